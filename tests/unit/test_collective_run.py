@@ -26,7 +26,7 @@ def start(on_start, *, engines=None, lab=None, **change):
     return collective.start(lab, CollectiveSpec(**{"algorithm": "ring", "iterations": 1, **change}), engines=engines)
 
 
-def test_all_ranks_complete():
+def test_collective_completes_on_all_ranks():
     result = start(lambda engine: engine.over()).wait(10)
     assert result.outcome == "completed"
     assert [end.outcome for end in result.ends] == ["completed"] * 4
@@ -35,7 +35,7 @@ def test_all_ranks_complete():
     assert result.busbw_gbytes_per_s == pytest.approx(1.5 * (1 << 20) / 1000)
 
 
-def test_a_killed_rank_fails_and_the_others_say_where_they_were():
+def test_killed_rank_fails_and_other_ranks_report_their_position():
     result = start(lambda engine: engine.do_quit() if engine.host == "host3" else None).wait(20)
     assert result.outcome == "failed"
     assert "host3: the traffic engine is gone" in result.where
@@ -47,7 +47,7 @@ def test_a_killed_rank_fails_and_the_others_say_where_they_were():
     assert result.flights[0].entries[0].psn == 256
 
 
-def test_a_rank_that_was_through_has_completed_also_when_another_one_fails():
+def test_finished_rank_has_completed_when_another_one_fails():
     def on_start(engine):
         if engine.host == "host2":
             engine.emit("overdue", task="rank1", iteration=0, after_ms=2000)
@@ -60,7 +60,7 @@ def test_a_rank_that_was_through_has_completed_also_when_another_one_fails():
     assert result.ends[1].outcome == "failed"
 
 
-def test_what_was_sent_again_is_in_the_record():
+def test_rebuild_records_redone_segments():
     def on_start(engine):
         if engine.host == "host1":
             lost = {"task": "rank0", "conn": 0, "generation": 0, "qpn": 17, "status": "RETRY_EXC_ERR"}
@@ -75,7 +75,7 @@ def test_what_was_sent_again_is_in_the_record():
     assert (rebuild.redone_segments, rebuild.redone_bytes) in ((3, 12288), (6, 24576))
 
 
-def test_recorders_are_told_on_request_while_it_runs():
+def test_dump_returns_flight_recorders_during_a_run():
     running = start(lambda engine: None)
     found = running.dump(timeout_s=5.0)
     assert sorted(found) == ["rank0", "rank1", "rank2", "rank3"]
@@ -83,7 +83,7 @@ def test_recorders_are_told_on_request_while_it_runs():
     assert running.wait(20).outcome == "failed"
 
 
-def test_engines_may_serve_several_collectives_and_stay():
+def test_engines_serve_several_collectives():
     lab = RankLab(lambda engine: engine.over())
     with Engines.start(lab, RANK_OF) as engines:
         for _ in range(2):
@@ -95,7 +95,7 @@ def test_engines_may_serve_several_collectives_and_stay():
     assert all(engine.ended for engine in lab.engines)
 
 
-def test_engines_on_too_few_hosts_are_refused():
+def test_collective_on_engines_of_too_few_hosts_is_refused():
     lab = RankLab(None)
     with Engines.start(lab, ["host1", "host2"]) as engines, pytest.raises(UsageError, match="only on host1, host2"):
         start(None, engines=engines, lab=lab)
@@ -108,13 +108,13 @@ def test_engines_on_too_few_hosts_are_refused():
         ({"phase": "comm", "iteration": 5, "lanes": []}, "iteration 5, at its end"),
     ],
 )
-def test_a_rank_that_waits_for_nobody_says_so(message, says):
+def test_position_of_a_rank_that_does_not_wait_is_its_phase(message, says):
     assert flight_recorder.standing(message) == says
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 8, 16, 32])
 @pytest.mark.parametrize("size_bytes", [4, 1 << 16, 1 << 24])
-def test_what_a_rank_may_have_under_way_does_not_grow_with_its_peers(count, size_bytes):
+def test_rank_data_in_flight_is_independent_of_its_number_of_peers(count, size_bytes):
     spec = CollectiveSpec(collective="all-to-all", size_bytes=size_bytes * count)
     made = schedules.build("all-to-all", "full-mesh", cost.shape_for(count, spec.size_bytes))
     places = [Endpoint(host=f"host{rank}", rnic="rxe0", address="192.0.2.1") for rank in range(count)]

@@ -58,7 +58,7 @@ def test_flow_accepted_by_the_planner_fits_into_the_completion_queue(monkeypatch
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS))
-def test_flow_default_depth_is_accepted_on_as_many_qps_as_there_may_be(kind):
+def test_flow_default_depth_on_maximum_qps_is_accepted(kind):
     flow_spec.check(spec_of(kind, flow_spec.MAX_QPS, 0))
 
 

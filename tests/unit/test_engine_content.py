@@ -20,7 +20,7 @@ MS = 1_000_000
 
 @pytest.mark.parametrize("verb", flow_run.CHECKED["rc"])
 @pytest.mark.parametrize("size", [1, 7, 8, 512, 70_001])
-def test_every_byte_of_every_message_is_looked_at(verb, size, monkeypatch):
+def test_checked_flow_verifies_every_byte(verb, size, monkeypatch):
     """Also where there are few slots, and a receiver that is slow to look: no slot is used again before."""
     fabric = Fabric(random.Random(7), delay_ns=200_000, rnr_retry=0)
     flow_on(monkeypatch, fabric, verb=verb, check=True, message_bytes=size, messages=301, qps=3, depth=3)
@@ -29,7 +29,7 @@ def test_every_byte_of_every_message_is_looked_at(verb, size, monkeypatch):
 
 
 @pytest.mark.parametrize("verb", ["write-imm", "read"])
-def test_a_byte_that_is_not_what_was_sent_is_counted(verb, monkeypatch):
+def test_checked_flow_counts_changed_bytes(verb, monkeypatch):
     class Spoiling(Fabric):
         count = 0
 
@@ -48,7 +48,7 @@ def test_a_byte_that_is_not_what_was_sent_is_counted(verb, monkeypatch):
     assert done["wrong_bytes"] == 1 if verb == "write-imm" else done["wrong_bytes"] > 400
 
 
-def test_what_comes_again_after_a_rebuild_is_right_and_what_is_of_another_place_is_not():
+def test_verifier_after_rebuild_accepts_repeats_and_rejects_other_slots():
     content = Content(64)
     verifier = Verifier(content, 3)
     for number in range(5):
@@ -71,7 +71,7 @@ UNRELIABLE = [(transport, verb) for transport in ("uc", "ud") for verb in flow_r
 
 @pytest.mark.parametrize(("transport", "verb"), UNRELIABLE)
 @pytest.mark.parametrize("size", [1, 8, 512, 4096])
-def test_every_byte_of_what_comes_unreliably_is_looked_at(transport, verb, size, monkeypatch):
+def test_numbered_flow_verifies_every_arriving_byte(transport, verb, size, monkeypatch):
     fabric = Fabric(random.Random(7), delay_ns=200_000, unreliable=True)
     asked = {"transport": transport, "verb": verb, "check": True}
     flow_on(monkeypatch, fabric, **asked, message_bytes=size, messages=301, qps=3, depth=3)
@@ -93,7 +93,7 @@ class Losing(Fabric):
 
 
 @pytest.mark.parametrize(("transport", "verb"), UNRELIABLE)
-def test_what_is_lost_is_not_wrong_and_holds_up_nothing_for_ever(transport, verb, monkeypatch):
+def test_numbered_flow_with_losses_reports_no_wrong_bytes_and_ends(transport, verb, monkeypatch):
     fabric = Losing(random.Random(7), delay_ns=200_000, unreliable=True)
     asked = {"transport": transport, "verb": verb, "check": True}
     flow_on(monkeypatch, fabric, **asked, messages=200, depth=16)
@@ -117,7 +117,7 @@ def test_what_is_lost_is_not_wrong_and_holds_up_nothing_for_ever(transport, verb
     ],
     ids=["a byte", "its number", "torn", "another one", "left over"],
 )
-def test_what_comes_otherwise_than_it_was_sent_is_wrong(transport, verb, spoil, wrong, monkeypatch):
+def test_numbered_flow_counts_changed_bytes(transport, verb, spoil, wrong, monkeypatch):
     class Spoiling(Fabric):
         count, before = 0, b""
 
@@ -148,14 +148,14 @@ class LateToLook(Fabric):
         return None
 
 
-def test_no_place_is_written_again_before_it_was_looked_at(monkeypatch):
+def test_numbered_flow_never_reuses_a_slot_before_its_check(monkeypatch):
     fabric = LateToLook(random.Random(7), delay_ns=100_000, unreliable=True)
     flow_on(monkeypatch, fabric, transport="uc", verb="write", check=True, messages=100, depth=4)
     done = run_checked(fabric, "write")["rx"]
     assert (done["totals"][0]["messages"], done["wrong_bytes"]) == (100, 0)
 
 
-def test_a_write_whose_place_was_given_up_is_not_judged(monkeypatch):
+def test_numbered_flow_ignores_a_write_to_a_settled_slot(monkeypatch):
     """A copy of message 1 comes when its place has message 5; message 9 is what belongs there next."""
     fabric = Fabric(random.Random(7), delay_ns=100_000, unreliable=True)
     flow_on(monkeypatch, fabric, transport="uc", verb="write", check=True, messages=8, depth=4)
@@ -167,7 +167,7 @@ def test_a_write_whose_place_was_given_up_is_not_judged(monkeypatch):
     assert receiver.wrong > 400
 
 
-def test_a_writer_that_nobody_answers_loses_its_queue_pair(monkeypatch):
+def test_numbered_writer_without_reports_loses_its_queue_pair(monkeypatch):
     class OneWay(Fabric):
         def spoilt(self, *message):
             return message if message[2] else None
@@ -183,7 +183,7 @@ def test_a_writer_that_nobody_answers_loses_its_queue_pair(monkeypatch):
 
 
 @pytest.mark.parametrize(("transport", "verb"), UNRELIABLE)
-def test_what_is_overtaken_or_comes_twice_is_not_wrong(transport, verb, monkeypatch):
+def test_numbered_flow_accepts_reordered_and_duplicate_messages(transport, verb, monkeypatch):
     class Overtaking(LateToLook):
         late = doubled = 0
 
@@ -209,7 +209,7 @@ def test_what_is_overtaken_or_comes_twice_is_not_wrong(transport, verb, monkeypa
 
 
 @pytest.mark.parametrize(("transport", "verb"), UNRELIABLE)
-def test_after_a_rebuild_messages_have_the_numbers_that_they_had(transport, verb, monkeypatch):
+def test_numbered_sender_keeps_message_numbers_after_a_rebuild(transport, verb, monkeypatch):
     fabric = Fabric(random.Random(7), delay_ns=100_000, unreliable=True)
     flow_on(monkeypatch, fabric, transport=transport, verb=verb, check=True, messages=50, depth=4)
     run_checked(fabric, verb)
@@ -221,6 +221,6 @@ def test_after_a_rebuild_messages_have_the_numbers_that_they_had(transport, verb
 
 
 @given(st.integers(0, 1 << 40), st.integers(-(1 << 30) + 1, (1 << 30) - 1))
-def test_a_number_is_known_by_its_remainder(due, away):
+def test_nearest_recovers_a_number_from_its_remainder(due, away):
     number = max(0, due + away)
     assert nearest(number % (1 << 31), due, 1 << 31) == number

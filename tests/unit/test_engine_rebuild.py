@@ -144,7 +144,7 @@ def all_is_right(fabric):
         ("barrier", "recursive-doubling"),
     ],
 )
-def test_a_collective_ends_right_whatever_is_lost_and_whenever_it_is_made_again(monkeypatch, name, algorithm):
+def test_collective_with_any_losses_and_rebuilds_ends_with_correct_results(monkeypatch, name, algorithm):
     node = modules(monkeypatch)
     spec = CollectiveSpec(algorithm=algorithm, size_bytes=1 << 14, segment_bytes=512, slots=4)
     for seed in range(SEEDS):
@@ -173,7 +173,7 @@ def test_a_collective_ends_right_whatever_is_lost_and_whenever_it_is_made_again(
         {"verb": "write", "admit": 2},
     ],
 )
-def test_flows_to_one_rnic_end_whatever_is_lost(monkeypatch, change):
+def test_flows_to_one_rnic_with_any_losses_end(monkeypatch, change):
     node = modules(monkeypatch)
     kinds = node.flow.FlowSender, node.flow.FlowReceiver
     if "admit" in change:
@@ -216,7 +216,7 @@ def ring(monkeypatch):
 
 
 @pytest.mark.parametrize("first", ["sender", "receiver"])
-def test_ranks_go_on_whichever_end_of_a_connection_made_again_is_there_first(ring, first):
+def test_rank_after_rebuild_continues_whichever_end_joins_first(ring, first):
     """The last one has nothing to lose: neither credits that it could not send yet, nor those that came early."""
     late = ring.tasks["rank1"]
     receiver = late.conns[late.recv_lanes[0].number]
@@ -235,7 +235,7 @@ def test_ranks_go_on_whichever_end_of_a_connection_made_again_is_there_first(rin
     all_is_right(ring)
 
 
-def test_an_end_that_is_lost_before_the_other_one_has_joined_is_not_waited_for():
+def test_connection_that_fails_before_the_peer_joins_is_rebuilt():
     """The other one would come up, have nothing to send, and hear of nothing."""
     told, place = [], SimpleNamespace(host="host1", name="host1:rxe0", address="192.0.2.1")
     tasks = tuple(SimpleNamespace(name=name, endpoint=place, spec={}) for name in ("a", "b"))

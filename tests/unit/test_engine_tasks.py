@@ -40,7 +40,7 @@ TRACES = {
 
 
 @pytest.mark.parametrize("name", TRACES)
-def test_ranks_go_through_a_trace_in_order_with_its_pauses_and_all_is_right(name, monkeypatch):
+def test_ranks_replay_a_trace_in_order_with_pauses_and_correct_results(name, monkeypatch):
     node, fabric = modules(monkeypatch), Fabric(random.Random(7))
     spec = ReplaySpec(repeat=3, batch_bytes=1 << 26, segment_bytes=8192)
     (batch,) = replay_batches.batches(TRACES[name](), spec, cost.NETWORKS["soft"])
@@ -68,7 +68,7 @@ def test_ranks_go_through_a_trace_in_order_with_its_pauses_and_all_is_right(name
         assert fabric.tasks[f"rank{rank}"].wake_ns is None
 
 
-def test_memory_of_a_rank_is_free_as_soon_as_it_is_closed(monkeypatch):
+def test_rank_close_frees_its_memory_at_once(monkeypatch):
     """An engine that served one collective after the other kept the buffers of all, until the VM killed it."""
     node, fabric = modules(monkeypatch), Fabric(random.Random(7))
     spec = CollectiveSpec(size_bytes=1 << 16, segment_bytes=8192)
@@ -91,7 +91,7 @@ def test_memory_of_a_rank_is_free_as_soon_as_it_is_closed(monkeypatch):
 @pytest.mark.parametrize(
     ("senders", "admit", "messages"), [(3, 2, 40), (5, 1, 64), (2, 4, 10), (3, 2, 7), (3, 1, None)]
 )
-def test_no_more_chains_are_under_way_than_a_receiver_grants(senders, admit, messages, monkeypatch):
+def test_admitted_flows_never_exceed_the_granted_chains(senders, admit, messages, monkeypatch):
     node, fabric = modules(monkeypatch), Fabric(random.Random(7), delay_ns=300_000)
     rnic, names, connections = Rnic("rxe0"), [], []
     for number in range(senders):
@@ -115,7 +115,7 @@ def test_no_more_chains_are_under_way_than_a_receiver_grants(senders, admit, mes
         assert max(sent) - min(sent) <= 8, "everybody has a turn after every turn"
 
 
-def test_queue_pairs_that_share_a_pace_send_alike(monkeypatch):
+def test_queue_pairs_that_share_a_rate_send_equally(monkeypatch):
     """The first one had it all: probes on the others never left."""
     node, fabric = modules(monkeypatch), Fabric(random.Random(7))
     spec = flow_run.FlowSpec(src="host1", dst="host2", message_bytes=512, qps=4, rate_bps=512 * 8 * 400, duration_s=0.5)
@@ -129,7 +129,7 @@ def test_queue_pairs_that_share_a_pace_send_alike(monkeypatch):
     assert min(sent) > 0.5 * max(sent), sent
 
 
-def test_a_rank_has_the_time_of_all_operations_that_it_may_have_to_wait_for(monkeypatch):
+def test_replay_deadline_covers_all_operations_a_rank_may_wait_for(monkeypatch):
     """Messages from rank to rank, as of a pipeline: each in time, all of them not in the time of one."""
     node, fabric = modules(monkeypatch), Fabric(random.Random(7), delay_ns=100 * MS)
     chain = tuple(
@@ -156,7 +156,7 @@ def test_a_rank_has_the_time_of_all_operations_that_it_may_have_to_wait_for(monk
 
 
 @pytest.mark.parametrize("verb", ["send", "write-imm"])
-def test_a_receiver_that_is_told_of_is_always_ready(verb, monkeypatch):
+def test_receiver_with_credits_never_sends_rnr_naks(verb, monkeypatch):
     fabric = Fabric(random.Random(7), delay_ns=100_000, rnr_retry=0)
     flow_on(monkeypatch, fabric, verb=verb, messages=300, qps=2, depth=8, chain=4)
     fabric.run(["tx"])
@@ -166,7 +166,7 @@ def test_a_receiver_that_is_told_of_is_always_ready(verb, monkeypatch):
 
 
 @pytest.mark.parametrize("verb", ["send", "write-imm"])
-def test_late_receives_hold_up_a_sender_that_goes_on(verb, monkeypatch):
+def test_late_receives_delay_a_sender_that_then_continues(verb, monkeypatch):
     """One receive at a time, each 4 ms after the message before: the sender is told to wait, again and again."""
     fabric = Fabric(random.Random(7), delay_ns=100_000, rnr_retry=7 * 10**6)
     flow_on(monkeypatch, fabric, verb=verb, messages=20, late_receives_ms=4.0)
@@ -178,7 +178,7 @@ def test_late_receives_hold_up_a_sender_that_goes_on(verb, monkeypatch):
     assert done["rnr"] == {}, "this RNIC counts nothing"
 
 
-def test_a_sender_that_may_not_wait_so_often_loses_its_queue_pair(monkeypatch):
+def test_sender_out_of_rnr_retries_loses_its_queue_pair(monkeypatch):
     fabric = Fabric(random.Random(7), delay_ns=100_000, rnr_retry=2)
     flow_on(monkeypatch, fabric, verb="send", messages=4, late_receives_ms=1000.0)
     with pytest.raises(AssertionError, match="wait for each other"):  # nobody is there to make it again
@@ -187,7 +187,7 @@ def test_a_sender_that_may_not_wait_so_often_loses_its_queue_pair(monkeypatch):
     assert (error["status"], fabric.naks) == ("RNR_RETRY_EXC_ERR", 3)
 
 
-def test_a_receive_that_is_late_for_a_queue_pair_that_is_gone_is_not_posted_on_the_next(monkeypatch):
+def test_late_receive_of_a_lost_queue_pair_is_not_posted_on_its_replacement(monkeypatch):
     """There is one at a time: the new queue pair has its own."""
     fabric = Fabric(random.Random(7), rnr_retry=0)
     flow_on(monkeypatch, fabric, verb="send", messages=4, qps=2, late_receives_ms=1.0)
@@ -237,7 +237,7 @@ def late_path(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("late_ms", [0, 30])
 @pytest.mark.parametrize("verb", ["send", "write-imm"])
-def test_a_fault_that_makes_receives_late_holds_up_a_flow_that_then_goes_on(verb, late_ms, late_path, monkeypatch):
+def test_late_receives_fault_delays_a_flow_that_then_continues(verb, late_ms, late_path, monkeypatch):
     """0: none is posted at all while the fault is there; what was held back is posted when it goes."""
     fabric = Interfered(late_path, late_ms, naks=40)
     flow_on(monkeypatch, fabric, verb=verb, messages=4000, qps=2, depth=4)
@@ -252,7 +252,7 @@ def test_a_fault_that_makes_receives_late_holds_up_a_flow_that_then_goes_on(verb
     assert receives == [8, 8], "each that was taken is posted again, once"
 
 
-def test_a_fault_that_makes_receives_late_holds_up_a_collective_whose_results_stay_right(late_path, monkeypatch):
+def test_late_receives_fault_delays_a_collective_with_correct_results(late_path, monkeypatch):
     node, fabric = modules(monkeypatch), Interfered(late_path, 0, naks=40)
     spec = CollectiveSpec(size_bytes=1 << 16, segment_bytes=1024)
     schedule = schedules.build("all-reduce", "ring", cost.shape_for(4, spec.size_bytes))
@@ -270,7 +270,7 @@ def test_a_fault_that_makes_receives_late_holds_up_a_collective_whose_results_st
     assert fabric.naks >= 40
 
 
-def test_a_fault_that_is_over_or_half_written_makes_nothing_late(late_path):
+def test_late_receives_without_a_valid_fault_file_delay_nothing(late_path):
     one = late.LateReceives()
     for said in ("", "soon", "-"):
         late_path.write_text(said)
@@ -284,12 +284,12 @@ def test_a_fault_that_is_over_or_half_written_makes_nothing_late(late_path):
     assert one.ns == 0
 
 
-def test_who_makes_receives_late_and_who_is_late_have_one_name_for_it():
+def test_late_receives_fault_and_engine_use_the_same_file():
     """`inject` and `traffic` never import each other."""
     assert latereceives.FILE == late.PATH
 
 
-def test_counters_of_rnr_are_read_by_the_name_that_the_driver_has(tmp_path, monkeypatch):
+def test_rnr_count_reads_the_counter_names_of_each_driver(tmp_path, monkeypatch):
     monkeypatch.setattr(rnr, "SYSFS", str(tmp_path))
     folder = tmp_path / "mlx5_0" / "ports" / "1" / "hw_counters"
     folder.mkdir(parents=True)

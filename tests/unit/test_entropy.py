@@ -17,42 +17,42 @@ MADE = {"src": "host1:rxe0", "dst": "host3:rxe0", "src_ip": "10.77.1.1", "dst_ip
 QPN = st.integers(min_value=1, max_value=(1 << 24) - 1)
 
 
-def test_a_port_seen_on_the_wire():
+def test_udp_sport_equals_the_port_captured_on_the_wire():
     """QP 65 to QP 65 used 0xd081 (captured on Linux 6.12)."""
     assert udp_sport(65, 65) == 0xD081
 
 
 @given(QPN, QPN)
-def test_ports_are_in_the_dynamic_range_and_the_same_both_ways(one, two):
+def test_udp_sport_is_dynamic_and_symmetric(one, two):
     assert 0xC000 <= udp_sport(one, two) <= 0xFFFF
     assert udp_sport(one, two) == udp_sport(two, one)
 
 
 @given(QPN, QPN, QPN, st.integers(1, (1 << 20) - 1))
-def test_a_flow_label_alone_decides(one, two, other, label):
+def test_udp_sport_with_a_flow_label_ignores_the_qpns(one, two, other, label):
     """Whatever the queue pairs: all flows with one label take one port, and so one way between the same RNICs."""
     assert udp_sport(one, two, label) == udp_sport(other, one, label)
     assert 0xC000 <= udp_sport(one, two, label) <= 0xFFFF
 
 
 @pytest.mark.parametrize(("label", "sport"), [(1, 0xC001), (0x3FFF, 0xFFFF), (0x4000, 0xC001), (0xFFFFF, 0xFFC0)])
-def test_ports_of_flow_labels(label, sport):
+def test_udp_sport_of_flow_labels(label, sport):
     """The low 14 bits, and the high 6 folded into them."""
     assert udp_sport(65, 66, label) == sport
 
 
 @pytest.mark.parametrize(("qpn", "sport"), [(1, 0xD872), (2, 0xF0E4), (3, 0xC956), (65, 0xF4FA)])
-def test_ports_of_datagram_queue_pairs(qpn, sport):
+def test_datagram_sport_of_queue_pairs(qpn, sport):
     """The upper 14 of 32 bits of QPN x 0x61c88647, added to 0xc000, worked out apart from the code."""
     assert datagram_sport(qpn) == sport
 
 
 @given(QPN)
-def test_ports_of_datagrams_are_in_the_dynamic_range(qpn):
+def test_datagram_sport_is_in_the_dynamic_range(qpn):
     assert 0xC000 <= datagram_sport(qpn) <= 0xFFFF
 
 
-def test_a_datagram_goes_by_its_own_queue_pair_and_its_answer_by_that_of_who_answers():
+def test_sport_of_a_datagram_and_its_answer_follow_their_own_queue_pairs():
     probe = Connection(index=0, **MADE | {"lqpn": 17, "rqpn": 18}, transport="ud")
     answer = _reversed(probe)
     assert (sport_of(probe), sport_of(answer)) == (datagram_sport(17), datagram_sport(18))
@@ -60,7 +60,7 @@ def test_a_datagram_goes_by_its_own_queue_pair_and_its_answer_by_that_of_who_ans
     assert sport_of(Connection(index=0, **MADE, transport="uc")) == udp_sport(65, 65)
 
 
-def test_the_way_of_a_flow_with_a_label_is_asked_with_its_port():
+def test_data_paths_of_a_labelled_flow_use_the_port_of_its_label():
     """The switches were asked for the way of another port than that of the packets."""
     asked = []
 
@@ -75,7 +75,7 @@ def test_the_way_of_a_flow_with_a_label_is_asked_with_its_port():
     assert asked == [0xD081, 0xC002, 0xF4FA]
 
 
-def test_the_ways_of_data_and_acks_are_asked_with_one_port_and_swapped_addresses():
+def test_data_and_ack_paths_use_one_port_and_swapped_addresses():
     """The switches hash addresses, too: ACKs may go over another spine."""
     topology = lab_inventory.load(inventories() / "soft.yml").topology
     one = Connection(index=4, **MADE)

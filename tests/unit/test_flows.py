@@ -29,7 +29,7 @@ def posted(pacer, size, until_ns, late_ns=0):
 
 
 @given(size=st.integers(64, 100_000), rate_bps=st.integers(1_000_000, 100_000_000), late_ns=st.integers(0, 4 * MS))
-def test_the_rate_is_kept_also_by_one_who_wakes_late(size, rate_bps, late_ns):
+def test_pacer_that_wakes_late_keeps_its_rate(size, rate_bps, late_ns):
     times = posted(Pacer(rate_bps=rate_bps, on_ns=0, off_ns=0), size, 2_000 * MS, late_ns)
     interval_ns = size * 8e9 / rate_bps
     most = 2_000 * MS / interval_ns + 1 + CATCH_UP_NS / interval_ns
@@ -39,7 +39,7 @@ def test_the_rate_is_kept_also_by_one_who_wakes_late(size, rate_bps, late_ns):
 
 
 @given(on_ms=st.integers(1, 50), off_ms=st.integers(1, 50))
-def test_between_bursts_it_is_silent(on_ms, off_ms):
+def test_pacer_between_bursts_is_silent(on_ms, off_ms):
     pacer = Pacer(rate_bps=8e9, on_ns=on_ms * MS, off_ns=off_ms * MS)  # a byte a ns
     times = posted(pacer, MS // 2, 500 * MS)
     assert all(time % ((on_ms + off_ms) * MS) < on_ms * MS for time in times)
@@ -47,7 +47,7 @@ def test_between_bursts_it_is_silent(on_ms, off_ms):
     assert len(bursts) == -(-500 // (on_ms + off_ms))
 
 
-def test_an_unpaced_flow_is_never_held_up():
+def test_pacer_without_a_rate_never_refuses():
     pacer = Pacer(rate_bps=0, on_ns=0, off_ns=0)
     assert all(pacer.take(0, 1 << 30) for _ in range(1000))
 
@@ -63,12 +63,12 @@ ENDS = ("a", "b", "c", "d")
         ("permutation", {("a", "c"), ("b", "d"), ("c", "a"), ("d", "b")}),
     ],
 )
-def test_patterns_are_what_they_are_called(pattern, flows):
+def test_matrix_patterns_return_their_pairs(pattern, flows):
     assert set(matrix.pairs(pattern, ENDS)) == flows
 
 
 @given(count=st.integers(2, 20), shift=st.integers(1, 19))
-def test_in_a_permutation_everybody_sends_once_and_receives_once(count, shift):
+def test_permutation_gives_each_rnic_one_send_and_one_receive(count, shift):
     ends = [str(index) for index in range(count)]
     if shift % count == 0:
         with pytest.raises(UsageError, match="maps each RNIC to itself"):
@@ -98,7 +98,7 @@ def test_jain_index():
     senders=st.integers(1, 6),
     choice=st.randoms(use_true_random=False),
 )
-def test_never_more_than_so_many_are_granted_and_everybody_has_a_turn(admit, senders, choice):
+def test_grants_never_exceed_the_limit_and_reach_every_sender(admit, senders, choice):
     """Chains come in any order, senders leave and come back: grants are neither lost nor made."""
     grants = Grants(admit)
     under_way, had = [], dict.fromkeys(range(senders), 0)
@@ -125,7 +125,7 @@ def test_never_more_than_so_many_are_granted_and_everybody_has_a_turn(admit, sen
     assert len(under_way) == min(admit, senders), "nobody waits while there are grants"
 
 
-def test_turns_go_round():
+def test_grants_rotate_between_senders():
     grants, order = Grants(1), []
     for who in "abc":
         order += grants.join(who)

@@ -17,7 +17,7 @@ def row(ratio, low=None, high=None, own=None):
     return Row(metric="m", unit="s", a=1.0, b=ratio, ratio=ratio, interval=interval, says="worse", why="", own=own)
 
 
-def test_one_is_the_middle_and_half_is_as_far_as_double():
+def test_forest_scale_is_symmetric_around_one():
     found = forest([row(2.0), row(0.5), row(1.0)])
     double, half, one = (mark.dot for mark in found.marks)
     assert one == 50
@@ -26,18 +26,18 @@ def test_one_is_the_middle_and_half_is_as_far_as_double():
     assert [tick.text for tick in found.ticks].count("1") == 1
 
 
-def test_what_reaches_beyond_the_scale_is_cut_and_told():
+def test_forest_interval_beyond_the_scale_is_cut_and_marked():
     wild, tame = forest([row(30.0, 0.0, 90.0), row(1.1, 1.05, 1.2)]).marks
     assert (wild.left, wild.width, wild.dot) == (0, 100, 100)
     assert (wild.below, wild.above) == (True, True)
     assert (tame.below, tame.above) == (False, False)
 
 
-def test_a_row_without_a_ratio_has_no_mark():
+def test_forest_row_without_a_ratio_has_no_mark():
     assert forest([row(None)]).marks == ()
 
 
-def test_what_came_down_to_nothing_is_beyond_the_scale_and_not_gone():
+def test_forest_ratio_of_zero_is_beyond_the_scale():
     """Five queue pairs lost in A and none in B."""
     (mark,) = forest([row(0.0)]).marks
     assert (mark.dot, mark.below, mark.above) == (0, True, False)
@@ -47,7 +47,7 @@ ratios = st.floats(min_value=1e-6, max_value=1e6)
 
 
 @given(st.lists(st.tuples(ratios, ratios, ratios), min_size=1, max_size=8))
-def test_nothing_lies_outside_and_the_order_stays(rows):
+def test_forest_marks_stay_inside_and_in_order(rows):
     made = [row(sorted(one)[1], min(one), max(one), own=(sorted(one)[1], max(one))) for one in rows]
     found = forest(made)
     for mark in found.marks:

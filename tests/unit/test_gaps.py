@@ -34,7 +34,7 @@ def directed():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_link_is_among_those_that_the_few_may_have_come_from_and_a_hosts_is_named(seed):
+def test_gaps_few_losses_name_a_possible_link_and_the_host_link(seed):
     rng = random.Random(seed)
     for link, pairs in directed():
         drawn = [rng.choice(pairs) for _ in range(5)]
@@ -45,7 +45,7 @@ def test_the_link_is_among_those_that_the_few_may_have_come_from_and_a_hosts_is_
         assert "likely this one" in found.evidence[-1]
 
 
-def test_one_gap_is_no_evidence_and_gaps_that_no_link_explains_neither():
+def test_gaps_single_or_unexplained_gaps_are_no_finding():
     pair = (RUN.connections[0].src, RUN.connections[0].dst)
     assert match_gaps(RUN, signs_of([pair]), among=RUN.topology.links, other=None) is None
     assert match_gaps(RUN, Signs(counts={("gap", "host9:rxe0"): 4}), among=RUN.topology.links, other=None) is None
@@ -61,14 +61,14 @@ def counting(**more):
     return msgspec.structs.replace(RUN, counters_after=after)
 
 
-def test_three_gaps_at_one_host_on_a_machine_whose_timers_run_everywhere_are_a_loss_there():
+def test_gaps_three_at_one_host_among_timers_everywhere_are_a_loss_there():
     """As a shallow queue left them: two NAKs, and fewer timers and duplicates than elsewhere."""
     assert attribute(counting(host4_out_of_seq_request=1)) == (NOTHING,)
     (found,) = attribute(counting(host4_out_of_seq_request=3, host1_rcvd_seq_err=1, host3_rcvd_seq_err=1))
     assert (found.cause, found.name) == ("loss", "rtsw2:host4:rxe0")
 
 
-def test_one_gap_and_one_nak_are_one_lost_packet_with_its_possible_paths():
+def test_gaps_one_gap_and_one_nak_are_one_lost_packet_with_its_paths():
     """Not "nothing out of the ordinary", and not more than is known: a confidence below one half."""
     (found,) = attribute(counting(host3_out_of_seq_request=1, host1_rcvd_seq_err=1))
     (one,) = (each for each in RUN.connections if (each.src, each.dst) == ("host1:rxe0", "host3:rxe0"))
@@ -78,6 +78,6 @@ def test_one_gap_and_one_nak_are_one_lost_packet_with_its_possible_paths():
     assert found.evidence[1].endswith(f"of QP {one.rqpn}, whose data takes host1 -> rtsw1 -> ctsw1 -> rtsw2 -> host3")
 
 
-def test_one_gap_and_one_nak_of_hosts_without_a_queue_pair_are_no_lost_packet():
+def test_gaps_one_gap_and_one_nak_without_a_queue_pair_are_no_finding():
     """host4 sends to host1 and host2 only: the gap at host3 and the NAK at host4 are not one packet."""
     assert attribute(counting(host3_out_of_seq_request=1, host4_rcvd_seq_err=1)) == (NOTHING,)

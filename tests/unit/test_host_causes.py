@@ -15,7 +15,7 @@ from testbed.observe.telemetry import Change
 from traffic.engine.run_results import Standstill
 
 
-def test_a_host_that_counts_anew_has_rebooted():
+def test_host_cause_restarted_counters_are_a_reboot():
     """Its counters stand lower than before; that its links came up meanwhile, and that its peers waited, follows."""
     network = Network(5).run().hang("host3")
     run = network.measured("host.reboot", "host3")
@@ -32,7 +32,7 @@ def test_a_host_that_counts_anew_has_rebooted():
     assert score([(run, ())]).right == 1
 
 
-def test_one_counter_that_fell_is_no_boot():
+def test_host_cause_one_lower_counter_is_no_reboot():
     run = Network(5).run().measured(None, "")
     before = {**run.counters_before, "host3": {"ip.InDelivers": 9, "rxe0.sent_pkts": 9, "clock.stepped": 9}}
     after = {**run.counters_after, "host3": {"ip.InDelivers": 8, "rxe0.sent_pkts": 0, "clock.stepped": 0}}
@@ -60,18 +60,18 @@ def fed(*, ingest_ms=5, checkpoint_ms=0, slow_ranks=(), slow_ms=0):
     return msgspec.structs.replace(run, series=series, workload={**run.workload, "storage": {"host": "host4"}})
 
 
-def test_ranks_that_wait_for_their_data_point_at_storage():
+def test_host_cause_waits_for_data_are_slow_storage():
     (found,) = attribute(fed(slow_ranks=(0, 1, 2, 3), slow_ms=3000))
     assert (found.cause, found.place, found.name, found.is_network) == ("slow-storage", "storage", "host4", False)
     assert "4 ranks waited up to 3.00 s for the data of an iteration" in found.evidence[0]
 
 
-def test_waits_that_are_usual_in_a_run_point_at_nobody():
+def test_host_cause_usual_waits_are_no_finding():
     """Checkpoints that all ranks wait for each time."""
     assert attribute(fed(checkpoint_ms=2000)) == (NOTHING,)
 
 
-def test_one_rank_that_waited_long_points_at_storage_unless_it_stood_still_itself():
+def test_host_cause_one_long_wait_is_slow_storage_unless_the_host_stood_still():
     run = fed(slow_ranks=(2,), slow_ms=3000)
     (found,) = attribute(run)
     assert (found.cause, found.name, found.confidence) == ("slow-storage", "host4", 0.6)
@@ -82,7 +82,7 @@ def test_one_rank_that_waited_long_points_at_storage_unless_it_stood_still_itsel
     assert "did not run for 3.0 s" in found.evidence[0]
 
 
-def test_what_stands_still_with_all_the_others_is_nobodys_fault():
+def test_host_cause_common_standstill_is_no_finding():
     """The machine beneath the VMs had something else to do."""
     still = tuple(
         Standstill(host=f"host{number}", start_ns=number * MS, end_ns=2000 * MS + number * MS)
@@ -94,7 +94,7 @@ def test_what_stands_still_with_all_the_others_is_nobodys_fault():
     assert found.name == "host1"
 
 
-def test_an_engine_that_waits_for_an_rnic_without_a_link_is_no_second_finding():
+def test_host_cause_standstill_of_a_host_without_link_is_no_second_finding():
     network = Network(9).run()
     link = network.topology.rnic_link("host1", "rxe0")
     run = network.carrier(link).measured(None, "")
@@ -103,7 +103,7 @@ def test_an_engine_that_waits_for_an_rnic_without_a_link_is_no_second_finding():
     assert [(one.cause, one.name) for one in found] == [("link-down", link.name)]
 
 
-def test_a_host_whose_programs_wait_for_a_cpu_is_told_with_little_confidence():
+def test_host_cause_cpu_waits_are_a_busy_host_with_low_confidence():
     network = Network(3).run()
     for number, host in enumerate(HOSTS):
         network.counts[host, "cpu0.wait_us"] += 9_000_000 + 100_000 * number
@@ -114,7 +114,7 @@ def test_a_host_whose_programs_wait_for_a_cpu_is_told_with_little_confidence():
 
 
 @pytest.mark.parametrize(("more", "said"), [(0.5, "nothing"), (0.7, "busy-host")])
-def test_where_all_programs_wait_it_takes_more_of_it_and_fewer_times(more, said):
+def test_host_cause_busy_host_among_busy_hosts_needs_a_larger_share(more, said):
     """Beside probes: all wait for twice the time of the run, one a third as long again, and some."""
     network = Network(3).run()
     lasting_us = network.measured(None, "").end_ns - network.measured(None, "").t0_ns
@@ -125,7 +125,7 @@ def test_where_all_programs_wait_it_takes_more_of_it_and_fewer_times(more, said)
     assert attribute(network.measured(None, ""))[0].cause == said
 
 
-def test_what_a_gpus_driver_tells_of_errors_names_the_gpu():
+def test_host_cause_xid_events_name_the_gpu():
     """By its address, and how often; one that no GPU of the inventory has is its host's."""
     run = synthetic_run()
     host = run.topology.hosts[0]
@@ -141,7 +141,7 @@ def test_what_a_gpus_driver_tells_of_errors_names_the_gpu():
 
 
 @pytest.mark.parametrize("name", ["send_rnr_err", "out_of_buffer"])
-def test_a_host_whose_receives_are_late_is_named(name):
+def test_host_cause_rnr_naks_name_the_host_with_late_receives(name):
     """Its RNIC counts the RNR NAKs that it sent, by one name or another; two may be a start."""
     run = synthetic_run()
 
@@ -156,7 +156,7 @@ def test_a_host_whose_receives_are_late_is_named(name):
     assert found(2) == []
 
 
-def test_the_gaps_behind_a_late_receive_are_no_loss_on_its_hosts_link():
+def test_host_cause_gaps_after_late_receives_are_no_loss():
     """What was sent after the message that found no receive is thrown away, and sent again."""
     network = Network(3).run()
     network.counts["host4", "rxe0.out_of_seq_request"] += 40
@@ -169,7 +169,7 @@ def test_the_gaps_behind_a_late_receive_are_no_loss_on_its_hosts_link():
     assert (found.cause, found.name) == ("late-receives", "host4")
 
 
-def test_a_host_that_waits_for_memory_is_named():
+def test_host_cause_memory_waits_are_low_memory():
     """A healthy one's programs hardly ever do; a little is nobody's trouble."""
     run = synthetic_run()
 
@@ -186,7 +186,7 @@ def test_a_host_that_waits_for_memory_is_named():
     assert stalled(20_000) == []
 
 
-def test_what_held_a_slow_ranks_clocks_is_evidence_and_no_sign_by_itself():
+def test_host_cause_gpu_clock_limits_are_evidence_but_no_finding():
     """NVML counts some of it on every GPU that works hard."""
     run = Network(5).run().measured("gpu.throttle", "host2:gpu0", slow=1)
     before = {**run.counters_before}

@@ -46,12 +46,12 @@ UPLINKS = {
         ([], None, None),
     ],
 )
-def test_how_even_links_are_used(sizes, mmr, jfi):
+def test_link_load_mmr_and_jain_of_known_loads(sizes, mmr, jfi):
     assert max_over_mean(sizes) == (mmr if mmr is None else pytest.approx(mmr))
     assert jain(sizes) == (jfi if jfi is None else pytest.approx(jfi))
 
 
-def test_each_way_of_a_link_is_what_its_sender_sent():
+def test_link_load_direction_is_what_its_sender_sent():
     loads = {one.name: one for one in link_loads(counted(UPLINKS))}
 
     one = loads["rtsw1:ctsw1"]
@@ -60,7 +60,7 @@ def test_each_way_of_a_link_is_what_its_sender_sent():
     assert loads["rtsw2:ctsw1"].down.share == 0.5
 
 
-def test_layers_and_rack_switches():
+def test_link_load_layers_and_fans():
     """Up: 3, 1, 2, 2 thousand, mean 2. Down: 500, 0, 500, 500, mean 375. rtsw1: 16 / (2 * 10); rtsw2 is even."""
     run = counted(UPLINKS)
     loads = link_loads(run)
@@ -75,7 +75,7 @@ def test_layers_and_rack_switches():
     )
 
 
-def test_a_host_link_goes_up_from_the_host():
+def test_link_load_host_link_up_is_from_the_host():
     loads = {
         one.name: one
         for one in link_loads(counted({("host1", "be0.tx_bytes"): 70, ("rtsw1", "host1-rxe0.tx_bytes"): 90}))
@@ -87,7 +87,7 @@ def test_a_host_link_goes_up_from_the_host():
     assert list(loads).index("rtsw2:ctsw2") < list(loads).index("rtsw1:host1:rxe0")
 
 
-def test_the_far_end_counts_where_the_sender_saw_less():
+def test_link_load_far_end_counts_if_it_has_more():
     """A hardware RNIC's netdev does not see RDMA; the switch port that receives it does."""
     loads = {
         one.name: one
@@ -97,7 +97,7 @@ def test_the_far_end_counts_where_the_sender_saw_less():
     assert loads["rtsw1:host1:rxe0"].up.size_bytes == 900
 
 
-def test_a_port_that_nobody_read_has_no_bytes_and_none_are_made_up():
+def test_link_load_of_an_unread_port_is_none():
     run = counted({})
     loads = link_loads(run)
 
@@ -105,7 +105,7 @@ def test_a_port_that_nobody_read_has_no_bytes_and_none_are_made_up():
     assert layers(loads, run.topology) == () == fans(loads, run.topology)
 
 
-def test_a_counter_that_began_anew_gives_a_lower_bound():
+def test_link_load_after_a_counter_reset_is_a_lower_bound():
     run = counted(UPLINKS)
     after = {**run.counters_after, "rtsw1": {**run.counters_after["rtsw1"], "ctsw1.tx_bytes": 40}}
     loads = {one.name: one for one in link_loads(msgspec.structs.replace(run, counters_after=after))}
@@ -115,7 +115,7 @@ def test_a_counter_that_began_anew_gives_a_lower_bound():
     assert not loads["rtsw1:ctsw2"].up.at_least
 
 
-def test_the_report_has_a_row_for_each_link(tmp_path):
+def test_report_lists_each_link_with_its_load(tmp_path):
     page = report.render(finished(tmp_path, counted(UPLINKS)).path).read_text(encoding="utf-8")
     said = " ".join(page.split())
 
@@ -125,7 +125,7 @@ def test_the_report_has_a_row_for_each_link(tmp_path):
     assert "rtsw1: JFI 0.80, MMR 1.50 over 2 uplinks" in said
 
 
-def test_a_report_without_bytes_says_so(tmp_path):
+def test_report_without_link_counters_says_so(tmp_path):
     page = report.render(finished(tmp_path, synthetic_run()).path).read_text(encoding="utf-8")
 
     assert "No port's bytes were read" in page

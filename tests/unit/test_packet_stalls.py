@@ -32,7 +32,7 @@ def captured(tmp_path, run, *, source, target):
     return msgspec.structs.replace(found, analysis=analysis, epoch_offset_ns=offset)
 
 
-def test_a_lost_packet_is_told_as_the_wait_of_two_ranks(tmp_path):
+def test_packet_stall_describes_a_lost_packet_as_a_wait_of_two_ranks(tmp_path):
     run = synthetic_run()
     packets = captured(tmp_path, run, source=1, target=2)
     (flow,) = packets.analysis.flows
@@ -41,7 +41,7 @@ def test_a_lost_packet_is_told_as_the_wait_of_two_ranks(tmp_path):
     assert f"for a NAK after PSN {flow.episodes[0].psn} was lost before {flow.port}" in said
 
 
-def test_the_link_that_was_found_is_told_where_the_way_leads_over_it(tmp_path):
+def test_packet_stall_names_the_found_link_on_its_path(tmp_path):
     run = synthetic_run()
     across = told(run, captured(tmp_path, run, source=1, target=2), [LOST])
     assert across[0].endswith("was lost at rtsw1:ctsw1")
@@ -49,7 +49,7 @@ def test_the_link_that_was_found_is_told_where_the_way_leads_over_it(tmp_path):
     assert "was lost before" in inside[0]
 
 
-def test_what_no_rank_sent_is_not_told(tmp_path):
+def test_packet_stall_ignores_flows_of_no_rank(tmp_path):
     run = synthetic_run()
     packets = captured(tmp_path, run, source=1, target=2)
     assert told(msgspec.structs.replace(run, ranks=run.ranks[:1]), packets) == ()

@@ -52,7 +52,7 @@ def story(flow):
     chosen=st.lists(st.integers(0, 10_000), min_size=1, max_size=40),
     numbered=st.booleans(),
 )
-def test_no_planted_copy_is_a_going_back(play, at, chosen, numbered):
+def test_duplicates_planted_copy_is_no_go_back(play, at, chosen, numbered):
     """Copies a nanosecond later: each is counted as one, and the rest of the account is as it would be without."""
     played = go_back_n(**play, at=at)
     if numbered:
@@ -67,7 +67,7 @@ def test_no_planted_copy_is_a_going_back(play, at, chosen, numbered):
 
 @settings(max_examples=100, deadline=None)
 @given(play=plays, chosen=st.lists(st.integers(0, 10_000), min_size=1, max_size=10), after=st.integers(1, 30))
-def test_numbered_copies_are_found_however_late_they_come(play, chosen, after):
+def test_duplicates_finds_numbered_copies_at_any_delay(play, chosen, after):
     """Behind other packets, behind a NAK, amid a going back."""
     played = go_back_n(**play)
     number(played.wire)
@@ -79,7 +79,7 @@ def test_numbered_copies_are_found_however_late_they_come(play, chosen, after):
     assert [one.psn for one in flow.episodes] == [one.psn for one in before.episodes]
 
 
-def test_one_copy_is_no_retransmission_and_no_mark_of_recovery():
+def test_duplicates_single_copy_is_no_retransmission():
     """The packet again, one nanosecond later: nothing was sent again, and no going back begins a phase."""
     wire = Wire()
     for time_ns, psn in ((0, 5), (1000, 6), (1001, 6), (2000, 7)):
@@ -93,7 +93,7 @@ def test_one_copy_is_no_retransmission_and_no_mark_of_recovery():
 
 
 @pytest.mark.parametrize("numbered", [False, True])
-def test_every_packet_twice(numbered):
+def test_duplicates_when_every_packet_is_doubled(numbered):
     played = go_back_n(count=100, losses={21, 22}, window=16)
     if numbered:
         number(played.wire)
@@ -104,7 +104,7 @@ def test_every_packet_twice(numbered):
     assert flow.causes == before[0]["causes"]
 
 
-def test_a_packet_that_is_corrupted_twice_is_no_copy_of_itself():
+def test_duplicates_packet_corrupted_twice_is_no_copy():
     """`packet.corrupt` writes one number into all that it hits, and it may hit what is sent again."""
     wire = Wire()
     for time_ns, psn in ((0, 5), (100, 6), (200, 7), (70 * MS, 6), (70 * MS + 100, 7), (140 * MS, 6), (141 * MS, 7)):
@@ -117,7 +117,7 @@ def test_a_packet_that_is_corrupted_twice_is_no_copy_of_itself():
     assert (flow.duplicates, flow.again, flow.causes) == (0, 4, {"timer": 2})
 
 
-def test_a_timer_that_runs_out_early_sends_again():
+def test_duplicates_early_timer_is_a_retransmission():
     """rxe starts its timer before the packet that it sends again: new numbers, 3 us after it passed."""
     wire = Wire()
     for time_ns, psn in ((0, 5), (40 * MS, 6), (40 * MS + 3 * US, 6), (40 * MS + 5 * US, 7)):
@@ -127,7 +127,7 @@ def test_a_timer_that_runs_out_early_sends_again():
     assert (flow.duplicates, flow.again, flow.causes) == (0, 1, {"timer": 1})
 
 
-def test_a_read_is_sent_again_for_a_response_that_is_missing():
+def test_duplicates_read_with_missing_response_is_a_retransmission():
     """No NAK asks for it; without any response in between, nothing does, and it is a copy."""
     reth = struct.pack(">QII", 0, 0, 4096)
     read = frame(A, B, opcode=0x0C, dqpn=RQPN, psn=100, extended=reth)
@@ -142,7 +142,7 @@ def test_a_read_is_sent_again_for_a_response_that_is_missing():
     assert (flow.again, flow.duplicates) == (1, 1)
 
 
-def test_a_late_packet_its_copy_and_the_answer_to_its_nak():
+def test_duplicates_late_packet_with_copy_and_nak_answer():
     """12 is overtaken by 13 and doubled: the NAK is answered all the same, and that is the one going back."""
     wire = Wire()
     for time_ns, psn in ((0, 10), (100, 11), (200, 13)):
@@ -155,7 +155,7 @@ def test_a_late_packet_its_copy_and_the_answer_to_its_nak():
     assert len(flow.episodes) == 2
 
 
-def test_where_responses_take_another_way_only_what_no_answer_can_have_asked_for_is_a_copy():
+def test_duplicates_without_responses_counts_only_copies_faster_than_any_answer():
     wire = Wire(name="ctsw1:rtsw1")
     for time_ns, psn in ((0, 10), (100, 11), (101, 11), (200, 12), (90_000, 11), (90_100, 12), (90_200, 13)):
         wire.request(time_ns, psn)
@@ -163,7 +163,7 @@ def test_where_responses_take_another_way_only_what_no_answer_can_have_asked_for
     assert (flow.side, flow.duplicates, flow.again) == ("between", 1, 2)
 
 
-def test_what_is_lost_again_while_it_is_sent_again_is_one_going_back():
+def test_episodes_loss_during_a_go_back_is_one_go_back():
     """10 to 15 again, of which 12 does not come: at 13 nobody went back."""
     wire = Wire()
     wire.request(0, 9)
@@ -177,7 +177,7 @@ def test_what_is_lost_again_while_it_is_sent_again_is_one_going_back():
     assert [(one.cause, one.psn) for one in only_flow(wire).episodes] == [("timer", 10), ("nak", 12)]
 
 
-def test_the_command_counts_them(tmp_path):
+def test_packets_command_counts_duplicates(tmp_path):
     played = go_back_n(count=40, losses=set())
     double(played.wire, [3, 9, 20])
     write_pcapng(tmp_path / "capture.pcapng", played.wire.frames())
@@ -188,7 +188,7 @@ def test_the_command_counts_them(tmp_path):
     assert '"duplicates": 3' in shown.output
 
 
-def test_packets_of_before_are_still_read():
+def test_packets_json_of_earlier_versions_is_still_read():
     """A `packets.json` without the count of duplicates."""
     analysis = analyse(go_back_n(count=20, losses=set()).wire.frames())
     content = msgspec.json.encode(analysis).replace(b',"duplicates":0', b"")

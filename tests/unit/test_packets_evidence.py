@@ -52,7 +52,7 @@ def ring_file(packets, *, per_block=3, port=0):
     return content
 
 
-def test_the_rings_blocks_are_read_as_they_were_laid():
+def test_capture_ring_blocks_are_read_as_written():
     """Times, directions, lengths and bytes; two ports merged by time; what came after the count is left out."""
     one, two = (go_back_n(count=20, losses={3}).wire.packets for _ in range(2))
     two = [(time_ns + 500, data, outbound) for time_ns, data, outbound in two]
@@ -70,7 +70,7 @@ def test_the_rings_blocks_are_read_as_they_were_laid():
         assert frames.data[start : start + int(frames.captured[index])].tobytes() == data[:128]
 
 
-def test_a_damaged_block_is_an_error():
+def test_capture_ring_with_a_damaged_block_is_an_error():
     """Not a wrong answer."""
     content = ring_file(go_back_n(count=5, losses=set()).wire.packets)
     with pytest.raises(LabError, match="damaged"):
@@ -86,14 +86,14 @@ def test_a_damaged_block_is_an_error():
         ("ctsw1:rtsw1", "ctsw1:rtsw1"),
     ],
 )
-def test_ports_are_named_as_people_name_them(asked, name):
+def test_capture_ports_resolve_from_selectors(asked, name):
     """A switch port, or the RNIC that it faces."""
     found, port = port_named(soft_topology(), asked)
     assert found == name
     assert port.node == name.partition(":")[0]
 
 
-def test_what_is_no_port_is_refused():
+def test_capture_of_an_unknown_port_is_refused():
     """With an example."""
     with pytest.raises(UsageError, match="as in rtsw2:host4:rxe0"):
         port_named(soft_topology(), "host1")
@@ -106,7 +106,7 @@ def captured():
     return Captured(frames=frames, proofs=(proof,), epoch_offset_ns=EPOCH, clock_error_ns=1000)
 
 
-def test_a_run_keeps_the_capture_and_a_slice_for_each_fault(tmp_path):
+def test_evidence_stores_the_capture_and_one_slice_per_fault(tmp_path):
     """Both open as captures; `packets.json` comes back as it was."""
     found = evidence.keep(captured(), tmp_path, {"loss": (1_100_000, 1_200_000)})
     assert len(capture_file.read(tmp_path / "capture.pcapng")) == found.analysis.frames
@@ -115,7 +115,7 @@ def test_a_run_keeps_the_capture_and_a_slice_for_each_fault(tmp_path):
     assert found.missed == 0
 
 
-def test_a_slice_begins_and_ends_around_its_fault(tmp_path):
+def test_evidence_slice_surrounds_its_fault(tmp_path):
     """Half a second before, a second and a half after."""
     one = captured()
     one.frames.time_ns[:] = EPOCH + np.arange(len(one.frames)) * 100_000_000
@@ -143,7 +143,7 @@ def decide(ports):
     return fit(experiments.decode(EXPERIMENT.format(ports=ports).encode(), source="x"), soft_topology(), "soft")
 
 
-def test_an_experiment_names_its_ports_and_the_plan_says_them():
+def test_capture_section_ports_are_in_the_plan():
     """Full names, each once; a plan without a capture says nothing of it."""
     fitted = decide('["host4:rxe0", "rtsw2:host4:rxe0", "rtsw1:ctsw1"]')
     assert fitted.capture == ("rtsw2:host4:rxe0", "rtsw1:ctsw1")
@@ -156,13 +156,13 @@ def test_an_experiment_names_its_ports_and_the_plan_says_them():
     ("ports", "complaint"),
     [('["rtsw9:host4:rxe0"]', r"capture\.ports\[0\]"), ('["host4"]', "as in rtsw2"), ("[]", "length >= 1")],
 )
-def test_a_wrong_port_is_refused_with_its_path(ports, complaint):
+def test_capture_section_with_an_unknown_port_is_refused_with_its_path(ports, complaint):
     """Before anything is done."""
     with pytest.raises(ConfigError, match=complaint):
         decide(ports)
 
 
-def test_a_capture_that_missed_something_accuses_nobody():
+def test_capture_with_missed_frames_has_no_count_of_broken_rules():
     """A hole in the capture could look like a broken rule: no value, so the check is INCONCLUSIVE."""
     run = synthetic_run(seconds=12.0)
     good = msgspec.structs.replace(run, packets=PacketSummary(frames=10, missed=0, broken=2))

@@ -79,7 +79,7 @@ def packets(draw):
 
 @settings(max_examples=200, deadline=None)
 @given(packet=packets())
-def test_every_header_comes_back_as_it_was_sent(packet):
+def test_decode_returns_every_header_as_sent(packet):
     """Built, dissected, the same layers with the same fields; and built again, the same bytes."""
     wire = bytes(packet)
     again = Ether(wire)
@@ -93,7 +93,7 @@ def test_every_header_comes_back_as_it_was_sent(packet):
     assert bytes(again) == wire
 
 
-def test_opcodes_have_the_names_that_scapy_gives_them():
+def test_opcode_names_match_scapy():
     """One vocabulary, so that a filter written for one works with the other."""
     # scapy has no name for reliable datagrams' bare headers that would differ, so all of its table is compared.
     assert {code: opcode_name(code) for code in _bth_opcodes} == dict(_bth_opcodes)
@@ -101,7 +101,7 @@ def test_opcodes_have_the_names_that_scapy_gives_them():
 
 @settings(max_examples=60, deadline=None)
 @given(sent=st.lists(packets(), min_size=1, max_size=8), kind=st.sampled_from(["pcap", "pcapng"]))
-def test_the_bulk_decoder_reads_what_scapy_reads(sent, kind, tmp_path_factory):
+def test_decode_agrees_with_scapy(sent, kind, tmp_path_factory):
     """Column by column against scapy, out of a file that scapy wrote."""
     path = tmp_path_factory.mktemp("capture") / f"some.{kind}"
     writer = PcapWriter(str(path), nano=True) if kind == "pcap" else PcapNgWriter(str(path))
@@ -131,7 +131,7 @@ def test_the_bulk_decoder_reads_what_scapy_reads(sent, kind, tmp_path_factory):
         assert columns.wire[index] == len(bytes(packet))
 
 
-def test_our_own_file_comes_back_and_scapy_reads_it(tmp_path):
+def test_written_pcapng_is_read_back_and_by_scapy(tmp_path):
     """Times, directions, interface name and lengths of pcapng as we write it."""
     frames = go_back_n(count=40, losses={7}).wire.frames()
     path = tmp_path / "a.pcapng"
@@ -148,7 +148,7 @@ def test_our_own_file_comes_back_and_scapy_reads_it(tmp_path):
     assert [meta.wirelen for _, meta in raw] == frames.length.tolist()
 
 
-def test_a_slice_keeps_what_was_chosen(tmp_path):
+def test_pcapng_slice_keeps_the_chosen_frames(tmp_path):
     """`order` picks frames."""
     frames = go_back_n(count=40, losses=set()).wire.frames()
     write_pcapng(tmp_path / "a.pcapng", frames, order=np.array([3, 4, 9]))
@@ -156,7 +156,7 @@ def test_a_slice_keeps_what_was_chosen(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [1, 9, 30])
-def test_a_file_that_was_cut_gives_what_is_whole(tmp_path, cut):
+def test_truncated_capture_returns_its_whole_frames(tmp_path, cut):
     """A capture whose writer was killed: all frames but the last."""
     frames = go_back_n(count=20, losses=set()).wire.frames()
     path = tmp_path / "a.pcapng"
@@ -173,7 +173,7 @@ def test_a_file_that_was_cut_gives_what_is_whole(tmp_path, cut):
         (struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 96, 105), "link type 105"),
     ],
 )
-def test_what_is_no_capture_is_refused_in_a_sentence(tmp_path, content, complaint):
+def test_file_that_is_no_capture_is_refused(tmp_path, content, complaint):
     """With the file's name."""
     path = tmp_path / "x.pcap"
     path.write_bytes(content)
@@ -181,7 +181,7 @@ def test_what_is_no_capture_is_refused_in_a_sentence(tmp_path, content, complain
         read(path)
 
 
-def test_what_is_no_roce_is_left_out(tmp_path):
+def test_decode_leaves_out_packets_that_are_not_roce(tmp_path):
     """ARP, TCP, other UDP, fragments and cut frames."""
     path = tmp_path / "x.pcap"
     writer = PcapWriter(str(path))
@@ -230,7 +230,7 @@ def roce(psn):
     ticks=st.lists(st.integers(0, (1 << 64) - 1), min_size=1, max_size=3),
     order=st.sampled_from("<>"),
 )
-def test_times_of_any_resolution_and_offset_are_exact_or_refused(resolution, offset_s, ticks, order, tmp_path_factory):
+def test_pcapng_times_of_any_resolution_are_exact_or_refused(resolution, offset_s, ticks, order, tmp_path_factory):
     """if_tsresol is a power of 10 or of 2, if_tsoffset counts seconds; what 63 bits of ns do not hold is refused."""
     path = tmp_path_factory.mktemp("capture") / "a.pcapng"
     options = (9, bytes([resolution])), (14, struct.pack(f"{order}q", offset_s))
@@ -255,7 +255,7 @@ def damaged(tmp_path, content):
     return analysis, " ".join(analysis.doubts)
 
 
-def test_pcapng_with_a_damaged_length_says_where_and_is_in_doubt(tmp_path):
+def test_pcapng_with_a_damaged_length_reports_where_and_has_a_doubt(tmp_path):
     """In the third of five packets: two are read, and the byte is named."""
     start, body = section() + interface(), [packet(roce(psn), psn) for psn in range(5)]
     offset = len(start) + 2 * len(body[0])
@@ -267,7 +267,7 @@ def test_pcapng_with_a_damaged_length_says_where_and_is_in_doubt(tmp_path):
         assert f"byte {offset:,}:" in doubt
 
 
-def test_pcap_with_a_damaged_length_says_where_and_is_in_doubt(tmp_path):
+def test_pcap_with_a_damaged_length_reports_where_and_has_a_doubt(tmp_path):
     frames = [roce(psn) for psn in range(5)]
     content = bytearray(struct.pack("<IHHiIII", 0xA1B2C3D4, 2, 4, 0, 0, 65535, 1))
     for index, one in enumerate(frames):
@@ -282,7 +282,7 @@ def test_pcap_with_a_damaged_length_says_where_and_is_in_doubt(tmp_path):
 
 
 @pytest.mark.parametrize("kind", [2, 3, 0x46])
-def test_packet_blocks_that_are_not_read_are_refused(tmp_path, kind):
+def test_pcapng_with_unsupported_packet_blocks_is_refused(tmp_path, kind):
     """Obsolete and simple packet blocks, and what may have been a packet block: not silently left out."""
     path = tmp_path / "a.pcapng"
     path.write_bytes(section() + interface() + block(kind, bytes(28)))

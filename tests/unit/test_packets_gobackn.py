@@ -25,7 +25,7 @@ LOST_AGAIN_IN_GOING_BACK = {
 @settings(max_examples=200, deadline=None)
 @example(play=LOST_AGAIN_IN_GOING_BACK, at="receiver")
 @given(play=plays, at=st.sampled_from(["receiver", "sender"]))
-def test_what_keeps_the_rules_breaks_none(play, at):
+def test_gobackn_correct_flow_breaks_no_rule(play, at):
     """Any losses, any window, PSNs around their end: no rule is broken, and the accounts are the truth."""
     played = go_back_n(**play, at=at)
     flow = only_flow(played.wire)
@@ -41,7 +41,7 @@ def test_what_keeps_the_rules_breaks_none(play, at):
         assert flow.missing == 0
 
 
-def test_one_lost_packet_is_one_gap_one_nak_and_one_going_back():
+def test_gobackn_one_lost_packet_is_one_gap_one_nak_one_go_back():
     """The episode with its times: gap, NAK, retransmission."""
     played = go_back_n(count=64, losses={21}, window=16, message=4)
     flow = only_flow(played.wire)
@@ -55,7 +55,7 @@ def test_one_lost_packet_is_one_gap_one_nak_and_one_going_back():
 
 
 @pytest.mark.parametrize("step", [10, 14, 18])
-def test_a_lost_tail_is_found_by_the_timer_and_named_on_the_ladder(step):
+def test_gobackn_lost_tail_is_a_timer_episode_with_its_step(step):
     """The last packets of a window lost: no gap, no NAK; silence of the QP's timeout, then the sender goes back."""
     nominal = round(4096 * 2**step)
     played = go_back_n(count=16, losses={6, 7}, window=8, message=8, at="sender", timeout_ns=nominal)
@@ -64,7 +64,7 @@ def test_a_lost_tail_is_found_by_the_timer_and_named_on_the_ladder(step):
     assert nominal <= episode.silence_ns < 1.05 * nominal
 
 
-def test_the_ladder_counts_its_retries():
+def test_gobackn_timer_episodes_count_their_retries():
     """A packet that is lost three times: retries 1, 2 and 3 to the same PSN."""
     wire = Wire()
     wire.request(0, 9, outbound=False)
@@ -127,7 +127,7 @@ PLANTED = ["nak-ahead", "nak-repeated", "nak-of-acknowledged", "ack-ahead", "ack
 
 
 @pytest.mark.parametrize("rule", PLANTED)
-def test_each_planted_violation_is_found(rule):
+def test_gobackn_detects_each_planted_violation(rule):
     """A hundred captures of each kind, every one with the rule broken once: found in all of them."""
     rng = np.random.default_rng(7)
     planted = found = 0
@@ -147,7 +147,7 @@ def test_each_planted_violation_is_found(rule):
 
 @settings(max_examples=100, deadline=None)
 @given(count=st.integers(3, 120), skip=st.integers(1, 50), at=st.integers(0, 10_000), first=st.integers(0, SPACE - 1))
-def test_a_sender_that_leaves_psns_out_is_found(count, skip, at, first):
+def test_gobackn_detects_skipped_psns(count, skip, at, first):
     """Everything from some first transmission on has a PSN too high by `skip`."""
     played = go_back_n(count=count, losses=set(), first_psn=first, message=1, at="sender")
     packets = played.wire.packets
@@ -163,7 +163,7 @@ def test_a_sender_that_leaves_psns_out_is_found(count, skip, at, first):
 
 @settings(max_examples=100, deadline=None)
 @given(lost=st.integers(0, 40), beyond=st.integers(1, 6), first=st.integers(0, SPACE - 1))
-def test_a_sender_that_goes_back_to_the_wrong_place_is_found(lost, beyond, first):
+def test_gobackn_detects_a_wrong_go_back(lost, beyond, first):
     """After a NAK for the lost PSN, the sender goes back, but not far enough."""
     wire = Wire()
     wire.request(0, first, outbound=False)
@@ -175,7 +175,7 @@ def test_a_sender_that_goes_back_to_the_wrong_place_is_found(lost, beyond, first
     assert only_flow(wire).broken["went-back-wrong"] == 1
 
 
-def test_late_packets_are_reordered_and_not_sent_again():
+def test_gobackn_late_packets_count_as_reordered():
     """13 overtakes 12: nobody went back, nothing is missing in the end."""
     wire = Wire()
     for time_ns, psn in enumerate((10, 11, 13, 12, 14, 15)):
@@ -185,7 +185,7 @@ def test_late_packets_are_reordered_and_not_sent_again():
     assert flow.episodes == ()
 
 
-def test_rnr_is_told_from_loss():
+def test_gobackn_separates_rnr_from_loss():
     """Refused, not lost: the responder was not ready, and asks for the same PSN again."""
     wire = Wire()
     wire.request(0, 5)
@@ -199,7 +199,7 @@ def test_rnr_is_told_from_loss():
     assert (flow.rnrs, flow.naks, flow.broken) == (1, 0, {})
 
 
-def test_a_nak_for_what_passed_the_port_is_a_loss_behind_it():
+def test_gobackn_nak_below_passed_psns_is_a_loss_behind_the_port():
     """The receiver's own queue dropped it: no rule is broken, and the account says where."""
     wire = Wire()
     for index in range(6):
@@ -213,7 +213,7 @@ def test_a_nak_for_what_passed_the_port_is_a_loss_behind_it():
     assert [one.cause for one in flow.episodes] == ["nak"]
 
 
-def test_a_capture_that_begins_amid_an_episode_accuses_nobody():
+def test_gobackn_capture_that_begins_in_an_episode_breaks_no_rule():
     """The first packets are out of order already, and the NAK asks for one from before the capture."""
     wire = Wire()
     for index in range(4):
@@ -225,7 +225,7 @@ def test_a_capture_that_begins_amid_an_episode_accuses_nobody():
     assert only_flow(wire).broken == {}
 
 
-def test_reads_take_as_many_psns_as_their_response_has_packets():
+def test_gobackn_reads_use_one_psn_per_response_packet():
     """READ requests of 4 packets each: the next request's PSN is 4 on, and that is no gap."""
     import struct
 
@@ -244,7 +244,7 @@ def test_reads_take_as_many_psns_as_their_response_has_packets():
     assert (flow.mtu, flow.missing, flow.requests, flow.broken) == (1024, 0, 5, {})
 
 
-def test_marked_packets_are_paired_with_their_notifications():
+def test_congestion_pairs_marked_packets_with_cnps():
     """Two CEs, one CNP for both; later a CNP without any mark."""
     from gbn_model import LQPN, B, frame
 
@@ -260,7 +260,7 @@ def test_marked_packets_are_paired_with_their_notifications():
     assert (seen.delay_median_ns, seen.interval_min_ns) == (4000, 85_000)
 
 
-def test_the_analysis_survives_its_file():
+def test_analysis_survives_encoding():
     """Written and read back, it is the same."""
     analysis = analyse(go_back_n(count=60, losses={9, 30}).wire.frames())
     assert msgspec.json.decode(msgspec.json.encode(analysis), type=Analysis) == analysis
@@ -279,7 +279,7 @@ def test_the_made_up_capture_of_the_benchmark_is_understood():
     assert analysis.violations == 0
 
 
-def test_the_command_prints_a_table_and_ends_with_the_verdict(tmp_path):
+def test_packets_command_prints_a_table_and_exits_with_the_verdict(tmp_path):
     """0 for a capture that keeps the rules, 1 for one that does not, 4 for a run without packets."""
     from click.testing import CliRunner
 
@@ -306,7 +306,7 @@ def test_the_command_prints_a_table_and_ends_with_the_verdict(tmp_path):
 
 @settings(max_examples=40, deadline=None)
 @given(play=plays, at=st.sampled_from(["receiver", "sender"]), seed=st.integers(0, 1000))
-def test_frames_out_of_time_order_in_the_file_change_nothing_but_a_note(play, at, seed):
+def test_analysis_of_unordered_frames_only_adds_a_note(play, at, seed):
     """Queues of an RNIC are written one after the other: the times say what came first."""
     played = go_back_n(**play, at=at)
     want = analyse(played.wire.frames())
@@ -327,7 +327,7 @@ def test_frames_out_of_time_order_in_the_file_change_nothing_but_a_note(play, at
     assert all("go back by" in doubt for doubt in found.doubts)
 
 
-def test_a_clock_that_was_set_back_is_a_doubt():
+def test_analysis_of_a_clock_set_back_has_a_doubt():
     """By two seconds: which packets came first is not known."""
     wire = Wire()
     for time_s, psn in ((10, 1), (11, 2), (9, 3), (10, 4)):
@@ -337,7 +337,7 @@ def test_a_clock_that_was_set_back_is_a_doubt():
 
 
 @pytest.mark.parametrize("numbered", [False, True])
-def test_two_capture_points_in_one_file_count_each_packet_once(numbered):
+def test_analysis_of_two_capture_points_counts_each_packet_once(numbered):
     """Requests and responses: one gap, one NAK, one going back, as at each point alone."""
     import struct
 
@@ -360,7 +360,7 @@ def test_two_capture_points_in_one_file_count_each_packet_once(numbered):
 @pytest.mark.parametrize(
     ("snap", "count", "reason"), [(48, 64, "none of"), (128, 0, "no frames"), (57, 64, "cut before")]
 )
-def test_command_of_a_capture_that_proves_nothing_ends_with_2(tmp_path, snap, count, reason):
+def test_packets_command_of_an_inconclusive_capture_exits_with_2(tmp_path, snap, count, reason):
     """An empty or undecodable capture is INCONCLUSIVE, and says why."""
     from click.testing import CliRunner
 
@@ -377,7 +377,7 @@ def test_command_of_a_capture_that_proves_nothing_ends_with_2(tmp_path, snap, co
 
 @pytest.mark.parametrize("port", ["rtsw2:host4:rxe0", ""])
 @pytest.mark.parametrize("case", ["one request", "requests alone", "responses of another queue pair"])
-def test_capture_without_a_response_to_any_request_is_a_doubt(port, case):
+def test_analysis_without_any_response_has_a_doubt(port, case):
     """Half of the rules are of responses; requests alone were "no rule broken"."""
     wire = Wire(name=port)
     for index in range(1 if case == "one request" else 50):

@@ -113,7 +113,7 @@ def test_pairing_of_two_ambiguous_and_one_clear_queue_pair_leaves_the_clear_one(
     assert pairs(analysis)[0x202] == 0x102
 
 
-def test_responses_that_fit_no_requests_at_a_host_port_are_a_doubt():
+def test_pairing_unmatched_responses_at_a_host_port_are_a_doubt():
     wire = several((100,), sports=(7,))
     other = frame(B, A, opcode=ACK, dqpn=0x999, psn=9_000_000, extended=struct.pack(">I", 0), sport=9)
     wire.put(wire.packets[-1][0] + 1, other, outbound=False)

@@ -24,7 +24,7 @@ TYPES = st.sampled_from(sorted(elements.STORED))
     order=st.randoms(use_true_random=False),
 )
 @settings(max_examples=80)
-def test_reduced_in_any_order_the_inputs_are_the_expected_result(ranks, iteration, dtype, redop, order):
+def test_pattern_reduced_in_any_order_is_the_expected_result(ranks, iteration, dtype, redop, order):
     of = Pattern(ranks, dtype, redop)
     inputs = [of.period(rank, iteration) for rank in range(ranks)]
     order.shuffle(inputs)
@@ -38,7 +38,7 @@ def test_reduced_in_any_order_the_inputs_are_the_expected_result(ranks, iteratio
 
 
 @given(index=st.integers(0, 20_000), size=st.integers(1, 20_000))
-def test_any_part_is_known_by_its_index(index, size):
+def test_pattern_fill_of_a_part_depends_on_its_index(index, size):
     period = Pattern(4, "fp32", "sum").period(2, 1)
     whole, part = np.empty(index + size, dtype=np.float32), np.empty(size, dtype=np.float32)
     pattern.fill(whole, period)
@@ -51,7 +51,7 @@ def test_any_part_is_known_by_its_index(index, size):
 
 @pytest.mark.parametrize("dtype", sorted(elements.STORED))
 @pytest.mark.parametrize("ranks", [2, 8, 128])
-def test_what_is_of_another_place_rank_or_iteration_is_seen(dtype, ranks):
+def test_count_wrong_detects_other_positions_ranks_and_iterations(dtype, ranks):
     """Even of numbers as small as bf16 needs for 128 ranks, a good part differs."""
     of = Pattern(ranks, dtype, "sum")
     data = np.empty(64 * 1024, dtype=elements.STORED[dtype])
@@ -62,7 +62,7 @@ def test_what_is_of_another_place_rank_or_iteration_is_seen(dtype, ranks):
     assert pattern.count_wrong(data, of.period(1, 3)) > 0.3 * 16384
 
 
-def test_not_a_number_is_wrong():
+def test_count_wrong_counts_nan():
     data = np.empty(5000, dtype=np.float32)
     period = Pattern(4, "fp32", "sum").reduced([0, 1, 2, 3], 0)
     pattern.fill(data, period)
@@ -71,7 +71,7 @@ def test_not_a_number_is_wrong():
 
 
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False, min_value=-(2.0**100), max_value=2.0**100))
-def test_bf16_is_the_nearest_one_ties_to_even(value):
+def test_bf16_conversion_rounds_to_nearest_even(value):
     exact = np.array([value], dtype=np.float32)
     bits = int(elements._narrowed(exact)[0])
     found = abs(float(elements._widened(np.array([bits], dtype=np.uint16))[0]) - value)
@@ -103,7 +103,7 @@ def nearest(quotient, dtype):
     numbers=st.lists(st.integers(0, 1 << 24), min_size=1, max_size=20),
 )
 @settings(max_examples=100, deadline=None)
-def test_exactly_of_any_quotient_is_the_nearest_number_ties_to_even(dtype, divisor, numbers):
+def test_exactly_rounds_any_quotient_to_nearest_even(dtype, divisor, numbers):
     numbers = [number % (elements.EXACT[dtype] + 1) for number in numbers]
     found = pattern.exactly(np.array(numbers, dtype=np.int64), divisor, dtype)
     assert found.dtype == elements.STORED[dtype]

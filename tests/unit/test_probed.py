@@ -45,7 +45,7 @@ def sent(*times):
     return [echo(5, 2, sent_ns=at) for at in times]
 
 
-def test_a_probe_has_a_way_when_the_switches_say_the_same_before_and_after_it():
+def test_trip_between_equal_answers_has_a_path():
     found, unknown = trips(sent(25, 5, 15), [asked(0, 0), asked(10, 12), asked(30, 31)])
     assert [one.echo.sent_ns for one in found] == [5, 15, 25]
     assert {(one.there, one.back) for one in found} == {(THERE, THERE[::-1])}
@@ -57,19 +57,19 @@ def test_a_probe_has_a_way_when_the_switches_say_the_same_before_and_after_it():
     [asked(30, 31, OTHER), asked(30, 31, None), asked(30, 31, qpns=(17, 19))],
     ids=["another way", "nobody could tell", "a queue pair that was made anew"],
 )
-def test_a_probe_beside_a_change_has_none(after):
+def test_trip_next_to_a_change_has_no_path(after):
     found, unknown = trips(sent(5, 11, 15, 35), [asked(0, 0), asked(10, 12), after, asked(40, 40)])
     assert [one.echo.sent_ns for one in found] == [5], "while a switch answers (11) nobody knows before or after what"
     assert unknown == 3
 
 
-def test_what_was_sent_after_the_last_answer_has_none():
+def test_trip_after_the_last_answer_has_no_path():
     assert trips(sent(5, 50), [asked(0, 0), asked(10, 12)])[1] == 1
     assert trips(sent(5), [asked(0, 0)]) == ((), 1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=40), st.lists(st.integers(0, 400)))
-def test_ways_are_never_made_up(told, times):
+def test_trips_never_have_a_path_that_no_switch_reported(told, times):
     """Against the plain rule: the last answer that had ended before it, and the first that began after it."""
     every, now = [], 0
     for gap, is_other in told:
@@ -90,7 +90,7 @@ def connection(**change):
     return Connection(**{**values, "src": "host1:rxe0", "dst": "host3:rxe0", "lqpn": 17, "rqpn": 18, **change})
 
 
-def test_ways_are_asked_for_at_the_beginning_at_each_change_and_at_the_end(monkeypatch):
+def test_path_tracker_queries_at_start_at_changes_and_at_end(monkeypatch):
     turns = iter([THERE, OTHER, LabError("a switch is frozen"), THERE])
     said = threading.Semaphore(0)
 
@@ -119,7 +119,7 @@ def test_ways_are_asked_for_at_the_beginning_at_each_change_and_at_the_end(monke
 
 
 @pytest.mark.parametrize("way", [("host1", "rtsw1"), ("host1", "rtsw1", "ctsw1"), ()])
-def test_a_way_that_ends_at_a_switch_is_none(monkeypatch, way):
+def test_path_that_ends_at_a_switch_is_left_out(monkeypatch, way):
     monkeypatch.setattr(paths, "data_paths", lambda _lab, _connections: {0: way})
     following = PathTracker(None, lambda: [connection()])
     following.query()
@@ -131,19 +131,19 @@ def trip(at, *, came=True, whole_ns=500, there=THERE):
     return Trip(there=there, back=there[::-1], echo=one)
 
 
-def test_a_probe_and_its_answer_are_two_journeys():
+def test_one_way_counts_a_probe_and_its_answer_separately():
     """Of three, one came, one was lost on its way there, of one the answer was lost."""
     lost_back = Trip(there=THERE, back=OTHER[::-1], echo=echo(None, 2))
     journeys = {one.path: (one.sent, one.lost) for one in one_way([trip(0), trip(1, came=False), lost_back])}
     assert journeys == {THERE: (3, 1), THERE[::-1]: (1, 0), OTHER[::-1]: (1, 1)}
 
 
-def test_windows_are_whole_and_hold_what_began_in_them():
+def test_windows_are_whole_and_hold_the_trips_that_began_in_them():
     found = windows([trip(at * S) for at in (10, 11, 13, 16)], length_ns=2 * S, start_ns=10 * S, end_ns=17 * S)
     assert [(one.start_ns // S, sum(each.sent for each in one.probes)) for one in found] == [(10, 4), (12, 2), (14, 0)]
 
 
-def test_the_time_at_which_a_place_loses_is_found_and_only_that():
+def test_lossy_returns_only_the_interval_of_loss():
     """Half of 40 probes of one way are lost from 6 to 8 s, of 16 s; those of another way arrive."""
     every = [
         trip(number * S // 20, there=way, came=way == OTHER or not 120 <= number < 160 or number % 2 == 0)
@@ -158,14 +158,14 @@ def test_the_time_at_which_a_place_loses_is_found_and_only_that():
 
 
 @given(seed=st.integers(0, 10_000))
-def test_a_fabric_that_loses_as_healthy_ones_do_has_no_such_time(seed):
+def test_lossy_with_background_loss_returns_nothing(seed):
     rng = random.Random(seed)
     every = [trip(at * S // 20, came=rng.random() > 0.002, there=rng.choice([THERE, OTHER])) for at in range(1200)]
     assert lossy(every, length_ns=2 * S) == ()
     assert lossy((), length_ns=2 * S) == ()
 
 
-def test_an_experiment_asks_for_probes_by_an_empty_section_or_says_how_many():
+def test_probe_section_may_be_empty_or_set_rates():
     assert read(COLLECTIVE.format("all-reduce", "")).probe is None
     usual = read(COLLECTIVE.format("all-reduce", "[probe]")).probe
     assert (usual.per_s, usual.qps) == (0.5, 4)
@@ -177,12 +177,12 @@ def test_an_experiment_asks_for_probes_by_an_empty_section_or_says_how_many():
     ("text", "said"),
     [("rate = 0", "probe.rate"), ("qps = 65", "probe.qps"), ("every = 1", 'no key "every" here; it has rate, qps')],
 )
-def test_a_section_that_cannot_be_meant_is_refused_with_its_place(text, said):
+def test_probe_section_with_invalid_values_is_refused_with_its_path(text, said):
     with pytest.raises(ConfigError, match=said):
         read(COLLECTIVE.format("all-reduce", f"[probe]\n{text}"))
 
 
-def test_a_change_of_a_route_makes_the_probes_ask_again_and_a_line_of_a_log_does_not():
+def test_path_tracker_queries_after_route_changes_but_not_after_log_lines():
     heard, asked_again = [], []
     told = both(heard.append, SimpleNamespace(changed=lambda: asked_again.append(1)))
     for subject in ("route 10.0.0.0/24", "kernel", "link ctsw1"):
@@ -192,7 +192,7 @@ def test_a_change_of_a_route_makes_the_probes_ask_again_and_a_line_of_a_log_does
     assert len(heard) == 4
 
 
-def test_a_run_with_probes_says_so_in_its_plan_and_takes_all_hosts_of_a_rack():
+def test_run_with_probes_is_planned_with_all_hosts_of_a_rack():
     """Two hosts of four take part in the flow; somebody else may have the others."""
     lab = load(SOFT)
     text = FLOW.format("write", "{}").replace('"host1"', '"host1:rxe0"').replace('"host3"', '"host3:rxe0"')
@@ -207,7 +207,7 @@ def test_a_run_with_probes_says_so_in_its_plan_and_takes_all_hosts_of_a_rack():
     assert (found.what, found.b) == ("probes", "5 a second, 4 queue pairs")
 
 
-def test_what_nobody_can_ask_about_is_said():
+def test_probing_without_path_answers_reports_the_reason():
     """SONiC tells no ways: then all probes are left out, and that is not nothing lost."""
     probing = Probing(None, SimpleNamespace(close=lambda: None), SimpleNamespace(connections=()))
     probing._echoes = tuple(sent(5))

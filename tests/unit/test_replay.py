@@ -39,7 +39,7 @@ NETWORK = cost.NETWORKS["soft"]
     choice=st.randoms(use_true_random=False),
 )
 @settings(max_examples=25)
-def test_every_batch_is_right_whoever_is_slow(rows, segment, most, choice):
+def test_batches_with_any_slow_rank_give_correct_results(rows, segment, most, choice):
     trace = made(rows)
     batches = replay_batches.batches(trace, ReplaySpec(batch_bytes=most), NETWORK)
     assert [one for batch in batches for one in batch.operations] == list(trace.operations)
@@ -59,7 +59,7 @@ def test_every_batch_is_right_whoever_is_slow(rows, segment, most, choice):
                 assert (memory[offset : offset + count] == want).all()
 
 
-def test_pauses_come_before_the_operation_that_they_belong_to():
+def test_batch_pauses_precede_their_operation():
     trace = traces.load(TRACES / "tensor-parallel")
     (batch,) = replay_batches.batches(trace, ReplaySpec(speed=2.0), NETWORK)
     assert [program["pauses"] for program in batch.programs] == [
@@ -72,14 +72,14 @@ def test_pauses_come_before_the_operation_that_they_belong_to():
     assert all(program["pauses"] == [] for program in quick.programs)
 
 
-def test_the_times_of_a_second_batch_are_counted_from_its_beginning():
+def test_second_batch_counts_times_from_its_own_start():
     trace = traces.load(TRACES / "ranking.json")
     batches = replay_batches.batches(trace, ReplaySpec(batch_bytes=600_000), NETWORK)
     assert [len(batch.operations) for batch in batches] == [4, 2]
     assert batches[1].programs[0]["pauses"] == [[1, 0, 10_000_000]]
 
 
-def test_a_gate_opens_a_while_after_what_was_before_and_not_before_its_time():
+def test_gate_opens_after_its_pause_and_not_before_its_time():
     gate = Gate([[0, 0, 100], [2, 50, 1000]], fences=[4, 9])
     gate.begin(10_000)
     assert gate.step == -1, "nothing may be sent"
@@ -126,7 +126,7 @@ class TraceLab(RankLab):
 
 
 @pytest.mark.parametrize("batch_bytes", [32 << 20, 600_000])
-def test_times_of_operations_are_those_of_whom_nobody_waited_for(batch_bytes):
+def test_operation_times_are_those_of_the_member_that_waited_least(batch_bytes):
     lab = TraceLab(lambda engine: engine.over())
     trace = traces.load(TRACES / "ranking.json")
     result = replay.run(lab, ReplaySpec(repeat=2, batch_bytes=batch_bytes), trace)
@@ -138,7 +138,7 @@ def test_times_of_operations_are_those_of_whom_nobody_waited_for(batch_bytes):
     assert all(engine.ended for engine in lab.engines)
 
 
-def test_a_replay_that_fails_says_where_and_goes_no_further():
+def test_failed_replay_reports_where_and_stops():
     lab = TraceLab(lambda engine: engine.do_quit() if engine.host == "host3" else None)
     result = replay.run(lab, ReplaySpec(batch_bytes=600_000), traces.load(TRACES / "ranking.json"))
     assert result.outcome == "failed"
@@ -156,7 +156,7 @@ def test_a_replay_that_fails_says_where_and_goes_no_further():
         ({"ranks": ("host1:rxe0", "host2:rxe0")}, "has 4 ranks, but there are 2 RNICs"),
     ],
 )
-def test_refusals_before_anything_starts(change, says):
+def test_replay_refusals_come_before_anything_starts(change, says):
     with pytest.raises(UsageError, match=says):
         replay.run(NothingStarts(), ReplaySpec(**change), traces.load(TRACES / "ranking.json"))
 
@@ -180,7 +180,7 @@ class Result:
 
 
 @pytest.mark.parametrize("form", traces.FORMATS)
-def test_a_recorded_job_is_read_again_as_it_was(form, tmp_path):
+def test_recorded_job_loads_unchanged(form, tmp_path):
     spec = JobSpec(
         grid=(("tp", 2), ("dp", 2)),
         phases=(
@@ -201,7 +201,7 @@ def test_a_recorded_job_is_read_again_as_it_was(form, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["all-reduce", "all-to-allv", "broadcast", "send-recv", "barrier"])
-def test_a_recorded_collective_is_what_it_was(name, tmp_path):
+def test_recorded_collective_keeps_its_operations(name, tmp_path):
     spec = CollectiveSpec(collective=name, size_bytes=4096, root=1, skew=1.0, dtype="int32", iterations=2)
     trace = recording.of_collective(Result(spec, [iterations((7000,), (0, 9000))] * 3))
     traces.save(trace, tmp_path / "t", form="param")
@@ -219,7 +219,7 @@ def test_a_recorded_collective_is_what_it_was(name, tmp_path):
 # The command.
 
 
-def test_a_dry_run_says_what_would_be_done_without_a_lab(tmp_path, monkeypatch):
+def test_replay_dry_run_lists_operations_without_a_lab(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
     done = CliRunner().invoke(cli, ["traffic", "replay", str(TRACES / "pipeline"), "--dry-run", "--json"])
     assert done.exit_code == 0, done.output
@@ -233,7 +233,7 @@ def test_a_dry_run_says_what_would_be_done_without_a_lab(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("repeat", "often"), [(1, "once"), (2, "2 times")])
-def test_the_end_of_a_replay_says_how_often(repeat, often, capsys):
+def test_replay_summary_says_how_often_it_ran(repeat, often, capsys):
     done = ReplayResult(
         spec=ReplaySpec(repeat=repeat), source="x", outcome="completed", where=None, ranks=(), operations=(),
         wrong_elements=0, time_ns=470_000_000, qp_errors=(), rebuilds=(),
@@ -242,7 +242,7 @@ def test_the_end_of_a_replay_says_how_often(repeat, often, capsys):
     assert f"0 operations, {often}, in 470 ms; 0 wrong elements" in capsys.readouterr().out
 
 
-def test_a_trace_that_has_more_than_we_can_is_refused_by_its_record(tmp_path, monkeypatch):
+def test_replay_of_unsupported_records_is_refused_with_the_record(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
     record = {"in_msg_size": 4, "out_msg_size": 4, "dtype": "float32", "world_size": 4}
     path = Path(tmp_path) / "t.json"

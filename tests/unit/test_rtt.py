@@ -29,7 +29,7 @@ NS = st.integers(min_value=0, max_value=10**9)
 
 
 @given(offset=st.integers(-(10**15), 10**15), start=NS, there=NS, held=NS, back=NS)
-def test_the_network_and_the_responder_are_told_apart_whatever_their_clocks_say(offset, start, there, held, back):
+def test_echo_separates_network_and_responder_with_any_clocks(offset, start, there, held, back):
     start += 1
     (one,) = echoes(
         sent=[(3, 0, start, start + there + held + back)],
@@ -38,7 +38,7 @@ def test_the_network_and_the_responder_are_told_apart_whatever_their_clocks_say(
     assert (one.network_ns, one.responder_ns, one.connection) == (there + back, held, 3)
 
 
-def test_a_probe_is_lost_on_its_way_there_or_its_answer_on_the_way_back():
+def test_echo_distinguishes_a_lost_probe_from_a_lost_answer():
     """Number 4 was answered so late that it had been told as lost before."""
     there, back, refused, unkept, late = echoes(
         sent=[(0, 0, 5, 0), (0, 1, 5, 0), (0, 2, 5, 0), (0, 3, 5, 9), (0, 4, 5, 0), (0, 4, 5, 99)],
@@ -85,7 +85,7 @@ def echo(whole_ns, responder_ns, *, sent_ns=0, came=True):
     "place",
     [("rtsw1", "ctsw1"), ("ctsw2", "rtsw1"), ("host3:rxe1", "rtsw2"), ("ctsw1",), ("host2",)],
 )
-def test_the_place_that_is_slow_is_named(place, times):
+def test_locate_names_the_slow_place(place, times):
     found = locate(times_of(round_trips(place=place, times=times)))
     assert len(found) == 1, found
     assert place in (found[0].place, *found[0].alike)
@@ -94,7 +94,7 @@ def test_the_place_that_is_slow_is_named(place, times):
 
 
 @given(seed=st.integers(0, 10_000), scale=st.sampled_from([0.01, 1.0, 500.0]))
-def test_a_healthy_fabric_has_no_slow_place_however_slow_all_of_it_is(seed, scale):
+def test_locate_in_a_uniformly_slow_fabric_names_nothing(seed, scale):
     assert locate(times_of(round_trips(seed=seed, scale=scale, count=20))) == ()
 
 
@@ -114,7 +114,7 @@ BUSY = range(100)
 """Seeds, and not hypothesis: one in some hundred may be wrong, and is."""
 
 
-def test_a_delay_stands_out_among_round_trips_that_differ_as_those_of_a_busy_lab_do():
+def test_locate_on_a_busy_lab_names_a_delayed_link():
     """Seen once: 220 ms over one link, 20 ms elsewhere, and nobody named; most of the 20 ms were slow ones as well."""
     place, right = ("host3:rxe0", "rtsw2"), 0
     for seed in BUSY:
@@ -123,12 +123,12 @@ def test_a_delay_stands_out_among_round_trips_that_differ_as_those_of_a_busy_lab
     assert right >= 0.98 * len(BUSY)
 
 
-def test_on_a_busy_lab_without_a_delay_nobody_is_named():
+def test_locate_on_a_busy_lab_without_delay_names_nothing():
     assert sum(bool(locate(times_of(on_a_busy_lab(seed=seed)))) for seed in BUSY) <= 0.02 * len(BUSY)
 
 
 @given(seed=st.integers(0, 1000), factor=st.integers(2, 1000))
-def test_no_absolute_time_decides(seed, factor):
+def test_locate_is_independent_of_the_time_scale(seed, factor):
     """All times so many times as long: the same places, by the same votes."""
     made = round_trips(place=("rtsw1", "ctsw1"), times=4.0, seed=seed, count=20)
     longer = [
@@ -139,7 +139,7 @@ def test_no_absolute_time_decides(seed, factor):
 
 
 @given(extra=st.integers(1, 10**9), seed=st.integers(0, 1000))
-def test_a_slow_responder_is_not_the_network(extra, seed):
+def test_slow_responder_does_not_slow_the_network_time(extra, seed):
     made = round_trips(seed=seed, count=10)
     late = [
         dataclasses.replace(one, echo=echo(one.echo.whole_ns + extra, one.echo.responder_ns + extra)) for one in made
@@ -149,7 +149,7 @@ def test_a_slow_responder_is_not_the_network(extra, seed):
     assert all(b.responder.median_ns == a.responder.median_ns + extra for a, b in zip(usual, held, strict=True))
 
 
-def test_min_median_and_p99_are_of_what_was_answered():
+def test_path_times_cover_answered_probes_only():
     way = ("host1:rxe0", "rtsw1", "host2:rxe0")
     took = [*range(1, 101)]
     rows = [*(echo(ns * US + 7, 7) for ns in took), echo(None, None, came=False)]
@@ -162,7 +162,7 @@ def test_min_median_and_p99_are_of_what_was_answered():
     assert one.places == (*way, "rtsw1", "host1:rxe0")
 
 
-def test_nothing_answered_nothing_known():
+def test_path_times_without_answers_are_none():
     assert times_of(()) == ()
     assert locate(()) == ()
     (one,) = times_of([Trip(there=("a", "b"), back=("b", "a"), echo=echo(None, None))])
@@ -186,7 +186,7 @@ class Lossy(Fabric):
 
 
 @pytest.mark.parametrize("made", [Fabric, Lossy])
-def test_probes_are_numbered_answered_and_stamped_by_both_ends(made, monkeypatch):
+def test_echo_flow_numbers_answers_and_stamps_probes_at_both_ends(made, monkeypatch):
     node, fabric = modules(monkeypatch), made(random.Random(7), delay_ns=2_000_000)
     spec = flow_run.FlowSpec(
         src="host1", dst="host2", message_bytes=64, verb="send", transport="ud", qps=3, spread="round-robin",
@@ -222,7 +222,7 @@ def test_probes_are_numbered_answered_and_stamped_by_both_ends(made, monkeypatch
 
 
 @pytest.mark.parametrize("change", [{"transport": "rc"}, {"duration_s": None, "messages": 10}])
-def test_only_datagrams_of_a_duration_are_answered(change):
+def test_echo_without_datagrams_or_duration_is_refused(change):
     spec = {"src": "host1:rxe0", "dst": "host3:rxe0", "verb": "send", "transport": "ud", "message_bytes": 64}
     with pytest.raises(UsageError, match="an echo needs datagrams"):
         flow_run.check(flow_run.FlowSpec(**{**spec, "duration_s": 1.0, "echo": True, **change}))
@@ -234,7 +234,7 @@ def result(**change):
     return ProbeResult(**{**spec, "paths": paths, "slow": locate(paths), **change})
 
 
-def test_the_command_shows_round_trips_and_names_whose_clock_it_was():
+def test_probe_command_shows_round_trips_and_the_source_of_timestamps():
     session = Session(None)
     session.out = console = Console(width=200, record=True, file=io.StringIO())
     probing._show(session, result())
@@ -247,7 +247,7 @@ def test_the_command_shows_round_trips_and_names_whose_clock_it_was():
     assert "no probe was answered" in console.export_text()
 
 
-def test_json_has_every_path_and_place():
+def test_probe_json_has_every_path_and_place():
     found = result().to_dict()
     assert found["stamps"] == "software"
     assert any("rtsw1 -> ctsw1" in one["names"] for one in found["slow"])

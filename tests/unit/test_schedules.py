@@ -41,14 +41,14 @@ def may_run_in_place(schedule):
 @EVERY
 @given(data=st.data())
 @settings(max_examples=40)
-def test_every_rank_ends_with_what_the_collective_means(collective, algorithm, data):
+def test_schedule_gives_every_rank_the_result_of_its_collective(collective, algorithm, data):
     assert schedule_check.faults(build(collective, algorithm, data.draw(shapes()))) == []
 
 
 @EVERY
 @given(data=st.data())
 @settings(max_examples=25)
-def test_without_any_one_of_its_moves_it_is_wrong(collective, algorithm, data):
+def test_schedule_without_any_single_move_is_wrong(collective, algorithm, data):
     """The checker bites: nothing in a schedule is there for nothing."""
     whole = build(collective, algorithm, data.draw(shapes(most=9)))
     row = data.draw(st.integers(0, len(whole.moves) - 1))
@@ -58,7 +58,7 @@ def test_without_any_one_of_its_moves_it_is_wrong(collective, algorithm, data):
 @EVERY
 @given(data=st.data())
 @settings(max_examples=25)
-def test_a_move_that_goes_wrong_is_found(collective, algorithm, data):
+def test_schedule_check_detects_a_misdirected_move(collective, algorithm, data):
     whole = build(collective, algorithm, data.draw(shapes(most=9)))
     moves = whole.moves.copy()
     row = data.draw(st.integers(0, len(moves) - 1))
@@ -72,7 +72,7 @@ def test_a_move_that_goes_wrong_is_found(collective, algorithm, data):
     assert schedule_check.faults(dataclasses.replace(whole, moves=moves))
 
 
-def test_what_is_wrong_is_said():
+def test_schedule_check_explains_errors():
     good = build("all-reduce", "ring", Shape(ranks=3))
     lacking = dataclasses.replace(good, moves=good.moves[:-1])
     assert "it has 1 times rank" in schedule_check.faults(lacking)[0]
@@ -102,7 +102,7 @@ def check_memories(made, found, elements, reduce):
 @EVERY
 @given(data=st.data())
 @settings(max_examples=20)
-def test_programs_compute_it_at_any_size_and_leave_the_input_alone(collective, algorithm, data):
+def test_programs_of_any_size_compute_the_result_and_keep_the_input(collective, algorithm, data):
     shape = data.draw(shapes(most=12))
     schedule = build(collective, algorithm, shape)
     layout = data.draw(layouts(shape, collective))
@@ -131,7 +131,7 @@ def test_programs_compute_it_at_any_size_and_leave_the_input_alone(collective, a
 @EVERY
 @given(data=st.data())
 @settings(max_examples=20)
-def test_pipelined_segments_give_it_in_any_order_of_events_with_few_slots(collective, algorithm, data):
+def test_segments_in_any_event_order_with_few_slots_give_the_result(collective, algorithm, data):
     """Whatever is slow, it neither ends in a wrong result nor in ranks that wait for each other."""
     shape = data.draw(shapes(most=7))
     schedule = build(collective, algorithm, shape)
@@ -157,7 +157,7 @@ def test_blocks_cover_the_buffer_once_and_evenly(elements, chunks):
 
 
 @given(ranks=st.integers(2, 20), extra=st.integers(0, 500), skew=st.floats(0, 3))
-def test_skewed_counts_add_up_and_leave_nobody_out(ranks, extra, skew):
+def test_skewed_counts_add_up_and_are_never_zero(ranks, extra, skew):
     counts = schedules.skewed_counts(ranks + extra, ranks, skew)
     assert (counts.sum(axis=1) == ranks + extra).all()
     assert counts.min() >= 1
@@ -165,7 +165,7 @@ def test_skewed_counts_add_up_and_leave_nobody_out(ranks, extra, skew):
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 7, 8, 20])
-def test_steps_are_those_of_the_books(ranks):
+def test_schedule_step_counts_match_the_literature(ranks):
     log = (ranks - 1).bit_length()
     steps = {pair: build(*pair, Shape(ranks=ranks)).steps for pair in ALGORITHMS}
     assert steps["all-reduce", "ring"] == 2 * (ranks - 1)
@@ -176,32 +176,32 @@ def test_steps_are_those_of_the_books(ranks):
 
 
 @pytest.mark.parametrize("algorithm", ["ring", "recursive-halving", "full-mesh"])
-def test_what_ranks_send_is_optimal(algorithm):
+def test_schedule_bytes_per_rank_are_optimal(algorithm):
     made = programs(build("all-reduce", algorithm, Shape(ranks=6)), Layout(elements=6000))
     for program in made:
         assert sum(count for *_, count in program["sends"]) == 2 * 5 * 1000
 
 
 @pytest.mark.parametrize(("algorithm", "peers"), [("ring", 1), ("recursive-halving", 3), ("full-mesh", 7)])
-def test_an_all_reduce_goes_the_same_way_twice(algorithm, peers):
+def test_all_reduce_uses_the_same_connections_in_both_halves(algorithm, peers):
     """Reduce-scatter and all-gather use the same connections: fewer queue pairs, and a ring is a ring."""
     pairs = schedules.peers_of(programs(build("all-reduce", algorithm, Shape(ranks=8)), Layout(elements=80)))
     assert len(pairs) == 8 * peers
 
 
 @given(ranks=st.integers(2, 40))
-def test_no_rank_is_interior_in_both_trees(ranks):
+def test_double_binary_tree_has_no_rank_interior_in_both_trees(ranks):
     interior = [set(parent.tolist()) for _, parent, _, _ in _trees(ranks)]
     assert not interior[0] & interior[1]
 
 
-def test_hierarchical_crosses_between_groups_with_a_share_only():
+def test_hierarchical_sends_only_a_share_between_groups():
     made = expanded(build("all-reduce", "hierarchical", Shape(ranks=8, group=4)))
     across = made[(made["step"] >= 0) & (made["src"] // 4 != made["dst"] // 4)]
     assert across["span"].sum() == 2 * 8  # each rank its eighth, there and back, not all eight
 
 
-def test_a_schedule_for_24576_ranks_is_small():
+def test_schedule_for_24576_ranks_is_small():
     for collective, algorithm in ALGORITHMS:
         made = build(collective, algorithm, Shape(ranks=24576, group=8, pieces=16))
         assert len(made.moves) < 70 * 24576, f"{collective} by {algorithm}"
@@ -212,7 +212,7 @@ def test_a_schedule_for_24576_ranks_is_small():
 NETWORK = cost.NETWORKS["rack"]
 
 
-def test_the_ring_costs_what_the_formula_says():
+def test_cost_of_a_ring_matches_the_formula():
     network = dataclasses.replace(NETWORK, near=NETWORK.far)
     ranks, size = 10, 1 << 20
     link = network.far
@@ -223,7 +223,7 @@ def test_the_ring_costs_what_the_formula_says():
 @EVERY
 @given(shape=shapes())
 @settings(max_examples=20)
-def test_the_cost_is_that_of_all_ranks_listed(collective, algorithm, shape):
+def test_cost_from_one_period_equals_cost_of_all_ranks(collective, algorithm, shape):
     """Reading a schedule in its short form gives what its long form gives."""
     short = build(collective, algorithm, shape)
     long = dataclasses.replace(short, moves=expanded(short), period=short.ranks)
@@ -232,7 +232,7 @@ def test_the_cost_is_that_of_all_ranks_listed(collective, algorithm, shape):
     assert times[0] <= times[1] <= times[0] + short.steps * short.chunks * NETWORK.far.overhead_ns
 
 
-def test_auto_goes_by_size_and_rank_count():
+def test_auto_algorithm_depends_on_size_and_rank_count():
     def best(ranks, size):
         return cost.best_algorithm("all-reduce", cost.shape_for(ranks, size), size, NETWORK)
 
@@ -251,21 +251,21 @@ def test_auto_goes_by_size_and_rank_count():
         (("all-reduce", "double-binary-tree", Shape(ranks=4, pieces=0)), "1 to 64 pieces"),
     ],
 )
-def test_refusals_say_what_there_is(arguments, what):
+def test_schedule_refusals_list_the_alternatives(arguments, what):
     with pytest.raises(UsageError, match=what):
         build(*arguments)
 
 
-def test_an_exchange_cannot_run_in_place():
+def test_exchange_in_place_is_refused():
     with pytest.raises(UsageError, match="cannot run in place"):
         programs(build("all-to-all", "full-mesh", Shape(ranks=4)), Layout(elements=8), in_place=True)
 
 
-def test_a_size_that_ranks_do_not_divide_is_refused_where_it_matters():
+def test_all_to_all_with_indivisible_size_is_refused():
     with pytest.raises(UsageError, match="10 elements cannot be divided among 4 ranks; use 12 elements"):
         programs(build("all-to-all", "full-mesh", Shape(ranks=4)), Layout(elements=10))
 
 
-def test_results_name_all_of_the_output():
+def test_results_cover_the_whole_output():
     made = build("all-to-all", "full-mesh", Shape(ranks=5))
     assert results(made, 2)[:, 0].tolist() == list(range(5))

@@ -113,6 +113,6 @@ def test_a_ranking_job_reports_its_parts_and_how_uneven_it_is():
         (ranking, RankingSpec(ranks=("host1:rxe0",)), "at least 2 ranks"),
     ],
 )
-def test_refusals_before_anything_starts(module, spec, says):
+def test_replay_refusals_come_before_anything_starts(module, spec, says):
     with pytest.raises(UsageError, match=says):
         module.run(NothingStarts(), spec)

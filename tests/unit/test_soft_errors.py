@@ -20,7 +20,7 @@ HARD = Noise(deviation=0.02, memory=0.5, long=0.02, ranks=8)
 
 
 @given(st.lists(st.floats(-5, 5), min_size=2, max_size=20))
-def test_each_rank_is_held_against_the_middle_half_of_the_others(logs):
+def test_fail_slow_compares_each_rank_with_the_middle_half(logs):
     logs = np.array(logs)
     for rank, residual in enumerate(_against_others(logs)):
         others = np.sort(np.delete(logs, rank))
@@ -28,7 +28,7 @@ def test_each_rank_is_held_against_the_middle_half_of_the_others(logs):
         assert residual == pytest.approx(logs[rank] - others[skip : len(others) - skip].mean(), abs=1e-9)
 
 
-def test_two_percent_are_found_within_sixty_iterations():
+def test_fail_slow_two_percent_are_detected_within_sixty_iterations():
     found = []
     for seed in range(12):
         times = made_up(QUIET, 500, np.random.default_rng(seed))
@@ -41,7 +41,7 @@ def test_two_percent_are_found_within_sixty_iterations():
 
 
 @pytest.mark.parametrize("noise", [QUIET, HARD], ids=["independent", "remembering"])
-def test_at_most_one_false_alarm_in_a_thousand_iterations(noise):
+def test_fail_slow_has_at_most_one_false_alarm_in_1000_iterations(noise):
     rng = np.random.default_rng(4)
     false, iterations = 0, 0
     for _ in range(6):
@@ -52,7 +52,7 @@ def test_at_most_one_false_alarm_in_a_thousand_iterations(noise):
     assert share_interval(false, iterations).high < 2.5 / MEAN_ITERATIONS
 
 
-def test_half_as_fast_is_found_at_once():
+def test_fail_slow_half_speed_is_detected_at_once():
     times = made_up(QUIET, 230, np.random.default_rng(1))
     times[200:, 3] *= 2
     (alarm,) = detect(times)
@@ -61,13 +61,13 @@ def test_half_as_fast_is_found_at_once():
 
 
 @pytest.mark.parametrize("day", [0.02, 0.2])
-def test_the_curve_of_a_day_does_not_page(day):
+def test_fail_slow_daily_curve_raises_no_alarm(day):
     rng = np.random.default_rng(2)
     assert len(detect(made_up(QUIET, 3000, rng, day=day))) <= 3
 
 
 @pytest.mark.parametrize(("ranks", "racks", "day"), [(8, 2, 0.02), (4, 2, 0.02), (8, 4, 0.01), (4, 4, 0.02)])
-def test_heat_that_comes_to_racks_at_different_times_does_not_page(ranks, racks, day):
+def test_fail_slow_shifted_rack_temperatures_raise_no_alarm(ranks, racks, day):
     """A tenth of a day apart, at 1 % noise: against all others that was up to sixty alarms."""
     noise = Noise(deviation=0.01, memory=0.0, long=0.0, ranks=ranks, racks=racks)
     times = made_up(noise, 3000, np.random.default_rng(2), day=day)
@@ -76,7 +76,7 @@ def test_heat_that_comes_to_racks_at_different_times_does_not_page(ranks, racks,
 
 
 @pytest.mark.parametrize("ranks", [4, 8])
-def test_two_percent_are_found_among_racks_that_drift(ranks):
+def test_fail_slow_two_percent_are_detected_among_drifting_racks(ranks):
     """At 2 % noise within 60 iterations, in racks of two and of four ranks; the half of all jobs, and more."""
     noise = Noise(deviation=0.02, memory=0.0, long=0.01, ranks=ranks, racks=2)
     found = []
@@ -87,7 +87,7 @@ def test_two_percent_are_found_among_racks_that_drift(ranks):
     assert np.median([one.iteration - 400 for one in found] + [100] * (12 - len(found))) < 60
 
 
-def test_a_rank_alone_in_its_rack_is_held_against_its_own_line():
+def test_fail_slow_rank_alone_in_its_rack_is_compared_with_its_line():
     noise = Noise(deviation=0.01, memory=0.0, long=0.0, ranks=4, racks=4)
     times = made_up(noise, 700, np.random.default_rng(3))
     times[600:, 2] *= 1.02
@@ -96,20 +96,20 @@ def test_a_rank_alone_in_its_rack_is_held_against_its_own_line():
     assert alarm.slowdown == pytest.approx(0.02, abs=0.01)
 
 
-def test_a_slower_job_is_no_slow_rank():
+def test_fail_slow_slower_job_raises_no_alarm():
     times = made_up(QUIET, 600, np.random.default_rng(3))
     times[300:] *= 1.5
     assert detect(times) == ()
 
 
-def test_one_long_iteration_is_no_slow_rank():
+def test_fail_slow_one_long_iteration_raises_no_alarm():
     times = made_up(QUIET, 600, np.random.default_rng(0))
     assert detect(times) == ()
     times[300, 2] *= 20
     assert detect(times) == ()
 
 
-def test_a_rank_that_heals_can_fall_ill_again():
+def test_fail_slow_recovered_rank_can_raise_a_second_alarm():
     times = made_up(QUIET, 700, np.random.default_rng(5))
     times[300:350, 2] *= 1.3
     times[500:, 2] *= 1.3
@@ -117,7 +117,7 @@ def test_a_rank_that_heals_can_fall_ill_again():
     assert [one.iteration // 100 for one in alarms] == [3, 5]
 
 
-def test_what_is_not_known_yet_is_not_claimed():
+def test_fail_slow_while_learning_reports_none():
     detector = Detector(4)
     assert detector.smallest is None
     for row in made_up(Noise(deviation=0.03, memory=0.0, long=0.0, ranks=4), 400, np.random.default_rng(6)):
@@ -127,7 +127,7 @@ def test_what_is_not_known_yet_is_not_claimed():
 
 @settings(max_examples=20)
 @given(st.integers(2, 9), st.floats(0.5, 1e6), st.integers(0, 50))
-def test_units_do_not_matter(ranks, unit, seed):
+def test_fail_slow_is_independent_of_units(ranks, unit, seed):
     times = made_up(Noise(deviation=0.02, memory=0.0, long=0.0, ranks=ranks), 120, np.random.default_rng(seed))
     times[80:, 0] *= 1.5
     assert [(one.rank, one.iteration) for one in detect(times)] == [
@@ -135,7 +135,7 @@ def test_units_do_not_matter(ranks, unit, seed):
     ]
 
 
-def test_times_that_are_none_are_refused():
+def test_fail_slow_rejects_invalid_times():
     with pytest.raises(ValueError, match="two ranks"):
         Detector(1)
     with pytest.raises(ValueError, match="above 0"):
@@ -144,7 +144,7 @@ def test_times_that_are_none_are_refused():
         Detector(2, racks=["rack1"])
 
 
-def test_a_run_names_its_slow_host_without_looking_at_its_faults():
+def test_slow_ranks_name_the_slow_host_blind_to_faults():
     run = synthetic_run()
     found = slow_ranks(run)
     assert {one.host for one in found.slow} == {"host2"}
@@ -153,21 +153,21 @@ def test_a_run_names_its_slow_host_without_looking_at_its_faults():
     assert observed.metrics["slow_rank"].value == "host2"
 
 
-def test_iterations_are_counted_from_the_first_firing():
+def test_slow_rank_iterations_count_from_the_first_firing():
     run = synthetic_run()
     run = msgspec.structs.replace(run, faults=run.faults[2:])
     observed = observe(run)
     assert 1 <= observed.metrics["slow_rank.iterations"].value <= 6
 
 
-def test_a_healthy_run_has_no_slow_host():
+def test_slow_ranks_of_a_healthy_run_are_none():
     run = synthetic_run()
     run = msgspec.structs.replace(run, series=run.twin)
     assert observe(run).metrics["slow_rank"].value == "none"
     assert observe(run).metrics["slow_rank.iterations"].value is None
 
 
-def test_a_job_that_computes_nothing_says_so():
+def test_slow_ranks_without_compute_are_unknown():
     run = synthetic_run()
     idle = tuple(
         msgspec.structs.replace(

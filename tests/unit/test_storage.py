@@ -64,13 +64,13 @@ def feed_of(server, loop, *, rank=0, ranks=2, **spec):
     return made, stored, trouble
 
 
-def test_blocks_are_as_long_as_asked_for():
+def test_blocks_have_the_requested_length():
     assert [len(part) for part in blocks(b"x" * 10, 25)] == [10, 10, 5]
     assert blocks(b"x", 0) == []
     assert checksum(blocks(b"abc", 7)) == zlib.crc32(b"abcabca")
 
 
-def test_data_comes_and_goes_whole(server, loop):
+def test_storage_get_and_put_transfer_all_bytes(server, loop):
     done, trouble = [], []
     client = StorageClient("127.0.0.1", server.port, loop, trouble.append)
     for size in (1, 70_000, 3_000_000):
@@ -83,7 +83,7 @@ def test_data_comes_and_goes_whole(server, loop):
     client.close()
 
 
-def test_other_bytes_than_were_sent_are_told(server, loop):
+def test_storage_put_with_changed_bytes_reports_a_checksum_mismatch(server, loop):
     trouble = []
     client = StorageClient("127.0.0.1", server.port, loop, trouble.append)
     client._request({"put": 4, "crc": 1}, [memoryview(b"data")], lambda: trouble.append("believed"))
@@ -92,7 +92,7 @@ def test_other_bytes_than_were_sent_are_told(server, loop):
 
 
 @pytest.mark.parametrize("line", [b"nonsense\n", b'{"get": -1}\n', b'{"put": "many"}\n', b"[]\n"])
-def test_what_is_no_request_is_answered_and_others_are_served(server, line):
+def test_storage_answers_an_invalid_request_and_serves_others(server, line):
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
         client.sendall(line)
         assert b"not a request" in client.makefile("rb").readline()
@@ -101,7 +101,7 @@ def test_what_is_no_request_is_answered_and_others_are_served(server, line):
         assert json.loads(client.makefile("rb").readline())["bytes"] == 3
 
 
-def test_checkpoints_of_another_job_collide_with_those_of_ours(server):
+def test_storage_jobs_on_one_host_conflict(server):
     """The real server takes them, checks them and answers; it is found by its process and not by its port."""
     fault = BurstActuator(argument=OURS, writers=3, size_bytes=100_000, period_s=0.1)
     assert (server.port in [port for _, port in listening(server.pid)]) and not fault.prepare()["applied"]
@@ -124,7 +124,7 @@ def test_without_storage_there_is_nothing_to_collide_with():
         BurstActuator(argument="traffic.node.nothing", writers=1, size_bytes=1, period_s=1.0).prepare()
 
 
-def test_a_storage_that_dies_is_named(server, loop):
+def test_storage_that_ends_is_reported_by_name(server, loop):
     feed, _, trouble = feed_of(server, loop, ingest_bytes=1 << 26)
     feed.begin()
     server.kill()
@@ -132,7 +132,7 @@ def test_a_storage_that_dies_is_named(server, loop):
     assert trouble[0].startswith(f"storage 127.0.0.1:{server.port}")
 
 
-def test_no_storage_is_told_with_its_address(loop):
+def test_missing_storage_is_reported_with_its_address(loop):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -140,7 +140,7 @@ def test_no_storage_is_told_with_its_address(loop):
         StorageClient("127.0.0.1", port, loop, lambda _: None)
 
 
-def test_the_next_batch_is_fetched_ahead(server, loop):
+def test_feed_prefetches_the_next_batch(server, loop):
     feed, _, trouble = feed_of(server, loop, ingest_bytes=200_000)
     began = []
     feed.begin()
@@ -155,7 +155,7 @@ def test_the_next_batch_is_fetched_ahead(server, loop):
     feed.close()
 
 
-def test_a_synchronous_checkpoint_holds_the_rank_back(server, loop):
+def test_feed_sync_checkpoint_blocks_the_rank(server, loop):
     feed, stored, _ = feed_of(server, loop, checkpoint_bytes=200_000)
     went_on = []
     feed.checkpoint(0, lambda: went_on.append(0))
@@ -168,7 +168,7 @@ def test_a_synchronous_checkpoint_holds_the_rank_back(server, loop):
     feed.close()
 
 
-def test_an_asynchronous_checkpoint_holds_back_only_the_next_one(server, loop):
+def test_feed_async_checkpoint_blocks_only_the_next_one(server, loop):
     feed, stored, _ = feed_of(server, loop, checkpoint_bytes=500_000, mode="async", every=1)
     went_on = []
     feed.checkpoint(0, lambda: went_on.append(0))
@@ -186,7 +186,7 @@ def test_an_asynchronous_checkpoint_holds_back_only_the_next_one(server, loop):
     feed.close()
 
 
-def test_staggered_checkpoints_take_turns(server, loop):
+def test_feed_staggered_checkpoints_alternate_between_ranks(server, loop):
     turns = {}
     for rank in range(4):
         feed, _, _ = feed_of(server, loop, rank=rank, ranks=4, checkpoint_bytes=1, mode="staggered", every=8)
@@ -204,12 +204,12 @@ def test_staggered_checkpoints_take_turns(server, loop):
         ({"ingest_bytes": 0}, "is not used"),
     ],
 )
-def test_storage_that_makes_no_sense_is_refused(changes, said):
+def test_storage_with_invalid_values_is_refused(changes, said):
     with pytest.raises(UsageError, match=said):
         storage_service.check(Storage(**{"host": "host4", "ingest_bytes": 1} | changes))
 
 
-def test_times_are_of_all_ranks():
+def test_storage_times_cover_all_ranks():
     iterations = [[Iteration(index=0, start_ns=0, end_ns=9, compute_ns=1, comm_ns=1, wait_ns=0, wrong_elements=0,
                              ingest_ns=wait) for wait in (1, 3)] for _ in range(2)]  # fmt: skip
     stored = [
@@ -220,5 +220,5 @@ def test_times_are_of_all_ranks():
     assert storage_service.times_of([], []).checkpoints == 0
 
 
-def test_a_rank_that_waits_for_storage_says_so():
+def test_rank_that_waits_for_storage_reports_it():
     assert standing({"phase": "data", "iteration": 3}) == "iteration 3, waits for data from storage"

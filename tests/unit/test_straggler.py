@@ -40,7 +40,7 @@ BUSY = [
 HALVED = [(601, 1000, 441, 481), (445, 875, 474, 382), (452, 962, 619, 589), (587, 946, 500, 568)]
 
 
-def test_a_halved_gpu_is_named_though_all_ranks_got_faster():
+def test_straggler_of_a_slow_gpu_is_named_although_all_ranks_got_faster():
     """Its own times grew by a fifth only; those of the others fell by a third."""
     slow = slowdowns(series(BUSY + HALVED), under(len(BUSY), len(BUSY) + 3))
     top, is_sure = slowest(slow)
@@ -51,13 +51,13 @@ def test_a_halved_gpu_is_named_though_all_ranks_got_faster():
     assert top.ratio > 1.6
 
 
-def test_a_machine_that_gets_slower_as_a_whole_names_nobody():
+def test_straggler_on_a_uniformly_slower_machine_is_none():
     rows = BUSY + [tuple(2.5 * time for time in row) for row in BUSY[5:]]
 
     assert slowest(slowdowns(series(rows), under(len(BUSY), len(BUSY) + 3)))[0] is None
 
 
-def test_two_iterations_that_stand_out_are_no_proof():
+def test_straggler_of_two_iterations_is_not_significant():
     rows = [*BUSY[:3], *HALVED[:2]]
     top, is_sure = slowest(slowdowns(series(rows), under(3, 4)))
 
@@ -65,7 +65,7 @@ def test_two_iterations_that_stand_out_are_no_proof():
     assert (top.rank, is_sure) == (1, False)
 
 
-def test_a_slow_rank_among_two_is_the_slower_one():
+def test_straggler_of_two_ranks_is_the_slower_one():
     rows = [(700 + 10 * at, 705 + 9 * at) for at in range(12)] + [(1500, 700 + at) for at in range(6)]
     top, is_sure = slowest(slowdowns(series(rows), under(12, 17)))
 
@@ -73,7 +73,7 @@ def test_a_slow_rank_among_two_is_the_slower_one():
     assert (top.rank, is_sure) == (0, True)
 
 
-def test_a_phase_that_is_only_partly_under_the_fault_is_counted_to_neither():
+def test_straggler_ignores_phases_partly_under_the_fault():
     """One that a fault overtook at the end: with it, four slow iterations would no longer be the four slowest."""
     rows = [(700, 700, 700)] * 12 + [(700, 1600, 700)] + [(700, 1500, 700)] * 4
     fault = {"slow-gpu": (12 * STEP_NS + 1_200_000_000, len(rows) * STEP_NS)}
@@ -84,13 +84,13 @@ def test_a_phase_that_is_only_partly_under_the_fault_is_counted_to_neither():
     assert slowest([slow])[1]
 
 
-def test_nothing_is_said_of_too_few_iterations_or_of_none():
+def test_straggler_with_too_few_iterations_is_unknown():
     assert slowdowns((), under(0, 1)) == ()
     assert slowdowns(series(BUSY), under(3, 3)) == ()
     assert slowdowns(series([(0, 0)] * 9), under(3, 6)) == ()
 
 
-def test_noise_alone_rarely_names_anybody():
+def test_straggler_from_noise_alone_is_rare():
     """Not above the share of runs that the level allows, by more than this many runs would show by chance."""
     rng, runs = np.random.default_rng(5), 400
     named = 0
@@ -104,7 +104,7 @@ def test_noise_alone_rarely_names_anybody():
     st.lists(st.integers(0, 6), min_size=1, max_size=5),
     st.lists(st.integers(0, 6), min_size=1, max_size=4),
 )
-def test_the_chance_is_that_of_all_ways_to_part_the_values(before, during):
+def test_chance_equals_the_enumeration_of_all_splits(before, during):
     """Counted by hand, over rank sums; equal values count against the slow one."""
     values = during + before
     order = sorted(range(len(values)), key=lambda at: (values[at], at))
@@ -115,7 +115,7 @@ def test_the_chance_is_that_of_all_ways_to_part_the_values(before, during):
     assert chance(before, during) == pytest.approx(sum(sum(way) >= seen for way in ways) / len(ways))
 
 
-def test_many_iterations_have_the_chance_of_few(monkeypatch):
+def test_chance_approximation_agrees_with_the_exact_value(monkeypatch):
     """Where the distribution is no longer counted out, the normal one is as good."""
     rng = np.random.default_rng(1)
     before = rng.standard_normal(100).tolist()

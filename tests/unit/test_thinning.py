@@ -12,7 +12,7 @@ LENGTHS = st.lists(st.floats(0, 1e6), min_size=1, max_size=300)
 
 
 @given(LENGTHS, st.integers(1, 40))
-def test_no_peak_and_no_dip_is_lost(values, most):
+def test_extremes_keep_every_peak_and_dip(values, most):
     """Both ends, the lowest and the highest of all are kept, in order, and no more than asked for."""
     given_values = np.array(values)
     kept = extremes(given_values, most)
@@ -24,18 +24,18 @@ def test_no_peak_and_no_dip_is_lost(values, most):
     assert len(kept) <= 2 * most + 2
 
 
-def test_a_dip_of_one_bin_in_ten_minutes_is_as_deep_as_it_was():
+def test_extremes_keep_the_depth_of_a_single_bin():
     values = np.full(6000, 30.0)
     values[4321] = 1.0
     assert values[extremes(values, 480)].min() == 1.0
 
 
-def test_what_is_short_is_drawn_whole():
+def test_extremes_of_short_data_are_all_values():
     assert extremes(np.arange(10.0), 5).tolist() == list(range(10))
 
 
 @given(LENGTHS, st.floats(0.5, 50))
-def test_of_those_that_share_a_span_the_longest_is_kept(lengths, width):
+def test_longest_keeps_the_longest_value_per_span(lengths, width):
     """Each span that has any has one, and none in it is longer."""
     starts, found = np.arange(float(len(lengths))), np.array(lengths)
     kept = longest(starts, found, width)
@@ -45,5 +45,5 @@ def test_of_those_that_share_a_span_the_longest_is_kept(lengths, width):
         assert found[one] == found[span == span[one]].max()
 
 
-def test_nothing_is_thinned_to_nothing():
+def test_thinning_of_no_data_is_empty():
     assert longest(np.zeros(0), np.zeros(0), 1.0).size == 0

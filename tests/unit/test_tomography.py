@@ -37,7 +37,7 @@ def sent(*, place=(), share=0.0, seed=1, count=200, background=0.0005):
     "place",
     [("rtsw1", "ctsw1"), ("ctsw2", "rtsw1"), ("host3:rxe1", "rtsw2"), ("rtsw1", "host1:rxe0"), ("ctsw1",), ("host2",)],
 )
-def test_the_place_that_loses_is_named_with_its_direction(place, share):
+def test_locate_names_the_lossy_link_and_its_direction(place, share):
     (found,) = locate(sent(place=place, share=share))
     assert place in (found.place, *found.alike)
     # Between two racks, what goes up to a spine comes down to the other one.
@@ -45,7 +45,7 @@ def test_the_place_that_loses_is_named_with_its_direction(place, share):
     assert found.lost / found.sent == pytest.approx(share, abs=0.05)
 
 
-def test_two_places_are_two_suspects():
+def test_locate_with_two_lossy_places_names_both():
     first = sent(place=("rtsw1", "ctsw1"), share=0.2, seed=3)
     second = sent(place=("rtsw2", "host4:rxe1"), share=0.1, seed=3)
     both = [Probes(path=a.path, sent=a.sent, lost=max(a.lost, b.lost)) for a, b in zip(first, second, strict=True)]
@@ -55,23 +55,23 @@ def test_two_places_are_two_suspects():
     assert any(("rtsw2", "host4:rxe1") in one for one in named)
 
 
-def test_a_healthy_fabric_has_no_suspect():
+def test_locate_in_a_healthy_fabric_names_nothing():
     """In 80 made-up runs, with as many losses as a busy lab may have."""
     assert [seed for seed in range(80) if locate(sent(seed=seed, background=BACKGROUND))] == []
 
 
-def test_nothing_was_sent_nothing_is_known():
+def test_locate_without_probes_names_nothing():
     assert locate([]) == ()
     assert locate([Probes(path=("a", "b"), sent=0, lost=0)]) == ()
 
 
-def test_links_add_up_what_crosses_them():
+def test_links_of_sums_probes_by_directed_link():
     ways = [Probes(path=("a", "s", "b"), sent=10, lost=1), Probes(path=("a", "s", "c"), sent=5, lost=0)]
     assert links_of(ways) == {("a", "s"): (15, 1), ("s", "b"): (10, 1), ("s", "c"): (5, 0)}
 
 
 @pytest.mark.parametrize("topology", [SOFT, MINI])
-def test_every_rnic_sends_and_is_sent_to_in_every_rack(topology):
+def test_probe_pairs_cover_every_rnic_and_rack(topology):
     chosen = prober.pairs(topology)
     rnics = {f"{host.name}:{rnic.name}" for host in topology.hosts for rnic in host.rnics}
     racks = {host.rack for host in topology.hosts}
@@ -80,7 +80,7 @@ def test_every_rnic_sends_and_is_sent_to_in_every_rack(topology):
     assert all(src.partition(":")[0] != dst.partition(":")[0] for src, dst in chosen)
 
 
-def test_what_no_probe_took_is_told():
+def test_uncovered_lists_links_without_probes():
     only = (Probes(path=("host1:rxe0", "rtsw1", "host2:rxe0"), sent=1, lost=0),)
     left = results.uncovered(SOFT, only)
     assert "rtsw1 -> ctsw1" in left
@@ -91,6 +91,6 @@ def test_what_no_probe_took_is_told():
 
 
 @pytest.mark.parametrize("spec", [ProbeSpec(duration_s=0), ProbeSpec(per_s=0), ProbeSpec(qps=0)])
-def test_probes_without_time_rate_or_queue_pairs_are_refused(spec):
+def test_probe_spec_without_duration_rate_or_qps_is_refused(spec):
     with pytest.raises(UsageError):
         prober.check(spec)

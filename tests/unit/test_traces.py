@@ -24,7 +24,7 @@ def said(trace):
     return [(one.collective, one.members, one.size_bytes) for one in trace.operations]
 
 
-def test_a_param_trace_for_all_ranks_counts_in_elements_of_its_types():
+def test_param_trace_for_all_ranks_converts_elements_to_bytes():
     trace = traces.load(TRACES / "ranking.json")
     assert said(trace) == [
         ("all-to-allv", ALL, 16384 * 4),
@@ -40,7 +40,7 @@ def test_a_param_trace_for_all_ranks_counts_in_elements_of_its_types():
     assert [(note.record, note.blocks) for note in trace.notes] == [(3, False)]
 
 
-def test_param_traces_of_ranks_meet_in_their_groups_and_messages_may_cross():
+def test_param_traces_of_ranks_join_by_group_with_crossing_messages():
     assert said(traces.load(TRACES / "pipeline")) == [
         ("all-reduce", (0, 1), 16384),
         ("all-reduce", (2, 3), 16384),
@@ -52,7 +52,7 @@ def test_param_traces_of_ranks_meet_in_their_groups_and_messages_may_cross():
     ]
 
 
-def test_a_chakra_trace_made_by_protoc_is_followed_along_its_graph():
+def test_chakra_trace_written_by_protoc_follows_its_graph():
     """The files were written with the classes that protoc makes of et_def.proto, in the way of Chakra's generator."""
     trace = traces.load(TRACES / "tensor-parallel")
     assert said(trace) == [
@@ -73,7 +73,7 @@ def test_a_chakra_trace_made_by_protoc_is_followed_along_its_graph():
 
 
 @given(rows=operations, form=st.sampled_from(traces.FORMATS))
-def test_what_is_written_is_read_again_as_each_rank_did_it(rows, form, tmp_path_factory):
+def test_saved_trace_loads_with_the_same_operations(rows, form, tmp_path_factory):
     trace = made(rows)
     folder = tmp_path_factory.mktemp("trace")
     traces.save(trace, folder / "t", form=form)
@@ -94,7 +94,7 @@ def test_what_is_written_is_read_again_as_each_rank_did_it(rows, form, tmp_path_
             assert got == want
 
 
-def test_splits_of_an_all_to_allv_survive_and_chakra_has_none(tmp_path):
+def test_all_to_allv_splits_survive_param_and_are_refused_by_chakra(tmp_path):
     counts = ((0, 8), (4, 16))
     one = Operation(
         record=0, collective="all-to-allv", members=(0, 1), size_bytes=24, counts=counts, pauses_ns=(0, 0),
@@ -114,7 +114,7 @@ def test_splits_of_an_all_to_allv_survive_and_chakra_has_none(tmp_path):
 
 
 @given(share=st.floats(0, 0.999))
-def test_a_cut_chakra_file_says_where_or_is_a_shorter_trace(share):
+def test_truncated_chakra_file_is_refused_or_shorter(share):
     """Where it is cut between two nodes nothing can tell; a node that others wait for is missed, if there is one."""
     content = (TRACES / "tensor-parallel" / "layer.0.et").read_bytes()
     whole = list(wire.read_stream("whole", content))
@@ -128,13 +128,13 @@ def test_a_cut_chakra_file_says_where_or_is_a_shorter_trace(share):
 
 
 @given(share=st.floats(0, 0.99))
-def test_a_cut_param_file_is_refused(share):
+def test_truncated_param_file_is_refused(share):
     content = (TRACES / "ranking.json").read_bytes()
     with pytest.raises(ConfigError, match=r"r\.json: the trace is truncated"):
         param.read("r.json", content[: int(len(content.rstrip()) * share)].rstrip(b"]}\n"), rank=None, world=4)
 
 
-def test_a_cut_gzip_is_refused(tmp_path):
+def test_truncated_gzip_file_is_refused(tmp_path):
     (tmp_path / "t.json.gz").write_bytes(gzip.compress((TRACES / "ranking.json").read_bytes())[:200])
     with pytest.raises(ConfigError, match="truncated"):
         traces.load(tmp_path / "t.json.gz")
@@ -159,12 +159,12 @@ REDUCE = {"comms": "all_reduce", "in_msg_size": 4, "out_msg_size": 4, "dtype": "
         ({"markers": []}, "record 1: the record has neither comms nor compute"),
     ],
 )
-def test_a_wrong_param_record_is_named(record, says):
+def test_invalid_param_record_is_refused_with_its_number(record, says):
     with pytest.raises(ConfigError, match=f"t.json: {says}"):
         param.read("t.json", json.dumps([REDUCE, record]).encode(), rank=None, world=None)
 
 
-def test_what_is_not_here_is_noted_as_in_the_way():
+def test_unsupported_param_record_is_noted_as_blocking():
     content = json.dumps([REDUCE, {**REDUCE, "comms": "gather"}, {"comms": "wait", "req": 0}]).encode()
     (note,) = param.read("t.json", content, rank=None, world=None).notes
     assert (note.record, note.what, note.blocks) == (1, "gather: this collective is not supported", True)
@@ -197,26 +197,26 @@ def node(number, kind=wire.COLL, deps=(), **attr):
         ([node(1, kind=77)], "unknown node type 77"),
     ],
 )
-def test_a_wrong_chakra_node_is_named(nodes, says):
+def test_invalid_chakra_node_is_refused_with_its_record(nodes, says):
     with pytest.raises(ConfigError, match=f"j.0.et: .*{says}|j.0.et: {says}"):
         chakra.read("j.0.et", written(*nodes), rank=0, world=2, groups={})
 
 
-def test_chakra_messages_without_a_peer_and_unknown_collectives_are_noted():
+def test_chakra_nodes_that_cannot_be_replayed_are_noted():
     nodes = [node(1, kind=wire.SEND, comm_size=8), node(2, comm_type=3, comm_size=8), node(3, kind=10)]
     notes = chakra.read("j.0.et", written(*nodes), rank=0, world=2, groups={}).notes
     assert [(note.record, note.blocks) for note in notes] == [(0, True), (1, True), (2, True)]
     assert "no destination is given" in notes[0].what
 
 
-def test_groups_may_come_from_a_file(tmp_path):
+def test_chakra_groups_load_from_a_file(tmp_path):
     for rank in range(2):
         (tmp_path / f"j.{rank}.et").write_bytes(written(node(1, comm_type=0, comm_size=64, pg_name="tp")))
     (tmp_path / "groups").write_text('{"tp": [0, 1]}')
     assert said(traces.load(tmp_path, groups=tmp_path / "groups")) == [("all-reduce", (0, 1), 64)]
 
 
-def test_ranks_that_wait_for_each_other_are_told_with_their_records(tmp_path):
+def test_traces_that_wait_for_each_other_are_refused_with_their_records(tmp_path):
     other = {**REDUCE, "comms": "barrier"}
     (tmp_path / "0.json").write_text(json.dumps([REDUCE, other]))
     (tmp_path / "1.json").write_text(json.dumps([other, REDUCE]))
@@ -238,7 +238,7 @@ def test_ranks_that_wait_for_each_other_are_told_with_their_records(tmp_path):
         ("../..", "no file in the folder is named"),
     ],
 )
-def test_a_path_that_is_no_trace(name, says):
+def test_load_of_a_path_without_a_trace_is_refused(name, says):
     with pytest.raises(UsageError, match=says):
         traces.load(TRACES / name)
 
@@ -246,7 +246,7 @@ def test_a_path_that_is_no_trace(name, says):
 # Made to fit.
 
 
-def test_a_trace_is_shrunk_to_what_its_first_ranks_do_together():
+def test_fitted_keeps_operations_among_the_first_ranks():
     trace = traces.fitted(traces.load(TRACES / "tensor-parallel"), ranks=2)
     assert said(trace) == [
         ("all-reduce", (0, 1), 32768),
@@ -260,7 +260,7 @@ def test_a_trace_is_shrunk_to_what_its_first_ranks_do_together():
 
 
 @given(rows=operations, scale=st.floats(1e-4, 10))
-def test_scaled_sizes_can_be_divided_and_are_never_nothing(rows, scale):
+def test_fitted_sizes_are_divisible_and_above_zero(rows, scale):
     for one in traces.fitted(made(rows), ranks=4, scale=scale).operations:
         assert one.size_bytes > 0
         assert one.size_bytes % 4 == 0
@@ -270,7 +270,7 @@ def test_scaled_sizes_can_be_divided_and_are_never_nothing(rows, scale):
         traces.fitted(made(rows), ranks=4, scale=0)
 
 
-def test_a_scaled_all_to_allv_keeps_its_skew():
+def test_fitted_all_to_allv_keeps_its_skew():
     one = traces.load(TRACES / "ranking.json").operations[0]
     skewed = dataclasses.replace(one, counts=tuple((1000, 400, 0, 40) for _ in ALL))
     trace = Trace(source="t", format="param", ranks=4, operations=(skewed,))

@@ -15,7 +15,7 @@ from testbed.errors import LabError
 from traffic.engine.task_specs import QpParams
 
 
-def test_a_clean_flow_is_completed_and_counted():
+def test_flow_without_errors_completes_with_counts():
     events = []
     lab = Lab(lambda engine: engine.done())
     result = lab.start(events.append).wait(10)
@@ -27,7 +27,7 @@ def test_a_clean_flow_is_completed_and_counted():
     assert result.to_dict()["spec"]["qp"]["retry_cnt"] == 6
 
 
-def test_when_an_engine_stood_still_is_told_in_the_controllers_time():
+def test_standstill_is_reported_in_controller_time():
     """Once it was moved by the hosts' offset twice, and what stood still before the job counted as in it."""
 
     def stood(engine):
@@ -44,7 +44,7 @@ def test_when_an_engine_stood_still_is_told_in_the_controllers_time():
 
 
 @pytest.mark.parametrize(("transport", "label"), [("rc", 77), ("uc", 77), ("ud", 0)])
-def test_a_connection_says_by_what_its_port_is_chosen(transport, label):
+def test_connection_reports_flow_label_and_transport(transport, label):
     lab = Lab(lambda engine: engine.done())
     with lab.start(qp=QpParams(flow_label=label), transport=transport, verb="send") as running:
         assert [(one.transport, one.flow_label) for one in running.connections] == [(transport, label)]
@@ -52,7 +52,7 @@ def test_a_connection_says_by_what_its_port_is_chosen(transport, label):
 
 
 @pytest.mark.parametrize(("base", "labels"), [(0, [1, 2, 3, 1]), (9, [9, 10, 11, 9])])
-def test_a_low_entropy_set_shares_its_flow_labels_by_turns(base, labels):
+def test_flows_with_entropy_share_flow_labels_in_turn(base, labels):
     """Each engine is told the label of each of its QPs, and the connections say it."""
     lab = Lab(lambda engine: engine.done())
     with lab.start(qps=4, entropy=3, qp=QpParams(flow_label=base)) as running:
@@ -62,7 +62,7 @@ def test_a_low_entropy_set_shares_its_flow_labels_by_turns(base, labels):
         assert engine.labels == labels
 
 
-def test_a_lost_qp_is_rebuilt_and_reported():
+def test_lost_qp_is_rebuilt_and_reported():
     running = Lab(lambda engine: engine.error()).start()
     result = running.wait(10)
     (rebuild,) = result.rebuilds
@@ -77,7 +77,7 @@ def test_a_lost_qp_is_rebuilt_and_reported():
     ("naks", "status", "outcome"),
     [(0, None, "none"), (7, None, "waited"), (None, None, "unknown"), (7, "RNR_RETRY_EXC_ERR", "exceeded")],
 )
-def test_what_late_receives_came_to_is_typed_and_names_its_counter(naks, status, outcome):
+def test_late_receives_outcome_is_typed_and_names_its_counter(naks, status, outcome):
     def on_start(engine):
         engine.done() if status is None else engine.error(status)
 
@@ -90,7 +90,7 @@ def test_what_late_receives_came_to_is_typed_and_names_its_counter(naks, status,
     assert result.to_dict()["rnr"]["outcome"] == outcome
 
 
-def test_a_peer_that_stays_away_is_a_failure_that_says_where():
+def test_unreachable_peer_is_a_failure_with_its_location():
     result = Lab(lambda engine: engine.error(), dead_from=1).start().wait(20)
     assert result.outcome == "failed"
     assert result.where.startswith("host1:rxe0 -> host3:rxe0: unreachable for 1 s")
@@ -98,36 +98,36 @@ def test_a_peer_that_stays_away_is_a_failure_that_says_where():
     assert result.rebuilds[0].recovered_ns is None
 
 
-def test_an_engine_that_dies_is_a_failure_that_says_where():
+def test_lost_engine_is_a_failure_with_its_location():
     result = Lab(lambda engine: engine.do_quit()).start().wait(10)
     assert result.outcome == "failed"
     assert "host1: the traffic engine is gone" in result.where
 
 
-def test_what_an_engine_cannot_do_is_a_failure():
+def test_engine_error_is_a_failure():
     lab = Lab(lambda engine: engine.emit("error", error="the soft GPU is gone", where="tx"))
     assert lab.start().wait(10).where == "host1, tx: the soft GPU is gone"
 
 
-def test_a_run_in_which_nothing_moves_ends():
+def test_run_without_progress_ends():
     result = Lab(lambda engine: None).start(stall_deadline_s=0.3).wait(10)
     assert "nothing moved" in result.where
 
 
-def test_stop_brings_an_orderly_end():
+def test_stop_ends_a_run_in_order():
     running = Lab(lambda engine: None).start()
     running.stop()
     assert running.wait(10).outcome == "completed"
 
 
-def test_waiting_has_a_deadline_and_leaves_nothing():
+def test_wait_times_out_and_leaves_nothing_running():
     lab = Lab(lambda engine: None)
     with pytest.raises(LabError, match="not over"):
         lab.start().wait(0.2)
     assert all(engine.ended for engine in lab.engines)
 
 
-def test_a_run_that_cannot_connect_does_not_start(monkeypatch):
+def test_run_that_cannot_connect_does_not_start(monkeypatch):
     monkeypatch.setattr("traffic.engine.running_traffic.SETUP_TIMEOUT_S", 0.5)
     lab = Lab(lambda engine: None, dead_from=0)
     with pytest.raises(LabError, match=r"did not start: .*host1:rxe0 -> host3:rxe0"):
@@ -136,7 +136,7 @@ def test_a_run_that_cannot_connect_does_not_start(monkeypatch):
 
 
 @pytest.mark.parametrize(("wrong", "outcome"), [(0, "completed"), (3, "failed")])
-def test_a_wrong_byte_is_a_failure_that_says_where(wrong, outcome):
+def test_wrong_byte_is_a_failure_with_its_location(wrong, outcome):
     """The receiver is told to stop when the sender is done, and says what it has looked at."""
 
     class Looking(Engine):
@@ -163,7 +163,7 @@ def test_a_wrong_byte_is_a_failure_that_says_where(wrong, outcome):
     assert result.size_bytes == 40960, "of the sender"
 
 
-def test_over_an_unreliable_transport_the_receiver_says_what_came():
+def test_unreliable_flow_counts_what_the_receiver_reports():
     """It is told to stop when the sender is done, and the flow is over when it has counted."""
 
     def on_start(engine):
