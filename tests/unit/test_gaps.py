@@ -75,7 +75,7 @@ def test_gaps_one_gap_and_one_nak_are_one_lost_packet_with_its_paths():
     assert (found.cause, found.name) == ("loss", "rtsw2:host3:rxe0")
     assert found.confidence < 0.5
     assert "one packet was lost: host3:rxe0 saw one gap" in found.evidence[0]
-    assert found.evidence[1].endswith(f"of QP {one.rqpn}, whose data takes host1 -> rtsw1 -> ctsw1 -> rtsw2 -> host3")
+    assert found.evidence[1].endswith(f"to QP {one.rqpn}, whose data takes host1 -> rtsw1 -> ctsw1 -> rtsw2 -> host3")
 
 
 def test_gaps_one_gap_and_one_nak_without_a_queue_pair_are_no_finding():
