@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from inject.node.actuator import Refused
-from inject.node.command import run
+from inject.node.command import run, still_alive
 from inject.node.management import management_interfaces, on_device
 
 __all__ = ["CommandsActuator"]
@@ -146,6 +146,7 @@ class CommandsActuator:
     def _settle(self, *, applied: bool) -> None:
         deadline = time.monotonic() + self._settle_s
         while self.read()["applied"] != applied and time.monotonic() < deadline:
+            still_alive()
             time.sleep(_LOOK_EVERY_S)
 
     def _run(self, command: list[str]) -> None:

@@ -31,6 +31,7 @@ from typing import Any
 
 from inject.node.actuator import Actuator, Refused, make
 from inject.node.claim import Claim
+from inject.node.command import call_while_waiting
 from testbed.node.holders import HELD_BY, identity
 
 __all__ = ["Holder", "main"]
@@ -109,9 +110,10 @@ class Holder:
     def look(self, request: dict[str, Any]) -> dict[str, Any]:
         """Make the actuator and let it look; what it changes is claimed."""
         actuator = make(request["actuator"], request["args"])
+        call_while_waiting(self._pat)
         wait_with = getattr(actuator, "wait_with", None)
         if wait_with is not None:
-            wait_with(lambda: self.watchdog.pat(time.monotonic_ns()))
+            wait_with(self._pat)
         if request.get("mutate"):
             from inject.node.mutant import Mutant  # noqa: PLC0415 - only in tests of the harness itself
 
@@ -123,6 +125,9 @@ class Holder:
         self.actuator = actuator
         self.state = "prepared"
         return {"event": "prepared", "before": before, "revert": actuator.revert_script()}
+
+    def _pat(self) -> None:
+        self.watchdog.pat(time.monotonic_ns())
 
     def do_arm(self, request: dict[str, Any]) -> dict[str, Any]:
         """Act now, or at a moment of this machine's clock."""

@@ -14,6 +14,7 @@ from typing import Any
 
 from inject.node.actuator import Refused
 from inject.node.child import Child
+from inject.node.command import still_alive
 from inject.node.machine.hog import NAME, end_all, named
 from testbed.node import nvml
 from testbed.node.cuda import CudaWork, NoCuda
@@ -62,6 +63,7 @@ class GpuNeighbourActuator:
         while (idle := sum(o.count == was for o, was in zip(self._others, before))) and self._all_there():  # noqa: B905
             if time.monotonic() > deadline:
                 break
+            still_alive()
             time.sleep(0.01)
         if idle:
             raise OSError(f"{idle} of {len(self._others)} processes did not begin to compute on GPU {self._pcie}")

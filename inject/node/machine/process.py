@@ -16,7 +16,7 @@ import time
 from typing import Any
 
 from inject.node.actuator import Refused, enter_netns
-from inject.node.command import run
+from inject.node.command import run, still_alive
 from inject.node.inside import unless_gone
 
 __all__ = ["ProcessActuator", "processes_with"]
@@ -128,6 +128,7 @@ class ProcessActuator:
             states = [seen[0] for pid, at in self._found.items() if (seen := _stat(pid)) and seen[1] == at]
             if all((state == "T") is stopped for state in states):
                 return
+            still_alive()
             time.sleep(0.002)
 
     def _pids(self) -> list[int]:
@@ -188,8 +189,11 @@ def _send(pid: int, started: int, number: signal.Signals) -> None:
         if (_stat(pid) or ("", -1))[1] != started:
             return
         signal.pidfd_send_signal(handle, number)
-        if number == signal.SIGKILL and not select.select([handle], [], [], _END_S)[0]:
-            raise OSError(f"process {pid} is still there {_END_S:g} s after SIGKILL")
+        deadline = time.monotonic() + _END_S
+        while number == signal.SIGKILL and not select.select([handle], [], [], 0.5)[0]:
+            still_alive()
+            if time.monotonic() > deadline:
+                raise OSError(f"process {pid} is still there {_END_S:g} s after SIGKILL")
     finally:
         os.close(handle)
 

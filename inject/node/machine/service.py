@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from inject.node.actuator import Refused
-from inject.node.command import run
+from inject.node.command import run, still_alive
 
 __all__ = ["ServiceActuator"]
 
@@ -65,4 +65,5 @@ class ServiceActuator:
                 raise OSError(
                     f"{self._unit} {'still runs' if applied else 'has not come back'} after {_DEADLINE_S:g} s"
                 )
+            still_alive()
             time.sleep(0.02)

@@ -110,6 +110,7 @@ class DetourActuator(HopActuator):
             return
         deadline = time.monotonic() + self._drain_s + 0.5
         while self._stats().get("qlen") and time.monotonic() < deadline:
+            self._alive()
             time.sleep(0.005)
         for name, value in self._stats().items():
             self._past[name] = self._past.get(name, 0) + value

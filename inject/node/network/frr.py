@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from inject.node.actuator import Refused
-from inject.node.command import run
+from inject.node.command import run, still_alive
 from inject.node.inside import name_of, unless_gone, vtysh
 
 __all__ = ["BgpResetActuator", "FrrActuator"]
@@ -85,6 +85,7 @@ class BgpResetActuator:
         """Refuse a switch without an established session: there would be nothing to reset."""
         deadline = time.monotonic() + _SESSION_S
         while not (seen := self._sessions())[0] and time.monotonic() < deadline:
+            still_alive()
             time.sleep(0.5)
         established, self._before = seen
         if not established:

@@ -1,0 +1,74 @@
+"""A holder whose commands take seconds on a busy target is not taken for dead: with real holders and guardians."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from held import ask
+
+from inject.channels import LocalChannel
+
+WATCHDOG_S = 1.5
+"""Of the guardian here; a command takes longer than that in these tests."""
+
+VTYSH = """#!/bin/sh
+state=$(dirname "$0")/state
+dropped=$(cat "$state" 2>/dev/null || echo 0)
+case "$*" in
+*"clear bgp"*) sleep 2.5; echo 1 >"$state" ;;
+*"no network "*) sleep 2.5; echo gone >"$state" ;;
+*"network "*) rm -f "$state" ;;
+*running-config*) [ -e "$state" ] || echo " network 10.0.0.0/24" ;;
+*) echo '{"peers": {"10.0.0.1": {"state": "Established", "connectionsDropped": '$dropped'}}}' ;;
+esac
+"""
+LOOK = ["sh", "-c", "cat $0 2>/dev/null || echo up", "STATE"]
+
+
+@pytest.fixture
+def holder(tmp_path, monkeypatch):
+    """The way to talk to a holder on a machine whose `vtysh` is slow."""
+    tool = tmp_path / "vtysh"
+    tool.write_text(VTYSH)
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    channel = LocalChannel("slow", tmp_path / "slow.revert", watchdog_s=WATCHDOG_S)
+    assert channel.receive(timeout_s=30)["event"] == "ready"
+    yield channel
+    channel.close()
+
+
+def commands(tmp_path):
+    """Three commands, none of which is slow by itself as long as one is looked for."""
+    state = str(tmp_path / "state")
+    return {
+        "on": [["sleep", "0.8"]] * 4 + [["sh", "-c", f"echo down > {state}"]],
+        "off": [["rm", "-f", state]],
+        "look": [*LOOK[:-1], state],
+        "applied": "^down$", "normal": "^up$", "needs": [], "able": [], "remember": {}, "guard": None, "count": None,
+        "settle_s": 0.0, "shows": {},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("actuator", "args"),
+    [
+        ("bgp_reset", {"netns": None}),
+        ("frr", {"netns": None, "path": ["router bgp 1"], "line": "network 10.0.0.0/24"}),
+        ("commands", commands),
+    ],
+    ids=["bgp-reset", "frr", "commands"],
+)
+def test_holder_is_not_taken_for_dead_while_its_command_is_slow(holder, tmp_path, actuator, args):
+    made = args(tmp_path) if callable(args) else args
+    prepared = ask(
+        holder, "prepare", id="slow", actuator=actuator, args=made, edges=[[0.0, True]], window_s=60.0, ttl_s=30.0,
+        revert_dir=str(tmp_path),
+    )  # fmt: skip
+    assert prepared["event"] == "prepared", prepared
+    armed = ask(holder, "arm")
+    assert armed["event"] == "armed", armed
+    assert armed["readback"]["applied"]
+    cleared = ask(holder, "clear")
+    assert cleared["observed"]["count"] == 1
