@@ -131,7 +131,7 @@ class _StopFile(Section, frozen=True, kw_only=True):
 
 
 class _ExperimentFile(Section, frozen=True, kw_only=True):
-    name: Annotated[str, msgspec.Meta(pattern="^[a-z0-9][a-z0-9.-]{0,62}$")]
+    name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}\Z")]
     workload: dict[str, Any]
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 1
     lab: _LabFile = msgspec.field(default_factory=_LabFile)

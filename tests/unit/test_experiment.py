@@ -88,6 +88,7 @@ def test_quantities_become_numbers_and_the_result_is_frozen():
         ),
         ('name = "x"', 'name = "x"\nsed = 3', "", "did you mean seed?"),
         ('name = "x"', 'name = "X Y"', "name", ""),
+        ('name = "x"', 'name = "x\\n"', "name", ""),
         ("[[faults]]", f'[[faults]]\nid = "{"a" * 300}"', "faults[0].id", "has 300 characters"),
         ("[[faults]]", f'[[faults]]\nid = "{"a" * 64}"', "faults[0].id", "has 64 characters"),
         ("[[faults]]", '[[faults]]\nid = "a/b"', "faults[0].id", "must be lower-case"),
