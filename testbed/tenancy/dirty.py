@@ -15,17 +15,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from testbed.errors import DirtyLab, LabError
+from testbed.errors import DirtyLab, FaultbedError, LabError, RevertFailed
 from testbed.observe import fingerprint
 from testbed.observe.fingerprint import Fingerprint
-from testbed.tenancy import in_progress
+from testbed.tenancy import durable, in_progress
 from testbed.tenancy.in_progress import Mark, Own
 from testbed.tenancy.reservation import WHOLE_LAB, overlap
 
@@ -39,11 +38,13 @@ __all__ = [
     "admit",
     "baseline",
     "begin",
+    "changing",
     "clean",
     "end",
     "is_marked",
     "is_unknown",
     "leave_unknown",
+    "left_by",
     "mark",
     "reasons",
     "refuse",
@@ -160,8 +161,10 @@ def unfinished(folder: Path) -> tuple[str, ...]:
     )
 
 
-def mark(folder: Path, reasons: Sequence[str], before: Fingerprint | None) -> bool:
+def mark(folder: Path, reasons: Sequence[str], before: Fingerprint | None, *, command: str = "") -> bool:
     """Mark a lab's state directory as DIRTY; a mark that is there keeps what the lab looked like first.
+
+    `command` is one that did not get to its end, and that removes the mark when it does (`changing`).
 
     Returns:
         Whether this mark was written; not where there was one.
@@ -174,16 +177,45 @@ def mark(folder: Path, reasons: Sequence[str], before: Fingerprint | None) -> bo
         return False
     said = {"since": time.time(), "reasons": list(reasons), "before": before.to_json() if before else None}
     said["covers"] = before.covers if before else (WHOLE_LAB,)
-    folder.mkdir(parents=True, exist_ok=True)  # of a rack, nothing else may have been kept here
-    temporary = path.with_suffix(f".{os.getpid()}-{secrets.token_hex(4)}.new")
+    said |= {"command": command} if command else {}
+    temporary = durable.write_new(path, json.dumps(said, indent=1).encode())
     try:
-        temporary.write_text(json.dumps(said, indent=1))
         os.link(temporary, path)  # unlike a rename, it never replaces the mark that another command writes just now
     except FileExistsError:
         return False
     finally:
         temporary.unlink(missing_ok=True)
+    durable.sync_folder(folder)
     return True
+
+
+@contextlib.contextmanager
+def changing(folder: Path, command: str) -> Iterator[None]:
+    """Mark a lab as DIRTY for as long as a command changes it whose end no comparison follows.
+
+    The mark goes when the block ends, or fails with an error that tells the person what is wrong; a kill, an interrupt,
+    a defect of ours or a fault that is not reverted leaves it. The same command, run again to its end, removes it then.
+
+    Raises:
+        OSError: the mark cannot be written.
+    """
+    before = baseline(folder)
+    sentence = f"`{command}` (process {os.getpid()}) did not get to its end: run it again"
+    is_ours = mark(folder, [sentence], before, command=command)
+    is_ours = is_ours or (left_by(folder) == command and before is None)
+    try:
+        yield
+    except FaultbedError as error:
+        if is_ours and not isinstance(error, RevertFailed):
+            _path(folder).unlink(missing_ok=True)
+        raise
+    if is_ours:
+        _path(folder).unlink(missing_ok=True)
+
+
+def left_by(folder: Path) -> str:
+    """Return the command that marked the lab and did not get to its end (`changing`); empty for any other mark."""
+    return str(_read(folder).get("command", "")) if is_marked(folder) else ""
 
 
 def is_marked(folder: Path) -> bool:

@@ -25,6 +25,7 @@ from typing import Any
 from testbed.errors import LabError
 from testbed.node.holders import identity
 from testbed.observe.fingerprint import Fingerprint
+from testbed.tenancy.durable import sync_folder
 from testbed.tenancy.reservation import WHOLE_LAB
 
 __all__ = ["Mark", "Own", "ancestors", "before_of", "dead", "live", "locked", "write"]
@@ -111,9 +112,11 @@ def write(folder: Path, *, why: str, before: Fingerprint, lease_s: float) -> Own
             view = view[file.write(view) :]
         os.fsync(file.fileno())
         temporary.replace(path)
+        sync_folder(path.parent)
     except BaseException:
         file.close()
-        temporary.unlink(missing_ok=True)
+        for one in (temporary, path):
+            one.unlink(missing_ok=True)
         raise
     return Own(path=path, _file=file)
 

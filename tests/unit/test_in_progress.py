@@ -18,7 +18,7 @@ from harness.pytest_plugin.session_lab import Keeper
 from testbed.errors import DirtyLab, LabError, Unreachable
 from testbed.observe import fingerprint
 from testbed.observe.fingerprint import Fingerprint
-from testbed.tenancy import dirty, in_progress
+from testbed.tenancy import dirty, durable, in_progress
 
 
 @pytest.fixture
@@ -214,7 +214,7 @@ def test_end_without_room_for_the_dirty_mark_says_so_and_is_dirty(lab, tmp_path,
     work = dirty.begin(lab, "run demo")
     change(tmp_path, "host1", "DOWN")
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "write_text", full)
+        patch.setattr(durable, "write_new", full)
         outcome = dirty.end(lab, work)
     assert outcome.state == "DIRTY"
     assert "could not be written down (No space left on device): make room" in outcome.said
@@ -230,7 +230,7 @@ def test_session_whose_lab_cannot_be_marked_leaves_its_own_mark(lab, tmp_path, m
     change(tmp_path, "host1", "DOWN")
     if why == "full disk":
         with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
-            patch.setattr(Path, "write_text", full)
+            patch.setattr(durable, "write_new", full)
             keeper.mark(["host1: link be0 was UP, is DOWN"], keeper.work.before)
     else:
         dirty.mark(tmp_path, ["host2: x"], Fingerprint(nodes={"host2": CLEAN["host2"]}, covers=("host2",)))
@@ -341,15 +341,15 @@ def test_two_marks_of_a_dirty_lab_in_the_same_moment_are_both_compared_by_heal(l
     """The second one is written while the first is: neither may replace the other."""
     work = dirty.begin(lab, "inject here")
     change(tmp_path, "host1", "DOWN")
-    write_text, others = Path.write_text, [Fingerprint(nodes={"host2": CLEAN["host2"]}, covers=("host2",))]
+    write_new, others = durable.write_new, [Fingerprint(nodes={"host2": CLEAN["host2"]}, covers=("host2",))]
 
     def written_by_both(path, *args):
-        done = write_text(path, *args)
+        done = write_new(path, *args)
         if others:
             dirty.mark(tmp_path, ["host2: x"], others.pop())
         return done
 
-    monkeypatch.setattr(Path, "write_text", written_by_both)
+    monkeypatch.setattr(durable, "write_new", written_by_both)
     assert dirty.end(lab, work).state == "DIRTY"
     assert dirty.reasons(tmp_path) == ("host2: x",)
     assert "host1" in dirty.settle(lab)[0]

@@ -175,7 +175,10 @@ def heal(session: Session, *, machines: tuple[str, ...], panic: bool, as_json: b
     with open_lab(inventory) as lab, holding:
         audit_log.try_to_append(state, "healing", **what)  # a full disk must not keep a fault in place
         try:
-            done = heal_lab(lab, only=machines, panic=panic)
+            with contextlib.ExitStack() as marked:
+                with contextlib.suppress(OSError):  # a full disk must not keep a fault in place
+                    marked.enter_context(dirty.changing(state, "heal"))
+                done = heal_lab(lab, only=machines, panic=panic)
             left = [] if panic else dirty.settle(lab)
         except BaseException as error:
             audit_log.try_to_append(state, "not healed", **what, detail=audit_log.told(error))

@@ -60,7 +60,8 @@ def provision(
             site = provision_module.site_of(lab)
             done = provision_module.play(site, playbook, check=True, tags=roles, machines=machines, on_event=told)
         else:
-            dirty.admit(lab, progress)
+            if dirty.left_by(lab.state_dir) != _command(playbook):  # that one is run again now
+                dirty.admit(lab, progress)
             done = _do(lab, playbook, machines, roles, told)
     _show(session, inventory, done, check=check, as_json=as_json)
 
@@ -122,14 +123,19 @@ def _do(lab: Lab, playbook: str, machines: Sequence[str], roles: Sequence[str], 
     revert = [] if playbook == "rack-teardown" else [f"faultbed provision --teardown {' '.join(machines)}".strip()]
     audit_log.append(lab.state_dir, "provisioning", **what, revert=revert)
     try:
-        done = provision_module.play(
-            provision_module.site_of(lab), playbook, tags=roles, machines=machines, on_event=on_event
-        )
+        with dirty.changing(lab.state_dir, _command(playbook)):
+            done = provision_module.play(
+                provision_module.site_of(lab), playbook, tags=roles, machines=machines, on_event=on_event
+            )
     except FaultbedError as error:
         audit_log.append(lab.state_dir, "provisioning failed", **what, detail=str(error))
         raise
     audit_log.append(lab.state_dir, "provisioned", **what, detail=f"{sum(done.changed.values())} tasks changed things")
     return done
+
+
+def _command(playbook: str) -> str:
+    return f"provision{' --teardown' if playbook == 'rack-teardown' else ''}"
 
 
 def _show(session: Session, inventory: Inventory, done: ProvisionResult, *, check: bool, as_json: bool) -> None:
