@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from testbed.node.xid import EVENT, SYNTHETIC
 from testbed.observe.telemetry import Change
 
 __all__ = ["broken", "errors", "unhealthy"]
@@ -22,6 +23,8 @@ _PASSED_OVER = (
     re.compile(r"^\d rcu: .*(self-detected stall|detected stalls|detected expedited stalls)"),
     re.compile(r"^\d (watchdog: )?BUG: soft lockup"),
     re.compile(r"^\d (clocksource|hrtimer|perf|sched): "),
+    # What the fault gpu.xid writes by itself, and signs; a driver never signs so.
+    re.compile(rf"^\d {EVENT.pattern}, {SYNTHETIC}"),
 )
 _UNHEALTHY = re.compile(
     rf"{_BROKEN.pattern}|^\d WARNING: |(soft|hard) (lockup|LOCKUP)|\brcu: .*stall|INFO: task .* blocked|NETDEV WATCHDOG"

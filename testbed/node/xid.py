@@ -11,9 +11,11 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-__all__ = ["EVENT", "XidLog", "event"]
+__all__ = ["EVENT", "SYNTHETIC", "XidLog", "event"]
 
 EVENT = re.compile(r"NVRM: Xid \(PCI:([^)]+)\): (\d+)")
+SYNTHETIC = "synthetic: written by a fault injector"
+"""What follows an event that a fault has written."""
 
 
 def event(text: str) -> tuple[str, int] | None:

@@ -10,6 +10,7 @@ from harness.pytest_plugin.kernel_guard import KernelGuard
 from harness.record import kernel_log
 from testbed.errors import Unreachable
 from testbed.node import watch
+from testbed.node.xid import SYNTHETIC
 from testbed.observe.telemetry import Change
 
 
@@ -130,3 +131,12 @@ def test_watcher_answers_with_the_kernel_log_since_the_last_question(monkeypatch
         records.append(b"3,3,3,-;rxe0: link lost\n")
         assert watching.kernel_log({}) == {"messages": ["3 rxe0: link lost"]}
     watching.log.close()
+
+
+def test_event_that_gpu_xid_has_written_itself_does_not_count_and_one_of_a_driver_does():
+    """The fault's own line made `kernel.errors max = 0` fail, with every experiment that injects it."""
+    log = [
+        said(f"3 NVRM: Xid (PCI:gpu0): 79, {SYNTHETIC}"),
+        said("3 NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus."),
+    ]
+    assert kernel_log.errors(log) == (log[1],)

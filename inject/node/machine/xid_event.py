@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from testbed.node.xid import XidLog
+from testbed.node.xid import SYNTHETIC, XidLog
 
 __all__ = ["XidActuator"]
 
@@ -38,7 +38,7 @@ class XidActuator:
     def on(self) -> None:
         """Write it."""
         # Without its end of line a record waits for more, and nobody can read it (kernel/printk/printk.c).
-        line = f"<{_ERROR}>NVRM: Xid (PCI:{self._gpu}): {self._xid}, synthetic: written by a fault injector\n"
+        line = f"<{_ERROR}>NVRM: Xid (PCI:{self._gpu}): {self._xid}, {SYNTHETIC}\n"
         file = os.open("/dev/kmsg", os.O_WRONLY)
         try:
             os.write(file, line.encode())
