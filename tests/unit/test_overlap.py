@@ -156,3 +156,12 @@ def test_what_every_fault_itself_says_it_moves_it_may_move():
     for fault in PLANNED.values():
         keys = [key for witness in fault.must_move for key in witness.any_of]
         assert any(may_move(fault, key, SOFT) for key in keys) or not keys, fault.kind
+
+
+def test_switch_port_that_goes_down_beside_another_loss_has_no_evidence_of_its_own():
+    """A VM's carrier stays up when its switch port goes down: that it has not moved must not be what is said."""
+    port = soft("link.down", "rtsw1:host1:rxe0", **LONG)
+    assert not any("carrier" in key for witness in port.must_move for key in witness.any_of)
+    own, (doubt,) = own_evidence(port, [soft("link.down", "rtsw1:host2:rxe0", **LONG)], SOFT)
+    assert "no evidence of its own" in doubt
+    assert own.must_move == ()

@@ -66,8 +66,7 @@ def _flap_with(asked: Request, edges: list[list[Any]]) -> Shot:
         witness = Witness(any_of=(f"{far.node}/{far.netdev}.carrier_down_count",), at_least=flaps)
     else:
         # Over a dgram socket the host's carrier stays up: only its traffic can tell.
-        retries = rnic_counters(asked.topology, *_RETRIES)
-        witness = Witness(any_of=(f"{far.node}/{far.netdev}.carrier_changes", *retries))
+        witness = Witness(any_of=rnic_counters(asked.topology, *_RETRIES))
     restored = [(f"{target.node}/{port.netdev}.up", 1)]
     if link.is_uplink:
         restored.append((f"{far.node}/{far.netdev}.carrier", 1))
