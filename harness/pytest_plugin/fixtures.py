@@ -57,10 +57,12 @@ def lab_of_test(request: pytest.FixtureRequest) -> Iterator[Lab]:
     if left:
         keeper.mark(left, before)
         request.node.user_properties.append(("lab_state", "DIRTY"))
-        pytest.fail("the lab is not as the test found it:\n" + "\n".join(left), pytrace=False)
+        said = "the lab is not as the test found it:\n" + "\n".join(left)
+        receipts.fail(request.node, pytest.fail.Exception(said, pytrace=False))
     if unhealthy := kernels.found():
         keeper.distrust()
-        pytest.fail("a kernel of the lab reported a problem:\n" + "\n".join(unhealthy), pytrace=False)
+        said = "a kernel of the lab reported a problem:\n" + "\n".join(unhealthy)
+        receipts.fail(request.node, pytest.fail.Exception(said, pytrace=False))
 
 
 @dataclass(frozen=True, kw_only=True)

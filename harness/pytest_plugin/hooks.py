@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.pytest_plugin.keys import EXPERIMENTS, EXPIRED, FAILED, NOT_REQUIRED, QUARANTINED, RAN, RUNNING
+from harness.pytest_plugin.keys import AT_END, EXPERIMENTS, EXPIRED, FAILED, NOT_REQUIRED, QUARANTINED, RAN, RUNNING
 from harness.pytest_plugin.skips import lines, reasons, skip
 from testbed.errors import DirtyLab, FaultbedError, RevertFailed
 
@@ -262,6 +262,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
     """Leave the lab as it was found, whatever the fixtures do at their end; and say where nothing was proved."""
+    session.config.stash[AT_END] = []
     try:
         yield
     finally:
@@ -283,6 +284,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.write_line(line)
     if _proved_nothing(config):
         terminalreporter.write_line("what needs the lab was skipped and nothing else ran: that is no pass", red=True)
+    for found in config.stash.get(AT_END, []):
+        terminalreporter.write_line(f"ended before its time: {found}", red=True)
     if tests := config.stash.get(NOT_REQUIRED, []):
         terminalreporter.write_line(f"faults that need not be proven (prove=False): {', '.join(tests)}", yellow=True)
 

@@ -11,7 +11,17 @@ if TYPE_CHECKING:
     from harness.pytest_plugin.quarantine import Entry
     from traffic.engine.running_traffic import Running
 
-__all__ = ["EXPERIMENTS", "EXPIRED", "FAILED", "NOT_CLEARED", "NOT_REQUIRED", "QUARANTINED", "RAN", "RUNNING"]
+__all__ = [
+    "AT_END",
+    "EXPERIMENTS",
+    "EXPIRED",
+    "FAILED",
+    "NOT_CLEARED",
+    "NOT_REQUIRED",
+    "QUARANTINED",
+    "RAN",
+    "RUNNING",
+]
 
 EXPERIMENTS: pytest.StashKey[tuple[Path, ...]] = pytest.StashKey()
 """On the session's configuration: the files and folders of experiments that it asks for, resolved."""
@@ -33,6 +43,9 @@ NOT_CLEARED: pytest.StashKey[tuple[str, ...]] = pytest.StashKey()
 
 NOT_REQUIRED: pytest.StashKey[list[str]] = pytest.StashKey()
 """On the session's configuration: tests with faults that need not be proven (`prove=False`)."""
+
+AT_END: pytest.StashKey[list[str]] = pytest.StashKey()
+"""On the session's configuration, from the end of the session on: what fixtures of an interrupted test found wrong."""
 
 RAN: pytest.StashKey[bool] = pytest.StashKey()
 """On the session's configuration: an item has run."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from _pytest.outcomes import Failed
 
 from harness.proof import recorded, why_unproven
-from harness.pytest_plugin.keys import FAILED, NOT_CLEARED, NOT_REQUIRED, RUNNING
+from harness.pytest_plugin.keys import AT_END, FAILED, NOT_CLEARED, NOT_REQUIRED, RUNNING
 from harness.verdict import ExitCode, LabState
 from inject.evidence.firing_times import Span
 from inject.evidence.receipt import Receipt, not_cleared
@@ -18,7 +18,7 @@ from inject.evidence.receipt import Receipt, not_cleared
 if TYPE_CHECKING:
     import pytest
 
-__all__ = ["Unproven", "conclude"]
+__all__ = ["Unproven", "conclude", "fail"]
 
 EXIT_CODE = "faultbed_exit_code"
 """JUnit property: the exit code that the command line would have."""
@@ -30,6 +30,18 @@ class Unproven(Failed):
     def __init__(self, reasons: Sequence[str], lab_state: LabState) -> None:
         super().__init__("\n".join(reasons), pytrace=False)
         self.lab_state = lab_state
+
+
+def fail(item: pytest.Item, error: Failed) -> None:
+    """Fail a test at its end; where Ctrl-C has ended the session no test takes an error: the summary reports it then.
+
+    Raises:
+        Failed: the error, as long as the session goes on.
+    """
+    found = item.config.stash.get(AT_END, None)
+    if found is None:
+        raise error
+    found.append(f"{item.nodeid}: {error.msg}")
 
 
 def conclude(item: pytest.Item, receipts: Sequence[tuple[Receipt, bool]]) -> None:
@@ -60,7 +72,7 @@ def conclude(item: pytest.Item, receipts: Sequence[tuple[Receipt, bool]]) -> Non
     code = ExitCode.DIRTY if left else ExitCode.INCONCLUSIVE if problems else ExitCode.PASS
     item.user_properties.append((EXIT_CODE, int(code)))
     if left or (problems and not item.stash.get(FAILED, False)):
-        raise Unproven([*problems, *(reason for reason in left)], "DIRTY" if left else "CLEAN")
+        fail(item, Unproven([*problems, *(reason for reason in left)], "DIRTY" if left else "CLEAN"))
 
 
 def _workloads(item: pytest.Item) -> list[Span]:

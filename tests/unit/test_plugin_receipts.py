@@ -207,3 +207,13 @@ def test_test_that_has_failed_is_not_failed_again_by_its_unproven_fault(session)
     found, result = session("def test_it(inject):\n    inject('link.flap', 'host1:rxe0')\n    assert False\n")
     result.assert_outcomes(failed=1)
     assert found["test_it"]["faultbed_exit_code"] == "2"
+
+
+def test_interrupted_session_reports_what_is_unproven(session):
+    """Ctrl-C amid a fault: pytest ended with an internal error of the plugin instead of with "interrupted"."""
+    text = "def test_it(still, inject):\n    inject('link.flap', 'host1:rxe0').arm()\n    raise KeyboardInterrupt\n"
+    _, result = session(text)
+    assert result.ret == pytest.ExitCode.INTERRUPTED
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
+    assert "INTERNALERROR" not in result.stdout.str()
+    result.stdout.fnmatch_lines(["ended before its time: *::test_it: link.flap on host1:rxe0 is not proven: *"])
