@@ -158,13 +158,19 @@ class Injector:
         return (*not_cleared(self.receipts), *unseen)
 
     def _check_last_end(self, planned: PlannedFault) -> None:
-        """Refuse a fault that would begin too soon after one that has been cleared here."""
-        if self._ended is None:
+        """Refuse a fault that would begin too soon after one that has been cleared here, or by another command."""
+        least_s = safety.policy_of(self.lab.inventory_model).min_spacing_s
+        if not least_s > 0:
             return
-        earlier, ended_s = self._ended
-        apart_s = time.monotonic() + planned.at_s - ended_s
-        if apart_s < safety.policy_of(self.lab.inventory_model).min_spacing_s:
-            safety.refuse_spacing(earlier, planned, apart_s, self.lab.inventory_model)
+        ends = []
+        if self._ended is not None:
+            fault, ended_s = self._ended
+            ends.append((time.monotonic() - ended_s, f"{fault.kind} on {fault.target.text}"))
+        if (last := audit_log.last_fault(self.lab.state_dir)) is not None:
+            ends.append((last.ago_s, f"{last.kind} on {last.target}"))
+        for ago_s, earlier in ends:
+            if (apart_s := ago_s + planned.at_s) < least_s:
+                safety.refuse_spacing(earlier, planned, apart_s, self.lab.inventory_model)
 
     @property
     def end_sentence(self) -> str:

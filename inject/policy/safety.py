@@ -88,18 +88,18 @@ def check_spacing(planned: Sequence[PlannedFault], inventory: Inventory) -> None
         for earlier in ordered[:index]:
             apart_s = later.at_s - (earlier.at_s + earlier.for_s)
             if apart_s < least_s:
-                refuse_spacing(earlier, later, apart_s, inventory)
+                refuse_spacing(f"{earlier.kind} on {earlier.target.text}", later, apart_s, inventory)
 
 
-def refuse_spacing(earlier: PlannedFault, later: PlannedFault, apart_s: float, inventory: Inventory) -> None:
-    """Refuse a fault that comes `apart_s` after the end of an earlier one (negative: they overlap).
+def refuse_spacing(earlier: str, later: PlannedFault, apart_s: float, inventory: Inventory) -> None:
+    """Refuse a fault that comes `apart_s` after the end of an earlier one (negative: they overlap), given in words.
 
     Raises:
         Forbidden: always.
     """
     how = f"{apart_s:.3g} s after the end of" if apart_s >= 0 else "before the end of"
     raise Forbidden(
-        f"{later.kind} on {later.target.text}: it would begin {how} {earlier.kind} on {earlier.target.text}; "
+        f"{later.kind} on {later.target.text}: it would begin {how} {earlier}; "
         f"{inventory.name} requires {policy_of(inventory).min_spacing_s:g} s between faults "
         "(faultbed_safety.min_spacing_s): let it begin later"
     )

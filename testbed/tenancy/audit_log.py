@@ -14,13 +14,49 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from testbed.tenancy.lab_lease import who
 
-__all__ = ["append", "entries", "path_of", "told", "try_to_append"]
+__all__ = ["LastFault", "append", "entries", "last_fault", "path_of", "told", "try_to_append"]
+
+
+_UNSEEN_S = 10.0
+"""How long after its window a fault whose end is not recorded may have been on: the lease of a controller that died."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastFault:
+    """The fault that ended last, or will end last of those that are on. `ago_s` is negative for an end to come."""
+
+    kind: str
+    target: str
+    ago_s: float
+
+
+def last_fault(state_dir: Path) -> LastFault | None:
+    """Return the fault of any command of this controller that ended last; None: none is recorded.
+
+    A clock that was set back puts ends into the future: such a fault has ended just now.
+    """
+    now_s = datetime.now(UTC).timestamp()
+    ends: dict[str, tuple[float, bool, dict[str, Any]]] = {}
+    for entry in entries(state_dir):
+        try:
+            name, at_s = str(entry["id"]), datetime.fromisoformat(entry["at"]).timestamp()
+            if entry["event"] == "arming":
+                ends[name] = (at_s + float(entry.get("for_s") or 0.0) + _UNSEEN_S, False, entry)
+            elif name in ends and not ends[name][1] and entry["event"] in ("cleared", "not cleared"):
+                ends[name] = (min(at_s, now_s), True, entry)
+        except (KeyError, TypeError, ValueError):
+            continue
+    if not ends:
+        return None
+    end_s, _, entry = max(ends.values(), key=lambda each: each[0])
+    return LastFault(kind=str(entry.get("kind")), target=str(entry.get("target")), ago_s=now_s - end_s)
 
 
 def path_of(state_dir: Path) -> Path:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from dataclasses import replace
+from datetime import datetime
 from fnmatch import fnmatchcase
 from functools import cache
 from types import SimpleNamespace
@@ -26,6 +28,7 @@ from testbed.inventory.schema import SafetyVars
 from testbed.inventory.soft_presets import Preset
 from testbed.model.topology import Topology
 from testbed.shipped import inventories
+from testbed.tenancy import audit_log
 
 RACK = inventory_module.load(inventories() / "rack-h100.example.yml")
 MANAGEMENT = {"mgmt0", "lo", "eth0"}
@@ -192,7 +195,7 @@ def test_check_spacing_sees_an_earlier_fault_that_lasts_longer_than_those_betwee
     long = plan_all(
         [
             FaultSpec(kind="link.down", target="host1:mlx5_0", at_s=0.0, for_s=50.0),
-            FaultSpec(kind="link.down", target="host1:mlx5_1", at_s=10.0, for_s=1.0),
+            FaultSpec(kind="link.down", target="host1:mlx5_1", at_s=10.0, for_s=5.0),
         ],
         RACK.topology,
         lab_kind="rack",
@@ -221,3 +224,43 @@ def test_injector_refuses_a_fault_too_soon_after_the_last_one(tmp_path, monkeypa
         now = injector._ended[1]
         monkeypatch.setattr("inject.injector.time.monotonic", lambda: now + 10.5)
         injector.prepare(second)
+
+
+@pytest.mark.parametrize(
+    ("lines", "now", "refused"),
+    [
+        ([("arming", "10:00:00"), ("cleared", "10:00:05")], "10:00:09", r"4 s after the end of link\.down on x"),
+        ([("arming", "10:00:00"), ("cleared", "10:00:05")], "10:00:16", None),
+        ([("arming", "10:00:00")], "10:00:09", "before the end of link.down on x"),
+        ([("arming", "10:00:00")], "10:01:25", None),
+        ([("arming", "10:00:00"), ("cleared", "10:30:00")], "10:00:09", "0 s after the end of"),
+        ([("cleared", "10:00:05")], "10:00:09", None),
+    ],
+    ids=["too soon", "late enough", "still on", "killed long ago", "clock set back", "never armed"],
+)
+def test_injector_keeps_the_spacing_to_faults_of_other_commands(tmp_path, monkeypatch, lines, now, refused):
+    """Two calls of `faultbed inject` one after the other: each has an injector of its own."""
+    monkeypatch.setattr("inject.lease.Lease.begin", lambda _: None)
+    monkeypatch.setattr("inject.injector.Prepared.look", lambda _: {})
+    state = tmp_path / "state"
+    state.mkdir()
+    said = [
+        {"at": f"2026-11-25T{at}+00:00", "event": event, "id": "a", "kind": "link.down", "target": "x", "for_s": 60.0}
+        for event, at in lines
+    ]
+    audit_log.path_of(state).write_text("".join(f"{json.dumps(line)}\n" for line in said))
+    clock = SimpleNamespace(
+        now=lambda _: datetime.fromisoformat(f"2026-11-25T{now}+00:00"), fromisoformat=datetime.fromisoformat
+    )
+    monkeypatch.setattr(audit_log, "datetime", clock)
+    inventory = rack(min_spacing_s=10)
+    lab = SimpleNamespace(
+        inventory_model=inventory, name="rack", state_dir=state, topology=RACK.topology, ours=("*",)
+    )  # fmt: skip
+    with Journal(tmp_path / "journal") as journal:
+        injector = Injector(lab, journal)
+        if refused is None:
+            injector.prepare(replace(downs(0)[0], at_s=0.0))
+        else:
+            with pytest.raises(Forbidden, match=refused):
+                injector.prepare(replace(downs(0)[0], at_s=0.0))
