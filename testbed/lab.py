@@ -54,6 +54,8 @@ class Lab:
 
         What holds the lab sets it.
         """
+        self.others: Callable[[], tuple[str, ...]] = tuple
+        """Names of what commands of other processes work on now, as in `ours`; what holds the lab sets it."""
 
     def __enter__(self) -> Self:
         return self

@@ -57,7 +57,7 @@ class Session:
             DirtyLab: the lab is not as it was, and takes no work.
         """
         with open_lab(inventory) as lab, hold(inventory, names, why=why, mode="shared") as holding:
-            lab.guard = holding.refresh
+            lab.guard, lab.others = holding.refresh, holding.others
             if lab.kind == "rack":  # a soft lab is one user's
                 lab.ours = holding.covers
             with self.progress() as progress:

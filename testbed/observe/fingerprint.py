@@ -14,7 +14,7 @@ others do to theirs meanwhile is no dirt of ours, and a host that they reboot ke
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -37,6 +37,7 @@ _OF_INTERFACES = {"link", "address", "qdisc", "filter", "neighbour", "dcb", "eth
 _OF_RDMA = {"rdma", "gid"}
 _LEARNT = {"bgp", "zebra"}
 _MAY_END = ("program ", "rdma resources ")
+_OF_TRAFFIC = ("program traffic.", "rdma resources ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,19 +126,22 @@ def diff(before: Fingerprint, after: Fingerprint) -> list[str]:
 
     Programs that are over are none: traffic by hand, under which a fault by hand began, may end before it.
     """
-    lines = []
+    return [line for _, _, line in _differences(before, after)]
+
+
+def _differences(before: Fingerprint, after: Fingerprint) -> Iterator[tuple[str, str, str]]:
+    """Yield the node, the subject and the line of every difference."""
     for node in sorted({*before.nodes, *after.nodes}):
         was, now = before.nodes.get(node, {}), after.nodes.get(node, {})
         for subject in sorted({*was, *now}):
             if subject.startswith(_MAY_END) and _held(now, subject) <= _held(was, subject):
                 continue
             if subject not in now:
-                lines.append(f"{node}: {subject} is gone (was {was[subject]})")
+                yield node, subject, f"{node}: {subject} is gone (was {was[subject]})"
             elif subject not in was:
-                lines.append(f"{node}: {subject} is new ({now[subject]})")
+                yield node, subject, f"{node}: {subject} is new ({now[subject]})"
             elif was[subject] != now[subject]:
-                lines.append(f"{node}: {subject} was {was[subject]}, is {now[subject]}")
-    return lines
+                yield node, subject, f"{node}: {subject} was {was[subject]}, is {now[subject]}"
 
 
 def _held(facts: Mapping[str, str], subject: str) -> int:
@@ -146,9 +150,24 @@ def _held(facts: Mapping[str, str], subject: str) -> int:
 
 
 def settle(lab: Lab, before: Fingerprint, *, within_s: float = SETTLE_S) -> list[str]:
-    """Differences of a lab to an earlier fingerprint, once routing has had time to come back; empty: there are none."""
+    """Differences of a lab to an earlier fingerprint, once routing has had time to come back; empty: there are none.
+
+    Traffic that a command of another process has begun meanwhile, and that is still at work, is none.
+    """
     deadline = time.monotonic() + within_s
     lab.ours = before.covers
-    while (left := diff(before, capture(lab))) and time.monotonic() < deadline:
+    while (left := _left(lab, before)) and time.monotonic() < deadline:
         time.sleep(0.5)
     return left
+
+
+def _left(lab: Lab, before: Fingerprint) -> list[str]:
+    found = list(_differences(before, capture(lab)))
+    if not any(subject.startswith(_OF_TRAFFIC) for _, subject, _ in found):
+        return [line for _, _, line in found]
+    others = lab.others()  # read after the lab was: traffic that has ended by now leaves its name for another look
+    return [
+        line
+        for node, subject, line in found
+        if not (subject.startswith(_OF_TRAFFIC) and (node in others or WHOLE_LAB in others))
+    ]

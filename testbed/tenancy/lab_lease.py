@@ -101,6 +101,15 @@ class Holding:
         with contextlib.suppress(FaultbedError):
             self.refresh()
 
+    def others(self) -> tuple[str, ...]:
+        """Return what other commands that are alive hold now; nothing where the book cannot be read."""
+        with contextlib.suppress(FaultbedError):
+            now = self.store.read()
+            entries = reservation.live(now.book, now_s=now.now_s, is_dead=is_dead)
+            theirs = [one for one in entries if one.token != self.token and one.mode in ("shared", "exclusive")]
+            return tuple(sorted({name for one in theirs for name in one.covers}))
+        return ()
+
     def release(self, *, was_dirty: bool = False, is_dirty: bool = False) -> None:
         """Give it back, or leave it to its owner alone where it is DIRTY; what was borrowed stays with its holder."""
         if self._borrowed:

@@ -1,0 +1,76 @@
+"""Traffic that another command begins while a fault by hand is on is no dirt of that fault."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+from house import HOUSE
+from local_lab import SOFT
+
+from testbed.observe import fingerprint
+from testbed.observe.fingerprint import Fingerprint
+from testbed.tenancy.lab_lease import hold
+
+QUIET = Fingerprint(nodes={"host1": {"link be0": "UP"}, "host2": {"link be0": "UP"}})
+TRAFFIC = {"program traffic.node.engine": "1 running", "rdma resources python3": "3 mr, 2 qp"}
+
+IN_ANOTHER_SHELL = """
+import sys
+from local_lab import SOFT
+from testbed.tenancy.lab_lease import hold
+with hold(SOFT, ["host1"], why="traffic flow", mode="shared"):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def left(monkeypatch):
+    """Differences of a lab with `others` at work that looks as `nodes` after it was quiet."""
+    monkeypatch.setattr(fingerprint, "SETTLE_S", 0.0)
+
+    def compare(nodes, others):
+        lab = SimpleNamespace(ours=("*",), others=lambda: others)
+        monkeypatch.setattr(fingerprint, "capture", lambda _: Fingerprint(nodes={**QUIET.nodes, **nodes}))
+        return fingerprint.settle(lab, QUIET, within_s=0.0)
+
+    return compare
+
+
+def test_traffic_of_a_command_that_is_at_work_there_is_no_difference(left):
+    """`inject` for ten seconds, and a flow in another shell from the third one on: the lab was called DIRTY."""
+    assert left({"host1": {**QUIET.nodes["host1"], **TRAFFIC}}, ("host1",)) == []
+    assert left({"host1": {**QUIET.nodes["host1"], **TRAFFIC}}, ("*",)) == []
+
+
+def test_traffic_of_nobody_who_is_at_work_there_is_left_behind(left):
+    for others in ((), ("host2",)):
+        assert len(left({"host1": {**QUIET.nodes["host1"], **TRAFFIC}}, others)) == 2
+
+
+def test_everything_else_counts_beside_traffic_of_others(left):
+    """A port that is down, a hog, a holder: no traffic makes these."""
+    found = {"link be0": "DOWN", "program inject.node.holder": "1 running", "hogs": "2", **TRAFFIC}
+    assert [line.split(" ")[1] for line in left({"host1": found}, ("*",))] == ["hogs", "link", "program"]
+
+
+def test_others_are_the_commands_that_live_and_not_this_one(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
+    path = os.pathsep.join((str(HOUSE), str(HOUSE / "tests" / "unit"), str(HOUSE / "tests")))
+    with hold(SOFT, ["host2"], why="inject", mode="shared") as mine:
+        assert mine.others() == ()
+        command = subprocess.Popen(
+            [sys.executable, "-c", IN_ANOTHER_SHELL],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path},
+        )  # fmt: skip
+        with command:
+            assert command.stdout.readline() == b"held\n"
+            assert "host1" in mine.others()
+            assert "host2" not in mine.others()
+            command.kill()
+            command.wait()
+            assert mine.others() == (), "a command that was killed excuses nothing"
