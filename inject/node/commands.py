@@ -29,7 +29,7 @@ class CommandsActuator:
         off: commands that undo them, any number of times. `{name}` in a word of any command is what `remember` found,
             or the program that `needs` found under that name.
         look: the command that is read back.
-        applied: pattern of its output while the fault is there.
+        applied: pattern of its output while the fault is there; `{name}` in it, too.
         normal: pattern of its output before; anything else is somebody else's change, and refused.
         needs: programs that must be there; of `mlxlink|mstlink` the first that is there, as `{mlxlink}`.
         able: (command, pattern, what is missing otherwise, with where to aim instead) of capabilities.
@@ -99,7 +99,7 @@ class CommandsActuator:
                 raise Refused(f"what to come back to cannot be read ({_answer(command, said)})")
             self._known[name] = found[1]
         seen = self.read()
-        if seen["applied"] or not _find(self._normal, self._said()):
+        if seen["applied"] or not _find(self._pattern(self._normal), self._said()):
             raise Refused(f"it is not as it must be before, and not by us: {seen['said']!r}")
         self._start_count = self._last_count = self._counted()
         return seen
@@ -107,7 +107,7 @@ class CommandsActuator:
     def revert_script(self) -> str:
         """All of `off`, then a look that must not show the fault any more."""
         lines = [f"{shlex.join(self._filled(command))} || failed=1" for command in self._off]
-        look = f"{shlex.join(self._filled(self._look))} | grep -Eq -- {shlex.quote(self._applied)}"
+        look = f"{shlex.join(self._filled(self._look))} | grep -Eq -- {shlex.quote(self._pattern(self._applied))}"
         return "\n".join(["failed=", *lines, f'[ -z "$failed" ] && ! {{ {look}; }}'])
 
     def on(self) -> None:
@@ -131,7 +131,11 @@ class CommandsActuator:
     def read(self) -> dict[str, Any]:
         """What `look` prints now."""
         said = self._said()
-        return {"applied": _find(self._applied, said) is not None, **self._shows, "said": said.strip()[-200:]}
+        return {
+            "applied": _find(self._pattern(self._applied), said) is not None,
+            **self._shows,
+            "said": said.strip()[-200:],
+        }
 
     def hits(self) -> int | None:
         """How far the counter has come; the last value that could be read counts on when it has gone with its rule."""
@@ -148,6 +152,9 @@ class CommandsActuator:
         while self.read()["applied"] != applied and time.monotonic() < deadline:
             still_alive()
             time.sleep(_LOOK_EVERY_S)
+
+    def _pattern(self, pattern: str) -> str:
+        return self._filled([pattern])[0]
 
     def _run(self, command: list[str]) -> None:
         run(self._filled(command), timeout_s=self._command_s)

@@ -216,7 +216,7 @@ RACK_CHECKS: tuple[Check, ...] = (
     Check(
         name="pcie",
         how="current_link_* and max_link_* of each RNIC in sysfs",
-        right="as fast and as wide as both ends can",
+        right="as fast and as wide as the RNIC can; of a slot that is slower by design it is told, too",
         do="reseat the card; look at the slot's bifurcation in the BIOS",
         wrong=_pcie,
         unseen=_pcie_unseen,

@@ -175,8 +175,10 @@ def link_wrong(values: Mapping[str, str]) -> list[Told]:
         said = values.get(name, "")
         if said not in _NOT_TOLD and not NO_ERROR_BER.fullmatch(said) and _number(said, default=1.0) > most:
             wrong.append((f"{name} {said}", f"at most {most:g}"))
-    errors = values.get("Effective Physical Errors", "")
-    if errors not in _NOT_TOLD and _number(errors, default=1.0) > 0:
+    # Errors are counted since the last clear, and training a link makes some: where their rate is told, it decides.
+    errors, rate = values.get("Effective Physical Errors", ""), values.get("Effective Physical BER", "")
+    is_rated = NO_ERROR_BER.fullmatch(rate) or _number(rate, default=1.0) <= EFFECTIVE_BER_MAX
+    if errors not in _NOT_TOLD and _number(errors, default=1.0) > 0 and not is_rated:
         wrong.append((f"{errors} errors that FEC did not correct", "none"))
     return wrong
 

@@ -38,6 +38,8 @@ START = {
     "persistence": "Enabled",
     "drained": False,
     "computing": [],
+    "daemons": [],
+    "reasons": 0,
     "pci": None,
     "xid": "0",
     "packets": 0,
@@ -161,6 +163,10 @@ def do_docker(state, argv):
 
 
 def do_systemctl(state, argv):
+    if argv[0] == "is-active":
+        if argv[-1] not in state["daemons"]:
+            sys.exit(3)
+        return
     if argv == ["reset-failed", "bgp"]:
         state["starts"] = 0
         return
@@ -224,9 +230,9 @@ def do_nvidia_smi(state, argv):
     values = {
         "persistence_mode": state["persistence"],
         "clocks.max.sm": "1980",
-        "clocks.sm": str(state["lock"] or (1980 if state["busy"] else 345)),
+        "clocks.sm": str(state["lock"] or (1980 if state["busy"] and not state["reasons"] else 345)),
         "utilization.gpu": "99" if state["busy"] else "0",
-        "clocks_event_reasons.active": f"0x{0 if state['lock'] or state['busy'] else 1:016x}",
+        "clocks_event_reasons.active": f"0x{state['reasons'] or (0 if state['lock'] or state['busy'] else 1):016x}",
         "power.limit": f"{state['limit']}.00",
         "power.default_limit": "700.00",
         "power.min_limit": "200.00",
@@ -253,7 +259,17 @@ def do_dcgmi(state, argv):
     if argv[:2] == ["test", "--inject"]:
         state["xid"] = argv[-1]
         return "Successfully injected field info."
+    if argv == ["discovery", "-l"]:
+        # Recorded of DCGM 3: its numbers, and bus ids with eight digits of domain.
+        rows = "".join(
+            f"| {number}      | Name: NVIDIA H100 80GB HBM3                                          |\n"
+            f"|        | PCI Bus ID: 00000000:{bus}:00.0                                         |\n"
+            "|        | Device UUID: GPU-00000000-0000-0000-0000-000000000000                |\n"
+            for number, bus in enumerate(("2B", "19", "3B"))
+        )
+        return f"3 GPUs found.\n+--------+---+\n| GPU ID | Device Information |\n+--------+---+\n{rows}"
     entity = argv[argv.index("-i") + 1]
+    assert entity == "1", "0000:19:00.0 is DCGM's second one"
     return f"#Entity   XIDER\nID\nGPU {entity}     {state['xid']}"
 
 

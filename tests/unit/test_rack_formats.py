@@ -116,8 +116,8 @@ def test_a_healthy_link_has_nothing_wrong():
             "Effective Physical BER 3E-13",
         ),
         (
-            "Effective Physical Errors          : 0",
-            "Effective Physical Errors : 17",
+            "Effective Physical Errors          : 0\nEffective Physical BER             : 15E-255",
+            "Effective Physical Errors : 17\nEffective Physical BER : N/A",
             "17 errors that FEC did not correct",
         ),
     ],
@@ -358,7 +358,13 @@ def test_a_healthy_rack_has_nothing_wrong():
     ("check", "where", "key", "old", "new"),
     [
         ("pcie", "host2:mlx5_3", "pcie mlx5_3", "current_link_width: 16", "current_link_width: 4"),
-        ("link-quality", "host2:mlx5_3", "mlxlink mlx5_3", "Errors          : 0", "Errors          : 9"),
+        (
+            "link-quality",
+            "host2:mlx5_3",
+            "mlxlink mlx5_3",
+            "Effective Physical BER             : 15E-255",
+            "Effective Physical BER             : 3E-9",
+        ),
         ("qos", "host2:mlx5_3", "qos mlx5_3", "state: dscp", "state: pcp"),
         ("firmware", "host2:mlx5_3", "firmware mlx5_3", "28.39.1002", "28.36.1010"),
         ("fec", "host2:mlx5_3", "fec-last mlx5_3", "symbol_err_phy: 17", "symbol_err_phy: 19"),

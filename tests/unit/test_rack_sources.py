@@ -19,7 +19,8 @@ import rack_tools
 from house import HOUSE
 
 from inject.fault_plan import FaultSpec, plan
-from inject.mechanisms.rack import sonic
+from inject.mechanisms.mechanism import Request
+from inject.mechanisms.rack import gpu, sonic, take
 from inject.mechanisms.rack.rack_mechanism import retries
 from inject.node.actuator import Refused, make
 from testbed.backends.rack import power_cycle
@@ -28,6 +29,7 @@ from testbed.inventory import lab_inventory
 from testbed.inventory.schema import BmcVars, SafetyVars
 from testbed.node.asic_ports import port_counts
 from testbed.preflight import collect
+from testbed.preflight.rack_formats import link_wrong
 from testbed.shipped import inventories, playbooks
 
 RACK = lab_inventory.load(inventories() / "rack-h100.example.yml")
@@ -347,7 +349,7 @@ def test_buffer_pool_that_does_not_fit_is_told_before_anything_is_loaded(sonic_s
 
 def test_preflight_gives_mlxlink_the_pci_address(tmp_path):
     """A name such as rocep24s0 is none that mstflint finds."""
-    lines = [line for line in collect.script(RACK, "host1").splitlines() if "mlxlink" in line]
+    lines = [line for line in collect.script(RACK, "host1").splitlines() if "raw mlxlink" in line]
     assert lines
     assert all("readlink -f" in line and "-d ${at##*/} -c" in line and "mstlink" in line for line in lines)
     assert "mstflint" in (playbooks() / "roles/rdma_stack/defaults/main.yml").read_text()
@@ -451,3 +453,49 @@ def test_firmware_settings_are_read_of_three_columns_too(program):
     assert read(wide) == {"MEMIC_BAR_SIZE": "0", "ROCE_ADAPTIVE_ROUTING_EN": "1", "SRIOV_EN": "1"}
     narrow = "Configurations:                    Next Boot\n        SRIOV_EN              True(1)    \n"
     assert read(narrow) == {"SRIOV_EN": "1"}
+
+
+@pytest.mark.parametrize(("asic", "named"), [("mellanox", True), ("barefoot", True), ("broadcom", False)])
+def test_pause_groups_are_named_on_the_asics_that_have_such_a_map(sonic_switch, asic, named):
+    tables = {"PORT_QOS_MAP": {"Ethernet0": {"pfc_enable": "3"}}, "PFC_WD": {}}
+    sonic_switch.pause_groups(tables, asic)
+    assert ("pfc_to_pg_map" in tables["PORT_QOS_MAP"]["Ethernet0"]) == named
+    assert ("PFC_PRIORITY_TO_PRIORITY_GROUP_MAP" in tables) == named
+    if named:
+        order = list(tables)
+        assert order.index("PFC_PRIORITY_TO_PRIORITY_GROUP_MAP") < order.index("PORT_QOS_MAP")
+
+
+@pytest.mark.parametrize("reasons", [0x4, 0x8, 0x20, 0x40, 0x80])
+def test_gpu_that_is_slowed_down_already_is_not_taken_for_locked(tools, reasons):
+    """A power cap below the wanted clock read as a lock that is there, and that is ours."""
+    throttle = actuator("gpu.throttle", "host1:gpu0", percent=20)
+    edit(tools, reasons=reasons)
+    with pytest.raises(Refused, match="not by us: 'slowed"):
+        throttle.prepare()
+
+
+def test_gpu_that_a_daemon_has_open_is_refused_by_its_name(tools, monkeypatch, tmp_path):
+    (tmp_path / "pci").mkdir()
+    (tmp_path / "pci/rescan").write_text("")
+    monkeypatch.setattr(gpu, "PCI", str(tmp_path / "pci"))
+    edit(tools, daemons=["nvidia-fabricmanager"])
+    request = Request(
+        id="0-x-abc123",
+        kind="gpu.lost",
+        target=RACK.topology.resolve("host1:gpu0"),
+        for_s=5.0,
+        params={},
+        topology=RACK.topology,
+        where="fault",
+    )
+    lost = make("commands", dict(take(request).request["args"]))
+    with pytest.raises(Refused, match="nvidia-fabricmanager"):
+        lost.prepare()
+
+
+def test_errors_that_a_link_made_while_it_trained_are_no_sickness():
+    values = {"State": "Active", "FEC": "RS", "Effective Physical Errors": "12", "Effective Physical BER": "15E-255"}
+    assert link_wrong(values) == []
+    assert link_wrong(values | {"Effective Physical BER": "2E-9"})
+    assert link_wrong(values | {"Effective Physical BER": "N/A"})

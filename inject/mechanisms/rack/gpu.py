@@ -14,6 +14,7 @@ nv_pci_remove_helper).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 
 from inject.mechanisms.mechanism import Request, Shot, Step, held, on_host, trains
@@ -42,10 +43,13 @@ WAYS = (
         by="nvidia-smi: drained and removed by the driver, then a PCIe rescan; refused where somebody has it open",
     ),
 )
+_HOLDERS = "nvidia-fabricmanager nvidia-dcgm dcgm nvidia-persistenced"
+"""Services that NVIDIA names as users of a GPU; on HGX machines the first one always runs."""
 XID_FIELD = "230"
 """DCGM_FI_DEV_XID_ERRORS (dcgm_fields.h)."""
 # Above this share of the time busy, a clock below the limit is the limit's doing.
 _BUSY_PERCENT = 50
+# Reasons 0x4 to 0x80 (power cap, slowdowns, brake: nvml.h) lower a clock, too: then a low one tells nothing of a lock.
 # nvidia-smi takes the nearest clock that the GPU has; those of an H100 are 15 MHz apart.
 _STEP_MHZ = 15
 
@@ -67,8 +71,9 @@ def _throttle(asked: Request) -> Shot:
     query = " ".join(_query(bus, "clocks_event_reasons.active,clocks.sm,utilization.gpu"))
     judge = (
         f"{{ low = $2 <= {limit} + {_STEP_MHZ}; none = $1 ~ /^0x0+$/; bit = substr($1, length($1)) ~ /[2367abefABEF]/; "
-        f"held = bit || low && (none || $3 >= {_BUSY_PERCENT}); locked = none && $2 < {{max}} * {TOP_SHARE}; "
-        'print (held ? "held" : locked ? "locked" : "free"), $0 }'
+        "tail = substr($1, length($1) - 1); sick = tail ~ /[4-9a-fA-F]$/ || tail ~ /^[2-9a-fA-F]/; "
+        f"held = bit || low && !sick && (none || $3 >= {_BUSY_PERCENT}); locked = none && $2 < {{max}} * {TOP_SHARE}; "
+        'print (held ? "held" : low && sick ? "slowed" : locked ? "locked" : "free"), $0 }'
     )
     # A clock that is on its way up has no reason either: it has got there at the next look.
     once = f"w=$({query} | awk -F', *' '{judge}')"
@@ -131,17 +136,25 @@ def _on_gpu(asked: Request, commands: Commands, bus: str, *, state: str) -> Shot
 
 def _xid(asked: Request) -> Shot:
     bus, xid = _bus(asked), str(asked.params["xid"])
-    entity = asked.target.gpu.name.removeprefix("gpu") if asked.target.gpu else ""
-    inject = ("dcgmi", "test", "--inject", "--gpuid", entity, "-f", XID_FIELD, "-v")
+    # DCGM counts GPUs by itself: its number need not be NVML's, and its bus ids have eight digits of domain.
+    entity, tail = "{entity}", re.escape(bus.partition(":")[2])
+    # Without the offset the value is dated a second ahead (DCGM, dcgmi test --help).
+    inject = ("dcgmi", "test", "--inject", "--gpuid", entity, "--offset", "0", "-f", XID_FIELD, "-v")
     commands = Commands(
         needs=("dcgmi",),
+        remember={
+            "entity": (
+                ("dcgmi", "discovery", "-l"),
+                rf"(?i)^\| *([0-9]+) +\| Name:[^\n]*\n\|[^\n]*PCI Bus ID: *[0-9a-f]*:{tail}",
+            )
+        },
         on=((*inject, xid),),
         off=((*inject, "0"),),
         look=("dcgmi", "dmon", "-i", entity, "-e", XID_FIELD, "-c", "1"),
         applied=f"^GPU +{entity} +{xid}( |$)",
         normal=f"^GPU +{entity} +(0|N/A)( |$)",
     )
-    claims = f"{asked.target.node}/gpu{entity}/dcgm"
+    claims = f"{asked.target.node}/{asked.target.gpu.name if asked.target.gpu else bus}/dcgm"
     return commanded(asked, commands, node=asked.target.node, claims=claims, shows={"gpu": bus}, edges=trains(asked))
 
 
@@ -175,6 +188,11 @@ def _lost(asked: Request) -> Shot:
                 ("nvidia-smi", "-i", bus, "--query-compute-apps=pid", "--format=csv,noheader"),
                 r"\A\s*\Z",
                 "somebody computes on this GPU, and the driver removes none that is in use",
+            ),
+            (
+                ("sh", "-c", f"for s in {_HOLDERS}; do systemctl is-active --quiet $s && echo $s; done; true"),
+                r"\A\s*\Z",
+                "a daemon has this GPU open, and the driver removes none that is in use: stop it, or take gpu.throttle",
             ),
         ),
         remember={"persistence": (_query(bus, "persistence_mode"), "^(Enabled|Disabled)$")},

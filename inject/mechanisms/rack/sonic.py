@@ -55,11 +55,17 @@ _NO_SHAPER = (
 _FRONT_PANEL = re.compile(r"Ethernet[0-9]+")
 
 WAYS = (
-    Way(kind="link.oneway", fidelity="real", by="SONiC: an ACL that drops all IPv4 and IPv6 at one side of the port"),
+    Way(
+        kind="link.oneway",
+        fidelity="real",
+        by="SONiC: an ACL that drops all IPv4 and IPv6 at one side of the port; what the switch's CPU sends may pass",
+    ),
     Way(
         kind="link.rate",
         fidelity="real",
-        by="SONiC: a scheduler (shaper) of the port, on Broadcom and Mellanox ASICs; towards the target only",
+        # SONiC's own check accepts no `pir` without a `cir` (sonic-scheduler.yang), and some ASICs no `cir` at a port.
+        by="SONiC: a scheduler (shaper) of the port, on Broadcom and Mellanox ASICs; towards the target only; "
+        "meanwhile `config apply-patch` refuses",
     ),
     Way(kind="link.mtu", fidelity="real", by="SONiC: config interface mtu"),
     Way(kind="packet.drop", fidelity="real", by="SONiC: an ACL that drops RoCEv2 (UDP 4791); share = 1 only"),

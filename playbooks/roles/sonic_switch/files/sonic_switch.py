@@ -15,7 +15,8 @@ from faultbed_found import Found
 from faultbed_state import StateError, answer, run
 
 QP_FIELD = "RDMA_BTH_DEST_QP"
-WRED = "FAULTBED_ROCE"
+MAP, WRED = "FAULTBED", "FAULTBED_ROCE"
+PAUSE_GROUPS = ("mellanox", "barefoot")
 MARKS_NOTHING = {"ecn": "ecn_none"} | {f"wred_{colour}_enable": "false" for colour in ("green", "yellow", "red")}
 DB = ["sonic-db-cli", "CONFIG_DB"]
 RESTART = ["systemctl", "restart", "bgp"]
@@ -33,6 +34,7 @@ def _bring(wanted, changes):
         have, left_out = json.loads(run(["sonic-cfggen", "-d", "--print-data"])), _unable(tables)
         if wrong := [*in_the_way(tables, have), *fit_pools(tables, have)]:
             raise StateError("; ".join(wrong))
+        pause_groups(tables, _asic())
         if WRED in have.get("WRED_PROFILE", {}):  # of an earlier profile with ECN: its queues would go on marking
             tables.setdefault("WRED_PROFILE", {WRED: MARKS_NOTHING})
     found.file(wanted["path"], json.dumps(tables, indent=2) + "\n")
@@ -87,6 +89,21 @@ def capable(said):
     """Fields that the ASIC hashes on, of SWITCH_CAPABILITY as sonic-db-cli prints it (a dict of Python)."""
     _, _, tail = said.partition("'HASH|NATIVE_HASH_FIELD_LIST': '")
     return [word.strip() for word in tail.partition("'")[0].split(",") if word.strip()]
+
+
+def _asic():
+    return run(["sonic-cfggen", "-y", "/etc/sonic/sonic_version.yml", "-v", "asic_type"]).strip()
+
+
+def pause_groups(tables, asic):
+    """Name the priority group that each priority pauses, on ASICs that have such a map.
+
+    SONiC's own template has it for these two alone (sonic-buildimage, qos_config.j2, pfc_to_pg_map_supported_asics).
+    """
+    if asic in PAUSE_GROUPS and "PORT_QOS_MAP" in tables:
+        port_maps = tables.pop("PORT_QOS_MAP")
+        tables["PFC_PRIORITY_TO_PRIORITY_GROUP_MAP"] = {MAP: {str(number): str(number) for number in range(8)}}
+        tables["PORT_QOS_MAP"] = {port: {**fields, "pfc_to_pg_map": MAP} for port, fields in port_maps.items()}
 
 
 def fit_pools(tables, have):
