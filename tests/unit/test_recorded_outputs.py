@@ -1,0 +1,209 @@
+"""Outputs of real tools, from public sources, on every parser that reads such: right, or refused; never wrong.
+
+`tests/data/recorded/outputs.toml` says where each is from and what is in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from inject.fault_plan import FaultSpec, plan
+from testbed.backends.rack import power_cycle
+from testbed.discover import facts
+from testbed.errors import UsageError
+from testbed.inventory import lab_inventory
+from testbed.preflight import busbw, fec
+from testbed.preflight.rack_formats import complaint, keeps_up, key_values, link_untold, link_wrong, qos
+from testbed.shipped import inventories, playbooks
+
+FOLDER = Path(__file__).parents[1] / "data/recorded"
+OUTPUTS = tomllib.loads((FOLDER / "outputs.toml").read_text())["output"]
+RACK = lab_inventory.load(inventories() / "rack-h100.example.yml").topology
+
+
+def of(tool, *, key=None):
+    """Outputs of a tool; with `key`, those that say that of themselves."""
+    return [each for each in OUTPUTS if each["file"].startswith(f"{tool}/") and (key is None or key in each)]
+
+
+def named(outputs):
+    return pytest.mark.parametrize("one", outputs, ids=[each["file"] for each in outputs])
+
+
+def text_of(one):
+    return (FOLDER / one["file"]).read_text()
+
+
+@functools.cache
+def role(name):
+    """A role's program, outside of Ansible."""
+    sys.path.insert(0, str(playbooks() / "module_utils"))
+    path = playbooks() / f"roles/{name}/files/{name}.py"
+    spec = importlib.util.spec_from_file_location(f"recorded_{name}", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_there_are_thirty_outputs_of_eight_tools_and_each_says_where_it_is_from():
+    assert len(OUTPUTS) >= 30
+    assert len({each["file"].partition("/")[0] for each in OUTPUTS}) >= 8
+    assert all(each["origin"] for each in OUTPUTS)
+    there = {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*") if path.is_file()}
+    assert there == {"outputs.toml", *(each["file"] for each in OUTPUTS)}
+
+
+@named(of("mlxlink", key="wrong"))
+def test_mlxlink(one):
+    values = key_values(text_of(one))
+    assert [found for found, _ in link_wrong(values)] == one["wrong"]
+    assert sorted(link_untold(values)) == sorted(one["untold"])
+
+
+@named(of("mlxlink", key="complaint"))
+def test_mlxlink_that_complains_is_no_link(one):
+    assert "State" not in key_values(text_of(one))
+    assert complaint("mlxlink", text_of(one)) == one["complaint"]
+
+
+@named(of("mlxconfig"))
+def test_mlxconfig(one):
+    assert role("rnic_host").firmware_settings(text_of(one)) == one["settings"]
+    assert {True: "yes", False: "no", None: "not told"}[keeps_up(text_of(one))] == one["keeps_up"]
+
+
+@named(of("mlnx_qos"))
+def test_mlnx_qos(one):
+    have = qos(text_of(one))
+    assert (have.trust or "not told") == one["trust"]
+    assert sorted(have.pfc) == one["pfc"]
+    assert {dscp: have.priority[int(dscp)] for dscp in one["dscp"]} == one["dscp"]
+    assert bool(have.priority) == bool(one["dscp"])
+
+
+@named(of("ethtool"))
+def test_ethtool(one):
+    look = fec.read(text_of(one))
+    assert look.active == one["active"]
+    assert {name: look.counters[name] for name in one["counters"]} == one["counters"]
+
+
+@named(of("lldpctl"))
+def test_lldpctl(one):
+    heard = dict(facts._lldp(text_of(one)))
+    for port, (chassis, far) in one["heard"].items():
+        assert chassis in str(heard[port])
+        assert far in str(heard[port])
+
+
+def counted(text, rule):
+    """What the holder of an ACL fault would count of that rule; -1: nothing."""
+    shot = plan(FaultSpec(kind="link.oneway", target="host1:mlx5_0", for_s=5.0), RACK, lab_kind="rack")
+    found = re.search(shot.request["args"]["count"][1].replace("DROP", re.escape(rule)), text, re.MULTILINE)
+    return int(found[1]) if found else -1
+
+
+@named(of("aclshow"))
+def test_aclshow(one):
+    assert counted(text_of(one), one["rule"]) == one["packets"]
+
+
+@named(of("sonic-db-cli"))
+def test_sonic_db_cli(one):
+    assert role("sonic_switch").capable(text_of(one)) == one["fields"]
+
+
+@named(of("sonic-cfggen"))
+def test_sonic_cfggen(one):
+    tables = {"BUFFER_PROFILE": {"IN": {"pool": "ingress_lossless_pool", "xoff": "1", "dynamic_th": "0"}}}
+    assert one["pools"] in "; ".join(role("sonic_switch").fit_pools(tables, json.loads(text_of(one))))
+
+
+@named(of("nccl-tests", key="busbw"))
+def test_nccl_tests(one):
+    run = busbw.read(text_of(one))
+    assert {str(line.size_bytes): line.gbytes_per_s for line in run.lines} == one["busbw"]
+
+
+@named(of("nccl-tests", key="refused"))
+def test_nccl_tests_that_cannot_be_read_are_refused(one):
+    with pytest.raises(UsageError, match=one["refused"]):
+        busbw.read(text_of(one))
+
+
+@named(of("redfish"))
+def test_redfish(one):
+    program, wanted = (
+        (power_cycle._ONLY_SYSTEM, one["system"]) if "system" in one else (power_cycle._RESET, one["reset"])
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], input=text_of(one), text=True, capture_output=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == wanted
+
+
+@named(of("dcgmi"))
+def test_dcgmi_numbers_a_gpu_by_its_bus(one):
+    shot = plan(FaultSpec(kind="gpu.xid", target="host1:gpu0", for_s=5.0), RACK, lab_kind="rack")
+    pattern = shot.request["args"]["remember"]["entity"][1]
+    ours = re.escape(RACK.resolve("host1:gpu0").gpu.pcie.partition(":")[2])
+    for bus, number in one["gpu_ids"].items():
+        found = re.search(pattern.replace(ours, re.escape(bus.partition(":")[2])), text_of(one), re.MULTILINE)
+        assert (found[1] if found else "none") == number, bus
+
+
+ALL = [text_of(each) for each in OUTPUTS]
+MESS = st.sampled_from(
+    ["", "\n", "\x1b[31m", "N/A", "Fehler: Gerät nicht gefunden\n", "0", "-", ":", "|", "{", '"', "\0"]
+)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    text=st.sampled_from(ALL), start=st.integers(0, 400), end=st.integers(0, 4000), mess=MESS, at=st.integers(0, 2000)
+)
+def test_no_parser_breaks_on_what_is_cut_or_garbled(text, start, end, mess, at):
+    """Each gives plain data or its one error; none makes a number of what is no number."""
+    cut = text[start : start + end]
+    garbled = cut[:at] + mess + cut[at:]
+    values = key_values(garbled)
+    link_wrong(values)
+    link_untold(values)
+    assert complaint("tool", garbled).startswith("tool")
+    have = qos(garbled)
+    assert have.pfc is None or have.pfc <= frozenset(range(8))
+    fec.read(garbled)
+    assert keeps_up(garbled) in (True, False, None)
+    role("rnic_host").firmware_settings(garbled)
+    role("sonic_switch").capable(garbled)
+    assert role("rdma_stack").unbuilt(garbled) or "installed" in garbled
+    assert counted(garbled, "RULE_1") >= -1
+    try:
+        busbw.read(garbled)
+    except UsageError as error:
+        assert str(error)
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_rows_of_nccl_tests_that_are_cut_are_never_other_numbers(data):
+    """A row is whole or is no row: what is left of one must not be read as a slower or faster one."""
+    one = of("nccl-tests", key="busbw")[0]
+    text = text_of(one)
+    kept = text[: data.draw(st.integers(0, len(text)))]
+    try:
+        lines = busbw.read(kept).lines
+    except UsageError:
+        return
+    assert {str(line.size_bytes): line.gbytes_per_s for line in lines}.items() <= one["busbw"].items()
