@@ -202,6 +202,8 @@ NOT_RUN = {
     f"{_RACK} preflight --busbw all_reduce.txt": "the file is what nccl-tests printed on a rack",
     "make rack-smoke": _MACHINES,
     "faultbed power-cycle host1": "of a rack that is DIRTY",
+    "faultbed faults --here": "of a rack's machines: their releases, ASICs, firmware and tools",
+    "faultbed support-bundle": "of a rack's machines: what their tools print",
     "faultbed provision": "of a rack: a soft lab is provisioned by `up`",
 }
 

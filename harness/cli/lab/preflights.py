@@ -17,6 +17,7 @@ from testbed.errors import UsageError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import open_lab
 from testbed.preflight import busbw as busbw_module
+from testbed.preflight import support_bundle as support_bundle_module
 from testbed.tenancy.lab_lease import hold
 
 __all__ = ["COMMANDS"]
@@ -153,4 +154,25 @@ def _show_not_looked(session: Session, found: preflight_module.Preflight) -> Non
         session.table(("not looked at", "where", "why"), rows)
 
 
-COMMANDS = (preflight,)
+@click.command("support-bundle")
+@click.option(
+    "--out",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("faultbed-support.tar.gz"),
+    show_default=True,
+    help="The file to write.",
+)
+@pass_session
+def support_bundle(session: Session, *, out: Path) -> None:
+    """Collect what the tools of a lab's machines print into one file to send. Changes nothing.
+
+    Addresses, MACs, serial numbers and UUIDs are replaced, and lines that name a password or a key are left out. Look
+    into it before you send it. Not yet run on hardware.
+    """
+    with open_lab(session.inventory()) as lab:
+        texts = support_bundle_module.gather(lab)
+    support_bundle_module.write(out, texts)
+    session.out.print(f"{out}: what {len(texts)} machines print; look into it before you send it", soft_wrap=True)
+
+
+COMMANDS = (preflight, support_bundle)

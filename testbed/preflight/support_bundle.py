@@ -1,0 +1,130 @@
+"""What a rack's tools print, in one file to send: as they print it, without secrets. Changes nothing.
+
+The same commands as preflight's, and those whose output a fault depends on. Addresses, MACs, serial numbers and UUIDs
+are replaced by others of the same form, the same one each time, so that parsers read the bundle as they read the rack;
+lines that name a password, a key or a community are left out. Names are the inventory's. Not yet run on hardware.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from testbed.errors import LabError
+from testbed.inventory.lab_inventory import Inventory
+from testbed.preflight.collect import script
+
+if TYPE_CHECKING:
+    from testbed.lab import Lab
+
+__all__ = ["Scrubber", "commands", "gather", "write"]
+
+_HOST = (
+    "uname -srm",
+    "cat /etc/os-release",
+    "$(command -v mlxconfig || command -v mstconfig || echo mlxconfig) -e query",
+    "rdma -j link show",
+    "lldpctl -f json",
+    "nvidia-smi --query-gpu=index,name,pci.bus_id,driver_version,clocks.max.sm,power.limit --format=csv",
+    "dcgmi discovery -l",
+    "dkms status",
+    "cat /sys/kernel/security/lockdown",
+)
+_SONIC = (
+    "cat /etc/sonic/sonic_version.yml",
+    "uname -srm",
+    "python3 -V",
+    "aclshow -a",
+    "sonic-db-cli STATE_DB HGETALL 'SWITCH_CAPABILITY|switch'",
+    "sonic-db-cli CONFIG_DB HGETALL 'FEATURE|bgp'",
+    "sonic-db-cli CONFIG_DB HGETALL 'FLEX_COUNTER_TABLE|ACL'",
+    "docker exec lldp lldpctl -f json",
+    "systemctl show bgp -p RestartUSec -p StartLimitBurst -p StartLimitIntervalUSec -p NRestarts",
+)
+_SECRET = re.compile(r"passw|secret|community|passkey|private.?key|authorized|token|auth_key", re.IGNORECASE)
+_SERIAL = re.compile(r"(?i)(serial(?:[ _-]?(?:number|no))?\W{1,40}?)([A-Z0-9][A-Z0-9_-]{3,})")
+_UUID = re.compile(r"\b[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}\b")
+_MAC = re.compile(r"\b(?:[0-9a-fA-F]{2}:){5}[0-9a-fA-F]{2}\b")
+_IPV4 = re.compile(r"(?<![\d.])(?:(?:25[0-5]|2[0-4]\d|1?\d?\d)\.){3}(?:25[0-5]|2[0-4]\d|1?\d?\d)(?![\d.])")
+_IPV6 = re.compile(
+    r"(?<![\w:.])(?:[0-9a-fA-F]{1,4}:){3,7}(?::?[0-9a-fA-F]{1,4})(?![\w:])|(?<![\w:])fe80::[0-9a-fA-F:]+"
+)
+_KEPT = {"0.0.0.0", "255.255.255.255", "127.0.0.1"}  # noqa: S104 - no address to listen at
+
+
+class Scrubber:
+    """Replaces what tells a lab apart, alike in all outputs of a bundle."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, str] = {}
+
+    def scrub(self, text: str) -> str:
+        """The text without secrets; what it replaces keeps its form."""
+        lines = [line for line in text.splitlines() if not _SECRET.search(line)]
+        found = "\n".join(lines) + ("\n" if lines else "")
+        found = _SERIAL.sub(lambda hit: hit[1] + self._instead(hit[2], "SN{:08d}"), found)
+        found = _UUID.sub(lambda hit: self._instead(hit[0], "00000000-0000-0000-0000-{:012d}"), found)
+        found = _MAC.sub(lambda hit: self._mac(hit[0]), found)
+        found = _IPV6.sub(lambda hit: self._ipv6(hit[0]), found)
+        return _IPV4.sub(lambda hit: hit[0] if hit[0] in _KEPT else self._ipv4(hit[0]), found)
+
+    def _number(self, what: str) -> int:
+        self._known.setdefault(what, str(len(self._known) + 1))
+        return int(self._known[what])
+
+    def _instead(self, what: str, form: str) -> str:
+        return form.format(self._number(what.lower()))
+
+    def _mac(self, what: str) -> str:
+        number = self._number(what.lower())
+        return "02:00:00:" + ":".join(f"{byte:02x}" for byte in number.to_bytes(3, "big"))
+
+    def _ipv6(self, what: str) -> str:
+        return f"2001:db8::{self._number(what.lower()):x}"
+
+    def _ipv4(self, what: str) -> str:
+        number = self._number(what)  # RFC 2544: 198.18.0.0/15 is nobody's network
+        return f"198.18.{number // 250 % 256}.{number % 250 + 1}"
+
+
+def commands(inventory: Inventory, machine: str) -> str:
+    """The shell that prints all of a machine, each command below its own line; one that fails says so."""
+    switch = inventory.topology.switch_by_name.get(machine)
+    more = _HOST if switch is None else _SONIC if switch.nos == "sonic" else ()
+    lines = [f"echo '$ {command.replace(chr(39), chr(34))}'; {{ {command}; }} 2>&1" for command in more]
+    return "\n".join(["export LC_ALL=C", *lines, f"( {script(inventory, machine)}\n)"])
+
+
+def gather(lab: Lab, *, timeout_s: float = 300.0) -> dict[str, str]:
+    """What every machine of a lab prints, by its name; of one that does not answer, why."""
+
+    def one(machine: str) -> str:
+        try:
+            done = lab.node(machine).run(
+                ["sh", "-c", commands(lab.inventory_model, machine)], check=False, timeout_s=timeout_s
+            )
+        except LabError as error:
+            return f"{machine} could not be asked: {error}\n"
+        return done.stdout + done.stderr
+
+    machines = lab.nodes()
+    with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
+        return dict(zip(machines, pool.map(one, machines), strict=True))
+
+
+def write(path: Path, texts: Mapping[str, str]) -> None:
+    """Write a bundle (tar.gz), one file a machine, scrubbed; readable for its owner alone."""
+    scrubber = Scrubber()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    with tarfile.open(path, "w:gz") as bundle:
+        for name, text in texts.items():
+            body = scrubber.scrub(text).encode()
+            entry = tarfile.TarInfo(f"faultbed-support/{name}.txt")
+            entry.size = len(body)
+            bundle.addfile(entry, io.BytesIO(body))
