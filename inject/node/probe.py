@@ -32,6 +32,8 @@ def able(request: dict[str, Any]) -> dict[str, Any]:
             actuator.prepare()
         finally:
             actuator.close()
+    except FileNotFoundError as error:
+        return {"able": False, "why": f"there is no {error.filename} here: this target cannot do it"}
     except (Refused, OSError, ValueError, KeyError, TypeError, ImportError, AttributeError) as error:
         return {"able": False, "why": f"{error}" or type(error).__name__}
     return {"able": True}

@@ -14,8 +14,10 @@ from house import HOUSE
 from test_rack_formats import rack_state
 
 from inject import capability
+from inject.fault_plan import FaultSpec, plan
 from inject.kinds.catalogue import CATALOGUE
 from inject.mechanisms.rack import WAYS, sonic
+from inject.mechanisms.rack.rack_mechanism import shown
 from inject.node import probe
 from testbed.errors import Unreachable
 from testbed.inventory import lab_inventory
@@ -100,6 +102,19 @@ def test_abilities_are_each_machines_own_answer_and_change_nothing(tools):
 def test_probe_of_a_python_that_is_too_old_says_what_is_needed(monkeypatch):
     monkeypatch.setattr(probe, "OLDEST", (9, 0))
     assert "faults need 3.9 (SONiC 202111) or later" in probe.able({"actuator": "commands", "args": {}})["why"]
+
+
+def test_probe_names_the_program_that_is_not_there(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    args = {"netns": None, "path": [], "line": "redistribute connected"}
+    assert probe.able({"actuator": "frr", "args": args})["why"].startswith("there is no vtysh here")
+
+
+def test_plan_shows_programs_by_their_names():
+    spec = FaultSpec(kind="link.flap", target="host1:mlx5_0", for_s=20.0, params={"period": 8})
+    args = plan(spec, RACK.topology, lab_kind="rack").request["args"]
+    assert shown(args["look"], args["needs"]).startswith("sh -c 'mlxlink -d 0000:18:00.0")
+    assert shown(args["able"][1][0], args["needs"]).startswith("mlxconfig -d")
 
 
 def test_probe_answers_what_cannot_be_asked():

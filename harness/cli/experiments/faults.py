@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import secrets
-import shlex
 import threading
 import time
 from datetime import UTC, datetime
@@ -28,6 +27,7 @@ from inject.heal import is_foreign
 from inject.injector import Injector, Prepared, longest_lease_s, told_of
 from inject.journal import Journal
 from inject.kinds import catalogue
+from inject.mechanisms.rack.rack_mechanism import shown
 from inject.policy import blast_radius, safety
 from inject.policy.conflicts import touches
 from inject.selection import MOST_SEED
@@ -339,10 +339,13 @@ def _looks(planned: PlannedFault) -> list[str]:
     args = planned.request["args"]
     if planned.request["actuator"] != "commands":
         return []
-    lines = [f"refused there without: {', '.join(args['needs'])}"] if args["needs"] else []
-    lines += [f"refused there unless `{shlex.join(words)}` says {pattern}" for words, pattern, _ in args["able"]]
-    lines += [f"{{{name}}} is what `{shlex.join(words)}` says before" for name, (words, _) in args["remember"].items()]
-    return [*lines, f"read back by `{shlex.join(args['look'])}`: {args['applied']}"]
+    needs = args["needs"]
+    lines = [f"refused there without: {', '.join(need.replace('|', ' or ') for need in needs)}"] if needs else []
+    lines += [f"refused there unless `{shown(words, needs)}` says {pattern}" for words, pattern, _ in args["able"]]
+    lines += [
+        f"{{{name}}} is what `{shown(words, needs)}` says before" for name, (words, _) in args["remember"].items()
+    ]
+    return [*lines, f"read back by `{shown(args['look'], needs)}`: {args['applied']}"]
 
 
 def _show_receipt(session: Session, receipt: Receipt, outcome: dirty.Outcome, *, as_json: bool) -> None:

@@ -14,7 +14,7 @@ from testbed.errors import Unsupported
 from testbed.model.topology import Topology
 from testbed.observe import counters
 
-__all__ = ["ADAPTIVE", "COUNTERS", "PCI", "Commands", "Way", "commanded", "hardware", "phases_last", "retries"]
+__all__ = ["ADAPTIVE", "COUNTERS", "PCI", "Commands", "Way", "commanded", "hardware", "phases_last", "retries", "shown"]
 
 PCI = "/sys/bus/pci"
 COUNTERS = {
@@ -58,14 +58,6 @@ class Commands:
     settle_s: float = 5.0
     command_s: float = 30.0
 
-    def shown(self, words: Sequence[str]) -> str:
-        """One command as a person would type it: with the first of each program's names."""
-        text = shlex.join(words)
-        for need in self.needs:
-            name = need.partition("|")[0]
-            text = text.replace(f"'{{{name}}}'", name).replace(f"{{{name}}}", name)
-        return text
-
     def args(self, shows: dict[str, Any]) -> dict[str, Any]:
         """As JSON."""
         return {
@@ -86,6 +78,15 @@ class Commands:
         }
 
 
+def shown(words: Sequence[str], needs: Sequence[str]) -> str:
+    """One command as a person would type it: with the first of each needed program's names."""
+    text = shlex.join(words)
+    for need in needs:
+        name = need.partition("|")[0]
+        text = text.replace(f"'{{{name}}}'", name).replace(f"{{{name}}}", name)
+    return text
+
+
 def commanded(
     asked: Request,
     commands: Commands,
@@ -100,7 +101,7 @@ def commanded(
     patience_s: float | None = None,
 ) -> Shot:
     """The shot of a fault that commands on `node` make; each change is told beside its revert."""
-    do, undo = ([commands.shown(words) for words in each] for each in (commands.on, commands.off))
+    do, undo = ([shown(words, commands.needs) for words in each] for each in (commands.on, commands.off))
     both = max(len(do), len(undo))
     do += ["# (nothing more)"] * (both - len(do))
     undo += ["# (nothing more)"] * (both - len(undo))
