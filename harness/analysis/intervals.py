@@ -35,7 +35,7 @@ def find(
     level: float = LEVEL,
 ) -> dict[str, Interval]:
     """Return intervals of this `level` by metric, for those that have one in this run."""
-    found: dict[str, Interval | None] = {
+    intervals: dict[str, Interval | None] = {
         "jct_ratio": _jct(run, impacts, level),
         "busbw.mean": _busbw(run, level),
         "ettr": None if training is None else training.interval(level),
@@ -43,10 +43,10 @@ def find(
     }
     if whole is not None:
         bits = whole.bytes_per_s * 8 / 1e9
-        found["goodput.mean"] = confidence.mean_interval(bits, of="bins of goodput", level=level)
+        intervals["goodput.mean"] = confidence.mean_interval(bits, of="bins of goodput", level=level)
         if base is not None and impacts:
-            found |= _dips(whole, base, impacts, level)
-    return {name: interval for name, interval in found.items() if interval is not None}
+            intervals |= _dips(whole, base, impacts, level)
+    return {name: interval for name, interval in intervals.items() if interval is not None}
 
 
 def iteration_times(ranks: Sequence[RankSeries], count: int) -> NDArray[np.float64]:
@@ -99,7 +99,7 @@ def disturbed(
 
 def _disturbances(run: Measurements, impacts: Mapping[str, timeline.Impact]) -> list[tuple[int, int]]:
     """Return, for each fault, the time from its arming to goodput's return, or to the run's end if that is unknown."""
-    found = []
+    spans = []
     for fault in run.faults:
         if fault.receipt is None:
             continue
@@ -108,8 +108,8 @@ def _disturbances(run: Measurements, impacts: Mapping[str, timeline.Impact]) -> 
         if starts:
             impact = impacts.get(fault.plan.id)
             back = run.end_ns if impact is None else impact.end_ns
-            found.append((min(starts), back))
-    return found
+            spans.append((min(starts), back))
+    return spans
 
 
 def _busbw(run: Measurements, level: float) -> Interval | None:
@@ -131,7 +131,7 @@ def _serving(serving: Serving, level: float) -> dict[str, Interval | None]:
     requests = [np.array(times_ns, dtype=np.float64) / 1e9 for times_ns in serving.tpot_ns if times_ns]
     of_requests = np.array([times.mean() for times in requests])
     tokens = np.concatenate(requests) if requests else np.zeros(0)
-    found: dict[str, Interval | None] = {}
+    intervals: dict[str, Interval | None] = {}
     worths = []
     for name, times, each in (("ttft", first, first), ("tpot", tokens, of_requests)):
         independent = confidence.independent_of(each)
@@ -140,14 +140,14 @@ def _serving(serving: Serving, level: float) -> dict[str, Interval | None]:
         if independent is None:
             continue
         for percent in (50, 99):
-            found[f"{name}.p{percent}"] = confidence.percentile_bounds(
+            intervals[f"{name}.p{percent}"] = confidence.percentile_bounds(
                 times, percent, independent=int(independent), least=0.0, level=level
             )
     known = [worth for worth in worths if worth is not None]
     if serving.slo_attainment is not None and known and len(known) == len(worths):
         kept = round(serving.slo_attainment * len(first))
-        found["slo_attainment"] = confidence.share_interval(kept, len(first), level=level, independent=min(known))
-    return found
+        intervals["slo_attainment"] = confidence.share_interval(kept, len(first), level=level, independent=min(known))
+    return intervals
 
 
 def _dips(

@@ -74,9 +74,9 @@ def link_loads(run: Measurements) -> tuple[LinkLoad, ...]:
     The shares of a rack switch's uplinks add up to 1 per direction.
     """
     topology = run.topology
-    found = [_load(run, link) for link in (*topology.uplinks, *(one for one in topology.links if not one.is_uplink))]
+    loads = [_load(run, link) for link in (*topology.uplinks, *(link for link in topology.links if not link.is_uplink))]
     sums: dict[tuple[str, bool], int] = {}
-    for load in found:
+    for load in loads:
         if load.is_uplink:
             for is_up, way in ((True, load.up), (False, load.down)):
                 key = load.up.src, is_up
@@ -89,7 +89,7 @@ def link_loads(run: Measurements) -> tuple[LinkLoad, ...]:
         return replace(way, share=way.size_bytes / whole)
 
     return tuple(
-        replace(load, up=shared(load, load.up, is_up=True), down=shared(load, load.down, is_up=False)) for load in found
+        replace(load, up=shared(load, load.up, is_up=True), down=shared(load, load.down, is_up=False)) for load in loads
     )
 
 
@@ -111,17 +111,17 @@ def layers(loads: Sequence[LinkLoad], topology: Topology) -> tuple[Layer, ...]:
 
 def fans(loads: Sequence[LinkLoad], topology: Topology) -> tuple[Fan, ...]:
     """Return what each rack switch sent over its uplinks; none for a switch with one uplink or without traffic."""
-    found = []
+    fans_found = []
     for switch in topology.switches:
         sizes = [
-            one.up.size_bytes
-            for one in loads
-            if one.is_uplink and one.up.src == switch.name and one.up.size_bytes is not None
+            load.up.size_bytes
+            for load in loads
+            if load.is_uplink and load.up.src == switch.name and load.up.size_bytes is not None
         ]
         mmr, jfi = max_over_mean(sizes), jain(sizes)
         if switch.role == "rtsw" and mmr is not None and jfi is not None:
-            found.append(Fan(switch=switch.name, count=len(sizes), mmr=mmr, jfi=jfi))
-    return tuple(found)
+            fans_found.append(Fan(switch=switch.name, count=len(sizes), mmr=mmr, jfi=jfi))
+    return tuple(fans_found)
 
 
 def max_over_mean(sizes: Sequence[float]) -> float | None:

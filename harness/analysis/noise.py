@@ -130,12 +130,12 @@ def decode(content: bytes) -> NoiseFloor:
 
 
 def _fault_free(name: str, run: Measurements) -> list[tuple[str, Sequence[RankSeries]]]:
-    found: list[tuple[str, Sequence[RankSeries]]] = []
+    series: list[tuple[str, Sequence[RankSeries]]] = []
     if not run.faults and not run.errors and run.failure is None and finished_iterations(run.series):
-        found.append((name, run.series))
+        series.append((name, run.series))
     if run.twin is not None and finished_iterations(run.twin):
-        found.append((f"{name} (twin)", run.twin))
-    return found
+        series.append((f"{name} (twin)", run.twin))
+    return series
 
 
 def _compute_s(ranks: Sequence[RankSeries], iterations: int) -> float:

@@ -92,14 +92,14 @@ def _wrong_elements(run: Measurements, wrong: int, iterations: int) -> Observati
 
 
 def _kernel(run: Measurements) -> Observation:
-    found = kernel_log.errors(run.kernel)
-    if not run.watched and not found:
+    errors = kernel_log.errors(run.kernel)
+    if not run.watched and not errors:
         return Observation(value=None, detail="no machine's log was followed")
-    first = f"; the first: {found[0].node}: {found[0].text}" if found else ""
+    first = f"; the first: {errors[0].node}: {errors[0].text}" if errors else ""
     lost = [f"{one.name} from some time on: {one.lost}" for one in run.watched if one.lost]
     unknown = f"; nothing is known of {lost[0]}" if lost else ""
     return Observation(
-        value=len(found),
+        value=len(errors),
         detail=f"in the logs of {len(run.watched)} machines while they ran{first}{unknown}",
         censored=bool(lost) or not run.watched,
     )
@@ -116,15 +116,15 @@ def _serving(serving: Serving | None) -> dict[str, Observation]:
         nothing = Observation(value=None, detail="not an inference job")
         return dict.fromkeys(("ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "slo_attainment"), nothing)
     tokens = [time_ns for one in serving.tpot_ns for time_ns in one]
-    found = {}
+    metrics = {}
     for name, times, what in (("ttft", serving.ttft_ns, "requests"), ("tpot", tokens, "tokens after the first")):
         for share in (50, 99):
             value = float(np.percentile(times, share)) / 1e9 if times else None
-            found[f"{name}.p{share}"] = Observation(value=value, detail=f"of {len(times)} {what}")
+            metrics[f"{name}.p{share}"] = Observation(value=value, detail=f"of {len(times)} {what}")
     kept = serving.slo_attainment
     said = "no SLO was given" if kept is None else f"{len(serving.ttft_ns)} requests were over, of those asked for"
-    found["slo_attainment"] = Observation(value=kept, detail=said)
-    return found
+    metrics["slo_attainment"] = Observation(value=kept, detail=said)
+    return metrics
 
 
 def rates(run: Measurements, whole: timeline.Goodput | None) -> dict[str, Observation]:
@@ -164,19 +164,19 @@ def recoveries(
 
     `slowest` is the machine's lowest pace during each recovery.
     """
-    found: dict[str, Observation] = {}
+    metrics: dict[str, Observation] = {}
     for fault in run.faults:
         one = impacts.get(fault.plan.id)
         for prefix in ("recovery", "after_clear"):
-            found[f"{prefix}.{fault.plan.id}"] = (
+            metrics[f"{prefix}.{fault.plan.id}"] = (
                 Observation(value=None, detail=f"{fault.plan.id}: {_why_no_impact(base)}")
                 if one is None
                 else _recovery(fault.plan.id, one, prefix, slowest.get(fault.plan.id, 1.0))
             )
     for prefix in ("recovery", "after_clear"):
-        each = [found[f"{prefix}.{fault.plan.id}"] for fault in run.faults]
-        found[f"{prefix}.total"] = _worst(each)
-    return found
+        each = [metrics[f"{prefix}.{fault.plan.id}"] for fault in run.faults]
+        metrics[f"{prefix}.total"] = _worst(each)
+    return metrics
 
 
 def _recovery(fault_id: str, one: timeline.Impact, prefix: str, slowest: float) -> Observation:
@@ -214,15 +214,15 @@ def recovery_phases(
     run: Measurements, base: timeline.Baseline | None, by_phase: Mapping[str, tuple[Phase, ...]]
 ) -> dict[str, Observation]:
     """Return the worst fault in each phase; None if no data shows the phase, or it did not end for some fault."""
-    found = {}
+    metrics = {}
     for name in NAMES:
         endless = [fault_id for fault_id, steps in by_phase.items() if name not in {one.name for one in steps}]
         if name in ENDING and endless:
-            found[f"recovery.{name}"] = Observation(value=None, detail=f"{endless[0]}: it had no end in this run")
+            metrics[f"recovery.{name}"] = Observation(value=None, detail=f"{endless[0]}: it had no end in this run")
             continue
         unknown = [fault.plan.id for fault in run.faults if fault.plan.id not in by_phase]
         if by_phase and unknown:
-            found[f"recovery.{name}"] = Observation(value=None, detail=f"{unknown[0]}: {_why_no_impact(base)}")
+            metrics[f"recovery.{name}"] = Observation(value=None, detail=f"{unknown[0]}: {_why_no_impact(base)}")
             continue
         each = [
             (one.length_ns, fault_id, one.detail)
@@ -232,11 +232,11 @@ def recovery_phases(
         ]
         if each:
             length_ns, fault_id, detail = max(each)
-            found[f"recovery.{name}"] = Observation(value=length_ns / 1e9, detail=f"{fault_id}: {detail}")
+            metrics[f"recovery.{name}"] = Observation(value=length_ns / 1e9, detail=f"{fault_id}: {detail}")
             continue
         why = "nothing shows it: no going back at a captured port" if by_phase else _why_no_impact(base)
-        found[f"recovery.{name}"] = Observation(value=None, detail=why if run.faults else "no fault in this run")
-    return found
+        metrics[f"recovery.{name}"] = Observation(value=None, detail=why if run.faults else "no fault in this run")
+    return metrics
 
 
 def dips(
@@ -337,7 +337,7 @@ def routing_stages(run: Measurements, by_routing: Mapping[str, Routing]) -> dict
     ]
     # A watcher that is not of a host is of switches.
     lost = [one for one in run.watched if one.lost and one.name not in run.topology.host_by_name]
-    found = {}
+    metrics = {}
     for name, of in TIMES.items():
         each = [
             (value, fault_id, one.detected_by) for fault_id, one in by_routing.items() if (value := of(one)) is not None
@@ -345,13 +345,13 @@ def routing_stages(run: Measurements, by_routing: Mapping[str, Routing]) -> dict
         why = "routing did not change for any fault" if run.watched else "the lab was not watched"
         if lost:
             why = f"nothing is known of {lost[0].name} from some time on: {lost[0].lost}"
-        found[f"routing.{name}"] = Observation(value=None, detail=why)
+        metrics[f"routing.{name}"] = Observation(value=None, detail=why)
         if name == "restored" and left:
-            found["routing.restored"] = Observation(value=None, detail=left[0])
+            metrics["routing.restored"] = Observation(value=None, detail=left[0])
         elif each and not lost:
             value, fault_id, by = max(each)
-            found[f"routing.{name}"] = Observation(value=value / 1e9, detail=f"{fault_id}: first {by}")
-    return found
+            metrics[f"routing.{name}"] = Observation(value=value / 1e9, detail=f"{fault_id}: first {by}")
+    return metrics
 
 
 def slow_rank(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> dict[str, Observation]:
@@ -359,42 +359,42 @@ def slow_rank(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> dict[s
 
     The detector does not know the faults; only the iteration count uses them.
     """
-    found = slow_ranks(run)
+    ranks = slow_ranks(run)
     first_ns = min((start for start, _ in fired.values()), default=None)
-    worst = max(found.slow, key=lambda one: one.slowdown, default=None)
+    worst = max(ranks.slow, key=lambda one: one.slowdown, default=None)
     if worst is None:
-        missing = Observation(value=None, detail=found.words)
+        missing = Observation(value=None, detail=ranks.words)
         return {
-            "slow_rank": missing if found.smallest is None else Observation(value="none", detail=found.words),
+            "slow_rank": missing if ranks.smallest is None else Observation(value="none", detail=ranks.words),
             "slow_rank.iterations": missing,
         }
-    count = None if first_ns is None else found.iterations_since(first_ns, worst)
-    why = f"{worst.host} was found slow before any fault fired" if count is None else found.words
+    count = None if first_ns is None else ranks.iterations_since(first_ns, worst)
+    why = f"{worst.host} was found slow before any fault fired" if count is None else ranks.words
     return {
-        "slow_rank": Observation(value=worst.host, detail=found.words),
+        "slow_rank": Observation(value=worst.host, detail=ranks.words),
         "slow_rank.iterations": Observation(value=count, detail=why),
     }
 
 
 def captured_packets(run: Measurements) -> dict[str, Observation]:
     """Return how many frames the capture missed, and the go-back-N rules that its packets broke."""
-    found = run.packets
-    if found is None:
+    packets = run.packets
+    if packets is None:
         nothing = Observation(value=None, detail="this run captured no packets")
         return {"capture.missed": nothing, "capture.broken_rules": nothing}
-    whole = f"{found.frames:,} frames captured"
-    doubts = "; ".join(found.doubts)
-    if found.missed:
+    whole = f"{packets.frames:,} frames captured"
+    doubts = "; ".join(packets.doubts)
+    if packets.missed:
         # A frame missing from the capture could look like a packet that its sender skipped.
-        broken = Observation(value=None, detail=f"{found.missed} frames are missing from the capture")
-    elif found.doubts and not found.broken:
+        broken = Observation(value=None, detail=f"{packets.missed} frames are missing from the capture")
+    elif packets.doubts and not packets.broken:
         broken = Observation(value=None, detail=f"{whole}, but {doubts}")
     else:
         detail = f"{whole}; packets.json names each"
         broken = Observation(
-            value=found.broken, detail=f"{detail}; {doubts}" if doubts else detail, censored=bool(doubts)
+            value=packets.broken, detail=f"{detail}; {doubts}" if doubts else detail, censored=bool(doubts)
         )
-    return {"capture.missed": Observation(value=found.missed, detail=whole), "capture.broken_rules": broken}
+    return {"capture.missed": Observation(value=packets.missed, detail=whole), "capture.broken_rules": broken}
 
 
 def rnic_counters(run: Measurements) -> dict[str, Observation]:
@@ -403,15 +403,15 @@ def rnic_counters(run: Measurements) -> dict[str, Observation]:
 
     def growth(counter: str) -> Observation:
         names = counter, counters.MLX5[counter]
-        found: dict[str, Any] = {
+        deltas_by_counter: dict[str, Any] = {
             f"{node}:{name}": delta
             for node, values in deltas.items()
             for name, delta in values.items()
             if re.split(r"[./:]", name)[-1] in names
         }
-        if not found:
+        if not deltas_by_counter:
             return Observation(value=None, detail=f"no RNIC gave its {' or '.join(names)} before and after the run")
-        moved = [f"{name} +{delta}" for name, delta in found.items() if delta]
+        moved = [f"{name} +{delta}" for name, delta in deltas_by_counter.items() if delta]
         detail = ", ".join(moved) or "moved nowhere"
         # Counts from before a reset, or of an RNIC that was removed, are unknown.
         partly = [
@@ -422,6 +422,6 @@ def rnic_counters(run: Measurements) -> dict[str, Observation]:
         ]
         if partly:
             detail = f"{detail}; {partly[0]} was reset during the run, or could not be read after it"
-        return Observation(value=sum(found.values()), detail=detail, censored=bool(partly))
+        return Observation(value=sum(deltas_by_counter.values()), detail=detail, censored=bool(partly))
 
     return {"nak_episodes": growth("out_of_seq_request"), "go_back_n": growth("rcvd_seq_err")}

@@ -88,11 +88,11 @@ def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
         **observations.rnic_counters(run),
         **observations.captured_packets(run),
     }
-    found = intervals.find(run, whole, base, impacts, training, level=level)
+    interval_of = intervals.find(run, whole, base, impacts, training, level=level)
     if whole is not None:
-        found |= resolutions.find(run, whole.step_ns, impacts, by_phase, by_routing, firing, beyond_chance)
+        interval_of |= resolutions.find(run, whole.step_ns, impacts, by_phase, by_routing, firing, beyond_chance)
     return Observed(
-        metrics={name: replace(one, interval=found.get(name)) for name, one in metrics.items()},
+        metrics={name: replace(one, interval=interval_of.get(name)) for name, one in metrics.items()},
         goodput=whole,
         per_rank=per_rank,
         baseline=base,

@@ -59,9 +59,9 @@ def pace(
         return None
     around = [float(np.median(phases[max(0, at - AROUND) : at + AROUND + 1])) for at in range(len(phases))]
     middle = grid.t0_ns + (np.arange(len(grid.bytes)) + 0.5) * grid.step_ns
-    found: NDArray[np.float64] = np.minimum(1.0, float(np.median(before)) / np.interp(middle, begin, around))
-    found[middle < until_ns] = 1.0
-    return found
+    paces: NDArray[np.float64] = np.minimum(1.0, float(np.median(before)) / np.interp(middle, begin, around))
+    paces[middle < until_ns] = 1.0
+    return paces
 
 
 def _compute_phases(run: Measurements, fired: Collection[_Window]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -72,9 +72,9 @@ def _compute_phases(run: Measurements, fired: Collection[_Window]) -> tuple[NDAr
         begins[step.index] = min(begins.get(step.index, step.start_ns), step.start_ns)
         if step.compute_ns > 0 and not _touched(step, fired):
             by_index.setdefault(step.index, []).append(step.compute_ns)
-    told = sorted(index for index, times in by_index.items() if len(times) >= MIN_RANKS)
-    begin = np.array([begins[index] for index in told], dtype=np.float64)
-    return begin, np.array([np.median(by_index[index]) for index in told], dtype=np.float64)
+    complete = sorted(index for index, times in by_index.items() if len(times) >= MIN_RANKS)
+    begin = np.array([begins[index] for index in complete], dtype=np.float64)
+    return begin, np.array([np.median(by_index[index]) for index in complete], dtype=np.float64)
 
 
 def doubt_slow_downs(
@@ -87,21 +87,21 @@ def doubt_slow_downs(
     later, `Impact.most_ns` says when; if it did not recover, the recovery is censored.
     """
     begin, phases = _compute_phases(run, [(one.start_ns, one.cleared_ns) for one in windows.values()])
-    found = {}
+    checked = {}
     for fault_id, one in steady.items():
         unsteadied = raw.get(fault_id)
         agrees = unsteadied is not None and not unsteadied.censored and unsteadied.recovery_ns <= one.recovery_ns
         growth = None if agrees or one.censored else _slower_since(begin, phases, windows, fault_id)
-        found[fault_id] = one
+        checked[fault_id] = one
         if growth is None:
             continue
         if unsteadied is not None and not unsteadied.censored:
             most_ns = (unsteadied.recovery_ns, unsteadied.after_clear_ns)
-            found[fault_id] = replace(one, reason=growth, slowed_ratio=unsteadied.min_ratio, most_ns=most_ns)
+            checked[fault_id] = replace(one, reason=growth, slowed_ratio=unsteadied.min_ratio, most_ns=most_ns)
         else:
             slowed = None if unsteadied is None else min(unsteadied.min_ratio, one.min_ratio)
-            found[fault_id] = replace(one, recovered_ns=None, censored=True, reason=growth, slowed_ratio=slowed)
-    return found
+            checked[fault_id] = replace(one, recovered_ns=None, censored=True, reason=growth, slowed_ratio=slowed)
+    return checked
 
 
 def _slower_since(

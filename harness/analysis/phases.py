@@ -75,23 +75,23 @@ def _of(run: Measurements, impact: Impact, begin_ns: int, until_ns: int) -> list
         [] if run.packets is None else sorted(one for one in run.packets.goings_back if begin_ns <= one[0] < until_ns)
     )
     rebuilds = [one for one in run.rebuild_marks if begin_ns <= one.error_ns < until_ns]
-    found = []
+    phases_found = []
     noticed = min([*errors[:1], *(one[0] for one in backs[:1])], default=None)
     if noticed is not None:
         what = "a NAK or a timer" if backs and backs[0][0] == noticed else "a queue pair died"
         if noticed < fired:
             what += ", sooner than the fault was seen to fire"
-        found.append(
+        phases_found.append(
             Phase(name="detect", start_ns=min(fired, noticed), end_ns=noticed, detail=what, is_from_firing=True)
         )
     if backs:
         seen, again = backs[0]
-        found.append(
+        phases_found.append(
             Phase(name="retransmit", start_ns=seen, end_ns=again, detail="the lost packet passed again", is_exact=True)
         )
     dead = errors[0] if errors else fired
     words = f"{len(errors)} completions with an error" if errors else "no queue pair died"
-    found.append(
+    phases_found.append(
         Phase(
             name="qp_error",
             start_ns=min(fired, dead),
@@ -106,14 +106,16 @@ def _of(run: Measurements, impact: Impact, begin_ns: int, until_ns: int) -> list
     if len(anew) == len(rebuilds):
         connected = max([dead, *anew])
         words = f"{len(rebuilds)} queue pairs connected anew" if rebuilds else "none had to be"
-        found.append(Phase(name="rebuild", start_ns=dead, end_ns=connected, detail=words, is_exact=not rebuilds))
+        phases_found.append(Phase(name="rebuild", start_ns=dead, end_ns=connected, detail=words, is_exact=not rebuilds))
         if len(through) == len(rebuilds):
             data = max([connected, *through])
             words = "data through the new queue pairs"
-            found.append(Phase(name="first_data", start_ns=connected, end_ns=data, detail=words, is_exact=not rebuilds))
+            phases_found.append(
+                Phase(name="first_data", start_ns=connected, end_ns=data, detail=words, is_exact=not rebuilds)
+            )
     if impact.recovered_ns is not None:
-        last = max([fired, *(one.end_ns for one in found if one.end_ns <= impact.recovered_ns)])
-        found.append(
+        last = max([fired, *(one.end_ns for one in phases_found if one.end_ns <= impact.recovered_ns)])
+        phases_found.append(
             Phase(
                 name="hold",
                 start_ns=last,
@@ -123,4 +125,4 @@ def _of(run: Measurements, impact: Impact, begin_ns: int, until_ns: int) -> list
                 is_from_firing=last == fired,
             )
         )
-    return found
+    return phases_found

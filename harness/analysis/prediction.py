@@ -103,9 +103,13 @@ def goodput_share(share: float, in_flight: int) -> float:
 def _losing(run: Measurements) -> Iterator[tuple[FaultRun, Receipt, float]]:
     """Return faults that lose a share of all packets independently, with that share."""
     for fault in run.faults:
-        asked = fault.plan.parameters
-        share = asked.get("share")
-        every_packet = asked.get("qp") is None and asked.get("opcode", "any") == "any" and asked.get("burst") is None
+        parameters = fault.plan.parameters
+        share = parameters.get("share")
+        every_packet = (
+            parameters.get("qp") is None
+            and parameters.get("opcode", "any") == "any"
+            and parameters.get("burst") is None
+        )
         if fault.receipt is not None and fault.plan.kind in _LOSING and every_packet and isinstance(share, int | float):
             yield fault, fault.receipt, float(share)
 
@@ -187,7 +191,7 @@ def _collective(run: Measurements) -> tuple[Prediction, ...]:
 
 
 def _uplinks(run: Measurements) -> tuple[Prediction, ...]:
-    found = []
+    predictions_found = []
     for switch in run.topology.switches:
         uplinks = [link for link in run.topology.links_of(switch.name) if link.is_uplink]
         if switch.role != "rtsw" or len(uplinks) < 2:  # noqa: PLR2004 - one way is no choice
@@ -203,7 +207,7 @@ def _uplinks(run: Measurements) -> tuple[Prediction, ...]:
             continue
         low, middle, high = max_over_mean(flows, len(uplinks))
         measured = max(ways.values()) / (flows / len(uplinks))
-        found.append(
+        predictions_found.append(
             Prediction(
                 what=f"queue pairs on the {len(uplinks)} uplinks of {switch.name}: maximum over mean",
                 model=f"{flows} queue pairs, each on a link at random",
@@ -212,26 +216,27 @@ def _uplinks(run: Measurements) -> tuple[Prediction, ...]:
                 holds=low <= measured <= high,
             )
         )
-    return tuple(found)
+    return tuple(predictions_found)
 
 
 def _qp_of(run: Measurements) -> QpParams:
     """Return the QP parameters of a run. Runs recorded before the field existed get the defaults."""
-    asked = run.workload.get("qp") or {}
-    return QpParams.of({name: value for name, value in asked.items() if name in QpParams.__slots__})
+    recorded = run.workload.get("qp") or {}
+    return QpParams.of({name: value for name, value in recorded.items() if name in QpParams.__slots__})
 
 
 def _qp_errors(run: Measurements, observed: Observed) -> tuple[Prediction, ...]:
     """Return the first error after each fault, for faults that caused one before their removal or soon after."""
     params = _qp_of(run)
-    least_ns, found = qp_error_ns(params), []
+    least_ns = qp_error_ns(params)
+    predictions_found: list[Prediction] = []
     for fault_id, one in observed.impacts.items():
         until_ns = one.cleared_ns + _SLACK * least_ns
         early_ns = observed.firing.get(fault_id, Firing()).early_ns
         after = [lost.time_ns for lost in run.qps_lost if one.fired_ns - early_ns <= lost.time_ns < until_ns]
         if after:
             took_ns = max(0, min(after) - one.fired_ns)
-            found.append(
+            predictions_found.append(
                 Prediction(
                     what=f"first queue pair in error after {fault_id} fired",
                     model=f"{params.retry_cnt + 1} sendings, timeout {params.timeout}",
@@ -240,4 +245,4 @@ def _qp_errors(run: Measurements, observed: Observed) -> tuple[Prediction, ...]:
                     holds=took_ns + early_ns >= least_ns - run.clock_error_ns,
                 )
             )
-    return tuple(found)
+    return tuple(predictions_found)

@@ -61,11 +61,11 @@ class Line:
 
 def lines(trips: Sequence[Trip], *, start_ns: int, end_ns: int) -> tuple[Line, ...]:
     """Return every directed link that probes or answers took, by name. A loss on a path counts for all of its links."""
-    found: dict[tuple[str, str], list[At]] = {}
+    by_link: dict[tuple[str, str], list[At]] = {}
     for window in results.windows(trips, length_ns=WINDOW_NS, start_ns=start_ns, end_ns=end_ns):
         for link, at in _of(window).items():
-            found.setdefault(link, []).append(at)
-    return tuple(Line(link=link, windows=tuple(each)) for link, each in sorted(found.items()))
+            by_link.setdefault(link, []).append(at)
+    return tuple(Line(link=link, windows=tuple(each)) for link, each in sorted(by_link.items()))
 
 
 def _of(window: WindowStats) -> dict[tuple[str, str], At]:

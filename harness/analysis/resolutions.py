@@ -41,7 +41,7 @@ class Firing:
 
 def firings(faults: Iterable[FaultRun]) -> dict[str, Firing]:
     """Return the uncertainty of the firing of each fault that fired."""
-    found = {}
+    by_fault = {}
     for fault in faults:
         fired = None if fault.receipt is None else fault.receipt.fired
         if fired is None or fired.first_ns is None:
@@ -49,8 +49,8 @@ def firings(faults: Iterable[FaultRun]) -> dict[str, Firing]:
         armed = fault.receipt.armed if fault.receipt is not None else {}
         error_ns = armed.get("clock_error_ns") or 0
         least, most = fired.between_ns or (fired.first_ns - error_ns, fired.first_ns + error_ns)
-        found[fault.plan.id] = Firing(early_ns=max(0, fired.first_ns - least), late_ns=max(0, most - fired.first_ns))
-    return found
+        by_fault[fault.plan.id] = Firing(early_ns=max(0, fired.first_ns - least), late_ns=max(0, most - fired.first_ns))
+    return by_fault
 
 
 def find(
@@ -104,7 +104,7 @@ def _recoveries(
 ) -> dict[str, Interval]:
     error_ns = step_ns + run.clock_error_ns
     cleared = {fault.plan.id: fault.receipt.cleared for fault in run.faults if fault.receipt is not None}
-    found: dict[str, Interval] = {}
+    intervals: dict[str, Interval] = {}
     for prefix in ("recovery", "after_clear"):
         spans: dict[str, _Span] = {}
         for fault_id, one in impacts.items():
@@ -123,8 +123,8 @@ def _recoveries(
         of = "one bin, the clocks' error, when the fault was seen to fire, and what may be noise of goodput"
         for name, each in (*((name, [span]) for name, span in spans.items()), ("total", [*spans.values()])):
             if any(most for _, most in each):
-                found[f"{prefix}.{name}"] = _interval(each, of=of)
-    return found
+                intervals[f"{prefix}.{name}"] = _interval(each, of=of)
+    return intervals
 
 
 def _phases(

@@ -81,7 +81,7 @@ def routing(
     before its observed firing.
     """
     begins = {fault_id: start - (early_ns or {}).get(fault_id, 0) for fault_id, (start, _) in fired.items()}
-    found = {}
+    by_fault = {}
     for fault_id, (start, cleared) in fired.items():
         later = [begin for begin in begins.values() if begin > begins[fault_id]]
         until = min([cleared + TAIL_NS, *later])
@@ -89,7 +89,7 @@ def routing(
         ways = [one for one in mine if not one.subject.startswith("link ")]
         under, after = [x for x in ways if x.at_ns <= cleared], [x for x in ways if x.at_ns > cleared]
         left = _left(under, after)
-        found[fault_id] = Routing(
+        by_fault[fault_id] = Routing(
             detected_ns=max(0, mine[0].at_ns - start) if mine and mine[0].at_ns <= cleared else None,
             converged_ns=max(0, under[-1].at_ns - start) if under else None,
             restored_ns=after[-1].at_ns - cleared if after and not left else None,
@@ -98,7 +98,7 @@ def routing(
             stages=_stages([one for one in mine if one.at_ns <= cleared], start),
             left=left,
         )
-    return found
+    return by_fault
 
 
 def _left(under: Sequence[Change], after: Sequence[Change]) -> tuple[str, ...]:

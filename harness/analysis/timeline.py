@@ -237,8 +237,8 @@ def rolling_window_ns(ranks: Iterable[RankSeries], step_ns: int, *, until_ns: in
         for step in rank.iterations
         if until_ns is None or step.start_ns < until_ns
     ]
-    wanted = max(ROLLING_NS, int(2 * np.median(lengths)) if lengths else 0)
-    return -(-wanted // step_ns) * step_ns
+    length_ns = max(ROLLING_NS, int(2 * np.median(lengths)) if lengths else 0)
+    return -(-length_ns // step_ns) * step_ns
 
 
 def rolling(series: Goodput, window_ns: int) -> NDArray[np.float64]:
@@ -319,7 +319,7 @@ def _without(series: Goodput, first: int, last: int, reads: Iterable[tuple[int, 
 
 def impacts(series: Goodput, base: Baseline, windows: Mapping[str, Window]) -> dict[str, Impact]:
     """Return the effect of each fault that fired on `series`, unless too little data follows its firing."""
-    found: dict[str, Impact] = {}
+    by_fault: dict[str, Impact] = {}
     for fault_id, window in sorted(windows.items(), key=lambda item: item[1].start_ns):
         if window.fired_ns is None:
             continue
@@ -340,15 +340,15 @@ def impacts(series: Goodput, base: Baseline, windows: Mapping[str, Window]) -> d
                 if name != fault_id
                 and other.start_ns <= window.start_ns
                 and one.dip_ns is not None
-                and (one.dip_ns <= other.cleared_ns + HOLD_NS or _was_not_back(other, found.get(name)))
+                and (one.dip_ns <= other.cleared_ns + HOLD_NS or _was_not_back(other, by_fault.get(name)))
             ]
-            found[fault_id] = _unattributable(one, earlier) if earlier else one
-    return found
+            by_fault[fault_id] = _unattributable(one, earlier) if earlier else one
+    return by_fault
 
 
-def _was_not_back(window: Window, found: Impact | None) -> bool:
+def _was_not_back(window: Window, impact_of_it: Impact | None) -> bool:
     """Return whether goodput was still low, or unknown, from a fault when the next one began."""
-    return window.fired_ns is not None if found is None else not found.is_back
+    return window.fired_ns is not None if impact_of_it is None else not impact_of_it.is_back
 
 
 def _unattributable(one: Impact, earlier: Sequence[str]) -> Impact:

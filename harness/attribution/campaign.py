@@ -91,23 +91,23 @@ def labels(topology: Topology, *, lab_kind: str, seed: int, places: int, probe: 
     `seed` selects the places and the intensity of each fault. With `probe`, kinds that only probes can locate are
     included.
     """
-    found: list[Label] = []
-    for one in _wanted(topology, (*_ROWS, *(_PROBED_ROWS if probe else ())), seed, places):
-        if not _possible(one, topology, lab_kind):
+    chosen: list[Label] = []
+    for candidate in _wanted(topology, (*_ROWS, *(_PROBED_ROWS if probe else ())), seed, places):
+        if not _possible(candidate, topology, lab_kind):
             continue
-        if len(found) % 10 == 9:  # noqa: PLR2004 - every tenth
-            found.append(Label(number=len(found), seed=seed, kind=None))
-        kind, target, parameters = one
-        found.append(Label(number=len(found), seed=seed, kind=kind, target=target, parameters=parameters))
-    return tuple(found)
+        if len(chosen) % 10 == 9:  # noqa: PLR2004 - every tenth
+            chosen.append(Label(number=len(chosen), seed=seed, kind=None))
+        kind, target, parameters = candidate
+        chosen.append(Label(number=len(chosen), seed=seed, kind=kind, target=target, parameters=parameters))
+    return tuple(chosen)
 
 
 def in_turn(some: Iterable[Label]) -> list[Label]:
     """Interleave the kinds: one run of each, then a second one of each. A campaign that ends early has covered all."""
     by_kind: dict[str | None, list[Label]] = {}
-    for one in some:
-        by_kind.setdefault(one.kind, []).append(one)
-    return [one for rounds in itertools.zip_longest(*by_kind.values()) for one in rounds if one is not None]
+    for label in some:
+        by_kind.setdefault(label.kind, []).append(label)
+    return [label for rounds in itertools.zip_longest(*by_kind.values()) for label in rounds if label is not None]
 
 
 def experiment(label: Label, topology: Topology, *, probe: bool = False) -> bytes:

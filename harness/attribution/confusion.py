@@ -84,7 +84,7 @@ def score(runs: Iterable[tuple[Measurements, Sequence[Flight]]], probes: Iterabl
 
     `probes` are the probes of each run, in the same order; runs beyond its end have none.
     """
-    counted = found = missed = false = single = right = network_right = 0
+    counted = named_faults = missed = false = single = right = network_right = 0
     matrix: Counter[tuple[str, str]] = Counter()
     for (run, flights), trips in zip(runs, itertools.chain(probes, itertools.repeat(())), strict=False):
         truths = truths_of(run)
@@ -94,7 +94,7 @@ def score(runs: Iterable[tuple[Measurements, Sequence[Flight]]], probes: Iterabl
         findings = attribute(run, flights, trips)
         said = [one for one in findings if one.confidence >= CONFIDENT and one.cause != "nothing"]
         named = [truth for truth in truths if any(truth.named_by(one) for one in said)]
-        found, missed = found + len(named), missed + len(truths) - len(named)
+        named_faults, missed = named_faults + len(named), missed + len(truths) - len(named)
         false += sum(not any(truth.named_by(one) for truth in truths) for one in said)
         if len(truths) <= 1:
             single += 1
@@ -105,7 +105,7 @@ def score(runs: Iterable[tuple[Measurements, Sequence[Flight]]], probes: Iterabl
             network_right += truth.is_network == top.is_network
     return Score(
         runs=counted,
-        found=found,
+        found=named_faults,
         missed=missed,
         false=false,
         matrix=matrix,

@@ -39,26 +39,26 @@ def match_gaps(run: Measurements, signs: Signs, *, among: Iterable[Link], other:
     links.
     """
     gaps, naks = (
-        {end: round(count) for (sign, end), count in signs.counts.items() if sign == wanted and count}
-        for wanted in ("gap", "nak")
+        {end: round(count) for (sign, end), count in signs.counts.items() if sign == kind and count}
+        for kind in ("gap", "nak")
     )
     if sum(gaps.values()) < _LEAST:
         return other
     ends = {end for sign, end in signs.counts if sign == "gap"}
-    found: list[tuple[float, Link]] = []
+    candidates: list[tuple[float, Link]] = []
     for link in among:
         for near, far in ((link.a.node, link.b.node), (link.b.node, link.a.node)):
             pairs = [(one.src, one.dst) for one in run.connections if crosses(one, near, far, rnic=link.rnic)]
             if pairs:
                 at_ends = _log(gaps, [dst for _, dst in pairs], ends) + _log(naks, [src for src, _ in pairs], ends)
-                found.append((at_ends, link))
-    if not found:
+                candidates.append((at_ends, link))
+    if not candidates:
         return other
-    best, link = max(found, key=lambda one: one[0])
-    if other is not None and any(each == other.link and one > best - _NEAR for one, each in found):
+    best, link = max(candidates, key=lambda one: one[0])
+    if other is not None and any(each == other.link and one > best - _NEAR for one, each in candidates):
         return other
-    share = sum(math.exp(one - best) for one, each in found if each == link)
-    share /= sum(math.exp(one - best) for one, _ in found)
+    share = sum(math.exp(one - best) for one, each in candidates if each == link)
+    share /= sum(math.exp(one - best) for one, _ in candidates)
     if share < _LEAST_SHARE:
         return other
     words = (
@@ -75,14 +75,14 @@ def match_kept(run: Measurements, signs: Signs, switch: str) -> tuple[Link, floa
     If it is known that packets were lost in this switch, one gap, NAK or dead queue pair is enough.
     """
     gaps, naks = (
-        {end: round(count) for (sign, end), count in signs.counts.items() if sign == wanted and count}
-        for wanted in ("gap", "nak")
+        {end: round(count) for (sign, end), count in signs.counts.items() if sign == kind and count}
+        for kind in ("gap", "nak")
     )
     if not (gaps or naks or signs.dead):
         return None
     ends = {end for sign, end in signs.counts if sign == "gap"}
     every = len(run.connections)
-    found: list[tuple[float, Link]] = []
+    candidates: list[tuple[float, Link]] = []
     for link in run.topology.links_of(switch):
         far = link.other(switch).node
         out = [(one.src, one.dst) for one in run.connections if crosses(one, switch, far, rnic=link.rnic)]
@@ -93,11 +93,11 @@ def match_kept(run: Measurements, signs: Signs, switch: str) -> tuple[Link, floa
         for pair in signs.dead:  # its data was lost, or the ACKs for data in the other direction
             hit = pair in out or pair in back
             likely += math.log((1 - _STRAY) * hit / len({*out, *back}) + _STRAY / every)
-        found.append((likely, link))
-    if not found:
+        candidates.append((likely, link))
+    if not candidates:
         return None
-    best, link = max(found, key=lambda one: one[0])
-    share = 1 / sum(math.exp(one - best) for one, _ in found)
+    best, link = max(candidates, key=lambda one: one[0])
+    share = 1 / sum(math.exp(one - best) for one, _ in candidates)
     return (link, share) if share > _LEAST_SHARE else None
 
 

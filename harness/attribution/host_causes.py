@@ -51,7 +51,7 @@ _BOOT_COUNTERS, _FELL = ("ip.", "tcp.", "cpu", "memory."), 2
 
 def rebooted(run: Measurements) -> list[Finding]:
     """Return hosts whose kernel counters restarted."""
-    found = []
+    findings = []
     for host in run.topology.host_by_name:
         was, now = (counted.get(host, {}) for counted in (run.counters_before, run.counters_after))
         fell = [
@@ -63,8 +63,8 @@ def rebooted(run: Measurements) -> list[Finding]:
         ]
         if len(fell) >= _FELL:
             evidence = (f"{host}: counters restarted, as after a boot: {', '.join(fell[:3])}",)
-            found.append(Finding(cause="host-reboot", place="rank", name=host, confidence=0.95, evidence=evidence))
-    return found
+            findings.append(Finding(cause="host-reboot", place="rank", name=host, confidence=0.95, evidence=evidence))
+    return findings
 
 
 def slow(run: Measurements, deltas: Deltas) -> list[Finding]:
@@ -75,7 +75,7 @@ def slow(run: Measurements, deltas: Deltas) -> list[Finding]:
         for name, count in names.items()
         if name.endswith(".nr_throttled") and count
     }
-    found = {}
+    by_host = {}
     for one in slow_ranks(run).slow:
         gpus = [gpu for node, gpu in throttled if node == one.host]
         words = (
@@ -85,16 +85,16 @@ def slow(run: Measurements, deltas: Deltas) -> list[Finding]:
         throttling = (f"{one.host}: {gpu} was throttled {throttled[one.host, gpu]} times" for gpu in gpus)
         evidence = (words, *throttling, *_held_back(one.host, deltas))
         name = f"{one.host}:{gpus[0]}" if gpus else _only_gpu(run.topology, one.host)
-        found[one.host] = Finding(
+        by_host[one.host] = Finding(
             cause="slow-rank", place="gpu", name=name, confidence=0.95 if gpus else 0.75, evidence=evidence
         )
     if len(throttled) == 1:
         ((node, gpu), count), *_ = throttled.items()
         said = f"{node}: {gpu} was throttled {count} times, no other"
-        found.setdefault(
+        by_host.setdefault(
             node, Finding(cause="slow-rank", place="gpu", name=f"{node}:{gpu}", confidence=0.8, evidence=(said,))
         )
-    return list(found.values())
+    return list(by_host.values())
 
 
 def _held_back(host: str, deltas: Deltas) -> Iterator[str]:
@@ -140,7 +140,7 @@ def stood_still(run: Measurements, down: Sequence[Finding]) -> list[Finding]:
     A host whose link was down is left out: its engine waits for the kernel, which waits for its RNIC.
     """
     cut_off = {link.b.node for link in run.topology.links if any(one.name == link.name for one in down)}
-    found = []
+    findings = []
     for host in dict.fromkeys(one.host for one in run.standstills):
         if host in cut_off:
             continue
@@ -150,8 +150,8 @@ def stood_still(run: Measurements, down: Sequence[Finding]) -> list[Finding]:
         if longest_ns < _HANG_NS:
             continue
         words = f"the traffic engine on {host} did not run for {longest_ns / 1e9:.1f} s, while the others did"
-        found.append(Finding(cause="hung-rank", place="rank", name=host, confidence=_HUNG, evidence=(words,)))
-    return found
+        findings.append(Finding(cause="hung-rank", place="rank", name=host, confidence=_HUNG, evidence=(words,)))
+    return findings
 
 
 def _length_ns(one: Standstill) -> int:
@@ -273,10 +273,8 @@ def _only_gpu(topology: Topology, host: str) -> str:
 
 def lost_rank(run: Measurements, flights: Sequence[Flight]) -> list[Finding]:
     """Return the rank whose flight recorder ends before the others."""
-    found = culprit(flights, run)
-    if found is None:
+    root = culprit(flights, run)
+    if root is None:
         return []
-    host = next((rank.host for rank in run.ranks if rank.rank == found.rank), f"rank {found.rank}")
-    return [
-        Finding(cause="lost-rank", place="rank", name=host, confidence=found.confidence, evidence=tuple(found.words))
-    ]
+    host = next((rank.host for rank in run.ranks if rank.rank == root.rank), f"rank {root.rank}")
+    return [Finding(cause="lost-rank", place="rank", name=host, confidence=root.confidence, evidence=tuple(root.words))]

@@ -110,10 +110,10 @@ def packets(run: Measurements, deltas: Deltas, known: Sequence[Finding]) -> list
     if too_big := _too_big(run, deltas, signs):
         return too_big
     some_died, signs = bool(signs.dead), replace(signs, dead=_unexplained(run, signs.dead, known))
-    found: list[Finding] = []
+    findings: list[Finding] = []
     marked = match(run, signs.marks(), among=run.topology.links)
     if signs.marked and marked is not None and marked.link is not None:
-        found.append(
+        findings.append(
             Finding(
                 cause="congestion",
                 place=place_of_link(run.topology, marked.link),
@@ -127,12 +127,12 @@ def packets(run: Measurements, deltas: Deltas, known: Sequence[Finding]) -> list
     acks = match_acks(run, signs, among=run.topology.links)
     if acks is not None and (best is None or acks.likeness > best.likeness):
         best = acks
-    if best is None and not (known or found):
+    if best is None and not (known or findings):
         return _lost_within(run, signs) or _one_lost(run, signs)
     if best is None or _explained(best.link, signs, known, some_died=some_died):
-        return found
+        return findings
     if best.link is None:
-        found.append(
+        findings.append(
             Finding(
                 cause="silent-host",
                 place="rank",
@@ -143,12 +143,12 @@ def packets(run: Measurements, deltas: Deltas, known: Sequence[Finding]) -> list
         )
     else:
         place = place_of_link(run.topology, best.link)
-        found.append(
+        findings.append(
             Finding(
                 cause="loss", place=place, name=best.link.name, confidence=0.9 * best.likeness, evidence=best.evidence
             )
         )
-    return found
+    return findings
 
 
 def _lost_within(run: Measurements, signs: Signs) -> list[Finding]:
@@ -180,8 +180,8 @@ def _one_lost(run: Measurements, signs: Signs) -> list[Finding]:
     receiver, which all of them share.
     """
     gaps, naks = (
-        [(end, count) for (sign, end), count in signs.counts.items() if sign == wanted and count]
-        for wanted in ("gap", "nak")
+        [(end, count) for (sign, end), count in signs.counts.items() if sign == kind and count]
+        for kind in ("gap", "nak")
     )
     if [count for _, count in gaps] != [1] or [count for _, count in naks] != [1]:
         return []
@@ -207,7 +207,7 @@ def _one_lost(run: Measurements, signs: Signs) -> list[Finding]:
 
 def _too_big(run: Measurements, deltas: Deltas, signs: Signs) -> list[Finding]:
     """Return switches with packets too large to forward, and the link by which the lost traffic had to leave."""
-    found = []
+    findings = []
     for switch in run.topology.switches:
         count = deltas.get(switch.name, {}).get("ip.FragFails", 0)
         if not count:
@@ -224,8 +224,8 @@ def _too_big(run: Measurements, deltas: Deltas, signs: Signs) -> list[Finding]:
             else (place_of_link(run.topology, link), link.name)
         )
         confidence = 0.5 if link is None else 0.9
-        found.append(Finding(cause="mtu", place=place, name=name, confidence=confidence, evidence=evidence))
-    return found
+        findings.append(Finding(cause="mtu", place=place, name=name, confidence=confidence, evidence=evidence))
+    return findings
 
 
 def _way_out(run: Measurements, switch: str, links: Sequence[Link], dead: frozenset[tuple[str, str]]) -> Link | None:

@@ -15,7 +15,7 @@ from harness.packets.evidence import Evidence
 from harness.quantities import format_duration
 from harness.record.measurements import Measurements, RankSeries
 
-__all__ = ["Wait", "told", "waits"]
+__all__ = ["Wait", "sentences", "waits"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,9 @@ class Wait:
     words: str
 
 
-def told(run: Measurements, packets: Evidence, findings: Sequence[Finding] = (), *, most: int = 10) -> tuple[str, ...]:
+def sentences(
+    run: Measurements, packets: Evidence, findings: Sequence[Finding] = (), *, most: int = 10
+) -> tuple[str, ...]:
     """Return sentences about the longest waits, longest first; a loss that `findings` locate on the path is named."""
     return tuple(one.words for one in waits(run, packets, findings, most=most))
 
@@ -40,27 +42,32 @@ def waits(
 ) -> tuple[Wait, ...]:
     """Return the longest waits, longest first."""
     ranks = _ranks_by_ip(run)
-    found = sorted(
+    episodes = sorted(
         (
-            (_waited_ns(one), flow, one)
+            (_waited_ns(episode), flow, episode)
             for flow in packets.analysis.flows
-            for one in flow.episodes
+            for episode in flow.episodes
             if flow.src in ranks and flow.dst in ranks
         ),
         key=lambda item: -item[0],
     )
     return tuple(
         Wait(
-            iteration=_iteration_at(run.series, ranks[flow.dst], one.resent_ns - packets.epoch_offset_ns),
+            iteration=_iteration_at(run.series, ranks[flow.dst], episode.resent_ns - packets.epoch_offset_ns),
             sender=ranks[flow.src],
             receiver=ranks[flow.dst],
             waited_ns=waited_ns,
-            until_ns=one.resent_ns - packets.epoch_offset_ns,
+            until_ns=episode.resent_ns - packets.epoch_offset_ns,
             words=_sentence(
-                run, flow, one, ranks=(ranks[flow.src], ranks[flow.dst]), epoch_ns=packets.epoch_offset_ns, by=findings
+                run,
+                flow,
+                episode,
+                ranks=(ranks[flow.src], ranks[flow.dst]),
+                epoch_ns=packets.epoch_offset_ns,
+                by=findings,
             ),
         )
-        for waited_ns, flow, one in found[:most]
+        for waited_ns, flow, episode in episodes[:most]
     )
 
 
@@ -104,11 +111,11 @@ def _on_way(run: Measurements, ranks: tuple[int, int], name: str) -> bool:
 
 
 def _ranks_by_ip(run: Measurements) -> dict[str, int]:
-    found: dict[str, int] = {}
+    ranks: dict[str, int] = {}
     for rank in run.ranks:
         host = run.topology.host_by_name.get(rank.host)
-        found |= {rnic.ip: rank.rank for rnic in (host.rnics if host else ()) if rnic.name == rank.rnic}
-    return found
+        ranks |= {rnic.ip: rank.rank for rnic in (host.rnics if host else ()) if rnic.name == rank.rnic}
+    return ranks
 
 
 def _iteration_at(series: Sequence[RankSeries], rank: int, at_ns: int) -> int | None:

@@ -48,12 +48,12 @@ class _Said:
     """Whether it only supports a known finding and cannot create a new one."""
 
 
-def with_probes(run: Measurements, found: Sequence[Finding], trips: Sequence[Trip]) -> list[Finding]:
+def with_probes(run: Measurements, findings: Sequence[Finding], trips: Sequence[Trip]) -> list[Finding]:
     """Return the findings with the evidence of the probes that were sent while the workload ran."""
     topology, t0_ns = run.topology, run.t0_ns
     during = [one for one in trips if t0_ns <= one.echo.sent_ns < run.end_ns]
     every = [*_losses(topology, during, t0_ns), *_waits(topology, during, t0_ns)]
-    known = [one for one in found if not _answered_all_along(one, during, every)]
+    known = [one for one in findings if not _answered_all_along(one, during, every)]
     for said in every:
         if not said.places:
             continue
@@ -78,8 +78,8 @@ def _answered_all_along(known: Finding, trips: Sequence[Trip], every: Sequence[_
     if known.cause != "silent-host":
         return False
     pointed = {part for said in every for _, name in said.places for part in name.split(":")}
-    asked = any(known.name in {end.partition(":")[0] for end in (one.there[0], one.there[-1])} for one in trips)
-    return asked and known.name not in pointed
+    probed = any(known.name in {end.partition(":")[0] for end in (one.there[0], one.there[-1])} for one in trips)
+    return probed and known.name not in pointed
 
 
 def _is_there(known: Finding, said: _Said, sure: float) -> bool:

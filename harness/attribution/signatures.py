@@ -167,7 +167,7 @@ def match(run: Measurements, signs: Signs, *, among: Iterable[Link], hosts: bool
     if not (seen := signs.vector()):
         return None
     lossy = max(signs.lost_in, key=lambda name: signs.lost_in[name], default="")
-    found: list[tuple[float, Link | None, str]] = []
+    hypotheses: list[tuple[float, Link | None, str]] = []
     unfit: dict[str, float] = {}
     alike: list[str] = []
     for link in among:
@@ -178,18 +178,18 @@ def match(run: Measurements, signs: Signs, *, among: Iterable[Link], hosts: bool
                 likeness *= _WIRE
             elif lossy in (u, v):
                 likeness *= _OUT if lossy == u else _IN
-            found.append((likeness, link, ""))
+            hypotheses.append((likeness, link, ""))
     if hosts and signs.gaps < _FEW and not signs.kept:
-        found += [
+        hypotheses += [
             (_SILENT * _cosine(seen, _silent(run, host, signs)), None, host)
             for host in sorted({one.dst.partition(":")[0] for one in run.connections})
             if not _lost_towards(run, host, signs)
         ]
-    best = max(found, key=lambda one: one[0], default=None)
+    best = max(hypotheses, key=lambda one: one[0], default=None)
     if best is None or best[0] < _LEAST:
         return None
     if best[1] is not None:
-        near = [(unfit[one[1].name], one) for one in found if one[1] is not None and one[0] > best[0] - _NEAR]
+        near = [(unfit[one[1].name], one) for one in hypotheses if one[1] is not None and one[0] > best[0] - _NEAR]
         least, best = min(near, key=lambda one: (one[0], -one[1][0]))
         alike = sorted(
             {link.name for other, (_, link, _) in near if link and link != best[1] and other < least + _ALIKE}
@@ -210,14 +210,14 @@ def match_acks(run: Measurements, signs: Signs, *, among: Iterable[Link]) -> Mat
     if not (seen := _late_acks(signs)):
         return None
     lossy = max(signs.lost_in, key=lambda name: signs.lost_in[name], default="")
-    found: list[tuple[float, Link, tuple[str, str]]] = []
+    hypotheses: list[tuple[float, Link, tuple[str, str]]] = []
     for link in among:
         for u, v in ((link.a.node, link.b.node), (link.b.node, link.a.node)):
             prefer = _WIRE if (u, v) in signs.lost_on else _OUT if u == lossy else _IN if v == lossy else 0.0
             if prefer:
                 likeness = _cosine(seen, _predicted_of_acks(run, u, v, signs, rnic=link.rnic))
-                found.append((prefer * likeness, link, (u, v)))
-    best = max(found, key=lambda one: one[0], default=None)
+                hypotheses.append((prefer * likeness, link, (u, v)))
+    best = max(hypotheses, key=lambda one: one[0], default=None)
     if best is None or best[0] < _LEAST:
         return None
     evidence = (acks_lost(*best[2]), *_evidence(signs, lossy))
@@ -227,10 +227,10 @@ def match_acks(run: Measurements, signs: Signs, *, among: Iterable[Link]) -> Mat
 def _likeness(run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | None) -> float:
     """Return the similarity of the counts to a loss on u→v, of all packets or, if gaps show traffic, of some."""
     seen = signs.vector()
-    found = _cosine(seen, _predicted(run, u, v, signs, rnic=rnic))
+    likeness = _cosine(seen, _predicted(run, u, v, signs, rnic=rnic))
     if signs.dead and signs.gaps >= _FEW:
-        found = max(found, _cosine(seen, _predicted(run, u, v, signs, rnic=rnic, some=True)))
-    return found
+        likeness = max(likeness, _cosine(seen, _predicted(run, u, v, signs, rnic=rnic, some=True)))
+    return likeness
 
 
 def _predicted(
@@ -240,10 +240,10 @@ def _predicted(
 
     With `some`, only some packets are lost: of the queue pairs whose data crosses u→v, those that failed are expected.
     """
-    found: dict[_Key, float] = {}
+    predicted: dict[_Key, float] = {}
 
     def add(sign: str, end: str, share: float = 1.0) -> None:
-        found[sign, end] = max(found.get((sign, end), 0.0), share * _WEIGHTS[sign])
+        predicted[sign, end] = max(predicted.get((sign, end), 0.0), share * _WEIGHTS[sign])
 
     marks = all(sign in _MARKS for sign, _ in signs.counts)
     for one in run.connections:
@@ -264,7 +264,7 @@ def _predicted(
         elif back:
             add("timer", one.src, _ACKS)
             add("duplicate", one.dst, _ACKS)
-    return found
+    return predicted
 
 
 def _late_acks(signs: Signs) -> dict[_Key, float]:
@@ -272,15 +272,15 @@ def _late_acks(signs: Signs) -> dict[_Key, float]:
 
     The median would do for many RNICs; of a few, half may have lost ACKs.
     """
-    found: dict[_Key, float] = {}
+    excess: dict[_Key, float] = {}
     for sign in _BACKGROUND:
         values = {end: count for (each, end), count in signs.counted.items() if each == sign}
         if not values:
             continue
         usual = float(np.percentile(list(values.values()), 25, method="lower"))
         noise = max(_FEW, 5 * math.sqrt(usual))
-        found |= {(sign, end): count - usual for end, count in values.items() if count - usual > noise}
-    return _weighed(found, signs.dead)
+        excess |= {(sign, end): count - usual for end, count in values.items() if count - usual > noise}
+    return _weighed(excess, signs.dead)
 
 
 def _weighed(counts: Mapping[_Key, float], dead: Iterable[tuple[str, str]]) -> dict[_Key, float]:
@@ -288,8 +288,8 @@ def _weighed(counts: Mapping[_Key, float], dead: Iterable[tuple[str, str]]) -> d
     largest: dict[str, float] = {}
     for (sign, _), count in counts.items():
         largest[sign] = max(largest.get(sign, 0.0), count)
-    found = {(sign, end): _WEIGHTS[sign] * count / largest[sign] for (sign, end), count in counts.items()}
-    return found | {_died(*pair): _WEIGHTS["dead"] for pair in dead}
+    weighed = {(sign, end): _WEIGHTS[sign] * count / largest[sign] for (sign, end), count in counts.items()}
+    return weighed | {_died(*pair): _WEIGHTS["dead"] for pair in dead}
 
 
 def _predicted_of_acks(run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | None) -> dict[_Key, float]:
@@ -357,14 +357,14 @@ def _lost_towards(run: Measurements, host: str, signs: Signs) -> bool:
 
 
 def _silent(run: Measurements, host: str, signs: Signs) -> dict[_Key, float]:
-    found: dict[_Key, float] = {}
+    predicted: dict[_Key, float] = {}
     for one in run.connections:
         if one.dst.partition(":")[0] == host:
             if signs.dead:
-                found[_died(one.src, one.dst)] = _WEIGHTS["dead"]
-            found["timer", one.src] = _WEIGHTS["timer"]
-            found["duplicate", one.dst] = _WEIGHTS["duplicate"]
-    return found
+                predicted[_died(one.src, one.dst)] = _WEIGHTS["dead"]
+            predicted["timer", one.src] = _WEIGHTS["timer"]
+            predicted["duplicate", one.dst] = _WEIGHTS["duplicate"]
+    return predicted
 
 
 def out_of_retries(dead: Iterable[tuple[str, str]]) -> str:
@@ -406,7 +406,7 @@ def _lost_in(run: Measurements, deltas: Deltas) -> dict[str, int]:
 
     Packets to and from the switch's own control plane are not counted, if the switch reports them.
     """
-    found = {}
+    lost = {}
     for switch in run.topology.switches:
         seen = deltas.get(switch.name, {})
         ports = [link.end(switch.name).netdev for link in run.topology.links_of(switch.name)]
@@ -417,8 +417,8 @@ def _lost_in(run: Measurements, deltas: Deltas) -> dict[str, int]:
         sent = sum(seen.get(f"{port}.tx_packets", 0) for port in ports) - given
         # ARP has no counter, and the ports are read one after the other.
         if received - sent > (_KEPT_FEW if _IS_EXACT in seen else _LOST_FEW + received // 5000):
-            found[switch.name] = received - sent
-    return found
+            lost[switch.name] = received - sent
+    return lost
 
 
 def _lost_on(run: Measurements, deltas: Deltas) -> dict[tuple[str, str], int]:
@@ -426,14 +426,14 @@ def _lost_on(run: Measurements, deltas: Deltas) -> dict[tuple[str, str], int]:
 
     Both ends are read at slightly different times.
     """
-    found = {}
+    lost = {}
     for link in run.topology.links:
         for near, far in ((link.a, link.b), (link.b, link.a)):
             sent = deltas.get(near.node, {}).get(f"{near.netdev}.tx_packets", 0)
             received = deltas.get(far.node, {}).get(f"{far.netdev}.rx_packets", 0)
             if received and sent - received > _LOST_FEW + sent // 1000:
-                found[near.node, far.node] = sent - received
-    return found
+                lost[near.node, far.node] = sent - received
+    return lost
 
 
 def _evidence(signs: Signs, lossy: str) -> tuple[str, ...]:

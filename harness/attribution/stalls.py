@@ -39,7 +39,7 @@ class Stall:
     waited_ns: int
     broken: bool
 
-    def told(self, path: Sequence[str] = (), lost_at: str | None = None) -> str:
+    def describe(self, path: Sequence[str] = (), lost_at: str | None = None) -> str:
         """Return the stall as a sentence; `lost_at` is the link that the attribution names."""
         packet = f" for PSN {self.psn}" if self.psn >= 0 else f" for segment {self.segment}"
         where = f", lost at {lost_at}" if lost_at else f" over {' → '.join(path)}" if path else ""
@@ -63,7 +63,7 @@ def stalls(flights: Sequence[Flight]) -> tuple[Stall, ...]:
     """Return what each waiting rank waits for, the earliest step first."""
     now_ns = max((entry.at_ns for flight in flights for entry in flight.entries), default=0)
     recorded = {flight.rank: flight for flight in flights}
-    found = []
+    waiting = []
     for flight in flights:
         match = _WAITS.fullmatch(flight.standing)
         if match is None:
@@ -73,7 +73,7 @@ def stalls(flights: Sequence[Flight]) -> tuple[Stall, ...]:
         iteration, step, segment = int(match["iteration"]), int(match["step"]), int(match["segment"])
         last_ns = max((one.at_ns for one in flight.entries if one.peer == peer), default=None)
         begun_ns = max((one.at_ns for one in flight.entries if one.what == "begin"), default=now_ns)
-        found.append(
+        waiting.append(
             Stall(
                 iteration=iteration,
                 step=step,
@@ -87,7 +87,7 @@ def stalls(flights: Sequence[Flight]) -> tuple[Stall, ...]:
                 broken=match["state"] is not None,
             )
         )
-    return tuple(sorted(found, key=lambda one: (one.iteration, one.step, one.waiter)))
+    return tuple(sorted(waiting, key=lambda one: (one.iteration, one.step, one.waiter)))
 
 
 def culprit(flights: Sequence[Flight], run: Measurements) -> Culprit | None:
@@ -117,7 +117,7 @@ def culprit(flights: Sequence[Flight], run: Measurements) -> Culprit | None:
     )
     share = len(votes[root]) / len(waiting)
     first = min(waiting.values(), key=lambda one: (one.iteration, one.step))
-    return Culprit(rank=root, confidence=0.6 + 0.35 * share, words=(why, max(votes[root], key=len), first.told()))
+    return Culprit(rank=root, confidence=0.6 + 0.35 * share, words=(why, max(votes[root], key=len), first.describe()))
 
 
 def _unheard(recorded: Mapping[int, Flight], run: Measurements) -> Culprit | None:

@@ -124,7 +124,7 @@ def analyse(frames: Frames, *, host_ports: Sequence[bool] | None = None) -> Anal
         roce=len(packets),
         ports=frames.interfaces,
         flows=reports,
-        doubts=tuple(_doubts(frames, packets, reports, [one for one in unpaired if host_ports[one.port]], back_ns)),
+        doubts=tuple(_doubts(frames, packets, reports, [item for item in unpaired if host_ports[item.port]], back_ns)),
         notes=notes,
     )
 
@@ -155,26 +155,26 @@ def _doubts(
         yield f"none of {len(frames):,} frames can be decoded as RoCEv2 (UDP port 4791 over IPv4 or IPv6)"
     elif not flows:
         yield f"{len(packets):,} RoCEv2 packets, but no request of a reliable connection: nothing to check"
-    elif not any(one.responses or one.is_ambiguous for one in flows):
+    elif not any(item.responses or item.is_ambiguous for item in flows):
         yield "no response to any request was captured, so rules of responses were not checked; capture both directions"
     if packets.cut:
         yield (
             f"{packets.cut:,} frames are cut before their RoCEv2 headers end, so no rule was checked; capture at least "
             f"{NEEDED_BYTES} bytes of each frame"
         )
-    for port, src, dst in dict.fromkeys((one.port, one.src, one.dst) for one in flows if one.is_ambiguous):
+    for port, src, dst in dict.fromkeys((item.port, item.src, item.dst) for item in flows if item.is_ambiguous):
         qpns = sorted(
-            one.dqpn for one in flows if one.is_ambiguous and (one.port, one.src, one.dst) == (port, src, dst)
+            item.dqpn for item in flows if item.is_ambiguous and (item.port, item.src, item.dst) == (port, src, dst)
         )
         names = ", ".join(map(str, qpns[:_NAMED])) + (f" and {len(qpns) - _NAMED} more" if len(qpns) > _NAMED else "")
         yield (
             f"{src} -> {dst}{f' at {port}' if port else ''}: responses match more than one of the QPs {names} (equal "
             "UDP source ports, PSNs within one window), so rules of responses were not checked"
         )
-    for one in unpaired:
+    for item in unpaired:
         yield (
-            f"{one.responses:,} responses from {one.src} to QP {one.dqpn} of {one.dst} match no requests at this port "
-            "and were not checked"
+            f"{item.responses:,} responses from {item.src} to QP {item.dqpn} of {item.dst} match no requests at this "
+            "port and were not checked"
         )
     if back_ns > CLOCK_STEP_NS:
         yield (
@@ -186,10 +186,10 @@ def _doubts(
 def _report(packets: Packets, whole: Flow, port: str, *, is_exact: bool) -> FlowReport:
     flow = without_copies(packets, whole)
     seen = gobackn.track(packets, flow)
-    found, broken = list(episodes(packets, flow, seen)), gobackn.violations(packets, flow, seen) if is_exact else []
+    go_backs, broken = list(episodes(packets, flow, seen)), gobackn.violations(packets, flow, seen) if is_exact else []
     if flow.is_ambiguous:
         # Without its responses the reason for a retransmission is unknown.
-        found = []
+        go_backs = []
     syndrome = packets.syndrome[flow.responses]
     missing = int((flow.psn[seen.jumps] - seen.top[seen.jumps - 1]).sum())
     late = _late(flow, seen)
@@ -217,9 +217,9 @@ def _report(packets: Packets, whole: Flow, port: str, *, is_exact: bool) -> Flow
         lost_behind=seen.beyond_port,
         naks=int(is_nak(syndrome).sum()),
         rnrs=int(is_rnr(syndrome).sum()),
-        causes=dict(Counter(one.cause for one in found)),
-        broken=dict(Counter(one.rule for one in broken)),
-        episodes=tuple(found[:KEPT]),
+        causes=dict(Counter(item.cause for item in go_backs)),
+        broken=dict(Counter(item.rule for item in broken)),
+        episodes=tuple(go_backs[:KEPT]),
         violations=tuple(broken[:KEPT]),
         congestion=congestion(packets, flow),
         duplicates=len(whole.psn) - len(flow.psn),

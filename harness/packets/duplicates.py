@@ -57,8 +57,8 @@ def duplicates(packets: Packets, flow: Flow) -> NDArray[np.bool_]:
     ident = packets.ident[flow.requests]
     if _is_numbered(ident):
         # `packet.corrupt` sets a fixed number: two corrupted packets are not copies of each other.
-        found: NDArray[np.bool_] = _twice(flow.psn << 16 | ident) & (ident != CORRUPTED_ID)
-        return found
+        copies: NDArray[np.bool_] = _twice(flow.psn << 16 | ident) & (ident != CORRUPTED_ID)
+        return copies
     return _without_reason(packets, flow, starts, top)
 
 
@@ -79,30 +79,30 @@ def _response_copies(packets: Packets, flow: Flow) -> tuple[NDArray[np.bool_], b
     fields = np.stack([packets.opcode[which], packets.psn[which], packets.syndrome[which], packets.msn[which], number])
     order = np.lexsort(np.vstack([np.arange(len(which)), fields]))
     equal = (fields[:, order[1:]] == fields[:, order[:-1]]).all(axis=0)
-    found = np.zeros(len(which), dtype=np.bool_)
+    copies = np.zeros(len(which), dtype=np.bool_)
     if is_numbered:
-        found[order[1:][equal]] = True
-        return found & (ident != CORRUPTED_ID), True
+        copies[order[1:][equal]] = True
+        return copies & (ident != CORRUPTED_ID), True
     times = packets.time_ns[which][order]
     place = 0
     for at in np.flatnonzero(equal).tolist():
         # `at` and the next one are equal; the first of them is not a copy.
         if at >= place and times[at + 1] - times[at] < TIMERS_FROM_NS:
-            found[order[at + 1]] = True
+            copies[order[at + 1]] = True
             place = at + 2
-    return found, False
+    return copies, False
 
 
 def _twice(numbers: Indices) -> NDArray[np.bool_]:
     """Return which numbers occurred before."""
     order = np.argsort(numbers, kind="stable")
-    found = np.zeros(len(numbers), dtype=np.bool_)
-    found[order[1:]] = numbers[order[1:]] == numbers[order[:-1]]
-    return found
+    repeated = np.zeros(len(numbers), dtype=np.bool_)
+    repeated[order[1:]] = numbers[order[1:]] == numbers[order[:-1]]
+    return repeated
 
 
 def _without_reason(packets: Packets, flow: Flow, starts: Indices, top: Indices) -> NDArray[np.bool_]:
-    found, after = np.zeros(len(flow.psn), dtype=np.bool_), flow.psn + flow.span
+    copies, after = np.zeros(len(flow.psn), dtype=np.bool_), flow.psn + flow.span
     judge = _Judge.of(packets, flow, starts)
     here = int(after[starts[0] - 1])
     for at, end in itertools.pairwise([*starts.tolist(), len(flow.psn)]):
@@ -110,7 +110,7 @@ def _without_reason(packets: Packets, flow: Flow, starts: Indices, top: Indices)
             # The run may continue beyond its copies: from there on it is the flow's next part.
             known = int(np.searchsorted(flow.psn[at:end], here))
             if judge.is_copy(at, known):
-                found[at : at + known] = True
+                copies[at : at + known] = True
                 judge.copies.update(range(at, at + known))
                 here = here if at + known == end else int(after[end - 1])
                 continue
@@ -118,7 +118,7 @@ def _without_reason(packets: Packets, flow: Flow, starts: Indices, top: Indices)
             if end < len(flow.psn) and after[end - 1] < top[at - 1] <= flow.psn[end]:
                 continue  # a late packet: the flow continues where it was
         here = int(after[end - 1])
-    return found
+    return copies
 
 
 def without_copies(packets: Packets, flow: Flow) -> Flow:
@@ -152,7 +152,7 @@ class _Judge:
 
     flow: Flow
     times: Indices
-    asked: Indices
+    requested: Indices
     place: Indices
     heard: Indices
     by_response: NDArray[np.bool_]
@@ -173,7 +173,7 @@ class _Judge:
         return cls(
             flow=flow,
             times=packets.time_ns[flow.requests],
-            asked=answer[signals],
+            requested=answer[signals],
             place=heard[signals],
             heard=heard,
             by_response=np.isin(packets.opcode[flow.requests], (READ_REQUEST, COMPARE_SWAP, FETCH_ADD)),
@@ -184,12 +184,12 @@ class _Judge:
         """Return whether the sender had no reason to retransmit request `at` and the `known` - 1 that follow it."""
         low = int(self.flow.psn[at])
         first, last = (int(np.searchsorted(self.place, one, side="right")) for one in (self.back, at))
-        is_asked = bool((self.asked[first:last] == low).any())
+        is_requested = bool((self.requested[first:last] == low).any())
         sent = next((one for one in reversed(self._passes(low, at)) if one not in self.copies), None)
         if sent is None:
-            self.filled = low if is_asked else None
+            self.filled = low if is_requested else None
             return False
-        if is_asked or self.times[at] - self.times[sent] >= TIMERS_FROM_NS:
+        if is_requested or self.times[at] - self.times[sent] >= TIMERS_FROM_NS:
             return False
         if low == self.filled and known > 1:
             self.filled = None
@@ -199,7 +199,7 @@ class _Judge:
         if self.by_response[at] and ((self.heard > sent) & (self.heard <= at)).any():
             return False
         # If an earlier PSN was requested, the sender goes back to the wrong one, unless the right one follows soon.
-        lower = np.flatnonzero(self.asked[first:last] < low)
+        lower = np.flatnonzero(self.requested[first:last] < low)
         return not len(lower) or self._comes_soon(first + int(lower[-1]), at)
 
     def _passes(self, psn: int, before: int) -> list[int]:
@@ -207,6 +207,6 @@ class _Judge:
         return places[: bisect.bisect_left(places, before)]
 
     def _comes_soon(self, signal: int, at: int) -> bool:
-        places = self.at_psn.get(int(self.asked[signal]), [])
+        places = self.at_psn.get(int(self.requested[signal]), [])
         after = bisect.bisect_left(places, int(self.place[signal]))
         return after < len(places) and bool(self.times[places[after]] - self.times[at] < TIMERS_FROM_NS)

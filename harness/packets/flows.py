@@ -79,25 +79,25 @@ def flows_of(packets: Packets, *, host_ports: Sequence[bool]) -> tuple[list[Flow
     Raises:
         UsageError: there are more addresses and ports than the sort key can hold.
     """
-    asked: dict[tuple[int, int, int], list[Indices]] = {}
-    answered: dict[tuple[int, int, int], list[Indices]] = {}
+    requests_by_ends: dict[tuple[int, int, int], list[Indices]] = {}
+    responses_by_ends: dict[tuple[int, int, int], list[Indices]] = {}
     for group in _groups(packets, IS_REQUEST[packets.opcode]):
         port, src, dst = _ends(packets, group)
-        asked.setdefault((port, src, dst), []).append(group)
+        requests_by_ends.setdefault((port, src, dst), []).append(group)
     for group in _groups(packets, IS_RESPONSE[packets.opcode]):
         port, src, dst = _ends(packets, group)
-        answered.setdefault((port, dst, src), []).append(group)
+        responses_by_ends.setdefault((port, dst, src), []).append(group)
     flows: list[Flow] = []
     unpaired: list[Unpaired] = []
-    for ends, groups in asked.items():
-        candidates = answered.pop(ends, [])
+    for ends, groups in requests_by_ends.items():
+        candidates = responses_by_ends.pop(ends, [])
         parts = [_requests(packets, group, candidates) for group in groups]
-        found = pair(packets, [part for part, _ in parts], candidates)
-        for (part, mtu), which, is_ambiguous in zip(parts, found.partner, found.is_ambiguous, strict=True):
+        pairing = pair(packets, [part for part, _ in parts], candidates)
+        for (part, mtu), which, is_ambiguous in zip(parts, pairing.partner, pairing.is_ambiguous, strict=True):
             responses = candidates[which] if which >= 0 and not is_ambiguous else np.zeros(0, dtype=np.int64)
             flows.append(_flow(packets, part, responses, mtu, host_ports, is_ambiguous=is_ambiguous))
-        unpaired += [_unpaired(packets, candidates[which]) for which in found.left]
-    unpaired += [_unpaired(packets, group) for groups in answered.values() for group in groups]
+        unpaired += [_unpaired(packets, candidates[which]) for which in pairing.left]
+    unpaired += [_unpaired(packets, group) for groups in responses_by_ends.values() for group in groups]
     return sorted(flows, key=lambda flow: int(flow.requests[0])), unpaired
 
 

@@ -110,15 +110,15 @@ def track(packets: Packets, flow: Flow) -> Track:
     behind = top[starts - 1]
     backwards, jumps = starts[psn[starts] < behind], starts[psn[starts] > behind]
     ends = dict(zip(begin.tolist(), end.tolist(), strict=True))
-    asked = set(answer[packets.syndrome[flow.responses] == NAK_SEQUENCE].tolist())
-    late = _reordered(packets, flow, top, {at: ends[at] for at in backwards.tolist()}, asked)
+    requested = set(answer[packets.syndrome[flow.responses] == NAK_SEQUENCE].tolist())
+    late = _reordered(packets, flow, top, {at: ends[at] for at in backwards.tolist()}, requested)
     return Track(
         expected=expected,
         top=top,
         ahead=ahead,
         begin=begin,
         end=end,
-        backwards=_goings_back(packets, flow, starts, top, set(late.tolist()), asked),
+        backwards=_go_backs(packets, flow, starts, top, set(late.tolist()), requested),
         jumps=jumps,
         reordered=late,
         place=place,
@@ -154,15 +154,15 @@ def _rewinds(packets: Packets, flow: Flow, place: Indices, answer: Indices) -> d
     return {int(place[at]): (int(answer[at]), bool(lost[at])) for at in np.flatnonzero(rnr | lost)}
 
 
-def _goings_back(
-    packets: Packets, flow: Flow, starts: Indices, top: Indices, late: set[int], asked: set[int]
+def _go_backs(
+    packets: Packets, flow: Flow, starts: Indices, top: Indices, late: set[int], requested: set[int]
 ) -> Indices:
     """Return the runs that begin before the top, except late packets and continuations of a go-back.
 
     A retransmission that is lost again, or was acknowledged meanwhile, leaves a gap in a go-back. It is still one
     go-back.
     """
-    found = []
+    go_backs = []
     after = flow.psn + flow.span
     here = int(after[starts[0] - 1]) if len(starts) else 0
     for at, end in itertools.pairwise([*starts.tolist(), len(flow.psn)]):
@@ -171,13 +171,13 @@ def _goings_back(
             continue
         if low < int(top[at - 1]):
             silence = int(packets.time_ns[flow.requests[at]] - packets.time_ns[flow.requests[at - 1]])
-            if low < here or low in asked or silence >= TIMERS_FROM_NS:
-                found.append(at)
+            if low < here or low in requested or silence >= TIMERS_FROM_NS:
+                go_backs.append(at)
         here = int(after[end - 1])
-    return np.array(found, dtype=np.int64)
+    return np.array(go_backs, dtype=np.int64)
 
 
-def _reordered(packets: Packets, flow: Flow, top: Indices, ends: dict[int, int], asked: set[int]) -> Indices:
+def _reordered(packets: Packets, flow: Flow, top: Indices, ends: dict[int, int], requested: set[int]) -> Indices:
     """Return the runs that arrived late but only once: they fill a hole, and the flow continues where it was.
 
     A run is a retransmission if a NAK requested it, if it follows a silence, or if it follows a retransmitted run: a
@@ -195,7 +195,7 @@ def _reordered(packets: Packets, flow: Flow, top: Indices, ends: dict[int, int],
             and (last == len(flow.psn) or int(flow.psn[last]) >= int(top[at - 1]))  # and the flow continues there
             and hole >= 0
             and high <= holes[hole][1]
-            and low not in asked
+            and low not in requested
             and int(packets.time_ns[flow.requests[at]] - packets.time_ns[flow.requests[at - 1]]) < TIMERS_FROM_NS
             and not (resent is not None and at == resent[0] and low >= resent[1])
         )
@@ -212,12 +212,12 @@ def _holes(flow: Flow, top: Indices) -> list[tuple[int, int]]:
 
 def violations(packets: Packets, flow: Flow, seen: Track) -> list[Violation]:
     """Return every broken rule of a flow, in the order of the capture."""
-    found = [
+    broken = [
         *_sender_rules(packets, flow, seen),
         *_opcode_order(packets, flow, seen),
         *_responder_rules(packets, flow, seen),
     ]
-    return sorted(found, key=lambda one: one.frame)
+    return sorted(broken, key=lambda violation: violation.frame)
 
 
 def _violation(packets: Packets, rule: str, at: int, detail: str) -> Violation:
@@ -233,7 +233,7 @@ def _violation(packets: Packets, rule: str, at: int, detail: str) -> Violation:
 def _sender_rules(packets: Packets, flow: Flow, seen: Track) -> list[Violation]:
     if flow.side != "sender":
         return []
-    found = [
+    broken = [
         _violation(
             packets,
             "skipped-psn",
@@ -243,17 +243,17 @@ def _sender_rules(packets: Packets, flow: Flow, seen: Track) -> list[Violation]:
         for at in seen.jumps.tolist()
     ]
     naks = np.flatnonzero(packets.syndrome[flow.responses] == NAK_SEQUENCE)
-    places, wanted = seen.place[naks], seen.answer[naks]
+    places, requested_psns = seen.place[naks], seen.answer[naks]
     for at in seen.backwards.tolist():
         before = int(np.searchsorted(places, at, side="right")) - 1
         if before < 0:
             continue
-        asked, since = int(wanted[before]), int(places[before])
-        served = bool((flow.psn[since:at] == asked).any())
-        if int(flow.psn[at]) > asked and not served:
-            detail = f"PSN {asked % PSN_SPACE} was requested and had not been retransmitted"
-            found.append(_violation(packets, "went-back-wrong", int(flow.requests[at]), detail))
-    return found
+        requested, since = int(requested_psns[before]), int(places[before])
+        served = bool((flow.psn[since:at] == requested).any())
+        if int(flow.psn[at]) > requested and not served:
+            detail = f"PSN {requested % PSN_SPACE} was requested and had not been retransmitted"
+            broken.append(_violation(packets, "went-back-wrong", int(flow.requests[at]), detail))
+    return broken
 
 
 def _message_tables() -> tuple[NDArray[np.int8], NDArray[np.int8]]:
@@ -291,7 +291,7 @@ def _responder_rules(packets: Packets, flow: Flow, seen: Track) -> list[Violatio
     is_sequence = syndrome == NAK_SEQUENCE
     exact = flow.side == "receiver"
     limit = seen.expected[before] if exact else seen.top[before]
-    found = []
+    broken = []
     acked = np.where(is_ack, answer, np.iinfo(np.int64).min)
     highest = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(acked)[:-1]]) if len(acked) else acked
     for rule, wrong, detail in (
@@ -302,13 +302,15 @@ def _responder_rules(packets: Packets, flow: Flow, seen: Track) -> list[Violatio
     ):
         for at in np.flatnonzero(wrong).tolist():
             words = detail.format(limit=int(limit[at]) % PSN_SPACE, highest=int(highest[at]) % PSN_SPACE)
-            found.append(_violation(packets, rule, int(which[at]), words))
+            broken.append(_violation(packets, rule, int(which[at]), words))
     naks = np.flatnonzero(is_sequence)
-    for one, other in zip(naks[:-1].tolist(), naks[1:].tolist(), strict=True):
-        asked = int(answer[one])
-        between = flow.psn[before[one] + 1 : before[other] + 1]
-        if asked == int(answer[other]) and not (between == asked).any():
-            found.append(
-                _violation(packets, "nak-repeated", int(which[other]), "it had not arrived again since the last NAK")
+    for earlier, later_nak in zip(naks[:-1].tolist(), naks[1:].tolist(), strict=True):
+        requested = int(answer[earlier])
+        between = flow.psn[before[earlier] + 1 : before[later_nak] + 1]
+        if requested == int(answer[later_nak]) and not (between == requested).any():
+            broken.append(
+                _violation(
+                    packets, "nak-repeated", int(which[later_nak]), "it had not arrived again since the last NAK"
+                )
             )
-    return found
+    return broken

@@ -112,8 +112,8 @@ def _score(packets: Packets, requests: Requests, candidates: Sequence[Indices]) 
     share = np.divide(total, counted, out=np.zeros(len(total)), where=counted > 0)
     sport = packets.sport[requests.places[0]]
     same = np.array([packets.sport[group[0]] == sport for group in candidates])
-    found: Scores = share + np.where(same & (share > 0), _SAME_PORT, 0.0)
-    return found
+    score: Scores = share + np.where(same & (share > 0), _SAME_PORT, 0.0)
+    return score
 
 
 def _assign(scores: Scores) -> Pairing:
@@ -151,5 +151,5 @@ def _exchangeable(scores: Scores, partner: Indices) -> NDArray[np.bool_]:
     far = floyd_warshall(np.where(np.abs(loss) < _TINY, _TINY, loss), directed=True)
     circle = far + far.T
     np.fill_diagonal(circle, np.inf)
-    found: NDArray[np.bool_] = circle[:rows].min(axis=1) < _MARGIN
-    return found
+    ambiguous: NDArray[np.bool_] = circle[:rows].min(axis=1) < _MARGIN
+    return ambiguous

@@ -136,22 +136,22 @@ def read(index: Path) -> History:
 
 def regressions(past: Sequence[Past]) -> tuple[Regression, ...]:
     """Return what got worse in each run, compared with the earlier runs of the same series."""
-    found: list[Regression] = []
+    worse: list[Regression] = []
     earlier: dict[str, list[Past]] = {}
     for run in past:
         before = earlier.setdefault(run.series, [])
         decided = next((one for one in reversed(before) if one.verdict in ("PASS", "FAIL")), None)
         if decided is not None and (decided.verdict, run.verdict) == ("PASS", "FAIL"):
             words = f"FAIL, and {decided.name} before it was a PASS"
-            found.append(Regression(run=run.name, metric="verdict", words=words))
+            worse.append(Regression(run=run.name, metric="verdict", words=words))
         for metric in TRACKED:
             values = [one.metrics[metric] for one in before if one.metrics.get(metric, 0) > 0]
             words = _worse(metric, run.metrics.get(metric, 0.0), values)
             if words:
-                found.append(Regression(run=run.name, metric=metric, words=words))
+                worse.append(Regression(run=run.name, metric=metric, words=words))
         if run.verdict != "ERROR":
             before.append(run)
-    return tuple(found)
+    return tuple(worse)
 
 
 def _worse(metric: str, value: float, earlier: Sequence[float]) -> str:
@@ -174,13 +174,13 @@ def _refresh(index: sqlite3.Connection, runs: Path) -> None:
     known = dict(
         index.execute("SELECT name, changed_ns FROM run UNION SELECT name, changed_ns FROM left_out").fetchall()
     )
-    found = {each.parent.name: each.stat().st_mtime_ns for each in runs.glob("*/verdict.json")}
-    for name in known.keys() - found.keys():
+    changed_ns_of = {each.parent.name: each.stat().st_mtime_ns for each in runs.glob("*/verdict.json")}
+    for name in known.keys() - changed_ns_of.keys():
         _forget(index, name)
-    for name in sorted(found):
-        if known.get(name) != found[name]:
+    for name in sorted(changed_ns_of):
+        if known.get(name) != changed_ns_of[name]:
             _forget(index, name)
-            _add(index, runs / name, found[name])
+            _add(index, runs / name, changed_ns_of[name])
 
 
 def _add(index: sqlite3.Connection, path: Path, changed_ns: int) -> None:

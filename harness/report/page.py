@@ -25,14 +25,14 @@ MARKS = {"PASS": "✓", "FAIL": "✕", "INCONCLUSIVE": "?", "ERROR": "!"}
 
 def environment() -> jinja2.Environment:
     """Return the environment of `templates` with faultbed's filters. An undefined name is an error."""
-    found = jinja2.Environment(
+    templates = jinja2.Environment(
         loader=jinja2.PackageLoader("harness.report"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters.update(
+    templates.filters.update(
         duration=format_duration,
         size=format_bytes,
         rate=format_rate,
@@ -41,7 +41,7 @@ def environment() -> jinja2.Environment:
         capitalize_first=lambda text: text[:1].upper() + text[1:],
         verdict_mark=lambda name: MARKS[str(name)],
     )
-    return found
+    return templates
 
 
 def markup(chart: Chart | None) -> Mapping[str, Markup] | None:

@@ -165,10 +165,10 @@ def _moments(
     run: Measurements, faults: Sequence[_FaultView], marks: Sequence[Mark], changes: Sequence[Change]
 ) -> dict[str, Any]:
     """Return the drawings of the fabric at several moments."""
-    found = fabric_states.moments(run.topology, _windows(run, faults), changes, t0_ns=run.t0_ns, end_ns=run.end_ns)
-    drawn = [Markup(one) for one in drawing_states.moments_svg(run.topology, found, marks)]  # noqa: S704 - escaped
-    plain = drawing_states.plain_svg(run.topology, run.connections) if found else ""
-    return {"moments": list(zip(found, drawn, strict=True)), "plain_fabric": Markup(plain)}  # noqa: S704 - escaped
+    at_moments = fabric_states.moments(run.topology, _windows(run, faults), changes, t0_ns=run.t0_ns, end_ns=run.end_ns)
+    drawn = [Markup(one) for one in drawing_states.moments_svg(run.topology, at_moments, marks)]  # noqa: S704 - escaped
+    plain = drawing_states.plain_svg(run.topology, run.connections) if at_moments else ""
+    return {"moments": list(zip(at_moments, drawn, strict=True)), "plain_fabric": Markup(plain)}  # noqa: S704 - escaped
 
 
 def _windows(run: Measurements, faults: Sequence[_FaultView]) -> list[fabric_states.Window]:
@@ -201,7 +201,7 @@ def _gantts(
         for one in faults
         if (impact := observed.impacts.get(one.run.plan.id)) is not None and impact.recovered_ns is not None
     }
-    found = step_gantt.gantts(
+    charts = step_gantt.gantts(
         run,
         _windows(run, faults),
         recovered_ns=recovered_ns,
@@ -210,7 +210,7 @@ def _gantts(
         waits=waits,
         findings=findings,
     )
-    return [(one, page.markup(gantt_plot.gantt_chart(one, bands))) for one in found]
+    return [(one, page.markup(gantt_plot.gantt_chart(one, bands))) for one in charts]
 
 
 def _over_time(measured: Measurements, recorded: Recorded | None, bands: Sequence[Band]) -> dict[str, Any]:
@@ -268,7 +268,7 @@ def _stall(one: Stall, run: Measurements, findings: Sequence[Finding]) -> str:
     path = next((each.path for each in run.connections if (each.src, each.dst) == ends), ())
     links = {link.name: {link.a.node, link.b.node} for link in run.topology.links}
     lost = (each.name for each in findings if each.cause in {"loss", "link-down"} and each.name in links)
-    return one.told(path, next((name for name in lost if links[name] <= set(path)), None))
+    return one.describe(path, next((name for name in lost if links[name] <= set(path)), None))
 
 
 def _packets(found: Evidence | None, *, is_soft: bool) -> dict[str, Any]:

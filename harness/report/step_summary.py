@@ -81,12 +81,12 @@ def read_preflight(path: Path) -> list[str]:
         UsageError: the file has another format.
     """
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=_Preflight)
+        preflight = msgspec.json.decode(path.read_bytes(), type=_Preflight)
     except FileNotFoundError:
         return []
     except msgspec.DecodeError as error:
         raise UsageError(f"{path}: not what `faultbed preflight --out` writes: {error}") from error
-    return [f"{wrong.check}: {wrong.where}: {wrong.found}, right is {wrong.wanted}" for wrong in found.wrong]
+    return [f"{wrong.check}: {wrong.where}: {wrong.found}, right is {wrong.wanted}" for wrong in preflight.wrong]
 
 
 class _Wrong(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,9 +125,9 @@ def _case(element: ET.Element) -> Case:
     outcome, said = "passed", ""
     quarantined = any(one.get("name") == "quarantine" for one in element.iter("property"))
     for kind, word in (("failure", "failed"), ("error", "error"), ("skipped", "skipped")):
-        found = element.find(kind)
-        if found is not None:
-            text = found.get("message") or found.text or ""
+        child = element.find(kind)
+        if child is not None:
+            text = child.get("message") or child.text or ""
             outcome, said = word, next((line for line in text.strip().splitlines() if line.strip()), "")
             break
     return Case(
@@ -155,16 +155,16 @@ def read_verdicts(runs: Path) -> tuple[list[VerdictFile], list[str], list[str]]:
     Returns:
         The verdicts, the names of runs without one, and the errors of those that cannot be read.
     """
-    found, unfinished, broken = [], [], []
+    verdicts, unfinished, broken = [], [], []
     for folder in sorted(path for path in runs.glob("*") if (path / "experiment.toml").exists()):
         if not (folder / "verdict.json").exists():
             unfinished.append(folder.name)
             continue
         try:
-            found.append(open_run(folder).read_verdict())
+            verdicts.append(open_run(folder).read_verdict())
         except UsageError as error:
             broken.append(str(error))
-    return found, unfinished, broken
+    return verdicts, unfinished, broken
 
 
 def flaky(cases: Sequence[Case]) -> list[tuple[str, int, int]]:
@@ -222,7 +222,7 @@ def markdown(
         lines += [f"| | … and {len(verdicts) - len(shown)} more | | | | |"] * (len(verdicts) > len(shown)) + [""]
     lines += _section("Runs without a verdict: killed, or still running", [_code(name) for name in unfinished])
     lines += _section("Worse than earlier runs let expect", [_plain(text) for text in worse])
-    lines += _section("Failures", [_told(case) for case in bad])
+    lines += _section("Failures", [_case_line(case) for case in bad])
     lines += _section(
         "Flaky: passed and failed in this session",
         [f"{_code(name)}: failed {failed} of {of}" for name, failed, of in flaky(cases)],
@@ -230,9 +230,11 @@ def markdown(
     skipped = [case for case in cases if case.outcome == "skipped"]
     lines += _section(
         "Experiments that were skipped: they show nothing",
-        [_told(case) for case in skipped if ".toml::" in case.name and not case.quarantined],
+        [_case_line(case) for case in skipped if ".toml::" in case.name and not case.quarantined],
     )
-    lines += _section("In quarantine: failed, and failed nobody", [_told(case) for case in skipped if case.quarantined])
+    lines += _section(
+        "In quarantine: failed, and failed nobody", [_case_line(case) for case in skipped if case.quarantined]
+    )
     passed = [case for case in cases if case.outcome == "passed" and case.quarantined]
     lines += _section("In quarantine, and passed: is it mended?", [_code(case.name) for case in passed])
     return "\n".join(lines).rstrip() + "\n"
@@ -244,7 +246,7 @@ def _stops(stopped: Sequence[Step], missing: Sequence[str], preflight: Sequence[
     lines += [f"Also not well: {_plain(step.name)}: {_plain(step.outcome)}." for step in stopped[1:]]
     lines += [f"{_code(name)} was not written: its tests did not start, or were killed." for name in missing]
     lines = [line for text in lines for line in (text, "")]
-    return lines + _section("Preflight", [_plain(told) for told in preflight])
+    return lines + _section("Preflight", [_plain(finding) for finding in preflight])
 
 
 def _section(headline: str, entries: Sequence[str]) -> list[str]:
@@ -255,7 +257,7 @@ def _section(headline: str, entries: Sequence[str]) -> list[str]:
     return [f"### {headline}", "", *(f"- {entry}" for entry in entries[:SHOWN]), *more, ""]
 
 
-def _told(case: Case) -> str:
+def _case_line(case: Case) -> str:
     return f"{_code(case.name)}: {_plain(case.said)}"
 
 
@@ -263,11 +265,11 @@ def _totals(cases: Sequence[Case], verdicts: Sequence[VerdictFile], *, ran: bool
     if not ran:
         return "**No test and no experiment ran.** That is no pass."
     counts = {word: sum(case.outcome == word for case in cases) for word in ("passed", "failed", "error", "skipped")}
-    told = [f"{count} {word}" for word, count in counts.items() if count]
+    parts = [f"{count} {word}" for word, count in counts.items() if count]
     if verdicts:
-        told.append(f"{sum(v.verdict == 'PASS' for v in verdicts)} of {len(verdicts)} experiments PASS")
+        parts.append(f"{sum(v.verdict == 'PASS' for v in verdicts)} of {len(verdicts)} experiments PASS")
     seconds = sum(case.seconds for case in cases)
-    return ", ".join(told) + (f"; tests took {seconds:.0f} s" if cases else "")
+    return ", ".join(parts) + (f"; tests took {seconds:.0f} s" if cases else "")
 
 
 def _fine(verdict: VerdictFile) -> bool:

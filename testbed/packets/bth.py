@@ -100,14 +100,14 @@ HAS_RETH = _table({0x06, 0x0A, 0x0B, 0x0C})
 
 def is_nak(syndrome: NDArray[np.int16]) -> NDArray[np.bool_]:
     """Return which syndromes are NAKs of any code (bits 6:5 are 11)."""
-    found: NDArray[np.bool_] = (syndrome >= 0) & ((syndrome & 0x60) == 0x60)  # noqa: PLR2004 - the specification's
-    return found
+    matches: NDArray[np.bool_] = (syndrome >= 0) & ((syndrome & 0x60) == 0x60)  # noqa: PLR2004 - the specification's
+    return matches
 
 
 def is_rnr(syndrome: NDArray[np.int16]) -> NDArray[np.bool_]:
     """Return which syndromes are receiver not ready (bits 6:5 are 01)."""
-    found: NDArray[np.bool_] = (syndrome >= 0) & ((syndrome & 0x60) == 0x20)  # noqa: PLR2004 - the specification's
-    return found
+    matches: NDArray[np.bool_] = (syndrome >= 0) & ((syndrome & 0x60) == 0x20)  # noqa: PLR2004 - the specification's
+    return matches
 
 
 def distance(psn: NDArray[np.int64], base: NDArray[np.int64] | int) -> NDArray[np.int64]:

@@ -189,12 +189,12 @@ def _parse_pcapng(data: NDArray[np.uint8], size: int) -> Frames:
     damage = sections[-1].damage
     if not damage and at < size:
         damage = _unread(at, size, "the file ends within a section header")
-    interfaces = [each for section in sections for each in section.interfaces]
+    interfaces = [item for section in sections for item in section.interfaces]
     if len(interfaces) > _MOST_INTERFACES:
         raise ValueError(f"{len(interfaces):,} interfaces; at most {_MOST_INTERFACES:,} are read")
     firsts = np.cumsum([0, *(len(section.interfaces) for section in sections)]).tolist()
-    found = [_columns(data, section, first) for section, first in zip(sections, firsts, strict=False)]
-    columns: list[Indices] = [np.concatenate([each[index] for each in found]) for index in range(6)]
+    parts = [_columns(data, section, first) for section, first in zip(sections, firsts, strict=False)]
+    columns: list[Indices] = [np.concatenate([item[index] for item in parts]) for index in range(6)]
     start, captured, length, time_ns, interface, outbound = columns
     return Frames(
         data=data,
@@ -204,8 +204,8 @@ def _parse_pcapng(data: NDArray[np.uint8], size: int) -> Frames:
         time_ns=time_ns,
         interface=interface.astype(np.int16),
         outbound=outbound.astype(np.int8),
-        interfaces=tuple(each.name for each in interfaces),
-        link_types=np.array([each.link for each in interfaces], dtype=np.int64),
+        interfaces=tuple(item.name for item in interfaces),
+        link_types=np.array([item.link for item in interfaces], dtype=np.int64),
         damage=damage,
     )
 
@@ -238,10 +238,10 @@ def _walk_section(data: NDArray[np.uint8], begin: int, end: int) -> _Section:
         at += length
     if not problem and end - 12 < at < end:
         problem = "the file ends within a block"
-    found, damage = _whole(words, np.array(records, dtype=np.int64), end)
+    intact, damage = _whole(words, np.array(records, dtype=np.int64), end)
     if not damage and problem:
         damage = _unread(at, end, problem)
-    return _Section(order=order, interfaces=interfaces, records=found, end=end if damage else at, damage=damage)
+    return _Section(order=order, interfaces=interfaces, records=intact, end=end if damage else at, damage=damage)
 
 
 def _problem_of(length: int) -> str:
@@ -279,22 +279,22 @@ def _whole(words: memoryview, records: Indices, end: int) -> tuple[Indices, str]
 
 def _read_interface(body: bytes, order: str) -> _Interface:
     (link,) = struct.unpack_from(f"{order}H", body)
-    found, at = _Interface(name="", link=link, per_s=1_000_000, offset_s=0), 8
+    parsed, at = _Interface(name="", link=link, per_s=1_000_000, offset_s=0), 8
     while at + 4 <= len(body):
         code, size = struct.unpack_from(f"{order}HH", body, at)
         value = body[at + 4 : at + 4 + size]
         if code == 0:
             break
         if code == 2:  # noqa: PLR2004 - if_name
-            found.name = value.decode(errors="replace")
+            parsed.name = value.decode(errors="replace")
         elif code == 9:  # noqa: PLR2004 - if_tsresol
             if len(value) != 1:
-                raise ValueError(f"interface {found.name!r}: if_tsresol has {len(value)} bytes instead of 1")
-            found.per_s = 2 ** (value[0] & 0x7F) if value[0] & 0x80 else 10 ** value[0]
+                raise ValueError(f"interface {parsed.name!r}: if_tsresol has {len(value)} bytes instead of 1")
+            parsed.per_s = 2 ** (value[0] & 0x7F) if value[0] & 0x80 else 10 ** value[0]
         elif code == 14:  # noqa: PLR2004 - if_tsoffset
-            (found.offset_s,) = struct.unpack(f"{order}q", value)
+            (parsed.offset_s,) = struct.unpack(f"{order}q", value)
         at += 4 + (size + 3 & ~3)
-    return found
+    return parsed
 
 
 def _columns(
@@ -312,9 +312,9 @@ def _columns(
     options = start + (captured + 3 & ~3) >> 2
     # epb_flags (code 2, 4 bytes) as the first option, where writers put it. Its two low bits: 1 inbound, 2 outbound.
     has = options + 2 <= at + (word(at + 1) >> 2) - 1
-    wanted = 2 | 4 << 16 if section.order == "<" else 2 << 16 | 4
+    flags_option = 2 | 4 << 16 if section.order == "<" else 2 << 16 | 4
     options = np.where(has, options, 0)
-    flags = np.where(has & (words[options] == wanted), words[options + 1] & 3, 0)
+    flags = np.where(has & (words[options] == flags_option), words[options + 1] & 3, 0)
     outbound = np.where(flags == 2, 1, np.where(flags == 1, 0, -1))  # noqa: PLR2004
     time_ns = _times_ns(word(at + 3), word(at + 4), interface, section.interfaces)
     return start, captured, word(at + 6), time_ns, interface + first, outbound
@@ -326,15 +326,15 @@ def _times_ns(high: Indices, low: Indices, interface: Indices, interfaces: Seque
     Raises:
         ValueError: a time does not fit into 63 bits of ns.
     """
-    if all(each.per_s == _NS_PER_S and not each.offset_s for each in interfaces):
+    if all(unit.per_s == _NS_PER_S and not unit.offset_s for unit in interfaces):
         _check_range(int(high.max(initial=0)) << 32)
         return high << 32 | low
-    found = np.zeros(len(high), dtype=np.int64)
-    for number, each in enumerate(interfaces):
+    times_ns = np.zeros(len(high), dtype=np.int64)
+    for number, unit in enumerate(interfaces):
         chosen = interface == number
         if chosen.any():
-            found[chosen] = _one_unit_ns(high[chosen], low[chosen], each)
-    return found
+            times_ns[chosen] = _one_unit_ns(high[chosen], low[chosen], unit)
+    return times_ns
 
 
 def _one_unit_ns(high: Indices, low: Indices, unit: _Interface) -> Indices:

@@ -171,10 +171,10 @@ def _u32(data: Bytes, at: Indices) -> Indices:
 
 
 def _optional(data: Bytes, at: Indices, there: NDArray[np.bool_], read: object) -> Indices:
-    found = np.full(len(at), -1, dtype=np.int64)
+    values = np.full(len(at), -1, dtype=np.int64)
     where = np.flatnonzero(there)
-    found[where] = read(data, at[where])  # type: ignore[operator]
-    return found
+    values[where] = read(data, at[where])  # type: ignore[operator]
+    return values
 
 
 def _network(data: Bytes, starts: Indices, kept: Indices, frames: Frames) -> tuple[Indices, Indices, NDArray[np.bool_]]:

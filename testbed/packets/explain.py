@@ -101,14 +101,14 @@ def _dissect(content: bytes, link_type: int) -> Any:
 
 
 def _fields(layer: Any) -> dict[str, str]:
-    found = {each.name: str(each.i2repr(layer, layer.getfieldval(each.name))) for each in layer.fields_desc}
+    values = {each.name: str(each.i2repr(layer, layer.getfieldval(each.name))) for each in layer.fields_desc}
     if isinstance(layer, BTH):
-        found["opcode"] = f"{opcode_name(int(layer.opcode))} (0x{int(layer.opcode):02x})"
+        values["opcode"] = f"{opcode_name(int(layer.opcode))} (0x{int(layer.opcode):02x})"
         icrc = layer.icrc
-        found["icrc"] = "none" if icrc is None else f"0x{icrc:08x}"
+        values["icrc"] = "none" if icrc is None else f"0x{icrc:08x}"
     elif isinstance(layer, AETH):
-        found["syndrome"] = f"0x{int(layer.syndrome):02x}, {_syndrome(int(layer.syndrome))}"
-    return found
+        values["syndrome"] = f"0x{int(layer.syndrome):02x}, {_syndrome(int(layer.syndrome))}"
+    return values
 
 
 def _syndrome(value: int) -> str:

@@ -66,11 +66,11 @@ def test_a_stall_is_told_with_step_ranks_time_psn_and_hop():
     flights = [waiting(2, 1), waiting(1, 0)]
     (first, second) = stalls.stalls(flights)
     assert (first.waiter, second.waiter) == (1, 2)
-    told = second.told(lost_at="rtsw1:ctsw2")
+    told = second.describe(lost_at="rtsw1:ctsw2")
     assert told == "iteration 7, step 2: rank 1→2 waited 0 s for PSN 512, lost at rtsw1:ctsw2"
     assert "over host1 → rtsw1 → host2; its queue pair is broken" in stalls.stalls([waiting(2, 1, state=", lost")])[
         0
-    ].told(path=("host1", "rtsw1", "host2"))
+    ].describe(path=("host1", "rtsw1", "host2"))
 
 
 def test_a_circle_over_broken_queue_pairs_points_at_the_rank_where_they_end():

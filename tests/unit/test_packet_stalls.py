@@ -6,7 +6,7 @@ import msgspec
 from gbn_model import go_back_n
 from synthetic_run import synthetic_run
 
-from harness.attribution.packet_stalls import told
+from harness.attribution.packet_stalls import sentences
 from harness.findings import Finding
 from harness.packets import evidence
 from testbed.observe.packet_capture import Captured, PortProof
@@ -36,20 +36,20 @@ def test_packet_stall_describes_a_lost_packet_as_a_wait_of_two_ranks(tmp_path):
     run = synthetic_run()
     packets = captured(tmp_path, run, source=1, target=2)
     (flow,) = packets.analysis.flows
-    (said,) = told(run, packets)
+    (said,) = sentences(run, packets)
     assert said.startswith("iteration 5, rank 1→2 waited ")
     assert f"for a NAK after PSN {flow.episodes[0].psn} was lost before {flow.port}" in said
 
 
 def test_packet_stall_names_the_found_link_on_its_path(tmp_path):
     run = synthetic_run()
-    across = told(run, captured(tmp_path, run, source=1, target=2), [LOST])
+    across = sentences(run, captured(tmp_path, run, source=1, target=2), [LOST])
     assert across[0].endswith("was lost at rtsw1:ctsw1")
-    inside = told(run, captured(tmp_path, run, source=0, target=1), [LOST])
+    inside = sentences(run, captured(tmp_path, run, source=0, target=1), [LOST])
     assert "was lost before" in inside[0]
 
 
 def test_packet_stall_ignores_flows_of_no_rank(tmp_path):
     run = synthetic_run()
     packets = captured(tmp_path, run, source=1, target=2)
-    assert told(msgspec.structs.replace(run, ranks=run.ranks[:1]), packets) == ()
+    assert sentences(msgspec.structs.replace(run, ranks=run.ranks[:1]), packets) == ()

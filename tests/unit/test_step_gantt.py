@@ -161,7 +161,7 @@ def test_recorders_that_wait_tell_the_stall_in_their_words():
         flight(0, standing, entry("begin", 2.0, 12), entry("arrive", 2.5, 12, peer=1)),
         flight(1, "iteration 12, compute", entry("begin", 2.0, 12), entry("ack", 3.5, 12, peer=0)),
     ]
-    told = [(one, one.told(("host2", "rtsw1", "host1"))) for one in stalls(flights)]
+    told = [(one, one.describe(("host2", "rtsw1", "host1"))) for one in stalls(flights)]
     run = msgspec.structs.replace(run_of(steps(10), steps(10)), end_ns=T0 + round(3.5 * S))
     stall = one_of(run, flights=flights, stalled=told).stall
 

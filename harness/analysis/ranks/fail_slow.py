@@ -140,10 +140,10 @@ class Detector:
 
     def _compared(self, logs: Floats) -> Floats:
         """Return each rank relative to those it is compared with."""
-        found = np.empty(self.ranks)
+        residuals = np.empty(self.ranks)
         for own, drifts in self._peers:
-            found[own] = _against_others(logs)[own] if drifts else _against_others(logs[own])
-        return found
+            residuals[own] = _against_others(logs)[own] if drifts else _against_others(logs[own])
+        return residuals
 
     def _learn(self) -> None:
         """Learn the norm again from the past, except its latest part, each time the past has grown by a twentieth."""
@@ -258,8 +258,8 @@ class _Norm:
 
     def expected(self, count: int, until: int) -> Floats:
         """Return the expected values of the `count` iterations before `until`: array of (count, ranks)."""
-        found: Floats = self.mean + self.slope * (np.arange(until - count, until) - self.at)[:, None]
-        return found
+        values: Floats = self.mean + self.slope * (np.arange(until - count, until) - self.at)[:, None]
+        return values
 
     def score(self, residuals: Floats, until: int) -> Floats:
         """Return the deviations of the iterations before `until`: array of the shape of the residuals."""
@@ -290,31 +290,31 @@ def _deviation(inner: Floats) -> Floats:
         deviation = np.maximum(deviation, means.std(axis=0, ddof=1) * math.sqrt(block))
     # Learnt from few values: an underestimated deviation causes false alarms, so add its error.
     careful = 1 + 0.3 / math.sqrt(max(blocks, 1)) + 6 / count
-    found: Floats = np.maximum(deviation, 1e-6) * careful
-    return found
+    cautious: Floats = np.maximum(deviation, 1e-6) * careful
+    return cautious
 
 
 def _peers(ranks: int, racks: Sequence[str] | None) -> tuple[tuple[Indices, bool], ...]:
     """Return groups of ranks that are compared with each other, and whether the group drifts (alone in their racks)."""
     names = np.array(list(racks) if racks is not None else [""] * ranks)
-    groups = [np.flatnonzero(names == one) for one in dict.fromkeys(names.tolist())]
+    groups = [np.flatnonzero(names == group) for group in dict.fromkeys(names.tolist())]
     if len(groups) == 1:
         return ((groups[0], False),)
-    alone = [one for one in groups if len(one) < ENOUGH]
-    found = [(one, False) for one in groups if len(one) >= ENOUGH]
-    return (*found, *([(np.sort(np.concatenate(alone)), True)] if alone else []))
+    alone = [group for group in groups if len(group) < ENOUGH]
+    compared = [(group, False) for group in groups if len(group) >= ENOUGH]
+    return (*compared, *([(np.sort(np.concatenate(alone)), True)] if alone else []))
 
 
 def detect(
     rows: Iterable[Sequence[float]], *, racks: Sequence[str] | None = None, mean_iterations: int = MEAN_ITERATIONS
 ) -> tuple[Alarm, ...]:
     """Return the alarms over a whole job; each row has the compute times of an iteration by rank."""
-    found: list[Alarm] = []
+    alarms: list[Alarm] = []
     detector: Detector | None = None
     for row in rows:
         detector = detector or Detector(len(row), racks=racks, mean_iterations=mean_iterations)
-        found += detector.add(row)
-    return tuple(found)
+        alarms += detector.add(row)
+    return tuple(alarms)
 
 
 def _against_others(logs: Floats) -> Floats:

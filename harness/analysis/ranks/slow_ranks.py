@@ -64,7 +64,7 @@ class StepFeed:
         self._detector: Detector | None = None
         if self._ranks >= MIN_RANKS:
             self._detector = Detector(self._ranks, racks=[racks.get(host, "") for host in hosts])
-        self._told: dict[int, dict[int, int]] = {}
+        self._incomplete: dict[int, dict[int, int]] = {}
         """By incomplete iteration: time in ns by rank."""
 
     @property
@@ -82,13 +82,13 @@ class StepFeed:
         """Add the compute time of a rank in an iteration, and return the alarms of iterations that became whole."""
         alarms: list[Alarm] = []
         if self._detector is not None:
-            self._told.setdefault(index, {})[rank] = compute_ns
-        while self._detector is not None and len(self._told.get(self.iterations, ())) == self._ranks:
-            told = self._told.pop(self.iterations)
-            times = [told[number] for number in range(self._ranks)]
+            self._incomplete.setdefault(index, {})[rank] = compute_ns
+        while self._detector is not None and len(self._incomplete.get(self.iterations, ())) == self._ranks:
+            reported = self._incomplete.pop(self.iterations)
+            times = [reported[number] for number in range(self._ranks)]
             if min(times) <= 0:
                 self._detector = None
-                self._told.clear()
+                self._incomplete.clear()
             else:
                 alarms += self._detector.add(times)
                 self.iterations += 1
@@ -109,7 +109,7 @@ def slow_ranks(run: Measurements) -> SlowRanks:
         return SlowRanks(slow=(), smallest=None, begins_ns=(), words="no two ranks with a compute phase to compare")
     by_rank = [sorted(series.iterations, key=lambda step: step.index)[: feed.iterations] for series in run.series]
     whole = list(zip(*by_rank, strict=True))
-    found = tuple(
+    slow = tuple(
         SlowRank(
             rank=run.series[alarm.rank].rank,
             host=hosts.get(run.series[alarm.rank].rank, f"rank {run.series[alarm.rank].rank}"),
@@ -121,19 +121,19 @@ def slow_ranks(run: Measurements) -> SlowRanks:
         for alarm in alarms
     )
     return SlowRanks(
-        slow=found,
+        slow=slow,
         smallest=feed.smallest,
         begins_ns=tuple(min(step.start_ns for step in steps) for steps in whole),
-        words=_words(found, feed.smallest, feed.iterations),
+        words=_words(slow, feed.smallest, feed.iterations),
     )
 
 
-def _words(found: tuple[SlowRank, ...], smallest: float | None, count: int) -> str:
-    if found:
+def _words(slow: tuple[SlowRank, ...], smallest: float | None, count: int) -> str:
+    if slow:
         return "; ".join(
             f"{one.host} about {100 * one.slowdown:.0f} % slower since iteration {one.since}, "
             f"found at iteration {one.iteration}"
-            for one in found
+            for one in slow
         )
     if smallest is None:
         return f"{count} iterations are too few, or too noisy, to know what is normal"

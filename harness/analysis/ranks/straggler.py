@@ -53,7 +53,7 @@ def slowdowns(series: Sequence[RankSeries], fired: Mapping[str, _Window]) -> tup
     """
     computed = {one.rank: {step.index: step for step in one.iterations if step.compute_ns > 0} for one in series}
     whole = sorted(set.intersection(*(set(one) for one in computed.values()))) if computed else []
-    found = []
+    slowdowns_found = []
     for rank, steps in computed.items():
         others = [steps for other, steps in computed.items() if other != rank] or [steps]
         against = {
@@ -65,7 +65,7 @@ def slowdowns(series: Sequence[RankSeries], fired: Mapping[str, _Window]) -> tup
             if min(len(free), len(under)) < ENOUGH:
                 continue
             before, during = [against[at] for at in free], [against[at] for at in under]
-            found.append(
+            slowdowns_found.append(
                 Slowdown(
                     rank=rank,
                     fault_id=fault_id,
@@ -76,7 +76,7 @@ def slowdowns(series: Sequence[RankSeries], fired: Mapping[str, _Window]) -> tup
                     chance=chance(before, during),
                 )
             )
-    return tuple(found)
+    return tuple(slowdowns_found)
 
 
 def slowest(slow: Sequence[Slowdown]) -> tuple[Slowdown | None, bool]:

@@ -82,7 +82,7 @@ def render_html(a: RunDir, b: RunDir, rows: Sequence[Row]) -> str:
             a=one,
             b=two,
             headline=compared_runs.headline(rows),
-            sentence=compared_runs.told(one, two, rows, checks),
+            sentence=compared_runs.describe(one, two, rows, checks),
             workload=summary.describe_workload(one.run),
             facts=_facts(one, two, rows, checks),
             plans=differences.of_plans(one.plan, two.plan),
@@ -164,11 +164,11 @@ def _loads(a: Side, b: Side) -> Mapping[str, Any]:
     both = [link_load.link_loads(side.run) for side in (a, b)]
     loads = [
         _Loads(
-            most=max((way.size_bytes or 0 for one in found for way in (one.up, one.down)), default=0),
-            layers=link_load.layers(found, side.run.topology),
-            fans=link_load.fans(found, side.run.topology),
+            most=max((way.size_bytes or 0 for one in side_loads for way in (one.up, one.down)), default=0),
+            layers=link_load.layers(side_loads, side.run.topology),
+            fans=link_load.fans(side_loads, side.run.topology),
         )
-        for side, found in zip((a, b), both, strict=True)
+        for side, side_loads in zip((a, b), both, strict=True)
     ]
     return {"loads": loads, "load_pairs": compared_runs.load_pairs(*_as_two(both))}
 

@@ -75,10 +75,10 @@ def _origin_s(side: Side, *, at_fault: bool) -> float:
 def _bands(side: Side, origin_s: float) -> list[Band]:
     """Return the windows of a run's faults in seconds since its origin."""
     shift = side.run.t0_ns / 1e9 - origin_s
-    found = [fault_bands.band(side.run, fault, index) for index, fault in enumerate(side.run.faults)]
+    bands = [fault_bands.band(side.run, fault, index) for index, fault in enumerate(side.run.faults)]
     return [
         Band(start_s=one.start_s + shift, end_s=one.end_s + shift, number=one.number, colour=one.colour)
-        for one in found
+        for one in bands
         if one is not None
     ]
 

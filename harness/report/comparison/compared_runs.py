@@ -34,11 +34,11 @@ __all__ = [
     "RecoveryPair",
     "Side",
     "check_pairs",
+    "describe",
     "headline",
     "load_pairs",
     "origin_ns",
     "recovery_pairs",
-    "told",
     "unlike_lines",
 ]
 
@@ -75,8 +75,8 @@ class CheckPair:
     @property
     def bounds(self) -> tuple[Check, ...]:
         """The checks with a bound; only one of them if both runs have the same bound."""
-        found = [one for one in (self.a, self.b) if one is not None and one.bound is not None]
-        return tuple(found[:1] if len({(one.bound, one.rule, one.unit) for one in found}) == 1 else found)
+        bounded = [one for one in (self.a, self.b) if one is not None and one.bound is not None]
+        return tuple(bounded[:1] if len({(one.bound, one.rule, one.unit) for one in bounded}) == 1 else bounded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,7 +169,7 @@ def headline(rows: Sequence[Row]) -> str:
     return "No difference shown between A and B"
 
 
-def told(a: Side, b: Side, rows: Sequence[Row], checks: Sequence[CheckPair]) -> str:
+def describe(a: Side, b: Side, rows: Sequence[Row], checks: Sequence[CheckPair]) -> str:
     """Describe the comparison in two or three sentences: job time, verdicts, checks."""
     parts = []
     job = next((row for row in rows if row.metric == "job time"), None)
@@ -216,14 +216,16 @@ def _recovery(side: Side, fault_id: str, whole_ns: int) -> Recovery:
 
 
 def _phases(a: Side, b: Side, fault_id: str) -> tuple[tuple[str, PhaseBar | None, PhaseBar | None], ...]:
-    found = []
+    phases_of_sides = []
     for side in (a, b):
         impact = side.observed.impacts.get(fault_id)
-        found.append((side.observed.phases.get(fault_id, ()), impact, side.verdict.checks))
-    whole_ns = max((phases_reach_ns(steps, impact, checks) for steps, impact, checks in found if impact), default=1.0)
+        phases_of_sides.append((side.observed.phases.get(fault_id, ()), impact, side.verdict.checks))
+    whole_ns = max(
+        (phases_reach_ns(steps, impact, checks) for steps, impact, checks in phases_of_sides if impact), default=1.0
+    )
     bars = [
         {} if impact is None else {one.phase.name: one for one in phase_bars(steps, impact, checks, whole_ns=whole_ns)}
-        for steps, impact, checks in found
+        for steps, impact, checks in phases_of_sides
     ]
-    order = dict.fromkeys(one.name for steps, _, _ in found for one in steps)
+    order = dict.fromkeys(one.name for steps, _, _ in phases_of_sides for one in steps)
     return tuple((name, bars[0].get(name), bars[1].get(name)) for name in order if name in bars[0] or name in bars[1])

@@ -43,14 +43,14 @@ def of_plans(a: Plan, b: Plan) -> tuple[Difference, ...]:
         "captured ports": (_ports(a), _ports(b)),
         "probes": (_probes(a), _probes(b)),
     }
-    found = [
+    differences = [
         Difference(part="plan", what=what, a=str(one), b=str(two)) for what, (one, two) in plain.items() if one != two
     ]
-    found += _of_mappings("workload", a.workload, b.workload)
+    differences += _of_mappings("workload", a.workload, b.workload)
     mine, other = ({fault.id: fault for fault in plan.faults} for plan in (a, b))
     for fault_id in dict.fromkeys((*mine, *other)):
-        found += _of_faults(fault_id, mine.get(fault_id), other.get(fault_id))
-    return tuple(found)
+        differences += _of_faults(fault_id, mine.get(fault_id), other.get(fault_id))
+    return tuple(differences)
 
 
 def of_labs(a: Measurements, b: Measurements) -> tuple[Difference, ...]:
@@ -61,13 +61,13 @@ def of_labs(a: Measurements, b: Measurements) -> tuple[Difference, ...]:
         "accelerator": (a.accelerator or "none", b.accelerator or "none"),
         "ranks": (_ranks(a), _ranks(b)),
     }
-    found = [
+    differences = [
         Difference(part="lab", what=what, a=str(one), b=str(two)) for what, (one, two) in plain.items() if one != two
     ]
     if a.topology != b.topology:
-        found.append(Difference(part="lab", what="topology", a=_nodes(a), b=_nodes(b)))
-    found += _of_ways(a.connections, b.connections)
-    return tuple(found)
+        differences.append(Difference(part="lab", what="topology", a=_nodes(a), b=_nodes(b)))
+    differences += _of_ways(a.connections, b.connections)
+    return tuple(differences)
 
 
 def of_environments(a: Environment, b: Environment) -> tuple[Difference, ...]:
@@ -131,10 +131,10 @@ def _of_ways(a: Sequence[Connection], b: Sequence[Connection]) -> list[Differenc
 
 
 def _by_ends(connections: Sequence[Connection]) -> dict[tuple[str, str], list[tuple[str, ...]]]:
-    found: dict[tuple[str, str], list[tuple[str, ...]]] = defaultdict(list)
+    paths: dict[tuple[str, str], list[tuple[str, ...]]] = defaultdict(list)
     for one in connections:
-        found[one.src, one.dst].append(one.path)
-    return found
+        paths[one.src, one.dst].append(one.path)
+    return paths
 
 
 def _flat(environment: Environment) -> dict[str, Any]:

@@ -47,10 +47,10 @@ def fabric_svg(topology: Topology, marks: Sequence[Mark], connections: Iterable[
     """Draw a topology. Links that queue pairs of `connections` cross are thicker."""
     layout = lay_out(topology)
     parts = [*fabric_parts(layout, topology, marks, connections), *badges(layout, topology, marks)]
-    told = "; ".join(f"fault {mark.number} on {mark.target}" for mark in marks) or "no fault"
+    faults = "; ".join(f"fault {mark.number} on {mark.target}" for mark in marks) or "no fault"
     label = (
         f"Fabric drawing: {len(topology.racks)} racks, {len(topology.hosts)} hosts, "
-        f"{len(topology.switches)} switches, {len(topology.links)} links; {told}."
+        f"{len(topology.switches)} switches, {len(topology.links)} links; {faults}."
     )
     return (
         f'<svg class="fabric" viewBox="0 0 {layout.width:g} {layout.height:g}" role="img" '

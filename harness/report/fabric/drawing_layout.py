@@ -81,10 +81,10 @@ def lay_out(topology: Topology) -> Layout:
 def link_of(topology: Topology, target: str) -> str | None:
     """Return the name of the link that a target refers to, or None."""
     try:
-        found = topology.resolve(target)
+        resolved = topology.resolve(target)
     except UsageError:
         return None
-    return found.link.name if found.link else None
+    return resolved.link.name if resolved.link else None
 
 
 def rnic_x(layout: Layout, host: Host, rnic: str) -> float:
@@ -96,20 +96,20 @@ def rnic_x(layout: Layout, host: Host, rnic: str) -> float:
 def box(layout: Layout, topology: Topology, place: str) -> Box | None:
     """Return the rectangle of a switch, host, RNIC or GPU; None if the lab has none of that name."""
     try:
-        found = topology.resolve(place)
+        resolved = topology.resolve(place)
     except UsageError:
         return None
-    if found.kind == "switch":
-        x, y = layout.switches[found.node]
+    if resolved.kind == "switch":
+        x, y = layout.switches[resolved.node]
         return Box(x=x - SWITCH_W / 2, y=y - SWITCH_H / 2, width=SWITCH_W, height=SWITCH_H)
-    if found.kind == "host":
-        return Box(x=layout.hosts[found.node], y=HOST_Y, width=HOST_W, height=HOST_H)
-    host = topology.host_by_name.get(found.node)
-    if host is not None and found.rnic is not None:
+    if resolved.kind == "host":
+        return Box(x=layout.hosts[resolved.node], y=HOST_Y, width=HOST_W, height=HOST_H)
+    host = topology.host_by_name.get(resolved.node)
+    if host is not None and resolved.rnic is not None:
         width = HOST_W / len(host.rnics) - 6
-        return Box(x=rnic_x(layout, host, found.rnic.name) - width / 2, y=HOST_Y + 3, width=width, height=20)
-    if host is not None and found.gpu is not None:
-        width, index = HOST_W / len(host.gpus) - 8, host.gpus.index(found.gpu)
+        return Box(x=rnic_x(layout, host, resolved.rnic.name) - width / 2, y=HOST_Y + 3, width=width, height=20)
+    if host is not None and resolved.gpu is not None:
+        width, index = HOST_W / len(host.gpus) - 8, host.gpus.index(resolved.gpu)
         centre = layout.hosts[host.name] + HOST_W * (index + 0.5) / len(host.gpus)
         return Box(x=centre - width / 2, y=HOST_Y + 51, width=width, height=20)
     return None
@@ -128,19 +128,19 @@ def ends_of(layout: Layout, topology: Topology, link: Link) -> tuple[float, floa
 def spot(layout: Layout, topology: Topology, target: str) -> tuple[float, float] | None:
     """Return the position of the badge of a fault on `target`."""
     try:
-        found = topology.resolve(target)
+        resolved = topology.resolve(target)
     except UsageError:
         return None
-    if found.kind == "port" and found.link is not None:
-        ax, ay, bx, by = ends_of(layout, topology, found.link)
+    if resolved.kind == "port" and resolved.link is not None:
+        ax, ay, bx, by = ends_of(layout, topology, resolved.link)
         # Closer to the lower end, because links cross in the middle.
         return (ax * 0.62 + bx * 0.38, ay * 0.62 + by * 0.38)
-    if found.kind == "switch":
-        x, y = layout.switches[found.node]
+    if resolved.kind == "switch":
+        x, y = layout.switches[resolved.node]
         return x + SWITCH_W / 2, y - SWITCH_H / 2
-    left = layout.hosts[found.node]
-    if found.rnic is not None:
-        return rnic_x(layout, topology.host_by_name[found.node], found.rnic.name), HOST_Y - 12.0
-    if found.gpu is not None:
+    left = layout.hosts[resolved.node]
+    if resolved.rnic is not None:
+        return rnic_x(layout, topology.host_by_name[resolved.node], resolved.rnic.name), HOST_Y - 12.0
+    if resolved.gpu is not None:
         return left + HOST_W - 2.0, HOST_Y + 61.0
     return left + HOST_W, float(HOST_Y)

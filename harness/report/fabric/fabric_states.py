@@ -64,18 +64,18 @@ def moments(
     if not windows:
         return ()
     ordered = sorted(changes, key=lambda one: one.at_ns)
-    wanted = [("before", max(t0_ns, min(one.start_ns for one in windows) - 1))]
+    times = [("before", max(t0_ns, min(one.start_ns for one in windows) - 1))]
     lifted = len(windows) * 2 + 2 <= MOST
     for one in sorted(windows, key=lambda each: each.start_ns)[: MOST - 2]:
-        wanted.append((f"{one.number} on", min(one.start_ns + _SETTLE_NS, max(one.start_ns, one.end_ns - 1))))
+        times.append((f"{one.number} on", min(one.start_ns + _SETTLE_NS, max(one.start_ns, one.end_ns - 1))))
         if lifted:
-            wanted.append((f"{one.number} lifted", one.end_ns))
-    wanted.append(("end", max(end_ns, *(at_ns for _, at_ns in wanted))))
-    wanted.sort(key=lambda each: each[1])
+            times.append((f"{one.number} lifted", one.end_ns))
+    times.append(("end", max(end_ns, *(at_ns for _, at_ns in times))))
+    times.sort(key=lambda each: each[1])
     known = _Known(topology, ordered)
     return tuple(
         _moment(title, (at_ns - t0_ns) / 1e9, [one for one in windows if one.start_ns <= at_ns < one.end_ns], states)
-        for title, at_ns in wanted
+        for title, at_ns in times
         for states in [_states(topology, windows, known, at_ns)]
     )
 
@@ -87,22 +87,22 @@ class _Known:
         self._link_of_port = {
             (port.node, port.netdev): link.name for link in topology.links for port in (link.a, link.b)
         }
-        self._told: dict[tuple[str, str], list[Change]] = {}
+        self._reports: dict[tuple[str, str], list[Change]] = {}
         for change in changes:
             if change.subject != "kernel":
-                self._told.setdefault((change.node, change.subject), []).append(change)
+                self._reports.setdefault((change.node, change.subject), []).append(change)
 
     def down(self, at_ns: int) -> tuple[set[str], set[str]]:
         """Return the links that are down, and those that ever were up to this time."""
         now: set[str] = set()
         ever: set[str] = set()
-        for (node, subject), told in self._told.items():
+        for (node, subject), reports in self._reports.items():
             kind, _, netdev = subject.partition(" ")
             link = self._link_of_port.get((node, netdev)) if kind == "link" else None
-            heard = [link_state(one.text) != "up" for one in told if one.at_ns <= at_ns]
-            if link is not None and any(heard):
+            was_down = [link_state(one.text) != "up" for one in reports if one.at_ns <= at_ns]
+            if link is not None and any(was_down):
                 ever.add(link)
-                if heard[-1]:
+                if was_down[-1]:
                     now.add(link)
         return now, ever
 
@@ -110,15 +110,17 @@ class _Known:
         """Return the number of changed routes by node, and all nodes that ever had one up to this time."""
         now: dict[str, int] = {}
         ever: set[str] = set()
-        for (node, subject), told in self._told.items():
+        for (node, subject), reports in self._reports.items():
             if subject.partition(" ")[0] not in {"route", "nexthop"}:
                 continue
-            first, last = told[0].text, told[-1].text
+            first, last = reports[0].text, reports[-1].text
             came_back = first != last
-            heard = [one.text != last if came_back else one.text == first for one in told if one.at_ns <= at_ns]
-            if any(heard):
+            was_changed = [
+                one.text != last if came_back else one.text == first for one in reports if one.at_ns <= at_ns
+            ]
+            if any(was_changed):
                 ever.add(node)
-            if heard and heard[-1]:
+            if was_changed and was_changed[-1]:
                 now[node] = now.get(node, 0) + 1
         return now, ever
 
@@ -155,12 +157,12 @@ def _things(topology: Topology) -> set[str]:
 
 def _settled(states: Mapping[str, Sequence[State]]) -> dict[str, tuple[State, ...]]:
     """Remove duplicates from states; `recovered` remains only if there is no other state."""
-    found: dict[str, tuple[State, ...]] = {}
+    settled: dict[str, tuple[State, ...]] = {}
     for place, each in states.items():
         amiss = tuple(state for state in dict.fromkeys(each) if state != "recovered")
         if each:
-            found[place] = amiss or ("recovered",)
-    return found
+            settled[place] = amiss or ("recovered",)
+    return settled
 
 
 def _moment(
@@ -172,18 +174,20 @@ def _moment(
     links, nodes, routes = states
     down = sorted(name for name, each in links.items() if "down" in each)
     back = sorted(name for name, each in (links | nodes).items() if each == ("recovered",))
-    told = [f"fault {one.number} ({one.kind} on {one.target}) is on" for one in on]
+    sentences = [f"fault {one.number} ({one.kind} on {one.target}) is on" for one in on]
     if down:
-        told.append(f"no carrier: {', '.join(down)}")
+        sentences.append(f"no carrier: {', '.join(down)}")
     if routes:
-        told.append(f"routes otherwise: {', '.join(f'{count} on {node}' for node, count in sorted(routes.items()))}")
+        sentences.append(
+            f"routes otherwise: {', '.join(f'{count} on {node}' for node, count in sorted(routes.items()))}"
+        )
     if back:
-        told.append(f"as before again: {', '.join(back)}")
+        sentences.append(f"as before again: {', '.join(back)}")
     return Moment(
         title=title,
         at_s=at_s,
         faults=tuple(one.number for one in on),
         links=links,
         nodes=nodes,
-        told="; ".join(told) or "nothing amiss",
+        told="; ".join(sentences) or "nothing amiss",
     )

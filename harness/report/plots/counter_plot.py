@@ -73,9 +73,9 @@ def counters_chart(
             _steps(axes, steps)
             named_row(axes, one.label if not narrow else f"{one.place} {one.words}", peak * 1.1, bands)
             axes.set_yticks([peak], [f"{peak:.3g}/s"])
-        for axes, (name, told) in zip(rows[len(shown) :], rows_of_news.items(), strict=True):
+        for axes, (name, events) in zip(rows[len(shown) :], rows_of_news.items(), strict=True):
             named_row(axes, name, 1.0, bands)
-            _marks(axes, told[:_MOST_MARKS], seconds, inches=width - 0.72, narrow=narrow)
+            _marks(axes, events[:_MOST_MARKS], seconds, inches=width - 0.72, narrow=narrow)
         time_axis(list(rows), run)
         return svg(figure, f"counters-{'narrow' if narrow else 'wide'}", narrow=narrow, top_in=0.24)
 

@@ -118,14 +118,14 @@ def series(samples: Sequence[Sample], *, t0_ns: int, end_ns: int) -> tuple[Serie
         for name, value in sample.values.items():
             if name.rpartition(".")[2] in TROUBLE:
                 values.setdefault((sample.node, name), {})[sample.at_ns] = value
-    found = [
+    grown = [
         one
         for (node, name), seen in values.items()
         if (one := _series(node, name, sorted(times[node]), seen, (t0_ns, end_ns))) is not None
     ]
-    found.sort(key=lambda one: (-one.grown, one.node, one.name))
+    grown.sort(key=lambda one: (-one.grown, one.node, one.name))
     by_meaning: dict[str, list[Series]] = {words: [] for words in TROUBLE.values()}
-    for one in found:
+    for one in grown:
         by_meaning[one.words].append(one)
     turns = itertools.zip_longest(*by_meaning.values())
     return tuple(one for turn in turns for one in turn if one is not None)
@@ -154,14 +154,14 @@ def _series(
 
 def thinned(steps: Sequence[Step], width_s: float) -> tuple[Step, ...]:
     """Merge neighbouring steps to at least `width_s`, except the last, with their mean rate."""
-    found: list[Step] = []
+    merged: list[Step] = []
     pending: list[Step] = []
     for step in steps:
         pending.append(step)
         if step.end_s - pending[0].start_s >= width_s:
-            found.append(_joined(pending))
+            merged.append(_joined(pending))
             pending = []
-    return (*found, *([_joined(pending)] if pending else ()))
+    return (*merged, *([_joined(pending)] if pending else ()))
 
 
 def _joined(steps: Sequence[Step]) -> Step:
@@ -184,7 +184,7 @@ def link_state(text: str | None) -> Literal["up", "no carrier", "down", "gone"]:
 
 def news(changes: Iterable[Change], *, t0_ns: int, end_ns: int) -> tuple[News, ...]:
     """Return the marks of a run, in order of time."""
-    found: list[News] = []
+    marks: list[News] = []
     latest: dict[tuple[str, NewsKind, str], int] = {}
     before: dict[tuple[str, str], str | None] = {}
     for change in sorted(changes, key=lambda one: one.at_ns):
@@ -196,15 +196,15 @@ def news(changes: Iterable[Change], *, t0_ns: int, end_ns: int) -> tuple[News, .
         kind, words = said
         at_s = (change.at_ns - t0_ns) / 1e9
         index = latest.get((change.node, kind, words))
-        if index is not None and at_s - found[index].end_s <= TOGETHER_NS / 1e9:
-            one = found[index]
-            found[index] = News(
+        if index is not None and at_s - marks[index].end_s <= TOGETHER_NS / 1e9:
+            one = marks[index]
+            marks[index] = News(
                 node=one.node, start_s=one.start_s, end_s=at_s, kind=kind, words=words, count=one.count + 1
             )
             continue
-        latest[change.node, kind, words] = len(found)
-        found.append(News(node=change.node, start_s=at_s, end_s=at_s, kind=kind, words=words, count=1))
-    return tuple(_counted(one) for one in found)
+        latest[change.node, kind, words] = len(marks)
+        marks.append(News(node=change.node, start_s=at_s, end_s=at_s, kind=kind, words=words, count=1))
+    return tuple(_counted(one) for one in marks)
 
 
 def _said(change: Change, before: str | None, *, known: bool) -> tuple[NewsKind, str] | None:

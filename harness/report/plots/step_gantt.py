@@ -99,7 +99,7 @@ class _Worst:
     median_s: float
 
 
-class _Told(NamedTuple):
+class _KnownStalls(NamedTuple):
     """Known stalls. `silent` ranks left no recording although others did: when they last reported (s)."""
 
     stalled: Sequence[tuple[Stall, str]]
@@ -138,29 +138,31 @@ def gantts(
         / 1e9
     )
     silent = _silent(run, flights)
-    found = []
+    charts = []
     for window in sorted(windows, key=lambda each: each.start_ns)[:MOST]:
         until_ns = max(window.end_ns, recovered_ns.get(window.number, 0)) + round(usual_s * 1e9)
         span_s = (window.start_ns - run.t0_ns) / 1e9, (until_ns - run.t0_ns) / 1e9
         worst = _worst(bars, medians, span_s)
         if worst is not None:
-            found.append(_gantt(run, window, bars, worst, usual_s, told=_Told(stalled, waits, findings, silent)))
-    return tuple(found)
+            charts.append(
+                _gantt(run, window, bars, worst, usual_s, told=_KnownStalls(stalled, waits, findings, silent))
+            )
+    return tuple(charts)
 
 
 def _bars(run: Measurements, flights: Sequence[Flight]) -> dict[int, tuple[Bar, ...]]:
     """Return bars by rank, in order of time."""
     now_ns = max((entry.at_ns for flight in flights for entry in flight.entries), default=run.end_ns)
     now_ns = max(now_ns, run.end_ns) if flights else now_ns
-    found: dict[int, tuple[Bar, ...]] = {}
+    by_rank: dict[int, tuple[Bar, ...]] = {}
     flown = {flight.rank: flight for flight in flights}
     for series in run.series:
         known = [bar for one in series.iterations for bar in _parts(one, run.t0_ns)]
         last_ns = max((one.end_ns for one in series.iterations), default=run.t0_ns)
         if series.rank in flown:
             known += _flown(flown[series.rank], last_ns, t0_ns=run.t0_ns, now_ns=now_ns)
-        found[series.rank] = tuple(sorted(known, key=lambda bar: bar.start_s))
-    return found
+        by_rank[series.rank] = tuple(sorted(known, key=lambda bar: bar.start_s))
+    return by_rank
 
 
 def _parts(one: Iteration, t0_ns: int) -> list[Bar]:
@@ -238,7 +240,7 @@ def _gantt(
     worst: _Worst,
     usual_s: float,
     *,
-    told: _Told,
+    told: _KnownStalls,
 ) -> Gantt:
     fired_s = (window.start_ns - run.t0_ns) / 1e9
     near = abs(worst.bar.start_s - fired_s) <= _FAR * usual_s
@@ -267,7 +269,7 @@ def _mark(
     worst: _Worst,
     names: Mapping[int, str],
     *,
-    told: _Told,
+    told: _KnownStalls,
 ) -> StallMark:
     """Describe the stall from the most detailed source."""
     if worst.kind == "open" and told.stalled:
@@ -327,7 +329,7 @@ def _died(run: Measurements, worst: _Worst, name: str, findings: Sequence[Findin
             continue
         path = next((each.path for each in run.connections if (each.src, each.dst) == (one.endpoint, one.peer)), ())
         links = {link.name: {link.a.node, link.b.node} for link in run.topology.links}
-        found = next((each.name for each in findings if links.get(each.name, {""}) <= set(path)), None)
-        where = f", stalled at {found}" if found else f" over {' → '.join(path)}" if path else ""
+        lossy_link = next((each.name for each in findings if links.get(each.name, {""}) <= set(path)), None)
+        where = f", stalled at {lossy_link}" if lossy_link else f" over {' → '.join(path)}" if path else ""
         return f"; its queue pair {one.endpoint} → {one.peer} died meanwhile ({one.status}){where}"
     return ""
