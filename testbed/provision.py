@@ -27,6 +27,7 @@ import ansible_runner
 
 from testbed.directories import private_dir, short_dir
 from testbed.errors import LabError
+from testbed.inventory import rates
 from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import Lab, runtime_inventory
 from testbed.remote import node_archive
@@ -299,7 +300,11 @@ def _run(play: _Play, site: Site, on_event: OnEvent | None) -> ProvisionResult:
             project_dir=str(playbooks()),
             playbook=str(playbooks() / f"{play.name}.yml"),
             inventory=[str(path.resolve()) for path in (site.inventory.path, site.runtime_inventory) if path],
-            extravars={"faultbed_node_code": _node_code(folder), **play.extra},
+            extravars={
+                "faultbed_node_code": _node_code(folder),
+                "faultbed_shapes": rates.plain(site.inventory.shapes),
+                **play.extra,
+            },
             envvars=environment,
             cmdline=play.options,
             settings={"pexpect_timeout": 1, "suppress_ansible_output": True},

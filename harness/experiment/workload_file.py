@@ -16,7 +16,7 @@ from harness.strict import Section, convert, fail, one_of, positive, read
 from testbed.errors import UsageError
 from traffic.engine.task_specs import QpParams, check_qp
 from traffic.flows.flow_run import SPREADS, TRANSPORTS, VERBS, FlowSpec, check
-from traffic.flows.matrix import PATTERNS
+from traffic.flows.matrix import PATTERNS, ZONE_PATTERNS
 from traffic.schedules import COLLECTIVES, algorithms_for
 from traffic.traces import FORMATS
 from traffic.workloads.collective import AUTO, REDOPS
@@ -258,7 +258,7 @@ def _flow(flow: _FlowFile, source: str) -> Flow:
     one_of(flow.spread, SPREADS, source, "workload.spread")
     one_of(flow.transport, tuple(TRANSPORTS), source, "workload.transport")
     if flow.pattern is not None:
-        one_of(flow.pattern, PATTERNS, source, "workload.pattern")
+        one_of(flow.pattern, (*PATTERNS, *ZONE_PATTERNS), source, "workload.pattern")
     if bool(flow.src and flow.dst) == bool(flow.pattern) or bool(flow.src) != bool(flow.dst):
         raise fail(source, "workload", 'name src and dst, or a pattern such as "incast"')
 

@@ -24,6 +24,7 @@ from testbed.inventory.audit_finding import Finding, twice
 from testbed.inventory.consistency import Entries, build_topology
 from testbed.inventory.fabric_rules import fabric
 from testbed.inventory.lab_inventory import Inventory, entries_of, one_lab
+from testbed.inventory.rates import shapes_of, with_speeds
 from testbed.inventory.schema import GoldenVars, LabVars, Mistakes, QosVars
 
 __all__ = ["Finding", "audit", "unreachable"]
@@ -60,7 +61,12 @@ def audit(path: Path) -> list[Finding]:
     if not mistakes.found:
         with mistakes.part():
             one_lab(path, entries)
-        names = set(build_topology(entries, mistakes).target_names())
+        topology = build_topology(entries, mistakes)
+        names = set(topology.target_names())
+    if not mistakes.found:
+        lab = one_lab(path, entries)
+        with mistakes.part():
+            shapes_of(with_speeds(topology, lab, path), lab, path)
     found = [
         Finding(place=x.place, what=x.what, do="correct it there, or the other end that it names")
         for x in mistakes.found

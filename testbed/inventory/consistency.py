@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from testbed.inventory.rates import check_queue
 from testbed.inventory.schema import (
     CarrierVars,
     HostVars,
@@ -173,7 +174,10 @@ def _check_switch_values(taken: _Taken, mistakes: Mistakes, place: str, name: st
     with mistakes.part():
         if not _ASN_MIN <= switch.asn <= _ASN_MAX:
             raise mistake(file, f"{place}.asn", f"must be {_ASN_MIN} to {_ASN_MAX}, not {switch.asn}")
-        taken.take("ASN", str(switch.asn), f"{place}.asn")
+        # Spines of a zone may share one, so that none reaches another one's racks down and up again (RFC 7938, 5.2.1).
+        role = place.partition(".")[0]
+        sharers = None if role == "rtsw" else f"{role} of {switch.zone}"
+        taken.take("ASN", str(switch.asn), f"{place}.asn", owner=sharers)
         if switch.netns is not None:
             if not _NETNS.fullmatch(switch.netns):
                 words = f'"{switch.netns}" is no namespace; use letters, digits, and - _ . (63 at most)'
@@ -184,6 +188,7 @@ def _check_switch_values(taken: _Taken, mistakes: Mistakes, place: str, name: st
         at = f"{place}.ports[{index}]"
         with mistakes.part():
             _check_numbers(file, at, mtu=port.mtu, speed_gbps=port.speed_gbps)
+            check_queue(file, at, queue_kib=port.queue_kib, delay_us=port.delay_us)
             _take_netdev(file, taken, at, name, port.netdev, port.mac, shared=_shares_mac(switch))
             if (port.rnic is None) != (port.address is None):
                 raise mistake(file, at, "a host port has both rnic and address, an uplink neither")
@@ -306,6 +311,8 @@ def _port(switch: str, port: PortVars, mtu: int, speed_gbps: int | None) -> Port
         address=port.address,
         mtu=port.mtu or mtu,
         speed_gbps=port.speed_gbps or speed_gbps,
+        queue_kib=port.queue_kib,
+        delay_us=port.delay_us,
     )
 
 
@@ -352,6 +359,8 @@ def _uplink(entries: Entries, name: str, index: int, port: PortVars) -> list[Lin
     back = next((other for other in peer.ports if other.peer == name and other.rnic is None), None)
     if back is None:
         raise mistake(file, place, f"a cable to {port.peer}, which has no port with peer {name}")
+    if peer.asn == switch.asn:
+        raise mistake(file, place, f"{name} and {port.peer} have one ASN, {peer.asn}; eBGP needs two that differ")
     order = list(entries.switches)
     if (_LEVEL[role], order.index(name)) > (_LEVEL[peer_role], order.index(port.peer)):
         return []

@@ -19,6 +19,7 @@ def fabric(entries: Entries) -> Iterator[Finding]:
     yield from _subnets(entries)
     yield from _loopbacks(entries)
     yield from _islands(entries)
+    yield from _hidden(entries)
 
 
 def _ends_of_subnets(entries: Entries) -> Iterator[Finding]:
@@ -70,6 +71,32 @@ def _islands(entries: Entries) -> Iterator[Finding]:
             hosts = ", ".join(dict.fromkeys(port.peer for port in switch.ports if port.rnic))
             what = f"no uplinks lead from {name} ({hosts}) to {with_hosts[0]}: nothing gets from one to the other"
             yield Finding(place=f"{role}.{name}.ports", what=what, do="add the uplinks, at both ends")
+
+
+def _hidden(entries: Entries) -> Iterator[Finding]:
+    """Every switch with hosts must learn the routes of every other one, past switches that refuse their own ASN."""
+    asns = {name: switch.asn for name, (_, switch) in entries.switches.items()}
+    if len(set(asns.values())) == len(asns):
+        return
+    peers = {name: _peers(entries, name) for name in entries.switches}
+    with_hosts = [name for name, (_, switch) in entries.switches.items() if any(port.rnic for port in switch.ports)]
+    for origin in with_hosts:
+        passed, order = {origin: {asns[origin]}}, [origin]
+        refused: set[str] = set()
+        for name in order:  # what BGP tells on is its best path, one of the shortest (RFC 4271, 9.1)
+            for peer in sorted(peers[name] - passed.keys()):
+                if asns[peer] in passed[name]:
+                    refused.add(peer)
+                else:
+                    passed[peer] = passed[name] | {asns[peer]}
+                    order.append(peer)
+        missing = [name for name in with_hosts if name not in passed]
+        if missing and refused - passed.keys():
+            at = min(refused - passed.keys())
+            role, _ = entries.switches[at]
+            what = f"{asns[at]} is in the path of what {origin} announces, so that {missing[0]} never learns it"
+            yield Finding(place=f"{role}.{at}.asn", what=what, do="give it an ASN of its own")
+            return
 
 
 def _peers(entries: Entries, name: str) -> set[str]:

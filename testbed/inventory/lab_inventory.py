@@ -16,6 +16,7 @@ from typing import Any, Literal
 from testbed.errors import ConfigError
 from testbed.inventory.ansible_listing import listing
 from testbed.inventory.consistency import Entries, build_topology
+from testbed.inventory.rates import Shape, shapes_of, with_speeds
 from testbed.inventory.schema import (
     PREFIX,
     BmcVars,
@@ -88,9 +89,10 @@ class Inventory:
     `management` has every node that one can log in to: hosts, carriers, and switches that are machines.
     `jump` is the jump host of a rack lab (its name, how to reach it), which is no part of the lab that faults or
     comparisons look at. `vms` has the resources of each soft machine, `netns` the namespace of each soft switch;
-    `mtu` is the back end's. `qos` and `priority_of_dscp` are a rack lab's profile and DSCP map, `safety` what its owner
-    allows, `bmcs` the hosts' baseboard management controllers, `pdus` its power distribution units, `busbw` how fast
-    collectives must be, `golden` which versions hosts must have.
+    `mtu` is the back end's. `shapes` says how a soft lab's switches shape their ports, by switch and port: the speeds
+    of the topology divided by `rate_scale`. `qos` and `priority_of_dscp` are a rack lab's profile and DSCP map,
+    `safety` what its owner allows, `bmcs` the hosts' baseboard management controllers, `pdus` its power distribution
+    units, `busbw` how fast collectives must be, `golden` which versions hosts must have.
     """
 
     path: Path
@@ -103,6 +105,8 @@ class Inventory:
     netns: Mapping[str, str]
     mtu: int
     ecmp_hash_seed: int
+    rate_scale: float | None = None
+    shapes: Mapping[str, Mapping[str, Shape]] = field(default_factory=dict)
     jump: tuple[str, Management] | None = None
     qos: QosVars | None = None
     priority_of_dscp: Mapping[int, int] = field(default_factory=dict)
@@ -133,11 +137,12 @@ def load(path: Path) -> Inventory:
     answer = listing(path)
     entries = entries_of(path, answer)
     lab = one_lab(path, entries)
+    topology = with_speeds(build_topology(entries), lab, path)
     return Inventory(
         path=path,
         name=lab.name,
         kind=lab.kind,
-        topology=build_topology(entries),
+        topology=topology,
         carriers=tuple(
             Carrier(
                 name=name,
@@ -157,6 +162,8 @@ def load(path: Path) -> Inventory:
         netns={name: switch.netns for name, (_, switch) in entries.switches.items() if switch.netns},
         mtu=lab.mtu,
         ecmp_hash_seed=lab.ecmp_hash_seed,
+        rate_scale=lab.rate_scale,
+        shapes=shapes_of(topology, lab, path),
         qos=lab.qos,
         priority_of_dscp={line.dscp: line.priority for line in lab.dscp_map},
         safety=lab.safety,

@@ -45,6 +45,8 @@ __all__ = [
     "RnicVars",
     "SafetyVars",
     "SwitchVars",
+    "TierVars",
+    "TiersVars",
     "Vars",
     "VmVars",
     "decode",
@@ -235,8 +237,33 @@ class GpuVars(_Strict, frozen=True, kw_only=True):
     pcie: str | None = None
 
 
+class TierVars(_Strict, frozen=True, kw_only=True):
+    """What all links of a tier have, where a port gives nothing else.
+
+    `taper` is what the links below a switch of the tier carry over what its uplinks carry; it decides the speed of the
+    uplinks, or is compared with it. `queue_kib` and `delay_us` are what a switch port of a soft lab adds to what it
+    sends; both are as they are, not scaled.
+    """
+
+    speed_gbps: float | None = None
+    taper: float | None = None
+    queue_kib: int | None = None
+    delay_us: int | None = None
+
+
+class TiersVars(_Strict, frozen=True, kw_only=True):
+    """Tiers of links by their lower end: host to rack switch, rack switch to spine, spine to aggregation."""
+
+    host: TierVars | None = None
+    rtsw: TierVars | None = None
+    ctsw: TierVars | None = None
+
+
 class PortVars(_Strict, frozen=True, kw_only=True):
-    """A switch port. A host port has `rnic` and `address`; an uplink has neither (BGP unnumbered)."""
+    """A switch port. A host port has `rnic` and `address`; an uplink has neither (BGP unnumbered).
+
+    `queue_kib` and `delay_us` are those of what it sends, on a soft lab with a `rate_scale`.
+    """
 
     netdev: str
     mac: str
@@ -245,6 +272,8 @@ class PortVars(_Strict, frozen=True, kw_only=True):
     address: str | None = None
     mtu: int | None = None
     speed_gbps: int | None = None
+    queue_kib: int | None = None
+    delay_us: int | None = None
 
 
 class FrontEndPortVars(_Strict, frozen=True, kw_only=True):
@@ -256,13 +285,18 @@ class FrontEndPortVars(_Strict, frozen=True, kw_only=True):
 
 
 class LabVars(_Strict, frozen=True, kw_only=True):
-    """What is one value for the whole lab. `mtu` is the back end's, in bytes."""
+    """What is one value for the whole lab. `mtu` is the back end's, in bytes.
+
+    A soft lab with a `rate_scale` shapes its switch ports: speeds are divided by it (20000 makes 400 Gb/s 20 Mb/s).
+    """
 
     schema: int
     name: str
     kind: Literal["soft", "rack"]
     mtu: int = 4200
     ecmp_hash_seed: int = 0
+    rate_scale: float | None = None
+    tiers: TiersVars | None = None
     networks: list[NetworkVars] = []
     dscp_map: list[DscpVars] = []
     qos: QosVars | None = None

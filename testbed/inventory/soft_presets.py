@@ -4,10 +4,12 @@
 generator equal. Addresses, MACs and AS numbers are functions of a node's number alone, so that a snapshot, an ECMP
 mapping or a captured packet means the same on every machine that runs the preset.
 
+Racks, hosts and switches are numbered over the whole lab, not within their zone.
+
     back end    rack R, link i     switch 10.77.R.(2i)/31, host 10.77.R.(2i+1)/31   (/31: RFC 3021)
     front end   host n             10.79.0.n/24
-    loopback    rtsw n, ctsw n     10.78.0.n/32, 10.78.0.(100+n)/32
-    ASN         rtsw n, ctsw n     65100+n, 65200+n
+    loopback    rtsw, ctsw, atsw n 10.78.0.n/32, 10.78.0.(100+n)/32, 10.78.0.(200+n)/32
+    ASN         rtsw n, ctsw n     65100+n, 65200+n; with ATSWs the CTSWs of zone z 65200+z, all ATSWs 65300 (RFC 7938)
     MAC         02:fb:KK:XX:YY:ZZ  locally administered; KK is the kind of port (`_MacKind`)
 
 QEMU's user network owns 10.0.2.0/24, so no preset may use it.
@@ -16,7 +18,8 @@ QEMU's user network owns 10.0.2.0/24, so no preset may use it.
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -29,7 +32,11 @@ __all__ = ["PRESETS", "Preset", "inventory_text"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
-    """The size of a soft lab. Every rack has one RTSW, every RTSW one uplink to every CTSW, every host one soft GPU."""
+    """The size of a soft lab. Every rack has one RTSW, every host one soft GPU.
+
+    `racks` and `ctsws` are those of a zone. Every RTSW has one uplink to every CTSW of its zone, every CTSW one to
+    every ATSW. `rates` are lab-wide variables: rate_scale and tiers (`testbed.inventory.rates`).
+    """
 
     name: str
     summary: str
@@ -37,8 +44,35 @@ class Preset:
     hosts_per_rack: int
     rnics_per_host: int
     ctsws: int
+    zones: int = 1
+    atsws: int = 0
     host_memory_mib: int = 512
     carrier_memory_mib: int = 512
+    rates: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def all_racks(self) -> range:
+        """Numbers of all racks."""
+        return range(1, self.zones * self.racks + 1)
+
+    @property
+    def all_ctsws(self) -> range:
+        """Numbers of all CTSWs."""
+        return range(1, self.zones * self.ctsws + 1)
+
+    def zone_of_rack(self, rack: int) -> int:
+        """The number of a rack's zone."""
+        return (rack - 1) // self.racks + 1
+
+    def racks_of(self, ctsw: int) -> range:
+        """Numbers of the racks in a CTSW's zone."""
+        first = (ctsw - 1) // self.ctsws * self.racks + 1
+        return range(first, first + self.racks)
+
+    def ctsws_of(self, rack: int) -> range:
+        """Numbers of the CTSWs in a rack's zone."""
+        first = (rack - 1) // self.racks * self.ctsws + 1
+        return range(first, first + self.ctsws)
 
 
 PRESETS: dict[str, Preset] = {
@@ -68,6 +102,25 @@ PRESETS: dict[str, Preset] = {
             rnics_per_host=2,
             ctsws=2,
         ),
+        Preset(
+            name="soft-zones",
+            summary="two zones of two racks, tapered 2.8 to 1 above the zones; links have rates, distance has delay",
+            zones=2,
+            racks=2,
+            hosts_per_rack=1,
+            rnics_per_host=2,
+            ctsws=2,
+            atsws=2,
+            carrier_memory_mib=768,
+            rates={
+                "rate_scale": 80000,
+                "tiers": {
+                    "host": {"speed_gbps": 400},
+                    "rtsw": {"taper": 1, "delay_us": 100},
+                    "ctsw": {"taper": 2.8, "delay_us": 500},
+                },
+            },
+        ),
     )
 }
 
@@ -84,7 +137,7 @@ _HEAD = """\
 # ansible_ssh_private_key_file and ansible_ssh_common_args (StrictHostKeyChecking=yes and the lab's own known hosts)
 # for each machine, and both are given to Ansible: `-i inventory/{name}.yml -i STATE/<runtime inventory>`.
 #
-# Groups: hosts; switches (rtsw, ctsw); carriers (VMs that carry switches as network namespaces); racks.
+# Groups: hosts; switches ({roles}); carriers (VMs that carry switches as network namespaces); racks.
 # A switch with faultbed_carrier is no machine of its own: it is the namespace faultbed_netns on that carrier.
 """
 
@@ -97,6 +150,8 @@ class _MacKind(IntEnum):
     UPLINK_HIGH = 4
     FRONT_END = 5
     FRONT_END_PORT = 6
+    ZONE_UPLINK_LOW = 7
+    ZONE_UPLINK_HIGH = 8
 
 
 def inventory_text(name: str) -> str:
@@ -109,12 +164,11 @@ def inventory_text(name: str) -> str:
         raise UsageError(f'no preset "{name}": there are {", ".join(PRESETS)}')
     preset = PRESETS[name]
     body = yaml.safe_dump(_tree(preset), sort_keys=False, default_flow_style=None, width=160)
-    return _HEAD.format(name=preset.name, summary=preset.summary) + body
+    roles = "rtsw, ctsw, atsw" if preset.atsws else "rtsw, ctsw"
+    return _HEAD.format(name=preset.name, summary=preset.summary, roles=roles) + body
 
 
 def _tree(preset: Preset) -> dict[str, Any]:
-    racks = range(1, preset.racks + 1)
-    ctsws = range(1, preset.ctsws + 1)
     return {
         "all": {
             "vars": {
@@ -124,37 +178,46 @@ def _tree(preset: Preset) -> dict[str, Any]:
                 # 4096 bytes of RDMA payload plus the RoCEv2 headers (InfiniBand annex A17) with room to spare
                 "faultbed_mtu": 4200,
                 "faultbed_ecmp_hash_seed": 12345,
+                **{f"faultbed_{name}": value for name, value in preset.rates.items()},
             },
             "children": {
-                "racks": {"children": {f"rack{rack}": _rack(preset, rack) for rack in racks}},
+                "racks": {"children": {f"rack{rack}": _rack(preset, rack) for rack in preset.all_racks}},
                 "hosts": {
                     "vars": {"faultbed_vm": {"memory_mib": preset.host_memory_mib, "vcpus": 1}},
                     "hosts": {
                         f"host{number}": _host(preset, rack, number)
-                        for rack in racks
+                        for rack in preset.all_racks
                         for number in _host_numbers(preset, rack)
                     },
                 },
-                "switches": {
-                    "vars": {"faultbed_carrier": _CARRIER},
-                    "children": {
-                        "rtsw": {"hosts": {f"rtsw{rack}": _rtsw(preset, rack) for rack in racks}},
-                        "ctsw": {
-                            "vars": {"faultbed_zone": "zone1"},
-                            "hosts": {f"ctsw{number}": _ctsw(preset, number) for number in ctsws},
-                        },
-                    },
-                },
+                "switches": {"vars": {"faultbed_carrier": _CARRIER}, "children": _switches(preset)},
                 "carriers": {"hosts": {_CARRIER: _carrier(preset)}},
             },
         }
     }
 
 
+def _switches(preset: Preset) -> dict[str, Any]:
+    """The groups of switches; aggregation switches are above the zones, and counted to the first one."""
+    ctsws: dict[str, Any] = {f"ctsw{number}": _ctsw(preset, number) for number in preset.all_ctsws}
+    if preset.zones > 1:
+        zones = {
+            f"ctsw{number}": f"zone{preset.zone_of_rack(preset.racks_of(number)[0])}" for number in preset.all_ctsws
+        }
+        ctsw: dict[str, Any] = {"hosts": {name: {"faultbed_zone": zones[name]} | one for name, one in ctsws.items()}}
+    else:
+        ctsw = {"vars": {"faultbed_zone": "zone1"}, "hosts": ctsws}
+    groups = {"rtsw": {"hosts": {f"rtsw{rack}": _rtsw(preset, rack) for rack in preset.all_racks}}, "ctsw": ctsw}
+    if preset.atsws:
+        atsws = {f"atsw{number}": _atsw(preset, number) for number in range(1, preset.atsws + 1)}
+        groups["atsw"] = {"vars": {"faultbed_zone": "zone1"}, "hosts": atsws}
+    return groups
+
+
 def _rack(preset: Preset, rack: int) -> dict[str, Any]:
     members = [*(f"host{number}" for number in _host_numbers(preset, rack)), f"rtsw{rack}"]
     return {
-        "vars": {"faultbed_zone": "zone1", "faultbed_rack": f"rack{rack}"},
+        "vars": {"faultbed_zone": f"zone{preset.zone_of_rack(rack)}", "faultbed_rack": f"rack{rack}"},
         "hosts": {member: {} for member in members},
     }
 
@@ -196,7 +259,7 @@ def _rtsw(preset: Preset, rack: int) -> dict[str, Any]:
     ]
     uplinks = [
         {"netdev": f"ctsw{ctsw}", "mac": _mac(_MacKind.UPLINK_LOW, 0, rack, ctsw), "peer": f"ctsw{ctsw}"}
-        for ctsw in range(1, preset.ctsws + 1)
+        for ctsw in preset.ctsws_of(rack)
     ]
     return {
         "faultbed_netns": f"rtsw{rack}",
@@ -207,23 +270,36 @@ def _rtsw(preset: Preset, rack: int) -> dict[str, Any]:
 
 
 def _ctsw(preset: Preset, number: int) -> dict[str, Any]:
+    down = [
+        {"netdev": f"rtsw{rack}", "mac": _mac(_MacKind.UPLINK_HIGH, 0, number, rack), "peer": f"rtsw{rack}"}
+        for rack in preset.racks_of(number)
+    ]
+    up = [
+        {"netdev": f"atsw{atsw}", "mac": _mac(_MacKind.ZONE_UPLINK_LOW, 0, number, atsw), "peer": f"atsw{atsw}"}
+        for atsw in range(1, preset.atsws + 1)
+    ]
     return {
         "faultbed_netns": f"ctsw{number}",
-        "faultbed_asn": 65200 + number,
+        "faultbed_asn": 65200 + (preset.zone_of_rack(preset.racks_of(number)[0]) if preset.atsws else number),
         "faultbed_loopback": f"10.78.0.{100 + number}/32",
+        "faultbed_ports": down + up,
+    }
+
+
+def _atsw(preset: Preset, number: int) -> dict[str, Any]:
+    return {
+        "faultbed_netns": f"atsw{number}",
+        "faultbed_asn": 65300,
+        "faultbed_loopback": f"10.78.0.{200 + number}/32",
         "faultbed_ports": [
-            {
-                "netdev": f"rtsw{rack}",
-                "mac": _mac(_MacKind.UPLINK_HIGH, 0, number, rack),
-                "peer": f"rtsw{rack}",
-            }
-            for rack in range(1, preset.racks + 1)
+            {"netdev": f"ctsw{ctsw}", "mac": _mac(_MacKind.ZONE_UPLINK_HIGH, 0, number, ctsw), "peer": f"ctsw{ctsw}"}
+            for ctsw in preset.all_ctsws
         ],
     }
 
 
 def _carrier(preset: Preset) -> dict[str, Any]:
-    hosts = preset.racks * preset.hosts_per_rack
+    hosts = preset.zones * preset.racks * preset.hosts_per_rack
     return {
         "faultbed_vm": {"memory_mib": preset.carrier_memory_mib, "vcpus": 1},
         "faultbed_management": {"netdev": "mgmt0", "mac": _mac(_MacKind.MANAGEMENT, 0, 1, 0)},

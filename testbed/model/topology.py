@@ -103,7 +103,8 @@ class Switch:
 class Port:
     """One end of a link: the node, its interface, and the interface's MAC and address (None: BGP unnumbered).
 
-    `mtu` (bytes) and `speed_gbps` are what it must have, by the inventory; None: that does not say.
+    `mtu` (bytes) and `speed_gbps` are what it must have, by the inventory; None: that does not say. `queue_kib` and
+    `delay_us` are what it adds to what it sends, where that is not its tier's.
     """
 
     node: str
@@ -111,7 +112,9 @@ class Port:
     mac: str
     address: str | None
     mtu: int | None = field(default=None, repr=False)
-    speed_gbps: int | None = field(default=None, repr=False)
+    speed_gbps: float | None = field(default=None, repr=False)
+    queue_kib: int | None = field(default=None, repr=False)
+    delay_us: int | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -59,6 +59,10 @@ _PERMANENT = 0x80
 _ROOT, _CLSACT = 0xFFFFFFFF, 0xFFFFFFF1
 _HOOKS = {0xFFFFFFF2: "ingress", 0xFFFFFFF3: "egress"}
 _TCMSG = struct.Struct("=B3xiIII")
+_SHAPED = "prio"
+"""Of queues that a filter chooses between, what shaped ports have (playbooks/module_utils/faultbed_shapes.py)."""
+_NETEM_RATE, _NETEM_RATE64, _NETEM_LATENCY64 = 6, 8, 10
+_NETEM_DRAWS = (1, 3, 4, 5, 11, 12)  # correlations, reordering, corruption, loss model, 64-bit jitter, slots
 _KERNEL, _RA = 2, 9
 _CLONED = 0x200
 _PROTOCOLS = {2: "kernel", 3: "boot", 4: "static", 9: "ra", 11: "zebra", 16: "dhcp", 186: "bgp"}
@@ -95,12 +99,13 @@ def network_facts() -> Facts:
             yield from path_mtu_facts(body, names, soft)
         for _, body in route.dump(_GETRULE, bytes(12)):
             yield _rule(body)
-        hooked = []
+        hooked: list[tuple[int, int]] = []
         for _, body in route.dump(_GETQDISC, bytes(20)):
             yield _qdisc(body, names)
-            _family, index, _handle, parent, _info = _TCMSG.unpack_from(body)
-            hooked += [index] if parent == _CLSACT else []
-        for index, hook in itertools.product(hooked, _HOOKS):
+            _family, index, handle, parent, _info = _TCMSG.unpack_from(body)
+            hooked += [(index, hook) for hook in _HOOKS] if parent == _CLSACT else []
+            hooked += [(index, handle)] if _text(attributes(body[20:])[1]) == _SHAPED else []
+        for index, hook in hooked:
             filters = route.dump(_GETTFILTER, _TCMSG.pack(0, index, 0, hook, 0))
             # One filter of u32 is a table and its entries.
             yield from dict.fromkeys(filter_fact(body, names) for _, body in filters)
@@ -231,8 +236,28 @@ def _qdisc(body: bytes, names: dict[int, str]) -> tuple[str, str]:
     found = attributes(body[20:])
     where = "root" if parent == _ROOT else f"parent {parent >> 16:x}:{parent & 0xFFFF:x}"
     kind, options = _text(found[1]), found.get(2, b"")
-    said = f"limit {_number(options)}" if kind == "pfifo" else options.hex()
+    said = f"limit {_number(options)}" if kind == "pfifo" else _netem(options) if kind == "netem" else options.hex()
     return f"qdisc {names[index]} {where}", " ".join(filter(None, [kind, said]))
+
+
+def _netem(options: bytes) -> str:
+    """A netem queue, from its options (linux/pkt_sched.h, struct tc_netem_qopt); what is zero is left out.
+
+    The seed of its random numbers is no state where nothing is drawn, and drawn again with each new queue.
+    """
+    _latency, limit, loss, gap, duplicate, jitter = struct.unpack_from("=6I", options)
+    found = attributes(options[24:])
+    rate = found.get(_NETEM_RATE64) or found.get(_NETEM_RATE, b"")[:4]
+    numbers = {
+        "delay_ns": _number(found.get(_NETEM_LATENCY64)),
+        "bytes_per_s": _number(rate),
+        "loss": loss,
+        "gap": gap,
+        "duplicate": duplicate,
+        "jitter": jitter,
+    }
+    others = [f"{kind} {found[kind].hex()}" for kind in _NETEM_DRAWS if any(found.get(kind, b""))]
+    return " ".join([f"limit {limit}", *(f"{name} {value}" for name, value in numbers.items() if value), *others])
 
 
 def filter_fact(body: bytes, names: dict[int, str]) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from testbed.inventory.lab_inventory import Inventory
+from testbed.inventory.rates import Shape
 from testbed.model.topology import Link, Port, Topology
 from testbed.preflight.collect import FAR_ADDRESS, Facts
 
@@ -162,8 +163,20 @@ def _gid(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
 def _queue(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
     for where, port in _ports(inventory):
         interface = state[port.node].interfaces.get(port.netdev)
-        if interface is not None and interface.queue not in _QUEUES:
+        if interface is None:
+            continue
+        wanted = inventory.shapes.get(port.node, {}).get(port.netdev)
+        if wanted is not None:
+            if interface.shape != wanted:
+                found = _shape_words(interface.shape) if interface.shape else f"{interface.queue}, no rate and no delay"
+                yield where, found, _shape_words(wanted)
+        elif interface.queue not in _QUEUES:
             yield where, interface.queue, " or ".join(sorted(_QUEUES))
+
+
+def _shape_words(shape: Shape) -> str:
+    rate = f"{shape.rate_bps / 1e6:g} Mb/s" if shape.rate_bps else "no rate"
+    return f"{rate}, {shape.delay_us} us, queue of {shape.packets} packets"
 
 
 def _hash(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
@@ -208,14 +221,18 @@ def _ecmp(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
 
 
 def ways(topology: Topology, switch: str) -> dict[str, int]:
-    """How many next hops a switch must have for each far prefix: first hops on a shortest path over the switches."""
+    """How many next hops a switch must have for each far prefix: first hops on a shortest path over the switches.
+
+    A switch refuses what passed its own ASN, so that of those with its ASN it has none (RFC 4271, 9.1.2).
+    """
     own = _distances(topology, switch)
+    asn = topology.switch_by_name[switch].asn
     from_peer = {
         link.other(switch).node: _distances(topology, link.other(switch).node) for link in _up(topology, switch)
     }
     found: dict[str, int] = {}
     for target, hops in own.items():
-        if hops:
+        if hops and topology.switch_by_name[target].asn != asn:
             count = sum(distances.get(target) == hops - 1 for distances in from_peer.values())
             found[topology.switch_by_name[target].loopback.removesuffix("/32")] = count
             for link in topology.links_of(target):
@@ -328,8 +345,8 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="queue",
         how="`tc -j qdisc show` on both ends of every cable",
-        right="a plain deep queue: nothing that shapes, delays or drops",
-        do="`tc qdisc del dev PORT root`, or `faultbed reset`; a fault's qdisc is reverted by `faultbed heal`",
+        right="the inventory's rate, delay and queue; without rates a plain deep queue that drops nothing",
+        do="`faultbed reset`, or of a port without rates `tc qdisc del dev PORT root`; `faultbed heal` reverts faults",
         wrong=_queue,
         labs=("soft",),
         elsewhere="the switches of a rack queue in their ASIC, and no qdisc tells of it",

@@ -13,11 +13,12 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from testbed.errors import LabError
 from testbed.inventory.lab_inventory import Inventory
+from testbed.inventory.rates import Shape
 from testbed.lab import Lab
 from testbed.model.topology import Host, Rnic
 from testbed.remote.remote_node import Node
@@ -69,7 +70,7 @@ echo {_MARK}revert; ls /run/faultbed/faults 2>/dev/null"""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interface:
-    """A network interface as the kernel has it; `queue` is the kind of its root qdisc."""
+    """A network interface as the kernel has it; `queue` is the kind of its root qdisc, `shape` its rate."""
 
     up: bool
     carrier: bool
@@ -77,6 +78,7 @@ class Interface:
     mac: str
     addresses: frozenset[str]
     queue: str
+    shape: Shape | None = None
 
 
 @dataclass(kw_only=True)
@@ -321,10 +323,18 @@ def _read_ip(facts: Facts, body: str) -> None:
 def _read_qdisc(facts: Facts, body: str) -> None:
     for item in _items(body):
         old = facts.interfaces.get(item["dev"])
-        if item.get("root") and old is not None:
-            facts.interfaces[item["dev"]] = Interface(
-                up=old.up, carrier=old.carrier, mtu=old.mtu, mac=old.mac, addresses=old.addresses, queue=item["kind"]
+        if old is None:
+            continue
+        if item.get("root"):
+            facts.interfaces[item["dev"]] = replace(old, queue=item["kind"])
+        elif item["kind"] == "netem" and item.get("parent") == "1:2":  # playbooks/module_utils/faultbed_shapes.py
+            options = item["options"]
+            shape = Shape(
+                rate_bps=options.get("rate", {}).get("rate", 0) * 8 or None,
+                packets=options["limit"],
+                delay_us=round(options.get("delay", {}).get("delay", 0) * 1e6),
             )
+            facts.interfaces[item["dev"]] = replace(old, shape=shape)
 
 
 def _read_nft(facts: Facts, body: str) -> None:

@@ -57,7 +57,7 @@ def _link_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]
             yield where, f"mlxlink does not tell {', '.join(lacking)}"
 
 
-def _speeds(inventory: Inventory, state: State) -> Iterator[tuple[str, int | None, int | None]]:
+def _speeds(inventory: Inventory, state: State) -> Iterator[tuple[str, int | None, float | None]]:
     """Where, the speed that the kernel tells of each RNIC's port, and the inventory's (both Gb/s; None: not told)."""
     for where, raw in _of_rnics(inventory, state, "fec-last"):
         host, _, rnic = where.partition(":")
@@ -68,7 +68,7 @@ def _speeds(inventory: Inventory, state: State) -> Iterator[tuple[str, int | Non
 def _speed(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
     for where, have, wanted in _speeds(inventory, state):
         if have is not None and wanted is not None and have != wanted:
-            yield where, f"{have} Gb/s", f"{wanted} Gb/s, by the inventory"
+            yield where, f"{have} Gb/s", f"{wanted:g} Gb/s, by the inventory"
 
 
 def _speed_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:

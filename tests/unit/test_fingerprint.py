@@ -39,6 +39,24 @@ def link(*, flags, index):
     return state.link_fact(flags, found, {index: "be0"})
 
 
+def netem(*, rate=0, seed=1, loss=0):
+    """A netem below a prio's second band, as the kernel dumps it: rate in bytes/s."""
+    options = struct.pack("=6I", 0, 640, loss, 0, 0, 0)
+    options += attribute(1, bytes(12)) + attribute(6, struct.pack("=IiIi", rate, 0, 0, 0))
+    options += attribute(10, struct.pack("=q", 500_000)) + attribute(14, struct.pack("=Q", seed))
+    body = struct.pack("=B3xiIII", 0, 2, 0x200000, 0x10002, 0) + attribute(1, b"netem\0") + attribute(2, options)
+    return state._qdisc(body, {2: "ctsw1"})
+
+
+def test_rate_of_a_port_is_state_and_the_seed_of_its_unused_numbers_is_not():
+    subject, text = netem(rate=2_500_000)
+    assert subject == "qdisc ctsw1 parent 1:2"
+    assert text == "netem limit 640 delay_ns 500000 bytes_per_s 2500000"
+    assert netem(rate=2_500_000, seed=99) == netem(rate=2_500_000)
+    assert netem(rate=1_250_000) != netem(rate=2_500_000)
+    assert netem(rate=2_500_000, loss=5) != netem(rate=2_500_000)
+
+
 def route(*, nhid, order, protocol=BGP, hop_flags=0):
     """10.77.2.0/31 over two uplinks, each next hop an IPv6 link-local address."""
     hops = b""

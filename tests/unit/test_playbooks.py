@@ -30,7 +30,14 @@ def program(monkeypatch):
         return module
 
     yield load
-    for name in ("faultbed_state", "faultbed_frr", "faultbed_found", "faultbed_dcb", "faultbed_fabric_bgp"):
+    for name in (
+        "faultbed_state",
+        "faultbed_frr",
+        "faultbed_shapes",
+        "faultbed_found",
+        "faultbed_dcb",
+        "faultbed_fabric_bgp",
+    ):
         sys.modules.pop(name, None)
 
 
@@ -115,6 +122,59 @@ def test_bgp_runs_on_uplinks_only(program):
     assert " neighbor ctsw2 interface peer-group fabric" in config
     assert "host1" not in config
     assert "router bgp 65101" in config
+
+
+def test_spine_of_a_zone_expects_no_route_to_one_with_its_asn(program):
+    ways = program(playbooks() / "roles/verify_fabric/files/verify_fabric.py").ways
+    lab = switches("soft-zones")
+    found = ways(next(switch for switch in lab if switch["name"] == "ctsw1"), lab)
+    assert "10.78.0.102/32" not in found
+    assert found["10.78.0.103/32"] == 2
+    assert found["10.77.4.0/31"] == 2
+
+
+class Changes:
+    def __init__(self, *, check=False):
+        self.check, self.made = check, []
+
+    def really(self, what):
+        self.made.append(what)
+        return not self.check
+
+
+def qdiscs(rate, *, kind="netem"):
+    """What `tc -j qdisc show` prints of a port that is shaped so (bytes/s), and of its other queues."""
+    options = {"limit": 64, "delay": {"delay": 0.0005, "jitter": 0, "correlation": 0}, "rate": {"rate": rate}}
+    return json.dumps(
+        [
+            {"kind": "prio", "handle": "1:", "dev": "up", "root": True, "options": {"bands": 2}},
+            {"kind": kind, "handle": "20:", "dev": "up", "parent": "1:2", "options": options},
+            {"kind": "clsact", "handle": "ffff:", "dev": "up", "parent": "ffff:fff1"},
+        ]
+    )
+
+
+def test_shaped_port_is_left_alone_and_any_other_one_is_shaped(program, monkeypatch):
+    module = program(playbooks() / "module_utils/faultbed_shapes.py")
+    ran, shape = [], {"rate_bps": 8_000_000, "packets": 64, "delay_us": 500}
+    answers = {"now": qdiscs(1_000_000)}
+
+    def run(argv, *, stdin=None):
+        ran.extend((stdin or "").splitlines())
+        return answers["now"]
+
+    monkeypatch.setattr(module, "run", run)
+    for answer, commands in ((qdiscs(1_000_000), 0), (qdiscs(999), 3), (qdiscs(1_000_000, kind="pfifo"), 3), ("[]", 3)):
+        answers["now"], changes = answer, Changes()
+        ran.clear()
+        module.shape_ports({"up": shape}, changes, namespace="ctsw1")
+        assert len(ran) == len(changes.made) == commands
+        wrong = module.wrong_shapes({"name": "ctsw1", "netns": "ctsw1"}, {"up": shape})
+        assert [line.partition(" ")[0] for line in wrong] == ["ctsw1:up"] * bool(commands)
+    assert "netem limit 64 delay 500us rate 8000000bit" in ran[1]
+    ran.clear()
+    module.shape_ports({"up": shape}, Changes(check=True), namespace="ctsw1")
+    assert ran == []
 
 
 def on_node(tmp_path, source, **arguments):

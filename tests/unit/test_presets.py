@@ -25,10 +25,11 @@ def test_inventory_loads_with_the_presets_size(name):
     preset, inventory = PRESETS[name], load(inventories() / f"{name}.yml")
     topology = inventory.topology
     assert inventory.name == name
-    assert len(topology.racks) == preset.racks
-    assert len(topology.hosts) == preset.racks * preset.hosts_per_rack
+    assert len(topology.racks) == preset.zones * preset.racks
+    assert len(topology.hosts) == preset.zones * preset.racks * preset.hosts_per_rack
+    assert topology.zones == tuple(f"zone{number}" for number in range(1, preset.zones + 1))
     assert all(len(host.rnics) == preset.rnics_per_host and len(host.gpus) == 1 for host in topology.hosts)
-    assert len(topology.uplinks) == preset.racks * preset.ctsws
+    assert len(topology.uplinks) == preset.zones * preset.ctsws * (preset.racks + preset.atsws)
     assert inventory.carriers[0].switches == tuple(inventory.netns)
 
 
@@ -60,9 +61,20 @@ def test_unknown_preset_is_named_with_the_known_ones():
     hosts=st.integers(1, 5),
     rnics=st.integers(1, 8),
     ctsws=st.integers(1, 4),
+    zones=st.integers(1, 3),
+    atsws=st.integers(0, 3),
 )
-def test_no_mac_and_no_address_is_given_twice(racks, hosts, rnics, ctsws):
-    preset = Preset(name="x", summary="", racks=racks, hosts_per_rack=hosts, rnics_per_host=rnics, ctsws=ctsws)
+def test_no_mac_and_no_address_is_given_twice(racks, hosts, rnics, ctsws, zones, atsws):
+    preset = Preset(
+        name="x",
+        summary="",
+        racks=racks,
+        hosts_per_rack=hosts,
+        rnics_per_host=rnics,
+        ctsws=ctsws,
+        zones=zones,
+        atsws=atsws,
+    )
     macs, addresses = [], []
 
     def walk(node):

@@ -16,9 +16,14 @@ from harness.cli.main import cli
 from harness.packets import evidence
 from harness.report import run_page as report
 from harness.report.fabric.drawing import Mark, fabric_svg
+from harness.report.fabric.drawing_layout import lay_out
 from harness.report.plots.goodput_plot import goodput_chart, iterations_chart
 from testbed.errors import UsageError
+from testbed.inventory.lab_inventory import load
 from testbed.observe.packet_capture import Captured, PortProof
+from testbed.shipped import inventories
+
+ROLES = ("rtsw", "ctsw", "atsw")
 
 
 @pytest.fixture(scope="module")
@@ -320,6 +325,17 @@ def test_the_drawing_marks_every_kind_of_target():
     assert svg.count('class="badge"') == len(targets) - 1
     for name in (*topology.host_by_name, *topology.switch_by_name, "rack1", "rack2"):
         assert f">{name}</text>" in svg
+
+
+def test_aggregation_is_drawn_above_spines_and_these_above_racks():
+    topology = load(inventories() / "soft-zones.yml").topology
+    layout = lay_out(topology)
+    heights = {role: {layout.switches[x.name][1] for x in topology.switches if x.role == role} for role in ROLES}
+    assert all(len(rows) == 1 for rows in heights.values())
+    atsw, ctsw, rtsw = (min(heights[role]) for role in ("atsw", "ctsw", "rtsw"))
+    assert atsw < ctsw < rtsw < layout.host_y
+    assert len(set(layout.switches.values())) == len(topology.switches)
+    parsed(fabric_svg(topology, []))
 
 
 def test_links_that_carry_the_workload_are_thick():

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from testbed.errors import UsageError
+from testbed.model.topology import Topology
 
-__all__ = ["PATTERNS", "pairs"]
+__all__ = ["PATTERNS", "ZONE_PATTERNS", "first_rnics", "pairs", "pairs_in"]
 
 PATTERNS = ("incast", "outcast", "permutation", "all-pairs")
+ZONE_PATTERNS = ("in-zone", "across-zones")
+"""Patterns of all RNICs, not only the first one of each host: what the links above them carry is full."""
 MIN_ENDS = 2
 
 
@@ -41,3 +44,32 @@ def pairs(pattern: str, ends: Sequence[str], *, shift: int = 0) -> tuple[tuple[s
             return tuple((src, ends[(index + step) % count]) for index, src in enumerate(ends))
         case _:
             return tuple((src, dst) for src in ends for dst in ends if src != dst)
+
+
+def first_rnics(topology: Topology) -> list[str]:
+    """The first RNIC of every host that has one."""
+    return [f"{host.name}:{host.rnics[0].name}" for host in topology.hosts if host.rnics]
+
+
+def pairs_in(topology: Topology, pattern: str) -> tuple[tuple[str, str], ...]:
+    """The (src, dst) of every flow of a pattern in a lab.
+
+    in-zone: every RNIC sends half way round its zone, which is another rack where there are two. across-zones: every
+    RNIC sends to the one at its place in the next zone. All others are between the first RNICs of all hosts.
+
+    Raises:
+        UsageError: as `pairs`; or the lab has no zones that fit the pattern.
+    """
+    if pattern not in ZONE_PATTERNS:
+        return pairs(pattern, first_rnics(topology))
+    zones: dict[str, list[str]] = {}
+    for host in topology.hosts:
+        zones.setdefault(host.zone, []).extend(f"{host.name}:{rnic.name}" for rnic in host.rnics)
+    members = [zones[name] for name in sorted(zones)]
+    if pattern == "in-zone":
+        return tuple(pair for ends in members for pair in pairs("permutation", ends))
+    if len(members) < MIN_ENDS or len({len(ends) for ends in members}) > 1:
+        sizes = ", ".join(f"{name} has {len(zones[name])} RNICs" for name in sorted(zones))
+        raise UsageError(f"across-zones needs two zones or more, all of one size; {sizes}")
+    after = [*members[1:], members[0]]
+    return tuple(pair for ends, others in zip(members, after, strict=True) for pair in zip(ends, others, strict=True))

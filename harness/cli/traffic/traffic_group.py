@@ -39,7 +39,7 @@ from traffic.flows import flow_run as flow_module
 from traffic.flows import perftest_json as perftest_json_module
 from traffic.flows.flow_run import MEMORIES, SPREADS, TRANSPORTS, VERBS, FlowResult, FlowSpec
 from traffic.flows.gid_index import gid_index
-from traffic.flows.matrix import PATTERNS, pairs
+from traffic.flows.matrix import PATTERNS, ZONE_PATTERNS, first_rnics, pairs_in
 from traffic.schedules import ALGORITHMS, COLLECTIVES, REDUCING, ROOTED
 from traffic.workloads import collective as collective_module
 from traffic.workloads import recording
@@ -95,7 +95,9 @@ def traffic() -> None:
 @click.argument("src", required=False)
 @click.argument("dst", required=False)
 @click.option(
-    "--pattern", type=click.Choice(PATTERNS), help="Many flows instead, between the first RNICs of all hosts."
+    "--pattern",
+    type=click.Choice((*PATTERNS, *ZONE_PATTERNS)),
+    help="Many flows instead, between the first RNICs of all hosts (in-zone, across-zones: between all RNICs).",
 )
 @click.option("--verb", default="write", show_default=True, type=click.Choice(VERBS))
 @click.option("--transport", default="rc", show_default=True, type=click.Choice(tuple(TRANSPORTS)))
@@ -161,7 +163,7 @@ def flow(
     _check_perftest(perftest_json, pattern, options["spread"])
     ends = _ends(inventory.topology)
     named = tuple(select_one(inventory.topology, text) for text in (src or ends[0], dst or ends[-1]))
-    chosen = pairs(pattern, ends) if pattern else ((named[0], named[1]),)
+    chosen = pairs_in(inventory.topology, pattern) if pattern else ((named[0], named[1]),)
     specs = flow_specs(chosen, **options)
     for spec in specs:
         flow_module.check(spec)
@@ -423,10 +425,10 @@ def _told(name: str, event: dict[str, Any]) -> str:
 
 
 def _ends(topology: Topology) -> tuple[str, ...]:
-    hosts = [host for host in topology.hosts if host.rnics]
-    if len(hosts) < 2:  # noqa: PLR2004 (a flow has two ends)
+    ends = first_rnics(topology)
+    if len(ends) < 2:  # noqa: PLR2004 (a flow has two ends)
         raise UsageError("this lab has fewer than two hosts with RNICs: a flow has two ends")
-    return tuple(f"{host.name}:{host.rnics[0].name}" for host in hosts)
+    return tuple(ends)
 
 
 def read_size(text: str) -> int:

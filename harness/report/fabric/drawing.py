@@ -16,9 +16,7 @@ from harness.record.measurements import Connection
 from harness.report.fabric.drawing_layout import (
     HOST_H,
     HOST_W,
-    HOST_Y,
     PAD,
-    RTSW_Y,
     SWITCH_H,
     SWITCH_W,
     Box,
@@ -86,10 +84,10 @@ def _carried(topology: Topology, connections: Iterable[Connection]) -> Counter[s
 
 
 def _rack_boxes(layout: Layout) -> list[str]:
-    bottom = HOST_Y + HOST_H + PAD
+    bottom = layout.host_y + HOST_H + PAD
     return [
-        f'<rect class="rack" x="{begin:g}" y="{RTSW_Y - 34:g}" width="{end - begin:g}" '
-        f'height="{bottom - RTSW_Y + 34:g}" rx="10"/>'
+        f'<rect class="rack" x="{begin:g}" y="{layout.rtsw_y - 34:g}" width="{end - begin:g}" '
+        f'height="{bottom - layout.rtsw_y + 34:g}" rx="10"/>'
         f'<text class="rack-name" x="{(begin + end) / 2:g}" y="{bottom + 17:g}">{escape(rack)}</text>'
         for rack, (begin, end) in layout.racks.items()
     ]
@@ -119,8 +117,8 @@ def _host(layout: Layout, topology: Topology, host: Host, colours: dict[str, str
     x = layout.hosts[host.name]
     stroke = f' style="stroke:{escape(colours[host.name])};stroke-width:3"' if host.name in colours else ""
     parts = [
-        (f'<g class="host"><rect x="{x:g}" y="{HOST_Y}" width="{HOST_W}" height="{HOST_H}" rx="7"{stroke}/>'),
-        f'<text class="name" x="{x + HOST_W / 2:g}" y="{HOST_Y + 41}">{escape(host.name)}</text>',
+        (f'<g class="host"><rect x="{x:g}" y="{layout.host_y:g}" width="{HOST_W}" height="{HOST_H}" rx="7"{stroke}/>'),
+        f'<text class="name" x="{x + HOST_W / 2:g}" y="{layout.host_y + 41:g}">{escape(host.name)}</text>',
     ]
     for name in (*(one.name for one in host.rnics), *(one.name for one in host.gpus)):
         place = f"{host.name}:{name}"

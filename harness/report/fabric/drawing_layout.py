@@ -1,4 +1,4 @@
-"""Positions in a fabric drawing: spines above rack switches above hosts, rack by rack. Pure."""
+"""Positions in a fabric drawing: switches tier by tier above hosts, rack by rack. Pure."""
 
 from __future__ import annotations
 
@@ -10,9 +10,7 @@ from testbed.model.topology import Host, Link, Topology
 __all__ = [
     "HOST_H",
     "HOST_W",
-    "HOST_Y",
     "PAD",
-    "RTSW_Y",
     "SWITCH_H",
     "SWITCH_W",
     "Box",
@@ -26,16 +24,18 @@ __all__ = [
 ]
 
 HOST_W, HOST_H, _GAP, PAD = 92, 76, 10, 12
-_SPINE_Y, RTSW_Y, HOST_Y = 30, 122, 236
+_TOP_Y, _BETWEEN, _TO_HOSTS = 30, 92, 114
 SWITCH_W, SWITCH_H = 84, 30
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Centres of switches and left edges of hosts, and the size of the drawing."""
+    """Centres of switches, left edges of hosts, the height of rack switches and hosts, and the size of the drawing."""
 
     width: float
     height: float
+    rtsw_y: float
+    host_y: float
     switches: dict[str, tuple[float, float]]
     hosts: dict[str, float]
     racks: dict[str, tuple[float, float]]
@@ -52,7 +52,7 @@ class Box:
 
 
 def lay_out(topology: Topology) -> Layout:
-    """Place racks from left to right with their hosts and rack switches, and all other switches in one row above."""
+    """Place racks from left to right with hosts and rack switches, spines above them, aggregation above these."""
     x = float(_GAP)
     hosts: dict[str, float] = {}
     racks: dict[str, tuple[float, float]] = {}
@@ -67,15 +67,27 @@ def lay_out(topology: Topology) -> Layout:
         racks[rack] = (begin, x)
         x += _GAP * 2
     width = max(x - _GAP, 240.0)
+    tiers = [row for role in ("atsw", "ctsw") if (row := [one for one in topology.switches if one.role == role])]
+    rtsw_y = float(_TOP_Y + _BETWEEN * max(1, len(tiers)))
+    host_y = rtsw_y + _TO_HOSTS
     switches: dict[str, tuple[float, float]] = {}
     for rack, (begin, end) in racks.items():
         inside = [switch for switch in topology.switches if switch.rack == rack]
         for index, switch in enumerate(inside):
-            switches[switch.name] = (begin + (end - begin) * (index + 1) / (len(inside) + 1), RTSW_Y)
-    upper = [switch for switch in topology.switches if switch.name not in switches]
-    for index, switch in enumerate(upper):
-        switches[switch.name] = (width * (index + 1) / (len(upper) + 1), _SPINE_Y)
-    return Layout(width=width, height=HOST_Y + HOST_H + 40, switches=switches, hosts=hosts, racks=racks)
+            switches[switch.name] = (begin + (end - begin) * (index + 1) / (len(inside) + 1), rtsw_y)
+    for level, row in enumerate(tiers):
+        upper = [switch for switch in row if switch.name not in switches]
+        for index, switch in enumerate(upper):
+            switches[switch.name] = (width * (index + 1) / (len(upper) + 1), _TOP_Y + _BETWEEN * level)
+    return Layout(
+        width=width,
+        height=host_y + HOST_H + 40,
+        rtsw_y=rtsw_y,
+        host_y=host_y,
+        switches=switches,
+        hosts=hosts,
+        racks=racks,
+    )
 
 
 def link_of(topology: Topology, target: str) -> str | None:
@@ -103,15 +115,15 @@ def box(layout: Layout, topology: Topology, place: str) -> Box | None:
         x, y = layout.switches[resolved.node]
         return Box(x=x - SWITCH_W / 2, y=y - SWITCH_H / 2, width=SWITCH_W, height=SWITCH_H)
     if resolved.kind == "host":
-        return Box(x=layout.hosts[resolved.node], y=HOST_Y, width=HOST_W, height=HOST_H)
+        return Box(x=layout.hosts[resolved.node], y=layout.host_y, width=HOST_W, height=HOST_H)
     host = topology.host_by_name.get(resolved.node)
     if host is not None and resolved.rnic is not None:
         width = HOST_W / len(host.rnics) - 6
-        return Box(x=rnic_x(layout, host, resolved.rnic.name) - width / 2, y=HOST_Y + 3, width=width, height=20)
+        return Box(x=rnic_x(layout, host, resolved.rnic.name) - width / 2, y=layout.host_y + 3, width=width, height=20)
     if host is not None and resolved.gpu is not None:
         width, index = HOST_W / len(host.gpus) - 8, host.gpus.index(resolved.gpu)
         centre = layout.hosts[host.name] + HOST_W * (index + 0.5) / len(host.gpus)
-        return Box(x=centre - width / 2, y=HOST_Y + 51, width=width, height=20)
+        return Box(x=centre - width / 2, y=layout.host_y + 51, width=width, height=20)
     return None
 
 
@@ -122,7 +134,7 @@ def ends_of(layout: Layout, topology: Topology, link: Link) -> tuple[float, floa
         bx, by = layout.switches[link.b.node]
         return ax, ay - SWITCH_H / 2, bx, by + SWITCH_H / 2
     host = topology.host_by_name[link.b.node]
-    return ax, ay + SWITCH_H / 2, rnic_x(layout, host, link.rnic), float(HOST_Y)
+    return ax, ay + SWITCH_H / 2, rnic_x(layout, host, link.rnic), layout.host_y
 
 
 def spot(layout: Layout, topology: Topology, target: str) -> tuple[float, float] | None:
@@ -140,7 +152,7 @@ def spot(layout: Layout, topology: Topology, target: str) -> tuple[float, float]
         return x + SWITCH_W / 2, y - SWITCH_H / 2
     left = layout.hosts[resolved.node]
     if resolved.rnic is not None:
-        return rnic_x(layout, topology.host_by_name[resolved.node], resolved.rnic.name), HOST_Y - 12.0
+        return rnic_x(layout, topology.host_by_name[resolved.node], resolved.rnic.name), layout.host_y - 12.0
     if resolved.gpu is not None:
-        return left + HOST_W - 2.0, HOST_Y + 61.0
-    return left + HOST_W, float(HOST_Y)
+        return left + HOST_W - 2.0, layout.host_y + 61.0
+    return left + HOST_W, layout.host_y

@@ -25,7 +25,7 @@ from traffic.engine.engine_client import endpoint
 from traffic.engine.run_results import Endpoint
 from traffic.engine.task_specs import refuse_local
 from traffic.flows.flow_run import check_on
-from traffic.flows.matrix import pairs
+from traffic.flows.matrix import pairs_in
 from traffic.schedules import Program, cost, peers_of
 from traffic.workloads import collective, inference, job, ranking
 from traffic.workloads.inference import InferenceSpec
@@ -170,9 +170,8 @@ def _fit_flow(experiment: Experiment, topology: Topology, flow: Flow, lab_kind: 
     except UsageError as error:
         raise _error(experiment, "workload.qp", str(error)) from error
     if flow.pattern is not None:
-        ends = [f"{host.name}:{host.rnics[0].name}" for host in topology.hosts if host.rnics]
         try:
-            return replace(flow, pairs=pairs(flow.pattern, ends))
+            return replace(flow, pairs=pairs_in(topology, flow.pattern))
         except UsageError as error:
             raise _error(experiment, "workload.pattern", str(error)) from error
     src = _selected_one(experiment, topology, "workload.src", flow.src)

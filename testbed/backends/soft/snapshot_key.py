@@ -23,5 +23,6 @@ def key(inventory: Inventory, built: Image, accelerator: accel.Accelerator) -> s
     playbooks = shipped.playbooks()
     for path in provision.files_of_soft_labs(playbooks):
         rest.update(str(path.relative_to(playbooks)).encode() + b"\0" + path.read_bytes())
-    lab = hashlib.sha256(repr((inventory.topology, machines(inventory), inventory.mtu)).encode())
+    parts = (inventory.topology, machines(inventory), inventory.mtu, *([inventory.shapes] if inventory.shapes else []))
+    lab = hashlib.sha256(repr(parts).encode())
     return f"{lab.hexdigest()[:12]}-{rest.hexdigest()[:12]}"

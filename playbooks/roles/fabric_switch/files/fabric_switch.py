@@ -8,6 +8,7 @@ same uplink after every boot.
 import os
 
 from faultbed_frr import bring_frr
+from faultbed_shapes import shape_ports
 from faultbed_state import (
     MANAGEMENT_IP,
     NETNS,
@@ -51,7 +52,11 @@ def _bring(wanted, changes):
         # Uplinks are veth pairs: they have no queue.
         host_ports = [port["netdev"] for port in switch["ports"] if port.get("rnic") is not None]
         every_port = [port["netdev"] for port in switch["ports"]]
-        fifo_queues(host_ports, changes, namespace=switch["netns"], clsact=every_port)
+        shapes = wanted["shapes"].get(switch["name"], {})
+        unshaped = [port for port in host_ports if port not in shapes]
+        fifo_queues(unshaped, changes, namespace=switch["netns"], clsact=every_port)
+        if shapes:
+            shape_ports(shapes, changes, namespace=switch["netns"])
     if FRONT_END in spaces:
         _apply(_bridge(spaces[FRONT_END], inside), changes, FRONT_END)
     bring_frr(switches, changes)

@@ -9,6 +9,7 @@ import ipaddress
 import json
 import time
 
+from faultbed_shapes import wrong_shapes
 from faultbed_state import StateError, addresses, answer, ip_json, run
 
 FRONT_END = "fe"
@@ -23,7 +24,7 @@ def main(wanted, check):
 
 def _verify(wanted, _changes):
     switches = wanted["switches"]
-    wrong = [told for switch in switches for told in _ports(switch, wanted["mtu"])]
+    wrong = [told for switch in switches for told in _ports(switch, wanted["mtu"], wanted["shapes"])]
     wrong += _front_end(wanted["front_end_ports"])
     deadline = time.monotonic() + wanted["deadline_s"]
     waiting = {switch["name"]: switch for switch in switches}
@@ -50,8 +51,11 @@ def _uplinks(switch):
     return [port for port in switch["ports"] if port.get("rnic") is None]
 
 
-def _ports(switch, mtu):
+def _ports(switch, mtu, every_shape):
     links = {link["ifname"]: link for link in ip_json("address", namespace=switch["netns"])}
+    shapes = every_shape.get(switch["name"], {})
+    if shapes:
+        yield from wrong_shapes(switch, shapes)
     for port in switch["ports"]:
         link = links.get(port["netdev"])
         name = f"{switch['name']}:{port['netdev']}"
@@ -64,7 +68,7 @@ def _ports(switch, mtu):
             yield f"{name} has the MAC {link['address']}, not {port['mac']}"
         if link["mtu"] != mtu:
             yield f"{name} has MTU {link['mtu']}, not {mtu}"
-        if link["qdisc"] not in LOSSLESS:
+        if port["netdev"] not in shapes and link["qdisc"] not in LOSSLESS:
             yield f"{name} has the queue {link['qdisc']}, which drops what waits long"
         if port.get("address") and port["address"] not in addresses(link):
             yield f"{name} has not the address {port['address']}"
@@ -82,13 +86,16 @@ def _front_end(ports):
 
 
 def ways(switch, switches):
-    """Far prefix -> how many next hops the kernel must have for it: first hops on a shortest path over the switches."""
+    """Far prefix -> how many next hops the kernel must have for it: first hops on a shortest path over the switches.
+
+    A switch refuses what passed its own ASN, so that of those with its ASN it has none (RFC 4271, 9.1.2).
+    """
     by_name = {other["name"]: other for other in switches}
     own = _distances(switch["name"], by_name)
     from_peer = {port["peer"]: _distances(port["peer"], by_name) for port in _uplinks(switch)}
     found = {}
     for target, hops in own.items():
-        if hops:
+        if hops and by_name[target]["asn"] != switch["asn"]:
             count = sum(distances.get(target) == hops - 1 for distances in from_peer.values())
             found[by_name[target]["loopback"]] = count
             for port in by_name[target]["ports"]:

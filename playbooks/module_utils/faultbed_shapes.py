@@ -1,0 +1,61 @@
+"""Shape the ports of soft switches: what a link's rate, its delay and the depth of its queue are in the emulation.
+
+Each shaped port has two bands. IPv4, that is all traffic of hosts, waits in a netem with the port's rate, delay and
+queue. IPv6 is the switches' own (BGP unnumbered, neighbour discovery) and goes first: a session behind a deep queue
+would end by its hold timer, as no network lets its control traffic wait behind data.
+"""
+
+import json
+
+from faultbed_state import run
+
+__all__ = ["found_shapes", "shape_ports", "wrong_shapes"]
+
+_ALL_TO_DATA = " ".join(["1"] * 16)
+# net/sched/sch_netem.c: a rate in bytes/s, a delay in ns (tc prints seconds).
+_BITS, _US = 8, 1_000_000
+
+
+def shape_ports(shapes, changes, *, namespace):
+    """Bring the queues of ports (name -> {rate_bps, packets, delay_us}) to what is wanted; those that are stay."""
+    have = found_shapes(namespace)
+    commands = [line for port, shape in shapes.items() if have.get(port) != shape for line in _commands(port, shape)]
+    for line in commands:
+        changes.really(f"tc {line} in {namespace}")
+    if commands and not changes.check:
+        run(["tc", "-n", namespace, "-batch", "-"], stdin="\n".join(commands) + "\n")
+
+
+def _commands(port, shape):
+    rate = f" rate {shape['rate_bps']}bit" if shape["rate_bps"] else ""
+    delay = f" delay {shape['delay_us']}us" if shape["delay_us"] else ""
+    return [
+        f"qdisc replace dev {port} root handle 1: prio bands 2 priomap {_ALL_TO_DATA}",
+        f"qdisc replace dev {port} parent 1:2 handle 20: netem limit {shape['packets']}{delay}{rate}",
+        f"filter replace dev {port} parent 1: protocol ipv6 prio 1 u32 match u32 0 0 flowid 1:1",
+    ]
+
+
+def found_shapes(namespace):
+    """The shape of each port that has one: prio with a netem in its second band."""
+    every = json.loads(run(["tc", "-n", namespace, "-j", "qdisc", "show"]))
+    shaped = {item["dev"] for item in every if item.get("root") and item["kind"] == "prio"}
+    return {
+        item["dev"]: {
+            "rate_bps": item["options"].get("rate", {}).get("rate", 0) * _BITS or None,
+            "packets": item["options"]["limit"],
+            "delay_us": round(item["options"].get("delay", {}).get("delay", 0) * _US),
+        }
+        for item in every
+        if item["kind"] == "netem" and item.get("parent") == "1:2" and item["dev"] in shaped
+    }
+
+
+def wrong_shapes(switch, shapes):
+    """What of a switch's shaped ports is not as wanted, in words."""
+    have = found_shapes(switch["netns"])
+    return [
+        f"{switch['name']}:{port} is shaped {have.get(port, 'not at all')}, not {shape}"
+        for port, shape in shapes.items()
+        if have.get(port) != shape
+    ]
