@@ -39,6 +39,7 @@ has been run on rack hardware yet.** The day it has, the kind says so in the cat
 | GPUs | emulated: a busy process in a cgroup | real | not yet |
 | GPU memory in transfers (GPUDirect) | none: host memory | real | not yet |
 | latency and bandwidth | emulated: those of a VM's CPU | real | not yet |
+| rate, queue and delay of a link (`faultbed_rate_scale`) | emulated: netem on switch ports | real | not yet |
 | cost of 24,576 ranks (`python -m bench schedule`) | modelled | modelled | not meant to be |
 | training jobs: sizes and order of collectives | modelled from published shapes | modelled | not yet |
 

@@ -4,7 +4,7 @@ Bytes are those sent by the port at the sending end between the readings before 
 end counts if it has more (the netdev of a hardware RNIC does not count RDMA). Control traffic is included.
 
     MMR   maximum over mean, 1 is even, n is all on one of n: over all links from one layer of switches to the next
-    JFI   Jain's fairness index, (sum x)^2 / (n sum x^2), 1 is even, 1/n is all on one: over a rack switch's uplinks
+    JFI   Jain's fairness index, (sum x)^2 / (n sum x^2), 1 is even, 1/n is all on one: over a switch's uplinks
           (R. Jain, D. Chiu, W. Hawe, DEC-TR-301, 1984)
 """
 
@@ -60,7 +60,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fan:
-    """The uplinks of one rack switch."""
+    """The uplinks of one switch."""
 
     switch: str
     count: int
@@ -110,7 +110,7 @@ def layers(loads: Sequence[LinkLoad], topology: Topology) -> tuple[Layer, ...]:
 
 
 def fans(loads: Sequence[LinkLoad], topology: Topology) -> tuple[Fan, ...]:
-    """Return what each rack switch sent over its uplinks; none for a switch with one uplink or without traffic."""
+    """Return what each switch sent over its uplinks; none for a switch with one uplink or without traffic."""
     fans_found = []
     for switch in topology.switches:
         sizes = [
@@ -119,7 +119,7 @@ def fans(loads: Sequence[LinkLoad], topology: Topology) -> tuple[Fan, ...]:
             if load.is_uplink and load.up.src == switch.name and load.up.size_bytes is not None
         ]
         mmr, jfi = max_over_mean(sizes), jain(sizes)
-        if switch.role == "rtsw" and mmr is not None and jfi is not None:
+        if mmr is not None and jfi is not None:
             fans_found.append(Fan(switch=switch.name, count=len(sizes), mmr=mmr, jfi=jfi))
     return tuple(fans_found)
 

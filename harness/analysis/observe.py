@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from harness.analysis import intervals, observations, resolutions, timeline
 from harness.analysis.ettr import Ettr, ettr
+from harness.analysis.link_metrics import link_metrics
 from harness.analysis.observations import Observation
 from harness.analysis.pace import doubt_slow_downs, pace, steadied
 from harness.analysis.phases import Phase, phases
@@ -87,6 +88,7 @@ def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
         **observations.slow_rank(run, fired),
         **observations.rnic_counters(run),
         **observations.captured_packets(run),
+        **link_metrics(run),
     }
     interval_of = intervals.find(run, whole, base, impacts, training, level=level)
     if whole is not None:

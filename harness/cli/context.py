@@ -147,7 +147,7 @@ lab_option = click.option(
     type=click.Path(path_type=Path),
     envvar="FAULTBED_LAB",
     metavar="INVENTORY",
-    help="The lab: an Ansible inventory, or the name of one of ours (soft, soft-mini, soft-3rack). Default: soft.",
+    help="The lab: an Ansible inventory, or one of ours (soft, soft-mini, soft-3rack, soft-zones). Default: soft.",
 )
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON for programs instead of text for people."

@@ -1,6 +1,7 @@
 """The metrics an expectation can bound: one table, read by the decoder, the judge and the report.
 
-Two of them come once per fault as well: `recovery.<fault id>` and `after_clear.<fault id>`.
+Two of them come once per fault as well: `recovery.<fault id>` and `after_clear.<fault id>`. `mmr.` and
+`link_utilisation.` are followed by a tier, a switch or a link of the lab.
 
 `about_faults` marks metrics that only mean something when the faults really happened. When a fault did not
 provably fire, a check on such a metric is INCONCLUSIVE whichever way its number fell; a check on the other
@@ -16,12 +17,12 @@ Absolute rates are refused as bounds on a soft lab: its numbers are ratios withi
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from testbed.suggestions import nearest as nearest_word
 
-__all__ = ["METRICS", "PER_FAULT_PREFIXES", "Metric", "lookup", "nearest"]
+__all__ = ["LINK_PREFIXES", "METRICS", "PER_FAULT_PREFIXES", "Metric", "lookup", "nearest"]
 
 Unit = Literal["s", "ratio", "count", "Gb/s", "host"]
 
@@ -230,11 +231,41 @@ _TABLE = (
     ),
 )
 
-METRICS: dict[str, Metric] = {metric.name: metric for metric in _TABLE}
+_LINKS = (
+    Metric(
+        name="jfi",
+        unit="ratio",
+        most=1.0,
+        meaning="Jain's index of the bytes that the uplinks of all rack switches sent up: 1 is even, 1/n is all on one",
+    ),
+    Metric(
+        name="bisection",
+        unit="ratio",
+        is_noisy=True,
+        meaning="Bytes that the uplinks of the highest tier sent up over what they can carry in the workload's time",
+    ),
+)
+
+METRICS: dict[str, Metric] = {metric.name: metric for metric in (*_TABLE, *_LINKS)}
 """Every metric by name."""
 
 PER_FAULT_PREFIXES = {"recovery.": _RECOVERY, "after_clear.": _AFTER_CLEAR}
 """Metrics that exist once per fault: the prefix, then the fault's id."""
+
+LINK_PREFIXES = {
+    "mmr.": Metric(
+        name="mmr.",
+        unit="ratio",
+        meaning="Maximum over mean of the bytes that uplinks sent up: of all switches of a tier, or of one switch",
+    ),
+    "link_utilisation.": Metric(
+        name="link_utilisation.",
+        unit="ratio",
+        is_noisy=True,
+        meaning="Bytes of a link between switches, its busier direction, over what it can carry in the workload's time",
+    ),
+}
+"""Metrics that exist once per tier, switch or link: the prefix, then the name (`harness.analysis.link_metrics`)."""
 
 
 def lookup(name: str, fault_ids: Iterable[str]) -> Metric | None:
@@ -244,6 +275,9 @@ def lookup(name: str, fault_ids: Iterable[str]) -> Metric | None:
     for prefix, meaning in PER_FAULT_PREFIXES.items():
         if name.startswith(prefix) and name.removeprefix(prefix) in set(fault_ids):
             return Metric(name=name, unit="s", about_faults=True, meaning=meaning)
+    for prefix, metric in LINK_PREFIXES.items():
+        if name.startswith(prefix) and name != prefix:
+            return replace(metric, name=name)
     return None
 
 

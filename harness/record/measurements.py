@@ -183,6 +183,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     """`measurements.json`.
 
+    `rate_scale`: a soft lab shapes its links to the topology's speeds divided by it; None: it does not.
     `t0_ns` to `end_ns` is the workload's own time: silence after its end would read as a stall.
     `counters_before` and `counters_after` map a node to its counters, RNIC counters named
     `rxe0.out_of_seq_request`. `twin` are the iterations of the fault-free run from the same snapshot.
@@ -202,6 +203,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     lab_kind: Literal["soft", "rack"]
     accelerator: str | None
     topology: Topology
+    rate_scale: float | None = None
     t0_ns: int
     end_ns: int
     sample_ns: int = 100_000_000

@@ -85,6 +85,7 @@ def measurements_of(plan: Plan, faults: Sequence[PlannedFault], lab: Lab, found:
         lab_kind=lab.kind,
         accelerator=lab.accelerator,
         topology=lab.topology,
+        rate_scale=lab.inventory_model.rate_scale,
         t0_ns=found.t0_ns,
         end_ns=found.end_ns or time.monotonic_ns(),
         clock_error_ns=max(result.clock_error_ns.values(), default=0) if result else 0,

@@ -34,6 +34,7 @@ def healthy(inventory=INVENTORY):
             facts.interfaces[port.netdev] = Interface(
                 up=True, carrier=True, mtu=port.mtu, mac=port.mac,
                 addresses=frozenset([port.address] if port.address else []), queue="pfifo",
+                shape=inventory.shapes.get(name, {}).get(port.netdev),
             )  # fmt: skip
     for host in topology.hosts:
         facts = state[host.name]
@@ -107,7 +108,7 @@ PLANTED = {
 
 
 def test_a_healthy_lab_raises_nothing():
-    for path in ("soft.yml", "soft-mini.yml", "soft-3rack.yml"):
+    for path in ("soft.yml", "soft-mini.yml", "soft-3rack.yml", "soft-zones.yml"):
         inventory = inventory_module.load(shipped.inventories() / path)
         assert run_checks(inventory, healthy(inventory)) == []
 
@@ -280,6 +281,10 @@ def test_pairs_are_of_different_hosts_in_both_directions():
     assert len(pairs) == len(set(pairs)) == 8 * 6
     assert ("host1:rxe0", "host3:rxe1", "across racks") in pairs
     assert ("host2:rxe0", "host1:rxe1", "same rack") in pairs
+    zones = inventory_module.load(shipped.inventories() / "soft-zones.yml")
+    apart = {(src, dst): kind for src, dst, kind in pairs_of(zones.topology)}
+    assert apart["host1:rxe0", "host2:rxe0"] == "across racks"
+    assert apart["host1:rxe0", "host3:rxe0"] == "across zones"
 
 
 def done_of(pairs, *, dead=()):

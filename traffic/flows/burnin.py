@@ -2,7 +2,7 @@
 
 Each ordered pair gets a reliable connection and two measurements: small writes, one at a time (their mean is a round
 trip to the RNIC and back), and large writes kept in flight. A pair is compared with the other pairs of its kind (same
-rack, or across racks) by the ratio to what is usual, because absolute figures do not carry over between machines.
+rack, across racks, across zones) by the ratio to what is usual, because absolute figures do not carry over between machines.
 Outliers are measured again; only a pair that is an outlier every time is reported.
 """
 
@@ -13,7 +13,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from testbed.model.topology import Topology
+from testbed.model.topology import Host, Topology
 from traffic.engine.engine_client import TrafficLab, endpoint
 from traffic.engine.running_traffic import OnEvent, begin
 from traffic.engine.task_specs import ConnectionSpec, Plan, QpParams, TaskPlan
@@ -96,11 +96,17 @@ def pairs_of(topology: Topology) -> list[tuple[str, str, str]]:
     """Return every ordered pair of RNICs of different hosts, as (src, dst, kind)."""
     rnics = [(host, f"{host.name}:{rnic.name}") for host in topology.hosts for rnic in host.rnics]
     return [
-        (src, dst, "same rack" if src_host.rack == dst_host.rack else "across racks")
+        (src, dst, _kind(src_host, dst_host))
         for src_host, src in rnics
         for dst_host, dst in rnics
         if src_host.name != dst_host.name
     ]
+
+
+def _kind(src: Host, dst: Host) -> str:
+    if src.rack == dst.rack:
+        return "same rack"
+    return "across racks" if src.zone == dst.zone else "across zones"
 
 
 def measure(

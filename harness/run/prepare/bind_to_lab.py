@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
+from harness.analysis.link_metrics import names
 from harness.analysis.timeline import MIN_BASELINE_NS
 from harness.experiment.experiment_file import Expectation, Experiment, Fault
+from harness.experiment.metrics import LINK_PREFIXES
 from harness.experiment.replayed import Replay, spec_of, trace_of
 from harness.experiment.workload_file import Collective, Flow, Job, Workload, duration_ns
 from harness.run.workload import collective_spec, job_spec
@@ -21,6 +23,7 @@ from testbed.errors import ConfigError, UsageError
 from testbed.model.selectors import is_selector, select, select_one
 from testbed.model.topology import Topology
 from testbed.observe.packet_capture import port_named
+from testbed.suggestions import hint
 from traffic.engine.engine_client import endpoint
 from traffic.engine.run_results import Endpoint
 from traffic.engine.task_specs import refuse_local
@@ -263,7 +266,7 @@ def _fit_faults(experiment: Experiment, topology: Topology) -> tuple[Fault, ...]
 
 def _fit_expectations(experiment: Experiment, topology: Topology, lab_kind: str) -> tuple[Expectation, ...]:
     """The expectations, with the name of the host where one is expected by a selector."""
-    _check_expectations(experiment, lab_kind)
+    _check_expectations(experiment, topology, lab_kind)
     fitted = []
     for index, expectation in enumerate(experiment.expectations):
         expected = expectation.equals
@@ -273,7 +276,7 @@ def _fit_expectations(experiment: Experiment, topology: Topology, lab_kind: str)
     return tuple(fitted)
 
 
-def _check_expectations(experiment: Experiment, lab_kind: str) -> None:
+def _check_expectations(experiment: Experiment, topology: Topology, lab_kind: str) -> None:
     first_ns = min((fault.at_earliest_ns for fault in experiment.faults), default=None)
     for index, expectation in enumerate(experiment.expectations):
         path = f"expect[{index}].metric"
@@ -285,6 +288,8 @@ def _check_expectations(experiment: Experiment, lab_kind: str) -> None:
                 f"{metric.name} is in Gb/s, and a soft lab's bounds are ratios within one run; "
                 "bound jct_ratio or goodput_min_ratio",
             )
+        if metric.name.startswith(tuple(LINK_PREFIXES)) and metric.name not in (known := names(topology)):
+            raise _error(experiment, path, f'this lab has no metric "{metric.name}"; {hint(metric.name, known)}')
         if not metric.name.startswith(_NEEDS_BASELINE):
             continue
         if first_ns is None:

@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Callable, Sequence
 
-from harness.experiment.metrics import METRICS, lookup
+from harness.experiment.metrics import lookup
 from testbed.errors import ConfigError, UsageError
 
 __all__ = ["smallest", "without"]
@@ -113,4 +113,5 @@ def _tail(piece: str) -> str:
 def _asks_only(piece: str, ids: set[str]) -> bool:
     """Whether what it expects can be asked of a run with these faults."""
     metric = tomllib.loads(piece)["expect"][0].get("metric")
-    return lookup(metric, ids) is not None and (bool(ids) or not METRICS[metric].about_faults)
+    known = lookup(metric, ids)
+    return known is not None and (bool(ids) or not known.about_faults)

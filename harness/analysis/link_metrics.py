@@ -1,0 +1,117 @@
+"""How evenly and how far a run used the links between switches, as metrics. Pure.
+
+    mmr.TIER, mmr.SWITCH      maximum over mean of the bytes that uplinks sent up: of all switches of a tier, or of one
+    jfi                       Jain's index of the bytes that the uplinks of all rack switches sent up
+    link_utilisation.LINK     bytes of a link's busier direction over what it can carry in the workload's time;
+                              .max and .mean of all links between switches
+    bisection                 bytes that the uplinks of the highest tier sent up over what they can carry
+
+What a link can carry is its speed in the inventory, divided by the lab's rate_scale where its ports are shaped.
+Definitions: IETF BMWG drafts on AI fabrics (draft-calabria-bmwg-ai-fabric-training-bench), Jain's DEC-TR-301.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from harness.analysis.link_load import LinkLoad, Way, jain, link_loads, max_over_mean
+from harness.analysis.observations import Observation
+from harness.record.measurements import Measurements
+from testbed.model.topology import SwitchRole, Topology
+
+__all__ = ["carried_at_most", "link_metrics", "names"]
+
+_TIERS: tuple[SwitchRole, ...] = ("rtsw", "ctsw")
+
+
+def names(topology: Topology) -> tuple[str, ...]:
+    """The metrics of links that a lab of this topology has, beside `jfi` and `bisection`."""
+    uplinks = [link.a.node for link in topology.uplinks]
+    roles = [topology.switch_by_name[name].role for name in uplinks]
+    return (
+        *(f"mmr.{tier}" for tier in _TIERS if roles.count(tier) > 1),
+        *(f"mmr.{name}" for name in dict.fromkeys(uplinks) if uplinks.count(name) > 1),
+        "link_utilisation.max",
+        "link_utilisation.mean",
+        *(f"link_utilisation.{link.name}" for link in topology.uplinks),
+    )
+
+
+def carried_at_most(run: Measurements) -> Mapping[str, float]:
+    """Bytes that each link between switches can carry in the workload's time; none of links without a speed."""
+    seconds, scale = max(0, run.end_ns - run.t0_ns) / 1e9, run.rate_scale or 1.0
+    if run.lab_kind == "soft" and run.rate_scale is None:
+        return {}  # nothing makes the speed true
+    return {
+        link.name: link.a.speed_gbps * 1e9 / scale / 8 * seconds
+        for link in run.topology.uplinks
+        if link.a.speed_gbps and seconds
+    }
+
+
+def link_metrics(run: Measurements) -> dict[str, Observation]:
+    """All metrics of links."""
+    loads = [one for one in link_loads(run) if one.is_uplink]
+    most = carried_at_most(run)
+    roles = {one.name: one.role for one in run.topology.switches}
+    tiers = {tier: [one for one in loads if roles[one.up.src] == tier] for tier in _TIERS}
+    by_place: dict[str, list[LinkLoad]] = {str(tier): found for tier, found in tiers.items()}
+    found = {"jfi": _spread("jfi", tiers["rtsw"]), "bisection": _bisection(tiers, most)}
+    for name in names(run.topology):
+        kind, _, place = name.partition(".")
+        if kind == "mmr":
+            found[name] = _spread(kind, by_place.get(place) or [one for one in loads if one.up.src == place])
+        else:
+            found[name] = _utilisation(place, loads, most)
+    return found
+
+
+def _spread(kind: str, loads: Sequence[LinkLoad]) -> Observation:
+    sizes = [one.up.size_bytes for one in loads if one.up.size_bytes is not None]
+    value = max_over_mean(sizes) if kind == "mmr" else jain(sizes)
+    if value is None:
+        why = (
+            "nothing was sent up" if len(sizes) > 1 else f"the bytes of {len(sizes)} uplinks were read; two are needed"
+        )
+        return Observation(value=None, detail=why)
+    if reset := [one.name for one in loads if one.up.at_least]:
+        return Observation(value=None, detail=f"the counter of {reset[0]} began anew during the run")
+    largest = max(loads, key=lambda one: one.up.size_bytes or 0)
+    return Observation(value=value, detail=f"of {len(sizes)} uplinks; most on {largest.name}, {_bytes(largest.up)}")
+
+
+def _bytes(way: Way) -> str:
+    return f"{way.size_bytes or 0:,} bytes"
+
+
+def _busier(load: LinkLoad) -> int:
+    return max(load.up.size_bytes or 0, load.down.size_bytes or 0)
+
+
+def _utilisation(place: str, loads: Sequence[LinkLoad], most: Mapping[str, float]) -> Observation:
+    shares = {
+        one.name: _busier(one) / most[one.name]
+        for one in loads
+        if one.name in most and (one.up.size_bytes is not None or one.down.size_bytes is not None)
+    }
+    if not shares or (place not in ("max", "mean") and place not in shares):
+        return Observation(value=None, detail=_NO_SPEED if not most else "its bytes were not read")
+    if place == "mean":
+        return Observation(
+            value=sum(shares.values()) / len(shares), detail=f"over {len(shares)} links between switches"
+        )
+    busiest = max(shares, key=lambda name: shares[name]) if place == "max" else place
+    return Observation(value=shares[busiest], detail=f"{busiest}, its busier direction")
+
+
+def _bisection(tiers: Mapping[SwitchRole, Sequence[LinkLoad]], most: Mapping[str, float]) -> Observation:
+    tier = next((name for name in reversed(_TIERS) if tiers[name]), None)
+    loads = [one for one in tiers[tier] if one.name in most and one.up.size_bytes is not None] if tier else []
+    if not loads:
+        return Observation(value=None, detail=_NO_SPEED if tier else "there are no links between switches")
+    sent = sum(one.up.size_bytes or 0 for one in loads)
+    value = sent / sum(most[one.name] for one in loads)
+    return Observation(value=value, detail=f"{sent:,} bytes up over {len(loads)} uplinks of the {tier} tier")
+
+
+_NO_SPEED = "the inventory gives the links between switches no rate (faultbed_tiers, faultbed_rate_scale)"

@@ -1,0 +1,113 @@
+"""Metrics of links: MMR of tiers and switches, Jain's index, use of links and of the bisection, worked out by hand."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from experiment_text import COLLECTIVE, read
+from synthetic_run import synthetic_run
+
+from harness.analysis.link_metrics import carried_at_most, link_metrics, names
+from harness.analysis.observe import observe
+from harness.experiment.metrics import lookup
+from harness.run.prepare.bind_to_lab import fit
+from testbed.errors import ConfigError
+from testbed.inventory.lab_inventory import load
+from testbed.shipped import inventories
+
+ZONES = load(inventories() / "soft-zones.yml")
+SECONDS = 8
+
+
+def counted(sizes, *, scale=ZONES.rate_scale, before=1000):
+    """A run of 8 s on soft-zones whose ports sent so many bytes, by (switch, peer)."""
+    start, end = {}, {}
+    for (node, peer), size in sizes.items():
+        start.setdefault(node, {})[f"{peer}.tx_bytes"] = before
+        end.setdefault(node, {})[f"{peer}.tx_bytes"] = before + size
+    run = synthetic_run()
+    return msgspec.structs.replace(
+        run,
+        topology=ZONES.topology,
+        rate_scale=scale,
+        end_ns=run.t0_ns + SECONDS * 10**9,
+        counters_before=start,
+        counters_after=end,
+    )
+
+
+def every_uplink(size=0, **sizes):
+    """Bytes of all uplinks, each way; `rtsw1_ctsw1=5` is what rtsw1 sent to ctsw1."""
+    found = {}
+    for link in ZONES.topology.uplinks:
+        found |= {(link.a.node, link.b.node): size, (link.b.node, link.a.node): size}
+    return found | {tuple(name.split("_")): size for name, size in sizes.items()}
+
+
+def test_evenness_of_tiers_and_switches():
+    found = link_metrics(counted(every_uplink(100, rtsw1_ctsw1=300, ctsw1_atsw1=0, ctsw1_atsw2=0)))
+    # Of rack switches 7 x 100 and 300: mean 125. rtsw1: 300 / 200.
+    assert found["mmr.rtsw"].value == pytest.approx(300 / 125)
+    assert found["mmr.rtsw1"].value == pytest.approx(1.5)
+    assert found["mmr.rtsw2"].value == pytest.approx(1)
+    # Of spines 6 x 100 and 2 x 0: mean 75. ctsw1 sent nothing.
+    assert found["mmr.ctsw"].value == pytest.approx(100 / 75)
+    assert found["mmr.ctsw1"].value is None
+    assert found["jfi"].value == pytest.approx(1000**2 / (8 * (7 * 100**2 + 300**2)))
+    assert "rtsw1:ctsw1" in found["mmr.rtsw"].detail
+
+
+def test_use_of_links_is_of_the_rate_that_the_lab_shapes_to():
+    by_name = {link.name: link for link in ZONES.topology.uplinks}
+    most = {name: link.a.speed_gbps * 1e9 / ZONES.rate_scale / 8 * SECONDS for name, link in by_name.items()}
+    half = round(most["ctsw1:atsw1"] / 2)
+    found = link_metrics(counted(every_uplink(0, atsw1_ctsw1=half, ctsw1_atsw1=half // 5)))
+    assert found["link_utilisation.max"].value == pytest.approx(0.5, rel=1e-3)
+    assert "ctsw1:atsw1" in found["link_utilisation.max"].detail
+    assert found["link_utilisation.ctsw1:atsw1"].value == pytest.approx(0.5, rel=1e-3)
+    assert found["link_utilisation.mean"].value == pytest.approx(0.5 / len(by_name), rel=1e-3)
+    # Up over the highest tier: a tenth of one of eight equal links.
+    assert found["bisection"].value == pytest.approx(0.1 / 8, rel=1e-2)
+
+
+def test_a_lab_without_rates_has_no_utilisation_and_says_why():
+    found = link_metrics(counted(every_uplink(5), scale=None))
+    for name in ("bisection", "link_utilisation.max", "link_utilisation.rtsw1:ctsw1"):
+        assert found[name].value is None
+        assert "gives the links between switches no rate" in found[name].detail
+    assert found["mmr.rtsw"].value == 1
+    assert carried_at_most(synthetic_run()) == {}
+
+
+def test_a_counter_that_began_anew_gives_no_ratio():
+    run = counted(every_uplink(100))
+    after = {**run.counters_after, "rtsw1": {**run.counters_after["rtsw1"], "ctsw1.tx_bytes": 1}}
+    found = link_metrics(msgspec.structs.replace(run, counters_after=after))
+    assert (found["mmr.rtsw"].value, found["mmr.rtsw1"].value) == (None, None)
+    assert "rtsw1:ctsw1 began anew" in found["mmr.rtsw"].detail
+    assert found["mmr.rtsw2"].value == 1
+
+
+def test_every_metric_of_links_can_be_bounded_and_is_observed():
+    run = counted(every_uplink(100))
+    observed = observe(run).metrics
+    known = ("jfi", "bisection", *names(ZONES.topology))
+    assert {"mmr.rtsw", "mmr.ctsw", "mmr.ctsw3", "link_utilisation.ctsw4:atsw2"} <= set(known)
+    for name in known:
+        assert lookup(name, ()).name == name
+        assert observed[name].detail
+
+
+@pytest.mark.parametrize(
+    ("metric", "near"), [("mmr.rtsw9", "did you mean mmr.rtsw"), ("link_utilisation.rtsw1", "link_utilisation.")]
+)
+def test_a_metric_of_what_the_lab_has_not_is_refused(metric, near):
+    text = COLLECTIVE.format("all-reduce", "") + f'[[expect]]\nmetric = "{metric}"\nmax = 2\n'
+    with pytest.raises(ConfigError, match=f'expect.*no metric "{metric}".*{near}'):
+        fit(read(text), ZONES.topology, "soft")
+
+
+def test_a_rack_s_links_have_the_speed_that_they_have():
+    run = msgspec.structs.replace(counted(every_uplink(0), scale=None), lab_kind="rack")
+    link = ZONES.topology.uplinks[0]
+    assert carried_at_most(run)[link.name] == pytest.approx(link.a.speed_gbps * 1e9 / 8 * SECONDS)
