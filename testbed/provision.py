@@ -303,6 +303,9 @@ def _run(play: _Play, site: Site, on_event: OnEvent | None) -> ProvisionResult:
             extravars={
                 "faultbed_node_code": _node_code(folder),
                 "faultbed_shapes": rates.plain(site.inventory.shapes),
+                "faultbed_ecmp_hash_seeds": {
+                    switch.name: site.inventory.hash_seed(switch.name) for switch in site.inventory.topology.switches
+                },
                 **play.extra,
             },
             envvars=environment,

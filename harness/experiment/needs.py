@@ -4,6 +4,7 @@ rdma       every host has at least one RNIC
 gpu        every host has at least one GPU
 hosts      number of hosts
 racks      number of racks
+zones      number of zones
 rnics      RNICs of the host that has fewest
 uplinks    uplinks of the rack switch that has fewest: the width of ECMP between racks
 """
@@ -21,7 +22,7 @@ from testbed.suggestions import hint
 __all__ = ["Need", "parse_need", "unmet"]
 
 _FEATURES = ("rdma", "gpu")
-_COUNTS = ("hosts", "racks", "rnics", "uplinks")
+_COUNTS = ("hosts", "racks", "zones", "rnics", "uplinks")
 _COMPARISONS: dict[str, Callable[[int, int], bool]] = {
     ">=": operator.ge,
     "<=": operator.le,
@@ -68,6 +69,8 @@ def _count(name: str, topology: Topology) -> int:
         return len(topology.hosts)
     if name == "racks":
         return len(topology.racks)
+    if name == "zones":
+        return len(topology.zones)
     if name in ("rnics", "rdma"):
         return min((len(host.rnics) for host in topology.hosts), default=0)
     if name == "gpu":

@@ -95,7 +95,9 @@ def draft(
     for machine in by_name.values():
         if machine not in hosts and machine not in carriers and machine.name not in roles:
             lab.leave(machine.name, *_neither(machine))
-    seeds = [node.space.hash_seed for node in nodes.values() if node.is_switch and node.space.hash_seed]
+    # Tiers above may have others (`Inventory.hash_seed`).
+    racked = [node for node in nodes.values() if node.is_switch and roles.get(node.name) == "rtsw"]
+    seeds = [node.space.hash_seed for node in racked if node.space.hash_seed]
     switches = {role: _group(lab, role, roles, zones) for role in ("rtsw", "ctsw", "atsw") if role in roles.values()}
     tree: dict[str, Any] = {
         "all": {

@@ -121,6 +121,18 @@ class Inventory:
         """Names of the nodes that one can log in to, hosts first."""
         return tuple(self.management)
 
+    def hash_seed(self, switch: str) -> int:
+        """The ECMP hash seed of a switch: the lab's, and in a soft lab with three tiers one for each tier.
+
+        With one for all, a spine gets only flows whose hash has chosen it, so that the same hash chooses the same of
+        its uplinks for all of them, and the others stay empty.
+        """
+        switches = self.topology.switches
+        if self.kind == "rack" or not any(one.role == "atsw" for one in switches):
+            return self.ecmp_hash_seed
+        tier = ("rtsw", "ctsw", "atsw").index(self.topology.switch_by_name[switch].role)
+        return (self.ecmp_hash_seed + tier) % 2**32
+
     @property
     def may_lose_all_uplinks(self) -> bool:
         """Whether all uplinks of a rack switch may be hurt at once (`faultbed_safety.all_uplinks`; soft: yes)."""

@@ -180,12 +180,12 @@ def _shape_words(shape: Shape) -> str:
 
 
 def _hash(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
-    wanted = {
-        "net.ipv4.ip_forward": "1",
-        "net.ipv4.fib_multipath_hash_policy": "1",
-        "net.ipv4.fib_multipath_hash_seed": str(inventory.ecmp_hash_seed),
-    }
     for switch in inventory.topology.switches:
+        wanted = {
+            "net.ipv4.ip_forward": "1",
+            "net.ipv4.fib_multipath_hash_policy": "1",
+            "net.ipv4.fib_multipath_hash_seed": str(inventory.hash_seed(switch.name)),
+        }
         for name, value in wanted.items():
             found = state[switch.name].sysctls.get(name, "missing")
             if found != value:

@@ -55,7 +55,7 @@ def healthy(inventory=INVENTORY):
         facts.sysctls = {
             "net.ipv4.ip_forward": "1",
             "net.ipv4.fib_multipath_hash_policy": "1",
-            "net.ipv4.fib_multipath_hash_seed": str(inventory.ecmp_hash_seed),
+            "net.ipv4.fib_multipath_hash_seed": str(inventory.hash_seed(switch.name)),
         }
         facts.ways = ways(topology, switch.name)
         facts.sessions = {

@@ -283,6 +283,14 @@ def test_no_path_goes_down_and_up_again_when_a_link_or_a_spine_is_lost():
     assert any(list(valleys(apart, lost)) for lost in losses)  # with an ASN for each switch there are such paths
 
 
+def test_tiers_hash_apart_where_more_than_one_of_them_chooses():
+    """With one seed for all, every flow that rtsw1 sends to ctsw1 would go on over the same one of its uplinks."""
+    zones, two = load(inventories() / "soft-zones.yml"), load(inventories() / "soft.yml")
+    assert len({zones.hash_seed(name) for name in ("rtsw1", "ctsw1", "atsw1")}) == 3
+    assert len({zones.hash_seed(f"ctsw{number}") for number in (1, 2, 3, 4)}) == 1
+    assert {two.hash_seed(switch.name) for switch in two.topology.switches} == {two.ecmp_hash_seed}
+
+
 def test_switches_of_one_asn_are_not_expected_to_reach_each_other():
     topology = load(inventories() / "soft-zones.yml").topology
     found = ways(topology, "ctsw1")

@@ -44,7 +44,7 @@ def _bring(wanted, changes):
     # A veth pair hands packets over by the receiving CPU's backlog, which drops beyond this (net/core/dev.c).
     set_sysctls({"core/netdev_max_backlog": QUEUE_PACKETS}, changes)
     for switch in switches:
-        set_sysctls(_sysctls(wanted["ecmp_hash_seed"]), changes, namespace=switch["netns"])
+        set_sysctls(_sysctls(wanted["ecmp_hash_seeds"][switch["name"]]), changes, namespace=switch["netns"])
     _apply(_placing(switches, spaces, _survey(spaces), wanted["mtu"]), changes)
     inside = _survey(spaces)
     for switch in switches:

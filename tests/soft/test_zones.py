@@ -1,0 +1,105 @@
+"""A lab with zones and rates: taper is goodput, a lost spine makes no detour through a rack, shapers are watched.
+
+Needs `pytest -m "" --lab soft-zones tests/soft/test_zones.py`; on a lab with one zone all of it is skipped.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+import pytest
+from waiting import until
+
+from harness.run.prepare.preflight import preflight
+from testbed.backends.soft import lifecycle
+from testbed.observe import fingerprint
+from traffic.engine.task_specs import QpParams
+from traffic.flows import flow_run
+from traffic.flows.flow_run import FlowSpec
+from traffic.flows.matrix import pairs_in
+
+pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("zones >= 2", "uplinks >= 2")]
+
+PATIENT = QpParams(timeout=20)
+"""An ACK timeout of 4.3 s: what waits in the queue of a slow link is not lost."""
+
+
+@pytest.fixture
+def put_back(lab):
+    """The snapshot is the revert of what these tests do by hand."""
+    yield
+    lifecycle.reset(lab.inventory_model, lambda _: None)
+    lab.forget_connections()
+
+
+def goodput_bps(lab, pattern):
+    """Goodput of all flows of a pattern together: enough queue pairs for every link, few enough for no timeout."""
+    specs = [
+        FlowSpec(src=src, dst=dst, message_bytes=16384, qps=8, depth=1, duration_s=15.0, qp=PATIENT)
+        for src, dst in pairs_in(lab.topology, pattern)
+    ]
+    result = flow_run.start_all(lab, specs).wait(60.0)
+    assert result.outcome == "completed", result.where
+    return result.goodput_bps
+
+
+def test_goodput_across_zones_is_that_in_zones_over_the_taper(lab):
+    shapes = lab.inventory_model.shapes
+    spine = shapes["ctsw1"]
+    roles = {one.name: one.role for one in lab.topology.switches}
+    down = sum(shape.rate_bps for port, shape in spine.items() if roles[port] == "rtsw")
+    up = sum(shape.rate_bps for port, shape in spine.items() if roles[port] == "atsw")
+    inside, across = goodput_bps(lab, "in-zone"), goodput_bps(lab, "across-zones")
+    print(
+        f"in zones {inside / 1e6:.1f} Mb/s, across {across / 1e6:.1f}: {across / inside:.3f}; 1/taper {up / down:.3f}"
+    )
+    assert across / inside == pytest.approx(up / down, rel=0.1)
+
+
+def test_a_spine_that_has_lost_a_rack_does_not_reach_it_through_another_one(lab, put_back):
+    """It withdraws the rack, so that all others leave it alone; nothing goes down and up again."""
+    network = ipaddress.IPv4Interface(lab.topology.links_of("rtsw1")[0].a.address).network
+
+    def next_hops(switch):
+        told = lab.node(switch).run(["ip", "route", "show", str(network)]).stdout
+        return {word for word in told.split() if word in lab.topology.switch_by_name}
+
+    assert next_hops("ctsw1") == {"rtsw1"}
+    assert next_hops("rtsw2") == {"ctsw1", "ctsw2"}
+    lab.node("rtsw1").run(["ip", "link", "set", "ctsw1", "down"])
+    until(lambda: next_hops("rtsw2") == {"ctsw2"}, within_s=30.0)
+    until(lambda: next_hops("atsw1") == {"ctsw2"}, within_s=30.0)
+    assert next_hops("ctsw1") == set()
+    assert next_hops("rtsw3") == {"ctsw3", "ctsw4"}
+
+
+def test_a_shaper_that_was_deleted_or_changed_by_hand_is_found(lab, put_back):
+    before = fingerprint.capture(lab)
+    lab.node("ctsw1").run(["tc", "qdisc", "del", "dev", "atsw1", "root"])
+    lab.node("rtsw2").run(["tc", "qdisc", "change", "dev", "ctsw2", "parent", "1:2", "netem", "rate", "99mbit"])
+    lab.node("atsw2").run(["tc", "filter", "del", "dev", "ctsw1", "parent", "1:"])
+    lines = fingerprint.diff(before, fingerprint.capture(lab))
+    assert any("ctsw1: qdisc atsw1" in line for line in lines)
+    assert any("rtsw2: qdisc ctsw2" in line for line in lines)
+    assert any("atsw2: filter ctsw1" in line for line in lines)
+    found = preflight(lab, lambda _: None, with_burnin=False)
+    assert {(wrong.check, wrong.where) for wrong in found.wrong} == {("queue", "ctsw1:atsw1"), ("queue", "rtsw2:ctsw2")}
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "params"),
+    [
+        ("link.rate", "ctsw1:atsw1", {"rate": 1}),
+        ("packet.delay", "rtsw1:host1:rxe0", {"delay": 20}),
+        ("congestion.shallow-queue", "host1:rxe0", {"packets": 8, "rate": 2}),
+        ("packet.drop", "rtsw1:ctsw1", {"share": 0.1}),
+    ],
+)
+def test_a_fault_on_a_shaped_port_leaves_its_shaper(lab, inject, kind, target, params):
+    before = fingerprint.capture(lab)
+    fault = inject(kind, target, prove=False, **params)
+    assert fault.arm().ok
+    during = fingerprint.diff(before, fingerprint.capture(lab))
+    assert not [line for line in during if "parent 1:2" in line or "root was prio" in line]
+    fault.clear()
+    assert fingerprint.settle(lab, before) == []
