@@ -113,7 +113,7 @@ PRESETS: dict[str, Preset] = {
             atsws=2,
             carrier_memory_mib=768,
             rates={
-                "rate_scale": 80000,
+                "rate_scale": 64000,
                 "tiers": {
                     "host": {"speed_gbps": 400},
                     "rtsw": {"taper": 1, "delay_us": 100},
