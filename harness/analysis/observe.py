@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from harness.analysis import intervals, observations, resolutions, timeline
 from harness.analysis.ettr import Ettr, ettr
-from harness.analysis.link_metrics import link_metrics
+from harness.analysis.links.link_metrics import link_metrics
 from harness.analysis.observations import Observation
 from harness.analysis.pace import doubt_slow_downs, pace, steadied
 from harness.analysis.phases import Phase, phases

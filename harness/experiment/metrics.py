@@ -265,7 +265,7 @@ LINK_PREFIXES = {
         meaning="Bytes of a link between switches, its busier direction, over what it can carry in the workload's time",
     ),
 }
-"""Metrics that exist once per tier, switch or link: the prefix, then the name (`harness.analysis.link_metrics`)."""
+"""Metrics of each tier, switch or link: the prefix, then the name (`harness.analysis.links.link_metrics`)."""
 
 
 def lookup(name: str, fault_ids: Iterable[str]) -> Metric | None:

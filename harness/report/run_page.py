@@ -16,7 +16,8 @@ from typing import Any
 
 from markupsafe import Markup
 
-from harness.analysis import link_load, probe_lines
+from harness.analysis import probe_lines
+from harness.analysis.links import link_load
 from harness.analysis.observe import Observed, observe
 from harness.analysis.prediction import predictions
 from harness.analysis.ranks.slow_ranks import slow_ranks

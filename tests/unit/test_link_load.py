@@ -7,7 +7,7 @@ import pytest
 from finished_run import finished
 from synthetic_run import soft_topology, synthetic_run
 
-from harness.analysis.link_load import Fan, Layer, fans, jain, layers, link_loads, max_over_mean
+from harness.analysis.links.link_load import Fan, Layer, fans, jain, layers, link_loads, max_over_mean
 from harness.report import run_page as report
 
 

@@ -7,7 +7,7 @@ import pytest
 from experiment_text import COLLECTIVE, read
 from synthetic_run import synthetic_run
 
-from harness.analysis.link_metrics import carried_at_most, link_metrics, names
+from harness.analysis.links.link_metrics import carried_at_most, link_metrics, names
 from harness.analysis.observe import observe
 from harness.experiment.metrics import lookup
 from harness.run.prepare.bind_to_lab import fit

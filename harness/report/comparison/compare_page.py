@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.analysis import link_load
-from harness.analysis.link_load import Fan, Layer, LinkLoad
+from harness.analysis.links import link_load
+from harness.analysis.links.link_load import Fan, Layer, LinkLoad
 from harness.analysis.observe import observe
 from harness.record.rundir import RunDir
 from harness.report import page, summary

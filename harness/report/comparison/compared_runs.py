@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.analysis.link_load import LinkLoad
+from harness.analysis.links.link_load import LinkLoad
 from harness.analysis.observe import Observed
 from harness.analysis.timeline import Impact
 from harness.experiment.run_plan import Plan

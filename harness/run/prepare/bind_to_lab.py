@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Literal
 
-from harness.analysis.link_metrics import names
+from harness.analysis.links.link_metrics import names
 from harness.analysis.timeline import MIN_BASELINE_NS
 from harness.experiment.experiment_file import Expectation, Experiment, Fault
 from harness.experiment.metrics import LINK_PREFIXES

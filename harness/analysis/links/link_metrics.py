@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from harness.analysis.link_load import LinkLoad, Way, jain, link_loads, max_over_mean
+from harness.analysis.links.link_load import LinkLoad, Way, jain, link_loads, max_over_mean
 from harness.analysis.observations import Observation
 from harness.record.measurements import Measurements
 from testbed.model.topology import SwitchRole, Topology
