@@ -35,10 +35,10 @@ def put_back(lab):
 def goodput_bps(lab, pattern):
     """Goodput of all flows of a pattern together: enough queue pairs for every link, few enough for no timeout."""
     specs = [
-        FlowSpec(src=src, dst=dst, message_bytes=16384, qps=8, depth=1, duration_s=15.0, qp=PATIENT)
+        FlowSpec(src=src, dst=dst, message_bytes=16384, qps=16, depth=1, duration_s=20.0, qp=PATIENT)
         for src, dst in pairs_in(lab.topology, pattern)
     ]
-    result = flow_run.start_all(lab, specs).wait(60.0)
+    result = flow_run.start_all(lab, specs).wait(90.0)
     assert result.outcome == "completed", result.where
     return result.goodput_bps
 

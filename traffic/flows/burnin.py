@@ -2,7 +2,8 @@
 
 Each ordered pair gets a reliable connection and two measurements: small writes, one at a time (their mean is a round
 trip to the RNIC and back), and large writes kept in flight. A pair is compared with the other pairs of its kind (same
-rack, across racks, across zones) by the ratio to what is usual, because absolute figures do not carry over between machines.
+rack, across racks, across zones) by the ratio to what is usual, because absolute figures do not carry over between
+machines.
 Outliers are measured again; only a pair that is an outlier every time is reported.
 """
 
