@@ -239,6 +239,11 @@ _LINKS = (
         meaning="Jain's index of the bytes that the uplinks of all rack switches sent up: 1 is even, 1/n is all on one",
     ),
     Metric(
+        name="link_bytes.error",
+        unit="ratio",
+        meaning="Largest difference of a link's bytes to those that schedule, placement and ECMP let expect",
+    ),
+    Metric(
         name="bisection",
         unit="ratio",
         is_noisy=True,

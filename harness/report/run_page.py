@@ -17,7 +17,7 @@ from typing import Any
 from markupsafe import Markup
 
 from harness.analysis import probe_lines
-from harness.analysis.links import link_load
+from harness.analysis.links import expected_load, link_load
 from harness.analysis.observe import Observed, observe
 from harness.analysis.prediction import predictions
 from harness.analysis.ranks.slow_ranks import slow_ranks
@@ -246,8 +246,10 @@ def _probes(run: Measurements, found: ProbeTrips, bands: Sequence[Band]) -> dict
 
 def _loads(run: Measurements) -> dict[str, Any]:
     """Return the data of the table of links."""
-    loads = link_load.link_loads(run)
+    expected = expected_load.expected_loads(run)
+    loads = expected_load.with_expected(link_load.link_loads(run), expected)
     return {
+        "load_expected": expected,
         "loads": loads,
         "load_most": max((way.size_bytes or 0 for one in loads for way in (one.up, one.down)), default=0),
         "load_layers": link_load.layers(loads, run.topology),

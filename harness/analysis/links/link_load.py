@@ -29,6 +29,7 @@ class Way:
 
     `share` is the share of all bytes that this switch and its equal-cost links carried in that direction
     (`link_loads`).
+    `expected_bytes` is what it should have carried (`harness.analysis.links.expected_load`); None: not known.
     """
 
     src: str
@@ -36,6 +37,7 @@ class Way:
     size_bytes: int | None
     at_least: bool
     share: float | None = None
+    expected_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

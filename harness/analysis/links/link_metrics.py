@@ -4,6 +4,7 @@
     jfi                       Jain's index of the bytes that the uplinks of all rack switches sent up
     link_utilisation.LINK     bytes of a link's busier direction over what it can carry in the workload's time;
                               .max and .mean of all links between switches
+    link_bytes.error          largest difference of a link's bytes to those that schedule, placement and ECMP let expect
     bisection                 bytes that the uplinks of the highest tier sent up over what they can carry
 
 What a link can carry is its speed in the inventory, divided by the lab's rate_scale where its ports are shaped.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from harness.analysis.links.expected_load import carried, expected_loads, worst_difference
 from harness.analysis.links.link_load import LinkLoad, Way, jain, link_loads, max_over_mean
 from harness.analysis.observations import Observation
 from harness.record.measurements import Measurements
@@ -25,7 +27,7 @@ _TIERS: tuple[SwitchRole, ...] = ("rtsw", "ctsw")
 
 
 def names(topology: Topology) -> tuple[str, ...]:
-    """The metrics of links that a lab of this topology has, beside `jfi` and `bisection`."""
+    """The metrics of links that a lab of this topology has, beside those of all labs."""
     uplinks = [link.a.node for link in topology.uplinks]
     roles = [topology.switch_by_name[name].role for name in uplinks]
     return (
@@ -56,7 +58,11 @@ def link_metrics(run: Measurements) -> dict[str, Observation]:
     roles = {one.name: one.role for one in run.topology.switches}
     tiers = {tier: [one for one in loads if roles[one.up.src] == tier] for tier in _TIERS}
     by_place: dict[str, list[LinkLoad]] = {str(tier): found for tier, found in tiers.items()}
-    found = {"jfi": _spread("jfi", tiers["rtsw"]), "bisection": _bisection(tiers, most)}
+    found = {
+        "link_bytes.error": _error(run, loads),
+        "jfi": _spread("jfi", tiers["rtsw"]),
+        "bisection": _bisection(tiers, most),
+    }
     for name in names(run.topology):
         kind, _, place = name.partition(".")
         if kind == "mmr":
@@ -64,6 +70,14 @@ def link_metrics(run: Measurements) -> dict[str, Observation]:
         else:
             found[name] = _utilisation(place, loads, most)
     return found
+
+
+def _error(run: Measurements, loads: Sequence[LinkLoad]) -> Observation:
+    expected = expected_loads(run)
+    worst = worst_difference(expected, carried(loads))
+    if worst is None:
+        return Observation(value=None, detail=expected.why or "no link's bytes were read")
+    return Observation(value=worst[0], detail=f"{worst[1]}, as a share of the fullest way's expected bytes")
 
 
 def _spread(kind: str, loads: Sequence[LinkLoad]) -> Observation:

@@ -1,0 +1,147 @@
+"""What each link between switches should have carried in a run: schedule, placement and ECMP decision. Pure.
+
+Every operation of a collective moves between each two ranks what its schedule says. The path of that is what the
+switches' kernels decided for the addresses and UDP ports of the pair's queue pair (`Connection.path`). Every packet has
+headers, and every message or 64 packets get an ACK (rxe_resp.c, RXE_MAX_PKT_PER_ACK). Where more was measured, packets
+were sent again, control traffic was among them, or a path was another one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from harness.analysis import timeline
+from harness.analysis.links.link_load import LinkLoad, Way
+from harness.record.measurements import Connection, Measurements
+from testbed.errors import UsageError
+from testbed.model.topology import Topology
+from traffic.engine.task_specs import QpParams
+from traffic.workloads import collective
+from traffic.workloads.collective import CollectiveSpec
+from traffic.workloads.ranks import ITEM_BYTES
+
+__all__ = ["ExpectedLoad", "carried", "expected_loads", "with_expected", "worst_difference"]
+
+HEADER_BYTES = 14 + 20 + 8 + 12 + 4
+"""Of a data packet: Ethernet, IPv4, UDP, BTH, ICRC (InfiniBand annex A17); a port's counters leave out the FCS."""
+WRITE_BYTES = 16 + 4
+"""RETH and immediate data of a message."""
+ACK_BYTES = HEADER_BYTES + 4
+PACKETS_PER_ACK = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectedLoad:
+    """What every direction of a link between switches should have carried, by (sending switch, receiving switch).
+
+    Without `bytes_by_way`, `why` says why nothing can be expected.
+    """
+
+    bytes_by_way: Mapping[tuple[str, str], float]
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Lab:
+    kind: str
+    topology: Topology
+
+
+def expected_loads(run: Measurements) -> ExpectedLoad:
+    """Bytes of each direction of each link between switches, of a collective whose operations were all counted."""
+    if "collective" not in run.workload:
+        return _nothing("only a collective's bytes follow from its schedule")
+    if run.rebuilds or run.qp_errors:
+        return _nothing("queue pairs were rebuilt, and took other paths afterwards")
+    operations = timeline.finished_iterations(run.series)
+    if not operations:
+        return _nothing("no operation was finished")
+    operations += int(run.workload.get("warmup") or 0)
+    try:
+        pairs = _bytes_by_pair(run)
+    except (UsageError, KeyError, TypeError, ValueError) as error:
+        return _nothing(f"its schedule cannot be made again: {error}")
+    by_pair: dict[tuple[str, str], list[Connection]] = {}
+    for one in run.connections:
+        by_pair.setdefault((one.src, one.dst), []).append(one)
+    mtu = QpParams.of({k: v for k, v in (run.workload.get("qp") or {}).items() if k in QpParams.__slots__}).mtu
+    found: Counter[tuple[str, str]] = Counter()
+    for (src, dst), messages in pairs.items():
+        if src.partition(":")[0] == dst.partition(":")[0]:
+            continue
+        mine = by_pair.get((src, dst), [])
+        if len(mine) != 1 or not mine[0].path or not mine[0].ack_path:
+            return _nothing(f"the path from {src} to {dst} is not known")
+        carried = [_on_the_wire(size, mtu) for size in messages]
+        _add(found, mine[0].path, operations * sum(data for data, _ in carried), run.topology)
+        _add(found, mine[0].ack_path, operations * sum(ack for _, ack in carried), run.topology)
+    return ExpectedLoad(bytes_by_way=dict(found))
+
+
+def with_expected(loads: Sequence[LinkLoad], expected: ExpectedLoad) -> tuple[LinkLoad, ...]:
+    """The loads, with what each way between switches should have carried beside what it did."""
+    if not expected.bytes_by_way:
+        return tuple(loads)
+
+    def beside(way: Way) -> Way:
+        return replace(way, expected_bytes=expected.bytes_by_way.get((way.src, way.dst), 0.0))
+
+    return tuple(replace(one, up=beside(one.up), down=beside(one.down)) if one.is_uplink else one for one in loads)
+
+
+def carried(loads: Sequence[LinkLoad]) -> dict[tuple[str, str], int]:
+    """Bytes that were measured, by (sending switch, receiving switch), of links between switches that were read."""
+    ways = [way for one in loads if one.is_uplink for way in (one.up, one.down)]
+    return {(way.src, way.dst): way.size_bytes for way in ways if way.size_bytes is not None}
+
+
+def worst_difference(expected: ExpectedLoad, measured: Mapping[tuple[str, str], int]) -> tuple[float, str] | None:
+    """The largest difference of a way's bytes to those expected, as a share of the fullest way, and where."""
+    fullest = max(expected.bytes_by_way.values(), default=0.0)
+    if not fullest or not measured:
+        return None
+    shares = {way: abs(size - expected.bytes_by_way.get(way, 0.0)) / fullest for way, size in sorted(measured.items())}
+    worst = max(shares, key=lambda way: shares[way])
+    return shares[worst], f"{worst[0]} to {worst[1]}"
+
+
+def _nothing(why: str) -> ExpectedLoad:
+    return ExpectedLoad(bytes_by_way={}, why=why)
+
+
+def _bytes_by_pair(run: Measurements) -> dict[tuple[str, str], list[int]]:
+    """Sizes of the messages that one operation sends from one RNIC to another."""
+    said = run.workload
+    spec = CollectiveSpec(
+        collective=said["collective"],
+        algorithm=said["algorithm"],
+        dtype=said.get("dtype") or "fp32",
+        ranks=tuple(f"{rank.host}:{rank.rnic}" for rank in run.ranks),
+        size_bytes=int(said["size_bytes"]),
+        root=int(said.get("root") or 0),
+        skew=float(said.get("skew") or 0.0),
+        in_place=bool(said.get("in_place")),
+        iterations=1,
+    )
+    ranks, _, programs = collective.fit(_Lab(kind=run.lab_kind, topology=run.topology), spec)
+    found: dict[tuple[str, str], list[int]] = {}
+    for src, program in zip(ranks, programs, strict=True):
+        for _step, dst, _offset, count in program["sends"]:
+            found.setdefault((src.name, ranks[dst].name), []).append(int(count) * ITEM_BYTES[spec.dtype])
+    return found
+
+
+def _on_the_wire(size: int, mtu: int) -> tuple[int, int]:
+    """Bytes of a message's packets, and of the ACKs that it gets."""
+    packets = max(1, math.ceil(size / mtu))
+    return size + packets * HEADER_BYTES + WRITE_BYTES, math.ceil(packets / PACKETS_PER_ACK) * ACK_BYTES
+
+
+def _add(found: Counter[tuple[str, str]], path: Sequence[str], size: int, topology: Topology) -> None:
+    for here, then in itertools.pairwise(path):
+        if here in topology.switch_by_name and then in topology.switch_by_name:
+            found[here, then] += size

@@ -1,0 +1,89 @@
+"""Bytes that links should have carried, by schedule, placement and paths: against numbers worked out by hand."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from finished_run import finished
+from synthetic_run import synthetic_run
+
+from harness.analysis.links.expected_load import expected_loads, with_expected, worst_difference
+from harness.analysis.links.link_load import link_loads
+from harness.analysis.observe import observe
+from harness.analysis.timeline import finished_iterations
+from harness.report import run_page as report
+
+BACK = {"host2": ("host3", "rtsw2", "ctsw2", "rtsw1", "host2"), "host4": ("host1", "rtsw1", "ctsw1", "rtsw2", "host4")}
+
+
+def ring(**changes):
+    """A ring all-reduce of 1 MiB over four hosts in two racks, whose ACKs came back over another spine."""
+    run = synthetic_run()
+    connections = tuple(
+        msgspec.structs.replace(one, ack_path=BACK.get(one.src.partition(":")[0], tuple(reversed(one.path))))
+        for one in run.connections
+    )
+    return msgspec.structs.replace(run, **({"connections": connections, "qp_errors": 0, "rebuilds": 0} | changes))
+
+
+def by_hand(run):
+    """Six messages of 256 KiB an operation from each host to the next one: 64 packets each, and one ACK."""
+    operations = finished_iterations(run.series)
+    data, ack = 6 * (262144 + 64 * 58 + 20), 6 * 62
+    return {
+        ("rtsw1", "ctsw1"): operations * (data + ack),
+        ("ctsw1", "rtsw2"): operations * (data + ack),
+        ("rtsw2", "ctsw2"): operations * (data + ack),
+        ("ctsw2", "rtsw1"): operations * (data + ack),
+    }
+
+
+def measured(run, sizes):
+    """The run, with so many bytes sent by each switch to another one."""
+    before, after = {}, {}
+    for (src, dst), size in sizes.items():
+        before.setdefault(src, {})[f"{dst}.tx_bytes"] = 7
+        after.setdefault(src, {})[f"{dst}.tx_bytes"] = 7 + round(size)
+    return msgspec.structs.replace(run, counters_before=before, counters_after=after)
+
+
+def test_bytes_of_each_way_follow_from_schedule_and_paths():
+    run = ring()
+    found = expected_loads(run)
+    assert found.why == ""
+    assert found.bytes_by_way == pytest.approx(by_hand(run))
+
+
+def test_a_run_that_carried_what_was_expected_differs_by_nothing_and_one_that_did_not_by_its_share():
+    run = measured(ring(), by_hand(ring()))
+    assert observe(run).metrics["link_bytes.error"].value == pytest.approx(0, abs=1e-6)
+    more = by_hand(ring()) | {("rtsw1", "ctsw2"): 0.25 * by_hand(ring())["rtsw1", "ctsw1"]}
+    observation = observe(measured(ring(), more)).metrics["link_bytes.error"]
+    assert observation.value == pytest.approx(0.25, rel=1e-4)
+    assert "rtsw1 to ctsw2" in observation.detail
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"rebuilds": 1}, "queue pairs were rebuilt"),
+        ({"workload": {"flow": "write"}}, "only a collective's bytes"),
+        ({"series": ()}, "no operation was finished"),
+        ({"connections": ()}, "the path from host1:rxe0 to host2:rxe0 is not known"),
+    ],
+)
+def test_what_cannot_be_expected_says_why(changes, why):
+    run = measured(ring(**changes), by_hand(ring()))
+    assert why in expected_loads(run).why
+    observation = observe(run).metrics["link_bytes.error"]
+    assert observation.value is None
+    assert why in observation.detail
+    assert worst_difference(expected_loads(run), {("rtsw1", "ctsw1"): 5}) is None
+
+
+def test_the_report_shows_what_was_expected_beside_what_was_measured(tmp_path):
+    run = measured(ring(), by_hand(ring()))
+    (one, *_) = with_expected(link_loads(run), expected_loads(run))
+    assert one.up.expected_bytes == pytest.approx(one.up.size_bytes, rel=1e-6)
+    said = " ".join(report.render(finished(tmp_path, run).path).read_text(encoding="utf-8").split())
+    assert "Expected: what follows from the collective's schedule" in said
