@@ -1,0 +1,41 @@
+"""Patterns of flows in zones and across them: all RNICs, each sends once and receives once."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from testbed.errors import UsageError
+from testbed.inventory.lab_inventory import load
+from testbed.shipped import inventories
+from traffic.flows.matrix import pairs, pairs_in
+
+ZONES = load(inventories() / "soft-zones.yml").topology
+SOFT = load(inventories() / "soft.yml").topology
+
+
+@pytest.mark.parametrize(("pattern", "same"), [("in-zone", True), ("across-zones", False)])
+def test_every_rnic_sends_once_and_receives_once(pattern, same):
+    found = pairs_in(ZONES, pattern)
+    every = {f"{host.name}:{rnic.name}" for host in ZONES.hosts for rnic in host.rnics}
+    assert {src for src, _ in found} == every == {dst for _, dst in found}
+    assert len(found) == len(every)
+    hosts = ZONES.host_by_name
+    for src, dst in found:
+        one, other = hosts[src.partition(":")[0]], hosts[dst.partition(":")[0]]
+        assert one.rack != other.rack
+        assert (one.zone == other.zone) == same
+
+
+def test_other_patterns_are_between_the_first_rnics():
+    first = [f"{host.name}:{host.rnics[0].name}" for host in SOFT.hosts]
+    assert pairs_in(SOFT, "permutation") == pairs("permutation", first)
+
+
+def test_zones_that_are_not_there_or_not_of_one_size_are_refused():
+    with pytest.raises(UsageError, match="across-zones needs two zones or more, all of one size; zone1 has 8 RNICs"):
+        pairs_in(SOFT, "across-zones")
+    uneven = dataclasses.replace(ZONES, hosts=ZONES.hosts[:-1])
+    with pytest.raises(UsageError, match="zone1 has 4 RNICs, zone2 has 2 RNICs"):
+        pairs_in(uneven, "across-zones")
