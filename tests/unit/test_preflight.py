@@ -312,9 +312,9 @@ def test_after_a_few_dead_pairs_the_rest_is_left_unmeasured_not_blamed(monkeypat
     lab, pairs = SimpleNamespace(topology=INVENTORY.topology), pairs_of(INVENTORY.topology)
     dead = {x[:2] for x in pairs}
     monkeypatch.setattr(burnin, "_attempt", lambda _lab, left, _shape, _on_event: done_of(left, dead=dead))
-    assert len(burnin._round(None, pairs, SHAPE, None)) == burnin.MOST_DEAD
+    assert len(burnin._round(None, pairs, SHAPE, None)) == burnin.MAX_DEAD
     done = burnin.measure(lab, worse_than=4)
-    assert len(done.unmeasured) == 48 - burnin.MOST_DEAD
+    assert len(done.unmeasured) == 48 - burnin.MAX_DEAD
     assert not set(done.unmeasured) & {(one.src, one.dst) for one in done.pairs}
 
 
