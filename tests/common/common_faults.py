@@ -17,14 +17,26 @@ class Case:
     for_s: float
     params: dict[str, Any] = field(default_factory=dict)
     under_job: bool = False
+    on_rack: tuple[float, dict[str, Any]] | None = None
+    """Length and parameters on a rack, whose tools take seconds (mlxlink waits 2 s, ACLs are counted once a second)."""
+
+    def of(self, lab_kind: str) -> tuple[float, dict[str, Any]]:
+        """Length and parameters on a kind of lab."""
+        return self.on_rack if self.on_rack is not None and lab_kind == "rack" else (self.for_s, self.params)
 
 
 # Where a state proves a fault (15 s), a second look has to fall into the window, and it is late on a starved machine.
 CASES = {
     "link.down": Case(kind="link.down", target="host[0]:downlink[0]", for_s=1.5, under_job=True),
-    "link.flap": Case(kind="link.flap", target="host[0]:rnic[1]", for_s=3.0, params={"period": 1.0, "duty": 0.3}),
+    "link.flap": Case(
+        kind="link.flap",
+        target="host[0]:rnic[1]",
+        for_s=3.0,
+        params={"period": 1.0, "duty": 0.3},
+        on_rack=(16.0, {"period": 8.0, "duty": 0.5}),
+    ),
     "link.flap of a switch port": Case(kind="link.flap", target="host[0]:downlink[0]", for_s=1.5, under_job=True),
-    "link.oneway": Case(kind="link.oneway", target="host[1]:rnic[0]", for_s=1.5, under_job=True),
+    "link.oneway": Case(kind="link.oneway", target="host[1]:rnic[0]", for_s=1.5, under_job=True, on_rack=(4.0, {})),
     "link.rate": Case(kind="link.rate", target="host[1]:rnic[0]", for_s=2.0, params={"rate": 2}, under_job=True),
     "link.mtu": Case(kind="link.mtu", target="host[1]:rnic[0]", for_s=1.5, under_job=True),
     "host.clock-step": Case(kind="host.clock-step", target="host[1]", for_s=2.0, params={"step": 60}),
@@ -33,7 +45,7 @@ CASES = {
     "host.rank-hang": Case(kind="host.rank-hang", target="host[1]", for_s=15.0, under_job=True),
     "storage.stall": Case(kind="storage.stall", target="host[1]", for_s=3.0, under_job=True),
     "storage.burst": Case(kind="storage.burst", target="host[1]", for_s=4.0, under_job=True),
-    "rnic.reset": Case(kind="rnic.reset", target="host[1]:rnic[1]", for_s=1.5),
+    "rnic.reset": Case(kind="rnic.reset", target="host[1]:rnic[1]", for_s=1.5, on_rack=(4.0, {})),
     "rnic.remove": Case(kind="rnic.remove", target="host[1]:rnic[1]", for_s=15.0),
     "gpu.throttle": Case(
         kind="gpu.throttle", target="host[1]:gpu[0]", for_s=3.0, params={"percent": 50}, under_job=True

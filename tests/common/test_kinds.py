@@ -49,17 +49,18 @@ def busy(lab, traffic, case):
     return running
 
 
-def receipt_of(case, inject, *, prove=True):
+def receipt_of(case, lab, inject, *, prove=True):
     """The receipt of a fault that was prepared, on for its window, and cleared."""
-    fault = inject(case.kind, case.target, for_s=case.for_s, prove=prove, **case.params)
+    for_s, params = case.of(lab.kind)
+    fault = inject(case.kind, case.target, for_s=for_s, prove=prove, **params)
     armed = fault.arm()
-    wait_s(case.for_s)
+    wait_s(for_s)
     return armed, fault.clear()
 
 
 @pytest.mark.parametrize("case", CASES, indirect=True)
-def test_fault_of_each_kind_is_proved_by_its_receipt(busy, inject, case):
-    armed, receipt = receipt_of(case, inject)
+def test_fault_of_each_kind_is_proved_by_its_receipt(busy, lab, inject, case):
+    armed, receipt = receipt_of(case, lab, inject)
     assert armed.ok
     assert receipt.cleared.ok, receipt.cleared.error
     assert receipt.proved, receipt.doubts
@@ -68,8 +69,8 @@ def test_fault_of_each_kind_is_proved_by_its_receipt(busy, inject, case):
 
 @pytest.mark.parametrize("fault_mutation", ["noop"])
 @pytest.mark.parametrize("case", CASES, indirect=True)
-def test_fault_replaced_by_nothing_is_not_proved(busy, inject, case, fault_mutation):
-    _, receipt = receipt_of(case, inject, prove=False)
+def test_fault_replaced_by_nothing_is_not_proved(busy, lab, inject, case, fault_mutation):
+    _, receipt = receipt_of(case, lab, inject, prove=False)
     assert receipt.cleared.ok, receipt.cleared.error
     assert not receipt.proved
     assert busy is None or not busy.is_over, busy.failure

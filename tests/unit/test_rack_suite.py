@@ -86,6 +86,7 @@ def test_common_tests_carry_needs_and_not_a_kind_of_lab(collected):
 @pytest.mark.parametrize("name", CASES)
 def test_common_fault_can_be_planned_on_either_kind_of_lab_and_its_owner_allows_it(name):
     case = CASES[name]
-    spec = FaultSpec(kind=case.kind, target=case.target, for_s=case.for_s, params=case.params)
     for inventory in (SOFT, RACK):
+        for_s, params = case.of(inventory.kind)
+        spec = FaultSpec(kind=case.kind, target=case.target, for_s=for_s, params=params)
         safety.check(plan(spec, inventory.topology, lab_kind=inventory.kind), inventory)
