@@ -199,7 +199,7 @@ def test_every_workload_has_parameters_of_its_queue_pairs(text):
     work = read(text.format("[workload.qp]\ntimeout = 18\nmtu = 1024")).workload
     assert (work.qp.timeout, work.qp.mtu, work.qp.retry_cnt) == (18, 1024, 6)
     for values, says in (
-        ("retry_cnt = 7", "workload.qp: retry_cnt must be 0 to 6, got 7: rxe takes 7 as for ever"),
+        ("retry_cnt = 7", "workload.qp: retry_cnt must be 0 to 6, got 7: rxe treats 7 as 'retry forever'"),
         ("mtu = 1500", "workload.qp: path MTU must be 1024, 2048 or 4096, got 1500"),
         ("timeuot = 1", 'workload.qp: no QP parameter "timeuot"; did you mean timeout?'),
         ('timeout = "18"', "workload.qp"),
