@@ -8,7 +8,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.analysis.routing_prediction import CollectiveTraffic, flows_of, predict
+from harness.analysis.links.routing_prediction import CollectiveTraffic, flows_of, predict
 from harness.cli.main import cli
 from testbed.errors import UsageError
 from testbed.inventory import lab_inventory

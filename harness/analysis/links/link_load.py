@@ -16,9 +16,10 @@ from dataclasses import dataclass, replace
 from harness.record.measurements import Measurements
 from testbed.model.topology import Link, Port, Topology
 from testbed.observe.counters import delta
+from testbed.routing.offered_load import max_over_mean
 from traffic.engine.traffic_metrics import jain_index
 
-__all__ = ["Fan", "Layer", "LinkLoad", "Way", "fans", "jain", "layers", "link_loads", "max_over_mean"]
+__all__ = ["Fan", "Layer", "LinkLoad", "Way", "fans", "jain", "layers", "link_loads"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,13 +125,6 @@ def fans(loads: Sequence[LinkLoad], topology: Topology) -> tuple[Fan, ...]:
         if mmr is not None and jfi is not None:
             fans_found.append(Fan(switch=switch.name, count=len(sizes), mmr=mmr, jfi=jfi))
     return tuple(fans_found)
-
-
-def max_over_mean(sizes: Sequence[float]) -> float | None:
-    """Return maximum over mean, 1 to n; None with fewer than two links or without traffic."""
-    if len(sizes) < 2 or not sum(sizes):  # noqa: PLR2004 - one link is always even
-        return None
-    return max(sizes) * len(sizes) / sum(sizes)
 
 
 def jain(sizes: Sequence[float]) -> float | None:

@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from harness.analysis.links.expected_load import carried, expected_loads, worst_difference
-from harness.analysis.links.link_load import LinkLoad, Way, jain, link_loads, max_over_mean
+from harness.analysis.links.link_load import LinkLoad, Way, jain, link_loads
 from harness.analysis.observations import Observation
 from harness.record.measurements import Measurements
 from testbed.model.topology import SwitchRole, Topology
+from testbed.routing.offered_load import max_over_mean
 
 __all__ = ["carried_at_most", "link_metrics", "names"]
 

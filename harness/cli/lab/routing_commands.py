@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import click
 import numpy as np
 
-from harness.analysis.routing_prediction import AUTO, CollectiveTraffic, Spread, flows_of, predict
+from harness.analysis.links.routing_prediction import AUTO, CollectiveTraffic, Spread, flows_of, predict
 from harness.cli.command_group import Commands
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.options.numbers import FiniteRange
