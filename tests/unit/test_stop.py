@@ -396,7 +396,14 @@ def test_a_fault_that_waits_for_its_time_is_given_up():
     spec = FaultSpec(kind="link.down", target="rtsw1:ctsw1", for_s=1.0)
     planned = plan(spec, soft_topology(), lab_kind="soft")
     journal = SimpleNamespace(doing=lambda *_, **__: __import__("contextlib").nullcontext({}))
-    injector = SimpleNamespace(lab=SimpleNamespace(), ttl_s=10.0, journal=journal, audit_change=Mock(), audit=Mock())
+    injector = SimpleNamespace(
+        lab=SimpleNamespace(),
+        ttl_s=10.0,
+        journal=journal,
+        audit_change=Mock(),
+        audit=Mock(),
+        refuse_after_intervention=Mock(),
+    )
     prepared = Prepared(injector, planned)
     prepared._witnesses.before = {}
     sent = []
