@@ -433,7 +433,7 @@ def test_wide(lab): ...
 @pytest.mark.parametrize(
     ("option", "need", "says"),
     [
-        ("--lab=nosuch", "rdma", 'no inventory "nosuch"*soft-mini'),
+        ("--lab=nosuch", "rdma", 'no inventory "nosuch"*soft-mini*'),
         ("--lab=soft", "uplinkz >= 2", 'test_x.py::test_wide: no need "uplinkz >= 2"*uplinks*'),
     ],
 )
