@@ -111,3 +111,40 @@ def test_a_rack_s_links_have_the_speed_that_they_have():
     run = msgspec.structs.replace(counted(every_uplink(0), scale=None), lab_kind="rack")
     link = ZONES.topology.uplinks[0]
     assert carried_at_most(run)[link.name] == pytest.approx(link.a.speed_gbps * 1e9 / 8 * SECONDS)
+
+
+def unread(counted_run, node, peer):
+    """The run without the counters of one port, before and after."""
+    readings = {
+        name: {
+            host: {k: v for k, v in values.items() if (host, k) != (node, f"{peer}.tx_bytes")}
+            for host, values in of.items()
+        }
+        for name, of in (
+            ("counters_before", counted_run.counters_before),
+            ("counters_after", counted_run.counters_after),
+        )
+    }
+    return msgspec.structs.replace(counted_run, **readings)
+
+
+@pytest.mark.parametrize("name", ["mmr.rtsw", "mmr.rtsw1", "jfi", "link_utilisation.max", "link_utilisation.mean"])
+def test_link_metrics_with_one_uplink_unread_give_no_value(name):
+    """The rest was called even, and the busiest link that was read the busiest of all: a bound was met by ignorance."""
+    whole = counted(every_uplink(100, rtsw1_ctsw1=9000))
+    assert link_metrics(whole)[name].value is not None
+    found = link_metrics(unread(whole, "rtsw1", "ctsw1"))[name]
+    assert found.value is None
+    assert "rtsw1 to ctsw1 were not read" in found.detail
+
+
+def test_bisection_with_one_uplink_unread_gives_no_value():
+    whole = counted(every_uplink(100))
+    assert link_metrics(unread(whole, "ctsw1", "atsw1"))["bisection"].value is None
+
+
+def test_link_utilisation_after_a_counter_reset_gives_no_value():
+    """What the busiest link carried before its switch started anew was not counted."""
+    run = counted(every_uplink(100), before=1000)
+    run.counters_after["rtsw1"]["ctsw1.tx_bytes"] = 5
+    assert link_metrics(run)["link_utilisation.max"].value is None

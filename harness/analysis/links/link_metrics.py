@@ -75,22 +75,38 @@ def link_metrics(run: Measurements) -> dict[str, Observation]:
 
 def _error(run: Measurements, loads: Sequence[LinkLoad]) -> Observation:
     expected = expected_loads(run)
+    if not expected.bytes_by_way:
+        return Observation(value=None, detail=expected.why)
+    ways = [way for one in loads for way in (one.up, one.down) if (way.src, way.dst) in expected.bytes_by_way]
+    if why := _doubt(ways):
+        return Observation(value=None, detail=why)
     worst = worst_difference(expected, carried(loads))
     if worst is None:
-        return Observation(value=None, detail=expected.why or "no link's bytes were read")
+        return Observation(value=None, detail="no link's bytes were read")
     return Observation(value=worst[0], detail=f"{worst[1]}, as a share of the fullest way's expected bytes")
 
 
+def _doubt(ways: Sequence[Way]) -> str:
+    """Say why the bytes of these ways are not known as a whole; empty: they are.
+
+    What was not read may be what the rest is to be compared with: the busiest link, or the only idle one.
+    """
+    unread = [way for way in ways if way.size_bytes is None]
+    if unread:
+        return f"the bytes from {unread[0].src} to {unread[0].dst} were not read; {len(ways)} ways are to be compared"
+    reset = next((way for way in ways if way.at_least), None)
+    return f"the counter of {reset.src}:{reset.dst} began anew during the run" if reset else ""
+
+
 def _spread(kind: str, loads: Sequence[LinkLoad]) -> Observation:
-    sizes = [one.up.size_bytes for one in loads if one.up.size_bytes is not None]
+    if len(loads) < 2:  # noqa: PLR2004 - one link is always even
+        return Observation(value=None, detail=f"it has {len(loads)} uplinks; two are needed")
+    if why := _doubt([one.up for one in loads]):
+        return Observation(value=None, detail=why)
+    sizes = [one.up.size_bytes or 0 for one in loads]
     value = max_over_mean(sizes) if kind == "mmr" else jain(sizes)
     if value is None:
-        why = (
-            "nothing was sent up" if len(sizes) > 1 else f"the bytes of {len(sizes)} uplinks were read; two are needed"
-        )
-        return Observation(value=None, detail=why)
-    if reset := [one.name for one in loads if one.up.at_least]:
-        return Observation(value=None, detail=f"the counter of {reset[0]} began anew during the run")
+        return Observation(value=None, detail="nothing was sent up")
     largest = max(loads, key=lambda one: one.up.size_bytes or 0)
     return Observation(value=value, detail=f"of {len(sizes)} uplinks; most on {largest.name}, {_bytes(largest.up)}")
 
@@ -104,26 +120,27 @@ def _busier(load: LinkLoad) -> int:
 
 
 def _utilisation(place: str, loads: Sequence[LinkLoad], most: Mapping[str, float]) -> Observation:
-    shares = {
-        one.name: _busier(one) / most[one.name]
-        for one in loads
-        if one.name in most and (one.up.size_bytes is not None or one.down.size_bytes is not None)
-    }
-    if not shares or (place not in ("max", "mean") and place not in shares):
-        return Observation(value=None, detail=_NO_SPEED if not most else "its bytes were not read")
+    wanted = [one for one in loads if one.name in most and place in ("max", "mean", one.name)]
+    if not wanted:
+        return Observation(value=None, detail=_NO_SPEED)
+    if why := _doubt([way for one in wanted for way in (one.up, one.down)]):
+        return Observation(value=None, detail=why)
+    shares = {one.name: _busier(one) / most[one.name] for one in wanted}
     if place == "mean":
         return Observation(
             value=sum(shares.values()) / len(shares), detail=f"over {len(shares)} links between switches"
         )
-    busiest = max(shares, key=lambda name: shares[name]) if place == "max" else place
+    busiest = max(shares, key=lambda name: shares[name])
     return Observation(value=shares[busiest], detail=f"{busiest}, its busier direction")
 
 
 def _bisection(tiers: Mapping[SwitchRole, Sequence[LinkLoad]], most: Mapping[str, float]) -> Observation:
     tier = next((name for name in reversed(_TIERS) if tiers[name]), None)
-    loads = [one for one in tiers[tier] if one.name in most and one.up.size_bytes is not None] if tier else []
+    loads = [one for one in tiers[tier] if one.name in most] if tier else []
     if not loads:
         return Observation(value=None, detail=_NO_SPEED if tier else "there are no links between switches")
+    if why := _doubt([one.up for one in loads]):
+        return Observation(value=None, detail=why)
     sent = sum(one.up.size_bytes or 0 for one in loads)
     value = sent / sum(most[one.name] for one in loads)
     return Observation(value=value, detail=f"{sent:,} bytes up over {len(loads)} uplinks of the {tier} tier")
