@@ -67,6 +67,10 @@ class CommandFailed(LabError):
     """A command on a node ended with an error or ran past its deadline."""
 
 
+class HalfProvisioned(LabError):
+    """Provisioning failed after it had reached a machine, which may be changed in part."""
+
+
 class DirtyLab(LabError):
     """The lab is not in its baseline state, or nobody can tell."""
 

@@ -26,7 +26,7 @@ from typing import Any, Literal
 import ansible_runner
 
 from testbed.directories import private_dir, short_dir
-from testbed.errors import LabError
+from testbed.errors import HalfProvisioned, LabError
 from testbed.inventory import rates
 from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import Lab, runtime_inventory
@@ -254,13 +254,14 @@ def _verify_play() -> _Play:
 
 @dataclass(kw_only=True)
 class _Seen:
-    """What the events of a run have told so far."""
+    """What the events of a run have told so far. `reached`: a task has run on a machine."""
 
     on_event: OnEvent
     changes: dict[str, list[str]] = field(default_factory=dict)
     notes: dict[str, list[str]] = field(default_factory=dict)
     results: dict[str, dict[str, Any]] = field(default_factory=dict)
     problems: list[Event] = field(default_factory=list)
+    reached: bool = False
 
     def take(self, raw: Mapping[str, Any]) -> bool:
         """Handle one event of ansible-runner; it is kept on disk too."""
@@ -283,6 +284,7 @@ class _Seen:
             detail=str(result.get("msg") or "; ".join(changes)).strip(),
             seconds=float(data.get("duration") or 0.0),
         )
+        self.reached |= state in {"ok", "changed", "failed"}
         if state in {"failed", "unreachable"} and not data.get("ignore_errors"):
             self.problems.append(event)
         self.on_event(event)
@@ -328,7 +330,7 @@ def _run(play: _Play, site: Site, on_event: OnEvent | None) -> ProvisionResult:
     if interrupted:
         raise SystemExit(128 + interrupted[0])  # what a shell tells of a process that a signal ended
     if status != "successful":
-        raise _failure(play, status, seen.problems, folder)
+        raise _failure(play, status, seen, folder)
     stats = runner.stats or {}
     return ProvisionResult(
         changed={name: int(count) for name, count in stats.get("changed", {}).items()},
@@ -449,14 +451,15 @@ def _uses(entry: Path, folder: Path) -> bool:
     return bytes(folder) in argv and not programs.isdisjoint(("ssh", "ansible-playbook"))
 
 
-def _failure(play: _Play, status: str, problems: list[Event], folder: Path) -> LabError:
+def _failure(play: _Play, status: str, seen: _Seen, folder: Path) -> LabError:
+    kind = HalfProvisioned if seen.reached and not play.check else LabError
     where = f"Ansible's output is in {folder / 'artifacts' / 'run' / 'stdout'}"
-    if problems:
-        told = "; ".join(f"{event.node}: {event.task}: {event.detail or event.state}" for event in problems)
-        return LabError(f"{play.name}: {told}. {where}")
+    if seen.problems:
+        told = "; ".join(f"{event.node}: {event.task}: {event.detail or event.state}" for event in seen.problems)
+        return kind(f"{play.name}: {told}. {where}")
     if status == "timeout":
-        return LabError(f"{play.name} did not end within {play.timeout_s} s. {where}")
-    return LabError(f"{play.name}: Ansible ended as {status}: {_last_lines(folder)}. {where}")
+        return kind(f"{play.name} did not end within {play.timeout_s} s. {where}")
+    return kind(f"{play.name}: Ansible ended as {status}: {_last_lines(folder)}. {where}")
 
 
 def _last_lines(folder: Path) -> str:

@@ -190,11 +190,14 @@ def mark(folder: Path, reasons: Sequence[str], before: Fingerprint | None, *, co
 
 
 @contextlib.contextmanager
-def changing(folder: Path, command: str) -> Iterator[None]:
+def changing(
+    folder: Path, command: str, *, leaves_unknown: tuple[type[FaultbedError], ...] = (RevertFailed,)
+) -> Iterator[None]:
     """Mark a lab as DIRTY for as long as a command changes it whose end no comparison follows.
 
     The mark goes when the block ends, or fails with an error that tells the person what is wrong; a kill, an interrupt,
-    a defect of ours or a fault that is not reverted leaves it. The same command, run again to its end, removes it then.
+    a defect of ours or an error of `leaves_unknown` leaves it. The same command, run again to its end, removes it then.
+    A mark that another command has written meanwhile stays.
 
     Raises:
         OSError: the mark cannot be written.
@@ -203,13 +206,19 @@ def changing(folder: Path, command: str) -> Iterator[None]:
     sentence = f"`{command}` (process {os.getpid()}) did not get to its end: run it again"
     is_ours = mark(folder, [sentence], before, command=command)
     is_ours = is_ours or (left_by(folder) == command and before is None)
+    ours = _read(folder) if is_ours else {}
     try:
         yield
     except FaultbedError as error:
-        if is_ours and not isinstance(error, RevertFailed):
-            _path(folder).unlink(missing_ok=True)
+        if not isinstance(error, leaves_unknown):
+            _remove(folder, ours)
         raise
-    if is_ours:
+    _remove(folder, ours)
+
+
+def _remove(folder: Path, said: Mapping[str, Any]) -> None:
+    """Remove the mark if it still says this: after a `reset` meanwhile, it may be that of a run that ended DIRTY."""
+    if said and _read(folder) == said:
         _path(folder).unlink(missing_ok=True)
 
 

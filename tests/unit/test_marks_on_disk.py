@@ -20,7 +20,7 @@ from harness.cli.main import cli
 from testbed import lab as lab_module
 from testbed import provision
 from testbed.directories import lab_dir
-from testbed.errors import DirtyLab, LabError, RevertFailed
+from testbed.errors import DirtyLab, HalfProvisioned, LabError, RevertFailed
 from testbed.observe.fingerprint import Fingerprint
 from testbed.shipped import inventories
 from testbed.tenancy import dirty, in_progress, lab_lease
@@ -103,6 +103,17 @@ def test_change_that_fails_leaves_a_mark_where_something_may_be_left(tmp_path, e
     assert dirty.is_marked(tmp_path) is stays
 
 
+@pytest.mark.parametrize("error", [None, LabError("no")])
+def test_change_leaves_the_mark_that_another_command_has_written_meanwhile(tmp_path, error):
+    """`reset` removed the mark of a slow `heal`, a run ended DIRTY, and the end of that `heal` called the lab clean."""
+    with contextlib.suppress(LabError), dirty.changing(tmp_path, "heal"):
+        dirty.clean(tmp_path)
+        dirty.mark(tmp_path, ["host1: link be0 was UP, is DOWN"], BEFORE)
+        if error:
+            raise error
+    assert dirty.reasons(tmp_path) == ("host1: link be0 was UP, is DOWN",)
+
+
 @pytest.fixture
 def healing(tmp_path, monkeypatch):
     """`faultbed heal` on a soft lab whose machines are not there."""
@@ -164,6 +175,22 @@ def test_provision_that_is_interrupted_leaves_the_rack_dirty_until_it_is_run_aga
     assert "`provision`" in dirty.reasons(lab_dir("rack-h100"))[0]
     assert call(lambda *_, **__: done).exception is None
     assert not dirty.is_marked(lab_dir("rack-h100"))
+
+
+def test_provision_that_fails_leaves_the_rack_dirty_until_it_is_run_again_or_undone(rack, monkeypatch):
+    """Some of its machines may be changed, and the next run took what they were then for normal."""
+    calls = []
+
+    def fails(*_, **__):
+        calls.append("play")
+        raise HalfProvisioned("host2: no space left on device")
+
+    monkeypatch.setattr(provision, "play", fails)
+    for words in (("provision", "host1"), ("provision", "host1"), ("provision", "--teardown", "host1")):
+        done = CliRunner().invoke(cli, ["--lab", str(rack), *words], standalone_mode=False)
+        assert "no space left" in str(done.exception)
+        assert dirty.is_marked(lab_dir("rack-h100"))
+    assert len(calls) == 3
 
 
 def test_provision_of_a_rack_that_a_fault_left_dirty_is_refused(rack, monkeypatch):

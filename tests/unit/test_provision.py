@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from testbed.errors import LabError
+from testbed.errors import HalfProvisioned, LabError
 from testbed.inventory.lab_inventory import load
-from testbed.provision import Event, Site, _environment, _is_ours, _Seen, provision
+from testbed.provision import Event, Site, _environment, _failure, _is_ours, _Play, _Seen, provision
 from testbed.shipped import inventories
 
 
@@ -113,3 +113,21 @@ def test_events_become_progress_and_results():
     assert seen.changes == {"host1": ["a", "b"]}
     assert seen.notes == {"host1": ["c", "d"]}, "those of all tasks, not of the last"
     assert [problem.detail for problem in seen.problems] == ["no wire"]
+
+
+@pytest.mark.parametrize(
+    ("events", "check", "half"),
+    [
+        (["runner_on_unreachable"], False, False),
+        (["runner_on_ok", "runner_on_unreachable"], False, True),
+        (["runner_on_failed"], False, True),
+        (["runner_on_ok"], False, True),  # a time-out: no task has failed
+        (["runner_on_ok", "runner_on_failed"], True, False),
+    ],
+)
+def test_failure_after_a_machine_was_reached_says_that_it_may_be_changed(tmp_path, events, check, half):
+    seen = _Seen(on_event=lambda _: None)
+    for event in events:
+        seen.take(raw(event, msg="no wire"))
+    error = _failure(_Play(name="rack", timeout_s=1, check=check), "timeout", seen, tmp_path)
+    assert isinstance(error, HalfProvisioned) is half

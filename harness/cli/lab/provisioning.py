@@ -10,7 +10,7 @@ import click
 from harness.cli.context import Session, json_option, pass_session
 from inject.policy.safety import Forbidden, policy_of
 from testbed import provision as provision_module
-from testbed.errors import FaultbedError, UsageError
+from testbed.errors import FaultbedError, HalfProvisioned, UsageError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.inventory.schema import near
 from testbed.lab import Lab, open_lab
@@ -19,6 +19,9 @@ from testbed.tenancy import audit_log, dirty
 from testbed.tenancy.lab_lease import hold
 
 __all__ = ["COMMANDS", "allow", "machines_of", "playbook_of"]
+
+_PROVISION = "provision"
+"""What marks of interrupted commands call all of these."""
 
 
 @click.command()
@@ -60,7 +63,7 @@ def provision(
             site = provision_module.site_of(lab)
             done = provision_module.play(site, playbook, check=True, tags=roles, machines=machines, on_event=told)
         else:
-            if dirty.left_by(lab.state_dir) != _command(playbook):  # that one is run again now
+            if not dirty.left_by(lab.state_dir).startswith(_PROVISION):  # that one is run again, or undone, now
                 dirty.admit(lab, progress)
             done = _do(lab, playbook, machines, roles, told)
     _show(session, inventory, done, check=check, as_json=as_json)
@@ -123,7 +126,7 @@ def _do(lab: Lab, playbook: str, machines: Sequence[str], roles: Sequence[str], 
     revert = [] if playbook == "rack-teardown" else [f"faultbed provision --teardown {' '.join(machines)}".strip()]
     audit_log.append(lab.state_dir, "provisioning", **what, revert=revert)
     try:
-        with dirty.changing(lab.state_dir, _command(playbook)):
+        with dirty.changing(lab.state_dir, _command(playbook), leaves_unknown=(HalfProvisioned,)):
             done = provision_module.play(
                 provision_module.site_of(lab), playbook, tags=roles, machines=machines, on_event=on_event
             )
@@ -135,7 +138,7 @@ def _do(lab: Lab, playbook: str, machines: Sequence[str], roles: Sequence[str], 
 
 
 def _command(playbook: str) -> str:
-    return f"provision{' --teardown' if playbook == 'rack-teardown' else ''}"
+    return f"{_PROVISION}{' --teardown' if playbook == 'rack-teardown' else ''}"
 
 
 def _show(session: Session, inventory: Inventory, done: ProvisionResult, *, check: bool, as_json: bool) -> None:
