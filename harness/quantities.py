@@ -21,6 +21,7 @@ _DURATION_UNITS_NS = {
     "s": 1_000_000_000,
     "m": 60_000_000_000,
     "h": 3_600_000_000_000,
+    "d": 86_400_000_000_000,
 }
 _SIZE_UNITS_BYTES = {
     "": 1,
@@ -49,7 +50,7 @@ def _parse(text: str, units: dict[str, int], what: str, example: str) -> int:
 
 
 def parse_duration_ns(text: str) -> int:
-    """Nanoseconds in "8s", "500ms", "2m", "1.5s".
+    """Nanoseconds in "8s", "500ms", "2m", "1.5s", "7d".
 
     Raises:
         ValueError: not a number with a unit of time.

@@ -28,7 +28,7 @@ import shlex
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import TypeVar
@@ -52,6 +52,8 @@ from traffic.probes.results import ProbeTrips
 __all__ = ["RunDir", "create", "describe_environment", "open_run", "repro_script", "write_flights", "write_pooled"]
 
 _ROOT = Path(__file__).resolve().parents[2]
+_STARTED = "%Y%m%dT%H%M%SZ"
+"""How a directory's name begins."""
 _PACKAGES = ("numpy", "msgspec", "pyarrow", "paramiko", "ansible-core", "pyroute2", "scapy")
 
 T = TypeVar("T")
@@ -75,6 +77,14 @@ class RunDir:
     def report(self) -> Path:
         """The report."""
         return self.path / "report.html"
+
+    @property
+    def started(self) -> datetime:
+        """When the run began (UTC), by the directory's name; if that was changed, when its verdict was written."""
+        try:
+            return datetime.strptime(self.path.name.partition("-")[0], _STARTED).replace(tzinfo=UTC)
+        except ValueError:
+            return datetime.fromtimestamp((self.path / "verdict.json").stat().st_mtime, UTC)
 
     def write_plan(self, plan: Plan) -> None:
         """Write `plan.json`."""
@@ -254,7 +264,7 @@ def create(
     Raises:
         UsageError: the directory cannot be made.
     """
-    stem = f"{started:%Y%m%dT%H%M%SZ}-{name}-{seed}"
+    stem = f"{started:{_STARTED}}-{name}-{seed}"
     for number in range(1, 100):
         path = root / (stem if number == 1 else f"{stem}-{number}")
         try:

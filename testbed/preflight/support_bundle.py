@@ -61,7 +61,7 @@ class Scrubber:
     """Replaces what tells a lab apart, alike in all outputs of a bundle."""
 
     def __init__(self) -> None:
-        self._known: dict[str, str] = {}
+        self._known: dict[str, int] = {}
 
     def scrub(self, text: str) -> str:
         """The text without secrets; what it replaces keeps its form."""
@@ -74,8 +74,7 @@ class Scrubber:
         return _IPV4.sub(lambda hit: hit[0] if hit[0] in _KEPT else self._ipv4(hit[0]), found)
 
     def _number(self, what: str) -> int:
-        self._known.setdefault(what, str(len(self._known) + 1))
-        return int(self._known[what])
+        return self._known.setdefault(what, len(self._known) + 1)
 
     def _instead(self, what: str, form: str) -> str:
         return form.format(self._number(what.lower()))

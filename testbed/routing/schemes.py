@@ -19,12 +19,11 @@ from dataclasses import dataclass, field
 
 from testbed.errors import UsageError
 from testbed.model.topology import Link, Topology
+from testbed.packets.bth import ROCE_PORT
 from testbed.routing.jenkins_hash import nft_jhash
 from testbed.suggestions import nearest
 
 __all__ = ["SCHEMES", "Choice", "Flow", "Routing", "Scheme", "scheme_named"]
-
-ROCE_PORT = 4791
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 
 from testbed.errors import UsageError
-from testbed.model.topology import Link, SwitchRole, Topology
+from testbed.model.topology import Link, Topology
 
 __all__ = ["ValleyFreePaths"]
-
-_TIER: dict[SwitchRole, int] = {"rtsw": 0, "ctsw": 1, "atsw": 2}
 
 
 class ValleyFreePaths:
@@ -30,14 +28,12 @@ class ValleyFreePaths:
     def __init__(self, topology: Topology, *, failed: frozenset[str] = frozenset()) -> None:
         if unknown := failed - {link.name for link in topology.uplinks}:
             raise UsageError(f"no link between switches is called {', '.join(sorted(unknown))}; see `faultbed status`")
-        tier = {switch.name: _TIER[switch.role] for switch in topology.switches}
-        self._up: dict[str, list[Link]] = {name: [] for name in tier}
-        self._down: dict[str, list[Link]] = {name: [] for name in tier}
+        self._up: dict[str, list[Link]] = {switch.name: [] for switch in topology.switches}
+        self._down: dict[str, list[Link]] = {switch.name: [] for switch in topology.switches}
         for link in topology.uplinks:
-            low, high = sorted((link.a.node, link.b.node), key=tier.__getitem__)
-            if link.name not in failed and tier[low] != tier[high]:
-                self._up[low].append(link)
-                self._down[high].append(link)
+            if link.name not in failed:
+                self._up[link.a.node].append(link)  # `a` is the lower end
+                self._down[link.b.node].append(link)
         self._distance: dict[tuple[str, str], float] = {}
         self._hops: dict[tuple[str, str], tuple[Link, ...]] = {}
 

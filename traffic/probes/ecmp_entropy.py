@@ -21,11 +21,11 @@ from dataclasses import dataclass
 
 from testbed.lab import Lab
 from testbed.model.topology import Topology
+from testbed.packets.bth import ROCE_PORT
 from traffic.engine.run_results import Connection
 
 __all__ = [
     "QUERY_TIMEOUT_S",
-    "ROCE_PORT",
     "Flow5",
     "data_and_ack_paths",
     "data_paths",
@@ -35,7 +35,6 @@ __all__ = [
     "udp_sport",
 ]
 
-ROCE_PORT = 4791
 GOLDEN_RATIO_32 = 0x61C88647
 MAX_HOPS = 6
 QUERY_TIMEOUT_S = 30.0

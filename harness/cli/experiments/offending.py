@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import shlex
 import time
 from collections.abc import Iterator, Sequence
@@ -31,7 +30,6 @@ from testbed.model.topology import Topology
 
 __all__ = ["COMMANDS"]
 
-_STARTED = re.compile(r"(\d{8}T\d{6}Z)-")
 _COLOURS = {"RMA": "red", "drain": "yellow", "watch": "dim"}
 _PROGRESS_S = 2.0
 _HAND_OVERS = ("slurm", "kubernetes", "hostfile")
@@ -102,7 +100,7 @@ def offenders_command(
             measured = directory.read_measurements()
             counts["runs"] += 1
             counts["drills"] += bool(measured.faults)
-            strikes += strikes_of_run(measured, verdict, origin=path.name, at=_begun(path), drills=drills)
+            strikes += strikes_of_run(measured, verdict, origin=path.name, at=directory.started, drills=drills)
     for path in preflights:
         strikes += strikes_of_preflight(_decoded(path), origin=path.name, at=_changed(path))
     found = offenders(strikes, topology, thresholds, now=datetime.now(UTC))
@@ -125,12 +123,6 @@ def _run_directories(runs: Path) -> Iterator[Path]:
         yield from sorted(path.parent for path in runs.glob("*/verdict.json"))
 
 
-def _begun(path: Path) -> datetime:
-    if match := _STARTED.match(path.name):
-        return datetime.strptime(match[1], "%Y%m%dT%H%M%SZ").replace(tzinfo=UTC)
-    return _changed(path / "verdict.json")
-
-
 def _changed(path: Path) -> datetime:
     return datetime.fromtimestamp(path.stat().st_mtime, UTC)
 
@@ -143,9 +135,8 @@ def _decoded(path: Path) -> object:
 
 
 def _duration(text: str) -> timedelta:
-    days = re.fullmatch(r"(\d+(?:\.\d+)?)d", text)
     try:
-        return timedelta(days=float(days[1])) if days else timedelta(microseconds=parse_duration_ns(text) / 1000)
+        return timedelta(microseconds=parse_duration_ns(text) / 1000)
     except (ValueError, OverflowError) as error:
         raise UsageError(f"--half-life {text}: {error}; write 12h or 7d") from error
 
