@@ -1,6 +1,6 @@
-"""What faults a lab can do, target by target: what planning refuses, and what its machines say when they are asked.
+"""What faults a lab can do, target by target: what planning refuses, and what its machines answer.
 
-A machine is asked by the code that would do the fault, up to the point before the first change (`inject.node.probe`):
+The code that would do the fault runs on the machine, up to the point before the first change (`inject.node.probe`):
 the release and the ASIC of a switch, its ACLs and containers, a firmware that keeps ports up, missing tools, foreign
 states. Nothing is changed, and nothing is reserved.
 """
@@ -60,31 +60,30 @@ def targets_of(kind: FaultKind, topology: Topology) -> Iterator[str]:
 
 def abilities(lab: Lab, kinds: Sequence[FaultKind] | None = None) -> list[Ability]:
     """Ask every machine of a lab for all kinds (default: the whole catalogue) at all their targets."""
-    found: dict[tuple[str, str], Ability] = {}
-    asked: dict[str, list[PlannedFault]] = {}
+    answers_by_target: dict[tuple[str, str], Ability] = {}
+    faults_by_node: dict[str, list[PlannedFault]] = {}
     for kind in CATALOGUE.values() if kinds is None else kinds:
         for target in targets_of(kind, lab.topology):
             try:
                 planned = plan(_spec(kind, target), lab.topology, lab_kind=lab.kind)
             except (Unsupported, UsageError) as error:
                 why = str(error).removeprefix("fault: ")
-                found[kind.name, target] = Ability(kind=kind.name, target=target, can="no", why=why)
+                answers_by_target[kind.name, target] = Ability(kind=kind.name, target=target, can="no", why=why)
                 continue
-            found[kind.name, target] = Ability(kind=kind.name, target=target, can="unknown", why="not asked")
-            if planned.place.local:
-                found[kind.name, target] = Ability(kind=kind.name, target=target, can="yes")
-            else:
-                asked.setdefault(planned.place.node, []).append(planned)
-    with ThreadPoolExecutor(max_workers=max(1, len(asked))) as pool:
-        for answers in pool.map(lambda node: _ask(lab, node, asked[node]), asked):
-            found |= {(each.kind, each.target): each for each in answers}
-    return list(found.values())
+            can: Literal["yes", "unknown"] = "yes" if planned.place.local else "unknown"
+            answers_by_target[kind.name, target] = Ability(kind=kind.name, target=target, can=can)
+            if can == "unknown":
+                faults_by_node.setdefault(planned.place.node, []).append(planned)
+    with ThreadPoolExecutor(max_workers=max(1, len(faults_by_node))) as pool:
+        for answers in pool.map(lambda node: _ask(lab, node, faults_by_node[node]), faults_by_node):
+            answers_by_target |= {(each.kind, each.target): each for each in answers}
+    return list(answers_by_target.values())
 
 
-def summary(found: Sequence[Ability]) -> list[tuple[str, str, str, str]]:
-    """Rows (kind, can, targets, why): targets that say the same are told together."""
+def summary(answers: Sequence[Ability]) -> list[tuple[str, str, str, str]]:
+    """Return rows (kind, can, targets, why); targets with the same answer share a row."""
     rows: dict[tuple[str, str, str], list[str]] = {}
-    for each in found:
+    for each in answers:
         rows.setdefault((each.kind, each.can, each.why.replace(each.target, "TARGET")), []).append(each.target)
     most = 4
     return [

@@ -136,7 +136,7 @@ def strikes_of_preflight(content: Any, *, origin: str, at: datetime) -> tuple[St
 def offenders(
     strikes: Iterable[Strike], topology: Topology, thresholds: Thresholds, *, now: datetime
 ) -> tuple[Offender, ...]:
-    """Return everything that was blamed, by score, and what to do: watch it, drain it, or send it to repair (RMA).
+    """Return everything that was blamed, highest score first, with the action that it needs.
 
     RMA needs strikes on as many different days as its threshold has whole strikes, so that one bad night does not
     replace a part.
@@ -144,11 +144,11 @@ def offenders(
     by_name: dict[str, list[Strike]] = {}
     for strike in strikes:
         by_name.setdefault(strike.name, []).append(strike)
-    found = []
+    ranking = []
     for name, of_it in by_name.items():
         newest_first = tuple(sorted(of_it, key=lambda strike: strike.at, reverse=True))
         score = sum(strike.weight * 0.5 ** (_age(strike, now) / thresholds.half_life) for strike in of_it)
-        found.append(
+        ranking.append(
             Offender(
                 name=name,
                 host=_host_of(topology, name),
@@ -157,7 +157,7 @@ def offenders(
                 action=_action(newest_first, score, thresholds),
             )
         )
-    return tuple(sorted(found, key=lambda one: (-one.score, one.name)))
+    return tuple(sorted(ranking, key=lambda one: (-one.score, one.name)))
 
 
 def _action(strikes: Sequence[Strike], score: float, thresholds: Thresholds) -> Action:
@@ -171,7 +171,7 @@ def _age(strike: Strike, now: datetime) -> timedelta:
 
 
 def _host_of(topology: Topology, name: str) -> str:
-    """Return the host that a thing belongs to: `host1`, `host1:gpu0`, `rtsw1:host1:rxe0`; empty if to none."""
+    """Return the host that `host1`, `host1:gpu0` or `rtsw1:host1:rxe0` belongs to; empty if to none."""
     for word in re.split(r"[:\s]", name):
         if word in topology.host_by_name:
             return word

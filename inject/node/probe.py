@@ -40,7 +40,7 @@ def able(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def in_a_child(request: dict[str, Any]) -> str:
-    """The answer as JSON, found in a process of its own: some actuators enter namespaces, or hold sockets."""
+    """Return the answer as JSON, from a child process: some actuators enter namespaces, or hold sockets."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:

@@ -160,7 +160,7 @@ def shapes_of(topology: Topology, lab: LabVars, file: Path) -> dict[str, dict[st
         return {}
     if not 0 < lab.rate_scale < math.inf:
         raise mistake(file, "all.rate_scale", f"must be above 0, not {lab.rate_scale:g}")
-    found: dict[str, dict[str, Shape]] = {}
+    shapes: dict[str, dict[str, Shape]] = {}
     for link, port in _switch_ports(topology):
         tier: TierVars = getattr(lab.tiers, _tier_of(topology, link), None) or TierVars()
         queue_kib = tier.queue_kib if port.queue_kib is None else port.queue_kib
@@ -172,8 +172,8 @@ def shapes_of(topology: Topology, lab: LabVars, file: Path) -> dict[str, dict[st
         on_the_way = math.ceil((rate_bps or MOST_RATE_BPS) * (delay_us or 0) / 1e6 / 8 / lab.mtu)
         packets = DEEP_PACKETS if queue_kib is None else max(1, queue_kib * 1024 // lab.mtu)
         shape = Shape(rate_bps=rate_bps, packets=packets + on_the_way, delay_us=delay_us or 0)
-        found.setdefault(port.node, {})[port.netdev] = shape
-    return found
+        shapes.setdefault(port.node, {})[port.netdev] = shape
+    return shapes
 
 
 def _rate_bps(link: Link, port: Port, scale: float, file: Path) -> int | None:

@@ -39,14 +39,14 @@ def port_counts(path: str = REDIS) -> Iterator[tuple[str, int]]:
             redis.settimeout(_TIMEOUT_S)
             redis.connect(path)
             with redis.makefile("rb") as replies:
-                found = _read(redis, replies)
+                counts = _read(redis, replies)
     except (OSError, ValueError):
         return
-    yield from found.items()
+    yield from counts.items()
 
 
 def _read(redis: socket.socket, replies: BinaryIO) -> dict[str, int]:
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     redis.sendall(_command("SELECT", _COUNTERS_DB) + _command("HGETALL", _NAMES))
     _reply(replies)
     flat = _reply(replies) or []
@@ -55,10 +55,10 @@ def _read(redis: socket.socket, replies: BinaryIO) -> dict[str, int]:
     for port in ports:
         values = dict(zip(_FIELDS, _reply(replies) or []))  # noqa: B905
         for name, fields in _PACKETS.items():
-            told = [values.get(field) for field in fields]
+            values_of_fields = [values.get(field) for field in fields]
             with contextlib.suppress(TypeError, ValueError):  # the ASIC does not count it
-                found[f"{port}.{name}"] = sum(map(int, told))  # type: ignore[arg-type]
-    return found
+                counts[f"{port}.{name}"] = sum(map(int, values_of_fields))  # type: ignore[arg-type]
+    return counts
 
 
 def _command(*words: str) -> bytes:

@@ -1,4 +1,4 @@
-"""What a machine counts, and every switch on it: interfaces, RNICs, queues, GPUs, the IP and TCP layers.
+"""Counters of a machine and of every switch on it.
 
     {"rxe0.out_of_seq_request": 0, "be0.carrier_changes": 2, "be0.queue_drops": 0, "gpu0.nr_throttled": 0, ...}
 
@@ -68,7 +68,7 @@ _TCP = frozenset({"ActiveOpens", "PassiveOpens", "EstabResets", "RetransSegs"})
 
 
 def _ahead_s() -> float:
-    """How far the wall clock is ahead of the uptime: it changes when somebody sets the one, and at no other time."""
+    """Return the seconds from uptime to wall clock; only setting the wall clock changes them."""
     return time.clock_gettime(time.CLOCK_REALTIME) - time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -103,7 +103,7 @@ class Place:
         self._xids = XidLog() if namespace is None else None
 
     def is_stale(self) -> bool:
-        """Whether its namespace has been made anew since."""
+        """Whether the namespace was replaced by a new one of the same name."""
         return self._born != self._identity()
 
     def _identity(self) -> int:
@@ -143,7 +143,7 @@ class Place:
         return found
 
     def sample(self) -> dict[str, int]:
-        """What has moved since the last sample: bytes, packets, queues, the RNICs' counters, throttling of GPUs.
+        """Return the counters that have changed since the last sample.
 
         What the kernel tells is compared as it is, and decoded only where it differs.
         """
@@ -287,7 +287,7 @@ def gpu_counts(name: str, stat: str) -> Counts:
 
 
 def _protocols() -> Counts:
-    """Of the namespace that this process is in."""
+    """Read the IP and TCP counters of the namespace that this process is in."""
     for path in ("/proc/net/snmp", "/proc/net/netstat"):
         with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:
             yield from protocol_counts(file.read())
@@ -300,7 +300,7 @@ def _protocols() -> Counts:
 
 
 def protocol_counts(text: str) -> Counts:
-    """Of /proc/net/snmp or netstat: names in one line, values in the next."""
+    """Parse /proc/net/snmp or netstat, which have names in one line and values in the next."""
     lines = [line.split() for line in text.splitlines()]
     for names, values in zip(lines[::2], lines[1::2]):  # noqa: B905 - Python 3.9 has no strict
         kept, layer = {"Ip:": (_IP, "ip"), "IpExt:": (_IP, "ip"), "Tcp:": (_TCP, "tcp")}.get(names[0], ((), ""))
@@ -332,7 +332,7 @@ def _machine() -> Counts:
 
 
 def _xids(log: XidLog) -> Counts:
-    """Of each GPU; a soft one that has had none is 0."""
+    """Count the XID events of each GPU; 0 for a soft GPU without one."""
     events = log.counts()
     for gpu in {_unit(f"{folder}/") for folder in glob.glob(f"{_SLICE}/*.service")} | events.keys():
         yield f"{gpu}.xids", events[gpu]
@@ -360,7 +360,7 @@ def stepped_s() -> int:
 
 
 def cpu_waits(text: str) -> Counts:
-    """Of /proc/schedstat, the eighth field of a CPU: ns that tasks have waited to run (sched-stats.rst), here in µs."""
+    """Parse /proc/schedstat: how long tasks have waited for each CPU, in µs (eighth field, in ns; sched-stats.rst)."""
     for line in text.splitlines():
         if line.startswith("cpu"):
             cpu, *fields = line.split()
@@ -374,7 +374,7 @@ def is_full(path: str) -> bool:
 
 
 def _arguments(path: str) -> list[bytes]:
-    """Of the same process; none: it is gone."""
+    """Return the command line of the process that a /proc path belongs to; empty if it has ended."""
     try:
         with open(f"{path.rpartition('/')[0]}/cmdline", "rb") as file:
             return file.read().split(b"\0")

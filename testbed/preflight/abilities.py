@@ -92,5 +92,5 @@ def _of_sonic(switch: Switch, values: Mapping[str, str]) -> Iterator[tuple[str, 
 
 
 def _version(text: str) -> tuple[int, int] | None:
-    found = re.search(r"(\d+)\.(\d+)", text)
-    return (int(found[1]), int(found[2])) if found else None
+    match = re.search(r"(\d+)\.(\d+)", text)
+    return (int(match[1]), int(match[2])) if match else None

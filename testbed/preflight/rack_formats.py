@@ -70,7 +70,10 @@ _CHRONY_OFFSET, _CHRONY_FIELDS = 4, 14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU as `testbed.node.nvml.look` tells it; None: it cannot tell, `why`: it does not answer at all."""
+    """A GPU as `testbed.node.nvml.look` reports it.
+
+    A field is None if the GPU does not report it. `why` is set if the GPU does not answer at all.
+    """
 
     index: int
     why: str | None = None
@@ -90,12 +93,12 @@ class Gpu:
 
     @property
     def place(self) -> str:
-        """How it is told apart on its host."""
+        """Its index on the host, with its bus id where that is known."""
         return f"gpu{self.index}" + (f" ({self.bus_id})" if self.bus_id else "")
 
     @property
     def clocks_set(self) -> bool:
-        """Whether somebody has set or locked its clocks."""
+        """Whether its clocks are set or locked."""
         return self.reasons is not None and clocks_set(self.reasons, self.sm_mhz, self.sm_max_mhz)
 
     def has(self, reason: int) -> bool:
@@ -114,7 +117,7 @@ class Gpus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Qos:
-    """What an RNIC does with priorities: what it trusts and pauses (None: not told), and the priority of each DSCP."""
+    """Priorities of an RNIC: what it trusts, what it pauses, and the priority of each DSCP (None: not reported)."""
 
     trust: str | None
     pfc: frozenset[int] | None
@@ -132,7 +135,7 @@ def key_values(text: str) -> dict[str, str]:
 
 
 def keeps_up(text: str) -> bool | None:
-    """Whether a port's firmware keeps it up now, of `mlxconfig -e query KEEP_ETH_LINK_UP_Px`; None: not told.
+    """Parse `mlxconfig -e query KEEP_ETH_LINK_UP_Px`: whether the firmware keeps the port up; None: not reported.
 
     Columns are default, current and next boot (mstflint, mlxcfg_ui.cpp): the middle one counts.
     """
@@ -232,7 +235,7 @@ def qos_untold(have: Qos, *, trust: str) -> list[str]:
 
 
 def gpus(text: str) -> Gpus:
-    """What a host's watcher told of its GPUs; an answer of another shape has none, and says so."""
+    """Parse a watcher's report of its host's GPUs; a report of another format gives no GPUs and the reason."""
     try:
         return msgspec.json.decode(text, type=Gpus)
     except msgspec.MsgspecError:

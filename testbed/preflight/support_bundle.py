@@ -58,7 +58,7 @@ _KEPT = {"0.0.0.0", "255.255.255.255", "127.0.0.1"}  # noqa: S104 - no address t
 
 
 class Scrubber:
-    """Replaces what tells a lab apart, alike in all outputs of a bundle."""
+    """Replaces what identifies a lab, the same way in all outputs of a bundle."""
 
     def __init__(self) -> None:
         self._known: dict[str, int] = {}
@@ -66,12 +66,12 @@ class Scrubber:
     def scrub(self, text: str) -> str:
         """The text without secrets; what it replaces keeps its form."""
         lines = [line for line in text.splitlines() if not _SECRET.search(line)]
-        found = "\n".join(lines) + ("\n" if lines else "")
-        found = _SERIAL.sub(lambda hit: hit[1] + self._instead(hit[2], "SN{:08d}"), found)
-        found = _UUID.sub(lambda hit: self._instead(hit[0], "00000000-0000-0000-0000-{:012d}"), found)
-        found = _MAC.sub(lambda hit: self._mac(hit[0]), found)
-        found = _IPV6.sub(lambda hit: self._ipv6(hit[0]), found)
-        return _IPV4.sub(lambda hit: hit[0] if hit[0] in _KEPT else self._ipv4(hit[0]), found)
+        scrubbed = "\n".join(lines) + ("\n" if lines else "")
+        scrubbed = _SERIAL.sub(lambda hit: hit[1] + self._instead(hit[2], "SN{:08d}"), scrubbed)
+        scrubbed = _UUID.sub(lambda hit: self._instead(hit[0], "00000000-0000-0000-0000-{:012d}"), scrubbed)
+        scrubbed = _MAC.sub(lambda hit: self._mac(hit[0]), scrubbed)
+        scrubbed = _IPV6.sub(lambda hit: self._ipv6(hit[0]), scrubbed)
+        return _IPV4.sub(lambda hit: hit[0] if hit[0] in _KEPT else self._ipv4(hit[0]), scrubbed)
 
     def _number(self, what: str) -> int:
         return self._known.setdefault(what, len(self._known) + 1)

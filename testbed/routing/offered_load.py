@@ -96,13 +96,13 @@ def uplink_mmr(topology: Topology, load: Mapping[Direction, float]) -> dict[str,
 
     Switches that send nothing up, or have one uplink, are left out.
     """
-    found = {}
+    mmr_by_name = {}
     for switch in topology.switches:
         up = [load[link.name, switch.name] for link in topology.uplinks if link.a.node == switch.name]
         mmr = max_over_mean(up)
         if mmr is not None:
-            found[switch.name] = mmr
-    return found
+            mmr_by_name[switch.name] = mmr
+    return mmr_by_name
 
 
 def tier_mmr(topology: Topology, load: Mapping[Direction, float]) -> dict[str, float]:
@@ -110,7 +110,7 @@ def tier_mmr(topology: Topology, load: Mapping[Direction, float]) -> dict[str, f
 
     Links to one spine count together: this is how many times its fair share the busiest spine carries.
     """
-    found = {}
+    mmr_by_name = {}
     for role in ("ctsw", "atsw"):
         received = {switch.name: 0.0 for switch in topology.switches if switch.role == role}
         for link in topology.uplinks:
@@ -118,5 +118,5 @@ def tier_mmr(topology: Topology, load: Mapping[Direction, float]) -> dict[str, f
                 received[link.b.node] += load[link.name, link.a.node]
         mmr = max_over_mean(received.values())
         if mmr is not None:
-            found[role] = mmr
-    return found
+            mmr_by_name[role] = mmr
+    return mmr_by_name

@@ -72,13 +72,13 @@ def watch(state_dir: Path) -> None:
     with _lock:
         if _key(state_dir) in _begun:
             return
-        found = _read(state_dir)
-        if not found.id:
+        current = _read(state_dir)
+        if not current.id:
             with contextlib.suppress(OSError), _locked(state_dir):
-                found = _read(state_dir)
-                if not found.id:
-                    found = _write(state_dir, _Record(id=secrets.token_hex(8), number=0, entries=()))
-        _begun[_key(state_dir)] = found
+                current = _read(state_dir)
+                if not current.id:
+                    current = _write(state_dir, _Record(id=secrets.token_hex(8), number=0, entries=()))
+        _begun[_key(state_dir)] = current
 
 
 def record(state_dir: Path, what: str, covers: Sequence[str] = (WHOLE_LAB,)) -> None:
@@ -89,9 +89,9 @@ def record(state_dir: Path, what: str, covers: Sequence[str] = (WHOLE_LAB,)) -> 
     """
     try:
         with _locked(state_dir):
-            found = _read(state_dir)
+            current = _read(state_dir)
             entry = {
-                "number": found.number + 1,
+                "number": current.number + 1,
                 "what": what,
                 "who": _who(),
                 "pid": os.getpid(),
@@ -100,10 +100,10 @@ def record(state_dir: Path, what: str, covers: Sequence[str] = (WHOLE_LAB,)) -> 
                 "machine": _machine(),
                 "processes": [list(each) for each in ancestors().items()],
             }
-            entries = (*found.entries, entry)[-_MOST_ENTRIES:]
+            entries = (*current.entries, entry)[-_MOST_ENTRIES:]
             _write(
                 state_dir,
-                _Record(id=found.id or secrets.token_hex(8), number=found.number + 1, entries=entries),
+                _Record(id=current.id or secrets.token_hex(8), number=current.number + 1, entries=entries),
             )
     except OSError:
         is_ours = since_begin(state_dir) is None
@@ -151,7 +151,7 @@ def refuse(state_dir: Path, name: str, covers: Sequence[str] = (WHOLE_LAB,)) -> 
 
 
 def forget(state_dir: Path) -> None:
-    """Begin anew: this process itself has removed the lab's state directory."""
+    """Forget what was noted by `watch`, because this process itself has removed the lab's state directory."""
     with _lock:
         _begun.pop(_key(state_dir), None)
 
@@ -171,16 +171,16 @@ def _read(state_dir: Path) -> _Record:
         said = json.loads(path_of(state_dir).read_bytes())
         entries = tuple(dict(entry) for entry in said["entries"])
         numbers = [int(entry["number"]) for entry in entries]
-        found = _Record(id=str(said["id"]), number=int(said["number"]), entries=entries)
+        current = _Record(id=str(said["id"]), number=int(said["number"]), entries=entries)
     except (OSError, ValueError, KeyError, TypeError):
         return _NONE
-    return found if numbers == list(range(found.number - len(numbers) + 1, found.number + 1)) else _NONE
+    return current if numbers == list(range(current.number - len(numbers) + 1, current.number + 1)) else _NONE
 
 
-def _write(state_dir: Path, found: _Record) -> _Record:
-    said = {"id": found.id, "number": found.number, "entries": found.entries}
+def _write(state_dir: Path, current: _Record) -> _Record:
+    said = {"id": current.id, "number": current.number, "entries": current.entries}
     durable.replace(path_of(state_dir), json.dumps(said).encode())
-    return found
+    return current
 
 
 @contextlib.contextmanager

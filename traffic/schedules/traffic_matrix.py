@@ -1,4 +1,4 @@
-"""Who sends how much to whom in a collective, whatever the steps."""
+"""The traffic matrix of a collective: bytes from each rank to each other rank, summed over its steps."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def expected_loads(run: Measurements) -> ExpectedLoad:
     for one in run.connections:
         by_pair.setdefault((one.src, one.dst), []).append(one)
     mtu = QpParams.of({k: v for k, v in (run.workload.get("qp") or {}).items() if k in QpParams.__slots__}).mtu
-    found: Counter[tuple[str, str]] = Counter()
+    bytes_by_way: Counter[tuple[str, str]] = Counter()
     for (src, dst), messages in pairs.items():
         if src.partition(":")[0] == dst.partition(":")[0]:
             continue
@@ -77,9 +77,9 @@ def expected_loads(run: Measurements) -> ExpectedLoad:
         if len(mine) != 1 or not mine[0].path or not mine[0].ack_path:
             return _nothing(f"the path from {src} to {dst} is not known")
         carried = [_on_the_wire(size, mtu) for size in messages]
-        _add(found, mine[0].path, operations * sum(data for data, _ in carried), run.topology)
-        _add(found, mine[0].ack_path, operations * sum(ack for _, ack in carried), run.topology)
-    return ExpectedLoad(bytes_by_way=dict(found))
+        _add(bytes_by_way, mine[0].path, operations * sum(data for data, _ in carried), run.topology)
+        _add(bytes_by_way, mine[0].ack_path, operations * sum(ack for _, ack in carried), run.topology)
+    return ExpectedLoad(bytes_by_way=dict(bytes_by_way))
 
 
 def with_expected(loads: Sequence[LinkLoad], expected: ExpectedLoad) -> tuple[LinkLoad, ...]:
@@ -128,11 +128,11 @@ def _bytes_by_pair(run: Measurements) -> dict[tuple[str, str], list[int]]:
         iterations=1,
     )
     ranks, _, programs = collective.fit(_Lab(kind=run.lab_kind, topology=run.topology), spec)
-    found: dict[tuple[str, str], list[int]] = {}
+    messages_by_pair: dict[tuple[str, str], list[int]] = {}
     for src, program in zip(ranks, programs, strict=True):
         for _step, dst, _offset, count in program["sends"]:
-            found.setdefault((src.name, ranks[dst].name), []).append(int(count) * ITEM_BYTES[spec.dtype])
-    return found
+            messages_by_pair.setdefault((src.name, ranks[dst].name), []).append(int(count) * ITEM_BYTES[spec.dtype])
+    return messages_by_pair
 
 
 def _on_the_wire(size: int, mtu: int) -> tuple[int, int]:
@@ -141,7 +141,7 @@ def _on_the_wire(size: int, mtu: int) -> tuple[int, int]:
     return size + packets * HEADER_BYTES + WRITE_BYTES, math.ceil(packets / PACKETS_PER_ACK) * ACK_BYTES
 
 
-def _add(found: Counter[tuple[str, str]], path: Sequence[str], size: int, topology: Topology) -> None:
+def _add(bytes_by_way: Counter[tuple[str, str]], path: Sequence[str], size: int, topology: Topology) -> None:
     for here, then in itertools.pairwise(path):
         if here in topology.switch_by_name and then in topology.switch_by_name:
-            found[here, then] += size
+            bytes_by_way[here, then] += size

@@ -58,8 +58,8 @@ def link_metrics(run: Measurements) -> dict[str, Observation]:
     most = carried_at_most(run)
     roles = {one.name: one.role for one in run.topology.switches}
     tiers = {tier: [one for one in loads if roles[one.up.src] == tier] for tier in _TIERS}
-    by_place: dict[str, list[LinkLoad]] = {str(tier): found for tier, found in tiers.items()}
-    found = {
+    by_place: dict[str, list[LinkLoad]] = {str(tier): of_tier for tier, of_tier in tiers.items()}
+    metrics = {
         "link_bytes.error": _error(run, loads),
         "jfi": _spread("jfi", tiers["rtsw"]),
         "bisection": _bisection(tiers, most),
@@ -67,10 +67,10 @@ def link_metrics(run: Measurements) -> dict[str, Observation]:
     for name in names(run.topology):
         kind, _, place = name.partition(".")
         if kind == "mmr":
-            found[name] = _spread(kind, by_place.get(place) or [one for one in loads if one.up.src == place])
+            metrics[name] = _spread(kind, by_place.get(place) or [one for one in loads if one.up.src == place])
         else:
-            found[name] = _utilisation(place, loads, most)
-    return found
+            metrics[name] = _utilisation(place, loads, most)
+    return metrics
 
 
 def _error(run: Measurements, loads: Sequence[LinkLoad]) -> Observation:

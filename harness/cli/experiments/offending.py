@@ -103,18 +103,18 @@ def offenders_command(
             strikes += strikes_of_run(measured, verdict, origin=path.name, at=directory.started, drills=drills)
     for path in preflights:
         strikes += strikes_of_preflight(_decoded(path), origin=path.name, at=_changed(path))
-    found = offenders(strikes, topology, thresholds, now=datetime.now(UTC))
+    ranking = offenders(strikes, topology, thresholds, now=datetime.now(UTC))
     if hand_over:
-        lines = list(_handed_over(hand_over, found, topology))
+        lines = list(_handed_over(hand_over, ranking, topology))
         if as_json:
             session.json(lines)
         else:
             click.echo("\n".join(lines))
         return
     if as_json:
-        session.json({**counts, "offenders": [_plain(one) for one in found]})
+        session.json({**counts, "offenders": [_plain(one) for one in ranking]})
         return
-    _show(session, found, counts, drills=drills)
+    _show(session, ranking, counts, drills=drills)
 
 
 def _run_directories(runs: Path) -> Iterator[Path]:
@@ -141,10 +141,10 @@ def _duration(text: str) -> timedelta:
         raise UsageError(f"--half-life {text}: {error}; write 12h or 7d") from error
 
 
-def _handed_over(form: str, found: Sequence[Offender], topology: Topology) -> Iterator[str]:
+def _handed_over(form: str, ranking: Sequence[Offender], topology: Topology) -> Iterator[str]:
     """Yield the lines for a scheduler: drained hosts, or the hosts that remain."""
     drained: dict[str, Offender] = {}
-    for one in found:
+    for one in ranking:
         if one.action != "watch" and one.host:
             drained.setdefault(one.host, one)
     if form == "hostfile":
@@ -164,10 +164,10 @@ def _plain(one: Offender) -> dict[str, object]:
     return said
 
 
-def _show(session: Session, found: Sequence[Offender], counts: dict[str, int], *, drills: bool) -> None:
+def _show(session: Session, ranking: Sequence[Offender], counts: dict[str, int], *, drills: bool) -> None:
     left_out = 0 if drills else counts["drills"]
     looked = f"{counts['runs'] - left_out} runs and {counts['preflights']} preflights"
-    if found:
+    if ranking:
         rows = [
             (
                 one.name,
@@ -177,10 +177,10 @@ def _show(session: Session, found: Sequence[Offender], counts: dict[str, int], *
                 f"{one.strikes[0].at:%Y-%m-%d %H:%M}",
                 styled(one.action, _COLOURS[one.action]),
             )
-            for one in found
+            for one in ranking
         ]
         session.table(("what", "strikes", "score", "causes", "last (UTC)", "do"), rows)
-    session.out.print(f"{looked} blame {len(found) or 'nothing'}{' places' if found else ''}", soft_wrap=True)
+    session.out.print(f"{looked} blame {len(ranking) or 'nothing'}{' places' if ranking else ''}", soft_wrap=True)
     if counts["other_labs"]:
         session.out.print(Text(f"{counts['other_labs']} runs of other labs were left out", style="dim"))
     if left_out:
