@@ -49,7 +49,7 @@ NO_LAB = {
     "faultbed report --compare runs/before runs/after": Expected(
         says="no difference", makes="runs/after/compare-with-before.html"
     ),
-    "faultbed offenders --runs runs": Expected(says="injected faults were left out"),
+    "faultbed offenders --runs runs": Expected(says="with injected faults"),
     "faultbed attribute runs/*-demo-*": Expected(says="slow-rank"),
     "faultbed attribute runs/campaign/*": Expected(says="culprit right in 2"),
     "faultbed attribute runs/first runs/second": Expected(says="precision"),

@@ -181,14 +181,14 @@ def test_offenders_reads_runs_and_preflights(runs, tmp_path_factory):
     assert (one["name"], one["host"], one["action"]) == ("host2:gpu0", "host2", "RMA")
     assert one["strikes"][0]["cause"] == "gpu"
     text = command("--runs", runs, "--preflight", file).stdout
-    assert "3 runs and 1 preflights blame 1 places" in text
-    assert "1 runs with injected faults were left out" in text
+    assert "3 runs and 1 preflight: 1 place blamed" in text
+    assert "left out: 1 run with injected faults" in text
 
 
 def test_offenders_leaves_out_runs_of_another_lab(runs):
     said = CliRunner().invoke(cli, ["--lab", "soft-3rack", "offenders", "--runs", str(runs)], standalone_mode=False)
-    assert "0 runs and 0 preflights blame nothing" in said.stdout
-    assert "4 runs of other labs were left out" in said.stdout
+    assert "0 runs and 0 preflights: 0 places blamed" in said.stdout
+    assert "left out: 4 runs of other labs" in said.stdout
 
 
 def test_offenders_hands_over_to_schedulers(runs):

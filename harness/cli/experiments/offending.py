@@ -166,7 +166,7 @@ def _plain(one: Offender) -> dict[str, object]:
 
 def _show(session: Session, ranking: Sequence[Offender], counts: dict[str, int], *, drills: bool) -> None:
     left_out = 0 if drills else counts["drills"]
-    looked = f"{counts['runs'] - left_out} runs and {counts['preflights']} preflights"
+    looked = f"{_count(counts['runs'] - left_out, 'run')} and {_count(counts['preflights'], 'preflight')}"
     if ranking:
         rows = [
             (
@@ -180,12 +180,17 @@ def _show(session: Session, ranking: Sequence[Offender], counts: dict[str, int],
             for one in ranking
         ]
         session.table(("what", "strikes", "score", "causes", "last (UTC)", "do"), rows)
-    session.out.print(f"{looked} blame {len(ranking) or 'nothing'}{' places' if ranking else ''}", soft_wrap=True)
+    session.out.print(f"{looked}: {_count(len(ranking), 'place')} blamed", soft_wrap=True)
     if counts["other_labs"]:
-        session.out.print(Text(f"{counts['other_labs']} runs of other labs were left out", style="dim"))
+        session.out.print(Text(f"left out: {_count(counts['other_labs'], 'run')} of other labs", style="dim"))
     if left_out:
-        said = f"{left_out} runs with injected faults were left out; --drills counts what those faults do not explain"
+        drill = _count(left_out, "run")
+        said = f"left out: {drill} with injected faults; --drills counts what those faults do not explain"
         session.out.print(Text(said, style="dim"), soft_wrap=True)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 COMMANDS = (offenders_command,)
