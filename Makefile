@@ -18,11 +18,11 @@ demo: setup ## a real fabric comes up, carries a collective, is hurt three ways,
 setup-tests:
 	@./bootstrap --tests
 
-test: setup-tests ## everything, on a soft lab of its own
-	@$(RUN)python -m pytest
+test: unit ## everything: what needs no lab, then the rest on a soft lab of its own, by one process that owns the lab
+	@$(RUN)python -m pytest tests/common tests/soft tests/lab tests/experiments --durations 15
 
-unit: setup-tests ## what needs no lab (seconds)
-	@$(RUN)python -m pytest tests/unit
+unit: setup-tests ## what needs no lab, on every core
+	@$(RUN)python -m pytest tests/unit -n auto --dist worksteal --durations 15
 
 bench: setup ## the numbers of docs/numbers.md, as ratios within one run
 	@$(RUN)python -m bench
