@@ -10,8 +10,8 @@ compared with the paths reported by the switches' kernels.
 most four times that (InfiniBand specification, volume 1, transport timer), compared with the first completion with an
 error.
 
-**Losses.** A share p of the n packets that passed the hop: n p, and `_SIGMAS` binomial deviations to both sides, for
-the minimum and the maximum of n, compared with the hop's own count.
+**Losses.** The seed decides which of the packets that pass a hop are hit (`inject.selection`), so their number is
+known for the minimum and for the maximum of packets that passed. It is compared with the hop's own count.
 
 **Goodput under loss.** A sender that goes back n packets for each lost one: (1 - p) / (1 - p + n p), with n packets in
 flight per queue pair, compared with the mean during the fault over that of the fault-free start. Waiting for NAKs and
@@ -36,6 +36,7 @@ from harness.analysis.resolutions import Firing
 from harness.quantities import format_duration
 from harness.record.measurements import FaultRun, Measurements
 from harness.verdict import Receipt
+from inject.selection import by_share
 from testbed.errors import UsageError
 from testbed.packets.bth import timeout_ns
 from traffic.engine.task_specs import QpParams
@@ -47,7 +48,8 @@ __all__ = ["Prediction", "goodput_share", "losses", "max_over_mean", "prediction
 DRAWS = 4000
 _SLACK = 4
 """A timer may take up to four times its nominal time."""
-_SIGMAS = 4
+_BETWEEN_COUNTERS = 1
+"""Packets that may be between the counter of what passed and that of what was hit when both are read."""
 _LOSING = ("packet.drop", "packet.corrupt")
 
 
@@ -86,13 +88,12 @@ def qp_error_ns(params: QpParams) -> int:
     return round((params.retry_cnt + 1) * timeout_ns(params.timeout))
 
 
-def losses(share: float, least: int, most: int) -> tuple[int, int]:
-    """Return the range of lost packets out of `least` to `most`, if each is lost with probability `share`."""
-
-    def off(packets: int) -> float:
-        return _SIGMAS * math.sqrt(packets * share * (1 - share))
-
-    return max(0, math.floor(least * share - off(least))), min(most, math.ceil(most * share + off(most)))
+def losses(share: float, seed: int, least: int, most: int) -> tuple[int, int]:
+    """Return the range of packets that a fault with this share and seed hits, out of `least` to `most` packets."""
+    if share >= 1:
+        return least, most
+    selection = by_share(share, seed)
+    return max(0, selection.taken_of(least) - _BETWEEN_COUNTERS), selection.taken_of(most) + _BETWEEN_COUNTERS
 
 
 def goodput_share(share: float, in_flight: int) -> float:
@@ -101,7 +102,7 @@ def goodput_share(share: float, in_flight: int) -> float:
 
 
 def _losing(run: Measurements) -> Iterator[tuple[FaultRun, Receipt, float]]:
-    """Return faults that lose a share of all packets independently, with that share."""
+    """Return faults that lose a share of all packets, with that share."""
     for fault in run.faults:
         parameters = fault.plan.parameters
         share = parameters.get("share")
@@ -120,10 +121,10 @@ def _losses(run: Measurements) -> Iterator[Prediction]:
         passed = fault.passed if exact is None else (exact, exact)
         if passed is None:
             continue
-        low, high = losses(share, *passed)
+        low, high = losses(share, fault.plan.seed, *passed)
         yield Prediction(
             what=f"packets that {fault.plan.id} hit",
-            model=f"binomial: {share:g} of {passed[0]:,} to {passed[1]:,} packets that passed its hop; {_SIGMAS} sigma",
+            model=f"{share:g} of the {passed[0]:,} to {passed[1]:,} packets that passed its hop, selected by its seed",
             predicted=f"{low:,} to {high:,}",
             measured=f"{receipt.fired.count:,}",
             holds=low <= receipt.fired.count <= high,
