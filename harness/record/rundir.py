@@ -9,6 +9,8 @@ samples.parquet     goodput samples, long form (harness.record.samples_file)
 telemetry.parquet   counters of every node over time (harness.record.telemetry_file)
 changes.parquet     links, routes and next hops as they changed (the same)
 environment.json    what it ran on
+noise-floor.json    how much fault-free runs on the lab differ, where that was known and entered the verdict
+                    (harness.analysis.noise)
 verdict.json        the verdict (harness.verdict)
 report.html         all of it for people, in one file
 repro.sh            runs the same thing again
@@ -123,6 +125,10 @@ class RunDir:
         """Write `environment.json`."""
         content = msgspec.json.format(msgspec.json.encode(environment, order="sorted"), indent=2)
         self._write("environment.json", content + b"\n")
+
+    def write_noise_floor(self, content: bytes) -> None:
+        """Write `noise-floor.json`: a floor that is measured again later must not change what the verdict rests on."""
+        self._write("noise-floor.json", content)
 
     def write_packets(self, found: Evidence) -> None:
         """Write `packets.json`."""

@@ -440,6 +440,8 @@ def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found, floor: 
             left_out=decided.left_out,
         )
     )
+    if floor is not None:
+        run_dir.write_noise_floor(noise.encode(floor))
     level = level_for(judge.noisy_checks(decided.experiment.expectations))
     observed = observe_module.observe(measured, level=level)
     verdict = judge.judge(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -14,7 +15,7 @@ from qmp_server import Qemu
 pytest_plugins = ["pytester"]
 
 CONFTEST = """
-import itertools, pathlib, time, types
+import itertools, os, pathlib, time, types
 import pytest
 from local_lab import lab_at
 from harness.pytest_plugin.keys import RUNNING
@@ -22,7 +23,7 @@ from testbed.observe import counters
 
 @pytest.fixture
 def lab():
-    return lab_at(pathlib.Path(__file__).parent)
+    return lab_at(pathlib.Path(os.environ["FAULTBED_TEST_LAB"]))
 
 @pytest.fixture
 def traffic(lab, request):
@@ -45,8 +46,13 @@ def still(lab, monkeypatch):
 
 @pytest.fixture
 def session(pytester, monkeypatch):
-    """Run tests in a process of their own; the properties of each by its name, and pytest's result."""
-    server = Qemu(pytester.path / "qmp")
+    """Run tests in a process of their own; the properties of each by its name, and pytest's result.
+
+    The lab's folder has a short name: the path of a UNIX socket has at most 107 characters.
+    """
+    folder = tempfile.TemporaryDirectory(prefix="faultbed-")
+    server = Qemu(Path(folder.name) / "qmp")
+    monkeypatch.setenv("FAULTBED_TEST_LAB", folder.name)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(HOUSE), str(Path(__file__).parent))))
     pytester.makeconftest(CONFTEST)
 
@@ -61,6 +67,7 @@ def session(pytester, monkeypatch):
 
     yield run
     server.close()
+    folder.cleanup()
 
 
 def receipt_of(properties):

@@ -37,8 +37,12 @@ class Qmp:
                 f"no QEMU answers on {path} ({error}): is the VM still running? `faultbed status` tells"
             ) from error
         self._lines = self._socket.makefile("rb")
-        self._read(timeout_s)
-        self.command("qmp_capabilities")
+        try:
+            self._read(timeout_s)
+            self.command("qmp_capabilities")
+        except BaseException:
+            self.close()
+            raise
 
     def __enter__(self) -> Self:
         return self
