@@ -40,8 +40,23 @@ State is kept in FAULTBED_HOME (~/.local/state/faultbed), images in FAULTBED_CAC
 """
 
 
+SECTIONS = {
+    "Lab": "doctor up status reset down ssh counters top",
+    "Machines of a lab": "inventory provision preflight probe support-bundle power-cycle",
+    "Lab shared by several people": "reserve release audit",
+    "Faults": "faults inject heal profile",
+    "Traffic": "traffic routing",
+    "Experiments": "run shrink fuzz campaign",
+    "Results": "report packets attribute history noise offenders summary",
+}
+"""Headings of `faultbed --help` with their commands, in the order in which they are shown."""
+
+
 @click.group(
-    cls=Commands, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100}
+    cls=Commands,
+    sections=SECTIONS,
+    epilog=_EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @lab_option
 @click.version_option(metadata.version("faultbed"), prog_name="faultbed")
@@ -59,32 +74,12 @@ def cli(ctx: click.Context, lab: Path | None) -> None:
     ctx.obj = Session(lab)
 
 
-for module in (
-    labs,
-    watching,
-    inventories,
-    provisioning,
-    preflights,
-    probing,
-    sharing,
-    audits,
-    faults,
-    profile_commands,
-    routing_commands,
-    jobs,
-    replays,
-    serving,
-    runs,
-    shrinking,
-    fuzzing,
-    attribution,
-    histories,
-    offending,
-    packets,
-    ci,
-):
-    for command in module.COMMANDS:
-        cli.add_command(command)
+_MODULES = (
+    labs, watching, inventories, provisioning, preflights, probing, sharing, audits, faults, profile_commands,
+    routing_commands, jobs, replays, serving, runs, shrinking, fuzzing, attribution, histories, offending, packets, ci,
+)  # fmt: skip
+for command in (command for module in _MODULES for command in module.COMMANDS):
+    cli.add_command(command)
 
 
 def main() -> NoReturn:

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import re
 import subprocess
 import sys
 import tomllib
@@ -12,6 +13,7 @@ from click.testing import CliRunner
 from house import HOUSE
 
 from harness import console
+from harness.cli.command_group import Commands
 from harness.cli.ending import end_with
 from harness.cli.lab import labs
 from harness.cli.main import cli
@@ -225,9 +227,23 @@ def test_what_nobody_thought_of_is_an_error_and_no_fail(monkeypatch, capsys, err
 def test_the_list_of_commands_says_whole_sentences(group):
     """On the narrow terminal that this is, click ended them amid a word."""
     said = CliRunner().invoke(cli, [*group, "--help"], terminal_width=60).output
-    listed = said.partition("Commands:\n")[2].partition("\n\n")[0]
-    assert listed
+    listed = said[re.search(r"\n(Commands|Lab):\n", said).end() :].partition("\n  Exit codes")[0]
     assert "..." not in listed.replace('"..."', "")
+
+
+def test_every_command_stands_under_a_heading_and_the_widest_name_sets_the_column_of_all():
+    said = CliRunner().invoke(cli, ["--help"], terminal_width=100).output
+    assert "Other commands" not in said
+    starts = {
+        line.rindex("  ") + 2 for line in said.partition("\nLab:\n")[2].splitlines() if re.match(r"  [a-z]", line)
+    }
+    assert len(starts) == 1
+
+
+def test_a_command_without_a_heading_is_shown_too():
+    group = Commands(sections={"First": "a none-of-ours"}, commands={name: click.Command(name) for name in "ba"})
+    lines = CliRunner().invoke(group, ["--help"]).output.splitlines()
+    assert [line.strip() for line in lines[-5:] if line] == ["First:", "a", "Other commands:", "b"]
 
 
 def test_console_whose_reader_leaves_does_not_end_the_command():
