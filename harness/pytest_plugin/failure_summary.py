@@ -1,4 +1,4 @@
-"""What a workload has done so far, in words: for whoever looks at a test that failed."""
+"""Summary of a workload for the report of a failed test."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Any
 from testbed.errors import FaultbedError
 from traffic.engine.running_traffic import Running
 
-__all__ = ["told"]
+__all__ = ["summary_of"]
 
 _LONGEST = 3
 
 
-def told(running: Running[Any]) -> str:
-    """Outcome, the longest iterations with where each rank spent them, lost queue pairs; where ranks are that go on."""
+def summary_of(running: Running[Any]) -> str:
+    """Return the outcome, the longest iterations by rank and part, lost queue pairs, and where running ranks are."""
     return "\n".join(_lines(running))
 
 
 def _lines(running: Running[Any]) -> Iterator[str]:
     state = running.outcome if running.is_over else "not over"
     yield f"{running.plan.what}: {state}{f', {running.failure}' if running.failure else ''}"
-    begun_ns = running.started_ns
+    start_ns = running.started_ns
     by_index: dict[int, list[Any]] = {}
     for event in list(running.events):
         if event.name == "iteration":
@@ -34,18 +34,18 @@ def _lines(running: Running[Any]) -> Iterator[str]:
     }
     for index in sorted(lengths, key=lambda index: -lengths[index])[:_LONGEST]:
         events = by_index[index]
-        at_s = (min(one.message["start_ns"] for one in events) - begun_ns) / 1e9
+        at_s = (min(one.message["start_ns"] for one in events) - start_ns) / 1e9
         yield f"  {index}, at {at_s:.1f} s, {lengths[index] / 1e9:.2f} s: {'; '.join(_rank(one) for one in events)}"
     for error in running.qp_errors:
-        at_s = (error.time_ns - begun_ns) / 1e9
+        at_s = (error.time_ns - start_ns) / 1e9
         yield f"  QP lost at {at_s:.1f} s: {error.endpoint} to {error.peer}, {error.status}"
     for rebuild in running.rebuilds:
-        yield f"  QP made again: {rebuild.src} to {rebuild.dst}, {rebuild.attempts} attempts, after {rebuild.reason}"
+        yield f"  QP rebuilt: {rebuild.src} to {rebuild.dst}, {rebuild.attempts} attempts, after {rebuild.reason}"
     if not running.is_over:
         try:
             flights = running.dump()
         except FaultbedError as error:
-            yield f"  nobody says where the ranks are: {error}"
+            yield f"  the ranks do not report where they are: {error}"
             return
         for flight in flights.values():
             yield f"  rank {flight.rank} on {flight.endpoint}: {flight.standing}"

@@ -1,6 +1,6 @@
-"""The fixtures `lab`, `traffic` and `inject`: what they do once a test takes one of them.
+"""Bodies of the fixtures `lab`, `traffic` and `inject`.
 
-`harness.pytest_plugin.hooks` declares them and imports this module on first use, because it loads the whole product.
+`harness.pytest_plugin.hooks` declares them and imports this module at first use, because it loads the whole product.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from harness.pytest_plugin import receipts
 from harness.pytest_plugin.kernel_guard import KernelGuard
 from harness.pytest_plugin.keys import FAILED, NOT_CLEARED, RUNNING
-from harness.pytest_plugin.session_lab import keeper_of, or_give_up
+from harness.pytest_plugin.session_lab import closing_after_error, session_lab_of
 from harness.pytest_plugin.skips import skip
 from inject.fault_plan import FaultSpec, plan_beside
 from inject.injector import Injector, Mutation, Prepared
@@ -38,36 +38,36 @@ __all__ = ["Inject", "Traffic", "faults_on", "lab_of_test", "workloads_on"]
 def lab_of_test(request: pytest.FixtureRequest) -> Iterator[Lab]:
     """Yield the lab in its known state, and compare it with that state after the test."""
     config = request.config
-    keeper = keeper_of(config)
-    with or_give_up(config):
-        keeper.refuse_dirty()
-        before = keeper.into_known_state(always=config.getoption("--faultbed-reset-each"))
-    kernels = KernelGuard(keeper.lab)
-    keeper.is_compared = False
-    yield keeper.lab
-    with or_give_up(config):
+    session_lab = session_lab_of(config)
+    with closing_after_error(config):
+        session_lab.refuse_dirty()
+        before = session_lab.into_known_state(always=config.getoption("--faultbed-reset-each"))
+    kernels = KernelGuard(session_lab.lab)
+    session_lab.is_compared = False
+    yield session_lab.lab
+    with closing_after_error(config):
         try:
-            left = [*request.node.stash.get(NOT_CLEARED, ()), *fingerprint.settle(keeper.lab, before)]
+            differences = [*request.node.stash.get(NOT_CLEARED, ()), *fingerprint.settle(session_lab.lab, before)]
         except Exception as error:
-            keeper.mark([f"could not compare: {error or type(error).__name__}"], before)
+            session_lab.mark([f"could not compare: {error or type(error).__name__}"], before)
             raise
-    keeper.is_compared = True
+    session_lab.is_compared = True
     if request.node.stash.get(FAILED, False):
-        keeper.distrust()
-    if left:
-        keeper.mark(left, before)
+        session_lab.distrust()
+    if differences:
+        session_lab.mark(differences, before)
         request.node.user_properties.append(("lab_state", "DIRTY"))
-        said = "the lab is not as the test found it:\n" + "\n".join(left)
-        receipts.fail(request.node, pytest.fail.Exception(said, pytrace=False))
-    if unhealthy := kernels.found():
-        keeper.distrust()
-        said = "a kernel of the lab reported a problem:\n" + "\n".join(unhealthy)
-        receipts.fail(request.node, pytest.fail.Exception(said, pytrace=False))
+        message = "the lab is not in the state that it had before the test:\n" + "\n".join(differences)
+        receipts.fail(request.node, pytest.fail.Exception(message, pytrace=False))
+    if unhealthy := kernels.unhealthy():
+        session_lab.distrust()
+        message = "a kernel of the lab reported a problem:\n" + "\n".join(unhealthy)
+        receipts.fail(request.node, pytest.fail.Exception(message, pytrace=False))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """The `traffic` fixture: starts workloads, and ends those that a test leaves running."""
+    """Starter of workloads, as the `traffic` fixture gives it to a test."""
 
     lab: Lab
     _running: list[Running[Any]]
@@ -90,32 +90,31 @@ class Traffic:
 
 
 def workloads_on(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Traffic]:
-    """Yield the starter of workloads, and end those that the test leaves running."""
+    """Yield the starter of workloads, and end workloads that run on after the test."""
     running: list[Running[Any]] = []
     request.node.stash[RUNNING] = running
     yield Traffic(lab=lab, _running=running)
-    for one in running:
-        if not one.is_over:
-            one.abort("the test is over")
-            one.wait(30.0)
+    for workload in running:
+        if not workload.is_over:
+            workload.abort("the test is over")
+            workload.wait(30.0)
 
 
 Inject = Callable[..., Prepared]
 """`inject(kind, target, for_s=…, prove=True, **params)` gives a prepared fault: `arm()`, `wait()`, `clear()`."""
 
-_MOST_S = 60.0
+_MAX_FAULT_S = 60.0
 
 
 def faults_on(lab: Lab, folder: Path, request: pytest.FixtureRequest, mutation: Mutation | None) -> Iterator[Inject]:
-    """Yield the maker of faults, clear what the test does not clear, and fail the test where a fault is not proven.
+    """Yield a function that prepares faults; afterwards clear them, and fail the test if one is not proven.
 
-    A fault lasts for `for_s`, and one without lasts until the test clears it, a minute at most. With `prove=False` its
-    receipt need not prove it.
-    Faults that are there together are planned together: one that would change what another one changes is refused. A
-    fault that this lab cannot do, or that its owner does not allow, skips the test with that reason.
+    A fault lasts for `for_s`. Without `for_s` it lasts until the test clears it, a minute at most. With `prove=False`
+    its receipt need not prove it. Faults that overlap are planned together: a fault that would change a resource of
+    another one is refused. If the lab cannot do a fault, or its owner does not allow it, the test is skipped.
     """
-    made: list[Prepared] = []
-    prove_of: list[bool] = []
+    faults: list[Prepared] = []
+    must_prove: list[bool] = []
     with (
         Journal(folder / "journal.jsonl") as journal,
         Injector(lab, journal, mutate=mutation) as injector,
@@ -124,24 +123,24 @@ def faults_on(lab: Lab, folder: Path, request: pytest.FixtureRequest, mutation: 
         def prepare(
             kind: str, target: str, *, for_s: float | None = None, prove: bool = True, seed: int = 1, **params: Any
         ) -> Prepared:
-            length_s = _MOST_S if for_s is None else for_s
+            length_s = _MAX_FAULT_S if for_s is None else for_s
             spec = FaultSpec(kind=kind, target=target, for_s=length_s, params=params, seed=seed)
             active = injector.active()
             try:
                 *before, planned = plan_beside(
-                    spec, [each.planned for each in active], lab.topology, lab_kind=lab.kind, index=len(made)
+                    spec, [each.planned for each in active], lab.topology, lab_kind=lab.kind, index=len(faults)
                 )
                 prepared = injector.prepare(planned, until_cleared=for_s is None)
             except (Unsupported, safety.Forbidden) as reason:
                 skip(request.config, f"{lab.name}: {reason}")
-            made.append(prepared)
-            prove_of.append(prove)
-            # What the new one moves on purpose no longer speaks against those that are there.
-            for each, anew in zip(active, before, strict=True):
-                each.planned = anew
-            return made[-1]
+            faults.append(prepared)
+            must_prove.append(prove)
+            # A counter that the new fault moves is no longer a bystander of the active ones.
+            for fault, planned_anew in zip(active, before, strict=True):
+                fault.planned = planned_anew
+            return prepared
 
         yield prepare
-        cleared = [prepared.clear() for prepared in made]
-    if made:
-        receipts.conclude(request.node, list(zip(cleared, prove_of, strict=True)))
+        cleared = [prepared.clear() for prepared in faults]
+    if faults:
+        receipts.conclude(request.node, list(zip(cleared, must_prove, strict=True)))

@@ -1,20 +1,19 @@
 """faultbed in pytest: `--lab`, the fixtures `lab`, `traffic` and `inject`, and experiments as test items.
 
-* Every test that takes `lab` starts with the fingerprint of the lab's snapshot and must leave it so: a difference is an
-  error of that test, and marks the lab DIRTY: a rack takes no further test then. The lab is reset for the first test
+* Every test that takes `lab` starts with the fingerprint of the lab's snapshot and must restore it. A difference is an
+  error of that test and marks the lab DIRTY; no further test runs on a rack then. The lab is reset for the first test
   and after each failure, or for every test with `--faultbed-reset-each`.
 * Tests that need no lab come first; a soft lab that is down comes up meanwhile.
 * Experiments are items where the project's configuration says so: `faultbed_experiments` lists `*.toml` files, and
-  folders of them at any depth. PASS passes, FAIL fails, and so do INCONCLUSIVE and ERROR, because neither shows
-  anything. An experiment that the lab is too small for, or of the wrong kind for, or whose faults the lab's owner does
-  not allow, is skipped, with the reason; so is a test whose `inject` asks for such a fault.
-* A session that skipped for the lab's sake and ran nothing ends with 5: no tests. A lab or a need that is not known
-  ends it at once, with 4.
-* Quarantine excuses a failure, and never a lab that is DIRTY.
-* A test whose `inject` receipts do not all prove their faults fails when it ends, with the reasons. Proven is a fault
-  that was armed, fired (while traffic of this test ran, if it started some), was witnessed, was on for its `for_s`
-  (without one: until it was cleared), and is gone. `inject(..., prove=False)` exempts one fault, as JUnit and the
-  session's summary tell.
+  folders of them at any depth. PASS passes; FAIL, INCONCLUSIVE and ERROR fail. An experiment is skipped, with the
+  reason, if the lab is too small or of the wrong kind for it, or if the lab's owner does not allow its faults; so is a
+  test that injects such a fault.
+* A session in which tests were skipped because of the lab and no test ran ends with 5: no tests. An unknown lab or
+  need ends it at once, with 4.
+* Quarantine excuses a failure, but never a lab that is DIRTY.
+* A test fails at its end if an `inject` receipt does not prove its fault, with the reasons. A fault is proven if it was
+  armed, fired (while traffic of this test ran, if it started some), was witnessed, was on for its `for_s` (without one:
+  until it was cleared), and is cleared. `inject(..., prove=False)` exempts one fault, which JUnit and the summary show.
 * Receipts (JSON) and checks go to JUnit properties, and `quarantine` to those of a test that is in it. The property
   `faultbed_exit_code` is what the command line would end with: 0 PASS, 1 FAIL, 2 INCONCLUSIVE (a fault is not proven),
   3 ERROR, 5 DIRTY (one is not cleared). The session itself ends with pytest's own codes, of which 2 and 5 mean other
@@ -35,8 +34,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from harness.pytest_plugin.keys import AT_END, EXPERIMENTS, EXPIRED, FAILED, NOT_REQUIRED, QUARANTINED, RAN, RUNNING
-from harness.pytest_plugin.skips import lines, reasons, skip
+from harness.pytest_plugin.keys import (
+    AT_END,
+    EXPERIMENTS,
+    EXPIRED,
+    FAILED,
+    PROOF_NOT_REQUIRED,
+    QUARANTINED,
+    RAN,
+    RUNNING,
+)
+from harness.pytest_plugin.skips import reasons, skip, summary_lines
 from testbed.errors import DirtyLab, FaultbedError, RevertFailed
 
 # Every pytest session of every project that has faultbed installed imports this module. The product, which takes more
@@ -58,7 +66,7 @@ _MARKERS = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Our options."""
+    """Add the options of faultbed."""
     group = parser.getgroup("faultbed", "faultbed: a RoCE lab with faults")
     group.addoption(
         "--lab",
@@ -98,36 +106,36 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the markers, and refuse experiments that are configured and not there."""
+    """Declare the markers, and reject configured experiments that do not exist."""
     for marker in _MARKERS:
         config.addinivalue_line("markers", marker)
-    asked = [path.resolve() for path in config.getini("faultbed_experiments")]
-    for path in asked:
+    experiments = [path.resolve() for path in config.getini("faultbed_experiments")]
+    for path in experiments:
         if not path.exists():
-            said = f"faultbed_experiments: no file or folder {path}; correct the path or remove it"
-            raise pytest.UsageError(said)
-    config.stash[EXPERIMENTS] = tuple(asked)
+            message = f"faultbed_experiments: no file or folder {path}; correct the path or remove it"
+            raise pytest.UsageError(message)
+    config.stash[EXPERIMENTS] = tuple(experiments)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """`--faultbed-repeat N`: a test that takes the lab becomes N tests."""
+    """Turn a test that uses the lab into N tests for `--faultbed-repeat N`."""
     count = int(metafunc.config.getoption("--faultbed-repeat"))
     if count > 1 and "lab" in metafunc.fixturenames:
         metafunc.fixturenames.append("_round")
         metafunc.parametrize("_round", range(count), ids=[f"round{number}" for number in range(count)])
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` and its like choose among all that was collected
+@pytest.hookimpl(tryfirst=True)  # before `-m` and `-k` deselect tests
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests in quarantine may fail until their day is over; after it they fail."""
+    """Mark experiments and tests in quarantine, and sort tests that need no lab to the front."""
     _mark_experiments(config, items)
-    _leave_rounds_out(config, items)
+    _deselect_rounds(config, items)
     _apply_quarantine(config, items)
-    items.sort(key=_takes_lab)  # keeps the order otherwise
+    items.sort(key=_uses_lab)  # keeps the order otherwise
 
 
 def _apply_quarantine(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark the tests that the project's quarantine file names; do nothing where it has none."""
+    """Mark the tests that the project's quarantine file names, if it has one."""
     named = config.getoption("--faultbed-quarantine") or config.getini("faultbed_quarantine")
     if not named:
         return
@@ -151,23 +159,25 @@ def _apply_quarantine(config: pytest.Config, items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.xfail(reason=reason, strict=False))
                 item.stash[QUARANTINED] = True
                 item.user_properties.append(("quarantine", reason))
-    if gone := _gone(config, [entry.test for entry in entries if entry.test not in seen], items):
-        raise pytest.UsageError(f"{path}: no such test: {', '.join(gone)}; remove the entry or correct its name")
+    if missing := _missing(config, [entry.test for entry in entries if entry.test not in seen], items):
+        raise pytest.UsageError(f"{path}: no such test: {', '.join(missing)}; remove the entry or correct its name")
 
 
-def _gone(config: pytest.Config, unseen: list[str], items: list[pytest.Item]) -> list[str]:
-    """Tests of entries that are there no more: their file is not, or all of it was collected and they were not."""
+def _missing(config: pytest.Config, unseen: list[str], items: list[pytest.Item]) -> list[str]:
+    """Return quarantined tests that no longer exist: the file is gone, or was collected whole without the test."""
     collected = {item.nodeid.partition("::")[0] for item in items}
-    asked = config.getoption("keyword") or config.getoption("lf", default=False)
-    whole = not asked and not any("::" in argument for argument in config.args)
+    is_filtered = config.getoption("keyword") or config.getoption("lf", default=False)
+    is_whole = not is_filtered and not any("::" in argument for argument in config.args)
     files = {test: test.partition("::")[0] for test in unseen}
     return [
-        test for test, name in files.items() if not (config.rootpath / name).exists() or (whole and name in collected)
+        test
+        for test, name in files.items()
+        if not (config.rootpath / name).exists() or (is_whole and name in collected)
     ]
 
 
 def _mark_experiments(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Experiments are for `-m soft` or `-m lab`, as the lab is; one that nobody knows is told where it is needed."""
+    """Mark experiments as `soft` or `lab` by the kind of the lab; an unknown lab is reported by the first test."""
     experiments = [item for item in items if _is_experiment(item)]
     if not experiments:
         return
@@ -179,20 +189,24 @@ def _mark_experiments(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def _is_experiment(item: pytest.Item) -> bool:
-    """Return whether an item is an experiment; their module is loaded only where a session collects one."""
+    """Return whether an item is an experiment, without loading the module of experiments for that."""
     items = sys.modules.get("harness.pytest_plugin.items")
     return items is not None and isinstance(item, items.ExperimentItem)
 
 
-def _ask_what_is_known(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """A lab that nobody knows, or a need, is one sentence before the first test, and no traceback of every test."""
-    takers = [item for item in items if _takes_lab(item)]
-    if not takers:
+def _reject_unknown_names(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Reject an unknown lab or need with one sentence before the first test.
+
+    Raises:
+        UsageError (pytest's): the lab or the need is unknown.
+    """
+    lab_tests = [item for item in items if _uses_lab(item)]
+    if not lab_tests:
         return
     from harness.experiment.needs import parse_need
     from harness.pytest_plugin.session_lab import inventory_of
 
-    for item in takers:
+    for item in lab_tests:
         try:
             inventory_of(config)
             for mark in item.iter_markers("needs"):
@@ -203,20 +217,20 @@ def _ask_what_is_known(config: pytest.Config, items: list[pytest.Item]) -> None:
             raise pytest.UsageError(f"{item.nodeid}: {error}") from error
 
 
-def _leave_rounds_out(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """`--faultbed-repeat-slow N`: deselect further rounds of tests, or of their parameters, that are marked slow."""
+def _deselect_rounds(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect rounds after the N-th of slow tests for `--faultbed-repeat-slow N`."""
     most = config.getoption("--faultbed-repeat-slow")
     if most is None:
         return
     rounds = {item: getattr(item, "callspec", None) for item in items if item.get_closest_marker("slow")}
-    gone = {item for item, call in rounds.items() if call is not None and call.params.get("_round", 0) >= most}
-    if gone:
-        config.hook.pytest_deselected(items=[item for item in items if item in gone])
-        items[:] = [item for item in items if item not in gone]
+    surplus = {item for item, call in rounds.items() if call is not None and call.params.get("_round", 0) >= most}
+    if surplus:
+        config.hook.pytest_deselected(items=[item for item in items if item in surplus])
+        items[:] = [item for item in items if item not in surplus]
 
 
-def _takes_lab(item: pytest.Item) -> bool:
-    """Whether an item needs the lab: it is an experiment, or its `lab` is our fixture and not one of the same name."""
+def _uses_lab(item: pytest.Item) -> bool:
+    """Return whether an item is an experiment or uses the `lab` fixture of faultbed, not another one of that name."""
     if _is_experiment(item):
         return True
     fixtures = item._fixtureinfo.name2fixturedefs if isinstance(item, pytest.Function) else {}  # noqa: SLF001
@@ -224,20 +238,20 @@ def _takes_lab(item: pytest.Item) -> bool:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """A soft lab that will be needed later, and not at once, comes up from now on."""
-    _ask_what_is_known(session.config, session.items)
-    config, needs = session.config, [_takes_lab(item) for item in session.items]
+    """Start to bring up a soft lab that later tests need, if tests that need no lab come first."""
+    _reject_unknown_names(session.config, session.items)
+    config, needs = session.config, [_uses_lab(item) for item in session.items]
     if config.option.collectonly or not any(needs) or needs[0]:
         return
-    from harness.pytest_plugin.session_lab import begin_ahead
+    from harness.pytest_plugin.session_lab import prewarm
 
-    with contextlib.suppress(FaultbedError):  # the first test that needs the lab will tell
-        begin_ahead(config)
+    with contextlib.suppress(FaultbedError):  # the first test that needs the lab reports it
+        prewarm(config)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """A test whose quarantine is over fails until somebody has looked at it."""
+    """Fail a test whose quarantine has expired."""
     entry = item.stash.get(EXPIRED, None)
     if entry is not None:
         pytest.fail(
@@ -247,7 +261,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect an experiment that the project's configuration asks for; another project's TOML files are its own."""
+    """Collect an experiment that `faultbed_experiments` names; other TOML files are none of faultbed's."""
     if file_path.suffix != ".toml":
         return None
     resolved = file_path.resolve()
@@ -258,35 +272,37 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     return ExperimentFile.from_parent(parent, path=file_path)
 
 
-# Around all others: an interrupted session ends its fixtures in this hook, and one of them may fail (unproven fault).
+# Around all others: an interrupted session tears down its fixtures in this hook, and one may fail (unproven fault).
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
-    """Leave the lab as it was found, whatever the fixtures do at their end; and say where nothing was proved."""
+    """Close the lab, whatever the fixtures do at their end; a session that tested nothing ends with 5."""
     session.config.stash[AT_END] = []
     try:
         yield
     finally:
         # A session that has not loaded the module has used no lab.
         if session_lab := sys.modules.get("harness.pytest_plugin.session_lab"):
-            session_lab.leave(session.config)
+            session_lab.close_session(session.config)
     if _proved_nothing(session.config) and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
 
 
 def _proved_nothing(config: pytest.Config) -> bool:
-    """Whether something was skipped for the lab's sake and nothing else has run: that must not look like a pass."""
+    """Return whether tests were skipped because of the lab and no other test has run, which is not a pass."""
     return bool(reasons(config)) and not config.stash.get(RAN, False)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """Say how many tests the lab does not fit, and why; and what the exit code means where nothing else ran."""
-    for line in lines(config):
+    """Report tests that the lab does not fit, errors after an interruption, and faults without proof."""
+    for line in summary_lines(config):
         terminalreporter.write_line(line)
     if _proved_nothing(config):
-        terminalreporter.write_line("what needs the lab was skipped and nothing else ran: that is no pass", red=True)
-    for found in config.stash.get(AT_END, []):
-        terminalreporter.write_line(f"ended before its time: {found}", red=True)
-    if tests := config.stash.get(NOT_REQUIRED, []):
+        terminalreporter.write_line(
+            "tests that need the lab were skipped and no other test ran: this is not a pass", red=True
+        )
+    for error in config.stash.get(AT_END, []):
+        terminalreporter.write_line(f"interrupted: {error}", red=True)
+    if tests := config.stash.get(PROOF_NOT_REQUIRED, []):
         terminalreporter.write_line(f"faults that need not be proven (prove=False): {', '.join(tests)}", yellow=True)
 
 
@@ -295,16 +311,16 @@ def _skip_if_unmet(config: pytest.Config, marks: Iterable[pytest.Mark]) -> None:
 
     inventory = inventory_of(config)
     for mark in marks:
-        if reason := _unfit(mark, inventory):
+        if reason := _misfit(mark, inventory):
             skip(config, reason)
 
 
-def _unfit(mark: pytest.Mark, inventory: Inventory) -> str:
-    """Why a lab is none for a test with this mark, or nothing."""
+def _misfit(mark: pytest.Mark, inventory: Inventory) -> str:
+    """Return why the lab does not fit a test with this mark; empty if it does."""
     if mark.name == "lab" and inventory.kind == "soft":
         return "needs a rack lab: --lab names its inventory"
     if mark.name == "soft" and inventory.kind != "soft":
-        return "needs a soft lab: it takes the VMs themselves apart"
+        return "needs a soft lab: the test changes the VMs themselves"
     if mark.name == "gpu" and not any(gpu.kind != "soft" for host in inventory.topology.hosts for gpu in host.gpus):
         return "needs a real GPU"
     if mark.name == "needs":
@@ -317,7 +333,7 @@ def _unfit(mark: pytest.Mark, inventory: Inventory) -> str:
 
 @pytest.fixture
 def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
-    """The lab, in its known state; compared with that state after the test."""
+    """Yield the lab in its known state, and compare it with that state after the test."""
     _skip_if_unmet(request.config, request.node.iter_markers())
     from harness.pytest_plugin.fixtures import lab_of_test
 
@@ -331,7 +347,7 @@ def _leaves_dirty(error: BaseException) -> bool:
 
 @pytest.fixture
 def traffic(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Traffic]:
-    """Workloads on the lab."""
+    """Yield the starter of workloads on the lab."""
     from harness.pytest_plugin.fixtures import workloads_on
 
     yield from workloads_on(lab, request)
@@ -339,7 +355,7 @@ def traffic(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Traffic]:
 
 @pytest.fixture
 def fault_mutation() -> Mutation | None:
-    """Override to replace every fault's action by nothing, for tests that prove that this is noticed."""
+    """Return None. Tests override it to replace the action of every fault by nothing, which must be noticed."""
     return None
 
 
@@ -347,27 +363,24 @@ def fault_mutation() -> Mutation | None:
 def inject(
     lab: Lab, tmp_path: Path, request: pytest.FixtureRequest, fault_mutation: Mutation | None
 ) -> Iterator[Inject]:
-    """Faults on the lab; what a test does not clear is cleared for it. A fault that is not proven fails the test.
-
-    Faults that are there together are planned together: one that would change what another one changes is refused.
-    """
+    """Yield a function that prepares faults on the lab (`harness.pytest_plugin.fixtures.faults_on`)."""
     from harness.pytest_plugin.fixtures import faults_on
 
     yield from faults_on(lab, tmp_path, request, fault_mutation)
 
 
-# Outside pytest's own, which makes an excused failure of one of a test in quarantine.
+# Around pytest's own, which turns the failure of a test in quarantine into an expected one.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that failed tells what its workloads have done. No quarantine excuses what it has left behind."""
+    """Add the workloads of a failed test to its report. Quarantine does not excuse a lab that is DIRTY."""
     report = yield
     if call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
         item.stash[FAILED] = True
         excused = item.stash.get(QUARANTINED, False) and hasattr(report, "wasxfail")
         error = call.excinfo.value
-        # Whatever goes wrong at the end of a test may leave something behind, unless the error itself knows better.
+        # An error at the end of a test may leave the lab changed, unless it says that the lab is clean.
         knows_clean = getattr(error, "lab_state", None) == "CLEAN"
         if excused and (_leaves_dirty(error) or (report.when == "teardown" and not knows_clean)):
             report.outcome = "failed"
@@ -375,9 +388,9 @@ def pytest_runtest_makereport(
     if report.when == "call" and not report.skipped:
         item.config.stash[RAN] = True
     if report.when == "call" and report.failed and (started := item.stash.get(RUNNING, [])):
-        from harness.pytest_plugin.failure_summary import told
+        from harness.pytest_plugin.failure_summary import summary_of
 
-        report.sections += [("traffic", told(one)) for one in started]
+        report.sections += [("traffic", summary_of(workload)) for workload in started]
     return report
 
 

@@ -1,4 +1,4 @@
-"""Notes that hooks and fixtures keep on pytest's items and session for each other. Imports nothing of the product."""
+"""Keys of what hooks and fixtures store on pytest's items and configuration. Imports nothing of the product."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ __all__ = [
     "EXPIRED",
     "FAILED",
     "NOT_CLEARED",
-    "NOT_REQUIRED",
+    "PROOF_NOT_REQUIRED",
     "QUARANTINED",
     "RAN",
     "RUNNING",
 ]
 
 EXPERIMENTS: pytest.StashKey[tuple[Path, ...]] = pytest.StashKey()
-"""On the session's configuration: the files and folders of experiments that it asks for, resolved."""
+"""On the session's configuration: files and folders of experiments, resolved."""
 
 EXPIRED: pytest.StashKey[Entry] = pytest.StashKey()
-"""On an item: its quarantine entry, whose last day is over."""
+"""On an item: its quarantine entry if the last day of that is over."""
 
 QUARANTINED: pytest.StashKey[bool] = pytest.StashKey()
-"""On an item: it is in quarantine, and a failure is excused."""
+"""On an item: whether it is in quarantine, so that its failure is excused."""
 
 FAILED: pytest.StashKey[bool] = pytest.StashKey()
-"""On an item: one of its phases has failed."""
+"""On an item: whether one of its phases has failed."""
 
 RUNNING: pytest.StashKey[list[Running[Any]]] = pytest.StashKey()
 """On an item: the workloads that it has started."""
@@ -41,11 +41,11 @@ RUNNING: pytest.StashKey[list[Running[Any]]] = pytest.StashKey()
 NOT_CLEARED: pytest.StashKey[tuple[str, ...]] = pytest.StashKey()
 """On an item: one sentence for each of its faults that may still be in place."""
 
-NOT_REQUIRED: pytest.StashKey[list[str]] = pytest.StashKey()
+PROOF_NOT_REQUIRED: pytest.StashKey[list[str]] = pytest.StashKey()
 """On the session's configuration: tests with faults that need not be proven (`prove=False`)."""
 
 AT_END: pytest.StashKey[list[str]] = pytest.StashKey()
-"""On the session's configuration, from the end of the session on: what fixtures of an interrupted test found wrong."""
+"""On the session's configuration, from the end of the session on: errors of fixtures of an interrupted test."""
 
 RAN: pytest.StashKey[bool] = pytest.StashKey()
-"""On the session's configuration: an item has run."""
+"""On the session's configuration: whether an item has run."""

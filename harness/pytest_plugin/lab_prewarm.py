@@ -1,4 +1,4 @@
-"""A soft lab comes up in a process of its own, while its session has something else to do."""
+"""Bring up a soft lab in a process of its own while the pytest session runs tests that need no lab."""
 
 from __future__ import annotations
 
@@ -12,46 +12,49 @@ from typing import Self
 from testbed.backends.soft import lifecycle
 from testbed.inventory.lab_inventory import Inventory
 
-__all__ = ["Ahead"]
+__all__ = ["LabPrewarm"]
 
-_PATIENCE_S = 1800.0
+_TIMEOUT_S = 1800.0
 _CLEAN_UP_S = 120.0
 _COMMAND = "from harness.console import main; main()"
 
 
-class Ahead:
-    """`faultbed up` that runs. Made by `start`; `wait` for it, or `stop` it."""
+class LabPrewarm:
+    """A running `faultbed up`, begun by `start`. Either `wait` or `stop` ends it."""
 
     def __init__(self, inventory: Inventory) -> None:
-        self._said = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `wait` or `stop`
+        self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `wait` or `stop`
         self._process = subprocess.Popen(
             [sys.executable, "-c", _COMMAND, "--lab", str(inventory.path), "up"],
             stdin=subprocess.DEVNULL,
-            stdout=self._said,
+            stdout=self._output,
             stderr=subprocess.STDOUT,
         )
 
     @classmethod
     def start(cls, inventory: Inventory) -> Self | None:
-        """Begin; None: it is up already, or cannot be in the state that it is in."""
+        """Start it; return None if the lab is up already, or is in a state in which it cannot come up."""
         return cls(inventory) if lifecycle.status(inventory).state.startswith("down") else None
 
-    def wait(self, tell: Callable[[str], None]) -> bool:
-        """Until it is over; whether the lab is up. What it said is told, for those who wonder what took so long."""
-        tell("the lab has been coming up meanwhile")
+    def wait(self, report: Callable[[str], None]) -> bool:
+        """Wait for its end and return whether the lab is up. Its output goes to `report`, line by line."""
+        report("waiting for the lab, which has been coming up while other tests ran")
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=_PATIENCE_S)
+            self._process.wait(timeout=_TIMEOUT_S)
         if self._process.poll() is None:
             self.stop()
             return False
-        self._said.seek(0)
-        for line in self._said.read().decode(errors="replace").splitlines():
-            tell(line)
-        self._said.close()
+        self._output.seek(0)
+        for line in self._output.read().decode(errors="replace").splitlines():
+            report(line)
+        self._output.close()
         return self._process.returncode == 0
 
     def stop(self) -> None:
-        """End it, as Ctrl-C does: it leaves nothing behind. By SIGTERM, for a job in the background hears no SIGINT."""
+        """End it as Ctrl-C does, so that it removes what it has started.
+
+        By SIGTERM: a process that a shell has started in the background ignores SIGINT.
+        """
         if self._process.poll() is None:
             self._process.terminate()
             try:
@@ -59,4 +62,4 @@ class Ahead:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
-        self._said.close()
+        self._output.close()

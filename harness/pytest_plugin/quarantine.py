@@ -1,13 +1,13 @@
-"""Flaky tests that are known, each with a date on which it is flaky no longer: `tests/quarantine.toml`.
+"""Known flaky tests, each with a day by which it must be mended: `tests/quarantine.toml`.
 
     [[quarantine]]
     test = "tests/soft/test_lease.py::test_a_killed_controller_leaves_nothing[link.flap]"
     why = "the guest's clock stands still under TCG on one runner; see the log of the first failure"
     until = 2026-12-24
 
-Until that day the test runs, and its failure is told but fails nobody; that it leaves the lab DIRTY is never excused.
-After it the test fails, whatever it does: mend it, remove it, or give a new date with a new reason. An entry whose test
-is gone is an error too.
+Until that day the test runs, and its failure is reported but does not fail the session. A lab that it leaves DIRTY is
+never excused. After that day the test fails whatever it does: mend it, remove it, or give a new date with a new reason.
+An entry without its test is an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from testbed.errors import ConfigError
 __all__ = ["LONGEST", "Entry", "match", "read"]
 
 LONGEST = dt.timedelta(days=60)
-"""How far ahead an entry may reach: longer is not quarantine but forgetting."""
+"""The most time until the day of an entry."""
 
 _ROUND = re.compile(r"\[(?:(.*)-)?round\d+(?:-(.*))?\]$")
 
@@ -36,7 +36,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     until: dt.date
 
     def expired(self, today: dt.date) -> bool:
-        """Whether its time is over."""
+        """Return whether its last day is over."""
         return today > self.until
 
 
@@ -45,34 +45,34 @@ class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 def read(path: Path, *, today: dt.date) -> tuple[Entry, ...]:
-    """The entries of a file; none when there is no file.
+    """Return the entries of a file; a file that does not exist has none.
 
     Raises:
-        ConfigError: it is not what it should be: unknown keys, a test twice, no reason, a date too far away.
+        ConfigError: the file has unknown keys, a test twice, an entry without a reason, or a date too far away.
     """
     try:
-        found = msgspec.toml.decode(path.read_bytes(), type=_File).quarantine
+        entries = msgspec.toml.decode(path.read_bytes(), type=_File).quarantine
     except FileNotFoundError:
         return ()
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: {error}") from error
-    for index, entry in enumerate(found):
+    for index, entry in enumerate(entries):
         at = f"{path}: quarantine[{index}]"
         if not entry.why.strip():
-            raise ConfigError(f"{at}.why: say what is known about the flake, so that somebody can mend it")
+            raise ConfigError(f"{at}.why: say what is known about the flake, so that it can be mended")
         if entry.until - today > LONGEST:
             raise ConfigError(f"{at}.until: {entry.until} is more than {LONGEST.days} days away; take a nearer day")
-        if any(other.test == entry.test for other in found[:index]):
-            raise ConfigError(f"{at}.test: {entry.test} is there twice")
-    return found
+        if any(other.test == entry.test for other in entries[:index]):
+            raise ConfigError(f"{at}.test: {entry.test} has two entries; remove one")
+    return entries
 
 
 def match(entries: tuple[Entry, ...], nodeid: str) -> Entry | None:
-    """The entry of a test, if it has one. A repeated test (`[round3]`) is the test itself."""
+    """Return the entry of a test, or None. The rounds of a repeated test (`[round3]`) share its entry."""
     plain = _ROUND.sub(_without_round, nodeid)
     return next((entry for entry in entries if entry.test in (nodeid, plain)), None)
 
 
-def _without_round(found: re.Match[str]) -> str:
-    rest = "-".join(part for part in found.groups() if part)
+def _without_round(match: re.Match[str]) -> str:
+    rest = "-".join(part for part in match.groups() if part)
     return f"[{rest}]" if rest else ""

@@ -1,4 +1,4 @@
-"""What the receipts of a test's faults come to: JUnit properties, and a failed test where a fault is not proven."""
+"""Write the receipts of a test's faults to JUnit properties, and fail the test if one is not proven."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from _pytest.outcomes import Failed
 
 from harness.proof import recorded, why_unproven
-from harness.pytest_plugin.keys import AT_END, FAILED, NOT_CLEARED, NOT_REQUIRED, RUNNING
+from harness.pytest_plugin.keys import AT_END, FAILED, NOT_CLEARED, PROOF_NOT_REQUIRED, RUNNING
 from harness.verdict import ExitCode, LabState
 from inject.evidence.firing_times import Span
 from inject.evidence.receipt import Receipt, not_cleared
@@ -25,7 +25,7 @@ EXIT_CODE = "faultbed_exit_code"
 
 
 class Unproven(Failed):
-    """A test has a fault that is not proven, or not cleared. `lab_state` is that of the lab afterwards."""
+    """A fault of a test is not proven, or not cleared. `lab_state` is the state of the lab afterwards."""
 
     def __init__(self, reasons: Sequence[str], lab_state: LabState) -> None:
         super().__init__("\n".join(reasons), pytrace=False)
@@ -33,25 +33,25 @@ class Unproven(Failed):
 
 
 def fail(item: pytest.Item, error: Failed) -> None:
-    """Fail a test at its end; where Ctrl-C has ended the session no test takes an error: the summary reports it then.
+    """Fail a test at its end. After Ctrl-C no test can fail any more, so the summary reports the error.
 
     Raises:
-        Failed: the error, as long as the session goes on.
+        Failed: the session was not interrupted.
     """
-    found = item.config.stash.get(AT_END, None)
-    if found is None:
+    late_errors = item.config.stash.get(AT_END, None)
+    if late_errors is None:
         raise error
-    found.append(f"{item.nodeid}: {error.msg}")
+    late_errors.append(f"{item.nodeid}: {error.msg}")
 
 
 def conclude(item: pytest.Item, receipts: Sequence[tuple[Receipt, bool]]) -> None:
-    """Write the receipts of a test to its JUnit properties, and fail it where one proves nothing.
+    """Write the receipts of a test to its JUnit properties, and fail it if one proves nothing.
 
-    A test that has failed already is only failed again by a fault that is not cleared.
+    If the test has failed already, only a fault that is not cleared fails it again.
 
     Args:
-        item: the test; what it has started of traffic is when its faults are to fire.
-        receipts: each with whether it must prove its fault (`prove` of the `inject` fixture).
+        item: the test. If it has started traffic, its faults must have fired while that ran.
+        receipts: each receipt with whether it must prove its fault (`prove` of the `inject` fixture).
 
     Raises:
         Unproven: a fault is not proven, or not cleared.
@@ -64,15 +64,17 @@ def conclude(item: pytest.Item, receipts: Sequence[tuple[Receipt, bool]]) -> Non
         item.user_properties.append((f"receipt.{receipt.id}", json.dumps(content, default=str)))
         if not prove:
             item.user_properties.append((f"prove.{receipt.id}", "False: nothing rests on this receipt"))
-            item.config.stash.setdefault(NOT_REQUIRED, []).append(f"{item.nodeid} ({receipt.kind} on {receipt.target})")
+            item.config.stash.setdefault(PROOF_NOT_REQUIRED, []).append(
+                f"{item.nodeid} ({receipt.kind} on {receipt.target})"
+            )
         elif reasons:
             problems.append(f"{receipt.kind} on {receipt.target} is not proven: {'; '.join(reasons)}")
-    left = not_cleared([receipt for receipt, _ in receipts])
-    item.stash[NOT_CLEARED] = left
-    code = ExitCode.DIRTY if left else ExitCode.INCONCLUSIVE if problems else ExitCode.PASS
+    uncleared = not_cleared([receipt for receipt, _ in receipts])
+    item.stash[NOT_CLEARED] = uncleared
+    code = ExitCode.DIRTY if uncleared else ExitCode.INCONCLUSIVE if problems else ExitCode.PASS
     item.user_properties.append((EXIT_CODE, int(code)))
-    if left or (problems and not item.stash.get(FAILED, False)):
-        fail(item, Unproven([*problems, *(reason for reason in left)], "DIRTY" if left else "CLEAN"))
+    if uncleared or (problems and not item.stash.get(FAILED, False)):
+        fail(item, Unproven([*problems, *uncleared], "DIRTY" if uncleared else "CLEAN"))
 
 
 def _workloads(item: pytest.Item) -> list[Span]:

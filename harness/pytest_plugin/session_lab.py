@@ -1,4 +1,4 @@
-"""The lab of a pytest session: ours from the first test that needs it, up, and in its known state for every test."""
+"""The lab of a pytest session: reserved and up from the first test that needs it, in a known state for every test."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from harness.pytest_plugin.lab_prewarm import Ahead
+from harness.pytest_plugin.lab_prewarm import LabPrewarm
 from testbed import shipped
 from testbed.backends.soft import lifecycle
 from testbed.errors import FaultbedError, UsageError
@@ -21,40 +21,53 @@ from testbed.observe import fingerprint
 from testbed.tenancy import dirty
 from testbed.tenancy.lab_lease import INHERITED, Holding, hold
 
-__all__ = ["Keeper", "begin_ahead", "bring_up", "held", "inventory_of", "keeper_of", "leave", "or_give_up"]
+__all__ = [
+    "SessionLab",
+    "bring_up",
+    "close_session",
+    "closing_after_error",
+    "inventory_of",
+    "lease_of",
+    "prewarm",
+    "session_lab_of",
+]
 
 _INVENTORY = pytest.StashKey[Inventory]()
-_HOLDING = pytest.StashKey[tuple[contextlib.ExitStack, Holding]]()
+_LEASE = pytest.StashKey[tuple[contextlib.ExitStack, Holding]]()
 _STARTED_HERE = pytest.StashKey[bool]()
-_AHEAD = pytest.StashKey[Ahead]()
+_PREWARM = pytest.StashKey[LabPrewarm]()
 _UP_FAILED = pytest.StashKey[FaultbedError]()
-_HOLD_S = 1800.0
-"""How long the session's reservation outlives its last test's start: two of the longest tests."""
+_LEASE_S = 1800.0
+"""Time after the start of a test at which the reservation of the session expires: twice the longest test."""
 
 
 def inventory_of(config: pytest.Config) -> Inventory:
-    """What `--lab` names."""
+    """Return the inventory that `--lab` names."""
     if _INVENTORY not in config.stash:
         named = config.getoption("--lab") or "soft"
         config.stash[_INVENTORY] = inventory_module.load(shipped.inventory_named(named))
     return config.stash[_INVENTORY]
 
 
-def held(config: pytest.Config) -> Holding:
-    """The whole lab, ours from the first test that needs it to the end of the session; refreshed by each test."""
+def lease_of(config: pytest.Config) -> Holding:
+    """Return the lease on the whole lab, from the first test that needs it to the end of the session; refresh it.
+
+    Raises:
+        UsageError: this process is a worker of pytest-xdist.
+    """
     if hasattr(config, "workerinput"):  # pytest-xdist's mark of its workers
-        raise UsageError("there is one lab: tests that take it do not run in several processes; leave out -n")
-    if _HOLDING not in config.stash:
+        raise UsageError("there is one lab: tests that use it cannot run in several processes; leave out -n")
+    if _LEASE not in config.stash:
         stack = contextlib.ExitStack()
-        wanted = hold(inventory_of(config), why="pytest", mode="exclusive", ttl_s=_HOLD_S)
-        config.stash[_HOLDING] = (stack, stack.enter_context(wanted))
-        # What a test starts as a program of its own works under this session's holding. A session inside this one
-        # (pytester's, in this process) has one of its own, and leaves this one's as it was.
+        lease = hold(inventory_of(config), why="pytest", mode="exclusive", ttl_s=_LEASE_S)
+        config.stash[_LEASE] = (stack, stack.enter_context(lease))
+        # A program that a test starts works under the lease of this session. A session inside this one (pytester's,
+        # in this process) has a lease of its own, and restores this one's at its end.
         stack.callback(_inherit, os.environ.get(INHERITED))
-        _inherit(config.stash[_HOLDING][1].token)
-    holding = config.stash[_HOLDING][1]
-    holding.refresh()
-    return holding
+        _inherit(config.stash[_LEASE][1].token)
+    lease_now = config.stash[_LEASE][1]
+    lease_now.refresh()
+    return lease_now
 
 
 def _inherit(token: str | None) -> None:
@@ -65,27 +78,27 @@ def _inherit(token: str | None) -> None:
 
 
 def bring_up(config: pytest.Config) -> Inventory:
-    """The lab, ours and up; told on the terminal, because the first time takes minutes."""
+    """Reserve the lab and bring it up; report progress on the terminal, because the first time takes minutes."""
     inventory = inventory_of(config)
-    held(config)
+    lease_of(config)
     if inventory.kind == "soft":
         reporter = config.pluginmanager.get_plugin("terminalreporter")
         capture = config.pluginmanager.get_plugin("capturemanager")
         started = time.monotonic()
 
-        def tell(text: str) -> None:
+        def report(text: str) -> None:
             if reporter is not None and capture is not None:
                 with capture.global_and_fixture_disabled():
                     reporter.write_line(f"{time.monotonic() - started:6.1f} s  {text}")
 
         if _UP_FAILED in config.stash:
-            # What failed once would fail again for every test, minutes each.
+            # It would fail again for every test, and take minutes each time.
             raise config.stash[_UP_FAILED]
         try:
-            if _AHEAD in config.stash:
-                config.stash[_STARTED_HERE] = config.stash[_AHEAD].wait(tell)
-                del config.stash[_AHEAD]
-            how = lifecycle.up(inventory, tell)
+            if _PREWARM in config.stash:
+                config.stash[_STARTED_HERE] = config.stash[_PREWARM].wait(report)
+                del config.stash[_PREWARM]
+            how = lifecycle.up(inventory, report)
         except FaultbedError as error:
             config.stash[_UP_FAILED] = error
             raise
@@ -95,12 +108,16 @@ def bring_up(config: pytest.Config) -> Inventory:
 
 
 @dataclass(kw_only=True)
-class Keeper:
-    """The session's lab between tests: open, with what it looked like when it was last put back into its snapshot.
+class SessionLab:
+    """The open lab of a session.
 
-    Every test ends with a look at the lab, against the same baseline: while nothing is found, nothing is put back.
-    `work` marks the session on disk from its first test to its end, so that what a killed session leaves is found;
-    `is_compared` is whether the last test's end has looked at the lab.
+    Every test ends with a comparison of the lab with `baseline`; the lab is reset only after a difference or a failure.
+
+    Attributes:
+        lab: the lab.
+        baseline: fingerprint after the last reset; None: the next test begins with a reset.
+        work: mark on disk from the first test to the end of the session, so that changes of a killed session are found.
+        is_compared: whether the lab was compared after the last test.
     """
 
     lab: Lab
@@ -109,7 +126,7 @@ class Keeper:
     is_compared: bool = True
 
     def into_known_state(self, *, always: bool) -> fingerprint.Fingerprint:
-        """Reset where that is due: for the first test, after a test that failed, or always when asked to."""
+        """Reset the lab for the first test, after a failure, or `always`; return the fingerprint to compare with."""
         if self.baseline is None or always:
             if self.lab.kind == "soft":
                 lifecycle.reset(self.lab.inventory_model, lambda _: None)
@@ -122,7 +139,7 @@ class Keeper:
         return self.baseline
 
     def end_work(self) -> None:
-        """Remove the mark of the session, or, after a test that was cut off, leave it to the next command."""
+        """Remove the mark of the session; after an interrupted test leave it, so that the next command compares."""
         if self.work is None:
             return
         if self.is_compared:
@@ -131,67 +148,67 @@ class Keeper:
             self.work.mark.abandon()
 
     def distrust(self) -> None:
-        """The next test begins with a reset."""
+        """Let the next test begin with a reset."""
         self.baseline = None
 
     def mark(self, reasons: list[str], before: fingerprint.Fingerprint) -> None:
-        """The lab is DIRTY, for whoever works with it next, too: a rack has no snapshot to go back to."""
+        """Mark the lab as DIRTY on disk, for later commands, too: a rack has no snapshot to return to."""
         self.distrust()
-        # On a full disk, or beside the mark of another command, that of the session stays: the next command compares.
+        # If the mark cannot be written, that of the session stays, so that the next command compares the lab.
         self.is_compared = False
         self.is_compared = dirty.mark(self.lab.state_dir, reasons, before)
 
     def refuse_dirty(self) -> None:
-        """A soft lab that is marked goes back to its snapshot; a rack takes no work until it is healed.
+        """Reset a soft lab that is marked as DIRTY; refuse a rack that is.
 
         Raises:
-            DirtyLab: it is such a rack.
+            DirtyLab: a rack is DIRTY; `faultbed heal` is needed first.
         """
         if self.lab.kind == "soft" and dirty.is_marked(self.lab.state_dir):
             self.into_known_state(always=True)
         dirty.refuse(self.lab.state_dir, self.lab.name)
 
 
-_KEEPER = pytest.StashKey[Keeper]()
+_SESSION_LAB = pytest.StashKey[SessionLab]()
 
 
-def keeper_of(config: pytest.Config) -> Keeper:
-    """The session's lab, up and open."""
-    if _KEEPER not in config.stash:
-        config.stash[_KEEPER] = Keeper(lab=open_lab(bring_up(config)))
-    held(config)
-    return config.stash[_KEEPER]
+def session_lab_of(config: pytest.Config) -> SessionLab:
+    """Return the lab of the session, up and open."""
+    if _SESSION_LAB not in config.stash:
+        config.stash[_SESSION_LAB] = SessionLab(lab=open_lab(bring_up(config)))
+    lease_of(config)
+    return config.stash[_SESSION_LAB]
 
 
 @contextlib.contextmanager
-def or_give_up(config: pytest.Config) -> Iterator[None]:
-    """A lab that does not answer, or cannot be put back, is opened anew (and brought up) by the next test."""
+def closing_after_error(config: pytest.Config) -> Iterator[None]:
+    """Close a lab that does not answer or cannot be reset; the next test opens it anew and brings it up."""
     try:
         yield
     except FaultbedError:
-        if _KEEPER in config.stash:
-            config.stash[_KEEPER].lab.close()
-            del config.stash[_KEEPER]
+        if _SESSION_LAB in config.stash:
+            config.stash[_SESSION_LAB].lab.close()
+            del config.stash[_SESSION_LAB]
         raise
 
 
-def begin_ahead(config: pytest.Config) -> None:
-    """A soft lab that is down comes up from now on, while tests run that do not need it."""
+def prewarm(config: pytest.Config) -> None:
+    """Start to bring up a soft lab that is down, while tests run that do not need it."""
     if inventory_of(config).kind == "soft":
-        held(config)
-        if ahead := Ahead.start(inventory_of(config)):
-            config.stash[_AHEAD] = ahead
+        lease_of(config)
+        if process := LabPrewarm.start(inventory_of(config)):
+            config.stash[_PREWARM] = process
 
 
-def leave(config: pytest.Config) -> None:
-    """Leave the lab as it was found: a lab that this session brought up goes down again."""
-    if _AHEAD in config.stash:
-        config.stash[_AHEAD].stop()
+def close_session(config: pytest.Config) -> None:
+    """Close the lab and end its lease; a lab that this session brought up goes down again."""
+    if _PREWARM in config.stash:
+        config.stash[_PREWARM].stop()
         config.stash[_STARTED_HERE] = True
-    if _KEEPER in config.stash:
-        config.stash[_KEEPER].end_work()
-        config.stash[_KEEPER].lab.close()
+    if _SESSION_LAB in config.stash:
+        config.stash[_SESSION_LAB].end_work()
+        config.stash[_SESSION_LAB].lab.close()
     if config.stash.get(_STARTED_HERE, False):
         lifecycle.down(config.stash[_INVENTORY])
-    if _HOLDING in config.stash:
-        config.stash[_HOLDING][0].close()
+    if _LEASE in config.stash:
+        config.stash[_LEASE][0].close()

@@ -1,4 +1,4 @@
-"""Tests that are skipped because the lab does not fit them: each with its reason, counted at the end of the session."""
+"""Skip tests that the lab does not fit, and count the reasons for the summary of the session."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import pytest
 
-__all__ = ["lines", "reasons", "skip"]
+__all__ = ["reasons", "skip", "summary_lines"]
 
 _REASONS: pytest.StashKey[list[str]] = pytest.StashKey()
 
@@ -19,17 +19,17 @@ def skip(config: pytest.Config, reason: str) -> NoReturn:
 
 
 def reasons(config: pytest.Config) -> list[str]:
-    """Return the reason of every test that this session has skipped so."""
+    """Return one reason for each test that this session has skipped because of the lab."""
     return config.stash.get(_REASONS, [])
 
 
-def lines(config: pytest.Config) -> list[str]:
-    """Return the summary: how many tests the lab does not fit, then each reason with its count, most frequent first."""
-    found = reasons(config)
-    if not found:
+def summary_lines(config: pytest.Config) -> list[str]:
+    """Return the number of tests skipped because of the lab, then each reason with its count, most frequent first."""
+    skipped = reasons(config)
+    if not skipped:
         return []
-    tests = "1 test was" if len(found) == 1 else f"{len(found)} tests were"
+    tests = "1 test was" if len(skipped) == 1 else f"{len(skipped)} tests were"
     return [
         f"{tests} skipped because the lab does not fit:",
-        *(f"  {count} x {reason}" for reason, count in Counter(found).most_common()),
+        *(f"  {count} x {reason}" for reason, count in Counter(skipped).most_common()),
     ]

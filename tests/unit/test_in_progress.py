@@ -14,7 +14,7 @@ import pytest
 from house import HOUSE
 from shared_lab import CLEAN, Command, change, lab_at
 
-from harness.pytest_plugin.session_lab import Keeper
+from harness.pytest_plugin.session_lab import SessionLab
 from testbed.errors import DirtyLab, LabError, Unreachable
 from testbed.observe import fingerprint
 from testbed.observe.fingerprint import Fingerprint
@@ -226,7 +226,7 @@ def test_end_without_room_for_the_dirty_mark_says_so_and_is_dirty(lab, tmp_path,
 @pytest.mark.parametrize("why", ["full disk", "mark of another command"])
 def test_session_whose_lab_cannot_be_marked_leaves_its_own_mark(lab, tmp_path, monkeypatch, why):
     """The mark of the session was removed at its end, and with it all that was known of what a test had left."""
-    keeper = Keeper(lab=lab, work=dirty.begin(lab, "pytest"))
+    keeper = SessionLab(lab=lab, work=dirty.begin(lab, "pytest"))
     change(tmp_path, "host1", "DOWN")
     if why == "full disk":
         with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):

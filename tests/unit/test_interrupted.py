@@ -126,9 +126,9 @@ def test_a_test_that_is_killed_inside_a_fault_leaves_nothing(qemu, tmp_path, how
 
 HOLDS = """
 import pathlib, threading
-from harness.pytest_plugin.session_lab import held
+from harness.pytest_plugin.session_lab import lease_of
 def test_it(request):
-    held(request.config)
+    lease_of(request.config)
     pathlib.Path("held").touch()
     threading.Event().wait(60)
 """

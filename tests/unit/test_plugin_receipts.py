@@ -223,4 +223,4 @@ def test_interrupted_session_reports_what_is_unproven(session):
     assert result.ret == pytest.ExitCode.INTERRUPTED
     assert "Traceback" not in result.stdout.str() + result.stderr.str()
     assert "INTERNALERROR" not in result.stdout.str()
-    result.stdout.fnmatch_lines(["ended before its time: *::test_it: link.flap on host1:rxe0 is not proven: *"])
+    result.stdout.fnmatch_lines(["interrupted: *::test_it: link.flap on host1:rxe0 is not proven: *"])

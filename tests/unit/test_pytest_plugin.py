@@ -26,7 +26,7 @@ def test_a_fixture_that_is_only_called_lab_brings_no_lab_up(pytester):
     pytester.makepyfile(test_own="import pytest\n@pytest.fixture\ndef lab(): ...\ndef test_own(lab): ...\n")
     pytester.makepyfile(test_ours="def test_ours(lab): ...\ndef test_injects(inject): ...\ndef test_pure(): ...\n")
     items, _ = pytester.inline_genitems()
-    takes = {item.name: plugin._takes_lab(item) for item in items}
+    takes = {item.name: plugin._uses_lab(item) for item in items}
     assert takes == {"test_own": False, "test_ours": True, "test_injects": True, "test_pure": False}
 
 
@@ -75,16 +75,16 @@ def test_a_lab_that_is_lost_is_opened_anew_by_the_next_test(monkeypatch):
         return opened[-1]
 
     monkeypatch.setattr(pytest_lab, "bring_up", lambda config: None)
-    monkeypatch.setattr(pytest_lab, "held", lambda config: None)
+    monkeypatch.setattr(pytest_lab, "lease_of", lambda config: None)
     monkeypatch.setattr(pytest_lab, "open_lab", open_lab)
     config = SimpleNamespace(stash=pytest.Stash())
-    assert pytest_lab.keeper_of(config).lab is pytest_lab.keeper_of(config).lab is opened[0]
-    with pytest.raises(Unreachable), pytest_lab.or_give_up(config):
+    assert pytest_lab.session_lab_of(config).lab is pytest_lab.session_lab_of(config).lab is opened[0]
+    with pytest.raises(Unreachable), pytest_lab.closing_after_error(config):
         raise Unreachable("host1 does not answer")
-    assert pytest_lab.keeper_of(config).lab is opened[1]
-    with pytest_lab.or_give_up(config):
+    assert pytest_lab.session_lab_of(config).lab is opened[1]
+    with pytest_lab.closing_after_error(config):
         pass
-    assert pytest_lab.keeper_of(config).lab is opened[1]
+    assert pytest_lab.session_lab_of(config).lab is opened[1]
 
 
 THROTTLES = """
@@ -184,7 +184,7 @@ def test_inject_of_a_fault_that_a_rack_refuses_skips_the_test(pytester):
 @pytest.fixture(autouse=True)
 def no_lab_ahead(monkeypatch):
     """Sessions inside this one bring no lab up, nor do they end the one that this session has."""
-    monkeypatch.setattr(pytest_lab, "begin_ahead", lambda _config: None)
+    monkeypatch.setattr(pytest_lab, "prewarm", lambda _config: None)
 
 
 CLEAN = fingerprint.Fingerprint(nodes={"host1": {"link mlx5_0": "UP"}})
@@ -204,7 +204,7 @@ def rack(monkeypatch, tmp_path):
         kind="rack", name="r", state_dir=state.folder, forget_connections=lambda: None, close=lambda: None,
         nodes=lambda: ("host1",), ask=ask, ours=("*",),
     )  # fmt: skip
-    state.keeper = pytest_lab.Keeper(lab=lab)
+    state.session_lab = pytest_lab.SessionLab(lab=lab)
 
     def look(lab):
         if state.now is None:
@@ -214,10 +214,10 @@ def rack(monkeypatch, tmp_path):
     monkeypatch.setattr(fingerprint, "capture", look)
     monkeypatch.setattr(fingerprint, "settle", lambda lab, before, **_: fingerprint.diff(before, look(lab)))
     for module in (plugin_fixtures, plugin_items):
-        monkeypatch.setattr(module, "keeper_of", lambda config: state.keeper)
+        monkeypatch.setattr(module, "session_lab_of", lambda config: state.session_lab)
     plugin.rack_of_this_test = state
     yield state
-    state.keeper.end_work()
+    state.session_lab.end_work()
     del plugin.rack_of_this_test
 
 
@@ -291,14 +291,14 @@ def test_it(lab):
 """
     )
     on_rack(pytester).assert_outcomes(passed=1)
-    rack.keeper.end_work()
+    rack.session_lab.end_work()
     assert dirty.unfinished(rack.folder) == ()
 
 
 def test_session_whose_last_test_was_cut_off_leaves_the_comparison_to_the_next_command(rack):
-    rack.keeper.into_known_state(always=False)
-    rack.keeper.is_compared = False
-    rack.keeper.end_work()
+    rack.session_lab.into_known_state(always=False)
+    rack.session_lab.is_compared = False
+    rack.session_lab.end_work()
     assert "the next command compares the lab first" in dirty.unfinished(rack.folder)[0]
 
 
@@ -339,7 +339,7 @@ def test_a_failure_in_quarantine_puts_the_lab_back_like_any_other(pytester, rack
     result = on_rack(pytester, quarantine(pytester, "test_x.py::test_flaky"))
     result.assert_outcomes(xfailed=1)
     assert result.ret == 0
-    assert rack.keeper.baseline is None
+    assert rack.session_lab.baseline is None
 
 
 def asked_for_experiments(pytester):
@@ -365,7 +365,7 @@ def experiment(pytester, rack, monkeypatch):
 
     def comes_to(word, state="CLEAN"):
         finished = SimpleNamespace(verdict=a_verdict(word, state), report="r")
-        monkeypatch.setattr(plugin_items, "held", lambda config: SimpleNamespace(refresh=lambda: None))
+        monkeypatch.setattr(plugin_items, "lease_of", lambda config: SimpleNamespace(refresh=lambda: None))
         monkeypatch.setattr(plugin_items.experiment_module, "load", lambda path: None)
         monkeypatch.setattr(plugin_items.run_module, "decide", lambda *_: None)
         monkeypatch.setattr(plugin_items.run_module, "refusal", lambda *_: None)
@@ -460,7 +460,7 @@ def test_a_session_that_only_skipped_is_no_pass(pytester):
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--lab=soft")
     result.assert_outcomes(skipped=1)
     assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
-    result.stdout.fnmatch_lines(["*that is no pass*"])
+    result.stdout.fnmatch_lines(["*this is not a pass*"])
     pytester.makepyfile(test_y="def test_pure(): ...\n")
     assert pytester.runpytest_inprocess("-p", "no:cacheprovider", "--lab=soft").ret == 0
 
@@ -487,16 +487,16 @@ def test_a_session_inside_a_session_leaves_the_outer_ones_holding_to_its_program
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
     monkeypatch.setenv(INHERITED, "outer")
     config = SimpleNamespace(stash=pytest.Stash(), getoption=lambda _name: "soft")
-    token = pytest_lab.held(config).token
+    token = pytest_lab.lease_of(config).token
     assert os.environ[INHERITED] == token != "outer"
-    pytest_lab.leave(config)
+    pytest_lab.close_session(config)
     assert os.environ[INHERITED] == "outer"
 
 
 def test_one_lab_is_not_for_several_processes():
     config = SimpleNamespace(stash=pytest.Stash(), workerinput={})
     with pytest.raises(UsageError, match="leave out -n"):
-        pytest_lab.held(config)
+        pytest_lab.lease_of(config)
 
 
 def test_plugin_without_configured_experiments_leaves_toml_files_alone(pytester):
@@ -599,7 +599,7 @@ def test_stopped(unproven):
 def test_interrupted_session_leaves_its_lab_although_a_fixture_fails_at_its_end(pytester, monkeypatch):
     """Ctrl-C amid a fault: the fixture said that it was not proven, and five VMs went on after the session."""
     left = []
-    monkeypatch.setattr(pytest_lab, "leave", left.append)
+    monkeypatch.setattr(pytest_lab, "close_session", left.append)
     pytester.makepyfile(test_x=INTERRUPTED)
     pytester.runpytest_inprocess("-p", "no:cacheprovider")
     assert len(left) == 1

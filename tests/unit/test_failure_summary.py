@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from harness.pytest_plugin.failure_summary import told
+from harness.pytest_plugin.failure_summary import summary_of
 from traffic.engine.engine_client import Event
 from traffic.engine.run_results import QpError
 
@@ -35,7 +35,7 @@ def running(*, over, events=(), errors=(), failure=None):
 def test_the_longest_iterations_are_told_with_where_each_rank_spent_them():
     events = [iteration(rank, index, index, 0.5, compute=0.2, comm=0.1) for rank in (0, 1) for index in range(6)]
     events += [iteration(0, 6, 6, 30, compute=0.2, wait=29.5), iteration(1, 6, 6, 30, compute=29.8)]
-    text = told(running(over=True, events=events))
+    text = summary_of(running(over=True, events=events))
     assert text.splitlines()[0] == "ring of 2: completed"
     assert "7 iterations; the longest:" in text
     assert "6, at 6.0 s, 30.00 s: rank0 compute 0.20, wait 29.50 s; rank1 compute 29.80 s" in text
@@ -52,11 +52,11 @@ def test_what_was_lost_and_who_still_waits_are_told():
         status="RETRY_EXC_ERR",
         generation=0,
     )
-    text = told(running(over=False, errors=(error,)))
+    text = summary_of(running(over=False, errors=(error,)))
     assert "QP lost at 2.0 s: host1:rxe0 to host2:rxe0, RETRY_EXC_ERR" in text
     assert "rank 1 on host2:rxe0: iteration 7, compute" in text
     assert "not over" in text
 
 
 def test_a_workload_that_failed_says_why():
-    assert told(running(over=True, failure="host3: gone")).startswith("ring of 2: failed, host3: gone")
+    assert summary_of(running(over=True, failure="host3: gone")).startswith("ring of 2: failed, host3: gone")
