@@ -46,6 +46,7 @@ def find(
         intervals["goodput.mean"] = confidence.mean_interval(bits, of="bins of goodput", level=level)
         if base is not None and impacts:
             intervals |= _dips(whole, base, impacts, level)
+            intervals["goodput_mean_ratio"] = _mean_ratio(whole, base, impacts, level)
     return {name: interval for name, interval in intervals.items() if interval is not None}
 
 
@@ -164,3 +165,17 @@ def _dips(
     if interval is None:
         return {}
     return {"goodput_min_ratio": interval, "dip": replace(interval, low=1 - interval.high, high=1 - interval.low)}
+
+
+def _mean_ratio(
+    whole: timeline.Goodput, base: timeline.Baseline, impacts: Mapping[str, timeline.Impact], level: float
+) -> Interval | None:
+    """Return the interval of the lowest mean under a fault over the mean of the fault-free start."""
+    lowest = min((timeline.while_acting(whole, one) for one in impacts.values()), key=lambda rates: float(rates.mean()))
+    healthy = whole.bytes_per_s[whole.bin_of(base.start_ns) : whole.bin_of(base.end_ns)]
+    under = confidence.mean_interval(healthy, of="bins of the fault-free start", level=level)
+    over = confidence.mean_interval(lowest, of="bins under the fault", level=level)
+    if over is None or under is None:
+        return None
+    interval = confidence.ratio_interval(over, under, float(lowest.mean()) / base.mean)
+    return None if interval is None else replace(interval, level=level)

@@ -30,6 +30,7 @@ __all__ = [
     "captured_packets",
     "dips",
     "disturbed",
+    "goodput_mean_ratio",
     "jct_ratio",
     "plain",
     "rates",
@@ -264,6 +265,29 @@ def dips(
         "goodput_min_ratio": Observation(value=one.min_ratio, detail=detail),
         "dip": Observation(value=1 - one.min_ratio, detail=detail),
     }
+
+
+def goodput_mean_ratio(
+    run: Measurements,
+    whole: timeline.Goodput | None,
+    base: timeline.Baseline | None,
+    impacts: Mapping[str, timeline.Impact],
+) -> Observation:
+    """Return the mean goodput while the worst fault acted, relative to the fault-free start."""
+    missing = [fault.plan.id for fault in run.faults if fault.plan.id not in impacts]
+    if whole is None or base is None or not impacts or missing:
+        where = f"{missing[0]}: " if missing else ""
+        return Observation(value=None, detail=f"{where}{_why_no_impact(base)}")
+    doubtful = next((fault_id for fault_id, one in impacts.items() if one.slowed_ratio is not None), None)
+    if doubtful is not None:
+        return Observation(value=None, detail=f"under {doubtful}: {impacts[doubtful].reason}")
+    ratios = {
+        fault_id: float(timeline.while_acting(whole, one).mean()) / base.mean for fault_id, one in impacts.items()
+    }
+    worst = min(ratios, key=lambda fault_id: ratios[fault_id])
+    seconds = (impacts[worst].cleared_ns - impacts[worst].fired_ns) / 1e9
+    detail = f"under {worst} for {seconds:.1f} s, against the mean of the fault-free start"
+    return Observation(value=ratios[worst], detail=detail)
 
 
 def jct_ratio(run: Measurements, job_time: timeline.JobTime | None) -> Observation:

@@ -81,6 +81,7 @@ def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
         **observations.recoveries(run, base, impacts, _slowest(whole, of_machine, impacts)),
         **observations.recovery_phases(run, base, by_phase),
         **observations.dips(run, base, impacts),
+        "goodput_mean_ratio": observations.goodput_mean_ratio(run, whole, base, impacts),
         "jct_ratio": observations.jct_ratio(run, job_time),
         "ettr": observations.training_ratio(training),
         "straggler": observations.straggler(run, fired),

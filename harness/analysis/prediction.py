@@ -14,7 +14,7 @@ error.
 known for the minimum and for the maximum of packets that passed. It is compared with the hop's own count.
 
 **Goodput under loss.** A sender that goes back n packets for each lost one: (1 - p) / (1 - p + n p), with n packets in
-flight per queue pair, compared with the mean during the fault over that of the fault-free start. Waiting for NAKs and
+flight per queue pair (rxe: 64 at most), compared with the mean during the fault over that of the fault-free start. Waiting for NAKs and
 timers comes on top, so it is an upper bound.
 
 **Training time.** Time lost to faults and storage, by `harness.analysis.ettr`, compared with the finished iterations.
@@ -43,13 +43,15 @@ from traffic.engine.task_specs import QpParams
 from traffic.schedules import build, cost
 from traffic.workloads.collective import AUTO
 
-__all__ = ["Prediction", "goodput_share", "losses", "max_over_mean", "predictions", "qp_error_ns"]
+__all__ = ["Prediction", "goodput_share", "goodput_under_loss", "losses", "max_over_mean", "predictions", "qp_error_ns"]
 
 DRAWS = 4000
 _SLACK = 4
 """A timer may take up to four times its nominal time."""
 _BETWEEN_COUNTERS = 1
 """Packets that may be between the counter of what passed and that of what was hit when both are read."""
+_RXE_WINDOW = 64
+"""Packets that an rxe queue pair has in flight (rxe_param.h, RXE_INFLIGHT_SKBS_PER_QP_HIGH)."""
 _LOSING = ("packet.drop", "packet.corrupt")
 
 
@@ -131,11 +133,26 @@ def _losses(run: Measurements) -> Iterator[Prediction]:
         )
 
 
+def goodput_under_loss(run: Measurements) -> float | None:
+    """Return the upper bound of `goodput_mean_ratio` in a run of flows that lose packets; None if it has no such."""
+    in_flight = _in_flight(run)
+    shares = [share for _, _, share in _losing(run)]
+    return goodput_share(max(shares), in_flight) if shares and in_flight and len(run.faults) == len(shares) else None
+
+
+def _in_flight(run: Measurements) -> int:
+    """Return how many packets each queue pair of a run's flows keeps in flight; 0: not known."""
+    spec = run.workload
+    if "flow" not in spec or not spec.get("depth"):
+        return 0
+    packets = int(spec["depth"]) * max(1, math.ceil(int(spec["size_bytes"]) / _qp_of(run).mtu))
+    return min(packets, _RXE_WINDOW) if run.lab_kind == "soft" else packets
+
+
 def _goodput_under_loss(run: Measurements, observed: Observed) -> Iterator[Prediction]:
-    spec, whole, base = run.workload, observed.goodput, observed.baseline
-    if "flow" not in spec or "depth" not in spec or whole is None or base is None or not base.mean:
+    whole, base, in_flight = observed.goodput, observed.baseline, _in_flight(run)
+    if not in_flight or whole is None or base is None or not base.mean:
         return
-    in_flight = int(spec["depth"]) * max(1, math.ceil(int(spec["size_bytes"]) / _qp_of(run).mtu))
     for fault, _, share in _losing(run):
         one = observed.impacts.get(fault.plan.id)
         if one is None:

@@ -68,6 +68,7 @@ __all__ = [
     "rolling_window_ns",
     "steadiness",
     "total",
+    "while_acting",
 ]
 
 WARMUP_NS = 1_000_000_000
@@ -420,6 +421,12 @@ def impact(
         acted_until_ns=back_ns,
         is_back=is_back,
     )
+
+
+def while_acting(series: Goodput, one: Impact) -> NDArray[np.float64]:
+    """Return the rate (bytes/s) of each bin from a fault's firing to its removal; at least one bin."""
+    first = min(series.bin_of(one.fired_ns), len(series.bytes) - 1)
+    return series.bytes_per_s[first : max(series.bin_of(one.cleared_ns), first + 1)]
 
 
 def _why_censored(seen: str, until: str, after_fired_ns: int, after_cleared_ns: int) -> str:

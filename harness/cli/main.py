@@ -24,6 +24,7 @@ from harness.cli.experiments import (
     profile_commands,
     runs,
     shrinking,
+    sweeping,
 )
 from harness.cli.lab import audits, inventories, labs, preflights, provisioning, routing_commands, sharing, watching
 from harness.cli.traffic import jobs, probing, replays, serving
@@ -76,7 +77,8 @@ def cli(ctx: click.Context, lab: Path | None) -> None:
 
 _MODULES = (
     labs, watching, inventories, provisioning, preflights, probing, sharing, audits, faults, profile_commands,
-    routing_commands, jobs, replays, serving, runs, shrinking, fuzzing, attribution, histories, offending, packets, ci,
+    routing_commands, jobs, replays, serving, runs, sweeping, shrinking, fuzzing, attribution, histories, offending,
+    packets, ci,
 )  # fmt: skip
 for command in (command for module in _MODULES for command in module.COMMANDS):
     cli.add_command(command)

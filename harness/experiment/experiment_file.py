@@ -41,7 +41,7 @@ from harness.verdict import Verdict
 from testbed.errors import ConfigError
 from traffic.probes.prober import ProbeSpec
 
-__all__ = ["Expectation", "Experiment", "Fault", "Scalar", "decode", "load"]
+__all__ = ["SECTION_KEYS", "Expectation", "Experiment", "Fault", "Scalar", "decode", "load"]
 
 Scalar = str | int | float | bool
 
@@ -145,7 +145,7 @@ class _ExperimentFile(Section, frozen=True, kw_only=True):
 _LONGEST_ID = 63
 """Characters of a fault's id: `capture-<id>.pcapng` has to be a file name, and an id is a column of reports."""
 
-_KEYS = {
+SECTION_KEYS = {
     "": ("name", "seed", "lab", "workload", "faults", "stop", "expect", "capture", "probe"),
     "capture": ("ports",),
     "probe": ("rate", "qps"),
@@ -154,6 +154,7 @@ _KEYS = {
     "stop": ("metric", "min", "max", "for", "verdict"),
     "expect": ("metric", "min", "max", "equals"),
 }
+"""Of each section, for hints; those of `[workload]` are in `harness.experiment.workload_file`."""
 
 
 def load(path: Path) -> Experiment:
@@ -179,7 +180,7 @@ def decode(content: bytes, *, source: str) -> Experiment:
         raw = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source}: not TOML: {error}") from error
-    parsed = convert(raw, _ExperimentFile, source, keys=_KEYS)
+    parsed = convert(raw, _ExperimentFile, source, keys=SECTION_KEYS)
     faults = _faults(parsed.faults, source)
     return Experiment(
         name=parsed.name,

@@ -161,6 +161,13 @@ _TABLE = (
         meaning="Lowest rolling goodput while a fault acted, over the mean of the fault-free start",
     ),
     Metric(
+        name="goodput_mean_ratio",
+        unit="ratio",
+        about_faults=True,
+        is_noisy=True,
+        meaning="Mean goodput while a fault acted, over the mean of the fault-free start; the worst fault counts",
+    ),
+    Metric(
         name="dip",
         unit="ratio",
         about_faults=True,

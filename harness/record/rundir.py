@@ -51,7 +51,16 @@ from testbed.observe.telemetry import Recorded
 from traffic.engine.flight_recorder import Flight
 from traffic.probes.results import ProbeTrips
 
-__all__ = ["RunDir", "create", "describe_environment", "open_run", "repro_script", "write_flights", "write_pooled"]
+__all__ = [
+    "RunDir",
+    "create",
+    "describe_environment",
+    "open_run",
+    "repro_script",
+    "whole",
+    "write_flights",
+    "write_pooled",
+]
 
 _ROOT = Path(__file__).resolve().parents[2]
 _STARTED = "%Y%m%dT%H%M%SZ"
@@ -98,14 +107,14 @@ class RunDir:
         # pyarrow takes a third of a second to import, and most commands write no samples.
         from harness.record import samples_file  # noqa: PLC0415
 
-        with _whole(self.path / "samples.parquet") as temporary:
+        with whole(self.path / "samples.parquet") as temporary:
             samples_file.write(measured, temporary)
 
     def write_telemetry(self, recorded: Recorded, *, t0_ns: int) -> None:
         """Write `telemetry.parquet` and `changes.parquet`."""
         from harness.record import telemetry_file  # noqa: PLC0415 (as above)
 
-        with _whole(self.path / "telemetry.parquet") as telemetry, _whole(self.path / "changes.parquet") as changes:
+        with whole(self.path / "telemetry.parquet") as telemetry, whole(self.path / "changes.parquet") as changes:
             telemetry_file.write(recorded, t0_ns=t0_ns, telemetry=telemetry, changes=changes)
 
     def read_telemetry(self) -> Recorded | None:
@@ -148,7 +157,7 @@ class RunDir:
         """Write `probes.parquet`."""
         from harness.record import probes_file  # noqa: PLC0415 (as above)
 
-        with _whole(self.path / "probes.parquet") as temporary:
+        with whole(self.path / "probes.parquet") as temporary:
             probes_file.write(found, temporary, t0_ns=t0_ns)
 
     def read_probes(self) -> ProbeTrips:
@@ -202,7 +211,7 @@ class RunDir:
             ) from error
 
     def _write(self, name: str, content: bytes, *, mode: int = 0o644) -> None:
-        with _whole(self.path / name) as temporary:
+        with whole(self.path / name) as temporary:
             temporary.write_bytes(content)
             temporary.chmod(mode)
 
@@ -214,7 +223,7 @@ def write_flights(path: Path, flights: Sequence[Flight]) -> None:
         OSError: it cannot be written there.
     """
     content = [dataclasses.asdict(flight) for flight in flights]
-    with _whole(path) as temporary:
+    with whole(path) as temporary:
         temporary.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
 
 
@@ -227,7 +236,7 @@ def write_pooled(first: RunDir, content: bytes) -> Path:
     folder = first.path.with_name(f"{first.path.name}-pooled")
     try:
         folder.mkdir(exist_ok=True)
-        with _whole(folder / "pooled.json") as temporary:
+        with whole(folder / "pooled.json") as temporary:
             temporary.write_bytes(content)
     except OSError as error:
         raise UsageError(f"{folder}: {error.strerror or error}; choose another place with --out") from error
@@ -235,8 +244,8 @@ def write_pooled(first: RunDir, content: bytes) -> Path:
 
 
 @contextlib.contextmanager
-def _whole(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path` that becomes `path` at the end, or vanishes on an error."""
+def whole(path: Path) -> Iterator[Path]:
+    """Yield a temporary name beside `path` that becomes `path` at the end, or vanishes on an error."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(handle)
     temporary = Path(name)

@@ -31,11 +31,11 @@ from testbed.errors import Unsupported, UsageError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.tenancy.lab_lease import Holding, hold
 
-__all__ = ["COMMANDS"]
+__all__ = ["COLOURS", "COMMANDS"]
 
 _MOST = 10
 """Runs that `--until-decided` makes at most, unless told otherwise."""
-_COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INCONCLUSIVE: "yellow", Verdict.ERROR: "magenta"}
+COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INCONCLUSIVE: "yellow", Verdict.ERROR: "magenta"}
 
 
 @click.command()
@@ -313,7 +313,7 @@ def _show_pool(session: Session, pool: pooled.PooledFile) -> None:
     for run in pool.runs:
         if run.left_out is not None:
             session.out.print(f"seed {run.seed} is left out: {run.left_out}", soft_wrap=True)
-    decided = Text.assemble((str(pool.verdict), f"bold {_COLOURS[pool.verdict]}"), f"  {len(pool.runs)} runs together")
+    decided = Text.assemble((str(pool.verdict), f"bold {COLOURS[pool.verdict]}"), f"  {len(pool.runs)} runs together")
     session.out.print(decided)
 
 
@@ -334,7 +334,7 @@ def _span(median: float | None, interval: Interval | None, unit: str) -> str:
 
 
 def _marked(verdict: Verdict) -> Text:
-    return styled(str(verdict), _COLOURS[verdict])
+    return styled(str(verdict), COLOURS[verdict])
 
 
 def _show_plan(session: Session, decided: Decided, *, as_json: bool) -> None:
@@ -379,7 +379,7 @@ def _show(session: Session, finished: Finished, *, as_json: bool) -> None:
     session.out.print()
     session.out.print(
         Text.assemble(
-            (str(verdict.verdict), f"bold {_COLOURS[verdict.verdict]}"),
+            (str(verdict.verdict), f"bold {COLOURS[verdict.verdict]}"),
             f"  {summary.sentence(verdict, measured, observe(measured))}",
         ),
         soft_wrap=True,

@@ -32,7 +32,7 @@ __all__ = ["HIGHER_IS_BETTER", "Row", "Says", "compare", "differences"]
 
 Says = Literal["better", "worse", "no difference shown", "not comparable"]
 HIGHER_IS_BETTER = frozenset(
-    {"goodput.mean", "busbw.mean", "goodput_min_ratio", "iterations", "ettr", "slo_attainment"}
+    {"goodput.mean", "busbw.mean", "goodput_min_ratio", "goodput_mean_ratio", "iterations", "ettr", "slo_attainment"}
 )
 """For all other metrics, less is better."""
 _FLOOR = {"job time": "job_time", "goodput.mean": "job_time", "jct_ratio": "job_time", "busbw.mean": "collective"}

@@ -37,7 +37,7 @@ from traffic.workloads.replay_batches import whole
 
 __all__ = ["fit", "hosts_of", "needs_baseline", "refuse_absent"]
 
-_NEEDS_BASELINE = ("recovery.", "after_clear.", "goodput_min_ratio", "dip", "straggler")
+_NEEDS_BASELINE = ("recovery.", "after_clear.", "goodput_min_ratio", "goodput_mean_ratio", "dip", "straggler")
 
 
 _Ranked = Collective | Job | InferenceSpec | RankingSpec

@@ -31,14 +31,25 @@ import msgspec
 import numpy as np
 
 from harness.analysis.observations import Observation, disturbed
-from harness.confidence import Interval, decide, level_for, student, tail_of
+from harness.confidence import LEVEL, Interval, decide, level_for, student, tail_of
 from harness.experiment.experiment_file import Expectation
 from harness.experiment.metrics import Metric
 from harness.judge import NO_INTERVAL, bounds_of, is_noisy, noisy_checks, risk
 from harness.run.repeats.alpha_spending import FIRST, tails
 from harness.verdict import Check, LabState, Verdict, VerdictFile, worst
 
-__all__ = ["UNBIASED", "PooledFile", "PooledRun", "Trial", "decode", "encode", "pool", "undecided"]
+__all__ = [
+    "UNBIASED",
+    "PooledFile",
+    "PooledRun",
+    "Trial",
+    "decode",
+    "encode",
+    "pool",
+    "pooled_observation",
+    "undecided",
+    "why_left_out",
+]
 
 UNBIASED = frozenset({"jct_ratio", "ettr", "goodput.mean", "busbw.mean"})
 _RULE = "decided by the pooled {level:.5g} % interval: PASS wholly inside, FAIL wholly outside, else INCONCLUSIVE"
@@ -95,7 +106,7 @@ def pool(trials: Sequence[Trial], expectations: Sequence[Expectation], *, most: 
 
     `most` None: this is the only look. A number: runs are looked at after each one, and `most` of them at the end.
     """
-    left_out = {trial.run_dir: _why_left_out(trial.verdict) for trial in trials}
+    left_out = {trial.run_dir: why_left_out(trial.verdict) for trial in trials}
     kept = [trial for trial in trials if left_out[trial.run_dir] is None]
     noisy = noisy_checks(expectations)
     checks = [
@@ -132,15 +143,6 @@ def undecided(pooled: PooledFile) -> bool:
     if pooled.lab_state == "DIRTY" or pooled.verdict in (Verdict.FAIL, Verdict.ERROR):
         return False
     return any(check.verdict is Verdict.INCONCLUSIVE for check in pooled.checks if "pooled" in check.rule)
-
-
-def _why_left_out(verdict: VerdictFile) -> str | None:
-    for check in verdict.checks:
-        if check.verdict is Verdict.ERROR:
-            return f"{check.name}: {check.detail}"
-        if check.name.startswith("fired.") and check.verdict is not Verdict.PASS:
-            return f"{check.name.removeprefix('fired.')} is not proven: {check.detail}"
-    return None
 
 
 def _enough(trials: Sequence[Trial], kept: Sequence[Trial], noisy: int) -> Check:
@@ -252,6 +254,33 @@ def _interval(metric: Metric, observations: Sequence[Observation], tail: float) 
     return Interval(
         low=low, high=high, method=f"Student's t of {len(values)} runs, and the mean of their own intervals"
     )
+
+
+def pooled_observation(metric: Metric, observations: Sequence[Observation], *, level: float = LEVEL) -> Observation:
+    """Return the value of several runs together, with its interval from the third run on."""
+    values = [one.value for one in observations if isinstance(one.value, int | float)]
+    if not values or len(values) < len(observations):
+        names = {one.value for one in observations}
+        value = names.pop() if len(names) == 1 else None
+        said = f"the same in {len(observations)} runs" if value is not None else "not in every run, or not the same"
+        return Observation(value=value, detail=said)
+    interval = _interval(metric, observations, tail_of(level)) if len(values) >= FIRST else None
+    return Observation(
+        value=_middle(metric, observations),
+        detail=f"{len(values)} runs, {min(values):.4g} to {max(values):.4g}",
+        censored=any(one.censored for one in observations),
+        interval=interval,
+    )
+
+
+def why_left_out(verdict: VerdictFile) -> str | None:
+    """Return why a run's values do not count in a pool: an error, or a fault that is not proven; None: they do."""
+    for check in verdict.checks:
+        if check.verdict is Verdict.ERROR:
+            return f"{check.name}: {check.detail}"
+        if check.name.startswith("fired.") and check.verdict is not Verdict.PASS:
+            return f"{check.name.removeprefix('fired.')} is not proven: {check.detail}"
+    return None
 
 
 def _middle(metric: Metric, observations: Sequence[Observation]) -> float | None:

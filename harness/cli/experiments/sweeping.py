@@ -1,0 +1,176 @@
+"""The command that runs one experiment at many values of its parameters: sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import msgspec
+from rich.text import Text
+
+from harness.cli.context import Session, json_option, pass_session, styled
+from harness.cli.experiments.runs import COLOURS
+from harness.experiment import experiment_file as experiment_module
+from harness.experiment.parameters import parse
+from harness.quantities import format_duration
+from harness.record.sweep_file import SweepFile, SweptPoint
+from harness.report.sweeps import sweep_text
+from harness.run.prepare.resolve import touched
+from harness.run.sweeps.sweep_points import metrics_for, points_of
+from harness.run.sweeps.sweep_runner import Sweep
+from harness.verdict import exit_code
+from testbed.backends.soft import lifecycle
+from testbed.tenancy.lab_lease import hold
+
+__all__ = ["COMMANDS"]
+
+
+@click.command()
+@click.argument("experiment", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+@click.option(
+    "--over",
+    "overs",
+    multiple=True,
+    required=True,
+    metavar="PATH=V1,V2,...",
+    help="A parameter of the experiment and its values, such as faults[0].set.share=0.001,0.01. Repeatable: all "
+    "combinations are run, and the last one is the axis of the plot.",
+)
+@click.option("--repeat", default=1, show_default=True, type=click.IntRange(1, 1000), help="Runs of each point.")
+@click.option("--seed", type=click.IntRange(min=0), help="Seed of the first run of each point, not the file's own.")
+@click.option("--metric", "names", multiple=True, help="A metric of the table. Default: those that the file bounds.")
+@click.option("--plan", "only_plan", is_flag=True, help="Print the points and how long they may take; run nothing.")
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    required=True,
+    help="Folder of this sweep. The same command again runs only what is missing in it.",
+)
+@json_option
+@pass_session
+def sweep(
+    session: Session,
+    *,
+    experiment: Path,
+    overs: tuple[str, ...],
+    repeat: int,
+    seed: int | None,
+    names: tuple[str, ...],
+    only_plan: bool,
+    out: Path,
+    as_json: bool,
+) -> int:
+    """Run an EXPERIMENT at every combination of some values, and print and plot its metrics over them.
+
+    Each point is a run as `faultbed run` makes it, in a run directory of its own. A point that is INCONCLUSIVE or ERROR
+    is shown as such, without a number. The exit code is that of the worst point. After Ctrl-C or a kill, the same
+    command goes on where it ended; a run that was not finished, ended in ERROR, or left the lab DIRTY is made again.
+    """
+    inventory = session.inventory()
+    content = experiment.read_bytes()
+    experiment_module.load(experiment)
+    parameters = [parse(text) for text in overs]
+    points = points_of(content, parameters, inventory, source=str(experiment), seed=seed, repeat=repeat)
+    found = Sweep.open(out, inventory, parameters, points, metrics_for(points, names))
+    if only_plan:
+        _show_plan(session, found, as_json=as_json)
+        return 0
+    decided = [one for point in points for one in point.runs]
+    taken = () if inventory.kind == "soft" else {name for one in decided for name in touched(one, inventory.topology)}
+    if found.left():
+        with (
+            hold(inventory, sorted(taken), why=f"sweep {points[0].experiment.name}", mode="exclusive") as holding,
+            session.progress(also=holding.heartbeat) as progress,
+        ):
+            if inventory.kind == "soft":
+                lifecycle.up(inventory, progress)
+            result = found.execute(progress=progress, guard=holding.refresh)
+    else:
+        result = found.write()
+    _show(session, result, out, as_json=as_json)
+    return exit_code(result.verdict, result.lab_state)
+
+
+def _show_plan(session: Session, found: Sweep, *, as_json: bool) -> None:
+    each, left = found.expected_s(), found.left()
+    counts = {point.number: sum(one.number == point.number for one, _ in left) for point in found.points}
+    times = {
+        number: 0.0 if not count else None if (time := each[number]) is None else round(time * count, 1)
+        for number, count in counts.items()
+    }
+    known = [time for time in times.values() if time is not None]
+    whole_s = sum(known) if len(known) == len(times) else None
+    if as_json:
+        rows = [
+            {
+                "number": point.number,
+                "parameters": dict(point.parameters),
+                "runs": len(point.runs),
+                "left": counts[point.number],
+                "expected_s": times[point.number],
+            }
+            for point in found.points
+        ]
+        session.json({"points": rows, "expected_s": whole_s, "metrics": [metric.name for metric in found.metrics]})
+        return
+    session.table(
+        ("point", *(one.path for one in found.parameters), "runs", "done", "expected"),
+        [
+            (
+                str(point.number),
+                *point.parameters.values(),
+                str(len(point.runs)),
+                str(len(point.runs) - counts[point.number]),
+                _time(times[point.number]),
+            )
+            for point in found.points
+        ],
+    )
+    runs = f"{len(left)} run{'' if len(left) == 1 else 's'} to make"
+    session.out.print(f"{runs}, expected {_time(whole_s)}; nothing is done yet", soft_wrap=True)
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "unknown until the first run is over: the workload goes by iterations"
+    return format_duration(seconds * 1e9)
+
+
+def _show(session: Session, result: SweepFile, out: Path, *, as_json: bool) -> None:
+    files = {name: out / f"sweep.{name}" for name in ("json", "parquet", "html")}
+    if as_json:
+        session.json({**msgspec.to_builtins(result), "files": files})
+        return
+    with_model = ("predicted",) if result.model else ()
+    session.table(
+        (*(one.path for one in result.over), "", *result.metrics, *with_model, "why"),
+        [
+            (
+                *point.parameters.values(),
+                _state(point),
+                *(sweep_text.cell(point, metric) for metric in result.metrics),
+                *(_predicted(point) for _ in with_model),
+                point.why,
+            )
+            for point in result.points
+        ],
+    )
+    if result.model:
+        session.out.print(f"predicted: {result.model}", soft_wrap=True)
+    decided = (str(result.verdict), f"bold {COLOURS[result.verdict]}")
+    session.out.print(
+        Text.assemble(decided, f"  {sweep_text.sentence(result)}; report {files['html']}"), soft_wrap=True
+    )
+
+
+def _predicted(point: SweptPoint) -> str:
+    found: Sequence[float] = [value.predicted for value in point.values if value.predicted is not None]
+    return f"{found[0]:.2f} at most" if found else ""
+
+
+def _state(point: SweptPoint) -> Text:
+    return styled(sweep_text.state(point), "" if point.verdict is None else COLOURS[point.verdict])
+
+
+COMMANDS = (sweep,)

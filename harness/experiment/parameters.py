@@ -1,0 +1,195 @@
+"""Parameters of an experiment file by their paths: which there are, and the file with other values. Pure.
+
+    faults[0].set.share    workload.size    workload.qp.timeout    workload.phases[1]    expect[0].max
+
+A path is written as error messages print it. It names a value that stands in the file, or one that may stand there: a
+key of a section, or a parameter of a fault's kind.
+
+A value is text, and becomes what the experiment's own types take: a number or true or false where that decodes, else a
+string. Values of one path are separated by commas; a value with a comma of its own stands in double quotes.
+"""
+
+from __future__ import annotations
+
+import copy
+import csv
+import dataclasses
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from harness.experiment.experiment_file import SECTION_KEYS, Experiment, Scalar, decode
+from harness.experiment.workload_file import KEYS as WORKLOAD_KEYS
+from inject.kinds.catalogue import CATALOGUE
+from testbed.errors import ConfigError, UsageError
+from testbed.suggestions import nearest
+from traffic.engine.task_specs import QpParams
+
+__all__ = ["Parameter", "known_paths", "parse", "with_values"]
+
+_STEP = re.compile(r"(?P<key>[A-Za-z0-9_-]+)(?:\[(?P<index>[0-9]+)\])?")
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_FIXED = frozenset({"name", "seed"})
+"""Keys that name a run: a sweep names its runs itself, and --seed chooses the seed."""
+_WORKLOADS = {
+    "collective": "collective", "flow": "flow", "grid": "job", "requests": "inference", "embedding": "ranking",
+    "replay": "replay",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """A path and the values that a sweep gives it, in the order of the command line."""
+
+    path: str
+    values: tuple[str, ...]
+
+
+def parse(text: str) -> Parameter:
+    """Read `PATH=V1,V2,...`.
+
+    Raises:
+        UsageError: no path, no value, an empty value, or a value that is there twice.
+    """
+    path, equals, rest = text.partition("=")
+    path = path.strip()
+    if not equals or not path or not rest.strip():
+        raise UsageError(f'--over {text}: write PATH=V1,V2,..., such as "faults[0].set.share=0.001,0.01"')
+    values = tuple(value.strip() for value in next(csv.reader([rest], skipinitialspace=True)))
+    if "" in values:
+        raise UsageError(f"--over {text}: a value is empty; remove the comma")
+    if twice := sorted({value for value in values if values.count(value) > 1}):
+        raise UsageError(f"--over {text}: {twice[0]} is there twice; use --repeat to run a point several times")
+    return Parameter(path=path, values=values)
+
+
+def known_paths(raw: Mapping[str, Any]) -> tuple[str, ...]:
+    """Every path of an experiment file (as TOML gives it) that has a value, or may have one."""
+    paths = [*_leaves(raw, "")]
+    work = raw.get("workload")
+    if isinstance(work, Mapping):
+        kind = next((section for key, section in _WORKLOADS.items() if key in work), None)
+        paths += [f"workload.{key}" for key in WORKLOAD_KEYS.get(kind or "", ()) if key not in ("qp", "storage")]
+        paths += [f"workload.qp.{one.name}" for one in dataclasses.fields(QpParams)]
+        if "storage" in work:
+            paths += [f"workload.storage.{key}" for key in WORKLOAD_KEYS["storage"]]
+    for section in ("faults", "stop", "expect"):
+        items = raw.get(section)
+        for index, item in enumerate(items if isinstance(items, list) else ()):
+            paths += [f"{section}[{index}].{key}" for key in SECTION_KEYS[section] if key != "set"]
+            fault = CATALOGUE.get(str(item.get("kind"))) if section == "faults" else None
+            paths += [f"faults[{index}].set.{param.name}" for param in (fault.params if fault else ())]
+    paths += [f"probe.{key}" for key in SECTION_KEYS["probe"] if "probe" in raw]
+    return tuple(dict.fromkeys(path for path in paths if path not in _FIXED))
+
+
+def with_values(content: bytes, values: Mapping[str, str], *, source: str) -> tuple[bytes, Experiment]:
+    """Return the experiment file with these values by path, as TOML, and the experiment that it is.
+
+    Comments of the file are lost. `source` is what messages call the file.
+
+    Raises:
+        ConfigError: a path is none of `known_paths`, or a value is not what its place takes; with the nearest path.
+    """
+    decode(content, source=source)  # what is wrong without these values is not theirs
+    raw = tomllib.loads(content.decode())
+    known = known_paths(raw)
+    for path, text in values.items():
+        if path not in known:
+            near = nearest(path, known)
+            hint = f"did you mean {near}?" if near else f"there is {', '.join(known)}"
+            raise ConfigError(f"{source}: {path}: this experiment has no such parameter; {hint}")
+        raw = _with_value(raw, path, text, source)
+    made = _toml(raw)
+    return made, decode(made, source=source)
+
+
+def _with_value(raw: Mapping[str, Any], path: str, text: str, source: str) -> dict[str, Any]:
+    """Return the file with one value: the first of its readings that decodes."""
+    refused: ConfigError | None = None
+    for value in _readings(text):
+        made = copy.deepcopy(dict(raw))
+        _place(made, path, value, source)
+        try:
+            decode(_toml(made), source=source)
+        except ConfigError as error:
+            # A number where text belongs says nothing about the text.
+            refused = error if refused is None or "expected `str`" in str(refused) else refused
+            continue
+        return made
+    raise ConfigError(f"{refused}, with {path}={text}") from refused
+
+
+def _readings(text: str) -> list[Scalar]:
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except (tomllib.TOMLDecodeError, KeyError):
+        return [text]
+    is_scalar = isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value))
+    return [value, text] if is_scalar else [text]
+
+
+def _place(raw: dict[str, Any], path: str, value: Scalar, source: str) -> None:
+    """Put a value at a path; sections on the way (such as `set`) are made."""
+    steps: list[str | int] = []
+    for part in path.split("."):
+        match = _STEP.fullmatch(part)
+        if match is None:
+            raise ConfigError(f"{source}: {path}: not a path; write one like faults[0].set.share")
+        steps += [match["key"], *([int(match["index"])] if match["index"] else [])]
+    here: Any = raw
+    for step, after in zip(steps, [*steps[1:], None], strict=True):
+        if after is None:
+            here[step] = value
+        elif isinstance(step, int):
+            here = here[step]
+        else:
+            here = here.setdefault(step, {})
+
+
+def _leaves(value: Any, path: str) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from _leaves(inner, f"{path}.{key}" if path else key)
+    elif isinstance(value, list):
+        for index, inner in enumerate(value):
+            yield from _leaves(inner, f"{path}[{index}]")
+    else:
+        yield path
+
+
+def _toml(raw: Mapping[str, Any]) -> bytes:
+    """Write an experiment file; what does not come back the same is an error of ours."""
+    plain = {key: value for key, value in raw.items() if not _is_section(value)}
+    lines = [f"{_key(key)} = {_inline(value)}" for key, value in plain.items()]
+    for name, value in raw.items():
+        if name in plain:
+            continue
+        for item in value if isinstance(value, list) else [value]:
+            lines += ["", f"[[{_key(name)}]]" if isinstance(value, list) else f"[{_key(name)}]"]
+            lines += [f"{_key(key)} = {_inline(inner)}" for key, inner in item.items()]
+    made = "\n".join(lines) + "\n"
+    if tomllib.loads(made) != raw:
+        raise AssertionError(f"not the same experiment when read again:\n{made}")
+    return made.encode()
+
+
+def _is_section(value: Any) -> bool:
+    return isinstance(value, Mapping) or (isinstance(value, list) and bool(value) and isinstance(value[0], Mapping))
+
+
+def _inline(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{ " + ", ".join(f"{_key(key)} = {_inline(inner)}" for key, inner in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(_inline(inner) for inner in value) + "]"
+    # A JSON string, number or boolean is one of TOML, too, but for DEL.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _key(key: str) -> str:
+    return key if _BARE.fullmatch(key) else _inline(key)

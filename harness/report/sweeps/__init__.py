@@ -1,0 +1,1 @@
+"""The page of a sweep: its table, and its plot."""

@@ -1,0 +1,144 @@
+"""The chart of a sweep: a row for each metric, its value over the last parameter, with intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from harness.quantities import parse_duration_ns, parse_size_bytes
+from harness.record.sweep_file import SweepFile, SweptPoint, SweptValue
+from harness.report.plots.charts import (
+    COMM,
+    COMPUTE,
+    GOODPUT,
+    LINE,
+    MUTED,
+    OTHER,
+    STORAGE,
+    STYLE,
+    Chart,
+    bare,
+    svg,
+    twice,
+)
+from harness.report.sweeps.sweep_text import is_shown, state
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["axis_values", "sweep_chart"]
+
+_COLOURS = (GOODPUT, OTHER, COMPUTE, STORAGE, COMM)
+_MARKERS = "os^Dv"
+_WIDE = 20.0
+"""Largest over smallest value from which an axis is logarithmic."""
+_MARGIN = 0.06
+
+
+def axis_values(texts: Sequence[str]) -> tuple[list[float], bool]:
+    """Return where values stand on an axis, and whether it is logarithmic.
+
+    Numbers, sizes and times stand where they are; of other values each stands one further than the last.
+    """
+    readers: tuple[Callable[[str], float], ...] = (float, parse_size_bytes, parse_duration_ns)
+    for read in readers:
+        try:
+            values = [float(read(text)) for text in texts]
+        except ValueError:
+            continue
+        if all(math.isfinite(value) for value in values):
+            return values, min(values) > 0 and max(values) / min(values) >= _WIDE
+    return [float(index) for index in range(len(texts))], False
+
+
+@mpl.rc_context(STYLE)
+def sweep_chart(sweep: SweepFile) -> Chart | None:
+    """Draw every metric over the last parameter, a line for each combination of the others.
+
+    An interval is a bar, a prediction is dashed; a hollow mark has no interval. A point that shows nothing is a `?` on
+    the axis. None: no point has a number.
+    """
+    rows = [metric for metric in sweep.metrics if any(_number(point, metric) for point in sweep.points)]
+    if not rows:
+        return None
+    last = sweep.over[-1]
+    places, is_log = axis_values(last.values)
+    at = dict(zip(last.values, places, strict=True))
+
+    def draw(width: float, *, narrow: bool) -> str:
+        lines = _lines(sweep)
+        height = (1.9 if narrow else 2.4) * len(rows)
+        legend_in = 0.0 if len(lines) == 1 else 0.2 * len(lines) if narrow else 0.3
+        figure = Figure(figsize=(width, height + legend_in + 0.5))
+        stack = figure.subplots(len(rows), 1, sharex=True, squeeze=False, gridspec_kw={"hspace": 0.25})[:, 0]
+        for axes, metric in zip(stack, rows, strict=True):
+            _row(axes, metric, lines, at)
+            if is_log:
+                axes.set_xscale("log")
+            axes.set_xticks(places, last.values, rotation=45 if narrow else 0)
+            axes.minorticks_off()
+        stack[-1].set_xlabel(last.path)
+        if len(lines) > 1:
+            stack[0].legend(
+                loc="lower left", bbox_to_anchor=(0, 1.02), ncols=1 if narrow else len(lines), frameon=False, fontsize=8
+            )
+        return svg(figure, f"sweep-{'narrow' if narrow else 'wide'}", narrow=narrow, top_in=0.1 + legend_in)
+
+    return twice(draw)
+
+
+def _lines(sweep: SweepFile) -> list[tuple[str, list[SweptPoint]]]:
+    """Return the points by the values of all parameters but the last, with these values in words."""
+    last = sweep.over[-1].path
+    lines: dict[str, list[SweptPoint]] = {}
+    for point in sweep.points:
+        words = ", ".join(f"{path}={value}" for path, value in point.parameters.items() if path != last)
+        lines.setdefault(words, []).append(point)
+    return list(lines.items())
+
+
+def _row(axes: Axes, metric: str, lines: Sequence[tuple[str, Sequence[SweptPoint]]], at: dict[str, float]) -> None:
+    for index, (words, points) in enumerate(lines):
+        colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
+        where = [at[list(point.parameters.values())[-1]] for point in points]
+        shown = [(x, value) for x, point in zip(where, points, strict=True) if (value := _number(point, metric))]
+        # A line over a gap would show what was not measured: it is broken there.
+        heights = [_height(_number(point, metric)) for point in points]
+        axes.plot(where, heights, color=colour, linewidth=1.2, label=words or None)
+        for x, value in shown:
+            y = _height(value)
+            fill = colour if value.low is not None else "none"
+            axes.plot([x], [y], marker=marker, color=colour, markerfacecolor=fill, markersize=5, linestyle="none")
+            if value.low is not None and value.high is not None:
+                axes.plot([x, x], [value.low, value.high], color=colour, linewidth=2.4, alpha=0.5)
+        modelled = [(x, value.predicted) for x, value in shown if value.predicted is not None]
+        if modelled:
+            axes.plot(*zip(*modelled, strict=True), color=colour, linewidth=1, linestyle=(0, (4, 2)))
+        for x, point in zip(where, points, strict=True):
+            if not is_shown(point):
+                axes.text(
+                    x, _MARGIN, "?" if point.verdict else "·", color=MUTED, ha="center", fontweight="bold",
+                    transform=axes.get_xaxis_transform(), gid=state(point),
+                )  # fmt: skip
+    unit = next((value.unit for _, points in lines for point in points if (value := _number(point, metric))), "")
+    axes.set_ylabel(metric if unit in ("ratio", "count", "") else f"{metric}, {unit}")
+    axes.set_ylim(bottom=0)
+    axes.yaxis.grid(visible=True, color=LINE, linewidth=0.6)
+    axes.set_axisbelow(True)
+    bare(axes)
+
+
+def _number(point: SweptPoint, metric: str) -> SweptValue | None:
+    """Return a metric at a point, if it is a number and the point shows something."""
+    found = next((one for one in point.values if one.metric == metric), None)
+    if found is None or not is_shown(point) or isinstance(found.value, str | None):
+        return None
+    return found
+
+
+def _height(value: SweptValue | None) -> float:
+    return math.nan if value is None or isinstance(value.value, str | None) else float(value.value)

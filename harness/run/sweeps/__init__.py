@@ -1,0 +1,1 @@
+"""Sweeps: one experiment at many values of its parameters."""

@@ -1,0 +1,122 @@
+"""What the runs of one point of a sweep come to: a verdict, and the values of its metrics with their intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from harness.analysis.noise import NoiseFloor, allow_for
+from harness.analysis.observations import Observation, disturbed
+from harness.analysis.observe import observe
+from harness.analysis.prediction import goodput_under_loss
+from harness.confidence import level_for
+from harness.experiment.metrics import Metric
+from harness.judge import noisy_checks
+from harness.record.rundir import RunDir
+from harness.record.sweep_file import SweptPoint, SweptRun, SweptValue
+from harness.run.repeats import pooled
+from harness.run.repeats.pooled import Trial, pooled_observation, why_left_out
+from harness.run.sweeps.sweep_points import Point
+from harness.verdict import Check, Verdict, VerdictFile
+
+__all__ = ["MODEL", "point_value", "swept_point", "took_s"]
+
+MODEL = (
+    "go-back-N without waiting: (1 - p) / (1 - p + n p) of the clean goodput at most, for a share p that is lost and n "
+    "packets in flight on a queue pair"
+)
+_SHOWS_NOTHING = (Verdict.INCONCLUSIVE, Verdict.ERROR)
+
+
+def swept_point(
+    point: Point, runs: Sequence[RunDir], metrics: Sequence[Metric], folder: Path, floor: NoiseFloor | None = None
+) -> SweptPoint:
+    """Judge the runs of a point that are done; a point has a verdict once all of its runs are.
+
+    A DIRTY lab ends a sweep: the point then has the verdict of the runs that it has.
+    """
+    verdicts = [run.read_verdict() for run in runs]
+    swept = SweptPoint(
+        number=point.number,
+        parameters=dict(point.parameters),
+        runs=tuple(_swept_run(run, said, folder) for run, said in zip(runs, verdicts, strict=True)),
+    )
+    is_dirty = any(said.lab_state == "DIRTY" for said in verdicts)
+    if not runs or (len(runs) < len(point.runs) and not is_dirty):
+        return swept
+    level = level_for(noisy_checks(point.experiment.expectations))
+    measured = [run.read_measurements() for run in runs]
+    trials = [
+        Trial(run_dir=str(run.path), verdict=said, metrics=allow_for(observe(one, level=level), floor).metrics)
+        for run, said, one in zip(runs, verdicts, measured, strict=True)
+    ]
+    checks: Sequence[Check] = verdicts[0].checks
+    verdict = verdicts[0].verdict
+    if len(trials) > 1:
+        pool = pooled.pool(trials, point.experiment.expectations)
+        checks, verdict = pool.checks, pool.verdict
+    predicted = goodput_under_loss(measured[0])
+    return SweptPoint(
+        number=swept.number,
+        parameters=swept.parameters,
+        runs=swept.runs,
+        verdict=verdict,
+        why=_why(verdict, checks),
+        values=tuple(_value(metric, trials, verdict, level, predicted) for metric in metrics),
+    )
+
+
+def took_s(run: RunDir) -> float:
+    """Return how long a finished run took, from its directory."""
+    return max(0.0, (run.path / "verdict.json").stat().st_mtime - run.started.timestamp())
+
+
+def _swept_run(run: RunDir, said: VerdictFile, folder: Path) -> SweptRun:
+    return SweptRun(
+        seed=said.seed,
+        run_dir=str(run.path.relative_to(folder)),
+        verdict=said.verdict,
+        lab_state=said.lab_state,
+        took_s=round(took_s(run), 1),
+    )
+
+
+def _why(verdict: Verdict, checks: Sequence[Check]) -> str:
+    """Return the first check that made a verdict what it is, unless that is PASS."""
+    if verdict is Verdict.PASS:
+        return ""
+    return next((f"{one.name}: {one.detail}" for one in checks if one.verdict is verdict), "no check was made")
+
+
+def _value(
+    metric: Metric, trials: Sequence[Trial], verdict: Verdict, level: float, predicted: float | None
+) -> SweptValue:
+    kept = [trial.metrics for trial in trials if len(trials) == 1 or why_left_out(trial.verdict) is None]
+    found = point_value(metric, kept, verdict, level=level)
+    interval = found.interval
+    return SweptValue(
+        metric=metric.name,
+        unit=metric.unit,
+        value=found.value,
+        low=None if interval is None else interval.low,
+        high=None if interval is None else interval.high,
+        level=None if interval is None else interval.level,
+        censored=found.censored,
+        detail=found.detail if interval is None else f"{found.detail}; {interval.method}",
+        predicted=predicted if metric.name == "goodput_mean_ratio" else None,
+    )
+
+
+def point_value(
+    metric: Metric, runs: Sequence[Mapping[str, Observation]], verdict: Verdict, *, level: float
+) -> Observation:
+    """Return a metric at a point; no value where the point shows nothing, or the machine was disturbed."""
+    if verdict in _SHOWS_NOTHING:
+        return Observation(value=None, detail=f"the point is {verdict}")
+    observations = [one.get(metric.name) or Observation(value=None, detail="not measured") for one in runs]
+    if not observations:
+        return Observation(value=None, detail="no run counts")
+    found = observations[0] if len(observations) == 1 else pooled_observation(metric, observations, level=level)
+    if reason := disturbed(metric.name, found):
+        return Observation(value=None, detail=reason)
+    return found

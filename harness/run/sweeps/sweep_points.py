@@ -1,0 +1,129 @@
+"""The points of a sweep: every combination of values, decided against the lab before anything runs."""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.experiment import metrics as metrics_module
+from harness.experiment.experiment_file import Experiment
+from harness.experiment.metrics import Metric
+from harness.experiment.parameters import Parameter, with_values
+from harness.experiment.workload_file import Collective, Flow, duration_ns
+from harness.run.prepare.resolve import Decided, decide, refusal
+from testbed.errors import UsageError
+from testbed.inventory.lab_inventory import Inventory
+
+__all__ = ["MOST_RUNS", "Point", "expected_s", "metrics_for", "points_of"]
+
+MOST_RUNS = 1000
+"""Runs of one sweep, at most: each takes the better part of a minute."""
+_AROUND_S = 25.0
+"""What a run takes beside its workload (reset, holders, comparison, report) until the first one has been timed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Point:
+    """One combination of values, and a decided run for each seed. `parameters` are the values, by path."""
+
+    number: int
+    parameters: Mapping[str, str]
+    experiment: Experiment
+    runs: tuple[Decided, ...]
+
+    @property
+    def name(self) -> str:
+        """The point in one phrase for people."""
+        return ", ".join(f"{path}={value}" for path, value in self.parameters.items())
+
+    @property
+    def workload_s(self) -> float | None:
+        """How long the workload of one run takes, a fault-free twin included; None: it goes by iterations."""
+        length_ns = duration_ns(self.experiment.workload)
+        has_twin = any(one.metric.name == "jct_ratio" for one in self.experiment.expectations)
+        return None if length_ns is None else length_ns / 1e9 * (2 if has_twin else 1)
+
+
+def points_of(
+    content: bytes, parameters: Sequence[Parameter], inventory: Inventory, *, source: str, seed: int | None, repeat: int
+) -> tuple[Point, ...]:
+    """Decide every run of a sweep; touches nothing. The last parameter changes fastest.
+
+    Raises:
+        ConfigError: a path or a value is wrong, or an experiment does not fit the lab.
+        UsageError: a path is there twice, too many runs, or a fault does not fit its target.
+        Unsupported: the lab cannot do it.
+        Forbidden: the lab's owner does not allow it.
+    """
+    paths = [one.path for one in parameters]
+    if len(set(paths)) < len(paths):
+        raise UsageError(f"--over: {max(paths, key=paths.count)} is given twice; put its values after one --over")
+    count = repeat
+    for one in parameters:
+        count *= len(one.values)
+    if count > MOST_RUNS:
+        raise UsageError(f"{count} runs, of at most {MOST_RUNS}; give fewer values, or a smaller --repeat")
+    points: list[Point] = []
+    for number, values in enumerate(itertools.product(*(one.values for one in parameters)), start=1):
+        chosen = dict(zip(paths, values, strict=True))
+        made, experiment = with_values(content, chosen, source=source)
+        first = experiment.seed if seed is None else seed
+        runs = tuple(decide(experiment, made, inventory, seed=first + index) for index in range(repeat))
+        for decided in runs:
+            if reason := refusal(decided, inventory):
+                raise reason
+        same = next((point for point in points if point.runs[0].source == made), None)
+        if same is not None:
+            raise UsageError(f"--over: points {same.number} ({same.name}) and {number} are the same; remove one")
+        points.append(Point(number=number, parameters=chosen, experiment=runs[0].experiment, runs=runs))
+    return tuple(points)
+
+
+def metrics_for(points: Sequence[Point], names: Sequence[str]) -> tuple[Metric, ...]:
+    """Return the metrics of the table: those named, else those that the experiment bounds, else its rate.
+
+    Raises:
+        UsageError: no such metric; with the nearest.
+    """
+    experiment = points[0].experiment
+    ids = [fault.id for fault in experiment.faults]
+    found = []
+    for name in dict.fromkeys(names):
+        metric = metrics_module.lookup(name, ids)
+        if metric is None:
+            near = metrics_module.nearest(name, ids)
+            hint = f"did you mean {near}?" if near else f"there is {', '.join(metrics_module.METRICS)}"
+            raise UsageError(f'--metric: no metric "{name}"; {hint}')
+        found.append(metric)
+    found = found or list(dict.fromkeys(one.metric for one in experiment.expectations))
+    if found:
+        return tuple(found)
+    if isinstance(experiment.workload, Flow) and ids:
+        return (metrics_module.METRICS["goodput_mean_ratio"],)
+    return (metrics_module.METRICS["busbw.mean" if isinstance(experiment.workload, Collective) else "goodput.mean"],)
+
+
+def expected_s(points: Sequence[Point], took_s: Mapping[int, Sequence[float]]) -> dict[int, float | None]:
+    """Return how long one run of each point may take, by its number.
+
+    Args:
+        points: all points of the sweep.
+        took_s: how long the runs of points that are done took, by number.
+
+    A workload that goes by iterations takes as long as the runs that are done, and is unknown (None) before those.
+    """
+    by_number = {point.number: point for point in points}
+    around = [
+        took - work
+        for number, each in took_s.items()
+        for took in each
+        if number in by_number and (work := by_number[number].workload_s) is not None
+    ]
+    every = [took for each in took_s.values() for took in each]
+    beside = statistics.median(around) if around else _AROUND_S
+    otherwise = statistics.median(every) if every else None
+    return {
+        point.number: otherwise if (work := point.workload_s) is None else max(work, work + beside) for point in points
+    }
