@@ -14,8 +14,8 @@ error.
 known for the minimum and for the maximum of packets that passed. It is compared with the hop's own count.
 
 **Goodput under loss.** A sender that goes back n packets for each lost one: (1 - p) / (1 - p + n p), with n packets in
-flight per queue pair (rxe: 64 at most), compared with the mean during the fault over that of the fault-free start. Waiting for NAKs and
-timers comes on top, so it is an upper bound.
+flight per queue pair (rxe: 64 at most), compared with the mean during the fault over that of the fault-free start.
+Waiting for NAKs and timers comes on top, so it is an upper bound.
 
 **Training time.** Time lost to faults and storage, by `harness.analysis.ettr`, compared with the finished iterations.
 """

@@ -47,7 +47,7 @@ SECTIONS = {
     "Lab shared by several people": "reserve release audit",
     "Faults": "faults inject heal profile",
     "Traffic": "traffic routing",
-    "Experiments": "run shrink fuzz campaign",
+    "Experiments": "run sweep shrink fuzz campaign",
     "Results": "report packets attribute history noise offenders summary",
 }
 """Headings of `faultbed --help` with their commands, in the order in which they are shown."""

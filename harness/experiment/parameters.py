@@ -14,6 +14,7 @@ from __future__ import annotations
 import copy
 import csv
 import dataclasses
+import itertools
 import json
 import math
 import re
@@ -98,33 +99,28 @@ def with_values(content: bytes, values: Mapping[str, str], *, source: str) -> tu
     decode(content, source=source)  # what is wrong without these values is not theirs
     raw = tomllib.loads(content.decode())
     known = known_paths(raw)
-    for path, text in values.items():
+    for path in values:
         if path not in known:
             near = nearest(path, known)
             hint = f"did you mean {near}?" if near else f"there is {', '.join(known)}"
             raise ConfigError(f"{source}: {path}: this experiment has no such parameter; {hint}")
-        raw = _with_value(raw, path, text, source)
-    made = _toml(raw)
-    return made, decode(made, source=source)
-
-
-def _with_value(raw: Mapping[str, Any], path: str, text: str, source: str) -> dict[str, Any]:
-    """Return the file with one value: the first of its readings that decodes."""
     refused: ConfigError | None = None
-    for value in _readings(text):
-        made = copy.deepcopy(dict(raw))
-        _place(made, path, value, source)
+    for readings in itertools.product(*(_readings(text) for text in values.values())):
+        chosen = copy.deepcopy(raw)
+        for path, value in zip(values, readings, strict=True):
+            _place(chosen, path, value, source)
+        made = _toml(chosen)
         try:
-            decode(_toml(made), source=source)
+            return made, decode(made, source=source)
         except ConfigError as error:
             # A number where text belongs says nothing about the text.
             refused = error if refused is None or "expected `str`" in str(refused) else refused
-            continue
-        return made
-    raise ConfigError(f"{refused}, with {path}={text}") from refused
+    given = ", ".join(f"{path}={text}" for path, text in values.items())
+    raise ConfigError(f"{refused} (with {given})") from refused
 
 
 def _readings(text: str) -> list[Scalar]:
+    """Return what a text may be in an experiment file: a number, true or false, or a string."""
     try:
         value = tomllib.loads(f"value = {text}")["value"]
     except (tomllib.TOMLDecodeError, KeyError):

@@ -42,6 +42,10 @@ NO_LAB = {
     f"{_ROUTING} conflicts --rank host1 --rank host2 --rank host3 --rank host4": Expected(says="8 of 8 placements"),
     "faultbed fuzz --plan": Expected(says="nothing was touched"),
     "faultbed run tests/experiments/demo.toml --plan": Expected(says="nothing is done yet"),
+    (
+        "faultbed sweep docs/sweeps/loss.toml --over workload.size=4KiB,1MiB --over faults[0].set.share=0.001,0.004 "
+        "--out runs/loss --plan"
+    ): Expected(says="4 runs to make"),
     "faultbed traffic replay tests/data/traces/ranking.json --dry-run": Expected(says="0 on host1:rxe0"),
     "faultbed report runs/<utc>-demo-7": Expected(says="every bound held", makes="runs/*-demo-7/report.html"),
     "faultbed report RUN_DIR": Expected(says="every bound held", makes="runs/*-demo-7/report.html"),
@@ -99,6 +103,7 @@ ON_LAB = {
 """Seconds each."""
 
 _DEMO = "faultbed run tests/experiments/demo.toml"
+_SWEEP = "faultbed sweep docs/sweeps"
 _ONE_RUN = "--only link.flap --places 1"
 
 LONG = {
@@ -138,6 +143,20 @@ LONG = {
         resets=True,
         why="three runs show that it works; what a search finds is not known before",
     ),
+    f"{_SWEEP}/loss.toml --over faults[0].set.share=0.001,0.004,0.016 --out runs/loss-by-share": Expected(
+        says="3 points (3 PASS)", makes="runs/loss-by-share/sweep.html", resets=True
+    ),
+    f"{_SWEEP}/queue-pairs.toml --over workload.qps=1,2,4,8 --out runs/queue-pairs": Expected(
+        says="4 points (4 PASS)", makes="runs/queue-pairs/sweep.parquet", resets=True
+    ),
+    (
+        f"{_SWEEP}/checkpoint.toml --over workload.storage.checkpoint=4MiB:10:sync,4MiB:10:staggered,4MiB:10:async "
+        "--metric ingest.wait --metric checkpoint.wait --out runs/checkpoint"
+    ): Expected(says="3 points (3 PASS)", makes="runs/checkpoint/sweep.json", resets=True),
+    (
+        f"{_SWEEP}/loss.toml --over workload.size=4KiB,64KiB,1MiB --over "
+        "faults[0].set.share=0.0005,0.001,0.004,0.016 --out runs/loss"
+    ): Expected(says="12 runs to make", more="--plan", why="twelve runs are ten minutes"),
     "faultbed campaign": Expected(
         says="said to be",
         makes="runs/campaign/*link.flap*/verdict.json",
@@ -182,6 +201,10 @@ NOT_RUN = {
     "faultbed --lab soft-3rack up": "seven more VMs beside those of the session",
     "faultbed --lab soft-zones up": "five more VMs beside those of the session",
     "faultbed --lab soft-zones traffic flow --pattern in-zone --qps 4": "a lab of zones is not the session's",
+    (
+        "faultbed --lab soft-zones sweep docs/sweeps/taper.toml --over workload.pattern=in-zone,across-zones "
+        "--metric goodput.mean --metric bisection --out runs/taper"
+    ): "a lab of zones is not the session's",
     "faultbed down": _ENDS,
     "faultbed down --purge": _ENDS,
     "faultbed release --force": "ends the session's own reservation; tests/unit/test_reservation.py has its rules",

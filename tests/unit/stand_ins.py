@@ -20,7 +20,7 @@ _JUNIT = '<testsuites><testsuite name="pytest"><testcase classname="a" name="b" 
 
 def make(folder):
     """Make it: `runs/`, `artifacts/`, `some.pcapng`, and what of the house the pages name."""
-    for name in ("tests", "inventory"):
+    for name in ("docs", "tests", "inventory"):
         (folder / name).symlink_to(HOUSE / name)
     runs = folder / "runs"
     run = finished(runs, synthetic_run()).path

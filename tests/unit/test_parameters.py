@@ -1,0 +1,124 @@
+"""Parameters of an experiment by their paths: those of a file are known, a wrong one is refused with the nearest."""
+
+from __future__ import annotations
+
+import tomllib
+
+import house
+import pytest
+from experiment_text import COLLECTIVE, FLOW, JOB
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.experiment.experiment_file import decode
+from harness.experiment.parameters import known_paths, parse, with_values
+from testbed.errors import ConfigError, UsageError
+
+DEMO = house.DEMO.read_bytes()
+
+
+def raw_of(content, **values):
+    made, _ = with_values(content, values, source="x.toml")
+    return tomllib.loads(made.decode())
+
+
+def refused(content, path, value):
+    with pytest.raises(ConfigError) as caught:
+        with_values(content, {path: value}, source="x.toml")
+    return str(caught.value)
+
+
+def test_parse_reads_values_in_order_and_commas_within_quotes():
+    found = parse('workload.grid="tp=2,dp=2", dp=4')
+    assert (found.path, found.values) == ("workload.grid", ("tp=2,dp=2", "dp=4"))
+    assert parse("faults[0].set.share=0.1").values == ("0.1",)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("workload.size", "write PATH=V1,V2"),
+        ("=1", "write PATH=V1,V2"),
+        ("workload.size=", "write PATH=V1,V2"),
+        ("workload.size=1,,2", "a value is empty"),
+        ("workload.qps=1,2,1", "1 is there twice; use --repeat"),
+    ],
+)
+def test_parse_refuses_what_is_no_parameter(text, says):
+    with pytest.raises(UsageError, match=says):
+        parse(text)
+
+
+def test_file_without_new_values_stays_the_same_experiment():
+    made, experiment = with_values(DEMO, {}, source="demo")
+    assert tomllib.loads(made.decode()) == tomllib.loads(DEMO.decode())
+    assert experiment == decode(DEMO, source="demo")
+
+
+@pytest.mark.parametrize(
+    "content", [DEMO, (COLLECTIVE.format("all-reduce", "")).encode(), FLOW.format("write", "").encode()]
+)
+def test_every_path_of_a_file_that_has_a_value_takes_that_value_again(content):
+    """Whatever stands in the file can be written there by its path, and means the same."""
+    raw = tomllib.loads(content.decode())
+    for path in known_paths(raw):
+        here = raw
+        try:
+            for step in path.replace("[", ".[").split("."):
+                here = here[int(step[1:-1])] if step.startswith("[") else here[step]
+        except (KeyError, TypeError):
+            continue  # it may stand there, and does not
+        text = str(here).lower() if isinstance(here, bool) else str(here)
+        if not isinstance(here, list | dict):
+            assert raw_of(content, **{path: text}) == raw, path
+
+
+def test_value_of_a_fault_keeps_the_others_and_makes_the_section_it_needs():
+    text = FLOW.format(
+        "write", '[[faults]]\nkind = "packet.drop"\ntarget = "host3:rxe0"\nat = "1s"\nfor = "1s"\n'
+    ).encode()
+    made = raw_of(text, **{"faults[0].set.share": "0.25", "workload.qp.timeout": "17"})
+    assert made["faults"] == [
+        {"kind": "packet.drop", "target": "host3:rxe0", "at": "1s", "for": "1s", "set": {"share": 0.25}}
+    ]
+    assert made["workload"]["qp"] == {"timeout": 17}
+
+
+def test_value_is_read_as_its_place_takes_it():
+    text = FLOW.format("write", "").encode()
+    assert raw_of(text, **{"workload.size": "4096"})["workload"]["size"] == "4096"
+    assert raw_of(text, **{"workload.qps": "4"})["workload"]["qps"] == 4
+    assert raw_of(text, **{"workload.latency": "true"})["workload"]["latency"] is True
+    together = raw_of(text, **{"workload.check": "true", "workload.flow": "send"})
+    assert together["workload"]["check"] is True, "neither of the two fits the file without the other"
+    assert raw_of(JOB.format("").encode(), **{"workload.phases[1]": "dp:all-gather:2MiB"})["workload"]["phases"][1] == (
+        "dp:all-gather:2MiB"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        ("workload.colective", "x", "no such parameter; did you mean workload.collective?"),
+        ("faults[1].set.shar", "1", "did you mean faults[1].set.share?"),
+        ("faults[7].set.share", "1", "no such parameter; did you mean"),
+        ("name", "x", "no such parameter"),
+        ("seed", "3", "no such parameter"),
+        ("workload.compute_units", "-1", "x.toml: workload.compute_units: expected `int` >= 0"),
+        ("workload.compute_units", "many", "expected `int`, got `str`"),
+        ("workload.size", "big", 'x.toml: workload.size: "big" is not a size'),
+        ("faults[0].for", "0s", "x.toml: faults[0].for: must be more than 0"),
+        ("expect[0].max", "nan", "x.toml: expect[0]"),
+    ],
+)
+def test_wrong_path_or_value_is_refused_with_its_place(path, value, says):
+    assert says in refused(DEMO, path, value)
+
+
+@given(st.text(min_size=1, max_size=20), st.text(max_size=20))
+def test_any_text_as_a_value_comes_back_as_it_was(key, text):
+    """What is written is TOML, whatever characters a value or a key of `set` has."""
+    from harness.experiment.parameters import _toml
+
+    raw = {"name": "x", "workload": {"collective": text, "qp": {key: 1}}, "faults": [{"set": {key: text}}]}
+    assert tomllib.loads(_toml(raw).decode()) == raw

@@ -1,0 +1,326 @@
+"""A sweep: its points, its table, and that what is done is not done again; no point that shows nothing has a number."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from types import SimpleNamespace
+
+import house
+import msgspec
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+from finished_run import EVIL, parsed
+from synthetic_run import synthetic_run
+
+from harness import judge
+from harness.analysis.observe import observe
+from harness.cli.main import cli
+from harness.experiment.parameters import parse
+from harness.record import rundir, sweep_file
+from harness.report.sweeps import sweep_text
+from harness.report.sweeps.sweep_chart import axis_values, sweep_chart
+from harness.report.sweeps.sweep_page import render_html
+from harness.run.loop import Finished
+from harness.run.sweeps.sweep_points import expected_s, metrics_for, points_of
+from harness.run.sweeps.sweep_runner import Sweep
+from harness.verdict import Check, Verdict, worst
+from testbed.errors import ConfigError, UsageError
+from testbed.inventory import lab_inventory
+
+DEMO = str(house.DEMO)
+SOFT = lab_inventory.load(house.HOUSE / "inventory" / "soft.yml")
+SHARE = "faults[1].set.share"
+OVER = f"{SHARE}=0.1,0.2,0.4"
+
+
+def points(*overs, repeat=1, seed=None):
+    parameters = [parse(text) for text in overs or (OVER,)]
+    made = points_of(house.DEMO.read_bytes(), parameters, SOFT, source="demo", seed=seed, repeat=repeat)
+    return parameters, made
+
+
+def written(decided, out, *, fired=True, error=None, lab_state="CLEAN"):
+    """A run directory of a decided run, with made-up measurements and the verdict that the judge has for them."""
+    directory = rundir.create(
+        out, experiment=decided.source, name="demo", seed=decided.plan.seed, lab="soft", started=datetime.now(UTC)
+    )
+    run = synthetic_run(fired=fired, lab_state=lab_state)
+    directory.write_plan(decided.plan)
+    directory.write_measurements(run)
+    expected = decided.experiment.expectations
+    said = judge.judge(plan=decided.plan, expectations=expected, run=run, observed=observe(run))
+    if error is not None:
+        check = Check(name="harness", verdict=Verdict.ERROR, observed=None, bound=None, unit="", rule="", detail=error)
+        said = msgspec.structs.replace(said, checks=(check, *said.checks), verdict=Verdict.ERROR)
+    directory.write_verdict(said)
+    return Finished(run_dir=directory, verdict=said, report=directory.report)
+
+
+@pytest.fixture
+def executed(monkeypatch, tmp_path):
+    """`faultbed sweep` without a lab. `acts` are what the n-th run does instead of passing."""
+    done = SimpleNamespace(shares=[], acts={}, folder=tmp_path / "sweep")
+
+    def execute(decided, inventory, *, out, progress, guard, mutate=None):
+        done.shares.append(dict(decided.plan.faults[1].parameters)["share"])
+        act = done.acts.get(len(done.shares), {})
+        if isinstance(act, BaseException):
+            half = rundir.create(
+                out, experiment=decided.source, name="demo", seed=decided.plan.seed, lab="soft",
+                started=datetime.now(UTC),
+            )  # fmt: skip
+            half.write_plan(decided.plan)
+            raise act
+        return written(decided, out, **act)
+
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("harness.run.loop.execute", execute)
+    monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda inventory, progress: "already up")
+    return done
+
+
+def swept(executed, *words):
+    command = ["sweep", DEMO, "--over", OVER, "--out", str(executed.folder), *words]
+    return CliRunner().invoke(cli, command, standalone_mode=False)
+
+
+def test_points_are_all_combinations_and_the_last_parameter_changes_fastest():
+    _, made = points(f"{SHARE}=0.1,0.2", "workload.size=1MiB,2MiB", repeat=2, seed=5)
+    assert [list(one.parameters.values()) for one in made] == [
+        ["0.1", "1MiB"], ["0.1", "2MiB"], ["0.2", "1MiB"], ["0.2", "2MiB"],
+    ]  # fmt: skip
+    assert [one.plan.seed for one in made[3].runs] == [5, 6]
+    assert made[3].runs[0].plan.faults[1].parameters["share"] == 0.2
+    assert made[3].runs[0].plan.workload["size_bytes"] == 2 << 20
+    assert made[0].name == f"{SHARE}=0.1, workload.size=1MiB"
+
+
+@pytest.mark.parametrize(
+    ("overs", "error", "says"),
+    [
+        ([f"{SHARE}=0.1", f"{SHARE}=0.2"], UsageError, "is given twice"),
+        ([f"{SHARE}=0.1,0.10"], UsageError, "are the same; remove one"),
+        ([f"{SHARE}=0.1,2"], UsageError, "faults[1]"),
+        (["workload.size=1MiB,0"], ConfigError, "workload.size"),
+        (["faults[1].target=host3:rxe1,host9:rxe1"], ConfigError, "host9"),
+    ],
+)
+def test_points_that_cannot_be_are_refused_before_anything_runs(overs, error, says):
+    with pytest.raises(error) as caught:
+        points(*overs)
+    assert says in str(caught.value)
+
+
+def test_too_many_runs_are_refused():
+    with pytest.raises(UsageError, match="1001 runs, of at most 1000"):
+        points(f"{SHARE}=0.1", repeat=1001)
+
+
+def test_expected_time_is_that_of_the_workload_until_runs_were_timed():
+    _, made = points("workload.duration=60s,90s")
+    alone = expected_s(made, {})
+    assert alone[2] - alone[1] == 2 * 30, "the demo has a fault-free twin"
+    timed = expected_s(made, {1: [140.0]})
+    assert timed == {1: 140.0, 2: 200.0}
+
+
+def test_default_metrics_are_those_that_the_file_bounds():
+    _, made = points()
+    expected = list(dict.fromkeys(one.metric.name for one in made[0].experiment.expectations))
+    assert [one.name for one in metrics_for(made, ())] == expected
+    assert [one.name for one in metrics_for(made, ["dip", "dip"])] == ["dip"]
+    with pytest.raises(UsageError, match="did you mean goodput_min_ratio"):
+        metrics_for(made, ["goodput_min_rato"])
+
+
+def test_plan_prints_points_and_touches_nothing(executed):
+    done = swept(executed, "--plan", "--json")
+    told = json.loads(done.stdout)
+    assert [one["parameters"][SHARE] for one in told["points"]] == ["0.1", "0.2", "0.4"]
+    assert told["expected_s"] == pytest.approx(3 * told["points"][0]["expected_s"])
+    assert "nothing is done yet" in swept(executed, "--plan").stdout
+    assert executed.shares == []
+    assert not executed.folder.exists()
+
+
+def test_sweep_runs_every_point_and_writes_table_page_and_parquet(executed):
+    done = swept(executed, "--metric", "dip", "--json")
+    assert executed.shares == [0.1, 0.2, 0.4]
+    told = json.loads(done.stdout)
+    assert (told["verdict"], done.return_value) == ("PASS", 0)
+    value = told["points"][1]["values"][0]
+    assert value["low"] <= value["value"] <= value["high"]
+    assert (executed.folder / told["points"][1]["runs"][0]["run_dir"] / "verdict.json").exists()
+    table = pq.read_table(executed.folder / "sweep.parquet").to_pylist()
+    assert [row[f"over:{SHARE}"] for row in table] == ["0.1", "0.2", "0.4"]
+    assert table[1]["value"] == value["value"]
+    page = parsed((executed.folder / "sweep.html").read_text())
+    assert "3 points (3 PASS), 3 runs, lab CLEAN" in " ".join(page.text)
+
+
+def test_same_command_again_runs_nothing_and_new_values_only_themselves(executed):
+    swept(executed)
+    first = (executed.folder / "sweep.json").read_bytes()
+    assert swept(executed).return_value == 0
+    assert len(executed.shares) == 3
+    assert (executed.folder / "sweep.json").read_bytes() == first
+    swept(executed, "--over", "workload.size=1MiB")
+    assert len(executed.shares) == 3, "the file has this size: the points are the same"
+    swept(executed, "--repeat", "2")
+    assert len(executed.shares) == 6
+
+
+def test_sweep_that_ctrl_c_ended_is_usable_and_goes_on_with_the_point_that_was_half_written(executed):
+    executed.acts = {2: KeyboardInterrupt()}
+    done = swept(executed)
+    assert isinstance(done.exception, KeyboardInterrupt | SystemExit) or done.exit_code != 0
+    partial = sweep_file.read(executed.folder)
+    assert [sweep_text.state(one) for one in partial.points] == ["PASS", "not run", "not run"]
+    assert (partial.verdict, partial.is_complete) == (Verdict.INCONCLUSIVE, False)
+    assert (executed.folder / "sweep.html").exists()
+    assert swept(executed).return_value == 0
+    assert executed.shares == [0.1, 0.2, 0.2, 0.4]
+    assert sweep_file.read(executed.folder).is_complete
+
+
+def test_verdict_that_was_cut_short_is_run_again(executed):
+    swept(executed)
+    for path in sorted(executed.folder.glob("runs/*/verdict.json"))[1:2]:
+        path.write_bytes(path.read_bytes()[:100])
+    swept(executed)
+    assert executed.shares == [0.1, 0.2, 0.4, 0.2]
+
+
+def test_point_whose_faults_did_nothing_is_inconclusive_and_has_no_number(executed):
+    """The mutation: a sweep of no-ops must not be a PASS, and must not plot a curve."""
+    executed.acts = {2: {"fired": False}}
+    done = swept(executed, "--metric", "dip", "--metric", "goodput_mean_ratio")
+    assert done.return_value == 2
+    found = sweep_file.read(executed.folder)
+    assert [one.verdict for one in found.points] == [Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.PASS]
+    assert [value.value for value in found.points[1].values] == [None, None]
+    assert sweep_text.cell(found.points[1], "dip") == "INCONCLUSIVE"
+    assert "fired." in found.points[1].why
+    assert sweep_chart(found).wide.count(">?<") == 2, "one for each metric"
+
+
+def test_error_of_one_point_is_its_own_and_is_run_again(executed):
+    executed.acts = {1: {"error": "host3: gone"}}
+    assert swept(executed).return_value == 3
+    found = sweep_file.read(executed.folder)
+    assert [one.verdict for one in found.points] == [Verdict.ERROR, Verdict.PASS, Verdict.PASS]
+    assert found.points[0].why == "harness: host3: gone"
+    assert all(value.value is None for value in found.points[0].values)
+    assert swept(executed).return_value == 0
+    assert executed.shares == [0.1, 0.2, 0.4, 0.1]
+
+
+def test_dirty_lab_ends_the_sweep_with_its_code(executed):
+    executed.acts = {2: {"lab_state": "DIRTY"}}
+    assert swept(executed).return_value == 5
+    assert executed.shares == [0.1, 0.2]
+    swept(executed)
+    assert executed.shares == [0.1, 0.2, 0.2, 0.4]
+
+
+def test_repeated_point_is_pooled_and_waits_for_its_last_run(executed):
+    parameters, made = points(f"{SHARE}=0.1", repeat=3)
+    runs = [written(one, executed.folder / "runs").run_dir for one in made[0].runs[:2]]
+    assert len(runs) == 2
+    found = Sweep.open(executed.folder, SOFT, parameters, made, metrics_for(made, ["jct_ratio"])).result()
+    assert (found.points[0].verdict, len(found.points[0].runs)) == (None, 2)
+    written(made[0].runs[2], executed.folder / "runs")
+    found = Sweep.open(executed.folder, SOFT, parameters, made, metrics_for(made, ["jct_ratio"])).result()
+    (value,) = found.points[0].values
+    assert found.points[0].verdict is not None
+    assert value.detail.startswith("3 runs")
+    assert value.low <= value.value <= value.high
+
+
+def test_folder_of_another_experiment_is_refused(executed):
+    swept(executed)
+    kept = sweep_file.read(executed.folder)
+    sweep_file.write(msgspec.structs.replace(kept, experiment="other"), executed.folder)
+    done = swept(executed)
+    assert "holds a sweep of other on soft, not of demo on soft; choose another --out" in str(done.exception)
+    (executed.folder / "sweep.json").write_text("{}")
+    assert "remove sweep.json, and sweep again" in str(swept(executed).exception)
+
+
+def test_axis_reads_numbers_sizes_and_times():
+    assert axis_values(["0.001", "0.01", "0.1"]) == ([0.001, 0.01, 0.1], True)
+    assert axis_values(["1", "2", "3"]) == ([1.0, 2.0, 3.0], False)
+    assert axis_values(["4KiB", "1MiB"]) == ([4096.0, float(1 << 20)], True)
+    assert axis_values(["5ms", "10ms"]) == ([5e6, 1e7], False)
+    assert axis_values(["sync", "async"]) == ([0.0, 1.0], False)
+    assert axis_values(["0", "nan"]) == ([0.0, 1.0], False)
+
+
+def made_sweep(*values, verdicts=None, model=""):
+    """A sweep of one parameter with one metric."""
+    metric = "goodput_mean_ratio"
+    made = tuple(
+        sweep_file.SweptPoint(
+            number=number,
+            parameters={"workload.size": f"{number}MiB"},
+            verdict=(verdicts or [Verdict.PASS] * len(values))[number - 1],
+            values=(
+                sweep_file.SweptValue(
+                    metric=metric, unit="ratio", value=value, low=value and value * 0.9, high=value and value * 1.1,
+                    predicted=0.5 if model else None,
+                ),
+            ),
+        )
+        for number, value in enumerate(values, start=1)
+    )  # fmt: skip
+    over = sweep_file.SweptParameter(path="workload.size", values=tuple(f"{n}MiB" for n in range(1, len(values) + 1)))
+    return sweep_file.SweepFile(
+        faultbed="0", experiment="x", lab="soft", seed=1, repeat=1, over=(over,), metrics=(metric,),
+        verdict=sweep_file.verdict_of(made), lab_state="CLEAN", points=made, model=model,
+    )  # fmt: skip
+
+
+def test_page_shows_prediction_beside_and_escapes_everything():
+    sweep = made_sweep(0.8, 0.6, 0.4, model="a model")
+    evil = msgspec.structs.replace(sweep.points[0], why=EVIL, verdict=Verdict.FAIL, parameters={"workload.size": EVIL})
+    over = msgspec.structs.replace(sweep.over[0], values=(EVIL, "2MiB", "3MiB"))
+    html = render_html(msgspec.structs.replace(sweep, experiment=EVIL, points=(evil, *sweep.points[1:]), over=(over,)))
+    text = " ".join(" ".join(parsed(html).text).split())
+    assert EVIL in text
+    assert "<script>" not in html
+    assert "0.50 at most" in text
+    assert "0.6 (0.54 .. 0.66)" in text
+
+
+def test_page_of_a_sweep_without_numbers_has_no_plot():
+    nothing = made_sweep(None, None, verdicts=[Verdict.INCONCLUSIVE, None])
+    assert sweep_chart(nothing) is None
+    text = " ".join(" ".join(parsed(render_html(nothing)).text).split())
+    assert "2 points (1 not run, 1 INCONCLUSIVE), 0 runs" in text
+
+
+def test_value_of_an_inconclusive_point_is_never_shown_even_if_the_file_has_one():
+    sweep = made_sweep(0.8, 0.6, verdicts=[Verdict.INCONCLUSIVE, Verdict.ERROR])
+    assert [sweep_text.cell(one, "goodput_mean_ratio") for one in sweep.points] == ["INCONCLUSIVE", "ERROR"]
+    assert sweep_chart(sweep) is None
+
+
+def test_verdict_of_a_sweep_is_the_worst_of_its_points():
+    sweep = made_sweep(0.8, 0.6, verdicts=[Verdict.PASS, Verdict.FAIL])
+    assert sweep.verdict is worst([Verdict.PASS, Verdict.FAIL])
+    assert sweep_file.decode(sweep_file.encode(sweep)) == sweep
+
+
+READY = sorted((house.HOUSE / "docs" / "sweeps").glob("*.toml"))
+
+
+@pytest.mark.parametrize("path", READY, ids=lambda path: path.stem)
+def test_ready_sweep_fits_a_lab(path):
+    lab = lab_inventory.load(house.HOUSE / "inventory" / ("soft-zones.yml" if path.stem == "taper" else "soft.yml"))
+    made = points_of(
+        path.read_bytes(), [parse("workload.qp.timeout=15,16")], lab, source=path.name, seed=None, repeat=1
+    )
+    assert len(made) == 2
+    assert metrics_for(made, ())
