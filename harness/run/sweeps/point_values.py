@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness.analysis.noise import NoiseFloor, allow_for
+from harness.analysis import noise
 from harness.analysis.observations import Observation, disturbed
 from harness.analysis.observe import observe
 from harness.analysis.prediction import goodput_under_loss
@@ -28,9 +28,7 @@ MODEL = (
 _SHOWS_NOTHING = (Verdict.INCONCLUSIVE, Verdict.ERROR)
 
 
-def swept_point(
-    point: Point, runs: Sequence[RunDir], metrics: Sequence[Metric], folder: Path, floor: NoiseFloor | None = None
-) -> SweptPoint:
+def swept_point(point: Point, runs: Sequence[RunDir], metrics: Sequence[Metric], folder: Path) -> SweptPoint:
     """Judge the runs of a point that are done; a point has a verdict once all of its runs are.
 
     A DIRTY lab ends a sweep: the point then has the verdict of the runs that it has.
@@ -47,7 +45,11 @@ def swept_point(
     level = level_for(noisy_checks(point.experiment.expectations))
     measured = [run.read_measurements() for run in runs]
     trials = [
-        Trial(run_dir=str(run.path), verdict=said, metrics=allow_for(observe(one, level=level), floor).metrics)
+        Trial(
+            run_dir=str(run.path),
+            verdict=said,
+            metrics=noise.allow_for(observe(one, level=level), noise.load(run.path, one.workload)).metrics,
+        )
         for run, said, one in zip(runs, verdicts, measured, strict=True)
     ]
     checks: Sequence[Check] = verdicts[0].checks

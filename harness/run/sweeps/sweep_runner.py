@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 
-from harness.analysis import noise
 from harness.experiment import run_plan
 from harness.experiment.metrics import Metric
 from harness.experiment.parameters import Parameter
@@ -30,7 +29,6 @@ from harness.run.sweeps.point_values import MODEL, swept_point, took_s
 from harness.run.sweeps.sweep_points import Point, expected_s
 from harness.verdict import Verdict
 from inject.injector import Mutation
-from testbed.directories import lab_dir
 from testbed.errors import UsageError
 from testbed.inventory.lab_inventory import Inventory
 
@@ -119,14 +117,7 @@ class Sweep:
     def result(self) -> SweepFile:
         """Return the sweep as far as it has come."""
         points = tuple(
-            swept_point(
-                point,
-                self.done.get(point.number, ()),
-                self.metrics,
-                self.folder,
-                noise.load(lab_dir(self.inventory.name), point.runs[0].plan.workload),
-            )
-            for point in self.points
+            swept_point(point, self.done.get(point.number, ()), self.metrics, self.folder) for point in self.points
         )
         has_model = any(value.predicted is not None for point in points for value in point.values)
         return SweepFile(
