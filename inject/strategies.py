@@ -87,7 +87,9 @@ def fault_specs(
     left = [kind for kind in chosen if targets[kind.name]]
     if not left:
         return st.nothing()
-    return st.sampled_from(left).flatmap(lambda kind: _of_kind(kind, targets[kind.name], grid, accepts))
+    # Made once: hypothesis checks a new strategy at every draw, which takes longer than the draw.
+    specs_of = {kind.name: _of_kind(kind, targets[kind.name], grid, accepts) for kind in left}
+    return st.sampled_from(left).flatmap(lambda kind: specs_of[kind.name])
 
 
 def schedules(

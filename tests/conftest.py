@@ -1,7 +1,13 @@
 """Settings of all our tests."""
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 # Our machines are shared and slow at times: wall-clock deadlines would be flakes, not findings.
-settings.register_profile("faultbed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# The phase `explain` runs a failing example hundreds of times more, to comment on it.
+settings.register_profile(
+    "faultbed",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
+)
 settings.load_profile("faultbed")
