@@ -1,13 +1,20 @@
-"""A group of commands, as its help shows them."""
+"""Groups of commands whose help has headings, and whose modules are loaded when a command is used."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from typing import Any
 
 import click
 
-__all__ = ["Commands"]
+from testbed.errors import FaultbedError
+
+__all__ = ["Commands", "Sections"]
+
+Sections = Mapping[str, Mapping[str, str]]
+"""Heading -> module -> names of its commands in that section, separated by spaces. A module lists its commands in
+`COMMANDS`."""
 
 _SENTENCE = 300
 """No first sentence of a help text is longer."""
@@ -16,21 +23,40 @@ _SENTENCE = 300
 class Commands(click.Group):
     """Commands in the order in which one needs them, each with the whole first sentence of its help.
 
-    click has them by the alphabet, and ends each sentence with its line.
+    click has them by the alphabet, and ends each sentence with its line. A command of a section is imported at its
+    first use, as click's documentation suggests ("Lazily Loading Subcommands"): all of them take a second of CPU.
 
     Args:
-        sections: headings with the names of their commands, separated by spaces; without any, all commands have the
-            heading `Commands`. A command that no section names is shown under `Other commands`.
+        sections: headings with their commands. A command that was added in another way is shown under
+            `Other commands`; if there are no sections, under `Commands`.
     """
 
-    def __init__(self, *args: Any, sections: Mapping[str, str] | None = None, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, sections: Sections | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._sections = {heading: tuple(names.split()) for heading, names in (sections or {}).items()}
+        self._names: dict[str, list[str]] = {}
+        self._module_of: dict[str, str] = {}
+        for heading, modules in (sections or {}).items():
+            for module, names in modules.items():
+                self._names.setdefault(heading, []).extend(names.split())
+                self._module_of |= dict.fromkeys(names.split(), module)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
-        """In the order of the sections; without any, in that in which they were added."""
-        in_sections = [name for names in self._sections.values() for name in names if name in self.commands]
-        return [*in_sections, *(name for name in self.commands if name not in in_sections)]
+        """In the order of the sections, then in that in which they were added."""
+        return [*self._module_of, *(name for name in self.commands if name not in self._module_of)]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, imported if need be.
+
+        Raises:
+            FaultbedError: a package that the command needs is not installed.
+        """
+        if cmd_name not in self.commands and cmd_name in self._module_of:
+            try:
+                module = importlib.import_module(self._module_of[cmd_name])
+            except ImportError as error:
+                raise FaultbedError(f"not installed whole: {error}; `make setup` installs what is missing") from error
+            self.add_command(next(command for command in module.COMMANDS if command.name == cmd_name))
+        return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The list, its sentences wrapped."""
@@ -41,11 +67,10 @@ class Commands(click.Group):
             if one is not None and not one.hidden
         }
         width = max(map(len, rows), default=0)
-        for heading, names in self._sections.items():
+        for heading, names in self._names.items():
             with formatter.section(heading):
-                formatter.write_dl(
-                    [(name.ljust(width), text) for name, text in map(rows.pop, filter(rows.__contains__, names))]
-                )
+                shown = [rows.pop(name) for name in names if name in rows]
+                formatter.write_dl([(name.ljust(width), text) for name, text in shown])
         if rows:
-            with formatter.section("Other commands" if self._sections else "Commands"):
+            with formatter.section("Other commands" if self._names else "Commands"):
                 formatter.write_dl(list(rows.values()))

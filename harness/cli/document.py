@@ -42,8 +42,10 @@ def _walk(words: tuple[str, ...], command: click.Command) -> Iterator[tuple[tupl
         return
     yield words, command
     if isinstance(command, click.Group):
-        for name, child in command.commands.items():
-            yield from _walk((*words, name), child)
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            if (child := command.get_command(context, name)) is not None:
+                yield from _walk((*words, name), child)
 
 
 if __name__ == "__main__":

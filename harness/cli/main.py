@@ -10,24 +10,9 @@ from typing import NoReturn
 
 import click
 
-from harness.cli.command_group import Commands
+from harness.cli.command_group import Commands, Sections
 from harness.cli.context import Session, lab_option
 from harness.cli.ending import end_with
-from harness.cli.experiments import (
-    attribution,
-    ci,
-    faults,
-    fuzzing,
-    histories,
-    offending,
-    packets,
-    profile_commands,
-    runs,
-    shrinking,
-    sweeping,
-)
-from harness.cli.lab import audits, inventories, labs, preflights, provisioning, routing_commands, sharing, watching
-from harness.cli.traffic import jobs, probing, replays, serving
 from testbed.directories import act_as_owner, home_dir
 from traffic.engine import dump_signal
 
@@ -41,16 +26,46 @@ State is kept in FAULTBED_HOME (~/.local/state/faultbed), images in FAULTBED_CAC
 """
 
 
-SECTIONS = {
-    "Lab": "doctor up status reset down ssh counters top",
-    "Machines of a lab": "inventory provision preflight probe support-bundle power-cycle",
-    "Lab shared by several people": "reserve release audit",
-    "Faults": "faults inject heal profile",
-    "Traffic": "traffic routing",
-    "Experiments": "run sweep shrink fuzz campaign",
-    "Results": "report packets attribute history noise offenders summary",
+SECTIONS: Sections = {
+    "Lab": {
+        "harness.cli.lab.labs": "doctor up status reset down ssh",
+        "harness.cli.lab.watching": "counters top",
+    },
+    "Machines of a lab": {
+        "harness.cli.lab.inventories": "inventory",
+        "harness.cli.lab.provisioning": "provision",
+        "harness.cli.lab.preflights": "preflight support-bundle",
+        "harness.cli.traffic.probing": "probe",
+    },
+    "Lab shared by several people": {
+        "harness.cli.lab.sharing": "reserve release",
+        "harness.cli.lab.audits": "audit power-cycle",
+    },
+    "Faults": {
+        "harness.cli.experiments.faults": "faults inject heal",
+        "harness.cli.experiments.profile_commands": "profile",
+    },
+    "Traffic": {
+        "harness.cli.traffic.traffic_commands": "traffic",
+        "harness.cli.lab.routing_commands": "routing",
+    },
+    "Experiments": {
+        "harness.cli.experiments.runs": "run",
+        "harness.cli.experiments.sweeping": "sweep",
+        "harness.cli.experiments.shrinking": "shrink",
+        "harness.cli.experiments.fuzzing": "fuzz",
+        "harness.cli.experiments.attribution": "campaign",
+    },
+    "Results": {
+        "harness.cli.experiments.runs": "report",
+        "harness.cli.experiments.packets": "packets",
+        "harness.cli.experiments.attribution": "attribute",
+        "harness.cli.experiments.histories": "history noise",
+        "harness.cli.experiments.offending": "offenders",
+        "harness.cli.experiments.ci": "summary",
+    },
 }
-"""Headings of `faultbed --help` with their commands, in the order in which they are shown."""
+"""Headings of `faultbed --help` with their modules and commands, in the order in which they are shown."""
 
 
 @click.group(
@@ -73,15 +88,6 @@ def cli(ctx: click.Context, lab: Path | None) -> None:
       faultbed down
     """  # noqa: D301 - that is click's sign for a paragraph that keeps its lines, and must be the character itself
     ctx.obj = Session(lab)
-
-
-_MODULES = (
-    labs, watching, inventories, provisioning, preflights, probing, sharing, audits, faults, profile_commands,
-    routing_commands, jobs, replays, serving, runs, sweeping, shrinking, fuzzing, attribution, histories, offending,
-    packets, ci,
-)  # fmt: skip
-for command in (command for module in _MODULES for command in module.COMMANDS):
-    cli.add_command(command)
 
 
 def main() -> NoReturn:

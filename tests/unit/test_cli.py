@@ -16,7 +16,8 @@ from harness import console
 from harness.cli.command_group import Commands
 from harness.cli.ending import end_with
 from harness.cli.lab import labs
-from harness.cli.main import cli
+from harness.cli.main import SECTIONS, cli
+from testbed.errors import FaultbedError
 
 
 @pytest.fixture
@@ -148,7 +149,9 @@ def test_help_of_every_command():
     """Every command and subcommand explains itself, in more than a line."""
 
     def commands(group, path=()):
-        for name, command in group.commands.items():
+        context = click.Context(group)
+        for name in group.list_commands(context):
+            command = group.get_command(context, name)
             yield (*path, name)
             if isinstance(command, click.Group):
                 yield from commands(command, (*path, name))
@@ -241,9 +244,32 @@ def test_every_command_stands_under_a_heading_and_the_widest_name_sets_the_colum
 
 
 def test_a_command_without_a_heading_is_shown_too():
-    group = Commands(sections={"First": "a none-of-ours"}, commands={name: click.Command(name) for name in "ba"})
-    lines = CliRunner().invoke(group, ["--help"]).output.splitlines()
-    assert [line.strip() for line in lines[-5:] if line] == ["First:", "a", "Other commands:", "b"]
+    group = Commands(sections={"Lab": {labs.__name__: "up"}}, commands={"mine": click.Command("mine")})
+    said = CliRunner().invoke(group, ["--help"]).output
+    assert re.search(r"Lab:\n  up    Bring the soft lab up.*Other commands:\n  mine\n", said, re.DOTALL)
+
+
+def test_every_command_of_a_module_is_the_one_that_its_section_names():
+    for modules in SECTIONS.values():
+        for module, names in modules.items():
+            assert set(names.split()) <= {command.name for command in importlib.import_module(module).COMMANDS}
+    assert len(cli.list_commands(click.Context(cli))) == sum(
+        len(names.split()) for modules in SECTIONS.values() for names in modules.values()
+    )
+
+
+def test_a_command_loads_no_module_of_another_one():
+    """The whole command line takes a second of CPU to import."""
+    code = "import sys, harness.cli.main; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert not [name for name in loaded if name.startswith(("harness.cli.lab.", "harness.cli.experiments.", "scipy"))]
+    assert "numpy" not in loaded
+
+
+def test_a_command_whose_package_is_missing_says_so():
+    group = Commands(sections={"Lab": {"harness.cli.no_such_module": "up"}})
+    with pytest.raises(FaultbedError, match=r"no_such_module'; `make setup` installs what is missing"):
+        CliRunner().invoke(group, ["up"], catch_exceptions=False)
 
 
 def test_console_whose_reader_leaves_does_not_end_the_command():
