@@ -19,7 +19,7 @@ import json
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,8 @@ _STEP = re.compile(r"(?P<key>[A-Za-z0-9_-]+)(?:\[(?P<index>[0-9]+)\])?")
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _FIXED = frozenset({"name", "seed"})
 """Keys that name a run: a sweep names its runs itself, and --seed chooses the seed."""
+_MAX_LISTED = 12
+"""Paths that an error message lists."""
 _WORKLOADS = {
     "collective": "collective", "flow": "flow", "grid": "job", "requests": "inference", "embedding": "ranking",
     "replay": "replay",
@@ -88,6 +90,11 @@ def known_paths(raw: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path for path in paths if path not in _FIXED))
 
 
+def _some_of(paths: Sequence[str]) -> str:
+    more = len(paths) - _MAX_LISTED
+    return ", ".join(paths[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
 def with_values(content: bytes, values: Mapping[str, str], *, source: str) -> tuple[bytes, Experiment]:
     """Return the experiment file with these values by path, as TOML, and the experiment that it is.
 
@@ -102,7 +109,7 @@ def with_values(content: bytes, values: Mapping[str, str], *, source: str) -> tu
     for path in values:
         if path not in known:
             near = nearest(path, known)
-            hint = f"did you mean {near}?" if near else f"there is {', '.join(known)}"
+            hint = f"did you mean {near}?" if near else f"there is {_some_of(known)}"
             raise ConfigError(f"{source}: {path}: this experiment has no such parameter; {hint}")
     refused: ConfigError | None = None
     for readings in itertools.product(*(_readings(text) for text in values.values())):

@@ -44,8 +44,7 @@ __all__ = ["COMMANDS"]
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
-    required=True,
-    help="Folder of this sweep. The same command again runs only what is missing in it.",
+    help="Folder of this sweep (default: runs/sweep-EXPERIMENT); the same command again runs what is missing in it.",
 )
 @json_option
 @pass_session
@@ -58,7 +57,7 @@ def sweep(
     seed: int | None,
     names: tuple[str, ...],
     only_plan: bool,
-    out: Path,
+    out: Path | None,
     as_json: bool,
 ) -> int:
     """Run an EXPERIMENT at every combination of some values, and print and plot its metrics over them.
@@ -68,6 +67,7 @@ def sweep(
     command goes on where it ended; a run that was not finished, ended in ERROR, or left the lab DIRTY is made again.
     """
     inventory = session.inventory()
+    out = out or Path("runs") / f"sweep-{experiment.stem}"
     content = experiment.read_bytes()
     experiment_module.load(experiment)
     parameters = [parse(text) for text in overs]
