@@ -12,6 +12,7 @@ LLDP, GPUs and PCI were written from the documentation of those tools: not yet r
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import re
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from testbed.discover.answers import Answers
+from testbed.errors import LabError
 
 __all__ = ["Gpu", "Interface", "LldpPeer", "Machine", "Space", "broadcast", "machine_of", "pci_path"]
 
@@ -140,15 +142,27 @@ class Machine:
         return not self.rdma and self.own.asn is not None
 
 
+_TOOL_OF = {
+    "ip": "ip -j (iproute2)", "fdb": "bridge -j fdb", "bgp": "vtysh (FRR)", "rdma": "rdma -j link", "gpu": "nvidia-smi",
+    "ports": "sonic-cfggen", "lldp": "lldpctl -f json",
+}  # fmt: skip
+"""The tool that prints each section which has a structure."""
+
+
 def machine_of(name: str, answers: Answers) -> Machine:
-    """The facts of one machine. What a tool did not print is missing, never an error."""
+    """Return the facts of one machine. What a tool does not print is missing and no error.
+
+    Raises:
+        LabError: a tool prints a structure of another kind than expected; the message names it.
+    """
     own = answers.own
-    found = Machine(name=name, own=_space(own))
-    found.spaces = {each: _space(sections) for each, sections in answers.spaces.items()}
+    found = Machine(name=name, own=_space(name, own))
+    found.spaces = {each: _space(f"{name}, namespace {each}", sections) for each, sections in answers.spaces.items()}
     found.nos = _nos(own.get("os", ""), speaks_bgp=found.own.asn is not None)
     found.hostname = own.get("hostname", "").strip() or None
     found.came_in_by = _came_in_by(own.get("ssh", ""), found.own)
-    _take_rdma(found, own.get("rdma", ""))
+    with _output_of("rdma", name):
+        _take_rdma(found, own.get("rdma", ""))
     found.paths = {parts[-1]: parts for parts in map(pci_path, own.get("pci", "").split()) if parts}
     for line in own.get("device", "").splitlines():
         rnic, _, path = line.partition(" ")
@@ -156,24 +170,26 @@ def machine_of(name: str, answers: Answers) -> Machine:
             found.rnic_pcie[rnic] = parts[-1]
             found.paths.setdefault(parts[-1], parts)
     for path, _, mbps in (line.partition(":") for line in own.get("speed", "").splitlines()):
-        if mbps.strip().isdigit():
+        if mbps.strip().isdecimal():
             found.speeds_gbps[path.split("/")[-2]] = int(mbps) // 1000
-    for dev, told in _object(own.get("ports", "")).items():
-        if isinstance(told, dict):
+    with _output_of("ports", name):
+        for dev, told in _object(own.get("ports", "")).items():
             found.aliases[str(told.get("alias", dev))] = str(dev)
             # A SONiC interface is the kernel's door to the ASIC's port: the port's own speed is ConfigDB's.
-            if str(told.get("speed", "")).isdigit():
+            if str(told.get("speed", "")).isdecimal():
                 found.speeds_gbps[str(dev)] = int(told["speed"]) // 1000
     found.gpus = tuple(_gpus(own.get("gpu", "")))
     units = (line.rpartition("/")[2] for line in own.get("softgpu", "").split())
     found.soft_gpus = tuple(sorted(unit.removeprefix("faultbed-").removesuffix(".service") for unit in units))
     heard: dict[str, set[LldpPeer]] = {}
-    for dev, peer in _lldp(own.get("lldp", "")):
-        heard.setdefault(dev, set()).add(peer)
+    with _output_of("lldp", name):
+        for dev, peer in _lldp(own.get("lldp", "")):
+            heard.setdefault(dev, set()).add(peer)
     found.lldp = {dev: peers.pop() for dev, peers in heard.items() if len(peers) == 1}
     found.crowded = {dev: tuple(sorted(one.told for one in peers)) for dev, peers in heard.items() if len(peers) > 1}
     found.memory_mib = _memory_mib(own.get("memory", ""))
-    found.cpus = int(own.get("cpus", "").strip() or 0)
+    cpus = own.get("cpus", "").strip()
+    found.cpus = int(cpus) if cpus.isdecimal() else 0
     if told := re.search(r"^IP Address\s+: (\S+)", own.get("bmc", ""), re.MULTILINE):
         found.bmc = None if told[1] == "0.0.0.0" else told[1]  # noqa: S104 (a BMC without an address)
     return found
@@ -183,7 +199,9 @@ def _take_rdma(found: Machine, body: str) -> None:
     """The RNICs of a machine; those that cannot be one of a back end are put aside with the reason."""
     taken = []
     for item in _items(body):
-        rnic, dev = str(item.get("ifname")), item.get("netdev")
+        rnic, dev = item["ifname"], item.get("netdev")
+        if not isinstance(rnic, str) or not isinstance(dev, str | None):
+            raise TypeError(f"no names: {rnic!r}, {dev!r}")
         port = found.own.interfaces.get(str(dev))
         if not dev:
             found.aside[rnic] = "it has no interface: InfiniBand, a representor, or in another network namespace"
@@ -196,24 +214,43 @@ def _take_rdma(found: Machine, body: str) -> None:
     found.rdma = tuple(taken)
 
 
-def _space(sections: Mapping[str, str]) -> Space:
+@contextlib.contextmanager
+def _output_of(section: str, where: str) -> Iterator[None]:
+    """Name the tool whose output has another structure than its reader expects.
+
+    Raises:
+        LabError: so it is.
+    """
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise LabError(
+            f"{where}: {_TOOL_OF[section]} prints what cannot be read ({type(error).__name__}: {error}); run it by "
+            "hand: its version may not be supported"
+        ) from error
+
+
+def _space(where: str, sections: Mapping[str, str]) -> Space:
     space = Space()
-    for item in _items(sections.get("ip", "")):
-        if "ifname" in item and "link_type" in item:
-            _take_interface(space, item)
-        elif item.get("dst") == "default" and "gateway" in item and "dev" in item:
-            space.gateways.setdefault(str(item["dev"]), str(item["gateway"]))
-        elif "lladdr" in item:
-            space.neighbours.setdefault(str(item["dev"]), set()).add(str(item["lladdr"]))
+    with _output_of("ip", where):
+        for item in _items(sections.get("ip", "")):
+            if "ifname" in item and "link_type" in item:
+                _take_interface(space, item)
+            elif item.get("dst") == "default" and "gateway" in item and "dev" in item:
+                space.gateways.setdefault(str(item["dev"]), str(item["gateway"]))
+            elif "lladdr" in item:
+                space.neighbours.setdefault(str(item["dev"]), set()).add(str(item["lladdr"]))
     for item in _items(sections.get("fdb", "")):
         if item.get("state") != "permanent" and "mac" in item and "ifname" in item:
             space.learned.setdefault(str(item["ifname"]), set()).add(str(item["mac"]))
-    told = _object(sections.get("bgp", ""))
-    if "as" in told:
-        space.asn = int(told["as"])
-        space.peer_asns = {str(name): int(peer.get("remoteAs") or 0) for name, peer in told.get("peers", {}).items()}
+    with _output_of("bgp", where):
+        summary = _object(sections.get("bgp", ""))
+        if "as" in summary:
+            space.asn = int(summary["as"])
+            peers = summary.get("peers", {}).items()
+            space.peer_asns = {str(name): int(peer.get("remoteAs") or 0) for name, peer in peers}
     seed = sections.get("seed", "").strip()
-    space.hash_seed = int(seed) if seed.isdigit() else None
+    space.hash_seed = int(seed) if seed.isdecimal() else None
     return space
 
 
@@ -225,7 +262,7 @@ def _take_interface(space: Space, item: Mapping[str, Any]) -> None:
         space.loopbacks = tuple(x for x in addresses if not ipaddress.IPv4Interface(x).is_loopback)
     elif item["link_type"] == "ether":
         kind = item.get("linkinfo", {}).get("info_kind")
-        space.interfaces[item["ifname"]] = Interface(
+        space.interfaces[str(item["ifname"])] = Interface(
             name=str(item["ifname"]),
             mac=str(item["address"]),
             mtu=int(item["mtu"]),
@@ -255,7 +292,7 @@ def pci_path(path: str) -> tuple[str, ...]:
 def _gpus(body: str) -> Iterator[Gpu]:
     for line in body.splitlines():
         words = [word.strip() for word in line.split(",")]
-        if len(words) == 3 and words[0].isdigit():  # noqa: PLR2004 (the fields that were asked for)
+        if len(words) == 3 and words[0].isdecimal():  # noqa: PLR2004 (the fields that were asked for)
             # nvidia-smi writes the PCI domain with eight digits, the kernel with four.
             domain, _, rest = words[2].lower().partition(":")
             yield Gpu(index=int(words[0]), product=words[1], pcie=f"{domain[-4:]}:{rest}")
@@ -300,7 +337,7 @@ def broadcast(address: str) -> str | None:
 def _object(body: str) -> dict[str, Any]:
     try:
         found = json.loads(body or "{}")
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
@@ -311,7 +348,7 @@ def _items(body: str) -> Iterator[dict[str, Any]]:
     while (at := body.find("[", at)) >= 0:
         try:
             found, at = decoder.raw_decode(body, at)
-        except ValueError:
+        except (ValueError, RecursionError):
             at += 1
             continue
         yield from (item for item in found if isinstance(item, dict))

@@ -1,12 +1,15 @@
 """Discovery: what the machines of a lab would say gives back its inventory; gaps are told, never guessed."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from testbed import shipped
 from testbed.discover import live
@@ -462,3 +465,54 @@ def test_machines_are_named_by_hand():
     for wrong in ("host1", "host1=", "=a", "host1=a@b@c"):
         with pytest.raises(UsageError, match="NAME="):
             live.seed(wrong)
+
+
+JUNK = st.sampled_from(
+    [None, True, -1, 1e308, "", "N/A", "\x1b[31m", [], [None], [[]], {}, {"value": []}, {"a": {"b": 1}}]
+)
+
+
+def changed(data, value):
+    """A JSON value with one part of it, drawn by `data`, replaced by another one or removed."""
+    if isinstance(value, (dict, list)) and value and data.draw(st.integers(0, 3)):
+        keys = list(value) if isinstance(value, dict) else list(range(len(value)))
+        key = data.draw(st.sampled_from(keys))
+        copy = value.copy()
+        if data.draw(st.booleans()):
+            copy[key] = changed(data, value[key])
+        else:
+            del copy[key]
+        return copy
+    return data.draw(JUNK)
+
+
+def documents(text):
+    """Yield the JSON documents of a text: iproute2 prints one for each of its commands."""
+    while text := text.strip():
+        value, end = json.JSONDecoder().raw_decode(text)
+        yield value
+        text = text[end:]
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_machine_of_structure_that_no_reader_expects_is_an_error_that_names_the_tool(data):
+    """A new version of a tool must not end in a traceback, nor in a fact that nobody stated."""
+    whole = RACK_ANSWERS[data.draw(st.sampled_from(sorted(RACK_ANSWERS)))]
+    structured = [name for name, text in whole.own.items() if text.startswith(("[", "{"))]
+    section = data.draw(st.sampled_from(structured))
+    values = list(documents(whole.own[section]))
+    place = data.draw(st.integers(0, len(values) - 1))
+    values[place] = changed(data, values[place])
+    text = "\n".join(map(json.dumps, values))
+    try:
+        machine = machine_of("m", replace(whole, own={**whole.own, section: text}))
+    except LabError as error:
+        assert re.match(r"m: [a-z -]+.* prints what cannot be read", str(error))
+        return
+    before = machine_of("m", whole)
+    assert {name for name, _ in machine.rdma} <= {name for name, _ in before.rdma} | {"", "N/A", "\x1b[31m"}
+    assert all(isinstance(name, str) for name in machine.own.interfaces)
+
+
+RACK_ANSWERS = said(inventory_module.load(shipped.inventories() / "rack-h100.example.yml"), lldp=True)
