@@ -13,7 +13,8 @@ The rules, in the order in which they are applied:
    fails a maximum that it already exceeds, else it is INCONCLUSIVE.
 4. A check whose metric is *about faults* is INCONCLUSIVE, whichever way it fell, unless the faults it is about provably
    fired. A check that is not (wrong data is wrong data) stands.
-5. A DIRTY lab is a check with verdict INCONCLUSIVE, so the run is never a PASS on it.
+5. A DIRTY lab is a check with verdict INCONCLUSIVE, so the run is never a PASS on it. So is a soft lab whose links may
+   ask for more than half of what its emulation carries.
 6. The run's verdict is the worst of its checks (`verdict.worst`); a run without any check is INCONCLUSIVE.
 """
 
@@ -24,6 +25,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
+from harness.analysis.links import carrying
 from harness.analysis.noise import NoiseFloor, allow_for
 from harness.analysis.observations import Observation, disturbed
 from harness.analysis.observe import Observed
@@ -70,6 +72,7 @@ def judge(
     checks = [
         *_error_checks(run.errors),
         *_workload_checks(run.failure),
+        *_emulation_checks(run),
         *(_fault_check(fault, problems[fault.plan.id], run.t0_ns) for fault in run.faults),
         *(
             check
@@ -265,6 +268,24 @@ def _workload_checks(failure: str | None) -> list[Check]:
     if failure is None:
         return []
     return [_ended("workload", Verdict.FAIL, "The workload ran to its end", f"it failed: {failure}")]
+
+
+def _emulation_checks(run: Measurements) -> tuple[Check, ...]:
+    """A soft lab whose links may ask for more than its machine can forward measures the machine."""
+    if run.offered_bps is None or run.carried_bps is None:
+        return ()
+    beyond = carrying.is_beyond(run.offered_bps, run.carried_bps)
+    return (
+        Check(
+            name="emulation",
+            verdict=Verdict.INCONCLUSIVE if beyond else Verdict.PASS,
+            observed=round(run.offered_bps / 1e6, 3),
+            bound=round(carrying.SHARE * run.carried_bps / 1e6, 3),
+            unit="Mb/s",
+            rule=carrying.RULE,
+            detail=carrying.sentence(run.offered_bps, run.carried_bps),
+        ),
+    )
 
 
 def _lab_checks(state: LabState, diff: Sequence[str]) -> tuple[Check, ...]:

@@ -47,6 +47,7 @@ SECTIONS: Sections = {
     },
     "Traffic": {
         "harness.cli.traffic.traffic_commands": "traffic",
+        "harness.cli.traffic.bisecting": "bisection",
         "harness.cli.lab.routing_commands": "routing",
     },
     "Experiments": {

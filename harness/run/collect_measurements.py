@@ -65,6 +65,8 @@ class Found:
     is_control: bool = False
     load: MachineLoad | None = None
     twin_load: MachineLoad | None = None
+    offered_bps: float | None = None
+    carried_bps: float | None = None
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -86,6 +88,8 @@ def measurements_of(plan: Plan, faults: Sequence[PlannedFault], lab: Lab, found:
         accelerator=lab.accelerator,
         topology=lab.topology,
         rate_scale=lab.inventory_model.rate_scale,
+        offered_bps=found.offered_bps,
+        carried_bps=found.carried_bps,
         t0_ns=found.t0_ns,
         end_ns=found.end_ns or time.monotonic_ns(),
         clock_error_ns=max(result.clock_error_ns.values(), default=0) if result else 0,

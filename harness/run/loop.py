@@ -8,6 +8,7 @@ looked at in any case.
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 import time
 import traceback
@@ -32,7 +33,7 @@ from harness.record import code, rundir
 from harness.record.measurements import RankSeries
 from harness.record.rundir import RunDir
 from harness.record.workload_series import series_of
-from harness.run import background_probes, ends, flight_dump, workload
+from harness.run import background_probes, emulation_limit, ends, flight_dump, workload
 from harness.run.collect_measurements import Found, measurements_of, windows
 from harness.run.control import as_control
 from harness.run.live_guard import Live, Watching
@@ -166,6 +167,11 @@ def _guarded(
     try:
         _to_known_state(lab, journal, progress)
         work = dirty.begin(lab, f"run {journal.path.parent.name}", lease_s=found.lease_s, progress=progress)
+        found.offered_bps = emulation_limit.sent_bps(decided.experiment.workload, lab.inventory_model)
+        if found.offered_bps is not None:
+            with journal.doing("emulation", offered_bps=found.offered_bps):
+                again = functools.partial(_to_known_state, lab, journal, progress)
+                found.carried_bps = emulation_limit.carried(lab, found.offered_bps, again, progress).carried_bps
         if found.is_control or _wants_twin(decided):
             found.twin, found.twin_load = _run_twin(decided, lab, journal, progress, on_flights)
             _to_known_state(lab, journal, progress)

@@ -40,6 +40,9 @@ NO_LAB = {
     f"{_ROUTING} predict --rank host1 --rank host2 --rank host3 --rank host5": Expected(says="static-parity"),
     f"{_ROUTING} predict --scheme ecmp --qps-per-peer 16 --failed rtsw1:ctsw1": Expected(says="2.00"),
     f"{_ROUTING} conflicts --rank host1 --rank host2 --rank host3 --rank host4": Expected(says="8 of 8 placements"),
+    "faultbed bisection": Expected(
+        says="have no rates", codes=(2,), why="links of the default lab have no rates: its machine would be measured"
+    ),
     "faultbed fuzz --plan": Expected(says="nothing was touched"),
     "faultbed run tests/experiments/demo.toml --plan": Expected(says="nothing is done yet"),
     (
@@ -205,6 +208,7 @@ NOT_RUN = {
         "faultbed --lab soft-zones sweep docs/sweeps/taper.toml --over workload.pattern=in-zone,across-zones "
         "--metric goodput.mean --metric bisection --out runs/taper"
     ): "a lab of zones is not the session's",
+    "faultbed --lab soft-zones bisection": "a lab of zones is not the session's",
     "faultbed down": _ENDS,
     "faultbed down --purge": _ENDS,
     "faultbed release --force": "ends the session's own reservation; tests/unit/test_reservation.py has its rules",

@@ -1,0 +1,131 @@
+"""The command that measures what a fabric carries when all RNICs send at once: bisection."""
+
+from __future__ import annotations
+
+import click
+
+from harness.cli.context import Session, json_option, pass_session, styled
+from harness.cli.experiments.faults import parse_duration
+from harness.cli.experiments.runs import COLOURS
+from harness.cli.options.numbers import FiniteRange
+from harness.cli.traffic.traffic_group import read_size
+from harness.run import bisection_run
+from harness.run.bisection_run import BisectionSpec, TierBisection
+from harness.verdict import LabState, Verdict, exit_code, worst
+from testbed.backends.soft import lifecycle
+from testbed.errors import UsageError
+from testbed.inventory.lab_inventory import Inventory
+from testbed.lab import open_lab
+from testbed.tenancy import dirty
+from testbed.tenancy.lab_lease import hold
+from traffic.flows.permutations import TIERS, Tier, tiers_of
+
+__all__ = ["COMMANDS"]
+
+
+@click.command()
+@click.option("--permutations", default=5, show_default=True, type=click.IntRange(1, 1000), help="Of each tier.")
+@click.option("--seed", default=1, show_default=True, type=click.IntRange(min=0), help="Decides the permutations.")
+@click.option("--tier", "tiers", multiple=True, type=click.Choice(TIERS), help="Default: all that the lab has.")
+@click.option("--qps", default=16, show_default=True, type=click.IntRange(1), help="Queue pairs of a flow.")
+@click.option("--size", default="16KiB", show_default=True, help="Message size.")
+@click.option("--for", "duration", default="10s", show_default=True, metavar="TIME", help="How long each one runs.")
+@click.option("--min", "least", type=FiniteRange(0), help="A bound: FAIL if a tier's interval lies wholly below it.")
+@json_option
+@pass_session
+def bisection(
+    session: Session,
+    *,
+    permutations: int,
+    seed: int,
+    tiers: tuple[str, ...],
+    qps: int,
+    size: str,
+    duration: str,
+    least: float | None,
+    as_json: bool,
+) -> int:
+    """Measure effective bisection: random permutations of all RNICs as concurrent flows, over flows alone.
+
+    Effective bisection is aggregate ÷ (n x solo), for each tier that the flows cross: within racks, across racks of a
+    zone, across zones. 1 is full bisection. Without --min, a tier with an interval is a PASS. A soft lab whose links
+    have no rates, or may ask for more than half of what its emulation carries, is INCONCLUSIVE: there, the machine
+    decides. A soft lab goes back to its snapshot before.
+    """
+    inventory = session.inventory()
+    spec = BisectionSpec(
+        tiers=_tiers(inventory, tiers), permutations=permutations, seed=seed, seconds=parse_duration(duration), qps=qps,
+        message_bytes=read_size(size), least=least,
+    )  # fmt: skip
+    if not bisection_run.has_rates(inventory):
+        why = (
+            f"the links of {inventory.name} have no rates, so that this machine decides what flows get; use a lab with "
+            "faultbed_rate_scale, such as soft-zones"
+        )
+        found = tuple(bisection_run.judged(tier, (), None, least=least, beyond=why, level=0.99) for tier in spec.tiers)
+        return _end(session, inventory, found, as_json=as_json)
+    names = [] if inventory.kind == "soft" else [host.name for host in inventory.topology.hosts]
+    with (
+        hold(inventory, names, why="bisection", mode="exclusive") as holding,
+        session.progress(also=holding.heartbeat) as progress,
+    ):
+        if inventory.kind == "soft":
+            lifecycle.up(inventory, progress)
+            lifecycle.reset(inventory, progress)
+        with open_lab(inventory) as lab:
+            lab.guard = holding.refresh
+            if lab.kind == "rack":
+                lab.ours = holding.covers
+            dirty.refuse(lab.state_dir, lab.name)
+            found, lab_state = bisection_run.measure(lab, spec, progress)
+    return _end(session, inventory, found, lab_state=lab_state, as_json=as_json)
+
+
+def _tiers(inventory: Inventory, names: tuple[str, ...]) -> tuple[Tier, ...]:
+    """Return the tiers to be measured, in their order.
+
+    Raises:
+        UsageError: the lab has none, or not one that was named.
+    """
+    there = tiers_of(inventory.topology)
+    if missing := [name for name in names if name not in there]:
+        has = f"it has {', '.join(there)}" if there else "it has none"
+        raise UsageError(f"--tier {missing[0]}: no permutation of all RNICs of {inventory.name} crosses it; {has}")
+    if not there:
+        raise UsageError(f"{inventory.name}: a permutation needs at least two hosts with as many RNICs")
+    return tuple(tier for tier in there if not names or tier in names)
+
+
+def _end(
+    session: Session,
+    inventory: Inventory,
+    found: tuple[TierBisection, ...],
+    *,
+    lab_state: LabState = "CLEAN",
+    as_json: bool,
+) -> int:
+    verdict = worst(one.verdict for one in found)
+    if as_json:
+        tiers = [one.to_dict() for one in found]
+        session.json({"lab": inventory.name, "verdict": str(verdict), "lab_state": lab_state, "tiers": tiers})
+        return exit_code(verdict, lab_state)
+    session.table(
+        ("tier", "flows", "", "effective bisection", "99 % interval", "uplinks used", "why"),
+        [
+            (
+                one.tier,
+                str(one.flows or ""),
+                styled(str(one.verdict), COLOURS[one.verdict]),
+                "" if one.value is None else f"{one.value:.3f}",
+                "" if one.interval is None else f"{one.interval.low:.3f} .. {one.interval.high:.3f}",
+                "" if one.utilisation is None else f"{one.utilisation:.2f}",
+                one.detail if one.verdict is not Verdict.PASS else "",
+            )
+            for one in found
+        ],
+    )
+    session.out.print(f"lab {lab_state}")
+    return exit_code(verdict, lab_state)
+
+
+COMMANDS = (bisection,)

@@ -1,0 +1,183 @@
+"""Measures the effective bisection of a lab, tier by tier: random permutations of all RNICs, and flows alone."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from harness.analysis.links import carrying
+from harness.analysis.links.effective_bisection import Trial, bisection_of, ratio
+from harness.analysis.links.link_metrics import link_metrics
+from harness.confidence import Interval, decide, level_for
+from harness.record.measurements import Measurements
+from harness.run import emulation_limit
+from harness.verdict import LabState, Verdict
+from testbed.backends.soft import lifecycle
+from testbed.errors import DirtyLab, LabError
+from testbed.inventory.lab_inventory import Inventory
+from testbed.lab import Lab
+from testbed.observe import counters
+from testbed.tenancy import dirty
+from traffic.engine.task_specs import QpParams
+from traffic.flows import flow_run
+from traffic.flows.flow_run import FlowSpec
+from traffic.flows.permutations import Tier, permutation
+
+__all__ = ["BisectionSpec", "TierBisection", "has_rates", "judged", "measure"]
+
+Progress = Callable[[str], None]
+_PATIENCE_S = 60.0
+QP = QpParams(timeout=20)
+"""4.3 s until a packet is sent again: what waits in the queue of a slow link is not lost."""
+DEPTH = 1
+"""Messages outstanding on a queue pair: the more, the longer the queues, and nothing else."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BisectionSpec:
+    """What is measured. Every flow has `qps` queue pairs, and runs for `seconds` (alone: for half of that)."""
+
+    tiers: tuple[Tier, ...]
+    permutations: int
+    seed: int
+    seconds: float
+    qps: int
+    message_bytes: int
+    least: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TierBisection:
+    """Effective bisection across one tier. `value` None, or without an `interval`: `detail` says why.
+
+    `utilisation` is the metric `bisection` of the same seconds, the mean of all permutations: what the uplinks of the
+    highest tier sent over what they can carry. None: those links have no rate.
+    """
+
+    tier: Tier
+    flows: int
+    verdict: Verdict
+    value: float | None
+    interval: Interval | None
+    utilisation: float | None
+    detail: str
+    trials: tuple[Trial, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data, ready for JSON."""
+        return {**asdict(self), "verdict": str(self.verdict), "ratios": [ratio(one) for one in self.trials]}
+
+
+def has_rates(inventory: Inventory) -> bool:
+    """Return whether a lab's links have rates of their own: a rack's do, a soft lab's only if it is shaped."""
+    return inventory.kind == "rack" or bool(inventory.shapes)
+
+
+def measure(lab: Lab, spec: BisectionSpec, progress: Progress) -> tuple[tuple[TierBisection, ...], LabState]:
+    """Measure every tier, and compare the lab with what it was.
+
+    Raises:
+        LabError: a flow failed. The lab has been compared.
+        DirtyLab: the lab is not as it was after such an error.
+    """
+    work = dirty.begin(lab, "bisection", progress=progress)
+    try:
+        beyond = _beyond(lab, progress)
+        found = tuple(_tier(lab, tier, spec, beyond, progress) for tier in spec.tiers)
+    except BaseException as error:
+        outcome = dirty.end(lab, work)
+        if outcome.state == "DIRTY" and isinstance(error, Exception):
+            raise DirtyLab(f"{error}; {outcome.said}") from error
+        raise
+    return found, dirty.end(lab, work).state
+
+
+def judged(
+    tier: Tier, trials: Sequence[Trial], utilisation: float | None, *, least: float | None, beyond: str, level: float
+) -> TierBisection:
+    """Judge the trials of one tier. Pure.
+
+    `beyond` says why the emulation decided them and not the links; empty: it did not.
+    """
+    value, interval = bisection_of(trials, level=level)
+    verdict, detail = Verdict.PASS, "" if interval is None else str(interval)
+    if beyond:
+        verdict, detail, value, interval = Verdict.INCONCLUSIVE, beyond, None, None
+    elif value is None:
+        verdict, detail = Verdict.INCONCLUSIVE, "nothing came through in one of the permutations"
+    elif interval is None:
+        verdict, detail = Verdict.INCONCLUSIVE, f"{len(trials)} permutations; an interval needs three"
+    elif least is not None:
+        verdict = decide("min", least, interval)
+    return TierBisection(
+        tier=tier, flows=trials[0].flows if trials else 0, verdict=verdict, value=value, interval=interval,
+        utilisation=None if beyond else utilisation, detail=detail, trials=tuple(trials),
+    )  # fmt: skip
+
+
+def _beyond(lab: Lab, progress: Progress) -> str:
+    """Say why a soft lab's emulation cannot carry all of its RNICs at once; empty: it can, or it is a rack."""
+    inventory = lab.inventory_model
+    if inventory.kind == "rack" or inventory.rate_scale is None:
+        return ""
+    ends = [f"{host.name}:{rnic.name}" for host in lab.topology.hosts for rnic in host.rnics]
+    offered = emulation_limit.offered_bps(ends, ends, lab.topology, inventory.rate_scale)
+    if offered is None:
+        return (
+            "the links of hosts have no rate (faultbed_tiers.host), so that the machine decides what a flow gets alone"
+        )
+    again = functools.partial(_to_snapshot, lab, progress)
+    found = emulation_limit.carried(lab, offered, again, progress).carried_bps
+    return carrying.sentence(offered, found) if carrying.is_beyond(offered, found) else ""
+
+
+def _to_snapshot(lab: Lab, progress: Progress) -> None:
+    lifecycle.reset(lab.inventory_model, progress)
+    lab.forget_connections()
+
+
+def _tier(lab: Lab, tier: Tier, spec: BisectionSpec, beyond: str, progress: Progress) -> TierBisection:
+    level = level_for(len(spec.tiers) if spec.least is not None else 1)
+    trials: list[Trial] = []
+    shares: list[float] = []
+    for number in range(0 if beyond else spec.permutations):
+        pairs = permutation(lab.topology, tier, seed=spec.seed, number=number)
+        progress(f"{tier}: permutation {number + 1} of {spec.permutations}, {len(pairs)} flows")
+        together, share = _goodput(lab, _flows(pairs, spec, seconds=spec.seconds))
+        alone, _ = _goodput(lab, _flows(pairs[number % len(pairs) :][:1], spec, seconds=spec.seconds / 2))
+        trials.append(Trial(flows=len(pairs), aggregate_bps=together, solo_bps=alone))
+        progress(f"{tier}: {together / 1e6:.3g} Mb/s together, {alone / 1e6:.3g} Mb/s alone")
+        shares += [] if share is None else [share]
+    utilisation = math.fsum(shares) / len(shares) if shares else None
+    return judged(tier, trials, utilisation, least=spec.least, beyond=beyond, level=level)
+
+
+def _flows(pairs: Sequence[tuple[str, str]], spec: BisectionSpec, *, seconds: float) -> list[FlowSpec]:
+    return [
+        FlowSpec(
+            src=src, dst=dst, qps=spec.qps, depth=DEPTH, message_bytes=spec.message_bytes, duration_s=seconds, qp=QP
+        )
+        for src, dst in pairs
+    ]
+
+
+def _goodput(lab: Lab, specs: Sequence[FlowSpec]) -> tuple[float, float | None]:
+    """Return what flows got together, and the metric `bisection` of that time."""
+    before = counters.read(lab)
+    with flow_run.start_all(lab, specs, on_event=lambda _event: lab.heartbeat()) as running:
+        result = running.wait((specs[0].duration_s or 0) + _PATIENCE_S)
+    if result.outcome == "failed":
+        raise LabError(f"{specs[0].src} to {specs[0].dst} and {len(specs) - 1} other flows: {result.where}")
+    after = counters.read(lab)
+    run = Measurements(
+        lab=lab.name, lab_kind=lab.kind, accelerator=lab.accelerator, topology=lab.topology,
+        rate_scale=lab.inventory_model.rate_scale, t0_ns=running.started_ns, end_ns=running.ended_ns, workload={},
+        ranks=(), series=(), lab_state="CLEAN",
+        counters_before={node: dict(values) for node, values in before.items()},
+        counters_after={node: dict(values) for node, values in after.items()},
+    )  # fmt: skip
+    value = link_metrics(run)["bisection"].value
+    return result.goodput_bps, float(value) if isinstance(value, int | float) else None

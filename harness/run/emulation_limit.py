@@ -1,0 +1,136 @@
+"""How much a soft lab's emulation carries, against what its shaped links may ask of it.
+
+A soft lab makes its links' rates true with shapers. Where the sum of these rates is more than the machine can forward,
+a run measures the machine. What it carries is measured once for each lab and machine: the shapers are deleted, every
+RNIC sends for some seconds, and the lab goes back to its snapshot. A run whose RNICs may send more than half of that is
+INCONCLUSIVE (`harness.judge`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+from harness.analysis.links.carrying import is_beyond
+from harness.experiment.workload_file import Flow, Workload
+from testbed.directories import lab_dir
+from testbed.errors import LabError
+from testbed.inventory.lab_inventory import Inventory
+from testbed.lab import Lab
+from testbed.model.topology import Topology
+from testbed.tenancy import durable
+from traffic.engine.task_specs import QpParams
+from traffic.flows import flow_run
+from traffic.flows.flow_run import FlowSpec
+from traffic.flows.matrix import pairs
+
+__all__ = ["FILE", "Carried", "carried", "measure", "offered_bps", "sent_bps"]
+
+FILE = "emulation.json"
+_SECONDS = 8.0
+_PATIENCE_S = 60.0
+Progress = Callable[[str], None]
+
+
+class Carried(msgspec.Struct, frozen=True, kw_only=True):
+    """`emulation.json` of a lab: payload of `flows` flows together, in bits/s, without shapers.
+
+    `key` stands for what it was measured on: the inventory, the number of CPUs, and the accelerator.
+    """
+
+    key: str
+    flows: int
+    carried_bps: float
+
+
+def offered_bps(sources: Iterable[str], sinks: Iterable[str], topology: Topology, rate_scale: float) -> float | None:
+    """Return what the links of the sending RNICs, or those of the receiving ones, let through together. Pure.
+
+    None: a link of one of them has no rate.
+    """
+    sums = []
+    for ends in (set(sources), set(sinks)):
+        links = [topology.rnic_link(*end.split(":")) for end in sorted(ends)]
+        speeds = [link.a.speed_gbps for link in links]
+        if not speeds or None in speeds:
+            return None
+        sums.append(sum(speed or 0.0 for speed in speeds) * 1e9 / rate_scale)
+    return min(sums)
+
+
+def sent_bps(workload: Workload, inventory: Inventory) -> float | None:
+    """Return what a fitted workload may send by the rates of a soft lab; None: nothing limits it. Pure."""
+    if inventory.kind != "soft" or inventory.rate_scale is None or not inventory.shapes:
+        return None
+    if not isinstance(workload, Flow):
+        return offered_bps(workload.ranks, workload.ranks, inventory.topology, inventory.rate_scale)
+    sources, sinks = [src for src, _ in workload.pairs], [dst for _, dst in workload.pairs]
+    found = offered_bps(sources, sinks, inventory.topology, inventory.rate_scale)
+    paced = workload.rate_bps * len(workload.pairs)
+    return min(found, paced) if found is not None and paced else found
+
+
+def carried(lab: Lab, offered: float, to_snapshot: Callable[[], None], progress: Progress) -> Carried:
+    """Return what the emulation of a lab carries, measured now unless that is on record.
+
+    A record that `offered` goes beyond is measured again: the machine may have been busy with something else.
+
+    Args:
+        lab: a soft lab in its snapshot's state, that is ours alone.
+        offered: what the workload may send, in bits/s.
+        to_snapshot: puts the lab back into its snapshot.
+        progress: told what is being done.
+
+    Raises:
+        LabError: it cannot be measured.
+    """
+    path, key = lab_dir(lab.name) / FILE, _key(lab)
+    known = _read(path, key)
+    if known is not None and not is_beyond(offered, known.carried_bps):
+        return known
+    progress("measuring what the emulation carries without shapers")
+    try:
+        found = measure(lab, key)
+    finally:
+        to_snapshot()
+    progress(f"{found.flows} flows got {found.carried_bps / 1e6:.0f} Mb/s through without shapers")
+    durable.replace(path, msgspec.json.encode(found))
+    return found
+
+
+def measure(lab: Lab, key: str) -> Carried:
+    """Delete the shapers, and have every RNIC send. The lab must go back to its snapshot afterwards.
+
+    Raises:
+        LabError: a flow failed.
+    """
+    for switch, ports in lab.inventory_model.shapes.items():
+        lines = "".join(f"qdisc del dev {port} root\n" for port in ports)
+        lab.node(switch).run(["tc", "-batch", "-"], stdin=lines)
+    ends = [f"{host.name}:{rnic.name}" for host in lab.topology.hosts for rnic in host.rnics]
+    specs = [
+        FlowSpec(src=src, dst=dst, qps=4, duration_s=_SECONDS, qp=QpParams(timeout=17))
+        for src, dst in pairs("permutation", ends)
+    ]
+    with flow_run.start_all(lab, specs, on_event=lambda _event: lab.heartbeat()) as running:
+        result = running.wait(_SECONDS + _PATIENCE_S)
+    if result.outcome == "failed":
+        raise LabError(f"what the emulation carries is not known: {result.where}; run it again")
+    return Carried(key=key, flows=len(specs), carried_bps=result.goodput_bps)
+
+
+def _key(lab: Lab) -> str:
+    words = lab.inventory_model.path.read_bytes(), str(os.cpu_count()).encode(), str(lab.accelerator).encode()
+    return hashlib.sha256(b"/".join(words)).hexdigest()
+
+
+def _read(path: Path, key: str) -> Carried | None:
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Carried)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return found if found.key == key else None

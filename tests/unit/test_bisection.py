@@ -1,0 +1,130 @@
+"""Effective bisection: permutations that cross one tier, the interval of several, and what decides nothing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import house
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from synthetic_run import soft_topology
+
+from harness.analysis.links.effective_bisection import Trial, bisection_of
+from harness.cli.main import cli
+from harness.confidence import LEVEL
+from harness.run.bisection_run import judged
+from harness.verdict import Verdict
+from testbed.errors import UsageError
+from testbed.inventory import lab_inventory
+from traffic.flows.permutations import permutation, tiers_of
+
+ZONES = lab_inventory.load(house.HOUSE / "inventory" / "soft-zones.yml").topology
+
+
+def trials(*ratios, flows=8, solo=6e6):
+    return [Trial(flows=flows, aggregate_bps=one * flows * solo, solo_bps=solo) for one in ratios]
+
+
+def test_tiers_of_a_lab_are_those_that_all_its_rnics_can_cross():
+    assert tiers_of(ZONES) == ("zone", "fabric"), "one host a rack: none has a partner in its rack"
+    assert tiers_of(soft_topology()) == ("rack", "zone")
+    lone = replace(soft_topology(), hosts=soft_topology().hosts[:3])
+    assert tiers_of(lone) == (), "the third host has a rack of its own, and half of the RNICs are too few"
+    with pytest.raises(UsageError, match="no permutation of all RNICs crosses the tier fabric; there is rack, zone"):
+        permutation(soft_topology(), "fabric", seed=1, number=0)
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**31), st.integers(0, 1000), st.sampled_from(["rack", "zone", "fabric"]))
+def test_permutation_sends_once_from_each_rnic_and_crosses_its_tier(seed, number, tier):
+    topology = ZONES if tier == "fabric" else soft_topology()
+    pairs = permutation(topology, tier, seed=seed, number=number)
+    every = {f"{host.name}:{rnic.name}" for host in topology.hosts for rnic in host.rnics}
+    assert {src for src, _ in pairs} == {dst for _, dst in pairs} == every
+    assert len(pairs) == len(every)
+    place = {host.name: host for host in topology.hosts}
+    for ends in pairs:
+        src, dst = (place[end.partition(":")[0]] for end in ends)
+        assert src.name != dst.name
+        assert (src.zone == dst.zone) == (tier != "fabric")
+        assert (src.rack == dst.rack) == (tier == "rack")
+
+
+def test_permutations_are_the_seeds_and_differ_by_number():
+    found = [permutation(ZONES, "fabric", seed=3, number=number) for number in range(20)]
+    assert found == [permutation(ZONES, "fabric", seed=3, number=number) for number in range(20)]
+    assert len(set(found)) > 10
+    assert found != [permutation(ZONES, "fabric", seed=4, number=number) for number in range(20)]
+
+
+def test_permutation_of_a_rack_with_just_half_of_the_rnics_is_found():
+    """Every one of its RNICs has to go out: few of all permutations do that."""
+    hosts = soft_topology().hosts
+    wide = replace(hosts[0], rnics=tuple(replace(hosts[0].rnics[0], name=f"rxe{n}") for n in range(12)))
+    others = [replace(host, rack=f"rack{n + 2}", rnics=wide.rnics[:4]) for n, host in enumerate(hosts[1:])]
+    topology = replace(soft_topology(), hosts=(wide, *others))
+    pairs = permutation(topology, "zone", seed=1, number=0)
+    assert len({dst for _, dst in pairs}) == 24
+
+
+def test_bisection_is_the_geometric_mean_with_an_interval_from_three_on():
+    assert bisection_of([]) == (None, None)
+    value, interval = bisection_of(trials(0.9, 0.4))
+    assert (value, interval) == (pytest.approx(0.6), None)
+    value, interval = bisection_of(trials(0.35, 0.36, 0.37))
+    assert interval.low < 0.357 < interval.high
+    assert bisection_of([*trials(0.3, 0.3), Trial(flows=8, aggregate_bps=0.0, solo_bps=1.0)]) == (None, None)
+
+
+def test_interval_holds_the_truth_as_often_as_it_says():
+    rng = np.random.default_rng(1)
+    missed = 0
+    for _ in range(1000):
+        _, interval = bisection_of(trials(*np.exp(np.log(0.36) + 0.05 * rng.normal(size=5))))
+        missed += not interval.low <= 0.36 <= interval.high
+    assert missed <= 25, "1 % of 1000, and chance"
+
+
+@pytest.mark.parametrize(
+    ("ratios", "least", "beyond", "verdict"),
+    [
+        ((0.95, 0.96, 0.97), None, "", Verdict.PASS),
+        ((0.95, 0.96, 0.97), 0.5, "", Verdict.PASS),
+        ((0.95, 0.96, 0.97), 0.999, "", Verdict.INCONCLUSIVE),
+        ((0.35, 0.36, 0.355, 0.352), 0.9, "", Verdict.FAIL),
+        ((0.95, 0.96), None, "", Verdict.INCONCLUSIVE),
+        ((0.95, 0.96, 0.97), None, "50 of 60 Mb/s", Verdict.INCONCLUSIVE),
+        ((), None, "no rates", Verdict.INCONCLUSIVE),
+    ],
+)
+def test_tier_is_judged_by_its_interval(ratios, least, beyond, verdict):
+    found = judged("zone", trials(*ratios), 0.8, least=least, beyond=beyond, level=LEVEL)
+    assert found.verdict is verdict
+    if beyond:
+        assert (found.value, found.interval, found.utilisation, found.detail) == (None, None, None, beyond)
+
+
+def test_bisection_of_a_lab_without_rates_is_inconclusive_and_touches_nothing(monkeypatch, tmp_path):
+    """What n flows share there is the CPU of the machine: no number is printed."""
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
+    monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda *_: pytest.fail("the lab was touched"))
+    done = CliRunner().invoke(cli, ["--lab", "soft", "bisection", "--json"], standalone_mode=False)
+    told = json.loads(done.stdout)
+    assert (done.return_value, told["verdict"]) == (2, "INCONCLUSIVE")
+    assert [(one["tier"], one["value"]) for one in told["tiers"]] == [("rack", None), ("zone", None)]
+    assert "use a lab with faultbed_rate_scale, such as soft-zones" in told["tiers"][0]["detail"]
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--lab", "soft-mini", "bisection", "--tier", "zone"], "no permutation of all RNICs of soft-mini crosses it"),
+        (["--lab", "soft", "bisection", "--size", "big"], "--size big"),
+    ],
+)
+def test_bisection_refuses_what_the_lab_has_not(words, says):
+    assert says in str(CliRunner().invoke(cli, words, standalone_mode=False).exception)

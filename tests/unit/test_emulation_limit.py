@@ -1,0 +1,139 @@
+"""A soft lab whose links may ask for more than half of what its machine forwards shows nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import house
+import msgspec
+import pytest
+from synthetic_run import synthetic_run
+
+from harness import judge
+from harness.analysis.links import carrying
+from harness.analysis.observe import observe
+from harness.experiment import run_plan
+from harness.experiment.experiment_file import decode, load
+from harness.run import emulation_limit
+from harness.run.emulation_limit import Carried, carried, offered_bps, sent_bps
+from harness.run.prepare.bind_to_lab import fit
+from harness.verdict import Verdict
+from testbed.errors import LabError
+from testbed.inventory import lab_inventory
+
+ZONES = lab_inventory.load(house.HOUSE / "inventory" / "soft-zones.yml")
+SOFT = lab_inventory.load(house.HOUSE / "inventory" / "soft.yml")
+EACH = 400e9 / 64000
+"""Rate of a host's link in soft-zones, in bits/s."""
+
+
+def workload(text, inventory=ZONES):
+    experiment = decode(f'name = "x"\n[workload]\n{text}'.encode(), source="x.toml")
+    return fit(experiment, inventory.topology, inventory.kind).workload
+
+
+def test_sum_of_rates_is_that_of_the_rnics_that_send_or_receive_whichever_is_less():
+    names = [f"host{n}:rxe0" for n in (1, 2, 3, 4)]
+    assert offered_bps(names, names, ZONES.topology, 64000) == pytest.approx(4 * EACH)
+    assert offered_bps(names, names[:1], ZONES.topology, 64000) == pytest.approx(EACH), "an incast has one receiver"
+    assert offered_bps(names, names, SOFT.topology, 64000) is None, "no link has a rate"
+
+
+@pytest.mark.parametrize(
+    ("text", "links"),
+    [
+        ('flow = "write"\npattern = "in-zone"\nduration = "5s"\n', 8),
+        ('flow = "write"\npattern = "incast"\nduration = "5s"\n', 1),
+        ('flow = "write"\nsrc = "host1:rxe0"\ndst = "host3:rxe0"\nduration = "5s"\n', 1),
+        ('flow = "write"\npattern = "in-zone"\nrate = 1.0\nduration = "5s"\n', 8e6 / EACH),
+        ('collective = "all-reduce"\nsize = "1MiB"\niterations = 3\n', 4),
+    ],
+)
+def test_workload_may_send_what_its_links_or_its_own_pace_let_through(text, links):
+    assert sent_bps(workload(text), ZONES) == pytest.approx(links * EACH)
+
+
+def test_lab_without_shapers_has_no_such_sum():
+    assert sent_bps(workload('flow = "write"\npattern = "incast"\nduration = "5s"\n', SOFT), SOFT) is None
+
+
+def judged(**fields):
+    experiment = fit(load(house.DEMO), SOFT.topology, "soft")
+    run = msgspec.structs.replace(synthetic_run(), **fields)
+    plan = run_plan.plan(experiment, inventory_digest="9f" * 32, version="0")
+    return judge.judge(plan=plan, expectations=experiment.expectations, run=run, observed=observe(run))
+
+
+def test_run_beyond_half_of_what_the_emulation_carries_is_inconclusive_with_both_numbers():
+    said = judged(offered_bps=60e6, carried_bps=117e6)
+    check = next(one for one in said.checks if one.name == "emulation")
+    assert (said.verdict, check.verdict) == (Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE)
+    assert (check.observed, check.bound) == (60.0, 58.5)
+    assert "60 Mb/s may be sent, and the emulation carries 117 Mb/s in all" in check.detail
+    assert "faultbed_rate_scale" in check.detail
+
+
+def test_run_within_half_of_it_passes_and_others_have_no_such_check():
+    assert judged(offered_bps=50e6, carried_bps=117e6).verdict is Verdict.PASS
+    assert "emulation" not in {one.name for one in judged().checks}
+    assert not carrying.is_beyond(50e6, 100e6), "just half of it is not beyond"
+
+
+class World:
+    """What `carried` does to a lab, in order; `found` are what the measurements find, one after the other."""
+
+    def __init__(self, monkeypatch, tmp_path, *found):
+        self.did = []
+        self.found = list(found)
+        monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
+        monkeypatch.setattr(emulation_limit, "measure", self.measure)
+        self.lab = SimpleNamespace(name="soft-zones", inventory_model=ZONES, accelerator="tcg")
+
+    def measure(self, lab, key):
+        self.did.append("measure")
+        bps = self.found.pop(0)
+        if bps is None:
+            raise LabError("a flow failed")
+        return Carried(key=key, flows=8, carried_bps=bps)
+
+    def __call__(self, offered, lab=None):
+        return carried(lab or self.lab, offered, lambda: self.did.append("reset"), lambda _: None).carried_bps
+
+
+def test_it_is_measured_once_and_the_lab_goes_back_to_its_snapshot(monkeypatch, tmp_path):
+    world = World(monkeypatch, tmp_path, 117e6)
+    assert world(50e6) == world(30e6) == 117e6
+    assert world.did == ["measure", "reset"]
+
+
+def test_record_that_is_exceeded_is_measured_again(monkeypatch, tmp_path):
+    """The machine may have been busy then: one slow minute must not make every later run INCONCLUSIVE."""
+    world = World(monkeypatch, tmp_path, 60e6, 117e6)
+    assert (world(50e6), world(50e6), world(50e6)) == (60e6, 117e6, 117e6)
+    assert world.did == ["measure", "reset"] * 2
+
+
+def test_record_of_another_machine_or_inventory_does_not_count(monkeypatch, tmp_path):
+    world = World(monkeypatch, tmp_path, 117e6, 400e6)
+    world(50e6)
+    assert world(50e6, replace_lab(world.lab, accelerator="kvm")) == 400e6
+
+
+def replace_lab(lab, **fields):
+    return SimpleNamespace(**{**vars(lab), **fields})
+
+
+def test_lab_goes_back_to_its_snapshot_when_the_measurement_fails(monkeypatch, tmp_path):
+    world = World(monkeypatch, tmp_path, None)
+    with pytest.raises(LabError):
+        world(50e6)
+    assert world.did == ["measure", "reset"]
+
+
+def test_inventory_of_another_rate_is_another_key(monkeypatch, tmp_path):
+    world = World(monkeypatch, tmp_path, 117e6, 90e6)
+    world(50e6)
+    other = tmp_path / "other.yml"
+    other.write_text(ZONES.path.read_text().replace("64000", "32000"))
+    assert world(40e6, replace_lab(world.lab, inventory_model=replace(ZONES, path=other))) == 90e6
