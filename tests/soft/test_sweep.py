@@ -1,0 +1,83 @@
+"""A sweep on a lab: goodput falls with the loss, a killed sweep goes on where it ended, and no-ops show nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from house import HOUSE
+from waiting import until
+
+from harness.experiment.parameters import parse
+from harness.record import sweep_file
+from harness.run.sweeps.sweep_points import metrics_for, points_of
+from harness.run.sweeps.sweep_runner import Sweep
+from harness.verdict import Verdict
+from testbed.observe import fingerprint
+
+pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 2")]
+
+LOSS = HOUSE / "docs" / "sweeps" / "loss.toml"
+OVER = "faults[0].set.share=0.004,0.03,0.2"
+POINT_S = 240.0
+
+
+def started(lab, folder):
+    words = ["sweep", str(LOSS), "--over", OVER, "--over", "workload.size=1MiB", "--out", str(folder / "sweep")]
+    log = (folder / f"said-{len(list(folder.glob('said-*')))}").open("w+")
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from harness.console import main; main()", *words], stdout=log, stderr=log, cwd=folder,
+        stdin=subprocess.DEVNULL,
+        env={**os.environ, "FAULTBED_LAB": str(lab.inventory.resolve()), "PYTHONPATH": str(HOUSE)},
+    )  # fmt: skip
+    return process, log.name
+
+
+def read(path):
+    return Path(path).read_text()
+
+
+def test_sweep_of_losses_falls_and_goes_on_after_a_kill_in_the_second_point(lab, tmp_path):
+    before = fingerprint.capture(lab)
+    process, log = started(lab, tmp_path)
+    try:
+        until(lambda: "point 2 of 3" in read(log) or process.poll() is not None, within_s=POINT_S)
+        until(lambda: len(list(tmp_path.glob("sweep/runs/*/plan.json"))) == 2, within_s=POINT_S)
+        process.send_signal(signal.SIGKILL)
+        process.wait(60)
+        partial = sweep_file.read(tmp_path / "sweep")
+        assert [point.verdict for point in partial.points] == [Verdict.PASS, None, None], read(log)
+        process, log = started(lab, tmp_path)
+        assert process.wait(4 * POINT_S) == 0, read(log)
+    finally:
+        process.kill()
+        lab.forget_connections()
+    assert "point 1 of 3" not in read(log)
+    whole = sweep_file.read(tmp_path / "sweep")
+    assert whole.points[0] == partial.points[0]
+    assert len(list(tmp_path.glob("sweep/runs/*"))) == 4, "three, and the half written one"
+    (found,) = zip(*(point.values for point in whole.points), strict=True)
+    print([(value.value, value.low, value.high, value.predicted) for value in found])
+    assert [value.metric for value in found] == ["goodput_mean_ratio"] * 3
+    assert found[0].value > found[1].value > found[2].value
+    assert found[2].high < found[0].low, "the intervals of the first and the last point do not touch"
+    assert all(value.value < value.predicted for value in found), "the model is an upper bound"
+    assert all((tmp_path / "sweep" / f"sweep.{kind}").exists() for kind in ("parquet", "html"))
+    assert fingerprint.settle(lab, before) == []
+
+
+def test_sweep_whose_faults_do_nothing_is_no_pass_and_has_no_number(lab, tmp_path):
+    over = [parse("faults[0].set.share=0.2")]
+    points = points_of(LOSS.read_bytes(), over, lab.inventory_model, source="loss", seed=None, repeat=1)
+    sweep = Sweep.open(tmp_path, lab.inventory_model, over, points, metrics_for(points, ()))
+    try:
+        found = sweep.execute(progress=print, mutate="noop")
+    finally:
+        lab.forget_connections()
+    assert found.verdict is Verdict.INCONCLUSIVE
+    assert [value.value for value in found.points[0].values] == [None]
+    assert found.points[0].why.startswith("fired.packet.drop")
