@@ -151,6 +151,17 @@ def _mean(rng: np.random.Generator, shape: Shape, count: int, memory: float, ser
         yield confidence.mean_interval(values), 1.0
 
 
+def _mean_ratio(rng: np.random.Generator, shape: Shape, count: int, memory: float, series: int) -> _Pairs:
+    """As many bins under a fault that leaves 60 % of goodput as before it."""
+    under = noise(shape, rng, series, count, memory)
+    for before, values in zip(noise(shape, rng, series, count, memory), 0.6 * under, strict=True):
+        clean, hurt = confidence.mean_interval(before), confidence.mean_interval(values)
+        if clean is None or hurt is None:
+            yield None, 0.6
+        else:
+            yield confidence.ratio_interval(hurt, clean, float(values.mean() / before.mean())), 0.6
+
+
 def _jct(rng: np.random.Generator, shape: Shape, count: int, memory: float, series: int) -> _Pairs:
     """One iteration in ten bears the fault, which costs a tenth of the job's time: the ratio is 1.1."""
     hit = slice(count // 2, count // 2 + max(1, count // 10))
@@ -234,6 +245,7 @@ def _quantile(shape: Shape, share: float) -> float:
 
 METRICS: dict[str, Callable[[np.random.Generator, Shape, int, float, int], _Pairs]] = {
     "goodput.mean, busbw.mean, ettr": _mean,
+    "goodput_mean_ratio": _mean_ratio,
     "jct_ratio": _jct,
     "goodput_min_ratio, dip: no dip": _lowest(1.0),
     "goodput_min_ratio, dip: 0.8": _lowest(0.8),

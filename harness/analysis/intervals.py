@@ -40,6 +40,7 @@ def find(
         "busbw.mean": _busbw(run, level),
         "ettr": None if training is None else training.interval(level),
         **({} if run.serving is None else _serving(run.serving, level)),
+        **_latency(run.latencies_ns, level),
     }
     if whole is not None:
         bits = whole.bytes_per_s * 8 / 1e9
@@ -149,6 +150,21 @@ def _serving(serving: Serving, level: float) -> dict[str, Interval | None]:
         kept = round(serving.slo_attainment * len(first))
         intervals["slo_attainment"] = confidence.share_interval(kept, len(first), level=level, independent=min(known))
     return intervals
+
+
+def _latency(flows: Sequence[Sequence[int]], level: float) -> dict[str, Interval | None]:
+    """Return the intervals of percentiles of timed messages; those of one flow depend on each other."""
+    series = [np.array(times_ns, dtype=np.float64) / 1e9 for times_ns in flows]
+    worths = [confidence.independent_of(times) for times in series]
+    known = [worth for worth in worths if worth is not None]
+    if not series or len(known) < len(worths):
+        return {}
+    return {
+        f"latency.p{percent}": confidence.percentile_bounds(
+            np.concatenate(series), percent, independent=int(min(known) * len(known)), least=0.0, level=level
+        )
+        for percent in (50, 99)
+    }
 
 
 def _dips(

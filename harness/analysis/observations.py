@@ -74,6 +74,7 @@ def plain(run: Measurements) -> dict[str, Observation]:
         "checkpoint.wait": _longest(
             [step.checkpoint_ns for rank in run.series for step in rank.iterations], "checkpoints"
         ),
+        **_latency(run.latencies_ns),
         **_serving(run.serving),
         "qp_errors": Observation(value=run.qp_errors, detail="completions with an error status, by the engine"),
         "rebuilds": Observation(value=run.rebuilds, detail="queue pairs connected anew, by the engine"),
@@ -110,6 +111,18 @@ def _longest(waits_ns: Sequence[int], what: str) -> Observation:
     if not any(waits_ns):
         return Observation(value=None, detail=f"no rank waited for {what}: the job has no such storage")
     return Observation(value=max(waits_ns) / 1e9, detail=f"longest of {len(waits_ns)} iterations of all ranks")
+
+
+def _latency(flows: Sequence[Sequence[int]]) -> dict[str, Observation]:
+    times = [time_ns for one in flows for time_ns in one]
+    if not times:
+        nothing = Observation(value=None, detail="no flow timed its messages (latency, or probe)")
+        return {"latency.p50": nothing, "latency.p99": nothing}
+    detail = f"of {len(times)} timed messages of {len(flows)} flows"
+    return {
+        f"latency.p{share}": Observation(value=float(np.percentile(times, share)) / 1e9, detail=detail)
+        for share in (50, 99)
+    }
 
 
 def _serving(serving: Serving | None) -> dict[str, Observation]:

@@ -95,6 +95,18 @@ _TABLE = (
         meaning="Longest time that a rank waited for a checkpoint to be stored",
     ),
     Metric(
+        name="latency.p50",
+        unit="s",
+        is_noisy=True,
+        meaning="Time of a flow's timed messages (latency, or those of a probe), from posting to completion: median",
+    ),
+    Metric(
+        name="latency.p99",
+        unit="s",
+        is_noisy=True,
+        meaning="Time of a flow's timed messages, from posting to completion: 99th percentile",
+    ),
+    Metric(
         name="ttft.p50", unit="s", is_noisy=True, meaning="Time to first token of an inference job's requests: median"
     ),
     Metric(

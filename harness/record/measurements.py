@@ -194,6 +194,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     `is_control`: every fault was armed with zero intensity (`harness.run.control`).
     `load` and `twin_load` are how busy the controller was during the run's workload and its twin's.
     `failure` says where the workload stood when it failed; None: it did not, or there was none.
+    `latencies_ns` are the times of the messages of each flow that timed them, in order: every one, or every k-th.
     `errors` are the sentences of what went wrong in the harness itself; any of them makes the run an ERROR.
     `lab_diff` is the fingerprint after the run against the one before: empty and `lab_state` CLEAN, or the
     lines that differ.
@@ -226,6 +227,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     twin: tuple[RankSeries, ...] | None = None
     summary: Summary = Summary()
     serving: Serving | None = None
+    latencies_ns: tuple[tuple[int, ...], ...] = ()
     packets: PacketSummary | None = None
     changes: tuple[NetworkChange, ...] = ()
     kernel: tuple[NetworkChange, ...] = ()

@@ -12,12 +12,14 @@ from traffic.workloads.collective import CollectiveResult
 from traffic.workloads.inference import InferenceResult
 from traffic.workloads.ranks_result import RanksResult
 
-__all__ = ["Result", "connections_of", "ranks_of", "series_of", "serving_of", "summary_of"]
+__all__ = ["Result", "connections_of", "latencies_of", "ranks_of", "series_of", "serving_of", "summary_of"]
 
 Result = FlowsResult | RanksResult
 
 _GIGABITS = 8.0
 """nccl-tests counts in GB/s, the report in Gb/s."""
+_MOST_TIMES = 5_000
+"""Of each flow: enough for a 99th percentile, and 50 KB in a file."""
 
 
 def ranks_of(result: Result | None) -> tuple[Rank, ...]:
@@ -76,6 +78,12 @@ def serving_of(result: Result | None) -> Serving | None:
         tpot_ns=result.tpot_ns,
         slo_attainment=result.slo_attainment if result.spec.slo_ttft_ms or result.spec.slo_tpot_ms else None,
     )
+
+
+def latencies_of(result: Result | None) -> tuple[tuple[int, ...], ...]:
+    """Times of the messages of each flow that timed them; of many, every k-th in their order."""
+    flows = result.flows if isinstance(result, FlowsResult) else ()
+    return tuple(flow.latencies_ns[:: -(-len(flow.latencies_ns) // _MOST_TIMES)] for flow in flows if flow.latencies_ns)
 
 
 def _endpoints(result: Result | None) -> tuple[str, ...]:

@@ -19,7 +19,15 @@ from harness.record.measurements import (
     RankSeries,
     RebuildMark,
 )
-from harness.record.workload_series import Result, connections_of, ranks_of, series_of, serving_of, summary_of
+from harness.record.workload_series import (
+    Result,
+    connections_of,
+    latencies_of,
+    ranks_of,
+    series_of,
+    serving_of,
+    summary_of,
+)
 from harness.run.hop_packet_bounds import passed
 from harness.verdict import LabState
 from inject.evidence.receipt import Receipt as FaultReceipt
@@ -111,6 +119,7 @@ def measurements_of(plan: Plan, faults: Sequence[PlannedFault], lab: Lab, found:
         twin=found.twin,
         summary=summary_of(result),
         serving=serving_of(result),
+        latencies_ns=latencies_of(result),
         packets=_packets(found.packets),
         changes=tuple(one for one in found.recorded.changes if one.node in lab.topology.switch_by_name),
         kernel=tuple(one for one in found.recorded.changes if one.subject == "kernel"),

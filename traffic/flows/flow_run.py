@@ -118,10 +118,12 @@ class FlowResult:
     checked_bytes: int | None = None
     wrong_bytes: int | None = None
     echoes: tuple[Echo, ...] = ()
+    latencies_ns: tuple[int, ...] = ()
+    """Time of each message that was timed, in the order of completion; `latency` sums them up."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the result as plain data, ready for JSON."""
-        return asdict(self)
+        """Return the result as plain data, ready for JSON, without the time of each message."""
+        return {name: value for name, value in asdict(self).items() if name != "latencies_ns"}
 
 
 def engine_spec(spec: FlowSpec) -> dict[str, Any]:
@@ -276,7 +278,7 @@ class FlowsResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, ready for JSON."""
-        return asdict(self)
+        return {**asdict(self), "flows": [flow.to_dict() for flow in self.flows]}
 
 
 def start_all(
@@ -348,6 +350,7 @@ def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
         size_bytes=size,
         goodput_bps=traffic_metrics.goodput_bps(size, window.duration_ns),
         latency=_latency(done.get("latencies_ns") or ()),
+        latencies_ns=tuple(done.get("latencies_ns") or ()),
         last_value=done.get("last_value"),
         rnr=rnr_of(sent.get("rnr") or {}, errors) if spec.late_receives_ms else None,
         checked_bytes=checked.get("checked_bytes"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import matplotlib as mpl
@@ -37,6 +37,8 @@ _MARKERS = "os^Dv"
 _WIDE = 20.0
 """Largest over smallest value from which an axis is logarithmic."""
 _MARGIN = 0.06
+_ROOM = 1.12
+_NARROW_TICKS = 5
 
 
 def axis_values(texts: Sequence[str]) -> tuple[list[float], bool]:
@@ -79,7 +81,8 @@ def sweep_chart(sweep: SweepFile) -> Chart | None:
             _row(axes, metric, lines, at)
             if is_log:
                 axes.set_xscale("log")
-            axes.set_xticks(places, last.values, rotation=45 if narrow else 0)
+            every = 2 if narrow and len(places) > _NARROW_TICKS else 1
+            axes.set_xticks(places[::every], last.values[::every], fontsize=8 if narrow else None)
             axes.minorticks_off()
         stack[-1].set_xlabel(last.path)
         if len(lines) > 1:
@@ -108,7 +111,8 @@ def _row(axes: Axes, metric: str, lines: Sequence[tuple[str, Sequence[SweptPoint
         shown = [(x, value) for x, point in zip(where, points, strict=True) if (value := _number(point, metric))]
         # A line over a gap would show what was not measured: it is broken there.
         heights = [_height(_number(point, metric)) for point in points]
-        axes.plot(where, heights, color=colour, linewidth=1.2, label=words or None)
+        axes.plot(where, heights, color=colour, linewidth=1.2)
+        axes.plot([], [], color=colour, linewidth=1.2, marker=marker, markersize=5, label=words)
         for x, value in shown:
             y = _height(value)
             fill = colour if value.low is not None else "none"
@@ -126,7 +130,9 @@ def _row(axes: Axes, metric: str, lines: Sequence[tuple[str, Sequence[SweptPoint
                 )  # fmt: skip
     unit = next((value.unit for _, points in lines for point in points if (value := _number(point, metric))), "")
     axes.set_ylabel(metric if unit in ("ratio", "count", "") else f"{metric}, {unit}")
-    axes.set_ylim(bottom=0)
+    # An interval that says next to nothing must not press all others flat: it goes on beyond the top.
+    tops = [top for _, points in lines for point in points if (value := _number(point, metric)) for top in _tops(value)]
+    axes.set_ylim(0, _ROOM * max(tops) if max(tops) > 0 else 1.0)
     axes.yaxis.grid(visible=True, color=LINE, linewidth=0.6)
     axes.set_axisbelow(True)
     bare(axes)
@@ -138,6 +144,15 @@ def _number(point: SweptPoint, metric: str) -> SweptValue | None:
     if found is None or not is_shown(point) or isinstance(found.value, str | None):
         return None
     return found
+
+
+def _tops(value: SweptValue) -> Iterator[float]:
+    """Return the heights that must be in the picture: value, prediction, and an interval of less than its own size."""
+    yield _height(value)
+    if value.predicted is not None:
+        yield value.predicted
+    if value.high is not None and value.high < 2 * _height(value):
+        yield value.high
 
 
 def _height(value: SweptValue | None) -> float:

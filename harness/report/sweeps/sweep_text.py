@@ -33,6 +33,8 @@ def cell(point: SweptPoint, metric: str) -> str:
 def _interval(value: SweptValue) -> str:
     if value.low is not None and value.high is not None:
         return f" ({format_value(value.low, value.unit)} .. {format_value(value.high, value.unit)})"
+    if value.low is not None:
+        return f" ({format_value(value.low, value.unit)} or more)"
     return " (no interval)" if value.unit in ("s", "ratio", "Gb/s") else ""
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -101,7 +102,7 @@ def _value(
         unit=metric.unit,
         value=found.value,
         low=None if interval is None else interval.low,
-        high=None if interval is None else interval.high,
+        high=None if interval is None or math.isinf(interval.high) else interval.high,
         level=None if interval is None else interval.level,
         censored=found.censored,
         detail=found.detail if interval is None else f"{found.detail}; {interval.method}",

@@ -1,0 +1,84 @@
+"""Percentiles of a flow's timed messages: their value, their interval, and what is kept of very many."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import pytest
+from synthetic_run import synthetic_run
+
+from harness.analysis.observe import observe
+from harness.experiment.experiment_file import Expectation
+from harness.experiment.metrics import METRICS
+from harness.judge import check_expectation
+from harness.record import measurements, workload_series
+from harness.record.sweep_file import SweptPoint, SweptValue
+from harness.record.workload_series import latencies_of
+from harness.report.sweeps.sweep_text import cell
+from harness.verdict import Verdict
+
+
+def observed(*flows):
+    return observe(msgspec.structs.replace(synthetic_run(), latencies_ns=tuple(map(tuple, flows)))).metrics
+
+
+def times(count, seed=1):
+    return [int(time) for time in np.random.default_rng(seed).lognormal(np.log(2e6), 0.3, size=count)]
+
+
+def test_percentiles_are_those_of_all_timed_messages():
+    metrics = observed(times(900), times(900, seed=2))
+    every = np.array([*times(900), *times(900, seed=2)]) / 1e9
+    for share in (50, 99):
+        one = metrics[f"latency.p{share}"]
+        assert one.value == pytest.approx(np.percentile(every, share))
+        assert one.interval.low < one.value < one.interval.high
+        assert one.detail == "of 1800 timed messages of 2 flows"
+
+
+def test_run_without_timed_messages_has_no_percentile():
+    one = observed()["latency.p99"]
+    assert (one.value, one.interval) == (None, None)
+    assert "no flow timed its messages" in one.detail
+    check = check_expectation(Expectation(metric=METRICS["latency.p99"], maximum=1.0), one, ())[0]
+    assert check.verdict is Verdict.INCONCLUSIVE
+
+
+def test_times_that_depend_on_each_other_give_a_wider_interval_or_none():
+    """A flow that is slow for a while is so for many messages: these are no trials of their own."""
+    free = times(400)
+    slow = [int(2e6 + 1e6 * np.sin(n / 40)) for n in range(400)]
+    mixed = observed(slow)["latency.p50"].interval
+    independent = observed(free)["latency.p50"].interval
+    assert mixed is None or mixed.high - mixed.low > independent.high - independent.low
+
+
+def test_one_flow_that_cannot_be_judged_leaves_all_without_an_interval():
+    assert observed(times(900), [2_000_000] * 3)["latency.p50"].interval is None
+
+
+def test_many_times_are_thinned_evenly(monkeypatch):
+    class Flows(SimpleNamespace):
+        pass
+
+    monkeypatch.setattr(workload_series, "FlowsResult", Flows)
+    flows = [SimpleNamespace(latencies_ns=tuple(range(12_001))), SimpleNamespace(latencies_ns=())]
+    (kept,) = latencies_of(Flows(flows=flows))
+    assert kept == tuple(range(0, 12_001, 3))
+    assert latencies_of(None) == ()
+
+
+def test_times_are_in_the_file_and_old_files_have_none():
+    run = msgspec.structs.replace(synthetic_run(), latencies_ns=((1, 2), (3,)))
+    assert measurements.decode(measurements.encode(run)).latencies_ns == ((1, 2), (3,))
+    old = msgspec.json.decode(measurements.encode(run))
+    del old["latencies_ns"]
+    assert measurements.decode(msgspec.json.encode(old)).latencies_ns == ()
+
+
+def test_interval_without_an_upper_end_is_said_so():
+    value = SweptValue(metric="latency.p99", unit="s", value=0.004, low=0.003)
+    point = SweptPoint(number=1, parameters={}, verdict=Verdict.PASS, values=(value,))
+    assert cell(point, "latency.p99") == "4 ms (3 ms or more)"
