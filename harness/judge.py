@@ -7,6 +7,8 @@ The rules, in the order in which they are applied:
    above 0, at least one `must_move` counter moved, no `must_not_move` counter moved, cleared by readback, first fired
    while the workload ran, and on for as long as planned (`harness.proof`). Everything else, including no receipt at
    all, is INCONCLUSIVE: the question was never put.
+   A routing scheme that the experiment chose is such a check, too (`harness.run.routing_scheme`): without proof that it
+   routed the workload the run is INCONCLUSIVE.
 3. Every expectation is a check. No value: INCONCLUSIVE. A performance is decided by its interval (`statistics`), and
    INCONCLUSIVE without one; several noisy checks share a risk of 1 % of a wrong FAIL (Bonferroni). A count or a name,
    and a share of which all is asked: PASS inside the bound, FAIL outside. A censored value (the truth is at least it)
@@ -36,7 +38,17 @@ from harness.experiment.metrics import PER_FAULT_PREFIXES, Metric
 from harness.experiment.run_plan import Plan
 from harness.proof import why_unproven_in
 from harness.record.measurements import FaultRun, Measurements
-from harness.verdict import Check, Fired, LabState, Receipt, Verdict, VerdictFile, worst
+from harness.verdict import (
+    Check,
+    Fired,
+    LabState,
+    Receipt,
+    RoutingDecisions,
+    RoutingReceipt,
+    Verdict,
+    VerdictFile,
+    worst,
+)
 from inject.evidence import firing_times
 from traffic.engine.flight_recorder import Flight
 from traffic.probes.rtt import Trip
@@ -73,6 +85,7 @@ def judge(
         *_error_checks(run.errors),
         *_workload_checks(run.failure),
         *_emulation_checks(run),
+        *_routing_checks(plan, run.routing),
         *(_fault_check(fault, problems[fault.plan.id], run.t0_ns) for fault in run.faults),
         *(
             check
@@ -98,6 +111,7 @@ def judge(
         ),
         lab_state=run.lab_state,
         attribution=attribute(run, flights, trips),
+        routing=run.routing or msgspec.UNSET,
     )
 
 
@@ -242,6 +256,31 @@ def _fault_check(fault: FaultRun, problems: Sequence[str], t0_ns: int) -> Check:
         f"{firing_times.RULE}",
         detail="; ".join(said),
     )
+
+
+def _routing_checks(plan: Plan, receipt: RoutingReceipt | None) -> list[Check]:
+    """The scheme that the experiment chose routed the workload, as far as kernels, marks and counters show."""
+    scheme = receipt.scheme if receipt is not None else plan.fabric.routing if plan.fabric else ""
+    if not scheme:
+        return []
+    problems = receipt.unproven if receipt is not None else ("it was never applied",)
+    asked = receipt.decisions if receipt is not None else RoutingDecisions(asked=0, agreed=0)
+    said = [*problems]
+    if receipt is not None and not problems:
+        marked = "" if receipt.marked is None else f", {sum(receipt.marked.values())} packets marked"
+        said = [f"{receipt.carried_packets} packets left by ports among which it chooses{marked}"]
+    return [
+        Check(
+            name=f"routing.{scheme}",
+            verdict=Verdict.INCONCLUSIVE if problems else Verdict.PASS,
+            observed=asked.agreed,
+            bound=asked.asked,
+            unit="count",
+            rule="observed = bound. Applied, the switches' kernels decide as the scheme does, packets seen, held until "
+            "the workload ended, removed",
+            detail="; ".join(said),
+        )
+    ]
 
 
 def _on_for(receipt: Receipt | None) -> list[str]:

@@ -7,10 +7,13 @@
                  "on_time": {"planned_ns", "measured_ns", "tolerance_ns", ...}, "unproven": [str]}],
      "lab_state": "CLEAN|DIRTY",
      "attribution": [{"cause", "place", "name", "confidence", "evidence": [str]}],
-     "left_out": [{"host", "why"}]}
+     "left_out": [{"host", "why"}],
+     "routing": {"scheme", "fidelity", "parameters", "armed", "decisions": {"asked", "agreed", "wrong"}, "marked",
+                 "carried_packets", "cleared", "unproven"}}
 
 `attribution` is what the measurements say without the plan of faults (`harness.attribution`); no check rests on it.
-`left_out` are hosts that took no part, because preflight found them unfit or somebody named them.
+`left_out` are hosts that took no part, because preflight found them unfit or somebody named them. `routing` is there
+when the experiment chose a routing scheme.
 
 Verdicts merge to the worst: PASS, then INCONCLUSIVE (we cannot tell), then FAIL (we can tell, and it is bad),
 then ERROR (the harness itself broke, so nothing it says about the rest can be relied on).
@@ -35,6 +38,8 @@ __all__ = [
     "LabState",
     "LeftOut",
     "Receipt",
+    "RoutingDecisions",
+    "RoutingReceipt",
     "Verdict",
     "VerdictFile",
     "decode",
@@ -134,6 +139,34 @@ class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
     why: str
 
 
+class RoutingDecisions(msgspec.Struct, frozen=True, kw_only=True):
+    """What the switches' kernels answered before the workload, against the scheme: `wrong` has one sentence each."""
+
+    asked: int
+    agreed: int
+    wrong: tuple[str, ...] = ()
+
+
+class RoutingReceipt(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known about the routing scheme of a run.
+
+    `armed` and `cleared` are the readbacks after it was applied and after it was removed, each with `ok`. `marked` are
+    the packets that each switch has marked; None: the scheme marks none. `carried_packets` are those that left by
+    ports among which the scheme chooses, while the workload ran; None: not read. `unproven` are the reasons why it
+    does not prove that the scheme routed the workload.
+    """
+
+    scheme: str
+    fidelity: Fidelity
+    parameters: dict[str, Any] = {}
+    armed: dict[str, Any]
+    decisions: RoutingDecisions
+    marked: dict[str, int] | None = None
+    carried_packets: int | None = None
+    cleared: dict[str, Any]
+    unproven: tuple[str, ...] = ()
+
+
 class VerdictFile(msgspec.Struct, frozen=True, kw_only=True):
     """`verdict.json`."""
 
@@ -147,6 +180,7 @@ class VerdictFile(msgspec.Struct, frozen=True, kw_only=True):
     lab_state: LabState
     attribution: tuple[Finding, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
+    routing: RoutingReceipt | msgspec.UnsetType = msgspec.UNSET
 
 
 def unproven(receipt: Receipt | None) -> tuple[str, ...]:

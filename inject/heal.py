@@ -2,9 +2,9 @@
 
 It goes by marks, of which a fault that its target has not reverted has at least a unit or a stored revert: units
 named `faultbed-fault-*`, stored reverts, nftables tables named `faultbed_*`, devices named `fbvia*` and the
-redirections to them, a rule to the table that steers, a file that makes receives late, busy processes and stopped
-ones, a CPU limit on a soft GPU, on ranks or on storage, ports of the topology that are down, links of VMs without
-carrier. On a rack a port that is down may be somebody's maintenance, and a stopped process
+redirections to them, a rule to the table that steers, rules and tables of routing schemes, a file that makes receives
+late, busy processes and stopped ones, a CPU limit on a soft GPU, on ranks or on storage, ports of the topology that are
+down, links of VMs without carrier. On a rack a port that is down may be somebody's maintenance, and a stopped process
 somebody's debugging: there only ports that were up before the run that left the lab DIRTY are brought up, and only
 programs of ours go on; all others are told as not ours, and left as they are.
 
@@ -32,11 +32,13 @@ from inject.node.machine.hog import NAME as HOG
 from inject.node.machine.limit import CGROUPS
 from inject.node.network.detour import GUEST, OWN
 from inject.node.network.latereceives import FILE as LATE
+from inject.node.network.scheme import SWEEP
 from inject.node.network.steer import PRIORITY, TABLE
 from inject.node.qmp import set_link
 from testbed.errors import LabError, RevertFailed
 from testbed.model.topology import Port
 from testbed.node.holders import claim_file, end_holder, locked, read_claim
+from testbed.node.routing.owned_numbers import PROTOCOL
 from testbed.observe import counters
 from testbed.observe.fingerprint import Fingerprint
 from testbed.tenancy import dirty, interventions
@@ -94,6 +96,14 @@ case $(ip rule show priority {PRIORITY} 2>/dev/null) in *"lookup {TABLE}"*)
   if ip rule del priority {PRIORITY}; then echo "{_MARK} removed the rule to table {TABLE}$1"
   else echo "failed: rule {PRIORITY}$1"; fi
   ip route flush table {TABLE} 2>/dev/null
+esac
+case $(ip rule show) in *"proto {PROTOCOL}"*)
+  if {{ {SWEEP} }}; then echo "{_MARK} removed the routing scheme$1"; else echo "failed: routing scheme$1"; fi ;;
+*)
+  # Without its rules it routes nothing, and what is left of it makes the lab differ all the same.
+  if [ -n "$(ip -4 route show table all proto {PROTOCOL} 2>/dev/null)" ]; then
+    {{ {SWEEP} }}; echo "{_MARK} removed tables of a routing scheme$1"
+  fi ;;
 esac
 true
 """

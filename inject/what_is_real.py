@@ -32,6 +32,7 @@ has been run on rack hardware yet.** The day it has, the kind says so in the cat
 | verbs, queue pairs, completions | real: pyverbs | real: pyverbs | not yet |
 | links, carrier | emulated: sockets between VMs, veth between switches | real | not yet |
 | eBGP, ECMP, hash | real: FRR and the Linux kernel | real: the switch's, another hash | not yet |
+| routing schemes (`[fabric]`) | real: the kernel's; E-ECMP emulated: its hash is ours | refused | not yet |
 | congestion: queues, ECN marks | emulated: tc and nftables in the fabric | real: the ASIC's | not yet |
 | DCQCN | none: rxe does not react to CNPs | real: the RNIC's | not yet |
 | PFC | none | real | not yet |

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import paramiko
 import yaml
@@ -28,6 +28,9 @@ from testbed.remote import node_archive
 from testbed.remote.remote_node import Node
 from testbed.remote.ssh import Address, SshConnection, SshNode
 from testbed.tenancy.reservation import WHOLE_LAB
+
+if TYPE_CHECKING:
+    from testbed.routing.switch_tables import SchemeTables
 
 __all__ = ["Lab", "open_keeper", "open_lab", "open_machine", "runtime_inventory", "write_runtime_inventory"]
 
@@ -56,6 +59,8 @@ class Lab:
         """
         self.others: Callable[[], tuple[str, ...]] = tuple
         """Names of what commands of other processes work on now, as in `ours`; what holds the lab sets it."""
+        self.scheme: SchemeTables | None = None
+        """Routing scheme that is applied to the switches; None: BGP's own ECMP. What applies it sets it."""
 
     def __enter__(self) -> Self:
         return self

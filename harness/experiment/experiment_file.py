@@ -15,6 +15,9 @@ it has to hold) and `verdict` (`FAIL`, or `INCONCLUSIVE`): faults are cleared at
 `[capture]` has `ports`: switch ports whose packets are kept and checked (`rtsw2:host4:rxe0`, or `host4:rxe0` for the
 port that faces it, or `rtsw1:ctsw1`).
 
+`[fabric]` has `routing`, the scheme (`testbed.routing.schemes`) that the switches have while the workload runs, and the
+scheme's parameter, if it takes one (`harness.experiment.fabric_file`).
+
 `[probe]`, which may be empty, has datagrams go on every way through the fabric beside the workload
 (`traffic.probes.prober`): `rate` is how many a second on each queue pair, `qps` the queue pairs between two RNICs.
 """
@@ -29,6 +32,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from harness.experiment.fabric_file import KEYS as FABRIC_KEYS
+from harness.experiment.fabric_file import Fabric, FabricFile, fabric_of
 from harness.experiment.metrics import METRICS, Metric, lookup, nearest
 from harness.experiment.needs import Need, parse_need
 from harness.experiment.stop import METRICS as STOP_METRICS
@@ -76,7 +81,8 @@ class Expectation:
 class Experiment:
     """A whole experiment file. `source` is where it came from, for messages; `capture` are switch ports.
 
-    `lab_kind` is the kind of lab that its names and bounds are for; None: either. `probe` None: no probes.
+    `lab_kind` is the kind of lab that its names and bounds are for; None: either. `probe` None: no probes. `fabric`
+    None: the switches keep BGP's ECMP, as they are provisioned.
     """
 
     name: str
@@ -90,6 +96,7 @@ class Experiment:
     lab_kind: Literal["soft", "rack"] | None = None
     stops: tuple[Condition, ...] = ()
     probe: ProbeSpec | None = None
+    fabric: Fabric | None = None
 
 
 class _LabFile(Section, frozen=True, kw_only=True):
@@ -135,6 +142,7 @@ class _ExperimentFile(Section, frozen=True, kw_only=True):
     workload: dict[str, Any]
     seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 1
     lab: _LabFile = msgspec.field(default_factory=_LabFile)
+    fabric: FabricFile | None = None
     capture: _CaptureFile | None = None
     probe: _ProbeFile | None = None
     faults: tuple[_FaultFile, ...] = ()
@@ -146,7 +154,8 @@ _LONGEST_ID = 63
 """Characters of a fault's id: `capture-<id>.pcapng` has to be a file name, and an id is a column of reports."""
 
 SECTION_KEYS = {
-    "": ("name", "seed", "lab", "workload", "faults", "stop", "expect", "capture", "probe"),
+    "": ("name", "seed", "lab", "fabric", "workload", "faults", "stop", "expect", "capture", "probe"),
+    "fabric": FABRIC_KEYS,
     "capture": ("ports",),
     "probe": ("rate", "qps"),
     "lab": ("kind", "needs"),
@@ -197,6 +206,7 @@ def decode(content: bytes, *, source: str) -> Experiment:
         source=source,
         capture=parsed.capture.ports if parsed.capture else (),
         probe=ProbeSpec(duration_s=_PROBED_S, per_s=parsed.probe.rate, qps=parsed.probe.qps) if parsed.probe else None,
+        fabric=fabric_of(parsed.fabric, source),
         stops=tuple(_stop(item, f"stop[{index}]", source, faults) for index, item in enumerate(parsed.stop)),
     )
 

@@ -18,6 +18,8 @@ from typing import Any, Literal
 import msgspec
 
 from harness.experiment.experiment_file import Experiment, Fault, Scalar
+from harness.verdict import Fidelity
+from testbed.routing.switch_tables import fidelity_of
 
 __all__ = ["Plan", "PlannedFault", "decode", "encode", "plan"]
 
@@ -43,6 +45,14 @@ class PlannedProbes(msgspec.Struct, frozen=True, kw_only=True):
     qps: int
 
 
+class PlannedFabric(msgspec.Struct, frozen=True, kw_only=True):
+    """The routing scheme that the switches have while the workload runs, with the parameters that it takes."""
+
+    routing: str
+    fidelity: Fidelity
+    parameters: dict[str, Any] = {}
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """`plan.json`. `inventory` is the SHA-256 of the inventory file, `faultbed` the version that planned."""
 
@@ -57,6 +67,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Switch ports whose packets are kept; not in the file when there are none."""
     probe: PlannedProbes | msgspec.UnsetType = msgspec.UNSET
     """Not in the file when there are none."""
+    fabric: PlannedFabric | msgspec.UnsetType = msgspec.UNSET
+    """Not in the file when the experiment chooses no routing scheme: the switches keep BGP's ECMP."""
 
 
 def plan(experiment: Experiment, *, seed: int | None = None, inventory_digest: str, version: str) -> Plan:
@@ -75,6 +87,9 @@ def plan(experiment: Experiment, *, seed: int | None = None, inventory_digest: s
         faults=tuple(faults),
         capture=experiment.capture or msgspec.UNSET,
         probe=PlannedProbes(per_s=probe.per_s, qps=probe.qps) if (probe := experiment.probe) else msgspec.UNSET,
+        fabric=msgspec.UNSET
+        if (fabric := experiment.fabric) is None
+        else PlannedFabric(routing=fabric.routing, fidelity=fidelity_of(fabric.routing), parameters=fabric.parameters),
     )
 
 

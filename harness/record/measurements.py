@@ -13,7 +13,7 @@ from typing import Any, Literal
 import msgspec
 
 from harness.experiment.run_plan import PlannedFault
-from harness.verdict import LabState, LeftOut, Receipt
+from harness.verdict import LabState, LeftOut, Receipt, RoutingReceipt
 from testbed.model.topology import Topology
 from testbed.observe import counters
 from testbed.observe.machine_load import MachineLoad
@@ -163,7 +163,8 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """`environment.json`: what the run ran on. Never environment variables, never anything secret.
 
-    `code` is the digest of our own sources (`harness.record.code`); None: the run is older than that.
+    `code` is the digest of our own sources (`harness.record.code`); None: the run is older than that. `routing` is the
+    routing scheme that the experiment chose; None: it chose none.
     """
 
     faultbed: str
@@ -178,6 +179,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     guest_kernel: str | None = None
     packages: dict[str, str] = {}
     left_out: tuple[LeftOut, ...] = ()
+    routing: str | None = None
 
 
 class Measurements(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,6 +198,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     `failure` says where the workload stood when it failed; None: it did not, or there was none.
     `latencies_ns` are the times of the messages of each flow that timed them, in order: every one, or every k-th.
     `errors` are the sentences of what went wrong in the harness itself; any of them makes the run an ERROR.
+    `routing` is the receipt of the run's routing scheme; None: the experiment chose none, or it was never applied.
     `lab_diff` is the fingerprint after the run against the one before: empty and `lab_state` CLEAN, or the
     lines that differ.
     """
@@ -240,6 +243,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     twin_load: MachineLoad | None = None
     failure: str | None = None
     errors: tuple[str, ...] = ()
+    routing: RoutingReceipt | None = None
 
 
 def counter_deltas(run: Measurements) -> dict[str, dict[str, int]]:

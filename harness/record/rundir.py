@@ -333,6 +333,7 @@ def describe_environment(
     accelerator: str | None = None,
     guest_kernel: str | None = None,
     left_out: Sequence[LeftOut] = (),
+    routing: str | None = None,
 ) -> Environment:
     """What this controller is. Reads versions only: no environment variable, no host name, no user name."""
     return Environment(
@@ -348,6 +349,7 @@ def describe_environment(
         guest_kernel=guest_kernel,
         packages={name: version for name in _PACKAGES if (version := _version(name))},
         left_out=tuple(left_out),
+        routing=routing,
     )
 
 

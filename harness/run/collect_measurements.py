@@ -29,10 +29,10 @@ from harness.record.workload_series import (
     summary_of,
 )
 from harness.run.hop_packet_bounds import passed
-from harness.verdict import LabState
+from harness.verdict import LabState, RoutingReceipt
 from inject.evidence.receipt import Receipt as FaultReceipt
 from inject.fault_plan import PlannedFault
-from inject.injector import TTL_S, Injector
+from inject.injector import TTL_S, Injector, Mutation
 from testbed.lab import Lab
 from testbed.observe.machine_load import MachineLoad
 from testbed.observe.packet_capture import Captured
@@ -75,6 +75,8 @@ class Found:
     twin_load: MachineLoad | None = None
     offered_bps: float | None = None
     carried_bps: float | None = None
+    routing: RoutingReceipt | None = None
+    mutate_routing: Mutation | None = None
 
     @contextlib.contextmanager
     def reading(self) -> Iterator[None]:
@@ -132,6 +134,7 @@ def measurements_of(plan: Plan, faults: Sequence[PlannedFault], lab: Lab, found:
         twin_load=found.twin_load,
         failure=None if result is None or result.outcome != "failed" else result.where or "nobody knows where",
         errors=tuple(found.errors),
+        routing=found.routing,
     )
 
 

@@ -19,12 +19,14 @@ __all__ = ["describe", "finish", "interrupted", "reraise", "show_unforeseen"]
 _NOT_COMPARED = "the lab was not compared with what it was before: the next command does that first"
 
 
-def finish(lab: Lab, work: Work, injector: Injector | None, receipts: Iterable[Receipt] = ()) -> Outcome:
-    """Compare the lab and replace the mark of the command by the answer.
+def finish(
+    lab: Lab, work: Work, injector: Injector | None, receipts: Iterable[Receipt] = (), left: Iterable[str] = ()
+) -> Outcome:
+    """Compare the lab and replace the mark of the command by the answer. `left` says what else may be left on it.
 
     A lab with a fault whose end was not seen (a second Ctrl-C) is DIRTY without a look: its user wants to leave.
     """
-    reasons = dict.fromkeys(not_cleared(receipts))
+    reasons = dict.fromkeys((*not_cleared(receipts), *left))
     if injector is not None:
         reasons |= dict.fromkeys(injector.not_cleared)
         if injector.abandoned:

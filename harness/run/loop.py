@@ -12,7 +12,7 @@ import functools
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -33,7 +33,7 @@ from harness.record import code, rundir
 from harness.record.measurements import RankSeries
 from harness.record.rundir import RunDir
 from harness.record.workload_series import series_of
-from harness.run import background_probes, emulation_limit, ends, flight_dump, workload
+from harness.run import background_probes, emulation_limit, ends, flight_dump, routing_scheme, workload
 from harness.run.collect_measurements import Found, measurements_of, windows
 from harness.run.control import as_control
 from harness.run.live_guard import Live, Watching
@@ -83,6 +83,7 @@ def execute(
     mutate: Mutation | None = None,
     guard: Callable[[], None] = lambda: None,
     control: bool = False,
+    mutate_routing: Mutation | None = None,
 ) -> Finished:
     """Do what was decided, judge it, write it all down.
 
@@ -94,6 +95,7 @@ def execute(
         guard: asked before the lab is touched and while the workload comes forward; raises when the lab is not ours.
         mutate: make every fault a no-op; for the tests that prove that such a run is never a PASS.
         control: arm every fault with zero intensity, to measure what the harness itself costs (`harness.run.control`).
+        mutate_routing: make the routing scheme a no-op, as `mutate` does with faults.
 
     Raises:
         LabError: the lab is not up, or another command has ended its faults since this process began. Anything later
@@ -131,8 +133,11 @@ def execute(
         run_dir.write_plan(decided.plan)
         if isinstance(decided.experiment.workload, Replay):
             replayed.keep(decided.experiment.workload, decided.experiment.source, run_dir.path)
+        lease_s = longest_lease_s(decided.faults)
+        if decided.experiment.fabric is not None:
+            lease_s = max(lease_s, routing_scheme.LONGEST_LEASE_S)
         found = Found(
-            stops=Guard(decided.experiment.stops), lease_s=longest_lease_s(decided.faults), is_control=control
+            stops=Guard(decided.experiment.stops), lease_s=lease_s, is_control=control, mutate_routing=mutate_routing
         )
         with Journal(run_dir.journal) as journal:
             on_flights = flight_dump.writer(run_dir.path, flight_dump.STEM, progress)
@@ -173,9 +178,13 @@ def _guarded(
                 again = functools.partial(_to_known_state, lab, journal, progress)
                 found.carried_bps = emulation_limit.carried(lab, found.offered_bps, again, progress).carried_bps
         if found.is_control or _wants_twin(decided):
-            found.twin, found.twin_load = _run_twin(decided, lab, journal, progress, on_flights)
+            with _routed(decided, lab, journal, found, progress):
+                found.twin, found.twin_load = _run_twin(decided, lab, journal, progress, on_flights)
             _to_known_state(lab, journal, progress)
-        _with_faults(decided, lab, journal, found, progress, mutate, on_flights)
+        with _routed(decided, lab, journal, found, progress) as scheme:
+            _with_faults(decided, lab, journal, found, progress, mutate, on_flights)
+            if scheme is not None:
+                scheme.check_end(found.before, found.after)
     except Exception as error:  # noqa: BLE001 (whatever went wrong, the lab is compared)
         found.errors.append(ends.describe(error))
         trace = "" if isinstance(error, FaultbedError) else "".join(traceback.format_exception(error))
@@ -194,11 +203,32 @@ def _guarded(
         progress("comparing the lab with what it was before")
         if interrupt is not None:
             ends.reraise(interrupt, lab, work, found.injector)
-        outcome = ends.finish(lab, work, found.injector, tuple(found.receipts.values()))
+        left = routing_scheme.not_removed(found.routing)
+        outcome = ends.finish(lab, work, found.injector, tuple(found.receipts.values()), left)
         found.lab_state, found.lab_diff = outcome.state, outcome.reasons
         if outcome.state == "DIRTY":
             progress(outcome.said)
     journal.note("lab", state=found.lab_state, diff=list(found.lab_diff))
+
+
+@contextlib.contextmanager
+def _routed(
+    decided: Decided, lab: Lab, journal: Journal, found: Found, progress: Progress
+) -> Iterator[routing_scheme.Applied | None]:
+    """Run the block under the experiment's routing scheme, and keep its receipt: that of the last block."""
+    fabric = decided.experiment.fabric
+    if fabric is not None:
+        progress(f"applying the routing scheme {fabric.routing}")
+    scheme = None
+    try:
+        with routing_scheme.applied(lab, fabric, journal, mutate=found.mutate_routing) as scheme:
+            if scheme is not None:
+                asked = scheme.decisions
+                progress(f"{scheme.tables.scheme}: the kernels agree in {asked.agreed} of {asked.asked} decisions")
+            yield scheme
+    finally:
+        if scheme is not None:
+            found.routing = scheme.receipt()
 
 
 def _guard_of(lab: Lab, ours: Callable[[], None]) -> Callable[[], None]:
@@ -444,6 +474,7 @@ def _conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found, floor: 
             accelerator=lab.accelerator,
             guest_kernel=_guest_kernel(lab),
             left_out=decided.left_out,
+            routing=decided.experiment.fabric.routing if decided.experiment.fabric else None,
         )
     )
     if floor is not None:

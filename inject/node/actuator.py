@@ -17,8 +17,9 @@ class Refused(Exception):
 class Actuator(Protocol):
     """One way to act. Methods may raise OSError or Refused; none may leave a half-done change that `read` misses.
 
-    Four more that some have: `aim(qp, psn, ahead)` before arming, for what is only known then; `lay()` when armed, for
+    Five more that some have: `aim(qp, psn, ahead)` before arming, for what is only known then; `lay()` when armed, for
     what takes long and hurts nobody, so that `on` comes at its moment (`off` undoes both); `tick(now_ns)` while on;
+    `files`, descriptors of which `tick` is called as soon as one is readable;
     `wait_with(alive)` first of all, where `prepare`, `lay` or `off` may take longer than a holder may be silent.
     """
 
@@ -72,6 +73,7 @@ _ACTUATORS = {
     "reboot": ("machine.reboot", "RebootActuator"),
     "rnic_remove": ("network.rnic_reset", "RnicRemoveActuator"),
     "rnic_reset": ("network.rnic_reset", "RnicResetActuator"),
+    "scheme": ("network.scheme", "SchemeActuator"),
     "service": ("machine.service", "ServiceActuator"),
     "vm_reset": ("machine.vmreset", "VmResetActuator"),
     "tamper": ("network.tamper", "TamperActuator"),

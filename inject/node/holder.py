@@ -228,6 +228,10 @@ class Holder:
                 self.failure = str(error)
                 self.finish()
 
+    def files(self) -> list[int]:
+        """Descriptors that the actuator waits for while it is on."""
+        return list(getattr(self.actuator, "files", ())) if self.is_on else []
+
     def edge(self, *, on: bool) -> None:
         """One change, read back. Stamped before an `on` and after an `off`: no effect lies outside the stamps."""
         if self.actuator is None:
@@ -434,10 +438,12 @@ def main() -> int:
     while True:
         now_ns = time.monotonic_ns()
         watchdog.pat(now_ns)
-        readable, _, _ = select.select(ends, [], [], holder.wait_s(now_ns))
-        if set(readable) - {0}:
+        readable, _, _ = select.select([*ends, *holder.files()], [], [], holder.wait_s(now_ns))
+        if set(readable) & set(ends) - {0}:
             break
-        if readable:
+        if set(readable) - {0}:
+            holder.tick(time.monotonic_ns())
+        if 0 in readable:
             chunk = os.read(0, 65536)
             if not chunk:
                 break

@@ -9,17 +9,30 @@ import struct
 from testbed.node import netns
 from testbed.node.netlink import Netlink, attribute, attributes
 
-__all__ = ["ways"]
+__all__ = ["decisions", "ways"]
 
 _GETROUTE = 26
-_DST, _SRC, _IIF, _OIF, _PROTOCOL, _SPORT, _DPORT = 1, 2, 3, 4, 27, 28, 29
+_DST, _SRC, _IIF, _OIF, _TABLE, _MARK, _PROTOCOL, _SPORT, _DPORT = 1, 2, 3, 4, 15, 16, 27, 28, 29
+_LOOKUP_TABLE = 0x1000  # RTM_F_LOOKUP_TABLE: the answer names the table in which the route was found
 _MESSAGE = struct.Struct("=BBBBBBBBI")
 
 
 def ways(namespace: str | None, flows: list[list[str | int]]) -> list[str | None]:
-    """The port of each flow [source, destination, port it comes in by, UDP source port, UDP destination port].
+    """Return the port of each flow, which is as in `decisions`; None where the kernel has no route.
 
-    None where the kernel knows no way.
+    Raises:
+        OSError: there is no such namespace.
+    """
+    return [port for port, _ in decisions(namespace, flows)]
+
+
+def decisions(namespace: str | None, flows: list[list[str | int]]) -> list[tuple[str | None, int]]:
+    """Return the port of each flow, and the table in which the kernel found its route; (None, 0) without a route.
+
+    Args:
+        namespace: the switch; None: this machine.
+        flows: [source, destination, port it comes in by, UDP source port, UDP destination port], and the packet's mark
+            if it has one.
 
     Raises:
         OSError: there is no such namespace.
@@ -27,14 +40,16 @@ def ways(namespace: str | None, flows: list[list[str | int]]) -> list[str | None
     route = netns.open_route(namespace)
     try:
         names = dict(socket.if_nameindex())
-        return [_way(route, names, *flow) for flow in flows]  # type: ignore[arg-type]
+        return [_decision(route, names, *flow) for flow in flows]  # type: ignore[arg-type]
     finally:
         netns.enter(None)
         route.close()
 
 
-def _way(route: Netlink, names: dict[int, str], src: str, dst: str, port: str, sport: int, dport: int) -> str | None:
-    request = _MESSAGE.pack(socket.AF_INET, 32, 32, 0, 0, 0, 0, 0, 0)
+def _decision(
+    route: Netlink, names: dict[int, str], src: str, dst: str, port: str, sport: int, dport: int, mark: int = 0
+) -> tuple[str | None, int]:
+    request = _MESSAGE.pack(socket.AF_INET, 32, 32, 0, 0, 0, 0, 0, _LOOKUP_TABLE)
     for kind, value in (
         (_DST, socket.inet_aton(dst)),
         (_SRC, socket.inet_aton(src)),
@@ -42,9 +57,11 @@ def _way(route: Netlink, names: dict[int, str], src: str, dst: str, port: str, s
         (_PROTOCOL, bytes([socket.IPPROTO_UDP])),
         (_SPORT, struct.pack("!H", sport)),
         (_DPORT, struct.pack("!H", dport)),
+        *([(_MARK, struct.pack("=I", mark))] if mark else []),
     ):
         request += attribute(kind, value)
     with contextlib.suppress(OSError):
-        answer = route.ask(_GETROUTE, request)
-        return names.get(struct.unpack("=I", attributes(answer[_MESSAGE.size :])[_OIF])[0])
-    return None
+        found = attributes(route.ask(_GETROUTE, request)[_MESSAGE.size :])
+        table = struct.unpack("=I", found[_TABLE])[0] if _TABLE in found else 0
+        return names.get(struct.unpack("=I", found[_OIF])[0]), table
+    return None, 0

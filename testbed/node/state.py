@@ -20,6 +20,7 @@ from pathlib import Path
 from testbed.node import netns, settings
 from testbed.node.counts import is_full, stepped_s
 from testbed.node.netlink import RTA_MULTIPATH, Netlink, attributes, next_hops
+from testbed.node.routing.owned_numbers import PROTOCOL
 
 __all__ = [
     "Facts",
@@ -54,6 +55,7 @@ UNITS = ("systemctl", "list-units", "--all", "--plain", "--no-legend", "faultbed
 
 _ROUTE, _NETFILTER = 0, 12
 _GETLINK, _GETADDR, _GETROUTE, _GETRULE, _GETQDISC, _GETTFILTER, _GETNEIGH = 18, 22, 26, 34, 38, 46, 30
+_GETNEXTHOP = 106
 _FLAGS = {1 << 0: "UP", 1 << 7: "NOARP", 1 << 8: "PROMISC", 1 << 16: "LOWER_UP"}
 _PERMANENT = 0x80
 _ROOT, _CLSACT = 0xFFFFFFFF, 0xFFFFFFF1
@@ -99,6 +101,7 @@ def network_facts() -> Facts:
             yield from path_mtu_facts(body, names, soft)
         for _, body in route.dump(_GETRULE, bytes(12)):
             yield _rule(body)
+        yield from _scheme_facts(route, names)
         hooked: list[tuple[int, int]] = []
         for _, body in route.dump(_GETQDISC, bytes(20)):
             yield _qdisc(body, names)
@@ -144,6 +147,14 @@ def link_news(body: bytes, names: dict[int, str]) -> tuple[int, str, str]:
     index, flags = struct.unpack_from("=iI", body, 4)
     subject, text = link_fact(flags, attributes(body[16:]), names)
     return index, subject, text
+
+
+def _scheme_facts(route: Netlink, names: dict[int, str]) -> Facts:
+    """Next hops and groups of routing schemes; the numbers of others are given anew by their daemon."""
+    with contextlib.suppress(OSError):  # before Linux 5.3 there are none
+        for _, body in route.dump(_GETNEXTHOP, bytes(8)):
+            if body[2] == PROTOCOL:
+                yield nexthop_fact(body, names)
 
 
 def nexthop_fact(body: bytes, names: dict[int, str]) -> tuple[str, str]:

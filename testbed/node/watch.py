@@ -8,6 +8,8 @@ JSON lines on stdin and stdout, times in ns of this machine; each answer carries
     {"do":"gpus"}                           {"event":"gpus",..} of NVIDIA's, by NVML (testbed.node.nvml)
     {"do":"kernel_log"}                     {"event":"kernel_log","messages":["LEVEL TEXT",..]} since the last one
     {"do":"ways","flows":{NODE:[NETNS,[..]]}}  {"event":"ways","ports":{NODE:[PORT or null,..]}} (next_hops.py)
+    {"do":"decisions","flows":{..}}         {"event":"decisions","found":{NODE:[[PORT or null,TABLE],..]}}, as `ways`
+    {"do":"routing","nodes":{NODE:NETNS}}   {"event":"routing","nodes":{NODE:{..}},"held":[KIND,..]} (routing/agent.py)
     {"do":"follow","nodes":{..},"every_ms":100,"tell_ms":4000}
                                     {"event":"following"}, and from then on
                     every tell_ms   {"event":"samples","samples":[[AT_NS,{NODE:{NAME:VALUE}}],..],"busy_ns":N}
@@ -37,7 +39,8 @@ import time
 from testbed.node import netns, nvml, state
 from testbed.node.counts import Place
 from testbed.node.netlink import messages
-from testbed.node.next_hops import ways
+from testbed.node.next_hops import decisions, ways
+from testbed.node.routing import agent
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
@@ -99,6 +102,17 @@ class Watch:
     def ways(self, request: dict[str, Any]) -> dict[str, Any]:
         """By which ports flows would leave some nodes."""
         return {"ports": {node: ways(namespace, flows) for node, (namespace, flows) in request["flows"].items()}}
+
+    def decisions(self, request: dict[str, Any]) -> dict[str, Any]:
+        """By which ports flows would leave some nodes, and which table says so."""
+        return {"found": {node: decisions(space, flows) for node, (space, flows) in request["flows"].items()}}
+
+    def routing(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Return what routes packets on some switches, and which schemes are held on this machine."""
+        return {
+            "nodes": {node: agent.look(namespace) for node, namespace in request["nodes"].items()},
+            "held": agent.held_schemes(),
+        }
 
     def follow(self, request: dict[str, Any]) -> dict[str, Any]:
         """Begin to sample, and to listen for changes."""
@@ -259,6 +273,8 @@ _EVENTS = {
     "gpus": "gpus",
     "kernel_log": "kernel_log",
     "ways": "ways",
+    "decisions": "decisions",
+    "routing": "routing",
     "follow": "following",
     "unfollow": "unfollowed",
 }

@@ -100,6 +100,7 @@ ON_LAB = {
     "faultbed top": Expected(says="Ctrl-C ends it", more="--for 3", why="without a time it ends by Ctrl-C"),
     "faultbed counters --prometheus": Expected(says="# TYPE"),
     "faultbed preflight --no-burn-in": Expected(says="nothing wrong in"),
+    "faultbed routing show": Expected(says="scheme: none"),
     "faultbed heal --panic": Expected(says="nothing to heal"),
     "faultbed reset": Expected(says="going back to the snapshot", resets=True),
 }

@@ -81,7 +81,7 @@ def run(folder: Path) -> int:
         at_ns=int(FAULT_AT_S * 1e9), duration_ns=int(FAULT_S * 1e9),
     )  # fmt: skip
     decided = SimpleNamespace(
-        experiment=SimpleNamespace(capture=(), probe=None, workload=SimpleNamespace(ranks=())),
+        experiment=SimpleNamespace(capture=(), probe=None, fabric=None, workload=SimpleNamespace(ranks=())),
         plan=SimpleNamespace(workload="nothing", faults=(times,)), faults=(replace(planned, at_s=FAULT_AT_S),),
     )  # fmt: skip
     found = Found(lease_s=longest_lease_s([planned]))

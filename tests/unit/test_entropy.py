@@ -69,7 +69,9 @@ def test_data_paths_of_a_labelled_flow_use_the_port_of_its_label():
         return {"ports": {node: [None] * len(fives) for node, (_, fives) in question["flows"].items()}}
 
     topology = lab_inventory.load(inventories() / "soft.yml").topology
-    lab = SimpleNamespace(topology=topology, carried=lambda nodes: {"fabric": dict.fromkeys(nodes)}, ask=ask)
+    lab = SimpleNamespace(
+        topology=topology, carried=lambda nodes: {"fabric": dict.fromkeys(nodes)}, ask=ask, scheme=None
+    )
     datagrams = Connection(index=2, **MADE, transport="ud")
     data_paths(lab, [Connection(index=0, **MADE), Connection(index=1, **MADE, flow_label=2), datagrams])
     assert asked == [0xD081, 0xC002, 0xF4FA]
@@ -90,7 +92,9 @@ def test_data_and_ack_paths_use_one_port_and_swapped_addresses():
         flows = question["flows"].items()
         return {"ports": {node: [port(node, five[0], five[3]) for five in fives] for node, (_, fives) in flows}}
 
-    lab = SimpleNamespace(topology=topology, carried=lambda nodes: {"fabric": dict.fromkeys(nodes)}, ask=ask)
+    lab = SimpleNamespace(
+        topology=topology, carried=lambda nodes: {"fabric": dict.fromkeys(nodes)}, ask=ask, scheme=None
+    )
     data, acks = data_and_ack_paths(lab, [one])[4]
     assert (data[0], data[2], acks[2]) == (one.src.partition(":")[0], "ctsw1", "ctsw2")
     assert acks[0] == one.dst.partition(":")[0]

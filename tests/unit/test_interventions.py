@@ -256,7 +256,9 @@ def run_with(lab, tmp_path, monkeypatch, with_faults):
     monkeypatch.setattr(loop, "_to_known_state", lambda *_: None)
     found = Found()
     with Journal(tmp_path / "journal.jsonl") as journal:
-        loop._guarded(SimpleNamespace(), lab, journal, found, lambda _: None, None, None)
+        loop._guarded(
+            SimpleNamespace(experiment=SimpleNamespace(fabric=None)), lab, journal, found, lambda _: None, None, None
+        )
     return found
 
 

@@ -41,6 +41,7 @@ LEFTOVERS = {
     "reboot": ("link", "daemon", "netns"),
     "rnic_remove": ("rdma", "gid"),
     "rnic_reset": ("link", "route", "rdma"),
+    "scheme": ("rule", "route", "nexthop", "nft table"),
     "service": ("unit", "cpu.max"),
     "steer": ("rule", "route"),
     "sysctl": ("sysctl",),

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from harness.analysis.links.routing_prediction import CollectiveTraffic, flows_of, predict
 from harness.cli.main import cli
+from harness.experiment import experiment_file
+from harness.run.prepare.bind_to_lab import fit
 from testbed.errors import UsageError
 from testbed.inventory import lab_inventory
 from testbed.model.topology import Link, Port, Switch, Topology
@@ -319,3 +321,29 @@ def test_routing_refuses_what_it_cannot_mean(words, says):
 
 def test_routing_weight_that_is_no_number_is_a_usage_error():
     assert "nan" in str(routing("predict", "--weight", "rtsw1:ctsw1=nan").exception)
+
+
+def test_conflicts_write_the_experiment_that_reproduces_the_worst_placement(tmp_path):
+    """Read as an experiment and held against the lab, its bounds are around what was computed for its ranks."""
+    path = tmp_path / "worst.toml"
+    words = ["conflicts", *(word for number in (1, 2, 3, 4) for word in ("--rank", f"host{number}"))]
+    done = CliRunner().invoke(cli, ["--lab", "soft-3rack", "routing", *words, "--write", str(path)])
+    assert done.exit_code == 0, done.output
+    experiment = fit(experiment_file.load(path), LAB, "soft")
+
+    assert experiment.fabric.routing == "static-parity"
+    bound = next(one for one in experiment.expectations if one.metric.name.startswith("mmr."))
+    flows = flows_of(CollectiveTraffic(), experiment.workload.ranks, np.random.default_rng(1))
+    load = offered_load(Fabric.of(LAB, scheme_named("static-parity")), flows)
+    assert bound.minimum < uplink_mmr(LAB, load)[bound.metric.name.removeprefix("mmr.")] < bound.maximum
+    again = CliRunner().invoke(cli, ["--lab", "soft-3rack", "routing", *words, "--write", str(path)])
+    assert isinstance(again.exception, UsageError)
+    assert "is there already" in str(again.exception)
+
+
+def test_conflicts_write_refuses_queue_pairs_that_no_workload_has(tmp_path):
+    words = ["routing", "conflicts", "--rank", "host1", "--rank", "host3", "--qps-per-peer", "4"]
+    done = CliRunner().invoke(cli, ["--lab", "soft-3rack", *words, "--write", str(tmp_path / "x.toml")])
+
+    assert isinstance(done.exception, UsageError)
+    assert "one queue pair per peer, not 4" in str(done.exception)

@@ -39,7 +39,9 @@ def run(lab, tmp_path, monkeypatch, with_faults):
     found = Found()
     (tmp_path / "run").mkdir()
     with Journal(tmp_path / "run" / "journal.jsonl") as journal:
-        loop._guarded(SimpleNamespace(), lab, journal, found, lambda _: None, None, None)
+        loop._guarded(
+            SimpleNamespace(experiment=SimpleNamespace(fabric=None)), lab, journal, found, lambda _: None, None, None
+        )
     return found
 
 

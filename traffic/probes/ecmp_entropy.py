@@ -42,11 +42,15 @@ QUERY_TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow5:
-    """The 5-tuple of a queue pair's data packets, without the protocol and destination port of RoCEv2."""
+    """The 5-tuple of a queue pair's packets, without the protocol and destination port of RoCEv2.
+
+    `dst_qpn` is the queue pair in their BTH, by which some routing schemes choose.
+    """
 
     src_ip: str
     dst_ip: str
     sport: int
+    dst_qpn: int = 0
 
 
 def udp_sport(lqpn: int, rqpn: int, flow_label: int = 0) -> int:
@@ -75,7 +79,8 @@ def sport_of(connection: Connection) -> int:
 def paths(lab: Lab, flows: Iterable[Flow5]) -> dict[Flow5, tuple[str, ...]]:
     """Return the nodes that each flow crosses in the current routing, with the hosts at both ends.
 
-    The path of a flow ends at a switch that has no next hop for it. Each machine gets one query per hop for all flows.
+    The path of a flow ends at a switch that has no next hop for it. A flow that a routing scheme sprays over several
+    paths has none. Each machine gets one query per hop for all flows.
     """
     topology = lab.topology
     walks: dict[Flow5, list[str]] = {}
@@ -94,7 +99,10 @@ def paths(lab: Lab, flows: Iterable[Flow5]) -> dict[Flow5, tuple[str, ...]]:
             break
         for flow, device in _query_ports(lab, at_switch, ports).items():
             _step(topology, walks[flow], ports, flow, device)
-    return {flow: tuple(name for name in walk if name) for flow, walk in walks.items()}
+    return {
+        flow: () if _is_sprayed(lab, flow, walk) else tuple(name for name in walk if name)
+        for flow, walk in walks.items()
+    }
 
 
 def data_paths(lab: Lab, connections: Iterable[Connection]) -> dict[int, tuple[str, ...]]:
@@ -103,10 +111,7 @@ def data_paths(lab: Lab, connections: Iterable[Connection]) -> dict[int, tuple[s
     Raises:
         LabError: a switch could not answer.
     """
-    flows = {
-        connection.index: Flow5(src_ip=connection.src_ip, dst_ip=connection.dst_ip, sport=sport_of(connection))
-        for connection in connections
-    }
+    flows = {connection.index: _data_flow(connection) for connection in connections}
     by_flow = paths(lab, flows.values())
     return {index: by_flow.get(flow, ()) for index, flow in flows.items()}
 
@@ -121,16 +126,22 @@ def data_and_ack_paths(
     Raises:
         LabError: a switch could not answer.
     """
-    flows = {
-        connection.index: Flow5(src_ip=connection.src_ip, dst_ip=connection.dst_ip, sport=sport_of(connection))
-        for connection in connections
-    }
+    made = list(connections)
+    flows = {connection.index: _data_flow(connection) for connection in made}
     acks = {
-        index: Flow5(src_ip=connection.dst_ip, dst_ip=connection.src_ip, sport=connection.sport)
-        for index, connection in flows.items()
+        one.index: Flow5(src_ip=one.dst_ip, dst_ip=one.src_ip, sport=sport_of(one), dst_qpn=one.lqpn) for one in made
     }
     by_flow = paths(lab, [*flows.values(), *acks.values()])
     return {index: (by_flow.get(flow, ()), by_flow.get(acks[index], ())) for index, flow in flows.items()}
+
+
+def _data_flow(one: Connection) -> Flow5:
+    return Flow5(src_ip=one.src_ip, dst_ip=one.dst_ip, sport=sport_of(one), dst_qpn=one.rqpn)
+
+
+def _is_sprayed(lab: Lab, flow: Flow5, walk: Iterable[str]) -> bool:
+    scheme = lab.scheme
+    return scheme is not None and any(scheme.sprays(name, flow.dst_ip) for name in walk)
 
 
 def _host_link(topology: Topology, address: str) -> tuple[str, str, str] | None:
@@ -149,7 +160,10 @@ def _query_ports(lab: Lab, at_switch: Mapping[str, list[Flow5]], ports: Mapping[
         queries = {
             node: [
                 namespace,
-                [[flow.src_ip, flow.dst_ip, ports[flow], flow.sport, ROCE_PORT] for flow in at_switch[node]],
+                [
+                    [flow.src_ip, flow.dst_ip, ports[flow], flow.sport, ROCE_PORT, *_mark(lab, node, flow)]
+                    for flow in at_switch[node]
+                ],
             ]
             for node, namespace in nodes.items()
         }
@@ -157,6 +171,12 @@ def _query_ports(lab: Lab, at_switch: Mapping[str, list[Flow5]], ports: Mapping[
         for node, devices in answer["ports"].items():
             ports_by_flow |= {flow: device or "" for flow, device in zip(at_switch[node], devices, strict=True)}
     return ports_by_flow
+
+
+def _mark(lab: Lab, switch: str, flow: Flow5) -> list[int]:
+    """Return the mark that the switch's scheme gives to a flow's packets, computed from their queue pair, if any."""
+    mark = lab.scheme.mark(switch, flow.dst_ip, flow.dst_qpn) if lab.scheme is not None else 0
+    return [mark] if mark else []
 
 
 def _step(topology: Topology, walk: list[str], ports: dict[Flow5, str], flow: Flow5, device: str) -> None:

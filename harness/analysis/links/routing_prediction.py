@@ -19,7 +19,7 @@ from traffic.schedules import build
 from traffic.schedules.cost import NETWORKS, best_algorithm, shape_for
 from traffic.schedules.traffic_matrix import pair_bytes
 
-__all__ = ["AUTO", "CollectiveTraffic", "SchemePrediction", "Spread", "flows_of", "predict"]
+__all__ = ["AUTO", "CollectiveTraffic", "SchemePrediction", "Spread", "algorithm_of", "flows_of", "predict"]
 
 AUTO = "auto"
 _FIRST_QPN = 17  # rxe's lowest number of a user's queue pair
@@ -62,13 +62,19 @@ class SchemePrediction:
     tiers: dict[str, Spread] = field(default_factory=dict)
 
 
+def algorithm_of(traffic: CollectiveTraffic, ranks: int) -> str:
+    """Return the algorithm that the flows of so many ranks are computed with."""
+    if traffic.algorithm != AUTO:
+        return traffic.algorithm
+    return best_algorithm(
+        traffic.collective, shape_for(ranks, traffic.size_bytes), traffic.size_bytes, NETWORKS["rack"]
+    )
+
+
 def flows_of(traffic: CollectiveTraffic, ranks: Sequence[str], rng: np.random.Generator) -> list[Flow]:
     """Return one flow for each queue pair of a collective between RNICs, with numbers drawn by `rng`."""
     shape = shape_for(len(ranks), traffic.size_bytes)
-    algorithm = traffic.algorithm
-    if algorithm == AUTO:
-        algorithm = best_algorithm(traffic.collective, shape, traffic.size_bytes, NETWORKS["rack"])
-    sent = pair_bytes(build(traffic.collective, algorithm, shape), traffic.size_bytes)
+    sent = pair_bytes(build(traffic.collective, algorithm_of(traffic, len(ranks)), shape), traffic.size_bytes)
     numbers = rng.integers(_FIRST_QPN, _LAST_QPN, size=(len(sent), traffic.qps_per_peer, 2), endpoint=True)
     return [
         Flow(

@@ -343,6 +343,9 @@ def _show_plan(session: Session, decided: Decided, *, as_json: bool) -> None:
         return
     said = f", seed {decided.plan.seed}: nothing is done yet"
     session.out.print(Text.assemble((decided.plan.experiment, "bold"), said))
+    if fabric := decided.plan.fabric:
+        chosen = ", ".join((fabric.fidelity, *(f"{name} {value}" for name, value in fabric.parameters.items())))
+        session.out.print(f"routing scheme {fabric.routing} ({chosen}) on the switches while the workload runs")
     if decided.plan.capture:
         session.out.print(f"packets are kept at {', '.join(decided.plan.capture)}")
     if probe := decided.plan.probe:

@@ -1,26 +1,31 @@
-"""Commands that compute what routing schemes do to a job's flows. No lab is touched."""
+"""Commands about routing schemes: what they would do to a job's flows, computed, and what a lab's switches do now."""
 
 from __future__ import annotations
 
 import dataclasses
 import heapq
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 import numpy as np
 
-from harness.analysis.links.routing_prediction import AUTO, CollectiveTraffic, Spread, flows_of, predict
+from harness.analysis.links.routing_prediction import AUTO, CollectiveTraffic, Spread, algorithm_of, flows_of, predict
 from harness.cli.command_group import Commands
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.options.numbers import FiniteRange
 from harness.cli.traffic.traffic_group import ALGORITHM_NAMES, read_size
 from testbed.errors import UsageError
+from testbed.lab import open_lab
 from testbed.model.selectors import select
 from testbed.model.topology import Topology
+from testbed.observe import switch_routing
 from testbed.routing.offered_load import Fabric
 from testbed.routing.replacements import Replacement, replacements
 from testbed.routing.schemes import SCHEMES, Flow, Routing, scheme_named
+from testbed.suggestions import hint
 from traffic.engine.engine_client import endpoint
 from traffic.schedules import COLLECTIVES
 
@@ -49,7 +54,9 @@ def _of_a_job(command: F) -> F:
 
 @click.group(cls=Commands)
 def routing() -> None:
-    """Compute how routing schemes share a job's load over equal-cost links. Modelled: no packet is sent.
+    """Compute how routing schemes share a job's load over equal-cost links, and show the scheme of a lab's switches.
+
+    `predict` and `conflicts` are modelled: no packet is sent. [fabric] of an experiment applies a scheme.
 
     \b
     A job on hosts 1 to 4, after host4 was replaced by host5 of another rack:
@@ -131,6 +138,13 @@ def routing_predict(
 @_of_a_job
 @click.option("--replace", "replaced", default=1, show_default=True, type=click.IntRange(1, 4), help="So many hosts.")
 @click.option("--worst", default=10, show_default=True, type=click.IntRange(1), help="Placements to print.")
+@click.option(
+    "--write",
+    "experiment",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="Write the experiment that reproduces the worst placement.",
+)
 @json_option
 @pass_session
 def routing_conflicts(
@@ -144,6 +158,7 @@ def routing_conflicts(
     qps_per_peer: int,
     replaced: int,
     worst: int,
+    experiment: Path | None,
     as_json: bool,
 ) -> None:
     """Search every replacement of a job's hosts for the placement that a static scheme shares worst."""
@@ -164,6 +179,8 @@ def routing_conflicts(
         count += 1
         conflicts += one.mmr > before.mmr * _EVEN
         kept = heapq.nlargest(worst, [*kept, one], key=lambda placement: placement.mmr)
+    if experiment is not None:
+        _write(experiment, scheme, traffic, kept[0])
     if as_json:
         session.json(
             {
@@ -188,6 +205,101 @@ def routing_conflicts(
         ],
     )
     session.out.print(f"{scheme}: {conflicts} of {count} placements load some switch's uplinks less evenly than before")
+    if experiment is not None:
+        session.out.print(f"wrote {experiment}: `faultbed run {experiment}` reproduces the worst placement")
+
+
+@routing.command("show")
+@click.argument("switches", nargs=-1)
+@json_option
+@pass_session
+def routing_show(session: Session, *, switches: tuple[str, ...], as_json: bool) -> None:
+    """Show by which rules and next hops SWITCHES (default: all) route now: a scheme's, and BGP's own.
+
+    \b
+      faultbed --lab soft-3rack routing show rtsw1
+    """  # noqa: D301 - as above
+    with open_lab(session.inventory()) as lab:
+        known = tuple(lab.topology.switch_by_name)
+        if unknown := [name for name in switches if name not in known]:
+            raise UsageError(f"no switch {', '.join(unknown)} in {lab.name}; {hint(unknown[0], known)}")
+        found = switch_routing.read(lab, switches or known)
+    if as_json:
+        session.json({"schemes": found.held, "switches": found.switches})
+        return
+    rows = [(name, *row) for name, one in found.switches.items() for row in _routing_rows(one)]
+    session.table(("switch", "packets", "table", "next hops"), rows)
+    left = [name for name, one in found.switches.items() if one["rules"] and not found.held]
+    if left:
+        session.out.print(f"rules on {', '.join(left)}, and no scheme is held: left behind; run `faultbed heal`")
+    else:
+        session.out.print(
+            f"scheme: {', '.join(found.held) or 'none; switches route by BGP and the ECMP of the kernel'}"
+        )
+
+
+def _routing_rows(one: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return (packets, table, next hops) of a switch's rules, and of what BGP spreads over several next hops."""
+    rows = []
+    for rule in one["rules"]:
+        routes = one["tables"].get(str(rule["table"]), {})
+        hops = [routes[rule["to"]]] if rule["to"] in routes else list(routes.values()) if rule["to"] is None else []
+        groups = [one["groups"].get(hop.removeprefix("group "), {}) for each in hops for hop in each]
+        ports = dict.fromkeys(
+            [port for group in groups for port in group.get("ports", ())] or [hop for each in hops for hop in each]
+        )
+        buckets = max((group.get("buckets", 0) for group in groups), default=0)
+        what = f"to {rule['to']}" if rule["to"] else f"with mark {rule['mark']}" if rule["mark"] else "all"
+        said = ", ".join(ports) + (f" ({buckets} buckets)" if buckets else "")
+        rows.append((what, str(rule["table"]), said or "none: as BGP"))
+    if one["marked"] is not None:
+        rows.append((f"{sum(one['marked'])} marked so far", "nftables", ""))
+    spread = Counter(", ".join(hops) for hops in one["tables"].get("main", {}).values() if len(hops) > 1)
+    return [*rows, *((f"to {count} prefixes", "main (BGP)", hops) for hops, count in spread.items())]
+
+
+def _write(path: Path, scheme: str, traffic: CollectiveTraffic, worst: Replacement) -> None:
+    """Write the experiment whose uplinks are loaded as a placement's were computed to be."""
+    if not worst.switch:
+        raise UsageError(
+            "--write: no switch sends these flows up over more than one link, so there is nothing to measure"
+        )
+    if traffic.qps_per_peer > 1:
+        raise UsageError(f"--write: collectives have one queue pair per peer, not {traffic.qps_per_peer}; leave it out")
+    moved = "-".join(f"{gone}-by-{come}" for gone, come in worst.moved)
+    ranks = ", ".join(f'"{name}"' for name in worst.ranks)
+    text = f"""\
+# {scheme} after {moved.replace("-", " ")}: computed MMR of {worst.switch} {worst.mmr:.2f}.
+# Written by `faultbed routing conflicts --write`.
+name = "{scheme}-{moved}"
+seed = 1
+
+[fabric]
+routing = "{scheme}"
+
+[workload]
+collective = "{traffic.collective}"
+algorithm = "{algorithm_of(traffic, len(worst.ranks))}"
+size = "{traffic.size_bytes}B"
+ranks = [{ranks}]
+iterations = 12
+
+[[expect]]
+metric = "mmr.{worst.switch}"
+min = {worst.mmr * 0.95:.3f}
+max = {worst.mmr * 1.05:.3f}
+
+[[expect]]
+metric = "wrong_elements"
+max = 0
+"""
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"--write {path}: it is there already; name another file") from None
+    except OSError as error:
+        raise UsageError(f"--write {path}: {error.strerror or error}; name a file in a folder that exists") from error
 
 
 def _placed(topology: Topology, ranks: tuple[str, ...]) -> tuple[str, ...]:

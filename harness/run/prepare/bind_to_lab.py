@@ -17,6 +17,7 @@ from harness.experiment.experiment_file import Expectation, Experiment, Fault
 from harness.experiment.metrics import LINK_PREFIXES
 from harness.experiment.replayed import Replay, spec_of, trace_of
 from harness.experiment.workload_file import Collective, Flow, Job, Workload, duration_ns
+from harness.run.prepare.fit_routing import fit_routing
 from harness.run.workload import collective_spec, job_spec
 from inject.fault_plan import PlannedFault
 from testbed.errors import ConfigError, UsageError
@@ -57,11 +58,13 @@ def fit(experiment: Experiment, topology: Topology, lab_kind: Literal["soft", "r
     Raises:
         ConfigError: an unknown target, rank or host, a fault that outlasts the workload or leaves no fault-free start
             to compare with, or a bound in Gb/s on a soft lab.
+        Unsupported: a routing scheme that the lab's switches cannot do.
     """
     workload = _fit_workload(experiment, topology, lab_kind)
     faults = _fit_faults(experiment, topology)
     expectations = _fit_expectations(experiment, topology, lab_kind)
     _fit_stops(experiment)
+    fit_routing(experiment, topology, lab_kind, hosts_of(workload))
     return replace(
         experiment,
         workload=workload,

@@ -1,0 +1,68 @@
+"""The section `[fabric]` of an experiment: which routing scheme the lab's switches have while the workload runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import msgspec
+
+from harness.strict import Section, fail, one_of
+from testbed.routing.schemes import SCHEMES, Routing
+
+__all__ = ["KEYS", "Fabric", "FabricFile", "fabric_of"]
+
+KEYS = ("routing", "qp_hash_seed", "weights", "buckets")
+_TAKEN_BY = {"qp_hash_seed": "e-ecmp", "weights": "weighted", "buckets": "resilient"}
+_LONGEST_SEED = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fabric:
+    """A routing scheme with its parameters, all of them.
+
+    `qp_hash_seed` is of the hash of the destination queue pair (e-ecmp), `weights` are shares of links by name, 1 for
+    those that are not named (weighted), `buckets` those of a next-hop group (resilient).
+    """
+
+    routing: str
+    qp_hash_seed: int = 1
+    weights: dict[str, int] = field(default_factory=dict)
+    buckets: int = 128
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The parameters that this scheme takes."""
+        return {name: getattr(self, name) for name, scheme in _TAKEN_BY.items() if scheme == self.routing}
+
+    @property
+    def as_routing(self) -> Routing:
+        """The parameters as the scheme's functions take them."""
+        weights = {name: float(share) for name, share in self.weights.items()}
+        return Routing(seed=self.qp_hash_seed, weights=weights, buckets=self.buckets)
+
+
+class FabricFile(Section, frozen=True, kw_only=True):
+    """The section as written."""
+
+    routing: str
+    qp_hash_seed: Annotated[int, msgspec.Meta(ge=1, le=_LONGEST_SEED)] | None = None
+    weights: dict[str, Annotated[int, msgspec.Meta(ge=1, le=256)]] | None = None
+    buckets: Annotated[int, msgspec.Meta(ge=2, le=4096)] | None = None
+
+
+def fabric_of(section: FabricFile | None, source: str) -> Fabric | None:
+    """Read the section; None: there is none.
+
+    Raises:
+        ConfigError: no such scheme, or a parameter that belongs to another one.
+    """
+    if section is None:
+        return None
+    one_of(section.routing, tuple(SCHEMES), source, "fabric.routing")
+    given = {name: value for name in _TAKEN_BY if (value := getattr(section, name)) is not None}
+    for name in given:
+        if _TAKEN_BY[name] != section.routing:
+            said = f"is a parameter of {_TAKEN_BY[name]}, not of {section.routing}; remove it"
+            raise fail(source, f"fabric.{name}", said)
+    return Fabric(routing=section.routing, **given)

@@ -1,0 +1,53 @@
+"""Check that a lab can do the routing scheme of an experiment, before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from harness.experiment.experiment_file import Experiment
+from testbed.errors import ConfigError, Unsupported
+from testbed.model.topology import Topology
+from testbed.routing.switch_tables import scheme_tables
+from testbed.suggestions import hint
+
+__all__ = ["fit_routing"]
+
+_ON_SONIC = (
+    "public SONiC offers ECMP by 3- or 5-tuple (SWITCH_HASH) and static routes, but no hash of the destination queue "
+    "pair; neither is applied by faultbed yet (not yet run on hardware). Remove [fabric], or run it on a soft lab"
+)
+
+
+def fit_routing(
+    experiment: Experiment, topology: Topology, lab_kind: Literal["soft", "rack"], hosts: Sequence[str]
+) -> None:
+    """Refuse a scheme that the lab cannot do; `hosts` are those of the workload.
+
+    Raises:
+        ConfigError: a weight for a link that the lab has not.
+        Unsupported: a rack lab, or switches without a choice of uplinks.
+    """
+    fabric, source = experiment.fabric, experiment.source
+    if fabric is None:
+        return
+    if lab_kind == "rack":
+        raise Unsupported(f"{source}: fabric.routing: {fabric.routing} is not applied to rack switches: {_ON_SONIC}")
+    names = [link.name for link in topology.uplinks]
+    for name in fabric.weights:
+        if name not in names:
+            raise ConfigError(f'{source}: fabric.weights: no link between switches "{name}"; {hint(name, names)}')
+    try:
+        scheme_tables(topology, fabric.routing, fabric.as_routing)
+    except Unsupported as error:
+        raise Unsupported(f"{source}: fabric.routing: {error}") from error
+    for host in hosts:
+        for rnic in topology.host_by_name[host].rnics:
+            switch = topology.rnic_link(host, rnic.name).a.node
+            count = sum(link.a.node == switch for link in topology.uplinks)
+            if count < 2:  # noqa: PLR2004 - one uplink is no choice
+                uplinks = "no uplink" if not count else "one uplink"
+                raise Unsupported(
+                    f"{source}: fabric.routing: {fabric.routing} needs two uplinks of every rank's switch; {switch}, "
+                    f"the switch of {host}:{rnic.name}, has {uplinks}"
+                )

@@ -1,0 +1,119 @@
+"""A routing scheme on the switches of one machine, held under a lease as a fault is (`inject.routing.hold`).
+
+The holder's process is the switch agent: it wakes up when the kernel reports a change and copies BGP's next hops into
+the scheme's tables (`testbed.node.routing.agent`). When the controller dies, the end of its channel or of its lease has
+the holder remove everything; when the holder dies, PID 1 runs the stored revert (`SWEEP`); `faultbed heal` runs the
+same. From the removal of its rules on, every packet takes BGP's own ECMP.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from inject.node.actuator import Refused
+from inject.node.command import still_alive
+from inject.node.inside import inside
+from testbed.node.routing.agent import SwitchAgent
+from testbed.node.routing.owned_numbers import NFT_TABLE, PRIORITY, PROTOCOL
+
+__all__ = ["SWEEP", "SchemeActuator"]
+
+SWEEP = f"""\
+while ip rule del priority {PRIORITY} protocol {PROTOCOL} 2>/dev/null; do :; done
+nft delete table ip {NFT_TABLE} 2>/dev/null
+ip -4 route flush table all proto {PROTOCOL} 2>/dev/null
+ip nexthop flush proto {PROTOCOL} >/dev/null 2>&1
+case $(ip rule show) in *"proto {PROTOCOL}"*) false ;; esac
+"""
+"""Shell that removes a scheme from the namespace that it runs in, any number of times, and fails if a rule is left."""
+
+
+class SchemeActuator:
+    """Applies a scheme to `switches`, each as `testbed.routing.switch_tables.SchemeTables.request` describes it."""
+
+    poll_s = None
+    patience_s = 20.0
+    """How long nft and the kernel may take, on a switch that forwards under emulation."""
+
+    def __init__(self, *, switches: list[dict[str, Any]]) -> None:
+        self._switches = switches
+        self._agents: list[SwitchAgent] = []
+        self._copied = 0
+
+    @property
+    def files(self) -> list[int]:
+        """Descriptors that become readable when a switch's routes have changed."""
+        return [agent.file for agent in self._agents]
+
+    def prepare(self) -> dict[str, Any]:
+        """Refuse switches with rules, tables or next hops in the ranges of schemes, and ports that are not there."""
+        for wanted in self._switches:
+            try:
+                agent = SwitchAgent(wanted)
+            except FileNotFoundError:
+                said = f"there is no network namespace {wanted['netns']} here"
+                raise Refused(f"{said}: is the lab provisioned?") from None
+            self._agents.append(agent)
+            if why := agent.why_refused():
+                raise Refused(why)
+        return self.read()
+
+    def revert_script(self) -> str:
+        """Sweep every switch; one whose namespace is gone took its rules along."""
+        lines = ["failed="]
+        for wanted in self._switches:
+            netns = wanted["netns"]
+            there = f"[ ! -e /run/netns/{netns} ] || " if netns else ""
+            lines.append(f"{there}{inside(netns)}sh -c '{SWEEP}' || failed=1")
+        return "\n".join([*lines, '[ -z "$failed" ]'])
+
+    def on(self) -> None:
+        """Apply the scheme to one switch after the other."""
+        for agent in self._agents:
+            still_alive()
+            agent.apply()
+
+    def tick(self, _now_ns: int) -> None:
+        """Copy what BGP has changed on the switches whose kernel has reported a change."""
+        for agent in self._agents:
+            if agent.drain():
+                self._copied += agent.follow()
+
+    def off(self) -> None:
+        """Remove the scheme from every switch; each is tried even if another one fails."""
+        failed = []
+        for agent in self._agents:
+            still_alive()
+            try:
+                agent.remove()
+            except OSError as error:
+                failed.append(f"{agent.name}: {error}")
+        if failed:
+            raise OSError("; ".join(failed))
+
+    def read(self) -> dict[str, Any]:
+        """Whether all that was wanted is there (`applied`); once it is off, whether anything at all is left."""
+        by_name = {agent.name: agent.counts() for agent in self._agents}
+        counts = list(by_name.values())
+        whole = all(
+            one["rules"] == one["wanted_rules"] and one["marks"] == one["wanted_marks"] and one["routes"] > 0
+            for one in counts
+        )
+        left = sorted(name for name, one in by_name.items() if one["left"])
+        return {
+            "applied": bool(counts) and (whole or bool(left)),
+            "whole": bool(counts) and whole,
+            "switches": len(counts),
+            "rules": sum(one["rules"] for one in counts),
+            "routes": sum(one["routes"] for one in counts),
+            "copied": self._copied,
+            "left_on": left,
+        }
+
+    def hits(self) -> None:
+        """Edges are the count."""
+
+    def close(self) -> None:
+        """Close the agents' sockets."""
+        for agent in self._agents:
+            agent.close()

@@ -1,0 +1,1 @@
+"""Routing schemes on a lab: held under a lease, as faults are."""

@@ -1,0 +1,1 @@
+"""Routing schemes on a switch: what the kernel is told, and what it says."""

@@ -1,0 +1,324 @@
+"""Applies a routing scheme to one switch, and copies what BGP changes into the scheme's tables.
+
+The agent never changes a route of BGP. It hears from the kernel (rtnetlink multicast) that the main table, a link or a
+next hop has changed, and copies the main table's next hops again. A next hop that BGP has withdrawn stays in the
+scheme's tables for the time between the kernel's message and that copy; one whose interface goes down is removed from
+all tables by the kernel itself.
+"""
+
+from __future__ import annotations
+
+import glob
+import json
+import socket
+import subprocess
+
+from testbed.node import netns
+from testbed.node.holders import read_claim
+from testbed.node.netlink import messages
+from testbed.node.routing.kernel import MAIN, Hop, Kernel, Rule, is_of_main
+from testbed.node.routing.owned_numbers import (
+    GROUP,
+    LAST_TABLE,
+    NEXT_HOP,
+    NFT_TABLE,
+    PRIORITY,
+    PROTOCOL,
+    SHARED_TABLE,
+    TABLE,
+)
+
+TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+if TYPE_CHECKING:
+    from typing import Any
+
+__all__ = ["KIND", "SwitchAgent", "held_schemes", "look", "marked_packets"]
+
+KIND = "routing."
+"""What the kind of a claim begins with whose holder applies a scheme; the scheme's name follows."""
+_CLAIMS = "/run/faultbed/faults/*.claim"
+
+_GROUPS = (1, 7, 32)  # RTNLGRP_LINK, RTNLGRP_IPV4_ROUTE, RTNLGRP_NEXTHOP
+_SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
+_CHAIN = "table ip {table} {{\n chain choose {{\n  type filter hook prerouting priority mangle;\n{lines}\n }}\n}}\n"
+
+
+class SwitchAgent:
+    """One switch (a namespace; None: this machine) under a scheme.
+
+    Args:
+        wanted: what `testbed.routing.switch_tables.SchemeTables.request` returns.
+    """
+
+    def __init__(self, wanted: dict[str, Any]) -> None:
+        self._netns: str | None = wanted["netns"]
+        self._prefixes: dict[str, list[str]] = wanted["prefixes"]
+        self._port_of: dict[int, str] = {int(table): port for table, port in wanted["tables"].items()}
+        self._weights: dict[str, int] = wanted["weights"]
+        self._buckets: int = wanted["buckets"]
+        self._rules = [Rule(*rule) for rule in wanted["rules"]]
+        self._marks: list[str] = wanted["marks"]
+        netns.enter(self._netns)
+        try:
+            self._kernel = Kernel()
+            self._news = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
+            self._news.bind((0, 0))
+            for group in _GROUPS:
+                self._news.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
+            self._news.setblocking(False)  # noqa: FBT003 (the socket module's own form)
+            self._index_of = {name: index for index, name in socket.if_nameindex()}
+        finally:
+            netns.enter(None)
+
+    @property
+    def name(self) -> str:
+        """What messages call the switch."""
+        return self._netns or "this machine"
+
+    @property
+    def file(self) -> int:
+        """Descriptor that becomes readable when the kernel reports a change."""
+        return self._news.fileno()
+
+    def why_refused(self) -> str:
+        """Say what stands in the way of a scheme: state in its ranges, or a port that is not there; empty: nothing."""
+        ports = dict.fromkeys(port for hops in self._prefixes.values() for port in hops)
+        if missing := [port for port in ports if port not in self._index_of]:
+            return f"{self.name} has no port {missing[0]}: is the lab provisioned?"
+        found = [
+            f"a rule of priority {rule.priority} (lookup {rule.table})"
+            for rule in self._kernel.rules()
+            if rule.priority == PRIORITY or TABLE <= rule.table <= LAST_TABLE
+        ]
+        found += [f"a route to {one.prefix} in table {one.table}" for one in self._kernel.routes() if one.table != MAIN]
+        found += [f"a next hop {one.id}" for one in self._kernel.groups()]
+        if self._marks and marked_packets(self._netns) is not None:
+            found.append(f"an nftables table {NFT_TABLE}")
+        if not found:
+            return ""
+        return f"{self.name} has {found[0]}, which routing schemes use, and not by this run: run `faultbed heal`"
+
+    def apply(self) -> None:
+        """Write tables first, then marks, the rules last: from each rule on, packets find all that it leads to.
+
+        Raises:
+            OSError: the kernel or nft refused. What was written until then is there: `remove` takes it away.
+        """
+        self._copy(is_first=True)
+        if self._marks:
+            lines = "\n".join(f"  {line}" for line in self._marks)
+            _nft(self._netns, ["-f", "-"], stdin=_CHAIN.format(table=NFT_TABLE, lines=lines))
+        for rule in self._rules:
+            self._kernel.add_rule(rule)
+
+    def follow(self) -> int:
+        """Make the scheme's tables what BGP's next hops are now. Returns the number of changes.
+
+        A next hop that the kernel refuses by now (its port went down a moment ago) is left out; the kernel reports that
+        port, so that the tables are copied again.
+        """
+        return self._copy(is_first=False)
+
+    def _copy(self, *, is_first: bool) -> int:
+        main: dict[str, list[Hop]] = {}
+        have: dict[tuple[int, str], tuple[object, ...]] = {}
+        for route in self._kernel.routes():
+            if route.table == MAIN:
+                if route.prefix in self._prefixes and route.prefix not in main:
+                    main[route.prefix] = [hop for hop in route.hops if hop.is_usable]
+            elif route.protocol == PROTOCOL:
+                # A next hop that is dead or has no carrier makes the copy differ, so that it is written again.
+                dead = any(not hop.is_usable for hop in route.hops) and not route.group
+                have[route.table, route.prefix] = (
+                    ("dead",) if dead else (route.group, *(() if route.group else (hop.key for hop in route.hops)))
+                )
+        changes = self._follow_groups(main, is_first=is_first) if self._buckets else 0
+        want = self._wanted(main)
+        for (table, prefix), (hops, group) in want.items():
+            key = (group, *(() if group else (self._seen(hop, len(hops)) for hop in hops)))
+            if have.get((table, prefix)) != key:
+                try:
+                    self._kernel.put_route(table, prefix, hops, group)
+                except OSError:
+                    if is_first:
+                        raise
+                    self._kernel.remove_route(table, prefix)
+                changes += 1
+        for table, prefix in have.keys() - want.keys():
+            self._kernel.remove_route(table, prefix)
+            changes += 1
+        return changes
+
+    def drain(self) -> bool:
+        """Read what the kernel has reported. Returns whether the tables have to be copied again."""
+        is_due = False
+        while True:
+            try:
+                told = self._news.recv(1 << 16)
+            except BlockingIOError:
+                return is_due
+            except OSError:  # ENOBUFS: more was reported than fits the socket
+                is_due = True
+                continue
+            is_due = is_due or any(is_of_main(kind, body) for kind, _, body in messages(told))
+
+    def remove(self) -> None:
+        """Rules first: from then on every packet is BGP's. What is gone already is no error."""
+        for rule in list(self._kernel.rules()):
+            if rule.protocol == PROTOCOL and rule.priority == PRIORITY:
+                self._kernel.remove_rule(rule)
+        if marked_packets(self._netns) is not None:
+            _nft(self._netns, ["delete", "table", "ip", NFT_TABLE])
+        for route in list(self._kernel.routes()):
+            if route.table != MAIN and route.protocol == PROTOCOL:
+                self._kernel.remove_route(route.table, route.prefix)
+        for one in sorted(self._kernel.groups(), key=lambda each: -each.id):  # groups before their members
+            if one.protocol == PROTOCOL:
+                self._kernel.remove_group(one.id)
+
+    def counts(self) -> dict[str, int]:
+        """Count what of a scheme is there: rules that were wanted, routes, and nftables statements that mark."""
+        there = {rule.key for rule in self._kernel.rules() if rule.protocol == PROTOCOL}
+        routes = [route for route in self._kernel.routes() if route.table != MAIN and route.protocol == PROTOCOL]
+        marked = marked_packets(self._netns)
+        return {
+            "rules": sum(rule.key in there for rule in self._rules),
+            "wanted_rules": len(self._rules),
+            "left": len(there) + len(routes) + sum(1 for _ in self._kernel.groups()) + (marked is not None),
+            "routes": len(routes),
+            "marks": 0 if marked is None else len(marked),
+            "wanted_marks": len(self._marks),
+        }
+
+    def close(self) -> None:
+        """Close its sockets."""
+        self._kernel.close()
+        self._news.close()
+
+    def _wanted(self, main: dict[str, list[Hop]]) -> dict[tuple[int, str], tuple[list[Hop], int]]:
+        want: dict[tuple[int, str], tuple[list[Hop], int]] = {}
+        names = {index: name for name, index in self._index_of.items()}
+        for table, port in self._port_of.items():
+            for prefix, hops in main.items():
+                if mine := [hop for hop in hops if names.get(hop.index) == port]:
+                    want[table, prefix] = (mine[:1], 0)
+        if self._buckets:
+            for number, prefix in enumerate(self._prefixes):
+                if main.get(prefix):
+                    want[SHARED_TABLE, prefix] = ([main[prefix][0]], GROUP + number)
+        elif self._weights:
+            for prefix, hops in main.items():
+                shared = [
+                    Hop(hop.index, hop.family, hop.gateway, hop.flags, self._weights.get(names.get(hop.index, ""), 1))
+                    for hop in hops
+                ]
+                if shared:
+                    want[SHARED_TABLE, prefix] = (shared, 0)
+        return want
+
+    def _follow_groups(self, main: dict[str, list[Hop]], *, is_first: bool) -> int:
+        """Make next hops and resilient groups those of the main table; ids depend on port and prefix alone."""
+        try:
+            return self._copy_groups(main)
+        except OSError:
+            if is_first:
+                raise
+            return 0
+
+    def _copy_groups(self, main: dict[str, list[Hop]]) -> int:
+        have = {one.id: one for one in self._kernel.groups() if one.protocol == PROTOCOL}
+        ports = list(dict.fromkeys(port for hops in self._prefixes.values() for port in hops))
+        id_of = {self._index_of[port]: NEXT_HOP + number for number, port in enumerate(ports)}
+        changes = 0
+        for hop in {hop.index: hop for hops in main.values() for hop in hops}.values():
+            known = have.get(id_of.get(hop.index, 0))
+            if hop.index in id_of and (known is None or known.hop is None or known.hop.key != hop.key):
+                self._kernel.put_next_hop(id_of[hop.index], hop)
+                changes += 1
+        for number, prefix in enumerate(self._prefixes):
+            members = tuple(sorted(id_of[hop.index] for hop in main.get(prefix, ()) if hop.index in id_of))
+            known = have.get(GROUP + number)
+            if members and (known is None or tuple(sorted(known.members)) != members):
+                self._kernel.put_resilient(GROUP + number, members, self._buckets)
+                changes += 1
+            elif not members and known is not None:
+                self._kernel.remove_group(GROUP + number)
+                changes += 1
+        return changes
+
+    def _seen(self, hop: Hop, count: int) -> tuple[object, ...]:
+        """Return the key of a next hop as it is read back: a single one has no weight."""
+        return hop.key if count > 1 else Hop(hop.index, hop.family, hop.gateway, hop.flags).key
+
+
+def look(namespace: str | None) -> dict[str, Any]:
+    """Return what routes packets on a switch now: rules, tables and groups of schemes, BGP's next hops, marks.
+
+    `marked` is the number of packets that each nftables statement has marked; None: no table of ours is there.
+    """
+    netns.enter(namespace)
+    try:
+        names = dict(socket.if_nameindex())
+        kernel = Kernel()
+    finally:
+        netns.enter(None)
+    try:
+        tables: dict[str, dict[str, list[Any]]] = {}
+        for route in kernel.routes():
+            hops: list[Any] = [f"group {route.group}"] if route.group and route.table != MAIN else []
+            hops = hops or [names.get(hop.index, "?") for hop in route.hops if hop.is_usable]
+            if route.table != MAIN and any(hop.weight > 1 for hop in route.hops):
+                hops = [f"{names.get(hop.index, '?')} weight {hop.weight}" for hop in route.hops if hop.is_usable]
+            tables.setdefault("main" if route.table == MAIN else str(route.table), {})[route.prefix] = hops
+        groups = list(kernel.groups())
+        port_of = {one.id: names.get(one.hop.index, "?") for one in groups if one.hop}
+        return {
+            "rules": [
+                {"priority": one.priority, "table": one.table, "to": one.prefix, "mark": one.mark or None}
+                for one in kernel.rules()
+                if TABLE <= one.table <= LAST_TABLE
+            ],
+            "tables": tables,
+            "groups": {
+                str(one.id): {"ports": [port_of.get(member, "?") for member in one.members], "buckets": one.buckets}
+                for one in groups
+                if one.members
+            },
+            "marked": marked_packets(namespace),
+        }
+    finally:
+        kernel.close()
+
+
+def held_schemes() -> list[str]:
+    """Return the names of the schemes that holders on this machine have claimed to apply."""
+    kinds = (str(read_claim(path).get("kind", "")) for path in sorted(glob.glob(_CLAIMS)))
+    return [kind.removeprefix(KIND) for kind in kinds if kind.startswith(KIND)]
+
+
+def marked_packets(namespace: str | None) -> list[int] | None:
+    """Return how many packets each statement of ours has marked; None: there is no nftables table of ours."""
+    try:
+        listed = json.loads(_nft(namespace, ["-j", "list", "table", "ip", NFT_TABLE]))["nftables"]
+    except OSError:
+        return None
+    rules = [one["rule"]["expr"] for one in listed if "rule" in one]
+    return [part["counter"]["packets"] for rule in rules for part in rule if "counter" in part]
+
+
+def _nft(namespace: str | None, words: list[str], *, stdin: str = "") -> str:
+    """Run nft in a namespace.
+
+    Raises:
+        OSError: it is not there, or refused.
+    """
+    netns.enter(namespace)
+    try:
+        done = subprocess.run(["nft", *words], input=stdin, capture_output=True, text=True, check=False, timeout=30)
+    except subprocess.TimeoutExpired:
+        raise OSError(f"`nft {' '.join(words)}` did not end within 30 s") from None
+    finally:
+        netns.enter(None)
+    if done.returncode:
+        raise OSError(f"`nft {' '.join(words)}`: {' '.join(done.stderr.split())[:300]}")
+    return done.stdout

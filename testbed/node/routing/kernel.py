@@ -1,0 +1,248 @@
+"""Routes, rules and next hops of the namespace that this process is in, by rtnetlink.
+
+Formats: linux/rtnetlink.h, linux/fib_rules.h, linux/nexthop.h. Only IPv4 routes and rules are read; their gateways may
+be IPv6 (BGP unnumbered, RFC 8950).
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+import sys
+
+from testbed.node.netlink import ACK, REQUEST, RTA_MULTIPATH, Netlink, attribute, attributes
+from testbed.node.routing.owned_numbers import LAST_TABLE, NEXT_HOP, PROTOCOL, TABLE
+
+TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+__all__ = ["MAIN", "GroupOf", "Hop", "Kernel", "Route", "Rule", "is_of_main"]
+
+MAIN = 254
+_CREATE, _REPLACE = 0x400, 0x100
+_NEWROUTE, _DELROUTE, _GETROUTE = 24, 25, 26
+_NEWRULE, _DELRULE, _GETRULE = 32, 33, 34
+_NEWNEXTHOP, _DELNEXTHOP, _GETNEXTHOP = 104, 105, 106
+_UNICAST, _TO_TABLE, _RESILIENT = 1, 1, 1
+_RTMSG, _RULE, _NHMSG = struct.Struct("=8BI"), struct.Struct("=8BI"), struct.Struct("=4BI")
+_DST, _OIF, _GATEWAY, _TABLE, _VIA, _NH_ID = 1, 4, 5, 15, 18, 30
+_RULE_DST, _RULE_PRIORITY, _RULE_MARK, _RULE_TABLE, _RULE_MASK, _RULE_PROTOCOL = 1, 6, 10, 15, 16, 21
+_ID, _GROUP, _GROUP_TYPE, _NHA_OIF, _NHA_GATEWAY, _RESILIENT_GROUP = 1, 2, 3, 5, 6, 12
+_BUCKETS, _IDLE, _UNBALANCED = 1, 2, 3
+_MEMBER = struct.Struct("=IBBH")
+_NEXT_HOP = struct.Struct("=HBBi")
+_DEAD, _ONLINK, _LINKDOWN = 1, 4, 16
+_KEPT = _ONLINK
+
+
+class Hop:
+    """A next hop: interface index, gateway (family and address; empty: the destination is on the link), flags."""
+
+    def __init__(self, index: int, family: int, gateway: bytes, flags: int = 0, weight: int = 1) -> None:
+        self.index, self.family, self.gateway = index, family, gateway
+        self.flags, self.weight = flags & _KEPT, weight
+        self.is_usable = not flags & (_DEAD | _LINKDOWN)
+
+    @property
+    def key(self) -> tuple[int, int, bytes, int, int]:
+        """What two equal next hops have in common."""
+        return self.index, self.family, self.gateway, self.flags, self.weight
+
+
+class Route:
+    """A route of a table: its next hops, or the next-hop group that it uses."""
+
+    def __init__(self, table: int, prefix: str, protocol: int, hops: Sequence[Hop], group: int = 0) -> None:
+        self.table, self.prefix, self.protocol, self.hops, self.group = table, prefix, protocol, hops, group
+
+
+class Rule:
+    """A policy rule: what it looks up, for packets to a prefix (None: any) with a mark (0: any)."""
+
+    def __init__(self, priority: int, table: int, prefix: str | None, mark: int, protocol: int = PROTOCOL) -> None:
+        self.priority, self.table, self.prefix, self.mark, self.protocol = priority, table, prefix, mark, protocol
+
+    @property
+    def key(self) -> tuple[int, int, str | None, int]:
+        """What two equal rules have in common."""
+        return self.priority, self.table, self.prefix, self.mark
+
+
+class GroupOf:
+    """A next hop or a group of them, by its id: the members of a group, else `hop`."""
+
+    def __init__(self, id_: int, protocol: int, members: tuple[int, ...], hop: Hop | None, buckets: int) -> None:
+        self.id, self.protocol, self.members, self.hop, self.buckets = id_, protocol, members, hop, buckets
+
+    @property
+    def key(self) -> tuple[object, ...]:
+        """What two equal ones have in common."""
+        return self.members, self.hop.key if self.hop else None
+
+
+class Kernel:
+    """One routing socket in the namespace in which it was made."""
+
+    def __init__(self) -> None:
+        self._netlink = Netlink(socket.NETLINK_ROUTE)
+
+    def routes(self) -> Iterator[Route]:
+        """Yield unicast routes of the main table and of those that schemes own."""
+        for _, body in self._netlink.dump(_GETROUTE, bytes([socket.AF_INET]) + bytes(11)):
+            _family, length, _src, _tos, table, protocol, _scope, kind, flags = _RTMSG.unpack_from(body)
+            found = attributes(body[_RTMSG.size :])
+            table = _number(found.get(_TABLE), table)
+            if kind == _UNICAST and (table == MAIN or TABLE <= table <= LAST_TABLE):
+                prefix = f"{socket.inet_ntoa(found.get(_DST, bytes(4)))}/{length}"
+                yield Route(table, prefix, protocol, tuple(_hops(found, flags)), _number(found.get(_NH_ID)))
+
+    def put_route(self, table: int, prefix: str, hops: Sequence[Hop], group: int = 0) -> None:
+        """Add a route of ours, or replace it."""
+        body = _route(table, prefix, hops[0].flags if len(hops) == 1 and not group else 0)
+        if group:
+            body += attribute(_NH_ID, _u32(group))
+        elif len(hops) == 1:
+            body += attribute(_OIF, _u32(hops[0].index)) + _gateway(hops[0])
+        else:
+            body += attribute(RTA_MULTIPATH, b"".join(map(_next_hop, hops)))
+        self._change(_NEWROUTE, body, flags=_CREATE | _REPLACE)
+
+    def remove_route(self, table: int, prefix: str) -> None:
+        """Remove a route of ours; one that has gone meanwhile is no error."""
+        self._gone(_DELROUTE, _route(table, prefix, 0))
+
+    def rules(self) -> Iterator[Rule]:
+        """Yield every rule."""
+        for _, body in self._netlink.dump(_GETRULE, bytes([socket.AF_INET]) + bytes(11)):
+            _family, length, *_, table, _res1, _res2, _action, _flags = _RULE.unpack_from(body)
+            found = attributes(body[_RULE.size :])
+            prefix = f"{socket.inet_ntoa(found[_RULE_DST])}/{length}" if _RULE_DST in found else None
+            yield Rule(
+                _number(found.get(_RULE_PRIORITY)),
+                _number(found.get(_RULE_TABLE), table),
+                prefix,
+                _number(found.get(_RULE_MARK)),
+                _number(found.get(_RULE_PROTOCOL)),
+            )
+
+    def add_rule(self, rule: Rule) -> None:
+        """Add a rule of ours."""
+        self._change(_NEWRULE, _rule(rule), flags=_CREATE)
+
+    def remove_rule(self, rule: Rule) -> None:
+        """Remove a rule of ours; one that has gone meanwhile is no error."""
+        self._gone(_DELRULE, _rule(rule))
+
+    def groups(self) -> Iterator[GroupOf]:
+        """Yield next hops and groups with ids of the range that schemes own."""
+        for _, body in self._netlink.dump(_GETNEXTHOP, bytes(_NHMSG.size)):
+            family, _scope, protocol, _pad, flags = _NHMSG.unpack_from(body)
+            found = attributes(body[_NHMSG.size :])
+            number = _number(found.get(_ID))
+            if number < NEXT_HOP:
+                continue
+            raw = found.get(_GROUP, b"")
+            members = tuple(_MEMBER.unpack_from(raw, at)[0] for at in range(0, len(raw), _MEMBER.size))
+            hop = None if raw else Hop(_number(found.get(_NHA_OIF)), family, found.get(_NHA_GATEWAY, b""), flags)
+            table = attributes(found.get(_RESILIENT_GROUP, b""))
+            yield GroupOf(number, protocol, members, hop, int.from_bytes(table.get(_BUCKETS, b""), sys.byteorder))
+
+    def put_next_hop(self, number: int, hop: Hop) -> None:
+        """Add a next hop of ours, or replace it."""
+        body = _NHMSG.pack(hop.family, 0, PROTOCOL, 0, hop.flags) + attribute(_ID, _u32(number))
+        body += attribute(_NHA_OIF, _u32(hop.index)) + attribute(_NHA_GATEWAY, hop.gateway)
+        self._change(_NEWNEXTHOP, body, flags=_CREATE | _REPLACE)
+
+    def put_resilient(self, number: int, members: Sequence[int], buckets: int) -> None:
+        """Add a resilient group of ours, or replace its members: only the buckets of those that have gone move.
+
+        Timers are 0: a bucket moves at once when a member has come back, not only when it is idle.
+        """
+        body = _NHMSG.pack(socket.AF_UNSPEC, 0, PROTOCOL, 0, 0) + attribute(_ID, _u32(number))
+        body += attribute(_GROUP, b"".join(_MEMBER.pack(one, 0, 0, 0) for one in members))
+        body += attribute(_GROUP_TYPE, struct.pack("=H", _RESILIENT))
+        table = attribute(_BUCKETS, struct.pack("=H", buckets)) + attribute(_IDLE, _u32(0))
+        body += attribute(_RESILIENT_GROUP | 0x8000, table + attribute(_UNBALANCED, _u32(0)))
+        self._change(_NEWNEXTHOP, body, flags=_CREATE | _REPLACE)
+
+    def remove_group(self, number: int) -> None:
+        """Remove a next hop or group of ours, with the routes that use it; one that has gone is no error."""
+        self._gone(_DELNEXTHOP, _NHMSG.pack(0, 0, 0, 0, 0) + attribute(_ID, _u32(number)))
+
+    def close(self) -> None:
+        """Close the socket."""
+        self._netlink.close()
+
+    def _change(self, kind: int, body: bytes, *, flags: int = 0) -> None:
+        self._netlink.ask(kind, body, flags=REQUEST | ACK | flags)
+
+    def _gone(self, kind: int, body: bytes) -> None:
+        try:
+            self._change(kind, body)
+        except (ProcessLookupError, FileNotFoundError):
+            return
+
+
+def is_of_main(kind: int, body: bytes) -> bool:
+    """Return whether a message of the kernel may mean that the main table has other next hops than before."""
+    if kind not in (_NEWROUTE, _DELROUTE):
+        return True  # a link or a next hop
+    return _number(attributes(body[_RTMSG.size :]).get(_TABLE), body[4]) == MAIN
+
+
+def _hops(found: dict[int, bytes], flags: int) -> Iterator[Hop]:
+    if RTA_MULTIPATH not in found:
+        if _OIF in found:
+            yield _hop(flags, _number(found[_OIF]), found)
+        return
+    raw, at = found[RTA_MULTIPATH], 0
+    while at + _NEXT_HOP.size <= len(raw):
+        length, one_flags, more, index = _NEXT_HOP.unpack_from(raw, at)
+        yield _hop(one_flags, index, attributes(raw[at + _NEXT_HOP.size : at + length]), weight=more + 1)
+        at += max(_NEXT_HOP.size, (length + 3) & ~3)
+
+
+def _hop(flags: int, index: int, found: dict[int, bytes], *, weight: int = 1) -> Hop:
+    if _VIA in found:
+        (family,) = struct.unpack_from("=H", found[_VIA])
+        return Hop(index, family, found[_VIA][2:], flags, weight)
+    return Hop(index, socket.AF_INET, found.get(_GATEWAY, b""), flags, weight)
+
+
+def _route(table: int, prefix: str, flags: int) -> bytes:
+    address, _, length = prefix.partition("/")
+    head = _RTMSG.pack(socket.AF_INET, int(length), 0, 0, 0, PROTOCOL, 0, _UNICAST, flags)
+    return head + attribute(_DST, socket.inet_aton(address)) + attribute(_TABLE, _u32(table))
+
+
+def _gateway(hop: Hop) -> bytes:
+    if not hop.gateway:
+        return b""
+    if hop.family == socket.AF_INET:
+        return attribute(_GATEWAY, hop.gateway)
+    return attribute(_VIA, struct.pack("=H", hop.family) + hop.gateway)
+
+
+def _next_hop(hop: Hop) -> bytes:
+    inside = _gateway(hop)
+    return _NEXT_HOP.pack(_NEXT_HOP.size + len(inside), hop.flags, hop.weight - 1, hop.index) + inside
+
+
+def _rule(rule: Rule) -> bytes:
+    address, _, length = (rule.prefix or "/0").partition("/")
+    body = _RULE.pack(socket.AF_INET, int(length), 0, 0, 0, 0, 0, _TO_TABLE, 0)
+    body += attribute(_RULE_DST, socket.inet_aton(address)) if address else b""
+    body += attribute(_RULE_PRIORITY, _u32(rule.priority)) + attribute(_RULE_TABLE, _u32(rule.table))
+    body += attribute(_RULE_PROTOCOL, bytes([rule.protocol]))
+    if rule.mark:
+        body += attribute(_RULE_MARK, _u32(rule.mark)) + attribute(_RULE_MASK, _u32(0xFFFFFFFF))
+    return body
+
+
+def _u32(value: int) -> bytes:
+    return struct.pack("=I", value)
+
+
+def _number(raw: bytes | None, default: int = 0) -> int:
+    return int.from_bytes(raw, sys.byteorder) if raw else default

@@ -1,0 +1,19 @@
+"""Numbers that routing schemes own on a switch. Anything in these ranges that is not of `PROTOCOL` is foreign.
+
+`congestion.hash-collision` has rule priority 900, so that its fault acts under every scheme.
+"""
+
+from __future__ import annotations
+
+__all__ = ["GROUP", "LAST_TABLE", "NEXT_HOP", "NFT_TABLE", "PRIORITY", "PROTOCOL", "SHARED_TABLE", "TABLE"]
+
+PRIORITY = 1000
+"""Of every rule of a scheme."""
+TABLE, LAST_TABLE = 1000, 1999
+SHARED_TABLE = TABLE
+"""The table of schemes that share by weight; the table of the n-th port (from 0) is `TABLE` + 1 + n."""
+PROTOCOL = 251
+"""Originator of routes, rules and next hops (rtm_protocol): no routing daemon in linux/rtnetlink.h has this number."""
+NEXT_HOP, GROUP = 1_000_000, 1_001_000
+"""First id of next hops and of next-hop groups. FRR numbers its own from 1."""
+NFT_TABLE = "faultbed_routing"

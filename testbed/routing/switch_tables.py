@@ -1,0 +1,170 @@
+"""What each switch of a soft lab needs to route by a scheme: tables, rules, marks and next-hop groups. Pure.
+
+    static schemes    one table for each uplink, with every prefix that BGP reaches over it; a rule for each prefix
+    marking schemes   the same tables; nftables marks each RoCEv2 packet, a rule for each mark
+    sharing schemes   one table whose routes have weights, or a resilient next-hop group; one rule
+
+Every table holds only routes that BGP has now (`testbed.node.routing.agent` copies them). A lookup that finds no route
+in a scheme's table goes on to the main table, so a dead uplink or a withdrawn prefix falls back to BGP's own ECMP.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from testbed.errors import Unsupported
+from testbed.model.topology import Link, Switch, Topology
+from testbed.node.routing.owned_numbers import PRIORITY, SHARED_TABLE, TABLE
+from testbed.packets.bth import ROCE_PORT
+from testbed.routing.jenkins_hash import nft_jhash
+from testbed.routing.schemes import Choice, Flow, Routing, scheme_named
+from testbed.routing.valley_free import ValleyFreePaths
+
+__all__ = ["MARKING", "SHARING", "SchemeTables", "SwitchTables", "fidelity_of", "scheme_tables"]
+
+MARKING = frozenset({"e-ecmp", "spray"})
+"""Schemes whose choice differs from packet to packet: nftables marks each one."""
+SHARING = frozenset({"weighted", "resilient"})
+"""Schemes whose choice the kernel's hash makes, among next hops with shares."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SwitchTables:
+    """One switch under a scheme.
+
+    Attributes:
+        hops: ports by which each prefix is reached, in the order of the inventory; prefixes with one are left out.
+        static: port of each prefix; empty unless the scheme is static and chooses one.
+        weights: share of each port.
+    """
+
+    hops: Mapping[str, tuple[str, ...]]
+    static: Mapping[str, str] = field(default_factory=dict)
+    weights: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def table_by_port(self) -> dict[str, int]:
+        """Number of the table of each port, which is also the mark of packets for it."""
+        ports = dict.fromkeys(port for hops in self.hops.values() for port in hops)
+        return {port: TABLE + 1 + index for index, port in enumerate(ports)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemeTables:
+    """A scheme on a lab. Switches that have no choice are left out of `switches`."""
+
+    scheme: str
+    routing: Routing
+    switches: Mapping[str, SwitchTables]
+
+    def mark(self, switch: str, destination: str, dst_qpn: int) -> int:
+        """Return the mark that `switch` gives to RoCEv2 packets for an address and a queue pair; 0: none.
+
+        Under `spray` the mark is another one for every packet, and 0 is returned.
+        """
+        hops = self._hops(switch, destination)
+        if self.scheme != "e-ecmp" or not hops:
+            return 0
+        chosen = nft_jhash(dst_qpn.to_bytes(3, "big"), modulus=len(hops), seed=self.routing.seed)
+        return self.switches[switch].table_by_port[hops[chosen]]
+
+    def sprays(self, switch: str, destination: str) -> bool:
+        """Return whether packets for an address leave `switch` by more than one port, whatever flow they are of."""
+        return self.scheme == "spray" and bool(self._hops(switch, destination))
+
+    def request(self, switch: str, netns: str | None) -> dict[str, Any]:
+        """Return what the agent on the switch's machine is told (JSON)."""
+        one = self.switches[switch]
+        tables = {str(table): port for port, table in one.table_by_port.items()}
+        rules: list[list[Any]]  # priority, table, prefix or None, mark
+        if self.scheme in SHARING:
+            tables, rules = {}, [[PRIORITY, SHARED_TABLE, None, 0]]
+        elif self.scheme in MARKING:
+            rules = [[PRIORITY, table, None, table] for table in one.table_by_port.values()]
+        else:
+            rules = [[PRIORITY, one.table_by_port[port], prefix, 0] for prefix, port in one.static.items()]
+        return {
+            "netns": netns,
+            "prefixes": {prefix: list(ports) for prefix, ports in one.hops.items()},
+            "tables": tables,
+            "weights": dict(one.weights) if self.scheme in SHARING else {},
+            "buckets": self.routing.buckets if self.scheme == "resilient" else 0,
+            "rules": rules,
+            "marks": self._marks(one) if self.scheme in MARKING else [],
+        }
+
+    def _marks(self, one: SwitchTables) -> list[str]:
+        """Return nftables statements, one for each set of next hops."""
+        by_hops: dict[tuple[str, ...], list[str]] = {}
+        for prefix, hops in one.hops.items():
+            by_hops.setdefault(hops, []).append(prefix)
+        lines = []
+        for hops, prefixes in by_hops.items():
+            table_by_port = one.table_by_port
+            choice = ", ".join(f"{index} : {table_by_port[port]}" for index, port in enumerate(hops))
+            draw = (
+                f"jhash @th,104,24 mod {len(hops)} seed {self.routing.seed:#x}"
+                if self.scheme == "e-ecmp"
+                else f"numgen inc mod {len(hops)}"
+            )
+            lines.append(
+                f"ip daddr {{ {', '.join(prefixes)} }} udp dport {ROCE_PORT} counter meta mark set {draw} "
+                f"map {{ {choice} }}"
+            )
+        return lines
+
+    def _hops(self, switch: str, destination: str) -> tuple[str, ...]:
+        known = self.switches.get(switch)
+        address = ipaddress.ip_address(destination)
+        for prefix, hops in known.hops.items() if known else ():
+            if address in ipaddress.ip_network(prefix):
+                return hops
+        return ()
+
+
+def fidelity_of(scheme: str) -> Literal["real", "emulated"]:
+    """Return the fidelity of a scheme on a soft lab. The hash of E-ECMP is ours, an ASIC has another one."""
+    return "emulated" if scheme == "e-ecmp" else "real"
+
+
+def scheme_tables(topology: Topology, scheme: str, routing: Routing) -> SchemeTables:
+    """Plan a scheme for every switch that has a choice.
+
+    Raises:
+        UsageError: no scheme has this name.
+        Unsupported: no switch of the lab has two next hops to anywhere.
+    """
+    chosen = scheme_named(scheme)
+    paths = ValleyFreePaths(topology)
+    switches: dict[str, SwitchTables] = {}
+    for switch in topology.switches:
+        hops: dict[str, tuple[str, ...]] = {}
+        static: dict[str, str] = {}
+        for host in topology.hosts:
+            for rnic in host.rnics:
+                links = paths.next_hops(switch.name, topology.rnic_link(host.name, rnic.name).a.node)
+                if len(links) < 2:  # noqa: PLR2004 - one next hop is no choice
+                    continue
+                prefix = str(ipaddress.ip_interface(rnic.address).network)
+                hops[prefix] = tuple(link.end(switch.name).netdev for link in links)
+                if chosen.is_static and scheme not in MARKING:
+                    flow = Flow(src="", dst=f"{host.name}:{rnic.name}", size_bytes=1, src_port=0, dst_qpn=0)
+                    at = Choice(topology=topology, routing=routing, flow=flow, hops=links, alive=links)
+                    ((link, _share),) = chosen.choose(at)
+                    static[prefix] = link.end(switch.name).netdev
+        if hops:
+            weights = _weights(topology, switch, routing)
+            switches[switch.name] = SwitchTables(hops=hops, static=static, weights=weights)
+    if not switches:
+        raise Unsupported(f"{scheme}: no switch of this lab has two next hops to another rack, so there is no choice")
+    return SchemeTables(scheme=scheme, routing=routing, switches={} if scheme == "ecmp" else switches)
+
+
+def _weights(topology: Topology, switch: Switch, routing: Routing) -> dict[str, int]:
+    def share(link: Link) -> int:
+        return round(routing.weights.get(link.name, 1.0))
+
+    return {link.end(switch.name).netdev: share(link) for link in topology.links_of(switch.name) if link.is_uplink}

@@ -1,0 +1,104 @@
+"""The holder of a routing scheme as a real process in a network namespace: it follows BGP, and ends with us.
+
+python switch_held.py FOLDER     prints what happened as JSON; run by `unshare -rn`
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from subprocess import PIPE
+
+from switch_namespace import HOP, P2, P3, SCHEMES, both, ip, make_switch, seen
+
+
+class Controller:
+    """The end of the channel that a controller has."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.name = folder, name
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "inject.node.holder"], stdin=PIPE, stdout=PIPE, text=True
+        )
+        self.read()
+
+    def read(self) -> dict:
+        return json.loads(self.process.stdout.readline())
+
+    def ask(self, do: str, **rest) -> dict:
+        self.process.stdin.write(json.dumps({"do": do, **rest}) + "\n")
+        self.process.stdin.flush()
+        return self.read()
+
+    def prepare(self, scheme: str, *, ttl_s: float = 30.0, mutate: str | None = None) -> dict:
+        return self.ask(
+            "prepare", id=self.name, actuator="scheme", args={"switches": [SCHEMES[scheme]]}, edges=[[0.0, True]],
+            window_s=600.0, ttl_s=ttl_s, revert_dir=str(self.folder), mutate=mutate,
+            claim={"paths": [{"path": ["machine", "m", "routing"], "thing": "routing of m"}], "session": self.name},
+        )  # fmt: skip
+
+    def end(self) -> int:
+        self.process.stdin.close()
+        return self.process.wait(timeout=20)
+
+
+def until(condition) -> float:
+    """Seconds until a condition held."""
+    began = time.monotonic()
+    while not condition():
+        assert time.monotonic() < began + 10
+        time.sleep(0.002)
+    return time.monotonic() - began
+
+
+def no_rules() -> bool:
+    return seen()["rules"] == []
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    make_switch()
+    found: dict = {}
+    one = Controller(folder, "one")
+    found["prepared"] = one.prepare("static")
+    found["armed"] = one.ask("arm")
+    found["stored"] = [path.name for path in folder.glob("*.revert")]
+    ip(f"route replace {P2} metric 20 proto bgp {HOP.format(port='up2')}")
+    found["lag_s"] = until(lambda: P2 not in seen()["tables"]["1001"])
+    both(P2)
+    until(lambda: P2 in seen()["tables"]["1001"])
+    second = Controller(folder, "second")
+    found["second"] = second.prepare("marked")
+    second.end()
+    found["left by eof"] = (one.end(), seen(), [path.name for path in folder.glob("*.revert")])
+
+    silent = Controller(folder, "silent")
+    silent.prepare("weighted", ttl_s=0.5)
+    silent.ask("arm")
+    found["silent"] = {"had_rules": not no_rules(), "after_s": until(no_rules)}
+    silent.end()
+
+    killed = Controller(folder, "killed")
+    killed.prepare("resilient")
+    killed.ask("arm")
+    killed.process.kill()
+    killed.process.wait()
+    (stored,) = folder.glob("killed.revert")
+    before = not no_rules()
+    code = subprocess.run(["sh", str(stored)], check=False).returncode
+    found["killed"] = {"had_rules": before, "code": code, "after": seen()}
+    stored.unlink()
+
+    lazy = Controller(folder, "lazy")
+    lazy.prepare("static", mutate="noop")
+    found["noop"] = lazy.ask("arm")
+    found["noop cleared"] = lazy.ask("clear")
+    lazy.end()
+    json.dump(found | {"both": [P2, P3]}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The section [fabric]: read strictly, part of the plan, and refused by name where a lab cannot do what it wants."""
+
+import json
+import re
+from dataclasses import replace
+
+import pytest
+from experiment_text import COLLECTIVE, read, refused
+
+from harness.experiment import run_plan
+from harness.run.prepare.bind_to_lab import fit
+from testbed.errors import FaultbedError
+from testbed.inventory import lab_inventory
+from testbed.routing.schemes import SCHEMES
+from testbed.shipped import inventories, inventory_named
+
+LABS = {name: lab_inventory.load(inventory_named(name)).topology for name in ("soft-3rack", "soft-mini")}
+RACK = lab_inventory.load(inventories() / "rack-h100.example.yml").topology
+PLAIN = COLLECTIVE.format("all-reduce", "")
+TEXT = PLAIN + "\n[fabric]\n"
+
+
+def fitted(section, lab="soft-3rack"):
+    return fit(read(TEXT + section), LABS[lab], "soft")
+
+
+def planned(section):
+    return run_plan.plan(fitted(section), inventory_digest="0", version="1")
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_is_part_of_the_plan_with_its_fidelity(scheme):
+    plan = json.loads(run_plan.encode(planned(f'routing = "{scheme}"')))["fabric"]
+
+    assert plan["routing"] == scheme
+    assert plan["fidelity"] == ("emulated" if scheme == "e-ecmp" else "real")
+    assert run_plan.decode(run_plan.encode(planned(f'routing = "{scheme}"'))) == planned(f'routing = "{scheme}"')
+
+
+def test_a_scheme_has_its_own_parameters_in_the_plan_and_no_other():
+    assert planned('routing = "e-ecmp"\nqp_hash_seed = 9').fabric.parameters == {"qp_hash_seed": 9}
+    assert planned('routing = "resilient"').fabric.parameters == {"buckets": 128}
+    assert planned('routing = "weighted"\nweights = { "rtsw1:ctsw1" = 3 }').fabric.parameters == {
+        "weights": {"rtsw1:ctsw1": 3}
+    }
+    assert planned('routing = "spray"').fabric.parameters == {}
+
+
+def test_an_experiment_without_the_section_has_the_plan_that_it_had():
+    plan = run_plan.plan(fit(read(PLAIN), LABS["soft-3rack"], "soft"), inventory_digest="0", version="1")
+
+    assert "fabric" not in json.loads(run_plan.encode(plan))
+
+
+@pytest.mark.parametrize(
+    ("section", "says"),
+    [
+        ("", "fabric: object missing required field `routing`"),
+        ('routing = "sprey"', 'fabric.routing: no routing "sprey"; did you mean spray?'),
+        ('routnig = "spray"', 'fabric: no key "routnig" here; did you mean routing?'),
+        (
+            'routing = "spray"\nqp_hash_seed = 3',
+            "fabric.qp_hash_seed: is a parameter of e-ecmp, not of spray; remove it",
+        ),
+        ('routing = "ecmp"\nbuckets = 64', "fabric.buckets: is a parameter of resilient, not of ecmp; remove it"),
+        ('routing = "e-ecmp"\nqp_hash_seed = 0', "fabric.qp_hash_seed"),
+        ('routing = "resilient"\nbuckets = 1', "fabric.buckets"),
+        ('routing = "weighted"\nweights = { "rtsw1:ctsw1" = 0 }', "fabric.weights"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_its_path(section, says):
+    assert says in str(refused(TEXT + section))
+
+
+def test_a_weight_of_a_link_that_is_not_there_is_refused_with_the_one_that_was_meant():
+    with pytest.raises(FaultbedError, match=re.escape('fabric.weights: no link between switches "rtsw1:ctsw9"')):
+        fitted('routing = "weighted"\nweights = { "rtsw1:ctsw9" = 3 }')
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_lab_without_a_choice_of_paths_refuses_every_scheme_by_name(scheme):
+    with pytest.raises(FaultbedError, match=f"fabric.routing: {scheme}: no switch of this lab has two next hops"):
+        fitted(f'routing = "{scheme}"', "soft-mini")
+
+
+def test_a_rank_whose_switch_has_one_uplink_is_refused_by_name():
+    topology = LABS["soft-3rack"]
+    cut = replace(topology, links=tuple(link for link in topology.links if link.name != "rtsw3:ctsw2"))
+    with pytest.raises(
+        FaultbedError, match="needs two uplinks of every rank's switch; rtsw3, the switch of host5:rxe0"
+    ):
+        fit(read(TEXT + 'routing = "pinned"'), cut, "soft")
+
+
+def test_a_rack_lab_is_refused_with_what_public_sonic_offers():
+    with pytest.raises(FaultbedError, match=r"fabric.routing: e-ecmp is not applied to rack switches: public SONiC"):
+        fit(read(TEXT + 'routing = "e-ecmp"'), RACK, "rack")

@@ -1,0 +1,225 @@
+"""A routing scheme that did nothing is never a PASS: every scheme against switches that obey, ignore it, or lie."""
+
+from __future__ import annotations
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+from finished_run import EVIL, finished, parsed
+from msgspec.structs import replace
+from synthetic_run import synthetic_run
+
+from harness.analysis.observe import observe
+from harness.experiment import run_plan
+from harness.experiment.fabric_file import Fabric
+from harness.judge import judge
+from harness.report import run_page as report
+from harness.run import routing_scheme
+from harness.verdict import RoutingReceipt, Verdict, decode, encode
+from inject.journal import Journal
+from inject.routing.hold import Released
+from testbed.errors import FaultError
+from testbed.inventory import lab_inventory
+from testbed.node.routing.owned_numbers import GROUP
+from testbed.routing.schemes import SCHEMES
+from testbed.routing.switch_tables import MARKING, SHARING, fidelity_of, scheme_tables
+from testbed.shipped import inventory_named
+
+TOPOLOGY = lab_inventory.load(inventory_named("soft-3rack")).topology
+APPLIED = [scheme for scheme in SCHEMES if scheme != "ecmp"]
+BEFORE = {f"rtsw{rack}": {"ctsw1.tx_packets": 10, "ctsw2.tx_packets": 10} for rack in (1, 2, 3)}
+AFTER = {f"rtsw{rack}": {"ctsw1.tx_packets": 510, "ctsw2.tx_packets": 510} for rack in (1, 2, 3)}
+
+
+class FakeHold:
+    """A holder that says what it is told to; with `lie` it claims a scheme that its switches have not."""
+
+    def __init__(self, lab, tables, machine, journal, *, mutate=None):
+        self.planned = SimpleNamespace(place=SimpleNamespace(node=machine))
+        self.lab, self.tables, self.mutate = lab, tables, mutate
+        self.applied_ns = 1
+
+    def hold(self):
+        if self.lab.refuses:
+            raise FaultError("rtsw1 has a rule of priority 1000 (lookup 77), and not by this run")
+        is_there = self.mutate != "noop"
+        self.readback = {"applied": is_there, "whole": is_there, "switches": 3, "rules": 6, "routes": 48}
+        self.lab.obeys = self.tables if self.mutate is None else None
+
+    def is_held(self):
+        return self.lab.holds
+
+    def release(self):
+        self.lab.obeys = None
+        return Released(ok=self.lab.releases, at_ns=2, error="" if self.lab.releases else "a rule is left")
+
+
+class Switches:
+    """The lab of three racks, whose switches answer as the scheme that they obey says; None: BGP's own ECMP."""
+
+    def __init__(self):
+        self.topology, self.scheme, self.obeys = TOPOLOGY, None, None
+        self.refuses, self.holds, self.releases, self.marks = False, True, True, True
+
+    def carrier(self, _name):
+        return SimpleNamespace(name="fabric")
+
+    def carried(self, nodes):
+        return {"fabric": {node: node for node in nodes}}
+
+    def ask(self, _machine, request):
+        if request["do"] == "routing":
+            return {"nodes": {node: self.state(node) for node in request["nodes"]}, "held": []}
+        found = {node: [self.decide(node, flow) for flow in flows] for node, (_, flows) in request["flows"].items()}
+        return {"found": found}
+
+    def state(self, node):
+        tables = self.obeys
+        if tables is None:
+            return {"groups": {}, "marked": None}
+        hops = tables.switches[node].hops.values()
+        groups = {
+            str(GROUP + at): {"ports": list(each), "buckets": tables.routing.buckets} for at, each in enumerate(hops)
+        }
+        return {"groups": groups, "marked": [400 if self.marks else 0] if tables.scheme in MARKING else None}
+
+    def decide(self, node, flow):
+        sport, mark = flow[3], flow[5] if len(flow) > 5 else 0
+        if self.obeys is None:
+            return ["ctsw1" if sport % 2 else "ctsw2", 254]
+        one = self.obeys.switches[node]
+        prefix = next(each for each in one.hops if flow[1].rpartition(".")[0] in each and is_in(flow[1], each))
+        if self.obeys.scheme in SHARING:
+            cycle = list(itertools.chain.from_iterable([port] * one.weights[port] for port in one.hops[prefix]))
+            return [cycle[sport % len(cycle)], 1000]
+        if self.obeys.scheme in MARKING:
+            return [next(port for port, table in one.table_by_port.items() if table == mark), mark]
+        return [one.static[prefix], one.table_by_port[one.static[prefix]]]
+
+
+def is_in(address, prefix):
+    return int(address.rpartition(".")[2]) - 1 == int(prefix.partition("/")[0].rpartition(".")[2])
+
+
+def fabric_of(scheme):
+    return Fabric(routing=scheme, weights={"rtsw1:ctsw1": 3} if scheme == "weighted" else {})
+
+
+@pytest.fixture
+def apply(monkeypatch, tmp_path):
+    monkeypatch.setattr(routing_scheme, "Hold", FakeHold)
+
+    def run(scheme, *, mutate=None, after=AFTER, **changes) -> RoutingReceipt:
+        lab = Switches()
+        for name, value in changes.items():
+            setattr(lab, name, value)
+        with (
+            Journal(tmp_path / "journal.jsonl") as journal,
+            routing_scheme.applied(lab, fabric_of(scheme), journal, mutate=mutate) as one,
+        ):
+            assert (lab.scheme is None) is False
+            one.check_end(BEFORE, after)
+        assert lab.scheme is None
+        return one.receipt()
+
+    return run
+
+
+def verdict_of(scheme, receipt):
+    fabric = run_plan.PlannedFabric(routing=scheme, fidelity=fidelity_of(scheme))
+    plan = run_plan.Plan(faultbed="0", experiment="x", seed=7, inventory="00", workload={}, faults=(), fabric=fabric)
+    run = replace(synthetic_run(), faults=(), lab_state="CLEAN", lab_diff=(), routing=receipt)
+    return judge(plan=plan, expectations=(), run=run, observed=observe(run))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_scheme_that_its_switches_obey_is_proved_and_passes(apply, scheme):
+    receipt = apply(scheme)
+
+    assert receipt.unproven == ()
+    assert receipt.decisions.asked == receipt.decisions.agreed >= 24
+    verdict = verdict_of(scheme, receipt)
+    check = next(check for check in verdict.checks if check.name == f"routing.{scheme}")
+    assert (check.verdict, verdict.verdict) == (Verdict.PASS, Verdict.PASS)
+    assert decode(encode(verdict)).routing == receipt
+
+
+@pytest.mark.parametrize("mutate", ["noop", "lie"])
+@pytest.mark.parametrize("scheme", APPLIED)
+def test_a_scheme_that_did_nothing_is_inconclusive_though_the_workload_ran(apply, scheme, mutate):
+    """With `lie` the holder claims that all is there: the kernels' own answers show that it is not."""
+    receipt = apply(scheme, mutate=mutate)
+
+    assert receipt.decisions.agreed == 0
+    assert receipt.armed["ok"] is (mutate == "lie")
+    assert any("kernel decides by table 254" in reason for reason in receipt.unproven)
+    verdict = verdict_of(scheme, receipt)
+    assert verdict.verdict is Verdict.INCONCLUSIVE
+    assert next(check for check in verdict.checks if check.name == f"routing.{scheme}").verdict is Verdict.INCONCLUSIVE
+
+
+def test_rules_left_by_another_scheme_are_no_ecmp(apply, monkeypatch):
+    """ECMP is nothing to apply; switches that obey another scheme are not BGP's."""
+    left = scheme_tables(TOPOLOGY, "static-parity", fabric_of("ecmp").as_routing)
+    receipt = apply("ecmp", obeys=left)
+
+    assert receipt.decisions.agreed == 0
+    assert verdict_of("ecmp", receipt).verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize(
+    ("scheme", "changes", "says"),
+    [
+        ("e-ecmp", {"marks": False}, "no switch marked a packet"),
+        ("spray", {"marks": False}, "no switch marked a packet"),
+        ("pinned", {"holds": False}, "fabric no longer held the scheme when the workload had ended"),
+        ("pinned", {"releases": False}, "not removed: a rule is left"),
+        ("pinned", {"after": BEFORE}, "0 packets left by ports among which it chooses"),
+        ("pinned", {"after": {}}, "0 packets left by ports among which it chooses"),
+    ],
+)
+def test_a_scheme_that_is_not_seen_to_route_the_workload_is_inconclusive(apply, scheme, changes, says):
+    receipt = apply(scheme, **changes)
+
+    assert any(says in reason for reason in receipt.unproven)
+    assert verdict_of(scheme, receipt).verdict is Verdict.INCONCLUSIVE
+
+
+def test_weights_that_the_kernel_does_not_keep_are_told(apply, monkeypatch):
+    monkeypatch.setattr(Switches, "decide", lambda self, _node, flow: ["ctsw1" if flow[3] % 2 else "ctsw2", 1000])
+
+    assert any(
+        "50% of its kernel's decisions are for ctsw1, the scheme's 75%" in one for one in apply("weighted").unproven
+    )
+
+
+def test_a_scheme_that_was_never_applied_is_inconclusive():
+    verdict = verdict_of("spray", None)
+
+    assert verdict.verdict is Verdict.INCONCLUSIVE
+    assert "it was never applied" in next(check.detail for check in verdict.checks if check.name == "routing.spray")
+
+
+def test_a_switch_that_refuses_ends_the_run_with_its_sentence(apply):
+    with pytest.raises(FaultError, match="rule of priority 1000"):
+        apply("pinned", refuses=True)
+
+
+def test_a_scheme_that_may_be_left_behind_makes_the_lab_dirty(apply):
+    assert routing_scheme.not_removed(apply("pinned")) == ()
+    assert "routing scheme pinned is not removed: a rule is left" in routing_scheme.not_removed(
+        apply("pinned", releases=False)
+    )
+
+
+def test_the_report_tells_the_scheme_and_why_it_is_not_proved(apply, tmp_path):
+    receipt = replace(apply("e-ecmp"), unproven=(EVIL,))
+    html = report.render_html(finished(tmp_path, replace(synthetic_run(), routing=receipt)))
+    text = " ".join("".join(parsed(html).text).split())
+
+    assert "e-ecmp (emulated, qp_hash_seed 1): before the workload the switches' kernels decided as the scheme" in text
+    assert f"in {receipt.decisions.agreed} of {receipt.decisions.asked} questions; 1,200 packets were marked" in text
+    assert "Not proved: <script>" in text
+    assert "<script>alert(1)" not in html
+    assert "queue pairs and their paths" in text

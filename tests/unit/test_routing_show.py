@@ -1,0 +1,83 @@
+"""`routing show`: what a switch's rules, tables, groups and marks look like to a person, and what was left behind."""
+
+import contextlib
+import json
+from types import SimpleNamespace
+
+import pytest
+from click.testing import CliRunner
+
+from harness.cli.lab import routing_commands
+from harness.cli.main import cli
+from testbed.errors import UsageError
+from testbed.inventory import lab_inventory
+from testbed.routing.schemes import Routing
+from testbed.routing.switch_tables import scheme_tables
+from testbed.shipped import inventory_named
+
+TOPOLOGY = lab_inventory.load(inventory_named("soft-3rack")).topology
+TO_HOST3 = "10.77.2.0/31"
+STATE = {"rules": [], "tables": {"main": {TO_HOST3: ["ctsw1", "ctsw2"]}}, "groups": {}, "marked": None}
+
+
+def rule(table, *, to=None, mark=None):
+    return {"priority": 1000, "table": table, "to": to, "mark": mark}
+
+
+def shown(monkeypatch, state, *words, held=("static-parity",)):
+    lab = SimpleNamespace(
+        topology=TOPOLOGY, name="soft-3rack", carried=lambda nodes: {"fabric": dict.fromkeys(nodes)},
+        ask=lambda _machine, request: {"nodes": dict.fromkeys(request["nodes"], STATE | state), "held": list(held)},
+    )  # fmt: skip
+    monkeypatch.setattr(routing_commands, "open_lab", lambda _: contextlib.nullcontext(lab))
+    return CliRunner().invoke(cli, ["--lab", "soft-3rack", "routing", "show", *words])
+
+
+@pytest.mark.parametrize(
+    ("state", "row"),
+    [
+        ({"rules": [rule(1002, to=TO_HOST3)], "tables": {"1002": {TO_HOST3: ["ctsw2"]}}}, "to 10.77.2.0/31 1002 ctsw2"),
+        ({"rules": [rule(1002, to=TO_HOST3)], "tables": {}}, "to 10.77.2.0/31 1002 none: as BGP"),
+        ({"rules": [rule(1001, mark=1001)], "tables": {"1001": {TO_HOST3: ["ctsw1"]}}}, "with mark 1001 1001 ctsw1"),
+        ({"rules": [], "marked": [300, 41]}, "341 marked so far nftables"),
+        (
+            {
+                "rules": [rule(1000)],
+                "tables": {"1000": {TO_HOST3: ["group 1001000"]}},
+                "groups": {"1001000": {"ports": ["ctsw1", "ctsw2"], "buckets": 64}},
+            },
+            "all 1000 ctsw1, ctsw2 (64 buckets)",
+        ),
+        ({}, "to 1 prefixes main (BGP) ctsw1, ctsw2"),
+    ],
+)
+def test_show_says_by_which_table_and_next_hop_packets_leave(monkeypatch, state, row):
+    done = shown(monkeypatch, state, "rtsw1")
+
+    assert done.exit_code == 0, done.output
+    assert row in [" ".join(line.split()[1:]) for line in done.output.splitlines()]
+    assert "scheme: static-parity" in done.output
+
+
+def test_show_calls_rules_without_a_holder_left_behind(monkeypatch):
+    done = shown(monkeypatch, {"rules": [rule(1001, mark=1001)]}, "rtsw1", held=())
+
+    assert "rules on rtsw1, and no scheme is held: left behind; run `faultbed heal`" in done.output
+
+
+def test_show_prints_every_switch_as_json(monkeypatch):
+    found = json.loads(shown(monkeypatch, {}, "--json").output)
+
+    assert found["schemes"] == ["static-parity"]
+    assert (
+        set(found["switches"])
+        == set(TOPOLOGY.switch_by_name)
+        >= set(scheme_tables(TOPOLOGY, "pinned", Routing()).switches)
+    )
+
+
+def test_show_refuses_a_switch_that_is_not_there(monkeypatch):
+    done = shown(monkeypatch, {}, "rtsw9")
+
+    assert isinstance(done.exception, UsageError)
+    assert "no switch rtsw9 in soft-3rack; did you mean rtsw" in str(done.exception)

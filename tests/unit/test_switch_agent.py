@@ -1,0 +1,180 @@
+"""The switch agent against a real kernel: what it writes, how it follows BGP, what it refuses, what is left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from house import HOUSE
+
+from inject.node.network.scheme import SWEEP
+
+P2, P3 = "10.77.2.0/31", "10.77.3.0/31"
+SCHEMES = ("static", "marked", "weighted", "resilient")
+
+
+def in_a_namespace(program, *words):
+    """What a program prints that runs in a network namespace of its own."""
+    if subprocess.run(["unshare", "-rn", "ip", "link", "add", "up1", "type", "veth"], check=False).returncode:
+        pytest.skip("no network namespaces for this user here")
+    environment = {**os.environ, "PYTHONPATH": str(HOUSE)}
+    argv = ["unshare", "-rn", sys.executable, str(Path(__file__).with_name(program)), *words]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.fixture(scope="module")
+def told():
+    return in_a_namespace("switch_namespace.py")
+
+
+@pytest.fixture(scope="module")
+def held(tmp_path_factory):
+    return in_a_namespace("switch_held.py", str(tmp_path_factory.mktemp("faults")))
+
+
+def test_tables_hold_the_next_hops_of_bgp_for_each_uplink(told):
+    for scheme in ("static", "marked"):
+        assert told[scheme]["refused"] == ""
+        assert told[scheme]["applied"]["tables"] == {
+            "1001": {P2: ["up1"], P3: ["up1"]},
+            "1002": {P2: ["up2"], P3: ["up2"]},
+        }
+        assert told[scheme]["idle"] == 0, "nothing is written again while BGP has changed nothing"
+    assert told["weighted"]["applied"]["tables"]["1000"][P2] == ["up1 weight 3", "up2 weight 1"]
+    assert told["resilient"]["applied"]["groups"]["1001000"] == {"ports": ["up1", "up2"], "buckets": 32}
+
+
+def test_the_kernel_decides_by_the_table_of_the_scheme(told):
+    assert "dev up2 table 1002 " in told["static"]["decision"]
+    assert "dev up1 table 1001 " in told["marked"]["marked decision"]
+    assert "table" not in told["marked"]["decision"], "a packet without a mark is BGP's"
+    for scheme in ("weighted", "resilient"):
+        assert "table 1000" in told[scheme]["decision"]
+
+
+def test_what_the_watcher_asks_the_kernel_names_port_and_table(told):
+    """A packet without a mark, and with each of the two: by rtnetlink, as `ip route get` says it."""
+    assert told["static"]["asked"] == [["up2", 1002], ["up2", 1002], ["up2", 1002]]
+    assert told["marked"]["asked"][0][1] == 254
+    assert told["marked"]["asked"][1:] == [["up1", 1001], ["up2", 1002]]
+    assert [table for _, table in told["weighted"]["asked"]] == [1000, 1000, 1000]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_withdrawn_next_hop_leaves_the_tables_of_every_scheme(told, scheme):
+    """BGP reaches the first prefix by the second uplink alone; the other prefix keeps both."""
+    life = told[scheme]
+    assert life["told"], "the kernel has reported it"
+    if scheme == "weighted":
+        assert life["withdrawn"]["tables"]["1000"] == {P2: ["up2"], P3: ["up1 weight 3", "up2 weight 1"]}
+    elif scheme == "resilient":
+        ports = {name: group["ports"] for name, group in life["withdrawn"]["groups"].items()}
+        assert ports == {"1001000": ["up2"], "1001001": ["up1", "up2"]}
+    else:
+        assert life["withdrawn"]["tables"] == {"1001": {P3: ["up1"]}, "1002": {P2: ["up2"], P3: ["up2"]}}
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_an_uplink_that_goes_down_leaves_the_tables_without_the_agent(told, scheme):
+    """The kernel itself removes it: packets fall back to what BGP has left before anybody has copied anything."""
+    at_once = told[scheme]["at once"]
+    named = {port.split()[0] for table in at_once["tables"].values() for hops in table.values() for port in hops}
+    assert "up1" not in named
+    assert all("up1" not in group["ports"] for group in at_once["groups"].values())
+    assert " dev up2 " in f"{told[scheme]['without uplink']} "
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_an_uplink_that_comes_back_is_used_again(told, scheme):
+    assert told[scheme]["up"]["tables"] == told[scheme]["applied"]["tables"]
+    assert told[scheme]["up"]["groups"] == told[scheme]["applied"]["groups"]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_removed_nothing_is_left_and_bgp_has_what_it_had(told, scheme):
+    removed = told[scheme]["removed"]
+    assert (removed["rules"], removed["tables"], removed["groups"], removed["left"]) == ([], {}, {}, 0)
+    assert removed["main"] == {P2: ["up1", "up2"], P3: ["up1", "up2"]}
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("rule", "a rule of priority 1000 (lookup 77)"),
+        ("route", "a route to 10.9.0.0/16 in table 1500"),
+        ("next hop", "a next hop 1000007"),
+        ("port", "has no port up9"),
+    ],
+)
+def test_what_others_have_in_the_ranges_of_schemes_is_refused_by_name(told, what, says):
+    assert says in told["foreign"][what]
+
+
+def test_the_stored_revert_removes_what_is_ours_and_nothing_else():
+    """Run twice: what a scheme has written is gone, a rule and a table of somebody else in the same ranges stay."""
+    script = f"""
+        ip link add up1 type veth peer name far1 || exit 77
+        ip link set up1 up; ip link set far1 up
+        ip rule add to 10.0.0.0/8 lookup 1001 priority 1000 protocol 251
+        ip rule add fwmark 1002 lookup 1002 priority 1000 protocol 251
+        ip rule add to 11.0.0.0/8 lookup 1002 priority 1000
+        ip route add 10.0.0.0/8 dev up1 table 1001 proto 251
+        ip route add 12.0.0.0/8 dev up1 table 1003
+        ip nexthop add id 1000000 dev up1 proto 251
+        sh -c '{SWEEP}' || exit 1
+        sh -c '{SWEEP}' || exit 1
+        ip rule; ip -4 route show table all; ip nexthop
+    """
+    done = subprocess.run(["unshare", "-rn", "sh", "-c", script], capture_output=True, text=True, check=False)
+    if done.returncode == 77:
+        pytest.skip("no network namespaces for this user here")
+    assert done.returncode == 0, done.stderr
+    assert "251" not in done.stdout
+    assert "from all to 11.0.0.0/8 lookup 1002" in done.stdout
+    assert "12.0.0.0/8 dev up1 table 1003" in done.stdout
+    assert "1000000" not in done.stdout
+
+
+def test_a_held_scheme_is_read_back_and_its_revert_is_stored_before(held):
+    assert held["prepared"]["event"] == "prepared"
+    assert held["armed"]["readback"]["whole"] is True
+    assert held["stored"] == ["one.revert"]
+
+
+def test_the_holder_follows_bgp_as_soon_as_the_kernel_reports_a_change(held):
+    """Without a poll: the holder wakes up by the message. Two seconds are for a machine that is busy."""
+    assert held["lag_s"] < 2
+
+
+def test_a_second_scheme_on_the_same_switches_is_refused_by_name(held):
+    assert held["second"]["refused"] is True
+    assert "routing of m" in held["second"]["error"]
+
+
+def test_the_end_of_the_controller_removes_the_scheme(held):
+    code, after, stored = held["left by eof"]
+    assert (code, after["rules"], after["tables"], stored) == (0, [], {}, [])
+
+
+def test_a_controller_that_falls_silent_loses_the_scheme_within_its_lease(held):
+    assert held["silent"]["had_rules"]
+    assert held["silent"]["after_s"] < 5
+
+
+def test_a_killed_holder_is_undone_by_the_stored_revert(held):
+    assert held["killed"]["had_rules"]
+    assert held["killed"]["code"] == 0
+    assert (held["killed"]["after"]["rules"], held["killed"]["after"]["tables"]) == ([], {})
+    assert held["killed"]["after"]["groups"] == {}
+
+
+def test_a_holder_that_does_nothing_says_so(held):
+    assert held["noop"]["readback"]["applied"] is False
+    assert held["noop"]["readback"]["whole"] is False
+    assert held["noop cleared"]["ok"] is True
