@@ -178,13 +178,11 @@ def _guarded(
                 again = functools.partial(_to_known_state, lab, journal, progress)
                 found.carried_bps = emulation_limit.carried(lab, found.offered_bps, again, progress).carried_bps
         if found.is_control or _wants_twin(decided):
-            with _routed(decided, lab, journal, found, progress):
+            with _routed(decided, lab, journal, found, progress, is_twin=True):
                 found.twin, found.twin_load = _run_twin(decided, lab, journal, progress, on_flights)
             _to_known_state(lab, journal, progress)
-        with _routed(decided, lab, journal, found, progress) as scheme:
+        with _routed(decided, lab, journal, found, progress):
             _with_faults(decided, lab, journal, found, progress, mutate, on_flights)
-            if scheme is not None:
-                scheme.check_end(found.before, found.after)
     except Exception as error:  # noqa: BLE001 (whatever went wrong, the lab is compared)
         found.errors.append(ends.describe(error))
         trace = "" if isinstance(error, FaultbedError) else "".join(traceback.format_exception(error))
@@ -213,8 +211,8 @@ def _guarded(
 
 @contextlib.contextmanager
 def _routed(
-    decided: Decided, lab: Lab, journal: Journal, found: Found, progress: Progress
-) -> Iterator[routing_scheme.Applied | None]:
+    decided: Decided, lab: Lab, journal: Journal, found: Found, progress: Progress, *, is_twin: bool = False
+) -> Iterator[None]:
     """Run the block under the experiment's routing scheme, and keep its receipt: that of the last block."""
     fabric = decided.experiment.fabric
     if fabric is not None:
@@ -225,7 +223,9 @@ def _routed(
             if scheme is not None:
                 asked = scheme.decisions
                 progress(f"{scheme.tables.scheme}: the kernels agree in {asked.agreed} of {asked.asked} decisions")
-            yield scheme
+            yield
+            if scheme is not None and not is_twin:
+                scheme.check_end(found.before, found.after)
     finally:
         if scheme is not None:
             found.routing = scheme.receipt()

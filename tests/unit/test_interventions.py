@@ -253,11 +253,18 @@ def run_with(lab, tmp_path, monkeypatch, with_faults):
     """The middle of a run; returns what it found."""
     monkeypatch.setattr(loop, "_with_faults", with_faults)
     monkeypatch.setattr(loop, "_wants_twin", lambda _: False)
+    monkeypatch.setattr(loop.emulation_limit, "sent_bps", lambda *_: None)
     monkeypatch.setattr(loop, "_to_known_state", lambda *_: None)
     found = Found()
     with Journal(tmp_path / "journal.jsonl") as journal:
         loop._guarded(
-            SimpleNamespace(experiment=SimpleNamespace(fabric=None)), lab, journal, found, lambda _: None, None, None
+            SimpleNamespace(experiment=SimpleNamespace(fabric=None, workload=None)),
+            lab,
+            journal,
+            found,
+            lambda _: None,
+            None,
+            None,
         )
     return found
 

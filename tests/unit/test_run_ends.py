@@ -36,11 +36,19 @@ def run(lab, tmp_path, monkeypatch, with_faults):
     """`loop._guarded` with another middle; returns what it found."""
     monkeypatch.setattr(loop, "_with_faults", with_faults)
     monkeypatch.setattr(loop, "_wants_twin", lambda _: False)
+    monkeypatch.setattr(loop.emulation_limit, "sent_bps", lambda *_: None)
+    lab.inventory_model = None
     found = Found()
     (tmp_path / "run").mkdir()
     with Journal(tmp_path / "run" / "journal.jsonl") as journal:
         loop._guarded(
-            SimpleNamespace(experiment=SimpleNamespace(fabric=None)), lab, journal, found, lambda _: None, None, None
+            SimpleNamespace(experiment=SimpleNamespace(fabric=None, workload=None)),
+            lab,
+            journal,
+            found,
+            lambda _: None,
+            None,
+            None,
         )
     return found
 
