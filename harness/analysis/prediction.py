@@ -208,7 +208,13 @@ def _collective(run: Measurements) -> tuple[Prediction, ...]:
     )
 
 
+_DRAWN_EVENLY = frozenset({"ecmp", "e-ecmp", "resilient"})
+"""Routing schemes that draw the uplink of each queue pair by a hash, all uplinks with equal chances."""
+
+
 def _uplinks(run: Measurements) -> tuple[Prediction, ...]:
+    if run.routing is not None and run.routing.scheme not in _DRAWN_EVENLY:
+        return ()
     predictions_found = []
     for switch in run.topology.switches:
         uplinks = [link for link in run.topology.links_of(switch.name) if link.is_uplink]

@@ -87,6 +87,7 @@ def known_paths(raw: Mapping[str, Any]) -> tuple[str, ...]:
             fault = CATALOGUE.get(str(item.get("kind"))) if section == "faults" else None
             paths += [f"faults[{index}].set.{param.name}" for param in (fault.params if fault else ())]
     paths += [f"probe.{key}" for key in SECTION_KEYS["probe"] if "probe" in raw]
+    paths += [f"fabric.{key}" for key in SECTION_KEYS["fabric"] if key != "weights"]
     return tuple(dict.fromkeys(path for path in paths if path not in _FIXED))
 
 

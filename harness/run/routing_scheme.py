@@ -144,6 +144,7 @@ def applied(
             "ok": not errors,
             "by": "lease" if any(each.by == "lease" for each in released) else "holder",
             "at_ns": max((each.at_ns for each in released), default=None),
+            "copied": sum(each.readback.get("copied", 0) for each in released),
             **({"error": "; ".join(errors)} if errors else {}),
         }
         if any(each.by == "lease" for each in released):

@@ -1,0 +1,155 @@
+"""Routing schemes on the lab's switches: what links carried, no-op mutations, a killed controller, what heal removes.
+
+The numbers of three racks need `pytest -m "" --lab soft-3rack tests/soft/test_fabric_routing.py`.
+"""
+
+from __future__ import annotations
+
+import pytest
+from waiting import until
+
+from harness.experiment import experiment_file
+from harness.run import loop
+from harness.verdict import Verdict
+from inject.heal import heal
+from inject.journal import Journal
+from inject.routing.hold import Hold
+from testbed.observe import fingerprint, switch_routing
+from testbed.routing.schemes import SCHEMES, Routing
+from testbed.routing.switch_tables import scheme_tables
+
+pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 4", "uplinks >= 4")]
+
+TEXT = """
+name = "scheme"
+[fabric]
+routing = "{scheme}"
+[workload]
+collective = "all-to-all"
+size = "256KiB"
+ranks = [{ranks}]
+iterations = {iterations}
+[[expect]]
+metric = "wrong_elements"
+max = 0
+"""
+
+
+def run(lab, tmp_path, scheme, hosts=(1, 2, 3, 4), *, more="", iterations=8, **options):
+    ranks = ", ".join(f'"host{number}:rxe0"' for number in hosts)
+    text = TEXT.format(scheme=scheme, ranks=ranks, iterations=iterations) + more
+    experiment = experiment_file.decode(text.encode(), source="scheme.toml")
+    decided = loop.decide(experiment, text.encode(), lab.inventory_model)
+    finished = loop.execute(decided, lab.inventory_model, out=tmp_path, progress=print, **options)
+    lab.forget_connections()
+    return finished
+
+
+def rules(lab):
+    return {name: one["rules"] for name, one in switch_routing.read(lab, lab.topology.switch_by_name).switches.items()}
+
+
+def mmr(finished, switch):
+    """Maximum over mean of what a switch sent up, by its ports' counters."""
+    measured = finished.run_dir.read_measurements()
+    before, after = measured.counters_before[switch], measured.counters_after[switch]
+    sent = [after[f"{port}.tx_bytes"] - before[f"{port}.tx_bytes"] for port in ("ctsw1", "ctsw2")]
+    return max(sent) * len(sent) / sum(sent)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_a_scheme_routes_the_workload_is_proved_and_leaves_nothing(lab, tmp_path, scheme):
+    finished = run(lab, tmp_path, scheme)
+    verdict = finished.verdict
+
+    print(scheme, verdict.routing)
+    assert verdict.verdict is Verdict.PASS, verdict.checks
+    assert verdict.lab_state == "CLEAN"
+    assert verdict.routing.decisions.agreed == verdict.routing.decisions.asked > 0
+    assert not any(rules(lab).values())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("scheme", "mutate"), [("static-parity", "noop"), ("e-ecmp", "lie")])
+def test_a_scheme_that_does_nothing_is_inconclusive(lab, tmp_path, scheme, mutate):
+    """Whatever its holder claims: the kernels of the switches are asked."""
+    verdict = run(lab, tmp_path, scheme, iterations=2, mutate_routing=mutate).verdict
+
+    assert verdict.verdict is Verdict.INCONCLUSIVE, verdict.checks
+    assert verdict.routing.decisions.agreed == 0
+    assert verdict.routing.armed["ok"] is (mutate == "lie")
+    assert verdict.lab_state == "CLEAN"
+
+
+def held(lab, journal, scheme):
+    tables = scheme_tables(lab.topology, scheme, Routing())
+    hold = Hold(lab, tables, lab.carrier("rtsw1").name, journal)
+    hold.hold()
+    assert hold.readback["whole"], hold.readback
+    return hold
+
+
+def test_a_controller_that_is_gone_leaves_no_scheme_behind(lab, tmp_path):
+    """Its channel ends, as when it is killed; that the lab looks as before is the fixture's check."""
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        hold = held(lab, journal, "static-parity")
+        assert any(rules(lab).values())
+        hold.lease.let_go()
+        print(f"BGP's again after {until(lambda: not any(rules(lab).values()), within_s=12.0):.1f} s")
+
+
+def test_heal_removes_a_scheme_whose_holder_is_gone(lab):
+    """A rule, a table and a resilient group that a killed machine might leave: DIRTY by the fingerprint, and healed."""
+    before = fingerprint.capture(lab)
+    for words in (
+        "rule add priority 1000 protocol 251 fwmark 1001 lookup 1001",
+        "route add 10.77.2.0/31 dev ctsw1 table 1001 proto 251",
+        "nexthop add id 1000000 dev ctsw1 proto 251",
+    ):
+        lab.node("rtsw1").run(["ip", *words.split()])
+    left = fingerprint.settle(lab, before, within_s=0.0)
+    seen = {word for line in left for word in ("rule", "route", "nexthop") if word in line.split()}
+    assert seen == {"rule", "route", "nexthop"}, left
+    healed = heal(lab)
+    assert any("removed the routing scheme in rtsw1" in line for line in healed), healed
+    assert fingerprint.settle(lab, before) == []
+
+
+def test_a_withdrawn_prefix_leaves_the_tables_while_a_scheme_is_on(lab, tmp_path):
+    """The far rack is withdrawn by one spine: the near switch's table of that uplink loses it, the other keeps it."""
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        hold = held(lab, journal, "pinned")
+
+        def tables():
+            return switch_routing.read(lab, ["rtsw1"]).switches["rtsw1"]["tables"]
+
+        prefixes = set(tables()["1001"])
+        lab.node("ctsw1").run(["ip", "link", "set", "rtsw2", "down"])
+        try:
+            until(lambda: not any(one.startswith("10.77.2.") for one in tables().get("1001", {})), within_s=20.0)
+            now = tables()
+            assert set(now["1002"]) == prefixes
+            assert all(now["main"][one] == ["ctsw2"] for one in prefixes if one.startswith("10.77.2."))
+        finally:
+            lab.node("ctsw1").run(["ip", "link", "set", "rtsw2", "up"])
+        until(lambda: set(tables().get("1001", {})) == prefixes, within_s=60.0)
+        assert hold.release().ok
+    assert not any(rules(lab).values())
+
+
+@pytest.mark.slow
+@pytest.mark.needs("hosts >= 6")
+@pytest.mark.parametrize(
+    ("hosts", "rack1", "others"),
+    [((1, 2, 3, 4), 1.0, {"rtsw2": 1.0}), ((1, 2, 3, 5), 2.0, {"rtsw2": 4 / 3, "rtsw3": 4 / 3})],
+)
+def test_odd_and_even_hosts_load_the_uplinks_as_computed(lab, tmp_path, hosts, rack1, others):
+    """A replaced host doubles the load of one uplink of rack 1."""
+    finished = run(lab, tmp_path, "static-parity", hosts, iterations=20)
+
+    seen = {switch: mmr(finished, switch) for switch in ("rtsw1", *others)}
+    print(hosts, seen)
+    assert seen["rtsw1"] == pytest.approx(rack1, abs=0.1)
+    for switch, value in others.items():
+        assert seen[switch] == pytest.approx(value, abs=0.1)
