@@ -37,7 +37,7 @@ def run(lab, tmp_path, monkeypatch, with_faults):
     monkeypatch.setattr(loop, "_with_faults", with_faults)
     monkeypatch.setattr(loop, "_wants_twin", lambda _: False)
     monkeypatch.setattr(loop.emulation_limit, "sent_bps", lambda *_: None)
-    lab.inventory_model = None
+    lab.inventory_model = getattr(lab, "inventory_model", None)
     found = Found()
     (tmp_path / "run").mkdir()
     with Journal(tmp_path / "run" / "journal.jsonl") as journal:
