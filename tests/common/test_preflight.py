@@ -9,12 +9,12 @@ from harness.run.prepare.preflight import preflight
 pytestmark = pytest.mark.needs("rdma", "hosts >= 2")
 
 
-def test_a_healthy_lab_has_nothing_wrong(lab):
+def test_preflight_healthy_lab_reports_nothing_wrong(lab):
     assert preflight(lab, lambda _: None, with_burnin=False).wrong == ()
 
 
 @pytest.mark.slow
-def test_a_healthy_lab_burns_in_on_every_pair(lab):
+def test_preflight_healthy_lab_burns_in_every_pair(lab):
     found = preflight(lab, lambda _: None)
     assert found.wrong == ()
     measured = found.burnin.pairs

@@ -16,8 +16,8 @@ PATIENT = QpParams(timeout=18)
 
 
 @pytest.mark.needs("rdma", "uplinks >= 2", "hosts >= 4")
-def test_the_job_survives_an_uplink_flap_and_every_result_is_right(lab, traffic, inject):
-    """With the uplink of a used path gone, eBGP moves the traffic: the job ends by itself, and all sums are right."""
+def test_job_survives_uplink_flap_with_correct_results(lab, traffic, inject):
+    """eBGP moves the traffic off a flapping uplink that is in use: the job completes and all sums are correct."""
     fault = inject("link.flap", "uplink[0]", for_s=2.0)
     job = traffic.collective(ranks=RANKS, size_bytes=1 << 18, duration_s=14.0, qp=PATIENT)
     wait_s(5.0)
@@ -62,8 +62,8 @@ def wait_for_iterations(job, count):
 
 
 @pytest.mark.needs("rdma", "gpu", "hosts >= 4")
-def test_one_slow_gpu_slows_the_whole_job_and_is_named(lab, traffic, inject):
-    """A GPU at half speed: everybody's iterations take longer, and the straggler is that rank."""
+def test_throttled_gpu_slows_the_job_and_is_the_straggler(lab, traffic, inject):
+    """A GPU at half speed lengthens every rank's iterations, and its rank is the straggler."""
     fault = inject("gpu.throttle", "host[1]:gpu[0]", percent=50)
     job = traffic.collective(ranks=RANKS, size_bytes=1 << 16, duration_s=300.0, compute_units=24, qp=PATIENT)
     wait_for_iterations(job, 4)
@@ -89,8 +89,8 @@ def test_one_slow_gpu_slows_the_whole_job_and_is_named(lab, traffic, inject):
 
 
 @pytest.mark.needs("rdma", "hosts >= 4")
-def test_a_dead_link_kills_the_queue_pair_and_the_job_rebuilds_it(lab, traffic, inject):
-    """A host link that is down for longer than the retry budget: the QP dies, is rebuilt, and results are right."""
+def test_dead_link_kills_queue_pair_and_job_rebuilds_it(lab, traffic, inject):
+    """A host link is down for longer than the retry budget: the QP dies, is rebuilt, and results are correct."""
     fault = inject("link.flap", "host[0]:downlink[0]", for_s=4.0)
     job = traffic.collective(ranks=RANKS, size_bytes=1 << 17, duration_s=16.0, qp=QpParams(timeout=14, retry_cnt=3))
     wait_s(4.0)

@@ -41,7 +41,7 @@ REDOPS = ("sum", "max", "avg")
 
 
 def test_every_algorithm_gives_the_right_result(lab, subtests):
-    """Uneven blocks, several segments a block, few slots, another type and reduction each time; inputs unharmed."""
+    """Each algorithm runs with uneven blocks, several segments per block, few slots and another type and reduction."""
     with Engines.start(lab, [host.name for host in lab.topology.hosts[:4]]) as engines:
         for number, (name, algorithm) in enumerate(ALGORITHMS):
             dtype = TYPES[number % len(TYPES)]
@@ -72,8 +72,8 @@ def test_every_algorithm_gives_the_right_result(lab, subtests):
 @pytest.mark.parametrize(
     ("signal", "deadline_s", "says"), [("KILL", 60.0, "engine is gone"), ("STOP", 6.0, "not over after")]
 )
-def test_a_rank_that_goes_away_is_a_typed_failure_of_all_the_others(lab, signal, deadline_s, says):
-    """Killed, it is seen at once; stopped, when its peers' deadline is over, for the kernel goes on acknowledging."""
+def test_lost_rank_is_a_typed_failure_of_all_other_ranks(lab, signal, deadline_s, says):
+    """A killed rank is detected at once, a stopped one at its peers' deadline: its kernel keeps acknowledging."""
     hosts = [host.name for host in lab.topology.hosts[:4]]
     with Engines.start(lab, hosts) as engines:
         spec = CollectiveSpec(ranks=RANKS, size_bytes=1 << 17, duration_s=300.0, deadline_s=deadline_s, qp=PATIENT)
@@ -111,7 +111,7 @@ def wait_for_iterations(running, count):
     until(lambda: sum(event.name == "iteration" for event in list(running.events)) >= count, within_s=60.0)
 
 
-def test_a_grid_of_two_by_two_computes_and_reduces_along_both_dimensions(lab):
+def test_job_two_by_two_grid_reduces_along_both_dimensions(lab):
     """Two tensor-parallel groups at once, then two data-parallel ones; each phase has its time in each group.
 
     Every iteration waits for its data, every second one is checkpointed, over the front end.
@@ -154,8 +154,8 @@ def test_a_grid_of_two_by_two_computes_and_reduces_along_both_dimensions(lab):
             assert item.phases_ns == tuple(sorted(item.phases_ns))
 
 
-def test_flows_of_every_kind_carry_what_they_were_asked_to(lab, subtests):
-    """Counts of messages by QP, what atomics found, and rates and bursts as they were asked for."""
+def test_flows_of_every_kind_carry_their_specified_load(lab, subtests):
+    """Message counts per QP, results of atomics, rates and bursts match the flow specs."""
     hosts = [host.name for host in lab.topology.hosts[:4]]
     rnics = [select_one(lab.topology, rank) for rank in RANKS]
     src, dst = rnics[0], rnics[-1]
@@ -232,8 +232,8 @@ def test_flows_of_every_kind_carry_what_they_were_asked_to(lab, subtests):
             assert 0 < beside.latency.p50_ns <= beside.latency.p99_ns <= beside.latency.max_ns
 
 
-def test_a_recorded_job_and_a_chakra_trace_are_replayed_right(lab, tmp_path):
-    """Of a run comes a trace; what is replayed of it is the same operations, and pauses are kept."""
+def test_replay_of_recorded_job_and_chakra_trace_matches(lab, tmp_path):
+    """A trace recorded from a run replays as the same operations, and its pauses are kept."""
     spec = JobSpec(
         ranks=RANKS,
         grid=(("tp", 2), ("dp", 2)),
@@ -284,8 +284,8 @@ def test_tokens_come_after_their_prefill_and_hot_shards_send_more(lab):
     assert uneven.mmr > 2
 
 
-def test_a_healthy_lab_loses_no_queue_pair_by_its_own_load(lab):
-    """All ranks send at once to all others, as from the command line: that alone once cost 21 queue pairs."""
+def test_full_mesh_on_healthy_lab_loses_no_queue_pair(lab):
+    """All ranks send to all others at once, from the command line. This load alone used to cost 21 queue pairs."""
     words = ["traffic", "collective", "--algorithm", "full-mesh", "--iterations", "5", "--json"]
     done = subprocess.run(
         [sys.executable, "-c", "from harness.cli import main; main()", "--lab", str(lab.inventory), *words],

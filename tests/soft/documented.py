@@ -180,13 +180,13 @@ REPLAY = "faultbed traffic replay all-reduce.trace --no-compute --repeat 5"
 HEAL = "faultbed heal"
 
 TOGETHER = {
-    FLOW: "test_a_link_flaps_under_a_flow",
-    FLAP: "test_a_link_flaps_under_a_flow",
+    FLOW: "test_documented_link_flap_under_a_flow",
+    FLAP: "test_documented_link_flap_under_a_flow",
     LOSS: "test_probes_name_the_link_that_loses",
     PROBE: "test_probes_name_the_link_that_loses",
-    RECORD: "test_what_was_recorded_is_replayed",
-    REPLAY: "test_what_was_recorded_is_replayed",
-    HEAL: "test_a_dirty_lab_is_healed",
+    RECORD: "test_documented_recording_is_replayed",
+    REPLAY: "test_documented_recording_is_replayed",
+    HEAL: "test_documented_heal_repairs_a_dirty_lab",
 }
 """Side by side, or one after the other, as the page has them: in a test of their own."""
 

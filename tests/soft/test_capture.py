@@ -20,7 +20,7 @@ PATIENT = QpParams(timeout=18)
 """An ACK timeout of 1.07 s: on a busy machine a virtual CPU that pauses is not a lost packet."""
 
 
-def test_one_lost_packet_is_one_gap_one_nak_and_one_going_back_on_the_wire(lab, traffic, inject, tmp_path):
+def test_lost_packet_is_one_gap_one_nak_and_one_go_back_n_in_the_capture(lab, traffic, inject, tmp_path):
     """One data packet, named by destination QP and PSN, is lost at the port that is captured.
 
     The capture holds every packet of the port by the port's own count; the lost PSN is missing once and comes when it
@@ -73,8 +73,8 @@ def test_one_lost_packet_is_one_gap_one_nak_and_one_going_back_on_the_wire(lab, 
 
 
 @pytest.mark.slow
-def test_a_capture_leaves_nothing_behind_when_its_controller_goes(lab):
-    """The channel's end takes taps and file away."""
+def test_capture_leaves_nothing_behind_when_its_controller_is_gone(lab):
+    """The end of the SSH channel removes taps and capture file."""
     fabric = lab.carrier("rtsw1")
 
     def there():

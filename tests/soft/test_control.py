@@ -79,7 +79,7 @@ def busy(lab):
 
 @pytest.mark.slow
 def test_every_other_kind_is_proved(lab, tmp_path, busy):
-    """Armed, fired with a witness, cleared; a doubt is named by its kind."""
+    """Each kind is armed, fires with a witness and is cleared; doubts are listed by kind."""
     found = {}
     with Journal(tmp_path / "j") as journal, Injector(lab, journal, until_cleared=True) as injector:
         for index, (kind, target, for_s, params) in enumerate(CASES):
@@ -98,8 +98,8 @@ ROUTED = [("switch.drain", "ctsw1"), ("congestion.hash-collision", "rtsw1:ctsw1"
 
 
 @pytest.mark.parametrize("mutation", [None, "lie"])
-def test_fault_whose_traffic_flows_anyway_is_proved_by_routes_alone(lab, tmp_path, busy, mutation):
-    """ECMP puts packets on the other uplink without any drain or collision: a claimed one must not be believed."""
+def test_routing_fault_is_proved_by_routes_alone(lab, tmp_path, busy, mutation):
+    """ECMP may use the other uplink without any drain or collision, so traffic alone must not prove the fault."""
     proved = {}
     with Journal(tmp_path / "j") as journal, Injector(lab, journal, until_cleared=True, mutate=mutation) as injector:
         for index, (kind, target) in enumerate(ROUTED):
@@ -115,8 +115,8 @@ def test_fault_whose_traffic_flows_anyway_is_proved_by_routes_alone(lab, tmp_pat
     assert proved == dict.fromkeys(proved, mutation is None)
 
 
-def test_a_host_sends_as_before_when_a_path_has_its_mtu_again(lab, tmp_path):
-    """What the switch told it of the small port outlived the fault: rxe could not send for ten minutes (send_err)."""
+def test_host_sends_again_after_path_mtu_is_restored(lab, tmp_path):
+    """A path MTU learnt from the switch used to outlive the fault: rxe could not send for ten minutes (send_err)."""
     one, _, three, _ = lab.topology.hosts[:4]
     rnic = one.rnics[0].name
     spec = FlowSpec(
@@ -143,8 +143,8 @@ def test_a_host_sends_as_before_when_a_path_has_its_mtu_again(lab, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_killed_rank_is_proved(lab, tmp_path):
-    """The watcher of its host finds no engine there any more."""
+def test_killed_rank_is_proved_by_its_host_watcher(lab, tmp_path):
+    """The watcher of the rank's host no longer sees its engine."""
     one, _, three, _ = lab.topology.hosts[:4]
     running = flow_run.start(
         lab,
@@ -167,8 +167,8 @@ def test_a_killed_rank_is_proved(lab, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_job_on_a_host_that_reboots_fails_and_the_host_comes_back(lab, tmp_path):
-    """The job's peer is gone, and that is said; the boot is proved; that the lab looks as before is the fixture's."""
+def test_job_on_rebooting_host_fails_and_host_returns(lab, tmp_path):
+    """The job reports its lost peer and the reboot is proved. The `lab` fixture checks that the lab is restored."""
     fault = case(lab, "reboot")
     one, gone = lab.topology.hosts[0], lab.topology.host_by_name[fault.planned.place.node]
     spec = FlowSpec(
@@ -198,8 +198,8 @@ def test_a_job_on_a_host_that_reboots_fails_and_the_host_comes_back(lab, tmp_pat
 
 
 @pytest.mark.slow
-def test_what_did_nothing_is_never_proved(lab, tmp_path, busy):
-    """Every kind with its action replaced by nothing."""
+def test_fault_without_action_is_never_proved(lab, tmp_path, busy):
+    """Every kind runs with its action replaced by a no-op."""
     believed = []
     with Journal(tmp_path / "j") as journal, Injector(lab, journal, until_cleared=True, mutate="noop") as injector:
         for index, (kind, target, for_s, params) in enumerate(CASES):
@@ -215,8 +215,10 @@ def test_what_did_nothing_is_never_proved(lab, tmp_path, busy):
 
 
 @pytest.mark.slow
-def test_what_was_done_elsewhere_is_never_proved(lab, tmp_path, busy):
-    """Every kind done at another target of the same sort, where there is one: the plan's own is not believed."""
+def test_fault_at_another_target_is_never_proved(lab, tmp_path, busy):
+    """Every kind acts on another target of the same type, where there is one; the planned target's receipt is not
+    proved.
+    """
     believed = []
     others = {"host1:gpu0": "host2:gpu0", "host3": "host2", "host3:rxe0": "host2:rxe1", "rtsw1:ctsw1": "rtsw2:ctsw2"}
     others |= {

@@ -13,7 +13,7 @@ from testbed.inventory import lab_inventory
 pytestmark = pytest.mark.soft
 
 
-def test_a_lab_is_rebuilt_from_what_its_machines_say(lab, tmp_path):
+def test_discover_rebuilds_the_inventory_from_the_machines(lab, tmp_path):
     nodes = {name: lab.node(name) for name in lab.nodes()}
     silent = {}
     found = draft(live.ask(nodes, lambda _: None, silent=silent), name=lab.name)

@@ -44,7 +44,7 @@ def folder(house, tmp_path):
 
 @pytest.fixture
 def once(request):
-    """Of several rounds of a test, the first."""
+    """Run a test in the first of several rounds only."""
     if getattr(request.node, "callspec", None) and request.node.callspec.params.get("_round"):
         pytest.skip("long: once, however often the others are repeated")
 
@@ -130,14 +130,14 @@ def check(text, expected, folder, env, **patience):
 
 
 @pytest.mark.parametrize("text", NO_LAB, ids=str)
-def test_a_command_that_needs_no_lab(text, folder):
+def test_documented_command_without_lab(text, folder):
     env = environment(FAULTBED_HOME=str(folder / "home"))
     env.pop("FAULTBED_LAB", None)
     check(text, NO_LAB[text], folder, env)
 
 
 @pytest.mark.parametrize("text", ON_LAB, ids=str)
-def test_a_command(text, lab, folder):
+def test_documented_command_on_lab(text, lab, folder):
     try:
         check(text, ON_LAB[text], folder, of_lab(lab))
     finally:
@@ -147,7 +147,7 @@ def test_a_command(text, lab, folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", LONG, ids=str)
-def test_a_long_command(once, text, lab, folder):
+def test_documented_long_command(once, text, lab, folder):
     try:
         check(text, LONG[text], folder, of_lab(lab), patience_s=800.0)
     finally:
@@ -155,8 +155,8 @@ def test_a_long_command(once, text, lab, folder):
             lab.forget_connections()
 
 
-def test_a_link_flaps_under_a_flow(lab, folder):
-    """Two terminals. The receipt has three parts, and the flow goes on to its end."""
+def test_documented_link_flap_under_a_flow(lab, folder):
+    """Two terminals: the receipt has three parts, and the flow completes."""
     env = of_lab(lab)
     with terminal(FLOW, folder, env) as flow:
         flow.says("acknowledged")  # it moves bytes; the fault has the rest of its minute to be typed and armed
@@ -181,7 +181,7 @@ def test_probes_name_the_link_that_loses(lab, folder):
     assert "not proved: no independent witness" in fault.said()
 
 
-def test_what_was_recorded_is_replayed(lab, folder):
+def test_documented_recording_is_replayed(lab, folder):
     env = of_lab(lab)
     code, said = typed(RECORD, folder, env)
     assert (code, "operations in 4 files in all-reduce.trace" in said) == (0, True), said
@@ -191,8 +191,8 @@ def test_what_was_recorded_is_replayed(lab, folder):
     assert " 0 wrong elements" in said
 
 
-def test_a_dirty_lab_is_healed(lab, folder):
-    """What a fault left behind: the lab tells that it is DIRTY, heal finds it by its mark, and it takes work again."""
+def test_documented_heal_repairs_a_dirty_lab(lab, folder):
+    """`status` reports the lab as DIRTY, `heal` finds the leftover by its mark, and the lab accepts work again."""
     env, before = of_lab(lab), fingerprint.capture(lab)
     lab.node("rtsw1").run(["nft", "add", "table", "netdev", "faultbed_leftover"])
     dirty.mark(lab.state_dir, ["a table is new"], before)

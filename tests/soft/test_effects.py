@@ -1,8 +1,4 @@
-"""Size of what a fault does, measured by others than the fault: a delay, a rate and a share are what was asked for.
-
-R18 of the requirements. Bounds are ratios to what was asked for; how fast the machine is cancels out. A share is exact
-(`test_seeds.py`), so that counting more packets proves no more.
-"""
+"""Size of a fault's effect, measured independently of the fault: delay, rate and share equal the parameters."""
 
 import contextlib
 import time

@@ -129,8 +129,11 @@ def finished(text, lab, tmp_path, *, verdict=Verdict.PASS, progress=print):
     return done
 
 
-def test_an_experiment_may_stop_what_its_own_workload_starts(lab, tmp_path):
-    """When the faults are prepared, neither the storage nor the ranks are there yet. Blind, both are named."""
+def test_experiment_may_stop_processes_its_own_workload_starts(lab, tmp_path):
+    """When the faults are prepared, neither the storage service nor the ranks run yet.
+
+    Attribution names both causes.
+    """
     done = finished(PROGRAMS, lab, tmp_path)
     assert [receipt.kind for receipt in done.verdict.faults] == ["storage.stall", "host.rank-hang"]
     found = {(one.cause, one.name) for one in done.verdict.attribution}
@@ -138,15 +141,17 @@ def test_an_experiment_may_stop_what_its_own_workload_starts(lab, tmp_path):
 
 
 @pytest.mark.parametrize("text", [SERVING, RANKING], ids=["inference", "ranking"])
-def test_a_job_that_serves_is_judged_with_its_own_times(lab, tmp_path, text):
+def test_inference_job_is_judged_by_ttft_and_tpot(lab, tmp_path, text):
     done = finished(text, lab, tmp_path)
     page = done.report.read_text(encoding="utf-8")
     assert ("time to first token" in page) is (text is SERVING)
     assert all(receipt.cleared["ok"] for receipt in done.verdict.faults)
 
 
-def test_a_slow_rank_is_named_while_the_job_runs_and_may_stop_it(lab, tmp_path):
-    """Told once, before the window is over; the condition lifts the fault, whose receipt is whole all the same."""
+def test_slow_rank_is_reported_during_the_run_and_stops_it(lab, tmp_path):
+    """The slow rank is reported once, within the window; the stop condition lifts the fault and its receipt is
+    complete.
+    """
     told = []
     done = finished(SLOW_RANK, lab, tmp_path, verdict=Verdict.FAIL, progress=told.append)
     (named,) = [line for line in told if "computes about" in line]

@@ -1,4 +1,4 @@
-"""The lab itself: pinned host keys, reset, listeners, two labs side by side, and an end without leftovers."""
+"""The soft lab itself: pinned host keys, reset, listeners, two labs side by side, and teardown without leftovers."""
 
 import contextlib
 import os
@@ -49,16 +49,16 @@ def test_vms_listen_on_loopback_only(lab):
         assert [address.partition(":")[0] for address in listening] == ["0100007F"], machine
 
 
-def test_no_kernel_uses_what_the_emulator_does_badly(lab):
-    """CMPXCHG16B, after which a guest panics sooner or later, and PCLMULQDQ, which makes every ICRC slow."""
+def test_guest_cpus_have_no_instruction_that_tcg_emulates_badly(lab):
+    """CMPXCHG16B sooner or later panics a guest under TCG; PCLMULQDQ makes every ICRC slow."""
     if lab.accelerator != "tcg":
         pytest.skip("the processor is a real one")
     for host in lab.topology.hosts:
         assert not {"cx16", "pclmulqdq"} & set(lab.node(host.name).run(["cat", "/proc/cpuinfo"]).stdout.split())
 
 
-def test_another_host_key_is_refused(lab):
-    """The pinned key decides: a machine that shows another one is not talked to."""
+def test_changed_host_key_is_rejected(lab):
+    """A machine that presents another key than the pinned one is treated as unreachable."""
     folder = lab_dir(lab.name)
     snapshot = read_snapshot(folder)
     names = list(snapshot.host_keys)
@@ -71,8 +71,8 @@ def test_another_host_key_is_refused(lab):
         write(folder / "snapshot.json", snapshot)
 
 
-def test_reset_undoes_what_nobody_wrote_down(lab):
-    """A file, an address and a route made behind our back are gone after a reset; clocks, which stood, are right."""
+def test_reset_undoes_unrecorded_changes(lab):
+    """A file, an address and a route that no journal recorded are gone after a reset, and the clocks are correct."""
     before = fingerprint.capture(lab)
     node = lab.node("host1")
     node.run(["sh", "-c", "touch /etc/left-behind; ip address add 10.99.0.1/32 dev lo; ip link set dev be0 mtu 3000"])
@@ -132,8 +132,10 @@ socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP).sendto(said,
 """A host tells itself "fragmentation needed, 1500 bytes" (RFC 1191) of a RoCEv2 packet from its address to another."""
 
 
-def test_no_switch_teaches_a_host_the_mtu_of_a_path(lab):
-    """What one had learnt outlived its fault by ten minutes, in which rxe could not send; learnt anyway, it is seen."""
+def test_no_switch_teaches_a_host_a_path_mtu(lab):
+    """A learnt path MTU used to outlive its fault by ten minutes without RDMA; if it is learnt, the fingerprint shows
+    it.
+    """
     before = fingerprint.capture(lab)
     own, far = (lab.topology.hosts[index].rnics[0].ip for index in (0, -1))
     host, learn = lab.node("host1"), ["python3", "-c", LEARN, own, far]
@@ -154,8 +156,8 @@ def test_no_switch_teaches_a_host_the_mtu_of_a_path(lab):
     assert fingerprint.diff(before, fingerprint.capture(lab)) == []
 
 
-def test_the_fingerprint_sees_each_thing_that_a_fault_can_touch(lab):
-    """All of them changed: each is a line of the difference. All of them put back: none is."""
+def test_fingerprint_shows_everything_a_fault_can_touch(lab):
+    """Each change is one line of the difference; after all changes are undone there is none."""
     before = fingerprint.capture(lab)
     for node in ("host1", "rtsw1"):
         lab.node(node).run(["sh", "-ec", "; ".join(do for where, do, _, _ in TOUCHED if where == node)])
@@ -178,8 +180,8 @@ def test_provisioning_again_changes_nothing(lab):
     assert pings == sum(1 for one in rnics for two in rnics if one[0] != two[0])
 
 
-def test_a_vm_that_dies_is_named_and_reset_starts_it_again(lab):
-    """QEMU is killed, a kernel panics: status says which, work ends with what to do, and reset repairs it."""
+def test_dead_vm_is_named_and_reset_restarts_it(lab):
+    """QEMU is killed, a kernel panics: status names the VM, work fails with the remedy, and reset repairs the lab."""
     first, last = lab.topology.hosts[0].name, lab.topology.hosts[-1].name
     before = fingerprint.capture(lab)
     with contextlib.suppress(FaultbedError):  # it takes its SSH server with it
@@ -201,8 +203,8 @@ def test_a_vm_that_dies_is_named_and_reset_starts_it_again(lab):
     assert fingerprint.settle(lab, before) == []
 
 
-def test_a_vm_that_is_slow_to_answer_does_not_end_its_lab(lab):
-    """A VM stands still for longer than a look takes: `up` waits for it, and starts nothing anew."""
+def test_slow_vm_does_not_end_its_lab(lab):
+    """A VM is stopped for longer than one status check takes: `up` waits for it and restarts nothing."""
     before = {one.name: one.pid for one in lifecycle.status(lab.inventory_model).vms}
     pid = before[lab.topology.hosts[-1].name]
     os.kill(pid, signal.SIGSTOP)
@@ -230,7 +232,7 @@ def renewed_for_another_version(inventory):
 
 
 @pytest.mark.slow
-def test_two_labs_side_by_side_and_an_end_without_leftovers(lab):
+def test_two_labs_run_side_by_side_and_end_without_leftovers(lab):
     """A second lab comes up beside the first one, does not touch it, and leaves no process, socket or file behind."""
     if lab.name == "soft-mini":
         pytest.skip("the second lab of this test is soft-mini itself")
@@ -258,8 +260,8 @@ def test_two_labs_side_by_side_and_an_end_without_leftovers(lab):
     assert fingerprint.diff(before, fingerprint.capture(lab)) == []
 
 
-def test_a_dirty_lab_refuses_every_kind_of_work(lab):
-    """Whatever the command: exit code 5 and one sentence, until the lab is reset. `traffic job` once went ahead."""
+def test_dirty_lab_refuses_every_kind_of_work(lab):
+    """Every command exits with 5 and one sentence until the lab is reset. `traffic job` used to go ahead."""
     dirty.mark(lab.state_dir, ["an address is new"], None)
     try:
         for words in (

@@ -1,4 +1,4 @@
-"""Receives that are late on a real lab: who sends is told so (RNR), waits or loses its queue pair, and goes on."""
+"""Late receives on a real lab: the sender gets RNR NAKs, waits or loses its queue pair, and continues."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def hold_up(lab, folder, target, spec, mutate=None):
     return receipt, result
 
 
-def test_a_sender_that_may_wait_waits_and_goes_on(lab, tmp_path):
+def test_sender_with_unlimited_rnr_retry_waits_and_continues(lab, tmp_path):
     before = counters.read(lab, ["host1", "host3"])
     receipt, result = hold_up(lab, tmp_path, "host3", FlowSpec(**SENT, qp=QpParams(rnr_retry=7)))
     after = counters.read(lab, ["host1", "host3"])
@@ -61,7 +61,7 @@ def test_a_sender_that_may_wait_waits_and_goes_on(lab, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_sender_that_may_not_loses_its_queue_pair_and_gets_another(lab, tmp_path):
+def test_sender_out_of_rnr_retries_loses_and_rebuilds_its_queue_pair(lab, tmp_path):
     receipt, result = hold_up(lab, tmp_path, "host3", FlowSpec(**SENT))
 
     assert receipt.proved, receipt.doubts
@@ -71,8 +71,8 @@ def test_a_sender_that_may_not_loses_its_queue_pair_and_gets_another(lab, tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("target", "mutate"), [("host3", "noop"), ("host3", "lie"), ("host2", None)])
-def test_what_was_not_done_or_was_done_elsewhere_is_not_believed(lab, tmp_path, target, mutate):
-    """A host that nobody sends to has programs of ours, and is told; nobody meets it."""
+def test_late_receives_without_effect_or_elsewhere_are_not_proved(lab, tmp_path, target, mutate):
+    """A host without senders gets the late receives, so no sender meets an RNR NAK."""
     beside = FlowSpec(**{**SENT, "dst": "host2:rxe1", "message_bytes": 64, "rate_bps": 51200, "verb": "write"})
     with flow_run.start(lab, beside) as other:
         receipt, result = hold_up(lab, tmp_path, target, FlowSpec(**SENT), mutate)

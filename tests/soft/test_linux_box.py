@@ -113,7 +113,7 @@ def flow_through_it(lab):
 
 
 def planned_at(box, kind, target, params, *, index=0, for_s=WINDOW_S):
-    """As for a rack; what a hardware RNIC would count, by the names that rxe has for it."""
+    """Plan a fault as on a rack, with rxe's names for the counters of a hardware RNIC."""
     spec = FaultSpec(kind=kind, target=target, for_s=for_s, params=params)
     planned = plan(spec, box, lab_kind="rack", index=index)
     assert planned.place.netns is None
@@ -163,8 +163,8 @@ class AsRack:
         return getattr(self._lab, name)
 
 
-def test_what_passes_the_box_is_captured_there_whole(lab, tmp_path, box):
-    """Every packet by both ports' own counts; the one dropped between them is missing once, and asked for once."""
+def test_capture_on_the_box_is_complete(lab, tmp_path, box):
+    """The capture holds every packet that both ports count; the dropped one is missing and requested again once."""
     with (
         packet_capture.start(AsRack(lab, box), ["host1:rxe0", "host3:rxe0"]) as running,
         Journal(tmp_path / "j") as journal,
@@ -191,7 +191,7 @@ LOOK = "nft list tables; ip -br link; tc qdisc show; ip rule; cat /sys/class/net
     ("kind", "params"),
     [("packet.drop", {"share": 0.05}), ("packet.reorder", {"share": 0.1}), ("data.corrupt", {"every": 50})],
 )
-def test_a_holder_that_is_killed_on_the_box_leaves_nothing_there(lab, tmp_path, box, kind, params):
+def test_killed_holder_on_the_box_leaves_nothing(lab, tmp_path, box, kind, params):
     node = lab.node("host2")
 
     def looks():
@@ -210,8 +210,8 @@ def test_a_holder_that_is_killed_on_the_box_leaves_nothing_there(lab, tmp_path, 
         print(f"{kind}: as before {until(lambda: looks() == before, within_s=TTL_S + 2):.1f} s after SIGKILL")
 
 
-def test_the_way_in_to_the_box_is_never_a_target(lab, tmp_path, box):
-    """The interface of the SSH connection, had somebody put it into the inventory as a port."""
+def test_management_interface_of_the_box_is_never_a_target(lab, tmp_path, box):
+    """The SSH connection's interface is rejected even if the inventory lists it as a port."""
     named = box.links[1]
     wrong = dataclasses.replace(named, a=dataclasses.replace(named.a, netdev="mgmt0"))
     at_mgmt = dataclasses.replace(box, links=(box.links[0], wrong))

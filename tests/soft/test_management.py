@@ -26,7 +26,7 @@ print(json.dumps(sorted(management_interfaces())))
 """
 
 
-def test_the_members_of_a_bond_below_a_vlan_that_people_come_in_by_are_guarded(lab):
+def test_bond_members_below_a_management_vlan_are_guarded(lab):
     host = lab.topology.hosts[0].name
     lab.ensure_code(host)
     # Without being told otherwise, the module makes a bond of its own in the machine's namespace.

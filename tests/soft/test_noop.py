@@ -48,8 +48,8 @@ max = 0
 """
 
 
-def test_a_run_whose_faults_do_nothing_is_inconclusive_for_each_of_them(lab, tmp_path):
-    """A control run: all is as it should be, and still the verdict is INCONCLUSIVE, with each fault as a reason."""
+def test_run_whose_faults_do_nothing_is_inconclusive_for_each_fault(lab, tmp_path):
+    """A control run meets all its bounds, and its verdict is still INCONCLUSIVE with each fault as a reason."""
     path = tmp_path / "noop.toml"
     path.write_text(EXPERIMENT)
     decided = run_module.decide(experiment_module.load(path), EXPERIMENT.encode(), lab.inventory_model)

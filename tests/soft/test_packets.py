@@ -1,4 +1,4 @@
-"""The software hop on a real lab: every packet kind in one warm flow, exact, and nobody else's packets touched."""
+"""The software hop on a real lab: every packet kind in one warm flow, exact, and no other flow's packet touched."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def receipt_of(injector, fault):
 
 @pytest.mark.slow
 def test_every_packet_kind_is_proved_in_one_warm_flow(lab, tmp_path, warm):
-    """One after the other in the same flow: armed, counted, witnessed, cleared; a doubt is named by its case."""
+    """The kinds run one after another in one flow: armed, counted, witnessed, cleared. Doubts are listed by case."""
     assert not warm.is_over
     found = {}
     with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
@@ -137,8 +137,8 @@ def test_bystanders_lose_nothing(lab, tmp_path):
     assert [name for name, delta in moved.items() if delta and name.endswith("completer_retry_err")] == []
 
 
-def test_a_detour_is_laid_and_taken_up_without_the_loss_of_a_packet(lab, tmp_path, warm):
-    """The port drops nothing itself: a clsact made and removed beneath a flow cost 127 of its packets, once."""
+def test_detour_is_set_up_and_removed_without_packet_loss(lab, tmp_path, warm):
+    """The port itself drops nothing: adding and removing a clsact under a flow used to cost 127 of its packets."""
     host, _, rnic = ends(lab)[1].partition(":")
     link = next(one for one in lab.topology.links_of(host) if one.rnic == rnic)
     port = f"{link.a.node}/{link.a.netdev}"
@@ -155,8 +155,8 @@ def test_a_detour_is_laid_and_taken_up_without_the_loss_of_a_packet(lab, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_share_is_the_share_that_was_asked_for(lab, tmp_path, warm):
-    """Of all packets that came to the port as many were lost as chance allows: within four standard deviations."""
+def test_drop_share_loses_the_requested_share(lab, tmp_path, warm):
+    """The number of packets lost at the port is within four standard deviations of the requested share."""
     share = 0.02
     fault = planned(lab, "packet.drop", {"share": share}, for_s=60.0)
     port = f"{fault.place.netns}/{fault.request['args']['device']}.tx_packets"
@@ -177,7 +177,7 @@ def test_a_share_is_the_share_that_was_asked_for(lab, tmp_path, warm):
 
 @pytest.mark.slow
 def test_each_lost_packet_is_one_gap(lab, tmp_path, warm):
-    """N times exactly one packet by its PSN: N hits at the hop, and N episodes at the receiver."""
+    """Exactly one packet is dropped by PSN per round: one hit at the hop and one episode at the receiver."""
     _, dst = ends(lab)
     host, _, rnic = dst.partition(":")
     for number in range(EXACT):
@@ -195,8 +195,8 @@ def test_each_lost_packet_is_one_gap(lab, tmp_path, warm):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["noop", "elsewhere"])
-def test_a_packet_kind_that_did_nothing_here_is_never_proved(lab, tmp_path, warm, how):
-    """Its action replaced by nothing, or done at another port: no receipt of any kind is believed."""
+def test_packet_kind_without_effect_is_never_proved(lab, tmp_path, warm, how):
+    """Each kind's action is replaced by a no-op or done at another port: no receipt is proved."""
     believed = []
     with (
         Journal(tmp_path / "j") as journal,
@@ -215,7 +215,7 @@ def test_a_packet_kind_that_did_nothing_here_is_never_proved(lab, tmp_path, warm
 
 
 @pytest.mark.slow
-def test_changed_data_is_seen_by_who_checks_it_and_by_nobody_else(lab, tmp_path):
+def test_changed_payload_is_detected_only_by_result_check(lab, tmp_path):
     """Wrong elements in the result of a collective that completes without an error of any queue pair.
 
     Of short messages: with 1 << 18 a queue pair ended with RETRY_EXC_ERR in 2 of 7 runs (rxe counts retries from one

@@ -35,8 +35,8 @@ def test_probes_name_the_link_that_loses_and_nothing_else(lab, inject, traffic):
     assert fault.clear().proved
 
 
-def test_probes_name_the_link_that_delays_and_tell_the_network_from_its_ends(lab, inject):
-    """First a healthy fabric; then one direction of one RNIC's link takes 200 ms longer, which no process does."""
+def test_probes_name_the_delaying_link_and_tell_network_from_hosts(lab, inject):
+    """A healthy fabric has no suspect. Then one direction of an RNIC's link takes 200 ms more, as no process does."""
     healthy = prober.run(lab, SPEC)
     assert healthy.suspects == (), healthy.suspects
     answered = sum(one.answered for one in healthy.paths)
@@ -77,8 +77,8 @@ set = { delay = 200 }
 """
 
 
-def test_probes_beside_a_job_name_the_link_that_delays_and_when_it_did(lab, tmp_path):
-    """A delay moves no counter of rxe that tells its place: without the probes nothing says where it was."""
+def test_probes_beside_a_job_name_the_delaying_link_and_its_window(lab, tmp_path):
+    """A delay moves no rxe counter that shows its place; only the probes do."""
     source = BESIDE.encode()
     decided = run.decide(decode(source, source="here.toml"), source, lab.inventory_model)
     done = run.execute(decided, lab.inventory_model, out=tmp_path, progress=print)

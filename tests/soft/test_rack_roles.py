@@ -1,4 +1,4 @@
-"""Roles of rack labs, their Linux part, for real on soft hosts: converge, converge again, verify, return as found."""
+"""The Linux part of the rack lab's roles on soft hosts: converge, converge again, verify, restore."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ true"""
 
 
 @pytest.mark.slow
-def test_a_host_is_converged_and_returned_as_found(lab):
+def test_rack_roles_converge_a_host_and_restore_it(lab):
     site = provision.site_of(lab)
     hosts = [host.name for host in lab.topology.hosts]
 

@@ -23,8 +23,8 @@ pytestmark = pytest.mark.soft
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_fault_fires_with_a_witness_and_leaves_nothing(lab, tmp_path, name):
-    """The receipt proves it by readback, by count and by an independent counter; the fingerprint is the old one."""
+def test_fault_fires_with_a_witness_and_leaves_nothing(lab, tmp_path, name):
+    """Readback, count and an independent counter prove the fault; the fingerprint is the old one."""
     planned = case(lab, name).planned
     with Journal(tmp_path / "journal.jsonl") as journal, work(lab, name), Injector(lab, journal) as injector:
         prepared = injector.prepare(planned)
@@ -43,8 +43,8 @@ def test_a_fault_fires_with_a_witness_and_leaves_nothing(lab, tmp_path, name):
 @pytest.mark.slow
 @pytest.mark.parametrize("mutation", ["noop", pytest.param("lie", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["uplink", "rnic", "throttle"])
-def test_a_fault_that_did_nothing_is_not_proved(lab, tmp_path, name, mutation):
-    """The action replaced by nothing, honestly or not: the receipt doubts it."""
+def test_fault_without_action_is_not_proved(lab, tmp_path, name, mutation):
+    """The action is replaced by a no-op that reports so, or by one that does not: the receipt has doubts."""
     planned = case(lab, name, for_s=1.0).planned
     with Journal(tmp_path / "j") as journal, work(lab, name), Injector(lab, journal, mutate=mutation) as injector:
         prepared = injector.prepare(planned)
@@ -56,7 +56,7 @@ def test_a_fault_that_did_nothing_is_not_proved(lab, tmp_path, name, mutation):
 
 
 @pytest.mark.slow
-def test_a_drop_that_did_nothing_is_not_proved(lab, tmp_path):
+def test_drop_without_action_is_not_proved(lab, tmp_path):
     """Retransmissions have other causes too: without a count at the hop they prove nothing."""
     planned = case(lab, "drop", for_s=1.0).planned
     with Journal(tmp_path / "j") as journal, work(lab, "drop"), Injector(lab, journal, mutate="noop") as injector:
@@ -87,8 +87,8 @@ def test_exactly_one_packet_is_lost(lab, tmp_path):
     assert receipt.armed.learned["psn"] >= 0
 
 
-def test_a_train_of_flaps_is_counted_at_both_ends(lab, tmp_path):
-    """Three flaps by the holder's edges, three by the carrier of the other switch."""
+def test_flap_train_is_counted_at_both_ends(lab, tmp_path):
+    """The holder's edges show three flaps, and the other switch's carrier counts three."""
     spec = FaultSpec(
         kind="link.flap", target=lab.topology.uplinks[0].name, for_s=3.0, params={"period": 1.0, "duty": 0.3}
     )
@@ -105,8 +105,8 @@ def test_a_train_of_flaps_is_counted_at_both_ends(lab, tmp_path):
     assert all(abs(at - downs[0] - k * 1e9) < 0.25e9 for k, at in enumerate(downs))
 
 
-def test_a_port_that_is_down_already_is_refused_and_left_alone(lab, tmp_path):
-    """Foreign state: nothing is changed, not even by the end of the holder."""
+def test_port_already_down_is_rejected_and_left_alone(lab, tmp_path):
+    """The state is not ours: nothing changes, not even when the holder ends."""
     planned = case(lab, "uplink").planned
     port = planned.request["args"]["device"]
     switch = lab.node(planned.target.node)
@@ -124,8 +124,8 @@ def test_a_port_that_is_down_already_is_refused_and_left_alone(lab, tmp_path):
 
 
 def test_heal_finds_leftovers_without_a_journal(lab):
-    """A port down, a table, a device, a rule, a CPU limit, a group of slow ranks: each is found by its mark, reverted
-    and reported; then nothing is.
+    """Heal finds a downed port, a table, a device, a rule, a CPU limit and a cgroup of slow ranks by their marks,
+    reverts and reports them; a second heal finds nothing.
     """
     planned = case(lab, "uplink").planned
     host, switch = lab.topology.hosts[0].name, lab.node(planned.target.node)
@@ -146,8 +146,8 @@ def test_heal_finds_leftovers_without_a_journal(lab):
     assert heal(lab) == []
 
 
-def test_a_namespace_is_swept_of_what_is_ours_and_of_nothing_else(lab):
-    """In a namespace of its own, on a kernel that has all of it: each of ours beside one like it of somebody else."""
+def test_sweep_of_a_namespace_removes_only_our_marks(lab):
+    """In a namespace of its own, each kind of leftover of ours has a foreign counterpart next to it."""
     made = f"""\
 nft add table netdev faultbed_1234abcd && nft add table netdev somebodys
 ip link add fbvia1234abcd up type ifb && ip link add fbother up type ifb

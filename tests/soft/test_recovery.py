@@ -23,7 +23,7 @@ def growth(lab, before, *nodes):
 
 
 @pytest.mark.parametrize(("place", "counted"), [(8, 1), (0, 0)], ids=["amid-a-message", "first-of-a-message"])
-def test_one_lost_packet_is_one_nak_and_one_go_back_n(lab, traffic, inject, place, counted):
+def test_lost_packet_is_one_nak_and_one_go_back_n(lab, traffic, inject, place, counted):
     """Exactly one data packet, named by destination QP and PSN, is lost once in the fabric.
 
     The receiver sees one gap (one NAK), the sender goes back once, and no other queue pair of the port notices. Of the
@@ -72,10 +72,10 @@ def test_one_lost_packet_is_one_nak_and_one_go_back_n(lab, traffic, inject, plac
 
 
 @pytest.mark.needs("hosts >= 4")
-def test_a_busy_machine_makes_a_flow_slow_and_loses_none_of_its_packets(lab, traffic):
-    """Other processes want the CPUs: queues grow, and no queue of the fabric drops what an experiment did not ask for.
+def test_busy_machine_slows_a_flow_and_loses_no_packet(lab, traffic):
+    """CPU contention makes queues grow, and no queue of the fabric drops a packet.
 
-    It did once: the default queue, fq_codel, drops what has waited long.
+    The default queue, fq_codel, used to drop packets that had waited long.
     """
     last = lab.topology.hosts[-1].name
     flow = traffic.flow("host1:rxe0", f"{last}:rxe0", message_bytes=65536, qps=4, depth=4, duration_s=12.0, qp=PATIENT)

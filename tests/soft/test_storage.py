@@ -29,8 +29,8 @@ def longest_wait_s(running):
 
 
 @pytest.mark.parametrize("mutate", [None, "noop"])
-def test_a_storage_that_hangs_or_is_slow_is_proved_and_holds_the_job_up(lab, tmp_path, busy, mutate):
-    """And with its action replaced by nothing it is not."""
+def test_storage_stall_and_slowdown_are_proved_and_delay_the_job(lab, tmp_path, busy, mutate):
+    """With the action replaced by a no-op neither fault is proved."""
     proved = {}
     with Journal(tmp_path / "j") as journal, Injector(lab, journal, mutate=mutate) as injector:
         for index, (kind, for_s, params) in enumerate(CASES):

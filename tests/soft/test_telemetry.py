@@ -14,8 +14,10 @@ pytestmark = pytest.mark.soft
 PATIENCE_S = 30.0
 
 
-def test_a_link_that_goes_down_is_told_by_its_switches_with_the_routes_that_move(lab):
-    """Both ends of the link, then the routes, in one clock; back again; and what it cost stays within its share."""
+def test_telemetry_link_down_is_reported_by_both_switches_with_moved_routes(lab):
+    """Both ends of the link report, then the routes, in one clock, and again when it returns; CPU cost stays within its
+    share.
+    """
     began_ns = time.monotonic_ns()
     heard = []
 

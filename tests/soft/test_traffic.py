@@ -17,10 +17,10 @@ PATIENT = QpParams(timeout=18)
 """An ACK timeout of 1.07 s: on a busy machine a virtual CPU that pauses is not a lost packet."""
 
 
-def test_of_unreliable_messages_that_are_lost_what_comes_is_right(lab, inject, subtests):
-    """A tenth of all packets is lost on their way: fewer come than were sent, and every byte of those is looked at.
+def test_lossy_unreliable_flow_delivers_only_correct_bytes(lab, inject, subtests):
+    """A tenth of all packets is lost: fewer messages arrive than were sent, and every byte of those is checked.
 
-    That packets were lost is proved by an RC flow beside them: no RNIC counts what an unreliable one misses.
+    An RC flow beside them proves the loss, because no RNIC counts packets that an unreliable QP misses.
     """
     hosts = [host.name for host in lab.topology.hosts[:4]]
     src, dst = f"{hosts[0]}:rxe0", f"{hosts[-1]}:rxe0"
@@ -41,8 +41,10 @@ def test_of_unreliable_messages_that_are_lost_what_comes_is_right(lab, inject, s
         assert fault.clear().proved
 
 
-def test_packets_go_by_the_udp_source_ports_that_are_predicted(lab, subtests):
-    """Of both QPNs or a flow label (rc, uc), of the sender's QPN alone (ud): captured where they leave their host."""
+def test_udp_source_ports_match_their_prediction(lab, subtests):
+    """Ports follow both QPNs or a flow label (rc, uc) or the sender's QPN alone (ud); captured where they leave the
+    host.
+    """
     src, dst = (f"{lab.topology.hosts[place].name}:rxe0" for place in (0, -1))
     asked = {"src": src, "dst": dst, "verb": "send", "message_bytes": 512, "messages": 40, "qps": 4, "rate_bps": 1e6}
     kinds = (("rc", 0), ("rc", 77), ("uc", 0), ("uc", 78), ("ud", 0))
@@ -86,7 +88,7 @@ def test_late_receives_are_met_as_receivers_that_are_not_ready(lab, subtests):
             assert {error.status for error in one.qp_errors} == {"RNR_RETRY_EXC_ERR"}
 
 
-def test_a_path_mtu_that_a_port_does_not_carry_is_refused_with_its_name(lab):
+def test_path_mtu_above_the_ports_is_rejected_with_the_ports_name(lab):
     host, rnic = lab.topology.hosts[0], lab.topology.hosts[0].rnics[0]
     spec = FlowSpec(
         src=f"{host.name}:{rnic.name}", dst=f"{lab.topology.hosts[-1].name}:rxe0", duration_s=1.0, qp=PATIENT

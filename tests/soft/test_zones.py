@@ -56,8 +56,8 @@ def test_goodput_across_zones_is_that_in_zones_over_the_taper(lab):
     assert across / inside == pytest.approx(up / down, rel=0.1)
 
 
-def test_a_spine_that_has_lost_a_rack_does_not_reach_it_through_another_one(lab, put_back):
-    """It withdraws the rack, so that all others leave it alone; nothing goes down and up again."""
+def test_spine_without_a_rack_does_not_reach_it_through_another_spine(lab, put_back):
+    """The spine withdraws the rack's route, so all others avoid it; no session flaps."""
     network = ipaddress.IPv4Interface(lab.topology.links_of("rtsw1")[0].a.address).network
 
     def next_hops(switch):
@@ -73,7 +73,7 @@ def test_a_spine_that_has_lost_a_rack_does_not_reach_it_through_another_one(lab,
     assert next_hops("rtsw3") == {"ctsw3", "ctsw4"}
 
 
-def test_a_shaper_that_was_deleted_or_changed_by_hand_is_found(lab, put_back):
+def test_shaper_deleted_or_changed_by_hand_is_reported(lab, put_back):
     before = fingerprint.capture(lab)
     lab.node("ctsw1").run(["tc", "qdisc", "del", "dev", "atsw1", "root"])
     lab.node("rtsw2").run(["tc", "qdisc", "change", "dev", "ctsw2", "parent", "1:2", "netem", "rate", "99mbit"])
@@ -95,7 +95,7 @@ def test_a_shaper_that_was_deleted_or_changed_by_hand_is_found(lab, put_back):
         ("packet.drop", "rtsw1:ctsw1", {"share": 0.1}),
     ],
 )
-def test_a_fault_on_a_shaped_port_leaves_its_shaper(lab, inject, kind, target, params):
+def test_fault_on_a_shaped_port_keeps_its_shaper(lab, inject, kind, target, params):
     before = fingerprint.capture(lab)
     fault = inject(kind, target, prove=False, **params)
     assert fault.arm().ok

@@ -1,4 +1,4 @@
-"""Whether a `faultbed` command line, as somebody wrote it down, would be understood. Nothing is run."""
+"""Check whether a written `faultbed` command line would parse. Nothing is run."""
 
 import click
 

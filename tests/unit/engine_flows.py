@@ -24,7 +24,7 @@ def flow_on(monkeypatch, fabric, **change):
 
 
 def run_checked(fabric, verb):
-    """Run both ends to their done; what each of them told."""
+    """Run both ends to completion and return the `done` fields of each."""
     fabric.tasks["rx"].begin(0)
     fabric.run(["tx"])
     if fabric.unreliable:

@@ -18,7 +18,7 @@ def node_ns():
 
 
 class Engine:
-    """One host's engine: connects whatever it is asked to; `on_start` decides what happens then."""
+    """Stand-in for one host's engine: it accepts every connection, and `on_start` decides what happens then."""
 
     def __init__(self, lab, host):
         self.lab, self.host = lab, host

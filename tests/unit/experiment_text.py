@@ -1,4 +1,4 @@
-"""Experiments as text: read, or refused with words, on the default soft lab; the workloads that several tests read."""
+"""Experiments as text, decoded or rejected on the default soft lab; the workloads that several tests share."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class RcQp:
 
 
 def modules(monkeypatch):
-    """The engine's modules, made anew upon this fabric; the others come back after the test."""
+    """Import the engine's modules afresh on this fabric; the originals return after the test."""
     fake = types.ModuleType("traffic.node.verbs")
     fake.__dict__.update(
         STATUS={13: "RNR_RETRY_EXC_ERR"}, VERBS=VERBS, RcQp=RcQp, Rnic=Rnic, request=request,

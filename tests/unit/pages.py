@@ -25,7 +25,7 @@ def commands(path):
 
 
 def blocks(path, language):
-    """The blocks of a page in a language ("": none is named), in their order; None: the text between all blocks."""
+    """Return a page's code blocks in `language` ("" for none), in order; None returns the text between all blocks."""
     found, inside, block = [], None, []
     for line in [*path.read_text().splitlines(), "```"]:
         if fence := _FENCE.match(line):

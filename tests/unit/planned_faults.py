@@ -111,6 +111,6 @@ specs = st.one_of(flaps, drops, packets, throttles, samples)
 
 
 def assert_shell(text):
-    """POSIX shell that parses: a revert that does not is found when nobody is there to mend it."""
+    """Assert that a text parses as POSIX shell: a revert with a syntax error fails when the controller is gone."""
     checked = subprocess.run(["sh", "-n"], input=text, capture_output=True, text=True, check=False, timeout=20)
     assert checked.returncode == 0, checked.stderr

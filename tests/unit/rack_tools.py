@@ -241,7 +241,7 @@ def do_nvidia_smi(state, argv):
 
 
 def _drain(state, pci, argv):
-    """Drain, remove, or take back; and, for there is no kernel here, find what a rescan finds."""
+    """Drain, remove or re-enable a GPU; without a kernel, also find what a PCI rescan finds."""
     (bus, what), device = (argv[1], argv[2]), pci / "devices" / argv[1]
     if (pci / "rescan").read_text():
         device.mkdir(exist_ok=True)

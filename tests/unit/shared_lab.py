@@ -34,7 +34,7 @@ def look(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def write(folder: Path, nodes: dict[str, dict[str, str]]) -> None:
-    """Make the lab look so, at once for whoever looks."""
+    """Replace the lab's state atomically for all its readers."""
     (folder / "world.new").write_text(json.dumps(nodes))
     (folder / "world.new").replace(folder / "world")
 
@@ -71,7 +71,7 @@ class Command:
         return json.loads(out)
 
     def kill(self) -> None:
-        """SIGKILL it."""
+        """Kill the process with SIGKILL and wait for its end."""
         self.process.kill()
         self.process.communicate(timeout=60)
 

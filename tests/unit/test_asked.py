@@ -1,4 +1,4 @@
-"""Who sends SIGUSR1 gets the flight recorders of what runs, in a file, and the run goes on as if nothing had been."""
+"""SIGUSR1 writes the flight recorders of a running workload to a file; the run continues undisturbed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _handler():
 
 
 class Told:
-    """What is told, line by line, to whoever waits for it."""
+    """Progress lines in a queue; `until` waits for one with given words."""
 
     def __init__(self):
         self.lines = queue.Queue()
@@ -63,7 +63,7 @@ def run_with(told, folder, lab, **change):
     return collective.start(lab, spec, on_event=flight_dump.writer(folder, flight_dump.STEM, told))
 
 
-def test_the_recorders_are_written_and_the_run_completes_as_without(tmp_path):
+def test_flight_dump_is_written_and_the_run_completes_as_without_it(tmp_path):
     told, lab = Told(), RankLab(lambda engine: None)
     running = run_with(told, tmp_path, lab)
     ask()
@@ -81,7 +81,7 @@ def test_the_recorders_are_written_and_the_run_completes_as_without(tmp_path):
     assert (result.outcome, result.flights) == ("completed", ()), "those of a run that failed are another thing"
 
 
-def test_a_dump_by_the_api_is_not_that_of_a_failure_either():
+def test_flight_dump_by_the_api_is_not_a_failure_dump():
     lab = RankLab(lambda engine: None)
     running = start(None, lab=lab)
     assert len(running.dump()) == 4
@@ -90,7 +90,7 @@ def test_a_dump_by_the_api_is_not_that_of_a_failure_either():
     assert running.wait(10).flights == ()
 
 
-def test_also_while_warming_up_when_nobody_has_the_run_in_hand_yet(tmp_path):
+def test_flight_dump_during_warmup_before_the_run_has_a_handle(tmp_path):
     told, lab, made = Told(), RankLab(lambda engine: ask() if engine.host == "host1" else None), []
     thread = threading.Thread(target=lambda: made.append(run_with(told, tmp_path, lab, warmup=1)), daemon=True)
     thread.start()
@@ -112,7 +112,7 @@ class MuteLab(RankLab):
     engine = Mute
 
 
-def test_who_does_not_tell_in_time_is_named(tmp_path, monkeypatch):
+def test_flight_dump_names_ranks_that_do_not_answer_in_time(tmp_path, monkeypatch):
     monkeypatch.setattr("traffic.engine.running_traffic.DUMP_TIMEOUT_NS", 300_000_000)
     told = Told()
     with run_with(told, tmp_path, MuteLab(lambda engine: None)):
@@ -138,7 +138,7 @@ def test_flows_have_none_and_a_place_that_cannot_be_written_does_not_end_a_run(t
     running.wait(20)
 
 
-def test_commands_write_it_where_they_were_started(tmp_path, monkeypatch):
+def test_flight_dump_of_a_command_goes_to_its_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     told = Told()
     tell = teller(SimpleNamespace(heartbeat=lambda: None), told)
@@ -150,7 +150,7 @@ def test_commands_write_it_where_they_were_started(tmp_path, monkeypatch):
     assert str(path) in told.until("recorders of 1")[-1]
 
 
-def test_commands_tell_no_amount_before_anything_was_heard_of(monkeypatch):
+def test_progress_shows_no_amount_before_the_first_sample(monkeypatch):
     monkeypatch.setattr(traffic_group, "TELL_EVERY_S", -1.0)
     said = []
     tell = teller(SimpleNamespace(heartbeat=lambda: None), said.append)
@@ -160,8 +160,8 @@ def test_commands_tell_no_amount_before_anything_was_heard_of(monkeypatch):
     assert said == ["running", "1.5 MB acknowledged", "3 iterations, 1.5 MB acknowledged"]
 
 
-def test_the_command_line_takes_the_signal_instead_of_dying():
-    """Its default ends a process: of a command that has no ranks, nothing must come of it."""
+def test_command_line_handles_sigusr1_instead_of_dying():
+    """The signal's default action ends a process; a command without ranks must ignore it."""
     code = (
         "import os, signal, sys\n"
         "from harness.cli import main as entry\n"
@@ -174,7 +174,7 @@ def test_the_command_line_takes_the_signal_instead_of_dying():
     assert done.returncode == 0, done.stderr
 
 
-def test_a_run_directory_has_those_beside_those_of_a_failure(tmp_path):
+def test_run_directory_keeps_requested_dumps_apart_from_failure_dumps(tmp_path):
     flights = (Flight(rank=0, endpoint="host1:rxe0", standing="iteration 1, compute", entries=()),)
     rundir.write_flights(tmp_path / "flights-asked-1.json", flights)
     assert rundir.open_run(tmp_path).read_flights() == ()

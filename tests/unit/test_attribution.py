@@ -16,8 +16,8 @@ from harness.cli.main import cli
 from harness.findings import CAUSES, NOTHING, PLACES
 
 
-def test_the_made_up_campaign_is_placed(labelled):
-    """Over 60 made-up runs of all link, switch, host and GPU places: culprit >= 95 %, network or not >= 97 %."""
+def test_attribution_places_synthetic_campaign(labelled):
+    """Over 60 synthetic runs at all link, switch, host and GPU places: culprit >= 95 %, network or not >= 97 %."""
     total = score((run, ()) for _, _, run in labelled)
     assert total.runs == total.single == len(labelled) >= 60
     assert total.right >= 0.95 * total.single, total.matrix
@@ -26,17 +26,17 @@ def test_the_made_up_campaign_is_placed(labelled):
     assert sum(total.matrix.values()) == total.single
 
 
-def test_a_fault_free_run_has_no_culprit():
+def test_attribution_fault_free_run_has_no_culprit():
     run = Network(3).run().measured(None, "")
     assert attribute(run) == (NOTHING,)
 
 
-def test_the_plan_of_faults_is_not_looked_at(labelled):
+def test_attribution_ignores_the_fault_plan(labelled):
     for _, _, run in labelled[::15]:
         assert attribute(run) == attribute(msgspec.structs.replace(run, faults=synthetic_run().faults))
 
 
-def test_every_finding_is_of_the_documented_sets(labelled):
+def test_attribution_findings_use_documented_causes_and_places(labelled):
     for _, _, run in labelled[::5]:
         for one in attribute(run):
             assert one.cause in CAUSES
@@ -45,13 +45,13 @@ def test_every_finding_is_of_the_documented_sets(labelled):
             assert one.evidence
 
 
-def test_a_run_whose_fault_is_in_doubt_is_no_truth(labelled):
+def test_score_skips_runs_whose_fault_is_in_doubt(labelled):
     _, _, run = labelled[0]
     doubted = msgspec.structs.replace(run, faults=(msgspec.structs.replace(run.faults[0], doubts=("no witness",)),))
     assert score([(doubted, ())]).runs == 0
 
 
-def test_the_command_holds_runs_against_their_faults(tmp_path, labelled):
+def test_attribute_command_scores_runs_against_their_faults(tmp_path, labelled):
     kept = [finished(tmp_path / str(index), run).path for index, (_, _, run) in enumerate(labelled[:3])]
     done = CliRunner().invoke(cli, ["attribute", *map(str, kept), "--json"], standalone_mode=False)
     assert done.exception is None

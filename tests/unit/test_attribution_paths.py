@@ -58,7 +58,7 @@ def hurt(path, place):
         (("host2",), "busy-host", "rank", "host2"),
     ],
 )
-def test_long_round_trips_are_told_of_a_place_where_nothing_is_lost(place, cause, kind, name):
+def test_probes_long_round_trips_without_loss_name_the_place(place, cause, kind, name):
     run = Network(3).run().measured(None, "")
     assert attribute(run) == (NOTHING,)
     top = attribute(run, (), probed(place))[0]
@@ -70,7 +70,7 @@ def test_long_round_trips_are_told_of_a_place_where_nothing_is_lost(place, cause
     assert "software times" in told
 
 
-def test_round_trips_are_evidence_for_what_is_already_found_there(labelled):
+def test_probes_round_trips_add_evidence_to_an_existing_finding(labelled):
     truth, run = next((truth, run) for truth, kind, run in labelled if attribute(run)[0].cause == "loss")
     before = attribute(run)
     link = next(one for one in run.topology.links if one.name == before[0].name)
@@ -86,8 +86,10 @@ def test_round_trips_are_evidence_for_what_is_already_found_there(labelled):
 
 
 @pytest.mark.parametrize(("confidence", "told"), [(0.4, True), (0.9, False)])
-def test_a_link_is_told_beside_its_switch_unless_that_is_surer_known(confidence, told):
-    """WindowStats once: 16 packets that rtsw2 kept, nobody knew which, took in what probes said of one of its links."""
+def test_probes_add_a_link_beside_its_switch_unless_the_switch_is_certain(confidence, told):
+    """An uncertain finding about a switch (16 packets lost by rtsw2) used to absorb the probes' evidence on one of its
+    links.
+    """
     known = Finding(cause="loss", place="rtsw", name="rtsw2", confidence=confidence, evidence=("16 packets",))
     found = with_probes(Network(3).run().measured(None, ""), [known], probed(("rtsw2", "host3:rxe1")))
     assert [one.name for one in found] == ["rtsw2", *(["rtsw2:host3:rxe1"] if told else [])]
@@ -103,20 +105,20 @@ def test_a_link_is_told_beside_its_switch_unless_that_is_surer_known(confidence,
         (("rtsw1", "host1:rxe0"), ["host1", "rtsw1:host1:rxe0"]),
     ],
 )
-def test_a_host_that_answered_all_probes_was_not_silent(place, told):
-    """Timers of its peers ran out, which a link that delays does as well; what probes say of it itself stays."""
+def test_probes_answered_by_a_host_clear_it_of_silence(place, told):
+    """Peers' timers also expire when a link delays; what probes say about that link stays."""
     silent = Finding(cause="silent-host", place="rank", name="host1", confidence=0.56, evidence=("35 timers",))
     run = Network(3).run().measured(None, "")
     assert [one.name for one in with_probes(run, [silent], probed(place))] == told
     assert with_probes(run, [silent], ()) == [silent]
 
 
-def test_a_healthy_fabrics_round_trips_say_nothing():
+def test_probes_of_a_healthy_fabric_add_no_finding():
     run = Network(3).run().measured(None, "")
     assert attribute(run, (), probed(())) == (NOTHING,)
 
 
-def test_a_place_that_is_slow_for_an_eighth_of_the_time_is_found_and_when_it_was():
+def test_probes_find_a_place_that_is_slow_for_an_eighth_of_the_run():
     run = Network(3).run().measured(None, "")
     (found,) = attribute(run, (), probed(("rtsw2", "host3:rxe1"), start=0.5, end=0.625, count=80))
     assert (found.cause, found.name) == ("congestion", "rtsw2:host3:rxe1")
@@ -131,14 +133,14 @@ def test_a_place_that_is_slow_for_an_eighth_of_the_time_is_found_and_when_it_was
         (("host2",), "silent-host", "host2"),
     ],
 )
-def test_probes_that_are_lost_for_a_part_of_the_run_are_told_of_a_place(place, cause, name):
+def test_probes_lost_for_part_of_the_run_name_the_place(place, cause, name):
     run = Network(3).run().measured(None, "")
     (found,) = attribute(run, (), probed(place, times=1.0, lost=0.3, start=0.5, end=0.625, count=80))
     assert (found.cause, found.name) == (cause, name)
     assert "were lost between 8.0 s and 10.0 s" in found.evidence[0]
 
 
-def test_a_few_that_are_lost_all_the_time_are_seen_over_all_of_it():
+def test_probes_lost_rarely_but_throughout_are_found_over_the_whole_run():
     run = Network(3).run().measured(None, "")
     (found,) = attribute(run, (), probed(("ctsw1", "rtsw2"), times=1.0, lost=0.05))
     assert found.cause == "loss"

@@ -1,4 +1,4 @@
-"""Who is at the root of a stall, from the flight recorders of the ranks that wait."""
+"""The rank at the root of a stall, from the flight recorders of the waiting ranks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def waiting(rank, peer, *, way="from", state=""):
     )
 
 
-def test_the_rank_that_left_no_recording_is_at_the_root():
+def test_stall_root_is_the_rank_without_a_recording():
     run = synthetic_run()
     flights = [waiting(3, 2), waiting(0, 3), waiting(2, 1)]
     found = stalls.culprit(flights, run)
@@ -50,7 +50,7 @@ def test_the_rank_that_left_no_recording_is_at_the_root():
     assert (best.cause, best.place, best.name) == ("lost-rank", "rank", "host2")
 
 
-def test_the_rank_that_has_not_joined_is_named_with_where_it_is():
+def test_stall_root_that_has_not_joined_is_named_with_its_position():
     late = Flight(rank=1, endpoint="host2:rxe0", standing="iteration 7, compute", entries=(entry("begin", 900),))
     joins = Flight(rank=0, endpoint="host1:rxe0", standing="iteration 7, compute", entries=(entry("begin", 1300),))
     flights = [waiting(2, 1), waiting(3, 2), late]
@@ -62,7 +62,7 @@ def test_the_rank_that_has_not_joined_is_named_with_where_it_is():
     assert "rank 0 left no recording" in silent.words[0]
 
 
-def test_a_stall_is_told_with_step_ranks_time_psn_and_hop():
+def test_stall_describes_step_ranks_time_psn_and_hop():
     flights = [waiting(2, 1), waiting(1, 0)]
     (first, second) = stalls.stalls(flights)
     assert (first.waiter, second.waiter) == (1, 2)
@@ -73,15 +73,15 @@ def test_a_stall_is_told_with_step_ranks_time_psn_and_hop():
     ].describe(path=("host1", "rtsw1", "host2"))
 
 
-def test_a_circle_over_broken_queue_pairs_points_at_the_rank_where_they_end():
+def test_stall_cycle_over_broken_queue_pairs_ends_at_the_root():
     flights = [waiting(0, 1), waiting(1, 2, state=", lost"), waiting(2, 3, state=", lost"), waiting(3, 0)]
     assert stalls.culprit(flights, synthetic_run()).rank == 2
     whole = [waiting(0, 1), waiting(1, 2), waiting(2, 3), waiting(3, 0)]
     assert stalls.culprit(whole, synthetic_run()) is None
 
 
-def test_a_rank_that_left_no_recording_is_at_the_root_before_anybody_waits():
-    """Killed while all compute; where two are silent, neither stands out."""
+def test_stall_root_without_recording_is_found_before_any_rank_waits():
+    """A rank is killed while all compute. If two are silent, the root is ambiguous."""
     run = synthetic_run()
     flights = [Flight(rank=one.rank, endpoint="", standing="iteration 3, compute", entries=()) for one in run.ranks]
     assert stalls.culprit(flights[:2] + flights[3:], run).rank == 2
@@ -89,12 +89,12 @@ def test_a_rank_that_left_no_recording_is_at_the_root_before_anybody_waits():
     assert stalls.culprit(flights, run) is None
 
 
-def test_nobody_waits_nobody_is_named():
+def test_stall_without_waiting_ranks_has_no_root():
     assert stalls.culprit([], synthetic_run()) is None
     assert stalls.stalls([Flight(rank=0, endpoint="a", standing="iteration 1, compute", entries=())]) == ()
 
 
-def test_every_hop_of_the_made_up_workload_exists():
+def test_synthetic_workload_paths_use_existing_hops():
     network = Network(1)
     hops = Counter(pair for one in connections() for pair in itertools.pairwise(one.path))
     assert set(hops) <= set(network.ports)

@@ -8,8 +8,8 @@ import sys
 from harness.verdict import ExitCode
 
 
-def test_what_stops_it_is_a_sentence(tmp_path):
-    """A lab that is not there: no traceback, the file named, exit code 4."""
+def test_bench_missing_lab_is_one_sentence(tmp_path):
+    """A missing inventory: no traceback, the file named, exit code 4."""
     missing = tmp_path / "no-such-lab.yml"
     ended = subprocess.run(
         [sys.executable, "-m", "bench", "--lab", missing, "flow"], capture_output=True, text=True, check=False

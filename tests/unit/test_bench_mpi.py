@@ -1,4 +1,4 @@
-"""The bench against Open MPI: what is asked of it, and what is made of its answers. (The ratios are the lab's.)"""
+"""The bench against Open MPI: the commands it runs and how it reads the output. The ratios need a lab."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HOSTS = ("host1", "host2", "host3", "host4")
 
 
 class MpiLab(RankLab):
-    """Its hosts answer `mpirun` with what a test says, and collectives as fake engines do."""
+    """Lab whose hosts answer `mpirun` with a given output and run collectives as fake engines do."""
 
     def __init__(self, answer):
         super().__init__(lambda engine: engine.over())
@@ -44,7 +44,7 @@ def answers(sizes, *, right=True):
     return "a banner\n" + "\n".join(json.dumps(row) for row in rows)
 
 
-def test_a_ratio_above_one_means_that_ours_is_quicker():
+def test_openmpi_ratio_above_one_means_faultbed_is_faster():
     lab = MpiLab(answers([4096]))
     rows = openmpi.against_open_mpi(lab, HOSTS, transport="tcp", sizes=[4096], iterations=1)
     assert [(row.collective, row.size_bytes, row.ours_ns, row.mpi_ns) for row in rows] == [
@@ -58,13 +58,13 @@ def test_a_ratio_above_one_means_that_ours_is_quicker():
     assert argv[argv.index("--host") + 1].count(":1") == 4
 
 
-def test_what_does_not_run_or_is_wrong_is_told():
+def test_openmpi_failed_run_or_wrong_result_is_an_error():
     with pytest.raises(LabError, match="Open MPI over ucx does not run here: no rc_verbs"):
         openmpi.against_open_mpi(MpiLab(CommandFailed("no rc_verbs")), HOSTS, transport="ucx", sizes=[4096])
     with pytest.raises(LabError, match="wrong result: all-reduce"):
         openmpi.against_open_mpi(MpiLab(answers([4096], right=False)), HOSTS, transport="tcp", sizes=[4096])
 
 
-def test_packages_that_cannot_be_fetched_are_told_with_their_suite(tmp_path):
+def test_openmpi_fetch_failure_names_the_suite(tmp_path):
     with pytest.raises(LabError, match=r"Open MPI's packages \(trixie\) could not be fetched"):
         openmpi.fetch(tmp_path, mirror="http://127.0.0.1:9/debian", suite="trixie")

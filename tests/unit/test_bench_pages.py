@@ -14,7 +14,7 @@ from testbed.inventory.lab_inventory import load
 from testbed.shipped import inventory_named
 
 
-def test_the_ten_minutes_have_a_fault_each_minute_and_time_to_settle():
+def test_bench_ten_minute_run_has_a_fault_each_minute_and_time_to_settle():
     source = with_faults()
     decided = decide(decode(source.encode(), source="x"), source.encode(), load(inventory_named("soft")))
     at_s = [fault.at_ns / 1e9 for fault in decided.plan.faults]
@@ -24,8 +24,8 @@ def test_the_ten_minutes_have_a_fault_each_minute_and_time_to_settle():
     assert name_of(decided) == "report of a run of 600 s with 8 faults"
 
 
-def test_whether_a_goal_is_reached_is_a_word_in_its_colour(capsys):
-    """It was `[green]reached[/green]`, from when tables took what they are given for markup."""
+def test_bench_goal_is_shown_as_a_coloured_word(capsys):
+    """The text used to be `[green]reached[/green]` literally, because tables no longer interpret markup."""
     _show(Session(None), [ratio("a / b", [0.9, 1.0, 1.1], 1.0), ratio("b / a", [0.9, 0.9, 1.1], 1.0)])
     out = capsys.readouterr().out
     assert ("reached" in out, "missed" in out, "[" in out) == (True, True, False)

@@ -9,7 +9,7 @@ import sys
 from bench import tcp_goodput
 
 
-def test_what_a_source_sends_is_what_the_sink_counts():
+def test_tcp_sink_counts_what_the_source_sends():
     here = "127.0.0.1"
     sink = subprocess.Popen(
         [sys.executable, "-c", tcp_goodput._SINK, here, "18593", "20"], stdout=subprocess.PIPE, text=True

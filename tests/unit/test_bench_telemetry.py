@@ -21,17 +21,17 @@ def samples(*sizes):
     ]
 
 
-def test_what_is_cut_by_the_ends_of_a_span_does_not_count():
-    """Of four samples the middle two are inside: 250 bytes in 2 s."""
+def test_goodput_excludes_samples_cut_by_the_span():
+    """Of four samples only the middle two lie inside the span: 250 bytes in 2 s."""
     assert goodput_bps(samples(9, 100, 150, 9), (S // 2, 3 * S)) == pytest.approx(1000)
 
 
-def test_a_span_without_samples_is_an_error_and_no_zero():
+def test_goodput_span_without_samples_is_an_error():
     with pytest.raises(LabError, match="no samples"):
         goodput_bps(samples(1, 1), (5 * S, 6 * S))
 
 
-def test_cpu_time_is_what_the_kernel_has_counted_for_all_of_the_processes():
+def test_cpu_time_is_the_kernels_count_over_all_processes():
     end = time.process_time() + 0.2
     while time.process_time() < end:
         pass
@@ -44,6 +44,6 @@ def test_cpu_time_is_what_the_kernel_has_counted_for_all_of_the_processes():
     ("low", "high", "said"),
     [(0.99, 1.1, REACHED), (0.95, 1.1, OPEN), (0.95, 0.98, MISSED), (0.95, 0.99, OPEN)],
 )
-def test_an_interval_decides_when_all_of_it_is_on_one_side_of_the_goal(low, high, said):
+def test_goal_is_decided_when_the_whole_interval_is_on_one_side(low, high, said):
     assert decided(Interval(low=low, high=high, method="exact"), least=0.99) == said
     assert decided(Interval(low=-high, high=-low, method="exact"), most=-0.99) == said

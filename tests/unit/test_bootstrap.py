@@ -21,7 +21,7 @@ def installed():
     return set(shlex.split(re.search(r'^packages="(.*)"$', (HOUSE / "bootstrap").read_text(), re.MULTILINE)[1]))
 
 
-def test_what_doctor_misses_bootstrap_installs():
+def test_bootstrap_installs_every_package_doctor_checks():
     assert {package for _, package, _ in doctor._TOOLS if package} <= installed()
 
 

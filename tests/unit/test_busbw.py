@@ -56,14 +56,14 @@ def output(*rows):
     return HEAD + "".join(lines) + TAIL
 
 
-def test_a_run_is_read():
+def test_busbw_run_is_decoded():
     run = read(output((GIB, 47.25, 46.5, 0), (8, 0.01, 0.02, "N/A")))
     assert (run.collective, run.ranks) == ("all-reduce", 2)
     assert [(x.size_bytes, x.gbytes_per_s, x.wrong) for x in run.lines] == [(GIB, 46.5, 0), (8, 0.01, 0)]
 
 
-def test_more_than_one_run_is_refused():
-    """Built without MPI, 32 programs of one rank each once counted as one of 32; two runs were both of the first."""
+def test_busbw_more_than_one_run_is_rejected():
+    """Without MPI, 32 one-rank programs used to count as one run of 32; two runs were both read as the first."""
     alone = output((GIB, 0, 0, 0)).replace("Rank  1", "Rank  0")
     with pytest.raises(UsageError, match="without MPI"):
         read(alone)
@@ -71,7 +71,7 @@ def test_more_than_one_run_is_refused():
         read(output((GIB, 47, 46, 0)) + output((GIB, 47, 46, 0)).replace("all_reduce", "all_gather"))
 
 
-def test_the_collective_is_the_program_s_own_word_and_no_command_line_above_it():
+def test_busbw_collective_is_read_from_the_programs_output_not_the_command_line():
     text = output((GIB, 47.25, 46.5, 0))
     assert read("$ mpirun ./all_gather_perf -b 8\n" + text).collective == "all-reduce"
     unsaid = text.replace("# Collective test starting: all_reduce_perf\n", "")
@@ -81,7 +81,7 @@ def test_the_collective_is_the_program_s_own_word_and_no_command_line_above_it()
             read(unsaid.replace("sum      -1", f"{redop}      {root}"))
 
 
-def test_what_is_short_is_told_with_its_size():
+def test_busbw_shortfall_is_reported_with_its_size():
     short = compare(read(output((GIB, 47, 39.9, 0), (2 * GIB, 47, 47, 0), (64 * MIB, 19, 30, 0))), TABLE)
     assert [(one.where, one.found) for one in short] == [
         (f"all-reduce of 2, {GIB} bytes", "busbw 39.9 GB/s"),
@@ -96,14 +96,14 @@ def test_wrong_data_is_never_fast_enough():
 
 
 @given(st.floats(0.01, 400), st.floats(0.01, 400), st.integers(1, 64))
-def test_no_false_alarm_and_no_miss(out, inn, mib):
+def test_busbw_check_has_no_false_alarm_and_no_miss(out, inn, mib):
     size = mib * 16 * MIB
     rounded = min(round(out, 2), round(inn, 2))
     short = compare(read(output((size, out, inn, 0))), TABLE)
     assert bool(short) == (rounded < (40 if size >= GIB else 20))
 
 
-def test_what_cannot_be_judged_is_said():
+def test_busbw_output_that_cannot_be_judged_is_rejected():
     with pytest.raises(UsageError, match="no line of results"):
         read("command not found")
     with pytest.raises(UsageError, match=r"no line for all-reduce of 2 ranks; it has all-reduce of 32"):
@@ -112,7 +112,7 @@ def test_what_cannot_be_judged_is_said():
         compare(read(output((8, 1, 1, 0))), TABLE)
 
 
-def test_the_command(faultbed, tmp_path):  # noqa: F811 - a fixture
+def test_preflight_busbw_command_exit_code_and_json(faultbed, tmp_path):  # noqa: F811 - a fixture
     file = tmp_path / "out.txt"
     ranks = "".join(f"#  Rank {n:2d} Group  0 Pid  1 on host1 device  0 [0x19] NVIDIA H100\n" for n in range(2, 32))
     for rate, code in ((47, 0), (30, 1)):

@@ -63,7 +63,7 @@ def test_run_of_four_noisy_checks_fails_wrongly_in_one_percent_at_most():
     assert failed <= most_errors(runs, confidence.RUN_RISK)
 
 
-def test_made_up_noise_has_the_mean_and_the_memory_that_it_says():
+def test_calibration_noise_has_the_requested_mean_and_memory():
     rng = np.random.default_rng(1)
     for shape in calibration.SHAPES:
         assert calibration.noise(shape, rng, 400, 200, 0.5).mean() == pytest.approx(1, abs=0.02)

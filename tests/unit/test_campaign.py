@@ -35,7 +35,7 @@ def labels(lab):
     return campaign.labels(lab.topology, lab_kind="soft", seed=1, places=3)
 
 
-def test_there_are_enough_runs_of_all_sorts(labels):
+def test_campaign_has_enough_runs_of_every_kind(labels):
     kinds = Counter(one.kind for one in labels)
     assert len(labels) >= 60
     assert kinds[None] >= 6
@@ -45,8 +45,8 @@ def test_there_are_enough_runs_of_all_sorts(labels):
     assert len({one.name for one in labels}) == len(labels)
 
 
-def test_a_seed_draws_places_and_strengths(lab, labels):
-    """The same seed is the same campaign; another one has other places, or other strengths, of the same kinds."""
+def test_campaign_seed_draws_places_and_strengths(lab, labels):
+    """The same seed gives the same campaign; another seed gives other places or strengths of the same kinds."""
 
     def drawn(seed):
         found = campaign.labels(lab.topology, lab_kind="soft", seed=seed, places=3)
@@ -57,15 +57,15 @@ def test_a_seed_draws_places_and_strengths(lab, labels):
     assert drawn(1) == [(one.kind, one.target, one.parameters) for one in labels]
 
 
-def test_a_campaign_of_all_places_has_each_once(lab):
+def test_campaign_of_all_places_has_each_once(lab):
     found = campaign.labels(lab.topology, lab_kind="soft", seed=1, places=100)
     links = [one.target for one in found if one.kind == "link.down"]
     assert len(links) == len(set(links)) == 8
 
 
 @pytest.mark.parametrize("name", LABS)
-def test_every_run_fits_the_lab_that_it_is_made_for(name):
-    """Six ranks do not share 256 KiB evenly: every run on three racks was an error."""
+def test_campaign_runs_fit_their_lab(name):
+    """Six ranks cannot split 256 KiB evenly: every run on three racks used to be an ERROR."""
     topology = load(SOFT.with_name(f"{name}.yml")).topology
     for one in campaign.labels(topology, lab_kind="soft", seed=1, places=2):
         made = decode(campaign.experiment(one, topology), source=one.name)
@@ -75,7 +75,7 @@ def test_every_run_fits_the_lab_that_it_is_made_for(name):
         assert decode(campaign.experiment(one, topology, probe=True), source=one.name).probe is not None
 
 
-def test_a_campaign_with_probes_has_what_only_they_can_place(lab):
+def test_campaign_with_probes_adds_faults_only_probes_can_place(lab):
     plain, probed = (
         campaign.labels(lab.topology, lab_kind="soft", seed=1, places=2, probe=probe) for probe in (False, True)
     )
@@ -83,14 +83,14 @@ def test_a_campaign_with_probes_has_what_only_they_can_place(lab):
     assert probed[: len(plain)] == plain
 
 
-def test_a_campaign_that_is_ended_early_has_seen_every_kind(labels):
+def test_campaign_ended_early_has_covered_every_kind(labels):
     ordered = campaign.in_turn(labels)
     kinds = {one.kind for one in labels}
     assert {one.kind for one in ordered[: len(kinds)]} == kinds
     assert sorted(ordered, key=lambda one: one.number) == list(labels)
 
 
-def test_each_run_can_be_planned(labels, lab):
+def test_campaign_runs_can_all_be_planned(labels, lab):
     for one in labels:
         source = campaign.experiment(one, lab.topology)
         decided = run.decide(decode(source, source=one.name), source, lab)
@@ -98,8 +98,8 @@ def test_each_run_can_be_planned(labels, lab):
         assert [fault.target for fault in decided.plan.faults] == ([] if one.kind is None else [one.target])
 
 
-def test_a_lab_has_only_what_it_can_do_in_its_campaign(labels):
-    """A rack lab has no way to hold packets back, nor a VM to stop."""
+def test_campaign_of_a_lab_has_only_kinds_the_lab_supports(labels):
+    """A rack lab has no mechanism to delay packets and no VM to stop."""
     rack = load(SOFT.with_name("rack-h100.example.yml"))
     on_rack = {one.kind for one in campaign.labels(rack.topology, lab_kind="rack", seed=1, places=3)} - {None}
     assert on_rack
@@ -107,7 +107,7 @@ def test_a_lab_has_only_what_it_can_do_in_its_campaign(labels):
     assert on_rack < {one.kind for one in labels}
 
 
-def test_the_command_lists_it():
+def test_campaign_command_lists_planned_runs():
     done = CliRunner().invoke(cli, ["--lab", str(SOFT), "campaign", "--plan", "--only", "gpu.throttle"])
     assert done.exit_code == 0
     assert "host3:gpu0  percent 51" in done.output
@@ -124,8 +124,8 @@ class Held:
         pass
 
 
-def test_a_campaign_whose_runs_are_all_errors_ends(monkeypatch, tmp_path):
-    """Whose lab has broken down, say: it tells what went wrong, and does not go on through the night."""
+def test_campaign_ends_after_repeated_errors(monkeypatch, tmp_path):
+    """If the lab has broken down, the campaign reports the last error instead of continuing through the night."""
     why = Check(name="harness", verdict=Verdict.ERROR, observed=None, bound=None, unit="", rule="", detail="no VM")
     verdict = VerdictFile(
         experiment="x", seed=1, lab="soft", verdict=Verdict.ERROR, checks=(why,), faults=(), lab_state="CLEAN"

@@ -81,7 +81,7 @@ def faultbed(tmp_path):
         (["frobnicate"], 4, ["frobnicate"]),
     ],
 )
-def test_a_mistake_is_one_clear_sentence(faultbed, argv, code, words):
+def test_cli_usage_error_is_one_clear_sentence(faultbed, argv, code, words):
     done = faultbed(*argv)
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
@@ -89,7 +89,7 @@ def test_a_mistake_is_one_clear_sentence(faultbed, argv, code, words):
         assert word in done.stderr
 
 
-def test_a_foreign_inventory_is_told_what_is_missing(faultbed, tmp_path):
+def test_cli_foreign_inventory_error_names_what_is_missing(faultbed, tmp_path):
     foreign = tmp_path / "foreign.yml"
     foreign.write_text("all: {hosts: {web1: {ansible_host: 192.0.2.1}}}\n")
     done = faultbed("--lab", str(foreign), "status")
@@ -109,14 +109,14 @@ def test_down_twice_is_no_error(faultbed):
     assert "was not up" in faultbed("down").stderr
 
 
-def test_a_plan_touches_nothing_and_shows_every_revert(faultbed):
+def test_cli_inject_plan_shows_every_revert_and_touches_nothing(faultbed):
     done = faultbed("inject", "link.flap", "rtsw1:ctsw1", "--for", "1s", "--plan")
     assert done.returncode == 0
     assert "ip -n rtsw1 link set dev ctsw1 down" in done.stdout
     assert "ip -n rtsw1 link set dev ctsw1 up" in done.stdout
 
 
-def test_the_same_seed_gives_the_same_plan_and_another_seed_another(faultbed):
+def test_cli_plan_is_equal_for_equal_seeds_only(faultbed):
     plans = [
         faultbed("run", "tests/experiments/demo.toml", "--plan", "--json", "--seed", seed).stdout for seed in "778"
     ]
@@ -139,7 +139,7 @@ def test_words_of_a_command_arrive_as_they_were_typed(words, netns, there):
     assert labs.there(words, netns) == there
 
 
-def test_the_table_of_faults_is_data_too(faultbed):
+def test_cli_faults_table_is_available_as_json(faultbed):
     kinds = {kind["name"]: kind for kind in json.loads(faultbed("faults", "--json").stdout)}
     assert {"link.flap", "packet.drop", "gpu.throttle"} <= set(kinds)
     assert kinds["packet.drop"]["fidelity"]["soft"] == "real"
@@ -165,8 +165,8 @@ def test_help_of_every_command():
         assert r"\b" not in done.stdout, path  # click's mark of a paragraph that keeps its lines, taken for text
 
 
-def test_a_profile_is_the_faults_of_an_experiment(faultbed):
-    """What is printed is TOML, the same for the same seed, and names its digest."""
+def test_cli_profile_prints_the_faults_of_an_experiment(faultbed):
+    """The output is TOML, identical for the same seed, and contains its digest."""
     first = faultbed("profile", "llama3-54d", "--seed", "7").stdout
     assert first == faultbed("profile", "llama3-54d", "--seed", "7").stdout
     faults = tomllib.loads(first)["faults"]
@@ -177,8 +177,8 @@ def test_a_profile_is_the_faults_of_an_experiment(faultbed):
     assert len(said["faults"]) == len(faults)
 
 
-def test_ctrl_c_while_the_commands_are_loaded_is_one_sentence(monkeypatch, capsys):
-    """On a busy machine that takes seconds, and somebody changes his mind."""
+def test_cli_ctrl_c_during_imports_is_one_sentence(monkeypatch, capsys):
+    """On a busy machine the imports take seconds, in which a user may press Ctrl-C."""
 
     def interrupted(_name):
         raise KeyboardInterrupt
@@ -190,7 +190,7 @@ def test_ctrl_c_while_the_commands_are_loaded_is_one_sentence(monkeypatch, capsy
     assert capsys.readouterr().err == "faultbed: interrupted before anything was started\n"
 
 
-def test_a_package_that_is_missing_is_one_sentence(monkeypatch, capsys):
+def test_cli_missing_package_is_one_sentence(monkeypatch, capsys):
     def missing(_name):
         raise ModuleNotFoundError("No module named 'rich'")
 
@@ -209,8 +209,8 @@ def test_a_package_that_is_missing_is_one_sentence(monkeypatch, capsys):
         (ZeroDivisionError("by zero"), "an error of ours, not of yours: ZeroDivisionError: by zero", None),
     ],
 )
-def test_what_nobody_thought_of_is_an_error_and_no_fail(monkeypatch, capsys, error, words, lines):
-    """Python's own exit code for it is 1, which here says FAIL: that a bound was held to and broken."""
+def test_cli_unexpected_exception_is_an_error_and_not_a_fail(monkeypatch, capsys, error, words, lines):
+    """Python's own exit code for it is 1, which here means FAIL: a bound was checked and broken."""
 
     @click.command()
     def broken():
@@ -227,14 +227,14 @@ def test_what_nobody_thought_of_is_an_error_and_no_fail(monkeypatch, capsys, err
 
 
 @pytest.mark.parametrize("group", [(), ("traffic",), ("inventory",)], ids=["faultbed", "traffic", "inventory"])
-def test_the_list_of_commands_says_whole_sentences(group):
-    """On the narrow terminal that this is, click ended them amid a word."""
+def test_cli_list_of_commands_has_whole_sentences(group):
+    """click used to cut them within a word on a narrow terminal like this one."""
     said = CliRunner().invoke(cli, [*group, "--help"], terminal_width=60).output
     listed = said[re.search(r"\n(Commands|Lab):\n", said).end() :].partition("\n  Exit codes")[0]
     assert "..." not in listed.replace('"..."', "")
 
 
-def test_every_command_stands_under_a_heading_and_the_widest_name_sets_the_column_of_all():
+def test_cli_help_groups_every_command_in_one_column():
     said = CliRunner().invoke(cli, ["--help"], terminal_width=100).output
     assert "Other commands" not in said
     starts = {
@@ -243,13 +243,13 @@ def test_every_command_stands_under_a_heading_and_the_widest_name_sets_the_colum
     assert len(starts) == 1
 
 
-def test_a_command_without_a_heading_is_shown_too():
+def test_cli_command_without_a_heading_is_listed():
     group = Commands(sections={"Lab": {labs.__name__: "up"}}, commands={"mine": click.Command("mine")})
     said = CliRunner().invoke(group, ["--help"]).output
     assert re.search(r"Lab:\n  up    Bring the soft lab up.*Other commands:\n  mine\n", said, re.DOTALL)
 
 
-def test_every_command_of_a_module_is_the_one_that_its_section_names():
+def test_cli_sections_match_the_commands_of_their_modules():
     for modules in SECTIONS.values():
         for module, names in modules.items():
             assert set(names.split()) <= {command.name for command in importlib.import_module(module).COMMANDS}
@@ -258,22 +258,22 @@ def test_every_command_of_a_module_is_the_one_that_its_section_names():
     )
 
 
-def test_a_command_loads_no_module_of_another_one():
-    """The whole command line takes a second of CPU to import."""
+def test_cli_command_loads_no_module_of_another_command():
+    """Importing the whole command line takes a second of CPU."""
     code = "import sys, harness.cli.main; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert not [name for name in loaded if name.startswith(("harness.cli.lab.", "harness.cli.experiments.", "scipy"))]
     assert "numpy" not in loaded
 
 
-def test_a_command_whose_package_is_missing_says_so():
+def test_cli_command_whose_package_is_missing_says_so():
     group = Commands(sections={"Lab": {"harness.cli.no_such_module": "up"}})
     with pytest.raises(FaultbedError, match=r"no_such_module'; `make setup` installs what is missing"):
         CliRunner().invoke(group, ["up"], catch_exceptions=False)
 
 
-def test_console_whose_reader_leaves_does_not_end_the_command():
-    """`faultbed run ... | head`: rich would end the process, in the middle of a fault, with 1, which is a FAIL."""
+def test_console_closed_by_its_reader_does_not_end_the_command():
+    """With `faultbed run ... | head` rich would end the process in the middle of a fault with 1, which means FAIL."""
     code = (
         "import os; from pathlib import Path; from harness.cli.context import Session\n"
         "out = Session(Path('soft')).out\n"

@@ -18,8 +18,8 @@ DELAYS = st.integers(min_value=0, max_value=50_000_000)
     offset=st.integers(min_value=-(10**15), max_value=10**15),
     rounds=st.lists(st.tuples(st.integers(min_value=0, max_value=10**12), DELAYS, DELAYS), min_size=1, max_size=8),
 )
-def test_the_true_offset_is_within_the_stated_error(offset, rounds):
-    """Whatever the delays of both ways, the estimate is off by no more than it says."""
+def test_clock_true_offset_is_within_the_stated_error(offset, rounds):
+    """Whatever the delays in both directions, the estimate is off by no more than its stated error."""
     exchanges = [
         Exchange(sent_ns=at, node_ns=at + there - offset, received_ns=at + there + back) for at, there, back in rounds
     ]
@@ -28,7 +28,7 @@ def test_the_true_offset_is_within_the_stated_error(offset, rounds):
     assert found.to_controller(5) == 5 + found.offset_ns
 
 
-def test_the_shortest_round_trip_decides():
+def test_clock_shortest_round_trip_decides():
     slow = Exchange(sent_ns=0, node_ns=0, received_ns=1_000_000)
     quick = Exchange(sent_ns=100, node_ns=150, received_ns=200)
     assert estimate([slow, quick]).offset_ns == 0
@@ -41,8 +41,8 @@ OFFSETS = st.integers(min_value=-(10**9), max_value=10**9)
 @given(
     before=OFFSETS, moved=OFFSETS, errors=st.tuples(DELAYS, DELAYS), wrong=st.tuples(st.floats(-1, 1), st.floats(-1, 1))
 )
-def test_only_a_clock_that_has_moved_is_said_to_have_drifted(before, moved, errors, wrong):
-    """And by no more than it has, however wrong both measurements were within their errors."""
+def test_clock_drift_is_at_most_the_true_movement(before, moved, errors, wrong):
+    """The reported drift never exceeds the true one, whatever the errors of both measurements."""
     first, second = (
         ClockOffset(offset_ns=true + int(share * error), error_ns=error)
         for true, share, error in zip((before, before + moved), wrong, errors, strict=True)
@@ -122,7 +122,7 @@ def test_engines_widen_clocks_holds_the_drift_of_every_host(monkeypatch):
 
 
 def test_engines_widen_clocks_ignores_an_answer_of_an_earlier_round(monkeypatch):
-    """It would look like a clock that is behind by as much as it is late."""
+    """A late answer of an earlier round would look like a clock that is behind."""
     with Engines.start(engine_labs.Lab(lambda _: None), ["host1"]) as engines:
         before = engines.offsets["host1"]
         channel = engines._channels["host1"]

@@ -108,7 +108,7 @@ def test_collective_on_engines_of_too_few_hosts_is_refused():
         ({"phase": "comm", "iteration": 5, "lanes": []}, "iteration 5, at its end"),
     ],
 )
-def test_position_of_a_rank_that_does_not_wait_is_its_phase(message, says):
+def test_rank_position_without_waiting_is_its_phase(message, says):
     assert flight_recorder.standing(message) == says
 
 

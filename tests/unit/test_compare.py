@@ -1,4 +1,4 @@
-"""Two runs beside each other, and many in a row: a difference is told only where the noise leaves no other reading."""
+"""Comparison of two runs and of a history of runs: a difference is reported only if noise cannot explain it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from testbed.errors import UsageError
 PLAN = Plan(faultbed="0", experiment="x", seed=7, inventory="00", workload={"size_bytes": 1}, faults=())
 
 
-def test_a_run_does_not_differ_from_itself():
+def test_compare_run_with_itself_shows_no_difference():
     run = synthetic_run()
     for row in compare(run, run):
         assert row.ratio in {None, 1.0}
@@ -48,7 +48,7 @@ def test_half_as_long_again_is_worse_and_the_other_way_round_better():
     assert (better.says, better.ratio) == ("better", pytest.approx(1 / 1.5, rel=0.01))
 
 
-def test_what_the_lab_does_anyhow_is_no_difference():
+def test_compare_change_within_the_noise_floor_is_no_difference():
     run = without_faults(synthetic_run())
     spread = Spread(runs=10, middle=40.0, unit="s", log_sd=0.2)
     floor = NoiseFloor(lab="soft", workload={}, iterations=5, sources=(), spreads={"job_time": spread})
@@ -57,26 +57,26 @@ def test_what_the_lab_does_anyhow_is_no_difference():
     assert "noise floor" in row.why
 
 
-def test_one_recovery_each_compares_nothing():
+def test_compare_one_recovery_each_needs_repeats():
     run = synthetic_run()
     rows = {row.metric: row for row in compare(run, run)}
     assert "only repeats" in rows["recovery.uplink"].why
 
 
-def test_bandwidth_is_better_when_it_is_higher():
+def test_compare_higher_bandwidth_is_better():
     run = without_faults(synthetic_run())
     better = msgspec.structs.replace(run, summary=msgspec.structs.replace(run.summary, busbw_gbps=2.0))
     rows = {row.metric: row for row in compare(run, better)}
     assert rows["busbw.mean"].says == "better"
 
 
-def test_more_than_one_change_is_told():
+def test_differences_lists_every_changed_field_of_the_plan():
     assert differences(PLAN, PLAN) == ()
     other = msgspec.structs.replace(PLAN, seed=8, workload={"size_bytes": 2})
     assert differences(PLAN, other) == ("seed: 7 and 8", "workload: size_bytes 1 and 2")
 
 
-def test_the_command_compares_and_wants_two(tmp_path):
+def test_report_compare_command_needs_two_runs(tmp_path):
     a, b = (finished(tmp_path / name, synthetic_run()).path for name in "ab")
     done = CliRunner().invoke(cli, ["report", "--compare", str(a), str(b), "--json"], standalone_mode=False)
     assert done.exception is None
@@ -106,13 +106,13 @@ def past(number, *, verdict="PASS", series="s", **metrics):
 STEADY = [past(number, jct_ratio=value) for number, value in enumerate([1.10, 1.12, 1.08, 1.11, 1.09])]
 
 
-def test_what_is_beyond_earlier_runs_is_a_regression():
+def test_regressions_value_beyond_earlier_runs_is_reported():
     (found,) = regressions([*STEADY, past(9, jct_ratio=1.6)])
     assert (found.run, found.metric) == ("run-09", "jct_ratio")
     assert "1.45 of what it was; 5 earlier runs let expect at most 1.1" in found.words
 
 
-def test_what_earlier_runs_let_expect_is_none():
+def test_regressions_value_within_earlier_runs_is_not_reported():
     assert regressions([*STEADY, past(9, jct_ratio=1.14)]) == ()
     assert regressions([*STEADY, past(9, jct_ratio=0.9)]) == ()
     assert regressions([*STEADY[:3], past(9, jct_ratio=1.6)]) == ()
@@ -120,23 +120,23 @@ def test_what_earlier_runs_let_expect_is_none():
 
 
 @given(st.floats(1e-6, 1e12), st.integers(4, 12), st.sampled_from(["dip", "iterations"]))
-def test_the_same_value_again_is_none(value, earlier, metric):
-    """The mean of equal logarithms is not quite that logarithm: `dip 0.784, 1.00 of what it was` was marked."""
+def test_regressions_unchanged_value_is_not_reported(value, earlier, metric):
+    """The mean of equal logarithms is not quite that logarithm: `dip 0.784, 1.00 of what it was` was once marked."""
     assert regressions([past(number, **{metric: value}) for number in range(earlier + 1)]) == ()
 
 
-def test_one_iteration_less_than_always_is_a_regression():
+def test_regressions_one_iteration_below_a_constant_count_is_reported():
     runs = [past(number, iterations=40) for number in range(5)]
     assert len(regressions([*runs, past(9, iterations=39)])) == 1
 
 
-def test_less_bandwidth_is_a_regression_and_more_is_none():
+def test_regressions_less_bandwidth_is_reported_and_more_is_not():
     runs = [past(number, **{"busbw.mean": value}) for number, value in enumerate([10.0, 10.1, 9.9, 10.05])]
     assert len(regressions([*runs, past(9, **{"busbw.mean": 7.0})])) == 1
     assert regressions([*runs, past(9, **{"busbw.mean": 13.0})]) == ()
 
 
-def test_a_percentile_whose_upper_end_nobody_knows_compares_nothing():
+def test_compare_percentile_without_upper_bound_is_not_compared():
     times = tuple(int(10**9 + one) for one in np.random.default_rng(1).permutation(60))
     serving = Serving(ttft_ns=times, tpot_ns=((10**8, 10**8),) * 60, slo_attainment=None)
     run = msgspec.structs.replace(synthetic_run(), serving=serving)
@@ -149,19 +149,19 @@ def test_a_percentile_whose_upper_end_nobody_knows_compares_nothing():
 
 
 @pytest.mark.parametrize("name", ["ettr", "slo_attainment", "goodput.mean"])
-def test_of_what_is_a_share_of_success_less_is_worse(name):
+def test_compare_lower_share_of_success_is_worse(name):
     assert _says(name, Interval(low=0.6, high=0.8, method="")) == "worse"
     assert _says(name, Interval(low=1.1, high=1.3, method="")) == "better"
     assert _says("dip", Interval(low=0.6, high=0.8, method="")) == "better"
 
 
-def test_a_pass_that_turns_into_a_fail_is_one():
+def test_regressions_pass_turned_fail_is_reported():
     (found,) = regressions([past(1), past(2, verdict="FAIL")])
     assert found.metric == "verdict"
     assert regressions([past(1), past(2, verdict="INCONCLUSIVE")]) == ()
 
 
-def test_a_night_that_decided_nothing_hides_no_fail():
+def test_regressions_undecided_runs_in_between_hide_no_fail():
     between = [past(2, verdict="INCONCLUSIVE"), past(3, verdict="ERROR")]
     (found,) = regressions([past(1), *between, past(4, verdict="FAIL")])
     assert found.words == "FAIL, and run-01 before it was a PASS"
@@ -169,8 +169,8 @@ def test_a_night_that_decided_nothing_hides_no_fail():
     assert regressions(between) == ()
 
 
-def test_an_index_of_another_version_is_made_anew(tmp_path):
-    """CI keeps it from night to night: with a column less, every night after an update would have failed."""
+def test_history_index_of_another_version_is_rebuilt(tmp_path):
+    """CI keeps the index from night to night: with a missing column every night after an update would fail."""
     finished(tmp_path, synthetic_run())
     with contextlib.closing(sqlite3.connect(tmp_path / history.FILE)) as old:
         old.execute("CREATE TABLE run (name TEXT PRIMARY KEY, changed_ns INTEGER)")
@@ -182,8 +182,8 @@ def test_an_index_of_another_version_is_made_anew(tmp_path):
     assert names == {only.name}
 
 
-def test_a_value_that_is_no_number_is_not_kept(tmp_path, monkeypatch):
-    """SQLite keeps NaN as NULL, which compares with nothing."""
+def test_history_skips_values_that_are_not_numbers(tmp_path, monkeypatch):
+    """SQLite stores NaN as NULL, which compares with nothing."""
     finished(tmp_path, synthetic_run())
     seen = history.observe(synthetic_run())
     odd = {name: replace(one, value=math.nan) for name, one in seen.metrics.items()}
@@ -192,7 +192,7 @@ def test_a_value_that_is_no_number_is_not_kept(tmp_path, monkeypatch):
     assert only.metrics == {}
 
 
-def test_the_index_follows_the_folder(tmp_path):
+def test_history_index_follows_the_runs_folder(tmp_path):
     first = finished(tmp_path, synthetic_run())
     finished(tmp_path, synthetic_run(), name="another")
     (tmp_path / "no-run").mkdir()
@@ -209,7 +209,7 @@ def test_the_index_follows_the_folder(tmp_path):
     assert len(history.read(history.update(tmp_path)).past) == 1
 
 
-def test_a_run_that_cannot_be_read_is_named_until_it_can(tmp_path):
+def test_history_unreadable_run_is_named_until_it_is_repaired(tmp_path):
     run = finished(tmp_path, synthetic_run())
     whole = (run.path / "measurements.json").read_bytes()
     (run.path / "measurements.json").write_bytes(whole[: len(whole) // 2])
@@ -229,7 +229,7 @@ def test_a_run_that_cannot_be_read_is_named_until_it_can(tmp_path):
     assert (len(found.past), found.left_out) == (1, {})
 
 
-def test_the_command_lists_runs(tmp_path):
+def test_history_command_lists_runs(tmp_path):
     finished(tmp_path, synthetic_run())
     done = CliRunner().invoke(cli, ["history", "--runs", str(tmp_path), "--json"], standalone_mode=False)
     assert done.exception is None

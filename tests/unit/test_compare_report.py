@@ -1,4 +1,4 @@
-"""The page of two runs: what differs, which way, and how sure; one offline file, everything in it escaped."""
+"""The page that compares two runs: differences, their direction and certainty. One offline file, all text escaped."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from testbed.errors import UsageError
 
 
 def with_loads(run, *, second_spine=60_000_000):
-    """The same run with bytes on every port: 40 MB over the first spine, so many over the second one."""
+    """Return the run with bytes on every port: 40 MB over the first spine, `second_spine` bytes over the second."""
     before, after = (
         {node: dict(one) for node, one in kept.items()} for kept in (run.counters_before, run.counters_after)
     )
@@ -37,7 +37,7 @@ def with_loads(run, *, second_spine=60_000_000):
 
 
 def dead(run, rebuilt_after_ms):
-    """The same run with a queue pair that died in the flap and was made again."""
+    """Return the run with a queue pair that died in the flap and was rebuilt."""
     at_ns = T0 + int(9.6 * S)
     back_ns = at_ns + rebuilt_after_ms * MS
     mark = RebuildMark(error_ns=at_ns, rebuilt_ns=back_ns, recovered_ns=back_ns + 20 * MS)
@@ -79,7 +79,7 @@ def html(pair):
     return page_of(*pair)
 
 
-def test_the_page_nests_fetches_nothing_and_runs_nothing(html):
+def test_compare_page_is_valid_and_offline_without_scripts(html):
     page = parsed(html)
     ids = set(page.ids)
     assert len(page.ids) == len(ids)
@@ -89,7 +89,7 @@ def test_the_page_nests_fetches_nothing_and_runs_nothing(html):
     assert all(value in ids for name, value in page.attributes if name == "aria-labelledby")
 
 
-def test_what_differs_is_told_before_what_was_measured(html):
+def test_compare_page_lists_differences_before_measurements(html):
     text = text_of(html)
     assert text.index("What differs before anything is measured") < text.index("Metrics, B over A")
     assert "workload: size_bytes 1048576 2" in text
@@ -97,7 +97,7 @@ def test_what_differs_is_told_before_what_was_measured(html):
     assert "The plans differ" in text
 
 
-def test_the_check_whose_verdict_changed_stands_first_with_its_reason(html):
+def test_compare_page_lists_the_changed_check_first_with_its_reason(html):
     text = text_of(html)
     section = text[text.index("Checks 1 came out otherwise") :]
     assert section.index("jct_ratio") < section.index("fired.uplink")
@@ -105,7 +105,7 @@ def test_the_check_whose_verdict_changed_stands_first_with_its_reason(html):
     assert "The verdict went from PASS to FAIL" in text
 
 
-def test_both_recoveries_share_a_scale_and_so_do_their_phases(pair):
+def test_compare_page_recoveries_and_phases_share_a_scale(pair):
     a, b = (compare_report._side(letter, one) for letter, one in zip("AB", pair, strict=True))
     uplink = next(one for one in compared_runs.recovery_pairs(a, b) if one.fault_id == "uplink")
     phases = {name: (left, right) for name, left, right in uplink.phases}
@@ -124,7 +124,7 @@ def test_links_stand_side_by_side(html):
     assert "B rtsw → ctsw MMR 1.60" in loads
 
 
-def test_both_commands_and_the_common_axis_are_on_the_page(html, pair):
+def test_compare_page_has_both_commands_and_the_common_axis(html, pair):
     text = text_of(html)
     for one in pair:
         assert f"run {one.path.name}/experiment.toml --seed 7" in text
@@ -132,7 +132,7 @@ def test_both_commands_and_the_common_axis_are_on_the_page(html, pair):
     assert "0 is where the first fault of each fired" in text
 
 
-def test_the_noise_floor_is_drawn_around_the_runs_own_interval(tmp_path):
+def test_compare_page_draws_the_noise_floor_around_the_runs_interval(tmp_path):
     run = synthetic_run()
     a, b = finished(tmp_path, run, name="a"), finished(tmp_path, run, name="b")
     floor = noise.measure({f"aa-{factor}": without_faults(run, factor) for factor in (1, 1.1, 0.9, 1.05)})
@@ -146,7 +146,7 @@ def test_the_noise_floor_is_drawn_around_the_runs_own_interval(tmp_path):
     assert "no noise floor is kept" in text_of(page_of(a, b))
 
 
-def test_a_run_against_itself_shows_no_difference(tmp_path):
+def test_compare_page_of_a_run_with_itself_shows_no_difference(tmp_path):
     a, b = (finished(tmp_path, with_loads(synthetic_run()), name=name) for name in "ab")
     text = text_of(page_of(a, b))
     assert "No difference shown between A and B" in text
@@ -155,7 +155,7 @@ def test_a_run_against_itself_shows_no_difference(tmp_path):
     assert "and could hide one of" in text
 
 
-def test_a_run_without_faults_or_samples_still_has_a_page(tmp_path):
+def test_compare_page_exists_for_a_run_without_faults_or_samples(tmp_path):
     run = synthetic_run()
     empty = msgspec.structs.replace(
         run, series=(), twin=None, connections=(), faults=(), counters_before={}, counters_after={}, end_ns=run.t0_ns
@@ -168,8 +168,8 @@ def test_a_run_without_faults_or_samples_still_has_a_page(tmp_path):
     assert "both begin at 0" in text_of(page_of(quiet, b))
 
 
-def test_every_metric_of_both_runs_is_on_the_page(tmp_path):
-    """What fell to 0 in B, too: its ratio is 0, and no logarithm."""
+def test_compare_page_has_every_metric_of_both_runs(tmp_path):
+    """Metrics that fell to 0 in B are included: the ratio is 0 and has no logarithm."""
     run = synthetic_run()
     a, b = finished(tmp_path, msgspec.structs.replace(run, qp_errors=5), name="a"), finished(tmp_path, run, name="b")
     rows = compare(a.read_measurements(), b.read_measurements())
@@ -178,7 +178,7 @@ def test_every_metric_of_both_runs_is_on_the_page(tmp_path):
     assert next(row.ratio for row in rows if row.metric == "qp_errors") == 0
 
 
-def test_what_the_runs_say_is_escaped(tmp_path):
+def test_compare_page_escapes_text_of_the_runs(tmp_path):
     run = synthetic_run()
     plan = msgspec.structs.replace(run.faults[0].plan, target=EVIL, id=EVIL, parameters={EVIL: EVIL})
     fault = msgspec.structs.replace(run.faults[0], plan=plan, colour='red;background:url("http://evil.example")')
@@ -192,7 +192,7 @@ def test_what_the_runs_say_is_escaped(tmp_path):
     assert "evil.example" not in html
 
 
-def test_the_command_writes_the_page_and_says_where(pair, tmp_path):
+def test_report_compare_command_writes_the_page_and_prints_its_path(pair, tmp_path):
     runs = [str(one.path) for one in pair]
     said = CliRunner().invoke(cli, ["report", "--compare", *runs], standalone_mode=False)
     assert said.exception is None
@@ -216,8 +216,8 @@ def test_the_command_writes_the_page_and_says_where(pair, tmp_path):
         compare_report.render(*pair, [], nowhere)
 
 
-def test_numbers_come_without_a_page_where_none_can_be_written(pair):
-    """An archive that nobody may write to: a folder stands where the page would go."""
+def test_report_compare_command_prints_numbers_if_no_page_can_be_written(pair):
+    """The archive is read-only: a folder stands where the page would go."""
     default = compare_report.default_path(*pair)
     default.unlink(missing_ok=True)
     default.mkdir()

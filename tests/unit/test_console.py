@@ -27,10 +27,10 @@ DOUBLE_FAULT = """[  OK  ] Reached target multi-user.target\r
         ("", None),
     ],
 )
-def test_a_panic_is_found_in_the_kernels_own_words(tmp_path, said, words):
+def test_panic_is_found_in_the_kernels_words(tmp_path, said, words):
     (tmp_path / "console.log").write_bytes(said.encode())
     assert panic(tmp_path / "console.log") == words
 
 
-def test_a_vm_that_never_ran_has_not_panicked(tmp_path):
+def test_panic_of_a_vm_that_never_ran_is_none(tmp_path):
     assert panic(tmp_path / "console.log") is None

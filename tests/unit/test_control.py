@@ -48,7 +48,7 @@ def test_as_control_is_never_a_pass(verdicts, whole):
     assert found.checks[0].verdict is Verdict.INCONCLUSIVE
 
 
-def test_as_control_says_what_the_harness_cost_with_its_interval():
+def test_as_control_reports_harness_cost_with_its_interval():
     (check,) = as_control(verdict_of(), COST).checks
 
     assert check.observed == 1.012

@@ -1,4 +1,4 @@
-"""Counters over time are steps between samples; what the kernels told is one mark where it says the same."""
+"""Counters over time are steps between samples; equal reports by several kernels become one mark."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ def told(*changes):
     return [(one.start_s, one.node, one.kind, one.words) for one in news(changes, t0_ns=T0, end_ns=END)]
 
 
-def test_a_step_is_the_growth_between_two_samples_of_the_node():
-    """A sample without the counter says that it has not moved; 6 within 4 s are 1.5 a second."""
+def test_counter_step_is_the_growth_between_two_samples_of_a_node():
+    """A sample without the counter means no change; 6 within 4 s are 1.5 a second."""
     (one,) = of(
         sample(1, rxe0__rcvd_seq_err=4),
         sample(3, be0__rx_bytes=1),
@@ -43,25 +43,25 @@ def test_a_step_is_the_growth_between_two_samples_of_the_node():
     assert one.label == "host1:rxe0 NAKs received (rcvd_seq_err)"
 
 
-def test_what_lies_outside_the_run_is_cut_off():
-    """12 within 6 s, of which 4 s before the start: still 2 a second, drawn from 0."""
+def test_counter_steps_are_clipped_to_the_run():
+    """12 within 6 s, of which 4 s lie before the start: still 2 a second, drawn from 0."""
     (one,) = of(sample(-4, rxe0__send_err=0), sample(2, rxe0__send_err=12), sample(14, rxe0__send_err=24))
 
     assert one.steps == (Step(start_s=0, end_s=2, per_s=2), Step(start_s=2, end_s=10, per_s=1))
 
 
-def test_a_counter_that_began_anew_counts_from_zero():
+def test_counter_after_a_reset_counts_from_zero():
     (one,) = of(sample(0, rxe0__rcvd_seq_err=100), sample(1, rxe0__rcvd_seq_err=3))
 
     assert one.grown == 3
 
 
-def test_what_did_not_move_in_the_run_is_not_shown():
+def test_counters_without_growth_in_the_run_are_not_shown():
     assert of(sample(0, rxe0__rcvd_seq_err=7), sample(5, rxe0__rcvd_seq_err=7), sample(6, be0__rx_bytes=99)) == ()
     assert of(sample(-5, rxe0__rcvd_seq_err=0), sample(-1, rxe0__rcvd_seq_err=9), sample(5, be0__rx_bytes=9)) == ()
 
 
-def test_every_kind_of_trouble_has_its_turn_before_the_second_of_any():
+def test_counters_shown_cover_each_kind_of_trouble_first():
     found = of(
         *(sample(0, node=f"host{n}", rxe0__duplicate_request=0, rxe0__send_err=0) for n in (1, 2)),
         sample(1, node="host1", rxe0__duplicate_request=90, rxe0__send_err=1),
@@ -76,12 +76,12 @@ def test_every_kind_of_trouble_has_its_turn_before_the_second_of_any():
 
 
 @pytest.mark.parametrize(("text", "state"), [(UP, "up"), (NO_CARRIER, "no carrier"), (DOWN, "down"), (None, "gone")])
-def test_the_state_of_a_link(text, state):
+def test_link_state_is_decoded(text, state):
     assert link_state(text) == state
 
 
-def test_a_link_that_goes_and_comes_back():
-    """The second of two equal news is none; a link whose setting changed while it was up is not one that came up."""
+def test_link_down_and_up_are_reported_once():
+    """Of two equal events the second is dropped; a changed setting of a link that is up is no link-up event."""
     assert told(
         change(1, "rtsw1", "link ctsw2", DOWN),
         change(2, "rtsw1", "link ctsw2", UP),
@@ -118,15 +118,15 @@ def test_news_from_before_the_start_are_known_but_not_shown():
     ]
 
 
-def test_what_is_written_is_read_again(tmp_path):
+def test_telemetry_file_round_trip(tmp_path):
     telemetry, changes = tmp_path / "telemetry.parquet", tmp_path / "changes.parquet"
     telemetry_file.write(RECORDED, t0_ns=T0, telemetry=telemetry, changes=changes)
 
     assert telemetry_file.read(telemetry=telemetry, changes=changes) == RECORDED
 
 
-def test_steps_that_are_too_short_to_see_become_one_with_their_mean():
-    """1 s at 4 and 3 s at 0 are 4 s at 1; one of 5 s is long enough; what is left over is a step of its own."""
+def test_thinned_merges_short_steps_into_their_mean():
+    """1 s at 4 and 3 s at 0 become 4 s at 1; a step of 5 s is long enough; the rest is a step of its own."""
     steps = tuple(
         Step(start_s=start, end_s=end, per_s=rate) for start, end, rate in ((0, 1, 4), (1, 4, 0), (4, 9, 2), (9, 10, 3))
     )
@@ -148,7 +148,7 @@ def test_ten_samples_a_second_for_ten_minutes_do_not_make_the_page_heavy():
     assert len(chart.wide) + len(chart.narrow) < 600_000
 
 
-def test_a_telemetry_file_that_is_none_is_named(tmp_path):
+def test_telemetry_file_that_is_not_parquet_is_named(tmp_path):
     directory = finished(tmp_path, synthetic_run())
     directory.write_telemetry(RECORDED, t0_ns=T0)
     (directory.path / "telemetry.parquet").write_bytes(b"not a parquet file")
@@ -157,7 +157,7 @@ def test_a_telemetry_file_that_is_none_is_named(tmp_path):
         report.render(directory.path)
 
 
-def test_the_chart_names_its_rows_and_its_marks():
+def test_counters_chart_names_its_rows_and_marks():
     run = synthetic_run()
     inside = {"t0_ns": run.t0_ns, "end_ns": run.end_ns}
     chart = counters_chart(
@@ -173,7 +173,7 @@ def test_the_chart_names_its_rows_and_its_marks():
     assert counters_chart(run, (), (), []) is None
 
 
-def test_the_report_tells_what_moved_and_when(tmp_path):
+def test_report_shows_which_counters_moved_and_when(tmp_path):
     directory = finished(tmp_path, synthetic_run())
     directory.write_telemetry(RECORDED, t0_ns=T0)
 
@@ -185,13 +185,13 @@ def test_the_report_tells_what_moved_and_when(tmp_path):
     assert "9.500 s" in page
 
 
-def test_a_run_without_telemetry_says_so(tmp_path):
+def test_report_without_telemetry_says_so(tmp_path):
     page = report.render(finished(tmp_path, synthetic_run()).path).read_text(encoding="utf-8")
 
     assert "No telemetry was kept of this run" in page
 
 
-def test_a_quiet_run_says_that_nothing_moved(tmp_path):
+def test_report_of_a_quiet_run_says_nothing_moved(tmp_path):
     directory = finished(tmp_path, synthetic_run())
     quiet = dataclasses.replace(RECORDED, samples=(sample(1, be0__rx_bytes=5),), changes=())
     directory.write_telemetry(quiet, t0_ns=T0)

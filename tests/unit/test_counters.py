@@ -25,8 +25,8 @@ def link(*, flags):
     )
 
 
-def test_a_link_tells_its_states_and_what_it_has_carried():
-    """Flags become `up`; the carrier of a link that is down says nothing, so it is left out."""
+def test_link_counters_report_state_and_traffic():
+    """Flags become `up`; the carrier of a link that is down is undefined, so it is left out."""
     up = link(flags=UP)
     assert (up["be0.up"], up["be0.carrier"], up["be0.mtu"], up["be0.carrier_down_count"]) == (1, 1, 4200, 3)
     assert (up["be0.rx_packets"], up["be0.tx_bytes"]) == (7, 824)
@@ -35,8 +35,8 @@ def test_a_link_tells_its_states_and_what_it_has_carried():
     assert "be0.carrier" not in down
 
 
-def test_protocols_keep_what_faults_move():
-    """Names in one line, values in the next; of a layer that nobody asks for, nothing."""
+def test_protocol_counters_keep_only_those_faults_move():
+    """/proc/net/snmp has names in one line and values in the next; unused protocols are skipped."""
     text = (
         "Ip: Forwarding FragFails\nIp: 1 5\nIcmp: InMsgs\nIcmp: 9\nTcp: RtoAlgorithm MaxConn ActiveOpens\nTcp: 1 -1 3\n"
     )
@@ -52,8 +52,8 @@ def test_processors_and_gpus():
     }
 
 
-def test_a_place_reads_this_machine():
-    """Asked of a real kernel: what sysfs has counted before and after encloses it; a second sample tells only news."""
+def test_place_reads_counters_of_this_machine():
+    """On a real kernel, sysfs before and after encloses the value; a second sample has only changes."""
     place = counts.Place(None)
     try:
         path = Path("/sys/class/net/lo/statistics/rx_bytes")
@@ -68,8 +68,8 @@ def test_a_place_reads_this_machine():
 
 
 @given(st.integers(0, 1 << 40), st.integers(0, 1 << 40))
-def test_an_increment_is_never_negative(before, after):
-    """A counter that stands lower than before was reset: what it shows now is what came since."""
+def test_counter_delta_is_never_negative(before, after):
+    """A counter below its earlier value was reset: its value is the growth since."""
     assert counters.delta(before, after) == (after - before if after >= before else after)
 
 
@@ -80,22 +80,22 @@ def test_increments_are_flat_and_without_states():
     assert counters.flat_deltas(before, after) == {"host1/rxe0.send_err": 3, "host1/rxe1.send_err": 1}
 
 
-def test_events_of_gpus_are_told_by_address_and_number():
-    """As NVIDIA's driver writes them, behind the head of a record of /dev/kmsg; anything else is none."""
+def test_xid_event_is_decoded_into_address_and_number():
+    """Lines of NVIDIA's driver behind the header of a /dev/kmsg record; any other line gives None."""
     line = "3,1021,5140900,-;NVRM: Xid (PCI:0000:1b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
     assert xid.event(line) == ("0000:1b:00", 79)
     assert xid.event("6,1,2,-;NVRM: loading NVIDIA UNIX Open Kernel Module") is None
 
 
-def test_what_was_reset_is_counted_from_its_new_start_and_what_is_gone_not_at_all():
-    """An RNIC that was reset, one that was removed; a state stands otherwise, and that may be lower."""
+def test_counter_deltas_count_resets_from_zero_and_skip_removed_devices():
+    """One RNIC was reset, one removed; a state such as the carrier may fall."""
     before = {"host1": {"rxe0.send_err": 900, "rxe1.send_err": 4, "be0.carrier": 1}, "host2": {"rxe0.send_err": 1}}
     after = {"host1": {"rxe0.send_err": 7, "rxe2.send_err": 3, "be0.carrier": 0}}
     assert counters.deltas(before, after) == {"host1": {"rxe0.send_err": 7, "be0.carrier": -1}}
 
 
 @given(st.lists(st.tuples(st.integers(4, 9), st.binary(max_size=40))), st.binary(min_size=36, max_size=40))
-def test_the_counters_of_a_queue_are_found_behind_whatever_its_kind_tells_first(before, stats):
+def test_queue_stats_are_found_behind_any_other_attributes(before, stats):
     head = struct.pack("=BxxxiIII", 0, 2, 0x8001 << 16, 0xFFFFFFFF, 2)
     others = b"".join(attribute(kind, value) for kind, value in before)
     at = counts.queue_stats_at(head + others + attribute(3, stats) + attribute(7, b"after"))

@@ -1,6 +1,6 @@
-"""A GPU's memory and work: which one a flow or a rank takes, and what is asked of the driver.
+"""Which GPU a flow or a rank uses, and the calls to the CUDA driver.
 
-No GPU here: the driver's side is a stand-in that keeps the calls; what a real one does with them has not been run.
+The driver is a stand-in that records calls; a real one has not been run.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def test_memory_is_had_read_and_given_back():
     assert driver.calls[-2:] == ["cuMemFree_v2", "cuDevicePrimaryCtxRelease_v2"]
 
 
-def test_what_the_driver_refuses_is_told_and_nothing_is_kept():
+def test_cuda_refused_call_is_an_error_and_frees_the_memory():
     driver = Driver(refuses="cuMemGetHandleForAddressRange")
     with pytest.raises(NoCuda, match=r"cuMemGetHandleForAddressRange: operation not supported \(801\)"):
         CudaMemory(1, pcie=None, number=1, library=driver)
@@ -77,7 +77,7 @@ def test_what_the_driver_refuses_is_told_and_nothing_is_kept():
         CudaMemory(1, pcie=None, number=1, library=Driver(dma_buf=0))
 
 
-def test_a_host_without_a_driver_says_so():
+def test_cuda_host_without_a_driver_says_so():
     with pytest.raises(NoCuda, match="no CUDA driver on this host"):
         CudaMemory(1, pcie=None, number=0)
 
@@ -114,7 +114,7 @@ def test_work_that_the_driver_refuses_keeps_nothing():
     assert driver.calls[-1] == "cuDevicePrimaryCtxRelease_v2"
 
 
-def test_a_gpus_process_answers_as_a_soft_gpu_does():
+def test_gpu_process_answers_as_a_soft_gpu_does():
     driver = Driver()
     ours, theirs = socket.socketpair()
     with ours:
@@ -132,8 +132,8 @@ def test_a_gpus_process_answers_as_a_soft_gpu_does():
     assert driver.calls.count("cuLaunchKernel") == 2
 
 
-def test_a_rank_is_told_that_its_host_has_no_driver_and_no_process_stays():
-    """What starts is the real process; here it finds no driver."""
+def test_gpu_client_reports_a_missing_driver_and_leaves_no_process():
+    """The real process starts and finds no driver here."""
     found = []
     with selectors.DefaultSelector() as selector:
         client = GpuClient({"pcie": "0000:19:00.0", "number": 0}, selector)
@@ -148,7 +148,7 @@ def test_a_rank_is_told_that_its_host_has_no_driver_and_no_process_stays():
     assert client.process.returncode == 0
 
 
-def test_each_rank_computes_on_the_gpu_beside_its_rnic():
+def test_rank_computes_on_the_gpu_beside_its_rnic():
     lab = Lab("rack-h100.example.yml")
     host = lab.topology.hosts[0]
     names = (f"{host.name}:{host.rnics[0].name}", f"{host.name}:{host.rnics[3].name}")
@@ -166,7 +166,7 @@ def test_each_rank_computes_on_the_gpu_beside_its_rnic():
         place(soft, CollectiveSpec(compute_units=1, gpu="gpu7"))
 
 
-def test_each_end_takes_the_gpu_at_the_place_of_its_rnic():
+def test_flow_ends_use_the_gpu_beside_their_rnic():
     lab = Lab("rack-h100.example.yml")
     one, two = lab.topology.hosts[0], lab.topology.hosts[-1]
     spec = FlowSpec(
@@ -187,7 +187,7 @@ def test_each_end_takes_the_gpu_at_the_place_of_its_rnic():
         ({"memory": "hbm"}, 'no memory "hbm"; there is host, cuda'),
     ],
 )
-def test_a_soft_lab_has_no_such_memory(change, says):
+def test_soft_lab_rejects_cuda_memory(change, says):
     spec = FlowSpec(**{"src": "host1:rxe0", "dst": "host3:rxe0", "memory": "cuda", "messages": 1, **change})
     with pytest.raises(UsageError, match=says):
         flow_run._tasks(Lab("soft.yml"), spec, "")

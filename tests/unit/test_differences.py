@@ -1,4 +1,4 @@
-"""What makes two runs two experiments: plan, lab, ways through it, what they ran on; nothing said of what is alike."""
+"""What makes two runs different experiments: plan, lab, paths, environment. Equal parts are not listed."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ HERE = Environment(
 )
 
 
-def test_what_is_alike_differs_in_nothing():
+def test_differences_of_equal_runs_are_empty():
     assert of_plans(PLAN, PLAN) == of_labs(RUN, RUN) == of_environments(HERE, HERE) == ()
 
 
-def test_each_decided_thing_of_a_fault_is_told():
+def test_differences_list_each_decided_field_of_a_fault():
     first, second, third = PLAN.faults
     later = msgspec.structs.replace(first, at_ns=first.at_ns + 10**9, parameters={"share": 0.5})
     found = of_plans(PLAN, msgspec.structs.replace(PLAN, faults=(later, third)))
@@ -52,7 +52,7 @@ def test_captured_ports_are_a_difference():
     assert (found.what, found.b) == ("captured ports", "rtsw1:ctsw1")
 
 
-def test_flows_that_took_another_uplink_are_told():
+def test_differences_list_flows_on_another_uplink():
     moved = msgspec.structs.replace(RUN.connections[1], path=("host2", "rtsw1", "ctsw2", "rtsw2", "host3"))
     other = msgspec.structs.replace(RUN, connections=(RUN.connections[0], moved, *RUN.connections[2:]))
     (found,) = of_labs(RUN, other)
@@ -63,7 +63,7 @@ def test_flows_that_took_another_uplink_are_told():
     assert of_labs(RUN, unknown) == (), "a way that is not known is not another one"
 
 
-def test_kernels_and_packages_are_told():
+def test_differences_list_kernels_and_packages():
     other = msgspec.structs.replace(HERE, guest_kernel="6.12", packages={"numpy": "2.1"})
     assert {(one.what, one.a, one.b) for one in of_environments(HERE, other)} == {
         ("guest kernel", "—", "6.12"),

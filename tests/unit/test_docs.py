@@ -23,7 +23,7 @@ TYPED = HOUSE / "tests" / "soft" / "test_docs.py"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_every_command_would_be_understood(path, monkeypatch):
+def test_documented_commands_would_parse(path, monkeypatch):
     monkeypatch.chdir(HOUSE)
     for found in commands(path):
         words = [NAMED.get(word, word) for word in shlex.split(found)]
@@ -38,7 +38,7 @@ def test_every_command_would_be_understood(path, monkeypatch):
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
-def test_every_file_that_is_named_is_there(path):
+def test_documented_files_exist(path):
     text = path.read_text()
     named = re.findall(r"\]\((?!https?:)([^)#]+)\)", text)
     assert all((path.parent / name).exists() for name in named), named
@@ -46,8 +46,8 @@ def test_every_file_that_is_named_is_there(path):
         assert (HOUSE / name).exists(), name
 
 
-def test_every_command_is_run_on_the_soft_lab_or_says_why_not():
-    """Each in one table; none that no page has any more."""
+def test_documented_commands_are_run_or_have_a_reason():
+    """Each is in exactly one table, and no table has a command that no page shows."""
     tabled = Counter(text for table in TABLES for text in table)
     assert [text for text, count in tabled.items() if count > 1] == []
     told = {found for path in PAGES for found in commands(path)}
@@ -55,7 +55,7 @@ def test_every_command_is_run_on_the_soft_lab_or_says_why_not():
     assert set(tabled) - told == set(), "no page has it any more"
 
 
-def test_what_is_otherwise_than_on_the_page_has_a_reason():
+def test_documented_deviations_have_a_reason():
     assert all(NOT_RUN.values())
     for table in (NO_LAB, ON_LAB, LONG):
         for text, expected in table.items():
@@ -77,8 +77,8 @@ def test_commands_that_are_run_together_have_a_test():
         ("```python\nfaultbed = 1\n```\n`faultbed --lab soft-mini up`", ["faultbed --lab soft-mini up"]),
     ],
 )
-def test_commands_are_found_in_shell_and_in_text_and_nowhere_else(page, found, tmp_path):
-    """A block of another language once hid every block behind it."""
+def test_commands_are_found_only_in_shell_and_text_blocks(page, found, tmp_path):
+    """A block of another language used to hide every block behind it."""
     path = tmp_path / "page.md"
     path.write_text(page)
     assert list(commands(path)) == found
@@ -102,8 +102,8 @@ EXPERIMENTS = list(experiments())
 
 
 @pytest.mark.parametrize("text", EXPERIMENTS)
-def test_every_part_of_an_experiment_would_be_accepted(text, tmp_path):
-    """Read, and planned on the default soft lab; nothing that stands on the page is lost on the way."""
+def test_documented_experiment_parts_are_accepted(text, tmp_path):
+    """Each part is decoded and planned on the default soft lab, and no section of it is lost."""
     (tmp_path / "traces").mkdir()
     shutil.copy(TRACES / "ranking.json", tmp_path / "traces")
     shutil.copytree(TRACES / "tensor-parallel", tmp_path / "traces" / "job")
@@ -119,8 +119,8 @@ def test_every_part_of_an_experiment_would_be_accepted(text, tmp_path):
     assert len(decided.plan.workload) >= len(asked["workload"])
 
 
-def test_the_pages_have_parts_of_experiments():
-    """Or the test above would hold none of them."""
+def test_pages_contain_experiment_parts():
+    """Without them the test above would check nothing."""
     assert {one.id.rpartition("-")[0] for one in EXPERIMENTS} == {"replay-a-trace", "write-an-experiment"}
 
 

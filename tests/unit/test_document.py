@@ -11,20 +11,20 @@ from inject.kinds.catalogue import CATALOGUE
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
 
 
-def test_the_page_is_up_to_date():
-    """Mend with `python -m inject.fault_page > docs/faults.md`."""
+def test_fault_page_is_up_to_date():
+    """Regenerate with `python -m inject.fault_page > docs/faults.md`."""
     assert PAGE.read_text() == markdown()
 
 
-def test_what_is_real_is_up_to_date_and_names_every_kind():
-    """Mend with `python -m inject.what_is_real > docs/what-is-real.md`."""
+def test_what_is_real_page_is_up_to_date_and_names_every_kind():
+    """Regenerate with `python -m inject.what_is_real > docs/what-is-real.md`."""
     text = what_is_real.markdown()
     assert PAGE.with_name("what-is-real.md").read_text() == text
     assert all(f"| `{name}` |" in text for name in CATALOGUE)
     assert "| yes |" not in text, "something has been run on hardware: say so in the README and the other pages too"
 
 
-def test_every_kind_and_parameter_is_on_the_page():
+def test_fault_page_has_every_kind_and_parameter():
     """Nothing of the catalogue is left out."""
     text = markdown()
     assert [row[0] for row in table()] == list(CATALOGUE)

@@ -137,7 +137,7 @@ def test_numbered_flow_counts_changed_bytes(transport, verb, spoil, wrong, monke
 
 
 class LateToLook(Fabric):
-    """Its receiver sees of a write, and of what asks, 5 ms after it has landed; the order is kept."""
+    """Fabric whose receiver sees written data 5 ms after it has landed, in order."""
 
     def spoilt(self, opcode, remote, data, imm, *rest):
         if opcode != VERBS["write-imm"] or remote is None or not (data or imm >> 31):

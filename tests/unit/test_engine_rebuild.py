@@ -1,4 +1,4 @@
-"""A connection that is made again: nobody waits for ever, whichever end may send first and whatever happens between."""
+"""A rebuilt connection: neither end waits for ever, whichever may send first and whatever happens in between."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Chaos(Fabric):
         self.steps[connection] = self.made_again(connection)
 
     def made_again(self, connection):
-        """As the engine does it at each end (`Engine.do_qp`, `do_connect`, `do_go`) in the controller's order."""
+        """Rebuild at each end as the engine does (`Engine.do_qp`, `do_connect`, `do_go`), in the controller's order."""
         generation = 1 + max(end.generation for end in connection)
         for end in self.choice.sample(connection, 2):
             end.task.mark_lost(end, 0)

@@ -1,4 +1,4 @@
-"""The engine's tasks themselves, on a fabric of memory moves: programs with pauses, grants, a pace, late receives."""
+"""The engine's tasks on an in-memory fabric: programs with pauses, grants, pacing and late receives."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_ranks_replay_a_trace_in_order_with_pauses_and_correct_results(name, mon
 
 
 def test_rank_close_frees_its_memory_at_once(monkeypatch):
-    """An engine that served one collective after the other kept the buffers of all, until the VM killed it."""
+    """An engine that ran several collectives used to keep all buffers until the VM killed it."""
     node, fabric = modules(monkeypatch), Fabric(random.Random(7))
     spec = CollectiveSpec(size_bytes=1 << 16, segment_bytes=8192)
     schedule = schedules.build("all-reduce", "ring", cost.shape_for(4, spec.size_bytes))
@@ -167,7 +167,7 @@ def test_receiver_with_credits_never_sends_rnr_naks(verb, monkeypatch):
 
 @pytest.mark.parametrize("verb", ["send", "write-imm"])
 def test_late_receives_delay_a_sender_that_then_continues(verb, monkeypatch):
-    """One receive at a time, each 4 ms after the message before: the sender is told to wait, again and again."""
+    """One receive at a time, each 4 ms after the message before: the sender gets RNR NAKs again and again."""
     fabric = Fabric(random.Random(7), delay_ns=100_000, rnr_retry=7 * 10**6)
     flow_on(monkeypatch, fabric, verb=verb, messages=20, late_receives_ms=4.0)
     fabric.run(["tx"])
@@ -224,7 +224,7 @@ class Interfered(Fabric):
             self.look()
 
     def look(self):
-        """As the engine's next tick does; on this fabric all could be over by then."""
+        """Check the fault as the engine's next tick would; on this fabric everything could be over by then."""
         for task in self.tasks.values():
             task.late_receives.check_fault()
 

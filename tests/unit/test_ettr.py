@@ -46,8 +46,8 @@ def job(count, *, stall_ns=0, at=50, ingest_ns=0):
 
 
 @given(count=st.integers(20, 200), stall_ms=st.integers(0, 20_000), ingest_ms=st.integers(0, 50))
-def test_a_stall_and_waiting_for_storage_are_all_that_is_missing(count, stall_ms, ingest_ms):
-    """Measured by iterations and predicted from the bytes that the stall kept back: one number."""
+def test_ettr_loses_only_stalls_and_storage_waits(count, stall_ms, ingest_ms):
+    """Measured from iterations and predicted from the bytes that the stall withheld: both are equal."""
     run = job(count, stall_ns=stall_ms * MS, at=10, ingest_ns=ingest_ms * MS)
     one = ettr(run, BASE, [impact(stall_ms * MS)], first_fault_ns=T0 + 9 * (100 + ingest_ms) * MS)
     assert one.healthy_ns == pytest.approx(100 * MS)
@@ -55,12 +55,12 @@ def test_a_stall_and_waiting_for_storage_are_all_that_is_missing(count, stall_ms
     assert one.predicted == pytest.approx(one.ratio)
 
 
-def test_a_run_without_faults_is_productive_all_the_time():
+def test_ettr_without_faults_is_one():
     one = ettr(job(30), BASE, (), first_fault_ns=T0 + 100 * S)
     assert (one.ratio, one.predicted) == (1.0, 1.0)
 
 
-def test_what_has_no_healthy_iterations_has_none():
+def test_ettr_without_healthy_iterations_is_none():
     assert ettr(job(30), BASE, (), first_fault_ns=T0 + 250 * MS) is None
     flow = msgspec.structs.replace(job(30), series=(RankSeries(rank=0),))
     assert ettr(flow, BASE, (), first_fault_ns=T0 + 100 * S) is None
@@ -68,14 +68,14 @@ def test_what_has_no_healthy_iterations_has_none():
     assert (one.value, one.detail.partition(",")[0]) == (None, "not a job with iterations")
 
 
-def test_it_is_known_as_well_as_the_iterations_of_the_fault_free_start():
+def test_ettr_interval_comes_from_the_fault_free_iterations():
     one = ettr(job(40, stall_ns=S, at=30), BASE, (), first_fault_ns=T0 + 20 * 100 * MS)
     assert one.interval().low == pytest.approx(one.ratio)
     assert "20 fault-free iterations" in one.interval().method
     assert ettr(job(30), BASE, (), first_fault_ns=T0 + 400 * MS).interval() is None, "four know nothing of their noise"
 
 
-def test_it_is_a_metric_and_stands_beside_its_prediction():
+def test_ettr_is_a_metric_with_a_prediction():
     run = synthetic_run()
     observed = observe(run)
     value = observed.metrics["ettr"].value

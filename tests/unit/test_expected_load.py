@@ -54,7 +54,7 @@ def test_bytes_of_each_way_follow_from_schedule_and_paths():
     assert found.bytes_by_way == pytest.approx(by_hand(run))
 
 
-def test_a_run_that_carried_what_was_expected_differs_by_nothing_and_one_that_did_not_by_its_share():
+def test_link_bytes_error_is_the_share_that_was_not_expected():
     run = measured(ring(), by_hand(ring()))
     assert observe(run).metrics["link_bytes.error"].value == pytest.approx(0, abs=1e-6)
     more = by_hand(ring()) | {("rtsw1", "ctsw2"): 0.25 * by_hand(ring())["rtsw1", "ctsw1"]}
@@ -72,7 +72,7 @@ def test_a_run_that_carried_what_was_expected_differs_by_nothing_and_one_that_di
         ({"connections": ()}, "the path from host1:rxe0 to host2:rxe0 is not known"),
     ],
 )
-def test_what_cannot_be_expected_says_why(changes, why):
+def test_expected_loads_that_cannot_be_computed_say_why(changes, why):
     run = measured(ring(**changes), by_hand(ring()))
     assert why in expected_loads(run).why
     observation = observe(run).metrics["link_bytes.error"]
@@ -81,7 +81,7 @@ def test_what_cannot_be_expected_says_why(changes, why):
     assert worst_difference(expected_loads(run), {("rtsw1", "ctsw1"): 5}) is None
 
 
-def test_the_report_shows_what_was_expected_beside_what_was_measured(tmp_path):
+def test_report_shows_expected_beside_measured_loads(tmp_path):
     run = measured(ring(), by_hand(ring()))
     (one, *_) = with_expected(link_loads(run), expected_loads(run))
     assert one.up.expected_bytes == pytest.approx(one.up.size_bytes, rel=1e-6)

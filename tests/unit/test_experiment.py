@@ -36,7 +36,7 @@ max = "3s"
 """
 
 
-def test_the_demo_fits_the_soft_lab():
+def test_demo_experiment_fits_the_soft_lab():
     demo = fit(load(DEMO), soft_topology(), "soft")
 
     assert isinstance(demo.workload, Collective)
@@ -100,7 +100,7 @@ def test_quantities_become_numbers_and_the_result_is_frozen():
         ),
     ],
 )
-def test_what_is_wrong_is_named_with_its_path(old, new, path, says):
+def test_experiment_error_names_its_path(old, new, path, says):
     assert old in GOOD
 
     message = refused(GOOD.replace(old, new, 1))
@@ -116,7 +116,7 @@ def test_absolute_rates_are_no_bounds_on_a_soft_lab():
     fit(read(text), soft_topology(), "rack")
 
 
-def test_a_flow_label_that_datagrams_do_not_go_by_is_refused_on_a_soft_lab():
+def test_experiment_datagram_flow_label_is_rejected_on_a_soft_lab():
     flow = 'flow = "send"\nsrc = "host1:rxe0"\ndst = "host3:rxe0"\ntransport = "ud"\nqp = { flow_label = 7 }'
     text = GOOD.replace('collective = "all-reduce"', flow).replace('size = "1MiB"', 'size = "1KiB"')
 
@@ -124,20 +124,20 @@ def test_a_flow_label_that_datagrams_do_not_go_by_is_refused_on_a_soft_lab():
     fit(read(text), soft_topology(), "rack")
 
 
-def test_not_toml_and_no_file_are_one_sentence_each(tmp_path):
+def test_experiment_not_toml_or_missing_is_one_sentence(tmp_path):
     with pytest.raises(ConfigError, match="not TOML"):
         decode(b"name = ", source="x.toml")
     with pytest.raises(ConfigError, match="No such file"):
         load(tmp_path / "none.toml")
 
 
-def test_faults_of_one_kind_get_ids_of_their_own():
+def test_experiment_faults_of_one_kind_get_distinct_ids():
     block = GOOD[GOOD.index("[[faults]]") : GOOD.index("[[expect]]")]
 
     assert [fault.id for fault in read(GOOD + block).faults] == ["link.flap", "link.flap-2"]
 
 
-def test_two_faults_with_one_id_are_refused():
+def test_experiment_duplicate_fault_id_is_rejected():
     block = GOOD[GOOD.index("[[faults]]") : GOOD.index("[[expect]]")] + 'id = "link.flap"\n'
 
     with pytest.raises(ConfigError, match=r"faults\[1\]\.id: .* faults\[0\]"):
@@ -162,12 +162,12 @@ def test_needs_are_held_against_the_topology(need, met):
 
 
 @pytest.mark.parametrize("text", ["hosts", "rdma >= 2", "hosts => 2", "hosts >= two", ""])
-def test_a_need_that_makes_no_sense_is_refused(text):
+def test_need_that_makes_no_sense_is_rejected(text):
     with pytest.raises(ValueError, match=r"."):
         parse_need(text)
 
 
-def test_a_collective_takes_the_words_of_the_command_line():
+def test_experiment_collective_takes_the_command_lines_parameters():
     text = COLLECTIVE.format("reduce-scatter", 'algorithm = "recursive-halving"\ndtype = "bf16"\nop = "avg"')
     work = decode(text.encode(), source="x.toml").workload
     assert (work.collective, work.algorithm, work.dtype, work.op) == (
@@ -189,13 +189,13 @@ def test_a_collective_takes_the_words_of_the_command_line():
         ("broadcast", "root = -1", "workload.root: expected `int` >= 0"),
     ],
 )
-def test_a_collective_that_is_not_there_is_refused_with_its_path(name, more, says):
+def test_experiment_unknown_collective_is_rejected_with_its_path(name, more, says):
     with pytest.raises(ConfigError, match=re.escape(says)):
         decode(COLLECTIVE.format(name, more).encode(), source="x.toml")
 
 
 @pytest.mark.parametrize("text", [COLLECTIVE.format("barrier", "{}"), FLOW.format("write", "{}"), JOB])
-def test_every_workload_has_parameters_of_its_queue_pairs(text):
+def test_experiment_every_workload_accepts_qp_parameters(text):
     work = read(text.format("[workload.qp]\ntimeout = 18\nmtu = 1024")).workload
     assert (work.qp.timeout, work.qp.mtu, work.qp.retry_cnt) == (18, 1024, 6)
     for values, says in (
@@ -237,8 +237,8 @@ for = "1s"
         ("storage.stall", "host1", "8s", "", "x.toml: faults[1]: storage.stall on host1: the workload has no storage"),
     ],
 )
-def test_a_fault_that_does_not_fit_is_told_by_its_place_in_the_file(kind, target, at, more, says):
-    """Of a plan, which is in the order of time, it would be another one."""
+def test_experiment_misfit_fault_is_named_by_its_place_in_the_file(kind, target, at, more, says):
+    """The plan orders faults by time, so an index into it would name another fault."""
     text = TWO_FAULTS.format(kind=kind, target=target, at=at, more=more).encode()
 
     with pytest.raises(FaultbedError) as caught:

@@ -22,7 +22,7 @@ from traffic.engine.task_specs import QpParams
 from traffic.flows.flow_run import SPREADS, TRANSPORTS, VERBS, check
 
 
-def test_a_flow_is_a_workload_too():
+def test_experiment_flow_becomes_a_flow_workload():
     text = """
 name = "f"
 [workload]
@@ -71,8 +71,8 @@ flow_words = st.fixed_dictionaries(
 
 
 @given(flow_words)
-def test_a_flow_of_an_experiment_is_that_of_the_command_line(words):
-    """The same words give the same flows; what cannot be meant is refused by both."""
+def test_experiment_flow_equals_the_command_lines_flow(words):
+    """The same parameters give the same flows; invalid ones are rejected by both."""
     ends = ("host1:rxe0", "host3:rxe0")
     typed = flow_specs([ends], **words, memory="host", qp=QpParams())
     said = {("flow" if name == "verb" else name): value for name, value in words.items() if value is not None}
@@ -86,8 +86,8 @@ def test_a_flow_of_an_experiment_is_that_of_the_command_line(words):
         assert workload._flows(replace(work, pairs=(ends,))) == typed
 
 
-def test_an_experiment_can_say_all_of_a_flow():
-    """Every option of the command but that of GPU memory, and those of how it is told; nobody may be forgotten."""
+def test_experiment_flow_has_every_option_of_the_command():
+    """Exceptions: GPU memory and the options for output."""
     options = {parameter.name for parameter in flow_command.params} - {
         "memory",
         "out",
@@ -111,7 +111,7 @@ def test_an_experiment_can_say_all_of_a_flow():
         ('transport = "ud"\nsize = "1KiB"', "workload: ud carries send"),
     ],
 )
-def test_what_a_flow_cannot_be_is_refused(more, says):
+def test_experiment_impossible_flow_is_rejected(more, says):
     with pytest.raises(ConfigError, match=re.escape(says)):
         read(PATTERN.format(f'pattern = "incast"\n{more}'))
 
@@ -132,7 +132,7 @@ def test_flows_of_a_pattern_are_a_workload_too():
             read(PATTERN.format(more))
 
 
-def test_a_flow_takes_its_verb_and_its_spread():
+def test_experiment_flow_takes_verb_and_spread():
     work = decode(FLOW.format("read", 'spread = "split"\nqps = 4').encode(), source="x").workload
     assert (work.flow, work.spread, work.qps) == ("read", "split", 4)
 
@@ -144,7 +144,7 @@ def test_a_flow_takes_its_verb_and_its_spread():
         ("send", 'spread = "splitt"', 'workload.spread: no spread "splitt"; did you mean split?'),
     ],
 )
-def test_a_flow_that_is_not_there_is_refused_with_its_path(verb, more, says):
+def test_experiment_unknown_flow_is_rejected_with_its_path(verb, more, says):
     with pytest.raises(ConfigError, match=re.escape(says)):
         decode(FLOW.format(verb, more).encode(), source="x.toml")
 

@@ -33,7 +33,7 @@ def at(windows, changes):
     return {one.title: one for one in found}
 
 
-def test_a_link_goes_down_and_its_switch_routes_around_it():
+def test_fabric_states_link_down_reroutes_its_switch():
     seen = at([window()], FLAP)
 
     assert [(one.title, one.at_s) for one in seen.values()] == [
@@ -52,7 +52,7 @@ def test_a_link_goes_down_and_its_switch_routes_around_it():
     assert seen["end"].nodes == {"rtsw1": ("recovered",)}
 
 
-def test_a_route_that_never_came_back_is_never_as_before():
+def test_fabric_states_changed_route_is_never_recovered():
     for text in (None, ONE):
         assert at([window()], [change(11, "rtsw1", ROUTE, text)])["end"].nodes == {"rtsw1": ("routes",)}
     again = [change(11, "rtsw1", ROUTE, ONE), change(12, "rtsw1", ROUTE, TWO), change(14, "rtsw1", ROUTE, ONE)]
@@ -64,15 +64,15 @@ def test_a_route_that_never_came_back_is_never_as_before():
     ]
 
 
-def test_a_route_that_a_fault_brought_and_took_away_again_is_as_before_at_the_end():
+def test_fabric_states_route_added_and_removed_by_a_fault_is_recovered():
     seen = at([window()], [change(10.5, "rtsw1", ROUTE, ONE), change(13, "rtsw1", ROUTE, None)])
 
     assert seen["1 on"].nodes == {"rtsw1": ("routes",)}
     assert seen["end"].nodes == {"rtsw1": ("recovered",)}
 
 
-def test_a_fault_is_where_it_was_aimed():
-    """An RNIC, a GPU and a host are marked themselves; an uplink by either of its names."""
+def test_fabric_states_fault_is_marked_at_its_target():
+    """An RNIC, a GPU and a host are marked themselves, an uplink by either of its names."""
     targets = ["host3:rxe0", "host2:gpu0", "host4", "ctsw2", "ctsw1:rtsw2"]
     seen = at([window(number, target) for number, target in enumerate(targets, 1)], ())["end"]
     on = at([window(number, target) for number, target in enumerate(targets, 1)], ())["1 on"]
@@ -83,7 +83,7 @@ def test_a_fault_is_where_it_was_aimed():
     assert set(seen.nodes.values()) == {("recovered",)}
 
 
-def test_many_faults_are_a_handful_of_moments_in_order_of_time():
+def test_fabric_states_many_faults_are_a_few_moments_in_time_order():
     windows = [window(number, start_s=number, end_s=number + 1) for number in range(1, 16)]
     found = moments(soft_topology(), windows, (), t0_ns=T0, end_ns=T0 + 40 * S)
 
@@ -92,7 +92,7 @@ def test_many_faults_are_a_handful_of_moments_in_order_of_time():
     assert moments(soft_topology(), [], FLAP, t0_ns=T0, end_ns=T0 + 40 * S) == ()
 
 
-def test_each_state_is_drawn_over_the_plain_fabric():
+def test_fabric_states_are_drawn_over_the_plain_fabric():
     topology = soft_topology()
     found = moments(topology, [window()], FLAP, t0_ns=T0, end_ns=T0 + 20 * S)
     before, on, lifted, end = moments_svg(topology, found, [Mark(number=1, colour="#d1495b", target="rtsw1:ctsw1")])
@@ -111,7 +111,7 @@ def test_each_state_is_drawn_over_the_plain_fabric():
     assert end.count("s-recovered") == 2
 
 
-def test_the_report_chooses_moments_without_a_script(tmp_path):
+def test_report_switches_fabric_states_without_a_script(tmp_path):
     run = msgspec.structs.replace(synthetic_run(), changes=FLAP)
     page = report.render(finished(tmp_path, run).path).read_text(encoding="utf-8")
 
@@ -133,7 +133,7 @@ def test_the_report_chooses_moments_without_a_script(tmp_path):
     assert "no carrier: rtsw1:ctsw1" in page
 
 
-def test_a_run_without_faults_has_one_drawing(tmp_path):
+def test_report_without_faults_has_one_fabric_drawing(tmp_path):
     run = msgspec.structs.replace(synthetic_run(), faults=())
     page = report.render(finished(tmp_path, run).path).read_text(encoding="utf-8")
 

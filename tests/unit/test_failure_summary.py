@@ -32,7 +32,7 @@ def running(*, over, events=(), errors=(), failure=None):
     )
 
 
-def test_the_longest_iterations_are_told_with_where_each_rank_spent_them():
+def test_failure_summary_lists_the_longest_iterations_with_each_ranks_phases():
     events = [iteration(rank, index, index, 0.5, compute=0.2, comm=0.1) for rank in (0, 1) for index in range(6)]
     events += [iteration(0, 6, 6, 30, compute=0.2, wait=29.5), iteration(1, 6, 6, 30, compute=29.8)]
     text = summary_of(running(over=True, events=events))
@@ -42,7 +42,7 @@ def test_the_longest_iterations_are_told_with_where_each_rank_spent_them():
     assert "who" not in text
 
 
-def test_what_was_lost_and_who_still_waits_are_told():
+def test_failure_summary_lists_lost_queue_pairs_and_waiting_ranks():
     error = QpError(
         time_ns=2 * S,
         connection=0,
@@ -58,5 +58,5 @@ def test_what_was_lost_and_who_still_waits_are_told():
     assert "not over" in text
 
 
-def test_a_workload_that_failed_says_why():
+def test_failure_summary_of_a_failed_workload_says_why():
     assert summary_of(running(over=True, failure="host3: gone")).startswith("ring of 2: failed, host3: gone")

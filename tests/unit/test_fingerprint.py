@@ -48,7 +48,7 @@ def netem(*, rate=0, seed=1, loss=0):
     return state._qdisc(body, {2: "ctsw1"})
 
 
-def test_rate_of_a_port_is_state_and_the_seed_of_its_unused_numbers_is_not():
+def test_fingerprint_has_a_ports_rate_and_not_its_unused_seed():
     subject, text = netem(rate=2_500_000)
     assert subject == "qdisc ctsw1 parent 1:2"
     assert text == "netem limit 640 delay_ns 500000 bytes_per_s 2500000"
@@ -80,14 +80,14 @@ def taken(*, flags=UP | LOWER_UP, index=2, **hops):
 
 
 @given(st.integers(1, 99), st.integers(1, 99), st.integers(1, 999), st.integers(1, 999))
-def test_what_the_kernel_numbers_as_it_likes_makes_no_difference(one, two, three, four):
-    """Interface indexes, next-hop ids and the order of equal next hops come and go."""
+def test_fingerprint_ignores_numbers_the_kernel_assigns(one, two, three, four):
+    """Interface indexes, next-hop ids and the order of equal next hops change freely."""
     before, after = taken(index=one, nhid=three, order=1), taken(index=two, nhid=four, order=-1)
     assert fingerprint.diff(before, after) == []
 
 
-def test_a_lost_carrier_is_one_readable_line():
-    """The difference says which node, which link, what it was and what it is."""
+def test_fingerprint_lost_carrier_is_one_readable_line():
+    """The line has the node, the link, its old state and its new state."""
     lines = fingerprint.diff(taken(nhid=1, order=1), taken(flags=UP, nhid=1, order=1))
     assert lines == [
         (
@@ -97,8 +97,8 @@ def test_a_lost_carrier_is_one_readable_line():
     ]
 
 
-def test_a_route_says_its_ways_and_which_of_them_are_down():
-    """Both next hops with their gateways; a lost one is a difference."""
+def test_fingerprint_route_lists_its_next_hops_and_which_are_down():
+    """Both next hops are listed with their gateways; a lost one is a difference."""
     assert route(nhid=7, order=1) == [
         ("route main unicast 10.77.2.0/31 metric 20 bgp", "via fe80::1 dev ctsw1, via fe80::2 dev ctsw2")
     ]
@@ -107,8 +107,8 @@ def test_a_route_says_its_ways_and_which_of_them_are_down():
     assert "dev ctsw1 linkdown" in lines[0]
 
 
-def test_what_a_router_advertised_is_no_fact():
-    """It comes and goes by itself."""
+def test_fingerprint_ignores_router_advertisements():
+    """Routes from router advertisements come and go without any fault."""
     assert route(nhid=1, order=1, protocol=RA) == []
 
 
@@ -121,8 +121,8 @@ def exception(*, mtu, flags=0x200):
     return header + to + by + metrics
 
 
-def test_a_learnt_path_mtu_is_a_fact_where_rdma_is_done_by_the_kernel():
-    """A route of its own it is not; a cached route without an MTU, or a route with one, is not learnt."""
+def test_fingerprint_has_a_learnt_path_mtu_on_rdma_interfaces():
+    """A cached route without an MTU, or a configured route with one, is not a learnt path MTU."""
     names, learnt = {1: "be0"}, exception(mtu=1500)
     assert list(state.path_mtu_facts(learnt, names, {"be0"})) == [("path mtu be0 10.77.2.1/32", "1500")]
     assert list(state.path_mtu_facts(learnt, names, {"be1"})) == list(state.route_facts(learnt, names)) == []
@@ -130,20 +130,20 @@ def test_a_learnt_path_mtu_is_a_fact_where_rdma_is_done_by_the_kernel():
         assert list(state.path_mtu_facts(other, names, {"be0"})) == []
 
 
-def test_two_facts_of_one_subject_both_count():
+def test_fingerprint_keeps_both_facts_of_one_subject():
     """Two routes to one prefix: neither hides the other."""
     assert state.gathered(iter([("route x", "b"), ("route x", "a")])) == {"route x": "a and b"}
 
 
-def test_what_is_gone_or_new_is_said_so():
-    """Subjects on one side only."""
+def test_fingerprint_names_facts_that_are_gone_or_new():
+    """The facts exist on one side only."""
     one, none = Fingerprint(nodes={"host1": {"nft table netdev faultbed_x": "there"}}), Fingerprint(nodes={})
     assert fingerprint.diff(none, one) == ["host1: nft table netdev faultbed_x is new (there)"]
     assert fingerprint.diff(one, none) == ["host1: nft table netdev faultbed_x is gone (was there)"]
 
 
-def test_a_program_that_is_over_is_no_difference_and_one_more_is():
-    """A flow by hand that ended under a fault by hand made the lab DIRTY, and no heal could bring the flow back."""
+def test_fingerprint_ended_program_is_no_difference_and_a_new_one_is():
+    """A manual flow that ended during a manual fault made the lab DIRTY, and heal could not restart the flow."""
     none, one, two = (
         Fingerprint(nodes={"host1": {"program traffic.node.engine": f"{count} running"} if count else {}})
         for count in range(3)
@@ -153,8 +153,8 @@ def test_a_program_that_is_over_is_no_difference_and_one_more_is():
     assert fingerprint.diff(one, two) == ["host1: program traffic.node.engine was 1 running, is 2 running"]
 
 
-def test_a_look_tells_what_this_machine_is_like():
-    """Asked of a real kernel: every interface that sysfs has, with its MTU, and some sysctl."""
+def test_fingerprint_reads_this_machine():
+    """On a real kernel: every interface that sysfs has, with its MTU, and some sysctl."""
     here = state.look({"here": None})["here"]
     for device in Path("/sys/class/net").iterdir():
         if (device / "mtu").exists():
@@ -162,8 +162,8 @@ def test_a_look_tells_what_this_machine_is_like():
     assert here["sysctl net.ipv4.ip_forward"] in ("0", "1")
 
 
-def test_programs_of_ours_are_told_by_their_module_and_a_watcher_is_none():
-    """One that stays behind is seen: a script that held a GPU once made a later job stand still for a minute."""
+def test_program_of_returns_our_module_and_ignores_the_watcher():
+    """A leftover is visible: a script that held a GPU once delayed a later job by a minute."""
     for command, program in (
         ("python3 -m traffic.node.engine", "traffic.node.engine"),
         ("/usr/bin/python3 -m inject.node.holder 0.5 17", "inject.node.holder"),
@@ -206,8 +206,8 @@ def shared(covers, nodes):
     return fingerprint.capture(lab), sorted(asked)
 
 
-def test_what_others_do_to_theirs_is_no_dirt_of_ours():
-    """Another user's fault: a unit and a rule on the same switch, a link beside ours, routes, a host that boots."""
+def test_fingerprint_of_a_reservation_ignores_other_users_changes():
+    """Another user's fault: a unit and a rule on the same switch, a link beside ours, routes, a rebooting host."""
     link = next(link for link in RACK.topology.links if link.b.node == "host1" and link.rnic == "mlx5_0")
     nodes = {name: dict(facts) for name, facts in QUIET.items()}
     nodes["rtsw1"] = {f"link {link.a.netdev}": "UP", "link EthernetX": "UP"} | nodes["rtsw1"]
@@ -223,7 +223,7 @@ def test_what_others_do_to_theirs_is_no_dirt_of_ours():
     assert len(fingerprint.diff(before, shared((link.name,), ours)[0])) == 3
 
 
-def test_what_is_held_as_a_whole_is_looked_at_as_a_whole_but_for_what_it_learns():
+def test_fingerprint_of_a_whole_node_covers_all_but_learnt_routes():
     before, asked = shared(covered(RACK.topology, ["rtsw1"]), QUIET)
     assert "rtsw1" in asked
     changed = {**QUIET, "rtsw1": {**QUIET["rtsw1"], "route main x bgp": "via b"}}
@@ -232,14 +232,14 @@ def test_what_is_held_as_a_whole_is_looked_at_as_a_whole_but_for_what_it_learns(
     assert len(fingerprint.diff(before, shared(before.covers, changed)[0])) == 1
 
 
-def test_a_lab_that_nobody_shares_is_looked_at_as_a_whole():
+def test_fingerprint_of_an_unshared_lab_covers_everything():
     before, asked = shared((WHOLE_LAB,), QUIET)
     assert (before.nodes, asked) == (QUIET, sorted(QUIET))
     with pytest.raises(Unreachable):
         shared((WHOLE_LAB,), {**QUIET, "host3": None})
 
 
-def test_the_mark_of_a_dirty_lab_remembers_what_was_held(tmp_path):
+def test_dirty_mark_keeps_the_covered_nodes(tmp_path):
     taken_of_part = Fingerprint(nodes={"host1": {"link be0": "UP"}}, covers=("host1",))
     dirty.mark(tmp_path, ["x"], taken_of_part)
     assert dirty.baseline(tmp_path) == taken_of_part
@@ -261,8 +261,8 @@ def test_busy_processes_of_faults_and_stopped_programs_are_facts(tmp_path):
     assert any(line.startswith("h: stopped -c") for line in lines)
 
 
-def test_resources_of_a_program_that_is_over_are_no_difference_and_more_are():
-    """As the program itself: traffic by hand may end before the fault by hand that began under it."""
+def test_fingerprint_resources_of_an_ended_program_are_no_difference_and_more_are():
+    """Manual traffic may end before the manual fault that began during it."""
     none, some, more = (
         Fingerprint(nodes={"h": {"rdma resources traffic.node.engine": said} if said else {}})
         for said in ("", "2 mr, 4 qp", "2 mr, 5 qp")
@@ -272,8 +272,8 @@ def test_resources_of_a_program_that_is_over_are_no_difference_and_more_are():
     assert len(fingerprint.diff(none, some)) == 1
 
 
-def test_a_revert_stored_beside_qemu_is_a_difference(tmp_path):
-    """A holder that died with its guardian: the target may look as before, and its revert waits for `heal`."""
+def test_fingerprint_shows_a_revert_stored_beside_qemu(tmp_path):
+    """If a holder died with its guardian, the target may look unchanged while its revert waits for `heal`."""
     lab = SimpleNamespace(
         nodes=lambda: (), topology=RACK.topology, netns=lambda _: None, ours=(WHOLE_LAB,), carried=lambda _: {},
         state_dir=tmp_path,
@@ -285,8 +285,8 @@ def test_a_revert_stored_beside_qemu_is_a_difference(tmp_path):
     assert fingerprint.diff(before, fingerprint.capture(lab)) == ["controller: revert a is new (there)"]
 
 
-def test_of_a_part_the_learnt_routes_are_left_out_and_configuration_is_not():
-    """Others' faults change what a switch learns; a line of its configuration may end with the same word."""
+def test_fingerprint_of_a_part_drops_learnt_routes_and_keeps_configuration():
+    """Others' faults change a switch's learnt routes; a line of its configuration may end with the same word."""
     facts = {"route main unicast 10.0.0.0/8 metric 20 bgp": "via x", "frr bgpd router bgp 1 / redistribute bgp": "y"}
     held = fingerprint.part({"rtsw1": facts}, RACK.topology, ("rtsw1",))
     assert list(held["rtsw1"]) == ["frr bgpd router bgp 1 / redistribute bgp"]

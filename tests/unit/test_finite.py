@@ -64,7 +64,7 @@ def sections():
 
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf", str(10**400)])
 @pytest.mark.parametrize(("section", "field"), sections())
-def test_experiment_float_that_is_not_finite_is_refused_with_its_path(section, field, number):
+def test_experiment_non_finite_float_is_rejected_with_its_path(section, field, number):
     """A new float field of the file format is a new case here; one without a sample section fails as a KeyError."""
     if section in WORKLOADS:
         text, path = f'name = "x"\n[workload]\n{WORKLOADS[section]}{field} = {number}\n', f"workload.{field}"
@@ -115,7 +115,7 @@ def test_expectation_of_a_noisy_metric_by_equality_is_refused():
         ({"ok": 2**63 - 1, "flag": True, "text": "nan"}, None),
     ],
 )
-def test_wrong_number_is_found_with_its_path(raw, path):
+def test_wrong_number_returns_its_path(raw, path):
     found = wrong_number(raw)
     assert (found and found[0]) == path
 
@@ -128,7 +128,7 @@ def test_wrong_number_reads_shared_containers_once():
     assert wrong_number(tree) is None
 
 
-def test_strict_files_all_refuse_what_is_not_finite():
+def test_strict_files_reject_non_finite_numbers():
     class Part(Section, frozen=True, kw_only=True):
         share: float
 
@@ -143,7 +143,7 @@ INVENTORY = [
 
 
 @pytest.mark.parametrize(("kind", "variable", "value", "path"), INVENTORY)
-def test_inventory_float_that_is_not_finite_is_refused_with_its_place(kind, variable, value, path, tmp_path):
+def test_inventory_non_finite_float_is_rejected_with_its_place(kind, variable, value, path, tmp_path):
     with pytest.raises(ConfigError, match="is not a finite number") as caught:
         schema.decode({variable: value}, kind, file=tmp_path / "lab.yml", place="hosts.host1")
     assert f"hosts.host1.{path}" in str(caught.value)

@@ -1,4 +1,4 @@
-"""Forged packets, as scapy reads them: what was asked for is wrong, and everything else is right, the ICRC too."""
+"""Forged packets as scapy decodes them: the forged field differs, all else including the ICRC is valid."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def made(what, template):
 
 
 def icrc_is_right(frame):
-    """Scapy computes it anew where a packet has none."""
+    """Check the ICRC against the one scapy computes for the packet."""
     said = frame[BTH].icrc
     again = frame.copy()
     again[BTH].icrc = None
@@ -44,8 +44,8 @@ def test_lengths_checksums_and_the_icrc_are_right(what, template):
     assert icrc_is_right(frame)
 
 
-def test_each_is_what_was_asked_for():
-    """The one thing that is wrong, and the others as they were."""
+def test_forge_changes_only_the_requested_field():
+    """Each forgery has its one changed field; all others are those of the template."""
     nak = made("nak", ACK)
     assert (nak[AETH].syndrome, nak[BTH].psn, nak[BTH].dqpn, nak[AETH].msn) == (0x60, 0, 17, 9)
     assert made("cnp", ACK)[BTH].opcode == 0x81
@@ -58,8 +58,8 @@ def test_each_is_what_was_asked_for():
         assert bytes(frame[BTH]) == bytes(Ether(template)[BTH])
 
 
-def test_what_is_made_from_what():
-    """An ACK becomes a NAK, data comes again, and a forged packet is never made from a forged one."""
+def test_forge_accepts_only_templates_that_fit():
+    """An ACK becomes a NAK, data is replayed, and no packet is forged from a forged one."""
     assert _fits(ACK, "nak", None)
     assert _fits(ACK, "ack", 17)
     assert not _fits(ACK, "ack", 18)
@@ -77,8 +77,8 @@ def request(psn, *, src="10.77.1.1", dst="10.77.2.1", opcode="RC_RDMA_WRITE_MIDD
     return bytes(network / BTH(opcode=opcode, dqpn=99, psn=psn) / Raw(bytes(64)))
 
 
-def test_a_nak_asks_for_a_request_that_is_still_under_way():
-    """Of the other direction, after what the acknowledgement was for; PSNs begin again at 2^24."""
+def test_forged_nak_names_a_request_still_in_flight():
+    """The request is of the other direction and after the acknowledged one; PSNs wrap at 2^24."""
     assert request_after(ACK, request(5)) == 5
     assert Ether(forge(ACK, "nak", 5))[BTH].psn == 5
     assert request_after(ACK, request(0xFFFFFF)) is None, "acknowledged"
@@ -89,12 +89,12 @@ def test_a_nak_asks_for_a_request_that_is_still_under_way():
     assert request_after(ACK, ACK) is None
 
 
-def test_the_catalogue_names_them_all():
+def test_forge_choices_match_the_catalogue():
     assert CATALOGUE["packet.forge"].param("what").choices == WHATS
 
 
-def test_one_bit_is_another_and_only_the_payload_tells():
-    """An fp32 at the end of the packet: another number, with an ICRC that is right."""
+def test_payload_change_flips_one_bit_under_a_valid_icrc():
+    """An fp32 at the end of the packet becomes another number, and the ICRC is recomputed."""
     before, after = Ether(DATA), Ether(changed(DATA))
     assert icrc_is_right(after)
     assert after[IP].tos & 3 == 1

@@ -103,7 +103,7 @@ def test_search_intensity_and_time_are_shrunk_to_the_least_that_fails(tmp_path):
     assert (fault.at_s, fault.for_s, fault.params["share"]) == (FAST.earliest_s, 2.0, 0.2505)
 
 
-def test_search_two_ways_to_fail_are_found_apart(tmp_path):
+def test_search_finds_two_failure_modes_separately(tmp_path):
     made = search(
         tmp_path,
         Fake(
@@ -118,7 +118,7 @@ def test_search_two_ways_to_fail_are_found_apart(tmp_path):
 
 
 def test_search_failure_met_only_while_another_is_shrunk_is_kept(tmp_path):
-    """It was seen once: it is reported as it was, not shrunk."""
+    """The failure was seen once: it is reported unshrunk."""
     seen = []
 
     def once(case):
@@ -141,7 +141,7 @@ def test_search_no_case_is_run_twice_but_to_confirm(tmp_path):
     assert len(texts) - len(set(texts)) == len(made.failures) == 1
 
 
-def test_search_resumed_replays_what_failed_before(tmp_path):
+def test_search_resumed_replays_earlier_failures_first(tmp_path):
     """The first run of a new search is the smallest failing case of the one before, whatever its seed."""
     first = search(tmp_path, Fake(workload=overlap_on_one_host))
     first.go()
@@ -167,8 +167,8 @@ def test_search_budget_that_ends_while_shrinking_keeps_the_smallest_so_far(tmp_p
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), LabError("the lab is not up")])
-def test_search_that_is_ended_reports_what_it_has_found(tmp_path, error):
-    """Ctrl-C and a lab that is gone are no failures of a case, and lose nothing."""
+def test_search_interrupted_reports_its_findings(tmp_path, error):
+    """Ctrl-C and a lost lab are not failures of a case, and no finding is lost."""
     inner = Fake(workload=overlap_on_one_host)
 
     def run(case):
@@ -184,7 +184,7 @@ def test_search_that_is_ended_reports_what_it_has_found(tmp_path, error):
     assert not failure.is_smallest
 
 
-def test_search_one_failure_by_chance_is_said_not_to_fail_again(tmp_path):
+def test_search_failure_seen_once_is_reported_as_not_repeated(tmp_path):
     seen = []
 
     def run(case):
@@ -204,8 +204,8 @@ def test_search_same_seed_draws_the_same_cases(tmp_path):
     assert one == two != other
 
 
-def test_most_cases_of_a_short_search_have_faults(tmp_path):
-    """Hypothesis begins with cases of nearly nothing: of the dozen runs that fit on a lab most would hurt nothing."""
+def test_search_short_draws_mostly_cases_with_faults(tmp_path):
+    """Hypothesis begins with nearly empty cases: most of the dozen runs that a lab has time for would lack a fault."""
     run = Fake()
     search(tmp_path, run, runs=20, kinds=ALL, workloads=tuple(draw.WORKLOADS)).go()
     assert sum(bool(case.faults) for case in run.cases) >= 10
@@ -214,8 +214,8 @@ def test_most_cases_of_a_short_search_have_faults(tmp_path):
 
 @settings(max_examples=60)
 @given(strategy(kinds=ALL, workloads=tuple(draw.WORKLOADS)))
-def test_every_drawn_case_fits_the_lab(case):
-    """As text, decoded, planned, allowed; and no fault outlasts the workload."""
+def test_drawn_case_fits_the_lab(case):
+    """Every case decodes, can be planned and is permitted, and no fault outlasts the workload."""
     source = to_toml(case).encode()
     decoded = experiment.decode(source, source="case")
     decided = decide(decoded, source, MINI)
@@ -230,11 +230,11 @@ CAREFUL = replace(MINI, safety=SafetyVars(may_disrupt=["host2*"], longest_fault_
 
 @settings(max_examples=40)
 @given(strategy(kinds=ALL, workloads=("flow",), lab=CAREFUL))
-def test_no_drawn_fault_goes_beyond_the_policy_of_the_lab(case):
+def test_drawn_faults_stay_within_the_labs_policy(case):
     assert all(fault.target.startswith("host2") and fault.for_s <= 2 for fault in case.faults)
 
 
-def test_lab_whose_owner_allows_nothing_is_refused():
+def test_strategy_of_a_lab_that_permits_nothing_is_rejected():
     with pytest.raises(Unsupported, match=r"has no target for link\.down that its owner allows"):
         strategy(kinds=("link.down",), lab=replace(MINI, safety=SafetyVars(may_disrupt=[])))
 
@@ -303,7 +303,7 @@ def test_outcome_unproven_fault_is_reported_apart():
     ]
 
 
-def test_what_is_found_is_kept_as_an_experiment_that_is_the_smallest_case(tmp_path):
+def test_keep_writes_the_smallest_case_as_an_experiment(tmp_path):
     made = search(tmp_path, Fake(workload=overlap_on_one_host))
     made.go()
     (failure,) = made.failures
@@ -346,7 +346,7 @@ def fake_lab(monkeypatch, tmp_path):
     return invoke
 
 
-def test_command_exit_code_says_whether_something_was_found(fake_lab, tmp_path):
+def test_fuzz_command_exit_code_says_whether_failures_were_found(fake_lab, tmp_path):
     words = ("--kinds", "link.down", "--kinds", "packet.drop", "--workloads", "collective")
     nothing = fake_lab(Fake(), "--examples", "5", *words)
     assert nothing.return_value == 0
@@ -360,7 +360,7 @@ def test_command_exit_code_says_whether_something_was_found(fake_lab, tmp_path):
     assert (tmp_path / "out" / "found-1" / "experiment.toml").exists()
 
 
-def test_command_leaves_what_an_earlier_search_found(fake_lab, tmp_path):
+def test_fuzz_command_keeps_findings_of_an_earlier_search(fake_lab, tmp_path):
     first, second = (tmp_path / "out" / f"found-{number}" / "experiment.toml" for number in (1, 2))
     for kind in ("link.down", "packet.drop"):
         found = fake_lab(Fake(workload=lambda case: bool(case.faults)), "--kinds", kind, "--examples", "40")
@@ -369,7 +369,7 @@ def test_command_leaves_what_an_earlier_search_found(fake_lab, tmp_path):
     assert 'kind = "packet.drop"' in second.read_text()
 
 
-def test_command_ended_by_ctrl_c_shows_what_was_found(fake_lab):
+def test_fuzz_command_ended_by_ctrl_c_shows_its_findings(fake_lab):
     inner = Fake(workload=lambda case: bool(case.faults))
 
     def run(case):

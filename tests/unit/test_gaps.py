@@ -17,7 +17,7 @@ RUN = Network(3).run().measured(None, "")
 
 
 def signs_of(pairs):
-    """Of each of these queue pairs one packet was lost."""
+    """Return the signs of one lost packet for each of the queue pairs."""
     counts = {}
     for src, dst in pairs:
         counts["gap", dst] = counts.get(("gap", dst), 0) + 1
@@ -62,14 +62,14 @@ def counting(**more):
 
 
 def test_gaps_three_at_one_host_among_timers_everywhere_are_a_loss_there():
-    """As a shallow queue left them: two NAKs, and fewer timers and duplicates than elsewhere."""
+    """The counts of a shallow queue: two NAKs, and fewer timers and duplicates than elsewhere."""
     assert attribute(counting(host4_out_of_seq_request=1)) == (NOTHING,)
     (found,) = attribute(counting(host4_out_of_seq_request=3, host1_rcvd_seq_err=1, host3_rcvd_seq_err=1))
     assert (found.cause, found.name) == ("loss", "rtsw2:host4:rxe0")
 
 
 def test_gaps_one_gap_and_one_nak_are_one_lost_packet_with_its_paths():
-    """Not "nothing out of the ordinary", and not more than is known: a confidence below one half."""
+    """The finding is neither "nothing out of the ordinary" nor certain: its confidence is below one half."""
     (found,) = attribute(counting(host3_out_of_seq_request=1, host1_rcvd_seq_err=1))
     (one,) = (each for each in RUN.connections if (each.src, each.dst) == ("host1:rxe0", "host3:rxe0"))
     assert (found.cause, found.name) == ("loss", "rtsw2:host3:rxe0")

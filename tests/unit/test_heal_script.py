@@ -1,4 +1,4 @@
-"""The script that heals a machine: shell that parses, and leaves alone what may be somebody's."""
+"""The script that heals a machine parses as shell and leaves alone what may belong to other users."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def healed(tmp_path, kind="soft", topology=SOFT):
     )
 
 
-def test_what_heals_a_machine_is_shell(tmp_path):
+def test_heal_script_parses_and_has_every_mark(tmp_path):
     """The script of every machine, with all its marks."""
     text = script(healed(tmp_path), "rtsw1")
     assert_shell(text)
@@ -35,8 +35,8 @@ def test_what_heals_a_machine_is_shell(tmp_path):
     assert "not ours: rtsw1" not in text
 
 
-def test_a_port_of_a_rack_that_is_down_may_be_somebodys_maintenance(tmp_path):
-    """Only what was up before the run that left the lab DIRTY is brought up; the others are named."""
+def test_heal_script_leaves_a_rack_port_that_may_be_in_maintenance(tmp_path):
+    """Only ports that were up before the run that left the lab DIRTY are brought up; the others are listed."""
     lab = healed(tmp_path, "rack")
     text = script(lab, "rtsw1")
     assert_shell(text)
@@ -55,8 +55,8 @@ def test_a_port_of_a_rack_that_is_down_may_be_somebodys_maintenance(tmp_path):
     ("kind", "argument", "goes_on"),
     [("soft", "somebody", True), ("rack", "somebody", False), ("rack", "traffic.node.engine", True)],
 )
-def test_a_stopped_process_of_a_rack_may_be_somebodys(tmp_path, kind, argument, goes_on):
-    """A real process that is stopped: on a rack it goes on only when it is a program of ours."""
+def test_heal_script_continues_only_our_stopped_processes(tmp_path, kind, argument, goes_on):
+    """A real process is stopped: on a rack heal continues it only if it is a program of ours."""
     program = "import sys; print(flush=True); sys.stdin.read()"
     with subprocess.Popen(
         ["python3", "-c", program, argument], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

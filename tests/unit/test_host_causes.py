@@ -1,4 +1,4 @@
-"""What is wrong on a host is told by what it counts and by who waits for it, and is not called the network."""
+"""Causes on a host, recognised by its own counters and by its waiting peers, and not blamed on the network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from traffic.engine.run_results import Standstill
 
 
 def test_host_cause_restarted_counters_are_a_reboot():
-    """Its counters stand lower than before; that its links came up meanwhile, and that its peers waited, follows."""
+    """The counters are lower than before; links that came up and peers that waited are consequences."""
     network = Network(5).run().hang("host3")
     run = network.measured("host.reboot", "host3")
     boot = {"ip.InDelivers": 900, "tcp.PassiveOpens": 4, "cpu0.wait_us": 7_000, "be0.carrier_changes": 2}
@@ -142,7 +142,7 @@ def test_host_cause_xid_events_name_the_gpu():
 
 @pytest.mark.parametrize("name", ["send_rnr_err", "out_of_buffer"])
 def test_host_cause_rnr_naks_name_the_host_with_late_receives(name):
-    """Its RNIC counts the RNR NAKs that it sent, by one name or another; two may be a start."""
+    """The RNIC counts the RNR NAKs it sent under one of several names; two may be start-up."""
     run = synthetic_run()
 
     def found(count):
@@ -170,7 +170,7 @@ def test_host_cause_gaps_after_late_receives_are_no_loss():
 
 
 def test_host_cause_memory_waits_are_low_memory():
-    """A healthy one's programs hardly ever do; a little is nobody's trouble."""
+    """Programs on a healthy host hardly ever wait for memory; a short wait is harmless."""
     run = synthetic_run()
 
     def stalled(us):

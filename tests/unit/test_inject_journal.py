@@ -23,8 +23,8 @@ def write(path, count):
 
 @settings(deadline=None)  # each record is fsynced, and disks have their moods
 @given(st.data())
-def test_a_journal_cut_at_any_byte_loses_at_most_one_record(tmp_path_factory, data):
-    """Truncate anywhere: all whole records are there, in order."""
+def test_journal_cut_at_any_byte_loses_at_most_one_record(tmp_path_factory, data):
+    """After truncation at any byte, all complete records are read in order."""
     path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
     write(path, data.draw(st.integers(1, 6)))
     raw = path.read_bytes()
@@ -35,8 +35,8 @@ def test_a_journal_cut_at_any_byte_loses_at_most_one_record(tmp_path_factory, da
     assert [record.seq for record in records] == list(range(whole))
 
 
-def test_a_journal_cut_at_a_thousand_offsets_loses_at_most_one_record(tmp_path):
-    """A thousand cuts, drawn once and for all: what is read is what was written, but for the record that was cut."""
+def test_journal_cut_at_a_thousand_offsets_loses_at_most_one_record(tmp_path):
+    """A thousand fixed random offsets: the records read are those written, except for the truncated one."""
     path, cut = tmp_path / "journal.jsonl", tmp_path / "cut.jsonl"
     write(path, 40)
     written, raw = read(path), path.read_bytes()
@@ -67,8 +67,8 @@ def test_writing_goes_on_after_a_torn_end(tmp_path_factory, data):
     assert records[-1].op == "resumed"
 
 
-def test_an_intent_without_completion_is_pending(tmp_path):
-    """What was begun and not ended is found; what ended, well or not, is not."""
+def test_journal_intent_without_completion_is_pending(tmp_path):
+    """An intent that ended, successfully or not, is not pending."""
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal:
         first = journal.invoke("arm", fault="a")

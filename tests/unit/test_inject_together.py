@@ -45,8 +45,8 @@ def test_collision_is_symmetric(one, two):
 
 
 @pytest.mark.parametrize("kind", SOFT_KINDS)
-def test_the_same_fault_twice_collides_unless_it_composes(kind):
-    """At one time; one after the other all go together."""
+def test_same_fault_twice_collides_unless_its_kind_composes(kind):
+    """At one time; two faults in sequence never collide."""
     refused = collide(sample(kind), sample(kind))
     detour_from_port = kind == "packet.delay"  # its sample comes from the port: a table and a device of its own
     assert (refused is None) == (kind in COMPOSE or detour_from_port), refused
@@ -74,8 +74,8 @@ def test_the_same_fault_twice_collides_unless_it_composes(kind):
         (("host.cpu-steal", "host1"), ("gpu.noisy-neighbour", "host1:gpu0"), "hog of host host1"),
     ],
 )
-def test_what_is_inside_a_claimed_thing_collides(one, two, thing):
-    """The conflict is named with both faults and the thing, whichever comes first."""
+def test_fault_inside_a_claimed_resource_collides(one, two, thing):
+    """The conflict names both faults and the resource, whichever comes first."""
     specs = [
         FaultSpec(kind=kind, target=target, for_s=5.0, params=SAMPLES[kind][1] if kind in SAMPLES else {})
         for kind, target in (one, two)
@@ -107,8 +107,8 @@ def test_faults_that_change_different_things_go_together(specs):
     assert collide(*faults) is None
 
 
-def test_two_ways_of_one_link_compose_and_one_way_twice_does_not():
-    """Silence in one direction is not that in the other, whichever end it is named from."""
+def test_oneway_faults_compose_in_opposite_directions_only():
+    """Silence in one direction is independent of the other, whichever end it is named from."""
     there = FaultSpec(kind="link.oneway", target="rtsw1:ctsw1", for_s=5.0)
     back = FaultSpec(kind="link.oneway", target="ctsw1:rtsw1", for_s=5.0)
     same = FaultSpec(kind="link.oneway", target="ctsw1:rtsw1", for_s=5.0, params={"direction": "from"})
@@ -116,8 +116,8 @@ def test_two_ways_of_one_link_compose_and_one_way_twice_does_not():
     assert collide(there, same)
 
 
-def test_a_gpu_that_another_fault_throttles_is_no_bystander():
-    """Each throttle names the other GPUs as bystanders, except those that are throttled on purpose."""
+def test_gpu_throttled_by_another_fault_is_no_bystander():
+    """Each throttle lists the other GPUs as bystanders, except those that another fault throttles."""
     one, two = plan_all(
         [FaultSpec(kind="gpu.throttle", target=f"host{n}:gpu0", for_s=1.0, params={"percent": 50}) for n in (1, 2)],
         SOFT,
@@ -126,8 +126,8 @@ def test_a_gpu_that_another_fault_throttles_is_no_bystander():
     assert one.must_not_move == two.must_not_move == ("host3/gpu0.nr_throttled", "host4/gpu0.nr_throttled")
 
 
-def test_a_thing_that_another_fault_takes_away_is_no_bystander():
-    """A GPU that is gone has no counters; that they can no longer be read is not the throttle's doing."""
+def test_resource_removed_by_another_fault_is_no_bystander():
+    """A lost GPU has no counters; that they can no longer be read is not the throttle's effect."""
     lost, throttle = plan_all(
         [
             FaultSpec(kind="gpu.lost", target="host1:gpu0", for_s=1.0),

@@ -1,4 +1,4 @@
-"""Inventories: what is wrong is told with the file and the place, and a right one becomes the model."""
+"""Inventories: each mistake is reported with file and place, and a correct one becomes the model."""
 
 import copy
 import time
@@ -231,7 +231,7 @@ def put(target, **values):
         ),
     ],
 )
-def test_mistake_is_told_with_its_place(told, edit, message):
+def test_inventory_mistake_names_its_place(told, edit, message):
     assert told(edit) == message
 
 
@@ -266,7 +266,7 @@ def test_file_that_is_no_inventory(tmp_path, text, message):
         load(path)
 
 
-def test_foreign_inventory_is_told_what_it_lacks(tmp_path):
+def test_foreign_inventory_error_lists_what_is_missing(tmp_path):
     path = tmp_path / "lab.yml"
     path.write_text("all:\n  children:\n    web:\n      hosts:\n        www1:\n          ansible_host: 192.0.2.1\n")
     with pytest.raises(ConfigError) as error:
@@ -308,7 +308,7 @@ def test_second_load_does_not_ask_ansible_again(tmp_path, monkeypatch):
     assert load(path) == first
 
 
-def test_person_s_own_ansible_configuration_does_not_matter(tmp_path, monkeypatch):
+def test_inventory_ignores_the_users_ansible_configuration(tmp_path, monkeypatch):
     config = tmp_path / "ansible.cfg"
     config.write_text("[inventory]\nenable_plugins = ini\n")
     monkeypatch.setenv("ANSIBLE_CONFIG", str(config))
@@ -319,8 +319,8 @@ def test_person_s_own_ansible_configuration_does_not_matter(tmp_path, monkeypatc
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_broken_value_is_a_config_error_with_file_and_place(tmp_path, monkeypatch, data):
-    """Whatever one leaf of the inventory is replaced by: it loads, or one clear error names the file."""
+def test_inventory_any_broken_value_is_a_config_error_with_file_and_place(tmp_path, monkeypatch, data):
+    """Whatever replaces one leaf of the inventory: it loads, or one clear error names the file."""
     tree = copy.deepcopy(MINI)
     leaves = [
         (node, key)
@@ -383,8 +383,8 @@ def test_load_of_a_known_inventory_is_fast(tmp_path):
     assert time.process_time() - started < 0.5
 
 
-def test_every_inventory_of_ours_goes_by_its_name(tmp_path, monkeypatch):
-    """`rack-h100.example` was taken for a path, because of its dot."""
+def test_shipped_inventories_are_found_by_name(tmp_path, monkeypatch):
+    """`rack-h100.example` used to be taken for a path because of its dot."""
     monkeypatch.chdir(tmp_path)
     for path in inventories().glob("*.yml"):
         assert inventory_named(path.stem) == path

@@ -1,4 +1,4 @@
-"""`faultbed inventory check`: all that is wrong, each with its place; the example of a rack; the schema for editors."""
+"""`faultbed inventory check`: all mistakes, each with its place; the rack example; the schema for editors."""
 
 import copy
 import dataclasses
@@ -73,7 +73,7 @@ def put(target, **values):
     target.update(values)
 
 
-def test_our_own_inventories_have_nothing_wrong():
+def test_audit_of_shipped_inventories_finds_nothing():
     for path in sorted(inventories().glob("*.yml")):
         assert audit(path) == [], path
 
@@ -101,8 +101,8 @@ def test_rails_that_nothing_joins_are_a_lab_too(findings):
     assert findings(edit) == []
 
 
-def test_two_machines_behind_one_forwarded_address_have_two_ports(findings):
-    """And a machine may be reached at its own front end."""
+def test_audit_accepts_two_machines_behind_one_forwarded_address(findings):
+    """They differ by port; a machine may also be reached at its own front end."""
 
     def edit(hosts):
         put(hosts["host1"], ansible_host="192.0.2.250", ansible_port=2201)
@@ -438,12 +438,12 @@ CASES = [
 
 
 @pytest.mark.parametrize(("edit", "place", "what"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-def test_each_mistake_is_found_where_it_is(findings, edit, place, what):
+def test_audit_finds_each_mistake_at_its_place(findings, edit, place, what):
     found = findings(edit)
     assert any(at == place and what in said for at, said in found), found
 
 
-def test_all_mistakes_are_told_at_once(findings):
+def test_audit_reports_all_mistakes_at_once(findings):
     def edit(hosts):
         put(rnic(hosts, "host1", 0), mac="nonsense")
         put(rnic(hosts, "host3", 2), address="10.77.2.5/29")
@@ -454,7 +454,7 @@ def test_all_mistakes_are_told_at_once(findings):
     assert any(place.startswith("hosts.host3.rnics[2]") for place in places)
 
 
-def test_a_machine_that_does_not_answer(monkeypatch):
+def test_audit_reports_an_unreachable_machine(monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         inventory = load(RACK)
@@ -473,8 +473,8 @@ def test_a_machine_that_does_not_answer(monkeypatch):
     assert unreachable(load(inventories() / "soft.yml")) == []
 
 
-def test_a_bmc_or_a_pdu_that_does_not_answer(monkeypatch):
-    """By the protocol that the inventory says; IPMI is asked as ipmitool's own ping asks."""
+def test_audit_reports_an_unreachable_bmc_or_pdu(monkeypatch):
+    """The check uses the protocol in the inventory; for IPMI it sends ipmitool's own ping."""
     inventory = load(RACK)
     with (
         socket.create_server(("127.0.0.1", 0)) as https,
@@ -506,7 +506,7 @@ def test_a_bmc_or_a_pdu_that_does_not_answer(monkeypatch):
     assert len(inventory.pdus) == 4
 
 
-def test_the_rack_example_is_what_its_generator_writes_and_has_the_size_it_says():
+def test_rack_example_matches_its_generator_and_size():
     assert RACK.read_text() == rack_preset.inventory_text()
     inventory = load(RACK)
     topology = inventory.topology
@@ -519,17 +519,17 @@ def test_the_rack_example_is_what_its_generator_writes_and_has_the_size_it_says(
     assert set(inventory.machines) == {host.name for host in topology.hosts} | set(topology.switch_by_name)
 
 
-def test_the_schema_for_editors_is_up_to_date():
+def test_schema_for_editors_is_up_to_date():
     assert (inventories() / "schema.json").read_text() == json_schema.schema_text()
 
 
 @pytest.mark.parametrize("path", sorted(inventories().glob("*.yml")), ids=lambda path: path.stem)
-def test_the_schema_takes_our_inventories(path):
+def test_schema_accepts_the_shipped_inventories(path):
     schema = json.loads(json_schema.schema_text())
     assert refused(yaml.safe_load(path.read_text()), schema) == []
 
 
-def test_the_schema_refuses_what_the_loader_refuses():
+def test_schema_rejects_what_the_loader_rejects():
     schema = json.loads(json_schema.schema_text())
     tree = yaml.safe_load((inventories() / "soft-mini.yml").read_text())
     host = tree["all"]["children"]["hosts"]["hosts"]["host1"]
@@ -566,7 +566,7 @@ def faultbed(tmp_path):
     return call
 
 
-def test_the_command(faultbed, tmp_path):
+def test_inventory_check_command_exit_code_and_json(faultbed, tmp_path):
     good = faultbed("--lab", str(RACK), "inventory", "check", "--json")
     assert (good.returncode, json.loads(good.stdout)) == (0, [])
     tree = yaml.safe_load((inventories() / "soft-mini.yml").read_text())
@@ -580,7 +580,7 @@ def test_the_command(faultbed, tmp_path):
     assert faultbed("--lab", "nowhere.yml", "inventory", "check").returncode == 4
 
 
-def test_what_is_no_inventory_is_told_so(tmp_path):
+def test_audit_rejects_a_file_that_is_no_inventory(tmp_path):
     path = tmp_path / "x.yml"
     path.write_text("all: {hosts: {web1: {}}}\n")
     with pytest.raises(ConfigError, match="not a faultbed inventory"):

@@ -34,7 +34,7 @@ def test_groups_differ_in_one_dimension_only():
 
 
 @given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=4))
-def test_the_groups_of_a_dimension_are_all_ranks_once(sizes):
+def test_job_groups_of_a_dimension_hold_every_rank_once(sizes):
     grid = tuple((f"d{index}", size) for index, size in enumerate(sizes))
     for name, size in grid:
         found = job.groups(grid, name)
@@ -64,7 +64,7 @@ def test_sixteen_two_rank_all_reduces_over_32_ranks_know_nothing_of_each_other()
     choice=st.randoms(use_true_random=False),
 )
 @settings(max_examples=60)
-def test_all_phases_are_right_whoever_is_slow(sizes, names, segment, choice):
+def test_job_phases_are_right_whichever_rank_is_slow(sizes, names, segment, choice):
     grid = tuple((f"d{index}", size) for index, size in enumerate(sizes))
     phases = tuple(
         JobPhase(along=choice.choice(grid)[0], collective=name, size_bytes=4 * 6 * choice.randint(1, 5))
@@ -94,8 +94,8 @@ def assert_right_whoever_is_slow(made, phases, segment, choice):
     choice=st.randoms(use_true_random=False),
 )
 @settings(max_examples=30)
-def test_a_hierarchical_phase_goes_by_where_its_ranks_are(name, choice):
-    """Four of a group on two places: first within, then across, as two steps of no ring; and right."""
+def test_job_hierarchical_phase_follows_rank_placement(name, choice):
+    """A group of four ranks on two hosts reduces within hosts first and across them second, with correct results."""
     phase = JobPhase(along="dp", collective=name, size_bytes=4 * 24, algorithm="hierarchical")
     spec = JobSpec(grid=(("dp", 4), ("tp", 2)), phases=(phase,))
     made, algorithms = job.job_programs(spec, NETWORK, lambda members: 2)
@@ -107,8 +107,8 @@ def test_a_hierarchical_phase_goes_by_where_its_ranks_are(name, choice):
 
 
 @pytest.mark.parametrize("found", [{(0, 1): 1, (2, 3): 1}, {(0, 1): 2, (2, 3): 1}])
-def test_a_hierarchical_phase_without_a_hierarchy_is_refused(found):
-    """It was a plain ring under that name."""
+def test_job_hierarchical_phase_without_a_hierarchy_is_rejected(found):
+    """Such a phase used to be a plain ring under that name."""
     phase = JobPhase(along="dp", collective="all-reduce", size_bytes=96, algorithm="hierarchical")
     with pytest.raises(UsageError, match="hierarchical all-reduce along dp needs groups that span several hosts"):
         job.job_programs(JobSpec(grid=(("dp", 2), ("tp", 2)), phases=(phase,)), NETWORK, found.__getitem__)
@@ -126,8 +126,8 @@ RACK = cost.NETWORKS["rack"]
         (NETWORK, lambda _: 4, 64, False),
     ],
 )
-def test_auto_is_hierarchical_where_the_model_says_that_it_is_quicker(network, together, size, chosen):
-    """Groups of eight, four of them on a host: in words of the model, and never slower than what it was before."""
+def test_job_auto_is_hierarchical_where_the_model_predicts_it_faster(network, together, size, chosen):
+    """Groups of eight ranks, four per host: chosen by the cost model, and never slower than the previous choice."""
     phase = JobPhase(along="dp", collective="all-reduce", size_bytes=size)
     spec = JobSpec(grid=(("dp", 8), ("tp", 2)), phases=(phase,))
     made, (algorithm,) = job.job_programs(spec, network, together=together)
@@ -157,8 +157,8 @@ def test_auto_means_the_same_in_a_collective_as_in_a_job(name, size):
     assert schedule.algorithm == algorithm
 
 
-def test_what_is_near_and_what_is_far_wait_for_each_other_where_there_is_one_way():
-    """On a soft lab, however ranks are grouped; where there are two ways, both are used at once."""
+def test_cost_near_and_far_traffic_share_a_single_network():
+    """A soft lab has one network, however ranks are grouped; with two networks both are used at once."""
     shape = cost.shape_for(4, 1 << 20, group=2)
     schedule = schedules.build("all-reduce", "full-mesh", shape)
     alike, two = (
@@ -169,8 +169,8 @@ def test_what_is_near_and_what_is_far_wait_for_each_other_where_there_is_one_way
 
 
 @pytest.mark.parametrize(("kind", "alike"), [("rack", True), ("soft", False)])
-def test_a_job_that_starts_looks_where_its_ranks_are(kind, alike, monkeypatch):
-    """On a soft lab never: there ranks of one host cannot talk to each other."""
+def test_job_start_uses_rank_placement_on_a_rack_only(kind, alike, monkeypatch):
+    """On a soft lab ranks of one host cannot talk to each other, so there placement is ignored."""
     lab = NothingStarts()
     lab.kind = kind
     monkeypatch.setattr(job, "begin", lambda _lab, plan, *_, **__: [task.spec["program"] for task in plan.tasks])
@@ -183,7 +183,7 @@ def test_a_job_that_starts_looks_where_its_ranks_are(kind, alike, monkeypatch):
     assert (programs("auto") == programs("hierarchical")) is alike
 
 
-def test_ranks_of_one_host_are_together_and_those_of_one_rack_only_share_it():
+def test_group_size_separates_ranks_of_one_host_from_ranks_of_one_rack():
     places = [Endpoint(host=host, rnic=rnic, address="") for host in ("host1", "host3") for rnic in ("rxe0", "rxe1")]
     assert (host_group_size(places), group_size(TOPOLOGY, places)) == (2, 2)
     assert (host_group_size(places[::2] + places[1::2]), host_group_size(places[:2])) == (1, 1)

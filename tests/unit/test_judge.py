@@ -34,7 +34,7 @@ def at_most(name, bound):
 
 
 @pytest.mark.parametrize("pair", list(itertools.product(Verdict, repeat=2)))
-def test_the_worst_of_two_is_the_later_in_the_order(pair):
+def test_worst_verdict_is_the_later_in_the_order(pair):
     order = [PASS, INCONCLUSIVE, FAIL, ERROR]
 
     assert worst(pair) is order[max(order.index(verdict) for verdict in pair)]
@@ -46,7 +46,7 @@ def test_merging_does_not_depend_on_the_order(several):
 
 
 @pytest.mark.parametrize(("bound", "verdict"), [(1.5, PASS), (1.1, INCONCLUSIVE), (0.9, FAIL)])
-def test_an_interval_decides_and_is_told(bound, verdict):
+def test_judge_interval_decides_and_is_shown(bound, verdict):
     interval = Interval(low=1.0, high=1.2, method="made up")
     observation = Observation(value=1.1, detail="52 s", interval=interval)
     (check,) = check_expectation(at_most("jct_ratio", bound), observation, ())
@@ -57,8 +57,8 @@ def test_an_interval_decides_and_is_told(bound, verdict):
 
 @pytest.mark.parametrize("value", [0.5, 1.5])
 @pytest.mark.parametrize("name", [metric.name for metric in METRICS.values() if metric.is_noisy])
-def test_one_number_of_a_performance_decides_nothing(name, value):
-    """Two iterations took half of the twin's time, and that passed; seven took a tenth more, and that failed."""
+def test_judge_single_performance_value_is_inconclusive(name, value):
+    """Two iterations at half of the twin's time used to pass, and seven at a tenth more to fail."""
     (check,) = check_expectation(at_most(name, 1.0), Observation(value=value, detail="2 iterations"), ())
     assert check.verdict is INCONCLUSIVE
     assert "too few independent values" in check.detail
@@ -86,8 +86,8 @@ def served(*ttft_s, kept=1.0):
         ("tpot.p99", 0.2, 40, INCONCLUSIVE),
     ],
 )
-def test_a_percentile_of_requests_is_decided_by_as_many_as_there_were(metric, bound, requests, expected):
-    """From 0.5 to 1.5 s; a fifth of a hundred requests knows a median, and of the slowest only that it is not quick."""
+def test_judge_percentile_needs_enough_requests(metric, bound, requests, expected):
+    """Latencies from 0.5 to 1.5 s: with few requests the median is known, and of the tail only a lower bound."""
     run = served(*(0.5 + number / (requests - 1) for number in range(requests)))
     checks = {check.name: check.verdict for check in verdict_of(run, at_most(metric, bound)).checks}
     assert checks[metric] is expected
@@ -103,7 +103,7 @@ def test_a_percentile_of_requests_is_decided_by_as_many_as_there_were(metric, bo
         (0.9, 0.5, 16, FAIL),
     ],
 )
-def test_a_share_of_requests_is_decided_by_its_interval_unless_all_are_asked_for(least, kept, requests, expected):
+def test_judge_share_of_requests_is_decided_by_its_interval_unless_all_are_required(least, kept, requests, expected):
     run = served(*([1.0] * requests), kept=kept)
     (check,) = (
         check
@@ -113,14 +113,14 @@ def test_a_share_of_requests_is_decided_by_its_interval_unless_all_are_asked_for
     assert check.verdict is expected, check.detail
 
 
-def test_what_is_censored_is_not_decided_by_an_interval():
+def test_judge_censored_value_is_not_decided_by_an_interval():
     interval = Interval(low=4.9, high=5.1, method="made up")
     observation = Observation(value=5.0, detail="", censored=True, interval=interval)
     (check,) = check_expectation(at_most("recovery.total", 6.0), observation, ())
     assert check.verdict is INCONCLUSIVE
 
 
-def test_nothing_shown_is_inconclusive():
+def test_worst_of_nothing_is_inconclusive():
     assert worst(()) is INCONCLUSIVE
 
 
@@ -154,7 +154,7 @@ LE, GE, EQ = {"maximum": 3.0}, {"minimum": 3.0}, {"equals": "host2"}
 )
 @pytest.mark.parametrize("about_faults", [False, True])
 @pytest.mark.parametrize("problems", [(), ("uplink: it never fired",)])
-def test_one_bound_against_one_value(bound, value, censored, expected, about_faults, problems):
+def test_judge_one_bound_against_one_value(bound, value, censored, expected, about_faults, problems):
     name = "recovery.total" if about_faults else "rebuilds"
     observation = Observation(value=value, detail="d", censored=censored)
 
@@ -164,13 +164,13 @@ def test_one_bound_against_one_value(bound, value, censored, expected, about_fau
     assert check.observed == value
 
 
-def test_a_metric_nobody_measured_is_inconclusive():
+def test_judge_metric_without_measurement_is_inconclusive():
     (check,) = check_expectation(Expectation(metric=METRICS["rebuilds"], maximum=1), None, ())
 
     assert check.verdict is INCONCLUSIVE
 
 
-def test_two_bounds_are_two_checks():
+def test_judge_two_bounds_are_two_checks():
     both = Expectation(metric=METRICS["dip"], minimum=0.1, maximum=0.5)
 
     exact = Interval(low=0.7, high=0.7, method="made up")
@@ -200,7 +200,7 @@ def broken(receipt, **changes):
         ({"cleared": {"ok": None}}, "cleared"),
     ],
 )
-def test_each_missing_proof_makes_the_run_inconclusive(changes, says):
+def test_judge_each_missing_proof_is_inconclusive(changes, says):
     run = synthetic_run()
     first = run.faults[0]
     receipt = broken(first.receipt, **changes)
@@ -214,7 +214,7 @@ def test_each_missing_proof_makes_the_run_inconclusive(changes, says):
     assert verdict.verdict is INCONCLUSIVE
 
 
-def test_a_fault_that_came_late_is_told_with_how_late():
+def test_judge_late_fault_reports_how_late():
     run = synthetic_run()
     first = run.faults[0]
     armed = {**first.receipt.armed, "at_ns": run.t0_ns + first.plan.at_ns + 11_000_000_000}
@@ -225,14 +225,14 @@ def test_a_fault_that_came_late_is_told_with_how_late():
     assert not any("later" in detail for detail in details[1:])
 
 
-def test_a_state_that_was_seen_while_it_was_on_is_a_proof():
-    """A stopped process moves no counter; a second look has seen it stopped."""
+def test_judge_state_seen_while_active_is_a_proof():
+    """A stopped process moves no counter; a second reading has seen it stopped."""
     key = "host4/processes.stopped"
     receipt = broken(synthetic_run().faults[0].receipt, must_move={}, witness=key)
     assert unproven(msgspec.structs.replace(receipt, armed={**receipt.armed, "while_on": {key: 1}})) == ()
 
 
-def test_a_proven_run_within_its_bounds_passes():
+def test_judge_proven_run_within_its_bounds_passes():
     verdict = verdict_of(
         synthetic_run(),
         at_most("wrong_elements", 0),
@@ -248,7 +248,7 @@ def test_a_proven_run_within_its_bounds_passes():
     assert verdict.lab_state == "CLEAN"
 
 
-def test_the_injectors_own_doubts_count():
+def test_judge_doubt_of_the_injector_is_inconclusive():
     run = synthetic_run()
     doubted = msgspec.structs.replace(run.faults[0], doubts=("no independent witness",))
 
@@ -258,7 +258,7 @@ def test_the_injectors_own_doubts_count():
     assert verdict.checks[0].detail == "no independent witness"
 
 
-def test_no_injector_no_pass():
+def test_judge_run_without_fired_faults_is_inconclusive():
     run = synthetic_run(fired=False)
 
     verdict = verdict_of(run, at_most("wrong_elements", 0), at_most("recovery.total", 100.0))
@@ -277,7 +277,7 @@ def test_wrong_data_fails_even_when_a_fault_did_not_fire():
     assert verdict.verdict is FAIL
 
 
-def test_an_unproven_fault_taints_its_own_recovery_only():
+def test_judge_unproven_fault_taints_only_its_own_recovery():
     run = synthetic_run()
     loss = msgspec.structs.replace(run.faults[1], receipt=broken(run.faults[1].receipt, must_move={"x": 0}))
     run = msgspec.structs.replace(run, faults=(run.faults[0], loss, run.faults[2]))
@@ -289,7 +289,7 @@ def test_an_unproven_fault_taints_its_own_recovery_only():
     assert found["recovery.loss"] is INCONCLUSIVE
 
 
-def test_a_job_that_died_is_a_fail_with_where_and_no_error_of_the_harness():
+def test_judge_dead_job_is_a_fail_with_its_place_and_not_an_error():
     verdict = verdict_of(
         msgspec.structs.replace(synthetic_run(), failure="host3: the traffic engine is gone"),
         at_most("wrong_elements", 0),
@@ -300,20 +300,20 @@ def test_a_job_that_died_is_a_fail_with_where_and_no_error_of_the_harness():
     assert "host3: the traffic engine is gone" in check.detail
 
 
-def test_a_dirty_lab_is_never_a_pass_and_says_what_differs():
+def test_judge_dirty_lab_is_inconclusive_with_the_differences():
     verdict = verdict_of(synthetic_run(lab_state="DIRTY"), at_most("wrong_elements", 0))
 
     assert verdict.verdict is INCONCLUSIVE
     assert "qdisc netem" in verdict.checks[-1].detail
 
 
-def test_an_error_of_the_harness_outranks_everything():
+def test_judge_harness_error_outranks_everything():
     run = msgspec.structs.replace(synthetic_run(), errors=("the controller ran out of memory",))
 
     assert verdict_of(run, at_most("wrong_elements", 0)).verdict is ERROR
 
 
-def test_a_fault_that_was_never_tried_has_an_empty_receipt():
+def test_judge_fault_never_tried_has_an_empty_receipt():
     run = synthetic_run()
     run = msgspec.structs.replace(run, faults=(msgspec.structs.replace(run.faults[0], receipt=None),))
 
@@ -344,7 +344,7 @@ def test_verdict_json_is_the_contracts():
     assert encode(decode(content)) == content
 
 
-def test_every_metric_is_observed_in_every_run():
+def test_observe_has_every_metric_in_every_run():
     observed = observe(synthetic_run(fired=False))
 
     assert set(METRICS) <= set(observed.metrics)
@@ -352,7 +352,7 @@ def test_every_metric_is_observed_in_every_run():
     assert "never fired" in observed.metrics["recovery.uplink"].detail
 
 
-def test_the_counters_of_the_demo_are_summed_over_rnics():
+def test_observe_sums_counters_over_rnics():
     observed = observe(synthetic_run())
 
     assert observed.metrics["nak_episodes"].value == 61
@@ -480,7 +480,7 @@ def test_counter_that_was_reset_or_taken_away_is_a_lower_bound(after, expected):
     assert verdict_of(run, at_most("nak_episodes", 5)).checks[-2].verdict is expected
 
 
-def test_no_straggler_is_not_known_where_a_fault_had_too_few_iterations():
+def test_straggler_is_unknown_if_a_fault_had_too_few_iterations():
     run = synthetic_run()
     fired = {"uplink": (run.t0_ns, run.t0_ns + 10), "loss": (run.t0_ns + 20_000_000_000, run.t0_ns + 24_000_000_000)}
     found = straggler(run, fired)

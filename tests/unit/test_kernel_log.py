@@ -1,4 +1,4 @@
-"""What kernels write to their logs: what is told, what counts, and what makes a run an error."""
+"""Kernel logs: which lines are reported, which count as errors, and which make a run an ERROR."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ def said(text, node="host1", subject="kernel"):
         ("4,816,55005,c;a warning of somebody else", None),
     ],
 )
-def test_errors_are_told_and_warnings_of_the_kernels_own_code(record, told):
+def test_kernel_log_reports_errors_and_warnings_of_kernel_code(record, told):
     assert watch.KernelLog.told(record.encode()) == told
 
 
-def test_what_a_busy_machine_says_anyway_does_not_count():
+def test_kernel_log_messages_of_a_busy_machine_are_no_errors():
     log = [
         said("3 rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:"),
         said("0 watchdog: BUG: soft lockup - CPU#0 stuck for 26s!"),
@@ -51,7 +51,7 @@ def test_what_a_busy_machine_says_anyway_does_not_count():
         "2 kernel BUG at mm/slub.c:448!",
     ],
 )
-def test_a_kernel_that_broke_is_named_once_with_what_to_do(text):
+def test_broken_kernel_is_named_once_with_the_remedy(text):
     found = kernel_log.broken([said(text), said(text), said("3 worse"), said("UP mtu 1500", subject="link be0")])
     assert len(found) == 1
     assert found[0].startswith(f"host1: its kernel broke: {text[2:]}; run `faultbed reset`")
@@ -102,7 +102,7 @@ class Kernels:
         return {"messages": messages}
 
 
-def test_kernel_guard_counts_only_what_came_while_it_listened():
+def test_kernel_guard_counts_only_messages_since_it_started():
     lab = Kernels()
     lab.logged["host1"] = ["4 WARNING: CPU: 0 PID: 7 at before.c:1"]
     guard = KernelGuard(lab)

@@ -76,8 +76,8 @@ def test_under_the_roof_imports_only_go_down_too():
     assert not wrong
 
 
-def test_no_package_has_more_modules_than_one_reads_at_a_glance():
-    """No package has more than 14 modules beside its packages; what would be the 15th makes a package."""
+def test_package_has_at_most_fourteen_loose_modules():
+    """The 15th module beside a package's subpackages becomes part of a new package."""
     loose = collections.Counter(
         str(path.parent.relative_to(HOUSE)) for floor in FLOORS for path in files(floor) if path.name != "__init__.py"
     )
@@ -98,7 +98,7 @@ def test_modules_differ_when_an_editor_shows_only_the_file_name():
 
 
 @pytest.mark.parametrize("package", ["inject.node", "testbed.node", "traffic.node"])
-def test_node_code_needs_only_what_a_node_has(package):
+def test_node_code_imports_only_what_a_node_has(package):
     """Node-side code imports the standard library, the node's own packages and itself: nothing of the controller."""
     wrong = [
         f"{path.relative_to(HOUSE)} imports {module}"
@@ -110,8 +110,8 @@ def test_node_code_needs_only_what_a_node_has(package):
     assert not wrong
 
 
-def test_the_check_sees_a_forbidden_import(tmp_path):
-    """The reader that the tests above rely on finds plain, from-, nested and type-only imports."""
+def test_layering_check_sees_a_forbidden_import(tmp_path):
+    """The reader behind the tests above finds plain, from-, nested and type-only imports."""
     bad = tmp_path / "bad.py"
     bad.write_text(
         "import harness.run.loop\nfrom inject import plan\ndef f():\n    import traffic\n"
@@ -125,8 +125,8 @@ def test_the_check_sees_a_forbidden_import(tmp_path):
     }
 
 
-def test_a_command_does_not_pay_for_pictures_it_does_not_draw():
-    """matplotlib, pyarrow and scapy together take seconds to import; only what needs one of them imports it."""
+def test_command_does_not_import_plotting_and_packet_libraries():
+    """matplotlib, pyarrow and scapy take seconds to import; only code that needs one of them imports it."""
     code = "import sys, harness.cli, harness.pytest_plugin.hooks; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=HOUSE)
     assert not {"matplotlib", "pyarrow", "scapy"} & set(done.stdout.split())
