@@ -70,7 +70,7 @@ def test_use_of_links_is_of_the_rate_that_the_lab_shapes_to():
     assert found["bisection"].value == pytest.approx(0.1 / 8, rel=1e-2)
 
 
-def test_a_lab_without_rates_has_no_utilisation_and_says_why():
+def test_link_metrics_without_rates_have_no_utilisation_and_say_why():
     found = link_metrics(counted(every_uplink(5), scale=None))
     for name in ("bisection", "link_utilisation.max", "link_utilisation.rtsw1:ctsw1"):
         assert found[name].value is None
@@ -79,7 +79,7 @@ def test_a_lab_without_rates_has_no_utilisation_and_says_why():
     assert carried_at_most(synthetic_run()) == {}
 
 
-def test_a_counter_that_began_anew_gives_no_ratio():
+def test_link_metrics_after_a_counter_reset_have_no_ratio():
     run = counted(every_uplink(100))
     after = {**run.counters_after, "rtsw1": {**run.counters_after["rtsw1"], "ctsw1.tx_bytes": 1}}
     found = link_metrics(msgspec.structs.replace(run, counters_after=after))
@@ -88,7 +88,7 @@ def test_a_counter_that_began_anew_gives_no_ratio():
     assert found["mmr.rtsw2"].value == 1
 
 
-def test_every_metric_of_links_can_be_bounded_and_is_observed():
+def test_link_metrics_can_all_be_bounded_and_are_observed():
     run = counted(every_uplink(100))
     observed = observe(run).metrics
     known = ("jfi", "bisection", *names(ZONES.topology))
@@ -101,13 +101,13 @@ def test_every_metric_of_links_can_be_bounded_and_is_observed():
 @pytest.mark.parametrize(
     ("metric", "near"), [("mmr.rtsw9", "did you mean mmr.rtsw"), ("link_utilisation.rtsw1", "link_utilisation.")]
 )
-def test_a_metric_of_what_the_lab_has_not_is_refused(metric, near):
+def test_link_metric_of_something_the_lab_lacks_is_rejected(metric, near):
     text = COLLECTIVE.format("all-reduce", "") + f'[[expect]]\nmetric = "{metric}"\nmax = 2\n'
     with pytest.raises(ConfigError, match=f'expect.*no metric "{metric}".*{near}'):
         fit(read(text), ZONES.topology, "soft")
 
 
-def test_a_rack_s_links_have_the_speed_that_they_have():
+def test_link_capacity_on_a_rack_is_the_ports_speed():
     run = msgspec.structs.replace(counted(every_uplink(0), scale=None), lab_kind="rack")
     link = ZONES.topology.uplinks[0]
     assert carried_at_most(run)[link.name] == pytest.approx(link.a.speed_gbps * 1e9 / 8 * SECONDS)
@@ -144,7 +144,7 @@ def test_bisection_with_one_uplink_unread_gives_no_value():
 
 
 def test_link_utilisation_after_a_counter_reset_gives_no_value():
-    """What the busiest link carried before its switch started anew was not counted."""
+    """Bytes that the busiest link carried before its switch restarted were not counted."""
     run = counted(every_uplink(100), before=1000)
     run.counters_after["rtsw1"]["ctsw1.tx_bytes"] = 5
     assert link_metrics(run)["link_utilisation.max"].value is None

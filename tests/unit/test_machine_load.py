@@ -50,7 +50,7 @@ def test_machine_load_of_this_machine_is_a_share():
         assert value is None or 0 <= value <= 1
 
 
-def test_differences_name_what_differs_by_much_only():
+def test_machine_load_differences_name_large_ones_only():
     run = MachineLoad(wall_ns=1, cpu=0.2, io=0.01, memory=0.0, steal=0.0)
     twin = MachineLoad(wall_ns=1, cpu=0.7, io=0.03, memory=0.0, steal=0.1)
 

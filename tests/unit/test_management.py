@@ -56,21 +56,23 @@ def told():
 USUAL = ["lo", "mgmt0"]
 
 
-def test_what_carries_no_connection_is_free(told):
+def test_management_interfaces_without_connection_are_the_usual(told):
     assert told["none"] == told["odd"] == told["web"] == told["closed"] == USUAL
 
 
-def test_the_address_of_ssh_connection_is_guarded(told):
+def test_management_address_of_the_ssh_connection_is_guarded(told):
     assert told["own"] == ["eth7", *USUAL]
     assert told["v6"] == ["eth8", *USUAL]
 
 
-def test_so_is_every_open_ssh_connection(told):
-    """Of a holder, which systemd starts, the environment has none; another port is known by who came in by it."""
+def test_management_open_ssh_connections_are_guarded(told):
+    """A holder started by systemd has no SSH variables; another SSH port is recognised by its established
+    connections.
+    """
     assert told["ssh"] == told["mapped"] == told["other_port"] == ["eth7", *USUAL]
 
 
-def test_so_is_what_is_enslaved_to_the_vrf_mgmt(tmp_path):
+def test_management_members_of_the_mgmt_vrf_are_guarded(tmp_path):
     for name, master in (("eth0", "mgmt"), ("Ethernet0", "Vrf_red"), ("mgmt", None), ("Vrf_red", None)):
         (tmp_path / name).mkdir()
         if master:
@@ -82,15 +84,15 @@ def test_so_is_the_default_route_of_ipv6(told):
     assert told["v6_default"] == [*USUAL, "rail0"]
 
 
-def test_what_stands_on_what(tmp_path):
-    """As sysfs has it: `lower_NAME` for each, over as many floors as there are, also in a circle."""
+def test_management_below_follows_stacked_interfaces(tmp_path):
+    """sysfs has `lower_NAME` for each lower interface; any depth is followed, also in a cycle."""
     for name, lower in (("bond0.7", "bond0"), ("bond0", "eth2"), ("bond0", "eth3"), ("eth2", "bond0.7"), ("eth4", "x")):
         (tmp_path / name).mkdir(exist_ok=True)
         (tmp_path / name / f"lower_{lower}").symlink_to(f"../{lower}")
     assert management.below({"bond0.7", "gone"}, str(tmp_path)) == {"bond0.7", "bond0", "eth2", "eth3", "gone"}
 
 
-def test_a_device_has_the_interfaces_of_its_virtual_functions(tmp_path):
+def test_management_device_includes_its_virtual_functions(tmp_path):
     for path in ("0000:18:00.0/net/ens1f0np0", "0000:18:00.2/net/ens1f0v0", "0000:3b:00.0/net/ens2"):
         (tmp_path / path).mkdir(parents=True)
     (tmp_path / "0000:18:00.0" / "virtfn0").symlink_to("../0000:18:00.2")
@@ -99,8 +101,8 @@ def test_a_device_has_the_interfaces_of_its_virtual_functions(tmp_path):
 
 
 @pytest.mark.parametrize("netdev", ["ens1f0np0", "a_name_of_before"])
-def test_an_rnic_that_people_come_in_by_is_no_target_whatever_it_is_called(monkeypatch, netdev):
-    """The inventory's name may be that of before a renaming: the PCIe device decides."""
+def test_management_rnic_is_no_target_under_any_name(monkeypatch, netdev):
+    """The inventory may have the name from before a renaming: the PCIe device decides."""
     rack = lab_inventory.load(inventories() / "rack-h100.example.yml").topology
     spec = FaultSpec(kind="rnic.remove", target="host1:mlx5_0", for_s=5.0)
     args = {**plan(spec, rack, lab_kind="rack").request["args"], "guard": netdev, "needs": []}

@@ -54,12 +54,12 @@ def test_timeline_loses_no_byte(places):
     assert sum(bins) == pytest.approx(sum(size for _, size in places))
 
 
-def test_timeline_shares_out_what_lies_over_an_edge():
+def test_timeline_splits_samples_that_cross_a_bin_edge():
     sample = Sample(endpoint="a", start_ns=50, duration_ns=100, size_bytes=100)
     assert traffic_metrics.timeline([sample], start_ns=0, end_ns=200, bin_ns=100) == (50.0, 50.0)
 
 
-def test_operation_time_is_that_of_the_rank_that_waits_for_nobody():
+def test_operation_time_is_that_of_the_rank_that_waits_least():
     fast = [iteration(0, comm_ns=5000), iteration(1, comm_ns=900), iteration(2)]
     late = [iteration(0, comm_ns=1000), iteration(1, comm_ns=4000)]
     assert traffic_metrics.operation_times_ns([fast, late]) == (1000, 900)
@@ -70,7 +70,7 @@ def test_straggler_by_compute_time():
     assert traffic_metrics.straggler(ranks) == traffic_metrics.Straggler(rank=2, ratio=2.5)
 
 
-def test_straggler_without_compute_is_the_rank_that_waits_for_nobody():
+def test_straggler_without_compute_is_the_rank_that_waits_least():
     ranks = [[iteration(comm_ns=c)] for c in (2900, 3000, 1500, 3100)]
     assert traffic_metrics.straggler(ranks) == traffic_metrics.Straggler(rank=2, ratio=2.0)
 

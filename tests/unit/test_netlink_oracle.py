@@ -37,7 +37,7 @@ def body_of(message):
     downs=st.integers(0, 2**32 - 1),
     stats=st.fixed_dictionaries(dict.fromkeys(STATS, U64)),
 )
-def test_a_link_is_read_as_it_was_written(name, mtu, up, carrier, downs, stats):
+def test_netlink_link_is_decoded_as_pyroute2_encodes_it(name, mtu, up, carrier, downs, stats):
     link = ifinfmsg()
     link["index"], link["flags"] = 2, int(up) | 1 << 16
     link["attrs"] = [
@@ -60,7 +60,7 @@ def test_a_link_is_read_as_it_was_written(name, mtu, up, carrier, downs, stats):
 
 
 @given(prio=st.integers(1, 0xFFFF), hook=st.sampled_from([(0xFFFFFFF2, "ingress"), (0xFFFFFFF3, "egress")]))
-def test_a_filter_is_read_as_it_was_written(prio, hook):
+def test_netlink_filter_is_decoded_as_pyroute2_encodes_it(prio, hook):
     one = tcmsg()
     one["index"], one["parent"], one["info"] = 3, hook[0], prio << 16 | 0x0008
     one["attrs"] = [("TCA_KIND", "u32")]
@@ -77,7 +77,7 @@ def route_of(destination, length, **attrs):
 
 
 @given(destination=IP4, length=st.integers(0, 32), gateway=IP4, metric=st.integers(0, 2**32 - 1))
-def test_a_route_is_read_as_it_was_written(destination, length, gateway, metric):
+def test_netlink_route_is_decoded_as_pyroute2_encodes_it(destination, length, gateway, metric):
     route = route_of(destination, length, proto=BGP, RTA_GATEWAY=gateway, RTA_OIF=2, RTA_PRIORITY=metric)
 
     assert list(state.route_facts(body_of(route), NAMES)) == [
@@ -86,7 +86,7 @@ def test_a_route_is_read_as_it_was_written(destination, length, gateway, metric)
 
 
 @given(destination=IP4, hops=st.lists(st.tuples(IP4, st.sampled_from([2, 3])), min_size=2, max_size=8))
-def test_the_ways_of_a_multipath_route_are_read_as_they_were_written(destination, hops):
+def test_netlink_multipath_route_is_decoded_as_pyroute2_encodes_it(destination, hops):
     ways = [{"oif": index, "hops": 0, "attrs": [("RTA_GATEWAY", gateway)]} for gateway, index in hops]
     route = route_of(destination, 24, proto=ZEBRA, RTA_MULTIPATH=ways)
     ((subject, text),) = state.route_facts(body_of(route), NAMES)
@@ -108,7 +108,7 @@ def test_next_hops_of_single_path_route_are_none():
     assert counts.next_hops_of(body_of(route_of("10.0.0.0", 24, proto=BGP, RTA_GATEWAY="10.0.0.1", RTA_OIF=2))) == []
 
 
-def test_both_see_the_same_links_of_this_machine():
+def test_netlink_links_of_this_machine_match_pyroute2():
     with IPRoute() as route:
         seen = {
             link.get("IFLA_IFNAME"): (link.get("IFLA_MTU"), link["flags"] & 1, link.get("IFLA_CARRIER_CHANGES"))
@@ -126,7 +126,7 @@ def test_both_see_the_same_links_of_this_machine():
 
 
 @pytest.mark.parametrize("cut", [3, 4, 7])
-def test_an_attribute_that_is_cut_short_ends_the_reading(cut):
+def test_netlink_truncated_attribute_ends_decoding(cut):
     whole = struct.pack("=HH", 8, 4) + struct.pack("=I", 1500)
 
     assert attributes(whole) == {4: whole[4:]}

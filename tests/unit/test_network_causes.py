@@ -25,7 +25,7 @@ def test_marks_are_placed_as_losses_are():
     assert (best.cause, best.name) == ("congestion", "rtsw2:host3:rxe0")
 
 
-def test_a_switch_whose_links_all_went_is_one_finding():
+def test_attribution_switch_with_all_links_down_is_one_finding():
     network = Network(5).run()
     for link in network.topology.links_of("ctsw1"):
         network.carrier(link)
@@ -33,7 +33,7 @@ def test_a_switch_whose_links_all_went_is_one_finding():
     assert (found.cause, found.place, found.name) == ("link-down", "ctsw", "ctsw1")
 
 
-def test_what_follows_from_a_link_that_went_is_no_second_finding():
+def test_attribution_effects_of_a_link_down_are_no_second_finding():
     network = Network(6).run()
     link = network.topology.uplinks[0]
     network.carrier(link)
@@ -50,7 +50,7 @@ def without_routes(run, *lost):
     return msgspec.structs.replace(run, changes=tuple(changes))
 
 
-def test_a_switch_that_withdraws_its_prefixes_is_named_by_those_who_lost_them():
+def test_attribution_withdrawn_prefixes_name_their_switch():
     quiet = Network(3).run().measured(None, "")
     link = quiet.topology.rnic_link("host3", "rxe0")
     prefixes = [str(ip_interface(rnic.address).network) for rnic in quiet.topology.host_by_name["host3"].rnics]
@@ -79,20 +79,20 @@ TO_HOST1 = [(one.src[:5], one.dst[:5]) for one in connections() if one.dst == "h
 OF_HOST1 = [(one.src[:5], one.dst[:5]) for one in connections() if "host1:rxe0" in (one.src, one.dst)]
 
 
-def test_a_link_that_lets_nothing_through_is_where_all_dead_queue_pairs_cross():
-    """No gap comes out of a black hole, and the timers of so many peers are usual ones."""
+def test_attribution_black_hole_link_is_where_dead_queue_pairs_cross():
+    """A black hole produces no gap, and timers of so many peers are not unusual."""
     (found,) = attribute(with_dead(Network(3).run().measured(None, ""), OF_HOST1))
     assert (found.cause, found.name) == ("loss", "rtsw1:host1:rxe0")
     assert "ran out of retries from host1:rxe0 to host2:rxe0" in found.evidence[-1]
 
 
-def test_a_host_that_answers_nobody_kills_the_queue_pairs_towards_it():
+def test_attribution_silent_host_kills_the_queue_pairs_towards_it():
     (found,) = attribute(with_dead(Network(3).run().measured(None, ""), TO_HOST1))
     assert (found.cause, found.place, found.name) == ("silent-host", "rank", "host1")
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_a_queue_pair_that_died_on_a_link_that_still_carries_names_that_link(host):
+def test_attribution_queue_pair_dead_on_a_lossy_link_names_that_link(host):
     """A shallow queue once lost eight packets and one queue pair of five, and nothing was found."""
     network = Network(12)
     link = network.topology.rnic_link(host, "rxe0")
@@ -104,7 +104,7 @@ def test_a_queue_pair_that_died_on_a_link_that_still_carries_names_that_link(hos
         assert (found[0].cause, found[0].name) == ("loss", link.name)
 
 
-def test_what_is_too_big_for_a_link_is_all_the_data_that_takes_it():
+def test_attribution_mtu_mismatch_hits_all_data_over_the_link():
     network = Network(3).run()
     network.counts["rtsw1", "ip.FragFails"] += 1648
     (found,) = attribute(with_dead(network.measured(None, ""), TO_HOST1))
@@ -114,7 +114,7 @@ def test_what_is_too_big_for_a_link_is_all_the_data_that_takes_it():
     assert (found.cause, found.name, found.confidence) == ("mtu", "rtsw1", 0.5), "nobody else noticed"
 
 
-def test_what_runs_out_of_retries_while_routes_are_gone_is_no_second_finding():
+def test_attribution_retries_exhausted_while_routes_are_gone_are_no_second_finding():
     network = Network(7).run().sessions("rtsw1")
     network.counts["rtsw2", f"{network.ports['rtsw2', 'host3']}.rx_packets"] += 3897
     across = [(a, b) for a, b in itertools.permutations(HOSTS, 2) if ("host1" in (a, b)) != ("host2" in (a, b))]
@@ -122,7 +122,7 @@ def test_what_runs_out_of_retries_while_routes_are_gone_is_no_second_finding():
     assert [(one.cause, one.name) for one in found] == [("control-plane", "rtsw1")]
 
 
-def test_a_host_that_stood_still_explains_the_queue_pairs_it_let_die():
+def test_attribution_host_standstill_explains_its_dead_queue_pairs():
     run = Network(8).run().measured(None, "")
     still = Standstill(host="host1", start_ns=0, end_ns=1100 * MS)
     found = attribute(msgspec.structs.replace(with_dead(run, TO_HOST1[:1]), standstills=(still,)))
@@ -131,8 +131,8 @@ def test_a_host_that_stood_still_explains_the_queue_pairs_it_let_die():
     assert len(elsewhere) == 2, "what died far from it has another reason"
 
 
-def test_what_a_switch_says_and_hears_itself_is_no_loss():
-    """Its BGP packets come in and do not go out: thirty of them once made a link next to it the culprit."""
+def test_attribution_switch_control_traffic_is_no_loss():
+    """BGP packets enter a switch and do not leave it: thirty of them once made a link next to it the culprit."""
     network = Network(4).run()
     network.counts["rtsw1", "host2-rxe0.rx_packets"] += 2000
     lossy = Signs.of(network.measured(None, ""), counter_deltas(network.measured(None, ""))).lost_in
@@ -142,8 +142,8 @@ def test_what_a_switch_says_and_hears_itself_is_no_loss():
     assert Signs.of(network.measured(None, ""), counter_deltas(network.measured(None, ""))).lost_in == {}
 
 
-def test_what_died_on_a_link_that_was_down_is_no_second_finding():
-    """A switch beside it dropped what it could not deliver; queue pairs that died elsewhere have another reason."""
+def test_attribution_queue_pairs_dead_on_a_downed_link_are_no_second_finding():
+    """A switch next to the link dropped undeliverable packets; queue pairs that died elsewhere have another cause."""
     network = Network(9).run()
     link = network.topology.rnic_link("host1", "rxe0")
     network.counts["rtsw2", "host3-rxe0.rx_packets"] += 300
@@ -153,8 +153,8 @@ def test_what_died_on_a_link_that_was_down_is_no_second_finding():
     assert len(attribute(with_dead(run, elsewhere))) == 2
 
 
-def test_queue_pairs_that_die_all_at_once_between_all_hosts_name_nobody():
-    """The machine beneath stood still for a moment; what dies later, towards one host, is another matter."""
+def test_attribution_queue_pairs_dying_at_once_between_all_hosts_name_no_place():
+    """The machine below stood still for a moment; queue pairs towards one host that die later have another cause."""
     everywhere = list(itertools.permutations(HOSTS, 2))
     run = with_dead(Network(7).run().measured(None, ""), everywhere)
     assert attribute(run) == (NOTHING,)
@@ -167,15 +167,15 @@ def test_queue_pairs_that_die_all_at_once_between_all_hosts_name_nobody():
     assert attribute(with_stray) == attribute(several), "one that died alone, at another time"
 
 
-def test_packets_missing_at_a_switch_far_from_a_host_that_hangs_do_not_clear_it():
+def test_attribution_packets_missing_at_a_distant_switch_do_not_clear_a_silent_host():
     network = Network(7).run()
     network.counts["rtsw2", "host3-rxe0.rx_packets"] += 170
     found = attribute(with_dead(network.measured(None, ""), TO_HOST1))
     assert [(one.cause, one.name) for one in found] == [("silent-host", "host1")]
 
 
-def test_packets_that_a_switch_keeps_are_a_loss_in_it_where_nobody_else_says_anything():
-    """Twenty of a queue that is too short, all of them ends of messages: no gap, and timers as everywhere."""
+def test_attribution_packets_kept_by_a_switch_are_a_loss_in_it_without_other_signs():
+    """A short queue loses twenty packets, all of them ends of messages: no gap, and the usual timers."""
     network = Network(4).run()
     network.counts["rtsw2", "host3-rxe0.rx_packets"] += 200
     assert attribute(network.measured(None, "")) == (NOTHING,), "its own packets may be as many: nobody counted them"
@@ -184,15 +184,15 @@ def test_packets_that_a_switch_keeps_are_a_loss_in_it_where_nobody_else_says_any
 
 
 def balanced(network):
-    """The same network, whose switches count what they say among themselves."""
+    """Add balanced counts of the switches' own packets to each other, and return the network."""
     for number, switch in enumerate(network.topology.switches):
         for name in ("ip6.InDelivers", "ip6.OutRequests"):
             network.counts[switch.name, name] += 40 + number
     return network
 
 
-def test_one_gap_tells_on_which_way_out_of_a_switch_its_packets_were_lost():
-    """Five of a queue, of which one was followed by another packet: where they were is known, and one pair's way."""
+def test_attribution_one_gap_locates_a_switchs_loss_on_one_uplink():
+    """Five packets of a queue are lost, one of them followed by another packet: its queue pair gives the path."""
     network = balanced(Network(4).run())
     (one,) = (each for each in connections() if (each.src, each.dst) == ("host1:rxe0", "host3:rxe0"))
     network.counts["rtsw1", f"{network.ports['rtsw1', 'host1']}.rx_packets"] += 5
@@ -202,8 +202,8 @@ def test_one_gap_tells_on_which_way_out_of_a_switch_its_packets_were_lost():
     assert (found.cause, found.name) == ("loss", f"rtsw1:{one.path[2]}")
 
 
-def test_dead_queue_pairs_tell_it_too_whichever_way_their_data_went():
-    """A slow uplink: data of some and ACKs of others were lost, and too few died to look like a link that is gone."""
+def test_attribution_dead_queue_pairs_locate_a_loss_in_either_direction():
+    """A slow uplink lost data of some and ACKs of others; too few queue pairs died to suggest a dead link."""
     network = balanced(Network(4).run())
     network.counts["rtsw1", f"{network.ports['rtsw1', 'host1']}.rx_packets"] += 198
     across = [one for one in connections() if "rtsw1" in one.path[:2] and len(one.path) == 5]
@@ -214,7 +214,7 @@ def test_dead_queue_pairs_tell_it_too_whichever_way_their_data_went():
     assert (found.cause, found.name) == ("loss", link)
 
 
-def test_a_packet_or_two_more_or_less_is_no_loss():
+def test_attribution_one_or_two_missing_packets_are_no_loss():
     network = balanced(Network(4).run())
     network.counts["rtsw1", f"{network.ports['rtsw1', 'host1']}.rx_packets"] += 2
     assert attribute(network.measured(None, "")) == (NOTHING,)
@@ -236,8 +236,8 @@ def test_marks_are_placed_before_the_first_node_that_sees_them():
     assert (earlier.cause, earlier.name) == ("congestion", "rtsw1:ctsw1")
 
 
-def test_links_that_nothing_tells_apart_are_all_told():
-    """What is broken on the way to a spine or from it looks alike to the RNICs, where no switch misses a packet."""
+def test_attribution_indistinguishable_links_are_all_named():
+    """Loss towards a spine and from it looks alike to the RNICs if no switch misses a packet."""
     network = Network(11)
     for one in connections():
         if "ctsw2" in one.path and one.path[1] == "rtsw1":
@@ -248,8 +248,8 @@ def test_links_that_nothing_tells_apart_are_all_told():
     assert named == {"rtsw1:ctsw2", "rtsw2:ctsw2"}
 
 
-def test_which_gaps_belong_to_which_naks_tells_spines_apart():
-    """As counted on VMs: over either spine, both hosts send to both others; of one pair 9 packets were lost."""
+def test_attribution_pairing_of_gaps_and_naks_distinguishes_spines():
+    """Counts from VMs: over each spine, both hosts send to both others; one pair lost 9 packets."""
     network = Network(12).run()
     for host, name, count in (
         ("host1", "out_of_seq_request", 9), ("host2", "out_of_seq_request", 3),
@@ -273,8 +273,8 @@ def test_which_gaps_belong_to_which_naks_tells_spines_apart():
     assert {found.name, found.evidence[-1].split()[0]} == {"rtsw1:ctsw2", "rtsw2:ctsw2"}
 
 
-def test_a_queue_pair_that_a_flap_has_cost_says_nothing_of_a_loss_elsewhere():
-    """As in the demo: an uplink flaps and costs one queue pair, later a host's link loses packets."""
+def test_attribution_queue_pair_lost_in_a_flap_is_no_sign_of_loss_elsewhere():
+    """The demo's case: an uplink flap costs one queue pair, later a host's link loses packets."""
     network = Network(13)
     network.carrier(next(link for link in network.topology.uplinks if link.name == "rtsw1:ctsw1"))
     network.counts["host3", "rxe0.out_of_seq_request"] += 34
@@ -301,7 +301,7 @@ ACK_LINKS = sorted(
 
 @pytest.mark.parametrize(("u", "v"), ACK_LINKS)
 def test_loss_of_acks_alone_is_blamed_on_its_link_and_direction(u, v):
-    """Timers at senders, duplicates at receivers, no gap: of what a switch lost, ACKs alone."""
+    """Senders have timers, receivers duplicates, and there is no gap: the switch lost only ACKs."""
     network = Network(21).run((u, v), 0.2, "ack")
     (found, *others) = attribute(network.measured(None, ""))
     assert found.cause == "loss"
@@ -310,7 +310,7 @@ def test_loss_of_acks_alone_is_blamed_on_its_link_and_direction(u, v):
     assert others == []
 
 
-def test_loss_of_acks_goes_by_their_own_path_where_the_run_recorded_it():
+def test_loss_of_acks_follows_their_recorded_path():
     """ECMP may send the ACKs over the other spine than the data."""
     other = {"ctsw1": "ctsw2", "ctsw2": "ctsw1"}
     run = Network(22).run(("rtsw2", "ctsw1"), 0.2, "ack").measured(None, "")

@@ -9,8 +9,10 @@ import pytest
 from inject.node.command import run
 
 
-def test_who_waits_for_a_command_tells_that_he_is_alive():
-    """The kernel of a busy switch takes seconds for a device; its watchdog took the holder for dead meanwhile."""
+def test_node_command_reports_alive_while_it_waits():
+    """The kernel of a busy switch takes seconds for a device; meanwhile the watchdog used to treat the holder as
+    dead.
+    """
     told = []
     assert (
         run(["sh", "-c", "read line; sleep 1.2; echo $line"], stdin="heard\n", alive=lambda: told.append(1))
@@ -19,7 +21,7 @@ def test_who_waits_for_a_command_tells_that_he_is_alive():
     assert len(told) >= 2
 
 
-def test_a_quick_one_takes_no_longer_and_long_output_is_whole():
+def test_node_command_returns_quickly_with_its_whole_output():
     told = []
     assert len(run([sys.executable, "-c", "print('x' * 300_000)"], alive=lambda: told.append(1))) == 300_001
 
@@ -32,12 +34,12 @@ def test_a_quick_one_takes_no_longer_and_long_output_is_whole():
         (["/no/such/program"], "No such file"),
     ],
 )
-def test_what_goes_wrong_is_an_oserror(argv, says):
+def test_node_command_failure_is_an_oserror(argv, says):
     with pytest.raises(OSError, match=says):
         run(argv, timeout_s=1)
 
 
-def test_an_error_of_who_waits_ends_the_command():
+def test_node_command_is_ended_by_an_error_of_its_caller():
     def fail():
         raise ValueError("no longer")
 

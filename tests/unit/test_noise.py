@@ -38,7 +38,7 @@ def without_faults(run, factor=1.0):
     return msgspec.structs.replace(run, faults=(), twin=None, series=series)
 
 
-def test_the_deviation_between_runs_is_found_again():
+def test_noise_floor_recovers_the_deviation_between_runs():
     factors = np.exp(0.05 * np.random.default_rng(3).normal(size=12))
     run = synthetic_run()
     floor = noise.measure({f"aa-{index}": without_faults(run, factor) for index, factor in enumerate(factors)})
@@ -47,13 +47,13 @@ def test_the_deviation_between_runs_is_found_again():
     assert noise.decode(noise.encode(floor)) == floor
 
 
-def test_a_run_with_faults_counts_only_by_its_twin():
+def test_noise_floor_uses_only_the_twin_of_a_run_with_faults():
     run = synthetic_run()
     floor = noise.measure(dict.fromkeys("abc", run))
     assert floor.sources == ("a (twin)", "b (twin)", "c (twin)")
 
 
-def test_two_labs_have_no_common_floor():
+def test_noise_floor_of_two_labs_or_too_few_runs_is_rejected():
     run = synthetic_run()
     other = msgspec.structs.replace(run, lab="another")
     with pytest.raises(UsageError, match="different labs"):
@@ -62,7 +62,7 @@ def test_two_labs_have_no_common_floor():
         noise.measure({"a": run})
 
 
-def test_what_the_lab_does_by_itself_is_allowed_for():
+def test_noise_floor_widens_the_interval():
     observed = observe(synthetic_run())
     plain = observed.metrics["jct_ratio"].interval
     spread = noise.Spread(runs=10, middle=40.0, unit="s", log_sd=0.2)
@@ -74,7 +74,7 @@ def test_what_the_lab_does_by_itself_is_allowed_for():
     assert noise.allow_for(observed, None) is observed
 
 
-def test_the_command_keeps_the_floor_for_its_workload(tmp_path, monkeypatch):
+def test_noise_command_keeps_the_floor_for_its_workload(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
     run = synthetic_run()
     folders = [str(finished(tmp_path / str(index), run).path) for index in range(3)]
@@ -88,7 +88,7 @@ def test_the_command_keeps_the_floor_for_its_workload(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b'{"schema": 2}', b"[" * 100_000])
-def test_a_broken_floor_is_one_sentence_that_names_it(tmp_path, content):
+def test_noise_floor_file_that_is_broken_is_named_in_one_sentence(tmp_path, content):
     (tmp_path / noise.FILE).write_bytes(content)
     with pytest.raises(UsageError, match=r"noise-floor\.json: not a noise floor .*measure it again"):
         noise.load(tmp_path, {})

@@ -21,8 +21,8 @@ def counted(before, after):
     return msgspec.structs.replace(synthetic_run(), counters_before=before, counters_after=after)
 
 
-def test_an_rnic_that_was_reset_has_lost_nothing_from_the_sum():
-    """It stood at 500, was reset, and stands at 3: 3 and not -497, which the other RNIC's 10 would have hidden in."""
+def test_counter_deltas_of_a_reset_rnic_are_not_negative():
+    """A counter at 500 was reset and is now 3: the delta is 3, not -497, which the other RNIC's 10 would mask."""
     names = ("rxe0.out_of_seq_request", "rxe0.rcvd_seq_err")
     run = counted(
         {"host1": dict.fromkeys(names, 500), "host2": dict.fromkeys(names, 0)},
@@ -36,13 +36,13 @@ def test_an_rnic_that_was_reset_has_lost_nothing_from_the_sum():
 @pytest.mark.parametrize(
     ("metric", "name"), [("nak_episodes", "out_of_sequence"), ("go_back_n", "packet_seq_err")], ids=["gap", "nak"]
 )
-def test_mlx5_counts_by_its_own_names(metric, name):
+def test_metrics_use_mlx5_counter_names(metric, name):
     run = counted({"host1": {f"mlx5_0.{name}": 5}}, {"host1": {f"mlx5_0.{name}": 12}})
     one = observe(run).metrics[metric]
     assert (one.value, one.detail) == (7, f"host1:mlx5_0.{name} +7")
 
 
-def test_an_rnic_that_tells_nothing_is_said_so_by_both_names():
+def test_metrics_without_counters_list_both_names():
     one = observe(counted({}, {})).metrics["nak_episodes"]
     assert one.value is None
     assert "out_of_seq_request or out_of_sequence" in one.detail
@@ -54,7 +54,7 @@ def test_faults_of_racks_look_at_retransmission_alone():
     assert COUNTERS["rcvd_seq_err"] == "packet_seq_err"
 
 
-def test_top_shows_trouble_of_mlx5_and_of_what_was_reset():
+def test_top_shows_trouble_of_mlx5_and_reset_counters():
     screen = Screen(began_ns=0)
     for at_ns, value in ((0, 50), (S, 20)):
         screen.sample(
@@ -66,7 +66,7 @@ def test_top_shows_trouble_of_mlx5_and_of_what_was_reset():
     assert screen.rates["host1", "be0.tx_bytes"] == 200
 
 
-def test_what_moves_is_never_negative_but_a_state():
+def test_moved_counters_are_never_negative_except_states():
     before = {"host1": {"be0.mtu": 4200, "rxe0.send_err": 9, "rxe0.sent_pkts": 4}}
     after = {"host1": {"be0.mtu": 1500, "rxe0.send_err": 2, "rxe0.sent_pkts": 4, "rxe1.sent_pkts": 6}}
     assert _moved(before, after) == {"host1": {"be0.mtu": -2700, "rxe0.send_err": 2, "rxe1.sent_pkts": 6}}

@@ -54,7 +54,7 @@ def strike(name="host2", *, days_ago=0.0, weight=1.0):
     return Strike(name=name, cause="slow-rank", origin="run", at=NOW - timedelta(days=days_ago), weight=weight)
 
 
-def test_run_without_faults_strikes_what_it_blames_once():
+def test_run_without_faults_strikes_each_blamed_part_once():
     twice = (
         finding(confidence=0.6),
         finding(confidence=0.9),
@@ -64,7 +64,7 @@ def test_run_without_faults_strikes_what_it_blames_once():
 
 
 @pytest.mark.parametrize("one", [finding(confidence=0.4), finding("", cause="nothing", place="none", confidence=0.9)])
-def test_run_does_not_strike_for_what_it_is_not_sure_of(one):
+def test_run_with_an_uncertain_finding_gives_no_strike(one):
     assert strikes(one) == []
 
 
@@ -73,7 +73,7 @@ def test_run_with_injected_faults_strikes_nothing():
     assert strikes(finding("host3"), kind="gpu.throttle", target="host2:gpu0") == []
 
 
-def test_drill_strikes_only_what_no_injected_fault_explains():
+def test_drill_strikes_only_findings_no_injected_fault_explains():
     said = (finding("host2:gpu0"), finding("host3", place="rank"))
     found = strikes(*said, kind="gpu.throttle", target="host2:gpu0", drills=True)
     assert found == [("host3", "slow-rank", 0.8)]
@@ -149,7 +149,7 @@ def test_thresholds_that_contradict_each_other_are_refused(drain, rma):
 @pytest.mark.parametrize(
     ("name", "host"), [("host2:gpu0", "host2"), ("rtsw1:host1:rxe0", "host1"), ("rtsw1:ctsw1", ""), ("ctsw1", "")]
 )
-def test_offender_names_the_host_that_it_belongs_to(name, host):
+def test_offender_names_its_host(name, host):
     (found,) = offenders([strike(name)], TOPOLOGY, Thresholds(), now=NOW)
     assert found.host == host
 
@@ -207,7 +207,7 @@ def test_offenders_hands_over_to_schedulers(runs):
         (("--runs", ".", "--drain", "5", "--rma", "2"), "want 0 < drain <= RMA"),
     ],
 )
-def test_offenders_refuses_what_it_cannot_mean(words, says):
+def test_offenders_command_rejects_invalid_parameters(words, says):
     error = command(*words).exception
     assert isinstance(error, UsageError), error
     assert says in str(error)

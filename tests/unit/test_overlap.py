@@ -47,9 +47,9 @@ HARMLESS = {"packet.mark", "host.clock-step", "host.disk-full"}
 
 
 def effect(fault):
-    """What a fault moves, told by what it does to packets and not by what the code under test says.
+    """Return what a fault may move, derived from its effect on packets and not from the code under test.
 
-    Loss on the way to one RNIC opens gaps there and nowhere else; whoever sends, or waits, may count anything else.
+    Loss towards one RNIC opens gaps there and nowhere else; senders and waiting ranks may count anything else.
     """
     moved = {key for witness in fault.must_move for key in witness.any_of if not key.endswith("out_of_seq_request")}
     if fault.kind.startswith(PACKETS) and fault.kind not in HARMLESS:
@@ -117,8 +117,8 @@ def test_fault_that_does_nothing_is_never_proven_by_another_one(kind):
     assert believed == []
 
 
-def test_pairs_are_many_and_some_keep_evidence_of_their_own():
-    """The rule must not be that two faults never go together: what direction, hop or device tells is kept."""
+def test_pairs_of_faults_are_many_and_some_keep_their_own_evidence():
+    """Evidence from a direction, a hop or a device is kept, so two faults may run together."""
     faults = PLANNED | ONE_WAY
     assert len(PAIRS) > 3000
     kept = [pair for pair in PAIRS if not own_evidence(faults[pair[0]], [faults[pair[1]]], SOFT)[1]]
@@ -152,14 +152,14 @@ def test_fault_alone_keeps_all_its_witnesses():
         assert own_evidence(fault, [], SOFT) == (fault, ())
 
 
-def test_what_every_fault_itself_says_it_moves_it_may_move():
+def test_fault_may_move_the_counters_it_declares():
     for fault in PLANNED.values():
         keys = [key for witness in fault.must_move for key in witness.any_of]
         assert any(may_move(fault, key, SOFT) for key in keys) or not keys, fault.kind
 
 
-def test_switch_port_that_goes_down_beside_another_loss_has_no_evidence_of_its_own():
-    """A VM's carrier stays up when its switch port goes down: that it has not moved must not be what is said."""
+def test_switch_port_down_beside_another_loss_has_no_evidence_of_its_own():
+    """A VM's carrier stays up when its switch port goes down, so an unmoved carrier must not be the reason."""
     port = soft("link.down", "rtsw1:host1:rxe0", **LONG)
     assert not any("carrier" in key for witness in port.must_move for key in witness.any_of)
     own, (doubt,) = own_evidence(port, [soft("link.down", "rtsw1:host2:rxe0", **LONG)], SOFT)

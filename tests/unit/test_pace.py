@@ -44,7 +44,7 @@ def told(run, fired=None):
 SLOWER = [(400, 380, 410, 390)] * 30 + [(800, 760, 820, 780)] * 30
 
 
-def test_a_machine_that_halves_has_half_of_its_pace_from_then_on():
+def test_pace_halves_when_the_machine_halves():
     found = told(run_of(SLOWER))
 
     assert found is not None
@@ -53,7 +53,7 @@ def test_a_machine_that_halves_has_half_of_its_pace_from_then_on():
     assert steadied(grid(), found).bytes[-1] == pytest.approx(2e6)
 
 
-def test_a_machine_that_gets_faster_asks_for_no_more():
+def test_pace_of_a_faster_machine_stays_one():
     assert told(run_of(SLOWER[::-1])) == pytest.approx(1.0)
 
 
@@ -62,8 +62,8 @@ def test_racks_have_their_cores_to_themselves():
     assert steadied(grid(), None) is not None
 
 
-def test_while_a_fault_lasts_nobody_is_asked():
-    """All are slow under it: elephants take CPU, and that is their doing, not the machine's."""
+def test_pace_ignores_iterations_during_a_fault():
+    """All ranks are slow during the fault: elephants take CPU, which is their effect and not the machine's."""
     run = run_of([(400, 400, 400, 400)] * 20 + [(1600, 1600, 1500, 1700)] * 20 + [(400, 400, 400, 400)] * 20)
 
     assert told(run, [(T0 + 20 * S, T0 + 40 * S)]) == pytest.approx(1.0)
@@ -72,7 +72,7 @@ def test_while_a_fault_lasts_nobody_is_asked():
 
 
 @pytest.mark.parametrize("phases", [[], [(0, 0, 0, 0)] * COUNT, [(400, 0, 0, 0)] * COUNT])
-def test_what_does_not_compute_tells_no_pace(phases):
+def test_pace_without_compute_phases_is_unknown(phases):
     assert told(run_of(phases)) is None
 
 
@@ -86,7 +86,7 @@ def test_pace_is_a_share_whatever_the_phases(phases):
 
 
 def slowed_from(run, slow_ns):
-    """The same run, whose machine halves from then on: what is carried halves, and compute phases double."""
+    """Return the run with a machine that halves from then on: half the bytes, compute phases twice as long."""
 
     def half(series):
         return msgspec.structs.replace(
@@ -104,8 +104,8 @@ def slowed_from(run, slow_ns):
     return msgspec.structs.replace(run, series=tuple(half(one) for one in run.series))
 
 
-def test_a_slower_machine_does_not_make_a_recovered_fault_unrecovered():
-    """The machine halves between the first fault and the second."""
+def test_pace_of_a_slower_machine_does_not_censor_a_recovered_fault():
+    """The machine halves between the first and the second fault."""
     run = synthetic_run()
     before, slow_ns = observe(run), T0 + 15 * S
     slowed = slowed_from(run, slow_ns)

@@ -1,4 +1,4 @@
-"""A going back in the capture is told with ranks, iteration, wait, PSN and place."""
+"""Go-back-N episodes of a capture are described with ranks, iteration, wait, PSN and place."""
 
 from __future__ import annotations
 

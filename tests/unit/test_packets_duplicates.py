@@ -164,7 +164,7 @@ def test_duplicates_without_responses_counts_only_copies_faster_than_any_answer(
 
 
 def test_episodes_loss_during_a_go_back_is_one_go_back():
-    """10 to 15 again, of which 12 does not come: at 13 nobody went back."""
+    """Packets 10 to 15 are resent without 12: at 13 there is no second go-back."""
     wire = Wire()
     wire.request(0, 9)
     for index in range(6):

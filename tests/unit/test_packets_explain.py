@@ -47,7 +47,7 @@ def test_explain_names_every_header_and_its_fields(tmp_path):
 
 @pytest.mark.parametrize("place", [43, 53, 60, 90, -1])
 def test_explain_of_a_damaged_frame_says_that_the_icrc_is_wrong(tmp_path, place):
-    """In the BTH, the PSN, the RETH, the payload and the ICRC itself."""
+    """One bit flips in the BTH, the PSN, the RETH, the payload or the ICRC itself."""
     content = bytearray(bytes(WRITE))
     content[place] ^= 0x10
     assert explain(read(written(tmp_path, bytes(content))), 1).icrc == "wrong"
@@ -64,7 +64,7 @@ def test_explain_of_a_cut_frame_does_not_judge_its_icrc(tmp_path):
     ("syndrome", "words"),
     [(0x1F, "ACK, credit code 31"), (0x2E, "RNR NAK, timer code 14"), (NAK, "NAK, PSN sequence error")],
 )
-def test_explain_says_what_a_syndrome_means(tmp_path, syndrome, words):
+def test_explain_names_the_meaning_of_a_syndrome(tmp_path, syndrome, words):
     wire = Wire()
     wire.request(0, 1)
     wire.response(10, 1, syndrome)

@@ -80,7 +80,7 @@ def packets(draw):
 @settings(max_examples=200, deadline=None)
 @given(packet=packets())
 def test_decode_returns_every_header_as_sent(packet):
-    """Built, dissected, the same layers with the same fields; and built again, the same bytes."""
+    """After encoding and dissection the layers and fields are equal; encoded again, so are the bytes."""
     wire = bytes(packet)
     again = Ether(wire)
     want, got = packet[BTH], again[BTH]
@@ -341,9 +341,10 @@ def read_bytes(path, content):
 @settings(max_examples=60, deadline=None)
 @given(place=st.integers(0, 19), field=st.sampled_from([0, 4, 20, -4]), bit=st.integers(0, 31))
 def test_reader_of_one_flipped_bit_in_a_pcapng_length_never_drops_silently(place, field, bit, tmp_path_factory):
-    """Type, length, captured length and trailing length of any block: refused, in doubt, or the same packets.
+    """Any bit of type, length, captured length or trailing length may flip: the file is rejected, in doubt, or
+    decodes to the same packets.
 
-    But for 6 (a packet) turned into 4 (names of addresses), which is a block that says nothing of packets.
+    Type 6 (a packet) turned into 4 (name resolution) is excluded: such a block holds no packets.
     """
     assume((field, bit) != (0, 1))
     frames = [roce(psn) for psn in range(20)]

@@ -56,7 +56,7 @@ def test_gobackn_one_lost_packet_is_one_gap_one_nak_one_go_back():
 
 @pytest.mark.parametrize("step", [10, 14, 18])
 def test_gobackn_lost_tail_is_a_timer_episode_with_its_step(step):
-    """The last packets of a window lost: no gap, no NAK; silence of the QP's timeout, then the sender goes back."""
+    """The last packets of a window are lost: no gap, no NAK; after the QP's timeout the sender goes back."""
     nominal = round(4096 * 2**step)
     played = go_back_n(count=16, losses={6, 7}, window=8, message=8, at="sender", timeout_ns=nominal)
     (episode,) = only_flow(played.wire).episodes
@@ -176,7 +176,7 @@ def test_gobackn_detects_a_wrong_go_back(lost, beyond, first):
 
 
 def test_gobackn_late_packets_count_as_reordered():
-    """13 overtakes 12: nobody went back, nothing is missing in the end."""
+    """Packet 13 overtakes 12: no go-back happens, and nothing is missing in the end."""
     wire = Wire()
     for time_ns, psn in enumerate((10, 11, 13, 12, 14, 15)):
         wire.request(time_ns * 100, psn)
@@ -266,8 +266,8 @@ def test_analysis_survives_encoding():
     assert msgspec.json.decode(msgspec.json.encode(analysis), type=Analysis) == analysis
 
 
-def test_the_made_up_capture_of_the_benchmark_is_understood():
-    """Interleaved flows between two addresses: each is found, every loss is counted, no rule is broken."""
+def test_gobackn_synthetic_capture_of_the_benchmark_is_analysed():
+    """Flows between two addresses are interleaved: each is found, every loss is counted, no rule is broken."""
     from bench.packets import made_up
 
     frames, lost = made_up(20_000, flows=4, loss=0.01)

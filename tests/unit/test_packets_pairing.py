@@ -1,4 +1,4 @@
-"""Queue pairs are told apart by their PSNs, and where these do not decide, no rule of responses is claimed."""
+"""Queue pairs are distinguished by their PSNs; where these are ambiguous, no rule about responses is checked."""
 
 import struct
 

@@ -44,7 +44,7 @@ def test_parse_reads_values_in_order_and_commas_within_quotes():
         ("workload.qps=1,2,1", "1 is there twice; use --repeat"),
     ],
 )
-def test_parse_refuses_what_is_no_parameter(text, says):
+def test_parse_rejects_invalid_parameters(text, says):
     with pytest.raises(UsageError, match=says):
         parse(text)
 
@@ -58,8 +58,8 @@ def test_file_without_new_values_stays_the_same_experiment():
 @pytest.mark.parametrize(
     "content", [DEMO, (COLLECTIVE.format("all-reduce", "")).encode(), FLOW.format("write", "").encode()]
 )
-def test_every_path_of_a_file_that_has_a_value_takes_that_value_again(content):
-    """Whatever stands in the file can be written there by its path, and means the same."""
+def test_parameter_path_accepts_the_value_already_there(content):
+    """Every value in the file can be set by its path and keeps its meaning."""
     raw = tomllib.loads(content.decode())
     for path in known_paths(raw):
         here = raw
@@ -73,7 +73,7 @@ def test_every_path_of_a_file_that_has_a_value_takes_that_value_again(content):
             assert raw_of(content, **{path: text}) == raw, path
 
 
-def test_value_of_a_fault_keeps_the_others_and_makes_the_section_it_needs():
+def test_parameter_of_a_fault_keeps_the_others_and_adds_missing_sections():
     text = FLOW.format(
         "write", '[[faults]]\nkind = "packet.drop"\ntarget = "host3:rxe0"\nat = "1s"\nfor = "1s"\n'
     ).encode()
@@ -84,7 +84,7 @@ def test_value_of_a_fault_keeps_the_others_and_makes_the_section_it_needs():
     assert made["workload"]["qp"] == {"timeout": 17}
 
 
-def test_value_is_read_as_its_place_takes_it():
+def test_parameter_value_is_converted_for_its_place():
     text = FLOW.format("write", "").encode()
     assert raw_of(text, **{"workload.size": "4096"})["workload"]["size"] == "4096"
     assert raw_of(text, **{"workload.qps": "4"})["workload"]["qps"] == 4
@@ -111,13 +111,13 @@ def test_value_is_read_as_its_place_takes_it():
         ("expect[0].max", "nan", "x.toml: expect[0]"),
     ],
 )
-def test_wrong_path_or_value_is_refused_with_its_place(path, value, says):
+def test_parameter_with_a_wrong_path_or_value_is_rejected_with_its_place(path, value, says):
     assert says in refused(DEMO, path, value)
 
 
 @given(st.text(min_size=1, max_size=20), st.text(max_size=20))
-def test_any_text_as_a_value_comes_back_as_it_was(key, text):
-    """What is written is TOML, whatever characters a value or a key of `set` has."""
+def test_parameter_text_round_trips_through_toml(key, text):
+    """The output is TOML, whatever characters a value or a key of `set` has."""
     from harness.experiment.parameters import _toml
 
     raw = {"name": "x", "workload": {"collective": text, "qp": {key: 1}}, "faults": [{"set": {key: text}}]}

@@ -112,7 +112,7 @@ def test_exactly_rounds_any_quotient_to_nearest_even(dtype, divisor, numbers):
 
 
 def test_count_wrong_of_a_flipped_sign_bit_of_zero_counts_it():
-    """A number comparison calls -0.0 and 0.0 equal; data that was moved must be the same in every bit."""
+    """A numeric comparison calls -0.0 and 0.0 equal; moved data must be equal in every bit."""
     period = Pattern(4, "fp32", "sum").period(1, 3)
     data = np.empty(4 * pattern.PERIOD, dtype=np.float32)
     pattern.fill(data, period)

@@ -58,8 +58,8 @@ def result(latency=None, **spec):
     )  # fmt: skip
 
 
-def test_a_flow_has_the_keys_and_units_of_ib_write_bw():
-    """0.127 Gb/s of 64 KiB messages are 243 of them a second, which perftest calls 0.000243 Mpps."""
+def test_perftest_json_has_the_keys_and_units_of_ib_write_bw():
+    """0.127 Gb/s of 64 KiB messages are 243 messages a second, which perftest calls 0.000243 Mpps."""
     found = json.loads(perftest_json.document(result(qps=4), gid_index=1))
     assert list(found["test_info"]) == INFO
     assert list(found["results"]) == BANDWIDTH
@@ -88,7 +88,7 @@ def test_latencies_are_in_microseconds_and_of_one_way_where_perftest_has_that(ve
         (["--perftest-json", "no/x.json"], "there is no folder no"),
     ],
 )
-def test_what_perftest_has_no_file_for_is_refused_before_anything_runs(tmp_path, options, words):
+def test_perftest_json_unsupported_option_is_rejected_before_the_run(tmp_path, options, words):
     done = CliRunner().invoke(cli, ["traffic", "flow", "--perftest-json", str(tmp_path / "x.json"), *options])
     assert done.exit_code != 0
     assert words in f"{done.output} {done.exception}"

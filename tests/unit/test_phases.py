@@ -29,16 +29,16 @@ def lengths(run, fault_id):
     return {one.name: one.length_ns for one in observe(run).phases[fault_id]}
 
 
-def test_a_fault_that_killed_nothing_has_no_error_and_no_rebuild(run):
-    """0, not missing: it is known that no queue pair died. Who noticed is not known without packets."""
+def test_phases_without_dead_queue_pairs_have_zero_error_and_rebuild(run):
+    """The values are 0, not missing: no queue pair died. Detection is unknown without packets."""
     found = lengths(run, "uplink")
     assert (found["qp_error"], found["rebuild"], found["first_data"]) == (0, 0, 0)
     assert not {"detect", "retransmit"} & set(found)
     assert found["hold"] == observe(run).impacts["uplink"].recovery_ns
 
 
-def test_a_dead_queue_pair_has_all_its_phases(run, fired):
-    """Error, connected anew, first data, hold: one after the other, and together as long as the recovery."""
+def test_phases_of_a_dead_queue_pair_are_complete(run, fired):
+    """Error, reconnection, first data and hold follow each other and add up to the recovery."""
     at = fired["uplink"]
     impact = observe(run).impacts["uplink"]
     mark = RebuildMark(error_ns=at + 100 * MS, rebuilt_ns=at + 300 * MS, recovered_ns=at + 320 * MS)
@@ -49,8 +49,8 @@ def test_a_dead_queue_pair_has_all_its_phases(run, fired):
     assert sum(found[name] for name in ("qp_error", "rebuild", "first_data", "hold")) == impact.recovery_ns
 
 
-def test_packets_show_who_noticed_and_when_it_was_sent_again(run, fired):
-    """A NAK 5 ms after the firing, the packet 2 ms later; an earlier going back is not this fault's."""
+def test_phases_detect_and_retransmit_come_from_packets(run, fired):
+    """A NAK comes 5 ms after the firing, the packet 2 ms later; an earlier go-back is not this fault's."""
     at = fired["loss"]
     backs = ((at - 50 * MS, at - 40 * MS), (at + 5 * MS, at + 7 * MS), (at + 9 * MS, at + 90 * MS))
     seen = msgspec.structs.replace(run, packets=PacketSummary(frames=9, missed=0, broken=0, goings_back=backs))
@@ -59,16 +59,16 @@ def test_packets_show_who_noticed_and_when_it_was_sent_again(run, fired):
     assert observe(seen).metrics["recovery.detect"].value == pytest.approx(0.005)
 
 
-def test_a_rebuild_that_never_ended_has_no_length(run, fired):
-    """Missing, not 0."""
+def test_phases_rebuild_without_end_has_no_length(run, fired):
+    """The length is missing, not 0."""
     at = fired["uplink"]
     mark = RebuildMark(error_ns=at + MS, rebuilt_ns=None, recovered_ns=None)
     found = lengths(msgspec.structs.replace(run, qps_lost=(lost_at(at + MS),), rebuild_marks=(mark,)), "uplink")
     assert not {"rebuild", "first_data"} & set(found)
 
 
-def test_a_mark_belongs_to_one_fault(run, fired):
-    """An error under the second fault is not the first one's."""
+def test_phases_assign_each_mark_to_one_fault(run, fired):
+    """An error during the second fault is not assigned to the first."""
     hurt = msgspec.structs.replace(run, qps_lost=(lost_at(fired["loss"] + MS),))
     assert lengths(hurt, "uplink")["qp_error"] == 0
     assert lengths(hurt, "loss")["qp_error"] == MS
@@ -78,8 +78,11 @@ def with_backs(run, *backs):
     return msgspec.structs.replace(run, packets=PacketSummary(frames=9, missed=0, broken=0, goings_back=backs))
 
 
-def test_a_nak_before_the_fault_was_seen_to_fire_is_its_own(run, fired):
-    """The hop's counter is looked at every 20 ms; a NAK needs three. Without knowing, it would be nobody's."""
+def test_phases_assign_a_nak_before_the_observed_firing_to_its_fault(run, fired):
+    """The hop's counter is read every 20 ms; a NAK takes three.
+
+    Without the bounds of the firing, no fault would own it.
+    """
     at = fired["loss"]
     backs = ((at - 3 * MS, at + 4 * MS), (at + 80 * MS, at + 90 * MS))
     assert lengths(with_backs(run, *backs), "loss")["detect"] == 80 * MS
@@ -93,8 +96,10 @@ def test_a_nak_before_the_fault_was_seen_to_fire_is_its_own(run, fired):
     assert observe(seen).metrics["recovery.retransmit"].interval is None
 
 
-def test_what_begins_with_a_firing_is_as_exact_as_that_is_known(run, fired):
-    """20 ms earlier and 5 later than it was seen: so much longer, and shorter, may all of it have taken."""
+def test_phases_interval_is_as_wide_as_the_uncertainty_of_the_firing(run, fired):
+    """The fault fired up to 20 ms earlier or 5 ms later than observed, so the recovery is that much longer or
+    shorter.
+    """
     at = fired["uplink"]
     mark = RebuildMark(error_ns=at + 100 * MS, rebuilt_ns=at + 300 * MS, recovered_ns=at + 320 * MS)
     hurt = msgspec.structs.replace(run, qps_lost=(lost_at(at + 100 * MS),), rebuild_marks=(mark,))
@@ -114,15 +119,15 @@ def test_what_begins_with_a_firing_is_as_exact_as_that_is_known(run, fired):
     )
 
 
-def test_nothing_is_exactly_nothing(run):
-    """No queue pair died: that is known, and has no interval that would leave a bound of 0 open."""
+def test_phases_zero_length_is_exact(run):
+    """No queue pair died: the value is known and has no interval that would leave a bound of 0 undecided."""
     metrics = observe(fired_between(run, "uplink", 20 * MS, 5 * MS)).metrics
     for name in ("qp_error", "rebuild", "first_data"):
         assert (metrics[f"recovery.{name}"].value, metrics[f"recovery.{name}"].interval) == (0, None)
 
 
-def test_a_phase_that_did_not_end_for_one_fault_has_no_worst(run, fired):
-    """That of the others would be told as if it were all of them."""
+def test_phases_without_end_for_one_fault_have_no_worst_value(run, fired):
+    """The worst of the other faults would look like the worst of all."""
     good = RebuildMark(error_ns=fired["loss"] + MS, rebuilt_ns=fired["loss"] + 2 * MS, recovered_ns=None)
     lost = msgspec.structs.replace(run, qps_lost=(lost_at(fired["loss"] + MS),), rebuild_marks=(good,))
     metrics = observe(lost).metrics
@@ -133,8 +138,8 @@ def test_a_phase_that_did_not_end_for_one_fault_has_no_worst(run, fired):
     )
 
 
-def test_every_phase_is_a_metric(run):
-    """In the table, about faults, with a value or a reason."""
+def test_phases_are_all_metrics(run):
+    """Each is in the metrics table, concerns faults, and has a value or a reason."""
     metrics = observe(run).metrics
     for name in NAMES:
         assert METRICS[f"recovery.{name}"].about_faults
@@ -143,8 +148,8 @@ def test_every_phase_is_a_metric(run):
 
 
 @pytest.mark.parametrize("name", ["total", "hold"])
-def test_a_fault_cannot_have_the_name_of_a_phase(name):
-    """`recovery.hold` would mean two things."""
+def test_phase_name_is_rejected_as_a_fault_id(name):
+    """`recovery.hold` would be ambiguous."""
     content = f"""
 name = "x"
 [workload]

@@ -31,7 +31,7 @@ def lines(value):
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_every_command_exists(path):
+def test_pipeline_commands_all_exist(path):
     found = list(lines(yaml.safe_load(path.read_text())))
     assert found
     for line in found:
@@ -54,8 +54,8 @@ def commands(line):
         words = words[ends + 1 :]
 
 
-def test_every_action_is_pinned_by_its_commit():
-    """A tag can be moved, by whoever gets hold of the action's repository, on a runner that has the keys of a rack."""
+def test_pipeline_actions_are_pinned_by_commit():
+    """An attacker with access to the action's repository can move a tag, and the runner holds the keys of a rack."""
     for path in (HOUSE / ".github" / "workflows").glob("*.yml"):
         used = re.findall(r"uses: (.*)", path.read_text())
         assert used
@@ -69,8 +69,8 @@ def test_every_action_is_pinned_by_its_commit():
         assert all(one.get("persist-credentials") is False for one in checkouts), path
 
 
-def test_a_level_is_one_of_those_that_are_there():
-    """It becomes a word of a command line."""
+def test_pipeline_level_is_one_of_the_known_levels():
+    """The level becomes a word of a command line."""
     for name in ("rack-lab", "soft-lab"):
         asked = yaml.safe_load((HOUSE / f".github/workflows/{name}.yml").read_text())[True]["workflow_dispatch"]
         assert (asked["inputs"]["level"]["type"], asked["inputs"]["level"]["options"]) == ("choice", list(LEVELS))
@@ -78,9 +78,10 @@ def test_a_level_is_one_of_those_that_are_there():
     assert gitlab["options"] == list(LEVELS)
 
 
-def test_only_the_job_of_the_rack_knows_its_inventory():
-    """Variables of a GitLab project are every job's, and stronger than those of the file: the soft lab's job would work
-    on the rack, unreserved, if the project had FAULTBED_LAB."""
+def test_pipeline_inventory_of_the_rack_is_set_for_the_rack_job_only():
+    """Variables of a GitLab project apply to every job and override those of the file: with FAULTBED_LAB in the
+    project, the soft lab's job would work on the rack without a reservation.
+    """
     gitlab = yaml.safe_load((HOUSE / ".gitlab-ci.yml").read_text())
     assert gitlab["rack-lab"]["variables"]["FAULTBED_LAB"] == "$RACK_LAB"
     assert "FAULTBED_LAB" not in str(gitlab["rack-lab"]["rules"])
@@ -122,8 +123,8 @@ def test_runs_of_a_night_that_failed_are_kept():
 
 
 @pytest.mark.parametrize(("tests", "demo", "code"), [(0, 0, 0), (1, 0, 2), (0, 1, 2)])
-def test_a_night_has_its_run_also_when_a_test_failed(tests, demo, code, tmp_path):
-    """Its experiment is what the history follows: a flake left a hole there."""
+def test_nightly_runs_its_experiment_even_if_a_test_failed(tests, demo, code, tmp_path):
+    """The history follows this experiment; a flaky test used to leave a hole in it."""
     for name, ends in (("python", tests), ("faultbed", demo)):
         (tmp_path / name).write_text(f"#!/bin/sh\necho {name} $1\nexit {ends}\n")
         (tmp_path / name).chmod(0o755)
@@ -134,12 +135,12 @@ def test_a_night_has_its_run_also_when_a_test_failed(tests, demo, code, tmp_path
 
 
 @pytest.mark.parametrize("argv", [["frobnicate"], ["inject", "link.flap"], ["status", "--colour"], ["summary", "x"]])
-def test_the_check_sees_a_command_that_would_be_refused(argv):
+def test_pipeline_check_rejects_an_invalid_command(argv):
     with pytest.raises(click.UsageError):
         parse(argv)
 
 
-def test_a_rack_is_reserved_checked_and_released_in_any_case():
+def test_pipeline_rack_is_reserved_checked_and_always_released():
     github = yaml.safe_load((HOUSE / ".github/workflows/rack-lab.yml").read_text())
     steps = github["jobs"]["lab"]["steps"]
     said = [step.get("run", "") for step in steps]
@@ -184,8 +185,8 @@ def summaries():
                     yield path, shlex.split(line), said[: said.index(line)]
 
 
-def test_a_page_is_told_of_every_step_and_of_what_preflight_found():
-    """A job that fails before its tests leaves no JUnit file: then these are all that the page has."""
+def test_pipeline_page_lists_every_step_and_preflight_finding():
+    """A job that fails before its tests leaves no JUnit file: then the page has only these."""
     found = list(summaries())
     assert len(found) == 4
     for path, words, before in found:
@@ -210,14 +211,14 @@ def test_steps_that_a_page_names_are_there():
         assert named == known, path
 
 
-def test_the_page_tells_what_got_worse():
+def test_pipeline_page_lists_regressions():
     for path, words, _ in summaries():
         kept = words[words.index("--history") + 1]
         assert kept == "runs-kept" or kept.startswith("$HOME/faultbed-history/"), path
 
 
-def test_nights_are_compared_with_earlier_ones():
-    """Runs are kept where the next job finds them: a cache of hosted runners, the home of a runner of one's own."""
+def test_pipeline_nights_are_compared_with_earlier_ones():
+    """Runs are kept where the next job finds them: a cache on hosted runners, the home of a self-hosted runner."""
     for path in FILES:
         text = path.read_text()
         if "lab" in path.name or path.name == ".gitlab-ci.yml":
@@ -225,8 +226,8 @@ def test_nights_are_compared_with_earlier_ones():
             assert "runs-kept" in text or "$HOME/faultbed-history" in text, path
 
 
-def test_kept_runs_are_the_last_ones(tmp_path):
-    """The target's own commands, over folders named as runs are."""
+def test_pipeline_keeps_only_the_last_runs(tmp_path):
+    """The make target's own commands run over folders named like runs."""
     for day in range(1, 6):
         (tmp_path / f"kept/2026110{day}T000000Z-demo-7").mkdir(parents=True)
     (tmp_path / "runs/20261106T000000Z-demo-7").mkdir(parents=True)

@@ -36,7 +36,7 @@ def planned(seed, content=OPEN):
     return plans.plan(experiment, seed=seed, inventory_digest="ab" * 32, version="0.1.0")
 
 
-def test_the_same_inputs_give_the_same_bytes():
+def test_plan_same_inputs_give_the_same_bytes():
     experiment = fit(load(DEMO), soft_topology(), "soft")
     first, second = (plans.encode(plans.plan(experiment, inventory_digest="00", version="0.1.0")) for _ in range(2))
 
@@ -45,15 +45,15 @@ def test_the_same_inputs_give_the_same_bytes():
     assert plans.encode(plans.decode(first)) == first
 
 
-def test_the_bytes_are_these():
-    """A change here breaks `repro.sh` of every older run: raise the plan's schema when it is meant."""
+def test_plan_draws_are_unchanged():
+    """A change here breaks `repro.sh` of every older run: raise the plan's schema if the change is intended."""
     fault = planned(7).faults[1]
 
     assert (fault.target, fault.at_ns, fault.seed) == ("rtsw1:ctsw1", 8_000_000_000, 1_199_435_989)
 
 
 @given(st.integers(min_value=0, max_value=2**63 - 1))
-def test_draws_stay_inside_what_the_file_allows(seed):
+def test_plan_draws_stay_inside_the_files_limits(seed):
     fault = planned(seed).faults[1]
 
     assert 6_000_000_000 <= fault.at_ns <= 9_000_000_000
@@ -62,7 +62,7 @@ def test_draws_stay_inside_what_the_file_allows(seed):
     assert 0 <= fault.seed < 2**31
 
 
-def test_the_seed_has_an_effect():
+def test_plan_draws_depend_on_the_seed():
     assert len({planned(seed).faults[1].at_ns for seed in range(20)}) > 10
     assert {planned(seed).faults[1].target for seed in range(20)} == {
         "rtsw1:ctsw1",
@@ -71,7 +71,7 @@ def test_the_seed_has_an_effect():
     }
 
 
-def test_one_fault_more_leaves_the_draws_of_the_others():
+def test_plan_additional_fault_leaves_the_draws_of_the_others():
     more = OPEN + b'[[faults]]\nkind = "packet.drop"\ntarget = "host3:rxe0"\nat = ["20s", "30s"]\nfor = "1s"\n'
 
     assert planned(3, more).faults[:2] == planned(3).faults

@@ -58,7 +58,7 @@ def test_playbook_is_well_formed(playbook):
     assert "WARNING" not in done.stderr
 
 
-def test_a_rack_gets_every_role_that_is_not_a_soft_lab_s_and_each_has_a_tag():
+def test_rack_playbook_has_every_role_that_is_not_soft_lab_only_with_its_tag():
     soft = {"roce_host", "fabric_switch", "soft_gpu", "node_code", "verify_host", "verify_fabric"}
     there = {path.name for path in (playbooks() / "roles").iterdir()}
     assert set(roles_of("rack")) == there - soft - {"host_teardown"}
@@ -77,8 +77,8 @@ def test_a_rack_gets_every_role_that_is_not_a_soft_lab_s_and_each_has_a_tag():
 
 
 @pytest.mark.parametrize("name", ["rack", "rack-teardown"])
-def test_a_rack_s_play_waits_longer_than_all_its_tasks(name):
-    """An apt-get that Ansible leaves in the middle is a broken host."""
+def test_rack_playbook_deadline_exceeds_the_sum_of_its_tasks(name):
+    """If Ansible abandons an apt-get halfway, the host is broken."""
     tasks = [
         task["ansible.legacy.on_node"]
         for role in roles_of(name)
@@ -87,8 +87,8 @@ def test_a_rack_s_play_waits_longer_than_all_its_tasks(name):
     assert sum(task.get("timeout_s", 60) for task in tasks) <= RACK_DEADLINE_S
 
 
-def test_the_linter_is_locked_and_make_lint_runs_it():
-    """It takes most of a minute, too long for this suite; what it must find nothing with is said in its own file."""
+def test_ansible_lint_is_locked_and_run_by_make_lint():
+    """Linting takes most of a minute, too long for this suite; its configuration file has the profile."""
     house = Path(__file__).parents[2]
     assert "ansible-lint==" in (house / "requirements.lock").read_text()
     recipe = (house / "Makefile").read_text().partition("\nlint: ")[2].partition("\n\n")[0]
@@ -208,7 +208,7 @@ def on_node(tmp_path, source, **arguments):
 
 @pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="nodes have /usr/bin/python3, this machine does not")
 class TestOnNode:
-    def test_program_gets_what_is_wanted_and_tells_what_it_changed(self, tmp_path):
+    def test_program_gets_its_wanted_state_and_reports_its_changes(self, tmp_path):
         (tmp_path / "blob").write_bytes(b"\x00\xff")
         source = (
             "from faultbed_state import answer\n"
@@ -234,7 +234,7 @@ class TestOnNode:
         assert result["failed"] is True
         assert result["msg"] == "no wire"
 
-    def test_program_that_breaks_is_told_with_its_last_words(self, tmp_path):
+    def test_program_failure_is_reported_with_its_last_output(self, tmp_path):
         result = on_node(tmp_path, "def main(wanted, check):\n    raise ValueError('surprise')\n")
         assert result["failed"] is True
         assert "program ended with 1" in result["msg"]

@@ -65,8 +65,8 @@ def test_pool_has_the_exact_quantile_of_few_runs():
 
 
 @pytest.mark.parametrize("runs", [3, 20])
-def test_pool_at_its_bound_errs_no_more_often_the_more_runs_there_are(runs):
-    """The worst of 20 runs failed wrongly 20 times as often as one."""
+def test_pool_at_its_bound_errs_no_more_often_with_more_runs(runs):
+    """The worst of 20 runs used to fail wrongly 20 times as often as one run."""
     rng = np.random.default_rng(3)
     found = [pool(trials(ratios(rng, 1.05, runs)), JCT).verdict for _ in range(600)]
     assert found.count(FAIL) <= most_errors(600, 0.005)
@@ -156,7 +156,7 @@ def test_dirty_lab_of_one_run_is_that_of_the_pool():
     assert not undecided(found)
 
 
-def test_two_runs_are_too_few_to_pool_and_enough_where_nothing_is_noisy():
+def test_pool_of_two_runs_decides_only_exact_metrics():
     assert pool(trials([1.0, 1.0]), JCT).verdict is INCONCLUSIVE
     exact = [trial(n, [], check("wrong_elements", PASS)) for n in range(2)]
     assert pool(exact, [Expectation(metric=METRICS["wrong_elements"], maximum=0)]).verdict is PASS
@@ -183,7 +183,7 @@ def test_pool_of_several_noisy_checks_shares_the_risk():
     assert "99.5 %" in named(found, "ettr").rule
 
 
-def test_pooled_file_is_read_as_it_was_written():
+def test_pooled_file_round_trip():
     found = pool(trials([1.10, 1.12, 1.09]), JCT, most=10)
     assert decode(encode(found)) == found
 
@@ -195,14 +195,14 @@ def test_pool_of_runs_faster_than_their_twins_is_no_pass():
     assert "the machine was disturbed" in found.detail
 
 
-def test_pool_that_differs_by_nothing_but_one_run_is_not_decided_by_it():
-    """Nine runs at the bound and one far above it: the odd one widens the interval more than it lifts it."""
+def test_pool_with_one_outlier_is_not_decided_by_it():
+    """Nine runs lie at the bound and one far above: the outlier widens the interval more than it raises it."""
     assert named(pool(trials([1.05] * 9 + [3.0]), JCT), "jct_ratio").verdict is INCONCLUSIVE
 
 
 @pytest.mark.parametrize("most", [None, 10])
-def test_pool_of_which_runs_have_no_value_is_no_pass(most):
-    """Four of eight runs could not measure what is bounded, and the other four decided for them."""
+def test_pool_with_runs_without_a_value_is_no_pass(most):
+    """Four of eight runs could not measure the bounded metric, and the other four decided for them."""
     good = [1.0, 1.001, 1.0, 0.999, 1.0, 1.001, 1.0]
     found = named(pool([*trials(good), trial(20)], JCT, most=most), "jct_ratio")
     assert found.verdict is INCONCLUSIVE

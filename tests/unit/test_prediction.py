@@ -19,18 +19,18 @@ from testbed.observe.telemetry import Sample
 from traffic.engine.task_specs import QpParams
 
 
-def test_two_flows_on_two_links_collide_half_the_time():
+def test_prediction_two_flows_on_two_links_collide_half_the_time():
     low, middle, high = max_over_mean(2, 2)
     assert (low, high) == (1.0, 2.0)
     assert middle in {1.0, 2.0}
 
 
-def test_many_flows_even_out_and_many_links_do_not():
+def test_prediction_many_flows_even_out_and_many_links_do_not():
     assert max_over_mean(10_000, 4)[2] < 1.05
     assert max_over_mean(16, 16)[1] >= 3.0
 
 
-def test_a_queue_pair_dies_after_its_last_sending():
+def test_prediction_queue_pair_dies_after_its_last_retry():
     assert qp_error_ns(QpParams()) == pytest.approx(7 * 67.1e6, rel=0.01)
     assert qp_error_ns(QpParams(timeout=18, retry_cnt=0)) == pytest.approx(1.0737e9, rel=0.001)
 
@@ -39,19 +39,19 @@ def of(run):
     return {one.what.split()[0]: one for one in predictions(run, observe(run))}
 
 
-def test_the_collective_has_its_model():
+def test_prediction_of_a_collective_has_its_model():
     one = of(synthetic_run())["ring"]
     assert one.what == "ring all-reduce over 4 ranks"
     assert one.holds is None
 
 
-def test_an_algorithm_that_was_chosen_is_chosen_again():
+def test_prediction_of_an_automatic_algorithm_uses_the_chosen_one():
     run = synthetic_run()
     auto = msgspec.structs.replace(run, workload={**run.workload, "algorithm": "auto"})
     assert any("all-reduce over 4 ranks" in one.what for one in predictions(auto, observe(auto)))
 
 
-def test_what_is_not_a_collective_has_none():
+def test_prediction_of_a_flow_has_no_collective_model():
     run = msgspec.structs.replace(synthetic_run(), workload={"flow": "write", "size_bytes": 65536})
     assert "ring" not in of(run)
 
@@ -63,7 +63,7 @@ def test_uplinks_are_counted_by_the_paths():
     assert found[0].holds
 
 
-def test_a_queue_pair_that_dies_too_early_is_outside():
+def test_prediction_queue_pair_that_dies_too_early_is_outside():
     run = synthetic_run()
     fired_ns = run.faults[0].receipt.fired.first_ns
     late = msgspec.structs.replace(run, qps_lost=(lost_at(fired_ns + 520 * MS),))
@@ -74,8 +74,8 @@ def test_a_queue_pair_that_dies_too_early_is_outside():
     assert "first" not in of(run)
 
 
-def test_a_queue_pair_that_dies_early_of_a_fault_that_was_seen_late_is_not_outside():
-    """460 ms after it was seen to fire; 470 were the least. It fired up to 20 ms before it was seen to."""
+def test_prediction_early_death_within_the_firings_uncertainty_is_not_outside():
+    """The QP died 460 ms after the observed firing; 470 is the minimum, but the fault fired up to 20 ms earlier."""
     run = synthetic_run()
     died = msgspec.structs.replace(run, qps_lost=(lost_at(run.faults[0].receipt.fired.first_ns + 460 * MS),))
     assert of(died)["first"].holds is False
@@ -83,8 +83,8 @@ def test_a_queue_pair_that_dies_early_of_a_fault_that_was_seen_late_is_not_outsi
     assert of(fired_between(died, "uplink", 5 * MS, 0))["first"].holds is False
 
 
-def test_a_queue_pair_dies_as_its_own_parameters_say():
-    """Timeout 8 and one retry: 2 x 1.05 ms. The usual ones would need 470 ms, and call it outside."""
+def test_prediction_uses_the_queue_pairs_own_parameters():
+    """Timeout 8 and one retry give 2 x 1.05 ms. The defaults would need 470 ms and call the death outside."""
     run = synthetic_run()
     died = (lost_at(run.faults[0].receipt.fired.first_ns + 4 * MS),)
     quick = {**QpParams().to_dict(), "timeout": 8, "retry_cnt": 1}
@@ -102,8 +102,8 @@ def lossy(run, *, passed, share=0.02, **more):
     return msgspec.structs.replace(run, faults=(msgspec.structs.replace(fault, plan=plan, passed=passed),))
 
 
-def test_the_number_of_packets_hit_is_known_from_share_and_seed():
-    """61 of some 3,200 packets at 2 % are as many as there should be; of 10,000 they are too few, of 900 too many."""
+def test_prediction_of_packets_hit_follows_share_and_seed():
+    """61 of some 3,200 packets at 2 % are as expected; of 10,000 they are too few, of 900 too many."""
     run = synthetic_run()
     chosen = by_share(0.02, run.faults[1].plan.seed)
     one = of(lossy(run, passed=(2_900, 3_400)))["packets"]
@@ -113,7 +113,7 @@ def test_the_number_of_packets_hit_is_known_from_share_and_seed():
     assert of(lossy(run, passed=(900, 900)))["packets"].holds is False
 
 
-def test_what_is_not_a_share_of_all_packets_is_not_predicted():
+def test_prediction_of_packets_hit_needs_a_share_of_all_packets():
     run = synthetic_run()
     assert "packets" not in of(lossy(run, passed=None))
     assert "packets" not in of(lossy(run, passed=(1, 2), opcode="ack"))
@@ -121,14 +121,14 @@ def test_what_is_not_a_share_of_all_packets_is_not_predicted():
 
 
 @given(share=st.floats(0.001, 1), packets=st.integers(0, 5_000), seed=st.integers(0, 2**31 - 1))
-def test_a_count_that_misses_by_more_than_one_packet_lies_outside(share, packets, seed):
+def test_prediction_of_losses_is_within_one_packet_of_the_count(share, packets, seed):
     low, high = losses(share, seed, packets, packets)
     hit = packets if share >= 1 else by_share(share, seed).taken_of(packets)
     assert max(0, hit - 1) <= low <= hit <= high <= hit + 1
 
 
-def test_go_back_n_keeps_what_it_need_not_send_again():
-    """Nothing lost, all kept; 32 packets again for each hundredth one: three quarters; and so beside a flow's."""
+def test_prediction_of_goodput_under_go_back_n():
+    """Without loss all goodput is kept; 32 packets resent per 100 leave three quarters; a flow shows the same model."""
     assert goodput_share(0, 32) == 1
     assert goodput_share(0.01, 32) == pytest.approx(0.99 / 1.31)
     flow = {"flow": "write", "size_bytes": 65536, "depth": 2, "qps": 4}
@@ -160,7 +160,7 @@ def test_packets_that_passed_are_counted_between_two_bounds():
     assert passed(samples, receipt, node="rtsw1") is None
 
 
-def test_it_stands_in_the_report(tmp_path):
+def test_prediction_is_in_the_report(tmp_path):
     run = synthetic_run()
     early = msgspec.structs.replace(run, qps_lost=(lost_at(run.faults[0].receipt.fired.first_ns + 100 * MS),))
     page = render(finished(tmp_path, early).path).read_text(encoding="utf-8")

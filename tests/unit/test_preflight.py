@@ -107,14 +107,14 @@ PLANTED = {
 }  # fmt: skip
 
 
-def test_a_healthy_lab_raises_nothing():
+def test_preflight_healthy_lab_has_no_finding():
     for path in ("soft.yml", "soft-mini.yml", "soft-3rack.yml", "soft-zones.yml"):
         inventory = inventory_module.load(shipped.inventories() / path)
         assert run_checks(inventory, healthy(inventory)) == []
 
 
 @pytest.mark.parametrize(("plant", "check", "where"), PLANTED.values(), ids=PLANTED)
-def test_each_misconfiguration_is_found_by_its_check_and_no_other(plant, check, where):
+def test_preflight_each_misconfiguration_is_found_by_its_check_only(plant, check, where):
     state = healthy()
     plant(state)
     found = run_checks(INVENTORY, state)
@@ -122,18 +122,20 @@ def test_each_misconfiguration_is_found_by_its_check_and_no_other(plant, check, 
     assert all(wrong.do and wrong.found and wrong.wanted for wrong in found)
 
 
-def test_every_check_finds_something():
+def test_preflight_every_check_has_a_planted_misconfiguration():
     assert {check for _, check, _ in PLANTED.values()} == {check.name for check in CHECKS}
 
 
-def test_a_slow_question_is_no_skew():
+def test_preflight_slow_clock_reading_is_no_skew():
     state = healthy()
     state["host1"].offset_s, state["host1"].offset_error_s = 38.0, 9.0
     assert run_checks(INVENTORY, state) == []
 
 
-def test_the_clock_of_a_rack_is_not_asked_together_with_what_takes_seconds(monkeypatch):
-    """One that was 2 s off was right as long as the tools took 5 s; and what SSH hides is told."""
+def test_preflight_rack_clock_is_read_apart_from_slow_tools(monkeypatch):
+    """A clock 2 s off used to look correct if the tools took 5 s; a skew hidden by SSH's delay is reported as
+    unchecked.
+    """
     now = [1000.0]
     monkeypatch.setattr(collect.time, "time", lambda: now[0])
 
@@ -162,7 +164,7 @@ def test_the_clock_of_a_rack_is_not_asked_together_with_what_takes_seconds(monke
     assert unseen.why == "asked over SSH, a skew of less than 0.01 s is not seen"
 
 
-def test_how_many_ways_there_are():
+def test_preflight_expected_number_of_next_hops():
     topology = INVENTORY.topology
     assert ways(topology, "rtsw1")["10.77.2.0/31"] == 2
     assert ways(topology, "ctsw1")["10.77.2.0/31"] == 1
@@ -207,7 +209,7 @@ flap-1.json
 """
 
 
-def test_an_answer_becomes_facts():
+def test_preflight_answer_is_decoded():
     found = parse(ANSWER)
     host = found["host1"]
     assert host.interfaces["be0"] == Interface(
@@ -229,7 +231,7 @@ def test_an_answer_becomes_facts():
 
 
 @given(st.integers(0, len(ANSWER) - 2))
-def test_an_answer_that_ends_early_is_never_taken_for_a_whole_one(at):
+def test_preflight_truncated_answer_is_rejected(at):
     if not ANSWER[:at].endswith("@@end"):
         with pytest.raises(LabError):
             parse(ANSWER[:at])
@@ -247,13 +249,13 @@ def test_an_answer_that_ends_early_is_never_taken_for_a_whole_one(at):
         ("sends", "[1, 2]"),
     ],
 )
-def test_a_part_that_cannot_be_read_is_an_error_that_names_it(section, said):
-    """Each was once a traceback."""
+def test_preflight_unreadable_section_is_an_error_that_names_it(section, said):
+    """Each used to be a traceback."""
     with pytest.raises(LabError, match=f"the answer to '{section}' cannot be read"):
         parse(f"@@node host1\n@@{section}\n{said}\n@@end\n")
 
 
-def test_a_machine_that_lets_nobody_look_is_named_with_what_it_said():
+def test_preflight_machine_that_denies_access_is_named_with_its_message():
     refused = SimpleNamespace(stdout="", stderr="sudo: a password is required\n")
     node = SimpleNamespace(run=lambda *_args, **_options: refused)
     lab = SimpleNamespace(
@@ -263,7 +265,7 @@ def test_a_machine_that_lets_nobody_look_is_named_with_what_it_said():
         look(lab)
 
 
-def test_the_script_asks_every_switch_of_a_carrier():
+def test_preflight_script_queries_every_switch_of_a_carrier():
     text = script(INVENTORY, "fabric")
     for switch in INVENTORY.topology.switch_by_name:
         assert f"ip netns exec {switch}" in text
@@ -300,7 +302,7 @@ def done_of(pairs, *, dead=()):
 SHAPE = burnin.SHAPES["soft"]
 
 
-def test_a_dead_pair_is_told_and_the_ones_behind_it_are_measured(monkeypatch):
+def test_burnin_dead_pair_is_reported_and_later_pairs_are_measured(monkeypatch):
     pairs, dead = pairs_of(INVENTORY.topology), {("host1:rxe0", "host2:rxe1"), ("host4:rxe1", "host3:rxe1")}
     monkeypatch.setattr(burnin, "_attempt", lambda _lab, left, _shape, _on_event: done_of(left, dead=dead))
     found = burnin._round(None, pairs, SHAPE, None)
@@ -318,8 +320,8 @@ def test_after_a_few_dead_pairs_the_rest_is_left_unmeasured_not_blamed(monkeypat
     assert not set(done.unmeasured) & {(one.src, one.dst) for one in done.pairs}
 
 
-def test_an_rnic_that_is_dead_is_not_tried_with_all_others_and_these_are_measured(monkeypatch):
-    """Each try costs half a minute; three of them once ended the burn-in, and nothing of the other hosts was known."""
+def test_burnin_dead_rnic_is_not_tried_with_all_others(monkeypatch):
+    """Each attempt costs half a minute; three used to end the burn-in without a measurement of the other hosts."""
     lab, sick = SimpleNamespace(topology=INVENTORY.topology), "host2:rxe1"
     dead = {x[:2] for x in pairs_of(INVENTORY.topology) if sick in x}
     monkeypatch.setattr(burnin, "_attempt", lambda _lab, left, _shape, _on_event: done_of(left, dead=dead))
@@ -329,7 +331,7 @@ def test_an_rnic_that_is_dead_is_not_tried_with_all_others_and_these_are_measure
     assert len(done.pairs) == 48 - len(done.unmeasured)
 
 
-def test_a_large_lab_is_measured_in_parts(monkeypatch):
+def test_burnin_measures_a_large_lab_in_parts(monkeypatch):
     sizes = []
     monkeypatch.setattr(burnin, "_attempt", lambda _lab, some, _shape, _event: sizes.append(len(some)) or done_of(some))
     pairs = [(f"h{one}:x", f"h{other}:x", "same rack") for one in range(32) for other in range(32) if one != other]
@@ -337,12 +339,12 @@ def test_a_large_lab_is_measured_in_parts(monkeypatch):
     assert sizes == [256, 256, 256, 224]
 
 
-def test_a_rack_s_link_is_busy_for_longer_than_the_program_that_feeds_it():
+def test_burnin_rack_shape_keeps_a_link_busy_longer_than_its_poster():
     rack = burnin.SHAPES["rack"]
     assert 8 * rack.bandwidth_bytes * rack.bandwidth_messages / 400e9 > 5e-3
 
 
-def test_what_is_known_to_be_broken_is_not_measured(monkeypatch):
+def test_burnin_skips_rnics_known_to_be_broken(monkeypatch):
     asked = []
     monkeypatch.setattr(burnin, "_attempt", lambda _lab, left, _shape, _event: asked.append(left) or done_of(left))
     lab = SimpleNamespace(topology=INVENTORY.topology)
@@ -368,7 +370,7 @@ def test_noise_of_one_round_is_no_outlier(monkeypatch):
     assert (found.rounds, rounds[1]) == (2, [("host1:rxe0", "host3:rxe0", "across racks")])
 
 
-def test_which_rnics_a_finding_condemns():
+def test_broken_lists_the_rnics_of_each_finding():
     state = healthy()
     for name in ("port down", "missing GID", "wrong hash policy"):
         PLANTED[name][0](state)
@@ -376,7 +378,7 @@ def test_which_rnics_a_finding_condemns():
     assert broken(INVENTORY.topology, run_checks(INVENTORY, state)) == {"host4:rxe1", "host3:rxe1"}
 
 
-def test_who_falls_out():
+def test_outliers_are_slow_dead_or_late_pairs():
     usual = [pair(src=f"h{number}:x") for number in range(6)]
     assert outliers(usual, worse_than=4) == []
     slow, dead, late = pair("s:x", goodput_bps=1e6), pair("d:x", goodput_bps=None), pair("l:x", latency_us=900.0)
@@ -384,14 +386,14 @@ def test_who_falls_out():
     assert found == {"s:x": ("goodput_bps", 100.0), "d:x": ("goodput_bps", None), "l:x": ("latency_us", 9.0)}
 
 
-def test_a_kind_is_compared_with_itself_only():
+def test_outliers_compare_each_kind_with_itself_only():
     near = [pair(src=f"h{number}:x") for number in range(4)]
     far = [pair(src=f"h{number}:x", kind="across racks", latency_us=1000.0, goodput_bps=1e7) for number in range(4)]
     assert outliers([*near, *far], worse_than=4) == []
 
 
 @given(st.lists(st.floats(1e6, 1e9), min_size=1, max_size=20), st.floats(1.1, 10))
-def test_who_is_near_the_best_quarter_never_falls_out_and_who_is_not_does(rates, worse_than):
+def test_outliers_are_relative_to_the_best_quarter(rates, worse_than):
     found = outliers([pair(src=f"h{i}:x", goodput_bps=rate) for i, rate in enumerate(rates)], worse_than=worse_than)
     usual = sorted(rates, reverse=True)[(len(rates) - 1) // 4]
     assert [one.value for one in found] == [rate for rate in rates if usual > worse_than * rate]
@@ -410,34 +412,34 @@ def lab_of(hosts, sick, *, times, both_ways=True):
 
 @pytest.mark.parametrize("hosts", [3, 4, 5, 32])
 @pytest.mark.parametrize("times", [1.25, 2.0, 40.0])
-def test_one_sick_host_falls_out_and_no_other_of_however_few_hosts(hosts, times):
-    """Of 3 hosts two pairs of three are with the sick one: it was the median, and nobody fell out."""
+def test_outliers_are_the_pairs_of_one_slow_host_among_few_hosts(hosts, times):
+    """With 3 hosts, two of three pairs include the slow host: the median was slow and no pair was an outlier."""
     found = outliers(lab_of(hosts, "h1:x", times=times), worse_than=1.15)
     assert len(found) == 2 * (hosts - 1)
     assert all("h1:x" in (one.pair.src, one.pair.dst) for one in found)
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 32])
-def test_one_slow_direction_falls_out(hosts):
+def test_outliers_are_the_pairs_of_one_slow_direction(hosts):
     found = outliers(lab_of(hosts, "h1:x", times=1.25, both_ways=False), worse_than=1.15)
     assert {one.pair.dst for one in found} == {"h1:x"}
     assert len(found) == hosts - 1
 
 
 @pytest.mark.parametrize("hosts", [2, 4, 32])
-def test_where_all_are_alike_nobody_falls_out(hosts):
+def test_outliers_of_equal_pairs_are_none(hosts):
     assert outliers(lab_of(hosts, None, times=1.0), worse_than=1.15) == []
     dead = [dataclasses.replace(one, goodput_bps=None) for one in lab_of(hosts, None, times=1.0)]
     assert len(outliers(dead, worse_than=1.15)) == len(dead)
 
 
-def test_the_better_of_two_measurements_counts():
+def test_burnin_keeps_the_better_of_two_measurements():
     assert _better(pair(latency_us=900.0, goodput_bps=None), pair(latency_us=None, goodput_bps=5e7)) == pair(
         latency_us=900.0, goodput_bps=5e7
     )
 
 
-def test_the_answer_is_json():
+def test_preflight_result_is_json():
     from harness.run.prepare.preflight import Preflight, names
     from traffic.flows.burnin import Burnin
 

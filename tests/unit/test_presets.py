@@ -64,7 +64,7 @@ def test_unknown_preset_is_named_with_the_known_ones():
     zones=st.integers(1, 3),
     atsws=st.integers(0, 3),
 )
-def test_no_mac_and_no_address_is_given_twice(racks, hosts, rnics, ctsws, zones, atsws):
+def test_preset_macs_and_addresses_are_unique(racks, hosts, rnics, ctsws, zones, atsws):
     preset = Preset(
         name="x",
         summary="",

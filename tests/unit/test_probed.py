@@ -1,4 +1,4 @@
-"""Probes beside a run: which way each went although ways change, what they say of a time, how they are asked for."""
+"""Probes beside a run: their paths while routes change, their findings over time, and their section of the file."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_trip_after_the_last_answer_has_no_path():
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=40), st.lists(st.integers(0, 400)))
 def test_trips_never_have_a_path_that_no_switch_reported(told, times):
-    """Against the plain rule: the last answer that had ended before it, and the first that began after it."""
+    """Oracle: the last answer that ended before the trip, and the first one that began after it."""
     every, now = [], 0
     for gap, is_other in told:
         every.append(asked(now, now + 2, OTHER if is_other else THERE))
@@ -132,7 +132,7 @@ def trip(at, *, came=True, whole_ns=500, there=THERE):
 
 
 def test_one_way_counts_a_probe_and_its_answer_separately():
-    """Of three, one came, one was lost on its way there, of one the answer was lost."""
+    """Of three probes one arrived, one was lost on its way there, and the answer to one was lost."""
     lost_back = Trip(there=THERE, back=OTHER[::-1], echo=echo(None, 2))
     journeys = {one.path: (one.sent, one.lost) for one in one_way([trip(0), trip(1, came=False), lost_back])}
     assert journeys == {THERE: (3, 1), THERE[::-1]: (1, 0), OTHER[::-1]: (1, 1)}
@@ -177,7 +177,7 @@ def test_probe_section_may_be_empty_or_set_rates():
     ("text", "said"),
     [("rate = 0", "probe.rate"), ("qps = 65", "probe.qps"), ("every = 1", 'no key "every" here; it has rate, qps')],
 )
-def test_probe_section_with_invalid_values_is_refused_with_its_path(text, said):
+def test_probe_section_with_invalid_values_is_rejected_with_its_path(text, said):
     with pytest.raises(ConfigError, match=said):
         read(COLLECTIVE.format("all-reduce", f"[probe]\n{text}"))
 
@@ -193,7 +193,7 @@ def test_path_tracker_queries_after_route_changes_but_not_after_log_lines():
 
 
 def test_run_with_probes_is_planned_with_all_hosts_of_a_rack():
-    """Two hosts of four take part in the flow; somebody else may have the others."""
+    """Two of four hosts take part in the flow; another user may have reserved the others."""
     lab = load(SOFT)
     text = FLOW.format("write", "{}").replace('"host1"', '"host1:rxe0"').replace('"host3"', '"host3:rxe0"')
     for section, count in (("", 2), ("[probe]\nrate = 5", 4)):

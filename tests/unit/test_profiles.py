@@ -23,8 +23,8 @@ names = st.sampled_from(sorted(PROFILES))
 
 
 @given(names, st.integers(0, 1 << 32), st.floats(5, 600))
-def test_every_schedule_can_be_planned(name, seed, duration_s):
-    """Whatever the seed: targets that are there, windows inside the time, and no two that collide."""
+def test_profile_schedules_can_be_planned(name, seed, duration_s):
+    """For every seed targets exist, windows fit into the duration, and no two faults collide."""
     specs = schedule(name, SOFT, seed=seed, duration_s=duration_s)
     plan_all(specs, SOFT, lab_kind="soft")
     assert all(spec.at_s >= 0 and spec.at_s + spec.for_s <= duration_s for spec in specs)
@@ -32,14 +32,14 @@ def test_every_schedule_can_be_planned(name, seed, duration_s):
 
 
 @given(names, st.integers(0, 1 << 32))
-def test_the_same_seed_gives_the_same_schedule(name, seed):
+def test_profile_same_seed_gives_the_same_schedule(name, seed):
     """A schedule is a function of its arguments."""
     assert digest(schedule(name, SOFT, seed=seed, duration_s=60)) == digest(
         schedule(name, SOFT, seed=seed, duration_s=60)
     )
 
 
-def test_a_thousand_seeds_give_a_thousand_schedules():
+def test_profile_thousand_seeds_give_a_thousand_schedules():
     """At least 990 of 1,000 are different."""
     found = {digest(schedule("llama3-54d", SOFT, seed=seed, duration_s=120)) for seed in range(1000)}
     assert len(found) >= 990
@@ -66,16 +66,16 @@ KNOWN = {
 
 
 @pytest.mark.parametrize(("name", "seed"), KNOWN)
-def test_a_known_seed_gives_the_known_digest(name, seed):
-    """Replay does not depend on the version of Python, on the order of hashes, or on the machine."""
+def test_profile_known_seed_gives_the_known_digest(name, seed):
+    """Replay is independent of the Python version, of hash order and of the machine."""
     assert digest(schedule(name, SOFT, seed=seed, duration_s=60)) == KNOWN[name, seed]
 
 
-def test_every_profile_has_known_digests():
+def test_profiles_all_have_known_digests():
     assert {name for name, _ in KNOWN} == PROFILES.keys()
 
 
-def test_the_same_digest_in_another_process():
+def test_profile_digest_is_the_same_in_another_process():
     """No hash order leaks into a schedule."""
     code = (
         "from testbed.inventory.lab_inventory import load;"
@@ -113,14 +113,14 @@ def test_causes_come_as_often_as_they_were_counted():
         assert abs(seen[kind] - total * share) <= 4 * (total * share * (1 - share)) ** 0.5
 
 
-def test_flaps_keep_the_proportions_of_the_field():
-    """1, 5, 9, 30, 60 and 120 s, whatever they are compressed into."""
+def test_profile_flaps_keep_the_proportions_of_the_field():
+    """The lengths are 1, 5, 9, 30, 60 and 120 s at any compression."""
     specs = schedule("hpn-flaps", SOFT, seed=3, duration_s=456)
     assert sorted(round(spec.for_s) for spec in specs) == sorted(HPN_FLAPS_S)
 
 
-def test_what_cannot_be_is_refused():
-    """An unknown profile, no time, no events."""
+def test_profile_invalid_arguments_are_rejected():
+    """The profile is unknown, the duration zero, or the number of events zero."""
     for name, kwargs in (("llama4", {}), ("hpn-flaps", {"duration_s": 0.0}), ("hpn-flaps", {"events": 0})):
         with pytest.raises(UsageError):
             schedule(name, SOFT, **{"seed": 1, "duration_s": 60.0, **kwargs})
@@ -139,15 +139,15 @@ def test_strategies_draw_schedules_of_several_faults():
     assert len(find(schedules(SOFT, most=6), lambda specs: len(specs) > 2)) == 3
 
 
-def test_a_failing_schedule_shrinks_to_what_makes_it_fail():
-    """Of many faults the one that matters is left, at its earliest and simplest."""
+def test_failing_schedule_shrinks_to_the_fault_that_matters():
+    """Many faults shrink to the one that matters, at its earliest and simplest."""
     least = find(schedules(SOFT, most=6), lambda specs: any(spec.kind == "packet.drop" for spec in specs))
     assert [spec.kind for spec in least] == ["packet.drop"]
     assert (least[0].at_s, least[0].for_s, least[0].params) == (0.0, 0.1, {"share": 0.001})
 
 
 @given(fault_specs(SOFT, kinds=["link.flap", "gpu.throttle"]))
-def test_strategies_keep_to_the_kinds_that_were_asked_for(spec):
-    """And never draw what cannot be reverted unless told to."""
+def test_strategies_draw_only_the_requested_kinds(spec):
+    """Irreversible kinds are never drawn unless requested."""
     assert spec.kind in ("link.flap", "gpu.throttle")
     assert CATALOGUE[spec.kind].reversible

@@ -23,7 +23,7 @@ TYPE = re.compile(rf"# TYPE (?P<name>{NAME}) (?P<type>counter|gauge)")
 
 
 def read(text):
-    """{metric: (type, {labels: value})}; fails on anything that the format (0.0.4) does not allow."""
+    """Parse an exposition into {metric: (type, {labels: value})}; assert that the format (0.0.4) permits every line."""
     assert not text or text.endswith("\n")
     assert "\r" not in text.replace("\\r", "")
     found, helped, current = {}, set(), None
@@ -53,8 +53,8 @@ def read(text):
     return found
 
 
-def test_counters_and_states_are_read_as_what_they_are():
-    """A family for each, what it is of as labels."""
+def test_prometheus_counters_and_states_have_their_type():
+    """Each is a family of its own with node and device as labels."""
     text = exposition("soft", {"host1": {"rxe0.send_err": 2, "be0.carrier": 1}})
     assert text == (
         "# HELP faultbed_carrier State carrier of a node's kernel, driver or RNIC.\n"
@@ -74,7 +74,7 @@ COUNTERS = st.dictionaries(ANY, st.dictionaries(NAMES, st.integers(-1, 2**64 - 1
 
 
 @given(lab=ANY, counters=COUNTERS)
-def test_whatever_things_are_called_it_is_well_formed_and_whole(lab, counters):
+def test_prometheus_text_is_well_formed_for_any_names(lab, counters):
     found = read(exposition(lab, counters))
     assert sum(len(samples) for _, samples in found.values()) == sum(len(values) for values in counters.values())
     values = sorted(value for _, samples in found.values() for value in samples.values())
@@ -88,8 +88,8 @@ def test_names_that_fit_into_one_metric_stay_two_series():
 
 
 @given(counters=COUNTERS, seed=st.randoms())
-def test_neither_order_nor_value_changes_a_series(counters, seed):
-    """What is read again, later and in another order, are the same series."""
+def test_prometheus_series_do_not_depend_on_order_or_value(counters, seed):
+    """Values read again later and in another order belong to the same series."""
     nodes = list(counters.items())
     seed.shuffle(nodes)
     again = {node: {name: value + 1 for name, value in reversed(values.items())} for node, values in nodes}
@@ -104,13 +104,13 @@ def test_increments_are_no_counters():
     assert found["faultbed_send_err"][0] == "gauge"
 
 
-def test_nothing_counted_is_nothing_told():
+def test_prometheus_text_of_no_counters_is_empty():
     assert exposition("soft", {}) == exposition("soft", {"host1": {}}) == ""
 
 
 @pytest.mark.parametrize("arguments", [(), ("--changed", "0.1", "--name", "lo.*")])
-def test_what_this_machine_counts_is_well_formed(monkeypatch, arguments):
-    """By the command, with the program that runs on nodes; no label holds a process or a time."""
+def test_prometheus_text_of_this_machine_is_well_formed(monkeypatch, arguments):
+    """The command runs the node's own program; no label holds a process id or a time."""
     monkeypatch.setattr(watching, "open_lab", lambda _inventory: Watched())
     done = CliRunner().invoke(cli, ["counters", "--prometheus", *arguments], standalone_mode=False)
     assert done.exception is None

@@ -17,7 +17,7 @@ from testbed.shipped import inventories
 
 @pytest.fixture
 def closed_site(tmp_path):
-    """A lab whose machines are ports of this machine at which nobody listens."""
+    """Site of a lab whose machines are closed ports of this machine."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -81,7 +81,7 @@ def test_works_outside_the_main_thread(closed_site):
     assert len(errors) == 1
 
 
-def test_only_what_ansible_needs_is_passed_on(closed_site, monkeypatch):
+def test_ansible_gets_only_the_environment_it_needs(closed_site, monkeypatch):
     monkeypatch.setenv("ANSIBLE_BECOME_PASSWORD", "x")
     monkeypatch.setenv("SSH_AUTH_SOCK", "/x")
     environment = _environment(closed_site)
@@ -125,7 +125,7 @@ def test_events_become_progress_and_results():
         (["runner_on_ok", "runner_on_failed"], True, False),
     ],
 )
-def test_failure_after_a_machine_was_reached_says_that_it_may_be_changed(tmp_path, events, check, half):
+def test_provision_failure_after_contact_says_a_machine_may_be_changed(tmp_path, events, check, half):
     seen = _Seen(on_event=lambda _: None)
     for event in events:
         seen.take(raw(event, msg="no wire"))

@@ -21,8 +21,8 @@ from testbed.tenancy.lab_lease import INHERITED
 pytest_plugins = ["pytester"]
 
 
-def test_a_fixture_that_is_only_called_lab_brings_no_lab_up(pytester):
-    """Unit tests with a stand-in named `lab` had five VMs booted, for nobody."""
+def test_plugin_fixture_merely_named_lab_brings_no_lab_up(pytester):
+    """Unit tests with a stand-in named `lab` used to boot five VMs that no test used."""
     pytester.makepyfile(test_own="import pytest\n@pytest.fixture\ndef lab(): ...\ndef test_own(lab): ...\n")
     pytester.makepyfile(test_ours="def test_ours(lab): ...\ndef test_injects(inject): ...\ndef test_pure(): ...\n")
     items, _ = pytester.inline_genitems()
@@ -53,7 +53,7 @@ def test_pure(): ...
     ],
     ids=["once", "repeated", "slow-ones-once"],
 )
-def test_what_takes_the_lab_is_repeated_and_what_is_slow_less_often(pytester, options, slow, quick, pure):
+def test_plugin_repeats_tests_that_use_the_lab_and_slow_ones_less_often(pytester, options, slow, quick, pure):
     pytester.makepyfile(test_slow=SLOW)
     told = pytester.runpytest_inprocess("-q", "--collect-only", "-m", "", *options).outlines
     names = [line.partition("::")[2] for line in told if "::" in line]
@@ -66,8 +66,8 @@ def test_what_takes_the_lab_is_repeated_and_what_is_slow_less_often(pytester, op
     assert found == {"slow": slow, "hard": slow, "quick": quick, "pure": pure}
 
 
-def test_a_lab_that_is_lost_is_opened_anew_by_the_next_test(monkeypatch):
-    """A lab that went down came back on other ports, and 29 tests were run against the old ones."""
+def test_plugin_lost_lab_is_reopened_by_the_next_test(monkeypatch):
+    """A lab that went down came back on other ports, and 29 tests ran against the old ones."""
     opened = []
 
     def open_lab(inventory):
@@ -173,7 +173,7 @@ def test_not_allowed(inject):
 
 
 def test_inject_of_a_fault_that_a_rack_refuses_skips_the_test(pytester):
-    """The same test runs on both kinds of lab; where its fault cannot or must not be done, nothing was shown."""
+    """The test runs on both kinds of lab. If its fault is unsupported or not permitted, nothing was shown."""
     pytester.makepyfile(test_refused=REFUSED)
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-rs")
     result.assert_outcomes(skipped=2)
@@ -235,7 +235,7 @@ def test_next(lab): ...
 """
 
 
-def test_a_kernel_warning_is_an_error_of_the_test_in_which_it_came(pytester, rack):
+def test_plugin_kernel_warning_is_an_error_of_the_test_during_which_it_came(pytester, rack):
     rack.kernel.append("4 WARNING: CPU: 0 PID: 7 at before.c:1")
     pytester.makepyfile(test_x=WARNS)
     result = on_rack(pytester)
@@ -260,8 +260,8 @@ def test_after(lab): ...
 
 
 @pytest.mark.parametrize("debris", ["Fingerprint(nodes={'host1': {'link mlx5_0': 'down'}})", "None"])
-def test_a_rack_that_a_test_left_dirty_takes_no_further_test(pytester, rack, debris):
-    """The next test took the debris for the state to compare with, and passed; nobody knew of it afterwards."""
+def test_plugin_rack_left_dirty_by_a_test_takes_no_further_test(pytester, rack, debris):
+    """The next test used to take the debris as its baseline and pass, so the debris stayed unreported."""
     pytester.makepyfile(test_x=LEAVES.format(debris=debris))
     result = on_rack(pytester)
     result.assert_outcomes(passed=1, errors=2)
@@ -270,8 +270,8 @@ def test_a_rack_that_a_test_left_dirty_takes_no_further_test(pytester, rack, deb
 
 
 @pytest.mark.parametrize(("left", "outcomes"), [(CLEAN, {"passed": 1}), (DEBRIS, {"errors": 1})])
-def test_session_after_one_that_was_killed_compares_the_rack_with_what_was_before_it(pytester, rack, left, outcomes):
-    """What the killed session's test left is not the baseline of the next session."""
+def test_session_after_a_killed_one_compares_the_rack_with_the_earlier_baseline(pytester, rack, left, outcomes):
+    """Debris of the killed session's test is not the baseline of the next session."""
     killed = in_progress.write(rack.folder, why="pytest", before=CLEAN, lease_s=0.0)
     killed.abandon()
     rack.now = left
@@ -312,7 +312,7 @@ def test_comparison_after_a_test_that_fails_for_any_reason_marks_the_rack_dirty(
     assert dirty.reasons(rack.folder) == ("could not compare: no such subject",)
 
 
-def test_a_rack_that_is_dirty_already_takes_no_test(pytester, rack):
+def test_plugin_dirty_rack_takes_no_test(pytester, rack):
     dirty.mark(rack.folder, ["rtsw1: port is down"], CLEAN)
     pytester.makepyfile(test_x="def test_one(lab): ...\n")
     on_rack(pytester).assert_outcomes(errors=1)
@@ -326,15 +326,15 @@ def quarantine(pytester, *tests):
     return "--faultbed-quarantine=q.toml"
 
 
-def test_no_quarantine_hides_a_dirty_lab(pytester, rack):
-    """pytest's xfail covers the end of a test, too: the session was green, and the lab was not as before."""
+def test_quarantine_does_not_hide_a_dirty_lab(pytester, rack):
+    """pytest's xfail covers a test's teardown too: the session used to be green although the lab had changed."""
     pytester.makepyfile(test_x=LEAVES.format(debris="Fingerprint(nodes={})").partition("def test_after")[0])
     result = on_rack(pytester, quarantine(pytester, "test_x.py::test_leaves"))
     result.assert_outcomes(xpassed=1, errors=1)
     assert result.ret == 1
 
 
-def test_a_failure_in_quarantine_puts_the_lab_back_like_any_other(pytester, rack):
+def test_quarantine_failed_test_restores_the_lab_like_any_other(pytester, rack):
     pytester.makepyfile(test_x="def test_flaky(lab): assert False\n")
     result = on_rack(pytester, quarantine(pytester, "test_x.py::test_flaky"))
     result.assert_outcomes(xfailed=1)
@@ -374,7 +374,7 @@ def experiment(pytester, rack, monkeypatch):
     return comes_to
 
 
-def test_an_experiment_in_quarantine_may_fail_and_not_leave_debris(pytester, experiment):
+def test_quarantine_experiment_may_fail_and_not_leave_debris(pytester, experiment):
     option = quarantine(pytester, "experiments/e.toml::e")
     experiment("FAIL")
     assert on_rack(pytester, option).ret == 0
@@ -415,7 +415,7 @@ def test_junit_has_receipts_that_a_program_can_read(pytester, experiment):
     assert json.loads(told["receipt.f0"])["fired"]["must_move"] == {"a": 1}
 
 
-def test_a_quarantine_is_told_in_junit_also_of_a_test_that_passes(pytester, rack):
+def test_quarantine_is_in_junit_for_a_passing_test_too(pytester, rack):
     pytester.makepyfile(test_x="def test_mended(): ...\n")
     on_rack(pytester, quarantine(pytester, "test_x.py::test_mended"), "--junitxml=j.xml")
     (told,) = ET.parse(pytester.path / "j.xml").iter("property")
@@ -437,8 +437,8 @@ def test_wide(lab): ...
         ("--lab=soft", "uplinkz >= 2", 'test_x.py::test_wide: no need "uplinkz >= 2"*uplinks*'),
     ],
 )
-def test_what_is_not_known_is_one_sentence_before_the_first_test(pytester, option, need, says):
-    """It was a traceback of sixty lines of every test that takes the lab, and the others ran."""
+def test_plugin_unknown_lab_or_need_is_one_sentence_before_the_first_test(pytester, option, need, says):
+    """This used to be a traceback of sixty lines for every test that uses the lab, and the other tests ran."""
     pytester.makepyfile(test_x=NEEDY.format(need=need) + "def test_pure(): ...\n")
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", option)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -446,7 +446,7 @@ def test_what_is_not_known_is_one_sentence_before_the_first_test(pytester, optio
     result.assert_outcomes()
 
 
-def test_a_lab_that_nobody_knows_disturbs_no_tests_that_need_none(pytester):
+def test_plugin_unknown_lab_does_not_disturb_tests_without_a_lab(pytester):
     pytester.makepyfile(test_x="def test_pure(): ...\n")
     assert pytester.runpytest_inprocess("-p", "no:cacheprovider", "--lab=nosuch").ret == 0
     pytester.makepyfile(test_y="def test_takes(lab): ...\n")
@@ -454,8 +454,8 @@ def test_a_lab_that_nobody_knows_disturbs_no_tests_that_need_none(pytester):
     assert pytester.runpytest_inprocess("-p", "no:cacheprovider", "--lab=nosuch", "-k", "pure").ret == 0
 
 
-def test_a_session_that_only_skipped_is_no_pass(pytester):
-    """A pipeline whose lab fits none of its tests was green."""
+def test_plugin_session_that_only_skipped_is_no_pass(pytester):
+    """A pipeline whose lab fits none of its tests used to be green."""
     pytester.makepyfile(test_x=NEEDY.format(need="uplinks >= 200"))
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "--lab=soft")
     result.assert_outcomes(skipped=1)
@@ -482,8 +482,8 @@ def test_session_that_skips_for_the_lab_counts_the_reasons(pytester):
     assert "skipped because" not in pytester.runpytest_inprocess("-p", "no:cacheprovider", "-k", "pure").stdout.str()
 
 
-def test_a_session_inside_a_session_leaves_the_outer_ones_holding_to_its_programs(monkeypatch, tmp_path):
-    """What tests started as programs of their own was refused the lab after a test of pytester's had run."""
+def test_nested_session_leaves_the_outer_sessions_lease_to_its_programs(monkeypatch, tmp_path):
+    """After a nested pytest session, programs that the outer session's tests started used to be refused the lab."""
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
     monkeypatch.setenv(INHERITED, "outer")
     config = SimpleNamespace(stash=pytest.Stash(), getoption=lambda _name: "soft")
@@ -493,7 +493,7 @@ def test_a_session_inside_a_session_leaves_the_outer_ones_holding_to_its_program
     assert os.environ[INHERITED] == "outer"
 
 
-def test_one_lab_is_not_for_several_processes():
+def test_plugin_refuses_one_lab_for_several_processes():
     config = SimpleNamespace(stash=pytest.Stash(), workerinput={})
     with pytest.raises(UsageError, match="leave out -n"):
         pytest_lab.lease_of(config)
@@ -574,7 +574,7 @@ def test_plugin_types_of_fixtures_can_be_imported():
 
 
 def test_plugin_options_carry_its_prefix():
-    """`--repeat` and `--runs` are names that other plugins have, too; two plugins with one name end every session."""
+    """Other plugins also have `--repeat` and `--runs`; two plugins with one option name end every session."""
     parser = pytest.Parser(_ispytest=True)
     plugin.pytest_addoption(parser)
     names = {name for group in parser._groups for option in group.options for name in option.names()}
@@ -596,8 +596,8 @@ def test_stopped(unproven):
 """
 
 
-def test_interrupted_session_leaves_its_lab_although_a_fixture_fails_at_its_end(pytester, monkeypatch):
-    """Ctrl-C amid a fault: the fixture said that it was not proven, and five VMs went on after the session."""
+def test_plugin_interrupted_session_ends_its_lab_although_a_fixture_fails(pytester, monkeypatch):
+    """Ctrl-C during a fault: the fixture failed as not proven, and five VMs kept running after the session."""
     left = []
     monkeypatch.setattr(pytest_lab, "close_session", left.append)
     pytester.makepyfile(test_x=INTERRUPTED)

@@ -1,4 +1,6 @@
-"""Quarantine has an end: until its day a known flake fails nobody, after it the test fails; dead entries are told."""
+"""Quarantine has an end: until its date a known flake fails no session, after it the test fails; stale entries are
+errors.
+"""
 
 import datetime as dt
 
@@ -18,7 +20,7 @@ def entry(test="t.py::test_a", until=TODAY):
     return Entry(test=test, why="w", until=until)
 
 
-def test_the_last_day_still_counts():
+def test_quarantine_includes_its_last_day():
     assert not entry(until=TODAY).expired(TODAY)
     assert entry(until=TODAY).expired(TODAY + DAY)
 
@@ -32,11 +34,11 @@ def test_the_last_day_still_counts():
         ("t.py::test_b", False),
     ],
 )
-def test_a_repeated_test_is_the_test(nodeid, found):
+def test_quarantine_matches_each_repetition_of_a_test(nodeid, found):
     assert (match((entry(),), nodeid) is not None) == found
 
 
-def test_a_repeated_parameter_keeps_its_parameter():
+def test_quarantine_of_a_parameter_matches_its_repetitions():
     one = entry("t.py::test_a[link.flap]")
     assert match((one,), "t.py::test_a[round2-link.flap]") is one
     assert match((one,), "t.py::test_a[link.flap-round2]") is one
@@ -58,14 +60,14 @@ def test_matching_takes_any_name(nodeid):
         ("[[quarantine", "quarantine.toml"),
     ],
 )
-def test_a_wrong_file_is_told(tmp_path, text, words):
+def test_quarantine_file_error_is_reported(tmp_path, text, words):
     path = tmp_path / "quarantine.toml"
     path.write_text(text.format(day=TODAY, far=TODAY + LONGEST + DAY))
     with pytest.raises(ConfigError, match=words):
         read(path, today=TODAY)
 
 
-def test_no_file_is_no_quarantine(tmp_path):
+def test_quarantine_without_a_file_is_empty(tmp_path):
     assert read(tmp_path / "none.toml", today=TODAY) == ()
 
 
@@ -85,19 +87,19 @@ def quarantined(test, until):
     return f'[[quarantine]]\ntest = "test_x.py::{test}"\nwhy = "slow clock"\nuntil = {until}\n'
 
 
-def test_in_its_time_a_failure_is_told_and_fails_nobody(session):
+def test_quarantine_before_its_end_failure_is_xfailed(session):
     result = session(quarantined("test_a", TODAY) + quarantined("test_c", TODAY))
     result.assert_outcomes(passed=1, xfailed=2)
     assert result.ret == 0
 
 
-def test_after_its_day_even_a_test_that_passes_fails(session):
+def test_quarantine_after_its_end_even_a_passing_test_fails(session):
     result = session(quarantined("test_b", TODAY - DAY))
     result.assert_outcomes(errors=1, failed=2)
     result.stdout.fnmatch_lines(["*its quarantine ended on*slow clock*mend it*"])
 
 
-def test_an_entry_whose_test_is_gone_is_an_error(session):
+def test_quarantine_entry_without_its_test_is_an_error(session):
     result = session(quarantined("test_z", TODAY))
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     result.stderr.fnmatch_lines(["*no such test: test_x.py::test_z*"])
@@ -108,8 +110,8 @@ def test_asking_for_one_test_does_not_make_the_others_gone(session):
     assert session(quarantined("test_c", TODAY), "test_x.py::test_b").ret == 0
 
 
-def test_an_entry_whose_file_is_gone_is_an_error_whatever_is_asked_for(session):
-    """A file that was renamed took its entries out of sight for ever."""
+def test_quarantine_entry_without_its_file_is_an_error_for_every_selection(session):
+    """A renamed file used to hide its entries for ever."""
     gone = quarantined("test_a", TODAY).replace("test_x.py", "test_renamed.py")
     for argv in ((), ("test_x.py::test_b",), ("-k", "test_b")):
         result = session(gone, *argv)
@@ -117,8 +119,8 @@ def test_an_entry_whose_file_is_gone_is_an_error_whatever_is_asked_for(session):
         result.stderr.fnmatch_lines(["*no such test: test_renamed.py::test_a*"])
 
 
-def test_what_failed_last_can_be_run_beside_an_entry(pytester):
-    """`--lf` collects a part of a file only, and the entry of another test there was taken for gone."""
+def test_quarantine_entry_beside_last_failed_tests_is_kept(pytester):
+    """`--lf` collects only part of a file, and the entry of another test there used to be treated as stale."""
     pytester.makepyfile(test_x="def test_a(): assert False\ndef test_b(): assert False\n")
     (pytester.path / "q.toml").write_text(quarantined("test_a", TODAY))
     options = ("--faultbed-quarantine=q.toml", "--override-ini=cache_dir=kept")

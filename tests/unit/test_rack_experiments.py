@@ -25,7 +25,7 @@ OF_RACKS = sorted(FOLDER.glob("rack-*.toml"))
 
 
 @pytest.mark.parametrize("path", OF_RACKS, ids=lambda path: path.stem)
-def test_it_can_be_done_on_the_example_and_its_owner_allows_it(path):
+def test_rack_experiment_fits_the_example_and_its_policy(path):
     decided = run.decide(experiment_module.load(path), path.read_bytes(), RACK)
     assert decided.faults
     for fault in decided.faults:
@@ -81,8 +81,8 @@ def decided_on(inventory, port, tmp_path):
     return run.decide(experiment_module.load(path), path.read_bytes(), inventory)
 
 
-def test_a_linux_box_drops_one_packet_and_captures_it(tmp_path):
-    """By its owner's leave; what the ASIC at the other end of the cable forwards, nobody captures."""
+def test_rack_linux_box_drops_one_packet_and_captures_it(tmp_path):
+    """The box's owner permits the fault; packets that the ASIC at the other end forwards cannot be captured."""
     decided = decided_on(BOX, "host1:mlx5_0", tmp_path)
     assert decided.experiment.capture == ("box1:host1:mlx5_0",)
     (fault,) = decided.faults
@@ -93,7 +93,7 @@ def test_a_linux_box_drops_one_packet_and_captures_it(tmp_path):
             decided_on(BOX, port, tmp_path)
 
 
-def test_there_are_some_for_racks_and_the_demo_is_not_one():
+def test_rack_experiments_exist_and_the_demo_is_none():
     assert len(OF_RACKS) >= 2
     assert experiment_module.load(FOLDER / "demo.toml").lab_kind == "soft"
 
@@ -108,7 +108,7 @@ def of_the_demo(pytester, monkeypatch):
     return lambda *argv: pytester.runpytest_inprocess("-rs", f"--lab={RACK.path}", *argv)
 
 
-def test_an_experiment_of_the_other_kind_of_lab_is_a_skip_and_no_pass(of_the_demo, pytester):
+def test_experiment_for_the_other_kind_of_lab_is_skipped_and_no_pass(of_the_demo, pytester):
     done = of_the_demo("--junitxml=junit.xml", "experiments")
     done.assert_outcomes(skipped=1)
     assert done.ret == pytest.ExitCode.NO_TESTS_COLLECTED
@@ -151,8 +151,8 @@ max = 8
 """
 
 
-def test_a_run_on_two_hosts_of_a_rack_knows_of_no_others(tmp_path):
-    """Somebody else's losses on host3 are no witness to ours, and his reboot of host4 does not end our run."""
+def test_run_on_two_hosts_of_a_rack_ignores_other_hosts(tmp_path):
+    """Another user's losses on host3 are no witness to our faults, and a reboot of host4 does not end our run."""
     path = tmp_path / "pair.toml"
     path.write_text(PAIR)
     decided = run.decide(experiment_module.load(path), path.read_bytes(), RACK)

@@ -96,7 +96,7 @@ CHRONY = (
 )
 
 
-def test_a_healthy_link_has_nothing_wrong():
+def test_mlxlink_healthy_link_has_no_finding():
     assert link_wrong(key_values(MLXLINK)) == []
 
 
@@ -122,7 +122,7 @@ def test_a_healthy_link_has_nothing_wrong():
         ),
     ],
 )
-def test_a_sick_link_is_told(old, new, words):
+def test_mlxlink_faulty_link_is_reported(old, new, words):
     assert words in [found for found, _ in link_wrong(key_values(MLXLINK.replace(old, new)))]
 
 
@@ -135,13 +135,15 @@ def test_a_sick_link_is_told(old, new, words):
         ("Effective Physical Errors ", "Effective Errors ", "Effective Physical Errors"),
     ],
 )
-def test_what_mlxlink_does_not_tell_is_no_sickness_and_no_health(old, new, untold):
+def test_mlxlink_missing_value_is_unknown_and_neither_good_nor_bad(old, new, untold):
     values = key_values(MLXLINK.replace(old, new))
     assert (link_wrong(values), link_untold(values)) == ([], [untold])
 
 
-def test_mlxlink_prints_colours_into_pipes_too():
-    """As MlxlinkRecord::changeColorOS of mstflint does: before a value, and the reset before the next line's name."""
+def test_mlxlink_colours_in_pipes_are_ignored():
+    """mstflint's MlxlinkRecord::changeColorOS prints a colour before a value and the reset before the next line's
+    name.
+    """
     coloured = MLXLINK
     for value in ("Active", "LinkUp", "100G", "4x", "Standard RS-FEC - RS(528,514)"):
         coloured = coloured.replace(f": {value}\n", f": \x1b[32m{value}\n\x1b[0m")
@@ -150,8 +152,8 @@ def test_mlxlink_prints_colours_into_pipes_too():
     assert link_wrong(key_values(coloured.replace("mActive", "mPolling"))) == [("State Polling", "Active")]
 
 
-def test_a_usual_raw_ber_is_no_sickness():
-    """Links of 50 Gb/s a lane and more always have errors before FEC."""
+def test_mlxlink_usual_raw_ber_is_no_finding():
+    """Links of 50 Gb/s per lane and more always have errors before FEC."""
     assert (
         link_wrong(
             key_values(MLXLINK.replace("Raw Physical BER                   : 15E-255", "Raw Physical BER : 2E-9"))
@@ -174,12 +176,12 @@ def test_qos_of_an_rnic():
         ("prio:3 dscp", "prio:4 dscp", "DSCP 26 in priority 4"),
     ],
 )
-def test_an_rnic_that_does_otherwise_is_told(old, new, words):
+def test_mlnx_qos_deviation_is_reported(old, new, words):
     wrong = qos_wrong(qos(MLNX_QOS.replace(old, new)), trust="dscp", pfc=[3], priority={26: 3})
     assert words in [found for found, _ in wrong]
 
 
-def test_what_mlnx_qos_does_not_tell_is_neither_right_nor_wrong():
+def test_mlnx_qos_missing_value_is_neither_right_nor_wrong():
     for old, new, untold in (
         ("Priority trust", "Trust", "trust"),
         ("PFC configuration", "Pause", "PFC"),
@@ -190,8 +192,8 @@ def test_what_mlnx_qos_does_not_tell_is_neither_right_nor_wrong():
         assert qos_untold(have, trust="dscp") == [untold]
 
 
-def test_a_lab_that_trusts_pcp_has_no_dscp_map():
-    """mlnx_qos prints none then: each DSCP of the inventory was once told as wrong."""
+def test_mlnx_qos_with_pcp_trust_needs_no_dscp_map():
+    """mlnx_qos prints no map then: every DSCP of the inventory used to be reported as wrong."""
     have = qos("Priority trust state: pcp\n" + MLNX_QOS[MLNX_QOS.index("PFC") :])
     assert qos_wrong(have, trust="pcp", pfc=[3], priority={26: 3}) == []
     assert qos_untold(have, trust="pcp") == []
@@ -221,7 +223,7 @@ def change(facts, index, **changed):
     facts.raw["gpu"] = json.dumps(said)
 
 
-def test_a_healthy_gpu_has_nothing_wrong():
+def test_gpu_healthy_has_no_finding():
     (gpu,) = gpus(told({})).gpus
     assert (gpu.bus_id, gpu.sm_mhz, gpu.place) == ("00000000:19:00.0", 1980, "gpu0 (00000000:19:00.0)")
     assert gpu_wrong(gpu) == []
@@ -241,17 +243,17 @@ def test_a_healthy_gpu_has_nothing_wrong():
         ({"why": "NVML: GPU is lost"}, "does not answer: NVML: GPU is lost"),
     ],
 )
-def test_a_sick_gpu_is_told(changed, words):
+def test_gpu_fault_is_reported(changed, words):
     (gpu,) = gpus(told(changed)).gpus
     assert words in [found for found, _ in gpu_wrong(gpu)]
 
 
-def test_an_idle_gpu_is_no_sick_gpu():
+def test_gpu_idle_has_no_finding():
     (gpu,) = gpus(told({"reasons": 0x1, "sm_mhz": 345, "pcie": [1, 16]})).gpus
     assert gpu_wrong(gpu) == []
 
 
-def test_what_the_gpu_cannot_tell_is_not_zero_and_is_named():
+def test_gpu_unsupported_value_is_unknown_and_named():
     state = rack_state()
     lacking = dict.fromkeys(("ecc", "ecc_uncorrected", "reasons", "power_limit_w", "persistence"))
     change(state["host1"], 4, **lacking)
@@ -349,7 +351,7 @@ def rack_state():
     return state
 
 
-def test_a_healthy_rack_has_nothing_wrong():
+def test_rack_checks_of_a_healthy_rack_find_nothing():
     assert run_checks(RACK, rack_state(), RACK_CHECKS) == []
     assert not_looked(RACK, rack_state(), RACK_CHECKS) == []
 
@@ -386,7 +388,7 @@ def test_a_healthy_rack_has_nothing_wrong():
         ("time", "host2", "chrony", "0.000001234", "-0.5"),
     ],
 )
-def test_each_sick_part_of_a_rack_is_found_where_it_is(check, where, key, old, new):
+def test_rack_checks_find_each_fault_at_its_place(check, where, key, old, new):
     state = rack_state()
     if ":gpu3" in where:
         whole = json.loads(state["host2"].raw[key])
@@ -402,8 +404,8 @@ def test_each_sick_part_of_a_rack_is_found_where_it_is(check, where, key, old, n
     assert check != "golden" or found
 
 
-def test_a_host_whose_tools_say_nothing_is_not_healthy():
-    """Each check says so, and none makes a finding of it: a host was once left out for a tool that nobody installed."""
+def test_rack_checks_of_a_host_without_tool_output_are_not_passed():
+    """Each check says so without a finding: a host used to be excluded for a tool that was never installed."""
     state = rack_state() | {"host1": Facts(), "rtsw1": Facts()}
     wrong = {one.check for one in run_checks(RACK, state, RACK_CHECKS)}
     unseen = {one.check for one in not_looked(RACK, state, RACK_CHECKS)}
@@ -412,7 +414,7 @@ def test_a_host_whose_tools_say_nothing_is_not_healthy():
     assert {one.where.partition(":")[0] for one in not_looked(RACK, state, RACK_CHECKS)} == {"host1", "rtsw1"}
 
 
-def test_why_a_tool_says_nothing_is_told():
+def test_rack_checks_say_why_a_tool_printed_nothing():
     state = rack_state()
     raw = state["host1"].raw
     raw["mlxlink mlx5_0"] = "sh: 27: mlxlink: not found\n"
@@ -434,7 +436,7 @@ def test_why_a_tool_says_nothing_is_told():
     assert found.found == "not synchronised (chronyc: 506 Cannot talk to daemon)"
 
 
-def test_two_firmwares_on_as_many_rnics_each_blame_no_host():
+def test_firmware_two_versions_equally_frequent_blame_no_host():
     state = rack_state()
     for host in RACK.topology.hosts[:2]:
         for rnic in host.rnics:
@@ -446,8 +448,8 @@ def test_two_firmwares_on_as_many_rnics_each_blame_no_host():
     )
 
 
-def test_firmware_that_is_wrong_on_every_rnic_is_found_by_the_golden_one():
-    """The majority cannot tell that: `firmware` is silent, `golden` names each."""
+def test_firmware_wrong_on_every_rnic_is_found_by_the_golden_configuration():
+    """A majority cannot show it: `firmware` is silent, `golden` names each RNIC."""
     state = rack_state()
     for host in RACK.topology.hosts:
         for rnic in host.rnics:
@@ -459,7 +461,7 @@ def test_firmware_that_is_wrong_on_every_rnic_is_found_by_the_golden_one():
     assert len(found) == 3 * 32
 
 
-def test_without_a_golden_configuration_nothing_is_compared_and_that_is_told():
+def test_golden_check_without_a_golden_configuration_says_so():
     inventory = dataclasses.replace(RACK, golden=None)
     (told,) = [one for one in not_looked(inventory, rack_state(), RACK_CHECKS) if one.check == "golden"]
     assert (told.where, told.why) == ("rack-h100", "the inventory has no faultbed_golden to compare with")
@@ -468,7 +470,7 @@ def test_without_a_golden_configuration_nothing_is_compared_and_that_is_told():
     assert told == {"faultbed_golden.rnic_firmware has no board MT_0000000838"}
 
 
-def test_how_far_a_gpu_is_from_its_rnic():
+def test_gpu_affinity_reports_the_distance_to_its_rnic():
     state = rack_state()
     facts = state["host1"]
     facts.raw["pci"] = facts.raw["pci"].replace("0000:05:01.0/0000:06:00.0/0000:07:01.0/", "0000:05:02.0/")
@@ -482,7 +484,7 @@ def test_how_far_a_gpu_is_from_its_rnic():
     assert "NUMA nodes are not told" in unknown.found
 
 
-def test_a_pair_that_was_swapped_in_the_inventory_says_which_gpu_is_beside():
+def test_gpu_affinity_of_a_swapped_pair_names_the_nearest_gpu():
     rnics = RACK.topology.hosts[0].rnics
     swapped = (dataclasses.replace(rnics[0], gpu="gpu1"), dataclasses.replace(rnics[1], gpu=None), *rnics[2:])
     hosts = (dataclasses.replace(RACK.topology.hosts[0], rnics=swapped), *RACK.topology.hosts[1:])
@@ -510,20 +512,20 @@ def edited(state, switch, table, edit):
         (lambda ports: ports["Ethernet8"].update(dscp_to_tc_map="AZURE"), "no map of DSCPs AZURE: it does not trust"),
     ],
 )
-def test_a_switch_port_that_does_otherwise_is_told(edit, words):
+def test_switch_port_qos_deviation_is_reported(edit, words):
     ((where, found),) = edited(rack_state(), "rtsw1", "PORT_QOS_MAP", edit)
     assert where == "rtsw1:Ethernet8"
     assert found.startswith(words)
 
 
-def test_a_switch_whose_map_is_another_is_told_at_each_of_its_ports():
+def test_switch_dscp_map_deviation_is_reported_at_each_port():
     found = edited(rack_state(), "ctsw1", "DSCP_TO_TC_MAP", lambda maps: maps["FAULTBED"].update({"26": "4"}))
     told = "DSCP 26 in traffic class 4 (FAULTBED)"
     assert found == [("ctsw1:Ethernet0", told), ("ctsw1:Ethernet8", told)]
 
 
-def test_sonic_s_ways_to_write_its_maps():
-    """One row for several ports, a row for the whole switch, and references as they were before 2022."""
+def test_switch_qos_accepts_every_sonic_syntax():
+    """One row for several ports, a row for the whole switch, and references in the syntax before 2022."""
 
     def older(ports):
         for row in ports.values():
@@ -538,7 +540,7 @@ def test_sonic_s_ways_to_write_its_maps():
         assert edited(rack_state(), "rtsw1", "PORT_QOS_MAP", edit) == []
 
 
-def test_switches_that_do_not_tell_their_qos_are_not_looked_at():
+def test_switch_qos_that_cannot_be_read_is_not_checked():
     state = rack_state()
     state["rtsw1"].raw["configdb"] = "sh: 9: sonic-cfggen: not found\nTraceback (most recent call last):"
     state["rtsw2"].raw["configdb"] = ""
@@ -548,8 +550,8 @@ def test_switches_that_do_not_tell_their_qos_are_not_looked_at():
     assert "sonic-cfggen" not in script(RACK, "host1")
 
 
-def test_a_switch_without_any_qos_is_wrong_at_every_port(tmp_path):
-    """ConfigDB has no such tables then, and the script tells empty ones; what else is in it stays there."""
+def test_switch_without_any_qos_is_wrong_at_every_port(tmp_path):
+    """ConfigDB then has no such tables and the script prints empty ones; no other table leaves the switch."""
     state = rack_state()
     tables = {"PORT": {"Ethernet0": {}}, "TACPLUS": {"global": {"passkey": "x"}}}
     state["ctsw1"].raw["configdb"] = configdb_of(tmp_path, tables)
@@ -569,8 +571,8 @@ def configdb_of(tmp_path, tables):
     return subprocess.run(["sh", "-c", lines], env=env, capture_output=True, text=True, check=True).stdout
 
 
-def test_what_the_role_writes_is_what_the_check_wants(tmp_path):
-    """The role's own ConfigDB, read back."""
+def test_switch_qos_written_by_the_role_satisfies_the_check(tmp_path):
+    """The role's own ConfigDB is decoded."""
     import importlib.util
 
     path = shipped.playbooks() / "filter_plugins" / "faultbed_sonic.py"
@@ -585,8 +587,8 @@ def test_what_the_role_writes_is_what_the_check_wants(tmp_path):
     assert run_checks(RACK, state, RACK_CHECKS) == []
 
 
-def test_all_links_at_half_their_speed_are_found():
-    """No pair falls out of a burn-in where all are slow alike."""
+def test_speed_check_finds_all_links_at_half_speed():
+    """A burn-in has no outlier if all pairs are equally slow."""
     state = rack_state()
     for facts in state.values():
         for name in [name for name in facts.raw if name.startswith("fec-")]:
@@ -597,8 +599,10 @@ def test_all_links_at_half_their_speed_are_found():
     assert (unseen.where, unseen.why[:26]) == ("host1:mlx5_0", "the kernel does not tell i")
 
 
-def test_mtus_are_those_that_the_inventory_says_of_each_port():
-    """As the role split_host sets them; before, a host that had its own was provisioned, and then told as wrong."""
+def test_mtu_check_uses_the_inventorys_mtu_of_each_port():
+    """The role split_host sets the same values; a host with its own MTU used to be provisioned and then reported as
+    wrong.
+    """
     link = RACK.topology.rnic_link("host1", "mlx5_0")
     smaller = dataclasses.replace(link, b=dataclasses.replace(link.b, mtu=4200))
     links = (smaller, *(one for one in RACK.topology.links if one is not link))
@@ -616,7 +620,7 @@ def test_mtus_are_those_that_the_inventory_says_of_each_port():
     assert (wrong.where, wrong.wanted) == ("rtsw1:Ethernet8", "9216")
 
 
-def test_a_driver_that_counts_no_fec_is_neither_right_nor_wrong():
+def test_fec_check_of_a_driver_without_counters_is_neither_right_nor_wrong():
     state = rack_state()
     said = "at: 1.0\nspeed: 400000\nnetlink error: Operation not supported\n"
     state["host1"].raw["fec-first mlx5_0"] = state["host1"].raw["fec-last mlx5_0"] = said
@@ -633,7 +637,7 @@ def test_errors_from_when_the_link_came_up_are_no_sickness():
     assert fec.fec_wrong(fec.read(LAST.replace(": 17", ": 99")), fec.read(LAST)) == []
 
 
-def test_one_gpu_that_is_set_otherwise_is_odd_and_all_of_them_are_a_wish():
+def test_gpu_settings_check_reports_one_deviating_gpu_and_not_a_uniform_setting():
     state = rack_state()
     for host in RACK.topology.hosts:
         for index in range(8):
@@ -650,7 +654,7 @@ def test_one_gpu_that_is_set_otherwise_is_odd_and_all_of_them_are_a_wish():
     }
 
 
-def test_why_there_are_no_gpus_is_told():
+def test_gpu_check_says_why_there_are_no_gpus():
     state = rack_state()
     state["host1"].raw["gpu"] = json.dumps({"driver": None, "why": "NVML: Driver Not Loaded", "gpus": []})
     state["host2"].raw["gpu"] = "Traceback: no such thing"
@@ -685,7 +689,7 @@ class Answering:
         return self._gpus
 
 
-def test_a_host_is_asked_for_its_gpus_and_a_switch_is_not():
+def test_collect_queries_gpus_of_hosts_and_not_of_switches():
     said = json.loads(told({}))
     assert gpus(look(Answering(said))["host1"].raw["gpu"]).gpus[0].sm_mhz == 1980
     silent = look(Answering(LabError("host1: python3 is not there")))
@@ -693,7 +697,7 @@ def test_a_host_is_asked_for_its_gpus_and_a_switch_is_not():
     assert "gpu" not in silent["rtsw1"].raw
 
 
-def test_a_check_that_a_kind_of_lab_has_not_says_why():
+def test_rack_check_on_a_soft_lab_says_why_it_does_not_apply():
     soft = inventory_module.load(shipped.inventories() / "soft.yml")
     told = not_looked(soft, {}, RACK_CHECKS)
     assert [one.check for one in told] == [check.name for check in RACK_CHECKS]
@@ -702,7 +706,7 @@ def test_a_check_that_a_kind_of_lab_has_not_says_why():
         assert bool(check.elsewhere) == (len(check.labs) == 1), check.name
 
 
-def test_the_script_of_a_rack_host_asks_its_tools_and_the_answer_is_kept_raw():
+def test_rack_script_runs_the_tools_and_keeps_raw_output():
     text = script(RACK, "host1")
     assert "raw mlxlink mlx5_7; at=$(readlink -f /sys/class/infiniband/mlx5_7/device)" in text
     assert text.index("raw fec-first mlx5_7") < text.index("raw mlxlink mlx5_0") < text.index("raw fec-last mlx5_0")
@@ -748,5 +752,5 @@ def test_readers_take_any_text(text):
     assert all(right for _, right in fec.fec_wrong(fec.read(FIRST), fec.read(text)))
 
 
-def test_a_clock_that_is_no_number_is_far_off():
+def test_chrony_offset_that_is_no_number_is_far_off():
     assert chrony_offset_s(CHRONY.replace("0.000001234", "nan")) > 1

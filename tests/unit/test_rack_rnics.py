@@ -102,8 +102,8 @@ def rnic(tmp_path, monkeypatch, program, found, changes):
     return bring
 
 
-def test_the_kernel_s_own_driver_gets_the_whole_profile_and_comes_back(rnic):
-    """No mlnx_qos and no sysfs folder `ecn` there: what rdma_stack_flavour inbox, the default, leaves a host with."""
+def test_inbox_driver_gets_the_whole_profile_and_is_restored(rnic):
+    """The default rdma_stack flavour, inbox, has neither mlnx_qos nor the sysfs folder `ecn`."""
     assert rnic(check=True) == rnic()
     assert rnic.state()["pfc"] == BEFORE["pfc"] | {"3": "on"}
     assert rnic.state()["app"] == {"0": "0", "26": "3", "48": "6"}
@@ -116,8 +116,8 @@ def test_the_kernel_s_own_driver_gets_the_whole_profile_and_comes_back(rnic):
     assert rnic.cc() == CC
 
 
-def test_the_mode_of_the_cnp_s_priority_is_put_back_after_the_priority(rnic, monkeypatch):
-    """The kernel takes the mode away when the priority is written (cong.c, MLX5_IB_DBG_CC_NP_CNP_PRIO)."""
+def test_cnp_priority_mode_is_restored_after_the_priority(rnic, monkeypatch):
+    """The kernel clears the mode when the priority is written (cong.c, MLX5_IB_DBG_CC_NP_CNP_PRIO)."""
     rnic()
     put = rnic.role.Found.func._put_value
 
@@ -142,7 +142,7 @@ def test_dcqcn_off_is_off_for_roce_s_priority_or_refused(rnic):
     assert rnic.result["notes"] == ["mlx5_1: neither mlxconfig nor mstconfig is here to tell whether DCQCN is on"]
 
 
-def test_a_port_that_is_to_trust_pcp_has_no_dscp_map(rnic):
+def test_pcp_trust_has_no_dscp_map(rnic):
     rnic()
     rnic(qos=QOS | {"trust": "pcp"})
     assert rnic.state()["app"] == {}
@@ -165,19 +165,19 @@ def test_registers_and_the_pfc_timeout_are_set_once_and_come_back(rnic):
     assert rnic.state() == BEFORE
 
 
-def test_a_pfc_timeout_of_nought_is_one(rnic):
+def test_pfc_timeout_of_zero_is_applied(rnic):
     rnic(qos=None, pfc_timeout=7)
     assert rnic(qos=None, pfc_timeout=0) == ["rail1 PFC timeout"]
     assert rnic.state()["timeout"] == 0
 
 
-def test_a_firmware_setting_said_in_yaml_s_words_is_set_once(rnic):
+def test_firmware_boolean_in_yaml_is_set_once(rnic):
     assert rnic(qos=None, firmware={"SRIOV_EN": True}) == ["mlx5_1 SRIOV_EN"]
     assert rnic.state()["firmware"]["SRIOV_EN"] == "1"
     assert rnic(qos=None, firmware={"SRIOV_EN": True}) == []
 
 
-def test_a_driver_without_dcqcn_is_said_with_both_places(rnic):
+def test_driver_without_dcqcn_error_names_both_paths(rnic):
     for name in CC:
         (rnic.cc_folder / name).unlink()
     rnic.cc_folder.rmdir()

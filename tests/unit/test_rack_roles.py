@@ -44,7 +44,7 @@ def role(tmp_path, found, changes):
     return run
 
 
-def test_a_second_run_changes_nothing_and_teardown_puts_all_back(role):
+def test_role_second_run_changes_nothing_and_teardown_restores_everything(role):
     before = everything(role.root)
     for expected in (4, 0):
         one, made = role()
@@ -73,21 +73,21 @@ def test_sysctls_are_kept_over_a_boot_by_a_file_that_goes_again(role):
     assert everything(role.root) == before
 
 
-def test_a_folder_that_somebody_else_uses_meanwhile_stays(role):
+def test_role_teardown_keeps_a_folder_with_foreign_files(role):
     role()[0].file("/etc/new/file", "ours\n")
     (role.root / "etc/new/theirs").write_text("theirs\n")
     role()[0].put_back()
     assert sorted(path.name for path in (role.root / "etc/new").iterdir()) == ["theirs"]
 
 
-def test_a_changed_wish_keeps_the_first_finding(role):
+def test_role_changed_value_keeps_the_first_record(role):
     for value in (5, 6, 7):
         role()[0].sysctl("net/a", value)
     role()[0].put_back()
     assert (role.root / "proc/sys/net/a").read_text().strip() == "1"
 
 
-def test_a_check_changes_nothing_and_tells_all(role):
+def test_role_check_mode_changes_nothing_and_lists_everything(role):
     before = everything(role.root)
     one, made = role(check=True)
     one.sysctl("net/a", 5)
@@ -110,7 +110,7 @@ STEPS = st.lists(
 
 @given(steps=STEPS)
 @settings(max_examples=60, deadline=None)
-def test_whatever_was_done_is_put_back(steps, tmp_path_factory, found, changes):
+def test_role_teardown_restores_any_sequence_of_changes(steps, tmp_path_factory, found, changes):
     folder = tmp_path_factory.mktemp("host")
     root = host(folder / "root")
     before = everything(root)
@@ -141,7 +141,7 @@ def tables(load):
     return of
 
 
-def test_a_sonic_switch_has_its_ports_and_addresses(tables):
+def test_sonic_config_has_ports_and_addresses(tables):
     made = tables()
     assert made["PORT"]["Ethernet0"] == {"admin_status": "up", "mtu": "9216", "speed": "400000"}
     assert made["PORT"]["Ethernet128"]["speed"] == "800000"
@@ -151,7 +151,7 @@ def test_a_sonic_switch_has_its_ports_and_addresses(tables):
     assert "Loopback0|10.78.0.1/32" in made["LOOPBACK_INTERFACE"]
 
 
-def test_roce_and_cnp_travel_where_the_map_says_and_only_roce_pauses(tables):
+def test_sonic_config_maps_roce_and_cnp_and_pauses_only_roce(tables):
     made = tables()
     classes = made["DSCP_TO_TC_MAP"]["FAULTBED"]
     assert (classes["26"], classes["48"], classes["0"], classes["63"]) == ("3", "6", "0", "0")
@@ -168,7 +168,7 @@ def test_roce_and_cnp_travel_where_the_map_says_and_only_roce_pauses(tables):
     assert made["PFC_WD"]["GLOBAL"] == {"POLL_INTERVAL": "200"}
 
 
-def test_a_profile_without_pfc_or_ecn_has_neither(tables):
+def test_sonic_config_without_pfc_or_ecn_has_neither(tables):
     made = tables(pfc_priorities=[], ecn=None)
     assert "PFC_WD" not in made
     assert "WRED_PROFILE" not in made
@@ -183,8 +183,10 @@ def test_config_db_holds_strings_only(tables):
     json.dumps(tables())
 
 
-def test_a_tool_s_setting_is_put_back_by_its_own_command(role):
-    """What cannot be read as a file: the undo is written down before it is done, once, and run before all else."""
+def test_role_command_setting_is_restored_by_its_undo(role):
+    """For settings that are not files, the undo is recorded before the change, once, and runs before everything
+    else.
+    """
     state = role.root / "state"
     state.write_text("dscp\n")
 
@@ -204,7 +206,7 @@ def test_a_tool_s_setting_is_put_back_by_its_own_command(role):
     assert state.read_text() == "dscp\n"
 
 
-def test_a_value_of_sysfs_and_the_mode_of_a_file_are_put_back(role):
+def test_role_restores_sysfs_values_and_file_modes(role):
     (role.root / "sys").mkdir()
     (role.root / "sys/prio").write_text("0\n")
     (role.root / "etc/there").chmod(0o640)
@@ -237,7 +239,7 @@ Configurations:                                      Next Boot
 """
 
 
-def test_what_rnic_tools_print_is_read(program):
+def test_rnic_tool_output_is_decoded(program):
     """The documented output of mlnx_qos and mlxconfig; not yet run on hardware."""
     rnic = program("rnic_host")
     assert rnic.trust_and_pfc(MLNX_QOS) == ("dscp", "0,0,0,1,0,0,0,0")
@@ -266,8 +268,8 @@ for priority in range(8):
 """
 
 
-def test_the_dscp_map_of_an_rnic_is_the_inventory_s_and_comes_back(tmp_path, monkeypatch, program, found, changes):
-    """Preflight holds every RNIC to the map; now the role sets it. The stand-in does as the tool's help says."""
+def test_rnic_dscp_map_follows_the_inventory_and_is_restored(tmp_path, monkeypatch, program, found, changes):
+    """Preflight checks this map on every RNIC and the role sets it. The stand-in follows the tool's help text."""
     rnic, state = program("rnic_host"), tmp_path / "state.json"
     before = {str(dscp): dscp >> 3 for dscp in range(64)} | {"26": 0}
     state.write_text(json.dumps(before))
@@ -288,8 +290,8 @@ def test_the_dscp_map_of_an_rnic_is_the_inventory_s_and_comes_back(tmp_path, mon
     assert json.loads(state.read_text()) == before
 
 
-def test_a_file_that_was_taken_away_comes_back_as_private_as_it_was_and_so_is_the_record(role):
-    """FRR's files may have passwords of neighbours in them."""
+def test_role_restores_a_removed_file_with_its_private_mode_and_keeps_the_record_private(role):
+    """FRR's files may contain passwords of neighbours."""
     (role.root / "etc/there").chmod(0o640)
     one, _ = role()
     one.file("/etc/there", None)
@@ -385,7 +387,7 @@ def test_gpu_memory_is_reached_by_dma_buf_too(pcie):
     assert pcie.notes == []
 
 
-def test_a_host_of_soft_gpus_is_asked_nothing(pcie):
+def test_soft_gpu_host_skips_the_pcie_checks(pcie):
     assert pcie(gpus=[{"kind": "soft"}], strict=True, acs_off=True) == []
 
 
@@ -424,7 +426,7 @@ def gpus(tmp_path, monkeypatch, program, found, changes):
     return bring
 
 
-def test_a_new_clock_takes_effect_and_an_old_one_is_locked_again_after_a_reboot(gpus):
+def test_gpu_clock_change_takes_effect_and_is_locked_again_after_a_reboot(gpus):
     assert len(gpus(1410)) == 1
     assert gpus(1410) == []
     assert gpus(1200, check=True) == ["gpu0 clocks: 1200 (we had set 1410 in this boot)"]
@@ -438,7 +440,7 @@ def test_a_new_clock_takes_effect_and_an_old_one_is_locked_again_after_a_reboot(
     assert gpus.commands()[-1] == "-i 0 -rgc"
 
 
-def test_no_clock_any_more_unlocks_what_was_locked_once(gpus):
+def test_gpu_clock_of_zero_unlocks_an_earlier_lock(gpus):
     assert gpus(0) == []
     gpus(1410)
     assert gpus(0) == ["gpu0 clocks: as it was (we had set 1410 in this boot)"]
@@ -504,8 +506,8 @@ def clocks(tmp_path, monkeypatch, program, found, changes):
     return bring
 
 
-def test_one_program_sets_the_clock_and_the_one_before_comes_back(clocks):
-    """chrony and phc2sys would pull the same clock to and fro."""
+def test_clock_role_runs_one_time_program_and_restores_the_other(clocks):
+    """chrony and phc2sys would both steer the same clock."""
     ours = {clocks.role.PTP4L, clocks.role.PHC2SYS}
     assert clocks(check=True) == clocks()
     assert clocks.active() == ours
@@ -554,7 +556,7 @@ def test_chrony_forgets_servers_of_ours_at_a_teardown(tmp_path, monkeypatch, pro
     assert (tmp_path / "said").read_text().splitlines() == ["reload sources"] * 2
 
 
-def test_a_linux_switch_routes_as_a_soft_one(program):
+def test_linux_switch_routes_like_a_soft_switch(program):
     hostvars = listing(inventories() / "rack-h100.example.yml")["_meta"]["hostvars"]["rtsw1"]
     wanted = {"name": "rtsw1", **{key: hostvars[f"faultbed_{key}"] for key in ("asn", "loopback", "ports")}}
     made = program("frr_switch").config(wanted)
@@ -563,7 +565,7 @@ def test_a_linux_switch_routes_as_a_soft_one(program):
     assert "ip address 10.78.0.1/32" in made
 
 
-def test_the_back_end_has_a_table_for_each_rnic_and_no_default_route(program):
+def test_back_end_has_a_table_per_rnic_and_no_default_route(program):
     hostvars = listing(inventories() / "rack-h100.example.yml")["_meta"]["hostvars"]["host1"]
     rnic = hostvars["faultbed_rnics"][3]
     made = program("split_host").network(rnic, 3, 9000)
@@ -611,8 +613,8 @@ print(json.dumps(said))
 """
 
 
-def test_the_back_end_is_set_now_and_put_back(tmp_path):
-    """For real, in a network namespace of its own: a tap stands in for the RNIC's interface."""
+def test_back_end_is_applied_at_once_and_restored(tmp_path):
+    """In a real network namespace, with a tap in place of the RNIC's interface."""
     (tmp_path / "infiniband/mlx5_3").mkdir(parents=True)
     argv = ["unshare", "-rn", sys.executable, "-c", _CONVERGE, playbooks(), tmp_path / "found", tmp_path / "infiniband"]
     if subprocess.run(["unshare", "-rn", "ip", "tuntap", "add", "dev", "a", "mode", "tap"], check=False).returncode:
@@ -656,7 +658,7 @@ def storage(tmp_path, monkeypatch, program, found, changes):
     return bring
 
 
-def test_a_storage_target_is_a_file_on_a_port_of_the_front_end(storage):
+def test_storage_target_is_a_file_on_a_front_end_port(storage):
     assert storage(check=True) == storage() == 1
     assert storage.file.stat().st_size == 2**30
     assert (storage.at / "addr_traddr").read_text() == "10.79.0.1\n"
@@ -667,7 +669,7 @@ def test_a_storage_target_is_a_file_on_a_port_of_the_front_end(storage):
     assert not list(storage.nvmet.rglob("*.*:*"))
 
 
-def test_a_storage_target_follows_its_variables_and_keeps_what_it_holds(storage):
+def test_storage_target_follows_its_variables_and_keeps_its_data(storage):
     storage()
     with storage.file.open("r+") as file:
         file.write("checkpoint")
@@ -685,7 +687,7 @@ def test_a_storage_target_follows_its_variables_and_keeps_what_it_holds(storage)
     assert storage(gib=0) == 0
 
 
-def test_a_file_of_somebody_else_is_neither_cut_nor_deleted(storage):
+def test_storage_target_leaves_a_foreign_file_alone(storage):
     storage.file.write_text("somebody's")
     with pytest.raises(storage.role.StateError, match="name another file"):
         storage()
@@ -693,7 +695,7 @@ def test_a_file_of_somebody_else_is_neither_cut_nor_deleted(storage):
     assert storage.file.read_text() == "somebody's"
 
 
-def test_every_variable_of_a_role_is_documented_and_used():
+def test_role_variables_are_documented_and_used():
     for role in sorted((playbooks() / "roles").iterdir()):
         defaults, tasks = role / "defaults/main.yml", (role / "tasks/main.yml").read_text()
         if not defaults.exists():
@@ -706,8 +708,8 @@ def test_every_variable_of_a_role_is_documented_and_used():
             assert any(line.startswith("#") for line in above), f"{name} has no comment"
 
 
-def test_what_is_only_for_racks_makes_no_snapshot_old():
-    """A change of these files must not provision every soft lab anew; one of those must."""
+def test_rack_only_files_do_not_invalidate_soft_lab_snapshots():
+    """A change of these files must not reprovision soft labs; a change of the listed ones must."""
     files = {str(path.relative_to(playbooks())) for path in provision.files_of_soft_labs(playbooks())}
     assert {"provision.yml", "verify.yml", "ansible.cfg", "module_utils/faultbed_frr.py"} <= files
     assert "roles/roce_host/files/roce_host.py" in files
@@ -717,7 +719,7 @@ def test_what_is_only_for_racks_makes_no_snapshot_old():
 
 @pytest.fixture
 def machine(tmp_path, program, found, changes):
-    """A machine with records of roles; `teardown` says what it told, or the error."""
+    """A machine with records of roles; `teardown` returns its messages or its error."""
     teardown, root, folder = program("host_teardown"), host(tmp_path / "root"), str(tmp_path / "found")
     (root / "proc/sys/kernel/random").mkdir(parents=True)
     (root / "proc/sys/kernel/random/boot_id").write_text("first\n")
@@ -736,8 +738,8 @@ def machine(tmp_path, program, found, changes):
     return run
 
 
-def test_a_setting_that_went_with_a_restart_or_its_device_is_no_hindrance(machine):
-    """configfs is empty after a restart, and the sysctls of an RNIC go with it: the rest must still come back."""
+def test_teardown_skips_settings_that_vanished_with_a_restart_or_device(machine):
+    """configfs is empty after a restart, and an RNIC's sysctls vanish with it: the rest must still be restored."""
     tos = machine.root / "sys/kernel/config/rdma_cm/mlx5_0/default_roce_tos"
     tos.parent.mkdir(parents=True)
     tos.write_text("0\n")
@@ -754,7 +756,7 @@ def test_a_setting_that_went_with_a_restart_or_its_device_is_no_hindrance(machin
     assert not machine.folder.exists()
 
 
-def test_a_folder_of_configfs_that_was_made_to_ask_for_one_goes_again(machine):
+def test_teardown_removes_the_configfs_folder_made_for_a_query(machine):
     (machine.root / "config").mkdir()
     assert machine.role("rnic_host").folder("/config/mlx5_0")
     assert machine.role("rnic_host").folder("/config/mlx5_0")
@@ -762,8 +764,8 @@ def test_a_folder_of_configfs_that_was_made_to_ask_for_one_goes_again(machine):
     assert not list((machine.root / "config").iterdir())
 
 
-def test_what_cannot_be_put_back_holds_up_nothing_else_and_is_done_the_next_time(machine):
-    """A tool that is gone fails each teardown: what does not need it comes back, and its undo stays written down."""
+def test_teardown_continues_after_a_failed_undo_and_retries_it(machine):
+    """If a tool is missing, every teardown fails: all else is restored and the undo stays recorded."""
     state = machine.root / "state"
     state.write_text("")
     role = machine.role("rnic_host")
@@ -786,8 +788,8 @@ def test_what_cannot_be_put_back_holds_up_nothing_else_and_is_done_the_next_time
     assert not machine.folder.exists()
 
 
-def test_a_teardown_that_is_killed_does_no_undo_twice(machine, monkeypatch):
-    """`dcb app del` and the like fail the second time: what is back must be out of the record at once."""
+def test_teardown_that_is_killed_repeats_no_undo(machine, monkeypatch):
+    """`dcb app del` and similar commands fail the second time: a completed undo must leave the record at once."""
     role = machine.role("frr_switch")
     for word in ("first", "second"):
         path = machine.root / word
@@ -807,8 +809,8 @@ def test_a_teardown_that_is_killed_does_no_undo_twice(machine, monkeypatch):
     assert machine() == ["swp1 first: as it was"]
 
 
-def test_a_teardown_goes_backwards_through_the_playbook(machine):
-    """The role rdma_stack takes away packages with the tools by which rnic_host's settings are put back."""
+def test_teardown_runs_the_playbook_backwards(machine):
+    """The role rdma_stack removes packages whose tools rnic_host needs to restore its settings."""
     said = machine.root / "said"
     for name in ("base_host", "rdma_stack", "rnic_host"):
         machine.role(name).command(name, have="1", want="2", do=["true"], undo=["sh", "-c", f"echo {name} >> {said}"])
@@ -817,7 +819,7 @@ def test_a_teardown_goes_backwards_through_the_playbook(machine):
     assert machine.order == tuple(reversed(provision.roles_of("rack")))
 
 
-def test_a_record_that_is_no_json_holds_up_no_other_role(machine):
+def test_teardown_continues_after_a_record_that_is_not_json(machine):
     machine.role("base_host").file("/etc/there", "ours\n")
     (machine.folder / "rnic_host.json").write_text("{")
     assert machine().startswith("rnic_host: ")

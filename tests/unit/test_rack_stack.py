@@ -1,4 +1,4 @@
-"""The role rdma_stack: what apt is told, and that all of it is taken back, over a stand-in for apt and dpkg.
+"""The role rdma_stack: its apt commands, and that all of it is undone, over a stand-in for apt and dpkg.
 
 The stand-in prints as apt-get(8) and dpkg-query(1) do. Not yet run on hardware.
 """
@@ -155,7 +155,7 @@ def test_drivers_that_are_source_are_built_for_the_kernel_that_runs(host, tmp_pa
     assert f"linux-headers-{kernel}" not in host.installed()
 
 
-def test_what_is_missing_is_installed_once_and_taken_back_with_what_came_with_it(host):
+def test_rdma_stack_installs_missing_packages_once_and_removes_them_with_dependencies(host):
     host()
     assert set(host.installed()) == {*THERE, "rdma-core", "perftest", "libpci3"}
     assert host() == []
@@ -164,29 +164,29 @@ def test_what_is_missing_is_installed_once_and_taken_back_with_what_came_with_it
     assert host.teardown() == []
 
 
-def test_a_check_tells_what_is_then_done_and_asks_nobody(host):
+def test_rdma_stack_check_mode_lists_the_later_changes_without_network(host):
     assert host(check=True) == host()
     assert host.said()[0].endswith("update")
 
 
-def test_a_host_that_has_all_of_it_is_left_alone(host):
+def test_rdma_stack_complete_host_is_left_alone(host):
     assert host(packages=["bash", "libibverbs1"]) == []
     assert host(flavour="none") == []
     assert host.said() == []
 
 
-def test_a_package_that_is_only_configured_is_not_installed(host):
+def test_rdma_stack_package_with_config_only_is_not_installed(host):
     assert host.role.absent(["bash", "ethtool", "perftest"]) == ["ethtool", "perftest"]
 
 
-def test_what_apt_would_replace_is_named_and_refused(host):
+def test_rdma_stack_package_replacement_is_named_and_rejected(host):
     host.repo(REPO | DOCA)
     with pytest.raises(host.role.StateError, match=r"upgrade or remove inbox-tools, libibverbs1: .*rdma_stack_replace"):
         host(flavour="doca")
     assert host.installed() == THERE
 
 
-def test_doca_ofed_comes_from_its_mirror_and_the_old_versions_come_back(host):
+def test_rdma_stack_doca_comes_from_its_mirror_and_old_versions_return(host):
     host.repo(REPO | DOCA)
     host(flavour="doca", replace=True)
     assert host.installed() == {"bash": "5.2", "libibverbs1": "2507mlnx58", "doca-ofed": "3.1.0", "mlnx-tools": "24"}
@@ -200,8 +200,8 @@ def test_doca_ofed_comes_from_its_mirror_and_the_old_versions_come_back(host):
     assert not (host.root / "etc/apt/keyrings").exists()
 
 
-def test_an_installation_that_was_cut_short_is_taken_back_whole(host, monkeypatch):
-    """The undo is written down before apt begins: here apt dies after one package, and the role is run again."""
+def test_rdma_stack_interrupted_installation_is_undone_completely(host, monkeypatch):
+    """The undo is recorded before apt starts: here apt dies after one package, and the role runs again."""
     ended = host.role.StateError("apt-get was killed")
 
     def killed(argv):
@@ -230,15 +230,15 @@ def test_an_installation_that_was_cut_short_is_taken_back_whole(host, monkeypatc
         ({"packages": ["nowhere"]}, "Unable to locate package nowhere"),
     ],
 )
-def test_what_cannot_be_done_is_said_and_nothing_is_changed(host, wanted, words):
+def test_rdma_stack_impossible_request_is_rejected_without_a_change(host, wanted, words):
     with pytest.raises(host.role.StateError, match=words):
         host(**wanted)
     assert host.installed() == THERE
     assert host.files() == []
 
 
-def test_what_apt_says_it_would_do_is_read(program):
-    """As apt-get -s of Debian 13 prints it."""
+def test_rdma_stack_apt_simulation_is_decoded(program):
+    """The output of apt-get -s on Debian 13."""
     said = (
         "Reading package lists...\nThe following NEW packages will be installed:\n  perftest\n"
         "Remv inbox-tools [1.0]\n"

@@ -65,7 +65,7 @@ def is_soft_experiment(nodeid):
 
 
 def test_rack_nightly_collects_thirty_items_that_are_not_for_soft_labs_alone(collected):
-    """It was two experiments: every module of tests/soft carries the mark `soft`, so a rack skips them."""
+    """There used to be two experiments only: every module of tests/soft has the mark `soft`, so a rack skips them."""
     ours = [item.nodeid for item in collected if "soft" not in item.marks and not is_soft_experiment(item.nodeid)]
     assert len(ours) >= LEAST, ours
     assert {name.split("/")[1] for name in ours} == {"common", "experiments"}
@@ -84,7 +84,7 @@ def test_common_tests_carry_needs_and_not_a_kind_of_lab(collected):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_common_fault_can_be_planned_on_either_kind_of_lab_and_its_owner_allows_it(name):
+def test_common_fault_can_be_planned_and_is_permitted_on_both_kinds_of_lab(name):
     case = CASES[name]
     for inventory in (SOFT, RACK):
         for_s, params = case.of(inventory.kind)

@@ -102,7 +102,7 @@ def bgpd(load):
     return load(playbooks() / "module_utils" / "faultbed_fabric_bgp.py").fabric_bgpd_config
 
 
-def test_the_tables_are_those_of_the_file_that_was_checked_by_hand(render):
+def test_sonic_tables_equal_the_hand_checked_file(render):
     made = render(HOSTVARS, "leaf1", FIELDS, hash_qp=True)
     assert made == json.loads((GOLDEN / "leaf.config_db.json").read_text())
 
@@ -112,8 +112,8 @@ def test_bgp_is_that_of_the_file_that_was_checked_by_hand(bgpd):
     assert bgpd(switch) == (GOLDEN / "leaf.bgpd.conf").read_text()
 
 
-def test_a_switch_tells_nobody_of_what_is_not_fabric(bgpd, linux):
-    """Its management network is connected, too: others would reach it, and whoever manages them, over the fabric.
+def test_switch_announces_only_the_fabric(bgpd, linux):
+    """Its management network is connected too: other switches would reach it over the fabric.
 
     Run by hand with FRR 8.4.4 in network namespaces: before, a switch two hops away had a route to 192.0.2.0/24.
     """
@@ -126,7 +126,7 @@ def test_a_switch_tells_nobody_of_what_is_not_fabric(bgpd, linux):
         assert "  redistribute connected\n" in text, "the line that the fault switch.withdraw takes away"
 
 
-def test_what_is_not_asked_for_is_not_there(render):
+def test_sonic_tables_omit_sections_without_variables(render):
     qos = {key: value for key, value in HOSTVARS["faultbed_qos"].items() if key not in ("buffer", "ecn")}
     made = render(HOSTVARS | {"faultbed_qos": qos}, "leaf1")
     assert not {"SWITCH_HASH", "BUFFER_PROFILE", "BUFFER_PG", "BUFFER_QUEUE", "WRED_PROFILE"} & set(made)
@@ -180,7 +180,7 @@ def switch(tmp_path, monkeypatch, program, found, changes, render):
     return bring
 
 
-def test_by_default_files_are_written_and_nothing_is_loaded(switch):
+def test_sonic_role_by_default_writes_files_and_loads_nothing(switch):
     assert switch(load=False, check=True) == switch(load=False)
     assert switch(load=False) == []
     assert json.loads((switch.root / "etc/sonic/faultbed.json").read_text())["PFC_WD"]
@@ -190,7 +190,7 @@ def test_by_default_files_are_written_and_nothing_is_loaded(switch):
     assert switch.db() == BEFORE
 
 
-def test_it_is_loaded_once_and_returned_as_found(switch):
+def test_sonic_role_loads_once_and_restores_the_old_state(switch):
     would = switch(check=True)
     assert switch.db() == BEFORE
     assert switch() == would
@@ -214,8 +214,8 @@ def test_it_is_loaded_once_and_returned_as_found(switch):
     assert switch.teardown() == []
 
 
-def test_what_refers_to_an_entry_goes_before_it(switch):
-    """A profile that a queue still uses cannot be taken away; nor an interface that has its address."""
+def test_sonic_teardown_removes_references_before_their_entry(switch):
+    """SONiC cannot remove a profile that a queue uses, nor an interface that has an address."""
     switch()
     switch.teardown()
     gone = [line.split()[3] for line in switch.said() if "CONFIG_DB DEL" in line]
@@ -225,7 +225,7 @@ def test_what_refers_to_an_entry_goes_before_it(switch):
     assert "INTERFACE|Ethernet0" not in gone, "that was there before"
 
 
-def test_a_changed_wish_and_somebody_else_s_change_do_not_lose_what_was_found(switch):
+def test_sonic_role_changed_values_keep_the_first_record(switch):
     switch()
     slower = json.loads(json.dumps(HOSTVARS))
     slower["faultbed_ports"][0]["mtu"] = 4200
@@ -236,15 +236,15 @@ def test_a_changed_wish_and_somebody_else_s_change_do_not_lose_what_was_found(sw
     assert switch.db() == BEFORE
 
 
-def test_a_saved_configuration_is_saved_again_after_the_teardown(switch):
+def test_sonic_saved_configuration_is_saved_again_after_teardown(switch):
     switch(save=True)
     switch.teardown()
     assert [line for line in switch.said() if line == "config save -y"] == ["config save -y"] * 2
     assert switch.said()[-1] == "config save -y"
 
 
-def test_the_routing_of_a_switch_in_split_unified_mode_comes_back(switch):
-    """Its bgp container removes frr.conf when it starts in split mode, and nothing else has what is in it."""
+def test_sonic_split_unified_mode_routing_is_restored(switch):
+    """The bgp container removes frr.conf when it starts in split mode, and its content exists nowhere else."""
     theirs = switch.root / "etc/sonic/frr/frr.conf"
     switch(load=False)
     assert theirs.exists()
@@ -255,8 +255,8 @@ def test_the_routing_of_a_switch_in_split_unified_mode_comes_back(switch):
     assert (theirs.read_text(), theirs.stat().st_mode & 0o777) == ("password theirs\n", 0o640)
 
 
-def test_pfc_and_ecn_of_an_earlier_profile_end_with_it(switch):
-    """`config load` merges: what is only left out stays in force."""
+def test_sonic_pfc_and_ecn_of_an_earlier_profile_are_switched_off(switch):
+    """`config load` merges: a setting that is merely left out stays in force."""
     switch()
     assert switch.db()["PORT_QOS_MAP|Ethernet128"]["pfc_enable"] == "3"
     calm = HOSTVARS | {"faultbed_qos": HOSTVARS["faultbed_qos"] | {"pfc_priorities": [], "ecn": None}}
@@ -281,7 +281,7 @@ def test_pfc_and_ecn_of_an_earlier_profile_end_with_it(switch):
         ({"BGP_NEIGHBOR|10.0.0.1": {"asn": "65200"}}, "ConfigDB has BGP_NEIGHBOR"),
     ],
 )
-def test_what_is_in_the_way_is_told_before_anything_is_written(switch, entries, words):
+def test_sonic_conflicting_entry_is_reported_before_any_write(switch, entries, words):
     switch.there(**entries)
     for check in (True, False):
         with pytest.raises(switch.role.StateError, match=words):
@@ -290,7 +290,7 @@ def test_what_is_in_the_way_is_told_before_anything_is_written(switch, entries, 
     assert not (switch.root / "etc/sonic/faultbed.json").exists()
 
 
-def test_what_is_beside_our_tables_is_not_in_the_way(switch):
+def test_sonic_foreign_entries_beside_ours_are_no_conflict(switch):
     beside = {"QUEUE|Ethernet0|0-2": {"scheduler": "x"}, "QUEUE|Ethernet4|3-4": {"scheduler": "x"}}
     beside |= {"VLAN_MEMBER|Vlan1000|Ethernet4": {"tagging_mode": "untagged"}}
     switch.there(**beside)
@@ -298,8 +298,8 @@ def test_what_is_beside_our_tables_is_not_in_the_way(switch):
     assert switch() == []
 
 
-def test_a_port_that_the_switch_does_not_have_is_not_made(switch):
-    """Without lanes it would be one that orchagent cannot have."""
+def test_sonic_missing_port_is_not_created(switch):
+    """Without lanes orchagent cannot create the port."""
     more = json.loads(json.dumps(HOSTVARS))
     more["faultbed_ports"][1]["netdev"] = "Ethernet132"
     with pytest.raises(switch.role.StateError, match="no port Ethernet132: break it out"):
@@ -308,20 +308,20 @@ def test_a_port_that_the_switch_does_not_have_is_not_made(switch):
 
 
 @pytest.mark.parametrize(("detect", "poll"), [(100, "100"), (200, "200"), (2000, "1000")])
-def test_the_watchdog_looks_as_often_as_sonic_lets_it(render, detect, poll):
+def test_sonic_pfc_watchdog_polls_within_its_limits(render, detect, poll):
     made = render(HOSTVARS | {"faultbed_qos": HOSTVARS["faultbed_qos"] | {"pfc_watchdog_ms": detect}}, "leaf1")
     assert made["PFC_WD"]["GLOBAL"] == {"POLL_INTERVAL": poll}
     assert made["PFC_WD"]["Ethernet0"]["detection_time"] == str(detect)
 
 
-def test_a_watchdog_that_sonic_does_not_take_is_refused(render):
+def test_sonic_pfc_watchdog_out_of_range_is_rejected(render):
     for detect in (50, 6000):
         with pytest.raises(ValueError, match="SONiC takes 100 to 5000"):
             render(HOSTVARS | {"faultbed_qos": HOSTVARS["faultbed_qos"] | {"pfc_watchdog_ms": detect}}, "leaf1")
 
 
-def test_a_run_that_was_cut_short_before_bgp_was_restarted_is_made_up_for(switch):
-    """Files and tables are as wanted then, and the second run must not take that for the end of it."""
+def test_sonic_run_interrupted_before_the_bgp_restart_is_completed(switch):
+    """Files and tables already match, and the second run must still restart bgp."""
     switch.broken.write_text("")
     with pytest.raises(switch.role.StateError, match="systemctl restart bgp"):
         switch()
@@ -336,20 +336,20 @@ def test_a_run_that_was_cut_short_before_bgp_was_restarted_is_made_up_for(switch
     assert switch.db() == BEFORE
 
 
-def test_bgp_is_restarted_for_its_mode_though_its_file_is_as_it_was(switch):
-    """As after `config reload` of what was not saved: the container then runs in the switch's old mode."""
+def test_sonic_bgp_is_restarted_for_its_mode_although_its_file_is_unchanged(switch):
+    """After `config reload` of an unsaved configuration the container runs in the switch's old mode."""
     switch()
     switch.there()
     assert switch()[-1] == "bgp: systemctl restart bgp"
 
 
-def test_what_is_loaded_can_be_saved_by_a_later_run(switch):
+def test_sonic_loaded_configuration_can_be_saved_by_a_later_run(switch):
     switch()
     assert switch(save=True) == ["save: config save -y"]
     assert switch(save=True) == []
 
 
-def test_a_switch_hashes_on_the_qp_only_where_it_tells_that_it_can(switch):
+def test_sonic_hashes_on_the_qp_only_if_the_switch_lists_the_field(switch):
     with pytest.raises(switch.role.StateError, match="set sonic_switch_hash_qp to false"):
         switch(qp=True)
     assert switch.db() == BEFORE
@@ -359,7 +359,7 @@ def test_a_switch_hashes_on_the_qp_only_where_it_tells_that_it_can(switch):
     assert switch.db()["SWITCH_HASH|GLOBAL"]["ecmp_hash@"].endswith(",RDMA_BTH_DEST_QP")
 
 
-def test_a_switch_that_tells_nothing_of_its_hash_is_left_as_it_is_and_that_is_said(switch):
+def test_sonic_switch_without_hash_capabilities_is_left_alone_with_a_note(switch):
     switch.capability.write_text("{}")
     switch()
     assert switch.db()["SWITCH_HASH|GLOBAL"] == BEFORE["SWITCH_HASH|GLOBAL"]
@@ -385,7 +385,7 @@ path.write_text(json.dumps(state))
 """
 
 
-def test_a_linux_switch_pauses_and_maps_as_the_profile_says_and_comes_back(
+def test_linux_switch_sets_pfc_and_dscp_of_the_profile_and_is_restored(
     tmp_path,
     monkeypatch,
     load,
@@ -416,7 +416,7 @@ def test_a_linux_switch_pauses_and_maps_as_the_profile_says_and_comes_back(
 
 @pytest.fixture
 def linux(tmp_path, monkeypatch, program, found, changes):
-    """Runs of the role frr_switch on a machine below tmp_path, whose systemctl writes down what it is told."""
+    """Run the role frr_switch on a machine below tmp_path whose systemctl records its arguments."""
     role, root = program("frr_switch"), tmp_path / "root"
     for path in [*role.sysctls(0), "kernel/random/boot_id"]:
         (root / "proc/sys" / path).parent.mkdir(parents=True, exist_ok=True)
@@ -447,8 +447,8 @@ def linux(tmp_path, monkeypatch, program, found, changes):
     return bring
 
 
-def test_frr_reads_its_files_when_that_is_allowed_later(linux):
-    """First written and looked at, then frr_switch_reload: the way that the day on a rack is meant to go."""
+def test_frr_reads_its_files_when_reload_is_enabled_later(linux):
+    """The intended order on a rack: write and inspect the files first, then set frr_switch_reload."""
     linux()
     assert linux.said() == []
     assert linux.result["notes"] == ["FRR has not read its new files: set frr_switch_reload, or restart it"]
@@ -469,7 +469,7 @@ def test_frr_that_a_restart_of_the_machine_has_let_read_is_not_restarted_but_by_
     assert linux.said() == ["restart frr"]
 
 
-def test_a_linux_switch_forwards_and_hashes_after_a_restart_too(linux):
+def test_linux_switch_keeps_forwarding_and_hash_settings_across_a_restart(linux):
     linux()
     (kept,) = (linux.root / "etc/sysctl.d").iterdir()
     assert "net/ipv4/ip_forward = 1\n" in kept.read_text()
@@ -479,7 +479,7 @@ def test_a_linux_switch_forwards_and_hashes_after_a_restart_too(linux):
     assert (linux.root / "proc/sys/net/ipv4/ip_forward").read_text().strip() == "0"
 
 
-def test_a_kernel_that_cannot_seed_its_hash_is_no_reason_to_fail(linux):
+def test_linux_switch_kernel_without_a_hash_seed_is_a_note(linux):
     """Cumulus Linux 5, Debian 12 and Ubuntu 24.04 have kernels before 6.11."""
     (linux.root / "proc/sys/net/ipv4/fib_multipath_hash_seed").unlink()
     assert linux(check=True) == linux()
@@ -493,7 +493,7 @@ def test_frr_that_has_never_read_our_files_is_left_alone(linux):
     assert linux.said() == []
 
 
-def test_a_port_without_dcb_says_so(load, found, changes, monkeypatch):
+def test_linux_switch_port_without_dcb_says_so(load, found, changes, monkeypatch):
     role = load(playbooks() / "module_utils/faultbed_dcb.py")
     monkeypatch.setattr(role, "run", lambda _argv: "")
     with pytest.raises(role.StateError, match="set frr_switch_dcb to false"):

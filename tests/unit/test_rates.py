@@ -57,7 +57,7 @@ def test_taper_decides_the_rate_of_the_uplinks(changed, taper):
     assert lab.shapes["atsw1"]["ctsw1"] == lab.shapes["ctsw1"]["atsw1"]
 
 
-def test_every_switch_port_is_shaped_and_no_host_port(changed):
+def test_rates_shape_every_switch_port_and_no_host_port(changed):
     lab = load(changed(lambda _g, _v: None))
     assert set(lab.shapes) == {one.name for one in lab.topology.switches}
     for link in lab.topology.links:
@@ -65,7 +65,7 @@ def test_every_switch_port_is_shaped_and_no_host_port(changed):
         assert (link.b.netdev in lab.shapes.get(link.b.node, {})) == link.is_uplink
 
 
-def test_speed_queue_and_delay_of_a_port_are_before_those_of_its_tier(changed):
+def test_rates_of_a_port_override_those_of_its_tier(changed):
     def edit(groups, variables):
         tier(variables, "host").update(queue_kib=64, delay_us=2000)
         switch(groups, "rtsw", "rtsw1")["faultbed_ports"][0].update(speed_gbps=200, queue_kib=42, delay_us=0)
@@ -137,7 +137,7 @@ def test_impossible_rates_are_refused_with_their_place(changed, edit, message):
     assert message in f"{first.place}: {first.what}"
 
 
-def test_one_uplink_without_speed_gets_what_the_taper_leaves(changed):
+def test_rates_uplink_without_a_speed_gets_the_rest_of_the_taper(changed):
     def edit(groups, variables):
         tier(variables, "ctsw").update(taper=2)
         switch(groups, "ctsw", "ctsw1")["faultbed_ports"][2].update(speed_gbps=300)
@@ -147,7 +147,7 @@ def test_one_uplink_without_speed_gets_what_the_taper_leaves(changed):
     assert speeds["ctsw2:atsw1"] == 200
 
 
-def test_a_rack_compares_its_taper_and_shapes_nothing(changed, monkeypatch):
+def test_rates_on_a_rack_check_the_taper_and_shape_nothing(changed, monkeypatch):
     listing = ansible_listing.listing(inventories() / "rack-h100.example.yml")
     answer = copy.deepcopy(dict(listing))
 
@@ -174,7 +174,7 @@ def test_a_rack_compares_its_taper_and_shapes_nothing(changed, monkeypatch):
         with_vars(faultbed_tiers={"rtsw": {"delay_us": 5}})
 
 
-def test_a_rate_is_part_of_the_snapshot_s_name(changed, monkeypatch):
+def test_rates_are_part_of_the_snapshot_key(changed, monkeypatch):
     class Built:
         digest = "x"
 
@@ -265,7 +265,7 @@ def valleys(topology, lost):
             yield path
 
 
-def test_no_path_goes_down_and_up_again_when_a_link_or_a_spine_is_lost():
+def test_routing_has_no_valley_when_a_link_or_spine_is_lost():
     topology = load(inventories() / "soft-zones.yml").topology
     losses = [{link.name} for link in topology.uplinks]
     losses += [
@@ -308,14 +308,14 @@ def test_switches_of_one_asn_are_not_expected_to_reach_each_other():
     ],
     ids=["two racks", "two zones", "two roles"],
 )
-def test_an_asn_is_shared_by_the_spines_of_one_zone_only(changed, edit, place):
+def test_asn_is_shared_by_spines_of_one_zone_only(changed, edit, place):
     findings = audit(changed(lambda g, _: edit(g)))
     found = {finding.place: finding.what for finding in findings}
     assert "is already" in found[place]
 
 
-def test_a_shared_asn_that_hides_a_rack_is_found(changed):
-    """Spines of two planes that only meet above: what one announces, the other one refuses."""
+def test_asn_shared_so_that_it_hides_a_rack_is_reported(changed):
+    """Spines of two planes that meet only above reject each other's announcements."""
 
     def edit(groups, variables):
         variables.pop("faultbed_tiers")

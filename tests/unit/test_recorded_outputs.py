@@ -1,6 +1,6 @@
-"""Outputs of real tools, from public sources, on every parser that reads such: right, or refused; never wrong.
+"""Outputs of real tools, from public sources, through every parser: decoded correctly or rejected, never wrong.
 
-`tests/data/recorded/outputs.toml` says where each is from and what is in it.
+`tests/data/recorded/outputs.toml` lists each file's origin and content.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def role(name):
     return module
 
 
-def test_there_are_thirty_outputs_of_eight_tools_and_each_says_where_it_is_from():
+def test_recorded_outputs_are_thirty_of_eight_tools_with_their_origin():
     assert len(OUTPUTS) >= 30
     assert len({each["file"].partition("/")[0] for each in OUTPUTS}) >= 8
     assert all(each["origin"] for each in OUTPUTS)
@@ -154,7 +154,7 @@ def test_redfish(one):
 
 
 @named(of("dcgmi"))
-def test_dcgmi_numbers_a_gpu_by_its_bus(one):
+def test_dcgmi_gpu_number_is_found_by_its_bus_address(one):
     shot = plan(FaultSpec(kind="gpu.xid", target="host1:gpu0", for_s=5.0), RACK, lab_kind="rack")
     pattern = shot.request["args"]["remember"]["entity"][1]
     ours = re.escape(RACK.resolve("host1:gpu0").gpu.pcie.partition(":")[2])
@@ -173,8 +173,8 @@ MESS = st.sampled_from(
 @given(
     text=st.sampled_from(ALL), start=st.integers(0, 400), end=st.integers(0, 4000), mess=MESS, at=st.integers(0, 2000)
 )
-def test_no_parser_breaks_on_what_is_cut_or_garbled(text, start, end, mess, at):
-    """Each gives plain data or its one error; none makes a number of what is no number."""
+def test_parsers_survive_truncated_and_garbled_output(text, start, end, mess, at):
+    """Each returns plain data or its one error type; none decodes a number from a text that has none."""
     cut = text[start : start + end]
     garbled = cut[:at] + mess + cut[at:]
     values = key_values(garbled)

@@ -39,7 +39,7 @@ def check(name, bound, rule="observed <= bound"):
 STEPS = (phase("detect", 0, 1), phase("qp_error", 0, 0), phase("hold", 1, 4))
 
 
-def test_bars_and_ticks_are_on_one_scale():
+def test_recovery_bars_and_ticks_share_one_scale():
     """Recovery takes 4 s; the bound of detect ends at 2 s, that of hold, which begins at 1 s, at 3 s."""
     detect, hold = phase_bars(STEPS, impact(), [check("recovery.detect", 2), check("recovery.hold", 2)])
 
@@ -47,7 +47,7 @@ def test_bars_and_ticks_are_on_one_scale():
     assert (hold.left, hold.width, hold.bound_s, hold.bound_left, hold.broken) == (25, 75, 2, 75, True)
 
 
-def test_the_scale_grows_for_a_bound_that_reaches_further():
+def test_recovery_bars_scale_grows_for_a_later_bound():
     """The bound of hold ends at 1 + 7 = 8 s."""
     detect, hold = phase_bars(STEPS, impact(), [check("recovery.hold", 7)])
 
@@ -55,8 +55,8 @@ def test_the_scale_grows_for_a_bound_that_reaches_further():
     assert (hold.left, hold.bound_left) == (12.5, 100)
 
 
-def test_what_came_before_the_fault_was_seen_to_fire_begins_with_the_bar():
-    """A NAK 1 s before the look that saw the fault, the packet again 1 s after it: no bar lies left of the scale."""
+def test_recovery_bars_clip_phases_before_the_observed_firing():
+    """The NAK came 1 s before the fault was observed, the resent packet 1 s after: no bar starts left of the scale."""
     noticed = Phase(name="detect", start_ns=T0 - S, end_ns=T0 - S, detail="", is_from_firing=True)
     detect, again, hold = phase_bars((noticed, phase("retransmit", -1, 1), phase("hold", 1, 4)), impact(), [])
 
@@ -65,29 +65,29 @@ def test_what_came_before_the_fault_was_seen_to_fire_begins_with_the_bar():
     assert (hold.left, hold.width) == (25, 75)
 
 
-def test_a_bound_far_off_the_scale_is_told_but_not_drawn():
+def test_recovery_bars_far_bound_is_listed_and_not_drawn():
     detect, _ = phase_bars(STEPS, impact(), [check("recovery.detect", 100)])
 
     assert (detect.width, detect.bound_s, detect.bound_left, detect.broken) == (25, 100, None, False)
 
 
-def test_a_phase_that_did_not_happen_is_shown_only_with_a_bound():
+def test_recovery_bars_show_an_absent_phase_only_with_a_bound():
     assert [one.phase.name for one in phase_bars(STEPS, impact(), [])] == ["detect", "hold"]
     shown = phase_bars(STEPS, impact(), [check("recovery.qp_error", 1)])
     assert [one.phase.name for one in shown] == ["detect", "qp_error", "hold"]
 
 
-def test_a_lower_bound_is_no_bound_of_a_phase():
+def test_recovery_bars_ignore_lower_bounds():
     assert phase_bars(STEPS, impact(), [check("recovery.detect", 2, rule="observed >= bound")])[0].bound_s is None
 
 
-def test_one_phase_alone_is_the_faults_own_bar_unless_it_has_a_bound():
+def test_recovery_bars_need_two_phases_or_a_bound():
     assert phase_bars([phase("hold", 0, 4)], impact(), []) == ()
     assert len(phase_bars([phase("hold", 0, 4)], impact(), [check("recovery.hold", 5)])) == 1
 
 
 @pytest.mark.parametrize(("bound", "shown"), [(60, "of 60 s"), (0.001, "broken")])
-def test_the_report_has_a_bound_for_a_phase(tmp_path, bound, shown):
+def test_report_shows_the_bound_of_a_phase(tmp_path, bound, shown):
     directory = finished(tmp_path, synthetic_run())
     verdict = directory.read_verdict()
     more = (*verdict.checks, check("recovery.hold", bound))

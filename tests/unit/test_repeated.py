@@ -34,8 +34,8 @@ def test_shares_and_medians_have_their_intervals():
     assert one.middle.low < 1.55 < one.middle.high
 
 
-def test_a_run_that_lacks_a_check_did_not_pass_it():
-    """It ended in an ERROR, before there was anything to check."""
+def test_repeated_run_without_a_check_did_not_pass_it():
+    """The run ended in an ERROR before anything was checked."""
     runs = [verdict(1, ("dip", PASS, 0.5, 1.0)), verdict(2, ("harness", ERROR, None, None), said=ERROR)]
     dip, harness = repeated.over(runs)
     assert (dip.name, dip.passed.method) == ("dip", "exact binomial, 1 of 2")
@@ -72,7 +72,7 @@ def executed(monkeypatch, tmp_path):
 DEMO = "tests/experiments/demo.toml"
 
 
-def test_each_run_has_the_next_seed(executed):
+def test_repeat_uses_the_next_seed_for_each_run(executed):
     done = CliRunner().invoke(cli, ["run", DEMO, "--seed", "40", "--repeat", "3", "--json"], standalone_mode=False)
     assert executed() == [40, 41, 42]
     told = json.loads(done.stdout)
@@ -94,7 +94,7 @@ def test_run_repeated_is_decided_once_and_written_beside_the_runs(executed):
     assert "3 runs together" in text
 
 
-def test_the_pool_is_the_exit_code_and_a_dirty_lab_ends_it(executed):
+def test_repeat_exit_code_is_the_pool_and_a_dirty_lab_ends_it(executed):
     executed.more = {1: {"said": FAIL}}
     done = CliRunner().invoke(cli, ["run", DEMO, "--repeat", "2"], standalone_mode=False)
     assert done.return_value == 2, "two runs are too few to pool what is noisy"

@@ -1,4 +1,6 @@
-"""A replay is its trace's operations in one program a rank, right whoever is slow, with the pauses of the trace."""
+"""A replay runs its trace's operations as one program per rank, correct whichever rank is slow, with the trace's
+pauses.
+"""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def fitted(path):
     return fit(load(path), soft_topology(), "soft")
 
 
-def test_the_plan_has_the_digest_of_the_trace_and_no_place_of_this_machine(folder):
+def test_replay_plan_has_the_traces_digest_and_no_local_path(folder):
     found = plan(fitted(written(folder)), inventory_digest="0", version="1")
     content = (folder / "traces" / "ranking.json").read_bytes()
     assert found.workload["sha256"] == hashlib.sha256(content).hexdigest()
@@ -60,7 +60,7 @@ def test_the_plan_has_the_digest_of_the_trace_and_no_place_of_this_machine(folde
     assert duration_ns(fitted(written(folder)).workload) is None
 
 
-def test_a_digest_of_a_folder_is_of_names_and_contents(folder):
+def test_trace_digest_of_a_folder_covers_names_and_contents(folder):
     before = traces.digest(folder / "traces" / "pipeline")
     (folder / "traces" / "pipeline" / "notes.txt").write_text("no trace")
     assert traces.digest(folder / "traces" / "pipeline") == before
@@ -70,7 +70,7 @@ def test_a_digest_of_a_folder_is_of_names_and_contents(folder):
     assert traces.digest(folder / "traces" / "ranking.json", groups=folder / "groups.json") != before
 
 
-def test_a_trace_of_fewer_ranks_takes_the_first_ones(folder):
+def test_replay_trace_with_fewer_ranks_uses_the_first_ones(folder):
     path = folder / "traces" / "ranking.json"
     record = {"comms": "all_reduce", "in_msg_size": 64, "out_msg_size": 64, "dtype": "float32", "world_size": 2}
     path.write_text(json.dumps([record]))
@@ -96,7 +96,7 @@ def test_a_trace_of_fewer_ranks_takes_the_first_ones(folder):
         ("repeat = 2", "qp = { retry_cnt = 7 }", "workload.qp: retry_cnt must be 0 to 6"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_replayed_is_refused_with_its_path(folder, old, new, says):
+def test_replay_impossible_trace_is_rejected_with_its_path(folder, old, new, says):
     path = written(folder)
     path.write_text(path.read_text().replace(old, new))
     with pytest.raises(ConfigError, match=says) as caught:
@@ -104,7 +104,7 @@ def test_what_cannot_be_replayed_is_refused_with_its_path(folder, old, new, says
     assert str(caught.value).startswith(f"{path}: workload")
 
 
-def test_what_is_not_there_here_is_refused_unless_it_may_be_left_out(folder):
+def test_replay_unsupported_operation_is_rejected_unless_skipped(folder):
     record = {"in_msg_size": 64, "out_msg_size": 64, "dtype": "float32", "world_size": 4}
     lines = [{"comms": "all_reduce", **record}, {"comms": "gather", **record}]
     (folder / "traces" / "ranking.json").write_text(json.dumps(lines))
@@ -116,7 +116,7 @@ def test_what_is_not_there_here_is_refused_unless_it_may_be_left_out(folder):
 @pytest.mark.parametrize(
     ("name", "groups"), [("ranking.json", None), ("tensor-parallel", None), ("tensor-parallel", "my/g.json")]
 )
-def test_a_run_directory_has_the_trace_for_its_copy_of_the_experiment(folder, tmp_path_factory, name, groups):
+def test_run_directory_has_the_trace_for_its_experiment_copy(folder, tmp_path_factory, name, groups):
     (folder / "my").mkdir()
     (folder / "my" / "g.json").write_text("{}")
     text = FILE.replace("ranking.json", name)
@@ -137,7 +137,7 @@ class Beating(TraceLab):
         self.beats += 1
 
 
-def test_it_runs_round_after_round_and_measures_as_other_jobs_do(folder):
+def test_replay_repeats_rounds_and_measures_like_other_jobs(folder):
     lab, experiment = Beating(lambda engine: engine.over()), fitted(written(folder))
     running = workload.start(experiment, lab)
     assert workload.patience_s(experiment, running) > 2 * 6 * 120, "each of six operations has its time, in each round"
@@ -152,7 +152,7 @@ def test_it_runs_round_after_round_and_measures_as_other_jobs_do(folder):
     assert msgspec.json.encode(workload_series.summary_of(result)) == msgspec.json.encode(measurements.Summary())
 
 
-def test_a_trace_that_is_not_that_of_the_plan_any_more_is_not_replayed(folder):
+def test_replay_trace_changed_since_planning_is_rejected(folder):
     experiment = fitted(written(folder))
     path = folder / "traces" / "ranking.json"
     path.write_text(path.read_text() + "\n")
@@ -160,6 +160,6 @@ def test_a_trace_that_is_not_that_of_the_plan_any_more_is_not_replayed(folder):
         workload.start(experiment, Beating(None))
 
 
-def test_a_label_instead_of_a_path_counts_from_here(folder, monkeypatch):
+def test_replay_relative_path_is_resolved_from_the_working_directory(folder, monkeypatch):
     monkeypatch.chdir(folder)
     assert decode(FILE.format("").encode(), source="x.toml").workload.replay == "traces/ranking.json"

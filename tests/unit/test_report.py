@@ -32,13 +32,13 @@ def passed(tmp_path_factory):
     return report.render(directory.path).read_text(encoding="utf-8")
 
 
-def test_the_page_nests_and_its_ids_are_unique(passed):
+def test_report_page_is_well_formed_with_unique_ids(passed):
     page = parsed(passed)
 
     assert len(page.ids) == len(set(page.ids))
 
 
-def test_nothing_is_fetched_and_nothing_runs(passed):
+def test_report_page_fetches_nothing_and_runs_no_script(passed):
     page = parsed(passed)
     outside = [
         (name, value)
@@ -52,7 +52,7 @@ def test_nothing_is_fetched_and_nothing_runs(passed):
     assert not re.search(r"https?://(?!www\.w3\.org/)", passed)
 
 
-def test_every_reference_inside_the_page_has_its_target(passed):
+def test_report_page_references_have_their_targets(passed):
     ids = set(parsed(passed).ids)
     wanted = set(re.findall(r"url\(#([^)]+)\)", passed)) | set(re.findall(r'href="#([^"]+)"', passed))
 
@@ -60,7 +60,7 @@ def test_every_reference_inside_the_page_has_its_target(passed):
     assert all(value in ids for name, value in parsed(passed).attributes if name == "aria-labelledby")
 
 
-def test_the_verdict_and_each_fault_are_told_in_words(passed):
+def test_report_states_the_verdict_and_each_fault_in_words(passed):
     text = " ".join(" ".join(parsed(passed).text).split())
 
     assert "PASS" in text
@@ -71,7 +71,7 @@ def test_the_verdict_and_each_fault_are_told_in_words(passed):
     assert "faultbed run experiment.toml --seed 7" in text
 
 
-def test_every_check_and_every_counter_that_moved_is_on_the_page(passed):
+def test_report_has_every_check_and_moved_counter(passed):
     text = " ".join(parsed(passed).text)
 
     for name in ("recovery.uplink", "after_clear.total", "nak_episodes", "fired.loss", "lab_restored"):
@@ -88,20 +88,20 @@ def test_pictures_have_words(passed):
     assert any("Fabric drawing: 2 racks, 4 hosts" in label for label in labels)
 
 
-def test_the_same_run_gives_the_same_bytes(tmp_path):
+def test_report_of_the_same_run_has_the_same_bytes(tmp_path):
     directory = finished(tmp_path, synthetic_run())
 
     assert report.render_html(directory) == report.render_html(directory)
 
 
-def test_a_run_without_firing_says_that_it_proves_nothing(tmp_path):
+def test_report_of_a_run_without_firing_says_it_proves_nothing(tmp_path):
     html = report.render(finished(tmp_path, synthetic_run(fired=False)).path).read_text(encoding="utf-8")
 
     assert "This run proves nothing" in html
     assert "it never fired" in html
 
 
-def test_no_recovery_is_told_of_a_fault_that_is_in_doubt(tmp_path):
+def test_report_states_no_recovery_of_a_fault_in_doubt(tmp_path):
     run = synthetic_run()
     doubted = msgspec.structs.replace(run.faults[0], doubts=("no independent witness",))
     run = msgspec.structs.replace(run, faults=(doubted, *run.faults[1:]))
@@ -113,8 +113,8 @@ def test_no_recovery_is_told_of_a_fault_that_is_in_doubt(tmp_path):
     assert "not proven to have fired" in html
 
 
-def test_an_empty_run_still_has_a_report(tmp_path):
-    """A run that broke at once: no samples, no iterations, faults never tried, no counters."""
+def test_report_of_an_empty_run_exists(tmp_path):
+    """The run broke at once: no samples, no iterations, faults never tried, no counters."""
     run = synthetic_run()
     run = msgspec.structs.replace(
         run,
@@ -146,8 +146,8 @@ def test_queue_pairs_that_were_lost_are_named(tmp_path):
     assert "all are in measurements.json" in page
 
 
-def test_captured_packets_are_told_flow_by_flow(tmp_path):
-    """The proof, the flow that lost something, its episode with its split, and links to files that are there."""
+def test_report_describes_captured_packets_by_flow(tmp_path):
+    """The proof, the flow that lost packets, its episode with its phases, and links to existing files."""
     directory = finished(tmp_path, synthetic_run())
     frames = go_back_n(count=400, losses={60}).wire.frames()
     proof = PortProof(name=frames.interfaces[0], captured=len(frames), counted=len(frames), drops=0)
@@ -174,7 +174,7 @@ def packets_of(tmp_path, frames):
     return " ".join(section[: section.index("</section>")].split())
 
 
-def test_marks_and_their_notifications_are_told_by_flow(tmp_path):
+def test_report_describes_ecn_marks_and_cnps_by_flow(tmp_path):
     """Two CEs; a CNP 4 us after the first of them, and one without a mark 85 us later."""
     wire = Wire()
     wire.request(0, 1)
@@ -197,7 +197,7 @@ def test_marks_and_their_notifications_are_told_by_flow(tmp_path):
     assert "No RNIC here answers a mark" not in said
 
 
-def test_marks_that_nobody_answers_are_told_as_that(tmp_path):
+def test_report_of_unanswered_ecn_marks_says_so(tmp_path):
     wire = Wire()
     wire.request(0, 1)
     wire.request(1000, 2, ecn=3)
@@ -216,7 +216,7 @@ def test_packets_that_came_late_by_themselves_are_counted(tmp_path):
     assert "No packet was marked CE, and no CNP was sent." in said
 
 
-def test_what_the_lab_says_is_escaped(tmp_path):
+def test_report_escapes_text_of_the_lab(tmp_path):
     run = synthetic_run()
     receipt = run.faults[0].receipt
     fired = msgspec.structs.replace(receipt.fired, witness=EVIL, must_move={EVIL: 1})
@@ -252,7 +252,7 @@ def shown_of(directory):
     return " ".join(" ".join(parsed(report.render(directory.path).read_text(encoding="utf-8")).text).split())
 
 
-def test_a_page_drawn_by_the_code_that_judged_the_run_says_nothing_of_it(tmp_path):
+def test_report_by_the_judging_code_does_not_mention_it(tmp_path):
     directory = finished(tmp_path, synthetic_run())
 
     shown = shown_of(directory)
@@ -271,8 +271,8 @@ def test_a_page_drawn_by_the_code_that_judged_the_run_says_nothing_of_it(tmp_pat
         ({"code": None, "git": None, "faultbed": "unknown"}, "a version of faultbed that did not say which,"),
     ],
 )
-def test_a_page_drawn_by_another_version_says_who_judged(tmp_path, other, who):
-    """The verdict is of then, the measurements on the page are of now."""
+def test_report_by_another_version_names_the_judging_version(tmp_path, other, who):
+    """The verdict is of the old version, the measurements on the page are of the current one."""
     directory = finished(tmp_path, synthetic_run())
     here = directory.read_environment()
     directory.write_environment(msgspec.structs.replace(here, **({"faultbed": "0.0.9"} | other)))
@@ -283,14 +283,14 @@ def test_a_page_drawn_by_another_version_says_who_judged(tmp_path, other, who):
     assert f"are computed by faultbed {here.faultbed} (code {here.code[:8]}" in shown
 
 
-def test_a_page_drawn_by_other_code_of_the_same_version_says_so(tmp_path):
+def test_report_by_other_code_of_the_same_version_says_so(tmp_path):
     directory = finished(tmp_path, synthetic_run())
     directory.write_environment(msgspec.structs.replace(directory.read_environment(), code="aa01" * 4))
 
     assert "(code aa01aa01" in shown_of(directory)
 
 
-def test_the_terminal_says_who_judged_too(tmp_path):
+def test_report_command_names_the_judging_code_too(tmp_path):
     directory = finished(tmp_path, synthetic_run())
 
     def printed():
@@ -303,7 +303,7 @@ def test_the_terminal_says_who_judged_too(tmp_path):
     assert "(code aa01aa01" in printed()
 
 
-def test_a_directory_that_is_no_run_is_refused(tmp_path):
+def test_report_of_a_directory_that_is_no_run_is_rejected(tmp_path):
     with pytest.raises(UsageError, match="no such run"):
         report.render(tmp_path / "none")
     with pytest.raises(UsageError, match="finished run"):
@@ -314,7 +314,7 @@ def test_a_directory_that_is_no_run_is_refused(tmp_path):
         report.render(directory.path)
 
 
-def test_the_drawing_marks_every_kind_of_target():
+def test_report_drawing_marks_every_kind_of_target():
     topology = soft_topology()
     targets = ["rtsw1:ctsw1", "rtsw1:host1:rxe0", "host3:rxe0", "host2:gpu0", "host4", "ctsw2", "nowhere"]
     marks = [Mark(number=i + 1, colour="#123456", target=target) for i, target in enumerate(targets)]

@@ -56,7 +56,7 @@ def browser(tmp_path_factory):
 
 
 @pytest.mark.parametrize("width", [500, 1200])
-def test_nothing_is_wider_than_the_window(browser, either, width):
+def test_report_page_fits_every_window_width(browser, either, width):
     browser.open(either, width=width)
 
     inside = browser.value("document.documentElement.clientWidth")
@@ -66,7 +66,7 @@ def test_nothing_is_wider_than_the_window(browser, either, width):
 
 
 @pytest.mark.parametrize(("width", "seen", "hidden"), [(500, "narrow", "wide"), (1200, "wide", "narrow")])
-def test_each_width_has_its_own_charts(browser, either, width, seen, hidden):
+def test_report_page_has_charts_for_each_width(browser, either, width, seen, hidden):
     browser.open(either, width=width)
 
     shown = f'[...document.querySelectorAll(".only-{seen} svg")].every(one => one.getBoundingClientRect().height > 50)'
@@ -76,7 +76,7 @@ def test_each_width_has_its_own_charts(browser, either, width, seen, hidden):
     )
 
 
-def test_nothing_but_the_file_is_asked_for(browser, either):
+def test_report_page_requests_nothing_but_its_file(browser, either):
     before = len(browser.requested)
     browser.open(either, width=1200)
 
@@ -85,8 +85,8 @@ def test_nothing_but_the_file_is_asked_for(browser, either):
     assert either.stat().st_size <= MOST_BYTES
 
 
-def test_a_moment_is_chosen_without_a_script(browser, page):
-    """One drawing is seen at a time, the chosen one; and the plain fabric below it is really drawn."""
+def test_report_page_switches_moments_without_a_script(browser, page):
+    """One drawing is visible at a time, the chosen one; and the plain fabric below it is really drawn."""
     browser.open(page, width=1200)
     count = browser.value('document.querySelectorAll("input[name=moment]").length')
 
@@ -115,8 +115,8 @@ def test_print_keeps_a_comparison_on_the_paper(browser, comparison):
 
 
 @pytest.mark.parametrize("width", [500, 1200])
-def test_marks_of_a_forest_lie_on_its_axis(browser, comparison, width):
-    """Each dot lies within its interval, and 1 is where the axis says that it is."""
+def test_compare_page_forest_marks_lie_on_their_axis(browser, comparison, width):
+    """Each dot lies within its interval, and 1 is where the axis shows it."""
     browser.open(comparison, width=width)
 
     middles = browser.value(

@@ -1,4 +1,4 @@
-"""How routing followed a fault, from what the kernels told."""
+"""How routing followed a fault, from the kernels' reports."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ CHANGES = (
 )
 
 
-def test_each_step_is_timed_from_its_own_cause():
-    """Detected by the link, converged with the last route under the fault, restored with the last one after it."""
+def test_routing_times_each_step_from_its_own_cause():
+    """Detection is the link event, convergence the last route change during the fault, restoration the last one
+    after it.
+    """
     one = routing(CHANGES, {"flap": (10 * S, 12 * S), "other": (20 * S, 21 * S)})["flap"]
     assert (one.detected_ns, one.converged_ns, one.restored_ns) == (S // 100, 900_000_000, 1_500_000_000)
     assert one.detected_by == "rtsw1: link ctsw1"
@@ -33,14 +35,14 @@ def test_each_step_is_timed_from_its_own_cause():
     assert one.left == ()
 
 
-def test_what_comes_after_the_next_fault_is_the_next_ones():
-    """And a fault for which nothing changed says nothing."""
+def test_routing_assigns_changes_to_the_fault_before_them():
+    """A fault without changes has no times."""
     found = routing(CHANGES, {"flap": (10 * S, 12 * S), "other": (20 * S, 21 * S), "quiet": (40 * S, 41 * S)})
     assert found["other"].detected_by == "rtsw1: route of another fault"
     assert (found["quiet"].detected_ns, found["quiet"].converged_ns, found["quiet"].restored_ns) == (None, None, None)
 
 
-def test_a_change_that_comes_only_after_the_removal_was_not_detected_under_the_fault():
+def test_routing_change_only_after_removal_is_no_detection():
     """BGP may need longer than the fault lasts."""
     one = routing((change(12.5, "route x"),), {"flap": (10 * S, 12 * S)})["flap"]
     assert (one.detected_ns, one.restored_ns) == (None, S // 2)
@@ -50,8 +52,8 @@ def told(at_s, node, subject, text):
     return NetworkChange(at_ns=int(at_s * S), node=node, subject=subject, text=text)
 
 
-def test_the_way_from_a_lost_link_to_the_far_switch_is_told_in_stages():
-    """As a soft lab told it of an uplink that went down: both ends lose it, both reroute, BGP tells the others."""
+def test_routing_stages_of_a_lost_link_are_carrier_next_hop_withdrawn():
+    """Recorded on a soft lab when an uplink went down: both ends lose it, both reroute, BGP informs the others."""
     changes = (
         told(9.0, "rtsw1", "route 10.77.9.0/31", "via dev ctsw1"),
         told(10.06, "rtsw2", "link ctsw2", "down mtu 4200 qdisc noqueue"),
@@ -72,15 +74,15 @@ def test_the_way_from_a_lost_link_to_the_far_switch_is_told_in_stages():
     assert one.stage_ns("withdrawn") == 780_000_000
 
 
-def test_routes_that_change_without_a_lost_link_are_no_stages():
-    """A daemon was killed: nobody lost a carrier, and what came first is not known to have been told by BGP."""
+def test_routing_changes_without_a_lost_link_have_no_stages():
+    """A daemon was killed: no carrier was lost, and BGP need not be the source of the first change."""
     one = routing((told(10.5, "rtsw1", "route x", None),), {"kill": (10 * S, 12 * S)})["kill"]
     assert one.stages == ()
     assert one.stage_ns("next hop") is None
 
 
-def test_a_route_that_changed_and_not_back_is_left_and_nothing_is_restored():
-    """The last change after the removal is not the end of it. A next hop's number says nothing."""
+def test_routing_route_not_changed_back_is_left_and_not_restored():
+    """The last change after the removal is not the end. A next hop's number is irrelevant."""
     changes = (*(one for one in CHANGES if one.at_ns != int(12.9 * S)), change(11.0, "nexthop 17"))
     one = routing(sorted(changes, key=lambda change: change.at_ns), {"flap": (10 * S, 12 * S)})["flap"]
     assert one.left == ("rtsw2: route 10.77.3.0/31",)
@@ -88,8 +90,8 @@ def test_a_route_that_changed_and_not_back_is_left_and_nothing_is_restored():
     assert one.converged_ns == S
 
 
-def test_what_came_before_a_fault_was_seen_to_fire_is_its_own():
-    """A hop is looked at every 20 ms and more; a switch may be quicker. And it is not the fault's before it."""
+def test_routing_change_before_the_observed_firing_belongs_to_the_fault():
+    """A hop is read every 20 ms or less often, and a switch may be quicker. The change is not the previous fault's."""
     changes = (change(9.99, "link ctsw1"), change(10.5, "route x"), change(19.99, "route y"))
     fired = {"cut": (10 * S, 12 * S), "next": (20 * S, 22 * S)}
     seen = routing(changes, fired, {"cut": 20_000_000, "next": 20_000_000})

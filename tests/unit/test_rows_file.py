@@ -49,7 +49,7 @@ def test_bins_of_flows_come_back_from_the_file(tmp_path, suffix):
     ]  # fmt: skip
 
 
-def test_nothing_measured_is_an_empty_table(tmp_path):
+def test_rows_file_of_no_rows_is_an_empty_table(tmp_path):
     rows_file.write([], tmp_path / "it.parquet")
     assert pyarrow.parquet.read_table(tmp_path / "it.parquet").num_rows == 0
 
@@ -58,6 +58,6 @@ def test_nothing_measured_is_an_empty_table(tmp_path):
     ("name", "words"), [("it.xlsx", "a name ends in .csv or .parquet"), ("no/it.csv", "there is no folder no")]
 )
 @pytest.mark.parametrize("command", ["flow", "collective", "inference", "ranking"])
-def test_a_file_that_could_not_be_written_is_refused_before_anything_runs(command, name, words):
+def test_rows_file_that_cannot_be_written_is_rejected_before_the_run(command, name, words):
     done = CliRunner().invoke(cli, ["traffic", command, "--out", name], standalone_mode=False)
     assert words in str(done.exception)

@@ -1,4 +1,4 @@
-"""Round trips: the network's part is told from the responder's by each end's own clock; what is long has a place."""
+"""Round trips: each end's own clock separates the network's part from the responder's, and long ones have a place."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_echo_separates_network_and_responder_with_any_clocks(offset, start, the
 
 
 def test_echo_distinguishes_a_lost_probe_from_a_lost_answer():
-    """Number 4 was answered so late that it had been told as lost before."""
+    """Number 4 was answered so late that it had been counted as lost before."""
     there, back, refused, unkept, late = echoes(
         sent=[(0, 0, 5, 0), (0, 1, 5, 0), (0, 2, 5, 0), (0, 3, 5, 9), (0, 4, 5, 0), (0, 4, 5, 99)],
         came=[(0, 1, 6, 7), (0, 2, 6, 0), (0, 4, 6, 8)],
@@ -115,7 +115,7 @@ BUSY = range(100)
 
 
 def test_locate_on_a_busy_lab_names_a_delayed_link():
-    """Seen once: 220 ms over one link, 20 ms elsewhere, and nobody named; most of the 20 ms were slow ones as well."""
+    """Seen once: 220 ms over one link and 20 ms elsewhere, and no link was named; most of the 20 ms were slow too."""
     place, right = ("host3:rxe0", "rtsw2"), 0
     for seed in BUSY:
         found = locate(times_of(on_a_busy_lab(seed=seed, place=place, extra_ms=200)))

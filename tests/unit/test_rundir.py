@@ -30,7 +30,7 @@ def make(root, lab="inventory/soft.yml"):
     return rundir.create(root, experiment=b'name = "x"\n', name="x", seed=7, lab=lab, started=STARTED)
 
 
-def test_its_name_says_when_what_and_which_seed(tmp_path):
+def test_run_directory_name_has_time_experiment_and_seed(tmp_path):
     assert make(tmp_path).path.name == "20261121T093005Z-x-7"
     assert make(tmp_path).path.name == "20261121T093005Z-x-7-2"
 
@@ -57,7 +57,7 @@ def test_samples_are_one_row_a_rank_and_bin(tmp_path):
     assert table["since_start_ns"][0].as_py() == 0
 
 
-def test_the_environment_names_versions_and_nothing_private(tmp_path, monkeypatch):
+def test_environment_names_versions_and_nothing_private(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULTBED_TEST_SECRET", "hunter2")
     run = make(tmp_path)
 
@@ -69,7 +69,7 @@ def test_the_environment_names_versions_and_nothing_private(tmp_path, monkeypatc
     assert run.read_environment().accelerator == "tcg"
 
 
-def test_the_environment_of_a_run_that_did_not_record_its_code_is_read(tmp_path):
+def test_environment_of_a_run_without_a_code_digest_is_decoded(tmp_path):
     run = make(tmp_path)
     run.write_environment(rundir.describe_environment())
     older = json.loads((run.path / "environment.json").read_text())
@@ -79,7 +79,7 @@ def test_the_environment_of_a_run_that_did_not_record_its_code_is_read(tmp_path)
     assert run.read_environment().code is None
 
 
-def test_the_digest_of_the_code_is_of_what_is_in_it_and_where(tmp_path):
+def test_code_digest_covers_paths_and_contents(tmp_path):
     def house(name, files):
         for path, content in files.items():
             (tmp_path / name / path).parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ def test_repro_runs_the_same_experiment_and_seed_from_anywhere(tmp_path):
     ]
 
 
-def test_repro_without_the_tool_says_so(tmp_path):
+def test_repro_without_faultbed_on_path_says_so(tmp_path):
     done = subprocess.run(
         [make(tmp_path).path / "repro.sh"],
         env={"PATH": "/usr/bin:/bin"},
@@ -136,7 +136,7 @@ def test_repro_without_the_tool_says_so(tmp_path):
     assert "no faultbed on PATH" in done.stderr
 
 
-def test_a_directory_that_is_no_run_is_named(tmp_path):
+def test_run_directory_that_is_no_run_is_named(tmp_path):
     with pytest.raises(UsageError, match="no such run directory"):
         rundir.open_run(tmp_path / "none")
     with pytest.raises(UsageError, match=r"verdict\.json"):
@@ -180,7 +180,7 @@ def whole(tmp_path):
         ("changes.parquet", "read_telemetry"),
     ],
 )
-def test_a_broken_file_is_one_sentence_that_names_it(whole, name, reader, broken):
+def test_run_file_that_is_broken_is_named_in_one_sentence(whole, name, reader, broken):
     path = whole.path / name
     if broken == "half" and path.exists():
         broken = path.read_bytes()[: path.stat().st_size // 2]
@@ -200,14 +200,14 @@ def test_a_broken_file_is_one_sentence_that_names_it(whole, name, reader, broken
         ({"t_ns": [1], "since_start_ns": [1], "node": ["a"], "name": ["b"], "value": [None]}, "value.* null"),
     ],
 )
-def test_a_table_with_other_columns_is_no_telemetry(whole, columns, words):
+def test_telemetry_table_with_wrong_columns_is_rejected(whole, columns, words):
     pq.write_table(pa.table(columns), whole.path / "telemetry.parquet")
 
     with pytest.raises(UsageError, match=rf"telemetry\.parquet: cannot be read: .*{words}"):
         whole.read_telemetry()
 
 
-def test_probes_without_their_metadata_are_told(whole):
+def test_probes_file_without_metadata_is_rejected(whole):
     path = whole.path / "probes.parquet"
     pq.write_table(pq.read_table(path).replace_schema_metadata({}), path)
 
