@@ -184,7 +184,7 @@ def test_schedule_bytes_per_rank_are_optimal(algorithm):
 
 @pytest.mark.parametrize(("algorithm", "peers"), [("ring", 1), ("recursive-halving", 3), ("full-mesh", 7)])
 def test_all_reduce_uses_the_same_connections_in_both_halves(algorithm, peers):
-    """Reduce-scatter and all-gather use the same connections: fewer queue pairs, and a ring is a ring."""
+    """Both halves use the same pairs of ranks: fewer queue pairs, and a ring is a ring."""
     pairs = schedules.peers_of(programs(build("all-reduce", algorithm, Shape(ranks=8)), Layout(elements=80)))
     assert len(pairs) == 8 * peers
 
@@ -261,7 +261,7 @@ def test_exchange_in_place_is_refused():
         programs(build("all-to-all", "full-mesh", Shape(ranks=4)), Layout(elements=8), in_place=True)
 
 
-def test_all_to_all_with_indivisible_size_is_refused():
+def test_all_to_all_with_indivisible_size_is_rejected():
     with pytest.raises(UsageError, match="10 elements cannot be divided among 4 ranks; use 12 elements"):
         programs(build("all-to-all", "full-mesh", Shape(ranks=4)), Layout(elements=10))
 

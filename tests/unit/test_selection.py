@@ -19,8 +19,8 @@ SEEDS = st.integers(0, MOST_SEED)
 
 
 @given(SHARES, SEEDS)
-def test_share_of_a_period_is_the_share_asked_for(share, seed):
-    """Within one part in a thousand of what is taken, or of what is spared; every position is inside the period."""
+def test_share_of_a_period_is_the_requested_share(share, seed):
+    """The share is exact within 0.1 % of the packets taken or spared; every position lies inside the period."""
     chosen = by_share(share, seed)
     smaller = min(share, 1 - share)
     assert chosen.share == pytest.approx(share, abs=smaller / 1000)
@@ -38,7 +38,7 @@ def test_usual_shares_are_exact(share):
 
 @given(SHARES, SEEDS, st.integers(0, 1000))
 def test_count_of_the_first_packets_is_the_sum_of_the_single_ones(share, seed, packets):
-    """Across the end of a period, too."""
+    """The count is also exact across the end of a period."""
     chosen = by_share(share, seed)
     begin, listed = chosen.period - 100, set(chosen.positions)
     expected = sum((number % chosen.period in listed) is not chosen.spared for number in range(begin, begin + packets))
@@ -47,7 +47,7 @@ def test_count_of_the_first_packets_is_the_sum_of_the_single_ones(share, seed, p
 
 
 @given(SHARES, SEEDS)
-def test_same_seed_draws_the_same_packets_and_another_one_others(share, seed):
+def test_same_seed_draws_the_same_packets_and_another_seed_others(share, seed):
     assert by_share(share, seed) == by_share(share, seed)
     assert by_share(share, seed).positions != by_share(share, seed + 1).positions
 
@@ -73,7 +73,7 @@ def test_gaps_between_packets_are_those_of_chance():
         assert seen == pytest.approx(1 - (1 - share) ** gap, abs=0.02)
 
 
-def test_every_position_is_as_likely():
+def test_positions_are_equally_likely():
     """Over 400 seeds each tenth of the period gets a tenth of the positions, within five standard deviations."""
     period = by_share(0.1, 0).period
     tenths = [0] * 10
@@ -104,7 +104,7 @@ def test_rule_of_a_large_share_lists_the_packets_that_are_spared():
 @pytest.mark.parametrize(
     ("kind", "params"), [("packet.drop", {"share": 0.1, "burst": 5}), ("packet.delay", {"delay": 10, "jitter": 5})]
 )
-def test_queue_that_draws_gets_the_seed_and_must_show_it(kind, params):
+def test_queue_with_random_draws_gets_the_seed_and_must_show_it(kind, params):
     planned, other = (
         plan(FaultSpec(kind=kind, target="host1:rxe0", for_s=1.0, params=params, seed=seed), SOFT, lab_kind="soft")
         for seed in (5, 6)
@@ -118,7 +118,7 @@ def test_queue_that_draws_gets_the_seed_and_must_show_it(kind, params):
     ("kind", "params"),
     [("packet.drop", {"every": 10}), ("packet.drop", {"share": 1}), ("packet.delay", {"delay": 10}), ("link.down", {})],
 )
-def test_fault_without_a_draw_says_nothing_of_a_seed(kind, params):
+def test_fault_without_random_draws_has_no_seed(kind, params):
     planned = soft(kind, "host1:rxe0", **params)
     assert planned.selection is None
     assert "seed" not in json.dumps(dict(planned.request))

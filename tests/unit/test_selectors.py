@@ -104,7 +104,7 @@ def test_select_all_of_each_class_gives_targets_of_every_shipped_lab(name, word)
         ("host[9999999]", r"is no selector"),
     ],
 )
-def test_select_without_a_match_says_what_the_lab_has(text, says):
+def test_select_without_a_match_lists_what_the_lab_has(text, says):
     assert is_selector(text)
     with pytest.raises(UsageError, match=says):
         select(SOFT.topology, text)
@@ -116,7 +116,7 @@ STEPS = st.builds(str.__add__, WORDS, INDEXES)
 
 
 @given(text=st.lists(STEPS, min_size=1, max_size=4).map(":".join), name=st.sampled_from(NAMES))
-def test_select_of_any_text_gives_targets_of_the_lab_or_refuses_it(text, name):
+def test_select_of_any_text_returns_targets_of_the_lab_or_rejects_it(text, name):
     topology = LABS[name].topology
     try:
         names = select(topology, text)

@@ -44,7 +44,7 @@ class PacedLab(RankLab):
         self.ends = ends
 
 
-def test_one_group_prefills_and_then_decodes_token_by_token():
+def test_inference_one_group_prefills_and_then_decodes_token_by_token():
     spec = InferenceSpec(tokens=3, prefill_ms=5, decode_ms=2, prefill_bytes=1 << 16, decode_bytes=1 << 12)
     trace = inference.request(spec, 4)
     assert [(one.members, one.size_bytes, one.pauses_ns[0] // MS) for one in trace.operations] == [
@@ -53,15 +53,15 @@ def test_one_group_prefills_and_then_decodes_token_by_token():
     ]
 
 
-def test_apart_each_prefill_rank_sends_its_cache_to_a_decode_rank():
+def test_inference_split_groups_send_each_prefill_cache_to_a_decode_rank():
     trace = inference.request(InferenceSpec(tokens=1, prefill_ranks=3), 5)
     assert [one.members for one in trace.operations] == [(0, 1, 2), (0, 3), (1, 4), (2, 3), (3, 4)]
     (batch,) = replay_batches.batches(trace, ReplaySpec(batch_bytes=1 << 28), NETWORK)
     assert batch.phases[-1] == (2, 1), "rank 3 gets two caches before it decodes"
 
 
-def test_times_to_tokens_are_those_of_the_slowest_rank_and_promises_are_counted():
-    """Prefill is over after 10 ms; a token then takes 3 ms, on host2 4 ms; in the second request twice that."""
+def test_inference_times_are_the_slowest_ranks_and_slo_attainment_is_counted():
+    """Prefill ends after 10 ms; a token then takes 3 ms, on host2 4 ms; in the second request twice that."""
 
     def ends(host, index, phases):
         each = (4 if host == "host2" else 3) * (1 + index)
@@ -90,7 +90,7 @@ def test_hot_shards_send_more_and_get_as_many_gradients_back():
     assert dense.collective == "all-reduce"
 
 
-def test_a_ranking_job_reports_its_parts_and_how_uneven_it_is():
+def test_ranking_job_reports_its_phases_and_its_mmr():
     result = ranking.run(PacedLab(lambda host, index, phases: [10, 30, 35]), RankingSpec(skew=0, iterations=3))
     assert (result.forward_ns, result.backward_ns, result.dense_ns) == (10 * MS, 20 * MS, 5 * MS)
     assert (result.iterations_completed, result.iteration_p99_ns) == (3, 35 * MS)

@@ -68,7 +68,7 @@ def test_nft_facts_of_tables_of_iptables_are_not_looked_into():
 
 @pytest.mark.parametrize(("state", "told"), [(0x80, True), (0x02, False), (0x04, False), (0x20, False), (0x40, False)])
 def test_neighbour_facts_are_the_configured_ones(state, told):
-    """Permanent; not reachable, stale, failed or multicast ones, which age."""
+    """Only permanent entries are kept; reachable, stale, failed and multicast ones age."""
     body = struct.pack("=B3xiHBB", socket.AF_INET, 2, state, 0, 1)
     body += attribute(1, socket.inet_aton("10.77.1.2")) + attribute(2, bytes.fromhex("020000000001"))
     expected = [("neighbour be0 10.77.1.2", "02:00:00:00:00:01")] if told else []
@@ -98,7 +98,7 @@ def test_dcb_fact_of_a_driver_without_dcb_is_none():
 
 
 def test_ethtool_fact_leaves_out_what_a_link_negotiates(monkeypatch):
-    """Of FEC the configured mode counts; what is active comes and goes with the link."""
+    """The configured FEC mode is kept; the active one changes with the link."""
 
     def told(active):
         numbers = {0x12: (1, 1, 0), 0x10: tuple(range(8)), 0x50: (active, 4, 0)}
@@ -138,7 +138,7 @@ def test_gid_facts_do_not_depend_on_the_order_of_the_table(monkeypatch, tmp_path
 
 
 def test_resource_facts_are_of_programs_of_ours_and_of_dead_processes(monkeypatch):
-    """A queue pair of the kernel's own, or of somebody's program that runs, is no leftover."""
+    """A queue pair of the kernel or of another user's running program is no leftover."""
     gone, here = 2**22 + 1, os.getpid()
     table = {0x140A: (19, [41, 41, gone, None, here]), 0x140D: (40, [41])}
     dumps = {}
@@ -169,15 +169,15 @@ end
 """
 
 
-def test_frr_lines_stand_with_what_they_are_nested_in():
+def test_frr_lines_include_their_enclosing_context():
     subjects = [subject for subject, _ in settings.config_facts("bgpd", CONFIG.splitlines())]
     assert subjects[0] == "frr bgpd frr version 10.3"
     assert subjects[2] == "frr bgpd router bgp 65001 / neighbor fabric peer-group"
     assert subjects[-1] == "frr bgpd router bgp 65001 / address-family ipv4 unicast / network 10.77.1.0/31"
 
 
-def test_frr_passwords_are_told_by_their_checksum():
-    """They would stand in journals and reports; a changed one is still a difference."""
+def test_frr_passwords_are_replaced_by_a_checksum():
+    """The facts appear in journals and reports; a changed password is still a difference."""
     texts = [
         [subject for subject, _ in settings.config_facts("bgpd", CONFIG.replace("hunter2", word).splitlines())]
         for word in ("hunter2", "other")
@@ -232,8 +232,8 @@ def test_frr_facts_of_a_machine_without_daemons_are_none(monkeypatch, tmp_path):
     assert list(settings.frr_facts(None)) == list(settings.frr_facts("rtsw1")) == []
 
 
-def test_sonic_facts_see_a_row_that_stays_in_its_configuration(monkeypatch, tmp_path):
-    """An ACL rule drops in the ASIC: the kernel knows nothing of it."""
+def test_sonic_facts_show_a_row_left_in_the_configuration(monkeypatch, tmp_path):
+    """An ACL rule drops in the ASIC: the kernel does not know it."""
     monkeypatch.setattr(settings, "_SONIC", str(tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     tool = tmp_path / "sonic-cfggen"

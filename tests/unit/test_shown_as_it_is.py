@@ -21,7 +21,7 @@ ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
 @pytest.fixture(params=["pipe", "terminal"])
 def place(request, monkeypatch):
-    """Where output goes: into a pipe, or to what rich is told to hold for a terminal."""
+    """Direct output into a pipe, or to what rich treats as a terminal."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setenv("TERM", "xterm")
     for name in ("FORCE_COLOR", "NO_COLOR", "TTY_COMPATIBLE"):
@@ -43,7 +43,7 @@ def session(place):
     [traffic_group.FLOW_COLUMNS, traffic_group.COLUMNS, ("TTFT P50/P99[ms]", "dense[ms]"), DATA],
     ids=["flow", "collective", "times", "data"],
 )
-def test_a_table_keeps_its_title_headers_and_cells(session, capsys, columns):
+def test_table_prints_title_headers_and_cells_literally(session, capsys, columns):
     cells = [DATA[at % len(DATA)] for at in range(len(columns))]
     session.table(columns, [cells], title="[/t]")
     title, header, row = ANSI.sub("", capsys.readouterr().out).splitlines()
@@ -53,7 +53,7 @@ def test_a_table_keeps_its_title_headers_and_cells(session, capsys, columns):
 
 
 @pytest.mark.parametrize("data", DATA)
-def test_a_line_is_printed_as_it_is(session, place, capsys, data):
+def test_output_prints_a_line_literally(session, place, capsys, data):
     session.out.print(data)
     labs._show_dirty(session, (data,))
     traffic_group.exit_code(session, "failed", data)
@@ -68,7 +68,7 @@ def test_a_line_is_printed_as_it_is(session, place, capsys, data):
 
 
 @pytest.mark.parametrize("data", DATA)
-def test_progress_and_its_spinner_show_what_is_done(session, place, capsys, data):
+def test_progress_and_its_spinner_print_text_literally(session, place, capsys, data):
     with session.progress() as progress:
         progress(data)
     line, *frames = [text for text in ANSI.sub("", capsys.readouterr().err).splitlines() if data in text]
@@ -77,14 +77,14 @@ def test_progress_and_its_spinner_show_what_is_done(session, place, capsys, data
     assert bool(frames) == (place == "terminal"), "the spinner's last frame"
 
 
-def test_a_style_is_of_the_cell_and_not_of_its_words(session, place, capsys):
+def test_style_applies_to_the_cell_and_not_to_its_text(session, place, capsys):
     session.table(("", ""), [(styled("[/x]", "red"), "[red]x[/red]")])
     row = capsys.readouterr().out.splitlines()[-1]
     assert row.rstrip() == ("\x1b[31m[/x]\x1b[0m  [red]x[/red]" if place == "terminal" else "[/x]  [red]x[/red]")
 
 
 @pytest.mark.usefixtures("place")
-def test_a_command_shows_what_it_has_read(tmp_path, monkeypatch):
+def test_audit_command_prints_data_literally(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
     for one in DATA:
         audit_log.append(lab_dir("soft"), "armed", kind="rdma", target=one, detail=f"rm {one}")
@@ -95,8 +95,8 @@ def test_a_command_shows_what_it_has_read(tmp_path, monkeypatch):
     ]
 
 
-def test_no_markup_is_written_in_the_command_line():
-    """Whoever writes a tag has switched it on for data, or shows it to people."""
+def test_command_line_code_contains_no_markup():
+    """A markup tag would enable markup for data too, or would be shown to users."""
     markup = re.compile(r"\[/[a-z ]*\]|rich\.markup|from_markup|markup=True")
     files = sorted((HOUSE / "harness" / "cli").rglob("*.py"))
     assert files

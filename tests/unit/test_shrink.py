@@ -19,8 +19,8 @@ IDS = [fault.id for fault in experiment.decode(DEMO, source="demo").faults]
 
 
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))
-def test_what_is_to_blame_is_what_is_left(drawn):
-    """Whatever faults it takes together: those, no others, and each subset is tried once."""
+def test_smallest_keeps_exactly_the_guilty_faults(drawn):
+    """For any set of faults that must act together, that set remains, and each subset is tried once."""
     count, guilty = drawn
     asked = []
 
@@ -33,8 +33,8 @@ def test_what_is_to_blame_is_what_is_left(drawn):
 
 
 @given(st.integers(2, 7), st.data())
-def test_no_single_fault_of_what_is_left_can_be_left_out(count, data):
-    """Also where more faults may hide a failure: of what is left, nothing less fails by one."""
+def test_smallest_result_cannot_lose_any_single_fault(count, data):
+    """More faults may hide a failure: still, removing any one fault from the result makes it pass."""
     every = [some for size in range(count + 1) for some in combinations(range(count), size)]
     failing = data.draw(st.sets(st.sampled_from(every))) | {tuple(range(count))}
     left = smallest(count, lambda some: some in failing)
@@ -42,14 +42,14 @@ def test_no_single_fault_of_what_is_left_can_be_left_out(count, data):
     assert all(tuple(other for other in left if other != one) not in failing for one in left)
 
 
-def test_one_of_sixteen_takes_few_runs():
+def test_smallest_finds_one_of_sixteen_in_few_runs():
     asked = []
     assert smallest(16, lambda some: bool(asked.append(some)) or 11 in some) == (11,)
     assert len(asked) <= 9
 
 
 @pytest.mark.parametrize("keep", [(), (1,), (0, 2), (0, 1, 2)])
-def test_a_file_keeps_its_other_parts_and_asks_nothing_of_faults_that_are_gone(keep):
+def test_without_keeps_the_rest_of_the_file_and_drops_expectations_of_removed_faults(keep):
     made = without(DEMO, IDS, keep)
     raw, old = tomllib.loads(made.decode()), tomllib.loads(DEMO.decode())
     assert [one["id"] for one in raw.get("faults", ())] == [IDS[number] for number in keep]

@@ -1,4 +1,4 @@
-"""A slow rank is named soon, a healthy one hardly ever, and what hits all ranks alike is nobody's fault."""
+"""A slow rank is reported soon, a healthy one hardly ever, and a slowdown of all ranks names no rank."""
 
 from __future__ import annotations
 

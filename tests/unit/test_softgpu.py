@@ -51,15 +51,15 @@ def test_work_takes_time_and_bad_requests_are_answered(gpu):
         assert ask(client, '{"units": 0}')["units"] == 0
 
 
-def test_a_client_that_goes_in_the_middle_is_survived(gpu):
+def test_softgpu_survives_a_client_that_disconnects_in_the_middle(gpu):
     with connect(gpu) as client:
         client.sendall(b'{"units": 500}\n{"units": 500}\n')
     with connect(gpu) as client:
         assert ask(client, '{"units": 1}')["units"] == 1
 
 
-def test_clients_share_it_in_turn(gpu):
-    """Two ranks of one host once waited for each other for ever: the GPU belonged to whoever came first."""
+def test_softgpu_serves_clients_in_turn(gpu):
+    """The GPU used to belong to its first client, and two ranks of one host waited for each other for ever."""
     with connect(gpu) as one, connect(gpu) as two:
         for _ in range(3):
             assert ask(one, '{"units": 1}')["units"] == 1

@@ -38,7 +38,7 @@ def pair(rng, *, count, spread, memory, drift, before, tail=0.02):
         ("min", 2.1, Verdict.FAIL),
     ],
 )
-def test_the_bound_decides_by_where_it_lies(sign, bound, verdict):
+def test_decide_depends_on_the_bounds_side_of_the_interval(sign, bound, verdict):
     assert decide(sign, bound, Interval(low=1.0, high=2.0, method="")) is verdict
 
 
@@ -50,8 +50,8 @@ LABS = [
 
 
 @pytest.mark.parametrize("lab", LABS)
-def test_no_a_a_run_fails_wrongly(lab):
-    """None of 50 pairs of fault-free runs fails a bound of 1.02; of 1.00, their true ratio, each side 0.5 % may."""
+def test_interval_of_fault_free_runs_rarely_fails(lab):
+    """None of 50 fault-free pairs fails a bound of 1.02; of 1.00, their true ratio, 0.5 % may on each side."""
     rng = np.random.default_rng(5)
     found = [one for _ in range(400) if (one := pair(rng, count=150, **lab)) is not None]
     assert len(found) > 200
@@ -60,8 +60,8 @@ def test_no_a_a_run_fails_wrongly(lab):
     assert sum(decide("min", 1.00, one) is Verdict.FAIL for one in found) <= 6
 
 
-def test_the_interval_is_as_narrow_as_the_noise_allows():
-    """A quiet lab decides within 2 %: an interval that is always wide would never fail wrongly, nor ever decide."""
+def test_interval_is_as_narrow_as_the_noise_allows():
+    """A quiet lab decides within 2 %: an interval that is always wide would never fail wrongly, and never decide."""
     rng = np.random.default_rng(6)
     pairs = [pair(rng, count=150, spread=0.02, memory=0.3, drift=0.0, before=0, tail=0.0) for _ in range(20)]
     found = [one for one in pairs if one is not None]
@@ -69,8 +69,8 @@ def test_the_interval_is_as_narrow_as_the_noise_allows():
     assert np.median([one.high - one.low for one in found]) < 0.04
 
 
-def test_the_faults_own_effect_is_no_noise():
-    """One stall of ten iterations' length: the ratio is known as well as that of a run without it."""
+def test_interval_does_not_count_the_faults_own_effect_as_noise():
+    """One stall is as long as ten iterations: the ratio's interval is as narrow as without it."""
     rng = np.random.default_rng(7)
     run, twin = noisy(rng, 100, spread=0.02, tail=0.0), noisy(rng, 100, spread=0.02, tail=0.0)
     quiet = np.ones(100, dtype=bool)
@@ -82,7 +82,7 @@ def test_the_faults_own_effect_is_no_noise():
     assert hit.high - hit.low == pytest.approx(calm.high - calm.low, rel=0.2)
 
 
-def test_a_run_on_a_slower_lab_than_its_twins_is_not_held_against_the_fault():
+def test_interval_allows_for_a_lab_slower_than_in_the_twin():
     rng = np.random.default_rng(8)
     run, twin = 1.3 * noisy(rng, 100, spread=0.02, tail=0.0), noisy(rng, 100, spread=0.02, tail=0.0)
     interval = confidence.total_ratio(run, twin, quiet=np.ones(100, dtype=bool), before=30)
@@ -91,7 +91,7 @@ def test_a_run_on_a_slower_lab_than_its_twins_is_not_held_against_the_fault():
     assert "1.3" in interval.method
 
 
-def test_a_drift_that_is_known_from_few_iterations_is_allowed_for_too():
+def test_interval_allows_for_drift_estimated_from_few_iterations():
     rng = np.random.default_rng(8)
     run, twin = (scale * noisy(rng, 40, spread=0.02, memory=0.0, tail=0.0) for scale in (1.3, 1.0))
     quiet = np.ones(40, dtype=bool)
@@ -99,14 +99,14 @@ def test_a_drift_that_is_known_from_few_iterations_is_allowed_for_too():
     assert confidence.total_ratio(run, twin, quiet=quiet, before=0).low > 1.2
 
 
-def test_too_few_iterations_have_no_interval():
+def test_interval_needs_enough_iterations():
     few = np.ones(15)
     assert confidence.total_ratio(few, few, quiet=np.ones(15, dtype=bool), before=0) is None
     assert confidence.mean_interval(few) is None
     assert confidence.lowest_window(0.5, few, width=2, windows=9) is None
 
 
-def test_the_mean_of_what_remembers_is_held_too():
+def test_interval_of_the_mean_covers_autocorrelated_values():
     rng = np.random.default_rng(9)
     means = [confidence.mean_interval(noisy(rng, 200, spread=0.1, memory=0.6, tail=0.0)) for _ in range(200)]
     found = [one for one in means if one is not None]
@@ -115,7 +115,7 @@ def test_the_mean_of_what_remembers_is_held_too():
     assert sum(not one.low <= truth <= one.high for one in found) <= 6
 
 
-def test_a_silent_window_is_silent_for_certain():
+def test_interval_of_a_silent_window_is_exactly_zero():
     baseline = noisy(np.random.default_rng(1), 100, spread=0.1, memory=0.0, tail=0.0)
     assert confidence.lowest_window(0.0, baseline, width=10, windows=50).high == 0
     half = confidence.lowest_window(0.5, baseline, width=10, windows=50)
@@ -137,13 +137,13 @@ def test_shares_are_those_of_clopper_and_pearson(count, total, low, high):
     assert (interval.low, interval.high) == (pytest.approx(low, abs=1e-6), pytest.approx(high, abs=1e-6))
 
 
-def test_a_share_of_many_packets_is_still_exact():
+def test_share_interval_of_many_packets_is_exact():
     interval = share_interval(1000, 1_000_000)
     assert interval.low == pytest.approx(0.000921, abs=2e-6)
     assert interval.high == pytest.approx(0.001084, abs=2e-6)
 
 
-def test_no_share_of_nothing():
+def test_share_interval_of_no_trials_is_an_error():
     with pytest.raises(ValueError, match="no share"):
         share_interval(0, 0)
 
@@ -163,8 +163,8 @@ def test_percentiles_hold_the_truth_as_often_as_they_say():
     assert confidence.percentile_interval(np.arange(5.0), 99) is None
 
 
-def test_what_one_request_makes_alike_is_not_counted_twice():
-    """Tokens of one request are slow together: as if they were independent, the interval misses the truth often."""
+def test_percentile_interval_counts_correlated_values_once():
+    """Tokens of one request are slow together: treated as independent, their interval often misses the truth."""
     rng, missed = np.random.default_rng(3), {20: 0, 20 * 30: 0}
     for _ in range(300):
         tokens = (rng.exponential(size=(20, 1)) + 0.01 * rng.normal(size=(20, 30))).ravel()
@@ -175,8 +175,8 @@ def test_what_one_request_makes_alike_is_not_counted_twice():
     assert missed[20 * 30] > 100
 
 
-def test_where_the_outermost_values_do_not_hold_a_percentile_an_end_is_open():
-    """Sixteen requests say nothing of how long the slowest in a hundred takes, but that it takes as long as these."""
+def test_percentile_interval_beyond_the_extreme_values_is_open():
+    """Sixteen requests give only a lower bound for the slowest in a hundred."""
     high = confidence.percentile_bounds(np.arange(1.0, 17.0), 99, independent=16, least=0.0)
     assert (high.low > 10, high.high) == (True, np.inf)
     low = confidence.percentile_bounds(np.arange(1.0, 17.0), 1, independent=16, least=0.0)
@@ -202,7 +202,7 @@ def test_level_for_several_noisy_checks_keeps_the_risk_of_the_run(checks, level)
     assert confidence.level_for(checks) == pytest.approx(level)
 
 
-def test_share_of_dependent_trials_is_known_as_well_as_of_fewer_independent_ones():
+def test_share_interval_of_dependent_trials_equals_that_of_fewer_independent_ones():
     assert share_interval(90, 100, independent=10.0).low == pytest.approx(share_interval(9, 10).low)
     assert share_interval(90, 100, independent=10.0).high == pytest.approx(share_interval(9, 10).high)
     assert share_interval(9, 10, independent=99.0) == share_interval(9, 10)

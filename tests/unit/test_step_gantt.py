@@ -55,7 +55,7 @@ def one_of(run, **known):
     return found
 
 
-def test_an_iteration_is_its_parts_one_after_another():
+def test_gantt_iteration_is_its_phases_in_sequence():
     series = (
         Iteration(index=0, start_ns=T0 + S, ingest_ns=S, compute_ns=2 * S, wait_ns=0, comm_ns=S, checkpoint_ns=S),
     )
@@ -70,7 +70,7 @@ def test_an_iteration_is_its_parts_one_after_another():
     assert found.kinds == ("ingest", "compute", "comm", "checkpoint")
 
 
-def test_the_stall_is_the_rank_that_was_late_and_not_the_one_that_waited_for_it():
+def test_gantt_stall_is_the_late_rank_and_not_the_waiting_one():
     stall = one_of(STALLED).stall
 
     assert (stall.rank, stall.start_s, stall.end_s) == (1, pytest.approx(2.1), pytest.approx(4.1))
@@ -78,8 +78,8 @@ def test_the_stall_is_the_rank_that_was_late_and_not_the_one_that_waited_for_it(
     assert stall.words == "iteration 10: rank 1 (host2:rxe0) communicated 2 s, its median is 100 ms"
 
 
-def test_the_chart_is_around_the_stall():
-    """Two and a half usual iterations before the firing, three after the stall's end: 1.5 to 4.7 s."""
+def test_gantt_chart_surrounds_the_stall():
+    """From two and a half median iterations before the firing to three after the stall's end: 1.5 to 4.7 s."""
     found = one_of(STALLED)
 
     assert (found.start_s, found.end_s) == (pytest.approx(1.5), pytest.approx(4.7))
@@ -87,7 +87,7 @@ def test_the_chart_is_around_the_stall():
     assert [row.name for row in found.rows] == ["host1:rxe0", "host2:rxe0"]
 
 
-def test_a_queue_pair_that_died_meanwhile_is_the_stalled_hop():
+def test_gantt_stall_names_the_hop_of_a_queue_pair_that_died():
     """`lost_at` is host1 to host3; here rank 1 is host3."""
     run = msgspec.structs.replace(
         STALLED,
@@ -109,7 +109,7 @@ def test_a_queue_pair_that_died_meanwhile_is_the_stalled_hop():
     assert one_of(run, findings=[link]).stall.words.endswith(f"{died}, stalled at rtsw1:ctsw2")
 
 
-def test_a_capture_knows_the_packet():
+def test_gantt_stall_from_a_capture_names_the_packet_wait():
     wait = Wait(
         iteration=10, sender=1, receiver=0, waited_ns=S, until_ns=T0 + 4 * S, words="rank 1→0 waited 1 s for a timer"
     )
@@ -155,7 +155,7 @@ def test_recorders_go_on_where_reported_iterations_end():
     assert found.stall.words == "iteration 13, rank 0 (host1:rxe0): 0.60 s, and it did not end"
 
 
-def test_recorders_that_wait_tell_the_stall_in_their_words():
+def test_gantt_stall_from_flight_recorders_uses_their_description():
     standing = "iteration 12, step 3: waits for segment 2 of 8 from rank 1 (QP 17)"
     flights = [
         flight(0, standing, entry("begin", 2.0, 12), entry("arrive", 2.5, 12, peer=1)),
@@ -171,7 +171,7 @@ def test_recorders_that_wait_tell_the_stall_in_their_words():
     assert "over host2 → rtsw1 → host1" in stall.words
 
 
-def test_the_one_rank_without_a_recording_is_the_stall():
+def test_gantt_stall_is_the_one_rank_without_a_recording():
     flights = [flight(0, "iteration 12, compute", entry("begin", 2.0, 12), entry("ack", 3.0, 12))]
     run = msgspec.structs.replace(run_of(steps(10), steps(9)), end_ns=T0 + 3 * S)
     stall = one_of(run, flights=flights).stall
@@ -180,7 +180,7 @@ def test_the_one_rank_without_a_recording_is_the_stall():
     assert "rank 1 (host2:rxe0) left no recording" in stall.words
 
 
-def test_of_many_ranks_the_stalled_one_and_the_longest_are_shown():
+def test_gantt_of_many_ranks_shows_the_stalled_and_the_longest():
     run = run_of(*(steps(20, long=(10, "comm_ns") if rank == 39 else None) for rank in range(40)))
     found = one_of(run)
 
@@ -188,13 +188,13 @@ def test_of_many_ranks_the_stalled_one_and_the_longest_are_shown():
     assert 39 in [row.rank for row in found.rows]
 
 
-def test_without_a_fault_or_iterations_there_is_no_chart():
+def test_gantt_needs_a_fault_and_iterations():
     assert gantts(STALLED, [], recovered_ns={}) == ()
     assert gantts(run_of((), ()), [FAULT], recovered_ns={}) == ()
     assert gantts(STALLED, [window(start_s=15, end_s=16)], recovered_ns={}) == ()
 
 
-def test_a_chart_has_a_row_for_each_rank_and_frames_the_stall():
+def test_gantt_chart_has_a_row_per_rank_and_frames_the_stall():
     chart = gantt_chart(one_of(STALLED), [Band(start_s=2, end_s=3, number=1, colour="#d1495b")])
 
     for svg in (chart.wide, chart.narrow):
@@ -205,7 +205,7 @@ def test_a_chart_has_a_row_for_each_rank_and_frames_the_stall():
         assert not re.search(r"#0[0-9a]0[0-9a]0[0-9a]", svg)
 
 
-def test_the_report_has_a_chart_for_each_fault(tmp_path):
+def test_report_has_a_gantt_chart_for_each_fault(tmp_path):
     page = report.render(finished(tmp_path, synthetic_run()).path).read_text(encoding="utf-8")
 
     assert page.count('class="gantt"') == 3

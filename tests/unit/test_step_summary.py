@@ -55,7 +55,7 @@ def test_junit_is_read(cases):
     assert flaky(cases) == [("tests/soft/test_lab::test_ok", 1, 2)]
 
 
-def test_the_page_names_what_somebody_has_to_look_at(cases):
+def test_step_summary_lists_what_needs_attention(cases):
     page = markdown("nightly", cases, [verdict(), verdict("storm", "INCONCLUSIVE", fired=0)], ["20261121T-killed-1"])
     assert page.startswith("## ❌ nightly\n")
     for words in (
@@ -81,7 +81,7 @@ def test_the_page_names_what_somebody_has_to_look_at(cases):
         ([], [], "❌"),
     ],
 )
-def test_only_what_ran_and_passed_and_left_the_lab_clean_is_green(verdicts, unfinished, mark):
+def test_step_summary_is_green_only_if_all_ran_passed_and_the_lab_is_clean(verdicts, unfinished, mark):
     assert markdown("x", [], verdicts, unfinished).startswith(f"## {mark} x")
 
 
@@ -104,14 +104,14 @@ def test_run_directories_are_read(tmp_path):
     assert "verdict.json: not as this version writes it" in told
 
 
-def test_what_is_no_junit_is_told(tmp_path):
+def test_step_summary_rejects_a_file_that_is_not_junit(tmp_path):
     (tmp_path / "x.xml").write_text("<testsuite")
     with pytest.raises(UsageError, match="not a JUnit file"):
         read_junit([tmp_path / "x.xml"])
 
 
-def test_a_job_that_never_got_to_its_tests_has_a_page(tmp_path):
-    """`up`, `reserve` or `preflight` failed: there is no JUnit file, and just then the page is needed."""
+def test_step_summary_exists_for_a_job_that_failed_before_its_tests(tmp_path):
+    """If `up`, `reserve` or `preflight` failed there is no JUnit file, and then the page is needed most."""
     left = tmp_path / "artifacts/preflight.json"
     left.parent.mkdir()
     wrong = {"check": "mtu", "where": "host1:rxe0", "found": "1500", "wanted": "4200", "do": "x", "nodes": ["host1"]}
@@ -136,12 +136,12 @@ def test_a_job_that_never_got_to_its_tests_has_a_page(tmp_path):
 @pytest.mark.parametrize(
     "left", [{"steps": [Step(name="x", outcome="cancelled")]}, {"missing": ["junit.xml"]}, {"preflight": ["mtu: x"]}]
 )
-def test_a_job_that_stopped_is_not_green_even_when_something_passed(left):
+def test_step_summary_of_a_stopped_job_is_not_green_even_if_tests_passed(left):
     assert markdown("x", [], [verdict()], steps=[Step(name="a", outcome="success")]).startswith("## ✅")
     assert markdown("x", [], [verdict()], **left).startswith("## ❌")
 
 
-def test_a_file_that_is_none_of_ours_is_told(tmp_path):
+def test_step_summary_rejects_foreign_files(tmp_path):
     assert read_preflight(tmp_path / "none") == []
     (tmp_path / "p").write_text("{}")
     with pytest.raises(UsageError, match="preflight --out"):
@@ -160,8 +160,8 @@ def invoked(*argv):
     return done.output
 
 
-def test_what_is_cut_short_is_named_on_a_page_that_is_there(tmp_path):
-    """pytest killed in the middle of its file, a run in the middle of its verdict: there was no page at all."""
+def test_step_summary_lists_truncated_files(tmp_path):
+    """If pytest was killed while writing its file, or a run while writing its verdict, there used to be no page."""
     for name in ("junit.xml", "preflight.json", "runs/a/experiment.toml", "runs/a/verdict.json"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("{")
@@ -177,8 +177,8 @@ def test_what_is_cut_short_is_named_on_a_page_that_is_there(tmp_path):
     assert all(name in told for name in ("junit.xml", "preflight.json", "verdict.json"))
 
 
-def test_no_text_becomes_markdown_of_its_own():
-    """As GitHub reads it: an escaped backslash before a pipe leaves the pipe free, and a code span takes no escapes."""
+def test_step_summary_escapes_markdown():
+    """GitHub's rules: an escaped backslash before a pipe leaves the pipe active, and a code span has no escapes."""
     nasty = "a\\|b <img src=x> `c` ~~d~~ $e$ &lt; [f](g)"
     page = markdown(nasty, [case("t::x[`|`` <b>]", said=nasty)], [verdict(nasty)])
     (row,) = [line for line in page.splitlines() if "2 of" not in line and line.startswith("| ✅")]
@@ -188,7 +188,7 @@ def test_no_text_becomes_markdown_of_its_own():
     assert "- ``` t::x[`|`` <b>] ```: a" in page
 
 
-def test_a_page_is_never_longer_than_github_takes():
+def test_step_summary_never_exceeds_githubs_limit():
     long = "x" * 5000
     states = [("failed", False), ("skipped", True), ("passed", True)]
     cases = [case(f"t::{long}{n}.toml::", outcome, long, quarantined=q) for n in range(500) for outcome, q in states]
@@ -201,8 +201,8 @@ def test_a_page_is_never_longer_than_github_takes():
     assert "- … and 470 more" in page
 
 
-def test_what_is_in_quarantine_and_passes_is_told(tmp_path):
-    """JUnit has it as any test that passes: nobody saw that an entry could go."""
+def test_step_summary_lists_passing_tests_in_quarantine(tmp_path):
+    """JUnit shows such a test as passed, so an entry that could be removed was not noticed."""
     (tmp_path / "j.xml").write_text(
         '<testsuites><testsuite><testcase classname="a" name="b" time="1">'
         '<properties><property name="quarantine" value="w"/></properties></testcase></testsuite></testsuites>'
@@ -212,7 +212,7 @@ def test_what_is_in_quarantine_and_passes_is_told(tmp_path):
     assert page.endswith("### In quarantine, and passed: is it mended?\n\n- `a::b`\n")
 
 
-def test_an_experiment_goes_by_its_file(tmp_path):
+def test_step_summary_names_an_experiment_by_its_file(tmp_path):
     (tmp_path / "j.xml").write_text(
         '<testsuites><testsuite><testcase classname="tests.experiments.demo.toml" name="demo" time="0">'
         '<skipped type="pytest.skip" message="needs racks"/></testcase>'
@@ -223,8 +223,8 @@ def test_an_experiment_goes_by_its_file(tmp_path):
     assert page.endswith("they show nothing\n\n- `tests/experiments/demo.toml::demo`: needs racks\n")
 
 
-def test_what_got_worse_tonight_is_on_the_page(tmp_path, monkeypatch):
-    """The history is kept for this, and its marks stood at the end of a log that nobody reads."""
+def test_step_summary_lists_regressions_of_this_run(tmp_path, monkeypatch):
+    """The history exists for this; its marks used to be at the end of a long log."""
     found = [history.Regression(run=name, metric="dip", words="0.5, was 0.1") for name in ("tonight", "last-week")]
     monkeypatch.setattr(history, "regressions", lambda past: tuple(found))
     (tmp_path / "runs" / "tonight").mkdir(parents=True)

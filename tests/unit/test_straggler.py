@@ -1,4 +1,4 @@
-"""The rank that a fault slowed is named, whatever else the machine does; what chance can do names nobody."""
+"""The rank that a fault slowed is named under any other load; differences by chance name no rank."""
 
 import itertools
 import math
@@ -41,7 +41,7 @@ HALVED = [(601, 1000, 441, 481), (445, 875, 474, 382), (452, 962, 619, 589), (58
 
 
 def test_straggler_of_a_slow_gpu_is_named_although_all_ranks_got_faster():
-    """Its own times grew by a fifth only; those of the others fell by a third."""
+    """The slow rank's times grew by a fifth only, while those of the others fell by a third."""
     slow = slowdowns(series(BUSY + HALVED), under(len(BUSY), len(BUSY) + 3))
     top, is_sure = slowest(slow)
 

@@ -38,7 +38,7 @@ def test_secrets_and_addresses_are_gone_and_versions_stay():
     assert "Vendor Serial Number               : SN" in found
 
 
-def test_the_same_address_is_the_same_in_all_outputs():
+def test_scrubber_maps_an_address_consistently():
     scrubber = Scrubber()
     one, two = scrubber.scrub("10.3.147.196 up"), scrubber.scrub("ping 10.3.147.196")
     assert one.split()[0] == two.split()[1]
@@ -52,7 +52,7 @@ def test_parsers_read_a_bundle_as_they_read_the_rack():
 
 
 @given(st.integers(0, 2**32 - 1), st.text(st.characters(categories=["L", "P", "Zs"]), max_size=20))
-def test_no_ipv4_address_of_a_line_is_left(number, around):
+def test_scrubber_leaves_no_ipv4_address(number, around):
     address = ".".join(str(byte) for byte in number.to_bytes(4, "big"))
     found = Scrubber().scrub(f"{around} {address}/24 {around}")
     assert (
@@ -60,7 +60,7 @@ def test_no_ipv4_address_of_a_line_is_left(number, around):
     )
 
 
-def test_every_machine_is_asked_for_what_it_is():
+def test_support_commands_follow_the_machines_role():
     host, switch = commands(RACK, "host1"), commands(RACK, "rtsw1")
     assert "dcgmi discovery -l" in host
     assert "mlnx_qos" in host
@@ -85,7 +85,7 @@ class Rack:
         return Completed(argv=tuple(argv), rc=0, stdout=TELLING, stderr="")
 
 
-def test_bundle_has_a_file_a_machine_and_is_its_owners_alone(tmp_path):
+def test_bundle_has_a_file_per_machine_and_is_readable_by_its_owner_only(tmp_path):
     path = tmp_path / "to/bundle.tar.gz"
     write(path, gather(Rack()))
     assert stat.S_IMODE(path.stat().st_mode) == 0o600

@@ -1,4 +1,4 @@
-"""A sweep: its points, its table, and that what is done is not done again; no point that shows nothing has a number."""
+"""A sweep: its points, its table, and resuming without repetition; an unproven point has no number."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_points_that_cannot_be_are_refused_before_anything_runs(overs, error, sa
     assert says in str(caught.value)
 
 
-def test_too_many_runs_are_refused():
+def test_sweep_with_too_many_runs_is_rejected():
     with pytest.raises(UsageError, match="1001 runs, of at most 1000"):
         points(f"{SHARE}=0.1", repeat=1001)
 
@@ -160,7 +160,7 @@ def test_sweep_runs_every_point_and_writes_table_page_and_parquet(executed):
     assert "3 points (3 PASS), 3 runs, lab CLEAN" in " ".join(page.text)
 
 
-def test_same_command_again_runs_nothing_and_new_values_only_themselves(executed):
+def test_sweep_resumed_runs_only_new_points(executed):
     swept(executed)
     first = (executed.folder / "sweep.json").read_bytes()
     assert swept(executed).return_value == 0
@@ -194,7 +194,7 @@ def test_verdict_that_was_cut_short_is_run_again(executed):
 
 
 def test_point_whose_faults_did_nothing_is_inconclusive_and_has_no_number(executed):
-    """The mutation: a sweep of no-ops must not be a PASS, and must not plot a curve."""
+    """Mutation test: a sweep of no-op faults must neither PASS nor plot a curve."""
     executed.acts = {2: {"fired": False}}
     done = swept(executed, "--metric", "dip", "--metric", "goodput_mean_ratio")
     assert done.return_value == 2
@@ -206,7 +206,7 @@ def test_point_whose_faults_did_nothing_is_inconclusive_and_has_no_number(execut
     assert sweep_chart(found).wide.count(">?<") == 2, "one for each metric"
 
 
-def test_error_of_one_point_is_its_own_and_is_run_again(executed):
+def test_error_of_one_point_stays_its_own_and_is_retried(executed):
     executed.acts = {1: {"error": "host3: gone"}}
     assert swept(executed).return_value == 3
     found = sweep_file.read(executed.folder)
@@ -217,7 +217,7 @@ def test_error_of_one_point_is_its_own_and_is_run_again(executed):
     assert executed.shares == [0.1, 0.2, 0.4, 0.1]
 
 
-def test_dirty_lab_ends_the_sweep_with_its_code(executed):
+def test_dirty_lab_ends_the_sweep_with_its_exit_code(executed):
     executed.acts = {2: {"lab_state": "DIRTY"}}
     assert swept(executed).return_value == 5
     assert executed.shares == [0.1, 0.2]
@@ -225,7 +225,7 @@ def test_dirty_lab_ends_the_sweep_with_its_code(executed):
     assert executed.shares == [0.1, 0.2, 0.2, 0.4]
 
 
-def test_repeated_point_is_pooled_and_waits_for_its_last_run(executed):
+def test_repeated_point_is_pooled_after_its_last_run(executed):
     parameters, made = points(f"{SHARE}=0.1", repeat=3)
     runs = [written(one, executed.folder / "runs").run_dir for one in made[0].runs[:2]]
     assert len(runs) == 2

@@ -13,7 +13,7 @@ LENGTHS = st.lists(st.floats(0, 1e6), min_size=1, max_size=300)
 
 @given(LENGTHS, st.integers(1, 40))
 def test_extremes_keep_every_peak_and_dip(values, most):
-    """Both ends, the lowest and the highest of all are kept, in order, and no more than asked for."""
+    """Both ends, the minimum and the maximum are kept, in order, and no more points than requested."""
     given_values = np.array(values)
     kept = extremes(given_values, most)
     assert kept[0] == 0

@@ -36,7 +36,7 @@ def measure(one, fired_s, cleared_s, until_s=None, window_ns=S):
     return timeline.impact(one, base, fired_ns=int(fired_s * S), cleared_ns=int(cleared_s * S), until_ns=until_ns)
 
 
-def test_an_outage_is_measured_to_the_bin():
+def test_impact_of_an_outage_is_measured_to_the_bin():
     one = measure(steady(30, [(10, 11.3, 0.0)]), 10, 11)
 
     assert one.recovery_ns == 1_300 * MS
@@ -47,14 +47,14 @@ def test_an_outage_is_measured_to_the_bin():
 
 
 @given(st.integers(min_value=2, max_value=60), st.floats(min_value=0.0, max_value=0.7))
-def test_recovery_equals_the_outage_whatever_its_length_and_depth(length, left):
+def test_impact_recovery_equals_the_outage_at_any_length_and_depth(length, left):
     one = measure(steady(30, [(10, 10 + length / 10, left)]), 10, 10.2)
 
     assert one.recovery_ns == length * STEP
     assert one.lost_bytes == pytest.approx((1 - left) * RATE * length / 10)
 
 
-def test_no_dip_is_recovery_in_no_time():
+def test_impact_without_a_dip_has_zero_recovery():
     one = measure(steady(30, noise=0.03), 10, 11)
 
     assert one.recovery_ns == 0
@@ -62,19 +62,19 @@ def test_no_dip_is_recovery_in_no_time():
     assert one.min_ratio > 0.9
 
 
-def test_a_relapse_within_the_hold_is_the_same_outage():
+def test_impact_relapse_within_the_hold_is_the_same_outage():
     assert measure(steady(30, [(10, 11, 0.0), (11.6, 12.2, 0.0)]), 10, 11).recovery_ns == 2_200 * MS
 
 
-def test_a_dip_long_after_the_fault_is_not_its_doing():
+def test_impact_excludes_a_dip_long_after_the_fault():
     assert measure(steady(30, [(10, 10.5, 0.0), (20, 21, 0.0)]), 10, 10.5).recovery_ns == 500 * MS
 
 
-def test_a_dip_that_begins_only_when_the_fault_is_lifted_counts():
+def test_impact_includes_a_dip_that_begins_when_the_fault_is_lifted():
     assert measure(steady(30, [(13, 14, 0.0)]), 10, 12.5).recovery_ns == 4 * S
 
 
-def test_never_back_is_censored_with_a_lower_bound():
+def test_impact_without_recovery_is_censored_with_a_lower_bound():
     one = measure(steady(30, [(10, 30, 0.2)]), 10, 12)
 
     assert one.censored
@@ -82,14 +82,14 @@ def test_never_back_is_censored_with_a_lower_bound():
     assert 18 * S <= one.recovery_ns <= 20 * S
 
 
-def test_the_next_fault_ends_what_can_be_known_of_this_one():
+def test_impact_is_censored_at_the_next_fault():
     one = measure(steady(30, [(10, 20, 0.1)]), 10, 11, until_s=14)
 
     assert one.censored
     assert one.recovery_ns <= 4 * S
 
 
-def test_a_fault_in_the_last_moment_says_nothing():
+def test_impact_of_a_fault_in_the_last_moment_is_unknown():
     assert measure(steady(12), 11.8, 11.9) is None
 
 
@@ -111,13 +111,13 @@ def test_bursts_are_not_dips_when_the_window_holds_two_iterations():
     assert measure(series(bins), 10, 11, window_ns=window_ns).recovery_ns == 0
 
 
-def test_a_short_or_silent_start_is_no_baseline():
+def test_baseline_needs_a_long_and_active_start():
     assert timeline.baseline(steady(30), first_fault_ns=3 * S, window_ns=S) is None
     assert timeline.baseline(steady(30, [(0, 30, 0.0)]), first_fault_ns=10 * S, window_ns=S) is None
     assert timeline.baseline(steady(30), first_fault_ns=10 * S, window_ns=5 * S) is None
 
 
-def test_the_floor_is_below_the_mean_and_comes_from_the_start_only():
+def test_baseline_floor_is_below_the_mean_and_from_the_start_only():
     base = timeline.baseline(steady(30, [(15, 30, 0.0)], noise=0.1), first_fault_ns=10 * S, window_ns=S)
 
     assert 0.8 * RATE < base.floor < base.mean
@@ -204,7 +204,7 @@ def test_impact_back_for_less_than_the_hold_is_censored_with_the_time_of_the_ret
 
 
 def test_impact_fault_that_was_never_cleared_is_censored():
-    """It was on until the end of the data, although goodput came back meanwhile."""
+    """The fault was active until the end of the data, although goodput recovered earlier."""
     one = measure(steady(30, [(10, 12, 0.0)]), 10, 30)
 
     assert (one.censored, one.recovery_ns) == (True, 2 * S)
@@ -266,7 +266,7 @@ def test_impacts_first_fault_bites_after_the_second_fired_neither_is_charged():
     assert "the dip may be that of first" in found["second"].reason
 
 
-def test_impacts_faults_far_apart_are_each_charged_for_their_own_dip():
+def test_impacts_of_distant_faults_contain_only_their_own_dip():
     found = two_faults(steady(60, [(10, 13, 0.0), (30, 32, 0.2)]), (10, 12), (30, 31))
 
     assert [(one.censored, one.recovery_ns) for one in found.values()] == [(False, 3 * S), (False, 2 * S)]
@@ -352,7 +352,7 @@ def test_baseline_stretch_shorter_than_a_window_counts_for_the_mean_only():
 
 
 @given(st.lists(st.tuples(st.integers(-20, 320), st.integers(0, 50)), max_size=6))
-def test_baseline_whatever_happens_in_reads_does_not_move_it(reads):
+def test_baseline_ignores_bytes_during_reads(reads):
     """Other bytes in the bins of reads change neither mean nor floor."""
     windows = [(at * STEP, (at + length) * STEP) for at, length in reads]
     plain = steady(30, noise=0.1)

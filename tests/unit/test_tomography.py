@@ -1,4 +1,4 @@
-"""Where probes are lost is found from which of them arrive, on made-up fabrics; nothing lost, nobody named."""
+"""Lossy places are located from which probes arrive, on synthetic fabrics; without loss no place is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The live view: one frame from what was told, in any terminal; it ends by itself, whoever has fallen silent."""
+"""The live view: one frame from the samples, in any terminal; it ends on its own even if machines fall silent."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def rendered(screen, *, width, rows=40, now_ns=BEGAN + 2 * S, heard_ns=None):
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])
-def test_a_frame_fits_the_terminal_and_shows_rates_trouble_and_changes(width):
+def test_top_frame_fits_the_terminal_and_shows_rates_trouble_and_changes(width):
     lines = rendered(snapshot(), width=width)
     text = "\n".join(lines)
     assert max(len(line) for line in lines) <= width
@@ -58,7 +58,7 @@ def test_a_frame_fits_the_terminal_and_shows_rates_trouble_and_changes(width):
         assert "bad/[bold]things[/bold]" in text, "what a kernel writes is no markup of ours"
 
 
-def test_a_short_terminal_keeps_the_busiest_ports_and_the_changes():
+def test_top_short_terminal_keeps_the_busiest_ports_and_the_changes():
     lines = rendered(snapshot(), width=80, rows=14)
     rates = [line.split()[0] for line in lines if "Gb/s" in line]
     assert rates == ["host8", "host7", "host6", "host5"]
@@ -77,7 +77,7 @@ def test_counters_of_trouble_do_not_push_the_changes_off_the_screen():
     assert any("link ctsw1 is gone" in line for line in lines)
 
 
-def test_a_machine_that_fell_silent_is_named_and_its_ports_are_not_told_as_idle():
+def test_top_names_a_silent_machine_and_does_not_show_its_ports_as_idle():
     heard = {"host1": BEGAN + 2 * S, "fabric": BEGAN}
     quiet = rendered(snapshot(), width=60, heard_ns=heard)
     assert not any("silent" in line for line in quiet)
@@ -88,7 +88,7 @@ def test_a_machine_that_fell_silent_is_named_and_its_ports_are_not_told_as_idle(
     assert not any("Gb/s" in line for line in late)
 
 
-def test_a_recorded_run_is_a_frame():
+def test_top_shows_a_recorded_run():
     screen = Screen(began_ns=RECORDED.samples[0].at_ns)
     for sample in RECORDED.samples:
         screen.sample(sample)
@@ -117,15 +117,15 @@ def top(monkeypatch, lab, *arguments):
     return CliRunner().invoke(cli, ["top", *arguments], standalone_mode=False)
 
 
-def test_it_ends_by_itself(monkeypatch):
+def test_top_ends_after_its_duration(monkeypatch):
     done = top(monkeypatch, Watched(), "--for", "1.5")
     assert done.exception is None
     assert "node" in done.output
     assert "Ctrl-C ends it" in done.output
 
 
-def test_it_outlives_a_machine_that_stops_answering(monkeypatch):
-    """Its watcher is killed while it is looked at: the view goes on, and ends when it should."""
+def test_top_survives_a_machine_that_stops_answering(monkeypatch):
+    """A watcher is killed during the view: the view continues and ends on time."""
     lab = Watched()
     seen = threading.Event()
     frames = []
@@ -150,7 +150,7 @@ def test_it_outlives_a_machine_that_stops_answering(monkeypatch):
     assert "silent" in done.output
 
 
-def test_ctrl_c_ends_it(monkeypatch):
+def test_top_ends_on_ctrl_c(monkeypatch):
     frames = []
 
     class Pressed(Screen):

@@ -53,7 +53,7 @@ def test_param_traces_of_ranks_join_by_group_with_crossing_messages():
 
 
 def test_chakra_trace_written_by_protoc_follows_its_graph():
-    """The files were written with the classes that protoc makes of et_def.proto, in the way of Chakra's generator."""
+    """The files were written with protoc's classes of et_def.proto, as Chakra's generator does."""
     trace = traces.load(TRACES / "tensor-parallel")
     assert said(trace) == [
         ("all-reduce", (0, 1), 32768),
@@ -94,7 +94,7 @@ def test_saved_trace_loads_with_the_same_operations(rows, form, tmp_path_factory
             assert got == want
 
 
-def test_all_to_allv_splits_survive_param_and_are_refused_by_chakra(tmp_path):
+def test_all_to_allv_splits_survive_param_and_are_rejected_by_chakra(tmp_path):
     counts = ((0, 8), (4, 16))
     one = Operation(
         record=0, collective="all-to-allv", members=(0, 1), size_bytes=24, counts=counts, pauses_ns=(0, 0),
@@ -159,7 +159,7 @@ REDUCE = {"comms": "all_reduce", "in_msg_size": 4, "out_msg_size": 4, "dtype": "
         ({"markers": []}, "record 1: the record has neither comms nor compute"),
     ],
 )
-def test_invalid_param_record_is_refused_with_its_number(record, says):
+def test_invalid_param_record_is_rejected_with_its_number(record, says):
     with pytest.raises(ConfigError, match=f"t.json: {says}"):
         param.read("t.json", json.dumps([REDUCE, record]).encode(), rank=None, world=None)
 
@@ -197,7 +197,7 @@ def node(number, kind=wire.COLL, deps=(), **attr):
         ([node(1, kind=77)], "unknown node type 77"),
     ],
 )
-def test_invalid_chakra_node_is_refused_with_its_record(nodes, says):
+def test_invalid_chakra_node_is_rejected_with_its_record(nodes, says):
     with pytest.raises(ConfigError, match=f"j.0.et: .*{says}|j.0.et: {says}"):
         chakra.read("j.0.et", written(*nodes), rank=0, world=2, groups={})
 

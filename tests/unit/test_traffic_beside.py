@@ -47,18 +47,18 @@ def test_traffic_of_a_command_that_is_at_work_there_is_no_difference(left):
     assert left({"host1": {**QUIET.nodes["host1"], **TRAFFIC}}, ("*",)) == []
 
 
-def test_traffic_of_nobody_who_is_at_work_there_is_left_behind(left):
+def test_traffic_without_a_live_owner_is_a_leftover(left):
     for others in ((), ("host2",)):
         assert len(left({"host1": {**QUIET.nodes["host1"], **TRAFFIC}}, others)) == 2
 
 
-def test_everything_else_counts_beside_traffic_of_others(left):
-    """A port that is down, a hog, a holder: no traffic makes these."""
+def test_leftovers_beside_traffic_of_other_users_are_reported(left):
+    """A port that is down, a CPU hog and a holder are not made by traffic."""
     found = {"link be0": "DOWN", "program inject.node.holder": "1 running", "hogs": "2", **TRAFFIC}
     assert [line.split(" ")[1] for line in left({"host1": found}, ("*",))] == ["hogs", "link", "program"]
 
 
-def test_others_are_the_commands_that_live_and_not_this_one(tmp_path, monkeypatch):
+def test_others_are_the_live_commands_except_this_one(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
     path = os.pathsep.join((str(HOUSE), str(HOUSE / "tests" / "unit"), str(HOUSE / "tests")))
     with hold(SOFT, ["host2"], why="inject", mode="shared") as mine:

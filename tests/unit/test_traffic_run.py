@@ -53,7 +53,7 @@ def test_connection_reports_flow_label_and_transport(transport, label):
 
 @pytest.mark.parametrize(("base", "labels"), [(0, [1, 2, 3, 1]), (9, [9, 10, 11, 9])])
 def test_flows_with_entropy_share_flow_labels_in_turn(base, labels):
-    """Each engine is told the label of each of its QPs, and the connections say it."""
+    """Each engine receives the label of each of its QPs, and the connections report it."""
     lab = Lab(lambda engine: engine.done())
     with lab.start(qps=4, entropy=3, qp=QpParams(flow_label=base)) as running:
         assert [one.flow_label for one in running.connections] == labels
@@ -137,7 +137,7 @@ def test_run_that_cannot_connect_does_not_start(monkeypatch):
 
 @pytest.mark.parametrize(("wrong", "outcome"), [(0, "completed"), (3, "failed")])
 def test_wrong_byte_is_a_failure_with_its_location(wrong, outcome):
-    """The receiver is told to stop when the sender is done, and says what it has looked at."""
+    """The receiver stops when the sender is done, and reports how many bytes it has checked."""
 
     class Looking(Engine):
         def done(self):
@@ -164,7 +164,7 @@ def test_wrong_byte_is_a_failure_with_its_location(wrong, outcome):
 
 
 def test_unreliable_flow_counts_what_the_receiver_reports():
-    """It is told to stop when the sender is done, and the flow is over when it has counted."""
+    """The receiver stops when the sender is done, and the flow ends when it has counted."""
 
     def on_start(engine):
         if engine.host == "host1":

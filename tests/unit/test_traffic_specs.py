@@ -116,7 +116,7 @@ def test_collective_refusals(change, says):
 @pytest.mark.parametrize(
     ("lab_kind", "transport", "label"), [("soft", "rc", 7), ("soft", "uc", 7), ("soft", "ud", 0), ("rack", "ud", 7)]
 )
-def test_a_flow_label_is_taken_where_it_moves_something(lab_kind, transport, label):
+def test_flow_label_is_accepted_where_it_has_an_effect(lab_kind, transport, label):
     flow_run.check_on(lab_kind, transport=transport, qp=QpParams(flow_label=label))
 
 
@@ -124,13 +124,13 @@ def test_a_flow_label_is_taken_where_it_moves_something(lab_kind, transport, lab
     ("uc", "write", True, "numbered"), ("ud", "send", True, "numbered"), ("uc", "write", False, "unreliable"),
     ("rc", "send", True, "checked"), ("rc", "send", False, "flow"),
 ])  # fmt: skip
-def test_only_a_flow_that_is_checked_is_run_by_what_checks(transport, verb, check, kind):
+def test_checking_task_runs_only_for_a_checked_flow(transport, verb, check, kind):
     asked = {"transport": transport, "verb": verb, "check": check, "message_bytes": 512}
     ends = flow_run._tasks(NothingStarts(), flow_run.FlowSpec(**{**FLOW, **asked}), "")
     assert [end.kind for end in ends] == [f"{kind}_tx", f"{kind}_rx"]
 
 
-def test_for_ever_is_never_meant_without_being_said():
+def test_infinite_rnr_retry_is_never_the_default():
     assert QpParams().rnr_retry < 7
     said = flow_run.FlowSpec(**{**FLOW, "verb": "send", "late_receives_ms": 5.0, "qp": QpParams(rnr_retry=7)})
     flow_run.check(said)

@@ -129,7 +129,7 @@ def _fields(state):
 
 
 def test_end_recorded_qemu_from_another_environment_ends_it(mini, folder, machine, qemu, monkeypatch):
-    """A live VM counted as dead from cron: it was not ended, and the next start collided with it."""
+    """A live VM counted as dead when called from cron: it was not ended, and the next start collided with it."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/4711")
     child = qemu(machine)
     record(folder, child)
@@ -144,7 +144,7 @@ def test_end_recorded_qemu_from_another_environment_ends_it(mini, folder, machin
 
 @pytest.mark.parametrize("lost", ["missing", "damaged"])
 def test_lost_record_qemu_is_found_by_its_disk_and_ended(mini, folder, machine, qemu, run, lost):
-    """The decoy names every socket and disk, too, and stays: it is no QEMU."""
+    """The decoy process also names every socket and disk, but is no QEMU and must survive."""
     innocent = decoy(run, machine)
     child = qemu(machine)
     if lost == "damaged":
@@ -176,7 +176,7 @@ def test_vm_that_the_inventory_has_no_more_is_ended(mini, folder, machine, qemu,
 
 
 def test_purge_damaged_files_removes_the_lab(mini, folder):
-    """It is the remedy that their error names."""
+    """`purge` is the remedy that the error about damaged files names."""
     for name in ("state.json", "snapshot.json"):
         (folder / name).write_text("{")
     assert lifecycle.purge(mini)
@@ -283,7 +283,7 @@ def test_machines_have_socket_names_that_fit():
 
 @pytest.fixture
 def identity(monkeypatch):
-    """What the process is asked to become, instead of becoming it: tests run as root and as others."""
+    """Record which identity the process would take, instead of taking it: tests run as root and as other users."""
     done = []
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     for name in ("setgroups", "initgroups", "setresgid", "setresuid"):

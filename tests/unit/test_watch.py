@@ -1,4 +1,4 @@
-"""The watcher as a program: asked over its pipes, on this machine."""
+"""The watcher as a program: requests over its pipes, on this machine."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def program():
     one.process.stdout.close()
 
 
-def test_it_answers_what_it_is_asked_for(program):
-    """The answer to each question carries its number."""
+def test_watcher_answers_each_request_with_its_number(program):
+    """The answer to each request carries its sequence number."""
     assert program.ask(do="clock", seq=1)["monotonic_ns"] > 0
     counted = program.ask(do="counters", nodes={"here": None}, seq=2)
     assert (counted["seq"], counted["event"]) == (2, "counters")
@@ -52,15 +52,15 @@ def test_it_answers_what_it_is_asked_for(program):
 
 
 @pytest.mark.parametrize("line", ["no json", "[]", "{}", '{"do":"dance"}', '{"do":"counters","nodes":{"x":"no-such"}}'])
-def test_what_it_cannot_do_is_an_error_and_not_its_end(program, line):
-    """One clear answer, and the next question is answered as ever."""
+def test_watcher_invalid_request_is_an_error_and_not_its_end(program, line):
+    """There is one clear error, and the next request is answered as usual."""
     program.send(line)
     assert program.next()["event"] == "error"
     assert program.ask(do="clock")["event"] == "clock"
 
 
-def test_it_samples_until_told_to_stop(program):
-    """Samples come by themselves, at growing times, with what they cost; after the end none come."""
+def test_watcher_samples_until_stopped(program):
+    """Samples arrive unprompted at increasing times with their cost; none arrive after the stop."""
     assert program.ask(do="follow", nodes={"here": None}, every_ms=10, tell_ms=1000)["event"] == "following"
     batch = program.next()
     assert batch["event"] == "samples"

@@ -16,7 +16,7 @@ SOFT = load(inventories() / "soft.yml").topology
 
 
 @pytest.mark.parametrize(("pattern", "same"), [("in-zone", True), ("across-zones", False)])
-def test_every_rnic_sends_once_and_receives_once(pattern, same):
+def test_zone_pattern_every_rnic_sends_once_and_receives_once(pattern, same):
     found = pairs_in(ZONES, pattern)
     every = {f"{host.name}:{rnic.name}" for host in ZONES.hosts for rnic in host.rnics}
     assert {src for src, _ in found} == every == {dst for _, dst in found}
@@ -28,7 +28,7 @@ def test_every_rnic_sends_once_and_receives_once(pattern, same):
         assert (one.zone == other.zone) == same
 
 
-def test_other_patterns_are_between_the_first_rnics():
+def test_patterns_without_zones_use_the_first_rnics():
     first = [f"{host.name}:{host.rnics[0].name}" for host in SOFT.hosts]
     assert pairs_in(SOFT, "permutation") == pairs("permutation", first)
 
