@@ -5,11 +5,13 @@ python switch_namespace.py     prints what happened to each scheme as JSON; run 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
+from testbed.node import state
 from testbed.node.next_hops import decisions
 from testbed.node.routing.agent import SwitchAgent, look
 
@@ -63,11 +65,22 @@ def foreign() -> dict[str, str]:
     return said
 
 
+def facts() -> set[tuple[str, str]]:
+    """What the fingerprint says of routing. Nftables, which come last, may not be here."""
+    found = set()
+    with contextlib.suppress(OSError):
+        for subject, text in state.network_facts():
+            if subject.split()[0] in ("route", "rule", "nexthop"):
+                found.add((subject, text))
+    return found
+
+
 def life(wanted: dict) -> dict[str, dict]:
     """Apply a scheme, withdraw a prefix from one uplink, take that uplink down and up again, and remove the scheme."""
-    agent = SwitchAgent(wanted)
+    agent, before = SwitchAgent(wanted), facts()
     found: dict = {"refused": agent.why_refused()}
     agent.apply()
+    found["facts"] = sorted({subject.split()[0] for subject, _ in facts() ^ before})
     found["applied"] = seen()
     found["decision"] = ip("route get 10.77.3.1").split(" uid")[0]
     found["marked decision"] = ip("route get 10.77.3.1 mark 1001").split(" uid")[0]
@@ -92,6 +105,7 @@ def life(wanted: dict) -> dict[str, dict]:
     agent.remove()
     agent.remove()
     found["removed"] = {**seen(), "left": agent.counts()["left"]}
+    found["facts left"] = sorted(subject for subject, _ in facts() ^ before)
     agent.close()
     return found
 

@@ -103,6 +103,12 @@ def test_removed_nothing_is_left_and_bgp_has_what_it_had(told, scheme):
     assert removed["main"] == {P2: ["up1", "up2"], P3: ["up1", "up2"]}
 
 
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_the_fingerprint_sees_a_scheme_that_is_left_behind_and_none_that_was_removed(told, scheme):
+    assert set(told[scheme]["facts"]) == {"route", "rule"} | ({"nexthop"} if scheme == "resilient" else set())
+    assert told[scheme]["facts left"] == []
+
+
 @pytest.mark.parametrize(
     ("what", "says"),
     [
