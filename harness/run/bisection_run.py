@@ -130,7 +130,11 @@ def _beyond(lab: Lab, progress: Progress) -> str:
             "the links of hosts have no rate (faultbed_tiers.host), so that the machine decides what a flow gets alone"
         )
     again = functools.partial(_to_snapshot, lab, progress)
-    found = emulation_limit.carried(lab, offered, again, progress).carried_bps
+    try:
+        found = emulation_limit.carried(lab, offered, again, progress).carried_bps
+    except emulation_limit.NotMeasured as error:
+        progress(str(error))
+        return carrying.sentence(offered, None)
     return carrying.sentence(offered, found) if carrying.is_beyond(offered, found) else ""
 
 

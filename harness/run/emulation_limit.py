@@ -30,7 +30,7 @@ from traffic.flows import flow_run
 from traffic.flows.flow_run import FlowSpec
 from traffic.flows.matrix import pairs
 
-__all__ = ["FILE", "Carried", "carried", "measure", "offered_bps", "sent_bps"]
+__all__ = ["FILE", "Carried", "NotMeasured", "carried", "measure", "offered_bps", "sent_bps"]
 
 FILE = "emulation.json"
 _SECONDS = 8.0
@@ -40,6 +40,10 @@ _SHAPE: Mapping[str, Any] = MappingProxyType({
 """Of each flow: so few packets in flight that a queue without a shaper (1,000 packets) loses none."""
 _PATIENCE_S = 60.0
 Progress = Callable[[str], None]
+
+
+class NotMeasured(LabError):
+    """What the emulation carries could not be measured: no flow went through, or one of them failed."""
 
 
 class Carried(msgspec.Struct, frozen=True, kw_only=True):
@@ -92,7 +96,8 @@ def carried(lab: Lab, offered: float, to_snapshot: Callable[[], None], progress:
         progress: told what is being done.
 
     Raises:
-        LabError: it cannot be measured.
+        NotMeasured: a flow failed, or nothing came through. The lab is in its snapshot's state again.
+        LabError: the lab cannot be reached, or does not come back.
     """
     path, key = lab_dir(lab.name) / FILE, _key(lab)
     known = _read(path, key)
@@ -112,18 +117,21 @@ def measure(lab: Lab, key: str) -> Carried:
     """Delete the shapers, and have every RNIC send. The lab must go back to its snapshot afterwards.
 
     Raises:
-        LabError: a flow failed, or nothing came through.
+        NotMeasured: a flow failed, or nothing came through.
     """
     for switch, ports in lab.inventory_model.shapes.items():
         lines = "".join(f"qdisc del dev {port} root\n" for port in ports)
         lab.node(switch).run(["tc", "-batch", "-"], stdin=lines)
     ends = [f"{host.name}:{rnic.name}" for host in lab.topology.hosts for rnic in host.rnics]
     specs = [FlowSpec(src=src, dst=dst, **_SHAPE, duration_s=_SECONDS) for src, dst in pairs("permutation", ends)]
-    with flow_run.start_all(lab, specs, on_event=lambda _event: lab.heartbeat()) as running:
-        result = running.wait(_SECONDS + _PATIENCE_S)
+    try:
+        with flow_run.start_all(lab, specs, on_event=lambda _event: lab.heartbeat()) as running:
+            result = running.wait(_SECONDS + _PATIENCE_S)
+    except LabError as error:
+        raise NotMeasured(f"what the emulation carries is not known: {error}") from error
     if result.outcome == "failed" or not result.goodput_bps:
         why = result.where or f"nothing came through in {_SECONDS:g} s"
-        raise LabError(f"what the emulation carries is not known: {why}; try it again on a quiet machine")
+        raise NotMeasured(f"what the emulation carries is not known: {why}; try it again on a quiet machine")
     return Carried(key=key, flows=len(specs), carried_bps=result.goodput_bps)
 
 

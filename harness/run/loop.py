@@ -172,11 +172,7 @@ def _guarded(
     try:
         _to_known_state(lab, journal, progress)
         work = dirty.begin(lab, f"run {journal.path.parent.name}", lease_s=found.lease_s, progress=progress)
-        found.offered_bps = emulation_limit.sent_bps(decided.experiment.workload, lab.inventory_model)
-        if found.offered_bps is not None:
-            with journal.doing("emulation", offered_bps=found.offered_bps):
-                again = functools.partial(_to_known_state, lab, journal, progress)
-                found.carried_bps = emulation_limit.carried(lab, found.offered_bps, again, progress).carried_bps
+        _compare_with_emulation(decided, lab, journal, found, progress)
         if found.is_control or _wants_twin(decided):
             with _routed(decided, lab, journal, found, progress, is_twin=True):
                 found.twin, found.twin_load = _run_twin(decided, lab, journal, progress, on_flights)
@@ -229,6 +225,21 @@ def _routed(
     finally:
         if scheme is not None:
             found.routing = scheme.receipt()
+
+
+def _compare_with_emulation(decided: Decided, lab: Lab, journal: Journal, found: Found, progress: Progress) -> None:
+    """Find out what the emulation carries, where a soft lab's links have rates. If that fails, it stays unknown."""
+    if lab.kind != "soft" or not lab.inventory_model.shapes:
+        return
+    found.offered_bps = emulation_limit.sent_bps(decided.experiment.workload, lab.inventory_model)
+    if found.offered_bps is None:
+        return
+    again = functools.partial(_to_known_state, lab, journal, progress)
+    try:
+        with journal.doing("emulation", offered_bps=found.offered_bps):
+            found.carried_bps = emulation_limit.carried(lab, found.offered_bps, again, progress).carried_bps
+    except emulation_limit.NotMeasured as error:
+        progress(str(error))
 
 
 def _guard_of(lab: Lab, ours: Callable[[], None]) -> Callable[[], None]:

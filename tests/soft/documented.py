@@ -209,6 +209,10 @@ NOT_RUN = {
         "faultbed --lab soft-zones sweep docs/sweeps/taper.toml --over workload.pattern=in-zone,across-zones "
         "--metric goodput.mean --metric bisection --out runs/taper"
     ): "a lab of zones is not the session's",
+    (
+        "faultbed --lab soft-mini sweep docs/sweeps/loss.toml --over faults[0].set.share=0.001,0.004,0.03 "
+        "--out runs/loss"
+    ): "the sweep of the same file above, with other values",
     "faultbed --lab soft-zones bisection": "a lab of zones is not the session's",
     "faultbed down": _ENDS,
     "faultbed down --purge": _ENDS,

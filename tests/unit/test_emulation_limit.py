@@ -19,7 +19,6 @@ from harness.run import emulation_limit
 from harness.run.emulation_limit import Carried, carried, offered_bps, sent_bps
 from harness.run.prepare.bind_to_lab import fit
 from harness.verdict import Verdict
-from testbed.errors import LabError
 from testbed.inventory import lab_inventory
 
 ZONES = lab_inventory.load(house.HOUSE / "inventory" / "soft-zones.yml")
@@ -74,6 +73,13 @@ def test_run_beyond_half_of_what_the_emulation_carries_is_inconclusive_with_both
     assert "faultbed_rate_scale" in check.detail
 
 
+def test_run_without_a_measurement_of_the_emulation_is_inconclusive():
+    said = judged(offered_bps=50e6, carried_bps=None)
+    check = next(one for one in said.checks if one.name == "emulation")
+    assert (said.verdict, check.verdict, check.bound) == (Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE, None)
+    assert "could not be measured" in check.detail
+
+
 def test_run_within_half_of_it_passes_and_others_have_no_such_check():
     assert judged(offered_bps=50e6, carried_bps=117e6).verdict is Verdict.PASS
     assert "emulation" not in {one.name for one in judged().checks}
@@ -94,7 +100,7 @@ class World:
         self.did.append("measure")
         bps = self.found.pop(0)
         if bps is None:
-            raise LabError("a flow failed")
+            raise emulation_limit.NotMeasured("a flow failed")
         return Carried(key=key, flows=8, carried_bps=bps)
 
     def __call__(self, offered, lab=None):
@@ -126,7 +132,7 @@ def replace_lab(lab, **fields):
 
 def test_lab_goes_back_to_its_snapshot_when_the_measurement_fails(monkeypatch, tmp_path):
     world = World(monkeypatch, tmp_path, None)
-    with pytest.raises(LabError):
+    with pytest.raises(emulation_limit.NotMeasured):
         world(50e6)
     assert world.did == ["measure", "reset"]
 

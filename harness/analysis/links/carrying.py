@@ -19,8 +19,13 @@ def is_beyond(offered_bps: float, carried_bps: float) -> bool:
     return offered_bps > SHARE * carried_bps
 
 
-def sentence(offered_bps: float, carried_bps: float) -> str:
-    """Return both numbers in words, and what to do if the first one is too large."""
+def sentence(offered_bps: float, carried_bps: float | None) -> str:
+    """Return both numbers in words, and what to do if the first one is too large or the second one is not known."""
+    if carried_bps is None:
+        return (
+            f"{offered_bps / 1e6:.3g} Mb/s may be sent, and what the emulation carries could not be measured; run it "
+            "again on a quiet machine"
+        )
     said = f"{offered_bps / 1e6:.3g} Mb/s may be sent, and the emulation carries {carried_bps / 1e6:.3g} Mb/s in all"
     if not is_beyond(offered_bps, carried_bps):
         return said
