@@ -86,6 +86,7 @@ def known_paths(raw: Mapping[str, Any]) -> tuple[str, ...]:
             paths += [f"{section}[{index}].{key}" for key in SECTION_KEYS[section] if key != "set"]
             fault = CATALOGUE.get(str(item.get("kind"))) if section == "faults" else None
             paths += [f"faults[{index}].set.{param.name}" for param in (fault.params if fault else ())]
+    paths += [f"fabric.{key}" for key in SECTION_KEYS["fabric"]]
     paths += [f"probe.{key}" for key in SECTION_KEYS["probe"] if "probe" in raw]
     paths += [f"fabric.{key}" for key in SECTION_KEYS["fabric"] if key != "weights"]
     return tuple(dict.fromkeys(path for path in paths if path not in _FIXED))

@@ -122,3 +122,7 @@ def test_parameter_text_round_trips_through_toml(key, text):
 
     raw = {"name": "x", "workload": {"collective": text, "qp": {key: 1}}, "faults": [{"set": {key: text}}]}
     assert tomllib.loads(_toml(raw).decode()) == raw
+
+
+def test_routing_scheme_of_a_file_without_one_can_be_swept():
+    assert raw_of(FLOW.format("write", "").encode(), **{"fabric.routing": "ecmp"})["fabric"] == {"routing": "ecmp"}
