@@ -26,7 +26,7 @@ from testbed.observe.counters import Snapshot, flat_deltas
 from testbed.packets.bth import ROCE_PORT
 from testbed.routing.switch_tables import MARKING, SHARING, SchemeTables, SwitchTables, fidelity_of, scheme_tables
 
-__all__ = ["LONGEST_LEASE_S", "Applied", "Question", "applied", "not_removed", "wrong_decisions"]
+__all__ = ["LONGEST_LEASE_S", "Applied", "Question", "applied", "missing_rules", "not_removed", "wrong_decisions"]
 
 LONGEST_LEASE_S = TTL_S + PATIENCE_S
 """How long after the controller's death a scheme may still be on the switches."""
@@ -70,16 +70,18 @@ class Applied:
     cleared: dict[str, Any] = field(default_factory=lambda: {"ok": False})
 
     def check_end(self, before: Snapshot, after: Snapshot) -> None:
-        """Look once more before the scheme is removed: is it still held, what was marked, what was carried.
+        """Check before the scheme is removed that it is still there, and read what was marked and carried.
 
+        A holder that still lives does not show that its rules do: something else on the switch may have removed them.
         `before` and `after` are counters around the workload.
         """
         for hold in self.holds:
             if not hold.is_held():
                 self.doubts.append(f"{hold.planned.place.node} no longer held the scheme when the workload had ended")
         self.carried_packets = _carried(self.lab, self.tables, before, after)
+        seen = switch_routing.read(self.lab, self.tables.switches).switches if self.tables.switches else {}
+        self.doubts += missing_rules(self.tables, seen)
         if self.fabric.routing in MARKING:
-            seen = switch_routing.read(self.lab, self.tables.switches).switches
             self.marked = {name: sum(one["marked"] or ()) for name, one in seen.items()}
 
     def receipt(self) -> RoutingReceipt:
@@ -195,6 +197,19 @@ def wrong_decisions(questions: Sequence[Question], answers: Sequence[Sequence[tu
             if abs(part - share) > _SHARE_ERROR:
                 wrong.append(f"{switch}: {part:.0%} of its kernel's decisions are for {port}, the scheme's {share:.0%}")
     return wrong
+
+
+def missing_rules(tables: SchemeTables, seen: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return one sentence for each switch that lacks rules of a scheme; `seen` is each switch as it was read."""
+    missing = []
+    for switch in tables.switches:
+        wanted = {(table, prefix, mark or None) for _, table, prefix, mark in tables.request(switch, None)["rules"]}
+        there = {(rule["table"], rule["to"], rule["mark"]) for rule in seen[switch]["rules"]}
+        if lacking := wanted - there:
+            missing.append(
+                f"{switch} lacked {len(lacking)} of {len(wanted)} rules of the scheme when the workload had ended"
+            )
+    return missing
 
 
 def _questions(lab: Lab, tables: SchemeTables) -> Iterator[Question]:

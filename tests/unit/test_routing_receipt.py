@@ -77,12 +77,17 @@ class Switches:
     def state(self, node):
         tables = self.obeys
         if tables is None:
-            return {"groups": {}, "marked": None}
+            return {"groups": {}, "marked": None, "rules": []}
         hops = tables.switches[node].hops.values()
         groups = {
             str(GROUP + at): {"ports": list(each), "buckets": tables.routing.buckets} for at, each in enumerate(hops)
         }
-        return {"groups": groups, "marked": [400 if self.marks else 0] if tables.scheme in MARKING else None}
+        rules = [
+            {"priority": priority, "table": table, "to": prefix, "mark": mark or None}
+            for priority, table, prefix, mark in tables.request(node, None)["rules"]
+        ]
+        marked = [400 if self.marks else 0] if tables.scheme in MARKING else None
+        return {"groups": groups, "marked": marked, "rules": rules}
 
     def decide(self, node, flow):
         sport, mark = flow[3], flow[5] if len(flow) > 5 else 0
@@ -110,7 +115,7 @@ def fabric_of(scheme):
 def apply(monkeypatch, tmp_path):
     monkeypatch.setattr(routing_scheme, "Hold", FakeHold)
 
-    def run(scheme, *, mutate=None, after=AFTER, **changes) -> RoutingReceipt:
+    def run(scheme, *, mutate=None, after=AFTER, flushed=False, **changes) -> RoutingReceipt:
         lab = Switches()
         for name, value in changes.items():
             setattr(lab, name, value)
@@ -119,6 +124,8 @@ def apply(monkeypatch, tmp_path):
             routing_scheme.applied(lab, fabric_of(scheme), journal, mutate=mutate) as one,
         ):
             assert (lab.scheme is None) is False
+            if flushed:
+                lab.obeys = None
             one.check_end(BEFORE, after)
         assert lab.scheme is None
         return one.receipt()
@@ -174,6 +181,8 @@ def test_rules_left_by_another_scheme_are_no_ecmp(apply, monkeypatch):
         ("e-ecmp", {"marks": False}, "no switch marked a packet"),
         ("spray", {"marks": False}, "no switch marked a packet"),
         ("pinned", {"holds": False}, "fabric no longer held the scheme when the workload had ended"),
+        ("pinned", {"flushed": True}, "rtsw1 lacked 8 of 8 rules of the scheme when the workload had ended"),
+        ("resilient", {"flushed": True}, "rtsw1 lacked 1 of 1 rules of the scheme when the workload had ended"),
         ("pinned", {"releases": False}, "not removed: a rule is left"),
         ("pinned", {"after": BEFORE}, "0 packets left by ports among which it chooses"),
         ("pinned", {"after": {}}, "0 packets left by ports among which it chooses"),
