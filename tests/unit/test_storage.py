@@ -24,15 +24,17 @@ from traffic.node.storage import blocks, checksum
 from traffic.workloads import storage_service
 from traffic.workloads.storage_service import Storage
 
+STATE = b"state of a rank"
 OURS = f"of-test-{os.getpid()}"
 """An argument that no other server on this machine has."""
 
 
 @pytest.fixture
-def server():
+def server(tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-m", "traffic.node.storage", "127.0.0.1", OURS], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
+        [sys.executable, "-m", "traffic.node.storage", "127.0.0.1", "--keep", str(tmp_path / "job"), "2", OURS],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
     process.port = json.loads(process.stdout.readline())["port"]
     yield process
     process.stdin.close()
@@ -59,8 +61,8 @@ def loop():
 def feed_of(server, loop, *, rank=0, ranks=2, **spec):
     told = {"address": "127.0.0.1", "port": server.port, "ranks": ranks, "ingest_bytes": 0, "checkpoint_bytes": 0}
     stored, trouble = [], []
-    told |= {"every": 2, "mode": "sync"} | spec
-    made = Feed(rank, told, loop, stored=stored.append, on_error=trouble.append)
+    told |= {"every": 2, "mode": "sync", "generation": 0} | spec
+    made = Feed(rank, told, loop, state=lambda: STATE, stored=stored.append, on_error=trouble.append)
     return made, stored, trouble
 
 
@@ -222,3 +224,115 @@ def test_storage_times_cover_all_ranks():
 
 def test_rank_that_waits_for_storage_reports_it():
     assert standing({"phase": "data", "iteration": 3}) == "iteration 3, waits for data from storage"
+
+
+def stored_by(server, loop, rank, iteration, state, *, ranks=2, generation=0, **spec):
+    """One rank writes its checkpoint after an iteration, and waits until it is stored."""
+    spec = {"checkpoint_bytes": 64, "every": 1, "generation": generation} | spec
+    feed, stored, trouble = feed_of(server, loop, rank=rank, ranks=ranks, **spec)
+    feed.state = lambda: state
+    feed.checkpoint(iteration, lambda: None)
+    loop.until(lambda: stored or trouble)
+    feed.close()
+    assert trouble == []
+
+
+def newest_of(server):
+    server.stdin.write(b'{"do": "newest"}\n')
+    server.stdin.flush()
+    return json.loads(server.stdout.readline())
+
+
+def restored_by(server, loop, rank, iterations, generation=0):
+    feed, _, trouble = feed_of(server, loop, rank=rank, checkpoint_bytes=64)
+    data = []
+    feed.restore({"rank": rank, "iterations": iterations, "generation": generation}, data.append)
+    loop.until(lambda: data or trouble)
+    feed.close()
+    return data[0] if data else trouble[0]
+
+
+def test_newest_set_is_the_last_one_that_all_ranks_have_stored(server, loop):
+    assert newest_of(server)["iterations"] is None
+    for rank, iteration in ((0, 3), (1, 3), (0, 7)):
+        stored_by(server, loop, rank, iteration, f"rank {rank} after {iteration + 1}".encode())
+    newest = newest_of(server)
+    assert (newest["iterations"], newest["generation"], newest["ranks"]) == (4, 0, 2)
+    assert newest["rejected"] == [["g0-rank1-after00000008.checkpoint", "missing: this rank had not stored it"]]
+    assert restored_by(server, loop, 1, 4).startswith(b"rank 1 after 4")
+    assert "no checkpoint" in restored_by(server, loop, 1, 8)
+
+
+def test_restored_state_is_followed_by_filler_up_to_the_size_of_the_checkpoint(server, loop):
+    stored_by(server, loop, 0, 0, b"x" * 40, ranks=1, checkpoint_bytes=100_000)
+    data = restored_by(server, loop, 0, 1)
+    assert (len(data), data[:40]) == (100_000, b"x" * 40)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"!"), "checksum mismatch"),
+        (lambda path: path.write_bytes(path.read_bytes()[:-5]), "it has 59 of 64 bytes"),
+        (lambda path: path.write_bytes(b"\0" * 64), "its first line is not that of a checkpoint"),
+        (lambda path: path.rename(f"{path}.unfinished"), "half-written"),
+    ],
+)
+def test_corrupt_or_half_written_checkpoint_is_named_and_the_one_before_is_used(server, loop, tmp_path, spoil, said):
+    for iteration in (1, 3):
+        for rank in (0, 1):
+            stored_by(server, loop, rank, iteration, b"s")
+    name = "g0-rank1-after00000004.checkpoint"
+    spoil(tmp_path / "job" / name)
+    newest = newest_of(server)
+    assert newest["iterations"] == 2
+    assert [why for file, why in newest["rejected"] if file == name and said in why], newest
+
+
+def test_older_checkpoints_are_removed_and_a_new_generation_replaces_the_old_one(server, loop, tmp_path):
+    for iteration in range(4):
+        for rank in (0, 1):
+            stored_by(server, loop, rank, iteration, b"s")
+    names = {path.name for path in (tmp_path / "job").iterdir()}
+    assert names == {f"g0-rank{rank}-after{after:08d}.checkpoint" for rank in (0, 1) for after in (3, 4)}
+    for iteration in (3, 4):
+        stored_by(server, loop, 0, iteration, b"s", ranks=1, generation=1)
+    assert {path.name for path in (tmp_path / "job").iterdir()} == {
+        f"g1-rank0-after{after:08d}.checkpoint" for after in (4, 5)
+    }
+    assert newest_of(server)["generation"] == 1
+
+
+def test_checkpoints_are_removed_when_the_controller_is_gone(server, loop, tmp_path):
+    stored_by(server, loop, 0, 0, b"s")
+    server.stdin.close()
+    assert server.wait(timeout=10) == 0
+    assert not (tmp_path / "job").exists()
+
+
+def test_checkpoint_that_ends_early_is_never_published(server, loop, tmp_path):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        fields = {"put": 1000, "crc": 0, "rank": 0, "ranks": 1, "iterations": 1, "generation": 0}
+        client.sendall(json.dumps(fields).encode() + b"\nonly this much")
+    until(lambda: newest_of(server)["rejected"])
+    assert newest_of(server)["iterations"] is None
+    assert [path.suffix for path in (tmp_path / "job").iterdir()] == [".unfinished"]
+
+
+def test_staggered_ranks_store_the_state_after_the_same_iterations(server, loop):
+    """They write at different times what they had copied at the same one."""
+    for rank in (0, 1):
+        feed, stored, _ = feed_of(server, loop, rank=rank, checkpoint_bytes=64, mode="staggered", every=4)
+        at = {}
+        feed.state = lambda at=at: b"after %d" % at["iteration"]
+        at["iteration"] = 0
+        feed.begin()
+        for iteration in range(7):
+            at["iteration"] = iteration + 1
+            went_on = []
+            feed.checkpoint(iteration, lambda went_on=went_on: went_on.append(True))
+            loop.until(lambda went_on=went_on: went_on)
+        feed.close()
+        assert [(one["iteration"], one["iterations"]) for one in stored] == ([(3, 4)], [(1, 0), (5, 4)])[rank]
+    assert newest_of(server)["iterations"] == 4
+    assert {restored_by(server, loop, rank, 4)[:7] for rank in (0, 1)} == {b"after 4"}

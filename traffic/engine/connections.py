@@ -55,7 +55,12 @@ class ConnectionManager:
     """The connections of a run. One thread feeds it events; any thread may read `connections`."""
 
     def __init__(
-        self, plan: Plan, send: Callable[[str, Mapping[str, Any]], None], publish: Callable[..., None]
+        self,
+        plan: Plan,
+        send: Callable[[str, Mapping[str, Any]], None],
+        publish: Callable[..., None],
+        *,
+        ends_created: int = 0,
     ) -> None:
         self.qp_errors: list[QpError] = []
         self.rebuilds: list[Rebuild] = []
@@ -67,8 +72,8 @@ class ConnectionManager:
         self._tasks = {task.name: task for task in plan.tasks}
         self._states = {spec.index: _ConnectionState(spec) for spec in plan.connections}
         self._lock = threading.Lock()
-        self._ends_created = 0
-        """Number of QP ends created so far, rebuilds included."""
+        self.ends_created = ends_created
+        """Number of QP ends created so far, rebuilds and earlier connections of the run included."""
 
     @property
     def connections(self) -> tuple[Connection, ...]:
@@ -80,6 +85,11 @@ class ConnectionManager:
     def down(self) -> tuple[str, ...]:
         """Names of the connections that are not up."""
         return tuple(self._name(state) for state in self._states.values() if not state.is_up)
+
+    @property
+    def failing(self) -> tuple[str, ...]:
+        """Names of the connections that were up and had an error since."""
+        return tuple(self._name(state) for state in self._states.values() if state.episode is not None)
 
     @property
     def was_rebuilt(self) -> bool:
@@ -121,9 +131,9 @@ class ConnectionManager:
         state.generation += 1
         state.ends, state.joined, state.is_up, state.retry_ns = {}, set(), False, None
         for task in (state.spec.src, state.spec.dst):
-            self._ends_created += 1
+            self.ends_created += 1
             self._request(
-                task, state, {"do": "qp", "psn": first_psn(self._ends_created), "flow_label": self._label(state)}
+                task, state, {"do": "qp", "psn": first_psn(self.ends_created), "flow_label": self._label(state)}
             )
 
     def _label(self, state: _ConnectionState) -> int:

@@ -60,6 +60,9 @@ class TrafficLab(Fabric, Protocol):
     def ensure_code(self, name: str) -> None:
         """Copy the node code to a machine unless it is already there."""
 
+    def forget(self, machine: str) -> None:
+        """Close the connection to a machine; the next use opens a new one."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
@@ -91,6 +94,8 @@ class Engines:
         self._clock_sent_ns: dict[str, int] = {}
         self._exchanges: dict[str, list[clock.Exchange]] = {}
         self._clock_replied = threading.Condition()
+        self.heard_ns: dict[str, int] = {}
+        """When the last message of each host arrived, in controller ns."""
         self._closing = threading.Event()
 
     @classmethod
@@ -101,18 +106,40 @@ class Engines:
             LabError: an engine does not start. Engines that did start are stopped.
         """
         engines = cls()
-        names = list(dict.fromkeys(hosts))
         try:
-            with ThreadPoolExecutor(max_workers=len(names)) as pool:
-                list(pool.map(lambda name: engines._start_one(lab, name, module), names))
+            engines.add(lab, hosts, module=module)
         except BaseException:
             engines.close()
             raise
-        for name in names:
-            pump = threading.Thread(target=engines._pump, args=(name,), name=f"traffic pump of {name}", daemon=True)
-            engines._pumps.append(pump)
-            pump.start()
         return engines
+
+    def add(self, lab: TrafficLab, hosts: Iterable[str], *, module: str = MODULE) -> None:
+        """Start an engine on further hosts.
+
+        Raises:
+            LabError: an engine does not start. Those that did start are kept.
+        """
+        names = list(dict.fromkeys(hosts))
+        with ThreadPoolExecutor(max_workers=max(1, len(names))) as pool:
+            list(pool.map(lambda name: self._add_one(lab, name, module), names))
+
+    def _add_one(self, lab: TrafficLab, host: str, module: str) -> None:
+        self._start_one(lab, host, module)
+        pump = threading.Thread(target=self._pump, args=(host,), name=f"traffic pump of {host}", daemon=True)
+        self._pumps.append(pump)
+        pump.start()
+
+    def drop(self, host: str) -> None:
+        """Give up one host's engine. It ends when its stdin does; the host may be gone, so nothing is awaited."""
+        channel = self._channels.pop(host, None)
+        self.offsets.pop(host, None)
+        if channel is not None:
+            channel.close()
+
+    def ping(self, host: str) -> None:
+        """Request a sign of life, which `heard_ns` shows. An engine that cannot be reached is not an error here."""
+        with contextlib.suppress(FaultbedError):
+            self.send(host, {"do": "clock", "seq": -1})
 
     def _start_one(self, lab: TrafficLab, host: str, module: str) -> None:
         lab.ensure_code(host)
@@ -124,24 +151,37 @@ class Engines:
             raise LabError(f"{host}: the traffic engine ended at once{_stderr_of(channel)}")
         self.pids[host] = reply.get("pid")
         self.offsets[host] = clock.measure(channel)
+        self.heard_ns[host] = time.monotonic_ns()
 
     def send(self, host: str, message: Mapping[str, Any]) -> None:
-        """Send a request to one host's engine."""
-        self._channels[host].send(message)
+        """Send a request to one host's engine.
+
+        Raises:
+            LabError: there is no engine on this host (any more), or it is gone.
+        """
+        channel = self._channels.get(host)
+        if channel is None:
+            raise LabError(f"{host}: no traffic engine runs there any more")
+        channel.send(message)
 
     def _pump(self, host: str) -> None:
         channel, offset = self._channels[host], self.offsets[host].offset_ns
-        while not self._closing.is_set():
+        while not self._closing.is_set() and self._channels.get(host) is channel:
             try:
                 message = channel.receive(timeout_s=1.0)
             except CommandFailed:  # no message within the timeout
                 continue
             except FaultbedError as error:
+                if self._channels.get(host) is not channel:
+                    return  # it was given up (`drop`)
                 self.events.put(Event(host=host, message={"event": GONE, "error": str(error)}))
                 return
             if message is None:
+                if self._channels.get(host) is not channel:
+                    return
                 self.events.put(Event(host=host, message={"event": GONE, "error": _stderr_of(channel).lstrip("; ")}))
                 return
+            self.heard_ns[host] = time.monotonic_ns()
             if message.get("event") == "clock":
                 self._record_clock_reply(host, message)
                 continue

@@ -58,7 +58,11 @@ def flight_of(message: Mapping[str, Any], *, rank: int, endpoint: str, offset_ns
 
 def standing(message: Mapping[str, Any]) -> str:
     """Describe where a rank is: the step and the peer it waits for, or the phase it is in."""
-    waits = {"data": "waits for data from storage", "checkpoint": "waits for its checkpoint to be stored"}
+    waits = {
+        "data": "waits for data from storage",
+        "checkpoint": "waits for its checkpoint to be stored",
+        "restore": "waits for its checkpoint from storage",
+    }
     if message["phase"] in waits:
         return f"iteration {message['iteration']}, {waits[message['phase']]}"
     if message["phase"] != "comm":

@@ -232,7 +232,11 @@ class Running(Generic[Result]):
                 raise LabError(f"{self.plan.what} did not start: {self.failure}")
 
     def _begin_task(self, task: TaskPlan) -> None:
-        self._engines.send(task.endpoint.host, {"do": "start", "task": task.name})
+        self._engines.send(task.endpoint.host, {"do": "start", "task": task.name, **self._start_fields(task)})
+
+    def _start_fields(self, _task: TaskPlan) -> Mapping[str, Any]:
+        """Return further fields of the request that starts a task."""
+        return {}
 
     def _start(self) -> None:
         self._prepare()
@@ -251,6 +255,30 @@ class Running(Generic[Result]):
 
     def _run(self) -> None:
         try:
+            self._serve()
+            while self.failure is not None and self._recover():
+                self._serve()
+        except Exception as error:  # noqa: BLE001  # a defect in this code must end the run, not hang the user
+            self.failure = f"{type(error).__name__}: {error}"
+        self.ended_ns = time.monotonic_ns()
+        try:
+            if self.failure is not None:
+                with contextlib.suppress(FaultbedError):  # an engine that is gone while its peers are asked
+                    self._collect_flights()
+            self._serve_dump_request(self.ended_ns, at_end=True)
+            self._engines.widen_clocks()
+            self._release_engines()
+            self._manager.record_open_episodes()
+            self._result = self._finish(self)
+            self._publish("done", self.ended_ns, outcome=self.outcome, where=self.failure)
+        finally:
+            for service in self._services:
+                service.close()
+            self._over.set()
+
+    def _serve(self) -> None:
+        """Serve events until all work is done, or the run has failed."""
+        try:
             active = {task.name for task in self.plan.tasks if task.active}
             while self.failure is None and not active <= set(self.done):
                 event = self._engines.next(time.monotonic_ns() + POLL_NS)
@@ -263,22 +291,10 @@ class Running(Generic[Result]):
                     self.failure = f"nothing moved for {self.plan.stall_deadline_s:.0f} s{self._where()}"
         except FaultbedError as error:
             self.failure = str(error)
-        except Exception as error:  # noqa: BLE001  # a defect in this code must end the run, not hang the user
-            self.failure = f"{type(error).__name__}: {error}"
-        self.ended_ns = time.monotonic_ns()
-        if self.failure is not None:
-            self._collect_flights()
-        try:
-            self._serve_dump_request(self.ended_ns, at_end=True)
-            self._engines.widen_clocks()
-            self._release_engines()
-            self._manager.record_open_episodes()
-            self._result = self._finish(self)
-            self._publish("done", self.ended_ns, outcome=self.outcome, where=self.failure)
-        finally:
-            for service in self._services:
-                service.close()
-            self._over.set()
+
+    def _recover(self) -> bool:
+        """Continue a run that has failed; return whether it goes on. Most traffic cannot."""
+        return False
 
     def _release_engines(self) -> None:
         """Return borrowed engines without tasks, or close them.
@@ -419,7 +435,11 @@ class Running(Generic[Result]):
 
     def _on_overdue(self, message: Mapping[str, Any], host: str, _now_ns: int) -> None:
         took_s = message["after_ms"] / 1000
-        waits = {"data": ": it waits for data from storage", "checkpoint": ": it waits for a checkpoint to be stored"}
+        waits = {
+            "data": ": it waits for data from storage",
+            "checkpoint": ": it waits for a checkpoint to be stored",
+            "restore": ": it waits for its checkpoint from storage",
+        }
         self.failure = self.failure or (
             f"{host}, {message['task']}: iteration {message['iteration']} is not over after {took_s:g} s"
             f"{waits.get(message.get('phase', ''), '')}"

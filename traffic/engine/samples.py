@@ -15,7 +15,7 @@ BIN_NS = 100_000_000
 
 
 def samples_of(running: Running[Any], tasks: Collection[str] | None = None) -> tuple[Sample, ...]:
-    """Return the samples of some tasks (default: all), sorted by time."""
+    """Return the samples of some tasks (default: all of the plan), sorted by time."""
     names = {task.name: task.endpoint.name for task in running.plan.tasks}
     samples = [
         Sample(
@@ -25,14 +25,14 @@ def samples_of(running: Running[Any], tasks: Collection[str] | None = None) -> t
             size_bytes=size,
         )
         for event in running.events
-        if event.name == "sample" and (tasks is None or event.message["task"] in tasks)
+        if event.name == "sample" and event.message["task"] in (names if tasks is None else tasks)
         for index, size in enumerate(event.message["sizes"])
     ]
     return tuple(sorted(samples, key=lambda sample: (sample.start_ns, sample.endpoint)))
 
 
-def iterations_of(running: Running[Any], task: str) -> tuple[Iteration, ...]:
-    """Return the iterations of one rank, in order."""
+def iterations_of(running: Running[Any], task: str, *, generation: int | None = None) -> tuple[Iteration, ...]:
+    """Return the iterations of one rank, in order; of a job with restarts, those of one `generation`."""
     return tuple(
         Iteration(
             index=event.message["index"],
@@ -48,7 +48,9 @@ def iterations_of(running: Running[Any], task: str) -> tuple[Iteration, ...]:
             checkpoint_ns=event.message.get("checkpoint_ns", 0),
         )
         for event in running.events
-        if event.name == "iteration" and event.message["task"] == task
+        if event.name == "iteration"
+        and event.message["task"] == task
+        and (generation is None or event.message["generation_of_job"] == generation)
     )
 
 

@@ -6,12 +6,15 @@ Requests                                                          replies and la
     {"do": "qp", task, conn, generation, psn}                     qp {task, conn, generation, end}
     {"do": "connect", task, conn, generation, peer}               joined | join_failed {task, conn, generation}
     {"do": "go", task, conn, generation}                          (recovered {at_ns} after a rebuild)
-    {"do": "start", task}                                         sample, iteration, qp_error, overdue, done
+    {"do": "start", task, resume?, history?}                      sample, iteration, qp_error, overdue, done
     {"do": "stop", task}                                          done, a little later
     {"do": "psn", task}                                           psn {task, conns}
     {"do": "dump", task}                                          flight {task, ...}, of a rank
     {"do": "forget"}                                              forgotten
     {"do": "quit"}                                                (end of stdout)
+
+`resume` is the checkpoint that a rank begins with {generation, rank, iterations}: it reports `restored` first. With
+`history` it compares its state with what that makes it expect, and reports `state` at its end.
 
 `kind` is rank, flow_tx or flow_rx (or unreliable_, numbered_, echo_, admitted_ or checked_). A connection is
 established, and rebuilt after an error, by qp, connect and go on both ends; the controller pairs them. `forget`
@@ -230,7 +233,9 @@ class Engine:
 
     def do_start(self, request: dict[str, Any]) -> None:
         """Start the work of a task."""
-        self.tasks[request["task"]].begin(time.monotonic_ns())
+        task = self.tasks[request["task"]]
+        task.resume, task.history = request.get("resume"), request.get("history", [])
+        task.begin(time.monotonic_ns())
 
     def do_stop(self, request: dict[str, Any]) -> None:
         """Stop a task in an orderly way."""

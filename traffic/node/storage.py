@@ -1,14 +1,21 @@
 """Storage server on the front end: hosts read training data from it and write checkpoints to it, over TCP.
 
-    python3 -m traffic.node.storage 10.79.0.4
+    python3 -m traffic.node.storage 10.79.0.4 [--keep FOLDER COUNT]
 
 It prints {"event": "listening", "port": N} and serves until its stdin ends, with one thread per client. A client sends
 lines:
 
     {"get": bytes}              the answer is {"bytes": N, "crc": C} and N bytes with CRC-32 C
     {"put": bytes, "crc": C}    followed by the bytes; the answer is {"stored": bytes}, or {"error": ...} on a mismatch
+    {"put": bytes, "crc": C, "rank": r, "ranks": n, "iterations": i, "generation": g}
+                                the same for a checkpoint, which is kept in FOLDER (`traffic.node.checkpoints`)
+    {"restore": i, "rank": r, "generation": g}
+                                the answer is a checkpoint as for `get`, or {"error": ...}
 
-Stored data is verified and discarded: the purpose is to load the front end, not a disk.
+Data without a name is verified and discarded: it loads the front end, not a disk.
+
+The controller sends lines on stdin: {"do": "newest"} is answered by the newest complete set of checkpoints. FOLDER is
+removed when stdin ends, because the controller is gone or the job is over.
 """
 
 from __future__ import annotations
@@ -18,6 +25,8 @@ import socketserver
 import sys
 import threading
 import zlib
+
+from traffic.node.checkpoints import HEADER, Checkpoints
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
@@ -51,7 +60,7 @@ class _Client(socketserver.StreamRequestHandler):
             for line in self.rfile:
                 if not self._serve(line):
                     return
-        except (ConnectionError, TimeoutError):
+        except (ConnectionError, TimeoutError, EOFError):
             return  # the client closed the connection during a request
 
     def _serve(self, line: bytes) -> bool:
@@ -66,6 +75,11 @@ class _Client(socketserver.StreamRequestHandler):
             for part in parts:
                 self.wfile.write(part)
             return True
+        if "restore" in request:
+            self._restore(request)
+            return True
+        if "rank" in request:
+            return self._store(request, size_bytes)
         crc = _receive_checksum(self.rfile, size_bytes)
         if crc is None:
             return False
@@ -75,6 +89,38 @@ class _Client(socketserver.StreamRequestHandler):
             else {"error": "checksum mismatch: the received bytes differ from those sent"}
         )
         return True
+
+    def _store(self, request: dict[str, Any], size_bytes: int) -> bool:
+        checkpoints = self._checkpoints()
+        header = {**request, "bytes": size_bytes}
+        if checkpoints is None or not all(isinstance(header.get(field), int) for field in HEADER):
+            said = "it was started without --keep" if checkpoints is None else f"it needs {', '.join(HEADER)}"
+            self._reply({"error": f"this storage cannot keep the checkpoint: {said}"})
+            return False
+        try:
+            problem = checkpoints.store(header, self.rfile)
+        except OSError as error:  # a full disk: what follows of the data cannot be told from the next request
+            self._reply({"error": f"the checkpoint was not stored: {error.strerror}"})
+            return False
+        self._reply({"stored": size_bytes} if problem is None else {"error": problem})
+        return True
+
+    def _restore(self, request: dict[str, Any]) -> None:
+        checkpoints = self._checkpoints()
+        try:
+            if checkpoints is None:
+                raise FileNotFoundError(2, "this storage keeps no checkpoints")
+            header, file = checkpoints.open(request["generation"], request["rank"], request["restore"])
+        except (OSError, ValueError, KeyError) as error:
+            self._reply({"error": f"no checkpoint {request}: {error}"})
+            return
+        with file:
+            self._reply({"bytes": header["bytes"], "crc": header["crc"]})
+            while data := file.read(BLOCK_BYTES):
+                self.wfile.write(data)
+
+    def _checkpoints(self) -> Checkpoints | None:
+        return self.server.checkpoints if isinstance(self.server, _Server) else None
 
     def _reply(self, answer: dict[str, object]) -> None:
         self.wfile.write(json.dumps(answer).encode() + b"\n")
@@ -86,7 +132,7 @@ def _parse_request(line: bytes) -> tuple[dict[str, Any] | None, int]:
         request = json.loads(line)
     except ValueError:
         return None, 0
-    size_bytes = request.get("get", request.get("put")) if isinstance(request, dict) else None
+    size_bytes = request.get("get", request.get("put", request.get("restore"))) if isinstance(request, dict) else None
     return (request, size_bytes) if isinstance(size_bytes, int) and size_bytes >= 0 else (None, 0)
 
 
@@ -104,15 +150,25 @@ def _receive_checksum(file: BufferedIOBase, size_bytes: int) -> int | None:
 class _Server(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
     daemon_threads = True
+    checkpoints: Checkpoints | None = None
 
 
 def main() -> None:
     """Run the server."""
+    checkpoints = None
+    if "--keep" in sys.argv:
+        folder, keep = sys.argv[sys.argv.index("--keep") + 1 :][:2]
+        checkpoints = Checkpoints(folder, int(keep))
     with _Server((sys.argv[1], 0), _Client) as server:
+        server.checkpoints = checkpoints
         threading.Thread(target=server.serve_forever, daemon=True).start()
         print(json.dumps({"event": "listening", "port": server.server_address[1]}), flush=True)
-        sys.stdin.buffer.read()  # ends when the controller closes the channel
+        for line in sys.stdin.buffer:  # ends when the controller closes the channel
+            if checkpoints is not None and json.loads(line).get("do") == "newest":
+                print(json.dumps({"event": "newest", **checkpoints.newest()}), flush=True)
         server.shutdown()
+        if checkpoints is not None:
+            checkpoints.remove()
 
 
 if __name__ == "__main__":

@@ -50,6 +50,8 @@ class Task:
         self.series = Series()
         self.running = False
         self.finished = False
+        self.resume: dict[str, int] | None = None  # the checkpoint that a rank begins with (the request "start")
+        self.history: list[dict[str, Any]] = []  # what its state is compared with at the end
         self.late_receives = LateReceives()  # replaced by the engine's own object when the task is created there
         self.sampled_ns = 0
         self.wake_ns: int | None = None  # when `wake` is to be called, if at all

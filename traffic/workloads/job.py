@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from math import prod
+from typing import Any
 
 import numpy as np
 
@@ -50,6 +51,7 @@ __all__ = [
     "fit",
     "groups",
     "job_programs",
+    "result_fields",
     "start",
 ]
 
@@ -245,7 +247,7 @@ def start(
         LabError: the job could not be started; nothing is left running.
     """
     ranks, programs, algorithms = fit(lab, spec)
-    server = None if spec.storage is None else storage.serve(lab, spec.storage.host)
+    server = None if spec.storage is None else storage.serve(lab, spec.storage.host, keep=spec.storage.keep)
     plan = rank_plan(
         f"job of {len(ranks)} ranks",
         spec,
@@ -283,22 +285,31 @@ def _finish(
     running: Running[JobResult], spec: JobSpec, algorithms: tuple[str, ...], ranks: tuple[Endpoint, ...]
 ) -> JobResult:
     common = common_results(running, ranks)
-    per_rank = common["iterations"]
+    return JobResult(**common, **result_fields(running, spec, algorithms, ranks, common["iterations"]))
+
+
+def result_fields(
+    running: Running[Any],
+    spec: JobSpec,
+    algorithms: tuple[str, ...],
+    ranks: Sequence[Endpoint],
+    per_rank: Sequence[Sequence[Iteration]],
+) -> dict[str, Any]:
+    """Return the fields of `JobResult` that are not those of every result on ranks. `per_rank` are the iterations."""
     stored = tuple(
         checkpoint for rank in range(len(ranks)) for checkpoint in checkpoints_of(running, task_name(rank), rank)
     )
     whole = [max(item.end_ns - item.start_ns for item in row) for row in zip(*per_rank, strict=False)]
-    return JobResult(
-        **common,
-        spec=spec,
-        algorithms=algorithms,
-        ends=ends_of(running, ranks),
-        window=window_of(running),
-        iterations_completed=len(whole),
-        groups=tuple(_group_times(spec, per_rank)),
-        checkpoints=stored,
-        storage_times=None if spec.storage is None else storage.times_of(per_rank, stored),
-        iteration_p50_ns=traffic_metrics.percentile(whole, 50),
-        iteration_p95_ns=traffic_metrics.percentile(whole, 95),
-        iteration_p99_ns=traffic_metrics.percentile(whole, 99),
-    )
+    return {
+        "spec": spec,
+        "algorithms": algorithms,
+        "ends": ends_of(running, ranks),
+        "window": window_of(running),
+        "iterations_completed": len(whole),
+        "groups": tuple(_group_times(spec, per_rank)),
+        "checkpoints": stored,
+        "storage_times": None if spec.storage is None else storage.times_of(per_rank, stored),
+        "iteration_p50_ns": traffic_metrics.percentile(whole, 50),
+        "iteration_p95_ns": traffic_metrics.percentile(whole, 95),
+        "iteration_p99_ns": traffic_metrics.percentile(whole, 99),
+    }

@@ -1,11 +1,13 @@
 """Storage of a job: a host serves data and stores checkpoints over the front end, by TCP (`traffic.node.storage`).
 
-The server lives as long as its channel, so it also ends when the controller is gone.
+The server lives as long as its channel, so it also ends when the controller is gone. It then removes the checkpoints of
+the job.
 """
 
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -17,9 +19,25 @@ from traffic.engine import traffic_metrics
 from traffic.engine.engine_client import START_TIMEOUT_S, TrafficLab
 from traffic.engine.run_results import Checkpoint, Iteration
 
-__all__ = ["MODES", "MODULE", "Storage", "StorageServer", "StorageTimes", "check", "serve", "times_of"]
+__all__ = [
+    "FOLDER",
+    "LEAST_KEPT",
+    "MODES",
+    "MODULE",
+    "CheckpointSet",
+    "Storage",
+    "StorageServer",
+    "StorageTimes",
+    "check",
+    "serve",
+    "times_of",
+]
 
 MODULE = "traffic.node.storage"
+FOLDER = "/var/tmp/faultbed-checkpoints"  # noqa: S108  # on the storage host; its jobs each have a folder in it
+LEAST_KEPT = 2
+"""While a set is being written, the one before must stay whole."""
+NEWEST_TIMEOUT_S = 30.0
 MODES = ("sync", "staggered", "async")
 
 
@@ -27,8 +45,8 @@ MODES = ("sync", "staggered", "async")
 class Storage:
     """Storage on `host`: each rank prefetches `ingest_bytes` per iteration and stores `checkpoint_bytes` periodically.
 
-    A checkpoint is due every `every` iterations, in one of `MODES` (`traffic.node.ranks.feed`). A size of 0 disables
-    that part.
+    A checkpoint is due every `every` iterations, in one of `MODES` (`traffic.node.ranks.feed`). The newest `keep` of
+    each rank are kept. A size of 0 disables that part.
     """
 
     host: str
@@ -36,6 +54,20 @@ class Storage:
     checkpoint_bytes: int = 0
     every: int = 10
     mode: str = "sync"
+    keep: int = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSet:
+    """The newest complete and intact checkpoints: those of all `ranks` of a `generation`, after so many `iterations`.
+
+    All three are None if there is none. `rejected` are (name, reason) of newer ones that were passed over.
+    """
+
+    iterations: int | None
+    generation: int | None
+    ranks: int | None
+    rejected: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +95,8 @@ def check(storage: Storage) -> None:
         raise UsageError(
             "sizes of data and checkpoints must be at least 0, and a checkpoint interval at least 1 iteration"
         )
+    if storage.keep < LEAST_KEPT:
+        raise UsageError(f"at least {LEAST_KEPT} checkpoints of each rank must be kept, got {storage.keep}")
     if not storage.ingest_bytes and not storage.checkpoint_bytes:
         raise UsageError(f"storage on {storage.host} is not used; give a size for ingest or for checkpoints")
 
@@ -78,13 +112,37 @@ class StorageServer:
         """Stop the server."""
         self._channel.close()
 
-    def client_spec(self, storage: Storage, ranks: int) -> dict[str, Any]:
-        """Return the configuration of a rank's storage client."""
-        return {**asdict(storage), "address": self.address, "port": self.port, "ranks": ranks}
+    def client_spec(self, storage: Storage, ranks: int, *, generation: int = 0) -> dict[str, Any]:
+        """Return the configuration of a rank's storage client. `generation` counts the restarts of the job."""
+        return {
+            **asdict(storage),
+            "address": self.address,
+            "port": self.port,
+            "ranks": ranks,
+            "generation": generation,
+        }
+
+    def newest(self, *, timeout_s: float = NEWEST_TIMEOUT_S) -> CheckpointSet:
+        """Verify the stored checkpoints and return the newest complete set.
+
+        Raises:
+            LabError: the server is gone.
+            CommandFailed: it did not answer in time.
+        """
+        self._channel.send({"do": "newest"})
+        reply = self._channel.receive(timeout_s=timeout_s)
+        if reply is None:
+            raise LabError(f"storage on {self.address} is gone: its checkpoints cannot be restored")
+        return CheckpointSet(
+            iterations=reply["iterations"],
+            generation=reply["generation"],
+            ranks=reply["ranks"],
+            rejected=tuple((name, reason) for name, reason in reply["rejected"]),
+        )
 
 
-def serve(lab: TrafficLab, host: str) -> StorageServer:
-    """Start the storage server on a host.
+def serve(lab: TrafficLab, host: str, *, keep: int = 3, folder: str = FOLDER) -> StorageServer:
+    """Start the storage server on a host. Checkpoints of this job get a folder of their own in `folder`.
 
     Raises:
         UsageError: there is no such host.
@@ -96,7 +154,9 @@ def serve(lab: TrafficLab, host: str) -> StorageServer:
         raise UsageError(f'storage on "{host}": there is no such host; there is {", ".join(lab.topology.host_by_name)}')
     address = server.front_end_address.split("/")[0]
     lab.ensure_code(host)
-    channel = lab.node(host).open([*lab.python(MODULE), address])
+    channel = lab.node(host).open(
+        [*lab.python(MODULE), address, "--keep", f"{folder}/job-{secrets.token_hex(4)}", str(keep)]
+    )
     with contextlib.ExitStack() as undo:
         undo.callback(channel.close)
         reply = channel.receive(timeout_s=START_TIMEOUT_S)

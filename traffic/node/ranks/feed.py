@@ -3,6 +3,10 @@
 Checkpoint modes: `sync` (all ranks at the same iteration; they wait until it is stored), `staggered` (each rank at its
 own iteration, also waiting) and `async` (all ranks at the same iteration; a rank continues, and waits only if the
 previous checkpoint is not stored yet). The receiver verifies every byte (CRC-32).
+
+A checkpoint holds the rank's state (`traffic.node.ranks.state`), followed by filler up to the configured size. In every
+mode all ranks store the state after the same iterations. A staggered rank writes at its own turn what it had copied at
+the common iteration before.
 """
 
 from __future__ import annotations
@@ -41,6 +45,7 @@ class StorageClient:
         self.out: list[memoryview] = []
         self.header = b""
         self.left = self.crc = self.expected_crc = 0
+        self.kept: bytearray | None = None
         try:
             self.socket = socket.create_connection((address, port), timeout=20)
         except OSError as error:
@@ -57,12 +62,27 @@ class StorageClient:
         """Fetch `size_bytes`. `on_done()` is called when all bytes have arrived and are correct."""
         self._request({"get": size_bytes}, [], on_done)
 
-    def put(self, parts: list[memoryview], on_done: Callable[[], None]) -> None:
-        """Store `parts`. `on_done()` is called when the server has all bytes and they are correct."""
-        self._request({"put": sum(len(part) for part in parts), "crc": checksum(parts)}, parts, on_done)
+    def put(self, parts: list[memoryview], on_done: Callable[[], None], header: dict[str, int] | None = None) -> None:
+        """Store `parts`, as a checkpoint if it has a `header`.
+
+        `on_done()` is called when the server has all bytes and they are correct.
+        """
+        request = {"put": sum(len(part) for part in parts), "crc": checksum(parts), **(header or {})}
+        self._request(request, parts, on_done)
+
+    def restore(self, checkpoint: dict[str, int], on_data: Callable[[bytes], None]) -> None:
+        """Fetch a checkpoint (`rank`, `generation`, `iterations`), and call `on_data` with its verified data."""
+        kept = bytearray()
+        request = {
+            "restore": checkpoint["iterations"],
+            "rank": checkpoint["rank"],
+            "generation": checkpoint["generation"],
+        }
+        self._request(request, [], lambda: on_data(bytes(kept)))
+        self.kept = kept
 
     def _request(self, request: dict[str, int], parts: list[memoryview], on_done: Callable[[], None]) -> None:
-        self.on_done = on_done
+        self.on_done, self.kept = on_done, None
         self.out = [memoryview(json.dumps(request).encode() + b"\n"), *parts]
         self.selector.modify(self.socket, selectors.EVENT_READ | selectors.EVENT_WRITE, self._ready)
 
@@ -104,6 +124,8 @@ class StorageClient:
                 return
             self.left, self.expected_crc, self.crc = answer.get("bytes", 0), answer.get("crc", 0), 0
         self.crc, self.left = zlib.crc32(data, self.crc), self.left - len(data)
+        if self.kept is not None:
+            self.kept += data
         if not self.left:
             self._done()
 
@@ -129,9 +151,10 @@ class StorageClient:
 class Feed:
     """The storage traffic of one rank.
 
-    `spec` is `traffic.workloads.storage_service.Storage` as plain data, with `address`, `port` and `ranks`. `ingest_ns`
-    is how long the rank has waited for the data of this iteration, `checkpoint_ns` how long for its checkpoint.
-    `stored(fields)` is called for every stored checkpoint with iteration, start_ns, end_ns and waited_ns.
+    `spec` is `traffic.workloads.storage_service.Storage` as plain data, with `address`, `port`, `ranks` and
+    `generation`. `state()` returns a copy of the rank's state. `ingest_ns` is how long the rank has waited for the data
+    of this iteration, `checkpoint_ns` how long for its checkpoint. `stored(fields)` is called for every stored
+    checkpoint: after which iteration it was written, the iterations that it holds, start_ns, end_ns and waited_ns.
     """
 
     def __init__(
@@ -140,10 +163,12 @@ class Feed:
         spec: dict[str, Any],
         selector: selectors.BaseSelector,
         *,
+        state: Callable[[], bytes],
         stored: Callable[[dict[str, int]], None],
         on_error: Callable[[str], None],
     ) -> None:
-        self.rank, self.spec, self.stored = rank, spec, stored
+        self.rank, self.spec, self.state, self.stored = rank, spec, state, stored
+        self._copied: tuple[int, bytes] = (0, b"")
         self.ingest_ns = self.checkpoint_ns = 0
         self._clients: list[StorageClient] = []
         self._reader = self._client(selector, on_error) if spec["ingest_bytes"] else None
@@ -157,8 +182,15 @@ class Feed:
         self._clients.append(StorageClient(self.spec["address"], self.spec["port"], selector, on_error))
         return self._clients[-1]
 
-    def begin(self) -> None:
-        """Fetch the data of the first iteration."""
+    def restore(self, checkpoint: dict[str, int], on_data: Callable[[bytes], None]) -> None:
+        """Fetch a checkpoint (`rank`, `generation`, `iterations`), and call `on_data` with its verified data."""
+        if self._writer is None:
+            raise ValueError("this job stores no checkpoints, so there is none to restore")
+        self._writer.restore(checkpoint, on_data)
+
+    def begin(self, iterations: int = 0) -> None:
+        """Fetch the data of the first iteration; so many `iterations` are done already."""
+        self._copied = (iterations, self.state())
         if self._reader is not None:
             self._reader.get(self.spec["ingest_bytes"], self._on_fetched)
 
@@ -186,6 +218,8 @@ class Feed:
 
     def checkpoint(self, iteration: int, then: Callable[[], None]) -> None:
         """Write a checkpoint if one is due. Call `then` when the rank may continue."""
+        if self._writer is not None and (iteration + 1) % self.spec["every"] == 0:
+            self._copied = (iteration + 1, self.state())
         if self._writer is None or not self._is_due(iteration):
             then()
             return
@@ -198,13 +232,22 @@ class Feed:
     def _put(self, iteration: int, requested_ns: int, then: Callable[[], None]) -> None:
         start_ns, waits = time.monotonic_ns(), self.spec["mode"] != "async"
         self.checkpoint_ns = start_ns - requested_ns
+        iterations, state = self._copied
 
         def stored() -> None:
             end_ns = time.monotonic_ns()
             if waits:
                 self.checkpoint_ns = end_ns - requested_ns
             waited_ns = (end_ns if waits else start_ns) - requested_ns
-            self.stored({"iteration": iteration, "start_ns": start_ns, "end_ns": end_ns, "waited_ns": waited_ns})
+            self.stored(
+                {
+                    "iteration": iteration,
+                    "iterations": iterations,
+                    "start_ns": start_ns,
+                    "end_ns": end_ns,
+                    "waited_ns": waited_ns,
+                }
+            )
             following, self._on_writer_idle = self._on_writer_idle, None
             if waits:
                 then()
@@ -214,9 +257,13 @@ class Feed:
                 self._on_idle()
 
         # Every checkpoint has its own content, as those of a real job do.
-        block = f"rank {self.rank} iteration {iteration} ".encode().ljust(64, b".") * (BLOCK_BYTES // 64)
+        size = self.spec["checkpoint_bytes"]
+        block = f"rank {self.rank} iteration {iterations} ".encode().ljust(64, b".") * (BLOCK_BYTES // 64)
+        parts = [memoryview(state)[:size], *blocks(block, max(0, size - len(state)))]
+        header = {"rank": self.rank, "iterations": iterations}
+        header |= {"ranks": self.spec["ranks"], "generation": self.spec["generation"]}
         assert self._writer is not None  # noqa: S101  # `checkpoint` returns early without a writer
-        self._writer.put(blocks(block, self.spec["checkpoint_bytes"]), stored)
+        self._writer.put([part for part in parts if part], stored, header)
         if not waits:
             then()
 

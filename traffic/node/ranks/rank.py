@@ -16,6 +16,10 @@ its iteration ends.
 A collective that is not complete `deadline_ms` after the rank entered it is reported as overdue, with the rank's state.
 
 The first `warmup` iterations run like the others but are not reported: caches, translators and routes are cold in them.
+
+A rank with `resume` begins after the iterations of a checkpoint, without warming up. It restores the state first,
+unless `blank` is set: a test must see that this is noticed. Segments are numbered from its first iteration on. With
+`history` it compares its state with the closed form at the end (`traffic.node.ranks.state`).
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ from traffic.node.ranks.lane import RecvLane, SendLane, packets
 from traffic.node.ranks.rank_memory import Memory
 from traffic.node.ranks.recorder import FIELDS, Recorder
 from traffic.node.ranks.segments import Need, make_plan
+from traffic.node.ranks.state import State
 from traffic.node.task import RECV_ID, Conn, Task
 from traffic.node.verbs import Rnic, recv_request, write_request
 
@@ -85,11 +90,21 @@ class RankTask(Task):
         self.receive = recv_request(RECV_ID, self.data_mr)
         self.gpu = GpuClient(spec["gpu"], selector) if spec["compute_units"] else None
         self.feed = None
+        keeps_state = spec.get("storage") and spec["storage"]["checkpoint_bytes"]
+        self.state = State(program["results"] if keeps_state else [])
         if spec.get("storage"):
-            self.feed = Feed(self.rank, spec["storage"], selector, stored=self._stored, on_error=self._on_storage_error)
+            self.feed = Feed(
+                self.rank,
+                spec["storage"],
+                selector,
+                state=self.state.words.tobytes,
+                stored=self._stored,
+                on_error=self._on_storage_error,
+            )
         self.warmup = spec["warmup"]
-        self.index = -1
-        self.last_index: int | None = None
+        self.first, self.index = 0, -1
+        self.last_lap: int | None = None
+        """Number of the last iteration, counted from `first`: a flag from a peer may arrive before `first` is known."""
         self.phase = "idle"
         self.stopping = self.overdue = False
         self.end_ns: int | None = None
@@ -177,10 +192,33 @@ class RankTask(Task):
     def begin(self, now_ns: int) -> None:
         self.running = True
         self.begun_ns = now_ns
+        if self.resume is not None and self.feed is not None:
+            self.phase, self.storage_ns = "restore", now_ns
+            if self.resume.get("blank"):
+                self._restored(self.state.words.tobytes())
+            else:
+                self.feed.restore(self.resume, self._restored)
+            return
         if not self.warmup:
             self._count_from(now_ns)
         if self.feed is not None:
             self.feed.begin()
+        self._next_iteration()
+
+    def _restored(self, data: bytes) -> None:
+        resume = self.resume or {}
+        try:
+            self.state.restore(data)
+        except ValueError as error:
+            self._on_storage_error(str(error))
+            return
+        self.first = self.warmup + resume["iterations"]
+        self.index = self.first - 1
+        now_ns = time.monotonic_ns()
+        self.emit("restored", task=self.name, at_ns=now_ns, iterations=resume["iterations"])
+        self._count_from(now_ns)
+        if self.feed is not None:
+            self.feed.begin(resume["iterations"])
         self._next_iteration()
 
     def _count_from(self, now_ns: int) -> None:
@@ -196,16 +234,16 @@ class RankTask(Task):
         self.index += 1
         self.memory.fill(self.index)
         for out in self.send_lanes.values():
-            out.base = self.index * len(out.segments)
+            out.base = (self.index - self.first) * len(out.segments)
         for lane in self.recv_lanes.values():
-            lane.base = self.index * len(lane.segments)
+            lane.base = (self.index - self.first) * len(lane.segments)
         self.start_ns = time.monotonic_ns()
         self.flight.add("begin", iteration=self.index)
         wanted = self.spec["iterations"]
         if (wanted is not None and self.index + 1 >= self.warmup + wanted) or (
             self.rank == 0 and self._is_over(self.start_ns)
         ):
-            self.last_index = self.index
+            self.last_lap = self.index - self.first
         self.compute_ns = 0
         self.phases_ns = []
         if self.feed is None:
@@ -266,9 +304,9 @@ class RankTask(Task):
             if (imm ^ lane.received) & MASK:
                 self.lost(conn, "OUT_OF_SEQUENCE", now_ns)
                 return
-            iteration, index = divmod(lane.received, len(lane.segments))
+            lap, index = divmod(lane.received, len(lane.segments))
             if imm & LAST:
-                self.last_index = iteration
+                self.last_lap = lap
             size_bytes = lane.segments[index].size * self.item_bytes
             self.series.add(now_ns, size_bytes)
             self._record("arrive", lane, lane.received, lane.psn)
@@ -361,7 +399,7 @@ class RankTask(Task):
             sge.length = size_bytes
             slot = conn.peer["base"] + out.posted % self.slots * self.segment_bytes
             request.set_wr_rdma(conn.peer["rkey"], slot)
-            request.imm_data = (out.posted & MASK) | (LAST if self.last_index == self.index else 0)
+            request.imm_data = (out.posted & MASK) | (LAST if self.last_lap == self.index - self.first else 0)
             request.wr_id = out.posted
             self._record("post", out, out.posted, out.psn)
             out.psn = (out.psn + packets(size_bytes, self.mtu)) & MASK
@@ -377,6 +415,8 @@ class RankTask(Task):
         self.flight.add("end", iteration=self.index)
         wrong = self.memory.count_wrong(self.index)
         self.wrong += wrong
+        if self.index >= self.warmup and len(self.state.words):
+            self.state.advance(self.data)
         if self.feed is None or self.index < self.warmup:
             self._iteration_over(now_ns, wrong)
         else:
@@ -394,7 +434,7 @@ class RankTask(Task):
             self.emit("warm", task=self.name, at_ns=checked_ns, wrong=self.wrong)
         self.sample(checked_ns)
         self.last_duration_ns = checked_ns - self.start_ns
-        if self.last_index is not None and self.index >= self.last_index:
+        if self.last_lap is not None and self.index - self.first >= self.last_lap:
             self.finished = True
             self.sample(checked_ns, last=True)
             if self.feed is None:
@@ -405,6 +445,8 @@ class RankTask(Task):
             self._next_iteration()
 
     def _done(self, end_ns: int) -> None:
+        if self.history:
+            self._verify_state()
         self.emit(
             "done",
             task=self.name,
@@ -412,6 +454,19 @@ class RankTask(Task):
             end_ns=end_ns,
             iterations=max(0, self.index + 1 - self.warmup),
             wrong=self.wrong,
+        )
+
+    def _verify_state(self) -> None:
+        """Compare the state with that of a job that was never interrupted. The last part of the history is this one."""
+        *before, last = self.history
+        last = {**last, "iterations": self.index + 1 - last["first"]}
+        self.emit(
+            "state",
+            task=self.name,
+            iterations=self.index + 1 - self.warmup,
+            elements=len(self.state.words),
+            wrong=self.state.count_wrong([*before, last], self.spec["dtype"], self.spec["redop"]),
+            sha256=self.state.digest(),
         )
 
     def _stored(self, fields: dict[str, int]) -> None:
@@ -444,7 +499,7 @@ class RankTask(Task):
             return
         self.check_deadlines(now_ns)
         self.sample(now_ns)
-        since_ns = {"comm": self.comm_ns, "data": self.storage_ns, "checkpoint": self.storage_ns}.get(
+        since_ns = {"comm": self.comm_ns, **dict.fromkeys(("data", "checkpoint", "restore"), self.storage_ns)}.get(
             self.phase, now_ns
         )
         if not self.overdue and now_ns - since_ns > self.deadline_ns:
@@ -455,7 +510,8 @@ class RankTask(Task):
     # The flight recorder.
 
     def _record(self, what: str, lane: RecvLane | SendLane, number: int, psn: int = -1) -> None:
-        iteration, index = divmod(number, len(lane.segments))
+        lap, index = divmod(number, len(lane.segments))
+        iteration = self.first + lap
         qpn, step = self.conns[lane.number].qp.qpn, lane.segments[index].step
         self.flight.add(what, iteration=iteration, step=step, peer=lane.peer, qpn=qpn, segment=index, psn=psn)
 
