@@ -1,0 +1,247 @@
+"""A traffic engine on this machine: its verbs go over unix sockets to engines in other processes. No RDMA is needed.
+
+python local_engine.py FOLDER MODULE     runs MODULE (traffic.node.engine); FOLDER has a socket for each RNIC's address
+
+It stands behind `traffic.node.verbs`. A write moves memory in the other process and completes when that is confirmed. A
+request that nobody confirms within `RETRY_S`, as its process was killed or stopped, fails as on RDMA: RETRY_EXC_ERR.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import ctypes
+import os
+import runpy
+import select
+import socket
+import struct
+import sys
+import time
+import types
+from pathlib import Path
+from types import SimpleNamespace
+
+RETRY_S = 0.4
+HEAD = struct.Struct("<BIIQQIIB")  # what, destination QP, source QP, wr_id, address, size, imm, signalled
+WRITE, ACK = 0, 1
+RETRY_EXC = 12
+
+
+class Request:
+    def __init__(self, *, wr_id, mr, address, size, imm, signalled):
+        del mr
+        self.wr_id, self.imm, self.signalled = wr_id, imm, signalled
+        self.imm_data = self.remote = 0
+        self.sge = SimpleNamespace(addr=address, length=size)
+
+    def set_wr_rdma(self, _rkey, address):
+        self.remote = address
+
+
+class Stream:
+    """A connection to another RNIC; what the socket does not take waits in `out`."""
+
+    def __init__(self, rnic, sock):
+        self.rnic, self.sock, self.out, self.buffer, self.dead = rnic, sock, bytearray(), bytearray(), False
+        sock.settimeout(0)
+        rnic.streams[sock.fileno()] = self
+        rnic.epoll.register(sock.fileno(), select.EPOLLIN)
+
+    def send(self, data):
+        self.out += data
+        self.flush()
+
+    def flush(self):
+        try:
+            while self.out:
+                del self.out[: self.sock.send(self.out[: 1 << 20])]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self.end()
+            return
+        if not self.dead:
+            self.rnic.epoll.modify(self.sock.fileno(), select.EPOLLIN | (select.EPOLLOUT if self.out else 0))
+
+    def read(self):
+        try:
+            while data := self.sock.recv(1 << 20):
+                self.buffer += data
+        except BlockingIOError:
+            pass
+        except OSError:
+            data = b""
+        while len(self.buffer) >= HEAD.size:
+            head = HEAD.unpack_from(self.buffer)
+            size = head[5] if head[0] == WRITE else 0
+            if len(self.buffer) < HEAD.size + size:
+                break
+            payload = bytes(self.buffer[HEAD.size : HEAD.size + size])
+            del self.buffer[: HEAD.size + size]
+            self.rnic.arrived(self, head, payload)
+        if data == b"":
+            self.end()
+
+    def end(self):
+        if not self.dead:
+            self.dead = True
+            with contextlib.suppress(OSError, ValueError):
+                self.rnic.epoll.unregister(self.sock.fileno())
+            self.rnic.streams.pop(self.sock.fileno(), None)
+            self.sock.close()
+
+
+class Rnic:
+    folder = ""
+
+    def __init__(self, name, address):
+        self.name, self.address, self.cq_entries = name, address, 1 << 15
+        self.epoll = select.epoll()
+        self.fd = self.epoll.fileno()
+        self.streams, self.qps, self.peers, self.done, self.next_qpn = {}, {}, {}, [], 17 + os.getpid() % 1000
+        self.server = socket.socket(socket.AF_UNIX)
+        path = f"{self.folder}/{address}"
+        Path(path).unlink(missing_ok=True)
+        self.server.bind(path)
+        self.server.listen(64)
+        self.server.settimeout(0)
+        self.epoll.register(self.server.fileno(), select.EPOLLIN)
+        self.tick = os.eventfd(0, os.EFD_NONBLOCK)  # a completion that did not come from a socket
+        self.epoll.register(self.tick, select.EPOLLIN)
+        self.context = SimpleNamespace(close=lambda: None)
+
+    def gid_index(self):
+        return 0
+
+    def check_mtu(self, _mtu):
+        pass
+
+    def register(self, address, _size):
+        return SimpleNamespace(rkey=1, lkey=1, buf=address, close=lambda: None)
+
+    def stream_to(self, address):
+        stream = self.peers.get(address)
+        if stream is None or stream.dead:
+            sock = socket.socket(socket.AF_UNIX)
+            sock.settimeout(1)
+            sock.connect(f"{self.folder}/{address}")
+            stream = self.peers[address] = Stream(self, sock)
+        return stream
+
+    def arrived(self, stream, head, payload):
+        what, dst, src, wr_id, address, _size, imm, signalled = head
+        qp = self.qps.get(dst)
+        if qp is None or not qp.up:
+            return  # nobody confirms it
+        if what == ACK:
+            while qp.pending and qp.pending[0][0] != wr_id:
+                qp.pending.popleft()
+            if qp.pending:
+                _, reported, _ = qp.pending.popleft()
+                if reported:
+                    self.done.append(SimpleNamespace(status=0, wr_id=wr_id, qp_num=dst, imm_data=0))
+            return
+        if payload:
+            ctypes.memmove(address, payload, len(payload))
+        receive = qp.receives.popleft()
+        self.done.append(SimpleNamespace(status=0, wr_id=receive, qp_num=dst, imm_data=imm))
+        stream.send(HEAD.pack(ACK, src, dst, wr_id, 0, 0, 0, signalled))
+
+    def drain(self):
+        for fd, events in self.epoll.poll(0):
+            if fd == self.server.fileno():
+                with contextlib.suppress(BlockingIOError):
+                    while True:
+                        Stream(self, self.server.accept()[0])
+            elif fd == self.tick:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self.tick)
+            elif fd in self.streams:
+                stream = self.streams[fd]
+                if events & select.EPOLLOUT:
+                    stream.flush()
+                if not stream.dead and events & ~select.EPOLLOUT:
+                    stream.read()
+        done, self.done = self.done, []
+        return done
+
+    def expire(self):
+        """What the timer of a real RNIC does; called by the engine's tick."""
+        now = time.monotonic()
+        for qp in list(self.qps.values()):
+            if qp.pending and now - qp.pending[0][2] > RETRY_S:
+                wr_id, _, _ = qp.pending[0]
+                qp.pending.clear()
+                qp.up = False
+                self.done.append(SimpleNamespace(status=RETRY_EXC, wr_id=wr_id, qp_num=qp.qpn, imm_data=0))
+                os.eventfd_write(self.tick, 1)
+
+
+class RcQp:
+    def __init__(self, rnic, *, sends, receives, psn, params):
+        del sends, receives, params
+        self.rnic, self.psn, self.up, self.peer = rnic, psn, False, None
+        rnic.next_qpn += 1
+        self.qpn = rnic.next_qpn
+        rnic.qps[self.qpn] = self
+        self.receives, self.pending = collections.deque(), collections.deque()
+
+    def connect(self, peer):
+        self.rnic.stream_to(peer["address"])
+        self.peer, self.up = peer, True
+
+    def post_recv(self, request):
+        self.receives.append(request)
+
+    def post_send(self, request):
+        self.pending.append((request.wr_id, request.signalled, time.monotonic()))
+        data = ctypes.string_at(request.sge.addr, request.sge.length) if request.sge.length else b""
+        head = HEAD.pack(
+            WRITE, self.peer["qpn"], self.qpn, request.wr_id, request.remote, len(data), request.imm_data,
+            request.signalled,
+        )  # fmt: skip
+        with contextlib.suppress(OSError):  # nobody is there: it is not confirmed
+            self.rnic.stream_to(self.peer["address"]).send(head + data)
+
+    def psns(self):
+        return self.psn, 0
+
+    def halt(self):
+        self.up = False
+
+    def close(self):
+        self.up = False
+        self.rnic.qps.pop(self.qpn, None)
+
+
+def write_request(**fields):
+    made = Request(**fields)
+    return made, made.sge
+
+
+def install(folder):
+    """Put these verbs where the engine looks for them."""
+    Rnic.folder = folder
+    fake = types.ModuleType("traffic.node.verbs")
+    fake.__dict__.update(
+        STATUS={RETRY_EXC: "RETRY_EXC_ERR"}, VERBS={}, RcQp=RcQp, Rnic=Rnic, write_request=write_request,
+        recv_request=lambda wr_id, _mr, *_: wr_id, gid_of=str,
+    )  # fmt: skip
+    sys.modules[fake.__name__] = fake
+    from traffic.node import task
+
+    plain = task.Task.check_deadlines
+
+    def check_deadlines(self, now_ns):
+        self.rnic.expire()
+        plain(self, now_ns)
+
+    task.Task.check_deadlines = check_deadlines
+
+
+if __name__ == "__main__":
+    install(sys.argv[1])
+    module = sys.argv[2]
+    sys.argv = [module]
+    runpy.run_module(module, run_name="__main__")

@@ -1,0 +1,132 @@
+"""A lab whose hosts are folders of processes on this machine: real engines and a real storage, without RDMA or VMs.
+
+`kill` ends all processes of a host, as a reboot does; `freeze` stops them, as a host that says nothing any more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import local_engine
+
+from testbed.errors import CommandFailed, Unreachable
+from testbed.inventory.lab_inventory import load
+from testbed.remote.jsonlines import next_message
+from testbed.remote.remote_node import Completed
+from testbed.shipped import inventories
+from traffic.engine import engine_client
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class LocalChannel:
+    def __init__(self, what, process):
+        self.what, self.process, self.lines = what, process, queue.Queue()
+        self.reader = threading.Thread(target=self._read, daemon=True)
+        self.reader.start()
+
+    def _read(self):
+        with self.process.stdout as out:
+            for line in out:
+                self.lines.put(line)
+        self.lines.put(None)
+
+    def send(self, message):
+        try:
+            self.process.stdin.write(json.dumps(message).encode() + b"\n")
+            self.process.stdin.flush()
+        except (OSError, ValueError) as error:
+            raise Unreachable(f"{self.what} is gone") from error
+
+    def receive(self, *, timeout_s):
+        return next_message(self.lines, what=self.what, said="", timeout_s=timeout_s)
+
+    def close(self):
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+
+
+class LocalNode:
+    def __init__(self, lab, name):
+        self.lab, self.name = lab, name
+
+    def run(self, argv, *, timeout_s=60.0, stdin=None, check=True):
+        del timeout_s, stdin, check
+        if self.name in self.lab.dead:
+            raise CommandFailed(f"{self.name}: no answer")
+        return Completed(argv=tuple(argv), rc=0, stdout="", stderr="")
+
+    def open(self, argv):
+        if self.name in self.lab.dead:
+            raise Unreachable(f"{self.name} does not answer")
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+        self.lab.processes.setdefault(self.name, []).append(process)
+        channel = LocalChannel(f"{self.name}: {argv[-1]}", process)
+        self.lab.channels.append(channel)
+        return channel
+
+
+class LocalLab:
+    kind = "soft"
+
+    def __init__(self, folder, inventory="soft-3rack.yml"):
+        topology = load(inventories() / inventory).topology
+        hosts = tuple(replace(host, front_end_address="127.0.0.1/8") for host in topology.hosts)
+        self.topology = replace(topology, hosts=hosts)
+        self.folder, self.processes, self.channels, self.dead = folder, {}, [], set()
+
+    def node(self, name):
+        return LocalNode(self, name)
+
+    def python(self, module):
+        if module == engine_client.MODULE:
+            return [sys.executable, local_engine.__file__, str(self.folder), module]
+        return [sys.executable, "-m", module]
+
+    def ensure_code(self, name):
+        if name in self.dead:
+            raise Unreachable(f"{name} does not answer")
+
+    def forget(self, name):
+        pass
+
+    def engines_of(self, host):
+        return [one for one in self.processes.get(host, ()) if one.poll() is None]
+
+    def kill(self, host, *, is_dead=True):
+        """End the processes of a host; it answers again after `revive`, or at once if it is not dead itself."""
+        if is_dead:
+            self.dead.add(host)
+        for process in self.engines_of(host):
+            process.kill()
+
+    def freeze(self, host):
+        self.dead.add(host)
+        for process in self.engines_of(host):
+            os.kill(process.pid, signal.SIGSTOP)
+
+    def thaw(self, host):
+        self.dead.discard(host)
+        for process in self.engines_of(host):
+            os.kill(process.pid, signal.SIGCONT)
+
+    def revive(self, host):
+        for process in self.engines_of(host):
+            process.kill()
+        self.dead.discard(host)
+
+    def close(self):
+        for channel in self.channels:
+            channel.process.kill()
+            channel.process.wait(timeout=10)
+            channel.close()
+            channel.reader.join(timeout=10)

@@ -1,0 +1,273 @@
+"""Jobs with real engines and a real storage on this machine: a host is lost, and the result is that of no loss."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import replace
+
+import pytest
+from local_traffic import LocalLab
+
+from testbed.errors import UsageError
+from traffic.workloads.elastic import driver
+from traffic.workloads.elastic.machine import Policy
+from traffic.workloads.elastic.resilience import Resilience
+from traffic.workloads.job import JobPhase, JobSpec
+from traffic.workloads.storage_service import Storage
+
+EVERY = 20
+SPEC = JobSpec(
+    grid=(("dp", 3),),
+    phases=(JobPhase(along="dp", collective="all-reduce", size_bytes=1 << 14),),
+    ranks=("host1:rxe0", "host2:rxe0", "host3:rxe0"),
+    iterations=300,
+    warmup=1,
+    storage=Storage(host="host6", checkpoint_bytes=1 << 15, every=EVERY),
+    peer_deadline_s=5.0,
+)
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    monkeypatch.setattr(driver.storage, "serve", served_from(tmp_path))
+    made = LocalLab(tmp_path)
+    yield made
+    made.close()
+
+
+def served_from(tmp_path):
+    """Checkpoints of tests do not go where those of labs do."""
+    plain = driver.storage.serve
+    return lambda *args, **options: plain(*args, **options, folder=str(tmp_path / "checkpoints"))
+
+
+def started(lab, spec=SPEC, *, restores=True, spares=("host5:rxe0",), **policy):
+    return driver.start(lab, spec, Resilience(policy=Policy(**policy), spares=spares, rejoin_s=20, restores=restores))
+
+
+def after(running, iterations):
+    deadline = time.monotonic() + 30
+    while running.job.finished < iterations and not running.is_over:
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def in_phase(running, phase):
+    deadline = time.monotonic() + 30
+    while running.job.phase != phase and not running.is_over:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def digests(result):
+    return {one.sha256 for one in result.states}
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """Digests of the final state without any loss."""
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    lab = LocalLab(folder)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(driver.storage, "serve", served_from(folder))
+            result = started(lab).wait(60)
+    finally:
+        lab.close()
+    assert (result.outcome, result.restarts, result.repeated_iterations) == ("completed", (), 0)
+    assert [one.wrong for one in result.states] == [0, 0, 0]
+    assert result.states[0].elements == 4096
+    return digests(result)
+
+
+def assert_right(result, uninterrupted, restarts=1):
+    assert result.outcome == "recovered", result.where
+    assert [one.wrong for one in result.states] == [0] * len(result.ranks)
+    assert digests(result) == uninterrupted
+    assert result.wrong_elements == 0
+    assert len(result.restarts) == restarts
+    for ranked in result.iterations:
+        assert [one.index for one in ranked] == list(range(SPEC.iterations))
+    for restart in result.restarts:
+        assert restart.lost_iterations is None or restart.lost_iterations <= EVERY
+
+
+@pytest.mark.parametrize("how", ["kill", "freeze"])
+def test_job_whose_host_is_lost_restarts_on_the_spare_with_the_same_result(lab, uninterrupted, how):
+    running = started(lab)
+    after(running, 90)
+    getattr(lab, how)("host2")
+    result = running.wait(60)
+    assert_right(result, uninterrupted)
+    assert result.ranks == ("host1:rxe0", "host5:rxe0", "host3:rxe0")
+    (restart,) = result.restarts
+    assert (restart.cause, restart.hosts) == ("host", ("host2",))
+    marks = [
+        restart.progress_ns, restart.noticed_ns, restart.diagnosed_ns, restart.rescheduled_ns, restart.initialised_ns,
+        restart.restored_ns, restart.caught_up_ns,
+    ]  # fmt: skip
+    assert None not in marks
+    assert marks == sorted(marks)
+    assert restart.iterations >= 90 > restart.lost_iterations
+    assert restart.restored_iterations % EVERY == 0
+    assert result.repeated_iterations >= restart.lost_iterations
+
+
+def test_job_whose_process_is_killed_restarts_on_the_same_host(lab, uninterrupted):
+    running = started(lab, restart="same", spares=())
+    after(running, 50)
+    lab.kill("host3", is_dead=False)
+    result = running.wait(60)
+    assert_right(result, uninterrupted)
+    assert (result.restarts[0].cause, result.ranks) == ("process", SPEC.ranks)
+
+
+def test_job_waits_for_a_host_that_comes_back(lab, uninterrupted):
+    running = started(lab, restart="same", spares=())
+    after(running, 50)
+    lab.kill("host1")
+    in_phase(running, "initialise")
+    time.sleep(1)
+    assert running.job.phase == "initialise"
+    lab.revive("host1")
+    assert_right(running.wait(60), uninterrupted)
+
+
+def test_job_shrinks_and_its_state_is_that_of_both_sizes(lab):
+    running = started(lab, restart="shrink", spares=())
+    after(running, 50)
+    lab.kill("host2")
+    result = running.wait(60)
+    assert result.outcome == "recovered", result.where
+    assert (result.ranks, result.spec.grid) == (("host1:rxe0", "host3:rxe0"), (("dp", 2),))
+    assert [one.wrong for one in result.states] == [0, 0]
+    assert result.iterations_completed == SPEC.iterations
+
+
+def test_two_losses_with_one_spare_fail_with_the_reason(lab):
+    running = started(lab)
+    after(running, 30)
+    for host in ("host1", "host2"):
+        lab.freeze(host)
+    result = running.wait(60)
+    assert result.outcome == "failed"
+    assert "1 spares are left for host1:rxe0, host2:rxe0" in result.where
+
+
+def test_loss_of_the_spare_during_the_restart_takes_the_next_one(lab, uninterrupted):
+    running = started(lab, spares=("host4:rxe0", "host5:rxe0"))
+    after(running, 30)
+    lab.kill("host2")
+    in_phase(running, "initialise")
+    lab.kill(running.job.ranks[1].partition(":")[0])
+    result = running.wait(60)
+    assert_right(result, uninterrupted, restarts=2)
+    assert set(result.ranks) & {"host4:rxe0", "host5:rxe0"}
+
+
+def test_spare_that_is_lost_before_is_not_used(lab):
+    running = started(lab)
+    after(running, 10)
+    lab.kill("host5")
+    after(running, 30)
+    lab.kill("host2")
+    result = running.wait(60)
+    assert (result.outcome, "0 spares are left" in (result.where or "")) == ("failed", True)
+
+
+def test_loss_of_the_storage_fails_with_the_reason(lab):
+    running = started(lab)
+    after(running, 30)
+    lab.kill("host6")
+    result = running.wait(60)
+    assert result.outcome == "failed"
+    assert "without its storage the job has no checkpoint" in result.where
+
+
+def test_loss_before_the_first_checkpoint_begins_anew(lab, uninterrupted):
+    running = started(lab)
+    after(running, 3)
+    lab.kill("host2")
+    result = running.wait(60)
+    assert_right(result, uninterrupted)
+    assert result.restarts[0].restored_iterations in (0, EVERY)
+
+
+def test_corrupt_checkpoint_is_named_and_the_one_before_is_restored(lab, uninterrupted, tmp_path):
+    running = started(lab)
+    after(running, 90)
+    (folder,) = (tmp_path / "checkpoints").iterdir()
+    lab.freeze("host6")  # nothing is stored while we look
+    lab.freeze("host2")
+    newest = max(path.name for path in folder.glob("*.checkpoint"))
+    path = folder / newest
+    path.write_bytes(path.read_bytes()[:-1] + b"!")
+    lab.thaw("host6")
+    result = running.wait(60)
+    assert result.outcome == "recovered", result.where
+    assert digests(result) == uninterrupted
+    (restart,) = result.restarts
+    assert (newest, "corrupt: checksum mismatch") in restart.rejected
+    assert restart.restored_iterations < int(newest[-19:-11])
+    assert restart.lost_iterations <= 2 * EVERY
+
+
+@pytest.mark.parametrize("mode", ["sync", "staggered", "async"])
+def test_every_checkpoint_mode_restores_a_whole_set(lab, uninterrupted, mode):
+    running = started(lab, replace(SPEC, storage=replace(SPEC.storage, mode=mode)))
+    after(running, 90)
+    lab.kill("host1")
+    result = running.wait(60)
+    assert digests(result) == uninterrupted
+    assert result.restarts[0].restored_iterations >= EVERY
+    assert result.restarts[0].lost_iterations <= EVERY * (1 if mode == "sync" else 2)
+
+
+def test_restart_that_restores_nothing_is_seen_in_the_state(lab, uninterrupted):
+    """The mutation: iterations go on from the checkpoint's number, with results that are right one by one."""
+    running = started(lab, restores=False)
+    after(running, 90)
+    lab.kill("host2")
+    result = running.wait(60)
+    assert (result.outcome, result.wrong_elements) == ("recovered", 0)
+    assert digests(result) != uninterrupted
+    assert all(one.wrong > 0.9 * one.elements for one in result.states)
+
+
+def test_job_that_is_stopped_does_not_restart(lab):
+    running = started(lab)
+    after(running, 20)
+    running.stop()
+    result = running.wait(30)
+    assert result.outcome == "completed"
+    assert [one.wrong for one in result.states] == [0, 0, 0]
+    assert result.iterations_completed < SPEC.iterations
+
+
+def test_spare_on_a_host_of_the_job_is_refused(lab):
+    with pytest.raises(UsageError, match="host3:rxe1 cannot be a spare"):
+        started(lab, spares=("host3:rxe1",))
+    assert not any(lab.engines_of(host.name) for host in lab.topology.hosts)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_losses_end_in_the_same_state_or_with_a_reason(lab, uninterrupted, seed):
+    choice = random.Random(seed)
+    running = started(lab, spares=("host4:rxe0", "host5:rxe0"), without_spare=choice.choice(["fail", "shrink"]))
+    for _ in range(choice.randint(1, 3)):
+        host = choice.choice([f"host{number}" for number in range(1, 6)])
+        if choice.random() < 0.5:
+            after(running, choice.randrange(5, 280))
+        else:
+            in_phase(running, choice.choice(["reschedule", "initialise", "restore", "catch_up"]))
+        if choice.random() < 0.3:
+            lab.freeze(host)
+        else:
+            lab.kill(host)
+    result = running.wait(90)
+    if result.outcome == "failed":
+        assert result.where
+    else:
+        assert all(one.wrong == 0 for one in result.states)
+        assert len(result.ranks) < 3 or digests(result) == uninterrupted

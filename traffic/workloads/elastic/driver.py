@@ -1,0 +1,581 @@
+"""Run a job that survives losses on a lab: carry out the phases of its state machine (`machine`).
+
+A loss is noticed when an engine's channel ends, when a host gives no sign of life, when a connection stays down, or
+when a rank reports an error. Hosts are asked for a sign of life every second. A host whose queue pairs fail is lost
+after `SILENT_AFTER_ERROR_NS` without one, any other host after `SILENT_NS`: an emulated host may stand still for
+seconds. Engines of spares run from the start, because starting an engine takes longest.
+
+All of this happens on the thread of `Running`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from testbed.errors import FaultbedError, LabError
+from testbed.model.selectors import select
+from traffic.engine.connections import ConnectionManager
+from traffic.engine.engine_client import GONE, Engines, Event, TrafficLab, endpoint
+from traffic.engine.run_results import Endpoint, Outcome, QpError, Rebuild, Sample
+from traffic.engine.running_traffic import OnEvent, Running
+from traffic.engine.samples import iterations_of
+from traffic.engine.task_specs import Plan, TaskPlan, refuse_local
+from traffic.schedules import Program
+from traffic.workloads import job
+from traffic.workloads import storage_service as storage
+from traffic.workloads.elastic import machine
+from traffic.workloads.elastic.machine import JobState, host_of
+from traffic.workloads.elastic.placement import reschedule
+from traffic.workloads.elastic.resilience import Resilience, fit
+from traffic.workloads.elastic.results import (
+    ElasticResult,
+    RankState,
+    Restart,
+    iterations_by_rank,
+    samples_by_rank,
+)
+from traffic.workloads.job import JobSpec
+from traffic.workloads.ranks import gpus_of, rank_plan, task_name
+from traffic.workloads.ranks_result import common_results
+from traffic.workloads.storage_service import StorageServer
+
+__all__ = ["ElasticRunning", "start"]
+
+PING_NS = 1_000_000_000
+SILENT_NS = 15_000_000_000
+SILENT_AFTER_ERROR_NS = 4_000_000_000
+SILENT_STARTING_NS = 60_000_000_000
+"""An engine that loads numpy on an emulated CPU says nothing for seconds."""
+PROBE_S = 3.0
+START_TIMEOUT_S = 120.0
+FORGET_NS = 20_000_000_000
+RETRY_S = 2.0
+
+
+class ElasticRunning(Running[ElasticResult]):
+    """A job that continues after losses. Create it with `start`."""
+
+    def __init__(
+        self,
+        lab: TrafficLab,
+        engines: Engines,
+        first: tuple[JobSpec, tuple[Endpoint, ...], list[Program], tuple[str, ...]],
+        resilience: Resilience,
+        server: StorageServer,
+        on_event: OnEvent | None,
+    ) -> None:
+        spec, ranks, programs, algorithms = first
+        self._lab, self._server, self._resilience = lab, server, resilience
+        self._spec, self._algorithms = spec, algorithms
+        self._programs: list[list[Program]] = [programs]
+        self._job = machine.begin(
+            total=spec.iterations,
+            grid=spec.grid,
+            ranks=tuple(rank.name for rank in ranks),
+            spares=resilience.spares,
+        )
+        self.restarts: list[Restart] = []
+        self.states: dict[int, dict[str, Any]] = {}
+        self._done_by_task: dict[str, int] = {}
+        self._resumes: dict[str, dict[str, Any]] = {}
+        self._parts: list[tuple[int, int]] = [(0, 0)]
+        """(generation, iterations at its start) of what the present state is made of."""
+        self._restored: set[str] = set()
+        self._past_errors: list[QpError] = []
+        self._past_rebuilds: list[Rebuild] = []
+        self._pinged_ns = self._last_progress_ns = 0
+        self._is_ending = False
+        self._connected_ns = 0
+        began_ns = time.monotonic_ns()
+        super().__init__(
+            engines, self._plan_of(spec, ranks, programs), _finish, on_event, owns_engines=True, services=(server,)
+        )
+        self._began_ns = began_ns
+
+    # Interface for the harness.
+
+    @property
+    def job(self) -> JobState:
+        """The state of the job."""
+        return self._job
+
+    @property
+    def spec(self) -> JobSpec:
+        """The job on its present placement."""
+        return self._spec
+
+    @property
+    def algorithms(self) -> tuple[str, ...]:
+        """The algorithm of each phase on the present placement."""
+        return self._algorithms
+
+    @property
+    def qp_errors(self) -> tuple[QpError, ...]:
+        """Every QP that was lost so far, on any placement."""
+        return (*self._past_errors, *self._manager.qp_errors)
+
+    @property
+    def rebuilds(self) -> tuple[Rebuild, ...]:
+        """Rebuilds of all placements."""
+        return (*self._past_rebuilds, *self._manager.rebuilds)
+
+    @property
+    def outcome(self) -> Outcome:
+        """The outcome; `recovered` also if the job was restarted."""
+        return "recovered" if self.failure is None and self._job.restarts else super().outcome
+
+    @property
+    def initialised_ns(self) -> int:
+        """How long the first placement took to be connected."""
+        return self._connected_ns
+
+    def stop(self) -> None:
+        """Request an orderly end. A loss from now on ends the run."""
+        self._is_ending = True
+        super().stop()
+
+    # Events.
+
+    def _handle(self, event: Event, now_ns: int) -> None:
+        if event.host not in self._hosts() and event.name != GONE:
+            return  # of a placement that is over
+        message = {**event.message, "generation_of_job": self._job.generation}
+        super()._handle(Event(host=event.host, message=message), now_ns)
+
+    def _hosts(self) -> set[str]:
+        return {task.endpoint.host for task in self.plan.tasks}
+
+    def _on_gone(self, message: Mapping[str, Any], host: str, now_ns: int) -> None:
+        if host in self._hosts():
+            super()._on_gone(message, host, now_ns)
+            return
+        self._engines.drop(host)
+        spares = tuple(name for name in self._job.spares if host_of(name) != host)
+        self._job = replace(self._job, spares=spares)
+        self._publish("spare_lost", now_ns, host=host)
+
+    def _on_abort(self, message: Mapping[str, Any], host: str, now_ns: int) -> None:
+        self._is_ending = True
+        super()._on_abort(message, host, now_ns)
+
+    def _on_iteration(self, message: Mapping[str, Any], host: str, now_ns: int) -> None:
+        super()._on_iteration(message, host, now_ns)
+        self._done_by_task[message["task"]] = message["index"] + 1
+        finished = min(self._done_by_task.get(task.name, 0) for task in self.plan.tasks)
+        if self._job.phase in ("running", "catch_up") and finished > self._job.finished:
+            self._last_progress_ns = now_ns
+            before = self._job.phase
+            self._job = machine.step(self._job, machine.Progress(finished=finished), self._resilience.policy)
+            if before == "catch_up" and self._job.phase == "running":
+                self._caught_up(now_ns)
+
+    def _caught_up(self, now_ns: int) -> None:
+        self.restarts[-1] = replace(self.restarts[-1], caught_up_ns=now_ns)
+        self._publish("restart", now_ns, phase="running", restart=self.restarts[-1])
+
+    def _on_restored(self, message: Mapping[str, Any], _host: str, now_ns: int) -> None:
+        self._progress_ns = now_ns
+        self._restored.add(message["task"])
+
+    def _on_state(self, message: Mapping[str, Any], _host: str, now_ns: int) -> None:
+        self._progress_ns = now_ns
+        self.states[int(message["task"].removeprefix("rank"))] = dict(message)
+
+    def _on_warm(self, message: Mapping[str, Any], host: str, now_ns: int) -> None:
+        if not self._job.generation:
+            super()._on_warm(message, host, now_ns)
+        self._progress_ns = now_ns  # a job that begins anew warms up again, but began only once
+
+    def _check_connections(self, now_ns: int) -> None:
+        super()._check_connections(now_ns)
+        hosts = self._hosts()
+        if now_ns - self._pinged_ns > PING_NS:
+            self._pinged_ns = now_ns
+            for host in hosts:
+                self._engines.ping(host)
+        failing = {host_of(name) for connection in self._manager.failing for name in connection.split(" -> ")}
+        is_starting = not self.started_ns or self._job.phase == "initialise"
+        for host in hosts - self._dead_hosts:
+            silent_ns = now_ns - self._engines.heard_ns.get(host, now_ns)
+            usual_ns = SILENT_STARTING_NS if is_starting else SILENT_NS
+            if silent_ns > (SILENT_AFTER_ERROR_NS if host in failing else usual_ns):
+                self._dead_hosts.add(host)
+                self.failure = self.failure or f"{host}: no sign of life for {silent_ns / 1e9:.1f} s"
+
+    # Start.
+
+    def _plan_of(self, spec: JobSpec, ranks: tuple[Endpoint, ...], programs: list[Program]) -> Plan:
+        assert spec.storage is not None  # noqa: S101  # `resilience.check`
+        return rank_plan(
+            f"job of {len(ranks)} ranks",
+            spec,
+            ranks,
+            programs,
+            iterations=spec.iterations,
+            gpus=gpus_of(self._lab, spec, ranks),
+            storage=self._server.client_spec(spec.storage, len(ranks), generation=self._job.generation),
+        )
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._connected_ns = self._connected_ns or time.monotonic_ns() - self._began_ns
+
+    def _start_fields(self, task: TaskPlan) -> Mapping[str, Any]:
+        rank = int(task.name.removeprefix("rank"))
+        resume = self._resumes.get(task.name)
+        return {"history": self._history(rank), **({"resume": resume} if resume else {})}
+
+    def _history(self, rank: int) -> list[dict[str, Any]]:
+        """Return what the state of a rank must be made of, as `traffic.node.ranks.state.expected` reads it."""
+        ends = [*(begin for _, begin in self._parts[1:]), self._job.total]
+        parts = []
+        for (generation, begin), end in zip(self._parts, ends, strict=True):
+            program = self._programs[generation][self._job.ancestor(rank, generation)]
+            parts.append(
+                {
+                    "ranks": program["ranks"],
+                    "results": program["results"],
+                    "groups": program["groups"],
+                    "first": self._spec.warmup + begin,
+                    "iterations": end - begin,
+                }
+            )
+        return parts
+
+    # Recovery.
+
+    def _recover(self) -> bool:
+        noticed_ns = time.monotonic_ns()
+        reason = self.failure or ""
+        if self._is_ending:
+            return False
+        actions: Mapping[str, Callable[[], machine.Event]] = {
+            "diagnose": self._diagnose,
+            "reschedule": self._reschedule,
+            "initialise": self._initialise,
+            "restore": self._restore,
+        }
+        self._begin_restart(reason, noticed_ns)
+        while self._job.phase in actions:
+            self.failure = None
+            phase = self._job.phase
+            self._publish("restart", time.monotonic_ns(), phase=phase, restart=self.restarts[-1])
+            try:
+                event = actions[phase]()
+            except FaultbedError as error:
+                event = machine.Lost(reason=f"{error} (during {phase} of restart {len(self.restarts)})")
+            if self._is_ending:
+                event = machine.Impossible(reason=self.failure or "the run was ended during a restart")
+            if isinstance(event, machine.Lost):
+                self._begin_restart(event.reason, time.monotonic_ns())
+            else:
+                self._job = machine.step(self._job, event, self._resilience.policy)
+        if self._job.phase == "failed":
+            self.failure = self._job.reason
+            return False
+        self.failure = None
+        self._progress_ns = time.monotonic_ns()
+        if self._job.phase == "running":
+            self._caught_up(self._progress_ns)
+        else:
+            self._publish("restart", self._progress_ns, phase=self._job.phase, restart=self.restarts[-1])
+        return True
+
+    def _begin_restart(self, reason: str, noticed_ns: int) -> None:
+        self._job = machine.step(self._job, machine.Lost(reason=reason), self._resilience.policy)
+        self.restarts.append(
+            Restart(
+                number=len(self.restarts) + 1,
+                reason=reason,
+                cause="rank",
+                hosts=(),
+                before=self._job.ranks,
+                progress_ns=self._last_progress_ns or self.started_ns,
+                noticed_ns=noticed_ns,
+                iterations=self._job.finished,
+            )
+        )
+
+    def _mark(self, **fields: Any) -> None:
+        self.restarts[-1] = replace(self.restarts[-1], **fields)
+
+    def _diagnose(self) -> machine.Event:
+        """Find out which hosts are lost: those whose engine is gone or silent, or else those that nobody can reach."""
+        asked_ns = time.monotonic_ns()
+        for host in self._hosts() - self._dead_hosts:
+            self._engines.ping(host)
+        deadline_ns = asked_ns + SILENT_AFTER_ERROR_NS
+        alive = self._hosts() - self._dead_hosts
+
+        def silent() -> set[str]:
+            return {host for host in alive - self._dead_hosts if self._engines.heard_ns.get(host, 0) < asked_ns}
+
+        while silent() and time.monotonic_ns() < deadline_ns:
+            self._take_event(deadline_ns)
+        self._dead_hosts |= silent()
+        dead = tuple(sorted(self._dead_hosts & {*self._hosts(), *self._engines.hosts}))
+        cause: machine.Cause = "rank"
+        if dead:
+            cause = "process" if all(self._answers(host) for host in dead) else "host"
+        elif self._manager.failure is not None:
+            dead, cause = self._unreachable(), "network"
+        elif not self._storage_answers():
+            cause = "storage"
+        self._mark(cause=cause, hosts=dead, diagnosed_ns=time.monotonic_ns())
+        return machine.Diagnosed(cause=cause, hosts=dead)
+
+    def _take_event(self, deadline_ns: int) -> None:
+        event = self._engines.next(min(deadline_ns, time.monotonic_ns() + PING_NS // 4))
+        if event is not None:
+            self._handle(event, time.monotonic_ns())
+
+    def _answers(self, host: str) -> bool:
+        """Return whether a machine runs commands. A hung connection must not hold the job up, so a thread waits."""
+        answers: list[bool] = []
+
+        def run() -> None:
+            with contextlib.suppress(FaultbedError):
+                self._lab.node(host).run(["true"], timeout_s=PROBE_S)
+                answers.append(True)
+
+        probe = threading.Thread(target=run, name=f"probe of {host}", daemon=True)
+        probe.start()
+        probe.join(PROBE_S)
+        return bool(answers)
+
+    def _unreachable(self) -> tuple[str, ...]:
+        """Return the host that most of the failed connections have in common; nothing if no host stands out."""
+        ends = Counter(host_of(name) for pair in self._manager.down for name in pair.split(" -> "))
+        ranked = ends.most_common(2)
+        if not ranked or (len(ranked) > 1 and ranked[0][1] == ranked[1][1]):
+            return ()
+        return (ranked[0][0],)
+
+    def _storage_answers(self) -> bool:
+        try:
+            self._server.newest()
+        except FaultbedError:
+            return False
+        return True
+
+    def _reschedule(self) -> machine.Event:
+        """Stop the tasks of the remaining ranks, and choose the next placement."""
+        self._keep_connections()
+        for host in self._job.lost_hosts:
+            self._engines.drop(host)
+        self._forget()
+        event = reschedule(self._job, self._resilience.policy, self._lab.topology)
+        if isinstance(event, machine.Rescheduled):
+            self._mark(after=event.ranks, rescheduled_ns=time.monotonic_ns())
+        return event
+
+    def _keep_connections(self) -> None:
+        self._manager.record_open_episodes()
+        self._past_errors += self._manager.qp_errors
+        self._past_rebuilds += self._manager.rebuilds
+        self._manager.qp_errors, self._manager.rebuilds = [], []
+
+    def _forget(self) -> None:
+        """Make the remaining engines release their tasks.
+
+        Raises:
+            LabError: an engine is gone, or does not answer in time; its host counts as lost.
+        """
+        pending = set(self._engines.hosts)
+        for host in pending:
+            try:
+                self._engines.send(host, {"do": "forget"})
+            except FaultbedError as error:
+                self._dead_hosts.add(host)
+                raise LabError(f"{host}: {error}") from error
+        deadline_ns = time.monotonic_ns() + FORGET_NS
+        while pending:
+            event = self._engines.next(deadline_ns)
+            if event is None or (event.name == GONE and event.host in self._hosts()):
+                lost = pending if event is None else {event.host}
+                self._dead_hosts |= lost
+                raise LabError(f"{', '.join(sorted(lost))}: the traffic engine did not release its tasks")
+            if event.name in (GONE, "abort", "sample", "iteration", "stored"):
+                self._handle(event, time.monotonic_ns())
+            if event.name == GONE:
+                pending.discard(event.host)
+            if event.name == "forgotten":
+                pending.discard(event.host)
+            if self._is_ending:
+                return
+
+    def _initialise(self) -> machine.Event:
+        """Start the engines that do not run yet, create the tasks and connect them."""
+        self._dead_hosts.clear()
+        self._parts = [part for part in self._parts if part[0] < self._job.generation]
+        spec = replace(self._spec, grid=self._job.grid, ranks=self._job.ranks)
+        ranks, programs, algorithms = job.fit(self._lab, spec)
+        self._spec, self._algorithms = spec, algorithms
+        self._programs.append(programs)
+        self.plan = self._plan_of(spec, ranks, programs)
+        self._tasks = {task.name: task for task in self.plan.tasks}
+        self.done.clear()
+        self.states.clear()
+        self._done_by_task.clear()
+        self._restored.clear()
+        self._manager = ConnectionManager(
+            self.plan, self._engines.send, self._publish, ends_created=self._manager.ends_created
+        )
+        self._start_engines({rank.host for rank in ranks})
+        now_ns = time.monotonic_ns()
+        self._engines.heard_ns.update({rank.host: now_ns for rank in ranks})  # nobody has asked the spares
+        self._prepare()
+        self._mark(connections=len(self.plan.connections), initialised_ns=time.monotonic_ns())
+        return machine.Initialised()
+
+    def _start_engines(self, hosts: set[str]) -> None:
+        """Start missing engines. With `restart = same` a lost host may take long to come back.
+
+        Raises:
+            LabError: an engine did not start in time; its host counts as lost.
+        """
+        patience_s = self._resilience.rejoin_s if self._resilience.policy.restart == "same" else 0.0
+        deadline = time.monotonic() + patience_s
+        for host in sorted(hosts - set(self._engines.hosts)):
+            while True:
+                self._lab.forget(host)
+                try:
+                    self._engines.add(self._lab, [host])
+                    break
+                except FaultbedError as error:
+                    self._engines.drop(host)
+                    if time.monotonic() > deadline or self._is_ending:
+                        self._dead_hosts.add(host)
+                        raise LabError(f"{host}: no traffic engine could be started: {error}") from error
+                    self._take_event(time.monotonic_ns() + int(RETRY_S * 1e9))
+
+    def _restore(self) -> machine.Event:
+        """Start the ranks from the newest intact checkpoint, and wait until all have restored it.
+
+        Raises:
+            LabError: a rank did not restore its state.
+        """
+        newest = self._server.newest()
+        self._mark(rejected=newest.rejected)
+        iterations = newest.iterations or 0
+        generation = newest.generation or 0
+        self._resumes = {}
+        if iterations:
+            kept = [part for part in self._parts if part[1] < iterations]
+            self._parts = [*kept, (self._job.generation, iterations)]
+            for rank in range(len(self.plan.tasks)):
+                self._resumes[task_name(rank)] = {
+                    "iterations": iterations,
+                    "generation": generation,
+                    "rank": self._job.ancestor(rank, generation),
+                    "blank": not self._resilience.restores,
+                }
+        else:
+            self._parts = [(self._job.generation, 0)]
+        for task in self.plan.tasks:
+            self._begin_task(task)
+        names = {task.name for task in self.plan.tasks}
+        # Without a checkpoint the job begins anew, and warms up before its first iteration.
+        self._serve_until(
+            lambda: names <= (self._restored if iterations else set(self._done_by_task)),
+            f"no state restored after {START_TIMEOUT_S:.0f} s",
+        )
+        self._mark(restored_ns=time.monotonic_ns(), restored_iterations=iterations)
+        return machine.Restored(iterations=iterations)
+
+    def _serve_until(self, is_ready: Callable[[], bool], late: str) -> None:
+        """Serve events until a condition holds.
+
+        Raises:
+            LabError: the run has failed meanwhile, or it is `late`.
+        """
+        deadline_ns = time.monotonic_ns() + int(START_TIMEOUT_S * 1e9)
+        while not is_ready():
+            self._take_event(deadline_ns)
+            now_ns = time.monotonic_ns()
+            self._check_connections(now_ns)
+            if self.failure is None and now_ns > deadline_ns:
+                self.failure = late
+            if self.failure is not None:
+                raise LabError(self.failure)
+
+
+def start(lab: TrafficLab, spec: JobSpec, resilience: Resilience, on_event: OnEvent | None = None) -> ElasticRunning:
+    """Start a job that survives losses, on new engines.
+
+    Raises:
+        UsageError: the job does not fit the lab, or could not be restarted as demanded; nothing was started.
+        LabError: it could not be started; nothing is left running.
+    """
+    fit(lab, spec, resilience)
+    ranks, programs, algorithms = job.fit(lab, spec)
+    assert spec.storage is not None  # noqa: S101  # `resilience.check`
+    spares = tuple(
+        endpoint(lab.topology, name).name for text in resilience.spares for name in select(lab.topology, text)
+    )
+    resilience = replace(resilience, spares=spares)
+    with contextlib.ExitStack() as undo:
+        server = storage.serve(lab, spec.storage.host, keep=spec.storage.keep)
+        undo.callback(server.close)
+        engines = Engines.start(lab, [*(rank.host for rank in ranks), *map(host_of, spares)])
+        undo.callback(engines.close)
+        running = ElasticRunning(lab, engines, (spec, ranks, programs, algorithms), resilience, server, on_event)
+        refuse_local(
+            lab.kind,
+            running.plan.what,
+            [(ranks[int(one.src[4:])], ranks[int(one.dst[4:])]) for one in running.plan.connections],
+        )
+        running._start()  # noqa: SLF001  # `start` is the constructor of `ElasticRunning`
+        undo.pop_all()
+    return running
+
+
+def _finish(running: Running[ElasticResult]) -> ElasticResult:
+    assert isinstance(running, ElasticRunning)  # noqa: S101  # `start`
+    state = running.job
+    ranks = tuple(task.endpoint for task in running.plan.tasks)
+    generations = range(state.generation + 1)
+    lineages = [[task_name(state.ancestor(rank, one)) for one in generations] for rank in range(len(ranks))]
+    per_rank = tuple(
+        iterations_by_rank([iterations_of(running, lineage[one], generation=one) for one in generations])
+        for lineage in lineages
+    )
+    samples: list[Sample] = []
+    for place, lineage in zip(ranks, lineages, strict=True):
+        own = [
+            event.message
+            for event in running.events
+            if event.name == "sample" and lineage[event.message["generation_of_job"]] == event.message["task"]
+        ]
+        samples += samples_by_rank(own, place.name)
+    executed = [event.message for event in running.events if event.name == "iteration"]
+    done = sum(len(iterations) for iterations in per_rank)
+    ended = sum(any(lineage[one["generation_of_job"]] == one["task"] for lineage in lineages) for one in executed)
+    common = common_results(running, ranks) | {
+        "iterations": per_rank,
+        "samples": tuple(sorted(samples, key=lambda one: (one.start_ns, one.endpoint))),
+        "wrong_elements": sum(one["wrong"] for one in executed),
+    }
+    return ElasticResult(
+        **common,
+        **job.result_fields(running, running.spec, running.algorithms, ranks, per_rank),
+        restarts=tuple(running.restarts),
+        states=tuple(
+            RankState(
+                rank=rank,
+                iterations=one["iterations"],
+                elements=one["elements"],
+                wrong=one["wrong"],
+                sha256=one["sha256"],
+            )
+            for rank, one in sorted(running.states.items())
+        ),
+        repeated_iterations=ended - done,
+        initialised_ns=running.initialised_ns,
+    )

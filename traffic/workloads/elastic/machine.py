@@ -1,0 +1,225 @@
+"""State machine of a job that survives losses. Pure: frozen data in, frozen data out, no I/O.
+
+    running -> diagnose -> reschedule -> initialise -> restore -> catch_up -> running -> finished
+                  ^------------ a loss in any phase ------------'                `-> failed
+
+The driver (`traffic.workloads.elastic.driver`) carries out the phase that the state names and reports the outcome as an
+event. A loss in any phase leads back to `diagnose`. Every loss counts against `Policy.most_restarts`, and every other
+event of a recovery leads to the next phase, so every job ends.
+
+Iterations are counted, not numbered: `finished` iterations are complete on all ranks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+__all__ = [
+    "ENDS",
+    "RECOVERY",
+    "Cause",
+    "Diagnosed",
+    "Ended",
+    "Event",
+    "Impossible",
+    "Initialised",
+    "JobState",
+    "Lost",
+    "Mode",
+    "Phase",
+    "Policy",
+    "Progress",
+    "Rescheduled",
+    "Restored",
+    "begin",
+    "step",
+]
+
+Phase = Literal["running", "diagnose", "reschedule", "initialise", "restore", "catch_up", "finished", "failed"]
+Mode = Literal["spare", "shrink", "same"]
+Cause = Literal["process", "host", "network", "storage", "rank"]
+"""What was lost: the job's process on a host that still answers, a host, its network, the storage, or a rank's task."""
+
+RECOVERY: tuple[Phase, ...] = ("diagnose", "reschedule", "initialise", "restore")
+"""Phases in which the job does not run."""
+ENDS: tuple[Phase, ...] = ("finished", "failed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """How a job restarts.
+
+    `restart` is `spare` (a spare takes the place of each lost rank), `shrink` (the job goes on with fewer ranks) or
+    `same` (it waits until the host is back). `without_spare` says what `spare` does when no spare is left.
+    """
+
+    restart: Mode = "spare"
+    without_spare: Literal["shrink", "fail"] = "fail"
+    most_restarts: int = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """A job at one moment. `ranks` are RNICs in rank order, `spares` RNICs that are free.
+
+    `generation` counts the placements of the job. `origins[g][r]` is the rank in generation g - 1 whose state rank r of
+    generation g continues; generation 0 continues itself. `furthest` is the most iterations that were ever finished.
+    `lost_iterations` counts the finished iterations that restarts had to repeat. `phase` is what is to be done now.
+    """
+
+    phase: Phase
+    total: int
+    grid: tuple[tuple[str, int], ...]
+    ranks: tuple[str, ...]
+    spares: tuple[str, ...] = ()
+    generation: int = 0
+    origins: tuple[tuple[int, ...], ...] = ()
+    finished: int = 0
+    furthest: int = 0
+    restarts: int = 0
+    lost_iterations: int = 0
+    cause: Cause | None = None
+    lost_hosts: tuple[str, ...] = ()
+    reason: str | None = None
+
+    def ancestor(self, rank: int, generation: int) -> int:
+        """Return the rank of an earlier generation whose state a present rank continues."""
+        for origins in reversed(self.origins[generation + 1 : self.generation + 1]):
+            rank = origins[rank]
+        return rank
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """All ranks have finished so many iterations."""
+
+    finished: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """The job cannot go on."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosed:
+    """Which hosts were lost, and what of them; no hosts: the job can restart where it was."""
+
+    cause: Cause
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rescheduled:
+    """The new placement. `origins` are the former ranks whose state each rank continues."""
+
+    grid: tuple[tuple[str, int], ...]
+    ranks: tuple[str, ...]
+    spares: tuple[str, ...]
+    origins: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Impossible:
+    """The job cannot be restarted as the experiment demands, or what it needs is gone."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Initialised:
+    """All ranks have their memory and their connections."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restored:
+    """All ranks have the state after so many iterations; 0: there was no checkpoint."""
+
+    iterations: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """All ranks are done."""
+
+
+Event = Progress | Lost | Diagnosed | Rescheduled | Impossible | Initialised | Restored | Ended
+
+
+def begin(
+    *, total: int, grid: tuple[tuple[str, int], ...], ranks: tuple[str, ...], spares: tuple[str, ...]
+) -> JobState:
+    """Return the state of a job that has just begun."""
+    return JobState(
+        phase="running", total=total, grid=grid, ranks=ranks, spares=spares, origins=(tuple(range(len(ranks))),)
+    )
+
+
+def step(state: JobState, event: Event, policy: Policy) -> JobState:  # noqa: PLR0911  # one return for each event
+    """Return the state after an event.
+
+    Raises:
+        ValueError: the event does not belong to the phase; a defect of the driver.
+    """
+    if state.phase in ENDS:
+        raise ValueError(f"{event} after the job has {state.phase}")
+    match event:
+        case Lost():
+            return _lost(state, event, policy)
+        case Impossible():
+            return replace(state, phase="failed", reason=event.reason)
+        case Progress() if state.phase in ("running", "catch_up"):
+            return _progress(state, event)
+        case Ended() if state.phase in ("running", "catch_up"):
+            return replace(state, phase="finished")
+        case Diagnosed() if state.phase == "diagnose":
+            lost = tuple(dict.fromkeys((*state.lost_hosts, *event.hosts)))
+            spares = tuple(name for name in state.spares if host_of(name) not in lost)
+            return replace(state, phase="reschedule", cause=event.cause, lost_hosts=lost, spares=spares)
+        case Rescheduled() if state.phase == "reschedule":
+            return replace(
+                state,
+                phase="initialise",
+                grid=event.grid,
+                ranks=event.ranks,
+                spares=event.spares,
+                origins=(*state.origins, event.origins),
+                generation=state.generation + 1,
+                lost_hosts=(),
+            )
+        case Initialised() if state.phase == "initialise":
+            return replace(state, phase="restore")
+        case Restored() if state.phase == "restore":
+            repeated = state.finished - event.iterations
+            return replace(
+                state,
+                phase="catch_up" if event.iterations < state.furthest else "running",
+                finished=event.iterations,
+                lost_iterations=state.lost_iterations + max(0, repeated),
+                reason=None,
+            )
+        case _:
+            raise ValueError(f"{event} in phase {state.phase}")
+
+
+def host_of(rnic: str) -> str:
+    """Return the host of an RNIC name such as `host1:rxe0`."""
+    return rnic.partition(":")[0]
+
+
+def _lost(state: JobState, event: Lost, policy: Policy) -> JobState:
+    restarts = state.restarts + 1
+    if restarts > policy.most_restarts:
+        said = f"{event.reason}; the job was restarted {policy.most_restarts} times already, and it may not be again"
+        return replace(state, phase="failed", reason=said)
+    return replace(state, phase="diagnose", restarts=restarts, reason=event.reason)
+
+
+def _progress(state: JobState, event: Progress) -> JobState:
+    """Take in the iterations that all ranks have finished. The job has caught up when it is where it was."""
+    finished = max(state.finished, event.finished)
+    phase = "running" if finished >= state.furthest else state.phase
+    return replace(state, phase=phase, finished=finished, furthest=max(state.furthest, finished))

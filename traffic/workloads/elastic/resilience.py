@@ -1,0 +1,85 @@
+"""What an experiment demands of a job that is to survive losses, and why a job cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from testbed.errors import UsageError
+from traffic.engine.engine_client import Fabric
+from traffic.schedules import Program
+from traffic.workloads import job
+from traffic.workloads.elastic.machine import Policy
+from traffic.workloads.elastic.placement import shrunk_grid
+from traffic.workloads.job import JobSpec
+from traffic.workloads.ranks import place
+
+__all__ = ["Resilience", "check", "fit"]
+
+WORD_BYTES = 4
+"""Bytes of a rank's state for each element of its results (`traffic.node.ranks.state`)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resilience:
+    """How a job restarts (`traffic.workloads.elastic.machine.Policy`), and on which `spares` (RNIC names).
+
+    With `restart = same`, the job waits `rejoin_s` for a lost host. Without `restores`, a restart begins with an empty
+    state instead of a checkpoint: tests must see that this is noticed.
+    """
+
+    policy: Policy
+    spares: tuple[str, ...] = ()
+    rejoin_s: float = 600.0
+    restores: bool = True
+
+
+def check(spec: JobSpec, resilience: Resilience) -> None:
+    """Reject a job that could not be restarted as demanded, on every lab.
+
+    Raises:
+        UsageError: it has no checkpoints, no use for its spares, or a grid that cannot shrink.
+    """
+    policy = resilience.policy
+    if spec.storage is None or not spec.storage.checkpoint_bytes:
+        raise UsageError(
+            "a job restarts from checkpoints, and this one stores none; give it a storage with checkpoints"
+        )
+    if policy.restart == "spare" and not resilience.spares:
+        raise UsageError("restart = spare needs at least one spare")
+    if policy.restart != "spare" and resilience.spares:
+        raise UsageError(f"restart = {policy.restart} uses no spares; leave them out, or choose restart = spare")
+    if policy.most_restarts < 1:
+        raise UsageError(f"a job may restart at least once, got {policy.most_restarts}")
+    if "shrink" in (policy.restart, policy.without_spare if policy.restart == "spare" else ""):
+        shrunk_grid(spec.grid, (0,))
+
+
+def fit(lab: Fabric, spec: JobSpec, resilience: Resilience) -> None:
+    """Reject a job that could not be restarted on this lab.
+
+    Raises:
+        UsageError: a spare is a rank, the checkpoints are too small, or the state does not fit a smaller grid.
+    """
+    check(spec, resilience)
+    ranks, programs, _ = job.fit(lab, spec)
+    spares = place(lab, replace(spec, ranks=resilience.spares)) if resilience.spares else ()
+    for spare in spares:
+        if spare.host in {rank.host for rank in ranks}:
+            raise UsageError(f"{spare.name} cannot be a spare: the job has a rank on {spare.host}")
+    size = _state_bytes(programs)
+    stored = spec.storage.checkpoint_bytes if spec.storage else 0
+    if stored < size:
+        raise UsageError(f"a checkpoint of {stored} bytes cannot hold a rank's state of {size} bytes; make it larger")
+    if "shrink" in (resilience.policy.restart, resilience.policy.without_spare):
+        grid, kept = shrunk_grid(spec.grid, (0,))
+        smaller = replace(spec, grid=grid, ranks=tuple(ranks[rank].name for rank in kept))
+        if (left := _state_bytes(job.fit(lab, smaller)[1])) != size:
+            raise UsageError(
+                f"the grid cannot shrink: a rank's state would change from {size} to {left} bytes; use collectives "
+                "whose result is as large for any number of ranks, such as all-reduce"
+            )
+
+
+def _state_bytes(programs: Sequence[Program]) -> int:
+    return max(WORD_BYTES * sum(int(count) for _, count, _, _ in program["results"]) for program in programs)

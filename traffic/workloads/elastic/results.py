@@ -1,0 +1,90 @@
+"""Results of a job that survives losses: its restarts in phases, and how its final state compares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from traffic.engine.run_results import Iteration, Sample
+from traffic.engine.samples import BIN_NS
+from traffic.workloads.elastic.machine import Cause
+from traffic.workloads.job import JobResult
+
+__all__ = ["ElasticResult", "RankState", "Restart", "iterations_by_rank", "samples_by_rank"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Restart:
+    """One restart of a job, in controller ns. Times of phases that a later loss cut short are None.
+
+    `progress_ns` is when the last iteration before the loss was finished, `noticed_ns` when the loss was noticed. The
+    phases then end at `diagnosed_ns`, `rescheduled_ns`, `initialised_ns` and `restored_ns`. At `caught_up_ns` all ranks
+    had finished again what was finished before (None: the job ended before).
+
+    `iterations` had been finished, and the restart continued after `restored_iterations`. `rejected` are (name, reason)
+    of checkpoints that were passed over. `connections` is the number of QP pairs that were connected.
+    """
+
+    number: int
+    reason: str
+    cause: Cause
+    hosts: tuple[str, ...]
+    before: tuple[str, ...]
+    after: tuple[str, ...] = ()
+    connections: int = 0
+    progress_ns: int
+    noticed_ns: int
+    diagnosed_ns: int | None = None
+    rescheduled_ns: int | None = None
+    initialised_ns: int | None = None
+    restored_ns: int | None = None
+    caught_up_ns: int | None = None
+    iterations: int
+    restored_iterations: int | None = None
+    rejected: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def lost_iterations(self) -> int | None:
+        """Finished iterations that were repeated; None if nothing was restored."""
+        return None if self.restored_iterations is None else max(0, self.iterations - self.restored_iterations)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankState:
+    """The state of one rank at the end, compared element by element with that of a job without interruptions."""
+
+    rank: int
+    iterations: int
+    elements: int
+    wrong: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticResult(JobResult):
+    """Result of a job with restarts. `ranks` and `spec` are those of the last placement.
+
+    `iterations[r]` holds the last execution of each iteration. Iterations and samples of a rank are those of the ranks
+    whose state it continued, wherever they ran. `initialised_ns` is how long the first placement took to be connected.
+    """
+
+    restarts: tuple[Restart, ...]
+    states: tuple[RankState, ...]
+    repeated_iterations: int
+    initialised_ns: int
+
+
+def iterations_by_rank(per_generation: Sequence[Sequence[Iteration]]) -> tuple[Iteration, ...]:
+    """Return the last execution of each iteration, in order; the generations are those of one rank, oldest first."""
+    last = {item.index: item for generation in per_generation for item in generation}
+    return tuple(last[index] for index in sorted(last))
+
+
+def samples_by_rank(messages: Sequence[Mapping[str, Any]], endpoint: str) -> list[Sample]:
+    """Return a rank's samples from all its generations, under the name of its last RNIC."""
+    return [
+        Sample(endpoint=endpoint, start_ns=one["start_ns"] + index * BIN_NS, duration_ns=BIN_NS, size_bytes=size)
+        for one in messages
+        for index, size in enumerate(one["sizes"])
+    ]
