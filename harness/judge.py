@@ -3,21 +3,22 @@
 The rules, in the order in which they are applied:
 
 1. An error of the harness itself is a check with verdict ERROR, and the run is an ERROR.
-2. Every planned fault is a check of its own. It is PASS when the fault provably fired: armed by readback, fired count
+2. A job with `[workload.resilience]` has a check for each restart, and one of its final state.
+3. Every planned fault is a check of its own. It is PASS when the fault provably fired: armed by readback, fired count
    above 0, at least one `must_move` counter moved, no `must_not_move` counter moved, cleared by readback, first fired
    while the workload ran, and on for as long as planned (`harness.proof`). Everything else, including no receipt at
    all, is INCONCLUSIVE: the question was never put.
    A routing scheme that the experiment chose is such a check, too (`harness.run.routing_scheme`): without proof that it
    routed the workload the run is INCONCLUSIVE.
-3. Every expectation is a check. No value: INCONCLUSIVE. A performance is decided by its interval (`statistics`), and
+4. Every expectation is a check. No value: INCONCLUSIVE. A performance is decided by its interval (`statistics`), and
    INCONCLUSIVE without one; several noisy checks share a risk of 1 % of a wrong FAIL (Bonferroni). A count or a name,
    and a share of which all is asked: PASS inside the bound, FAIL outside. A censored value (the truth is at least it)
    fails a maximum that it already exceeds, else it is INCONCLUSIVE.
-4. A check whose metric is *about faults* is INCONCLUSIVE, whichever way it fell, unless the faults it is about provably
+5. A check whose metric is *about faults* is INCONCLUSIVE, whichever way it fell, unless the faults it is about provably
    fired. A check that is not (wrong data is wrong data) stands.
-5. A DIRTY lab is a check with verdict INCONCLUSIVE, so the run is never a PASS on it. So is a soft lab whose links may
+6. A DIRTY lab is a check with verdict INCONCLUSIVE, so the run is never a PASS on it. So is a soft lab whose links may
    ask for more than half of what its emulation carries.
-6. The run's verdict is the worst of its checks (`verdict.worst`); a run without any check is INCONCLUSIVE.
+7. The run's verdict is the worst of its checks (`verdict.worst`); a run without any check is INCONCLUSIVE.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from harness.analysis.links import carrying
 from harness.analysis.noise import NoiseFloor, allow_for
 from harness.analysis.observations import Observation, disturbed
 from harness.analysis.observe import Observed
+from harness.analysis.restarts import describe
 from harness.attribution.attribute import attribute
 from harness.confidence import Interval, decide, tail_of
 from harness.experiment.experiment_file import Expectation
@@ -86,6 +88,8 @@ def judge(
         *_workload_checks(run.failure),
         *_emulation_checks(run),
         *_routing_checks(plan, run.routing),
+        *_restart_checks(observed, failed=run.failure is not None),
+        *_state_checks(run),
         *(_fault_check(fault, problems[fault.plan.id], run.t0_ns) for fault in run.faults),
         *(
             check
@@ -327,6 +331,42 @@ def _emulation_checks(run: Measurements) -> tuple[Check, ...]:
             detail=carrying.sentence(run.offered_bps, run.carried_bps),
         ),
     )
+
+
+def _restart_checks(observed: Observed, *, failed: bool) -> list[Check]:
+    """One check for each restart of a job: it came to its end, or a further loss cut it short and the next one did."""
+    last = len(observed.restarts)
+    return [
+        Check(
+            name=f"restart.{restart.number}",
+            verdict=Verdict.FAIL if failed and restart.number == last else Verdict.PASS,
+            observed=None if restart.caught_up_ns is None else (restart.caught_up_ns - phases[0].start_ns) / 1e9,
+            bound=None,
+            unit="s",
+            rule="The job was restarted",
+            detail=describe(restart, phases),
+        )
+        for restart, phases in observed.restarts
+    ]
+
+
+def _state_checks(run: Measurements) -> list[Check]:
+    """The final state of a job with restarts: wrong data is a FAIL, whether or not an expectation asks for it."""
+    if run.resilience is None or not run.resilience.states:
+        return []  # a job that did not end has failed, which is a check of its own
+    wrong = sum(one.wrong for one in run.resilience.states)
+    return [
+        Check(
+            name="state",
+            verdict=Verdict.FAIL if wrong else Verdict.PASS,
+            observed=wrong,
+            bound=0,
+            unit="count",
+            rule="observed = bound. Elements of the final state that an uninterrupted job would not have",
+            detail=f"{sum(one.elements for one in run.resilience.states)} elements on {len(run.resilience.states)} "
+            "ranks compared",
+        )
+    ]
 
 
 def _lab_checks(state: LabState, diff: Sequence[str]) -> tuple[Check, ...]:

@@ -7,7 +7,11 @@ The prediction is that of Kokolis et al., "Revisiting Reliability in Large-Scale
 (HPCA 2025, arXiv 2410.21680), E[ETTR] = (1 - N r (u + D / 2)) / (1 + w / D). Interruptions at rate N r cost u to
 recover and half of the work between two checkpoints; a checkpoint stops a job for w after each D of work. Here N r u is
 known for each fault: `lost` is the time that fault-free goodput would have needed for the bytes that were not carried.
-A job here continues where it stood, so no work is repeated and D / 2 is 0; w includes the wait for data.
+A job without restarts continues where it stood, so no work is repeated and D / 2 is 0; w includes the wait for data.
+
+A job with restarts has all inputs of the published formula: the number of interruptions, u from the loss until the
+state was restored, D as the checkpoint interval in fault-free iterations, and w. The interval of the prediction comes
+from the moments of the losses: the work lost by each is anything between 0 and D, all equally likely.
 
 The time of an iteration is the mean over the run's own fault-free start, without its waits for storage. Both sides use
 that start, but neither the later iterations nor the later bytes.
@@ -15,6 +19,7 @@ that start, but neither the later iterations nor the later bytes.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -24,10 +29,29 @@ from harness.analysis.timeline import Baseline, Impact, finished_iterations
 from harness.confidence import LEVEL, Interval, mean_interval
 from harness.record.measurements import Measurements
 
-__all__ = ["Ettr", "ettr"]
+__all__ = ["Ettr", "Formula", "ettr"]
 
+_UNIFORM_HALF = 0.475
+_NORMAL = 1.96
 _ENOUGH = 3
 """Number of fault-free iterations needed to know how long one takes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formula:
+    """The published formula for a job with `interruptions`, with its inputs; `low` to `high` hold with 95 %.
+
+    `recovery_ns` is the mean time from a loss until the state was restored, `interval_ns` the work between two
+    checkpoints, `checkpoint_share` w / D.
+    """
+
+    predicted: float
+    low: float
+    high: float
+    interruptions: int
+    recovery_ns: float
+    interval_ns: float
+    checkpoint_share: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +69,7 @@ class Ettr:
     storage_ns: float
     predicted: float | None
     alone_ns: tuple[float, ...] = ()
+    formula: Formula | None = None
 
     @property
     def ratio(self) -> float:
@@ -71,11 +96,14 @@ def ettr(run: Measurements, base: Baseline | None, impacts: Iterable[Impact], *,
     storage = np.array([[step.ingest_ns + step.checkpoint_ns for step in rank] for rank in ordered]).max(axis=0)
     # An iteration extends to the start of the next one, so that the time between them counts.
     lengths = np.diff(np.append(begins, end_ns))
-    healthy = begins + lengths <= first_fault_ns
+    # A loss is no fault that was injected, necessarily: the iteration before it lasts until the restart.
+    losses_ns = [one.progress_ns for one in run.resilience.restarts] if run.resilience is not None else []
+    healthy = begins + lengths <= min([first_fault_ns, *losses_ns])
     if int(healthy.sum()) < _ENOUGH:
         return None
     alone = (lengths - storage)[healthy].astype(np.float64)
     alone_ns, wall_ns = float(alone.mean()), end_ns - int(begins[0])
+    formula = _formula(run, wall_ns=wall_ns, iteration_ns=alone_ns, storage_ns=float(storage.mean()))
     lost_ns = 0.0 if base is None else sum(one.lost_bytes / base.mean * 1e9 for one in impacts)
     waits_ns = float(storage.mean())
     return Ettr(
@@ -86,4 +114,33 @@ def ettr(run: Measurements, base: Baseline | None, impacts: Iterable[Impact], *,
         storage_ns=waits_ns,
         predicted=None if base is None else (1 - lost_ns / wall_ns) / (1 + waits_ns / alone_ns),
         alone_ns=tuple(alone.tolist()),
+        formula=formula,
+    )
+
+
+def _formula(run: Measurements, *, wall_ns: int, iteration_ns: float, storage_ns: float) -> Formula | None:
+    """Return the published formula; None without restarts that came to their end."""
+    restarts = [] if run.resilience is None else run.resilience.restarts
+    recoveries = [one.restored_ns - one.progress_ns for one in restarts if one.restored_ns is not None]
+    every = (run.workload.get("storage") or {}).get("every")
+    if not recoveries or not every:
+        return None
+    count, interval_ns = len(recoveries), int(every) * iteration_ns
+    share = storage_ns / iteration_ns
+    recovery_ns = sum(recoveries) / count
+
+    def ratio(lost_share: float) -> float:
+        lost_ns = count * (recovery_ns + lost_share * interval_ns)
+        return max(0.0, 1 - lost_ns / wall_ns) / (1 + share)
+
+    # The mean of n values that are uniform over [0, 1]: exact for one, and close to normal for more.
+    half = _UNIFORM_HALF if count == 1 else min(_UNIFORM_HALF, _NORMAL * math.sqrt(1 / (12 * count)))
+    return Formula(
+        predicted=ratio(0.5),
+        low=ratio(0.5 + half),
+        high=ratio(0.5 - half),
+        interruptions=count,
+        recovery_ns=recovery_ns,
+        interval_ns=interval_ns,
+        checkpoint_share=share,
     )

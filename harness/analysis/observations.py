@@ -332,11 +332,19 @@ def training_ratio(training: Ettr | None) -> Observation:
     """Return the effective training time ratio."""
     if training is None:
         return Observation(value=None, detail="not a job with iterations, or too few of them before the first fault")
-    return Observation(
-        value=training.ratio,
-        detail=f"{training.iterations} iterations of {format_duration(training.healthy_ns)} in "
-        f"{format_duration(training.wall_ns)}",
+    detail = (
+        f"{training.iterations} iterations of {format_duration(training.healthy_ns)} in "
+        f"{format_duration(training.wall_ns)}"
     )
+    if (formula := training.formula) is not None:
+        inside = formula.low <= training.ratio <= formula.high
+        detail += (
+            f"; published formula {formula.predicted:.3f}, 95 % of losses {formula.low:.3f} to {formula.high:.3f}"
+            f" ({'measured inside' if inside else 'measured outside'}): {formula.interruptions} interruptions of "
+            f"{format_duration(formula.recovery_ns)}, a checkpoint every {format_duration(formula.interval_ns)} that "
+            f"costs {formula.checkpoint_share:.1%}"
+        )
+    return Observation(value=training.ratio, detail=detail)
 
 
 def straggler(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> Observation:

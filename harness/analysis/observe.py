@@ -13,9 +13,11 @@ from harness.analysis.observations import Observation
 from harness.analysis.pace import doubt_slow_downs, pace, steadied
 from harness.analysis.phases import Phase, phases
 from harness.analysis.resolutions import Firing
+from harness.analysis.restarts import phases_of_restarts, restart_metrics
 from harness.analysis.routing import Routing, routing
 from harness.confidence import LEVEL
 from harness.record.measurements import FaultRun, Measurements
+from traffic.workloads.elastic.elastic_results import Restart
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,6 +44,7 @@ class Observed:
     routing: Mapping[str, Routing]
     firing: Mapping[str, Firing]
     training: Ettr | None = None
+    restarts: tuple[tuple[Restart, tuple[Phase, ...]], ...] = ()
     pace: NDArray[np.float64] | None = None
 
 
@@ -84,6 +87,7 @@ def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
         "goodput_mean_ratio": observations.goodput_mean_ratio(run, whole, base, impacts),
         "jct_ratio": observations.jct_ratio(run, job_time),
         "ettr": observations.training_ratio(training),
+        **restart_metrics(run, fired),
         "straggler": observations.straggler(run, fired),
         **observations.routing_stages(run, by_routing),
         **observations.slow_rank(run, fired),
@@ -105,6 +109,7 @@ def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
         routing=by_routing,
         firing=firing,
         training=training,
+        restarts=phases_of_restarts(run.resilience, fired) if run.resilience is not None else (),
         pace=of_machine,
     )
 

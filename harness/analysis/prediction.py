@@ -171,7 +171,19 @@ def _goodput_under_loss(run: Measurements, observed: Observed) -> Iterator[Predi
 
 def _training(observed: Observed) -> Iterator[Prediction]:
     one = observed.training
-    if one is None or one.predicted is None:
+    if one is None:
+        return
+    if (formula := one.formula) is not None:
+        yield Prediction(
+            what="effective training time ratio of a job with restarts (HPCA 2025)",
+            model=f"{formula.interruptions} interruptions of {format_duration(formula.recovery_ns)}; a checkpoint "
+            f"every {format_duration(formula.interval_ns)} that costs {formula.checkpoint_share:.1%}",
+            predicted=f"{formula.predicted:.3f} ({formula.low:.3f} to {formula.high:.3f})",
+            measured=f"{one.ratio:.3f}",
+            holds=formula.low <= one.ratio <= formula.high,
+        )
+        return
+    if one.predicted is None:
         return
     yield Prediction(
         what="effective training time ratio",

@@ -58,10 +58,40 @@ _PHASES = {
     "hold": "From the last of these marks until goodput was back for good",
 }
 
+_RESTART = {
+    "detect": "From the fault's first firing (without one: from the last iteration) until the loss was noticed",
+    "diagnose": "From there until it was known which hosts were lost, and whether to the network",
+    "reschedule": "From there until the other ranks were stopped and all ranks had a place again",
+    "initialise": "From there until all ranks had engines, memory and connections",
+    "restore": "From there until all ranks had the state of the newest good checkpoint",
+    "catch_up": "From there until all iterations that were finished before were finished again",
+    "total": "From the fault's first firing until all iterations that were finished before were finished again",
+}
+
 _TABLE = (
     *(
         Metric(name=f"recovery.{name}", unit="s", about_faults=True, meaning=f"{meaning}; the worst fault counts")
         for name, meaning in _PHASES.items()
+    ),
+    *(
+        Metric(name=f"restart.{name}", unit="s", about_faults=True, meaning=f"{meaning}; the slowest restart counts")
+        for name, meaning in _RESTART.items()
+    ),
+    Metric(
+        name="lost_iterations",
+        unit="count",
+        about_faults=True,
+        meaning="Iterations that were finished and that restarts had to repeat, of all restarts",
+    ),
+    Metric(
+        name="state_errors",
+        unit="count",
+        meaning="Elements of the final state, on all ranks, that an uninterrupted job would not have",
+    ),
+    Metric(
+        name="initialise.time",
+        unit="s",
+        meaning="Time to start all engines of a job with restarts and to connect them, at its first start",
     ),
     Metric(
         name="capture.missed",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -20,13 +20,17 @@ from traffic.flows.matrix import PATTERNS, ZONE_PATTERNS
 from traffic.schedules import COLLECTIVES, algorithms_for
 from traffic.traces import FORMATS
 from traffic.workloads.collective import AUTO, REDOPS
+from traffic.workloads.elastic.machine import MODES as RESTARTS
+from traffic.workloads.elastic.machine import WITHOUT_SPARE, Policy
+from traffic.workloads.elastic.resilience import Resilience
+from traffic.workloads.elastic.resilience import check as check_resilience
 from traffic.workloads.inference import InferenceSpec
 from traffic.workloads.job import JobPhase, JobSpec
 from traffic.workloads.job import check as check_job
 from traffic.workloads.ranking import RankingSpec
 from traffic.workloads.ranks import ITEM_BYTES, WARMUP
 from traffic.workloads.replay_batches import check as check_replay
-from traffic.workloads.storage_service import Storage
+from traffic.workloads.storage_service import LEAST_KEPT, Storage
 
 __all__ = ["KEYS", "OF_SPEC", "Collective", "Flow", "Job", "Workload", "duration_ns", "workload_of"]
 
@@ -95,7 +99,10 @@ class Flow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """A training job on a grid of ranks (`traffic.workloads.job.JobSpec`); it goes by iterations."""
+    """A training job on a grid of ranks (`traffic.workloads.job.JobSpec`); it goes by iterations.
+
+    With `resilience` it restarts after the loss of a host (`traffic.workloads.elastic`).
+    """
 
     grid: tuple[tuple[str, int], ...]
     phases: tuple[JobPhase, ...]
@@ -106,6 +113,7 @@ class Job:
     warmup: int
     compute_units: int
     storage: Storage | None = None
+    resilience: Resilience | None = None
     qp: QpParams = field(default_factory=QpParams)
 
 
@@ -145,6 +153,15 @@ class _StorageFile(Section, frozen=True, kw_only=True):
     host: str
     ingest: str | None = None
     checkpoint: str | None = None
+    keep: Annotated[int, msgspec.Meta(ge=LEAST_KEPT, le=100)] = 3
+
+
+class _ResilienceFile(Section, frozen=True, kw_only=True):
+    restart: str = "spare"
+    spares: tuple[str, ...] = ()
+    without_spare: str = "fail"
+    most_restarts: Annotated[int, msgspec.Meta(ge=1, le=100)] = 8
+    rejoin: str = "600s"
 
 
 class _JobFile(_RanksFile, frozen=True, kw_only=True):
@@ -155,6 +172,7 @@ class _JobFile(_RanksFile, frozen=True, kw_only=True):
     op: str = "sum"
     compute_units: Annotated[int, msgspec.Meta(ge=0)] = 0
     storage: _StorageFile | None = None
+    resilience: _ResilienceFile | None = None
 
 
 class _InferenceFile(_RanksFile, frozen=True, kw_only=True):
@@ -224,6 +242,7 @@ KEYS: Mapping[str, tuple[str, ...]] = {
     "ranking": tuple(_RankingFile.__struct_fields__),
     "replay": tuple(_ReplayFile.__struct_fields__),
     "storage": tuple(_StorageFile.__struct_fields__),
+    "resilience": tuple(_ResilienceFile.__struct_fields__),
 }
 """Of each section, for hints."""
 
@@ -329,22 +348,45 @@ def _job(job: _JobFile, source: str) -> Job:
         warmup=job.warmup,
         compute_units=job.compute_units,
         storage=None if job.storage is None else _storage(job.storage, source),
+        resilience=None if job.resilience is None else _resilience(job.resilience, source),
         qp=_qp(job.qp, source),
     )
+    spec = JobSpec(
+        grid=made.grid,
+        phases=phases,
+        dtype=made.dtype,
+        redop=made.op,
+        iterations=made.iterations,
+        storage=made.storage,
+    )
     try:
-        check_job(
-            JobSpec(
-                grid=made.grid,
-                phases=phases,
-                dtype=made.dtype,
-                redop=made.op,
-                iterations=made.iterations,
-                storage=made.storage,
-            )
-        )
+        check_job(spec)
     except UsageError as error:
         raise fail(source, "workload", str(error)) from error
+    if made.resilience is not None:
+        try:
+            check_resilience(spec, made.resilience)
+        except UsageError as error:
+            raise fail(source, "workload.resilience", str(error)) from error
     return made
+
+
+def _resilience(section: _ResilienceFile, source: str) -> Resilience:
+    one_of(section.restart, RESTARTS, source, "workload.resilience.restart")
+    one_of(section.without_spare, WITHOUT_SPARE, source, "workload.resilience.without_spare")
+    for index, name in enumerate(section.spares):
+        if name in section.spares[:index]:
+            raise fail(source, f"workload.resilience.spares[{index}]", f'"{name}" is there twice; a spare is one RNIC')
+    policy = msgspec.convert(
+        {
+            "restart": section.restart,
+            "without_spare": section.without_spare,
+            "most_restarts": section.most_restarts,
+        },
+        Policy,
+    )
+    rejoin_ns = positive(parse_duration_ns, section.rejoin, source, "workload.resilience.rejoin")
+    return Resilience(policy=policy, spares=section.spares, rejoin_s=rejoin_ns / 1e9)
 
 
 def _inference(job: _InferenceFile, source: str) -> InferenceSpec:
@@ -417,7 +459,7 @@ def _storage(storage: _StorageFile, source: str) -> Storage:
     def of(parser: Callable[[str], _T], text: str, name: str) -> _T:
         return read(parser, text, source, f"workload.storage.{name}")
 
-    return storage_of(storage.host, storage.ingest, storage.checkpoint, of)
+    return replace(storage_of(storage.host, storage.ingest, storage.checkpoint, of), keep=storage.keep)
 
 
 def _qp(values: dict[str, int], source: str) -> QpParams:

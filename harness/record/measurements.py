@@ -20,6 +20,7 @@ from testbed.observe.machine_load import MachineLoad
 from testbed.observe.telemetry import Change as NetworkChange
 from testbed.observe.telemetry import Machine
 from traffic.engine.run_results import QpError, Standstill
+from traffic.workloads.elastic.elastic_results import RankState, Restart
 
 __all__ = [
     "Connection",
@@ -32,6 +33,7 @@ __all__ = [
     "Rank",
     "RankSeries",
     "RebuildMark",
+    "ResilienceRun",
     "Sample",
     "Serving",
     "Summary",
@@ -160,6 +162,19 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
     slo_attainment: float | None = None
 
 
+class ResilienceRun(msgspec.Struct, frozen=True, kw_only=True):
+    """Of a job that restarts after losses: its restarts, its final state, and iterations that were executed twice.
+
+    `initialised_ns` is how long its first placement took to be connected, with `connections` QP pairs.
+    """
+
+    restarts: tuple[Restart, ...]
+    states: tuple[RankState, ...]
+    repeated_iterations: int
+    initialised_ns: int
+    connections: int
+
+
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """`environment.json`: what the run ran on. Never environment variables, never anything secret.
 
@@ -231,6 +246,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     summary: Summary = Summary()
     serving: Serving | None = None
     latencies_ns: tuple[tuple[int, ...], ...] = ()
+    resilience: ResilienceRun | None = None
     packets: PacketSummary | None = None
     changes: tuple[NetworkChange, ...] = ()
     kernel: tuple[NetworkChange, ...] = ()

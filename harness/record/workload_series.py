@@ -4,15 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from harness.record.measurements import Connection, Iteration, Rank, RankSeries, Sample, Serving, Summary
+from harness.record.measurements import (
+    Connection,
+    Iteration,
+    Rank,
+    RankSeries,
+    ResilienceRun,
+    Sample,
+    Serving,
+    Summary,
+)
 from traffic.engine.run_results import Sample as TrafficSample
 from traffic.flows.flow_run import FlowsResult
 from traffic.probes.ecmp_entropy import sport_of
 from traffic.workloads.collective import CollectiveResult
+from traffic.workloads.elastic.elastic_results import ElasticResult
 from traffic.workloads.inference import InferenceResult
 from traffic.workloads.ranks_result import RanksResult
 
-__all__ = ["Result", "connections_of", "latencies_of", "ranks_of", "series_of", "serving_of", "summary_of"]
+__all__ = [
+    "Result",
+    "connections_of",
+    "latencies_of",
+    "ranks_of",
+    "resilience_of",
+    "series_of",
+    "serving_of",
+    "summary_of",
+]
 
 Result = FlowsResult | RanksResult
 
@@ -84,6 +103,19 @@ def latencies_of(result: Result | None) -> tuple[tuple[int, ...], ...]:
     """Times of the messages of each flow that timed them; of many, every k-th in their order."""
     flows = result.flows if isinstance(result, FlowsResult) else ()
     return tuple(flow.latencies_ns[:: -(-len(flow.latencies_ns) // _MOST_TIMES)] for flow in flows if flow.latencies_ns)
+
+
+def resilience_of(result: Result | None) -> ResilienceRun | None:
+    """Restarts and final state of a job that restarts after losses."""
+    if not isinstance(result, ElasticResult):
+        return None
+    return ResilienceRun(
+        restarts=result.restarts,
+        states=result.states,
+        repeated_iterations=result.repeated_iterations,
+        initialised_ns=result.initialised_ns,
+        connections=len(result.connections),
+    )
 
 
 def _endpoints(result: Result | None) -> tuple[str, ...]:

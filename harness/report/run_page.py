@@ -53,6 +53,7 @@ from harness.report.plots.recovery_bars import (
     recovery_bar,
     recovery_check,
 )
+from harness.report.plots.restart_bars import restart_bars
 from harness.verdict import Receipt, VerdictFile
 from testbed.errors import UsageError
 from testbed.observe.telemetry import Change, Recorded
@@ -133,6 +134,7 @@ def render_html(run: RunDir) -> str:
             judged_by=judged_by(environment, describe_environment()),
             experiment=run.read_experiment().decode(errors="replace"),
             facts=_facts(measured, observed),
+            restarts=restart_bars(observed.restarts, verdict.checks),
             faults=faults,
             fabric=Markup(fabric_svg(measured.topology, marks, measured.connections)),  # noqa: S704 - escaped
             goodput=page.markup(goodput_plot.goodput_chart(measured, observed, bands)),

@@ -17,6 +17,7 @@ from traffic.flows.flow_run import FlowSpec
 from traffic.probes.ecmp_entropy import data_and_ack_paths
 from traffic.workloads import collective, inference, job, ranking, replay
 from traffic.workloads.collective import CollectiveSpec
+from traffic.workloads.elastic import driver as elastic
 from traffic.workloads.inference import InferenceSpec
 from traffic.workloads.job import JobSpec
 from traffic.workloads.ranking import RankingSpec
@@ -49,8 +50,14 @@ def start(experiment: Experiment, lab: Lab, also: OnEvent = lambda _event: None)
     if isinstance(work, Flow):
         return flow_run.start_all(lab, _flows(work), on_event=beat)
     if isinstance(work, Job):
-        return job.start(lab, job_spec(work), on_event=beat)
+        return _start_job(work, lab, beat)
     return collective.start(lab, collective_spec(work), on_event=beat)
+
+
+def _start_job(work: Job, lab: Lab, on_event: OnEvent) -> Running[Any]:
+    if work.resilience is None:
+        return job.start(lab, job_spec(work), on_event=on_event)
+    return elastic.start(lab, job_spec(work), work.resilience, on_event=on_event)
 
 
 def _flows(work: Flow) -> list[FlowSpec]:

@@ -15,7 +15,7 @@ from testbed.inventory.lab_inventory import load
 from testbed.shipped import inventories
 from traffic.node.ranks import pattern
 from traffic.node.ranks.elements import STORED
-from traffic.node.ranks.state import FACTOR, State, expected
+from traffic.node.ranks.rank_state import FACTOR, State, expected
 from traffic.workloads.elastic import machine
 from traffic.workloads.elastic.machine import ENDS, Diagnosed, Lost, Policy, Progress, Restored, host_of
 from traffic.workloads.elastic.placement import choose_spare, reschedule, shrunk_grid

@@ -13,7 +13,7 @@ from harness.experiment.run_plan import decode as plan_decode
 from harness.experiment.run_plan import encode, plan
 from harness.experiment.workload_file import duration_ns
 from harness.run import loop as run
-from harness.run.prepare.bind_to_lab import fit
+from harness.run.prepare.bind_to_lab import fit, hosts_of
 from testbed import shipped
 from testbed.errors import ConfigError
 from testbed.inventory import lab_inventory
@@ -188,3 +188,83 @@ def test_a_ranking_job_is_a_workload():
 def test_a_job_that_serves_badly_is_refused_with_its_path(text, said):
     with pytest.raises(ConfigError, match=said):
         fit(decode(text.encode(), source="x.toml"), soft_topology(), "soft")
+
+
+SURVIVING_JOB = """
+name = "job"
+seed = 1
+[workload]
+grid = "dp=3"
+phases = ["dp:all-reduce:256KiB"]
+iterations = 50
+ranks = ["host1:rxe0", "host2:rxe0", "host3:rxe0"]
+[workload.storage]
+host = "host4"
+checkpoint = "512KiB:10"
+[workload.resilience]
+"""
+
+
+def test_job_says_how_it_restarts():
+    text = 'spares = ["host[3]:rnic[0]"]\nwithout_spare = "shrink"\nmost_restarts = 2\nrejoin = "90s"\n'
+    text = SURVIVING_JOB.replace('"512KiB:10"', '"512KiB:10"\nkeep = 4') + text
+    made = fit(decode(text.encode(), source="job.toml"), soft_topology(), "soft")
+    resilience = made.workload.resilience
+    assert resilience.spares == ("host4:rxe0",)
+    assert (resilience.policy.restart, resilience.policy.without_spare) == ("spare", "shrink")
+    assert (resilience.policy.most_restarts, resilience.rejoin_s, made.workload.storage.keep) == (2, 90.0, 4)
+    assert hosts_of(made.workload) == ("host1", "host2", "host3", "host4")
+
+
+@pytest.mark.parametrize(
+    ("changes", "line", "said"),
+    [
+        ({}, "", "workload.resilience: restart = spare needs at least one spare"),
+        ({}, 'restart = "spares"', 'workload.resilience.restart: no restart "spares"; did you mean spare?'),
+        ({}, 'restart = "same"\nwithout_spare = "hope"', "workload.resilience.without_spare: "),
+        ({}, 'restart = "same"\nspares = ["host4"]', "workload.resilience: restart = same uses no spares"),
+        ({}, 'spares = ["host4", "host4"]', 'workload.resilience.spares[1]: "host4" is there twice'),
+        ({}, 'spare = ["host4"]', 'workload.resilience: no key "spare" here; did you mean spares?'),
+        ({}, 'restart = "same"\nmost_restarts = 0', "workload.resilience.most_restarts"),
+        ({}, 'restart = "same"\nrejoin = "0s"', "workload.resilience.rejoin"),
+        (
+            {'"dp=3"': '"dp=2"'},
+            'restart = "shrink"',
+            "workload.resilience: the grid cannot shrink along dp from 2 to 1",
+        ),
+        (
+            {'[workload.storage]\nhost = "host4"\ncheckpoint = "512KiB:10"\n': ""},
+            'spares = ["host4"]',
+            "workload.resilience: a job restarts from checkpoints, and this one stores none",
+        ),
+        ({'"512KiB:10"': '"512KiB:10"\nkeep = 1'}, 'spares = ["host4"]', "workload.storage.keep"),
+    ],
+)
+def test_restart_that_makes_no_sense_is_refused_with_its_path(changes, line, said):
+    text = SURVIVING_JOB + line
+    for old, new in changes.items():
+        assert old in text
+        text = text.replace(old, new)
+    with pytest.raises(ConfigError) as caught:
+        decode(text.encode(), source="job.toml")
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('spares = ["host2:rxe1"]', "workload.resilience.spares[0]: host2:rxe1 cannot be a spare: the job has a rank"),
+        ('spares = ["host9"]', "workload.resilience.spares[0]: "),
+        ('spares = ["host4:rxe0", "rtsw1"]', "workload.resilience.spares[1]: "),
+    ],
+)
+def test_spare_that_cannot_be_one_is_refused_with_its_path(line, said):
+    with pytest.raises(ConfigError) as caught:
+        fit(decode((SURVIVING_JOB + line).encode(), source="job.toml"), soft_topology(), "soft")
+    assert said in str(caught.value)
+
+
+def test_checkpoint_smaller_than_the_state_is_refused():
+    text = SURVIVING_JOB.replace("512KiB", "1KiB") + 'spares = ["host4"]'
+    with pytest.raises(ConfigError, match=r"workload\.resilience: a checkpoint of 1024 bytes cannot hold"):
+        fit(decode(text.encode(), source="job.toml"), soft_topology(), "soft")

@@ -32,6 +32,7 @@ from traffic.flows.flow_run import check_on
 from traffic.flows.matrix import pairs_in
 from traffic.schedules import Program, cost, peers_of
 from traffic.workloads import collective, inference, job, ranking
+from traffic.workloads.elastic.resilience import fit as elastic_fit
 from traffic.workloads.inference import InferenceSpec
 from traffic.workloads.ranking import RankingSpec
 from traffic.workloads.replay_batches import whole
@@ -75,8 +76,10 @@ def fit(experiment: Experiment, topology: Topology, lab_kind: Literal["soft", "r
 
 
 def hosts_of(workload: Workload) -> tuple[str, ...]:
-    """Hosts on which a fitted workload has its RNICs."""
-    ends = [end for pair in workload.pairs for end in pair] if isinstance(workload, Flow) else workload.ranks
+    """Hosts on which a fitted workload has its RNICs, or may have them after a restart."""
+    ends = [end for pair in workload.pairs for end in pair] if isinstance(workload, Flow) else [*workload.ranks]
+    if isinstance(workload, Job) and workload.resilience is not None:
+        ends += workload.resilience.spares
     return tuple(dict.fromkeys(name.partition(":")[0] for name in ends))
 
 
@@ -156,8 +159,35 @@ def _fit_workload(experiment: Experiment, topology: Topology, lab_kind: Literal[
     if isinstance(workload, Job) and (storage := workload.storage):
         host = _selected_one(experiment, topology, "workload.storage.host", storage.host)
         workload = replace(workload, storage=replace(storage, host=host))
-    _check_job(experiment, workload, _Lab(kind=lab_kind, topology=topology))
-    return workload
+    lab = _Lab(kind=lab_kind, topology=topology)
+    _check_job(experiment, workload, lab)
+    return _fit_resilience(experiment, workload, lab) if isinstance(workload, Job) else workload
+
+
+def _fit_resilience(experiment: Experiment, workload: Job, lab: _Lab) -> Job:
+    """Resolve the spares of a job, and check that it could be restarted on this lab."""
+    resilience = workload.resilience
+    if resilience is None:
+        return workload
+    spares: list[str] = []
+    hosts = {name.partition(":")[0] for name in workload.ranks}
+    for index, text in enumerate(resilience.spares):
+        path = f"workload.resilience.spares[{index}]"
+        for name in _selected(experiment, lab.topology, path, text):
+            try:
+                spare = endpoint(lab.topology, name)
+            except UsageError as error:
+                raise _error(experiment, path, str(error)) from error
+            if spare.host in hosts:
+                said = f"{spare.name} cannot be a spare: the job has a rank on {spare.host}; name a host without a rank"
+                raise _error(experiment, path, said)
+            spares.append(spare.name)
+    resilience = replace(resilience, spares=tuple(dict.fromkeys(spares)))
+    try:
+        elastic_fit(lab, job_spec(workload), resilience)
+    except UsageError as error:
+        raise _error(experiment, "workload.resilience", str(error)) from error
+    return replace(workload, resilience=resilience)
 
 
 def _fit_replay(experiment: Experiment, work: Replay, lab_kind: Literal["soft", "rack"]) -> Replay:

@@ -4,9 +4,9 @@ Checkpoint modes: `sync` (all ranks at the same iteration; they wait until it is
 own iteration, also waiting) and `async` (all ranks at the same iteration; a rank continues, and waits only if the
 previous checkpoint is not stored yet). The receiver verifies every byte (CRC-32).
 
-A checkpoint holds the rank's state (`traffic.node.ranks.state`), followed by filler up to the configured size. In every
-mode all ranks store the state after the same iterations. A staggered rank writes at its own turn what it had copied at
-the common iteration before.
+A checkpoint holds the rank's state (`traffic.node.ranks.rank_state`), followed by filler up to the configured size. In
+every mode all ranks store the state after the same iterations. A staggered rank writes at its own turn what it had
+copied at the common iteration before.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ The first `warmup` iterations run like the others but are not reported: caches, 
 
 A rank with `resume` begins after the iterations of a checkpoint, without warming up. It restores the state first,
 unless `blank` is set: a test must see that this is noticed. Segments are numbered from its first iteration on. With
-`history` it compares its state with the closed form at the end (`traffic.node.ranks.state`).
+`history` it compares its state with the closed form at the end (`traffic.node.ranks.rank_state`).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from traffic.node.ranks.feed import Feed
 from traffic.node.ranks.gate import Gate
 from traffic.node.ranks.lane import RecvLane, SendLane, packets
 from traffic.node.ranks.rank_memory import Memory
+from traffic.node.ranks.rank_state import State
 from traffic.node.ranks.recorder import FIELDS, Recorder
 from traffic.node.ranks.segments import Need, make_plan
-from traffic.node.ranks.state import State
 from traffic.node.task import RECV_ID, Conn, Task
 from traffic.node.verbs import Rnic, recv_request, write_request
 

@@ -30,16 +30,16 @@ from traffic.schedules import Program
 from traffic.workloads import job
 from traffic.workloads import storage_service as storage
 from traffic.workloads.elastic import machine
-from traffic.workloads.elastic.machine import JobState, host_of
-from traffic.workloads.elastic.placement import reschedule
-from traffic.workloads.elastic.resilience import Resilience, fit
-from traffic.workloads.elastic.results import (
+from traffic.workloads.elastic.elastic_results import (
     ElasticResult,
     RankState,
     Restart,
     iterations_by_rank,
     samples_by_rank,
 )
+from traffic.workloads.elastic.machine import JobState, host_of
+from traffic.workloads.elastic.placement import reschedule
+from traffic.workloads.elastic.resilience import Resilience, fit
 from traffic.workloads.job import JobSpec
 from traffic.workloads.ranks import gpus_of, rank_plan, task_name
 from traffic.workloads.ranks_result import common_results
@@ -232,7 +232,7 @@ class ElasticRunning(Running[ElasticResult]):
         return {"history": self._history(rank), **({"resume": resume} if resume else {})}
 
     def _history(self, rank: int) -> list[dict[str, Any]]:
-        """Return what the state of a rank must be made of, as `traffic.node.ranks.state.expected` reads it."""
+        """Return what the state of a rank must be made of, as `traffic.node.ranks.rank_state.expected` reads it."""
         ends = [*(begin for _, begin in self._parts[1:]), self._job.total]
         parts = []
         for (generation, begin), end in zip(self._parts, ends, strict=True):

@@ -17,7 +17,9 @@ from typing import Literal
 
 __all__ = [
     "ENDS",
+    "MODES",
     "RECOVERY",
+    "WITHOUT_SPARE",
     "Cause",
     "Diagnosed",
     "Ended",
@@ -44,6 +46,8 @@ Cause = Literal["process", "host", "network", "storage", "rank"]
 RECOVERY: tuple[Phase, ...] = ("diagnose", "reschedule", "initialise", "restore")
 """Phases in which the job does not run."""
 ENDS: tuple[Phase, ...] = ("finished", "failed")
+MODES: tuple[Mode, ...] = ("spare", "shrink", "same")
+WITHOUT_SPARE: tuple[Literal["shrink", "fail"], ...] = ("shrink", "fail")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from traffic.workloads.ranks import place
 __all__ = ["Resilience", "check", "fit"]
 
 WORD_BYTES = 4
-"""Bytes of a rank's state for each element of its results (`traffic.node.ranks.state`)."""
+"""Bytes of a rank's state for each element of its results (`traffic.node.ranks.rank_state`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

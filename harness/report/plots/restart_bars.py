@@ -1,0 +1,62 @@
+"""Positions of the phase bars of a job's restarts, and of their bounds. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.analysis.phases import Phase
+from harness.analysis.restarts import describe
+from harness.report.plots.recovery_bars import PhaseBar
+from harness.verdict import Check
+from traffic.workloads.elastic.elastic_results import Restart
+
+__all__ = ["RestartBar", "restart_bars"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestartBar:
+    """A restart, with the bars of its phases on the scale of the longest restart."""
+
+    restart: Restart
+    words: str
+    length_ns: int
+    phases: tuple[PhaseBar, ...]
+
+
+def restart_bars(
+    restarts: Sequence[tuple[Restart, tuple[Phase, ...]]], checks: Sequence[Check]
+) -> tuple[RestartBar, ...]:
+    """Return the bars of all restarts, all on one scale."""
+    bounds = {
+        check.name: float(check.bound)
+        for check in checks
+        if check.name.startswith("restart.") and isinstance(check.bound, int | float) and "<=" in check.rule
+    }
+    whole_ns = max((phases[-1].end_ns - phases[0].start_ns for _, phases in restarts if phases), default=0) or 1
+    return tuple(_bar(restart, phases, bounds, whole_ns) for restart, phases in restarts)
+
+
+def _bar(restart: Restart, phases: Sequence[Phase], bounds: Mapping[str, float], whole_ns: int) -> RestartBar:
+    begin_ns = phases[0].start_ns if phases else restart.noticed_ns
+    bars = []
+    for phase in phases:
+        bound_s = bounds.get(f"restart.{phase.name}")
+        left = 100 * (phase.start_ns - begin_ns) / whole_ns
+        bound_left = None if bound_s is None else left + 100 * bound_s * 1e9 / whole_ns
+        bars.append(
+            PhaseBar(
+                phase=phase,
+                left=left,
+                width=100 * phase.length_ns / whole_ns,
+                bound_s=bound_s,
+                bound_left=bound_left if bound_left is not None and bound_left <= 100 else None,  # noqa: PLR2004
+                broken=bound_s is not None and phase.length_ns > bound_s * 1e9,
+            )
+        )
+    return RestartBar(
+        restart=restart,
+        words=describe(restart, phases),
+        length_ns=phases[-1].end_ns - begin_ns if phases else 0,
+        phases=tuple(bars),
+    )

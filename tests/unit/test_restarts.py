@@ -1,0 +1,196 @@
+"""Restarts of a job: their phases, what they cost beside the published formula, and wrong state is never a PASS."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+from finished_run import finished, parsed
+from synthetic_run import MS, T0, S, synthetic_run
+
+from harness import judge
+from harness.analysis.ettr import ettr
+from harness.analysis.observe import observe
+from harness.analysis.prediction import predictions
+from harness.analysis.restarts import PHASES, describe, phases_of_restarts
+from harness.experiment.experiment_file import Expectation
+from harness.experiment.metrics import METRICS
+from harness.experiment.run_plan import Plan
+from harness.record.measurements import Iteration, RankSeries, ResilienceRun, decode, encode
+from harness.report import run_page
+from harness.verdict import Verdict
+from traffic.workloads.elastic.elastic_results import RankState, Restart
+
+ITERATION_NS, EVERY = 100 * MS, 10
+
+
+def loss(iterations, **changes):
+    """A host is lost after so many iterations, noticed 4 s later; then a phase of 1 s each, and half a second."""
+    at = T0 + iterations * ITERATION_NS
+    made = Restart(
+        number=1, reason="host3: no sign of life for 4.0 s", cause="host", hosts=("host3",),
+        before=("host1:rxe0", "host3:rxe0"), after=("host1:rxe0", "host4:rxe0"), connections=2, progress_ns=at,
+        noticed_ns=at + 4 * S, diagnosed_ns=at + 5 * S, rescheduled_ns=at + 6 * S, initialised_ns=at + 7 * S,
+        restored_ns=at + 8 * S, caught_up_ns=at + 8 * S + S // 2, iterations=iterations, restored_iterations=40,
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+PLAIN = loss(45)
+
+
+def resilience(*restarts, wrong=0):
+    states = tuple(RankState(rank=rank, iterations=100, elements=500, wrong=wrong, sha256="ab") for rank in (0, 1))
+    return ResilienceRun(restarts=restarts, states=states, repeated_iterations=10, initialised_ns=2 * S, connections=2)
+
+
+def job(*restarts, count=100, wrong=0):
+    """Two ranks with iterations of 100 ms; after each restart they go on from its checkpoint."""
+    steps, now = {}, T0
+    left = [one for one in restarts if one.restored_ns is not None]
+    index = 0
+    while index < count:
+        if left and index == left[0].iterations:
+            one = left.pop(0)
+            now, index = max(now, one.restored_ns), one.restored_iterations
+            continue
+        steps[index] = Iteration(index=index, start_ns=now, compute_ns=60 * MS, comm_ns=30 * MS, wait_ns=10 * MS)
+        now, index = steps[index].end_ns, index + 1
+    series = tuple(RankSeries(rank=rank, iterations=tuple(steps.values())) for rank in (0, 1))
+    workload = {
+        "grid": [["dp", 2]],
+        "phases": [{"along": "dp", "collective": "all-reduce", "size_bytes": 4096, "algorithm": "ring"}],
+        "iterations": count,
+        "storage": {"host": "host4", "every": EVERY},
+    }
+    return msgspec.structs.replace(
+        synthetic_run(fired=False), series=series, end_ns=now, workload=workload, faults=(),
+        resilience=resilience(*restarts, wrong=wrong),
+    )  # fmt: skip
+
+
+def test_phases_begin_at_the_firing_of_the_fault_that_caused_the_loss():
+    ((_, phases),) = phases_of_restarts(
+        resilience(PLAIN), {"early": (T0 + S, T0 + 2 * S), "loss": (T0 + 5 * S + S // 2, 0)}
+    )
+    assert [phase.name for phase in phases] == list(PHASES)
+    assert [phase.length_ns / S for phase in phases] == [3.0, 1.0, 1.0, 1.0, 1.0, 0.5]
+    ((_, phases),) = phases_of_restarts(resilience(PLAIN), {})
+    assert phases[0].length_ns == 4 * S, "without a fault, from the last progress"
+
+
+def test_restart_that_a_further_loss_cut_short_has_only_its_first_phases():
+    first = replace(PLAIN, initialised_ns=None, restored_ns=None, caught_up_ns=None, restored_iterations=None)
+    second = replace(PLAIN, number=2, noticed_ns=T0 + 12 * S, diagnosed_ns=T0 + 13 * S, rescheduled_ns=T0 + 14 * S,
+                     initialised_ns=T0 + 15 * S, restored_ns=T0 + 16 * S, caught_up_ns=T0 + 17 * S)  # fmt: skip
+    restarts = phases_of_restarts(resilience(first, second), {})
+    assert [phase.name for phase in restarts[0][1]] == ["detect", "diagnose", "reschedule"]
+    assert restarts[1][1][0].start_ns == first.noticed_ns
+    metrics = observe(job(first, second)).metrics
+    assert metrics["restart.catch_up"].value == 1.0
+    assert metrics["lost_iterations"].value == 5
+    assert "restart 1 restored nothing because of a further loss" in metrics["lost_iterations"].detail
+
+
+def test_metrics_of_a_restart_are_those_of_its_phases():
+    metrics = observe(job(PLAIN)).metrics
+    observed = {name: metrics[f"restart.{name}"].value for name in (*PHASES, "total")}
+    assert observed == {
+        "detect": 4.0, "diagnose": 1.0, "reschedule": 1.0, "initialise": 1.0, "restore": 1.0, "catch_up": 0.5,
+        "total": 8.5,
+    }  # fmt: skip
+    assert (metrics["lost_iterations"].value, metrics["state_errors"].value) == (5, 0)
+    assert metrics["initialise.time"].value == 2.0
+
+
+def test_job_without_resilience_or_restart_has_no_times():
+    assert observe(synthetic_run()).metrics["restart.detect"].value is None
+    quiet = observe(job()).metrics
+    assert (quiet["restart.detect"].value, quiet["restart.detect"].detail) == (None, "the job was not restarted")
+    assert (quiet["lost_iterations"].value, quiet["state_errors"].value) == (0, 0)
+
+
+def test_measured_ettr_stands_beside_the_published_formula_with_its_inputs():
+    run = job(PLAIN)
+    one = ettr(run, None, (), first_fault_ns=T0 + 4 * S)
+    assert one.ratio == pytest.approx(100 * 0.1 / ((run.end_ns - T0) / S))
+    formula = one.formula
+    assert (formula.interruptions, formula.recovery_ns, formula.interval_ns) == (1, 8 * S, EVERY * ITERATION_NS)
+    assert formula.checkpoint_share == 0
+    assert formula.predicted == pytest.approx(1 - (8 + 0.5) / one.wall_ns * S)
+    assert formula.low <= one.ratio <= formula.high
+    assert formula.high - formula.low == pytest.approx(0.95 * S / one.wall_ns)
+    detail = observe(run).metrics["ettr"].detail
+    assert "published formula 0.5" in detail
+    assert "measured inside" in detail
+    assert "1 interruptions of 8 s, a checkpoint every 1 s that costs 0.0%" in detail
+
+
+@pytest.mark.parametrize("lost", range(10))
+def test_formula_covers_every_moment_of_a_loss_but_the_outermost(lost):
+    measured = ettr(job(loss(40 + lost)), None, (), first_fault_ns=T0 + 4 * S)
+    assert (measured.formula.low <= measured.ratio <= measured.formula.high) == (lost > 0)
+
+
+def test_formula_is_a_row_of_the_predictions():
+    rows = [one for one in predictions(job(PLAIN), observe(job(PLAIN))) if "job with restarts" in one.what]
+    assert [one.holds for one in rows] == [True]
+
+
+def verdict_of(run, *expectations):
+    plan = _plan_of(run)
+    return judge.judge(plan=plan, expectations=expectations, run=run, observed=observe(run))
+
+
+def _plan_of(run):
+    return Plan(faultbed="0", experiment="job", seed=1, inventory="x", workload=run.workload, faults=())
+
+
+def test_every_restart_and_the_state_are_rows_of_the_verdict():
+    checks = {one.name: one for one in verdict_of(job(PLAIN)).checks}
+    assert (checks["restart.1"].verdict, checks["restart.1"].observed) == (Verdict.PASS, 8.5)
+    said = checks["restart.1"].detail
+    assert "host: host3 lost" in said
+    assert "host3:rxe0 -> host4:rxe0" in said
+    assert "detect 4 s, diagnose 1 s" in said
+    assert "5 iterations repeated, from 40" in said
+    assert checks["state"].verdict is Verdict.PASS
+
+
+def test_wrong_state_is_a_fail_without_any_expectation():
+    """The mutation: a restart that restores nothing."""
+    verdict = verdict_of(job(PLAIN, wrong=499))
+    assert verdict.verdict is Verdict.FAIL
+    assert {one.name: one.verdict for one in verdict.checks}["state"] is Verdict.FAIL
+
+
+def test_restart_that_never_came_to_its_end_fails():
+    run = job(replace(PLAIN, restored_ns=None, caught_up_ns=None, restored_iterations=None))
+    run = msgspec.structs.replace(
+        run, failure="no spare is left", resilience=msgspec.structs.replace(run.resilience, states=())
+    )
+    verdict = verdict_of(run, Expectation(metric=METRICS["state_errors"], equals=0))
+    by_name = {one.name: one.verdict for one in verdict.checks}
+    assert (by_name["restart.1"], by_name["state_errors"]) == (Verdict.FAIL, Verdict.INCONCLUSIVE)
+
+
+def test_rejected_checkpoints_are_named():
+    one = replace(PLAIN, rejected=(("g0-rank1-after00000050.checkpoint", "corrupt: checksum mismatch"),))
+    assert "g0-rank1-after00000050.checkpoint: corrupt: checksum mismatch" in describe(one, ())
+
+
+def test_measurements_with_restarts_are_read_as_they_were_written():
+    run = job(PLAIN)
+    assert decode(encode(run)).resilience == run.resilience
+
+
+def test_report_shows_each_restart_with_its_phases(tmp_path):
+    run = finished(tmp_path, job(PLAIN))
+    html = run_page.render_html(run)
+    parsed(html)
+    section = html[html.index('id="h-restarts"') :]
+    assert "host: host3 lost" in section
+    for name in PHASES:
+        assert f"<span>{name}</span>" in section
+    assert "published formula" in section
