@@ -200,6 +200,7 @@ NOT_RUN = {
     "python -m pytest tests/soft/test_receipts.py tests/soft/test_noop.py tests/soft/test_lease.py": _SESSION,
     "python -m pytest tests/experiments --lab=soft": _SESSION,
     _DEMO: f"{_SESSION}, and `make nightly` has it by this command",
+    "faultbed run tests/experiments/node-loss.toml": _SESSION,
     "faultbed shrink tests/experiments/demo.toml --seed 7": "7 is the file's own seed: the same runs as without it",
     "faultbed campaign --seed 13 --places 2": "as without a seed, at other places, on three racks",
     "faultbed --lab soft-3rack up": "seven more VMs beside those of the session",

@@ -1,0 +1,68 @@
+"""A job on a real lab survives the loss of a host: its final state is that of a job that was never interrupted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.analysis.observe import observe
+from harness.analysis.restarts import describe
+from harness.experiment.experiment_file import decode
+from harness.run import loop as run
+from harness.verdict import Verdict
+
+pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4")]
+
+REBOOT = (Path(__file__).parents[1] / "experiments" / "node-loss.toml").read_text()
+QUIET = REBOOT[: REBOOT.index("[[faults]]")] + '[[expect]]\nmetric = "state_errors"\nequals = 0\n'
+KILLED = REBOOT.replace("host.reboot", "host.rank-kill")
+
+
+def finished(text, lab, tmp_path, *, restores=True):
+    source = text.encode()
+    decided = run.decide(decode(source, source="here.toml"), source, lab.inventory_model)
+    job = decided.experiment.workload
+    if not restores:
+        job = replace(job, resilience=replace(job.resilience, restores=False))
+        decided = replace(decided, experiment=replace(decided.experiment, workload=job))
+    done = run.execute(decided, lab.inventory_model, out=tmp_path, progress=print)
+    lab.forget_connections()
+    measured = done.run_dir.read_measurements()
+    for restart, phases in observe(measured).restarts:
+        print(describe(restart, phases))
+    print(observe(measured).metrics["ettr"])
+    return done.verdict, measured
+
+
+@pytest.fixture(scope="module")
+def uninterrupted():
+    """Digests of the states of an uninterrupted run, by the experiment's text; made by the first test that asks."""
+    return {}
+
+
+def states_of(measured):
+    return [(one.rank, one.iterations, one.wrong, one.sha256) for one in measured.resilience.states]
+
+
+@pytest.mark.parametrize("text", [REBOOT, KILLED], ids=["reboot", "rank-kill"])
+def test_job_that_loses_a_host_ends_in_the_state_of_an_uninterrupted_one(lab, tmp_path, uninterrupted, text):
+    if not uninterrupted:
+        verdict, quiet = finished(QUIET, lab, tmp_path)
+        assert (verdict.verdict, quiet.resilience.restarts) == (Verdict.PASS, ())
+        uninterrupted["states"] = states_of(quiet)
+    verdict, measured = finished(text, lab, tmp_path)
+    assert verdict.verdict is Verdict.PASS, verdict
+    (restart,) = measured.resilience.restarts
+    assert restart.after == ("host1:rxe0", "host2:rxe0", "host4:rxe0")
+    assert restart.lost_iterations <= 10
+    assert states_of(measured) == uninterrupted["states"]
+
+
+def test_restart_that_restores_nothing_is_no_pass(lab, tmp_path):
+    """The mutation: the ranks go on from the number of the checkpoint, but with an empty state."""
+    verdict, measured = finished(KILLED, lab, tmp_path, restores=False)
+    assert verdict.verdict is Verdict.FAIL
+    assert {one.name for one in verdict.checks if one.verdict is Verdict.FAIL} == {"state", "state_errors"}
+    assert measured.resilience.restarts
