@@ -40,6 +40,7 @@ from harness.run.live_guard import Live, Watching
 from harness.run.online import Online
 from harness.run.prepare.bind_to_lab import needs_baseline
 from harness.run.prepare.resolve import Decided, decide, refusal, touched
+from harness.run.restart_lines import restart_lines
 from harness.verdict import Check, Verdict, VerdictFile
 from inject import fault_plan
 from inject.evidence.receipt import Receipt as FaultReceipt
@@ -314,7 +315,8 @@ def _with_faults(
         work = decided.experiment.workload
         online = taps.enter_context(Online(() if isinstance(work, Flow) else work.ranks, lab.topology, progress))
         live.slow_ranks = online.count
-        on_event = flight_dump.both(online.on_event, flight_dump.both(live.on_event, on_flights))
+        listeners = flight_dump.both(restart_lines(progress), online.on_event)
+        on_event = flight_dump.both(listeners, flight_dump.both(live.on_event, on_flights))
         with journal.doing("workload", workload=decided.plan.workload):
             running = workload.start(decided.experiment, lab, on_event)
             with running:

@@ -19,6 +19,7 @@ from harness.experiment.metrics import METRICS
 from harness.experiment.run_plan import Plan
 from harness.record.measurements import Iteration, RankSeries, ResilienceRun, decode, encode
 from harness.report import run_page
+from harness.run.restart_lines import restart_lines
 from harness.verdict import Verdict
 from traffic.workloads.elastic.elastic_results import RankState, Restart
 
@@ -194,3 +195,19 @@ def test_report_shows_each_restart_with_its_phases(tmp_path):
     for name in PHASES:
         assert f"<span>{name}</span>" in section
     assert "published formula" in section
+
+
+def test_progress_lines_name_the_loss_the_new_places_and_the_end():
+    lines = []
+    listen = restart_lines(lines.append)
+    for phase in ("diagnose", "reschedule", "initialise", "restore", "catch_up", "running"):
+        listen({"event": "restart", "phase": phase, "restart": PLAIN})
+    listen({"event": "spare_lost", "host": "host4"})
+    listen({"event": "iteration"})
+    assert lines == [
+        "job: restart 1 after 45 iterations: host3: no sign of life for 4.0 s",
+        "job: restart 1: ranks on host1:rxe0, host4:rxe0",
+        "job: restart 1: restored, from iteration 40 on",
+        "job: restart 1: caught up, from iteration 40 on",
+        "job: the spare on host4 is lost",
+    ]
