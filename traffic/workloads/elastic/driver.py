@@ -69,11 +69,12 @@ class ElasticRunning(Running[ElasticResult]):
         resilience: Resilience,
         server: StorageServer,
         on_event: OnEvent | None,
+        began_ns: int,
     ) -> None:
         spec, ranks, programs, algorithms = first
         self._lab, self._server, self._resilience = lab, server, resilience
         self._spec, self._algorithms = spec, algorithms
-        self._programs: list[list[Program]] = [programs]
+        self._programs: dict[int, list[Program]] = {0: programs}
         self._job = machine.begin(
             total=spec.iterations,
             grid=spec.grid,
@@ -91,12 +92,10 @@ class ElasticRunning(Running[ElasticResult]):
         self._past_rebuilds: list[Rebuild] = []
         self._pinged_ns = self._last_progress_ns = 0
         self._is_ending = False
-        self._connected_ns = 0
-        began_ns = time.monotonic_ns()
+        self._connected_ns, self._began_ns = 0, began_ns
         super().__init__(
             engines, self._plan_of(spec, ranks, programs), _finish, on_event, owns_engines=True, services=(server,)
         )
-        self._began_ns = began_ns
 
     # Interface for the harness.
 
@@ -132,7 +131,7 @@ class ElasticRunning(Running[ElasticResult]):
 
     @property
     def initialised_ns(self) -> int:
-        """How long the first placement took to be connected."""
+        """How long it took to start the engines and to connect the first placement."""
         return self._connected_ns
 
     def stop(self) -> None:
@@ -417,7 +416,7 @@ class ElasticRunning(Running[ElasticResult]):
         spec = replace(self._spec, grid=self._job.grid, ranks=self._job.ranks)
         ranks, programs, algorithms = job.fit(self._lab, spec)
         self._spec, self._algorithms = spec, algorithms
-        self._programs.append(programs)
+        self._programs[self._job.generation] = programs
         self.plan = self._plan_of(spec, ranks, programs)
         self._tasks = {task.name: task for task in self.plan.tasks}
         self.done.clear()
@@ -521,11 +520,14 @@ def start(lab: TrafficLab, spec: JobSpec, resilience: Resilience, on_event: OnEv
     )
     resilience = replace(resilience, spares=spares)
     with contextlib.ExitStack() as undo:
+        began_ns = time.monotonic_ns()
         server = storage.serve(lab, spec.storage.host, keep=spec.storage.keep)
         undo.callback(server.close)
         engines = Engines.start(lab, [*(rank.host for rank in ranks), *map(host_of, spares)])
         undo.callback(engines.close)
-        running = ElasticRunning(lab, engines, (spec, ranks, programs, algorithms), resilience, server, on_event)
+        running = ElasticRunning(
+            lab, engines, (spec, ranks, programs, algorithms), resilience, server, on_event, began_ns
+        )
         refuse_local(
             lab.kind,
             running.plan.what,

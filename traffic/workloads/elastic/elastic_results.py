@@ -66,7 +66,8 @@ class ElasticResult(JobResult):
     """Result of a job with restarts. `ranks` and `spec` are those of the last placement.
 
     `iterations[r]` holds the last execution of each iteration. Iterations and samples of a rank are those of the ranks
-    whose state it continued, wherever they ran. `initialised_ns` is how long the first placement took to be connected.
+    whose state it continued, wherever they ran. `initialised_ns` is how long it took to start the engines and to
+    connect the first placement.
     """
 
     restarts: tuple[Restart, ...]
