@@ -17,6 +17,7 @@ from traffic.workloads.job import JobPhase, JobSpec
 from traffic.workloads.storage_service import Storage
 
 EVERY = 20
+S = 1_000_000_000
 SPEC = JobSpec(
     grid=(("dp", 3),),
     phases=(JobPhase(along="dp", collective="all-reduce", size_bytes=1 << 14),),
@@ -31,6 +32,7 @@ SPEC = JobSpec(
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
     monkeypatch.setattr(driver.storage, "serve", served_from(tmp_path))
+    monkeypatch.setattr(driver, "SILENT_AFTER_ERROR_NS", 20 * S)  # a busy machine is no loss
     made = LocalLab(tmp_path)
     yield made
     made.close()
@@ -94,7 +96,8 @@ def assert_right(result, uninterrupted, restarts=1):
 
 
 @pytest.mark.parametrize("how", ["kill", "freeze"])
-def test_job_whose_host_is_lost_restarts_on_the_spare_with_the_same_result(lab, uninterrupted, how):
+def test_job_whose_host_is_lost_restarts_on_the_spare_with_the_same_result(lab, uninterrupted, monkeypatch, how):
+    monkeypatch.setattr(driver, "SILENT_AFTER_ERROR_NS", {"kill": 20 * S, "freeze": 4 * S}[how])
     running = started(lab)
     after(running, 90)
     getattr(lab, how)("host2")
@@ -145,7 +148,8 @@ def test_job_shrinks_and_its_state_is_that_of_both_sizes(lab):
     assert result.iterations_completed == SPEC.iterations
 
 
-def test_two_losses_with_one_spare_fail_with_the_reason(lab):
+def test_two_losses_with_one_spare_fail_with_the_reason(lab, monkeypatch):
+    monkeypatch.setattr(driver, "SILENT_AFTER_ERROR_NS", 4 * S)
     running = started(lab)
     after(running, 30)
     for host in ("host1", "host2"):
@@ -194,7 +198,8 @@ def test_loss_before_the_first_checkpoint_begins_anew(lab, uninterrupted):
     assert result.restarts[0].restored_iterations in (0, EVERY)
 
 
-def test_corrupt_checkpoint_is_named_and_the_one_before_is_restored(lab, uninterrupted, tmp_path):
+def test_corrupt_checkpoint_is_named_and_the_one_before_is_restored(lab, uninterrupted, tmp_path, monkeypatch):
+    monkeypatch.setattr(driver, "SILENT_AFTER_ERROR_NS", 4 * S)
     running = started(lab)
     after(running, 90)
     (folder,) = (tmp_path / "checkpoints").iterdir()
@@ -220,8 +225,9 @@ def test_every_checkpoint_mode_restores_a_whole_set(lab, uninterrupted, mode):
     lab.kill("host1")
     result = running.wait(60)
     assert digests(result) == uninterrupted
-    assert result.restarts[0].restored_iterations >= EVERY
-    assert result.restarts[0].lost_iterations <= EVERY * (1 if mode == "sync" else 2)
+    (restart,) = result.restarts
+    assert restart.restored_iterations >= EVERY
+    assert restart.lost_iterations <= EVERY * (1 if mode == "sync" else 2)
 
 
 def test_restart_that_restores_nothing_is_seen_in_the_state(lab, uninterrupted):
@@ -251,8 +257,9 @@ def test_spare_on_a_host_of_the_job_is_refused(lab):
     assert not any(lab.engines_of(host.name) for host in lab.topology.hosts)
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_random_losses_end_in_the_same_state_or_with_a_reason(lab, uninterrupted, seed):
+@pytest.mark.parametrize("seed", range(3))
+def test_random_losses_end_in_the_same_state_or_with_a_reason(lab, uninterrupted, monkeypatch, seed):
+    monkeypatch.setattr(driver, "SILENT_AFTER_ERROR_NS", 4 * S)
     choice = random.Random(seed)
     running = started(lab, spares=("host4:rxe0", "host5:rxe0"), without_spare=choice.choice(["fail", "shrink"]))
     for _ in range(choice.randint(1, 3)):

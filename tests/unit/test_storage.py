@@ -310,6 +310,29 @@ def test_checkpoints_are_removed_when_the_controller_is_gone(server, loop, tmp_p
     assert not (tmp_path / "job").exists()
 
 
+def test_checkpoints_of_a_killed_server_are_removed_by_the_next_one_and_those_of_others_are_not(server, loop, tmp_path):
+    stored_by(server, loop, 0, 0, b"s")
+
+    def other(name):
+        argv = [sys.executable, "-m", "traffic.node.storage", "127.0.0.1", "--keep", str(tmp_path / name), "2"]
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        process.stdout.readline()
+        return process
+
+    killed = other("killed")
+    killed.kill()
+    killed.wait(timeout=10)
+    assert (tmp_path / "killed").exists()
+    third = other("third")
+    assert {path.name for path in tmp_path.iterdir()} == {"job", "job.lock", "third", "third.lock"}
+    third.stdin.close()
+    assert third.wait(timeout=10) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"job", "job.lock"}
+    killed.stdin.close()
+    for process in (killed, third):
+        process.stdout.close()
+
+
 def test_checkpoint_that_ends_early_is_never_published(server, loop, tmp_path):
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
         fields = {"put": 1000, "crc": 0, "rank": 0, "ranks": 1, "iterations": 1, "generation": 0}

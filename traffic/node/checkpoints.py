@@ -5,6 +5,9 @@ iterations of a job. `generation` counts the restarts of the job, because a rest
 file begins with one line of JSON (`HEADER`), followed by the data. It is written under a temporary name, flushed to the
 disk and then renamed, so that a host that fails in between leaves no file of that name.
 
+A server that was killed leaves its folder behind. It held a lock on a file beside the folder, so the next server on the
+host can tell, and removes what is left.
+
 A set is complete if it has every rank of its generation after the same number of iterations. `newest` verifies sets
 from the newest one on, and names everything that it had to pass over.
 """
@@ -12,6 +15,7 @@ from the newest one on, and names everything that it had to pass over.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import re
@@ -32,6 +36,7 @@ HEADER = ("generation", "rank", "ranks", "iterations", "bytes", "crc")
 _BLOCK_BYTES = 65536
 _NAME = re.compile(r"g(\d+)-rank(\d+)-after(\d+)\.checkpoint")
 _UNFINISHED = ".unfinished"
+_LOCKED = ".lock"
 _LONGEST_HEADER = 4096
 
 
@@ -46,7 +51,12 @@ class Checkpoints:
     def __init__(self, folder: str, keep: int) -> None:
         self.folder, self.keep = folder, keep
         self._lock = threading.Lock()
+        parent = os.path.dirname(os.path.abspath(folder))
+        os.makedirs(parent, exist_ok=True)
+        _remove_abandoned(parent)
         os.makedirs(folder, exist_ok=True)
+        self._held = open(f"{folder}{_LOCKED}", "w")  # noqa: SIM115  # held until `remove`, or the end of the process
+        fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def store(self, header: dict[str, int], file: BufferedIOBase) -> str | None:
         """Write the next `header["bytes"]` of `file` as a checkpoint, and publish it.
@@ -188,3 +198,18 @@ class Checkpoints:
     def remove(self) -> None:
         """Remove all checkpoints of the job."""
         shutil.rmtree(self.folder, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{self.folder}{_LOCKED}")
+        self._held.close()
+
+
+def _remove_abandoned(parent: str) -> None:
+    """Remove the checkpoints of servers that were killed: nobody holds their locks any more."""
+    for name in os.listdir(parent):
+        if not name.endswith(_LOCKED):
+            continue
+        path = os.path.join(parent, name)
+        with contextlib.suppress(OSError), open(path) as held:  # OSError: its server is alive, or has just removed it
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path.removesuffix(_LOCKED), ignore_errors=True)
+            os.unlink(path)

@@ -49,7 +49,7 @@ __all__ = ["ElasticRunning", "start"]
 
 PING_NS = 1_000_000_000
 SILENT_NS = 15_000_000_000
-SILENT_AFTER_ERROR_NS = 4_000_000_000
+SILENT_AFTER_ERROR_NS = 6_000_000_000
 SILENT_STARTING_NS = 60_000_000_000
 """An engine that loads numpy on an emulated CPU says nothing for seconds."""
 PROBE_S = 3.0
