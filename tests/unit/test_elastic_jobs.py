@@ -18,6 +18,7 @@ from traffic.workloads.storage_service import Storage
 
 EVERY = 20
 S = 1_000_000_000
+PATIENCE_S = 180.0
 SPEC = JobSpec(
     grid=(("dp", 3),),
     phases=(JobPhase(along="dp", collective="all-reduce", size_bytes=1 << 14),),
@@ -49,14 +50,14 @@ def started(lab, spec=SPEC, *, restores=True, spares=("host5:rxe0",), **policy):
 
 
 def after(running, iterations):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while running.job.finished < iterations and not running.is_over:
         assert time.monotonic() < deadline
         time.sleep(0.005)
 
 
 def in_phase(running, phase):
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE_S
     while running.job.phase != phase and not running.is_over:
         assert time.monotonic() < deadline
         time.sleep(0.001)
@@ -74,7 +75,7 @@ def uninterrupted(tmp_path_factory):
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(driver.storage, "serve", served_from(folder))
-            result = started(lab).wait(60)
+            result = started(lab).wait(PATIENCE_S)
     finally:
         lab.close()
     assert (result.outcome, result.restarts, result.repeated_iterations) == ("completed", (), 0)
@@ -101,7 +102,7 @@ def test_job_whose_host_is_lost_restarts_on_the_spare_with_the_same_result(lab, 
     running = started(lab)
     after(running, 90)
     getattr(lab, how)("host2")
-    result = running.wait(60)
+    result = running.wait(PATIENCE_S)
     assert_right(result, uninterrupted)
     assert result.ranks == ("host1:rxe0", "host5:rxe0", "host3:rxe0")
     (restart,) = result.restarts
@@ -121,7 +122,7 @@ def test_job_whose_process_is_killed_restarts_on_the_same_host(lab, uninterrupte
     running = started(lab, restart="same", spares=())
     after(running, 50)
     lab.kill("host3", is_dead=False)
-    result = running.wait(60)
+    result = running.wait(PATIENCE_S)
     assert_right(result, uninterrupted)
     assert (result.restarts[0].cause, result.ranks) == ("process", SPEC.ranks)
 
@@ -134,14 +135,14 @@ def test_job_waits_for_a_host_that_comes_back(lab, uninterrupted):
     time.sleep(1)
     assert running.job.phase == "initialise"
     lab.revive("host1")
-    assert_right(running.wait(60), uninterrupted)
+    assert_right(running.wait(PATIENCE_S), uninterrupted)
 
 
 def test_job_shrinks_and_its_state_is_that_of_both_sizes(lab):
     running = started(lab, restart="shrink", spares=())
     after(running, 50)
     lab.kill("host2")
-    result = running.wait(60)
+    result = running.wait(PATIENCE_S)
     assert result.outcome == "recovered", result.where
     assert (result.ranks, result.spec.grid) == (("host1:rxe0", "host3:rxe0"), (("dp", 2),))
     assert [one.wrong for one in result.states] == [0, 0]
@@ -154,7 +155,7 @@ def test_two_losses_with_one_spare_fail_with_the_reason(lab, monkeypatch):
     after(running, 30)
     for host in ("host1", "host2"):
         lab.freeze(host)
-    result = running.wait(60)
+    result = running.wait(PATIENCE_S)
     assert result.outcome == "failed"
     assert "1 spares are left for host1:rxe0, host2:rxe0" in result.where
 
@@ -165,7 +166,7 @@ def test_loss_of_the_spare_during_the_restart_takes_the_next_one(lab, uninterrup
     lab.kill("host2")
     in_phase(running, "initialise")
     lab.kill(running.job.ranks[1].partition(":")[0])
-    result = running.wait(60)
+    result = running.wait(PATIENCE_S)
     assert_right(result, uninterrupted, restarts=2)
     assert set(result.ranks) & {"host4:rxe0", "host5:rxe0"}
 
@@ -176,7 +177,7 @@ def test_spare_that_is_lost_before_is_not_used(lab):
     lab.kill("host5")
     after(running, 30)
     lab.kill("host2")
-    result = running.wait(60)
+    result = running.wait(PATIENCE_S)
     assert (result.outcome, "0 spares are left" in (result.where or "")) == ("failed", True)
 
 
@@ -184,7 +185,7 @@ def test_loss_of_the_storage_fails_with_the_reason(lab):
     running = started(lab)
     after(running, 30)
     lab.kill("host6")
-    result = running.wait(60)
+    result = running.wait(PATIENCE_S)
     assert result.outcome == "failed"
     assert "without its storage the job has no checkpoint" in result.where
 
@@ -193,7 +194,7 @@ def test_loss_before_the_first_checkpoint_begins_anew(lab, uninterrupted):
     running = started(lab)
     after(running, 3)
     lab.kill("host2")
-    result = running.wait(60)
+    result = running.wait(PATIENCE_S)
     assert_right(result, uninterrupted)
     assert result.restarts[0].restored_iterations in (0, EVERY)
 
@@ -209,7 +210,7 @@ def test_corrupt_checkpoint_is_named_and_the_one_before_is_restored(lab, uninter
     path = folder / newest
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     lab.thaw("host6")
-    result = running.wait(60)
+    result = running.wait(PATIENCE_S)
     assert result.outcome == "recovered", result.where
     assert digests(result) == uninterrupted
     (restart,) = result.restarts
@@ -223,7 +224,7 @@ def test_every_checkpoint_mode_restores_a_whole_set(lab, uninterrupted, mode):
     running = started(lab, replace(SPEC, storage=replace(SPEC.storage, mode=mode)))
     after(running, 90)
     lab.kill("host1")
-    result = running.wait(60)
+    result = running.wait(PATIENCE_S)
     assert digests(result) == uninterrupted
     (restart,) = result.restarts
     assert restart.restored_iterations >= EVERY
@@ -235,7 +236,7 @@ def test_restart_that_restores_nothing_is_seen_in_the_state(lab, uninterrupted):
     running = started(lab, restores=False)
     after(running, 90)
     lab.kill("host2")
-    result = running.wait(60)
+    result = running.wait(PATIENCE_S)
     assert (result.outcome, result.wrong_elements) == ("recovered", 0)
     assert digests(result) != uninterrupted
     assert all(one.wrong > 0.9 * one.elements for one in result.states)
@@ -272,7 +273,7 @@ def test_random_losses_end_in_the_same_state_or_with_a_reason(lab, uninterrupted
             lab.freeze(host)
         else:
             lab.kill(host)
-    result = running.wait(90)
+    result = running.wait(PATIENCE_S)
     if result.outcome == "failed":
         assert result.where
     else:
