@@ -445,6 +445,7 @@ class ElasticRunning(Running[ElasticResult]):
             while True:
                 self._lab.forget(host)
                 try:
+                    self._require_rnics(host)
                     self._engines.add(self._lab, [host])
                     break
                 except FaultbedError as error:
@@ -453,6 +454,19 @@ class ElasticRunning(Running[ElasticResult]):
                         self._dead_hosts.add(host)
                         raise LabError(f"{host}: no traffic engine could be started: {error}") from error
                     self._take_event(time.monotonic_ns() + int(RETRY_S * 1e9))
+
+    def _require_rnics(self, host: str) -> None:
+        """Check that the RNICs of a host have their addresses. A host that has booted has none until it is provisioned.
+
+        Raises:
+            CommandFailed: an RNIC has no GID for its address.
+            Unreachable: the host does not answer.
+        """
+        for place in {task.endpoint for task in self.plan.tasks if task.endpoint.host == host}:
+            a, b, c, d = (int(part) for part in place.address.split("."))
+            gid = f"ffff:{a << 8 | b:04x}:{c << 8 | d:04x}"
+            folder = f"/sys/class/infiniband/{place.rnic}/ports/1/gids"
+            self._lab.node(host).run(["grep", "-qrs", gid, folder], timeout_s=PROBE_S)
 
     def _restore(self) -> machine.Event:
         """Start the ranks from the newest intact checkpoint, and wait until all have restored it.
