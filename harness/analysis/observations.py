@@ -337,10 +337,9 @@ def training_ratio(training: Ettr | None) -> Observation:
         f"{format_duration(training.wall_ns)}"
     )
     if (formula := training.formula) is not None:
-        inside = formula.low <= training.ratio <= formula.high
         detail += (
-            f"; published formula {formula.predicted:.3f}, 95 % of losses {formula.low:.3f} to {formula.high:.3f}"
-            f" ({'measured inside' if inside else 'measured outside'}): {formula.interruptions} interruptions of "
+            f"; published formula {formula.predicted:.3f}, for 95 % of the moments of a loss {formula.low:.3f} to "
+            f"{formula.high:.3f}: {formula.interruptions} interruptions of "
             f"{format_duration(formula.recovery_ns)}, a checkpoint every {format_duration(formula.interval_ns)} that "
             f"costs {formula.checkpoint_share:.1%}"
         )

@@ -174,13 +174,14 @@ def _training(observed: Observed) -> Iterator[Prediction]:
     if one is None:
         return
     if (formula := one.formula) is not None:
+        noise = one.interval()  # of the time of an iteration, which both sides rest on
         yield Prediction(
             what="effective training time ratio of a job with restarts (HPCA 2025)",
             model=f"{formula.interruptions} interruptions of {format_duration(formula.recovery_ns)}; a checkpoint "
             f"every {format_duration(formula.interval_ns)} that costs {formula.checkpoint_share:.1%}",
             predicted=f"{formula.predicted:.3f} ({formula.low:.3f} to {formula.high:.3f})",
             measured=f"{one.ratio:.3f}",
-            holds=formula.low <= one.ratio <= formula.high,
+            holds=None if noise is None else formula.low <= noise.high and noise.low <= formula.high,
         )
         return
     if one.predicted is None:
