@@ -56,7 +56,7 @@ class Question:
 
 @dataclass(kw_only=True)
 class Applied:
-    """The scheme of a run, as long as it is applied; `receipt` is complete once the block of `applied` has ended."""
+    """A run's scheme while it is applied. `receipt` is complete once the block of `applied` has ended."""
 
     fabric: Fabric
     tables: SchemeTables
@@ -73,16 +73,22 @@ class Applied:
         """Check before the scheme is removed that it is still there, and read what was marked and carried.
 
         A holder that still lives does not show that its rules do: something else on the switch may have removed them.
-        `before` and `after` are counters around the workload.
+
+        Args:
+            before: counters before the workload.
+            after: counters after it.
+
+        Raises:
+            LabError: a machine could not answer.
         """
         for hold in self.holds:
             if not hold.is_held():
                 self.doubts.append(f"{hold.planned.place.node} no longer held the scheme when the workload had ended")
         self.carried_packets = _carried(self.lab, self.tables, before, after)
-        seen = switch_routing.read(self.lab, self.tables.switches).switches if self.tables.switches else {}
-        self.doubts += missing_rules(self.tables, seen)
+        state_by_switch = switch_routing.read(self.lab, self.tables.switches).switches if self.tables.switches else {}
+        self.doubts += missing_rules(self.tables, state_by_switch)
         if self.fabric.routing in MARKING:
-            self.marked = {name: sum(one["marked"] or ()) for name, one in seen.items()}
+            self.marked = {name: sum(state["marked"] or ()) for name, state in state_by_switch.items()}
 
     def receipt(self) -> RoutingReceipt:
         """Return what is known about the scheme, and why that does not prove it, if it does not."""
@@ -103,7 +109,7 @@ class Applied:
             yield f"not applied: {self.armed.get('error') or 'the readback does not show it'}"
         yield from self.decisions.wrong[:3]
         if not self.decisions.asked:
-            yield "no switch was asked what it decides"
+            yield "no decision of a switch was queried"
         yield from self.doubts
         if self.fabric.routing in MARKING and not sum((self.marked or {}).values()):
             yield "no switch marked a packet"
@@ -117,7 +123,7 @@ class Applied:
 def applied(
     lab: Lab, fabric: Fabric | None, journal: Journal, *, mutate: Mutation | None = None
 ) -> Iterator[Applied | None]:
-    """Apply a scheme for the time of the block; None: nothing is done. The block's end removes it in any case.
+    """Apply a scheme, yield it, and remove it at the end of the block, however that ends. Without `fabric` yield None.
 
     Raises:
         FaultError: a switch refuses the scheme; the message says why.
@@ -126,31 +132,31 @@ def applied(
     if fabric is None:
         yield None
         return
-    one = Applied(fabric=fabric, tables=scheme_tables(lab.topology, fabric.routing, fabric.as_routing), lab=lab)
-    machines = dict.fromkeys(lab.carrier(name).name for name in one.tables.switches)
-    one.holds = [Hold(lab, one.tables, machine, journal, mutate=mutate) for machine in machines]
+    scheme = Applied(fabric=fabric, tables=scheme_tables(lab.topology, fabric.routing, fabric.as_routing), lab=lab)
+    machines = dict.fromkeys(lab.carrier(name).name for name in scheme.tables.switches)
+    scheme.holds = [Hold(lab, scheme.tables, machine, journal, mutate=mutate) for machine in machines]
     try:
-        for hold in one.holds:
+        for hold in scheme.holds:
             hold.hold()
-        one.armed = _armed(one.holds)
-        lab.scheme = one.tables
+        scheme.armed = _armed(scheme.holds)
+        lab.scheme = scheme.tables
         with journal.doing("routing.decisions", scheme=fabric.routing) as outcome:
-            one.decisions = _decisions(lab, one.tables)
-            outcome |= {"asked": one.decisions.asked, "wrong": list(one.decisions.wrong)}
-        yield one
+            scheme.decisions = _decisions(lab, scheme.tables)
+            outcome |= {"asked": scheme.decisions.asked, "wrong": list(scheme.decisions.wrong)}
+        yield scheme
     finally:
         lab.scheme = None
-        released = [hold.release() for hold in one.holds]
-        errors = [each.error for each in released if not each.ok]
-        one.cleared = {
+        released = [hold.release() for hold in scheme.holds]
+        errors = [release.error for release in released if not release.ok]
+        scheme.cleared = {
             "ok": not errors,
-            "by": "lease" if any(each.by == "lease" for each in released) else "holder",
-            "at_ns": max((each.at_ns for each in released), default=None),
-            "copied": sum(each.readback.get("copied", 0) for each in released),
+            "by": "lease" if any(release.by == "lease" for release in released) else "holder",
+            "at_ns": max((release.at_ns for release in released), default=None),
+            "copied": sum(release.readback.get("copied", 0) for release in released),
             **({"error": "; ".join(errors)} if errors else {}),
         }
-        if any(each.by == "lease" for each in released):
-            one.doubts.append("its holder had ended before the run removed it")
+        if any(release.by == "lease" for release in released):
+            scheme.doubts.append("its holder had ended before the run removed it")
 
 
 def _armed(holds: Sequence[Hold]) -> dict[str, Any]:
@@ -163,7 +169,7 @@ def _armed(holds: Sequence[Hold]) -> dict[str, Any]:
 
 
 def _decisions(lab: Lab, tables: SchemeTables) -> RoutingDecisions:
-    """Ask every switch's kernel about sample packets of each prefix, and compare with the scheme."""
+    """Query every switch's kernel for its decisions on sample packets of each prefix, and compare them with it."""
     questions = list(_questions(lab, tables))
     answers = _answers(lab, questions)
     wrong = wrong_decisions(questions, answers)
@@ -179,18 +185,20 @@ def wrong_decisions(questions: Sequence[Question], answers: Sequence[Sequence[tu
     """
     wrong = []
     counts: dict[tuple[str, tuple[tuple[str, float], ...]], Counter[str | None]] = {}
-    for asked, found in zip(questions, answers, strict=True):
-        ports = [port for port, _ in asked.ports]
-        mark = f" with mark {asked.mark}" if asked.mark else ""
-        elsewhere = [one for one in found or [(None, 0)] if one[1] != asked.table or one[0] not in ports]
+    for question, decisions in zip(questions, answers, strict=True):
+        ports = [port for port, _ in question.ports]
+        mark = f" with mark {question.mark}" if question.mark else ""
+        elsewhere = [
+            (port, table) for port, table in decisions or [(None, 0)] if table != question.table or port not in ports
+        ]
         if elsewhere:
             port, table = elsewhere[0]
             wrong.append(
-                f"{asked.switch} to {asked.prefix}{mark}: kernel decides by table {table} for {port}, the scheme by "
-                f"table {asked.table} for {' or '.join(ports)}"
+                f"{question.switch} to {question.prefix}{mark}: kernel decides by table {table} for {port}, "
+                f"the scheme by table {question.table} for {' or '.join(ports)}"
             )
-        elif len(ports) > 1 and asked.compares_shares:
-            counts.setdefault((asked.switch, asked.ports), Counter()).update(port for port, _ in found)
+        elif len(ports) > 1 and question.compares_shares:
+            counts.setdefault((question.switch, question.ports), Counter()).update(port for port, _ in decisions)
     for (switch, shares), count in counts.items():
         for port, share in shares:
             part = count[port] / count.total()
@@ -250,35 +258,35 @@ def _answers(lab: Lab, questions: Sequence[Question]) -> list[list[tuple[str | N
         LabError: a machine could not answer.
     """
     flows: dict[str, list[list[Any]]] = {}
-    for asked in questions:
-        source, port = _way_in(lab, asked)
-        target = str(ipaddress.ip_network(asked.prefix)[1])
-        mark = [asked.mark] if asked.mark else []
-        flows.setdefault(asked.switch, []).extend(
-            [source, target, port, sport, ROCE_PORT, *mark] for sport in asked.sports
+    for question in questions:
+        source, port = _source(lab, question)
+        target = str(ipaddress.ip_network(question.prefix)[1])
+        mark = [question.mark] if question.mark else []
+        flows.setdefault(question.switch, []).extend(
+            [source, target, port, sport, ROCE_PORT, *mark] for sport in question.sports
         )
-    found: dict[str, list[tuple[str | None, int]]] = {}
+    by_switch: dict[str, list[tuple[str | None, int]]] = {}
     for machine, nodes in lab.carried(flows).items():
         request = {node: [namespace, flows[node]] for node, namespace in nodes.items()}
         answer = lab.ask(machine, {"do": "decisions", "flows": request})
-        found |= {node: [(port, table) for port, table in each] for node, each in answer["found"].items()}
+        by_switch |= {node: [(port, table) for port, table in each] for node, each in answer["found"].items()}
     answers = []
-    for asked in questions:
-        mine = found[asked.switch]
-        answers.append(mine[: len(asked.sports)])
-        found[asked.switch] = mine[len(asked.sports) :]
+    for question in questions:
+        mine = by_switch[question.switch]
+        answers.append(mine[: len(question.sports)])
+        by_switch[question.switch] = mine[len(question.sports) :]
     return answers
 
 
-def _way_in(lab: Lab, asked: Question) -> tuple[str, str]:
+def _source(lab: Lab, question: Question) -> tuple[str, str]:
     """Return a source address and the port by which its packets reach the switch: of a host below it, else any port."""
-    used = {port for port, _ in asked.ports}
-    for link in lab.topology.links_of(asked.switch):
+    used = {port for port, _ in question.ports}
+    for link in lab.topology.links_of(question.switch):
         if link.rnic is not None:
             rnics = {rnic.name: rnic for rnic in lab.topology.host_by_name[link.b.node].rnics}
             return rnics[link.rnic].ip, link.a.netdev
-    ports = [link.end(asked.switch).netdev for link in lab.topology.links_of(asked.switch)]
-    prefix = ipaddress.ip_network(asked.prefix)
+    ports = [link.end(question.switch).netdev for link in lab.topology.links_of(question.switch)]
+    prefix = ipaddress.ip_network(question.prefix)
     away = next(host for host in lab.topology.hosts if ipaddress.ip_address(host.rnics[0].ip) not in prefix)
     return away.rnics[0].ip, next((port for port in ports if port not in used), ports[0])
 

@@ -110,7 +110,7 @@ class Watch:
     def routing(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return what routes packets on some switches, and which schemes are held on this machine."""
         return {
-            "nodes": {node: agent.look(namespace) for node, namespace in request["nodes"].items()},
+            "nodes": {node: agent.read_switch(namespace) for node, namespace in request["nodes"].items()},
             "held": agent.held_schemes(),
         }
 

@@ -19,7 +19,7 @@ class SwitchRouting:
     """State of some switches.
 
     Attributes:
-        switches: by name, what `testbed.node.routing.agent.look` returns.
+        switches: by name, what `testbed.node.routing.agent.read_switch` returns.
         held: schemes that holders on the switches' machines have claimed, each once.
     """
 

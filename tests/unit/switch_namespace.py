@@ -13,7 +13,7 @@ from pathlib import Path
 
 from testbed.node import state
 from testbed.node.next_hops import decisions
-from testbed.node.routing.agent import SwitchAgent, look
+from testbed.node.routing.agent import SwitchAgent, read_switch
 
 P2, P3 = "10.77.2.0/31", "10.77.3.0/31"
 HOP = "via 169.254.0.1 dev {port} onlink"
@@ -40,7 +40,7 @@ def both(prefix: str) -> None:
 
 
 def seen() -> dict:
-    now = look(None)
+    now = read_switch(None)
     main = {prefix: hops for prefix, hops in now["tables"].pop("main").items() if prefix in (P2, P3)}
     return {"tables": now["tables"], "groups": now["groups"], "main": main, "rules": now["rules"]}
 

@@ -32,7 +32,7 @@ TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from typing import Any
 
-__all__ = ["KIND", "SwitchAgent", "held_schemes", "look", "marked_packets"]
+__all__ = ["KIND", "SwitchAgent", "held_schemes", "marked_packets", "read_switch"]
 
 KIND = "routing."
 """What the kind of a claim begins with whose holder applies a scheme; the scheme's name follows."""
@@ -91,7 +91,7 @@ class SwitchAgent:
             if rule.priority == PRIORITY or TABLE <= rule.table <= LAST_TABLE
         ]
         found += [f"a route to {one.prefix} in table {one.table}" for one in self._kernel.routes() if one.table != MAIN]
-        found += [f"a next hop {one.id}" for one in self._kernel.groups()]
+        found += [f"a next hop {one.id}" for one in self._kernel.next_hop_objects()]
         if self._marks and marked_packets(self._netns) is not None:
             found.append(f"an nftables table {NFT_TABLE}")
         if not found:
@@ -135,7 +135,7 @@ class SwitchAgent:
         changes = self._follow_groups(main, is_first=is_first) if self._buckets else 0
         want = self._wanted(main)
         for (table, prefix), (hops, group) in want.items():
-            key = (group, *(() if group else (self._seen(hop, len(hops)) for hop in hops)))
+            key = (group, *(() if group else (self._as_read(hop, len(hops)) for hop in hops)))
             if have.get((table, prefix)) != key:
                 try:
                     self._kernel.put_route(table, prefix, hops, group)
@@ -172,9 +172,9 @@ class SwitchAgent:
         for route in list(self._kernel.routes()):
             if route.table != MAIN and route.protocol == PROTOCOL:
                 self._kernel.remove_route(route.table, route.prefix)
-        for one in sorted(self._kernel.groups(), key=lambda each: -each.id):  # groups before their members
+        for one in sorted(self._kernel.next_hop_objects(), key=lambda each: -each.id):  # groups before their members
             if one.protocol == PROTOCOL:
-                self._kernel.remove_group(one.id)
+                self._kernel.remove_next_hop(one.id)
 
     def counts(self) -> dict[str, int]:
         """Count what of a scheme is there: rules that were wanted, routes, and nftables statements that mark."""
@@ -184,7 +184,7 @@ class SwitchAgent:
         return {
             "rules": sum(rule.key in there for rule in self._rules),
             "wanted_rules": len(self._rules),
-            "left": len(there) + len(routes) + sum(1 for _ in self._kernel.groups()) + (marked is not None),
+            "left": len(there) + len(routes) + sum(1 for _ in self._kernel.next_hop_objects()) + (marked is not None),
             "routes": len(routes),
             "marks": 0 if marked is None else len(marked),
             "wanted_marks": len(self._marks),
@@ -226,7 +226,7 @@ class SwitchAgent:
             return 0
 
     def _copy_groups(self, main: dict[str, list[Hop]]) -> int:
-        have = {one.id: one for one in self._kernel.groups() if one.protocol == PROTOCOL}
+        have = {one.id: one for one in self._kernel.next_hop_objects() if one.protocol == PROTOCOL}
         ports = list(dict.fromkeys(port for hops in self._prefixes.values() for port in hops))
         id_of = {self._index_of[port]: NEXT_HOP + number for number, port in enumerate(ports)}
         changes = 0
@@ -242,16 +242,16 @@ class SwitchAgent:
                 self._kernel.put_resilient(GROUP + number, members, self._buckets)
                 changes += 1
             elif not members and known is not None:
-                self._kernel.remove_group(GROUP + number)
+                self._kernel.remove_next_hop(GROUP + number)
                 changes += 1
         return changes
 
-    def _seen(self, hop: Hop, count: int) -> tuple[object, ...]:
+    def _as_read(self, hop: Hop, count: int) -> tuple[object, ...]:
         """Return the key of a next hop as it is read back: a single one has no weight."""
         return hop.key if count > 1 else Hop(hop.index, hop.family, hop.gateway, hop.flags).key
 
 
-def look(namespace: str | None) -> dict[str, Any]:
+def read_switch(namespace: str | None) -> dict[str, Any]:
     """Return what routes packets on a switch now: rules, tables and groups of schemes, BGP's next hops, marks.
 
     `marked` is the number of packets that each nftables statement has marked; None: no table of ours is there.
@@ -270,7 +270,7 @@ def look(namespace: str | None) -> dict[str, Any]:
             if route.table != MAIN and any(hop.weight > 1 for hop in route.hops):
                 hops = [f"{names.get(hop.index, '?')} weight {hop.weight}" for hop in route.hops if hop.is_usable]
             tables.setdefault("main" if route.table == MAIN else str(route.table), {})[route.prefix] = hops
-        groups = list(kernel.groups())
+        groups = list(kernel.next_hop_objects())
         port_of = {one.id: names.get(one.hop.index, "?") for one in groups if one.hop}
         return {
             "rules": [

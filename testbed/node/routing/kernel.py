@@ -17,7 +17,7 @@ TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-__all__ = ["MAIN", "GroupOf", "Hop", "Kernel", "Route", "Rule", "is_of_main"]
+__all__ = ["MAIN", "Hop", "Kernel", "NextHopObject", "Route", "Rule", "is_of_main"]
 
 MAIN = 254
 _CREATE, _REPLACE = 0x400, 0x100
@@ -69,8 +69,8 @@ class Rule:
         return self.priority, self.table, self.prefix, self.mark
 
 
-class GroupOf:
-    """A next hop or a group of them, by its id: the members of a group, else `hop`."""
+class NextHopObject:
+    """A next-hop object (ip-nexthop(8)): a group with `members`, or a single `hop`. `buckets` is 0 unless resilient."""
 
     def __init__(self, id_: int, protocol: int, members: tuple[int, ...], hop: Hop | None, buckets: int) -> None:
         self.id, self.protocol, self.members, self.hop, self.buckets = id_, protocol, members, hop, buckets
@@ -134,8 +134,8 @@ class Kernel:
         """Remove a rule of ours; one that has gone meanwhile is no error."""
         self._gone(_DELRULE, _rule(rule))
 
-    def groups(self) -> Iterator[GroupOf]:
-        """Yield next hops and groups with ids of the range that schemes own."""
+    def next_hop_objects(self) -> Iterator[NextHopObject]:
+        """Yield next-hop objects with ids of the range that schemes own."""
         for _, body in self._netlink.dump(_GETNEXTHOP, bytes(_NHMSG.size)):
             family, _scope, protocol, _pad, flags = _NHMSG.unpack_from(body)
             found = attributes(body[_NHMSG.size :])
@@ -146,7 +146,7 @@ class Kernel:
             members = tuple(_MEMBER.unpack_from(raw, at)[0] for at in range(0, len(raw), _MEMBER.size))
             hop = None if raw else Hop(_number(found.get(_NHA_OIF)), family, found.get(_NHA_GATEWAY, b""), flags)
             table = attributes(found.get(_RESILIENT_GROUP, b""))
-            yield GroupOf(number, protocol, members, hop, int.from_bytes(table.get(_BUCKETS, b""), sys.byteorder))
+            yield NextHopObject(number, protocol, members, hop, int.from_bytes(table.get(_BUCKETS, b""), sys.byteorder))
 
     def put_next_hop(self, number: int, hop: Hop) -> None:
         """Add a next hop of ours, or replace it."""
@@ -166,8 +166,8 @@ class Kernel:
         body += attribute(_RESILIENT_GROUP | 0x8000, table + attribute(_UNBALANCED, _u32(0)))
         self._change(_NEWNEXTHOP, body, flags=_CREATE | _REPLACE)
 
-    def remove_group(self, number: int) -> None:
-        """Remove a next hop or group of ours, with the routes that use it; one that has gone is no error."""
+    def remove_next_hop(self, number: int) -> None:
+        """Remove a next-hop object of ours, with the routes that use it; one that has gone is no error."""
         self._gone(_DELNEXTHOP, _NHMSG.pack(0, 0, 0, 0, 0) + attribute(_ID, _u32(number)))
 
     def close(self) -> None:
