@@ -69,7 +69,7 @@ def test_fault_of_each_kind_is_proved_by_its_receipt(busy, lab, inject, case):
 
 @pytest.mark.parametrize("fault_mutation", ["noop"])
 @pytest.mark.parametrize("case", CASES, indirect=True)
-def test_fault_replaced_by_nothing_is_not_proved(busy, lab, inject, case, fault_mutation):
+def test_fault_replaced_by_a_noop_is_not_proved(busy, lab, inject, case, fault_mutation):
     _, receipt = receipt_of(case, lab, inject, prove=False)
     assert receipt.cleared.ok, receipt.cleared.error
     assert not receipt.proved

@@ -35,7 +35,7 @@ def test_job_survives_uplink_flap_with_correct_results(lab, traffic, inject):
 
 
 @pytest.mark.needs("rdma", "hosts >= 4")
-def test_results_stay_right_under_loss(lab, traffic, inject):
+def test_job_results_are_correct_under_packet_loss(lab, traffic, inject):
     """2 % of the packets to one RNIC are lost: go-back-N repairs each of them, and no element is wrong."""
     fault = inject("packet.drop", "host[2]:rnic[0]", share=0.02)
     job = traffic.collective(ranks=RANKS, size_bytes=1 << 18, duration_s=12.0)

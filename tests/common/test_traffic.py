@@ -265,7 +265,7 @@ def test_replay_of_recorded_job_and_chakra_trace_matches(lab, tmp_path):
     assert 2 * sum(one.time_ns for one in slow.operations if 0 in one.members) <= slow.time_ns - 2 * 600e6
 
 
-def test_tokens_come_after_their_prefill_and_hot_shards_send_more(lab):
+def test_inference_decodes_after_prefill_and_ranking_hot_shards_send_more(lab):
     """Prefill and decode on hosts of their own; a pause before each is in the time of the token that waits for it."""
     spec = InferenceSpec(
         ranks=RANKS, prefill_ranks=2, prefill_bytes=1 << 18, kv_bytes=1 << 17, decode_bytes=1 << 14, tokens=5,

@@ -182,8 +182,8 @@ HEAL = "faultbed heal"
 TOGETHER = {
     FLOW: "test_documented_link_flap_under_a_flow",
     FLAP: "test_documented_link_flap_under_a_flow",
-    LOSS: "test_probes_name_the_link_that_loses",
-    PROBE: "test_probes_name_the_link_that_loses",
+    LOSS: "test_documented_probe_names_the_lossy_link",
+    PROBE: "test_documented_probe_names_the_lossy_link",
     RECORD: "test_documented_recording_is_replayed",
     REPLAY: "test_documented_recording_is_replayed",
     HEAL: "test_documented_heal_repairs_a_dirty_lab",

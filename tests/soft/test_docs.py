@@ -169,7 +169,7 @@ def test_documented_link_flap_under_a_flow(lab, folder):
     assert re.findall(r"^(armed|fired|cleared) +yes", fault.said(), re.MULTILINE) == ["armed", "fired", "cleared"]
 
 
-def test_probes_name_the_link_that_loses(lab, folder):
+def test_documented_probe_names_the_lossy_link(lab, folder):
     """Two terminals. The link is named with its direction; no RNIC misses a datagram: nothing is proved."""
     env = of_lab(lab)
     with terminal(LOSS, folder, env) as fault:

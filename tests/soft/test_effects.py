@@ -61,7 +61,7 @@ def test_delay_lengthens_the_median_round_trip_by_its_length(lab, traffic, fault
     assert (during - before) / 1e6 == pytest.approx(DELAY_MS, rel=0.10)
 
 
-def test_rate_limits_the_bytes_of_the_port_to_the_rate(lab, traffic, fault_on):
+def test_link_rate_limits_the_ports_bytes_to_the_rate(lab, traffic, fault_on):
     """Within 5 %, by the port's own count of bytes, while a flow that could send more is under way."""
     src, dst = ends(lab)
     host, _, rnic = dst.partition(":")

@@ -169,7 +169,7 @@ def test_fingerprint_shows_everything_a_fault_can_touch(lab):
     assert fingerprint.settle(lab, before) == []
 
 
-def test_provisioning_again_changes_nothing(lab):
+def test_provision_second_run_changes_nothing(lab):
     """The playbooks are idempotent: a second run changes 0, and verify finds everything in order."""
     again = provision.provision(provision.site_of(lab))
     assert sum(again.changed.values()) == 0, again.changes

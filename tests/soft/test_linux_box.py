@@ -132,7 +132,7 @@ def planned_at(box, kind, target, params, *, index=0, for_s=WINDOW_S):
 
 
 @pytest.mark.parametrize("mutate", [None, "noop"])
-def test_packet_faults_are_exact_in_a_box_of_a_rack(lab, tmp_path, box, mutate):
+def test_packet_faults_are_exact_in_a_linux_box_of_a_rack(lab, tmp_path, box, mutate):
     """Each is proved, and by nothing in its place is not; a single packet is a single packet."""
     proved, hits = {}, {}
     with (

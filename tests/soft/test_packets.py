@@ -102,7 +102,7 @@ def test_every_packet_kind_is_proved_in_one_warm_flow(lab, tmp_path, warm):
 
 
 @pytest.mark.slow
-def test_bystanders_lose_nothing(lab, tmp_path):
+def test_packet_faults_lose_no_packet_of_a_bystander(lab, tmp_path):
     """All packets of one queue pair are lost: the other one, on the same port, loses none of its thousands.
 
     The one that is silenced waits longer for its ACK than the fault lasts, so that every retry would be the other's.

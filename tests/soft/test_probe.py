@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 4", "uplinks >= 2")]
 SPEC = ProbeSpec(duration_s=6.0)
 
 
-def test_probes_name_the_link_that_loses_and_nothing_else(lab, inject, traffic):
+def test_probes_name_only_the_lossy_link(lab, inject, traffic):
     """First a healthy fabric; then one direction of one RNIC's link loses a fifth of all packets.
 
     A datagram that is lost is missed by nobody but who counts: a flow is what the receipt's witness sees it by.

@@ -68,7 +68,7 @@ def test_drop_without_action_is_not_proved(lab, tmp_path):
     assert receipt.fired.count == 0
 
 
-def test_exactly_one_packet_is_lost(lab, tmp_path):
+def test_drop_by_psn_loses_exactly_one_packet(lab, tmp_path):
     """A PSN ahead of the receiver: one hit at the hop, and the receiver saw the gap (or the sender's timer ran out)."""
     spec = FaultSpec(
         kind="packet.drop",

@@ -86,7 +86,7 @@ def test_packets_of_a_share_are_those_the_seed_selects(lab, tmp_path):
 
 
 @pytest.mark.slow
-def test_packets_of_bursts_are_those_the_seed_has_chosen(lab, tmp_path):
+def test_packets_of_bursts_are_those_the_seed_selects(lab, tmp_path):
     """A Gilbert-Elliott channel, which netem draws with the seed: the same packets twice, and others with another."""
     params = {"share": 0.05, "burst": 3}
     runs = [numbers_lost(offered_and_lost(lab, params, seed, tmp_path / f"{n}")[1]) for n, seed in enumerate((5, 5, 6))]

@@ -49,7 +49,7 @@ def test_telemetry_link_down_is_reported_by_both_switches_with_moved_routes(lab)
         assert machine.busy_ns < 0.05 * (time.monotonic_ns() - began_ns)
 
 
-def test_counters_of_rnics_are_those_that_sysfs_has(lab):
+def test_rnic_counters_equal_those_in_sysfs(lab):
     """Told over another interface of the kernel's: none is missing, and with nothing under way all are equal."""
     host = lab.topology.hosts[0]
     script = "cd /sys/class/infiniband && grep -H . */ports/1/hw_counters/*"

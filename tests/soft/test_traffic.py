@@ -61,7 +61,7 @@ def test_udp_source_ports_match_their_prediction(lab, subtests):
     assert len({sport_of(one) for one in result.flows[-1].connections}) == 2
 
 
-def test_late_receives_are_met_as_receivers_that_are_not_ready(lab, subtests):
+def test_late_receives_cause_rnr_naks_at_the_sender(lab, subtests):
     """A patient sender waits and goes on, as the RNIC's counter says; another one loses its queue pair to it."""
     hosts = [host.name for host in lab.topology.hosts[:4]]
     late = {"src": f"{hosts[0]}:rxe0", "dst": f"{hosts[-1]}:rxe0", "message_bytes": 4096, "messages": 40}

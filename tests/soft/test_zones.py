@@ -43,7 +43,7 @@ def goodput_bps(lab, pattern):
     return result.goodput_bps
 
 
-def test_goodput_across_zones_is_that_in_zones_over_the_taper(lab):
+def test_goodput_across_zones_is_goodput_within_zones_divided_by_the_taper(lab):
     shapes = lab.inventory_model.shapes
     spine = shapes["ctsw1"]
     roles = {one.name: one.role for one in lab.topology.switches}

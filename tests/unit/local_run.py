@@ -94,7 +94,7 @@ def run(folder: Path) -> int:
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 def main(folder: Path) -> int:
-    """Run it."""
+    """Run the experiment in a folder and return its exit code."""
     return run(folder)
 
 

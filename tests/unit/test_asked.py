@@ -122,7 +122,7 @@ def test_flight_dump_names_ranks_that_do_not_answer_in_time(tmp_path, monkeypatc
     assert lines[-1].startswith("flight recorders of 3 ranks")
 
 
-def test_flows_have_none_and_a_place_that_cannot_be_written_does_not_end_a_run(tmp_path):
+def test_flight_dump_of_a_flow_or_to_an_unwritable_path_does_not_end_the_run(tmp_path):
     told = Told()
     running = Lab(lambda engine: None).start(flight_dump.writer(tmp_path, flight_dump.STEM, told))
     ask()

@@ -100,7 +100,7 @@ def test_synthetic_workload_paths_use_existing_hops():
     assert set(hops) <= set(network.ports)
 
 
-def test_recordings_come_back_from_the_run_directory_and_onto_the_page(tmp_path):
+def test_flight_recordings_round_trip_and_are_in_the_report(tmp_path):
     directory = finished(tmp_path, synthetic_run())
     assert directory.read_flights() == ()
     flights = (waiting(2, 1), waiting(3, 2))

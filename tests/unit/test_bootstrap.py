@@ -25,7 +25,7 @@ def test_bootstrap_installs_every_package_doctor_checks():
     assert {package for _, package, _ in doctor._TOOLS if package} <= installed()
 
 
-def test_doctor_looks_for_every_tool_that_makes_the_guest():
+def test_doctor_checks_every_tool_that_builds_the_guest():
     """A Debian as small as a container's has no xz, say. A command is the first word after what can end another."""
     text = re.sub(r"'[^']*'|\"[^\"]*\"|#.*", "x", CUSTOMIZE.read_text())
     commands = set(re.findall(r"(?:^|[;|&()]|\bdo\b)\s*([a-z][a-z0-9_]+)(?=\s)", text, re.MULTILINE))

@@ -90,7 +90,7 @@ def test_busbw_shortfall_is_reported_with_its_size():
     assert "at least 20 GB/s" in short[1].wanted
 
 
-def test_wrong_data_is_never_fast_enough():
+def test_busbw_with_wrong_data_is_never_fast_enough():
     (short,) = compare(read(output((GIB, 99, 99, 3))), TABLE)
     assert short.found == "6 wrong elements"
 
@@ -122,7 +122,7 @@ def test_preflight_busbw_command_exit_code_and_json(faultbed, tmp_path):  # noqa
         assert len(json.loads(done.stdout)["short"]) == code
 
 
-def test_output_that_mpirun_has_tagged_is_read():
+def test_busbw_output_tagged_by_mpirun_is_decoded():
     run = read(TAGGED)
     assert run.ranks == 2
     assert [(line.size_bytes, line.gbytes_per_s) for line in run.lines] == [(GIB, 47.45)]

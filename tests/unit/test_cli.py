@@ -134,7 +134,7 @@ def test_cli_plan_is_equal_for_equal_seeds_only(faultbed):
         (("sh", "-c", "ip link; ip route"), "rtsw1", ["ip netns exec rtsw1 sh -c 'ip link; ip route'"]),
     ],
 )
-def test_words_of_a_command_arrive_as_they_were_typed(words, netns, there):
+def test_ssh_command_arguments_arrive_as_typed(words, netns, there):
     """The shell at the other end takes apart what ssh puts together."""
     assert labs.there(words, netns) == there
 

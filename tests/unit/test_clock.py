@@ -75,7 +75,7 @@ class DriftingNode:
     back_ns=DELAYS,
     share=st.floats(0, 1),
 )
-def test_widened_offset_of_a_drifting_clock_covers_the_truth_all_the_way(ppm, minutes, there_ns, back_ns, share):
+def test_widened_offset_of_a_drifting_clock_always_covers_the_truth(ppm, minutes, there_ns, back_ns, share):
     """A node's stamp at any moment between the two measurements, in the controller's time."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         node = DriftingNode(monkeypatch, ppm=ppm, there_ns=there_ns, back_ns=back_ns)

@@ -38,7 +38,7 @@ def test_compare_run_with_itself_shows_no_difference():
         assert row.says in {"no difference shown", "not comparable"}
 
 
-def test_half_as_long_again_is_worse_and_the_other_way_round_better():
+def test_compare_run_half_as_long_again_is_worse_and_its_reverse_better():
     run = without_faults(synthetic_run())
     slow = without_faults(synthetic_run(), 1.5)
     worse, better = compare(run, slow)[0], compare(slow, run)[0]

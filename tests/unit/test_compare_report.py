@@ -116,7 +116,7 @@ def test_compare_page_recoveries_and_phases_share_a_scale(pair):
     assert uplink.b.bar.held * took[0] == pytest.approx(uplink.a.bar.held * took[1], rel=0.01)
 
 
-def test_links_stand_side_by_side(html):
+def test_compare_page_shows_links_side_by_side(html):
     text = text_of(html)
     loads = text[text.index("Load of the links") :]
     assert "rtsw1:ctsw1 38.15 MiB 40 % 38.15 MiB 80 %" in loads

@@ -96,7 +96,7 @@ def test_link_down_and_up_are_reported_once():
     ]
 
 
-def test_routes_that_say_the_same_together_are_one_mark():
+def test_routes_that_change_together_are_one_mark():
     one_way, two_ways = "via 169.254.0.1 dev ctsw1", "via 169.254.0.1 dev ctsw1, via 169.254.0.1 dev ctsw2"
     assert told(
         change(1.0, "rtsw1", "route main unicast 10.77.2.0/31 metric 20 bgp", one_way),
@@ -112,7 +112,7 @@ def test_routes_that_say_the_same_together_are_one_mark():
     ]
 
 
-def test_news_from_before_the_start_are_known_but_not_shown():
+def test_changes_before_the_start_are_known_but_not_shown():
     assert told(change(-1, "rtsw1", "link ctsw2", DOWN), change(1, "rtsw1", "link ctsw2", UP)) == [
         (1, "rtsw1", "up", "ctsw2 up")
     ]
@@ -136,7 +136,7 @@ def test_thinned_merges_short_steps_into_their_mean():
     assert thinned((), 4) == ()
 
 
-def test_ten_samples_a_second_for_ten_minutes_do_not_make_the_page_heavy():
+def test_report_of_ten_minutes_at_ten_samples_a_second_stays_small():
     run = msgspec.structs.replace(synthetic_run(), end_ns=T0 + 600 * S)
     samples = [
         sample(number / 10, node=f"host{n}", rxe0__rcvd_seq_err=number * number, rxe0__send_err=number // 2)

@@ -43,7 +43,7 @@ def test_protocol_counters_keep_only_those_faults_move():
     assert dict(counts.protocol_counts(text)) == {"ip.FragFails": 5, "tcp.ActiveOpens": 3}
 
 
-def test_processors_and_gpus():
+def test_cpu_and_gpu_counters_are_decoded():
     """Time that tasks waited for a CPU, in µs; a cgroup's cpu.stat under the GPU's name."""
     assert dict(counts.cpu_waits("version 17\ncpu0 0 0 0 0 0 0 5000 42000 3\n")) == {"cpu0.wait_us": 42}
     assert dict(counts.gpu_counts("gpu0", "nr_periods 9\nnr_throttled 4\n")) == {

@@ -56,7 +56,7 @@ class Driver:
         return call
 
 
-def test_memory_is_had_read_and_given_back():
+def test_cuda_memory_is_allocated_read_and_freed():
     driver = Driver()
     memory = CudaMemory(100_000, pcie="0000:19:00.0", number=0, library=driver)
     assert memory.size == 2 << 20
@@ -88,7 +88,7 @@ class Lab:
         self.topology, self.kind = model.topology, model.kind
 
 
-def test_work_is_as_many_kernels_as_units_and_then_waited_for():
+def test_cuda_work_launches_one_kernel_per_unit_and_waits():
     driver = Driver(processors=132)
     launched = []
     driver.cuLaunchKernel = lambda *arguments: launched.append(arguments) or 0
@@ -107,7 +107,7 @@ def test_work_is_as_many_kernels_as_units_and_then_waited_for():
     assert driver.calls[-3:] == ["cuMemFree_v2", "cuModuleUnload", "cuDevicePrimaryCtxRelease_v2"]
 
 
-def test_work_that_the_driver_refuses_keeps_nothing():
+def test_cuda_work_refused_by_the_driver_keeps_nothing():
     driver = Driver(refuses="cuModuleLoadData")
     with pytest.raises(NoCuda, match="cuModuleLoadData: operation not supported"):
         CudaWork(pcie=None, number=0, library=driver)

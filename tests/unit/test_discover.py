@@ -1,4 +1,4 @@
-"""Discovery: what the machines of a lab would say gives back its inventory; gaps are told, never guessed."""
+"""Discovery: the machines' answers reproduce the inventory; gaps are reported, never guessed."""
 
 import json
 import re
@@ -143,7 +143,7 @@ def _switch(inventory, switch, *, neighbours, sessions):
 
 
 def _lldp(topology, name):
-    """As lldpd writes it: one interface is an object, several are a list."""
+    """Return lldpd's JSON for a machine: one interface is an object, several are a list."""
     told = []
     for link in topology.links_of(name):
         near, far = link.end(name), link.other(name)
@@ -165,7 +165,7 @@ def loaded(found, tmp_path):
 
 @pytest.mark.parametrize("file", INVENTORIES)
 @pytest.mark.parametrize("ways", [{}, {"neighbours": False}, {"lldp": True, "neighbours": False}], ids=str)
-def test_what_a_lab_says_gives_back_its_topology(file, ways, tmp_path):
+def test_discover_reproduces_the_topology(file, ways, tmp_path):
     inventory = inventory_module.load(shipped.inventories() / file)
     found = drafted(said(inventory, **ways), inventory.name)
     assert found.open == ()
@@ -174,13 +174,13 @@ def test_what_a_lab_says_gives_back_its_topology(file, ways, tmp_path):
 
 
 @pytest.mark.parametrize("file", INVENTORIES[:3])
-def test_of_a_soft_lab_everything_is_found(file, tmp_path):
+def test_discover_finds_everything_of_a_soft_lab(file, tmp_path):
     inventory = inventory_module.load(shipped.inventories() / file)
     again = loaded(drafted(said(inventory), inventory.name), tmp_path)
     assert replace(again, path=inventory.path) == inventory
 
 
-def test_a_rack_keeps_pcie_speed_gpu_mtu_and_bmc(tmp_path):
+def test_discover_keeps_pcie_speed_gpu_mtu_and_bmc_of_a_rack(tmp_path):
     path = shipped.inventories() / "rack-h100.example.yml"
     inventory, wanted = inventory_module.load(path), {}
     _collect(yaml.safe_load(path.read_text())["all"], wanted)
@@ -217,7 +217,7 @@ def sonic(tmp_path):
     return inventory_module.load(path)
 
 
-def test_switches_with_one_mac_are_cabled_by_lldp(sonic, tmp_path):
+def test_discover_switches_with_one_mac_are_cabled_by_lldp(sonic, tmp_path):
     found = drafted(said(sonic, lldp=True), "sonic")
     assert found.open == ()
     assert loaded(found, tmp_path).topology == sonic.topology
@@ -251,7 +251,7 @@ def as_lldpmgrd(inventory, *, hostnames):
     return found
 
 
-def test_machines_are_known_by_lldp_under_the_names_that_they_have_themselves(sonic, tmp_path):
+def test_discover_machines_keep_their_own_names_in_lldp(sonic, tmp_path):
     """SONiC's aliases for ports, a host's MAC for its port, and host names that no inventory knows."""
     found = drafted(as_lldpmgrd(sonic, hostnames=lambda name: f"DC7-{name}"), "sonic")
     assert found.open == ()
@@ -259,7 +259,7 @@ def test_machines_are_known_by_lldp_under_the_names_that_they_have_themselves(so
     assert loaded(found, tmp_path).topology == sonic.topology
 
 
-def test_the_speed_of_a_sonic_port_is_configdb_s_not_that_of_its_interface_in_the_kernel():
+def test_discover_sonic_port_speed_comes_from_configdb():
     own = {
         "speed": "/sys/class/net/Ethernet0/speed:10000",
         "ports": '{"Ethernet0": {"alias": "etp1", "speed": "400000"}}',
@@ -268,8 +268,10 @@ def test_the_speed_of_a_sonic_port_is_configdb_s_not_that_of_its_interface_in_th
     assert (found.speeds_gbps, found.aliases) == ({"Ethernet0": 400}, {"etp1": "Ethernet0"})
 
 
-def test_switches_that_nobody_gave_a_name_are_told_apart_by_none(sonic):
-    """All of them are `sonic`; hosts hear one of those, and only what switches hear names anybody."""
+def test_discover_switches_with_the_default_name_are_not_identified_by_it(sonic):
+    """All switches are called `sonic`: a host's neighbour name is ambiguous, and only what switches hear identifies
+    them.
+    """
     answers = as_lldpmgrd(sonic, hostnames=lambda name: "sonic" if "tsw" in name else f"DC7-{name}")
     found = drafted(answers, "sonic")
     assert found.cables == {"lldp": 32, "bgp": 8}
@@ -279,8 +281,8 @@ def test_switches_that_nobody_gave_a_name_are_told_apart_by_none(sonic):
     assert "by LLDP it hears sonic.example.net (etp-Ethernet0, to host1)" in whats[0]
 
 
-def test_a_mac_of_several_ports_names_none_of_them(sonic):
-    """Without LLDP, switches tell their hosts by MAC; which port of another switch they face, MACs do not tell."""
+def test_discover_mac_of_several_ports_identifies_none(sonic):
+    """Without LLDP, switches know their hosts by MAC; a MAC does not show which port of another switch they face."""
     answers = said(sonic)
     for switch in sonic.topology.switches:
         dumb = json.dumps({"as": switch.asn, "peers": {}})
@@ -304,7 +306,7 @@ def opened(answers):
     return {one.place: one for one in drafted(answers).open}
 
 
-def test_gaps_are_told_with_their_place():
+def test_discover_gaps_are_reported_with_their_place():
     answers = said(SOFT)
     host1 = dict(answers["host1"].own)
     host1["ip"] = host1["ip"].replace('"10.77.1.1"', '"10.66.0.1"')
@@ -322,7 +324,7 @@ def test_gaps_are_told_with_their_place():
     assert all(one.do for one in found.values())
 
 
-def test_a_draft_with_gaps_is_written_with_them_at_its_head():
+def test_discover_draft_lists_its_gaps_at_its_head():
     answers = said(SOFT)
     written = text(drafted({name: answers[name] for name in ("host1", "host2")}))
     assert "# OPEN" in written
@@ -330,7 +332,7 @@ def test_a_draft_with_gaps_is_written_with_them_at_its_head():
     assert yaml.safe_load(written)["all"]["children"]["hosts"]["hosts"].keys() == {"host1", "host2"}
 
 
-def test_ends_that_contradict_each_other_are_no_cable():
+def test_discover_contradicting_ends_are_no_cable():
     """LLDP of one end was heard through a switch that hears itself: the two ends name different far ends."""
     answers = said(SOFT)
     spaces = {name: dict(space) for name, space in answers["fabric"].spaces.items()}
@@ -352,7 +354,7 @@ class Node:
         return SimpleNamespace(stdout=self.answer, stderr="sudo: a password is required\n")
 
 
-def test_a_machine_that_does_not_answer_is_open_and_the_others_are_drafted():
+def test_discover_silent_machine_is_open_and_the_others_are_drafted():
     silent = {}
     nodes = {
         "host1": Node("@@rdma\n[]\n@@end\n"),
@@ -368,8 +370,8 @@ def test_a_machine_that_does_not_answer_is_open_and_the_others_are_drafted():
         live.ask({"host2": nodes["host2"]}, lambda _said: None, silent={})
 
 
-def test_rnics_that_are_none_of_the_back_end_s_are_put_aside_and_told():
-    """Once, one without an interface was dropped in silence, and the front end's was taken for a rail."""
+def test_discover_rnics_outside_the_back_end_are_set_aside_and_reported():
+    """An RNIC without an interface used to be dropped silently, and the front end's was taken for a rail."""
     answers = said(SOFT)
     own = dict(answers["host1"].own)
     own["ip"] += json.dumps([_link("bond0", "02:00:00:00:00:77") | {"linkinfo": {"info_kind": "bond"}}])
@@ -386,13 +388,13 @@ def test_rnics_that_are_none_of_the_back_end_s_are_put_aside_and_told():
     assert [rnic["name"] for rnic in host["faultbed_rnics"]] == ["rxe0", "rxe1"]
 
 
-def test_a_machine_with_rnics_that_speaks_bgp_is_neither_taken_for_a_host_nor_for_a_switch():
+def test_discover_machine_with_rnics_and_bgp_is_neither_host_nor_switch():
     answers = said(SOFT)
     own = answers["host1"].own | {"bgp": '{"as": 65001, "peers": {}}'}
     assert "has RNICs and speaks BGP" in opened(answers | {"host1": Answers(own=own)})["host1"].what
 
 
-def test_sudo_does_not_hide_which_way_ssh_came_in():
+def test_discover_sudo_keeps_the_address_of_the_ssh_connection():
     """sudo takes SSH_CONNECTION from what it runs; a program's parent still has it."""
     import os
     import subprocess
@@ -403,8 +405,8 @@ def test_sudo_does_not_hide_which_way_ssh_came_in():
     assert split("here", done.stdout).own["ssh"] == "10.0.2.2 40000 10.0.2.15 22"
 
 
-def test_a_port_that_hears_several_by_lldp_is_cabled_to_none_of_them(sonic):
-    """The last one was once believed; the other ways still tell whose the other end is, where they can."""
+def test_discover_port_with_several_lldp_neighbours_is_cabled_to_none(sonic):
+    """The last neighbour used to win; other sources still identify the far end where they can."""
     answers = said(sonic, lldp=True)
     own = dict(answers["host1"].own)
     told = json.loads(own["lldp"])
@@ -422,11 +424,11 @@ def test_a_port_that_hears_several_by_lldp_is_cabled_to_none_of_them(sonic):
     assert rnic["switch"] == "rtsw1", "that switch hears host1, and nobody else"
 
 
-def test_a_bmc_without_an_address_is_none():
+def test_discover_bmc_without_an_address_is_none():
     assert machine_of("a", Answers(own={"bmc": "IP Address              : 0.0.0.0\n"})).bmc is None
 
 
-def test_two_gpus_that_are_as_near_are_no_answer():
+def test_discover_two_equally_near_gpus_are_ambiguous():
     own = {
         "rdma": '[{"ifname": "mlx5_0", "netdev": "a"}]',
         "device": "mlx5_0 /sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/0000:18:00.0",
@@ -442,15 +444,15 @@ def test_two_gpus_that_are_as_near_are_no_answer():
     assert gpu_beside(machine_of("a", Answers(own=own | far)), "0000:18:00.0") is None
 
 
-def test_answers_come_in_pieces_and_whole():
+def test_discover_answer_is_split_into_its_sections():
     told = "@@ip\n[]\n@@ssh\nx\n@@space rtsw1\n@@ip\n[1]\n@@end\n"
     assert split("a", told) == Answers(own={"ip": "[]", "ssh": "x"}, spaces={"rtsw1": {"ip": "[1]"}})
     with pytest.raises(LabError, match=r"host1: .*ends in its section 'ip'"):
         split("host1", "@@ip\n[")
 
 
-def test_the_script_is_posix_shell(tmp_path):
-    """It runs here too: what is not there prints nothing."""
+def test_discover_script_is_posix_shell(tmp_path):
+    """The script also runs here: missing tools print nothing."""
     import subprocess
 
     done = subprocess.run(["sh", "-c", SCRIPT], capture_output=True, text=True, check=False, timeout=120)
@@ -458,7 +460,7 @@ def test_the_script_is_posix_shell(tmp_path):
     assert done.stderr == ""
 
 
-def test_machines_are_named_by_hand():
+def test_discover_machines_can_be_named_by_hand():
     name, way = live.seed("rtsw1=admin@192.0.2.101:2222")
     assert (name, way.address, way.user, way.port) == ("rtsw1", "192.0.2.101", "admin", 2222)
     assert live.seed("host1=h1.example.net")[1].port is None
@@ -496,7 +498,7 @@ def documents(text):
 
 @settings(max_examples=300)
 @given(data=st.data())
-def test_machine_of_structure_that_no_reader_expects_is_an_error_that_names_the_tool(data):
+def test_discover_unexpected_structure_is_an_error_that_names_the_tool(data):
     """A new version of a tool must not end in a traceback, nor in a fact that nobody stated."""
     whole = RACK_ANSWERS[data.draw(st.sampled_from(sorted(RACK_ANSWERS)))]
     structured = [name for name, text in whole.own.items() if text.startswith(("[", "{"))]

@@ -62,7 +62,7 @@ def test_documented_deviations_have_a_reason():
             assert bool(expected.why) is (expected.codes != (0,) or bool(expected.more)), text
 
 
-def test_commands_that_are_run_together_have_a_test():
+def test_documented_command_sequences_have_a_test():
     assert set(TOGETHER.values()) <= set(re.findall(r"^def (\w+)", TYPED.read_text(), re.MULTILINE))
 
 

@@ -61,7 +61,7 @@ def test_sport_of_a_datagram_and_its_answer_follow_their_own_queue_pairs():
 
 
 def test_data_paths_of_a_labelled_flow_use_the_port_of_its_label():
-    """The switches were asked for the way of another port than that of the packets."""
+    """The switches used to be queried for another source port than that of the packets."""
     asked = []
 
     def ask(machine, question, *, timeout_s):

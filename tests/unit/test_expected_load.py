@@ -47,7 +47,7 @@ def measured(run, sizes):
     return msgspec.structs.replace(run, counters_before=before, counters_after=after)
 
 
-def test_bytes_of_each_way_follow_from_schedule_and_paths():
+def test_expected_bytes_per_direction_follow_from_schedule_and_paths():
     run = ring()
     found = expected_loads(run)
     assert found.why == ""

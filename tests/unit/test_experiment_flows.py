@@ -119,7 +119,7 @@ def test_experiment_impossible_flow_is_rejected(more, says):
 PATTERN = 'name = "x"\n[workload]\nflow = "write"\nduration = "9s"\n{}\n'
 
 
-def test_flows_of_a_pattern_are_a_workload_too():
+def test_experiment_pattern_becomes_a_flow_workload():
     work = fit(read(PATTERN.format('pattern = "incast"')), soft_topology(), "soft").workload
     assert work.pairs == tuple((f"host{number}:rxe0", "host1:rxe0") for number in (2, 3, 4))
     for more, says in (
@@ -164,7 +164,7 @@ ranks = ["host1:rxe0", "host1:rxe1"]
 
 
 @pytest.mark.parametrize(("says", "text"), INSIDE_ONE_HOST.items())
-def test_traffic_inside_one_host_is_refused_by_the_plan_on_a_soft_lab_alone(says, text):
+def test_experiment_traffic_within_a_host_is_rejected_on_a_soft_lab_only(says, text):
     """A run found it only once the lab was reset, and was an ERROR."""
     said = refused(text)
     assert says in said

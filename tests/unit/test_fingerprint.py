@@ -245,7 +245,7 @@ def test_dirty_mark_keeps_the_covered_nodes(tmp_path):
     assert dirty.baseline(tmp_path) == taken_of_part
 
 
-def test_busy_processes_of_faults_and_stopped_programs_are_facts(tmp_path):
+def test_fingerprint_has_cpu_hogs_and_stopped_programs(tmp_path):
     """Real processes: one that has the name of all busy processes of faults, and a program that is stopped."""
     hog = tmp_path / "faultbed-hog"
     shutil.copy(shutil.which("sleep"), hog)

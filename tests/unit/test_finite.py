@@ -79,7 +79,7 @@ def test_experiment_non_finite_float_is_rejected_with_its_path(section, field, n
     assert "usable number" in told or "not a finite number" in told
 
 
-def test_experiment_format_has_float_fields_in_the_sections_that_are_known():
+def test_experiment_format_has_float_fields_in_known_sections_only():
     assert {section for section, _ in sections()} == {*WORKLOADS, *SECTIONS}
 
 

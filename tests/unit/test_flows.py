@@ -47,7 +47,7 @@ def test_pacer_between_bursts_is_silent(on_ms, off_ms):
     assert len(bursts) == -(-500 // (on_ms + off_ms))
 
 
-def test_pacer_without_a_rate_never_refuses():
+def test_pacer_without_a_rate_never_delays():
     pacer = Pacer(rate_bps=0, on_ns=0, off_ns=0)
     assert all(pacer.take(0, 1 << 30) for _ in range(1000))
 
@@ -83,7 +83,7 @@ def test_permutation_gives_each_rnic_one_send_and_one_receive(count, shift):
 @pytest.mark.parametrize(
     ("arguments", "says"), [(("star", ENDS), "there is incast"), (("incast", ENDS[:1]), "at least 2")]
 )
-def test_refusals(arguments, says):
+def test_flow_patterns_reject_invalid_arguments(arguments, says):
     with pytest.raises(UsageError, match=says):
         matrix.pairs(*arguments)
 

@@ -31,7 +31,7 @@ def icrc_is_right(frame):
 
 @pytest.mark.parametrize("what", WHATS)
 @pytest.mark.parametrize("template", [ACK, DATA], ids=["ack", "data"])
-def test_lengths_checksums_and_the_icrc_are_right(what, template):
+def test_forge_recomputes_lengths_checksums_and_the_icrc(what, template):
     """Nothing is rejected before it is looked at; and each is dyed."""
     frame = made(what, template)
     assert frame[IP].len == len(bytes(frame)) - 14
@@ -104,7 +104,7 @@ def test_payload_change_flips_one_bit_under_a_valid_icrc():
     assert (ours[62] ^ theirs[62]).bit_count() == 1
 
 
-def test_headers_and_padding_are_no_payload():
+def test_payload_change_spares_headers_and_padding():
     """A write of nothing with immediate is no data; what is padded ends before its padding."""
     empty = NETWORK / BTH(opcode="RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE", dqpn=17, psn=3) / Raw(bytes(20))
     assert changed(bytes(empty)) is None

@@ -53,7 +53,7 @@ def test_journal_cut_at_a_thousand_offsets_loses_at_most_one_record(tmp_path):
 
 @settings(deadline=None)  # each record is fsynced, and disks have their moods
 @given(st.data())
-def test_writing_goes_on_after_a_torn_end(tmp_path_factory, data):
+def test_journal_continues_after_a_truncated_record(tmp_path_factory, data):
     """A journal reopened after a kill drops the torn line and continues with the next number."""
     path = tmp_path_factory.mktemp("journal") / "journal.jsonl"
     write(path, 2)
@@ -77,7 +77,7 @@ def test_journal_intent_without_completion_is_pending(tmp_path):
     assert [record.data["fault"] for record in pending(read(path))] == ["b"]
 
 
-def test_doing_records_both_ends_of_a_failure(tmp_path):
+def test_journal_doing_records_begin_and_failure(tmp_path):
     """The intent is there before the block runs, the error after it, and the exception goes on."""
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal, pytest.raises(ZeroDivisionError), journal.doing("clear", fault="a") as outcome:
@@ -89,7 +89,7 @@ def test_doing_records_both_ends_of_a_failure(tmp_path):
     assert "ZeroDivisionError" in fail.data["error"]
 
 
-def test_threads_share_a_journal(tmp_path):
+def test_journal_can_be_shared_by_threads(tmp_path):
     """Records of several threads are whole lines with numbers of their own."""
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal:

@@ -10,7 +10,7 @@ from inject.fault_plan import FaultSpec, plan_all
 from testbed.errors import UsageError
 
 
-def test_faults_that_change_the_same_thing_at_once_are_refused():
+def test_faults_on_the_same_resource_at_once_are_rejected():
     """Two flaps of one port overlap; one after the other they are fine, and so are two drops on one port."""
     flap = FaultSpec(kind="link.flap", target="rtsw1:ctsw1", at_s=1.0, for_s=2.0)
     later = FaultSpec(kind="link.flap", target="rtsw1:ctsw1", at_s=3.0, for_s=1.0)
@@ -101,7 +101,7 @@ def test_fault_inside_a_claimed_resource_collides(one, two, thing):
         [("switch.reboot", "ctsw1"), ("switch.reboot", "ctsw2"), ("host.rank-hang", "host1")],
     ],
 )
-def test_faults_that_change_different_things_go_together(specs):
+def test_faults_on_different_resources_compose(specs):
     """Inside one machine, on one port, at the two uplinks of a switch."""
     faults = [FaultSpec(kind=kind, target=target, for_s=5.0, params=SAMPLES[kind][1]) for kind, target in specs]
     assert collide(*faults) is None

@@ -235,7 +235,7 @@ def test_inventory_mistake_names_its_place(told, edit, message):
     assert told(edit) == message
 
 
-def test_missing_file_names_the_nearest_one(tmp_path):
+def test_inventory_missing_file_error_names_the_nearest_one(tmp_path):
     (tmp_path / "soft.yml").write_text("all:\n")
     with pytest.raises(ConfigError, match=r"sotf.yml: no such inventory; did you mean .*soft.yml\?"):
         load(tmp_path / "sotf.yml")
@@ -259,7 +259,7 @@ BOMB = "  a0: &a0 [x, x]\n" + "".join(f"  a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" 
         ("all:\n  hosts: 7\n", r"lab.yml: Ansible cannot read this inventory: "),
     ],
 )
-def test_file_that_is_no_inventory(tmp_path, text, message):
+def test_inventory_of_another_format_is_rejected(tmp_path, text, message):
     path = tmp_path / "lab.yml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=message):
@@ -277,7 +277,7 @@ def test_foreign_inventory_error_lists_what_is_missing(tmp_path):
     )
 
 
-def test_variables_that_are_not_ours_pass_by(tmp_path):
+def test_inventory_ignores_foreign_variables(tmp_path):
     tree = copy.deepcopy(MINI)
     put(host(tree["all"]["children"]), ansible_host="192.0.2.7", ansible_port=2222, my_note="hello")
     path = tmp_path / "lab.yml"
@@ -286,7 +286,7 @@ def test_variables_that_are_not_ours_pass_by(tmp_path):
     assert (management.address, management.port) == ("192.0.2.7", 2222)
 
 
-def test_group_vars_beside_the_file_count_and_renew_the_kept_answer(tmp_path):
+def test_inventory_group_vars_count_and_invalidate_the_cache(tmp_path):
     path = tmp_path / "lab.yml"
     path.write_text(yaml.safe_dump(MINI, sort_keys=False))
     assert load(path).mtu == 4200
@@ -300,7 +300,7 @@ def test_group_vars_beside_the_file_count_and_renew_the_kept_answer(tmp_path):
     assert load(path).mtu == 8000
 
 
-def test_second_load_does_not_ask_ansible_again(tmp_path, monkeypatch):
+def test_inventory_second_load_uses_the_cache(tmp_path, monkeypatch):
     path = tmp_path / "lab.yml"
     path.write_text(yaml.safe_dump(MINI, sort_keys=False))
     first = load(path)
@@ -364,7 +364,7 @@ def _listing(tree):
     return {"_meta": {"hostvars": copy.deepcopy(hostvars)}, **groups}
 
 
-def test_our_stand_in_for_ansible_answers_as_ansible_does(tmp_path):
+def test_inventory_stand_in_lists_what_ansible_lists(tmp_path):
     path = tmp_path / "lab.yml"
     path.write_text(yaml.safe_dump(MINI, sort_keys=False))
     asked, ours = ansible_listing.listing(path), _listing(copy.deepcopy(MINI))
@@ -374,7 +374,7 @@ def test_our_stand_in_for_ansible_answers_as_ansible_does(tmp_path):
         assert asked[group].get("children", []) == ours[group]["children"]
 
 
-def test_load_of_a_known_inventory_is_fast(tmp_path):
+def test_inventory_cached_load_is_fast(tmp_path):
     path = tmp_path / "lab.yml"
     path.write_text(yaml.safe_dump(MINI, sort_keys=False))
     load(path)

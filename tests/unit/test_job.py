@@ -26,7 +26,7 @@ TOPOLOGY = lab_inventory.load(Path("inventory/soft.yml")).topology
 NETWORK = cost.NETWORKS["soft"]
 
 
-def test_groups_differ_in_one_dimension_only():
+def test_job_groups_differ_in_one_dimension_only():
     grid = (("tp", 2), ("pp", 3), ("dp", 2))
     assert job.groups(grid, "tp") == ((0, 1), (2, 3), (4, 5), (6, 7), (8, 9), (10, 11))
     assert job.groups(grid, "pp") == ((0, 2, 4), (1, 3, 5), (6, 8, 10), (7, 9, 11))
@@ -42,7 +42,7 @@ def test_job_groups_of_a_dimension_hold_every_rank_once(sizes):
         assert {len(group) for group in found} == {size}
 
 
-def test_sixteen_two_rank_all_reduces_over_32_ranks_know_nothing_of_each_other():
+def test_job_sixteen_two_rank_all_reduces_are_independent():
     """The job of the seed: 32 GPUs, data parallel by two, sixteen collectives at once."""
     spec = JobSpec(
         grid=(("tp", 16), ("dp", 2)),
@@ -147,7 +147,7 @@ def test_job_auto_is_hierarchical_where_the_model_predicts_it_faster(network, to
 
 @pytest.mark.parametrize("size", [4096, 65536, 262144, 1 << 20, 16 << 20])
 @pytest.mark.parametrize("name", ["all-reduce", "all-to-all", "broadcast"])
-def test_auto_means_the_same_in_a_collective_as_in_a_job(name, size):
+def test_job_auto_algorithm_equals_that_of_a_collective(name, size):
     """A collective took racks for hosts, and so full-mesh where a job took what is quicker."""
     lab = NothingStarts()
     spec = CollectiveSpec(collective=name, size_bytes=size, iterations=1)
@@ -212,6 +212,6 @@ DP = JobPhase(along="dp", collective="all-reduce", size_bytes=4096)
         ),
     ],
 )
-def test_refusals(change, says):
+def test_job_rejects_invalid_specs(change, says):
     with pytest.raises(UsageError, match=says):
         job.start(NothingStarts(), JobSpec(**{"grid": (("tp", 2), ("dp", 2)), "phases": (DP,), **change}))

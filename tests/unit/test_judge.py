@@ -41,7 +41,7 @@ def test_worst_verdict_is_the_later_in_the_order(pair):
 
 
 @pytest.mark.parametrize("several", list(itertools.product(Verdict, repeat=3)))
-def test_merging_does_not_depend_on_the_order(several):
+def test_worst_verdict_is_independent_of_the_order(several):
     assert len({worst(order) for order in itertools.permutations(several)}) == 1
 
 
@@ -125,7 +125,7 @@ def test_worst_of_nothing_is_inconclusive():
 
 
 @pytest.mark.parametrize(("verdict", "code"), [(PASS, 0), (FAIL, 1), (INCONCLUSIVE, 2), (ERROR, 3)])
-def test_exit_codes_are_the_contracts(verdict, code):
+def test_exit_codes_match_the_contract(verdict, code):
     assert exit_code(verdict, "CLEAN") == code
     assert exit_code(verdict, "DIRTY") == ExitCode.DIRTY == 5
 
@@ -267,7 +267,7 @@ def test_judge_run_without_fired_faults_is_inconclusive():
     assert [check.verdict for check in verdict.checks if check.name.startswith("fired.")] == [INCONCLUSIVE] * 3
 
 
-def test_wrong_data_fails_even_when_a_fault_did_not_fire():
+def test_judge_wrong_data_fails_even_if_a_fault_did_not_fire():
     run = synthetic_run(fired=False)
     step = msgspec.structs.replace(run.series[0].iterations[0], wrong=3)
     series = msgspec.structs.replace(run.series[0], iterations=(step, *run.series[0].iterations[1:]))
@@ -323,7 +323,7 @@ def test_judge_fault_never_tried_has_an_empty_receipt():
     assert verdict.faults[0].fired.count == 0
 
 
-def test_verdict_json_is_the_contracts():
+def test_verdict_json_matches_the_contract():
     content = encode(verdict_of(synthetic_run(), at_most("jct_ratio", 2.0)))
     raw = msgspec.json.decode(content)
 
@@ -376,7 +376,7 @@ def test_judge_with_four_noisy_checks_shares_the_risk_between_them():
     assert "noisy" not in rules["wrong_elements"]
 
 
-def test_noisy_checks_are_counted_by_bound_and_without_a_demand_for_all():
+def test_noisy_checks_count_bounds_except_full_shares():
     assert noisy_checks([Expectation(metric=METRICS["jct_ratio"], minimum=0.9, maximum=1.1)]) == 2
     assert noisy_checks([Expectation(metric=METRICS["slo_attainment"], minimum=1.0)]) == 0
     assert noisy_checks([Expectation(metric=METRICS["slo_attainment"], minimum=0.9)]) == 1
@@ -384,7 +384,7 @@ def test_noisy_checks_are_counted_by_bound_and_without_a_demand_for_all():
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("bound", [{"maximum": 3.0}, {"minimum": 3.0}])
-def test_value_that_is_no_number_is_inconclusive(value, bound):
+def test_judge_non_finite_value_is_inconclusive(value, bound):
     """Not a number is above no maximum, so it was within each."""
     (check,) = check_expectation(
         Expectation(metric=METRICS["recovery.total"], **bound), Observation(value=value, detail="d"), ()
@@ -410,7 +410,7 @@ def until(run, end_s):
 @pytest.mark.parametrize(
     "metric", ["goodput_min_ratio", "dip", "recovery.qp_error", "recovery.rebuild", "recovery.hold"]
 )
-def test_worst_fault_is_not_known_where_one_of_them_has_too_little_data(metric):
+def test_worst_recovery_is_unknown_if_one_fault_has_too_little_data(metric):
     """The run ends right after its last fault began: the two before it spoke for all three."""
     found = observe(until(synthetic_run(), 33.0))
     assert set(found.impacts) == {"uplink", "loss"}
@@ -430,19 +430,19 @@ def watched(run, *machines):
     ("machines", "expected"),
     [((), INCONCLUSIVE), ((("host1", None),), PASS), ((("host1", None), ("host2", "gone")), INCONCLUSIVE)],
 )
-def test_kernel_logs_that_were_not_followed_have_no_count_of_errors(machines, expected):
+def test_kernel_errors_of_unfollowed_logs_are_unknown(machines, expected):
     run = watched(synthetic_run(), *machines)
     assert verdict_of(run, at_most("kernel.errors", 0)).checks[-2].verdict is expected
 
 
-def test_kernel_errors_count_although_a_machine_is_lost():
+def test_kernel_errors_count_even_if_a_machine_is_lost():
     run = watched(synthetic_run(), ("host1", None), ("host2", "gone"))
     said = Change(node="host1", subject="kernel", at_ns=run.t0_ns, text="3 mlx5: it broke")
     run = msgspec.structs.replace(run, kernel=(said,))
     assert verdict_of(run, at_most("kernel.errors", 0)).checks[-2].verdict is FAIL
 
 
-def test_times_of_routing_are_not_known_where_the_switches_were_lost():
+def test_routing_times_are_unknown_if_the_switches_were_lost():
     run = synthetic_run()
     changes = tuple(
         Change(
@@ -457,7 +457,7 @@ def test_times_of_routing_are_not_known_where_the_switches_were_lost():
     assert "nothing is known of fabric" in lost.detail
 
 
-def test_ranks_without_a_checked_iteration_leave_wrong_elements_open():
+def test_wrong_elements_are_unknown_if_a_rank_checked_no_iteration():
     run = synthetic_run()
     first, *others = run.series
     part = msgspec.structs.replace(
@@ -471,7 +471,7 @@ def test_ranks_without_a_checked_iteration_leave_wrong_elements_open():
 
 
 @pytest.mark.parametrize(("after", "expected"), [(7, PASS), (2, INCONCLUSIVE), (None, INCONCLUSIVE)])
-def test_counter_that_was_reset_or_taken_away_is_a_lower_bound(after, expected):
+def test_counter_that_was_reset_or_removed_is_a_lower_bound(after, expected):
     """An RNIC that is gone at the end took its NAKs with it; so did one that began again at 0."""
     run = synthetic_run()
     name = "rxe0.out_of_seq_request"

@@ -51,7 +51,7 @@ def files(package: str) -> list[Path]:
 
 
 @pytest.mark.parametrize("package", FLOORS)
-def test_imports_only_go_down(package):
+def test_packages_import_only_downwards(package):
     """A package imports itself and the floors below it; the two middle ones never each other."""
     wrong = [
         f"{path.relative_to(HOUSE)} imports {module}"
@@ -62,7 +62,7 @@ def test_imports_only_go_down(package):
     assert not wrong
 
 
-def test_under_the_roof_imports_only_go_down_too():
+def test_harness_packages_import_only_downwards():
     """Rooms of the harness import only rooms before them; the modules beside them are words that all of them share."""
     rooms = {path.name for path in (HOUSE / "harness").iterdir() if (path / "__init__.py").exists()}
     assert rooms == set(ROOMS)
@@ -84,7 +84,7 @@ def test_package_has_at_most_fourteen_loose_modules():
     assert {folder: count for folder, count in loose.items() if count > MODULES_MAX} == {}
 
 
-def test_modules_differ_when_an_editor_shows_only_the_file_name():
+def test_module_file_names_are_unique():
     """Two modules share a file name only for a reason listed in `SHARED_NAMES`, and no listed name is unused."""
     places = collections.defaultdict(list)
     for floor in PRODUCT:

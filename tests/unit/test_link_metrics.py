@@ -44,7 +44,7 @@ def every_uplink(size=0, **sizes):
     return found | {tuple(name.split("_")): size for name, size in sizes.items()}
 
 
-def test_evenness_of_tiers_and_switches():
+def test_link_metrics_mmr_and_jfi_of_tiers_and_switches():
     found = link_metrics(counted(every_uplink(100, rtsw1_ctsw1=300, ctsw1_atsw1=0, ctsw1_atsw2=0)))
     # Of rack switches 7 x 100 and 300: mean 125. rtsw1: 300 / 200.
     assert found["mmr.rtsw"].value == pytest.approx(300 / 125)
@@ -57,7 +57,7 @@ def test_evenness_of_tiers_and_switches():
     assert "rtsw1:ctsw1" in found["mmr.rtsw"].detail
 
 
-def test_use_of_links_is_of_the_rate_that_the_lab_shapes_to():
+def test_link_utilisation_is_relative_to_the_shaped_rate():
     by_name = {link.name: link for link in ZONES.topology.uplinks}
     most = {name: link.a.speed_gbps * 1e9 / ZONES.rate_scale / 8 * SECONDS for name, link in by_name.items()}
     half = round(most["ctsw1:atsw1"] / 2)

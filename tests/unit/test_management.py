@@ -80,7 +80,7 @@ def test_management_members_of_the_mgmt_vrf_are_guarded(tmp_path):
     assert management.of_vrf(str(tmp_path)) == {"eth0", "mgmt"}
 
 
-def test_so_is_the_default_route_of_ipv6(told):
+def test_management_interface_of_the_ipv6_default_route_is_guarded(told):
     assert told["v6_default"] == [*USUAL, "rail0"]
 
 

@@ -42,7 +42,7 @@ def test_percentile_is_numpys(values, percent):
     assert traffic_metrics.percentile(values, percent) == pytest.approx(float(np.percentile(values, percent)), abs=1e-3)
 
 
-def test_percentile_of_nothing_is_nan():
+def test_percentile_of_no_values_is_nan():
     assert math.isnan(traffic_metrics.percentile([], 50))
 
 

@@ -19,7 +19,7 @@ from testbed.observe.telemetry import Change
 from traffic.engine.run_results import QpError, Standstill
 
 
-def test_marks_are_placed_as_losses_are():
+def test_attribution_ecn_marks_are_located_like_losses():
     network = Network(4).run(("rtsw2", "host3"), 0.05, "mark")
     best = attribute(network.measured("packet.mark", "rtsw2:host3:rxe0"))[0]
     assert (best.cause, best.name) == ("congestion", "rtsw2:host3:rxe0")
@@ -220,7 +220,7 @@ def test_attribution_one_or_two_missing_packets_are_no_loss():
     assert attribute(network.measured(None, "")) == (NOTHING,)
 
 
-def test_marks_are_placed_before_the_first_node_that_sees_them():
+def test_attribution_ecn_marks_are_located_before_the_first_node_that_sees_them():
     """Two links on the way of all marked packets: the switch between them has seen the marks already."""
     network = Network(4).run()
     network.counts["host3", "ip.InCEPkts"] += 60
@@ -326,7 +326,7 @@ def test_loss_of_acks_follows_their_recorded_path():
     assert (found.cause, found.name) == ("loss", "rtsw2:ctsw1")
 
 
-def test_timers_and_duplicates_where_no_packet_is_known_to_be_lost_are_no_loss_of_acks():
+def test_attribution_timers_and_duplicates_without_lost_packets_are_no_ack_loss():
     """A busy host answers late: the same signs, and every packet that came into a switch went out."""
     network = Network(23).run()
     network.counts["host1", "rxe0.completer_retry_err"] += 80

@@ -48,7 +48,7 @@ def test_metrics_without_counters_list_both_names():
     assert "out_of_seq_request or out_of_sequence" in one.detail
 
 
-def test_faults_of_racks_look_at_retransmission_alone():
+def test_rack_faults_use_retransmission_counters_only():
     """The table holds refusals too: no fault of a lost packet is proved by those."""
     assert "rcvd_rnr_err" not in COUNTERS
     assert COUNTERS["rcvd_seq_err"] == "packet_seq_err"

@@ -107,7 +107,7 @@ def nothing_done(fault, other):
 
 
 @pytest.mark.parametrize("kind", sorted({fault.kind for fault in (PLANNED | ONE_WAY).values()}))
-def test_fault_that_does_nothing_is_never_proven_by_another_one(kind):
+def test_fault_without_effect_is_never_proven_by_another_fault(kind):
     faults = PLANNED | ONE_WAY
     believed = [
         f"{one} by {two}"
@@ -139,7 +139,7 @@ def test_doubt_names_the_fault_that_may_have_moved_the_witness():
     assert "link.down on host3:rxe0" in doubt
 
 
-def test_state_that_two_faults_make_proves_neither_and_is_restored_by_the_last():
+def test_state_made_by_two_faults_proves_neither_and_is_restored_by_the_last():
     """A stopped rank and stopped storage are one stopped process each, and the look counts no further than that."""
     hang, stall = soft("host.rank-hang", "host4", **LONG), soft("storage.stall", "host4", **LONG)
     own, (doubt,) = own_evidence(hang, [stall], SOFT)

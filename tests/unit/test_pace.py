@@ -57,7 +57,7 @@ def test_pace_of_a_faster_machine_stays_one():
     assert told(run_of(SLOWER[::-1])) == pytest.approx(1.0)
 
 
-def test_racks_have_their_cores_to_themselves():
+def test_pace_of_a_rack_is_not_estimated():
     assert told(run_of(SLOWER, lab_kind="rack")) is None
     assert steadied(grid(), None) is not None
 
@@ -77,7 +77,7 @@ def test_pace_without_compute_phases_is_unknown(phases):
 
 
 @given(st.lists(st.tuples(*[st.integers(1, 5000)] * 4), min_size=1, max_size=COUNT))
-def test_pace_is_a_share_whatever_the_phases(phases):
+def test_pace_is_a_share_for_any_phases(phases):
     found = told(run_of(phases))
 
     assert found is not None

@@ -90,7 +90,7 @@ def test_pipeline_inventory_of_the_rack_is_set_for_the_rack_job_only():
 
 @pytest.mark.parametrize("job", ["soft-lab", "rack-lab"])
 @pytest.mark.parametrize("installed", [False, True])
-def test_gitlab_has_a_page_whatever_failed_before(job, installed, tmp_path):
+def test_pipeline_gitlab_writes_its_page_after_any_failure(job, installed, tmp_path):
     """The lines after a job, as its runner joins them (`set -eo pipefail`); there is no Makefile, so `make` fails."""
     (tmp_path / "artifacts").mkdir()
     (tmp_path / "artifacts/step").write_text("make setup\n")
@@ -109,7 +109,7 @@ def test_gitlab_has_a_page_whatever_failed_before(job, installed, tmp_path):
     assert ("--step make setup=failed" if installed else "stopped at make setup") in page
 
 
-def test_runs_of_a_night_that_failed_are_kept():
+def test_pipeline_keeps_runs_of_a_failed_night():
     """The cache action alone saves after success only (its action.yml: `post-if: "success()"`)."""
     steps = yaml.safe_load((HOUSE / ".github/workflows/soft-lab.yml").read_text())["jobs"]["lab"]["steps"]
     using = {step["uses"].partition("@")[0]: step for step in steps if step.get("with", {}).get("path") == "runs-kept"}
@@ -155,7 +155,7 @@ def test_pipeline_rack_is_reserved_checked_and_always_released():
     assert "merge_request" not in str(gitlab["rules"])
 
 
-def test_unit_tests_run_on_every_python_that_is_promised():
+def test_pipeline_runs_unit_tests_on_every_supported_python():
     """Digests of schedules are the same on all of them (test_profiles.py): a replay does not depend on whose it is."""
     promised = ["3.11", "3.12", "3.13"]
     github = yaml.safe_load((HOUSE / ".github/workflows/soft-lab.yml").read_text())["jobs"]["unit"]
@@ -167,7 +167,7 @@ def test_unit_tests_run_on_every_python_that_is_promised():
     assert f'requires-python = ">={promised[0]}"' in (HOUSE / "pyproject.toml").read_text()
 
 
-def test_results_are_kept_also_of_a_failure():
+def test_pipeline_keeps_results_of_a_failure():
     for path in (HOUSE / ".github" / "workflows").glob("*-lab.yml"):
         steps = yaml.safe_load(path.read_text())["jobs"]["lab"]["steps"]
         for word in ("upload-artifact", "summary --title"):
@@ -203,7 +203,7 @@ def test_pipeline_page_lists_every_step_and_preflight_finding():
             assert len(told) == len([line for line in work if "history" not in line]), path
 
 
-def test_steps_that_a_page_names_are_there():
+def test_pipeline_steps_named_by_the_page_exist():
     for path in (HOUSE / ".github" / "workflows").glob("*-lab.yml"):
         steps = yaml.safe_load(path.read_text())["jobs"]["lab"]["steps"]
         known = {step["id"] for step in steps if "id" in step}

@@ -77,5 +77,5 @@ def test_plan_additional_fault_leaves_the_draws_of_the_others():
     assert planned(3, more).faults[:2] == planned(3).faults
 
 
-def test_faults_come_in_the_order_in_which_they_happen():
+def test_plan_orders_faults_by_time():
     assert [fault.kind for fault in planned(1).faults] == ["gpu.throttle", "link.flap"]

@@ -107,7 +107,7 @@ def test_rack_switch_has_every_far_prefix_over_every_uplink(program):
     assert "10.77.1.0/31" not in found
 
 
-def test_spine_has_one_way_to_each_rack(program):
+def test_verify_fabric_spine_has_one_next_hop_per_rack(program):
     ways = program(playbooks() / "roles/verify_fabric/files/verify_fabric.py").ways
     lab = switches("soft-3rack")
     spine = next(switch for switch in lab if switch["name"] == "ctsw1")
@@ -240,7 +240,7 @@ class TestOnNode:
         assert "program ended with 1" in result["msg"]
         assert "surprise" in result["msg"]
 
-    def test_program_that_hangs_is_ended(self, tmp_path):
+    def test_program_that_hangs_is_terminated(self, tmp_path):
         source = "import signal\ndef main(wanted, check):\n    signal.pause()\n"
         result = on_node(tmp_path, source, timeout_s=1)
         assert "program did not end within 1 s" in result["msg"]

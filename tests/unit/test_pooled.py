@@ -74,28 +74,28 @@ def test_pool_at_its_bound_errs_no_more_often_with_more_runs(runs):
 
 
 @pytest.mark.parametrize("most", [3, 10])
-def test_looks_after_every_run_err_no_more_often_than_one(most):
+def test_interim_analyses_err_no_more_often_than_one_analysis(most):
     rng = np.random.default_rng(4)
     found = [pool(trials(ratios(rng, 1.05, most)), JCT, most=most).verdict for _ in range(600)]
     assert found.count(FAIL) <= most_errors(600, 0.005)
     assert found.count(PASS) <= most_errors(600, 0.005)
 
 
-def test_looks_decide_a_ratio_of_110_against_105_within_ten_runs():
+def test_interim_analyses_decide_a_ratio_of_110_against_105_within_ten_runs():
     rng = np.random.default_rng(5)
     found = [pool(trials(ratios(rng, 1.10, 10)), JCT, most=10).verdict for _ in range(300)]
     assert found.count(FAIL) >= 260
     assert found.count(PASS) == 0
 
 
-def test_looks_that_are_clear_end_early():
+def test_interim_analyses_with_a_clear_result_end_early():
     """A ratio of 1.5 needs no ten runs."""
     assert pool(trials([1.5, 1.52, 1.49, 1.5]), JCT, most=10).verdict is FAIL
     assert undecided(pool(trials([1.06, 1.02, 1.09, 1.05]), JCT, most=10))
     assert not undecided(pool(trials([1.5, 1.52, 1.49, 1.5]), JCT, most=10))
 
 
-def test_tails_of_looks_spend_late_and_stay_within_the_risk():
+def test_interim_analyses_spend_risk_late_and_stay_within_it():
     found = alpha_spending.tails(10, 0.005)
     assert len(found) == 8
     assert list(found) == sorted(found)
@@ -105,7 +105,7 @@ def test_tails_of_looks_spend_late_and_stay_within_the_risk():
     assert alpha_spending.tails(100, 0.005)[0] == 0, "nothing is spent where it would decide nothing"
 
 
-def test_tails_hold_for_normal_increments():
+def test_interim_analyses_tails_hold_for_normal_increments():
     """Paths of sums that cross a boundary at any look, against what is spent."""
     tail, most = 0.05, 8
     spent = alpha_spending.tails(most, tail)
@@ -117,7 +117,7 @@ def test_tails_hold_for_normal_increments():
     assert crossed == pytest.approx(0.85 * tail, abs=0.006)
 
 
-def test_run_with_an_unproven_fault_is_left_out_and_named():
+def test_pool_excludes_and_names_a_run_with_an_unproven_fault():
     unproven = Trial(
         run_dir="runs/bad",
         verdict=trial(9, [], check("fired.loss", INCONCLUSIVE, detail="it never fired")).verdict,
@@ -136,7 +136,7 @@ def test_pool_of_mostly_unproven_runs_is_inconclusive():
     assert named(found, "pooled_runs").verdict is INCONCLUSIVE
 
 
-def test_exact_checks_count_in_every_run_also_in_one_that_is_left_out():
+def test_pool_counts_exact_checks_of_excluded_runs_too():
     wrong = trial(9, [], check("fired.loss", INCONCLUSIVE), check("wrong_elements", FAIL, observed=7))
     found = pool([*trials([1.0, 1.001, 0.999]), wrong], JCT)
     assert found.verdict is FAIL
@@ -144,12 +144,12 @@ def test_exact_checks_count_in_every_run_also_in_one_that_is_left_out():
     assert not undecided(found)
 
 
-def test_error_of_the_harness_in_one_run_is_an_error_of_the_pool():
+def test_pool_with_a_run_in_error_is_an_error():
     broken = trial(9, [], check("harness", ERROR))
     assert pool([*trials([1.0, 1.001, 0.999]), broken], JCT).verdict is ERROR
 
 
-def test_dirty_lab_of_one_run_is_that_of_the_pool():
+def test_pool_with_a_dirty_run_is_dirty():
     dirty = trial(9, [], check("lab_restored", INCONCLUSIVE), lab_state="DIRTY")
     found = pool([*trials([1.0, 1.001, 0.999]), dirty], JCT)
     assert (found.lab_state, found.verdict) == ("DIRTY", INCONCLUSIVE)
@@ -162,7 +162,7 @@ def test_pool_of_two_runs_decides_only_exact_metrics():
     assert pool(exact, [Expectation(metric=METRICS["wrong_elements"], maximum=0)]).verdict is PASS
 
 
-def test_minimum_over_windows_is_not_decided_more_boldly_by_more_runs():
+def test_pool_of_more_runs_does_not_decide_a_window_minimum_more_often():
     """Each run's minimum lies below the truth by chance: their mean is not where the truth is, however many runs."""
     own = Interval(low=0.85, high=1.02, method="")
     expected = [Expectation(metric=METRICS["goodput_min_ratio"], minimum=0.95)]

@@ -56,7 +56,7 @@ def test_prediction_of_a_flow_has_no_collective_model():
     assert "ring" not in of(run)
 
 
-def test_uplinks_are_counted_by_the_paths():
+def test_prediction_counts_uplinks_by_the_paths():
     run = msgspec.structs.replace(synthetic_run(), connections=connections())
     found = [one for one in predictions(run, observe(run)) if "uplinks of rtsw1" in one.what]
     assert found[0].measured == "1.33 (ctsw1 2, ctsw2 1)"
@@ -143,7 +143,7 @@ def sampled(at_s, value):
     return Sample(at_ns=int(at_s * 1000) * MS, node="rtsw2", values={"host3-rxe0.tx_packets": value})
 
 
-def test_packets_that_passed_are_counted_between_two_bounds():
+def test_prediction_bounds_the_packets_that_passed():
     """10 a tenth of a second: inside the hits at least, outside arming and removal at most, with what was dropped."""
     run = synthetic_run()
     start = run.faults[1].receipt.fired.first_ns / 1e9

@@ -278,7 +278,7 @@ def pair(src="a:x", dst="b:x", latency_us=100.0, goodput_bps=1e8, kind="same rac
     return Pair(src=src, dst=dst, kind=kind, latency_us=latency_us, goodput_bps=goodput_bps)
 
 
-def test_pairs_are_of_different_hosts_in_both_directions():
+def test_burnin_pairs_join_different_hosts_in_both_directions():
     pairs = pairs_of(INVENTORY.topology)
     assert len(pairs) == len(set(pairs)) == 8 * 6
     assert ("host1:rxe0", "host3:rxe1", "across racks") in pairs
@@ -310,7 +310,7 @@ def test_burnin_dead_pair_is_reported_and_later_pairs_are_measured(monkeypatch):
     assert {(one.src, one.dst) for one in found if one.goodput_bps is None} == dead
 
 
-def test_after_a_few_dead_pairs_the_rest_is_left_unmeasured_not_blamed(monkeypatch):
+def test_burnin_stops_after_a_few_dead_pairs_without_blaming_the_rest(monkeypatch):
     lab, pairs = SimpleNamespace(topology=INVENTORY.topology), pairs_of(INVENTORY.topology)
     dead = {x[:2] for x in pairs}
     monkeypatch.setattr(burnin, "_attempt", lambda _lab, left, _shape, _on_event: done_of(left, dead=dead))
@@ -353,7 +353,7 @@ def test_burnin_skips_rnics_known_to_be_broken(monkeypatch):
     assert not any("host1:rxe0" in pair for pair in asked[0])
 
 
-def test_noise_of_one_round_is_no_outlier(monkeypatch):
+def test_burnin_noise_of_one_round_is_no_outlier(monkeypatch):
     """A pair that is slow once is measured again, and only that one."""
     rounds = []
 

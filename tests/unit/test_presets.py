@@ -16,7 +16,7 @@ from testbed.shipped import inventories
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_file_in_the_repository_is_the_generators_output(name):
+def test_preset_file_equals_the_generators_output(name):
     assert (inventories() / f"{name}.yml").read_text() == inventory_text(name)
 
 
@@ -33,7 +33,7 @@ def test_inventory_loads_with_the_presets_size(name):
     assert inventory.carriers[0].switches == tuple(inventory.netns)
 
 
-def test_addresses_are_those_of_the_contract():
+def test_preset_addresses_match_the_contract():
     topology = load(inventories() / "soft.yml").topology
     assert [rnic.address for rnic in topology.host_by_name["host2"].rnics] == ["10.77.1.5/31", "10.77.1.7/31"]
     assert topology.rnic_link("host3", "rxe0").a.address == "10.77.2.0/31"

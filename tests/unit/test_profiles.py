@@ -95,7 +95,7 @@ def test_profile_digest_is_the_same_in_another_process():
     assert other.stdout.strip() == KNOWN["llama3-54d", 7]
 
 
-def test_causes_come_as_often_as_they_were_counted():
+def test_profile_causes_have_their_published_frequencies():
     """419 interruptions; over many draws each kind's share is the table's, within four standard deviations."""
     assert sum(category.count for category in LLAMA3_54D) == 419
     seen = Counter(
@@ -127,7 +127,7 @@ def test_profile_invalid_arguments_are_rejected():
 
 
 @given(schedules(SOFT))
-def test_drawn_schedules_go_together(specs):
+def test_strategies_draw_compatible_schedules(specs):
     """What a strategy gives can always be planned, all of it, in the order in which it begins."""
     planned = plan_all(specs, SOFT, lab_kind="soft")
     assert [(one.kind, one.target.text, one.at_s) for one in planned] == [(x.kind, x.target, x.at_s) for x in specs]

@@ -81,7 +81,7 @@ def test_prometheus_text_is_well_formed_for_any_names(lab, counters):
     assert values == sorted(value for each in counters.values() for value in each.values())
 
 
-def test_names_that_fit_into_one_metric_stay_two_series():
+def test_prometheus_names_mapped_to_one_metric_stay_two_series():
     found = read(exposition("soft", {"host1": {"rxe0.rx-drops": 1, "rxe0.rx drops": 2, "rxe0.rx_drops": 3}}))
     assert set(found) == {"faultbed_rx_drops"}
     assert sorted(found["faultbed_rx_drops"][1].values()) == [1, 2, 3]
@@ -99,7 +99,7 @@ def test_prometheus_series_do_not_depend_on_order_or_value(counters, seed):
     }
 
 
-def test_increments_are_no_counters():
+def test_prometheus_increments_are_gauges():
     found = read(exposition("soft", {"host1": {"rxe0.send_err": 2}}, increments=True))
     assert found["faultbed_send_err"][0] == "gauge"
 

@@ -51,7 +51,7 @@ def test_machine_that_does_not_answer_is_named_and_no_secret_is_written_down(clo
 
 
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
-def test_signal_ends_ansible_and_comes_through(closed_site, number, error):
+def test_provision_signal_ends_ansible_and_is_raised(closed_site, number, error):
     before = signal.getsignal(number)
 
     def send(event):
@@ -66,7 +66,7 @@ def test_signal_ends_ansible_and_comes_through(closed_site, number, error):
     assert not any(str(closed_site.artifacts).encode() in argv for argv in running)
 
 
-def test_works_outside_the_main_thread(closed_site):
+def test_provision_works_outside_the_main_thread(closed_site):
     errors = []
 
     def work():
@@ -96,7 +96,7 @@ def raw(kind, **result):
     return {"event": kind, "event_data": {"host": "host1", "task": "T", "duration": 1.5, "res": result}}
 
 
-def test_events_become_progress_and_results():
+def test_provision_events_become_progress_and_results():
     told = []
     seen = _Seen(on_event=told.append)
     for event in (

@@ -140,7 +140,7 @@ def test_two(inject):
 """
 
 
-def test_faults_of_one_test_are_planned_together(pytester):
+def test_plugin_plans_the_faults_of_one_test_together(pytester):
     """Two throttled GPUs spoke against each other, and neither was proved."""
     pytester.makepyfile(test_throttles=THROTTLES)
     pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
@@ -393,7 +393,7 @@ def test_experiment_that_the_owner_of_a_lab_forbids_is_skipped(pytester, experim
     result.stdout.fnmatch_lines(["*does not allow host3 to be disrupted*"])
 
 
-def test_experiments_are_chosen_by_the_kind_of_the_lab(pytester, experiment):
+def test_plugin_selects_experiments_by_the_kind_of_lab(pytester, experiment):
     experiment("PASS")
     on_rack(pytester, "-m", "lab").assert_outcomes(passed=1)
     on_rack(pytester, "-m", "soft").assert_outcomes(deselected=1)

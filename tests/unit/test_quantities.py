@@ -55,7 +55,7 @@ def test_formatting_never_fails_and_names_a_unit(value):
     assert format_rate(value).endswith("b/s")
 
 
-def test_formats_read_as_people_write():
+def test_quantity_formats_are_short_and_have_a_unit():
     assert format_duration(1_300_000_000) == "1.3 s"
     assert format_duration(77_000_000) == "77 ms"
     assert format_duration(12_340_000_000) == "12.3 s"

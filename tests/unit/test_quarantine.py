@@ -45,7 +45,7 @@ def test_quarantine_of_a_parameter_matches_its_repetitions():
 
 
 @given(st.text(max_size=40))
-def test_matching_takes_any_name(nodeid):
+def test_quarantine_matches_any_node_id(nodeid):
     assert match((entry(nodeid),), nodeid) is not None
 
 
@@ -105,7 +105,7 @@ def test_quarantine_entry_without_its_test_is_an_error(session):
     result.stderr.fnmatch_lines(["*no such test: test_x.py::test_z*"])
 
 
-def test_asking_for_one_test_does_not_make_the_others_gone(session):
+def test_quarantine_entries_of_unselected_tests_are_not_stale(session):
     assert session(quarantined("test_c", TODAY), "-k", "test_b").ret == 0
     assert session(quarantined("test_c", TODAY), "test_x.py::test_b").ret == 0
 

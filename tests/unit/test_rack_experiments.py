@@ -118,7 +118,7 @@ def test_experiment_for_the_other_kind_of_lab_is_skipped_and_no_pass(of_the_demo
     assert "it is for a soft lab" in page
 
 
-def test_beside_something_that_ran_a_skip_is_only_that(of_the_demo, pytester):
+def test_session_with_a_passed_test_and_a_skip_is_a_pass(of_the_demo, pytester):
     pytester.makepyfile(test_own="def test_own(): ...\n")
     done = of_the_demo("experiments", "test_own.py")
     done.assert_outcomes(passed=1, skipped=1)

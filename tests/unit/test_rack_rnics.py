@@ -131,7 +131,7 @@ def test_cnp_priority_mode_is_restored_after_the_priority(rnic, monkeypatch):
     assert rnic.cc() == CC
 
 
-def test_dcqcn_off_is_off_for_roce_s_priority_or_refused(rnic):
+def test_dcqcn_off_applies_to_the_roce_priority_or_is_refused(rnic):
     rnic(dcqcn="on")
     rnic(dcqcn="off")
     assert rnic.state()["firmware"]["ROCE_CC_PRIO_MASK_P2"] == "247"
@@ -151,7 +151,7 @@ def test_pcp_trust_has_no_dscp_map(rnic):
     assert rnic.state() == BEFORE
 
 
-def test_registers_and_the_pfc_timeout_are_set_once_and_come_back(rnic):
+def test_registers_and_pfc_timeout_are_set_once_and_restored(rnic):
     registers = {"ROCE_ACCL": {"roce_adp_retrans_en": 0, "roce_slow_restart_en": 1}}
     assert rnic(qos=None, registers=registers, pfc_timeout="auto") == [
         "mlx5_1 ROCE_ACCL roce_adp_retrans_en", "rail1 PFC timeout",

@@ -61,7 +61,7 @@ def test_role_second_run_changes_nothing_and_teardown_restores_everything(role):
     assert role()[0].put_back() == 0
 
 
-def test_sysctls_are_kept_over_a_boot_by_a_file_that_goes_again(role):
+def test_base_host_sysctls_survive_a_reboot_and_are_restored(role):
     before = everything(role.root)
     for expected in (2, 0):
         one, made = role()
@@ -120,7 +120,7 @@ def test_role_teardown_restores_any_sequence_of_changes(steps, tmp_path_factory,
     assert everything(root) == before
 
 
-def test_files_of_the_base_host(load):
+def test_base_host_writes_its_files(load):
     files = load(playbooks() / "roles/base_host/files/base_host.py").files
     made = files({"memlock": "infinity"}, {"net/core/rmem_max": 1, "vm/nr_hugepages": 8})
     assert "net.core.rmem_max = 1\nvm.nr_hugepages = 8\n" in made["/etc/sysctl.d/90-faultbed.conf"]
@@ -359,7 +359,7 @@ def pcie(tmp_path, monkeypatch, program, found, changes):
     return bring
 
 
-def test_acs_is_looked_at_above_the_inventory_s_devices_and_turned_off_where_that_is_wanted(pcie):
+def test_acs_is_checked_above_the_inventorys_devices_and_disabled_on_request(pcie):
     before = pcie.acs()
     assert pcie() == []
     assert [note.split(":")[0] for note in pcie.notes] == ["ACS redirects peers at 0000"] * 2
@@ -451,7 +451,7 @@ def test_gpu_clock_of_zero_unlocks_an_earlier_lock(gpus):
     assert gpus(0) == []
 
 
-def test_gpu_modes_are_read(program):
+def test_gpu_modes_are_decoded(program):
     assert program("gpu_host").persistence("0, Enabled\n1, Disabled\n") == [("0", "Enabled"), ("1", "Disabled")]
 
 
@@ -525,7 +525,7 @@ def test_ptp_that_runs_is_restarted_for_a_new_domain_and_once(clocks):
     assert clocks(domain=24) == []
 
 
-def test_ptp_that_is_no_longer_wanted_ends(clocks):
+def test_ptp_service_ends_when_removed_from_the_inventory(clocks):
     clocks()
     clocks(hardware=False)
     assert clocks.active() == {clocks.role.PTP4L}
@@ -535,7 +535,7 @@ def test_ptp_that_is_no_longer_wanted_ends(clocks):
     assert clocks(netdev="") == []
 
 
-def test_chrony_forgets_servers_of_ours_at_a_teardown(tmp_path, monkeypatch, program, found, changes):
+def test_chrony_loses_our_servers_at_teardown(tmp_path, monkeypatch, program, found, changes):
     role, root, folder = program("base_host"), tmp_path / "root", str(tmp_path / "found")
     (root / "proc/sys/kernel/random").mkdir(parents=True)
     (root / "proc/sys/kernel/random/boot_id").write_text("first\n")

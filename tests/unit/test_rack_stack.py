@@ -130,7 +130,7 @@ DKMS = "mlnx-ofed-kernel/25.10.OFED.25.10, {kernel}, x86_64: {state}\n"
         (None, False, "DKMS knows of none"),
     ],
 )
-def test_drivers_that_are_source_are_built_for_the_kernel_that_runs(host, tmp_path, state, secure, words):
+def test_rdma_stack_source_drivers_must_be_built_for_the_running_kernel(host, tmp_path, state, secure, words):
     """DOCA 3.2 and later: without the headers all packages install well, and there is no driver."""
     kernel = os.uname().release
     repo = {

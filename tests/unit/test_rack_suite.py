@@ -72,7 +72,7 @@ def test_rack_nightly_collects_thirty_items_that_are_not_for_soft_labs_alone(col
     assert len({name for name in ours if name.startswith("tests/experiments/rack-")}) >= 2
 
 
-def test_rack_nightly_does_not_collect_tests_of_soft_labs(collected):
+def test_rack_nightly_collects_no_soft_lab_test(collected):
     assert not [item.nodeid for item in collected if item.nodeid.startswith("tests/soft/")]
 
 

@@ -222,7 +222,7 @@ def test_preflight_finds_a_shaper_that_is_gone_or_has_another_rate():
     assert "0.008 Mb/s, 500 us" in other.found
 
 
-def test_ansible_gets_plain_numbers():
+def test_rates_are_plain_numbers_for_ansible():
     shapes = plain(load(inventories() / "soft-zones.yml").shapes)
     assert json.loads(json.dumps(shapes)) == shapes
     assert set(shapes["rtsw1"]["ctsw1"]) == {"rate_bps", "packets", "delay_us"}
@@ -283,7 +283,7 @@ def test_routing_has_no_valley_when_a_link_or_spine_is_lost():
     assert any(list(valleys(apart, lost)) for lost in losses)  # with an ASN for each switch there are such paths
 
 
-def test_tiers_hash_apart_where_more_than_one_of_them_chooses():
+def test_tiers_that_choose_paths_have_distinct_hash_seeds():
     """With one seed for all, every flow that rtsw1 sends to ctsw1 would go on over the same one of its uplinks."""
     zones, two = load(inventories() / "soft-zones.yml"), load(inventories() / "soft.yml")
     assert len({zones.hash_seed(name) for name in ("rtsw1", "ctsw1", "atsw1")}) == 3

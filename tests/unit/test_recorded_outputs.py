@@ -65,26 +65,26 @@ def test_recorded_outputs_are_thirty_of_eight_tools_with_their_origin():
 
 
 @named(of("mlxlink", key="wrong"))
-def test_mlxlink(one):
+def test_mlxlink_outputs_are_decoded(one):
     values = key_values(text_of(one))
     assert [found for found, _ in link_wrong(values)] == one["wrong"]
     assert sorted(link_untold(values)) == sorted(one["untold"])
 
 
 @named(of("mlxlink", key="complaint"))
-def test_mlxlink_that_complains_is_no_link(one):
+def test_mlxlink_error_output_is_no_link(one):
     assert "State" not in key_values(text_of(one))
     assert complaint("mlxlink", text_of(one)) == one["complaint"]
 
 
 @named(of("mlxconfig"))
-def test_mlxconfig(one):
+def test_mlxconfig_outputs_are_decoded(one):
     assert role("rnic_host").firmware_settings(text_of(one)) == one["settings"]
     assert {True: "yes", False: "no", None: "not told"}[keeps_up(text_of(one))] == one["keeps_up"]
 
 
 @named(of("mlnx_qos"))
-def test_mlnx_qos(one):
+def test_mlnx_qos_outputs_are_decoded(one):
     have = qos(text_of(one))
     assert (have.trust or "not told") == one["trust"]
     assert sorted(have.pfc) == one["pfc"]
@@ -93,14 +93,14 @@ def test_mlnx_qos(one):
 
 
 @named(of("ethtool"))
-def test_ethtool(one):
+def test_ethtool_outputs_are_decoded(one):
     look = fec.read(text_of(one))
     assert look.active == one["active"]
     assert {name: look.counters[name] for name in one["counters"]} == one["counters"]
 
 
 @named(of("lldpctl"))
-def test_lldpctl(one):
+def test_lldpctl_outputs_are_decoded(one):
     heard = dict(facts._lldp(text_of(one)))
     for port, (chassis, far) in one["heard"].items():
         assert chassis in str(heard[port])
@@ -115,23 +115,23 @@ def counted(text, rule):
 
 
 @named(of("aclshow"))
-def test_aclshow(one):
+def test_aclshow_outputs_are_decoded(one):
     assert counted(text_of(one), one["rule"]) == one["packets"]
 
 
 @named(of("sonic-db-cli"))
-def test_sonic_db_cli(one):
+def test_sonic_db_cli_outputs_are_decoded(one):
     assert role("sonic_switch").capable(text_of(one)) == one["fields"]
 
 
 @named(of("sonic-cfggen"))
-def test_sonic_cfggen(one):
+def test_sonic_cfggen_outputs_are_decoded(one):
     tables = {"BUFFER_PROFILE": {"IN": {"pool": "ingress_lossless_pool", "xoff": "1", "dynamic_th": "0"}}}
     assert one["pools"] in "; ".join(role("sonic_switch").fit_pools(tables, json.loads(text_of(one))))
 
 
 @named(of("nccl-tests", key="busbw"))
-def test_nccl_tests(one):
+def test_nccl_tests_outputs_are_decoded(one):
     run = busbw.read(text_of(one))
     assert {str(line.size_bytes): line.gbytes_per_s for line in run.lines} == one["busbw"]
 
@@ -143,7 +143,7 @@ def test_nccl_tests_that_cannot_be_read_are_refused(one):
 
 
 @named(of("redfish"))
-def test_redfish(one):
+def test_redfish_outputs_are_decoded(one):
     program, wanted = (
         (power_cycle._ONLY_SYSTEM, one["system"]) if "system" in one else (power_cycle._RESET, one["reset"])
     )
@@ -197,7 +197,7 @@ def test_parsers_survive_truncated_and_garbled_output(text, start, end, mess, at
 
 @settings(deadline=None, max_examples=100)
 @given(data=st.data())
-def test_rows_of_nccl_tests_that_are_cut_are_never_other_numbers(data):
+def test_nccl_tests_truncated_rows_never_give_other_numbers(data):
     """A row is whole or is no row: what is left of one must not be read as a slower or faster one."""
     one = of("nccl-tests", key="busbw")[0]
     text = text_of(one)

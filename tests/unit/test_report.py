@@ -80,7 +80,7 @@ def test_report_has_every_check_and_moved_counter(passed):
     assert "+61" in text
 
 
-def test_pictures_have_words(passed):
+def test_report_pictures_have_text_alternatives(passed):
     attributes = parsed(passed).attributes
 
     labels = [value for name, value in attributes if name == "aria-label"]
@@ -135,7 +135,7 @@ def test_report_of_an_empty_run_exists(tmp_path):
     assert "host3 did not answer" in html
 
 
-def test_queue_pairs_that_were_lost_are_named(tmp_path):
+def test_report_names_lost_queue_pairs(tmp_path):
     run = synthetic_run()
     lost = tuple(lost_at(run.t0_ns + number * 10**6) for number in range(50))
     page = report.render(finished(tmp_path, msgspec.structs.replace(run, qps_lost=lost)).path).read_text(
@@ -205,7 +205,7 @@ def test_report_of_unanswered_ecn_marks_says_so(tmp_path):
     assert "No RNIC here answers a mark" in packets_of(tmp_path, wire.frames())
 
 
-def test_packets_that_came_late_by_themselves_are_counted(tmp_path):
+def test_report_counts_reordered_packets(tmp_path):
     wire = Wire()
     for at_ns, psn in ((0, 1), (1000, 3), (2000, 2), (3000, 4)):
         wire.request(at_ns, psn)
@@ -327,7 +327,7 @@ def test_report_drawing_marks_every_kind_of_target():
         assert f">{name}</text>" in svg
 
 
-def test_aggregation_is_drawn_above_spines_and_these_above_racks():
+def test_report_draws_atsws_above_ctsws_above_racks():
     topology = load(inventories() / "soft-zones.yml").topology
     layout = lay_out(topology)
     heights = {role: {layout.switches[x.name][1] for x in topology.switches if x.role == role} for role in ROLES}
@@ -338,7 +338,7 @@ def test_aggregation_is_drawn_above_spines_and_these_above_racks():
     parsed(fabric_svg(topology, []))
 
 
-def test_links_that_carry_the_workload_are_thick():
+def test_report_draws_links_of_the_workload_thick():
     run = synthetic_run()
 
     svg = fabric_svg(run.topology, [], run.connections)
@@ -348,7 +348,7 @@ def test_links_that_carry_the_workload_are_thick():
     assert svg.count('class="link used"') == 8
 
 
-def test_charts_leave_no_stand_in_colour_and_no_size():
+def test_report_charts_have_no_placeholder_colour_and_no_fixed_size():
     run = synthetic_run()
     for chart in (goodput_chart(run, observe(run), []), iterations_chart(run, [])):
         for svg in (chart.wide, chart.narrow):

@@ -106,7 +106,7 @@ def test_print_shows_every_moment(browser, page):
     assert browser.value("document.documentElement.scrollWidth") <= 1200
 
 
-def test_print_keeps_a_comparison_on_the_paper(browser, comparison):
+def test_print_of_a_comparison_fits_the_paper(browser, comparison):
     browser.open(comparison, width=794)
     browser.ask("Emulation.setEmulatedMedia", media="print")
 

@@ -39,7 +39,9 @@ def all_pairs(ranks):
 
 
 def three_tiers():
-    """Two zones of two racks: RTSWs r1 to r4, two CTSWs a zone, two ATSWs; hosts as in the soft lab, without links."""
+    """Two zones of two racks: RTSWs r1 to r4, two CTSWs per zone, two ATSWs; hosts as in the soft lab, without
+    links.
+    """
     switches, links = [], []
 
     def switch(name, role, zone):
@@ -89,7 +91,7 @@ def test_nft_jhash_is_below_its_modulus(key, modulus, seed):
     assert 0 <= nft_jhash(key, modulus=modulus, seed=seed) < modulus
 
 
-def test_paths_inside_a_zone_go_by_its_spines_only():
+def test_paths_inside_a_zone_use_its_spines_only():
     paths = ValleyFreePaths(three_tiers())
     assert names(paths.next_hops("r1", "r2")) == ["r1:c1", "r1:c2"]
     assert names(paths.next_hops("c1", "r2")) == ["r2:c1"]
@@ -103,8 +105,8 @@ def test_paths_across_zones_go_up_to_the_top_and_down():
     assert names(paths.next_hops("a1", "r3")) == ["c3:a1", "c4:a1"]
 
 
-def test_paths_avoid_a_spine_that_lost_its_way_down():
-    """Without r2:c1, c1 could reach r2 only by way of another rack switch: r1 must not send it anything for r2."""
+def test_paths_avoid_a_spine_that_lost_its_downlink():
+    """Without r2:c1, c1 could reach r2 only through another rack switch: r1 must send it nothing for r2."""
     paths = ValleyFreePaths(three_tiers(), failed=frozenset({"r2:c1"}))
     assert names(paths.next_hops("r1", "r2")) == ["r1:c2"]
     assert names(paths.next_hops("a1", "r2")) == ["c2:a1"]
@@ -143,13 +145,13 @@ def test_static_parity_shares_a_whole_job_evenly():
 
 
 def test_static_parity_after_a_replacement_gives_the_ratios_of_the_seed():
-    """Servers 1, 2, 3 and 5: rack 1 sends to odd servers only; of all flows across racks, 8 of 10 pass one spine."""
+    """Servers 1, 2, 3 and 5: rack 1 sends to odd servers only; 8 of 10 flows across racks pass one spine."""
     load = offered_load(Fabric.of(LAB, scheme_named("static-parity")), all_pairs(REPLACED))
     assert uplink_mmr(LAB, load) == pytest.approx({"rtsw1": 2.0, "rtsw2": 4 / 3, "rtsw3": 4 / 3})
     assert tier_mmr(LAB, load) == pytest.approx({"ctsw": 1.6})
 
 
-def test_spray_is_even_whatever_the_placement():
+def test_spray_is_even_for_any_placement():
     load = offered_load(Fabric.of(LAB, scheme_named("spray")), all_pairs(REPLACED))
     assert set(uplink_mmr(LAB, load).values()) == {1.0}
 
@@ -267,7 +269,7 @@ def test_prediction_of_more_queue_pairs_is_more_even():
 
 
 def test_prediction_is_inside_the_exact_distribution():
-    """Of four flows over two links, the busier one has 2, 3 or 4 with probability 6, 8 and 2 of 16."""
+    """With four flows over two links the busier one has 2, 3 or 4, with probabilities 6, 8 and 2 of 16."""
     (answer,) = predict(LAB, JOB, CollectiveTraffic(), {"ecmp": Routing()}, draws=2000)
     assert answer.uplinks["rtsw1"].mean == pytest.approx((6 * 1.0 + 8 * 1.5 + 2 * 2.0) / 16, abs=0.03)
 
@@ -296,7 +298,7 @@ def test_routing_predict_prints_the_conflict_of_the_seed():
     assert answer["draws"] == 1
 
 
-def test_routing_conflicts_counts_what_is_worse():
+def test_routing_conflicts_counts_worse_placements():
     ranks = [word for number in (1, 2, 3, 4) for word in ("--rank", f"host{number}")]
     answer = json.loads(routing("conflicts", *ranks, "--worst", "3", "--json").output)
     assert (answer["before"]["mmr"], answer["placements"], answer["worse"]) == (1.0, 8, 8)
@@ -313,7 +315,7 @@ def test_routing_conflicts_counts_what_is_worse():
         (("predict", "--failed", "rtsw1"), "no link between switches is called rtsw1"),
     ],
 )
-def test_routing_refuses_what_it_cannot_mean(words, says):
+def test_routing_command_rejects_invalid_arguments(words, says):
     error = routing(*words).exception
     assert isinstance(error, UsageError), error
     assert says in str(error)

@@ -22,7 +22,7 @@ def iteration(index, start_ns):
 
 
 @pytest.mark.parametrize("suffix", rows_file.FORMATS)
-def test_iterations_come_back_from_the_file(tmp_path, suffix):
+def test_rows_file_iterations_round_trip(tmp_path, suffix):
     result = SimpleNamespace(
         ranks=("host1:rxe0", "host2:rxe0"), iterations=((iteration(0, 5000), iteration(1, 7000)), (iteration(0, 5100),))
     )
@@ -37,7 +37,7 @@ def test_iterations_come_back_from_the_file(tmp_path, suffix):
 
 
 @pytest.mark.parametrize("suffix", rows_file.FORMATS)
-def test_bins_of_flows_come_back_from_the_file(tmp_path, suffix):
+def test_rows_file_bins_of_flows_round_trip(tmp_path, suffix):
     bins = tuple(
         Sample(endpoint="host1:rxe0", start_ns=start_ns, duration_ns=100, size_bytes=4096) for start_ns in (900, 1000)
     )

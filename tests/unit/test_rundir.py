@@ -35,7 +35,7 @@ def test_run_directory_name_has_time_experiment_and_seed(tmp_path):
     assert make(tmp_path).path.name == "20261121T093005Z-x-7-2"
 
 
-def test_measurements_come_back_the_same(tmp_path):
+def test_measurements_round_trip(tmp_path):
     run, measured = make(tmp_path), synthetic_run()
 
     run.write_measurements(measured)
@@ -44,7 +44,7 @@ def test_measurements_come_back_the_same(tmp_path):
     assert not list(run.path.glob(".*"))
 
 
-def test_samples_are_one_row_a_rank_and_bin(tmp_path):
+def test_samples_have_one_row_per_rank_and_bin(tmp_path):
     run, measured = make(tmp_path), synthetic_run()
     run.write_measurements(measured)
 
@@ -143,7 +143,7 @@ def test_run_directory_that_is_no_run_is_named(tmp_path):
         rundir.open_run(tmp_path).read_verdict()
 
 
-def test_flight_recorders_are_written_rank_by_rank(tmp_path):
+def test_flight_recorders_round_trip_by_rank(tmp_path):
     entry = Entry(at_ns=7, what="sent", iteration=3, step=1, peer=2, qpn=17, segment=4, psn=512)
     run = make(tmp_path)
     run.write_flights([Flight(rank=1, endpoint="host2:rxe0", standing="iteration 3, step 1", entries=(entry,))])

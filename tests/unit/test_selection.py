@@ -30,7 +30,7 @@ def test_share_of_a_period_is_the_requested_share(share, seed):
 
 
 @pytest.mark.parametrize("share", [0.5, 0.3, 0.25, 0.2, 0.1, 0.05, 0.02, 0.01, 0.003, 0.001, 0.0001, 0.00001, 0.9])
-def test_usual_shares_are_exact(share):
+def test_common_shares_are_exact(share):
     chosen = by_share(share, 7)
     taken = chosen.taken_of(chosen.period)
     assert taken / chosen.period == pytest.approx(share, rel=1e-12)
@@ -52,14 +52,14 @@ def test_same_seed_draws_the_same_packets_and_another_seed_others(share, seed):
     assert by_share(share, seed).positions != by_share(share, seed + 1).positions
 
 
-def test_draw_is_the_same_in_every_version():
+def test_selection_draw_is_unchanged_across_versions():
     """A seed in a report must name the same packets next year: these were drawn by the first version."""
     chosen = by_share(0.1, 1)
     assert (chosen.period, chosen.positions[:6]) == (10240, FIRST_DRAWN)
     assert netem_seed(1) == FIRST_NETEM_SEED
 
 
-def test_gaps_between_packets_are_those_of_chance():
+def test_selection_gaps_are_random():
     """A random share of p leaves gaps that are geometric: a gap of at most g has the chance 1 - (1 - p)^g.
 
     Kolmogorov and Smirnov: over 20 seeds with 1023 gaps each, no point is farther off than 0.02 (1 % would be 0.0114).
@@ -143,7 +143,7 @@ def test_seed_of_the_experiment_reaches_the_rule(tmp_path):
     assert rules[1] != rules[2]
 
 
-def test_steps_for_people_leave_out_most_positions():
+def test_plan_steps_abbreviate_the_list_of_positions():
     """A table of a thousand numbers hides the command; the whole rule is in the request."""
     planned = soft("packet.drop", "host1:rxe0", share=0.1)
     (step,) = planned.steps

@@ -55,7 +55,7 @@ def test_select_one_index_names_the_things_of_each_lab(text, soft, rack):
         assert resolve(RACK.topology, text).text == rack
 
 
-def test_select_all_takes_each_once_in_the_order_of_the_inventory():
+def test_select_all_returns_each_once_in_inventory_order():
     topology = SOFT.topology
     assert select(topology, "host[*]:rnic[0]") == ("host1:rxe0", "host2:rxe0", "host3:rxe0", "host4:rxe0")
     assert select(topology, "rtsw[0]:uplink[*]") == ("rtsw1:ctsw1", "rtsw1:ctsw2")

@@ -78,7 +78,7 @@ def test_inference_times_are_the_slowest_ranks_and_slo_attainment_is_counted():
     assert inference.run(PacedLab(ends), InferenceSpec(tokens=4, requests=2)).slo_attainment == 1
 
 
-def test_hot_shards_send_more_and_get_as_many_gradients_back():
+def test_ranking_hot_shards_send_more_and_receive_as_many_gradients():
     trace = ranking.step(RankingSpec(embedding_bytes=4000, skew=1.0), 4)
     forward, backward, dense = trace.operations
     assert forward.collective == backward.collective == "all-to-allv"

@@ -60,7 +60,7 @@ def test_nft_facts_see_a_rule_that_changed_in_a_table_that_stays():
     assert len({one["nft table netdev hop"] for one in seen}) == len(seen)
 
 
-def test_nft_facts_of_tables_of_iptables_are_not_looked_into():
+def test_nft_facts_skip_tables_of_iptables():
     """Container engines change theirs at any time."""
     said = nft(expression(b"immediate", b"drop"), name=b"nat\0", family=IP)
     assert said == {"nft table ip nat": "there"}
@@ -265,7 +265,7 @@ def test_gpu_facts_see_power_clocks_and_modes(monkeypatch, tmp_path):
     assert len(set(texts)) == len(texts)
 
 
-def test_gpu_clocks_that_rise_are_not_taken_for_set(monkeypatch, tmp_path):
+def test_gpu_clocks_that_rise_are_not_reported_as_set(monkeypatch, tmp_path):
     """Low without a reason in one look alone: the GPU had just begun to work."""
     card = Card(sm_mhz=345)
     install(monkeypatch, tmp_path, [card])

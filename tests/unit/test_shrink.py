@@ -59,7 +59,7 @@ def test_without_keeps_the_rest_of_the_file_and_drops_expectations_of_removed_fa
     assert [fault.id for fault in decoded.faults] == [IDS[number] for number in keep]
 
 
-def test_names_that_were_implied_stay_as_they_were():
+def test_without_keeps_implied_fault_ids():
     """The second of two flaps has a number; without it the seed would draw another moment."""
     flap = '[[faults]]\nkind = "link.flap"\ntarget = "rtsw1:ctsw1"\nat = ["1s", "9s"]\nfor = "1s"\n'
     source = (DEMO.decode().partition("# An uplink")[0] + flap + flap).encode()
@@ -68,7 +68,7 @@ def test_names_that_were_implied_stay_as_they_were():
     assert left.id == ids[1] != ids[0]
 
 
-def test_faults_in_one_line_are_refused():
+def test_without_rejects_inline_fault_tables():
     source = b'name = "a"\nfaults = [{kind = "link.flap"}]\n'
     with pytest.raises(UsageError, match="a table of its own"):
         without(source, ["link.flap"], [])

@@ -43,7 +43,7 @@ def ask(client, line):
     return json.loads(client.makefile().readline())
 
 
-def test_work_takes_time_and_bad_requests_are_answered(gpu):
+def test_softgpu_work_takes_time_and_bad_requests_get_an_error(gpu):
     with connect(gpu) as client:
         assert ask(client, '{"units": 3}')["ns"] > 0
         assert "not a request" in ask(client, "nonsense")["error"]

@@ -132,7 +132,7 @@ def test_interval_of_a_silent_window_is_exactly_zero():
         (50, 1000, 0.0373354, 0.0653905),
     ],
 )
-def test_shares_are_those_of_clopper_and_pearson(count, total, low, high):
+def test_share_interval_is_clopper_pearson(count, total, low, high):
     interval = share_interval(count, total, level=0.95)
     assert (interval.low, interval.high) == (pytest.approx(low, abs=1e-6), pytest.approx(high, abs=1e-6))
 
@@ -149,14 +149,14 @@ def test_share_interval_of_no_trials_is_an_error():
 
 
 @given(st.integers(30, 400), st.floats(10, 90), st.integers(0, 100))
-def test_percentiles_lie_between_two_of_the_values(count, percent, seed):
+def test_percentile_interval_lies_between_two_values(count, percent, seed):
     values = np.random.default_rng(seed).exponential(size=count)
     interval = confidence.percentile_interval(values, percent, level=0.95)
     if interval is not None:
         assert interval.low <= np.percentile(values, percent) <= interval.high
 
 
-def test_percentiles_hold_the_truth_as_often_as_they_say():
+def test_percentile_interval_has_its_nominal_coverage():
     rng = np.random.default_rng(2)
     found = [confidence.percentile_interval(rng.exponential(size=100), 50) for _ in range(500)]
     assert sum(not one.low <= np.log(2) <= one.high for one in found) <= 10
@@ -184,7 +184,7 @@ def test_percentile_interval_beyond_the_extreme_values_is_open():
     assert confidence.percentile_bounds(np.zeros(0), 50, independent=0) is None
 
 
-def test_widening_adds_the_spread_between_runs():
+def test_interval_widening_adds_the_spread_between_runs():
     interval = confidence.widened(Interval(low=0.99, high=1.01, method="m"), 0.05, freedom=9, source="noise floor")
     assert interval.high == pytest.approx(np.exp(np.hypot(0.01, 3.2498 * 0.05)), rel=1e-3)
     assert interval.low == pytest.approx(1 / interval.high, rel=1e-3)
@@ -198,7 +198,7 @@ def test_student_quantiles_of_few_degrees_of_freedom_are_exact():
 
 
 @pytest.mark.parametrize(("checks", "level"), [(0, 0.99), (1, 0.99), (2, 0.99), (4, 0.995), (10, 0.998)])
-def test_level_for_several_noisy_checks_keeps_the_risk_of_the_run(checks, level):
+def test_level_for_several_noisy_checks_keeps_the_runs_risk(checks, level):
     assert confidence.level_for(checks) == pytest.approx(level)
 
 
@@ -215,7 +215,7 @@ def test_series_whose_level_moves_has_no_interval():
     assert confidence.mean_interval(steady + 0.2 * (np.arange(60) >= 30)) is None
 
 
-def test_machine_that_slows_with_the_fault_is_no_fail_of_the_fault():
+def test_interval_allows_for_a_machine_that_slows_during_the_fault():
     """From iteration 15 on all is 20 % slower, for another reason: the bound of 1.1 is never called broken."""
     rng = np.random.default_rng(4)
     quiet = np.ones(60, dtype=bool)
@@ -228,7 +228,7 @@ def test_machine_that_slows_with_the_fault_is_no_fail_of_the_fault():
     assert not any(one is not None and decide("max", 1.1, one) is Verdict.FAIL for one in found)
 
 
-def test_equal_values_have_no_noise():
+def test_interval_of_equal_values_is_exact():
     assert confidence.independent_of(np.ones(20)) == 20
     interval = confidence.mean_interval(np.full(20, 3.0))
     assert (interval.low, interval.high) == (3.0, 3.0)

@@ -133,7 +133,7 @@ def flight(rank, standing, *entries):
     return Flight(rank=rank, endpoint=f"host{rank + 1}:rxe0", standing=standing, entries=entries)
 
 
-def test_recorders_go_on_where_reported_iterations_end():
+def test_gantt_continues_with_flight_recorders_after_the_last_iteration():
     """The reported ones end at 2 s; the recorder's iteration 11 was the last of them, 12 ended, 13 did not."""
     known = flight(
         0,

@@ -47,7 +47,7 @@ def cases(tmp_path):
     return read_junit([path])
 
 
-def test_junit_is_read(cases):
+def test_step_summary_decodes_junit(cases):
     assert [(case.outcome, case.quarantined) for case in cases] == [
         ("passed", False), ("failed", False), ("error", False), ("skipped", False), ("skipped", True),
     ]  # fmt: skip
@@ -85,13 +85,13 @@ def test_step_summary_is_green_only_if_all_ran_passed_and_the_lab_is_clean(verdi
     assert markdown("x", [], verdicts, unfinished).startswith(f"## {mark} x")
 
 
-def test_skipped_alone_is_no_pass(cases):
+def test_step_summary_of_skipped_tests_only_is_no_pass(cases):
     page = markdown("x", [case for case in cases if case.outcome == "skipped"], [])
     assert page.startswith("## ❌")
     assert "That is no pass" in page
 
 
-def test_run_directories_are_read(tmp_path):
+def test_step_summary_decodes_run_directories(tmp_path):
     for name in ("20261121T1-demo-7", "20261121T2-demo-8"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "experiment.toml").touch()

@@ -107,7 +107,7 @@ def test_points_are_all_combinations_and_the_last_parameter_changes_fastest():
         (["faults[1].target=host3:rxe1,host9:rxe1"], ConfigError, "host9"),
     ],
 )
-def test_points_that_cannot_be_are_refused_before_anything_runs(overs, error, says):
+def test_sweep_invalid_points_are_rejected_before_the_first_run(overs, error, says):
     with pytest.raises(error) as caught:
         points(*overs)
     assert says in str(caught.value)
@@ -118,7 +118,7 @@ def test_sweep_with_too_many_runs_is_rejected():
         points(f"{SHARE}=0.1", repeat=1001)
 
 
-def test_expected_time_is_that_of_the_workload_until_runs_were_timed():
+def test_sweep_expected_time_is_the_workloads_until_runs_were_timed():
     _, made = points("workload.duration=60s,90s")
     alone = expected_s(made, {})
     assert alone[2] - alone[1] == 2 * 30, "the demo has a fault-free twin"
@@ -135,7 +135,7 @@ def test_default_metrics_are_those_that_the_file_bounds():
         metrics_for(made, ["goodput_min_rato"])
 
 
-def test_plan_prints_points_and_touches_nothing(executed):
+def test_sweep_plan_prints_points_and_touches_nothing(executed):
     done = swept(executed, "--plan", "--json")
     told = json.loads(done.stdout)
     assert [one["parameters"][SHARE] for one in told["points"]] == ["0.1", "0.2", "0.4"]
@@ -172,7 +172,7 @@ def test_sweep_resumed_runs_only_new_points(executed):
     assert len(executed.shares) == 6
 
 
-def test_sweep_that_ctrl_c_ended_is_usable_and_goes_on_with_the_point_that_was_half_written(executed):
+def test_sweep_ended_by_ctrl_c_is_usable_and_resumes_with_the_partial_point(executed):
     executed.acts = {2: KeyboardInterrupt()}
     done = swept(executed)
     assert isinstance(done.exception, KeyboardInterrupt | SystemExit) or done.exit_code != 0
@@ -185,7 +185,7 @@ def test_sweep_that_ctrl_c_ended_is_usable_and_goes_on_with_the_point_that_was_h
     assert sweep_file.read(executed.folder).is_complete
 
 
-def test_verdict_that_was_cut_short_is_run_again(executed):
+def test_sweep_truncated_verdict_is_run_again(executed):
     swept(executed)
     for path in sorted(executed.folder.glob("runs/*/verdict.json"))[1:2]:
         path.write_bytes(path.read_bytes()[:100])
@@ -239,7 +239,7 @@ def test_repeated_point_is_pooled_after_its_last_run(executed):
     assert value.low <= value.value <= value.high
 
 
-def test_folder_of_another_experiment_is_refused(executed):
+def test_sweep_folder_of_another_experiment_is_rejected(executed):
     swept(executed)
     kept = sweep_file.read(executed.folder)
     sweep_file.write(msgspec.structs.replace(kept, experiment="other"), executed.folder)
@@ -249,7 +249,7 @@ def test_folder_of_another_experiment_is_refused(executed):
     assert "remove sweep.json, and sweep again" in str(swept(executed).exception)
 
 
-def test_axis_reads_numbers_sizes_and_times():
+def test_sweep_axis_decodes_numbers_sizes_and_times():
     assert axis_values(["0.001", "0.01", "0.1"]) == ([0.001, 0.01, 0.1], True)
     assert axis_values(["1", "2", "3"]) == ([1.0, 2.0, 3.0], False)
     assert axis_values(["4KiB", "1MiB"]) == ([4096.0, float(1 << 20)], True)
@@ -282,7 +282,7 @@ def made_sweep(*values, verdicts=None, model=""):
     )  # fmt: skip
 
 
-def test_page_shows_prediction_beside_and_escapes_everything():
+def test_sweep_page_shows_the_prediction_and_escapes_text():
     sweep = made_sweep(0.8, 0.6, 0.4, model="a model")
     evil = msgspec.structs.replace(sweep.points[0], why=EVIL, verdict=Verdict.FAIL, parameters={"workload.size": EVIL})
     over = msgspec.structs.replace(sweep.over[0], values=(EVIL, "2MiB", "3MiB"))
@@ -294,7 +294,7 @@ def test_page_shows_prediction_beside_and_escapes_everything():
     assert "0.6 (0.54 .. 0.66)" in text
 
 
-def test_page_of_a_sweep_without_numbers_has_no_plot():
+def test_sweep_page_without_numbers_has_no_plot():
     nothing = made_sweep(None, None, verdicts=[Verdict.INCONCLUSIVE, None])
     assert sweep_chart(nothing) is None
     text = " ".join(" ".join(parsed(render_html(nothing)).text).split())

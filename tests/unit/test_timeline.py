@@ -93,7 +93,7 @@ def test_impact_of_a_fault_in_the_last_moment_is_unknown():
     assert measure(steady(12), 11.8, 11.9) is None
 
 
-def test_bursts_are_not_dips_when_the_window_holds_two_iterations():
+def test_impact_bursts_are_no_dips_if_the_window_holds_two_iterations():
     bins = np.zeros(300)
     bins[::7] = RATE
     ranks = [
@@ -132,7 +132,7 @@ samples = st.lists(
 
 
 @given(samples)
-def test_laying_samples_on_the_grid_keeps_every_byte(points):
+def test_grid_keeps_every_byte_of_the_samples(points):
     one = timeline.goodput([Sample(t * MS, size) for t, size in points], start_ns=0, end_ns=10 * S, sample_ns=100 * MS)
 
     assert len(one.bytes) == 100
@@ -140,7 +140,7 @@ def test_laying_samples_on_the_grid_keeps_every_byte(points):
 
 
 @given(st.lists(st.floats(min_value=0, max_value=1e9), min_size=10, max_size=80))
-def test_rolling_is_the_plain_mean_of_each_window(bins):
+def test_rolling_mean_equals_the_mean_of_each_window(bins):
     expected = [sum(bins[i : i + 10]) for i in range(len(bins) - 9)]
 
     np.testing.assert_allclose(timeline.rolling(series(bins), S), expected, rtol=1e-6, atol=1.0)
@@ -195,7 +195,7 @@ def test_impact_next_fault_before_any_dip_is_censored():
     assert (one.censored, one.recovery_ns) == (True, 0)
 
 
-def test_impact_back_for_less_than_the_hold_is_censored_with_the_time_of_the_return():
+def test_impact_recovered_for_less_than_the_hold_is_censored_at_the_return():
     one = measure(steady(13.8, [(10, 12, 0.0)]), 10, 11)
 
     assert one.censored
@@ -256,7 +256,7 @@ def two_faults(one, first, second):
     return timeline.impacts(one, base, windows)
 
 
-def test_impacts_first_fault_bites_after_the_second_fired_neither_is_charged():
+def test_impacts_first_dip_after_the_second_firing_is_assigned_to_neither():
     """The first is on for 20 s and bites after 3 s; the second is harmless, and on for 1 s of that."""
     found = two_faults(steady(40, [(13, 30, 0.1)]), (10, 30), (11.5, 12.5))
 
@@ -272,7 +272,7 @@ def test_impacts_of_distant_faults_contain_only_their_own_dip():
     assert [(one.censored, one.recovery_ns) for one in found.values()] == [(False, 3 * S), (False, 2 * S)]
 
 
-def test_impacts_first_fault_not_back_when_the_second_fires_second_is_censored():
+def test_impacts_second_fault_during_an_unrecovered_first_is_censored():
     """The first one's outage of 25 s reaches over the second fault, which was harmless."""
     found = two_faults(steady(60, [(10, 35, 0.0)]), (10, 12), (30, 31))
 
@@ -305,7 +305,7 @@ def test_impacts_armed_fault_that_was_not_seen_to_fire_is_suspected_too():
     st.integers(0, 60),
     st.integers(5, 100),
 )
-def test_impacts_dip_of_one_of_two_faults_is_never_charged_to_the_other(at1, lasts1, at2, lasts2, delay, dips):
+def test_impacts_dip_of_one_fault_is_never_assigned_to_the_other(at1, lasts1, at2, lasts2, delay, dips):
     """Only the first fault does harm, from `delay` on for as long as `dips`; a hold after its end at the latest."""
     at2 = at1 + 1 + abs(at2 - at1)
     begin = min(at1 + delay, at1 + lasts1)
@@ -322,7 +322,7 @@ def test_impacts_dip_of_one_of_two_faults_is_never_charged_to_the_other(at1, las
 # The harness's own reads are no part of the baseline.
 
 
-def test_baseline_reads_of_the_harness_are_left_out():
+def test_baseline_excludes_reads_of_the_harness():
     """Reading the counters costs the job 80 % of its goodput for 1.5 s before the fault."""
     one = steady(30, [(8.0, 9.5, 0.2)])
     quiet = timeline.baseline(one, first_fault_ns=10 * S, window_ns=S, reads=[(8 * S, int(9.5 * S))])

@@ -65,7 +65,7 @@ def test_top_short_terminal_keeps_the_busiest_ports_and_the_changes():
     assert any("link ctsw1 is gone" in line for line in lines)
 
 
-def test_counters_of_trouble_do_not_push_the_changes_off_the_screen():
+def test_top_error_counters_do_not_push_changes_off_the_screen():
     screen = snapshot()
     for number in range(40):
         for at_s in range(2):

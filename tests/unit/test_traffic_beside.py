@@ -41,7 +41,7 @@ def left(monkeypatch):
     return compare
 
 
-def test_traffic_of_a_command_that_is_at_work_there_is_no_difference(left):
+def test_traffic_of_a_live_command_is_no_leftover(left):
     """`inject` for ten seconds, and a flow in another shell from the third one on: the lab was called DIRTY."""
     assert left({"host1": {**QUIET.nodes["host1"], **TRAFFIC}}, ("host1",)) == []
     assert left({"host1": {**QUIET.nodes["host1"], **TRAFFIC}}, ("*",)) == []

@@ -70,7 +70,7 @@ FLOW = {"src": "host1:rxe0", "dst": "host3:rxe0", "duration_s": 1.0}
         ({"transport": "uc", "latency": True}, "arrivals are not acknowledged"),
     ],
 )
-def test_flow_refusals(change, says):
+def test_flow_spec_rejects_invalid_values(change, says):
     with pytest.raises(UsageError, match=says):
         flow_run.start(NothingStarts(), flow_run.FlowSpec(**{**FLOW, **change}))
 
@@ -108,7 +108,7 @@ def test_flow_refusals(change, says):
         ({"deadline_s": 0.0}, "deadline must be above 0 s"),
     ],
 )
-def test_collective_refusals(change, says):
+def test_collective_spec_rejects_invalid_values(change, says):
     with pytest.raises(UsageError, match=says):
         collective.start(NothingStarts(), collective.CollectiveSpec(**{"iterations": 3, **change}))
 

@@ -160,7 +160,7 @@ def test_lost_record_qemu_is_found_by_its_disk_and_ended(mini, folder, machine, 
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])
-def test_vm_that_the_inventory_has_no_more_is_ended(mini, folder, machine, qemu, is_recorded):
+def test_vm_removed_from_the_inventory_is_ended(mini, folder, machine, qemu, is_recorded):
     """A host removed from the inventory of a running lab: its VM stayed, and nothing knew of it any more."""
     earlier = Vm(
         machine=Machine(name="host9", memory_mib=512, vcpus=1, nics=()),
@@ -272,7 +272,7 @@ def test_end_of_ssh_masters_leaves_other_programs_alone(tmp_path, run):
     assert innocent.poll() is None
 
 
-def test_machines_have_socket_names_that_fit():
+def test_machine_socket_names_fit_the_limit():
     """The names of the shipped labs stay below what `socket_dir` reserves for a name."""
     for path in shipped.inventories().glob("soft*.yml"):
         inventory = inventory_module.load(path)
@@ -319,7 +319,7 @@ def test_root_acts_as_an_owner_without_a_name(tmp_path, monkeypatch, identity):
 
 
 @pytest.mark.parametrize("case", ["own state", "no state yet", "not root"])
-def test_identity_stays_where_nothing_is_to_change(tmp_path, monkeypatch, identity, case):
+def test_identity_is_unchanged_if_already_right(tmp_path, monkeypatch, identity, case):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "none" if case == "no state yet" else tmp_path))
     if case != "no state yet":
         owned_by(monkeypatch, tmp_path, 0 if case == "own state" else 1234567)

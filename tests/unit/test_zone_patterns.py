@@ -33,7 +33,7 @@ def test_patterns_without_zones_use_the_first_rnics():
     assert pairs_in(SOFT, "permutation") == pairs("permutation", first)
 
 
-def test_zones_that_are_not_there_or_not_of_one_size_are_refused():
+def test_zone_pattern_without_equal_zones_is_rejected():
     with pytest.raises(UsageError, match="across-zones needs two zones or more, all of one size; zone1 has 8 RNICs"):
         pairs_in(SOFT, "across-zones")
     uneven = dataclasses.replace(ZONES, hosts=ZONES.hosts[:-1])
