@@ -68,7 +68,7 @@ def mmr(finished, switch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_scheme_routes_the_workload_is_proved_and_leaves_nothing(lab, tmp_path, scheme):
+def test_routing_scheme_routes_the_workload_is_proved_and_leaves_nothing(lab, tmp_path, scheme):
     finished = run(lab, tmp_path, scheme)
     verdict = finished.verdict
 
@@ -107,7 +107,7 @@ def test_spray_fills_uplinks_equally_and_reorders_nothing(lab, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "mutate"), [("static-parity", "noop"), ("e-ecmp", "lie")])
-def test_a_scheme_that_does_nothing_is_inconclusive(lab, tmp_path, scheme, mutate):
+def test_routing_scheme_without_effect_is_inconclusive(lab, tmp_path, scheme, mutate):
     """Whatever its holder claims: the kernels of the switches are asked."""
     verdict = run(lab, tmp_path, scheme, iterations=2, mutate_routing=mutate).verdict
 
@@ -125,7 +125,7 @@ def held(lab, journal, scheme):
     return hold
 
 
-def test_a_controller_that_is_gone_leaves_no_scheme_behind(lab, tmp_path):
+def test_routing_scheme_ends_with_its_controller(lab, tmp_path):
     """Its channel ends, as when it is killed; that the lab looks as before is the fixture's check."""
     with Journal(tmp_path / "journal.jsonl") as journal:
         hold = held(lab, journal, "static-parity")
@@ -134,7 +134,7 @@ def test_a_controller_that_is_gone_leaves_no_scheme_behind(lab, tmp_path):
         print(f"BGP's again after {until(lambda: not any(rules(lab).values()), within_s=12.0):.1f} s")
 
 
-def test_heal_removes_a_scheme_whose_holder_is_gone(lab):
+def test_heal_removes_a_routing_scheme_without_a_holder(lab):
     """A rule, a table and a resilient group that a killed machine might leave: DIRTY by the fingerprint, and healed."""
     before = fingerprint.capture(lab)
     for words in (
@@ -151,7 +151,7 @@ def test_heal_removes_a_scheme_whose_holder_is_gone(lab):
     assert fingerprint.settle(lab, before) == []
 
 
-def test_a_withdrawn_prefix_leaves_the_tables_while_a_scheme_is_on(lab, tmp_path):
+def test_withdrawn_prefix_leaves_the_routing_schemes_tables(lab, tmp_path):
     """The far rack is withdrawn by one spine: the near switch's table of that uplink loses it, the other keeps it."""
     with Journal(tmp_path / "journal.jsonl") as journal:
         hold = held(lab, journal, "pinned")

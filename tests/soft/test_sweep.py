@@ -41,7 +41,7 @@ def read(path):
     return Path(path).read_text()
 
 
-def test_sweep_of_losses_falls_and_goes_on_after_a_kill_in_the_second_point(lab, tmp_path):
+def test_sweep_goodput_falls_with_loss_and_resumes_after_a_kill(lab, tmp_path):
     before = fingerprint.capture(lab)
     process, log = started(lab, tmp_path)
     try:
@@ -70,7 +70,7 @@ def test_sweep_of_losses_falls_and_goes_on_after_a_kill_in_the_second_point(lab,
     assert fingerprint.settle(lab, before) == []
 
 
-def test_sweep_whose_faults_do_nothing_is_no_pass_and_has_no_number(lab, tmp_path):
+def test_sweep_of_noop_faults_is_no_pass_and_has_no_number(lab, tmp_path):
     over = [parse("faults[0].set.share=0.2")]
     points = points_of(LOSS.read_bytes(), over, lab.inventory_model, source="loss", seed=None, repeat=1)
     sweep = Sweep.open(tmp_path, lab.inventory_model, over, points, metrics_for(points, ()))

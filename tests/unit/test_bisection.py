@@ -29,7 +29,7 @@ def trials(*ratios, flows=8, solo=6e6):
     return [Trial(flows=flows, aggregate_bps=one * flows * solo, solo_bps=solo) for one in ratios]
 
 
-def test_tiers_of_a_lab_are_those_that_all_its_rnics_can_cross():
+def test_bisection_tiers_are_those_all_rnics_can_cross():
     assert tiers_of(ZONES) == ("zone", "fabric"), "one host a rack: none has a partner in its rack"
     assert tiers_of(soft_topology()) == ("rack", "zone")
     lone = replace(soft_topology(), hosts=soft_topology().hosts[:3])
@@ -54,14 +54,14 @@ def test_permutation_sends_once_from_each_rnic_and_crosses_its_tier(seed, number
         assert (src.rack == dst.rack) == (tier == "rack")
 
 
-def test_permutations_are_the_seeds_and_differ_by_number():
+def test_permutations_depend_on_seed_and_number():
     found = [permutation(ZONES, "fabric", seed=3, number=number) for number in range(20)]
     assert found == [permutation(ZONES, "fabric", seed=3, number=number) for number in range(20)]
     assert len(set(found)) > 10
     assert found != [permutation(ZONES, "fabric", seed=4, number=number) for number in range(20)]
 
 
-def test_permutation_of_a_rack_with_just_half_of_the_rnics_is_found():
+def test_permutation_exists_for_a_rack_with_half_of_the_rnics():
     """Every one of its RNICs has to go out: few of all permutations do that."""
     hosts = soft_topology().hosts
     wide = replace(hosts[0], rnics=tuple(replace(hosts[0].rnics[0], name=f"rxe{n}") for n in range(12)))
@@ -71,7 +71,7 @@ def test_permutation_of_a_rack_with_just_half_of_the_rnics_is_found():
     assert len({dst for _, dst in pairs}) == 24
 
 
-def test_bisection_is_the_geometric_mean_with_an_interval_from_three_on():
+def test_bisection_is_a_geometric_mean_with_an_interval_from_three_trials():
     assert bisection_of([]) == (None, None)
     value, interval = bisection_of(trials(0.9, 0.4))
     assert (value, interval) == (pytest.approx(0.6), None)
@@ -80,7 +80,7 @@ def test_bisection_is_the_geometric_mean_with_an_interval_from_three_on():
     assert bisection_of([*trials(0.3, 0.3), Trial(flows=8, aggregate_bps=0.0, solo_bps=1.0)]) == (None, None)
 
 
-def test_interval_holds_the_truth_as_often_as_it_says():
+def test_bisection_interval_has_its_nominal_coverage():
     rng = np.random.default_rng(1)
     missed = 0
     for _ in range(1000):
@@ -101,7 +101,7 @@ def test_interval_holds_the_truth_as_often_as_it_says():
         ((), None, "no rates", Verdict.INCONCLUSIVE),
     ],
 )
-def test_tier_is_judged_by_its_interval(ratios, least, beyond, verdict):
+def test_bisection_tier_is_judged_by_its_interval(ratios, least, beyond, verdict):
     found = judged("zone", trials(*ratios), 0.8, least=least, beyond=beyond, level=LEVEL)
     assert found.verdict is verdict
     if beyond:
@@ -126,5 +126,5 @@ def test_bisection_of_a_lab_without_rates_is_inconclusive_and_touches_nothing(mo
         (["--lab", "soft", "bisection", "--size", "big"], "--size big"),
     ],
 )
-def test_bisection_refuses_what_the_lab_has_not(words, says):
+def test_bisection_rejects_what_the_lab_lacks(words, says):
     assert says in str(CliRunner().invoke(cli, words, standalone_mode=False).exception)

@@ -29,7 +29,7 @@ def planned(section):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_scheme_is_part_of_the_plan_with_its_fidelity(scheme):
+def test_fabric_section_scheme_is_in_the_plan_with_its_fidelity(scheme):
     plan = json.loads(run_plan.encode(planned(f'routing = "{scheme}"')))["fabric"]
 
     assert plan["routing"] == scheme
@@ -37,7 +37,7 @@ def test_every_scheme_is_part_of_the_plan_with_its_fidelity(scheme):
     assert run_plan.decode(run_plan.encode(planned(f'routing = "{scheme}"'))) == planned(f'routing = "{scheme}"')
 
 
-def test_a_scheme_has_its_own_parameters_in_the_plan_and_no_other():
+def test_fabric_section_plan_has_only_the_schemes_own_parameters():
     assert planned('routing = "e-ecmp"\nqp_hash_seed = 9').fabric.parameters == {"qp_hash_seed": 9}
     assert planned('routing = "resilient"').fabric.parameters == {"buckets": 128}
     assert planned('routing = "weighted"\nweights = { "rtsw1:ctsw1" = 3 }').fabric.parameters == {
@@ -46,7 +46,7 @@ def test_a_scheme_has_its_own_parameters_in_the_plan_and_no_other():
     assert planned('routing = "spray"').fabric.parameters == {}
 
 
-def test_an_experiment_without_the_section_has_the_plan_that_it_had():
+def test_fabric_section_absent_leaves_the_plan_unchanged():
     plan = run_plan.plan(fit(read(PLAIN), LABS["soft-3rack"], "soft"), inventory_digest="0", version="1")
 
     assert "fabric" not in json.loads(run_plan.encode(plan))
@@ -68,22 +68,22 @@ def test_an_experiment_without_the_section_has_the_plan_that_it_had():
         ('routing = "weighted"\nweights = { "rtsw1:ctsw1" = 0 }', "fabric.weights"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_its_path(section, says):
+def test_fabric_section_invalid_value_is_rejected_with_its_path(section, says):
     assert says in str(refused(TEXT + section))
 
 
-def test_a_weight_of_a_link_that_is_not_there_is_refused_with_the_one_that_was_meant():
+def test_fabric_section_weight_of_an_unknown_link_names_the_nearest_link():
     with pytest.raises(FaultbedError, match=re.escape('fabric.weights: no link between switches "rtsw1:ctsw9"')):
         fitted('routing = "weighted"\nweights = { "rtsw1:ctsw9" = 3 }')
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_lab_without_a_choice_of_paths_refuses_every_scheme_by_name(scheme):
+def test_fabric_section_scheme_needs_a_lab_with_a_choice_of_paths(scheme):
     with pytest.raises(FaultbedError, match=f"fabric.routing: {scheme}: no switch of this lab has two next hops"):
         fitted(f'routing = "{scheme}"', "soft-mini")
 
 
-def test_a_rank_whose_switch_has_one_uplink_is_refused_by_name():
+def test_fabric_section_rank_behind_a_single_uplink_is_rejected_by_name():
     topology = LABS["soft-3rack"]
     cut = replace(topology, links=tuple(link for link in topology.links if link.name != "rtsw3:ctsw2"))
     with pytest.raises(
@@ -92,6 +92,6 @@ def test_a_rank_whose_switch_has_one_uplink_is_refused_by_name():
         fit(read(TEXT + 'routing = "pinned"'), cut, "soft")
 
 
-def test_a_rack_lab_is_refused_with_what_public_sonic_offers():
+def test_fabric_section_on_a_rack_is_rejected_with_what_public_sonic_offers():
     with pytest.raises(FaultbedError, match=r"fabric.routing: e-ecmp is not applied to rack switches: public SONiC"):
         fit(read(TEXT + 'routing = "e-ecmp"'), RACK, "rack")

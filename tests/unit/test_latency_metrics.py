@@ -28,7 +28,7 @@ def times(count, seed=1):
     return [int(time) for time in np.random.default_rng(seed).lognormal(np.log(2e6), 0.3, size=count)]
 
 
-def test_percentiles_are_those_of_all_timed_messages():
+def test_latency_percentiles_cover_all_timed_messages():
     metrics = observed(times(900), times(900, seed=2))
     every = np.array([*times(900), *times(900, seed=2)]) / 1e9
     for share in (50, 99):
@@ -46,7 +46,7 @@ def test_run_without_timed_messages_has_no_percentile():
     assert check.verdict is Verdict.INCONCLUSIVE
 
 
-def test_times_that_depend_on_each_other_give_a_wider_interval_or_none():
+def test_latency_interval_of_correlated_times_is_wider_or_none():
     """A flow that is slow for a while is so for many messages: these are no trials of their own."""
     free = times(400)
     slow = [int(2e6 + 1e6 * np.sin(n / 40)) for n in range(400)]
@@ -55,11 +55,11 @@ def test_times_that_depend_on_each_other_give_a_wider_interval_or_none():
     assert mixed is None or mixed.high - mixed.low > independent.high - independent.low
 
 
-def test_one_flow_that_cannot_be_judged_leaves_all_without_an_interval():
+def test_latency_interval_needs_enough_messages_of_every_flow():
     assert observed(times(900), [2_000_000] * 3)["latency.p50"].interval is None
 
 
-def test_many_times_are_thinned_evenly(monkeypatch):
+def test_latency_many_times_are_thinned_evenly(monkeypatch):
     class Flows(SimpleNamespace):
         pass
 
@@ -70,7 +70,7 @@ def test_many_times_are_thinned_evenly(monkeypatch):
     assert latencies_of(None) == ()
 
 
-def test_times_are_in_the_file_and_old_files_have_none():
+def test_latency_times_round_trip_and_old_files_have_none():
     run = msgspec.structs.replace(synthetic_run(), latencies_ns=((1, 2), (3,)))
     assert measurements.decode(measurements.encode(run)).latencies_ns == ((1, 2), (3,))
     old = msgspec.json.decode(measurements.encode(run))
@@ -78,7 +78,7 @@ def test_times_are_in_the_file_and_old_files_have_none():
     assert measurements.decode(msgspec.json.encode(old)).latencies_ns == ()
 
 
-def test_interval_without_an_upper_end_is_said_so():
+def test_latency_interval_without_an_upper_end_says_so():
     value = SweptValue(metric="latency.p99", unit="s", value=0.004, low=0.003)
     point = SweptPoint(number=1, parameters={}, verdict=Verdict.PASS, values=(value,))
     assert cell(point, "latency.p99") == "4 ms (3 ms or more)"

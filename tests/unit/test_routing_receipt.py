@@ -141,7 +141,7 @@ def verdict_of(scheme, receipt):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_scheme_that_its_switches_obey_is_proved_and_passes(apply, scheme):
+def test_routing_scheme_in_effect_is_proved_and_passes(apply, scheme):
     receipt = apply(scheme)
 
     assert receipt.unproven == ()
@@ -154,7 +154,7 @@ def test_a_scheme_that_its_switches_obey_is_proved_and_passes(apply, scheme):
 
 @pytest.mark.parametrize("mutate", ["noop", "lie"])
 @pytest.mark.parametrize("scheme", APPLIED)
-def test_a_scheme_that_did_nothing_is_inconclusive_though_the_workload_ran(apply, scheme, mutate):
+def test_routing_scheme_without_effect_is_inconclusive(apply, scheme, mutate):
     """With `lie` the holder claims that all is there: the kernels' own answers show that it is not."""
     receipt = apply(scheme, mutate=mutate)
 
@@ -166,7 +166,7 @@ def test_a_scheme_that_did_nothing_is_inconclusive_though_the_workload_ran(apply
     assert next(check for check in verdict.checks if check.name == f"routing.{scheme}").verdict is Verdict.INCONCLUSIVE
 
 
-def test_rules_left_by_another_scheme_are_no_ecmp(apply, monkeypatch):
+def test_routing_rules_left_by_another_scheme_are_not_ecmp(apply, monkeypatch):
     """ECMP is nothing to apply; switches that obey another scheme are not BGP's."""
     left = scheme_tables(TOPOLOGY, "static-parity", fabric_of("ecmp").as_routing)
     receipt = apply("ecmp", obeys=left)
@@ -188,14 +188,14 @@ def test_rules_left_by_another_scheme_are_no_ecmp(apply, monkeypatch):
         ("pinned", {"after": {}}, "0 packets left by ports among which it chooses"),
     ],
 )
-def test_a_scheme_that_is_not_seen_to_route_the_workload_is_inconclusive(apply, scheme, changes, says):
+def test_routing_scheme_not_seen_to_route_the_workload_is_inconclusive(apply, scheme, changes, says):
     receipt = apply(scheme, **changes)
 
     assert any(says in reason for reason in receipt.unproven)
     assert verdict_of(scheme, receipt).verdict is Verdict.INCONCLUSIVE
 
 
-def test_weights_that_the_kernel_does_not_keep_are_told(apply, monkeypatch):
+def test_routing_weights_the_kernel_does_not_keep_are_reported(apply, monkeypatch):
     monkeypatch.setattr(Switches, "decide", lambda self, _node, flow: ["ctsw1" if flow[3] % 2 else "ctsw2", 1000])
 
     assert any(
@@ -203,26 +203,26 @@ def test_weights_that_the_kernel_does_not_keep_are_told(apply, monkeypatch):
     )
 
 
-def test_a_scheme_that_was_never_applied_is_inconclusive():
+def test_routing_scheme_never_applied_is_inconclusive():
     verdict = verdict_of("spray", None)
 
     assert verdict.verdict is Verdict.INCONCLUSIVE
     assert "it was never applied" in next(check.detail for check in verdict.checks if check.name == "routing.spray")
 
 
-def test_a_switch_that_refuses_ends_the_run_with_its_sentence(apply):
+def test_routing_scheme_refused_by_a_switch_ends_the_run_with_its_error(apply):
     with pytest.raises(FaultError, match="rule of priority 1000"):
         apply("pinned", refuses=True)
 
 
-def test_a_scheme_that_may_be_left_behind_makes_the_lab_dirty(apply):
+def test_routing_scheme_possibly_left_behind_makes_the_lab_dirty(apply):
     assert routing_scheme.not_removed(apply("pinned")) == ()
     assert "routing scheme pinned is not removed: a rule is left" in routing_scheme.not_removed(
         apply("pinned", releases=False)
     )
 
 
-def test_the_report_tells_the_scheme_and_why_it_is_not_proved(apply, tmp_path):
+def test_report_names_the_routing_scheme_and_why_it_is_not_proved(apply, tmp_path):
     receipt = replace(apply("e-ecmp"), unproven=(EVIL,))
     html = report.render_html(finished(tmp_path, replace(synthetic_run(), routing=receipt)))
     text = " ".join("".join(parsed(html).text).split())

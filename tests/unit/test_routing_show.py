@@ -51,7 +51,7 @@ def shown(monkeypatch, state, *words, held=("static-parity",)):
         ({}, "to 1 prefixes main (BGP) ctsw1, ctsw2"),
     ],
 )
-def test_show_says_by_which_table_and_next_hop_packets_leave(monkeypatch, state, row):
+def test_routing_show_lists_table_and_next_hop(monkeypatch, state, row):
     done = shown(monkeypatch, state, "rtsw1")
 
     assert done.exit_code == 0, done.output
@@ -59,13 +59,13 @@ def test_show_says_by_which_table_and_next_hop_packets_leave(monkeypatch, state,
     assert "scheme: static-parity" in done.output
 
 
-def test_show_calls_rules_without_a_holder_left_behind(monkeypatch):
+def test_routing_show_reports_rules_without_a_holder_as_left_behind(monkeypatch):
     done = shown(monkeypatch, {"rules": [rule(1001, mark=1001)]}, "rtsw1", held=())
 
     assert "rules on rtsw1, and no scheme is held: left behind; run `faultbed heal`" in done.output
 
 
-def test_show_prints_every_switch_as_json(monkeypatch):
+def test_routing_show_prints_every_switch_as_json(monkeypatch):
     found = json.loads(shown(monkeypatch, {}, "--json").output)
 
     assert found["schemes"] == ["static-parity"]
@@ -76,7 +76,7 @@ def test_show_prints_every_switch_as_json(monkeypatch):
     )
 
 
-def test_show_refuses_a_switch_that_is_not_there(monkeypatch):
+def test_routing_show_rejects_an_unknown_switch(monkeypatch):
     done = shown(monkeypatch, {}, "rtsw9")
 
     assert isinstance(done.exception, UsageError)

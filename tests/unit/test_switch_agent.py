@@ -38,7 +38,7 @@ def held(tmp_path_factory):
     return in_a_namespace("switch_held.py", str(tmp_path_factory.mktemp("faults")))
 
 
-def test_tables_hold_the_next_hops_of_bgp_for_each_uplink(told):
+def test_switch_agent_tables_hold_bgps_next_hops_for_each_uplink(told):
     for scheme in ("static", "marked"):
         assert told[scheme]["refused"] == ""
         assert told[scheme]["applied"]["tables"] == {
@@ -50,7 +50,7 @@ def test_tables_hold_the_next_hops_of_bgp_for_each_uplink(told):
     assert told["resilient"]["applied"]["groups"]["1001000"] == {"ports": ["up1", "up2"], "buckets": 32}
 
 
-def test_the_kernel_decides_by_the_table_of_the_scheme(told):
+def test_switch_agent_kernel_routes_by_the_schemes_table(told):
     assert "dev up2 table 1002 " in told["static"]["decision"]
     assert "dev up1 table 1001 " in told["marked"]["marked decision"]
     assert "table" not in told["marked"]["decision"], "a packet without a mark is BGP's"
@@ -58,7 +58,7 @@ def test_the_kernel_decides_by_the_table_of_the_scheme(told):
         assert "table 1000" in told[scheme]["decision"]
 
 
-def test_what_the_watcher_asks_the_kernel_names_port_and_table(told):
+def test_switch_agent_route_query_returns_port_and_table(told):
     """A packet without a mark, and with each of the two: by rtnetlink, as `ip route get` says it."""
     assert told["static"]["asked"] == [["up2", 1002], ["up2", 1002], ["up2", 1002]]
     assert told["marked"]["asked"][0][1] == 254
@@ -67,7 +67,7 @@ def test_what_the_watcher_asks_the_kernel_names_port_and_table(told):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_withdrawn_next_hop_leaves_the_tables_of_every_scheme(told, scheme):
+def test_switch_agent_withdrawn_next_hop_leaves_the_tables_of_every_scheme(told, scheme):
     """BGP reaches the first prefix by the second uplink alone; the other prefix keeps both."""
     life = told[scheme]
     assert life["told"], "the kernel has reported it"
@@ -81,7 +81,7 @@ def test_a_withdrawn_next_hop_leaves_the_tables_of_every_scheme(told, scheme):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_an_uplink_that_goes_down_leaves_the_tables_without_the_agent(told, scheme):
+def test_switch_agent_downed_uplink_leaves_the_tables_without_the_agent(told, scheme):
     """The kernel itself removes it: packets fall back to what BGP has left before anybody has copied anything."""
     at_once = told[scheme]["at once"]
     named = {port.split()[0] for table in at_once["tables"].values() for hops in table.values() for port in hops}
@@ -91,13 +91,13 @@ def test_an_uplink_that_goes_down_leaves_the_tables_without_the_agent(told, sche
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_an_uplink_that_comes_back_is_used_again(told, scheme):
+def test_switch_agent_restored_uplink_is_used_again(told, scheme):
     assert told[scheme]["up"]["tables"] == told[scheme]["applied"]["tables"]
     assert told[scheme]["up"]["groups"] == told[scheme]["applied"]["groups"]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_removed_nothing_is_left_and_bgp_has_what_it_had(told, scheme):
+def test_switch_agent_removal_leaves_nothing_and_bgps_routes_unchanged(told, scheme):
     removed = told[scheme]["removed"]
     assert (removed["rules"], removed["tables"], removed["groups"], removed["left"]) == ([], {}, {}, 0)
     assert removed["main"] == {P2: ["up1", "up2"], P3: ["up1", "up2"]}
@@ -118,11 +118,11 @@ def test_the_fingerprint_sees_a_scheme_that_is_left_behind_and_none_that_was_rem
         ("port", "has no port up9"),
     ],
 )
-def test_what_others_have_in_the_ranges_of_schemes_is_refused_by_name(told, what, says):
+def test_switch_agent_foreign_state_in_its_ranges_is_refused_by_name(told, what, says):
     assert says in told["foreign"][what]
 
 
-def test_the_stored_revert_removes_what_is_ours_and_nothing_else():
+def test_switch_agent_stored_revert_removes_only_our_state():
     """Run twice: what a scheme has written is gone, a rule and a table of somebody else in the same ranges stay."""
     script = f"""
         ip link add up1 type veth peer name far1 || exit 77
@@ -147,40 +147,40 @@ def test_the_stored_revert_removes_what_is_ours_and_nothing_else():
     assert "1000000" not in done.stdout
 
 
-def test_a_held_scheme_is_read_back_and_its_revert_is_stored_before(held):
+def test_switch_agent_holder_reads_back_and_stores_its_revert_first(held):
     assert held["prepared"]["event"] == "prepared"
     assert held["armed"]["readback"]["whole"] is True
     assert held["stored"] == ["one.revert"]
 
 
-def test_the_holder_follows_bgp_as_soon_as_the_kernel_reports_a_change(held):
+def test_switch_agent_holder_follows_bgp_on_kernel_events(held):
     """Without a poll: the holder wakes up by the message. Two seconds are for a machine that is busy."""
     assert held["lag_s"] < 2
 
 
-def test_a_second_scheme_on_the_same_switches_is_refused_by_name(held):
+def test_switch_agent_second_scheme_on_the_same_switches_is_refused_by_name(held):
     assert held["second"]["refused"] is True
     assert "routing of m" in held["second"]["error"]
 
 
-def test_the_end_of_the_controller_removes_the_scheme(held):
+def test_switch_agent_scheme_ends_with_its_controller(held):
     code, after, stored = held["left by eof"]
     assert (code, after["rules"], after["tables"], stored) == (0, [], {}, [])
 
 
-def test_a_controller_that_falls_silent_loses_the_scheme_within_its_lease(held):
+def test_switch_agent_scheme_of_a_silent_controller_ends_within_its_lease(held):
     assert held["silent"]["had_rules"]
     assert held["silent"]["after_s"] < 5
 
 
-def test_a_killed_holder_is_undone_by_the_stored_revert(held):
+def test_switch_agent_killed_holder_is_undone_by_the_stored_revert(held):
     assert held["killed"]["had_rules"]
     assert held["killed"]["code"] == 0
     assert (held["killed"]["after"]["rules"], held["killed"]["after"]["tables"]) == ([], {})
     assert held["killed"]["after"]["groups"] == {}
 
 
-def test_a_holder_that_does_nothing_says_so(held):
+def test_switch_agent_noop_holder_reads_back_as_not_applied(held):
     assert held["noop"]["readback"]["applied"] is False
     assert held["noop"]["readback"]["whole"] is False
     assert held["noop cleared"]["ok"] is True

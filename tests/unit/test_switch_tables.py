@@ -19,7 +19,7 @@ def tables_of(scheme, topology=THREE_RACKS, **parameters):
     return scheme_tables(topology, scheme, Routing(**parameters))
 
 
-def test_static_parity_sends_odd_hosts_over_the_first_uplink_and_even_ones_over_the_second():
+def test_switch_tables_static_parity_sends_odd_hosts_over_the_first_uplink():
     """On rtsw1: host3 and host5 by ctsw1 (table 1001), host4 by ctsw2 (1002); hosts of its own rack have no rule."""
     request = tables_of("static-parity").request("rtsw1", "rtsw1")
 
@@ -33,7 +33,7 @@ def test_static_parity_sends_odd_hosts_over_the_first_uplink_and_even_ones_over_
     assert request["marks"] == []
 
 
-def test_e_ecmp_marks_by_the_hash_that_is_computed_beforehand():
+def test_switch_tables_e_ecmp_marks_by_the_precomputed_hash():
     tables = tables_of("e-ecmp", seed=7)
     request = tables.request("rtsw1", "rtsw1")
 
@@ -47,7 +47,7 @@ def test_e_ecmp_marks_by_the_hash_that_is_computed_beforehand():
     assert tables.mark("ctsw1", "10.77.2.1", 17) == 0, "a spine has one next hop to each rack"
 
 
-def test_spray_marks_packets_in_turn_and_predicts_no_mark():
+def test_switch_tables_spray_marks_packets_in_turn():
     tables = tables_of("spray")
 
     assert "numgen inc mod 2 map { 0 : 1001, 1 : 1002 }" in tables.request("rtsw1", "rtsw1")["marks"][0]
@@ -56,7 +56,7 @@ def test_spray_marks_packets_in_turn_and_predicts_no_mark():
     assert tables.mark("rtsw1", "10.77.2.1", 17) == 0
 
 
-def test_weighted_and_resilient_share_one_table_by_one_rule():
+def test_switch_tables_weighted_and_resilient_use_one_table_and_rule():
     weighted = tables_of("weighted", weights={"rtsw1:ctsw1": 3.0}).request("rtsw1", "rtsw1")
     resilient = tables_of("resilient", buckets=64).request("rtsw2", "rtsw2")
 
@@ -67,11 +67,11 @@ def test_weighted_and_resilient_share_one_table_by_one_rule():
         assert request["tables"] == {}
 
 
-def test_ecmp_changes_no_switch():
+def test_switch_tables_of_ecmp_are_empty():
     assert tables_of("ecmp").switches == {}
 
 
-def test_in_two_zones_each_tier_chooses_among_its_own_uplinks():
+def test_switch_tables_in_two_zones_use_each_tiers_own_uplinks():
     tables = tables_of("e-ecmp", ZONES)
 
     assert {name[:4] for name in tables.switches} == {"rtsw", "ctsw", "atsw"}
@@ -81,15 +81,15 @@ def test_in_two_zones_each_tier_chooses_among_its_own_uplinks():
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_lab_of_one_spine_has_no_choice_and_is_refused(scheme):
+def test_switch_tables_of_a_lab_with_one_spine_are_unsupported(scheme):
     with pytest.raises(Unsupported, match="no switch of this lab has two next hops"):
         tables_of(scheme, MINI)
 
 
-def test_a_scheme_that_is_not_there_is_refused_with_the_one_that_was_meant():
+def test_switch_tables_unknown_scheme_names_the_nearest_one():
     with pytest.raises(UsageError, match="did you mean spray"):
         tables_of("sprai")
 
 
-def test_only_the_hash_of_e_ecmp_is_emulated():
+def test_routing_scheme_fidelity_is_emulated_for_e_ecmp_only():
     assert {scheme for scheme in SCHEMES if fidelity_of(scheme) == "emulated"} == {"e-ecmp"}
