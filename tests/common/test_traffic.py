@@ -161,8 +161,8 @@ def test_flows_of_every_kind_carry_their_specified_load(lab, subtests):
     src, dst = rnics[0], rnics[-1]
 
     def run(*specs):
-        asked = [FlowSpec(**{"src": src, "dst": dst, "qp": PATIENT, **spec}) for spec in specs]
-        result = flow_run.start_all(lab, asked, engines=engines).wait(120.0)
+        requests = [FlowSpec(**{"src": src, "dst": dst, "qp": PATIENT, **spec}) for spec in specs]
+        result = flow_run.start_all(lab, requests, engines=engines).wait(120.0)
         assert result.outcome == "completed", result.where
         return result.flows
 
@@ -193,12 +193,12 @@ def test_flows_of_every_kind_carry_their_specified_load(lab, subtests):
                 assert (one.sent, one.messages, one.rebuilds) == (100, 100, ())
                 assert (one.checked_bytes, one.wrong_bytes) == (100 * size, 0)
         with subtests.test(admit=2):
-            asked = {"message_bytes": 65536, "depth": 8, "chain": 4, "messages": 40, "admit": 2}
-            many = run(*({**asked, "src": rnic, "dst": src} for rnic in rnics[1:]))
+            requests = {"message_bytes": 65536, "depth": 8, "chain": 4, "messages": 40, "admit": 2}
+            many = run(*({**requests, "src": rnic, "dst": src} for rnic in rnics[1:]))
             assert [one.messages for one in many] == [40] * 3
             # Everybody has a turn after every turn: who begins last is not through much later than who begins first.
-            asked |= {"messages": None, "duration_s": 3.0, "dst": src}
-            timed = run(*({**asked, "src": rnic} for rnic in rnics[1:]))
+            requests |= {"messages": None, "duration_s": 3.0, "dst": src}
+            timed = run(*({**requests, "src": rnic} for rnic in rnics[1:]))
             assert traffic_metrics.jain_index([one.messages for one in timed]) > 0.9
         with subtests.test(verb="atomic"):
             (one,) = run({"verb": "atomic", "message_bytes": 8, "messages": 200})
@@ -291,5 +291,5 @@ def test_full_mesh_on_healthy_lab_loses_no_queue_pair(lab):
         [sys.executable, "-c", "from harness.cli import main; main()", "--lab", str(lab.inventory), *words],
         capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
-    said = json.loads(done.stdout)
-    assert (said["outcome"], said["wrong_elements"], said["qp_errors"]) == ("completed", 0, [])
+    output = json.loads(done.stdout)
+    assert (output["outcome"], output["wrong_elements"], output["qp_errors"]) == ("completed", 0, [])

@@ -80,7 +80,7 @@ def busy(lab):
 @pytest.mark.slow
 def test_every_other_kind_is_proved(lab, tmp_path, busy):
     """Each kind is armed, fires with a witness and is cleared; doubts are listed by kind."""
-    found = {}
+    actual = {}
     with Journal(tmp_path / "j") as journal, Injector(lab, journal, until_cleared=True) as injector:
         for index, (kind, target, for_s, params) in enumerate(CASES):
             assert not busy.is_over, f"the flow has ended before {kind}"
@@ -90,8 +90,8 @@ def test_every_other_kind_is_proved(lab, tmp_path, busy):
             threading.Event().wait(min(for_s, LONGEST_S))
             receipt = prepared.clear()
             print(kind, receipt.fired.count, receipt.fired.witness, armed.readback, receipt.cleared.readback)
-            found[kind] = [*receipt.doubts, *([] if receipt.cleared.ok else [str(receipt.cleared.error)])]
-    assert {kind: doubts for kind, doubts in found.items() if doubts} == {}
+            actual[kind] = [*receipt.doubts, *([] if receipt.cleared.ok else [str(receipt.cleared.error)])]
+    assert {kind: doubts for kind, doubts in actual.items() if doubts} == {}
 
 
 ROUTED = [("switch.drain", "ctsw1"), ("congestion.hash-collision", "rtsw1:ctsw1")]

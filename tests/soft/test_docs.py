@@ -58,9 +58,9 @@ def argv(text, folder):
 
 
 def _files(pattern, folder):
-    found = sorted(str(path.relative_to(folder)) for path in folder.glob(pattern))
-    assert found, pattern
-    return found
+    actual = sorted(str(path.relative_to(folder)) for path in folder.glob(pattern))
+    assert actual, pattern
+    return actual
 
 
 def environment(**more):
@@ -122,11 +122,11 @@ def typed(text, folder, env, *, patience_s=PATIENCE_S):
 
 
 def check(text, expected, folder, env, **patience):
-    code, said = typed(f"{text} {expected.more}", folder, env, **patience)
-    assert code in expected.codes, said
-    assert expected.says in said, said
-    assert not expected.makes or list(folder.glob(expected.makes)), said
-    assert "Traceback" not in said
+    code, output = typed(f"{text} {expected.more}", folder, env, **patience)
+    assert code in expected.codes, output
+    assert expected.says in output, output
+    assert not expected.makes or list(folder.glob(expected.makes)), output
+    assert "Traceback" not in output
 
 
 @pytest.mark.parametrize("text", NO_LAB, ids=str)
@@ -174,21 +174,21 @@ def test_documented_probe_names_the_lossy_link(lab, folder):
     env = of_lab(lab)
     with terminal(LOSS, folder, env) as fault:
         fault.says("armed: ")
-        code, said = typed(PROBE, folder, env)
+        code, output = typed(PROBE, folder, env)
         assert fault.ends() == 2, fault.said()
-    assert code == 1, said
-    assert re.search(r"rtsw2 -> host3:rxe1\b.* loses .* of what crosses it", said), said
+    assert code == 1, output
+    assert re.search(r"rtsw2 -> host3:rxe1\b.* loses .* of what crosses it", output), output
     assert "not proved: no independent witness" in fault.said()
 
 
 def test_documented_recording_is_replayed(lab, folder):
     env = of_lab(lab)
-    code, said = typed(RECORD, folder, env)
-    assert (code, "operations in 4 files in all-reduce.trace" in said) == (0, True), said
-    code, said = typed(REPLAY, folder, env)
-    assert code == 0, said
-    assert "operations, 5 times, in" in said
-    assert " 0 wrong elements" in said
+    code, output = typed(RECORD, folder, env)
+    assert (code, "operations in 4 files in all-reduce.trace" in output) == (0, True), output
+    code, output = typed(REPLAY, folder, env)
+    assert code == 0, output
+    assert "operations, 5 times, in" in output
+    assert " 0 wrong elements" in output
 
 
 def test_documented_heal_repairs_a_dirty_lab(lab, folder):
@@ -197,12 +197,12 @@ def test_documented_heal_repairs_a_dirty_lab(lab, folder):
     lab.node("rtsw1").run(["nft", "add", "table", "netdev", "faultbed_leftover"])
     dirty.mark(lab.state_dir, ["a table is new"], before)
     try:
-        code, said = typed("faultbed status", folder, env)
-        assert (code, "DIRTY" in said) == (0, True), said
-        code, said = typed(HEAL, folder, env)
-        assert code == 0, said
-        assert "removed nft table faultbed_leftover" in said
-        assert "1 reverted" in said
+        code, output = typed("faultbed status", folder, env)
+        assert (code, "DIRTY" in output) == (0, True), output
+        code, output = typed(HEAL, folder, env)
+        assert code == 0, output
+        assert "removed nft table faultbed_leftover" in output
+        assert "1 reverted" in output
         assert not dirty.is_marked(lab.state_dir)
     finally:
         dirty.clean(lab.state_dir)

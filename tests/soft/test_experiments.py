@@ -136,8 +136,8 @@ def test_experiment_may_stop_processes_its_own_workload_starts(lab, tmp_path):
     """
     done = finished(PROGRAMS, lab, tmp_path)
     assert [receipt.kind for receipt in done.verdict.faults] == ["storage.stall", "host.rank-hang"]
-    found = {(one.cause, one.name) for one in done.verdict.attribution}
-    assert found >= {("slow-storage", "host4"), ("hung-rank", "host2")}, done.verdict.attribution
+    actual = {(one.cause, one.name) for one in done.verdict.attribution}
+    assert actual >= {("slow-storage", "host4"), ("hung-rank", "host2")}, done.verdict.attribution
 
 
 @pytest.mark.parametrize("text", [SERVING, RANKING], ids=["inference", "ranking"])
@@ -152,11 +152,11 @@ def test_slow_rank_is_reported_during_the_run_and_stops_it(lab, tmp_path):
     """The slow rank is reported once, within the window; the stop condition lifts the fault and its receipt is
     complete.
     """
-    told = []
-    done = finished(SLOW_RANK, lab, tmp_path, verdict=Verdict.FAIL, progress=told.append)
-    (named,) = [line for line in told if "computes about" in line]
+    messages = []
+    done = finished(SLOW_RANK, lab, tmp_path, verdict=Verdict.FAIL, progress=messages.append)
+    (named,) = [line for line in messages if "computes about" in line]
     assert named.startswith("rank 1 (host2:rxe0) "), named
-    assert told.index(named) < next(at for at, line in enumerate(told) if "cleared" in line)
+    assert messages.index(named) < next(at for at, line in enumerate(messages) if "cleared" in line)
     (receipt,) = done.verdict.faults
     assert receipt.fired.count > 0
     assert receipt.cleared["ok"]

@@ -33,13 +33,13 @@ def sockets_listening(pid):
             target = str(link.readlink())
             if target.startswith("socket:["):
                 inodes.add(target[8:-1])
-    found = []
+    collected = []
     for name in ("tcp", "tcp6"):
         for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and fields[9] in inodes:
-                found.append(fields[1])
-    return found
+                collected.append(fields[1])
+    return collected
 
 
 def test_vms_listen_on_loopback_only(lab):

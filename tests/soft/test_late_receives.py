@@ -52,11 +52,11 @@ def test_sender_with_unlimited_rnr_retry_waits_and_continues(lab, tmp_path):
     assert receipt.proved, receipt.doubts
     assert receipt.fired.witness == "host1/rxe0.rcvd_rnr_err"
     assert receipt.fired.count > 10, "0.64 ms after each NAK it tries again"
-    sent, told = (
+    sent, actual = (
         after[host][f"rxe0.{name}"] - before[host][f"rxe0.{name}"]
         for host, name in (("host3", "send_rnr_err"), ("host1", "rcvd_rnr_err"))
     )
-    assert sent == told
+    assert sent == actual
     assert (result.outcome, result.qp_errors) == ("completed", ())
 
 

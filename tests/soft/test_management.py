@@ -34,5 +34,5 @@ def test_bond_members_below_a_management_vlan_are_guarded(lab):
     look = shlex.join(["env", f"PYTHONPATH={node_archive.archive().folder}", "python3", "-c", LOOK])
     # sysfs shows the interfaces of whose namespace it was mounted in.
     text = f"mount -t sysfs sysfs /sys && {look}"
-    told = json.loads(lab.node(host).run(["unshare", "--net", "--mount", "sh", "-c", text]).stdout)
-    assert told == ["bond0", "bond0.7", "eth8", "lo", "mgmt0"], "eth9 carries nothing"
+    output = json.loads(lab.node(host).run(["unshare", "--net", "--mount", "sh", "-c", text]).stdout)
+    assert output == ["bond0", "bond0.7", "eth8", "lo", "mgmt0"], "eth9 carries nothing"

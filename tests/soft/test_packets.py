@@ -89,16 +89,16 @@ def receipt_of(injector, fault):
 def test_every_packet_kind_is_proved_in_one_warm_flow(lab, tmp_path, warm):
     """The kinds run one after another in one flow: armed, counted, witnessed, cleared. Doubts are listed by case."""
     assert not warm.is_over
-    found = {}
+    actual = {}
     with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
         for index, (name, (kind, params)) in enumerate(KINDS.items()):
             armed, receipt = receipt_of(injector, planned(lab, kind, params, index=index))
             print(
                 name, receipt.fired.count, receipt.fired.witness, dict(armed.readback), dict(receipt.cleared.readback)
             )
-            found[name] = [*receipt.doubts, *([] if receipt.cleared.ok else [str(receipt.cleared.error)])]
+            actual[name] = [*receipt.doubts, *([] if receipt.cleared.ok else [str(receipt.cleared.error)])]
             assert not warm.is_over, f"the flow has not survived: {name}"
-    assert {name: doubts for name, doubts in found.items() if doubts} == {}
+    assert {name: doubts for name, doubts in actual.items() if doubts} == {}
 
 
 @pytest.mark.slow

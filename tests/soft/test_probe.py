@@ -29,9 +29,9 @@ def test_probes_name_only_the_lossy_link(lab, inject, traffic):
     hurt = prober.run(lab, SPEC)
     flow = traffic.flow("host1:rxe1", "host3:rxe1", message_bytes=1024, messages=100, qp=QpParams(timeout=16))
     assert flow.wait(60.0).outcome == "completed"
-    (found,) = hurt.suspects
-    assert "rtsw2 -> host3:rxe1" in found.names
-    assert 0.1 < found.lost / found.sent < 0.3
+    (result,) = hurt.suspects
+    assert "rtsw2 -> host3:rxe1" in result.names
+    assert 0.1 < result.lost / result.sent < 0.3
     assert fault.clear().proved
 
 
@@ -47,10 +47,10 @@ def test_probes_name_the_delaying_link_and_tell_network_from_hosts(lab, inject):
     hurt = prober.run(lab, SPEC)
     fault.clear()
     place = {"rtsw2 -> host3:rxe1", "host3:rxe1 -> rtsw2"}
-    found = [one for one in hurt.slow if place & set(one.names)]
-    assert len(found) == 1, hurt.slow
-    assert found[0] == hurt.slow[0]
-    assert found[0].times > 2
+    actual = [one for one in hurt.slow if place & set(one.names)]
+    assert len(actual) == 1, hurt.slow
+    assert actual[0] == hurt.slow[0]
+    assert actual[0].times > 2
     over = [one for one in hurt.paths if "host3:rxe1" in one.places and one.responder is not None]
     others = [one for one in healthy.paths if "host3:rxe1" in one.places and one.responder is not None]
     assert min(one.network.median_ns for one in over) > 3 * max(one.network.min_ns for one in others)
@@ -84,11 +84,11 @@ def test_probes_beside_a_job_name_the_delaying_link_and_its_window(lab, tmp_path
     done = run.execute(decided, lab.inventory_model, out=tmp_path, progress=print)
     lab.forget_connections()
     assert done.verdict.lab_state == "CLEAN", done.verdict
-    found = open_run(done.run_dir.path).read_probes()
-    assert found.trouble is None
-    assert found.unknown < 0.1 * len(found.trips)
+    result = open_run(done.run_dir.path).read_probes()
+    assert result.trouble is None
+    assert result.unknown < 0.1 * len(result.trips)
     named = [one for one in done.verdict.attribution if one.name == "rtsw2:host3:rxe0"]
     assert named, done.verdict.attribution
-    said = " ".join(named[0].evidence)
-    assert "times what they take on like paths" in said, said
+    text = " ".join(named[0].evidence)
+    assert "times what they take on like paths" in text, text
     assert "Probes" in done.report.read_text(encoding="utf-8")

@@ -43,10 +43,10 @@ def test_rack_roles_converge_a_host_and_restore_it(lab):
     def looks():
         return {name: lab.node(name).run(["sh", "-c", LOOK]).stdout for name in hosts}
 
-    found, before = looks(), fingerprint.capture(lab)
+    result, before = looks(), fingerprint.capture(lab)
     would = provision.play(site, "rack", extra=WANTED, check=True)
     assert set(would.changes) == set(hosts)
-    assert looks() == found, "a check changes nothing"
+    assert looks() == result, "a check changes nothing"
     done = provision.play(site, "rack", extra=WANTED)
     assert done.changes == would.changes, "a check tells what is then done"
     assert provision.play(site, "rack", extra=WANTED).changes == {}
@@ -59,6 +59,6 @@ def test_rack_roles_converge_a_host_and_restore_it(lab):
         records = ("base_host.json", "split_host.json", "time_host.json", "frr_switch.json")
         assert all(name in said for name in records)
     assert set(provision.play(site, "rack-teardown").changes) == set(hosts)
-    assert looks() == found
+    assert looks() == result
     assert fingerprint.diff(before, fingerprint.capture(lab)) == []
     assert provision.play(site, "rack-teardown").changes == {}

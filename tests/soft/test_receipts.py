@@ -157,8 +157,8 @@ ip rule add priority {PRIORITY} lookup {TABLE}"""
     look = "nft list tables; tc qdisc show; ip -o link show; ip rule show"
     text = f"set -e\n{made}\n{sweep}\necho ---\n{look}\necho ---\n{sweep}"
     done = lab.node(lab.topology.switches[0].name).run(["unshare", "--net", "sh", "-c", text])
-    said, left, again = done.stdout.split("---\n")
-    assert sorted(said.splitlines()) == [
+    output, left, again = done.stdout.split("---\n")
+    assert sorted(output.splitlines()) == [
         "healed: removed fbvia1234abcd in here",
         "healed: removed nft table faultbed_1234abcd in here",
         f"healed: removed the rule to table {TABLE} in here",

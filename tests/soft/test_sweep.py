@@ -60,12 +60,12 @@ def test_sweep_goodput_falls_with_loss_and_resumes_after_a_kill(lab, tmp_path):
     whole = sweep_file.read(tmp_path / "sweep")
     assert whole.points[0] == partial.points[0]
     assert len(list(tmp_path.glob("sweep/runs/*"))) == 4, "three, and the half written one"
-    (found,) = zip(*(point.values for point in whole.points), strict=True)
-    print([(value.value, value.low, value.high, value.predicted) for value in found])
-    assert [value.metric for value in found] == ["goodput_mean_ratio"] * 3
-    assert found[0].value > found[1].value > found[2].value
-    assert found[2].high < found[0].low, "the intervals of the first and the last point do not touch"
-    assert all(value.value < value.predicted for value in found), "the model is an upper bound"
+    (actual,) = zip(*(point.values for point in whole.points), strict=True)
+    print([(value.value, value.low, value.high, value.predicted) for value in actual])
+    assert [value.metric for value in actual] == ["goodput_mean_ratio"] * 3
+    assert actual[0].value > actual[1].value > actual[2].value
+    assert actual[2].high < actual[0].low, "the intervals of the first and the last point do not touch"
+    assert all(value.value < value.predicted for value in actual), "the model is an upper bound"
     assert all((tmp_path / "sweep" / f"sweep.{kind}").exists() for kind in ("parquet", "html"))
     assert fingerprint.settle(lab, before) == []
 
@@ -75,9 +75,9 @@ def test_sweep_of_noop_faults_is_no_pass_and_has_no_number(lab, tmp_path):
     points = points_of(LOSS.read_bytes(), over, lab.inventory_model, source="loss", seed=None, repeat=1)
     sweep = Sweep.open(tmp_path, lab.inventory_model, over, points, metrics_for(points, ()))
     try:
-        found = sweep.execute(progress=print, mutate="noop")
+        result = sweep.execute(progress=print, mutate="noop")
     finally:
         lab.forget_connections()
-    assert found.verdict is Verdict.INCONCLUSIVE
-    assert [value.value for value in found.points[0].values] == [None]
-    assert found.points[0].why.startswith("fired.packet.drop")
+    assert result.verdict is Verdict.INCONCLUSIVE
+    assert [value.value for value in result.points[0].values] == [None]
+    assert result.points[0].why.startswith("fired.packet.drop")

@@ -59,7 +59,7 @@ def test_rnic_counters_equal_those_in_sysfs(lab):
         device, *_, counter = path.split("/")
         if counter != "lifespan":  # how old a reading may be: no counter
             files[f"{device}.{counter}"] = int(value)
-    told = counters.read(lab, [host.name])[host.name]
+    reported = counters.read(lab, [host.name])[host.name]
 
     assert len(files) >= 10 * len(host.rnics)
-    assert {name: told.get(name) for name in files} == files
+    assert {name: reported.get(name) for name in files} == files

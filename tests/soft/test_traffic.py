@@ -24,19 +24,19 @@ def test_lossy_unreliable_flow_delivers_only_correct_bytes(lab, inject, subtests
     """
     hosts = [host.name for host in lab.topology.hosts[:4]]
     src, dst = f"{hosts[0]}:rxe0", f"{hosts[-1]}:rxe0"
-    asked = {"src": src, "dst": dst, "qp": PATIENT, "message_bytes": 2048, "messages": 200, "qps": 2}
+    fields = {"src": src, "dst": dst, "qp": PATIENT, "message_bytes": 2048, "messages": 200, "qps": 2}
     with Engines.start(lab, hosts) as engines:
         fault = inject("packet.drop", dst, share=0.1)
         fault.arm()
         for transport, verb in (("uc", "write"), ("uc", "send"), ("ud", "send")):
             with subtests.test(transport=transport, verb=verb):
-                spec = FlowSpec(**asked, transport=transport, verb=verb, rate_bps=2e6, depth=16, check=True)
+                spec = FlowSpec(**fields, transport=transport, verb=verb, rate_bps=2e6, depth=16, check=True)
                 (one,) = flow_run.start_all(lab, [spec], engines=engines).wait(120.0).flows
                 assert one.outcome == "completed", one.where
                 assert one.sent == 200
                 assert 120 < one.messages < 200
                 assert (one.checked_bytes, one.wrong_bytes) == (one.messages * 2048, 0)
-        reliable = flow_run.start_all(lab, [FlowSpec(**asked)], engines=engines).wait(120.0)
+        reliable = flow_run.start_all(lab, [FlowSpec(**fields)], engines=engines).wait(120.0)
         assert reliable.outcome == "completed", reliable.where
         assert fault.clear().proved
 
@@ -46,10 +46,10 @@ def test_udp_source_ports_match_their_prediction(lab, subtests):
     host.
     """
     src, dst = (f"{lab.topology.hosts[place].name}:rxe0" for place in (0, -1))
-    asked = {"src": src, "dst": dst, "verb": "send", "message_bytes": 512, "messages": 40, "qps": 4, "rate_bps": 1e6}
+    fields = {"src": src, "dst": dst, "verb": "send", "message_bytes": 512, "messages": 40, "qps": 4, "rate_bps": 1e6}
     kinds = (("rc", 0), ("rc", 77), ("uc", 0), ("uc", 78), ("ud", 0))
-    specs = [FlowSpec(**asked, transport=name, qp=QpParams(timeout=18, flow_label=label)) for name, label in kinds]
-    specs.append(FlowSpec(**asked, entropy=2, qp=QpParams(timeout=18)))
+    specs = [FlowSpec(**fields, transport=name, qp=QpParams(timeout=18, flow_label=label)) for name, label in kinds]
+    specs.append(FlowSpec(**fields, entropy=2, qp=QpParams(timeout=18)))
     with packet_capture.start(lab, [src]) as running:
         result = flow_run.start_all(lab, specs).wait(60.0)
         seen = decode(running.stop().frames)

@@ -61,8 +61,8 @@ def test_spine_without_a_rack_does_not_reach_it_through_another_spine(lab, put_b
     network = ipaddress.IPv4Interface(lab.topology.links_of("rtsw1")[0].a.address).network
 
     def next_hops(switch):
-        told = lab.node(switch).run(["ip", "route", "show", str(network)]).stdout
-        return {word for word in told.split() if word in lab.topology.switch_by_name}
+        reported = lab.node(switch).run(["ip", "route", "show", str(network)]).stdout
+        return {word for word in reported.split() if word in lab.topology.switch_by_name}
 
     assert next_hops("ctsw1") == {"rtsw1"}
     assert next_hops("rtsw2") == {"ctsw1", "ctsw2"}
@@ -82,8 +82,11 @@ def test_shaper_deleted_or_changed_by_hand_is_reported(lab, put_back):
     assert any("ctsw1: qdisc atsw1" in line for line in lines)
     assert any("rtsw2: qdisc ctsw2" in line for line in lines)
     assert any("atsw2: filter ctsw1" in line for line in lines)
-    found = preflight(lab, lambda _: None, with_burnin=False)
-    assert {(wrong.check, wrong.where) for wrong in found.wrong} == {("queue", "ctsw1:atsw1"), ("queue", "rtsw2:ctsw2")}
+    result = preflight(lab, lambda _: None, with_burnin=False)
+    assert {(wrong.check, wrong.where) for wrong in result.wrong} == {
+        ("queue", "ctsw1:atsw1"),
+        ("queue", "rtsw2:ctsw2"),
+    }
 
 
 @pytest.mark.parametrize(

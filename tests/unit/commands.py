@@ -15,6 +15,6 @@ def parse(argv):
         rest = [*context._protected_args, *context.args] if hasattr(context, "_protected_args") else context.args
         if not rest:
             return command
-        name, found, rest = command.resolve_command(context, rest)
-        assert found is not None, name
-        command = found
+        name, result, rest = command.resolve_command(context, rest)
+        assert result is not None, name
+        command = result

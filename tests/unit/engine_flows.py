@@ -12,15 +12,17 @@ from traffic.flows import flow_run
 def flow_on(monkeypatch, fabric, **change):
     """The two ends of a flow on a fabric, joined; their done comes into its events."""
     node = modules(monkeypatch)
-    told = flow_run.engine_spec(flow_run.FlowSpec(**{"src": "host1", "dst": "host2", "message_bytes": 512, **change}))
+    engine_spec = flow_run.engine_spec(
+        flow_run.FlowSpec(**{"src": "host1", "dst": "host2", "message_bytes": 512, **change})
+    )
     kinds = node.flow.FlowSender, node.flow.FlowReceiver
     if change.get("check"):
         kinds = node.checked.CheckedSender, node.checked.CheckedReceiver
     if change.get("transport"):
         kinds = node.numbered.NumberedSender, node.numbered.NumberedReceiver
     for name, kind in zip(("tx", "rx"), kinds, strict=True):
-        fabric.tasks[name] = kind(name, Rnic("rxe0"), told, fabric.emit_for(name))
-    fabric.connect([fabric.connection(node, number, "tx", "rx") for number in range(told["qps"])])
+        fabric.tasks[name] = kind(name, Rnic("rxe0"), engine_spec, fabric.emit_for(name))
+    fabric.connect([fabric.connection(node, number, "tx", "rx") for number in range(engine_spec["qps"])])
 
 
 def run_checked(fabric, verb):

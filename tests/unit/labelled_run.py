@@ -23,15 +23,15 @@ HOSTS = ("host1", "host2", "host3", "host4")
 def connections():
     """Every host to its neighbour in a ring of RNICs rxe0, and across to one of the other rack on the other spine."""
     racks = dict(zip(HOSTS, (1, 1, 2, 2), strict=True))
-    found = []
+    collected = []
     for index, src in enumerate(HOSTS):
         for hop in (1, 2):
             dst = HOSTS[(index + hop) % 4]
             middle = [f"rtsw{racks[src]}"]
             if racks[src] != racks[dst]:
                 middle += [f"ctsw{1 + (index + hop) % 2}", f"rtsw{racks[dst]}"]
-            number = len(found)
-            found.append(
+            number = len(collected)
+            collected.append(
                 Connection(
                     src=f"{src}:rxe0",
                     dst=f"{dst}:rxe0",
@@ -41,7 +41,7 @@ def connections():
                     path=(src, *middle, dst),
                 )
             )
-    return tuple(found)
+    return tuple(collected)
 
 
 class Network:

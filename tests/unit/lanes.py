@@ -13,15 +13,15 @@ def inputs_of(rank, elements):
 
 
 def memories(made, elements):
-    found = []
+    collected = []
     for program in made:
         memory = np.full(program["elements"], -(10**9))
         for offset, count, index, _ in program["fills"]:
             memory[offset : offset + count] = inputs_of(program["rank"], elements)[index : index + count]
         for to, of, count in program["copies"]:
             memory[to : to + count] = memory[of : of + count]
-        found.append(memory)
-    return found
+        collected.append(memory)
+    return collected
 
 
 class Lanes:

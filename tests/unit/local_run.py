@@ -84,11 +84,11 @@ def run(folder: Path) -> int:
         experiment=SimpleNamespace(capture=(), probe=None, fabric=None, workload=SimpleNamespace(ranks=())),
         plan=SimpleNamespace(workload="nothing", faults=(times,)), faults=(replace(planned, at_s=FAULT_AT_S),),
     )  # fmt: skip
-    found = Found(lease_s=longest_lease_s([planned]))
+    result = Found(lease_s=longest_lease_s([planned]))
     with Here(folder).progress() as progress, Journal(folder / "run" / "journal.jsonl") as journal:
-        loop._guarded(decided, lab, journal, found, progress, None, lambda _: None)
-    click.echo(f"lab {found.lab_state}; errors {found.errors}")
-    return 5 if found.lab_state == "DIRTY" else 3 if found.errors else 0
+        loop._guarded(decided, lab, journal, result, progress, None, lambda _: None)
+    click.echo(f"lab {result.lab_state}; errors {result.errors}")
+    return 5 if result.lab_state == "DIRTY" else 3 if result.errors else 0
 
 
 @click.command()

@@ -26,15 +26,15 @@ operations = st.lists(
 
 def made(rows):
     """A trace of four ranks in which each waits a while before what it does."""
-    found, now = [], [0] * 4
+    collected, now = [], [0] * 4
     for number, (kind, first, count, units, begun, length, root) in enumerate(rows):
         members = tuple(sorted((first + step) % 4 for step in range(2 if kind == "p2p" else count)))
         starts = []
         for member in members:
-            now[member] += begun * 1000 if found else 0
+            now[member] += begun * 1000 if collected else 0
             starts.append(now[member])
             now[member] += length * 1000
-        found.append(
+        collected.append(
             Operation(
                 record=number,
                 collective=kind,
@@ -47,7 +47,7 @@ def made(rows):
                 dtype="fp32",
             )
         )
-    return Trace(source="made", format="recorded", ranks=4, operations=tuple(found))
+    return Trace(source="made", format="recorded", ranks=4, operations=tuple(collected))
 
 
 def by_rank(trace, rank):

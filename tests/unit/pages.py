@@ -26,11 +26,11 @@ def commands(path):
 
 def blocks(path, language):
     """Return a page's code blocks in `language` ("" for none), in order; None returns the text between all blocks."""
-    found, inside, block = [], None, []
+    collected, inside, block = [], None, []
     for line in [*path.read_text().splitlines(), "```"]:
         if fence := _FENCE.match(line):
-            found.append((inside, "".join(block)))
+            collected.append((inside, "".join(block)))
             inside, block = fence[1] if inside is None else None, []
         else:
             block.append(f"{line}\n")
-    return [block for inside, block in found if inside == language]
+    return [block for inside, block in collected if inside == language]

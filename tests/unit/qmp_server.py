@@ -47,8 +47,8 @@ class Qemu:
                 lines.write(b'{"QMP": {}}\n')
                 for line in lines:
                     command = json.loads(line)
-                    said = [{"event": "X"}, *self._answer(command["execute"], command.get("arguments") or {})]
-                    lines.write(b"".join(json.dumps(each).encode() + b"\n" for each in said))
+                    output = [{"event": "X"}, *self._answer(command["execute"], command.get("arguments") or {})]
+                    lines.write(b"".join(json.dumps(each).encode() + b"\n" for each in output))
 
     def _answer(self, command: str, arguments: dict) -> list[dict]:
         if command == "query-status":

@@ -24,8 +24,8 @@ CLEAN = {"host1": {"link be0": "UP"}, "host2": {"link be0": "UP"}}
 
 def change(folder: Path, node: str, text: str) -> None:
     """Change one link's state."""
-    found = look(folder)
-    write(folder, {**found, node: {"link be0": text}})
+    result = look(folder)
+    write(folder, {**result, node: {"link be0": text}})
 
 
 def look(folder: Path) -> dict[str, dict[str, str]]:

@@ -46,12 +46,12 @@ class Told:
         self.lines.put(text)
 
     def until(self, words):
-        found, deadline = [""], time.monotonic() + 20
-        while words not in found[-1]:
-            assert time.monotonic() < deadline, found
+        actual, deadline = [""], time.monotonic() + 20
+        while words not in actual[-1]:
+            assert time.monotonic() < deadline, actual
             with contextlib.suppress(queue.Empty):  # handlers run on this thread, when it comes back from a wait
-                found.append(self.lines.get(timeout=0.1))
-        return found[1:]
+                actual.append(self.lines.get(timeout=0.1))
+        return actual[1:]
 
 
 def ask():
@@ -64,17 +64,17 @@ def run_with(told, folder, lab, **change):
 
 
 def test_flight_dump_is_written_and_the_run_completes_as_without_it(tmp_path):
-    told, lab = Told(), RankLab(lambda engine: None)
-    running = run_with(told, tmp_path, lab)
+    progress, lab = Told(), RankLab(lambda engine: None)
+    running = run_with(progress, tmp_path, lab)
     ask()
-    lines = told.until("flights-asked-1.json")
+    lines = progress.until("flights-asked-1.json")
     assert lines[0] == "rank 0 on host1:rxe0: iteration 3, step 2: waits for segment 1 of 4 from rank 1 (QP 9, lost)"
     assert lines[-1] == f"flight recorders of 4 ranks: {tmp_path}/flights-asked-1.json"
     ask()
-    told.until("flights-asked-2.json")
-    found = msgspec.json.decode((tmp_path / "flights-asked-1.json").read_bytes(), type=tuple[Flight, ...])
-    assert [flight.rank for flight in found] == [0, 1, 2, 3]
-    assert found[1].entries[0].psn == 256
+    progress.until("flights-asked-2.json")
+    decoded = msgspec.json.decode((tmp_path / "flights-asked-1.json").read_bytes(), type=tuple[Flight, ...])
+    assert [flight.rank for flight in decoded] == [0, 1, 2, 3]
+    assert decoded[1].entries[0].psn == 256
     for engine in lab.engines:
         engine.over()
     result = running.wait(10)
@@ -91,10 +91,10 @@ def test_flight_dump_by_the_api_is_not_a_failure_dump():
 
 
 def test_flight_dump_during_warmup_before_the_run_has_a_handle(tmp_path):
-    told, lab, made = Told(), RankLab(lambda engine: ask() if engine.host == "host1" else None), []
-    thread = threading.Thread(target=lambda: made.append(run_with(told, tmp_path, lab, warmup=1)), daemon=True)
+    progress, lab, made = Told(), RankLab(lambda engine: ask() if engine.host == "host1" else None), []
+    thread = threading.Thread(target=lambda: made.append(run_with(progress, tmp_path, lab, warmup=1)), daemon=True)
     thread.start()
-    told.until("flights-asked-1.json")
+    progress.until("flights-asked-1.json")
     assert not made
     for engine in lab.engines:
         engine.do_quit()
@@ -114,25 +114,25 @@ class MuteLab(RankLab):
 
 def test_flight_dump_names_ranks_that_do_not_answer_in_time(tmp_path, monkeypatch):
     monkeypatch.setattr("traffic.engine.running_traffic.DUMP_TIMEOUT_NS", 300_000_000)
-    told = Told()
-    with run_with(told, tmp_path, MuteLab(lambda engine: None)):
+    progress = Told()
+    with run_with(progress, tmp_path, MuteLab(lambda engine: None)):
         ask()
-        lines = told.until("flights-asked-1.json")
+        lines = progress.until("flights-asked-1.json")
     assert "nothing was heard of host3:rxe0" in lines
     assert lines[-1].startswith("flight recorders of 3 ranks")
 
 
 def test_flight_dump_of_a_flow_or_to_an_unwritable_path_does_not_end_the_run(tmp_path):
-    told = Told()
-    running = Lab(lambda engine: None).start(flight_dump.writer(tmp_path, flight_dump.STEM, told))
+    progress = Told()
+    running = Lab(lambda engine: None).start(flight_dump.writer(tmp_path, flight_dump.STEM, progress))
     ask()
-    told.until("this workload has none")
+    progress.until("this workload has none")
     running.stop()
     assert running.wait(10).outcome == "completed"
     assert not list(tmp_path.iterdir())
-    running = run_with(told, tmp_path / "absent", RankLab(lambda engine: None))
+    running = run_with(progress, tmp_path / "absent", RankLab(lambda engine: None))
     ask()
-    assert "No such file" in told.until("flight recorders of 4 ranks")[-1]
+    assert "No such file" in progress.until("flight recorders of 4 ranks")[-1]
     assert not running.is_over
     running.abort("enough")
     running.wait(20)
@@ -140,24 +140,24 @@ def test_flight_dump_of_a_flow_or_to_an_unwritable_path_does_not_end_the_run(tmp
 
 def test_flight_dump_of_a_command_goes_to_its_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    told = Told()
-    tell = teller(SimpleNamespace(heartbeat=lambda: None), told)
+    progress = Told()
+    tell = teller(SimpleNamespace(heartbeat=lambda: None), progress)
     tell({"event": "flights", "time_ns": 0, "silent": [], "flights": [
         Flight(rank=0, endpoint="host1:rxe0", standing="iteration 1, compute", entries=())]})  # fmt: skip
     (path,) = tmp_path.iterdir()
     assert path.name.startswith("flights-asked-2")
     assert json.loads(path.read_bytes())[0]["standing"] == "iteration 1, compute"
-    assert str(path) in told.until("recorders of 1")[-1]
+    assert str(path) in progress.until("recorders of 1")[-1]
 
 
 def test_progress_shows_no_amount_before_the_first_sample(monkeypatch):
     monkeypatch.setattr(traffic_group, "TELL_EVERY_S", -1.0)
-    said = []
-    tell = teller(SimpleNamespace(heartbeat=lambda: None), said.append)
+    lines = []
+    tell = teller(SimpleNamespace(heartbeat=lambda: None), lines.append)
     tell({"event": "ready"})
     tell({"event": "sample", "sizes": [1_000_000, 500_000]})
     tell({"event": "iteration", "index": 2})
-    assert said == ["running", "1.5 MB acknowledged", "3 iterations, 1.5 MB acknowledged"]
+    assert lines == ["running", "1.5 MB acknowledged", "3 iterations, 1.5 MB acknowledged"]
 
 
 def test_command_line_handles_sigusr1_instead_of_dying():

@@ -55,9 +55,9 @@ def test_attribute_command_scores_runs_against_their_faults(tmp_path, labelled):
     kept = [finished(tmp_path / str(index), run).path for index, (_, _, run) in enumerate(labelled[:3])]
     done = CliRunner().invoke(cli, ["attribute", *map(str, kept), "--json"], standalone_mode=False)
     assert done.exception is None
-    said = json.loads(done.output)
-    assert said["judged"] == said["single"]["runs"] == 3
-    assert said["recall"]["of"] == 3
+    output = json.loads(done.output)
+    assert output["judged"] == output["single"]["runs"] == 3
+    assert output["recall"]["of"] == 3
     text = CliRunner().invoke(cli, ["attribute", *map(str, kept)], standalone_mode=False).output
     assert "precision" in text
     assert "it was / said" in text

@@ -27,22 +27,22 @@ WHILE_NS = 16_000_000_000
 
 def probed(place=(), times=6.0, *, lost=0.0, start=0.0, end=1.0, count=40):
     """Probes over the made-up fabric while it ran: a place makes them slow, or loses some, for a part of that time."""
-    rng, found = np.random.default_rng(3), []
+    rng, collected = np.random.default_rng(3), []
     for number, trip in enumerate(round_trips(count=count)):
         at = number % count / count
         there, back, one = hurt(trip.there, place), hurt(trip.back, place), trip.echo
         factor = times if (there or back) and start <= at < end else 1.0
         gone = [is_hurt and start <= at < end and rng.random() < lost for is_hurt in (there, back)]
         whole_ns = one.responder_ns + int(factor * (one.whole_ns - one.responder_ns))
-        told = dataclasses.replace(
+        reported = dataclasses.replace(
             one,
             sent_ns=T0 + int(at * WHILE_NS),
             came=not gone[0],
             responder_ns=None if gone[0] else one.responder_ns,
             whole_ns=None if any(gone) else whole_ns,
         )
-        found.append(dataclasses.replace(trip, echo=told))
-    return tuple(sorted(found, key=lambda trip: trip.echo.sent_ns))
+        collected.append(dataclasses.replace(trip, echo=reported))
+    return tuple(sorted(collected, key=lambda trip: trip.echo.sent_ns))
 
 
 def hurt(path, place):
@@ -62,12 +62,12 @@ def test_probes_long_round_trips_without_loss_name_the_place(place, cause, kind,
     run = Network(3).run().measured(None, "")
     assert attribute(run) == (NOTHING,)
     top = attribute(run, (), probed(place))[0]
-    told = " ".join(top.evidence)
+    text = " ".join(top.evidence)
     # Up from one rack to a spine is down to the other: what the votes cannot tell is in the evidence.
     assert (top.cause, top.place) == (cause, kind)
-    assert top.name == name or " -> ".join(place) in told
-    assert "times what they take on like paths" in told
-    assert "software times" in told
+    assert top.name == name or " -> ".join(place) in text
+    assert "times what they take on like paths" in text
+    assert "software times" in text
 
 
 def test_probes_round_trips_add_evidence_to_an_existing_finding(labelled):
@@ -91,9 +91,9 @@ def test_probes_add_a_link_beside_its_switch_unless_the_switch_is_certain(confid
     links.
     """
     known = Finding(cause="loss", place="rtsw", name="rtsw2", confidence=confidence, evidence=("16 packets",))
-    found = with_probes(Network(3).run().measured(None, ""), [known], probed(("rtsw2", "host3:rxe1")))
-    assert [one.name for one in found] == ["rtsw2", *(["rtsw2:host3:rxe1"] if told else [])]
-    assert len(found[0].evidence) == (1 if told else 2)
+    findings = with_probes(Network(3).run().measured(None, ""), [known], probed(("rtsw2", "host3:rxe1")))
+    assert [one.name for one in findings] == ["rtsw2", *(["rtsw2:host3:rxe1"] if told else [])]
+    assert len(findings[0].evidence) == (1 if told else 2)
 
 
 @pytest.mark.parametrize(
@@ -120,9 +120,9 @@ def test_probes_of_a_healthy_fabric_add_no_finding():
 
 def test_probes_find_a_place_that_is_slow_for_an_eighth_of_the_run():
     run = Network(3).run().measured(None, "")
-    (found,) = attribute(run, (), probed(("rtsw2", "host3:rxe1"), start=0.5, end=0.625, count=80))
-    assert (found.cause, found.name) == ("congestion", "rtsw2:host3:rxe1")
-    assert "in 1 of 7 windows of 2.0 s, from 8.0 s to 10.0 s" in found.evidence[0]
+    (finding,) = attribute(run, (), probed(("rtsw2", "host3:rxe1"), start=0.5, end=0.625, count=80))
+    assert (finding.cause, finding.name) == ("congestion", "rtsw2:host3:rxe1")
+    assert "in 1 of 7 windows of 2.0 s, from 8.0 s to 10.0 s" in finding.evidence[0]
 
 
 @pytest.mark.parametrize(
@@ -135,29 +135,29 @@ def test_probes_find_a_place_that_is_slow_for_an_eighth_of_the_run():
 )
 def test_probes_lost_for_part_of_the_run_name_the_place(place, cause, name):
     run = Network(3).run().measured(None, "")
-    (found,) = attribute(run, (), probed(place, times=1.0, lost=0.3, start=0.5, end=0.625, count=80))
-    assert (found.cause, found.name) == (cause, name)
-    assert "were lost between 8.0 s and 10.0 s" in found.evidence[0]
+    (finding,) = attribute(run, (), probed(place, times=1.0, lost=0.3, start=0.5, end=0.625, count=80))
+    assert (finding.cause, finding.name) == (cause, name)
+    assert "were lost between 8.0 s and 10.0 s" in finding.evidence[0]
 
 
 def test_probes_lost_rarely_but_throughout_are_found_over_the_whole_run():
     run = Network(3).run().measured(None, "")
-    (found,) = attribute(run, (), probed(("ctsw1", "rtsw2"), times=1.0, lost=0.05))
-    assert found.cause == "loss"
-    assert "ctsw1 -> rtsw2" in found.evidence[0]
+    (finding,) = attribute(run, (), probed(("ctsw1", "rtsw2"), times=1.0, lost=0.05))
+    assert finding.cause == "loss"
+    assert "ctsw1 -> rtsw2" in finding.evidence[0]
 
 
 def test_probes_in_the_run_directory_reach_the_command_and_the_page(tmp_path):
     directory = finished(tmp_path, Network(3).run().measured(None, ""))
     assert directory.read_probes() == ProbeTrips()
-    found = ProbeTrips(trips=probed(("rtsw1", "ctsw1"), lost=0.1), unknown=3, trouble="host2 is gone")
-    directory.write_probes(found, t0_ns=T0)
-    assert directory.read_probes() == found
-    told = pq.read_schema(directory.path / "probes.parquet").metadata
-    assert (told[b"stamps"], told[b"unknown"], told[b"trouble"]) == (b"software", b"3", b"host2 is gone")
-    said = CliRunner().invoke(cli, ["attribute", str(directory.path), "--json"], standalone_mode=False)
-    found = json.loads(said.output)["runs"][str(directory.path)][0]
-    assert (found["cause"], len(found["evidence"])) == ("loss", 2)
+    result = ProbeTrips(trips=probed(("rtsw1", "ctsw1"), lost=0.1), unknown=3, trouble="host2 is gone")
+    directory.write_probes(result, t0_ns=T0)
+    assert directory.read_probes() == result
+    reported = pq.read_schema(directory.path / "probes.parquet").metadata
+    assert (reported[b"stamps"], reported[b"unknown"], reported[b"trouble"]) == (b"software", b"3", b"host2 is gone")
+    invoked = CliRunner().invoke(cli, ["attribute", str(directory.path), "--json"], standalone_mode=False)
+    result = json.loads(invoked.output)["runs"][str(directory.path)][0]
+    assert (result["cause"], len(result["evidence"])) == ("loss", 2)
     page = render(directory.path).read_text(encoding="utf-8")
     assert "times what they take on like paths" in page
     assert "were lost between" in page

@@ -42,10 +42,10 @@ def waiting(rank, peer, *, way="from", state=""):
 def test_stall_root_is_the_rank_without_a_recording():
     run = synthetic_run()
     flights = [waiting(3, 2), waiting(0, 3), waiting(2, 1)]
-    found = stalls.culprit(flights, run)
-    assert found.rank == 1
-    assert "left no recording" in found.words[0]
-    assert found.words[1] == "rank 0 waits for rank 3 waits for rank 2 waits for rank 1"
+    result = stalls.culprit(flights, run)
+    assert result.rank == 1
+    assert "left no recording" in result.words[0]
+    assert result.words[1] == "rank 0 waits for rank 3 waits for rank 2 waits for rank 1"
     best = attribute(msgspec.structs.replace(run, faults=()), flights)[0]
     assert (best.cause, best.place, best.name) == ("lost-rank", "rank", "host2")
 
@@ -54,9 +54,9 @@ def test_stall_root_that_has_not_joined_is_named_with_its_position():
     late = Flight(rank=1, endpoint="host2:rxe0", standing="iteration 7, compute", entries=(entry("begin", 900),))
     joins = Flight(rank=0, endpoint="host1:rxe0", standing="iteration 7, compute", entries=(entry("begin", 1300),))
     flights = [waiting(2, 1), waiting(3, 2), late]
-    found = stalls.culprit([joins, *flights], synthetic_run())
-    assert found.rank == 1
-    assert "has not joined: iteration 7, compute" in found.words[0]
+    result = stalls.culprit([joins, *flights], synthetic_run())
+    assert result.rank == 1
+    assert "has not joined: iteration 7, compute" in result.words[0]
     silent = stalls.culprit(flights, synthetic_run())
     assert silent.rank == 0, "who computes may join at any time, who left no recording will not"
     assert "rank 0 left no recording" in silent.words[0]
@@ -66,8 +66,8 @@ def test_stall_describes_step_ranks_time_psn_and_hop():
     flights = [waiting(2, 1), waiting(1, 0)]
     (first, second) = stalls.stalls(flights)
     assert (first.waiter, second.waiter) == (1, 2)
-    told = second.describe(lost_at="rtsw1:ctsw2")
-    assert told == "iteration 7, step 2: rank 1→2 waited 0 s for PSN 512, lost at rtsw1:ctsw2"
+    reported = second.describe(lost_at="rtsw1:ctsw2")
+    assert reported == "iteration 7, step 2: rank 1→2 waited 0 s for PSN 512, lost at rtsw1:ctsw2"
     assert "over host1 → rtsw1 → host2; its queue pair is broken" in stalls.stalls([waiting(2, 1, state=", lost")])[
         0
     ].describe(path=("host1", "rtsw1", "host2"))

@@ -17,7 +17,7 @@ def test_tcp_sink_counts_what_the_source_sends():
     subprocess.run(
         [sys.executable, "-c", tcp_goodput._SOURCE, here, "18593", here, "0.2", "65536"], check=True, timeout=30
     )
-    said = json.loads(sink.communicate(timeout=30)[0])
-    assert said["bytes"] > 0
-    assert said["bytes"] % 65536 == 0
-    assert said["seconds"] > 0.1
+    decoded = json.loads(sink.communicate(timeout=30)[0])
+    assert decoded["bytes"] > 0
+    assert decoded["bytes"] % 65536 == 0
+    assert decoded["seconds"] > 0.1

@@ -55,10 +55,10 @@ def test_permutation_sends_once_from_each_rnic_and_crosses_its_tier(seed, number
 
 
 def test_permutations_depend_on_seed_and_number():
-    found = [permutation(ZONES, "fabric", seed=3, number=number) for number in range(20)]
-    assert found == [permutation(ZONES, "fabric", seed=3, number=number) for number in range(20)]
-    assert len(set(found)) > 10
-    assert found != [permutation(ZONES, "fabric", seed=4, number=number) for number in range(20)]
+    actual = [permutation(ZONES, "fabric", seed=3, number=number) for number in range(20)]
+    assert actual == [permutation(ZONES, "fabric", seed=3, number=number) for number in range(20)]
+    assert len(set(actual)) > 10
+    assert actual != [permutation(ZONES, "fabric", seed=4, number=number) for number in range(20)]
 
 
 def test_permutation_exists_for_a_rack_with_half_of_the_rnics():
@@ -102,10 +102,10 @@ def test_bisection_interval_has_its_nominal_coverage():
     ],
 )
 def test_bisection_tier_is_judged_by_its_interval(ratios, least, beyond, verdict):
-    found = judged("zone", trials(*ratios), 0.8, least=least, beyond=beyond, level=LEVEL)
-    assert found.verdict is verdict
+    result = judged("zone", trials(*ratios), 0.8, least=least, beyond=beyond, level=LEVEL)
+    assert result.verdict is verdict
     if beyond:
-        assert (found.value, found.interval, found.utilisation, found.detail) == (None, None, None, beyond)
+        assert (result.value, result.interval, result.utilisation, result.detail) == (None, None, None, beyond)
 
 
 def test_bisection_of_a_lab_without_rates_is_inconclusive_and_touches_nothing(monkeypatch, tmp_path):
@@ -113,10 +113,10 @@ def test_bisection_of_a_lab_without_rates_is_inconclusive_and_touches_nothing(mo
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
     monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda *_: pytest.fail("the lab was touched"))
     done = CliRunner().invoke(cli, ["--lab", "soft", "bisection", "--json"], standalone_mode=False)
-    told = json.loads(done.stdout)
-    assert (done.return_value, told["verdict"]) == (2, "INCONCLUSIVE")
-    assert [(one["tier"], one["value"]) for one in told["tiers"]] == [("rack", None), ("zone", None)]
-    assert "use a lab with faultbed_rate_scale, such as soft-zones" in told["tiers"][0]["detail"]
+    output = json.loads(done.stdout)
+    assert (done.return_value, output["verdict"]) == (2, "INCONCLUSIVE")
+    assert [(one["tier"], one["value"]) for one in output["tiers"]] == [("rack", None), ("zone", None)]
+    assert "use a lab with faultbed_rate_scale, such as soft-zones" in output["tiers"][0]["detail"]
 
 
 @pytest.mark.parametrize(

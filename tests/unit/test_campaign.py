@@ -49,8 +49,8 @@ def test_campaign_seed_draws_places_and_strengths(lab, labels):
     """The same seed gives the same campaign; another seed gives other places or strengths of the same kinds."""
 
     def drawn(seed):
-        found = campaign.labels(lab.topology, lab_kind="soft", seed=seed, places=3)
-        return [(one.kind, one.target, one.parameters) for one in found]
+        labelled_runs = campaign.labels(lab.topology, lab_kind="soft", seed=seed, places=3)
+        return [(one.kind, one.target, one.parameters) for one in labelled_runs]
 
     assert drawn(1) == drawn(1) != drawn(2)
     assert Counter(kind for kind, *_ in drawn(1)) == Counter(kind for kind, *_ in drawn(2))
@@ -58,8 +58,8 @@ def test_campaign_seed_draws_places_and_strengths(lab, labels):
 
 
 def test_campaign_of_all_places_has_each_once(lab):
-    found = campaign.labels(lab.topology, lab_kind="soft", seed=1, places=100)
-    links = [one.target for one in found if one.kind == "link.down"]
+    labelled_runs = campaign.labels(lab.topology, lab_kind="soft", seed=1, places=100)
+    links = [one.target for one in labelled_runs if one.kind == "link.down"]
     assert len(links) == len(set(links)) == 8
 
 

@@ -172,9 +172,9 @@ def test_cli_profile_prints_the_faults_of_an_experiment(faultbed):
     faults = tomllib.loads(first)["faults"]
     assert faults
     assert {"kind", "target", "at", "for"} <= faults[0].keys()
-    said = json.loads(faultbed("profile", "llama3-54d", "--seed", "7", "--json").stdout)
-    assert said["sha256"] in first
-    assert len(said["faults"]) == len(faults)
+    output = json.loads(faultbed("profile", "llama3-54d", "--seed", "7", "--json").stdout)
+    assert output["sha256"] in first
+    assert len(output["faults"]) == len(faults)
 
 
 def test_cli_ctrl_c_during_imports_is_one_sentence(monkeypatch, capsys):
@@ -220,33 +220,33 @@ def test_cli_unexpected_exception_is_an_error_and_not_a_fail(monkeypatch, capsys
     monkeypatch.setattr("signal.signal", lambda *_: None)
     with pytest.raises(SystemExit) as end:
         end_with(broken, "faultbed")
-    said = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert end.value.code == 3
-    assert words in said
-    assert len(said.splitlines()) == lines if lines else "Traceback" in said
+    assert words in output
+    assert len(output.splitlines()) == lines if lines else "Traceback" in output
 
 
 @pytest.mark.parametrize("group", [(), ("traffic",), ("inventory",)], ids=["faultbed", "traffic", "inventory"])
 def test_cli_list_of_commands_has_whole_sentences(group):
     """click used to cut them within a word on a narrow terminal like this one."""
-    said = CliRunner().invoke(cli, [*group, "--help"], terminal_width=60).output
-    listed = said[re.search(r"\n(Commands|Lab):\n", said).end() :].partition("\n  Exit codes")[0]
+    output = CliRunner().invoke(cli, [*group, "--help"], terminal_width=60).output
+    listed = output[re.search(r"\n(Commands|Lab):\n", output).end() :].partition("\n  Exit codes")[0]
     assert "..." not in listed.replace('"..."', "")
 
 
 def test_cli_help_groups_every_command_in_one_column():
-    said = CliRunner().invoke(cli, ["--help"], terminal_width=100).output
-    assert "Other commands" not in said
+    output = CliRunner().invoke(cli, ["--help"], terminal_width=100).output
+    assert "Other commands" not in output
     starts = {
-        line.rindex("  ") + 2 for line in said.partition("\nLab:\n")[2].splitlines() if re.match(r"  [a-z]", line)
+        line.rindex("  ") + 2 for line in output.partition("\nLab:\n")[2].splitlines() if re.match(r"  [a-z]", line)
     }
     assert len(starts) == 1
 
 
 def test_cli_command_without_a_heading_is_listed():
     group = Commands(sections={"Lab": {labs.__name__: "up"}}, commands={"mine": click.Command("mine")})
-    said = CliRunner().invoke(group, ["--help"]).output
-    assert re.search(r"Lab:\n  up    Bring the soft lab up.*Other commands:\n  mine\n", said, re.DOTALL)
+    output = CliRunner().invoke(group, ["--help"]).output
+    assert re.search(r"Lab:\n  up    Bring the soft lab up.*Other commands:\n  mine\n", output, re.DOTALL)
 
 
 def test_cli_sections_match_the_commands_of_their_modules():

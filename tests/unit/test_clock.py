@@ -23,9 +23,9 @@ def test_clock_true_offset_is_within_the_stated_error(offset, rounds):
     exchanges = [
         Exchange(sent_ns=at, node_ns=at + there - offset, received_ns=at + there + back) for at, there, back in rounds
     ]
-    found = estimate(exchanges)
-    assert abs(found.offset_ns - offset) <= found.error_ns
-    assert found.to_controller(5) == 5 + found.offset_ns
+    estimated = estimate(exchanges)
+    assert abs(estimated.offset_ns - offset) <= estimated.error_ns
+    assert estimated.to_controller(5) == 5 + estimated.offset_ns
 
 
 def test_clock_shortest_round_trip_decides():
@@ -83,11 +83,11 @@ def test_widened_offset_of_a_drifting_clock_always_covers_the_truth(ppm, minutes
         begin_ns = node.now_ns
         node.now_ns += int(minutes * 60e9)
         end_ns = node.now_ns
-        found = widened(first, measure_by(node.ask))
+        result = widened(first, measure_by(node.ask))
     at_ns = begin_ns + int(share * (end_ns - begin_ns))
 
-    assert found.offset_ns == first.offset_ns
-    assert abs(found.to_controller(node.node_ns(at_ns)) - at_ns) <= found.error_ns + 2  # ns of rounding
+    assert result.offset_ns == first.offset_ns
+    assert abs(result.to_controller(node.node_ns(at_ns)) - at_ns) <= result.error_ns + 2  # ns of rounding
 
 
 def test_first_offset_alone_does_not_cover_a_clock_that_drifts(monkeypatch):
@@ -154,9 +154,9 @@ def test_after_clear_interval_holds_the_error_of_the_target_clock():
         )
         for one in run.faults
     )
-    plain, told = observe(run).metrics, observe(msgspec.structs.replace(run, faults=faults)).metrics
+    plain, reported = observe(run).metrics, observe(msgspec.structs.replace(run, faults=faults)).metrics
     names = [name for name, one in plain.items() if name.startswith("after_clear.") and one.value and one.interval]
 
     assert names
     for name in names:
-        assert told[name].interval.high == pytest.approx(plain[name].interval.high + 0.07)
+        assert reported[name].interval.high == pytest.approx(plain[name].interval.high + 0.07)

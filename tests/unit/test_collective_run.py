@@ -77,8 +77,8 @@ def test_rebuild_records_redone_segments():
 
 def test_dump_returns_flight_recorders_during_a_run():
     running = start(lambda engine: None)
-    found = running.dump(timeout_s=5.0)
-    assert sorted(found) == ["rank0", "rank1", "rank2", "rank3"]
+    result = running.dump(timeout_s=5.0)
+    assert sorted(result) == ["rank0", "rank1", "rank2", "rank3"]
     running.abort("enough")
     assert running.wait(20).outcome == "failed"
 

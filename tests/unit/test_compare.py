@@ -80,9 +80,9 @@ def test_report_compare_command_needs_two_runs(tmp_path):
     a, b = (finished(tmp_path / name, synthetic_run()).path for name in "ab")
     done = CliRunner().invoke(cli, ["report", "--compare", str(a), str(b), "--json"], standalone_mode=False)
     assert done.exception is None
-    said = json.loads(done.output)
-    assert said["differ"] == []
-    assert said["metrics"][0]["metric"] == "job time"
+    output = json.loads(done.output)
+    assert output["differ"] == []
+    assert output["metrics"][0]["metric"] == "job time"
     text = CliRunner().invoke(cli, ["report", "--compare", str(a), str(b)], standalone_mode=False).output
     assert "no difference shown" in text
     assert CliRunner().invoke(cli, ["report", "--compare", str(a)]).exit_code == 2
@@ -107,9 +107,9 @@ STEADY = [past(number, jct_ratio=value) for number, value in enumerate([1.10, 1.
 
 
 def test_regressions_value_beyond_earlier_runs_is_reported():
-    (found,) = regressions([*STEADY, past(9, jct_ratio=1.6)])
-    assert (found.run, found.metric) == ("run-09", "jct_ratio")
-    assert "1.45 of what it was; 5 earlier runs let expect at most 1.1" in found.words
+    (regression,) = regressions([*STEADY, past(9, jct_ratio=1.6)])
+    assert (regression.run, regression.metric) == ("run-09", "jct_ratio")
+    assert "1.45 of what it was; 5 earlier runs let expect at most 1.1" in regression.words
 
 
 def test_regressions_value_within_earlier_runs_is_not_reported():
@@ -156,15 +156,15 @@ def test_compare_lower_share_of_success_is_worse(name):
 
 
 def test_regressions_pass_turned_fail_is_reported():
-    (found,) = regressions([past(1), past(2, verdict="FAIL")])
-    assert found.metric == "verdict"
+    (regression,) = regressions([past(1), past(2, verdict="FAIL")])
+    assert regression.metric == "verdict"
     assert regressions([past(1), past(2, verdict="INCONCLUSIVE")]) == ()
 
 
 def test_regressions_undecided_runs_in_between_hide_no_fail():
     between = [past(2, verdict="INCONCLUSIVE"), past(3, verdict="ERROR")]
-    (found,) = regressions([past(1), *between, past(4, verdict="FAIL")])
-    assert found.words == "FAIL, and run-01 before it was a PASS"
+    (regression,) = regressions([past(1), *between, past(4, verdict="FAIL")])
+    assert regression.words == "FAIL, and run-01 before it was a PASS"
     assert regressions([past(1, verdict="FAIL"), *between, past(4, verdict="FAIL")]) == ()
     assert regressions(between) == ()
 
@@ -214,19 +214,19 @@ def test_history_unreadable_run_is_named_until_it_is_repaired(tmp_path):
     whole = (run.path / "measurements.json").read_bytes()
     (run.path / "measurements.json").write_bytes(whole[: len(whole) // 2])
     for _ in range(2):  # the second time it is not looked at again
-        found = history.read(history.update(tmp_path))
-        assert found.past == ()
-        assert "measurements.json" in found.left_out[run.path.name]
-    said = CliRunner().invoke(cli, ["history", "--runs", str(tmp_path)], standalone_mode=False).output
-    assert f"{run.path.name} is left out: " in said
-    said = CliRunner().invoke(cli, ["history", "--runs", str(tmp_path), "--json"], standalone_mode=False).output
-    assert list(json.loads(said)["left_out"]) == [run.path.name]
+        result = history.read(history.update(tmp_path))
+        assert result.past == ()
+        assert "measurements.json" in result.left_out[run.path.name]
+    output = CliRunner().invoke(cli, ["history", "--runs", str(tmp_path)], standalone_mode=False).output
+    assert f"{run.path.name} is left out: " in output
+    output = CliRunner().invoke(cli, ["history", "--runs", str(tmp_path), "--json"], standalone_mode=False).output
+    assert list(json.loads(output)["left_out"]) == [run.path.name]
 
     (run.path / "measurements.json").write_bytes(whole)
     run.write_verdict(run.read_verdict())
 
-    found = history.read(history.update(tmp_path))
-    assert (len(found.past), found.left_out) == (1, {})
+    result = history.read(history.update(tmp_path))
+    assert (len(result.past), result.left_out) == (1, {})
 
 
 def test_history_command_lists_runs(tmp_path):

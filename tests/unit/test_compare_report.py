@@ -194,21 +194,21 @@ def test_compare_page_escapes_text_of_the_runs(tmp_path):
 
 def test_report_compare_command_writes_the_page_and_prints_its_path(pair, tmp_path):
     runs = [str(one.path) for one in pair]
-    said = CliRunner().invoke(cli, ["report", "--compare", *runs], standalone_mode=False)
-    assert said.exception is None
+    invoked = CliRunner().invoke(cli, ["report", "--compare", *runs], standalone_mode=False)
+    assert invoked.exception is None
     default = compare_report.default_path(*pair)
-    assert f"page {default}" in said.output
+    assert f"page {default}" in invoked.output
     first = default.read_text(encoding="utf-8")
     assert first == page_of(*pair)
 
     chosen = tmp_path / "ab.html"
-    told = CliRunner().invoke(
+    reported = CliRunner().invoke(
         cli, ["report", "--compare", *runs, "--html", str(chosen), "--json"], standalone_mode=False
     )
-    found = json.loads(told.output)
-    assert found["html"] == str(chosen)
+    output = json.loads(reported.output)
+    assert output["html"] == str(chosen)
     assert chosen.read_text(encoding="utf-8") == first
-    assert {one["what"] for one in found["differences"]} >= {"size_bytes"}
+    assert {one["what"] for one in output["differences"]} >= {"size_bytes"}
 
     assert CliRunner().invoke(cli, ["report", runs[0], "--html", str(chosen)]).exit_code == 2
     nowhere = tmp_path / "no" / "ab.html"
@@ -222,9 +222,11 @@ def test_report_compare_command_prints_numbers_if_no_page_can_be_written(pair):
     default.unlink(missing_ok=True)
     default.mkdir()
     try:
-        said = CliRunner().invoke(cli, ["report", "--compare", *(str(one.path) for one in pair)], standalone_mode=False)
+        invoked = CliRunner().invoke(
+            cli, ["report", "--compare", *(str(one.path) for one in pair)], standalone_mode=False
+        )
     finally:
         default.rmdir()
-    assert said.exception is None
-    assert "job time" in said.output
-    assert "no page:" in said.output
+    assert invoked.exception is None
+    assert "job time" in invoked.output
+    assert "no page:" in invoked.output

@@ -49,11 +49,11 @@ def test_flow_accepted_by_the_planner_fits_into_the_completion_queue(monkeypatch
         return
     node = modules(monkeypatch)
     module, name = KINDS[kind]
-    told = flow_run.engine_spec(spec)
+    engine_spec = flow_run.engine_spec(spec)
     for end in ("Sender", "Receiver"):
-        task = getattr(getattr(node, module), f"{name}{end}")("t", Rnic("rxe0"), told, lambda *_, **__: None)
+        task = getattr(getattr(node, module), f"{name}{end}")("t", Rnic("rxe0"), engine_spec, lambda *_, **__: None)
         per_qp = sum(task.capacity(SimpleNamespace(number=0)))
-        assert per_qp <= flow_spec.requests_a_qp(told["depth"])
+        assert per_qp <= flow_spec.requests_a_qp(engine_spec["depth"])
         assert qps * per_qp <= completions.CQ_ENTRIES
 
 
@@ -78,7 +78,7 @@ def test_engine_qp_beside_too_many_others_is_refused(monkeypatch):
     from traffic.node import engine as engine_module
 
     monkeypatch.setitem(sys.modules, "traffic.node.engine", engine_module)
-    made, said = [], []
+    made, lines = [], []
     rnic = SimpleNamespace(name="rxe0", address="10.0.0.1", cq_entries=100)
 
     class Task:
@@ -98,10 +98,10 @@ def test_engine_qp_beside_too_many_others_is_refused(monkeypatch):
         def endpoint(self, _conn):
             return {}
 
-    one = SimpleNamespace(tasks={"a": Task(), "b": Task()}, by_qpn={}, emit=lambda event, **_: said.append(event))
+    one = SimpleNamespace(tasks={"a": Task(), "b": Task()}, by_qpn={}, emit=lambda event, **_: lines.append(event))
     request = {"conn": 0, "generation": 1, "flow_label": 0, "psn": 1}
     engine_module.Engine.do_qp(one, {"task": "a", **request})
     with pytest.raises(completions.CompletionQueueFull, match="has 100 entries, and a QP with 60 requests beside 60"):
         engine_module.Engine.do_qp(one, {"task": "b", **request})
     assert len(made) == 1
-    assert said == ["qp"]
+    assert lines == ["qp"]

@@ -41,11 +41,11 @@ COST = Observation(value=1.012, detail="60.7 s for 90 iterations", interval=Inte
     ],
 )
 def test_as_control_is_never_a_pass(verdicts, whole):
-    found = as_control(verdict_of(*verdicts), COST)
+    verdict = as_control(verdict_of(*verdicts), COST)
 
-    assert found.verdict is whole
-    assert found.checks[0].name == CHECK
-    assert found.checks[0].verdict is Verdict.INCONCLUSIVE
+    assert verdict.verdict is whole
+    assert verdict.checks[0].name == CHECK
+    assert verdict.checks[0].verdict is Verdict.INCONCLUSIVE
 
 
 def test_as_control_reports_harness_cost_with_its_interval():
@@ -80,10 +80,12 @@ def test_control_run_with_good_numbers_is_inconclusive():
         Expectation(metric=METRICS["wrong_elements"], maximum=0),
         Expectation(metric=METRICS["iterations"], minimum=1),
     ]
-    found = as_control(judge(plan=plan, expectations=bounds, run=run, observed=observed), observed.metrics["jct_ratio"])
+    verdict = as_control(
+        judge(plan=plan, expectations=bounds, run=run, observed=observed), observed.metrics["jct_ratio"]
+    )
 
-    assert found.verdict is Verdict.INCONCLUSIVE
-    assert {check.verdict for check in found.checks if check.name.startswith("fired.")} == {Verdict.INCONCLUSIVE}
+    assert verdict.verdict is Verdict.INCONCLUSIVE
+    assert {check.verdict for check in verdict.checks if check.name.startswith("fired.")} == {Verdict.INCONCLUSIVE}
     assert measurements.decode(measurements.encode(run)).is_control
 
 

@@ -62,13 +62,13 @@ def test_counters_without_growth_in_the_run_are_not_shown():
 
 
 def test_counters_shown_cover_each_kind_of_trouble_first():
-    found = of(
+    result = of(
         *(sample(0, node=f"host{n}", rxe0__duplicate_request=0, rxe0__send_err=0) for n in (1, 2)),
         sample(1, node="host1", rxe0__duplicate_request=90, rxe0__send_err=1),
         sample(1, node="host2", rxe0__duplicate_request=95),
     )
 
-    assert [(one.node, one.words) for one in found] == [
+    assert [(one.node, one.words) for one in result] == [
         ("host2", "duplicates received"),
         ("host1", "failed to send"),
         ("host1", "duplicates received"),

@@ -57,12 +57,12 @@ def test_place_reads_counters_of_this_machine():
     place = counts.Place(None)
     try:
         path = Path("/sys/class/net/lo/statistics/rx_bytes")
-        before, found, after = int(path.read_text()), place.read()["lo.rx_bytes"], int(path.read_text())
-        assert before <= found <= after
+        before, result, after = int(path.read_text()), place.read()["lo.rx_bytes"], int(path.read_text())
+        assert before <= result <= after
         place.sample()
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender:
             sender.sendto(b"x" * 100, ("127.0.0.1", 9))
-        assert place.sample()["lo.rx_bytes"] >= found + 100
+        assert place.sample()["lo.rx_bytes"] >= result + 100
     finally:
         place.close()
 

@@ -134,15 +134,15 @@ def test_gpu_process_answers_as_a_soft_gpu_does():
 
 def test_gpu_client_reports_a_missing_driver_and_leaves_no_process():
     """The real process starts and finds no driver here."""
-    found = []
+    collected = []
     with selectors.DefaultSelector() as selector:
         client = GpuClient({"pcie": "0000:19:00.0", "number": 0}, selector)
-        client.compute(1, found.append)
+        client.compute(1, collected.append)
         deadline = time.monotonic() + 60
-        while not found and time.monotonic() < deadline:
+        while not collected and time.monotonic() < deadline:
             for key, _ in selector.select(1.0):
                 key.data()
-        assert found == [None]
+        assert collected == [None]
         assert (client.name, "no CUDA driver on this host" in client.error) == ("GPU 0000:19:00.0", True)
         client.close()
     assert client.process.returncode == 0

@@ -36,27 +36,27 @@ def test_differences_of_equal_runs_are_empty():
 def test_differences_list_each_decided_field_of_a_fault():
     first, second, third = PLAN.faults
     later = msgspec.structs.replace(first, at_ns=first.at_ns + 10**9, parameters={"share": 0.5})
-    found = of_plans(PLAN, msgspec.structs.replace(PLAN, faults=(later, third)))
-    told = {one.what: (one.a, one.b) for one in found}
-    assert told["uplink: at"] == ("9.37 s", "10.4 s")
-    assert told["uplink: share"] == ("—", "0.5")
-    assert told["loss"][1] == "—"
-    assert "packet.drop on host3:rxe0" in told["loss"][0]
-    assert {one.part for one in found} == {"faults"}
-    assert words(found) == ("the faults, or their times",)
+    differences = of_plans(PLAN, msgspec.structs.replace(PLAN, faults=(later, third)))
+    actual = {one.what: (one.a, one.b) for one in differences}
+    assert actual["uplink: at"] == ("9.37 s", "10.4 s")
+    assert actual["uplink: share"] == ("—", "0.5")
+    assert actual["loss"][1] == "—"
+    assert "packet.drop on host3:rxe0" in actual["loss"][0]
+    assert {one.part for one in differences} == {"faults"}
+    assert words(differences) == ("the faults, or their times",)
     assert second.id == "loss"
 
 
 def test_captured_ports_are_a_difference():
-    (found,) = of_plans(PLAN, msgspec.structs.replace(PLAN, capture=("rtsw1:ctsw1",)))
-    assert (found.what, found.b) == ("captured ports", "rtsw1:ctsw1")
+    (difference,) = of_plans(PLAN, msgspec.structs.replace(PLAN, capture=("rtsw1:ctsw1",)))
+    assert (difference.what, difference.b) == ("captured ports", "rtsw1:ctsw1")
 
 
 def test_differences_list_flows_on_another_uplink():
     moved = msgspec.structs.replace(RUN.connections[1], path=("host2", "rtsw1", "ctsw2", "rtsw2", "host3"))
     other = msgspec.structs.replace(RUN, connections=(RUN.connections[0], moved, *RUN.connections[2:]))
-    (found,) = of_labs(RUN, other)
-    assert (found.what, found.b) == ("paths through the fabric", "1 of them took another")
+    (difference,) = of_labs(RUN, other)
+    assert (difference.what, difference.b) == ("paths through the fabric", "1 of them took another")
     unknown = msgspec.structs.replace(
         RUN, connections=tuple(msgspec.structs.replace(c, path=()) for c in RUN.connections)
     )

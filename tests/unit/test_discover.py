@@ -144,13 +144,13 @@ def _switch(inventory, switch, *, neighbours, sessions):
 
 def _lldp(topology, name):
     """Return lldpd's JSON for a machine: one interface is an object, several are a list."""
-    told = []
+    messages = []
     for link in topology.links_of(name):
         near, far = link.end(name), link.other(name)
         chassis = {f"{far.node}.example.net": {"id": {"type": "mac", "value": "b8:59:9f:00:00:01"}, "descr": "Linux"}}
         port = {"id": {"type": "local", "value": "etp1"}, "descr": far.netdev, "ttl": "120"}
-        told.append({near.netdev: {"via": "LLDP", "rid": "1", "chassis": chassis, "port": port}})
-    return json.dumps({"lldp": {"interface": told[0] if len(told) == 1 else told}})
+        messages.append({near.netdev: {"via": "LLDP", "rid": "1", "chassis": chassis, "port": port}})
+    return json.dumps({"lldp": {"interface": messages[0] if len(messages) == 1 else messages}})
 
 
 def drafted(answers, name="lab", reached=None):
@@ -167,10 +167,10 @@ def loaded(found, tmp_path):
 @pytest.mark.parametrize("ways", [{}, {"neighbours": False}, {"lldp": True, "neighbours": False}], ids=str)
 def test_discover_reproduces_the_topology(file, ways, tmp_path):
     inventory = inventory_module.load(shipped.inventories() / file)
-    found = drafted(said(inventory, **ways), inventory.name)
-    assert found.open == ()
-    assert loaded(found, tmp_path).topology == inventory.topology
-    assert sum(found.cables.values()) == len(inventory.topology.links)
+    inventory_draft = drafted(said(inventory, **ways), inventory.name)
+    assert inventory_draft.open == ()
+    assert loaded(inventory_draft, tmp_path).topology == inventory.topology
+    assert sum(inventory_draft.cables.values()) == len(inventory.topology.links)
 
 
 @pytest.mark.parametrize("file", INVENTORIES[:3])
@@ -185,7 +185,7 @@ def test_discover_keeps_pcie_speed_gpu_mtu_and_bmc_of_a_rack(tmp_path):
     inventory, wanted = inventory_module.load(path), {}
     _collect(yaml.safe_load(path.read_text())["all"], wanted)
     reached = {name: {"ansible_host": one.address} for name, one in inventory.management.items()}
-    found = drafted(said(inventory, lldp=True), "rack", reached)
+    inventory_draft = drafted(said(inventory, lldp=True), "rack", reached)
 
     def short(value):
         """The draft says an MTU only where it is not the lab's."""
@@ -193,13 +193,13 @@ def test_discover_keeps_pcie_speed_gpu_mtu_and_bmc_of_a_rack(tmp_path):
         return usual or value
 
     got = {}
-    _collect(found.tree["all"], got)
+    _collect(inventory_draft.tree["all"], got)
     for name in ("host1", "host4", "rtsw2", "ctsw3"):
         for key in ("ansible_host", "faultbed_rnics", "faultbed_gpus", "faultbed_ports", "faultbed_front_end"):
             assert got[name].get(key) == short(wanted[name].get(key)), (name, key)
     assert got["host1"]["faultbed_bmc"] == {"address": "198.51.100.11"}
     assert got["rtsw1"]["faultbed_nos"] == "sonic"
-    assert found.cables == {"lldp": len(inventory.topology.links)}
+    assert inventory_draft.cables == {"lldp": len(inventory.topology.links)}
 
 
 @pytest.fixture
@@ -218,10 +218,10 @@ def sonic(tmp_path):
 
 
 def test_discover_switches_with_one_mac_are_cabled_by_lldp(sonic, tmp_path):
-    found = drafted(said(sonic, lldp=True), "sonic")
-    assert found.open == ()
-    assert loaded(found, tmp_path).topology == sonic.topology
-    assert found.cables == {"lldp": len(sonic.topology.links)}
+    inventory_draft = drafted(said(sonic, lldp=True), "sonic")
+    assert inventory_draft.open == ()
+    assert loaded(inventory_draft, tmp_path).topology == sonic.topology
+    assert inventory_draft.cables == {"lldp": len(sonic.topology.links)}
 
 
 def as_lldpmgrd(inventory, *, hostnames):
@@ -230,11 +230,11 @@ def as_lldpmgrd(inventory, *, hostnames):
     `hostnames` is what each machine calls itself; the inventory has its own names.
     """
     answers, topology = said(inventory, lldp=True), inventory.topology
-    found = {}
+    actual = {}
     for name, answer in answers.items():
         own = dict(answer.own)
         own["hostname"] = hostnames(name) + "\n"
-        told = []
+        messages = []
         for link in topology.links_of(name):
             near, far = link.end(name), link.other(name)
             if far.node in topology.switch_by_name:
@@ -242,21 +242,21 @@ def as_lldpmgrd(inventory, *, hostnames):
             else:  # lldpd on a host: the port's MAC
                 port = {"id": {"type": "mac", "value": far.mac}, "descr": "whatever"}
             chassis = {f"{hostnames(far.node)}.example.net": {"id": {"type": "mac", "value": "b8:59:9f:00:00:01"}}}
-            told.append({near.netdev: {"via": "LLDP", "chassis": chassis, "port": port}})
-        own["lldp"] = json.dumps({"lldp": {"interface": told}})
+            messages.append({near.netdev: {"via": "LLDP", "chassis": chassis, "port": port}})
+        own["lldp"] = json.dumps({"lldp": {"interface": messages}})
         if name in topology.switch_by_name:
             netdevs = [link.end(name).netdev for link in topology.links_of(name)]
             own["ports"] = json.dumps({dev: {"alias": f"etp-{dev}"} for dev in netdevs})
-        found[name] = Answers(own=own)
-    return found
+        actual[name] = Answers(own=own)
+    return actual
 
 
 def test_discover_machines_keep_their_own_names_in_lldp(sonic, tmp_path):
     """SONiC's aliases for ports, a host's MAC for its port, and host names that no inventory knows."""
-    found = drafted(as_lldpmgrd(sonic, hostnames=lambda name: f"DC7-{name}"), "sonic")
-    assert found.open == ()
-    assert found.cables == {"lldp": len(sonic.topology.links)}
-    assert loaded(found, tmp_path).topology == sonic.topology
+    inventory_draft = drafted(as_lldpmgrd(sonic, hostnames=lambda name: f"DC7-{name}"), "sonic")
+    assert inventory_draft.open == ()
+    assert inventory_draft.cables == {"lldp": len(sonic.topology.links)}
+    assert loaded(inventory_draft, tmp_path).topology == sonic.topology
 
 
 def test_discover_sonic_port_speed_comes_from_configdb():
@@ -264,8 +264,8 @@ def test_discover_sonic_port_speed_comes_from_configdb():
         "speed": "/sys/class/net/Ethernet0/speed:10000",
         "ports": '{"Ethernet0": {"alias": "etp1", "speed": "400000"}}',
     }
-    found = machine_of("rtsw1", Answers(own=own))
-    assert (found.speeds_gbps, found.aliases) == ({"Ethernet0": 400}, {"etp1": "Ethernet0"})
+    result = machine_of("rtsw1", Answers(own=own))
+    assert (result.speeds_gbps, result.aliases) == ({"Ethernet0": 400}, {"etp1": "Ethernet0"})
 
 
 def test_discover_switches_with_the_default_name_are_not_identified_by_it(sonic):
@@ -273,8 +273,8 @@ def test_discover_switches_with_the_default_name_are_not_identified_by_it(sonic)
     them.
     """
     answers = as_lldpmgrd(sonic, hostnames=lambda name: "sonic" if "tsw" in name else f"DC7-{name}")
-    found = drafted(answers, "sonic")
-    assert found.cables == {"lldp": 32, "bgp": 8}
+    inventory_draft = drafted(answers, "sonic")
+    assert inventory_draft.cables == {"lldp": 32, "bgp": 8}
     deaf = {"host1": answers["host1"]}
     whats = [one.what for one in drafted(deaf, "sonic").open if one.place == "hosts.host1.rnics[mlx5_0].switch"]
     assert len(whats) == 1
@@ -287,9 +287,9 @@ def test_discover_mac_of_several_ports_identifies_none(sonic):
     for switch in sonic.topology.switches:
         dumb = json.dumps({"as": switch.asn, "peers": {}})
         answers[switch.name] = Answers(own={**answers[switch.name].own, "bgp": dumb})
-    found = drafted(answers, "sonic")
-    assert found.cables == {"address": 32}
-    places = {one.place: one for one in found.open}
+    inventory_draft = drafted(answers, "sonic")
+    assert inventory_draft.cables == {"address": 32}
+    places = {one.place: one for one in inventory_draft.open}
     uplinks = [link for link in sonic.topology.links if link.is_uplink]
     for end in (uplinks[0].a, uplinks[-1].b):
         assert "several ports" in places[f"{end.node}:{end.netdev}"].what
@@ -314,14 +314,14 @@ def test_discover_gaps_are_reported_with_their_place():
     assert "hosts.host1.rnics[rxe0].switch" in opened(answers)
     fabric = answers["fabric"]
     unheard = {**fabric.spaces, "fe": {**fabric.spaces["fe"], "fdb": ""}}
-    found = opened(answers | {"fabric": replace(fabric, spaces=unheard)})
-    assert {f"carriers.fabric:host{n}-fe0" for n in range(1, 5)} <= set(found)
+    gaps = opened(answers | {"fabric": replace(fabric, spaces=unheard)})
+    assert {f"carriers.fabric:host{n}-fe0" for n in range(1, 5)} <= set(gaps)
     dumb = {**fabric.spaces, "ctsw2": {"ip": "[]", "bgp": '{"as": 65202, "peers": {}}'}}
-    found = opened(answers | {"fabric": replace(fabric, spaces=dumb)})
-    assert "no cable" in found["ctsw2"].what
-    assert "ctsw2.loopback" in found
+    gaps = opened(answers | {"fabric": replace(fabric, spaces=dumb)})
+    assert "no cable" in gaps["ctsw2"].what
+    assert "ctsw2.loopback" in gaps
     assert "neither a host" in opened(answers | {"printer": Answers(own={})})["printer"].what
-    assert all(one.do for one in found.values())
+    assert all(one.do for one in gaps.values())
 
 
 def test_discover_draft_lists_its_gaps_at_its_head():
@@ -338,8 +338,8 @@ def test_discover_contradicting_ends_are_no_cable():
     spaces = {name: dict(space) for name, space in answers["fabric"].spaces.items()}
     port = {each: SOFT.topology.resolve(f"rtsw1:{each}").link.other("rtsw1") for each in ("ctsw1", "ctsw2")}
     spaces["rtsw1"]["ip"] = spaces["rtsw1"]["ip"].replace(port["ctsw1"].mac, port["ctsw2"].mac)
-    found = opened(answers | {"fabric": replace(answers["fabric"], spaces=spaces)})
-    assert {"rtsw1:ctsw1", "ctsw1:rtsw1"} & set(found)
+    gaps = opened(answers | {"fabric": replace(answers["fabric"], spaces=spaces)})
+    assert {"rtsw1:ctsw1", "ctsw1:rtsw1"} & set(gaps)
 
 
 class Node:
@@ -361,11 +361,11 @@ def test_discover_silent_machine_is_open_and_the_others_are_drafted():
         "host2": Node(Unreachable("host2 does not answer: no route to host")),
         "host3": Node(""),
     }
-    found = live.ask(nodes, lambda _said: None, silent=silent)
-    assert [machine.name for machine in found] == ["host1"]
-    told = {one.place: one.what for one in draft(found, name="lab", silent=silent).open}
-    assert told["host2"] == "was not asked: host2 does not answer: no route to host"
-    assert "it said: sudo: a password is required" in told["host3"]
+    result = live.ask(nodes, lambda _said: None, silent=silent)
+    assert [machine.name for machine in result] == ["host1"]
+    actual = {one.place: one.what for one in draft(result, name="lab", silent=silent).open}
+    assert actual["host2"] == "was not asked: host2 does not answer: no route to host"
+    assert "it said: sudo: a password is required" in actual["host3"]
     with pytest.raises(LabError, match="no machine answers"):
         live.ask({"host2": nodes["host2"]}, lambda _said: None, silent={})
 
@@ -378,13 +378,13 @@ def test_discover_rnics_outside_the_back_end_are_set_aside_and_reported():
     more = [{"ifname": "mlx5_7"}, {"ifname": "mlx5_8", "netdev": "mgmt0"}, {"ifname": "mlx5_bond_0", "netdev": "bond0"}]
     more[1]["netdev"] = SOFT.management["host1"].netdev
     own["rdma"] = json.dumps([*json.loads(own["rdma"]), *more])
-    found = drafted(answers | {"host1": Answers(own=own)})
-    told = {one.place.removeprefix("hosts.host1."): one.what for one in found.open}
-    assert set(told) == {"rnics[mlx5_7]", "rnics[mlx5_8]", "rnics[mlx5_bond_0]"}
-    assert "no interface" in told["rnics[mlx5_7]"]
-    assert "SSH comes in" in told["rnics[mlx5_8]"]
-    assert "bond" in told["rnics[mlx5_bond_0]"]
-    host = found.tree["all"]["children"]["hosts"]["hosts"]["host1"]
+    inventory_draft = drafted(answers | {"host1": Answers(own=own)})
+    actual = {one.place.removeprefix("hosts.host1."): one.what for one in inventory_draft.open}
+    assert set(actual) == {"rnics[mlx5_7]", "rnics[mlx5_8]", "rnics[mlx5_bond_0]"}
+    assert "no interface" in actual["rnics[mlx5_7]"]
+    assert "SSH comes in" in actual["rnics[mlx5_8]"]
+    assert "bond" in actual["rnics[mlx5_bond_0]"]
+    host = inventory_draft.tree["all"]["children"]["hosts"]["hosts"]["host1"]
     assert [rnic["name"] for rnic in host["faultbed_rnics"]] == ["rxe0", "rxe1"]
 
 
@@ -409,18 +409,18 @@ def test_discover_port_with_several_lldp_neighbours_is_cabled_to_none(sonic):
     """The last neighbour used to win; other sources still identify the far end where they can."""
     answers = said(sonic, lldp=True)
     own = dict(answers["host1"].own)
-    told = json.loads(own["lldp"])
+    decoded = json.loads(own["lldp"])
     other = {
         "chassis": {"rtsw2": {"id": {"type": "mac", "value": "b8:59:9f:00:00:02"}}},
         "port": {"descr": "Ethernet0"},
     }
-    told["lldp"]["interface"].append({"rail0": other})
-    answers["host1"] = Answers(own={**own, "lldp": json.dumps(told)})
-    found = drafted(answers, "sonic")
-    (gap,) = found.open
+    decoded["lldp"]["interface"].append({"rail0": other})
+    answers["host1"] = Answers(own={**own, "lldp": json.dumps(decoded)})
+    inventory_draft = drafted(answers, "sonic")
+    (gap,) = inventory_draft.open
     assert gap.place == "host1:rail0"
     assert "rtsw1.example.net (Ethernet0, etp1); rtsw2 (Ethernet0)" in gap.what
-    rnic = found.tree["all"]["children"]["hosts"]["hosts"]["host1"]["faultbed_rnics"][0]
+    rnic = inventory_draft.tree["all"]["children"]["hosts"]["hosts"]["host1"]["faultbed_rnics"][0]
     assert rnic["switch"] == "rtsw1", "that switch hears host1, and nobody else"
 
 
@@ -445,8 +445,8 @@ def test_discover_two_equally_near_gpus_are_ambiguous():
 
 
 def test_discover_answer_is_split_into_its_sections():
-    told = "@@ip\n[]\n@@ssh\nx\n@@space rtsw1\n@@ip\n[1]\n@@end\n"
-    assert split("a", told) == Answers(own={"ip": "[]", "ssh": "x"}, spaces={"rtsw1": {"ip": "[1]"}})
+    reported = "@@ip\n[]\n@@ssh\nx\n@@space rtsw1\n@@ip\n[1]\n@@end\n"
+    assert split("a", reported) == Answers(own={"ip": "[]", "ssh": "x"}, spaces={"rtsw1": {"ip": "[1]"}})
     with pytest.raises(LabError, match=r"host1: .*ends in its section 'ip'"):
         split("host1", "@@ip\n[")
 

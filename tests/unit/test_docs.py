@@ -50,9 +50,9 @@ def test_documented_commands_are_run_or_have_a_reason():
     """Each is in exactly one table, and no table has a command that no page shows."""
     tabled = Counter(text for table in TABLES for text in table)
     assert [text for text, count in tabled.items() if count > 1] == []
-    told = {found for path in PAGES for found in commands(path)}
-    assert told - set(tabled) == set(), "tests/soft/documented.py says where each command is run"
-    assert set(tabled) - told == set(), "no page has it any more"
+    actual = {found for path in PAGES for found in commands(path)}
+    assert actual - set(tabled) == set(), "tests/soft/documented.py says where each command is run"
+    assert set(tabled) - actual == set(), "no page has it any more"
 
 
 def test_documented_deviations_have_a_reason():
@@ -107,16 +107,16 @@ def test_documented_experiment_parts_are_accepted(text, tmp_path):
     (tmp_path / "traces").mkdir()
     shutil.copy(TRACES / "ranking.json", tmp_path / "traces")
     shutil.copytree(TRACES / "tensor-parallel", tmp_path / "traces" / "job")
-    asked = tomllib.loads(text)
+    request = tomllib.loads(text)
 
     experiment = decode(text.encode(), source=str(tmp_path / "page.toml"))
     decided = decide(experiment, text.encode(), lab_inventory.load(inventories() / "soft.yml"))
 
-    assert [fault.kind for fault in decided.faults] == [fault["kind"] for fault in asked["faults"]]
-    assert len(experiment.needs) == len(asked.get("lab", {}).get("needs", ()))
-    assert len(experiment.stops) == len(asked.get("stop", ()))
-    assert experiment.capture == tuple(asked.get("capture", {}).get("ports", ()))
-    assert len(decided.plan.workload) >= len(asked["workload"])
+    assert [fault.kind for fault in decided.faults] == [fault["kind"] for fault in request["faults"]]
+    assert len(experiment.needs) == len(request.get("lab", {}).get("needs", ()))
+    assert len(experiment.stops) == len(request.get("stop", ()))
+    assert experiment.capture == tuple(request.get("capture", {}).get("ports", ()))
+    assert len(decided.plan.workload) >= len(request["workload"])
 
 
 def test_pages_contain_experiment_parts():

@@ -73,8 +73,8 @@ UNRELIABLE = [(transport, verb) for transport in ("uc", "ud") for verb in flow_r
 @pytest.mark.parametrize("size", [1, 8, 512, 4096])
 def test_numbered_flow_verifies_every_arriving_byte(transport, verb, size, monkeypatch):
     fabric = Fabric(random.Random(7), delay_ns=200_000, unreliable=True)
-    asked = {"transport": transport, "verb": verb, "check": True}
-    flow_on(monkeypatch, fabric, **asked, message_bytes=size, messages=301, qps=3, depth=3)
+    fields = {"transport": transport, "verb": verb, "check": True}
+    flow_on(monkeypatch, fabric, **fields, message_bytes=size, messages=301, qps=3, depth=3)
     done = run_checked(fabric, verb)["rx"]
     assert sum(total["messages"] for total in done["totals"]) == 301
     assert (done["checked_bytes"], done["wrong_bytes"]) == (301 * size, 0)
@@ -95,8 +95,8 @@ class Losing(Fabric):
 @pytest.mark.parametrize(("transport", "verb"), UNRELIABLE)
 def test_numbered_flow_with_losses_reports_no_wrong_bytes_and_ends(transport, verb, monkeypatch):
     fabric = Losing(random.Random(7), delay_ns=200_000, unreliable=True)
-    asked = {"transport": transport, "verb": verb, "check": True}
-    flow_on(monkeypatch, fabric, **asked, messages=200, depth=16)
+    fields = {"transport": transport, "verb": verb, "check": True}
+    flow_on(monkeypatch, fabric, **fields, messages=200, depth=16)
     done = run_checked(fabric, verb)
     came = done["rx"]["totals"][0]["messages"]
     assert done["tx"]["totals"][0]["messages"] == 200
@@ -129,8 +129,8 @@ def test_numbered_flow_counts_changed_bytes(transport, verb, spoil, wrong, monke
             return opcode, remote, data, *rest
 
     fabric = Spoiling(random.Random(7), delay_ns=200_000, unreliable=True)
-    asked = {"transport": transport, "verb": verb, "check": True}
-    flow_on(monkeypatch, fabric, **asked, messages=40, depth=4)
+    fields = {"transport": transport, "verb": verb, "check": True}
+    flow_on(monkeypatch, fabric, **fields, messages=40, depth=4)
     done = run_checked(fabric, verb)["rx"]
     assert done["checked_bytes"] == 40 * 512
     assert done["wrong_bytes"] in wrong
@@ -173,8 +173,8 @@ def test_numbered_writer_without_reports_loses_its_queue_pair(monkeypatch):
             return message if message[2] else None
 
     fabric = OneWay(random.Random(7), delay_ns=100_000, unreliable=True)
-    asked = {"transport": "uc", "verb": "write", "check": True, "op_deadline_s": 0.3}
-    flow_on(monkeypatch, fabric, **asked, messages=100, depth=4)
+    all_fields = {"transport": "uc", "verb": "write", "check": True, "op_deadline_s": 0.3}
+    flow_on(monkeypatch, fabric, **all_fields, messages=100, depth=4)
     fabric.tasks["rx"].begin(0)
     with pytest.raises(AssertionError, match="wait for each other"):  # nobody is there to make it again
         fabric.run(["tx"], seconds=1.0)
@@ -198,8 +198,8 @@ def test_numbered_flow_accepts_reordered_and_duplicate_messages(transport, verb,
             return None if lot < 0.2 else super().spoilt(*message, None)
 
     fabric = Overtaking(random.Random(7), delay_ns=100_000, unreliable=True)
-    asked = {"transport": transport, "verb": verb, "check": True}
-    flow_on(monkeypatch, fabric, **asked, messages=200, depth=4)
+    fields = {"transport": transport, "verb": verb, "check": True}
+    flow_on(monkeypatch, fabric, **fields, messages=200, depth=4)
     done = run_checked(fabric, verb)["rx"]
     assert fabric.late > 10
     assert fabric.doubled > 5

@@ -131,8 +131,8 @@ def ranks_on(fabric, node, spec, name):
 
 def all_is_right(fabric):
     assert all(task.finished for task in fabric.tasks.values()), "they wait for each other"
-    told = [fields["wrong"] for _, event, fields in fabric.events if event == "iteration"]
-    assert told == [0] * 3 * len(PLACES)
+    actual = [fields["wrong"] for _, event, fields in fabric.events if event == "iteration"]
+    assert actual == [0] * 3 * len(PLACES)
 
 
 @pytest.mark.parametrize(
@@ -237,10 +237,10 @@ def test_rank_after_rebuild_continues_whichever_end_joins_first(ring, first):
 
 def test_connection_that_fails_before_the_peer_joins_is_rebuilt():
     """The other one would come up, have nothing to send, and hear of nothing."""
-    told, place = [], SimpleNamespace(host="host1", name="host1:rxe0", address="192.0.2.1")
+    messages, place = [], SimpleNamespace(host="host1", name="host1:rxe0", address="192.0.2.1")
     tasks = tuple(SimpleNamespace(name=name, endpoint=place, spec={}) for name in ("a", "b"))
     plan = SimpleNamespace(tasks=tasks, connections=(ConnectionSpec(index=0, src="a", dst="b"),), peer_deadline_s=30.0)
-    cabling = ConnectionManager(plan, lambda _host, message: told.append(message), lambda *_args, **_fields: None)
+    cabling = ConnectionManager(plan, lambda _host, message: messages.append(message), lambda *_args, **_fields: None)
     cabling.make_all()
 
     def say(event, task, generation=0, **fields):
@@ -252,10 +252,10 @@ def test_connection_that_fails_before_the_peer_joins_is_rebuilt():
     say("qp_error", "a", qpn=17, status="WR_FLUSH_ERR", at_ns=time.monotonic_ns())
     say("joined", "b")
     cabling.retry_due(time.monotonic_ns())
-    assert [(message["do"], message["task"]) for message in told if message["generation"] == 1] == [
+    assert [(message["do"], message["task"]) for message in messages if message["generation"] == 1] == [
         ("qp", "a"),
         ("qp", "b"),
     ]
     say("qp_error", "b", qpn=17, status="RETRY_EXC_ERR", at_ns=time.monotonic_ns())
     cabling.retry_due(time.monotonic_ns())
-    assert [message for message in told if message["generation"] > 1] == [], "it was of the one before"
+    assert [message for message in messages if message["generation"] > 1] == [], "it was of the one before"

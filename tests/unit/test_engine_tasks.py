@@ -53,9 +53,9 @@ def test_ranks_replay_a_trace_in_order_with_pauses_and_correct_results(name, mon
     )
     fabric.run([task.name for task in plan.tasks])
     for rank, program in enumerate(batch.programs):
-        told = [fields for who, event, fields in fabric.events if who == f"rank{rank}" and event == "iteration"]
-        assert [fields["wrong"] for fields in told] == [0] * 3
-        for fields in told:
+        actual = [fields for who, event, fields in fabric.events if who == f"rank{rank}" and event == "iteration"]
+        assert [fields["wrong"] for fields in actual] == [0] * 3
+        for fields in actual:
             ends = fields["phases_ns"]
             assert ends == sorted(ends)
             assert len(ends) == len(program["fences"]) + 1
@@ -99,10 +99,10 @@ def test_admitted_flows_never_exceed_the_granted_chains(senders, admit, messages
             src=f"host{number + 2}", dst="host1", message_bytes=4096, chain=4, depth=16, admit=admit,
             messages=messages, duration_s=None if messages else 0.4,
         )  # fmt: skip
-        told = flow_run.engine_spec(spec)
+        engine_spec = flow_run.engine_spec(spec)
         tx, rx = f"tx{number}", f"rx{number}"
-        fabric.tasks[tx] = node.admission.AdmittedSender(tx, Rnic("rxe0"), told, fabric.emit_for(tx))
-        fabric.tasks[rx] = node.admission.AdmittedReceiver(rx, rnic, told, fabric.emit_for(rx))
+        fabric.tasks[tx] = node.admission.AdmittedSender(tx, Rnic("rxe0"), engine_spec, fabric.emit_for(tx))
+        fabric.tasks[rx] = node.admission.AdmittedReceiver(rx, rnic, engine_spec, fabric.emit_for(rx))
         connections.append(fabric.connection(node, number, tx, rx))
         names.append(tx)
     fabric.connect(connections)
@@ -119,9 +119,9 @@ def test_queue_pairs_that_share_a_rate_send_equally(monkeypatch):
     """The first one had it all: probes on the others never left."""
     node, fabric = modules(monkeypatch), Fabric(random.Random(7))
     spec = flow_run.FlowSpec(src="host1", dst="host2", message_bytes=512, qps=4, rate_bps=512 * 8 * 400, duration_s=0.5)
-    told = flow_run.engine_spec(spec)
-    fabric.tasks["tx"] = node.flow.FlowSender("tx", Rnic("rxe0"), told, fabric.emit_for("tx"))
-    fabric.tasks["rx"] = node.flow.FlowReceiver("rx", Rnic("rxe0"), told, fabric.emit_for("rx"))
+    engine_spec = flow_run.engine_spec(spec)
+    fabric.tasks["tx"] = node.flow.FlowSender("tx", Rnic("rxe0"), engine_spec, fabric.emit_for("tx"))
+    fabric.tasks["rx"] = node.flow.FlowReceiver("rx", Rnic("rxe0"), engine_spec, fabric.emit_for("rx"))
     fabric.connect([fabric.connection(node, number, "tx", "rx") for number in range(4)])
     fabric.run(["tx"])
     (done,) = [fields for _, event, fields in fabric.events if event == "done"]

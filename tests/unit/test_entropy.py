@@ -62,10 +62,10 @@ def test_sport_of_a_datagram_and_its_answer_follow_their_own_queue_pairs():
 
 def test_data_paths_of_a_labelled_flow_use_the_port_of_its_label():
     """The switches used to be queried for another source port than that of the packets."""
-    asked = []
+    requests = []
 
     def ask(machine, question, *, timeout_s):
-        asked.extend(five[3] for _, fives in question["flows"].values() for five in fives)
+        requests.extend(five[3] for _, fives in question["flows"].values() for five in fives)
         return {"ports": {node: [None] * len(fives) for node, (_, fives) in question["flows"].items()}}
 
     topology = lab_inventory.load(inventories() / "soft.yml").topology
@@ -74,7 +74,7 @@ def test_data_paths_of_a_labelled_flow_use_the_port_of_its_label():
     )
     datagrams = Connection(index=2, **MADE, transport="ud")
     data_paths(lab, [Connection(index=0, **MADE), Connection(index=1, **MADE, flow_label=2), datagrams])
-    assert asked == [0xD081, 0xC002, 0xF4FA]
+    assert requests == [0xD081, 0xC002, 0xF4FA]
 
 
 def test_data_and_ack_paths_use_one_port_and_swapped_addresses():

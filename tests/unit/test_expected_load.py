@@ -49,9 +49,9 @@ def measured(run, sizes):
 
 def test_expected_bytes_per_direction_follow_from_schedule_and_paths():
     run = ring()
-    found = expected_loads(run)
-    assert found.why == ""
-    assert found.bytes_by_way == pytest.approx(by_hand(run))
+    result = expected_loads(run)
+    assert result.why == ""
+    assert result.bytes_by_way == pytest.approx(by_hand(run))
 
 
 def test_link_bytes_error_is_the_share_that_was_not_expected():
@@ -85,5 +85,5 @@ def test_report_shows_expected_beside_measured_loads(tmp_path):
     run = measured(ring(), by_hand(ring()))
     (one, *_) = with_expected(link_loads(run), expected_loads(run))
     assert one.up.expected_bytes == pytest.approx(one.up.size_bytes, rel=1e-6)
-    said = " ".join(report.render(finished(tmp_path, run).path).read_text(encoding="utf-8").split())
-    assert "Expected: what follows from the collective's schedule" in said
+    text = " ".join(report.render(finished(tmp_path, run).path).read_text(encoding="utf-8").split())
+    assert "Expected: what follows from the collective's schedule" in text

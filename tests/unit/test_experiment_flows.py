@@ -75,9 +75,9 @@ def test_experiment_flow_equals_the_command_lines_flow(words):
     """The same parameters give the same flows; invalid ones are rejected by both."""
     ends = ("host1:rxe0", "host3:rxe0")
     typed = flow_specs([ends], **words, memory="host", qp=QpParams())
-    said = {("flow" if name == "verb" else name): value for name, value in words.items() if value is not None}
+    output = {("flow" if name == "verb" else name): value for name, value in words.items() if value is not None}
     try:
-        work = workload_of({**said, "src": ends[0], "dst": ends[1]}, "x.toml")
+        work = workload_of({**output, "src": ends[0], "dst": ends[1]}, "x.toml")
     except ConfigError:
         with pytest.raises(UsageError):
             check(typed[0])
@@ -166,7 +166,7 @@ ranks = ["host1:rxe0", "host1:rxe1"]
 @pytest.mark.parametrize(("says", "text"), INSIDE_ONE_HOST.items())
 def test_experiment_traffic_within_a_host_is_rejected_on_a_soft_lab_only(says, text):
     """A run found it only once the lab was reset, and was an ERROR."""
-    said = refused(text)
-    assert says in said
-    assert "host1:rxe0 -> host1:rxe1 is inside one host" in said
+    output = refused(text)
+    assert says in output
+    assert "host1:rxe0 -> host1:rxe1 is inside one host" in output
     fit(read(text), soft_topology(), "rack")

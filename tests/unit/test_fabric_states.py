@@ -29,8 +29,8 @@ def window(number=1, target="rtsw1:ctsw1", start_s=10, end_s=13, kind="link.down
 
 
 def at(windows, changes):
-    found = moments(soft_topology(), windows, changes, t0_ns=T0, end_ns=T0 + 20 * S)
-    return {one.title: one for one in found}
+    states = moments(soft_topology(), windows, changes, t0_ns=T0, end_ns=T0 + 20 * S)
+    return {one.title: one for one in states}
 
 
 def test_fabric_states_link_down_reroutes_its_switch():
@@ -85,17 +85,17 @@ def test_fabric_states_fault_is_marked_at_its_target():
 
 def test_fabric_states_many_faults_are_a_few_moments_in_time_order():
     windows = [window(number, start_s=number, end_s=number + 1) for number in range(1, 16)]
-    found = moments(soft_topology(), windows, (), t0_ns=T0, end_ns=T0 + 40 * S)
+    states = moments(soft_topology(), windows, (), t0_ns=T0, end_ns=T0 + 40 * S)
 
-    assert len(found) == MOST
-    assert [one.at_s for one in found] == sorted(one.at_s for one in found)
+    assert len(states) == MOST
+    assert [one.at_s for one in states] == sorted(one.at_s for one in states)
     assert moments(soft_topology(), [], FLAP, t0_ns=T0, end_ns=T0 + 40 * S) == ()
 
 
 def test_fabric_states_are_drawn_over_the_plain_fabric():
     topology = soft_topology()
-    found = moments(topology, [window()], FLAP, t0_ns=T0, end_ns=T0 + 20 * S)
-    before, on, lifted, end = moments_svg(topology, found, [Mark(number=1, colour="#d1495b", target="rtsw1:ctsw1")])
+    states = moments(topology, [window()], FLAP, t0_ns=T0, end_ns=T0 + 20 * S)
+    before, on, lifted, end = moments_svg(topology, states, [Mark(number=1, colour="#d1495b", target="rtsw1:ctsw1")])
 
     parsed(plain_svg(topology) + on)
     assert 'id="fabric-plain"' in plain_svg(topology)

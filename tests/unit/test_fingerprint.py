@@ -33,10 +33,10 @@ LINKDOWN = 16
 
 
 def link(*, flags, index):
-    found = {
+    actual = {
         1: bytes.fromhex("02fb00000001"), 3: b"be0\0", 4: struct.pack("=I", 4200), 6: b"pfifo\0",
     }  # fmt: skip
-    return state.link_fact(flags, found, {index: "be0"})
+    return state.link_fact(flags, actual, {index: "be0"})
 
 
 def netem(*, rate=0, seed=1, loss=0):
@@ -190,10 +190,10 @@ QUIET = {
 
 def shared(covers, nodes):
     """What a user sees who holds `covers`, of a rack that looks so, and which machines he asks."""
-    asked = []
+    requests = []
 
     def ask(machine, _request, **_):
-        asked.append(machine)
+        requests.append(machine)
         if nodes[machine] is None:
             raise Unreachable(f"{machine} boots")
         return {"nodes": {machine: nodes[machine]}}
@@ -203,7 +203,7 @@ def shared(covers, nodes):
         state_dir=Path("/nowhere"),
         carried=lambda names: {name: {name: None} for name in names},
     )  # fmt: skip
-    return fingerprint.capture(lab), sorted(asked)
+    return fingerprint.capture(lab), sorted(requests)
 
 
 def test_fingerprint_of_a_reservation_ignores_other_users_changes():
@@ -212,8 +212,8 @@ def test_fingerprint_of_a_reservation_ignores_other_users_changes():
     nodes = {name: dict(facts) for name, facts in QUIET.items()}
     nodes["rtsw1"] = {f"link {link.a.netdev}": "UP", "link EthernetX": "UP"} | nodes["rtsw1"]
     nodes["host1"] |= {f"link {link.b.netdev}": "UP"}
-    before, asked = shared((link.name,), nodes)
-    assert asked == ["host1", "rtsw1"]
+    before, queried = shared((link.name,), nodes)
+    assert queried == ["host1", "rtsw1"]
     theirs = {**nodes, "host3": None}
     theirs["rtsw1"] = nodes["rtsw1"] | {"unit faultbed-fault-x": "active", "link EthernetX": "down"}
     theirs["host1"] = nodes["host1"] | {"rdma mlx5_01/1": "DOWN"}
@@ -224,8 +224,8 @@ def test_fingerprint_of_a_reservation_ignores_other_users_changes():
 
 
 def test_fingerprint_of_a_whole_node_covers_all_but_learnt_routes():
-    before, asked = shared(covered(RACK.topology, ["rtsw1"]), QUIET)
-    assert "rtsw1" in asked
+    before, queried = shared(covered(RACK.topology, ["rtsw1"]), QUIET)
+    assert "rtsw1" in queried
     changed = {**QUIET, "rtsw1": {**QUIET["rtsw1"], "route main x bgp": "via b"}}
     assert fingerprint.diff(before, shared(before.covers, changed)[0]) == []
     changed = {**QUIET, "rtsw1": {**QUIET["rtsw1"], "unit faultbed-fault-x": "active"}}
@@ -233,8 +233,8 @@ def test_fingerprint_of_a_whole_node_covers_all_but_learnt_routes():
 
 
 def test_fingerprint_of_an_unshared_lab_covers_everything():
-    before, asked = shared((WHOLE_LAB,), QUIET)
-    assert (before.nodes, asked) == (QUIET, sorted(QUIET))
+    before, queried = shared((WHOLE_LAB,), QUIET)
+    assert (before.nodes, queried) == (QUIET, sorted(QUIET))
     with pytest.raises(Unreachable):
         shared((WHOLE_LAB,), {**QUIET, "host3": None})
 

@@ -41,7 +41,7 @@ SECTIONS = {
 
 def floats_of(kind):
     """Names of the fields of a struct that accept a float, bare or within a union, a list or a mapping."""
-    found = []
+    collected = []
     for field in msgspec.inspect.type_info(kind).fields:
         names, todo = set(), [field.type]
         while todo:
@@ -51,8 +51,8 @@ def floats_of(kind):
             todo += [value for name in ("value_type", "item_type") if (value := getattr(one, name, None)) is not None]
             todo += getattr(one, "item_types", ())
         if "FloatType" in names:
-            found.append(field.encode_name)
-    return found
+            collected.append(field.encode_name)
+    return collected
 
 
 def sections():
@@ -74,9 +74,9 @@ def test_experiment_non_finite_float_is_rejected_with_its_path(section, field, n
         path = {"_ProbeFile": "probe", "_FaultFile": "faults[0]", "_ExpectFile": "expect[0]", "_StopFile": "stop[0]"}[
             section
         ] + f".{field}"
-    told = refused(text)
-    assert f"x.toml: {path}" in told
-    assert "usable number" in told or "not a finite number" in told
+    reported = refused(text)
+    assert f"x.toml: {path}" in reported
+    assert "usable number" in reported or "not a finite number" in reported
 
 
 def test_experiment_format_has_float_fields_in_known_sections_only():
@@ -116,8 +116,8 @@ def test_expectation_of_a_noisy_metric_by_equality_is_refused():
     ],
 )
 def test_wrong_number_returns_its_path(raw, path):
-    found = wrong_number(raw)
-    assert (found and found[0]) == path
+    result = wrong_number(raw)
+    assert (result and result[0]) == path
 
 
 def test_wrong_number_reads_shared_containers_once():

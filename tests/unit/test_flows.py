@@ -74,9 +74,9 @@ def test_permutation_gives_each_rnic_one_send_and_one_receive(count, shift):
         with pytest.raises(UsageError, match="maps each RNIC to itself"):
             matrix.pairs("permutation", ends, shift=shift)
         return
-    found = matrix.pairs("permutation", ends, shift=shift)
-    assert sorted(src for src, _ in found) == sorted(dst for _, dst in found) == sorted(ends)
-    assert all(src != dst for src, dst in found)
+    result = matrix.pairs("permutation", ends, shift=shift)
+    assert sorted(src for src, _ in result) == sorted(dst for _, dst in result) == sorted(ends)
+    assert all(src != dst for src, dst in result)
     assert len(matrix.pairs("all-pairs", ends)) == count * (count - 1)
 
 

@@ -18,12 +18,12 @@ def row(ratio, low=None, high=None, own=None):
 
 
 def test_forest_scale_is_symmetric_around_one():
-    found = forest([row(2.0), row(0.5), row(1.0)])
-    double, half, one = (mark.dot for mark in found.marks)
+    result = forest([row(2.0), row(0.5), row(1.0)])
+    double, half, one = (mark.dot for mark in result.marks)
     assert one == 50
     assert double - 50 == pytest.approx(50 - half)
     assert double > 90
-    assert [tick.text for tick in found.ticks].count("1") == 1
+    assert [tick.text for tick in result.ticks].count("1") == 1
 
 
 def test_forest_interval_beyond_the_scale_is_cut_and_marked():
@@ -49,13 +49,13 @@ ratios = st.floats(min_value=1e-6, max_value=1e6)
 @given(st.lists(st.tuples(ratios, ratios, ratios), min_size=1, max_size=8))
 def test_forest_marks_stay_inside_and_in_order(rows):
     made = [row(sorted(one)[1], min(one), max(one), own=(sorted(one)[1], max(one))) for one in rows]
-    found = forest(made)
-    for mark in found.marks:
+    result = forest(made)
+    for mark in result.marks:
         assert 0 <= mark.left <= mark.dot + 1e-9
         assert mark.dot <= mark.left + mark.width + 1e-9 <= 100 + 1e-6
         assert mark.left - 1e-9 <= mark.own_left
         assert mark.own_left + mark.own_width <= mark.left + mark.width + 1e-9
-    lefts = [tick.left for tick in found.ticks]
+    lefts = [tick.left for tick in result.ticks]
     assert lefts == sorted(lefts)
     assert lefts[0] >= 0
     assert lefts[-1] <= 100

@@ -23,10 +23,10 @@ def made(what, template):
 
 def icrc_is_right(frame):
     """Check the ICRC against the one scapy computes for the packet."""
-    said = frame[BTH].icrc
+    output = frame[BTH].icrc
     again = frame.copy()
     again[BTH].icrc = None
-    return Ether(bytes(again))[BTH].icrc == said
+    return Ether(bytes(again))[BTH].icrc == output
 
 
 @pytest.mark.parametrize("what", WHATS)

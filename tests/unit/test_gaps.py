@@ -40,9 +40,9 @@ def test_gaps_few_losses_name_a_possible_link_and_the_host_link(seed):
         drawn = [rng.choice(pairs) for _ in range(5)]
         if link.rnic is None or len({end for pair in drawn for end in pair}) < 4:
             continue
-        found = match_gaps(RUN, signs_of(drawn), among=RUN.topology.links, other=None)
-        assert found.link == link, drawn
-        assert "likely this one" in found.evidence[-1]
+        result = match_gaps(RUN, signs_of(drawn), among=RUN.topology.links, other=None)
+        assert result.link == link, drawn
+        assert "likely this one" in result.evidence[-1]
 
 
 def test_gaps_single_or_unexplained_gaps_are_no_finding():
@@ -64,18 +64,18 @@ def counting(**more):
 def test_gaps_three_at_one_host_among_timers_everywhere_are_a_loss_there():
     """The counts of a shallow queue: two NAKs, and fewer timers and duplicates than elsewhere."""
     assert attribute(counting(host4_out_of_seq_request=1)) == (NOTHING,)
-    (found,) = attribute(counting(host4_out_of_seq_request=3, host1_rcvd_seq_err=1, host3_rcvd_seq_err=1))
-    assert (found.cause, found.name) == ("loss", "rtsw2:host4:rxe0")
+    (finding,) = attribute(counting(host4_out_of_seq_request=3, host1_rcvd_seq_err=1, host3_rcvd_seq_err=1))
+    assert (finding.cause, finding.name) == ("loss", "rtsw2:host4:rxe0")
 
 
 def test_gaps_one_gap_and_one_nak_are_one_lost_packet_with_its_paths():
     """The finding is neither "nothing out of the ordinary" nor certain: its confidence is below one half."""
-    (found,) = attribute(counting(host3_out_of_seq_request=1, host1_rcvd_seq_err=1))
+    (finding,) = attribute(counting(host3_out_of_seq_request=1, host1_rcvd_seq_err=1))
     (one,) = (each for each in RUN.connections if (each.src, each.dst) == ("host1:rxe0", "host3:rxe0"))
-    assert (found.cause, found.name) == ("loss", "rtsw2:host3:rxe0")
-    assert found.confidence < 0.5
-    assert "one packet was lost: host3:rxe0 saw one gap" in found.evidence[0]
-    assert found.evidence[1].endswith(f"to QP {one.rqpn}, whose data takes host1 -> rtsw1 -> ctsw1 -> rtsw2 -> host3")
+    assert (finding.cause, finding.name) == ("loss", "rtsw2:host3:rxe0")
+    assert finding.confidence < 0.5
+    assert "one packet was lost: host3:rxe0 saw one gap" in finding.evidence[0]
+    assert finding.evidence[1].endswith(f"to QP {one.rqpn}, whose data takes host1 -> rtsw1 -> ctsw1 -> rtsw2 -> host3")
 
 
 def test_gaps_one_gap_and_one_nak_without_a_queue_pair_are_no_finding():

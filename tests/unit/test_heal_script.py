@@ -68,7 +68,7 @@ def test_heal_script_continues_only_our_stopped_processes(tmp_path, kind, argume
             bare = SimpleNamespace(links=(), switches=(), host_by_name={})
             loop = re.search(r"for f in /proc/.*?\ndone\n", script(healed(tmp_path, kind, bare), "host1"), re.DOTALL)
             only = loop[0].replace("/proc/[0-9]*/stat", f"/proc/{process.pid}/stat")
-            said = subprocess.run(["sh", "-c", only], capture_output=True, text=True, check=True, timeout=20).stdout
+            output = subprocess.run(["sh", "-c", only], capture_output=True, text=True, check=True, timeout=20).stdout
         finally:  # a stopped one would never end by itself
             process.kill()
-    assert said.startswith(f"{'healed:' if goes_on else 'not ours:'} process {process.pid} (python3")
+    assert output.startswith(f"{'healed:' if goes_on else 'not ours:'} process {process.pid} (python3")

@@ -24,10 +24,10 @@ def test_host_cause_restarted_counters_are_a_reboot():
     before["host3"] = {**dict.fromkeys(boot, 5_000), "be0.carrier_changes": 1, "ip.hash_policy": 1}
     after["host3"] = {**boot, "ip.hash_policy": 0}
     run = msgspec.structs.replace(run, counters_before=before, counters_after=after)
-    (found, *others) = attribute(run)
-    assert (found.cause, found.place, found.name) == ("host-reboot", "rank", "host3")
-    assert "ip.InDelivers from 5000 to 900" in found.evidence[0]
-    assert not found.is_network
+    (findings, *others) = attribute(run)
+    assert (findings.cause, findings.place, findings.name) == ("host-reboot", "rank", "host3")
+    assert "ip.InDelivers from 5000 to 900" in findings.evidence[0]
+    assert not findings.is_network
     assert not [one for one in others if one.confidence >= 0.5]
     assert score([(run, ())]).right == 1
 
@@ -61,9 +61,14 @@ def fed(*, ingest_ms=5, checkpoint_ms=0, slow_ranks=(), slow_ms=0):
 
 
 def test_host_cause_waits_for_data_are_slow_storage():
-    (found,) = attribute(fed(slow_ranks=(0, 1, 2, 3), slow_ms=3000))
-    assert (found.cause, found.place, found.name, found.is_network) == ("slow-storage", "storage", "host4", False)
-    assert "4 ranks waited up to 3.00 s for the data of an iteration" in found.evidence[0]
+    (finding,) = attribute(fed(slow_ranks=(0, 1, 2, 3), slow_ms=3000))
+    assert (finding.cause, finding.place, finding.name, finding.is_network) == (
+        "slow-storage",
+        "storage",
+        "host4",
+        False,
+    )
+    assert "4 ranks waited up to 3.00 s for the data of an iteration" in finding.evidence[0]
 
 
 def test_host_cause_usual_waits_are_no_finding():
@@ -73,13 +78,13 @@ def test_host_cause_usual_waits_are_no_finding():
 
 def test_host_cause_one_long_wait_is_slow_storage_unless_the_host_stood_still():
     run = fed(slow_ranks=(2,), slow_ms=3000)
-    (found,) = attribute(run)
-    assert (found.cause, found.name, found.confidence) == ("slow-storage", "host4", 0.6)
+    (finding,) = attribute(run)
+    assert (finding.cause, finding.name, finding.confidence) == ("slow-storage", "host4", 0.6)
     start_ns = run.series[2].iterations[20].start_ns
     hung = Standstill(host="host3", start_ns=start_ns, end_ns=start_ns + 3000 * MS)
-    (found,) = attribute(msgspec.structs.replace(run, standstills=(hung,)))
-    assert (found.cause, found.place, found.name) == ("hung-rank", "rank", "host3")
-    assert "did not run for 3.0 s" in found.evidence[0]
+    (finding,) = attribute(msgspec.structs.replace(run, standstills=(hung,)))
+    assert (finding.cause, finding.place, finding.name) == ("hung-rank", "rank", "host3")
+    assert "did not run for 3.0 s" in finding.evidence[0]
 
 
 def test_host_cause_common_standstill_is_no_finding():
@@ -90,8 +95,8 @@ def test_host_cause_common_standstill_is_no_finding():
     )
     assert attribute(msgspec.structs.replace(fed(), standstills=still)) == (NOTHING,)
     alone = (*still, Standstill(host="host1", start_ns=5000 * MS, end_ns=7000 * MS))
-    (found,) = attribute(msgspec.structs.replace(fed(), standstills=alone))
-    assert found.name == "host1"
+    (finding,) = attribute(msgspec.structs.replace(fed(), standstills=alone))
+    assert finding.name == "host1"
 
 
 def test_host_cause_standstill_of_a_host_without_link_is_no_second_finding():
@@ -99,8 +104,8 @@ def test_host_cause_standstill_of_a_host_without_link_is_no_second_finding():
     link = network.topology.rnic_link("host1", "rxe0")
     run = network.carrier(link).measured(None, "")
     still = Standstill(host="host1", start_ns=0, end_ns=2500 * MS)
-    found = attribute(msgspec.structs.replace(run, standstills=(still,)))
-    assert [(one.cause, one.name) for one in found] == [("link-down", link.name)]
+    findings = attribute(msgspec.structs.replace(run, standstills=(still,)))
+    assert [(one.cause, one.name) for one in findings] == [("link-down", link.name)]
 
 
 def test_host_cause_cpu_waits_are_a_busy_host_with_low_confidence():
@@ -109,8 +114,8 @@ def test_host_cause_cpu_waits_are_a_busy_host_with_low_confidence():
         network.counts[host, "cpu0.wait_us"] += 9_000_000 + 100_000 * number
     assert attribute(network.measured(None, "")) == (NOTHING,)
     network.counts["host4", "cpu0.wait_us"] += 60_000_000
-    (found,) = attribute(network.measured(None, ""))
-    assert (found.cause, found.name, found.confidence < 0.5) == ("busy-host", "host4", True)
+    (finding,) = attribute(network.measured(None, ""))
+    assert (finding.cause, finding.name, finding.confidence < 0.5) == ("busy-host", "host4", True)
 
 
 @pytest.mark.parametrize(("more", "said"), [(0.5, "nothing"), (0.7, "busy-host")])
@@ -135,9 +140,9 @@ def test_host_cause_xid_events_name_the_gpu():
         return Change(at_ns=run.t0_ns, node=host.name, subject="kernel", text=f"3 NVRM: Xid (PCI:{address}): {xid}, x")
 
     log = (told(gpu, 63), told(gpu, 63), told("0000:ff:00", 79))
-    found = {one.name: one for one in attribute(msgspec.structs.replace(run, kernel=log)) if one.cause == "gpu-error"}
-    assert found.keys() == {f"{host.name}:{gpu}", host.name}
-    assert found[f"{host.name}:{gpu}"].evidence == (f"{host.name}:{gpu}: XID 63, 2 times",)
+    actual = {one.name: one for one in attribute(msgspec.structs.replace(run, kernel=log)) if one.cause == "gpu-error"}
+    assert actual.keys() == {f"{host.name}:{gpu}", host.name}
+    assert actual[f"{host.name}:{gpu}"].evidence == (f"{host.name}:{gpu}: XID 63, 2 times",)
 
 
 @pytest.mark.parametrize("name", ["send_rnr_err", "out_of_buffer"])
@@ -149,8 +154,8 @@ def test_host_cause_rnr_naks_name_the_host_with_late_receives(name):
         after = {node: dict(names) for node, names in run.counters_after.items()}
         before = {node: dict(names) for node, names in run.counters_before.items()}
         before["host2"][f"rxe0.{name}"], after["host2"][f"rxe0.{name}"] = 7, 7 + count
-        told = attribute(msgspec.structs.replace(run, counters_before=before, counters_after=after))
-        return [one.name for one in told if one.cause == "late-receives"]
+        findings = attribute(msgspec.structs.replace(run, counters_before=before, counters_after=after))
+        return [one.name for one in findings if one.cause == "late-receives"]
 
     assert found(40) == ["host2"]
     assert found(2) == []
@@ -165,8 +170,8 @@ def test_host_cause_gaps_after_late_receives_are_no_loss():
     (lost,) = attribute(network.measured(None, ""))
     assert (lost.cause, lost.name) == ("loss", "rtsw2:host4:rxe0")
     network.counts["host4", "rxe0.send_rnr_err"] += 40
-    (found,) = attribute(network.measured(None, ""))
-    assert (found.cause, found.name) == ("late-receives", "host4")
+    (finding,) = attribute(network.measured(None, ""))
+    assert (finding.cause, finding.name) == ("late-receives", "host4")
 
 
 def test_host_cause_memory_waits_are_low_memory():
@@ -179,8 +184,8 @@ def test_host_cause_memory_waits_are_low_memory():
         for host in run.topology.hosts:
             before.setdefault(host.name, {})["memory.stalled_us"] = 5
             after.setdefault(host.name, {})["memory.stalled_us"] = 5 + (us if host.name == "host2" else 0)
-        found = attribute(msgspec.structs.replace(run, counters_before=before, counters_after=after))
-        return [one.name for one in found if one.cause == "low-memory"]
+        findings = attribute(msgspec.structs.replace(run, counters_before=before, counters_after=after))
+        return [one.name for one in findings if one.cause == "low-memory"]
 
     assert stalled(900_000) == ["host2"]
     assert stalled(20_000) == []
@@ -195,8 +200,8 @@ def test_host_cause_gpu_clock_limits_are_evidence_but_no_finding():
         before[host] = {**before.get(host, {}), "gpu0.power_capped_us": 5, "gpu0.thermal_slowdown_us": 7}
         after[host] = {**after.get(host, {}), "gpu0.power_capped_us": 1_200_005, "gpu0.thermal_slowdown_us": 7}
     run = msgspec.structs.replace(run, counters_before=before, counters_after=after)
-    (found, *_) = attribute(run)
-    assert (found.cause, found.name) == ("slow-rank", "host2:gpu0")
-    assert "host2: gpu0 was held back by its power limit for 1.2 s" in found.evidence
-    assert not any("heat" in one for one in found.evidence)
+    (findings, *_) = attribute(run)
+    assert (findings.cause, findings.name) == ("slow-rank", "host2:gpu0")
+    assert "host2: gpu0 was held back by its power limit for 1.2 s" in findings.evidence
+    assert not any("heat" in one for one in findings.evidence)
     assert [one.name for one in attribute(run) if one.cause == "slow-rank"] == ["host2:gpu0"]

@@ -45,10 +45,10 @@ def test_journal_cut_at_a_thousand_offsets_loses_at_most_one_record(tmp_path):
     drawn = random.Random(4)
     for offset in [0, len(raw), *(drawn.randint(0, len(raw)) for _ in range(998))]:
         cut.write_bytes(raw[:offset])
-        found = read(cut)
-        assert found == written[: len(found)]
+        result = read(cut)
+        assert result == written[: len(result)]
         begun = sum(start < offset for start in starts)
-        assert begun - 1 <= len(found) <= begun
+        assert begun - 1 <= len(result) <= begun
 
 
 @settings(deadline=None)  # each record is fsynced, and disks have their moods

@@ -367,11 +367,11 @@ def _listing(tree):
 def test_inventory_stand_in_lists_what_ansible_lists(tmp_path):
     path = tmp_path / "lab.yml"
     path.write_text(yaml.safe_dump(MINI, sort_keys=False))
-    asked, ours = ansible_listing.listing(path), _listing(copy.deepcopy(MINI))
-    assert asked["_meta"]["hostvars"] == ours["_meta"]["hostvars"]
+    request, ours = ansible_listing.listing(path), _listing(copy.deepcopy(MINI))
+    assert request["_meta"]["hostvars"] == ours["_meta"]["hostvars"]
     for group in ("hosts", "switches", "rtsw", "ctsw", "carriers"):
-        assert asked[group].get("hosts", []) == ours[group]["hosts"]
-        assert asked[group].get("children", []) == ours[group]["children"]
+        assert request[group].get("hosts", []) == ours[group]["hosts"]
+        assert request[group].get("children", []) == ours[group]["children"]
 
 
 def test_inventory_cached_load_is_fast(tmp_path):

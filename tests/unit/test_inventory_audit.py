@@ -439,8 +439,8 @@ CASES = [
 
 @pytest.mark.parametrize(("edit", "place", "what"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_audit_finds_each_mistake_at_its_place(findings, edit, place, what):
-    found = findings(edit)
-    assert any(at == place and what in said for at, said in found), found
+    all_findings = findings(edit)
+    assert any(at == place and what in said for at, said in all_findings), all_findings
 
 
 def test_audit_reports_all_mistakes_at_once(findings):
@@ -468,8 +468,8 @@ def test_audit_reports_an_unreachable_machine(monkeypatch):
             object.__setattr__(inventory, "management", {"host1": closed, "host2": open_})
             for name, none in (("jump", None), ("bmcs", {}), ("pdus", ())):
                 object.__setattr__(inventory, name, none)
-            found = unreachable(inventory)
-    assert [finding.place for finding in found] == ["host1.ansible_host"]
+            all_findings = unreachable(inventory)
+    assert [finding.place for finding in all_findings] == ["host1.ansible_host"]
     assert unreachable(load(inventories() / "soft.yml")) == []
 
 
@@ -486,8 +486,8 @@ def test_audit_reports_an_unreachable_bmc_or_pdu(monkeypatch):
         shut.close()
 
         def answer():
-            asked, asker = ipmi.recvfrom(64)
-            ipmi.sendto(asked, asker)
+            request, asker = ipmi.recvfrom(64)
+            ipmi.sendto(request, asker)
 
         threading.Thread(target=answer, daemon=True).start()
         here = {"address": "127.0.0.1"}

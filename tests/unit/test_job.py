@@ -37,9 +37,9 @@ def test_job_groups_differ_in_one_dimension_only():
 def test_job_groups_of_a_dimension_hold_every_rank_once(sizes):
     grid = tuple((f"d{index}", size) for index, size in enumerate(sizes))
     for name, size in grid:
-        found = job.groups(grid, name)
-        assert sorted(rank for group in found for rank in group) == list(range(prod(sizes)))
-        assert {len(group) for group in found} == {size}
+        members = job.groups(grid, name)
+        assert sorted(rank for group in members for rank in group) == list(range(prod(sizes)))
+        assert {len(group) for group in members} == {size}
 
 
 def test_job_sixteen_two_rank_all_reduces_are_independent():

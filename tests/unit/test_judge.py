@@ -284,9 +284,9 @@ def test_judge_unproven_fault_taints_only_its_own_recovery():
 
     verdict = verdict_of(run, at_most("recovery.uplink", 9.0), at_most("recovery.loss", 9.0))
 
-    found = {check.name: check.verdict for check in verdict.checks}
-    assert found["recovery.uplink"] is PASS
-    assert found["recovery.loss"] is INCONCLUSIVE
+    actual = {check.name: check.verdict for check in verdict.checks}
+    assert actual["recovery.uplink"] is PASS
+    assert actual["recovery.loss"] is INCONCLUSIVE
 
 
 def test_judge_dead_job_is_a_fail_with_its_place_and_not_an_error():
@@ -367,8 +367,8 @@ def test_judge_with_four_noisy_checks_shares_the_risk_between_them():
     assert (noisy_checks(bounds), noisy_checks([*bounds, *exact]), noisy_checks(exact)) == (4, 4, 0)
     level = level_for(noisy_checks(bounds))
     assert level == pytest.approx(0.995)
-    found = judge(plan=PLAN, expectations=[*bounds, *exact], run=run, observed=observe(run, level=level))
-    rules = {check.name: check.rule for check in found.checks}
+    result = judge(plan=PLAN, expectations=[*bounds, *exact], run=run, observed=observe(run, level=level))
+    rules = {check.name: check.rule for check in result.checks}
     decided = [rule for rule in rules.values() if "interval" in rule]
     assert decided
     assert all("wrong FAIL at most 0.25 % for each of 4 noisy checks" in rule for rule in decided)
@@ -412,10 +412,10 @@ def until(run, end_s):
 )
 def test_worst_recovery_is_unknown_if_one_fault_has_too_little_data(metric):
     """The run ends right after its last fault began: the two before it spoke for all three."""
-    found = observe(until(synthetic_run(), 33.0))
-    assert set(found.impacts) == {"uplink", "loss"}
-    assert found.metrics[metric].value is None
-    assert found.metrics[metric].detail.startswith("slow-gpu: ")
+    observation = observe(until(synthetic_run(), 33.0))
+    assert set(observation.impacts) == {"uplink", "loss"}
+    assert observation.metrics[metric].value is None
+    assert observation.metrics[metric].detail.startswith("slow-gpu: ")
     assert observe(synthetic_run()).metrics[metric].value is not None
 
 
@@ -437,8 +437,8 @@ def test_kernel_errors_of_unfollowed_logs_are_unknown(machines, expected):
 
 def test_kernel_errors_count_even_if_a_machine_is_lost():
     run = watched(synthetic_run(), ("host1", None), ("host2", "gone"))
-    said = Change(node="host1", subject="kernel", at_ns=run.t0_ns, text="3 mlx5: it broke")
-    run = msgspec.structs.replace(run, kernel=(said,))
+    output = Change(node="host1", subject="kernel", at_ns=run.t0_ns, text="3 mlx5: it broke")
+    run = msgspec.structs.replace(run, kernel=(output,))
     assert verdict_of(run, at_most("kernel.errors", 0)).checks[-2].verdict is FAIL
 
 
@@ -483,6 +483,6 @@ def test_counter_that_was_reset_or_removed_is_a_lower_bound(after, expected):
 def test_straggler_is_unknown_if_a_fault_had_too_few_iterations():
     run = synthetic_run()
     fired = {"uplink": (run.t0_ns, run.t0_ns + 10), "loss": (run.t0_ns + 20_000_000_000, run.t0_ns + 24_000_000_000)}
-    found = straggler(run, fired)
-    assert found.value is None
-    assert "uplink" in found.detail
+    result = straggler(run, fired)
+    assert result.value is None
+    assert "uplink" in result.detail

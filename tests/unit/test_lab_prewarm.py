@@ -16,9 +16,9 @@ INVENTORY = SimpleNamespace(path="soft.yml")
 
 def test_lab_prewarm_wait_relays_its_output(monkeypatch):
     monkeypatch.setattr(lab_prewarm, "_COMMAND", "import sys; print(*sys.argv[1:])")
-    told = []
-    assert LabPrewarm(INVENTORY).wait(told.append) is True
-    assert told[-1] == "--lab soft.yml up"
+    messages = []
+    assert LabPrewarm(INVENTORY).wait(messages.append) is True
+    assert messages[-1] == "--lab soft.yml up"
 
 
 def test_lab_prewarm_that_fails_is_no_lab(monkeypatch):

@@ -118,12 +118,12 @@ def test_link_load_after_a_counter_reset_is_a_lower_bound():
 
 def test_report_lists_each_link_with_its_load(tmp_path):
     page = report.render(finished(tmp_path, counted(UPLINKS)).path).read_text(encoding="utf-8")
-    said = " ".join(page.split())
+    text = " ".join(page.split())
 
     for link in soft_topology().uplinks:
         assert f"<code>{link.name}</code>" in page
-    assert "rtsw → ctsw: MMR 1.50 over 4 links" in said
-    assert "rtsw1: JFI 0.80, MMR 1.50 over 2 uplinks" in said
+    assert "rtsw → ctsw: MMR 1.50 over 4 links" in text
+    assert "rtsw1: JFI 0.80, MMR 1.50 over 2 uplinks" in text
 
 
 def test_report_without_link_counters_says_so(tmp_path):

@@ -38,54 +38,54 @@ def counted(sizes, *, scale=ZONES.rate_scale, before=1000):
 
 def every_uplink(size=0, **sizes):
     """Bytes of all uplinks, each way; `rtsw1_ctsw1=5` is what rtsw1 sent to ctsw1."""
-    found = {}
+    actual = {}
     for link in ZONES.topology.uplinks:
-        found |= {(link.a.node, link.b.node): size, (link.b.node, link.a.node): size}
-    return found | {tuple(name.split("_")): size for name, size in sizes.items()}
+        actual |= {(link.a.node, link.b.node): size, (link.b.node, link.a.node): size}
+    return actual | {tuple(name.split("_")): size for name, size in sizes.items()}
 
 
 def test_link_metrics_mmr_and_jfi_of_tiers_and_switches():
-    found = link_metrics(counted(every_uplink(100, rtsw1_ctsw1=300, ctsw1_atsw1=0, ctsw1_atsw2=0)))
+    metrics = link_metrics(counted(every_uplink(100, rtsw1_ctsw1=300, ctsw1_atsw1=0, ctsw1_atsw2=0)))
     # Of rack switches 7 x 100 and 300: mean 125. rtsw1: 300 / 200.
-    assert found["mmr.rtsw"].value == pytest.approx(300 / 125)
-    assert found["mmr.rtsw1"].value == pytest.approx(1.5)
-    assert found["mmr.rtsw2"].value == pytest.approx(1)
+    assert metrics["mmr.rtsw"].value == pytest.approx(300 / 125)
+    assert metrics["mmr.rtsw1"].value == pytest.approx(1.5)
+    assert metrics["mmr.rtsw2"].value == pytest.approx(1)
     # Of spines 6 x 100 and 2 x 0: mean 75. ctsw1 sent nothing.
-    assert found["mmr.ctsw"].value == pytest.approx(100 / 75)
-    assert found["mmr.ctsw1"].value is None
-    assert found["jfi"].value == pytest.approx(1000**2 / (8 * (7 * 100**2 + 300**2)))
-    assert "rtsw1:ctsw1" in found["mmr.rtsw"].detail
+    assert metrics["mmr.ctsw"].value == pytest.approx(100 / 75)
+    assert metrics["mmr.ctsw1"].value is None
+    assert metrics["jfi"].value == pytest.approx(1000**2 / (8 * (7 * 100**2 + 300**2)))
+    assert "rtsw1:ctsw1" in metrics["mmr.rtsw"].detail
 
 
 def test_link_utilisation_is_relative_to_the_shaped_rate():
     by_name = {link.name: link for link in ZONES.topology.uplinks}
     most = {name: link.a.speed_gbps * 1e9 / ZONES.rate_scale / 8 * SECONDS for name, link in by_name.items()}
     half = round(most["ctsw1:atsw1"] / 2)
-    found = link_metrics(counted(every_uplink(0, atsw1_ctsw1=half, ctsw1_atsw1=half // 5)))
-    assert found["link_utilisation.max"].value == pytest.approx(0.5, rel=1e-3)
-    assert "ctsw1:atsw1" in found["link_utilisation.max"].detail
-    assert found["link_utilisation.ctsw1:atsw1"].value == pytest.approx(0.5, rel=1e-3)
-    assert found["link_utilisation.mean"].value == pytest.approx(0.5 / len(by_name), rel=1e-3)
+    metrics = link_metrics(counted(every_uplink(0, atsw1_ctsw1=half, ctsw1_atsw1=half // 5)))
+    assert metrics["link_utilisation.max"].value == pytest.approx(0.5, rel=1e-3)
+    assert "ctsw1:atsw1" in metrics["link_utilisation.max"].detail
+    assert metrics["link_utilisation.ctsw1:atsw1"].value == pytest.approx(0.5, rel=1e-3)
+    assert metrics["link_utilisation.mean"].value == pytest.approx(0.5 / len(by_name), rel=1e-3)
     # Up over the highest tier: a tenth of one of eight equal links.
-    assert found["bisection"].value == pytest.approx(0.1 / 8, rel=1e-2)
+    assert metrics["bisection"].value == pytest.approx(0.1 / 8, rel=1e-2)
 
 
 def test_link_metrics_without_rates_have_no_utilisation_and_say_why():
-    found = link_metrics(counted(every_uplink(5), scale=None))
+    metrics = link_metrics(counted(every_uplink(5), scale=None))
     for name in ("bisection", "link_utilisation.max", "link_utilisation.rtsw1:ctsw1"):
-        assert found[name].value is None
-        assert "gives the links between switches no rate" in found[name].detail
-    assert found["mmr.rtsw"].value == 1
+        assert metrics[name].value is None
+        assert "gives the links between switches no rate" in metrics[name].detail
+    assert metrics["mmr.rtsw"].value == 1
     assert carried_at_most(synthetic_run()) == {}
 
 
 def test_link_metrics_after_a_counter_reset_have_no_ratio():
     run = counted(every_uplink(100))
     after = {**run.counters_after, "rtsw1": {**run.counters_after["rtsw1"], "ctsw1.tx_bytes": 1}}
-    found = link_metrics(msgspec.structs.replace(run, counters_after=after))
-    assert (found["mmr.rtsw"].value, found["mmr.rtsw1"].value) == (None, None)
-    assert "rtsw1:ctsw1 began anew" in found["mmr.rtsw"].detail
-    assert found["mmr.rtsw2"].value == 1
+    metrics = link_metrics(msgspec.structs.replace(run, counters_after=after))
+    assert (metrics["mmr.rtsw"].value, metrics["mmr.rtsw1"].value) == (None, None)
+    assert "rtsw1:ctsw1 began anew" in metrics["mmr.rtsw"].detail
+    assert metrics["mmr.rtsw2"].value == 1
 
 
 def test_link_metrics_can_all_be_bounded_and_are_observed():
@@ -133,9 +133,9 @@ def test_link_metrics_with_one_uplink_unread_give_no_value(name):
     """The rest was called even, and the busiest link that was read the busiest of all: a bound was met by ignorance."""
     whole = counted(every_uplink(100, rtsw1_ctsw1=9000))
     assert link_metrics(whole)[name].value is not None
-    found = link_metrics(unread(whole, "rtsw1", "ctsw1"))[name]
-    assert found.value is None
-    assert "rtsw1 to ctsw1 were not read" in found.detail
+    result = link_metrics(unread(whole, "rtsw1", "ctsw1"))[name]
+    assert result.value is None
+    assert "rtsw1 to ctsw1 were not read" in result.detail
 
 
 def test_bisection_with_one_uplink_unread_gives_no_value():

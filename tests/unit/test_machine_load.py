@@ -36,17 +36,17 @@ def test_machine_load_shares_are_growth_over_time(tmp_path, monkeypatch):
 
 
 def test_machine_load_without_pressure_files_says_so(tmp_path):
-    found = MachineLoad.watch(tmp_path)()
+    result = MachineLoad.watch(tmp_path)()
 
-    assert (found.cpu, found.io, found.memory, found.steal) == (None, None, None, None)
-    assert "/proc/pressure/cpu" in found.missing
-    assert "not available" in differences(found, found)
+    assert (result.cpu, result.io, result.memory, result.steal) == (None, None, None, None)
+    assert "/proc/pressure/cpu" in result.missing
+    assert "not available" in differences(result, result)
 
 
 def test_machine_load_of_this_machine_is_a_share():
-    found = MachineLoad.watch()()
+    result = MachineLoad.watch()()
 
-    for value in (found.cpu, found.io, found.memory, found.steal):
+    for value in (result.cpu, result.io, result.memory, result.steal):
         assert value is None or 0 <= value <= 1
 
 

@@ -51,12 +51,12 @@ def test_netlink_link_is_decoded_as_pyroute2_encodes_it(name, mtu, up, carrier, 
     body = body_of(link)
 
     assert state.link_news(body, NAMES) == (2, f"link {name}", f"LOWER_UP{' UP' * up} mtu {mtu} qdisc pfifo")
-    found = dict(counts.link_counts(name, link["flags"], attributes(body[16:])))
-    assert found[f"{name}.mtu"] == mtu
-    assert found[f"{name}.carrier_down_count"] == downs
-    assert found.get(f"{name}.carrier") == (carrier if up else None)
+    actual = dict(counts.link_counts(name, link["flags"], attributes(body[16:])))
+    assert actual[f"{name}.mtu"] == mtu
+    assert actual[f"{name}.carrier_down_count"] == downs
+    assert actual.get(f"{name}.carrier") == (carrier if up else None)
     kept = {what for what in STATS if not what.endswith("errors")}
-    assert {what: found[f"{name}.{what}"] for what in kept} == {what: stats[what] for what in kept}
+    assert {what: actual[f"{name}.{what}"] for what in kept} == {what: stats[what] for what in kept}
 
 
 @given(prio=st.integers(1, 0xFFFF), hook=st.sampled_from([(0xFFFFFFF2, "ingress"), (0xFFFFFFF3, "egress")]))
@@ -116,13 +116,13 @@ def test_netlink_links_of_this_machine_match_pyroute2():
         }
     place = counts.Place(None)
     try:
-        found = place.read()
+        result = place.read()
     finally:
         place.close()
 
     assert seen
     for name, expected in seen.items():
-        assert tuple(found[f"{name}.{what}"] for what in ("mtu", "up", "carrier_changes")) == expected
+        assert tuple(result[f"{name}.{what}"] for what in ("mtu", "up", "carrier_changes")) == expected
 
 
 @pytest.mark.parametrize("cut", [3, 4, 7])

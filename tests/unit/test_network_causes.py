@@ -29,8 +29,8 @@ def test_attribution_switch_with_all_links_down_is_one_finding():
     network = Network(5).run()
     for link in network.topology.links_of("ctsw1"):
         network.carrier(link)
-    (found,) = attribute(network.measured("link.down", "ctsw1"))
-    assert (found.cause, found.place, found.name) == ("link-down", "ctsw", "ctsw1")
+    (finding,) = attribute(network.measured("link.down", "ctsw1"))
+    assert (finding.cause, finding.place, finding.name) == ("link-down", "ctsw", "ctsw1")
 
 
 def test_attribution_effects_of_a_link_down_are_no_second_finding():
@@ -55,8 +55,8 @@ def test_attribution_withdrawn_prefixes_name_their_switch():
     link = quiet.topology.rnic_link("host3", "rxe0")
     prefixes = [str(ip_interface(rnic.address).network) for rnic in quiet.topology.host_by_name["host3"].rnics]
     others = [one.name for one in quiet.topology.switches if one.name != link.a.node][:3]
-    (found,) = attribute(without_routes(quiet, *[(node, prefix) for node in others for prefix in prefixes]))
-    assert (found.cause, found.name, found.is_network) == ("control-plane", link.a.node, True)
+    (finding,) = attribute(without_routes(quiet, *[(node, prefix) for node in others for prefix in prefixes]))
+    assert (finding.cause, finding.name, finding.is_network) == ("control-plane", link.a.node, True)
     assert attribute(without_routes(quiet, (others[0], prefixes[0]))) == (NOTHING,), "one alone may have forgotten"
     elsewhere = str(ip_interface(quiet.topology.host_by_name["host1"].rnics[0].address).network)
     both = [(node, prefix) for node in others for prefix in (*prefixes, elsewhere)]
@@ -81,14 +81,14 @@ OF_HOST1 = [(one.src[:5], one.dst[:5]) for one in connections() if "host1:rxe0" 
 
 def test_attribution_black_hole_link_is_where_dead_queue_pairs_cross():
     """A black hole produces no gap, and timers of so many peers are not unusual."""
-    (found,) = attribute(with_dead(Network(3).run().measured(None, ""), OF_HOST1))
-    assert (found.cause, found.name) == ("loss", "rtsw1:host1:rxe0")
-    assert "ran out of retries from host1:rxe0 to host2:rxe0" in found.evidence[-1]
+    (finding,) = attribute(with_dead(Network(3).run().measured(None, ""), OF_HOST1))
+    assert (finding.cause, finding.name) == ("loss", "rtsw1:host1:rxe0")
+    assert "ran out of retries from host1:rxe0 to host2:rxe0" in finding.evidence[-1]
 
 
 def test_attribution_silent_host_kills_the_queue_pairs_towards_it():
-    (found,) = attribute(with_dead(Network(3).run().measured(None, ""), TO_HOST1))
-    assert (found.cause, found.place, found.name) == ("silent-host", "rank", "host1")
+    (finding,) = attribute(with_dead(Network(3).run().measured(None, ""), TO_HOST1))
+    assert (finding.cause, finding.place, finding.name) == ("silent-host", "rank", "host1")
 
 
 @pytest.mark.parametrize("host", HOSTS)
@@ -100,33 +100,33 @@ def test_attribution_queue_pair_dead_on_a_lossy_link_names_that_link(host):
     run = network.run((link.a.node, host), 0.0006).measured("congestion.shallow-queue", link.name)
 
     for one in crossing:
-        found = attribute(with_dead(run, [(one.src[:5], one.dst[:5])]))
-        assert (found[0].cause, found[0].name) == ("loss", link.name)
+        findings = attribute(with_dead(run, [(one.src[:5], one.dst[:5])]))
+        assert (findings[0].cause, findings[0].name) == ("loss", link.name)
 
 
 def test_attribution_mtu_mismatch_hits_all_data_over_the_link():
     network = Network(3).run()
     network.counts["rtsw1", "ip.FragFails"] += 1648
-    (found,) = attribute(with_dead(network.measured(None, ""), TO_HOST1))
-    assert (found.cause, found.name, found.confidence) == ("mtu", "rtsw1:host1:rxe0", 0.9)
+    (finding,) = attribute(with_dead(network.measured(None, ""), TO_HOST1))
+    assert (finding.cause, finding.name, finding.confidence) == ("mtu", "rtsw1:host1:rxe0", 0.9)
     network.counts["rtsw1", "ip.FragFails"] += 1
-    (found,) = attribute(network.measured(None, ""))
-    assert (found.cause, found.name, found.confidence) == ("mtu", "rtsw1", 0.5), "nobody else noticed"
+    (finding,) = attribute(network.measured(None, ""))
+    assert (finding.cause, finding.name, finding.confidence) == ("mtu", "rtsw1", 0.5), "nobody else noticed"
 
 
 def test_attribution_retries_exhausted_while_routes_are_gone_are_no_second_finding():
     network = Network(7).run().sessions("rtsw1")
     network.counts["rtsw2", f"{network.ports['rtsw2', 'host3']}.rx_packets"] += 3897
     across = [(a, b) for a, b in itertools.permutations(HOSTS, 2) if ("host1" in (a, b)) != ("host2" in (a, b))]
-    found = attribute(with_dead(network.measured(None, ""), across))
-    assert [(one.cause, one.name) for one in found] == [("control-plane", "rtsw1")]
+    findings = attribute(with_dead(network.measured(None, ""), across))
+    assert [(one.cause, one.name) for one in findings] == [("control-plane", "rtsw1")]
 
 
 def test_attribution_host_standstill_explains_its_dead_queue_pairs():
     run = Network(8).run().measured(None, "")
     still = Standstill(host="host1", start_ns=0, end_ns=1100 * MS)
-    found = attribute(msgspec.structs.replace(with_dead(run, TO_HOST1[:1]), standstills=(still,)))
-    assert [(one.cause, one.name) for one in found] == [("hung-rank", "host1")]
+    findings = attribute(msgspec.structs.replace(with_dead(run, TO_HOST1[:1]), standstills=(still,)))
+    assert [(one.cause, one.name) for one in findings] == [("hung-rank", "host1")]
     elsewhere = attribute(msgspec.structs.replace(with_dead(run, [("host3", "host4")]), standstills=(still,)))
     assert len(elsewhere) == 2, "what died far from it has another reason"
 
@@ -170,8 +170,8 @@ def test_attribution_queue_pairs_dying_at_once_between_all_hosts_name_no_place()
 def test_attribution_packets_missing_at_a_distant_switch_do_not_clear_a_silent_host():
     network = Network(7).run()
     network.counts["rtsw2", "host3-rxe0.rx_packets"] += 170
-    found = attribute(with_dead(network.measured(None, ""), TO_HOST1))
-    assert [(one.cause, one.name) for one in found] == [("silent-host", "host1")]
+    findings = attribute(with_dead(network.measured(None, ""), TO_HOST1))
+    assert [(one.cause, one.name) for one in findings] == [("silent-host", "host1")]
 
 
 def test_attribution_packets_kept_by_a_switch_are_a_loss_in_it_without_other_signs():
@@ -179,8 +179,8 @@ def test_attribution_packets_kept_by_a_switch_are_a_loss_in_it_without_other_sig
     network = Network(4).run()
     network.counts["rtsw2", "host3-rxe0.rx_packets"] += 200
     assert attribute(network.measured(None, "")) == (NOTHING,), "its own packets may be as many: nobody counted them"
-    (found,) = attribute(balanced(network).measured(None, ""))
-    assert (found.cause, found.name, found.confidence < 0.5) == ("loss", "rtsw2", True)
+    (finding,) = attribute(balanced(network).measured(None, ""))
+    assert (finding.cause, finding.name, finding.confidence < 0.5) == ("loss", "rtsw2", True)
 
 
 def balanced(network):
@@ -198,8 +198,8 @@ def test_attribution_one_gap_locates_a_switchs_loss_on_one_uplink():
     network.counts["rtsw1", f"{network.ports['rtsw1', 'host1']}.rx_packets"] += 5
     network.counts["host3", "rxe0.out_of_seq_request"] += 1
     network.counts["host1", "rxe0.rcvd_seq_err"] += 1
-    (found,) = attribute(network.measured(None, ""))
-    assert (found.cause, found.name) == ("loss", f"rtsw1:{one.path[2]}")
+    (finding,) = attribute(network.measured(None, ""))
+    assert (finding.cause, finding.name) == ("loss", f"rtsw1:{one.path[2]}")
 
 
 def test_attribution_dead_queue_pairs_locate_a_loss_in_either_direction():
@@ -210,8 +210,8 @@ def test_attribution_dead_queue_pairs_locate_a_loss_in_either_direction():
     link = f"rtsw1:{across[0].path[2]}"
     mine = [one for one in across if one.path[2] == across[0].path[2]][:2]
     dead = [(one.src[:5], one.dst[:5]) for one in mine]
-    (found,) = attribute(with_dead(network.measured(None, ""), dead))
-    assert (found.cause, found.name) == ("loss", link)
+    (finding,) = attribute(with_dead(network.measured(None, ""), dead))
+    assert (finding.cause, finding.name) == ("loss", link)
 
 
 def test_attribution_one_or_two_missing_packets_are_no_loss():
@@ -243,8 +243,8 @@ def test_attribution_indistinguishable_links_are_all_named():
         if "ctsw2" in one.path and one.path[1] == "rtsw1":
             network.counts[one.dst[:5], "rxe0.out_of_seq_request"] += 20
             network.counts[one.src[:5], "rxe0.rcvd_seq_err"] += 18
-    (found,) = attribute(network.run().measured(None, ""))
-    named = {found.name, *found.evidence[-1].removesuffix(" would leave the same traces").split(", ")}
+    (finding,) = attribute(network.run().measured(None, ""))
+    named = {finding.name, *finding.evidence[-1].removesuffix(" would leave the same traces").split(", ")}
     assert named == {"rtsw1:ctsw2", "rtsw2:ctsw2"}
 
 
@@ -269,8 +269,8 @@ def test_attribution_pairing_of_gaps_and_naks_distinguishes_spines():
         )
         for src, dst in itertools.permutations(HOSTS, 2)
     )
-    (found,) = attribute(msgspec.structs.replace(network.measured(None, ""), connections=crossing))
-    assert {found.name, found.evidence[-1].split()[0]} == {"rtsw1:ctsw2", "rtsw2:ctsw2"}
+    (finding,) = attribute(msgspec.structs.replace(network.measured(None, ""), connections=crossing))
+    assert {finding.name, finding.evidence[-1].split()[0]} == {"rtsw1:ctsw2", "rtsw2:ctsw2"}
 
 
 def test_attribution_queue_pair_lost_in_a_flap_is_no_sign_of_loss_elsewhere():
@@ -290,8 +290,8 @@ def test_attribution_queue_pair_lost_in_a_flap_is_no_sign_of_loss_elsewhere():
         for path in ring
     )
     run = msgspec.structs.replace(network.measured(None, ""), connections=around)
-    found = attribute(with_dead(run, [("host4", "host1")]))
-    assert [(one.cause, one.name) for one in found] == [("link-down", "rtsw1:ctsw1"), ("loss", "rtsw2:host3:rxe0")]
+    findings = attribute(with_dead(run, [("host4", "host1")]))
+    assert [(one.cause, one.name) for one in findings] == [("link-down", "rtsw1:ctsw1"), ("loss", "rtsw2:host3:rxe0")]
 
 
 ACK_LINKS = sorted(
@@ -303,10 +303,10 @@ ACK_LINKS = sorted(
 def test_loss_of_acks_alone_is_blamed_on_its_link_and_direction(u, v):
     """Senders have timers, receivers duplicates, and there is no gap: the switch lost only ACKs."""
     network = Network(21).run((u, v), 0.2, "ack")
-    (found, *others) = attribute(network.measured(None, ""))
-    assert found.cause == "loss"
-    assert {u, v} <= set(found.name.split(":"))
-    assert f"only ACKs were lost, from {u} to {v}" in found.evidence[0]
+    (findings, *others) = attribute(network.measured(None, ""))
+    assert findings.cause == "loss"
+    assert {u, v} <= set(findings.name.split(":"))
+    assert f"only ACKs were lost, from {u} to {v}" in findings.evidence[0]
     assert others == []
 
 
@@ -322,8 +322,8 @@ def test_loss_of_acks_follows_their_recorded_path():
         )
         for one in run.connections
     )
-    found = attribute(msgspec.structs.replace(run, connections=turned))[0]
-    assert (found.cause, found.name) == ("loss", "rtsw2:ctsw1")
+    result = attribute(msgspec.structs.replace(run, connections=turned))[0]
+    assert (result.cause, result.name) == ("loss", "rtsw2:ctsw1")
 
 
 def test_attribution_timers_and_duplicates_without_lost_packets_are_no_ack_loss():

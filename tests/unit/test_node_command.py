@@ -13,17 +13,17 @@ def test_node_command_reports_alive_while_it_waits():
     """The kernel of a busy switch takes seconds for a device; meanwhile the watchdog used to treat the holder as
     dead.
     """
-    told = []
+    messages = []
     assert (
-        run(["sh", "-c", "read line; sleep 1.2; echo $line"], stdin="heard\n", alive=lambda: told.append(1))
+        run(["sh", "-c", "read line; sleep 1.2; echo $line"], stdin="heard\n", alive=lambda: messages.append(1))
         == "heard\n"
     )
-    assert len(told) >= 2
+    assert len(messages) >= 2
 
 
 def test_node_command_returns_quickly_with_its_whole_output():
-    told = []
-    assert len(run([sys.executable, "-c", "print('x' * 300_000)"], alive=lambda: told.append(1))) == 300_001
+    messages = []
+    assert len(run([sys.executable, "-c", "print('x' * 300_000)"], alive=lambda: messages.append(1))) == 300_001
 
 
 @pytest.mark.parametrize(

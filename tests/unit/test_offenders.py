@@ -46,8 +46,10 @@ def measured(kind=None, target=None, *, ranks=("host1", "host2", "host3", "host4
 
 
 def strikes(*findings, kind=None, target=None, drills=False, ranks=("host1", "host2", "host3", "host4")):
-    found = strikes_of_run(measured(kind, target, ranks=ranks), verdict(*findings), origin="run", at=NOW, drills=drills)
-    return [(one.name, one.cause, one.weight) for one in found]
+    result = strikes_of_run(
+        measured(kind, target, ranks=ranks), verdict(*findings), origin="run", at=NOW, drills=drills
+    )
+    return [(one.name, one.cause, one.weight) for one in result]
 
 
 def strike(name="host2", *, days_ago=0.0, weight=1.0):
@@ -74,9 +76,9 @@ def test_run_with_injected_faults_strikes_nothing():
 
 
 def test_drill_strikes_only_findings_no_injected_fault_explains():
-    said = (finding("host2:gpu0"), finding("host3", place="rank"))
-    found = strikes(*said, kind="gpu.throttle", target="host2:gpu0", drills=True)
-    assert found == [("host3", "slow-rank", 0.8)]
+    output = (finding("host2:gpu0"), finding("host3", place="rank"))
+    result = strikes(*output, kind="gpu.throttle", target="host2:gpu0", drills=True)
+    assert result == [("host3", "slow-rank", 0.8)]
 
 
 def test_spare_without_a_rank_is_never_struck():
@@ -95,8 +97,8 @@ def test_preflight_strikes_each_place_once():
         {"check": "gid", "where": "host1:rxe0 (index 1)", "found": "none", "wanted": "one", "do": ""},
         {"check": "bgp", "where": "rtsw1", "found": "1", "wanted": "2", "do": ""},
     ]
-    found = strikes_of_preflight({"wrong": wrong}, origin="p.json", at=NOW)
-    assert [(one.name, one.cause, one.weight) for one in found] == [("host1:rxe0", "mtu", 1.0), ("rtsw1", "bgp", 1.0)]
+    result = strikes_of_preflight({"wrong": wrong}, origin="p.json", at=NOW)
+    assert [(one.name, one.cause, one.weight) for one in result] == [("host1:rxe0", "mtu", 1.0), ("rtsw1", "bgp", 1.0)]
 
 
 @pytest.mark.parametrize("content", [[], {}, {"wrong": 3}, {"wrong": [{"check": "mtu"}]}, None])
@@ -106,8 +108,8 @@ def test_preflight_of_another_format_is_refused(content):
 
 
 def test_strike_counts_half_after_each_half_life():
-    (found,) = offenders([strike(days_ago=14)], TOPOLOGY, Thresholds(), now=NOW)
-    assert found.score == pytest.approx(0.25)
+    (offender,) = offenders([strike(days_ago=14)], TOPOLOGY, Thresholds(), now=NOW)
+    assert offender.score == pytest.approx(0.25)
 
 
 @pytest.mark.parametrize(
@@ -121,8 +123,8 @@ def test_strike_counts_half_after_each_half_life():
     ],
 )
 def test_action_follows_score_and_days(days, action):
-    (found,) = offenders([strike(days_ago=day) for day in days], TOPOLOGY, Thresholds(), now=NOW)
-    assert (found.action, round(found.score, 1)) == (action, round(sum(0.5 ** (day / 7) for day in days), 1))
+    (offender,) = offenders([strike(days_ago=day) for day in days], TOPOLOGY, Thresholds(), now=NOW)
+    assert (offender.action, round(offender.score, 1)) == (action, round(sum(0.5 ** (day / 7) for day in days), 1))
 
 
 @given(
@@ -150,8 +152,8 @@ def test_thresholds_that_contradict_each_other_are_refused(drain, rma):
     ("name", "host"), [("host2:gpu0", "host2"), ("rtsw1:host1:rxe0", "host1"), ("rtsw1:ctsw1", ""), ("ctsw1", "")]
 )
 def test_offender_names_its_host(name, host):
-    (found,) = offenders([strike(name)], TOPOLOGY, Thresholds(), now=NOW)
-    assert found.host == host
+    (offender,) = offenders([strike(name)], TOPOLOGY, Thresholds(), now=NOW)
+    assert offender.host == host
 
 
 def command(*words):
@@ -186,9 +188,9 @@ def test_offenders_reads_runs_and_preflights(runs, tmp_path_factory):
 
 
 def test_offenders_leaves_out_runs_of_another_lab(runs):
-    said = CliRunner().invoke(cli, ["--lab", "soft-3rack", "offenders", "--runs", str(runs)], standalone_mode=False)
-    assert "0 runs and 0 preflights: 0 places blamed" in said.stdout
-    assert "left out: 4 runs of other labs" in said.stdout
+    invoked = CliRunner().invoke(cli, ["--lab", "soft-3rack", "offenders", "--runs", str(runs)], standalone_mode=False)
+    assert "0 runs and 0 preflights: 0 places blamed" in invoked.stdout
+    assert "left out: 4 runs of other labs" in invoked.stdout
 
 
 def test_offenders_hands_over_to_schedulers(runs):

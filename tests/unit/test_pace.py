@@ -45,12 +45,12 @@ SLOWER = [(400, 380, 410, 390)] * 30 + [(800, 760, 820, 780)] * 30
 
 
 def test_pace_halves_when_the_machine_halves():
-    found = told(run_of(SLOWER))
+    result = told(run_of(SLOWER))
 
-    assert found is not None
-    assert found[: (30 - AROUND) * 10] == pytest.approx(1.0)
-    assert found[(30 + AROUND) * 10 :] == pytest.approx(0.5)
-    assert steadied(grid(), found).bytes[-1] == pytest.approx(2e6)
+    assert result is not None
+    assert result[: (30 - AROUND) * 10] == pytest.approx(1.0)
+    assert result[(30 + AROUND) * 10 :] == pytest.approx(0.5)
+    assert steadied(grid(), result).bytes[-1] == pytest.approx(2e6)
 
 
 def test_pace_of_a_faster_machine_stays_one():
@@ -78,11 +78,11 @@ def test_pace_without_compute_phases_is_unknown(phases):
 
 @given(st.lists(st.tuples(*[st.integers(1, 5000)] * 4), min_size=1, max_size=COUNT))
 def test_pace_is_a_share_for_any_phases(phases):
-    found = told(run_of(phases))
+    result = told(run_of(phases))
 
-    assert found is not None
-    assert ((found > 0) & (found <= 1)).all()
-    assert (found[:100] == 1).all()
+    assert result is not None
+    assert ((result > 0) & (result <= 1)).all()
+    assert (result[:100] == 1).all()
 
 
 def slowed_from(run, slow_ns):
@@ -123,16 +123,16 @@ def test_observe_slow_down_of_all_ranks_that_begins_with_a_fault_is_not_recovere
     """All ranks compute half as fast from the second fault's firing on, and stay so."""
     run = synthetic_run()
     fired_ns = observe(run).impacts["loss"].fired_ns
-    found = observe(slowed_from(run, fired_ns))
+    observation = observe(slowed_from(run, fired_ns))
 
-    one = found.metrics["recovery.loss"]
+    one = observation.metrics["recovery.loss"]
     assert one.censored
     assert "all ranks compute 1.9" in one.detail
-    assert found.metrics["recovery.total"].censored
-    assert found.metrics["after_clear.total"].censored
-    assert found.metrics["goodput_min_ratio"].value is None
-    assert not found.metrics["recovery.uplink"].censored
-    assert not found.metrics["recovery.slow-gpu"].censored, "it was as slow before this one"
+    assert observation.metrics["recovery.total"].censored
+    assert observation.metrics["after_clear.total"].censored
+    assert observation.metrics["goodput_min_ratio"].value is None
+    assert not observation.metrics["recovery.uplink"].censored
+    assert not observation.metrics["recovery.slow-gpu"].censored, "it was as slow before this one"
 
 
 def test_observe_slow_down_with_a_fault_that_ends_bounds_the_recovery_from_both_sides():
@@ -154,8 +154,8 @@ def test_observe_slow_down_with_a_fault_that_ends_bounds_the_recovery_from_both_
             for slow, plain in zip(half.series, run.series, strict=True)
         ),
     )
-    found = observe(mixed)
-    impact, metric = found.impacts["loss"], found.metrics["recovery.loss"]
+    observation = observe(mixed)
+    impact, metric = observation.impacts["loss"], observation.metrics["recovery.loss"]
 
     assert not metric.censored
     assert impact.most_ns is not None
@@ -163,7 +163,7 @@ def test_observe_slow_down_with_a_fault_that_ends_bounds_the_recovery_from_both_
     assert metric.interval.low <= impact.recovery_ns / 1e9
     assert metric.interval.high >= impact.most_ns[0] / 1e9
     assert "all ranks compute" in metric.detail
-    assert found.metrics["goodput_min_ratio"].value is None
+    assert observation.metrics["goodput_min_ratio"].value is None
 
 
 @given(st.floats(0.4, 1.0), st.floats(0.3, 0.5))

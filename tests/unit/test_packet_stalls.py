@@ -18,27 +18,27 @@ def captured(tmp_path, run, *, source, target):
     """A capture with one lost packet, of a flow between two ranks, in the middle of iteration 5 of the run."""
     frames = go_back_n(count=400, losses={60}).wire.frames()
     proof = PortProof(name=frames.interfaces[0], captured=len(frames), counted=len(frames), drops=0)
-    found = evidence.keep(
+    result = evidence.keep(
         Captured(frames=frames, proofs=(proof,), epoch_offset_ns=0, clock_error_ns=1000), tmp_path, {}
     )
     ips = [
         next(rnic.ip for rnic in run.topology.host_by_name[run.ranks[rank].host].rnics if rnic.name == "rxe0")
         for rank in (source, target)
     ]
-    (flow,) = found.analysis.flows
+    (flow,) = result.analysis.flows
     step = run.series[target].iterations[5]
-    analysis = msgspec.structs.replace(found.analysis, flows=(msgspec.structs.replace(flow, src=ips[0], dst=ips[1]),))
+    analysis = msgspec.structs.replace(result.analysis, flows=(msgspec.structs.replace(flow, src=ips[0], dst=ips[1]),))
     offset = flow.episodes[0].resent_ns - step.start_ns - 1000
-    return msgspec.structs.replace(found, analysis=analysis, epoch_offset_ns=offset)
+    return msgspec.structs.replace(result, analysis=analysis, epoch_offset_ns=offset)
 
 
 def test_packet_stall_describes_a_lost_packet_as_a_wait_of_two_ranks(tmp_path):
     run = synthetic_run()
     packets = captured(tmp_path, run, source=1, target=2)
     (flow,) = packets.analysis.flows
-    (said,) = sentences(run, packets)
-    assert said.startswith("iteration 5, rank 1→2 waited ")
-    assert f"for a NAK after PSN {flow.episodes[0].psn} was lost before {flow.port}" in said
+    (output,) = sentences(run, packets)
+    assert output.startswith("iteration 5, rank 1→2 waited ")
+    assert f"for a NAK after PSN {flow.episodes[0].psn} was lost before {flow.port}" in output
 
 
 def test_packet_stall_names_the_found_link_on_its_path(tmp_path):

@@ -30,8 +30,8 @@ def number(wire):
 def double(wire, chosen, *, after=0):
     """Copy the `chosen` requests, 1 ns later; `after`: so many packets later. How many copies there are."""
     outgoing = wire.packets[0][2]
-    asked = [place for place, one in enumerate(wire.packets) if one[2] == outgoing]
-    places = sorted({asked[one % len(asked)] for one in chosen}, reverse=True)
+    requests = [place for place, one in enumerate(wire.packets) if one[2] == outgoing]
+    places = sorted({requests[one % len(requests)] for one in chosen}, reverse=True)
     for place in places:
         behind = min(place + after, len(wire.packets) - 1)
         wire.packets.insert(behind + 1, (wire.packets[behind][0] + 1, *wire.packets[place][1:]))
@@ -40,9 +40,9 @@ def double(wire, chosen, *, after=0):
 
 def story(flow):
     """All but what copies change, and the numbers of frames."""
-    found = {name: value for name, value in msgspec.structs.asdict(flow).items() if name not in OWN}
+    actual = {name: value for name, value in msgspec.structs.asdict(flow).items() if name not in OWN}
     episodes = [(one.cause, one.psn, one.missing, one.resent, one.retry, one.signal_ns) for one in flow.episodes]
-    return found, episodes
+    return actual, episodes
 
 
 @settings(max_examples=200, deadline=None)
@@ -88,8 +88,8 @@ def test_duplicates_single_copy_is_no_retransmission():
     analysis = analyse(wire.frames())
     (flow,) = analysis.flows
     assert (flow.duplicates, flow.again, flow.causes, flow.requests) == (1, 0, {}, 4)
-    found = Evidence(epoch_offset_ns=0, clock_error_ns=0, proofs=(), slices={}, analysis=analysis)
-    assert _packets(found).goings_back == ()
+    result = Evidence(epoch_offset_ns=0, clock_error_ns=0, proofs=(), slices={}, analysis=analysis)
+    assert _packets(result).goings_back == ()
 
 
 @pytest.mark.parametrize("numbered", [False, True])

@@ -37,12 +37,12 @@ def fields_of(found, name):
 
 
 def test_explain_names_every_header_and_its_fields(tmp_path):
-    found = explain(read(written(tmp_path, ETHER / IP() / UDP(dport=53), WRITE)), 2)
-    assert [layer.name for layer in found.layers] == ["Ethernet", "IP", "UDP", "BTH", "RETH"]
-    bth = fields_of(found, "BTH")
+    explanation = explain(read(written(tmp_path, ETHER / IP() / UDP(dport=53), WRITE)), 2)
+    assert [layer.name for layer in explanation.layers] == ["Ethernet", "IP", "UDP", "BTH", "RETH"]
+    bth = fields_of(explanation, "BTH")
     assert (bth["opcode"], bth["dqpn"], bth["psn"]) == ("RC_RDMA_WRITE_ONLY (0x0a)", "17", "5")
-    assert fields_of(found, "RETH")["dmalen"] == "64"
-    assert (found.payload_bytes, found.icrc) == (64, "right")
+    assert fields_of(explanation, "RETH")["dmalen"] == "64"
+    assert (explanation.payload_bytes, explanation.icrc) == (64, "right")
 
 
 @pytest.mark.parametrize("place", [43, 53, 60, 90, -1])
@@ -56,8 +56,8 @@ def test_explain_of_a_damaged_frame_says_that_the_icrc_is_wrong(tmp_path, place)
 def test_explain_of_a_cut_frame_does_not_judge_its_icrc(tmp_path):
     wire = go_back_n(count=4, losses=set()).wire
     write_pcapng(tmp_path / "a.pcapng", wire.frames(snap=70))
-    found = explain(read(tmp_path / "a.pcapng"), 1)
-    assert (found.icrc, found.captured, found.outbound) == ("not captured", 70, True)
+    explanation = explain(read(tmp_path / "a.pcapng"), 1)
+    assert (explanation.icrc, explanation.captured, explanation.outbound) == ("not captured", 70, True)
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_explain_names_the_meaning_of_a_syndrome(tmp_path, syndrome, words):
     wire = Wire()
     wire.request(0, 1)
     wire.response(10, 1, syndrome)
-    found = explain(wire.frames(), 2)
-    assert fields_of(found, AETH().name)["syndrome"] == f"0x{syndrome:02x}, {words}"
+    explanation = explain(wire.frames(), 2)
+    assert fields_of(explanation, AETH().name)["syndrome"] == f"0x{syndrome:02x}, {words}"
 
 
 def test_explain_of_a_frame_that_is_not_there_is_refused():

@@ -130,7 +130,7 @@ PLANTED = ["nak-ahead", "nak-repeated", "nak-of-acknowledged", "ack-ahead", "ack
 def test_gobackn_detects_each_planted_violation(rule):
     """A hundred captures of each kind, every one with the rule broken once: found in all of them."""
     rng = np.random.default_rng(7)
-    planted = found = 0
+    planted = result = 0
     while planted < 100:
         played = go_back_n(
             count=int(rng.integers(30, 120)),
@@ -141,8 +141,8 @@ def test_gobackn_detects_each_planted_violation(rule):
         )
         if plant(played, rule, rng):
             planted += 1
-            found += rule in only_flow(played.wire).broken
-    assert found == planted
+            result += rule in only_flow(played.wire).broken
+    assert result == planted
 
 
 @settings(max_examples=100, deadline=None)
@@ -151,8 +151,8 @@ def test_gobackn_detects_skipped_psns(count, skip, at, first):
     """Everything from some first transmission on has a PSN too high by `skip`."""
     played = go_back_n(count=count, losses=set(), first_psn=first, message=1, at="sender")
     packets = played.wire.packets
-    asked = [place for place, one in enumerate(packets) if not one[2]]
-    start = asked[1 + at % (len(asked) - 1)]
+    requests = [place for place, one in enumerate(packets) if not one[2]]
+    start = requests[1 + at % (len(requests) - 1)]
     for place in range(start, len(packets)):
         time_ns, content, outbound = packets[place]
         psn = int.from_bytes(content[51:54], "big")
@@ -313,7 +313,7 @@ def test_analysis_of_unordered_frames_only_adds_a_note(play, at, seed):
     order = np.random.default_rng(seed).permutation(len(played.wire.packets))
     frame_of = {int(old) + 1: new + 1 for new, old in enumerate(order)}
     played.wire.packets = [played.wire.packets[place] for place in order]
-    found = analyse(played.wire.frames())
+    all_analysis = analyse(played.wire.frames())
 
     def told(analysis, numbers):
         flows = [msgspec.to_builtins(flow) for flow in analysis.flows]
@@ -322,9 +322,9 @@ def test_analysis_of_unordered_frames_only_adds_a_note(play, at, seed):
                 episode["frame"] = numbers[episode["frame"]]
         return flows
 
-    assert told(found, {number: number for number in frame_of}) == told(want, frame_of)
-    assert bool(found.notes) == (list(order) != sorted(order))
-    assert all("go back by" in doubt for doubt in found.doubts)
+    assert told(all_analysis, {number: number for number in frame_of}) == told(want, frame_of)
+    assert bool(all_analysis.notes) == (list(order) != sorted(order))
+    assert all("go back by" in doubt for doubt in all_analysis.doubts)
 
 
 def test_analysis_of_a_clock_set_back_has_a_doubt():

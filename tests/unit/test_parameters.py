@@ -29,8 +29,8 @@ def refused(content, path, value):
 
 
 def test_parse_reads_values_in_order_and_commas_within_quotes():
-    found = parse('workload.grid="tp=2,dp=2", dp=4')
-    assert (found.path, found.values) == ("workload.grid", ("tp=2,dp=2", "dp=4"))
+    result = parse('workload.grid="tp=2,dp=2", dp=4')
+    assert (result.path, result.values) == ("workload.grid", ("tp=2,dp=2", "dp=4"))
     assert parse("faults[0].set.share=0.1").values == ("0.1",)
 
 

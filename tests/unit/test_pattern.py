@@ -74,11 +74,11 @@ def test_count_wrong_counts_nan():
 def test_bf16_conversion_rounds_to_nearest_even(value):
     exact = np.array([value], dtype=np.float32)
     bits = int(elements._narrowed(exact)[0])
-    found = abs(float(elements._widened(np.array([bits], dtype=np.uint16))[0]) - value)
+    result = abs(float(elements._widened(np.array([bits], dtype=np.uint16))[0]) - value)
     for other in (bits - 1, bits + 1):
         if 0 <= other & 0x7FFF < 0x7F80 and 0 <= other < 1 << 16:
             beside = abs(float(elements._widened(np.array([other], dtype=np.uint16))[0]) - value)
-            assert found < beside or (found == beside and bits % 2 == 0)
+            assert result < beside or (result == beside and bits % 2 == 0)
 
 
 def nearest(quotient, dtype):
@@ -105,9 +105,9 @@ def nearest(quotient, dtype):
 @settings(max_examples=100, deadline=None)
 def test_exactly_rounds_any_quotient_to_nearest_even(dtype, divisor, numbers):
     numbers = [number % (elements.EXACT[dtype] + 1) for number in numbers]
-    found = pattern.exactly(np.array(numbers, dtype=np.int64), divisor, dtype)
-    assert found.dtype == elements.STORED[dtype]
-    bits = found.view(f"u{found.itemsize}").tolist()
+    result = pattern.exactly(np.array(numbers, dtype=np.int64), divisor, dtype)
+    assert result.dtype == elements.STORED[dtype]
+    bits = result.view(f"u{result.itemsize}").tolist()
     assert bits == [nearest(Fraction(number, divisor), dtype) for number in numbers]
 
 

@@ -60,24 +60,24 @@ def result(latency=None, **spec):
 
 def test_perftest_json_has_the_keys_and_units_of_ib_write_bw():
     """0.127 Gb/s of 64 KiB messages are 243 messages a second, which perftest calls 0.000243 Mpps."""
-    found = json.loads(perftest_json.document(result(qps=4), gid_index=1))
-    assert list(found["test_info"]) == INFO
-    assert list(found["results"]) == BANDWIDTH
-    assert found["test_info"]["test"] == "RDMA_Write_BW_Test"
-    assert (found["test_info"]["Number_of_qps"], found["test_info"]["GID_index"]) == (4, 1)
-    assert found["results"] == {
+    decoded = json.loads(perftest_json.document(result(qps=4), gid_index=1))
+    assert list(decoded["test_info"]) == INFO
+    assert list(decoded["results"]) == BANDWIDTH
+    assert decoded["test_info"]["test"] == "RDMA_Write_BW_Test"
+    assert (decoded["test_info"]["Number_of_qps"], decoded["test_info"]["GID_index"]) == (4, 1)
+    assert decoded["results"] == {
         "MsgSize": 65536, "n_iterations": 486, "BW_peak": 0.0, "BW_average": 0.127402, "MsgRate": 0.000243,
     }  # fmt: skip
 
 
 @pytest.mark.parametrize(("verb", "part"), [("write", 2), ("send", 2), ("read", 1)])
 def test_perftest_json_latencies_are_microseconds_and_one_way_as_in_perftest(verb, part):
-    found = perftest_json.report(result(TIMES, verb=verb, depth=1), gid_index=1)
-    assert list(found["test_info"]) == [key for key in INFO if key != "CQ_Moderation"]
-    assert list(found["results"]) == LATENCY
-    assert found["test_info"]["test"].endswith("_Latency_Test")
-    assert found["results"]["t_typical"] == pytest.approx(2500 / part)
-    assert found["results"]["percentile_99.9"] == pytest.approx(6000 / part)
+    results = perftest_json.report(result(TIMES, verb=verb, depth=1), gid_index=1)
+    assert list(results["test_info"]) == [key for key in INFO if key != "CQ_Moderation"]
+    assert list(results["results"]) == LATENCY
+    assert results["test_info"]["test"].endswith("_Latency_Test")
+    assert results["results"]["t_typical"] == pytest.approx(2500 / part)
+    assert results["results"]["percentile_99.9"] == pytest.approx(6000 / part)
 
 
 @pytest.mark.parametrize(

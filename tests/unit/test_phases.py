@@ -31,10 +31,10 @@ def lengths(run, fault_id):
 
 def test_phases_without_dead_queue_pairs_have_zero_error_and_rebuild(run):
     """The values are 0, not missing: no queue pair died. Detection is unknown without packets."""
-    found = lengths(run, "uplink")
-    assert (found["qp_error"], found["rebuild"], found["first_data"]) == (0, 0, 0)
-    assert not {"detect", "retransmit"} & set(found)
-    assert found["hold"] == observe(run).impacts["uplink"].recovery_ns
+    phases = lengths(run, "uplink")
+    assert (phases["qp_error"], phases["rebuild"], phases["first_data"]) == (0, 0, 0)
+    assert not {"detect", "retransmit"} & set(phases)
+    assert phases["hold"] == observe(run).impacts["uplink"].recovery_ns
 
 
 def test_phases_of_a_dead_queue_pair_are_complete(run, fired):
@@ -43,10 +43,10 @@ def test_phases_of_a_dead_queue_pair_are_complete(run, fired):
     impact = observe(run).impacts["uplink"]
     mark = RebuildMark(error_ns=at + 100 * MS, rebuilt_ns=at + 300 * MS, recovered_ns=at + 320 * MS)
     hurt = msgspec.structs.replace(run, qps_lost=(lost_at(at + 100 * MS),), rebuild_marks=(mark,))
-    found = lengths(hurt, "uplink")
-    assert found["detect"] == found["qp_error"] == 100 * MS
-    assert (found["rebuild"], found["first_data"]) == (200 * MS, 20 * MS)
-    assert sum(found[name] for name in ("qp_error", "rebuild", "first_data", "hold")) == impact.recovery_ns
+    phases = lengths(hurt, "uplink")
+    assert phases["detect"] == phases["qp_error"] == 100 * MS
+    assert (phases["rebuild"], phases["first_data"]) == (200 * MS, 20 * MS)
+    assert sum(phases[name] for name in ("qp_error", "rebuild", "first_data", "hold")) == impact.recovery_ns
 
 
 def test_phases_detect_and_retransmit_come_from_packets(run, fired):
@@ -54,8 +54,8 @@ def test_phases_detect_and_retransmit_come_from_packets(run, fired):
     at = fired["loss"]
     backs = ((at - 50 * MS, at - 40 * MS), (at + 5 * MS, at + 7 * MS), (at + 9 * MS, at + 90 * MS))
     seen = msgspec.structs.replace(run, packets=PacketSummary(frames=9, missed=0, broken=0, goings_back=backs))
-    found = lengths(seen, "loss")
-    assert (found["detect"], found["retransmit"]) == (5 * MS, 2 * MS)
+    phases = lengths(seen, "loss")
+    assert (phases["detect"], phases["retransmit"]) == (5 * MS, 2 * MS)
     assert observe(seen).metrics["recovery.detect"].value == pytest.approx(0.005)
 
 
@@ -63,8 +63,8 @@ def test_phases_rebuild_without_end_has_no_length(run, fired):
     """The length is missing, not 0."""
     at = fired["uplink"]
     mark = RebuildMark(error_ns=at + MS, rebuilt_ns=None, recovered_ns=None)
-    found = lengths(msgspec.structs.replace(run, qps_lost=(lost_at(at + MS),), rebuild_marks=(mark,)), "uplink")
-    assert not {"rebuild", "first_data"} & set(found)
+    phases = lengths(msgspec.structs.replace(run, qps_lost=(lost_at(at + MS),), rebuild_marks=(mark,)), "uplink")
+    assert not {"rebuild", "first_data"} & set(phases)
 
 
 def test_phases_assign_each_mark_to_one_fault(run, fired):
@@ -103,11 +103,11 @@ def test_phases_interval_is_as_wide_as_the_uncertainty_of_the_firing(run, fired)
     at = fired["uplink"]
     mark = RebuildMark(error_ns=at + 100 * MS, rebuilt_ns=at + 300 * MS, recovered_ns=at + 320 * MS)
     hurt = msgspec.structs.replace(run, qps_lost=(lost_at(at + 100 * MS),), rebuild_marks=(mark,))
-    found = observe(fired_between(hurt, "uplink", 20 * MS, 5 * MS)).metrics
+    result = observe(fired_between(hurt, "uplink", 20 * MS, 5 * MS)).metrics
     clock = run.clock_error_ns / 1e9
 
     def span(name):
-        one = found[name]
+        one = result[name]
         return (one.value - one.interval.low, one.interval.high - one.value)
 
     assert span("recovery.qp_error") == pytest.approx((0.005 + clock, 0.020 + clock))

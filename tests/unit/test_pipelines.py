@@ -32,9 +32,9 @@ def lines(value):
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
 def test_pipeline_commands_all_exist(path):
-    found = list(lines(yaml.safe_load(path.read_text())))
-    assert found
-    for line in found:
+    actual = list(lines(yaml.safe_load(path.read_text())))
+    assert actual
+    for line in actual:
         for words in commands(line):
             if words[0] == "make":
                 for level in LEVELS if "$LEVEL" in words[1] else [""]:
@@ -72,8 +72,8 @@ def test_pipeline_actions_are_pinned_by_commit():
 def test_pipeline_level_is_one_of_the_known_levels():
     """The level becomes a word of a command line."""
     for name in ("rack-lab", "soft-lab"):
-        asked = yaml.safe_load((HOUSE / f".github/workflows/{name}.yml").read_text())[True]["workflow_dispatch"]
-        assert (asked["inputs"]["level"]["type"], asked["inputs"]["level"]["options"]) == ("choice", list(LEVELS))
+        request = yaml.safe_load((HOUSE / f".github/workflows/{name}.yml").read_text())[True]["workflow_dispatch"]
+        assert (request["inputs"]["level"]["type"], request["inputs"]["level"]["options"]) == ("choice", list(LEVELS))
     gitlab = yaml.safe_load((HOUSE / ".gitlab-ci.yml").read_text())["variables"]["LEVEL"]
     assert gitlab["options"] == list(LEVELS)
 
@@ -143,9 +143,10 @@ def test_pipeline_check_rejects_an_invalid_command(argv):
 def test_pipeline_rack_is_reserved_checked_and_always_released():
     github = yaml.safe_load((HOUSE / ".github/workflows/rack-lab.yml").read_text())
     steps = github["jobs"]["lab"]["steps"]
-    said = [step.get("run", "") for step in steps]
+    output = [step.get("run", "") for step in steps]
     order = [
-        next(i for i, text in enumerate(said) if word in text) for word in ("reserve", "preflight", "rack-", "release")
+        next(i for i, text in enumerate(output) if word in text)
+        for word in ("reserve", "preflight", "rack-", "release")
     ]
     assert order == sorted(order)
     assert steps[order[-1]]["if"] == "always()"
@@ -179,17 +180,17 @@ def summaries():
     """(file, the command, what ran before it in that job) of every page that is written."""
     for path in FILES:
         for name, job in (yaml.safe_load(path.read_text()).get("jobs") or yaml.safe_load(path.read_text())).items():
-            said = list(lines({name: job}))
-            for line in said:
+            output = list(lines({name: job}))
+            for line in output:
                 if "faultbed summary" in line:
-                    yield path, shlex.split(line), said[: said.index(line)]
+                    yield path, shlex.split(line), output[: output.index(line)]
 
 
 def test_pipeline_page_lists_every_step_and_preflight_finding():
     """A job that fails before its tests leaves no JUnit file: then the page has only these."""
-    found = list(summaries())
-    assert len(found) == 4
-    for path, words, before in found:
+    actual = list(summaries())
+    assert len(actual) == 4
+    for path, words, before in actual:
         steps = [words[at + 1] for at, word in enumerate(words) if word == "--step"]
         assert steps, path
         assert words[words.index("--preflight") + 1] == "artifacts/preflight.json"
@@ -198,9 +199,9 @@ def test_pipeline_page_lists_every_step_and_preflight_finding():
         if path.name == "rack-lab.yml":
             assert [step.partition("=")[0] for step in steps] == ["inventory", "reserve", "preflight", "tests"]
         if path.name == ".gitlab-ci.yml":
-            told = [line for line in before if line.startswith("echo ") and line.endswith(">artifacts/step")]
+            actuals = [line for line in before if line.startswith("echo ") and line.endswith(">artifacts/step")]
             work = [line for line in before if line.startswith(("apt", "make ", ".venv")) and "release" not in line]
-            assert len(told) == len([line for line in work if "history" not in line]), path
+            assert len(actuals) == len([line for line in work if "history" not in line]), path
 
 
 def test_pipeline_steps_named_by_the_page_exist():

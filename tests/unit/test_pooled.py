@@ -49,10 +49,10 @@ def named(found, name):
 
 
 def test_pool_of_undecided_runs_decides():
-    found = pool(trials([1.10, 1.12, 1.09, 1.11, 1.10]), JCT)
-    assert (found.verdict, named(found, "jct_ratio").verdict) == (FAIL, FAIL)
-    assert named(found, "jct_ratio").observed == pytest.approx(1.104, abs=1e-3)
-    assert "Student's t of 5 runs" in named(found, "jct_ratio").detail
+    pooled = pool(trials([1.10, 1.12, 1.09, 1.11, 1.10]), JCT)
+    assert (pooled.verdict, named(pooled, "jct_ratio").verdict) == (FAIL, FAIL)
+    assert named(pooled, "jct_ratio").observed == pytest.approx(1.104, abs=1e-3)
+    assert "Student's t of 5 runs" in named(pooled, "jct_ratio").detail
     assert pool(trials([1.00, 1.01, 0.99, 1.00, 1.01]), JCT).verdict is PASS
 
 
@@ -68,24 +68,24 @@ def test_pool_has_the_exact_quantile_of_few_runs():
 def test_pool_at_its_bound_errs_no_more_often_with_more_runs(runs):
     """The worst of 20 runs used to fail wrongly 20 times as often as one run."""
     rng = np.random.default_rng(3)
-    found = [pool(trials(ratios(rng, 1.05, runs)), JCT).verdict for _ in range(600)]
-    assert found.count(FAIL) <= most_errors(600, 0.005)
-    assert found.count(PASS) <= most_errors(600, 0.005)
+    actual = [pool(trials(ratios(rng, 1.05, runs)), JCT).verdict for _ in range(600)]
+    assert actual.count(FAIL) <= most_errors(600, 0.005)
+    assert actual.count(PASS) <= most_errors(600, 0.005)
 
 
 @pytest.mark.parametrize("most", [3, 10])
 def test_interim_analyses_err_no_more_often_than_one_analysis(most):
     rng = np.random.default_rng(4)
-    found = [pool(trials(ratios(rng, 1.05, most)), JCT, most=most).verdict for _ in range(600)]
-    assert found.count(FAIL) <= most_errors(600, 0.005)
-    assert found.count(PASS) <= most_errors(600, 0.005)
+    actual = [pool(trials(ratios(rng, 1.05, most)), JCT, most=most).verdict for _ in range(600)]
+    assert actual.count(FAIL) <= most_errors(600, 0.005)
+    assert actual.count(PASS) <= most_errors(600, 0.005)
 
 
 def test_interim_analyses_decide_a_ratio_of_110_against_105_within_ten_runs():
     rng = np.random.default_rng(5)
-    found = [pool(trials(ratios(rng, 1.10, 10)), JCT, most=10).verdict for _ in range(300)]
-    assert found.count(FAIL) >= 260
-    assert found.count(PASS) == 0
+    actual = [pool(trials(ratios(rng, 1.10, 10)), JCT, most=10).verdict for _ in range(300)]
+    assert actual.count(FAIL) >= 260
+    assert actual.count(PASS) == 0
 
 
 def test_interim_analyses_with_a_clear_result_end_early():
@@ -96,10 +96,10 @@ def test_interim_analyses_with_a_clear_result_end_early():
 
 
 def test_interim_analyses_spend_risk_late_and_stay_within_it():
-    found = alpha_spending.tails(10, 0.005)
-    assert len(found) == 8
-    assert list(found) == sorted(found)
-    assert 0.003 < found[-1] < 0.005
+    result = alpha_spending.tails(10, 0.005)
+    assert len(result) == 8
+    assert list(result) == sorted(result)
+    assert 0.003 < result[-1] < 0.005
     with pytest.raises(ValueError, match="looks are made after 3 to 100 runs"):
         alpha_spending.tails(2, 0.005)
     assert alpha_spending.tails(100, 0.005)[0] == 0, "nothing is spent where it would decide nothing"
@@ -123,25 +123,25 @@ def test_pool_excludes_and_names_a_run_with_an_unproven_fault():
         verdict=trial(9, [], check("fired.loss", INCONCLUSIVE, detail="it never fired")).verdict,
         metrics={"jct_ratio": Observation(value=0.5, detail="")},
     )
-    found = pool([*trials([1.10, 1.12, 1.09, 1.11]), unproven], JCT)
-    assert [one.left_out for one in found.runs][-1] == "loss is not proven: it never fired"
-    assert named(found, "jct_ratio").observed == pytest.approx(1.105, abs=1e-3)
-    assert (named(found, "pooled_runs").observed, named(found, "pooled_runs").verdict) == (4, PASS)
+    pooled = pool([*trials([1.10, 1.12, 1.09, 1.11]), unproven], JCT)
+    assert [one.left_out for one in pooled.runs][-1] == "loss is not proven: it never fired"
+    assert named(pooled, "jct_ratio").observed == pytest.approx(1.105, abs=1e-3)
+    assert (named(pooled, "pooled_runs").observed, named(pooled, "pooled_runs").verdict) == (4, PASS)
 
 
 def test_pool_of_mostly_unproven_runs_is_inconclusive():
     unproven = [trial(n, [], check("fired.loss", INCONCLUSIVE)) for n in range(10, 15)]
-    found = pool([*trials([1.0, 1.001, 0.999]), *unproven], JCT)
-    assert found.verdict is INCONCLUSIVE
-    assert named(found, "pooled_runs").verdict is INCONCLUSIVE
+    pooled = pool([*trials([1.0, 1.001, 0.999]), *unproven], JCT)
+    assert pooled.verdict is INCONCLUSIVE
+    assert named(pooled, "pooled_runs").verdict is INCONCLUSIVE
 
 
 def test_pool_counts_exact_checks_of_excluded_runs_too():
     wrong = trial(9, [], check("fired.loss", INCONCLUSIVE), check("wrong_elements", FAIL, observed=7))
-    found = pool([*trials([1.0, 1.001, 0.999]), wrong], JCT)
-    assert found.verdict is FAIL
-    assert named(found, "wrong_elements").detail == "worst of 1 runs, seed 9: as said"
-    assert not undecided(found)
+    pooled = pool([*trials([1.0, 1.001, 0.999]), wrong], JCT)
+    assert pooled.verdict is FAIL
+    assert named(pooled, "wrong_elements").detail == "worst of 1 runs, seed 9: as said"
+    assert not undecided(pooled)
 
 
 def test_pool_with_a_run_in_error_is_an_error():
@@ -151,9 +151,9 @@ def test_pool_with_a_run_in_error_is_an_error():
 
 def test_pool_with_a_dirty_run_is_dirty():
     dirty = trial(9, [], check("lab_restored", INCONCLUSIVE), lab_state="DIRTY")
-    found = pool([*trials([1.0, 1.001, 0.999]), dirty], JCT)
-    assert (found.lab_state, found.verdict) == ("DIRTY", INCONCLUSIVE)
-    assert not undecided(found)
+    pooled = pool([*trials([1.0, 1.001, 0.999]), dirty], JCT)
+    assert (pooled.lab_state, pooled.verdict) == ("DIRTY", INCONCLUSIVE)
+    assert not undecided(pooled)
 
 
 def test_pool_of_two_runs_decides_only_exact_metrics():
@@ -178,21 +178,21 @@ def test_pool_of_more_runs_does_not_decide_a_window_minimum_more_often():
 def test_pool_of_several_noisy_checks_shares_the_risk():
     four = [Expectation(metric=METRICS[name], minimum=0.5, maximum=2.0) for name in ("jct_ratio", "ettr")]
     metrics = [("jct_ratio", 1.0, None), ("ettr", 0.9, None)]
-    found = pool([trial(n, metrics) for n in range(3)], four)
-    assert "0.25 % for each of 4 noisy checks" in named(found, "ettr").rule
-    assert "99.5 %" in named(found, "ettr").rule
+    pooled = pool([trial(n, metrics) for n in range(3)], four)
+    assert "0.25 % for each of 4 noisy checks" in named(pooled, "ettr").rule
+    assert "99.5 %" in named(pooled, "ettr").rule
 
 
 def test_pooled_file_round_trip():
-    found = pool(trials([1.10, 1.12, 1.09]), JCT, most=10)
-    assert decode(encode(found)) == found
+    pooled = pool(trials([1.10, 1.12, 1.09]), JCT, most=10)
+    assert decode(encode(pooled)) == pooled
 
 
 def test_pool_of_runs_faster_than_their_twins_is_no_pass():
     """No fault makes a job faster: the machine was disturbed while the twins ran."""
-    found = named(pool(trials([0.79, 0.80, 0.81, 0.80, 0.79]), JCT), "jct_ratio")
-    assert found.verdict is INCONCLUSIVE
-    assert "the machine was disturbed" in found.detail
+    result = named(pool(trials([0.79, 0.80, 0.81, 0.80, 0.79]), JCT), "jct_ratio")
+    assert result.verdict is INCONCLUSIVE
+    assert "the machine was disturbed" in result.detail
 
 
 def test_pool_with_one_outlier_is_not_decided_by_it():
@@ -204,9 +204,9 @@ def test_pool_with_one_outlier_is_not_decided_by_it():
 def test_pool_with_runs_without_a_value_is_no_pass(most):
     """Four of eight runs could not measure the bounded metric, and the other four decided for them."""
     good = [1.0, 1.001, 1.0, 0.999, 1.0, 1.001, 1.0]
-    found = named(pool([*trials(good), trial(20)], JCT, most=most), "jct_ratio")
-    assert found.verdict is INCONCLUSIVE
-    assert "1 runs have no value, so it is no PASS" in found.detail
+    result = named(pool([*trials(good), trial(20)], JCT, most=most), "jct_ratio")
+    assert result.verdict is INCONCLUSIVE
+    assert "1 runs have no value, so it is no PASS" in result.detail
     assert named(pool(trials(good), JCT, most=most), "jct_ratio").verdict is PASS
     slow = [1.5, 1.51, 1.5, 1.49, 1.5, 1.51, 1.5]
     assert named(pool([*trials(slow), trial(20)], JCT, most=most), "jct_ratio").verdict is FAIL
@@ -237,5 +237,5 @@ def test_intervals_of_a_run_in_the_pool_share_the_risk_of_all_noisy_checks():
     names = ["ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "slo_attainment"]
     loaded = SimpleNamespace(expectations=[Expectation(metric=METRICS[name], maximum=2.0) for name in names])
     folder = SimpleNamespace(read_measurements=lambda: measured, path="runs/1")
-    found = _trial(SimpleNamespace(run_dir=folder, verdict=trial(1).verdict), loaded)
-    assert found.metrics["ttft.p50"].interval.level == level_for(len(names)) > 0.99
+    result = _trial(SimpleNamespace(run_dir=folder, verdict=trial(1).verdict), loaded)
+    assert result.metrics["ttft.p50"].interval.level == level_for(len(names)) > 0.99

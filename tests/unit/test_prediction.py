@@ -58,9 +58,9 @@ def test_prediction_of_a_flow_has_no_collective_model():
 
 def test_prediction_counts_uplinks_by_the_paths():
     run = msgspec.structs.replace(synthetic_run(), connections=connections())
-    found = [one for one in predictions(run, observe(run)) if "uplinks of rtsw1" in one.what]
-    assert found[0].measured == "1.33 (ctsw1 2, ctsw2 1)"
-    assert found[0].holds
+    actual = [one for one in predictions(run, observe(run)) if "uplinks of rtsw1" in one.what]
+    assert actual[0].measured == "1.33 (ctsw1 2, ctsw2 1)"
+    assert actual[0].holds
 
 
 def test_prediction_queue_pair_that_dies_too_early_is_outside():
@@ -88,9 +88,9 @@ def test_prediction_uses_the_queue_pairs_own_parameters():
     run = synthetic_run()
     died = (lost_at(run.faults[0].receipt.fired.first_ns + 4 * MS),)
     quick = {**QpParams().to_dict(), "timeout": 8, "retry_cnt": 1}
-    asked = msgspec.structs.replace(run, qps_lost=died, workload={**run.workload, "qp": quick}, clock_error_ns=0)
-    assert of(asked)["first"].holds is True
-    assert of(asked)["first"].model == "2 sendings, timeout 8"
+    request = msgspec.structs.replace(run, qps_lost=died, workload={**run.workload, "qp": quick}, clock_error_ns=0)
+    assert of(request)["first"].holds is True
+    assert of(request)["first"].model == "2 sendings, timeout 8"
     of_before = msgspec.structs.replace(run, qps_lost=died, clock_error_ns=0)
     assert of(of_before)["first"].holds is False
 

@@ -66,8 +66,8 @@ def healthy(inventory=INVENTORY):
 
 def interface(node, netdev, **changes):
     def plant(state):
-        found = state[node].interfaces
-        found[netdev] = dataclasses.replace(found[netdev], **changes)
+        result = state[node].interfaces
+        result[netdev] = dataclasses.replace(result[netdev], **changes)
 
     return plant
 
@@ -117,9 +117,9 @@ def test_preflight_healthy_lab_has_no_finding():
 def test_preflight_each_misconfiguration_is_found_by_its_check_only(plant, check, where):
     state = healthy()
     plant(state)
-    found = run_checks(INVENTORY, state)
-    assert [(wrong.check, wrong.where) for wrong in found] == [(check, where)]
-    assert all(wrong.do and wrong.found and wrong.wanted for wrong in found)
+    findings = run_checks(INVENTORY, state)
+    assert [(wrong.check, wrong.where) for wrong in findings] == [(check, where)]
+    assert all(wrong.do and wrong.found and wrong.wanted for wrong in findings)
 
 
 def test_preflight_every_check_has_a_planted_misconfiguration():
@@ -210,8 +210,8 @@ flap-1.json
 
 
 def test_preflight_answer_is_decoded():
-    found = parse(ANSWER)
-    host = found["host1"]
+    result = parse(ANSWER)
+    host = result["host1"]
     assert host.interfaces["be0"] == Interface(
         up=True, carrier=True, mtu=4200, mac="02:fb:01:01:01:00", addresses=frozenset({"10.77.1.1/31"}), queue="tbf"
     )
@@ -227,7 +227,7 @@ def test_preflight_answer_is_decoded():
     assert host.units == {"faultbed-gpu0.service": "active"}
     assert host.reverts == ["flap-1.json"]
     assert host.sends == {"10.77.1.1": ("be0", "10.77.1.0")}
-    assert found["rtsw1"].sessions == {"ctsw1": "Established"}
+    assert result["rtsw1"].sessions == {"ctsw1": "Established"}
 
 
 @given(st.integers(0, len(ANSWER) - 2))
@@ -305,9 +305,9 @@ SHAPE = burnin.SHAPES["soft"]
 def test_burnin_dead_pair_is_reported_and_later_pairs_are_measured(monkeypatch):
     pairs, dead = pairs_of(INVENTORY.topology), {("host1:rxe0", "host2:rxe1"), ("host4:rxe1", "host3:rxe1")}
     monkeypatch.setattr(burnin, "_attempt", lambda _lab, left, _shape, _on_event: done_of(left, dead=dead))
-    found = burnin._round(None, pairs, SHAPE, None)
-    assert [(one.src, one.dst) for one in found] == [pair[:2] for pair in pairs]
-    assert {(one.src, one.dst) for one in found if one.goodput_bps is None} == dead
+    result = burnin._round(None, pairs, SHAPE, None)
+    assert [(one.src, one.dst) for one in result] == [pair[:2] for pair in pairs]
+    assert {(one.src, one.dst) for one in result if one.goodput_bps is None} == dead
 
 
 def test_burnin_stops_after_a_few_dead_pairs_without_blaming_the_rest(monkeypatch):
@@ -345,12 +345,12 @@ def test_burnin_rack_shape_keeps_a_link_busy_longer_than_its_poster():
 
 
 def test_burnin_skips_rnics_known_to_be_broken(monkeypatch):
-    asked = []
-    monkeypatch.setattr(burnin, "_attempt", lambda _lab, left, _shape, _event: asked.append(left) or done_of(left))
+    requests = []
+    monkeypatch.setattr(burnin, "_attempt", lambda _lab, left, _shape, _event: requests.append(left) or done_of(left))
     lab = SimpleNamespace(topology=INVENTORY.topology)
     assert burnin.measure(lab, worse_than=4, leave_out={"host1:rxe0"}).outliers == ()
-    assert len(asked[0]) == 48 - 12
-    assert not any("host1:rxe0" in pair for pair in asked[0])
+    assert len(requests[0]) == 48 - 12
+    assert not any("host1:rxe0" in pair for pair in requests[0])
 
 
 def test_burnin_noise_of_one_round_is_no_outlier(monkeypatch):
@@ -365,9 +365,9 @@ def test_burnin_noise_of_one_round_is_no_outlier(monkeypatch):
         return done
 
     monkeypatch.setattr(burnin, "_attempt", attempt)
-    found = burnin.measure(SimpleNamespace(topology=INVENTORY.topology), worse_than=4)
-    assert found.outliers == ()
-    assert (found.rounds, rounds[1]) == (2, [("host1:rxe0", "host3:rxe0", "across racks")])
+    result = burnin.measure(SimpleNamespace(topology=INVENTORY.topology), worse_than=4)
+    assert result.outliers == ()
+    assert (result.rounds, rounds[1]) == (2, [("host1:rxe0", "host3:rxe0", "across racks")])
 
 
 def test_broken_lists_the_rnics_of_each_finding():
@@ -382,8 +382,8 @@ def test_outliers_are_slow_dead_or_late_pairs():
     usual = [pair(src=f"h{number}:x") for number in range(6)]
     assert outliers(usual, worse_than=4) == []
     slow, dead, late = pair("s:x", goodput_bps=1e6), pair("d:x", goodput_bps=None), pair("l:x", latency_us=900.0)
-    found = {one.pair.src: (one.what, one.ratio) for one in outliers([*usual, slow, dead, late], worse_than=4)}
-    assert found == {"s:x": ("goodput_bps", 100.0), "d:x": ("goodput_bps", None), "l:x": ("latency_us", 9.0)}
+    actual = {one.pair.src: (one.what, one.ratio) for one in outliers([*usual, slow, dead, late], worse_than=4)}
+    assert actual == {"s:x": ("goodput_bps", 100.0), "d:x": ("goodput_bps", None), "l:x": ("latency_us", 9.0)}
 
 
 def test_outliers_compare_each_kind_with_itself_only():
@@ -394,9 +394,9 @@ def test_outliers_compare_each_kind_with_itself_only():
 
 @given(st.lists(st.floats(1e6, 1e9), min_size=1, max_size=20), st.floats(1.1, 10))
 def test_outliers_are_relative_to_the_best_quarter(rates, worse_than):
-    found = outliers([pair(src=f"h{i}:x", goodput_bps=rate) for i, rate in enumerate(rates)], worse_than=worse_than)
+    outlying = outliers([pair(src=f"h{i}:x", goodput_bps=rate) for i, rate in enumerate(rates)], worse_than=worse_than)
     usual = sorted(rates, reverse=True)[(len(rates) - 1) // 4]
-    assert [one.value for one in found] == [rate for rate in rates if usual > worse_than * rate]
+    assert [one.value for one in outlying] == [rate for rate in rates if usual > worse_than * rate]
 
 
 def lab_of(hosts, sick, *, times, both_ways=True):
@@ -414,16 +414,16 @@ def lab_of(hosts, sick, *, times, both_ways=True):
 @pytest.mark.parametrize("times", [1.25, 2.0, 40.0])
 def test_outliers_are_the_pairs_of_one_slow_host_among_few_hosts(hosts, times):
     """With 3 hosts, two of three pairs include the slow host: the median was slow and no pair was an outlier."""
-    found = outliers(lab_of(hosts, "h1:x", times=times), worse_than=1.15)
-    assert len(found) == 2 * (hosts - 1)
-    assert all("h1:x" in (one.pair.src, one.pair.dst) for one in found)
+    outlying = outliers(lab_of(hosts, "h1:x", times=times), worse_than=1.15)
+    assert len(outlying) == 2 * (hosts - 1)
+    assert all("h1:x" in (one.pair.src, one.pair.dst) for one in outlying)
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 32])
 def test_outliers_are_the_pairs_of_one_slow_direction(hosts):
-    found = outliers(lab_of(hosts, "h1:x", times=1.25, both_ways=False), worse_than=1.15)
-    assert {one.pair.dst for one in found} == {"h1:x"}
-    assert len(found) == hosts - 1
+    outlying = outliers(lab_of(hosts, "h1:x", times=1.25, both_ways=False), worse_than=1.15)
+    assert {one.pair.dst for one in outlying} == {"h1:x"}
+    assert len(outlying) == hosts - 1
 
 
 @pytest.mark.parametrize("hosts", [2, 4, 32])
@@ -445,8 +445,8 @@ def test_preflight_result_is_json():
 
     wrong = run_checks(INVENTORY, healthy() | {"host1": dataclasses.replace(healthy()["host1"], rdma={})})
     done = Burnin(pairs=(pair(),), outliers=tuple(outliers([pair(goodput_bps=None)], worse_than=4)), rounds=1)
-    found = Preflight(lab="soft", checked=names(INVENTORY), wrong=tuple(wrong), burnin=done)
-    told = json.loads(json.dumps(found.to_dict(), allow_nan=False))  # JSON has no Infinity
-    assert told["bad_nodes"] == ["host1"]
-    assert told["burnin"]["outliers"][0]["ratio"] is None
-    assert told["burnin"]["pairs"][0]["goodput_bps"] == 1e8
+    result = Preflight(lab="soft", checked=names(INVENTORY), wrong=tuple(wrong), burnin=done)
+    decoded = json.loads(json.dumps(result.to_dict(), allow_nan=False))  # JSON has no Infinity
+    assert decoded["bad_nodes"] == ["host1"]
+    assert decoded["burnin"]["outliers"][0]["ratio"] is None
+    assert decoded["burnin"]["pairs"][0]["goodput_bps"] == 1e8

@@ -46,9 +46,9 @@ def sent(*times):
 
 
 def test_trip_between_equal_answers_has_a_path():
-    found, unknown = trips(sent(25, 5, 15), [asked(0, 0), asked(10, 12), asked(30, 31)])
-    assert [one.echo.sent_ns for one in found] == [5, 15, 25]
-    assert {(one.there, one.back) for one in found} == {(THERE, THERE[::-1])}
+    with_path, unknown = trips(sent(25, 5, 15), [asked(0, 0), asked(10, 12), asked(30, 31)])
+    assert [one.echo.sent_ns for one in with_path] == [5, 15, 25]
+    assert {(one.there, one.back) for one in with_path} == {(THERE, THERE[::-1])}
     assert unknown == 0
 
 
@@ -58,8 +58,10 @@ def test_trip_between_equal_answers_has_a_path():
     ids=["another way", "nobody could tell", "a queue pair that was made anew"],
 )
 def test_trip_next_to_a_change_has_no_path(after):
-    found, unknown = trips(sent(5, 11, 15, 35), [asked(0, 0), asked(10, 12), after, asked(40, 40)])
-    assert [one.echo.sent_ns for one in found] == [5], "while a switch answers (11) nobody knows before or after what"
+    with_path, unknown = trips(sent(5, 11, 15, 35), [asked(0, 0), asked(10, 12), after, asked(40, 40)])
+    assert [one.echo.sent_ns for one in with_path] == [5], (
+        "while a switch answers (11) nobody knows before or after what"
+    )
     assert unknown == 3
 
 
@@ -75,9 +77,9 @@ def test_trips_never_have_a_path_that_no_switch_reported(told, times):
     for gap, is_other in told:
         every.append(asked(now, now + 2, OTHER if is_other else THERE))
         now += 3 + gap
-    found, unknown = trips(sent(*times), every)
-    by_time = {one.echo.sent_ns: one.there for one in found}
-    assert len(found) + unknown == len(times)
+    with_path, unknown = trips(sent(*times), every)
+    by_time = {one.echo.sent_ns: one.there for one in with_path}
+    assert len(with_path) + unknown == len(times)
     for at in times:
         before = [one for one in every if one.end_ns <= at]
         after = [one for one in every if one.start_ns > at]
@@ -92,12 +94,12 @@ def connection(**change):
 
 def test_path_tracker_queries_at_start_at_changes_and_at_end(monkeypatch):
     turns = iter([THERE, OTHER, LabError("a switch is frozen"), THERE])
-    said = threading.Semaphore(0)
+    output = threading.Semaphore(0)
 
     def told(_lab, connections):
         if connections[0].src != "host1:rxe0":
             return {0: ("host3", "rtsw2", "ctsw1", "rtsw1", "host1")}
-        said.release()
+        output.release()
         way = next(turns)
         if isinstance(way, LabError):
             raise way
@@ -108,9 +110,9 @@ def test_path_tracker_queries_at_start_at_changes_and_at_end(monkeypatch):
     following = PathTracker(None, lambda: [connection()])
     following.open()
     for _ in range(2):
-        assert said.acquire(timeout=10)
+        assert output.acquire(timeout=10)
         following.changed()
-    assert said.acquire(timeout=10)
+    assert output.acquire(timeout=10)
     following.close()
     following.close()
     assert [one.paths.get(0, (0, 0, None))[2] for one in following.queries] == [THERE, OTHER, None, THERE]
@@ -139,8 +141,8 @@ def test_one_way_counts_a_probe_and_its_answer_separately():
 
 
 def test_windows_are_whole_and_hold_the_trips_that_began_in_them():
-    found = windows([trip(at * S) for at in (10, 11, 13, 16)], length_ns=2 * S, start_ns=10 * S, end_ns=17 * S)
-    assert [(one.start_ns // S, sum(each.sent for each in one.probes)) for one in found] == [(10, 4), (12, 2), (14, 0)]
+    result = windows([trip(at * S) for at in (10, 11, 13, 16)], length_ns=2 * S, start_ns=10 * S, end_ns=17 * S)
+    assert [(one.start_ns // S, sum(each.sent for each in one.probes)) for one in result] == [(10, 4), (12, 2), (14, 0)]
 
 
 def test_lossy_returns_only_the_interval_of_loss():
@@ -150,9 +152,9 @@ def test_lossy_returns_only_the_interval_of_loss():
         for number in range(320)
         for way in (THERE, OTHER)
     ]
-    (found,) = lossy(every, length_ns=2 * S)
-    assert (found.start_ns, found.end_ns) == (6 * S, 8 * S)
-    (suspect,) = found.suspects
+    (result,) = lossy(every, length_ns=2 * S)
+    assert (result.start_ns, result.end_ns) == (6 * S, 8 * S)
+    (suspect,) = result.suspects
     assert ("rtsw1", "ctsw1") in (suspect.place, *suspect.alike)
     assert (suspect.sent, suspect.lost) == (40, 20)
 
@@ -184,9 +186,9 @@ def test_probe_section_with_invalid_values_is_rejected_with_its_path(text, said)
 
 def test_path_tracker_queries_after_route_changes_but_not_after_log_lines():
     heard, asked_again = [], []
-    told = both(heard.append, SimpleNamespace(changed=lambda: asked_again.append(1)))
+    reported = both(heard.append, SimpleNamespace(changed=lambda: asked_again.append(1)))
     for subject in ("route 10.0.0.0/24", "kernel", "link ctsw1"):
-        told(Change(at_ns=1, node="rtsw1", subject=subject, text=None))
+        reported(Change(at_ns=1, node="rtsw1", subject=subject, text=None))
     assert (len(heard), len(asked_again)) == (3, 2)
     both(heard.append, None)(Change(at_ns=1, node="rtsw1", subject="link ctsw1", text=None))
     assert len(heard) == 4
@@ -203,8 +205,8 @@ def test_run_with_probes_is_planned_with_all_hosts_of_a_rack():
     assert (decided.plan.probe.per_s, decided.plan.probe.qps) == (5.0, 4)
     plain = loop.decide(decode(text.format("").encode(), source="x.toml"), source, lab).plan
     assert "probe" not in json.loads(run_plan.encode(plain))
-    (found,) = of_plans(plain, decided.plan)
-    assert (found.what, found.b) == ("probes", "5 a second, 4 queue pairs")
+    (difference,) = of_plans(plain, decided.plan)
+    assert (difference.what, difference.b) == ("probes", "5 a second, 4 queue pairs")
 
 
 def test_probing_without_path_answers_reports_the_reason():

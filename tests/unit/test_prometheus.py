@@ -26,7 +26,7 @@ def read(text):
     """Parse an exposition into {metric: (type, {labels: value})}; assert that the format (0.0.4) permits every line."""
     assert not text or text.endswith("\n")
     assert "\r" not in text.replace("\\r", "")
-    found, helped, current = {}, set(), None
+    actual, helped, current = {}, set(), None
     for line in text.split("\n")[:-1]:
         if line.startswith("# HELP "):
             match = HELP.fullmatch(line)
@@ -38,19 +38,19 @@ def read(text):
             match = TYPE.fullmatch(line)
             assert match, line
             assert match["name"] in helped
-            assert match["name"] not in found, "one type a metric, before its samples, which stand together"
+            assert match["name"] not in actual, "one type a metric, before its samples, which stand together"
             current = match["name"]
-            found[current] = (match["type"], {})
+            actual[current] = (match["type"], {})
         else:
             match = SAMPLE.fullmatch(line)
             assert match, line
             assert match["name"] == current, "samples of a metric stand together"
-            samples = found[current][1]
+            samples = actual[current][1]
             names = [one.partition("=")[0] for one in re.findall(LABEL, match["labels"])]
             assert len(names) == len(set(names))
             assert match["labels"] not in samples, "no series twice"
             samples[match["labels"]] = int(match["value"])
-    return found
+    return actual
 
 
 def test_prometheus_counters_and_states_have_their_type():
@@ -75,16 +75,16 @@ COUNTERS = st.dictionaries(ANY, st.dictionaries(NAMES, st.integers(-1, 2**64 - 1
 
 @given(lab=ANY, counters=COUNTERS)
 def test_prometheus_text_is_well_formed_for_any_names(lab, counters):
-    found = read(exposition(lab, counters))
-    assert sum(len(samples) for _, samples in found.values()) == sum(len(values) for values in counters.values())
-    values = sorted(value for _, samples in found.values() for value in samples.values())
+    result = read(exposition(lab, counters))
+    assert sum(len(samples) for _, samples in result.values()) == sum(len(values) for values in counters.values())
+    values = sorted(value for _, samples in result.values() for value in samples.values())
     assert values == sorted(value for each in counters.values() for value in each.values())
 
 
 def test_prometheus_names_mapped_to_one_metric_stay_two_series():
-    found = read(exposition("soft", {"host1": {"rxe0.rx-drops": 1, "rxe0.rx drops": 2, "rxe0.rx_drops": 3}}))
-    assert set(found) == {"faultbed_rx_drops"}
-    assert sorted(found["faultbed_rx_drops"][1].values()) == [1, 2, 3]
+    result = read(exposition("soft", {"host1": {"rxe0.rx-drops": 1, "rxe0.rx drops": 2, "rxe0.rx_drops": 3}}))
+    assert set(result) == {"faultbed_rx_drops"}
+    assert sorted(result["faultbed_rx_drops"][1].values()) == [1, 2, 3]
 
 
 @given(counters=COUNTERS, seed=st.randoms())
@@ -100,8 +100,8 @@ def test_prometheus_series_do_not_depend_on_order_or_value(counters, seed):
 
 
 def test_prometheus_increments_are_gauges():
-    found = read(exposition("soft", {"host1": {"rxe0.send_err": 2}}, increments=True))
-    assert found["faultbed_send_err"][0] == "gauge"
+    result = read(exposition("soft", {"host1": {"rxe0.send_err": 2}}, increments=True))
+    assert result["faultbed_send_err"][0] == "gauge"
 
 
 def test_prometheus_text_of_no_counters_is_empty():
@@ -114,11 +114,11 @@ def test_prometheus_text_of_this_machine_is_well_formed(monkeypatch, arguments):
     monkeypatch.setattr(watching, "open_lab", lambda _inventory: Watched())
     done = CliRunner().invoke(cli, ["counters", "--prometheus", *arguments], standalone_mode=False)
     assert done.exception is None
-    found = read(done.output)
+    result = read(done.output)
     if not arguments:
-        assert found["faultbed_mtu"][0] == "gauge"
-        assert {kind for metric, (kind, _) in found.items() if metric.removeprefix("faultbed_") not in STATES} == {
+        assert result["faultbed_mtu"][0] == "gauge"
+        assert {kind for metric, (kind, _) in result.items() if metric.removeprefix("faultbed_") not in STATES} == {
             "counter"
         }
     else:
-        assert {kind for kind, _ in found.values()} <= {"gauge"}
+        assert {kind for kind, _ in result.values()} <= {"gauge"}

@@ -97,8 +97,8 @@ def raw(kind, **result):
 
 
 def test_provision_events_become_progress_and_results():
-    told = []
-    seen = _Seen(on_event=told.append)
+    messages = []
+    seen = _Seen(on_event=messages.append)
     for event in (
         {"event": "playbook_on_play_start", "event_data": {}},
         {"event": "runner_on_start", "event_data": {"host": "host1", "task": "T"}},
@@ -108,8 +108,8 @@ def test_provision_events_become_progress_and_results():
         raw("runner_on_failed", msg="no wire"),
     ):
         assert seen.take(event)
-    assert [event.state for event in told] == ["started", "changed", "ok", "ok", "failed"]
-    assert told[1] == Event(node="host1", task="T", state="changed", detail="a; b", seconds=1.5)
+    assert [event.state for event in messages] == ["started", "changed", "ok", "ok", "failed"]
+    assert messages[1] == Event(node="host1", task="T", state="changed", detail="a; b", seconds=1.5)
     assert seen.changes == {"host1": ["a", "b"]}
     assert seen.notes == {"host1": ["c", "d"]}, "those of all tasks, not of the last"
     assert [problem.detail for problem in seen.problems] == ["no wire"]

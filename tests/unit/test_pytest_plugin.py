@@ -55,15 +55,15 @@ def test_pure(): ...
 )
 def test_plugin_repeats_tests_that_use_the_lab_and_slow_ones_less_often(pytester, options, slow, quick, pure):
     pytester.makepyfile(test_slow=SLOW)
-    told = pytester.runpytest_inprocess("-q", "--collect-only", "-m", "", *options).outlines
-    names = [line.partition("::")[2] for line in told if "::" in line]
-    found = {
+    reported = pytester.runpytest_inprocess("-q", "--collect-only", "-m", "", *options).outlines
+    names = [line.partition("::")[2] for line in reported if "::" in line]
+    actual = {
         "slow": sum(name.startswith("test_slow") for name in names),
         "hard": sum("hard" in name for name in names),
         "quick": sum("easy" in name for name in names),
         "pure": names.count("test_pure"),
     }
-    assert found == {"slow": slow, "hard": slow, "quick": quick, "pure": pure}
+    assert actual == {"slow": slow, "hard": slow, "quick": quick, "pure": pure}
 
 
 def test_plugin_lost_lab_is_reopened_by_the_next_test(monkeypatch):
@@ -410,16 +410,16 @@ def test_experiments_are_repeated_like_tests(pytester, experiment):
 def test_junit_has_receipts_that_a_program_can_read(pytester, experiment):
     experiment("PASS")
     on_rack(pytester, "--junitxml=j.xml")
-    told = {one.get("name"): one.get("value") for one in ET.parse(pytester.path / "j.xml").iter("property")}
-    assert told["verdict"] == "PASS"
-    assert json.loads(told["receipt.f0"])["fired"]["must_move"] == {"a": 1}
+    actual = {one.get("name"): one.get("value") for one in ET.parse(pytester.path / "j.xml").iter("property")}
+    assert actual["verdict"] == "PASS"
+    assert json.loads(actual["receipt.f0"])["fired"]["must_move"] == {"a": 1}
 
 
 def test_quarantine_is_in_junit_for_a_passing_test_too(pytester, rack):
     pytester.makepyfile(test_x="def test_mended(): ...\n")
     on_rack(pytester, quarantine(pytester, "test_x.py::test_mended"), "--junitxml=j.xml")
-    (told,) = ET.parse(pytester.path / "j.xml").iter("property")
-    assert told.get("name") == "quarantine"
+    (reported,) = ET.parse(pytester.path / "j.xml").iter("property")
+    assert reported.get("name") == "quarantine"
 
 
 NEEDY = """

@@ -33,14 +33,14 @@ def pytest_collection_finish(session):
 
 def arguments(target):
     """The arguments that the Makefile gives to pytest."""
-    said = subprocess.run(
+    output = subprocess.run(
         ["make", "--no-print-directory", "-n", "-o", "setup", target],
         cwd=HOUSE,
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    (words,) = re.findall(r"-m pytest (.*)", said)
+    (words,) = re.findall(r"-m pytest (.*)", output)
     return words
 
 

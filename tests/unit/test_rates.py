@@ -293,9 +293,9 @@ def test_tiers_that_choose_paths_have_distinct_hash_seeds():
 
 def test_switches_of_one_asn_are_not_expected_to_reach_each_other():
     topology = load(inventories() / "soft-zones.yml").topology
-    found = ways(topology, "ctsw1")
-    assert "10.78.0.102" not in found  # ctsw2, of the same zone
-    assert found["10.78.0.103"] == 2  # ctsw3, of the other zone, over both ATSWs
+    result = ways(topology, "ctsw1")
+    assert "10.78.0.102" not in result  # ctsw2, of the same zone
+    assert result["10.78.0.103"] == 2  # ctsw3, of the other zone, over both ATSWs
     assert ways(topology, "rtsw1")["10.77.3.0/31"] == 2
 
 
@@ -310,8 +310,8 @@ def test_switches_of_one_asn_are_not_expected_to_reach_each_other():
 )
 def test_asn_is_shared_by_spines_of_one_zone_only(changed, edit, place):
     findings = audit(changed(lambda g, _: edit(g)))
-    found = {finding.place: finding.what for finding in findings}
-    assert "is already" in found[place]
+    actual = {finding.place: finding.what for finding in findings}
+    assert "is already" in actual[place]
 
 
 def test_asn_shared_so_that_it_hides_a_rack_is_reported(changed):

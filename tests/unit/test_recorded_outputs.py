@@ -110,8 +110,8 @@ def test_lldpctl_outputs_are_decoded(one):
 def counted(text, rule):
     """What the holder of an ACL fault would count of that rule; -1: nothing."""
     shot = plan(FaultSpec(kind="link.oneway", target="host1:mlx5_0", for_s=5.0), RACK, lab_kind="rack")
-    found = re.search(shot.request["args"]["count"][1].replace("DROP", re.escape(rule)), text, re.MULTILINE)
-    return int(found[1]) if found else -1
+    match = re.search(shot.request["args"]["count"][1].replace("DROP", re.escape(rule)), text, re.MULTILINE)
+    return int(match[1]) if match else -1
 
 
 @named(of("aclshow"))
@@ -159,8 +159,8 @@ def test_dcgmi_gpu_number_is_found_by_its_bus_address(one):
     pattern = shot.request["args"]["remember"]["entity"][1]
     ours = re.escape(RACK.resolve("host1:gpu0").gpu.pcie.partition(":")[2])
     for bus, number in one["gpu_ids"].items():
-        found = re.search(pattern.replace(ours, re.escape(bus.partition(":")[2])), text_of(one), re.MULTILINE)
-        assert (found[1] if found else "none") == number, bus
+        match = re.search(pattern.replace(ours, re.escape(bus.partition(":")[2])), text_of(one), re.MULTILINE)
+        assert (match[1] if match else "none") == number, bus
 
 
 ALL = [text_of(each) for each in OUTPUTS]

@@ -56,8 +56,8 @@ def executed(monkeypatch, tmp_path):
     def execute(decided, inventory, *, out, progress, guard, control=False):
         seeds.append(decided.plan.seed)
         run = written(tmp_path / str(len(seeds)), synthetic_run())
-        said = verdict(decided.plan.seed, ("dip", PASS, 0.1 * len(seeds), 1.0), **executed.more.get(len(seeds), {}))
-        return Finished(run_dir=run, verdict=said, report=run.report)
+        output = verdict(decided.plan.seed, ("dip", PASS, 0.1 * len(seeds), 1.0), **executed.more.get(len(seeds), {}))
+        return Finished(run_dir=run, verdict=output, report=run.report)
 
     def executed():
         return seeds
@@ -75,10 +75,10 @@ DEMO = "tests/experiments/demo.toml"
 def test_repeat_uses_the_next_seed_for_each_run(executed):
     done = CliRunner().invoke(cli, ["run", DEMO, "--seed", "40", "--repeat", "3", "--json"], standalone_mode=False)
     assert executed() == [40, 41, 42]
-    told = json.loads(done.stdout)
-    assert [one["seed"] for one in told["runs"]] == [40, 41, 42]
-    assert told["checks"][0]["passed"]["method"] == "exact binomial, 3 of 3"
-    assert told["checks"][0]["median"] == pytest.approx(0.2)
+    output = json.loads(done.stdout)
+    assert [one["seed"] for one in output["runs"]] == [40, 41, 42]
+    assert output["checks"][0]["passed"]["method"] == "exact binomial, 3 of 3"
+    assert output["checks"][0]["median"] == pytest.approx(0.2)
     assert done.return_value == 0
 
 

@@ -52,11 +52,11 @@ def fitted(path):
 
 
 def test_replay_plan_has_the_traces_digest_and_no_local_path(folder):
-    found = plan(fitted(written(folder)), inventory_digest="0", version="1")
+    result = plan(fitted(written(folder)), inventory_digest="0", version="1")
     content = (folder / "traces" / "ranking.json").read_bytes()
-    assert found.workload["sha256"] == hashlib.sha256(content).hexdigest()
-    assert str(folder).encode() not in encode(found)
-    assert found.workload["ranks"] == [f"host{number}:rxe0" for number in (1, 2, 3, 4)]
+    assert result.workload["sha256"] == hashlib.sha256(content).hexdigest()
+    assert str(folder).encode() not in encode(result)
+    assert result.workload["ranks"] == [f"host{number}:rxe0" for number in (1, 2, 3, 4)]
     assert duration_ns(fitted(written(folder)).workload) is None
 
 
@@ -147,8 +147,8 @@ def test_replay_repeats_rounds_and_measures_like_other_jobs(folder):
     assert [len(one.iterations) for one in workload_series.series_of(result)] == [2] * 4
     assert lab.beats
     decided = plan(experiment, inventory_digest="0", version="1")
-    said = summary.describe_workload(type("Run", (), {"workload": decided.workload, "ranks": result.ranks}))
-    assert said == "trace traces/ranking.json, replayed 2 times on 4 ranks"
+    output = summary.describe_workload(type("Run", (), {"workload": decided.workload, "ranks": result.ranks}))
+    assert output == "trace traces/ranking.json, replayed 2 times on 4 ranks"
     assert msgspec.json.encode(workload_series.summary_of(result)) == msgspec.json.encode(measurements.Summary())
 
 

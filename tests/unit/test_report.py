@@ -154,10 +154,10 @@ def test_report_describes_captured_packets_by_flow(tmp_path):
     captured = Captured(frames=frames, proofs=(proof,), epoch_offset_ns=0, clock_error_ns=1000)
     directory.write_packets(evidence.keep(captured, directory.path, {"loss": (1_100_000, 1_200_000)}))
     page = parsed(report.render(directory.path).read_text())
-    said = " ".join("".join(page.text).split())
-    assert "none breaks a rule" in said
-    assert f"{len(frames):,} captured of {len(frames):,} that the port counted, 0 dropped" in said
-    assert "from the gap to the NAK" in said
+    text = " ".join("".join(page.text).split())
+    assert "none breaks a rule" in text
+    assert f"{len(frames):,} captured of {len(frames):,} that the port counted, 0 dropped" in text
+    assert "from the gap to the NAK" in text
     linked = [value for name, value in page.attributes if name == "href" and value.endswith(".pcapng")]
     assert linked == ["capture.pcapng", "capture-loss.pcapng"]
     assert all((directory.path / name).exists() for name in linked)
@@ -184,7 +184,7 @@ def test_report_describes_ecn_marks_and_cnps_by_flow(tmp_path):
     for at_ns in (5000, 90_000):
         wire.put(at_ns, frame(B, A, opcode=0x81, dqpn=LQPN, psn=0, payload=16, becn=1), outbound=False)
 
-    said = packets_of(tmp_path, wire.frames())
+    text = packets_of(tmp_path, wire.frames())
 
     for label, value in (
         ("Marked CE", "2"),
@@ -193,8 +193,8 @@ def test_report_describes_ecn_marks_and_cnps_by_flow(tmp_path):
         ("Median delay", "4 µs"),
         ("Closest two", "85 µs"),
     ):
-        assert f'data-label="{label}">{value}</td>' in said
-    assert "No RNIC here answers a mark" not in said
+        assert f'data-label="{label}">{value}</td>' in text
+    assert "No RNIC here answers a mark" not in text
 
 
 def test_report_of_unanswered_ecn_marks_says_so(tmp_path):
@@ -210,10 +210,10 @@ def test_report_counts_reordered_packets(tmp_path):
     for at_ns, psn in ((0, 1), (1000, 3), (2000, 2), (3000, 4)):
         wire.request(at_ns, psn)
 
-    said = packets_of(tmp_path, wire.frames())
+    text = packets_of(tmp_path, wire.frames())
 
-    assert 'data-label="Reordered">1</td>' in said
-    assert "No packet was marked CE, and no CNP was sent." in said
+    assert 'data-label="Reordered">1</td>' in text
+    assert "No packet was marked CE, and no CNP was sent." in text
 
 
 def test_report_escapes_text_of_the_lab(tmp_path):

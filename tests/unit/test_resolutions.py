@@ -49,8 +49,8 @@ def verdict_of(run, name):
 def test_recovery_from_a_harmless_fault_fails_no_bound_by_chance(name, sd, phi):
     """Goodput went below its floor by itself in every second such run, and recovery was "12 s"."""
     rng = np.random.default_rng(5)
-    found = Counter(verdict_of(made(rng, sd=sd, phi=phi, start_s=15, length_s=10), name) for _ in range(60))
-    assert found[Verdict.FAIL] <= most_errors(60, 0.005)
+    result = Counter(verdict_of(made(rng, sd=sd, phi=phi, start_s=15, length_s=10), name) for _ in range(60))
+    assert result[Verdict.FAIL] <= most_errors(60, 0.005)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +58,9 @@ def test_recovery_from_a_harmless_fault_fails_no_bound_by_chance(name, sd, phi):
 )
 def test_recovery_from_an_outage_that_is_no_noise_fails_its_bound(start_s, sd, phi, share):
     rng = np.random.default_rng(6)
-    found = [verdict_of(made(rng, sd=sd, phi=phi, start_s=start_s, length_s=10, share=share), "recovery.total")
+    actual = [verdict_of(made(rng, sd=sd, phi=phi, start_s=start_s, length_s=10, share=share), "recovery.total")
              for _ in range(20)]  # fmt: skip
-    assert found.count(Verdict.FAIL) >= 19
+    assert actual.count(Verdict.FAIL) >= 19
 
 
 def test_recovery_that_is_censored_by_noise_alone_fails_no_bound():

@@ -37,9 +37,13 @@ def test_routing_times_each_step_from_its_own_cause():
 
 def test_routing_assigns_changes_to_the_fault_before_them():
     """A fault without changes has no times."""
-    found = routing(CHANGES, {"flap": (10 * S, 12 * S), "other": (20 * S, 21 * S), "quiet": (40 * S, 41 * S)})
-    assert found["other"].detected_by == "rtsw1: route of another fault"
-    assert (found["quiet"].detected_ns, found["quiet"].converged_ns, found["quiet"].restored_ns) == (None, None, None)
+    result = routing(CHANGES, {"flap": (10 * S, 12 * S), "other": (20 * S, 21 * S), "quiet": (40 * S, 41 * S)})
+    assert result["other"].detected_by == "rtsw1: route of another fault"
+    assert (result["quiet"].detected_ns, result["quiet"].converged_ns, result["quiet"].restored_ns) == (
+        None,
+        None,
+        None,
+    )
 
 
 def test_routing_change_only_after_removal_is_no_detection():

@@ -71,8 +71,8 @@ class Switches:
     def ask(self, _machine, request):
         if request["do"] == "routing":
             return {"nodes": {node: self.state(node) for node in request["nodes"]}, "held": []}
-        found = {node: [self.decide(node, flow) for flow in flows] for node, (_, flows) in request["flows"].items()}
-        return {"found": found}
+        actual = {node: [self.decide(node, flow) for flow in flows] for node, (_, flows) in request["flows"].items()}
+        return {"found": actual}
 
     def state(self, node):
         tables = self.obeys

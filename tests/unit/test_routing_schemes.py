@@ -216,12 +216,12 @@ def test_offered_load_of_a_rack_that_is_cut_off_is_refused():
 
 
 def test_conflicts_of_single_replacements_of_a_parity_job():
-    found = list(replacements(Fabric.of(LAB, scheme_named("static-parity")), JOB, all_pairs, replaced=1))
-    assert len(found) == 4 * 2
-    worst = {one.moved for one in found if one.mmr == 2.0}
+    actual = list(replacements(Fabric.of(LAB, scheme_named("static-parity")), JOB, all_pairs, replaced=1))
+    assert len(actual) == 4 * 2
+    worst = {one.moved for one in actual if one.mmr == 2.0}
     assert (("host4", "host5"),) in worst
     assert (("host4", "host6"),) not in worst
-    assert next(one for one in found if one.moved == (("host4", "host5"),)).ranks == REPLACED
+    assert next(one for one in actual if one.moved == (("host4", "host5"),)).ranks == REPLACED
 
 
 @pytest.mark.parametrize(

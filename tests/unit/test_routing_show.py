@@ -66,11 +66,11 @@ def test_routing_show_reports_rules_without_a_holder_as_left_behind(monkeypatch)
 
 
 def test_routing_show_prints_every_switch_as_json(monkeypatch):
-    found = json.loads(shown(monkeypatch, {}, "--json").output)
+    output = json.loads(shown(monkeypatch, {}, "--json").output)
 
-    assert found["schemes"] == ["static-parity"]
+    assert output["schemes"] == ["static-parity"]
     assert (
-        set(found["switches"])
+        set(output["switches"])
         == set(TOPOLOGY.switch_by_name)
         >= set(scheme_tables(TOPOLOGY, "pinned", Routing()).switches)
     )

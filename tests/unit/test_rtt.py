@@ -60,7 +60,7 @@ def test_echo_distinguishes_a_lost_probe_from_a_lost_answer():
 
 def round_trips(*, place=(), times=1.0, seed=1, count=60, scale=1.0, spread=0.25):
     """Round trips on the default lab, four queue pairs a pair, of which a place makes each so many times as long."""
-    rng, found = np.random.default_rng(seed), []
+    rng, collected = np.random.default_rng(seed), []
     for src, dst in prober.pairs(SOFT):
         one, two = (TOR[end.partition(":")[0]] for end in (src, dst))
         for _ in range(4):
@@ -72,8 +72,8 @@ def round_trips(*, place=(), times=1.0, seed=1, count=60, scale=1.0, spread=0.25
             hurt = place in Probes(path=(*there, *back[1:]), sent=1, lost=0).places
             hops = len(there) + len(back)
             took = scale * hops * 50 * US * rng.lognormal(0.0, spread, count) * (times if hurt else 1.0)
-            found += [Trip(there=there, back=back, echo=echo(int(ns) + 30 * US, 30 * US)) for ns in took]
-    return found
+            collected += [Trip(there=there, back=back, echo=echo(int(ns) + 30 * US, 30 * US)) for ns in took]
+    return collected
 
 
 def echo(whole_ns, responder_ns, *, sent_ns=0, came=True):
@@ -86,11 +86,11 @@ def echo(whole_ns, responder_ns, *, sent_ns=0, came=True):
     [("rtsw1", "ctsw1"), ("ctsw2", "rtsw1"), ("host3:rxe1", "rtsw2"), ("ctsw1",), ("host2",)],
 )
 def test_locate_names_the_slow_place(place, times):
-    found = locate(times_of(round_trips(place=place, times=times)))
-    assert len(found) == 1, found
-    assert place in (found[0].place, *found[0].alike)
-    assert found[0].times > SLOW
-    assert found[0].slow / found[0].answered > 0.5
+    located = locate(times_of(round_trips(place=place, times=times)))
+    assert len(located) == 1, located
+    assert place in (located[0].place, *located[0].alike)
+    assert located[0].times > SLOW
+    assert located[0].slow / located[0].answered > 0.5
 
 
 @given(seed=st.integers(0, 10_000), scale=st.sampled_from([0.01, 1.0, 500.0]))
@@ -118,8 +118,8 @@ def test_locate_on_a_busy_lab_names_a_delayed_link():
     """Seen once: 220 ms over one link and 20 ms elsewhere, and no link was named; most of the 20 ms were slow too."""
     place, right = ("host3:rxe0", "rtsw2"), 0
     for seed in BUSY:
-        found = locate(times_of(on_a_busy_lab(seed=seed, place=place, extra_ms=200)))
-        right += len(found) == 1 and place in (found[0].place, *found[0].alike) and found[0].times > 3
+        located = locate(times_of(on_a_busy_lab(seed=seed, place=place, extra_ms=200)))
+        right += len(located) == 1 and place in (located[0].place, *located[0].alike) and located[0].times > 3
     assert right >= 0.98 * len(BUSY)
 
 
@@ -192,9 +192,9 @@ def test_echo_flow_numbers_answers_and_stamps_probes_at_both_ends(made, monkeypa
         src="host1", dst="host2", message_bytes=64, verb="send", transport="ud", qps=3, spread="round-robin",
         rate_bps=64 * 8 * 300, duration_s=0.4, echo=True,
     )  # fmt: skip
-    told = flow_run.engine_spec(spec)
-    fabric.tasks["tx"] = node.echo.EchoSender("tx", Rnic("rxe0"), told, fabric.emit_for("tx"))
-    fabric.tasks["rx"] = node.echo.EchoReceiver("rx", Rnic("rxe0"), told, fabric.emit_for("rx"))
+    engine_spec = flow_run.engine_spec(spec)
+    fabric.tasks["tx"] = node.echo.EchoSender("tx", Rnic("rxe0"), engine_spec, fabric.emit_for("tx"))
+    fabric.tasks["rx"] = node.echo.EchoReceiver("rx", Rnic("rxe0"), engine_spec, fabric.emit_for("rx"))
     fabric.connect([fabric.connection(node, number, "tx", "rx") for number in range(3)])
     fabric.tasks["rx"].begin(0)
     fabric.run(["tx"])
@@ -205,12 +205,12 @@ def test_echo_flow_numbers_answers_and_stamps_probes_at_both_ends(made, monkeypa
         end: [row for who, event, fields in fabric.events if (who, event) == (end, "stamps") for row in fields["rows"]]
         for end in ("tx", "rx")
     }
-    found = echoes(rows["tx"], rows["rx"])
-    assert sum(one.came for one in found) == sum(total["messages"] for total in done["rx"]["totals"])
+    results = echoes(rows["tx"], rows["rx"])
+    assert sum(one.came for one in results) == sum(total["messages"] for total in done["rx"]["totals"])
     sent = sum(total["messages"] for total in done["tx"]["totals"])
-    answered = [one for one in found if one.network_ns is not None]
-    assert len(found) == sent > 30
-    assert {one.connection for one in found} == {0, 1, 2}
+    answered = [one for one in results if one.network_ns is not None]
+    assert len(results) == sent > 30
+    assert {one.connection for one in results} == {0, 1, 2}
     if made is Fabric:
         assert len(answered) == sent, "the end waits for the last answers"
         assert sum(total["messages"] for total in done["rx"]["totals"]) == sent
@@ -248,8 +248,8 @@ def test_probe_command_shows_round_trips_and_the_source_of_timestamps():
 
 
 def test_probe_json_has_every_path_and_place():
-    found = result().to_dict()
-    assert found["stamps"] == "software"
-    assert any("rtsw1 -> ctsw1" in one["names"] for one in found["slow"])
-    assert {"path", "back", "sent", "answered", "slow", "like_ns", "network", "responder"} <= found["paths"][0].keys()
-    assert {"min_ns", "median_ns", "p99_ns"} == found["paths"][0]["network"].keys()
+    results = result().to_dict()
+    assert results["stamps"] == "software"
+    assert any("rtsw1 -> ctsw1" in one["names"] for one in results["slow"])
+    assert {"path", "back", "sent", "answered", "slow", "like_ns", "network", "responder"} <= results["paths"][0].keys()
+    assert {"min_ns", "median_ns", "p99_ns"} == results["paths"][0]["network"].keys()

@@ -80,8 +80,8 @@ def test_schedule_check_explains_errors():
     assert any("twice" in fault for fault in schedule_check.faults(twice))
     lost = good.moves.copy()
     lost["dst"] = 0
-    said = schedule_check.faults(dataclasses.replace(good, moves=lost, period=3))
-    assert any("sends to itself" in fault for fault in said)
+    output = schedule_check.faults(dataclasses.replace(good, moves=lost, period=3))
+    assert any("sends to itself" in fault for fault in output)
 
 
 # On real numbers, in elements: programs are what the nodes get.

@@ -89,9 +89,9 @@ def test_rule_of_a_share_lists_the_packets_of_the_seed(kind):
     planned = plan(
         FaultSpec(kind=kind, target="host1:rxe0", for_s=1.0, params={"share": 0.02}, seed=5), SOFT, lab_kind="soft"
     )
-    found = re.search(r"numgen inc mod (\d+) \{ ([\d, ]+) \}", planned.request["args"]["ruleset"])
-    assert int(found[1]) == planned.selection.period
-    assert tuple(map(int, found[2].split(", "))) == by_share(0.02, 5).positions
+    match = re.search(r"numgen inc mod (\d+) \{ ([\d, ]+) \}", planned.request["args"]["ruleset"])
+    assert int(match[1]) == planned.selection.period
+    assert tuple(map(int, match[2].split(", "))) == by_share(0.02, 5).positions
     assert str(planned.selection) == "selected by seed 5, period 51200"
 
 

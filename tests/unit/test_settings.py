@@ -62,8 +62,8 @@ def test_nft_facts_see_a_rule_that_changed_in_a_table_that_stays():
 
 def test_nft_facts_skip_tables_of_iptables():
     """Container engines change theirs at any time."""
-    said = nft(expression(b"immediate", b"drop"), name=b"nat\0", family=IP)
-    assert said == {"nft table ip nat": "there"}
+    output = nft(expression(b"immediate", b"drop"), name=b"nat\0", family=IP)
+    assert output == {"nft table ip nat": "there"}
 
 
 @pytest.mark.parametrize(("state", "told"), [(0x80, True), (0x02, False), (0x04, False), (0x20, False), (0x40, False)])
@@ -214,9 +214,9 @@ def daemon(folder, name, answer):
 def test_frr_facts_are_read_from_the_daemons_sockets(monkeypatch, tmp_path):
     monkeypatch.setattr(settings, "_FRR", str(tmp_path))
     with daemon(tmp_path / "rtsw1", "bgpd", CONFIG), daemon(tmp_path / "rtsw1", "watchfrr", None):
-        found = dict(settings.frr_facts("rtsw1"))
-    assert "frr bgpd router bgp 65001 / address-family ipv4 unicast / network 10.77.1.0/31" in found
-    assert set(found.values()) == {"configured"}
+        actual = dict(settings.frr_facts("rtsw1"))
+    assert "frr bgpd router bgp 65001 / address-family ipv4 unicast / network 10.77.1.0/31" in actual
+    assert set(actual.values()) == {"configured"}
 
 
 def test_frr_facts_of_a_daemon_that_does_not_answer_say_so(monkeypatch, tmp_path):

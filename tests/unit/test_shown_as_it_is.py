@@ -57,14 +57,14 @@ def test_output_prints_a_line_literally(session, place, capsys, data):
     session.out.print(data)
     labs._show_dirty(session, (data,))
     traffic_group.exit_code(session, "failed", data)
-    said = capsys.readouterr()
-    assert ANSI.sub("", said.out).splitlines() == [
+    output = capsys.readouterr()
+    assert ANSI.sub("", output.out).splitlines() == [
         data,
         "DIRTY: it refuses work until `faultbed heal` has reverted this:",
         f"  {data}",
     ]
-    assert ANSI.sub("", said.err) == f"failed: {data}\n"
-    assert ("\x1b[31mfailed\x1b[0m: " in said.err) == (place == "terminal"), "red where there are colours"
+    assert ANSI.sub("", output.err) == f"failed: {data}\n"
+    assert ("\x1b[31mfailed\x1b[0m: " in output.err) == (place == "terminal"), "red where there are colours"
 
 
 @pytest.mark.parametrize("data", DATA)

@@ -22,14 +22,14 @@ IDS = [fault.id for fault in experiment.decode(DEMO, source="demo").faults]
 def test_smallest_keeps_exactly_the_guilty_faults(drawn):
     """For any set of faults that must act together, that set remains, and each subset is tried once."""
     count, guilty = drawn
-    asked = []
+    requests = []
 
     def fails(some):
-        asked.append(some)
+        requests.append(some)
         return guilty <= set(some)
 
     assert set(smallest(count, fails)) == guilty
-    assert len(asked) == len(set(asked))
+    assert len(requests) == len(set(requests))
 
 
 @given(st.integers(2, 7), st.data())
@@ -43,9 +43,9 @@ def test_smallest_result_cannot_lose_any_single_fault(count, data):
 
 
 def test_smallest_finds_one_of_sixteen_in_few_runs():
-    asked = []
-    assert smallest(16, lambda some: bool(asked.append(some)) or 11 in some) == (11,)
-    assert len(asked) <= 9
+    requests = []
+    assert smallest(16, lambda some: bool(requests.append(some)) or 11 in some) == (11,)
+    assert len(requests) <= 9
 
 
 @pytest.mark.parametrize("keep", [(), (1,), (0, 2), (0, 1, 2)])

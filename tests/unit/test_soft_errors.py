@@ -29,15 +29,15 @@ def test_fail_slow_compares_each_rank_with_the_middle_half(logs):
 
 
 def test_fail_slow_two_percent_are_detected_within_sixty_iterations():
-    found = []
+    collected = []
     for seed in range(12):
         times = made_up(QUIET, 500, np.random.default_rng(seed))
         times[400:, 1] *= 1.02
-        found += [one for one in detect(times) if one.rank == 1 and one.iteration >= 400][:1]
-    assert len(found) == 12
-    assert max(one.iteration - 400 for one in found) < 60
-    assert np.median([one.slowdown for one in found]) == pytest.approx(0.02, abs=0.01)
-    assert np.median([one.since for one in found]) == pytest.approx(400, abs=15)
+        collected += [one for one in detect(times) if one.rank == 1 and one.iteration >= 400][:1]
+    assert len(collected) == 12
+    assert max(one.iteration - 400 for one in collected) < 60
+    assert np.median([one.slowdown for one in collected]) == pytest.approx(0.02, abs=0.01)
+    assert np.median([one.since for one in collected]) == pytest.approx(400, abs=15)
 
 
 @pytest.mark.parametrize("noise", [QUIET, HARD], ids=["independent", "remembering"])
@@ -79,12 +79,12 @@ def test_fail_slow_shifted_rack_temperatures_raise_no_alarm(ranks, racks, day):
 def test_fail_slow_two_percent_are_detected_among_drifting_racks(ranks):
     """At 2 % noise within 60 iterations, in racks of two and of four ranks; the half of all jobs, and more."""
     noise = Noise(deviation=0.02, memory=0.0, long=0.01, ranks=ranks, racks=2)
-    found = []
+    collected = []
     for seed in range(12):
         times = made_up(noise, 500, np.random.default_rng(seed))
         times[400:, 1] *= 1.02
-        found += [one for one in detect(times, racks=noise.rack_of) if one.rank == 1 and one.iteration >= 400][:1]
-    assert np.median([one.iteration - 400 for one in found] + [100] * (12 - len(found))) < 60
+        collected += [one for one in detect(times, racks=noise.rack_of) if one.rank == 1 and one.iteration >= 400][:1]
+    assert np.median([one.iteration - 400 for one in collected] + [100] * (12 - len(collected))) < 60
 
 
 def test_fail_slow_rank_alone_in_its_rack_is_compared_with_its_line():
@@ -146,9 +146,9 @@ def test_fail_slow_rejects_invalid_times():
 
 def test_slow_ranks_name_the_slow_host_blind_to_faults():
     run = synthetic_run()
-    found = slow_ranks(run)
-    assert {one.host for one in found.slow} == {"host2"}
-    assert found == slow_ranks(msgspec.structs.replace(run, faults=()))
+    result = slow_ranks(run)
+    assert {one.host for one in result.slow} == {"host2"}
+    assert result == slow_ranks(msgspec.structs.replace(run, faults=()))
     observed = observe(run)
     assert observed.metrics["slow_rank"].value == "host2"
 

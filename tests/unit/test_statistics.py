@@ -53,20 +53,20 @@ LABS = [
 def test_interval_of_fault_free_runs_rarely_fails(lab):
     """None of 50 fault-free pairs fails a bound of 1.02; of 1.00, their true ratio, 0.5 % may on each side."""
     rng = np.random.default_rng(5)
-    found = [one for _ in range(400) if (one := pair(rng, count=150, **lab)) is not None]
-    assert len(found) > 200
-    assert sum(decide("max", 1.02, one) is Verdict.FAIL for one in found[:50]) == 0
-    assert sum(decide("max", 1.00, one) is Verdict.FAIL for one in found) <= 6
-    assert sum(decide("min", 1.00, one) is Verdict.FAIL for one in found) <= 6
+    actual = [one for _ in range(400) if (one := pair(rng, count=150, **lab)) is not None]
+    assert len(actual) > 200
+    assert sum(decide("max", 1.02, one) is Verdict.FAIL for one in actual[:50]) == 0
+    assert sum(decide("max", 1.00, one) is Verdict.FAIL for one in actual) <= 6
+    assert sum(decide("min", 1.00, one) is Verdict.FAIL for one in actual) <= 6
 
 
 def test_interval_is_as_narrow_as_the_noise_allows():
     """A quiet lab decides within 2 %: an interval that is always wide would never fail wrongly, and never decide."""
     rng = np.random.default_rng(6)
     pairs = [pair(rng, count=150, spread=0.02, memory=0.3, drift=0.0, before=0, tail=0.0) for _ in range(20)]
-    found = [one for one in pairs if one is not None]
-    assert len(found) >= 15
-    assert np.median([one.high - one.low for one in found]) < 0.04
+    actual = [one for one in pairs if one is not None]
+    assert len(actual) >= 15
+    assert np.median([one.high - one.low for one in actual]) < 0.04
 
 
 def test_interval_does_not_count_the_faults_own_effect_as_noise():
@@ -109,10 +109,10 @@ def test_interval_needs_enough_iterations():
 def test_interval_of_the_mean_covers_autocorrelated_values():
     rng = np.random.default_rng(9)
     means = [confidence.mean_interval(noisy(rng, 200, spread=0.1, memory=0.6, tail=0.0)) for _ in range(200)]
-    found = [one for one in means if one is not None]
-    assert len(found) > 150
+    actual = [one for one in means if one is not None]
+    assert len(actual) > 150
     truth = np.exp(0.1**2 / 2)
-    assert sum(not one.low <= truth <= one.high for one in found) <= 6
+    assert sum(not one.low <= truth <= one.high for one in actual) <= 6
 
 
 def test_interval_of_a_silent_window_is_exactly_zero():
@@ -158,8 +158,8 @@ def test_percentile_interval_lies_between_two_values(count, percent, seed):
 
 def test_percentile_interval_has_its_nominal_coverage():
     rng = np.random.default_rng(2)
-    found = [confidence.percentile_interval(rng.exponential(size=100), 50) for _ in range(500)]
-    assert sum(not one.low <= np.log(2) <= one.high for one in found) <= 10
+    actual = [confidence.percentile_interval(rng.exponential(size=100), 50) for _ in range(500)]
+    assert sum(not one.low <= np.log(2) <= one.high for one in actual) <= 10
     assert confidence.percentile_interval(np.arange(5.0), 99) is None
 
 
@@ -220,12 +220,12 @@ def test_interval_allows_for_a_machine_that_slows_during_the_fault():
     rng = np.random.default_rng(4)
     quiet = np.ones(60, dtype=bool)
     quiet[15:21] = False
-    found = []
+    collected = []
     for _ in range(100):
         run, twin = 1 + 0.05 * rng.normal(size=60), 1 + 0.05 * rng.normal(size=60)
         run[15:] *= 1.2
-        found.append(confidence.total_ratio(run, twin, quiet=quiet, before=15))
-    assert not any(one is not None and decide("max", 1.1, one) is Verdict.FAIL for one in found)
+        collected.append(confidence.total_ratio(run, twin, quiet=quiet, before=15))
+    assert not any(one is not None and decide("max", 1.1, one) is Verdict.FAIL for one in collected)
 
 
 def test_interval_of_equal_values_is_exact():

@@ -25,14 +25,14 @@ LONG_S = 2.0
 
 def steps(count, *, long=None, compute_ms=100, comm_ms=100):
     """Iterations of 0.2 s after each other; `long` is an iteration and the part of it that takes `LONG_S`."""
-    found, at_ns = [], T0
+    collected, at_ns = [], T0
     for index in range(count):
         parts = {"compute_ns": compute_ms * MS, "wait_ns": 0, "comm_ns": comm_ms * MS}
         if long is not None and long[0] == index:
             parts[long[1]] = round(LONG_S * S)
-        found.append(Iteration(index=index, start_ns=at_ns, **parts))
-        at_ns = found[-1].end_ns
-    return tuple(found)
+        collected.append(Iteration(index=index, start_ns=at_ns, **parts))
+        at_ns = collected[-1].end_ns
+    return tuple(collected)
 
 
 def run_of(*by_rank, **changed):
@@ -51,23 +51,23 @@ STALLED = run_of(steps(20, long=(10, "wait_ns")), steps(20, long=(10, "comm_ns")
 
 
 def one_of(run, **known):
-    (found,) = gantts(run, [FAULT], recovered_ns={}, **known)
-    return found
+    (result,) = gantts(run, [FAULT], recovered_ns={}, **known)
+    return result
 
 
 def test_gantt_iteration_is_its_phases_in_sequence():
     series = (
         Iteration(index=0, start_ns=T0 + S, ingest_ns=S, compute_ns=2 * S, wait_ns=0, comm_ns=S, checkpoint_ns=S),
     )
-    found = one_of(run_of(series))
+    gantt = one_of(run_of(series))
 
-    assert found.rows[0].bars == (
+    assert gantt.rows[0].bars == (
         Bar(kind="ingest", iteration=0, start_s=1, end_s=2),
         Bar(kind="compute", iteration=0, start_s=2, end_s=4),
         Bar(kind="comm", iteration=0, start_s=4, end_s=5),
         Bar(kind="checkpoint", iteration=0, start_s=5, end_s=6),
     )
-    assert found.kinds == ("ingest", "compute", "comm", "checkpoint")
+    assert gantt.kinds == ("ingest", "compute", "comm", "checkpoint")
 
 
 def test_gantt_stall_is_the_late_rank_and_not_the_waiting_one():
@@ -80,11 +80,11 @@ def test_gantt_stall_is_the_late_rank_and_not_the_waiting_one():
 
 def test_gantt_chart_surrounds_the_stall():
     """From two and a half median iterations before the firing to three after the stall's end: 1.5 to 4.7 s."""
-    found = one_of(STALLED)
+    gantt = one_of(STALLED)
 
-    assert (found.start_s, found.end_s) == (pytest.approx(1.5), pytest.approx(4.7))
-    assert all(bar.end_s > 1.5 and bar.start_s < 4.7 for row in found.rows for bar in row.bars)
-    assert [row.name for row in found.rows] == ["host1:rxe0", "host2:rxe0"]
+    assert (gantt.start_s, gantt.end_s) == (pytest.approx(1.5), pytest.approx(4.7))
+    assert all(bar.end_s > 1.5 and bar.start_s < 4.7 for row in gantt.rows for bar in row.bars)
+    assert [row.name for row in gantt.rows] == ["host1:rxe0", "host2:rxe0"]
 
 
 def test_gantt_stall_names_the_hop_of_a_queue_pair_that_died():
@@ -146,13 +146,13 @@ def test_gantt_continues_with_flight_recorders_after_the_last_iteration():
         entry("ack", 3.0, 13),
     )
     run = msgspec.structs.replace(run_of(steps(10)), end_ns=T0 + 3 * S)
-    found = one_of(run, flights=[known])
+    gantt = one_of(run, flights=[known])
 
-    assert [bar for bar in found.rows[0].bars if bar.kind in {"whole", "open"}] == [
+    assert [bar for bar in gantt.rows[0].bars if bar.kind in {"whole", "open"}] == [
         Bar(kind="whole", iteration=12, start_s=2.0, end_s=2.3),
         Bar(kind="open", iteration=13, start_s=2.4, end_s=3.0),
     ]
-    assert found.stall.words == "iteration 13, rank 0 (host1:rxe0): 0.60 s, and it did not end"
+    assert gantt.stall.words == "iteration 13, rank 0 (host1:rxe0): 0.60 s, and it did not end"
 
 
 def test_gantt_stall_from_flight_recorders_uses_their_description():
@@ -161,13 +161,13 @@ def test_gantt_stall_from_flight_recorders_uses_their_description():
         flight(0, standing, entry("begin", 2.0, 12), entry("arrive", 2.5, 12, peer=1)),
         flight(1, "iteration 12, compute", entry("begin", 2.0, 12), entry("ack", 3.5, 12, peer=0)),
     ]
-    told = [(one, one.describe(("host2", "rtsw1", "host1"))) for one in stalls(flights)]
+    actual = [(one, one.describe(("host2", "rtsw1", "host1"))) for one in stalls(flights)]
     run = msgspec.structs.replace(run_of(steps(10), steps(10)), end_ns=T0 + round(3.5 * S))
-    stall = one_of(run, flights=flights, stalled=told).stall
+    stall = one_of(run, flights=flights, stalled=actual).stall
 
     assert (stall.rank, stall.start_s, stall.end_s) == (0, 2.5, 3.5)
     assert stall.short == "step 3, rank 1→0"
-    assert stall.words == told[0][1]
+    assert stall.words == actual[0][1]
     assert "over host2 → rtsw1 → host1" in stall.words
 
 
@@ -182,10 +182,10 @@ def test_gantt_stall_is_the_one_rank_without_a_recording():
 
 def test_gantt_of_many_ranks_shows_the_stalled_and_the_longest():
     run = run_of(*(steps(20, long=(10, "comm_ns") if rank == 39 else None) for rank in range(40)))
-    found = one_of(run)
+    gantt = one_of(run)
 
-    assert len(found.rows) == MOST_ROWS
-    assert 39 in [row.rank for row in found.rows]
+    assert len(gantt.rows) == MOST_ROWS
+    assert 39 in [row.rank for row in gantt.rows]
 
 
 def test_gantt_needs_a_fault_and_iterations():

@@ -173,8 +173,8 @@ def test_step_summary_lists_truncated_files(tmp_path):
     )
     assert page.startswith("## ❌")
     assert "| ✅ | demo |" in page
-    told = page.partition("### Files that cannot be read")[2]
-    assert all(name in told for name in ("junit.xml", "preflight.json", "verdict.json"))
+    reported = page.partition("### Files that cannot be read")[2]
+    assert all(name in reported for name in ("junit.xml", "preflight.json", "verdict.json"))
 
 
 def test_step_summary_escapes_markdown():
@@ -225,8 +225,8 @@ def test_step_summary_names_an_experiment_by_its_file(tmp_path):
 
 def test_step_summary_lists_regressions_of_this_run(tmp_path, monkeypatch):
     """The history exists for this; its marks used to be at the end of a long log."""
-    found = [history.Regression(run=name, metric="dip", words="0.5, was 0.1") for name in ("tonight", "last-week")]
-    monkeypatch.setattr(history, "regressions", lambda past: tuple(found))
+    actual = [history.Regression(run=name, metric="dip", words="0.5, was 0.1") for name in ("tonight", "last-week")]
+    monkeypatch.setattr(history, "regressions", lambda past: tuple(actual))
     (tmp_path / "runs" / "tonight").mkdir(parents=True)
     (tmp_path / "kept").mkdir()
     page = invoked("--runs", tmp_path / "runs", "--history", tmp_path / "kept")

@@ -50,12 +50,12 @@ def written(decided, out, *, fired=True, error=None, lab_state="CLEAN"):
     directory.write_plan(decided.plan)
     directory.write_measurements(run)
     expected = decided.experiment.expectations
-    said = judge.judge(plan=decided.plan, expectations=expected, run=run, observed=observe(run))
+    output = judge.judge(plan=decided.plan, expectations=expected, run=run, observed=observe(run))
     if error is not None:
         check = Check(name="harness", verdict=Verdict.ERROR, observed=None, bound=None, unit="", rule="", detail=error)
-        said = msgspec.structs.replace(said, checks=(check, *said.checks), verdict=Verdict.ERROR)
-    directory.write_verdict(said)
-    return Finished(run_dir=directory, verdict=said, report=directory.report)
+        output = msgspec.structs.replace(output, checks=(check, *output.checks), verdict=Verdict.ERROR)
+    directory.write_verdict(output)
+    return Finished(run_dir=directory, verdict=output, report=directory.report)
 
 
 @pytest.fixture
@@ -137,9 +137,9 @@ def test_default_metrics_are_those_that_the_file_bounds():
 
 def test_sweep_plan_prints_points_and_touches_nothing(executed):
     done = swept(executed, "--plan", "--json")
-    told = json.loads(done.stdout)
-    assert [one["parameters"][SHARE] for one in told["points"]] == ["0.1", "0.2", "0.4"]
-    assert told["expected_s"] == pytest.approx(3 * told["points"][0]["expected_s"])
+    output = json.loads(done.stdout)
+    assert [one["parameters"][SHARE] for one in output["points"]] == ["0.1", "0.2", "0.4"]
+    assert output["expected_s"] == pytest.approx(3 * output["points"][0]["expected_s"])
     assert "nothing is done yet" in swept(executed, "--plan").stdout
     assert executed.shares == []
     assert not executed.folder.exists()
@@ -148,11 +148,11 @@ def test_sweep_plan_prints_points_and_touches_nothing(executed):
 def test_sweep_runs_every_point_and_writes_table_page_and_parquet(executed):
     done = swept(executed, "--metric", "dip", "--json")
     assert executed.shares == [0.1, 0.2, 0.4]
-    told = json.loads(done.stdout)
-    assert (told["verdict"], done.return_value) == ("PASS", 0)
-    value = told["points"][1]["values"][0]
+    output = json.loads(done.stdout)
+    assert (output["verdict"], done.return_value) == ("PASS", 0)
+    value = output["points"][1]["values"][0]
     assert value["low"] <= value["value"] <= value["high"]
-    assert (executed.folder / told["points"][1]["runs"][0]["run_dir"] / "verdict.json").exists()
+    assert (executed.folder / output["points"][1]["runs"][0]["run_dir"] / "verdict.json").exists()
     table = pq.read_table(executed.folder / "sweep.parquet").to_pylist()
     assert [row[f"over:{SHARE}"] for row in table] == ["0.1", "0.2", "0.4"]
     assert table[1]["value"] == value["value"]
@@ -198,21 +198,21 @@ def test_point_whose_faults_did_nothing_is_inconclusive_and_has_no_number(execut
     executed.acts = {2: {"fired": False}}
     done = swept(executed, "--metric", "dip", "--metric", "goodput_mean_ratio")
     assert done.return_value == 2
-    found = sweep_file.read(executed.folder)
-    assert [one.verdict for one in found.points] == [Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.PASS]
-    assert [value.value for value in found.points[1].values] == [None, None]
-    assert sweep_text.cell(found.points[1], "dip") == "INCONCLUSIVE"
-    assert "fired." in found.points[1].why
-    assert sweep_chart(found).wide.count(">?<") == 2, "one for each metric"
+    result = sweep_file.read(executed.folder)
+    assert [one.verdict for one in result.points] == [Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.PASS]
+    assert [value.value for value in result.points[1].values] == [None, None]
+    assert sweep_text.cell(result.points[1], "dip") == "INCONCLUSIVE"
+    assert "fired." in result.points[1].why
+    assert sweep_chart(result).wide.count(">?<") == 2, "one for each metric"
 
 
 def test_error_of_one_point_stays_its_own_and_is_retried(executed):
     executed.acts = {1: {"error": "host3: gone"}}
     assert swept(executed).return_value == 3
-    found = sweep_file.read(executed.folder)
-    assert [one.verdict for one in found.points] == [Verdict.ERROR, Verdict.PASS, Verdict.PASS]
-    assert found.points[0].why == "harness: host3: gone"
-    assert all(value.value is None for value in found.points[0].values)
+    result = sweep_file.read(executed.folder)
+    assert [one.verdict for one in result.points] == [Verdict.ERROR, Verdict.PASS, Verdict.PASS]
+    assert result.points[0].why == "harness: host3: gone"
+    assert all(value.value is None for value in result.points[0].values)
     assert swept(executed).return_value == 0
     assert executed.shares == [0.1, 0.2, 0.4, 0.1]
 
@@ -229,12 +229,12 @@ def test_repeated_point_is_pooled_after_its_last_run(executed):
     parameters, made = points(f"{SHARE}=0.1", repeat=3)
     runs = [written(one, executed.folder / "runs").run_dir for one in made[0].runs[:2]]
     assert len(runs) == 2
-    found = Sweep.open(executed.folder, SOFT, parameters, made, metrics_for(made, ["jct_ratio"])).result()
-    assert (found.points[0].verdict, len(found.points[0].runs)) == (None, 2)
+    result = Sweep.open(executed.folder, SOFT, parameters, made, metrics_for(made, ["jct_ratio"])).result()
+    assert (result.points[0].verdict, len(result.points[0].runs)) == (None, 2)
     written(made[0].runs[2], executed.folder / "runs")
-    found = Sweep.open(executed.folder, SOFT, parameters, made, metrics_for(made, ["jct_ratio"])).result()
-    (value,) = found.points[0].values
-    assert found.points[0].verdict is not None
+    result = Sweep.open(executed.folder, SOFT, parameters, made, metrics_for(made, ["jct_ratio"])).result()
+    (value,) = result.points[0].values
+    assert result.points[0].verdict is not None
     assert value.detail.startswith("3 runs")
     assert value.low <= value.value <= value.high
 

@@ -37,12 +37,12 @@ def test_extremes_of_short_data_are_all_values():
 @given(LENGTHS, st.floats(0.5, 50))
 def test_longest_keeps_the_longest_value_per_span(lengths, width):
     """Each span that has any has one, and none in it is longer."""
-    starts, found = np.arange(float(len(lengths))), np.array(lengths)
-    kept = longest(starts, found, width)
+    starts, result = np.arange(float(len(lengths))), np.array(lengths)
+    kept = longest(starts, result, width)
     span = np.floor(starts / width)
     assert span[kept].tolist() == sorted(set(span.tolist()))
     for one in kept:
-        assert found[one] == found[span == span[one]].max()
+        assert result[one] == result[span == span[one]].max()
 
 
 def test_thinning_of_no_data_is_empty():

@@ -171,10 +171,10 @@ def job(length_ms, count):
 
 
 def test_job_times_are_compared_over_the_iterations_both_finished():
-    found = timeline.job_time_ratio(job(600, 50), job(400, 75))
+    result = timeline.job_time_ratio(job(600, 50), job(400, 75))
 
-    assert found.iterations == 50
-    assert found.ratio == pytest.approx(1.5)
+    assert result.iterations == 50
+    assert result.ratio == pytest.approx(1.5)
     assert timeline.job_time_ratio(job(600, 50), job(600, 0)) is None
 
 
@@ -258,33 +258,33 @@ def two_faults(one, first, second):
 
 def test_impacts_first_dip_after_the_second_firing_is_assigned_to_neither():
     """The first is on for 20 s and bites after 3 s; the second is harmless, and on for 1 s of that."""
-    found = two_faults(steady(40, [(13, 30, 0.1)]), (10, 30), (11.5, 12.5))
+    impacts = two_faults(steady(40, [(13, 30, 0.1)]), (10, 30), (11.5, 12.5))
 
-    assert (found["first"].censored, found["first"].recovery_ns) == (True, 0)
-    assert "second began" in found["first"].reason
-    assert (found["second"].censored, found["second"].recovery_ns) == (True, 0)
-    assert "the dip may be that of first" in found["second"].reason
+    assert (impacts["first"].censored, impacts["first"].recovery_ns) == (True, 0)
+    assert "second began" in impacts["first"].reason
+    assert (impacts["second"].censored, impacts["second"].recovery_ns) == (True, 0)
+    assert "the dip may be that of first" in impacts["second"].reason
 
 
 def test_impacts_of_distant_faults_contain_only_their_own_dip():
-    found = two_faults(steady(60, [(10, 13, 0.0), (30, 32, 0.2)]), (10, 12), (30, 31))
+    impacts = two_faults(steady(60, [(10, 13, 0.0), (30, 32, 0.2)]), (10, 12), (30, 31))
 
-    assert [(one.censored, one.recovery_ns) for one in found.values()] == [(False, 3 * S), (False, 2 * S)]
+    assert [(one.censored, one.recovery_ns) for one in impacts.values()] == [(False, 3 * S), (False, 2 * S)]
 
 
 def test_impacts_second_fault_during_an_unrecovered_first_is_censored():
     """The first one's outage of 25 s reaches over the second fault, which was harmless."""
-    found = two_faults(steady(60, [(10, 35, 0.0)]), (10, 12), (30, 31))
+    impacts = two_faults(steady(60, [(10, 35, 0.0)]), (10, 12), (30, 31))
 
-    assert found["first"].censored
-    assert found["first"].recovery_ns >= 18 * S
-    assert (found["second"].censored, found["second"].recovery_ns) == (True, 0)
+    assert impacts["first"].censored
+    assert impacts["first"].recovery_ns >= 18 * S
+    assert (impacts["second"].censored, impacts["second"].recovery_ns) == (True, 0)
 
 
 def test_impacts_armed_fault_that_was_not_seen_to_fire_is_suspected_too():
     one = steady(40, [(16, 18, 0.1)])
     base = timeline.baseline(one, first_fault_ns=10 * S, window_ns=S)
-    found = timeline.impacts(
+    result = timeline.impacts(
         one,
         base,
         {
@@ -293,8 +293,8 @@ def test_impacts_armed_fault_that_was_not_seen_to_fire_is_suspected_too():
         },
     )
 
-    assert list(found) == ["seen"]
-    assert found["seen"].censored
+    assert list(result) == ["seen"]
+    assert result["seen"].censored
 
 
 @given(
@@ -310,10 +310,10 @@ def test_impacts_dip_of_one_fault_is_never_assigned_to_the_other(at1, lasts1, at
     at2 = at1 + 1 + abs(at2 - at1)
     begin = min(at1 + delay, at1 + lasts1)
     one = steady(70, [(begin / 10, (begin + dips) / 10, 0.1)])
-    found = two_faults(one, (at1 / 10, (at1 + lasts1) / 10), (at2 / 10, (at2 + lasts2) / 10))
+    impacts = two_faults(one, (at1 / 10, (at1 + lasts1) / 10), (at2 / 10, (at2 + lasts2) / 10))
 
-    assert found["second"].recovery_ns == 0
-    first = found.get("first")  # none: the second one began within one window
+    assert impacts["second"].recovery_ns == 0
+    first = impacts.get("first")  # none: the second one began within one window
     if first is not None:
         assert first.censored or first.recovery_ns == (begin + dips - at1) * STEP
         assert first.recovery_ns <= (begin + dips - at1) * STEP

@@ -20,7 +20,7 @@ TOR = {host.name: SOFT.rnic_link(host.name, host.rnics[0].name).a.node for host 
 
 def sent(*, place=(), share=0.0, seed=1, count=200, background=0.0005):
     """Probes of `faultbed probe` on the default lab, four queue pairs each, of which a place loses a share."""
-    rng, found = np.random.default_rng(seed), []
+    rng, collected = np.random.default_rng(seed), []
     for src, dst in prober.pairs(SOFT):
         one, two = (TOR[end.partition(":")[0]] for end in (src, dst))
         for _ in range(4):
@@ -28,8 +28,8 @@ def sent(*, place=(), share=0.0, seed=1, count=200, background=0.0005):
             path = (src, *middle, dst)
             hurt = place in Probes(path=path, sent=1, lost=0).places
             lost = int(rng.binomial(count, 1 - (1 - background) * (1 - share * hurt)))
-            found.append(Probes(path=path, sent=count, lost=lost))
-    return found
+            collected.append(Probes(path=path, sent=count, lost=lost))
+    return collected
 
 
 @pytest.mark.parametrize("share", [0.02, 0.3, 1.0])
@@ -38,11 +38,11 @@ def sent(*, place=(), share=0.0, seed=1, count=200, background=0.0005):
     [("rtsw1", "ctsw1"), ("ctsw2", "rtsw1"), ("host3:rxe1", "rtsw2"), ("rtsw1", "host1:rxe0"), ("ctsw1",), ("host2",)],
 )
 def test_locate_names_the_lossy_link_and_its_direction(place, share):
-    (found,) = locate(sent(place=place, share=share))
-    assert place in (found.place, *found.alike)
+    (located,) = locate(sent(place=place, share=share))
+    assert place in (located.place, *located.alike)
     # Between two racks, what goes up to a spine comes down to the other one.
-    assert len(found.alike) <= 1
-    assert found.lost / found.sent == pytest.approx(share, abs=0.05)
+    assert len(located.alike) <= 1
+    assert located.lost / located.sent == pytest.approx(share, abs=0.05)
 
 
 def test_locate_with_two_lossy_places_names_both():

@@ -119,12 +119,12 @@ def test_truncated_chakra_file_is_refused_or_shorter(share):
     content = (TRACES / "tensor-parallel" / "layer.0.et").read_bytes()
     whole = list(wire.read_stream("whole", content))
     try:
-        found = list(wire.read_stream("job.0.et", content[: int(len(content) * share)]))
+        actual = list(wire.read_stream("job.0.et", content[: int(len(content) * share)]))
     except ConfigError as error:
         assert "job.0.et: " in str(error)
         assert "truncated in" in str(error) or "empty" in str(error)
     else:
-        assert found == whole[: len(found)]
+        assert actual == whole[: len(actual)]
 
 
 @given(share=st.floats(0, 0.99))

@@ -54,8 +54,8 @@ def test_traffic_without_a_live_owner_is_a_leftover(left):
 
 def test_leftovers_beside_traffic_of_other_users_are_reported(left):
     """A port that is down, a CPU hog and a holder are not made by traffic."""
-    found = {"link be0": "DOWN", "program inject.node.holder": "1 running", "hogs": "2", **TRAFFIC}
-    assert [line.split(" ")[1] for line in left({"host1": found}, ("*",))] == ["hogs", "link", "program"]
+    actual = {"link be0": "DOWN", "program inject.node.holder": "1 running", "hogs": "2", **TRAFFIC}
+    assert [line.split(" ")[1] for line in left({"host1": actual}, ("*",))] == ["hogs", "link", "program"]
 
 
 def test_others_are_the_live_commands_except_this_one(tmp_path, monkeypatch):

@@ -125,13 +125,13 @@ def test_flow_label_is_accepted_where_it_has_an_effect(lab_kind, transport, labe
     ("rc", "send", True, "checked"), ("rc", "send", False, "flow"),
 ])  # fmt: skip
 def test_checking_task_runs_only_for_a_checked_flow(transport, verb, check, kind):
-    asked = {"transport": transport, "verb": verb, "check": check, "message_bytes": 512}
-    ends = flow_run._tasks(NothingStarts(), flow_run.FlowSpec(**{**FLOW, **asked}), "")
+    fields = {"transport": transport, "verb": verb, "check": check, "message_bytes": 512}
+    ends = flow_run._tasks(NothingStarts(), flow_run.FlowSpec(**{**FLOW, **fields}), "")
     assert [end.kind for end in ends] == [f"{kind}_tx", f"{kind}_rx"]
 
 
 def test_infinite_rnr_retry_is_never_the_default():
     assert QpParams().rnr_retry < 7
-    said = flow_run.FlowSpec(**{**FLOW, "verb": "send", "late_receives_ms": 5.0, "qp": QpParams(rnr_retry=7)})
-    flow_run.check(said)
-    assert flow_run.engine_spec(said)["qp"]["rnr_retry"] == 7
+    output = flow_run.FlowSpec(**{**FLOW, "verb": "send", "late_receives_ms": 5.0, "qp": QpParams(rnr_retry=7)})
+    flow_run.check(output)
+    assert flow_run.engine_spec(output)["qp"]["rnr_retry"] == 7

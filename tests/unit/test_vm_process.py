@@ -36,9 +36,9 @@ def folder(mini):
 @pytest.fixture
 def machine(mini, folder):
     """The VM host1 of the lab."""
-    found = next(one for one in lifecycle.vms(mini) if one.machine.name == "host1")
-    private_dir(found.folder)
-    return found
+    result = next(one for one in lifecycle.vms(mini) if one.machine.name == "host1")
+    private_dir(result.folder)
+    return result
 
 
 @pytest.fixture

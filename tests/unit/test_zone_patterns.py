@@ -17,12 +17,12 @@ SOFT = load(inventories() / "soft.yml").topology
 
 @pytest.mark.parametrize(("pattern", "same"), [("in-zone", True), ("across-zones", False)])
 def test_zone_pattern_every_rnic_sends_once_and_receives_once(pattern, same):
-    found = pairs_in(ZONES, pattern)
+    result = pairs_in(ZONES, pattern)
     every = {f"{host.name}:{rnic.name}" for host in ZONES.hosts for rnic in host.rnics}
-    assert {src for src, _ in found} == every == {dst for _, dst in found}
-    assert len(found) == len(every)
+    assert {src for src, _ in result} == every == {dst for _, dst in result}
+    assert len(result) == len(every)
     hosts = ZONES.host_by_name
-    for src, dst in found:
+    for src, dst in result:
         one, other = hosts[src.partition(":")[0]], hosts[dst.partition(":")[0]]
         assert one.rack != other.rack
         assert (one.zone == other.zone) == same
