@@ -108,7 +108,7 @@ def test_spray_fills_uplinks_equally_and_reorders_nothing(lab, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "mutate"), [("static-parity", "noop"), ("e-ecmp", "lie")])
 def test_routing_scheme_without_effect_is_inconclusive(lab, tmp_path, scheme, mutate):
-    """Whatever its holder claims: the kernels of the switches are asked."""
+    """A scheme's effect is read from the kernels of the switches, whatever its holder claims."""
     verdict = run(lab, tmp_path, scheme, iterations=2, mutate_routing=mutate).verdict
 
     assert verdict.verdict is Verdict.INCONCLUSIVE, verdict.checks
@@ -126,7 +126,7 @@ def held(lab, journal, scheme):
 
 
 def test_routing_scheme_ends_with_its_controller(lab, tmp_path):
-    """Its channel ends, as when it is killed; that the lab looks as before is the fixture's check."""
+    """The channel ends, as when the controller is killed; the fixture checks that the lab looks as before."""
     with Journal(tmp_path / "journal.jsonl") as journal:
         hold = held(lab, journal, "static-parity")
         assert any(rules(lab).values())

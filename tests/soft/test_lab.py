@@ -1,4 +1,4 @@
-"""The soft lab itself: pinned host keys, reset, listeners, two labs side by side, and teardown without leftovers."""
+"""Lifecycle of the soft lab: host keys, reset, listeners, a second lab and teardown."""
 
 import contextlib
 import os

@@ -124,9 +124,7 @@ def test_port_already_down_is_rejected_and_left_alone(lab, tmp_path):
 
 
 def test_heal_finds_leftovers_without_a_journal(lab):
-    """Heal finds a downed port, a table, a device, a rule, a CPU limit and a cgroup of slow ranks by their marks,
-    reverts and reports them; a second heal finds nothing.
-    """
+    """Heal finds every kind of leftover by its mark, reverts and reports it. A second heal finds nothing."""
     planned = case(lab, "uplink").planned
     host, switch = lab.topology.hosts[0].name, lab.node(planned.target.node)
     switch.run(["ip", "link", "set", "dev", planned.request["args"]["device"], "down"])

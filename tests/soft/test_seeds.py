@@ -74,7 +74,7 @@ def numbers_lost(lost):
 
 
 def test_packets_of_a_share_are_those_the_seed_selects(lab, tmp_path):
-    """The same seed loses the same PSNs, which are those in the plan; another seed loses others."""
+    """Equal seeds lose the same PSNs, which are those in the plan; another seed loses others."""
     runs = [offered_and_lost(lab, {"share": 0.04}, seed, tmp_path / f"{n}") for n, seed in enumerate((5, 5, 6))]
     for planned, lost in runs:
         assert numbers_lost(lost) == [number for number in range(len(lost)) if planned.selection.takes(number)]

@@ -15,9 +15,7 @@ PATIENCE_S = 30.0
 
 
 def test_telemetry_link_down_is_reported_by_both_switches_with_moved_routes(lab):
-    """Both ends of the link report, then the routes, in one clock, and again when it returns; CPU cost stays within its
-    share.
-    """
+    """Both ends of the link report, then the routes move, in one clock. The CPU cost stays within its share."""
     began_ns = time.monotonic_ns()
     heard = []
 

@@ -1,6 +1,6 @@
-"""A run on the lab of `local_lab`: real injector, holders, threads and marks; a workload that only lasts.
+"""Run an experiment on the lab of `local_lab` with real injector, holders, threads and marks.
 
-python local_run.py FOLDER
+The workload only lasts. Usage: python local_run.py FOLDER
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ operations = st.lists(
 )
 
 
-def made(rows):
+def drawn_trace(rows):
     """A trace of four ranks in which each waits a while before what it does."""
     collected, now = [], [0] * 4
     for number, (kind, first, count, units, begun, length, root) in enumerate(rows):

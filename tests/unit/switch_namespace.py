@@ -48,7 +48,7 @@ def seen() -> dict:
 def foreign() -> dict[str, str]:
     """What an agent says about state that is not its own, kind by kind."""
     wanted = SCHEMES["static"]
-    said = {}
+    output = {}
     for name, add, remove in (
         ("rule", "rule add to 10.9.0.0/16 lookup 77 priority 1000", "rule del priority 1000"),
         ("route", "route add 10.9.0.0/16 dev up1 table 1500", "route flush table 1500"),
@@ -56,23 +56,23 @@ def foreign() -> dict[str, str]:
     ):
         ip(add)
         agent = SwitchAgent(wanted)
-        said[name] = agent.why_refused()
+        output[name] = agent.why_refused()
         agent.close()
         ip(remove)
     absent = SwitchAgent({**wanted, "prefixes": {P2: ["up1", "up9"]}})
-    said["port"] = absent.why_refused()
+    output["port"] = absent.why_refused()
     absent.close()
-    return said
+    return output
 
 
 def facts() -> set[tuple[str, str]]:
     """What the fingerprint says of routing. Nftables, which come last, may not be here."""
-    found = set()
+    actual = set()
     with contextlib.suppress(OSError):
         for subject, text in state.network_facts():
             if subject.split()[0] in ("route", "rule", "nexthop"):
-                found.add((subject, text))
-    return found
+                actual.add((subject, text))
+    return actual
 
 
 def life(wanted: dict) -> dict[str, dict]:

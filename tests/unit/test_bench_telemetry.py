@@ -22,7 +22,7 @@ def samples(*sizes):
 
 
 def test_goodput_excludes_samples_cut_by_the_span():
-    """Of four samples only the middle two lie inside the span: 250 bytes in 2 s."""
+    """Only the middle two of four samples lie inside the span: 250 bytes in 2 s."""
     assert goodput_bps(samples(9, 100, 150, 9), (S // 2, 3 * S)) == pytest.approx(1000)
 
 

@@ -46,7 +46,7 @@ def test_campaign_has_enough_runs_of_every_kind(labels):
 
 
 def test_campaign_seed_draws_places_and_strengths(lab, labels):
-    """The same seed gives the same campaign; another seed gives other places or strengths of the same kinds."""
+    """Equal seeds give the same campaign; another seed gives other places or strengths of the same kinds."""
 
     def drawn(seed):
         labelled_runs = campaign.labels(lab.topology, lab_kind="soft", seed=seed, places=3)

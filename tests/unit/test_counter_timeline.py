@@ -25,7 +25,7 @@ def of(*samples):
     return series(samples, t0_ns=T0, end_ns=END)
 
 
-def told(*changes):
+def marks_of(*changes):
     return [(one.start_s, one.node, one.kind, one.words) for one in news(changes, t0_ns=T0, end_ns=END)]
 
 
@@ -81,8 +81,8 @@ def test_link_state_is_decoded(text, state):
 
 
 def test_link_down_and_up_are_reported_once():
-    """Of two equal events the second is dropped; a changed setting of a link that is up is no link-up event."""
-    assert told(
+    """The second of two equal events is dropped; a changed setting of a link that is up is no link-up event."""
+    assert marks_of(
         change(1, "rtsw1", "link ctsw2", DOWN),
         change(2, "rtsw1", "link ctsw2", UP),
         change(2.1, "rtsw1", "link ctsw2", UP),
@@ -98,7 +98,7 @@ def test_link_down_and_up_are_reported_once():
 
 def test_routes_that_change_together_are_one_mark():
     one_way, two_ways = "via 169.254.0.1 dev ctsw1", "via 169.254.0.1 dev ctsw1, via 169.254.0.1 dev ctsw2"
-    assert told(
+    assert marks_of(
         change(1.0, "rtsw1", "route main unicast 10.77.2.0/31 metric 20 bgp", one_way),
         change(1.2, "rtsw1", "route main unicast 10.77.2.2/31 metric 20 bgp", one_way),
         change(1.4, "rtsw1", "route main unicast 10.77.2.4/31 metric 20 bgp", None),
@@ -113,7 +113,7 @@ def test_routes_that_change_together_are_one_mark():
 
 
 def test_changes_before_the_start_are_known_but_not_shown():
-    assert told(change(-1, "rtsw1", "link ctsw2", DOWN), change(1, "rtsw1", "link ctsw2", UP)) == [
+    assert marks_of(change(-1, "rtsw1", "link ctsw2", DOWN), change(1, "rtsw1", "link ctsw2", UP)) == [
         (1, "rtsw1", "up", "ctsw2 up")
     ]
 
@@ -126,7 +126,7 @@ def test_telemetry_file_round_trip(tmp_path):
 
 
 def test_thinned_merges_short_steps_into_their_mean():
-    """1 s at 4 and 3 s at 0 become 4 s at 1; a step of 5 s is long enough; the rest is a step of its own."""
+    """One second at 4 and three at 0 become 4 s at 1. A step of 5 s is long enough; the rest is its own step."""
     steps = tuple(
         Step(start_s=start, end_s=end, per_s=rate) for start, end, rate in ((0, 1, 4), (1, 4, 0), (4, 9, 2), (9, 10, 3))
     )

@@ -23,7 +23,7 @@ from testbed.inventory import lab_inventory as inventory_module
 INVENTORIES = ["soft.yml", "soft-mini.yml", "soft-3rack.yml", "rack-h100.example.yml"]
 
 
-def said(inventory, *, lldp=False, neighbours=True, sessions=True):
+def answers_of(inventory, *, lldp=False, neighbours=True, sessions=True):
     """What each machine of a lab that is as its inventory says would answer, by tool, as those tools print it."""
     topology, raw = inventory.topology, yaml.safe_load(inventory.path.read_text())
     variables = {}
@@ -167,7 +167,7 @@ def loaded(found, tmp_path):
 @pytest.mark.parametrize("ways", [{}, {"neighbours": False}, {"lldp": True, "neighbours": False}], ids=str)
 def test_discover_reproduces_the_topology(file, ways, tmp_path):
     inventory = inventory_module.load(shipped.inventories() / file)
-    inventory_draft = drafted(said(inventory, **ways), inventory.name)
+    inventory_draft = drafted(answers_of(inventory, **ways), inventory.name)
     assert inventory_draft.open == ()
     assert loaded(inventory_draft, tmp_path).topology == inventory.topology
     assert sum(inventory_draft.cables.values()) == len(inventory.topology.links)
@@ -176,7 +176,7 @@ def test_discover_reproduces_the_topology(file, ways, tmp_path):
 @pytest.mark.parametrize("file", INVENTORIES[:3])
 def test_discover_finds_everything_of_a_soft_lab(file, tmp_path):
     inventory = inventory_module.load(shipped.inventories() / file)
-    again = loaded(drafted(said(inventory), inventory.name), tmp_path)
+    again = loaded(drafted(answers_of(inventory), inventory.name), tmp_path)
     assert replace(again, path=inventory.path) == inventory
 
 
@@ -185,7 +185,7 @@ def test_discover_keeps_pcie_speed_gpu_mtu_and_bmc_of_a_rack(tmp_path):
     inventory, wanted = inventory_module.load(path), {}
     _collect(yaml.safe_load(path.read_text())["all"], wanted)
     reached = {name: {"ansible_host": one.address} for name, one in inventory.management.items()}
-    inventory_draft = drafted(said(inventory, lldp=True), "rack", reached)
+    inventory_draft = drafted(answers_of(inventory, lldp=True), "rack", reached)
 
     def short(value):
         """The draft says an MTU only where it is not the lab's."""
@@ -218,7 +218,7 @@ def sonic(tmp_path):
 
 
 def test_discover_switches_with_one_mac_are_cabled_by_lldp(sonic, tmp_path):
-    inventory_draft = drafted(said(sonic, lldp=True), "sonic")
+    inventory_draft = drafted(answers_of(sonic, lldp=True), "sonic")
     assert inventory_draft.open == ()
     assert loaded(inventory_draft, tmp_path).topology == sonic.topology
     assert inventory_draft.cables == {"lldp": len(sonic.topology.links)}
@@ -229,7 +229,7 @@ def as_lldpmgrd(inventory, *, hostnames):
 
     `hostnames` is what each machine calls itself; the inventory has its own names.
     """
-    answers, topology = said(inventory, lldp=True), inventory.topology
+    answers, topology = answers_of(inventory, lldp=True), inventory.topology
     actual = {}
     for name, answer in answers.items():
         own = dict(answer.own)
@@ -283,7 +283,7 @@ def test_discover_switches_with_the_default_name_are_not_identified_by_it(sonic)
 
 def test_discover_mac_of_several_ports_identifies_none(sonic):
     """Without LLDP, switches know their hosts by MAC; a MAC does not show which port of another switch they face."""
-    answers = said(sonic)
+    answers = answers_of(sonic)
     for switch in sonic.topology.switches:
         dumb = json.dumps({"as": switch.asn, "peers": {}})
         answers[switch.name] = Answers(own={**answers[switch.name].own, "bgp": dumb})
@@ -294,7 +294,7 @@ def test_discover_mac_of_several_ports_identifies_none(sonic):
     for end in (uplinks[0].a, uplinks[-1].b):
         assert "several ports" in places[f"{end.node}:{end.netdev}"].what
         assert "lldpd" in places[f"{end.node}:{end.netdev}"].do
-    by_bgp = drafted(said(sonic), "sonic")
+    by_bgp = drafted(answers_of(sonic), "sonic")
     assert by_bgp.open == ()
     assert by_bgp.cables["bgp"] == len(uplinks)
 
@@ -307,7 +307,7 @@ def opened(answers):
 
 
 def test_discover_gaps_are_reported_with_their_place():
-    answers = said(SOFT)
+    answers = answers_of(SOFT)
     host1 = dict(answers["host1"].own)
     host1["ip"] = host1["ip"].replace('"10.77.1.1"', '"10.66.0.1"')
     answers["host1"] = Answers(own=host1)
@@ -325,7 +325,7 @@ def test_discover_gaps_are_reported_with_their_place():
 
 
 def test_discover_draft_lists_its_gaps_at_its_head():
-    answers = said(SOFT)
+    answers = answers_of(SOFT)
     written = text(drafted({name: answers[name] for name in ("host1", "host2")}))
     assert "# OPEN" in written
     assert "hosts.host1.rnics[rxe0].switch" in written.split("all:")[0]
@@ -334,7 +334,7 @@ def test_discover_draft_lists_its_gaps_at_its_head():
 
 def test_discover_contradicting_ends_are_no_cable():
     """LLDP of one end was heard through a switch that hears itself: the two ends name different far ends."""
-    answers = said(SOFT)
+    answers = answers_of(SOFT)
     spaces = {name: dict(space) for name, space in answers["fabric"].spaces.items()}
     port = {each: SOFT.topology.resolve(f"rtsw1:{each}").link.other("rtsw1") for each in ("ctsw1", "ctsw2")}
     spaces["rtsw1"]["ip"] = spaces["rtsw1"]["ip"].replace(port["ctsw1"].mac, port["ctsw2"].mac)
@@ -372,7 +372,7 @@ def test_discover_silent_machine_is_open_and_the_others_are_drafted():
 
 def test_discover_rnics_outside_the_back_end_are_set_aside_and_reported():
     """An RNIC without an interface used to be dropped silently, and the front end's was taken for a rail."""
-    answers = said(SOFT)
+    answers = answers_of(SOFT)
     own = dict(answers["host1"].own)
     own["ip"] += json.dumps([_link("bond0", "02:00:00:00:00:77") | {"linkinfo": {"info_kind": "bond"}}])
     more = [{"ifname": "mlx5_7"}, {"ifname": "mlx5_8", "netdev": "mgmt0"}, {"ifname": "mlx5_bond_0", "netdev": "bond0"}]
@@ -389,7 +389,7 @@ def test_discover_rnics_outside_the_back_end_are_set_aside_and_reported():
 
 
 def test_discover_machine_with_rnics_and_bgp_is_neither_host_nor_switch():
-    answers = said(SOFT)
+    answers = answers_of(SOFT)
     own = answers["host1"].own | {"bgp": '{"as": 65001, "peers": {}}'}
     assert "has RNICs and speaks BGP" in opened(answers | {"host1": Answers(own=own)})["host1"].what
 
@@ -407,7 +407,7 @@ def test_discover_sudo_keeps_the_address_of_the_ssh_connection():
 
 def test_discover_port_with_several_lldp_neighbours_is_cabled_to_none(sonic):
     """The last neighbour used to win; other sources still identify the far end where they can."""
-    answers = said(sonic, lldp=True)
+    answers = answers_of(sonic, lldp=True)
     own = dict(answers["host1"].own)
     decoded = json.loads(own["lldp"])
     other = {
@@ -499,7 +499,7 @@ def documents(text):
 @settings(max_examples=300)
 @given(data=st.data())
 def test_discover_unexpected_structure_is_an_error_that_names_the_tool(data):
-    """A new version of a tool must not end in a traceback, nor in a fact that nobody stated."""
+    """A new version of a tool must not cause a traceback or an invented fact."""
     whole = RACK_ANSWERS[data.draw(st.sampled_from(sorted(RACK_ANSWERS)))]
     structured = [name for name, text in whole.own.items() if text.startswith(("[", "{"))]
     section = data.draw(st.sampled_from(structured))
@@ -517,4 +517,4 @@ def test_discover_unexpected_structure_is_an_error_that_names_the_tool(data):
     assert all(isinstance(name, str) for name in machine.own.interfaces)
 
 
-RACK_ANSWERS = said(inventory_module.load(shipped.inventories() / "rack-h100.example.yml"), lldp=True)
+RACK_ANSWERS = answers_of(inventory_module.load(shipped.inventories() / "rack-h100.example.yml"), lldp=True)

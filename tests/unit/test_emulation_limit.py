@@ -32,7 +32,7 @@ def workload(text, inventory=ZONES):
     return fit(experiment, inventory.topology, inventory.kind).workload
 
 
-def test_sum_of_rates_is_that_of_the_rnics_that_send_or_receive_whichever_is_less():
+def test_offered_rate_is_the_smaller_sum_of_senders_and_receivers():
     names = [f"host{n}:rxe0" for n in (1, 2, 3, 4)]
     assert offered_bps(names, names, ZONES.topology, 64000) == pytest.approx(4 * EACH)
     assert offered_bps(names, names[:1], ZONES.topology, 64000) == pytest.approx(EACH), "an incast has one receiver"
@@ -49,11 +49,11 @@ def test_sum_of_rates_is_that_of_the_rnics_that_send_or_receive_whichever_is_les
         ('collective = "all-reduce"\nsize = "1MiB"\niterations = 3\n', 4),
     ],
 )
-def test_workload_may_send_what_its_links_or_its_own_pace_let_through(text, links):
+def test_sent_rate_is_limited_by_links_or_pacing(text, links):
     assert sent_bps(workload(text), ZONES) == pytest.approx(links * EACH)
 
 
-def test_lab_without_shapers_has_no_such_sum():
+def test_sent_rate_of_a_lab_without_shapers_is_unknown():
     assert sent_bps(workload('flow = "write"\npattern = "incast"\nduration = "5s"\n', SOFT), SOFT) is None
 
 
@@ -64,23 +64,23 @@ def judged(**fields):
     return judge.judge(plan=plan, expectations=experiment.expectations, run=run, observed=observe(run))
 
 
-def test_run_beyond_half_of_what_the_emulation_carries_is_inconclusive_with_both_numbers():
-    said = judged(offered_bps=60e6, carried_bps=117e6)
-    check = next(one for one in said.checks if one.name == "emulation")
-    assert (said.verdict, check.verdict) == (Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE)
+def test_run_beyond_half_the_emulation_limit_is_inconclusive_with_both_numbers():
+    output = judged(offered_bps=60e6, carried_bps=117e6)
+    check = next(one for one in output.checks if one.name == "emulation")
+    assert (output.verdict, check.verdict) == (Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE)
     assert (check.observed, check.bound) == (60.0, 58.5)
     assert "60 Mb/s may be sent, and the emulation carries 117 Mb/s in all" in check.detail
     assert "faultbed_rate_scale" in check.detail
 
 
 def test_run_without_a_measurement_of_the_emulation_is_inconclusive():
-    said = judged(offered_bps=50e6, carried_bps=None)
-    check = next(one for one in said.checks if one.name == "emulation")
-    assert (said.verdict, check.verdict, check.bound) == (Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE, None)
+    output = judged(offered_bps=50e6, carried_bps=None)
+    check = next(one for one in output.checks if one.name == "emulation")
+    assert (output.verdict, check.verdict, check.bound) == (Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE, None)
     assert "could not be measured" in check.detail
 
 
-def test_run_within_half_of_it_passes_and_others_have_no_such_check():
+def test_run_within_half_the_emulation_limit_passes():
     assert judged(offered_bps=50e6, carried_bps=117e6).verdict is Verdict.PASS
     assert "emulation" not in {one.name for one in judged().checks}
     assert not carrying.is_beyond(50e6, 100e6), "just half of it is not beyond"
@@ -107,20 +107,20 @@ class World:
         return carried(lab or self.lab, offered, lambda: self.did.append("reset"), lambda _: None).carried_bps
 
 
-def test_it_is_measured_once_and_the_lab_goes_back_to_its_snapshot(monkeypatch, tmp_path):
+def test_emulation_limit_is_measured_once_and_the_lab_is_reset(monkeypatch, tmp_path):
     world = World(monkeypatch, tmp_path, 117e6)
     assert world(50e6) == world(30e6) == 117e6
     assert world.did == ["measure", "reset"]
 
 
-def test_record_that_is_exceeded_is_measured_again(monkeypatch, tmp_path):
+def test_emulation_limit_exceeded_is_measured_again(monkeypatch, tmp_path):
     """The machine may have been busy then: one slow minute must not make every later run INCONCLUSIVE."""
     world = World(monkeypatch, tmp_path, 60e6, 117e6)
     assert (world(50e6), world(50e6), world(50e6)) == (60e6, 117e6, 117e6)
     assert world.did == ["measure", "reset"] * 2
 
 
-def test_record_of_another_machine_or_inventory_does_not_count(monkeypatch, tmp_path):
+def test_emulation_limit_of_another_machine_or_inventory_does_not_count(monkeypatch, tmp_path):
     world = World(monkeypatch, tmp_path, 117e6, 400e6)
     world(50e6)
     assert world(50e6, replace_lab(world.lab, accelerator="kvm")) == 400e6
@@ -130,14 +130,14 @@ def replace_lab(lab, **fields):
     return SimpleNamespace(**{**vars(lab), **fields})
 
 
-def test_lab_goes_back_to_its_snapshot_when_the_measurement_fails(monkeypatch, tmp_path):
+def test_emulation_limit_failed_measurement_resets_the_lab(monkeypatch, tmp_path):
     world = World(monkeypatch, tmp_path, None)
     with pytest.raises(emulation_limit.NotMeasured):
         world(50e6)
     assert world.did == ["measure", "reset"]
 
 
-def test_inventory_of_another_rate_is_another_key(monkeypatch, tmp_path):
+def test_emulation_limit_key_depends_on_the_rates(monkeypatch, tmp_path):
     world = World(monkeypatch, tmp_path, 117e6, 90e6)
     world(50e6)
     other = tmp_path / "other.yml"

@@ -72,7 +72,7 @@ flow_words = st.fixed_dictionaries(
 
 @given(flow_words)
 def test_experiment_flow_equals_the_command_lines_flow(words):
-    """The same parameters give the same flows; invalid ones are rejected by both."""
+    """Equal parameters give equal flows, and both sides reject invalid ones."""
     ends = ("host1:rxe0", "host3:rxe0")
     typed = flow_specs([ends], **words, memory="host", qp=QpParams())
     output = {("flow" if name == "verb" else name): value for name, value in words.items() if value is not None}

@@ -92,7 +92,7 @@ def test_storage_that_makes_no_sense_is_told_with_its_path(line, said):
     assert said in str(caught.value)
 
 
-def test_storage_on_a_host_that_is_not_there_is_refused():
+def test_experiment_storage_on_a_missing_host_is_rejected():
     made = decode((STORED_JOB.replace("host4", "host9") + 'ingest = "1KiB"').encode(), source="job.toml")
     with pytest.raises(ConfigError, match=r'workload\.storage\.host: no host "host9"; there is host1'):
         fit(made, soft_topology(), "soft")

@@ -17,7 +17,7 @@ ACK = bytes(NETWORK / BTH(opcode="RC_ACKNOWLEDGE", dqpn=17, psn=0xFFFFFF, ackreq
 DATA = bytes(NETWORK / BTH(opcode="RC_RDMA_WRITE_MIDDLE", dqpn=17, psn=291) / Raw(bytes(range(64))))
 
 
-def made(what, template):
+def forged(what, template):
     return Ether(forge(template, what))
 
 
@@ -33,7 +33,7 @@ def icrc_is_right(frame):
 @pytest.mark.parametrize("template", [ACK, DATA], ids=["ack", "data"])
 def test_forge_recomputes_lengths_checksums_and_the_icrc(what, template):
     """Nothing is rejected before it is looked at; and each is dyed."""
-    frame = made(what, template)
+    frame = forged(what, template)
     assert frame[IP].len == len(bytes(frame)) - 14
     assert frame[UDP].len == frame[IP].len - 20
     assert frame[IP].tos & 3 == 1
@@ -46,13 +46,13 @@ def test_forge_recomputes_lengths_checksums_and_the_icrc(what, template):
 
 def test_forge_changes_only_the_requested_field():
     """Each forgery has its one changed field; all others are those of the template."""
-    nak = made("nak", ACK)
+    nak = forged("nak", ACK)
     assert (nak[AETH].syndrome, nak[BTH].psn, nak[BTH].dqpn, nak[AETH].msn) == (0x60, 0, 17, 9)
-    assert made("cnp", ACK)[BTH].opcode == 0x81
-    assert made("cnp", ACK)[BTH].becn == 1
-    assert len(made("cnp", DATA)) == 14 + 20 + 8 + 12 + 16 + 4
-    assert made("stray", DATA)[BTH].dqpn not in (0, 1, 17)
-    assert made("malformed", DATA)[BTH].version == 15
+    assert forged("cnp", ACK)[BTH].opcode == 0x81
+    assert forged("cnp", ACK)[BTH].becn == 1
+    assert len(forged("cnp", DATA)) == 14 + 20 + 8 + 12 + 16 + 4
+    assert forged("stray", DATA)[BTH].dqpn not in (0, 1, 17)
+    assert forged("malformed", DATA)[BTH].version == 15
     for what, template in (("ack", ACK), ("replay", DATA)):
         frame = Ether(forge(template, what))
         assert bytes(frame[BTH]) == bytes(Ether(template)[BTH])

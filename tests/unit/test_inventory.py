@@ -25,7 +25,7 @@ def _own_cache(tmp_path_factory):
 
 
 @pytest.fixture
-def told(tmp_path, monkeypatch):
+def error_after(tmp_path, monkeypatch):
     """The message that a changed soft-mini inventory is refused with; FILE stands for its path."""
 
     def change(edit):
@@ -231,8 +231,8 @@ def put(target, **values):
         ),
     ],
 )
-def test_inventory_mistake_names_its_place(told, edit, message):
-    assert told(edit) == message
+def test_inventory_mistake_names_its_place(error_after, edit, message):
+    assert error_after(edit) == message
 
 
 def test_inventory_missing_file_error_names_the_nearest_one(tmp_path):

@@ -1,4 +1,4 @@
-"""`faultbed inventory check`: all mistakes, each with its place; the rack example; the schema for editors."""
+"""Tests of `faultbed inventory check`, of the rack example and of the schema for editors."""
 
 import copy
 import dataclasses
@@ -102,7 +102,7 @@ def test_audit_accepts_rails_without_uplinks(findings):
 
 
 def test_audit_accepts_two_machines_behind_one_forwarded_address(findings):
-    """They differ by port; a machine may also be reached at its own front end."""
+    """The two machines differ by port. A machine may also be reached at its own front end."""
 
     def edit(hosts):
         put(hosts["host1"], ansible_host="192.0.2.250", ansible_port=2201)

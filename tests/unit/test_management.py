@@ -44,7 +44,7 @@ print(json.dumps(told))
 
 
 @pytest.fixture(scope="module")
-def told():
+def guarded():
     argv = ["unshare", "-rn", sys.executable, "-c", LOOK]
     if subprocess.run(["unshare", "-rn", "ip", "tuntap", "add", "dev", "a", "mode", "tap"], check=False).returncode:
         pytest.skip("no network namespaces for this user here")
@@ -56,20 +56,20 @@ def told():
 USUAL = ["lo", "mgmt0"]
 
 
-def test_management_interfaces_without_connection_are_the_usual(told):
-    assert told["none"] == told["odd"] == told["web"] == told["closed"] == USUAL
+def test_management_interfaces_without_connection_are_the_usual(guarded):
+    assert guarded["none"] == guarded["odd"] == guarded["web"] == guarded["closed"] == USUAL
 
 
-def test_management_address_of_the_ssh_connection_is_guarded(told):
-    assert told["own"] == ["eth7", *USUAL]
-    assert told["v6"] == ["eth8", *USUAL]
+def test_management_address_of_the_ssh_connection_is_guarded(guarded):
+    assert guarded["own"] == ["eth7", *USUAL]
+    assert guarded["v6"] == ["eth8", *USUAL]
 
 
-def test_management_open_ssh_connections_are_guarded(told):
+def test_management_open_ssh_connections_are_guarded(guarded):
     """A holder started by systemd has no SSH variables; another SSH port is recognised by its established
     connections.
     """
-    assert told["ssh"] == told["mapped"] == told["other_port"] == ["eth7", *USUAL]
+    assert guarded["ssh"] == guarded["mapped"] == guarded["other_port"] == ["eth7", *USUAL]
 
 
 def test_management_members_of_the_mgmt_vrf_are_guarded(tmp_path):
@@ -80,8 +80,8 @@ def test_management_members_of_the_mgmt_vrf_are_guarded(tmp_path):
     assert management.of_vrf(str(tmp_path)) == {"eth0", "mgmt"}
 
 
-def test_management_interface_of_the_ipv6_default_route_is_guarded(told):
-    assert told["v6_default"] == [*USUAL, "rail0"]
+def test_management_interface_of_the_ipv6_default_route_is_guarded(guarded):
+    assert guarded["v6_default"] == [*USUAL, "rail0"]
 
 
 def test_management_below_follows_stacked_interfaces(tmp_path):

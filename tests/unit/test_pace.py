@@ -37,7 +37,7 @@ def run_of(phases_ms, **changes):
     return msgspec.structs.replace(run, series=series, **changes)
 
 
-def told(run, fired=None):
+def pace_of(run, fired=None):
     return pace(run, grid(), fired or (), start_ns=T0, until_ns=T0 + 10 * S)
 
 
@@ -45,7 +45,7 @@ SLOWER = [(400, 380, 410, 390)] * 30 + [(800, 760, 820, 780)] * 30
 
 
 def test_pace_halves_when_the_machine_halves():
-    result = told(run_of(SLOWER))
+    result = pace_of(run_of(SLOWER))
 
     assert result is not None
     assert result[: (30 - AROUND) * 10] == pytest.approx(1.0)
@@ -54,11 +54,11 @@ def test_pace_halves_when_the_machine_halves():
 
 
 def test_pace_of_a_faster_machine_stays_one():
-    assert told(run_of(SLOWER[::-1])) == pytest.approx(1.0)
+    assert pace_of(run_of(SLOWER[::-1])) == pytest.approx(1.0)
 
 
 def test_pace_of_a_rack_is_not_estimated():
-    assert told(run_of(SLOWER, lab_kind="rack")) is None
+    assert pace_of(run_of(SLOWER, lab_kind="rack")) is None
     assert steadied(grid(), None) is not None
 
 
@@ -66,19 +66,19 @@ def test_pace_ignores_iterations_during_a_fault():
     """All ranks are slow during the fault: elephants take CPU, which is their effect and not the machine's."""
     run = run_of([(400, 400, 400, 400)] * 20 + [(1600, 1600, 1500, 1700)] * 20 + [(400, 400, 400, 400)] * 20)
 
-    assert told(run, [(T0 + 20 * S, T0 + 40 * S)]) == pytest.approx(1.0)
-    assert told(run) is not None
-    assert float(told(run).min()) < 0.5  # had they been asked
+    assert pace_of(run, [(T0 + 20 * S, T0 + 40 * S)]) == pytest.approx(1.0)
+    assert pace_of(run) is not None
+    assert float(pace_of(run).min()) < 0.5  # had they been asked
 
 
 @pytest.mark.parametrize("phases", [[], [(0, 0, 0, 0)] * COUNT, [(400, 0, 0, 0)] * COUNT])
 def test_pace_without_compute_phases_is_unknown(phases):
-    assert told(run_of(phases)) is None
+    assert pace_of(run_of(phases)) is None
 
 
 @given(st.lists(st.tuples(*[st.integers(1, 5000)] * 4), min_size=1, max_size=COUNT))
 def test_pace_is_a_share_for_any_phases(phases):
-    result = told(run_of(phases))
+    result = pace_of(run_of(phases))
 
     assert result is not None
     assert ((result > 0) & (result <= 1)).all()

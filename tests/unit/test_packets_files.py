@@ -341,10 +341,10 @@ def read_bytes(path, content):
 @settings(max_examples=60, deadline=None)
 @given(place=st.integers(0, 19), field=st.sampled_from([0, 4, 20, -4]), bit=st.integers(0, 31))
 def test_reader_of_one_flipped_bit_in_a_pcapng_length_never_drops_silently(place, field, bit, tmp_path_factory):
-    """Any bit of type, length, captured length or trailing length may flip: the file is rejected, in doubt, or
-    decodes to the same packets.
+    """One flipped bit in a block's type or lengths never drops packets silently.
 
-    Type 6 (a packet) turned into 4 (name resolution) is excluded: such a block holds no packets.
+    The file is rejected, in doubt, or decodes to the same packets. Type 6 (a packet) turned into 4 (name resolution)
+    is excluded: such a block holds no packets.
     """
     assume((field, bit) != (0, 1))
     frames = [roce(psn) for psn in range(20)]

@@ -103,7 +103,7 @@ def lossy(run, *, passed, share=0.02, **more):
 
 
 def test_prediction_of_packets_hit_follows_share_and_seed():
-    """61 of some 3,200 packets at 2 % are as expected; of 10,000 they are too few, of 900 too many."""
+    """At 2 %, 61 hits of some 3,200 packets are as expected. Of 10,000 they are too few, of 900 too many."""
     run = synthetic_run()
     chosen = by_share(0.02, run.faults[1].plan.seed)
     one = of(lossy(run, passed=(2_900, 3_400)))["packets"]

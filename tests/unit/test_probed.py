@@ -37,7 +37,7 @@ S = 1_000_000_000
 SOFT = Path(__file__).parents[2] / "inventory" / "soft.yml"
 
 
-def asked(start, end, way=THERE, qpns=(17, 18)):
+def path_query(start, end, way=THERE, qpns=(17, 18)):
     return PathQuery(start_ns=start, end_ns=end, paths={0: (*qpns, way, THERE[::-1])} if way else {})
 
 
@@ -46,7 +46,7 @@ def sent(*times):
 
 
 def test_trip_between_equal_answers_has_a_path():
-    with_path, unknown = trips(sent(25, 5, 15), [asked(0, 0), asked(10, 12), asked(30, 31)])
+    with_path, unknown = trips(sent(25, 5, 15), [path_query(0, 0), path_query(10, 12), path_query(30, 31)])
     assert [one.echo.sent_ns for one in with_path] == [5, 15, 25]
     assert {(one.there, one.back) for one in with_path} == {(THERE, THERE[::-1])}
     assert unknown == 0
@@ -54,11 +54,11 @@ def test_trip_between_equal_answers_has_a_path():
 
 @pytest.mark.parametrize(
     "after",
-    [asked(30, 31, OTHER), asked(30, 31, None), asked(30, 31, qpns=(17, 19))],
+    [path_query(30, 31, OTHER), path_query(30, 31, None), path_query(30, 31, qpns=(17, 19))],
     ids=["another way", "nobody could tell", "a queue pair that was made anew"],
 )
 def test_trip_next_to_a_change_has_no_path(after):
-    with_path, unknown = trips(sent(5, 11, 15, 35), [asked(0, 0), asked(10, 12), after, asked(40, 40)])
+    with_path, unknown = trips(sent(5, 11, 15, 35), [path_query(0, 0), path_query(10, 12), after, path_query(40, 40)])
     assert [one.echo.sent_ns for one in with_path] == [5], (
         "while a switch answers (11) nobody knows before or after what"
     )
@@ -66,8 +66,8 @@ def test_trip_next_to_a_change_has_no_path(after):
 
 
 def test_trip_after_the_last_answer_has_no_path():
-    assert trips(sent(5, 50), [asked(0, 0), asked(10, 12)])[1] == 1
-    assert trips(sent(5), [asked(0, 0)]) == ((), 1)
+    assert trips(sent(5, 50), [path_query(0, 0), path_query(10, 12)])[1] == 1
+    assert trips(sent(5), [path_query(0, 0)]) == ((), 1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=40), st.lists(st.integers(0, 400)))
@@ -75,7 +75,7 @@ def test_trips_never_have_a_path_that_no_switch_reported(told, times):
     """Oracle: the last answer that ended before the trip, and the first one that began after it."""
     every, now = [], 0
     for gap, is_other in told:
-        every.append(asked(now, now + 2, OTHER if is_other else THERE))
+        every.append(path_query(now, now + 2, OTHER if is_other else THERE))
         now += 3 + gap
     with_path, unknown = trips(sent(*times), every)
     by_time = {one.echo.sent_ns: one.there for one in with_path}
@@ -134,7 +134,7 @@ def trip(at, *, came=True, whole_ns=500, there=THERE):
 
 
 def test_one_way_counts_a_probe_and_its_answer_separately():
-    """Of three probes one arrived, one was lost on its way there, and the answer to one was lost."""
+    """One probe of three arrived, one was lost on its way there, and the answer to one was lost."""
     lost_back = Trip(there=THERE, back=OTHER[::-1], echo=echo(None, 2))
     journeys = {one.path: (one.sent, one.lost) for one in one_way([trip(0), trip(1, came=False), lost_back])}
     assert journeys == {THERE: (3, 1), THERE[::-1]: (1, 0), OTHER[::-1]: (1, 1)}
@@ -213,6 +213,6 @@ def test_probing_without_path_answers_reports_the_reason():
     """SONiC tells no ways: then all probes are left out, and that is not nothing lost."""
     probing = Probing(None, SimpleNamespace(close=lambda: None), SimpleNamespace(connections=()))
     probing._echoes = tuple(sent(5))
-    probing._tracker.queries = [asked(0, 0, None), asked(10, 10, None)]
+    probing._tracker.queries = [path_query(0, 0, None), path_query(10, 10, None)]
     probing._tracker.failure = "rtsw1: SONiC tells no ways"
     assert probing.collected() == ProbeTrips(trips=(), unknown=1, trouble="rtsw1: SONiC tells no ways")

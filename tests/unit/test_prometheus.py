@@ -23,7 +23,7 @@ TYPE = re.compile(rf"# TYPE (?P<name>{NAME}) (?P<type>counter|gauge)")
 
 
 def read(text):
-    """Parse an exposition into {metric: (type, {labels: value})}; assert that the format (0.0.4) permits every line."""
+    """Parse an exposition into {metric: (type, {labels: value})} and reject what format 0.0.4 forbids."""
     assert not text or text.endswith("\n")
     assert "\r" not in text.replace("\\r", "")
     actual, helped, current = {}, set(), None

@@ -40,7 +40,7 @@ STEPS = (phase("detect", 0, 1), phase("qp_error", 0, 0), phase("hold", 1, 4))
 
 
 def test_recovery_bars_and_ticks_share_one_scale():
-    """Recovery takes 4 s; the bound of detect ends at 2 s, that of hold, which begins at 1 s, at 3 s."""
+    """Recovery takes 4 s. The bound of detect ends at 2 s, that of hold (which begins at 1 s) at 3 s."""
     detect, hold = phase_bars(STEPS, impact(), [check("recovery.detect", 2), check("recovery.hold", 2)])
 
     assert (detect.left, detect.width, detect.bound_s, detect.bound_left, detect.broken) == (0, 25, 2, 50, False)

@@ -15,7 +15,7 @@ from house import TRACES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanes import Lanes, inputs_of
-from made_traces import by_rank, made, operations
+from made_traces import by_rank, drawn_trace, operations
 
 from harness.cli.context import Session
 from harness.cli.main import cli
@@ -42,7 +42,7 @@ NETWORK = cost.NETWORKS["soft"]
 )
 @settings(max_examples=25)
 def test_batches_with_any_slow_rank_give_correct_results(rows, segment, most, choice):
-    trace = made(rows)
+    trace = drawn_trace(rows)
     batches = replay_batches.batches(trace, ReplaySpec(batch_bytes=most), NETWORK)
     assert [one for batch in batches for one in batch.operations] == list(trace.operations)
     for batch in batches:

@@ -21,7 +21,7 @@ SECONDS = 40
 BOUND_S = 2.0
 
 
-def made(rng, *, sd, phi, start_s, length_s, share=1.0):
+def noisy_run(rng, *, sd, phi, start_s, length_s, share=1.0):
     """A run of one flow with AR(1) noise; the fault leaves `share` of its goodput for as long as it is on."""
     count = SECONDS * 10
     noise = rng.normal(size=count)
@@ -49,7 +49,7 @@ def verdict_of(run, name):
 def test_recovery_from_a_harmless_fault_fails_no_bound_by_chance(name, sd, phi):
     """Goodput went below its floor by itself in every second such run, and recovery was "12 s"."""
     rng = np.random.default_rng(5)
-    result = Counter(verdict_of(made(rng, sd=sd, phi=phi, start_s=15, length_s=10), name) for _ in range(60))
+    result = Counter(verdict_of(noisy_run(rng, sd=sd, phi=phi, start_s=15, length_s=10), name) for _ in range(60))
     assert result[Verdict.FAIL] <= most_errors(60, 0.005)
 
 
@@ -58,7 +58,7 @@ def test_recovery_from_a_harmless_fault_fails_no_bound_by_chance(name, sd, phi):
 )
 def test_recovery_from_an_outage_that_is_no_noise_fails_its_bound(start_s, sd, phi, share):
     rng = np.random.default_rng(6)
-    actual = [verdict_of(made(rng, sd=sd, phi=phi, start_s=start_s, length_s=10, share=share), "recovery.total")
+    actual = [verdict_of(noisy_run(rng, sd=sd, phi=phi, start_s=start_s, length_s=10, share=share), "recovery.total")
              for _ in range(20)]  # fmt: skip
     assert actual.count(Verdict.FAIL) >= 19
 
@@ -66,17 +66,17 @@ def test_recovery_from_an_outage_that_is_no_noise_fails_its_bound(start_s, sd, p
 def test_recovery_that_is_censored_by_noise_alone_fails_no_bound():
     """The run ends under the fault: "at least 12 s" until goodput was above a floor that noise alone goes below."""
     rng = np.random.default_rng(7)
-    runs = [made(rng, sd=0.1, phi=0.5, start_s=20, length_s=19.5) for _ in range(60)]
+    runs = [noisy_run(rng, sd=0.1, phi=0.5, start_s=20, length_s=19.5) for _ in range(60)]
     assert all(observe(run).metrics["recovery.total"].censored for run in runs[:5])
     assert Counter(verdict_of(run, "recovery.total") for run in runs) == {Verdict.INCONCLUSIVE: 60}
-    dead = made(rng, sd=0.1, phi=0.5, start_s=20, length_s=19.5, share=0.0)
+    dead = noisy_run(rng, sd=0.1, phi=0.5, start_s=20, length_s=19.5, share=0.0)
     assert verdict_of(dead, "recovery.total") is Verdict.FAIL
 
 
 def test_interval_of_a_recovery_begins_where_goodput_is_no_noise():
     """An RNIC at 70 % in noise of 20 %: it may have been back at any time, and was by its floor after 10 s."""
     rng = np.random.default_rng(8)
-    seen = observe(made(rng, sd=0.2, phi=0.5, start_s=15, length_s=10, share=0.7)).metrics["recovery.total"]
+    seen = observe(noisy_run(rng, sd=0.2, phi=0.5, start_s=15, length_s=10, share=0.7)).metrics["recovery.total"]
     assert seen.interval is not None
     assert seen.interval.low < 1
     assert seen.interval.high > 9

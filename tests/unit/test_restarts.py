@@ -151,11 +151,11 @@ def _plan_of(run):
 def test_every_restart_and_the_state_are_rows_of_the_verdict():
     checks = {one.name: one for one in verdict_of(job(PLAIN)).checks}
     assert (checks["restart.1"].verdict, checks["restart.1"].observed) == (Verdict.PASS, 8.5)
-    said = checks["restart.1"].detail
-    assert "host: host3 lost" in said
-    assert "host3:rxe0 -> host4:rxe0" in said
-    assert "detect 4 s, diagnose 1 s" in said
-    assert "5 iterations repeated, from 40" in said
+    output = checks["restart.1"].detail
+    assert "host: host3 lost" in output
+    assert "host3:rxe0 -> host4:rxe0" in output
+    assert "detect 4 s, diagnose 1 s" in output
+    assert "5 iterations repeated, from 40" in output
     assert checks["state"].verdict is Verdict.PASS
 
 

@@ -52,22 +52,22 @@ def test_routing_change_only_after_removal_is_no_detection():
     assert (one.detected_ns, one.restored_ns) == (None, S // 2)
 
 
-def told(at_s, node, subject, text):
+def change_at(at_s, node, subject, text):
     return NetworkChange(at_ns=int(at_s * S), node=node, subject=subject, text=text)
 
 
 def test_routing_stages_of_a_lost_link_are_carrier_next_hop_withdrawn():
     """Recorded on a soft lab when an uplink went down: both ends lose it, both reroute, BGP informs the others."""
     changes = (
-        told(9.0, "rtsw1", "route 10.77.9.0/31", "via dev ctsw1"),
-        told(10.06, "rtsw2", "link ctsw2", "down mtu 4200 qdisc noqueue"),
-        told(10.15, "ctsw2", "link rtsw2", "UP mtu 4200 qdisc noqueue"),
-        told(10.30, "rtsw2", "route 10.77.7.0/31", "via 169.254.0.1 dev ctsw1, via 169.254.0.1 dev ctsw2"),
-        told(10.48, "rtsw2", "route 10.77.1.0/31", "via 169.254.0.1 dev ctsw1"),
-        told(10.56, "ctsw2", "route 10.78.0.101/32", None),
-        told(10.78, "rtsw1", "route 10.78.0.2/32", "via 169.254.0.1 dev ctsw1"),
-        told(13.0, "rtsw2", "link ctsw2", "LOWER_UP UP mtu 4200 qdisc noqueue"),
-        told(13.2, "ctsw1", "route 10.77.1.0/31", "via x"),
+        change_at(9.0, "rtsw1", "route 10.77.9.0/31", "via dev ctsw1"),
+        change_at(10.06, "rtsw2", "link ctsw2", "down mtu 4200 qdisc noqueue"),
+        change_at(10.15, "ctsw2", "link rtsw2", "UP mtu 4200 qdisc noqueue"),
+        change_at(10.30, "rtsw2", "route 10.77.7.0/31", "via 169.254.0.1 dev ctsw1, via 169.254.0.1 dev ctsw2"),
+        change_at(10.48, "rtsw2", "route 10.77.1.0/31", "via 169.254.0.1 dev ctsw1"),
+        change_at(10.56, "ctsw2", "route 10.78.0.101/32", None),
+        change_at(10.78, "rtsw1", "route 10.78.0.2/32", "via 169.254.0.1 dev ctsw1"),
+        change_at(13.0, "rtsw2", "link ctsw2", "LOWER_UP UP mtu 4200 qdisc noqueue"),
+        change_at(13.2, "ctsw1", "route 10.77.1.0/31", "via x"),
     )
     one = routing(changes, {"cut": (10 * S, 12 * S)})["cut"]
     assert [(stage.name, stage.node, round(stage.after_ns / S, 2)) for stage in one.stages] == [
@@ -80,7 +80,7 @@ def test_routing_stages_of_a_lost_link_are_carrier_next_hop_withdrawn():
 
 def test_routing_changes_without_a_lost_link_have_no_stages():
     """A daemon was killed: no carrier was lost, and BGP need not be the source of the first change."""
-    one = routing((told(10.5, "rtsw1", "route x", None),), {"kill": (10 * S, 12 * S)})["kill"]
+    one = routing((change_at(10.5, "rtsw1", "route x", None),), {"kill": (10 * S, 12 * S)})["kill"]
     assert one.stages == ()
     assert one.stage_ns("next hop") is None
 

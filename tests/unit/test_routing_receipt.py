@@ -33,7 +33,7 @@ AFTER = {f"rtsw{rack}": {"ctsw1.tx_packets": 510, "ctsw2.tx_packets": 510} for r
 
 
 class FakeHold:
-    """A holder that says what it is told to; with `lie` it claims a scheme that its switches have not."""
+    """Holder stand-in that acts as configured; with `lie` it claims a scheme that its switches do not have."""
 
     def __init__(self, lab, tables, machine, journal, *, mutate=None):
         self.planned = SimpleNamespace(place=SimpleNamespace(node=machine))

@@ -39,9 +39,7 @@ def all_pairs(ranks):
 
 
 def three_tiers():
-    """Two zones of two racks: RTSWs r1 to r4, two CTSWs per zone, two ATSWs; hosts as in the soft lab, without
-    links.
-    """
+    """Return a topology of two zones: RTSWs r1 to r4, two CTSWs per zone and two ATSWs. Hosts have no links."""
     switches, links = [], []
 
     def switch(name, role, zone):
@@ -145,7 +143,7 @@ def test_static_parity_shares_a_whole_job_evenly():
 
 
 def test_static_parity_after_a_replacement_gives_the_ratios_of_the_seed():
-    """Servers 1, 2, 3 and 5: rack 1 sends to odd servers only; 8 of 10 flows across racks pass one spine."""
+    """Servers 1, 2, 3 and 5 remain: rack 1 sends to odd servers only. Of 10 flows across racks, 8 pass one spine."""
     load = offered_load(Fabric.of(LAB, scheme_named("static-parity")), all_pairs(REPLACED))
     assert uplink_mmr(LAB, load) == pytest.approx({"rtsw1": 2.0, "rtsw2": 4 / 3, "rtsw3": 4 / 3})
     assert tier_mmr(LAB, load) == pytest.approx({"ctsw": 1.6})

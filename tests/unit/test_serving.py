@@ -61,7 +61,7 @@ def test_inference_split_groups_send_each_prefill_cache_to_a_decode_rank():
 
 
 def test_inference_times_are_the_slowest_ranks_and_slo_attainment_is_counted():
-    """Prefill ends after 10 ms; a token then takes 3 ms, on host2 4 ms; in the second request twice that."""
+    """Prefill ends after 10 ms. A token then takes 3 ms (4 ms on host2), and twice that in the second request."""
 
     def ends(host, index, phases):
         each = (4 if host == "host2" else 3) * (1 + index)

@@ -1,4 +1,4 @@
-"""A sweep: its points, its table, and resuming without repetition; an unproven point has no number."""
+"""Sweeps: points, table and resuming without repetition. An unproven point has no number."""
 
 from __future__ import annotations
 

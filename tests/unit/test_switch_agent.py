@@ -29,7 +29,7 @@ def in_a_namespace(program, *words):
 
 
 @pytest.fixture(scope="module")
-def told():
+def recorded():
     return in_a_namespace("switch_namespace.py")
 
 
@@ -38,38 +38,38 @@ def held(tmp_path_factory):
     return in_a_namespace("switch_held.py", str(tmp_path_factory.mktemp("faults")))
 
 
-def test_switch_agent_tables_hold_bgps_next_hops_for_each_uplink(told):
+def test_switch_agent_tables_hold_bgps_next_hops_for_each_uplink(recorded):
     for scheme in ("static", "marked"):
-        assert told[scheme]["refused"] == ""
-        assert told[scheme]["applied"]["tables"] == {
+        assert recorded[scheme]["refused"] == ""
+        assert recorded[scheme]["applied"]["tables"] == {
             "1001": {P2: ["up1"], P3: ["up1"]},
             "1002": {P2: ["up2"], P3: ["up2"]},
         }
-        assert told[scheme]["idle"] == 0, "nothing is written again while BGP has changed nothing"
-    assert told["weighted"]["applied"]["tables"]["1000"][P2] == ["up1 weight 3", "up2 weight 1"]
-    assert told["resilient"]["applied"]["groups"]["1001000"] == {"ports": ["up1", "up2"], "buckets": 32}
+        assert recorded[scheme]["idle"] == 0, "nothing is written again while BGP has changed nothing"
+    assert recorded["weighted"]["applied"]["tables"]["1000"][P2] == ["up1 weight 3", "up2 weight 1"]
+    assert recorded["resilient"]["applied"]["groups"]["1001000"] == {"ports": ["up1", "up2"], "buckets": 32}
 
 
-def test_switch_agent_kernel_routes_by_the_schemes_table(told):
-    assert "dev up2 table 1002 " in told["static"]["decision"]
-    assert "dev up1 table 1001 " in told["marked"]["marked decision"]
-    assert "table" not in told["marked"]["decision"], "a packet without a mark is BGP's"
+def test_switch_agent_kernel_routes_by_the_schemes_table(recorded):
+    assert "dev up2 table 1002 " in recorded["static"]["decision"]
+    assert "dev up1 table 1001 " in recorded["marked"]["marked decision"]
+    assert "table" not in recorded["marked"]["decision"], "a packet without a mark is BGP's"
     for scheme in ("weighted", "resilient"):
-        assert "table 1000" in told[scheme]["decision"]
+        assert "table 1000" in recorded[scheme]["decision"]
 
 
-def test_switch_agent_route_query_returns_port_and_table(told):
+def test_switch_agent_route_query_returns_port_and_table(recorded):
     """A packet without a mark, and with each of the two: by rtnetlink, as `ip route get` says it."""
-    assert told["static"]["asked"] == [["up2", 1002], ["up2", 1002], ["up2", 1002]]
-    assert told["marked"]["asked"][0][1] == 254
-    assert told["marked"]["asked"][1:] == [["up1", 1001], ["up2", 1002]]
-    assert [table for _, table in told["weighted"]["asked"]] == [1000, 1000, 1000]
+    assert recorded["static"]["asked"] == [["up2", 1002], ["up2", 1002], ["up2", 1002]]
+    assert recorded["marked"]["asked"][0][1] == 254
+    assert recorded["marked"]["asked"][1:] == [["up1", 1001], ["up2", 1002]]
+    assert [table for _, table in recorded["weighted"]["asked"]] == [1000, 1000, 1000]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_switch_agent_withdrawn_next_hop_leaves_the_tables_of_every_scheme(told, scheme):
+def test_switch_agent_withdrawn_next_hop_leaves_the_tables_of_every_scheme(recorded, scheme):
     """BGP reaches the first prefix by the second uplink alone; the other prefix keeps both."""
-    life = told[scheme]
+    life = recorded[scheme]
     assert life["told"], "the kernel has reported it"
     if scheme == "weighted":
         assert life["withdrawn"]["tables"]["1000"] == {P2: ["up2"], P3: ["up1 weight 3", "up2 weight 1"]}
@@ -81,32 +81,32 @@ def test_switch_agent_withdrawn_next_hop_leaves_the_tables_of_every_scheme(told,
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_switch_agent_downed_uplink_leaves_the_tables_without_the_agent(told, scheme):
+def test_switch_agent_downed_uplink_leaves_the_tables_without_the_agent(recorded, scheme):
     """The kernel itself removes it: packets fall back to what BGP has left before anybody has copied anything."""
-    at_once = told[scheme]["at once"]
+    at_once = recorded[scheme]["at once"]
     named = {port.split()[0] for table in at_once["tables"].values() for hops in table.values() for port in hops}
     assert "up1" not in named
     assert all("up1" not in group["ports"] for group in at_once["groups"].values())
-    assert " dev up2 " in f"{told[scheme]['without uplink']} "
+    assert " dev up2 " in f"{recorded[scheme]['without uplink']} "
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_switch_agent_restored_uplink_is_used_again(told, scheme):
-    assert told[scheme]["up"]["tables"] == told[scheme]["applied"]["tables"]
-    assert told[scheme]["up"]["groups"] == told[scheme]["applied"]["groups"]
+def test_switch_agent_restored_uplink_is_used_again(recorded, scheme):
+    assert recorded[scheme]["up"]["tables"] == recorded[scheme]["applied"]["tables"]
+    assert recorded[scheme]["up"]["groups"] == recorded[scheme]["applied"]["groups"]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_switch_agent_removal_leaves_nothing_and_bgps_routes_unchanged(told, scheme):
-    removed = told[scheme]["removed"]
+def test_switch_agent_removal_leaves_nothing_and_bgps_routes_unchanged(recorded, scheme):
+    removed = recorded[scheme]["removed"]
     assert (removed["rules"], removed["tables"], removed["groups"], removed["left"]) == ([], {}, {}, 0)
     assert removed["main"] == {P2: ["up1", "up2"], P3: ["up1", "up2"]}
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_the_fingerprint_sees_a_scheme_that_is_left_behind_and_none_that_was_removed(told, scheme):
-    assert set(told[scheme]["facts"]) == {"route", "rule"} | ({"nexthop"} if scheme == "resilient" else set())
-    assert told[scheme]["facts left"] == []
+def test_fingerprint_shows_a_routing_scheme_left_behind_and_not_a_removed_one(recorded, scheme):
+    assert set(recorded[scheme]["facts"]) == {"route", "rule"} | ({"nexthop"} if scheme == "resilient" else set())
+    assert recorded[scheme]["facts left"] == []
 
 
 @pytest.mark.parametrize(
@@ -118,12 +118,12 @@ def test_the_fingerprint_sees_a_scheme_that_is_left_behind_and_none_that_was_rem
         ("port", "has no port up9"),
     ],
 )
-def test_switch_agent_foreign_state_in_its_ranges_is_refused_by_name(told, what, says):
-    assert says in told["foreign"][what]
+def test_switch_agent_foreign_state_in_its_ranges_is_refused_by_name(recorded, what, says):
+    assert says in recorded["foreign"][what]
 
 
 def test_switch_agent_stored_revert_removes_only_our_state():
-    """Run twice: what a scheme has written is gone, a rule and a table of somebody else in the same ranges stay."""
+    """After two runs the scheme's state is gone, and a foreign rule and table in the same ranges stay."""
     script = f"""
         ip link add up1 type veth peer name far1 || exit 77
         ip link set up1 up; ip link set far1 up

@@ -10,7 +10,7 @@ import pytest
 from house import TRACES
 from hypothesis import given
 from hypothesis import strategies as st
-from made_traces import by_rank, made, operations
+from made_traces import by_rank, drawn_trace, operations
 
 from testbed.errors import ConfigError, UsageError
 from traffic import traces
@@ -20,13 +20,13 @@ from traffic.traces import chakra_messages as wire
 ALL = (0, 1, 2, 3)
 
 
-def said(trace):
+def summary(trace):
     return [(one.collective, one.members, one.size_bytes) for one in trace.operations]
 
 
 def test_param_trace_for_all_ranks_converts_elements_to_bytes():
     trace = traces.load(TRACES / "ranking.json")
-    assert said(trace) == [
+    assert summary(trace) == [
         ("all-to-allv", ALL, 16384 * 4),
         ("reduce-scatter", ALL, 32768 * 2),
         ("all-gather", ALL, 32768 * 2),
@@ -41,7 +41,7 @@ def test_param_trace_for_all_ranks_converts_elements_to_bytes():
 
 
 def test_param_traces_of_ranks_join_by_group_with_crossing_messages():
-    assert said(traces.load(TRACES / "pipeline")) == [
+    assert summary(traces.load(TRACES / "pipeline")) == [
         ("all-reduce", (0, 1), 16384),
         ("all-reduce", (2, 3), 16384),
         ("p2p", (0, 2), 32768),
@@ -55,7 +55,7 @@ def test_param_traces_of_ranks_join_by_group_with_crossing_messages():
 def test_chakra_trace_written_by_protoc_follows_its_graph():
     """The files were written with protoc's classes of et_def.proto, as Chakra's generator does."""
     trace = traces.load(TRACES / "tensor-parallel")
-    assert said(trace) == [
+    assert summary(trace) == [
         ("all-reduce", (0, 1), 32768),
         ("all-reduce", (2, 3), 32768),
         ("reduce-scatter", ALL, 65536),
@@ -74,7 +74,7 @@ def test_chakra_trace_written_by_protoc_follows_its_graph():
 
 @given(rows=operations, form=st.sampled_from(traces.FORMATS))
 def test_saved_trace_loads_with_the_same_operations(rows, form, tmp_path_factory):
-    trace = made(rows)
+    trace = drawn_trace(rows)
     folder = tmp_path_factory.mktemp("trace")
     traces.save(trace, folder / "t", form=form)
     again = traces.load(folder / "t")
@@ -139,7 +139,7 @@ def test_truncated_gzip_file_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="truncated"):
         traces.load(tmp_path / "t.json.gz")
     (tmp_path / "u.json.gz").write_bytes(gzip.compress((TRACES / "ranking.json").read_bytes()))
-    assert said(traces.load(tmp_path / "u.json.gz")) == said(traces.load(TRACES / "ranking.json"))
+    assert summary(traces.load(tmp_path / "u.json.gz")) == summary(traces.load(TRACES / "ranking.json"))
 
 
 REDUCE = {"comms": "all_reduce", "in_msg_size": 4, "out_msg_size": 4, "dtype": "float32", "world_size": 2}
@@ -213,7 +213,7 @@ def test_chakra_groups_load_from_a_file(tmp_path):
     for rank in range(2):
         (tmp_path / f"j.{rank}.et").write_bytes(written(node(1, comm_type=0, comm_size=64, pg_name="tp")))
     (tmp_path / "groups").write_text('{"tp": [0, 1]}')
-    assert said(traces.load(tmp_path, groups=tmp_path / "groups")) == [("all-reduce", (0, 1), 64)]
+    assert summary(traces.load(tmp_path, groups=tmp_path / "groups")) == [("all-reduce", (0, 1), 64)]
 
 
 def test_traces_that_wait_for_each_other_are_refused_with_their_records(tmp_path):
@@ -248,7 +248,7 @@ def test_load_of_a_path_without_a_trace_is_refused(name, says):
 
 def test_fitted_keeps_operations_among_the_first_ranks():
     trace = traces.fitted(traces.load(TRACES / "tensor-parallel"), ranks=2)
-    assert said(trace) == [
+    assert summary(trace) == [
         ("all-reduce", (0, 1), 32768),
         ("reduce-scatter", (0, 1), 32768),
         ("all-gather", (0, 1), 2 * 16384),
@@ -261,13 +261,13 @@ def test_fitted_keeps_operations_among_the_first_ranks():
 
 @given(rows=operations, scale=st.floats(1e-4, 10))
 def test_fitted_sizes_are_divisible_and_above_zero(rows, scale):
-    for one in traces.fitted(made(rows), ranks=4, scale=scale).operations:
+    for one in traces.fitted(drawn_trace(rows), ranks=4, scale=scale).operations:
         assert one.size_bytes > 0
         assert one.size_bytes % 4 == 0
         if one.collective in ("all-to-all", "all-gather", "reduce-scatter"):
             assert one.size_bytes % (4 * len(one.members)) == 0
     with pytest.raises(UsageError, match="above 0"):
-        traces.fitted(made(rows), ranks=4, scale=0)
+        traces.fitted(drawn_trace(rows), ranks=4, scale=0)
 
 
 def test_fitted_all_to_allv_keeps_its_skew():
