@@ -26,6 +26,7 @@ from testbed.shipped import inventories
 from traffic.engine import engine_client
 
 ROOT = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 class LocalChannel:
@@ -68,7 +69,7 @@ class LocalNode:
     def open(self, argv):
         if self.name in self.lab.dead:
             raise Unreachable(f"{self.name} does not answer")
-        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT)
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=ENVIRONMENT)
         self.lab.processes.setdefault(self.name, []).append(process)
         channel = LocalChannel(f"{self.name}: {argv[-1]}", process)
         self.lab.channels.append(channel)

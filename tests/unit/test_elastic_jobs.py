@@ -10,6 +10,7 @@ import pytest
 from local_traffic import LocalLab
 
 from testbed.errors import UsageError
+from traffic.engine import engine_client
 from traffic.workloads.elastic import driver
 from traffic.workloads.elastic.machine import Policy
 from traffic.workloads.elastic.resilience import Resilience
@@ -279,3 +280,16 @@ def test_random_losses_end_in_the_same_state_or_with_a_reason(lab, uninterrupted
     else:
         assert all(one.wrong == 0 for one in result.states)
         assert len(result.ranks) < 3 or digests(result) == uninterrupted
+
+
+def test_engine_that_stood_still_before_it_has_tasks_reports_only_its_clock(lab):
+    """The controller measures the clock first, and takes any other message for a defect."""
+    channel = lab.node("host1").open(lab.python(engine_client.MODULE))
+    channel.send({"do": "clock"})
+    assert channel.receive(timeout_s=30)["event"] == "clock"
+    lab.freeze("host1")
+    time.sleep(0.8)
+    lab.thaw("host1")
+    time.sleep(0.3)
+    channel.send({"do": "clock"})
+    assert channel.receive(timeout_s=30)["event"] == "clock"
