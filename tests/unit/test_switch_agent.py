@@ -12,6 +12,7 @@ import pytest
 from house import HOUSE
 
 from inject.node.network.scheme import SWEEP
+from testbed.routing.jenkins_hash import nft_jhash
 
 P2, P3 = "10.77.2.0/31", "10.77.3.0/31"
 SCHEMES = ("static", "marked", "weighted", "resilient")
@@ -101,6 +102,35 @@ def test_switch_agent_removal_leaves_nothing_and_bgps_routes_unchanged(recorded,
     removed = recorded[scheme]["removed"]
     assert (removed["rules"], removed["tables"], removed["groups"], removed["left"]) == ([], {}, {}, 0)
     assert removed["main"] == {P2: ["up1", "up2"], P3: ["up1", "up2"]}
+
+
+@pytest.fixture(scope="module")
+def carried():
+    """Packets of 48 queue pairs with one 5-tuple through a switch of two uplinks, by scheme."""
+    return in_a_namespace("switch_packets.py")
+
+
+def test_packets_of_one_5_tuple_all_take_one_uplink_by_bgp_and_another_one_by_a_pin(carried):
+    assert sorted(carried["bgp"].values()) == [0, 48]
+    assert carried["pinned"] == {"up1": 0, "up2": 48}
+    assert carried["after"] == carried["bgp"], "removed, the scheme decides nothing any more"
+
+
+def test_no_packet_is_lost_when_the_uplink_of_a_pin_goes_down_before_the_agent_has_copied_anything(carried):
+    assert carried["pinned, its uplink down"] == {"up1": 48, "up2": 0}
+
+
+def test_spray_gives_both_uplinks_as_many_packets(carried):
+    if "spray" not in carried:
+        pytest.skip("no nft here; the lab's switches have it")
+    assert carried["spray"] == {"up1": 24, "up2": 24}
+
+
+def test_e_ecmp_sends_each_queue_pair_by_the_uplink_that_its_hash_computes(carried):
+    if "e-ecmp" not in carried:
+        pytest.skip("no nft here; the lab's switches have it")
+    computed = {str(qpn): ("up1", "up2")[nft_jhash(qpn.to_bytes(3, "big"), modulus=2, seed=7)] for qpn in range(17, 65)}
+    assert carried["e-ecmp"] == computed
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
