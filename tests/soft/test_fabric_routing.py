@@ -80,7 +80,7 @@ def test_routing_scheme_routes_the_workload_is_proved_and_leaves_nothing(lab, tm
 
 
 @pytest.mark.slow
-def test_e_ecmp_loads_links_as_its_computed_decisions_say(lab, tmp_path):
+def test_e_ecmp_loads_links_as_its_computed_decisions(lab, tmp_path):
     """The hash of each queue pair is computed beforehand; what links carried differs by headers and control traffic."""
     finished = run(lab, tmp_path, "e-ecmp", more=BYTES, iterations=20)
 

@@ -125,7 +125,7 @@ def job(spares=("host5:rxe0",)):
     return machine.begin(total=100, grid=(("dp", 4),), ranks=RANKS, spares=spares)
 
 
-def test_two_losses_with_one_spare_fail_or_shrink_as_demanded():
+def test_two_losses_with_one_spare_fail_or_shrink_by_policy():
     failed = lose(job(), Policy(), "host2", "host3")
     assert failed.phase == "failed"
     assert "1 spares are left for host2:rxe0, host3:rxe0, and without_spare is fail" in failed.reason

@@ -21,7 +21,7 @@ from traffic.workloads.inference import InferenceSpec
 from traffic.workloads.ranking import RankingSpec
 
 
-def test_a_job_is_a_workload_and_its_plan_is_plain():
+def test_experiment_job_becomes_a_workload_with_a_plain_plan():
     experiment = fit(read(JOB.format("")), soft_topology(), "soft")
     work = experiment.workload
     assert (work.grid, duration_ns(work)) == ((("tp", 2), ("dp", 2)), None)
@@ -46,12 +46,12 @@ def test_a_job_is_a_workload_and_its_plan_is_plain():
         ("grid", 'flow = "write"\ngrid', "workload: say what runs: "),
     ],
 )
-def test_a_job_that_makes_no_sense_is_refused_with_its_path(old, new, says):
+def test_experiment_invalid_job_is_rejected_with_its_path(old, new, says):
     with pytest.raises(ConfigError, match=re.escape(says)):
         read(JOB.format("").replace(old, new, 1))
 
 
-def test_a_grid_that_the_lab_does_not_fill_is_refused():
+def test_experiment_grid_the_lab_cannot_fill_is_rejected():
     with pytest.raises(ConfigError, match=re.escape("workload.grid: has 8 ranks, but there are 4 RNICs")):
         fit(read(JOB.format("").replace("tp=2", "tp=4")), soft_topology(), "soft")
 
@@ -68,7 +68,7 @@ host = "host4"
 """
 
 
-def test_a_job_says_where_its_storage_is():
+def test_experiment_job_names_its_storage():
     made = decode((STORED_JOB + 'ingest = "64KiB"\ncheckpoint = "4MiB:5:async"\n').encode(), source="job.toml")
     storage = made.workload.storage
     assert (storage.host, storage.ingest_bytes, storage.checkpoint_bytes) == ("host4", 65536, 4 << 20)
@@ -86,7 +86,7 @@ def test_a_job_says_where_its_storage_is():
         ('checkpoint = "1MiB:0"', "interval at least 1 iteration"),
     ],
 )
-def test_storage_that_makes_no_sense_is_told_with_its_path(line, said):
+def test_experiment_invalid_storage_is_rejected_with_its_path(line, said):
     with pytest.raises(ConfigError) as caught:
         decode((STORED_JOB + line).encode(), source="job.toml")
     assert said in str(caught.value)
@@ -118,7 +118,7 @@ for = "2s"
         ("host.rank-kill", "host3", r"no rank there; it has on host1, host2"),
     ],
 )
-def test_a_fault_of_a_program_that_will_not_be_there_is_refused(kind, target, said):
+def test_experiment_fault_of_a_program_the_workload_lacks_is_rejected(kind, target, said):
     two_ranks = STORED_JOB.replace("dp=4", "dp=2").replace(
         "iterations", 'ranks = ["host1:rxe0", "host2:rxe0"]\niterations'
     )
@@ -159,14 +159,14 @@ iterations = 30
 """
 
 
-def test_an_inference_job_is_a_workload_with_its_promises():
+def test_experiment_inference_job_becomes_a_workload_with_its_slos():
     made = fit(decode(SERVING.encode(), source="serving.toml"), soft_topology(), "soft").workload
     assert isinstance(made, InferenceSpec)
     assert (made.requests, made.prefill_bytes, made.decode_ms, made.slo_ttft_ms) == (20, 256 << 10, 2.0, 500.0)
     assert len(made.ranks) == 4
 
 
-def test_a_ranking_job_is_a_workload():
+def test_experiment_ranking_job_becomes_a_workload():
     made = fit(decode(RANKING.encode(), source="ranking.toml"), soft_topology(), "soft").workload
     assert isinstance(made, RankingSpec)
     assert (made.embedding_bytes, made.skew, made.iterations, len(made.ranks)) == (512 << 10, 1.2, 30, 4)
@@ -185,7 +185,7 @@ def test_a_ranking_job_is_a_workload():
         (RANKING + "requests = 3", r"workload: say what runs"),
     ],
 )
-def test_a_job_that_serves_badly_is_refused_with_its_path(text, said):
+def test_experiment_invalid_serving_job_is_rejected_with_its_path(text, said):
     with pytest.raises(ConfigError, match=said):
         fit(decode(text.encode(), source="x.toml"), soft_topology(), "soft")
 
@@ -205,7 +205,7 @@ checkpoint = "512KiB:10"
 """
 
 
-def test_job_says_how_it_restarts():
+def test_experiment_job_has_its_restart_policy():
     text = 'spares = ["host[3]:rnic[0]"]\nwithout_spare = "shrink"\nmost_restarts = 2\nrejoin = "90s"\n'
     text = SURVIVING_JOB.replace('"512KiB:10"', '"512KiB:10"\nkeep = 4') + text
     made = fit(decode(text.encode(), source="job.toml"), soft_topology(), "soft")
@@ -240,7 +240,7 @@ def test_job_says_how_it_restarts():
         ({'"512KiB:10"': '"512KiB:10"\nkeep = 1'}, 'spares = ["host4"]', "workload.storage.keep"),
     ],
 )
-def test_restart_that_makes_no_sense_is_refused_with_its_path(changes, line, said):
+def test_experiment_invalid_restart_is_rejected_with_its_path(changes, line, said):
     text = SURVIVING_JOB + line
     for old, new in changes.items():
         assert old in text
@@ -258,7 +258,7 @@ def test_restart_that_makes_no_sense_is_refused_with_its_path(changes, line, sai
         ('spares = ["host4:rxe0", "rtsw1"]', "workload.resilience.spares[1]: "),
     ],
 )
-def test_spare_that_cannot_be_one_is_refused_with_its_path(line, said):
+def test_experiment_invalid_spare_is_rejected_with_its_path(line, said):
     with pytest.raises(ConfigError) as caught:
         fit(decode((SURVIVING_JOB + line).encode(), source="job.toml"), soft_topology(), "soft")
     assert said in str(caught.value)

@@ -71,7 +71,7 @@ def job(*restarts, count=100, wrong=0):
     )  # fmt: skip
 
 
-def test_phases_begin_at_the_firing_of_the_fault_that_caused_the_loss():
+def test_restart_phases_begin_at_the_firing_that_caused_the_loss():
     ((_, phases),) = phases_of_restarts(
         resilience(PLAIN), {"early": (T0 + S, T0 + 2 * S), "loss": (T0 + 5 * S + S // 2, 0)}
     )
@@ -81,7 +81,7 @@ def test_phases_begin_at_the_firing_of_the_fault_that_caused_the_loss():
     assert phases[0].length_ns == 4 * S, "without a fault, from the last progress"
 
 
-def test_restart_that_a_further_loss_cut_short_has_only_its_first_phases():
+def test_restart_interrupted_by_another_loss_has_only_its_first_phases():
     first = replace(PLAIN, initialised_ns=None, restored_ns=None, caught_up_ns=None, restored_iterations=None)
     second = replace(PLAIN, number=2, noticed_ns=T0 + 12 * S, diagnosed_ns=T0 + 13 * S, rescheduled_ns=T0 + 14 * S,
                      initialised_ns=T0 + 15 * S, restored_ns=T0 + 16 * S, caught_up_ns=T0 + 17 * S)  # fmt: skip
@@ -94,7 +94,7 @@ def test_restart_that_a_further_loss_cut_short_has_only_its_first_phases():
     assert "restart 1 restored nothing because of a further loss" in metrics["lost_iterations"].detail
 
 
-def test_metrics_of_a_restart_are_those_of_its_phases():
+def test_restart_metrics_equal_its_phases():
     metrics = observe(job(PLAIN)).metrics
     observed = {name: metrics[f"restart.{name}"].value for name in (*PHASES, "total")}
     assert observed == {
@@ -105,14 +105,14 @@ def test_metrics_of_a_restart_are_those_of_its_phases():
     assert metrics["initialise.time"].value == 2.0
 
 
-def test_job_without_resilience_or_restart_has_no_times():
+def test_restart_metrics_of_a_job_without_restarts_are_none():
     assert observe(synthetic_run()).metrics["restart.detect"].value is None
     quiet = observe(job()).metrics
     assert (quiet["restart.detect"].value, quiet["restart.detect"].detail) == (None, "the job was not restarted")
     assert (quiet["lost_iterations"].value, quiet["state_errors"].value) == (0, 0)
 
 
-def test_measured_ettr_stands_beside_the_published_formula_with_its_inputs():
+def test_ettr_is_shown_with_the_published_formula_and_its_inputs():
     run = job(PLAIN)
     one = ettr(run, None, (), first_fault_ns=T0 + 4 * S)
     assert one.ratio == pytest.approx(100 * 0.1 / ((run.end_ns - T0) / S))
@@ -129,12 +129,12 @@ def test_measured_ettr_stands_beside_the_published_formula_with_its_inputs():
 
 
 @pytest.mark.parametrize("lost", range(10))
-def test_formula_covers_every_moment_of_a_loss_but_the_outermost(lost):
+def test_ettr_formula_covers_every_moment_of_a_loss_but_the_outermost(lost):
     measured = ettr(job(loss(40 + lost)), None, (), first_fault_ns=T0 + 4 * S)
     assert (measured.formula.low <= measured.ratio <= measured.formula.high) == (lost > 0)
 
 
-def test_formula_is_a_row_of_the_predictions():
+def test_ettr_formula_is_a_row_of_the_predictions():
     rows = [one for one in predictions(job(PLAIN), observe(job(PLAIN))) if "job with restarts" in one.what]
     assert [one.predicted for one in rows] == ["0.541 (0.515 to 0.566)"]
 
@@ -148,7 +148,7 @@ def _plan_of(run):
     return Plan(faultbed="0", experiment="job", seed=1, inventory="x", workload=run.workload, faults=())
 
 
-def test_every_restart_and_the_state_are_rows_of_the_verdict():
+def test_judge_restarts_and_state_are_checks_of_the_verdict():
     checks = {one.name: one for one in verdict_of(job(PLAIN)).checks}
     assert (checks["restart.1"].verdict, checks["restart.1"].observed) == (Verdict.PASS, 8.5)
     output = checks["restart.1"].detail
@@ -159,14 +159,14 @@ def test_every_restart_and_the_state_are_rows_of_the_verdict():
     assert checks["state"].verdict is Verdict.PASS
 
 
-def test_wrong_state_is_a_fail_without_any_expectation():
+def test_judge_wrong_state_fails_without_any_expectation():
     """The mutation: a restart that restores nothing."""
     verdict = verdict_of(job(PLAIN, wrong=499))
     assert verdict.verdict is Verdict.FAIL
     assert {one.name: one.verdict for one in verdict.checks}["state"] is Verdict.FAIL
 
 
-def test_restart_that_never_came_to_its_end_fails():
+def test_judge_unfinished_restart_fails():
     run = job(replace(PLAIN, restored_ns=None, caught_up_ns=None, restored_iterations=None))
     run = msgspec.structs.replace(
         run, failure="no spare is left", resilience=msgspec.structs.replace(run.resilience, states=())
@@ -176,12 +176,12 @@ def test_restart_that_never_came_to_its_end_fails():
     assert (by_name["restart.1"], by_name["state_errors"]) == (Verdict.FAIL, Verdict.INCONCLUSIVE)
 
 
-def test_rejected_checkpoints_are_named():
+def test_judge_names_rejected_checkpoints():
     one = replace(PLAIN, rejected=(("g0-rank1-after00000050.checkpoint", "corrupt: checksum mismatch"),))
     assert "g0-rank1-after00000050.checkpoint: corrupt: checksum mismatch" in describe(one, ())
 
 
-def test_measurements_with_restarts_are_read_as_they_were_written():
+def test_measurements_with_restarts_round_trip():
     run = job(PLAIN)
     assert decode(encode(run)).resilience == run.resilience
 
