@@ -18,7 +18,7 @@ from testbed.observe import fingerprint, switch_routing
 from testbed.routing.schemes import SCHEMES, Routing
 from testbed.routing.switch_tables import scheme_tables
 
-pytestmark = [pytest.mark.soft, pytest.mark.needs("hosts >= 4", "uplinks >= 4")]
+pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4", "uplinks >= 2")]
 
 TEXT = """
 name = "scheme"
@@ -66,7 +66,6 @@ def mmr(finished, switch):
     return max(sent) * len(sent) / sum(sent)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_routing_scheme_routes_the_workload_is_proved_and_leaves_nothing(lab, tmp_path, scheme):
     finished = run(lab, tmp_path, scheme)
@@ -79,7 +78,6 @@ def test_routing_scheme_routes_the_workload_is_proved_and_leaves_nothing(lab, tm
     assert not any(rules(lab).values())
 
 
-@pytest.mark.slow
 def test_e_ecmp_loads_links_as_its_computed_decisions(lab, tmp_path):
     """The hash of each queue pair is computed beforehand; what links carried differs by headers and control traffic."""
     finished = run(lab, tmp_path, "e-ecmp", more=BYTES, iterations=20)
@@ -89,7 +87,6 @@ def test_e_ecmp_loads_links_as_its_computed_decisions(lab, tmp_path):
     assert check.verdict is Verdict.PASS, check
 
 
-@pytest.mark.slow
 def test_spray_fills_uplinks_equally_and_reorders_nothing(lab, tmp_path):
     """Equal paths: no packet overtakes another one, so no receiver sees a gap."""
     finished = run(lab, tmp_path, "spray", iterations=20)
@@ -105,7 +102,6 @@ def test_spray_fills_uplinks_equally_and_reorders_nothing(lab, tmp_path):
     assert not any(gaps.values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "mutate"), [("static-parity", "noop"), ("e-ecmp", "lie")])
 def test_routing_scheme_without_effect_is_inconclusive(lab, tmp_path, scheme, mutate):
     """A scheme's effect is read from the kernels of the switches, whatever its holder claims."""
@@ -173,7 +169,6 @@ def test_withdrawn_prefix_leaves_the_routing_schemes_tables(lab, tmp_path):
     assert not any(rules(lab).values())
 
 
-@pytest.mark.slow
 @pytest.mark.needs("hosts >= 6")
 @pytest.mark.parametrize(
     ("hosts", "rack1", "others"),
