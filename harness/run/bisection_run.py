@@ -13,10 +13,10 @@ from harness.analysis.links.effective_bisection import Trial, bisection_of, rati
 from harness.analysis.links.link_metrics import link_metrics
 from harness.confidence import Interval, decide, level_for
 from harness.record.measurements import Measurements
-from harness.run import emulation_limit
+from harness.run import emulation_limit, ends
 from harness.verdict import LabState, Verdict
 from testbed.backends.soft import lifecycle
-from testbed.errors import DirtyLab, LabError
+from testbed.errors import LabError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import Lab
 from testbed.observe import counters
@@ -82,16 +82,14 @@ def measure(lab: Lab, spec: BisectionSpec, progress: Progress) -> tuple[tuple[Ti
     Raises:
         LabError: a flow failed. The lab has been compared.
         DirtyLab: the lab is not as it was after such an error.
+        Interrupted: Ctrl-C, with what the lab is like.
     """
     work = dirty.begin(lab, "bisection", progress=progress)
     try:
         beyond = _beyond(lab, progress)
         found = tuple(_tier(lab, tier, spec, beyond, progress) for tier in spec.tiers)
-    except BaseException as error:
-        outcome = dirty.end(lab, work)
-        if outcome.state == "DIRTY" and isinstance(error, Exception):
-            raise DirtyLab(f"{error}; {outcome.said}") from error
-        raise
+    except BaseException as error:  # noqa: BLE001 (raised again, with what the lab is like)
+        ends.reraise(error, lab, work, None)
     return found, dirty.end(lab, work).state
 
 

@@ -16,10 +16,13 @@ from synthetic_run import soft_topology
 from harness.analysis.links.effective_bisection import Trial, bisection_of
 from harness.cli.main import cli
 from harness.confidence import LEVEL
-from harness.run.bisection_run import judged
+from harness.run import bisection_run
+from harness.run.bisection_run import BisectionSpec, judged
 from harness.verdict import Verdict
-from testbed.errors import UsageError
+from testbed.errors import DirtyLab, Interrupted, LabError, UsageError
 from testbed.inventory import lab_inventory
+from testbed.tenancy import dirty
+from testbed.tenancy.dirty import Outcome
 from traffic.flows.permutations import permutation, tiers_of
 
 ZONES = lab_inventory.load(house.HOUSE / "inventory" / "soft-zones.yml").topology
@@ -128,3 +131,30 @@ def test_bisection_of_a_lab_without_rates_is_inconclusive_and_touches_nothing(mo
 )
 def test_bisection_rejects_what_the_lab_lacks(words, says):
     assert says in str(CliRunner().invoke(cli, words, standalone_mode=False).exception)
+
+
+@pytest.mark.parametrize(
+    ("error", "raised", "state"),
+    [
+        (LabError("a flow failed"), LabError, "CLEAN"),
+        (LabError("a flow failed"), DirtyLab, "DIRTY"),
+        (KeyboardInterrupt(), Interrupted, "CLEAN"),
+        (KeyboardInterrupt(), Interrupted, "DIRTY"),
+    ],
+)
+def test_bisection_that_ends_early_compares_the_lab_and_says_what_it_is_like(monkeypatch, error, raised, state):
+    said = f"the lab is {state}"
+    monkeypatch.setattr(dirty, "begin", lambda *_, **__: "work")
+    monkeypatch.setattr(dirty, "end", lambda *_, **__: Outcome(state=state, reasons=(), said=said))
+
+    def fails(*_):
+        raise error
+
+    monkeypatch.setattr(bisection_run, "_beyond", fails)
+    spec = BisectionSpec(tiers=("zone",), permutations=3, seed=1, seconds=1.0, qps=1, message_bytes=4096)
+    with pytest.raises(raised) as caught:
+        bisection_run.measure(None, spec, lambda _: None)
+    if raised is not LabError:
+        assert said in str(caught.value)
+    if raised is Interrupted:
+        assert caught.value.exit_code == (5 if state == "DIRTY" else 3)
