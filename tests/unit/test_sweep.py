@@ -324,3 +324,13 @@ def test_ready_sweep_fits_a_lab(path):
     )
     assert len(made) == 2
     assert metrics_for(made, ())
+
+
+def test_point_without_a_value_of_its_metric_is_inconclusive_with_the_reason(executed):
+    """The run passes, for no bound is on that metric; the sweep shows nothing of it."""
+    done = swept(executed, "--metric", "dip", "--metric", "ttft.p99")
+    assert done.return_value == 2
+    point = sweep_file.read(executed.folder).points[0]
+    assert (point.verdict, point.runs[0].verdict) == (Verdict.INCONCLUSIVE, Verdict.PASS)
+    assert point.why == "ttft.p99: not an inference job"
+    assert sweep_text.cell(point, "dip") == "INCONCLUSIVE"

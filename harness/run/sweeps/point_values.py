@@ -32,7 +32,8 @@ _SHOWS_NOTHING = (Verdict.INCONCLUSIVE, Verdict.ERROR)
 def swept_point(point: Point, runs: Sequence[RunDir], metrics: Sequence[Metric], folder: Path) -> SweptPoint:
     """Judge the runs of a point that are done; a point has a verdict once all of its runs are.
 
-    A DIRTY lab ends a sweep: the point then has the verdict of the runs that it has.
+    A DIRTY lab ends a sweep: the point then has the verdict of the runs that it has. A point that passes, and has no
+    value of a metric, is INCONCLUSIVE: it does not show what the sweep is about.
     """
     verdicts = [run.read_verdict() for run in runs]
     swept = SweptPoint(
@@ -59,12 +60,15 @@ def swept_point(point: Point, runs: Sequence[RunDir], metrics: Sequence[Metric],
         pool = pooled.pool(trials, point.experiment.expectations)
         checks, verdict = pool.checks, pool.verdict
     predicted = goodput_under_loss(measured[0])
+    why = _why(verdict, checks)
+    if verdict is Verdict.PASS and (unknown := _unknown(metrics, trials, level)):
+        verdict, why = Verdict.INCONCLUSIVE, unknown
     return SweptPoint(
         number=swept.number,
         parameters=swept.parameters,
         runs=swept.runs,
         verdict=verdict,
-        why=_why(verdict, checks),
+        why=why,
         values=tuple(_value(metric, trials, verdict, level, predicted) for metric in metrics),
     )
 
@@ -91,11 +95,24 @@ def _why(verdict: Verdict, checks: Sequence[Check]) -> str:
     return next((f"{one.name}: {one.detail}" for one in checks if one.verdict is verdict), "no check was made")
 
 
+def _unknown(metrics: Sequence[Metric], trials: Sequence[Trial], level: float) -> str:
+    """Return the first metric without a value, and why; empty: all have one."""
+    for metric in metrics:
+        found = point_value(metric, _that_count(trials), Verdict.PASS, level=level)
+        if found.value is None:
+            return f"{metric.name}: {found.detail}"
+    return ""
+
+
+def _that_count(trials: Sequence[Trial]) -> list[Mapping[str, Observation]]:
+    """Return the observations of the runs in the pool; a single run counts in any case."""
+    return [trial.metrics for trial in trials if len(trials) == 1 or why_left_out(trial.verdict) is None]
+
+
 def _value(
     metric: Metric, trials: Sequence[Trial], verdict: Verdict, level: float, predicted: float | None
 ) -> SweptValue:
-    kept = [trial.metrics for trial in trials if len(trials) == 1 or why_left_out(trial.verdict) is None]
-    found = point_value(metric, kept, verdict, level=level)
+    found = point_value(metric, _that_count(trials), verdict, level=level)
     interval = found.interval
     return SweptValue(
         metric=metric.name,
