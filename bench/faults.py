@@ -17,9 +17,10 @@ from typing import Any
 from bench.rows import Row, mark
 from inject.evidence.receipt import Receipt
 from inject.fault_plan import FaultSpec, PlannedFault, plan
-from inject.injector import Injector, Prepared
+from inject.injector import Injector
 from inject.journal import Journal
 from inject.policy.overlap import NOT_OWN
+from inject.prepared_fault import PreparedFault
 from testbed.errors import LabError
 from testbed.lab import Lab
 from testbed.model.topology import Topology
@@ -138,7 +139,7 @@ def _gaps(lab: Lab, host: str, rnic: str) -> int:
     return counters.read(lab, [host])[host][f"{rnic}.out_of_seq_request"]
 
 
-def _when_hit(prepared: Prepared) -> Receipt:
+def _when_hit(prepared: PreparedFault) -> Receipt:
     deadline = time.monotonic() + _GONE_S
     while not prepared.observe()["count"] and time.monotonic() < deadline:
         threading.Event().wait(0.1)

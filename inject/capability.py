@@ -1,8 +1,8 @@
-"""What faults a lab can do, target by target: what planning refuses, and what its machines answer.
+"""What faults a lab can do, target by target: what planning refuses, and what its machines report.
 
-The code that would do the fault runs on the machine, up to the point before the first change (`inject.node.probe`):
-the release and the ASIC of a switch, its ACLs and containers, a firmware that keeps ports up, missing tools, foreign
-states. Nothing is changed, and nothing is reserved.
+Each machine runs the code that would carry out the fault, up to the point before the first change
+(`inject.node.probe`). That finds the release and the ASIC of a switch, its ACLs and containers, a firmware that keeps
+ports up, missing tools, and state that is not ours. Nothing is changed, and nothing is reserved.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ MODULE = "inject.node.probe"
 _FOR_S = 10.0
 _TIMEOUT_S = 600.0
 _SAMPLES: Mapping[str, Any] = {"share": 1, "rate": 1000, "period": 8, "percent": 20}
-"""Values of parameters with which a kind is tried; `share` 1 is the only one that an ASIC's ACL can do."""
+"""Parameter values with which a kind is tried; an ASIC's ACL supports only a `share` of 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ability:
-    """Whether a kind of fault can be done at one target: `no` is the target's own answer or the plan's, with `why`.
+    """Whether a kind of fault can be done at one target, and `why` not: by the plan, or by the target's answer.
 
     `unknown`: its machine did not answer.
     """
@@ -45,7 +45,7 @@ class Ability:
 
 
 def targets_of(kind: FaultKind, topology: Topology) -> Iterator[str]:
-    """Every target of a lab that a kind fits, as it is named in experiments."""
+    """Return every target of a lab that a kind fits, as it is named in experiments."""
     if "host" in kind.targets:
         yield from (host.name for host in topology.hosts)
     if "rnic" in kind.targets:
@@ -59,7 +59,7 @@ def targets_of(kind: FaultKind, topology: Topology) -> Iterator[str]:
 
 
 def abilities(lab: Lab, kinds: Sequence[FaultKind] | None = None) -> list[Ability]:
-    """Ask every machine of a lab for all kinds (default: the whole catalogue) at all their targets."""
+    """Query every machine of a lab about all kinds (default: the whole catalogue) at all their targets."""
     answers_by_target: dict[tuple[str, str], Ability] = {}
     faults_by_node: dict[str, list[PlannedFault]] = {}
     for kind in CATALOGUE.values() if kinds is None else kinds:
@@ -75,13 +75,13 @@ def abilities(lab: Lab, kinds: Sequence[FaultKind] | None = None) -> list[Abilit
             if can == "unknown":
                 faults_by_node.setdefault(planned.place.node, []).append(planned)
     with ThreadPoolExecutor(max_workers=max(1, len(faults_by_node))) as pool:
-        for answers in pool.map(lambda node: _ask(lab, node, faults_by_node[node]), faults_by_node):
+        for answers in pool.map(lambda node: _query(lab, node, faults_by_node[node]), faults_by_node):
             answers_by_target |= {(each.kind, each.target): each for each in answers}
     return list(answers_by_target.values())
 
 
 def summary(answers: Sequence[Ability]) -> list[tuple[str, str, str, str]]:
-    """Return rows (kind, can, targets, why); targets with the same answer share a row."""
+    """Return rows of kind, answer, targets and reason; targets with the same answer share a row."""
     rows: dict[tuple[str, str, str], list[str]] = {}
     for each in answers:
         rows.setdefault((each.kind, each.can, each.why.replace(each.target, "TARGET")), []).append(each.target)
@@ -113,7 +113,7 @@ def _unknown(faults: Sequence[PlannedFault], why: str) -> list[Ability]:
     return [Ability(kind=fault.kind, target=fault.target.text, can="unknown", why=why) for fault in faults]
 
 
-def _ask(lab: Lab, node: str, faults: Sequence[PlannedFault]) -> list[Ability]:
+def _query(lab: Lab, node: str, faults: Sequence[PlannedFault]) -> list[Ability]:
     requests = [{"actuator": each.request["actuator"], "args": each.request["args"]} for each in faults]
     try:
         lab.ensure_code(node)

@@ -1,4 +1,4 @@
-"""The catalogue as a page of Markdown: `python -m inject.fault_page > docs/faults.md`."""
+"""Generate the catalogue as a Markdown page: `python -m inject.fault_page > docs/faults.md`."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ _HEAD = """\
 Written by `python -m inject.fault_page > docs/faults.md` from `inject/kinds/`; change those, not this page.
 `faultbed faults` prints the same, `faultbed faults --json` for programs.
 
-Fidelity: `real` is real cause and real effect, `emulated` a real symptom of another cause. Who reverts when everybody
-else is dead: `fd`, the kernel, with the socket of the holder; `unit`, PID 1 of the target; `local`, the guardian beside
-QEMU. A fault counts as proved when it was armed (read back, where it was to be), its actuator counted something, an
-independent counter moved, and none moved that must not. On a rack lab every holder is a transient unit of the switch
-or host (`unit`). **No rack actuator has been run on hardware yet**: commands and readbacks follow the vendors'
-documentation. A kind without one is refused there when it is planned.
+Fidelity: `real` is real cause and real effect, `emulated` a real symptom of another cause. The last column says what
+reverts if the controller and the holder are gone: `fd`, the kernel, with the socket of the holder; `unit`, PID 1 of
+the target; `local`, the guardian beside QEMU. A fault is proved if it was armed (read back at its place), its actuator
+counted hits, an independent counter moved, and no counter moved that must not. On a rack lab every holder is a
+transient unit of the switch or host (`unit`). **No rack actuator has been run on hardware yet**: commands and readbacks
+follow the vendors' documentation. A kind without one is refused there when it is planned.
 """
 
 
 def table() -> list[tuple[str, str, str, str, str]]:
-    """Every kind in a line: name, targets, fidelity, who reverts, summary."""
+    """Return a row for every kind: name, targets, fidelity, who reverts, summary."""
     return [
         (
             kind.name,
@@ -39,7 +39,7 @@ def table() -> list[tuple[str, str, str, str, str]]:
 
 
 def markdown() -> str:
-    """The whole page."""
+    """Return the whole page."""
     parts = [_HEAD, *rows(("kind", "targets", "fidelity", "reverted by", "what it does"), table())]
     for kind in CATALOGUE.values():
         parts += ["", *_section(kind)]
@@ -73,7 +73,7 @@ def _default(param: Param) -> str:
 
 
 def rows(head: tuple[str, ...], body: Iterable[tuple[str, ...]]) -> list[str]:
-    """A table of Markdown, as lines."""
+    """Return a Markdown table as lines."""
     lines = [head, tuple("---" for _ in head), *body]
     return [f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines]
 

@@ -1,4 +1,4 @@
-"""From what a person asked for to exactly what will be done, undone and looked at. Pure: no machine is touched.
+"""Plan faults: from a specification to the exact changes, reverts and counters. Pure: no machine is touched.
 
     FaultSpec + Topology  →  PlannedFault
 
@@ -34,7 +34,7 @@ PSN_COUNT = 1 << 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultSpec:
-    """A fault as a person wrote it: kind, target, window (seconds from the start of the workload) and parameters.
+    """A fault as the user wrote it: kind, target, window (seconds from the start of the workload) and parameters.
 
     `seed` decides which packets it takes (`inject.selection`): 0 to 2³¹ - 1.
     """
@@ -49,7 +49,7 @@ class FaultSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFault:
-    """One fault, ready to be done.
+    """One planned fault.
 
     `place` is where the holder runs, `request` what it is told (JSON), `steps` the same for people, `must_move` and
     `must_not_move` the counters (`node/name`, as in `testbed.observe.counters`) that decide whether it fired, `shows`
@@ -77,25 +77,25 @@ class PlannedFault:
     restored: tuple[tuple[str, int | None], ...]
     shows: Mapping[str, Any]
     while_on: tuple[tuple[str, int | None], ...]
-    learn: soft.Learn | None
+    late_binding: soft.LateBinding | None
     of_workload: bool
     complete_after: int | None = None
     selection: Selection | None = None
 
     @property
     def reads_keys(self) -> tuple[str, ...]:
-        """Every counter that decides, as `node/name`."""
+        """Every counter that decides whether it fired or is restored, as `node/name`."""
         keys = [key for witness in self.must_move for key in witness.any_of]
         states = [key for key, _ in (*self.restored, *self.while_on)]
         return tuple(dict.fromkeys([*keys, *self.must_not_move, *states]))
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Hosts and switches whose counters decide, sorted."""
+        """The hosts and switches whose counters decide, sorted."""
         return tuple(sorted({key.split("/", 1)[0] for key in self.reads_keys}))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for `plan.json`: the same plan gives the same bytes through `json.dumps(..., sort_keys=True)`."""
+        """Return plain data for `plan.json`; with `sort_keys=True` the same plan gives the same bytes."""
         return {
             "id": self.id,
             "kind": self.kind,
@@ -116,7 +116,7 @@ class PlannedFault:
             "while_on": [list(pair) for pair in self.while_on],
             "of_workload": self.of_workload,
             "complete_after": self.complete_after,
-            "learn": dataclasses.asdict(self.learn) if self.learn else None,
+            "learn": dataclasses.asdict(self.late_binding) if self.late_binding else None,
             "reads": list(self.reads),
             "selection": self.selection.to_json() if self.selection else None,
         }
@@ -126,10 +126,10 @@ def plan(spec: FaultSpec, topology: Topology, *, lab_kind: str, index: int = 0, 
     """Plan one fault.
 
     Args:
-        spec: what is asked for.
+        spec: the fault as the user wrote it.
         topology: the lab.
         lab_kind: `soft` or `rack`.
-        index: position in its experiment; part of the id, so that two equal faults are told apart.
+        index: position in its experiment; part of the id, so that two equal faults have different ids.
         where: the path that errors begin with, such as `faults[1]`.
 
     Raises:
@@ -140,14 +140,14 @@ def plan(spec: FaultSpec, topology: Topology, *, lab_kind: str, index: int = 0, 
     target = _target(spec, topology, kind, where=where)
     if lab_kind not in kind.fidelity:
         raise Unsupported(
-            f"{where}: {kind.name} is not supported on this lab: a {lab_kind} lab has no way to do it yet; "
+            f"{where}: {kind.name} is not supported on this lab: a {lab_kind} lab has no mechanism for it yet; "
             f"it works on: {', '.join(kind.fidelity)}"
         )
     at_s = _seconds(spec.at_s, f"{where}.at", low=0.0)
     for_s = _seconds(spec.for_s, f"{where}.for", low=0.01)
-    params = _params(spec.params, kind, topology, where=where)
+    params = _params(spec, kind, topology, where=where)
     fault_id = _fault_id(index, kind.name, target.text, at_s, for_s, params)
-    shot = (rack.take if lab_kind == "rack" else soft.take)(
+    mechanism = (rack.resolve if lab_kind == "rack" else soft.resolve)(
         soft.Request(
             id=fault_id,
             kind=kind.name,
@@ -168,10 +168,10 @@ def plan(spec: FaultSpec, topology: Topology, *, lab_kind: str, index: int = 0, 
         params=params,
         lab_kind=lab_kind,
         fidelity=kind.fidelity[lab_kind],
-        # A rack has no QEMU beside it, and no socket that holds a switch's rule.
+        # A rack has no QEMU, and no socket that owns a switch's rule: PID 1 of the target reverts.
         binding="unit" if lab_kind == "rack" else kind.binding[target.kind],
         colour=kind.colour,
-        **{f.name: getattr(shot, f.name) for f in dataclasses.fields(shot)},
+        **{f.name: getattr(mechanism, f.name) for f in dataclasses.fields(mechanism)},
     )
 
 
@@ -180,16 +180,16 @@ def plan_all(
 ) -> tuple[PlannedFault, ...]:
     """Plan the faults of one experiment together, in order.
 
-    A counter that one of them moves, or takes away, on purpose is no longer a bystander of the others.
+    Counters that one fault is expected to move, or to remove, are removed from the bystanders of the others.
 
     Args:
-        specs: what is asked for.
+        specs: the faults as the user wrote them.
         topology: the lab.
         lab_kind: `soft` or `rack`.
-        names: what errors call each of them; without, `faults[0]` and so on.
+        names: how errors name each of them; default: `faults[0]` and so on.
 
     Raises:
-        UsageError: as `plan`, or two faults that would change the same thing at the same time.
+        UsageError: as `plan`, or two faults would change the same thing at the same time.
         Unsupported: as `plan`.
     """
     names = names or [f"faults[{index}]" for index in range(len(specs))]
@@ -204,7 +204,7 @@ def plan_all(
                     f"{names[second]}: {fault.kind} on {fault.target.text} overlaps {names[first]} "
                     f"({other.kind} on {other.target.text}): both change {thing}; move one of the windows"
                 )
-    return _beside(planned)
+    return _without_shared_bystanders(planned)
 
 
 def plan_beside(
@@ -216,27 +216,27 @@ def plan_beside(
     index: int,
     where: str = "fault",
 ) -> tuple[PlannedFault, ...]:
-    """Plan one fault beside those that are there already, whatever their windows.
+    """Plan one fault in addition to active ones, whatever their windows.
 
     Returns:
-        Those, and the new one last; none calls a bystander what another one moves.
+        All faults, the new one last. Counters that one is expected to move are no bystanders of the others.
 
     Raises:
-        UsageError: as `plan`, or it would change what one of them changes.
+        UsageError: as `plan`, or it would change what an active fault changes.
         Unsupported: as `plan`.
     """
     planned = plan(spec, topology, lab_kind=lab_kind, index=index, where=where)
     for other in active:
         if thing := both_claim(other, planned, topology, at_any_time=True):
             raise UsageError(
-                f"{where}: {planned.kind} on {planned.target.text} beside {other.kind} on {other.target.text}: both "
-                f"change {thing}; clear that one first"
+                f"{where}: {planned.kind} on {planned.target.text} conflicts with {other.kind} on "
+                f"{other.target.text}: both change {thing}; clear the active one first"
             )
-    return _beside([*active, planned])
+    return _without_shared_bystanders([*active, planned])
 
 
-def _beside(planned: Sequence[PlannedFault]) -> tuple[PlannedFault, ...]:
-    """The same faults, of which none calls a bystander what another one of them moves, or takes away, on purpose."""
+def _without_shared_bystanders(planned: Sequence[PlannedFault]) -> tuple[PlannedFault, ...]:
+    """Remove from each fault's bystanders the counters that another fault is expected to move or to remove."""
     return tuple(
         dataclasses.replace(
             fault, must_not_move=_still_bystanders(fault, [other for other in planned if other is not fault])
@@ -258,7 +258,7 @@ def _target(spec: FaultSpec, topology: Topology, kind: FaultKind, *, where: str)
         raise UsageError(f"{where}.target: {error}") from None
     if target.kind not in kind.targets:
         raise UsageError(
-            f'{where}.target: {kind.name} does not fit a {target.kind} ("{spec.target}"); it fits: '
+            f'{where}.target: {kind.name} cannot target a {target.kind} ("{spec.target}"); it targets: '
             f"{', '.join(kind.targets)}"
         )
     return target
@@ -266,20 +266,20 @@ def _target(spec: FaultSpec, topology: Topology, kind: FaultKind, *, where: str)
 
 def _seconds(value: float, where: str, *, low: float) -> float:
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value) or value < low:
-        raise UsageError(f"{where}: {value!r} is not a time of at least {low:g} s")
+        raise UsageError(f"{where}: {value!r} is not a time; give at least {low:g} s")
     return float(value)
 
 
-def _params(given: Mapping[str, Any], kind: FaultKind, topology: Topology, *, where: str) -> Mapping[str, Any]:
+def _params(spec: FaultSpec, kind: FaultKind, topology: Topology, *, where: str) -> Mapping[str, Any]:
     names = [param.name for param in kind.params]
-    for name in given:
+    for name in spec.params:
         if name not in names:
-            said = hint(name, names, otherwise="it takes:")
-            raise UsageError(f'{where}.{name}: {kind.name} has no parameter "{name}"; {said}')
-    values = {}
+            known = hint(name, names, otherwise="its parameters:")
+            raise UsageError(f'{where}.{name}: {kind.name} has no parameter "{name}"; {known}')
+    values: dict[str, Any] = {}
     for param in kind.params:
-        if param.name in given:
-            values[param.name] = _value(given[param.name], param, where=f"{where}.{param.name}")
+        if param.name in spec.params:
+            values[param.name] = _value(spec.params[param.name], param, where=f"{where}.{param.name}")
             if param.type == "rnic":
                 try:
                     values[param.name] = select_one(topology, values[param.name])
@@ -292,11 +292,11 @@ def _params(given: Mapping[str, Any], kind: FaultKind, topology: Topology, *, wh
     return MappingProxyType(dict(sorted(values.items())))
 
 
-def _value(given: Any, param: Param, *, where: str) -> Any:
-    wrong = UsageError(f"{where}: {given!r} is not in {param.range}{param.unit and ' ' + param.unit}")
-    if isinstance(given, bool):
+def _value(value: Any, param: Param, *, where: str) -> Any:
+    wrong = UsageError(f"{where}: {value!r} is not in {param.range}{param.unit and ' ' + param.unit}")
+    if isinstance(value, bool):
         raise wrong
-    text = str(given).strip()
+    text = str(value).strip()
     if param.type == "choice":
         if text not in param.choices:
             raise wrong
@@ -323,13 +323,13 @@ def _psn(text: str, wrong: UsageError) -> int | str:
     if not re.fullmatch(r"\+?[0-9]{1,9}", text):
         raise wrong
     number = int(text)
-    # Half the PSN space: farther ahead is behind (InfiniBand 9.7.2, 24-bit serial numbers).
+    # At most half the PSN space: a larger distance ahead means behind (InfiniBand 9.7.2, 24-bit serial numbers).
     if number >= PSN_COUNT or (text.startswith("+") and not 1 <= number <= PSN_COUNT // 2):
         raise wrong
     return f"+{number}" if text.startswith("+") else number
 
 
 def _fault_id(index: int, kind: str, target: str, at_s: float, for_s: float, params: Mapping[str, Any]) -> str:
-    said = json.dumps([index, kind, target, at_s, for_s, dict(params)], sort_keys=True)
+    content = json.dumps([index, kind, target, at_s, for_s, dict(params)], sort_keys=True)
     slug = re.sub(r"[^a-z0-9]+", "-", f"{kind}-{target}".lower()).strip("-")[:40]
-    return f"{index}-{slug}-{hashlib.sha256(said.encode()).hexdigest()[:6]}"
+    return f"{index}-{slug}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"

@@ -1,16 +1,16 @@
-"""Finds and reverts what faults left behind, without a journal and without knowing who left it.
+"""Find and revert what faults left behind, without a journal and whichever session left it.
 
-It goes by marks, of which a fault that its target has not reverted has at least a unit or a stored revert: units
-named `faultbed-fault-*`, stored reverts, nftables tables named `faultbed_*`, devices named `fbvia*` and the
-redirections to them, a rule to the table that steers, rules and tables of routing schemes, a file that makes receives
-late, busy processes and stopped ones, a CPU limit on a soft GPU, on ranks or on storage, ports of the topology that are
-down, links of VMs without carrier. On a rack a port that is down may be somebody's maintenance, and a stopped process
-somebody's debugging: there only ports that were up before the run that left the lab DIRTY are brought up, and only
-programs of ours go on; all others are told as not ours, and left as they are.
+`heal` recognises marks. A fault that its target has not reverted has at least a unit or a stored revert: units named
+`faultbed-fault-*`, stored reverts, nftables tables named `faultbed_*`, devices named `fbvia*` and the redirections to
+them, a rule to the steering table, rules and tables of routing schemes, a file that makes receives late, busy and
+stopped processes, a CPU limit on a soft GPU, on ranks or on storage, ports of the topology that are down, links of
+VMs without carrier. On a rack a port may be down for maintenance and a process may be stopped for debugging. There
+only ports that were up before the run that left the lab DIRTY are brought up, and only our own programs continue; all
+others are reported as not ours and left alone.
 
-One command a machine, all machines at once; one that does not answer does not keep the others waiting. What has no mark
-of its own (a setting, a line of a configuration, a killed daemon) lives no longer than its machine, and so does its
-stored revert. A machine of a soft lab that has booted lacks what provisioning makes: it is provisioned again.
+Each machine runs one command, all machines at once; one that does not answer does not delay the others. A change
+without a mark (a setting, a line of a configuration, a killed daemon) does not survive a reboot, and neither does its
+stored revert. A machine of a soft lab that has rebooted lacks what provisioning makes: it is provisioned again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from inject import reprovision
-from inject.channels import REJOIN, healed_file, revert_dir
+from inject.leases.channels import REJOIN, healed_file, revert_dir
 from inject.node.holder import REVERT_DIR
 from inject.node.machine.cgroup import UNLIMITED
 from inject.node.machine.hog import NAME as HOG
@@ -50,17 +50,17 @@ if TYPE_CHECKING:
 __all__ = ["PANIC_S", "heal", "is_foreign", "script"]
 
 PANIC_S = 5.0
-"""What `panic` should take. It is not cut off there: an emulated switch that has been idle needs more."""
+"""How long `panic` should take. It is not cut off there: an emulated switch that was idle may need more."""
 _REVERT_S, _BACK_S = 30.0, 900.0
-"""How long a revert beside QEMU may take; and one that waits for a host to boot."""
-_UNMADE = "not made:"
+"""Deadline of a revert beside QEMU, and of one that waits for a host to boot."""
+_MISSING = "missing:"
 # Where systemd keeps the control groups of transient units (systemd.slice(5)).
 _SYSTEM_SLICE = "/sys/fs/cgroup/system.slice"
 _MARK = "healed:"
 _FOREIGN = "not ours:"
 
-# What faults leave in one network namespace. A process costs a tenth of a second under emulation, so that the shell
-# looks for words itself; `$1` says where it is.
+# Removes what faults leave in one network namespace; `$1` names it in messages. A process costs a tenth of a second
+# under emulation, so that the shell itself matches words.
 _SWEEP = f"""\
 for w in $(nft list tables netdev 2>/dev/null); do
   case $w in faultbed_*)
@@ -76,8 +76,8 @@ for w in $(tc qdisc show 2>/dev/null); do
 done
 case $([ -n "$ask" ] && printf %s "$ask" | tc -batch -) in *"mark 0xfb"*)
   for w in $hooked; do
-    said=$(tc filter show dev "$w" egress)
-    case $said in
+    filters=$(tc filter show dev "$w" egress)
+    case $filters in
     *"pref {OWN} "*"mark 0xfb"*) way="qdisc del dev $w clsact" ;;
     *"mark 0xfb"*) way="filter del dev $w egress protocol ip prio {GUEST}" ;;
     *) continue ;;
@@ -107,9 +107,9 @@ case $(ip rule show) in *"proto {PROTOCOL}"*)
 esac
 true
 """
-# What is left of faults that have a unit, a stored revert or a process. Killed, not asked: ExecStopPost of each unit
-# then runs its stored revert, and so do we for what has no unit any more. As few processes as can be, as above: with
-# five emulated machines on two CPUs each of them is felt.
+# Ends faults that have a unit, a stored revert or a process. Units are killed with SIGKILL: ExecStopPost of each unit
+# then runs its stored revert; stored reverts without a unit run here. It starts as few processes as possible: with
+# five emulated machines on two CPUs, each one costs noticeable time.
 _FAULTS = f"""\
 units=
 for f in /run/systemd/transient/faultbed-fault-*; do
@@ -145,7 +145,7 @@ for f in /proc/[0-9]*/stat; do
   case "$name $state" in
   "({HOG}) "*) kill -KILL $p && echo "{_MARK} ended busy process $p" ;;
   "(bgpd) T"|"(zebra) T"|"(python3"*") T")
-    if %s; then kill -CONT $p && echo "{_MARK} process $p $name goes on"
+    if %s; then kill -CONT $p && echo "{_MARK} process $p $name continues"
     else echo "{_FOREIGN} process $p $name is stopped; left as it is"; fi ;;
   esac
 done
@@ -157,31 +157,31 @@ for n in /run/netns/*; do
   [ -e "$n" ] && nsenter --net="$n" sh -c "$sweep" sweep " in ${{n##*/}}"
 done
 """
-# A soft machine runs nobody else's programs; on a rack those that are ours have a module of ours as an argument.
-_OURS = {
+# A soft machine runs only our programs; on a rack, ours have one of our modules as an argument.
+_IS_OURS = {
     "soft": "true",
     "rack": "tr '\\0' '\\n' < /proc/$p/cmdline | grep -qxE '(traffic|inject|testbed)([.][a-z_]+)+'",
 }
 
 
 def heal(lab: Lab, *, only: Collection[str] = (), panic: bool = False, timeout_s: float = 60.0) -> list[str]:
-    """Revert every leftover in a lab. Works beside a running controller: its faults end.
+    """Revert every leftover in a lab. A controller that is running meanwhile finds its faults ended.
 
     Args:
         lab: the lab.
-        only: machines; without, all of them.
-        panic: only units, stored reverts, limits and processes, which is quick and all that a fault of ours has before
-            its target has reverted it; namespaces are not searched for marks, ports and carriers are not looked at.
-        timeout_s: how long one machine may take.
+        only: names of machines; default: all of them.
+        panic: handle only units, stored reverts, limits and processes. That is quick, and every fault that its target
+            has not reverted has one of them. Namespaces, ports and carriers are not checked.
+        timeout_s: deadline of one machine.
 
     Returns:
-        What was done, one line each, and what looks like a fault and is not known to be ours (`is_foreign`); empty when
-        there was nothing.
+        One line for each change that was reverted, and for each thing that looks like a fault but is not ours
+        (`is_foreign`). Empty if there was nothing.
 
     Raises:
-        RevertFailed: something is left, or a machine does not answer and may still hold a fault; the others are done.
+        RevertFailed: something is left, or a machine does not answer and may still hold a fault; the others are healed.
     """
-    # First: whoever reads it later begins no fault, and what has been begun is found below.
+    # First: commands that read this record begin no fault, and faults that have begun are found below.
     interventions.record(lab.state_dir, "heal --panic" if panic else "heal", covered(lab.topology, only))
     machines = tuple(name for name in lab.nodes() if not only or name in only)
 
@@ -194,35 +194,35 @@ def heal(lab: Lab, *, only: Collection[str] = (), panic: bool = False, timeout_s
         return [f"{machine}: {line}" for line in ran.stdout.splitlines()]
 
     with ThreadPoolExecutor(max_workers=len(machines) + 1) as pool:
-        here = pool.submit(_tried, lambda: _local(lab, most_s=_REVERT_S if panic else None))
+        here = pool.submit(_lines_of, lambda: _heal_local(lab, most_s=_REVERT_S if panic else None))
         if not panic:
-            wait([here])  # a host that boots answers once the revert beside QEMU has run, and one that stands still
+            wait([here])  # a rebooting or frozen host answers only after its revert beside QEMU
         parts = list(pool.map(one, machines))
         lines = [*here.result(), *(line for part in parts for line in part)]
     if not panic:
-        lines += _tried(lambda: _provisioned(lab, lines))
+        lines += _lines_of(lambda: _provision_again(lab, lines))
     failed = [line for line in lines if ": failed: " in line]
     if not panic and not failed:
-        lines += _tried(lambda: _carriers(lab))
+        lines += _lines_of(lambda: _restore_carriers(lab))
         failed = [line for line in lines if ": failed: " in line]
     if failed:
-        raise RevertFailed(f"{'; '.join(failed)}; a `faultbed reset` brings the lab back as a whole")
-    told = [line for line in lines if f": {_MARK}" in line or f": {_FOREIGN}" in line]
-    return [line.replace(f"{_MARK} ", "", 1) for line in told]
+        raise RevertFailed(f"{'; '.join(failed)}; run `faultbed reset` to restore the whole lab")
+    reported = [line for line in lines if f": {_MARK}" in line or f": {_FOREIGN}" in line]
+    return [line.replace(f"{_MARK} ", "", 1) for line in reported]
 
 
 def is_foreign(line: str) -> bool:
-    """Whether a line of `heal` tells of something that was left as it is."""
+    """Return whether a line of `heal` reports something that was left alone."""
     return f": {_FOREIGN}" in line
 
 
 def _faults(lab: Lab) -> str:
-    return _FAULTS.replace("%s", _OURS[lab.kind])
+    return _FAULTS.replace("%s", _IS_OURS[lab.kind])
 
 
 def script(lab: Lab, machine: str) -> str:
-    """The shell that heals one machine."""
-    lines = [_faults(lab), _NAMESPACES, *_made(lab, machine)]
+    """Return the shell script that heals one machine."""
+    lines = [_faults(lab), _NAMESPACES, *_exit_if_missing(lab, machine)]
     before = dirty.baseline(lab.state_dir) if lab.kind == "rack" else None
     for link in lab.topology.links:
         for port in (link.a, link.b):
@@ -241,8 +241,8 @@ def script(lab: Lab, machine: str) -> str:
     return "\n".join([*lines, "true"])
 
 
-def _made(lab: Lab, machine: str) -> list[str]:
-    """Shell that ends, telling so, on a machine that lacks what provisioning makes and every boot forgets."""
+def _exit_if_missing(lab: Lab, machine: str) -> list[str]:
+    """Return shell lines that exit on a machine that lacks what provisioning makes, because it has rebooted."""
     if lab.kind != "soft":
         return []
     needs = [f"/run/netns/{netns}" for name, netns in _switches(lab) if lab.carrier(name).name == machine]
@@ -250,51 +250,51 @@ def _made(lab: Lab, machine: str) -> list[str]:
         needs += [f"/sys/class/infiniband/{rnic.name}" for rnic in lab.topology.host_by_name[machine].rnics]
     if not needs:
         return []
-    return [f'for x in {shlex.join(needs)}; do [ -e "$x" ] || {{ echo "{_UNMADE} $x"; exit 0; }}; done']
+    return [f'for x in {shlex.join(needs)}; do [ -e "$x" ] || {{ echo "{_MISSING} $x"; exit 0; }}; done']
 
 
 def _switches(lab: Lab) -> list[tuple[str, str]]:
-    """Switches that are namespaces, each with its own."""
+    """Return the switches that are namespaces, as (switch, namespace)."""
     named = ((switch.name, lab.netns(switch.name)) for switch in lab.topology.switches)
     return [(name, netns) for name, netns in named if netns]
 
 
 def _was_up(before: Fingerprint | None, port: Port) -> bool:
-    """Whether a port was up when the run began that left the lab DIRTY; nobody knows of a lab that is not."""
-    said = before.nodes.get(port.node, {}).get(f"link {port.netdev}", "") if before else ""
-    return "UP" in said.split()
+    """Return whether a port was up before the run that left the lab DIRTY; False if there is no such run."""
+    link = before.nodes.get(port.node, {}).get(f"link {port.netdev}", "") if before else ""
+    return "UP" in link.split()
 
 
-def _tried(what: Callable[[], list[str]]) -> list[str]:
+def _lines_of(what: Callable[[], list[str]]) -> list[str]:
     try:
         return what()
     except (LabError, RevertFailed, OSError, subprocess.SubprocessError) as error:
         return [f"here: failed: {error}"]
 
 
-def _local(lab: Lab, *, most_s: float | None) -> list[str]:
-    """End the holders on this machine and run their stored reverts, all at once; none may take longer than `most_s`.
+def _heal_local(lab: Lab, *, most_s: float | None) -> list[str]:
+    """End the holders on this machine and run their stored reverts, all at once, each for at most `most_s`.
 
     A holder would go on with its next edge, and its guardian runs the same stored revert: the holder is killed first,
-    and whoever has the lock of its claim reverts.
+    and the process that holds the lock of its claim runs the revert.
     """
     folder = revert_dir(lab)
-    # First: a holder that has not claimed yet, which we cannot see, reads this once it has.
+    # First: a holder that has no claim yet cannot be found here, but reads this file once it has one.
     with contextlib.suppress(OSError):
         healed_file(lab).write_text(secrets.token_hex(8), encoding="ascii")
     names = {path.stem for what in ("revert", "claim") for path in folder.glob(f"*.{what}")}
     with ThreadPoolExecutor(max_workers=max(1, len(names))) as pool:
-        lines = pool.map(lambda name: _healed_here(folder / f"{name}.revert", most_s), sorted(names))
+        lines = pool.map(lambda name: _heal_local_holder(folder / f"{name}.revert", most_s), sorted(names))
         return [line for part in lines for line in part]
 
 
-def _healed_here(stored: Path, most_s: float | None) -> list[str]:
-    """End one local holder and run its stored revert, unless that has been done meanwhile."""
+def _heal_local_holder(stored: Path, most_s: float | None) -> list[str]:
+    """End one local holder and run its stored revert, unless its guardian has done so meanwhile."""
     claim, lines = Path(claim_file(str(stored))), []
-    said = read_claim(str(claim))
+    fields = read_claim(str(claim))
     try:
         if end_holder(str(claim)):
-            what = f"{said.get('kind')} on {said.get('target')}" if said else stored.stem
+            what = f"{fields.get('kind')} on {fields.get('target')}" if fields else stored.stem
             lines = [f"here: {_MARK} ended the holder of {what}"]
         patience_s = most_s or (_BACK_S if stored.exists() and REJOIN in stored.read_text() else _REVERT_S)
         with locked(str(claim), within_s=patience_s):
@@ -306,21 +306,21 @@ def _healed_here(stored: Path, most_s: float | None) -> list[str]:
                 lines.append(f"here: {_MARK} ran stored revert {stored.name}")
             claim.unlink(missing_ok=True)
     except (OSError, subprocess.SubprocessError) as error:
-        # Gone meanwhile: the guardian has reverted.
+        # If both are gone, the guardian has reverted.
         return [*lines, f"here: failed: {error}"] if stored.exists() or claim.exists() else lines
     return lines
 
 
-def _provisioned(lab: Lab, lines: list[str]) -> list[str]:
-    """Machines of a soft lab that have told of things that provisioning makes and that are not there: after a boot."""
-    bare = sorted({line.partition(":")[0] for line in lines if f": {_UNMADE}" in line})
+def _provision_again(lab: Lab, lines: list[str]) -> list[str]:
+    """Provision machines of a soft lab again that reported missing parts, which a reboot removes."""
+    bare = sorted({line.partition(":")[0] for line in lines if f": {_MISSING}" in line})
     if bare:
         reprovision.provision_machines(lab, bare)
-    return [f"{machine}: {_MARK} provisioned it again: it has booted" for machine in bare]
+    return [f"{machine}: {_MARK} provisioned again after a reboot" for machine in bare]
 
 
-def _carriers(lab: Lab) -> list[str]:
-    """Links of VMs that QEMU holds down."""
+def _restore_carriers(lab: Lab) -> list[str]:
+    """Bring up links of VMs that QEMU holds down."""
     if lab.kind != "soft":
         return []
     done = []
@@ -329,5 +329,5 @@ def _carriers(lab: Lab) -> list[str]:
         for netdev in (host.front_end_netdev, *(rnic.netdev for rnic in host.rnics)):
             if seen[host.name].get(f"{netdev}.carrier") == 0:
                 set_link(str(lab.qmp_socket(host.name)), lab.nic_id(host.name, netdev), up=True)
-                done.append(f"{host.name}: {_MARK} gave {netdev} its carrier back")
+                done.append(f"{host.name}: {_MARK} restored the carrier of {netdev}")
     return done

@@ -42,13 +42,13 @@ class Record:
 
 
 class Journal:
-    """A journal being written. Safe to use from several threads; opening an existing one goes on at its end."""
+    """An open journal. Safe to use from several threads; opening an existing one appends to it."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.path = path
         self.failure: OSError | None = None
-        """The first error of a record that was left out; None: the journal is complete."""
+        """The error of the first record that could not be written; None: the journal is complete."""
         self._lock = threading.Lock()
         whole = _whole_lines(path.read_bytes()) if path.exists() else b""
         self._seq = len(whole.splitlines())
@@ -58,10 +58,10 @@ class Journal:
         _fsync_directory(path.parent)
 
     def invoke(self, op: str, **data: Any) -> int:
-        """Record that `op` is about to be done; returns the number that its completion refers to.
+        """Record that `op` is about to be done; return the number that its completion refers to.
 
         Raises:
-            OSError: it could not be written.
+            OSError: the record could not be written.
         """
         return self._write("invoke", op, None, data)
 
@@ -74,12 +74,12 @@ class Journal:
         self._try_to_write("fail", op, of, data)
 
     def note(self, op: str, **data: Any) -> None:
-        """Record something that was seen, not done."""
+        """Record an observation, not an action."""
         self._try_to_write("note", op, None, data)
 
     @contextmanager
     def doing(self, op: str, **data: Any) -> Iterator[dict[str, Any]]:
-        """Record an intent, run the block, record its outcome. What the block puts in the yielded dict goes along.
+        """Record an intent, run the block, and record its outcome with what the block puts in the yielded dict.
 
         Raises:
             OSError: the intent could not be written; the block has not run.
@@ -89,7 +89,7 @@ class Journal:
 
     @contextmanager
     def reverting(self, op: str, **data: Any) -> Iterator[dict[str, Any]]:
-        """Record like `doing` a block that takes a change back: it runs whether or not the intent can be written."""
+        """Record a block that reverts a change; unlike `doing`, it runs even if the intent cannot be written."""
         with self._completing(self._try_to_write("invoke", op, None, data), op, data) as outcome:
             yield outcome
 
@@ -157,7 +157,7 @@ class Journal:
 
 
 def read(path: Path) -> list[Record]:
-    """Read a journal, leaving out a torn last line and whatever follows the first line that is not a record."""
+    """Read a journal up to the first line that is not a whole record."""
     records: list[Record] = []
     for line in _whole_lines(path.read_bytes()).splitlines():
         try:
@@ -172,7 +172,7 @@ def read(path: Path) -> list[Record]:
 
 
 def pending(records: list[Record]) -> list[Record]:
-    """Intents without a completion: what may or may not have been done when the writer died."""
+    """Return the intents without a completion: they may or may not have been done when the writer died."""
     done = {record.of for record in records if record.of is not None}
     return [record for record in records if record.type == "invoke" and record.seq not in done]
 

@@ -1,13 +1,13 @@
-"""Schedules of faults as they come in the field, compressed in time: `f(seed, topology) → FaultSpecs`, pure.
+"""Fault schedules as they occur in the field, compressed in time: `f(seed, topology) → FaultSpecs`. Pure.
 
     llama3-54d        unplanned interruptions of one 54-day training run, by category (Llama 3, arXiv 2407.21783,
                       table 5), as a Poisson process
-    hpn-flaps         links that flap for 1, 5, 9, 30, 60 and 120 s: what a job survives, stalls at, dies of
+    hpn-flaps         links that flap for 1, 5, 9, 30, 60 and 120 s: the job survives, stalls, or fails
                       (Alibaba HPN, SIGCOMM 2024)
     early-life        one new link that flaps often at first and ever more rarely
-    lemon-gpu         one GPU whose memory errors come back: lost again and again, others rarely (lemon nodes: Meta,
+    lemon-gpu         one GPU that is lost again and again by memory errors, others rarely (lemon nodes: Meta,
                       arXiv 2410.21680)
-    diurnal-thermal   GPUs that are slowed down by the heat of the day, each rack a little later than the one before
+    diurnal-thermal   GPUs that the heat of the day slows down, each rack a little later than the one before
 
 Every draw is SHA-256 over `seed/name/number`, so a schedule is the same in every Python and on every machine; times are
 whole milliseconds. Faults on one target never overlap.
@@ -34,7 +34,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Category:
-    """A cause of interruptions: how often it was counted, and the kind that has its symptom (None: we have none)."""
+    """A cause of interruptions, how often it was counted, and the kind with its symptom (None: there is none)."""
 
     name: str
     count: int
@@ -67,7 +67,7 @@ HPN_FLAPS_S = (1, 5, 9, 30, 60, 120)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """A way to make schedules. `events` is how many faults to expect when nobody says."""
+    """A generator of schedules. `events` is the default number of faults to expect."""
 
     name: str
     summary: str
@@ -76,66 +76,66 @@ class Profile:
 
 
 class _Draws:
-    """Numbers from a seed, one after the other."""
+    """A sequence of numbers drawn from a seed."""
 
     def __init__(self, seed: int, name: str) -> None:
         self._head, self._count = f"{seed}/{name}", 0
 
     def below(self, choices: int) -> int:
-        """A number in [0, choices)."""
+        """Draw a number in [0, choices)."""
         self._count += 1
         text = f"{self._head}/{self._count}".encode()
         return int.from_bytes(hashlib.sha256(text).digest(), "big") % choices
 
     def share(self) -> float:
-        """A number in (0, 1), in steps of a millionth."""
+        """Draw a number in (0, 1), in steps of a millionth."""
         return (self.below(999_999) + 1) / 1_000_000
 
     def gap_s(self, mean_s: float) -> float:
-        """Time to the next event of a Poisson process."""
+        """Draw the time to the next event of a Poisson process."""
         return -math.log(self.share()) * mean_s
 
-    def one(self, choices: Sequence[_T]) -> _T:
-        """One of them."""
+    def choice(self, choices: Sequence[_T]) -> _T:
+        """Draw an element of a sequence."""
         return choices[self.below(len(choices))]
 
 
 def schedule(
     name: str, topology: Topology, *, seed: int, duration_s: float, events: int | None = None
 ) -> tuple[FaultSpec, ...]:
-    """The faults of a profile, in the order in which they begin, all within `duration_s`.
+    """Return the faults of a profile, in the order in which they begin, all within `duration_s`.
 
     Args:
         name: of `PROFILES`.
         topology: the lab; targets are drawn from it.
         seed: the same seed gives the same schedule.
         duration_s: what the profile's time is compressed into.
-        events: how many faults to expect; None: as many as the profile says.
+        events: how many faults to expect; None: the profile's default.
 
     Raises:
-        UsageError: no such profile, or the lab has nothing that it could be aimed at.
+        UsageError: there is no such profile, or the lab has no target for it.
     """
     if name not in PROFILES:
-        raise UsageError(f'no profile "{name}"; there are {", ".join(PROFILES)}')
+        raise UsageError(f'no profile "{name}"; choose one of {", ".join(PROFILES)}')
     if not (math.isfinite(duration_s) and duration_s > 0):
-        raise UsageError(f"a schedule lasts longer than 0 s, got {duration_s:g} s")
+        raise UsageError(f"duration: {duration_s:g} s; a schedule must last longer than 0 s")
     profile = PROFILES[name]
     count = profile.events if events is None else events
     if count < 1:
-        raise UsageError(f"a schedule expects at least one event, got {count}")
-    found: list[FaultSpec] = []
+        raise UsageError(f"events: {count}; a schedule must expect at least one event")
+    specs: list[FaultSpec] = []
     for spec in profile.make(_Draws(seed, name), topology, duration_s, count):
-        free_s = max((each.at_s + each.for_s + _REST_S for each in found if _exclude(each, spec)), default=0.0)
+        free_s = max((each.at_s + each.for_s + _REST_S for each in specs if _exclude(each, spec)), default=0.0)
         at_s = round(max(spec.at_s, free_s), 3)
         for_s = round(spec.for_s, 3)
-        # A fault that would outlive the schedule is none of it.
+        # A fault that would outlive the schedule is left out.
         if at_s + for_s <= duration_s:
-            found.append(FaultSpec(kind=spec.kind, target=spec.target, at_s=at_s, for_s=for_s, params=spec.params))
-    return tuple(sorted(found, key=lambda spec: (spec.at_s, spec.target, spec.kind)))
+            specs.append(FaultSpec(kind=spec.kind, target=spec.target, at_s=at_s, for_s=for_s, params=spec.params))
+    return tuple(sorted(specs, key=lambda spec: (spec.at_s, spec.target, spec.kind)))
 
 
 def _exclude(one: FaultSpec, two: FaultSpec) -> bool:
-    """Whether two faults of a profile have to come one after the other: a frozen host is no place for anything else."""
+    """Return whether two faults must not overlap: they share a target, or one freezes the other's host."""
     if one.target == two.target:
         return True
     return any(
@@ -145,14 +145,14 @@ def _exclude(one: FaultSpec, two: FaultSpec) -> bool:
 
 
 def digest(specs: tuple[FaultSpec, ...]) -> str:
-    """SHA-256 of a schedule, in hex: the same schedule has the same."""
+    """Return the SHA-256 of a schedule in hex: equal schedules have equal digests."""
     plain = [{**asdict(spec), "params": dict(spec.params)} for spec in specs]
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-# Between two faults of one target: long enough to see the first one cleared.
+# Pause between two faults of one target: long enough to verify that the first one is cleared.
 _REST_S = 1.0
-# Shorter windows prove little under emulation: a witness needs traffic to pass, and BGP its hold time.
+# Shorter windows prove little under emulation: a witness needs traffic, and BGP its hold time.
 _SHORTEST_S = 0.5
 
 
@@ -172,14 +172,14 @@ def _llama3(draws: _Draws, topology: Topology, duration_s: float, events: int) -
 
 
 def _target(draws: _Draws, topology: Topology, category: Category) -> str | None:
-    host = draws.one(topology.hosts)
+    host = draws.choice(topology.hosts)
     if category.kind == "link.down":
         switches = category.name == "network switch or cable" and topology.uplinks
-        return draws.one(topology.uplinks).name if switches else f"{host.name}:{draws.one(host.rnics).name}"
+        return draws.choice(topology.uplinks).name if switches else f"{host.name}:{draws.choice(host.rnics).name}"
     if category.kind == "data.corrupt":
-        return f"{host.name}:{draws.one(host.rnics).name}"
+        return f"{host.name}:{draws.choice(host.rnics).name}"
     if category.kind == "gpu.throttle":
-        return f"{host.name}:{draws.one(host.gpus).name}" if host.gpus else None
+        return f"{host.name}:{draws.choice(host.gpus).name}" if host.gpus else None
     return host.name
 
 
@@ -190,17 +190,17 @@ def _hpn_flaps(draws: _Draws, topology: Topology, duration_s: float, events: int
     for number in range(len(rounds) - 1, 0, -1):  # Fisher and Yates
         other = draws.below(number + 1)
         rounds[number], rounds[other] = rounds[other], rounds[number]
-    # One after the other, with as much quiet behind each flap as it has lasted, and a little more.
+    # Each flap is followed by a pause of its own length, and a little more.
     scale = duration_s / sum(2 * flap_s + 1 for flap_s in rounds)
     at_s = 0.0
     for flap_s in rounds:
         window_s = flap_s * scale
-        yield FaultSpec(kind="link.flap", target=draws.one(links), at_s=at_s, for_s=max(0.01, window_s))
+        yield FaultSpec(kind="link.flap", target=draws.choice(links), at_s=at_s, for_s=max(0.01, window_s))
         at_s += (2 * flap_s + 1) * scale
 
 
 def _early_life(draws: _Draws, topology: Topology, duration_s: float, events: int) -> Iterator[FaultSpec]:
-    target = draws.one(topology.links).name
+    target = draws.choice(topology.links).name
     # Weibull with a shape of 1/2: the hazard falls (infant mortality); the events-th is expected at the end.
     for number in range(1, events + 1):
         at_s = duration_s * (number / (events + 1)) ** 2 * (0.5 + draws.share())
@@ -227,10 +227,10 @@ def _lemon(draws: _Draws, topology: Topology, duration_s: float, events: int) ->
     gpus = [f"{host.name}:{gpu.name}" for host in topology.hosts for gpu in host.gpus]
     if not gpus:
         return
-    lemon, at_s = draws.one(gpus), 0.0
+    lemon, at_s = draws.choice(gpus), 0.0
     while (at_s := at_s + draws.gap_s(duration_s / events)) < duration_s:
-        # Four of five: what is repaired by a restart comes back.
-        target = lemon if draws.below(5) else draws.one(gpus)
+        # Four draws of five: the restart that repairs such a GPU does not last.
+        target = lemon if draws.below(5) else draws.choice(gpus)
         window_s = max(_SHORTEST_S, min(draws.gap_s(duration_s / events / 4), duration_s / 10))
         yield FaultSpec(kind="gpu.lost", target=target, at_s=at_s, for_s=window_s)
 

@@ -1,11 +1,11 @@
-"""Brings a host that was rebooted back into its lab: waits until it answers, then provisions it.
+"""Bring a rebooted host back into its lab: wait until it answers, then provision it.
 
-    python -m inject.reprovision INVENTORY HOST --look            the id of its boot; what it has to write is written
-    python -m inject.reprovision INVENTORY HOST --unless BOOT     nothing, when it is still in that boot
+    python -m inject.reprovision INVENTORY HOST --look            print the id of its boot, after a `sync`
+    python -m inject.reprovision INVENTORY HOST --unless BOOT     do nothing if it is still in that boot
 
-A soft host that boots has its identity and the node code on its disk, and nothing else: RDMA devices, addresses,
-routes, queues and soft GPUs are made by provisioning. Started by whoever holds, guards or heals a reboot; any number of
-times, one after the other.
+A soft host that boots has its identity and the node code on its disk, and nothing else: provisioning makes RDMA
+devices, addresses, routes, queues and soft GPUs. The holder, the guardian or `heal` of a reboot starts this program. It
+may run any number of times, one after the other.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from inject.channels import revert_dir
 from inject.evidence.reboots import boot_of
+from inject.leases.channels import revert_dir
 from testbed import provision
 from testbed.backends.soft.fleet import BOOT_DEADLINE_S
 from testbed.errors import CommandFailed, FaultbedError, RevertFailed, Unreachable, UsageError
@@ -28,29 +28,29 @@ from testbed.lab import Lab, open_lab
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["look", "main", "provision_machines", "rejoin"]
+__all__ = ["boot_before_reset", "main", "provision_machines", "rejoin"]
 
 _TRY_EVERY_S = 0.5
 
 
-def look(lab: Lab, host: str, *, own: str) -> str:
-    """The id of the boot that a host is in, once what it has to write to its disk is written.
+def boot_before_reset(lab: Lab, host: str, *, own: str) -> str:
+    """Return the id of the boot that a host is in, once its disk is synced.
 
-    A reset loses what is not; of what provisioning wrote nothing may be lost, for nobody would write it again.
+    A reset loses what is not on the disk, and nothing would restore what provisioning wrote.
 
     Raises:
-        UsageError: it is the machine that we run on, whose boot is `own`.
+        UsageError: it is the controller's own machine, whose boot is `own`.
         Unreachable: it does not answer.
     """
-    found = boot_of(lab.node(host)).id
-    if found == own:
+    boot_id = boot_of(lab.node(host)).id
+    if boot_id == own:
         raise UsageError(f"{host} is the machine that faultbed itself runs on: never a target")
     lab.node(host).run(["sync"])
-    return found
+    return boot_id
 
 
 def rejoin(lab: Lab, host: str, *, unless: str, provision_it: Callable[[Lab, Sequence[str]], None]) -> bool:
-    """Wait until a host answers, and provision it unless it is in the boot `unless`.
+    """Wait until a host answers, and provision it unless it is still in the boot `unless`.
 
     Returns:
         Whether it had to be provisioned.
@@ -69,14 +69,16 @@ def rejoin(lab: Lab, host: str, *, unless: str, provision_it: Callable[[Lab, Seq
         except (Unreachable, CommandFailed) as error:
             lab.forget(host)
             if time.monotonic() > deadline:
-                raise RevertFailed(f"{host} is not back after {deadline_s:.0f} s: {error}") from error
+                raise RevertFailed(
+                    f"{host} did not answer within {deadline_s:.0f} s after its reboot: {error}"
+                ) from error
             time.sleep(_TRY_EVERY_S)
     provision_it(lab, [host])
     return True
 
 
 def provision_machines(lab: Lab, machines: Sequence[str]) -> None:
-    """Provision some machines of a soft lab; one at a time, for Ansible's connections are shared by all that do.
+    """Provision some machines of a soft lab; callers take turns, because they share Ansible's connections.
 
     Raises:
         LabError: a task failed or a machine did not answer.
@@ -89,23 +91,23 @@ def provision_machines(lab: Lab, machines: Sequence[str]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Entry point; the exit status is 0 when the host is in its lab."""
+    """Run the command line; the exit status is 0 if the host is back in its lab."""
     parser = argparse.ArgumentParser(prog="inject.reprovision")
     parser.add_argument("inventory", type=Path)
     parser.add_argument("host")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--look", action="store_true")
     what.add_argument("--unless", metavar="BOOT")
-    asked = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     try:
-        with open_lab(load(asked.inventory)) as lab:
-            if asked.look:
+        with open_lab(load(args.inventory)) as lab:
+            if args.look:
                 own = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-                sys.stdout.write(f"{look(lab, asked.host, own=own)}\n")
+                sys.stdout.write(f"{boot_before_reset(lab, args.host, own=own)}\n")
             else:
-                rejoin(lab, asked.host, unless=asked.unless, provision_it=provision_machines)
+                rejoin(lab, args.host, unless=args.unless, provision_it=provision_machines)
     except FaultbedError as error:
-        sys.stderr.write(f"{asked.host}: {error}\n")
+        sys.stderr.write(f"{args.host}: {error}\n")
         return 1
     return 0
 

@@ -1,9 +1,9 @@
 """Which packets a fault takes, decided by its seed before the lab is touched. Pure.
 
-A share of packets is an exact choice and not a chance: of every `period` packets that match the fault's filters at the
+A share of packets is an exact choice, not a chance. Of every `period` packets that match the fault's filters at the
 hop, the rule takes those at `positions`, counted from 0 when it is armed (nftables `numgen inc mod`, which starts at 0:
 net/netfilter/nft_numgen.c, nft_ng_inc_init). The same seed and the same order of packets give the same packets. Where
-the kernel draws itself (netem: loss in bursts, jitter), it gets the seed.
+the kernel itself draws (netem: loss in bursts, jitter), it gets the seed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ __all__ = ["MOST_POSITIONS", "MOST_SEED", "Selection", "by_netem", "by_share", "
 MOST_SEED = 2**31 - 1
 
 MOST_POSITIONS = 1024
-"""Positions in one period: as many as a rule with them is still made in a moment on an emulated switch."""
+"""Positions in one period: an emulated switch still loads a rule with that many quickly."""
 _LEAST_POSITIONS = MOST_POSITIONS // 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Selection:
-    """Packets chosen by a seed. A `period` of 0 means that netem draws; `spared` that `positions` are left alone."""
+    """Packets chosen by a seed. `period` 0: netem draws. `spared`: all but the packets at `positions` are taken."""
 
     seed: int
     period: int = 0
@@ -33,15 +33,15 @@ class Selection:
 
     @property
     def share(self) -> float:
-        """Share of a whole period that is taken."""
+        """The share of a whole period that is taken."""
         taken = len(self.positions) / self.period
         return 1 - taken if self.spared else taken
 
     def taken_of(self, packets: int) -> int:
         """Return how many of the first `packets` packets are taken, exactly."""
         periods, rest = divmod(packets, self.period)
-        found = periods * len(self.positions) + bisect.bisect_left(self.positions, rest)
-        return packets - found if self.spared else found
+        listed = periods * len(self.positions) + bisect.bisect_left(self.positions, rest)
+        return packets - listed if self.spared else listed
 
     def takes(self, number: int) -> bool:
         """Return whether the packet with this number, counted from 0, is taken."""
@@ -68,11 +68,11 @@ class Selection:
 def by_share(share: float, seed: int) -> Selection:
     """Draw the positions of a share of packets, 0 < share < 1.
 
-    The period is as long as `MOST_POSITIONS` positions allow, so that patterns of a workload do not fall in step with
-    it, and is chosen so that the share is met as closely as possible: exactly for 0.1 or 0.0001, within 1 part in
-    300,000 in general, and within 1 part in 1,000 at worst. Every set of positions is equally likely.
+    The period is as long as `MOST_POSITIONS` positions allow, so that it does not resonate with patterns of a workload.
+    It is chosen to match the share as closely as possible: exactly for 0.1 or 0.0001, within 1 part in 300,000 in
+    general, within 1 part in 1,000 at worst. Every set of positions is equally likely.
     """
-    spared = share > 0.5  # noqa: PLR2004 - the smaller part is the one to list
+    spared = share > 0.5  # noqa: PLR2004 - list the smaller part
     listed = 1 - share if spared else share
     counts = range(MOST_POSITIONS, _LEAST_POSITIONS, -1)
     count = min(counts, key=lambda each: round(abs(each / round(each / listed) - listed) / listed, 12))
@@ -86,7 +86,7 @@ def by_share(share: float, seed: int) -> Selection:
 
 
 def by_netem(seed: int) -> Selection:
-    """Leave the draw to netem's own generator, with a seed made from this one."""
+    """Leave the draw to netem's own generator, with a seed derived from this one."""
     return Selection(seed=seed)
 
 

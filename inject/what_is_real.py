@@ -1,6 +1,6 @@
-"""The page that says what is real, emulated or modelled: `python -m inject.what_is_real > docs/what-is-real.md`.
+"""Generate the page about fidelity: `python -m inject.what_is_real > docs/what-is-real.md`.
 
-Faults are told from the catalogue, so that none can be left out; what is not a fault is told here.
+Faults come from the catalogue, so that none can be missing; all other parts of a lab are listed here.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ _HEAD = """\
 Written by `python -m inject.what_is_real > docs/what-is-real.md`; change that, or the catalogue, not this page.
 
 - **real**: the real cause with its real effect.
-- **emulated**: the real symptom, from another cause. What reacts to it reacts as it would.
-- **modelled**: computed or written down; no packet shows it.
+- **emulated**: the real symptom of another cause. What reacts to it reacts as usual.
+- **modelled**: computed or recorded; no packet shows it.
 
-A number of a soft lab is worth something as a ratio to another number of the same run, never in Gb/s. **Nothing here
-has been run on rack hardware yet.** The day it has, the kind says so in the catalogue (`tried`), and this page with it.
+A number of a soft lab is meaningful only as a ratio to another number of the same run, never in Gb/s. **Nothing here
+has been run on rack hardware yet.** Once it has, the kind says so in the catalogue (`tried`), and so does this page.
 
 ## The lab
 
@@ -36,7 +36,7 @@ has been run on rack hardware yet.** The day it has, the kind says so in the cat
 | congestion: queues, ECN marks | emulated: tc and nftables in the fabric | real: the ASIC's | not yet |
 | DCQCN | none: rxe does not react to CNPs | real: the RNIC's | not yet |
 | PFC | none | real | not yet |
-| path MTUs learnt by ICMP | none: rxe would obey them | in the kernel, for ten minutes; no RNIC asks it | not yet |
+| path MTUs learnt by ICMP | none: rxe would apply them | in the kernel, for ten minutes; RNICs ignore it | not yet |
 | GPUs | emulated: a busy process in a cgroup | real | not yet |
 | GPU memory in transfers (GPUDirect) | none: host memory | real | not yet |
 | latency and bandwidth | emulated: those of a VM's CPU | real | not yet |
@@ -47,15 +47,15 @@ has been run on rack hardware yet.** The day it has, the kind says so in the cat
 ## Faults
 """
 _TAIL = """
-## How a page like this stays true
+## How this page stays correct
 
-A test writes it anew and compares. A kind counts as tried on a lab only when a test has proved its receipt there:
+A test generates it again and compares. A kind counts as tried on a lab only if a test has proved its receipt there:
 armed, fired with a witness, cleared. A kind that a lab cannot do is refused when it is planned, never passed.
 """
 
 
 def markdown() -> str:
-    """The whole page."""
+    """Return the whole page."""
     head = ("kind", "soft lab", "rack lab", "by, on a rack", "run on hardware")
     return "\n".join([_HEAD, *rows(head, (_row(kind) for kind in CATALOGUE.values()))]) + "\n" + _TAIL
 

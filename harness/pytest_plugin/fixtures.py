@@ -18,9 +18,10 @@ from harness.pytest_plugin.keys import FAILED, NOT_CLEARED, RUNNING
 from harness.pytest_plugin.session_lab import closing_after_error, session_lab_of
 from harness.pytest_plugin.skips import skip
 from inject.fault_plan import FaultSpec, plan_beside
-from inject.injector import Injector, Mutation, Prepared
+from inject.injector import Injector, Mutation
 from inject.journal import Journal
 from inject.policy import safety
+from inject.prepared_fault import PreparedFault
 from testbed.errors import Unsupported
 from testbed.lab import Lab
 from testbed.observe import fingerprint
@@ -100,7 +101,7 @@ def workloads_on(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Traffic]:
             workload.wait(30.0)
 
 
-Inject = Callable[..., Prepared]
+Inject = Callable[..., PreparedFault]
 """`inject(kind, target, for_s=…, prove=True, **params)` gives a prepared fault: `arm()`, `wait()`, `clear()`."""
 
 _MAX_FAULT_S = 60.0
@@ -113,7 +114,7 @@ def faults_on(lab: Lab, folder: Path, request: pytest.FixtureRequest, mutation: 
     its receipt need not prove it. Faults that overlap are planned together: a fault that would change a resource of
     another one is refused. If the lab cannot do a fault, or its owner does not allow it, the test is skipped.
     """
-    faults: list[Prepared] = []
+    faults: list[PreparedFault] = []
     must_prove: list[bool] = []
     with (
         Journal(folder / "journal.jsonl") as journal,
@@ -122,7 +123,7 @@ def faults_on(lab: Lab, folder: Path, request: pytest.FixtureRequest, mutation: 
 
         def prepare(
             kind: str, target: str, *, for_s: float | None = None, prove: bool = True, seed: int = 1, **params: Any
-        ) -> Prepared:
+        ) -> PreparedFault:
             length_s = _MAX_FAULT_S if for_s is None else for_s
             spec = FaultSpec(kind=kind, target=target, for_s=length_s, params=params, seed=seed)
             active = injector.active()

@@ -44,8 +44,9 @@ from harness.run.restart_lines import restart_lines
 from harness.verdict import Check, Verdict, VerdictFile
 from inject import fault_plan
 from inject.evidence.receipt import Receipt as FaultReceipt
-from inject.injector import Injector, Mutation, Prepared, longest_lease_s
+from inject.injector import Injector, Mutation, longest_lease_s
 from inject.journal import Journal
+from inject.prepared_fault import PreparedFault
 from testbed.backends.soft import image, lifecycle, vm
 from testbed.directories import lab_dir
 from testbed.errors import DirtyLab, FaultbedError, LabError
@@ -347,9 +348,9 @@ def _with_faults(
         found.after = counters.read(lab)
 
 
-def _prepare_all(injector: Injector, faults: Sequence[fault_plan.PlannedFault]) -> list[Prepared]:
+def _prepare_all(injector: Injector, faults: Sequence[fault_plan.PlannedFault]) -> list[PreparedFault]:
     """Start the holders side by side: an interpreter's start under emulation takes seconds."""
-    ready: dict[str, Prepared] = {}
+    ready: dict[str, PreparedFault] = {}
     failures: list[BaseException] = []
 
     def one(planned: fault_plan.PlannedFault) -> None:
@@ -387,7 +388,7 @@ def _end_early(watching: Watching, running: Running[Any], journal: Journal, foun
 def _drive_all(
     decided: Decided,
     lab: Lab,
-    ready: Sequence[Prepared],
+    ready: Sequence[PreparedFault],
     running: Running[Any],
     found: Found,
     watching: Watching,
@@ -395,7 +396,7 @@ def _drive_all(
 ) -> None:
     """Each fault on a thread of its own, so that faults may overlap; their errors are the run's."""
 
-    def one(index: int, prepared: Prepared) -> None:
+    def one(index: int, prepared: PreparedFault) -> None:
         planned = decided.plan.faults[index]
         try:
             with contextlib.suppress(FaultbedError):
@@ -413,7 +414,7 @@ def _drive_all(
 
 def _drive(
     lab: Lab,
-    prepared: Prepared,
+    prepared: PreparedFault,
     at_ns: int,
     duration_ns: int,
     running: Running[Any],
@@ -422,7 +423,7 @@ def _drive(
 ) -> None:
     planned = prepared.planned
 
-    def given_up() -> str | None:
+    def cancel_reason() -> str | None:
         if running.is_over:
             early_s = (at_ns - running.ended_ns) / 1e9
             if early_s < 0:
@@ -431,15 +432,15 @@ def _drive(
         return "the run was stopped" if stopped.is_set() else None
 
     _wait_until(at_ns - int(LEAD_S * 1e9), running, stopped)
-    if not (reason := given_up()):
+    if not (reason := cancel_reason()):
         prepared.baseline()
         lab.guard()
-        reason = given_up()
+        reason = cancel_reason()
     if reason:
-        prepared.call_off(reason)
+        prepared.cancel(reason)
         progress(f"{planned.kind} on {planned.target.text}: not armed, {reason}")
         return
-    prepared.arm(at_ns=max(at_ns, time.monotonic_ns()), given_up=given_up)
+    prepared.arm(at_ns=max(at_ns, time.monotonic_ns()), cancel_reason=cancel_reason)
     progress(f"{planned.kind} on {planned.target.text}: armed")
     _wait_until(max(at_ns, time.monotonic_ns()) + duration_ns, running, stopped)
 

@@ -1,26 +1,29 @@
-"""What makes a receipt the proof of its fault: when it fired, and for how long it was on. Pure.
+"""When a fault fired and how long it was on, compared with the plan. Pure.
 
-A fault is proven when it was armed, counted and witnessed (`inject.evidence.receipt`), and when all of these hold:
+A fault is proven if it was armed, counted and witnessed (`inject.evidence.receipt`), and if all of these hold:
 
 * It first fired while the workload ran.
-* It was on as planned. Each phase (from the moment the change is there to the moment its removal begins) lasts as
-  long as planned, and so does each pause of a train. The tolerance is 100 ms or 5 % of the planned time, whichever is
-  more; 100 ms are all of a short phase, so that all phases together last for half of the planned time at least. The
-  time that a change and its removal take themselves lies outside the phase, and is reported. Each may take
-  2 s (measured on an emulated switch that forwards meanwhile: 0.03 to 0.15 s), and longer where the mechanism declares
-  it (`switching_ns`, a daemon that starts); beyond that it is not known how long the fault was on.
+* It was on as planned. Each phase lasts from the completed change to the beginning of its removal. Its length, and that
+  of each pause between phases, may differ from the plan by 100 ms or 5 %, whichever is more. Because 100 ms can be all
+  of a short phase, all phases together must last for at least half of the planned time. The time that changes and
+  removals take lies outside the phases and is reported. Each may take 2 s (measured on an emulated switch that forwards
+  meanwhile: 0.03 to 0.15 s), and longer if the mechanism declares it (`switching_ns`, such as a daemon that starts);
+  beyond that it is unknown how long the fault was on.
 * It was on while the workload ran: time before its start or after its end does not count.
 
-A fault that is over by its nature once it has struck (a reset, a killed rank, one packet by its PSN, so many forged
-packets) has no on-time: it is complete after `complete_after` hits, whenever it was taken away.
+Some faults are complete once they have hit (a reset, a killed rank, one packet by its PSN, a number of forged packets).
+They have no on-time: they are complete after `complete_after` hits, whenever they were cleared.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from inject.fault_plan import PlannedFault
 
 __all__ = [
     "RULE",
@@ -30,6 +33,7 @@ __all__ = [
     "is_off_during",
     "measured_spans",
     "on_time_of",
+    "on_time_of_fault",
     "planned_spans",
     "tolerance_ns",
     "why_not_as_planned",
@@ -39,14 +43,14 @@ __all__ = [
 _FLOOR_NS = 100_000_000
 _SHARE = 0.05
 _LEAST = 0.5
-"""Share of the planned time that a fault is on for at least, however short its phases are."""
+"""Least share of the planned time that a fault must be on for, however short its phases are."""
 _SWITCHING_NS = 2_000_000_000
 
 RULE = (
     f"on as planned within {_FLOOR_NS / 1e6:g} ms or {_SHARE:.0%}, whichever is more, and for {_LEAST:.0%} of it at "
     "least, while the workload ran"
 )
-"""The rule as reports print it."""
+"""The rule as printed in reports."""
 
 Span = tuple[int, int]
 """Beginning and end in ns."""
@@ -54,14 +58,14 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnTime:
-    """When a fault was on, and when it was to be; made by `on_time_of`.
+    """When a fault was on, and when it was planned to be; made by `on_time_of`.
 
-    `planned` are the phases from the onset on, `measured` those that were read back, in controller time: from the
-    change being there to its removal being begun; `planned_ns` and `measured_ns` are their sums, `tolerance_ns` how far
-    these may be apart. `changing_ns` is how long changes and removals took together, of which `switching_ns` is what
-    their mechanism may need each time. `complete`: the fault has struck as often as it was to, so that its phases are
-    no matter. `late_ns` is how much later than requested it began. `until_cleared`: it was to last until it was
-    cleared, however soon that was.
+    `planned` are the phases relative to the onset. `measured` are the phases that were read back, in controller time:
+    from the completed change to the beginning of its removal. `planned_ns` and `measured_ns` are their sums,
+    `tolerance_ns` is the allowed difference. `changing_ns` is how long changes and removals took together;
+    `switching_ns` is how long the mechanism may need for each. `complete`: the fault has hit as often as planned, so
+    that its phases do not matter. `late_ns` is how much later than requested it began. `until_cleared`: it was planned
+    to last until it was cleared.
     """
 
     planned_ns: int
@@ -102,17 +106,41 @@ def on_time_of(
     )
 
 
+def on_time_of_fault(planned: PlannedFault, observed: Mapping[str, Any], *, count: int, until_cleared: bool) -> OnTime:
+    """Return a fault's on-time from its holder's observation (`inject.node.holder`) and its `count` of hits.
+
+    With `until_cleared` the window ends when the fault is cleared, if that is before its planned end.
+    """
+    changes = observed.get("changes", ())
+    edges, window_ns = planned.request["edges"], int(planned.for_s * 1e9)
+    clear_ns = observed.get("clear_ns")
+    is_shortened = until_cleared and bool(changes) and clear_ns is not None
+    if is_shortened:
+        # The window of one change begins when the change is complete, that of a train when its first change begins.
+        begin_ns = changes[0][1 if len(edges) == 1 else 0]
+        window_ns = min(window_ns, max(0, clear_ns - begin_ns))
+        edges = begun(edges, window_ns, changes)
+    return on_time_of(
+        planned_spans(edges, window_ns),
+        changes,
+        switching_ns=int(1e9 * (observed.get("patience_s", 0.0) + planned.request.get("patience_s", 0.0))),
+        complete=planned.complete_after is not None and count >= planned.complete_after,
+        late_ns=observed.get("late_ns", 0),
+        until_cleared=is_shortened,
+    )
+
+
 def tolerance_ns(planned_ns: int) -> int:
-    """How far a measured time may be from a planned one."""
+    """Return the allowed difference between a measured and a planned time."""
     return max(_FLOOR_NS, int(planned_ns * _SHARE))
 
 
 def planned_spans(edges: Sequence[Sequence[Any]], window_ns: int) -> tuple[Span, ...]:
-    """Return the phases in which a fault is to be on, from its onset.
+    """Return the phases in which a fault is planned to be on, relative to its onset.
 
     Args:
-        edges: (seconds from the onset, on) of each change, in order, as the holder is told.
-        window_ns: when all is over; phases that begin later are left out, and the last one ends there.
+        edges: (seconds from the onset, on) of each change, in order, as in the holder's request.
+        window_ns: the end of the window; later phases are left out, and the last phase ends there.
     """
     spans: list[Span] = []
     since: int | None = None
@@ -131,18 +159,18 @@ def planned_spans(edges: Sequence[Sequence[Any]], window_ns: int) -> tuple[Span,
 
 
 def begun(edges: Sequence[Sequence[Any]], window_ns: int, changes: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
-    """Return the edges without those that were due within the tolerance before the window's end and were not made."""
+    """Drop edges that were due within the tolerance before the window's end and were not made."""
     made = sum(1 for _, _, on in changes if on)
     left = [edge for edge in edges if int(edge[0] * 1e9) < window_ns - _FLOOR_NS]
     return list(edges) if sum(1 for _, on in left if on) < made else left
 
 
 def measured_spans(changes: Sequence[Sequence[Any]]) -> tuple[tuple[Span, ...], int]:
-    """Return the phases in which a fault was on for certain, and how long switching took together.
+    """Return the phases in which a fault was certainly on, and how long all changes took together.
 
     Args:
-        changes: (begin, end, on) of each change that was read back, in order. A phase without an end is left out: when
-            it ended is not known.
+        changes: (begin, end, on) of each change that was read back, in order. A phase whose end is unknown is left
+            out.
     """
     spans: list[Span] = []
     since: int | None = None
@@ -158,47 +186,47 @@ def measured_spans(changes: Sequence[Sequence[Any]]) -> tuple[tuple[Span, ...], 
 
 
 def why_not_as_planned(on_time: OnTime, workload: Span | None = None) -> tuple[str, ...]:
-    """Say why the time that a fault was on is not the planned one; empty when it is.
+    """Return why a fault's on-time is not as planned; empty if it is.
 
     Args:
-        on_time: of the fault.
+        on_time: the fault's on-time.
         workload: start and end of the workload in controller ns; only time within it counts. None: there was none.
     """
     if on_time.complete:
         return ()
     measured, planned = on_time.measured, on_time.planned
     if not planned:
-        return ("was planned to be on at no time",)
+        return ("was never planned to be on",)
     if workload is not None:
         measured = tuple(
             (max(begin, workload[0]), min(end, workload[1]))
             for begin, end in measured
             if begin < workload[1] and end > workload[0]
         )
-    total_ns, wanted_ns = _total(measured), on_time.planned_ns
+    total_ns, planned_ns = _total(measured), on_time.planned_ns
     during = "" if measured == on_time.measured else " while the workload ran"
     if len(measured) != len(planned):
         if len(planned) == 1:
-            return (f"was on for {_s(total_ns)} of {_s(wanted_ns)}{during}",)
-        return (f"was on {len(measured)} times of {len(planned)}, for {_s(total_ns)} of {_s(wanted_ns)}{during}",)
+            return (f"was on for {_s(total_ns)} of {_s(planned_ns)}{during}",)
+        return (f"was on {len(measured)} times of {len(planned)}, for {_s(total_ns)} of {_s(planned_ns)}{during}",)
     wrong = [*_wrong_spans(measured, planned, during), *_wrong_spans(_gaps(measured), _gaps(planned), during, "off")]
-    if len(planned) > 1 and abs(total_ns - wanted_ns) > tolerance_ns(wanted_ns) + on_time.changing_ns:
-        wrong.append(f"was on for {_s(total_ns)} of {_s(wanted_ns)} in all{during}")
-    if not wrong and not on_time.until_cleared and total_ns < _LEAST * wanted_ns:
-        wrong.append(f"was on for {_s(total_ns)} of {_s(wanted_ns)}{during}, which is less than half")
+    if len(planned) > 1 and abs(total_ns - planned_ns) > tolerance_ns(planned_ns) + on_time.changing_ns:
+        wrong.append(f"was on for {_s(total_ns)} of {_s(planned_ns)} in all{during}")
+    if not wrong and not on_time.until_cleared and total_ns < _LEAST * planned_ns:
+        wrong.append(f"was on for {_s(total_ns)} of {_s(planned_ns)}{during}, which is less than half")
     allowed_ns = 2 * len(planned) * (_SWITCHING_NS + on_time.switching_ns)
     if on_time.changing_ns > allowed_ns:
         wrong.append(
-            f"took {_s(on_time.changing_ns)} to be switched on and off, {_s(allowed_ns)} at most were to be: how long "
-            "it was on is not known"
+            f"took {_s(on_time.changing_ns)} to switch on and off, more than the {_s(allowed_ns)} allowed: it is "
+            "unknown how long it was on"
         )
     return tuple(wrong)
 
 
 def is_off_during(on_time: OnTime, workload: Span) -> bool:
-    """Whether none of the phases that were read back, nor a change before or after one, lies in a workload's time.
+    """Return whether the fault was off during the whole workload, by the phases that were read back and their margins.
 
-    A fault that is complete by its hits has no phases to tell it by.
+    A fault that is complete by its hits has no phases, so that it is never called off.
     """
     if on_time.complete or not on_time.measured:
         return False
@@ -207,7 +235,7 @@ def is_off_during(on_time: OnTime, workload: Span) -> bool:
 
 
 def why_outside(between_ns: Span, workload: Span) -> str | None:
-    """Say why a fault that first fired between two moments did not fire while the workload ran; None: it did."""
+    """Return why a fault whose first hit lies between two moments may have missed the workload, or None."""
     start_ns, end_ns = workload
     first_ns, last_ns = between_ns
     if first_ns > end_ns:
@@ -223,15 +251,15 @@ def why_outside(between_ns: Span, workload: Span) -> str | None:
 
 def _wrong_spans(measured: Sequence[Span], planned: Sequence[Span], during: str, word: str = "on") -> list[str]:
     wrong = [
-        f"{word} for {_s(got[1] - got[0])} of {_s(want[1] - want[0])}"
-        for got, want in zip(measured, planned, strict=True)
-        if abs((got[1] - got[0]) - (want[1] - want[0])) > tolerance_ns(want[1] - want[0])
+        f"{word} for {_s(real[1] - real[0])} of {_s(want[1] - want[0])}"
+        for real, want in zip(measured, planned, strict=True)
+        if abs((real[1] - real[0]) - (want[1] - want[0])) > tolerance_ns(want[1] - want[0])
     ]
     if not wrong:
         return []
     if len(planned) == 1:
         return [f"was {wrong[0]}{during}"]
-    return [f"was {word} too long or too short {len(wrong)} times of {len(planned)}{during}: once {wrong[0]}"]
+    return [f"was {word} too long or too short {len(wrong)} times of {len(planned)}{during}; the first: {wrong[0]}"]
 
 
 def _total(spans: Sequence[Span]) -> int:
@@ -243,5 +271,5 @@ def _gaps(spans: Sequence[Span]) -> list[Span]:
 
 
 def _s(ns: float) -> str:
-    """Seconds, to the hundredth below ten of them."""
+    """Return seconds as text: two decimals below 10 s, four digits above."""
     return f"{ns / 1e9:.2f} s" if abs(ns) < 1e10 else f"{ns / 1e9:.4g} s"  # noqa: PLR2004

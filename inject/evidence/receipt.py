@@ -1,13 +1,13 @@
-"""What is known of a fault once it is over, and whether that proves it. Frozen data and pure functions.
+"""Receipts: what is known of a fault once it is over, and whether that proves it. Frozen data and pure functions.
 
-A receipt has three parts, each of them something that was read and not something that was asked for:
+A receipt has three parts. Each consists of measurements, not of what was requested:
 
-    armed     what the target said right after the change
-    fired     how often it hit, first and last, and the independent counters that had to move, or had to stay
-    cleared   what the target said after the revert
+    armed     the target's readback right after the change
+    fired     how often it hit, first and last, and the independent counters that must move, or must not
+    cleared   the target's readback after the revert
 
-`Receipt.proved` is what a verdict rests on: the hop or actuator counted something AND an independent counter moved AND
-nothing moved that must not AND it was on for as long as planned (`inject.evidence.firing_times`) AND it is gone.
+`Receipt.proved` decides the verdict: the hop or actuator counted hits AND an independent counter moved AND no counter
+moved that must not AND the fault was on as long as planned (`inject.evidence.firing_times`) AND it is cleared.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from testbed.observe.counters import Snapshot, flat_deltas, value_at
 
 __all__ = ["Armed", "Cleared", "Fired", "Receipt", "end_sentence", "judge_fired", "not_cleared"]
 
-_LEFT_OUT = ("between_ns", "passed", "selection")
-"""Keys of `fired` that are not there when there is nothing to say."""
+_OMITTED_IF_NONE = ("between_ns", "passed", "selection")
+"""Keys of `fired` that are omitted if they are None."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Armed:
     """The change, read back. `at_ns` is controller time, wrong by at most `clock_error_ns`.
 
-    `while_on` are states as another way of looking than the holder's has found them while the fault was on.
+    `while_on` are states that were read independently of the holder while the fault was on.
     """
 
     ok: bool
@@ -47,14 +47,14 @@ class Armed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fired:
-    """What it did.
+    """The effects of a fault.
 
-    `count` is the actuator's own; `witness` names the most telling independent counter that moved.
-    `must_move` and `must_not_move` are the increments of the counters since just before arming; one of each group of
-    `must_move` is enough. Times are controller time; their resolution is the holder's polling period (20 ms at the hop,
-    50 ms for a cgroup; longer where asking is slow, at most 5 % of the time goes into it), and exact for edges.
-    `between_ns` are two moments between which it fired first, whatever the clocks; None: it never did.
-    `passed` is the number of packets that a share, or every n-th, was taken of; None: the fault takes none.
+    `count` is the actuator's own; `witness` names the first independent counter that moved enough.
+    `must_move` and `must_not_move` are the counters' increments since just before arming; of each group of `must_move`
+    one counter is enough. Times are controller time. Their resolution is the holder's polling period: 20 ms at the hop,
+    50 ms for a cgroup, longer if a poll is slow (at most 5 % of the time is spent polling); edges are exact.
+    `between_ns` are two moments between which it fired first, including the clock error; None: it never fired.
+    `passed` is the number of packets from which a share, or every n-th, was taken; None: the fault selects none.
     `selection` says how the seed decided which packets were taken; None: nothing was drawn.
     """
 
@@ -73,7 +73,7 @@ class Fired:
 class Cleared:
     """The revert, read back. `at_ns` is controller time, wrong by at most `clock_error_ns`.
 
-    `by` is `holder`, or `lease` when the target did it alone after losing us.
+    `by` is `holder`, or `lease` if the target reverted by itself after it lost the controller.
     """
 
     ok: bool
@@ -87,9 +87,9 @@ class Cleared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """One fault, from beginning to end. `edges` are (controller time in ns, on) of every change it made.
+    """One fault, from beginning to end. `edges` are (controller time in ns, on) of every change.
 
-    `doubts` are the reasons not to believe that it happened (`judge_fired`); `on_time` is None where nothing was read.
+    `doubts` are the reasons not to believe that it happened (`judge_fired`); `on_time` is None if no changes were read.
     """
 
     id: str
@@ -105,7 +105,7 @@ class Receipt:
 
     @property
     def unproven(self) -> tuple[str, ...]:
-        """Every reason why it does not prove its fault, a workload aside: empty when it does."""
+        """Every reason why the receipt does not prove its fault, apart from the workload; empty if it does."""
         reasons = [*self.doubts]
         if self.on_time is not None and self.armed.ok and self.fired.count:
             reasons += firing_times.why_not_as_planned(self.on_time)
@@ -115,11 +115,11 @@ class Receipt:
 
     @property
     def proved(self) -> bool:
-        """Whether it provably happened, where it should and nowhere else, for as long as planned, and is gone."""
+        """Whether the fault provably happened, where it should and nowhere else, as long as planned, and is cleared."""
         return not self.unproven
 
     def to_json(self) -> dict[str, Any]:
-        """The `faults` element of `verdict.json`."""
+        """Return the element of `faults` in `verdict.json`."""
         return {
             "id": self.id,
             "kind": self.kind,
@@ -143,17 +143,17 @@ def not_cleared(receipts: Iterable[Receipt]) -> tuple[str, ...]:
 
 
 def end_sentence(receipts: Sequence[Receipt], abandoned: Sequence[str], *, ttl_s: float) -> str:
-    """Return how faults ended, as far as that was seen: `2 faults cleared and verified`; empty without any fault."""
+    """Return how faults ended, as far as was observed: `2 faults cleared and verified`; empty without any fault."""
     cleared = sum(each.cleared.ok for each in receipts)
-    said = [f"{cleared} {'fault' if cleared == 1 else 'faults'} cleared and verified"] if cleared else []
-    said += not_cleared(receipts)
-    said += [f"{fault} left to its {ttl_s:g} s lease" for fault in abandoned]
-    return "; ".join(said)
+    parts = [f"{cleared} {'fault' if cleared == 1 else 'faults'} cleared and verified"] if cleared else []
+    parts += not_cleared(receipts)
+    parts += [f"{fault} left to its {ttl_s:g} s lease" for fault in abandoned]
+    return "; ".join(parts)
 
 
 def _as_dict(part: Armed | Fired | Cleared) -> dict[str, Any]:
-    found = {name: getattr(part, name) for name in part.__dataclass_fields__}
-    return {name: value for name, value in found.items() if name not in _LEFT_OUT or value is not None}
+    fields = {name: getattr(part, name) for name in part.__dataclass_fields__}
+    return {name: value for name, value in fields.items() if name not in _OMITTED_IF_NONE or value is not None}
 
 
 def judge_fired(
@@ -164,17 +164,17 @@ def judge_fired(
     before: Snapshot,
     after: Snapshot,
 ) -> tuple[Fired, tuple[str, ...]]:
-    """Cross-check the actuator's count with the independent counters.
+    """Compare the actuator's count with the independent counters.
 
     Args:
-        planned: what was to be done.
-        armed: how arming went.
-        observed: the holder's last observation, times already the controller's.
-        before: counters just before arming.
-        after: counters after clearing, settled.
+            planned: the fault as planned.
+            armed: the result of arming.
+            observed: the holder's last observation, in controller time.
+            before: counters just before arming.
+            after: counters after clearing, settled.
 
     Returns:
-        What fired, and every reason to doubt it (none: proved).
+        What fired, and every reason to doubt it (none: it is proved).
     """
     deltas = flat_deltas(before, after)
     lost = [key for key in planned.must_not_move if key not in deltas and value_at(before, key) is not None]
@@ -214,17 +214,17 @@ def judge_fired(
 
 
 def _doubts_of_arming(planned: PlannedFault, armed: Armed) -> list[str]:
-    """Whether what was read back is the change that was planned, at its place."""
+    """Return why the readback is not the planned change at its planned place; empty if it is."""
     if not armed.ok:
         return [f"not armed: {armed.error or 'the readback does not show the change'}"]
     elsewhere = [
-        f"armed elsewhere: {key} reads back as {armed.readback.get(key)}, was to be {value}"
+        f"armed elsewhere: {key} reads back as {armed.readback.get(key)}, planned was {value}"
         for key, value in planned.shows.items()
         if armed.readback.get(key) not in (value, [value])
     ]
     late = "could not be read before the fault was over: give it a longer window"
     return elsewhere + [
-        f"{key} was {armed.while_on[key]} while the fault was on, was to be {value}"
+        f"{key} was {armed.while_on[key]} while the fault was on, planned was {value}"
         if key in armed.while_on
         else f"{key} {late}"
         for key, value in planned.while_on
@@ -233,21 +233,22 @@ def _doubts_of_arming(planned: PlannedFault, armed: Armed) -> list[str]:
 
 
 def _doubts_of_states_before(planned: PlannedFault, before: Snapshot) -> list[str]:
-    """Name each state that held already before the fault: seen while it is on, it shows no change.
+    """Name each state that held before the fault already: reading it while the fault is on proves nothing.
 
-    Not of a fault of the workload, whose processes may not have started by then, nor of a thing that is to be gone.
+    Faults of a workload are exempt, because its processes may not have started by then, and so are things that the
+    fault removes.
     """
     if planned.of_workload:
         return []
     return [
-        f"{key} was {value} before the fault already: it does not show the fault"
+        f"{key} was {value} before the fault already: it proves nothing"
         for key, value in planned.while_on
         if value is not None and value_at(before, key) == value
     ]
 
 
 def _doubts_of_share(planned: PlannedFault, count: int, passed: int | None) -> list[str]:
-    """Compare the packets hit with those that were to be, of so many that passed: which ones is decided by the plan."""
+    """Compare the number of packets hit with the number that the plan selects among those that passed."""
     if passed is None:
         return []
     if (every := planned.params.get("every")) is not None:
@@ -256,9 +257,9 @@ def _doubts_of_share(planned: PlannedFault, count: int, passed: int | None) -> l
         expected = planned.selection.taken_of(passed)
     else:
         return []
-    if abs(count - expected) <= 1:  # one may be on its way between the two counters
+    if abs(count - expected) <= 1:  # a packet may be between the two counters
         return []
-    return [f"{count} of {passed} packets were hit, {expected} ± 1 were to be"]
+    return [f"{count} of {passed} packets were hit, planned were {expected} ± 1"]
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Independent counters beside a fault: before it, and after it until its witnesses have moved and states are back."""
+"""Independent counters of a fault: before it, and after it until its witnesses have moved and states are restored."""
 
 from __future__ import annotations
 
@@ -14,38 +14,38 @@ if TYPE_CHECKING:
     from inject.fault_plan import PlannedFault
     from testbed.lab import Lab
 
-__all__ = ["Witnesses", "booting"]
+__all__ = ["Witnesses", "rebooting_hosts"]
 
 SETTLE_S = 15.0
-"""A witness may need a BGP session to come back first, on a starved machine."""
+"""How long to wait for a witness: it may need a BGP session to come back first, on a starved machine."""
 
 
 class Witnesses:
-    """Counters of one fault. `before` is what everything after is compared with."""
+    """The counters of one fault. `before` is the baseline of later readings."""
 
     def __init__(self, lab: Lab, planned: PlannedFault) -> None:
         self.before: counters.Snapshot | None = None
         self._lab = lab
-        self._boots = Boots(lab, booting(planned))
+        self._boots = Boots(lab, rebooting_hosts(planned))
 
     def baseline(self, planned: PlannedFault) -> None:
-        """Read what everything after is compared with."""
+        """Read the baseline of later readings."""
         self.before = self._read(planned)
 
     def states(self, keys: Iterable[str]) -> dict[str, int | None]:
-        """States as they are now, by another way than through the holder."""
-        wanted = tuple(keys)
-        if not wanted:
+        """Read states independently of the holder."""
+        names = tuple(keys)
+        if not names:
             return {}
-        now = counters.read(self._lab, sorted({key.split("/", 1)[0] for key in wanted}))
-        return {key: counters.value_at(now, key) for key in wanted}
+        now = counters.read(self._lab, sorted({key.split("/", 1)[0] for key in names}))
+        return {key: counters.value_at(now, key) for key in names}
 
     def settle(
         self, planned: PlannedFault, *, needs_witness: bool, pause: Callable[[float], None]
     ) -> tuple[counters.Snapshot, dict[str, int | None], str | None]:
-        """Counters after the fault: wait until witnesses have moved and states are as before, or the deadline.
+        """Wait until witnesses have moved and states are as before, at most `SETTLE_S`.
 
-        Gives back the counters, the states, and what is wrong with these, if anything.
+        Returns the counters, the states, and a sentence about states that are not restored, if there are any.
         """
         deadline = time.monotonic() + SETTLE_S
         while True:
@@ -64,7 +64,7 @@ class Witnesses:
             )
             restored = {key: counters.value_at(after, key) for key, _ in planned.restored}
             wrong = [
-                f"{key} is {restored[key]}, was to be {value}"
+                f"{key} is {restored[key]}, was {value} before"
                 for key, value in planned.restored
                 if restored[key] != value
             ]
@@ -73,14 +73,14 @@ class Witnesses:
             pause(0.1)
 
     def _read(self, planned: PlannedFault) -> counters.Snapshot:
-        """Counters of the machines that decide, and how often those have booted that are to."""
-        found = counters.read(self._lab, planned.reads)
+        """Read the counters of the machines that decide, and the boots of hosts that are to reboot."""
+        readings = counters.read(self._lab, planned.reads)
         for host, boots in self._boots.read().items():
-            found[host] |= boots
-        return found
+            readings[host] |= boots
+        return readings
 
 
-def booting(planned: PlannedFault) -> tuple[str, ...]:
-    """Hosts of which the plan wants to know how often they have booted."""
+def rebooting_hosts(planned: PlannedFault) -> tuple[str, ...]:
+    """Return the hosts whose reboots are a witness of the plan."""
     keys = {key for witness in planned.must_move for key in witness.any_of}
     return tuple(sorted(key.partition("/")[0] for key in keys if key.endswith(f"/{COUNTER}")))

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from inject.kinds import congestion, data, gpu, host, link, packet, rack, rnic, storage, switch
 from inject.kinds.kind import Binding, FaultKind, Fidelity, Param, ParamType
-from inject.mechanisms.rack import WAYS
+from inject.mechanisms.rack import MECHANISMS
 from testbed.errors import UsageError
 from testbed.suggestions import hint
 
@@ -35,10 +35,12 @@ _ALL = (
 
 def _with_rack(kind: FaultKind) -> FaultKind:
     """The kind with what a rack lab can do of it."""
-    way = WAYS.get(kind.name)
-    if way is None:
+    mechanism = MECHANISMS.get(kind.name)
+    if mechanism is None:
         return kind
-    return dataclasses.replace(kind, fidelity=MappingProxyType({**kind.fidelity, "rack": way.fidelity}), on_rack=way.by)
+    return dataclasses.replace(
+        kind, fidelity=MappingProxyType({**kind.fidelity, "rack": mechanism.fidelity}), on_rack=mechanism.by
+    )
 
 
 CATALOGUE: Mapping[str, FaultKind] = MappingProxyType({kind.name: _with_rack(kind) for kind in _ALL})

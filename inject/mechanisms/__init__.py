@@ -1,1 +1,1 @@
-"""How each kind of fault is done on a lab: places, requests to holders, commands and witnesses."""
+"""How each kind of fault is carried out on a lab: place, holder request, commands and witnesses."""

@@ -1,43 +1,43 @@
-"""What of a packet fault is only known just before it is armed: the queue pair that it meets, asked of its RNIC."""
+"""Resolve what is known only just before a packet fault is armed: the queue pair and PSN that it hits."""
 
 from __future__ import annotations
 
 import json
 from typing import TYPE_CHECKING
 
-from inject.mechanisms.mechanism import Learn
+from inject.mechanisms.mechanism import LateBinding
 from testbed.errors import FaultError
 
 if TYPE_CHECKING:
     from testbed.lab import Lab
 
-__all__ = ["learn"]
+__all__ = ["bind"]
 
 
-def learn(
-    lab: Lab, what: Learn | None, *, qp: int | None, psn: int | None, where: str, timeout_s: float
+def bind(
+    lab: Lab, binding: LateBinding | None, *, qp: int | None, psn: int | None, where: str, timeout_s: float
 ) -> dict[str, int]:
-    """What the holder is to be told before arming: `qp`, and `psn` or how far `ahead` of what passes.
+    """Return the values to send with the arm request: `qp`, and `psn` or its distance `ahead` of the current PSN.
 
     Args:
         lab: the lab.
-        what: what is not known yet; None: nothing.
-        qp: the destination QP, where the caller knows it.
-        psn: the PSN likewise.
-        where: what messages call the fault.
-        timeout_s: how long the RNIC's host may take.
+        binding: what is not known yet; None: everything is known.
+        qp: the destination QP, if the caller knows it.
+        psn: the PSN, if the caller knows it.
+        where: how error messages name the fault.
+        timeout_s: deadline of the command on the RNIC's host.
 
     Raises:
         FaultError: the RNIC has no such connected QP.
     """
-    if what is None:
+    if binding is None:
         return {}
-    found = {name: value for name, value in (("qp", qp), ("psn", psn)) if value is not None}
-    if "qp" in found and ("psn" in found or what.psn_ahead is None):
-        return found
-    wanted = qp if qp is not None else what.qp
-    argv = ["rdma", "-j", "-d", "resource", "show", "qp", "link", f"{what.rnic}/1"]
-    listed = json.loads(lab.node(what.host).run(argv, timeout_s=timeout_s).stdout or "[]")
+    bound = {name: value for name, value in (("qp", qp), ("psn", psn)) if value is not None}
+    if "qp" in bound and ("psn" in bound or binding.psn_ahead is None):
+        return bound
+    wanted = qp if qp is not None else binding.qp
+    argv = ["rdma", "-j", "-d", "resource", "show", "qp", "link", f"{binding.rnic}/1"]
+    listed = json.loads(lab.node(binding.host).run(argv, timeout_s=timeout_s).stdout or "[]")
     connected = sorted(
         int(each["lqpn"]) for each in listed if each.get("type") == "RC" and each.get("state") in ("RTR", "RTS")
     )
@@ -45,10 +45,10 @@ def learn(
     if number is None:
         there = ", ".join(map(str, connected)) or "none"
         raise FaultError(
-            f"{where}: {what.host}:{what.rnic} has no connected QP {wanted} (connected: {there}); is the workload "
-            "running?"
+            f"{where}: {binding.host}:{binding.rnic} has no connected QP {wanted} (connected: {there}); start the "
+            "workload before the fault"
         )
-    found["qp"] = number
-    if what.psn_ahead is not None and "psn" not in found:
-        found["ahead"] = what.psn_ahead
-    return found
+    bound["qp"] = number
+    if binding.psn_ahead is not None and "psn" not in bound:
+        bound["ahead"] = binding.psn_ahead
+    return bound

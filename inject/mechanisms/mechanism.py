@@ -1,4 +1,4 @@
-"""What a fault is once it is aimed: place, request, commands, witnesses; and what the families of kinds share."""
+"""The mechanism of a resolved fault (place, holder request, commands, witnesses), and helpers that all kinds share."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from testbed.errors import Unsupported, UsageError
 from testbed.model.topology import Link, Port, Target, Topology
 
 __all__ = [
-    "Learn",
+    "LateBinding",
+    "Mechanism",
     "Place",
     "Request",
-    "Shot",
     "Step",
     "Witness",
-    "held",
+    "flap_edges",
+    "holder_request",
     "link_of",
     "on_host",
     "on_switch",
     "rnic_counters",
-    "trains",
 ]
 
 MOST_FLAPS = 100_000
@@ -32,7 +32,7 @@ _HALF = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Where the holder runs: on `node` (inside `netns`, if set), or on this machine beside QEMU (`local`)."""
+    """Where the holder runs: on `node` (in `netns`, if set), or on the controller's machine beside QEMU (`local`)."""
 
     node: str
     netns: str | None = None
@@ -40,7 +40,7 @@ class Place:
 
     @property
     def name(self) -> str:
-        """What the inventory calls the host or switch that it is: a switch's namespace has its name."""
+        """The name in the inventory: a switch's namespace is called like the switch."""
         return self.netns or self.node
 
 
@@ -56,7 +56,7 @@ class Step:
 class Witness:
     """Counters of which one must move by `at_least` between just before arming and some time after clearing.
 
-    The most telling come first: the first one that moved enough is named in the receipt.
+    The most specific counters come first: the receipt names the first one that moved enough.
     """
 
     any_of: tuple[str, ...]
@@ -64,8 +64,8 @@ class Witness:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Learn:
-    """What is only known just before arming: the RNIC's QP, and the PSN that passes the hop, plus `psn_ahead`."""
+class LateBinding:
+    """What is known only just before arming: the RNIC's QP, and the PSN, given as `psn_ahead` of the current one."""
 
     host: str
     rnic: str
@@ -75,7 +75,7 @@ class Learn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What `take` needs to know of a fault that has been validated."""
+    """A validated fault: the input of a mechanism."""
 
     id: str
     kind: str
@@ -88,15 +88,15 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shot:
-    """How a fault is done. The fields are those of `inject.fault_plan.PlannedFault`.
+class Mechanism:
+    """How a fault is carried out. The fields are those of `inject.fault_plan.PlannedFault`.
 
-    `shows` is what the readback after arming must say besides `applied`: that the change is where it was to be.
-    `while_on` are states (`node/name`, value) that are read by another way than the holder's while the fault is on;
-    None: nothing of that name is there. `of_workload`: what is changed is there only while a workload runs.
-    `complete_after` is set where the fault is over by its nature once it has struck so often: then its window is only
-    the time in which that may happen (`inject.evidence.firing_times`).
-    `selection` is how the seed decides which packets are taken; None: nothing is left to a draw.
+    `shows` is what the readback after arming must contain besides `applied`, to prove that the change is in place.
+    `while_on` are states (`node/name`, value) read independently of the holder while the fault is on; the value
+    None means that no such counter exists. `of_workload`: the thing to change exists only while a workload runs.
+    `complete_after` is the number of hits after which the fault is complete: its window is then only the time in which
+    they may happen (`inject.evidence.firing_times`). `selection` is how the seed decides which packets are taken; None:
+    nothing is drawn.
     """
 
     place: Place
@@ -107,14 +107,14 @@ class Shot:
     restored: tuple[tuple[str, int | None], ...] = ()
     shows: Mapping[str, Any] = field(default_factory=dict)
     while_on: tuple[tuple[str, int | None], ...] = ()
-    learn: Learn | None = None
+    late_binding: LateBinding | None = None
     of_workload: bool = False
     complete_after: int | None = None
     selection: Selection | None = None
 
 
-def held(
-    asked: Request,
+def holder_request(
+    request: Request,
     actuator: str,
     args: dict[str, Any],
     *,
@@ -122,24 +122,24 @@ def held(
     edges: list[list[Any]] | None = None,
     patience_s: float | None = None,
 ) -> dict[str, Any]:
-    """The holder's request; `claims` is the path of what is changed, by which faults collide (see `conflicts`).
+    """Return the request for the holder; `claims` is the path of the thing that changes (`inject.policy.conflicts`).
 
-    `patience_s` is how much longer than others its revert may take; it is said only where it is needed.
+    `patience_s` is how much longer than usual the revert may take; the request contains it only if it is set.
     """
     return {
         **({} if patience_s is None else {"patience_s": patience_s}),
         "do": "prepare",
-        "id": asked.id,
+        "id": request.id,
         "actuator": actuator,
         "claims": claims,
         "args": args,
         "edges": edges or [[0.0, True]],
-        "window_s": asked.for_s,
+        "window_s": request.for_s,
     }
 
 
 def rnic_counters(topology: Topology, *names: str, but: str | None = None) -> tuple[str, ...]:
-    """One counter of every RNIC (of every host but one), then the next: the order in which they are believed."""
+    """Return the counters `names` of every RNIC (except on the host `but`): all RNICs' first counter, then the next."""
     return tuple(
         f"{host.name}/{rnic.name}.{name}"
         for name in names
@@ -149,43 +149,43 @@ def rnic_counters(topology: Topology, *names: str, but: str | None = None) -> tu
     )
 
 
-def on_switch(asked: Request, switch: str) -> Place:
-    """The namespace of a switch on the machine that carries it, or the machine that is a switch and runs Linux."""
-    known = asked.topology.switch_by_name[switch]
+def on_switch(request: Request, switch: str) -> Place:
+    """Return the namespace of a switch on the machine that carries it, or the Linux machine that is the switch."""
+    known = request.topology.switch_by_name[switch]
     if known.carrier is not None:
         return Place(node=known.carrier, netns=switch)
     if known.is_linux:
         return Place(node=switch)
-    raise Unsupported(f"{asked.where}.target: switch {switch} is not carried by a machine of this lab")
+    raise Unsupported(f"{request.where}.target: no machine of this lab carries switch {switch}; choose another one")
 
 
-def on_host(asked: Request) -> Place:
-    """The host that the target is, or is on."""
-    return Place(node=asked.target.node)
+def on_host(request: Request) -> Place:
+    """Return the host that the target is, or is part of."""
+    return Place(node=request.target.node)
 
 
-def link_of(asked: Request) -> tuple[Link, Port]:
-    """The one link of the target, and the target's port on it."""
-    if asked.target.link is None or asked.target.port is None:
-        raise UsageError(f"{asked.where}.target: {asked.target.text} is not one link")
-    return asked.target.link, asked.target.port
+def link_of(request: Request) -> tuple[Link, Port]:
+    """Return the one link of the target, and the target's port on it."""
+    if request.target.link is None or request.target.port is None:
+        raise UsageError(f"{request.where}.target: {request.target.text} is not a link; name a port or an RNIC")
+    return request.target.link, request.target.port
 
 
-def trains(asked: Request) -> list[list[Any]]:
-    """Edges (seconds from the onset, on) of a fault that comes and goes: `period`, `duty` (else half), `count`."""
-    period_s, count = asked.params.get("period"), asked.params.get("count")
+def flap_edges(request: Request) -> list[list[Any]]:
+    """Return the edges (seconds from the onset, on) of a fault with `period`, `duty` (default: half) and `count`."""
+    period_s, count = request.params.get("period"), request.params.get("count")
     if period_s is None:
         if count not in (None, 1):
-            raise UsageError(f"{asked.where}.count: {count} flaps need a period")
+            raise UsageError(f"{request.where}.count: {count} flaps need a period; add period")
         return [[0.0, True]]
     edges: list[list[Any]] = []
     for k in itertools.count():
-        down_s, up_s = round(k * period_s, 6), round((k + asked.params.get("duty", _HALF)) * period_s, 6)
-        if down_s >= asked.for_s or k == count:
+        down_s, up_s = round(k * period_s, 6), round((k + request.params.get("duty", _HALF)) * period_s, 6)
+        if down_s >= request.for_s or k == count:
             return edges
         if k == MOST_FLAPS:
-            raise UsageError(f"{asked.where}.period: more than {MOST_FLAPS} flaps in one window; lengthen the period")
+            raise UsageError(f"{request.where}.period: more than {MOST_FLAPS} flaps in one window; lengthen the period")
         edges.append([down_s, True])
-        if up_s < asked.for_s:
+        if up_s < request.for_s:
             edges.append([up_s, False])
     return edges

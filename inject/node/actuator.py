@@ -1,9 +1,9 @@
-"""What the holder asks of the thing that really changes something: look, act, undo, read back, count."""
+"""The base class of actuators, which change something on a node, and the registry of all of them."""
 
 from __future__ import annotations
 
 import importlib
-from typing import Any, Protocol
+from typing import Any
 
 from testbed.node.netns import enter
 
@@ -11,42 +11,66 @@ __all__ = ["Actuator", "Refused", "enter_netns", "make"]
 
 
 class Refused(Exception):
-    """The target is not as it must be before a change: foreign state, no capability, or a protected interface."""
+    """The target is not as it must be before a change: foreign state, a missing capability, a protected interface."""
 
 
-class Actuator(Protocol):
-    """One way to act. Methods may raise OSError or Refused; none may leave a half-done change that `read` misses.
+class Actuator:
+    """One mechanism on a node. Methods may raise OSError or Refused; `read` reports every half-done change.
 
-    Five more that some have: `aim(qp, psn, ahead)` before arming, for what is only known then; `lay()` when armed, for
-    what takes long and hurts nobody, so that `on` comes at its moment (`off` undoes both); `tick(now_ns)` while on;
-    `files`, descriptors of which `tick` is called as soon as one is readable;
-    `wait_with(alive)` first of all, where `prepare`, `lay` or `off` may take longer than a holder may be silent.
+    Order of calls: `prepare`, `bind`, `set_up`, then `on` and `off` at each edge, and `close`. `poll_s` is how often
+    `hits` is read while the fault is on; None: the edges are the hits. `patience_s` is how much longer than usual a
+    change may take.
     """
 
+    poll_s: float | None = None
+    patience_s: float = 0.0
+    uses_set_up = False
+    """Whether `set_up` changes something, so that `off` must follow even without `on`."""
+
     @property
-    def poll_s(self) -> float | None:
-        """How often `hits` is worth asking while the fault is on; None when edges are the count."""
+    def files(self) -> list[int]:
+        """Descriptors: while the fault is on, `tick` is also called as soon as one is readable."""
+        return []
 
     def prepare(self) -> dict[str, Any]:
-        """Check capability and ownership, remember what was there. Changes nothing."""
+        """Check capability and ownership, and store the present state. Changes nothing."""
+        raise NotImplementedError
 
     def revert_script(self) -> str:
-        """POSIX shell that brings back what `prepare` saw, any number of times, and fails unless it reads back so."""
+        """Return a POSIX shell script that restores and verifies the stored state; it may run any number of times."""
+        raise NotImplementedError
+
+    def bind(self, *, qp: int | None, psn: int | None, ahead: int | None) -> None:
+        """Fill in values that were unknown before arming."""
+
+    def set_up(self) -> None:
+        """Do when armed what takes long and has no effect yet, so that `on` is quick. `off` undoes both."""
 
     def on(self) -> None:
-        """Make the fault be."""
+        """Turn the fault on."""
+        raise NotImplementedError
 
     def off(self) -> None:
-        """Make it not be."""
+        """Turn the fault off."""
+        raise NotImplementedError
+
+    def tick(self, now_ns: int) -> None:
+        """Follow the course of a fault that varies over time; called at every poll while the fault is on."""
 
     def read(self) -> dict[str, Any]:
-        """What is really there; `applied` says whether the fault is on."""
+        """Return the present state; `applied` says whether the fault is on."""
+        raise NotImplementedError
 
     def hits(self) -> int | None:
-        """How often it has hit so far, over all `on` phases; None when edges are the count."""
+        """Return the number of hits so far, over all `on` phases; None if edges are the hits."""
+        return None
+
+    def passed(self) -> int | None:
+        """Return how many packets the share was taken of so far; None if the fault takes no share."""
+        return None
 
     def close(self) -> None:
-        """Let go of sockets, after `off`."""
+        """Release sockets, after `off`."""
 
 
 _ACTUATORS = {
@@ -84,21 +108,21 @@ _ACTUATORS = {
 
 
 def make(name: str, args: dict[str, Any]) -> Actuator:
-    """The actuator of that name. Imports only what it needs: start-up is what a holder's speed is made of."""
+    """Return the actuator of that name. Imports only its module, because start-up time decides a holder's speed."""
     if name not in _ACTUATORS:
-        raise Refused(f"this holder knows no actuator {name!r}: node code and controller differ; provision again")
+        raise Refused(f"unknown actuator {name!r}: node code and controller differ; run `faultbed up` again")
     module, kind = _ACTUATORS[name]
     actuator: Actuator = getattr(importlib.import_module(f"inject.node.{module}"), kind)(**args)
     return actuator
 
 
 def enter_netns(netns: str | None) -> None:
-    """Move this process into a named network namespace, if one is named; sockets opened from now on belong to it."""
+    """Move this process into a network namespace, if `netns` is not None; later sockets belong to it."""
     if netns is None:
         return
     try:
         enter(netns)
     except FileNotFoundError:
-        raise Refused(f"there is no network namespace {netns} here: is the lab provisioned?") from None
+        raise Refused(f"there is no network namespace {netns} here; provision the lab") from None
     except OSError as error:
         raise Refused(str(error)) from None

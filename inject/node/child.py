@@ -1,4 +1,4 @@
-"""A process of the holder's own, for what cannot wait for the holder's turn: it counts, and ends with the holder."""
+"""A child process of the holder, for work that cannot wait for the holder's loop; it ends with the holder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COUNT = struct.Struct("=Q")
 
 
 class Child:
-    """Forked, not started anew: an interpreter needs a second to start under emulation."""
+    """Forked, not started as a new program: an interpreter needs a second to start under emulation."""
 
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
@@ -22,9 +22,9 @@ class Child:
         self._holder = 0
 
     def start(self, work: Callable[[], None]) -> None:
-        """Run `work` in a process at the holder's priority; it is to return when it is not `wanted` any more."""
+        """Run `work` in a child at the holder's priority; it must return once `is_wanted` is false."""
         self._holder = os.getpid()
-        # What a holder starts has no precedence by itself (`holder.take_precedence`); this is its own hand.
+        # A holder's children lose its priority (`Watchdog.raise_priority`); this one needs it.
         policy, priority = os.sched_getscheduler(0) & ~os.SCHED_RESET_ON_FORK, os.sched_getparam(0)
         self._pid = os.fork()
         if not self._pid:
@@ -37,30 +37,30 @@ class Child:
                 os._exit(1)
 
     def stop(self) -> None:
-        """End it, and wait until it is gone."""
+        """Kill the child, and wait until it is gone."""
         pid, self._pid = self._pid, 0
         if pid:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
 
-    def is_there(self) -> bool:
-        """Whether it runs."""
+    def is_running(self) -> bool:
+        """Return whether the child runs."""
         if self._pid and os.waitpid(self._pid, os.WNOHANG) != (0, 0):
             self._pid = 0
         return bool(self._pid)
 
     @property
     def count(self) -> int:
-        """How often it has counted so far; what was done in its last moment may be missing."""
-        found: int = _COUNT.unpack_from(self._memory)[0]
-        return found
+        """Number of calls of `add` so far; those of the last moment before the end may be missing."""
+        count: int = _COUNT.unpack_from(self._memory)[0]
+        return count
 
     # In the child.
 
-    def wanted(self) -> bool:
-        """Whether the holder is still there: asked by the child."""
+    def is_wanted(self) -> bool:
+        """Return whether the holder still exists; called by the child."""
         return os.getppid() == self._holder
 
     def add(self) -> None:
-        """Count one more: done by the child."""
+        """Add one to `count`; called by the child."""
         _COUNT.pack_into(self._memory, 0, self.count + 1)

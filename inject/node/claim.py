@@ -1,11 +1,11 @@
-"""Claims of faults on their target: a controller whose fault would change what another one's fault holds is refused.
+"""Claims of faults on their target: a fault that would change what another session's fault changes is refused.
 
-The claim of a fault stands beside its stored revert and is locked by its holder (`testbed.node.holders`). One that is
-not locked counts only while the stored revert is there. One that cannot be read, or is missing beside a stored revert,
-counts as a claim of everything. While claims are compared the folder itself is locked.
+A fault's claim is a file beside its stored revert, locked by its holder (`testbed.node.holders`). An unlocked claim
+counts only while the stored revert exists. A claim that cannot be read, or is missing beside a stored revert, counts as
+a claim of everything. The folder is locked while claims are compared.
 """
 
-# A holder's start-up time is what its speed is made of: no pathlib.
+# Start-up time decides a holder's speed: no pathlib.
 # ruff: noqa: PTH103, PTH108, PTH110, PTH112, PTH116, PTH118, PTH120, PTH122, PTH208
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from typing import Any
 from inject.node.actuator import Refused
 from testbed.node.holders import claim_file, identity, lock, read_claim
 
-__all__ = ["Claim", "conflict", "held_by", "refuse_conflicts"]
+__all__ = ["Claim", "conflict", "holder_of", "refuse_conflicts"]
 
 _COMPARING_S = 10.0
 
 
 class Claim:
-    """A claim that this process holds. Made by `take`."""
+    """A claim that this process holds. Made by `acquire`."""
 
     def __init__(self, path: str, fd: int) -> None:
         self._path, self._fd = path, fd
 
     @classmethod
-    def take(cls, revert_file: str, told: dict[str, Any]) -> Claim:
+    def acquire(cls, revert_file: str, content: dict[str, Any]) -> Claim:
         """Claim what a fault changes.
 
         Args:
             revert_file: where the fault's revert will be stored.
-            told: `paths` (each a `path` from a whole thing to a part, and what a person calls that `thing`), `session`
-                (faults of one session are planned together, and do not conflict), and for messages `kind`, `target`,
+            content: `paths` (each a `path` from a whole thing to a part, and its name for people, `thing`), `session`
+                (faults of one session are planned together and do not conflict), and for messages `kind`, `target`,
                 `fault`, `controller` and `since`.
 
         Raises:
@@ -49,13 +49,13 @@ class Claim:
         folder = os.path.dirname(path)
         os.makedirs(folder, exist_ok=True)
         with _comparing(folder):
-            _refuse_conflicts(folder, told)
+            _refuse_conflicts(folder, content)
             fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 os.ftruncate(fd, 0)
-                rest = f"{json.dumps({**told, **identity(os.getpid())})}\n".encode()
-                while rest:  # a disk that fills up takes a part without an error
+                rest = f"{json.dumps({**content, **identity(os.getpid())})}\n".encode()
+                while rest:  # a disk that is nearly full takes a part without an error
                     rest = rest[os.write(fd, rest) :]
             except BlockingIOError:
                 os.close(fd)
@@ -66,18 +66,18 @@ class Claim:
         return cls(path, fd)
 
     def check(self) -> None:
-        """Refuse to go on without it.
+        """Verify that the claim is still in place.
 
         Raises:
-            Refused: its file has been removed or replaced: others cannot see any more what the fault changes.
+            Refused: its file was removed or replaced, so that other sessions cannot see what the fault changes.
         """
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(self._path), os.fstat(self._fd)):
                 return
-        raise Refused(f"{self._path} has been removed: its fault must not begin any more")
+        raise Refused(f"{self._path} was removed, so that its fault must not begin; start the fault again")
 
     def release(self) -> None:
-        """Release it: nothing of the fault is left. Safe to call twice."""
+        """Release the claim: nothing of the fault is left. Safe to call twice."""
         if self._fd >= 0:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path)
@@ -85,59 +85,57 @@ class Claim:
             self._fd = -1
 
 
-def refuse_conflicts(folder: str, told: dict[str, Any]) -> None:
-    """Refuse what a claim in a folder has already; remove claims of faults that are over.
+def refuse_conflicts(folder: str, content: dict[str, Any]) -> None:
+    """Refuse a claim that conflicts with one in a folder; remove claims of faults that are over.
 
     Raises:
-        Refused: another session holds it, or its fault has not been reverted.
+        Refused: another session holds the same thing, or its fault has not been reverted.
     """
     if os.path.isdir(folder):
         with _comparing(folder):
-            _refuse_conflicts(folder, told)
+            _refuse_conflicts(folder, content)
 
 
-def conflict(said: dict[str, Any], told: dict[str, Any]) -> str | None:
-    """What two claims both have, in words; None: they go together."""
-    for mine in told.get("paths", ()):
-        for theirs in said.get("paths", ()):
+def conflict(other: dict[str, Any], content: dict[str, Any]) -> str | None:
+    """Return the name of a thing that two claims have in common; None: they do not conflict."""
+    for mine in content.get("paths", ()):
+        for theirs in other.get("paths", ()):
             shorter = min(len(mine["path"]), len(theirs["path"]))
             if mine["path"][:shorter] == theirs["path"][:shorter]:
                 return str(max(mine, theirs, key=lambda each: len(each["path"]))["thing"])
     return None
 
 
-def held_by(said: dict[str, Any]) -> str:
-    """Say which fault holds something, and what to do about it."""
-    return f"is held by {_fault(said)}; end that fault first, or run `faultbed heal`"
+def holder_of(content: dict[str, Any]) -> str:
+    """Return the end of a message: which fault holds a thing, and what to do about it."""
+    return f"is held by {_fault(content)}; end that fault first, or run `faultbed heal`"
 
 
-def _refuse_conflicts(folder: str, told: dict[str, Any]) -> None:
+def _refuse_conflicts(folder: str, content: dict[str, Any]) -> None:
     names = {os.path.splitext(name) for name in os.listdir(folder)}
-    for name in sorted(stem for stem, what in names if what in (".claim", ".revert")):
-        _refuse_conflict(os.path.join(folder, f"{name}.claim"), told)
+    for name in sorted(stem for stem, suffix in names if suffix in (".claim", ".revert")):
+        _refuse_conflict(os.path.join(folder, f"{name}.claim"), content)
 
 
-def _refuse_conflict(path: str, told: dict[str, Any]) -> None:
-    said = read_claim(path)  # first: the end of a fault removes the revert before the claim
+def _refuse_conflict(path: str, content: dict[str, Any]) -> None:
+    other = read_claim(path)  # first: the end of a fault removes the revert before the claim
     is_held, is_left = _is_locked(path), os.path.exists(f"{path.removesuffix('.claim')}.revert")
     if not is_held and not is_left:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         return
-    if not said:
-        raise Refused(f"{path} does not tell what its fault holds: run `faultbed heal`")
-    if is_held and said.get("session") == told.get("session"):
+    if not other:
+        raise Refused(f"{path} does not name what its fault holds: run `faultbed heal`")
+    if is_held and other.get("session") == content.get("session"):
         return
-    if thing := conflict(said, told):
-        left = (
-            f"is as {_fault(said)} left it: its holder has ended and its revert has not succeeded; run `faultbed heal`"
-        )
-        raise Refused(f"{thing} {held_by(said) if is_held else left}")
+    if thing := conflict(other, content):
+        left = f"was left changed by {_fault(other)}, whose holder ended without a revert; run `faultbed heal`"
+        raise Refused(f"{thing} {holder_of(other) if is_held else left}")
 
 
-def _fault(said: dict[str, Any]) -> str:
-    fault = f"{said.get('kind')} on {said.get('target')} (fault {said.get('fault')}"
-    return f"{fault}, by {said.get('controller')}, since {said.get('since')})"
+def _fault(content: dict[str, Any]) -> str:
+    fault = f"{content.get('kind')} on {content.get('target')} (fault {content.get('fault')}"
+    return f"{fault}, by {content.get('controller')}, since {content.get('since')})"
 
 
 def _is_locked(path: str) -> bool:

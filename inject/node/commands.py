@@ -1,7 +1,8 @@
-"""A change that is made by commands of the target's own: a switch's command line, a vendor's tool, a file in sysfs.
+"""A change by commands of the target: a switch's command line, a vendor's tool, a file in sysfs.
 
-Everything is data, written by the planner: what must be there, what must be so, what to remember, do, undo and look
-at. Patterns are read by Python (`re.MULTILINE`) and by `grep -E`: they are kept to what both understand.
+The planner writes everything as data: programs and capabilities that are needed, values to store, commands that change,
+revert and read back. Python (`re.MULTILINE`) and `grep -E` both evaluate the patterns, which use only their common
+syntax.
 """
 
 from __future__ import annotations
@@ -12,8 +13,8 @@ import shutil
 import time
 from typing import Any
 
-from inject.node.actuator import Refused
-from inject.node.command import run, still_alive
+from inject.node.actuator import Actuator, Refused
+from inject.node.command import heartbeat, run
 from inject.node.management import management_interfaces, on_device
 
 __all__ = ["CommandsActuator"]
@@ -21,25 +22,25 @@ __all__ = ["CommandsActuator"]
 _LOOK_EVERY_S = 0.2
 
 
-class CommandsActuator:
-    """Runs `on` and `off`; what `look` prints says by the pattern `applied` whether the fault is there.
+class CommandsActuator(Actuator):
+    """Runs `on` and `off`; the pattern `applied` says by the output of `look` whether the fault is on.
 
     Args:
-        on: commands (argv lists) that make the fault be, in order.
-        off: commands that undo them, any number of times. `{name}` in a word of any command is what `remember` found,
-            or the program that `needs` found under that name.
-        look: the command that is read back.
-        applied: pattern of its output while the fault is there; `{name}` in it, too.
-        normal: pattern of its output before; anything else is somebody else's change, and refused.
-        needs: programs that must be there; of `mlxlink|mstlink` the first that is there, as `{mlxlink}`.
-        able: (command, pattern, what is missing otherwise, with where to aim instead) of capabilities.
-        remember: by name, a command and a pattern whose first group is the value to come back to.
-        guard: an interface that must not be one that carries management.
-        device: a PCIe device none of whose interfaces may be such a one, whatever the inventory calls them.
-        count: a command and a pattern whose first group is a number that rises with each hit; None: edges count.
-        settle_s: how long a change may take until `look` shows it.
-        command_s: how long one command may take; a daemon of a switch takes longer than 30 s to start again.
-        shows: what the readback adds, to tell this target from others.
+        on: commands (argv lists) that turn the fault on, in order.
+        off: commands that revert them, any number of times. `{name}` in a word of any command stands for a value of
+            `remember`, or for the program that `needs` selected.
+        look: the readback command.
+        applied: pattern of its output while the fault is on; may contain `{name}`.
+        normal: pattern of its output before; any other output is a change that is not ours, and refused.
+        needs: required programs; of `mlxlink|mstlink` the first that exists, as `{mlxlink}`.
+        able: (command, pattern, message if it does not match) of required capabilities; the message names alternatives.
+        remember: by name, a command and a pattern whose first group is the value to restore.
+        guard: an interface that must not carry the management connection.
+        device: a PCIe device none of whose interfaces may carry it, whatever the inventory calls them.
+        count: a command and a pattern whose first group is a number that rises with each hit; None: edges are the hits.
+        settle_s: deadline for `look` to show a change.
+        command_s: deadline of one command; a daemon of a switch takes longer than 30 s to restart.
+        shows: constants of the readback, which identify the target.
     """
 
     def __init__(
@@ -73,12 +74,12 @@ class CommandsActuator:
         self.patience_s = command_s + settle_s
 
     def prepare(self) -> dict[str, Any]:
-        """Refuse what lacks a program or a capability, carries management, or is not as it must be before."""
+        """Refuse a target that lacks a program or capability, carries management, or is in an unexpected state."""
         for need in self._needs:
             names = need.split("|")
             there = next((name for name in names if shutil.which(name)), None)
             if there is None:
-                raise Refused(f"there is no {' and no '.join(names)} here: this target cannot do it")
+                raise Refused(f"there is no {' and no '.join(names)} here; install it, or choose another target")
             self._known[names[0]] = there
         guarded = ({self._guard} if self._guard else set()) | (on_device(self._device) if self._device else set())
         if carries := sorted(guarded & management_interfaces() if guarded else ()):
@@ -86,38 +87,37 @@ class CommandsActuator:
         for unfilled, pattern, missing in self._able:
             command = self._filled(unfilled)
             try:
-                said = run(command)
+                output = run(command)
             except OSError as error:
                 raise Refused(f"{missing} ({error})") from None
-            if not _find(pattern, said):
-                raise Refused(f"{missing} ({_answer(command, said)})")
+            if not _find(pattern, output):
+                raise Refused(f"{missing} ({_answer(command, output)})")
         for name, (unfilled, pattern) in self._remember.items():
             command = self._filled(unfilled)
-            said = run(command)
-            found = _find(pattern, said)
-            if found is None:
-                raise Refused(f"what to come back to cannot be read ({_answer(command, said)})")
-            self._known[name] = found[1]
-        seen = self.read()
-        if seen["applied"] or not _find(self._pattern(self._normal), self._said()):
-            raise Refused(f"it is not as it must be before, and not by us: {seen['said']!r}")
+            output = run(command)
+            match = _find(pattern, output)
+            if match is None:
+                raise Refused(f"the value to restore cannot be read ({_answer(command, output)})")
+            self._known[name] = match[1]
+        before = self.read()
+        if before["applied"] or not _find(self._pattern(self._normal), self._output()):
+            raise Refused(f"unexpected state, not set by faultbed: {before['said']!r}; restore it first")
         self._start_count = self._last_count = self._counted()
-        return seen
+        return before
 
     def revert_script(self) -> str:
-        """All of `off`, then a look that must not show the fault any more."""
+        """Return a script that runs all of `off` and fails if the readback still shows the fault."""
         lines = [f"{shlex.join(self._filled(command))} || failed=1" for command in self._off]
         look = f"{shlex.join(self._filled(self._look))} | grep -Eq -- {shlex.quote(self._pattern(self._applied))}"
         return "\n".join(["failed=", *lines, f'[ -z "$failed" ] && ! {{ {look}; }}'])
 
     def on(self) -> None:
-        """The change, and the time that it takes."""
         for command in self._on:
             self._run(command)
         self._settle(applied=True)
 
     def off(self) -> None:
-        """Back; every command is tried even if another one fails."""
+        """Run all of `off`, even if a command fails."""
         failed = []
         for command in self._off:
             try:
@@ -129,28 +129,24 @@ class CommandsActuator:
         self._settle(applied=False)
 
     def read(self) -> dict[str, Any]:
-        """What `look` prints now."""
-        said = self._said()
+        output = self._output()
         return {
-            "applied": _find(self._pattern(self._applied), said) is not None,
+            "applied": _find(self._pattern(self._applied), output) is not None,
             **self._shows,
-            "said": said.strip()[-200:],
+            "said": output.strip()[-200:],
         }
 
     def hits(self) -> int | None:
-        """How far the counter has come; the last value that could be read counts on when it has gone with its rule."""
+        """Return the counter's increment; after the counter has gone with its rule, the last value that was read."""
         if self._count is None:
             return None
         self._last_count = max(self._last_count, self._counted())
         return self._last_count - self._start_count
 
-    def close(self) -> None:
-        """Nothing is held open."""
-
     def _settle(self, *, applied: bool) -> None:
         deadline = time.monotonic() + self._settle_s
         while self.read()["applied"] != applied and time.monotonic() < deadline:
-            still_alive()
+            heartbeat()
             time.sleep(_LOOK_EVERY_S)
 
     def _pattern(self, pattern: str) -> str:
@@ -159,7 +155,7 @@ class CommandsActuator:
     def _run(self, command: list[str]) -> None:
         run(self._filled(command), timeout_s=self._command_s)
 
-    def _said(self) -> str:
+    def _output(self) -> str:
         return run(self._filled(self._look))
 
     def _counted(self) -> int:
@@ -167,10 +163,10 @@ class CommandsActuator:
             return 0
         command, pattern = self._count
         try:
-            found = _find(pattern, run(self._filled(command)))
+            match = _find(pattern, run(self._filled(command)))
         except OSError:
             return 0
-        return int(found[1]) if found else 0
+        return int(match[1]) if match else 0
 
     def _filled(self, command: list[str]) -> list[str]:
         words = []
@@ -181,10 +177,10 @@ class CommandsActuator:
         return words
 
 
-def _answer(command: list[str], said: str) -> str:
-    return f"`{shlex.join(command)}` says {' '.join(said.split())[-80:]!r}"
+def _answer(command: list[str], output: str) -> str:
+    return f"`{shlex.join(command)}` printed {' '.join(output.split())[-80:]!r}"
 
 
 def _find(pattern: str, text: str) -> re.Match[str] | None:
-    # Behind the last newline Python sees an empty line, which grep does not: `^(None)?$` would fit anything.
+    # Python sees an empty line after the last newline, grep does not: `^(None)?$` would match any output.
     return re.search(pattern, text.removesuffix("\n"), re.MULTILINE)

@@ -1,11 +1,10 @@
-"""What PID 1 is to a holder on a target, for a holder that runs beside QEMU on the controller's machine.
+"""Supervises a holder that runs beside QEMU on the controller's machine, as PID 1 does on a target.
 
     python -m inject.node.guardian REVERT_FILE WATCHDOG_S
 
-Starts the holder as its child, with this process's stdin and stdout; when the holder ends in any way, or has been
-silent for WATCHDOG_S (SIGSTOP), runs the stored revert if there is one. The holder in turn reverts when this process
-is killed: each watches the other, and both live in a session of their own, so that a terminal's Ctrl-C or hang-up
-reaches neither.
+It starts the holder as its child, with this process's stdin and stdout. When the holder ends for any reason, or is
+silent for WATCHDOG_S (SIGSTOP), it runs the stored revert if there is one. The holder in turn reverts when this process
+is killed. Both are in a session of their own, so that a terminal's Ctrl-C or hang-up reaches neither.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from testbed.node.holders import claim_file, locked
 __all__ = ["main"]
 
 START_S = 60.0
-"""How long the interpreter may take to start, on a machine that is busy with VMs."""
+"""Deadline for the interpreter to start, on a machine that is busy with VMs."""
 _REVERT_S = 30.0
 
 
 def main() -> int:
-    """Guard one holder to its end; returns its exit status, or 1 when the revert failed."""
+    """Supervise one holder until it ends; return its exit status, or 1 if the revert failed."""
     revert_file, watchdog_s = sys.argv[1], float(sys.argv[2])
     watch_r, watch_w = os.pipe()
     guard_r, guard_w = os.pipe()
@@ -56,9 +55,9 @@ def main() -> int:
 
 
 def _revert(path: str) -> bool:
-    """Run the stored revert, unless another process (`faultbed heal`) does or has done it."""
+    """Run the stored revert, unless another process (`faultbed heal`) is running it or has run it."""
     deadline, claim = time.monotonic() + _REVERT_S, claim_file(path)
-    while os.path.exists(path):  # noqa: PTH110 - one way of doing it with the holder's file
+    while os.path.exists(path):  # noqa: PTH110 - as in the holder
         with contextlib.suppress(TimeoutError), locked(claim, within_s=_REVERT_S):
             if not os.path.exists(path):  # noqa: PTH110
                 return True

@@ -1,6 +1,6 @@
-"""Holds one fault on its target, for as long as its controller lives and not a moment longer.
+"""Hold one fault on its target for as long as its controller lives, and no longer.
 
-JSON lines on stdin and stdout; each request gets exactly one answer, which carries the request's `seq`, if it has one.
+The protocol is JSON lines on stdin and stdout. Each request gets exactly one answer, with the request's `seq`, if any.
 All times are this machine's CLOCK_MONOTONIC in ns.
 
     {"do":"clock"}                      {"event":"clock","monotonic_ns":N}
@@ -9,12 +9,12 @@ All times are this machine's CLOCK_MONOTONIC in ns.
     {"do":"observe"}                    {"event":"observed","state":"prepared|scheduled|active|over","count":N,...}
     {"do":"beat"}                       {"event":"beat"}
     {"do":"clear"}                      {"event":"cleared","ok":bool,"at_ns":N,"readback":{...},"observed":{...}}
-    anything that goes wrong            {"event":"error","error":"...","where":"..."}
+    an error                            {"event":"error","error":"...","where":"..."}
 
-The revert is stored on disk before the change, and taken away only after it has been read back: whoever finds it (PID
-1 through ExecStopPost, the guardian, `faultbed heal`) may run it, any number of times. End of stdin, silence longer
-than the lease, SIGTERM, the end of the window or a lost guardian: each reverts here. SIGKILL and SIGSTOP are for
-those outside.
+The revert is stored on disk before the change, and removed only after the readback shows that it was reverted. PID 1
+(by ExecStopPost), the guardian and `faultbed heal` may run it any number of times. The holder itself reverts at the end
+of stdin, silence longer than the lease, SIGTERM, the end of the window, or the loss of its guardian. After SIGKILL and
+SIGSTOP the others revert.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import Any
 
 from inject.node.actuator import Actuator, Refused, make
 from inject.node.claim import Claim
-from inject.node.command import call_while_waiting
+from inject.node.command import call_on_heartbeat
 from testbed.node.holders import HELD_BY, identity
 
 __all__ = ["Holder", "main"]
@@ -42,7 +42,7 @@ _PRIORITY = 10
 
 
 class Holder:
-    """The state of one fault: idle, prepared, scheduled (armed for a later moment), active, over."""
+    """One fault and its state: idle, prepared, scheduled (armed for a later time), active, over."""
 
     def __init__(self, out: int, watchdog: _Watchdog) -> None:
         self.out = out
@@ -55,24 +55,24 @@ class Holder:
         self.start_ns = 0
         self.end_ns = 0
         self.late_ns = 0
-        self.clear_ns: int | None = None  # when a request to clear came that ended the window
+        self.clear_ns: int | None = None  # when a `clear` request ended the window
         self.done: list[list[Any]] = []
         self.changes: list[list[Any]] = []
         self.revert_file = ""
         self.claim: Claim | None = None
         self.actuator: Actuator | None = None
         self.is_on = False
-        self.laid = False
+        self.is_set_up = False
         self.seen: dict[str, Any] = {"count": 0, "first_ns": None, "last_ns": None, "between_ns": None}
-        self.unseen_ns = 0  # when a look began that saw nothing yet, or the change before which nothing could be seen
+        self.unseen_ns = 0  # begin of the last poll without hits, or of the change before which there can be none
         self.next_poll_ns = 0
         self.failure: str | None = None
         self.cleared: dict[str, Any] | None = None
 
-    # What the controller asks
+    # Requests of the controller
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Do what a request says; the answer to send."""
+        """Carry out a request and return the answer."""
         self.heard_ns = time.monotonic_ns()
         do = str(request.get("do"))
         try:
@@ -95,25 +95,22 @@ class Holder:
         return {"event": "error", "error": f"unknown request {do!r}", "where": do}
 
     def do_prepare(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Claim what the fault changes, look, refuse, remember. Nothing is changed yet."""
+        """Claim what the fault changes, check the target, and store its present state. Nothing is changed yet."""
         if self.state != "idle":
             raise Refused(f"already {self.state}")
         self.revert_file = f"{request.get('revert_dir') or REVERT_DIR}/{request['id']}.revert"
-        self.claim = Claim.take(self.revert_file, request.get("claim") or {})
+        self.claim = Claim.acquire(self.revert_file, request.get("claim") or {})
         try:
             _refuse_after_heal(request.get("healed"))
-            return self.look(request)
+            return self.prepare(request)
         except BaseException:
             self.claim.release()
             raise
 
-    def look(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Make the actuator and let it look; what it changes is claimed."""
+    def prepare(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Make the actuator and let it check the target; the fault is claimed already."""
         actuator = make(request["actuator"], request["args"])
-        call_while_waiting(self._pat)
-        wait_with = getattr(actuator, "wait_with", None)
-        if wait_with is not None:
-            wait_with(self._pat)
+        call_on_heartbeat(self._heartbeat)
         if request.get("mutate"):
             from inject.node.mutant import Mutant  # noqa: PLC0415 - only in tests of the harness itself
 
@@ -126,31 +123,28 @@ class Holder:
         self.state = "prepared"
         return {"event": "prepared", "before": before, "revert": actuator.revert_script()}
 
-    def _pat(self) -> None:
-        self.watchdog.pat(time.monotonic_ns())
+    def _heartbeat(self) -> None:
+        self.watchdog.heartbeat(time.monotonic_ns())
 
     def do_arm(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Act now, or at a moment of this machine's clock."""
+        """Arm the fault, now or at a time of this machine's clock."""
         if self.state != "prepared" or self.actuator is None:
-            raise Refused(f"cannot arm what is {self.state}")
-        aim = getattr(self.actuator, "aim", None)
-        if aim is not None:
-            aim(qp=request.get("qp"), psn=request.get("psn"), ahead=request.get("ahead"))
+            raise Refused(f"cannot arm a fault that is {self.state}")
+        self.actuator.bind(qp=request.get("qp"), psn=request.get("psn"), ahead=request.get("ahead"))
         if self.claim is not None:
             self.claim.check()
         self.store_revert()
-        self.watchdog.take_precedence()
-        # Some changes take a while by themselves: not to be taken for dead meanwhile.
-        self.watchdog.shorten(max(1.0, self.ttl_ns / 2e9, getattr(self.actuator, "patience_s", 0.0)))
-        lay = getattr(self.actuator, "lay", None)
-        if lay is not None:
-            self.laid = True
-            lay()
-        # A request that comes too late is done in full from now on: what is left of its window would be no such fault.
+        self.watchdog.raise_priority()
+        # Some changes take a while by themselves, which must not trip the watchdog.
+        self.watchdog.shorten(max(1.0, self.ttl_ns / 2e9, self.actuator.patience_s))
+        if self.actuator.uses_set_up:
+            self.is_set_up = True
+            self.actuator.set_up()
+        # A request that comes too late gets its whole window from now on: the rest of it would be another fault.
         now_ns = time.monotonic_ns()
-        asked_ns = int(request.get("at_ns") or now_ns)
-        self.late_ns = max(0, now_ns - asked_ns)
-        self.start_ns = max(asked_ns, now_ns)
+        requested_ns = int(request.get("at_ns") or now_ns)
+        self.late_ns = max(0, now_ns - requested_ns)
+        self.start_ns = max(requested_ns, now_ns)
         self.end_ns = self.start_ns + self.window_ns
         self.state = "scheduled"
         self.due(time.monotonic_ns())
@@ -161,49 +155,48 @@ class Holder:
         return self.armed()
 
     def armed(self) -> dict[str, Any]:
-        """The answer for a fault whose first edge is done."""
+        """Return the answer for a fault whose first edge is done."""
         return {"event": "armed", "at_ns": self.done[0][0], "readback": self.done[0][2], "late_ns": self.late_ns}
 
     def do_observe(self, _request: dict[str, Any]) -> dict[str, Any]:
-        """What it has done so far."""
+        """Return the observation of the fault so far."""
         if self.is_on:
             self.sample(time.monotonic_ns())
         first = self.done[0] if self.done else [None, None, None]
-        passed = getattr(self.actuator, "passed", None)
         return {
             "event": "observed",
             "state": self.state,
             "on": self.is_on,
             **self.seen,
-            "passed": passed() if passed is not None else None,
-            # Only what was seen to be so.
+            "passed": self.actuator.passed() if self.actuator is not None else None,
+            # Only edges that the readback confirmed.
             "edges": [[at, on] for at, on, seen in self.done if seen["applied"] == on],
             "changes": self.changes,
             "late_ns": self.late_ns,
             "clear_ns": self.clear_ns,
-            "patience_s": getattr(self.actuator, "patience_s", 0.0),
+            "patience_s": self.actuator.patience_s if self.actuator is not None else 0.0,
             "armed_at_ns": first[0],
             "armed_readback": first[2],
             "failure": self.failure,
         }
 
     def do_clear(self, _request: dict[str, Any]) -> dict[str, Any]:
-        """Revert and read back; again gives the same answer, unless the first try failed."""
+        """Revert and read back; a repeated request gets the same answer, unless the first attempt failed."""
         if self.state in ("scheduled", "active"):
             self.clear_ns = time.monotonic_ns()
         self.finish()
         return {**(self.cleared or {}), "observed": self.do_observe({})}
 
-    # What time asks
+    # Timed work
 
     def due(self, now_ns: int) -> None:
-        """Do the edges whose time has come, end the window, poll the count."""
+        """Do the edges that are due, end the window, poll the hits."""
         while self.state in ("scheduled", "active") and self.edges:
             at_ns, on = self.edges[0]
             if self.start_ns + at_ns > now_ns:
                 break
             self.edges.pop(0)
-            if not self.done:  # a holder that was kept from its moment does all of it later, and not the rest of it
+            if not self.done:  # a late holder moves its whole window, instead of shortening it
                 self.start_ns = max(self.start_ns, time.monotonic_ns())
                 self.end_ns = self.start_ns + self.window_ns
             self.edge(on=on)
@@ -215,25 +208,24 @@ class Holder:
             self.tick(begin_ns)
             self.sample(begin_ns)
             end_ns = time.monotonic_ns()
-            # At most a twentieth of the time: looking must not slow down what is looked at.
+            # At most a twentieth of the time: polling must not slow down what it measures.
             self.next_poll_ns = end_ns + max(int(self.actuator.poll_s * 1e9), 19 * (end_ns - begin_ns))
 
     def tick(self, now_ns: int) -> None:
-        """Let an actuator whose change is not constant follow its course."""
-        follow = getattr(self.actuator, "tick", None)
-        if follow is not None:
+        """Let an actuator whose change varies over time follow its course."""
+        if self.actuator is not None:
             try:
-                follow(now_ns)
+                self.actuator.tick(now_ns)
             except OSError as error:
                 self.failure = str(error)
                 self.finish()
 
     def files(self) -> list[int]:
-        """Descriptors that the actuator waits for while it is on."""
-        return list(getattr(self.actuator, "files", ())) if self.is_on else []
+        """Return the descriptors that the actuator waits for while the fault is on."""
+        return list(self.actuator.files) if self.actuator and self.is_on else []
 
     def edge(self, *, on: bool) -> None:
-        """One change, read back. Stamped before an `on` and after an `off`: no effect lies outside the stamps."""
+        """Make one change and read it back. Its stamp is before an `on` and after an `off`, to span every effect."""
         if self.actuator is None:
             return
         try:
@@ -243,10 +235,10 @@ class Holder:
                 self.unseen_ns = now_ns = begun_ns
                 self.actuator.on()
                 done_ns = time.monotonic_ns()
-                # The readback takes longer than the first packet: its time is not to be that of the look after it.
+                # The readback takes longer than the first packet: sample before it, for an exact first hit.
                 self.sample(time.monotonic_ns())
             else:
-                self.count_down()
+                self.sample_last()
                 begun_ns = time.monotonic_ns()
                 self.actuator.off()
                 now_ns = done_ns = time.monotonic_ns()
@@ -258,30 +250,30 @@ class Holder:
             self.finish()
             return
         self.state = "active"
-        self.keep(now_ns, begun_ns, done_ns, on=on, seen=seen)
+        self.record(now_ns, begun_ns, done_ns, on=on, seen=seen)
         if on and not self.edges and len(self.done) == 1:
-            # One change for the whole window: it is there for that long, however long the change itself took.
+            # A fault with one change is on for the whole window, however long the change itself took.
             self.end_ns = done_ns + self.window_ns
         if on and self.actuator.hits() is None and seen["applied"]:
             self.seen["count"] = (self.seen["count"] or 0) + 1
             if self.seen["first_ns"] is None:
                 self.seen |= {"first_ns": now_ns, "between_ns": [now_ns, done_ns]}
 
-    def keep(self, at_ns: int, begun_ns: int, done_ns: int, *, on: bool, seen: dict[str, Any]) -> None:
-        """Record a change with the moments between which it was made; only one that was read back is an edge."""
+    def record(self, at_ns: int, begun_ns: int, done_ns: int, *, on: bool, seen: dict[str, Any]) -> None:
+        """Record a change with the times of its begin and end; it is an edge only if the readback confirmed it."""
         self.done.append([at_ns, on, seen])
         if seen["applied"] == on:
             self.changes.append([begun_ns, done_ns, on])
 
-    def count_down(self) -> None:
-        """Before an `off`: the last moment of an edge-counted fault is the moment it ends."""
+    def sample_last(self) -> None:
+        """Sample before an `off`: the last hit of a fault without a counter is the moment at which it ends."""
         if self.actuator is not None and self.is_on:
             self.sample(time.monotonic_ns())
 
     def sample(self, now_ns: int) -> None:
-        """Ask for the count; a rise is stamped with this moment, which is when the look began.
+        """Read the hits; a rise is stamped with `now_ns`, the begin of this poll.
 
-        The first hit came at some time between a look that saw none, when that began, and this one, when it ended.
+        The first hit lies between the begin of the last poll without hits and the end of this one.
         """
         if self.actuator is None:
             return
@@ -297,9 +289,9 @@ class Holder:
             self.unseen_ns = now_ns
 
     def finish(self) -> None:
-        """Revert, read back, and only then forget the revert. Never raises: what is left is for PID 1.
+        """Revert, read back, and remove the stored revert if all is restored. Never raises: PID 1 handles the rest.
 
-        Once it has succeeded nothing is done any more: what the fault changed may be another fault's by now.
+        Once it has succeeded, a second call does nothing, because the things may belong to another fault by now.
         """
         if self.cleared is not None and self.cleared["ok"]:
             return
@@ -308,21 +300,21 @@ class Holder:
             return
         readback: dict[str, Any] = {}
         try:
-            self.count_down()
-            if self.is_on or self.failure or self.laid:
+            self.sample_last()
+            if self.is_on or self.failure or self.is_set_up:
                 begun_ns = time.monotonic_ns()
                 self.actuator.off()
-                self.laid = False
+                self.is_set_up = False
                 off_ns, was_on, self.is_on = time.monotonic_ns(), self.is_on, False
                 if was_on:
-                    self.keep(off_ns, begun_ns, off_ns, on=False, seen=self.actuator.read())
+                    self.record(off_ns, begun_ns, off_ns, on=False, seen=self.actuator.read())
                 if self.actuator.poll_s:
-                    # The hop's count is final only now, with its rule gone.
+                    # The rule is gone, so that the hop's count is final.
                     self.sample(time.monotonic_ns())
             readback = self.actuator.read()
             is_clear = not readback["applied"]
             if is_clear:
-                self.drop_revert()
+                self.remove_revert()
                 if self.claim is not None:
                     self.claim.release()
         except (OSError, Refused, KeyError) as error:
@@ -334,7 +326,7 @@ class Holder:
             self.cleared["error"] = self.failure or "the change is still there"
 
     def wait_s(self, now_ns: int) -> float:
-        """How long nothing is due."""
+        """Return the seconds until something is due."""
         moments = [self.heard_ns + self.ttl_ns, now_ns + _WATCHDOG_EVERY_NS]
         if self.state in ("scheduled", "active"):
             moments += [self.start_ns + edge[0] for edge in self.edges[:1]]
@@ -352,20 +344,20 @@ class Holder:
         os.makedirs(os.path.dirname(self.revert_file), exist_ok=True)  # noqa: PTH103, PTH120 - start-up time
         temporary = f"{self.revert_file}.new"
         with open(temporary, "w", encoding="utf-8") as file:  # noqa: PTH123
-            # Whoever heals ends the holder first, also without its claim.
+            # `heal` ends the holder first, even if it has no claim.
             file.write(f"{self.actuator.revert_script()}\n{HELD_BY}{json.dumps(identity(os.getpid()))}\n")
             file.flush()
             os.fsync(file.fileno())
         os.rename(temporary, self.revert_file)  # noqa: PTH104
 
-    def drop_revert(self) -> None:
-        """The change is gone: forget how to revert it."""
+    def remove_revert(self) -> None:
+        """Remove the stored revert: the change is gone."""
         if self.revert_file and os.path.exists(self.revert_file):  # noqa: PTH110
             os.unlink(self.revert_file)  # noqa: PTH108
 
 
 class _Watchdog:
-    """Tells whoever watches that this process still turns: systemd (sd_notify(3)) or the guardian's pipe."""
+    """Reports to the supervisor that this process is alive: systemd (sd_notify(3)), or the guardian by a pipe."""
 
     def __init__(self) -> None:
         self._path = os.environ.pop("NOTIFY_SOCKET", "")
@@ -373,34 +365,34 @@ class _Watchdog:
         self._last_ns = 0
 
     def ready(self) -> None:
-        """Serving from now on."""
-        self._tell(b"READY=1")
+        """Report that the holder serves requests."""
+        self._notify(b"READY=1")
 
     def shorten(self, seconds: float) -> None:
-        """From now on there is something to revert: be taken for dead sooner."""
-        self._tell(f"WATCHDOG_USEC={seconds * 1e6:.0f}\nWATCHDOG=1".encode())
+        """Shorten the watchdog's timeout once there is something to revert."""
+        self._notify(f"WATCHDOG_USEC={seconds * 1e6:.0f}\nWATCHDOG=1".encode())
 
-    def take_precedence(self) -> None:
-        """Edges on time on a switch whose CPU forwards all day.
+    def raise_priority(self) -> None:
+        """Make edges punctual on a switch whose CPU forwards packets all the time.
 
-        From now on only, and for no child of ours: an interpreter that starts, or a daemon that is started again, would
-        take the switch from its packets for seconds.
+        Only once armed, and not inherited: an interpreter that starts, or a restarted daemon, would stop the forwarding
+        for seconds.
         """
         if self._path:
             os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(_PRIORITY))
 
-    def pat(self, now_ns: int) -> None:
-        """At most twice a second."""
+    def heartbeat(self, now_ns: int) -> None:
+        """Report to the supervisor, at most twice a second."""
         if now_ns - self._last_ns >= _WATCHDOG_EVERY_NS:
             self._last_ns = now_ns
-            self._tell(b"WATCHDOG=1")
+            self._notify(b"WATCHDOG=1")
 
-    def _tell(self, what: bytes) -> None:
+    def _notify(self, message: bytes) -> None:
         try:
             if self._path:
                 name = f"\0{self._path[1:]}" if self._path.startswith("@") else self._path
                 with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify:
-                    notify.sendto(what, name)
+                    notify.sendto(message, name)
             if self._pipe >= 0:
                 os.write(self._pipe, b".")
         except OSError:
@@ -408,24 +400,25 @@ class _Watchdog:
 
 
 def _refuse_after_heal(healed: dict[str, str] | None) -> None:
-    """Refuse to prepare when `heal` has been run since this holder was started: it could not see us yet.
+    """Refuse to prepare if `heal` was run since this holder was started, and could not see it yet.
 
-    It writes first and looks for claims then, and we have claimed before we read: one of the two sees the other.
+    `heal` writes its file before it searches for claims; the holder claims before it reads the file. One of them
+    therefore sees the other.
 
     Raises:
-        Refused: so it is.
+        Refused: `heal` was run.
     """
     if healed is None:
         return
-    said = ""
+    content = ""
     with contextlib.suppress(OSError), open(healed["file"], encoding="ascii") as file:  # noqa: PTH123 - start-up time
-        said = file.read()
-    if said != healed["said"]:
-        raise Refused("`faultbed heal` was run while this fault was prepared")
+        content = file.read()
+    if content != healed["said"]:
+        raise Refused("`faultbed heal` was run while this fault was prepared; start it again")
 
 
 def main() -> int:
-    """Serve until the end of stdin; the exit status is 0 when nothing of the fault is left."""
+    """Serve until the end of stdin; the exit status is 0 if nothing of the fault is left."""
     watchdog, pending = _Watchdog(), b""
     holder = Holder(1, watchdog)
     stop_r, stop_w = os.pipe()
@@ -434,10 +427,10 @@ def main() -> int:
     guard = int(os.environ.pop("FAULTBED_GUARD_FD", "-1"))
     ends = [0, stop_r, *([guard] if guard >= 0 else [])]
     watchdog.ready()
-    _say(holder.out, {"event": "ready", "monotonic_ns": time.monotonic_ns()})
+    _send(holder.out, {"event": "ready", "monotonic_ns": time.monotonic_ns()})
     while True:
         now_ns = time.monotonic_ns()
-        watchdog.pat(now_ns)
+        watchdog.heartbeat(now_ns)
         readable, _, _ = select.select([*ends, *holder.files()], [], [], holder.wait_s(now_ns))
         if set(readable) & set(ends) - {0}:
             break
@@ -449,13 +442,13 @@ def main() -> int:
                 break
             *lines, pending = (pending + chunk).split(b"\n")
             for line in lines:
-                _say(holder.out, _serve(holder, line))
+                _send(holder.out, _serve(holder, line))
         now_ns = time.monotonic_ns()
         if now_ns > holder.heard_ns + holder.ttl_ns:
             break
         holder.due(now_ns)
     holder.finish()
-    _say(holder.out, holder.cleared or {})
+    _send(holder.out, holder.cleared or {})
     return 0 if holder.cleared is None or holder.cleared["ok"] else 1
 
 
@@ -470,8 +463,8 @@ def _serve(holder: Holder, line: bytes) -> dict[str, Any]:
     return {**answer, "seq": request["seq"]} if "seq" in request else answer
 
 
-def _say(out: int, message: dict[str, Any]) -> None:
-    # Nobody listens any more: the end of stdin will say so.
+def _send(out: int, message: dict[str, Any]) -> None:
+    # If the controller is gone, the end of stdin will end the holder.
     with contextlib.suppress(OSError):
         os.write(out, json.dumps(message).encode() + b"\n")
 

@@ -1,7 +1,7 @@
-"""Where the commands of a switch run: in the network namespace that it is, or on the machine that it is (None).
+"""Commands for a switch: in its network namespace, or on the machine that is the switch (`netns` None).
 
-Shell of reverts, and of plans that a person reads. A namespace that is gone took all that was in it along: a revert
-has then nothing to do, and that is no failure.
+Used in shell scripts of reverts, and in plans for people. A namespace that is gone took its contents along: a revert
+then has nothing to do, and does not fail.
 """
 
 from __future__ import annotations
@@ -10,26 +10,26 @@ __all__ = ["inside", "ip", "name_of", "unless_gone", "vtysh"]
 
 
 def inside(netns: str | None) -> str:
-    """What comes before a command, with its blank."""
+    """Return the prefix of a command that runs in the namespace, with a trailing space."""
     return f"ip netns exec {netns} " if netns else ""
 
 
 def ip(netns: str | None) -> str:
-    """The command `ip`."""
+    """Return the command `ip` for the namespace."""
     return f"ip -n {netns}" if netns else "ip"
 
 
 def vtysh(netns: str | None) -> str:
-    """FRR's shell, for its bgpd alone (vtysh(1))."""
+    """Return the command of FRR's shell, for bgpd only (vtysh(1))."""
     return f"vtysh{f' -N {netns}' if netns else ''} -d bgpd"
 
 
 def unless_gone(netns: str | None, script: str) -> str:
-    """A list of commands, done only where there is something to do them in."""
+    """Return a script that does nothing if the namespace is gone."""
     there = f"[ ! -e /run/netns/{netns} ] || " if netns else ""
     return f"{there}{{ {script.rstrip('; ')}; }}"
 
 
 def name_of(netns: str | None) -> str:
-    """What a person calls it, in a message of the machine's own."""
+    """Return the name of the namespace for messages."""
     return netns or "this machine"

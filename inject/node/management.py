@@ -1,14 +1,14 @@
-"""Interfaces that people come in by, which no fault may touch.
+"""Interfaces of the management connection, which no fault may touch.
 
-    named so        lo, and mgmt0, which provisioning calls it
+    by name         lo, and mgmt0, which is provisioning's name for it
     default route   of the main table, IPv4 or IPv6
-    SSH             carries the local end of an open SSH connection, anybody's: to port 22, or to a port that
+    SSH             has the local end of an open SSH connection of any user: to port 22, or to a port that
                     $SSH_CONNECTION of a process here names (systemd starts a holder: its own environment has none)
-    VRF             is a VRF called mgmt or enslaved to it: SONiC's, whose routes are in a table of its own
-    below           what any of these stands on: members of a bond or a bridge, the interface under a VLAN
+    VRF             is a VRF called mgmt or belongs to one: SONiC's, whose routes are in a separate table
+    below           carries any of these: members of a bond or a bridge, the interface under a VLAN
 
-A PCIe device carries what its interfaces do, and those of its virtual functions. What cannot be seen from here: a BMC
-that shares the port of an RNIC (NC-SI), and an SSH session to an address of lo that comes in by whichever port.
+A PCIe device counts if one of its interfaces does, or one of its virtual functions'. This cannot detect a BMC that
+shares the port of an RNIC (NC-SI), nor an SSH session to an address of lo that arrives by another interface.
 
 Formats: proc(5), ssh(1), linux/if_addr.h, Linux' Documentation/ABI/testing/sysfs-class-net, the kernel's
 net/ipv6/route.c (rt6_info_route: /proc/net/ipv6_route) and net/core/dev.c (netdev_adjacent_sysfs_add: `lower_NAME`).
@@ -38,95 +38,95 @@ _SYSFS = "/sys/class/net"
 
 
 def management_interfaces() -> set[str]:
-    """Names of them, in the network namespace of this process."""
+    """Return their names, in the network namespace of this process."""
     names = {"lo", "mgmt0"} | of_vrf()
     for line in _lines("/proc/net/route"):
         words = line.split()
         if words[1] == "00000000":
             names.add(words[0])
     names |= {words[9] for words in _words("/proc/net/ipv6_route") if words[:2] == ["0" * 32, "00"]}
-    ways_in = ssh_addresses()
-    if ways_in:
-        names |= {name for name, address in _addresses() if address in ways_in}
+    ssh = ssh_addresses()
+    if ssh:
+        names |= {name for name, address in _addresses() if address in ssh}
     return below(names)
 
 
 def below(names: set[str], sysfs: str = _SYSFS) -> set[str]:
-    """These interfaces, and all that they stand on."""
-    found, left = set(), list(names)
+    """Return these interfaces and all that carry them."""
+    closure, left = set(), list(names)
     while left:
         name = left.pop()
-        if name not in found:
-            found.add(name)
+        if name not in closure:
+            closure.add(name)
             left += [
                 entry.removeprefix("lower_") for entry in _entries(f"{sysfs}/{name}") if entry.startswith("lower_")
             ]
-    return found
+    return closure
 
 
 def on_device(pcie: str, sysfs: str = "/sys/bus/pci/devices") -> set[str]:
-    """Interfaces of a PCIe device, and of its virtual functions."""
+    """Return the interfaces of a PCIe device and of its virtual functions."""
     device = f"{sysfs}/{pcie}"
     functions = [device, *(f"{device}/{entry}" for entry in _entries(device) if entry.startswith("virtfn"))]
     return {name for function in functions for name in _entries(f"{function}/net")}
 
 
 def of_vrf(sysfs: str = _SYSFS) -> set[str]:
-    """The VRF called mgmt and what is enslaved to it."""
-    found = set()
+    """Return the VRF called mgmt and the interfaces that belong to it."""
+    members = set()
     for name in os.listdir(sysfs):
         master = os.path.join(sysfs, name, "master")
         if name == _VRF or (os.path.islink(master) and os.path.basename(os.readlink(master)) == _VRF):
-            found.add(name)
-    return found
+            members.add(name)
+    return members
 
 
 def ssh_addresses() -> set[bytes]:
-    """Local addresses, as bytes, of SSH connections that are open now; that of $SSH_CONNECTION in any case."""
-    found, ports = set(), {_SSH_PORT}
-    for mine, words in _connections():
+    """Return the local addresses, as bytes, of open SSH connections and of $SSH_CONNECTION."""
+    addresses, ports = set(), {_SSH_PORT}
+    for is_own, words in _connections():
         ports.add(int(words[3]))
-        if mine:
+        if is_own:
             address = words[2].partition("%")[0]
-            found.add(_plain(socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)))
+            addresses.add(_plain(socket.inet_pton(socket.AF_INET6 if ":" in address else socket.AF_INET, address)))
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in _lines(table):
             local, state = line.split()[1], line.split()[3]
             address, _, port = local.partition(":")
             if state == _ESTABLISHED and int(port, 16) in ports:
-                found.add(_plain(_of_hex(address)))
-    return found
+                addresses.add(_plain(_of_hex(address)))
+    return addresses
 
 
 def _connections() -> Iterator[tuple[bool, list[str]]]:
-    """$SSH_CONNECTION of this process (first of the pair: true) and of all others, in words."""
-    said = [(True, os.environ.get("SSH_CONNECTION", ""))]
+    """Yield $SSH_CONNECTION of every process, in words; the flag is true for this process's own."""
+    variables = [(True, os.environ.get("SSH_CONNECTION", ""))]
     for number in os.listdir("/proc"):
         if number.isdigit():
             for line in _read(f"/proc/{number}/environ").split("\0"):
                 name, _, value = line.partition("=")
                 if name == "SSH_CONNECTION":
-                    said.append((False, value))
-    for mine, value in said:
+                    variables.append((False, value))
+    for is_own, value in variables:
         words = value.split()
         if len(words) == 4 and words[3].isdigit():  # noqa: PLR2004 (client, its port, server, its port)
-            yield mine, words
+            yield is_own, words
 
 
 def _of_hex(text: str) -> bytes:
-    """An address of /proc/net/tcp: words of four bytes, each in the machine's order."""
+    """Convert an address of /proc/net/tcp: words of four bytes, each in the machine's byte order."""
     raw = bytes.fromhex(text)
     words = [raw[at : at + 4] for at in range(0, len(raw), 4)]
     return b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
 
 
 def _plain(address: bytes) -> bytes:
-    """An IPv4 address that a server of IPv6 sees, as IPv4."""
+    """Return an IPv4-mapped IPv6 address as IPv4; other addresses as they are."""
     return address.removeprefix(_MAPPED) if len(address) == 16 else address  # noqa: PLR2004 (bytes of IPv6)
 
 
 def _addresses() -> Iterator[tuple[str, bytes]]:
-    """Every interface with every address of its own."""
+    """Yield every interface with each of its addresses."""
     route = Netlink(socket.NETLINK_ROUTE)
     try:
         for kind, body in route.dump(_RTM_GETADDR, _INFO.pack(socket.AF_UNSPEC, 0, 0, 0, 0)):
@@ -139,19 +139,19 @@ def _addresses() -> Iterator[tuple[str, bytes]]:
 
 
 def _lines(path: str) -> list[str]:
-    """The lines of a table of /proc/net, without its head."""
+    """Return the lines of a table of /proc/net, without its header."""
     return _read(path).splitlines()[1:]
 
 
 def _words(path: str) -> list[list[str]]:
-    """The words of each line of a table that has no head."""
+    """Return the words of each line of a table without header."""
     return [line.split() for line in _read(path).splitlines()]
 
 
 def _entries(folder: str) -> list[str]:
     try:
         return os.listdir(folder)
-    except OSError:  # gone meanwhile, or never there
+    except OSError:  # it is gone, or never existed
         return []
 
 

@@ -1,7 +1,7 @@
-"""Whether faults could be done on this machine: every actuator looks as it would before a fault, and changes nothing.
+"""Report whether faults could be done on this machine: every actuator checks its target, and changes nothing.
 
-A JSON list of `{"actuator": NAME, "args": {..}}` on stdin; on stdout one JSON line for each, in their order:
-`{"able": true}`, or `{"able": false, "why": "..."}` with what is missing and where to aim instead.
+Reads a JSON list of `{"actuator": NAME, "args": {..}}` from stdin and writes one JSON line for each, in their order:
+`{"able": true}`, or `{"able": false, "why": "..."}` with what is missing and which target to use instead.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["OLDEST", "able", "in_a_child", "main"]
 
 OLDEST = (3, 9)
-"""Python of Debian bullseye: the oldest that node code runs under. SONiC has it from 202111 to 202311."""
+"""Python of Debian bullseye, the oldest that node code supports. SONiC 202111 to 202311 have it."""
 
 
 def able(request: dict[str, Any]) -> dict[str, Any]:
-    """Look once as the fault's holder would."""
+    """Return whether an actuator could do its fault, by its `prepare`."""
     if sys.version_info < OLDEST:
         return {"able": False, "why": f"Python {sys.version.split()[0]} here: faults need 3.9 (SONiC 202111) or later"}
     try:
@@ -33,14 +33,14 @@ def able(request: dict[str, Any]) -> dict[str, Any]:
         finally:
             actuator.close()
     except FileNotFoundError as error:
-        return {"able": False, "why": f"there is no {error.filename} here: this target cannot do it"}
+        return {"able": False, "why": f"there is no {error.filename} here; choose another target"}
     except (Refused, OSError, ValueError, KeyError, TypeError, ImportError, AttributeError) as error:
         return {"able": False, "why": f"{error}" or type(error).__name__}
     return {"able": True}
 
 
 def in_a_child(request: dict[str, Any]) -> str:
-    """Return the answer as JSON, from a child process: some actuators enter namespaces, or hold sockets."""
+    """Return the answer as JSON, from a child process: some actuators enter namespaces or open sockets."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
@@ -49,13 +49,13 @@ def in_a_child(request: dict[str, Any]) -> str:
         os._exit(0)
     os.close(write)
     with os.fdopen(read, encoding="utf-8") as answer:
-        said = answer.read()
+        output = answer.read()
     os.waitpid(child, 0)
-    return said or json.dumps({"able": False, "why": "the look ended in the middle"})
+    return output or json.dumps({"able": False, "why": "the check ended unexpectedly; run it again"})
 
 
 def main() -> None:
-    """Answer all of stdin."""
+    """Answer every request of stdin."""
     for request in json.load(sys.stdin):
         sys.stdout.write(in_a_child(request) + "\n")
         sys.stdout.flush()

@@ -1,7 +1,7 @@
-"""An RNIC's carrier, taken away by QEMU: QMP `set_link` (QEMU's qapi/net.json).
+"""An RNIC's carrier, switched by QEMU: QMP `set_link` (QEMU's qapi/net.json).
 
-QMP has no query for a link's state; the acknowledgement is all it says, so the guest's own carrier counters are the
-proof. Run as a program (`python -m inject.node.qmp SOCKET NIC`) it brings the link up: the revert.
+QMP cannot query a link's state. It only acknowledges the command, so that the guest's own carrier counters are the
+proof. As a program (`python -m inject.node.qmp SOCKET NIC`) this module brings the link up: the revert.
 """
 
 from __future__ import annotations
@@ -10,64 +10,48 @@ import json
 import socket
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
-from inject.node.actuator import Refused
+from inject.node.actuator import Actuator, Refused
+from inject.node.command import heartbeat
 
-__all__ = ["DEADLINE_S", "QmpActuator", "ask", "set_link"]
+__all__ = ["DEADLINE_S", "QmpActuator", "execute", "set_link"]
 
 DEADLINE_S = 3.0
-"""How long QEMU may take to answer one command. Who watches a holder is more patient (`inject.channels`)."""
+"""Deadline for QEMU to answer one command. A holder's guardian waits longer (`inject.leases.channels`)."""
 
 
-class QmpActuator:
+class QmpActuator(Actuator):
     """Takes the link of QEMU's network device `nic` down, through the QMP socket of its VM."""
-
-    poll_s = None
 
     def __init__(self, *, host: str, netdev: str, socket: str, nic: str, python: list[str]) -> None:
         self._netdev, self._socket, self._nic, self._python = f"{host}/{netdev}", socket, nic, python
         self._down = False
-        self._alive: Callable[[], None] = lambda: None
-
-    def wait_with(self, alive: Callable[[], None]) -> None:
-        """Call `alive` before each command: only one may take its whole deadline while the holder is silent."""
-        self._alive = alive
 
     def prepare(self) -> dict[str, Any]:
         """Refuse the management interface, and a VM whose QMP does not answer or does not know the device."""
         if self._netdev.endswith("/mgmt0"):
             raise Refused(f"{self._netdev} carries the management connection: never a target")
-        # Only a question: another fault may hold this link down.
-        ask(self._socket, "query-rx-filter", {"name": self._nic})
+        # A query only, which fails for an unknown device: another fault may hold this link down.
+        execute(self._socket, "query-rx-filter", {"name": self._nic})
         return self.read()
 
     def revert_script(self) -> str:
-        """Bring it up, by a process of its own."""
         return " ".join([*(f"'{word}'" for word in self._python), "-m", "inject.node.qmp", self._socket, self._nic])
 
     def on(self) -> None:
-        """Take the carrier away."""
-        self._alive()
+        heartbeat()
         set_link(self._socket, self._nic, up=False)
         self._down = True
 
     def off(self) -> None:
-        """Give the carrier back."""
-        self._alive()
+        heartbeat()
         set_link(self._socket, self._nic, up=True)
         self._down = False
 
     def read(self) -> dict[str, Any]:
-        """What QEMU last acknowledged."""
+        """Return what QEMU last acknowledged."""
         return {"applied": self._down, "device": self._netdev, "nic": self._nic}
-
-    def hits(self) -> None:
-        """Edges are the count."""
-
-    def close(self) -> None:
-        """Each command has its own connection: QEMU's socket serves one client at a time."""
 
 
 def set_link(path: str, nic: str, *, up: bool, timeout_s: float = DEADLINE_S) -> None:
@@ -76,10 +60,10 @@ def set_link(path: str, nic: str, *, up: bool, timeout_s: float = DEADLINE_S) ->
     Raises:
         OSError: no answer by the deadline, or QEMU refused.
     """
-    ask(path, "set_link", {"name": nic, "up": up}, timeout_s=timeout_s)
+    execute(path, "set_link", {"name": nic, "up": up}, timeout_s=timeout_s)
 
 
-def ask(
+def execute(
     path: str,
     command: str,
     arguments: dict[str, Any] | None = None,
@@ -87,25 +71,27 @@ def ask(
     event: str | None = None,
     timeout_s: float = DEADLINE_S,
 ) -> Any:
-    """Return QEMU's answer to a command, waiting for our turn at the socket; with `event`, after that event.
+    """Run a command in QEMU and return its answer, with `event` only after that event.
+
+    QEMU's socket serves one client at a time: this waits for its turn.
 
     Raises:
         OSError: no answer (or no such event) by the deadline, or QEMU refused.
     """
-    talk = _Talk(path, time.monotonic() + timeout_s)
+    connection = _Connection(path, time.monotonic() + timeout_s)
     try:
-        talk.connect()
-        talk.line()
-        talk.run("qmp_capabilities", {}, None)
-        return talk.run(command, arguments or {}, event)
+        connection.connect()
+        connection.line()
+        connection.run("qmp_capabilities", {}, None)
+        return connection.run(command, arguments or {}, event)
     except TimeoutError:
         raise OSError(f"QMP at {path} did not answer {command} within {timeout_s:g} s") from None
     finally:
-        talk.close()
+        connection.close()
 
 
-class _Talk:
-    """One connection to a QMP socket that has one deadline for all that is said on it."""
+class _Connection:
+    """One connection to a QMP socket, with one deadline for the whole exchange."""
 
     def __init__(self, path: str, deadline: float) -> None:
         self._path, self._deadline, self._pending = path, deadline, b""
@@ -136,7 +122,7 @@ class _Talk:
             self._socket.settimeout(self._left_s())
             chunk = self._socket.recv(65536)
             if not chunk:
-                return {"error": {"desc": "it closed the connection"}}
+                return {"error": {"desc": "QEMU closed the connection"}}
             self._pending += chunk
         line, _, self._pending = self._pending.partition(b"\n")
         return dict(json.loads(line))

@@ -1,8 +1,8 @@
-"""How much of a lab faults hurt at once, and how much its owner allows. Pure.
+"""The blast radius of faults: how much of a lab they affect at once, and how much the lab's owner allows. Pure.
 
-A fault hurts what it is aimed at: a link (by its port or its RNIC), a host (also by its GPU), a switch. The limits are
-those of `faultbed_safety`; where an inventory does not say them, a soft lab has none, and a rack lab is hurt in one
-place of each sort at a time and never at all uplinks of a rack switch: behind them is everybody else's rack.
+A fault affects its target: a link (by its port or its RNIC), a host (also by its GPU), a switch. `faultbed_safety` sets
+the limits. Without them a soft lab has none. On a rack lab, faults affect one link, one host and one switch at a time,
+and never all uplinks of a rack switch, because the rack behind them may run another user's job.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from inject.policy.safety import Forbidden, policy_of
 from testbed.inventory.lab_inventory import Inventory
 from testbed.model.topology import Topology
 
-__all__ = ["Hurt", "check", "hurt"]
+__all__ = ["BlastRadius", "blast_radius_of", "check"]
 
-# A switch that only hashes otherwise still sends over all its uplinks.
+# A switch with another ECMP hash still sends over all its uplinks.
 _SPARES_UPLINKS = frozenset({"switch.hash-policy"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Hurt:
-    """Names of what is hurt. `uplinks` are also those of a switch that is hurt as a whole."""
+class BlastRadius:
+    """Names of the affected parts of a lab. `uplinks` include all those of an affected switch."""
 
     links: frozenset[str] = frozenset()
     hosts: frozenset[str] = frozenset()
@@ -32,8 +32,8 @@ class Hurt:
     uplinks: frozenset[str] = frozenset()
 
 
-def hurt(planned: Collection[PlannedFault], topology: Topology) -> Hurt:
-    """What these faults hurt together."""
+def blast_radius_of(planned: Collection[PlannedFault], topology: Topology) -> BlastRadius:
+    """Return the parts of a lab that these faults affect together."""
     links = {fault.target.link for fault in planned if fault.target.link is not None}
     switches = {fault.target.node for fault in planned if fault.target.kind == "switch"}
     behind = {
@@ -43,7 +43,7 @@ def hurt(planned: Collection[PlannedFault], topology: Topology) -> Hurt:
         for link in topology.links_of(fault.target.node)
         if link.is_uplink
     }
-    return Hurt(
+    return BlastRadius(
         links=frozenset(link.name for link in links),
         hosts=frozenset(fault.target.node for fault in planned if fault.target.kind in ("host", "gpu")),
         switches=frozenset(switches),
@@ -52,10 +52,10 @@ def hurt(planned: Collection[PlannedFault], topology: Topology) -> Hurt:
 
 
 def check(planned: Sequence[PlannedFault], inventory: Inventory) -> None:
-    """Refuse faults that hurt more at one time than the lab's owner allows.
+    """Refuse faults that affect more at one time than the lab's owner allows.
 
     Raises:
-        Forbidden: the sentence says which line of the policy, what would be hurt, and when.
+        Forbidden: the message names the line of the policy, the affected parts, and when.
     """
     for moment_s in sorted({fault.at_s for fault in planned}):
         at_once = [fault for fault in planned if fault.at_s <= moment_s < fault.at_s + fault.for_s]
@@ -63,26 +63,26 @@ def check(planned: Sequence[PlannedFault], inventory: Inventory) -> None:
 
 
 def _check_moment(at_once: Sequence[PlannedFault], inventory: Inventory, when: str) -> None:
-    policy, found = policy_of(inventory), hurt(at_once, inventory.topology)
-    what = ", ".join(f"{fault.kind} on {fault.target.text}" for fault in at_once)
-    unsaid = math.inf if inventory.kind == "soft" else 1
+    policy, radius = policy_of(inventory), blast_radius_of(at_once, inventory.topology)
+    faults = ", ".join(f"{fault.kind} on {fault.target.text}" for fault in at_once)
+    default = math.inf if inventory.kind == "soft" else 1
     for sort, names, most in (
-        ("links", found.links, policy.most_links),
-        ("hosts", found.hosts, policy.most_hosts),
-        ("switches", found.switches, policy.most_switches),
+        ("links", radius.links, policy.most_links),
+        ("hosts", radius.hosts, policy.most_hosts),
+        ("switches", radius.switches, policy.most_switches),
     ):
-        allowed = unsaid if most is None else most
+        allowed = default if most is None else most
         if len(names) > allowed:
             raise Forbidden(
-                f"{what}: {len(names)} {sort} would be hurt {when} ({', '.join(sorted(names))}); {inventory.name} "
-                f"allows {allowed:g} (faultbed_safety.most_{sort}): let one be over before the other begins"
+                f"{faults}: {len(names)} {sort} would be affected {when} ({', '.join(sorted(names))}); "
+                f"{inventory.name} allows {allowed:g} (faultbed_safety.most_{sort}): run them one after the other"
             )
     if inventory.may_lose_all_uplinks:
         return
     for switch in inventory.topology.switches:
         uplinks = {link.name for link in inventory.topology.links_of(switch.name) if link.is_uplink}
-        if switch.role == "rtsw" and uplinks and uplinks <= found.uplinks:
+        if switch.role == "rtsw" and uplinks and uplinks <= radius.uplinks:
             raise Forbidden(
-                f"{what}: all uplinks of {switch.name} would be hurt {when}, and its rack with them; {inventory.name} "
-                "allows that only with faultbed_safety.all_uplinks: allow"
+                f"{faults}: all uplinks of {switch.name} would be affected {when}, and its rack with them; "
+                f"{inventory.name} allows that only with faultbed_safety.all_uplinks: allow"
             )

@@ -1,10 +1,9 @@
-"""What each fault claims, so that two that would spoil each other at one time are refused with the thing named. Pure.
+"""What each fault claims: two faults that would change the same thing at one time are refused, and it is named. Pure.
 
 A claim is a path from a whole thing to a part of it: `switch rtsw1`, `switch rtsw1 / bgpd`. A fault that claims a whole
-thing (a switch that reboots, a host that is frozen) claims all that is inside it; two faults collide when a path of one
-is that of the other, or leads to it. A link is inside what is at both of its ends, and inside its RNIC: whoever takes
-one of them takes the link. Faults that compose (each packet fault has a table of its own in the hop) have parts of
-their own.
+thing (a switch that reboots, a host that is frozen) claims everything inside it. Two faults conflict if a path of one
+equals a path of the other, or contains it. A link is inside both of its ends, and inside its RNIC: a claim of any of
+them claims the link. Faults that compose (each packet fault has its own table in the hop) have parts of their own.
 """
 
 from __future__ import annotations
@@ -20,31 +19,31 @@ __all__ = ["Claim", "both_claim", "claims_of", "other_host", "touches"]
 
 Path = tuple[str, ...]
 
-# Kinds that leave nothing of their target as it is: what else is done inside it meanwhile is lost, or cannot be told.
+# Kinds that leave no part of their target as it was: any other fault inside it would be lost or unverifiable.
 _WHOLE = frozenset({"switch.reboot", "host.freeze", "host.reboot", "rnic.reset", "rnic.remove", "gpu.lost"})
-# Kinds that decide whether anything passes over a link. The claim of `link.oneway` is one direction of that.
+# Kinds that decide whether a link carries packets. `link.oneway` claims one direction of that.
 _STATE = frozenset({"link.down", "link.flap"})
-# On a rack the device is found again by a rescan of all buses of its host, which would bring back another one, too.
+# On a rack the device comes back by a rescan of all buses of its host, which would bring others back, too.
 _RESCANNED = frozenset({"rnic.remove", "gpu.lost"})
-# Something is said of the GPU, by the log of its host; nothing is done to it.
-_SAID = frozenset({"gpu.xid"})
+# Kinds that only write an event of the GPU to a log; the GPU itself does not change.
+_LOG_ONLY = frozenset({"gpu.xid"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A thing that a fault has for itself: its path, and what a person calls it."""
+    """A thing that one fault may change at a time: its path, and its name for people."""
 
     path: Path
     thing: str
 
     def meets(self, other: Claim) -> bool:
-        """Whether one is the other, or inside it."""
+        """Return whether one claim equals the other or contains it."""
         shorter = min(len(self.path), len(other.path))
         return self.path[:shorter] == other.path[:shorter]
 
 
 def claims_of(planned: PlannedFault, topology: Topology) -> tuple[Claim, ...]:
-    """Everything that a planned fault has for itself while it is on."""
+    """Return everything that a planned fault claims while it is on."""
     kind, target = planned.kind, planned.target
     if kind in _WHOLE:
         claims = [Claim(path=path, thing=target.text) for path in _whole(planned)]
@@ -61,13 +60,13 @@ def claims_of(planned: PlannedFault, topology: Topology) -> tuple[Claim, ...]:
 
 
 def both_claim(one: PlannedFault, two: PlannedFault, topology: Topology, *, at_any_time: bool = False) -> str | None:
-    """What two faults would both change at one time, in words; None: they go together.
+    """Return the name of a thing that two faults would both change at one time; None: they do not conflict.
 
     Args:
         one: a fault.
-        two: another one.
+        two: another fault.
         topology: their lab.
-        at_any_time: do not look at their windows.
+        at_any_time: ignore their windows.
     """
     overlap = one.at_s < two.at_s + two.for_s and two.at_s < one.at_s + one.for_s
     if not (overlap or at_any_time):
@@ -83,16 +82,16 @@ def both_claim(one: PlannedFault, two: PlannedFault, topology: Topology, *, at_a
 
 
 def other_host(planned: PlannedFault, topology: Topology) -> str | None:
-    """The host from which a fault is done to another thing: that of elephants which are sent to the target."""
+    """Return the host that sends a fault to another target, such as background traffic; None: there is none."""
     place = planned.place
     away = not place.local and place.node in topology.host_by_name and place.node != planned.target.node
-    # What a host does to its own port, by the name that the switch gives the link, is done to that link.
+    # A host that takes its own port down acts on the link, even if the target is named from the switch's end.
     link = planned.target.link
     return place.node if away and not (link is not None and link.b.node == place.node) else None
 
 
 def touches(planned: PlannedFault, topology: Topology) -> tuple[str, ...]:
-    """Names of what must be held for a fault: its target, the host that does it, the one whose buses it scans."""
+    """Return what must be reserved for a fault: its target, the host that carries it out, a host with a bus rescan."""
     other = other_host(planned, topology)
     scans = planned.lab_kind == "rack" and planned.kind in _RESCANNED
     return (planned.target.text, *([other] if other else []), *([planned.target.node] if scans else []))
@@ -108,7 +107,7 @@ def _whole(planned: PlannedFault) -> list[Path]:
 
 
 def _state(link: Link, *, sender: str | None = None) -> list[Claim]:
-    """Whether anything passes a link (in one direction), as a part of what is at either end."""
+    """Return the claim of a link's state (in one direction), as a part of both of its ends."""
     part = ("link", link.name, *([f"from {sender}"] if sender else []))
     far: Path = ("host", link.b.node, "rnic", link.rnic) if link.rnic else ("switch", link.b.node)
     thing = f"link {link.name}"
@@ -116,15 +115,15 @@ def _state(link: Link, *, sender: str | None = None) -> list[Claim]:
 
 
 def _sender(planned: PlannedFault, link: Link) -> str:
-    """Where what a one-way fault stops comes from: towards the target, or from it."""
+    """Return the node whose packets a one-way fault drops: the far end (`to` the target), or the target (`from`)."""
     target = planned.target
-    # An RNIC is what is at its own end of the link; of a switch port the target is what the port faces.
+    # An RNIC is at its own end of the link; a switch port stands for the node that it faces.
     aimed = target.node if target.kind == "rnic" else link.other(target.node).node
     return link.other(aimed).node if planned.params.get("direction", "to") == "to" else aimed
 
 
 def _own(planned: PlannedFault, topology: Topology) -> list[Claim]:
-    """The part that the fault's request names, inside the machine, and inside the RNIC or GPU that it is done to."""
+    """Return the part that the fault's request names, inside the machine and inside its RNIC or GPU."""
     place, target, named = planned.place, planned.target, str(planned.request["claims"])
     node = place.name
     if node in topology.switch_by_name:
@@ -136,6 +135,6 @@ def _own(planned: PlannedFault, topology: Topology) -> list[Claim]:
     roots = [root]
     if target.node == node and target.rnic is not None:
         roots.append((*root, "rnic", target.rnic.name))
-    if target.node == node and target.gpu is not None and planned.kind not in _SAID:
+    if target.node == node and target.gpu is not None and planned.kind not in _LOG_ONLY:
         roots.append((*root, "gpu", target.gpu.name))
     return [Claim(path=(*each, *part), thing=f"{'/'.join(part)} of {' '.join(root)}") for each in roots]

@@ -1,11 +1,11 @@
-"""Which counters a fault may move, so that the effect of one fault is never taken for the evidence of another. Pure.
+"""Which counters a fault may move, so that effects of one fault never count as evidence of another one. Pure.
 
-Two faults overlap when one was on, or had ended less than `TAIL_S` ago, while the counters of the other were compared.
-What the one may have moved then is no evidence of the other, whichever of them moved it. Where a loss shows is told by
-direction: a gap (`out_of_seq_request`) is seen by the RNIC that the packets were on their way to, and by no other.
+Two faults overlap if one was on, or ended less than `TAIL_S` ago, while the counters of the other were compared. A
+counter that the one may have moved then is no evidence of the other, whichever of them moved it. The direction decides
+where a loss shows: only the RNIC that receives the packets counts a gap (`out_of_seq_request`).
 
-`may_move` is cautious: it says yes where a fault only might move a counter. A fault whose evidence is all taken away is
-not proven, and says so.
+`may_move` is conservative: it is true if a fault only might move a counter. A fault without any evidence of its own is
+not proven, and its receipt says so.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ if TYPE_CHECKING:
 __all__ = ["NOT_OWN", "TAIL_S", "may_move", "own_evidence"]
 
 TAIL_S = 4.0
-"""How long a fault that has ended may still move counters: retransmission timers, and BGP's hold time of 3 s."""
+"""How long counters may move after a fault has ended: retransmission timers, and BGP's hold time of 3 s."""
 
 NOT_OWN = "no evidence of its own"
-"""How the doubt begins that all of a fault's evidence may be another fault's doing."""
+"""Beginning of the doubt that another fault may have moved all of a fault's witnesses."""
 
 _GAP = {"out_of_seq_request", MLX5["out_of_seq_request"]}
-# Counters that say that packets were lost, late, or not answered; each by the name of rxe and of mlx5.
+# Counters of packets that were lost, late, or not answered; each by the name of rxe and of mlx5.
 _TROUBLE = {
     name
     for rxe in ("rcvd_seq_err", "completer_retry_err", "retry_exceeded_err", "duplicate_request", "rcvd_rnr_err")
     for name in (rxe, MLX5.get(rxe, rxe))
 } | {"rnr_nak_retry_err"}
-# Kinds that neither touch a packet nor keep anybody from answering one.
+# Kinds that neither change packets nor keep a node from answering them.
 _TOUCHES_NO_PACKET = {
     "gpu.lost",
     "gpu.power-cap",
@@ -46,9 +46,9 @@ _TOUCHES_NO_PACKET = {
     "host.disk-full",
     "packet.mark",
 }
-# Kinds that act on packets at one hop, and on those alone that pass it in one direction.
+# Kinds that act on packets at one hop, and only on those that pass it in one direction.
 _AT_ONE_HOP = ("packet.", "data.", "link.oneway", "link.rate", "congestion.shallow-queue")
-_DYES = {
+_MARKS_ECT1 = {
     "congestion.background",
     "congestion.incast",
     "congestion.shallow-queue",
@@ -63,11 +63,11 @@ _DYES = {
 _LINK_STATE = {"host.reboot", "link.down", "link.flap", "rnic.remove", "rnic.reset", "switch.reboot"}
 _OF_BGP = ("congestion.", "link.", "switch.")
 _MARKED: Mapping[str, Callable[[str], bool]] = {
-    "InECT1Pkts": _DYES.__contains__,
+    "InECT1Pkts": _MARKS_ECT1.__contains__,
     "InCEPkts": "packet.mark".__eq__,
     "np_ecn_marked_roce_packets": "packet.mark".__eq__,
 }
-# Nothing but a fault that names them as its own witness moves these.
+# Only a fault that names them as its own witness moves these.
 _EXACT = {"boots", "nr_throttled", "xids"}
 _CARRIER = {"carrier_changes", "carrier_down_count", "link_downed", MLX5.get("link_downed", "link_downed")}
 
@@ -75,7 +75,7 @@ _CARRIER = {"carrier_changes", "carrier_down_count", "link_downed", MLX5.get("li
 def own_evidence(
     fault: PlannedFault, others: Sequence[PlannedFault], topology: Topology
 ) -> tuple[PlannedFault, tuple[str, ...]]:
-    """Return a fault with the witnesses alone that none of the others may have moved, and why it lacks any.
+    """Return a fault with only the witnesses that none of the others may have moved, and a doubt for each it lost.
 
     Args:
         fault: the fault to prove.
@@ -83,7 +83,7 @@ def own_evidence(
         topology: their lab.
 
     Returns:
-        The fault, and one sentence for each witness of which nothing is left. A state that another fault holds is not
+        The fault, and one sentence for each witness that is lost. A state that another fault holds is not
         expected to be restored by this one.
     """
     witnesses, doubts = [], []
@@ -116,7 +116,7 @@ def may_move(fault: PlannedFault, key: str, topology: Topology) -> bool:
     node, _, name = key.partition("/")
     device, _, counter = name.rpartition(".")
     if counter in _GAP:
-        # A loss names the counters of all RNICs that might tell of it: here they are told apart by direction.
+        # A loss lists the counters of all RNICs that might show it; the direction says which one may.
         return _may_open_gap(fault, node, device)
     if any(key in witness.any_of for witness in fault.must_move):
         return True
@@ -136,14 +136,14 @@ def may_move(fault: PlannedFault, key: str, topology: Topology) -> bool:
 
 
 def _may_open_gap(fault: PlannedFault, host: str, rnic: str) -> bool:
-    """Whether packets that are on their way to an RNIC may be lost, or overtaken."""
+    """Return whether packets towards an RNIC may be lost or reordered."""
     if fault.kind in _TOUCHES_NO_PACKET:
         return False
     return _towards(fault) in (None, f"{host}:{rnic}")
 
 
 def _towards(fault: PlannedFault) -> str | None:
-    """The one RNIC (`host1:rxe0`) that the packets of a fault are on their way to; None: not one, or not known."""
+    """Return the RNIC (`host1:rxe0`) that receives the packets of a fault; None: several, or unknown."""
     if not fault.kind.startswith(_AT_ONE_HOP) or fault.params.get("direction", "to") != "to":
         return None
     if dst := fault.params.get("dst"):
@@ -151,12 +151,12 @@ def _towards(fault: PlannedFault) -> str | None:
     link = fault.target.link
     if link is None or link.rnic is None:
         return None
-    # A port that is named from the host's end faces the switch.
+    # A port named from the host's end stands for packets towards the switch.
     return f"{link.b.node}:{link.rnic}" if fault.target.node != link.b.node or fault.target.kind == "rnic" else None
 
 
 def _may_reach(fault: PlannedFault, node: str, topology: Topology) -> bool:
-    """Whether packets that a fault has marked may be counted at a node: any switch, and the hosts they go to."""
+    """Return whether packets that a fault has marked may be counted at a node: any switch, and their receivers."""
     if node in topology.switch_by_name:
         return True
     towards = _towards(fault)
@@ -173,12 +173,12 @@ def _links(fault: PlannedFault, topology: Topology) -> Sequence[Link]:
 
 
 def _is_at(link: Link, node: str, device: str) -> bool:
-    """Whether a device, by its network or RDMA name, is at an end of a link."""
+    """Return whether a device, by its network or RDMA name, is at an end of a link."""
     ends = {(link.a.node, link.a.netdev), (link.b.node, link.b.netdev), (link.b.node, link.rnic)}
     return (node, device) in ends
 
 
 def _nodes(fault: PlannedFault) -> set[str]:
-    """Nodes on which a fault changes something."""
+    """Return the nodes on which a fault changes something."""
     link = fault.target.link
     return {fault.target.node, fault.place.name, *((link.a.node, link.b.node) if link is not None else ())}

@@ -1,8 +1,8 @@
-"""What a lab's owner allows: which things may be disrupted, for how long, and what needs a person's word. Pure.
+"""The safety policy of a lab's owner: what may be disrupted, for how long, and what needs confirmation. Pure.
 
-The policy is `faultbed_safety` of the inventory. A rack lab without one allows nothing; a soft lab, which is nobody's
-but its user's, everything. It is asked when a fault is planned by hand, and again by the injector, which no fault goes
-around.
+The policy is `faultbed_safety` of the inventory. A rack lab without one allows nothing; a soft lab, which belongs to
+its user alone, allows everything. It is checked when a fault is planned by hand, and again by the injector, through
+which every fault passes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _SOFT = SafetyVars(may_disrupt=["*"], longest_fault_s=float("inf"), irreversible
 
 
 class Forbidden(FaultError):
-    """The lab's owner does not allow this."""
+    """The policy of the lab's owner forbids this."""
 
     exit_code = 4
 
 
 def policy_of(inventory: Inventory) -> SafetyVars:
-    """The policy of a lab; what is not said is the careful choice."""
+    """Return the policy of a lab; settings that are missing have the most careful value."""
     return inventory.safety or (_SOFT if inventory.kind == "soft" else SafetyVars())
 
 
@@ -40,10 +40,10 @@ def check(planned: PlannedFault, inventory: Inventory, *, confirmed: Collection[
     Args:
         planned: the fault.
         inventory: its lab.
-        confirmed: kinds that a person has confirmed for this once.
+        confirmed: kinds that the user has confirmed for this run.
 
     Raises:
-        Forbidden: the sentence says which line of the policy, and what to do.
+        Forbidden: the message names the line of the policy, and what to do.
     """
     policy, what = policy_of(inventory), f"{planned.kind} on {planned.target.text}"
     if not any(fnmatchcase(name, pattern) for name in _names(planned.target) for pattern in policy.may_disrupt):
@@ -55,12 +55,12 @@ def check(planned: PlannedFault, inventory: Inventory, *, confirmed: Collection[
     other = other_host(planned, inventory.topology)
     if other and not any(fnmatchcase(other, pattern) for pattern in policy.may_disrupt):
         raise Forbidden(
-            f"{what}: it is done from {other}, and {inventory.name} does not allow {other} to be disrupted "
+            f"{what}: it runs on {other}, and {inventory.name} does not allow {other} to be disrupted "
             "(faultbed_safety.may_disrupt)"
         )
     if planned.for_s > policy.longest_fault_s:
         raise Forbidden(
-            f"{what}: {planned.for_s:g} s is more than the {policy.longest_fault_s:g} s that {inventory.name} allows "
+            f"{what}: {planned.for_s:g} s exceeds the {policy.longest_fault_s:g} s that {inventory.name} allows "
             "(faultbed_safety.longest_fault_s)"
         )
     if CATALOGUE[planned.kind].reversible or policy.irreversible == "allow":
@@ -75,10 +75,10 @@ def check(planned: PlannedFault, inventory: Inventory, *, confirmed: Collection[
 
 
 def check_spacing(planned: Sequence[PlannedFault], inventory: Inventory) -> None:
-    """Refuse faults of which one begins sooner after the end of another one than the policy allows.
+    """Refuse faults of which one begins sooner after another one's end than the policy allows.
 
     Raises:
-        Forbidden: the sentence names both faults, and how far they are apart.
+        Forbidden: the message names both faults, and the time between them.
     """
     least_s = policy_of(inventory).min_spacing_s
     if not least_s > 0:
@@ -92,7 +92,7 @@ def check_spacing(planned: Sequence[PlannedFault], inventory: Inventory) -> None
 
 
 def refuse_spacing(earlier: str, later: PlannedFault, apart_s: float, inventory: Inventory) -> None:
-    """Refuse a fault that comes `apart_s` after the end of an earlier one (negative: they overlap), given in words.
+    """Refuse a fault that would begin `apart_s` after the end of an earlier one (negative: they overlap).
 
     Raises:
         Forbidden: always.
@@ -101,12 +101,12 @@ def refuse_spacing(earlier: str, later: PlannedFault, apart_s: float, inventory:
     raise Forbidden(
         f"{later.kind} on {later.target.text}: it would begin {how} {earlier}; "
         f"{inventory.name} requires {policy_of(inventory).min_spacing_s:g} s between faults "
-        "(faultbed_safety.min_spacing_s): let it begin later"
+        "(faultbed_safety.min_spacing_s): start it later"
     )
 
 
 def _names(target: Target) -> set[str]:
-    """What a target goes by: as typed, as the link's name, and as it is from the link's other end."""
+    """Return the names of a target: as typed, the link's name, and the name from the link's other end."""
     names = {target.text}
     if target.kind == "port" and target.link is not None:
         names |= {target.link.name, *([f"{target.link.b.node}:{target.link.a.node}"] if target.link.is_uplink else [])}

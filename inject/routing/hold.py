@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from inject.fault_plan import PlannedFault
-from inject.lease import Lease
+from inject.leases.lease import Lease
 from inject.mechanisms.mechanism import Place, Step
 from testbed.errors import FaultbedError
 from testbed.model.topology import Target
@@ -85,11 +85,11 @@ class Hold:
             interventions.refuse(self._lab.state_dir, self._lab.name, self._lab.ours)
             self.lease.begin()
             try:
-                self.lease.ask(self._request())
+                self.lease.request(self._request())
                 self._audit("routing applying")
-                answer = self.lease.ask({"do": "arm"})
+                answer = self.lease.request({"do": "arm"})
             except BaseException:
-                self.lease.let_go()  # a holder that has begun reverts at the end of its channel
+                self.lease.release()  # a holder that has begun reverts at the end of its channel
                 raise
             self.readback = dict(answer["readback"])
             self.applied_ns = self.lease.offset.to_controller(answer["at_ns"])
@@ -98,7 +98,7 @@ class Hold:
     def is_held(self) -> bool:
         """Return whether its holder says that the scheme is on; False when the holder is gone."""
         try:
-            return bool(self.lease.ask({"do": "observe"})["on"])
+            return bool(self.lease.request({"do": "observe"})["on"])
         except FaultbedError:
             return False
 
@@ -109,14 +109,14 @@ class Hold:
                 self.released = self._release()
                 outcome |= {"ok": self.released.ok, "by": self.released.by, "error": self.released.error}
             self._audit("routing released" if self.released.ok else "routing not released", detail=self.released.error)
-            self.lease.let_go()
+            self.lease.release()
         return self.released
 
     def _release(self) -> Released:
         if self.applied_ns is None:
             return Released(ok=True, at_ns=time.monotonic_ns(), error="it was never applied")
         try:
-            answer = self.lease.ask({"do": "clear"})
+            answer = self.lease.request({"do": "clear"})
         except FaultbedError as error:
             return self._released_by_lease(error)
         at_ns = answer.get("at_ns")
@@ -190,6 +190,6 @@ def _planned(lab: Lab, tables: SchemeTables, machine: str, names: Sequence[str])
         restored=(),
         shows={},
         while_on=(),
-        learn=None,
+        late_binding=None,
         of_workload=False,
     )

@@ -24,7 +24,7 @@ CLOCK_BOUND_S = {"soft": 30.0, "rack": 0.001}
 """Soft guests are set once after a resume, by a command that may take seconds to get there; racks run PTP or chrony."""
 
 FAULT_UNIT = "faultbed-fault-"
-"""How the units of fault holders begin (inject/channels.py); others of ours belong to the guest."""
+"""How the units of fault holders begin (inject/leases/channels.py); others of ours belong to the guest."""
 
 _QUEUES = frozenset({"pfifo", "noqueue"})
 _NO_LIMIT = "max"

@@ -15,7 +15,7 @@ import pytest
 from waiting import until
 
 from inject.node.actuator import make
-from inject.node.machine.hog import named
+from inject.node.machine.hog import busy_processes
 from testbed.node import nvml
 from testbed.preflight.rack_formats import gpus
 from traffic.node.gpu_client import GpuClient
@@ -175,6 +175,6 @@ def test_noisy_neighbours_compute_are_counted_and_end(rank, pcie):
         assert min(rank.took_s(200) for _ in range(3)) / alone_s > 1.5, "time slices among three processes"
     finally:
         neighbours.off()
-    assert not named()
+    assert not busy_processes()
     assert neighbours.read()["applied"] is False
     assert min(rank.took_s(200) for _ in range(3)) / alone_s < 1.5, "alone again"

@@ -156,7 +156,7 @@ def lies(inventory: Inventory, before: fingerprint.Fingerprint, end: End, rc: in
             yield f"false CLEAN, {left}: {about}"
         if marked and was_up:
             wait_s(LEASE_S)
-            is_unseen = len(ENDS[end.how]) > 1 and "end was not seen" in marked[0]
+            is_unseen = len(ENDS[end.how]) > 1 and "end was not observed" in marked[0]
             if end.command != "heal" and not is_unseen and not fingerprint.settle(lab, before):
                 yield f"false DIRTY: {about}"
             done = faultbed(inventory, "heal")

@@ -16,11 +16,11 @@ import pytest
 from faults import KINDS, case
 from waiting import until, wait_s
 
-from inject.channels import local_python
 from inject.evidence.reboots import boot_of
 from inject.heal import PANIC_S, heal
 from inject.injector import Injector
 from inject.journal import Journal
+from inject.leases.channels import local_python
 from inject.node import qmp
 from testbed.backends.soft.fleet import BOOT_DEADLINE_S
 from testbed.errors import LabError
@@ -192,14 +192,14 @@ def test_a_host_that_reboots_under_a_fault_is_never_called_clean(lab, tmp_path):
     with Journal(tmp_path / "j") as journal, Injector(lab, journal, ttl_s=TTL_S) as injector:
         prepared = injector.prepare(fault.planned)
         assert prepared.arm().ok
-        qmp.ask(str(lab.qmp_socket(host)), "system_reset", event="RESET")
+        qmp.execute(str(lab.qmp_socket(host)), "system_reset", event="RESET")
         lab.forget(host)
         until(is_back, within_s=BOOT_DEADLINE_S[lab.accelerator])
         receipt = prepared.clear()
     assert not receipt.proved
     left = fingerprint.diff(before, fingerprint.capture(lab))
     assert [line for line in left if line.startswith(f"{host}: rdma ")], left
-    assert f"{host}: provisioned it again: it has booted" in heal(lab)
+    assert f"{host}: provisioned again after a reboot" in heal(lab)
     assert fingerprint.settle(lab, before) == []
     assert heal(lab) == []
 

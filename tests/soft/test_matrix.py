@@ -12,9 +12,9 @@ import pytest
 from faults import stored_job
 from waiting import until
 
-from inject.channels import revert_dir
 from inject.fault_plan import FaultSpec, plan
 from inject.kinds.catalogue import CATALOGUE
+from inject.leases.channels import revert_dir
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4", "uplinks >= 2")]
 

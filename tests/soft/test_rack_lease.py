@@ -53,7 +53,7 @@ def test_commands_are_undone_whoever_dies(lab, tmp_path, how):
         assert prepared.arm().readback["applied"]
         assert not is_gone()
         if how == "end of the controller":
-            prepared.lease.let_go()
+            prepared.lease.release()
         elif how == "SIGKILL of the holder":
             node.run(["systemctl", "kill", "--signal=KILL", "--kill-whom=main", prepared.lease.unit])
         else:

@@ -8,7 +8,7 @@ import sys
 import pytest
 from qmp_server import Qemu
 
-from inject.channels import LocalChannel
+from inject.leases.channels import LocalChannel
 from testbed.shipped import playbooks
 
 

@@ -121,7 +121,7 @@ def test_a_busy_process_ends_with_the_one_that_started_it():
     """A killed holder leaves nothing that is busy."""
     code = (
         "import sys; from inject.node.machine import hog; one = hog.HogActuator(count=1, share=0.1); one.on();"
-        "print(*hog.named(), flush=True); sys.stdin.read()"
+        "print(*hog.busy_processes(), flush=True); sys.stdin.read()"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", code],
@@ -272,7 +272,7 @@ def test_memory_is_taken_and_given_back(monkeypatch):
 
 def test_there_is_no_memory_to_take(monkeypatch):
     monkeypatch.setattr(memory, "_stalled_us", lambda: 0)
-    with pytest.raises(Refused, match="nothing to take"):
+    with pytest.raises(Refused, match="set left to less"):
         MemoryActuator(left_mib=1 << 40).prepare()
 
 
@@ -290,7 +290,7 @@ def test_late_receives_are_a_file_that_comes_whole_and_goes(tmp_path, monkeypatc
     monkeypatch.setattr(latereceives, "FILE", str(file))
     monkeypatch.setattr(latereceives, "_COUNTED", str(tmp_path / "mlx5_*"))
     one = latereceives.LateReceivesActuator(late_ms=250)
-    with pytest.raises(Refused, match="nothing could be counted"):
+    with pytest.raises(Refused, match="choose another host"):
         one.prepare()
     counter.write_text("7\n")
     (counter.parent / "rcvd_rnr_err").write_text("1\n")
@@ -362,5 +362,5 @@ def test_a_psn_that_cannot_be_caught_up_with_is_told():
         hop.now += hop.pace
 
     hop._command = slower
-    with pytest.raises(Refused, match="aim farther ahead than 10"):
+    with pytest.raises(Refused, match="use a psn beyond .10"):
         hop.on()

@@ -16,12 +16,12 @@ from local_lab import SOFT, lab_at
 from waiting import until
 
 from inject import heal as heal_module
-from inject.channels import LocalChannel, local_python
-from inject.claims_elsewhere import refuse_elsewhere
 from inject.fault_plan import FaultSpec, plan
 from inject.injector import Injector
 from inject.journal import Journal
-from inject.lease import Lease
+from inject.leases.channels import LocalChannel, local_python
+from inject.leases.lease import Lease
+from inject.leases.remote_claims import refuse_remote_conflicts
 from inject.node import claim as claim_module
 from inject.node.actuator import Refused
 from inject.node.claim import Claim
@@ -58,7 +58,7 @@ def prepare(channel, tmp_path, name, *, session, edges=None, paths=LINK):
 
 def here(tmp_path):
     """What `heal` does on this machine."""
-    return heal_module._local(SimpleNamespace(state_dir=tmp_path), most_s=None)
+    return heal_module._heal_local(SimpleNamespace(state_dir=tmp_path), most_s=None)
 
 
 def test_claim_of_another_session_is_refused_and_names_the_holder(qemu, tmp_path):
@@ -96,8 +96,8 @@ def test_claim_of_a_dead_holder_counts_until_its_revert_has_run(qemu, tmp_path):
         until(lambda: not claim_module._is_locked(str(tmp_path / "faults" / "a.claim")), within_s=5)
     with holder(tmp_path, "b") as second:
         error = prepare(second, tmp_path, "b", session="ben")["error"]
-        assert error.startswith("link l is as kind-a on host1:rxe0")
-        assert "its revert has not succeeded; run `faultbed heal`" in error
+        assert error.startswith("link l was left changed by kind-a on host1:rxe0")
+        assert "ended without a revert; run `faultbed heal`" in error
         assert here(tmp_path) == ["here: healed: ran stored revert a.revert"]
         assert qemu.links[-1] is True
         assert prepare(second, tmp_path, "b", session="ben")["event"] == "prepared"
@@ -171,7 +171,7 @@ def test_claim_that_is_gone_or_broken_counts_as_one_of_everything(qemu, tmp_path
         claim.unlink() if how == "removed" else os.truncate(claim, 0)
         refused = prepare(second, tmp_path, "b", session="ben")
         assert refused["refused"]
-        assert "a.claim does not tell what its fault holds: run `faultbed heal`" in refused["error"]
+        assert "a.claim does not name what its fault holds: run `faultbed heal`" in refused["error"]
         assert ask(first, "clear")["ok"]
         assert prepare(second, tmp_path, "b", session="ben")["event"] == "prepared"
 
@@ -198,7 +198,7 @@ def test_fault_whose_claim_is_gone_does_not_begin(qemu, tmp_path):
         (tmp_path / "faults" / "a.claim").unlink()
         refused = ask(ready, "arm")
         assert refused["refused"]
-        assert "a.claim has been removed" in refused["error"]
+        assert "a.claim was removed" in refused["error"]
         assert list((tmp_path / "faults").iterdir()) == []
     assert qemu.links == []
 
@@ -207,7 +207,7 @@ def test_claim_on_a_disk_that_takes_a_part_of_it_is_written_whole(tmp_path, monk
     """A broken claim would hold nothing."""
     write = os.write
     monkeypatch.setattr(claim_module.os, "write", lambda fd, data: write(fd, data[:7]))
-    held = Claim.take(str(tmp_path / "a.revert"), {"session": "a", "paths": LINK})
+    held = Claim.acquire(str(tmp_path / "a.revert"), {"session": "a", "paths": LINK})
     assert read_claim(str(tmp_path / "a.claim"))["paths"] == LINK
     held.release()
 
@@ -215,7 +215,7 @@ def test_claim_on_a_disk_that_takes_a_part_of_it_is_written_whole(tmp_path, monk
 def test_heal_waits_for_a_revert_that_is_running(tmp_path):
     """Of two that revert, the one that has the lock does; the other one finds nothing left to do."""
     folder = tmp_path / "faults"
-    claim = Claim.take(str(folder / "a.revert"), {})
+    claim = Claim.acquire(str(folder / "a.revert"), {})
     (folder / "a.revert").write_text("exit 1")
     # As if a guardian ran the revert: it has the lock, and is not the process that the claim names.
     (folder / "a.claim").write_text("{}")
@@ -236,7 +236,7 @@ def test_heal_waits_for_a_revert_that_is_running(tmp_path):
 
 def test_end_holder_of_a_pid_that_was_given_away_kills_nothing(tmp_path):
     """Same number, other start time: it is another process."""
-    claim = Claim.take(str(tmp_path / "a.revert"), {})
+    claim = Claim.acquire(str(tmp_path / "a.revert"), {})
     path = tmp_path / "a.claim"
     with subprocess.Popen(["sleep", "60"]) as other:
         said = read_claim(str(path))
@@ -259,12 +259,12 @@ def test_end_holder_of_a_pid_that_was_given_away_kills_nothing(tmp_path):
     ],
 )
 def test_claims_collide_where_one_is_the_other_or_inside_it(tmp_path, mine, theirs, collide):
-    held = Claim.take(str(tmp_path / "a.revert"), {"session": "a", "paths": [{"path": theirs, "thing": "theirs"}]})
+    held = Claim.acquire(str(tmp_path / "a.revert"), {"session": "a", "paths": [{"path": theirs, "thing": "theirs"}]})
     told = {"session": "b", "paths": [{"path": mine, "thing": "mine"}]}
     with pytest.raises(Refused) if collide else contextlib.nullcontext():
-        Claim.take(str(tmp_path / "b.revert"), told).release()
+        Claim.acquire(str(tmp_path / "b.revert"), told).release()
     held.release()
-    Claim.take(str(tmp_path / "b.revert"), told).release()
+    Claim.acquire(str(tmp_path / "b.revert"), told).release()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -328,14 +328,14 @@ def test_fault_in_a_guest_is_refused_while_another_session_reboots_it_from_outsi
     lab, _ = two_places(tmp_path)
     outside, inside = planned_of("host.reboot", "host1"), planned_of("gpu.throttle", "host1:gpu0", percent=50)
     mine, theirs = (Injector(lab, journal=None).claim_of(fault) for fault in (inside, outside))
-    held = Claim.take(str(tmp_path / "faults" / "a.revert"), theirs)
+    held = Claim.acquire(str(tmp_path / "faults" / "a.revert"), theirs)
     with pytest.raises(FaultError, match=r"gpu.throttle: .* is held by host\.reboot on host1"):
-        refuse_elsewhere(lab, inside, mine, where="gpu.throttle")
-    refuse_elsewhere(lab, inside, {**mine, "session": theirs["session"]}, where="gpu.throttle")
+        refuse_remote_conflicts(lab, inside, mine, where="gpu.throttle")
+    refuse_remote_conflicts(lab, inside, {**mine, "session": theirs["session"]}, where="gpu.throttle")
     other = planned_of("gpu.throttle", "host2:gpu0", percent=50)
-    refuse_elsewhere(lab, other, Injector(lab, journal=None).claim_of(other), where="gpu.throttle")
+    refuse_remote_conflicts(lab, other, Injector(lab, journal=None).claim_of(other), where="gpu.throttle")
     held.release()
-    refuse_elsewhere(lab, inside, mine, where="gpu.throttle")
+    refuse_remote_conflicts(lab, inside, mine, where="gpu.throttle")
 
 
 @pytest.mark.parametrize("kind", ["host.reboot", "host.freeze"])
@@ -347,8 +347,8 @@ def test_whole_host_fault_is_refused_while_another_session_holds_a_fault_inside(
     outside = planned_of(kind, "host1")
     mine = Injector(lab, journal=None).claim_of(outside)
     with pytest.raises(FaultError, match=r"is held by gpu\.throttle on host1:gpu0"):
-        refuse_elsewhere(lab, outside, mine, where=kind)
-    refuse_elsewhere(lab, outside, {**mine, "session": theirs["session"]}, where=kind)
+        refuse_remote_conflicts(lab, outside, mine, where=kind)
+    refuse_remote_conflicts(lab, outside, {**mine, "session": theirs["session"]}, where=kind)
     assert asked
 
 
@@ -356,5 +356,5 @@ def test_fault_of_one_link_asks_no_guest(tmp_path):
     """An SSH round trip is dear under emulation, and nothing in a guest is undone by its link."""
     lab, asked = two_places(tmp_path)
     planned = planned_of("link.flap", "host1:rxe0")
-    refuse_elsewhere(lab, planned, Injector(lab, journal=None).claim_of(planned), where="link.flap")
+    refuse_remote_conflicts(lab, planned, Injector(lab, journal=None).claim_of(planned), where="link.flap")
     assert asked == []

@@ -123,7 +123,7 @@ def test_late_fault_says_how_late(lab, injecting):
 def test_fault_that_is_called_off_says_why(lab, injecting):
     with injecting() as injector:
         prepared = injector.prepare(flap(lab, HOLD_S))
-        prepared.call_off("the workload ended 2.1 s before the fault was due")
+        prepared.cancel("the workload ended 2.1 s before the fault was due")
         receipt = prepared.clear()
     assert not receipt.proved
     assert "not armed: the workload ended 2.1 s before the fault was due" in receipt.unproven

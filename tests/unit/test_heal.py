@@ -119,7 +119,7 @@ def test_what_a_boot_has_taken_is_provisioned_again(tmp_path, monkeypatch):
     """The machine says what it lacks, and is not blamed for ports that it does not have; no other is touched."""
     provisioned = []
     monkeypatch.setattr(heal_module.reprovision, "provision_machines", lambda _, names: provisioned.extend(names))
-    monkeypatch.setattr(heal_module, "_carriers", lambda _: [])
+    monkeypatch.setattr(heal_module, "_restore_carriers", lambda _: [])
 
     def does(name, text, _):
         if name != "host1":
@@ -127,7 +127,7 @@ def test_what_a_boot_has_taken_is_provisioned_again(tmp_path, monkeypatch):
         only = text[text.index("for x in ") :]
         return subprocess.run(["sh", "-c", only], capture_output=True, text=True, check=True).stdout
 
-    assert heal(lab_of(tmp_path, does)) == ["host1: provisioned it again: it has booted"]
+    assert heal(lab_of(tmp_path, does)) == ["host1: provisioned again after a reboot"]
     assert provisioned == ["host1"]
 
 

@@ -17,10 +17,11 @@ import pytest
 from held import ask, holder_pid
 from waiting import until
 
-from inject.channels import local_python, open_holder
+from inject.leases.channels import local_python, open_holder
 from inject.node import holder
+from inject.node.actuator import Actuator
 from inject.node.qmp import DEADLINE_S
-from inject.node.qmp import ask as qmp_ask
+from inject.node.qmp import execute as qmp_execute
 from testbed.errors import Unreachable
 from testbed.observe import clock
 
@@ -150,7 +151,7 @@ def test_qmp_ask_of_a_monitor_that_only_tells_events_ends_at_its_deadline(tmp_pa
         thread = threading.Thread(target=talk, daemon=True)
         thread.start()
         with pytest.raises(OSError, match=r"did not answer query-status within 0\.3 s"):
-            qmp_ask(str(tmp_path / "qmp"), "query-status", timeout_s=0.3)
+            qmp_execute(str(tmp_path / "qmp"), "query-status", timeout_s=0.3)
         talking.set()
         thread.join(timeout=5)
 
@@ -188,7 +189,7 @@ def test_a_mutant_does_nothing(held, qemu, tmp_path, how, applied, count):
 def test_what_cannot_be_done_is_refused_before_any_change(held, qemu, tmp_path):
     """An unknown device, an unknown actuator, an unknown request: each is answered, and the holder goes on."""
     assert "Device not found" in prepare(held, tmp_path, nic="nic-be9")["error"]
-    assert "no actuator" in ask(held, "prepare", id="t", revert_dir=str(tmp_path), actuator="magic", args={})["error"]
+    assert "unknown actuator" in ask(held, "prepare", id="t", revert_dir=str(tmp_path), actuator="magic", args={})["error"]
     assert ask(held, "dance")["event"] == "error"
     assert ask(held, "arm")["event"] == "error"
     assert qemu.links == []
@@ -202,16 +203,16 @@ def test_a_closed_channel_is_unreachable(held):
         held.send({"do": "beat"})
 
 
-class Way:
-    """An actuator whose way is laid before its moment."""
+class SetUpFirst(Actuator):
+    """An actuator that is set up before its edge."""
 
-    poll_s = None
+    uses_set_up = True
 
     def __init__(self, **_):
         self.calls, self.is_on = [], False
 
-    def lay(self):
-        self.calls.append("lay")
+    def set_up(self):
+        self.calls.append("set_up")
 
     def prepare(self):
         return {"applied": False}
@@ -230,42 +231,39 @@ class Way:
     def read(self):
         return {"applied": self.is_on}
 
-    def hits(self):
-        return None
-
 
 @pytest.fixture
 def prepared(monkeypatch, tmp_path):
-    """A holder in this process, with a way to lay."""
-    monkeypatch.setattr(holder, "make", lambda name, args: Way())
+    """A holder in this process, whose actuator has a set-up."""
+    monkeypatch.setattr(holder, "make", lambda name, args: SetUpFirst())
     made = holder.Holder(1, holder._Watchdog())
-    request = {"actuator": "way", "args": {}, "edges": [[0.0, True]], "window_s": 60, "ttl_s": 60, "id": "t"}
+    request = {"actuator": "set-up", "args": {}, "edges": [[0.0, True]], "window_s": 60, "ttl_s": 60, "id": "t"}
     assert made.answer({**request, "do": "prepare", "revert_dir": str(tmp_path)})["event"] == "prepared"
     return made
 
 
-def test_what_takes_long_is_done_when_armed_and_not_at_the_moment(prepared):
+def test_holder_sets_up_when_armed_and_turns_on_when_due(prepared):
     later = time.monotonic_ns() + 10**10
     assert prepared.answer({"do": "arm", "at_ns": later})["event"] == "scheduled"
-    assert prepared.actuator.calls == ["lay"]
+    assert prepared.actuator.calls == ["set_up"]
     prepared.due(later)
-    assert prepared.actuator.calls == ["lay", "on"]
+    assert prepared.actuator.calls == ["set_up", "on"]
     assert prepared.answer({"do": "clear"})["ok"]
-    assert prepared.actuator.calls == ["lay", "on", "off"]
+    assert prepared.actuator.calls == ["set_up", "on", "off"]
 
 
-def test_what_was_laid_for_a_moment_that_never_came_is_taken_up(prepared):
+def test_holder_reverts_set_up_of_a_fault_that_never_came_due(prepared):
     prepared.answer({"do": "arm", "at_ns": time.monotonic_ns() + 10**10})
     prepared.finish()
-    assert prepared.actuator.calls == ["lay", "off"]
+    assert prepared.actuator.calls == ["set_up", "off"]
     assert prepared.cleared["ok"]
 
 
-def test_a_way_that_cannot_be_laid_is_no_arming_and_leaves_nothing(prepared, monkeypatch):
+def test_holder_failed_set_up_is_not_armed_and_leaves_nothing(prepared, monkeypatch):
     def refuse():
         raise OSError("no ifb")
 
-    monkeypatch.setattr(prepared.actuator, "lay", refuse, raising=False)
+    monkeypatch.setattr(prepared.actuator, "set_up", refuse, raising=False)
     answer = prepared.answer({"do": "arm"})
     assert (answer["event"], answer["error"]) == ("error", "no ifb")
     assert prepared.answer({"do": "clear"})["ok"]
@@ -276,7 +274,7 @@ def test_what_is_hit_at_once_is_not_stamped_with_the_readback():
     """Reading back takes a switch some 50 ms, in which hundreds of packets go: they all had the time of its end."""
     read_ns = []
 
-    class Hop:
+    class Hop(Actuator):
         def on(self):
             """Nothing to do."""
 
@@ -298,7 +296,7 @@ def test_a_first_hit_lies_between_the_look_before_it_and_the_look_that_saw_it():
     """A look takes time, and so does the change: each bound is at the end of its own that is certain."""
     counts, asked = iter([0, 0, 3, 9]), []
 
-    class Hop:
+    class Hop(Actuator):
         poll_s = 0.02
 
         def on(self):

@@ -107,7 +107,7 @@ def test_changed_data_is_taken_once():
     match = 'ip ecn != ect1 udp dport 4791 @th,64,8 { 0x00-0x0b, 0x16-0x17 } counter name "passed" numgen inc mod 50 49'
     assert match in rules
     assert 'fwd to "fbvia' in rules
-    learned = soft("data.corrupt", "host1:rxe0", psn="+100", qp="any").learn
+    learned = soft("data.corrupt", "host1:rxe0", psn="+100", qp="any").late_binding
     assert (learned.host, learned.rnic, learned.psn_ahead) == ("host1", "rxe0", 100)
 
 

@@ -137,7 +137,7 @@ def test_the_chain_of_the_kernel_gives_that_share():
         ({"share": 0.1, "loss_bad": 0.5}, "add burst"),
         ({"share": 0.1, "burst": 5, "loss_good": 0.2}, "is not between the loss in the good state"),
         ({"share": 0.5, "burst": 5, "loss_bad": 0.4}, "is not between the loss in the good state"),
-        ({"share": 0.45, "burst": 1, "loss_bad": 0.5}, "cannot come in bursts of only 1 packets"),
+        ({"share": 0.45, "burst": 1, "loss_bad": 0.5}, "is impossible with bursts of 1 packets"),
     ],
 )
 def test_a_channel_that_cannot_be_is_refused(params, said):
@@ -173,13 +173,18 @@ def test_one_packet_is_matched_by_qp_and_psn_once():
     """Exactly one packet: BTH destination QP and PSN, and a count that lets the rule match a single time."""
     planned = soft("packet.drop", "host1:rxe0", psn=291, qp=17)
     assert "@th,104,24 17 @th,136,24 291 numgen inc mod 2147483648 0 " in planned.request["args"]["ruleset"]
-    assert planned.learn is None
+    assert planned.late_binding is None
 
 
 def test_a_relative_psn_is_learned_from_the_receiver():
     """+100 of any QP: asked of the RNIC just before arming."""
     planned = soft("packet.drop", "host2:rxe1", psn="+100", qp="any")
-    assert (planned.learn.host, planned.learn.rnic, planned.learn.qp, planned.learn.psn_ahead) == (
+    assert (
+        planned.late_binding.host,
+        planned.late_binding.rnic,
+        planned.late_binding.qp,
+        planned.late_binding.psn_ahead,
+    ) == (
         "host2",
         "rxe1",
         "any",

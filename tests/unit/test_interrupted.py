@@ -74,7 +74,7 @@ def test_a_second_ctrl_c_does_not_skip_the_revert(qemu, tmp_path):
         said = process.communicate(timeout=START_S)[0]
     assert process.returncode != 0, said
     until(lambda: is_restored(qemu, tmp_path), within_s=TTL_S + 2)
-    assert "link.flap on host1:rxe0: its end was not seen" in dirty.reasons(tmp_path)[0]
+    assert "link.flap on host1:rxe0: its end was not observed" in dirty.reasons(tmp_path)[0]
     assert "heal" in said
 
 

@@ -11,7 +11,7 @@ from test_rack_actuators import CASES, HOPS, LINUX, RACK
 
 from inject.fault_plan import FaultSpec, plan
 from inject.kinds.catalogue import CATALOGUE
-from inject.mechanisms.rack import WAYS
+from inject.mechanisms.rack import MECHANISMS
 from inject.node.actuator import _ACTUATORS
 from testbed.node import settings, state
 from testbed.observe import fingerprint
@@ -107,7 +107,7 @@ def test_every_actuator_has_said_what_it_could_leave():
 def test_every_kind_leaves_what_the_fingerprint_sees():
     faults = list(planned())
     assert {fault.kind for fault in faults} == CATALOGUE.keys(), "a kind has no sample"
-    assert {fault.kind for fault in faults if fault.lab_kind == "rack"} == WAYS.keys() & CATALOGUE.keys()
+    assert {fault.kind for fault in faults if fault.lab_kind == "rack"} == MECHANISMS.keys() & CATALOGUE.keys()
     assert [f"{fault.kind} on a {fault.lab_kind}" for fault in faults if not made_from(fault)] == []
 
 

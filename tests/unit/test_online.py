@@ -60,7 +60,7 @@ def events(times, start=0):
     return [event(rank, start + index, one) for index, row in enumerate(times) for rank, one in enumerate(row)]
 
 
-def told_of(told, ranks=4):
+def audit_fields(told, ranks=4):
     """What is said in the end of the events `told`, and how many ranks are slow then."""
     lines = []
     with Online(RNICS[:ranks], soft_topology(), lines.append) as online:
@@ -93,7 +93,7 @@ def test_it_says_what_is_said_of_the_finished_run(ranks, since, in_order, random
     if in_order:  # of each rank, as its own messages come
         own = [itertools.count() for _ in range(ranks)]
         order = [(rank, next(own[rank])) for rank, _ in order]
-    lines, _ = told_of([event(rank, index, times[index, rank]) for rank, index in order], ranks)
+    lines, _ = audit_fields([event(rank, index, times[index, rank]) for rank, index in order], ranks)
     racks = ["rack1" if name < "host3" else "rack2" for name in RNICS[:ranks]]
     alarms = detect(times[: min(counts)], racks=racks)
     assert alarms
@@ -124,16 +124,16 @@ def test_an_alarm_is_told_while_the_job_goes_on_and_once():
 def test_a_rank_that_heals_is_not_counted_and_told_again_when_it_falls_ill():
     times = compute_ns(4, 300, slow=1, until=120)
     times[220:, 1] = times[220:, 1] * 13 // 10
-    assert told_of(events(times[:200])) == (told_of(events(times))[0][:1], 0)
-    lines, count = told_of(events(times))
+    assert audit_fields(events(times[:200])) == (audit_fields(events(times))[0][:1], 0)
+    lines, count = audit_fields(events(times))
     assert [line.split(" computes")[0] for line in lines] == ["rank 1 (host2:rxe0)"] * 2
     assert count == 1
 
 
 def test_what_is_not_known_yet_is_not_counted():
     times = compute_ns(4, 150, slow=2)
-    assert told_of(events(times[:8])) == ([], None)
-    assert told_of(events(times[:70])) == ([], 0)
+    assert audit_fields(events(times[:8])) == ([], None)
+    assert audit_fields(events(times[:70])) == ([], 0)
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,13 @@ def test_what_is_not_known_yet_is_not_counted():
     ids=["one rank", "nothing computed", "flows"],
 )
 def test_where_there_is_nothing_to_compare_nothing_is_said(ranks, told):
-    assert told_of(told, ranks) == ([], None)
+    assert audit_fields(told, ranks) == ([], None)
 
 
 def test_nothing_is_looked_at_any_more_when_a_rank_computes_nothing():
     times = compute_ns(4, 150, since=100)
     times[90, 0] = 0
-    assert told_of(events(times)) == ([], None)
+    assert audit_fields(events(times)) == ([], None)
     assert slow_ranks(finished(times, [150] * 4)).slow == ()
 
 

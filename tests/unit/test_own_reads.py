@@ -16,7 +16,7 @@ from harness.analysis.observe import observe
 from harness.run import loop
 from harness.run.collect_measurements import Found
 from inject.fault_plan import FaultSpec, plan
-from inject.injector import Prepared
+from inject.prepared_fault import PreparedFault
 from testbed.errors import FaultError
 
 S = 1_000_000_000
@@ -26,7 +26,7 @@ def prepared_fault():
     planned = plan(FaultSpec(kind="link.down", target="rtsw1:ctsw1", for_s=1.0), soft_topology(), lab_kind="soft")
     injector = Mock(ttl_s=10.0, mutate=None)
     injector.journal.doing = lambda *_, **__: contextlib.nullcontext({})
-    return Prepared(injector, planned)
+    return PreparedFault(injector, planned)
 
 
 def test_prepared_baseline_and_lookups_before_arming_are_recorded(monkeypatch):
@@ -39,7 +39,7 @@ def test_prepared_baseline_and_lookups_before_arming_are_recorded(monkeypatch):
         return {}
 
     monkeypatch.setattr(one._witnesses, "_read", read)
-    monkeypatch.setattr("inject.injector.learn", read)
+    monkeypatch.setattr("inject.prepared_fault.bind", read)
     one.lease._channel = SimpleNamespace(
         send=lambda _: None, receive=lambda timeout_s: {"event": "error", "error": "not now", "where": "arm", "seq": 1}
     )

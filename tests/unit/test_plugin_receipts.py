@@ -188,17 +188,17 @@ def test_window_that_a_test_names_and_cuts_short_is_not_proven(session):
 
 
 NOT_CLEARED = """
-from inject.injector import Prepared
+from inject.prepared_fault import PreparedFault
 from inject.evidence.receipt import Cleared
 
 def test_it(inject, monkeypatch):
     fault = inject("link.flap", "host1:rxe0", prove=PROVE)
     fault.arm()
-    real = Prepared._clear
+    real = PreparedFault._clear
     def failed(self):
         _, observed = real(self)
         return Cleared(ok=False, error="the port is still down"), observed
-    Prepared._clear = failed
+    PreparedFault._clear = failed
 """
 
 

@@ -136,7 +136,7 @@ def test_train_of_short_flaps_that_switching_ate_up_is_not_as_planned():
 
 
 def test_fault_that_was_planned_to_be_on_at_no_time_is_not_as_planned():
-    assert why_not_as_planned(on_time_of((), [])) == ("was planned to be on at no time",)
+    assert why_not_as_planned(on_time_of((), [])) == ("was never planned to be on",)
 
 
 def test_train_whose_flaps_are_all_a_little_short_is_not_as_planned():
@@ -149,7 +149,7 @@ def test_train_whose_flaps_are_all_a_little_short_is_not_as_planned():
 def test_slow_switching_beyond_what_the_mechanism_needs_leaves_the_on_time_unknown():
     """A removal that hangs for half a minute: until when it was on nobody knows."""
     hung = on((0, 10), switch_ms=15_000)
-    assert "30 s to be switched on and off" in why_not_as_planned(hung)[0]
+    assert "30 s to switch on and off" in why_not_as_planned(hung)[0]
     assert why_not_as_planned(on((0, 10), switch_ms=1_900)) == ()
     assert why_not_as_planned(on((0, 10), switch_ms=15_000, switching_ns=14 * S)) == ()
 

@@ -16,7 +16,7 @@ from test_rack_formats import rack_state
 from inject import capability
 from inject.fault_plan import FaultSpec, plan
 from inject.kinds.catalogue import CATALOGUE
-from inject.mechanisms.rack import WAYS, sonic
+from inject.mechanisms.rack import MECHANISMS, sonic
 from inject.mechanisms.rack.rack_mechanism import shown
 from inject.node import probe
 from testbed.errors import Unreachable
@@ -71,7 +71,7 @@ def told(found, kind, target):
 
 
 def test_every_rack_kind_is_asked_of_every_target_that_it_fits():
-    for name in WAYS:
+    for name in MECHANISMS:
         if name in CATALOGUE:
             assert list(capability.targets_of(CATALOGUE[name], RACK.topology)), name
 
@@ -91,7 +91,7 @@ def test_abilities_are_each_machines_own_answer_and_change_nothing(tools):
     assert told(found, "link.flap", "rtsw1:host1:mlx5_0").can == "yes"
     shaped = told(found, "link.rate", "rtsw1:host1:mlx5_0")
     assert (shaped.can, "orchagent" in shaped.why) == ("no", True)
-    assert "it takes a Linux switch" in told(found, "packet.reorder", "rtsw1:host1:mlx5_0").why
+    assert "it needs a Linux switch" in told(found, "packet.reorder", "rtsw1:host1:mlx5_0").why
     silent = told(found, "link.flap", "host2:mlx5_0")
     assert (silent.can, silent.why) == ("unknown", "host2 does not answer")
     rows = capability.summary(found)
@@ -119,7 +119,7 @@ def test_plan_shows_programs_by_their_names():
 
 def test_probe_answers_what_cannot_be_asked():
     assert not probe.able({"actuator": "commands", "args": {"nonsense": 1}})["able"]
-    assert "knows no actuator" in probe.able({"actuator": "no-such", "args": {}})["why"]
+    assert "unknown actuator" in probe.able({"actuator": "no-such", "args": {}})["why"]
 
 
 LACKS = [

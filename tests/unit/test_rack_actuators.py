@@ -22,12 +22,12 @@ from waiting import until
 from inject.fault_plan import FaultSpec, plan
 from inject.kinds.catalogue import CATALOGUE
 from inject.mechanisms.mechanism import Request
-from inject.mechanisms.rack import WAYS, gpu, linux, sonic, take
+from inject.mechanisms.rack import MECHANISMS, gpu, linux, resolve, sonic
 from inject.mechanisms.rack.rack_mechanism import COUNTERS
 from inject.node.actuator import Refused, make
 from inject.node.commands import CommandsActuator
 from inject.node.machine import gpuneighbour
-from inject.node.machine.hog import named
+from inject.node.machine.hog import busy_processes
 from testbed.errors import Unsupported, UsageError
 from testbed.inventory import lab_inventory
 from testbed.node import nvml
@@ -111,7 +111,7 @@ CASES = [(kind, target, params) for kind, each in SAMPLES.items() for target, pa
 def shot(kind, target, **params):
     if kind in CATALOGUE:
         return plan(FaultSpec(kind=kind, target=target, for_s=5.0, params=params), RACK, lab_kind="rack")
-    return take(
+    return resolve(
         Request(
             id="0-x-abc123", kind=kind, target=RACK.resolve(target), for_s=5.0, params=params, topology=RACK, where="f"
         )
@@ -128,9 +128,9 @@ def tools(tmp_path, monkeypatch):
 
 
 def test_every_way_has_a_sample():
-    assert SAMPLES.keys() | ON_LINUX.keys() == WAYS.keys()
-    assert {way.kind for way in linux.WAYS} == ON_LINUX.keys()
-    assert all(CATALOGUE[kind].on_rack == way.by for kind, way in WAYS.items() if kind in CATALOGUE)
+    assert SAMPLES.keys() | ON_LINUX.keys() == MECHANISMS.keys()
+    assert {way.kind for way in linux.MECHANISMS} == ON_LINUX.keys()
+    assert all(CATALOGUE[kind].on_rack == way.by for kind, way in MECHANISMS.items() if kind in CATALOGUE)
 
 
 def test_an_acl_takes_one_sender_and_one_receiver():
@@ -152,7 +152,7 @@ def test_a_plan_shows_every_change_with_its_revert(kind, target, params):
     assert not any(".rxe" in key or "send_err" in key for key in planned.must_not_move)
     if kind in CATALOGUE:
         assert planned.binding == "unit"
-        assert planned.fidelity == WAYS[kind].fidelity
+        assert planned.fidelity == MECHANISMS[kind].fidelity
         assert "rack" not in CATALOGUE[kind].tried, "when it has been run on hardware, say so in the docs too"
 
 
@@ -212,7 +212,7 @@ def test_what_is_there_already_is_not_ours(kind, target, params, tools):
     one, two = CommandsActuator(**args), CommandsActuator(**args)
     one.prepare()
     one.on()
-    with pytest.raises(Refused, match=r"not as it must be|come back to"):
+    with pytest.raises(Refused, match=r"unexpected state|to restore"):
         two.prepare()
 
 
@@ -232,7 +232,7 @@ def test_what_is_not_there_or_cannot_do_it_is_refused(tools):
 def test_a_power_limit_below_the_least_changes_nothing(tools):
     actuator = make("commands", dict(shot("gpu.power-cap", "host1:gpu0", percent=90).request["args"]))
     actuator.prepare()
-    with pytest.raises(OSError, match="below the least limit, 200 W"):
+    with pytest.raises(OSError, match="below the GPU limit of at least 200 W"):
         actuator.on()
     assert json.loads(tools.read_text())["limit"] == 700
 
@@ -254,7 +254,7 @@ def test_clocks_that_somebody_has_locked_are_left_alone(tools, percent):
     """Nobody could put them back: no tool tells what they were locked to."""
     tools.write_text(json.dumps({**json.loads(tools.read_text()), "lock": 1410}))
     actuator = make("commands", dict(shot("gpu.throttle", "host1:gpu0", percent=percent).request["args"]))
-    with pytest.raises(Refused, match="not by us"):
+    with pytest.raises(Refused, match="not set by faultbed"):
         actuator.prepare()
     assert json.loads(tools.read_text())["lock"] == 1410
 
@@ -377,7 +377,7 @@ def test_a_gpu_that_is_in_use_is_refused_and_never_written_out_of_sysfs(lost):
     assert "remove" not in json.dumps(shot("gpu.lost", "host1:gpu7").request["args"]["on"])
     state = json.loads(tools.read_text())
     tools.write_text(json.dumps(state | {"computing": [4711]}))
-    with pytest.raises(Refused, match="somebody computes on this GPU"):
+    with pytest.raises(Refused, match="a process computes on this GPU"):
         actuator.prepare()
     tools.write_text(json.dumps(state))
     actuator.prepare()
@@ -416,7 +416,7 @@ class Busy(Card):
 
     @property
     def pids(self):
-        return sorted(named())
+        return sorted(busy_processes())
 
     @pids.setter
     def pids(self, _value):

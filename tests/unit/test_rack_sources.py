@@ -20,8 +20,8 @@ from house import HOUSE
 
 from inject.fault_plan import FaultSpec, plan
 from inject.mechanisms.mechanism import Request
-from inject.mechanisms.rack import gpu, sonic, take
-from inject.mechanisms.rack.rack_mechanism import retries
+from inject.mechanisms.rack import gpu, resolve, sonic
+from inject.mechanisms.rack.rack_mechanism import retransmissions
 from inject.node.actuator import Refused, make
 from testbed.backends.rack import power_cycle
 from testbed.errors import Unsupported
@@ -180,7 +180,7 @@ def test_acl_that_is_active_already_is_not_ours(tools):
     oneway = actuator("link.oneway", "host1:mlx5_0")
     oneway._applied = "^never$"
     oneway.on()
-    with pytest.raises(Refused, match="not as it must be"):
+    with pytest.raises(Refused, match="unexpected state"):
         oneway.prepare()
 
 
@@ -194,7 +194,7 @@ def test_withdraw_on_sonic_takes_the_line_of_our_own_role(tools):
     subprocess.run(["sh"], input=script, text=True, check=True, timeout=60)
     assert json.loads(tools.read_text())["redistributes"]
     edit(tools, redistributes=False)
-    with pytest.raises(Refused, match="not configured by us"):
+    with pytest.raises(Refused, match="another role has configured it"):
         actuator("switch.withdraw", "rtsw1").prepare()
 
 
@@ -221,7 +221,7 @@ def test_bgp_kill_is_refused_where_the_restart_cannot_be_turned_off(tools):
 
 
 def test_bgp_kill_leaves_pid_1_the_time_that_a_container_needs():
-    from inject.channels import START_S, unit_command
+    from inject.leases.channels import START_S, unit_command
 
     words = unit_command(planned("switch.bgp-kill", "rtsw1"), ["python3"], instance="x")
     assert f"TimeoutStopSec={START_S + 60:g}" in words
@@ -305,7 +305,7 @@ def test_machine_without_redis_has_no_asic_counters(tmp_path):
 def test_silence_is_told_by_adaptive_retransmission_too():
     """The first counter that moves on a ConnectX with its default registers."""
     for names in ((), ("completer_retry_err",)):
-        assert "host1/mlx5_0.roce_adp_retrans" in retries(RACK.topology, *names)
+        assert "host1/mlx5_0.roce_adp_retrans" in retransmissions(RACK.topology, *names)
 
 
 @pytest.fixture
@@ -471,7 +471,7 @@ def test_gpu_that_is_slowed_down_already_is_not_taken_for_locked(tools, reasons)
     """A power cap below the wanted clock read as a lock that is there, and that is ours."""
     throttle = actuator("gpu.throttle", "host1:gpu0", percent=20)
     edit(tools, reasons=reasons)
-    with pytest.raises(Refused, match="not by us: 'slowed"):
+    with pytest.raises(Refused, match="not set by faultbed: 'slowed"):
         throttle.prepare()
 
 
@@ -489,7 +489,7 @@ def test_gpu_that_a_daemon_has_open_is_refused_by_its_name(tools, monkeypatch, t
         topology=RACK.topology,
         where="fault",
     )
-    lost = make("commands", dict(take(request).request["args"]))
+    lost = make("commands", dict(resolve(request).request["args"]))
     with pytest.raises(Refused, match="nvidia-fabricmanager"):
         lost.prepare()
 

@@ -114,7 +114,7 @@ def _lies(end, folder, qemu, *, rc, said, is_up):
         yield f"claims that it has cleared: {about}"
     if not is_marked and not unfinished and (not is_up or rc == 5):
         yield f"false CLEAN: {about}"
-    if is_marked and (len(ENDS[end.how]) < 2 or "end was not seen" not in dirty.reasons(folder)[0]):
+    if is_marked and (len(ENDS[end.how]) < 2 or "end was not observed" not in dirty.reasons(folder)[0]):
         yield f"false DIRTY: {about}"
     if is_marked and rc not in (5, -signal.SIGKILL):
         yield f"DIRTY with another exit code: {about}"

@@ -16,11 +16,11 @@ import pytest
 from held import ask, holder_pid
 from waiting import until
 
-from inject.channels import local_args, patience_s
 from inject.evidence.reboots import Boots, boot_of
 from inject.fault_plan import FaultSpec, plan
+from inject.leases.channels import local_args, patience_s
 from inject.policy.safety import Forbidden, check
-from inject.reprovision import look, rejoin
+from inject.reprovision import boot_before_reset, rejoin
 from testbed.errors import CommandFailed, RevertFailed, Unreachable, UsageError
 from testbed.inventory import lab_inventory as inventory
 from testbed.inventory.schema import SafetyVars
@@ -142,7 +142,7 @@ def test_a_new_id_with_an_old_uptime_is_no_boot_since():
 
 
 def test_what_is_no_boot_is_refused():
-    with pytest.raises(CommandFailed, match="not a boot id"):
+    with pytest.raises(CommandFailed, match="expected a boot id"):
         boot_of(Machine("nothing"))
 
 
@@ -162,16 +162,16 @@ def test_a_host_that_never_rebooted_is_left_as_it_is():
 
 def test_a_host_that_does_not_come_back_is_said(monkeypatch):
     monkeypatch.setattr("inject.reprovision.BOOT_DEADLINE_S", {"kvm": 0.0})
-    with pytest.raises(RevertFailed, match="host1 is not back after 0 s: no answer"):
+    with pytest.raises(RevertFailed, match="host1 did not answer within 0 s after its reboot: no answer"):
         rejoin(lab_of(Machine(Unreachable("no answer"))), "host1", unless="a", provision_it=lambda *_: None)
 
 
 def test_nothing_unwritten_is_lost_and_the_controllers_own_machine_is_no_target():
     machine = Machine("a\n1.0 1.0\n")
-    assert look(lab_of(machine), "host1", own="b") == "a"
+    assert boot_before_reset(lab_of(machine), "host1", own="b") == "a"
     assert machine.asked == ["cat", "sync"]
     with pytest.raises(UsageError, match="faultbed itself runs on"):
-        look(lab_of(Machine("a\n1.0 1.0\n")), "host1", own="a")
+        boot_before_reset(lab_of(Machine("a\n1.0 1.0\n")), "host1", own="a")
 
 
 def test_the_program_that_brings_it_back_can_be_run_by_anybody_from_anywhere(tmp_path, monkeypatch):

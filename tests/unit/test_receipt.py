@@ -174,10 +174,10 @@ def test_receipt_not_cleared_or_not_on_as_planned_proves_nothing(change, reason)
     [
         ({"share": 0.1}, 2048, 20_480, None),
         ({"share": 0.1}, 2049, 20_480, None),
-        ({"share": 0.1}, 2060, 20_480, "2060 of 20480 packets were hit, 2048 ± 1 were to be"),
+        ({"share": 0.1}, 2060, 20_480, "2060 of 20480 packets were hit, planned were 2048 ± 1"),
         ({"share": 0.1}, 1, 20_480, "2048 ± 1"),
         ({"every": 50}, 200, 10_049, None),
-        ({"every": 50}, 190, 10_049, "190 of 10049 packets were hit, 200 ± 1 were to be"),
+        ({"every": 50}, 190, 10_049, "190 of 10049 packets were hit, planned were 200 ± 1"),
         ({"share": 0.1}, 3, None, None),
     ],
 )

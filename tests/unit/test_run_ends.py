@@ -175,7 +175,7 @@ def test_run_with_a_second_ctrl_c_while_it_clears_is_marked_and_claims_nothing(s
 
     def with_faults(_decided, lab, journal, found, *_):
         armed(lab, journal, found)
-        monkeypatch.setattr("inject.injector.Prepared._clear", interrupted)
+        monkeypatch.setattr("inject.prepared_fault.PreparedFault._clear", interrupted)
         with found.injector:
             raise KeyboardInterrupt
 
@@ -184,7 +184,7 @@ def test_run_with_a_second_ctrl_c_while_it_clears_is_marked_and_claims_nothing(s
     assert caught.value.exit_code == 5
     assert "link.down on host1:rxe0 left to its 10 s lease; the lab is DIRTY" in str(caught.value)
     assert "cleared" not in str(caught.value)
-    assert "its end was not seen" in dirty.reasons(tmp_path)[0]
+    assert "its end was not observed" in dirty.reasons(tmp_path)[0]
 
 
 def test_run_with_two_ctrl_c_before_its_fault_is_armed_is_not_dirty(soft, tmp_path, monkeypatch):
@@ -197,7 +197,7 @@ def test_run_with_two_ctrl_c_before_its_fault_is_armed_is_not_dirty(soft, tmp_pa
         planned = plan(FaultSpec(kind="link.down", target="host1:rxe0", for_s=60.0), SOFT.topology, lab_kind="soft")
         found.injector = Injector(lab, journal)
         found.injector.prepare(planned)
-        monkeypatch.setattr("inject.injector.Prepared._clear", interrupted)
+        monkeypatch.setattr("inject.prepared_fault.PreparedFault._clear", interrupted)
         with found.injector:
             raise KeyboardInterrupt
 

@@ -80,7 +80,7 @@ def test_a_fault_that_another_host_does_takes_that_host_and_needs_leave_for_it()
     elephants = planned("congestion.background", "host1:mlx5_0", rate=1000)
     assert elephants.place.node == "host3"
     assert touches(elephants, RACK.topology) == ("host1:mlx5_0", "host3")
-    with pytest.raises(Forbidden, match="it is done from host3"):
+    with pytest.raises(Forbidden, match="it runs on host3"):
         safety.check(elephants, under(may_disrupt=["host1:*"]))
     safety.check(elephants, under(may_disrupt=["host1:*", "host3"]))
     assert touches(planned("link.oneway", "host1:mlx5_0"), RACK.topology) == ("host1:mlx5_0",)
@@ -132,7 +132,7 @@ def test_a_rack_is_hurt_in_one_place_at_a_time_unless_its_owner_says_otherwise()
     assert together(cautious, RNICS[0], ("gpu.lost", "host2:gpu0", 1.0, 5.0)) is None
     assert together(cautious, RNICS[0], ("link.down", "host1:mlx5_1", 6.0, 5.0)) is None
     said = together(cautious, RNICS[0], RNICS[1])
-    assert "2 links would be hurt at 1 s (rtsw1:host1:mlx5_0, rtsw" in said
+    assert "2 links would be affected at 1 s (rtsw1:host1:mlx5_0, rtsw" in said
     assert "allows 1 (faultbed_safety.most_links)" in said
     assert together(under(may_disrupt=["*"], most_links=2), *RNICS[:2]) is None
     assert "3 links" in together(under(may_disrupt=["*"], most_links=2), *RNICS)
@@ -148,7 +148,7 @@ def test_all_uplinks_of_a_rack_switch_are_never_hurt_unless_that_is_allowed():
     by_itself = [("switch.bgp-kill", "rtsw1", 0.0, 5.0)]
     wide = {"may_disrupt": ["*"], "most_links": 99, "most_switches": 99}
     for faults in (by_links, by_spines, by_itself):
-        assert "all uplinks of rtsw1 would be hurt at once" in together(under(**wide), *faults)
+        assert "all uplinks of rtsw1 would be affected at once" in together(under(**wide), *faults)
         assert together(under(**wide, all_uplinks="allow"), *faults) is None
     assert together(under(**wide), *by_links[1:]) is None
     assert together(under(**wide), ("switch.hash-policy", "rtsw1", 0.0, 5.0)) is None
@@ -164,8 +164,8 @@ def test_a_soft_lab_has_no_limit_but_those_that_it_is_given():
 
 def test_the_injector_counts_what_is_there_already(tmp_path, monkeypatch):
     """By hand there are no windows: what is prepared is there until it is cleared."""
-    monkeypatch.setattr("inject.lease.Lease.begin", lambda _: None)
-    monkeypatch.setattr("inject.injector.Prepared.look", lambda _: {})
+    monkeypatch.setattr("inject.leases.lease.Lease.begin", lambda _: None)
+    monkeypatch.setattr("inject.prepared_fault.PreparedFault.prepare_target", lambda _: {})
     limited = under(may_disrupt=["*"])
     lab = SimpleNamespace(
         inventory_model=limited, name="rack", state_dir=tmp_path / "state", topology=RACK.topology, ours=("*",)
@@ -197,19 +197,19 @@ def test_the_injector_asks_before_it_does_anything(tmp_path):
 
 def test_what_does_not_go_well_is_written_down_too(tmp_path, monkeypatch):
     """A target that refuses, a fault that cannot be armed, and one whose end nobody has seen because of Ctrl-C."""
-    monkeypatch.setattr("inject.lease.Lease.begin", lambda _: None)
+    monkeypatch.setattr("inject.leases.lease.Lease.begin", lambda _: None)
     monkeypatch.setattr("inject.injector.Witnesses", lambda *_: SimpleNamespace(before={}))
 
     def ask(_lease, request):
         if refuses:
-            raise FaultError("it is not as it must be before")
+            raise FaultError("unexpected state")
         if request["do"] == "arm":
             raise FaultError("no such program")
         if request["do"] == "clear":
             raise KeyboardInterrupt
         return {"before": {}}
 
-    monkeypatch.setattr("inject.lease.Lease.ask", ask)
+    monkeypatch.setattr("inject.leases.lease.Lease.ask", ask)
     lab = SimpleNamespace(
         inventory_model=RACK, name="rack", state_dir=tmp_path / "state", topology=RACK.topology, ours=("*",)
     )
@@ -225,8 +225,8 @@ def test_what_does_not_go_well_is_written_down_too(tmp_path, monkeypatch):
                 ready.arm()
     found = [(line["event"], line.get("detail", "")) for line in audit_log.entries(lab.state_dir)]
     assert found == [
-        ("not prepared", "it is not as it must be before"), ("arming", ""), ("not armed", "no such program"),
-        ("not cleared", "its end was not seen: the command was ended"),
+        ("not prepared", "unexpected state"), ("arming", ""), ("not armed", "no such program"),
+        ("not cleared", "its end was not observed: the command was interrupted"),
     ]  # fmt: skip
 
 

@@ -205,8 +205,8 @@ def test_check_spacing_sees_an_earlier_fault_that_lasts_longer_than_those_betwee
 
 
 def test_injector_refuses_a_fault_too_soon_after_the_last_one(tmp_path, monkeypatch):
-    monkeypatch.setattr("inject.lease.Lease.begin", lambda _: None)
-    monkeypatch.setattr("inject.injector.Prepared.look", lambda _: {})
+    monkeypatch.setattr("inject.leases.lease.Lease.begin", lambda _: None)
+    monkeypatch.setattr("inject.prepared_fault.PreparedFault.prepare_target", lambda _: {})
     inventory = rack(min_spacing_s=10)
     lab = SimpleNamespace(
         inventory_model=inventory, name="rack", state_dir=tmp_path / "state", topology=RACK.topology, ours=("*",)
@@ -240,8 +240,8 @@ def test_injector_refuses_a_fault_too_soon_after_the_last_one(tmp_path, monkeypa
 )
 def test_injector_keeps_the_spacing_to_faults_of_other_commands(tmp_path, monkeypatch, lines, now, refused):
     """Two calls of `faultbed inject` one after the other: each has an injector of its own."""
-    monkeypatch.setattr("inject.lease.Lease.begin", lambda _: None)
-    monkeypatch.setattr("inject.injector.Prepared.look", lambda _: {})
+    monkeypatch.setattr("inject.leases.lease.Lease.begin", lambda _: None)
+    monkeypatch.setattr("inject.prepared_fault.PreparedFault.prepare_target", lambda _: {})
     state = tmp_path / "state"
     state.mkdir()
     said = [

@@ -7,7 +7,7 @@ import os
 import pytest
 from held import ask
 
-from inject.channels import LocalChannel
+from inject.leases.channels import LocalChannel
 
 WATCHDOG_S = 1.5
 """Of the guardian here; a command takes longer than that in these tests."""

@@ -9,7 +9,7 @@ import pytest
 from inject import injector
 from inject.evidence.receipt import Armed, judge_fired
 from inject.fault_plan import FaultSpec, plan
-from inject.injector import Prepared
+from inject.prepared_fault import PreparedFault
 from testbed.inventory.lab_inventory import load
 from testbed.shipped import inventory_named
 
@@ -37,7 +37,7 @@ def test_what_was_read_after_the_end_is_no_look_at_the_fault(seen, state, kept, 
         _witnesses=SimpleNamespace(states=lambda _: seen),
         lease=SimpleNamespace(ask=lambda _: {"state": state}),
     )
-    assert Prepared._states_while_on(prepared) == kept
+    assert PreparedFault._states_while_on(prepared) == kept
 
 
 def test_states_while_on_that_follow_late_are_read_again():
@@ -48,7 +48,7 @@ def test_states_while_on_that_follow_late_are_read_again():
         _witnesses=SimpleNamespace(states=lambda _: next(readings)),
         lease=SimpleNamespace(ask=lambda _: {"state": "active"}, pause=pauses.append),
     )
-    assert Prepared._states_while_on(prepared) == {BUSY: 1}
+    assert PreparedFault._states_while_on(prepared) == {BUSY: 1}
     assert len(pauses) == 2
 
 
@@ -60,7 +60,7 @@ def test_states_while_on_of_window_that_ends_meanwhile_are_the_last_within_it():
         _witnesses=SimpleNamespace(states=lambda _: next(readings)),
         lease=SimpleNamespace(ask=lambda _: {"state": next(states)}, pause=lambda _: None),
     )
-    assert Prepared._states_while_on(prepared) == {BUSY: 0}
+    assert PreparedFault._states_while_on(prepared) == {BUSY: 0}
 
 
 @pytest.mark.parametrize(

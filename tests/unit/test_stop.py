@@ -19,7 +19,7 @@ from harness.run.live_guard import Live, Watching
 from harness.run.prepare.bind_to_lab import fit
 from harness.verdict import Check, Verdict, VerdictFile
 from inject.fault_plan import FaultSpec, plan
-from inject.injector import Prepared
+from inject.prepared_fault import PreparedFault
 from testbed.errors import ConfigError, FaultError, LabError
 from testbed.observe.telemetry import Change
 from traffic.engine.run_results import Standstill
@@ -312,18 +312,18 @@ class Fault:
     def __init__(self, stopped=None):
         self.asked, self.stopped, self.reason = [], stopped, None
 
-    def call_off(self, reason):
+    def cancel(self, reason):
         self.reason = reason
 
     def baseline(self):
         self.asked.append("baseline")
 
-    def arm(self, *, at_ns, given_up):
+    def arm(self, *, at_ns, cancel_reason):
         self.asked.append("arm")
         if self.stopped is not None:
-            assert not given_up()
+            assert not cancel_reason()
             self.stopped.set()
-            assert given_up()
+            assert cancel_reason()
 
 
 def drive(fault, stopped, *, running=None, at_ns=None):
@@ -373,10 +373,10 @@ def test_drive_workload_over_while_the_fault_waits_for_its_time_gives_it_up():
     fault, running = Fault(), SimpleNamespace(is_over=False, ended_ns=0)
     said = []
 
-    def arm(*, at_ns, given_up):
-        assert given_up() is None
+    def arm(*, at_ns, cancel_reason):
+        assert cancel_reason() is None
         running.is_over, running.ended_ns = True, at_ns - 2 * S
-        said.append(given_up())
+        said.append(cancel_reason())
 
     fault.arm = arm
     drive(fault, threading.Event(), running=running)
@@ -404,12 +404,12 @@ def test_a_fault_that_waits_for_its_time_is_given_up():
         audit=Mock(),
         refuse_after_intervention=Mock(),
     )
-    prepared = Prepared(injector, planned)
+    prepared = PreparedFault(injector, planned)
     prepared._witnesses.before = {}
     sent = []
     prepared.lease._channel = SimpleNamespace(
         send=sent.append, receive=lambda timeout_s: {"event": "scheduled", "seq": sent[-1]["seq"]}
     )
-    with pytest.raises(FaultError, match="given up before its time: stopped"):
-        prepared.arm(at_ns=time.monotonic_ns() + 3600 * S, given_up=lambda: "stopped")
+    with pytest.raises(FaultError, match="cancelled before it was due: stopped"):
+        prepared.arm(at_ns=time.monotonic_ns() + 3600 * S, cancel_reason=lambda: "stopped")
     assert [message["do"] for message in sent] == ["arm"]

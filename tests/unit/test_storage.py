@@ -122,7 +122,7 @@ def test_storage_jobs_on_one_host_conflict(server):
 
 
 def test_without_storage_there_is_nothing_to_collide_with():
-    with pytest.raises(Refused, match="does the job have its storage on this host"):
+    with pytest.raises(Refused, match="target the host of the job's storage"):
         BurstActuator(argument="traffic.node.nothing", writers=1, size_bytes=1, period_s=1.0).prepare()
 
 

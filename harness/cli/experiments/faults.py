@@ -24,12 +24,13 @@ from inject.fault_plan import FaultSpec, PlannedFault
 from inject.fault_plan import plan as plan_fault
 from inject.heal import heal as heal_lab
 from inject.heal import is_foreign
-from inject.injector import Injector, Prepared, longest_lease_s, told_of
+from inject.injector import Injector, audit_fields, longest_lease_s
 from inject.journal import Journal
 from inject.kinds import catalogue
 from inject.mechanisms.rack.rack_mechanism import shown
 from inject.policy import blast_radius, safety
 from inject.policy.conflicts import touches
+from inject.prepared_fault import PreparedFault
 from inject.selection import MOST_SEED
 from testbed.directories import lab_dir
 from testbed.errors import FaultError, Unreachable, UsageError
@@ -131,7 +132,7 @@ def inject(
     try:
         _refuse(planned, inventory, confirmed)
     except safety.Forbidden as reason:
-        audit_log.append(lab_dir(inventory.name), "forbidden", **told_of(planned), detail=str(reason))
+        audit_log.append(lab_dir(inventory.name), "forbidden", **audit_fields(planned), detail=str(reason))
         raise
     why = f"inject {kind} {target}"
     with session.working(inventory, touches(planned, inventory.topology), why=why) as lab:
@@ -270,7 +271,7 @@ def _do(session: Session, lab: Lab, injector: Injector, planned: PlannedFault) -
         return prepared.clear()
 
 
-def _watch(lab: Lab, prepared: Prepared, for_s: float, progress: Any) -> None:
+def _watch(lab: Lab, prepared: PreparedFault, for_s: float, progress: Any) -> None:
     deadline = time.monotonic() + for_s
     last = None
     while (left_s := deadline - time.monotonic()) > 0:

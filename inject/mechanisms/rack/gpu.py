@@ -1,15 +1,15 @@
 """GPUs: clocks, power limits and removal by `nvidia-smi`, neighbours, events by DCGM. Not yet run on hardware.
 
-`-lgc`, `-rgc`, `-pl` and the fields of `--query-gpu` are nvidia-smi's (its manual page, `--help-query-gpu`). Nothing
-tells of a lock of clocks but the clock itself, which the GPU then keeps whether it works or not, and no event reason
-names (`testbed.node.nvml.clocks_set`): a lock that is there already could not be put back, so that it is refused.
-`dcgmi test --inject` writes a value into DCGM's cache and nowhere else (DCGM documentation, "Error injection"): what
-reads DCGM sees it, no GPU does.
+`-lgc`, `-rgc`, `-pl` and the fields of `--query-gpu` are nvidia-smi's (its manual page, `--help-query-gpu`). Only the
+clock itself shows a locked clock: the GPU keeps it whether it works or not, without an event reason
+(`testbed.node.nvml.clocks_set`). An earlier lock could not be restored, so that such a GPU is refused.
+`dcgmi test --inject` writes a value into DCGM's cache only (DCGM documentation, "Error injection"): programs that
+read DCGM see it, no GPU does.
 
-A GPU leaves the bus by the driver's own hand (NVML, "Drain states": nvmlDeviceModifyDrainState, nvmlDeviceRemoveGpu),
-which says so where it is in use. A `remove` written into sysfs says nothing: the driver waits inside the kernel, where
-no signal reaches, for whoever has the GPU open, be it the daemon of its persistence mode (open-gpu-kernel-modules,
-nv_pci_remove_helper).
+The driver itself removes a GPU from the bus (NVML, "Drain states": nvmlDeviceModifyDrainState, nvmlDeviceRemoveGpu)
+and fails if it is in use. A `remove` written into sysfs does not fail: the driver waits inside the kernel, where
+no signal is delivered, until every user of the GPU has closed it, the persistence daemon included
+(open-gpu-kernel-modules, nv_pci_remove_helper).
 """
 
 from __future__ import annotations
@@ -17,47 +17,53 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
-from inject.mechanisms.mechanism import Request, Shot, Step, held, on_host, trains
-from inject.mechanisms.rack.rack_mechanism import PCI, Commands, Way, commanded
+from inject.mechanisms.mechanism import Mechanism, Request, Step, flap_edges, holder_request, on_host
+from inject.mechanisms.rack.rack_mechanism import PCI, Commands, RackMechanism, by_commands
 from testbed.errors import Unsupported
 from testbed.node.nvml import TOP_SHARE
 
-__all__ = ["BY_KIND", "WAYS"]
+__all__ = ["BY_KIND", "MECHANISMS"]
 
-WAYS = (
-    Way(
+MECHANISMS = (
+    RackMechanism(
         kind="gpu.throttle",
         fidelity="real",
-        by="nvidia-smi: locked clocks (-lgc), read back by the clock; refused where they are locked already",
+        by="nvidia-smi: locked clocks (-lgc), read back by the clock; refused if they are locked already",
     ),
-    Way(kind="gpu.power-cap", fidelity="real", by="nvidia-smi: power limit (-pl), read back; must be reached to count"),
-    Way(kind="gpu.xid", fidelity="modelled", by="DCGM: a value injected into its cache (dcgmi test --inject)"),
-    Way(
+    RackMechanism(
+        kind="gpu.power-cap", fidelity="real", by="nvidia-smi: power limit (-pl), read back; must be reached to count"
+    ),
+    RackMechanism(
+        kind="gpu.xid", fidelity="modelled", by="DCGM: a value injected into its cache (dcgmi test --inject)"
+    ),
+    RackMechanism(
         kind="gpu.noisy-neighbour",
         fidelity="real",
         by="the CUDA driver: processes that compute on the same GPU, as NVML lists them",
     ),
-    Way(
+    RackMechanism(
         kind="gpu.lost",
         fidelity="real",
-        by="nvidia-smi: drained and removed by the driver, then a PCIe rescan; refused where somebody has it open",
+        by="nvidia-smi: drained and removed by the driver, then a PCIe rescan; refused if a process has it open",
     ),
 )
 _HOLDERS = "nvidia-fabricmanager nvidia-dcgm dcgm nvidia-persistenced"
-"""Services that NVIDIA names as users of a GPU; on HGX machines the first one always runs."""
+"""Services that use a GPU, according to NVIDIA; on HGX machines the first one always runs."""
 XID_FIELD = "230"
 """DCGM_FI_DEV_XID_ERRORS (dcgm_fields.h)."""
-# Above this share of the time busy, a clock below the limit is the limit's doing.
+# Above this share of busy time, a clock below the limit is due to the limit.
 _BUSY_PERCENT = 50
-# Reasons 0x4 to 0x80 (power cap, slowdowns, brake: nvml.h) lower a clock, too: then a low one tells nothing of a lock.
+# Reasons 0x4 to 0x80 (power cap, slowdowns, brake: nvml.h) lower a clock, too: then a low clock proves no lock.
 # nvidia-smi takes the nearest clock that the GPU has; those of an H100 are 15 MHz apart.
 _STEP_MHZ = 15
 
 
-def _bus(asked: Request) -> str:
-    gpu = asked.target.gpu
+def _bus(request: Request) -> str:
+    gpu = request.target.gpu
     if gpu is None or gpu.pcie is None:
-        raise Unsupported(f"{asked.where}.target: not supported on this lab: the inventory has no pcie of this GPU")
+        raise Unsupported(
+            f"{request.where}.target: not supported on this lab: the inventory has no pcie for it; add it"
+        )
     return gpu.pcie
 
 
@@ -65,8 +71,8 @@ def _query(bus: str, fields: str) -> tuple[str, ...]:
     return ("nvidia-smi", "-i", bus, f"--query-gpu={fields}", "--format=csv,noheader,nounits")
 
 
-def _throttle(asked: Request) -> Shot:
-    bus, left = _bus(asked), f"{100 - asked.params['percent']:g}"
+def _throttle(request: Request) -> Mechanism:
+    bus, left = _bus(request), f"{100 - request.params['percent']:g}"
     limit = f"int({{max}} * {left} / 100)"
     query = " ".join(_query(bus, "clocks_event_reasons.active,clocks.sm,utilization.gpu"))
     judge = (
@@ -75,7 +81,7 @@ def _throttle(asked: Request) -> Shot:
         f"held = bit || low && !sick && (none || $3 >= {_BUSY_PERCENT}); locked = none && $2 < {{max}} * {TOP_SHARE}; "
         'print (held ? "held" : low && sick ? "slowed" : locked ? "locked" : "free"), $0 }'
     )
-    # A clock that is on its way up has no reason either: it has got there at the next look.
+    # A clock that is still rising has no reason either: it has arrived at the next reading.
     once = f"w=$({query} | awk -F', *' '{judge}')"
     look = f'for i in 1 2 3; do {once}; case $w in locked*) sleep 0.3;; *) break;; esac; done; echo "$w"'
     commands = Commands(
@@ -87,11 +93,11 @@ def _throttle(asked: Request) -> Shot:
         applied="^held",
         normal="^free",
     )
-    return _on_gpu(asked, commands, bus, state="clocks_set")
+    return _on_gpu(request, commands, bus, state="clocks_set")
 
 
-def _power_cap(asked: Request) -> Shot:
-    bus, left = _bus(asked), f"{100 - asked.params['percent']:g}"
+def _power_cap(request: Request) -> Mechanism:
+    bus, left = _bus(request), f"{100 - request.params['percent']:g}"
     watts = f"$(awk 'BEGIN {{ print int({{most}} * {left} / 100) }}')"
     look = (
         f"now=$({' '.join(_query(bus, 'power.limit'))}); "
@@ -104,12 +110,12 @@ def _power_cap(asked: Request) -> Shot:
             "most": (_query(bus, "power.default_limit"), r"^([0-9]+)"),
             "least": (_query(bus, "power.min_limit"), r"^([0-9]+)"),
         },
-        # nvidia-smi refuses less than the GPU's least by itself; said here in our words, before anything is changed.
+        # nvidia-smi refuses less than the GPU's minimum by itself; this message is clearer and comes before any change.
         on=(
             (
                 "sh",
                 "-c",
-                f'[ "{watts}" -ge {{least}} ] || {{ echo "below the least limit, {{least}} W" >&2; exit 1; }}',
+                f'[ "{watts}" -ge {{least}} ] || {{ echo "below the GPU limit of at least {{least}} W" >&2; exit 1; }}',
             ),
             ("sh", "-c", f'nvidia-smi -i {bus} -pl "{watts}"'),
         ),
@@ -118,15 +124,15 @@ def _power_cap(asked: Request) -> Shot:
         applied="^capped",
         normal="^free",
     )
-    return _on_gpu(asked, commands, bus, state="power_capped")
+    return _on_gpu(request, commands, bus, state="power_capped")
 
 
-def _on_gpu(asked: Request, commands: Commands, bus: str, *, state: str) -> Shot:
-    name = f"{asked.target.node}/{asked.target.gpu.name if asked.target.gpu else ''}"
-    return commanded(
-        asked,
+def _on_gpu(request: Request, commands: Commands, bus: str, *, state: str) -> Mechanism:
+    name = f"{request.target.node}/{request.target.gpu.name if request.target.gpu else ''}"
+    return by_commands(
+        request,
         commands,
-        node=asked.target.node,
+        node=request.target.node,
         claims=f"{name}/clocks",
         shows={"gpu": bus},
         while_on=((f"{name}.{state}", 1),),
@@ -134,9 +140,9 @@ def _on_gpu(asked: Request, commands: Commands, bus: str, *, state: str) -> Shot
     )
 
 
-def _xid(asked: Request) -> Shot:
-    bus, xid = _bus(asked), str(asked.params["xid"])
-    # DCGM counts GPUs by itself: its number need not be NVML's, and its bus ids have eight digits of domain.
+def _xid(request: Request) -> Mechanism:
+    bus, xid = _bus(request), str(request.params["xid"])
+    # DCGM numbers GPUs itself: its number can differ from NVML's, and its bus ids have eight digits of domain.
     entity, tail = "{entity}", re.escape(bus.partition(":")[2])
     # Without the offset the value is dated a second ahead (DCGM, dcgmi test --help).
     inject = ("dcgmi", "test", "--inject", "--gpuid", entity, "--offset", "0", "-f", XID_FIELD, "-v")
@@ -154,45 +160,45 @@ def _xid(asked: Request) -> Shot:
         applied=f"^GPU +{entity} +{xid}( |$)",
         normal=f"^GPU +{entity} +(0|N/A)( |$)",
     )
-    claims = f"{asked.target.node}/{asked.target.gpu.name if asked.target.gpu else bus}/dcgm"
-    return commanded(asked, commands, node=asked.target.node, claims=claims, shows={"gpu": bus}, edges=trains(asked))
+    claims = f"{request.target.node}/{request.target.gpu.name if request.target.gpu else bus}/dcgm"
+    return by_commands(
+        request, commands, node=request.target.node, claims=claims, shows={"gpu": bus}, edges=flap_edges(request)
+    )
 
 
-def _noisy_neighbour(asked: Request) -> Shot:
-    bus, count, host = _bus(asked), asked.params["neighbours"], asked.target.node
-    gpu = f"{host}/{asked.target.gpu.name if asked.target.gpu else ''}"
+def _noisy_neighbour(request: Request) -> Mechanism:
+    bus, count, host = _bus(request), request.params["neighbours"], request.target.node
+    gpu = f"{host}/{request.target.gpu.name if request.target.gpu else ''}"
     busy = f"{host}/hogs.running"
-    return Shot(
-        place=on_host(asked),
-        request=held(asked, "gpu_neighbour", {"pcie": bus, "count": count}, claims=f"{host}/hog"),
-        steps=(
-            Step(do=f"# {count} processes that compute on GPU {bus} without a pause (CUDA driver)", undo="kill %1"),
-        ),
+    return Mechanism(
+        place=on_host(request),
+        request=holder_request(request, "gpu_neighbour", {"pcie": bus, "count": count}, claims=f"{host}/hog"),
+        steps=(Step(do=f"# {count} processes that compute on GPU {bus} without pause (CUDA driver)", undo="kill %1"),),
         must_move=(),
         must_not_move=(),
-        # Who computes where is told by the driver, to another process than the holder.
+        # The driver lists the processes on a GPU, independently of the holder.
         while_on=((busy, count), (f"{gpu}.neighbours", count)),
         restored=((busy, 0),),
         shows={"gpu": bus, "processes": count, "computing": count},
     )
 
 
-def _lost(asked: Request) -> Shot:
-    bus, host = _bus(asked), asked.target.node
+def _lost(request: Request) -> Mechanism:
+    bus, host = _bus(request), request.target.node
     drain, there = ("nvidia-smi", "drain", "-p", bus), f"{PCI}/devices/{bus}"
     commands = Commands(
         needs=("nvidia-smi",),
         able=(
-            (("test", "-w", f"{PCI}/rescan"), "^", "the PCI bus cannot be rescanned"),
+            (("test", "-w", f"{PCI}/rescan"), "^", "the PCI bus cannot be rescanned: run as root"),
             (
                 ("nvidia-smi", "-i", bus, "--query-compute-apps=pid", "--format=csv,noheader"),
                 r"\A\s*\Z",
-                "somebody computes on this GPU, and the driver removes none that is in use",
+                "a process computes on this GPU, and the driver removes no GPU in use: end it, or use gpu.throttle",
             ),
             (
                 ("sh", "-c", f"for s in {_HOLDERS}; do systemctl is-active --quiet $s && echo $s; done; true"),
                 r"\A\s*\Z",
-                "a daemon has this GPU open, and the driver removes none that is in use: stop it, or take gpu.throttle",
+                "a daemon has this GPU open, and the driver removes no GPU in use: stop it, or use gpu.throttle",
             ),
         ),
         remember={"persistence": (_query(bus, "persistence_mode"), "^(Enabled|Disabled)$")},
@@ -208,10 +214,10 @@ def _lost(asked: Request) -> Shot:
         normal="^present$",
         settle_s=20.0,
     )
-    return commanded(asked, commands, node=host, claims=f"{host}/{bus}", shows={"pcie": bus})
+    return by_commands(request, commands, node=host, claims=f"{host}/{bus}", shows={"pcie": bus})
 
 
-BY_KIND: Mapping[tuple[str, str], Callable[[Request], Shot]] = {
+BY_KIND: Mapping[tuple[str, str], Callable[[Request], Mechanism]] = {
     ("gpu.throttle", "gpu"): _throttle,
     ("gpu.power-cap", "gpu"): _power_cap,
     ("gpu.xid", "gpu"): _xid,

@@ -1,4 +1,4 @@
-"""What the ways of rack labs share: what one is worth, the request of commands, counters of hardware RNICs."""
+"""Parts that the mechanisms of rack labs share: commands as holder requests, counters of hardware RNICs."""
 
 from __future__ import annotations
 
@@ -9,31 +9,42 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from inject.kinds.kind import Fidelity
-from inject.mechanisms.mechanism import Place, Request, Shot, Step, Witness, held
+from inject.mechanisms.mechanism import Mechanism, Place, Request, Step, Witness, holder_request
 from testbed.errors import Unsupported
 from testbed.model.topology import Topology
 from testbed.observe import counters
 
-__all__ = ["ADAPTIVE", "COUNTERS", "PCI", "Commands", "Way", "commanded", "hardware", "phases_last", "retries", "shown"]
+__all__ = [
+    "ADAPTIVE",
+    "COUNTERS",
+    "PCI",
+    "Commands",
+    "RackMechanism",
+    "by_commands",
+    "hardware",
+    "require_phases",
+    "retransmissions",
+    "shown",
+]
 
 PCI = "/sys/bus/pci"
 COUNTERS = {
     name: counters.MLX5[name]
     for name in ("out_of_seq_request", "rcvd_seq_err", "completer_retry_err", "retry_exceeded_err")
 }
-"""Counters of retransmission by rxe's names, and those of mlx5 that tell the same."""
+"""Counters of retransmission by rxe's names, and their mlx5 counterparts."""
 ADAPTIVE = "roce_adp_retrans"
-"""What mlx5 counts first where nothing comes back: its adaptive retransmission (drivers/infiniband/hw/mlx5/counters.c).
+"""The first counter of mlx5 that moves when nothing is answered: adaptive retransmission (mlx5/counters.c).
 
 It is on by default (register ROCE_ACCL, `roce_adp_retrans_en`). On a ConnectX-6 `local_ack_timeout_err` follows about
-1 s later with a timeout of up to 16, and 17 s later with 20, and a queue pair dies later than the InfiniBand formula
-says: after 3.1 s instead of 0.5 s with timeout 14 and 6 retries.
+1 s later with a timeout of up to 16, and 17 s later with 20. A queue pair fails later than the InfiniBand formula says:
+after 3.1 s instead of 0.5 s with timeout 14 and 6 retries.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """How a kind is done on a rack lab, in words for the catalogue; `fidelity` is what it is worth there."""
+class RackMechanism:
+    """How a kind is carried out on a rack lab, in words for the catalogue (`by`), and its `fidelity` there."""
 
     kind: str
     fidelity: Fidelity
@@ -42,7 +53,7 @@ class Way:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Commands:
-    """The arguments of `inject.node.commands.CommandsActuator`; see there."""
+    """The arguments of `inject.node.commands.CommandsActuator`, which documents them."""
 
     on: Sequence[Sequence[str]]
     off: Sequence[Sequence[str]]
@@ -59,7 +70,7 @@ class Commands:
     command_s: float = 30.0
 
     def args(self, shows: dict[str, Any]) -> dict[str, Any]:
-        """As JSON."""
+        """Return the arguments as JSON data."""
         return {
             "on": [list(words) for words in self.on],
             "off": [list(words) for words in self.off],
@@ -79,7 +90,7 @@ class Commands:
 
 
 def shown(words: Sequence[str], needs: Sequence[str]) -> str:
-    """One command as a person would type it: with the first of each needed program's names."""
+    """Return a command as a person would type it: each needed program by the first of its names."""
     text = shlex.join(words)
     for need in needs:
         name = need.partition("|")[0]
@@ -87,8 +98,8 @@ def shown(words: Sequence[str], needs: Sequence[str]) -> str:
     return text
 
 
-def commanded(
-    asked: Request,
+def by_commands(
+    request: Request,
     commands: Commands,
     *,
     node: str,
@@ -99,15 +110,17 @@ def commanded(
     while_on: tuple[tuple[str, int], ...] = (),
     edges: list[list[Any]] | None = None,
     patience_s: float | None = None,
-) -> Shot:
-    """The shot of a fault that commands on `node` make; each change is told beside its revert."""
+) -> Mechanism:
+    """Return the mechanism of a fault that commands on `node` carry out; each change has its revert beside it."""
     do, undo = ([shown(words, commands.needs) for words in each] for each in (commands.on, commands.off))
     both = max(len(do), len(undo))
     do += ["# (nothing more)"] * (both - len(do))
     undo += ["# (nothing more)"] * (both - len(undo))
-    return Shot(
+    return Mechanism(
         place=Place(node=node),
-        request=held(asked, "commands", commands.args(shows), claims=claims, edges=edges, patience_s=patience_s),
+        request=holder_request(
+            request, "commands", commands.args(shows), claims=claims, edges=edges, patience_s=patience_s
+        ),
         steps=tuple(Step(do=one, undo=two) for one, two in zip(do, undo, strict=True)),
         must_move=must_move,
         must_not_move=(),
@@ -117,8 +130,8 @@ def commanded(
     )
 
 
-def retries(topology: Topology, *names: str, but: str | None = None) -> tuple[str, ...]:
-    """Counters of retransmission of every hardware RNIC (of every host but one), by rxe's names."""
+def retransmissions(topology: Topology, *names: str, but: str | None = None) -> tuple[str, ...]:
+    """Return the retransmission counters of every hardware RNIC (except on the host `but`), from rxe's names."""
     wanted = (*(names or tuple(COUNTERS)), ADAPTIVE)
     return tuple(
         f"{host.name}/{rnic.name}.{COUNTERS.get(name, name)}"
@@ -130,21 +143,21 @@ def retries(topology: Topology, *names: str, but: str | None = None) -> tuple[st
 
 
 def hardware(key: str) -> str:
-    """A counter of rxe's, `node/device.name`, by the name that a hardware RNIC has for it; any other as it is."""
+    """Return an rxe counter (`node/device.name`) by its name on a hardware RNIC; other counters stay as they are."""
     head, _, name = key.rpartition(".")
     return f"{head}.{counters.MLX5.get(name, name)}"
 
 
-def phases_last(asked: Request, edges: Sequence[Sequence[Any]], shortest_s: float, *, why: str) -> None:
-    """Refuse a fault that comes and goes faster than its target can follow.
+def require_phases(request: Request, edges: Sequence[Sequence[Any]], shortest_s: float, *, why: str) -> None:
+    """Refuse a fault whose phases are too short for its target.
 
     Raises:
         Unsupported: a phase, or the whole window, is shorter than `shortest_s`.
     """
     times = [float(at) for at, _ in edges]
-    phases = [later - earlier for earlier, later in itertools.pairwise(times)] or [asked.for_s]
+    phases = [later - earlier for earlier, later in itertools.pairwise(times)] or [request.for_s]
     if min(phases) < shortest_s:
         raise Unsupported(
-            f"{asked.where}: not supported on this lab: {asked.kind} is to hold for {min(phases):g} s, and {why}; "
+            f"{request.where}: not supported on this lab: {request.kind} is on for {min(phases):g} s, and {why}; "
             f"make every phase at least {shortest_s:g} s"
         )

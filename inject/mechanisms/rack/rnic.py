@@ -1,11 +1,11 @@
 """RNICs of hosts: the port by `mlxlink`, the device by PCIe. Not yet run on hardware.
 
-`mlxlink --port_state DN|UP` is of NVIDIA's firmware tools (MFT, "mlxlink Utility"; `mstlink` of mstflint is the same
-program); `remove` and `rescan` are the kernel's (Documentation/ABI/testing/sysfs-bus-pci). A device that is removed
-loses its configuration: preflight, or the roles, have the last word after it is back.
+`mlxlink --port_state DN|UP` is part of NVIDIA's firmware tools (MFT, "mlxlink Utility"; `mstlink` of mstflint is the
+same program); `remove` and `rescan` are the kernel's (Documentation/ABI/testing/sysfs-bus-pci). A removed device loses
+its configuration: run preflight, or the roles, once it is back.
 
 A port that its firmware keeps up (KEEP_ETH_LINK_UP_Px, the default of every recorded ConnectX) does not go down:
-mlxlink looks after 2 s and fails (mstflint, mlxlink_commander.cpp, sendPaosDown). Whether it may is asked first.
+mlxlink checks after 2 s and fails (mstflint, mlxlink_commander.cpp, sendPaosDown). That setting is checked first.
 """
 
 from __future__ import annotations
@@ -14,50 +14,57 @@ import shlex
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from inject.mechanisms.mechanism import Request, Shot, Witness, link_of, trains
-from inject.mechanisms.rack.rack_mechanism import PCI, Commands, Way, commanded, phases_last, retries
+from inject.mechanisms.mechanism import Mechanism, Request, Witness, flap_edges, link_of
+from inject.mechanisms.rack.rack_mechanism import (
+    PCI,
+    Commands,
+    RackMechanism,
+    by_commands,
+    require_phases,
+    retransmissions,
+)
 from testbed.errors import Unsupported, UsageError
 
-__all__ = ["BY_KIND", "WAYS"]
+__all__ = ["BY_KIND", "MECHANISMS"]
 
 _COLOURLESS = r"s/\x1b\[[0-9;]*m//g"
-"""For sed: mlxlink colours its values in a pipe, too (mstflint, mlxlink/modules/printutil)."""
+"""A sed expression: mlxlink colours its values even in a pipe (mstflint, mlxlink/modules/printutil)."""
 _SHORTEST_S = 3.0
-"""mlxlink waits 2 s before it looks whether the port is down (sendPaosDown)."""
+"""mlxlink waits 2 s before it checks whether the port is down (sendPaosDown)."""
 _LOCKED = (
-    "the kernel is locked down (as with Secure Boot) and keeps mlxlink from the device: start MFT's driver (mst start) "
-    "or aim at the switch port"
+    "the kernel is locked down (as with Secure Boot) and mlxlink cannot reach the device: start MFT's driver "
+    "(mst start), or target the switch port"
 )
 _LOCKDOWN = (
     ("sh", "-c", "ls /dev/mst/* 2>/dev/null; cat /sys/kernel/security/lockdown 2>/dev/null || echo '[none]'"),
     r"\[none\]|^/dev/mst/",
     _LOCKED,
 )
-"""What PCI devices are written by from user space is closed then (kernel_lockdown(7)), unless MFT's driver is there."""
-WAYS = (
-    Way(kind="rnic.remove", fidelity="real", by="the kernel: PCIe remove, then rescan"),
-    Way(kind="rnic.reset", fidelity="real", by="mlxlink: port state down, then up"),
+"""A locked-down kernel blocks access to PCI devices from user space (kernel_lockdown(7)), except by MFT's driver."""
+MECHANISMS = (
+    RackMechanism(kind="rnic.remove", fidelity="real", by="the kernel: PCIe remove, then rescan"),
+    RackMechanism(kind="rnic.reset", fidelity="real", by="mlxlink: port state down, then up"),
 )
 
 
-def _port(asked: Request) -> Shot:
-    rnic = asked.target.rnic
-    link, port = link_of(asked)
+def _port(request: Request) -> Mechanism:
+    rnic = request.target.rnic
+    link, port = link_of(request)
     if rnic is None:
-        raise UsageError(f"{asked.where}.target: {asked.target.text} is not an RNIC")
-    edges: list[list[Any]] = trains(asked) if asked.kind == "link.flap" else [[0.0, True]]
-    flaps, host, switch = sum(bool(on) for _, on in edges), asked.target.node, link.a
-    phases_last(asked, edges, _SHORTEST_S, why="mlxlink takes over 2 s to take a port down")
+        raise UsageError(f"{request.where}.target: {request.target.text} is not an RNIC; name one")
+    edges: list[list[Any]] = flap_edges(request) if request.kind == "link.flap" else [[0.0, True]]
+    flaps, host, switch = sum(bool(on) for _, on in edges), request.target.node, link.a
+    require_phases(request, edges, _SHORTEST_S, why="mlxlink takes over 2 s to take a port down")
     if rnic.pcie is None:  # mstflint knows devices by mlx5_N or their PCI address, and hosts name them rocep24s0
         raise Unsupported(
-            f"{asked.where}.target: not supported on this lab: the inventory has no pcie of it, by which mlxlink "
-            f"finds it; aim at its switch port instead: {switch.node}:{host}:{rnic.name}"
+            f"{request.where}.target: not supported on this lab: the inventory has no pcie for it, which mlxlink "
+            f"needs; add it, or target its switch port: {switch.node}:{host}:{rnic.name}"
         )
     device = rnic.pcie
     keeps = f"KEEP_ETH_LINK_UP_P{int(device.rpartition('.')[2]) + 1}"
     kept = (
-        f"the firmware keeps this port up: `mlxconfig -d {device} set {keeps}=0` and a reset of the firmware allow it, "
-        f"or aim at its switch port instead: {switch.node}:{host}:{rnic.name}"
+        f"the firmware keeps this port up: set `mlxconfig -d {device} set {keeps}=0` and reset the firmware, or target "
+        f"its switch port: {switch.node}:{host}:{rnic.name}"
     )
     commands = Commands(
         needs=("mlxlink|mstlink", "mlxconfig|mstconfig"),
@@ -67,7 +74,7 @@ def _port(asked: Request) -> Shot:
             _LOCKDOWN,
             (
                 ("{mlxconfig}", "-d", device, "-e", "query", keeps),
-                # default, current, next boot: what counts is the middle one
+                # default, current, next boot: the current value decides
                 rf"^\W*(RO)?\s*{keeps}\s+\S+\s+False\(0\)\s",
                 kept,
             ),
@@ -75,13 +82,13 @@ def _port(asked: Request) -> Shot:
         on=(("{mlxlink}", "-d", device, "--port_state", "DN"),),
         off=(("{mlxlink}", "-d", device, "--port_state", "UP"),),
         look=("sh", "-c", f"{{mlxlink}} -d {shlex.quote(device)} | sed '{_COLOURLESS}'"),
-        # "Physical state" is no help: for Ethernet it tells of auto-negotiation, and a healthy port at 400 Gb/s says
-        # ETH_AN_FSM_ENABLE as one that is down (mstflint, mlxlink_maps.cpp; recorded by mlxlink_exporter).
+        # "Physical state" does not help: for Ethernet it is the state of auto-negotiation, and a healthy port at
+        # 400 Gb/s shows ETH_AN_FSM_ENABLE like one that is down (mstflint, mlxlink_maps.cpp; mlxlink_exporter).
         applied="^State +: *Disable",
         normal="^State +: *Active",
     )
-    return commanded(
-        asked,
+    return by_commands(
+        request,
         commands,
         node=host,
         claims=f"{host}/{rnic.name}/port",
@@ -92,13 +99,13 @@ def _port(asked: Request) -> Shot:
     )
 
 
-def _remove(asked: Request) -> Shot:
-    rnic = asked.target.rnic
+def _remove(request: Request) -> Mechanism:
+    rnic = request.target.rnic
     if rnic is None:
-        raise UsageError(f"{asked.where}.target: {asked.target.text} is not an RNIC")
+        raise UsageError(f"{request.where}.target: {request.target.text} is not an RNIC; name one")
     if rnic.pcie is None:
-        raise Unsupported(f"{asked.where}.target: not supported on this lab: the inventory has no pcie of it")
-    host, there = asked.target.node, f"{PCI}/devices/{rnic.pcie}"
+        raise Unsupported(f"{request.where}.target: not supported on this lab: the inventory has no pcie for it")
+    host, there = request.target.node, f"{PCI}/devices/{rnic.pcie}"
     commands = Commands(
         guard=rnic.netdev,
         device=rnic.pcie,
@@ -110,17 +117,17 @@ def _remove(asked: Request) -> Shot:
         normal="^present$",
         settle_s=20.0,
     )
-    return commanded(
-        asked,
+    return by_commands(
+        request,
         commands,
         node=host,
         claims=f"{host}/{rnic.pcie}",
         shows={"pcie": rnic.pcie},
-        must_move=(Witness(any_of=retries(asked.topology, "completer_retry_err", but=host)),),
+        must_move=(Witness(any_of=retransmissions(request.topology, "completer_retry_err", but=host)),),
     )
 
 
-BY_KIND: Mapping[tuple[str, str], Callable[[Request], Shot]] = {
+BY_KIND: Mapping[tuple[str, str], Callable[[Request], Mechanism]] = {
     ("link.down", "rnic"): _port,
     ("link.flap", "rnic"): _port,
     ("rnic.reset", "rnic"): _port,

@@ -2,12 +2,12 @@
 
 Commands and tables are those of SONiC's Command Reference (sonic-utilities, doc/Command-Reference.md) and of its
 configuration model (sonic-buildimage, src/sonic-yang-models/doc/Configuration.md). Nothing is saved (`config save`), so
-that nothing outlives a reboot.
+that no change survives a reboot.
 
-Nothing here may take a switch down for good. What an ASIC rejects ends orchagent, and all of the switch's dataplane
-with it, in releases up to 202411 (sonic-swss, saihelper.cpp, handleSaiFailure): what not every ASIC has is only done on
-ASICs that are known to have it. A unit that is started three times within 20 minutes is not started again (bgp.service,
-StartLimitBurst): its count is reset before each start.
+No fault may take a switch down for good. In releases up to 202411 a request that the ASIC rejects ends orchagent, and
+the switch's whole dataplane with it (sonic-swss, saihelper.cpp, handleSaiFailure). A fault that not every ASIC supports
+is therefore done only on ASICs that are known to support it. A unit that starts three times within 20 minutes is not
+started again (bgp.service, StartLimitBurst): its start count is reset before each start.
 """
 
 from __future__ import annotations
@@ -16,119 +16,121 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from inject.mechanisms.mechanism import Place, Request, Shot, Step, Witness, held, link_of, trains
-from inject.mechanisms.rack.rack_mechanism import Commands, Way, commanded, phases_last, retries
+from inject.mechanisms.mechanism import Mechanism, Place, Request, Step, Witness, flap_edges, holder_request, link_of
+from inject.mechanisms.rack.rack_mechanism import Commands, RackMechanism, by_commands, require_phases, retransmissions
 from inject.mechanisms.soft.hop import ends_of
 from testbed.errors import Unsupported, UsageError
 from testbed.model.topology import Port
 
-__all__ = ["ACL_POLL_WAS", "BOTH", "BY_KIND", "ONE_ASIC", "WAYS", "facing"]
+__all__ = ["ACL_POLL_WAS", "BOTH", "BY_KIND", "MECHANISMS", "ONE_ASIC", "facing"]
 
 ROCE_PORT = "4791"
 _DB = "sonic-db-cli"
 _RULE_PRIORITY = "9999"
-# `config` is a Python program that loads all of SONiC's command line: about a second on a switch's CPU.
+# `config` is a Python program that loads SONiC's whole command line: about a second on a switch's CPU.
 _PORT_S = 1.0
 ONE_ASIC = (
     ("sh", "-c", "ls -d /run/redis[0-9]* 2>/dev/null || echo one"),
     "^one$",
-    "this switch has several ASICs, each with tables of its own: aim at a switch with one",
+    "this switch has several ASICs, each with tables of its own: target a switch with one",
 )
-"""Of a switch with several, `sonic-db-cli` without -n reads the tables of none (sonic-buildimage, database.sh)."""
+"""On a switch with several ASICs, `sonic-db-cli` without -n reads none of their tables (database.sh)."""
 _ACL_S = 3.0
 """Shortest fault of an ACL: its counter is polled once a second at best (sonic-utilities, counterpoll/main.py)."""
 _ACL_POLL_MS = "1000"
 _ACL_POLL_DEFAULT_MS = "10000"
-"""aclorch.cpp, ACL_COUNTER_DEFAULT_POLLING_INTERVAL_MS: a fault that is shorter would count nothing."""
+"""aclorch.cpp, ACL_COUNTER_DEFAULT_POLLING_INTERVAL_MS: with it, a shorter fault would count no hits."""
 _ACL_POLL = "FLEX_COUNTER_TABLE|ACL"
 ACL_POLL_WAS = "/run/faultbed/acl-poll"
-"""File, on the switch, of the interval that was there before the first of several ACL faults."""
+"""File on the switch with the interval before the first of several ACL faults."""
 _BGP_S = 60.0
 """How long `systemctl restart bgp` may take: docker stops the container within 10 s, and FRR has to start."""
 _SHAPES = "broadcom|mellanox"
-"""Values of `asic_type` (sonic_version.yml) whose SAI is known to take a scheduler at a port."""
+"""Values of `asic_type` (sonic_version.yml) whose SAI is known to accept a scheduler at a port."""
 _NO_SHAPER = (
-    "whether this ASIC has a scheduler at a port is not known, and a rejected one ends orchagent: aim at a Linux "
-    "switch, or take link.mtu or link.flap"
+    "it is unknown whether this ASIC supports a scheduler at a port, and a rejected one ends orchagent: target a Linux "
+    "switch, or use link.mtu or link.flap"
 )
-# A switch's front panel; eth0 is its management.
+# Front-panel ports; eth0 is the management port.
 _FRONT_PANEL = re.compile(r"Ethernet[0-9]+")
 
-WAYS = (
-    Way(
+MECHANISMS = (
+    RackMechanism(
         kind="link.oneway",
         fidelity="real",
-        by="SONiC: an ACL that drops all IPv4 and IPv6 at one side of the port; what the switch's CPU sends may pass",
+        by="SONiC: an ACL that drops all IPv4 and IPv6 at one side of the port; packets of the switch's CPU may pass",
     ),
-    Way(
+    RackMechanism(
         kind="link.rate",
         fidelity="real",
-        # SONiC's own check accepts no `pir` without a `cir` (sonic-scheduler.yang), and some ASICs no `cir` at a port.
+        # SONiC's model accepts no `pir` without a `cir` (sonic-scheduler.yang), and some ASICs no `cir` at a port.
         by="SONiC: a scheduler (shaper) of the port, on Broadcom and Mellanox ASICs; towards the target only; "
-        "meanwhile `config apply-patch` refuses",
+        "`config apply-patch` refuses meanwhile",
     ),
-    Way(kind="link.mtu", fidelity="real", by="SONiC: config interface mtu"),
-    Way(kind="packet.drop", fidelity="real", by="SONiC: an ACL that drops RoCEv2 (UDP 4791); share = 1 only"),
-    Way(
+    RackMechanism(kind="link.mtu", fidelity="real", by="SONiC: config interface mtu"),
+    RackMechanism(kind="packet.drop", fidelity="real", by="SONiC: an ACL that drops RoCEv2 (UDP 4791); share = 1 only"),
+    RackMechanism(
         kind="switch.bgp-kill",
         fidelity="real",
         by="SONiC: bgpd killed, its container kept from restarting, then restarted",
     ),
-    Way(kind="switch.freeze", fidelity="real", by="SONiC: bgpd and zebra stopped in their container"),
-    Way(kind="switch.withdraw", fidelity="real", by="SONiC: vtysh, `no redistribute connected` in bgpd, and back"),
-    Way(kind="switch.hash-policy", fidelity="real", by="SONiC: SWITCH_HASH without layer 4, where the ASIC can"),
+    RackMechanism(kind="switch.freeze", fidelity="real", by="SONiC: bgpd and zebra stopped in their container"),
+    RackMechanism(
+        kind="switch.withdraw", fidelity="real", by="SONiC: vtysh, `no redistribute connected` in bgpd, and back"
+    ),
+    RackMechanism(kind="switch.hash-policy", fidelity="real", by="SONiC: SWITCH_HASH without layer 4, if the ASIC can"),
 )
 BOTH = tuple(
-    Way(kind=kind, fidelity="real", by="SONiC: config interface shutdown and startup (port); mlxlink (RNIC)")
+    RackMechanism(kind=kind, fidelity="real", by="SONiC: config interface shutdown and startup (port); mlxlink (RNIC)")
     for kind in ("link.down", "link.flap")
 )
 
 
-def facing(asked: Request) -> tuple[Port, Port]:
-    """The switch port that the fault is done at, and the far end of its cable.
+def facing(request: Request) -> tuple[Port, Port]:
+    """Return the switch port at which the fault acts, and the far end of its cable.
 
     Raises:
         Unsupported: the switch does not run SONiC.
         UsageError: the port is not on the front panel.
     """
-    link, named = link_of(asked)
-    port = link.a if asked.target.kind == "rnic" else named
-    _sonic(asked, port.node)
+    link, named = link_of(request)
+    port = link.a if request.target.kind == "rnic" else named
+    _sonic(request, port.node)
     if not _FRONT_PANEL.fullmatch(port.netdev):
-        raise UsageError(f"{asked.where}.target: {port.node}:{port.netdev} is no port of a front panel: never a target")
+        raise UsageError(f"{request.where}.target: {port.node}:{port.netdev} is no front-panel port: never a target")
     return port, link.other(port.node)
 
 
-def _sonic(asked: Request, name: str) -> None:
-    nos = asked.topology.switch_by_name[name].nos
+def _sonic(request: Request, name: str) -> None:
+    nos = request.topology.switch_by_name[name].nos
     if nos != "sonic":
         runs = f"runs {nos}" if nos else "has no faultbed_nos"
         raise Unsupported(
-            f"{asked.where}: {asked.kind} is not supported on this lab: {name} {runs}, and only SONiC has a way"
+            f"{request.where}: {request.kind} is not supported on this lab: {name} {runs}; target a SONiC switch"
         )
 
 
-def _down(asked: Request) -> Shot:
-    edges: list[list[Any]] = trains(asked) if asked.kind == "link.flap" else [[0.0, True]]
-    link, named = link_of(asked)
+def _down(request: Request) -> Mechanism:
+    edges: list[list[Any]] = flap_edges(request) if request.kind == "link.flap" else [[0.0, True]]
+    link, named = link_of(request)
     flaps = sum(bool(on) for _, on in edges)
-    phases_last(asked, edges, _PORT_S, why="SONiC's `config interface` takes about a second")
+    require_phases(request, edges, _PORT_S, why="SONiC's `config interface` takes about a second")
     far = link.other(named.node)
     witness = Witness(any_of=(f"{far.node}/{far.netdev}.carrier_changes",), at_least=flaps)
-    port, _ = facing(asked)
+    port, _ = facing(request)
     commands = Commands(
         needs=("config", _DB),
         able=(ONE_ASIC,),
         guard=port.netdev,
         on=(("config", "interface", "shutdown", port.netdev),),
         off=(("config", "interface", "startup", port.netdev),),
-        # What portmgrd has taken over from the configuration; the carrier comes seconds later.
+        # The value that portmgrd has applied; the carrier follows seconds later.
         look=(_DB, "APPL_DB", "HGET", f"PORT_TABLE:{port.netdev}", "admin_status"),
         applied="^down$",
         normal="^up$",
     )
-    return commanded(
-        asked,
+    return by_commands(
+        request,
         commands,
         node=port.node,
         claims=f"{port.node}/{port.netdev}",
@@ -139,9 +141,9 @@ def _down(asked: Request) -> Shot:
     )
 
 
-def _mtu(asked: Request) -> Shot:
-    port, _ = facing(asked)
-    mtu = str(asked.params["mtu"])
+def _mtu(request: Request) -> Mechanism:
+    port, _ = facing(request)
+    mtu = str(request.params["mtu"])
     commands = Commands(
         needs=("config", _DB),
         able=(ONE_ASIC,),
@@ -153,45 +155,45 @@ def _mtu(asked: Request) -> Shot:
         applied=f"^{mtu}$",
         normal="^[0-9]+$",
     )
-    return commanded(
-        asked,
+    return by_commands(
+        request,
         commands,
         node=port.node,
         claims=f"{port.node}/{port.netdev}/mtu",
         shows={"device": port.netdev},
-        must_move=(Witness(any_of=retries(asked.topology)),),
+        must_move=(Witness(any_of=retransmissions(request.topology)),),
         while_on=((f"{port.node}/{port.netdev}.mtu", int(mtu)),),
     )
 
 
-def _oneway(asked: Request) -> Shot:
-    port, _ = facing(asked)
+def _oneway(request: Request) -> Mechanism:
+    port, _ = facing(request)
     rules = {"L3": ("IP_TYPE", "IPV4ANY"), "L3V6": ("IP_TYPE", "IPV6ANY")}
-    return _acl(asked, port, rules)
+    return _acl(request, port, rules)
 
 
-def _drop(asked: Request) -> Shot:
-    params = asked.params
+def _drop(request: Request) -> Mechanism:
+    params = request.params
     plain = params.get("opcode") == "any" and not any(
         params.get(x) is not None for x in ("every", "psn", "qp", "burst", "loss_bad", "loss_good")
     )
     if params.get("share") != 1 or not plain:
         raise Unsupported(
-            f"{asked.where}: not supported on this lab: a switch's ACL cannot choose packets by chance, QP, PSN or "
+            f"{request.where}: not supported on this lab: a switch's ACL cannot select packets by chance, QP, PSN or "
             "opcode; share = 1 alone drops all RoCEv2 in one direction (of one src, to one dst)"
         )
-    port, _ = facing(asked)
+    port, _ = facing(request)
     fields = {"src": "SRC_IP", "dst": "DST_IP"}
-    known = {fields[name]: end.rnic.ip for name, end in ends_of(asked).items() if end.rnic is not None}
+    known = {fields[name]: end.rnic.ip for name, end in ends_of(request).items() if end.rnic is not None}
     ends = tuple(word for field, address in known.items() for word in (field, f"{address}/32"))
-    return _acl(asked, port, {"L3": ("IP_PROTOCOL", "17", "L4_DST_PORT", ROCE_PORT, *ends)})
+    return _acl(request, port, {"L3": ("IP_PROTOCOL", "17", "L4_DST_PORT", ROCE_PORT, *ends)})
 
 
-def _acl(asked: Request, port: Port, rules: Mapping[str, tuple[str, ...]]) -> Shot:
-    """One ACL table for each address family at the port, each with one rule that drops."""
-    phases_last(asked, [[0.0, True]], _ACL_S, why="a switch counts the hits of an ACL once a second")
-    stage = "EGRESS" if asked.params["direction"] == "to" else "INGRESS"
-    # What the interval was before the first of several such faults; the last one that ends brings it back.
+def _acl(request: Request, port: Port, rules: Mapping[str, tuple[str, ...]]) -> Mechanism:
+    """Drop by ACL: one table per address family at the port, each with one rule."""
+    require_phases(request, [[0.0, True]], _ACL_S, why="a switch counts the hits of an ACL once a second")
+    stage = "EGRESS" if request.params["direction"] == "to" else "INGRESS"
+    # The interval before the first of several such faults is saved; the last one that ends restores it.
     quick = (
         f"mkdir -p {ACL_POLL_WAS.rpartition('/')[0]}; [ -e {ACL_POLL_WAS} ] || echo '{{interval}}' >{ACL_POLL_WAS}; "
         f"counterpoll acl interval {_ACL_POLL_MS}"
@@ -203,7 +205,7 @@ def _acl(asked: Request, port: Port, rules: Mapping[str, tuple[str, ...]]) -> Sh
     )
     on: list[tuple[str, ...]] = [("sh", "-c", quick)]
     off: list[tuple[str, ...]] = []
-    mark = f"FAULTBED_{asked.id.rpartition('-')[2].upper()}"
+    mark = f"FAULTBED_{request.id.rpartition('-')[2].upper()}"
     for family, match in rules.items():
         table, rule = f"ACL_TABLE|{mark}_{family}", f"ACL_RULE|{mark}_{family}|DROP"
         fields = ("policy_desc", "faultbed", "type", family, "stage", stage.lower(), "ports@", port.netdev)
@@ -223,41 +225,43 @@ def _acl(asked: Request, port: Port, rules: Mapping[str, tuple[str, ...]]) -> Sh
             (
                 able,
                 "PACKET_ACTION",
-                f"the ASIC cannot drop at {stage.lower()}: take the other direction, or aim at a Linux switch",
+                f"the ASIC cannot drop at {stage.lower()}: use the other direction, or target a Linux switch",
             ),
             (
                 (_DB, "CONFIG_DB", "HGET", _ACL_POLL, "FLEX_COUNTER_STATUS"),
                 "^(enable|None|)$",
-                "ACLs are not counted here: nothing could tell of this fault; `counterpoll acl enable` lets them",
+                "ACL counters are off, so nothing would show this fault: turn them on with `counterpoll acl enable`",
             ),
         ),
         remember={"interval": ((_DB, "CONFIG_DB", "HGET", _ACL_POLL, "POLL_INTERVAL"), r"\A(?:None)?([0-9]*)\s*\Z")},
         on=on,
         off=off,
-        # orchagent's word that the ASIC has the rule (SONiC 202205 and later).
+        # orchagent's confirmation that the ASIC has the rule (SONiC 202205 and later).
         look=(_DB, "STATE_DB", "HGET", f"ACL_RULE_TABLE|{mark}_{first}|DROP", "status"),
         applied="^Active$",
         normal="^(None)?$",
         count=(("aclshow", "-t", f"{mark}_{first}", "-r", "DROP"), r"^DROP +[^ ]+ +[0-9]+ +([0-9]+)"),
     )
-    return commanded(
-        asked,
+    return by_commands(
+        request,
         commands,
         node=port.node,
         claims=f"{port.node}/{port.netdev}/acl/{mark}",
         shows={"device": port.netdev, "stage": stage.lower()},
-        must_move=(Witness(any_of=retries(asked.topology)),),
+        must_move=(Witness(any_of=retransmissions(request.topology)),),
     )
 
 
-def _rate(asked: Request) -> Shot:
-    if asked.params["direction"] != "to":
-        raise Unsupported(f"{asked.where}.direction: not supported on this lab: a port shapes what it sends, take `to`")
-    port, _ = facing(asked)
-    name = f"FAULTBED_{asked.id.rpartition('-')[2].upper()}"
-    bytes_per_s = str(round(asked.params["rate"] * 1_000_000 / 8))
+def _rate(request: Request) -> Mechanism:
+    if request.params["direction"] != "to":
+        raise UsageError(
+            f"{request.where}.direction: not supported on this lab: a port shapes only what it sends; use `to`"
+        )
+    port, _ = facing(request)
+    name = f"FAULTBED_{request.id.rpartition('-')[2].upper()}"
+    bytes_per_s = str(round(request.params["rate"] * 1_000_000 / 8))
     qos = f"PORT_QOS_MAP|{port.netdev}"
-    # What orchagent has made of it: the port's scheduler in the ASIC's own tables, and its rate.
+    # What orchagent made of it: the port's scheduler in the ASIC's tables, and its rate.
     asic = f"{_DB} ASIC_DB HGET ASIC_STATE:SAI_OBJECT_TYPE"
     look = (
         f"port=$({_DB} COUNTERS_DB HGET COUNTERS_PORT_NAME_MAP {port.netdev}); "
@@ -296,26 +300,26 @@ def _rate(asked: Request) -> Shot:
         applied=f"^{name} rate {bytes_per_s}$",
         normal="^(None )?rate",
     )
-    return commanded(
-        asked,
+    return by_commands(
+        request,
         commands,
         node=port.node,
         claims=f"{port.node}/{port.netdev}/scheduler",
         shows={"device": port.netdev},
-        must_move=(Witness(any_of=retries(asked.topology)),),
+        must_move=(Witness(any_of=retransmissions(request.topology)),),
     )
 
 
-def _bgp(asked: Request, daemons: tuple[str, ...], signal: str, commands: Commands) -> Shot:
-    switch = asked.target.node
-    _sonic(asked, switch)
-    ends = sorted({link.other(switch).node for link in asked.topology.links_of(switch) if link.is_uplink})
+def _bgp(request: Request, daemons: tuple[str, ...], signal: str, commands: Commands) -> Mechanism:
+    switch = request.target.node
+    _sonic(request, switch)
+    ends = sorted({link.other(switch).node for link in request.topology.links_of(switch) if link.is_uplink})
     opened = tuple(f"{end}/tcp.{name}" for end in (*ends, switch) for name in ("ActiveOpens", "PassiveOpens"))
     shows = {"daemons": " ".join(daemons), "signal": signal}
     witness = (Witness(any_of=opened),)
     patience_s = _BGP_S if commands.command_s == _BGP_S else None
-    return commanded(
-        asked,
+    return by_commands(
+        request,
         commands,
         node=switch,
         claims=f"{switch}/bgpd",
@@ -325,12 +329,12 @@ def _bgp(asked: Request, daemons: tuple[str, ...], signal: str, commands: Comman
     )
 
 
-def _bgp_kill(asked: Request) -> Shot:
-    """Bgpd is a critical process: without it its container ends and comes back by itself after 30 s (RestartSec).
+def _bgp_kill(request: Request) -> Mechanism:
+    """Kill bgpd, a critical process: without it its container ends and restarts by itself after 30 s (RestartSec).
 
     The listener that ends the container reads FEATURE|bgp auto_restart when a process dies (sonic-buildimage,
-    supervisor-proc-exit-listener): it is disabled for the window. The whole container is restarted, because what
-    bgpcfgd has configured is in no file that bgpd would read.
+    supervisor-proc-exit-listener): it is disabled for the window. The whole container is restarted, because bgpcfgd's
+    configuration is in no file that bgpd would read.
     """
     alive = "docker exec bgp pgrep -x bgpd"
     commands = Commands(
@@ -342,7 +346,7 @@ def _bgp_kill(asked: Request) -> Shot:
             ("docker", "exec", "bgp", "pkill", "-KILL", "-x", "bgpd"),
         ),
         off=(
-            # `reset-failed` sets the count of starts to zero (systemctl(1)), which manual starts add to.
+            # `reset-failed` sets the start count to zero (systemctl(1)); manual starts add to it.
             ("sh", "-c", f"{alive} || {{ systemctl reset-failed bgp; systemctl restart bgp; }}"),
             ("config", "feature", "autorestart", "bgp", "{auto}"),
         ),
@@ -352,10 +356,10 @@ def _bgp_kill(asked: Request) -> Shot:
         settle_s=20.0,
         command_s=_BGP_S,
     )
-    return _bgp(asked, ("bgpd",), "KILL", commands)
+    return _bgp(request, ("bgpd",), "KILL", commands)
 
 
-def _freeze(asked: Request) -> Shot:
+def _freeze(request: Request) -> Mechanism:
     each = [("docker", "exec", "bgp", "pkill", "-{}", "-x", name) for name in ("bgpd", "zebra")]
     commands = Commands(
         needs=("docker",),
@@ -366,37 +370,39 @@ def _freeze(asked: Request) -> Shot:
         applied="^State:.*T",
         normal="^State:.*[SRD]",
     )
-    return _bgp(asked, ("bgpd", "zebra"), "STOP", commands)
+    return _bgp(request, ("bgpd", "zebra"), "STOP", commands)
 
 
-def _withdraw(asked: Request) -> Shot:
-    """By bgpd itself, as on any FRR: TSA and TSC see route-maps named `V4` or `V6` only (docker-fpm-frr, TS).
+def _withdraw(request: Request) -> Mechanism:
+    """Withdraw prefixes in bgpd itself, as on any FRR: TSA and TSC match only route-maps `V4` and `V6`.
 
-    A switch whose BGP another role has written has no such line, and is refused by the holder. `vtysh` on a SONiC host
-    is a script that runs the container's (docker-fpm-frr, base_image_files/vtysh).
+    The holder refuses a switch whose BGP configuration comes from another role and lacks the line. `vtysh` on a SONiC
+    host is a script that runs the container's (docker-fpm-frr, base_image_files/vtysh).
     """
-    switch = asked.topology.switch_by_name[asked.target.node]
-    _sonic(asked, switch.name)
+    switch = request.topology.switch_by_name[request.target.node]
+    _sonic(request, switch.name)
     if switch.role != "rtsw":
-        raise UsageError(f"{asked.where}.target: {switch.name} has no prefixes of hosts to withdraw; take an RTSW")
+        raise UsageError(f"{request.where}.target: {switch.name} has no host prefixes to withdraw; choose an RTSW")
     path, line = [f"router bgp {switch.asn}", "address-family ipv4 unicast"], "redistribute connected"
     shell = " ".join(f"-c '{word}'" for word in ("configure terminal", *path))
-    return Shot(
+    return Mechanism(
         place=Place(node=switch.name),
-        request=held(asked, "frr", {"netns": None, "path": path, "line": line}, claims=f"{switch.name}/bgpd/{line}"),
+        request=holder_request(
+            request, "frr", {"netns": None, "path": path, "line": line}, claims=f"{switch.name}/bgpd/{line}"
+        ),
         steps=(Step(do=f"vtysh {shell} -c 'no {line}'", undo=f"vtysh {shell} -c '{line}'"),),
-        must_move=(Witness(any_of=retries(asked.topology)),),
+        must_move=(Witness(any_of=retransmissions(request.topology)),),
         must_not_move=(),
         shows={"netns": None, "line": line},
     )
 
 
-def _hash_policy(asked: Request) -> Shot:
-    switch = asked.target.node
-    _sonic(asked, switch)
-    ports = [link.end(switch).netdev for link in asked.topology.links_of(switch) if link.is_uplink]
+def _hash_policy(request: Request) -> Mechanism:
+    switch = request.target.node
+    _sonic(request, switch)
+    ports = [link.end(switch).netdev for link in request.topology.links_of(switch) if link.is_uplink]
     if len(ports) < 2:  # noqa: PLR2004 - a choice needs two
-        raise UsageError(f"{asked.where}.target: {switch} has {len(ports)} uplink: there is nothing to hash")
+        raise UsageError(f"{request.where}.target: {switch} has {len(ports)} uplink: nothing is hashed; it needs two")
     where, fields = "SWITCH_HASH|GLOBAL", "DST_IP,SRC_IP"
     look = (_DB, "CONFIG_DB", "HGET", where, "ecmp_hash@")
     able = (_DB, "STATE_DB", "HGET", "SWITCH_CAPABILITY|switch", "ECMP_HASH_CAPABLE")
@@ -405,7 +411,7 @@ def _hash_policy(asked: Request) -> Shot:
         # SWITCH_HASH begins with 202311; sonic-mgmt skips its test on Broadcom and Cisco-8000.
         able=(
             ONE_ASIC,
-            (able, "^true$", "the ASIC's ECMP hash cannot be changed: aim at a Linux switch"),
+            (able, "^true$", "the ASIC's ECMP hash cannot be changed: target a Linux switch"),
         ),
         remember={"was": (look, "^(.*L4_.*)$")},
         on=((_DB, "CONFIG_DB", "HSET", where, "ecmp_hash@", fields),),
@@ -414,13 +420,13 @@ def _hash_policy(asked: Request) -> Shot:
         applied=f"^{fields}$",
         normal="L4_",
     )
-    # The kernel counts what its CPU sends; what the ASIC forwards is in COUNTERS_DB (testbed.node.asic_ports).
+    # The kernel counts what its CPU sends; COUNTERS_DB counts what the ASIC forwards (testbed.node.asic_ports).
     witness = Witness(any_of=tuple(f"{switch}/{port}.asic_tx_packets" for port in ports), at_least=100)
     shows = {"switch": switch}
-    return commanded(asked, commands, node=switch, claims=f"{switch}/hash", shows=shows, must_move=(witness,))
+    return by_commands(request, commands, node=switch, claims=f"{switch}/hash", shows=shows, must_move=(witness,))
 
 
-BY_KIND: Mapping[tuple[str, str], Callable[[Request], Shot]] = {
+BY_KIND: Mapping[tuple[str, str], Callable[[Request], Mechanism]] = {
     ("link.down", "port"): _down,
     ("link.flap", "port"): _down,
     ("link.oneway", "port"): _oneway,

@@ -1,6 +1,6 @@
-"""How each kind of fault is done in a soft lab: the place, the holder's request, the commands, the witnesses.
+"""How each kind of fault is carried out in a soft lab: place, holder request, commands and witnesses. Pure.
 
-Pure. `take` is the only entrance; each family of kinds is a module with its own `BY_KIND`, a new kind is one more
+`resolve` is the only entry point. Each family of kinds is a module with its own `BY_KIND`; a new kind is one more
 function there.
 """
 
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from inject.mechanisms.mechanism import Learn, Place, Request, Shot, Step, Witness
+from inject.mechanisms.mechanism import LateBinding, Mechanism, Place, Request, Step, Witness
 from inject.mechanisms.soft import congestion, data, gpu, host, link, packet, rnic, storage, switch
 
-__all__ = ["Learn", "Place", "Request", "Shot", "Step", "Witness", "take"]
+__all__ = ["LateBinding", "Mechanism", "Place", "Request", "Step", "Witness", "resolve"]
 
-_BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
+_BY_KIND: Mapping[str, Callable[[Request], Mechanism]] = {
     **link.BY_KIND,
     **packet.BY_KIND,
     **data.BY_KIND,
@@ -26,11 +26,11 @@ _BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
 }
 
 
-def take(request: Request) -> Shot:
-    """Choose place, commands and witnesses for a fault.
+def resolve(request: Request) -> Mechanism:
+    """Return the mechanism of a fault: place, commands and witnesses.
 
     Raises:
-        UsageError: parameters that do not go together.
-        Unsupported: nothing carries this target.
+        UsageError: the parameters contradict each other.
+        Unsupported: no machine of the lab carries this target.
     """
     return _BY_KIND[request.kind](request)

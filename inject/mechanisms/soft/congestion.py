@@ -1,4 +1,4 @@
-"""Faults of congestion: a short queue, elephants of others, one uplink for all, receivers that are slow or late."""
+"""Faults of congestion: short queue, background flows, incast, one uplink for all, slow or late receivers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import ipaddress
 from collections.abc import Callable, Mapping
 
 from inject.mechanisms.mechanism import (
+    Mechanism,
     Place,
     Request,
-    Shot,
     Step,
     Witness,
-    held,
+    holder_request,
     link_of,
     on_host,
     on_switch,
@@ -31,79 +31,79 @@ __all__ = ["BY_KIND"]
 _LOSS = ("out_of_seq_request", "rcvd_seq_err", "completer_retry_err", "duplicate_request")
 _MTU_BYTES = 4200
 _DATAGRAM_BYTES = 4000
-# Of the datagrams that were to be sent at least this share must have come: else the load was not what was asked for.
+# At least this share of the datagrams must arrive: else the load was not the one requested.
 _ARRIVED = 0.1
-# Traffic, not keepalives: of these an uplink sends a few a second.
+# Real traffic: keepalives alone send only a few packets a second on an uplink.
 _PACKETS = 100
 
 
-def _shallow(asked: Request) -> Shot:
-    link_of(asked)
-    hop = hop_of(asked)
-    packets, rate_mbit = asked.params["packets"], asked.params["rate"]
-    rules = ruleset(asked, hop, ["meta protocol ip"], detour_act(asked, hop))
-    # netem's limit is of packets, tbf's of bytes (tc-netem(8), tc-tbf(8)); what is above it is dropped at the tail.
+def _shallow(request: Request) -> Mechanism:
+    link_of(request)
+    hop = hop_of(request)
+    packets, rate_mbit = request.params["packets"], request.params["rate"]
+    rules = ruleset(request, hop, ["meta protocol ip"], detour_act(request, hop))
+    # netem limits packets, tbf bytes (tc-netem(8), tc-tbf(8)); what exceeds the limit is dropped at the tail.
     queue = f"netem limit {packets} rate {round(rate_mbit * 1_000_000)}bit"
     drain_ms = packets * _MTU_BYTES * 8 / (rate_mbit * 1000)
-    return Shot(
+    return Mechanism(
         place=hop.place,
-        request=detour_request(asked, hop, rules, queue=queue, count="drops", drain_ms=drain_ms),
-        steps=detour_steps(asked, hop, rules, queue=queue),
-        must_move=(Witness(any_of=rnic_counters(asked.topology, *_LOSS)),),
-        must_not_move=rnic_counters(asked.topology, "send_err"),
+        request=detour_request(request, hop, rules, queue=queue, count="drops", drain_ms=drain_ms),
+        steps=detour_steps(request, hop, rules, queue=queue),
+        must_move=(Witness(any_of=rnic_counters(request.topology, *_LOSS)),),
+        must_not_move=rnic_counters(request.topology, "send_err"),
         shows={"device": hop.port.netdev, "hook": hop.hook, "queue": "netem"},
     )
 
 
-def _background(asked: Request) -> Shot:
-    target = asked.target
+def _background(request: Request) -> Mechanism:
+    target = request.target
     if target.rnic is None:
-        raise UsageError(f"{asked.where}.target: {target.text} is not an RNIC")
-    racks = {host.name: host.rack for host in asked.topology.hosts}
-    others = [host for host in asked.topology.hosts if host.name != target.node]
+        raise UsageError(f"{request.where}.target: {target.text} is not an RNIC; name one, such as host1:rxe0")
+    racks = {host.name: host.rack for host in request.topology.hosts}
+    others = [host for host in request.topology.hosts if host.name != target.node]
     if not others:
-        raise UsageError(f"{asked.where}.target: there is no other host that could send to {target.text}")
-    # The same RNIC of a host of another rack: across uplinks, where elephants meet others.
+        raise UsageError(f"{request.where}.target: no other host can send to {target.text}; it needs two")
+    # The same RNIC of a host in another rack, so that the flows cross uplinks and compete with others there.
     source = min(others, key=lambda host: racks[host.name] == racks[target.node])
     names = {rnic.name: rnic for rnic in source.rnics}
     rnic = names.get(target.rnic.name, source.rnics[0])
-    rate_bps = round(asked.params["rate"] * 1e6)
-    expected = rate_bps * asked.for_s / 8 / _DATAGRAM_BYTES
+    rate_bps = round(request.params["rate"] * 1e6)
+    expected = rate_bps * request.for_s / 8 / _DATAGRAM_BYTES
     args = {
         "sources": [[None, rnic.ip]],
         "destination": target.rnic.ip,
         "rate_bps": rate_bps,
-        "flows": asked.params["flows"],
+        "flows": request.params["flows"],
         "size_bytes": _DATAGRAM_BYTES,
     }
-    return Shot(
+    return Mechanism(
         place=Place(node=source.name),
-        request=held(asked, "background", args, claims=f"{source.name}/background/{target.rnic.ip}"),
+        request=holder_request(request, "background", args, claims=f"{source.name}/background/{target.rnic.ip}"),
         steps=(
             Step(
-                do=f"{asked.params['flows']} UDP flows, {rnic.ip} to {target.rnic.ip}, {rate_bps} bit/s, ECT(1)",
+                do=f"{request.params['flows']} UDP flows, {rnic.ip} to {target.rnic.ip}, {rate_bps} bit/s, ECT(1)",
                 undo="kill %1   # they also end with the holder",
             ),
         ),
         must_move=(Witness(any_of=(f"{target.node}/ip.InECT1Pkts",), at_least=max(1, round(expected * _ARRIVED))),),
-        must_not_move=rnic_counters(asked.topology, "send_err"),
+        must_not_move=rnic_counters(request.topology, "send_err"),
         shows={"source": rnic.ip, "destination": target.rnic.ip},
     )
 
 
-def _incast(asked: Request) -> Shot:
-    target = asked.target
+def _incast(request: Request) -> Mechanism:
+    target = request.target
     if target.rnic is None:
-        raise UsageError(f"{asked.where}.target: {target.text} is not an RNIC")
-    own = asked.topology.rnic_link(target.node, target.rnic.name).a.node
-    carrier = on_switch(asked, own).node
-    others = [one for one in asked.topology.switches if one.name != own and one.carrier == carrier]
+        raise UsageError(f"{request.where}.target: {target.text} is not an RNIC; name one, such as host1:rxe0")
+    own = request.topology.rnic_link(target.node, target.rnic.name).a.node
+    carrier = on_switch(request, own).node
+    others = [one for one in request.topology.switches if one.name != own and one.carrier == carrier]
     if len(others) < 2:  # noqa: PLR2004 - many to one
-        raise UsageError(f"{asked.where}.target: an incast needs two other switches at least that could send")
-    rate_bps, period_s = round(asked.params["rate"] * 1e6), asked.params["period"] / 1000
-    burst_s = period_s * asked.params["duty"]
+        raise UsageError(f"{request.where}.target: an incast needs at least two other switches that can send")
+    rate_bps, period_s = round(request.params["rate"] * 1e6), request.params["period"] / 1000
+    burst_s = period_s * request.params["duty"]
     addresses = {one.name: str(ipaddress.ip_interface(one.loopback).ip) for one in others}
-    expected = rate_bps * asked.params["duty"] * asked.for_s / 8 / _DATAGRAM_BYTES
+    expected = rate_bps * request.params["duty"] * request.for_s / 8 / _DATAGRAM_BYTES
     args = {
         "sources": [[name, address] for name, address in addresses.items()],
         "destination": target.rnic.ip,
@@ -113,9 +113,9 @@ def _incast(asked: Request) -> Shot:
         "burst_s": burst_s,
         "period_s": period_s,
     }
-    return Shot(
+    return Mechanism(
         place=Place(node=carrier),
-        request=held(asked, "background", args, claims=f"{carrier}/incast/{target.rnic.ip}"),
+        request=holder_request(request, "background", args, claims=f"{carrier}/incast/{target.rnic.ip}"),
         steps=(
             Step(
                 do=f"UDP from {', '.join(addresses)} to {target.rnic.ip}, {rate_bps} bit/s together for {burst_s:g} s "
@@ -124,44 +124,46 @@ def _incast(asked: Request) -> Shot:
             ),
         ),
         must_move=(Witness(any_of=(f"{target.node}/ip.InECT1Pkts",), at_least=max(1, round(expected * _ARRIVED))),),
-        must_not_move=rnic_counters(asked.topology, "send_err"),
+        must_not_move=rnic_counters(request.topology, "send_err"),
         shows={"source": ", ".join(addresses.values()), "destination": target.rnic.ip},
     )
 
 
-def _collision(asked: Request) -> Shot:
-    link, port = link_of(asked)
-    switch = asked.topology.switch_by_name[port.node]
-    uplinks = [each for each in asked.topology.links_of(switch.name) if each.is_uplink]
+def _collision(request: Request) -> Mechanism:
+    link, port = link_of(request)
+    switch = request.topology.switch_by_name[port.node]
+    uplinks = [each for each in request.topology.links_of(switch.name) if each.is_uplink]
     if not link.is_uplink or switch.role != "rtsw":
-        raise UsageError(f"{asked.where}.target: {asked.target.text} is not an uplink of an RTSW, named from its end")
+        raise UsageError(
+            f"{request.where}.target: {request.target.text} is not an uplink of an RTSW, named from the RTSW's end"
+        )
     if len(uplinks) < 2:  # noqa: PLR2004 - a collision needs a choice
-        raise UsageError(f"{asked.where}.target: {switch.name} has one uplink: everything takes it anyway")
-    behind = {each.b.node for each in asked.topology.links_of(switch.name) if not each.is_uplink}
+        raise UsageError(f"{request.where}.target: {switch.name} has one uplink, which carries all; it needs two")
+    behind = {each.b.node for each in request.topology.links_of(switch.name) if not each.is_uplink}
     prefixes = sorted(
         {
             str(ipaddress.ip_interface(rnic.address).network)
-            for host in asked.topology.hosts
+            for host in request.topology.hosts
             if host.name not in behind
             for rnic in host.rnics
         }
     )
     if not prefixes:
-        raise UsageError(f"{asked.where}.target: no host is beyond the uplinks of {switch.name}")
-    place = on_switch(asked, switch.name)
+        raise UsageError(f"{request.where}.target: no host is beyond the uplinks of {switch.name}; choose another")
+    place = on_switch(request, switch.name)
     args = {
         "netns": place.netns,
         "device": port.netdev,
         "prefixes": prefixes,
     }
     at = ip(place.netns)
-    return Shot(
+    return Mechanism(
         place=place,
-        request=held(asked, "steer", args, claims=f"{place.name}/steer"),
+        request=holder_request(request, "steer", args, claims=f"{place.name}/steer"),
         steps=(
             *(
                 Step(
-                    do=f"{at} route add {prefix} via <as it is> dev {port.netdev} table {TABLE}",
+                    do=f"{at} route add {prefix} via <same next hop> dev {port.netdev} table {TABLE}",
                     undo=f"{at} route del {prefix} table {TABLE}",
                 )
                 for prefix in prefixes
@@ -172,34 +174,36 @@ def _collision(asked: Request) -> Shot:
             ),
         ),
         must_move=(Witness(any_of=(f"{switch.name}/{port.netdev}.tx_packets",), at_least=_PACKETS),),
-        must_not_move=rnic_counters(asked.topology, "send_err"),
+        must_not_move=rnic_counters(request.topology, "send_err"),
         restored=((f"{switch.name}/ip.steered", 0),),
         shows={"netns": place.netns, "uplinks": port.netdev},
         while_on=((f"{switch.name}/ip.steered", 1),),
     )
 
 
-def _slow(asked: Request) -> Shot:
-    return limited(asked, ENGINE, RANKS_CGROUP, asked.params["percent"])
+def _slow(request: Request) -> Mechanism:
+    return limited(request, ENGINE, RANKS_CGROUP, request.params["percent"])
 
 
-def _late(asked: Request) -> Shot:
-    late_ms = asked.params.get("late") or 0
-    told = rnic_counters(asked.topology, "rcvd_rnr_err", but=asked.target.node)
-    if not told:
-        raise UsageError(f"{asked.where}.target: there is no other host that could send to {asked.target.text}")
-    return Shot(
-        place=on_host(asked),
-        request=held(asked, "late_receives", {"late_ms": late_ms}, claims=f"{asked.target.node}/receives"),
-        steps=(Step(do=f"echo {late_ms} > {FILE}   # the traffic engine looks for it", undo=f"rm -f {FILE}"),),
-        must_move=(Witness(any_of=told),),
-        must_not_move=rnic_counters(asked.topology, "send_err"),
+def _late(request: Request) -> Mechanism:
+    late_ms = request.params.get("late") or 0
+    witnesses = rnic_counters(request.topology, "rcvd_rnr_err", but=request.target.node)
+    if not witnesses:
+        raise UsageError(f"{request.where}.target: there is no other host that could send to {request.target.text}")
+    return Mechanism(
+        place=on_host(request),
+        request=holder_request(
+            request, "late_receives", {"late_ms": late_ms}, claims=f"{request.target.node}/receives"
+        ),
+        steps=(Step(do=f"echo {late_ms} > {FILE}   # the traffic engine reads this file", undo=f"rm -f {FILE}"),),
+        must_move=(Witness(any_of=witnesses),),
+        must_not_move=rnic_counters(request.topology, "send_err"),
         of_workload=True,
         shows={"file": FILE},
     )
 
 
-BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
+BY_KIND: Mapping[str, Callable[[Request], Mechanism]] = {
     "congestion.shallow-queue": _shallow,
     "congestion.background": _background,
     "congestion.incast": _incast,

@@ -1,11 +1,11 @@
-"""Faults of data: packets taken out of the hop, changed with their ICRC made anew, and put back."""
+"""Faults of data: packets are taken out of the hop, one bit changes, the ICRC is recomputed, and they go on."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
 
-from inject.mechanisms.mechanism import Request, Shot, Step, Witness, held, rnic_counters
+from inject.mechanisms.mechanism import Mechanism, Request, Step, Witness, holder_request, rnic_counters
 from inject.mechanisms.soft.hop import (
     device_of,
     hop_of,
@@ -23,40 +23,40 @@ from testbed.errors import UsageError
 __all__ = ["BY_KIND"]
 
 
-def _corrupt(asked: Request) -> Shot:
-    if all(asked.params.get(name) is None for name in ("share", "every", "psn")):
-        raise UsageError(f"{asked.where}: data.corrupt takes share, every or psn")
-    link = asked.target.link
-    asked = dataclasses.replace(asked, params={**asked.params, "opcode": "data", "direction": "to"})
-    hop = hop_of(asked)
+def _corrupt(request: Request) -> Mechanism:
+    if all(request.params.get(name) is None for name in ("share", "every", "psn")):
+        raise UsageError(f"{request.where}: data.corrupt needs share, every or psn; add one of them")
+    link = request.target.link
+    request = dataclasses.replace(request, params={**request.params, "opcode": "data", "direction": "to"})
+    hop = hop_of(request)
     if link is None or link.rnic is None or hop.far != link.b.node:
-        raise UsageError(f"{asked.where}.target: data is wrong at a receiver; take an RNIC, or the port that faces it")
-    match, learn = matches(asked)
-    via = device_of(asked)
-    # What was put back is dyed, and never taken out again.
-    rules = ruleset(asked, hop, ["ip ecn != ect1", *match], f'counter name "hits" fwd to "{via}"')
-    args = {**hop_request(asked, hop, rules)["args"], "via": via}
+        raise UsageError(f"{request.where}.target: data is corrupted at a receiver; name an RNIC, or its port")
+    match, late_binding = matches(request)
+    via = device_of(request)
+    # Packets that were put back carry ECT(1): the rule must not take them again.
+    rules = ruleset(request, hop, ["ip ecn != ect1", *match], f'counter name "hits" fwd to "{via}"')
+    args = {**hop_request(request, hop, rules)["args"], "via": via}
     change = f"{ip(hop.place.netns)} link"
-    return Shot(
+    return Mechanism(
         place=hop.place,
-        request=held(asked, "tamper", args, claims=f"{hop.place.name}/{table_of(asked)}"),
+        request=holder_request(request, "tamper", args, claims=f"{hop.place.name}/{table_of(request)}"),
         steps=(
             Step(do=f"{change} add {via} mtu 65000 up type dummy", undo=f"{change} del {via}"),
             Step(do=f"# change what comes out of {via}, and send it out of {hop.port.netdev}", undo="kill %1"),
-            *hop_steps(asked, hop, rules),
+            *hop_steps(request, hop, rules),
         ),
         must_move=(
             Witness(any_of=(f"{hop.far}/ip.InECT1Pkts",)),
             Witness(any_of=(f"{link.b.node}/{link.rnic}.duplicate_request",)),
         ),
-        must_not_move=rnic_counters(asked.topology, "send_err"),
+        must_not_move=rnic_counters(request.topology, "send_err"),
         shows={"device": hop.port.netdev, "hook": hop.hook},
-        learn=learn,
-        complete_after=one_packet(asked),
-        selection=selection_of(asked),
+        late_binding=late_binding,
+        complete_after=one_packet(request),
+        selection=selection_of(request),
     )
 
 
-BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
+BY_KIND: Mapping[str, Callable[[Request], Mechanism]] = {
     "data.corrupt": _corrupt,
 }

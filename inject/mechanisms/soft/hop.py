@@ -1,12 +1,12 @@
-"""The software hop: where packets of a fault pass, how they are told from all others, and the nftables rules for it.
+"""The software hop: the switch port where a packet fault acts, and the nftables rules that select its packets.
 
-The place is the switch port that faces the target: towards the target is its egress, from it its ingress. Everything
-is selected by nftables, so that one grammar of filters serves every packet fault, and so that a packet that is not
-selected takes exactly the way it would have taken.
+The hop is the switch port that faces the target: its egress for packets towards the target, its ingress for packets
+from it. nftables selects the packets, so that one grammar of filters serves every packet fault, and so that packets
+that are not selected keep their usual path.
 
-What nftables cannot do itself (delay, duplicate, drop in bursts, limit a rate) is done on a *detour*: an ifb device
-of the fault's own, with the queue that does it. Selected packets take the detour and come back to the port; the port's
-own queue stays as it is (ifb: drivers/net/ifb.c).
+What nftables cannot do (delay, duplicate, drop in bursts, limit a rate) is done on a *detour*: an ifb device of the
+fault's own, with the queue that does it. Selected packets take the detour and come back to the port; the port's own
+queue stays as it is (ifb: drivers/net/ifb.c).
 """
 
 from __future__ import annotations
@@ -17,7 +17,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from inject.mechanisms.mechanism import Learn, Place, Request, Step, held, link_of, on_switch, rnic_counters
+from inject.mechanisms.mechanism import (
+    LateBinding,
+    Place,
+    Request,
+    Step,
+    holder_request,
+    link_of,
+    on_switch,
+    rnic_counters,
+)
 from inject.node.inside import inside, ip
 from inject.node.network.detour import GUEST, OWN, REDIRECTION
 from inject.selection import Selection, by_share
@@ -61,25 +70,25 @@ OPCODES: Mapping[str, tuple[str, ...]] = {
 """RC opcodes by class (InfiniBand 9.2.1, table 38); CNP: annex A17.9.3."""
 
 CORRUPTED_ID = 0xBEEF
-"""What `packet.corrupt` makes of the IP identification."""
+"""The IP identification that `packet.corrupt` writes."""
 
 PASSED = 'counter name "passed"'
-"""Counts what a share, or every n-th, is taken of."""
+"""Counts the packets from which a share, or every n-th, is taken."""
 
 _LONG_SET = re.compile(r"\{ ((?:\d+, ){7}\d+)(?:, \d+){8,} \}")
 
 ACTS: Mapping[str, str] = {
     "drop": 'counter name "hits" drop',
-    # rxe ignores CE: nothing but the receiver's IP layer shows it.
+    # rxe ignores CE: only the receiver's IP layer counts it.
     "mark": 'ip ecn set ce counter name "hits"',
-    # The identification is covered by the ICRC and by nothing else that RoCE looks at (InfiniBand annex A17.3.3).
+    # Only the ICRC covers the identification; nothing else in RoCE reads it (InfiniBand annex A17.3.3).
     "corrupt": f'ip id set {CORRUPTED_ID:#x} counter name "hits"',
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hop:
-    """A switch port, its nftables hook, and the far end of what passes there (None: anywhere)."""
+    """A switch port, its nftables hook, and the far end of the packets that pass there (None: any)."""
 
     place: Place
     port: Port
@@ -87,100 +96,104 @@ class Hop:
     far: str | None
 
 
-def hop_of(asked: Request) -> Hop:
-    """The place of a packet fault."""
-    link, named = link_of(asked)
-    towards = asked.params.get("direction", "to") == "to"
-    port = link.a if asked.target.kind == "rnic" else named
+def hop_of(request: Request) -> Hop:
+    """Return the hop of a packet fault."""
+    link, named = link_of(request)
+    towards = request.params.get("direction", "to") == "to"
+    port = link.a if request.target.kind == "rnic" else named
     far = link.other(port.node).node if towards else None
-    return Hop(place=on_switch(asked, port.node), port=port, hook="egress" if towards else "ingress", far=far)
+    return Hop(place=on_switch(request, port.node), port=port, hook="egress" if towards else "ingress", far=far)
 
 
-def matches(asked: Request) -> tuple[list[str], Learn | None]:
-    """The nftables expressions that select a fault's packets, and what has to be learned for them."""
-    params, where = asked.params, asked.where
+def matches(request: Request) -> tuple[list[str], LateBinding | None]:
+    """Return the nftables expressions that select a fault's packets, and what is bound only when it is armed."""
+    params, where = request.params, request.where
     psn, qp, share, every = (params.get(name) for name in ("psn", "qp", "share", "every"))
     if psn is not None and qp is None:
         raise UsageError(f"{where}.psn: a PSN means nothing without its QP; add qp (or qp = any)")
     if sum(x is not None for x in (psn, share, every)) > 1:
-        raise UsageError(f"{where}: {asked.kind} takes either share, every or psn, not two of them")
+        raise UsageError(f"{where}: {request.kind} takes either share, every or psn; remove the others")
     if psn is None and params.get("round", 1) != 1:
-        raise UsageError(f"{where}.round: a transmission of which packet? add psn and qp")
+        raise UsageError(f"{where}.round: it counts the transmissions of one packet; add psn and qp")
     ahead = int(psn) if isinstance(psn, str) else None
-    learn = None
+    late_binding = None
     if ahead is not None or qp == "any":
-        link = asked.target.link
+        link = request.target.link
         if link is None or link.rnic is None or params["direction"] != "to":
-            raise UsageError(f"{where}: a relative psn, or qp = any, needs one receiving RNIC; aim `to` an RNIC")
-        learn = Learn(host=link.b.node, rnic=link.rnic, qp=qp if qp is not None else "any", psn_ahead=ahead)
-    match = [*_ends(asked), f"udp dport {ROCE_PORT}", *OPCODES[params.get("opcode", "any")]]
+            raise UsageError(
+                f"{where}: a relative psn, or qp = any, needs one receiving RNIC; name one, with direction = to"
+            )
+        late_binding = LateBinding(
+            host=link.b.node, rnic=link.rnic, qp=qp if qp is not None else "any", psn_ahead=ahead
+        )
+    match = [*_ends(request), f"udp dport {ROCE_PORT}", *OPCODES[params.get("opcode", "any")]]
     if qp is not None:
         match.append(f"{_QP} {'@qp@' if qp == 'any' else qp}")
     if psn is not None:
-        # Counted from 0: this transmission and no other, until 2^31 of them have come.
+        # Counted from 0: this transmission only, until 2^31 of them have passed.
         match += [f"{_PSN} {'@psn@' if ahead is not None else psn}", f"numgen inc mod {1 << 31} {params['round'] - 1}"]
     elif every is not None:
         match += [PASSED, f"numgen inc mod {every} {every - 1}"]
-    elif (selection := selection_of(asked)) is not None:
+    elif (selection := selection_of(request)) is not None:
         match += [PASSED, selection.expression()]
-    return match, learn
+    return match, late_binding
 
 
-def one_packet(asked: Request) -> int | None:
-    """Return how many hits complete a packet fault: 1 for one packet by its PSN, None for all that passes meanwhile."""
-    return 1 if asked.params.get("psn") is not None else None
+def one_packet(request: Request) -> int | None:
+    """Return how many hits complete a packet fault: 1 for one packet by its PSN, None for all in the window."""
+    return 1 if request.params.get("psn") is not None else None
 
 
-def selection_of(asked: Request) -> Selection | None:
-    """Return the draw of the packets that a share takes; None without a share, or if it takes all."""
-    share = asked.params.get("share")
-    return by_share(share, asked.seed) if share is not None and share < 1 else None
+def selection_of(request: Request) -> Selection | None:
+    """Return which packets a share takes; None without a share, or if it takes all."""
+    share = request.params.get("share")
+    return by_share(share, request.seed) if share is not None and share < 1 else None
 
 
-def ends_of(asked: Request) -> dict[str, Target]:
-    """The RNICs `src` and `dst`, those of them that were said.
+def ends_of(request: Request) -> dict[str, Target]:
+    """Return the RNICs that `src` and `dst` name, if they are set.
 
     Raises:
-        UsageError: one is no RNIC of this lab, or no such packet passes the hop.
+        UsageError: a name is no RNIC of this lab, or no such packet passes the hop.
     """
-    params, where, link = asked.params, asked.where, asked.target.link
-    found: dict[str, Target] = {}
+    params, where, link = request.params, request.where, request.target.link
+    ends: dict[str, Target] = {}
     for name in ("src", "dst"):
         if (text := params.get(name)) is None:
             continue
         try:
-            end = asked.topology.resolve(text)
+            end = request.topology.resolve(text)
         except UsageError as error:
             raise UsageError(f"{where}.{name}: {error}") from None
         if end.rnic is None:
-            raise UsageError(f'{where}.{name}: "{text}" is a {end.kind}, not an RNIC; write one like host1:rxe0')
+            raise UsageError(f'{where}.{name}: "{text}" is a {end.kind}, not an RNIC; name one, such as host1:rxe0')
         alone = "dst" if params.get("direction", "to") == "to" else "src"
         if link is not None and link.rnic is not None and name == alone and end.link != link:
             raise UsageError(
-                f"{where}.{name}: no packet {'to' if name == 'dst' else 'of'} {text} passes there: it is the link of "
-                f"{link.b.node}:{link.rnic}"
+                f"{where}.{name}: no packet {'to' if name == 'dst' else 'of'} {text} passes the link of "
+                f"{link.b.node}:{link.rnic}; remove it or change the target"
             )
-        found[name] = end
-    if len({end.text for end in found.values()}) == 1 < len(found):
-        raise UsageError(f"{where}.dst: {params['dst']} sends nothing to itself over the fabric")
-    if "src" in found and params.get("qp") == "any":
-        raise UsageError(f"{where}.src: the lowest connected QP may be of another sender; name the qp")
-    return found
+        ends[name] = end
+    if len({end.text for end in ends.values()}) == 1 < len(ends):
+        raise UsageError(f"{where}.dst: {params['dst']} sends nothing to itself over the fabric; change it")
+    if "src" in ends and params.get("qp") == "any":
+        raise UsageError(f"{where}.src: the lowest connected QP may belong to another sender; set qp to a number")
+    return ends
 
 
-def _ends(asked: Request) -> list[str]:
+def _ends(request: Request) -> list[str]:
     fields = {"src": "saddr", "dst": "daddr"}
-    return [f"ip {fields[name]} {end.rnic.ip}" for name, end in ends_of(asked).items() if end.rnic is not None]
+    return [f"ip {fields[name]} {end.rnic.ip}" for name, end in ends_of(request).items() if end.rnic is not None]
 
 
-def counters_of_ends(asked: Request, *names: str) -> tuple[str, ...]:
-    """Counters of the RNICs whose packets may pass the hop; first of those that are surely an end of each of them.
+def counters_of_ends(request: Request, *names: str) -> tuple[str, ...]:
+    """Return counters of the RNICs whose packets may pass the hop; known ends of these packets come first.
 
-    The RNIC whose link it is, and `src` and `dst`. Where both ends are known, nobody else can tell of it; where one is,
-    no other RNIC of its host: soft RoCE does not talk to itself over the fabric.
+    Known ends are the RNIC at the link, `src` and `dst`. If both ends are known, no other RNIC can count the packets.
+    If one is known, the other RNICs of its host cannot: soft RoCE does not talk to itself over the fabric.
     """
-    link = asked.target.link
-    known = [f"{end.node}/{end.rnic.name}" for end in ends_of(asked).values() if end.rnic is not None]
+    link = request.target.link
+    known = [f"{end.node}/{end.rnic.name}" for end in ends_of(request).values() if end.rnic is not None]
     if link is not None and link.rnic is not None:
         known.insert(0, f"{link.b.node}/{link.rnic}")
     known = list(dict.fromkeys(known))
@@ -188,32 +201,32 @@ def counters_of_ends(asked: Request, *names: str) -> tuple[str, ...]:
     if len(known) > 1:
         return sure
     host = known[0].partition("/")[0] if known else None
-    return (*sure, *rnic_counters(asked.topology, *names, but=host))
+    return (*sure, *rnic_counters(request.topology, *names, but=host))
 
 
-def table_of(asked: Request) -> str:
-    """The name of the fault's nftables table; `faultbed_` is the mark that `heal` goes by."""
-    return f"faultbed_{_digest(asked)}"
+def table_of(request: Request) -> str:
+    """Return the name of the fault's nftables table; `heal` recognises the prefix `faultbed_`."""
+    return f"faultbed_{_digest(request)}"
 
 
-def device_of(asked: Request) -> str:
-    """The name of the fault's ifb device; `fbvia` is the mark that `heal` goes by."""
-    return f"fbvia{_digest(asked)}"
+def device_of(request: Request) -> str:
+    """Return the name of the fault's ifb device; `heal` recognises the prefix `fbvia`."""
+    return f"fbvia{_digest(request)}"
 
 
-def ruleset(asked: Request, hop: Hop, match: list[str], act: str) -> str:
-    """A table with one rule."""
+def ruleset(request: Request, hop: Hop, match: list[str], act: str) -> str:
+    """Return an nftables table with one rule."""
     passed = "  counter passed { }\n" if PASSED in match else ""
     return (
-        f"table netdev {table_of(asked)} {{\n  flags owner\n  counter hits {{ }}\n{passed}  chain hop {{\n"
+        f"table netdev {table_of(request)} {{\n  flags owner\n  counter hits {{ }}\n{passed}  chain hop {{\n"
         f'    type filter hook {hop.hook} device "{hop.port.netdev}" priority -300; policy accept;\n'
         f"    {' '.join([*match, act])}\n  }}\n}}\n"
     )
 
 
-def hop_request(asked: Request, hop: Hop, rules: str) -> dict[str, Any]:
-    """The holder's request for a fault that nftables does alone."""
-    table = table_of(asked)
+def hop_request(request: Request, hop: Hop, rules: str) -> dict[str, Any]:
+    """Return the holder request of a fault that needs nothing but nftables."""
+    table = table_of(request)
     args = {
         "netns": hop.place.netns,
         "device": hop.port.netdev,
@@ -221,40 +234,42 @@ def hop_request(asked: Request, hop: Hop, rules: str) -> dict[str, Any]:
         "table": table,
         "ruleset": rules,
     }
-    return held(asked, "hop", args, claims=f"{hop.place.name}/{table}")
+    return holder_request(request, "hop", args, claims=f"{hop.place.name}/{table}")
 
 
-def hop_steps(asked: Request, hop: Hop, rules: str) -> tuple[Step, ...]:
-    """The same for people, without the many positions of a draw: those are in the request."""
+def hop_steps(request: Request, hop: Hop, rules: str) -> tuple[Step, ...]:
+    """Return the commands for people; a long set of positions is shortened, the request has all of it."""
     nft = f"{inside(hop.place.netns)}nft"
     rules = _LONG_SET.sub(r"{ \1, ... }", rules)
     return (
         Step(
             do=f"{nft} -f - <<'END'\n{rules}END",
-            undo=f"{nft} delete table netdev {table_of(asked)}   # or the holder's socket closes",
+            undo=f"{nft} delete table netdev {table_of(request)}   # or the holder's socket closes",
         ),
     )
 
 
-def detour_act(asked: Request, hop: Hop) -> str:
-    """What the rule does with a packet that takes the detour.
+def detour_act(request: Request, hop: Hop) -> str:
+    """Return what the rule does with a packet that takes the detour.
 
-    It is dyed with ECT(1), which nobody else uses here and rxe ignores: the receiver's IP layer counts it, and so is a
-    witness that the packets went this way and arrived. Egress: a mark, by which tc redirects; ingress: straight on.
+    It marks the packet with ECT(1), which nothing else uses here and rxe ignores. The receiver's IP layer counts it,
+    which proves that packets took the detour and arrived. Egress: a mark, by which tc redirects; ingress: fwd.
     """
     dye = 'ip ecn set ect1 counter name "hits"'
-    return f"{dye} meta mark set {MARK:#x}" if hop.hook == "egress" else f'{dye} fwd to "{device_of(asked)}"'
+    return f"{dye} meta mark set {MARK:#x}" if hop.hook == "egress" else f'{dye} fwd to "{device_of(request)}"'
 
 
-def detour_request(asked: Request, hop: Hop, rules: str, *, queue: str, count: str, drain_ms: float) -> dict[str, Any]:
-    """The holder's request for a fault on a detour with the queue discipline `queue`.
+def detour_request(
+    request: Request, hop: Hop, rules: str, *, queue: str, count: str, drain_ms: float
+) -> dict[str, Any]:
+    """Return the holder request of a fault on a detour with the queue discipline `queue`.
 
-    `count` is what it is counted by: `hits` (packets sent there), or `drops` or `overlimits` of the queue; `drain_ms`
+    `count` is what counts its hits: `hits` (packets sent there), or `drops` or `overlimits` of the queue; `drain_ms` is
     how long the last packet may stay inside.
     """
     args = {
-        **hop_request(asked, hop, rules)["args"],
-        "via": device_of(asked),
+        **hop_request(request, hop, rules)["args"],
+        "via": device_of(request),
         "mark": MARK,
         "queue": queue,
         "count": count,
@@ -264,29 +279,29 @@ def detour_request(asked: Request, hop: Hop, rules: str, *, queue: str, count: s
     claims = (
         f"{hop.place.name}/{hop.port.netdev}/detour" if hop.hook == "egress" else f"{hop.place.name}/{args['table']}"
     )
-    return held(asked, "detour", args, claims=claims)
+    return holder_request(request, "detour", args, claims=claims)
 
 
-def detour_steps(asked: Request, hop: Hop, rules: str, *, queue: str) -> tuple[Step, ...]:
-    """The same for people."""
-    netns, via, port = hop.place.netns, device_of(asked), hop.port.netdev
+def detour_steps(request: Request, hop: Hop, rules: str, *, queue: str) -> tuple[Step, ...]:
+    """Return the commands for people."""
+    netns, via, port = hop.place.netns, device_of(request), hop.port.netdev
     tc = f"tc -n {netns}" if netns else "tc"
     steps = [
         Step(do=f"{ip(netns)} link add {via} up type ifb", undo=f"{ip(netns)} link del {via}"),
-        Step(do=f"{tc} qdisc add dev {via} root {queue}", undo="# goes with the device"),
+        Step(do=f"{tc} qdisc add dev {via} root {queue}", undo="# removed with the device"),
     ]
     if hop.hook == "egress":
         if netns:  # a port of a soft switch has a clsact
             prio, undo = GUEST, f"{tc} filter del dev {port} egress protocol ip prio {GUEST}"
         else:
-            prio, undo = OWN, "# goes with clsact"
+            prio, undo = OWN, "# removed with clsact"
             making = f"{tc} qdisc add dev {port} clsact"
-            losing = "# unless it has one, which stays: to make one loses what passes meanwhile"
+            losing = "# unless it exists already: to add one loses packets in transit"
             steps.append(Step(do=f"{making}   {losing}", undo=f"{tc} qdisc del dev {port} clsact"))
         redirection = REDIRECTION.format(prio=prio, mark=MARK, via=via)
         steps.append(Step(do=f"{tc} filter add dev {port} egress {redirection}", undo=undo))
-    return (*steps, *hop_steps(asked, hop, rules))
+    return (*steps, *hop_steps(request, hop, rules))
 
 
-def _digest(asked: Request) -> str:
-    return hashlib.sha256(asked.id.encode()).hexdigest()[:8]
+def _digest(request: Request) -> str:
+    return hashlib.sha256(request.id.encode()).hexdigest()[:8]

@@ -1,4 +1,4 @@
-"""Faults of links: down, flapping, silent in one direction, slow."""
+"""Faults of links: down, flapping, silent in one direction, limited in rate or MTU."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from inject.mechanisms.mechanism import (
+    Mechanism,
     Place,
     Request,
-    Shot,
     Step,
     Witness,
-    held,
+    flap_edges,
+    holder_request,
     link_of,
     on_switch,
     rnic_counters,
-    trains,
 )
 from inject.mechanisms.soft.hop import (
     ACTS,
@@ -32,49 +32,51 @@ from inject.node.inside import ip
 __all__ = ["BY_KIND"]
 
 _RETRIES = ("out_of_seq_request", "completer_retry_err")
-# Queued behind a slow link for at most this long, then dropped, as by a switch without PFC.
+# A packet waits behind a slow link for at most this long and is then dropped, as in a switch without PFC.
 _RATE_LATENCY = "latency 500ms"
 
 
-def _down(asked: Request) -> Shot:
-    return _flap_with(asked, [[0.0, True]])
+def _down(request: Request) -> Mechanism:
+    return _flap_with(request, [[0.0, True]])
 
 
-def _flap(asked: Request) -> Shot:
-    return _flap_with(asked, trains(asked))
+def _flap(request: Request) -> Mechanism:
+    return _flap_with(request, flap_edges(request))
 
 
-def _flap_with(asked: Request, edges: list[list[Any]]) -> Shot:
-    target, (link, port) = asked.target, link_of(asked)
-    send_err = rnic_counters(asked.topology, "send_err")
+def _flap_with(request: Request, edges: list[list[Any]]) -> Mechanism:
+    target, (link, port) = request.target, link_of(request)
+    send_err = rnic_counters(request.topology, "send_err")
     flaps = sum(on for _, on in edges)
     if target.kind == "rnic":
         carrier = f"{target.node}/{port.netdev}"
-        return Shot(
+        return Mechanism(
             place=Place(node=target.node, local=True),
-            request=held(asked, "qmp", {"host": target.node, "netdev": port.netdev}, claims=carrier, edges=edges),
+            request=holder_request(
+                request, "qmp", {"host": target.node, "netdev": port.netdev}, claims=carrier, edges=edges
+            ),
             steps=(Step(do=_set_link(carrier, up=False), undo=_set_link(carrier, up=True)),),
             must_move=(Witness(any_of=(f"{carrier}.carrier_changes",), at_least=flaps),),
-            # Its own may move: a packet that is on its way out when the carrier goes has no route any more.
+            # Its own counter may move: a packet in flight when the carrier goes down has no route any more.
             must_not_move=tuple(key for key in send_err if key != f"{target.node}/{link.rnic}.send_err"),
             restored=((f"{carrier}.carrier", 1),),
             shows={"device": carrier},
         )
-    place, far = on_switch(asked, target.node), link.other(target.node)
+    place, far = on_switch(request, target.node), link.other(target.node)
     if link.is_uplink:
         # A veth end that goes down takes its peer's carrier (drivers/net/veth.c, veth_close): another port's counter.
         witness = Witness(any_of=(f"{far.node}/{far.netdev}.carrier_down_count",), at_least=flaps)
     else:
-        # Over a dgram socket the host's carrier stays up: only its traffic can tell.
-        witness = Witness(any_of=rnic_counters(asked.topology, *_RETRIES))
+        # Over a dgram socket the host's carrier stays up: only the traffic's counters show the fault.
+        witness = Witness(any_of=rnic_counters(request.topology, *_RETRIES))
     restored = [(f"{target.node}/{port.netdev}.up", 1)]
     if link.is_uplink:
         restored.append((f"{far.node}/{far.netdev}.carrier", 1))
     command = f"{ip(place.netns)} link set dev {port.netdev}"
-    return Shot(
+    return Mechanism(
         place=place,
-        request=held(
-            asked,
+        request=holder_request(
+            request,
             "link",
             {"netns": place.netns, "device": port.netdev},
             claims=f"{place.name}/{port.netdev}",
@@ -92,66 +94,66 @@ def _set_link(carrier: str, *, up: bool) -> str:
     return f"QMP set_link {carrier} up={str(up).lower()}"
 
 
-def _oneway(asked: Request) -> Shot:
-    link, _ = link_of(asked)
-    hop = hop_of(asked)
-    rules = ruleset(asked, hop, [], ACTS["drop"])
-    witnesses = rnic_counters(asked.topology, *_RETRIES)
+def _oneway(request: Request) -> Mechanism:
+    link, _ = link_of(request)
+    hop = hop_of(request)
+    rules = ruleset(request, hop, [], ACTS["drop"])
+    witnesses = rnic_counters(request.topology, *_RETRIES)
     if link.is_uplink:
-        # Nobody sees a carrier go; BGP notices by its hold timer, and both ends try anew (RFC 4271, 6.5).
+        # No carrier changes; BGP notices by its hold timer, and both ends open a new session (RFC 4271, 6.5).
         witnesses += tuple(
             f"{end.node}/tcp.{name}" for end in (link.a, link.b) for name in ("ActiveOpens", "RetransSegs")
         )
     ends = tuple(f"{end.node}/{end.netdev}.carrier_changes" for end in (link.a, link.b))
-    return Shot(
+    return Mechanism(
         place=hop.place,
-        request=hop_request(asked, hop, rules),
-        steps=hop_steps(asked, hop, rules),
+        request=hop_request(request, hop, rules),
+        steps=hop_steps(request, hop, rules),
         must_move=(Witness(any_of=witnesses),),
-        must_not_move=(*rnic_counters(asked.topology, "send_err"), *ends),
+        must_not_move=(*rnic_counters(request.topology, "send_err"), *ends),
         shows={"device": hop.port.netdev, "hook": hop.hook},
     )
 
 
-def _rate(asked: Request) -> Shot:
-    link_of(asked)
-    hop = hop_of(asked)
-    rules = ruleset(asked, hop, ["meta protocol ip"], detour_act(asked, hop))
-    queue = f"tbf rate {round(asked.params['rate'] * 1_000_000)}bit burst 32kb {_RATE_LATENCY}"
-    seen = [hop.far] if hop.far else [hop.port.node, *(host.name for host in asked.topology.hosts)]
-    return Shot(
+def _rate(request: Request) -> Mechanism:
+    link_of(request)
+    hop = hop_of(request)
+    rules = ruleset(request, hop, ["meta protocol ip"], detour_act(request, hop))
+    queue = f"tbf rate {round(request.params['rate'] * 1_000_000)}bit burst 32kb {_RATE_LATENCY}"
+    seen = [hop.far] if hop.far else [hop.port.node, *(host.name for host in request.topology.hosts)]
+    return Mechanism(
         place=hop.place,
-        # The count is how often the limit held a packet back: a limit that is never reached has not fired.
-        request=detour_request(asked, hop, rules, queue=queue, count="overlimits", drain_ms=600),
-        steps=detour_steps(asked, hop, rules, queue=queue),
+        # The count is how often the limit held a packet back: a limit that was never reached has not fired.
+        request=detour_request(request, hop, rules, queue=queue, count="overlimits", drain_ms=600),
+        steps=detour_steps(request, hop, rules, queue=queue),
         must_move=(Witness(any_of=tuple(f"{node}/ip.InECT1Pkts" for node in seen)),),
-        must_not_move=rnic_counters(asked.topology, "send_err"),
+        must_not_move=rnic_counters(request.topology, "send_err"),
         shows={"device": hop.port.netdev, "hook": hop.hook, "queue": "tbf"},
     )
 
 
-def _mtu(asked: Request) -> Shot:
-    link, named = link_of(asked)
-    port = link.a if asked.target.kind == "rnic" else named
-    place, mtu = on_switch(asked, port.node), asked.params["mtu"]
+def _mtu(request: Request) -> Mechanism:
+    link, named = link_of(request)
+    port = link.a if request.target.kind == "rnic" else named
+    place, mtu = on_switch(request, port.node), request.params["mtu"]
     state, command = f"{port.node}/{port.netdev}.mtu", f"{ip(place.netns)} link set dev {port.netdev} mtu"
-    return Shot(
+    return Mechanism(
         place=place,
-        request=held(
-            asked,
+        request=holder_request(
+            request,
             "mtu",
             {"netns": place.netns, "device": port.netdev, "mtu": mtu},
             claims=f"{place.name}/{port.netdev}/mtu",
         ),
-        steps=(Step(do=f"{command} {mtu}", undo=f"{command} <as it was>"),),
+        steps=(Step(do=f"{command} {mtu}", undo=f"{command} <previous MTU>"),),
         must_move=(Witness(any_of=(f"{port.node}/ip.FragFails",)),),
-        must_not_move=rnic_counters(asked.topology, "send_err"),
+        must_not_move=rnic_counters(request.topology, "send_err"),
         shows={"device": port.netdev, "mtu": mtu},
         while_on=((state, mtu),),
     )
 
 
-BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
+BY_KIND: Mapping[str, Callable[[Request], Mechanism]] = {
     "link.down": _down,
     "link.flap": _flap,
     "link.oneway": _oneway,

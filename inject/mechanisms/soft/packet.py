@@ -1,4 +1,4 @@
-"""Faults of single packets: dropped, marked, corrupted in the hop; delayed, duplicated, reordered on its detour."""
+"""Faults of single packets: drop, mark and corrupt in the hop; delay, duplicate and reorder on its detour; forge."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from inject.mechanisms.mechanism import Request, Shot, Step, Witness, held, rnic_counters
+from inject.mechanisms.mechanism import Mechanism, Request, Step, Witness, holder_request, rnic_counters
 from inject.mechanisms.soft.hop import (
     ACTS,
     Hop,
@@ -27,151 +27,155 @@ from testbed.errors import UsageError
 
 __all__ = ["BY_KIND"]
 
-# A packet is missing: the receiver sees the gap (NAK), or the sender's timer runs out; a lost ACK makes a duplicate.
+# A lost packet shows as a gap at the receiver (NAK) or a timeout at the sender; a lost ACK shows as a duplicate.
 _LOSS = ("out_of_seq_request", "rcvd_seq_err", "completer_retry_err", "duplicate_request")
-# What a forged packet does to the RNIC that believes it.
+# Counters that a forged packet moves at the RNIC that accepts it.
 _FORGED = {"nak": ("completer_retry_err", "rcvd_seq_err"), "replay": ("duplicate_request",)}
-# More packets than all queue pairs of a host have in flight: the detour drops nothing unasked (tc-netem(8), limit).
+# More packets than all queue pairs of a host have in flight: the detour itself drops nothing (tc-netem(8), limit).
 _LIMIT = "limit 20000"
 
 
-def _in_hop(asked: Request, act: str, witness: Witness) -> Shot:
-    match, learn = matches(asked)
-    hop = hop_of(asked)
-    rules = ruleset(asked, hop, match, ACTS[act])
-    return Shot(
+def _in_hop(request: Request, act: str, witness: Witness) -> Mechanism:
+    match, late_binding = matches(request)
+    hop = hop_of(request)
+    rules = ruleset(request, hop, match, ACTS[act])
+    return Mechanism(
         place=hop.place,
-        request=hop_request(asked, hop, rules),
-        steps=hop_steps(asked, hop, rules),
+        request=hop_request(request, hop, rules),
+        steps=hop_steps(request, hop, rules),
         must_move=(witness,),
-        must_not_move=rnic_counters(asked.topology, "send_err"),
+        must_not_move=rnic_counters(request.topology, "send_err"),
         shows={"device": hop.port.netdev, "hook": hop.hook},
-        learn=learn,
-        complete_after=one_packet(asked),
-        selection=selection_of(asked),
+        late_binding=late_binding,
+        complete_after=one_packet(request),
+        selection=selection_of(request),
     )
 
 
 def _on_detour(
-    asked: Request, queue: str, witness: Witness, *, count: str = "hits", drain_ms: float = 0.0, draws: bool = False
-) -> Shot:
-    """Plan a fault on a detour; `draws` says that its queue draws at random for each packet."""
-    match, learn = matches(asked)
-    selection, shows = selection_of(asked), dict[str, Any](queue=queue.partition(" ")[0])
+    request: Request, queue: str, witness: Witness, *, count: str = "hits", drain_ms: float = 0.0, draws: bool = False
+) -> Mechanism:
+    """Resolve a fault on a detour; `draws` says that its queue draws at random for each packet."""
+    match, late_binding = matches(request)
+    selection, shows = selection_of(request), dict[str, Any](queue=queue.partition(" ")[0])
     if draws:
-        selection = selection or by_netem(asked.seed)
-        seed = netem_seed(asked.seed)
+        selection = selection or by_netem(request.seed)
+        seed = netem_seed(request.seed)
         queue, shows = f"{queue} seed {seed}", {**shows, "queue_seed": seed}
-    hop = hop_of(asked)
-    rules = ruleset(asked, hop, match, detour_act(asked, hop))
-    return Shot(
+    hop = hop_of(request)
+    rules = ruleset(request, hop, match, detour_act(request, hop))
+    return Mechanism(
         place=hop.place,
-        request=detour_request(asked, hop, rules, queue=queue, count=count, drain_ms=drain_ms),
-        steps=detour_steps(asked, hop, rules, queue=queue),
+        request=detour_request(request, hop, rules, queue=queue, count=count, drain_ms=drain_ms),
+        steps=detour_steps(request, hop, rules, queue=queue),
         must_move=(witness,),
-        must_not_move=rnic_counters(asked.topology, "send_err"),
+        must_not_move=rnic_counters(request.topology, "send_err"),
         shows={"device": hop.port.netdev, "hook": hop.hook, **shows},
-        learn=learn,
-        complete_after=one_packet(asked),
+        late_binding=late_binding,
+        complete_after=one_packet(request),
         selection=selection,
     )
 
 
-def _lost(asked: Request) -> Witness:
-    return Witness(any_of=counters_of_ends(asked, *_LOSS))
+def _lost(request: Request) -> Witness:
+    return Witness(any_of=counters_of_ends(request, *_LOSS))
 
 
-def _seen(asked: Request, hop: Hop, counter: str) -> Witness:
-    """Marked packets as the IP layer behind the hop counts them (net/ipv4/ip_input.c, ip_rcv_core)."""
+def _marked(request: Request, hop: Hop, counter: str) -> Witness:
+    """Return the witness that counts marked packets in the IP layer behind the hop (net/ipv4/ip_input.c)."""
     if hop.far is not None:
         return Witness(any_of=(f"{hop.far}/ip.{counter}",))
-    # Coming from the port: its own switch takes them in, then hosts.
-    nodes = [hop.port.node, *(host.name for host in asked.topology.hosts)]
+    # Packets from the port pass its own switch first, then the hosts.
+    nodes = [hop.port.node, *(host.name for host in request.topology.hosts)]
     return Witness(any_of=tuple(f"{node}/ip.{counter}" for node in nodes))
 
 
-def _drop(asked: Request) -> Shot:
-    params = asked.params
-    given = [name for name in ("share", "every", "psn") if params.get(name) is not None]
-    if len(given) != 1:
-        raise UsageError(f"{asked.where}: packet.drop takes either share or psn (or every); it got {given or 'none'}")
+def _drop(request: Request) -> Mechanism:
+    params = request.params
+    selected_by = [name for name in ("share", "every", "psn") if params.get(name) is not None]
+    if len(selected_by) != 1:
+        raise UsageError(
+            f"{request.where}: packet.drop needs one of share, every and psn; it has {selected_by or 'none'}"
+        )
     if params.get("burst") is None:
         for name in ("loss_bad", "loss_good"):
             if params.get(name) is not None:
-                raise UsageError(f"{asked.where}.{name}: without bursts there are no two states; add burst")
-        return _in_hop(asked, "drop", _lost(asked))
-    queue = f"netem {_LIMIT} loss gemodel {' '.join(f'{100 * chance:.6f}%' for chance in _gilbert_elliott(asked))}"
-    without = dataclasses.replace(asked, params={k: v for k, v in params.items() if k != "share"})
-    return _on_detour(without, queue, _lost(asked), count="drops", draws=True)
+                raise UsageError(f"{request.where}.{name}: a channel without bursts has no two states; add burst")
+        return _in_hop(request, "drop", _lost(request))
+    queue = f"netem {_LIMIT} loss gemodel {' '.join(f'{100 * chance:.6f}%' for chance in _gilbert_elliott(request))}"
+    without = dataclasses.replace(request, params={k: v for k, v in params.items() if k != "share"})
+    return _on_detour(without, queue, _lost(request), count="drops", draws=True)
 
 
-def _gilbert_elliott(asked: Request) -> tuple[float, float, float, float]:
-    """Chances of a channel: good to bad (p), bad to good (r), loss in bad and in good; the order of tc-netem(8).
+def _gilbert_elliott(request: Request) -> tuple[float, float, float, float]:
+    """Return p (good to bad), r (bad to good), and the loss in the bad and the good state, ordered as in tc-netem(8).
 
-    From the mean share lost and the mean length 1/r of the bad state: a share p/(p+r) of packets meets that state
-    (Elliott 1963; the kernel's own chain: net/sched/sch_netem.c, loss_gilb_ell).
+    They follow from the mean share lost and the mean length 1/r of the bad state: a share p/(p+r) of packets meets the
+    bad state (Elliott 1963; the kernel's own chain: net/sched/sch_netem.c, loss_gilb_ell).
     """
-    params, where = asked.params, asked.where
+    params, where = request.params, request.where
     share, burst = params.get("share"), params["burst"]
     if share is None or not 0 < share < 1:
-        raise UsageError(f"{where}.burst: bursts have a mean share of packets; add share, below 1")
+        raise UsageError(f"{where}.burst: bursts need a mean share of lost packets; add share, below 1")
     bad, good = params.get("loss_bad", 1.0), params.get("loss_good", 0.0)
     if not good < share < bad:
         raise UsageError(
-            f"{where}.share: a mean of {share:g} is not between the loss in the good state ({good:g}) and in the bad "
-            f"one ({bad:g})"
+            f"{where}.share: {share:g} is not between the loss in the good state ({good:g}) and in the bad state "
+            f"({bad:g}); choose a share between them"
         )
     back = 1 / burst
     into = back * (share - good) / (bad - share)
     if into > 1:
-        raise UsageError(f"{where}.burst: a share of {share:g} cannot come in bursts of only {burst:g} packets")
+        raise UsageError(
+            f"{where}.burst: a share of {share:g} is impossible with bursts of {burst:g} packets; lengthen the burst"
+        )
     return into, back, bad, good
 
 
-def _mark(asked: Request) -> Shot:
-    return _in_hop(asked, "mark", _seen(asked, hop_of(asked), "InCEPkts"))
+def _mark(request: Request) -> Mechanism:
+    return _in_hop(request, "mark", _marked(request, hop_of(request), "InCEPkts"))
 
 
-def _corrupt(asked: Request) -> Shot:
-    if asked.params.get("share") == 1:
-        raise UsageError(f"{asked.where}.share: with every packet broken go-back-N never ends; take less than 1")
-    if all(asked.params.get(name) is None for name in ("share", "every", "psn")):
-        raise UsageError(f"{asked.where}: packet.corrupt takes share, every or psn")
-    return _in_hop(asked, "corrupt", _lost(asked))
+def _corrupt(request: Request) -> Mechanism:
+    if request.params.get("share") == 1:
+        raise UsageError(f"{request.where}.share: if every packet is corrupt, go-back-N never ends; set less than 1")
+    if all(request.params.get(name) is None for name in ("share", "every", "psn")):
+        raise UsageError(f"{request.where}: packet.corrupt needs share, every or psn; add one of them")
+    return _in_hop(request, "corrupt", _lost(request))
 
 
-def _delay(asked: Request) -> Shot:
-    delay_ms, jitter_ms = asked.params["delay"], asked.params.get("jitter", 0.0)
+def _delay(request: Request) -> Mechanism:
+    delay_ms, jitter_ms = request.params["delay"], request.params.get("jitter", 0.0)
     if jitter_ms > delay_ms:
-        raise UsageError(f"{asked.where}.jitter: {jitter_ms:g} ms is more than the delay of {delay_ms:g} ms")
+        raise UsageError(f"{request.where}.jitter: {jitter_ms:g} ms exceeds the delay of {delay_ms:g} ms; reduce it")
     jitter = f" {jitter_ms:g}ms" if jitter_ms else ""
     queue = f"netem {_LIMIT} delay {delay_ms:g}ms{jitter}"
-    witness = _seen(asked, hop_of(asked), "InECT1Pkts")
-    return _on_detour(asked, queue, witness, drain_ms=delay_ms + jitter_ms, draws=bool(jitter_ms))
+    witness = _marked(request, hop_of(request), "InECT1Pkts")
+    return _on_detour(request, queue, witness, drain_ms=delay_ms + jitter_ms, draws=bool(jitter_ms))
 
 
-def _reorder(asked: Request) -> Shot:
-    given = [name for name in ("share", "every", "psn") if asked.params.get(name) is not None]
-    if not given or asked.params.get("share") == 1:
+def _reorder(request: Request) -> Mechanism:
+    selected_by = [name for name in ("share", "every", "psn") if request.params.get(name) is not None]
+    if not selected_by or request.params.get("share") == 1:
         raise UsageError(
-            f"{asked.where}: packet.reorder lets some packets be overtaken; add share (below 1), every or psn"
+            f"{request.where}: packet.reorder must leave some packets in place; add share (below 1), every or psn"
         )
-    late_ms = asked.params["late"]
-    witness = Witness(any_of=counters_of_ends(asked, "out_of_seq_request", "rcvd_seq_err", "duplicate_request"))
-    return _on_detour(asked, f"netem {_LIMIT} delay {late_ms:g}ms", witness, drain_ms=late_ms)
+    late_ms = request.params["late"]
+    witness = Witness(any_of=counters_of_ends(request, "out_of_seq_request", "rcvd_seq_err", "duplicate_request"))
+    return _on_detour(request, f"netem {_LIMIT} delay {late_ms:g}ms", witness, drain_ms=late_ms)
 
 
-def _duplicate(asked: Request) -> Shot:
-    # Each dyed packet comes twice, so the receiver has counted more than were sent on the detour.
-    return _on_detour(asked, f"netem {_LIMIT} duplicate 100%", _seen(asked, hop_of(asked), "InECT1Pkts"))
+def _duplicate(request: Request) -> Mechanism:
+    # Each marked packet arrives twice, so the receiver counts more than were sent on the detour.
+    return _on_detour(request, f"netem {_LIMIT} duplicate 100%", _marked(request, hop_of(request), "InECT1Pkts"))
 
 
-def _forge(asked: Request) -> Shot:
-    what, qp, count = (asked.params[name] for name in ("what", "qp", "count"))
-    hop = hop_of(asked)
-    link = asked.target.link
+def _forge(request: Request) -> Mechanism:
+    what, qp, count = (request.params[name] for name in ("what", "qp", "count"))
+    hop = hop_of(request)
+    link = request.target.link
     if link is None or link.rnic is None or hop.far != link.b.node:
-        raise UsageError(f"{asked.where}.target: a forged packet goes to an RNIC; take one, or the port that faces it")
+        raise UsageError(f"{request.where}.target: a forged packet goes to an RNIC; name one, or its port")
     args = {
         "netns": hop.place.netns,
         "device": hop.port.netdev,
@@ -182,24 +186,24 @@ def _forge(asked: Request) -> Shot:
     rnic = f"{link.b.node}/{link.rnic}"
     effects = tuple(f"{rnic}.{name}" for name in _FORGED.get(what, ()))
     to = "a QP" if qp == "any" else f"QP {qp}"
-    return Shot(
+    return Mechanism(
         place=hop.place,
-        request=held(asked, "forge", args, claims=f"{hop.place.name}/forge/{asked.id}"),
+        request=holder_request(request, "forge", args, claims=f"{hop.place.name}/forge/{request.id}"),
         steps=(
             Step(
                 do=f"{count} times: send a {what} out of {hop.port.netdev} of {hop.place.name}, made from a packet "
                 f"to {to} that is passing (AF_PACKET)",
-                undo="# a packet that was sent is gone",
+                undo="# nothing: a packet that was sent cannot be recalled",
             ),
         ),
-        must_move=(_seen(asked, hop, "InECT1Pkts"), *((Witness(any_of=effects),) if effects else ())),
-        must_not_move=rnic_counters(asked.topology, "send_err"),
+        must_move=(_marked(request, hop, "InECT1Pkts"), *((Witness(any_of=effects),) if effects else ())),
+        must_not_move=rnic_counters(request.topology, "send_err"),
         shows={"device": hop.port.netdev, "what": what},
         complete_after=count,
     )
 
 
-BY_KIND: Mapping[str, Callable[[Request], Shot]] = {
+BY_KIND: Mapping[str, Callable[[Request], Mechanism]] = {
     "packet.drop": _drop,
     "packet.mark": _mark,
     "packet.corrupt": _corrupt,

@@ -1,8 +1,8 @@
-"""What is done to the processes of a program on a host: stopped or killed by signal, or given little CPU."""
+"""Mechanisms for the processes of a program on a host: stopped or killed by signal, or limited in CPU."""
 
 from __future__ import annotations
 
-from inject.mechanisms.mechanism import Request, Shot, Step, Witness, held, on_host, rnic_counters
+from inject.mechanisms.mechanism import Mechanism, Request, Step, Witness, holder_request, on_host, rnic_counters
 
 __all__ = ["limited", "signalled", "stopped"]
 
@@ -10,27 +10,27 @@ _PERIOD_US = 20_000
 
 
 def signalled(
-    asked: Request,
+    request: Request,
     argument: str,
     how: str,
     *,
     must_move: tuple[Witness, ...] = (),
     while_on: tuple[tuple[str, int | None], ...] = (),
     restored: tuple[tuple[str, int | None], ...] = (),
-) -> Shot:
-    """Every process that has `argument` in its command line gets the signal `how`."""
-    undo = f"pkill -CONT -f {argument}" if how == "STOP" else "# it is dead; who needs it has to start it again"
-    return Shot(
-        place=on_host(asked),
-        request=held(
-            asked,
+) -> Mechanism:
+    """Send the signal `how` to every process that has `argument` in its command line."""
+    undo = f"pkill -CONT -f {argument}" if how == "STOP" else "# nothing: the job has to start it again"
+    return Mechanism(
+        place=on_host(request),
+        request=holder_request(
+            request,
             "process",
             {"find": {"argument": argument}, "how": how},
-            claims=f"{asked.target.node}/{argument}",
+            claims=f"{request.target.node}/{argument}",
         ),
         steps=(Step(do=f"pkill -{how} -f {argument}", undo=undo),),
         must_move=must_move,
-        must_not_move=rnic_counters(asked.topology, "send_err"),
+        must_not_move=rnic_counters(request.topology, "send_err"),
         restored=restored,
         of_workload=True,
         shows={"what": argument},
@@ -39,29 +39,31 @@ def signalled(
     )
 
 
-def stopped(asked: Request, argument: str) -> Shot:
-    """SIGSTOP; a second look finds a stopped process meanwhile, and none after."""
-    state = f"{asked.target.node}/processes.stopped"
-    return signalled(asked, argument, "STOP", while_on=((state, 1),), restored=((state, 0),))
+def stopped(request: Request, argument: str) -> Mechanism:
+    """Stop the processes (SIGSTOP); the counters show a stopped process while the fault is on and none afterwards."""
+    state = f"{request.target.node}/processes.stopped"
+    return signalled(request, argument, "STOP", while_on=((state, 1),), restored=((state, 0),))
 
 
-def limited(asked: Request, argument: str, cgroup: str, percent: float) -> Shot:
-    """Its processes get `percent` of a CPU, by a control group of their own."""
-    group = f"{asked.target.node}/{_group_name(cgroup)}"
+def limited(request: Request, argument: str, cgroup: str, percent: float) -> Mechanism:
+    """Limit the processes to `percent` of a CPU, in a control group of their own."""
+    group = f"{request.target.node}/{_group_name(cgroup)}"
     quota_us = max(1000, round(_PERIOD_US * percent / 100))
     value = f"{quota_us} {round(quota_us * 100 / percent)}"
     state = f"{group}.quota_us"
-    return Shot(
-        place=on_host(asked),
-        request=held(asked, "limit", {"argument": argument, "cgroup": cgroup, "value": value}, claims=group),
+    return Mechanism(
+        place=on_host(request),
+        request=holder_request(
+            request, "limit", {"argument": argument, "cgroup": cgroup, "value": value}, claims=group
+        ),
         steps=(
             Step(
                 do=f"mkdir {cgroup}; echo {value} > {cgroup}/cpu.max; pgrep -f {argument} > {cgroup}/cgroup.procs",
-                undo=f"<back to where it was>; rmdir {cgroup}",
+                undo=f"<back to the previous cgroup>; rmdir {cgroup}",
             ),
         ),
         must_move=(),
-        must_not_move=rnic_counters(asked.topology, "send_err"),
+        must_not_move=rnic_counters(request.topology, "send_err"),
         restored=((state, None),),
         of_workload=True,
         shows={"cgroup": cgroup},
@@ -70,5 +72,5 @@ def limited(asked: Request, argument: str, cgroup: str, percent: float) -> Shot:
 
 
 def _group_name(cgroup: str) -> str:
-    """As `testbed.node.counts` has it: `/…/faultbed-ranks.service` is `ranks`."""
+    """Return the group's name as in `testbed.node.counts`: `/…/faultbed-ranks.service` is `ranks`."""
     return cgroup.rpartition("/faultbed-")[2].removesuffix(".service")

@@ -1,7 +1,7 @@
-"""Checkpoints of somebody else, written to the storage of a job: TCP on the front end, several writers at one moment.
+"""Checkpoint bursts of another job to a job's storage: TCP on the front end, several writers at the same time.
 
-They speak the storage's own protocol (a line that says how much comes and its CRC-32, then the bytes), so that each
-checkpoint that counts is one that the storage has checked and answered. A child of the holder writes; it ends with it.
+The writers speak the storage's protocol (a line with size and CRC-32, then the bytes). A checkpoint counts once the
+storage has verified and answered it. A child of the holder writes, and ends with it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import time
 import zlib
 from typing import Any
 
-from inject.node.actuator import Refused
+from inject.node.actuator import Actuator, Refused
 from inject.node.child import Child
 from inject.node.machine.process import processes_with
 
@@ -27,8 +27,8 @@ _LISTEN = "0A"
 _ANSWER_S = 60.0
 
 
-class BurstActuator:
-    """`writers` write `size_bytes` each to the server `argument` of this host, all at once in every `period_s`."""
+class BurstActuator(Actuator):
+    """`writers` write `size_bytes` each to the server `argument` of this host, all at the start of every `period_s`."""
 
     poll_s = 0.05
 
@@ -41,44 +41,39 @@ class BurstActuator:
 
     def prepare(self) -> dict[str, Any]:
         """Refuse a host on which no such server listens."""
-        found = [where for pid in processes_with(self._argument) for where in listening(pid)]
-        if not found:
-            raise Refused(f"no {self._argument} listens here: does the job have its storage on this host?")
-        self._server = found[0]
+        servers = [address for pid in processes_with(self._argument) for address in listening(pid)]
+        if not servers:
+            raise Refused(f"no {self._argument} listens here; target the host of the job's storage, while the job runs")
+        self._server = servers[0]
         return self.read()
 
     def revert_script(self) -> str:
-        """Nothing: the child ends with the holder, by itself and with the unit."""
         return "true"
 
     def on(self) -> None:
-        """Begin to write."""
         self._child.start(self._write_all)
 
     def off(self) -> None:
-        """End in the middle, as a job that is ended does: the server forgets what is not whole."""
+        """Kill the writers at any point; the server discards incomplete checkpoints."""
         self._child.stop()
 
     def read(self) -> dict[str, Any]:
-        """Whether the writers are there, and how many checkpoints the server has taken."""
+        """Report whether the writers run, and how many checkpoints the server has stored."""
         return {
-            "applied": self._child.is_there(),
+            "applied": self._child.is_running(),
             "what": self._argument,
             "server": "{}:{}".format(*self._server) if self._server else None,
             "stored": self._child.count,
         }
 
     def hits(self) -> int:
-        """Checkpoints that the server has taken."""
+        """Return the number of checkpoints that the server has stored."""
         return self._child.count
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
     # In the child.
 
     def _write_all(self) -> None:
-        # The holder's class is for edges on time: load has to compete like any other process.
+        # The holder's scheduling class makes edges punctual; this load competes like a normal process.
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         crc = zlib.crc32(b"")
         for length in self._lengths():
@@ -90,11 +85,11 @@ class BurstActuator:
         ]
         for thread in threads:
             thread.start()
-        while self._child.wanted() and any(thread.is_alive() for thread in threads):
+        while self._child.is_wanted() and any(thread.is_alive() for thread in threads):
             threads[0].join(0.2)
 
     def _write(self, head: bytes, began_s: float) -> None:
-        """Ends when the server does: there is nothing left to write to."""
+        """Write until the server ends."""
         if self._server is None:
             return
         with (
@@ -110,7 +105,7 @@ class BurstActuator:
                     return
                 with self._counting:
                     self._child.add()
-                # Together again at the next beat, however long this one took.
+                # All writers start together at the next multiple of the period.
                 time.sleep(self._period_s - (time.monotonic() - began_s) % self._period_s)
 
     def _lengths(self) -> list[int]:
@@ -119,7 +114,7 @@ class BurstActuator:
 
 
 def listening(pid: int) -> list[tuple[str, int]]:
-    """Address and port of every TCP socket (IPv4) on which a process listens: /proc/net/tcp, proc_net_tcp(5)."""
+    """Return address and port of every IPv4 TCP socket on which a process listens (proc_net_tcp(5))."""
     inodes = set()
     try:
         for fd in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208 - start-up time
@@ -131,10 +126,10 @@ def listening(pid: int) -> list[tuple[str, int]]:
             lines = [line.split() for line in file][1:]
     except OSError:
         return []
-    found = []
+    addresses = []
     for words in lines:
         if words[3] == _LISTEN and words[9] in inodes:
             address, port = words[1].split(":")
-            # The address is a number of this machine's byte order.
-            found.append((socket.inet_ntoa(struct.pack("=I", int(address, 16))), int(port, 16)))
-    return found
+            # The address is a number in this machine's byte order.
+            addresses.append((socket.inet_ntoa(struct.pack("=I", int(address, 16))), int(port, 16)))
+    return addresses

@@ -1,7 +1,7 @@
-"""A disk that is full: an open file without a name takes all that is left of a file system.
+"""A full disk: an open file without a name takes all free space of a file system.
 
-It lives as long as the process that has it open: the end of the holder, however it comes, and a reboot give the room
-back. There is nothing else to revert, and nothing that could be left (open(2), O_TMPFILE).
+The space is freed when the holder ends for any reason, or by a reboot. There is nothing else to revert, and nothing can
+be left behind (open(2), O_TMPFILE).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from inject.node.actuator import Refused
+from inject.node.actuator import Actuator, Refused
 
 __all__ = ["FOLDER", "DiskActuator"]
 
@@ -19,10 +19,8 @@ FOLDER = "/var/lib"
 _LEFT_BYTES = 64 << 10
 
 
-class DiskActuator:
-    """Fills the file system of `folder`, root's reserve too."""
-
-    poll_s = None
+class DiskActuator(Actuator):
+    """Fills the file system of `folder`, including root's reserve."""
 
     def __init__(self, *, folder: str = FOLDER) -> None:
         self._folder = folder
@@ -31,15 +29,14 @@ class DiskActuator:
     def prepare(self) -> dict[str, Any]:
         """Refuse a file system that is full already."""
         if self._free() < _LEFT_BYTES:
-            raise Refused(f"the file system of {self._folder} is full already, and not by us: make room there first")
+            raise Refused(f"the file system of {self._folder} is full already, by no fault; free space there first")
         return self.read()
 
     def revert_script(self) -> str:
-        """Return a command that does nothing: the room is given back when the holder ends."""
         return "true"
 
     def on(self) -> None:
-        """Take what is left, in parts that grow smaller: a file system keeps some for itself, nobody knows how much."""
+        """Allocate free space in parts that get smaller, because a file system keeps an unknown reserve."""
         self._file = self._unnamed()
         size, part = 0, self._free()
         while part >= _LEFT_BYTES:
@@ -51,13 +48,12 @@ class DiskActuator:
                 part //= 2
 
     def off(self) -> None:
-        """Close the file, which gives the room back."""
         file, self._file = self._file, -1
         if file >= 0:
             os.close(file)
 
     def read(self) -> dict[str, Any]:
-        """Whether the file is open, how large it is, and what is left of the file system."""
+        """Report whether the file is open, its size, and the free space."""
         taken = os.fstat(self._file).st_blocks * 512 if self._file >= 0 else 0
         return {
             "applied": self._file >= 0,
@@ -66,22 +62,18 @@ class DiskActuator:
             "left_bytes": self._free(),
         }
 
-    def hits(self) -> None:
-        """Edges are the count."""
-
     def close(self) -> None:
-        """Close the file if it is still open."""
         self.off()
 
     def _unnamed(self) -> int:
         try:
             return os.open(self._folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-        except OSError:  # a file system that has no such files
+        except OSError:  # the file system does not support O_TMPFILE
             path = f"{self._folder}/faultbed-full"
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             os.unlink(path)  # noqa: PTH108 - start-up time
             return file
 
     def _free(self) -> int:
-        seen = os.statvfs(self._folder)
-        return seen.f_bfree * seen.f_bsize
+        usage = os.statvfs(self._folder)
+        return usage.f_bfree * usage.f_bsize

@@ -1,7 +1,7 @@
-"""Others that compute on a GPU: processes that give it work without a pause. Not yet run on hardware.
+"""Other processes on a GPU, which give it work without pause. Not yet run on hardware.
 
-The driver shares a GPU out by time slices between processes (CUDA C programming guide, compute modes). Each process has
-the name of all busy processes of faults, and NVML lists it among those that compute there.
+The driver divides a GPU's time into slices between processes (CUDA C programming guide, compute modes). Each process
+has the name of all busy processes of faults, and NVML lists it among the GPU's compute processes.
 """
 
 from __future__ import annotations
@@ -12,24 +12,24 @@ import sys
 import time
 from typing import Any
 
-from inject.node.actuator import Refused
+from inject.node.actuator import Actuator, Refused
 from inject.node.child import Child
-from inject.node.command import still_alive
-from inject.node.machine.hog import NAME, end_all, named
+from inject.node.command import heartbeat
+from inject.node.machine.hog import NAME, busy_processes, kill_script
 from testbed.node import nvml
 from testbed.node.cuda import CudaWork, NoCuda
 
 __all__ = ["GpuNeighbourActuator"]
 
-# A driver that has to wake its GPUs up first (no persistence) needs seconds for a context.
+# Without persistence mode the driver must wake its GPUs first, and needs seconds for a context.
 _BEGIN_S = 20.0
 _QUEUED = 8
-"""Kernels that a process gives the GPU at a time, 16 ms of work: with one alone it would leave the rest of its time
-slice (2 ms or more, nvidia-smi compute-policy) to those whom it is to disturb."""
+"""Kernels that a process queues at a time, 16 ms of work: a single one would leave the rest of its time slice
+(2 ms or more, nvidia-smi compute-policy) to the processes that it is to disturb."""
 
 
-class GpuNeighbourActuator:
-    """Has `count` processes compute on the GPU at the PCIe address `pcie`; counted in kernels that they have done."""
+class GpuNeighbourActuator(Actuator):
+    """Runs `count` processes on the GPU at the PCIe address `pcie`; hits are the kernels that they completed."""
 
     poll_s = 0.2
     patience_s = _BEGIN_S
@@ -39,23 +39,22 @@ class GpuNeighbourActuator:
         self._others = [Child() for _ in range(count)]
 
     def prepare(self) -> dict[str, Any]:
-        """Refuse a GPU that is not there or has room for one process alone, and neighbours of an earlier fault."""
+        """Refuse a missing GPU, one that allows a single process only, and neighbours of an earlier fault."""
         try:
             mode = nvml.compute_mode(self._pcie)
         except nvml.NoNvml as error:
             raise Refused(f"no NVIDIA GPU at {self._pcie}: {error}") from None
         if mode != "Default":
-            raise Refused(f"GPU {self._pcie} takes no neighbours: its compute mode is {mode} (nvidia-smi -c)")
-        if left := named():
-            raise Refused(f"{len(left)} busy processes of an earlier fault are there: run `faultbed heal`")
+            raise Refused(f"GPU {self._pcie} allows no neighbours: its compute mode is {mode} (nvidia-smi -c)")
+        if left := busy_processes():
+            raise Refused(f"{len(left)} busy processes of an earlier fault still run; run `faultbed heal`")
         return self.read()
 
     def revert_script(self) -> str:
-        """End every one; they also end by themselves when the holder is gone."""
-        return end_all()
+        return kill_script()
 
     def on(self) -> None:
-        """Start them, and wait until each has done something."""
+        """Start the processes, and wait until each has completed work."""
         before = [other.count for other in self._others]
         for other in self._others:
             other.start(functools.partial(self._compute, other))
@@ -63,47 +62,43 @@ class GpuNeighbourActuator:
         while (idle := sum(o.count == was for o, was in zip(self._others, before))) and self._all_there():  # noqa: B905
             if time.monotonic() > deadline:
                 break
-            still_alive()
+            heartbeat()
             time.sleep(0.01)
         if idle:
             raise OSError(f"{idle} of {len(self._others)} processes did not begin to compute on GPU {self._pcie}")
 
     def off(self) -> None:
-        """End them."""
         for other in self._others:
             other.stop()
 
     def read(self) -> dict[str, Any]:
-        """How many there are, by /proc, and how many of them compute on the GPU, by NVML.
+        """Count the processes by /proc, and those that compute on the GPU by NVML.
 
         Raises:
-            OSError: NVML does not tell.
+            OSError: NVML does not answer.
         """
-        there = named()
+        running = busy_processes()
         try:
-            computing = len(there & nvml.computing(self._pcie)) if there else 0
+            computing = len(running & nvml.computing(self._pcie)) if running else 0
         except nvml.NoNvml as error:
             raise OSError(str(error)) from None
-        return {"applied": bool(there), "gpu": self._pcie, "processes": len(there), "computing": computing}
+        return {"applied": bool(running), "gpu": self._pcie, "processes": len(running), "computing": computing}
 
     def hits(self) -> int:
-        """Kernels done so far."""
+        """Return the number of kernels completed so far."""
         return _QUEUED * sum(other.count for other in self._others)
 
-    def close(self) -> None:
-        """Nothing is held open."""
-
     def _all_there(self) -> bool:
-        return all(other.is_there() for other in self._others)
+        return all(other.is_running() for other in self._others)
 
     def _compute(self, other: Child) -> None:
         with open("/proc/self/comm", "w", encoding="ascii") as comm:  # noqa: PTH123 - as the other busy processes
             comm.write(NAME)
-        # The holder's precedence is for its own turns; a neighbour's CPU time is like anybody's.
+        # The holder's priority is for its own work; a neighbour competes like a normal process.
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         try:
             work = CudaWork(pcie=self._pcie, number=0)
-            while other.wanted():
+            while other.is_wanted():
                 work.compute(_QUEUED)
                 other.add()
         except NoCuda as error:

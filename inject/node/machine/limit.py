@@ -1,7 +1,7 @@
-"""Little CPU for the processes of one program: in a cgroup of their own, which is limited.
+"""A CPU limit for the processes of one program, in a cgroup of their own.
 
-The group stands beside those of the soft GPUs, so that the same counters, the same fingerprint and the same `heal` see
-it; it is there only while the fault is.
+The group is next to those of the soft GPUs, so that the same counters, fingerprint and `heal` handle it. It exists only
+while the fault is on.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from inject.node.actuator import Refused
+from inject.node.actuator import Actuator, Refused
 from inject.node.machine.process import processes_with
 
 __all__ = ["CGROUPS", "RANKS_CGROUP", "STORAGE_CGROUP", "LimitActuator"]
@@ -19,13 +19,13 @@ __all__ = ["CGROUPS", "RANKS_CGROUP", "STORAGE_CGROUP", "LimitActuator"]
 RANKS_CGROUP = "/sys/fs/cgroup/faultbed.slice/faultbed-ranks.service"
 STORAGE_CGROUP = "/sys/fs/cgroup/faultbed.slice/faultbed-storage.service"
 CGROUPS = (RANKS_CGROUP, STORAGE_CGROUP)
-"""Where they are put: the marks that `heal` goes by."""
+"""All such groups, which `heal` removes."""
 
 ROOT = "/sys/fs/cgroup"
 _EMPTY_S = 2.0
 
 
-class LimitActuator:
+class LimitActuator(Actuator):
     """Moves the processes that have `argument` in their command line to `cgroup` with the limit `value`, and back."""
 
     poll_s = 0.05
@@ -36,18 +36,18 @@ class LimitActuator:
         self._throttled = 0
 
     def prepare(self) -> dict[str, Any]:
-        """Refuse where no such process runs, or where the group is there already."""
+        """Refuse a machine without such a process, or with an existing group."""
         if self._cgroup.exists():
-            raise Refused(f"{self._cgroup} is already there: a leftover? run `faultbed heal`")
+            raise Refused(f"{self._cgroup} already exists, a leftover of a fault; run `faultbed heal`")
         for pid in processes_with(self._argument):
             # The only line of a machine without cgroup v1: "0::/path" (cgroups(7)).
             self._homes[pid] = Path(f"/proc/{pid}/cgroup").read_text(encoding="ascii").strip().rpartition("::")[2]
         if not self._homes:
-            raise Refused(f"no process of {self._argument} is here: is the workload running?")
+            raise Refused(f"no process of {self._argument} runs here; start the workload first")
         return self.read()
 
     def revert_script(self) -> str:
-        """Everybody back to where they were, or to the root where that is gone; then the group goes."""
+        """Return a script that moves all processes back (to the root if their group is gone) and removes the group."""
         homes = "".join(f"echo {pid} > {ROOT}{home}/cgroup.procs 2>/dev/null; " for pid, home in self._homes.items())
         return (
             f"[ ! -e {self._cgroup} ] || {{ {homes}for p in $(cat {self._cgroup}/cgroup.procs); do "
@@ -55,7 +55,7 @@ class LimitActuator:
         )
 
     def on(self) -> None:
-        """The limit first, then the processes."""
+        """Set the limit first, then move the processes."""
         self._cgroup.mkdir()
         (self._cgroup / "cpu.max").write_text(self._value, encoding="ascii")
         for pid in self._homes:
@@ -63,7 +63,7 @@ class LimitActuator:
                 (self._cgroup / "cgroup.procs").write_text(str(pid), encoding="ascii")
 
     def off(self) -> None:
-        """Back, and away with the group."""
+        """Move the processes back, and remove the group."""
         if not self._cgroup.exists():
             return
         self._throttled = self.hits()
@@ -76,7 +76,7 @@ class LimitActuator:
         self._cgroup.rmdir()
 
     def read(self) -> dict[str, Any]:
-        """The limit as it stands, and how many processes are under it."""
+        """Report the limit, and how many processes are in the group."""
         if not self._cgroup.exists():
             return {"applied": False, "cgroup": str(self._cgroup), "cpu.max": None, "processes": 0}
         return {
@@ -87,14 +87,11 @@ class LimitActuator:
         }
 
     def hits(self) -> int:
-        """Periods in which they were held back."""
+        """Return the number of periods in which the group was throttled."""
         with contextlib.suppress(OSError):
             stat = (self._cgroup / "cpu.stat").read_text(encoding="ascii")
             return int(dict(line.split() for line in stat.splitlines()).get("nr_throttled", 0))
         return self._throttled
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
     def _move_home(self, pid: int) -> None:
         for home in (self._homes.get(pid, "/"), "/"):

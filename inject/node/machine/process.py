@@ -1,8 +1,8 @@
 """Processes killed or stopped by signal: routing daemons, ranks of a job, a whole VM (QEMU's process).
 
-A process is known by its pid and its start time, so that a number given to somebody else later is never signalled
-(proc_pid_stat(5), starttime). What was killed and has to come back is started again with the arguments it had, outside
-the holder's own cgroup and scheduling class, so that it outlives the holder and is as it was.
+A process is identified by its pid and its start time, so that a reused pid is never signalled (proc_pid_stat(5),
+starttime). A killed daemon is started again with its previous arguments, outside the holder's cgroup and scheduling
+class, so that it outlives the holder unchanged.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import signal
 import time
 from typing import Any
 
-from inject.node.actuator import Refused, enter_netns
-from inject.node.command import run, still_alive
+from inject.node.actuator import Actuator, Refused, enter_netns
+from inject.node.command import heartbeat, run
 from inject.node.inside import unless_gone
 
 __all__ = ["ProcessActuator", "processes_with"]
@@ -26,14 +26,12 @@ _END_S = 5.0
 _START_S = 30.0
 
 
-class ProcessActuator:
-    """Sends `how` (STOP or KILL) to the processes that `find` names; with `again`, killed ones are started anew.
+class ProcessActuator(Actuator):
+    """Sends `how` (STOP or KILL) to the processes that `find` names; with `again`, killed ones are restarted.
 
-    `find` is {"daemons": [...]} (of the switch `netns`, by their pid files), {"argument": text} (whole argument of a
+    `find` is {"daemons": [...]} (of the switch `netns`, by their pid files), {"argument": text} (a whole argument of a
     command line) or {"pid": number, "comm": name}.
     """
-
-    poll_s = None
 
     def __init__(
         self,
@@ -45,33 +43,33 @@ class ProcessActuator:
         again: bool = False,
     ) -> None:
         self._find, self._how, self._netns, self._host, self._again = find, how, netns, host, again
-        self._found: dict[int, int] = {}
+        self._started: dict[int, int] = {}
         self._commands: list[tuple[str, str]] = []
         self._over = True
         self.patience_s = _START_S / 3 if again else 0.0
 
     def prepare(self) -> dict[str, Any]:
-        """Find them; refuse when there is none, or one that is stopped already."""
+        """Find the processes; refuse if there is none, or if one is stopped already."""
         enter_netns(self._netns)
         pids = self._pids()
         if not pids:
-            raise Refused(f"no process to {self._how.lower()} ({self._said()}): is it running?")
+            raise Refused(f"no process to {self._how.lower()} ({self._names()}); start it first")
         for pid in pids:
             state, started = _stat(pid) or ("", 0)
             if state == "T":
-                raise Refused(f"process {pid} ({self._said()}) is stopped already, and not by us: run `faultbed heal`")
-            self._found[pid] = started
+                raise Refused(f"process {pid} ({self._names()}) is stopped already; run `faultbed heal`")
+            self._started[pid] = started
         if self._again:
             self._commands = [(_pidfile(self._netns, _comm(pid)), _restart(self._netns, pid)) for pid in pids]
         return self.read()
 
     def revert_script(self) -> str:
-        """Let stopped ones go on; start killed daemons that are not there. Nothing can revert the death of a rank."""
+        """Return a script that continues stopped processes and starts killed daemons; a rank's death is final."""
         if self._how == "STOP":
             parts = [
                 f"if [ \"$(sed 's/.*) //' /proc/{pid}/stat 2>/dev/null | cut -d' ' -f20)\" = {started} ]; "
                 f"then kill -CONT {pid}; fi"
-                for pid, started in self._found.items()
+                for pid, started in self._started.items()
             ]
             return "; ".join(parts)
         parts = [
@@ -81,18 +79,18 @@ class ProcessActuator:
         return unless_gone(self._netns, "; ".join([*parts, "true"]))
 
     def on(self) -> None:
-        """The signal; after KILL, until they are gone."""
+        """Send the signal; after KILL, wait until the processes are gone."""
         self._over = False
-        for pid, started in self._found.items():
+        for pid, started in self._started.items():
             _send(pid, started, signal.SIGSTOP if self._how == "STOP" else signal.SIGKILL)
         if self._how == "STOP":
             self._until_stopped(stopped=True)
 
     def off(self) -> None:
-        """Go on, or be started again."""
+        """Continue stopped processes, or restart killed ones."""
         self._over = True
         if self._how == "STOP":
-            for pid, started in self._found.items():
+            for pid, started in self._started.items():
                 _send(pid, started, signal.SIGCONT)
             self._until_stopped(stopped=False)
             return
@@ -101,34 +99,29 @@ class ProcessActuator:
                 run(["/bin/sh", "-c", command], timeout_s=_START_S)
 
     def read(self) -> dict[str, Any]:
-        """The states of the processes that were found, and how many are there now."""
+        """Report the states of the processes found by `prepare`, and whether daemons run again."""
         states = {
-            str(pid): (seen[0] if (seen := _stat(pid)) and seen[1] == at else "gone") for pid, at in self._found.items()
+            str(pid): (stat[0] if (stat := _stat(pid)) and stat[1] == started else "gone")
+            for pid, started in self._started.items()
         }
         if self._how == "STOP":
             applied = bool(states) and all(state == "T" for state in states.values())
             if self._over:
                 applied = "T" in states.values()
         elif self._again:
-            applied = bool(self._found) and not all(_alive(path) for path, _ in self._commands)
+            applied = bool(self._started) and not all(_alive(path) for path, _ in self._commands)
         else:
             applied = not self._over and set(states.values()) == {"gone"}
-        return {"applied": applied, "netns": self._netns, "host": self._host, "states": states, "what": self._said()}
-
-    def hits(self) -> None:
-        """Edges are the count."""
-
-    def close(self) -> None:
-        """Nothing is held open."""
+        return {"applied": applied, "netns": self._netns, "host": self._host, "states": states, "what": self._names()}
 
     def _until_stopped(self, *, stopped: bool) -> None:
-        """A signal is sent, not done: a running thread takes it when it next enters the kernel."""
+        """Wait for the signal's effect: a running thread handles it when it next enters the kernel."""
         deadline = time.monotonic() + _END_S
         while time.monotonic() < deadline:
-            states = [seen[0] for pid, at in self._found.items() if (seen := _stat(pid)) and seen[1] == at]
+            states = [stat[0] for pid, at in self._started.items() if (stat := _stat(pid)) and stat[1] == at]
             if all((state == "T") is stopped for state in states):
                 return
-            still_alive()
+            heartbeat()
             time.sleep(0.002)
 
     def _pids(self) -> list[int]:
@@ -141,22 +134,22 @@ class ProcessActuator:
             return [pid for pid, name in zip(pids, self._find["daemons"]) if _comm(pid) == name]  # noqa: B905
         return processes_with(self._find["argument"])
 
-    def _said(self) -> str:
+    def _names(self) -> str:
         return ", ".join(
             str(x) for x in self._find.get("daemons", [self._find.get("argument", self._find.get("comm"))])
         )
 
 
 def processes_with(argument: str) -> list[int]:
-    """Python processes, other than this one, that have the whole `argument` in their command line."""
-    wanted = argument.encode()
+    """Return the Python processes, except this one, with the whole `argument` in their command line."""
+    word = argument.encode()
     return [
         int(entry)
         for entry in os.listdir("/proc")  # noqa: PTH208 - start-up time
         if entry.isdigit()
         and int(entry) != os.getpid()
-        and wanted in _arguments(int(entry))
-        # `env` and shells carry the words of what they start.
+        and word in _arguments(int(entry))
+        # `env` and shells have the arguments of the programs that they start.
         and _comm(int(entry)).startswith("python")
     ]
 
@@ -166,7 +159,7 @@ def _pidfile(netns: str | None, daemon: str) -> str:
 
 
 def _restart(netns: str | None, pid: int) -> str:
-    """The command that starts a process again as it was: not in the holder's cgroup, not at its priority."""
+    """Return the command that restarts a process, outside the holder's cgroup and priority."""
     words = shlex.join(word.decode() for word in _arguments(pid))
     inner = (
         "echo $$ > /sys/fs/cgroup/cgroup.procs; echo 0 > /proc/$$/oom_score_adj; "
@@ -191,15 +184,15 @@ def _send(pid: int, started: int, number: signal.Signals) -> None:
         signal.pidfd_send_signal(handle, number)
         deadline = time.monotonic() + _END_S
         while number == signal.SIGKILL and not select.select([handle], [], [], 0.5)[0]:
-            still_alive()
+            heartbeat()
             if time.monotonic() > deadline:
-                raise OSError(f"process {pid} is still there {_END_S:g} s after SIGKILL")
+                raise OSError(f"process {pid} still runs {_END_S:g} s after SIGKILL")
     finally:
         os.close(handle)
 
 
 def _stat(pid: int) -> tuple[str, int] | None:
-    """State and start time (clock ticks since boot); a zombie is gone."""
+    """Return state and start time (clock ticks since boot); None for a zombie or no process."""
     fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
     return (fields[0], int(fields[19])) if fields and fields[0] not in "ZX" else None
 

@@ -1,19 +1,18 @@
-"""A switch that reboots: what it runs is killed, its ports are down, then everything is started again."""
+"""A switch that reboots: its daemons are killed and its ports are down, then everything is started again."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from inject.node.actuator import Actuator
 from inject.node.machine.process import ProcessActuator
 from inject.node.network.interface import LinkActuator
 
 __all__ = ["RebootActuator"]
 
 
-class RebootActuator:
-    """Kills `daemons` of the switch `netns` and takes `ports` down; ports up and daemons started, in that order."""
-
-    poll_s = None
+class RebootActuator(Actuator):
+    """Kills `daemons` of the switch `netns` and takes `ports` down; `off` brings up the ports, then the daemons."""
 
     def __init__(self, *, netns: str, ports: list[str], daemons: list[str]) -> None:
         self._netns = netns
@@ -23,29 +22,28 @@ class RebootActuator:
         self.patience_s = len(daemons) * self._daemons.patience_s
 
     def prepare(self) -> dict[str, Any]:
-        """Refuse a switch of which anything is not as it must be."""
+        """Refuse a switch if any daemon or port is not as it must be."""
         for part in self._parts:
             part.prepare()
         return self.read()
 
     def revert_script(self) -> str:
-        """Each part's own, ports first; a subshell each, so that one that is done already does not end the others."""
+        """Return the scripts of all parts, ports first, in subshells: an early exit of one does not skip the others."""
         return " && ".join(f"( {part.revert_script()} )" for part in self._parts)
 
     def on(self) -> None:
-        """The daemons first: a switch that loses its power says goodbye to nobody."""
+        """Kill the daemons first, so that they cannot close their sessions: a switch that loses power cannot either."""
         self._daemons.on()
         for port in self._ports:
             port.on()
 
     def off(self) -> None:
-        """Ports, then daemons."""
         for port in self._ports:
             port.off()
         self._daemons.off()
 
     def read(self) -> dict[str, Any]:
-        """Applied while anything of it is; `whole` says whether all of it is."""
+        """Report `applied` while any part is; `whole` says whether all parts are."""
         daemons = self._daemons.read()
         down = [port.read()["applied"] for port in self._ports]
         return {
@@ -55,9 +53,6 @@ class RebootActuator:
             "ports_down": sum(down),
             "states": daemons["states"],
         }
-
-    def hits(self) -> None:
-        """Edges are the count."""
 
     def close(self) -> None:
         """Close the sockets."""

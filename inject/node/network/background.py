@@ -1,7 +1,7 @@
-"""Load of somebody else: datagrams through the fabric, paced or in bursts, dyed with ECT(1), read by nobody.
+"""Background load: UDP datagrams through the fabric, paced or in bursts, marked with ECT(1), without a receiver.
 
-A child of the holder sends them, so that pacing and the holder's own work do not wait for each other; it ends when its
-parent is gone, and with the unit.
+A child of the holder sends them, so that pacing and the holder's work do not delay each other. It ends with its parent,
+and with the unit.
 """
 
 from __future__ import annotations
@@ -13,23 +13,23 @@ import socket
 import time
 from typing import Any
 
-from inject.node.actuator import Refused, enter_netns
+from inject.node.actuator import Actuator, Refused, enter_netns
 from inject.node.child import Child
 
 __all__ = ["BackgroundActuator"]
 
-# The discard service (RFC 863): that nobody listens is all right, the kernel answers once a second at most.
+# The discard service (RFC 863). No program listens there, and the kernel answers at most once a second.
 _DISCARD = 9
 _ECT1 = 1
 _SLICE_S = 0.01
 _HEADERS = 28
 
 
-class BackgroundActuator:
+class BackgroundActuator(Actuator):
     """Sends datagrams of `size_bytes` to `destination` at `rate_bps`, on `flows` source ports of each source in turn.
 
-    A source is a network namespace (None: this machine's) and an address there. With `burst_s` all of them send for
-    so long in every `period_s`, and are silent in between.
+    A source is a network namespace (None: this machine's) and an address there. With `burst_s` all sources send for
+    that time in every `period_s`.
     """
 
     poll_s = 0.05
@@ -51,67 +51,60 @@ class BackgroundActuator:
         self._child = Child()
 
     def prepare(self) -> dict[str, Any]:
-        """Refuse an address that is not there."""
+        """Refuse an address that does not exist here."""
         for sender in self._sockets():
             sender.close()
         return self.read()
 
     def revert_script(self) -> str:
-        """Nothing: the child ends with the holder, by itself and with the unit."""
         return "true"
 
     def on(self) -> None:
-        """Start sending."""
         senders = self._sockets()
         self._child.start(lambda: self._send(senders))
         for sender in senders:
             sender.close()
 
     def off(self) -> None:
-        """Stop sending."""
         self._child.stop()
 
     def read(self) -> dict[str, Any]:
-        """Whether the child is there, and how many datagrams the kernel has taken from it."""
+        """Report whether the child runs, and how many datagrams it has sent."""
         return {
-            "applied": self._child.is_there(),
+            "applied": self._child.is_running(),
             "source": ", ".join(address for _, address in self._sources),
             "destination": self._destination,
             "sent": self._child.count,
         }
 
     def hits(self) -> int:
-        """Datagrams sent so far."""
         return self._child.count
 
-    def close(self) -> None:
-        """Nothing is held open."""
-
     def _sockets(self) -> list[socket.socket]:
-        """Flow after flow of each source, so that those who take turns are different ones."""
-        made: list[socket.socket] = []
+        """Open a socket for each flow; neighbours in the list belong to different sources."""
+        sockets: list[socket.socket] = []
         try:
             for namespace, address in self._sources:
                 enter_netns(namespace)
                 for _ in range(self._flows):
                     sender = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
-                    made.append(sender)
+                    sockets.append(sender)
                     sender.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, _ECT1)
                     sender.bind((address, 0))
         except OSError as error:
-            for each in made:
+            for each in sockets:
                 each.close()
-            raise Refused(f"{address} is not an address here: {error}") from None
-        return [made[index] for flow in range(self._flows) for index in range(flow, len(made), self._flows)]
+            raise Refused(f"{address} is not an address of this machine: {error}") from None
+        return [sockets[index] for flow in range(self._flows) for index in range(flow, len(sockets), self._flows)]
 
     def _send(self, senders: list[socket.socket]) -> None:
-        """Send until nobody wants it; what could not be sent in its slice is not made up for."""
-        # The holder's class is for edges on time: load has to compete like any other process.
+        """Send while the holder exists; datagrams that miss their slice are not sent later."""
+        # The holder's scheduling class makes edges punctual; this load competes like a normal process.
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
         payload, per_s, owed = bytes(self._size_bytes - _HEADERS), self._rate_bps / 8 / self._size_bytes, 0.0
         turn = itertools.cycle(senders)
         began = before = time.monotonic()
-        while self._child.wanted():
+        while self._child.is_wanted():
             now = time.monotonic()
             if self._period_s and (now - began) % self._period_s >= self._burst_s:
                 time.sleep(min(_SLICE_S, self._period_s - (now - began) % self._period_s))
@@ -121,7 +114,8 @@ class BackgroundActuator:
             before = now
             while owed >= 1:
                 owed -= 1
-                # No room, or no route while a link is down: lost, as it would be in the fabric.
+                # Without buffer space, or a route while a link is down, the datagram is lost as it would be in the
+                # fabric.
                 with contextlib.suppress(OSError):
                     next(turn).sendto(payload, (self._destination, _DISCARD))
                     self._child.add()

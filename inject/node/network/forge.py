@@ -1,8 +1,8 @@
-"""Packets that nobody has sent: made from a live packet of a queue pair, and put on the wire of a switch port.
+"""Forged packets: made from a live packet of a queue pair, and put on the wire of a switch port.
 
-What a receiver checks first, addresses, source port, queue pair, is copied from a packet that is just passing; what is
-wrong about the forged one is the one thing that was asked for. Its ICRC is right (InfiniBand annex A17.3.3), and it is
-dyed with ECT(1), which the ICRC does not cover and the receiver's IP layer counts.
+The fields that a receiver checks first (addresses, source port, queue pair) are copied from a packet that is passing.
+The forged packet is wrong only in the requested property. Its ICRC is right (InfiniBand annex A17.3.3), and it carries
+ECT(1), which the ICRC does not cover and the receiver's IP layer counts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 import zlib
 from typing import Any
 
-from inject.node.actuator import Refused, enter_netns
+from inject.node.actuator import Actuator, Refused, enter_netns
 from inject.node.child import Child
 
 __all__ = ["WHATS", "ForgeActuator", "changed", "forge", "icrc", "request_after"]
@@ -26,9 +26,9 @@ _ACK, _CNP, _DATA = 0x11, 0x81, frozenset({*range(0x0C), 0x16, 0x17})
 _FIRST_NAK = 0x20
 _PSN_ERROR = 0x60
 _PSN_MASK = (1 << 24) - 1
-# Requests that can be under way at once, and then some: rxe takes 128 (rxe_param.h, RXE_MAX_UNACKED_PSNS).
+# More requests than can be in flight: rxe allows 128 (rxe_param.h, RXE_MAX_UNACKED_PSNS).
 _WINDOW = 1 << 12
-# Numbers are given out from the bottom (drivers/infiniband/sw/rxe/rxe_param.h): nobody has this one.
+# QP numbers are assigned from the bottom (drivers/infiniband/sw/rxe/rxe_param.h): this one is free.
 _NO_QP = 0xFFFFF0
 _BAD_TVER = 0x0F
 _BECN = 0x40
@@ -37,14 +37,14 @@ _PAUSE_S = 0.05
 # Headers between BTH and payload: RETH, immediate (InfiniBand 9.2.1, table 38).
 _EXTENDED = {0x03: 4, 0x05: 4, 0x06: 16, 0x09: 4, 0x0A: 16, 0x0B: 20}
 _ELEMENT = 4
-# In the third byte of a little-endian fp32: a fraction's bit, so that it stays a number.
+# In the third byte of a little-endian fp32: a bit of the fraction, so that the value stays a number.
 _BIT = 0x40
 
 
-class ForgeActuator:
-    """Sends up to `count` packets of one sort out of `device` of the switch `netns` (None: this machine).
+class ForgeActuator(Actuator):
+    """Sends up to `count` packets of the kind `what` out of `device` of the switch `netns` (None: this machine).
 
-    To the queue pair `qp`, or any.
+    They go to the queue pair `qp`, or to any.
     """
 
     poll_s = 0.02
@@ -54,7 +54,7 @@ class ForgeActuator:
         self._child = Child()
 
     def prepare(self) -> dict[str, Any]:
-        """Refuse a port that is not there."""
+        """Refuse a port that does not exist."""
         enter_netns(self._netns)
         try:
             self._socket(0).close()
@@ -63,28 +63,21 @@ class ForgeActuator:
         return self.read()
 
     def revert_script(self) -> str:
-        """Nothing is held: a packet that was sent is gone."""
         return "true"
 
     def on(self) -> None:
-        """Begin."""
         self._child.start(self._work)
 
     def off(self) -> None:
-        """No more."""
         self._child.stop()
 
     def read(self) -> dict[str, Any]:
-        """How many were sent."""
         sent = self._child.count
-        return {"applied": self._child.is_there(), "device": self._device, "what": self._what, "sent": sent}
+        is_running = self._child.is_running()
+        return {"applied": is_running, "device": self._device, "what": self._what, "sent": sent}
 
     def hits(self) -> int:
-        """Packets sent so far."""
         return self._child.count
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
     def _socket(self, protocol: int) -> socket.socket:
         wire = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
@@ -94,51 +87,52 @@ class ForgeActuator:
         return wire
 
     def _work(self) -> None:
-        """One packet after the other, each made from one that passed just before; then wait for the end."""
-        while self._child.wanted():
+        """Send one packet after the other, each made from one that passed just before; then wait for the end."""
+        while self._child.is_wanted():
             if self._child.count >= self._count:
                 time.sleep(_PAUSE_S)
                 continue
             with self._socket(_ETH_P_ALL) as wire:
-                found = self._passing(wire)
-                if found is not None:
-                    wire.send(forge(*found))
+                source = self._passing(wire)
+                if source is not None:
+                    wire.send(forge(*source))
                     self._child.add()
+            # Each packet is an event of its own.
             # Each is to be one event of its own.
             time.sleep(_PAUSE_S)
 
     def _passing(self, wire: socket.socket) -> tuple[bytes, str, int | None] | None:
-        """What `forge` takes: of a NAK, an acknowledgement, and then the PSN of a request that is not acknowledged yet.
+        """Return the arguments of `forge`: for a NAK, an acknowledgement and the PSN of a request without one.
 
-        The PSN that follows an acknowledgement is mostly acknowledged, too, by the time that a forged NAK arrives, and
-        what asks for less than was acknowledged is ignored (rxe_comp.c, check_psn). A request that has just come this
-        way is still under way to its receiver.
+        The PSN after an acknowledgement is mostly acknowledged by the time that a forged NAK arrives, and a NAK for an
+        acknowledged PSN is ignored (rxe_comp.c, check_psn). A request that has just passed this port is still on its
+        way to its receiver.
         """
         template: bytes | None = None
-        found: tuple[bytes, str, int | None] | None = None
+        source: tuple[bytes, str, int | None] | None = None
         deadline = time.monotonic() + _LEARN_S
         while time.monotonic() < deadline:
             try:
-                frame, told = wire.recvfrom(65535)
+                frame, address = wire.recvfrom(65535)
             except (TimeoutError, BlockingIOError):
-                return found
-            if told[2] == _PACKET_OUTGOING:
+                return source
+            if address[2] == _PACKET_OUTGOING:
                 if _fits(frame, self._what, self._qp):
                     template = frame
                     if self._what != "nak":
                         return template, self._what, None
             elif template is not None and (psn := request_after(template, frame)) is not None:
-                # The newest of those that have come by now.
-                found = template, self._what, psn
+                # The newest request that has arrived by now.
+                source = template, self._what, psn
                 wire.settimeout(0)
-        return found
+        return source
 
 
 def request_after(ack: bytes, frame: bytes) -> int | None:
-    """The PSN of `frame`, if that is a request of the queue pair that `ack` goes to, and follows what it acknowledges.
+    """Return the PSN of `frame`, if it is a request of the queue pair that gets `ack` and follows its PSN.
 
-    A packet does not name the queue pair that it comes from: that it is the one is told by addresses and by the PSN,
-    which begins anywhere in 2^24 and is at most a window ahead.
+    A packet does not name its source queue pair. Addresses and the PSN identify it: PSNs begin anywhere in 2^24, and a
+    request is at most a window ahead.
     """
     bth = _ETHERNET + _IP + _UDP
     if not _fits(frame, "replay", None) or (frame[26:30], frame[30:34]) != (ack[30:34], ack[26:30]):
@@ -148,12 +142,12 @@ def request_after(ack: bytes, frame: bytes) -> int | None:
 
 
 def forge(frame: bytes, what: str, psn: int | None = None) -> bytes:
-    """An Ethernet frame of the sort `what`, made from the RoCEv2 frame `frame` (IPv4 without options).
+    """Return an Ethernet frame of the kind `what`, made from the RoCEv2 frame `frame` (IPv4 without options).
 
-    `psn` is what a NAK asks for: without it, what follows the acknowledgement that it is made from.
+    `psn` is the PSN that a NAK requests; default: the one after the acknowledgement from which the NAK is made.
     """
     head = bytearray(frame[: _ETHERNET + _IP + _UDP + _BTH])
-    rest = _below(frame)
+    rest = _payload(frame)
     bth = _ETHERNET + _IP + _UDP
     if what == "cnp":
         head[bth], head[bth + 1] = _CNP, head[bth + 1] & 0x0F
@@ -172,8 +166,8 @@ def forge(frame: bytes, what: str, psn: int | None = None) -> bytes:
 
 
 def changed(frame: bytes) -> bytes | None:
-    """The same data packet with one bit of its last element of 4 bytes changed; None if it has none."""
-    head, rest = bytearray(frame[: _ETHERNET + _IP + _UDP + _BTH]), bytearray(_below(frame))
+    """Return a data packet with one bit of its last element of 4 bytes flipped; None if it has no such element."""
+    head, rest = bytearray(frame[: _ETHERNET + _IP + _UDP + _BTH]), bytearray(_payload(frame))
     bth = _ETHERNET + _IP + _UDP
     padding = (head[bth + 1] >> 4) & 3
     if len(rest) - padding - _EXTENDED.get(head[bth], 0) < _ELEMENT:
@@ -182,14 +176,14 @@ def changed(frame: bytes) -> bytes | None:
     return _finished(head, bytes(rest))
 
 
-def _below(frame: bytes) -> bytes:
-    """What is between BTH and ICRC, by the length that the IP header says."""
+def _payload(frame: bytes) -> bytes:
+    """Return the bytes between BTH and ICRC, by the length in the IP header."""
     end = _ETHERNET + int.from_bytes(frame[16:18], "big") - _ICRC
     return frame[_ETHERNET + _IP + _UDP + _BTH : end]
 
 
 def _finished(head: bytearray, rest: bytes) -> bytes:
-    """Dye, lengths, checksums, ICRC."""
+    """Return the whole frame with ECT(1), lengths, checksums and ICRC."""
     ip, udp = _ETHERNET, _ETHERNET + _IP
     length = len(head) - _ETHERNET + len(rest) + _ICRC
     head[ip + 1] = (head[ip + 1] & ~3) | _ECT1
@@ -202,17 +196,17 @@ def _finished(head: bytearray, rest: bytes) -> bytes:
 
 
 def icrc(packet: bytes) -> int:
-    """The invariant CRC of an IPv4 RoCEv2 packet without its last 4 bytes: what routers may change counts as ones."""
+    """Return the invariant CRC of an IPv4 RoCEv2 packet without its ICRC; fields that routers change are ones."""
     masked = bytearray(packet)
     masked[1] = masked[8] = 0xFF
     masked[10:12] = masked[_IP + 6 : _IP + 8] = b"\xff\xff"
     masked[_IP + _UDP + 4] = 0xFF
-    # The local route header that RoCE has not: eight bytes of ones.
+    # RoCE has no local route header: eight bytes of ones stand for it.
     return zlib.crc32(b"\xff" * 8 + masked)
 
 
 def _fits(frame: bytes, what: str, qp: int | None) -> bool:
-    """Whether a packet can be made from this one: RoCEv2 over IPv4, to the queue pair, of the class that is needed."""
+    """Return whether a packet can be made from this frame: RoCEv2 over IPv4, to the queue pair, of the class needed."""
     bth = _ETHERNET + _IP + _UDP
     if len(frame) < bth + _BTH + _ICRC or frame[12:15] != b"\x08\x00\x45" or frame[23] != socket.IPPROTO_UDP:
         return False
@@ -227,7 +221,7 @@ def _fits(frame: bytes, what: str, qp: int | None) -> bool:
 
 
 def _checksum(header: bytes | bytearray) -> int:
-    """The Internet checksum (RFC 1071)."""
+    """Return the Internet checksum (RFC 1071)."""
     total: int = sum(struct.unpack(f">{len(header) // 2}H", header))
     while total >> 16:
         total = (total & 0xFFFF) + (total >> 16)

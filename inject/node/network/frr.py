@@ -1,4 +1,4 @@
-"""A change of bgpd's running configuration, or a command to it, through vtysh. Never written to disk."""
+"""A change of bgpd's running configuration, or a command to bgpd, through vtysh. Never written to disk."""
 
 from __future__ import annotations
 
@@ -7,73 +7,63 @@ import shlex
 import time
 from typing import Any
 
-from inject.node.actuator import Refused
-from inject.node.command import run, still_alive
+from inject.node.actuator import Actuator, Refused
+from inject.node.command import heartbeat, run
 from inject.node.inside import name_of, unless_gone, vtysh
 
 __all__ = ["BgpResetActuator", "FrrActuator"]
 
 
-# A session that is just coming back, after the fault before this one, is waited for.
+# A session may be coming back after the previous fault.
 _SESSION_S = 10.0
 
 
-class FrrActuator:
-    """Takes the line `line` of bgpd's configuration away, below the nested `path`; puts it back. `add`: the reverse."""
+class FrrActuator(Actuator):
+    """Removes the line `line` below the nested `path` of bgpd's configuration, and restores it. `add`: the reverse."""
 
-    poll_s = None
     patience_s = 10.0
 
     def __init__(self, *, netns: str | None, path: list[str], line: str, add: bool = False) -> None:
         self._netns, self._path, self._line, self._add = netns, path, line, add
 
     def prepare(self) -> dict[str, Any]:
-        """Refuse where somebody else has made the change already."""
-        seen = self.read()
-        if seen["applied"]:
+        """Refuse a configuration in which the change is made already."""
+        state = self.read()
+        if state["applied"]:
             has = "has" if self._add else "has no"
             raise Refused(
-                f"bgpd of {name_of(self._netns)} {has} `{self._line}`, and not by us: it is not configured by us, or "
-                "somebody has changed it (`faultbed reset` brings a soft lab's back)"
+                f"bgpd of {name_of(self._netns)} {has} `{self._line}` already: another role has configured it, or a "
+                "user has changed it (`faultbed reset` restores a soft lab)"
             )
-        return seen
+        return state
 
     def revert_script(self) -> str:
-        """The line as it was; a namespace or daemon that is gone has no configuration."""
-        # To take away what is not there is an error to bgpd, and to nobody else.
+        """Return a script that restores the line; a namespace or daemon that is gone has no configuration."""
+        # bgpd returns an error if the line to remove does not exist, which is no failure here.
         tolerant = " || true" if self._add else ""
         change = shlex.join(self._argv(add=not self._add))
         return unless_gone(self._netns, f"{change} >/dev/null{tolerant}")
 
     def on(self) -> None:
-        """Without the line, or with it."""
         run(self._argv(add=self._add))
 
     def off(self) -> None:
-        """As it was."""
         run(self._argv(add=not self._add))
 
     def read(self) -> dict[str, Any]:
-        """Whether the running configuration has the line."""
+        """Report whether the running configuration has the line."""
         running = run([*vtysh(self._netns).split(), "-c", "show running-config"])
-        there = any(each.strip() == self._line for each in running.splitlines())
-        return {"applied": there is self._add, "netns": self._netns, "line": self._line}
-
-    def hits(self) -> None:
-        """Edges are the count."""
-
-    def close(self) -> None:
-        """Nothing is held open."""
+        has_line = any(each.strip() == self._line for each in running.splitlines())
+        return {"applied": has_line is self._add, "netns": self._netns, "line": self._line}
 
     def _argv(self, *, add: bool) -> list[str]:
         commands = ["configure terminal", *self._path, self._line if add else f"no {self._line}"]
         return [*vtysh(self._netns).split(), *(word for command in commands for word in ("-c", command))]
 
 
-class BgpResetActuator:
-    """Closes every BGP session of a switch once; they come back by themselves."""
+class BgpResetActuator(Actuator):
+    """Closes every BGP session of a switch once; they reconnect on their own."""
 
-    poll_s = None
     patience_s = 10.0
 
     def __init__(self, *, netns: str | None) -> None:
@@ -84,38 +74,29 @@ class BgpResetActuator:
     def prepare(self) -> dict[str, Any]:
         """Refuse a switch without an established session: there would be nothing to reset."""
         deadline = time.monotonic() + _SESSION_S
-        while not (seen := self._sessions())[0] and time.monotonic() < deadline:
-            still_alive()
+        while not (sessions := self._sessions())[0] and time.monotonic() < deadline:
+            heartbeat()
             time.sleep(0.5)
-        established, self._before = seen
+        established, self._before = sessions
         if not established:
-            raise Refused(f"{name_of(self._netns)} has no established BGP session: is the lab provisioned?")
+            raise Refused(f"{name_of(self._netns)} has no established BGP session; provision the lab")
         return {"applied": False, "netns": self._netns, "established": established, "dropped": self._before}
 
     def revert_script(self) -> str:
-        """Sessions come back by themselves."""
         return "true"
 
     def on(self) -> None:
-        """All sessions, hard."""
         run([*vtysh(self._netns).split(), "-c", "clear bgp *"])
         self._done = True
 
     def off(self) -> None:
-        """Nothing is held."""
         self._done = False
 
     def read(self) -> dict[str, Any]:
-        """How often sessions have been dropped, by bgpd's own count."""
+        """Report how many sessions are up, and how many were dropped, by bgpd's own count."""
         established, dropped = self._sessions()
         applied = self._done and dropped > self._before
         return {"applied": applied, "netns": self._netns, "established": established, "dropped": dropped}
-
-    def hits(self) -> None:
-        """Edges are the count."""
-
-    def close(self) -> None:
-        """Nothing is held open."""
 
     def _sessions(self) -> tuple[int, int]:
         shown = json.loads(run([*vtysh(self._netns).split(), "-c", "show bgp ipv4 unicast summary json"]) or "{}")

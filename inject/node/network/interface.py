@@ -1,4 +1,4 @@
-"""An interface administratively down, or with a smaller MTU.
+"""An interface that is administratively down, or has a smaller MTU.
 
 Raw rtnetlink, so that an edge costs one system call and no `ip` process.
 """
@@ -9,7 +9,7 @@ import socket
 import struct
 from typing import Any
 
-from inject.node.actuator import Refused, enter_netns
+from inject.node.actuator import Actuator, Refused, enter_netns
 from inject.node.inside import ip, unless_gone
 from inject.node.management import management_interfaces
 from testbed.node.netlink import ACK, REQUEST, Netlink, attribute, attributes
@@ -23,10 +23,8 @@ _IFF_UP = 1
 _INFO = struct.Struct("=BxHiII")
 
 
-class LinkActuator:
+class LinkActuator(Actuator):
     """Takes one interface down. `device` is the interface, in `netns` (None: the namespace of this process)."""
-
-    poll_s = None
 
     def __init__(self, *, netns: str | None, device: str) -> None:
         self._netns, self._device = netns, device
@@ -37,32 +35,30 @@ class LinkActuator:
         """Refuse an interface that is down already, or that carries the management connection."""
         enter_netns(self._netns)
         self._route = Netlink(socket.NETLINK_ROUTE)
-        seen = self.read()
-        if not seen["up"]:
-            raise Refused(f"{self._device} is already down, and not by us: bring it up, or run `faultbed heal`")
+        state = self.read()
+        if not state["up"]:
+            raise Refused(f"{self._device} is already down, by no known fault; bring it up, or run `faultbed heal`")
         if self._netns is None and self._device in management_interfaces():
             raise Refused(f"{self._device} carries the management connection: never a target")
-        return seen
+        return state
 
     def revert_script(self) -> str:
-        """Bring it up; a namespace that is gone took its interfaces with it."""
+        """Return a script that brings it up; a namespace that is gone took its interfaces with it."""
         link = f"{ip(self._netns)} link"
         return unless_gone(
             self._netns, f"{link} set dev {self._device} up && {link} show dev {self._device} up | grep -q ."
         )
 
     def on(self) -> None:
-        """Down."""
         self._set(up=False)
 
     def off(self) -> None:
-        """Up."""
         self._set(up=True)
 
     def read(self) -> dict[str, Any]:
-        """Flags and carrier, from the kernel: `up`, `carrier`, `carrier_down_count`."""
+        """Report flags and carrier from the kernel: `up`, `carrier`, `carrier_down_count`."""
         name = attribute(_IFLA_IFNAME, self._device.encode() + b"\0")
-        body = self._ask(_RTM_GETLINK, _INFO.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + name)
+        body = self._request(_RTM_GETLINK, _INFO.pack(socket.AF_UNSPEC, 0, 0, 0, 0) + name)
         _family, _kind, index, flags, _change = _INFO.unpack_from(body)
         attrs = attributes(body[_INFO.size :])
         self._index = index
@@ -76,19 +72,15 @@ class LinkActuator:
             "carrier_down_count": int.from_bytes(attrs.get(_IFLA_CARRIER_DOWN, b"\0"), "little"),
         }
 
-    def hits(self) -> None:
-        """Edges are the count."""
-
     def close(self) -> None:
-        """Close the netlink socket."""
         if self._route is not None:
             self._route.close()
 
     def _set(self, *, up: bool) -> None:
         info = _INFO.pack(socket.AF_UNSPEC, 0, self._index, _IFF_UP if up else 0, _IFF_UP)
-        self._ask(_RTM_NEWLINK, info, flags=REQUEST | ACK)
+        self._request(_RTM_NEWLINK, info, flags=REQUEST | ACK)
 
-    def _ask(self, kind: int, body: bytes, *, flags: int = REQUEST) -> bytes:
+    def _request(self, kind: int, body: bytes, *, flags: int = REQUEST) -> bytes:
         if self._route is None:
             raise Refused("not prepared")
         try:
@@ -105,14 +97,14 @@ class MtuActuator(LinkActuator):
         self._mtu, self._normal = mtu, 0
 
     def prepare(self) -> dict[str, Any]:
-        """As for a link that goes down; and refuse an MTU that is not larger than the wanted one."""
+        """Refuse an interface that `LinkActuator` refuses, and one whose MTU is not larger than the requested one."""
         self._normal = super().prepare()["mtu"]
         if self._normal <= self._mtu:
-            raise Refused(f"{self._device} has an MTU of {self._normal} already: {self._mtu} would not be smaller")
+            raise Refused(f"{self._device} has an MTU of {self._normal} already; choose an mtu smaller than that")
         return self.read()
 
     def revert_script(self) -> str:
-        """The MTU that was there."""
+        """Return a script that restores the MTU."""
         link = f"{ip(self._netns)} link"
         return unless_gone(
             self._netns,
@@ -121,18 +113,16 @@ class MtuActuator(LinkActuator):
         )
 
     def on(self) -> None:
-        """The smaller one."""
         self._resize(self._mtu)
 
     def off(self) -> None:
-        """The one that was there."""
         self._resize(self._normal)
 
     def read(self) -> dict[str, Any]:
-        """As for any link; applied while the MTU is the wanted one."""
-        seen = super().read()
-        return seen | {"applied": seen["mtu"] == self._mtu}
+        """Report the interface; `applied` while its MTU is the requested one."""
+        state = super().read()
+        return state | {"applied": state["mtu"] == self._mtu}
 
     def _resize(self, mtu: int) -> None:
         info = _INFO.pack(socket.AF_UNSPEC, 0, self._index, 0, 0)
-        self._ask(_RTM_NEWLINK, info + attribute(_IFLA_MTU, struct.pack("=I", mtu)), flags=REQUEST | ACK)
+        self._request(_RTM_NEWLINK, info + attribute(_IFLA_MTU, struct.pack("=I", mtu)), flags=REQUEST | ACK)

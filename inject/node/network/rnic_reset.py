@@ -1,7 +1,7 @@
-"""An RNIC that is reset (its interface goes down and comes back) or removed (its RDMA device is deleted and made anew).
+"""An RNIC that is reset (its interface goes down and up) or removed (its RDMA device is deleted and recreated).
 
-What the kernel forgets when an interface goes down, its routes of IPv4, is written down before
-(net/ipv4/fib_frontend.c, fib_disable_ip); addresses stay.
+When an interface goes down, the kernel keeps its addresses and drops its IPv4 routes (net/ipv4/fib_frontend.c,
+fib_disable_ip). These are stored before the change.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import json
 import os
 from typing import Any
 
-from inject.node.actuator import Refused
+from inject.node.actuator import Actuator, Refused
 from inject.node.command import run
 from inject.node.network.interface import LinkActuator
 
@@ -20,18 +20,18 @@ _INFINIBAND = "/sys/class/infiniband"
 
 
 class RnicResetActuator(LinkActuator):
-    """Takes an interface of this host down; brings it up with the routes that it had."""
+    """Takes an interface of this host down, and brings it up with its previous routes."""
 
     def __init__(self, *, device: str) -> None:
         super().__init__(netns=None, device=device)
         self._routes: list[str] = []
 
     def prepare(self) -> dict[str, Any]:
-        """As for any link; and write down the routes that the kernel does not make by itself."""
-        seen = super().prepare()
+        """Refuse what `LinkActuator` refuses, and store the routes that the kernel does not restore by itself."""
+        state = super().prepare()
         listed = json.loads(run(["ip", "-j", "-4", "route", "show", "table", "all", "dev", self._device]) or "[]")
         for route in listed:
-            # With `dev` asked for it is not said; what the kernel makes itself comes back with the address.
+            # The listing for one `dev` omits it; the kernel's own routes come back with the address.
             if route.get("protocol") == "kernel" or route.get("type", "unicast") != "unicast":
                 continue
             words = [route["dst"], f"dev {self._device}", f"table {route.get('table', 'main')}"]
@@ -40,60 +40,56 @@ class RnicResetActuator(LinkActuator):
                 f"{name} {route[key]}" for name, key in (("proto", "protocol"), ("metric", "metric")) if key in route
             ]
             self._routes.append(" ".join(words))
-        return seen
+        return state
 
     def revert_script(self) -> str:
-        """Up, and the routes again."""
+        """Return a script that brings the interface up and restores its routes."""
         routes = "".join(f" && ip route replace {route}" for route in self._routes)
         return f"{super().revert_script()}{routes}"
 
     def off(self) -> None:
-        """Up, and the routes again, in one process."""
+        """Bring the interface up, and restore its routes in one process."""
         super().off()
         if self._routes:
             run(["ip", "-batch", "-"], stdin="".join(f"route replace {route}\n" for route in self._routes))
 
 
-class RnicRemoveActuator:
-    """Deletes the soft RDMA device `rnic` of `netdev` and makes it again."""
-
-    poll_s = None
+class RnicRemoveActuator(Actuator):
+    """Deletes the soft RDMA device `rnic` of `netdev`, and recreates it."""
 
     def __init__(self, *, rnic: str, netdev: str) -> None:
         self._rnic, self._netdev = rnic, netdev
 
     def prepare(self) -> dict[str, Any]:
-        """Refuse a device that is not there, or that a process has open: rxe cannot take it away from one.
+        """Refuse a device that does not exist, or that a process has open.
 
-        Without `disassociate_ucontext` the kernel waits for the last user, for ever if need be
+        rxe has no `disassociate_ucontext`, so that the kernel would wait for the last user, without a deadline
         (drivers/infiniband/core/uverbs_main.c, ib_uverbs_remove_one).
         """
-        seen = self.read()
-        if seen["applied"]:
-            raise Refused(f"there is no {self._rnic} on {self._netdev}: run `faultbed reset`")
+        state = self.read()
+        if state["applied"]:
+            raise Refused(f"there is no {self._rnic} on {self._netdev}; run `faultbed reset`")
         if users := self._users():
             raise Refused(
-                f"{self._rnic} is in use by process {users[0]}: the kernel does not take a soft RNIC away from a "
-                "process; end the job first, or take rnic.reset or link.down"
+                f"{self._rnic} is in use by process {users[0]}, and the kernel removes no soft RNIC in use; end the "
+                "job first, or use rnic.reset or link.down"
             )
-        return seen
+        return state
 
     def revert_script(self) -> str:
-        """Make it, unless it is there."""
-        made = f"rdma link add {self._rnic} type rxe netdev {self._netdev}"
-        return f"[ -e {_INFINIBAND}/{self._rnic} ] || {made}"
+        """Return a script that creates the device, unless it exists."""
+        create = f"rdma link add {self._rnic} type rxe netdev {self._netdev}"
+        return f"[ -e {_INFINIBAND}/{self._rnic} ] || {create}"
 
     def on(self) -> None:
-        """Delete it."""
         run(["rdma", "link", "delete", self._rnic])
 
     def off(self) -> None:
-        """Make it."""
         if self.read()["applied"]:
             run(["rdma", "link", "add", self._rnic, "type", "rxe", "netdev", self._netdev])
 
     def read(self) -> dict[str, Any]:
-        """What it is on, if it is there."""
+        """Report the device's interface, if it exists."""
         try:
             with open(f"{_INFINIBAND}/{self._rnic}/parent", encoding="ascii") as parent:  # noqa: PTH123 - start-up time
                 below = parent.read().strip()
@@ -101,14 +97,8 @@ class RnicRemoveActuator:
             below = None
         return {"applied": below != self._netdev, "rnic": self._rnic, "netdev": self._netdev, "on": below}
 
-    def hits(self) -> None:
-        """Edges are the count."""
-
-    def close(self) -> None:
-        """Nothing is held open."""
-
     def _users(self) -> list[int]:
-        """Processes that have its user verbs open, by their descriptors."""
+        """Return the processes that have the device's user verbs open."""
         device = next(
             (
                 f"/dev/infiniband/{name}"
@@ -117,15 +107,15 @@ class RnicRemoveActuator:
             ),
             None,
         )
-        found = []
+        users = []
         for entry in os.listdir("/proc"):  # noqa: PTH208
             if entry.isdigit():
                 try:
                     files = [os.readlink(f"/proc/{entry}/fd/{fd}") for fd in os.listdir(f"/proc/{entry}/fd")]  # noqa: PTH115, PTH208
                 except OSError:
                     continue
-                found += [int(entry)] if device in files else []
-        return found
+                users += [int(entry)] if device in files else []
+        return users
 
 
 def _line(path: str) -> str:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from inject.node.actuator import Refused
-from inject.node.command import still_alive
+from inject.node.actuator import Actuator, Refused
+from inject.node.command import heartbeat
 from inject.node.inside import inside
 from testbed.node.routing.agent import SwitchAgent
 from testbed.node.routing.owned_numbers import NFT_TABLE, PRIORITY, PROTOCOL
@@ -28,10 +28,9 @@ case $(ip rule show) in *"proto {PROTOCOL}"*) false ;; esac
 """Shell that removes a scheme from the namespace that it runs in, any number of times, and fails if a rule is left."""
 
 
-class SchemeActuator:
+class SchemeActuator(Actuator):
     """Applies a scheme to `switches`, each as `testbed.routing.switch_tables.SchemeTables.request` describes it."""
 
-    poll_s = None
     patience_s = 20.0
     """How long nft and the kernel may take, on a switch that forwards under emulation."""
 
@@ -70,10 +69,10 @@ class SchemeActuator:
     def on(self) -> None:
         """Apply the scheme to one switch after the other."""
         for agent in self._agents:
-            still_alive()
+            heartbeat()
             agent.apply()
 
-    def tick(self, _now_ns: int) -> None:
+    def tick(self, now_ns: int) -> None:
         """Copy what BGP has changed on the switches whose kernel has reported a change."""
         for agent in self._agents:
             if agent.drain():
@@ -83,7 +82,7 @@ class SchemeActuator:
         """Remove the scheme from every switch; each is tried even if another one fails."""
         failed = []
         for agent in self._agents:
-            still_alive()
+            heartbeat()
             try:
                 agent.remove()
             except OSError as error:
@@ -109,9 +108,6 @@ class SchemeActuator:
             "copied": self._copied,
             "left_on": left,
         }
-
-    def hits(self) -> None:
-        """Edges are the count."""
 
     def close(self) -> None:
         """Close the agents' sockets."""

@@ -1,9 +1,9 @@
-"""Data changed on its way: packets that the hop's rule takes out, one bit changed, ICRC made anew, put back at once.
+"""Corrupted data: packets leave the hop by its rule, one bit is flipped, the ICRC recomputed, and they go on at once.
 
-The rule forwards to a dummy device, which loses them; a child of the holder reads them there before they are lost and
-sends the changed ones out of the port. A changed packet is late by as much as that takes: those behind it make a gap,
-and the receiver takes what closes it first, this one or the one sent again. `duplicate_request` says that the
-other came too late.
+The rule forwards them to a dummy device, which would drop them. A child of the holder reads them there and sends the
+changed ones out of the port. A changed packet is late by the time that takes, so that packets behind it open a gap. The
+receiver accepts what closes the gap first, this packet or the retransmitted one. `duplicate_request` shows that the
+retransmitted one came second.
 """
 
 from __future__ import annotations
@@ -21,87 +21,89 @@ from inject.node.network.packet_rules import HopActuator
 __all__ = ["TamperActuator"]
 
 _ETH_P_ALL = 3
-# linux/if_packet.h: past the queue and the hooks of the port.
+# linux/if_packet.h: bypasses the queue and the hooks of the port.
 _SOL_PACKET, _PACKET_QDISC_BYPASS = 263, 20
-_LOOK_S = 0.5
+_POLL_S = 0.5
 
 
 class TamperActuator(HopActuator):
     """A hop whose packets go to the device `via`, and from there, changed, out of the port."""
 
+    uses_set_up = True
+
     def __init__(self, *, via: str, **hop: Any) -> None:
         super().__init__(**hop)
         self._via = via
-        self._laid = False
+        self._is_set_up = False
         self._child = Child()
 
     def prepare(self) -> dict[str, Any]:
-        """As the hop; and refuse a device of our name."""
+        """Refuse what the hop refuses, and a leftover device."""
         run(["modprobe", "dummy", "numdummies=0"])
         before = super().prepare()
-        if self._is_there():
-            raise Refused(f"a device {self._via} is already there: a leftover? run `faultbed heal`")
+        if self._has_device():
+            raise Refused(f"a device {self._via} already exists, a leftover of a fault; run `faultbed heal`")
         return before
 
     def revert_script(self) -> str:
-        """Rule and device, whatever of them is there; the child ends with the unit."""
+        """Return a script that removes rule and device, whichever exist; the child ends with the unit."""
         link = f"{ip(self._netns)} link"
         device = f"{link} del {self._via} 2>/dev/null; ! {link} show {self._via} >/dev/null 2>&1"
         return f"{super().revert_script()} && {{ {unless_gone(self._netns, device)}; }}"
 
-    def lay(self) -> None:
-        """The device, to which nothing is sent yet."""
-        self._laid = True
-        run(["ip", "link", "add", self._via, "mtu", "65000", "up", "type", "dummy"], alive=self._alive)
+    def set_up(self) -> None:
+        """Create the device, to which no packet goes yet."""
+        self._is_set_up = True
+        run(["ip", "link", "add", self._via, "mtu", "65000", "up", "type", "dummy"])
 
     def on(self) -> None:
-        """Who reads the device, then the rule."""
-        if not self._laid:
-            self.lay()
+        """Start the child that reads the device, then add the rule."""
+        if not self._is_set_up:
+            self.set_up()
         with _packets(self._via) as taken, _packets(self._device) as out:
             out.setsockopt(_SOL_PACKET, _PACKET_QDISC_BYPASS, 1)
             self._child.start(lambda: self._change(taken, out))
         super().on()
 
     def off(self) -> None:
-        """The rule first; a packet that is on its way then is sent again by its sender."""
+        """Remove the rule first; the sender retransmits packets that are in the device by then."""
         super().off()
         self._child.stop()
-        if self._laid:
+        if self._is_set_up:
             run(["ip", "link", "del", self._via])
-            self._laid = False
+            self._is_set_up = False
 
     def read(self) -> dict[str, Any]:
-        """The hop's readback, whether the device is there, and how many packets were changed."""
-        seen = super().read()
-        there = self._is_there()
-        seen |= {"via": self._via if there else None, "changed": self.hits()}
-        seen["applied"] = bool(seen["applied"] and there) if self._there else there or bool(seen["applied"])
-        return seen
+        """Report the hop's state, whether the device exists, and how many packets were changed."""
+        state = super().read()
+        exists = self._has_device()
+        state |= {"via": self._via if exists else None, "changed": self.hits()}
+        state["applied"] = bool(state["applied"] and exists) if self._has_table else exists or bool(state["applied"])
+        return state
 
     def hits(self) -> int:
-        """Packets changed and put back so far."""
+        """Return the packets changed and sent on so far."""
         return self._child.count
 
     def passed(self) -> None:
-        """Not told: what the rule sends here is not yet changed."""
+        """Return None: the rule's count includes packets that are not changed yet."""
 
-    def _is_there(self) -> bool:
+    def _has_device(self) -> bool:
         return self._via in (name for _, name in socket.if_nameindex())
 
     def _change(self, taken: socket.socket, out: socket.socket) -> None:
-        """Change and put back. At the holder's priority: the packet sent again is under way."""
-        taken.settimeout(_LOOK_S)
-        while self._child.wanted():
+        """Change packets and send them on, at the holder's priority, because the retransmission is on its way."""
+        taken.settimeout(_POLL_S)
+        while self._child.is_wanted():
             try:
                 frame = taken.recv(65535)
             except TimeoutError:
                 continue
             except OSError:  # the device is gone
                 return
-            other = changed(frame)
-            out.send(other if other is not None else frame)
-            if other is not None:
+            copy = changed(frame)
+            out.send(copy if copy is not None else frame)
+            if copy is not None:
                 self._child.add()
 
 

@@ -1,6 +1,6 @@
 """How the injector reaches a holder: a transient unit on the target, or a guarded process beside QEMU.
 
-Both give a `testbed.remote.remote_node.Channel` and both are watched by someone who reverts when the holder dies or
+Both are a `testbed.remote.remote_node.Channel`, and both have a supervisor that reverts when the holder dies or
 stops: PID 1 through `ExecStopPost` and `WatchdogSec` (systemd.service(5)), `inject.node.guardian` through a pipe.
 """
 
@@ -47,21 +47,22 @@ __all__ = [
 ]
 
 MODULE = "inject.node.holder"
+_ROOT = Path(__file__).resolve().parents[2]
 REJOIN = "inject.reprovision"
-"""The program that brings a host back that has booted."""
-# Longest life of a unit beyond its fault's window: preparing, waiting for its moment, clearing.
+"""The program that brings a rebooted host back into its lab."""
+# Longest life of a unit beyond its fault's window: preparing, waiting until it is due, clearing.
 SLACK_S = 600.0
 START_S = 60.0
-# Between what a holder says to its guardian (twice a second at most) and its command to QEMU, on a busy machine.
+# Between a holder's heartbeat to its guardian (twice a second at most) and its command to QEMU, on a busy machine.
 _TURN_S = 1.5
 UNIT_PREFIX = "faultbed-fault-"
 SYSTEMD_RUN = ("systemd-run", "--quiet", "--pipe", "--wait", "--collect")
 
 
 def open_holder(lab: Lab, planned: PlannedFault, *, instance: str, ttl_s: float) -> Channel:
-    """Start the holder of a fault; it has changed nothing yet.
+    """Start the holder of a fault, which changes nothing yet.
 
-    `instance` is the fault's id made unique: the end of one holder must never meet the unit, or the stored revert, of
+    `instance` is the fault's id made unique, so that one holder's end cannot touch the unit, or the stored revert, of
     the next one of the same plan.
 
     Raises:
@@ -76,30 +77,30 @@ def open_holder(lab: Lab, planned: PlannedFault, *, instance: str, ttl_s: float)
 
 
 def patience_s(ttl_s: float) -> float:
-    """How long a guardian lets a local holder be silent: a quarter of the lease, and longer than QEMU may take."""
+    """Return how long a local holder may be silent: a quarter of the lease, but longer than QEMU may take."""
     return max(ttl_s / 4, DEADLINE_S + _TURN_S)
 
 
 def unit_command(planned: PlannedFault, python: list[str], *, instance: str) -> list[str]:
-    """The `systemd-run` that starts a holder with its revert in the hands of PID 1.
+    """Return the `systemd-run` command that starts a holder whose revert PID 1 guarantees.
 
-    The unit is killed when its holder, once armed, stops turning for half a lease (`WatchdogSec`), and in any case
+    The unit is killed when its holder, once armed, hangs for half a lease (`WatchdogSec`), and in any case
     long after the window (`RuntimeMaxSec`); whatever ends it, `ExecStopPost` runs the stored revert, if there is one.
     """
     stored = f"{REVERT_DIR}/{instance}.revert"
     revert = f"{{ [ ! -e {stored} ] || sh {stored}; }} && rm -f {stored} {claim_file(stored)}"
     properties = {
-        # Patient until there is something to revert: the holder shortens its watchdog to half a lease when it arms.
+        # A long watchdog until there is something to revert: the holder shortens it to half a lease when it arms.
         "Type": "notify",
         "NotifyAccess": "main",
         "WatchdogSec": f"{START_S:g}",
         "WatchdogSignal": "SIGKILL",
         "TimeoutStartSec": f"{START_S:g}",
-        # Also the time that the revert itself may take: on a starved machine a process alone needs seconds to start.
+        # This is also the revert's deadline: on a starved machine a process alone needs seconds to start.
         "TimeoutStopSec": f"{START_S + float(planned.request.get('patience_s', 0.0)):g}",
         "RuntimeMaxSec": f"{planned.at_s + planned.for_s + SLACK_S:.0f}",
         "OOMScoreAdjust": "-900",
-        # It gets its turn also where a CPU forwards packets all the time; what it starts again does not keep that.
+        # Real-time, for machines whose CPU forwards packets all the time; programs it restarts do not inherit that.
         "ExecStopPost": f"/usr/bin/env chrt --reset-on-fork --rr 10 /bin/sh -c {shlex.quote(revert)}",
     }
     settings = [word for name, value in properties.items() for word in ("-p", f"{name}={value}")]
@@ -107,40 +108,39 @@ def unit_command(planned: PlannedFault, python: list[str], *, instance: str) -> 
 
 
 def revert_dir(lab: Lab) -> Path:
-    """Where reverts of local holders are stored while their faults are in place."""
+    """Return the folder with the reverts of local holders while their faults are in place."""
     return stored_reverts(lab.state_dir)
 
 
 def revert_file(lab: Lab, instance: str) -> Path:
-    """The stored revert of one local holder."""
+    """Return the path of one local holder's stored revert."""
     return revert_dir(lab) / f"{instance}.revert"
 
 
 def healed_file(lab: Lab) -> Path:
-    """A file that every `heal` writes anew, before it looks for local holders."""
+    """Return the path of the file that every `heal` rewrites before it searches for local holders."""
     return lab.state_dir / "healed"
 
 
 def last_heal(lab: Lab) -> str:
-    """Return what the last `heal` wrote; empty when there was none."""
+    """Return what the last `heal` wrote; empty if there was none."""
     with contextlib.suppress(OSError):
         return healed_file(lab).read_text(encoding="ascii")
     return ""
 
 
 def local_python() -> list[str]:
-    """The interpreter, and the environment that lets it find this package from any folder."""
-    house = Path(__file__).resolve().parent.parent
-    return ["env", f"PYTHONPATH={house}", sys.executable, "-P"]
+    """Return the command of a Python that finds this package from any folder."""
+    return ["env", f"PYTHONPATH={_ROOT}", sys.executable, "-P"]
 
 
 def local_args(lab: Lab, request: Mapping[str, Any]) -> dict[str, Any]:
-    """What a plan cannot know and a local holder needs: where QEMU is."""
+    """Return the arguments that a local holder needs and a plan cannot know: where QEMU is."""
     args = request["args"]
     if request["actuator"] == "process":
         return {"find": {**args["find"], "pid": lab.vm_pid(args["host"])}}
     if request["actuator"] == "vm_reset":
-        # It may be run by anybody, from any folder.
+        # Any user may run this command, from any folder.
         home = f"FAULTBED_HOME={home_dir().resolve()}"
         rejoin = ["env", home, *local_python(), "-m", REJOIN, str(lab.inventory.resolve()), args["host"]]
         return {"socket": str(lab.qmp_socket(args["host"])), "rejoin": rejoin}
@@ -159,7 +159,6 @@ class LocalChannel:
 
     def __init__(self, name: str, stored: Path, *, watchdog_s: float) -> None:
         self._what = f"holder of {name}"
-        house = Path(__file__).resolve().parent.parent
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "inject.node.guardian", str(stored), f"{watchdog_s:g}"],
             stdin=subprocess.PIPE,
@@ -167,7 +166,7 @@ class LocalChannel:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             cwd="/",
-            env={**os.environ, "PYTHONPATH": str(house)},
+            env={**os.environ, "PYTHONPATH": str(_ROOT)},
         )
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         self._lock = threading.Lock()
@@ -195,7 +194,7 @@ class LocalChannel:
         return next_message(self._lines, what=self._what, said="", timeout_s=timeout_s)
 
     def close(self) -> None:
-        """End of the holder's stdin, then wait for guardian and holder. Safe to call twice."""
+        """Close the holder's stdin, then wait for guardian and holder. Safe to call twice."""
         with self._lock, contextlib.suppress(OSError):
             if self._process.stdin is not None:
                 self._process.stdin.close()

@@ -1,0 +1,1 @@
+"""How the controller reaches the holder of a fault: channel, lease, and claims of other sessions."""

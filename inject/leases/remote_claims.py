@@ -1,0 +1,57 @@
+"""Claims at the other place where a holder may run: beside QEMU for a fault in a guest of a soft lab, and vice versa.
+
+Freezing or rebooting a host from beside QEMU affects every fault inside it. Each session claims at its own place first
+and then checks the other one, so that of two sessions at the same moment at least one is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from inject.leases.channels import revert_dir
+from inject.node.actuator import Refused
+from inject.node.claim import conflict, holder_of, refuse_conflicts
+from inject.node.holder import REVERT_DIR
+from testbed.errors import FaultError
+
+if TYPE_CHECKING:
+    from inject.fault_plan import PlannedFault
+    from testbed.lab import Lab
+
+__all__ = ["refuse_remote_conflicts"]
+
+_WHOLE_HOST = 2
+"""Length of the path of a whole host."""
+
+
+def refuse_remote_conflicts(lab: Lab, planned: PlannedFault, claim: Mapping[str, Any], *, where: str) -> None:
+    """Refuse a fault that conflicts with another session's fault whose holder runs at the other place.
+
+    Args:
+        lab: the lab. On a rack every holder runs on its target, and there is no other place.
+        planned: the fault, already claimed at its own place.
+        claim: its claim (`Injector.claim_of`).
+        where: how error messages name the fault.
+
+    Raises:
+        FaultError: it is refused; the message names the other fault.
+        LabError: the guest does not answer.
+    """
+    if planned.lab_kind != "soft":
+        return
+    if not planned.place.local:
+        try:
+            refuse_conflicts(str(revert_dir(lab)), dict(claim))
+        except Refused as error:
+            raise FaultError(f"{where}: {error}") from None
+    elif any(len(each["path"]) <= _WHOLE_HOST for each in claim["paths"]):
+        script = f"cat {REVERT_DIR}/*.claim 2>/dev/null; true"
+        output = lab.node(planned.target.node).run(["sh", "-c", script], timeout_s=30.0).stdout
+        for line in output.splitlines():
+            with contextlib.suppress(ValueError):
+                other = json.loads(line)
+                if other.get("session") != claim["session"] and (thing := conflict(other, dict(claim))):
+                    raise FaultError(f"{where}: {thing} {holder_of(other)}")

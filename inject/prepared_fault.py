@@ -1,0 +1,383 @@
+"""One fault whose holder is ready on its target: baseline → arm → observe → clear, each recorded in the journal.
+
+Made by `inject.injector.Injector.prepare`. No error of `clear` is raised: its receipt says what is wrong.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from inject.evidence.firing_times import on_time_of_fault
+from inject.evidence.receipt import Armed, Cleared, Fired, Receipt, judge_fired
+from inject.evidence.witnesses import Witnesses, rebooting_hosts
+from inject.leases.channels import healed_file, local_args, revert_dir
+from inject.leases.lease import ANSWER_S, Lease
+from inject.leases.remote_claims import refuse_remote_conflicts
+from inject.mechanisms.late_binding import bind
+from inject.policy.overlap import TAIL_S, own_evidence
+from testbed.errors import FaultbedError, FaultError, LabError
+
+if TYPE_CHECKING:
+    from inject.fault_plan import PlannedFault
+    from inject.injector import Injector
+
+__all__ = ["PreparedFault"]
+
+STATES_S = 5.0
+"""How long neighbours of a drained switch may take to follow its BGP update, on a starved machine."""
+
+
+class PreparedFault:
+    """A fault whose holder is ready on its target."""
+
+    def __init__(self, injector: Injector, planned: PlannedFault) -> None:
+        self.planned = planned
+        self.lease = Lease(injector.lab, planned, ttl_s=injector.ttl_s)
+        self._injector = injector
+        self._lab = injector.lab
+        self.until_cleared = False
+        self.last_heal = ""
+        """What the last `heal` wrote before this holder was started."""
+        self.baseline_ns: int | None = None
+        """When the baseline of the counters was read."""
+        self.began_ns: int | None = None
+        """When the fault was due to begin; None: it was never armed."""
+        self.ended_ns: int | None = None
+        """When the fault was cleared, by readback."""
+        self._before: dict[str, Any] | None = None
+        self._witnesses = Witnesses(self._lab, planned)
+        self._armed = Armed(ok=False, error="never armed")
+        self._receipt: Receipt | None = None
+        self._clearing = threading.RLock()
+        self.reads: list[tuple[int, int]] = []
+        """When the lab was read for this fault before it was armed: (begin, end) in controller ns. No baseline of
+        goodput includes these."""
+
+    @property
+    def was_armed(self) -> bool:
+        """Whether anything was changed on the target, as far as the controller knows."""
+        return self._armed.ok or self._armed.at_ns is not None
+
+    # Before the change
+
+    def prepare_target(self) -> dict[str, Any]:
+        """Return the target's state before the change. The holder stores it, and refuses a target it must not touch.
+
+        A second call returns the same state.
+
+        Raises:
+            FaultError: the target refuses; the message says why.
+            Unreachable: it does not answer.
+        """
+        if self._before is None:
+            try:
+                request = self._prepare_request()
+                before = dict(self.lease.request(request)["before"])
+                refuse_remote_conflicts(self._lab, self.planned, request["claim"], where=self.lease.where)
+                self._before = before
+            except FaultbedError as error:
+                self._armed = Armed(ok=False, error=str(error))
+                raise
+        return self._before
+
+    def baseline(self) -> None:
+        """Read the counters that later readings are compared with. `arm` calls this if it was not done before."""
+        with self._reading():
+            self.prepare_target()
+            with self._injector.journal.doing("baseline", fault=self.planned.id):
+                self.baseline_ns = time.monotonic_ns()
+                self._witnesses.baseline(self.planned)
+
+    def cancel(self, reason: str) -> None:
+        """Mark the fault as never to be armed; its receipt gives the reason."""
+        self._armed = Armed(ok=False, error=reason)
+        self._injector.audit("not armed", self.planned, detail=reason)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        begin_ns = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            self.reads.append((begin_ns, time.monotonic_ns()))
+
+    def _prepare_request(self) -> dict[str, Any]:
+        request = {
+            **self.planned.request,
+            "id": self.lease.instance,
+            "ttl_s": self.lease.ttl_s,
+            "claim": self._injector.claim_of(self.planned),
+        }
+        if self._injector.mutate is not None:
+            request["mutate"] = self._injector.mutate
+        if self.planned.place.local:
+            args = {**request["args"], **local_args(self._lab, request)}
+            revert_dir(self._lab).mkdir(parents=True, exist_ok=True)
+            request |= {
+                "args": args,
+                "revert_dir": str(revert_dir(self._lab)),
+                "healed": {"file": str(healed_file(self._lab)), "said": self.last_heal},
+            }
+        return request
+
+    # The change
+
+    def arm(
+        self,
+        *,
+        at_ns: int | None = None,
+        qp: int | None = None,
+        psn: int | None = None,
+        cancel_reason: Callable[[], str | None] = lambda: None,
+    ) -> Armed:
+        """Arm the fault, now or at a controller time (CLOCK_MONOTONIC, ns), and read the change back.
+
+        Args:
+            at_ns: when; the target waits on its own clock, so that no SSH round trip affects the timing.
+            qp: destination QP for a packet fault planned with `qp = any`, instead of querying the RNIC.
+            psn: PSN for a packet fault planned with a relative PSN.
+            cancel_reason: called until the fault is due, at least once a second; once it returns a reason, this stops
+                waiting, and `clear` cancels the fault.
+
+        Raises:
+            FaultError: the target could not do it, or the fault was cancelled.
+        """
+        if self._witnesses.before is None:
+            if at_ns is None:
+                self._wait_for_own_evidence()
+            self.baseline()
+        with self._reading():
+            self.lease.renew_clock()
+            bound = bind(
+                self._lab, self.planned.late_binding, qp=qp, psn=psn, where=self.lease.where, timeout_s=ANSWER_S
+            )
+        self._refuse_after_intervention()
+        self.began_ns = max(at_ns or 0, time.monotonic_ns())
+        with self._injector.journal.doing("arm", fault=self.planned.id, at_ns=at_ns, **bound) as outcome:
+            try:
+                armed_at_ns, readback = self._arm_at(at_ns, bound, cancel_reason)
+            except FaultbedError as error:
+                self._armed = Armed(ok=False, learned=bound, error=str(error))
+                self._injector.audit("not armed", self.planned, detail=str(error))
+                raise
+            # The hop chose the PSN when it was armed: a PSN chosen by the controller would come too late.
+            if "ahead" in bound and "psn" in readback:
+                bound["psn"] = int(readback["psn"])
+            self._armed = Armed(
+                ok=bool(readback["applied"]),
+                while_on=self._states_while_on(),
+                at_ns=self.lease.offset.to_controller(armed_at_ns),
+                clock_error_ns=self.lease.offset.error_ns,
+                readback=readback,
+                learned=bound,
+            )
+            outcome |= {"ok": self._armed.ok, "armed_at_ns": self._armed.at_ns, "readback": readback}
+        return self._armed
+
+    def _refuse_after_intervention(self) -> None:
+        """Refuse to arm if another command has ended the lab's faults meanwhile; record that the fault begins.
+
+        A `heal` that comes later ends the holder, which exists by now.
+        """
+        try:
+            self._injector.refuse_after_intervention(self.planned)
+        except FaultError as error:
+            self.cancel(str(error))
+            raise
+        self._injector.audit_change("arming", self.planned)
+
+    def _arm_at(
+        self, at_ns: int | None, bound: Mapping[str, int], cancel_reason: Callable[[], str | None]
+    ) -> tuple[int, dict[str, Any]]:
+        """Send the arm request and wait until the fault is on; return the target's time and the readback."""
+        request: dict[str, Any] = {"do": "arm", **bound}
+        if at_ns is not None:
+            request["at_ns"] = self.lease.to_node(at_ns)
+        answer = self.lease.request(request)
+        while answer["event"] == "scheduled" or answer.get("state") == "scheduled":
+            remaining_s = ((at_ns or 0) - time.monotonic_ns()) / 1e9
+            if reason := cancel_reason():
+                raise FaultError(f"{self.lease.where}: cancelled before it was due: {reason}")
+            self.lease.pause(min(max(remaining_s, 0.01), 0.5))
+            answer = self.lease.request({"do": "observe"})
+        if answer["event"] != "observed":
+            return answer["at_ns"], answer["readback"]
+        if answer["failure"]:
+            raise FaultError(f"{self.lease.where}: {answer['failure']}")
+        return answer["armed_at_ns"], answer["armed_readback"]
+
+    def _wait_for_own_evidence(self) -> None:
+        """Wait until the effects of earlier faults can no longer be mistaken for effects of this one."""
+        deadline = time.monotonic() + TAIL_S
+        while time.monotonic() < deadline:
+            others = [each.planned for each in self._injector.overlapping(self, only_ended=True)]
+            if not others or not own_evidence(self.planned, others, self._lab.topology)[1]:
+                return
+            self.lease.pause(0.1)
+
+    def _states_while_on(self) -> dict[str, int | None]:
+        """Read the states that must hold while the fault is on, independently of its holder.
+
+        Neighbours of a switch follow its BGP daemon after a while, so the states are read again until they are as
+        planned, for `STATES_S` at most. Returns the last reading made within the window, or nothing.
+        """
+        planned = dict(self.planned.while_on)
+        in_window: dict[str, int | None] = {}
+        deadline = time.monotonic() + STATES_S
+        while True:
+            states = self._witnesses.states(planned)
+            if states == planned:
+                return states
+            if self.lease.request({"do": "observe"})["state"] == "over":
+                return in_window
+            in_window = states
+            if time.monotonic() > deadline:
+                return in_window
+            self.lease.pause(0.2)
+
+    # While the fault is on
+
+    def may_act_after(self, since_ns: int) -> bool:
+        """Return whether the fault's effect may still be visible at some time between `since_ns` and now."""
+        if self.began_ns is None or self.began_ns > time.monotonic_ns():
+            return False
+        return self.ended_ns is None or self.ended_ns + int(TAIL_S * 1e9) > since_ns
+
+    def observe(self) -> dict[str, Any]:
+        """Return the holder's observation (`state`, `on`, `count`, `first_ns`, `edges`, ...) in controller time.
+
+        Raises:
+            Unreachable: the holder is gone; its target reverts by itself.
+        """
+        return self.lease.in_controller_time(self.lease.request({"do": "observe"}))
+
+    def wait(self) -> None:
+        """Wait until the fault's window is over.
+
+        Raises:
+            FaultError: it is not over long after its time.
+            Unreachable: the holder is gone; its target reverts by itself.
+        """
+        deadline = time.monotonic() + self.planned.for_s + ANSWER_S
+        while self.observe()["state"] != "over":
+            if time.monotonic() > deadline:
+                raise FaultError(f"{self.lease.where}: its window of {self.planned.for_s:g} s is not over; clear it")
+            self.lease.pause(0.1)
+
+    # The revert
+
+    def clear(self, *, keep_holder: bool = False) -> Receipt:
+        """Revert, read back, and judge. A second call returns the same receipt. Errors are in the receipt.
+
+        With `keep_holder`, a holder that has reverted stays idle until the injector ends: to end a unit takes an
+        emulated host two seconds, just when its recovery is measured.
+        """
+        with self._clearing:  # a thread of the run may be clearing when the run's end clears what is left
+            if self._receipt is None:
+                self._receipt = self._clear_and_judge(keep_holder=keep_holder)
+            return self._receipt
+
+    def _clear_and_judge(self, *, keep_holder: bool) -> Receipt:
+        with self._injector.journal.reverting("clear", fault=self.planned.id) as outcome:
+            cleared, observed = self._clear()
+            if cleared.ok:
+                self.ended_ns = cleared.at_ns or time.monotonic_ns()
+            cleared, fired, doubts = self._judge(cleared, observed)
+            receipt = Receipt(
+                id=self.planned.id,
+                kind=self.planned.kind,
+                target=self.planned.target.text,
+                fidelity=self.planned.fidelity,
+                armed=self._armed,
+                fired=fired,
+                cleared=cleared,
+                edges=tuple((at, on) for at, on in observed.get("edges", ())),
+                doubts=doubts,
+                on_time=on_time_of_fault(self.planned, observed, count=fired.count, until_cleared=self.until_cleared),
+            )
+            outcome |= {"receipt": receipt.to_json(), "doubts": list(doubts)}
+        self._injector.audit("cleared" if cleared.ok else "not cleared", self.planned, detail=cleared.error or "")
+        if keep_holder and cleared.ok and cleared.by == "holder":
+            self._injector.keep_idle(self.lease)
+        else:
+            self.lease.release()
+        self._injector.remove(self, receipt)
+        return receipt
+
+    def _clear(self) -> tuple[Cleared, dict[str, Any]]:
+        try:
+            answer = self.lease.request({"do": "clear"})
+        except FaultError as error:
+            return Cleared(ok=False, error=str(error)), {}
+        except LabError as error:
+            return self._cleared_by_lease(error), {}
+        except Exception as error:  # noqa: BLE001 (its channel is closed in any case, and the target reverts)
+            return Cleared(ok=False, error=_named(error)), {}
+        self.lease.widen_clock()
+        observed = self.lease.in_controller_time(answer["observed"])
+        at_ns = answer["at_ns"]
+        return (
+            Cleared(
+                ok=bool(answer["ok"]),
+                at_ns=self.lease.offset.to_controller(at_ns) if at_ns is not None else None,
+                clock_error_ns=self.lease.offset.error_ns,
+                readback=answer["readback"],
+                error=answer.get("error"),
+            ),
+            observed,
+        )
+
+    def _cleared_by_lease(self, error: LabError) -> Cleared:
+        """Wait until a target whose holder is gone has reverted by itself, at most until the lease is over."""
+        deadline = time.monotonic() + self.lease.ttl_s + 2 + self.lease.patience_s
+        while True:
+            try:
+                if self.lease.has_reverted():
+                    return Cleared(ok=True, at_ns=time.monotonic_ns(), by="lease", error=str(error))
+            except LabError as unreachable:
+                error = unreachable
+            if time.monotonic() > deadline:
+                return Cleared(ok=False, by="lease", error=f"it is unknown whether its target has reverted: {error}")
+            self.lease.pause(0.2)
+
+    def _judge(self, cleared: Cleared, observed: dict[str, Any]) -> tuple[Cleared, Fired, tuple[str, ...]]:
+        """Compare the witnesses with the baseline. If they cannot be read, the fault does not count as cleared."""
+        try:
+            if observed.get("count") or cleared.by == "lease":
+                # Connections from before a host's reboot are dead.
+                for host in rebooting_hosts(self.planned):
+                    self._lab.forget(host)
+            own, _ = self._own_evidence()
+            after, restored, unsettled = self._witnesses.settle(
+                own, needs_witness=bool(observed.get("count")), pause=self.lease.pause
+            )
+            # Another fault may have begun while the witnesses settled.
+            own, shared = self._own_evidence()
+            wrong = unsettled if cleared.ok else None
+            cleared = replace(cleared, ok=cleared.ok and not wrong, restored=restored, error=wrong or cleared.error)
+            fired, doubts = judge_fired(
+                own, armed=self._armed, observed=observed, before=self._witnesses.before or {}, after=after
+            )
+            if self._armed.ok and fired.count:
+                doubts += shared
+        except Exception as error:  # noqa: BLE001 (the fault is reverted: a later failure must not hide that)
+            doubt = f"its witnesses could not be read: {_named(error)}"
+            fired = Fired(
+                count=int(observed.get("count") or 0), first_ns=None, last_ns=None, witness=None, must_move={},
+                must_not_move={},
+            )  # fmt: skip
+            return replace(cleared, ok=False, error=cleared.error or doubt), fired, (doubt,)
+        return cleared, fired, doubts
+
+    def _own_evidence(self) -> tuple[PlannedFault, tuple[str, ...]]:
+        others = [each.planned for each in self._injector.overlapping(self)]
+        return own_evidence(self.planned, others, self._lab.topology)
+
+
+def _named(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
