@@ -362,5 +362,5 @@ def test_a_psn_that_cannot_be_caught_up_with_is_told():
         hop.now += hop.pace
 
     hop._command = slower
-    with pytest.raises(Refused, match="use a psn beyond .10"):
+    with pytest.raises(Refused, match=r"use a psn beyond \+10"):
         hop.on()

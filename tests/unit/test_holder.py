@@ -189,7 +189,9 @@ def test_a_mutant_does_nothing(held, qemu, tmp_path, how, applied, count):
 def test_what_cannot_be_done_is_refused_before_any_change(held, qemu, tmp_path):
     """An unknown device, an unknown actuator, an unknown request: each is answered, and the holder goes on."""
     assert "Device not found" in prepare(held, tmp_path, nic="nic-be9")["error"]
-    assert "unknown actuator" in ask(held, "prepare", id="t", revert_dir=str(tmp_path), actuator="magic", args={})["error"]
+    assert (
+        "unknown actuator" in ask(held, "prepare", id="t", revert_dir=str(tmp_path), actuator="magic", args={})["error"]
+    )
     assert ask(held, "dance")["event"] == "error"
     assert ask(held, "arm")["event"] == "error"
     assert qemu.links == []
