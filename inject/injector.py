@@ -140,7 +140,7 @@ class Injector:
         except BaseException as error:
             self.remove(prepared)
             prepared.lease.release()
-            self.audit("not prepared", planned, detail=audit_log.told(error))
+            self.audit("not prepared", planned, detail=audit_log.error_text(error))
             raise
         return prepared
 

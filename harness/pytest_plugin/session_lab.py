@@ -19,7 +19,7 @@ from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import Lab, open_lab
 from testbed.observe import fingerprint
 from testbed.tenancy import dirty
-from testbed.tenancy.lab_lease import INHERITED, Holding, hold
+from testbed.tenancy.lab_lease import INHERITED, LabLease, hold
 
 __all__ = [
     "SessionLab",
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 _INVENTORY = pytest.StashKey[Inventory]()
-_LEASE = pytest.StashKey[tuple[contextlib.ExitStack, Holding]]()
+_LEASE = pytest.StashKey[tuple[contextlib.ExitStack, LabLease]]()
 _STARTED_HERE = pytest.StashKey[bool]()
 _PREWARM = pytest.StashKey[LabPrewarm]()
 _UP_FAILED = pytest.StashKey[FaultbedError]()
@@ -49,7 +49,7 @@ def inventory_of(config: pytest.Config) -> Inventory:
     return config.stash[_INVENTORY]
 
 
-def lease_of(config: pytest.Config) -> Holding:
+def lease_of(config: pytest.Config) -> LabLease:
     """Return the lease on the whole lab, from the first test that needs it to the end of the session; refresh it.
 
     Raises:

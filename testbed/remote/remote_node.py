@@ -1,7 +1,7 @@
-"""What the rest of the house may ask of a machine: run a command, open a JSON-lines channel, put a file.
+"""The operations that faultbed needs on a machine: run a command, open a JSON-lines channel, write a file.
 
-`Node` is the seam: `testbed.remote.ssh.SshNode` is the real one (SSH with pinned host keys); tests of pure logic bring
-theirs.
+`testbed.remote.ssh.SshNode` implements `Node` (SSH with pinned host keys); tests of pure logic have other
+implementations.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["Channel", "Completed", "Node"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """A command that ended. `stdout` and `stderr` are text, decoded as UTF-8 with replacement."""
+    """A command that ended. `stdout` and `stderr` are decoded as UTF-8 with replacement."""
 
     argv: tuple[str, ...]
     rc: int
@@ -24,31 +24,31 @@ class Completed:
 
 
 class Channel(Protocol):
-    """A program on a node, speaking JSON lines on its stdin and stdout.
+    """A program on a node that speaks JSON lines on its stdin and stdout.
 
-    Its end of file is the far side's news that the controller is gone: closing or losing the channel is a signal.
+    The end of its stdin tells the program that the controller is gone: closing or losing the channel is a signal.
     """
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Write one message as a line. Raises `Unreachable` when the far side is gone."""
+        """Write one message as a line. Raises `Unreachable` if the program is gone."""
 
     def receive(self, *, timeout_s: float) -> dict[str, Any] | None:
         """Read one message.
 
-        Returns None when the far side has closed its stdout. A line that is not JSON is an error (`LabError`), and so
-        is silence until the deadline (`CommandFailed`); both carry the tail of the far side's stderr.
+        Returns None after the program has closed its stdout. Raises `LabError` for a line that is not JSON, and
+        `CommandFailed` if there is no line by the deadline; both messages have the end of the program's stderr.
         """
 
     def close(self) -> None:
-        """Close both directions; the far side sees the end of its stdin. Safe to call twice."""
+        """Close both directions; the program sees the end of its stdin. Safe to call twice."""
 
 
 class Node(Protocol):
-    """A machine of the lab, or a switch that lives in a network namespace of one."""
+    """A machine of the lab, or a switch in a network namespace of one."""
 
     @property
     def name(self) -> str:
-        """The inventory's name."""
+        """The name in the inventory."""
 
     def run(
         self,
@@ -61,12 +61,12 @@ class Node(Protocol):
         """Run a command to its end.
 
         Raises:
-            CommandFailed: it ended with an error (only when `check`), or did not end by the deadline.
-            Unreachable: no SSH connection.
+            CommandFailed: it ended with an error (only with `check`), or did not end by the deadline.
+            Unreachable: there is no SSH connection.
         """
 
     def open(self, argv: Sequence[str]) -> Channel:
         """Start a program that speaks JSON lines (`Channel`)."""
 
     def put(self, content: bytes, path: str, *, mode: int = 0o644) -> None:
-        """Write a file on the node, whole or not at all (temporary name, then rename)."""
+        """Write a file on the node atomically (temporary name, then rename)."""

@@ -1,7 +1,7 @@
 """Nodes over SSH, with pinned host keys.
 
-One connection a machine carries everything: commands, and long-lived programs that speak JSON lines on a channel of
-their own. A host key that is not the pinned one is an error, never a question.
+One connection for each machine carries all commands, and the channels of long-lived programs that speak JSON lines. A
+host key that differs from the pinned one is an error.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ CONNECT_TIMEOUT_S = 15.0
 STDERR_TAIL = 2000
 
 
-def _look_at_it() -> str:
-    return "look at its power, its management cable and its SSH server"
+def _default_remedy() -> str:
+    return "check its power, its management cable and its SSH server"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
-    """Where a machine answers SSH, and with what. `host_key` is a public key line (`ssh-ed25519 AAAA…`).
+    """Address and credentials for SSH to a machine. `host_key` is a public key line (`ssh-ed25519 AAAA…`).
 
-    `remedy` is asked, when it does not answer, what is known of the reason and what to do.
+    `remedy` is called if the machine does not answer; it returns the known reason and what to do.
     """
 
     host: str
@@ -46,7 +46,7 @@ class Address:
     user: str
     identity: Path
     host_key: str
-    remedy: Callable[[], str] = _look_at_it
+    remedy: Callable[[], str] = _default_remedy
 
 
 class SshConnection:
@@ -59,10 +59,10 @@ class SshConnection:
         self._transport: paramiko.Transport | None = None
 
     def session(self) -> paramiko.Channel:
-        """A new session channel.
+        """Open a new session channel.
 
         Raises:
-            Unreachable: no answer, or not the pinned host key.
+            Unreachable: the machine does not answer, or has another host key.
         """
         with self._lock:
             if self._transport is None or not self._transport.is_active():
@@ -101,8 +101,7 @@ class SshConnection:
         except (paramiko.SSHException, EOFError, OSError) as error:
             transport.close()
             raise Unreachable(
-                f"{where} does not answer as an SSH server should: {error or type(error).__name__}; "
-                f"{self.address.remedy()}"
+                f"{where} has no working SSH server: {error or type(error).__name__}; {self.address.remedy()}"
             ) from error
         except BaseException:
             transport.close()
@@ -114,15 +113,15 @@ class SshConnection:
         kind, key = self.address.host_key.split()[:2]
         if (offered.get_name(), offered.get_base64()) != (kind, key):
             raise Unreachable(
-                f"{where} shows another host key than the pinned one: this is not the machine that was provisioned. "
-                "If it was rebuilt on purpose, run `faultbed down` and `faultbed up`"
+                f"{where} has another host key than the pinned one: it is not the machine that was provisioned; if it "
+                "was rebuilt on purpose, run `faultbed down` and `faultbed up`"
             )
 
 
 class SshNode:
     """A machine, or a network namespace of one. Implements `testbed.remote.remote_node.Node`.
 
-    `prefix` goes before every command: `ip netns exec NAME`, or `sudo -n --`.
+    `prefix` precedes every command: `ip netns exec NAME`, or `sudo -n --`.
     """
 
     def __init__(self, name: str, connection: SshConnection, *, prefix: Sequence[str] = ()) -> None:
@@ -132,7 +131,7 @@ class SshNode:
 
     @property
     def name(self) -> str:
-        """The inventory's name."""
+        """The name in the inventory."""
         return self._name
 
     def run(
@@ -151,8 +150,8 @@ class SshNode:
             argv=tuple(argv), rc=rc, stdout=out.decode(errors="replace"), stderr=err.decode(errors="replace")
         )
         if check and rc:
-            said = (done.stderr.strip() or done.stdout.strip())[-STDERR_TAIL:]
-            raise CommandFailed(f"{self._name}: `{_short(argv)}` ended with {rc}: {said}")
+            output = (done.stderr.strip() or done.stdout.strip())[-STDERR_TAIL:]
+            raise CommandFailed(f"{self._name}: `{_short(argv)}` ended with {rc}: {output}")
         return done
 
     def open(self, argv: Sequence[str]) -> JsonChannel:
@@ -175,7 +174,7 @@ class SshNode:
 
 
 class JsonChannel:
-    """A program on a node that speaks JSON lines; one thread reads, any may send.
+    """A program on a node that speaks JSON lines; one thread reads, any thread may send.
 
     Implements `testbed.remote.remote_node.Channel`.
     """
@@ -195,11 +194,11 @@ class JsonChannel:
             with self._lock:
                 self._session.sendall(json.dumps(message).encode() + b"\n")
         except (OSError, EOFError, paramiko.SSHException) as error:
-            raise Unreachable(f"{self._what} is gone{self._said()}") from error
+            raise Unreachable(f"{self._what} is gone{self._stderr_note()}") from error
 
     def receive(self, *, timeout_s: float) -> dict[str, Any] | None:
         """See `testbed.remote.remote_node.Channel.receive`."""
-        return next_message(self._lines, what=self._what, said=self._said(), timeout_s=timeout_s)
+        return next_message(self._lines, what=self._what, said=self._stderr_note(), timeout_s=timeout_s)
 
     def close(self) -> None:
         """See `testbed.remote.remote_node.Channel.close`."""
@@ -209,11 +208,11 @@ class JsonChannel:
         self._reader.join(timeout=5.0)
 
     def stderr(self) -> str:
-        """The end of what the program wrote on its stderr."""
+        """Return the end of the program's stderr."""
         return self._stderr.decode(errors="replace")[-STDERR_TAIL:].strip()
 
-    def _said(self) -> str:
-        return f"; it said: {self.stderr()}" if self._stderr else ""
+    def _stderr_note(self) -> str:
+        return f"; its stderr: {self.stderr()}" if self._stderr else ""
 
     def _read(self) -> None:
         buffer = b""
@@ -249,7 +248,7 @@ def _read_to_end(session: paramiko.Channel, timeout_s: float, what: str) -> tupl
         except TimeoutError:
             if time.monotonic() > deadline:
                 raise CommandFailed(f"{what} did not end in {timeout_s:.0f} s") from None
-            # A channel that is closed meanwhile has its end of file in the buffer: the next recv gives it.
+            # After a channel is closed, its buffer still has the end of file: the next recv returns it.
             continue
         if not data:
             break

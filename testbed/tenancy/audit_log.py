@@ -1,11 +1,10 @@
-"""Who did what to a lab, when, and how it is undone: an append-only file of JSON lines in the lab's state directory.
+"""The audit log of a lab: who changed what, when, and how it is undone. Append-only JSON lines in its state directory.
 
     {"at": "2026-11-21T15:04:05.123456Z", "who": "ann@laptop", "event": "armed", "kind": "link.flap", ...}
 
-What is done to a lab is told before (`arming`, `healing`, `provisioning`) and after, however it ends, and so is what
-the lab's owner or a target refuses. Lines are only ever added, each one synced before the caller goes
-on; a line that a kill has torn is passed over when the file is read. It tells of this controller only: another user's
-is in that user's home.
+A change is logged before it is made (`arming`, `healing`, `provisioning`) and after it, however it ends; so are changes
+that the lab's owner or a target refuses. Each line is synced before the call returns; a line torn by a kill is skipped
+when the file is read. The log covers this controller only: other users' logs are in their homes.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from typing import Any
 
 from testbed.tenancy.lab_lease import who
 
-__all__ = ["LastFault", "append", "entries", "last_fault", "path_of", "told", "try_to_append"]
+__all__ = ["LastFault", "append", "entries", "error_text", "last_fault", "path_of", "try_to_append"]
 
 
 _UNSEEN_S = 10.0
-"""How long after its window a fault whose end is not recorded may have been on: the lease of a controller that died."""
+"""How long a fault may be on after its window if its end is not recorded: the lease of a dead controller."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastFault:
-    """The fault that ended last, or will end last of those that are on. `ago_s` is negative for an end to come."""
+    """The fault that ended last, or will end last of those that are on. `ago_s` is negative for a future end."""
 
     kind: str
     target: str
@@ -40,7 +39,7 @@ class LastFault:
 def last_fault(state_dir: Path) -> LastFault | None:
     """Return the fault of any command of this controller that ended last; None: none is recorded.
 
-    A clock that was set back puts ends into the future: such a fault has ended just now.
+    If the clock was set back, ends may lie in the future: such a fault counts as ended just now.
     """
     now_s = datetime.now(UTC).timestamp()
     ends: dict[str, tuple[float, bool, dict[str, Any]]] = {}
@@ -60,25 +59,25 @@ def last_fault(state_dir: Path) -> LastFault | None:
 
 
 def path_of(state_dir: Path) -> Path:
-    """The file of a lab."""
+    """Return the path of a lab's log."""
     return state_dir / "audit.jsonl"
 
 
 def append(state_dir: Path, event: str, **what: Any) -> None:
-    """Add one line.
+    """Append one line.
 
     Raises:
-        OSError: it cannot be written; what it announces must not be done then.
+        OSError: it cannot be written; the change that it announces must not be made.
     """
     state_dir.mkdir(parents=True, exist_ok=True)
     line = json.dumps({"at": datetime.now(UTC).isoformat(), "who": who(), "event": event, **what}, sort_keys=False)
     file = os.open(path_of(state_dir), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
     try:
-        # After a torn line, a new one must begin on its own.
+        # Behind a torn line, begin a new one.
         size = os.fstat(file).st_size
         torn = size > 0 and _last_byte(path_of(state_dir), size) != b"\n"
         rest = (b"\n" if torn else b"") + line.encode() + b"\n"
-        while rest:  # a disk that fills up takes a part without an error
+        while rest:  # a disk that is nearly full takes a part without an error
             rest = rest[os.write(file, rest) :]
         os.fsync(file)
     finally:
@@ -86,25 +85,25 @@ def append(state_dir: Path, event: str, **what: Any) -> None:
 
 
 def try_to_append(state_dir: Path, event: str, **what: Any) -> None:
-    """Add one line about something that has happened; a full disk must not stop what comes after it."""
+    """Append one line about a past event; a full disk must not stop what follows."""
     with contextlib.suppress(OSError):
         append(state_dir, event, **what)
 
 
 def entries(state_dir: Path) -> Iterator[dict[str, Any]]:
-    """Every whole line, oldest first."""
+    """Yield every whole line, oldest first."""
     path = path_of(state_dir)
     for line in path.read_bytes().splitlines() if path.exists() else ():
         try:
-            found = json.loads(line)
+            entry = json.loads(line)
         except ValueError:
             continue
-        if isinstance(found, dict):
-            yield found
+        if isinstance(entry, dict):
+            yield entry
 
 
-def told(error: BaseException) -> str:
-    """Why something did not end well, in words: Ctrl-C has none of its own."""
+def error_text(error: BaseException) -> str:
+    """Return an error's message, or its type if it has none, as Ctrl-C."""
     return str(error) or type(error).__name__
 
 

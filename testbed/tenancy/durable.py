@@ -1,4 +1,4 @@
-"""Files that are on the disk, and not only in memory, when the caller goes on: content, name and folder are synced."""
+"""Durable files: when a call returns, content, name and folder are synced to disk."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ __all__ = ["replace", "sync_folder", "write_new"]
 
 
 def replace(path: Path, content: bytes) -> None:
-    """Write a file, whole or not at all; an earlier one of that name is replaced.
+    """Write a file atomically; an earlier file of that name is replaced.
 
     Raises:
-        OSError: it cannot be written; the earlier one is still there.
+        OSError: it cannot be written; the earlier file is unchanged.
     """
     temporary = write_new(path, content)
     try:
@@ -28,7 +28,7 @@ def write_new(path: Path, content: bytes) -> Path:
     """Write a synced temporary file beside `path` for the caller to rename or link; return its path.
 
     Raises:
-        OSError: it cannot be written, and nothing is left of it.
+        OSError: it cannot be written; no temporary file is left.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.new")
@@ -44,7 +44,7 @@ def write_new(path: Path, content: bytes) -> Path:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable: without this, a power failure may take back a rename (fsync(2)).
+    """Sync the names in a folder: without this, a power failure may undo a rename (fsync(2)).
 
     Raises:
         OSError: the folder is gone, or cannot be synced.

@@ -1,11 +1,11 @@
-"""Marks of commands that are changing a lab: one file each, written before the first change, removed at the end.
+"""Marks of commands that are changing a lab: one file each, written before the first change and removed at the end.
 
-    working/PID-TOKEN.json   what the command is, what the lab looked like before it, how long its faults' leases last
-    working/lock             held while a command begins or ends, so that two of them cannot miss each other
+    working/PID-TOKEN.json   the command, the lab's state before it, and how long its faults' leases last
+    working/lock             held while a command begins or ends, so that two commands see each other
 
-The owner holds a flock(2) on its mark. The kernel releases it however the process ends, also across a reboot and in
-another PID namespace: a mark that can be locked belongs to a process that is dead. A mark has the fields of
-`dirty.json`, so that it can become the mark of a DIRTY lab by a rename, which a full disk still allows.
+The owner holds a flock(2) on its mark. The kernel releases it however the process ends, across reboots too, and in
+another PID namespace: the process of a mark that can be locked is dead. A mark has the fields of `dirty.json`, so that
+a rename turns it into the mark of a DIRTY lab, which works even on a full disk.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from testbed.tenancy.reservation import WHOLE_LAB
 __all__ = ["Mark", "Own", "ancestors", "before_of", "dead", "live", "locked", "write"]
 
 LOCK_S = 180.0
-"""Longer than any comparison of a lab that another command may be at."""
+"""Longer than another command may take to compare a lab."""
 _MOST_ANCESTORS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """One command's mark, as found on disk. `before` is None when the mark cannot be read.
+    """One command's mark on disk. `before` is None if the mark cannot be read.
 
-    `started` is the start time of process `pid` in clock ticks; None: the mark does not say.
+    `started` is the start time of process `pid` in clock ticks; None: the mark does not contain it.
     """
 
     path: Path
@@ -52,12 +52,12 @@ class Mark:
 
     @property
     def covers(self) -> tuple[str, ...]:
-        """What of the lab the command works on."""
+        """The part of the lab that the command changes."""
         return self.before.covers if self.before else (WHOLE_LAB,)
 
     @property
     def name(self) -> str:
-        """What messages call it: the command and its process."""
+        """The command and its process, for messages."""
         return f"`{self.why}` (process {self.pid})"
 
 
@@ -69,33 +69,33 @@ class Own:
     _file: io.FileIO
 
     def remove(self) -> None:
-        """Remove the mark: the lab has been compared, or is marked DIRTY, or another command's mark covers it."""
+        """Remove the mark: the lab was compared, or is marked DIRTY, or another command's mark covers it."""
         self.path.unlink(missing_ok=True)
         self.abandon()
 
     def abandon(self) -> None:
-        """Leave the mark to the next command, as if this process had died: it compares the lab."""
+        """Leave the mark to the next command, which then compares the lab as if this process had died."""
         self._file.close()
 
 
 def write(folder: Path, *, why: str, before: Fingerprint, lease_s: float) -> Own:
-    """Mark a lab's state directory: this process is about to change the lab.
+    """Write a mark into a lab's state directory: this process is about to change the lab.
 
     Args:
         folder: the lab's state directory.
         why: the command, as messages show it.
-        before: what the lab looks like when no command is at work.
+        before: the lab's state without any running command.
         lease_s: how long after this process's death its faults may still be in place.
 
     Raises:
-        OSError: the mark cannot be written; nothing may be changed then.
+        OSError: the mark cannot be written; the lab must not be changed then.
     """
     # A process id alone is not unique: processes of several containers may share this folder.
     path = _folder(folder) / f"{os.getpid()}-{secrets.token_hex(4)}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    said = {
+    fields = {
         "since": time.time(),
-        "reasons": [f"`{why}` (process {os.getpid()}) did not get to the end: what it left is not known"],
+        "reasons": [f"`{why}` (process {os.getpid()}) did not finish, and may have left changes"],
         "before": before.to_json(),
         "covers": before.covers,
         "why": why,
@@ -107,7 +107,7 @@ def write(folder: Path, *, why: str, before: Fingerprint, lease_s: float) -> Own
     file = temporary.open("wb", buffering=0)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)
-        view = memoryview(json.dumps(said).encode())
+        view = memoryview(json.dumps(fields).encode())
         while view:
             view = view[file.write(view) :]
         os.fsync(file.fileno())
@@ -122,16 +122,16 @@ def write(folder: Path, *, why: str, before: Fingerprint, lease_s: float) -> Own
 
 
 def live(folder: Path, *, beside: bool = False) -> tuple[Mark, ...]:
-    """Marks of commands that are at work now.
+    """Return the marks of commands that are running now.
 
-    With `beside`, without those of this process and of its ancestors: a test session oversees the commands it starts.
+    With `beside`, without those of this process and its ancestors: a test session oversees the commands it starts.
     """
     own = ancestors() if beside else {}
     return tuple(mark for mark in _marks(folder) if mark.is_live and not _is_of(mark, own))
 
 
 def dead(folder: Path) -> tuple[Mark, ...]:
-    """Marks of commands whose process ended without comparing the lab, oldest first."""
+    """Return the marks of commands whose process ended without comparing the lab, oldest first."""
     return tuple(mark for mark in _marks(folder) if not mark.is_live)
 
 
@@ -140,13 +140,13 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold the lock under which a command begins or ends.
 
     Raises:
-        LabError: another command holds it for too long.
-        OSError: the lock cannot be made.
+        LabError: another command held it until the deadline.
+        OSError: the lock file cannot be created.
     """
     path = _folder(folder) / "lock"
     path.parent.mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + LOCK_S
-    # Not for writing: a file that is there can be opened on a full disk, too.
+    # Read-only: an existing file can then be opened on a full disk, too.
     with os.fdopen(os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)) as handle:
         while True:
             try:
@@ -162,8 +162,8 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def _marks(folder: Path) -> list[Mark]:
-    found = ((_since(path), _read(path)) for path in _folder(folder).glob("*.json"))
-    return [mark for _, mark in sorted(found, key=lambda item: item[0]) if mark is not None]
+    dated = ((_since(path), _read(path)) for path in _folder(folder).glob("*.json"))
+    return [mark for _, mark in sorted(dated, key=lambda item: item[0]) if mark is not None]
 
 
 def _since(path: Path) -> int:
@@ -176,24 +176,24 @@ def _read(path: Path) -> Mark | None:
     """Return one mark; None: it was removed meanwhile."""
     try:
         with path.open("rb") as file:
-            said, is_live = _decoded(file.read()), _is_locked(file.fileno())
+            fields, is_live = _decoded(file.read()), _is_locked(file.fileno())
     except FileNotFoundError:
         return None
-    pid, started, lease_s = (said.get(name) for name in ("pid", "started", "lease_s"))
+    pid, started, lease_s = (fields.get(name) for name in ("pid", "started", "lease_s"))
     return Mark(
         path=path,
-        why=str(said.get("why", "a command")),
+        why=str(fields.get("why", "a command")),
         pid=pid if isinstance(pid, int) else 0,
         started=started if isinstance(started, int) else None,
-        before=before_of(said),
+        before=before_of(fields),
         lease_s=float(lease_s) if isinstance(lease_s, (int, float)) else 0.0,
         is_live=is_live,
     )
 
 
-def before_of(said: Mapping[str, Any]) -> Fingerprint | None:
-    """Return what a mark says that the lab looked like; None: it does not say, or not in a way that we understand."""
-    nodes, covers = said.get("before"), said.get("covers", (WHOLE_LAB,))
+def before_of(fields: Mapping[str, Any]) -> Fingerprint | None:
+    """Return the lab's state before the command of a mark; None: the mark has none that this version understands."""
+    nodes, covers = fields.get("before"), fields.get("covers", (WHOLE_LAB,))
     if not isinstance(nodes, dict) or not isinstance(covers, (list, tuple)):
         return None
     if not all(isinstance(name, str) for name in covers):
@@ -206,14 +206,14 @@ def before_of(said: Mapping[str, Any]) -> Fingerprint | None:
 
 def _decoded(content: bytes) -> dict[str, Any]:
     with contextlib.suppress(ValueError):
-        said = json.loads(content)
-        if isinstance(said, dict):
-            return said
+        fields = json.loads(content)
+        if isinstance(fields, dict):
+            return fields
     return {}
 
 
 def _is_locked(fd: int) -> bool:
-    """Whether the owner holds its lock. Tried with a shared lock, so that two commands that try do not collide."""
+    """Return whether the owner holds its lock. A shared lock, so that two commands can check at the same time."""
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -222,23 +222,23 @@ def _is_locked(fd: int) -> bool:
 
 
 def _is_of(mark: Mark, processes: Mapping[int, int]) -> bool:
-    """Whether a mark is that of one of these processes, and not of one with the same number in another container."""
+    """Return whether a mark belongs to one of these processes, not to one with the same pid in another container."""
     return mark.pid in processes and mark.started in (None, processes[mark.pid])
 
 
 def ancestors() -> dict[int, int]:
-    """Ids of this process and of those above it, each with its start time in clock ticks."""
-    found: dict[int, int] = {}
+    """Return the ids of this process and its ancestors, with their start times in clock ticks."""
+    starts: dict[int, int] = {}
     pid = os.getpid()
-    while pid > 0 and len(found) < _MOST_ANCESTORS:
+    while pid > 0 and len(starts) < _MOST_ANCESTORS:
         try:
             stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
         except OSError:
             break
-        fields = stat.rpartition(")")[2].split()  # from the state on, which is field 3 (proc(5))
-        found[pid] = int(fields[19])
+        fields = stat.rpartition(")")[2].split()  # from field 3, the state (proc(5))
+        starts[pid] = int(fields[19])
         pid = int(fields[1])
-    return found
+    return starts
 
 
 def _folder(folder: Path) -> Path:

@@ -1,14 +1,15 @@
-"""Interventions: commands that end whatever faults a lab has (heal, reset, down). A command begins no fault after one.
+"""Interventions: commands that end all faults of a lab (heal, reset, down). An older command begins no fault after one.
 
     interventions.json   {"id", "number", "entries": [{"number", "what", "who", "pid", "at", "covers", "processes"}]}
 
 A command notes the record when it begins (`watch`), and reads it again before each fault (`refuse`). The operator who
-ran `faultbed heal` in another shell believes that the lab has no fault, so a command that is older than that must not
-begin another one. What a command does to the lab itself, or lets a program below it do, does not count: an entry names
-the processes above the command, and this process is one of them.
+ran `faultbed heal` in another shell expects a lab without faults, so that an older command must not begin another one.
+A command's own interventions do not count, and neither do those of programs that it started: an entry lists the
+ancestors of the command, and this process is one of them.
 
-The record is this controller's and lies in the lab's state directory; nothing is kept on a target, which a reset takes
-back in time. `id` is drawn when the record is made: one that is gone or replaced (`faultbed down --purge`) is noticed.
+The record belongs to this controller and is in the lab's state directory. It is not on a target, because a reset would
+restore an older version. `id` is drawn when the record is created, so that a removed or replaced record is noticed
+(`faultbed down --purge`).
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from testbed.tenancy.reservation import WHOLE_LAB, overlap
 __all__ = ["Intervened", "forget", "path_of", "record", "refuse", "since_begin", "watch"]
 
 _MOST_ENTRIES = 256
-"""Entries that are kept. A command that has not looked for longer than that cannot tell whose they were."""
+"""Entries that are kept. A command that has missed more than that cannot know which commands wrote them."""
 _LOCK_S = 5.0
 
 
@@ -46,7 +47,7 @@ class Intervened(LabError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Record:
-    """The record as found on disk; `id` is empty when there is none."""
+    """The record on disk; `id` is empty if there is none."""
 
     id: str
     number: int
@@ -55,19 +56,19 @@ class _Record:
 
 _NONE = _Record(id="", number=0, entries=())
 _begun: dict[Path, _Record] = {}
-"""What this process found when it began to work, by state directory."""
+"""The record when this process began, by state directory."""
 _lock = threading.Lock()
 
 
 def path_of(state_dir: Path) -> Path:
-    """The record of a lab."""
+    """Return the path of a lab's record."""
     return state_dir / "interventions.json"
 
 
 def watch(state_dir: Path) -> None:
-    """Note that this process begins to work on a lab: what is recorded so far is before its time. Once; raises nothing.
+    """Note the record as this process begins to work on a lab: earlier entries do not concern it. Raises nothing.
 
-    Where there is no record one is made, so that its loss is noticed.
+    Only the first call counts. A missing record is created, so that its later loss is noticed.
     """
     with _lock:
         if _key(state_dir) in _begun:
@@ -84,8 +85,8 @@ def watch(state_dir: Path) -> None:
 def record(state_dir: Path, what: str, covers: Sequence[str] = (WHOLE_LAB,)) -> None:
     """Record that a command is about to end the faults of a lab, or of the part `covers`. Raises nothing.
 
-    A full disk must not keep a fault in place. Where nothing can be written the record is removed, which stops every
-    older command as well.
+    A full disk must not keep a fault in place. If the record cannot be written it is removed, which stops every older
+    command as well.
     """
     try:
         with _locked(state_dir):
@@ -106,17 +107,17 @@ def record(state_dir: Path, what: str, covers: Sequence[str] = (WHOLE_LAB,)) -> 
                 _Record(id=current.id or secrets.token_hex(8), number=current.number + 1, entries=entries),
             )
     except OSError:
-        is_ours = since_begin(state_dir) is None
+        is_current = since_begin(state_dir) is None
         with contextlib.suppress(OSError):
             path_of(state_dir).unlink(missing_ok=True)
-        if is_ours:
+        if is_current:
             forget(state_dir)
 
 
 def since_begin(state_dir: Path, covers: Sequence[str] = (WHOLE_LAB,)) -> str | None:
-    """Say which command of another process has ended the faults of the part `covers` since this one began; None: none.
+    """Return which other command has ended the faults of the part `covers` since this one began; None: none has.
 
-    The first call of a process is its beginning, if `watch` was not called before.
+    The beginning of a process is its first call, or its call of `watch`.
     """
     watch(state_dir)
     begun, now = _begun[_key(state_dir)], _read(state_dir)
@@ -124,18 +125,18 @@ def since_begin(state_dir: Path, covers: Sequence[str] = (WHOLE_LAB,)) -> str | 
         return None
     if not now.id or (begun.id and now.id != begun.id):
         return (
-            f"{path_of(state_dir)} is gone since this command began: by `faultbed down --purge`, or by a `heal` or "
+            f"{path_of(state_dir)} was removed since this command began, by `faultbed down --purge`, or by a `heal` or "
             "`reset` that could not write it"
         )
-    ours = (os.getpid(), ancestors().get(os.getpid()))
+    own = (os.getpid(), ancestors().get(os.getpid()))
     known = range(now.number - len(now.entries) + 1, now.number + 1)
     if begun.number + 1 < known.start:
-        return f"more than {len(now.entries)} commands have put this lab back since this one began"
+        return f"more than {len(now.entries)} commands have ended this lab's faults since this one began"
     for entry in now.entries:
-        if entry["number"] > begun.number and not _is_below(entry, ours) and _overlaps(entry, covers):
+        if entry["number"] > begun.number and not _is_below(entry, own) and _overlaps(entry, covers):
             return (
                 f"`faultbed {entry.get('what')}` ({entry.get('who')}, process {entry.get('pid')}) ended the faults of "
-                f"this lab at {entry.get('at')}, while this command was at work"
+                f"this lab at {entry.get('at')}, while this command was running"
             )
     return None
 
@@ -144,20 +145,20 @@ def refuse(state_dir: Path, name: str, covers: Sequence[str] = (WHOLE_LAB,)) -> 
     """Refuse to begin a fault after another command has ended the faults of the lab.
 
     Raises:
-        Intervened: so it is; the message says which command it was, and when.
+        Intervened: another command has; the message names it and the time.
     """
-    if (said := since_begin(state_dir, covers)) is not None:
-        raise Intervened(f"{name}: {said}; it begins no other fault: run it again")
+    if (reason := since_begin(state_dir, covers)) is not None:
+        raise Intervened(f"{name}: {reason}; this command begins no other fault: run it again")
 
 
 def forget(state_dir: Path) -> None:
-    """Forget what was noted by `watch`, because this process itself has removed the lab's state directory."""
+    """Discard what `watch` noted, because this process itself has removed the lab's state directory."""
     with _lock:
         _begun.pop(_key(state_dir), None)
 
 
 def _is_below(entry: dict[str, Any], process: tuple[int, int | None]) -> bool:
-    """Whether the command of an entry was run by a process, or by one below it."""
+    """Return whether the command of an entry was run by this process, or by one that it started."""
     return entry.get("machine") == _machine() and list(process) in entry.get("processes", [])
 
 
@@ -168,27 +169,27 @@ def _overlaps(entry: dict[str, Any], covers: Sequence[str]) -> bool:
 
 def _read(state_dir: Path) -> _Record:
     try:
-        said = json.loads(path_of(state_dir).read_bytes())
-        entries = tuple(dict(entry) for entry in said["entries"])
+        fields = json.loads(path_of(state_dir).read_bytes())
+        entries = tuple(dict(entry) for entry in fields["entries"])
         numbers = [int(entry["number"]) for entry in entries]
-        current = _Record(id=str(said["id"]), number=int(said["number"]), entries=entries)
+        current = _Record(id=str(fields["id"]), number=int(fields["number"]), entries=entries)
     except (OSError, ValueError, KeyError, TypeError):
         return _NONE
     return current if numbers == list(range(current.number - len(numbers) + 1, current.number + 1)) else _NONE
 
 
 def _write(state_dir: Path, current: _Record) -> _Record:
-    said = {"id": current.id, "number": current.number, "entries": current.entries}
-    durable.replace(path_of(state_dir), json.dumps(said).encode())
+    fields = {"id": current.id, "number": current.number, "entries": current.entries}
+    durable.replace(path_of(state_dir), json.dumps(fields).encode())
     return current
 
 
 @contextlib.contextmanager
 def _locked(state_dir: Path) -> Iterator[None]:
-    """Hold the lock of the record for the time of one write.
+    """Hold the lock of the record during one write.
 
     Raises:
-        OSError: the folder cannot be made, or another process holds the lock for too long.
+        OSError: the folder cannot be created, or another process held the lock until the deadline.
     """
     state_dir.mkdir(parents=True, exist_ok=True)
     fd = os.open(state_dir, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -212,7 +213,7 @@ def _key(state_dir: Path) -> Path:
 
 
 def _machine() -> str:
-    """This boot of this machine, and the namespace that process ids are of."""
+    """Return the boot of this machine and the namespace of process ids."""
     boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     return f"{boot}:{os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115 (a text, not a path)
 

@@ -1,10 +1,9 @@
-"""Holding a part of a lab for as long as something is done to it.
+"""Leases of a part of a lab, for as long as a command changes it.
 
-A holding is refreshed by what is done (`Holding.refresh`, called on progress), never by a thread of its own: whoever
-hangs loses it. When it is lost, the next refresh or `require` raises, and nothing more may be touched.
+Progress of the command refreshes a lease (`LabLease.refresh`), never a thread of its own: a command that hangs loses
+it. Once it is lost, the next refresh raises, and the command must not change the lab any more.
 
-Whether it is still ours is told by time that passes while this machine sleeps, too (CLOCK_BOOTTIME): a laptop that is
-opened again must not think that its lease has just begun.
+Expiry uses CLOCK_BOOTTIME, which advances during suspend: a laptop that wakes up must not believe its lease is fresh.
 """
 
 from __future__ import annotations
@@ -26,62 +25,62 @@ from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import open_keeper
 from testbed.tenancy import dirty, interventions, reservation
 from testbed.tenancy.reservation import WHOLE_LAB, Entry, Mode, ReservationLost, Reserved, covered
-from testbed.tenancy.reservation_store import BookStore, Reading, local_store, node_store
+from testbed.tenancy.reservation_store import Reading, ReservationStore, local_store, node_store
 
 __all__ = [
     "INHERITED",
     "TTL_S",
-    "Holding",
-    "book_of",
+    "LabLease",
     "hold",
     "is_dead",
     "now_s",
     "owner",
     "reserve_by_hand",
+    "store_of",
     "this_process",
     "who",
 ]
 
 TTL_S = 300.0
-"""How long a claim outlives its last refresh. Longer than any silence of a run on a starved machine; a claim of a
+"""How long a lease outlives its last refresh. Longer than a run on a starved machine is ever silent; the lease of a
 process that has died on this machine is free at once."""
 
 
 _SURE = 0.8
-"""Of a lease, how long its holder is sure of it. Two clocks that are slewed apart as fast as chrony does it (83333 ppm
-each, chrony.conf(5), maxslewrate) differ by less."""
-_ASK = 0.6
-"""Of a lease, what of it must be left so that the book need not be asked."""
+"""Share of a lease for which its holder relies on it. Two clocks that chrony slews apart at full speed (83333 ppm each,
+chrony.conf(5), maxslewrate) differ by less."""
+_SKIP_STORE = 0.6
+"""Fraction of the lease that must remain for us to skip a check with the reservation store."""
 
 INHERITED = "FAULTBED_HOLDING"
-"""Environment variable with the token of a holding that programs started below its holder may work under."""
+"""Environment variable with the token of a lease that programs started by its holder may use."""
 
 
 @dataclass(kw_only=True)
-class Holding:
-    """A part of a lab that is ours. Thread-safe; `refresh` asks the book once in a fifth of the time."""
+class LabLease:
+    """A part of a lab that this command holds. Thread-safe; `refresh` calls the store once in a fifth of the time."""
 
-    store: BookStore
+    store: ReservationStore
     token: str
     covers: tuple[str, ...]
     ttl_s: float
     _sure_until: float
-    _borrowed: bool = False
+    _is_inherited: bool = False
     _lost: FaultbedError | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def refresh(self) -> None:
-        """Something went on: hold it for another while.
+        """Extend the lease; call this on progress.
 
         Raises:
-            ReservationLost: it is somebody else's, or free.
-            LabError: the machine that keeps the book does not answer, for longer than the reservation lasts.
+            ReservationLost: the lease has expired or was released, and may belong to another user.
+            LabError: the store does not answer, for longer than the lease lasts.
         """
         with self._lock:
             if self._lost is not None:
                 raise self._lost
-            asked = now_s()
-            if self._sure_until - asked > _ASK * self.ttl_s:
+            before_s = now_s()
+            if self._sure_until - before_s > _SKIP_STORE * self.ttl_s:
                 return
             try:
                 self.store.change(lambda now: reservation.refresh(now.book, self.token, until_s=now.now_s + self.ttl_s))
@@ -90,19 +89,19 @@ class Holding:
                 raise
             except FaultbedError as error:
                 if now_s() < self._sure_until:
-                    return  # still ours; asked again at the next progress
+                    return  # the lease is still valid; the next refresh tries again
                 self._lost = error
                 raise
-            # Counted from before the question: the book's clock was read after it.
-            self._sure_until = asked + _SURE * self.ttl_s
+            # Counted from before the request, because the store's clock was read after it.
+            self._sure_until = before_s + _SURE * self.ttl_s
 
     def heartbeat(self) -> None:
-        """`refresh` for places that cannot raise (a reader's thread); the next `refresh` raises the loss."""
+        """Refresh without raising (for a reader's thread); the next `refresh` raises the loss."""
         with contextlib.suppress(FaultbedError):
             self.refresh()
 
     def others(self) -> tuple[str, ...]:
-        """Return what other commands that are alive hold now; nothing where the book cannot be read."""
+        """Return what other live commands hold now; nothing if the store cannot be read."""
         with contextlib.suppress(FaultbedError):
             now = self.store.read()
             entries = reservation.live(now.book, now_s=now.now_s, is_dead=is_dead)
@@ -111,8 +110,8 @@ class Holding:
         return ()
 
     def release(self, *, was_dirty: bool = False, is_dirty: bool = False) -> None:
-        """Give it back, or leave it to its owner alone where it is DIRTY; what was borrowed stays with its holder."""
-        if self._borrowed:
+        """Release the lease; a DIRTY part stays reserved for its owner. An inherited lease is not released."""
+        if self._is_inherited:
             return
         me = owner()
         self.store.change(
@@ -122,8 +121,8 @@ class Holding:
         )
 
 
-def book_of(inventory: Inventory) -> BookStore:
-    """The lab's book of reservations, wherever it is kept.
+def store_of(inventory: Inventory) -> ReservationStore:
+    """Return the lab's reservation store, wherever it is.
 
     Raises:
         Unreachable: a rack's jump host has no pinned key.
@@ -136,44 +135,44 @@ def book_of(inventory: Inventory) -> BookStore:
 @contextlib.contextmanager
 def hold(
     inventory: Inventory, names: Iterable[str] = (), *, why: str, mode: Mode, ttl_s: float = TTL_S
-) -> Iterator[Holding]:
-    """Hold the things of these names, or the whole lab, while the block runs.
+) -> Iterator[LabLease]:
+    """Hold a lease of the things of these names, or of the whole lab, while the block runs.
 
     Raises:
-        Reserved: somebody else holds a part of it.
-        UsageError: there is no such thing, or it is outside what this user has booked by hand.
-        ReservationLost: at the end, when it was lost on the way.
+        Reserved: another user holds a part of it.
+        UsageError: there is no such thing, or it is outside this user's bookings.
+        ReservationLost: at the end, if the lease was lost meanwhile.
     """
     interventions.watch(lab_dir(inventory.name))
     wanted = covered(inventory.topology, names)
-    store, was_dirty = book_of(inventory), _is_dirty(inventory)
-    holding = _claim(store, wanted, why=why, mode=mode, ttl_s=ttl_s, never_all=_never_all(inventory))
+    store, was_dirty = store_of(inventory), _is_dirty(inventory)
+    lease = _acquire(store, wanted, why=why, mode=mode, ttl_s=ttl_s, never_all=_never_all(inventory))
     try:
-        yield holding
+        yield lease
     except BaseException:
         with contextlib.suppress(FaultbedError):
-            holding.release(was_dirty=was_dirty, is_dirty=_is_dirty(inventory))
+            lease.release(was_dirty=was_dirty, is_dirty=_is_dirty(inventory))
         raise
-    if holding._lost is not None:  # noqa: SLF001 (this function is the class's other half)
-        raise holding._lost  # noqa: SLF001
-    holding.release(was_dirty=was_dirty, is_dirty=_is_dirty(inventory))
+    if lease._lost is not None:  # noqa: SLF001 (this function and the class belong together)
+        raise lease._lost  # noqa: SLF001
+    lease.release(was_dirty=was_dirty, is_dirty=_is_dirty(inventory))
 
 
 def _is_dirty(inventory: Inventory) -> bool:
-    """Whether others have to be kept away; all users of a soft lab have one mark, for its folder is theirs together."""
+    """Return whether other users must be kept away; users of a soft lab share its folder, and see its own mark."""
     return inventory.kind == "rack" and dirty.is_unknown(lab_dir(inventory.name))
 
 
 def reserve_by_hand(inventory: Inventory, names: Iterable[str], *, for_s: float, why: str) -> tuple[Entry, Reading]:
-    """Book things for a while, beyond the end of this process; a booking that this user has already is replaced.
+    """Book things for a while, beyond the end of this process; an earlier booking of this user is replaced.
 
     Raises:
-        Reserved: somebody else holds a part of it.
+        Reserved: another user holds a part of it.
         UsageError: there is no such thing.
     """
     wanted = covered(inventory.topology, names)
     me = owner()
-    made: list[Entry] = []
+    booked: list[Entry] = []
 
     def rule(now: Reading) -> reservation.Book:
         entry = Entry(
@@ -186,15 +185,15 @@ def reserve_by_hand(inventory: Inventory, names: Iterable[str], *, for_s: float,
             since_s=now.now_s,
             until_s=now.now_s + for_s,
         )
-        made[:] = [entry]
-        return reservation.take(now.book, entry, now_s=now.now_s, is_dead=is_dead)
+        booked[:] = [entry]
+        return reservation.reserve(now.book, entry, now_s=now.now_s, is_dead=is_dead)
 
-    reading = book_of(inventory).change(rule)
-    return made[0], reading
+    reading = store_of(inventory).change(rule)
+    return booked[0], reading
 
 
 def _never_all(inventory: Inventory) -> dict[str, frozenset[str]]:
-    """By rack switch, the uplinks that may not all be hurt at once, whoever hurts them; none where that is allowed."""
+    """Return, by rack switch, the uplinks that must not all be affected at once; none if the lab allows that."""
     if inventory.may_lose_all_uplinks:
         return {}
     links = {
@@ -205,16 +204,16 @@ def _never_all(inventory: Inventory) -> dict[str, frozenset[str]]:
     return {name: uplinks for name, uplinks in links.items() if len(uplinks) > 1}
 
 
-def _claim(
-    store: BookStore,
+def _acquire(
+    store: ReservationStore,
     covers: tuple[str, ...],
     *,
     why: str,
     mode: Mode,
     ttl_s: float,
     never_all: Mapping[str, frozenset[str]] = reservation.NOTHING,
-) -> Holding:
-    token, me, asked = secrets.token_hex(8), owner(), now_s()
+) -> LabLease:
+    token, me, before_s = secrets.token_hex(8), owner(), now_s()
 
     def rule(now: Reading) -> reservation.Book:
         nonlocal token
@@ -239,51 +238,55 @@ def _claim(
             until_s=now.now_s + ttl_s,
             process=this_process(),
         )
-        return reservation.take(now.book, entry, now_s=now.now_s, is_dead=is_dead, never_all=never_all)
+        return reservation.reserve(now.book, entry, now_s=now.now_s, is_dead=is_dead, never_all=never_all)
 
     try:
         store.change(rule)
     except (Reserved, UsageError):
         raise
-    except BaseException:  # cut off, and perhaps written all the same: not to be in our own way for a whole lease
+    except (
+        BaseException
+    ):  # interrupted, perhaps after the write: remove the entry, which would block us for a whole lease
         if token != os.environ.get(INHERITED):
             with contextlib.suppress(FaultbedError):
                 store.change(lambda now: reservation.release(now.book, token))
         raise
-    borrowed = token == os.environ.get(INHERITED)
-    sure_until = asked + _SURE * ttl_s
-    return Holding(store=store, token=token, covers=covers, ttl_s=ttl_s, _sure_until=sure_until, _borrowed=borrowed)
+    is_inherited = token == os.environ.get(INHERITED)
+    sure_until = before_s + _SURE * ttl_s
+    return LabLease(
+        store=store, token=token, covers=covers, ttl_s=ttl_s, _sure_until=sure_until, _is_inherited=is_inherited
+    )
 
 
 def now_s() -> float:
-    """Seconds of a clock that nobody sets, and that goes on while the machine sleeps (clock_gettime(2))."""
+    """Return the seconds of CLOCK_BOOTTIME, which cannot be set and advances during suspend (clock_gettime(2))."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def owner() -> str:
-    """Whose reservations these are: one identity for each FAULTBED_HOME, made at first use."""
+    """Return the owner of this user's reservations: one identity for each FAULTBED_HOME, created at first use."""
     path = private_dir(home_dir()) / "owner"
     if not path.exists():
         mine = path.with_name(f"owner.{secrets.token_hex(4)}")
         mine.write_text(secrets.token_hex(8), encoding="ascii")
-        with contextlib.suppress(FileExistsError):  # another process of ours was first: its identity is ours
+        with contextlib.suppress(FileExistsError):  # another process of this user was first: use its identity
             path.hardlink_to(mine)
         mine.unlink()
     return path.read_text(encoding="ascii").strip()
 
 
 def who() -> str:
-    """The person, as others see it in the book."""
+    """Return the user and machine, as other users see them in reservations."""
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 def this_process() -> str:
-    """This process, told apart from every other one of this machine since it started, also of other PID namespaces."""
+    """Return an id of this process that is unique on this machine, also across boots and PID namespaces."""
     return f"{_machine()}:{os.getpid()}:{_start_of(os.getpid())}"
 
 
 def is_dead(process: str) -> bool:
-    """Whether a process is known to be dead. Of a process on another machine nobody knows that here."""
+    """Return whether a process is known to be dead; False for processes of other machines."""
     machine, pid, start = process.rsplit(":", 2)
     return machine == _machine() and _start_of(int(pid)) != start
 
@@ -294,7 +297,7 @@ def _machine() -> str:
 
 
 def _start_of(pid: int) -> str | None:
-    """Start time of a process in clock ticks since boot: field 22 of its stat (proc(5)), counted after the name."""
+    """Return a process's start time in clock ticks since boot: field 22 of its stat (proc(5))."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19]
     except OSError:

@@ -9,7 +9,7 @@ import pytest
 
 from harness.run.prepare.preflight import BURNIN, RESERVATIONS, preflight, suspects
 from testbed.backends.soft import lifecycle
-from testbed.tenancy.lab_lease import book_of
+from testbed.tenancy.lab_lease import store_of
 from testbed.tenancy.reservation import Entry
 
 pytestmark = pytest.mark.soft
@@ -84,7 +84,7 @@ def test_everything_planted_is_found(lab, put_back):
 
 def test_a_stale_reservation_is_found_and_blocks_nobody(lab):
     """A user of the same session's lab, killed: what he held is told as stale."""
-    store = book_of(lab.inventory_model)
+    store = store_of(lab.inventory_model)
     dead = subprocess.run(
         [sys.executable, "-c", "from testbed.tenancy.lab_lease import this_process; print(this_process())"],
         capture_output=True, text=True, check=True,

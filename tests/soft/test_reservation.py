@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from testbed.tenancy.reservation import Entry, Reserved, release, take
+from testbed.tenancy.reservation import Entry, Reserved, release
 from testbed.tenancy.reservation_store import FOLDER, node_store
 
 pytestmark = pytest.mark.soft
@@ -28,7 +28,7 @@ def test_one_of_several_users_gets_the_lab_and_the_others_are_told_who(lab):
 
     def reserve(user):
         try:
-            store.change(lambda now: take(now.book, entry(user, now.now_s), now_s=now.now_s))
+            store.change(lambda now: reserve(now.book, entry(user, now.now_s), now_s=now.now_s))
         except Reserved as refused:
             return str(refused)
         return None

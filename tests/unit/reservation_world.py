@@ -1,6 +1,6 @@
 """A world in which users share a lab: the code that reserves, for real, over a jump host that is stepped.
 
-Real is all that decides: `hold`, `Holding`, `reserve_by_hand`, the book's `change` and what is in the file. Made up is
+Real is all that decides: `hold`, `LabLease`, `reserve_by_hand`, the book's `change` and what is in the file. Made up is
 what they stand on: clocks, processes that die, and the jump host, whose shell does the steps of the two scripts one by
 one (`test_reservation_model.py` holds it against the scripts themselves). Between any two steps anybody else may go on,
 a process may be killed, the jump host may lose its power, its clock may be set, a laptop may sleep.
@@ -19,7 +19,7 @@ from testbed.errors import FaultbedError
 from testbed.inventory import lab_inventory as inventory_module
 from testbed.tenancy import lab_lease, reservation_store
 from testbed.tenancy.reservation import conflicts, live, release
-from testbed.tenancy.reservation_store import BookStore
+from testbed.tenancy.reservation_store import ReservationStore
 
 INVENTORY = inventory_module.load(shipped.inventories() / "soft-mini.yml")
 LINK = INVENTORY.topology.links[0].name
@@ -121,7 +121,7 @@ class User:
         self.holding = self.mode = None
         self.got = self.lost = 0
         self.turn = threading.Semaphore(0)
-        self.store = BookStore(where="jump", folder="/x", lab="x", shell=world.jump.shell_of(self))
+        self.store = ReservationStore(where="jump", folder="/x", lab="x", shell=world.jump.shell_of(self))
 
     def clock_s(self):
         passed_s = self.world.true_s - (self.slept_s if self.world.broken == "sleep" else 0.0)
@@ -263,7 +263,7 @@ LOCAL = threading.local()
 
 def install(monkeypatch):
     """Let the code that reserves ask the user whose thread it runs in."""
-    monkeypatch.setattr(lab_lease, "book_of", lambda _: LOCAL.user.store)
+    monkeypatch.setattr(lab_lease, "store_of", lambda _: LOCAL.user.store)
     monkeypatch.setattr(lab_lease, "owner", lambda: LOCAL.user.owner)
     monkeypatch.setattr(lab_lease, "who", lambda: LOCAL.user.process)
     monkeypatch.setattr(lab_lease, "now_s", lambda: LOCAL.user.clock_s())  # noqa: PLW0108 (asked in each thread)

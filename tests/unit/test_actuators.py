@@ -299,7 +299,7 @@ def test_late_receives_are_a_file_that_comes_whole_and_goes(tmp_path, monkeypatc
     counter.write_text("47\n")
     assert (file.read_text(), one.read()["applied"], one.hits()) == ("250\n", True, 40)
     assert [path.name for path in file.parent.iterdir()] == [file.name]
-    with pytest.raises(Refused, match="already there"):
+    with pytest.raises(Refused, match="already exists"):
         latereceives.LateReceivesActuator(late_ms=1).prepare()
     for _ in range(2):
         subprocess.run(["sh", "-c", one.revert_script()], check=True)
@@ -346,7 +346,7 @@ def test_a_rule_is_aimed_again_until_its_psn_has_not_passed(pace, ahead, start):
     """However slowly rules are made; also across the wrap of the PSNs."""
     hop = Passing(pace)
     hop.now = start
-    hop.aim(qp=17, psn=None, ahead=ahead)
+    hop.bind(qp=17, psn=None, ahead=ahead)
     hop.on()
     assert 0 < (hop._psn - hop.now) & 0xFFFFFF < 1 << 23
     assert hop.rules[-1] == f"drop 17 {hop._psn}"
@@ -355,7 +355,7 @@ def test_a_rule_is_aimed_again_until_its_psn_has_not_passed(pace, ahead, start):
 
 def test_a_psn_that_cannot_be_caught_up_with_is_told():
     hop = Passing(20)
-    hop.aim(qp=17, psn=None, ahead=10)
+    hop.bind(qp=17, psn=None, ahead=10)
 
     def slower(_text):
         hop.pace = hop.pace * 17 // 10

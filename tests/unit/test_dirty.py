@@ -61,7 +61,7 @@ def test_without_knowledge_only_a_reset_helps(tmp_path, monkeypatch):
     dirty.mark(tmp_path, ["x"], None)
     assert "reset" in dirty.settle(lab)[0]
     (tmp_path / "dirty.json").write_text('{"rea')
-    with pytest.raises(DirtyLab, match="nobody can tell"):
+    with pytest.raises(DirtyLab, match="its state is unknown"):
         dirty.refuse(tmp_path, "soft")
     dirty.clean(tmp_path)
     assert dirty.settle(lab) == []

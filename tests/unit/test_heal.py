@@ -169,7 +169,7 @@ def test_busy_processes_end_and_stopped_ones_go_on(tmp_path):
     sent, told = processes_healed(tmp_path, "soft")
     assert sent == ["-KILL 10", "-CONT 11", "-CONT 13", "-CONT 14"]
     assert told[0] == "healed: ended busy process 10"
-    assert told[1:] == [f"healed: process {pid} ({PROCESSES[pid][0]}) goes on" for pid in (11, 13, 14)]
+    assert told[1:] == [f"healed: process {pid} ({PROCESSES[pid][0]}) continues" for pid in (11, 13, 14)]
 
 
 def test_a_stopped_process_of_somebody_else_on_a_rack_is_told_and_left(tmp_path):

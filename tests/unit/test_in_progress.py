@@ -158,7 +158,7 @@ def test_commands_that_overlap_leave_the_comparison_to_the_last(lab, tmp_path, c
     change(tmp_path, order[0][1], "UP")
     early = order[0][0].end()
     assert early["state"] == "CLEAN"
-    assert "still at work on it" in early["said"]
+    assert "which still run" in early["said"]
     change(tmp_path, order[1][1], "UP")
     late = order[1][0].end()
     assert (late["state"], late["said"]) == ("CLEAN", "the lab is as it was before")
@@ -217,8 +217,8 @@ def test_end_without_room_for_the_dirty_mark_says_so_and_is_dirty(lab, tmp_path,
         patch.setattr(durable, "write_new", full)
         outcome = dirty.end(lab, work)
     assert outcome.state == "DIRTY"
-    assert "could not be written down (No space left on device): make room" in outcome.said
-    with pytest.raises(DirtyLab, match="did not get to the end"):
+    assert "could not be recorded (No space left on device): free disk space" in outcome.said
+    with pytest.raises(DirtyLab, match="did not finish"):
         dirty.refuse(tmp_path, "shared")
     assert dirty.baseline(tmp_path).nodes == CLEAN
 
@@ -376,7 +376,7 @@ def test_marks_of_another_version_are_no_traceback_and_never_a_clean_lab(lab, tm
     assert dirty.settle(lab) != []
     (tmp_path / "dirty.json").write_text(json.dumps(strange))
     assert dirty.settle(lab) != []
-    assert dirty.reasons(tmp_path) == ("nobody can tell what it is like",)
+    assert dirty.reasons(tmp_path) == ("its state is unknown",)
 
 
 def test_command_of_another_container_with_the_process_id_of_ours_is_another_command(lab, tmp_path):

@@ -109,7 +109,7 @@ def purged_by(_):
     [
         (healed_by, r"`faultbed heal --panic` \(.*, process PID\) ended the faults of this lab at 20..-.* UTC"),
         (down_by, r"`faultbed down` \(.*, process PID\) ended the faults of this lab at 20..-.* UTC"),
-        (purged_by, r"interventions.json is gone since this command began: by `faultbed down --purge`"),
+        (purged_by, r"interventions.json was removed since this command began, by `faultbed down --purge`"),
     ],
     ids=["heal", "down", "purge"],
 )
@@ -126,7 +126,7 @@ def test_command_with_two_faults_begins_no_second_one_after_the_lab_was_put_back
         changes = len(qemu.links)
         out, _ = command.communicate("\n", timeout=60)
     assert re.search(said.replace("PID", str(os.getpid())), out), out
-    assert "it begins no other fault: run it again" in out
+    assert "this command begins no other fault: run it again" in out
     assert False not in qemu.links[changes:], "the second fault took the link down"
 
 
@@ -142,7 +142,7 @@ def test_fault_that_stands_ready_is_not_armed_after_another_shell_has_healed(qem
         with pytest.raises(FaultError, match="`faultbed heal --panic`"):
             prepared.arm()
         receipt = prepared.clear()
-    assert "it begins no other fault" in receipt.armed.error
+    assert "this command begins no other fault" in receipt.armed.error
     assert not receipt.proved
     assert False not in qemu.links
 
@@ -206,7 +206,7 @@ def test_intervention_on_a_full_disk_removes_the_record_and_stops_older_commands
     assert not interventions.path_of(folder).exists()
     interventions.refuse(folder, "soft")
     monkeypatch.setitem(interventions._begun, interventions._key(folder), known)
-    assert "is gone since this command began" in interventions.since_begin(folder)
+    assert "was removed since this command began" in interventions.since_begin(folder)
 
 
 def test_process_that_purges_its_own_lab_begins_anew(folder):

@@ -26,7 +26,7 @@ from testbed.errors import LabError, Unreachable, UsageError
 from testbed.inventory.subset import without_hosts
 from testbed.preflight import collect
 from testbed.preflight.checks import CHECKS
-from testbed.tenancy.lab_lease import book_of, hold
+from testbed.tenancy.lab_lease import hold, store_of
 from testbed.tenancy.reservation import Reserved
 from traffic.flows.burnin import Burnin, Outlier, Pair
 
@@ -295,7 +295,7 @@ def test_preflight_of_some_hosts_looks_at_them_alone_and_reserves_no_others(look
     seen = []
 
     def measure(lab, **_options):
-        covers = {thing for entry in book_of(INVENTORY).read().book for thing in entry.covers}
+        covers = {thing for entry in store_of(INVENTORY).read().book for thing in entry.covers}
         seen.append((sorted(lab.topology.host_by_name), sorted(thing for thing in covers if ":" not in thing)))
         return Burnin(pairs=(), outliers=(), rounds=1)
 

@@ -79,7 +79,7 @@ def test_command_that_was_killed_in_the_middle_leaves_the_lab_dirty_until_it_is_
     with process:
         assert process.stdout.readline() == b"changing\n"
         process.send_signal(signal.SIGKILL)
-    with pytest.raises(DirtyLab, match=rf"`{command}` \(process \d+\) did not get to its end: run it again"):
+    with pytest.raises(DirtyLab, match=rf"`{command}` \(process \d+\) did not finish; run it again"):
         dirty.refuse(tmp_path, "rack")
     with dirty.changing(tmp_path, command):
         assert dirty.is_marked(tmp_path)
@@ -152,7 +152,7 @@ def test_heal_that_does_not_revert_everything_leaves_an_unmarked_lab_dirty(heali
 def rack(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(lab_module, "_rack_addresses", lambda _: {})
-    monkeypatch.setattr(lab_lease, "book_of", lambda one: local_store(tmp_path / "book", lab=one.name))
+    monkeypatch.setattr(lab_lease, "store_of", lambda one: local_store(tmp_path / "book", lab=one.name))
     shutil.copytree(inventories() / "group_vars", tmp_path / "group_vars")
     path = tmp_path / "rack.yml"
     path.write_text((inventories() / "rack-h100.example.yml").read_text())

@@ -31,7 +31,7 @@ def prepared_fault():
 
 def test_prepared_baseline_and_lookups_before_arming_are_recorded(monkeypatch):
     one = prepared_fault()
-    one._looked = {}
+    one._before = {}
     moments = []
 
     def read(*_, **__):

@@ -107,8 +107,14 @@ def test_reasons_name_the_times():
     [
         ([(0, 0.5), (1, 1.5), (2, 2.5)], None),
         ([(0, 0.5), (1, 1.5)], "was on 2 times of 3"),
-        ([(0, 0.5), (1, 1.2), (2, 2.5)], "was on too long or too short 1 times of 3: once on for 0.20 s of 0.50 s"),
-        ([(0, 0.5), (1, 1.5), (1.8, 2.3)], "was off too long or too short 1 times of 2: once off for 0.30 s of 0.50 s"),
+        (
+            [(0, 0.5), (1, 1.2), (2, 2.5)],
+            "was on too long or too short 1 times of 3; the first: on for 0.20 s of 0.50 s",
+        ),
+        (
+            [(0, 0.5), (1, 1.5), (1.8, 2.3)],
+            "was off too long or too short 1 times of 2; the first: off for 0.30 s of 0.50 s",
+        ),
         ([(0, 0.5), (1, 1.5), (2, None)], "was on 2 times of 3"),
     ],
 )

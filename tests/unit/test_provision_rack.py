@@ -56,7 +56,7 @@ def rack(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("FAULTBED_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(lab, "_rack_addresses", lambda _inventory: {})
-    monkeypatch.setattr(lab_lease, "book_of", lambda one: local_store(tmp_path / "book", lab=one.name))
+    monkeypatch.setattr(lab_lease, "store_of", lambda one: local_store(tmp_path / "book", lab=one.name))
     shutil.copytree(inventories() / "group_vars", tmp_path / "group_vars")
     path = tmp_path / "rack.yml"
     path.write_text(re.sub(r"ansible_host: 192\.0\.2\.[0-9]+", "ansible_host: 127.0.0.1", RACK.path.read_text()))

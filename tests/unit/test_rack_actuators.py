@@ -304,7 +304,7 @@ def test_a_linux_switch_is_a_software_hop_on_the_machine_itself(kind, target, pa
         (("cumulus",), "packet.drop", "host1:mlx5_0", {"share": 0.1}, "runs cumulus, and its ASIC forwards"),
         (("cumulus",), "link.oneway", "host1:mlx5_0", {}, "runs cumulus, and its ASIC forwards"),
         ((None,), "link.oneway", "host1:mlx5_0", {}, "rtsw1 has no faultbed_nos"),
-        (("sonic",), "packet.reorder", "host1:mlx5_0", {"share": 0.1}, "it takes a Linux switch"),
+        (("sonic",), "packet.reorder", "host1:mlx5_0", {"share": 0.1}, "it needs a Linux switch"),
     ],
 )
 def test_what_a_switch_cannot_do_is_said_with_the_reason(nos, kind, target, params, words):
@@ -329,7 +329,7 @@ def test_the_management_port_of_a_switch_is_never_a_target():
     link = RACK.links[0]
     eth0 = dataclasses.replace(link, a=dataclasses.replace(link.a, netdev="eth0"))
     wrong = dataclasses.replace(RACK, links=(eth0, *RACK.links[1:]))
-    with pytest.raises(UsageError, match="front panel"):
+    with pytest.raises(UsageError, match="front-panel port"):
         plan(FaultSpec(kind="link.down", target=link.name, for_s=1.0), wrong, lab_kind="rack")
 
 

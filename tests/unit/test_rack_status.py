@@ -120,7 +120,7 @@ def test_a_soft_lab_tells_that_it_is_dirty_too():
     folder.mkdir(parents=True)
     dirty.mark(folder, [], None)
     done = CliRunner().invoke(cli, ["--lab", "soft-mini", "status", "--json"])
-    assert json.loads(done.stdout)["dirty"] == ["nobody can tell what it is like"]
+    assert json.loads(done.stdout)["dirty"] == ["its state is unknown"]
 
 
 def test_status_and_doctor_name_a_command_that_was_killed():

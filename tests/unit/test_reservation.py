@@ -14,8 +14,8 @@ from testbed.directories import lab_dir
 from testbed.errors import LabError, UsageError
 from testbed.inventory import lab_inventory as inventory_module
 from testbed.tenancy import dirty
-from testbed.tenancy import lab_lease as holding_module
-from testbed.tenancy.lab_lease import Holding, hold, is_dead, reserve_by_hand, this_process
+from testbed.tenancy import lab_lease as lease_module
+from testbed.tenancy.lab_lease import LabLease, hold, is_dead, reserve_by_hand, this_process
 from testbed.tenancy.reservation import (
     WHOLE_LAB,
     Entry,
@@ -26,9 +26,9 @@ from testbed.tenancy.reservation import (
     outside,
     refresh,
     release,
-    take,
+    reserve,
 )
-from testbed.tenancy.reservation_store import BookStore, Reading, local_store
+from testbed.tenancy.reservation_store import Reading, ReservationStore, local_store
 
 INVENTORY = inventory_module.load(shipped.inventories() / "soft.yml")
 
@@ -61,9 +61,9 @@ def test_the_rule_of_conflict(one, other, expected):
 
 
 def test_who_comes_second_is_told_who_why_and_how_long():
-    book = take((), entry(owner="ada", since_s=0, until_s=7200), now_s=0)
+    book = reserve((), entry(owner="ada", since_s=0, until_s=7200), now_s=0)
     with pytest.raises(Reserved) as error:
-        take(book, entry("b", "bob"), now_s=1800)
+        reserve(book, entry("b", "bob"), now_s=1800)
     for word in ("host1 is reserved", "ada@x", "since 30 min", "another 90 min"):
         assert word in str(error.value)
 
@@ -84,11 +84,11 @@ UPLINKS = {"rtsw1": frozenset({"rtsw1:ctsw1", "rtsw1:ctsw2"}), "rtsw2": frozense
 )
 def test_two_claims_that_leave_a_rack_no_uplink_are_one_too_many(first, second):
     """Each fault leaves its rack an uplink; both together none."""
-    book = take((), first, now_s=0, never_all=UPLINKS)
+    book = reserve((), first, now_s=0, never_all=UPLINKS)
     with pytest.raises(Reserved, match=r"the other uplinks of rtsw[12] may be down \(ada@x, w"):
-        take(book, second, now_s=0, never_all=UPLINKS)
-    assert take(book, second, now_s=0), "a lab that allows it"
-    assert take(book, second, now_s=100.0, never_all=UPLINKS), "the first one has run out"
+        reserve(book, second, now_s=0, never_all=UPLINKS)
+    assert reserve(book, second, now_s=0), "a lab that allows it"
+    assert reserve(book, second, now_s=100.0, never_all=UPLINKS), "the first one has run out"
 
 
 @pytest.mark.parametrize(
@@ -103,14 +103,14 @@ def test_two_claims_that_leave_a_rack_no_uplink_are_one_too_many(first, second):
 )
 def test_claims_that_leave_each_rack_an_uplink_go_beside_each_other(first, second):
     """A booking by itself hurts nothing; what one claim holds all of is for the policy of faults to judge."""
-    assert take(take((), first, now_s=0, never_all=UPLINKS), second, now_s=0, never_all=UPLINKS)
+    assert reserve(reserve((), first, now_s=0, never_all=UPLINKS), second, now_s=0, never_all=UPLINKS)
 
 
 def test_on_a_rack_a_claim_of_the_last_uplink_is_refused(monkeypatch, tmp_path):
     """By `hold`, over the book itself; a soft lab is its user's own."""
     rack = inventory_module.load(shipped.inventories() / "rack-h100.example.yml")
     store = local_store(tmp_path, lab=rack.name)
-    monkeypatch.setattr(holding_module, "book_of", lambda _inventory: store)
+    monkeypatch.setattr(lease_module, "store_of", lambda _inventory: store)
     first, *others = (link.name for link in rack.topology.links_of("rtsw1") if link.is_uplink)
     with hold(rack, [first], why="link.down", mode="shared"):
         last = hold(rack, others, why="link.down", mode="shared")
@@ -127,7 +127,7 @@ def test_what_a_claim_left_dirty_on_a_rack_is_nobody_elses_until_it_is_healed(mo
     """The mark is on its owner's machine; others learn of it where they ask for the lab."""
     rack = inventory_module.load(shipped.inventories() / "rack-h100.example.yml")
     store, homes = local_store(tmp_path, lab=rack.name), {name: tmp_path / name for name in ("ada", "bob")}
-    monkeypatch.setattr(holding_module, "book_of", lambda _inventory: store)
+    monkeypatch.setattr(lease_module, "store_of", lambda _inventory: store)
 
     def working(name, *things):
         monkeypatch.setenv("FAULTBED_HOME", str(homes[name]))
@@ -135,7 +135,7 @@ def test_what_a_claim_left_dirty_on_a_rack_is_nobody_elses_until_it_is_healed(mo
 
     with working("ada", "host1"):
         dirty.mark(lab_dir(rack.name), ["host1: a rule stayed"], None)
-    with pytest.raises(Reserved, match=r"host1.* left DIRTY by .*, ada's, 0 s ago, who has to `faultbed heal` it"):
+    with pytest.raises(Reserved, match=r"host1.* left DIRTY by .*, ada's, 0 s ago; run `faultbed heal` as that user"):
         working("bob", "host1").__enter__()
     with working("bob", "host2"):
         pass
@@ -151,16 +151,16 @@ def test_what_a_claim_left_dirty_on_a_rack_is_nobody_elses_until_it_is_healed(mo
 
 
 def test_what_has_run_out_or_whose_process_died_is_free():
-    book = take((), entry(until_s=10), now_s=0)
-    assert take(book, entry("b", "you"), now_s=10.0) == (entry("b", "you"),)
-    book = take((), entry(process="p1"), now_s=0)
+    book = reserve((), entry(until_s=10), now_s=0)
+    assert reserve(book, entry("b", "you"), now_s=10.0) == (entry("b", "you"),)
+    book = reserve((), entry(process="p1"), now_s=0)
     with pytest.raises(Reserved):
-        take(book, entry("b", "you"), now_s=1)
-    assert take(book, entry("b", "you"), now_s=1, is_dead=lambda process: process == "p1") == (entry("b", "you"),)
+        reserve(book, entry("b", "you"), now_s=1)
+    assert reserve(book, entry("b", "you"), now_s=1, is_dead=lambda process: process == "p1") == (entry("b", "you"),)
 
 
 def test_a_lost_reservation_is_not_refreshed_and_a_refresh_never_shortens():
-    book = take((), entry(until_s=100), now_s=0)
+    book = reserve((), entry(until_s=100), now_s=0)
     assert refresh(book, "a", until_s=50)[0].until_s == 100
     assert refresh(book, "a", until_s=150)[0].until_s == 150
     with pytest.raises(ReservationLost):
@@ -180,7 +180,7 @@ def test_what_a_name_covers():
 
 
 def test_a_booking_is_also_the_limit_of_what_its_owner_touches():
-    book = take((), entry(mode="booking", covers=("host1", "link1")), now_s=0)
+    book = reserve((), entry(mode="booking", covers=("host1", "link1")), now_s=0)
     assert outside(book, "me", ("host1", "host2"), now_s=1) == ("host2",)
     assert outside(book, "me", (WHOLE_LAB,), now_s=1) == (WHOLE_LAB,)
     assert outside(book, "you", ("host2",), now_s=1) == ()
@@ -191,7 +191,7 @@ _HAMMER = """
 import sys
 import time
 from pathlib import Path
-from testbed.tenancy.reservation import Entry, Reserved, release, take
+from testbed.tenancy.reservation import Entry, Reserved, release, reserve
 from testbed.tenancy.reservation_store import local_store
 store, got, number = local_store(Path(sys.argv[1]), lab="x"), 0, 0
 while got < int(sys.argv[3]):
@@ -200,7 +200,7 @@ while got < int(sys.argv[3]):
         return Entry(token=f"{sys.argv[2]}-{number}", owner=sys.argv[2], mode="exclusive", covers=("host1",),
                      who="w", why="y", since_s=now.now_s, until_s=now.now_s + 600)
     try:
-        store.change(lambda now: take(now.book, wanted(now), now_s=now.now_s))
+        store.change(lambda now: reserve(now.book, wanted(now), now_s=now.now_s))
     except Reserved:
         continue
     inside = Path(sys.argv[1]) / "inside"
@@ -230,7 +230,7 @@ def test_a_book_of_another_version_is_told_not_overwritten(tmp_path):
     assert store.write((entry(),), after=store.read())
     path = tmp_path / "reservations" / "x.json"
     path.write_text('{"schema": 1, "entries": [], "colour": "blue"}')
-    with pytest.raises(LabError, match="no book of reservations of this version"):
+    with pytest.raises(LabError, match="no file of reservations of this version"):
         store.read()
 
 
@@ -252,7 +252,7 @@ def test_a_folder_that_cannot_be_written_is_told_with_what_to_do(tmp_path):
 @pytest.fixture
 def home(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
-    monkeypatch.delenv(holding_module.INHERITED, raising=False)
+    monkeypatch.delenv(lease_module.INHERITED, raising=False)
     return tmp_path / "home"
 
 
@@ -261,8 +261,8 @@ def other_user(home, monkeypatch):
     """Become somebody else with the same lab."""
 
     def become(name):
-        monkeypatch.setattr(holding_module, "owner", lambda: name)
-        monkeypatch.setattr(holding_module, "who", lambda: f"{name}@there")
+        monkeypatch.setattr(lease_module, "owner", lambda: name)
+        monkeypatch.setattr(lease_module, "who", lambda: f"{name}@there")
 
     return become
 
@@ -299,7 +299,7 @@ def test_the_living_are_not_dead():
 
 
 def test_a_holding_that_was_taken_away_says_so(home):
-    with pytest.raises(ReservationLost, match="must not touch"), hold(INVENTORY, why="x", mode="exclusive") as mine:
+    with pytest.raises(ReservationLost, match="must not change"), hold(INVENTORY, why="x", mode="exclusive") as mine:
         mine.store.change(lambda _now: ())
         mine._sure_until = 0.0
         mine.heartbeat()
@@ -317,8 +317,8 @@ def test_who_is_cut_off_while_he_takes_is_not_in_his_own_way(tmp_path, monkeypat
             raise cuts.pop()
         return done
 
-    cut = BookStore(where="jump1", folder=store.folder, lab="x", shell=shell)
-    monkeypatch.setattr(holding_module, "book_of", lambda _: cut)
+    cut = ReservationStore(where="jump1", folder=store.folder, lab="x", shell=shell)
+    monkeypatch.setattr(lease_module, "store_of", lambda _: cut)
     for error in (LabError, KeyboardInterrupt):
         cuts.append(error("connection lost"))
         with pytest.raises(error), hold(INVENTORY, ["host1"], why="cut", mode="exclusive"):
@@ -329,7 +329,7 @@ def test_who_is_cut_off_while_he_takes_is_not_in_his_own_way(tmp_path, monkeypat
 def test_a_lease_runs_out_while_the_holder_sleeps():
     """CLOCK_MONOTONIC stands still then (clock_gettime(2)): the clock that is asked must not."""
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
-    assert before <= holding_module.now_s() <= time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert before <= lease_module.now_s() <= time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def test_a_jump_host_that_is_away_for_a_while_is_forgiven_until_the_lease_ends(monkeypatch):
@@ -337,9 +337,9 @@ def test_a_jump_host_that_is_away_for_a_while_is_forgiven_until_the_lease_ends(m
         return 255, "", "connection refused"
 
     clock = [0.0]
-    monkeypatch.setattr(holding_module, "now_s", lambda: clock[0])
-    store = BookStore(where="jump1", folder="/x", lab="x", shell=shell)
-    holding = Holding(store=store, token="t", covers=("host1",), ttl_s=100.0, _sure_until=100.0)
+    monkeypatch.setattr(lease_module, "now_s", lambda: clock[0])
+    store = ReservationStore(where="jump1", folder="/x", lab="x", shell=shell)
+    holding = LabLease(store=store, token="t", covers=("host1",), ttl_s=100.0, _sure_until=100.0)
     clock[0] = 50.0
     holding.refresh()
     clock[0] = 101.0
@@ -363,7 +363,7 @@ def test_a_booking_lets_its_owner_in_and_keeps_him_inside(home, other_user):
 
 def test_what_a_holder_starts_works_under_its_holding(home, monkeypatch):
     with hold(INVENTORY, why="pytest", mode="exclusive") as above:
-        monkeypatch.setenv(holding_module.INHERITED, above.token)
+        monkeypatch.setenv(lease_module.INHERITED, above.token)
         with hold(INVENTORY, ["host1"], why="inject", mode="shared") as below:
             assert below.token == above.token
         assert [one.token for one in above.store.read().book] == [above.token]

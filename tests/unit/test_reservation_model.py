@@ -160,7 +160,7 @@ def test_a_book_that_cannot_be_read_is_not_an_empty_one(tmp_path):
         store.write((), after=empty)
     book.rmdir()
     book.write_text("")
-    with pytest.raises(LabError, match="no book of reservations of this version"):
+    with pytest.raises(LabError, match="no file of reservations of this version"):
         store.read()
 
 

@@ -176,7 +176,7 @@ def test_the_injector_counts_what_is_there_already(tmp_path, monkeypatch):
         with pytest.raises(Forbidden, match="most_links"):
             injector.prepare(planned("link.down", "host1:mlx5_1"))
         assert injector.active() == (first,)
-        injector.forget(first)
+        injector.remove(first)
         injector.prepare(planned("link.down", "host1:mlx5_1"))
 
 
@@ -198,7 +198,7 @@ def test_the_injector_asks_before_it_does_anything(tmp_path):
 def test_what_does_not_go_well_is_written_down_too(tmp_path, monkeypatch):
     """A target that refuses, a fault that cannot be armed, and one whose end nobody has seen because of Ctrl-C."""
     monkeypatch.setattr("inject.leases.lease.Lease.begin", lambda _: None)
-    monkeypatch.setattr("inject.injector.Witnesses", lambda *_: SimpleNamespace(before={}))
+    monkeypatch.setattr("inject.prepared_fault.Witnesses", lambda *_: SimpleNamespace(before={}))
 
     def ask(_lease, request):
         if refuses:

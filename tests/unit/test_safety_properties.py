@@ -218,7 +218,7 @@ def test_injector_refuses_a_fault_too_soon_after_the_last_one(tmp_path, monkeypa
         with pytest.raises(Forbidden, match="before the end of"):
             injector.prepare(second)
         monkeypatch.setattr(type(prepared), "was_armed", True)
-        injector.forget(prepared)
+        injector.remove(prepared)
         with pytest.raises(Forbidden, match=r"after the end of link\.down on host1:mlx5_0"):
             injector.prepare(second)
         now = injector._ended[1]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from inject import injector
+from inject import prepared_fault
 from inject.evidence.receipt import Armed, judge_fired
 from inject.fault_plan import FaultSpec, plan
 from inject.prepared_fault import PreparedFault
@@ -31,11 +31,11 @@ BUSY = "host2/hogs.running"
 )
 def test_what_was_read_after_the_end_is_no_look_at_the_fault(seen, state, kept, monkeypatch):
     """A robbed host answers late: three seconds were over, and it was said that nobody had robbed it."""
-    monkeypatch.setattr(injector, "STATES_S", 0.0)
+    monkeypatch.setattr(prepared_fault, "STATES_S", 0.0)
     prepared = SimpleNamespace(
         planned=PLANNED,
         _witnesses=SimpleNamespace(states=lambda _: seen),
-        lease=SimpleNamespace(ask=lambda _: {"state": state}),
+        lease=SimpleNamespace(request=lambda _: {"state": state}),
     )
     assert PreparedFault._states_while_on(prepared) == kept
 
@@ -46,7 +46,7 @@ def test_states_while_on_that_follow_late_are_read_again():
     prepared = SimpleNamespace(
         planned=PLANNED,
         _witnesses=SimpleNamespace(states=lambda _: next(readings)),
-        lease=SimpleNamespace(ask=lambda _: {"state": "active"}, pause=pauses.append),
+        lease=SimpleNamespace(request=lambda _: {"state": "active"}, pause=pauses.append),
     )
     assert PreparedFault._states_while_on(prepared) == {BUSY: 1}
     assert len(pauses) == 2
@@ -58,7 +58,7 @@ def test_states_while_on_of_window_that_ends_meanwhile_are_the_last_within_it():
     prepared = SimpleNamespace(
         planned=PLANNED,
         _witnesses=SimpleNamespace(states=lambda _: next(readings)),
-        lease=SimpleNamespace(ask=lambda _: {"state": next(states)}, pause=lambda _: None),
+        lease=SimpleNamespace(request=lambda _: {"state": next(states)}, pause=lambda _: None),
     )
     assert PreparedFault._states_while_on(prepared) == {BUSY: 0}
 

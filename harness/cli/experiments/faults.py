@@ -182,7 +182,7 @@ def heal(session: Session, *, machines: tuple[str, ...], panic: bool, as_json: b
                 done = heal_lab(lab, only=machines, panic=panic)
             left = [] if panic else dirty.settle(lab)
         except BaseException as error:
-            audit_log.try_to_append(state, "not healed", **what, detail=audit_log.told(error))
+            audit_log.try_to_append(state, "not healed", **what, detail=audit_log.error_text(error))
             raise
         audit_log.try_to_append(state, "not healed" if left else "healed", **what, detail="; ".join([*done, *left]))
     if as_json:

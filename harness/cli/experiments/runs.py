@@ -29,7 +29,7 @@ from harness.verdict import Check, LeftOut, Verdict, exit_code
 from testbed.backends.soft import lifecycle
 from testbed.errors import Unsupported, UsageError
 from testbed.inventory.lab_inventory import Inventory
-from testbed.tenancy.lab_lease import Holding, hold
+from testbed.tenancy.lab_lease import LabLease, hold
 
 __all__ = ["COLOURS", "COMMANDS"]
 
@@ -181,7 +181,7 @@ def _execute_all(
     inventory: Inventory,
     out: Path,
     progress: run_module.Progress,
-    holding: Holding,
+    holding: LabLease,
     *,
     most: int | None,
     control: bool,

@@ -12,7 +12,7 @@ from harness.cli.experiments.faults import parse_duration
 from testbed.directories import lab_dir
 from testbed.inventory.lab_inventory import Inventory
 from testbed.tenancy import audit_log, reservation
-from testbed.tenancy.lab_lease import book_of, is_dead, owner, reserve_by_hand
+from testbed.tenancy.lab_lease import is_dead, owner, reserve_by_hand, store_of
 from testbed.tenancy.reservation import Entry
 from testbed.tenancy.reservation_store import Reading
 
@@ -62,24 +62,24 @@ def release(session: Session, *, names: tuple[str, ...], force: bool, as_json: b
         ]
         return tuple(entry for entry in now.book if entry not in gone)
 
-    now = book_of(inventory).change(rule)
+    now = store_of(inventory).change(rule)
     for entry in gone:
         if entry.owner != owner():
-            said = reservation.tell(entry, now_s=now.now_s)
+            said = reservation.describe(entry, now_s=now.now_s)
             target = " ".join(entry.covers)
             audit_log.append(lab_dir(inventory.name), "released by force", target=target, detail=said)
     if as_json:
         session.json([to_json(entry, now.now_s) for entry in gone])
         return
     for entry in gone:
-        session.err.print(f"released: {', '.join(entry.covers)} ({reservation.tell(entry, now_s=now.now_s)})")
+        session.err.print(f"released: {', '.join(entry.covers)} ({reservation.describe(entry, now_s=now.now_s)})")
     if not gone:
         session.err.print("nothing was reserved by you")
 
 
 def entries_of(inventory: Inventory) -> tuple[tuple[Entry, ...], float]:
     """The lab's live reservations, and the time there."""
-    now = book_of(inventory).read()
+    now = store_of(inventory).read()
     return reservation.live(now.book, now_s=now.now_s, is_dead=is_dead), now.now_s
 
 

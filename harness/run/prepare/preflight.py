@@ -19,7 +19,7 @@ from testbed.preflight.checks import CHECKS, NotLooked, State, Wrong, not_looked
 from testbed.preflight.collect import look
 from testbed.preflight.rack_checks import RACK_CHECKS
 from testbed.tenancy import reservation
-from testbed.tenancy.lab_lease import book_of, is_dead
+from testbed.tenancy.lab_lease import is_dead, store_of
 from traffic.flows import burnin
 from traffic.flows.burnin import Burnin, Outlier
 
@@ -176,7 +176,7 @@ def suspects(outliers: tuple[Outlier, ...]) -> list[str]:
 
 def _stale(inventory: Inventory) -> list[Wrong]:
     """Reservations that hold nothing any more, but that nobody has taken out of the book."""
-    now = book_of(inventory).read()
+    now = store_of(inventory).read()
     alive = reservation.live(now.book, now_s=now.now_s, is_dead=is_dead)
     return [
         Wrong(

@@ -254,7 +254,7 @@ def _acl(request: Request, port: Port, rules: Mapping[str, tuple[str, ...]]) -> 
 
 def _rate(request: Request) -> Mechanism:
     if request.params["direction"] != "to":
-        raise UsageError(
+        raise Unsupported(
             f"{request.where}.direction: not supported on this lab: a port shapes only what it sends; use `to`"
         )
     port, _ = facing(request)
