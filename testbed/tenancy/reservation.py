@@ -123,7 +123,7 @@ def reserve(
         if conflicts(entry, wanted):
             raise Reserved(
                 f"{_things(_common(entry.covers, wanted.covers))} is reserved: {describe(entry, now_s=now_s)}; wait, "
-                f"choose other targets, or ask; `faultbed release --force{_name_of(entry)}` ends an abandoned reservation"
+                f"choose other targets, or ask; `faultbed release --force{_name_of(entry)}` ends one left behind"
             )
     _refuse_the_last(left, wanted, never_all, now_s=now_s)
     return (*(entry for entry in left if entry.token != wanted.token), wanted)

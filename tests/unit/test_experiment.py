@@ -232,7 +232,7 @@ for = "1s"
     ("kind", "target", "at", "more", "says"),
     [
         ("packet.drop", "rtsw1:ctsw2", "8s", "set = { share = 7 }", "x.toml: faults[1].share: 7 is not in"),
-        ("gpu.throttle", "rtsw1:ctsw2", "8s", "", "x.toml: faults[1].target: gpu.throttle does not fit"),
+        ("gpu.throttle", "rtsw1:ctsw2", "8s", "", "x.toml: faults[1].target: gpu.throttle cannot target"),
         ("link.down", "rtsw1:ctsw1", "19.5s", "", "x.toml: faults[0]: link.down on rtsw1:ctsw1 overlaps faults[1] ("),
         ("storage.stall", "host1", "8s", "", "x.toml: faults[1]: storage.stall on host1: the workload has no storage"),
     ],
