@@ -1,7 +1,7 @@
-"""Where faultbed keeps things on the controller.
+"""Folders of faultbed on the controller.
 
 FAULTBED_HOME    (default ~/.local/state/faultbed)   state of labs: labs/NAME/
-FAULTBED_CACHE   (default ~/.cache/faultbed)         what can be made again: images/, snapshots/
+FAULTBED_CACHE   (default ~/.cache/faultbed)         rebuilt if missing: images/, snapshots/
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ __all__ = [
 ]
 
 SOCKET_PATH_MAX = 107
-"""Bytes in the path of a unix socket (unix(7))."""
+"""Longest path of a unix socket in bytes (unix(7))."""
 _LONGEST_SOCKET_NAME = 40
 
 
 def home_dir() -> Path:
-    """Folder of all lab state."""
+    """Return the folder of all lab state."""
     return _from_environment("FAULTBED_HOME", "XDG_STATE_HOME", ".local/state")
 
 
 def act_as_owner() -> str | None:
-    """Become the user who owns the state of labs, if root runs a command on it (sudo), and return that user's name.
+    """Become the user who owns the labs' state, if root runs a command on it (sudo), and return that user's name.
 
     Root would leave files there that the owner cannot replace, and VMs that the owner cannot end. Returns None, and
     changes nothing, for every other user and for root's own state.
@@ -44,44 +44,44 @@ def act_as_owner() -> str | None:
         return None
     home = home_dir()
     try:
-        found = home.stat()
+        owner = home.stat()
     except OSError:
         return None
-    if found.st_uid == 0:
+    if owner.st_uid == 0:
         return None
     os.environ["FAULTBED_HOME"] = str(home)
     for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"):
         os.environ.pop(name, None)
     try:
-        user = pwd.getpwuid(found.st_uid)
-    except KeyError:  # a user of a container, say
+        user = pwd.getpwuid(owner.st_uid)
+    except KeyError:  # for example a user of a container
         os.environ["HOME"] = str(home)
-        name, group = str(found.st_uid), found.st_gid
+        name, group = str(owner.st_uid), owner.st_gid
         os.setgroups([])
     else:
         os.environ |= {"HOME": user.pw_dir, "USER": user.pw_name, "LOGNAME": user.pw_name}
         name, group = user.pw_name, user.pw_gid
         os.initgroups(name, group)
     os.setresgid(group, group, group)
-    os.setresuid(found.st_uid, found.st_uid, found.st_uid)
+    os.setresuid(owner.st_uid, owner.st_uid, owner.st_uid)
     return name
 
 
 def cache_dir() -> Path:
-    """Folder of what can be made again: images and snapshots."""
+    """Return the folder of images and snapshots, which are rebuilt if missing."""
     return _from_environment("FAULTBED_CACHE", "XDG_CACHE_HOME", ".cache")
 
 
 def lab_dir(name: str) -> Path:
-    """State folder of one lab."""
+    """Return the state folder of one lab."""
     return home_dir() / "labs" / name
 
 
 def private_dir(path: Path) -> Path:
-    """Make a folder that only this user can enter.
+    """Create a folder that only this user can enter.
 
     Raises:
-        LabError: it exists and belongs to somebody else, or is a link.
+        LabError: it exists and belongs to another user, or is a link.
     """
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
     stat = path.lstat()
@@ -94,7 +94,7 @@ def private_dir(path: Path) -> Path:
 
 
 def socket_dir(lab: Path) -> Path:
-    """Folder of a lab's unix sockets: inside its state folder, or the short folder if the paths would be too long.
+    """Return the folder of a lab's unix sockets: in its state folder, or the short one if paths would be too long.
 
     It never depends on the caller's environment. `XDG_RUNTIME_DIR` is missing in cron and under sudo, and logging out
     removes it. A running lab records its folder: `testbed.backends.soft.lab_state.sockets_of`.
@@ -104,13 +104,13 @@ def socket_dir(lab: Path) -> Path:
 
 
 def short_dir(lab: Path) -> Path:
-    """Folder with a short path for a lab's unix sockets, outside its state folder.
+    """Return a folder with a short path for a lab's unix sockets, outside its state folder.
 
     It lies in `/tmp` whatever `TMPDIR` says. Cleaners leave live sockets alone: systemd-tmpfiles reads
     `/proc/net/unix` first (tmpfiles.c, unix_socket_alive), tmpwatch and tmpreaper remove no sockets by default.
     """
     try:
-        owner = lab.stat().st_uid  # root finds the folder of the lab's user
+        owner = lab.stat().st_uid  # root uses the folder of the lab's user
     except OSError:
         owner = os.getuid()
     name = hashlib.sha256(os.fsencode(lab.resolve())).hexdigest()[:12]

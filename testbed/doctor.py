@@ -1,4 +1,4 @@
-"""What would go wrong later, found beforehand. Looks only; changes nothing."""
+"""Check this machine for problems before they happen. Reads only; changes nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _STATE_MIB = 1500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One thing looked at: `ok`, `note` (works, but worth knowing) or `bad` (will not work), with what to do."""
+    """One check: `ok`, `note` (works, with a remark) or `bad` (will not work), with what to do."""
 
     what: str
     state: Literal["ok", "note", "bad"]
@@ -41,7 +41,7 @@ class Finding:
 
 
 def examine(inventory: Inventory) -> list[Finding]:
-    """Look at everything that `up` and `run` will need for this lab."""
+    """Check everything that `up` and `run` need for this lab."""
     findings = [_tool(*tool) for tool in _TOOLS]
     findings += [_memory(inventory), *_disks(), _image(), _accelerator(), _cores()]
     if inventory.kind == "soft":
@@ -62,12 +62,12 @@ def _memory(inventory: Inventory) -> Finding:
     available = capacity.available_mib()
     running = inventory.kind == "soft" and lifecycle.status(inventory).state == "up"
     if available >= needed or running:
-        return Finding(what="memory", state="ok", found=f"{available} MiB available, {inventory.name} takes {needed}")
+        return Finding(what="memory", state="ok", found=f"{available} MiB available, {inventory.name} needs {needed}")
     return Finding(
         what="memory",
         state="bad",
         found=f"{available} MiB available, {inventory.name} needs {needed}",
-        advice="close something, or take a smaller lab: `--lab soft-mini`",
+        advice="close other programs, or use a smaller lab: `--lab soft-mini`",
     )
 
 
@@ -89,7 +89,7 @@ def _disks() -> list[Finding]:
                     what=what,
                     state="bad",
                     found=f"{free} MiB free in {there}, {needed} needed",
-                    advice=f"make room, or set {variable} to a larger disk",
+                    advice=f"free disk space, or set {variable} to a larger disk",
                 )
             )
         else:
@@ -108,20 +108,22 @@ def _accelerator() -> Finding:
     remembered = accel.remembered(image.find())
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return Finding(
-            what="KVM", state="note", found="no usable /dev/kvm: VMs are emulated (TCG), slower but complete"
+            what="KVM",
+            state="note",
+            found="no usable /dev/kvm: VMs are emulated (TCG), slower but with all functions",
         )
     if remembered is None:
-        return Finding(what="KVM", state="note", found="/dev/kvm opens; `faultbed up` tries it with a real boot")
+        return Finding(what="KVM", state="note", found="/dev/kvm opens; `faultbed up` verifies it with a boot")
     if remembered:
-        return Finding(what="KVM", state="ok", found="a guest booted under it")
-    return Finding(what="KVM", state="note", found="a guest does not boot under it here: VMs are emulated (TCG)")
+        return Finding(what="KVM", state="ok", found="a guest has booted with it")
+    return Finding(what="KVM", state="note", found="a guest does not boot with it here: VMs are emulated (TCG)")
 
 
 def _cores() -> Finding:
     cores = os.cpu_count() or 1
-    if cores >= 2:  # noqa: PLR2004 (what the default lab was measured on)
+    if cores >= 2:  # noqa: PLR2004 (the number with which the default lab was measured)
         return Finding(what="cores", state="ok", found=f"{cores}")
-    return Finding(what="cores", state="note", found="1; everything works, but slowly: `--lab soft-mini` is kinder")
+    return Finding(what="cores", state="note", found="1: everything works, but slowly; use `--lab soft-mini`")
 
 
 def _sockets(inventory: Inventory) -> Finding:
@@ -131,7 +133,7 @@ def _sockets(inventory: Inventory) -> Finding:
     return Finding(
         what="socket paths",
         state="bad",
-        found=f"{longest} bytes, unix sockets end at {SOCKET_PATH_MAX}",
+        found=f"{longest} bytes, the limit of unix sockets is {SOCKET_PATH_MAX}",
         advice="give the hosts and RNICs of the inventory shorter names",
     )
 
@@ -144,13 +146,13 @@ def _lab(inventory: Inventory) -> Finding:
             what=f"lab {now.name}",
             state="bad",
             found=f"broken: {dead} do not answer",
-            advice="`faultbed down`, then up",
+            advice="`faultbed down`, then `faultbed up`",
         )
     return Finding(what=f"lab {now.name}", state="ok", found=now.state)
 
 
 def _marks(inventory: Inventory) -> list[Finding]:
-    """Why the lab is DIRTY, and which commands were killed before they compared it."""
+    """Report why the lab is DIRTY, and which commands were killed before they compared it."""
     folder = lab_dir(inventory.name)
     findings = [
         Finding(what="unfinished", state="note", found=sentence, advice="`faultbed heal` compares it now")

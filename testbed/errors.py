@@ -1,17 +1,17 @@
-"""Every error faultbed raises on purpose.
+"""All errors that faultbed raises on purpose.
 
-Each message says what happened, where, and what to do; `exit_code` is what the command line ends with.
+Each message says where, what is wrong, and what to do; `exit_code` is the exit status of the command line.
 
     FaultbedError (3)
-    ├── UsageError (4)            the person asked for something that is not there
+    ├── UsageError (4)            the user named something that does not exist
     │   └── ConfigError (4)       a file is wrong: the message carries the file and the path inside it
-    ├── LabError (3)              the lab did not do what it was told
+    ├── LabError (3)              the lab could not do what was requested
     │   ├── Unreachable (3)       a node does not answer, or its host key is not the pinned one
     │   ├── BootFailed (3)        a VM did not come up by its deadline
     │   ├── CommandFailed (3)     a command on a node ended with an error or ran past its deadline
-    │   └── DirtyLab (5)          the lab is not in its baseline state, or nobody can tell
+    │   └── DirtyLab (5)          the lab is not in its baseline state, or its state is unknown
     └── FaultError (3)            the injector could not do its work
-        ├── Unsupported (4)       this lab has no way to do this fault
+        ├── Unsupported (4)       this lab cannot do this fault
         └── RevertFailed (5)      a fault may still be in place
 
 `Interrupted` (3, or 5 for a DIRTY lab) is a KeyboardInterrupt and not one of these: no error handler stops it.
@@ -42,7 +42,7 @@ class FaultbedError(Exception):
 
 
 class UsageError(FaultbedError):
-    """The person asked for something that is not there."""
+    """The user named something that does not exist."""
 
     exit_code = 4
 
@@ -52,7 +52,7 @@ class ConfigError(UsageError):
 
 
 class LabError(FaultbedError):
-    """The lab did not do what it was told."""
+    """The lab could not do what was requested."""
 
 
 class Unreachable(LabError):
@@ -72,7 +72,7 @@ class HalfProvisioned(LabError):
 
 
 class DirtyLab(LabError):
-    """The lab is not in its baseline state, or nobody can tell."""
+    """The lab is not in its baseline state, or its state is unknown."""
 
     exit_code = 5
 
@@ -82,7 +82,7 @@ class FaultError(FaultbedError):
 
 
 class Unsupported(FaultError):
-    """This lab has no way to do this fault."""
+    """This lab cannot do this fault."""
 
     exit_code = 4
 
@@ -94,8 +94,8 @@ class RevertFailed(FaultError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """A command that Ctrl-C or SIGTERM ended; the message says what was seen of its faults and of the lab."""
+    """A command that Ctrl-C or SIGTERM ended; the message says how its faults and the lab were left."""
 
-    def __init__(self, said: str, *, exit_code: int = 3) -> None:
-        super().__init__(said)
+    def __init__(self, message: str, *, exit_code: int = 3) -> None:
+        super().__init__(message)
         self.exit_code = exit_code

@@ -1,6 +1,6 @@
-"""A lab to work with: its topology, and a way to each of its machines.
+"""An open lab: its topology, and a connection to each of its machines.
 
-`open_lab` takes an inventory and gives a `Lab`; a soft lab must be up (`testbed.backends.soft.lifecycle`).
+`open_lab` opens the lab of an inventory; a soft lab must be up (`testbed.backends.soft.lifecycle`).
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ class Lab:
         self.inventory_model = inventory
         self.accelerator = accelerator
         self._connections = {name: SshConnection(name, address) for name, address in addresses.items()}
-        # What a lab does on its machines needs root; who logs in as somebody else has sudo without a password there.
+        # Changes on machines need root; any other login user needs sudo without a password.
         self._prefixes = {name: () if address.user == "root" else _SUDO for name, address in addresses.items()}
         self._have_code: set[str] = set()
         self._watchers: dict[str, Watcher] = {}
         self._lock = threading.Lock()
         self.guard: Callable[[], None] = lambda: None
-        """Asked before the lab is touched; raises when it is not ours (any more). What holds the lab sets it."""
+        """Called before the lab is changed; raises if its lease is lost. Set by the holder of the lease."""
         self.ours: tuple[str, ...] = (WHOLE_LAB,)
-        """Names of hosts, switches and links that are ours, as in `testbed.tenancy.reservation`.
+        """Names of hosts, switches and links that are reserved for this command, as in `testbed.tenancy.reservation`.
 
-        What holds the lab sets it.
+        Set by the holder of the lease.
         """
         self.others: Callable[[], tuple[str, ...]] = tuple
-        """Names of what commands of other processes work on now, as in `ours`; what holds the lab sets it."""
+        """Names of what other commands hold now, as in `ours`; set by the holder of the lease."""
         self.scheme: SchemeTables | None = None
-        """Routing scheme that is applied to the switches; None: BGP's own ECMP. What applies it sets it."""
+        """Routing scheme that is applied to the switches, set by what applies it; None: BGP's own ECMP."""
 
     def __enter__(self) -> Self:
         return self
@@ -77,35 +77,35 @@ class Lab:
 
     @property
     def kind(self) -> Literal["soft", "rack"]:
-        """`soft` or `rack`."""
+        """The kind of lab: `soft` or `rack`."""
         return self.inventory_model.kind
 
     @property
     def topology(self) -> Topology:
-        """What the lab is made of."""
+        """The topology of the inventory."""
         return self.inventory_model.topology
 
     @property
     def inventory(self) -> Path:
-        """The inventory file."""
+        """The path of the inventory file."""
         return self.inventory_model.path
 
     @property
     def state_dir(self) -> Path:
-        """Where the lab's state is kept on the controller."""
+        """The folder of the lab's state on the controller."""
         return lab_dir(self.name)
 
     def heartbeat(self) -> None:
-        """Tell that work comes forward, so that what holds the lab refreshes its lease; raises nothing."""
+        """Report progress, which refreshes the lab's lease; raises nothing."""
         with contextlib.suppress(FaultbedError):
             self.guard()
 
     def nodes(self) -> tuple[str, ...]:
-        """Names of the machines: those that one can log in to."""
+        """Return the names of the machines that accept logins."""
         return tuple(self._connections)
 
     def node(self, name: str) -> Node:
-        """A machine, or a switch (whose commands then run in its namespace, in a soft lab).
+        """Return a machine, or a switch (in a soft lab its commands run in its namespace).
 
         Raises:
             UsageError: there is no such node.
@@ -120,26 +120,26 @@ class Lab:
         return SshNode(name, self._connections[carrier], prefix=("ip", "netns", "exec", netns))
 
     def carrier(self, name: str) -> Node:
-        """The machine that carries a node: the carrier VM of a soft switch, the node itself otherwise."""
+        """Return the machine that carries a node: the carrier VM of a soft switch, otherwise the node itself."""
         carrier = self._carrier_name(name)
         return self.node(carrier or name)
 
     def netns(self, name: str) -> str | None:
-        """The namespace of a soft switch on its carrier; None for what is a machine of its own."""
+        """Return the namespace of a soft switch on its carrier; None for a machine."""
         return self.inventory_model.netns.get(name)
 
     def qmp_socket(self, node: str) -> Path:
-        """QEMU's QMP socket for fault holders.
+        """Return QEMU's QMP socket for fault holders.
 
         Raises:
             UsageError: the node is not a VM of a soft lab.
         """
         if self.kind != "soft" or node not in self._connections:
-            raise UsageError(f"{node} is not a VM of a soft lab: nothing of QEMU's to talk to")
+            raise UsageError(f"{node} is not a VM of a soft lab, so that QEMU cannot act on it; choose another target")
         return sockets_of(self.state_dir) / f"{node}.holder"
 
     def vm_pid(self, node: str) -> int:
-        """Process id of QEMU for a VM of a soft lab.
+        """Return the process id of QEMU for a VM of a soft lab.
 
         Raises:
             UsageError: the node is not a VM of a soft lab.
@@ -148,20 +148,20 @@ class Lab:
         self.qmp_socket(node)
         state = read_state(self.state_dir)
         if state is None or node not in state.vms:
-            raise LabError(f"{self.name} is not up any more: nothing runs {node}")
+            raise LabError(f"{self.name} is no longer up: no process runs {node}; start it with `faultbed up`")
         return state.vms[node].pid
 
     def nic_id(self, node: str, netdev: str) -> str:
-        """The QEMU id of a VM's network device, for `set_link`."""
+        """Return the QEMU id of a VM's network device, for `set_link`."""
         self.qmp_socket(node)
         return f"nic-{netdev}"
 
     def python(self, module: str) -> list[str]:
-        """The command that runs a node-side module (`inject.node.holder`); `ensure_code` puts the code there."""
+        """Return the command that runs a node-side module (`inject.node.holder`); `ensure_code` installs the code."""
         return ["env", f"PYTHONPATH={node_archive.archive().folder}", "python3", "-m", module]
 
     def ensure_code(self, name: str) -> None:
-        """Make sure that the machine behind a node has the node code; asked once for each open lab."""
+        """Install the node code on the machine behind a node; checked once after the lab was opened."""
         machine = self.carrier(name)
         with self._lock:
             known = machine.name in self._have_code
@@ -171,11 +171,11 @@ class Lab:
                 self._have_code.add(machine.name)
 
     def watcher(self, machine: str) -> Watcher:
-        """The watcher of a machine, started at first use.
+        """Return the watcher of a machine, started at first use.
 
         Raises:
             Unreachable: the machine does not answer.
-            LabError: it cannot run one.
+            LabError: the machine cannot run a watcher.
         """
         with self._lock:
             known = self._watchers.get(machine)
@@ -188,32 +188,32 @@ class Lab:
         return known
 
     def ask(self, machine: str, request: Mapping[str, Any], *, timeout_s: float = 60.0) -> dict[str, Any]:
-        """Ask a machine's watcher; one that has ended meanwhile (a reboot, a kill) is started again.
+        """Send a request to a machine's watcher; a watcher that has ended (a reboot, a kill) is started again.
 
         Raises:
             Unreachable: the machine does not answer.
             CommandFailed: no answer in time.
-            LabError: it could not tell.
+            LabError: the watcher could not do it.
         """
-        asked = self.watcher(machine)
+        watcher = self.watcher(machine)
         try:
-            return asked.ask(request, timeout_s=timeout_s)
+            return watcher.ask(request, timeout_s=timeout_s)
         except WatcherGone:
             with self._lock:
-                if self._watchers.get(machine) is asked:
+                if self._watchers.get(machine) is watcher:
                     del self._watchers[machine]
-            asked.close()
+            watcher.close()
             return self.watcher(machine).ask(request, timeout_s=timeout_s)
 
     def carried(self, nodes: Iterable[str]) -> dict[str, dict[str, str | None]]:
-        """Nodes by the machine that carries them, each with its namespace there (None: the machine itself)."""
+        """Return nodes by the machine that carries them, with their namespaces there (None: the machine itself)."""
         machines: dict[str, dict[str, str | None]] = {}
         for name in nodes:
             machines.setdefault(self._carrier_name(name) or name, {})[name] = self.netns(name)
         return machines
 
     def forget_connections(self) -> None:
-        """Close all connections; the next use opens new ones. After a reset the old ones lead nowhere."""
+        """Close all connections, which are dead after a reset; the next use opens new ones."""
         with self._lock:
             watchers, self._watchers = self._watchers, {}
         for watcher in watchers.values():
@@ -224,7 +224,7 @@ class Lab:
             self._have_code.clear()
 
     def forget(self, machine: str) -> None:
-        """Close what leads to one machine; the next use opens it anew. After its reboot the old ones lead nowhere."""
+        """Close the connection to one machine, which is dead after its reboot; the next use opens a new one."""
         with self._lock:
             watcher = self._watchers.pop(machine, None)
             self._have_code.discard(machine)
@@ -259,12 +259,12 @@ def open_lab(inventory: Path | Inventory) -> Lab:
 
 
 def runtime_inventory(folder: Path) -> Path:
-    """The second inventory of a running soft lab: where each machine answers."""
+    """Return the path of a running soft lab's second inventory: the addresses of its machines."""
     return folder / "runtime.yml"
 
 
 def write_runtime_inventory(inventory: Inventory, folder: Path, ports: Mapping[str, int]) -> None:
-    """Write `runtime_inventory` for Ansible; it names files of keys, never keys."""
+    """Write `runtime_inventory` for Ansible; it contains paths of key files, never keys."""
     options = (
         f"-o StrictHostKeyChecking=yes -o UserKnownHostsFile={folder / 'known_hosts'} -o GlobalKnownHostsFile=/dev/null"
     )
@@ -279,9 +279,7 @@ def write_runtime_inventory(inventory: Inventory, folder: Path, ports: Mapping[s
         }
         for name, port in ports.items()
     }
-    head = (
-        f"# Where the machines of {inventory.name} answer now. Written by `faultbed up`, removed by `faultbed down`.\n"
-    )
+    head = f"# Addresses of the machines of {inventory.name}. Written by `faultbed up`, removed by `faultbed down`.\n"
     runtime_inventory(folder).write_text(head + yaml.safe_dump({"all": {"hosts": hosts}}))
 
 
@@ -305,12 +303,12 @@ def _soft_addresses(inventory: Inventory, state: LabState, folder: Path) -> dict
 
 
 def _remedy_of_a_vm(path: Path) -> str:
-    usual = "`faultbed status` tells whether its VM lives, `faultbed reset` starts it again"
-    return serial_console.panic_told(path) or usual
+    usual = "`faultbed status` shows whether its VM runs, `faultbed reset` starts it again"
+    return serial_console.panic_message(path) or usual
 
 
 def open_keeper(inventory: Inventory) -> Node:
-    """The machine of a rack lab that keeps what all its users share: its jump host, or else its first machine.
+    """Return the machine that keeps a rack lab's shared files: its jump host, or else its first machine.
 
     Raises:
         Unreachable: its host key is not pinned.
@@ -319,7 +317,7 @@ def open_keeper(inventory: Inventory) -> Node:
 
 
 def open_machine(name: str, management: Management) -> Node:
-    """A machine that is reached over SSH, whether or not it is in any inventory.
+    """Return a machine with these SSH settings, which need not be in an inventory.
 
     Raises:
         Unreachable: its host key is not pinned.
@@ -340,8 +338,8 @@ def _rack_address(name: str, management: Management) -> Address:
     keys = known.lookup(host if port == 22 else f"[{host}]:{port}")  # noqa: PLR2004 (SSH's port)
     if not keys or "ssh-ed25519" not in keys:
         raise Unreachable(
-            f"{name}: no ssh-ed25519 host key of {host} in {path}: look at the key on its console and add it; "
-            "faultbed trusts no key at first sight"
+            f"{name}: no ssh-ed25519 host key of {host} in {path}: verify the key on its console and add it; "
+            "faultbed trusts no key on first use"
         )
     return Address(
         host=host,

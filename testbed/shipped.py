@@ -1,4 +1,4 @@
-"""Where the files are that are no Python but travel with us: playbooks and inventories."""
+"""Locate the installed files that are not Python: playbooks and inventories."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ __all__ = ["inventories", "inventory_named", "playbooks"]
 
 
 def playbooks() -> Path:
-    """Our playbooks.
+    """Return the folder of faultbed's playbooks.
 
     Raises:
-        UsageError: they are not there, the installation is not whole.
+        UsageError: it does not exist, because the installation is incomplete.
     """
     return _shipped("playbooks")
 
 
 def inventories() -> Path:
-    """Our inventories.
+    """Return the folder of faultbed's inventories.
 
     Raises:
-        UsageError: they are not there, the installation is not whole.
+        UsageError: it does not exist, because the installation is incomplete.
     """
     return _shipped("inventory")
 
 
 def inventory_named(text: str) -> Path:
-    """The inventory that a person means by `text`: a file, or the name of one of ours (`soft-mini`).
+    """Return the inventory that a user means: a file, or the name of one of faultbed's own (`soft-mini`).
 
     Raises:
-        UsageError: no such file, and none of ours has that name.
+        UsageError: there is no such file, and no inventory of that name.
     """
     path = Path(text)
     if path.exists():
@@ -41,14 +41,14 @@ def inventory_named(text: str) -> Path:
         return named
     if path.suffix or len(path.parts) > 1:
         return path
-    known = ", ".join(sorted(found.stem for found in inventories().glob("*.yml")))
-    raise UsageError(f'no inventory "{text}": give the path of one, or one of ours: {known}')
+    known = ", ".join(sorted(path.stem for path in inventories().glob("*.yml")))
+    raise UsageError(f'no inventory "{text}": give a path, or one of these names: {known}')
 
 
 def _shipped(name: str) -> Path:
-    """Inside the package when installed from a wheel, beside it in a checkout."""
+    """Return a folder inside the package (installed from a wheel) or beside it (a checkout)."""
     package = Path(__file__).resolve().parent
-    for found in (package / "_data" / name, package.parent / name):
-        if found.is_dir():
-            return found
-    raise UsageError(f"{package}: the folder {name} is missing, install faultbed again")
+    for folder in (package / "_data" / name, package.parent / name):
+        if folder.is_dir():
+            return folder
+    raise UsageError(f"{package}: the folder {name} is missing; install faultbed again")

@@ -1,7 +1,7 @@
-"""What the ASIC of a SONiC switch counts at its ports: from COUNTERS_DB, by redis' own protocol over its socket.
+"""Port counters of a SONiC switch's ASIC, read from COUNTERS_DB over redis' own protocol.
 
-The kernel's counters of a front panel port are those of packets that the switch's CPU sends and receives. syncd asks
-the ASIC once a second (FLEX_COUNTER_TABLE|PORT). A switch with several ASICs has a database for each: it is not read.
+The kernel's counters of a front-panel port cover only packets of the switch's CPU. syncd reads the ASIC's counters once
+a second (FLEX_COUNTER_TABLE|PORT). A switch with several ASICs has a database for each, which is not supported.
 
 Formats: redis serialization protocol (RESP2); COUNTERS_PORT_NAME_MAP and COUNTERS:oid:0x... (sonic-swss,
 portsorch.cpp), fields named as in saiport.h. Not yet run on hardware.
@@ -33,7 +33,7 @@ _FIELDS = tuple(field for fields in _PACKETS.values() for field in fields)
 
 
 def port_counts(path: str = REDIS) -> Iterator[tuple[str, int]]:
-    """Counters of each port by name, such as `Ethernet0.asic_tx_packets`; nothing where there is no such database."""
+    """Yield the counters of each port, such as `Ethernet0.asic_tx_packets`; nothing without such a database."""
     try:
         with socket.socket(socket.AF_UNIX) as redis:
             redis.settimeout(_TIMEOUT_S)
@@ -70,7 +70,7 @@ def _reply(replies: BinaryIO) -> Any:
     """Read one reply: a list, a text, a number as text, or None.
 
     Raises:
-        ValueError: it is an error, or no reply of redis'.
+        ValueError: it is an error, or not a redis reply.
     """
     line = replies.readline()
     kind, rest = line[:1], line[1:].strip()

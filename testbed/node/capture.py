@@ -1,4 +1,4 @@
-"""Captures the headers of every frame at some ports of this machine, and proves that it missed none.
+"""Capture the headers of every frame at some ports of this machine, and prove that none is missing.
 
 JSON lines on stdin and stdout, times in ns of this machine:
 
@@ -7,15 +7,15 @@ JSON lines on stdin and stdout, times in ns of this machine:
                         {"event":"started","epoch_offset_ns":N}
     {"do":"stop"}       {"event":"stopped","ports":[{"name","before","captured","counted","drops"}],"bytes":N,
                          "epoch_offset_ns":N}
-    what goes wrong     {"event":"error","error":"..."}
+    an error            {"event":"error","error":"..."}
 
 The kernel writes frames into a ring of blocks (packet_mmap, TPACKET_V3; linux/if_packet.h), and whole blocks are
-written to the file as they are: no frame is touched by Python, for on a switch that forwards, each microsecond is a
-packet's. The file is blocks, each behind two 32-bit words: index of the port, and length.
+written to the file unchanged: Python handles no single frame, because on a switch that forwards, each microsecond is a
+packet's. The file consists of blocks, each behind two 32-bit words: index of the port, and length.
 
-The proof: the port's own counters (received + sent) and the socket's count are read while both stand still, at the
-start and at the end; `counted` is the growth of the one, `captured` that of the other, and both must be the same with
-no drops. `before` frames at the head of the file came before the counters were read the first time.
+The proof: the port's own counters (received + sent) and the socket's count are read while both are at rest, at the
+start and at the end. `counted` is the growth of the one, `captured` that of the other; both must be equal, without
+drops. `before` frames at the head of the file arrived before the first reading of the counters.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Port:
     def __init__(self, name: str, namespace: str | None, netdev: str, snap: int) -> None:
         self.name, self.netdev = name, netdev
         self.link = netns.open_route(namespace)
-        # Without a protocol it receives nothing until it is bound: no frame of another port can slip in.
+        # Without a protocol it receives nothing until it is bound, so that it has no frames of other ports.
         self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
         self.socket.setsockopt(_SOL_PACKET, _VERSION, _TPACKET_V3)
         self._cut_to(snap)
@@ -67,13 +67,13 @@ class Port:
         self.socket.bind((netdev, _ETH_P_ALL))
 
     def _cut_to(self, snap: int) -> None:
-        """A filter of one instruction: take every frame, and of it this many bytes."""
+        """Attach a filter of one instruction that accepts every frame and keeps this many bytes."""
         program = array.array("B", struct.pack("=HBBI", _RETURN, 0, 0, snap))
         where = struct.pack("HP", 1, program.buffer_info()[0])
         self.socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, where)
 
     def move(self, index: int, out: BinaryIO) -> None:
-        """Write the blocks that the kernel has finished, and give them back."""
+        """Write the blocks that the kernel has finished, and return them to the kernel."""
         while True:
             at = self.next * _BLOCK_BYTES
             (status,) = struct.unpack_from("=I", self.ring, at + _BLOCK_STATUS)
@@ -86,21 +86,21 @@ class Port:
             self.next = (self.next + 1) % _BLOCKS
 
     def count(self) -> int:
-        """Frames that the socket has seen so far, with those it had to drop; asking resets the kernel's own count."""
+        """Return the frames seen so far, including drops. Reading resets the kernel's own count."""
         seen, drops, _ = struct.unpack("=III", self.socket.getsockopt(_SOL_PACKET, _STATISTICS, 12))
         self.seen += seen
         self.drops += drops
         return self.seen
 
     def close(self) -> None:
-        """Take the tap away."""
+        """Remove the tap."""
         self.ring.close()
         self.socket.close()
         self.link.close()
 
 
 class Capture:
-    """All ports, one file."""
+    """A capture of all ports in one file."""
 
     def __init__(self, request: dict[str, Any]) -> None:
         self.path, self.limit, self.is_over = str(request["file"]), int(request["limit_bytes"]), False
@@ -111,14 +111,14 @@ class Capture:
             port.before, port.counted = seen, counted
 
     def move(self) -> None:
-        """Empty the rings; beyond the limit they fill up, and the kernel counts what it drops."""
+        """Empty the rings; above the file's limit they fill up, and the kernel counts its drops."""
         for index, port in enumerate(self.ports):
             if self.out.tell() < self.limit and not self.is_over:
                 port.move(index, self.out)
 
     def stop(self) -> list[dict[str, Any]]:
-        """Read the counters once more, and write what belongs before that."""
-        found = [
+        """Read the counters once more, and write the frames from before that."""
+        results = [
             {
                 "name": port.name,
                 "before": port.before,
@@ -128,17 +128,17 @@ class Capture:
             }
             for port, (seen, counted) in zip(self.ports, self._at_rest())  # noqa: B905 - Python 3.9
         ]
-        # The kernel finishes a block that is not full after its timeout.
+        # The kernel finishes a partly filled block after its timeout.
         end = time.monotonic() + 4 * _RETIRE_MS / 1000
         while time.monotonic() < end:
             time.sleep(_RETIRE_MS / 4000)
             self.move()
-        # The taps are still there, but the file is final: somebody is about to read it.
+        # The taps still exist, but the file is final, because the controller is about to read it.
         self.is_over = True
-        return found
+        return results
 
     def _at_rest(self) -> list[tuple[int, int]]:
-        """Frames seen and packets counted of each port, read twice the same; after a while, as they are."""
+        """Return each port's frames seen and packets counted, once two readings agree, or after a deadline."""
         end = time.monotonic() + _PATIENCE_S
         before: list[tuple[int, int]] = []
         while True:
@@ -146,12 +146,12 @@ class Capture:
             if now == before or time.monotonic() > end:
                 return now
             before = now
-            # An RNIC's sent packets are counted when the device has done with them, a moment after the tap saw them.
+            # The kernel counts an RNIC's sent packets when the device is done, a moment after the tap saw them.
             time.sleep(_QUIET_S)
             self.move()
 
     def close(self) -> None:
-        """Take all taps and the file away."""
+        """Remove all taps and the file."""
         for port in self.ports:
             port.close()
         self.out.close()
@@ -160,18 +160,18 @@ class Capture:
 
 
 def epoch_offset_ns() -> int:
-    """The wall clock less the monotonic clock: the kernel stamps frames by the former."""
+    """Return the difference of wall clock and monotonic clock; the kernel stamps frames by the wall clock."""
     return time.time_ns() - time.monotonic_ns()
 
 
 class Server:
-    """One capture at most; removed with its file when the controller is gone."""
+    """Serves one capture at most, which is removed with its file when the controller is gone."""
 
     def __init__(self) -> None:
         self.capture: Capture | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Do what a request says."""
+        """Carry out a request."""
         do = request.get("do")
         if do == "clock":
             return {"event": "clock", "monotonic_ns": time.monotonic_ns()}

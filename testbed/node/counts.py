@@ -2,12 +2,12 @@
 
     {"rxe0.out_of_seq_request": 0, "be0.carrier_changes": 2, "be0.queue_drops": 0, "gpu0.nr_throttled": 0, ...}
 
-Names that end in a word of `testbed.observe.counters.STATES` are states, not counters: they are here because the same
-reading shows them. `read` tells everything; `sample` only what moves with traffic, by the cheapest way that there is,
-for it is done ten times a second beside the traffic that it watches.
+Names that end in a word of `testbed.observe.counters.STATES` are states, not counters: the same reading shows them.
+`read` returns everything. `sample` returns only what moves with traffic, by the cheapest calls that exist, because it
+runs ten times a second beside the traffic that it watches.
 
-It runs on SONiC switches, too, whose Python is 3.9 up to release 202311 (sonic-buildimage, slave.mk: bullseye), as all
-of `testbed.node` and `inject.node` that a switch is asked for: nothing of a later Python.
+It also runs on SONiC switches, whose Python is 3.9 up to release 202311 (sonic-buildimage, slave.mk: bullseye). So does
+all code of `testbed.node` and `inject.node` that a switch uses: it must not need a later Python.
 
 Formats: linux/rtnetlink.h, linux/if_link.h, linux/pkt_sched.h, linux/gen_stats.h.
 """
@@ -62,9 +62,9 @@ _STATS_NAMES = ("rx_packets", "tx_packets", "rx_bytes", "tx_bytes", None, None, 
 _LINK_NUMBERS = {4: "mtu", 33: "carrier", 35: "carrier_changes", 47: "carrier_up_count", 48: "carrier_down_count"}
 _IP = frozenset({"InCEPkts", "InECT1Pkts", "InDelivers", "InNoRoutes", "FragFails", "OutRequests"})
 _IP6 = frozenset({"Ip6InDelivers", "Ip6OutRequests"})
-"""What switches talk among themselves, where BGP runs over link-local addresses: RFC 4293, too."""
+"""IPv6 packets of a switch's own, where BGP runs over link-local addresses (RFC 4293)."""
 _TCP = frozenset({"ActiveOpens", "PassiveOpens", "EstabResets", "RetransSegs"})
-"""What is kept of the IP and TCP layers (RFC 4293, RFC 4022, the kernel's IpExt): a namespace has its own."""
+"""Counters of the IP and TCP layers that are kept (RFC 4293, RFC 4022, the kernel's IpExt): one set per namespace."""
 
 
 def _ahead_s() -> float:
@@ -73,22 +73,22 @@ def _ahead_s() -> float:
 
 
 _AHEAD_S = _ahead_s()
-"""When the watcher began."""
+"""The offset at the watcher's start."""
 
 _FULL = 0.002
-"""Share of a file system that is left for its users when it counts as full."""
+"""Share of a file system's blocks below which it counts as full for its users."""
 
 _HOG = "faultbed-hog"
-"""The name of a busy process of a fault's (`inject.node.machine.hog`)."""
+"""The name of the busy processes of faults (`inject.node.machine.hog`)."""
 
 _SLICE = "/sys/fs/cgroup/faultbed.slice"
 
 _ENGINE = b"traffic.node.engine"
-"""What a process that is a host's part of a job has among its arguments."""
+"""An argument of the command line of a host's traffic process."""
 
 
 class Place:
-    """A machine (`namespace` None) or a switch that is a namespace of it: its sockets and files, kept open."""
+    """A machine (`namespace` None), or a switch in a namespace of it, with its open sockets and files."""
 
     def __init__(self, namespace: str | None) -> None:
         self.namespace = namespace
@@ -103,66 +103,66 @@ class Place:
         self._xids = XidLog() if namespace is None else None
 
     def is_stale(self) -> bool:
-        """Whether the namespace was replaced by a new one of the same name."""
+        """Return whether the namespace was replaced by a new one of the same name."""
         return self._born != self._identity()
 
     def _identity(self) -> int:
         return os.stat(f"/run/netns/{self.namespace}").st_ino if self.namespace else 0
 
     def read(self) -> dict[str, int]:
-        """Every counter and state.
+        """Read every counter and state.
 
         Raises:
             OSError: the namespace is gone.
         """
-        found: dict[str, int] = {}
+        values: dict[str, int] = {}
         self._names.clear()
         for _, body in self._route.dump(_GETLINK, bytes(_LINK.size)):
             index, flags = struct.unpack_from("=iI", body, 4)
             inside = attributes(body[_LINK.size :])
             self._names[index] = name = inside[3].rstrip(b"\0").decode()
-            found.update(link_counts(name, flags, inside))
-        found.update(self._forwarding())
-        found.update(self._queues())
+            values.update(link_counts(name, flags, inside))
+        values.update(self._forwarding())
+        values.update(self._queues())
         netns.enter(self.namespace)
         try:
-            found.update(_protocols())
+            values.update(_protocols())
         finally:
             netns.enter(None)
         if self._rdma is not None:
-            self._rdma.look_again()
-            found.update(self._rdma.counts())
+            self._rdma.refresh()
+            values.update(self._rdma.counts())
         if self._gpus is not None:
-            self._gpus.look_again()
+            self._gpus.refresh()
             for name, text in self._gpus.texts():
-                found.update(gpu_counts(name, text.decode()))
-            found.update(_machine())
-            found.update(port_counts())
+                values.update(gpu_counts(name, text.decode()))
+            values.update(_machine())
+            values.update(port_counts())
         if self._xids is not None:
-            found.update(_xids(self._xids))
-        return found
+            values.update(_xids(self._xids))
+        return values
 
     def sample(self) -> dict[str, int]:
         """Return the counters that have changed since the last sample.
 
-        What the kernel tells is compared as it is, and decoded only where it differs.
+        Raw answers are compared with the last ones, and decoded only if they differ.
         """
         if not self._names:
             self.read()
-        found: dict[str, int] = {}
-        # One attribute a link, IFLA_STATS_LINK_64, instead of all that is known of it.
+        values: dict[str, int] = {}
+        # Dumps one attribute per link, IFLA_STATS_LINK_64, instead of all.
         for _, body in self._route.dump(_GETSTATS, _STATS_MSG.pack(0, 0, 0, 1)):
             index = struct.unpack_from("=I", body, 4)[0]
             if self._is_new(index, body) and index in self._names:
-                found.update(_traffic(self._names[index], body, _STATS_MSG.size + 4))
-        found.update(self._queues(only_new=True))
+                values.update(_traffic(self._names[index], body, _STATS_MSG.size + 4))
+        values.update(self._queues(only_new=True))
         if self._rdma is not None:
-            found.update(self._rdma.moved())
+            values.update(self._rdma.moved())
         if self._gpus is not None:
             for name, text in self._gpus.texts():
                 if self._is_new(name, text):
-                    found.update(gpu_counts(name, text.decode()))
-        return found
+                    values.update(gpu_counts(name, text.decode()))
+        return values
 
     def _is_new(self, what: object, raw: bytes) -> bool:
         if self._seen.get(what) == raw:
@@ -176,17 +176,17 @@ class Place:
             if parent != _ROOT or index not in self._names:
                 continue
             at = self._stats_at.get(index, 0)
-            if not _is_queue_stats(body, at):  # a queue of another kind tells more before it, or less
+            if not _is_queue_stats(body, at):  # a queue of another kind has other attributes before it
                 at = self._stats_at[index] = queue_stats_at(body)
-            # struct tc_stats: bytes, packets, drops, overlimits, bps, pps, qlen, backlog. Only two of them are told.
-            told = body[at + 16 : at + 20] + body[at + 36 : at + 40]
-            if at and (not only_new or self._is_new(("queue", index), told)):
-                drops, backlog = struct.unpack("=II", told)
+            # struct tc_stats: bytes, packets, drops, overlimits, bps, pps, qlen, backlog. Two of them are used.
+            raw = body[at + 16 : at + 20] + body[at + 36 : at + 40]
+            if at and (not only_new or self._is_new(("queue", index), raw)):
+                drops, backlog = struct.unpack("=II", raw)
                 yield f"{self._names[index]}.queue_drops", drops
                 yield f"{self._names[index]}.queue_bytes", backlog
 
     def _forwarding(self) -> Counts:
-        """Which ports share the load of a route, and whether a rule of a `congestion.hash-collision` is there."""
+        """Yield which ports share the load of a route, and whether the rule of `congestion.hash-collision` exists."""
         shared = {
             index
             for _, body in self._route.dump(_GETROUTE, bytes([socket.AF_INET]) + bytes(11))
@@ -210,7 +210,7 @@ def _is_queue_stats(body: bytes, at: int) -> bool:
 
 
 def queue_stats_at(body: bytes) -> int:
-    """Where the attribute TCA_STATS begins; 0: there is none."""
+    """Return the offset of the attribute TCA_STATS; 0: there is none."""
     at = _TC_MSG.size
     while at + 4 <= len(body):
         if _is_queue_stats(body, at):
@@ -235,10 +235,10 @@ def priority_of(rule: bytes) -> int:
 
 
 def link_counts(name: str, flags: int, inside: dict[int, bytes]) -> Counts:
-    """An interface's counters and states, from its flags and the attributes of RTM_NEWLINK."""
+    """Yield an interface's counters and states, from its flags and the attributes of RTM_NEWLINK."""
     yield f"{name}.up", flags & _UP
     for kind, what in _LINK_NUMBERS.items():
-        # The carrier of an interface that is down means nothing: sysfs refuses to tell it, too.
+        # The carrier of an interface that is down is undefined; sysfs does not return it either.
         if kind in inside and (what != "carrier" or flags & _UP):
             yield f"{name}.{what}", int.from_bytes(inside[kind], "little")
     if 23 in inside:  # noqa: PLR2004 (IFLA_STATS64)
@@ -252,21 +252,21 @@ def _traffic(name: str, body: bytes, at: int) -> Counts:
 
 
 class _Gpus:
-    """What the cgroups of soft GPUs count: a file each, kept open, for opening costs more than reading."""
+    """Counters of soft GPUs' cgroups: one file each, kept open, because opening costs more than reading."""
 
     def __init__(self) -> None:
         self._open: dict[str, int] = {}
 
-    def look_again(self) -> None:
-        """Find the soft GPUs that there are now."""
+    def refresh(self) -> None:
+        """Find the soft GPUs that exist now."""
         self.close()
         for path in glob.glob(f"{_SLICE}/*.service/cpu.stat"):
             self._open[_unit(path)] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def texts(self) -> Iterator[tuple[str, bytes]]:
-        """Each GPU's name and what stands in its file."""
+        """Yield each GPU's name and the content of its file."""
         for name, file in self._open.items():
-            with contextlib.suppress(OSError):  # it went meanwhile
+            with contextlib.suppress(OSError):  # it is gone by now
                 yield name, os.pread(file, 4096, 0)
 
     def close(self) -> None:
@@ -280,7 +280,7 @@ def _unit(path: str) -> str:
 
 
 def gpu_counts(name: str, stat: str) -> Counts:
-    """A cgroup's cpu.stat (Documentation/admin-guide/cgroup-v2.rst)."""
+    """Parse a cgroup's cpu.stat (Documentation/admin-guide/cgroup-v2.rst)."""
     for line in stat.splitlines():
         what, value = line.split()
         yield f"{name}.{what}", int(value)
@@ -326,7 +326,7 @@ def _machine() -> Counts:
     yield "hogs.running", busy
     yield "engines.running", engines
     for folder in glob.glob(f"{_SLICE}/*.service"):
-        with contextlib.suppress(OSError):  # it ended meanwhile
+        with contextlib.suppress(OSError):  # it has ended by now
             yield from _limits(folder)
     yield from nvml.counts(_is_hog if busy else None)
 
@@ -355,12 +355,12 @@ def _limits(folder: str) -> Counts:
 
 
 def stepped_s() -> int:
-    """By how many seconds the wall clock has been set since this process began to watch."""
+    """Return by how many seconds the wall clock was stepped since this process began to watch."""
     return round(_ahead_s() - _AHEAD_S)
 
 
 def cpu_waits(text: str) -> Counts:
-    """Parse /proc/schedstat: how long tasks have waited for each CPU, in µs (eighth field, in ns; sched-stats.rst)."""
+    """Parse /proc/schedstat: the waiting time of tasks for each CPU, in µs (field 8, in ns; sched-stats.rst)."""
     for line in text.splitlines():
         if line.startswith("cpu"):
             cpu, *fields = line.split()
@@ -368,9 +368,9 @@ def cpu_waits(text: str) -> Counts:
 
 
 def is_full(path: str) -> bool:
-    """Whether hardly anything is left of the file system of `path` for anybody but root and the system itself."""
-    seen = os.statvfs(path)
-    return seen.f_bavail < seen.f_blocks * _FULL
+    """Return whether the file system of `path` is full for all users but root."""
+    usage = os.statvfs(path)
+    return usage.f_bavail < usage.f_blocks * _FULL
 
 
 def _arguments(path: str) -> list[bytes]:
@@ -383,7 +383,7 @@ def _arguments(path: str) -> list[bytes]:
 
 
 def _process(path: str) -> tuple[str, str]:
-    """Name and state: "pid (name) state ..." (proc_pid_stat(5)); empty: it is gone."""
+    """Return name and state of "pid (name) state ..." (proc_pid_stat(5)); empty if the process is gone."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             head, _, rest = file.read().rpartition(")")

@@ -1,7 +1,7 @@
-"""A GPU by the CUDA driver API: its primary context, and work on it. Not yet run on hardware.
+"""A GPU by the CUDA driver API: its primary context, and work for it. Not yet run on hardware.
 
-Only the few calls that this needs, by ctypes: the driver's library is on every host with a GPU, and nothing else has to
-be installed. Source: CUDA driver API reference, module management and execution control.
+It calls the few functions that it needs by ctypes: the driver's library is on every host with a GPU, so that nothing
+else has to be installed. Source: CUDA driver API reference, module management and execution control.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ __all__ = ["CudaDevice", "CudaWork", "NoCuda"]
 _LIBRARY = "libcuda.so.1"
 _PROCESSORS = 16  # CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT
 _BLOCKS, _THREADS = 8, 256
-"""Blocks for each multiprocessor, and threads of each: as many as it holds."""
+"""Blocks per multiprocessor, and threads per block: as many as it can hold."""
 _ROUNDS = 1 << 15
-"""Of a unit. A round is four multiply-adds that wait for each other in each thread, and three instructions beside them:
-64 warps of a multiprocessor that starts four a cycle take 112 cycles for it, a unit about 2 ms at 1.7 GHz. So its time
-is that of the GPU's clock, and of nothing else."""
+"""Rounds of a unit. A round is four dependent multiply-adds per thread, and three other instructions. 64 warps of a
+multiprocessor that starts four per cycle take 112 cycles for it, a unit about 2 ms at 1.7 GHz. Its time therefore
+depends on the GPU's clock only."""
 _WORK = b"""
 .version 7.0
 .target sm_70
@@ -57,16 +57,15 @@ AGAIN:
     ret;
 }
 """
-"""PTX, which the driver compiles for the GPU that it finds: Volta and newer. The store keeps the rounds from being left
-out."""
+"""PTX, which the driver compiles for the GPU (Volta or newer). The store prevents that the rounds are removed."""
 
 
-class NoCuda(Exception):  # named for what is so, like testbed.errors
+class NoCuda(Exception):  # named for a state, like testbed.errors
     """There is no such GPU, its driver cannot do this, or a call failed."""
 
 
 class CudaDevice:
-    """A GPU, by PCIe address or, without one, by number; `hold` and `release` its primary context."""
+    """A GPU, by PCIe address or by number; `hold` and `release` its primary context."""
 
     def __init__(self, *, pcie: str | None, number: int, library: Any) -> None:
         self._cuda = library if library is not None else _load()
@@ -78,23 +77,23 @@ class CudaDevice:
             self.call("cuDeviceGet", ctypes.byref(self._device), number)
 
     def attribute(self, which: int) -> int:
-        """One of CUdevice_attribute."""
+        """Return a CUdevice_attribute."""
         value = ctypes.c_int()
         self.call("cuDeviceGetAttribute", ctypes.byref(value), which, self._device)
         return value.value
 
     def hold(self) -> None:
-        """Of this thread, from now on."""
+        """Make its primary context current in this thread."""
         context = ctypes.c_void_p()
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
         self.call("cuCtxSetCurrent", context)
 
     def release(self) -> None:
-        """After `hold`."""
+        """Release its primary context."""
         self.call("cuDevicePrimaryCtxRelease_v2", self._device)
 
     def call(self, name: str, *arguments: Any) -> None:
-        """A function of the driver that answers with an error code."""
+        """Call a function of the driver, and raise NoCuda if it returns an error code."""
         code = getattr(self._cuda, name)(*arguments)
         if code:
             words = ctypes.c_char_p()
@@ -103,7 +102,7 @@ class CudaDevice:
 
 
 class CudaWork:
-    """Work on a GPU: `units` of multiply-adds on all its processors."""
+    """Work for a GPU: `units` of multiply-adds on all its processors."""
 
     def __init__(self, *, pcie: str | None, number: int, library: Any = None) -> None:
         self._gpu = CudaDevice(pcie=pcie, number=number, library=library)
@@ -123,7 +122,7 @@ class CudaWork:
         self._arguments = (ctypes.c_void_p * len(values))(*(ctypes.cast(one, ctypes.c_void_p) for one in values))
 
     def compute(self, units: int) -> None:
-        """Do it, and come back when it is done."""
+        """Compute, and return when the GPU is done."""
         for _ in range(units):
             self._gpu.call(
                 "cuLaunchKernel", self._kernel, self._blocks, 1, 1, _THREADS, 1, 1, 0, None, self._arguments, None
@@ -131,7 +130,7 @@ class CudaWork:
         self._gpu.call("cuCtxSynchronize")
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free memory, module and context."""
         self._gpu.call("cuMemFree_v2", self._out)
         self._gpu.call("cuModuleUnload", self._module)
         self._gpu.release()

@@ -1,13 +1,13 @@
-"""The processes that hold faults on this machine, known by the claims that they have locked (`inject.node.claim`).
+"""Fault holders on this machine, identified by the claims that they have locked (`inject.node.claim`).
 
-    FOLDER/INSTANCE.revert   the stored revert, there exactly while the target is changed; it names its holder
+    FOLDER/INSTANCE.revert   the stored revert, which exists exactly while the target is changed; it names its holder
     FOLDER/INSTANCE.claim    JSON: who claims what, and the process that holds it
 
-A holder locks its claim (flock(2)) for as long as it lives, so that the kernel releases it however the process ends.
-Whoever runs a stored revert locks the claim first: reverts of one fault never run side by side.
+A holder locks its claim (flock(2)) as long as it lives, so that the kernel releases it however the process ends. A
+process that runs a stored revert locks the claim first: reverts of one fault never run at the same time.
 """
 
-# A holder's start-up time is what its speed is made of: no pathlib.
+# Start-up time decides a holder's speed: no pathlib.
 
 from __future__ import annotations
 
@@ -28,43 +28,43 @@ if TYPE_CHECKING:
 __all__ = ["HELD_BY", "claim_file", "discard_all", "end_holder", "identity", "lock", "locked", "read_claim"]
 
 HELD_BY = "# held by "
-"""What the last line of a stored revert begins with; the identity of the holder follows, as JSON."""
+"""Beginning of a stored revert's last line; the identity of the holder follows, as JSON."""
 _END_S = 5.0
 _TRY_EVERY_S = 0.02
 _REVERT_S = 3.0
 
 
 def claim_file(revert_file: str) -> str:
-    """Path of the claim beside a stored revert."""
+    """Return the path of the claim beside a stored revert."""
     return f"{revert_file.removesuffix('.revert')}.claim"
 
 
 def read_claim(path: str) -> dict[str, Any]:
-    """What a claim file says; empty when it is gone or broken."""
+    """Return the content of a claim file; empty if it is gone or damaged."""
     try:
         with open(path, encoding="utf-8") as file:
-            said = json.load(file)
+            content = json.load(file)
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def _named_by(revert_file: str) -> dict[str, Any]:
-    """The holder that a stored revert names; empty when it names none."""
+    """Return the identity of the holder that a stored revert names; empty if it names none."""
     with contextlib.suppress(OSError, ValueError), open(revert_file, encoding="utf-8") as file:
         last = file.read().splitlines()[-1:]
         if last and last[0].startswith(HELD_BY):
-            said = json.loads(last[0].removeprefix(HELD_BY))
-            return said if isinstance(said, dict) else {}
+            content = json.loads(last[0].removeprefix(HELD_BY))
+            return content if isinstance(content, dict) else {}
     return {}
 
 
 @contextlib.contextmanager
 def locked(path: str, *, within_s: float) -> Iterator[None]:
-    """Hold the lock of a claim file; a file that is not there is not locked: its fault is over, or was never claimed.
+    """Hold the lock of a claim file. Without a file there is no lock: its fault is over, or was never claimed.
 
     Raises:
-        TimeoutError: another process holds it all that time.
+        TimeoutError: another process held it all that time.
     """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
@@ -79,16 +79,16 @@ def locked(path: str, *, within_s: float) -> Iterator[None]:
 
 
 def end_holder(path: str) -> bool:
-    """Kill the process that holds a claim, and wait for its end; whether there was one.
+    """Kill the process that holds a claim, and wait until it is gone; return whether there was one.
 
-    The process is known by its pid, its start time and its boot, and is signalled through a pidfd: a number that was
-    given to another process is never killed. Where the claim does not name it, the stored revert beside it does.
+    The process is identified by pid, start time and boot, and signalled through a pidfd, so that a reused pid is never
+    killed. If the claim does not name it, the stored revert beside it does.
 
     Raises:
-        OSError: it may not be killed, or is still there.
+        OSError: it may not be killed, or still runs.
     """
-    said = read_claim(path) or _named_by(f"{path.removesuffix('.claim')}.revert")
-    pid = said.get("pid", 0)
+    content = read_claim(path) or _named_by(f"{path.removesuffix('.claim')}.revert")
+    pid = content.get("pid", 0)
     if not isinstance(pid, int) or pid <= 0:
         return False
     try:
@@ -96,11 +96,11 @@ def end_holder(path: str) -> bool:
     except ProcessLookupError:
         return False
     try:
-        if identity(pid) != {name: said.get(name) for name in ("pid", "started", "boot")}:
+        if identity(pid) != {name: content.get(name) for name in ("pid", "started", "boot")}:
             return False
         signal.pidfd_send_signal(handle, signal.SIGKILL)
         if not select.select([handle], [], [], _END_S)[0]:
-            raise OSError(f"process {pid} is still there {_END_S:g} s after SIGKILL")
+            raise OSError(f"process {pid} still runs {_END_S:g} s after SIGKILL")
     except ProcessLookupError:
         return False
     finally:
@@ -109,12 +109,12 @@ def end_holder(path: str) -> bool:
 
 
 def discard_all(folder: str) -> None:
-    """End every holder that has a claim in a folder, and forget all stored reverts: what they are for is gone.
+    """End every holder with a claim in a folder, and discard all stored reverts, because their targets are gone.
 
-    A revert that a guardian runs just then finds the thing gone, or as new; it is not waited for long.
+    A guardian that runs a revert at this moment finds its target gone or replaced; it is waited for only briefly.
 
     Raises:
-        OSError: a holder may not be killed, or is still there.
+        OSError: a holder may not be killed, or still runs.
     """
     for path in sorted({claim_file(path) for what in ("claim", "revert") for path in glob.glob(f"{folder}/*.{what}")}):
         end_holder(path)
@@ -129,7 +129,7 @@ def lock(fd: int, path: str, within_s: float) -> None:
     """Lock an open file.
 
     Raises:
-        TimeoutError: another process holds its lock all that time.
+        TimeoutError: another process held its lock all that time.
     """
     deadline = time.monotonic() + within_s
     while True:
@@ -144,7 +144,7 @@ def lock(fd: int, path: str, within_s: float) -> None:
 
 
 def identity(pid: int) -> dict[str, Any]:
-    """Pid, start time in ticks since boot (proc_pid_stat(5)) and boot; without a start time when it has ended."""
+    """Return pid, start time in ticks since boot (proc_pid_stat(5); None if it has ended) and boot."""
     started = None
     with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/stat", encoding="utf-8") as file:
         words = file.read().rpartition(")")[2].split()

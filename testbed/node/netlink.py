@@ -1,4 +1,4 @@
-"""As much netlink as node-side code needs, without a library: start-up time is what its speed is made of.
+"""Netlink for node-side code without a library, because start-up time decides its speed.
 
 Formats: linux/netlink.h, linux/rtnetlink.h, linux/netfilter/nfnetlink.h. Attributes are type-length-value, padded to
 four bytes.
@@ -29,13 +29,13 @@ RTA_MULTIPATH = 9
 _ERROR, _DONE = 2, 3
 _HEADER, _ATTR, _NEXT_HOP = struct.Struct("=IHHII"), struct.Struct("=HH"), struct.Struct("=HBBi")
 _MOST = 1 << 17
-"""No piece of a dump is longer (af_netlink.c, netlink_dump). It is read into a buffer that is kept: under emulation, to
-ask for memory for a megabyte with each piece and give it back made a dump cost five times as much."""
+"""The longest part of a dump (af_netlink.c, netlink_dump). The buffer is reused: under emulation, allocating a megabyte
+for each part made a dump take five times as long."""
 _NESTED_OR_ORDER = 0xC000
 
 
 class Netlink:
-    """One netlink socket, in the network namespace in which it was made. One request at a time."""
+    """One netlink socket, in the network namespace of its creation. One request at a time."""
 
     def __init__(self, family: int) -> None:
         self._seq = 0
@@ -44,10 +44,10 @@ class Netlink:
         self._buffer = bytearray(_MOST)
 
     def ask(self, kind: int, body: bytes, *, flags: int = REQUEST) -> bytes:
-        """Send a request; the body of its answer.
+        """Send a request and return the body of its answer.
 
         Raises:
-            OSError: the kernel refused, with its number.
+            OSError: the kernel refused, with its error number.
         """
         self._seq += 1
         self._socket.send(_HEADER.pack(_HEADER.size + len(body), kind, flags, self._seq, 0) + body)
@@ -63,24 +63,24 @@ class Netlink:
             return answer[_HEADER.size : length]
 
     def dump(self, kind: int, body: bytes) -> Iterator[tuple[int, bytes]]:
-        """Ask for all objects of a kind: the type and body of each message.
+        """Request all objects of a kind, and yield the type and body of each message.
 
         Raises:
-            OSError: the kernel refused, with its number.
+            OSError: the kernel refused, with its error number.
         """
         self._seq += 1
         self._socket.send(_HEADER.pack(_HEADER.size + len(body), kind, REQUEST | DUMP, self._seq, 0) + body)
         while True:
             length = self._socket.recv_into(self._buffer)
-            for answered, seq, found in messages(memoryview(self._buffer)[:length]):
+            for answered, seq, content in messages(memoryview(self._buffer)[:length]):
                 if seq != self._seq:
                     continue
                 if answered == _DONE:
                     return
                 if answered == _ERROR:
-                    code = -struct.unpack_from("=i", found)[0]
+                    code = -struct.unpack_from("=i", content)[0]
                     raise OSError(code, os.strerror(code))
-                yield answered, found
+                yield answered, content
 
     def close(self) -> None:
         """Close the socket."""
@@ -88,7 +88,7 @@ class Netlink:
 
 
 def messages(raw: bytes | memoryview) -> Iterator[tuple[int, int, bytes]]:
-    """Type, sequence number and body of each message in what a netlink socket gave."""
+    """Yield type, sequence number and body of each message in the output of a netlink socket."""
     at = 0
     while at + _HEADER.size <= len(raw):
         length, kind, _flags, seq, _pid = _HEADER.unpack_from(raw, at)
@@ -97,20 +97,20 @@ def messages(raw: bytes | memoryview) -> Iterator[tuple[int, int, bytes]]:
 
 
 def attribute(kind: int, value: bytes) -> bytes:
-    """One attribute, padded."""
+    """Return one attribute, padded."""
     return _ATTR.pack(_ATTR.size + len(value), kind) + value + bytes(-len(value) % 4)
 
 
 def attributes(raw: bytes) -> dict[int, bytes]:
-    """Attributes by type."""
-    found, at = {}, 0
+    """Return attributes by type."""
+    values, at = {}, 0
     while at + _ATTR.size <= len(raw):
         length, kind = _ATTR.unpack_from(raw, at)
         if length < _ATTR.size:
             break
-        found[kind & ~_NESTED_OR_ORDER] = raw[at + _ATTR.size : at + length]
+        values[kind & ~_NESTED_OR_ORDER] = raw[at + _ATTR.size : at + length]
         at += (length + 3) & ~3
-    return found
+    return values
 
 
 def next_hops(raw: bytes) -> Iterator[tuple[int, int, dict[int, bytes]]]:

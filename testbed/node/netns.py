@@ -1,4 +1,4 @@
-"""Moving this process into a network namespace, and what a port there has counted."""
+"""Enter a network namespace with this process, and count the packets of a port there."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _HOME = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 
 
 def enter(netns: str | None) -> None:
-    """Sockets opened from now on belong to this namespace; None: the one the process began in.
+    """Enter a namespace; None: the one in which the process started. Sockets opened from now on belong to it.
 
-    A process that never leaves that one may be of any Python.
+    A process that never leaves its own namespace works with any Python.
 
     Raises:
-        OSError: there is none of that name, or this Python (before 3.12) cannot.
+        OSError: there is no namespace of that name, or this Python (before 3.12) cannot enter one.
     """
     global _away  # noqa: PLW0603 (it is the process that is in a namespace)
     if netns is None and not _away:
@@ -45,18 +45,18 @@ def enter(netns: str | None) -> None:
 
 
 def port_packets(link: Netlink, netdev: str) -> int:
-    """Packets that a port has received and sent, in the namespace that `link` was opened in.
+    """Return the packets that a port has received and sent, in the namespace in which `link` was opened.
 
     Raises:
         OSError: there is no such port.
     """
-    wanted = _IFINFO.pack(0, 0, 0, 0, 0) + attribute(_IFLA_IFNAME, netdev.encode() + b"\0")
-    answer = link.ask(_GETLINK, wanted)
+    request = _IFINFO.pack(0, 0, 0, 0, 0) + attribute(_IFLA_IFNAME, netdev.encode() + b"\0")
+    answer = link.ask(_GETLINK, request)
     received, sent = _STATS.unpack_from(attributes(answer[_IFINFO.size :])[_IFLA_STATS64])
     return int(received) + int(sent)
 
 
 def open_route(netns: str | None) -> Netlink:
-    """A routing socket in a namespace; the process stays in it."""
+    """Open a routing socket in a namespace; the process stays in it."""
     enter(netns)
     return Netlink(_ROUTE)

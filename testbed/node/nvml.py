@@ -1,11 +1,11 @@
-"""NVIDIA GPUs by NVML, the driver's own library: what they are, what holds their clocks, who computes on them.
+"""NVIDIA GPUs by NVML, the driver's own library: identity, clocks and their limits, compute processes.
 
-By nvidia-ml-py, whose one file travels with this code: NVML keeps its calls from driver to driver, while of what
-nvidia-smi prints nothing is promised (nvidia-smi(1)). What a GPU or its driver cannot tell is None, or left out: never
-a zero. Not yet run on hardware.
+It uses nvidia-ml-py, a single file that travels with this code: NVML keeps its calls from driver to driver, while the
+output of nvidia-smi may change (nvidia-smi(1)). A value that a GPU or its driver does not have is None, or left out,
+never zero. Not yet run on hardware.
 
-Nothing is kept open between two looks. The driver waits inside the kernel for whoever has a GPU open before it lets one
-go (open-gpu-kernel-modules, nv_pci_remove_helper), so a watcher that held on to it would hang a `gpu.lost`.
+NVML is closed after each reading. The driver waits inside the kernel for every user of a GPU before it removes the GPU
+(open-gpu-kernel-modules, nv_pci_remove_helper), so that an open handle would hang a `gpu.lost`.
 
 Sources: nvml.h of driver 575, "NVML API Reference Guide".
 """
@@ -25,29 +25,30 @@ if TYPE_CHECKING:
 __all__ = ["TOP_SHARE", "NoNvml", "clocks_set", "compute_mode", "computing", "counts", "look", "settings"]
 
 _DRIVER = "/proc/driver/nvidia/version"
-"""There while the kernel's part of the driver is loaded: asked first, for without a GPU that costs nothing."""
+"""Exists while the driver's kernel module is loaded; checking it first costs nothing on a host without a GPU."""
 _APPLICATIONS, _POWER = 0x2, 0x4  # nvmlClocksEventReasonApplicationsClocksSetting, nvmlClocksEventReasonSwPowerCap
-_LOOKS, _LOOK_EVERY_S = 3, 0.1
+_READINGS, _READING_EVERY_S = 3, 0.1
 TOP_SHARE = 0.95
-"""A clock below this share of the highest is not as high as it could be."""
+"""A clock below this share of the maximum may be limited."""
 _HELD_NS = {"power_capped_us": (74,), "thermal_slowdown_us": (269, 270), "power_brake_us": (271,)}
 """NVML_FI_DEV_CLOCKS_EVENT_REASON_{SW_POWER_CAP, SW_THERM_SLOWDOWN, HW_THERM_SLOWDOWN, HW_POWER_BRAKE_SLOWDOWN}: how
-long that has held the clocks, in ns since the driver was loaded."""
+long each has limited the clocks, in ns since the driver was loaded."""
 _SM, _UNCORRECTED, _VOLATILE = 1, 1, 0  # NVML_CLOCK_SM, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
 _MODES = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")  # nvmlComputeMode_t
 _UNSIGNED_INT, _UNSIGNED_LONG, _UNSIGNED_LONG_LONG = 1, 2, 3  # nvmlValueType_t
 
 
-class NoNvml(Exception):  # named for what is so, like testbed.errors
+class NoNvml(Exception):  # named for a state, like testbed.errors
     """There is no driver, no library of it, or no such GPU, or it does not answer."""
 
 
 def clocks_set(reasons: int, sm_mhz: int | None, sm_max_mhz: int | None) -> bool:
-    """Whether somebody has set or locked a GPU's clocks, from bits of nvmlClocksEventReasons and the clocks in MHz.
+    """Return whether a GPU's clocks are set or locked, from bits of nvmlClocksEventReasons and the clocks in MHz.
 
-    Application clocks have a bit of their own. Locked ones (nvmlDeviceSetGpuLockedClocks) have none, and no call that
-    tells them: the clock is low, also of a GPU that does nothing, and no bit at all says why, not even that it is idle
-    (seen by others: JuliaGPU/CUDA.jl, pull request 2194).
+    Application clocks have a bit of their own. Locked clocks (nvmlDeviceSetGpuLockedClocks) have none, and no call
+    returns
+    them: the clock is low, even on an idle GPU, and no bit gives a reason, not even idleness (observed in
+    JuliaGPU/CUDA.jl, pull request 2194).
     """
     if reasons or sm_mhz is None or sm_max_mhz is None:
         return bool(reasons & _APPLICATIONS)
@@ -55,45 +56,46 @@ def clocks_set(reasons: int, sm_mhz: int | None, sm_max_mhz: int | None) -> bool
 
 
 def look() -> dict[str, Any]:
-    """What a host's GPUs are and how they do: {"driver": TEXT or None, "why": TEXT or None, "gpus": [...]}.
+    """Return the state of a host's GPUs: {"driver": TEXT or None, "why": TEXT or None, "gpus": [...]}.
 
-    Of each GPU `index`, `bus_id` (domain of eight digits, lower case), `name`, `vbios`, `persistence`, `ecc` (on?),
-    `ecc_uncorrected` (since the driver was loaded), `remap_pending`, `remap_failed`, `reasons` (bits of
-    nvmlClocksEventReasons), `sm_mhz`, `sm_max_mhz`, `power_limit_w`, and `pcie`, `pcie_max`:
-    [generation, lanes]. One that does not answer has `index` and `why`.
+    Each GPU has `index`, `bus_id` (domain of eight digits, lower case), `name`, `vbios`, `persistence`, `ecc` (on or
+    off), `ecc_uncorrected` (since the driver was loaded), `remap_pending`, `remap_failed`, `reasons` (bits of
+    nvmlClocksEventReasons), `sm_mhz`, `sm_max_mhz`, `power_limit_w`, and `pcie`, `pcie_max`: [generation, lanes]. A GPU
+    that does not answer has only `index` and `why`.
     """
     try:
         with _session() as nvml:
-            driver = _told(nvml, nvml.nvmlSystemGetDriverVersion)
+            driver = _value(nvml, nvml.nvmlSystemGetDriverVersion)
             return {"driver": driver, "why": None, "gpus": [_facts(nvml, *one) for one in _handles(nvml)]}
     except NoNvml as error:
         return {"driver": None, "why": str(error), "gpus": []}
 
 
 def counts(is_ours: Callable[[str], bool] | None) -> Iterator[tuple[str, int]]:
-    """States and counters of each GPU, `gpu0.clocks_set` and so on; none on a machine without a driver.
+    """Yield states and counters of each GPU, such as `gpu0.clocks_set`; nothing on a machine without a driver.
 
-    With `is_ours`, which tells a fault's processes by their ids, `neighbours`: how many of them compute there.
+    With `is_ours`, which recognises a fault's processes by their ids, also `neighbours`: how many of them compute
+    there.
     """
     with contextlib.suppress(NoNvml), _session() as nvml:
         for index, gpu, why in _handles(nvml):
             if why is None:
                 yield from ((f"gpu{index}.{name}", value) for name, value in _counts(nvml, gpu))
-                if is_ours is not None and (pids := _told(nvml, _pids, nvml, gpu)) is not None:
+                if is_ours is not None and (pids := _value(nvml, _pids, nvml, gpu)) is not None:
                     yield f"gpu{index}.neighbours", sum(is_ours(str(pid)) for pid in pids)
 
 
 def settings() -> list[dict[str, Any]]:
-    """What a person or a fault may have set of each GPU: `bus_id`, `power_w`, `clocks`, `persistence`, `mode`.
+    """Return the settings of each GPU that may be changed: `bus_id`, `power_w`, `clocks`, `persistence`, `mode`.
 
-    A clock that only rises just then looks locked for a moment: it counts as set when several looks agree.
+    A clock that is rising looks locked for a moment: it counts as set only if several readings agree.
     """
-    found: list[dict[str, Any]] = []
+    gpus: list[dict[str, Any]] = []
     with contextlib.suppress(NoNvml), _session() as nvml:
         for index, gpu, why in _handles(nvml):
             facts = _facts(nvml, index, gpu, why)
-            mode = None if why else _told(nvml, nvml.nvmlDeviceGetComputeMode, gpu)
-            found.append(
+            mode = None if why else _value(nvml, nvml.nvmlDeviceGetComputeMode, gpu)
+            gpus.append(
                 {
                     "bus_id": facts.get("bus_id") or f"number {index}",
                     "answers": why or "yes",
@@ -103,16 +105,16 @@ def settings() -> list[dict[str, Any]]:
                     "mode": _MODES[mode] if mode is not None and mode < len(_MODES) else mode,
                 }
             )
-    return found
+    return gpus
 
 
 def _are_set(nvml: ModuleType, gpu: Any) -> bool:
-    for look in range(_LOOKS):
-        if look:
-            time.sleep(_LOOK_EVERY_S)
-        reasons = _told(nvml, _reasons, nvml, gpu)
+    for reading in range(_READINGS):
+        if reading:
+            time.sleep(_READING_EVERY_S)
+        reasons = _value(nvml, _reasons, nvml, gpu)
         clock, top = (
-            _told(nvml, call, gpu, _SM) for call in (nvml.nvmlDeviceGetClockInfo, nvml.nvmlDeviceGetMaxClockInfo)
+            _value(nvml, call, gpu, _SM) for call in (nvml.nvmlDeviceGetClockInfo, nvml.nvmlDeviceGetMaxClockInfo)
         )
         if reasons is None or not clocks_set(reasons, clock, top):
             return False
@@ -120,33 +122,33 @@ def _are_set(nvml: ModuleType, gpu: Any) -> bool:
 
 
 def compute_mode(pcie: str) -> str:
-    """Who may compute on the GPU at a PCIe address: `Default` (many), `Exclusive_Process`, `Prohibited`.
+    """Return the compute mode of the GPU at a PCIe address: `Default` (shared), `Exclusive_Process`, `Prohibited`.
 
     Raises:
-        NoNvml: it cannot be asked.
+        NoNvml: it cannot be read.
     """
     with _session() as nvml:
-        mode = _asked(nvml, nvml.nvmlDeviceGetComputeMode, _at(nvml, pcie))
+        mode = _required(nvml, nvml.nvmlDeviceGetComputeMode, _at(nvml, pcie))
         return _MODES[mode] if mode < len(_MODES) else f"number {mode}"
 
 
 def computing(pcie: str) -> set[int]:
-    """The ids of all processes that have a compute context on the GPU at a PCIe address.
+    """Return the ids of all processes with a compute context on the GPU at a PCIe address.
 
     Raises:
-        NoNvml: it cannot be asked.
+        NoNvml: it cannot be read.
     """
     with _session() as nvml:
-        return set(_asked(nvml, _pids, nvml, _at(nvml, pcie)))
+        return set(_required(nvml, _pids, nvml, _at(nvml, pcie)))
 
 
 @contextlib.contextmanager
 def _session() -> Iterator[ModuleType]:
     if not os.path.exists(_DRIVER):
-        raise NoNvml(f"no NVIDIA driver is loaded ({_DRIVER} is not there)")
-    import pynvml  # noqa: PLC0415 - 8,000 lines, for hosts with a GPU alone
+        raise NoNvml(f"no NVIDIA driver is loaded ({_DRIVER} does not exist)")
+    import pynvml  # noqa: PLC0415 - 8,000 lines, only for hosts with a GPU
 
-    _asked(pynvml, pynvml.nvmlInit)
+    _required(pynvml, pynvml.nvmlInit)
     try:
         yield pynvml
     finally:
@@ -154,15 +156,16 @@ def _session() -> Iterator[ModuleType]:
             pynvml.nvmlShutdown()
 
 
-def _asked(nvml: ModuleType, call: Callable[..., Any], *args: Any) -> Any:
+def _required(nvml: ModuleType, call: Callable[..., Any], *args: Any) -> Any:
+    """Return a call's result, or raise NoNvml."""
     try:
         return call(*args)
     except nvml.NVMLError as error:
         raise NoNvml(f"NVML: {error}") from None
 
 
-def _told(nvml: ModuleType, call: Callable[..., Any], *args: Any) -> Any:
-    """What a call gives; None where this GPU, its driver or our rights do not have it."""
+def _value(nvml: ModuleType, call: Callable[..., Any], *args: Any) -> Any:
+    """Return a call's result; None if this GPU or driver does not have it, or without permission."""
     try:
         return call(*args)
     except nvml.NVMLError:
@@ -170,8 +173,8 @@ def _told(nvml: ModuleType, call: Callable[..., Any], *args: Any) -> Any:
 
 
 def _handles(nvml: ModuleType) -> Iterator[tuple[int, Any, str | None]]:
-    """Number, handle and, of a GPU that does not answer, why."""
-    for index in range(_asked(nvml, nvml.nvmlDeviceGetCount)):
+    """Yield index, handle and, for a GPU that does not answer, the reason."""
+    for index in range(_required(nvml, nvml.nvmlDeviceGetCount)):
         try:
             yield index, nvml.nvmlDeviceGetHandleByIndex(index), None
         except nvml.NVMLError as error:
@@ -179,55 +182,55 @@ def _handles(nvml: ModuleType) -> Iterator[tuple[int, Any, str | None]]:
 
 
 def _at(nvml: ModuleType, pcie: str) -> Any:
-    return _asked(nvml, nvml.nvmlDeviceGetHandleByPciBusId, pcie)
+    return _required(nvml, nvml.nvmlDeviceGetHandleByPciBusId, pcie)
 
 
 def _facts(nvml: ModuleType, index: int, gpu: Any, why: str | None) -> dict[str, Any]:
     if why is not None:
         return {"index": index, "why": why}
-    bus = _told(nvml, nvml.nvmlDeviceGetPciInfo, gpu)
-    ecc = _told(nvml, nvml.nvmlDeviceGetEccMode, gpu)
-    remapped = _told(nvml, nvml.nvmlDeviceGetRemappedRows, gpu)
-    persistence = _told(nvml, nvml.nvmlDeviceGetPersistenceMode, gpu)
+    bus = _value(nvml, nvml.nvmlDeviceGetPciInfo, gpu)
+    ecc = _value(nvml, nvml.nvmlDeviceGetEccMode, gpu)
+    remapped = _value(nvml, nvml.nvmlDeviceGetRemappedRows, gpu)
+    persistence = _value(nvml, nvml.nvmlDeviceGetPersistenceMode, gpu)
     return {
         "index": index,
         "bus_id": _text(bus.busId).lower() if bus is not None else None,
-        "name": _told(nvml, nvml.nvmlDeviceGetName, gpu),
-        "vbios": _told(nvml, nvml.nvmlDeviceGetVbiosVersion, gpu),
+        "name": _value(nvml, nvml.nvmlDeviceGetName, gpu),
+        "vbios": _value(nvml, nvml.nvmlDeviceGetVbiosVersion, gpu),
         "persistence": None if persistence is None else bool(persistence),
         "ecc": None if ecc is None else bool(ecc[0]),
-        "ecc_uncorrected": _told(nvml, nvml.nvmlDeviceGetTotalEccErrors, gpu, _UNCORRECTED, _VOLATILE),
+        "ecc_uncorrected": _value(nvml, nvml.nvmlDeviceGetTotalEccErrors, gpu, _UNCORRECTED, _VOLATILE),
         "remap_pending": None if remapped is None else bool(remapped[2]),
         "remap_failed": None if remapped is None else bool(remapped[3]),
-        "reasons": _told(nvml, _reasons, nvml, gpu),
-        "sm_mhz": _told(nvml, nvml.nvmlDeviceGetClockInfo, gpu, _SM),
-        "sm_max_mhz": _told(nvml, nvml.nvmlDeviceGetMaxClockInfo, gpu, _SM),
-        "power_limit_w": _watts(_told(nvml, nvml.nvmlDeviceGetPowerManagementLimit, gpu)),
+        "reasons": _value(nvml, _reasons, nvml, gpu),
+        "sm_mhz": _value(nvml, nvml.nvmlDeviceGetClockInfo, gpu, _SM),
+        "sm_max_mhz": _value(nvml, nvml.nvmlDeviceGetMaxClockInfo, gpu, _SM),
+        "power_limit_w": _watts(_value(nvml, nvml.nvmlDeviceGetPowerManagementLimit, gpu)),
         "pcie": [
-            _told(nvml, nvml.nvmlDeviceGetCurrPcieLinkGeneration, gpu),
-            _told(nvml, nvml.nvmlDeviceGetCurrPcieLinkWidth, gpu),
+            _value(nvml, nvml.nvmlDeviceGetCurrPcieLinkGeneration, gpu),
+            _value(nvml, nvml.nvmlDeviceGetCurrPcieLinkWidth, gpu),
         ],
         "pcie_max": [
-            _told(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, gpu),
-            _told(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, gpu),
+            _value(nvml, nvml.nvmlDeviceGetMaxPcieLinkGeneration, gpu),
+            _value(nvml, nvml.nvmlDeviceGetMaxPcieLinkWidth, gpu),
         ],
     }
 
 
 def _counts(nvml: ModuleType, gpu: Any) -> Iterator[tuple[str, int]]:
-    sm_mhz = _told(nvml, nvml.nvmlDeviceGetClockInfo, gpu, _SM)
-    if (reasons := _told(nvml, _reasons, nvml, gpu)) is not None:
-        top_mhz = _told(nvml, nvml.nvmlDeviceGetMaxClockInfo, gpu, _SM)
+    sm_mhz = _value(nvml, nvml.nvmlDeviceGetClockInfo, gpu, _SM)
+    if (reasons := _value(nvml, _reasons, nvml, gpu)) is not None:
+        top_mhz = _value(nvml, nvml.nvmlDeviceGetMaxClockInfo, gpu, _SM)
         yield "clocks_set", int(clocks_set(reasons, sm_mhz, top_mhz))
         yield "power_capped", int(bool(reasons & _POWER))
     if sm_mhz is not None:
         yield "sm_mhz", sm_mhz
-    if (errors := _told(nvml, nvml.nvmlDeviceGetTotalEccErrors, gpu, _UNCORRECTED, _VOLATILE)) is not None:
+    if (errors := _value(nvml, nvml.nvmlDeviceGetTotalEccErrors, gpu, _UNCORRECTED, _VOLATILE)) is not None:
         yield "ecc_uncorrected", errors
-    if (replays := _told(nvml, nvml.nvmlDeviceGetPcieReplayCounter, gpu)) is not None:
+    if (replays := _value(nvml, nvml.nvmlDeviceGetPcieReplayCounter, gpu)) is not None:
         yield "pcie_replays", replays
     wanted = [field for fields in _HELD_NS.values() for field in fields]
-    values = {one.fieldId: one for one in _told(nvml, nvml.nvmlDeviceGetFieldValues, gpu, wanted) or ()}
+    values = {one.fieldId: one for one in _value(nvml, nvml.nvmlDeviceGetFieldValues, gpu, wanted) or ()}
     for name, fields in _HELD_NS.items():
         held_ns = [ns for field in fields if (ns := _number(values.get(field))) is not None]
         if held_ns:
@@ -235,7 +238,7 @@ def _counts(nvml: ModuleType, gpu: Any) -> Iterator[tuple[str, int]]:
 
 
 def _number(field: Any) -> int | None:
-    """The value of a nvmlFieldValue_t that is a whole number; None: it is none, or this GPU does not have the field."""
+    """Return an nvmlFieldValue_t as an integer; None: it is not one, or the GPU does not have the field."""
     if field is None or field.nvmlReturn:
         return None
     name = {_UNSIGNED_INT: "uiVal", _UNSIGNED_LONG: "ulVal", _UNSIGNED_LONG_LONG: "ullVal"}.get(field.valueType)
@@ -243,7 +246,7 @@ def _number(field: Any) -> int | None:
 
 
 def _reasons(nvml: ModuleType, gpu: Any) -> int:
-    """Drivers before 535 know the call by its older name alone."""
+    """Return the clocks' event reasons; drivers before 535 have only the older name of the call."""
     try:
         return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))
     except nvml.NVMLError_FunctionNotFound:

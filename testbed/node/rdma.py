@@ -1,7 +1,7 @@
-"""Counters of RDMA devices over netlink: one question a port, where sysfs has a file for each counter.
+"""Counters of RDMA devices over netlink: one request per port, where sysfs has a file for each counter.
 
-Formats: rdma/rdma_netlink.h; what is told: drivers/infiniband/core/nldev.c, stat_get_doit_default_counter. The names
-are those of the files below ports/1/hw_counters.
+Formats: rdma/rdma_netlink.h; content: drivers/infiniband/core/nldev.c, stat_get_doit_default_counter. The names are
+those of the files below ports/1/hw_counters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _GET, _STAT_GET = _NLDEV | 1, _NLDEV | 17
 _INDEX, _NAME, _PORT = 1, 2, 3
 _COUNTERS, _ENTRY, _ENTRY_NAME, _ENTRY_VALUE = 80, 81, 82, 83
 _ATTRIBUTE = 4
-"""Length of an attribute's head."""
+"""Length of an attribute's header."""
 
 
 class Rdma:
@@ -28,34 +28,34 @@ class Rdma:
     def __init__(self) -> None:
         self._netlink: Netlink | None = None
         self._names: dict[int, str] = {}
-        self._told: dict[int, bytes] = {}
+        self._last: dict[int, bytes] = {}
         self._places: dict[int, list[tuple[str, int]]] = {}
 
-    def look_again(self) -> None:
-        """Find the devices that there are now; what `moved` tells first is then everything."""
-        self._names, self._told, self._places = {}, {}, {}
+    def refresh(self) -> None:
+        """Find the devices that exist now; the next `moved` returns all counters."""
+        self._names, self._last, self._places = {}, {}, {}
         try:
             self._netlink = self._netlink or Netlink(_NETLINK_RDMA)
-            found = [attributes(body) for _, body in self._netlink.dump(_GET, b"")]
-        except OSError:  # a kernel that has not loaded any RDMA
+            devices = [attributes(body) for _, body in self._netlink.dump(_GET, b"")]
+        except OSError:  # a kernel without RDMA
             return
-        self._names = {int.from_bytes(one[_INDEX], "little"): one[_NAME].rstrip(b"\0").decode() for one in found}
+        self._names = {int.from_bytes(one[_INDEX], "little"): one[_NAME].rstrip(b"\0").decode() for one in devices}
 
     def counts(self) -> Iterator[tuple[str, int]]:
-        """`device.counter` and its value."""
+        """Yield every counter, as `device.counter`, and its value."""
         for index, name in self._names.items():
-            body = self._asked(index)
+            body = self._read(index)
             yield from ((f"{name}.{counter}", _value(body, at)) for counter, at in places(body))
 
     def moved(self) -> Iterator[tuple[str, int]]:
-        """The same, of the counters that have moved since the last time."""
+        """Yield the counters that have moved since the last call, and their values."""
         for index, name in self._names.items():
-            body, before = self._asked(index), self._told.get(index, b"")
+            body, before = self._read(index), self._last.get(index, b"")
             if body == before:
                 continue
             if len(body) != len(before):
                 self._places[index], before = places(body), b""
-            self._told[index] = body
+            self._last[index] = body
             for counter, at in self._places[index]:
                 if body[at : at + 8] != before[at : at + 8]:
                     yield f"{name}.{counter}", _value(body, at)
@@ -65,11 +65,11 @@ class Rdma:
         if self._netlink is not None:
             self._netlink.close()
 
-    def _asked(self, index: int) -> bytes:
-        question = attribute(_INDEX, index.to_bytes(4, "little")) + attribute(_PORT, (1).to_bytes(4, "little"))
+    def _read(self, index: int) -> bytes:
+        request = attribute(_INDEX, index.to_bytes(4, "little")) + attribute(_PORT, (1).to_bytes(4, "little"))
         try:
-            return self._netlink.ask(_STAT_GET, question) if self._netlink is not None else b""
-        except OSError:  # it went meanwhile, or its driver counts nothing
+            return self._netlink.ask(_STAT_GET, request) if self._netlink is not None else b""
+        except OSError:  # the device is gone by now, or its driver has no counters
             return b""
 
 
@@ -78,19 +78,19 @@ def _value(body: bytes, at: int) -> int:
 
 
 def places(body: bytes) -> list[tuple[str, int]]:
-    """Of an answer, each counter's name and where its value is: 8 bytes, the same in every answer of that length."""
-    found = []
+    """Return each counter's name and the offset of its 8-byte value, the same in all answers of that length."""
+    offsets = []
     for kind, at, end in _parts(body, 0, len(body)):
         if kind == _COUNTERS:
             for _, first, last in (part for part in _parts(body, at, end) if part[0] == _ENTRY):
                 inside = {inner: (begin, stop) for inner, begin, stop in _parts(body, first, last)}
                 begin, stop = inside[_ENTRY_NAME]
-                found.append((body[begin:stop].rstrip(b"\0").decode(), inside[_ENTRY_VALUE][0]))
-    return found
+                offsets.append((body[begin:stop].rstrip(b"\0").decode(), inside[_ENTRY_VALUE][0]))
+    return offsets
 
 
 def _parts(body: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Kind, begin and end of each attribute between two places; nested or not."""
+    """Yield kind, begin and end of each attribute between two offsets, nested or not."""
     while at + _ATTRIBUTE <= end:
         length = int.from_bytes(body[at : at + 2], "little")
         yield int.from_bytes(body[at + 2 : at + 4], "little") & 0x3FFF, at + _ATTRIBUTE, at + length

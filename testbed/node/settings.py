@@ -1,8 +1,8 @@
 """Facts of a fingerprint about settings that a fault could leave changed: nftables, DCB, FRR, RDMA and GPUs.
 
-Every question is one to the kernel, to a daemon's own socket or to the driver: a command costs an emulated machine a
-tenth of a second, and is run on SONiC alone. What counts or comes and goes by itself (packet counters, learnt
-neighbours, PFC frames) is left out.
+They come from the kernel, from a daemon's own socket or from the driver: a command costs an emulated machine a tenth of
+a second, and only SONiC needs one. Things that count, or that come and go by themselves, are left out (packet counters,
+learnt neighbours, PFC frames).
 
 Formats: linux/netfilter/nf_tables.h, dcbnl.h, ethtool.h, neighbour.h, rdma/rdma_netlink.h; FRR's lib/vty.c.
 """
@@ -45,21 +45,21 @@ _NFT = 10 << 8
 _GETTABLE, _GETCHAIN, _GETRULE, _GETSET = _NFT | 1, _NFT | 4, _NFT | 7, _NFT | 10
 _NFPROTO = {1: "inet", 2: "ip", 3: "arp", 5: "netdev", 7: "bridge", 10: "ip6"}
 _IPTABLES = ("filter", "nat", "mangle", "raw", "security")
-"""Tables that iptables-nft makes, for container engines and others that change them at any time."""
-_CHAIN_KEPT = (3, 4, 5, 7, 10)  # NFTA_CHAIN_NAME, HOOK, POLICY, TYPE, FLAGS: not how often it is used, nor counters
+"""Tables of iptables-nft, which container engines and other programs change at any time."""
+_CHAIN_KEPT = (3, 4, 5, 7, 10)  # NFTA_CHAIN_NAME, HOOK, POLICY, TYPE, FLAGS; use counts and counters are left out
 _SET_KEPT = (2, 3, 4, 5, 6, 7)  # NFTA_SET_NAME to NFTA_SET_DATA_LEN
 _COUNTING = (b"counter", b"quota", b"last", b"connlimit")
-"""Expressions whose data is what they have counted."""
+"""Expressions whose data are counts."""
 _PERMANENT = 0x80  # NUD_PERMANENT
 _GETDCB, _IEEE_GET = 78, 21
 _IEEE, _ETS, _PFC, _APP, _MAXRATE = 13, 1, 2, 3, 7
 _PFC_SETTINGS = 6  # struct ieee_pfc up to its counters
 _SIOCETHTOOL = 0x8946
 _ETHTOOL = {"pause": (0x12, 3), "rings": (0x10, 8), "channels": (0x3C, 8), "fec": (0x50, 3)}
-"""Command of linux/ethtool.h, and how many numbers its structure has after the command."""
+"""Command of linux/ethtool.h, and the number of integers in its structure after the command."""
 _INFINIBAND = "/sys/class/infiniband"
 _GIDS = 8
-"""As many of a port's table are read: the kernel fills it from its beginning."""
+"""Entries of a port's table that are read: the kernel fills it from the beginning."""
 _FRR = "/run/frr"
 _SONIC = "/etc/sonic"
 _ANSWER_S, _COMMAND_S = 2.0, 30.0
@@ -71,31 +71,31 @@ _PID = 28  # RDMA_NLDEV_ATTR_RES_PID
 
 
 def nft_facts(netfilter: Netlink) -> Facts:
-    """Nftables tables, each with how much is in it and a checksum of that."""
+    """Yield nftables tables, each with the size and a checksum of its content."""
     tables = [(body[0], _text(attributes(body[4:])[1])) for _, body in netfilter.dump(_GETTABLE, bytes(4))]
     content: dict[tuple[int, str], list[bytes]] = {table: [] for table in tables}
     if any(name not in _IPTABLES for _, name in tables):
         for request, kept in ((_GETCHAIN, _CHAIN_KEPT), (_GETSET, _SET_KEPT), (_GETRULE, ())):
             for _, body in netfilter.dump(request, bytes(4)):
-                found = attributes(body[4:])
-                parts = [found.get(kind, b"") for kind in kept] or [found.get(2, b""), *_expressions(found.get(4, b""))]
-                content.setdefault((body[0], _text(found[1])), []).append(b"\1".join(parts))
+                entry = attributes(body[4:])
+                parts = [entry.get(kind, b"") for kind in kept] or [entry.get(2, b""), *_expressions(entry.get(4, b""))]
+                content.setdefault((body[0], _text(entry[1])), []).append(b"\1".join(parts))
     for (family, name), parts in content.items():
-        said = "there"
+        fact = "there"
         if parts and name not in _IPTABLES:
-            said = f"chains, sets and rules {len(parts)}, content {zlib.crc32(bytes(2).join(parts)):08x}"
-        yield f"nft table {_NFPROTO.get(family, family)} {name}", said
+            fact = f"chains, sets and rules {len(parts)}, content {zlib.crc32(bytes(2).join(parts)):08x}"
+        yield f"nft table {_NFPROTO.get(family, family)} {name}", fact
 
 
 def _expressions(raw: bytes) -> Iterator[bytes]:
     for element in _each(raw):
-        found = attributes(element)
-        name = found.get(1, b"").rstrip(b"\0")
-        yield name + (b"" if name in _COUNTING else found.get(2, b""))
+        expression = attributes(element)
+        name = expression.get(1, b"").rstrip(b"\0")
+        yield name + (b"" if name in _COUNTING else expression.get(2, b""))
 
 
 def _each(raw: bytes) -> Iterator[bytes]:
-    """The values of attributes that are entries of a list."""
+    """Yield the values of attributes that are entries of a list."""
     at = 0
     while at + 4 <= len(raw):
         (length,) = struct.unpack_from("=H", raw, at)
@@ -104,16 +104,16 @@ def _each(raw: bytes) -> Iterator[bytes]:
 
 
 def neighbour_facts(body: bytes, names: Mapping[int, str]) -> Facts:
-    """A neighbour that was configured, from an RTM_NEWNEIGH body; none for what the kernel has learnt."""
+    """Yield a configured neighbour, from an RTM_NEWNEIGH body; nothing for neighbours that the kernel has learnt."""
     family, index, state = struct.unpack_from("=B3xiH", body)
-    found = attributes(body[12:])
-    if state & _PERMANENT and family in (socket.AF_INET, socket.AF_INET6) and 1 in found:
-        address = socket.inet_ntop(family, found[1])
-        yield f"neighbour {names.get(index, '?')} {address}", found.get(2, b"").hex(":") or "no address"
+    values = attributes(body[12:])
+    if state & _PERMANENT and family in (socket.AF_INET, socket.AF_INET6) and 1 in values:
+        address = socket.inet_ntop(family, values[1])
+        yield f"neighbour {names.get(index, '?')} {address}", values.get(2, b"").hex(":") or "no address"
 
 
 def is_hardware(netdev: str) -> bool:
-    """Whether an interface is of a device that has DCB and ethtool settings: not a virtual or paravirtual one."""
+    """Return whether an interface has DCB and ethtool settings: it is not virtual or paravirtual."""
     try:
         driver = os.readlink(f"/sys/class/net/{netdev}/device/driver")
     except OSError:
@@ -122,32 +122,36 @@ def is_hardware(netdev: str) -> bool:
 
 
 def dcb_fact(route: Netlink, netdev: str) -> Facts:
-    """PFC, ETS, priority map and rate limits of an interface; none where its driver has no DCB."""
+    """Yield PFC, ETS, priority map and rate limits of an interface; nothing if its driver has no DCB."""
     with contextlib.suppress(OSError):
         answer = route.ask(_GETDCB, struct.pack("=BBxx", 0, _IEEE_GET) + attribute(1, netdev.encode() + b"\0"))
-        found = attributes(attributes(answer[4:]).get(_IEEE, b""))
-        kept = {"pfc": found.get(_PFC, b"")[:_PFC_SETTINGS], "ets": found.get(_ETS, b""), "app": found.get(_APP, b"")}
-        kept["maxrate"] = found.get(_MAXRATE, b"")
-        said = " ".join(f"{name} {raw.hex()}" for name, raw in kept.items() if raw)
-        if said:
-            yield f"dcb {netdev}", said
+        values = attributes(attributes(answer[4:]).get(_IEEE, b""))
+        kept = {
+            "pfc": values.get(_PFC, b"")[:_PFC_SETTINGS],
+            "ets": values.get(_ETS, b""),
+            "app": values.get(_APP, b""),
+        }
+        kept["maxrate"] = values.get(_MAXRATE, b"")
+        fact = " ".join(f"{name} {raw.hex()}" for name, raw in kept.items() if raw)
+        if fact:
+            yield f"dcb {netdev}", fact
 
 
 def ethtool_fact(netdev: str) -> Facts:
-    """Pause, ring, channel and FEC settings of an interface."""
-    said = []
+    """Yield pause, ring, channel and FEC settings of an interface."""
+    parts = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as control:
         for name, (command, count) in _ETHTOOL.items():
             with contextlib.suppress(OSError):
                 numbers = _ethtool(control, netdev, command, count)
-                # Of FEC what is configured (its second number): what is active is a state of the link.
-                said.append(f"{name} {' '.join(map(str, numbers[1:2] if name == 'fec' else numbers))}")
-    if said:
-        yield f"ethtool {netdev}", ", ".join(said)
+                # For FEC only the configured modes (the second number): the active mode is a state of the link.
+                parts.append(f"{name} {' '.join(map(str, numbers[1:2] if name == 'fec' else numbers))}")
+    if parts:
+        yield f"ethtool {netdev}", ", ".join(parts)
 
 
 def _ethtool(control: socket.socket, netdev: str, command: int, count: int) -> tuple[int, ...]:
-    import array  # noqa: PLC0415 - for hosts with hardware alone
+    import array  # noqa: PLC0415 - only for hosts with hardware
 
     data = array.array("B", struct.pack(f"=I{count}I", command, *[0] * count))
     fcntl.ioctl(control, _SIOCETHTOOL, struct.pack("16sP16x", netdev.encode(), data.buffer_info()[0]))
@@ -155,7 +159,7 @@ def _ethtool(control: socket.socket, netdev: str, command: int, count: int) -> t
 
 
 def gid_facts(device: str, port: str) -> Facts:
-    """Return the GIDs of an RDMA device's port. Table indexes are left out: a device that returns may reorder them."""
+    """Yield the GIDs of a port. Table indexes are left out: a device that comes back may reorder them."""
     at = f"{_INFINIBAND}/{device}/ports/{port}"
     for index in range(_GIDS):
         with contextlib.suppress(OSError):
@@ -165,9 +169,9 @@ def gid_facts(device: str, port: str) -> Facts:
 
 
 def resource_facts(programs: Mapping[int, str]) -> Facts:
-    """Queue pairs and memory regions that programs of ours hold, or processes that have ended.
+    """Yield queue pairs and memory regions that faultbed programs hold, or processes that have ended.
 
-    `programs` names ours by their process ids.
+    `programs` are the faultbed programs by process id.
     """
     held: dict[str, dict[str, int]] = {}
     with contextlib.suppress(OSError), contextlib.closing(Netlink(20)) as rdma:
@@ -184,22 +188,22 @@ def resource_facts(programs: Mapping[int, str]) -> Facts:
         yield f"rdma resources {owner}", ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
 
 
-def _owner(found: Mapping[int, bytes], programs: Mapping[int, str]) -> str | None:
+def _owner(entry: Mapping[int, bytes], programs: Mapping[int, str]) -> str | None:
     """Return the owner of an RDMA resource if it is a faultbed program or an ended process; otherwise None."""
-    pid = int.from_bytes(found.get(_PID, b""), "little")
+    pid = int.from_bytes(entry.get(_PID, b""), "little")
     if pid in programs:
         return programs[pid]
     return None if not pid or os.path.exists(f"/proc/{pid}") else f"process {pid}, which has ended"
 
 
 def frr_facts(netns: str | None) -> Facts:
-    """The running configuration of each routing daemon of a switch, line by line with what it is nested in."""
+    """Yield the running configuration of a switch's routing daemons, line by line with the enclosing lines."""
     folder = f"{_FRR}/{netns}" if netns else _FRR
     daemons = []
     with contextlib.suppress(OSError):
         daemons = sorted(name[: -len(".vty")] for name in os.listdir(folder) if name.endswith(".vty"))
     if not daemons and netns is None and os.path.isdir(_SONIC):
-        # Its daemons are in a container, into which its own vtysh leads.
+        # Its daemons run in a container; the host's vtysh connects to them.
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             yield from config_facts("vtysh", _printed(["vtysh", "-c", "show running-config"]).splitlines()[3:])
     for daemon in daemons:
@@ -207,7 +211,7 @@ def frr_facts(netns: str | None) -> Facts:
             continue
         try:
             text = _vty(f"{folder}/{daemon}.vty", "show running-config")
-        except ConnectionRefusedError:  # it has ended; the count of its processes says so
+        except ConnectionRefusedError:  # it has ended, which the count of its processes shows
             continue
         except OSError as error:
             yield f"frr {daemon}", f"does not answer: {error}"
@@ -216,15 +220,15 @@ def frr_facts(netns: str | None) -> Facts:
 
 
 def sonic_facts() -> Facts:
-    """SONiC's configuration as it runs, each table by its checksum: ACLs and ports of which the kernel knows nothing.
+    """Yield SONiC's running configuration, each table by its checksum: ACLs and ports that the kernel does not know.
 
     Not yet run on hardware.
     """
     if os.path.isdir(_SONIC):
         with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
             for table, rows in json.loads(_printed(["sonic-cfggen", "-d", "--print-data"])).items():
-                said = json.dumps(rows, sort_keys=True)
-                yield f"config_db {table}", f"{len(rows)} rows, content {zlib.crc32(said.encode()):08x}"
+                content = json.dumps(rows, sort_keys=True)
+                yield f"config_db {table}", f"{len(rows)} rows, content {zlib.crc32(content.encode()):08x}"
 
 
 def _printed(argv: list[str]) -> str:
@@ -242,12 +246,12 @@ def config_facts(daemon: str, lines: Iterable[str]) -> Facts:
             nested.pop()
         head, word, secret = text.partition("password ")
         text = f"{head}{word}{zlib.crc32(secret.encode()):08x}" if word else text
-        yield f"frr {daemon} " + " / ".join([*(said for _, said in nested), text]), "configured"
+        yield f"frr {daemon} " + " / ".join([*(outer for _, outer in nested), text]), "configured"
         nested.append((indent, text))
 
 
 def _vty(path: str, command: str) -> str:
-    """What a daemon answers to a command on the socket that vtysh uses: text, three zeros and a status (lib/vty.c)."""
+    """Return a daemon's answer on vtysh's socket: text, three zeros and a status (lib/vty.c)."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as vty:
         vty.settimeout(_ANSWER_S)
         vty.connect(path)

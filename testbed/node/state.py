@@ -1,7 +1,8 @@
-"""What a machine looks like, and every switch on it, in every respect that a fault could change: facts as text.
+"""The state of a machine and of every switch on it, in every respect that a fault could change: facts as text.
 
-The kernel is asked itself: each command that a shell would start costs a tenth of a second under emulation. What the
-kernel numbers as it likes (interface indexes, next-hop ids, lifetimes) is translated or left out, and so are counters.
+The facts come from the kernel: each command that a shell would start costs a tenth of a second under emulation. Numbers
+that the kernel assigns freely (interface indexes, next-hop ids, lifetimes) are translated or left out, and so are
+counters.
 
 Formats: linux/rtnetlink.h, if_link.h, if_addr.h, fib_rules.h, pkt_sched.h, netfilter/nf_tables.h.
 """
@@ -50,7 +51,7 @@ SYSCTLS = (
 DAEMONS = ("zebra", "bgpd", "mgmtd", "watchfrr")
 _OURS = ("traffic.", "inject.", "testbed.")
 _NAMED = "faultbed-"
-"""How processes of faults begin that have a name of their own (`inject.node.machine.hog`)."""
+"""Prefix of the names of faults' processes (`inject.node.machine.hog`)."""
 UNITS = ("systemctl", "list-units", "--all", "--plain", "--no-legend", "faultbed-*")
 
 _ROUTE, _NETFILTER = 0, 12
@@ -62,7 +63,7 @@ _ROOT, _CLSACT = 0xFFFFFFFF, 0xFFFFFFF1
 _HOOKS = {0xFFFFFFF2: "ingress", 0xFFFFFFF3: "egress"}
 _TCMSG = struct.Struct("=B3xiIII")
 _SHAPED = "prio"
-"""Of queues that a filter chooses between, what shaped ports have (playbooks/module_utils/faultbed_shapes.py)."""
+"""Kind of the queue in front of a shaped port's filters (playbooks/module_utils/faultbed_shapes.py)."""
 _NETEM_RATE, _NETEM_RATE64, _NETEM_LATENCY64 = 6, 8, 10
 _NETEM_DRAWS = (1, 3, 4, 5, 11, 12)  # correlations, reordering, corruption, loss model, 64-bit jitter, slots
 _KERNEL, _RA = 2, 9
@@ -84,7 +85,7 @@ _DEAD, _LINKDOWN = 1, 16
 
 
 def network_facts() -> Facts:
-    """Links, addresses, routes, path MTUs, rules, qdiscs, filters, neighbours, nftables and sysctls of a namespace."""
+    """Yield everything in a namespace from links and routes to filters, nftables and sysctls."""
     with contextlib.closing(Netlink(_ROUTE)) as route:
         links = {
             struct.unpack_from("=i", body, 4)[0]: (struct.unpack_from("=I", body, 8)[0], attributes(body[16:]))
@@ -110,7 +111,7 @@ def network_facts() -> Facts:
             hooked += [(index, handle)] if _text(attributes(body[20:])[1]) == _SHAPED else []
         for index, hook in hooked:
             filters = route.dump(_GETTFILTER, _TCMSG.pack(0, index, 0, hook, 0))
-            # One filter of u32 is a table and its entries.
+            # One u32 filter consists of a table and its entries.
             yield from dict.fromkeys(filter_fact(body, names) for _, body in filters)
         for _, body in route.dump(_GETNEIGH, bytes(12)):
             yield from settings.neighbour_facts(body, names)
@@ -132,18 +133,18 @@ def _number(raw: bytes | None, default: int = 0) -> int:
     return int.from_bytes(raw, sys.byteorder) if raw else default
 
 
-def link_fact(flags: int, found: dict[int, bytes], names: dict[int, str]) -> tuple[str, str]:
-    """An interface, from its flags and attributes; `names` are those of all interfaces by index."""
+def link_fact(flags: int, values: dict[int, bytes], names: dict[int, str]) -> tuple[str, str]:
+    """Return the fact of an interface, from its flags and attributes; `names` are all interfaces by index."""
     words = [" ".join(sorted(word for bit, word in _FLAGS.items() if flags & bit)) or "down"]
-    words += [f"mtu {_number(found.get(4))}", f"qdisc {_text(found.get(6, b''))}", found.get(1, b"").hex(":")]
-    words.append(_text(attributes(found.get(18, b"")).get(1, b"")))
-    if 10 in found:  # noqa: PLR2004 (IFLA_MASTER)
-        words.append(f"master {names.get(_number(found[10]), '?')}")
-    return f"link {_text(found[3])}", " ".join(filter(None, words))
+    words += [f"mtu {_number(values.get(4))}", f"qdisc {_text(values.get(6, b''))}", values.get(1, b"").hex(":")]
+    words.append(_text(attributes(values.get(18, b"")).get(1, b"")))
+    if 10 in values:  # noqa: PLR2004 (IFLA_MASTER)
+        words.append(f"master {names.get(_number(values[10]), '?')}")
+    return f"link {_text(values[3])}", " ".join(filter(None, words))
 
 
 def link_news(body: bytes, names: dict[int, str]) -> tuple[int, str, str]:
-    """What RTM_NEWLINK tells unasked: the interface's index, and its fact."""
+    """Return the interface's index and its fact, from an RTM_NEWLINK notification."""
     index, flags = struct.unpack_from("=iI", body, 4)
     subject, text = link_fact(flags, attributes(body[16:]), names)
     return index, subject, text
@@ -158,7 +159,7 @@ def _scheme_facts(route: Netlink, names: dict[int, str]) -> Facts:
 
 
 def nexthop_fact(body: bytes, names: dict[int, str]) -> tuple[str, str]:
-    """A next-hop object, or a group of them, from an RTM_NEWNEXTHOP body (linux/nexthop.h)."""
+    """Return the fact of a next-hop object, or of a group, from an RTM_NEWNEXTHOP body (linux/nexthop.h)."""
     family, _scope, _protocol, _pad, flags = struct.unpack_from("=BBBBI", body)
     found = attributes(body[8:])
     subject = f"nexthop {_number(found.get(1))}"
@@ -173,15 +174,15 @@ def nexthop_fact(body: bytes, names: dict[int, str]) -> tuple[str, str]:
 def _address(body: bytes, names: dict[int, str]) -> Facts:
     family, length, flags, scope, index = struct.unpack_from("=BBBBi", body)
     found = attributes(body[8:])
-    # What a router advertisement gave comes and goes by itself.
+    # Addresses from router advertisements come and go by themselves.
     if _number(found.get(8), flags) & _PERMANENT:
-        said = socket.inet_ntop(family, found.get(2, found.get(1, b"")))
-        where = {0: "global", 253: "link", 254: "host"}.get(scope, str(scope))
-        yield f"address {names[index]} {said}/{length}", where
+        address = socket.inet_ntop(family, found.get(2, found.get(1, b"")))
+        scope_name = {0: "global", 253: "link", 254: "host"}.get(scope, str(scope))
+        yield f"address {names[index]} {address}/{length}", scope_name
 
 
 def route_facts(body: bytes, names: dict[int, str]) -> Facts:
-    """A route, from an RTM_NEWROUTE body; none for what comes and goes by itself."""
+    """Yield the fact of a route, from an RTM_NEWROUTE body; nothing for routes that come and go by themselves."""
     family, length, _src, _tos, table, protocol, _scope, kind, flags = struct.unpack_from("=BBBBBBBBI", body)
     found = attributes(body[12:])
     table = _TABLES.get(number := _number(found.get(15), table), str(number))
@@ -192,19 +193,19 @@ def route_facts(body: bytes, names: dict[int, str]) -> Facts:
     size = 4 if family == socket.AF_INET else 16
     to = f"{socket.inet_ntop(family, found.get(1, bytes(size)))}/{length}"
     hops = list(next_hops(found[RTA_MULTIPATH])) if RTA_MULTIPATH in found else [(flags, _number(found.get(4)), found)]
-    ways = sorted(_way(family, flags, index, found, names) for flags, index, found in hops)
+    hop_texts = sorted(_next_hop(family, flags, index, found, names) for flags, index, found in hops)
     subject = f"route {table} {_TYPES.get(kind, kind)} {to} metric {_number(found.get(6))}"
-    # Equal prefixes may stand twice in a table: with other metrics, or (fe80::/64) once for each interface.
+    # Equal prefixes may occur twice in a table: with other metrics, or (fe80::/64) once per interface.
     if protocol == _KERNEL:
         subject += f" dev {names.get(hops[0][1])}"
-    yield f"{subject} {_PROTOCOLS.get(protocol, protocol)}", ", ".join(ways)
+    yield f"{subject} {_PROTOCOLS.get(protocol, protocol)}", ", ".join(hop_texts)
 
 
 def path_mtu_facts(body: bytes, names: dict[int, str], soft: Collection[str]) -> Facts:
-    """What the kernel has learnt by ICMP of the MTU towards an address, from an RTM_NEWROUTE body; mostly nothing.
+    """Yield a path MTU that the kernel has learnt by ICMP, from an RTM_NEWROUTE body.
 
-    Only of interfaces in `soft`, below a software RDMA device: it sends by the kernel's routes, and cannot send there
-    what is larger. An RNIC in hardware does not ask the kernel. What nobody has used is not told (route.c,
+    Only for interfaces in `soft`, below a software RDMA device, which sends by the kernel's routes and cannot send
+    larger packets then. A hardware RNIC ignores it. The kernel does not dump entries that were never used (route.c,
     fnhe_dump_bucket).
     """
     family, length, _src, _tos, _table, _protocol, _scope, _kind, flags = struct.unpack_from("=BBBBBBBBI", body)
@@ -215,7 +216,7 @@ def path_mtu_facts(body: bytes, names: dict[int, str], soft: Collection[str]) ->
         yield f"path mtu {netdev} {socket.inet_ntop(family, found[1])}/{length}", str(_number(mtu))
 
 
-def _way(family: int, flags: int, index: int, found: dict[int, bytes], names: dict[int, str]) -> str:
+def _next_hop(family: int, flags: int, index: int, found: dict[int, bytes], names: dict[int, str]) -> str:
     via = ""
     if 5 in found:  # noqa: PLR2004 (RTA_GATEWAY)
         via = f"via {socket.inet_ntop(family, found[5])}"
@@ -234,7 +235,7 @@ def _rule(body: bytes) -> tuple[str, str]:
     for attr, length, word in ((1, to_length, "to"), (2, from_length, "from")):
         if attr in found:
             words.append(f"{word} {socket.inet_ntop(family, found[attr])}/{length}")
-    # Any other condition counts too; few people will ever have to read one. Not who made it (21), nor "no limit" (14).
+    # Any other condition counts too, in hex. Attribute 21 (its origin) does not, and neither does 14 with "no limit".
     others = {kind: raw for kind, raw in found.items() if kind not in _RULE_KNOWN and raw != b"\xff\xff\xff\xff"}
     words += [f"attribute {kind} {raw.hex()}" for kind, raw in sorted(others.items())]
     name = "6" if family == socket.AF_INET6 else ""
@@ -242,19 +243,19 @@ def _rule(body: bytes) -> tuple[str, str]:
 
 
 def _qdisc(body: bytes, names: dict[int, str]) -> tuple[str, str]:
-    # A handle is a number that the kernel gives out; a parent's says where a child hangs.
+    # The kernel assigns handles freely; the parent's says where a child is attached.
     _family, index, _handle, parent = struct.unpack_from("=B3xiII", body)
     found = attributes(body[20:])
     where = "root" if parent == _ROOT else f"parent {parent >> 16:x}:{parent & 0xFFFF:x}"
     kind, options = _text(found[1]), found.get(2, b"")
-    said = f"limit {_number(options)}" if kind == "pfifo" else _netem(options) if kind == "netem" else options.hex()
-    return f"qdisc {names[index]} {where}", " ".join(filter(None, [kind, said]))
+    setting = f"limit {_number(options)}" if kind == "pfifo" else _netem(options) if kind == "netem" else options.hex()
+    return f"qdisc {names[index]} {where}", " ".join(filter(None, [kind, setting]))
 
 
 def _netem(options: bytes) -> str:
-    """A netem queue, from its options (linux/pkt_sched.h, struct tc_netem_qopt); what is zero is left out.
+    """Return a netem queue as text, from its options (linux/pkt_sched.h, struct tc_netem_qopt), without zeros.
 
-    The seed of its random numbers is no state where nothing is drawn, and drawn again with each new queue.
+    The seed is left out: each new queue gets another one, and it has no effect on a queue that draws nothing.
     """
     _latency, limit, loss, gap, duplicate, jitter = struct.unpack_from("=6I", options)
     found = attributes(options[24:])
@@ -272,15 +273,15 @@ def _netem(options: bytes) -> str:
 
 
 def filter_fact(body: bytes, names: dict[int, str]) -> tuple[str, str]:
-    """A filter at a hook of a port's clsact, from an RTM_NEWTFILTER body (linux/rtnetlink.h, struct tcmsg)."""
+    """Return the fact of a filter at a hook of a port's clsact, from an RTM_NEWTFILTER body (struct tcmsg)."""
     _family, index, _handle, parent, info = _TCMSG.unpack_from(body)
     return f"filter {names[index]} {_HOOKS.get(parent, f'{parent:x}')} {info >> 16}", _text(attributes(body[20:])[1])
 
 
 def _rdma_netdevs() -> Iterator[tuple[str, str]]:
-    """Software RDMA devices, and the interface below each one."""
+    """Yield software RDMA devices, and the interface below each of them."""
     for below in Path("/sys/class/infiniband").glob("*/parent"):
-        with contextlib.suppress(OSError):  # deleted meanwhile
+        with contextlib.suppress(OSError):  # deleted by now
             yield below.parent.name, below.read_text().strip()
 
 
@@ -308,7 +309,7 @@ def _machine_facts() -> Facts:
 
 
 def _process_facts() -> Facts:
-    """Routing daemons, programs of ours with the RDMA resources that they hold, and processes of faults."""
+    """Yield routing daemons, faultbed programs with the RDMA resources that they hold, and processes of faults."""
     running, stopped = dict.fromkeys(DAEMONS, 0), dict.fromkeys(DAEMONS, 0)
     programs: dict[int, str] = {}
     halted: list[str] = []
@@ -336,7 +337,7 @@ def _process_facts() -> Facts:
 
 
 def program_of(command: bytes) -> str | None:
-    """What of ours a Python process runs: a module, or text (`-c`); None: it is not ours, or watches."""
+    """Return the module, or `-c`, of a faultbed program; None: it is not one, or it is the watcher."""
     words = [word.decode(errors="replace") for word in command.split(b"\0")]
     if "-c" in words[:4]:
         return "-c"
@@ -352,31 +353,31 @@ def _units(listing: subprocess.Popen[str] | None) -> Facts:
 
 
 def gathered(facts: Facts) -> dict[str, str]:
-    """Text by subject; what is said twice of one subject stands side by side."""
-    found: dict[str, list[str]] = {}
+    """Return text by subject; several texts of one subject are joined."""
+    texts_of: dict[str, list[str]] = {}
     for subject, text in facts:
-        found.setdefault(subject, []).append(text)
-    return {subject: " and ".join(sorted(texts)) for subject, texts in found.items()}
+        texts_of.setdefault(subject, []).append(text)
+    return {subject: " and ".join(sorted(texts)) for subject, texts in texts_of.items()}
 
 
 def look(nodes: dict[str, str | None]) -> dict[str, dict[str, str]]:
-    """What nodes look like, by subject; `nodes` gives each one's namespace, None for the machine itself.
+    """Return the state of nodes, by subject; `nodes` has each one's namespace, None for the machine itself.
 
     Raises:
         OSError: a namespace is gone.
     """
     units = subprocess.Popen(UNITS, stdout=subprocess.PIPE, text=True) if _has_systemd() else None
-    found: dict[str, dict[str, str]] = {}
+    state: dict[str, dict[str, str]] = {}
     for node, namespace in nodes.items():
         netns.enter(namespace)
         try:
             facts = itertools.chain(network_facts(), settings.frr_facts(namespace))
             if namespace is None:
                 facts = itertools.chain(facts, _machine_facts(), _units(units))
-            found[node] = gathered(facts)
+            state[node] = gathered(facts)
         finally:
             netns.enter(None)
-    return found
+    return state
 
 
 def _has_systemd() -> bool:

@@ -1,6 +1,6 @@
-"""Watches a machine, and every switch on it: counters and looks when asked, samples and changes as they come.
+"""Watches a machine and every switch on it: counters and state on request, samples and changes as they come.
 
-JSON lines on stdin and stdout, times in ns of this machine; each answer carries the `seq` of its question:
+JSON lines on stdin and stdout, times in ns of this machine; each answer carries the `seq` of its request:
 
     {"do":"clock"}                          {"event":"clock","monotonic_ns":N}
     {"do":"counters","nodes":{NODE:NETNS}}  {"event":"counters","at_ns":N,"nodes":{NODE:{NAME:VALUE}}}
@@ -16,14 +16,14 @@ JSON lines on stdin and stdout, times in ns of this machine; each answer carries
                     at once         {"event":"change","at_ns":N,"node":NODE,"subject":SUBJECT,"text":TEXT or null}
                                     and of its kernel's log  {.., "node":null,"subject":"kernel","text":"LEVEL TEXT"}
     {"do":"unfollow"}                       {"event":"unfollowed"}, after the last samples
-    what goes wrong                         {"event":"error","error":"..."}
+    an error                                {"event":"error","error":"..."}
 
-One process for as long as a lab is open: each command that a shell would start costs a tenth of a second under
-emulation, an interpreter costs a second, and all of it is taken from the traffic that is being watched. NETNS is null
-for the machine itself. Samples hold what has changed since the one before; `busy_ns` is the CPU time that they cost.
-A change is a link's, a route's or a next hop's, told by the kernel (rtnetlink multicast groups) and not looked for. Of
-its log, errors and worse are told, and warnings of its own code (/dev/kmsg, Documentation/ABI/testing/dev-kmsg).
-It ends with its stdin.
+One process runs as long as a lab is open. Each command that a shell would start costs a tenth of a second under
+emulation, an interpreter costs a second, and both come from the CPU time of the traffic that is being watched. NETNS is
+null for the machine itself. Samples contain what has changed since the last one; `busy_ns` is their CPU time. Changes
+of links, routes and next hops come from the kernel (rtnetlink multicast groups), without polling. Of the kernel's log,
+errors and worse are sent, and warnings of its own code (/dev/kmsg, Documentation/ABI/testing/dev-kmsg). The process
+ends with its stdin.
 """
 
 from __future__ import annotations
@@ -49,25 +49,25 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 _SHARE = 0.001
-"""Of a CPU, for samples: where one takes 3 ms (under emulation), they come every 3 s, and so on up to `_SELDOM_NS`.
-Beside traffic, with all caches cold, an emulated switch needs 0.1 s for one. To tell them every two seconds costs as
-much again."""
+"""Share of a CPU that samples may use: if one takes 3 ms (under emulation), they come every 3 s, and so on up to
+`_SELDOM_NS`. Beside traffic, with cold caches, an emulated switch needs 0.1 s for one; sending them every two seconds
+costs as much again."""
 _SELDOM_NS = 4_000_000_000
 
 
 class Watch:
-    """What is kept open between questions."""
+    """The state that is kept between requests."""
 
     def __init__(self) -> None:
         self.places: dict[str | None, Place] = {}
         self.followed: dict[str, str | None] = {}
-        self.news: dict[int, News | KernelLog] = {}
+        self.sources: dict[int, News | KernelLog] = {}
         self.log: KernelLog | None = None
-        self.every_ns = self.tell_ns = self.due_ns = self.told_ns = self.busy_ns = 0
+        self.every_ns = self.tell_ns = self.due_ns = self.sent_ns = self.busy_ns = 0
         self.samples: list[tuple[int, dict[str, dict[str, int]]]] = []
 
     def place(self, namespace: str | None) -> Place:
-        """The sockets of a namespace, opened at first use and again when it has been made anew."""
+        """Return the sockets of a namespace, opened at first use and again if the namespace was replaced."""
         known = self.places.get(namespace)
         if known is not None and known.is_stale():
             self.places.pop(namespace).close()
@@ -77,30 +77,30 @@ class Watch:
         return known
 
     def clock(self, _request: dict[str, Any]) -> dict[str, Any]:
-        """This machine's time."""
+        """Return this machine's time."""
         return {"monotonic_ns": time.monotonic_ns()}
 
     def counters(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Every counter of some nodes."""
+        """Return every counter of some nodes."""
         nodes = {node: self.place(namespace).read() for node, namespace in request["nodes"].items()}
         return {"at_ns": time.monotonic_ns(), "nodes": nodes}
 
     def state(self, request: dict[str, Any]) -> dict[str, Any]:
-        """What some nodes look like."""
+        """Return the state of some nodes."""
         return {"nodes": state.look(request["nodes"])}
 
     def kernel_log(self, _request: dict[str, Any]) -> dict[str, Any]:
-        """Return what the kernel has logged since the last such request; the first one begins to listen."""
+        """Return what the kernel has logged since the last such request; the first request starts to record."""
         if self.log is None:
             self.log = KernelLog()
         return {"messages": self.log.read()}
 
     def gpus(self, _request: dict[str, Any]) -> dict[str, Any]:
-        """What the host's NVIDIA GPUs are."""
+        """Return the state of the host's NVIDIA GPUs."""
         return nvml.look()
 
     def ways(self, request: dict[str, Any]) -> dict[str, Any]:
-        """By which ports flows would leave some nodes."""
+        """Return the ports by which flows would leave some nodes."""
         return {"ports": {node: ways(namespace, flows) for node, (namespace, flows) in request["flows"].items()}}
 
     def decisions(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -115,58 +115,58 @@ class Watch:
         }
 
     def follow(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Begin to sample, and to listen for changes."""
+        """Start to sample, and to listen for changes."""
         self.unfollow({})
         self.followed = request["nodes"]
         for node, namespace in self.followed.items():
             news = News(node, namespace)
-            self.news[news.socket.fileno()] = news
-            self.place(namespace).read()  # names and files; dear, so before it counts
+            self.sources[news.socket.fileno()] = news
+            self.place(namespace).read()  # reads names and opens files, which is slow: before the first sample
         with contextlib.suppress(OSError):  # not root, or a kernel without printk
             log = KernelLog()
-            self.news[log.file] = log
+            self.sources[log.file] = log
         self.every_ns, self.tell_ns = request["every_ms"] * 1_000_000, request["tell_ms"] * 1_000_000
-        self.due_ns = self.told_ns = time.monotonic_ns()
+        self.due_ns = self.sent_ns = time.monotonic_ns()
         return {}
 
     def unfollow(self, _request: dict[str, Any]) -> dict[str, Any]:
-        """Tell the last samples, and stop."""
-        self.tell()
-        for news in self.news.values():
-            news.close()
-        self.news, self.followed, self.every_ns = {}, {}, 0
+        """Send the last samples, and stop."""
+        self.send()
+        for source in self.sources.values():
+            source.close()
+        self.sources, self.followed, self.every_ns = {}, {}, 0
         return {}
 
     def sample(self, now_ns: int) -> None:
-        """One sample, if it is due; told with others, for each write is a packet on the management network."""
+        """Take a sample if it is due; they are sent in batches: each write is a packet on the management network."""
         if not self.every_ns or now_ns < self.due_ns:
             return
         began_ns = time.thread_time_ns()
         changed: dict[str, dict[str, int]] = {}
         for node, namespace in self.followed.items():
-            with contextlib.suppress(OSError):  # a namespace that is gone counts nothing
-                if found := self.place(namespace).sample():
-                    changed[node] = found
+            with contextlib.suppress(OSError):  # a namespace that is gone has no counters
+                if values := self.place(namespace).sample():
+                    changed[node] = values
         self.samples.append((now_ns, changed))
         cost_ns = time.thread_time_ns() - began_ns
         self.busy_ns += cost_ns
         self.due_ns = max(self.due_ns + self.every_ns, now_ns + min(int(cost_ns / _SHARE), _SELDOM_NS))
-        if now_ns - self.told_ns >= self.tell_ns:
-            self.tell()
+        if now_ns - self.sent_ns >= self.tell_ns:
+            self.send()
 
-    def tell(self) -> None:
-        """Write the samples that have come together."""
+    def send(self) -> None:
+        """Send the samples taken so far."""
         if self.samples:
-            say("samples", samples=self.samples, busy_ns=self.busy_ns)
-        self.samples, self.busy_ns, self.told_ns = [], 0, time.monotonic_ns()
+            write("samples", samples=self.samples, busy_ns=self.busy_ns)
+        self.samples, self.busy_ns, self.sent_ns = [], 0, time.monotonic_ns()
 
     def wait_s(self) -> float | None:
-        """How long nothing is due."""
+        """Return the seconds until the next sample is due; None: none is."""
         return max(0.0, (self.due_ns - time.monotonic_ns()) / 1e9) if self.every_ns else None
 
 
 class News:
-    """What the kernel tells of a namespace's links, routes and next hops."""
+    """The kernel's notifications of changes of a namespace's links, routes and next hops."""
 
     _NEWLINK, _DELLINK, _NEWROUTE, _DELROUTE, _NEWNEXTHOP, _DELNEXTHOP = 16, 17, 24, 25, 104, 105
     _GROUPS = (1, 7, 32)  # RTNLGRP_LINK, RTNLGRP_IPV4_ROUTE, RTNLGRP_NEXTHOP
@@ -178,7 +178,7 @@ class News:
         try:
             self.names: dict[int, str] = dict(socket.if_nameindex())
             self.socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
-            self.socket.bind((0, 0))  # the kernel tells no news to a socket without a number
+            self.socket.bind((0, 0))  # the kernel sends no notifications to an unbound socket
             for group in self._GROUPS:
                 self.socket.setsockopt(self._SOL_NETLINK, self._ADD_MEMBERSHIP, group)
             self.socket.setblocking(False)  # noqa: FBT003 (the socket module's own form)
@@ -186,21 +186,21 @@ class News:
             netns.enter(None)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close the socket."""
         self.socket.close()
 
-    def tell(self) -> None:
-        """Read what there is and tell it."""
+    def send(self) -> None:
+        """Read all notifications and send them."""
         now_ns = time.monotonic_ns()
         try:
             while True:
                 for kind, _, body in messages(self.socket.recv(1 << 16)):
                     for subject, text in self._facts(kind, body):
-                        say("change", at_ns=now_ns, node=self.node, subject=subject, text=text)
+                        write("change", at_ns=now_ns, node=self.node, subject=subject, text=text)
         except BlockingIOError:
             return
-        except OSError as error:  # ENOBUFS: more came than was read; what is lost is said to be lost
-            say("change", at_ns=now_ns, node=self.node, subject="news", text=f"lost: {os.strerror(error.errno or 0)}")
+        except OSError as error:  # ENOBUFS: more notifications than were read; report the loss
+            write("change", at_ns=now_ns, node=self.node, subject="news", text=f"lost: {os.strerror(error.errno or 0)}")
 
     def _facts(self, kind: int, body: bytes) -> list[tuple[str, str | None]]:
         if kind in (self._NEWLINK, self._DELLINK):
@@ -217,52 +217,52 @@ class News:
 
 
 class KernelLog:
-    """What the kernel writes to its log from now on."""
+    """The kernel's log from now on."""
 
     _ERROR = 3
     _CODE = ("WARNING:", "BUG:", "INFO: task", "Oops", "watchdog:", "rcu:")
-    """How it begins what it says of itself, whatever the level."""
+    """Prefixes of the kernel's messages about its own errors, whatever their level."""
 
     def __init__(self) -> None:
         self.file = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         os.lseek(self.file, 0, os.SEEK_END)
 
     def close(self) -> None:
-        """Listen no more."""
+        """Close the log."""
         os.close(self.file)
 
-    def tell(self) -> None:
-        """Read what there is and tell what matters."""
+    def send(self) -> None:
+        """Read all messages and send those that matter."""
         now_ns = time.monotonic_ns()
         for text in self.read():
-            say("change", at_ns=now_ns, node=None, subject="kernel", text=text)
+            write("change", at_ns=now_ns, node=None, subject="kernel", text=text)
 
     def read(self) -> list[str]:
         """Return level and text of each message since the last call that matters."""
-        found: list[str] = []
+        texts: list[str] = []
         while True:
             try:
                 record = os.read(self.file, 8192)
             except BlockingIOError:
-                return found
-            except BrokenPipeError:  # more came than the kernel keeps
-                found.append(f"{self._ERROR} messages were lost")
+                return texts
+            except BrokenPipeError:  # records were overwritten
+                texts.append(f"{self._ERROR} messages were lost")
                 continue
-            text = self.told(record)
+            text = self.text_of(record)
             if text is not None:
-                found.append(text)
+                texts.append(text)
 
     @classmethod
-    def told(cls, record: bytes) -> str | None:
-        """Level and text of a record, if it matters."""
+    def text_of(cls, record: bytes) -> str | None:
+        """Return level and text of a record that matters, otherwise None."""
         head, _, text = record.decode(errors="replace").partition(";")
         level = int(head.partition(",")[0]) & 7
         text = text.partition("\n")[0]
         return f"{level} {text}" if level <= cls._ERROR or text.startswith(cls._CODE) else None
 
 
-def say(event: str, **fields: Any) -> None:
-    """One line, written with others when there is nothing more to say."""
+def write(event: str, **fields: Any) -> None:
+    """Write one line; the output is flushed once per loop."""
     sys.stdout.write(json.dumps({"event": event, **fields}, separators=(",", ":")) + "\n")
 
 
@@ -281,25 +281,25 @@ _EVENTS = {
 
 
 def answer(watch: Watch, line: bytes) -> None:
-    """Do what a line asks for."""
+    """Carry out the request of a line."""
     seq = None
     try:
         request = json.loads(line)
         seq = request.get("seq")
         event = _EVENTS[request["do"]]
-        say(event, seq=seq, **getattr(watch, request["do"])(request))
+        write(event, seq=seq, **getattr(watch, request["do"])(request))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        say("error", seq=seq, error=f"{type(error).__name__}: {error}")
+        write("error", seq=seq, error=f"{type(error).__name__}: {error}")
 
 
 def main() -> None:
     """Answer until the end of stdin."""
     watch, buffer = Watch(), b""
     while True:
-        ready, _, _ = select.select([0, *watch.news], [], [], watch.wait_s())
+        ready, _, _ = select.select([0, *watch.sources], [], [], watch.wait_s())
         for file in ready:
-            if file in watch.news:
-                watch.news[file].tell()
+            if file in watch.sources:
+                watch.sources[file].send()
         if 0 in ready:
             data = os.read(0, 65536)
             if not data:

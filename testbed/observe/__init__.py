@@ -1,1 +1,1 @@
-"""What a lab counts, captures and looks like: counters, telemetry, packets, clocks and fingerprints."""
+"""Counters, telemetry, packets, clocks and fingerprints of a lab."""

@@ -1,10 +1,10 @@
-"""One clock for everything: node times mapped onto the controller's CLOCK_MONOTONIC.
+"""One clock for all times: node times are converted to the controller's CLOCK_MONOTONIC.
 
 Every node program answers `{"do": "clock"}` with `{"event": "clock", "monotonic_ns": N}`. Of several exchanges the one
 with the shortest round trip bounds the offset best (Cristian 1989; the same rule as NTP's clock filter, RFC 5905 §10).
 
-Two clocks drift apart by tens of microseconds a second. What uses an offset for longer measures it again at its end and
-takes the `widened` one, whose error holds both measurements, and every offset on the way from one to the other.
+Two clocks drift apart by tens of microseconds a second. A program that uses an offset for longer measures it again at
+the end and uses the `widened` one, whose error covers both measurements and every offset in between.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["ClockOffset", "Exchange", "drifted_ns", "estimate", "measure", "meas
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """One question and answer: controller time before and after, node time in between, all in ns."""
+    """One exchange: controller time before and after, node time in between, all in ns."""
 
     sent_ns: int
     node_ns: int
@@ -36,54 +36,54 @@ class ClockOffset:
     error_ns: int
 
     def to_controller(self, node_ns: int) -> int:
-        """The controller's time of something a node stamped."""
+        """Convert a node's time to the controller's."""
         return node_ns + self.offset_ns
 
 
 def estimate(exchanges: Sequence[Exchange]) -> ClockOffset:
-    """The offset from the exchange with the shortest round trip; the error is half of that round trip."""
+    """Return the offset from the exchange with the shortest round trip; the error is half of that round trip."""
     best = min(exchanges, key=lambda exchange: exchange.received_ns - exchange.sent_ns)
     middle_ns = (best.sent_ns + best.received_ns) // 2
     return ClockOffset(offset_ns=middle_ns - best.node_ns, error_ns=(best.received_ns - best.sent_ns + 1) // 2)
 
 
 def drifted_ns(before: ClockOffset, after: ClockOffset) -> int:
-    """By how much two measurements of one clock contradict each other: it has moved by at least so much."""
+    """Return by how much two measurements of one clock contradict each other: it has moved by at least that."""
     return max(0, abs(before.offset_ns - after.offset_ns) - before.error_ns - after.error_ns)
 
 
 def widened(first: ClockOffset, *later: ClockOffset) -> ClockOffset:
-    """Return the first offset with an error that holds the true offsets of all later measurements, too."""
+    """Return the first offset with an error that also covers the true offsets of all later measurements."""
     errors = [abs(one.offset_ns - first.offset_ns) + one.error_ns for one in later]
     return ClockOffset(offset_ns=first.offset_ns, error_ns=max([first.error_ns, *errors]))
 
 
 def renewed(before: ClockOffset, now: ClockOffset) -> ClockOffset:
-    """Return the offset to go on with: the narrower measurement, but that of `now` when the clock has moved."""
+    """Return the narrower measurement, or `now` if the clock has moved."""
     return now if now.error_ns < before.error_ns or drifted_ns(before, now) else before
 
 
-def measure_by(ask: Callable[[], int], *, rounds: int = 5) -> ClockOffset:
-    """Ask for a node's time, which `ask` gives in ns, a few times."""
+def measure_by(read_ns: Callable[[], int], *, rounds: int = 5) -> ClockOffset:
+    """Measure a clock offset in some exchanges; `read_ns` returns the node's time."""
     exchanges = []
     for _ in range(rounds):
         sent_ns = time.monotonic_ns()
-        node_ns = ask()
+        node_ns = read_ns()
         exchanges.append(Exchange(sent_ns=sent_ns, node_ns=node_ns, received_ns=time.monotonic_ns()))
     return estimate(exchanges)
 
 
 def measure(channel: Channel, *, rounds: int = 5, timeout_s: float = 10.0) -> ClockOffset:
-    """Ask a node program for its clock a few times.
+    """Measure the clock offset of a node program in some exchanges.
 
-    Call it before the program sends events of its own: an answer that is not the clock's is an error here.
+    Call it before the program sends events of its own: any other message is an error here.
     """
 
-    def ask() -> int:
+    def read_ns() -> int:
         channel.send({"do": "clock"})
         answer = channel.receive(timeout_s=timeout_s)
         if answer is None or answer.get("event") != "clock":
-            raise LabError(f"asked a node program for its clock, got {answer!r}")
+            raise LabError(f"clock of a node program: unexpected answer {answer!r}; run the command again")
         return int(answer["monotonic_ns"])
 
-    return measure_by(ask, rounds=rounds)
+    return measure_by(read_ns, rounds=rounds)

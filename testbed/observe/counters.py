@@ -1,9 +1,9 @@
-"""Counters of a lab: one question to each machine's watcher, all machines at once.
+"""Counters of a lab: one request to each machine's watcher, to all machines at once.
 
     read(lab) -> {"host1": {"rxe0.out_of_seq_request": 0, "be0.carrier_changes": 2, "gpu0.nr_throttled": 0, ...},
                   "rtsw1": {"ctsw1.carrier_down_count": 1, "ctsw1.tx_bytes": 12345, ...}}
 
-What `STATES` names are states, not counters; they are here because the same reading shows them.
+Names in `STATES` are states, not counters: the same reading shows them.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ STATES = frozenset(
         *("stepped", "full", "running", "neighbours", "sm_mhz", "multipath", "steered"),
     }
 )
-"""Last parts of names that are states: 0 or 1, a setting, what waits, seconds, MHz, a limit (`quota_us` -1: none)."""
+"""Last parts of names that are states: 0 or 1, a setting, a queue length, s, MHz, a limit (`quota_us` -1: none)."""
 
 MLX5 = {
     "out_of_seq_request": "out_of_sequence",
@@ -39,9 +39,9 @@ MLX5 = {
     "send_rnr_err": "out_of_buffer",
     "retry_rnr_exceeded_err": "req_rnr_retries_exceeded",
 }
-"""Counters of rdma_rxe, and those of mlx5 that tell the same (drivers/infiniband/hw/mlx5/counters.c).
+"""Counters of rdma_rxe, and their counterparts in mlx5 (drivers/infiniband/hw/mlx5/counters.c).
 
-What is not here has one name in both, such as `duplicate_request`. Those of mlx5 are not yet run on hardware.
+Other counters have the same name in both, such as `duplicate_request`. Those of mlx5 are not yet run on hardware.
 """
 
 
@@ -51,38 +51,38 @@ def read(lab: Lab, nodes: Iterable[str] | None = None, *, timeout_s: float = 60.
     Raises:
         Unreachable: a machine does not answer.
         CommandFailed: it did not answer in time.
-        LabError: there is no such node, or its machine could not tell.
+        LabError: there is no such node, or its machine could not read them.
     """
     known = (*lab.topology.host_by_name, *lab.topology.switch_by_name)
     wanted = tuple(dict.fromkeys(nodes)) if nodes is not None else known
     for name in wanted:
         if name not in known:
-            raise LabError(f"no node {name} in lab {lab.name}: counters are of {', '.join(known)}")
+            raise LabError(f"no node {name} in lab {lab.name}: choose one of {', '.join(known)}")
     machines = lab.carried(wanted)
 
     def one(machine: str) -> dict[str, dict[str, int]]:
         answer = lab.ask(machine, {"do": "counters", "nodes": machines[machine]}, timeout_s=timeout_s)
-        found: dict[str, dict[str, int]] = answer["nodes"]
-        return found
+        nodes: dict[str, dict[str, int]] = answer["nodes"]
+        return nodes
 
     with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
-        found = {name: values for part in pool.map(one, machines) for name, values in part.items()}
-    return {name: found[name] for name in wanted}
+        snapshot = {name: values for part in pool.map(one, machines) for name, values in part.items()}
+    return {name: snapshot[name] for name in wanted}
 
 
 def value_at(snapshot: Snapshot, key: str) -> int | None:
-    """Return one value by its `node/name`; None where it was not read."""
+    """Return one value by its `node/name`; None if it was not read."""
     node, _, name = key.partition("/")
     return snapshot.get(node, {}).get(name)
 
 
 def delta(before: int, after: int) -> int:
-    """How far a counter has come. One that stands lower than before was reset (reboot, module reload): count from 0."""
+    """Return a counter's increment; a lower value means a reset (reboot, module reload), counted from 0."""
     return after - before if after >= before else after
 
 
 def deltas(before: Snapshot, after: Snapshot) -> dict[str, dict[str, int]]:
-    """By node and name, how far each has come that was read both times; of a state, by how much it stands otherwise."""
+    """Return the increments by node and name of all that was read both times; for states, the differences."""
     return {
         node: {
             name: value - was[name] if _is_state(name) else delta(was[name], value)
@@ -99,7 +99,7 @@ def _is_state(name: str) -> bool:
 
 
 def flat_deltas(before: Snapshot, after: Snapshot) -> dict[str, int]:
-    """Increments as `node/name`, for counters that are in both (or appeared since, counted from 0), without states."""
+    """Return increments as `node/name`, without states; a counter that appeared since counts from 0."""
     return {
         f"{node}/{name}": delta(before.get(node, {}).get(name, 0), value)
         for node, values in after.items()

@@ -1,14 +1,15 @@
-"""What a lab looks like, in every respect that a fault could change: taken before and after, and compared.
+"""The state of a lab in every respect that a fault could change: captured before and after, and compared.
 
-Each machine's watcher tells (`testbed.node.state`, `testbed.node.settings`). A fingerprint holds states, never
+Each machine's watcher reports it (`testbed.node.state`, `testbed.node.settings`). A fingerprint contains states, never
 counters: links (flags, MTU, qdisc), addresses, routes, learnt path MTUs, rules, qdiscs, filters, configured neighbours,
-nftables by content, DCB and ethtool settings of hardware, RDMA links, GIDs, queue pairs and memory regions that ours
-hold, provisioned sysctls, `cpu.max`, what runs in faultbed's cgroups, GPU clocks, power and modes, faultbed's units,
-processes and stored reverts (those beside QEMU under the node `controller`), routing daemons and their configuration.
+nftables by content, DCB and ethtool settings of hardware, RDMA links, GIDs, queue pairs and memory regions of faultbed
+programs, provisioned sysctls, `cpu.max`, processes in faultbed's cgroups, GPU clocks, power and modes, faultbed's
+units, processes and stored reverts (those beside QEMU under the node `controller`), routing daemons and their
+configuration.
 
-Of a rack that others use, too, only what is held is looked at (`Lab.ours`): a host or a switch as a whole, but for the
-routes that it learns, which others' faults change; of a link that is held alone, the interfaces at its ends. What
-others do to theirs meanwhile is no dirt of ours, and a host that they reboot keeps nobody waiting.
+On a rack with other users, only what is reserved for this command is captured (`Lab.ours`): a whole host or switch
+except the routes that it learns, which other users' faults change; for a link, the interfaces at its ends. Other users'
+changes do not make this lab DIRTY, and a host that they reboot does not delay this command.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ if TYPE_CHECKING:
 __all__ = ["CONTROLLER", "SETTLE_S", "Fingerprint", "capture", "diff", "part", "settle", "stored_reverts"]
 
 SETTLE_S = 30.0
-"""BGP with timers of 1 and 3 s is back well before, also on a starved machine."""
+"""BGP with timers of 1 and 3 s recovers well before, even on a starved machine."""
 CONTROLLER = "controller"
-"""Name under which the stored reverts of this machine are facts."""
+"""The node name of the stored reverts on this machine."""
 _OF_INTERFACES = {"link", "address", "qdisc", "filter", "neighbour", "dcb", "ethtool"}
 _OF_RDMA = {"rdma", "gid"}
 _LEARNT = {"bgp", "zebra"}
@@ -42,22 +43,22 @@ _OF_TRAFFIC = ("program traffic.", "rdma resources ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fingerprint:
-    """State by node and subject: `{"rtsw1": {"link ctsw1": "UP LOWER_UP mtu 4200 ..."}}`; `covers` is what was held."""
+    """State by node and subject, `{"rtsw1": {"link ctsw1": "UP mtu 4200 ..."}}`, of the reserved part `covers`."""
 
     nodes: Mapping[str, Mapping[str, str]]
     covers: tuple[str, ...] = (WHOLE_LAB,)
 
     def to_json(self) -> dict[str, dict[str, str]]:
-        """Plain data, sorted."""
+        """Return plain data, sorted."""
         return {name: dict(sorted(facts.items())) for name, facts in sorted(self.nodes.items())}
 
 
 def capture(lab: Lab, *, timeout_s: float = 90.0) -> Fingerprint:
-    """Take the fingerprint of every machine of a lab, and of every switch on it, as far as they are held.
+    """Capture the fingerprint of the reserved machines of a lab, and of the switches on them.
 
     Raises:
-        Unreachable: a machine does not answer: nobody can tell what it looks like.
-        CommandFailed: it could not tell, or not in time.
+        Unreachable: a machine does not answer, so that its state is unknown.
+        CommandFailed: a machine could not report it, or not in time.
     """
     covers = lab.ours
     at = None if WHOLE_LAB in covers else _nodes(lab.topology, covers)
@@ -65,27 +66,27 @@ def capture(lab: Lab, *, timeout_s: float = 90.0) -> Fingerprint:
     carried = lab.carried((*machines, *(name for name in lab.topology.switch_by_name if lab.netns(name))))
 
     def one(machine: str) -> dict[str, dict[str, str]]:
-        found: dict[str, dict[str, str]] = lab.ask(
+        nodes: dict[str, dict[str, str]] = lab.ask(
             machine, {"do": "state", "nodes": carried[machine]}, timeout_s=timeout_s
         )["nodes"]
-        return found
+        return nodes
 
     with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
-        found = {name: facts for part in pool.map(one, machines) for name, facts in part.items()}
-    if here := {f"revert {path.stem}": "there" for path in stored_reverts(lab.state_dir).glob("*.revert")}:
-        found[CONTROLLER] = here
-    return Fingerprint(nodes=part(found, lab.topology, covers), covers=covers)
+        state = {name: facts for answer in pool.map(one, machines) for name, facts in answer.items()}
+    if reverts := {f"revert {path.stem}": "there" for path in stored_reverts(lab.state_dir).glob("*.revert")}:
+        state[CONTROLLER] = reverts
+    return Fingerprint(nodes=part(state, lab.topology, covers), covers=covers)
 
 
 def stored_reverts(state_dir: Path) -> Path:
-    """The folder in which reverts of faults beside QEMU are stored while their faults are in place."""
+    """Return the folder with the reverts of faults beside QEMU while these are in place."""
     return state_dir / "faults"
 
 
 def part(
     nodes: Mapping[str, Mapping[str, str]], topology: Topology, covers: Collection[str]
 ) -> Mapping[str, Mapping[str, str]]:
-    """Of what a lab looks like, what belongs to hosts, switches and links of these names. Pure."""
+    """Return the part of a lab's state that belongs to hosts, switches and links of these names. Pure."""
     if WHOLE_LAB in covers:
         return nodes
     ends = _nodes(topology, covers)
@@ -101,14 +102,14 @@ def part(
 
 
 def _nodes(topology: Topology, covers: Collection[str]) -> dict[str, set[str]]:
-    """Nodes that are held as a whole or by links, with the interfaces, and RDMA devices, at the ends of these."""
-    found: dict[str, set[str]] = {name: set() for name in covers if ":" not in name}
+    """Return the nodes of these names, and the interfaces and RDMA devices at the ends of the links among them."""
+    ends: dict[str, set[str]] = {name: set() for name in covers if ":" not in name}
     for link in topology.links:
         if link.name in covers:
             for port in (link.a, link.b):
-                found.setdefault(port.node, set()).add(port.netdev)
-            found[link.b.node] |= {link.rnic} if link.rnic else set()
-    return found
+                ends.setdefault(port.node, set()).add(port.netdev)
+            ends[link.b.node] |= {link.rnic} if link.rnic else set()
+    return ends
 
 
 def _is_learnt(subject: str) -> bool:
@@ -122,9 +123,9 @@ def _of_ends(subject: str, ends: Collection[str]) -> bool:
 
 
 def diff(before: Fingerprint, after: Fingerprint) -> list[str]:
-    """Every difference, one readable line each; empty when both are the same.
+    """Return every difference as a readable line; empty if there is none.
 
-    Programs that are over are none: traffic by hand, under which a fault by hand began, may end before it.
+    A program that has ended is no difference: traffic by hand may end before a fault that began during it.
     """
     return [line for _, _, line in _differences(before, after)]
 
@@ -145,14 +146,14 @@ def _differences(before: Fingerprint, after: Fingerprint) -> Iterator[tuple[str,
 
 
 def _held(facts: Mapping[str, str], subject: str) -> int:
-    """How many of a program run, or how many things it holds: the numbers of `2 running` or `3 mr, 2 qp`."""
+    """Return the sum of the numbers of a fact such as `2 running` or `3 mr, 2 qp`."""
     return sum(int(part.split()[0]) for part in facts.get(subject, "0").split(", "))
 
 
 def settle(lab: Lab, before: Fingerprint, *, within_s: float = SETTLE_S) -> list[str]:
-    """Differences of a lab to an earlier fingerprint, once routing has had time to come back; empty: there are none.
+    """Wait for routing to recover, and return the differences of a lab to an earlier fingerprint.
 
-    Traffic that a command of another process has begun meanwhile, and that is still at work, is none.
+    Traffic that another command has begun meanwhile, and that still runs, is no difference.
     """
     deadline = time.monotonic() + within_s
     lab.ours = before.covers
@@ -162,12 +163,12 @@ def settle(lab: Lab, before: Fingerprint, *, within_s: float = SETTLE_S) -> list
 
 
 def _left(lab: Lab, before: Fingerprint) -> list[str]:
-    found = list(_differences(before, capture(lab)))
-    if not any(subject.startswith(_OF_TRAFFIC) for _, subject, _ in found):
-        return [line for _, _, line in found]
-    others = lab.others()  # read after the lab was: traffic that has ended by now leaves its name for another look
+    differences = list(_differences(before, capture(lab)))
+    if not any(subject.startswith(_OF_TRAFFIC) for _, subject, _ in differences):
+        return [line for _, _, line in differences]
+    others = lab.others()  # after the capture: traffic that has ended by now is captured again
     return [
         line
-        for node, subject, line in found
+        for node, subject, line in differences
         if not (subject.startswith(_OF_TRAFFIC) and (node in others or WHOLE_LAB in others))
     ]

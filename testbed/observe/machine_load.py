@@ -5,7 +5,7 @@
     load = watch()
 
 Pressure is the share of time in which at least one task waited for CPU, input/output or memory ("some" of
-`/proc/pressure/*`, Documentation/accounting/psi.rst). Steal is the share of CPU time that a hypervisor gave to others
+`/proc/pressure/*`, Documentation/accounting/psi.rst). Steal is the share of CPU time that a hypervisor took away
 (`/proc/stat`, proc_stat(5)).
 """
 
@@ -27,7 +27,7 @@ _MUCH_PRESSURE, _MUCH_STEAL = 0.1, 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineLoad:
-    """Shares of `wall_ns`, 0 to 1; None where `missing` names the file that does not give it."""
+    """Shares of `wall_ns`, 0 to 1; None if the file that `missing` names does not have the value."""
 
     wall_ns: int
     cpu: float | None = None
@@ -38,7 +38,7 @@ class MachineLoad:
 
     @staticmethod
     def watch(proc: Path = _PROC) -> Callable[[], MachineLoad]:
-        """Begin to measure; the function that is returned gives the load since then."""
+        """Begin to measure; the returned function returns the load since then."""
         before, begin_ns = _totals(proc), time.monotonic_ns()
 
         def load() -> MachineLoad:
@@ -63,7 +63,7 @@ def _between(before: Mapping[str, int], after: Mapping[str, int], wall_ns: int) 
 
 
 def _totals(proc: Path) -> dict[str, int]:
-    """Return µs of pressure by resource, and `steal` and all CPU time in `ticks`; what cannot be read is left out."""
+    """Return µs of pressure by resource, `steal` and all CPU time in `ticks`; unreadable values are left out."""
     totals = {}
     for name in _RESOURCES:
         try:
@@ -83,7 +83,7 @@ def _totals(proc: Path) -> dict[str, int]:
 
 
 def differences(run: MachineLoad | None, twin: MachineLoad | None) -> str:
-    """Say in words how the machine's load differed between a run and its twin; empty: not by much."""
+    """Describe how the machine's load differed between a run and its twin; empty if the difference is small."""
     if run is None or twin is None:
         return ""
     words = []

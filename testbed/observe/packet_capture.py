@@ -1,12 +1,13 @@
-"""Packets of chosen fabric ports, with the proof that none was missed.
+"""Capture packets of chosen fabric ports, with a proof that none is missing.
 
     with capture.start(lab, ["rtsw2:host4:rxe0"]) as running:
         ...
         captured = running.stop()
     capture_file.write_pcapng(path, captured.frames)
 
-What is captured are headers (`SNAP_BYTES` of each frame, whatever its protocol), on the switch's side of a link, both
-ways. Times of the frames are the controller's wall clock; `Captured.epoch_offset_ns` leads back to its monotonic clock.
+It captures headers (`SNAP_BYTES` of each frame, whatever its protocol), on the switch's side of a link, in both
+directions. Times of frames are the controller's wall clock; `Captured.epoch_offset_ns` converts them to its monotonic
+clock.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ __all__ = ["SNAP_BYTES", "Captured", "Capturing", "PortProof", "frames_of", "por
 
 SNAP_BYTES = 128
 LIMIT_BYTES = 192 << 20
-"""Of blocks on the machine that captures; about a million packets. Beyond, the kernel drops, and counts it."""
+"""Limit of the blocks on the capturing machine, about a million packets. Beyond it, the kernel drops and counts."""
 _MODULE = "testbed.node.capture"
 _FOLDER = "/var/lib/faultbed/capture"
 _START_S, _STOP_S, _FETCH_S = 60.0, 60.0, 300.0
@@ -47,7 +48,7 @@ _PREFIX_WORDS, _HEADER_BYTES = 2, 48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortProof:
-    """Frames in the capture between two readings of the port's counters, what these counted, and the kernel's drops."""
+    """Frames captured between two readings of the port's counters, the counters' increment, and the kernel's drops."""
 
     name: str
     captured: int
@@ -56,15 +57,15 @@ class PortProof:
 
     @property
     def is_whole(self) -> bool:
-        """Whether nothing was missed."""
+        """Whether no frame is missing."""
         return self.captured == self.counted and not self.drops
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Captured:
-    """What was captured. `epoch_offset_ns`: a frame's time less this is the controller's monotonic clock.
+    """A finished capture. `epoch_offset_ns`: a frame's time minus this is the controller's monotonic clock.
 
-    `clock_error_ns` is the uncertainty of that clock between this machine and the one that captured.
+    `clock_error_ns` is the uncertainty of that clock between this machine and the capturing one.
     """
 
     frames: Frames
@@ -74,31 +75,31 @@ class Captured:
 
 
 def port_named(topology: Topology, name: str) -> tuple[str, Port]:
-    """The switch port that a person means: a link seen from a switch, or an RNIC, for the port that faces it.
+    """Return the switch port that a user means: a link seen from a switch, or an RNIC, for the port that faces it.
 
     Returns the port's full name (`rtsw2:host4:rxe0`) and the port.
 
     Raises:
-        UsageError: there is no such thing, or it is no port of a switch that forwards in its kernel.
+        UsageError: there is no such port, or its switch does not forward in its kernel.
     """
     target = resolve(topology, name)
     if target.link is None or target.kind not in ("port", "rnic"):
-        raise UsageError(f'"{name}" is a {target.kind}: packets are captured at ports, as in rtsw2:host4:rxe0')
+        raise UsageError(f'"{name}" is a {target.kind}; name a port, such as rtsw2:host4:rxe0')
     port = target.link.a if target.kind == "rnic" or target.port is None else target.port
     switch, other = topology.switch_by_name.get(port.node), target.link.other(port.node)
     if switch is None or not switch.forwards_in_kernel:
         raise UsageError(
-            f"{port.node} forwards in an ASIC, where faultbed cannot capture: mirror the port, or name a Linux switch's"
+            f"{port.node} forwards in an ASIC, where faultbed cannot capture; mirror the port, or name a Linux switch's"
         )
     return ":".join([port.node, other.node, *([target.link.rnic] if target.link.rnic else [])]), port
 
 
 def start(lab: Lab, ports: Sequence[str]) -> Capturing:
-    """Begin to capture; nothing is missed from its return on.
+    """Start a capture; no packet is missed after this returns.
 
     Raises:
-        UsageError: no such port, or its switch does not forward in its kernel.
-        LabError: a machine could not.
+        UsageError: there is no such port, or its switch does not forward in its kernel.
+        LabError: a machine could not capture.
     """
     by_machine: dict[str, dict[str, Port]] = {}
     for name, port in (port_named(lab.topology, one) for text in ports for one in select(lab.topology, text)):
@@ -110,7 +111,7 @@ def start(lab: Lab, ports: Sequence[str]) -> Capturing:
 
 
 class Capturing:
-    """A capture that runs. Made by `start`; its end, in whatever way, takes the taps away."""
+    """A running capture, made by `start`; it removes the taps however it ends."""
 
     def __init__(self, lab: Lab, machine: str, ports: Mapping[str, Port]) -> None:
         lab.ensure_code(machine)
@@ -119,7 +120,7 @@ class Capturing:
         self._channel: Channel = lab.node(machine).open(lab.python(_MODULE))
         try:
             self._clock = clock.measure(self._channel, timeout_s=_START_S)
-            self._offset_ns = self._ask(
+            self._offset_ns = self._request(
                 {
                     "do": "start",
                     "ports": [
@@ -145,64 +146,66 @@ class Capturing:
         self.close()
 
     def stop(self) -> Captured:
-        """End it and fetch what was captured. For an exact proof the ports should carry little at this moment.
+        """End the capture and fetch it. For an exact proof the ports should carry little traffic at this moment.
 
         Raises:
-            LabError: the machine could not, or the file is not what it said.
+            LabError: the machine could not stop it, or the file is incomplete.
         """
         self._clock = clock.widened(self._clock, clock.measure(self._channel, timeout_s=_STOP_S))
-        said = self._ask({"do": "stop"}, _STOP_S)
+        answer = self._request({"do": "stop"}, _STOP_S)
         node = self._lab.node(self._machine)
         done = node.run(["sh", "-c", 'gzip -1 <"$1" | base64 -w0', "fetch", self._file], timeout_s=_FETCH_S)
         content = gzip.decompress(base64.b64decode(done.stdout))
-        if len(content) != said["bytes"]:
-            raise LabError(f"{self._machine}: a capture of {said['bytes']} bytes came as {len(content)}")
+        if len(content) != answer["bytes"]:
+            raise LabError(
+                f"{self._machine}: a capture of {answer['bytes']} bytes arrived as {len(content)}; capture again"
+            )
         self.close()
-        # From the capturing machine's wall clock, over its monotonic clock and ours, to our wall clock.
+        # From the capturing machine's wall clock by both monotonic clocks to the controller's wall clock.
         epoch_ns = time.time_ns() - time.monotonic_ns()
         shift_ns = self._clock.offset_ns - int(self._offset_ns) + epoch_ns
-        keep = [one["before"] + one["captured"] for one in said["ports"]]
-        names = tuple(str(one["name"]) for one in said["ports"])
+        keep = [one["before"] + one["captured"] for one in answer["ports"]]
+        names = tuple(str(one["name"]) for one in answer["ports"])
         frames = frames_of(content, names, keep=keep, shift_ns=shift_ns)
-        found = np.bincount(frames.interface, minlength=len(names)).tolist()
+        counts = np.bincount(frames.interface, minlength=len(names)).tolist()
         return Captured(
             frames=frames,
             proofs=tuple(
                 PortProof(
                     name=str(one["name"]),
-                    captured=have - one["before"],
+                    captured=count - one["before"],
                     counted=one["counted"],
                     drops=one["drops"],
                 )
-                for one, have in zip(said["ports"], found, strict=True)
+                for one, count in zip(answer["ports"], counts, strict=True)
             ),
             epoch_offset_ns=epoch_ns,
             clock_error_ns=self._clock.error_ns,
         )
 
     def close(self) -> None:
-        """Let go of it; the machine takes taps and file away. Safe to call twice."""
+        """Close the channel; the machine removes taps and file. Safe to call twice."""
         with contextlib.suppress(OSError):
             self._channel.close()
 
-    def _ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+    def _request(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         self._channel.send(request)
         answer = self._channel.receive(timeout_s=timeout_s)
         if answer is None:
-            said = getattr(self._channel, "stderr", str)()
-            raise CommandFailed(f"{self._machine}: the capture has ended by itself{f': {said}' if said else ''}")
+            stderr = getattr(self._channel, "stderr", str)()
+            raise CommandFailed(f"{self._machine}: the capture ended unexpectedly{f': {stderr}' if stderr else ''}")
         if answer.get("event") == "error":
-            raise LabError(f"{self._machine}: asked to {request['do']} a capture: {answer.get('error')}")
+            raise LabError(f"{self._machine}: {request['do']} of a capture failed: {answer.get('error')}")
         return answer
 
 
 def frames_of(content: bytes, names: Sequence[str], *, keep: Sequence[int], shift_ns: int) -> Frames:
-    """What `testbed.node.capture` wrote, in the order of time.
+    """Decode the file that `testbed.node.capture` wrote, in the order of time.
 
     Args:
         content: the file: blocks of a TPACKET_V3 ring, each behind its port's index and its length.
-        names: of the ports, by index.
-        keep: how many frames of each port are wanted; later ones came after its counters had been read.
+        names: names of the ports, by index.
+        keep: number of frames to keep of each port; later ones arrived after the last reading of its counters.
         shift_ns: added to each frame's time.
 
     Raises:

@@ -1,6 +1,6 @@
-"""The controller's side of a machine's watcher (`testbed.node.watch`): questions, samples and changes.
+"""The controller's side of a machine's watcher (`testbed.node.watch`): requests, samples and changes.
 
-One process a machine for as long as the lab is open, so that looking costs the watched traffic next to nothing.
+One process per machine runs as long as the lab is open, so that watching costs the traffic next to nothing.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _PUSHED = frozenset({"samples", "change"})
 
 
 class WatcherGone(Unreachable):
-    """The program has ended, or its machine; a new one may be started."""
+    """The watcher has ended, or its machine; a new one may be started."""
 
 
 class Watcher:
-    """A watcher that runs. Thread-safe: one question at a time."""
+    """A running watcher. Thread-safe: one request at a time."""
 
     def __init__(self, lab: Lab, machine: str) -> None:
         lab.ensure_code(machine)
@@ -40,9 +40,9 @@ class Watcher:
         self._seq = 0
         self._answers: queue.Queue[dict[str, Any] | FaultbedError] = queue.Queue()
         self.on_news: Callable[[Mapping[str, Any]], None] | None = None
-        """Given each batch of samples and each change, on the watcher's own thread, while it follows."""
+        """Called with each batch of samples and each change while it follows, on the watcher's own thread."""
         try:
-            # The first answer waits for the interpreter; of all of them, the quickest counts.
+            # The first answer waits for the interpreter; the quickest one counts.
             self.offset = clock.measure(self._channel, timeout_s=_START_S)
         except BaseException:
             self._channel.close()
@@ -50,12 +50,12 @@ class Watcher:
         threading.Thread(target=self._pump, name=f"watcher of {machine}", daemon=True).start()
 
     def ask(self, request: Mapping[str, Any], *, timeout_s: float = 60.0) -> dict[str, Any]:
-        """One question, one answer.
+        """Send a request and return its answer.
 
         Raises:
-            WatcherGone: it has ended.
+            WatcherGone: the watcher has ended.
             CommandFailed: no answer in time.
-            LabError: it could not tell.
+            LabError: the watcher could not do it.
         """
         with self._asking:
             self._seq += 1
@@ -66,16 +66,16 @@ class Watcher:
             return self._answer(str(request["do"]), time.monotonic() + timeout_s, timeout_s)
 
     def clock(self) -> ClockOffset:
-        """The machine's clock as it is now.
+        """Measure the machine's clock offset.
 
         Raises:
-            WatcherGone: it has ended.
+            WatcherGone: the watcher has ended.
             CommandFailed: no answer in time.
         """
         return clock.measure_by(lambda: int(self.ask({"do": "clock"})["monotonic_ns"]))
 
     def renew_clock(self) -> None:
-        """Measure its offset again: the narrower one counts, but when the clock has moved, what it is now."""
+        """Measure the clock offset again, and keep the narrower one, or the new one if the clock has moved."""
         now = self.clock()
         self.offset = clock.renewed(self.offset, now)
 
@@ -88,33 +88,33 @@ class Watcher:
             if isinstance(answer, FaultbedError):
                 self._answers.put(answer)
                 raise answer
-            # What was asked by someone who gave up waiting may be answered late.
+            # Answers to requests that timed out may come late.
             if answer.get("seq") == self._seq:
                 if answer["event"] == "error":
-                    raise LabError(f"{self.machine}: asked for {what}: {answer.get('error')}")
+                    raise LabError(f"{self.machine}: {what}: {answer.get('error')}")
                 return answer
 
     def _pump(self) -> None:
         while True:
             try:
                 message = self._channel.receive(timeout_s=3600.0)
-            except CommandFailed:  # silence is no news
+            except CommandFailed:  # no message within the timeout
                 continue
             except FaultbedError as error:
                 self._answers.put(WatcherGone(str(error)))
                 return
             if message is None:
-                self._answers.put(WatcherGone(f"{self.machine}: its watcher has ended{self._said()}"))
+                self._answers.put(WatcherGone(f"{self.machine}: its watcher has ended{self._stderr()}"))
                 return
             if message.get("event") not in _PUSHED:
                 self._answers.put(message)
             elif self.on_news is not None:
                 self.on_news(message)
 
-    def _said(self) -> str:
-        said = getattr(self._channel, "stderr", str)()
-        return f": {said}" if said else ""
+    def _stderr(self) -> str:
+        text = getattr(self._channel, "stderr", str)()
+        return f": {text}" if text else ""
 
     def close(self) -> None:
-        """End it. Safe to call twice."""
+        """Close the channel, which ends the watcher. Safe to call twice."""
         self._channel.close()

@@ -1,7 +1,7 @@
 """The code that runs on nodes, as one content-addressed archive.
 
-It holds `traffic.node`, `inject.node` and `testbed.node` with the package files above them, and nvidia-ml-py, whose
-one file talks to NVML. It is unpacked to `/var/lib/faultbed/node/DIGEST/`: a node that has the folder has the code.
+It contains `traffic.node`, `inject.node` and `testbed.node` with the package files above them, and nvidia-ml-py, a
+single file for NVML. It is unpacked to `/var/lib/faultbed/node/DIGEST/`: a node with that folder has the code.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ _NVML = "pynvml.py"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Archive:
-    """A tar archive and the digest of what is in it."""
+    """A tar archive, and the digest of its content."""
 
     digest: str
     content: bytes
 
     @property
     def folder(self) -> str:
-        """Where the archive is unpacked on a node."""
+        """The folder on a node into which the archive is unpacked."""
         return f"{NODE_ROOT}/{self.digest}"
 
 
 @functools.cache
 def archive() -> Archive:
-    """The archive of the node code of this version of faultbed; the same bytes for the same code.
+    """Return the archive of this version's node code; the same code gives the same bytes.
 
     Raises:
         LabError: nvidia-ml-py is not installed.
     """
-    house = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[2]
     files = sorted(
-        (str(path.relative_to(house)), path)
+        (str(path.relative_to(root)), path)
         for package, inner in _PACKAGES.items()
-        for path in [house / package / "__init__.py", *(house / package / inner).rglob("*.py")]
+        for path in [root / package / "__init__.py", *(root / package / inner).rglob("*.py")]
     )
     files.append((_NVML, _installed(_NVML)))
     buffer = io.BytesIO()
@@ -64,17 +64,17 @@ def archive() -> Archive:
 
 
 def _installed(file: str) -> Path:
-    found = importlib.util.find_spec(file.removesuffix(".py"))
-    if found is None or found.origin is None:
-        raise LabError(f"{file} is not installed: faultbed's environment is not whole (`make setup` makes it anew)")
-    return Path(found.origin)
+    spec = importlib.util.find_spec(file.removesuffix(".py"))
+    if spec is None or spec.origin is None:
+        raise LabError(f"{file} is not installed, so that faultbed's environment is incomplete; run `make setup`")
+    return Path(spec.origin)
 
 
 def ensure(node: Node) -> str:
-    """Make sure that a node has the code, and give back the folder it is in.
+    """Install the code on a node, unless it is there, and return its folder.
 
-    Byte code is compiled on the node, once: starting a program under emulation would otherwise cost seconds. That of
-    NVML's reader only where it is used, for it is long, and most machines have no such GPU.
+    Byte code is compiled once, on the node: otherwise the start of a program would cost seconds under emulation. NVML's
+    module is compiled only where it is used, because it is long, and most machines have no such GPU.
     """
     wanted = archive()
     if node.run(["test", "-e", f"{wanted.folder}/.complete"], check=False).rc == 0:
