@@ -102,7 +102,7 @@ ON_LAB = {
     "faultbed preflight --no-burn-in": Expected(says="nothing wrong in"),
     "faultbed routing show": Expected(says="scheme: none"),
     "faultbed heal --panic": Expected(says="nothing to heal"),
-    "faultbed reset": Expected(says="going back to the snapshot", resets=True),
+    "faultbed reset": Expected(says="restoring the snapshot", resets=True),
 }
 """Seconds each."""
 

@@ -29,7 +29,7 @@ def said(text, node="host1", subject="kernel"):
     ],
 )
 def test_kernel_log_reports_errors_and_warnings_of_kernel_code(record, told):
-    assert watch.KernelLog.told(record.encode()) == told
+    assert watch.KernelLog.text_of(record.encode()) == told
 
 
 def test_kernel_log_messages_of_a_busy_machine_are_no_errors():

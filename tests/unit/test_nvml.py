@@ -112,7 +112,7 @@ def test_a_machine_without_a_driver_is_told_so_and_costs_no_import(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)  # to import it is an error
     assert nvml.look() == {
         "driver": None,
-        "why": "no NVIDIA driver is loaded (/nowhere/version is not there)",
+        "why": "no NVIDIA driver is loaded (/nowhere/version does not exist)",
         "gpus": [],
     }
     assert list(nvml.counts(None)) == []

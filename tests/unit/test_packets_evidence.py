@@ -95,7 +95,7 @@ def test_capture_ports_resolve_from_selectors(asked, name):
 
 def test_capture_of_an_unknown_port_is_refused():
     """With an example."""
-    with pytest.raises(UsageError, match="as in rtsw2:host4:rxe0"):
+    with pytest.raises(UsageError, match="such as rtsw2:host4:rxe0"):
         port_named(soft_topology(), "host1")
 
 
@@ -154,7 +154,7 @@ def test_capture_section_ports_are_in_the_plan():
 
 @pytest.mark.parametrize(
     ("ports", "complaint"),
-    [('["rtsw9:host4:rxe0"]', r"capture\.ports\[0\]"), ('["host4"]', "as in rtsw2"), ("[]", "length >= 1")],
+    [('["rtsw9:host4:rxe0"]', r"capture\.ports\[0\]"), ('["host4"]', "such as rtsw2"), ("[]", "length >= 1")],
 )
 def test_capture_section_with_an_unknown_port_is_refused_with_its_path(ports, complaint):
     """Before anything is done."""

@@ -80,7 +80,7 @@ def test_every_counter_is_where_its_place_says(counters):
 
 def test_all_is_told_first_and_then_what_has_moved(kernel):
     there = rdma.Rdma()
-    there.look_again()
+    there.refresh()
     everything = {"rxe0.sent_pkts": 5, "rxe0.rcvd_pkts": 7, "rxe1.sent_pkts": 1, "rxe1.rcvd_pkts": 2}
     assert dict(there.counts()) == everything
     assert dict(there.moved()) == everything
@@ -92,7 +92,7 @@ def test_all_is_told_first_and_then_what_has_moved(kernel):
 
 def test_a_counter_that_is_new_moves_the_others_places_and_not_their_values(kernel):
     there = rdma.Rdma()
-    there.look_again()
+    there.refresh()
     dict(there.moved())
     kernel.devices[0] = {"duplicate_request": 9, "sent_pkts": 5, "rcvd_pkts": 8}
     assert dict(there.moved()) == {"rxe0.duplicate_request": 9, "rxe0.sent_pkts": 5, "rxe0.rcvd_pkts": 8}
@@ -100,11 +100,11 @@ def test_a_counter_that_is_new_moves_the_others_places_and_not_their_values(kern
 
 def test_a_device_that_is_gone_tells_nothing_and_is_back_with_the_next_look(kernel):
     there = rdma.Rdma()
-    there.look_again()
+    there.refresh()
     before, kernel.devices[0] = kernel.devices[0], None
     assert {name.split(".")[0] for name, _ in itertools.chain(there.counts(), there.moved())} == {"rxe1"}
     kernel.devices[0] = before
-    there.look_again()
+    there.refresh()
     assert dict(there.moved())["rxe0.rcvd_pkts"] == 7
 
 
@@ -114,6 +114,6 @@ def test_a_kernel_without_rdma_has_no_counters_of_it(monkeypatch):
 
     monkeypatch.setattr(rdma, "Netlink", refuse)
     there = rdma.Rdma()
-    there.look_again()
+    there.refresh()
     assert list(there.counts()) == list(there.moved()) == []
     there.close()

@@ -13,7 +13,7 @@ import pytest
 
 from testbed import shipped
 from testbed.backends.soft import accel, capacity, image, lab_state, lifecycle, ssh_keys, vm
-from testbed.backends.soft.ignored_signals import undisturbed
+from testbed.backends.soft.ignored_signals import ignored_signals
 from testbed.backends.soft.image import Image
 from testbed.backends.soft.vm import Vm
 from testbed.backends.soft.wiring import machines
@@ -117,7 +117,7 @@ def test_no_space_is_found_before_building(monkeypatch, tmp_path):
     monkeypatch.setenv("FAULTBED_CACHE", str(tmp_path))
     monkeypatch.setattr(image, "_which", lambda tool: tool)
     monkeypatch.setattr(image, "NEEDED_MIB", 10**9)
-    with pytest.raises(LabError, match="MiB free, 1000000000 are needed; make room, or set FAULTBED_CACHE"):
+    with pytest.raises(LabError, match="MiB free, 1000000000 are needed; free disk space, or set FAULTBED_CACHE"):
         image.build(lambda _: None)
 
 
@@ -137,7 +137,7 @@ def test_no_room_for_the_vms_is_found_before_booting(monkeypatch, soft, tmp_path
 
 def test_an_unknown_accelerator_is_refused(monkeypatch):
     monkeypatch.setenv("FAULTBED_ACCEL", "hvf")
-    with pytest.raises(UsageError, match='FAULTBED_ACCEL="hvf": say kvm or tcg'):
+    with pytest.raises(UsageError, match='FAULTBED_ACCEL="hvf": set kvm or tcg'):
         accel.choose(IMAGE, lambda _: None)
 
 
@@ -158,7 +158,7 @@ def test_state_of_another_version_is_an_error_with_a_remedy(tmp_path):
 
 def test_reset_of_a_lab_that_is_down_says_so(monkeypatch, soft, tmp_path):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
-    with pytest.raises(LabError, match="soft is not up: `faultbed up` starts it"):
+    with pytest.raises(LabError, match="soft is not up; start it with `faultbed up`"):
         lifecycle.reset(soft, lambda _: None)
 
 
@@ -205,7 +205,7 @@ def test_a_second_ctrl_c_does_not_end_the_clean_up():
         try:
             signal.raise_signal(signal.SIGINT)  # which is heard before this returns
         except BaseException:
-            with undisturbed():
+            with ignored_signals():
                 signal.raise_signal(signal.SIGINT)
                 signal.raise_signal(signal.SIGTERM)
                 done.append("all of it")

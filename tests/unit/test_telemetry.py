@@ -95,7 +95,7 @@ def test_samples_come_with_times_and_cost(lab, tmp_path):
     """Every sample within the time that was followed; files that any tool reads."""
     began_ns = time.monotonic_ns()
     with telemetry.start(lab, every_ms=10) as following:
-        until(lambda: following._heard["here"].count >= 2)  # where nothing has moved in between, nobody else is told
+        until(lambda: following._data["here"].count >= 2)  # where nothing has moved in between, nobody else is told
         recorded = following.stop()
     (machine,) = recorded.machines
     assert machine.samples >= 2

@@ -1,1 +1,1 @@
-"""What only rack labs have: the status of their machines, and power cycles by BMC."""
+"""Code for rack labs only: the status of their machines, and power cycles by BMC."""

@@ -1,12 +1,12 @@
 """The last resort for a host that does not come back: a power cycle by its BMC, as a plan of commands. Pure.
 
-Only ever planned here, and only where the lab's owner has said so (`faultbed_safety.power_cycle: after-heal`) and heal
-could not: the lab is marked DIRTY. Credentials are never on a command line and never in an inventory: curl reads a
-netrc file, ipmitool the environment. Redfish: DSP2046, ComputerSystem.Reset; IPMI: ipmitool(1). Not yet run on
+The commands are only planned here, and only if the lab's owner allows it (`faultbed_safety.power_cycle: after-heal`)
+and heal failed: the lab is marked DIRTY. Credentials are never on a command line and never in an inventory: curl reads
+a netrc file, ipmitool the environment. Redfish: DSP2046, ComputerSystem.Reset; IPMI: ipmitool(1). Not yet run on
 hardware.
 
-Which system a BMC has is asked of it: 1, System.Embedded.1 (Dell), DGX (NVIDIA, beside HGX_Baseboard_0, which is the
-GPUs' board and not the host). `ForceRestart` is a reset that leaves the power on: it is only taken where the BMC offers
+The commands query the BMC for its system: 1, System.Embedded.1 (Dell), DGX (NVIDIA, beside HGX_Baseboard_0, which is
+the GPUs' board and not the host). `ForceRestart` is a reset that leaves the power on: it is used only if the BMC offers
 no `PowerCycle`.
 """
 
@@ -28,21 +28,21 @@ _ONLY_SYSTEM = (
     'm=[x for x in m if not x.rpartition("/")[2].startswith("HGX_")]; '
     'print(m[0]) if len(m)==1 else sys.exit(f"{len(m)} systems, {m}: name one in faultbed_bmc.system")'
 )
-"""Python, for the shell: of a ComputerSystemCollection the path of the one host in it."""
+"""Python, for the shell: the path of the only host in a ComputerSystemCollection."""
 _RESET = (
     'import json,sys; a=json.load(sys.stdin)["Actions"]["#ComputerSystem.Reset"]; '
     'o=a.get("ResetType@Redfish.AllowableValues") or ["ForceRestart"]; '
     'f=[w for w in ("PowerCycle","ForceRestart") if w in o]; '
     'print(f[0],a["target"]) if f else sys.exit(f"it offers {o}: neither PowerCycle nor ForceRestart")'
 )
-"""Python, for the shell: of a ComputerSystem the kind of reset and where to post it."""
+"""Python, for the shell: the kind of reset that a ComputerSystem offers, and the URL for it."""
 _CURL = "curl --fail --silent --show-error --netrc-file ~/.config/faultbed/bmc.netrc"
 _IPMI = "ipmitool -I lanplus -E"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerCycle:
-    """What would be run, in order: a look, the cycle, a look. A cycle cannot be reverted."""
+    """The commands in order: state, cycle, state. A cycle cannot be reverted."""
 
     host: str
     bmc: str
@@ -50,7 +50,7 @@ class PowerCycle:
 
 
 def plan(inventory: Inventory, host: str, *, dirty: bool) -> PowerCycle:
-    """The commands that power-cycle a host.
+    """Return the commands that power-cycle a host.
 
     Raises:
         UsageError: there is no such host.
@@ -60,7 +60,7 @@ def plan(inventory: Inventory, host: str, *, dirty: bool) -> PowerCycle:
         raise UsageError(f'no host "{host}" in {inventory.name}: it has {", ".join(inventory.topology.host_by_name)}')
     if inventory.safety is None or inventory.safety.power_cycle == "never":
         raise Unsupported(
-            f"{host}: {inventory.name} allows no power cycle; its owner can, by faultbed_safety.power_cycle: after-heal"
+            f"{host}: {inventory.name} allows no power cycle; its owner can set faultbed_safety.power_cycle: after-heal"
         )
     if not any(fnmatchcase(host, pattern) for pattern in inventory.safety.may_disrupt):
         raise Unsupported(
@@ -69,11 +69,11 @@ def plan(inventory: Inventory, host: str, *, dirty: bool) -> PowerCycle:
         )
     if not dirty:
         raise Unsupported(
-            f"{host}: {inventory.name} is not DIRTY: a power cycle is only for what heal could not revert"
+            f"{host}: {inventory.name} is not DIRTY; a power cycle is only for what `faultbed heal` could not revert"
         )
     bmc = inventory.bmcs.get(host)
     if bmc is None:
-        raise Unsupported(f"{host}: the inventory has no faultbed_bmc of it")
+        raise Unsupported(f"{host}: the inventory has no faultbed_bmc for it; add it")
     if bmc.protocol == "ipmi":
         at = f"{_IPMI} -H {shlex.quote(bmc.address)} -U faultbed"
         commands: tuple[str, ...] = (
@@ -87,7 +87,7 @@ def plan(inventory: Inventory, host: str, *, dirty: bool) -> PowerCycle:
 
 
 def _redfish(bmc: BmcVars) -> tuple[str, ...]:
-    """One shell's lines: the system, what it offers and its state, the cycle, its state again."""
+    """Return lines for one shell: the system, its resets and state, the cycle, its state again."""
     curl = f"{_CURL} --cacert {shlex.quote(bmc.cacert)}" if bmc.cacert else _CURL
     at = f"https://{bmc.address}"
     system = (

@@ -1,6 +1,6 @@
-"""A rack lab as it is now: who answers SSH, whose host key is pinned, and whether the lab is marked DIRTY from here.
+"""The status of a rack lab: which machines answer SSH, whose host keys are pinned, and whether the lab is DIRTY.
 
-Nobody logs in: a machine is asked for no more than its SSH server's greeting.
+It does not log in: it only reads the banner of each machine's SSH server.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _SSH_PORT = 22
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineStatus:
-    """One machine: `ssh` tells whether its SSH server greets at `at`, `pinned` whether its host key is known here.
+    """One machine: `ssh` says whether an SSH server answers at `at`, `pinned` whether its host key is known here.
 
-    `why` says what is in the way when one of them is not so.
+    `why` is the reason if one of them is false.
     """
 
     name: str
@@ -39,10 +39,10 @@ class MachineStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RackStatus:
-    """A rack lab as seen from here. `state` is `up`, or `broken` when a machine is silent or its key not pinned.
+    """A rack lab as seen from here. `state` is `up`, or `broken` if a machine does not answer or is not pinned.
 
-    `dirty` has the reasons of the DIRTY mark, which is this controller's: empty when there is none. `unfinished` names
-    the commands of this controller that are at work, or were when they were killed.
+    `dirty` has the reasons of this controller's DIRTY mark; empty if there is none. `unfinished` names the commands of
+    this controller that are changing the lab, or were when they were killed.
     """
 
     name: str
@@ -53,16 +53,16 @@ class RackStatus:
 
 
 def status(inventory: Inventory, *, patience_s: float = PATIENCE_S) -> RackStatus:
-    """How a lab is, looked up now; who does not greet within `patience_s` is told as silent."""
-    ways = dict([*inventory.management.items(), *([inventory.jump] if inventory.jump else [])])
+    """Query the state of every machine. One that sends no SSH banner within `patience_s` is reported as silent."""
+    settings = dict([*inventory.management.items(), *([inventory.jump] if inventory.jump else [])])
     hosts, switches = inventory.topology.host_by_name, inventory.topology.switch_by_name
 
     def look(name: str) -> MachineStatus:
         role = "host" if name in hosts else str(switches[name].role) if name in switches else "jump"
-        return _look(name, role, ways[name], patience_s)
+        return _machine_status(name, role, settings[name], patience_s)
 
     with ThreadPoolExecutor(max_workers=_MANY) as pool:
-        machines = tuple(pool.map(look, ways))
+        machines = tuple(pool.map(look, settings))
     return RackStatus(
         name=inventory.name,
         state="up" if all(machine.ssh and machine.pinned for machine in machines) else "broken",
@@ -72,11 +72,11 @@ def status(inventory: Inventory, *, patience_s: float = PATIENCE_S) -> RackStatu
     )
 
 
-def _look(name: str, role: str, way: Management, patience_s: float) -> MachineStatus:
-    host, port = way.address or name, way.port or _SSH_PORT
+def _machine_status(name: str, role: str, management: Management, patience_s: float) -> MachineStatus:
+    host, port = management.address or name, management.port or _SSH_PORT
     silence, unpinned = _silence(host, port, patience_s), None
     try:
-        open_machine(name, way)
+        open_machine(name, management)
     except Unreachable as error:
         unpinned = str(error)
     return MachineStatus(
@@ -90,11 +90,11 @@ def _look(name: str, role: str, way: Management, patience_s: float) -> MachineSt
 
 
 def _silence(host: str, port: int, patience_s: float) -> str | None:
-    """Why no SSH server greets there; None when one does."""
+    """Return why no SSH server answers there; None if one does."""
     try:
         with socket.create_connection((host, port), timeout=patience_s) as connection:
             connection.settimeout(patience_s)
-            said = connection.recv(4)
+            banner = connection.recv(4)
     except OSError as error:
         return f"{host} port {port} does not answer: {error}"
-    return None if said.startswith(b"SSH-") else f"{host} port {port} is no SSH server: it says {said!r}"
+    return None if banner.startswith(b"SSH-") else f"{host} port {port} is no SSH server: it sent {banner!r}"

@@ -1,7 +1,7 @@
-"""KVM where it really works, TCG everywhere else.
+"""KVM if it works, TCG otherwise.
 
-A `/dev/kvm` that opens proves nothing: on nested or restricted machines a stock guest can hang under it for ever. So
-the guest kernel is booted once under KVM with a deadline; its init says one word and stops (`guest/init`).
+A `/dev/kvm` that opens proves nothing: on nested or restricted machines a stock guest can hang under it forever. The
+guest kernel is therefore booted once under KVM with a deadline; its init prints one word and stops (`guest/init`).
 """
 
 from __future__ import annotations
@@ -31,30 +31,28 @@ _WORD = b"faultbed-probe-ok"
 
 
 def choose(image: Image, progress: Callable[[str], None]) -> Accelerator:
-    """The accelerator for this machine; `FAULTBED_ACCEL=kvm|tcg` overrules the probe.
+    """Return the accelerator for this machine; `FAULTBED_ACCEL=kvm|tcg` overrides the probe.
 
-    The answer is remembered until the next reboot, or another image.
+    The result is kept until the next reboot, or another image.
     """
     if wanted := os.environ.get("FAULTBED_ACCEL"):
         if wanted not in ("kvm", "tcg"):
-            raise UsageError(f'FAULTBED_ACCEL="{wanted}": say kvm or tcg, or unset it to have KVM tried')
+            raise UsageError(f'FAULTBED_ACCEL="{wanted}": set kvm or tcg, or unset it for a probe of KVM')
         return "kvm" if wanted == "kvm" else "tcg"
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return "tcg"
     if (known := remembered(image)) is not None:
         return "kvm" if known else "tcg"
-    progress("trying KVM with a real boot")
+    progress("KVM: probing with a real boot")
     works = probe_kvm(image)
     _memory().parent.mkdir(parents=True, exist_ok=True)
     _memory().write_text(json.dumps({"key": _key(image), "works": works}))
-    progress(
-        "KVM works" if works else f"a guest did not boot under KVM in {PROBE_DEADLINE_S:.0f} s: using TCG (emulation)"
-    )
+    progress("KVM: works" if works else f"KVM: a guest did not boot in {PROBE_DEADLINE_S:.0f} s; using TCG (emulation)")
     return "kvm" if works else "tcg"
 
 
 def remembered(image: Image | None) -> bool | None:
-    """What the last probe of this image since the last reboot said; None when there was none."""
+    """Return the result of the last probe of this image since the last reboot; None if there was none."""
     with contextlib.suppress(OSError, ValueError):
         known = json.loads(_memory().read_text())
         if image is not None and known["key"] == _key(image):
@@ -71,7 +69,7 @@ def _key(image: Image) -> list[str]:
 
 
 def probe_kvm(image: Image, *, deadline_s: float = PROBE_DEADLINE_S) -> bool:
-    """Whether the guest kernel reaches its first process under KVM by the deadline."""
+    """Return whether the guest kernel reaches its first process under KVM by the deadline."""
     argv = [
         *("qemu-system-x86_64", "-accel", "kvm", "-cpu", "host", "-m", "256", "-smp", "1"),
         *("-nodefaults", "-no-user-config", "-no-reboot", "-display", "none", "-machine", "pc"),

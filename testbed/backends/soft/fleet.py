@@ -1,4 +1,4 @@
-"""The VMs of one lab together: their disks, their start, the wait for SSH, their snapshot, their end."""
+"""All VMs of one lab: disks, start, the wait for SSH, snapshot, end."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = [
     "SNAPSHOT",
     "each",
     "end",
-    "go_on",
     "greets",
     "make_overlay",
+    "resume",
     "save_snapshot",
     "start",
     "unrecorded",
@@ -48,9 +48,9 @@ def start(
     ports: Mapping[str, VmState],
     record: Callable[[Mapping[str, VmState]], object],
 ) -> dict[str, VmState]:
-    """Start all VMs, each on the SSH port that it had in `ports`.
+    """Start all VMs, each on its SSH port of `ports`.
 
-    `record` is told of each at once: a controller that is killed meanwhile leaves word of what to end.
+    `record` is called for each VM at once, so that after a kill of the controller there is a record of what to end.
     """
     started: dict[str, VmState] = {}
     for machine in all_vms:
@@ -68,10 +68,10 @@ def start(
 
 
 def wait_for_ssh(all_vms: Sequence[Vm], state: LabState, progress: Callable[[str], None]) -> None:
-    """Until the SSH server of each VM greets.
+    """Wait until the SSH server of each VM answers.
 
     Raises:
-        BootFailed: one died, or some did not answer in time.
+        BootFailed: a VM died, or some did not answer in time.
     """
     deadline_s = BOOT_DEADLINE_S[state.accelerator]
     deadline = time.monotonic() + deadline_s
@@ -82,26 +82,26 @@ def wait_for_ssh(all_vms: Sequence[Vm], state: LabState, progress: Callable[[str
                 raise BootFailed(f"the VM {name} died while booting; {_last_words(machine)}")
             if greets(state.vms[name].ssh_port, timeout_s=1.0):
                 del waiting[name]
-                progress(f"{name} answers ({len(state.vms) - len(waiting)} of {len(state.vms)})")
+                progress(f"{name}: answers ({len(state.vms) - len(waiting)} of {len(state.vms)})")
         if waiting and time.monotonic() > deadline:
             first = next(iter(waiting.values()))
             raise BootFailed(
                 f"{', '.join(waiting)} did not answer SSH in {deadline_s:.0f} s; {_last_words(first)}. "
-                "If this machine is very slow or busy, try again when it is idle"
+                "If this machine is slow or busy, try again when it is idle"
             )
 
 
 def _last_words(machine: Vm) -> str:
-    said = []
+    lines: list[str] = []
     for path in (machine.log, machine.console):
         with contextlib.suppress(OSError):
-            lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
-            said += lines[-5:]
-    return f"the last it said ({machine.console}): " + (" | ".join(said)[-600:] or "nothing")
+            printed = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+            lines += printed[-5:]
+    return f"its last output ({machine.console}): " + (" | ".join(lines)[-600:] or "nothing")
 
 
 def greets(port: int, *, timeout_s: float) -> bool:
-    """Whether an SSH server greets on a forwarded port. QEMU accepts long before the guest listens, so read."""
+    """Return whether an SSH server answers on a forwarded port. QEMU accepts before the guest does: read a banner."""
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=timeout_s) as connection:
             connection.settimeout(timeout_s)
@@ -111,35 +111,35 @@ def greets(port: int, *, timeout_s: float) -> bool:
 
 
 def make_overlay(built: Image, machine: Vm) -> None:
-    """The disk of a VM: what it changes of the image.
+    """Create the disk of a VM, an overlay of the image.
 
     Raises:
-        LabError: qemu-img is missing, or said no.
+        LabError: qemu-img is missing, or failed.
     """
     argv = ["qemu-img", "create", "-q", "-f", "qcow2", "-b", str(built.disk), "-F", "raw", str(machine.disk)]
     try:
         subprocess.run(argv, check=True, capture_output=True, text=True)
     except FileNotFoundError as error:
         raise LabError(
-            "qemu-img not found: install it with `apt-get install qemu-utils`, or run `make demo`, which does"
+            "qemu-img not found: install it with `apt-get install qemu-utils`, or run `make demo`, which installs it"
         ) from error
     except subprocess.CalledProcessError as error:
-        raise LabError(f"cannot make {machine.disk}: {error.stderr.strip()}") from error
+        raise LabError(f"cannot create {machine.disk}: {error.stderr.strip()}") from error
 
 
 def save_snapshot(machine: Vm) -> None:
-    """Keep a VM as it is now, in its disk.
+    """Save the present state of a VM in its disk.
 
     Raises:
-        LabError: QEMU said no.
+        LabError: QEMU failed.
     """
     with Qmp(machine.qmp) as qmp:
-        if said := qmp.hmp(f"savevm {SNAPSHOT}").strip():
-            raise LabError(f"cannot take the snapshot of {machine.machine.name}: {said}")
+        if output := qmp.hmp(f"savevm {SNAPSHOT}").strip():
+            raise LabError(f"cannot take the snapshot of {machine.machine.name}: {output}")
 
 
-def go_on(all_vms: Sequence[Vm]) -> None:
-    """VMs that were loaded from their snapshot run from now on."""
+def resume(all_vms: Sequence[Vm]) -> None:
+    """Resume VMs that were loaded from their snapshot."""
 
     def one(machine: Vm) -> None:
         with Qmp(machine.qmp) as qmp:
@@ -149,7 +149,7 @@ def go_on(all_vms: Sequence[Vm]) -> None:
 
 
 def each(things: Sequence[_S], work: Callable[[_S], _T]) -> list[_T]:
-    """The same work on all, at once; results in their order."""
+    """Run the same work on all things at once; the results are in their order."""
     with ThreadPoolExecutor(max_workers=max(1, len(things))) as pool:
         return list(pool.map(work, things))
 
@@ -169,8 +169,10 @@ def end(all_vms: Sequence[Vm], state: LabState | None) -> int:
 
 
 def unrecorded(machine: Vm) -> list[VmState]:
-    """QEMU processes of this user that run on a VM's disk, whatever the record says."""
-    found = [(pid, vm_process.start_ticks(pid)) for pid in vm_process.find(machine.disk)]
+    """Return the QEMU processes of this user that run on a VM's disk, whatever the record says."""
+    processes = [(pid, vm_process.start_ticks(pid)) for pid in vm_process.find(machine.disk)]
     return [
-        VmState(pid=pid, ssh_port=0, start_ticks=ticks, boot_id=vm_process.boot_id()) for pid, ticks in found if ticks
+        VmState(pid=pid, ssh_port=0, start_ticks=ticks, boot_id=vm_process.boot_id())
+        for pid, ticks in processes
+        if ticks
     ]

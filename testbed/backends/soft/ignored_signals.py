@@ -1,4 +1,4 @@
-"""A clean-up that nobody interrupts: the second Ctrl-C comes while the first one is being obeyed."""
+"""Ignore signals during a clean-up: a second Ctrl-C often comes while the first one is being handled."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import signal
 import threading
 from collections.abc import Iterator
 
-__all__ = ["undisturbed"]
+__all__ = ["ignored_signals"]
 
-_ASKING_TO_STOP = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Ignore what asks this process to stop; for work that is short and bounded.
+def ignored_signals() -> Iterator[None]:
+    """Ignore the signals that end this process; for short and bounded work.
 
-    Elsewhere than in the main thread signals do not interrupt anyway.
+    Signals interrupt only the main thread, so that other threads need nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, signal.SIG_IGN) for number in _ASKING_TO_STOP}
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in _STOP_SIGNALS}
     try:
         yield
     finally:
         for number, handler in before.items():
-            # None: a handler that was not installed from Python.
+            # None stands for a handler that was not installed from Python.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

@@ -1,11 +1,11 @@
 """The guest image, built once from Debian packages and cached under the digest of its recipe.
 
-Why the guest is cut as it is (measured: five VMs boot in about 40 s on two cores under TCG instead of 115 s):
+Why the guest is reduced (measured: five VMs boot in about 40 s on two cores under TCG instead of 115 s):
 
-* an initrd of busybox and a handful of modules instead of one that holds every driver;
+* an initrd of busybox and a few modules instead of every driver;
 * an uncompressed ELF kernel, entered through PVH, so that the guest does not unpack itself;
-* uncompressed modules, only those we use: loading one under TCG otherwise means xz in emulation;
-* no udev (devtmpfs makes the nodes) and only the units that SSH needs.
+* uncompressed modules, only those in use: loading one under TCG would mean running xz in emulation;
+* no udev (devtmpfs creates the device nodes) and only the units that SSH needs.
 
 mmdebstrap works as a normal user where user namespaces are allowed, and as root everywhere.
 """
@@ -35,7 +35,7 @@ MIRROR = "http://deb.debian.org/debian"
 DISK_MIB = 1536
 BUILD_TIMEOUT_S = 900.0
 NEEDED_MIB = 2500
-"""Free space that a build needs at its widest: the tree, the disk and the kernel."""
+"""Free space that a build needs at its peak: the tree, the disk and the kernel."""
 
 PACKAGES = (
     "busybox-static",
@@ -107,7 +107,7 @@ class Image:
 
 
 def digest() -> str:
-    """Name of the image that this version of faultbed wants: 12 hex digits over everything that goes into it."""
+    """Return the name of this version's image: 12 hex digits over everything that goes into it."""
     sha = hashlib.sha256(json.dumps([SUITE, DISK_MIB, PACKAGES, _EXCLUDED]).encode())
     for path in sorted(_GUEST.iterdir()):
         sha.update(path.name.encode() + b"\0" + path.read_bytes())
@@ -115,24 +115,24 @@ def digest() -> str:
 
 
 def images_dir() -> Path:
-    """Where images are cached."""
+    """Return the folder of cached images."""
     return cache_dir() / "images"
 
 
 def find() -> Image | None:
-    """The cached image, if it has been built."""
+    """Return the cached image; None if it has not been built."""
     folder = images_dir() / digest()
     return Image(digest=digest(), folder=folder) if (folder / "complete").exists() else None
 
 
 def build(progress: Callable[[str], None]) -> Image:
-    """The image, building it when it is not in the cache.
+    """Return the image, building it if it is not in the cache.
 
     Args:
-        progress: told, in a few words, what is being done.
+        progress: called with a short text for each step.
 
     Raises:
-        LabError: a tool is missing, there is no space, or the build failed; the message carries the end of its log.
+        LabError: a tool or disk space is missing, or the build failed; the message has the end of its log.
     """
     images = images_dir()
     images.mkdir(parents=True, exist_ok=True)
@@ -156,14 +156,14 @@ def _check_can_build(folder: Path) -> None:
     if missing:
         raise LabError(
             f"cannot build the VM image: {', '.join(missing)} not found; install with "
-            "`apt-get install mmdebstrap e2fsprogs zstd xz-utils`, or run `make demo`, which does"
+            "`apt-get install mmdebstrap e2fsprogs zstd xz-utils`, or run `make demo`, which installs them"
         )
     for place in (folder, Path(tempfile.gettempdir())):
         free_mib = shutil.disk_usage(place).free // 2**20
         if free_mib < NEEDED_MIB:
             raise LabError(
                 f"cannot build the VM image: {place} has {free_mib} MiB free, {NEEDED_MIB} are needed; "
-                "make room, or set FAULTBED_CACHE (and TMPDIR) to a larger disk"
+                "free disk space, or set FAULTBED_CACHE (and TMPDIR) to a larger disk"
             )
 
 
@@ -175,7 +175,7 @@ def _build_into(folder: Path, progress: Callable[[str], None]) -> None:
     started = time.monotonic()
     progress(f"building the VM image from Debian {SUITE} packages (about a minute)")
     # In unshare mode "root" is a subordinate user id that cannot enter a private cache folder: the results pass through
-    # a folder with an unguessable name that everyone may write while the build lasts.
+    # a folder with an unguessable name that every user may write during the build.
     exchange = Path(tempfile.mkdtemp(prefix="faultbed-image-"))
     exchange.chmod(0o711)
     out = exchange / os.urandom(8).hex()
@@ -227,16 +227,16 @@ def _mmdebstrap(guest: Path, out: Path, log: Path) -> None:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise LabError(f"building the VM image did not end in {BUILD_TIMEOUT_S:.0f} s:\n{_tail(log)}") from None
+            raise LabError(f"building the VM image took longer than {BUILD_TIMEOUT_S:.0f} s:\n{_tail(log)}") from None
     if done.returncode:
         raise LabError(
-            f"building the VM image failed (mmdebstrap ended with {done.returncode}); is the Debian mirror reachable? "
-            f"The end of its log:\n{_tail(log)}"
+            f"building the VM image failed (mmdebstrap ended with {done.returncode}); check that the Debian mirror is "
+            f"reachable. The end of its log:\n{_tail(log)}"
         )
 
 
 def _mode() -> str:
-    """Prefer user namespaces, also for root: nothing of the build can then touch the machine itself."""
+    """Prefer user namespaces, even for root: the build cannot change the machine itself then."""
     probe = subprocess.run(
         ["unshare", "--user", "--map-root-user", "--mount", "true"], capture_output=True, check=False
     )
@@ -244,9 +244,9 @@ def _mode() -> str:
 
 
 def _unpack_kernel(image: bytes) -> bytes:
-    """The ELF inside a zstd-compressed bzImage (Linux Documentation/arch/x86/boot.rst, `payload_offset`).
+    """Return the ELF inside a zstd-compressed bzImage (Linux Documentation/arch/x86/boot.rst, `payload_offset`).
 
-    Bytes after the compressed stream make zstd end with an error, but what was unpacked before them is whole.
+    Bytes after the compressed stream make zstd end with an error, but its output before them is complete.
     """
     start = image.find(_ZSTD_MAGIC)
     done = subprocess.run(["zstd", "-dcq"], input=image[start:], capture_output=True, check=False)
@@ -267,6 +267,6 @@ def _only_builder(lock: Path, progress: Callable[[str], None]) -> Iterator[None]
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            progress("another faultbed is building the VM image: waiting for it")
+            progress("VM image: another faultbed is building it; waiting")
             fcntl.flock(handle, fcntl.LOCK_EX)
         yield

@@ -1,4 +1,4 @@
-"""What is written down about a soft lab: which VMs run, and what its snapshot was made from."""
+"""The recorded state of a soft lab: which VMs run, and what its snapshot was made from."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class VmState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class LabState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A running lab (`state.json`). `ready` is false while it is being started, `sockets` is where its sockets are."""
+    """A running lab (`state.json`). `ready` is false during its start, `sockets` is the folder of its sockets."""
 
     schema: int = SCHEMA
     inventory: str
@@ -46,7 +46,7 @@ class LabState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 class Snapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A snapshot inside the VMs' disks (`snapshot.json`), good for `key` only.
+    """A snapshot inside the VMs' disks (`snapshot.json`), valid for `key` only.
 
     `host_keys` are public key lines; `node_code` is the digest of the node code that the nodes were provisioned with.
     """
@@ -59,23 +59,23 @@ class Snapshot(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def read_state(lab: Path) -> LabState | None:
-    """The running lab in this folder, or None."""
+    """Return the running lab in this folder, or None."""
     return _read(lab / "state.json", LabState)
 
 
 def read_snapshot(lab: Path) -> Snapshot | None:
-    """The lab's snapshot, or None."""
+    """Return the lab's snapshot, or None."""
     return _read(lab / "snapshot.json", Snapshot)
 
 
 def sockets_of(lab: Path) -> Path:
-    """Folder of a lab's unix sockets: as recorded by the controller that started it, else where they would be made."""
+    """Return the folder of a lab's unix sockets: as recorded when it was started, else the default."""
     state = read_state(lab)
     return Path(state.sockets) if state and state.sockets else socket_dir(lab)
 
 
 def write(path: Path, value: msgspec.Struct) -> None:
-    """Write a state file, whole or not at all."""
+    """Write a state file atomically."""
     temporary = path.with_suffix(".new")
     temporary.write_bytes(msgspec.json.format(msgspec.json.encode(value)))
     temporary.replace(path)
@@ -90,7 +90,7 @@ def _read(path: Path, kind: type[_T]) -> _T | None:
         return msgspec.json.decode(content, type=kind)
     except msgspec.DecodeError as error:
         raise LabError(
-            f"{path} cannot be read ({error}): another version wrote it; `faultbed down --purge` removes it"
+            f"{path} cannot be read ({error}): another version wrote it; remove it with `faultbed down --purge`"
         ) from error
 
 
@@ -109,7 +109,7 @@ def locked(lab: Path) -> Iterator[None]:
             handle.seek(0)
             raise LabError(
                 f"another faultbed (process {handle.read().strip() or 'unknown'}) is starting, resetting or stopping "
-                f"this lab: wait for it; the lock is {handle.name}"
+                f"this lab; wait for it (the lock is {handle.name})"
             ) from None
         handle.truncate(0)
         handle.write(str(os.getpid()))

@@ -1,7 +1,7 @@
 """A whole soft lab: up, down, reset, status.
 
-The first `up` boots, provisions, verifies and takes a snapshot of all VMs; later ones resume from it. `reset` puts a
-running lab back into the snapshot. Whatever ends `up` early (an error, Ctrl-C) ends what it had started.
+The first `up` boots, provisions, verifies and takes a snapshot of all VMs; later ones resume from it. `reset` restores
+a running lab from the snapshot. If `up` ends early (an error, Ctrl-C), it ends everything that it has started.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import msgspec
 from testbed import lab as lab_module
 from testbed import provision
 from testbed.backends.soft import accel, capacity, fleet, image, serial_console, snapshot_key, ssh_keys, vm
-from testbed.backends.soft.ignored_signals import undisturbed
+from testbed.backends.soft.ignored_signals import ignored_signals
 from testbed.backends.soft.image import Image
 from testbed.backends.soft.lab_state import (
     LabState,
@@ -58,7 +58,7 @@ __all__ = [
 ]
 
 PATIENCE_S = {"look": 3.0, "before ending": 60.0}
-"""How long a VM may take to greet over SSH: to be told as it is now, and before it is ended for being dumb. A busy
+"""How long a VM may take to send its SSH banner: for `status`, and before a VM that does not answer is ended. A busy
 machine has taken more than three seconds."""
 
 Progress = Callable[[str], None]
@@ -66,7 +66,7 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmStatus:
-    """One VM as it is now: `ssh` tells whether its SSH server answers, `panic` why its kernel has died."""
+    """One VM: `ssh` says whether its SSH server answers, `panic` why its kernel has died."""
 
     name: str
     pid: int | None
@@ -78,7 +78,7 @@ class VmStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Status:
-    """A soft lab as it is now. `state` is `up`, `broken` (a VM is dead or dumb), `down` or `down, snapshot kept`."""
+    """A soft lab. `state` is `up`, `broken` (a VM is dead or does not answer), `down` or `down, snapshot kept`."""
 
     name: str
     state: str
@@ -88,17 +88,17 @@ class Status:
 
 
 def vms(inventory: Inventory) -> tuple[Vm, ...]:
-    """The VMs of a lab, the carrier first; of a running lab with the sockets that it was started with."""
+    """Return the VMs of a lab, the carrier first; for a running lab with the sockets that it was started with."""
     folder = lab_dir(inventory.name)
     try:
         sockets = sockets_of(folder)
-    except LabError:  # the record is damaged; `down` still has to find what runs
+    except LabError:  # the record is damaged, but `down` must still find the processes
         sockets = socket_dir(folder)
     return _vms(inventory, folder, sockets)
 
 
 def _all_vms(inventory: Inventory, folder: Path) -> tuple[Vm, ...]:
-    """The VMs of a lab, and those that it had under an earlier version of its inventory: they have folders."""
+    """Return the VMs of a lab, and those of earlier versions of its inventory, which still have folders."""
     now = vms(inventory)
     names = {one.machine.name for one in now}
     earlier = sorted(path for path in folder.glob("vms/*") if path.name not in names)
@@ -119,15 +119,15 @@ def _vms(inventory: Inventory, folder: Path, sockets: Path) -> tuple[Vm, ...]:
 
 
 def up(inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
-    """Bring a lab up and give back how: `already up`, `resumed` or `provisioned`.
+    """Bring a lab up, and return how: `already up`, `resumed` or `provisioned`.
 
     Args:
         inventory: the lab.
-        progress: told what is being done.
-        fresh: boot and provision even though a snapshot is there.
+        progress: called with a short text for each step.
+        fresh: boot and provision even if there is a snapshot.
 
     Raises:
-        LabError: something is missing, a VM did not come up, provisioning failed. Nothing is left running.
+        LabError: something is missing, a VM did not come up, or provisioning failed. No VM is left running.
         UsageError: the lab is up from another inventory.
     """
     check_is_soft(inventory)
@@ -139,7 +139,7 @@ def up(inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
         if running is not None and not fresh and _is_same(running, inventory, progress):
             return "already up"
         if running is not None or any(fleet.unrecorded(machine) for machine in _all_vms(inventory, folder)):
-            progress("ending what is left of an earlier lab")
+            progress("ending the remains of an earlier lab")
             interventions.record(folder, "up")
             _end_all(inventory, folder)
         capacity.check_memory(inventory)
@@ -154,7 +154,7 @@ def up(inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
                 progress("resuming from the snapshot")
                 _resume(inventory, folder, built, accelerator, snapshot, progress)
                 if snapshot.node_code != node_archive.archive().digest:
-                    progress("its nodes were provisioned by another version of faultbed; provisioning")
+                    progress("the nodes were provisioned by another version of faultbed: provisioning again")
                     _provision(inventory, folder, snapshot.key, snapshot.host_keys, progress)
                 dirty.clean(folder)
                 return "resumed"
@@ -167,7 +167,7 @@ def up(inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
 
 
 def down(inventory: Inventory) -> bool:
-    """End a lab and everything of it but its snapshot; give back whether there was something to end."""
+    """End a lab except its snapshot; return whether there was something to end."""
     folder = lab_dir(inventory.name)
     if not folder.exists():
         return False
@@ -177,37 +177,37 @@ def down(inventory: Inventory) -> bool:
 
 
 def purge(inventory: Inventory) -> bool:
-    """End a lab and remove everything of it, its snapshot too."""
-    there = down(inventory) or lab_dir(inventory.name).exists()
+    """End a lab and remove everything of it, including its snapshot."""
+    existed = down(inventory) or lab_dir(inventory.name).exists()
     shutil.rmtree(lab_dir(inventory.name), ignore_errors=True)
     interventions.forget(lab_dir(inventory.name))
-    return there
+    return existed
 
 
 def reset(inventory: Inventory, progress: Progress) -> None:
-    """Put a running lab back into its snapshot, also one whose VMs have died. SSH connections end, SSH ports stay.
+    """Restore a running lab from its snapshot, even if VMs have died. SSH connections end, SSH ports stay.
 
     Each VM gets a new QEMU process. Loading the snapshot into the running one would move the guest's clocks forward by
     the time since it was taken (QEMU's tick counter never goes back: softmmu/cpu-timers.c), and every timer in the
-    guest would fire at once: BGP sessions and leases would end.
+    guest would expire at once: BGP sessions and leases would end.
 
     Raises:
         LabError: the lab is not up, or a VM does not come back.
-        DirtyLab: it has no snapshot to go back to.
+        DirtyLab: it has no snapshot.
     """
     folder = lab_dir(inventory.name)
     _check_owner(folder)
     state = read_state(folder) if folder.exists() else None
     if state is None:
-        raise LabError(f"{inventory.name} is not up: `faultbed up` starts it")
+        raise LabError(f"{inventory.name} is not up; start it with `faultbed up`")
     snapshot = read_snapshot(folder)
     if snapshot is None or not snapshot.complete or snapshot.key != state.key:
-        raise DirtyLab(f"{inventory.name} has no snapshot to go back to: `faultbed up --fresh` makes the lab anew")
+        raise DirtyLab(f"{inventory.name} has no snapshot to restore; run `faultbed up --fresh` to build the lab again")
     built = image.find()
     if built is None:
-        raise LabError(f"the VM image of {inventory.name} is gone from {image.images_dir()}: `faultbed up --fresh`")
+        raise LabError(f"the VM image of {inventory.name} is gone from {image.images_dir()}; run `faultbed up --fresh`")
     with locked(folder):
-        progress("going back to the snapshot")
+        progress("restoring the snapshot")
         interventions.record(folder, "reset")
         try:
             holders.discard_all(str(stored_reverts(folder)))
@@ -226,7 +226,7 @@ def reset(inventory: Inventory, progress: Progress) -> None:
 
 
 def status(inventory: Inventory, *, patience_s: float = PATIENCE_S["look"]) -> Status:
-    """How a lab is, looked up now; a VM whose SSH server does not greet within `patience_s` is told as silent."""
+    """Query the current state of a lab. A VM that sends no SSH banner within `patience_s` is reported as silent."""
     folder = lab_dir(inventory.name)
     state = read_state(folder) if folder.exists() else None
     snapshot = read_snapshot(folder) if folder.exists() else None
@@ -260,9 +260,9 @@ def status(inventory: Inventory, *, patience_s: float = PATIENCE_S["look"]) -> S
 
 
 def panics(inventory: Inventory) -> list[str]:
-    """A sentence for each VM of a running lab whose kernel has died, with what it said."""
-    told = {machine.machine.name: serial_console.panic_told(machine.console) for machine in vms(inventory)}
-    return [f"{name}: {said}" for name, said in told.items() if said]
+    """Return a sentence for each VM of a running lab whose kernel has died, with its last message."""
+    messages = {machine.machine.name: serial_console.panic_message(machine.console) for machine in vms(inventory)}
+    return [f"{name}: {message}" for name, message in messages.items() if message]
 
 
 def _boot(
@@ -273,7 +273,7 @@ def _boot(
     key: str,
     progress: Progress,
 ) -> None:
-    """From nothing to a provisioned, verified lab with a snapshot."""
+    """Boot, provision and verify a lab from nothing, and take its snapshot."""
     (folder / "snapshot.json").unlink(missing_ok=True)
     shutil.rmtree(folder / "vms", ignore_errors=True)
     controller = ssh_keys.generate()
@@ -291,18 +291,18 @@ def _boot(
     progress(f"booting {len(vms(inventory))} VMs ({accelerator})")
     state = _start_all(inventory, folder, built, accelerator, key, snapshot=None)
     fleet.wait_for_ssh(vms(inventory), state, progress)
-    progress(f"all VMs answer after {time.monotonic() - started:.0f} s; provisioning")
+    progress(f"all VMs answer after {time.monotonic() - started:.0f} s: provisioning")
     _write_runtime(inventory, folder, state, host_keys)
     write(folder / "state.json", msgspec.structs.replace(state, ready=True))
     _provision(inventory, folder, key, host_keys, progress)
 
 
 def _provision(inventory: Inventory, folder: Path, key: str, host_keys: dict[str, str], progress: Progress) -> None:
-    """Provision and verify the VMs that run, and keep them as they are then as the lab's snapshot."""
+    """Provision and verify the running VMs, and take the lab's snapshot."""
     with lab_module.open_lab(inventory) as lab:
         provision.bring_up(lab, progress)
     kept = Snapshot(key=key, host_keys=host_keys, complete=False, node_code=node_archive.archive().digest)
-    write(folder / "snapshot.json", kept)  # who is killed meanwhile leaves some VMs with the old one, some with the new
+    write(folder / "snapshot.json", kept)  # after a kill, some VMs have the old snapshot and some the new one
     progress("taking the snapshot")
     fleet.each(vms(inventory), fleet.save_snapshot)
     write(folder / "snapshot.json", msgspec.structs.replace(kept, complete=True))
@@ -319,7 +319,7 @@ def _resume(
     ports: Mapping[str, VmState] = MappingProxyType({}),
 ) -> None:
     state = _start_all(inventory, folder, built, accelerator, snapshot.key, snapshot=fleet.SNAPSHOT, ports=ports)
-    fleet.go_on(vms(inventory))
+    fleet.resume(vms(inventory))
     _write_runtime(inventory, folder, state, snapshot.host_keys)
     write(folder / "state.json", msgspec.structs.replace(state, ready=True))
     _wake(inventory, progress)
@@ -357,7 +357,7 @@ def _start_all(
 
 
 def _wake(inventory: Inventory, progress: Progress) -> None:
-    """After a snapshot was loaded: SSH answers, and the guests' wall clocks are set (they stood still meanwhile)."""
+    """Wait for SSH after a snapshot was loaded, and set the guests' wall clocks, which stood still meanwhile."""
     with lab_module.open_lab(inventory) as lab:
         nodes = [lab.node(name) for name in lab.nodes()]
         fleet.each(nodes, lambda node: node.run(["date", "-u", "-s", f"@{time.time():.3f}"], timeout_s=60))
@@ -371,13 +371,13 @@ def _write_runtime(inventory: Inventory, folder: Path, state: LabState, host_key
 
 
 def _end_all(inventory: Inventory, folder: Path) -> bool:
-    """End every process, socket and file of a lab but its snapshot, by what is written down and by what is there."""
-    with undisturbed():
+    """End or remove every process, socket and file of a lab but its snapshot, recorded or not."""
+    with ignored_signals():
         try:
             state = read_state(folder)
-        except LabError:  # damaged, or of another version: what runs is found by its disks
+        except LabError:  # damaged, or of another version: processes are found by their disks
             state = None
-        with contextlib.suppress(OSError):  # of another user's; the lab has to end all the same
+        with contextlib.suppress(OSError):  # a holder of another user; the lab must end all the same
             holders.discard_all(str(stored_reverts(folder)))
         ended = fleet.end(_all_vms(inventory, folder), state)
         _remove_sockets(folder)
@@ -397,7 +397,7 @@ def _end_all(inventory: Inventory, folder: Path) -> bool:
 
 
 def _remove_sockets(folder: Path) -> None:
-    """Remove the sockets of VMs that have ended. Only paths that we derive are removed, never a recorded one."""
+    """Remove the sockets of VMs that have ended: only in derived folders, never in a recorded one."""
     shutil.rmtree(folder / "sockets", ignore_errors=True)
     shutil.rmtree(short_dir(folder), ignore_errors=True)
     with contextlib.suppress(OSError):
@@ -405,7 +405,7 @@ def _remove_sockets(folder: Path) -> None:
 
 
 def _is_same(running: LabState, inventory: Inventory, progress: Progress) -> bool:
-    """Whether what runs is this inventory's lab, whole, and made from this image, these playbooks, this node code."""
+    """Return whether this inventory's lab runs completely, made from the present image, playbooks and node code."""
     if running.inventory != str(inventory.path.resolve()) and any(
         vm.is_alive(machine, running.vms[machine.machine.name])
         for machine in vms(inventory)
@@ -444,7 +444,7 @@ def _check_owner(folder: Path) -> None:
 
 
 def check_is_soft(inventory: Inventory) -> None:
-    """Refuse a lab whose machines are not ours to start.
+    """Refuse a rack lab, whose machines faultbed does not start.
 
     Raises:
         UsageError: it is a rack lab.
@@ -456,10 +456,10 @@ def check_is_soft(inventory: Inventory) -> None:
 
 
 def socket_paths(inventory: Inventory) -> list[Path]:
-    """Every unix socket that the lab will have."""
+    """Return the paths of all unix sockets of a lab."""
     sockets = sockets_of(lab_dir(inventory.name))
-    found = [path for machine in vms(inventory) for path in (machine.qmp, machine.qmp_holder)]
-    found += [
+    paths = [path for machine in vms(inventory) for path in (machine.qmp, machine.qmp_holder)]
+    paths += [
         sockets / f"{nic.wire}.{nic.end}" for machine in vms(inventory) for nic in machine.machine.nics if nic.wire
     ]
-    return found
+    return paths

@@ -1,6 +1,6 @@
-"""A client of QEMU's machine protocol (QMP), as much of it as a lab needs: commands and human-monitor commands.
+"""A client of QEMU's machine protocol (QMP), with what a lab needs: commands and human-monitor commands.
 
-Protocol: QEMU docs/interop/qmp-spec.rst. One client at a time on each socket; events are read past.
+Protocol: QEMU docs/interop/qmp-spec.rst. Each socket serves one client at a time; events are skipped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Qmp:
     """One connection to one VM's QMP socket, for use as a context manager.
 
     Raises:
-        LabError: nobody listens, the VM refuses a command, or the answer does not come by the deadline.
+        LabError: QEMU does not answer, refuses a command, or misses the deadline.
     """
 
     def __init__(self, path: Path, *, timeout_s: float = 10.0) -> None:
@@ -34,7 +34,7 @@ class Qmp:
         except OSError as error:
             self._socket.close()
             raise LabError(
-                f"no QEMU answers on {path} ({error}): is the VM still running? `faultbed status` tells"
+                f"no QEMU answers on {path} ({error}); check with `faultbed status` whether the VM runs"
             ) from error
         self._lines = self._socket.makefile("rb")
         try:
@@ -53,13 +53,13 @@ class Qmp:
         self.close()
 
     def close(self) -> None:
-        """Close the connection; the VM goes on."""
+        """Close the connection; the VM continues."""
         with contextlib.suppress(OSError):
             self._lines.close()
         self._socket.close()
 
     def command(self, name: str, *, timeout_s: float = 30.0, **arguments: Any) -> Any:
-        """Run a QMP command and give back its return value."""
+        """Run a QMP command and return its result."""
         request = {"execute": name, **({"arguments": arguments} if arguments else {})}
         try:
             self._socket.sendall(json.dumps(request).encode() + b"\n")
@@ -74,7 +74,7 @@ class Qmp:
                 return answer["return"]
 
     def hmp(self, line: str, *, timeout_s: float = 60.0) -> str:
-        """Run a human-monitor command, for what QMP has no command for, and give back what it printed."""
+        """Run a human-monitor command, for what QMP has no command for, and return its output."""
         return str(self.command("human-monitor-command", timeout_s=timeout_s, **{"command-line": line}))
 
     def _read(self, timeout_s: float) -> dict[str, Any]:

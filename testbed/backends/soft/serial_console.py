@@ -1,4 +1,4 @@
-"""What a VM's kernel said on its serial console when it died."""
+"""Find a kernel panic in the output of a VM's serial console."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 import re
 from pathlib import Path
 
-__all__ = ["FILE", "panic", "panic_told"]
+__all__ = ["FILE", "panic", "panic_message"]
 
 FILE = "console.log"
-"""In the folder of a VM."""
+"""The file with the console's output, in the folder of a VM."""
 
 _TAIL_BYTES = 64 * 1024
 _STAMP = r"^\[ *\d+\.\d+\] "
@@ -19,21 +19,21 @@ _WORK = re.compile(_STAMP + r"(?:RIP: \S+?:)(\S+)\+0x", re.MULTILINE)
 
 
 def panic(console: Path) -> str | None:
-    """Why the kernel that writes to this console panicked, in its own words; None: it did not.
+    """Return why the kernel of this console panicked, in its own words; None: it did not.
 
-    The file begins anew with each QEMU process, so what is in it is of the VM that runs. Words of the kernel:
+    Each QEMU process truncates the file, so that it belongs to the running VM. The kernel's messages:
     kernel/panic.c, arch/x86/kernel/dumpstack.c.
     """
     try:
         with console.open("rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _TAIL_BYTES))
-            said = file.read().decode(errors="replace").replace("\r", "")
+            output = file.read().decode(errors="replace").replace("\r", "")
     except FileNotFoundError:
         return None
-    died = _PANIC.search(said)
+    died = _PANIC.search(output)
     if died is None:
         return None
-    before, words = said[: died.start()], [died[1].strip()]
+    before, words = output[: died.start()], [died[1].strip()]
     if oops := _OOPS.search(before):
         words.append(oops[1].strip())
     if work := _WORK.search(before):
@@ -41,7 +41,7 @@ def panic(console: Path) -> str | None:
     return ", ".join(words)
 
 
-def panic_told(console: Path) -> str | None:
-    """The same in a sentence that says what to do."""
+def panic_message(console: Path) -> str | None:
+    """Return a message about a kernel panic, with what to do; None: there was none."""
     words = panic(console)
     return words and f"its kernel panicked: {words} ({console}); `faultbed reset` starts it again"

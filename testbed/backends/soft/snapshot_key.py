@@ -1,6 +1,6 @@
-"""What a soft lab and its snapshot are made from, as a key: of what differs in it, one cannot be the other.
+"""The key of a soft lab and its snapshot: a snapshot fits a lab only if everything that it was made from is the same.
 
-Not in it: the node code, with which a snapshot is renewed, and what is only for racks.
+Not part of the key: the node code, which is updated in an existing snapshot, and everything for racks only.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ __all__ = ["key"]
 
 
 def key(inventory: Inventory, built: Image, accelerator: accel.Accelerator) -> str:
-    """Of the inventory, the image, the emulated machine and the playbooks."""
+    """Return the key of an inventory, an image, the emulated machine and the playbooks."""
     machine = f"{vm.PROCESSORS[accelerator]} {vm.KERNEL_OPTIONS[accelerator]} {vm.qemu_version()}"
     rest = hashlib.sha256(f"{built.digest} {accelerator} {machine}".encode())
     playbooks = shipped.playbooks()

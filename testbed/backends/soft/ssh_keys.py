@@ -1,6 +1,6 @@
-"""SSH keys of one lab: one for the controller, one host key a machine, all made here and known before the first boot.
+"""SSH keys of one lab: one for the controller and one host key per machine, generated before the first boot.
 
-So host keys are pinned from the first connection on: there is no "trust on first use".
+Host keys are therefore pinned from the first connection on: there is no "trust on first use".
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class KeyPair:
 
 
 def generate() -> KeyPair:
-    """A new key pair."""
+    """Generate a key pair."""
     key = Ed25519PrivateKey.generate()
     private = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
@@ -33,7 +33,7 @@ def generate() -> KeyPair:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner can read, never readable by others in between."""
+    """Write a file that only its owner can read, at no moment readable by other users."""
     path.unlink(missing_ok=True)
     path.touch(mode=0o600)
     path.write_text(text)

@@ -1,7 +1,7 @@
 """One VM of a soft lab: its QEMU command line, start, and end.
 
-Nothing of a VM listens on a network but the forward of its SSH port on 127.0.0.1, whose number QEMU picks (so no port
-can be busy); QMP and the wires are unix sockets in a folder that only this user can enter.
+The only network listener of a VM is the forward of its SSH port on 127.0.0.1, whose number QEMU picks (so that no port
+is busy). QMP and the wires are unix sockets in a folder that only this user can enter.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ __all__ = [
 QMP_DEADLINE_S = 30.0
 QUIT_DEADLINE_S = 10.0
 KILL_DEADLINE_S = 60.0
-"""A process that is killed while its machine's disk is busy ends when that has written."""
+"""A killed process ends only after its pending disk writes."""
 _FORWARD = re.compile(r"TCP\[HOST_FORWARD\]\s+\d+\s+127\.0\.0\.1\s+(\d+)\s")
 
 PROCESSORS = {
     "kvm": ("-accel", "kvm", "-cpu", "host"),
-    # The oldest model that Debian's numpy can use fully; `max` boots slower.
+    # The oldest model that Debian's numpy fully supports; `max` boots slower.
     "tcg": ("-accel", "tcg,tb-size=256", "-cpu", "Westmere"),
 }
 KERNEL_OPTIONS = {
     "kvm": "",
-    # Two things that the processor has, QEMU 7.2 emulates badly, and the kernel can do without; programs that need
-    # them (Open MPI) still find them. After CMPXCHG16B EFLAGS are garbage until the next instruction that writes them,
-    # and an interrupt just then is a double fault of the guest (kmem_cache_alloc, every few hundred runs). PCLMULQDQ is
-    # done bit by bit: by tables rxe's ICRC takes two thirds of the time.
+    # QEMU 7.2 emulates two features badly that the kernel does not need; programs that need them (Open MPI) still see
+    # them. After CMPXCHG16B EFLAGS are undefined until the next instruction that writes them, and an interrupt at that
+    # moment is a double fault of the guest (kmem_cache_alloc, every few hundred runs). PCLMULQDQ is emulated bit by
+    # bit: with tables, rxe's ICRC takes a third less time.
     "tcg": " clearcpuid=cx16,pclmulqdq",
 }
 _NO_QEMU = f"{vm_process.QEMU} not found: `apt-get install qemu-system-x86` installs it, and so does `make demo`"
@@ -66,7 +66,7 @@ _NO_QEMU = f"{vm_process.QEMU} not found: `apt-get install qemu-system-x86` inst
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Vm:
-    """Where one VM keeps its things: `folder` on disk, `sockets` for unix sockets."""
+    """The paths of one VM: `folder` for files, `sockets` for unix sockets."""
 
     machine: Machine
     folder: Path
@@ -84,12 +84,12 @@ class Vm:
 
     @property
     def console(self) -> Path:
-        """What the guest's kernel and systemd printed."""
+        """Output of the guest's kernel and systemd."""
         return self.folder / console.FILE
 
     @property
     def log(self) -> Path:
-        """What QEMU printed."""
+        """Output of QEMU."""
         return self.folder / "qemu.log"
 
     @property
@@ -104,7 +104,7 @@ class Vm:
 
 
 def command_line(vm: Vm, image: Image, accelerator: Accelerator, *, snapshot: str | None, port: int = 0) -> list[str]:
-    """The QEMU command line.
+    """Return the QEMU command line.
 
     With `snapshot`, the VM resumes from it and stays stopped until `cont`. `port` is the SSH port on 127.0.0.1; 0 lets
     QEMU pick one.
@@ -135,12 +135,12 @@ def _netdev(vm: Vm, nic: Nic, port: int) -> str:
     if nic.wire is None:
         return f"user,id={nic.netdev},restrict=on,hostfwd=tcp:127.0.0.1:{port}-:22"
     other = "carrier" if nic.end == "host" else "host"
-    mine, theirs = (vm.sockets / f"{nic.wire}.{end}" for end in (nic.end, other))
-    return f"dgram,id={nic.netdev},local.type=unix,local.path={mine},remote.type=unix,remote.path={theirs}"
+    local, remote = (vm.sockets / f"{nic.wire}.{end}" for end in (nic.end, other))
+    return f"dgram,id={nic.netdev},local.type=unix,local.path={local},remote.type=unix,remote.path={remote}"
 
 
 def seed_disk(machine: Machine, *, host_key: str, authorized_key: str) -> bytes:
-    """The tar archive that gives a VM its identity (`guest/nodeup` unpacks it over the root)."""
+    """Return the tar archive with a VM's identity (`guest/nodeup` unpacks it over the root)."""
     files: Mapping[str, tuple[str, int]] = {
         "etc/hostname": (machine.name + "\n", 0o644),
         "etc/ssh/ssh_host_ed25519_key": (host_key, 0o600),
@@ -153,15 +153,15 @@ def seed_disk(machine: Machine, *, host_key: str, authorized_key: str) -> bytes:
             member = tarfile.TarInfo(name)
             member.size, member.mode = len(text.encode()), mode
             tar.addfile(member, io.BytesIO(text.encode()))
-    # A block device has whole sectors only.
+    # A block device has whole sectors.
     return archive.getvalue().ljust(-(-archive.tell() // 512) * 512, b"\0")
 
 
 def start(vm: Vm, image: Image, accelerator: Accelerator, *, snapshot: str | None, port: int = 0) -> int:
-    """Start QEMU in a session of its own and give back its process id.
+    """Start QEMU in a session of its own, and return its process id.
 
     Raises:
-        LabError: QEMU is missing, or ended at once; the message carries what it said.
+        LabError: QEMU is missing, or ended at once; the message has its output.
     """
     argv = command_line(vm, image, accelerator, snapshot=snapshot, port=port)
     vm.qmp.unlink(missing_ok=True)
@@ -180,7 +180,7 @@ def start(vm: Vm, image: Image, accelerator: Accelerator, *, snapshot: str | Non
 
 
 def _listens(path: Path) -> bool:
-    """Whether somebody answers; the file of a socket is there a moment before its owner listens."""
+    """Return whether a socket accepts connections; its file exists a moment before its owner listens."""
     with socket.socket(socket.AF_UNIX) as probe, contextlib.suppress(OSError):
         probe.connect(str(path))
         return True
@@ -188,13 +188,13 @@ def _listens(path: Path) -> bool:
 
 
 def _spawn(argv: list[str], log: Path) -> int:
-    """Start a process that outlives us, in a session of its own. Not by `subprocess`, which would wait for its end."""
+    """Start a process that outlives this one, in its own session; `subprocess` would wait for its end."""
     output = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
     actions = [
         (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
         (os.POSIX_SPAWN_OPEN, 1, str(log), output, 0o600),
         (os.POSIX_SPAWN_DUP2, 1, 2),
-        # What our caller left open (a lock, the pipe that a CI job waits on) would stay open as long as the VM lives.
+        # Descriptors left open by the caller (a lock, the pipe of a CI job) would stay open as long as the VM lives.
         *((os.POSIX_SPAWN_CLOSE, fd) for fd in _inheritable()),
     ]
     try:
@@ -204,21 +204,21 @@ def _spawn(argv: list[str], log: Path) -> int:
 
 
 def _inheritable() -> list[int]:
-    """Open descriptors, but the standard ones, that a new process would get."""
-    found = []
+    """Return the open descriptors, except the standard ones, that a new process would inherit."""
+    descriptors = []
     for entry in Path("/proc/self/fd").iterdir():
         fd = int(entry.name)
-        with contextlib.suppress(OSError):  # the one that listed them is closed by now
+        with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed by now
             if fd > 2 and os.get_inheritable(fd):  # noqa: PLR2004 (stderr)
-                found.append(fd)
-    return found
+                descriptors.append(fd)
+    return descriptors
 
 
 def qemu_version() -> str:
-    """The first line of `qemu-system-x86_64 --version`.
+    """Return the first line of `qemu-system-x86_64 --version`.
 
     Raises:
-        LabError: there is no QEMU.
+        LabError: QEMU is not installed.
     """
     try:
         done = subprocess.run([vm_process.QEMU, "--version"], capture_output=True, text=True, check=True)
@@ -228,28 +228,28 @@ def qemu_version() -> str:
 
 
 def ssh_port(vm: Vm) -> int:
-    """The port on 127.0.0.1 that leads to the VM's SSH server."""
+    """Return the port on 127.0.0.1 that is forwarded to the VM's SSH server."""
     with Qmp(vm.qmp, timeout_s=QMP_DEADLINE_S) as qmp:
         text = qmp.hmp("info usernet")
-    found = _FORWARD.search(text)
-    if not found:
-        raise BootFailed(f"QEMU of {vm.machine.name} forwards no SSH port; `info usernet` said: {text.strip()}")
-    return int(found[1])
+    match = _FORWARD.search(text)
+    if not match:
+        raise BootFailed(f"QEMU of {vm.machine.name} forwards no SSH port; `info usernet` printed: {text.strip()}")
+    return int(match[1])
 
 
 def is_alive(vm: Vm, known: VmState) -> bool:
-    """Whether the recorded QEMU process of a VM runs, and its id has not passed to another process."""
+    """Return whether the recorded QEMU process of a VM runs, and its id was not reused."""
     return vm_process.inspect(known, vm.disk) == "running"
 
 
 def end(vm: Vm, known: VmState) -> bool:
-    """End a VM's recorded process: ask QEMU, then insist. Return whether there was one to end.
+    """End a VM's recorded process by SIGTERM, then SIGKILL. Return whether there was one to end.
 
-    On return the process is gone with all that it held, its disk's lock too. A process is signalled only through a
-    file descriptor that was opened before its identity was checked.
+    On return the process is gone, and so is the lock of its disk. A process is signalled only through a file descriptor
+    that was opened before its identity was checked.
 
     Raises:
-        LabError: the process does not die, or belongs to another user.
+        LabError: the process does not end, or belongs to another user.
     """
     try:
         handle = os.pidfd_open(known.pid)
@@ -269,7 +269,7 @@ def end(vm: Vm, known: VmState) -> bool:
                 _signal(vm, known, handle, sign)
             if select.select([handle], [], [], patience_s)[0]:
                 return True
-        raise LabError(f"QEMU of {vm.machine.name} (process {known.pid}) does not end, not even by SIGKILL")
+        raise LabError(f"QEMU of {vm.machine.name} (process {known.pid}) does not end, not even after SIGKILL")
     finally:
         os.close(handle)
         _reap(known.pid)
@@ -289,6 +289,6 @@ def _signal(vm: Vm, known: VmState, handle: int, sign: signal.Signals) -> None:
 
 
 def _reap(pid: int) -> None:
-    """Collect the exit status when the VM is our own child; another faultbed's child is init's to collect."""
+    """Collect the exit status of a child of this process; init collects those of other parents."""
     with contextlib.suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""Identity of a VM's QEMU process: which process may be called alive, and which may be signalled.
+"""Identity of a VM's QEMU process: decides which process counts as alive, and which may be signalled.
 
 A process id alone names nothing, because the kernel reuses it. The id together with the start time and the boot id of
 the machine names exactly one process (proc(5), `/proc/PID/stat` field 22), in every environment: a login shell, cron,
@@ -48,10 +48,10 @@ def inspect(known: VmState, disk: Path) -> Condition:
     if not fields:
         return "gone"
     if known.start_ticks:
-        ours = int(fields[19]) == known.start_ticks and known.boot_id == boot_id() and _may_be_qemu(known.pid)
+        is_own = int(fields[19]) == known.start_ticks and known.boot_id == boot_id() and _may_be_qemu(known.pid)
     else:
-        ours = _is_qemu(known.pid) and _has_disk(known.pid, disk)
-    if ours:
+        is_own = _is_qemu(known.pid) and _has_disk(known.pid, disk)
+    if is_own:
         return "dying" if fields[0] == "Z" or _has_no_memory(known.pid) else "running"
     dying = not known.start_ticks and _name(known.pid).startswith("qemu-system") and _has_no_memory(known.pid)
     return "dying" if dying else "foreign"

@@ -1,4 +1,4 @@
-"""Which VMs a soft lab has, with which NICs, and which NIC is at the other end of each wire. Pure.
+"""The VMs of a soft lab, their NICs, and the wires between these. Pure.
 
 A wire is a pair of unix datagram sockets (QEMU `-netdev dgram`): one between each NIC of a host and its port on the
 carrier VM. Uplinks between switches are veth pairs inside the carrier and need no wire.
@@ -37,7 +37,7 @@ class Machine:
 
 
 def machines(inventory: Inventory) -> tuple[Machine, ...]:
-    """The VMs of a soft lab, the carrier first: its ends of the wires must be read before hosts send."""
+    """Return the VMs of a soft lab, the carrier first, because it must read its ends of the wires before hosts send."""
     return (*(_carrier(inventory, carrier) for carrier in inventory.carriers), *_hosts(inventory))
 
 
