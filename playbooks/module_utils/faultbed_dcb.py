@@ -17,7 +17,7 @@ def bring_pfc(found, netdev, priorities, *, otherwise):
     """Which priorities pause (dcb-pfc(8)); `otherwise` is what to do where the driver has no DCB."""
     have = _pairs(run(["dcb", "pfc", "show", "dev", netdev, "prio-pfc"]))
     if len(have) != PRIORITIES:
-        raise StateError(f"dcb does not tell which priorities pause on {netdev}: its driver has no DCB, {otherwise}")
+        raise StateError(f"dcb does not report which priorities pause on {netdev}: its driver has no DCB, {otherwise}")
     want = {str(number): "on" if number in priorities else "off" for number in range(PRIORITIES)}
     tool = ["dcb", "pfc", "set", "dev", netdev, "prio-pfc"]
     do, undo = ([*tool, *(f"{number}:{value}" for number, value in each.items())] for each in (want, have))

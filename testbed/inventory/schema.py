@@ -446,7 +446,7 @@ def _struct_at(kind: type[Any], path: str) -> type[Any]:
 
 def _value_at(ours: Any, path: str) -> Any:
     for step in _steps(path):
-        if step == "[...]":  # msgspec does not tell under which key of a mapping
+        if step == "[...]":  # msgspec does not report under which key of a mapping
             return {}
         ours = ours[int(step[1:-1])] if step.startswith("[") else ours[step]
     return ours

@@ -1,9 +1,9 @@
-"""Whether a lab is fit for an experiment: what it should be by its inventory, and what it is.
+"""Check whether a lab is fit for an experiment: its state compared with its inventory.
 
-looks          what is asked of each machine (one command), and the facts in the answer
-checks         the checks, as data: name, how it is looked at, what is right, what to do
-rack_checks    those that only hardware can answer; abilities, affinity, fec and golden are four of them
-rack_formats   readers for the tools of racks (PCIe, FEC, firmware, GPUs); not yet run on hardware
-support_bundle what a rack's tools print, in one file to send
-busbw          what nccl-tests printed, against the lab's table
+collect        the command for each machine, and the facts in its output
+checks         the checks, as data: name, source, expected state, advice
+rack_checks    checks for hardware only; abilities, affinity, fec and golden are four of them
+rack_formats   parsers of rack tools' output (PCIe, FEC, firmware, GPUs); not yet run on hardware
+support_bundle the output of a rack's tools, in one file to send
+busbw          the output of nccl-tests, compared with the lab's table
 """

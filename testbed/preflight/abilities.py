@@ -1,8 +1,8 @@
-"""What machines of a rack lack for faults: tools, settings of firmware, containers, releases. Pure.
+"""Report what machines of a rack lack for faults: tools, firmware settings, containers, releases. Pure.
 
-Nothing of it is wrong with a lab that only measures. It is told as *not looked at*, with the kinds of faults that it
-takes away; `faultbed faults --here` asks target by target. What no part of faultbed runs under is wrong: a Python
-before 3.9. Not yet run on hardware.
+None of it is wrong for a lab that only measures. It is reported as *not looked at*, with the kinds of faults that need
+it; `faultbed faults --here` has the details of each target. Only a Python before 3.9 is wrong, because no part of
+faultbed runs with it. Not yet run on hardware.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["OLDEST_PYTHON", "unseen", "wrong"]
 
 OLDEST_PYTHON = (3, 9)
 OLDEST_SONIC = 202205
-"""The first with the ACLs' status in STATE_DB, by which a rule is known to be in the ASIC (sonic-swss, aclorch.cpp)."""
+"""The first release with ACL status in STATE_DB, which shows whether the ASIC has a rule (sonic-swss, aclorch.cpp)."""
 _HASH_SONIC = 202311
 _TOOLS = {
     "mlxlink": "link.down, link.flap and rnic.reset of RNICs, and their link quality: install mstflint",
@@ -43,7 +43,7 @@ def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[s
     """What is missing, by machine, with what cannot be done."""
     for name, values in _told(inventory, state):
         if _version(values.get("python", "")) is None:
-            yield name, "it does not tell its version of Python"
+            yield name, "it does not report its version of Python"
     for host in inventory.topology.hosts:
         yield from _of_host(host, state[host.name])
     for switch in inventory.topology.switches:

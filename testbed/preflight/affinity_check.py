@@ -1,8 +1,8 @@
-"""Does the GPU that the inventory pairs with an RNIC sit beside it: by what the host's PCI bus says. Pure.
+"""Check that the GPU that the inventory pairs with an RNIC is near it, by the host's PCI bus. Pure.
 
-GPUDirect is at its best when both sit below one PCIe switch (`nvidia-smi topo -m`: PIX or PXB). Where packets have to
-climb to the root complex (NODE), or cross to another NUMA node (SYS), the pair is slower than its neighbours, and
-nothing else tells why. Not yet run on hardware; the formats are those of Linux (sysfs-bus-pci).
+GPUDirect is fastest if both are below one PCIe switch (`nvidia-smi topo -m`: PIX or PXB). If packets pass the root
+complex (NODE) or cross to another NUMA node (SYS), the pair is slower than its neighbours, and nothing else shows why.
+Not yet run on hardware; the formats are those of Linux (sysfs-bus-pci).
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ _WANTED = "below the same PCIe switch"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bus:
-    """A host's PCI devices: the path of each from its root down, and its NUMA node (None: not told)."""
+    """A host's PCI devices: each one's path from its root, and its NUMA node (missing: unknown)."""
 
     paths: Mapping[str, tuple[str, ...]]
     numa: Mapping[str, int]
 
 
 def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
-    """Pairs that are not beside each other, and devices that are not where the inventory says, as the checks do."""
+    """Yield pairs that are not near each other, and devices at other addresses than the inventory's."""
     for host, rnic, bus, found in _pairs(inventory, state):
         where, at = f"{host.name}:{rnic.name}", _address(rnic, state[host.name])
         if at is None or at not in bus.paths:
@@ -47,14 +47,14 @@ def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[st
 
 
 def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
-    """Pairs of which nothing can be said, and why."""
+    """Yield pairs about which nothing is known, and why."""
     for host, rnic, _, why in _pairs(inventory, state):
         if why:
             yield f"{host.name}:{rnic.name}", why
 
 
 def _pairs(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[Host, Rnic, _Bus, str]]:
-    """Every RNIC with its host's bus, and why its pair cannot be looked at (empty: it can)."""
+    """Yield every RNIC with its host's bus, and why its pair cannot be checked (empty: it can)."""
     for host in inventory.topology.hosts:
         facts = state[host.name]
         bus = _bus(facts)
@@ -79,13 +79,13 @@ def _bus(facts: Facts) -> _Bus:
     numa = {}
     for line in facts.raw.get("numa", "").splitlines():
         path, _, node = line.rpartition(":")
-        if node.strip().isdigit():  # -1: the firmware has not told
+        if node.strip().isdigit():  # -1: the firmware does not define it
             numa[path.split("/")[-2]] = int(node)
     return _Bus(paths=paths, numa=numa)
 
 
 def _address(rnic: Rnic, facts: Facts) -> str | None:
-    """Where the host has the RNIC; the inventory's word where it does not tell."""
+    """Return the RNIC's PCIe address on the host, or the inventory's if the host does not report it."""
     parts = pci_path(facts.raw.get(f"device {rnic.name}", ""))
     return parts[-1] if parts else rnic.pcie
 

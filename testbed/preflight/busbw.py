@@ -1,8 +1,8 @@
-"""Is the all-reduce as fast as the lab's table says: what nccl-tests printed against `faultbed_busbw`. Pure.
+"""Compare the output of nccl-tests with the lab's table `faultbed_busbw`. Pure.
 
 busbw is that of nccl-tests (doc/PERFORMANCE.md): comparable with the link speed at any number of ranks. A size between
-two lines of the table is held to the line below it; one below all lines is not judged, because latency rules there. Not
-yet run on hardware; the format is that of nccl-tests' own output.
+two lines of the table must reach the lower line's value. A size below all lines is not judged, because latency
+dominates there. Not yet run on hardware; the format is that of nccl-tests' own output.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from testbed.inventory.schema import BusbwVars
 __all__ = ["Measured", "Run", "Short", "compare", "read"]
 
 _TAG = re.compile(r"^\[\d+,\d+\](?:<std(?:out|err)>)?: ?", re.MULTILINE)
-"""What `mpirun --tag-output` puts before each line: job, rank and stream (Open MPI, mpirun(1))."""
+"""Prefix of each line with `mpirun --tag-output`: job, rank and stream (Open MPI, mpirun(1))."""
 _RANK = re.compile(r"^#\s+Rank\s+([0-9]+) ", re.MULTILINE)
 _NAME = r"(all_reduce|all_gather|reduce_scatter|alltoall|broadcast|reduce|sendrecv)_perf"
 _TEST = re.compile(_NAME)
@@ -42,7 +42,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One program's output: which collective (None: not said), how many ranks, and its lines."""
+    """One program's output: the collective (None: unknown), the number of ranks, and its lines."""
 
     collective: str | None
     ranks: int
@@ -51,7 +51,7 @@ class Run:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Short:
-    """A size that is slower than the table says, or whose data was wrong."""
+    """A size that is slower than the table requires, or whose data was wrong."""
 
     where: str
     found: str
@@ -59,17 +59,17 @@ class Short:
 
 
 def read(text: str) -> Run:
-    """What `all_reduce_perf` and its kin print.
+    """Parse the output of `all_reduce_perf` and its relatives.
 
     Raises:
-        UsageError: there is no line of results in it, or those of more than one run.
+        UsageError: it has no line of results, or those of more than one run.
     """
     text = _TAG.sub("", text)
     ranks, starting = _RANK.findall(text), _STARTING.findall(text)
     if len(set(ranks)) < len(ranks) or len(starting) > 1:
         raise UsageError(
-            "more than one run in it: give the output of one program; where each process calls itself rank 0, "
-            "nccl-tests was built without MPI"
+            "the output has more than one run; give the output of one program (if each process calls itself rank 0, "
+            "nccl-tests was built without MPI)"
         )
     lines = tuple(
         Measured(
@@ -80,10 +80,10 @@ def read(text: str) -> Run:
         for found in _LINE.finditer(text)
     )
     if not lines:
-        raise UsageError("no line of results of nccl-tests in it: give the whole output of all_reduce_perf")
+        raise UsageError("the output has no line of results of nccl-tests; give the whole output of all_reduce_perf")
     test = starting or _TEST.findall(text)
     if not test and any(found["redop"] == "none" or found["root"] != "-1" for found in _LINE.finditer(text)):
-        raise UsageError("it does not say which collective it is of, and it is no all-reduce: give the whole output")
+        raise UsageError("the output does not name its collective, which is no all-reduce; give the whole output")
     collective = (
         test[0].replace("_", "-").replace("alltoall", "all-to-all").replace("sendrecv", "send-recv") if test else None
     )
@@ -91,32 +91,32 @@ def read(text: str) -> Run:
 
 
 def compare(run: Run, table: Sequence[BusbwVars]) -> list[Short]:
-    """The sizes of a run that fall short of the table.
+    """Return the sizes of a run that are slower than the table requires.
 
     Raises:
-        UsageError: the table has no line for this collective and number of ranks; nothing can be said.
+        UsageError: the table has no line for this collective and number of ranks.
     """
     collective = run.collective or "all-reduce"
-    mine = sorted(
+    lines = sorted(
         (line for line in table if (line.collective, line.ranks) == (collective, run.ranks)),
         key=lambda line: line.size_bytes,
     )
-    if not mine:
+    if not lines:
         known = ", ".join(sorted({f"{line.collective} of {line.ranks}" for line in table})) or "nothing"
         raise UsageError(f"faultbed_busbw has no line for {collective} of {run.ranks} ranks; it has {known}")
-    if all(line.size_bytes < mine[0].size_bytes for line in run.lines):
+    if all(line.size_bytes < lines[0].size_bytes for line in run.lines):
         raise UsageError(
-            f"every size of this run is below the table's first, {mine[0].size_bytes} bytes: give larger ones"
+            f"every size of this run is below the table's first, {lines[0].size_bytes} bytes; measure larger ones"
         )
-    return list(_short(run, mine, collective))
+    return list(_short(run, lines, collective))
 
 
-def _short(run: Run, mine: Sequence[BusbwVars], collective: str) -> Iterable[Short]:
+def _short(run: Run, lines: Sequence[BusbwVars], collective: str) -> Iterable[Short]:
     for line in run.lines:
         where = f"{collective} of {run.ranks}, {line.size_bytes} bytes"
         if line.wrong:
             yield Short(where=where, found=f"{line.wrong} wrong elements", wanted="none")
-        held = [one for one in mine if one.size_bytes <= line.size_bytes]
+        held = [one for one in lines if one.size_bytes <= line.size_bytes]
         if held and line.gbytes_per_s < held[-1].at_least_gbytes_per_s:
             wanted = f"at least {held[-1].at_least_gbytes_per_s:g} GB/s (faultbed_busbw)"
             yield Short(where=where, found=f"busbw {line.gbytes_per_s:g} GB/s", wanted=wanted)

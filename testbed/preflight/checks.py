@@ -1,8 +1,8 @@
-"""The checks of preflight, as data: each has a name, how it is looked at, what is right and what to do. All pure.
+"""The checks of preflight, as data: each has a name, a source, the expected state and advice. All pure.
 
-A check yields what is wrong (`Wrong`) and counts nothing twice: what is below something broken (the GID of an RNIC
-whose link is down) is told by each check for itself, because each tells something to do. What a check could not look
-at (`NotLooked`) is told with the reason, and is neither right nor wrong.
+A check yields what is wrong (`Wrong`). Consequences of one problem (the GID of an RNIC whose link is down) are reported
+by each check that sees them, because each has its own advice. What a check could not determine (`NotLooked`) is
+reported with the reason, and is neither right nor wrong.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ __all__ = ["CHECKS", "Check", "NotLooked", "State", "Wrong", "not_looked", "run_
 
 State = Mapping[str, Facts]
 CLOCK_BOUND_S = {"soft": 30.0, "rack": 0.001}
-"""Soft guests are set once after a resume, by a command that may take seconds to get there; racks run PTP or chrony."""
+"""Soft guests' clocks are set once after a resume, by a command that may take seconds; racks run PTP or chrony."""
 
 FAULT_UNIT = "faultbed-fault-"
-"""How the units of fault holders begin (inject/leases/channels.py); others of ours belong to the guest."""
+"""Prefix of the units of fault holders (inject/leases/channels.py); other faultbed units belong to the guest."""
 
 _QUEUES = frozenset({"pfifo", "noqueue"})
 _NO_LIMIT = "max"
@@ -32,7 +32,7 @@ _NO_LIMIT = "max"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wrong:
-    """One thing that is not as it should be: what was found at `where`, and what would be right."""
+    """One problem: what was `found` at `where`, and what was `wanted` there."""
 
     check: str
     where: str
@@ -43,7 +43,7 @@ class Wrong:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NotLooked:
-    """What a check has not looked at, and why. `where` is the lab's name when it looked at nothing at all."""
+    """Something that a check could not determine, and why. `where` is the lab's name if that is everything."""
 
     check: str
     where: str
@@ -56,9 +56,9 @@ def _all_seen(_inventory: Inventory, _state: State) -> Iterator[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """One check. `wrong` yields (where, found, wanted), `unseen` (where, why) of what could not be looked at.
+    """One check. `wrong` yields (where, found, wanted), `unseen` yields (where, why) for what it could not determine.
 
-    `labs` says on what kinds of lab it is done, `elsewhere` why not on the others.
+    `labs` are the kinds of lab on which it runs, `elsewhere` is why not on the others.
     """
 
     name: str
@@ -72,7 +72,7 @@ class Check:
 
 
 def run_checks(inventory: Inventory, state: State, checks: Sequence[Check] | None = None) -> list[Wrong]:
-    """Everything wrong in a lab, in the order of the checks (default: `CHECKS`)."""
+    """Return everything that is wrong in a lab, in the order of the checks (default: `CHECKS`)."""
     return [
         Wrong(check=check.name, where=where, found=found, wanted=wanted, do=check.do)
         for check in (CHECKS if checks is None else checks)
@@ -82,19 +82,19 @@ def run_checks(inventory: Inventory, state: State, checks: Sequence[Check] | Non
 
 
 def not_looked(inventory: Inventory, state: State, checks: Sequence[Check] | None = None) -> list[NotLooked]:
-    """Everything that the checks (default: `CHECKS`) say nothing about, in their order."""
-    found = []
+    """Return everything that the checks (default: `CHECKS`) could not determine, in their order."""
+    unknown = []
     for check in CHECKS if checks is None else checks:
         if inventory.kind in check.labs:
             unseen = check.unseen(inventory, state)
-            found += [NotLooked(check=check.name, where=where, why=why) for where, why in unseen]
+            unknown += [NotLooked(check=check.name, where=where, why=why) for where, why in unseen]
         else:
-            found.append(NotLooked(check=check.name, where=inventory.name, why=check.elsewhere))
-    return found
+            unknown.append(NotLooked(check=check.name, where=inventory.name, why=check.elsewhere))
+    return unknown
 
 
 def _ports(inventory: Inventory) -> Iterator[tuple[str, Port]]:
-    """Every end of every cable, as (where, port)."""
+    """Yield every end of every cable, as (where, port)."""
     for link in inventory.topology.links:
         for port in (link.a, link.b):
             yield f"{port.node}:{port.netdev}", port
@@ -221,25 +221,25 @@ def _ecmp(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
 
 
 def ways(topology: Topology, switch: str) -> dict[str, int]:
-    """How many next hops a switch must have for each far prefix: first hops on a shortest path over the switches.
+    """Return the expected number of next hops by far prefix: first hops of shortest paths over the switches.
 
-    A switch refuses what passed its own ASN, so that of those with its ASN it has none (RFC 4271, 9.1.2).
+    A switch rejects routes that passed its own ASN, so that it has none to switches with that ASN (RFC 4271, 9.1.2).
     """
     own = _distances(topology, switch)
     asn = topology.switch_by_name[switch].asn
     from_peer = {
         link.other(switch).node: _distances(topology, link.other(switch).node) for link in _up(topology, switch)
     }
-    found: dict[str, int] = {}
+    counts: dict[str, int] = {}
     for target, hops in own.items():
         if hops and topology.switch_by_name[target].asn != asn:
             count = sum(distances.get(target) == hops - 1 for distances in from_peer.values())
-            found[topology.switch_by_name[target].loopback.removesuffix("/32")] = count
+            counts[topology.switch_by_name[target].loopback.removesuffix("/32")] = count
             for link in topology.links_of(target):
                 address = link.end(target).address
                 if address is not None:
-                    found[str(ipaddress.IPv4Interface(address).network)] = count
-    return found
+                    counts[str(ipaddress.IPv4Interface(address).network)] = count
+    return counts
 
 
 def _up(topology: Topology, switch: str) -> list[Link]:
@@ -260,13 +260,13 @@ def _distances(topology: Topology, start: str) -> dict[str, int]:
 def _clock(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
     bound_s = CLOCK_BOUND_S[inventory.kind]
     for name, facts in state.items():
-        # What the question itself may have taken is no skew.
+        # The time that the command may have taken is no skew.
         if facts.wall_s is not None and abs(facts.offset_s) - facts.offset_error_s > bound_s:
             yield name, f"{facts.offset_s:+.3f} s (± {facts.offset_error_s:.3f})", f"within {bound_s:g} s of here"
 
 
 def _clock_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
-    """Asked over SSH, most clocks of racks are not known to their bound; `time` asks each for its own opinion."""
+    """Report clocks whose skew is uncertain because of SSH's round trip; `time` reads each host's own estimate."""
     bound_s = CLOCK_BOUND_S[inventory.kind]
     for name, facts in state.items():
         if facts.wall_s is not None and facts.offset_error_s > bound_s:
@@ -282,7 +282,7 @@ def _leftovers(inventory: Inventory, state: State) -> Iterator[tuple[str, str, s
             if unit.startswith(FAULT_UNIT):
                 yield name, f"{unit} ({active})", "no unit of a fault"
         for table in facts.tables:
-            # A rack's hosts have tables of their own; a soft node has none.
+            # Hosts of a rack have tables of other programs; a soft node has none.
             if inventory.kind == "rack" and not table.partition(" ")[2].startswith("faultbed"):
                 continue
             yield name, f"nftables table {table}", "none"
@@ -310,7 +310,7 @@ CHECKS: tuple[Check, ...] = (
     Check(
         name="mac",
         how="`ip -j address`: the MAC of every port",
-        right="the inventory's: otherwise the cable, or the inventory, is of another machine",
+        right="the inventory's; otherwise the cable, or the inventory, belongs to another machine",
         do="correct the inventory, or the cabling",
         wrong=_mac,
     ),

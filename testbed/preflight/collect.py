@@ -30,7 +30,7 @@ FAR_ADDRESS = "192.0.2.1"
 
 _MARK = "@@"
 _SYSCTLS = "net.ipv4.ip_forward net.ipv4.fib_multipath_hash_policy net.ipv4.fib_multipath_hash_seed"
-_CLOCK_ASKS = 3
+_CLOCK_EXCHANGES = 3
 _PYTHON = f"echo {_MARK}raw able; echo python: $(python3 -V 2>&1)"
 _TOOLS = {
     "mlxlink": "mlxlink mstlink",
@@ -83,10 +83,10 @@ class Interface:
 
 @dataclass(kw_only=True)
 class Facts:
-    """What one node said.
+    """The facts of one node.
 
-    `ways` counts the next hops of each prefix, `sends` is (device, gateway) by source, `raw` is what the tools of racks
-    print, by tool and device (`mlxlink mlx5_0`).
+    `ways` counts the next hops of each prefix, `sends` is (device, gateway) by source, `raw` is the output of rack
+    tools, by tool and device (`mlxlink mlx5_0`).
     """
 
     interfaces: dict[str, Interface] = field(default_factory=dict)
@@ -107,45 +107,45 @@ class Facts:
 
 
 def look(lab: Lab, *, timeout_s: float = 120.0, silent: dict[str, str] | None = None) -> dict[str, Facts]:
-    """The facts of every host, switch and carrier of a lab, all machines at once.
+    """Return the facts of every host, switch and carrier of a lab, read from all machines at once.
 
-    With `silent`, hosts that do not answer are put there with the reason, and are in no answer.
+    With `silent`, hosts that do not answer are added to it with the reason, and are missing in the result.
 
     Raises:
         Unreachable: a machine does not answer.
-        LabError: an answer ends too early.
+        LabError: an answer is incomplete.
     """
 
     def one(machine: str) -> dict[str, Facts]:
         try:
-            return ask(machine)
+            return read(machine)
         except LabError as error:
             if silent is None or machine not in lab.topology.host_by_name:
                 raise
             silent[machine] = str(error)
             return {}
 
-    def ask(machine: str) -> dict[str, Facts]:
-        asked = time.time()
+    def read(machine: str) -> dict[str, Facts]:
+        sent_s = time.time()
         done = lab.node(machine).run(
             ["sh", "-c", script(lab.inventory_model, machine)], check=False, timeout_s=timeout_s
         )
-        answered = time.time()
+        received_s = time.time()
         try:
-            found = parse(done.stdout)
+            nodes = parse(done.stdout)
         except LabError as error:
-            raise LabError(f"{machine}: {error}{_said(done.stderr)}") from None
-        facts = found.get(machine)
+            raise LabError(f"{machine}: {error}{_stderr_note(done.stderr)}") from None
+        facts = nodes.get(machine)
         if facts is None or facts.wall_s is None:
-            raise LabError(f"{machine}: preflight got no answer{_said(done.stderr)}")
-        told = [_offset(facts.wall_s, asked, answered)]
-        if lab.inventory_model.kind == "rack":  # the tools of a rack take seconds, in which any skew could hide
-            told += _ask_clock(lab.node(machine))
-        facts.offset_s, facts.offset_error_s = min(told, key=lambda one: one[1])
+            raise LabError(f"{machine}: preflight got no answer{_stderr_note(done.stderr)}")
+        offsets = [_offset(facts.wall_s, sent_s, received_s)]
+        if lab.inventory_model.kind == "rack":  # rack tools take seconds, in which any skew could hide
+            offsets += _clock_offsets(lab.node(machine))
+        facts.offset_s, facts.offset_error_s = min(offsets, key=lambda one: one[1])
         host = lab.topology.host_by_name.get(machine)
         if lab.inventory_model.kind == "rack" and host is not None and host.gpus:
             facts.raw["gpu"] = _gpus(lab, machine, timeout_s=timeout_s)
-        return found
+        return nodes
 
     machines = lab.nodes()
     with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
@@ -153,48 +153,48 @@ def look(lab: Lab, *, timeout_s: float = 120.0, silent: dict[str, str] | None = 
 
 
 def _gpus(lab: Lab, machine: str, *, timeout_s: float) -> str:
-    """What NVML tells on a host, as JSON. Not yet run on hardware."""
+    """Return NVML's facts of a host's GPUs, as JSON. Not yet run on hardware."""
     try:
-        told = lab.ask(machine, {"do": "gpus"}, timeout_s=timeout_s)
+        answer = lab.ask(machine, {"do": "gpus"}, timeout_s=timeout_s)
     except LabError as error:
-        told = {"why": str(error), "gpus": []}
-    return json.dumps(told)
+        answer = {"why": str(error), "gpus": []}
+    return json.dumps(answer)
 
 
-def _offset(wall_s: float, asked: float, answered: float) -> tuple[float, float]:
-    """How far a clock is off, and by how much that may be wrong, in seconds.
+def _offset(wall_s: float, sent_s: float, received_s: float) -> tuple[float, float]:
+    """Return the offset of a clock, and its uncertainty, in seconds.
 
-    Somewhere between question and answer it was this late there (Cristian 1989).
+    The clock had that value at some time between request and answer (Cristian 1989).
     """
-    return wall_s - (asked + answered) / 2, (answered - asked) / 2
+    return wall_s - (sent_s + received_s) / 2, (received_s - sent_s) / 2
 
 
-def _ask_clock(node: Node) -> list[tuple[float, float]]:
-    """A machine's clock, asked for nothing else, some times: the quickest answer says the most."""
-    told = []
-    for _ in range(_CLOCK_ASKS):
-        asked = time.time()
+def _clock_offsets(node: Node) -> list[tuple[float, float]]:
+    """Measure a machine's clock offset several times; the quickest exchange is the most precise."""
+    offsets = []
+    for _ in range(_CLOCK_EXCHANGES):
+        sent_s = time.time()
         done = node.run(["date", "+%s.%N"], check=False)
-        answered = time.time()
+        received_s = time.time()
         with contextlib.suppress(ValueError):
-            told.append(_offset(float(done.stdout), asked, answered))
-    return told
+            offsets.append(_offset(float(done.stdout), sent_s, received_s))
+    return offsets
 
 
-def _said(stderr: str) -> str:
-    """What the machine complained of, such as that sudo wants a password."""
-    return f"; it said: {stderr.strip()[-200:]}" if stderr.strip() else ""
+def _stderr_note(stderr: str) -> str:
+    """Return the end of stderr for a message, such as that sudo needs a password."""
+    return f"; its stderr: {stderr.strip()[-200:]}" if stderr.strip() else ""
 
 
 def script(inventory: Inventory, machine: str) -> str:
-    """The shell that prints the facts of a machine and of the switches it carries."""
+    """Return the shell script that prints the facts of a machine and of the switches that it carries."""
     topology = inventory.topology
-    # Tools are read by their words, which are those of no locale.
+    # The parsers match the tools' untranslated output.
     look = _IN_NAMESPACE if inventory.kind == "rack" else f"{_IN_NAMESPACE}\n{_QDISC}"
     lines = ["export LC_ALL=C", f"echo {_MARK}node {machine}", look, _ON_MACHINE]
     if host := topology.host_by_name.get(machine):
-        asked = "\\n".join(f"route get {FAR_ADDRESS} from {rnic.ip}" for rnic in host.rnics)
-        lines.append(f"echo {_MARK}sends; printf '{asked}\\n' | ip -j -force -batch - 2>/dev/null")
+        commands = "\\n".join(f"route get {FAR_ADDRESS} from {rnic.ip}" for rnic in host.rnics)
+        lines.append(f"echo {_MARK}sends; printf '{commands}\\n' | ip -j -force -batch - 2>/dev/null")
         if inventory.kind == "rack":
             lines += _rack_lines(host)
     for name, switch in topology.switch_by_name.items():
@@ -210,10 +210,10 @@ def script(inventory: Inventory, machine: str) -> str:
 
 
 def _rack_lines(host: Host) -> list[str]:
-    """What only hardware can tell; a tool that is missing or may not look says so. Not yet run on hardware.
+    """Return the lines for hardware only; a missing tool prints that it is. Not yet run on hardware.
 
-    FEC's counters are looked at twice, first and last: what matters is whether they grow. mlxlink is given the PCI
-    address: of names it takes mlx5_N only (mstflint, mtcr_ul_com.c), and current hosts say rocep24s0.
+    FEC's counters are read twice, because only their growth matters. mlxlink gets the PCI address: it accepts only
+    names like mlx5_N (mstflint, mtcr_ul_com.c), and current hosts have names like rocep24s0.
     """
     lines = [
         _PYTHON,
@@ -243,7 +243,7 @@ def _rack_lines(host: Host) -> list[str]:
 
 
 def _keep_up(rnic: Rnic) -> str:
-    """The firmware's setting that keeps a port up: of the second port of a card, which is its second function, P2."""
+    """Return the firmware setting that keeps a port up: P2 for a card's second port, which is its second function."""
     function = (rnic.pcie or "").rpartition(".")[2]
     return f"KEEP_ETH_LINK_UP_P{int(function) + 1 if function.isdigit() else 1}"
 
@@ -264,10 +264,10 @@ def _bgp(space: str) -> str:
 
 
 def parse(text: str) -> dict[str, Facts]:
-    """What `script` printed, by node.
+    """Parse the output of `script`, by node.
 
     Raises:
-        LabError: it ends too early, or a part of it is not in the form of its tool.
+        LabError: it is incomplete, or a part of it does not have the format of its tool.
     """
     nodes: dict[str, Facts] = {}
     facts, section, name, body = Facts(), "", "", list[str]()
@@ -280,8 +280,8 @@ def parse(text: str) -> dict[str, Facts]:
         try:
             _READERS.get(section, _nothing)(facts, "\n".join(body))
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            said = "\n".join(body)[:200]
-            raise LabError(f"the answer to {section!r} cannot be read ({error}): {said!r}") from None
+            output = "\n".join(body)[:200]
+            raise LabError(f"the answer to {section!r} cannot be parsed ({error}): {output!r}") from None
         section, _, name = line[len(_MARK) :].partition(" ")
         body = []
         if section == "node":
@@ -296,11 +296,11 @@ def _nothing(_facts: Facts, _body: str) -> None:
 
 
 def _items(body: str) -> Iterator[Mapping[str, Any]]:
-    """Every object of the lists that `ip -j -batch` prints one after the other."""
+    """Yield every object of the lists that `ip -j -batch` prints one after the other."""
     decoder, text, at = json.JSONDecoder(), body.strip(), 0
     while (at := text.find("[", at)) >= 0:
-        found, at = decoder.raw_decode(text, at)
-        yield from found
+        objects, at = decoder.raw_decode(text, at)
+        yield from objects
 
 
 def _read_ip(facts: Facts, body: str) -> None:

@@ -1,9 +1,9 @@
-"""Errors that FEC mends, and those that it cannot, by two looks at ethtool's counters some seconds apart. Pure.
+"""Errors that FEC corrects, and those that it cannot, by two readings of ethtool's counters. Pure.
 
     ethtool -I --show-fec DEV    what is configured and active, and blocks since the driver came up (ethtool(8))
     ethtool -S DEV               the driver's own names (mlx5: Documentation/networking/.../mlx5/counters.rst)
 
-What counts is growth: a port counts errors while its link trains, and keeps them. Not yet run on hardware.
+Only growth matters: a port counts errors while its link trains, and keeps them. Not yet run on hardware.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ _COUNTER = re.compile(r"^\s+(\w+):\s+(\d+)\s*$", re.MULTILINE)
 _ACTIVE = re.compile(r"^Active FEC encodings?:\s*(.*?)\s*$", re.MULTILINE)
 _LABEL = re.compile(r"^(at|speed):\s*([0-9.]+)\s*$", re.MULTILINE)
 _BEYOND = ("uncorrectable_blocks", "rx_pcs_symbol_err_phy", "rx_symbol_err_phy", "rx_crc_errors_phy")
-"""Errors that FEC did not mend, or that came where there is none."""
-_MENDED = ("rx_corrected_bits_phy", "corrected_bits")
+"""Errors that FEC did not correct, or that occurred without FEC."""
+_CORRECTED = ("rx_corrected_bits_phy", "corrected_bits")
 _NO_FEC = frozenset({"", "Off", "None", "Not reported"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FecLook:
-    """One look: seconds of the host's clock, speed in Mb/s, what is active (None: not told), and the counters."""
+    """One reading: the host's clock in s, the speed in Mb/s, the active FEC (None: unknown), and the counters."""
 
     at_s: float | None
     speed_mbps: int | None
@@ -38,10 +38,10 @@ class FecLook:
 
 
 def read(text: str) -> FecLook:
-    """What `testbed.preflight.collect` prints of one port; what it does not tell is missing."""
+    """Parse the output of `testbed.preflight.collect` for one port; values that are not there are missing."""
     labels = {found[1]: found[2] for found in _LABEL.finditer(text)}
     active = _ACTIVE.search(text)
-    counters = {found[1]: int(found[2]) for found in _COUNTER.finditer(text) if found[1] in (*_BEYOND, *_MENDED)}
+    counters = {found[1]: int(found[2]) for found in _COUNTER.finditer(text) if found[1] in (*_BEYOND, *_CORRECTED)}
     return FecLook(
         at_s=_float(labels.get("at", "")),
         speed_mbps=int(labels["speed"]) if labels.get("speed", "").isdigit() else None,
@@ -51,29 +51,29 @@ def read(text: str) -> FecLook:
 
 
 def fec_wrong(first: FecLook, last: FecLook) -> list[tuple[str, str]]:
-    """What is found and what would be right: no FEC, errors beyond it that grow, too many before it."""
-    found = []
+    """Return (found, wanted) of each problem: no FEC, errors beyond it that grow, too many before it."""
+    problems = []
     if last.active in _NO_FEC:
-        found.append(("no FEC is active", "RS, on both ends"))
+        problems.append(("no FEC is active", "RS, on both ends"))
     for name in _BEYOND:
         grown = last.counters.get(name, 0) - first.counters.get(name, 0)
         if name in first.counters and grown > 0:
-            found.append((f"{name} grew by {grown} between two looks", "no growth: FEC mends what comes"))
+            problems.append((f"{name} grew by {grown} between two readings", "no growth: FEC corrects all errors"))
     ber = _ber(first, last)
     if ber is not None and ber > RAW_BER_MAX:
-        found.append((f"BER before FEC {ber:.1e}", f"at most {RAW_BER_MAX:g}"))
-    return found
+        problems.append((f"BER before FEC {ber:.1e}", f"at most {RAW_BER_MAX:g}"))
+    return problems
 
 
 def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
-    """Ports of RNICs whose bits go wrong, as the checks do."""
+    """Yield ports of RNICs with bit errors, in the form of all checks."""
     for where, first, last in _looks(inventory, state):
         for found, wanted in fec_wrong(read(first), read(last)):
             yield where, found, wanted
 
 
 def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
-    """Ports that do not tell: a driver without FEC's counters is neither right nor wrong."""
+    """Yield ports without these counters: their state is unknown."""
     for where, first, last in _looks(inventory, state):
         one, two = read(first), read(last)
         lacking = []
@@ -82,18 +82,20 @@ def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[s
         if not set(_BEYOND) & set(one.counters) & set(two.counters):
             lacking.append("errors beyond FEC")
         if _ber(one, two) is None:
-            lacking.append("bits that FEC mended")
+            lacking.append("bits that FEC corrected")
         if lacking:
-            said = [line.strip() for line in last.splitlines() if line.strip() and not _LABEL.match(line)]
-            words = f" ({said[0]})" if said and two.active is None else "" if said else " (ethtool says nothing)"
-            yield where, f"ethtool does not tell {', '.join(lacking)}{words}"
+            output = [line.strip() for line in last.splitlines() if line.strip() and not _LABEL.match(line)]
+            words = (
+                f" ({output[0]})" if output and two.active is None else "" if output else " (ethtool prints nothing)"
+            )
+            yield where, f"ethtool does not report {', '.join(lacking)}{words}"
 
 
 def _ber(first: FecLook, last: FecLook) -> float | None:
-    """Mended bits for each bit that came in between; None where it cannot be known."""
+    """Return the corrected bits per bit received between two readings; None if it is unknown."""
     if first.at_s is None or last.at_s is None or not last.speed_mbps:
         return None
-    for name in _MENDED:
+    for name in _CORRECTED:
         grown = last.counters.get(name, -1) - first.counters.get(name, 0)
         if name in first.counters and grown >= 0 and last.at_s > first.at_s:
             return grown / (last.speed_mbps * 1e6 * (last.at_s - first.at_s))

@@ -1,7 +1,7 @@
-"""Is every host what the inventory's `faultbed_golden` says: firmware, PCIe, GPU driver and VBIOS. Pure.
+"""Compare every host with the inventory's `faultbed_golden`: firmware, PCIe, GPU driver and VBIOS. Pure.
 
-`firmware` (testbed.preflight.rack_checks) finds the odd one out; this finds a lab that is wrong as one. Not yet run on
-hardware.
+The check `firmware` (testbed.preflight.rack_checks) finds hosts that differ from the others; this one finds a lab that
+is wrong as a whole. Not yet run on hardware.
 """
 
 from __future__ import annotations
@@ -15,32 +15,32 @@ from testbed.preflight.rack_formats import gpus, key_values
 
 __all__ = ["unseen", "wrong"]
 
-_Told = tuple[str, str, str | None, str]
-"""Where, what, its value (None: not told), and the golden one."""
+_Value = tuple[str, str, str | None, str]
+"""Where, what, its value (None: unknown), and the golden value."""
 
 
 def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
-    """What differs, as the checks do."""
+    """Yield the differences, in the form of all checks."""
     for where, what, value, wanted in _compared(inventory, state):
         if value is not None and value != wanted:
             yield where, f"{what} {value}", f"{wanted} (faultbed_golden)"
 
 
 def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
-    """What is not compared: all of it without `faultbed_golden`, and what a host does not tell."""
+    """Yield what is not compared: everything without `faultbed_golden`, and values that a host does not report."""
     golden = inventory.golden
     if golden is None or golden == GoldenVars():
         yield inventory.name, "the inventory has no faultbed_golden to compare with"
         return
     for where, what, value, _ in _compared(inventory, state):
         if value is None:
-            yield where, f"the host does not tell its {what}"
+            yield where, f"the host does not report its {what}"
     for where, board in _boards(inventory, state):
         if golden.rnic_firmware and board and board not in golden.rnic_firmware:
             yield where, f"faultbed_golden.rnic_firmware has no board {board}"
 
 
-def _compared(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[_Told]:
+def _compared(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[_Value]:
     golden = inventory.golden
     if golden is None:
         return
@@ -50,17 +50,17 @@ def _compared(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[_Tol
             yield from _rnic(golden, f"{host.name}:{rnic.name}", raw, rnic.name)
         if golden.gpu_driver is None and golden.gpu_vbios is None:
             continue
-        told = gpus(raw.get("gpu", ""))
+        gpu_facts = gpus(raw.get("gpu", ""))
         if golden.gpu_driver is not None and host.gpus:
-            yield host.name, "GPU driver", told.driver, golden.gpu_driver
+            yield host.name, "GPU driver", gpu_facts.driver, golden.gpu_driver
         if golden.gpu_vbios is not None and host.gpus:
-            if not told.gpus:
+            if not gpu_facts.gpus:
                 yield host.name, "GPUs' VBIOS", None, ""
-            for gpu in told.gpus:
+            for gpu in gpu_facts.gpus:
                 yield f"{host.name}:{gpu.place}", "VBIOS", gpu.vbios, golden.gpu_vbios
 
 
-def _rnic(golden: GoldenVars, where: str, raw: Mapping[str, str], name: str) -> Iterator[_Told]:
+def _rnic(golden: GoldenVars, where: str, raw: Mapping[str, str], name: str) -> Iterator[_Value]:
     board, version = _firmware(raw.get(f"firmware {name}", ""))
     if golden.rnic_firmware and not board:
         yield where, "board and firmware", None, ""
@@ -82,7 +82,7 @@ def _boards(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[
 
 
 def _firmware(raw: str) -> tuple[str, str]:
-    """Board and version, of two lines."""
+    """Return board and version, from two lines."""
     board, _, version = raw.strip().partition("\n")
     return board.strip(), version.strip()
 

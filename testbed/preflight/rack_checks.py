@@ -1,4 +1,4 @@
-"""Checks that only hardware can answer. Not yet run on hardware; their readers are tested with recorded output."""
+"""Checks for hardware only. Not yet run on hardware; their parsers are tested with recorded output."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _pcie(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
 def _pcie_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
     for where, raw in _of_rnics(inventory, state, "pcie"):
         if lacking := pcie_untold(key_values(raw)):
-            yield where, f"sysfs does not tell {', '.join(lacking)}"
+            yield where, f"sysfs does not report {', '.join(lacking)}"
 
 
 def _link_quality(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
@@ -48,17 +48,17 @@ def _link_quality(inventory: Inventory, state: State) -> Iterator[tuple[str, str
 
 
 def _link_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
-    """Without its tool a host is not known to be sick, nor to be well."""
+    """Report hosts without the tool, or without its values."""
     for where, raw in _of_rnics(inventory, state, "mlxlink"):
         values = key_values(raw)
         if "State" not in values:
             yield where, complaint("mlxlink", raw)
         elif lacking := link_untold(values):
-            yield where, f"mlxlink does not tell {', '.join(lacking)}"
+            yield where, f"mlxlink does not report {', '.join(lacking)}"
 
 
 def _speeds(inventory: Inventory, state: State) -> Iterator[tuple[str, int | None, float | None]]:
-    """Where, the speed that the kernel tells of each RNIC's port, and the inventory's (both Gb/s; None: not told)."""
+    """Yield where, the speed of each RNIC's port by the kernel and by the inventory (Gb/s; None: unknown)."""
     for where, raw in _of_rnics(inventory, state, "fec-last"):
         host, _, rnic = where.partition(":")
         mbps = fec.read(raw).speed_mbps
@@ -76,11 +76,11 @@ def _speed_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str
         if wanted is None:
             yield where, "the inventory does not say its speed (speed_gbps)"
         elif have is None:
-            yield where, "the kernel does not tell its speed, as of a port that is down"
+            yield where, "the kernel does not report its speed, as of a port that is down"
 
 
 def _firmware(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
-    """RNICs of one board run one firmware, that of most of them. Where there is no such, no host is blamed."""
+    """Compare the firmware of RNICs of one board with that of most of them; without a majority, report the lab."""
     versions: dict[str, dict[str, str]] = {}
     for where, raw in _of_rnics(inventory, state, "firmware"):
         board, _, version = raw.strip().partition("\n")
@@ -121,7 +121,7 @@ def _gpus(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
 
 
 def _odd_ones(answered: Mapping[str, Gpu]) -> Iterator[tuple[str, str, str]]:
-    """GPUs of a lab that is one kind are set alike: what holds for most is somebody's wish, for one a leftover."""
+    """Report GPUs whose clocks or power limit differ from most others, which is likely a leftover setting."""
     tops = Counter(gpu.sm_max_mhz for gpu in answered.values() if gpu.sm_max_mhz is not None)
     limits = Counter(gpu.power_limit_w for gpu in answered.values() if gpu.power_limit_w is not None)
     held = sum(gpu.clocks_set for gpu in answered.values())
@@ -154,7 +154,7 @@ def _gpus_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]
                 if value is None
             ]
             if lacking and gpu.why is None:
-                yield f"{host.name}:{gpu.place}", f"NVML does not tell {', '.join(lacking)}"
+                yield f"{host.name}:{gpu.place}", f"NVML does not report {', '.join(lacking)}"
 
 
 def _time(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
@@ -177,7 +177,7 @@ def _time_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]
 
 
 def _has_no_chrony(raw: str) -> bool:
-    """There is no chronyc that could say anything. One without its daemon says so, and that is wrong."""
+    """Return whether there is no chronyc; one without its daemon prints a message, which is wrong."""
     return not raw.strip() or raw.rstrip().endswith("not found")
 
 
@@ -202,11 +202,11 @@ def _qos_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]
         if have.trust is None and have.pfc is None:
             yield where, complaint("mlnx_qos", raw)
         elif lacking := qos_untold(have, trust=inventory.qos.trust):
-            yield where, f"mlnx_qos does not tell {', '.join(lacking)}"
+            yield where, f"mlnx_qos does not report {', '.join(lacking)}"
 
 
 def _of_rnics(inventory: Inventory, state: State, tool: str) -> Iterator[tuple[str, str]]:
-    """What a tool said of each RNIC, as (where, text)."""
+    """Yield a tool's output for each RNIC, as (where, text)."""
     for host in inventory.topology.hosts:
         for rnic in host.rnics:
             yield f"{host.name}:{rnic.name}", state[host.name].raw.get(f"{tool} {rnic.name}", "")

@@ -187,7 +187,7 @@ def link_wrong(values: Mapping[str, str]) -> list[Told]:
 
 
 def link_untold(values: Mapping[str, str]) -> list[str]:
-    """What mlxlink does not tell; of a port that is down it need not tell more than that."""
+    """What mlxlink does not report; of a port that is down it need not tell more than that."""
     if values.get("State", "Active") != "Active":
         return []
     names = ("State", "FEC", *(name for name, _ in _BERS), "Effective Physical Errors")
@@ -227,7 +227,7 @@ def qos_wrong(have: Qos, *, trust: str, pfc: Iterable[int], priority: Mapping[in
 
 
 def qos_untold(have: Qos, *, trust: str) -> list[str]:
-    """What mlnx_qos does not tell. It shows a map of DSCPs only while they are trusted; that they are not, is wrong."""
+    """Return the settings that mlnx_qos does not report. It shows the DSCP map only while DSCPs are trusted."""
     told = {"trust": have.trust is not None, "PFC": have.pfc is not None}
     if trust == have.trust == "dscp":
         told["the DSCP map"] = bool(have.priority)
@@ -267,7 +267,7 @@ def gpu_wrong(gpu: Gpu) -> list[Told]:
 
 
 def chrony_offset_s(text: str) -> float | None:
-    """How far the system clock is from its sources; None when chrony does not tell or has none."""
+    """How far the system clock is from its sources; None when chrony does not report or has none."""
     cells = text.strip().split(",")
     if len(cells) != _CHRONY_FIELDS or cells[-1] == "Not synchronised":
         return None

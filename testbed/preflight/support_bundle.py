@@ -58,13 +58,13 @@ _KEPT = {"0.0.0.0", "255.255.255.255", "127.0.0.1"}  # noqa: S104 - no address t
 
 
 class Scrubber:
-    """Replaces what identifies a lab, the same way in all outputs of a bundle."""
+    """Replaces what identifies a lab, in the same way in all outputs of a bundle."""
 
     def __init__(self) -> None:
         self._known: dict[str, int] = {}
 
     def scrub(self, text: str) -> str:
-        """The text without secrets; what it replaces keeps its form."""
+        """Return the text without secrets; replacements keep the form of the original."""
         lines = [line for line in text.splitlines() if not _SECRET.search(line)]
         scrubbed = "\n".join(lines) + ("\n" if lines else "")
         scrubbed = _SERIAL.sub(lambda hit: hit[1] + self._instead(hit[2], "SN{:08d}"), scrubbed)
@@ -92,7 +92,7 @@ class Scrubber:
 
 
 def commands(inventory: Inventory, machine: str) -> str:
-    """The shell that prints all of a machine, each command below its own line; one that fails says so."""
+    """Return the shell script that prints everything of a machine; each output follows a line with its command."""
     switch = inventory.topology.switch_by_name.get(machine)
     more = _HOST if switch is None else _SONIC if switch.nos == "sonic" else ()
     lines = [f"echo '$ {command.replace(chr(39), chr(34))}'; {{ {command}; }} 2>&1" for command in more]
@@ -100,7 +100,7 @@ def commands(inventory: Inventory, machine: str) -> str:
 
 
 def gather(lab: Lab, *, timeout_s: float = 300.0) -> dict[str, str]:
-    """What every machine of a lab prints, by its name; of one that does not answer, why."""
+    """Return the output of every machine of a lab, by name; for a machine that does not answer, the reason."""
 
     def one(machine: str) -> str:
         try:
@@ -108,7 +108,7 @@ def gather(lab: Lab, *, timeout_s: float = 300.0) -> dict[str, str]:
                 ["sh", "-c", commands(lab.inventory_model, machine)], check=False, timeout_s=timeout_s
             )
         except LabError as error:
-            return f"{machine} could not be asked: {error}\n"
+            return f"{machine} does not answer: {error}\n"
         return done.stdout + done.stderr
 
     machines = lab.nodes()
@@ -117,7 +117,7 @@ def gather(lab: Lab, *, timeout_s: float = 300.0) -> dict[str, str]:
 
 
 def write(path: Path, texts: Mapping[str, str]) -> None:
-    """Write a bundle (tar.gz), one file a machine, scrubbed; readable for its owner alone."""
+    """Write a bundle (tar.gz) with one scrubbed file per machine, readable only by its owner."""
     scrubber = Scrubber()
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch(mode=0o600)

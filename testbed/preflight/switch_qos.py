@@ -1,8 +1,8 @@
-"""Do the switches' ports treat RoCE as the lab's QoS profile says: the other end of what `qos` asks RNICs. Pure.
+"""Check that the switches' ports treat RoCE by the lab's QoS profile: the other end of the check `qos`. Pure.
 
-Read from ConfigDB by `sonic-cfggen -d --print-data` (SONiC: PORT_QOS_MAP with each port's maps and `pfc_enable`,
+It reads ConfigDB by `sonic-cfggen -d --print-data` (SONiC: PORT_QOS_MAP with each port's maps and `pfc_enable`,
 DSCP_TO_TC_MAP with traffic classes, which have the numbers of priorities here, as the role sonic_switch writes them).
-That is what the switch is told to do; what its ASIC does no table tells. Not yet run on hardware.
+That is the switch's configuration; no table shows what its ASIC does. Not yet run on hardware.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _GLOBAL = "global"
 
 
 def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
-    """What differs, port by port, as the checks do."""
+    """Yield the differences of each port, in the form of all checks."""
     if inventory.qos is None:
         return
-    for switch, told in _told(inventory, state):
-        if told is None:
+    for switch, tables in _config(inventory, state):
+        if tables is None:
             continue
-        ports, classes = told
+        ports, classes = tables
         for link in inventory.topology.links_of(switch.name):
             netdev = link.end(switch.name).netdev
             row = {**ports.get(_GLOBAL, {}), **ports.get(netdev, {})}
@@ -39,33 +39,33 @@ def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[st
 
 
 def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
-    """Switches that have no ConfigDB, or do not tell it."""
+    """Yield switches without a readable ConfigDB."""
     if inventory.qos is None:
         yield inventory.name, "the inventory has no faultbed_qos to compare with"
         return
-    for switch, told in _told(inventory, state):
+    for switch, tables in _config(inventory, state):
         if switch.nos in ("frr", "cumulus"):
-            yield switch.name, f"{switch.nos} has no ConfigDB: `dcb pfc show` and `dcb app show` tell there"
-        elif told is None:
+            yield switch.name, f"{switch.nos} has no ConfigDB; use `dcb pfc show` and `dcb app show` there"
+        elif tables is None:
             yield switch.name, complaint("sonic-cfggen", state[switch.name].raw.get("configdb", ""))
 
 
 _Table = Mapping[str, Mapping[str, str]]
 
 
-def _told(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[Switch, tuple[_Table, _Table] | None]]:
-    """Each switch with its rows of ports and its maps of classes; None: not told."""
+def _config(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[Switch, tuple[_Table, _Table] | None]]:
+    """Yield each switch with its port rows and its class maps; None: unknown."""
     for switch in inventory.topology.switches:
         try:
-            found: Any = json.loads(state[switch.name].raw.get("configdb", ""))
+            config: Any = json.loads(state[switch.name].raw.get("configdb", ""))
         except ValueError:
-            found = None
-        is_whole = isinstance(found, dict) and {"PORT_QOS_MAP", "DSCP_TO_TC_MAP"} <= set(found)
-        yield switch, (_rows(found["PORT_QOS_MAP"]), _rows(found["DSCP_TO_TC_MAP"])) if is_whole else None
+            config = None
+        is_whole = isinstance(config, dict) and {"PORT_QOS_MAP", "DSCP_TO_TC_MAP"} <= set(config)
+        yield switch, (_rows(config["PORT_QOS_MAP"]), _rows(config["DSCP_TO_TC_MAP"])) if is_whole else None
 
 
 def _rows(table: Any) -> _Table:
-    """The rows of a table by name; one row may be of several ports (`Ethernet0,Ethernet4`)."""
+    """Return the rows of a table by name; one row may be for several ports (`Ethernet0,Ethernet4`)."""
     rows = table.items() if isinstance(table, dict) else ()
     return {name: row for key, row in rows if isinstance(row, dict) for name in str(key).split(",")}
 

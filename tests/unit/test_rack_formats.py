@@ -261,7 +261,7 @@ def test_gpu_unsupported_value_is_unknown_and_named():
     (unseen,) = not_looked(RACK, state, RACK_CHECKS)
     assert unseen.where == "host1:gpu4 (00000000:19:00.0)"
     assert unseen.why == (
-        "NVML does not tell ECC mode, ECC errors, persistence mode, what holds its clocks, power limit"
+        "NVML does not report ECC mode, ECC errors, persistence mode, what holds its clocks, power limit"
     )
 
 
@@ -429,7 +429,7 @@ def test_rack_checks_say_why_a_tool_printed_nothing():
     assert told["link-quality", "host1:mlx5_1"] == "mlxlink: -E- Permission denied"
     assert told["qos", "host1:mlx5_0"] == "mlnx_qos: mlnx_qos: not found"
     assert told["firmware", "host1:mlx5_0"].startswith("board and firmware")
-    assert told["pcie", "host1:mlx5_0"] == "sysfs does not tell current_link_width, max_link_width"
+    assert told["pcie", "host1:mlx5_0"] == "sysfs does not report current_link_width, max_link_width"
     assert "phc2sys" in told["time", "host1"]
     raw["chrony"] = "506 Cannot talk to daemon"
     (found,) = run_checks(RACK, state, RACK_CHECKS)
@@ -596,7 +596,7 @@ def test_speed_check_finds_all_links_at_half_speed():
     assert [one.check for one in run_checks(RACK, state, RACK_CHECKS)] == ["speed"] * 32
     state["host1"].raw["fec-last mlx5_0"] = "speed: \nActive FEC encoding: RS"
     (unseen,) = [one for one in not_looked(RACK, state, RACK_CHECKS) if one.check == "speed"]
-    assert (unseen.where, unseen.why[:26]) == ("host1:mlx5_0", "the kernel does not tell i")
+    assert (unseen.where, unseen.why[:28]) == ("host1:mlx5_0", "the kernel does not report i")
 
 
 def test_mtu_check_uses_the_inventorys_mtu_of_each_port():

@@ -363,7 +363,7 @@ def test_sonic_switch_without_hash_capabilities_is_left_alone_with_a_note(switch
     switch.capability.write_text("{}")
     switch()
     assert switch.db()["SWITCH_HASH|GLOBAL"] == BEFORE["SWITCH_HASH|GLOBAL"]
-    assert switch.result["notes"] == [f"SWITCH_HASH: the switch does not tell that it hashes on {', '.join(FIELDS)}"]
+    assert switch.result["notes"] == [f"SWITCH_HASH: the switch does not report that it hashes on {', '.join(FIELDS)}"]
 
 
 DCB = """\

@@ -92,5 +92,5 @@ def test_bundle_has_a_file_per_machine_and_is_readable_by_its_owner_only(tmp_pat
     with tarfile.open(path) as bundle:
         texts = {entry.name: bundle.extractfile(entry).read().decode() for entry in bundle}
     assert set(texts) == {"faultbed-support/host1.txt", "faultbed-support/rtsw1.txt"}
-    assert "rtsw1 could not be asked" in texts["faultbed-support/rtsw1.txt"]
+    assert "rtsw1 does not answer" in texts["faultbed-support/rtsw1.txt"]
     assert [word for word in GONE if any(word in text for text in texts.values())] == []

@@ -81,7 +81,7 @@ def _unable(tables):
         )
     if lacking:
         del tables["SWITCH_HASH"]
-        return [f"SWITCH_HASH: the switch does not tell that it hashes on {', '.join(lacking)}"]
+        return [f"SWITCH_HASH: the switch does not report that it hashes on {', '.join(lacking)}"]
     return []
 
 
