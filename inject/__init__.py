@@ -1,4 +1,4 @@
-"""Faults: catalogue, plan, journal, holder, lease, receipt.
+"""Faults: from the catalogue and the plan to the holder and the receipt.
 
 Middle floor: imports `testbed`, never `traffic` or `harness`. What runs on the target is in `inject.node`.
 """

@@ -51,7 +51,7 @@ class FaultSpec:
 class PlannedFault:
     """One planned fault.
 
-    `place` is where the holder runs, `request` what it is told (JSON), `steps` the same for people, `must_move` and
+    `place` is where the holder runs, `request` its request (JSON), `steps` the same for people, `must_move` and
     `must_not_move` the counters (`node/name`, as in `testbed.observe.counters`) that decide whether it fired, `shows`
     what the readback must say of where it is, `while_on` what states read while it is there, `restored` what they read
     once it is over, `reads` the machines whose counters are needed, `of_workload` that what it changes is there only

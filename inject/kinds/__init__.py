@@ -1,1 +1,1 @@
-"""The descriptions of all fault kinds, a module for each family."""
+"""Descriptions of all fault kinds, with a module for each family."""

@@ -1,8 +1,8 @@
-"""Fault kinds as data: what each one is called, where it fits, what it takes, and what proves that it happened.
+"""Fault kinds as data: name, targets, parameters, and what proves that the fault happened.
 
 One description has three readers: the planner (`inject.fault_plan`), the holder on the target (through the request that
 the planner writes) and the report. A kind that is not here does not exist; `inject.kinds` has the descriptions by
-family, `inject.mechanisms.soft` says how each one is done.
+family, `inject.mechanisms` carries them out.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ALL = (
 
 
 def _with_rack(kind: FaultKind) -> FaultKind:
-    """The kind with what a rack lab can do of it."""
+    """Add the rack mechanism of a kind, if it has one."""
     mechanism = MECHANISMS.get(kind.name)
     if mechanism is None:
         return kind
@@ -48,10 +48,10 @@ CATALOGUE: Mapping[str, FaultKind] = MappingProxyType({kind.name: _with_rack(kin
 
 
 def find(name: str, *, where: str = "kind") -> FaultKind:
-    """The kind of that name.
+    """Return the kind of that name.
 
     Raises:
-        UsageError: there is none; the message starts with `where` and names the nearest.
+        UsageError: there is none; the message starts with `where` and suggests the nearest.
     """
     if name in CATALOGUE:
         return CATALOGUE[name]

@@ -1,4 +1,4 @@
-"""Congestion: queues that are too short, ports that others fill, paths that collide, receivers that are slow."""
+"""Congestion: short queues, background load, colliding paths, slow or late receivers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["KINDS"]
 
 _SHALLOW = described(
     name="congestion.shallow-queue",
-    summary="a switch port that sends slowly behind a queue of a few packets: what does not fit is dropped",
+    summary="a switch port with a low rate and a queue of a few packets: packets beyond it are dropped",
     binding={"port": "unit", "rnic": "unit"},
     params=(
         Param(
@@ -35,11 +35,11 @@ _SHALLOW = described(
 
 _BACKGROUND = described(
     name="congestion.background",
-    summary="elephants of somebody else: UDP from a host of another rack, if there is one, to the port of this RNIC",
+    summary="background elephant flows: UDP from a host of another rack, if there is one, to the port of this RNIC",
     binding={"rnic": "unit"},
     params=(
         Param(
-            name="rate", type="number", unit="Mbit/s", summary="of all flows together", low=0.1, high=10_000, default=20
+            name="rate", type="number", unit="Mbit/s", summary="of all flows in total", low=0.1, high=10_000, default=20
         ),
         Param(name="flows", type="integer", unit="", summary="5-tuples, which ECMP spreads", low=1, high=64, default=4),
     ),
@@ -56,7 +56,15 @@ _INCAST = described(
     summary="many to one: all other switches send bursts of UDP at the same time to the port of this RNIC",
     binding={"rnic": "unit"},
     params=(
-        Param(name="rate", type="number", unit="Mbit/s", summary="of all together", low=0.1, high=10_000, default=60),
+        Param(
+            name="rate",
+            type="number",
+            unit="Mbit/s",
+            summary="of all senders in total",
+            low=0.1,
+            high=10_000,
+            default=60,
+        ),
         Param(name="period", type="number", unit="ms", summary="of the bursts", low=20, high=60_000, default=200),
         Param(name="duty", type="number", unit="", summary="share of a burst", low=0.05, high=1, default=0.25),
     ),
@@ -70,7 +78,7 @@ _INCAST = described(
 
 _COLLISION = described(
     name="congestion.hash-collision",
-    summary="everything that a rack switch sends to other racks takes this one uplink, whatever its hash",
+    summary="all traffic of a rack switch to other racks takes this one uplink, whatever its hash",
     binding={"port": "unit"},
     params=(),
     fidelity={"soft": "emulated"},
@@ -83,7 +91,7 @@ _COLLISION = described(
 
 _SLOW = described(
     name="congestion.slow-receiver",
-    summary="the host's part of the job gets little CPU: it takes up late what its RNIC has received",
+    summary="the CPU of the host's rank is limited: it processes received data late",
     binding={"host": "unit"},
     params=(CPU_LEFT,),
     fidelity={"soft": "emulated"},
@@ -96,22 +104,21 @@ _SLOW = described(
 
 _LATE = described(
     name="congestion.late-receives",
-    summary="the host's part of the job posts receives late: who sends (sends, writes with immediate, collectives) "
-    "finds none (RNR)",
+    summary="the host's rank posts receives late: senders (sends, writes with immediate, collectives) find none (RNR)",
     binding={"host": "unit"},
     params=(
         Param(
             name="late",
             type="integer",
             unit="ms",
-            summary="between a message and the receive that is posted for it again; else none while the fault lasts",
+            summary="from a message to the next posted receive; without it, none are posted while the fault is on",
             low=1,
             high=600_000,
         ),
     ),
     fidelity={"soft": "real"},
-    armed_by="the file that the traffic engine looks for, read back",
-    must_move="rcvd_rnr_err of an RNIC of another host: it was told that its receiver is not ready",
+    armed_by="the file that the traffic engine reads, read back",
+    must_move="rcvd_rnr_err of an RNIC of another host: it received an RNR NAK",
     must_not_move="rxe send_err",
     reversible=True,
     colour="#a68a64",

@@ -1,4 +1,4 @@
-"""Data: silently wrong, as no checksum of the network will tell."""
+"""Silent data corruption, which no checksum of the network detects."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ __all__ = ["KINDS"]
 KINDS = (
     described(
         name="data.corrupt",
-        summary="one bit of the last element in a data packet is another one, and the ICRC made anew: only who checks "
-        "the payload can tell",
+        summary="one bit of the last element in a data packet is flipped and the ICRC recomputed: only a check of the "
+        "payload detects it",
         binding={"port": "unit", "rnic": "unit"},
         params=tuple(param for param in FILTERS if param.name in ("share", "every", "psn", "round", "qp")),
         fidelity={"soft": "emulated"},
         armed_by="the nftables table and its hook, and the device that the packets are taken from, listed back",
         must_move="InECT1Pkts of the receiver's IP layer (changed packets are dyed with ECT(1)), and duplicate_request "
-        "of the target RNIC: the packet sent again came second. What the payload has become is for wrong_elements",
+        "of the target RNIC: the retransmitted packet came second. wrong_elements shows the effect on the payload",
         must_not_move="rxe send_err",
         reversible=True,
         colour="#ff006e",

@@ -1,4 +1,4 @@
-"""GPUs: slower than they should be, gone, or with errors."""
+"""GPUs: throttled, lost, or with error events."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _THROTTLE = described(
             name="percent",
             type="number",
             unit="%",
-            summary="taken away: 50 leaves half",
+            summary="reduction: 50 leaves half",
             low=1,
             high=99,
             required=True,
@@ -34,8 +34,8 @@ _THERMAL = described(
     summary="slow a GPU down in a sine wave, as heat does over a day",
     binding={"gpu": "unit"},
     params=(
-        Param(name="low", type="number", unit="%", summary="taken away when it is cool", low=1, high=98, default=5),
-        Param(name="high", type="number", unit="%", summary="taken away when it is hot", low=2, high=99, default=50),
+        Param(name="low", type="number", unit="%", summary="reduction when it is cool", low=1, high=98, default=5),
+        Param(name="high", type="number", unit="%", summary="reduction when it is hot", low=2, high=99, default=50),
         Param(name="period", type="number", unit="s", summary="one wave", low=1, high=86_400, default=10),
     ),
     fidelity={"soft": "emulated"},
@@ -48,12 +48,12 @@ _THERMAL = described(
 
 _NEIGHBOUR = described(
     name="gpu.noisy-neighbour",
-    summary="others compute on the same GPU: it gets one share of several",
+    summary="other processes compute on the same GPU and share its time",
     binding={"gpu": "unit"},
-    params=(Param(name="neighbours", type="integer", unit="", summary="how many others", low=1, high=16, default=1),),
+    params=(Param(name="neighbours", type="integer", unit="", summary="number of them", low=1, high=16, default=1),),
     fidelity={"soft": "emulated"},
     armed_by="the busy processes in the GPU's cgroup",
-    must_move="time that the GPU's process has waited to run, and the busy processes, as a second look finds them",
+    must_move="time that the GPU's process waited to run, and the busy processes, counted independently of the holder",
     must_not_move="nr_throttled of every other GPU",
     reversible=True,
     colour="#735d78",
@@ -61,12 +61,12 @@ _NEIGHBOUR = described(
 
 _LOST = described(
     name="gpu.lost",
-    summary="fallen off the bus: the GPU is gone in the middle of its work, and comes back only when the fault ends",
+    summary="the GPU falls off the bus during its work, and comes back only when the fault ends",
     binding={"gpu": "unit"},
     params=(),
     fidelity={"soft": "emulated"},
-    armed_by="the GPU's service has no process any more",
-    must_move="nothing: the GPU's cgroup is gone, as a second look finds while the fault is on",
+    armed_by="the GPU's service has no process",
+    must_move="nothing: the GPU's cgroup is gone while the fault is on, read independently of the holder",
     must_not_move="nr_throttled of every other GPU",
     reversible=True,
     colour="#5e3b6d",
@@ -74,8 +74,8 @@ _LOST = described(
 
 _XID = described(
     name="gpu.xid",
-    summary="error events of a GPU (XID) as monitoring sees them: once, or again and again as from a repeat offender; "
-    "synthetic, the GPU has nothing",
+    summary="error events of a GPU (XID) as monitoring sees them, once or repeatedly; "
+    "synthetic, without any effect on the GPU",
     binding={"gpu": "unit"},
     params=(
         Param(

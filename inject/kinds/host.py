@@ -1,4 +1,4 @@
-"""Hosts: frozen, rebooted, robbed of CPU or of memory, a clock stepped, a disk full, a rank killed or hung."""
+"""Hosts: freeze, reboot, CPU and memory pressure, clock step, full disk, killed and hung ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["KINDS"]
 
 _FREEZE = described(
     name="host.freeze",
-    summary="the whole host stands still (SIGSTOP of its VM); its clock goes on",
+    summary="the whole host stops (SIGSTOP of its VM); its clock continues",
     binding={"host": "local"},
     params=(),
     fidelity={"soft": "emulated"},
@@ -22,8 +22,8 @@ _FREEZE = described(
 
 _REBOOT = described(
     name="host.reboot",
-    summary="the host reboots without a word to anybody (QEMU resets its VM; its switch ports keep their carrier); "
-    "nothing can revert it: it is over when the host is provisioned again",
+    summary="the host reboots without closing anything (QEMU resets its VM; its switch ports keep their carrier); "
+    "it cannot be reverted, and ends when the host is provisioned again",
     binding={"host": "local"},
     params=(),
     fidelity={"soft": "real"},
@@ -36,15 +36,15 @@ _REBOOT = described(
 
 _STEAL = described(
     name="host.cpu-steal",
-    summary="a share of the host's CPU goes to somebody else, ahead of everything that runs there",
+    summary="a busy process takes a share of the host's CPU, with priority over everything else",
     binding={"host": "unit"},
     params=(
         Param(name="share", type="number", unit="", summary="share of the CPU", low=0.05, high=0.9, required=True),
     ),
     fidelity={"soft": "emulated"},
     armed_by="the busy process in /proc",
-    must_move="time that tasks of the host have waited to run (/proc/schedstat), and the busy process, as a second "
-    "look finds it while the fault is on",
+    must_move="time that tasks of the host waited to run (/proc/schedstat), and the busy process, counted while the "
+    "fault is on, independently of the holder",
     must_not_move="rxe send_err",
     reversible=True,
     colour="#81b29a",
@@ -52,12 +52,12 @@ _STEAL = described(
 
 _KILL = described(
     name="host.rank-kill",
-    summary="SIGKILL of the host's part of the job; nothing can revert it",
+    summary="SIGKILL of the host's rank; it cannot be reverted",
     binding={"host": "unit"},
     params=(),
     fidelity={"soft": "real"},
     armed_by="the traffic engine's process is gone from /proc",
-    must_move="nothing: the traffic engine is gone, as a second look finds while the fault is on",
+    must_move="nothing: the traffic engine is gone while the fault is on, read independently of the holder",
     must_not_move="rxe send_err",
     reversible=False,
     colour="#9b2226",
@@ -65,7 +65,7 @@ _KILL = described(
 
 _HANG = described(
     name="host.rank-hang",
-    summary="the host's part of the job hangs (SIGSTOP); its RNIC still answers",
+    summary="the host's rank hangs (SIGSTOP); its RNIC still answers",
     binding={"host": "unit"},
     params=(),
     fidelity={"soft": "real"},
@@ -78,14 +78,14 @@ _HANG = described(
 
 _MEMORY = described(
     name="host.memory-pressure",
-    summary="somebody else holds all memory of the host but a rest; it is the first to be killed if that is too little",
+    summary="a process holds all memory of the host but a rest; the kernel kills it first if memory runs out",
     binding={"host": "unit"},
     params=(
         Param(name="left", type="integer", unit="MiB", summary="that stay available", low=4, high=1 << 20, default=24),
     ),
     fidelity={"soft": "real"},
     armed_by="the process that holds it",
-    must_move="time that processes of the host have waited for memory (/proc/pressure/memory)",
+    must_move="time that processes of the host waited for memory (/proc/pressure/memory)",
     must_not_move="rxe send_err",
     reversible=True,
     colour="#e07a5f",
@@ -93,14 +93,14 @@ _MEMORY = described(
 
 _CLOCK = described(
     name="host.clock-step",
-    summary="the host's wall clock is stepped, as by a time server that lies; nothing of the job may depend on it",
+    summary="the host's wall clock is stepped, as by a wrong time server; nothing of the job may depend on it",
     binding={"host": "unit"},
     params=(
         Param(name="step", type="integer", unit="s", summary="forwards, or back", low=-86_400, high=86_400, default=60),
     ),
     fidelity={"soft": "real"},
     armed_by="the wall clock against the uptime, by the holder and by the counters",
-    must_move="the same, as a second look finds it while the fault is on",
+    must_move="nothing: the stepped clock, read while the fault is on, independently of the holder",
     must_not_move="rxe send_err",
     reversible=True,
     colour="#5f0f40",
@@ -108,12 +108,12 @@ _CLOCK = described(
 
 _DISK = described(
     name="host.disk-full",
-    summary="an open file without a name takes all that is left of the host's disk",
+    summary="an open file without a name takes all free space of the host's disk",
     binding={"host": "unit"},
     params=(),
     fidelity={"soft": "real"},
-    armed_by="the open file, and what the file system says is left",
-    must_move="a full file system, as a second look finds it while the fault is on",
+    armed_by="the open file, and the free space of the file system",
+    must_move="nothing: the full file system, read while the fault is on, independently of the holder",
     must_not_move="rxe send_err",
     reversible=True,
     colour="#997b66",

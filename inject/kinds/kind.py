@@ -1,4 +1,4 @@
-"""What a fault kind says of itself: frozen data, read by the planner, the command line, the reports and the docs."""
+"""The description of a fault kind: frozen data for the planner, the command line, the reports and the docs."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Fidelity = Literal["real", "emulated", "modelled"]
 """`real`: real cause and effect; `emulated`: real symptom, another cause; `modelled`: no packet shows it."""
 
 Binding = Literal["fd", "unit", "local"]
-"""Who reverts when the holder dies: the kernel with its socket, PID 1 of the target, or the guardian beside QEMU."""
+"""What reverts if the holder dies: the kernel with its socket, PID 1 of the target, or the guardian beside QEMU."""
 
 ParamType = Literal["number", "integer", "psn", "qpn", "rnic", "choice"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Param:
-    """One parameter: its unit, its closed range `low`..`high` (None: open), its default (None: left out)."""
+    """One parameter with its unit, its closed range `low`..`high` (None: open) and its default (None: omitted)."""
 
     name: str
     type: ParamType
@@ -34,7 +34,7 @@ class Param:
 
     @property
     def range(self) -> str:
-        """The range as a person reads it."""
+        """The range as text."""
         if self.type == "choice":
             return " | ".join(self.choices)
         if self.type == "psn":
@@ -52,9 +52,9 @@ class Param:
 class FaultKind:
     """A kind of fault.
 
-    `binding` maps each kind of target it fits (`testbed.model.topology.Target.kind`) to who reverts; `fidelity` maps
-    each kind of lab that can do it to what it is worth there; `tried` names those on which a receipt of it has been
-    proved. `on_rack` says by what a rack lab does it. The three `*_by`/`must_*` texts are for people; the exact
+    `binding` maps each kind of target (`testbed.model.topology.Target.kind`) to what reverts it; `fidelity` maps
+    each kind of lab that can do it to its fidelity there; `tried` names those on which a receipt of it has been
+    proved. `on_rack` says how a rack lab does it. The three `*_by`/`must_*` texts are for people; the exact
     counters are chosen for the target by the planner.
     """
 
@@ -73,24 +73,24 @@ class FaultKind:
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """Kinds of target this kind fits."""
+        """The kinds of target that this kind can have."""
         return tuple(self.binding)
 
     @property
     def worth(self) -> str:
-        """Fidelity by lab as a person reads it, with what has not been run yet said."""
+        """The fidelity by lab as text, with a note where it has not been run yet."""
         return ", ".join(
             f"{lab}: {fidelity}{'' if lab in self.tried else ' (not yet run)'}"
             for lab, fidelity in self.fidelity.items()
         )
 
     def param(self, name: str) -> Param | None:
-        """The parameter of that name."""
+        """Return the parameter of that name, or None."""
         return next((param for param in self.params if param.name == name), None)
 
 
 def described(*, binding: Mapping[str, Binding], fidelity: Mapping[str, Fidelity], **rest: object) -> FaultKind:
-    """A kind whose mappings cannot be changed."""
+    """Return a kind whose mappings cannot be changed."""
     return FaultKind(
         binding=MappingProxyType(dict(binding)),
         fidelity=MappingProxyType(dict(fidelity)),

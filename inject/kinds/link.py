@@ -1,4 +1,4 @@
-"""Links: down, flapping, silent in one direction, slow."""
+"""Links: down, flapping, silent in one direction, slow, with a smaller MTU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _DOWN = described(
     fidelity={"soft": "emulated"},
     armed_by=_FLAGS,
     must_move=_CARRIER,
-    must_not_move="rxe send_err (of an RNIC that is the target: of the others)",
+    must_not_move="rxe send_err (except that of the target RNIC)",
     reversible=True,
     colour="#a63446",
 )
@@ -53,7 +53,7 @@ _FLAP = described(
     fidelity={"soft": "emulated"},
     armed_by=_FLAGS,
     must_move=_CARRIER,
-    must_not_move="rxe send_err (of an RNIC that is the target: of the others)",
+    must_not_move="rxe send_err (except that of the target RNIC)",
     reversible=True,
     colour="#d1495b",
 )
@@ -73,15 +73,17 @@ _ONEWAY = described(
 
 _RATE = described(
     name="link.rate",
-    summary="a link that carries less: IPv4 traffic in one direction is limited to a rate",
+    summary="a link with less capacity: IPv4 traffic in one direction is limited to a rate",
     binding={"port": "unit", "rnic": "unit"},
     params=(
-        Param(name="rate", type="number", unit="Mbit/s", summary="what is left", low=0.1, high=100_000, required=True),
+        Param(
+            name="rate", type="number", unit="Mbit/s", summary="remaining rate", low=0.1, high=100_000, required=True
+        ),
         DIRECTION,
     ),
     fidelity={"soft": "emulated"},
     armed_by="the nftables table and its hook, and the tbf queue of the detour, read back",
-    must_move="overlimits of the queue, and dyed packets (ECT(1)) at the receiver's IP layer",
+    must_move="overlimits of the queue, and packets marked with ECT(1) at the receiver's IP layer",
     must_not_move="rxe send_err",
     reversible=True,
     colour="#f4a261",
@@ -89,14 +91,14 @@ _RATE = described(
 
 _MTU = described(
     name="link.mtu",
-    summary="an MTU mismatch: the switch port takes packets in that it can no longer send out",
+    summary="an MTU mismatch: the switch receives packets that this port can no longer send",
     binding={"port": "unit", "rnic": "unit"},
     params=(
         Param(name="mtu", type="integer", unit="bytes", summary="of the switch port", low=576, high=9000, default=1500),
     ),
     fidelity={"soft": "real"},
     armed_by="the MTU of the port, read back by the holder and by the counters",
-    must_move="FragFails of the switch: packets too big to be sent and not to be fragmented",
+    must_move="FragFails of the switch: packets that are too big and must not be fragmented",
     must_not_move="rxe send_err",
     reversible=True,
     colour="#9c6644",

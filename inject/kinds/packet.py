@@ -1,4 +1,4 @@
-"""Packets: dropped, marked, corrupted, delayed, duplicated, reordered, told apart by their headers; and forged ones."""
+"""Packet faults, selected by headers: drop, mark, corrupt, delay, duplicate, reorder; and forged packets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ FILTERS = (
     Param(name="share", type="number", unit="", summary="share of packets, chosen by the seed", low=0.000001, high=1),
     Param(name="every", type="integer", unit="", summary="every n-th packet", low=1, high=1_000_000_000),
     Param(
-        name="psn", type="psn", unit="", summary="this packet once; +N: at least so far ahead of what passes the hop"
+        name="psn",
+        type="psn",
+        unit="",
+        summary="this packet once; +N: at least so far ahead of the PSN that passes the hop",
     ),
     Param(
         name="round",
@@ -104,17 +107,17 @@ _CORRUPT = _packet(
 
 _DELAY = _packet(
     "delay",
-    "hold packets back for a time; with jitter they overtake each other",
+    "hold packets back for a time; with jitter they are reordered",
     Param(name="delay", type="number", unit="ms", summary="how long", low=0.1, high=10_000, required=True),
     Param(name="jitter", type="number", unit="ms", summary="more or less, uniformly", low=0.1, high=10_000),
     armed_by=_DETOUR,
-    must_move="InECT1Pkts of the receiver's IP layer: delayed packets are dyed with ECT(1)",
+    must_move="InECT1Pkts of the receiver's IP layer: delayed packets are marked with ECT(1)",
     colour="#457b9d",
 )
 
 _REORDER = _packet(
     "reorder",
-    "let some packets be overtaken by those behind them",
+    "delay some packets so that later ones overtake them",
     Param(name="late", type="number", unit="ms", summary="how late", low=0.1, high=10_000, default=10.0),
     armed_by=_DETOUR,
     must_move="out_of_seq_request, rcvd_seq_err or duplicate_request at an RNIC",
@@ -125,13 +128,13 @@ _DUPLICATE = _packet(
     "duplicate",
     "deliver packets twice",
     armed_by=_DETOUR,
-    must_move="InECT1Pkts of the receiver's IP layer: duplicated packets are dyed with ECT(1)",
+    must_move="InECT1Pkts of the receiver's IP layer: duplicated packets are marked with ECT(1)",
     colour="#2a9d8f",
 )
 
 _FORGE = described(
     name="packet.forge",
-    summary="put packets on the wire that nobody has sent, made from live ones towards the target, their ICRC right",
+    summary="send forged packets to the target, made from live ones, with a correct ICRC",
     binding={"port": "fd", "rnic": "fd"},
     params=(
         Param(
@@ -139,7 +142,7 @@ _FORGE = described(
             type="choice",
             unit="",
             summary="a CNP (rxe ignores it); a NAK of the next PSN; the last ACK again; a data packet again; one "
-            "to a QP that nobody has; one with a wrong transport version",
+            "to a QP that does not exist; one with a wrong transport version",
             choices=("cnp", "nak", "ack", "replay", "stray", "malformed"),
             required=True,
         ),
@@ -148,7 +151,7 @@ _FORGE = described(
     ),
     fidelity={"soft": "real"},
     armed_by="the socket at the port, by the holder",
-    must_move="InECT1Pkts of the receiver's IP layer (forged packets are dyed with ECT(1)); for a NAK also "
+    must_move="InECT1Pkts of the receiver's IP layer (forged packets are marked with ECT(1)); for a NAK also "
     "completer_retry_err or rcvd_seq_err of the target RNIC, for a data packet again its duplicate_request",
     must_not_move="rxe send_err",
     reversible=True,

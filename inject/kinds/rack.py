@@ -1,4 +1,4 @@
-"""Kinds that only a rack lab can do: a soft GPU has no power limit and no driver. Not yet run on hardware."""
+"""Kinds for rack labs only: a soft GPU has no power limit and no driver. Not yet run on hardware."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ __all__ = ["KINDS"]
 
 _POWER_CAP = described(
     name="gpu.power-cap",
-    summary="cap a GPU's power: it slows down as soon as it would draw more",
+    summary="limit a GPU's power: it slows down at that limit",
     binding={"gpu": "unit"},
     params=(
         Param(
             name="percent",
             type="number",
             unit="%",
-            summary="taken from the default limit: 30 leaves 70 %",
+            summary="reduction of the default limit: 30 leaves 70 %",
             low=1,
             high=90,
             required=True,
@@ -23,8 +23,8 @@ _POWER_CAP = described(
     ),
     fidelity={},
     armed_by="power.limit, read back",
-    must_move="the event reason `software power cap`, as a second look finds it while the fault is on",
-    must_not_move="nothing that is looked at yet",
+    must_move="the event reason `software power cap`, read while the fault is on, independently of the holder",
+    must_not_move="nothing yet",
     reversible=True,
     colour="#ae2012",
     tried=(),

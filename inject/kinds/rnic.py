@@ -1,4 +1,4 @@
-"""RNICs: reset, or gone and back."""
+"""RNICs: reset, or removed and recreated."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _RESET = described(
 
 _REMOVE = described(
     name="rnic.remove",
-    summary="the RDMA device is deleted and made again on the same interface; one that is in use is refused",
+    summary="the RDMA device is deleted and recreated on the same interface; a device in use is refused",
     binding={"rnic": "unit"},
     params=(),
     fidelity={"soft": "real"},
     armed_by="/sys/class/infiniband no longer has it, by the holder and by the counters",
-    must_move="nothing: the counters of the RNIC are gone, as a second look finds while the fault is on",
+    must_move="nothing: the counters of the RNIC are gone while the fault is on, read independently of the holder",
     must_not_move="rxe send_err",
     reversible=True,
     colour="#1982c4",

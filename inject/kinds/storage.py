@@ -1,4 +1,4 @@
-"""Storage: slow, stalled, or written to by somebody else at the same time."""
+"""Storage: slow, stalled, or loaded by another job's checkpoints."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ __all__ = ["KINDS"]
 
 _SLOW = described(
     name="storage.slow",
-    summary="the storage of the job on this host gets little CPU: data and checkpoints take long, over the front end",
+    summary="the CPU of the job's storage on this host is limited: data and checkpoints are slow, over the front end",
     binding={"host": "unit"},
     params=(CPU_LEFT,),
     fidelity={"soft": "emulated"},
@@ -22,7 +22,7 @@ _SLOW = described(
 
 _STALL = described(
     name="storage.stall",
-    summary="the storage of the job on this host hangs (SIGSTOP): connections stay, nothing is answered",
+    summary="the job's storage on this host hangs (SIGSTOP): connections stay open without answers",
     binding={"host": "unit"},
     params=(),
     fidelity={"soft": "emulated"},
@@ -35,7 +35,7 @@ _STALL = described(
 
 _BURST = described(
     name="storage.burst",
-    summary="checkpoints of somebody else collide with the job's: several writers at one moment, TCP to the job's "
+    summary="checkpoints of another job collide with the job's: several writers at the same time, TCP to the job's "
     "storage (from its own host, so that its front-end link is not loaded)",
     binding={"host": "unit"},
     params=(
@@ -45,8 +45,8 @@ _BURST = described(
     ),
     fidelity={"soft": "emulated"},
     armed_by="the writing process in /proc",
-    must_move="PassiveOpens of the host's TCP layer: the storage has taken so many new clients; the count is of "
-    "checkpoints that it has checked and answered",
+    must_move="PassiveOpens of the host's TCP layer: new clients of the storage; the hits are "
+    "checkpoints that it has verified and answered",
     must_not_move="rxe send_err",
     reversible=True,
     colour="#a68a64",

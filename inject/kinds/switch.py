@@ -1,4 +1,4 @@
-"""Switches and their control plane."""
+"""Faults of switches and their control plane."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from inject.kinds.kind import FaultKind, described
 
 __all__ = ["KINDS"]
 
-_SESSIONS = "TCP connections opened anew (ActiveOpens, PassiveOpens) at the switches it speaks BGP with"
+_SESSIONS = "new TCP connections (ActiveOpens, PassiveOpens) at its BGP neighbours"
 
 
 def _switch(name: str, summary: str, *, tried: tuple[str, ...] = ("soft",), **rest: str) -> FaultKind:
@@ -26,14 +26,14 @@ def _switch(name: str, summary: str, *, tried: tuple[str, ...] = ("soft",), **re
 KINDS = (
     _switch(
         "bgp-kill",
-        "SIGKILL of the BGP daemon; it is started again when the fault ends",
+        "SIGKILL of the BGP daemon; it restarts when the fault ends",
         armed_by="the daemon's process is gone, by its pid file",
         must_move=_SESSIONS,
         colour="#264653",
     ),
     _switch(
         "bgp-reset",
-        "every BGP session is closed at once (clear bgp *) and comes back by itself",
+        "every BGP session is closed (clear bgp *) and reconnects on its own",
         armed_by="connectionsDropped of bgpd has risen",
         must_move=_SESSIONS,
         colour="#287271",

@@ -118,8 +118,8 @@ def _sender(planned: PlannedFault, link: Link) -> str:
     """Return the node whose packets a one-way fault drops: the far end (`to` the target), or the target (`from`)."""
     target = planned.target
     # An RNIC is at its own end of the link; a switch port stands for the node that it faces.
-    aimed = target.node if target.kind == "rnic" else link.other(target.node).node
-    return link.other(aimed).node if planned.params.get("direction", "to") == "to" else aimed
+    end = target.node if target.kind == "rnic" else link.other(target.node).node
+    return link.other(end).node if planned.params.get("direction", "to") == "to" else end
 
 
 def _own(planned: PlannedFault, topology: Topology) -> list[Claim]:

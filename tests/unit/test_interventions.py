@@ -325,4 +325,4 @@ def test_fuzz_does_not_take_a_run_on_a_healed_lab_for_a_finding(folder, tmp_path
 def test_record_that_cannot_be_read_counts_as_lost(folder):
     interventions.watch(folder)
     interventions.path_of(folder).write_text(json.dumps({"id": "x", "number": 3, "entries": []})[:-4])
-    assert "is gone" in interventions.since_begin(folder)
+    assert "was removed" in interventions.since_begin(folder)

@@ -209,7 +209,7 @@ def test_what_does_not_go_well_is_written_down_too(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return {"before": {}}
 
-    monkeypatch.setattr("inject.leases.lease.Lease.ask", ask)
+    monkeypatch.setattr("inject.leases.lease.Lease.request", ask)
     lab = SimpleNamespace(
         inventory_model=RACK, name="rack", state_dir=tmp_path / "state", topology=RACK.topology, ours=("*",)
     )

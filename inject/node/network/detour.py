@@ -82,7 +82,7 @@ class DetourActuator(HopActuator):
         at, link = inside(self._netns), f"{ip(self._netns)} link"
         path = f"{link} del {self._via} 2>/dev/null; ! {link} show {self._via} >/dev/null 2>&1"
         if self._hook == "egress":
-            # `prepare` refuses a port with a filter, whoever made its clsact.
+            # `prepare` refuses a port with a filter, so that an empty list is the previous state.
             none = f'[ -z "$({at}tc filter show dev {self._device} egress 2>/dev/null)" ]'
             path = f"{at}tc {self._without_redirection()} 2>/dev/null; {path} && {none}"
         return f"{super().revert_script()} && {{ {unless_gone(self._netns, path)}; }}"
