@@ -72,7 +72,7 @@ class SchemeActuator(Actuator):
             heartbeat()
             agent.apply()
 
-    def tick(self, now_ns: int) -> None:
+    def tick(self, now_ns: int) -> None:  # noqa: ARG002  # the kernel's reports say what has changed, at any time
         """Copy what BGP has changed on the switches whose kernel has reported a change."""
         for agent in self._agents:
             if agent.drain():
