@@ -230,7 +230,7 @@ class _Play:
         return " ".join(words) or None
 
 
-_RACK_ONLY = frozenset({"faultbed_dcb", "faultbed_fabric_bgp", "faultbed_found", "faultbed_sonic"})
+_RACK_ONLY = frozenset({"faultbed_dcb", "faultbed_fabric_bgp", "faultbed_saved", "faultbed_sonic"})
 """Of what plays share, what only roles of rack labs use."""
 
 _PROVISION = _Play(name="provision", timeout_s=600)

@@ -1,8 +1,7 @@
-"""BGP of a rack's switch: that of the soft lab's, and of its own prefixes only those of the fabric told to others.
+"""BGP of a rack's switch: as on the soft lab, but of its own prefixes it announces only those of the fabric.
 
-A switch of a rack is connected to more than the fabric: its management port, a container bridge. What it told of these,
-others would follow: two racks whose management networks differ would reach each other's through the fabric, and who
-manages them would be cut off.
+A rack's switch is also connected to a management network and perhaps a container bridge. If it announced these, other
+switches would route to them through the fabric, and administrators could lose access to the racks.
 """
 
 import ipaddress
@@ -15,7 +14,7 @@ NAME = "FAULTBED"
 
 
 def fabric_bgpd_config(switch):
-    """The configuration of a switch's bgpd. What others have told (its AS path is not empty) is passed on."""
+    """Return the configuration of a switch's bgpd. Prefixes learned from others (non-empty AS path) are passed on."""
     own = [switch["loopback"], *(port["address"] for port in switch["ports"] if port.get("address"))]
     prefixes = sorted({ipaddress.ip_interface(address).network for address in own})
     lines = [

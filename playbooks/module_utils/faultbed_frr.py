@@ -22,9 +22,9 @@ STOP_DEADLINE_S = 10.0
 
 
 def bgpd_config(switch):
-    """The configuration of a switch's bgpd: unnumbered eBGP (RFC 5549) on every uplink, all equal paths used.
+    """Return the configuration of a switch's bgpd: unnumbered eBGP (RFC 5549) on every uplink, with all equal paths.
 
-    Timers of 1 and 3 s are for the silent loss of a link; one with a carrier event needs no timer.
+    The timers of 1 and 3 s detect a link that fails silently; one that loses its carrier needs no timer.
     """
     uplinks = [port["netdev"] for port in switch["ports"] if port.get("rnic") is None]
     return "\n".join(
@@ -51,17 +51,17 @@ def bgpd_config(switch):
 
 
 def zebra_config():
-    """The configuration of every zebra: next hops go to the kernel within each route, not as objects of their own.
+    """Return the configuration of every zebra: next hops are installed within each route, not as next-hop objects.
 
-    A flow's hash picks a next hop by its place in the group. Objects are placed by their ids, that is by which session
-    came up first, and anew after every flap; within a route they are sorted (FRR's lib/nexthop_group.c), so that the
-    same flow takes the same uplink in every lab and after every flap.
+    A flow's hash picks a next hop by its position in the group. Objects are ordered by their ids, which depend on the
+    order in which sessions came up and change with every flap. Next hops within a route are sorted (FRR's
+    lib/nexthop_group.c), so that a flow takes the same uplink in every lab and after every flap.
     """
     return "no zebra nexthop kernel enable\n"
 
 
 def bring_frr(switches, changes):
-    """Let every switch's daemons run with their configuration; those that do so already are left alone."""
+    """Start every switch's daemons with their configuration; those that already run with it are left alone."""
     stale = []
     for switch in switches:
         space = switch["netns"]
@@ -87,7 +87,7 @@ def _folder(space):
 
 
 def _write_config(space, daemon, text, changes):
-    """Write a daemon's configuration if it differs; say whether it did."""
+    """Write a daemon's configuration if it differs; return whether it did."""
     path = f"{_folder(space)}/{daemon}.conf"
     with contextlib.suppress(FileNotFoundError), open(path, encoding="ascii") as file:
         if file.read() == text:
@@ -104,7 +104,7 @@ def _write_config(space, daemon, text, changes):
 
 
 def _pid(space, daemon):
-    """PID of a running daemon of a namespace: the pid file's, if it is that program, in that namespace."""
+    """Return the PID in a daemon's pid file if it is that program in that namespace; else None."""
     try:
         with open(f"{_folder(space)}/{daemon}.pid", encoding="ascii") as file:
             pid = int(file.read())
@@ -117,17 +117,17 @@ def _pid(space, daemon):
 
 
 def _start(daemon, spaces):
-    """Start one daemon in each namespace, all at once; the process that we start ends when its daemon is ready."""
+    """Start one daemon in each namespace, all at once; each started process ends when its daemon is ready."""
     starting = {}
     for space in spaces:
         argv = [f"{BINARIES}/{daemon}", "-d", "-N", space, "-i", f"{_folder(space)}/{daemon}.pid"]
-        # No TCP port for a console; and FRR allocates for as many descriptors as the limit says, a million in a guest.
+        # No TCP port for a console. FRR allocates memory for each allowed descriptor: a million by a guest's limit.
         argv += ["-P", "0", "--limit-fds", "1024"]
         if daemon != "mgmtd":
             argv += ["-f", f"{_folder(space)}/{daemon}.conf"]
-        # A file, not a pipe: the daemon keeps it open, and the end of a pipe would never come.
-        with netns(space), open(f"{_folder(space)}/{daemon}.err", "w+", encoding="utf-8") as said:
-            starting[space] = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=said)
+        # A file, not a pipe: the daemon keeps it open, so that a pipe would never end.
+        with netns(space), open(f"{_folder(space)}/{daemon}.err", "w+", encoding="utf-8") as errors:
+            starting[space] = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors)
     deadline = time.monotonic() + START_DEADLINE_S
     for space, process in starting.items():
         try:
@@ -136,13 +136,13 @@ def _start(daemon, spaces):
             process.kill()
             raise StateError(f"{daemon} of {space} was not ready within {START_DEADLINE_S:.0f} s") from None
         if process.returncode != 0:
-            with open(f"{_folder(space)}/{daemon}.err", encoding="utf-8", errors="replace") as said:
-                told = " | ".join(said.read().strip().splitlines()[-3:])
-            raise StateError(f"{daemon} of {space} ended with {process.returncode}: {told}")
+            with open(f"{_folder(space)}/{daemon}.err", encoding="utf-8", errors="replace") as errors:
+                output = " | ".join(errors.read().strip().splitlines()[-3:])
+            raise StateError(f"{daemon} of {space} ended with {process.returncode}: {output}")
 
 
 def _stop(space, daemon):
-    """End a daemon, if it runs."""
+    """Stop a daemon, if it runs."""
     pid = _pid(space, daemon)
     if pid is None:
         return

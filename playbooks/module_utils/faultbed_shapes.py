@@ -1,15 +1,15 @@
-"""Shape the ports of soft switches: what a link's rate, its delay and the depth of its queue are in the emulation.
+"""Shapes the ports of soft switches, to emulate a link's rate, its delay and the depth of its queue.
 
-Each shaped port has two bands. IPv4, that is all traffic of hosts, waits in a netem with the port's rate, delay and
-queue. IPv6 is the switches' own (BGP unnumbered, neighbour discovery) and goes first: a session behind a deep queue
-would end by its hold timer, as no network lets its control traffic wait behind data.
+Each shaped port has two bands. IPv4, all traffic of hosts, waits in a netem with the port's rate, delay and queue. IPv6
+is the switches' own (BGP unnumbered, neighbour discovery) and has priority: behind a deep queue a session would end by
+its hold timer, and real networks do not let control traffic wait behind data.
 """
 
 import json
 
 from faultbed_state import run
 
-__all__ = ["found_shapes", "shape_ports", "wrong_shapes"]
+__all__ = ["current_shapes", "shape_ports", "wrong_shapes"]
 
 _ALL_TO_DATA = " ".join(["1"] * 16)
 # net/sched/sch_netem.c: a rate in bytes/s, a delay in ns (tc prints seconds).
@@ -17,8 +17,8 @@ _BITS, _US = 8, 1_000_000
 
 
 def shape_ports(shapes, changes, *, namespace):
-    """Bring the queues of ports (name -> {rate_bps, packets, delay_us}) to what is wanted; those that are stay."""
-    have = found_shapes(namespace)
+    """Shape ports (name -> {rate_bps, packets, delay_us}); those that already have their shape are left alone."""
+    have = current_shapes(namespace)
     commands = [line for port, shape in shapes.items() if have.get(port) != shape for line in _commands(port, shape)]
     for line in commands:
         changes.really(f"tc {line} in {namespace}")
@@ -36,8 +36,8 @@ def _commands(port, shape):
     ]
 
 
-def found_shapes(namespace):
-    """The shape of each port that has one: prio with a netem in its second band."""
+def current_shapes(namespace):
+    """Return the shape of each shaped port, that is one with prio and a netem in its second band."""
     every = json.loads(run(["tc", "-n", namespace, "-j", "qdisc", "show"]))
     shaped = {item["dev"] for item in every if item.get("root") and item["kind"] == "prio"}
     return {
@@ -52,8 +52,8 @@ def found_shapes(namespace):
 
 
 def wrong_shapes(switch, shapes):
-    """What of a switch's shaped ports is not as wanted, in words."""
-    have = found_shapes(switch["netns"])
+    """Describe the ports of a switch that have another shape than wanted."""
+    have = current_shapes(switch["netns"])
     return [
         f"{switch['name']}:{port} is shaped {have.get(port, 'not at all')}, not {shape}"
         for port, shape in shapes.items()

@@ -1,6 +1,6 @@
-"""What our node programs share: run `ip`, read and write kernel state, tell what was changed.
+"""Shared by the node programs of roles: run `ip`, read and write kernel state, report changes.
 
-Standard library only, and little of it: a program starts in a guest whose CPU is emulated.
+Only few modules of the standard library are imported: a program starts in a guest whose CPU is emulated.
 """
 
 import contextlib
@@ -32,20 +32,20 @@ class StateError(Exception):
 
 
 class Changes:
-    """What was changed, in words. With `check`, what would be: callers ask `really` before they act."""
+    """Descriptions of changes; with `check`, of those that would be made. Callers call `really` before each."""
 
     def __init__(self, *, check):
         self.check = check
         self.made = []
 
     def really(self, what):
-        """Note a change; say whether it is to be made."""
+        """Add the description of a change; return whether to make it."""
         self.made.append(what)
         return not self.check
 
 
 def answer(program, wanted, *, check):
-    """Run `program(wanted, changes)` and print the JSON that the action on_node reads; extra keys are its result."""
+    """Run `program(wanted, changes)` and print JSON for the action on_node; extra keys are its return value."""
     changes = Changes(check=check)
     try:
         extra = program(wanted, changes) or {}
@@ -59,8 +59,8 @@ def run(argv, *, stdin=None, ok=(0,)):
     """Run a command to its end and return its stdout."""
     done = subprocess.run(argv, input=stdin, capture_output=True, text=True, check=False, timeout=60)
     if done.returncode not in ok:
-        told = " | ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
-        raise StateError(f"`{' '.join(argv)}` ended with {done.returncode}: {told}")
+        output = " | ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
+        raise StateError(f"`{' '.join(argv)}` ended with {done.returncode}: {output}")
     return done.stdout
 
 
@@ -82,13 +82,13 @@ def ip_batch(lines, *, namespace=None):
 
 
 def fifo_queues(netdevs, changes, *, namespace=None, clsact=()):
-    """Give each interface one deep first-in-first-out queue, so that the fabric loses nothing unasked.
+    """Give each interface one deep first-in-first-out queue, so that the fabric loses no packet without a fault.
 
-    What systems set by default, fq_codel, drops what has queued for 5 ms over 100 ms (RFC 8289): where a CPU is
-    emulated and shared, that is any packet, and no fault of the experiment.
+    The default of most systems, fq_codel, drops packets when the queue delay exceeds 5 ms for 100 ms (RFC 8289). On an
+    emulated, shared CPU that may be any packet.
 
-    Those of `clsact` get a hook for filters, which faults use: to make one while packets pass takes the interface's
-    queue away for a moment, and drops what comes meanwhile (net/sched/sch_api.c, qdisc_graft: dev_deactivate).
+    Interfaces in `clsact` get a hook for filters, which faults use. Adding the hook while packets pass would deactivate
+    the queue for a moment and drop packets (net/sched/sch_api.c, qdisc_graft: dev_deactivate).
     """
     tc = ["tc", *(["-n", namespace] if namespace else [])]
     every = json.loads(run([*tc, "-j", "qdisc", "show"]))
@@ -107,13 +107,13 @@ def fifo_queues(netdevs, changes, *, namespace=None, clsact=()):
 
 
 def addresses(link):
-    """IPv4 addresses of an entry of `ip -j address`, with prefix length."""
+    """Return the IPv4 addresses of an entry of `ip -j address`, with prefix length."""
     return [f"{info['local']}/{info['prefixlen']}" for info in link["addr_info"] if info["family"] == "inet"]
 
 
 @contextlib.contextmanager
 def netns(name):
-    """Be in a network namespace; None stays where we are. Children started inside are born there."""
+    """Enter a network namespace; None stays in the present one. Processes started inside run in it."""
     if name is None:
         yield
         return
@@ -129,7 +129,7 @@ def netns(name):
 
 
 def set_sysctls(wanted, changes, *, namespace=None):
-    """Bring /proc/sys/net values (path below it -> value) to what is wanted.
+    """Set values below /proc/sys/net: path -> value.
 
     /proc/sys/net shows the namespace of the process that opens a file (proc_sysctl.c, `current->nsproxy`).
     """

@@ -26,13 +26,13 @@ def load():
             return module
 
         yield one
-    for name in ("faultbed_state", "faultbed_found", "faultbed_frr", "faultbed_dcb", "faultbed_fabric_bgp"):
+    for name in ("faultbed_state", "faultbed_saved", "faultbed_frr", "faultbed_dcb", "faultbed_fabric_bgp"):
         sys.modules.pop(name, None)
 
 
 @pytest.fixture(scope="module")
 def found(load):
-    return load(playbooks() / "module_utils" / "faultbed_found.py").Found
+    return load(playbooks() / "module_utils" / "faultbed_saved.py").SavedState
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,7 @@ def program(monkeypatch):
         "faultbed_state",
         "faultbed_frr",
         "faultbed_shapes",
-        "faultbed_found",
+        "faultbed_saved",
         "faultbed_dcb",
         "faultbed_fabric_bgp",
     ):

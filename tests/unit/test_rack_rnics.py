@@ -93,7 +93,7 @@ def rnic(tmp_path, monkeypatch, program, found, changes):
 
     def teardown():
         one = keep("rnic_host", changes(check=False))
-        one.put_back()
+        one.restore()
 
     bring.role, bring.teardown, bring.tools = role, teardown, tools
     bring.state = lambda: json.loads(state.read_text())

@@ -55,10 +55,10 @@ def test_role_second_run_changes_nothing_and_teardown_restores_everything(role):
         assert len(made.made) == expected
     assert everything(role.root) != before
     one, made = role()
-    assert one.put_back() == 4
+    assert one.restore() == 4
     assert everything(role.root) == before
     assert not (role.root.parent / "found").exists(), "the record goes too, and its folder"
-    assert role()[0].put_back() == 0
+    assert role()[0].restore() == 0
 
 
 def test_base_host_sysctls_survive_a_reboot_and_are_restored(role):
@@ -69,21 +69,21 @@ def test_base_host_sysctls_survive_a_reboot_and_are_restored(role):
         assert len(made.made) == expected
     assert "\nnet/a = 5\n" in (role.root / "etc/sysctl.d/90-x.conf").read_text()
     one.sysctls({}, "/etc/sysctl.d/none")
-    one.put_back()
+    one.restore()
     assert everything(role.root) == before
 
 
 def test_role_teardown_keeps_a_folder_with_foreign_files(role):
     role()[0].file("/etc/new/file", "ours\n")
     (role.root / "etc/new/theirs").write_text("theirs\n")
-    role()[0].put_back()
+    role()[0].restore()
     assert sorted(path.name for path in (role.root / "etc/new").iterdir()) == ["theirs"]
 
 
 def test_role_changed_value_keeps_the_first_record(role):
     for value in (5, 6, 7):
         role()[0].sysctl("net/a", value)
-    role()[0].put_back()
+    role()[0].restore()
     assert (role.root / "proc/sys/net/a").read_text().strip() == "1"
 
 
@@ -94,7 +94,7 @@ def test_role_check_mode_changes_nothing_and_lists_everything(role):
     one.file("/etc/there", None)
     assert made.made == ["sysctl net.a=5", "/etc/there removed"]
     assert everything(role.root) == before
-    assert role(check=True)[0].put_back() == 0
+    assert role(check=True)[0].restore() == 0
 
 
 STEPS = st.lists(
@@ -116,7 +116,7 @@ def test_role_teardown_restores_any_sequence_of_changes(steps, tmp_path_factory,
     before = everything(root)
     for kind, path, value in steps:  # each step is a run of its own, as after a crash
         getattr(found("base", changes(check=False), folder=str(folder / "found"), root=str(root)), kind)(path, value)
-    found("base", changes(check=False), folder=str(folder / "found"), root=str(root)).put_back()
+    found("base", changes(check=False), folder=str(folder / "found"), root=str(root)).restore()
     assert everything(root) == before
 
 
@@ -202,7 +202,7 @@ def test_role_command_setting_is_restored_by_its_undo(role):
     assert bring("pcp") == ["trust: pcp (was dscp)"]
     assert bring("pcp") == []
     bring("other")
-    assert role()[0].put_back() == 1
+    assert role()[0].restore() == 1
     assert state.read_text() == "dscp\n"
 
 
@@ -215,7 +215,7 @@ def test_role_restores_sysfs_values_and_file_modes(role):
     assert not one.value("/sys/prio", 1)
     one.file("/etc/there", "new\n")
     assert (role.root / "etc/there").stat().st_mode & 0o777 == 0o640
-    role()[0].put_back()
+    role()[0].restore()
     assert (role.root / "sys/prio").read_text().strip() == "0"
     assert ((role.root / "etc/there").read_text(), (role.root / "etc/there").stat().st_mode & 0o777) == ("old\n", 0o640)
 
@@ -286,7 +286,7 @@ def test_rnic_dscp_map_follows_the_inventory_and_is_restored(tmp_path, monkeypat
     assert bring(check=True) == bring() == ["rail0 DSCP 26: 3 (was 0)"]
     assert bring() == []
     assert json.loads(state.read_text())["26"] == 3
-    assert found("rnic_host", changes(check=False), folder=str(tmp_path / "found")).put_back() == 1
+    assert found("rnic_host", changes(check=False), folder=str(tmp_path / "found")).restore() == 1
     assert json.loads(state.read_text()) == before
 
 
@@ -300,7 +300,7 @@ def test_role_restores_a_removed_file_with_its_private_mode_and_keeps_the_record
     assert "old" in record.read_text()
     assert (record.stat().st_mode & 0o777, record.parent.stat().st_mode & 0o777) == (0o600, 0o700)
     assert (role.root / "etc/new").stat().st_mode & 0o777 == 0o644
-    role()[0].put_back()
+    role()[0].restore()
     assert ((role.root / "etc/there").read_text(), (role.root / "etc/there").stat().st_mode & 0o777) == ("old\n", 0o640)
 
 
@@ -345,7 +345,7 @@ def pcie(tmp_path, monkeypatch, program, found, changes):
     for name, place in (("PCI", "devices"), ("IOMMU", "none"), ("MODULES", "modules"), ("DRIVER", "version")):
         monkeypatch.setattr(look, name, str(tmp_path / place))
     (tmp_path / "modules/nvidia_peermem").mkdir(parents=True)
-    monkeypatch.setattr(look, "Found", functools.partial(found, folder=str(tmp_path / "found")))
+    monkeypatch.setattr(look, "SavedState", functools.partial(found, folder=str(tmp_path / "found")))
     wanted = {"gpus": [{"kind": "h100-sxm", "pcie": "0000:19:00.0"}], "rnics": [{"pcie": "0000:18:00.0"}]}
 
     def bring(*, check=False, **edit):
@@ -355,7 +355,7 @@ def pcie(tmp_path, monkeypatch, program, found, changes):
 
     bring.look, bring.folder, bring.version = look, folder, tmp_path / "version"
     bring.acs = lambda: {one.name: look.acs_control((one / "config").read_bytes()) for one in folder.iterdir()}
-    bring.teardown = lambda: found("gpudirect_host", changes(check=False), folder=str(tmp_path / "found")).put_back()
+    bring.teardown = lambda: found("gpudirect_host", changes(check=False), folder=str(tmp_path / "found")).restore()
     return bring
 
 
@@ -412,7 +412,7 @@ def gpus(tmp_path, monkeypatch, program, found, changes):
     )
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(gpu_host, "Found", functools.partial(found, folder=str(folder), root=str(root)))
+    monkeypatch.setattr(gpu_host, "SavedState", functools.partial(found, folder=str(folder), root=str(root)))
     wanted = {"gpus": [{"kind": "h100-pcie"}], "persistence": True, "fabric_manager": True}
 
     def bring(lock_mhz, *, check=False):
@@ -422,18 +422,18 @@ def gpus(tmp_path, monkeypatch, program, found, changes):
 
     bring.commands = lambda: said.read_text().splitlines() if said.exists() else []
     bring.reboot = lambda: boot.write_text("second\n")
-    bring.teardown = lambda: found("gpu_host", changes(check=False), folder=str(folder), root=str(root)).put_back()
+    bring.teardown = lambda: found("gpu_host", changes(check=False), folder=str(folder), root=str(root)).restore()
     return bring
 
 
 def test_gpu_clock_change_takes_effect_and_is_locked_again_after_a_reboot(gpus):
     assert len(gpus(1410)) == 1
     assert gpus(1410) == []
-    assert gpus(1200, check=True) == ["gpu0 clocks: 1200 (we had set 1410 in this boot)"]
+    assert gpus(1200, check=True) == ["gpu0 clocks: 1200 (1410 was set in this boot)"]
     assert len(gpus(1200)) == 1
     assert gpus(1200) == []
     gpus.reboot()
-    assert gpus(1200) == ["gpu0 clocks: 1200 (we had set nothing in this boot)"]
+    assert gpus(1200) == ["gpu0 clocks: 1200 (nothing was set in this boot)"]
     assert gpus(1200) == []
     assert gpus.commands() == [f"-i 0 -lgc {mhz},{mhz}" for mhz in (1410, 1200, 1200)]
     assert gpus.teardown() == 1
@@ -443,7 +443,7 @@ def test_gpu_clock_change_takes_effect_and_is_locked_again_after_a_reboot(gpus):
 def test_gpu_clock_of_zero_unlocks_an_earlier_lock(gpus):
     assert gpus(0) == []
     gpus(1410)
-    assert gpus(0) == ["gpu0 clocks: as it was (we had set 1410 in this boot)"]
+    assert gpus(0) == ["gpu0 clocks: as it was (1410 was set in this boot)"]
     assert gpus(0) == []
     assert gpus.commands() == ["-i 0 -lgc 1410,1410", "-i 0 -rgc"]
     gpus(1410)
@@ -492,7 +492,7 @@ def clocks(tmp_path, monkeypatch, program, found, changes):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(role, "Found", functools.partial(found, folder=str(folder), root=str(root)))
+    monkeypatch.setattr(role, "SavedState", functools.partial(found, folder=str(folder), root=str(root)))
 
     def bring(*, check=False, **edit):
         made = changes(check=check)
@@ -502,7 +502,7 @@ def clocks(tmp_path, monkeypatch, program, found, changes):
     bring.role, bring.files = role, lambda: sorted(path.name for path in (root / "etc").rglob("*") if path.is_file())
     bring.active = lambda: set((tmp_path / "active").read_text().split())
     bring.said = lambda: (tmp_path / "said").read_text().splitlines()
-    bring.teardown = lambda: found("time_host", changes(check=False), folder=str(folder), root=str(root)).put_back()
+    bring.teardown = lambda: found("time_host", changes(check=False), folder=str(folder), root=str(root)).restore()
     return bring
 
 
@@ -543,7 +543,7 @@ def test_chrony_loses_our_servers_at_teardown(tmp_path, monkeypatch, program, fo
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(role, "Found", functools.partial(found, folder=folder, root=str(root)))
+    monkeypatch.setattr(role, "SavedState", functools.partial(found, folder=folder, root=str(root)))
     (root / "etc").mkdir()
     with monkeypatch.context() as patch:
         patch.setattr(role, "CHRONY_FILE", str(tmp_path / "faultbed.sources"))
@@ -552,7 +552,7 @@ def test_chrony_loses_our_servers_at_teardown(tmp_path, monkeypatch, program, fo
                 {"sysctls": {}, "hugepages": 0, "memlock": 1, "ntp_servers": ["192.0.2.1"]}, changes(check=False)
             )
     assert (tmp_path / "said").read_text().splitlines() == ["reload sources"]
-    found("base_host", changes(check=False), folder=folder, root=str(root)).put_back()
+    found("base_host", changes(check=False), folder=folder, root=str(root)).restore()
     assert (tmp_path / "said").read_text().splitlines() == ["reload sources"] * 2
 
 
@@ -581,7 +581,7 @@ sys.path.insert(0, house + "/module_utils")
 spec = importlib.util.spec_from_file_location("split_host", house + "/roles/split_host/files/split_host.py")
 role = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(role)
-from faultbed_found import Found
+from faultbed_saved import SavedState
 from faultbed_state import Changes, StateError
 ip = lambda line: subprocess.run(["ip", *line.split()], check=True, capture_output=True, text=True).stdout
 ip("link set dev lo up")
@@ -592,7 +592,7 @@ role.sysctls = lambda wanted: {}  # no file either: /etc is this machine's
 one = {"name": "mlx5_3", "netdev": "rail3", "mac": "02:fb:01:01:01:03"}
 one |= {"address": "10.77.1.7/31", "gateway": "10.77.1.6"}
 wanted = {"front_end": {"netdev": "lo"}, "rnics": [one], "mtu": 9000, "networkd": False, "folder": ""}
-role.Found = lambda name, changes: Found(name, changes, folder=folder)
+role.SavedState = lambda name, changes: SavedState(name, changes, folder=folder)
 look = lambda: [ip(x) for x in ("-br link show rail3", "-br -4 address show rail3", "rule", "route show table all")]
 def run(check=False, **edit):
     made = Changes(check=check)
@@ -605,10 +605,10 @@ said = {"before": look(), "wrong_mac": run(mac="02:00:00:00:00:01"), "strange": 
 said |= {"after_check": look(), "first": run(), "mtu": json.loads(ip("-j link show rail3"))[0]["mtu"], "second": run()}
 said |= {"route": ip("route get 10.99.0.1 from 10.77.1.7"), "strange": run(address="10.77.1.9/31")}
 for _ in range(2):
-    Found("split_host", Changes(check=False), folder=folder).put_back()
+    SavedState("split_host", Changes(check=False), folder=folder).restore()
 said["after"] = look()
 ip("link set dev rail3 up"); run(); ip("address flush dev rail3"); ip("rule del priority 1000")
-Found("split_host", Changes(check=False), folder=folder).put_back()
+SavedState("split_host", Changes(check=False), folder=folder).restore()
 print(json.dumps(said))
 """
 
@@ -644,7 +644,7 @@ def storage(tmp_path, monkeypatch, program, found, changes):
     (tmp_path / "bin/rmdir").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     monkeypatch.setattr(role, "NVMET", str(nvmet))
-    monkeypatch.setattr(role, "Found", functools.partial(found, folder=str(folder)))
+    monkeypatch.setattr(role, "SavedState", functools.partial(found, folder=str(folder)))
 
     def bring(*, check=False, **edit):
         made = changes(check=check)
@@ -654,7 +654,7 @@ def storage(tmp_path, monkeypatch, program, found, changes):
 
     bring.role, bring.file, bring.nvmet = role, file, nvmet
     bring.at = nvmet / f"ports/{role.PORT_ID}"
-    bring.teardown = lambda: found("storage_target", changes(check=False), folder=str(folder)).put_back()
+    bring.teardown = lambda: found("storage_target", changes(check=False), folder=str(folder)).restore()
     return bring
 
 
@@ -732,7 +732,7 @@ def machine(tmp_path, program, found, changes):
             return str(error)
         return made.made
 
-    run.root, run.folder, run.order, run.found = root, tmp_path / "found", teardown.ORDER, teardown.Found
+    run.root, run.folder, run.order, run.found = root, tmp_path / "found", teardown.ORDER, teardown.SavedState
     run.role = lambda name: found(name, changes(check=False), folder=folder, root=str(root))
     run.reboot = lambda: (root / "proc/sys/kernel/random/boot_id").write_text("second\n")
     return run
@@ -778,7 +778,7 @@ def test_teardown_continues_after_a_failed_undo_and_retries_it(machine):
     role.sysctl("net/a", 5)
     machine.role("base_host").file("/etc/there", "ours\n")
     said = machine()
-    assert "rnic_host: not put back: rail0 pfc: `sh -c test" in said
+    assert "rnic_host: not restored: rail0 pfc: `sh -c test" in said
     assert state.read_text() == "rail1\n", "what was changed before it at the same interface waits for it"
     assert (machine.root / "proc/sys/net/a").read_text() == "1"
     assert (machine.root / "etc/there").read_text() == "old\n"

@@ -106,7 +106,7 @@ def host(tmp_path, monkeypatch, program, found, changes):
 
     def teardown():
         made = changes(check=False)
-        keep("rdma_stack", made).put_back()
+        keep("rdma_stack", made).restore()
         return made.made
 
     bring.role, bring.teardown = role, teardown

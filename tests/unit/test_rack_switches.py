@@ -169,7 +169,7 @@ def switch(tmp_path, monkeypatch, program, found, changes, render):
 
     def teardown(*, check=False):
         made = changes(check=check)
-        keep("sonic_switch", made).put_back()
+        keep("sonic_switch", made).restore()
         return made.made
 
     bring.role, bring.root, bring.teardown, bring.broken = role, root, teardown, tmp_path / "broken"
@@ -329,7 +329,7 @@ def test_sonic_run_interrupted_before_the_bgp_restart_is_completed(switch):
     assert switch(check=True) == switch() == ["bgp: systemctl restart bgp"]
     assert switch() == []
     switch.broken.write_text("")
-    with pytest.raises(switch.role.StateError, match="not put back: bgp"):
+    with pytest.raises(switch.role.StateError, match="not restored: bgp"):
         switch.teardown()
     switch.broken.unlink()
     assert switch.teardown() == ["bgp: systemctl restart bgp"]
@@ -410,7 +410,7 @@ def test_linux_switch_sets_pfc_and_dscp_of_the_profile_and_is_restored(
     assert bring() == []
     assert json.loads(state.read_text())["pfc"]["3"] == "on"
     assert json.loads(state.read_text())["app"] == {"0": "0", "26": "3", "48": "6"}
-    found("frr_switch", changes(check=False), folder=str(tmp_path / "found")).put_back()
+    found("frr_switch", changes(check=False), folder=str(tmp_path / "found")).restore()
     assert json.loads(state.read_text()) == before
 
 
@@ -438,7 +438,7 @@ def linux(tmp_path, monkeypatch, program, found, changes):
 
     def teardown():
         made = changes(check=False)
-        keep("frr_switch", made).put_back()
+        keep("frr_switch", made).restore()
         return made.made
 
     bring.teardown, bring.root = teardown, root

@@ -5,7 +5,7 @@ Values are set now and kept for the next boot by files of our own, never by edit
 
 import os
 
-from faultbed_found import Found
+from faultbed_saved import SavedState
 from faultbed_state import StateError, answer
 
 SYSCTL_FILE = "/etc/sysctl.d/90-faultbed.conf"
@@ -22,21 +22,21 @@ def main(wanted, check):
 
 
 def _bring(wanted, changes):
-    found = Found("base_host", changes)
+    saved = SavedState("base_host", changes)
     sysctls = dict(wanted["sysctls"])
     if wanted["hugepages"]:
         sysctls[HUGEPAGES] = wanted["hugepages"]
     for path, value in sysctls.items():
         if not os.path.exists(f"/proc/sys/{path}"):
             raise StateError(f"this kernel has no {path}: take it out of base_host_sysctls")
-        found.sysctl(path, value)
+        saved.sysctl(path, value)
     _check_hugepages(wanted["hugepages"], changes)
     for path, text in files(wanted, sysctls).items():
-        found.file(path, text)
+        saved.file(path, text)
     if os.path.isdir(os.path.dirname(CHRONY_FILE)) and wanted["ntp_servers"]:
         text = "".join(f"server {server} iburst\n" for server in wanted["ntp_servers"])
-        found.file(CHRONY_FILE, text, readers={"chrony": CHRONY_READS})
-        found.after("chrony", CHRONY_READS)
+        saved.file(CHRONY_FILE, text, readers={"chrony": CHRONY_READS})
+        saved.after("chrony", CHRONY_READS)
 
 
 def files(wanted, sysctls):

@@ -8,7 +8,7 @@ import os
 
 from faultbed_dcb import bring_dscp, bring_pfc
 from faultbed_fabric_bgp import fabric_bgpd_config
-from faultbed_found import Found
+from faultbed_saved import SavedState
 from faultbed_state import StateError, answer, ip_json
 
 SEED = "net/ipv4/fib_multipath_hash_seed"
@@ -27,21 +27,21 @@ def _bring(wanted, changes):
     missing = [port["netdev"] for port in wanted["ports"] if port["netdev"] not in there]
     if missing:
         raise StateError(f"no interface {', '.join(missing)}: mend the names in faultbed_ports")
-    found = Found("frr_switch", changes)
+    saved = SavedState("frr_switch", changes)
     values, notes = sysctls(wanted["ecmp_hash_seed"]), []
-    if not os.path.exists(os.path.join(found.root, "proc/sys", SEED)):
+    if not os.path.exists(os.path.join(saved.root, "proc/sys", SEED)):
         del values[SEED]
         notes.append("a kernel before Linux 6.11 has no seed for its ECMP hash: ways are not the computed ones")
-    found.sysctls(values, SYSCTL_FILE)
+    saved.sysctls(values, SYSCTL_FILE)
     for path, text in ((wanted["daemons"], DAEMONS), (wanted["config"], config(wanted))):
-        found.file(path, text, readers={"FRR": RESTART})
+        saved.file(path, text, readers={"FRR": RESTART})
     if wanted["reload"]:
-        found.after("FRR", RESTART)
+        saved.after("FRR", RESTART)
     if wanted["dcb"] and wanted["qos"]:
         for port in wanted["ports"]:
-            bring_pfc(found, port["netdev"], wanted["qos"]["pfc_priorities"], otherwise="set frr_switch_dcb to false")
-            bring_dscp(found, port["netdev"], wanted["dscp_map"])
-    if found.waits("FRR"):
+            bring_pfc(saved, port["netdev"], wanted["qos"]["pfc_priorities"], otherwise="set frr_switch_dcb to false")
+            bring_dscp(saved, port["netdev"], wanted["dscp_map"])
+    if saved.has_unread("FRR"):
         notes.append("FRR has not read its new files: set frr_switch_reload, or restart it")
     return {"notes": notes}
 

@@ -4,7 +4,7 @@ A lock of clocks cannot be read back by nvidia-smi: that a role has locked them 
 does nothing and a teardown unlocks them. Not yet run on hardware.
 """
 
-from faultbed_found import Found
+from faultbed_saved import SavedState
 from faultbed_state import StateError, answer, run
 
 MANAGER = "nvidia-fabricmanager.service"
@@ -18,19 +18,19 @@ def main(wanted, check):
 def _bring(wanted, changes):
     if all(gpu["kind"] == "soft" for gpu in wanted["gpus"]):
         return
-    found = Found("gpu_host", changes)
+    saved = SavedState("gpu_host", changes)
     for index, mode in persistence(run(_query("index,persistence_mode"))):
         if wanted["persistence"]:
             tool = ["nvidia-smi", "-i", index, "-pm"]
-            found.command(f"gpu{index} persistence", have=mode, want="Enabled", do=[*tool, "1"], undo=[*tool, "0"])
+            saved.command(f"gpu{index} persistence", have=mode, want="Enabled", do=[*tool, "1"], undo=[*tool, "0"])
         # nvidia-smi tells no lock, and a reboot forgets it: what we have set, and in which boot, is in the record.
         want = str(wanted["lock_mhz"] or "")
         lock, unlock = ["nvidia-smi", "-i", index, "-lgc", f"{want},{want}"], ["nvidia-smi", "-i", index, "-rgc"]
-        found.told(f"gpu{index} clocks", want=want, do=lock, undo=unlock)
+        saved.set_unreadable(f"gpu{index} clocks", want=want, do=lock, undo=unlock)
     if wanted["fabric_manager"] and any(gpu["kind"].endswith("-sxm") for gpu in wanted["gpus"]):
         have = run(["systemctl", "is-active", MANAGER], ok=(0, 3, 4)).strip()
         start, stop = ["systemctl", "start", MANAGER], ["systemctl", "stop", MANAGER]
-        found.command(MANAGER, have=have, want="active", do=start, undo=stop)
+        saved.command(MANAGER, have=have, want="active", do=start, undo=stop)
     if len(persistence(run(_query("index,persistence_mode")))) != len(wanted["gpus"]):
         raise StateError(f"nvidia-smi does not show the {len(wanted['gpus'])} GPUs of the inventory")
 

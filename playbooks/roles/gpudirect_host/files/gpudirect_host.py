@@ -11,7 +11,7 @@ needs MLNX_OFED or DOCA-OFED (NVIDIA's GPUDirect RDMA documentation). Setting AC
 import os
 import re
 
-from faultbed_found import Found
+from faultbed_saved import SavedState
 from faultbed_state import StateError, answer
 
 GRUB = "/etc/default/grub.d/90-faultbed.cfg"
@@ -33,10 +33,10 @@ def main(wanted, check):
 
 
 def _look(wanted, changes):
-    found = Found("gpudirect_host", changes)
+    saved = SavedState("gpudirect_host", changes)
     if wanted["cmdline"] and os.path.isdir(os.path.dirname(GRUB)):
         text = f'GRUB_CMDLINE_LINUX="$GRUB_CMDLINE_LINUX {wanted["cmdline"]}"\n'
-        found.file(GRUB, text)
+        saved.file(GRUB, text)
     real = [gpu for gpu in wanted["gpus"] if gpu["kind"] != "soft"]
     if not real:
         return {"notes": []}
@@ -45,7 +45,7 @@ def _look(wanted, changes):
         wrong.append("ACS was not looked at: the inventory has no pcie of GPUs or RNICs")
     for device, control in redirecting(PCI, devices):
         if wanted["acs_off"]:
-            _let_through(found, device, control)
+            _let_through(saved, device, control)
         else:
             wrong.append(f"ACS redirects peers at {device}: set gpudirect_host_acs_off, or turn it off in the firmware")
     if os.path.isdir(IOMMU) and os.listdir(IOMMU) and not _passes_through():
@@ -65,7 +65,7 @@ def redirecting(folder, devices):
     above = set()
     for device in devices:
         above |= set(os.path.realpath(f"{folder}/{device}").split("/")[:-1])
-    found = []
+    bridges = []
     for device in sorted(above):
         if not os.path.isfile(f"{folder}/{device}/class"):
             continue  # a folder of sysfs that is no device, or the root
@@ -75,15 +75,15 @@ def redirecting(folder, devices):
         with open(f"{folder}/{device}/config", "rb") as file:
             control = acs_control(file.read())
         if control & _REDIRECT:
-            found.append((device, control))
-    return found
+            bridges.append((device, control))
+    return bridges
 
 
-def _let_through(found, device, control):
+def _let_through(saved, device, control):
     """A restart forgets it. The other bits (source validation, translation blocking) stay."""
     want = control & ~_REDIRECT
     do, undo = (["setpci", "-s", device, f"ECAP_ACS+{_ACS_CONTROL}.w={value:04x}"] for value in (want, control))
-    found.command(f"{device} ACS", have=f"{control:04x}", want=f"{want:04x}", do=do, undo=undo)
+    saved.command(f"{device} ACS", have=f"{control:04x}", want=f"{want:04x}", do=do, undo=undo)
 
 
 def has_dma_buf(release):

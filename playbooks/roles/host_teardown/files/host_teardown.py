@@ -6,7 +6,7 @@ installed. A role that cannot be put back whole holds up no other one.
 
 import os
 
-from faultbed_found import FOLDER, Found
+from faultbed_saved import FOLDER, SavedState
 from faultbed_state import StateError, answer
 
 ORDER = (
@@ -36,7 +36,7 @@ def _put_back(_wanted, changes, *, folder=FOLDER, root="/"):
     put_back, failed = {}, []
     for role in roles:
         try:
-            put_back[role] = Found(role, changes, folder=folder, root=root).put_back()
+            put_back[role] = SavedState(role, changes, folder=folder, root=root).restore()
         except (StateError, OSError, ValueError) as error:  # ValueError: a record that is no JSON any more
             failed.append(f"{role}: {error}")
     if failed:

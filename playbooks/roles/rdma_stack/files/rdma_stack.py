@@ -13,8 +13,8 @@ import os
 import re
 import shutil
 
-from faultbed_found import Found
-from faultbed_found import run as run_long
+from faultbed_saved import SavedState
+from faultbed_saved import run as run_long
 from faultbed_state import StateError, answer, run
 
 SOURCE = "/etc/apt/sources.list.d/faultbed-doca.sources"
@@ -48,21 +48,21 @@ def _bring(wanted, changes):
         return None
     if flavour not in ("inbox", "doca"):
         raise StateError(f"rdma_stack_flavour is {flavour!r}: say inbox, doca or none")
-    found = Found("rdma_stack", changes)
+    saved = SavedState("rdma_stack", changes)
     if flavour == "doca":
         for path, text in source(wanted["mirror"], wanted.get("files", {}).get("key", "")).items():
-            found.file(path, text)
+            saved.file(path, text)
     if not shutil.which("dpkg-query"):
         raise StateError("no dpkg here: install the RDMA stack by hand, and set rdma_stack_flavour to none")
     missing = absent(wanted["packages"] if flavour == "inbox" else wanted["doca_packages"])
     if missing and changes.check:
         changes.really(f"{_told(missing)}: installed (was absent)")
     elif missing:
-        return {"notes": _install(found, missing, replace=wanted["replace"])}
+        return {"notes": _install(saved, missing, replace=wanted["replace"])}
     return None
 
 
-def _install(found, missing, *, replace):
+def _install(saved, missing, *, replace):
     run_long([*APT, "update"])
     plan = planned(run([*APT, "-s", *INSTALL, *missing]))
     built = any(name.endswith("-dkms") for name in plan)
@@ -74,7 +74,7 @@ def _install(found, missing, *, replace):
     if replaced and not replace:
         names = ", ".join(replaced)
         raise StateError(f"apt would upgrade or remove {names}: allow it by rdma_stack_replace, or install by hand")
-    found.command(_told(missing), have="absent", want="installed", do=[*APT, *INSTALL, *missing], undo=undo(plan))
+    saved.command(_told(missing), have="absent", want="installed", do=[*APT, *INSTALL, *missing], undo=undo(plan))
     if still := absent(missing):
         raise StateError(f"{', '.join(still)} not installed, although apt-get ended well")
     if not built:
@@ -127,8 +127,8 @@ def planned(said):
     """What `apt-get -s` would do: package -> the version that is there now; None: there is none."""
     plan = {}
     for line in said.splitlines():
-        if found := re.match(r"(Inst|Remv) (\S+)(?: \[([^]]+)\])?", line):
-            plan[found[2]] = found[3]
+        if action := re.match(r"(Inst|Remv) (\S+)(?: \[([^]]+)\])?", line):
+            plan[action[2]] = action[3]
     return plan
 
 

@@ -17,7 +17,7 @@ import re
 import shutil
 
 from faultbed_dcb import bring_dscp, bring_pcp, bring_pfc
-from faultbed_found import Found
+from faultbed_saved import SavedState
 from faultbed_state import StateError, answer, run
 
 CONFIGFS = "/sys/kernel/config/rdma_cm"
@@ -34,53 +34,53 @@ def main(wanted, check):
 
 
 def _bring(wanted, changes):
-    found, later, notes = Found(ROLE, changes), [], []
+    saved, later, notes = SavedState(ROLE, changes), [], []
     for rnic in wanted["rnics"]:
         qos = wanted["qos"]
         if qos:
-            _type_of_service(found, rnic["name"], qos["roce_dscp"] << 2)
+            _type_of_service(saved, rnic["name"], qos["roce_dscp"] << 2)
         if not os.path.exists(f"{INFINIBAND}/{rnic['name']}/device"):
             continue  # software: no firmware, no ports of its own
         if qos:
-            _qos(found, rnic["netdev"], qos, wanted["dscp_map"])
-            later += _dcqcn(found, rnic, qos, wanted, notes)
-        later += _firmware(found, rnic, wanted["firmware"])
-        _registers(found, rnic, wanted["registers"])
+            _qos(saved, rnic["netdev"], qos, wanted["dscp_map"])
+            later += _dcqcn(saved, rnic, qos, wanted, notes)
+        later += _firmware(saved, rnic, wanted["firmware"])
+        _registers(saved, rnic, wanted["registers"])
         if wanted["pfc_timeout"] != "":
-            _pfc_timeout(found, rnic["netdev"], str(wanted["pfc_timeout"]))
+            _pfc_timeout(saved, rnic["netdev"], str(wanted["pfc_timeout"]))
     if later:
         notes.append(f"{', '.join(later)}: counts from the next reboot or `mlxfwreset`")
     return {"notes": notes}
 
 
-def _type_of_service(found, rnic, tos):
+def _type_of_service(saved, rnic, tos):
     """The default of connections that RDMA-CM makes; where configfs has no rdma_cm, programs set their own."""
     if not os.path.isdir(CONFIGFS):
         return
     folder = f"{CONFIGFS}/{rnic}"
-    if found.folder(folder):  # making it is how configfs is asked for one
-        found.value(f"{folder}/ports/1/default_roce_tos", tos)
+    if saved.folder(folder):  # making it is how configfs is asked for one
+        saved.value(f"{folder}/ports/1/default_roce_tos", tos)
 
 
-def _qos(found, netdev, qos, lines):
+def _qos(saved, netdev, qos, lines):
     """Trust, PFC and the DSCP map: mlnx_qos where it is, because it tells all three, and the kernel's dcb elsewhere."""
     if shutil.which("mlnx_qos"):
-        _trust_and_pfc(found, netdev, qos)
+        _trust_and_pfc(saved, netdev, qos)
         if qos["trust"] == "dscp":
-            _dscp_map(found, netdev, _priorities(lines))
+            _dscp_map(saved, netdev, _priorities(lines))
         return
-    bring_pfc(found, netdev, qos["pfc_priorities"], otherwise="and there is no mlnx_qos: take qos out of the inventory")
+    bring_pfc(saved, netdev, qos["pfc_priorities"], otherwise="and there is no mlnx_qos: take qos out of the inventory")
     if qos["trust"] == "dscp":
-        bring_dscp(found, netdev, lines)
+        bring_dscp(saved, netdev, lines)
     else:
-        bring_pcp(found, netdev)
+        bring_pcp(saved, netdev)
 
 
 def _priorities(lines):
     return {line["dscp"]: line["priority"] for line in lines}
 
 
-def _dcqcn(found, rnic, qos, wanted, notes):
+def _dcqcn(saved, rnic, qos, wanted, notes):
     """Notification point (sends CNPs) and reaction point (slows down), for the priority of RoCE."""
     on = {"profile": qos["dcqcn"], "on": True, "off": False}.get(wanted["dcqcn"])
     if on is None:
@@ -90,9 +90,9 @@ def _dcqcn(found, rnic, qos, wanted, notes):
     folder = f"{NETDEVS}/{rnic['netdev']}/ecn"
     if os.path.isdir(folder):
         for point in ("roce_np", "roce_rp"):
-            found.value(f"{folder}/{point}/enable/{roce}", int(on))
-        found.value(f"{folder}/roce_np/cnp_dscp", qos["cnp_dscp"])
-        found.value(f"{folder}/roce_np/cnp_802p_prio", cnp)
+            saved.value(f"{folder}/{point}/enable/{roce}", int(on))
+        saved.value(f"{folder}/roce_np/cnp_dscp", qos["cnp_dscp"])
+        saved.value(f"{folder}/roce_np/cnp_802p_prio", cnp)
         return []
     device = os.path.basename(os.path.realpath(f"{INFINIBAND}/{rnic['name']}/device"))
     folder = f"{DEBUGFS}/{device}/cc_params"
@@ -103,13 +103,13 @@ def _dcqcn(found, rnic, qos, wanted, notes):
         )
     # Whoever writes the priority sets the mode, too, to "this priority": so the mode is written down first, and put
     # back last.
-    found.value(f"{folder}/np_cnp_prio_mode", 0)
-    found.value(f"{folder}/np_cnp_prio", cnp)
-    found.value(f"{folder}/np_cnp_dscp", qos["cnp_dscp"])
-    return _mask(found, rnic, device, roce, on, notes)
+    saved.value(f"{folder}/np_cnp_prio_mode", 0)
+    saved.value(f"{folder}/np_cnp_prio", cnp)
+    saved.value(f"{folder}/np_cnp_dscp", qos["cnp_dscp"])
+    return _mask(saved, rnic, device, roce, on, notes)
 
 
-def _mask(found, rnic, device, roce, on, notes):
+def _mask(saved, rnic, device, roce, on, notes):
     """The firmware's mask of priorities with DCQCN; a port is a function of the device. By default all have it."""
     if not _tool("mlxconfig", "mstconfig"):
         if not on:
@@ -120,16 +120,16 @@ def _mask(found, rnic, device, roce, on, notes):
         return []
     name = f"ROCE_CC_PRIO_MASK_P{int(device.rpartition('.')[2]) + 1}"
     have = int(_settings(rnic, [name])[name], 0)
-    return _firmware(found, rnic, {name: have | 1 << roce if on else have & ~(1 << roce)})
+    return _firmware(saved, rnic, {name: have | 1 << roce if on else have & ~(1 << roce)})
 
 
-def _trust_and_pfc(found, netdev, qos):
+def _trust_and_pfc(saved, netdev, qos):
     said = run(["mlnx_qos", "-i", netdev])
     trust, pfc = trust_and_pfc(said)
     if trust is None or pfc is None:
         raise StateError(f"mlnx_qos -i {netdev} does not say what it trusts and pauses: {said[:200]!r}")
     tool = ["mlnx_qos", "-i", netdev]
-    found.command(
+    saved.command(
         f"{netdev} trust",
         have=trust,
         want=qos["trust"],
@@ -137,19 +137,19 @@ def _trust_and_pfc(found, netdev, qos):
         undo=[*tool, f"--trust={trust}"],
     )
     wanted = ",".join(str(int(priority in qos["pfc_priorities"])) for priority in range(8))
-    found.command(f"{netdev} pfc", have=pfc, want=wanted, do=[*tool, "--pfc", wanted], undo=[*tool, "--pfc", pfc])
+    saved.command(f"{netdev} pfc", have=pfc, want=wanted, do=[*tool, "--pfc", wanted], undo=[*tool, "--pfc", pfc])
 
 
-def _dscp_map(found, netdev, priority):
+def _dscp_map(saved, netdev, priority):
     """The lines of the inventory; what they do not name stays. mlnx_qos shows a map only while DSCP is trusted."""
     have, tool = dscp_map(run(["mlnx_qos", "-i", netdev])), ["mlnx_qos", "-i", netdev, "--dscp2prio"]
-    if not have and not found.changes.check:
+    if not have and not saved.changes.check:
         raise StateError(f"mlnx_qos -i {netdev} shows no DSCP map although it trusts DSCP: look at it by hand")
     for dscp, wanted in priority.items():
         old = have.get(dscp, "unknown")
         undo = f"del,{dscp},{wanted}" if old == "unknown" else f"set,{dscp},{old}"
         key, do = f"{netdev} DSCP {dscp}", [*tool, f"set,{dscp},{wanted}"]
-        found.command(key, have=old, want=wanted, do=do, undo=[*tool, undo])
+        saved.command(key, have=old, want=wanted, do=do, undo=[*tool, undo])
 
 
 def dscp_map(said):
@@ -183,7 +183,7 @@ def _settings(rnic, names):
     return have
 
 
-def _firmware(found, rnic, settings):
+def _firmware(saved, rnic, settings):
     """Settings of the next boot; those that differ are what a reset is needed for."""
     if not settings:
         return []
@@ -192,12 +192,12 @@ def _firmware(found, rnic, settings):
     for name, value in settings.items():
         want = str(int(value) if isinstance(value, bool) else value)
         do, undo = [*tool, f"{name}={want}"], [*tool, f"{name}={have[name]}"]
-        if found.command(f"{rnic['name']} {name}", have=have[name], want=want, do=do, undo=undo):
+        if saved.command(f"{rnic['name']} {name}", have=have[name], want=want, do=do, undo=undo):
             later.append(f"{rnic['name']} {name}")
     return later
 
 
-def _registers(found, rnic, registers):
+def _registers(saved, rnic, registers):
     """Fields of registers, which a reset forgets: name -> field -> number."""
     tool = _tool("mlxreg", "mstreg")
     if registers and tool is None:
@@ -209,7 +209,7 @@ def _registers(found, rnic, registers):
             if field not in have:
                 raise StateError(f"{rnic['name']}: its {name} has no {field}: take it out of rnic_host_registers")
             do, undo = ([*at, "--set", f"{field}={number:#x}", "--yes"] for number in (int(value), have[field]))
-            found.command(f"{rnic['name']} {name} {field}", have=have[field], want=int(value), do=do, undo=undo)
+            saved.command(f"{rnic['name']} {name} {field}", have=have[field], want=int(value), do=do, undo=undo)
 
 
 def register_fields(said):
@@ -222,21 +222,21 @@ def register_fields(said):
 def firmware_settings(said):
     """What `mlxconfig query` prints, name -> value at the next boot; of `True(1)` the number.
 
-    With `-e` a line has three columns (default, current, next boot), a `*` where they differ and `RO` where nobody may
-    change it (mstflint, mlxcfg_ui.cpp, printSingleParam).
+    With `-e` a line has three columns (default, current, next boot), a `*` where they differ and `RO` where it
+    cannot be changed (mstflint, mlxcfg_ui.cpp, printSingleParam).
     """
-    found = {}
+    settings = {}
     line = r"^[ *\t](?:RO)?[ \t]+([A-Z][A-Z0-9_]+)(?:[ \t]+\S+){0,2}?[ \t]+(\S+)[ \t]*$"
     for name, value in re.findall(line, said, re.MULTILINE):
         number = re.fullmatch(r".*\((\w+)\)", value)
-        found[name] = number[1] if number else value
-    return found
+        settings[name] = number[1] if number else value
+    return settings
 
 
-def _pfc_timeout(found, netdev, wanted):
+def _pfc_timeout(saved, netdev, wanted):
     said = run(["ethtool", "--get-tunable", netdev, "pfc-prevention-tout"])
     have = said.rpartition(":")[2].split()[0] if said.split() else ""
     tool = ["ethtool", "--set-tunable", netdev, "pfc-prevention-tout"]
     auto = wanted in {"auto", PFC_AUTO}
     do = [*tool, PFC_AUTO if auto else wanted]
-    found.command(f"{netdev} PFC timeout", have=have, want=PFC_AUTO_MS if auto else wanted, do=do, undo=[*tool, have])
+    saved.command(f"{netdev} PFC timeout", have=have, want=PFC_AUTO_MS if auto else wanted, do=do, undo=[*tool, have])

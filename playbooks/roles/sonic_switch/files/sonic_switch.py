@@ -11,7 +11,7 @@ import os
 import shlex
 
 from faultbed_fabric_bgp import fabric_bgpd_config
-from faultbed_found import Found
+from faultbed_saved import SavedState
 from faultbed_state import StateError, answer, run
 
 QP_FIELD = "RDMA_BTH_DEST_QP"
@@ -28,7 +28,7 @@ def main(wanted, check):
 
 
 def _bring(wanted, changes):
-    found, tables = Found("sonic_switch", changes), wanted["tables"]
+    saved, tables = SavedState("sonic_switch", changes), wanted["tables"]
     have, left_out = {}, []
     if wanted["load"]:
         have, left_out = json.loads(run(["sonic-cfggen", "-d", "--print-data"])), _unable(tables)
@@ -37,29 +37,29 @@ def _bring(wanted, changes):
         pause_groups(tables, _asic())
         if WRED in have.get("WRED_PROFILE", {}):  # of an earlier profile with ECN: its queues would go on marking
             tables.setdefault("WRED_PROFILE", {WRED: MARKS_NOTHING})
-    found.file(wanted["path"], json.dumps(tables, indent=2) + "\n")
+    saved.file(wanted["path"], json.dumps(tables, indent=2) + "\n")
     bgp = fabric_bgpd_config(wanted)
-    found.file(wanted["bgp_path"], bgp)
+    saved.file(wanted["bgp_path"], bgp)
     if not wanted["load"]:
         return {"loaded": False, "notes": ["ConfigDB and BGP are only written: sonic_switch_load puts them in force"]}
     differing = differences(tables, have)
     if differing:
-        _load(found, wanted["path"], differing, have)
-    found.file(wanted["bgpd"], bgp, readers={"bgp": RESTART})
+        _load(saved, wanted["path"], differing, have)
+    saved.file(wanted["bgpd"], bgp, readers={"bgp": RESTART})
     # In split mode the bgp container removes it when it starts (dockers/docker-fpm-frr/docker_init.sh); of a switch in
     # split-unified mode it is all that there is of somebody's routing.
-    found.file(os.path.join(os.path.dirname(wanted["bgpd"]), "frr.conf"), None)
-    found.after("bgp", RESTART)
+    saved.file(os.path.join(os.path.dirname(wanted["bgpd"]), "frr.conf"), None)
+    saved.after("bgp", RESTART)
     if wanted["save"]:
-        found.after("save", ["config", "save", "-y"])
+        saved.after("save", ["config", "save", "-y"])
     return {"loaded": True, "notes": left_out}
 
 
-def _load(found, path, differing, have):
-    found.unread("save")
+def _load(saved, path, differing, have):
+    saved.unread("save")
     if "DEVICE_METADATA" in {table for table, _, _ in differing}:
-        found.unread("bgp", RESTART)
-    found.command(
+        saved.unread("bgp", RESTART)
+    saved.command(
         f"ConfigDB {_named(differing)}",
         have="otherwise",
         want="as in the inventory",
@@ -175,14 +175,14 @@ def _other_bgp(have):
 
 def differences(tables, have):
     """What `config load` would change: (table, key, {field: value}), in the order of the tables."""
-    found = []
+    saved = []
     for table, entries in tables.items():
         for key, fields in entries.items():
             old = have.get(table, {}).get(key)
             changed = {name: value for name, value in fields.items() if old is None or old.get(name) != value}
             if changed or old is None:
-                found.append((table, key, changed))
-    return found
+                saved.append((table, key, changed))
+    return saved
 
 
 def undo(differing, have):

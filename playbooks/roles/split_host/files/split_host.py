@@ -7,7 +7,7 @@ not know is refused, never emptied: it may be somebody's way in.
 
 import os
 
-from faultbed_found import Found
+from faultbed_saved import SavedState
 from faultbed_state import StateError, addresses, answer, ip_json
 
 INFINIBAND = "/sys/class/infiniband"
@@ -26,17 +26,17 @@ def _bring(wanted, changes):
     over = [route["dev"] for route in ip_json("route", "show", "default") if route.get("dev") in devices]
     if over:
         raise StateError(f"the default route leads over {', '.join(over)}, which is back end: give it to the front end")
-    found = Found("split_host", changes)
-    found.sysctls(sysctls(wanted), SYSCTL_FILE)
+    saved = SavedState("split_host", changes)
+    saved.sysctls(sysctls(wanted), SYSCTL_FILE)
     links = {link["ifname"]: link for link in ip_json("address")}
     rules, routes = ip_json("rule"), ip_json("route", "show", "table", "all")
     for index, rnic in enumerate(rnics):
         mtu = rnic.get("mtu") or wanted["mtu"]
         link = _its_own(rnic, links.get(rnic["netdev"]))
         for step in steps(rnic, index, mtu, link, rules, routes):
-            found.command(**step)
+            saved.command(**step)
         if wanted["networkd"]:
-            found.file(f"{wanted['folder']}/90-faultbed-{rnic['netdev']}.network", network(rnic, index, mtu))
+            saved.file(f"{wanted['folder']}/90-faultbed-{rnic['netdev']}.network", network(rnic, index, mtu))
 
 
 def _its_own(rnic, link):

@@ -3,7 +3,7 @@
 import os
 import shlex
 
-from faultbed_found import Found
+from faultbed_saved import SavedState
 from faultbed_state import StateError, answer, run
 
 NVMET = "/sys/kernel/config/nvmet"
@@ -16,18 +16,18 @@ def main(wanted, check):
 
 
 def _bring(wanted, changes):
-    found = Found("storage_target", changes)
+    saved = SavedState("storage_target", changes)
     if not wanted["gib"]:
-        found.put_back()
+        saved.restore()
         return
-    ours = any(key.endswith(f" {wanted['file']}") for key in found.record["undo"])
+    ours = any(key.endswith(f" {wanted['file']}") for key in saved.record["undo"])
     if os.path.exists(wanted["file"]) and not ours:
         raise StateError(f"{wanted['file']} is there and not ours, and a teardown would delete it: name another file")
     if not os.path.isdir(NVMET) and not changes.check:
         run(["modprobe", "-a", "nvmet", "nvmet-tcp"])
         if not os.path.isdir(NVMET):
             raise StateError(f"there is no {NVMET}: mount configfs, and load nvmet")
-    found.command(
+    saved.command(
         f"storage target {wanted['nqn']} {wanted['file']}",
         have=served(wanted, NVMET) if ours else "none",
         want=told(wanted),

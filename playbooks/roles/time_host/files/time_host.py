@@ -3,7 +3,7 @@
 import os
 import shutil
 
-from faultbed_found import Found
+from faultbed_saved import SavedState
 from faultbed_state import StateError, answer, run
 
 CONFIG = "/etc/linuxptp/faultbed.conf"
@@ -19,19 +19,19 @@ def main(wanted, check):
 
 
 def _bring(wanted, changes):
-    found = Found("time_host", changes)
+    saved = SavedState("time_host", changes)
     if not wanted["netdev"]:
-        found.put_back()
+        saved.restore()
         return
     if not os.path.isdir(f"/sys/class/net/{wanted['netdev']}"):
         raise StateError(f"no interface {wanted['netdev']}: mend time_host_ptp_netdev")
     if wanted["start"] and shutil.which("ptp4l") is None:
         raise StateError("ptp4l is not installed: install linuxptp, or set time_host_start to false")
     for path, text in files(wanted).items():
-        found.file(path, text, readers=readers(path))
-    found.after("systemd", RELOAD)
+        saved.file(path, text, readers=readers(path))
+    saved.after("systemd", RELOAD)
     if wanted["start"]:
-        _run(found, units(wanted))
+        _run(saved, units(wanted))
 
 
 def readers(path):
@@ -40,18 +40,18 @@ def readers(path):
     return program if path == CONFIG else program | {"systemd": RELOAD}
 
 
-def _run(found, wanted):
+def _run(saved, wanted):
     """Only our units set the clock: what else does is stopped, and so are those of ours that are no longer wanted."""
     for unit in (*RIVALS, *(unit for unit in (PTP4L, PHC2SYS) if unit not in wanted)):
         stop, start = ["systemctl", "stop", unit], ["systemctl", "start", unit]
         if _active(unit):
-            found.command(unit, have="active", want="stopped", do=stop, undo=start if unit in RIVALS else stop)
+            saved.command(unit, have="active", want="stopped", do=stop, undo=start if unit in RIVALS else stop)
     for unit in wanted:
         start, stop = ["systemctl", "start", unit], ["systemctl", "stop", unit]
         if _active(unit):
-            found.after(unit, ["systemctl", "restart", unit], again=False)
-        elif found.command(unit, have="stopped", want="active", do=start, undo=stop):
-            found.has_read(unit)
+            saved.after(unit, ["systemctl", "restart", unit], again=False)
+        elif saved.command(unit, have="stopped", want="active", do=start, undo=stop):
+            saved.has_read(unit)
 
 
 def _active(unit):

@@ -1,8 +1,8 @@
-"""What a role found on a host before it changed anything, so that teardown can put it back.
+"""Saves the state of a host before a role changes it, so that teardown can restore it.
 
-Each value is written down before it is changed, once: a second run finds our own value and must not take it for the
-host's. The record is a file of its own for each role. A teardown takes out of it what is back, so that one that was cut
-short, or that could not put all back, can be run again.
+Each value is saved before its first change only: a second run would read the value that the role itself has set. Each
+role has a record file. Teardown removes every restored value from the record, so that a teardown that was interrupted
+or failed in part can be run again.
 """
 
 import contextlib
@@ -12,7 +12,7 @@ import subprocess
 
 from faultbed_state import StateError
 
-__all__ = ["Found"]
+__all__ = ["SavedState"]
 
 FOLDER = "/var/lib/faultbed/found"
 PATIENCE_S = 900  # the longest command is the installation of packages
@@ -24,8 +24,8 @@ def run(argv):
         argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=PATIENCE_S
     )
     if done.returncode:
-        told = " | ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
-        raise StateError(f"`{' '.join(argv)[:200]}` ended with {done.returncode}: {told}")
+        output = " | ".join((done.stderr or done.stdout).strip().splitlines()[-3:])
+        raise StateError(f"`{' '.join(argv)[:200]}` ended with {done.returncode}: {output}")
 
 
 def _private(path, flags):
@@ -33,23 +33,26 @@ def _private(path, flags):
 
 
 def _mode(path):
-    """Mode, user and group of a file; of one that is not there those of a new file."""
+    """Return mode, user and group of a file, or those for a new file if it does not exist."""
     with contextlib.suppress(FileNotFoundError):
         was = os.stat(path)
         return [was.st_mode & 0o7777, was.st_uid, was.st_gid]
     return [0o644, -1, -1]
 
 
-class Found:
-    """The record of one role: `sysctls` (path below /proc/sys -> value), `files` (path -> text, None: not there).
+class SavedState:
+    """The saved state of one role, a JSON file that only root can read: files of a switch may contain passwords.
 
-    `values` are files of sysfs or configfs (path -> value), `undo` what puts a tool's setting back (key -> argv).
-    `told` is what we told a tool that cannot tell its setting (key -> value, and the boot in which it holds), `after`
-    what makes a daemon read its file again (key -> argv): done once all else has been put back. `unread` are daemons
-    that have not read ours yet (key -> the boot in which it was written, and argv). `modes` are mode, user and group of
-    files that were there. All of it is for root alone: files of a switch may have passwords in them.
-
-    Folders that had to be made for files are in `folders`; those that are empty then go again.
+    Its keys:
+        sysctls: path below /proc/sys -> value.
+        files: path -> text; None: the file did not exist.
+        modes: path -> mode, user and group of files that existed.
+        folders: folders that were created for files; teardown removes the empty ones.
+        values: path of a file of sysfs or configfs -> value.
+        undo: key -> command that restores a setting of a tool.
+        told: settings of tools that cannot report them: key -> the value that the role set, and the boot it holds for.
+        unread: daemons that have not read a changed file: key -> the boot in which it was written, and a command.
+        after: key -> command that makes a daemon read its file again, run after everything else is restored.
     """
 
     def __init__(self, role, changes, *, folder=FOLDER, root="/"):
@@ -62,19 +65,19 @@ class Found:
             self.record |= json.load(file)
 
     def sysctl(self, path, value):
-        """Bring a value below /proc/sys to what is wanted; say whether it had to be changed."""
+        """Set a value below /proc/sys; return whether it was changed."""
         file = os.path.join(self.root, "proc/sys", path)
         with open(file, encoding="ascii") as current:
             have = current.read().strip()
         if have.split() == str(value).split() or not self.changes.really(f"sysctl {path.replace('/', '.')}={value}"):
             return False
-        self._keep("sysctls", path, have)
+        self._save_once("sysctls", path, have)
         with open(file, "w", encoding="ascii") as target:
             target.write(str(value))
         return True
 
     def sysctls(self, values, keeper):
-        """Bring values below /proc/sys to what is wanted, now and by the file `keeper` at every boot (sysctl.d(5))."""
+        """Set values below /proc/sys, now and at every boot by the file `keeper` (sysctl.d(5))."""
         for path, value in values.items():
             self.sysctl(path, value)
         if values:  # with slashes, because names of interfaces may have dots
@@ -82,84 +85,84 @@ class Found:
             self.file(keeper, f"# Written by faultbed; host_teardown removes it.\n{lines}")
 
     def value(self, path, value):
-        """Bring a file of sysfs or configfs to a value; say whether it had to be changed."""
+        """Write a value to a file of sysfs or configfs; return whether it was changed."""
         real = os.path.join(self.root, path.lstrip("/"))
         with open(real, encoding="ascii") as current:
             have = current.read().strip()
         if have.split() == str(value).split() or not self.changes.really(f"{path} = {value}"):
             return False
-        self._keep("values", path, have)
+        self._save_once("values", path, have)
         with open(real, "w", encoding="ascii") as target:
             target.write(str(value))
         return True
 
     def folder(self, path):
-        """Make a folder, which by itself changes nothing (configfs); say whether it is there."""
+        """Create a folder of configfs, which has no effect by itself; return whether it exists."""
         real = os.path.join(self.root, path.lstrip("/"))
         if os.path.isdir(real):
             return True
         if self.changes.check:
             return False
-        self._keep("folders", path, "made")
+        self._save_once("folders", path, "made")
         os.mkdir(real)
         return True
 
     def command(self, key, *, have, want, do, undo):
-        """Bring what a tool sets to what is wanted: `do` and `undo` are commands; say whether it had to be changed."""
+        """Set by a tool what differs; `do` and `undo` are commands. Return whether it was changed."""
         if have == want or not self.changes.really(f"{key}: {want} (was {have})"):
             return False
-        self._keep("undo", key, undo)
+        self._save_once("undo", key, undo)
         run(do)
         return True
 
-    def told(self, key, *, want, do, undo):
-        """As `command`, of a setting that its tool cannot tell and a reboot forgets; without a `want`, `undo` it.
+    def set_unreadable(self, key, *, want, do, undo):
+        """Set what its tool cannot report and a reboot resets, as `command` does; with an empty `want`, run `undo`.
 
-        What we told the tool is written down after it took it: a run that was cut short in between tells it again.
+        The value is saved after the tool has accepted it: a run that is interrupted in between sets it again.
         """
         mine = {"value": want, "boot": self._boot()}
         have = self.record["told"].get(key, {})
         if have == mine or (not want and have.get("boot") != mine["boot"]):
             return False
         since = (have["value"] if have.get("boot") == mine["boot"] else "") or "nothing"
-        if not self.changes.really(f"{key}: {want or 'as it was'} (we had set {since} in this boot)"):
+        if not self.changes.really(f"{key}: {want or 'as it was'} ({since} was set in this boot)"):
             return False
-        self._keep("undo", key, undo)
+        self._save_once("undo", key, undo)
         run(do if want else undo)
         self.record["told"][key] = mine
         self._save()
         return True
 
     def unread(self, key, argv=None):
-        """Note, before a change, that a daemon has not read it; a restart of the machine will have let it.
+        """Save, before a change, that a daemon has not read it yet. After a reboot the daemon has.
 
-        With `argv` a teardown after such a restart runs that, whether or not a role has.
+        A teardown after that reboot runs `argv`, if given, whether or not a role did.
         """
         self.record["unread"][key] = {"boot": self._boot(), "argv": argv}
         if not self.changes.check:
             self._save()
 
     def after(self, key, argv, *, again=True):
-        """Let a daemon read what is `unread`, if there is such; with `again` also at the end of a teardown."""
-        if self.waits(key) and self.changes.really(f"{key}: {' '.join(argv)}"):
+        """Make a daemon read a changed file, if it has not; with `again` also at the end of a teardown."""
+        if self.has_unread(key) and self.changes.really(f"{key}: {' '.join(argv)}"):
             if again:
-                self._keep("after", key, argv)
+                self._save_once("after", key, argv)
             run(argv)
             self.has_read(key)
 
-    def waits(self, key):
-        """Whether a daemon has something `unread`."""
+    def has_unread(self, key):
+        """Return whether a daemon has not read a changed file yet."""
         return self.record["unread"].get(key, {}).get("boot") == self._boot()
 
     def has_read(self, key):
-        """Note that a daemon has read what there is."""
+        """Save that a daemon has read all changes."""
         if self.record["unread"].pop(key, None):
             self._save()
 
     def file(self, path, text, *, readers=()):
-        """Bring a file to a text (None: it is not to be there); say whether it had to be changed.
+        """Write a file, or remove it if `text` is None; return whether it was changed.
 
-        `readers` are the daemons (key -> argv or None) that have it `unread` then.
+        `readers` are the daemons that must read the change: key -> argv or None, as in `unread`.
         """
         have = self._read(path)
         if have == text:
@@ -169,37 +172,37 @@ class Found:
         if not self.changes.really(f"{path} {'removed' if text is None else 'written'}"):
             return False
         if have is not None:
-            self._keep("modes", path, _mode(os.path.join(self.root, path.lstrip("/"))))
-        self._keep("files", path, have)
+            self._save_once("modes", path, _mode(os.path.join(self.root, path.lstrip("/"))))
+        self._save_once("files", path, have)
         for folder in self._missing_folders(path):
-            self._keep("folders", folder, "made")
+            self._save_once("folders", folder, "made")
         self._write(path, text)
         return True
 
-    def put_back(self):
-        """Everything as it was found; say how many things that took.
+    def restore(self):
+        """Restore everything that is saved; return how many values that were.
 
-        What cannot be put back holds up nothing else but earlier changes of the same thing (the first word of a key),
-        and stays in the record for the next time.
+        A value that cannot be restored stays in the record. Only earlier changes of the same thing (the first word of a
+        key) are skipped because of it.
         """
         count = sum(len(self.record[kind]) for kind in ("sysctls", "files", "values", "undo"))
         failed = []
-        self._undo(failed)
-        for kind, path, told, do, args in self._things():
-            if self.changes.really(told) and self._tried(failed, told, do, *args):
+        self._restore_tools(failed)
+        for kind, path, text, do, args in self._changes_to_restore():
+            if self.changes.really(text) and self._tried(failed, text, do, *args):
                 del self.record[kind][path]
         for key, argv in self._readers().items():
             if self.changes.really(f"{key}: {' '.join(argv)}"):
                 self._tried(failed, key, run, argv)
         if failed:
             self._save()
-            raise StateError(f"not put back: {'; '.join(failed)}. What is left to do is in {self.path}")
+            raise StateError(f"not restored: {'; '.join(failed)}. The rest is saved in {self.path}")
         if not self.changes.check:
-            self._forget()
+            self._remove_record()
         return count
 
-    def _undo(self, failed):
-        """Tools' settings, the last change first."""
+    def _restore_tools(self, failed):
+        """Restore the settings of tools, the last change first."""
         stuck = set()
         for key, argv in reversed(list(self.record["undo"].items())):
             thing = key.split()[0]
@@ -211,18 +214,18 @@ class Found:
             else:
                 stuck.add(thing)
 
-    def _things(self):
-        """What else is to be put back, in order: its place in the record, its words, what does it, of what."""
+    def _changes_to_restore(self):
+        """Yield sysctls, files and values in order: kind and path in the record, description, function, arguments."""
         for path, value in reversed(list(self.record["values"].items())):  # one may set another, too
             yield "values", path, f"{path}={value}", self._put_value, (path.lstrip("/"), value)
         for path, value in list(self.record["sysctls"].items()):
-            told = f"sysctl {path.replace('/', '.')}={value}"
-            yield "sysctls", path, told, self._put_value, (f"proc/sys/{path}", value)
+            text = f"sysctl {path.replace('/', '.')}={value}"
+            yield "sysctls", path, text, self._put_value, (f"proc/sys/{path}", value)
         for path, text in list(self.record["files"].items()):
             yield "files", path, f"{path} {'removed' if text is None else 'as it was'}", self._write, (path, text)
 
     def _tried(self, failed, what, do, *args):
-        """Do one thing of a teardown; say whether it went well, and add to `failed` why not."""
+        """Call `do`; return whether it succeeded. The reason of a failure is added to `failed`."""
         try:
             do(*args)
         except (StateError, OSError, subprocess.SubprocessError) as error:
@@ -231,7 +234,7 @@ class Found:
         return True
 
     def _readers(self):
-        """What daemons are told at the end of a teardown: those that a role told, or a restart since."""
+        """Return commands for daemons that must read restored files: those running with a role's files, or rebooted."""
         since = {
             key: one["argv"]
             for key, one in self.record["unread"].items()
@@ -240,23 +243,23 @@ class Found:
         return since | self.record["after"]
 
     def _put_value(self, path, value):
-        """A file that is gone went with its device or at a restart, and what we had set went with it."""
+        """Write a saved value. A missing file vanished with its device or at a reboot, and the role's value with it."""
         real = os.path.join(self.root, path)
         if os.path.exists(real):
             with open(real, "w", encoding="ascii") as file:
                 file.write(value)
 
-    def _forget(self):
-        """Folders that were made for files go if they are empty, and at last the record."""
+    def _remove_record(self):
+        """Remove empty folders that were created for files, and then the record."""
         for folder in sorted(self.record["folders"], key=len, reverse=True):
-            with contextlib.suppress(OSError):  # not empty: somebody else's by now
+            with contextlib.suppress(OSError):  # not empty: others use it by now
                 os.rmdir(os.path.join(self.root, folder.lstrip("/")))
         with contextlib.suppress(FileNotFoundError):
             os.remove(self.path)
         with contextlib.suppress(OSError):  # the records of other roles
             os.rmdir(os.path.dirname(self.path))
 
-    def _keep(self, kind, path, value):
+    def _save_once(self, kind, path, value):
         if path in self.record[kind]:
             return
         self.record[kind][path] = value
@@ -298,6 +301,6 @@ class Found:
         with open(f"{real}.new", "w", encoding="utf-8", opener=_private) as file:
             file.write(text)
             mode, *owner = self.record["modes"].get(path) or _mode(real)
-            os.fchown(file.fileno(), *owner)  # a daemon must still be able to read its own
+            os.fchown(file.fileno(), *owner)  # so that a daemon can still read its file
             os.fchmod(file.fileno(), mode)
         os.replace(f"{real}.new", real)
