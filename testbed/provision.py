@@ -1,7 +1,8 @@
-"""Provision a lab, and prove it: our playbooks through ansible-runner.
+"""Provision and verify a lab: runs faultbed's playbooks with ansible-runner.
 
-Ansible gets the lab's inventory, of a soft lab the running lab's too (where each machine answers), and an environment
-that holds nothing of the person's but PATH, HOME and the locale, because ansible-runner writes its environment to disk.
+Ansible gets the lab's inventory; for a soft lab also the inventory of the running lab, which has the addresses of the
+VMs. Of the user's environment it gets only the variables in `_PASSED_ON`, because ansible-runner writes its environment
+to disk.
 """
 
 from __future__ import annotations
@@ -49,15 +50,15 @@ __all__ = [
 ]
 
 VERIFY_DEADLINE_S = 60
-"""How long, within the verify play, BGP may take to converge and pings may take to be answered."""
+"""Maximum time in the verify play for BGP to converge and pings to be answered."""
 
 RACK_DEADLINE_S = 7200
-"""How long a play of a rack may take: longer than all its tasks, of which apt's is the longest. It ends Ansible in the
-middle of whatever a machine is doing."""
+"""Maximum time of a play on a rack: longer than all its tasks, of which apt's is the longest. At its end Ansible is
+killed, whatever a machine is doing."""
 
 _KEPT_RUNS = 5
 _END_DEADLINE_S = 3.0
-# A guest that hangs in the middle of a task is given up after 90 s.
+# A connection to a guest that hangs is closed after 90 s.
 _SSH_ARGS = "-o ControlMaster=auto -o ControlPersist=120s -o ServerAliveInterval=15 -o ServerAliveCountMax=6"
 _PASSED_ON = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TMPDIR", "TZ", "TERM")
 _EVENTS: dict[str, Literal["started", "ok", "changed", "skipped", "failed", "unreachable"]] = {
@@ -71,7 +72,7 @@ _EVENTS: dict[str, Literal["started", "ok", "changed", "skipped", "failed", "unr
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:
-    """One task on one node, begun or ended. `detail` is the node's message, or what was changed."""
+    """The start or end of one task on one node. `detail` is the node's message or its changes."""
 
     node: str
     task: str
@@ -82,7 +83,7 @@ class Event:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProvisionResult:
-    """How a playbook went. Nodes by name; `changes` says in words what was changed on each."""
+    """Result of a playbook, by name of the node; `changes` describes the changes on each."""
 
     changed: Mapping[str, int]
     ok: tuple[str, ...]
@@ -90,9 +91,9 @@ class ProvisionResult:
     unreachable: tuple[str, ...]
     changes: Mapping[str, tuple[str, ...]]
     notes: Mapping[str, tuple[str, ...]]
-    """What each node's programs want a person to know: what was left out, what still has to be done by hand."""
+    """Notes of each node's programs for the user: what was left out, what still has to be done by hand."""
     results: Mapping[str, Mapping[str, Any]]
-    """The last result of each node, as its program gave it."""
+    """The last result of each node's programs."""
     seconds: float
 
 
@@ -103,9 +104,9 @@ OnEvent = Callable[[Event], None]
 class Site:
     """A running lab as Ansible needs it.
 
-    `runtime_inventory` says where each machine of a soft lab answers (a rack's inventory does); `artifacts` is
-    a folder for ansible-runner's files (the last runs are kept; it holds no secrets); `control` is a folder for SSH's
-    sockets, whose path must be short (unix(7)).
+    `runtime_inventory` has the addresses of a soft lab's VMs; a rack's addresses are in its own inventory. `artifacts`
+    is a folder for ansible-runner's files: it keeps the last runs and contains no secrets. `control` is a folder for
+    SSH's sockets, whose path must be short (unix(7)).
     """
 
     inventory: Inventory
@@ -115,29 +116,29 @@ class Site:
 
 
 def bring_up(lab: Lab, progress: Callable[[str], None]) -> None:
-    """Provision and verify a lab, telling in words how it goes. Errors are those of `provision`."""
+    """Provision and verify a lab, and report progress. It raises what `provision` raises."""
     site = site_of(lab)
     machines = len(site.inventory.machines)
 
-    def told(event: Event) -> None:
+    def report(event: Event) -> None:
         if event.state not in {"started", "skipped"}:
             progress(f"{event.node}: {event.task}: {event.state}")
 
     with _connections(site):
-        done = _run(_PROVISION, site, told)
+        done = _run(_PROVISION, site, report)
         progress(
             f"provisioned {machines} machines, {sum(map(len, done.changes.values()))} changes, {done.seconds:.0f} s"
         )
-        proof = _run(_verify_play(), site, told)
+        proof = _run(_verify_play(), site, report)
     pairs = sum(int(result.get("pairs", 0)) for result in proof.results.values())
     sessions = sum(int(result.get("sessions", 0)) for result in proof.results.values())
     progress(f"verified: {sessions} BGP session ends, {pairs} RDMA pings, {proof.seconds:.0f} s")
 
 
 def site_of(lab: Lab) -> Site:
-    """The site of an open lab."""
+    """Return the site of an open lab."""
     short = short_dir(lab.state_dir)
-    for folder in (lab.state_dir, short.parent, short):  # of a rack lab, nobody has made them yet
+    for folder in (lab.state_dir, short.parent, short):  # a rack lab may not have them yet
         private_dir(folder)
     return Site(
         inventory=lab.inventory_model,
@@ -148,30 +149,30 @@ def site_of(lab: Lab) -> Site:
 
 
 def roles_of(name: str) -> tuple[str, ...]:
-    """The roles of one of our playbooks, in its order. Those of `rack` are its tags too."""
+    """Return the roles of a playbook, in its order. Those of `rack` are its tags too."""
     text = (playbooks() / f"{name}.yml").read_text(encoding="utf-8")
     return tuple(re.findall(r"- role: (\w+)", text))
 
 
 def provision(site: Site, on_event: OnEvent | None = None) -> ProvisionResult:
-    """Bring every machine of a lab to what its inventory says. A second run changes nothing.
+    """Configure every machine of a lab as its inventory says. A second run changes nothing.
 
     Args:
         site: the lab.
-        on_event: told of every task that starts or ends on a node; called in this thread.
+        on_event: called in this thread for every task that starts or ends on a node.
 
     Raises:
-        LabError: a task failed or a node did not answer; the message has node, task and the node's own words.
-        KeyboardInterrupt: Ctrl-C, after Ansible has been ended; SystemExit is SIGTERM.
+        LabError: a task failed or a node did not answer; the message has node, task and the node's message.
+        KeyboardInterrupt: Ctrl-C, after Ansible has been stopped; for SIGTERM it is SystemExit.
     """
     with _connections(site):
         return _run(_PROVISION, site, on_event)
 
 
 def verify(site: Site, on_event: OnEvent | None = None) -> ProvisionResult:
-    """Prove a lab: links, MTUs, GIDs, BGP sessions, ECMP width, and an RDMA ping on every pair of RNICs.
+    """Check the links, MTUs, GIDs, BGP sessions and ECMP width of a lab, and ping between every pair of RNICs by RDMA.
 
-    Arguments and errors are those of `provision`.
+    Arguments and exceptions are those of `provision`.
     """
     with _connections(site):
         return _run(_verify_play(), site, on_event)
@@ -187,18 +188,18 @@ def play(
     machines: Sequence[str] = (),
     on_event: OnEvent | None = None,
 ) -> ProvisionResult:
-    """Run another of our playbooks (`rack`, `rack-teardown`).
+    """Run another playbook (`rack`, `rack-teardown`).
 
     Args:
         site: the lab.
         name: the playbook, without `.yml`.
-        extra: variables that win over all others.
-        check: only tell what would be changed.
+        extra: variables that override all others.
+        check: only report what would be changed.
         tags: only these roles; without any, all.
         machines: only these machines; without any, all.
         on_event: as in `provision`.
 
-    Errors are those of `provision`.
+    It raises what `provision` raises.
     """
     with _connections(site):
         wanted = _Play(
@@ -223,7 +224,7 @@ class _Play:
 
     @property
     def options(self) -> str | None:
-        """What ansible-playbook is told besides; all of it are words of ours or names of the inventory."""
+        """More arguments for ansible-playbook: options, and names from the inventory, which need no quoting."""
         words = ["--check"] if self.check else []
         words += ["--tags", ",".join(self.tags)] if self.tags else []
         words += ["--limit", ",".join(self.machines)] if self.machines else []
@@ -231,30 +232,30 @@ class _Play:
 
 
 _RACK_ONLY = frozenset({"faultbed_dcb", "faultbed_fabric_bgp", "faultbed_saved", "faultbed_sonic"})
-"""Of what plays share, what only roles of rack labs use."""
+"""Shared modules that only roles of rack labs use."""
 
 _PROVISION = _Play(name="provision", timeout_s=600)
 
 
 def files_of_soft_labs(folder: Path) -> list[Path]:
-    """What of the playbooks brings a soft lab up, sorted: two plays, the roles that they name, and what those use."""
+    """Return the files that provision a soft lab, sorted: two plays, their roles, plugins and shared modules."""
     plays = [folder / "provision.yml", folder / "verify.yml"]
     roles = {name for play in plays for name in re.findall(r"- role: (\w+)", play.read_text(encoding="utf-8"))}
-    found = [*plays, folder / "ansible.cfg"]
+    files = [*plays, folder / "ansible.cfg"]
     for part in ("action_plugins", "filter_plugins", "module_utils", *(f"roles/{role}" for role in roles)):
-        found += [path for path in (folder / part).rglob("*") if path.is_file() and path.suffix != ".pyc"]
-    return sorted(path for path in found if path.stem not in _RACK_ONLY)
+        files += [path for path in (folder / part).rglob("*") if path.is_file() and path.suffix != ".pyc"]
+    return sorted(path for path in files if path.stem not in _RACK_ONLY)
 
 
 def _verify_play() -> _Play:
-    """The ping's `run` is new each time: one run must not hear another one's datagrams."""
+    """Return the verify play, with a new `run` for the ping: a run must ignore datagrams of another one."""
     extra = {"faultbed_verify_run": secrets.token_hex(8), "faultbed_verify_deadline_s": VERIFY_DEADLINE_S}
     return _Play(name="verify", timeout_s=240, extra=extra)
 
 
 @dataclass(kw_only=True)
 class _Seen:
-    """What the events of a run have told so far. `reached`: a task has run on a machine."""
+    """What the events of a run have reported so far; `reached` is true once a task has run on a machine."""
 
     on_event: OnEvent
     changes: dict[str, list[str]] = field(default_factory=dict)
@@ -264,7 +265,7 @@ class _Seen:
     reached: bool = False
 
     def take(self, raw: Mapping[str, Any]) -> bool:
-        """Handle one event of ansible-runner; it is kept on disk too."""
+        """Handle one event of ansible-runner; return True, so that it is kept on disk too."""
         state = _EVENTS.get(str(raw.get("event")))
         if state is None:
             return True
@@ -319,8 +320,10 @@ def _run(play: _Play, site: Site, on_event: OnEvent | None) -> ProvisionResult:
             event_handler=seen.take,
             cancel_callback=lambda: bool(interrupted),
         )
-        # ansible-runner starts from our whole environment and writes it to a file.
-        runner.config.env = {name: value for name, value in runner.config.env.items() if _is_ours(name, environment)}
+        # ansible-runner would pass on the whole environment and write it to a file.
+        runner.config.env = {
+            name: value for name, value in runner.config.env.items() if _is_passed_on(name, environment)
+        }
         try:
             status, _ = runner.run()
         finally:
@@ -328,7 +331,7 @@ def _run(play: _Play, site: Site, on_event: OnEvent | None) -> ProvisionResult:
     if signal.SIGINT in interrupted:
         raise KeyboardInterrupt
     if interrupted:
-        raise SystemExit(128 + interrupted[0])  # what a shell tells of a process that a signal ended
+        raise SystemExit(128 + interrupted[0])  # as a shell reports a process that a signal ended
     if status != "successful":
         raise _failure(play, status, seen, folder)
     stats = runner.stats or {}
@@ -345,7 +348,7 @@ def _run(play: _Play, site: Site, on_event: OnEvent | None) -> ProvisionResult:
 
 
 def _run_folder(artifacts: Path, name: str) -> Path:
-    """A new folder for one run; of the older ones of this kind the last few stay."""
+    """Create a folder for one run; only the last few folders of this playbook are kept."""
     artifacts.mkdir(mode=0o700, parents=True, exist_ok=True)
     older = sorted(artifacts.glob(f"{name}-*"), key=lambda path: path.stat().st_mtime)
     for old in older[: 1 - _KEPT_RUNS]:
@@ -356,7 +359,7 @@ def _run_folder(artifacts: Path, name: str) -> Path:
 
 
 def _node_code(folder: Path) -> dict[str, str]:
-    """The node code as a file for Ansible to send."""
+    """Write the node code to a file, which Ansible sends."""
     code = node_archive.archive()
     path = folder / "node-code.tar"
     path.write_bytes(code.content)
@@ -368,7 +371,7 @@ def _node_code(folder: Path) -> dict[str, str]:
 
 
 def _environment(site: Site) -> dict[str, str]:
-    """Settings of Ansible that depend on the lab or the machine; the fixed ones are in playbooks/ansible.cfg."""
+    """Return the settings of Ansible that depend on the lab or this machine; playbooks/ansible.cfg has all others."""
     return {
         # Ansible's programs are beside our Python, whether or not its environment is activated.
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
@@ -384,23 +387,23 @@ def _environment(site: Site) -> dict[str, str]:
     }
 
 
-def _is_ours(name: str, environment: Mapping[str, str]) -> bool:
-    """Whether a variable is passed on: ours, the runner's own, or one of the few of the person's."""
+def _is_passed_on(name: str, environment: Mapping[str, str]) -> bool:
+    """Return whether Ansible gets a variable: from `_environment`, ansible-runner or `_PASSED_ON`."""
     return name in environment or name in _PASSED_ON or name not in os.environ
 
 
 @contextmanager
 def _interruptible() -> Iterator[list[int]]:
-    """Collect Ctrl-C and SIGTERM while Ansible runs, so that ansible-runner ends all its processes first."""
-    got: list[int] = []
+    """Collect Ctrl-C and SIGTERM while Ansible runs, so that ansible-runner can end all its processes first."""
+    received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
-        yield got
+        yield received
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     for number in before:
-        signal.signal(number, lambda number, _frame: got.append(number))
+        signal.signal(number, lambda number, _frame: received.append(number))
     try:
-        yield got
+        yield received
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -408,7 +411,7 @@ def _interruptible() -> Iterator[list[int]]:
 
 @contextmanager
 def _connections(site: Site) -> Iterator[None]:
-    """Let Ansible's SSH masters live as long as this, and no longer: after a reset they would lead nowhere."""
+    """End Ansible's SSH master connections afterwards: a reset of a VM would leave them dead."""
     private_dir(site.control)
     try:
         yield

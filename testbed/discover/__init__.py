@@ -1,7 +1,7 @@
 """A draft inventory from live machines.
 
-What each machine says (`answers`, `facts`), who is cabled to whom (`cabling`), which GPU is near which RNIC
-(`affinity`), and the inventory that this makes (`draft`). `live` asks the machines; all else is pure.
+`live` queries the machines; everything else is pure. `answers` and `facts` parse what each machine reports, `cabling`
+derives the cables, `affinity` which GPU is near which RNIC, and `draft` builds the inventory from these.
 
-Nothing is believed that an inventory said before: names of the machines and a way to each are all that goes in.
+The only input is the machines' names and how to reach each; an earlier inventory is not read.
 """

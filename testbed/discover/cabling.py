@@ -1,14 +1,15 @@
-"""Who is cabled to whom, from what both ends say. Pure.
+"""Derives the cables between hosts and switches from what the machines report. Pure.
 
-Four ways to know, in the order in which they are believed:
+There are four sources, from the most to the least trusted:
 
-    lldp        the port hears the other end's name and port (IEEE 802.1AB)
-    neighbour   the port hears the other end's MAC, by ARP or neighbour discovery: BGP unnumbered lives by these
+    lldp        the port receives the other end's name and port (IEEE 802.1AB)
+    neighbour   the other end's MAC is in the port's ARP or neighbour table, which BGP unnumbered needs
     address     the other end is the only other port in the port's subnet
     bgp         the port's BGP peer has an AS number that one switch has, which has one session back
 
-A MAC that several ports have tells nobody's port: SONiC gives all ports of a switch the same one. The switch still
-tells its hosts by theirs; between two such switches the other ways have to, and `untold` names where none did.
+A MAC that several ports share identifies no port: SONiC gives all ports of a switch the same one. The cables to hosts
+are still known by the hosts' MACs. A cable between two such switches needs another source; `unknown_ends` returns ports
+without any.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from dataclasses import dataclass, field
 
 from testbed.discover.facts import Interface, LldpPeer, Machine, Space
 
-__all__ = ["Cable", "End", "Node", "cables", "nodes_of", "untold"]
+__all__ = ["Cable", "End", "Node", "cables", "nodes_of", "unknown_ends"]
 
-_OF_NOBODY = frozenset({"localhost", "sonic", "cumulus", "debian", "ubuntu"})
-"""What a machine is called that nobody has given a name: all such switches of a lab have the same one."""
+_DEFAULT_HOSTNAMES = frozenset({"localhost", "sonic", "cumulus", "debian", "ubuntu"})
+"""Hostnames of machines that were never given one: all such switches of a lab share it."""
 
 End = tuple[str, str]
 """One end of a cable: the node and its interface."""
@@ -31,9 +32,9 @@ End = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """A host or a switch as far as cables go: the ports that may be cabled to the fabric.
+    """A host or a switch, with the ports that may be cabled to the fabric.
 
-    `names` are all that the machine may be called by LLDP, `aliases` the port that an alias of SONiC means.
+    `names` are the names that LLDP may announce for the machine; `aliases` maps SONiC's alias of a port to the port.
     """
 
     name: str
@@ -47,14 +48,14 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cable:
-    """The far end of a port, and by what it is known."""
+    """The far end of a port, and its source (`by`)."""
 
     far: End
     by: str
 
 
 def nodes_of(machines: Iterable[Machine]) -> dict[str, Node]:
-    """Hosts with the interfaces of their RNICs, switches with all their ports but the one that SSH comes in by."""
+    """Return hosts with their RNICs' interfaces, and switches with all ports except the one that SSH uses."""
     found = {}
     for machine in machines:
         if machine.is_host:
@@ -71,7 +72,7 @@ def nodes_of(machines: Iterable[Machine]) -> dict[str, Node]:
 
 def _machine(machine: Machine, ports: Mapping[str, Interface], *, is_switch: bool) -> Node:
     own = _short(machine.hostname or "")
-    names = {_short(machine.name), *([own] if own and own not in _OF_NOBODY else [])}
+    names = {_short(machine.name), *([own] if own and own not in _DEFAULT_HOSTNAMES else [])}
     return Node(
         name=machine.name,
         is_switch=is_switch,
@@ -84,41 +85,43 @@ def _machine(machine: Machine, ports: Mapping[str, Interface], *, is_switch: boo
 
 
 def _short(name: str) -> str:
-    """A host's name without its domain, in small letters: as far as LLDP, DNS and people agree."""
+    """Return a host's name without its domain, in lower case: LLDP, DNS and users differ in the rest."""
     return name.partition(".")[0].lower()
 
 
 def cables(nodes: Mapping[str, Node]) -> tuple[dict[End, Cable], list[tuple[End, str]]]:
-    """The cable of every port whose other end is among `nodes`, by each end; and ports that contradict each other."""
-    told: dict[End, Cable] = {}
-    ways: tuple[tuple[str, Callable[[Mapping[str, Node]], dict[End, End]]], ...] = (
+    """Return the cables between `nodes` by each of their ends, and the ports whose ends contradict each other."""
+    known: dict[End, Cable] = {}
+    sources: tuple[tuple[str, Callable[[Mapping[str, Node]], dict[End, End]]], ...] = (
         ("lldp", _by_lldp),
         ("neighbour", _by_neighbour),
         ("address", _by_address),
         ("bgp", _by_bgp),
     )
-    for by, way in ways:
-        found = way(nodes)
+    for by, source in sources:
+        found = source(nodes)
         for near, far in [*found.items(), *((far, near) for near, far in found.items())]:
-            told.setdefault(near, Cable(far=far, by=by))
-    torn = [
-        (near, f"says {':'.join(cable.far)} (by {cable.by}), which says {':'.join(back.far)} (by {back.by})")
-        for near, cable in told.items()
-        if (back := told[cable.far]).far != near
+            known.setdefault(near, Cable(far=far, by=by))
+    contradictions = [
+        (near, f"reports {':'.join(cable.far)} (by {cable.by}), which reports {':'.join(back.far)} (by {back.by})")
+        for near, cable in known.items()
+        if (back := known[cable.far]).far != near
     ]
-    bad = {near for near, _ in torn}
-    return {near: cable for near, cable in told.items() if near not in bad}, torn
+    bad = {near for near, _ in contradictions}
+    return {near: cable for near, cable in known.items() if near not in bad}, contradictions
 
 
-def untold(nodes: Mapping[str, Node], told: Mapping[End, Cable]) -> list[tuple[End, str]]:
-    """Ports that hear a MAC of several ports of a switch, and have no cable in `told`: which port, nobody can say."""
+def unknown_ends(nodes: Mapping[str, Node], known: Mapping[End, Cable]) -> list[tuple[End, str]]:
+    """Return ports without a cable in `known` whose neighbour has a MAC that several ports of a switch share."""
     of_mac = _ends_of_macs(nodes)
     found = []
     for (name, dev), _ in _ports(nodes):
         for mac in sorted(nodes[name].space.neighbours.get(dev, ())):
             others = {node for node, _ in of_mac.get(mac, ()) if node != name}
-            if (name, dev) not in told and len(of_mac.get(mac, ())) > 1 and others:
-                found.append(((name, dev), f"hears {mac}, which several ports of {', '.join(sorted(others))} have"))
+            if (name, dev) not in known and len(of_mac.get(mac, ())) > 1 and others:
+                found.append(
+                    ((name, dev), f"has the neighbour {mac}, which several ports of {', '.join(sorted(others))} share")
+                )
     return found
 
 
@@ -142,9 +145,9 @@ def _by_lldp(nodes: Mapping[str, Node]) -> dict[End, End]:
 
 
 def _port_called(node: Node, names: Iterable[str]) -> str | None:
-    """The port that goes by one of these names: its interface's, SONiC's alias of it, or a MAC that it alone has.
+    """Return the port with one of these names: the interface, SONiC's alias of it, or a MAC that only it has.
 
-    SONiC (lldpmgrd) tells the alias as the port's id, and as its description what ConfigDB has, or else the interface.
+    SONiC (lldpmgrd) announces the alias as the port's id; as its description ConfigDB's, or else the interface.
     """
     for said in sorted(names):
         if said in node.ports:

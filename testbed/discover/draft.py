@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from testbed.discover.affinity import gpu_beside
-from testbed.discover.cabling import Cable, End, Node, cables, nodes_of, untold
+from testbed.discover.cabling import Cable, End, Node, cables, nodes_of, unknown_ends
 from testbed.discover.facts import Interface, Machine
 
 __all__ = ["Draft", "Open", "draft", "text"]
@@ -77,7 +77,7 @@ def draft(
     """
     by_name = {machine.name: machine for machine in sorted(machines, key=lambda each: _natural(each.name))}
     nodes = nodes_of(by_name.values())
-    found, torn = cables(nodes)
+    found, contradictions = cables(nodes)
     lab = _Lab(
         kind="soft" if any(machine.is_soft for machine in by_name.values()) else "rack",
         machines=by_name,
@@ -86,7 +86,7 @@ def draft(
         mtu=_usual((port.mtu for node in nodes.values() if not node.is_switch for port in node.ports.values()), 9000),
         reached=reached or {},
     )
-    _leave_cables(lab, torn, silent or {})
+    _leave_cables(lab, contradictions, silent or {})
     roles = _roles(lab)
     racks = _racks(lab, roles)
     zones = _zones(lab, roles)
@@ -120,13 +120,13 @@ def draft(
     return Draft(name=name, tree=tree, open=tuple(lab.open), cables=dict(sorted(how.items())))
 
 
-def _leave_cables(lab: _Lab, torn: Iterable[tuple[End, str]], silent: Mapping[str, str]) -> None:
-    """Leave open what nobody could tell of machines that did not answer, and of the ends of cables."""
+def _leave_cables(lab: _Lab, contradictions: Iterable[tuple[End, str]], silent: Mapping[str, str]) -> None:
+    """Leave open the machines that did not answer, and the ends of cables that are unknown."""
     for each, why in silent.items():
         lab.leave(each, f"was not asked: {why}", "it is left out, and with it its cables: ask again when it answers")
-    for (node, dev), what in torn:
+    for (node, dev), what in contradictions:
         lab.leave(f"{node}:{dev}", what, "look at the cable, at both ends")
-    for (node, dev), what in untold(lab.nodes, lab.cables):
+    for (node, dev), what in unknown_ends(lab.nodes, lab.cables):
         lab.leave(f"{node}:{dev}", what, "run lldpd on both ends and ask again, or write the cable by hand")
     for node, machine in ((each, lab.machines[each]) for each in lab.nodes if each in lab.machines):
         for dev in sorted(machine.crowded.keys() & lab.nodes[node].ports.keys()):
@@ -322,7 +322,7 @@ def _carrier(lab: _Lab, carrier: Machine) -> dict[str, Any]:
 
 
 def _roles(lab: _Lab) -> dict[str, str]:
-    """Of each switch: an RTSW has hosts, a CTSW has RTSWs, an ATSW is above those."""
+    """Return the role of each switch: an RTSW is cabled to hosts, a CTSW to RTSWs, an ATSW only to CTSWs."""
     beside: dict[str, set[str]] = {name: set() for name, node in lab.nodes.items() if node.is_switch}
     for (name, _), cable in lab.cables.items():
         if name in beside:

@@ -46,7 +46,7 @@ class Interface:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LldpPeer:
-    """Who an interface hears by LLDP: system name (in full), and the names that its port goes by (id, description)."""
+    """The LLDP neighbour of an interface: its full system name, and the names of its port (id, description)."""
 
     system: str
     ports: frozenset[str]
@@ -282,7 +282,7 @@ def _nos(body: str, *, speaks_bgp: bool) -> str | None:
 
 
 def pci_path(path: str) -> tuple[str, ...]:
-    """`/sys/devices/pci0000:15/0000:15:01.0/0000:18:00.0` from its root down; empty when it is no PCI device."""
+    """Split a path such as /sys/devices/pci0000:15/0000:18:00.0, root first; empty if it is not a PCI device."""
     parts = path.strip().split("/")
     if len(parts) < 5 or not parts[3].startswith("pci") or not _PCI.fullmatch(parts[-1]):  # noqa: PLR2004 (/sys/devices/)
         return ()

@@ -97,7 +97,7 @@ def _bare(address: str) -> str:
 
 
 def _in_plan(doors: list[_Way], lab: LabVars) -> Iterator[Finding]:
-    """An address for SSH lies in a management network of the plan; a name is somebody else's to resolve."""
+    """Check that SSH addresses lie in a management network of the IP plan. Names are not resolved."""
     plan = [network for network in map(_network, (x.prefix for x in lab.networks if x.use == "management")) if network]
     for way in doors:
         found = _ipv4(way.address)
@@ -110,7 +110,7 @@ def _in_plan(doors: list[_Way], lab: LabVars) -> Iterator[Finding]:
 
 
 def _lead_elsewhere(ways: list[_Way]) -> Iterator[Finding]:
-    """Addresses that lead to two things. What the fabric itself has twice is told when its topology is made."""
+    """Check for addresses that two things share. Those within the fabric are checked when its topology is built."""
     first: dict[str, list[_Way]] = {}
     for way in ways:
         if way.kind in ("BMC", "PDU") and "/" in way.address:

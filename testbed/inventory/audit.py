@@ -393,7 +393,7 @@ def _qos(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
 
 
 def _classes(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
-    """Who travels with whom, and what a pause is for."""
+    """Check which traffic shares a priority, and which priorities pause."""
     priority = {line.dscp: line.priority for line in lab.dscp_map}
     roce, cnp, unmarked = priority.get(qos.roce_dscp), priority.get(qos.cnp_dscp), priority.get(0, 0)
     if cnp is not None and cnp == roce and cnp not in qos.pfc_priorities:

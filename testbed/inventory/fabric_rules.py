@@ -1,4 +1,4 @@
-"""What addresses and uplinks of a fabric make together: subnets that clash, and switches that nobody reaches. Pure."""
+"""Checks addresses and uplinks of a fabric: clashing subnets, and switches that cannot be reached. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def fabric(entries: Entries) -> Iterator[Finding]:
 
 
 def _ends_of_subnets(entries: Entries) -> Iterator[Finding]:
-    """A subnet's first and last address are nobody's, but for a /31 (RFC 3021) or a /32."""
+    """Check that no interface has the first or last address of its subnet, except in a /31 (RFC 3021) or /32."""
     for place, text in [*_front_ends(entries), *_ports(entries), *_rnics(entries)]:
         address = ipaddress.IPv4Interface(text)
         network = address.network

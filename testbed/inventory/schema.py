@@ -1,7 +1,7 @@
-"""What our variables in an Ansible inventory look like, and how a mistake in one is told.
+"""The schema of faultbed's variables in an Ansible inventory, and the error messages for mistakes in them.
 
-Every variable is `faultbed_<field>` of one of the structs below; unknown ones are refused, all others
-(`ansible_*`, the person's own) pass by. A place in an inventory is written `<group>.<host>.<field>...`, as in
+Every variable is `faultbed_<field>` of one of the structs below; unknown ones are refused. Variables with other names
+(`ansible_*`, the user's own) are ignored. A place in an inventory is written `<group>.<host>.<field>...`, as in
 `hosts.host1.rnics[0].address`.
 """
 

@@ -1,10 +1,10 @@
-"""What a lab is made of: zones, racks, switches, hosts, RNICs, GPUs and the links between them.
+"""The topology of a lab: zones, racks, switches, hosts, RNICs, GPUs and the links between them.
 
-Frozen data and pure functions; nothing here talks to a machine. Words follow the field: an RTSW is a rack switch,
-a CTSW a spine, an ATSW the aggregation above zones (Meta, SIGCOMM 2024, "RDMA over Ethernet for Distributed AI
+Frozen data and pure functions; nothing here talks to a machine. Terms are those of the literature: an RTSW is a rack
+switch, a CTSW a spine, an ATSW the aggregation above zones (Meta, SIGCOMM 2024, "RDMA over Ethernet for Distributed AI
 Training at Meta Scale").
 
-Names of things, as a person types them (`Topology.resolve`):
+Names of things, as users type them (`Topology.resolve`):
 
     host1               a host                     rtsw1              a switch
     host1:rxe0          an RNIC of a host          rtsw1:ctsw1        the link between two switches, rtsw1's end

@@ -1,4 +1,4 @@
-"""Dissect one frame of a capture with scapy: Ethernet, IP, UDP, BTH, extended headers and ICRC."""
+"""Dissects one frame of a capture with scapy, from Ethernet to the ICRC."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ class Gpu:
 
     @property
     def place(self) -> str:
-        """Its index on the host, with its bus id where that is known."""
+        """The GPU in messages: its index on the host, with its bus id if known."""
         return f"gpu{self.index}" + (f" ({self.bus_id})" if self.bus_id else "")
 
     @property
