@@ -106,9 +106,9 @@ def test_kernel_guard_counts_only_messages_since_it_started():
     lab = Kernels()
     lab.logged["host1"] = ["4 WARNING: CPU: 0 PID: 7 at before.c:1"]
     guard = KernelGuard(lab)
-    assert guard.found() == []
+    assert guard.unhealthy() == []
     lab.logged["host2"] = ["4 WARNING: CPU: 0 PID: 7 at during.c:1", "3 eth0: link lost"]
-    assert guard.found() == ["host2: kernel: WARNING: CPU: 0 PID: 7 at during.c:1"]
+    assert guard.unhealthy() == ["host2: kernel: WARNING: CPU: 0 PID: 7 at during.c:1"]
 
 
 def test_watcher_answers_with_the_kernel_log_since_the_last_question(monkeypatch, tmp_path):

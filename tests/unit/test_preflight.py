@@ -251,7 +251,7 @@ def test_preflight_truncated_answer_is_rejected(at):
 )
 def test_preflight_unreadable_section_is_an_error_that_names_it(section, said):
     """Each used to be a traceback."""
-    with pytest.raises(LabError, match=f"the answer to '{section}' cannot be read"):
+    with pytest.raises(LabError, match=f"the answer to '{section}' cannot be parsed"):
         parse(f"@@node host1\n@@{section}\n{said}\n@@end\n")
 
 

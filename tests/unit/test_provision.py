@@ -11,7 +11,7 @@ import yaml
 
 from testbed.errors import HalfProvisioned, LabError
 from testbed.inventory.lab_inventory import load
-from testbed.provision import Event, Site, _environment, _failure, _is_ours, _Play, _Seen, provision
+from testbed.provision import Event, Site, _environment, _failure, _is_passed_on, _Play, _Seen, provision
 from testbed.shipped import inventories
 
 
@@ -85,10 +85,10 @@ def test_ansible_gets_only_the_environment_it_needs(closed_site, monkeypatch):
     monkeypatch.setenv("ANSIBLE_BECOME_PASSWORD", "x")
     monkeypatch.setenv("SSH_AUTH_SOCK", "/x")
     environment = _environment(closed_site)
-    assert _is_ours("HOME", environment)
-    assert _is_ours("ANSIBLE_STDOUT_CALLBACK", environment)  # set by ansible-runner, not by the person
-    assert not _is_ours("ANSIBLE_BECOME_PASSWORD", environment)
-    assert not _is_ours("SSH_AUTH_SOCK", environment)
+    assert _is_passed_on("HOME", environment)
+    assert _is_passed_on("ANSIBLE_STDOUT_CALLBACK", environment)  # set by ansible-runner, not by the person
+    assert not _is_passed_on("ANSIBLE_BECOME_PASSWORD", environment)
+    assert not _is_passed_on("SSH_AUTH_SOCK", environment)
     assert environment["ANSIBLE_HOST_KEY_CHECKING"] == "True"
 
 

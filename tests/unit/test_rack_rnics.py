@@ -82,7 +82,7 @@ def rnic(tmp_path, monkeypatch, program, found, changes):
     for name, place in (("INFINIBAND", "infiniband"), ("DEBUGFS", "debug"), ("NETDEVS", "net"), ("CONFIGFS", "none")):
         monkeypatch.setattr(role, name, str(tmp_path / place))
     keep = functools.partial(found, folder=str(tmp_path / "found"))
-    monkeypatch.setattr(role, "Found", keep)
+    monkeypatch.setattr(role, "SavedState", keep)
 
     def bring(*, check=False, qos=QOS, **edit):
         made = changes(check=check)
@@ -119,14 +119,14 @@ def test_inbox_driver_gets_the_whole_profile_and_is_restored(rnic):
 def test_cnp_priority_mode_is_restored_after_the_priority(rnic, monkeypatch):
     """The kernel clears the mode when the priority is written (cong.c, MLX5_IB_DBG_CC_NP_CNP_PRIO)."""
     rnic()
-    put = rnic.role.Found.func._put_value
+    put = rnic.role.SavedState.func._put_value
 
     def kernel(one, path, value):
         put(one, path, value)
         if path.endswith("np_cnp_prio"):
             (rnic.cc_folder / "np_cnp_prio_mode").write_text("0\n")
 
-    monkeypatch.setattr(rnic.role.Found.func, "_put_value", kernel)
+    monkeypatch.setattr(rnic.role.SavedState.func, "_put_value", kernel)
     rnic.teardown()
     assert rnic.cc() == CC
 

@@ -727,7 +727,7 @@ def machine(tmp_path, program, found, changes):
     def run():
         made = changes(check=False)
         try:
-            teardown._put_back(None, made, folder=folder, root=str(root))
+            teardown._restore(None, made, folder=folder, root=str(root))
         except teardown.StateError as error:
             return str(error)
         return made.made
@@ -802,7 +802,7 @@ def test_teardown_that_is_killed_repeats_no_undo(machine, monkeypatch):
         subprocess.run(argv, check=True)
 
     with monkeypatch.context() as patch:
-        patch.setitem(machine.found.put_back.__globals__, "run", killed)
+        patch.setitem(machine.found.restore.__globals__, "run", killed)
         with pytest.raises(KeyboardInterrupt):
             machine()
     assert not (machine.root / "second").exists()

@@ -86,7 +86,7 @@ def host(tmp_path, monkeypatch, program, found, changes):
     (tmp_path / "root/etc/apt/sources.list.d").mkdir(parents=True)
     monkeypatch.setenv("PATH", str(tools), prepend=":")
     keep = functools.partial(found, folder=str(tmp_path / "found"), root=str(tmp_path / "root"))
-    monkeypatch.setattr(role, "Found", keep)
+    monkeypatch.setattr(role, "SavedState", keep)
 
     def bring(*, check=False, **wanted):
         made = changes(check=check)
@@ -211,7 +211,7 @@ def test_rdma_stack_interrupted_installation_is_undone_completely(host, monkeypa
             raise ended
 
     with monkeypatch.context() as patch:
-        patch.setitem(host.role.Found.func.command.__globals__, "run", killed)
+        patch.setitem(host.role.SavedState.func.command.__globals__, "run", killed)
         with pytest.raises(host.role.StateError, match="was killed"):
             host()
     host()

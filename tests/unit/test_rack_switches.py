@@ -155,7 +155,7 @@ def switch(tmp_path, monkeypatch, program, found, changes, render):
     db = tmp_path / "db.json"
     monkeypatch.setenv("PATH", str(tools), prepend=":")
     keep = functools.partial(found, folder=str(tmp_path / "found"), root=str(root))
-    monkeypatch.setattr(role, "Found", keep)
+    monkeypatch.setattr(role, "SavedState", keep)
 
     def bring(*, load=True, save=False, check=False, fields=FIELDS, qp=False, variables=HOSTVARS):
         made = changes(check=check)
@@ -427,7 +427,7 @@ def linux(tmp_path, monkeypatch, program, found, changes):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(role, "ip_json", lambda *_words: [{"ifname": port["netdev"]} for port in switch["ports"]])
     keep = functools.partial(found, folder=str(tmp_path / "found"), root=str(root))
-    monkeypatch.setattr(role, "Found", keep)
+    monkeypatch.setattr(role, "SavedState", keep)
     switch = {"name": "leaf1", **{key: HOSTVARS[f"faultbed_{key}"] for key in ("asn", "loopback", "ports")}}
     switch |= {"ecmp_hash_seed": 7, "config": "/etc/frr/frr.conf", "daemons": "/etc/frr/daemons", "dcb": False}
 

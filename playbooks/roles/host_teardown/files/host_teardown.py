@@ -26,10 +26,10 @@ ORDER = (
 
 def main(wanted, check):
     """Entry point of the action on_node."""
-    answer(_put_back, wanted, check=check)
+    answer(_restore, wanted, check=check)
 
 
-def _put_back(_wanted, changes, *, folder=FOLDER, root="/"):
+def _restore(_wanted, changes, *, folder=FOLDER, root="/"):
     there = os.listdir(folder) if os.path.isdir(folder) else []
     roles = sorted(name.removesuffix(".json") for name in there if name.endswith(".json"))
     roles.sort(key=lambda role: ORDER.index(role) if role in ORDER else -1)
