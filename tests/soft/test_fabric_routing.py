@@ -126,7 +126,7 @@ def test_routing_scheme_ends_with_its_controller(lab, tmp_path):
     with Journal(tmp_path / "journal.jsonl") as journal:
         hold = held(lab, journal, "static-parity")
         assert any(rules(lab).values())
-        hold.lease.let_go()
+        hold.lease.release()
         print(f"BGP's again after {until(lambda: not any(rules(lab).values()), within_s=12.0):.1f} s")
 
 

@@ -224,7 +224,7 @@ def test_a_child_ends_with_the_holder_however_that_ends():
     """A killed holder leaves nobody who works on."""
     code = (
         "import os,sys,time;from inject.node.child import Child;c=Child();"
-        "c.start(lambda: [time.sleep(0.01) for _ in iter(c.wanted, False)]);"
+        "c.start(lambda: [time.sleep(0.01) for _ in iter(c.is_wanted, False)]);"
         "print(c._pid,flush=True);sys.stdin.read()"
     )
     holder = subprocess.Popen(
