@@ -63,6 +63,7 @@ def _section(kind: FaultKind) -> list[str]:
             (param.name, f"{param.range} {param.unit}".strip(), _default(param), param.summary) for param in kind.params
         ]
         lines += ["", *rows(("parameter", "range", "default", "meaning"), values)]
+    lines += ["", "```text", kind.command, "```"]
     return lines
 
 

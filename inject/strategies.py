@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from inject.fault_plan import FaultSpec, plan, plan_all
-from inject.kinds.catalogue import CATALOGUE, FaultKind, Param
+from inject.kinds.catalogue import CATALOGUE, FaultKind, Param, Trait
 from testbed.errors import FaultbedError
 from testbed.model.topology import Topology
 
@@ -20,9 +20,6 @@ __all__ = ["Accepts", "Grid", "compatible", "fault_specs", "schedules"]
 
 Accepts = Callable[[Sequence[FaultSpec]], bool]
 """Return whether a schedule can be planned; the default plans it on the topology."""
-
-_NEEDS_SHARE = frozenset({"packet.drop", "packet.corrupt", "packet.reorder", "data.corrupt"})
-"""Kinds that take no packet at all unless `share`, `every` or `psn` selects some."""
 
 _WIDE = 1000
 """A range whose ends are this far apart is drawn from by order of magnitude: 0.1 ms, 1 ms, 10 ms and so on."""
@@ -137,7 +134,7 @@ def _targets(kind: FaultKind, topology: Topology, grid: Grid, accepts: Accepts) 
     """Return the targets that accept the longest fault of a kind, with the lowest values of its parameters."""
     least: Mapping[str, object] = {
         **{param.name: _least(param) for param in kind.params if param.required},
-        **({"share": 0.001} if kind.name in _NEEDS_SHARE else {}),
+        **({"share": 0.001} if Trait.NEEDS_SELECTION in kind.traits else {}),
     }
 
     def takes(target: str) -> bool:
@@ -150,7 +147,7 @@ def _targets(kind: FaultKind, topology: Topology, grid: Grid, accepts: Accepts) 
 
 def _of_kind(kind: FaultKind, targets: Sequence[str], grid: Grid, accepts: Accepts) -> st.SearchStrategy[FaultSpec]:
     params = {param.name: _value(param, grid.levels) for param in kind.params if param.required}
-    if kind.name in _NEEDS_SHARE:
+    if Trait.NEEDS_SELECTION in kind.traits:
         params["share"] = st.integers(0, grid.levels).map(lambda level: round(0.001 + 0.499 * level / grid.levels, 6))
     return st.builds(
         lambda target, at_s, for_s, values: FaultSpec(

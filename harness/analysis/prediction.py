@@ -36,6 +36,7 @@ from harness.analysis.resolutions import Firing
 from harness.quantities import format_duration
 from harness.record.measurements import FaultRun, Measurements
 from harness.verdict import Receipt
+from inject.kinds.catalogue import Trait, has_trait
 from inject.selection import by_share
 from testbed.errors import UsageError
 from testbed.packets.bth import timeout_ns
@@ -52,7 +53,6 @@ _BETWEEN_COUNTERS = 1
 """Packets that may be between the counter of what passed and that of what was hit when both are read."""
 _RXE_WINDOW = 64
 """Packets that an rxe queue pair has in flight (rxe_param.h, RXE_INFLIGHT_SKBS_PER_QP_HIGH)."""
-_LOSING = ("packet.drop", "packet.corrupt")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +113,12 @@ def _losing(run: Measurements) -> Iterator[tuple[FaultRun, Receipt, float]]:
             and parameters.get("opcode", "any") == "any"
             and parameters.get("burst") is None
         )
-        if fault.receipt is not None and fault.plan.kind in _LOSING and every_packet and isinstance(share, int | float):
+        if (
+            fault.receipt is not None
+            and has_trait(fault.plan.kind, Trait.LOSES)
+            and every_packet
+            and isinstance(share, int | float)
+        ):
             yield fault, fault.receipt, float(share)
 
 

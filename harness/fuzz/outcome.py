@@ -5,26 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 
 from harness.fuzz.case import Case
 from harness.verdict import Verdict, VerdictFile
+from inject.kinds.catalogue import CATALOGUE
 
-__all__ = ["EXPECTED", "Failure", "Outcome", "Tried", "Unproven", "outcome_of"]
-
-EXPECTED: Mapping[str, frozenset[str]] = MappingProxyType(
-    {
-        "host.rank-kill": frozenset({"workload"}),
-        "host.rank-hang": frozenset({"workload"}),
-        "host.freeze": frozenset({"workload"}),
-        "host.reboot": frozenset({"workload"}),
-        "gpu.lost": frozenset({"workload"}),
-        "rnic.remove": frozenset({"workload"}),
-        "rnic.reset": frozenset({"workload"}),
-        "data.corrupt": frozenset({"wrong_elements", "workload"}),
-    }
-)
-"""Checks that a kind is there to fail: a job whose rank is killed ends, and data corrupted in flight is found."""
+__all__ = ["Failure", "Outcome", "Tried", "Unproven", "outcome_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +24,10 @@ class Unproven:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a run came to. `failures` maps each check that failed to its detail; `excused` are those of EXPECTED."""
+    """Result of a run.
+
+    `failures` maps each check that failed to its detail. `excused` are checks that one of the faults may fail.
+    """
 
     verdict: str
     failures: Mapping[str, str]
@@ -89,7 +78,7 @@ def outcome_of(case: Case, verdict: VerdictFile, *, run_dir: Path | None = None)
         bad["lab_restored"] = next(
             (check.detail for check in verdict.checks if check.name == "lab_restored"), "the lab is DIRTY"
         )
-    expected = frozenset().union(*(EXPECTED.get(fault.kind, frozenset()) for fault in case.faults))
+    expected = {name for fault in case.faults for name in CATALOGUE[fault.kind].may_fail}
     return Outcome(
         verdict=verdict.verdict,
         failures={name: detail for name, detail in bad.items() if name not in expected},

@@ -12,12 +12,23 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from inject.kinds import congestion, data, gpu, host, link, packet, rack, rnic, storage, switch
-from inject.kinds.kind import Binding, FaultKind, Fidelity, Param, ParamType
+from inject.kinds.kind import Binding, Example, FaultKind, Fidelity, Param, ParamType, Trait
 from inject.mechanisms.rack import MECHANISMS
 from testbed.errors import UsageError
 from testbed.suggestions import hint
 
-__all__ = ["CATALOGUE", "Binding", "FaultKind", "Fidelity", "Param", "ParamType", "find"]
+__all__ = [
+    "CATALOGUE",
+    "Binding",
+    "Example",
+    "FaultKind",
+    "Fidelity",
+    "Param",
+    "ParamType",
+    "Trait",
+    "find",
+    "has_trait",
+]
 
 _ALL = (
     *link.KINDS,
@@ -45,6 +56,12 @@ def _with_rack(kind: FaultKind) -> FaultKind:
 
 CATALOGUE: Mapping[str, FaultKind] = MappingProxyType({kind.name: _with_rack(kind) for kind in _ALL})
 """Every kind, by name."""
+
+
+def has_trait(name: str, trait: Trait) -> bool:
+    """Return whether a kind has a trait; a name that is no kind has none."""
+    kind = CATALOGUE.get(name)
+    return kind is not None and trait in kind.traits
 
 
 def find(name: str, *, where: str = "kind") -> FaultKind:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inject.kinds.kind import Param, described
+from inject.kinds.kind import Example, Param, Trait, described
 from inject.kinds.processes import CPU_LEFT, LIMIT_SEEN, LIMITED_BY
 
 __all__ = ["KINDS"]
@@ -30,6 +30,8 @@ _SHALLOW = described(
     must_move="out_of_seq_request, rcvd_seq_err, completer_retry_err or duplicate_request at an RNIC",
     must_not_move="rxe send_err",
     reversible=True,
+    traits=frozenset({Trait.ONE_HOP, Trait.MARKS_ECT1, Trait.ROUTES}),
+    example=Example(target="host1:rxe0"),
     colour="#bc6c25",
 )
 
@@ -48,6 +50,8 @@ _BACKGROUND = described(
     must_move="InECT1Pkts of the receiver's IP layer: the datagrams are dyed with ECT(1)",
     must_not_move="rxe send_err",
     reversible=True,
+    traits=frozenset({Trait.MARKS_ECT1, Trait.ROUTES, Trait.SENDS}),
+    example=Example(target="host1:rxe0"),
     colour="#dda15e",
 )
 
@@ -73,6 +77,8 @@ _INCAST = described(
     must_move="InECT1Pkts of the receiver's IP layer: the datagrams are dyed with ECT(1)",
     must_not_move="rxe send_err",
     reversible=True,
+    traits=frozenset({Trait.MARKS_ECT1, Trait.ROUTES, Trait.SENDS}),
+    example=Example(target="host1:rxe0"),
     colour="#c97b3d",
 )
 
@@ -86,6 +92,8 @@ _COLLISION = described(
     must_move="packets sent on this uplink, while the switch has the rule",
     must_not_move="rxe send_err",
     reversible=True,
+    traits=frozenset({Trait.ROUTES}),
+    example=Example(target="rtsw1:ctsw1"),
     colour="#606c38",
 )
 
@@ -99,6 +107,8 @@ _SLOW = described(
     must_move=LIMIT_SEEN,
     must_not_move="rxe send_err",
     reversible=True,
+    traits=frozenset({Trait.ROUTES}),
+    example=Example(target="host1"),
     colour="#7f5539",
 )
 
@@ -121,6 +131,8 @@ _LATE = described(
     must_move="rcvd_rnr_err of an RNIC of another host: it received an RNR NAK",
     must_not_move="rxe send_err",
     reversible=True,
+    traits=frozenset({Trait.ROUTES}),
+    example=Example(target="host1", params={"late": 200}),
     colour="#a68a64",
 )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inject.kinds.kind import described
+from inject.kinds.kind import Example, Trait, described
 from inject.kinds.packet import FILTERS
 
 __all__ = ["KINDS"]
@@ -20,6 +20,9 @@ KINDS = (
         "of the target RNIC: the retransmitted packet came second. wrong_elements shows the effect on the payload",
         must_not_move="rxe send_err",
         reversible=True,
+        traits=frozenset({Trait.ONE_HOP, Trait.MARKS_ECT1, Trait.NEEDS_SELECTION}),
+        may_fail=("workload", "wrong_elements"),
+        example=Example(target="host1:rxe0", params={"every": 50}),
         colour="#ff006e",
     ),
 )

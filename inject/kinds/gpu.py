@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inject.kinds.kind import Param, described
+from inject.kinds.kind import Example, Param, Trait, described
 
 __all__ = ["KINDS"]
 
@@ -26,6 +26,8 @@ _THROTTLE = described(
     must_move="nr_throttled of the GPU's cgroup",
     must_not_move="nr_throttled of every other GPU",
     reversible=True,
+    traits=frozenset({Trait.NO_PACKET}),
+    example=Example(target="host1:gpu0", params={"percent": 50}),
     colour="#8f5aa8",
 )
 
@@ -43,6 +45,8 @@ _THERMAL = described(
     must_move="nr_throttled of the GPU's cgroup",
     must_not_move="nr_throttled of every other GPU",
     reversible=True,
+    traits=frozenset({Trait.NO_PACKET}),
+    example=Example(target="host1:gpu0"),
     colour="#b07bac",
 )
 
@@ -56,6 +60,7 @@ _NEIGHBOUR = described(
     must_move="time that the GPU's process waited to run, and the busy processes, counted independently of the holder",
     must_not_move="nr_throttled of every other GPU",
     reversible=True,
+    example=Example(target="host1:gpu0"),
     colour="#735d78",
 )
 
@@ -69,6 +74,9 @@ _LOST = described(
     must_move="nothing: the GPU's cgroup is gone while the fault is on, read independently of the holder",
     must_not_move="nr_throttled of every other GPU",
     reversible=True,
+    traits=frozenset({Trait.WHOLE_TARGET, Trait.BUS_RESCAN, Trait.NO_PACKET}),
+    may_fail=("workload",),
+    example=Example(target="host1:gpu0"),
     colour="#5e3b6d",
 )
 
@@ -95,6 +103,8 @@ _XID = described(
     must_move="events of this GPU in the kernel's log (soft lab)",
     must_not_move="events of every other GPU",
     reversible=True,
+    traits=frozenset({Trait.LOG_ONLY, Trait.NO_PACKET}),
+    example=Example(target="host1:gpu0", params={"period": 0.25, "count": 2}),
     colour="#94d2bd",
 )
 

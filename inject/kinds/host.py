@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inject.kinds.kind import Param, described
+from inject.kinds.kind import Example, Param, Trait, described
 from inject.kinds.processes import STOP_SEEN
 
 __all__ = ["KINDS"]
@@ -17,6 +17,9 @@ _FREEZE = described(
     must_move="completer_retry_err of another host's RNIC",
     must_not_move="rxe send_err",
     reversible=True,
+    traits=frozenset({Trait.WHOLE_TARGET}),
+    may_fail=("workload",),
+    example=Example(target="host1"),
     colour="#3d405b",
 )
 
@@ -31,6 +34,9 @@ _REBOOT = described(
     must_move="the id of the host's boot, with an uptime that began after the fault (boot_id, uptime in /proc)",
     must_not_move="rxe send_err of the other hosts",
     reversible=False,
+    traits=frozenset({Trait.WHOLE_TARGET, Trait.CARRIER}),
+    may_fail=("workload",),
+    example=Example(target="host1"),
     colour="#6a040f",
 )
 
@@ -47,6 +53,7 @@ _STEAL = described(
     "fault is on, independently of the holder",
     must_not_move="rxe send_err",
     reversible=True,
+    example=Example(target="host1", params={"share": 0.5}),
     colour="#81b29a",
 )
 
@@ -60,6 +67,8 @@ _KILL = described(
     must_move="nothing: the traffic engine is gone while the fault is on, read independently of the holder",
     must_not_move="rxe send_err",
     reversible=False,
+    may_fail=("workload",),
+    example=Example(target="host1"),
     colour="#9b2226",
 )
 
@@ -73,6 +82,8 @@ _HANG = described(
     must_move=STOP_SEEN,
     must_not_move="rxe send_err",
     reversible=True,
+    may_fail=("workload",),
+    example=Example(target="host1"),
     colour="#bb3e03",
 )
 
@@ -88,6 +99,7 @@ _MEMORY = described(
     must_move="time that processes of the host waited for memory (/proc/pressure/memory)",
     must_not_move="rxe send_err",
     reversible=True,
+    example=Example(target="host1"),
     colour="#e07a5f",
 )
 
@@ -103,6 +115,8 @@ _CLOCK = described(
     must_move="nothing: the stepped clock, read while the fault is on, independently of the holder",
     must_not_move="rxe send_err",
     reversible=True,
+    traits=frozenset({Trait.NO_PACKET}),
+    example=Example(target="host4", params={"step": -30}),
     colour="#5f0f40",
 )
 
@@ -116,6 +130,8 @@ _DISK = described(
     must_move="nothing: the full file system, read while the fault is on, independently of the holder",
     must_not_move="rxe send_err",
     reversible=True,
+    traits=frozenset({Trait.NO_PACKET}),
+    example=Example(target="host4"),
     colour="#997b66",
 )
 

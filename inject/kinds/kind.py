@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Literal
 
-__all__ = ["Binding", "FaultKind", "Fidelity", "Param", "ParamType", "described"]
+__all__ = ["Binding", "Example", "FaultKind", "Fidelity", "Param", "ParamType", "Trait", "described"]
 
 Fidelity = Literal["real", "emulated", "modelled"]
 """`real`: real cause and effect; `emulated`: real symptom, another cause; `modelled`: no packet shows it."""
@@ -48,14 +49,52 @@ class Param:
         return f"{low}..{high}"
 
 
+class Trait(enum.Enum):
+    """What a kind does, as far as policies and analyses need to know it."""
+
+    WHOLE_TARGET = "leaves no part of its target as it was: any other fault inside it would be lost or unverifiable"
+    LINK_STATE = "decides whether a link carries packets"
+    BUS_RESCAN = "on a rack the device comes back by a rescan of all PCI buses of its host, which restores others, too"
+    LOG_ONLY = "writes an event of the GPU to a log; the GPU itself does not change"
+    KEEPS_UPLINKS = "leaves a switch with all its uplinks"
+    NO_PACKET = "neither changes packets nor keeps a node from answering them"
+    ONE_HOP = "acts on packets at one hop, and only on those that pass it in one direction"
+    MARKS_ECT1 = "marks packets with ECT(1), on all or some of its settings"
+    MARKS_CE = "marks packets with CE"
+    SENDS = "sends packets of its own to its target"
+    CARRIER = "may take the carrier of an interface"
+    ROUTES = "may change routes, or connections of BGP"
+    FRAGMENTS = "makes packets too big for a port"
+    NEEDS_SELECTION = "takes no packet at all unless `share`, `every` or `psn` selects some"
+    LOSES = "each packet that it takes is lost for its receiver"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A target on the default soft lab (of a kind for racks alone: on the example rack), with parameters."""
+
+    target: str
+    params: Mapping[str, str | float] = field(default_factory=dict)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultKind:
     """A kind of fault.
 
-    `binding` maps each kind of target (`testbed.model.topology.Target.kind`) to what reverts it; `fidelity` maps
-    each kind of lab that can do it to its fidelity there; `tried` names those on which a receipt of it has been
-    proved. `on_rack` says how a rack lab does it. The three `*_by`/`must_*` texts are for people; the exact
-    counters are chosen for the target by the planner.
+    Attributes:
+        name: family and kind, such as `link.flap`.
+        summary: what it does, for help texts.
+        binding: what reverts it, for each kind of target that it fits (`testbed.model.topology.Target.kind`).
+        params: its parameters.
+        fidelity: of the fault, on each kind of lab that can do it.
+        armed_by, must_move, must_not_move: what proves it, for people; the planner chooses the counters by target.
+        reversible: whether it can be reverted.
+        colour: of its bars in reports.
+        example: for help texts, pages and tests.
+        traits: what policies and analyses need to know.
+        may_fail: checks of a run that it is there to fail: a job whose rank is killed ends.
+        tried: kinds of lab on which a receipt of it has been proved.
+        on_rack: how a rack lab does it.
     """
 
     name: str
@@ -68,6 +107,9 @@ class FaultKind:
     must_not_move: str
     reversible: bool
     colour: str
+    example: Example
+    traits: frozenset[Trait] = frozenset()
+    may_fail: tuple[str, ...] = ()
     tried: tuple[str, ...] = ("soft",)
     on_rack: str | None = None
 
@@ -83,6 +125,12 @@ class FaultKind:
             f"{lab}: {fidelity}{'' if lab in self.tried else ' (not yet run)'}"
             for lab, fidelity in self.fidelity.items()
         )
+
+    @property
+    def command(self) -> str:
+        """A command that does the example."""
+        values = "".join(f" --set {name}={value}" for name, value in self.example.params.items())
+        return f"faultbed inject {self.name} {self.example.target} --for 5s{values}"
 
     def param(self, name: str) -> Param | None:
         """Return the parameter of that name, or None."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inject.kinds.kind import Param, described
+from inject.kinds.kind import Example, Param, Trait, described
 
 __all__ = ["DIRECTION", "KINDS"]
 
@@ -30,6 +30,8 @@ _DOWN = described(
     must_move=_CARRIER,
     must_not_move="rxe send_err (except that of the target RNIC)",
     reversible=True,
+    traits=frozenset({Trait.LINK_STATE, Trait.CARRIER, Trait.ROUTES}),
+    example=Example(target="host1:rxe0"),
     colour="#a63446",
 )
 
@@ -55,6 +57,8 @@ _FLAP = described(
     must_move=_CARRIER,
     must_not_move="rxe send_err (except that of the target RNIC)",
     reversible=True,
+    traits=frozenset({Trait.LINK_STATE, Trait.CARRIER, Trait.ROUTES}),
+    example=Example(target="rtsw1:ctsw1", params={"period": 1}),
     colour="#d1495b",
 )
 
@@ -68,6 +72,8 @@ _ONEWAY = described(
     must_move="retransmissions at an RNIC, or of the BGP sessions at both ends (uplink)",
     must_not_move="carrier_changes of both ends, rxe send_err",
     reversible=True,
+    traits=frozenset({Trait.LINK_STATE, Trait.ONE_HOP, Trait.ROUTES}),
+    example=Example(target="rtsw1:ctsw1"),
     colour="#e76f51",
 )
 
@@ -86,6 +92,8 @@ _RATE = described(
     must_move="overlimits of the queue, and packets marked with ECT(1) at the receiver's IP layer",
     must_not_move="rxe send_err",
     reversible=True,
+    traits=frozenset({Trait.ONE_HOP, Trait.MARKS_ECT1, Trait.ROUTES}),
+    example=Example(target="host1:rxe0", params={"rate": 10}),
     colour="#f4a261",
 )
 
@@ -101,6 +109,8 @@ _MTU = described(
     must_move="FragFails of the switch: packets that are too big and must not be fragmented",
     must_not_move="rxe send_err",
     reversible=True,
+    traits=frozenset({Trait.ROUTES, Trait.FRAGMENTS}),
+    example=Example(target="host1:rxe0"),
     colour="#9c6644",
 )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from inject.kinds.kind import Binding, FaultKind, Param, described
+from typing import Any
+
+from inject.kinds.kind import Binding, Example, FaultKind, Param, Trait, described
 from inject.kinds.link import DIRECTION
 
 __all__ = ["FILTERS", "KINDS"]
@@ -43,7 +45,7 @@ _DETOUR = "the nftables table and its hook, and the netem queue of the detour, r
 _LOSS = "out_of_seq_request, rcvd_seq_err, completer_retry_err or duplicate_request at an RNIC"
 
 
-def _packet(name: str, summary: str, *own: Param, **rest: str) -> FaultKind:
+def _packet(name: str, summary: str, *own: Param, **rest: Any) -> FaultKind:
     binding: Binding = "fd" if rest["armed_by"] == _RULE else "unit"
     return described(
         name=f"packet.{name}",
@@ -86,6 +88,8 @@ _DROP = _packet(
     ),
     armed_by=_RULE,
     must_move=_LOSS,
+    traits=frozenset({Trait.ONE_HOP, Trait.MARKS_ECT1, Trait.NEEDS_SELECTION, Trait.LOSES}),
+    example=Example(target="host1:rxe0", params={"share": 0.1}),
     colour="#edae49",
 )
 
@@ -94,6 +98,8 @@ _MARK = _packet(
     "mark packets with ECN CE, as a congested switch would; rxe does not react",
     armed_by=_RULE,
     must_move="InCEPkts of the receiver's IP layer",
+    traits=frozenset({Trait.NO_PACKET, Trait.ONE_HOP, Trait.MARKS_CE}),
+    example=Example(target="host1:rxe0", params={"every": 7}),
     colour="#66a182",
 )
 
@@ -102,6 +108,8 @@ _CORRUPT = _packet(
     "break the ICRC and nothing else: the IP identification, which only the ICRC covers, is overwritten",
     armed_by=_RULE,
     must_move=_LOSS,
+    traits=frozenset({Trait.ONE_HOP, Trait.NEEDS_SELECTION, Trait.LOSES}),
+    example=Example(target="host1:rxe0", params={"share": 0.1}),
     colour="#b56576",
 )
 
@@ -112,6 +120,8 @@ _DELAY = _packet(
     Param(name="jitter", type="number", unit="ms", summary="more or less, uniformly", low=0.1, high=10_000),
     armed_by=_DETOUR,
     must_move="InECT1Pkts of the receiver's IP layer: delayed packets are marked with ECT(1)",
+    traits=frozenset({Trait.ONE_HOP, Trait.MARKS_ECT1}),
+    example=Example(target="rtsw1:ctsw1", params={"delay": 20, "direction": "from"}),
     colour="#457b9d",
 )
 
@@ -121,6 +131,8 @@ _REORDER = _packet(
     Param(name="late", type="number", unit="ms", summary="how late", low=0.1, high=10_000, default=10.0),
     armed_by=_DETOUR,
     must_move="out_of_seq_request, rcvd_seq_err or duplicate_request at an RNIC",
+    traits=frozenset({Trait.ONE_HOP, Trait.MARKS_ECT1, Trait.NEEDS_SELECTION}),
+    example=Example(target="host1:rxe0", params={"share": 0.1}),
     colour="#5e60ce",
 )
 
@@ -129,6 +141,8 @@ _DUPLICATE = _packet(
     "deliver packets twice",
     armed_by=_DETOUR,
     must_move="InECT1Pkts of the receiver's IP layer: duplicated packets are marked with ECT(1)",
+    traits=frozenset({Trait.ONE_HOP, Trait.MARKS_ECT1}),
+    example=Example(target="host1:rxe0"),
     colour="#2a9d8f",
 )
 
@@ -155,6 +169,8 @@ _FORGE = described(
     "completer_retry_err or rcvd_seq_err of the target RNIC, for a data packet again its duplicate_request",
     must_not_move="rxe send_err",
     reversible=True,
+    traits=frozenset({Trait.ONE_HOP, Trait.MARKS_ECT1}),
+    example=Example(target="host1:rxe0", params={"what": "nak"}),
     colour="#3a86ff",
 )
 

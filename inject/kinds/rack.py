@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inject.kinds.kind import Param, described
+from inject.kinds.kind import Example, Param, Trait, described
 
 __all__ = ["KINDS"]
 
@@ -26,6 +26,8 @@ _POWER_CAP = described(
     must_move="the event reason `software power cap`, read while the fault is on, independently of the holder",
     must_not_move="nothing yet",
     reversible=True,
+    traits=frozenset({Trait.NO_PACKET}),
+    example=Example(target="host1:gpu0", params={"percent": 30}),
     colour="#ae2012",
     tried=(),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inject.kinds.kind import described
+from inject.kinds.kind import Example, Trait, described
 
 __all__ = ["KINDS"]
 
@@ -16,6 +16,9 @@ _RESET = described(
     must_move="link_downed of the RNIC",
     must_not_move="send_err of every other host's RNIC",
     reversible=True,
+    traits=frozenset({Trait.WHOLE_TARGET, Trait.CARRIER}),
+    may_fail=("workload",),
+    example=Example(target="host1:rxe0"),
     colour="#6a4c93",
 )
 
@@ -29,6 +32,9 @@ _REMOVE = described(
     must_move="nothing: the counters of the RNIC are gone while the fault is on, read independently of the holder",
     must_not_move="rxe send_err",
     reversible=True,
+    traits=frozenset({Trait.WHOLE_TARGET, Trait.BUS_RESCAN, Trait.CARRIER}),
+    may_fail=("workload",),
+    example=Example(target="host1:rxe0"),
     colour="#1982c4",
 )
 

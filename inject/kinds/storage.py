@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inject.kinds.kind import Param, described
+from inject.kinds.kind import Example, Param, described
 from inject.kinds.processes import CPU_LEFT, LIMIT_SEEN, LIMITED_BY, STOP_SEEN
 
 __all__ = ["KINDS"]
@@ -17,6 +17,7 @@ _SLOW = described(
     must_move=LIMIT_SEEN,
     must_not_move="rxe send_err",
     reversible=True,
+    example=Example(target="host4"),
     colour="#8a6d3b",
 )
 
@@ -30,6 +31,7 @@ _STALL = described(
     must_move=STOP_SEEN,
     must_not_move="rxe send_err",
     reversible=True,
+    example=Example(target="host4"),
     colour="#6b4f1d",
 )
 
@@ -49,6 +51,7 @@ _BURST = described(
     "checkpoints that it has verified and answered",
     must_not_move="rxe send_err",
     reversible=True,
+    example=Example(target="host4"),
     colour="#a68a64",
 )
 

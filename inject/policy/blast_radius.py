@@ -12,14 +12,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from inject.fault_plan import PlannedFault
+from inject.kinds.catalogue import Trait, has_trait
 from inject.policy.safety import Forbidden, policy_of
 from testbed.inventory.lab_inventory import Inventory
 from testbed.model.topology import Topology
 
 __all__ = ["BlastRadius", "blast_radius_of", "check"]
-
-# A switch with another ECMP hash still sends over all its uplinks.
-_SPARES_UPLINKS = frozenset({"switch.hash-policy"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +37,7 @@ def blast_radius_of(planned: Collection[PlannedFault], topology: Topology) -> Bl
     behind = {
         link.name
         for fault in planned
-        if fault.target.kind == "switch" and fault.kind not in _SPARES_UPLINKS
+        if fault.target.kind == "switch" and not has_trait(fault.kind, Trait.KEEPS_UPLINKS)
         for link in topology.links_of(fault.target.node)
         if link.is_uplink
     }

@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from inject.kinds.catalogue import Trait, has_trait
+
 if TYPE_CHECKING:
     from inject.fault_plan import PlannedFault
     from testbed.model.topology import Link, Topology
@@ -18,15 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["Claim", "both_claim", "claims_of", "other_host", "touches"]
 
 Path = tuple[str, ...]
-
-# Kinds that leave no part of their target as it was: any other fault inside it would be lost or unverifiable.
-_WHOLE = frozenset({"switch.reboot", "host.freeze", "host.reboot", "rnic.reset", "rnic.remove", "gpu.lost"})
-# Kinds that decide whether a link carries packets. `link.oneway` claims one direction of that.
-_STATE = frozenset({"link.down", "link.flap"})
-# On a rack the device comes back by a rescan of all buses of its host, which would bring others back, too.
-_RESCANNED = frozenset({"rnic.remove", "gpu.lost"})
-# Kinds that only write an event of the GPU to a log; the GPU itself does not change.
-_LOG_ONLY = frozenset({"gpu.xid"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,17 +38,16 @@ class Claim:
 def claims_of(planned: PlannedFault, topology: Topology) -> tuple[Claim, ...]:
     """Return everything that a planned fault claims while it is on."""
     kind, target = planned.kind, planned.target
-    if kind in _WHOLE:
+    if has_trait(kind, Trait.WHOLE_TARGET):
         claims = [Claim(path=path, thing=target.text) for path in _whole(planned)]
         if target.kind == "switch":
             claims += [claim for link in topology.links_of(target.node) for claim in _state(link)]
-        if planned.lab_kind == "rack" and kind in _RESCANNED:
+        if planned.lab_kind == "rack" and has_trait(kind, Trait.BUS_RESCAN):
             claims.append(Claim(path=("host", target.node, "pci"), thing=f"the PCI buses of {target.node}"))
         return tuple(claims)
-    if kind in _STATE and target.link is not None:
-        return tuple(_state(target.link))
-    if kind == "link.oneway" and target.link is not None and target.port is not None:
-        return tuple(_state(target.link, sender=_sender(planned, target.link)))
+    if has_trait(kind, Trait.LINK_STATE) and target.link is not None:
+        one_way = has_trait(kind, Trait.ONE_HOP)
+        return tuple(_state(target.link, sender=_sender(planned, target.link) if one_way else None))
     return tuple(_own(planned, topology))
 
 
@@ -93,7 +85,7 @@ def other_host(planned: PlannedFault, topology: Topology) -> str | None:
 def touches(planned: PlannedFault, topology: Topology) -> tuple[str, ...]:
     """Return what must be reserved for a fault: its target, the host that carries it out, a host with a bus rescan."""
     other = other_host(planned, topology)
-    scans = planned.lab_kind == "rack" and planned.kind in _RESCANNED
+    scans = planned.lab_kind == "rack" and has_trait(planned.kind, Trait.BUS_RESCAN)
     return (planned.target.text, *([other] if other else []), *([planned.target.node] if scans else []))
 
 
@@ -135,6 +127,6 @@ def _own(planned: PlannedFault, topology: Topology) -> list[Claim]:
     roots = [root]
     if target.node == node and target.rnic is not None:
         roots.append((*root, "rnic", target.rnic.name))
-    if target.node == node and target.gpu is not None and planned.kind not in _LOG_ONLY:
+    if target.node == node and target.gpu is not None and not has_trait(planned.kind, Trait.LOG_ONLY):
         roots.append((*root, "gpu", target.gpu.name))
     return [Claim(path=(*each, *part), thing=f"{'/'.join(part)} of {' '.join(root)}") for each in roots]

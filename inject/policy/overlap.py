@@ -11,9 +11,10 @@ not proven, and its receipt says so.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from inject.kinds.catalogue import Trait, has_trait
 from testbed.observe.counters import MLX5
 
 if TYPE_CHECKING:
@@ -35,37 +36,10 @@ _TROUBLE = {
     for rxe in ("rcvd_seq_err", "completer_retry_err", "retry_exceeded_err", "duplicate_request", "rcvd_rnr_err")
     for name in (rxe, MLX5.get(rxe, rxe))
 } | {"rnr_nak_retry_err"}
-# Kinds that neither change packets nor keep a node from answering them.
-_TOUCHES_NO_PACKET = {
-    "gpu.lost",
-    "gpu.power-cap",
-    "gpu.thermal",
-    "gpu.throttle",
-    "gpu.xid",
-    "host.clock-step",
-    "host.disk-full",
-    "packet.mark",
-}
-# Kinds that act on packets at one hop, and only on those that pass it in one direction.
-_AT_ONE_HOP = ("packet.", "data.", "link.oneway", "link.rate", "congestion.shallow-queue")
-_MARKS_ECT1 = {
-    "congestion.background",
-    "congestion.incast",
-    "congestion.shallow-queue",
-    "data.corrupt",
-    "link.rate",
-    "packet.delay",
-    "packet.drop",  # in bursts, on a detour
-    "packet.duplicate",
-    "packet.forge",
-    "packet.reorder",
-}
-_LINK_STATE = {"host.reboot", "link.down", "link.flap", "rnic.remove", "rnic.reset", "switch.reboot"}
-_OF_BGP = ("congestion.", "link.", "switch.")
-_MARKED: Mapping[str, Callable[[str], bool]] = {
-    "InECT1Pkts": _MARKS_ECT1.__contains__,
-    "InCEPkts": "packet.mark".__eq__,
-    "np_ecn_marked_roce_packets": "packet.mark".__eq__,
+_MARKS = {
+    "InECT1Pkts": Trait.MARKS_ECT1,
+    "InCEPkts": Trait.MARKS_CE,
+    "np_ecn_marked_roce_packets": Trait.MARKS_CE,
 }
 # Only a fault that names them as its own witness moves these.
 _EXACT = {"boots", "nr_throttled", "xids"}
@@ -121,15 +95,17 @@ def may_move(fault: PlannedFault, key: str, topology: Topology) -> bool:
     if any(key in witness.any_of for witness in fault.must_move):
         return True
     if counter in _TROUBLE or counter == "tx_packets":
-        may = fault.kind not in _TOUCHES_NO_PACKET
+        may = not has_trait(fault.kind, Trait.NO_PACKET)
     elif counter in _CARRIER:
-        may = fault.kind in _LINK_STATE and any(_is_at(link, node, device) for link in _links(fault, topology))
-    elif counter in _MARKED:
-        may = _MARKED[counter](fault.kind) and _may_reach(fault, node, topology)
+        may = has_trait(fault.kind, Trait.CARRIER) and any(
+            _is_at(link, node, device) for link in _links(fault, topology)
+        )
+    elif counter in _MARKS:
+        may = has_trait(fault.kind, _MARKS[counter]) and _may_reach(fault, node, topology)
     elif device == "tcp" or counter == "InNoRoutes":
-        may = fault.kind.startswith(_OF_BGP) or node in _nodes(fault)
+        may = has_trait(fault.kind, Trait.ROUTES) or node in _nodes(fault)
     elif counter == "FragFails":
-        may = fault.kind == "link.mtu" and node in _nodes(fault)
+        may = has_trait(fault.kind, Trait.FRAGMENTS) and node in _nodes(fault)
     else:
         may = counter not in _EXACT and node in _nodes(fault)
     return may
@@ -137,14 +113,14 @@ def may_move(fault: PlannedFault, key: str, topology: Topology) -> bool:
 
 def _may_open_gap(fault: PlannedFault, host: str, rnic: str) -> bool:
     """Return whether packets towards an RNIC may be lost or reordered."""
-    if fault.kind in _TOUCHES_NO_PACKET:
+    if has_trait(fault.kind, Trait.NO_PACKET):
         return False
     return _towards(fault) in (None, f"{host}:{rnic}")
 
 
 def _towards(fault: PlannedFault) -> str | None:
     """Return the RNIC (`host1:rxe0`) that receives the packets of a fault; None: several, or unknown."""
-    if not fault.kind.startswith(_AT_ONE_HOP) or fault.params.get("direction", "to") != "to":
+    if not has_trait(fault.kind, Trait.ONE_HOP) or fault.params.get("direction", "to") != "to":
         return None
     if dst := fault.params.get("dst"):
         return str(dst)
@@ -160,7 +136,7 @@ def _may_reach(fault: PlannedFault, node: str, topology: Topology) -> bool:
     if node in topology.switch_by_name:
         return True
     towards = _towards(fault)
-    if fault.kind in ("congestion.background", "congestion.incast"):
+    if has_trait(fault.kind, Trait.SENDS):
         return fault.target.node == node
     return towards is None or towards.partition(":")[0] == node
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from inject.fault_plan import FaultSpec, plan
 from inject.kinds.catalogue import CATALOGUE, find
 from inject.node.actuator import make
 from testbed.errors import Unsupported, UsageError
+from testbed.inventory import lab_inventory
 from testbed.shipped import inventories
 
 
@@ -232,3 +234,18 @@ def test_every_kind_says_all_there_is_to_say():
             [kind.summary, kind.binding, kind.fidelity, kind.armed_by, kind.must_move, kind.must_not_move, kind.colour]
         )
         assert all(param.summary and param.range for param in kind.params)
+
+
+RACK = lab_inventory.load(inventories() / "rack-h100.example.yml").topology
+
+
+@pytest.mark.parametrize("name", CATALOGUE)
+def test_example_of_kind_can_be_planned_as_it_is_typed(name):
+    kind = CATALOGUE[name]
+    lab_kind = "soft" if "soft" in kind.fidelity else "rack"
+    words = shlex.split(kind.command)
+    params = dict(word.split("=") for word in words[words.index("--for") + 2 :] if word != "--set")
+    assert words[:3] == ["faultbed", "inject", name]
+    assert params == {key: str(value) for key, value in kind.example.params.items()}
+    spec = FaultSpec(kind=name, target=words[3], for_s=5.0, params=dict(kind.example.params))
+    assert plan(spec, SOFT if lab_kind == "soft" else RACK, lab_kind=lab_kind).kind == name

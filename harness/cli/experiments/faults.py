@@ -241,6 +241,7 @@ def _show_kind(session: Session, kind: catalogue.FaultKind) -> None:
         for param in kind.params
     ]
     session.table(("    --set", "range", "", "meaning"), rows)
+    session.out.print(f"  {kind.command}", soft_wrap=True)
     session.out.print()
 
 
@@ -399,6 +400,7 @@ def _kind_as_json(kind: catalogue.FaultKind) -> dict[str, Any]:
         "must_not_move": kind.must_not_move,
         "reversible": kind.reversible,
         "colour": kind.colour,
+        "example": kind.command,
         "params": [dataclasses.asdict(param) for param in kind.params],
     }
 
