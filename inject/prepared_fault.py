@@ -21,6 +21,7 @@ from inject.leases.remote_claims import refuse_remote_conflicts
 from inject.mechanisms.late_binding import bind
 from inject.policy.overlap import TAIL_S, own_evidence
 from testbed.errors import FaultbedError, FaultError, LabError
+from testbed.tenancy import interventions
 
 if TYPE_CHECKING:
     from inject.fault_plan import PlannedFault
@@ -365,6 +366,8 @@ class PreparedFault:
             )
             if self._armed.ok and fired.count:
                 doubts += shared
+            if cleared.by == "lease" and (ended := interventions.since_begin(self._lab.state_dir, self._lab.ours)):
+                doubts += (ended,)
         except Exception as error:  # noqa: BLE001 (the fault is reverted: a later failure must not hide that)
             doubt = f"its witnesses could not be read: {_named(error)}"
             fired = Fired(

@@ -50,7 +50,7 @@ with Journal(Path(sys.argv[2])) as journal, Injector(lab_at(folder), journal) as
     first.arm()
     print("armed", flush=True)
     sys.stdin.readline()
-    first.clear()
+    print("first:", *first.clear().unproven, flush=True)
     try:
         print("armed again", injector.prepare(fault).arm().ok, flush=True)
     except FaultbedError as error:
@@ -125,7 +125,10 @@ def test_command_with_two_faults_begins_no_second_one_after_the_lab_was_put_back
         end(folder)
         changes = len(qemu.links)
         out, _ = command.communicate("\n", timeout=60)
-    assert re.search(said.replace("PID", str(os.getpid())), out), out
+    said = said.replace("PID", str(os.getpid()))
+    assert re.search(said, out), out
+    if end is healed_by:
+        assert re.search(f"^first: .*{said}", out, re.MULTILINE), "the receipt does not say what ended the first fault"
     assert "this command begins no other fault: run it again" in out
     assert False not in qemu.links[changes:], "the second fault took the link down"
 
