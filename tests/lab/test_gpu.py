@@ -34,10 +34,10 @@ if not os.path.exists(nvml._DRIVER):  # noqa: PTH110 (as the reader asks)
 @pytest.fixture
 def told():
     """What our reader says, decoded as preflight does."""
-    said = gpus(json.dumps(nvml.look()))
-    assert said.why is None
-    assert said.gpus
-    return said
+    output = gpus(json.dumps(nvml.look()))
+    assert output.why is None
+    assert output.gpus
+    return output
 
 
 @pytest.fixture
@@ -47,13 +47,13 @@ def pcie(told):
 
 
 def smi(fields):
-    """The same from nvidia-smi, a line a GPU."""
+    """Return the fields from nvidia-smi, one dictionary per GPU."""
     argv = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
     lines = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
     return [dict(zip(fields, line.split(", "), strict=True)) for line in lines]
 
 
-def test_our_reader_and_nvidia_smi_agree(told):
+def test_nvml_reader_agrees_with_nvidia_smi(told):
     fields = (
         *("index", "pci.bus_id", "vbios_version", "driver_version", "persistence_mode", "ecc.mode.current"),
         *("clocks.max.sm", "power.limit", "pcie.link.gen.max", "pcie.link.width.current", "pcie.link.width.max"),
@@ -79,8 +79,8 @@ def test_our_reader_and_nvidia_smi_agree(told):
         ]
 
 
-def test_what_a_watcher_counts_of_a_gpu():
-    """All that the newest data centre GPUs have; an older one may lack some, and then says so by its absence."""
+def test_watcher_counts_everything_of_a_data_centre_gpu():
+    """The newest data centre GPUs have all of these; on an older one missing values are left out."""
     counted = dict(nvml.counts(None))
     lacking = {"clocks_set", "power_capped", "sm_mhz", "ecc_uncorrected", "pcie_replays", "power_capped_us"} - {
         name.partition(".")[2] for name in counted
@@ -90,13 +90,13 @@ def test_what_a_watcher_counts_of_a_gpu():
     assert all(again[name] >= value for name, value in counted.items() if name.endswith("_us"))
 
 
-def test_clocks_that_nobody_has_set_are_not_told_as_set(rank):
-    """On a GPU whose owner has locked none. No call tells a lock, so that it is told by the clock and the reasons."""
+def test_clocks_without_a_lock_are_not_reported_as_set(rank):
+    """The GPU's owner has locked no clocks. No call reports a lock, so it is derived from clock and reasons."""
     rank.took_s(WARM)
     assert dict(nvml.counts(None))["gpu0.clocks_set"] == 0, smi(("clocks.sm", "clocks.max.sm"))
 
 
-def test_nothing_of_ours_stays_open():
+def test_nvml_leaves_no_file_open():
     """A GPU that we hold open cannot leave the bus."""
     before = open_files()
     nvml.look()
@@ -153,12 +153,12 @@ def rank(pcie):
             one.client.close()
 
 
-def test_a_unit_of_work_takes_the_gpus_time(rank):
-    """Twice the units, about twice the time: the kernel is bound by the clock and by nothing else."""
+def test_work_unit_takes_gpu_time_in_proportion(rank):
+    """Twice the units take about twice the time: the kernel is bound by the clock alone."""
     assert 1.6 < min(rank.took_s(400) for _ in range(3)) / min(rank.took_s(200) for _ in range(3)) < 2.4
 
 
-def test_noisy_neighbours_compute_are_counted_and_end(rank, pcie):
+def test_gpu_neighbours_compute_are_counted_and_end(rank, pcie):
     assert nvml.compute_mode(pcie) == "Default"
     neighbours = make("gpu_neighbour", {"pcie": pcie, "count": 2})
     assert neighbours.prepare()["applied"] is False

@@ -77,7 +77,7 @@ max = 0
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """What is done to a command: signals, `after_s` its progress told `phase`, `apart_s` from each other."""
+    """Signals to a command: sent `after_s` after its progress reached `phase`, `apart_s` from each other."""
 
     command: str
     words: tuple[str, ...]
@@ -121,10 +121,10 @@ def mini() -> Iterator[Inventory]:
 
 def ended(inventory: Inventory, end: End, folder: Path) -> tuple[int, str]:
     """Start the command, end it so, and give back its exit code and what it said."""
-    said = folder / "said"
+    output = folder / "said"
     argv = [sys.executable, "-c", "from harness.cli import main; main()", "--lab", str(inventory.path), *end.words]
-    with said.open("wb") as out, subprocess.Popen(argv, stdout=out, stderr=out, start_new_session=True) as process:
-        until(lambda: end.phase in said.read_text() or process.poll() is not None, within_s=END_S)
+    with output.open("wb") as out, subprocess.Popen(argv, stdout=out, stderr=out, start_new_session=True) as process:
+        until(lambda: end.phase in output.read_text() or process.poll() is not None, within_s=END_S)
         moment = time.monotonic() + end.after_s
         for number in ENDS[end.how]:
             wait_s(max(0.0, moment - time.monotonic()))
@@ -132,7 +132,7 @@ def ended(inventory: Inventory, end: End, folder: Path) -> tuple[int, str]:
                 process.send_signal(number)
             moment = time.monotonic() + end.apart_s
         process.wait(END_S)
-    return process.returncode, said.read_text()
+    return process.returncode, output.read_text()
 
 
 def differences(lab: Lab, before: fingerprint.Fingerprint) -> list[str]:
@@ -182,18 +182,18 @@ def faultbed(inventory: Inventory, *words: str) -> subprocess.CompletedProcess[s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", PHASES)
-def test_command_ended_at_random_says_of_the_lab_what_it_is(mini, tmp_path, command):
+def test_command_ended_at_random_reports_the_labs_true_state(mini, tmp_path, command):
     lifecycle.reset(mini, lambda _: None)
     with open_lab(mini) as lab:
         before = fingerprint.capture(lab)
-    found = []
+    collected = []
     for end in drawn(command, tmp_path):
         if command == "heal":  # something to heal: a port that a fault has left down
             with open_lab(mini) as lab:
                 lab.node("rtsw1").run(["ip", "link", "set", "dev", "ctsw1", "down"])
             dirty.mark(lab_dir(mini.name), ["rtsw1: link ctsw1 is down"], before)
-        rc, said = ended(mini, end, tmp_path)
-        wrong = list(lies(mini, before, end, rc, said))
+        rc, output = ended(mini, end, tmp_path)
+        wrong = list(lies(mini, before, end, rc, output))
         print(f"{end}: exit code {rc}; {wrong or 'true'}")
-        found += wrong
-    assert found == []
+        collected += wrong
+    assert collected == []

@@ -47,8 +47,8 @@ with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[4])) as journal:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_a_killed_controller_leaves_nothing(lab, tmp_path, name):
-    """SIGKILL while the fault is on: restored within TTL + 2 s; that the lab looks as before is the fixture's check."""
+def test_killed_controller_leaves_nothing(lab, tmp_path, name):
+    """SIGKILL during the fault: restored within TTL + 2 s. The fixture checks that the lab looks as before."""
     fault = case(lab, name, for_s=300.0)
     controller = subprocess.Popen(
         [
@@ -73,8 +73,8 @@ def test_a_killed_controller_leaves_nothing(lab, tmp_path, name):
         for how in ("KILL", "STOP")
     ],
 )
-def test_a_holder_that_cannot_revert_is_reverted_for(lab, tmp_path, name, how):
-    """SIGKILL and SIGSTOP of the holder: PID 1, the kernel or the guardian restores, and the receipt says by whom."""
+def test_stopped_or_killed_holder_is_reverted_by_the_target(lab, tmp_path, name, how):
+    """SIGKILL and SIGSTOP of the holder: PID 1, the kernel or the guardian restores, and the receipt names which."""
     fault = case(lab, name, for_s=300.0)
     planned = fault.planned
     with Journal(tmp_path / "j") as journal, Injector(lab, journal, ttl_s=TTL_S) as injector:
@@ -93,8 +93,10 @@ def test_a_holder_that_cannot_revert_is_reverted_for(lab, tmp_path, name, how):
     assert receipt.cleared.by == "lease"
 
 
-def test_a_holder_that_has_reverted_may_stand_idle_until_its_injector_ends(lab, tmp_path):
-    """Its fault is gone at once, its unit only at the end: that costs an emulated host seconds amid its recovery."""
+def test_reverted_holder_stays_idle_until_its_injector_ends(lab, tmp_path):
+    """The fault is reverted at once, the unit ends later: stopping it costs an emulated host seconds during
+    recovery.
+    """
     fault = case(lab, "throttle", for_s=300.0)
     node = lab.carrier(fault.planned.place.node)
 
@@ -131,7 +133,7 @@ def looking(fault):
 
 @contextlib.contextmanager
 def without_management(lab, machine):
-    """Its management link is down in the block; a process of its own brings it up again should we die."""
+    """Cut a machine's management link; a separate process restores it if this one dies."""
     socket, nic = str(lab.qmp_socket(machine)), lab.nic_id(machine, "mgmt0")
     late = shlex.join([*local_python(), "-m", "inject.node.qmp", socket, nic])
     timer = subprocess.Popen(["sh", "-c", f"sleep {2 * TTL_S + 30:g}; {late}"], start_new_session=True)
@@ -154,7 +156,7 @@ def answers(lab, machine, *argv):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["throttle", "drop"])
-def test_a_target_that_nobody_can_reach_restores_itself(lab, tmp_path, name):
+def test_unreachable_target_restores_itself(lab, tmp_path, name):
     """The management network is cut, both ends live: restored within TTL + 2 s, by the target's own clock."""
     fault = case(lab, name, for_s=300.0)
     machine = lab.carrier(fault.planned.place.node).name
@@ -176,8 +178,10 @@ def test_a_target_that_nobody_can_reach_restores_itself(lab, tmp_path, name):
 
 
 @pytest.mark.slow
-def test_a_host_that_reboots_under_a_fault_is_never_called_clean(lab, tmp_path):
-    """Reset behind our back: its fault is gone and so is all that provisioning made, which is DIRTY; heal mends it."""
+def test_host_rebooting_under_a_fault_is_never_clean(lab, tmp_path):
+    """A reset behind our back removes the fault and all that provisioning made: the lab is DIRTY and heal repairs
+    it.
+    """
     fault = case(lab, "throttle", for_s=300.0)
     host = fault.planned.place.node
     before = fingerprint.capture(lab)

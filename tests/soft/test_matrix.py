@@ -98,8 +98,8 @@ with open_lab(Path(inventory)) as lab, Journal(Path(journal)) as written:
 """
 
 
-def test_the_matrix_has_every_kind():
-    """A kind that is added is added here too, unless nothing can revert it."""
+def test_matrix_has_every_kind():
+    """A new kind is added here too, unless nothing can revert it."""
     on_soft = {name for name, kind in CATALOGUE.items() if "soft" in kind.fidelity}
     assert KINDS.keys() | OF_A_JOB.keys() | {"host.rank-kill"} == on_soft
 
@@ -139,18 +139,17 @@ def killed_and_restored(lab, tmp_path, kind, phase):
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_killed_controller_leaves_nothing_of_any_kind(lab, tmp_path, kind, phase):
-    """Restored within TTL + 2 s, whatever was being done; that the lab looks as before is the fixture's check.
-
-    What nothing can revert is over once its host is back, by itself too: after the boot that it takes.
+def test_killed_controller_leaves_nothing_of_any_kind(lab, tmp_path, kind, phase):
+    """Restored within TTL + 2 s in every phase; the fixture checks that the lab looks as before.
+    A kind without a revert ends when its host has booted again.
     """
     killed_and_restored(lab, tmp_path, kind, phase)
 
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("kind", OF_A_JOB)
-def test_a_killed_controller_leaves_a_job_as_it_was(lab, tmp_path, kind, phase):
-    """The same under a job, which iterates again, or still, when nothing is left."""
+def test_killed_controller_leaves_a_running_job_intact(lab, tmp_path, kind, phase):
+    """A killed controller's fault ends under a job, which continues or resumes its iterations."""
     with stored_job(lab) as running:
         until(lambda: iterations(running) > 0)
         killed_and_restored(lab, tmp_path, kind, phase)
@@ -160,5 +159,5 @@ def test_a_killed_controller_leaves_a_job_as_it_was(lab, tmp_path, kind, phase):
 
 
 def iterations(running):
-    """How many iterations all four ranks together have told of."""
+    """Return how many iterations all four ranks together have reported."""
     return sum(event.name == "iteration" for event in running.events)

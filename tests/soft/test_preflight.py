@@ -35,13 +35,13 @@ mkdir -p /run/faultbed/faults && touch /run/faultbed/faults/stray
 
 @pytest.fixture
 def put_back(lab):
-    """What these tests plant, nobody wrote down: the snapshot is the revert."""
+    """Reset the lab after the test: no journal recorded what these tests plant."""
     yield
     lifecycle.reset(lab.inventory_model, lambda _: None)
     lab.forget_connections()
 
 
-def test_everything_planted_is_found(lab, put_back):
+def test_preflight_finds_everything_planted(lab, put_back):
     host1, host2 = lab.topology.host_by_name["host1"], lab.topology.host_by_name["host2"]
     gateway1 = lab.topology.rnic_link("host1", host1.rnics[1].name).a.address.partition("/")[0]
     rnic0, rnic1 = host1.rnics[0].name, host1.rnics[1].name
@@ -52,8 +52,8 @@ def test_everything_planted_is_found(lab, put_back):
     }
     for name, script in planted.items():
         lab.node(name).run(["sh", "-ec", script])
-    found = preflight(lab, lambda _: None, with_burnin=False)
-    told = {(wrong.check, wrong.where) for wrong in found.wrong}
+    result = preflight(lab, lambda _: None, with_burnin=False)
+    actual = {(wrong.check, wrong.where) for wrong in result.wrong}
     expected = {
         ("mtu", f"rtsw1:host1-{rnic1}"),
         ("gid", f"host2:{host2.rnics[1].name}"),
@@ -69,7 +69,7 @@ def test_everything_planted_is_found(lab, put_back):
         ("leftovers", lab.carrier("rtsw1").name),
         ("soft-gpu", "host1:gpu0"),
     }
-    assert expected <= told, expected - told
+    assert expected <= actual, expected - actual
     # What the same plants bring about elsewhere; anything beyond is a false alarm.
     follows = {
         ("gid", f"host1:{rnic1}"),  # its device is gone
@@ -78,12 +78,12 @@ def test_everything_planted_is_found(lab, put_back):
         ("bgp", "ctsw1:rtsw1"),
     }
     # Any switch may have lost a next hop with that uplink.
-    beyond = {(check, where) for check, where in told - expected - follows if check != "ecmp"}
+    beyond = {(check, where) for check, where in actual - expected - follows if check != "ecmp"}
     assert beyond == set()
 
 
-def test_a_stale_reservation_is_found_and_blocks_nobody(lab):
-    """A user of the same session's lab, killed: what he held is told as stale."""
+def test_preflight_reports_a_stale_reservation_that_blocks_no_user(lab):
+    """A user of the same lab was killed: his reservation is reported as stale."""
     store = store_of(lab.inventory_model)
     dead = subprocess.run(
         [sys.executable, "-c", "from testbed.tenancy.lab_lease import this_process; print(this_process())"],
@@ -95,8 +95,8 @@ def test_a_stale_reservation_is_found_and_blocks_nobody(lab):
     )  # fmt: skip
     store.change(lambda now: (*now.book, stale))
     try:
-        found = preflight(lab, lambda _: None, with_burnin=False)
-        assert [(wrong.check, wrong.found) for wrong in found.wrong] == [
+        result = preflight(lab, lambda _: None, with_burnin=False)
+        assert [(wrong.check, wrong.found) for wrong in result.wrong] == [
             (RESERVATIONS, "a stale reservation of bob@there (a run that was killed)")
         ]
     finally:
@@ -104,29 +104,29 @@ def test_a_stale_reservation_is_found_and_blocks_nobody(lab):
 
 
 @pytest.mark.slow
-def test_the_burn_in_names_the_slow_link(lab, put_back):
-    """A port that is shaped to a hundredth: every pair towards it falls out, and it is what they have in common."""
+def test_burnin_names_the_slow_link(lab, put_back):
+    """A port is shaped to a hundredth: every pair towards it is an outlier, and it is what they have in common."""
     rnic = lab.topology.host_by_name["host2"].rnics[0].name
     shaper = ["tbf", "rate", "4mbit", "burst", "16kb", "limit", "4mb"]
     lab.node("rtsw1").run(["tc", "qdisc", "replace", "dev", f"host2-{rnic}", "root", *shaper])
-    found = preflight(lab, lambda _: None)
-    assert {wrong.check for wrong in found.wrong} == {"queue", BURNIN}
-    assert suspects(found.burnin.outliers)[0] == f"host2:{rnic}"
-    assert all(f"host2:{rnic}" in (one.pair.src, one.pair.dst) for one in found.burnin.outliers)
+    result = preflight(lab, lambda _: None)
+    assert {wrong.check for wrong in result.wrong} == {"queue", BURNIN}
+    assert suspects(result.burnin.outliers)[0] == f"host2:{rnic}"
+    assert all(f"host2:{rnic}" in (one.pair.src, one.pair.dst) for one in result.burnin.outliers)
 
 
-def test_what_only_hardware_can_tell_is_not_looked_at_here(lab):
-    found = preflight(lab, lambda _: None, with_burnin=False)
-    whole = {one.check for one in found.not_looked if one.where == lab.name}
+def test_preflight_hardware_checks_are_listed_as_not_checked(lab):
+    result = preflight(lab, lambda _: None, with_burnin=False)
+    whole = {one.check for one in result.not_looked if one.where == lab.name}
     assert {"pcie", "fec", "golden", "affinity", "gpu", BURNIN} <= whole
-    assert not whole & set(found.checked)
-    assert (found.leave_out, found.rest) == ((), ())
+    assert not whole & set(result.checked)
+    assert (result.leave_out, result.rest) == ((), ())
 
 
-def test_a_host_that_is_sick_is_left_out_and_one_that_is_not_takes_part(lab, put_back):
-    """One RNIC without its address: its host goes, the fabric is right without it."""
+def test_preflight_leaves_out_a_sick_host_only(lab, put_back):
+    """One RNIC lacks its address: its host is excluded, and the fabric is correct without it."""
     rnic = lab.topology.host_by_name["host2"].rnics[1]
     lab.node("host2").run(["ip", "address", "del", rnic.address, "dev", rnic.netdev])
-    found = preflight(lab, lambda _: None, with_burnin=False, leave_out=True)
-    assert [one.host for one in found.leave_out] == ["host2"]
-    assert found.rest == ()
+    result = preflight(lab, lambda _: None, with_burnin=False, leave_out=True)
+    assert [one.host for one in result.leave_out] == ["host2"]
+    assert result.rest == ()

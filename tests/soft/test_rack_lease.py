@@ -40,7 +40,7 @@ def made_of_commands(lab):
 
 
 @pytest.mark.parametrize("how", ["clear", "end of the controller", "SIGKILL of the holder"])
-def test_commands_are_undone_whoever_dies(lab, tmp_path, how):
+def test_rack_commands_are_undone_whichever_process_dies(lab, tmp_path, how):
     planned = made_of_commands(lab)
     node = lab.node(planned.place.node)
 

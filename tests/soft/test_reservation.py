@@ -21,8 +21,8 @@ def entry(user, now_s):
     )  # fmt: skip
 
 
-def test_one_of_several_users_gets_the_lab_and_the_others_are_told_who(lab):
-    """All at once, each over SSH, on a machine that keeps its own time; what they leave behind is removed."""
+def test_reservation_one_of_several_users_gets_the_lab_and_others_learn_who(lab):
+    """All try at once over SSH, on a machine with a clock of its own; leftovers are removed."""
     node = lab.node("host1")
     store = node_store(node, lab="test-of-reservations")
 
@@ -35,10 +35,10 @@ def test_one_of_several_users_gets_the_lab_and_the_others_are_told_who(lab):
 
     try:
         with ThreadPoolExecutor(max_workers=USERS) as pool:
-            said = list(pool.map(reserve, [f"user{number}" for number in range(USERS)]))
+            output = list(pool.map(reserve, [f"user{number}" for number in range(USERS)]))
         (holder,) = store.read().book
-        assert said.count(None) == 1
-        assert all(holder.who in refusal for refusal in said if refusal is not None)
+        assert output.count(None) == 1
+        assert all(holder.who in refusal for refusal in output if refusal is not None)
         store.change(lambda now: release(now.book, holder.token))
         assert store.read().book == ()
         assert reserve("latecomer") is None

@@ -63,7 +63,7 @@ def qemu(tmp_path):
 
 @pytest.fixture
 def held(request, qemu, tmp_path):
-    """The way to talk to a holder, whose guardian takes it for dead after a second of silence (or as told)."""
+    """Return a channel to a holder whose guardian treats it as dead after a second of silence (or as parametrised)."""
     channel = LocalChannel("t", tmp_path / "t.revert", watchdog_s=getattr(request, "param", 1.0))
     assert channel.receive(timeout_s=10)["event"] == "ready"
     yield channel

@@ -87,10 +87,10 @@ class JumpHost:
         try:
             if not step():
                 return 255, ""
-            found = hashlib.sha256(self.json.encode()).hexdigest() if self.json is not None else ""
+            result = hashlib.sha256(self.json.encode()).hexdigest() if self.json is not None else ""
             if not step():
                 return 255, ""
-            if found != have and self.world.broken != "digest":
+            if result != have and self.world.broken != "digest":
                 return 3, ""
             self.new = stdin
             if user.dying and self.world.chance.random() < 0.5:
@@ -273,7 +273,7 @@ def install(monkeypatch):
 
 
 def is_dead(process):
-    """As `holding.is_dead`: known of processes on the machine where it is asked, and only there."""
+    """Return whether a process is dead, as `lab_lease.is_dead`: known only on the process's own machine."""
     machine, number, life = process.split(":")
     me = LOCAL.user
     if machine != me.machine and me.world.broken != "dead":

@@ -1,4 +1,4 @@
-"""Actuators that need no lab: processes of this machine that are stopped, killed, or busy; a limit that swings."""
+"""Actuators that need no lab: processes of this machine that are stopped, killed or busy; a swinging limit."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def found(sleeper):
     return {"pid": sleeper.pid, "comm": "sleep"}
 
 
-def test_a_process_stands_still_and_goes_on(sleeper):
-    """STOP and CONT, each read back; asked again it is the same."""
+def test_process_actuator_stops_and_continues_a_process(sleeper):
+    """STOP and CONT are read back; a repeated request changes nothing."""
     actuator = ProcessActuator(find=found(sleeper), how="STOP")
     assert not actuator.prepare()["applied"]
     actuator.on()
@@ -56,8 +56,8 @@ def test_a_process_stands_still_and_goes_on(sleeper):
         assert not actuator.read()["applied"]
 
 
-def test_the_stored_revert_lets_it_go_on(sleeper):
-    """Run any number of times, by whoever finds it."""
+def test_process_stored_revert_continues_it_any_number_of_times(sleeper):
+    """The script is idempotent, whichever process runs it."""
     actuator = ProcessActuator(find=found(sleeper), how="STOP")
     actuator.prepare()
     actuator.on()
@@ -67,8 +67,8 @@ def test_the_stored_revert_lets_it_go_on(sleeper):
     until(lambda: state(sleeper.pid) != "T")
 
 
-def test_the_revert_never_signals_somebody_else(sleeper):
-    """A pid that was given to another process: its start time is another one, and it is left alone."""
+def test_process_stored_revert_never_signals_a_reused_pid(sleeper):
+    """A pid given to another process has another start time, and that process is left alone."""
     actuator = ProcessActuator(find=found(sleeper), how="STOP")
     actuator.prepare()
     script = actuator.revert_script()
@@ -81,7 +81,7 @@ def test_the_revert_never_signals_somebody_else(sleeper):
     until(lambda: state(sleeper.pid) != "T")
 
 
-def test_a_killed_process_is_gone_and_stays_gone(sleeper):
+def test_process_actuator_killed_process_stays_gone(sleeper):
     """Nothing reverts the death of a rank; cleared means that the fault no longer acts."""
     actuator = ProcessActuator(find=found(sleeper), how="KILL")
     actuator.prepare()
@@ -93,8 +93,8 @@ def test_a_killed_process_is_gone_and_stays_gone(sleeper):
     assert subprocess.run(["sh", "-c", actuator.revert_script()], check=False, timeout=20).returncode == 0
 
 
-def test_what_is_not_as_it_must_be_is_refused(sleeper):
-    """No such process, another program under its number, or one that somebody has stopped already."""
+def test_process_actuator_refuses_a_missing_foreign_or_stopped_process(sleeper):
+    """No such process, another program under its pid, or one that is already stopped."""
     with pytest.raises(Refused, match="no process"):
         ProcessActuator(find={"argument": "no.such.module"}, how="KILL").prepare()
     with pytest.raises(Refused, match="no process"):
@@ -105,8 +105,8 @@ def test_what_is_not_as_it_must_be_is_refused(sleeper):
         ProcessActuator(find=found(sleeper), how="STOP").prepare()
 
 
-def test_busy_processes_come_and_go():
-    """As many as were asked for, seen in /proc, and none afterwards; they need nobody to end them."""
+def test_hog_actuator_starts_and_ends_its_busy_processes():
+    """/proc shows the requested number during the fault and none afterwards."""
     actuator = HogActuator(count=2, share=0.1)
     assert not actuator.prepare()["applied"]
     actuator.on()
@@ -117,8 +117,8 @@ def test_busy_processes_come_and_go():
     assert not actuator.read()["applied"]
 
 
-def test_a_busy_process_ends_with_the_one_that_started_it():
-    """A killed holder leaves nothing that is busy."""
+def test_hog_ends_with_the_process_that_started_it():
+    """A killed holder leaves no busy process."""
     code = (
         "import sys; from inject.node.machine import hog; one = hog.HogActuator(count=1, share=0.1); one.on();"
         "print(*hog.busy_processes(), flush=True); sys.stdin.read()"
@@ -144,8 +144,8 @@ def cgroup(tmp_path):
     return tmp_path
 
 
-def test_a_limit_swings_around_its_middle(cgroup):
-    """A sine that begins in the middle, goes up first, and is undone like any other limit."""
+def test_cgroup_limit_swings_around_its_middle(cgroup):
+    """A sine that begins in the middle, rises first, and is undone like any other limit."""
     actuator = CgroupActuator(cgroup=str(cgroup), value="7000 10000", swing_us=2000, wave_s=4.0)
     actuator.prepare()
     actuator.on()
@@ -160,8 +160,8 @@ def test_a_limit_swings_around_its_middle(cgroup):
     assert not actuator.read()["applied"]
 
 
-def test_datagrams_are_sent_until_nobody_wants_them():
-    """Dyed, counted, paced, and none after the end; the child is gone."""
+def test_background_actuator_sends_datagrams_until_it_is_off():
+    """Datagrams are marked, counted and paced, and none is sent after the end; the child process is gone."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.setsockopt(socket.IPPROTO_IP, socket.IP_RECVTOS, 1)
@@ -188,14 +188,14 @@ def test_datagrams_are_sent_until_nobody_wants_them():
     assert not sender.exists(), "nobody is left who could send"
 
 
-def test_an_address_of_somebody_else_is_refused():
+def test_background_actuator_refuses_an_address_of_another_machine():
     with pytest.raises(Refused, match=r"192\.0\.2\.1"):
         BackgroundActuator(
             sources=[(None, "192.0.2.1")], destination="127.0.0.1", rate_bps=1, flows=1, size_bytes=100
         ).prepare()
 
 
-def test_bursts_are_followed_by_silence():
+def test_background_bursts_are_followed_by_silence():
     """100 ms of sending in every 300 ms, all sources in turn: what comes has gaps of about 200 ms."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
         listener.bind(("127.0.0.1", 0))
@@ -220,8 +220,8 @@ def test_bursts_are_followed_by_silence():
     assert sum(gap > 0.1 for gap in gaps) >= 2, "no silence between bursts"
 
 
-def test_a_child_ends_with_the_holder_however_that_ends():
-    """A killed holder leaves nobody who works on."""
+def test_child_ends_with_its_holder():
+    """A killed holder leaves no child process."""
     code = (
         "import os,sys,time;from inject.node.child import Child;c=Child();"
         "c.start(lambda: [time.sleep(0.01) for _ in iter(c.is_wanted, False)]);"
@@ -241,8 +241,8 @@ def test_a_child_ends_with_the_holder_however_that_ends():
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="real-time scheduling needs root")
-def test_a_child_has_the_holders_precedence_and_nobody_else_has_it():
-    """What a holder starts is ordinary; what stands between packets is not."""
+def test_child_has_the_holders_scheduling_policy_and_other_processes_do_not():
+    """A holder's ordinary subprocesses are not real-time; the child that forwards packets is."""
     code = (
         "import os,subprocess,sys,time;from inject.node.child import Child;c=Child();"
         "os.sched_setscheduler(0,os.SCHED_RR|os.SCHED_RESET_ON_FORK,os.sched_param(1));"
@@ -256,7 +256,7 @@ def test_a_child_has_the_holders_precedence_and_nobody_else_has_it():
     assert done.stdout.split() == [str(os.SCHED_RR), str(os.SCHED_OTHER)]
 
 
-def test_memory_is_taken_and_given_back(monkeypatch):
+def test_memory_actuator_allocates_and_frees_memory(monkeypatch):
     """No more than is available but the rest; the kernel's account of who waits is the count."""
     stalled = iter([100, 100, 350])
     monkeypatch.setattr(memory, "_stalled_us", lambda: next(stalled))
@@ -270,7 +270,7 @@ def test_memory_is_taken_and_given_back(monkeypatch):
     assert not actuator.read()["applied"]
 
 
-def test_there_is_no_memory_to_take(monkeypatch):
+def test_memory_actuator_refuses_if_there_is_no_memory_to_take(monkeypatch):
     monkeypatch.setattr(memory, "_stalled_us", lambda: 0)
     with pytest.raises(Refused, match="set left to less"):
         MemoryActuator(left_mib=1 << 40).prepare()
@@ -284,7 +284,7 @@ def roce(*, opcode=0x0A, qp=17, psn=5, port=4791, protocol=17):
 
 
 @pytest.mark.parametrize("name", ["send_rnr_err", "out_of_buffer"])
-def test_late_receives_are_a_file_that_comes_whole_and_goes(tmp_path, monkeypatch, name):
+def test_late_receives_file_appears_atomically_and_is_removed(tmp_path, monkeypatch, name):
     file, counter = tmp_path / "faultbed" / "late-receives", tmp_path / "mlx5_0" / name
     counter.parent.mkdir()
     monkeypatch.setattr(latereceives, "FILE", str(file))
@@ -312,8 +312,8 @@ def test_late_receives_are_a_file_that_comes_whole_and_goes(tmp_path, monkeypatc
     assert one.hits() is None, "an RNIC that does not count them"
 
 
-def test_the_psn_of_a_request_is_read_and_nothing_else():
-    """Not of a response, which counts the other way; not of another QP, port, protocol, or a frame cut short."""
+def test_psn_of_returns_the_psn_of_matching_requests_only():
+    """None for a response (it counts the other direction), another QP, port or protocol, or a truncated frame."""
     assert psn_of(roce(psn=0xABCDEF), 17) == 0xABCDEF
     for other in ({"opcode": 0x11}, {"opcode": 0x10}, {"qp": 18}, {"port": 53}, {"protocol": 6}):
         assert psn_of(roce(**other), 17) is None
@@ -342,8 +342,8 @@ class Passing(HopActuator):
 
 
 @pytest.mark.parametrize(("pace", "ahead", "start"), [(1, 100, 1000), (400, 100, 1000), (400, 100, 0xFFFF00)])
-def test_a_rule_is_aimed_again_until_its_psn_has_not_passed(pace, ahead, start):
-    """However slowly rules are made; also across the wrap of the PSNs."""
+def test_drop_rule_is_aimed_again_until_its_psn_lies_ahead(pace, ahead, start):
+    """The PSN lies ahead however slow the rule's creation, and across the wrap of PSNs."""
     hop = Passing(pace)
     hop.now = start
     hop.bind(qp=17, psn=None, ahead=ahead)
@@ -353,7 +353,7 @@ def test_a_rule_is_aimed_again_until_its_psn_has_not_passed(pace, ahead, start):
     assert len([rule for rule in hop.rules if rule.startswith("drop")]) == (1 if pace == 1 else 2)
 
 
-def test_a_psn_that_cannot_be_caught_up_with_is_told():
+def test_drop_rule_whose_psn_always_passes_is_refused():
     hop = Passing(20)
     hop.bind(qp=17, psn=None, ahead=10)
 

@@ -143,9 +143,9 @@ def test_bisection_rejects_what_the_lab_lacks(words, says):
     ],
 )
 def test_bisection_that_ends_early_compares_the_lab_and_says_what_it_is_like(monkeypatch, error, raised, state):
-    said = f"the lab is {state}"
+    output = f"the lab is {state}"
     monkeypatch.setattr(dirty, "begin", lambda *_, **__: "work")
-    monkeypatch.setattr(dirty, "end", lambda *_, **__: Outcome(state=state, reasons=(), said=said))
+    monkeypatch.setattr(dirty, "end", lambda *_, **__: Outcome(state=state, reasons=(), said=output))
 
     def fails(*_):
         raise error
@@ -155,6 +155,6 @@ def test_bisection_that_ends_early_compares_the_lab_and_says_what_it_is_like(mon
     with pytest.raises(raised) as caught:
         bisection_run.measure(None, spec, lambda _: None)
     if raised is not LabError:
-        assert said in str(caught.value)
+        assert output in str(caught.value)
     if raised is Interrupted:
         assert caught.value.exit_code == (5 if state == "DIRTY" else 3)

@@ -78,7 +78,7 @@ def test_claim_of_another_session_is_refused_and_names_the_holder(qemu, tmp_path
 
 
 def test_claim_of_the_same_session_is_left_to_its_planner(qemu, tmp_path):
-    """An experiment may take one link down twice: both holders stand ready from its beginning."""
+    """An experiment may take one link down twice: both holders are ready from its beginning."""
     with holder(tmp_path, "a") as first, holder(tmp_path, "b") as second:
         prepare(first, tmp_path, "a", session="anna")
         assert prepare(second, tmp_path, "b", session="anna")["event"] == "prepared"
@@ -104,7 +104,7 @@ def test_claim_of_a_dead_holder_counts_until_its_revert_has_run(qemu, tmp_path):
 
 
 def test_end_of_a_holder_whose_fault_is_over_does_not_undo_the_next_one(qemu, tmp_path):
-    """Its change failed once, and was reverted; the link is somebody else's when its controller lets it go."""
+    """A change failed once and was reverted; when the controller releases the holder, another fault owns the link."""
     answer, refusals = qemu._answer, [[{"error": {"desc": "no"}}]]
     qemu._answer = lambda *words: refusals.pop() if words[0] == "set_link" and refusals else answer(*words)
     with holder(tmp_path, "b") as second:
@@ -134,7 +134,7 @@ def test_heal_ends_a_flap_that_has_more_edges(qemu, tmp_path):
 
 
 def test_heal_ends_a_fault_that_is_only_prepared(qemu, tmp_path):
-    """It has no stored revert, and could be armed after `heal`."""
+    """The fault has no stored revert, and could be armed after `heal`."""
     with holder(tmp_path, "a") as ready:
         prepare(ready, tmp_path, "a", session="anna")
         assert here(tmp_path) == ["here: healed: ended the holder of kind-a on host1:rxe0"]
@@ -143,7 +143,7 @@ def test_heal_ends_a_fault_that_is_only_prepared(qemu, tmp_path):
 
 
 def test_heal_ends_a_fault_whose_holder_has_not_claimed_yet(qemu, tmp_path, monkeypatch):
-    """Its holder had just been started: `heal` found nothing, and the fault came after it."""
+    """The holder had just been started: `heal` found nothing, and the fault came after it."""
     for module, name in ((counters, "read"), (fingerprint, "capture")):
         monkeypatch.setattr(module, name, getattr(module, name))  # `lab_at` replaces these for good
     lab, begin = lab_at(tmp_path), Lease.begin
@@ -178,7 +178,7 @@ def test_claim_that_is_gone_or_broken_counts_as_one_of_everything(qemu, tmp_path
 
 @pytest.mark.parametrize("how", ["removed", "emptied"])
 def test_heal_ends_a_flap_whose_claim_is_gone_or_broken(qemu, tmp_path, how):
-    """Its stored revert names the holder, too."""
+    """The stored revert names the holder too."""
     with holder(tmp_path, "a") as flap:
         prepare(flap, tmp_path, "a", session="anna", edges=FLAP)
         ask(flap, "arm")
@@ -192,7 +192,7 @@ def test_heal_ends_a_flap_whose_claim_is_gone_or_broken(qemu, tmp_path, how):
 
 
 def test_fault_whose_claim_is_gone_does_not_begin(qemu, tmp_path):
-    """Without it `heal` would not find the holder, and a second fault would be allowed beside it."""
+    """Without its claim `heal` would not find the holder, and a second fault would be allowed next to it."""
     with holder(tmp_path, "a") as ready:
         prepare(ready, tmp_path, "a", session="anna")
         (tmp_path / "faults" / "a.claim").unlink()
@@ -203,8 +203,8 @@ def test_fault_whose_claim_is_gone_does_not_begin(qemu, tmp_path):
     assert qemu.links == []
 
 
-def test_claim_on_a_disk_that_takes_a_part_of_it_is_written_whole(tmp_path, monkeypatch):
-    """A broken claim would hold nothing."""
+def test_claim_is_complete_although_the_disk_takes_parts(tmp_path, monkeypatch):
+    """A truncated claim would protect nothing."""
     write = os.write
     monkeypatch.setattr(claim_module.os, "write", lambda fd, data: write(fd, data[:7]))
     held = Claim.acquire(str(tmp_path / "a.revert"), {"session": "a", "paths": LINK})
@@ -212,8 +212,8 @@ def test_claim_on_a_disk_that_takes_a_part_of_it_is_written_whole(tmp_path, monk
     held.release()
 
 
-def test_heal_waits_for_a_revert_that_is_running(tmp_path):
-    """Of two that revert, the one that has the lock does; the other one finds nothing left to do."""
+def test_heal_waits_for_a_running_revert(tmp_path):
+    """Two processes revert: the one with the lock acts, and the other then finds nothing left to do."""
     folder = tmp_path / "faults"
     claim = Claim.acquire(str(folder / "a.revert"), {})
     (folder / "a.revert").write_text("exit 1")
@@ -234,13 +234,13 @@ def test_heal_waits_for_a_revert_that_is_running(tmp_path):
     assert here(tmp_path) == []
 
 
-def test_end_holder_of_a_pid_that_was_given_away_kills_nothing(tmp_path):
+def test_end_holder_with_a_reused_pid_kills_nothing(tmp_path):
     """Same number, other start time: it is another process."""
     claim = Claim.acquire(str(tmp_path / "a.revert"), {})
     path = tmp_path / "a.claim"
     with subprocess.Popen(["sleep", "60"]) as other:
-        said = read_claim(str(path))
-        path.write_text(path.read_text().replace(f'"pid": {said["pid"]}', f'"pid": {other.pid}'))
+        output = read_claim(str(path))
+        path.write_text(path.read_text().replace(f'"pid": {output["pid"]}', f'"pid": {other.pid}'))
         assert end_holder(str(path)) is False
         assert other.poll() is None
         other.kill()
@@ -260,16 +260,16 @@ def test_end_holder_of_a_pid_that_was_given_away_kills_nothing(tmp_path):
 )
 def test_claims_collide_where_one_is_the_other_or_inside_it(tmp_path, mine, theirs, collide):
     held = Claim.acquire(str(tmp_path / "a.revert"), {"session": "a", "paths": [{"path": theirs, "thing": "theirs"}]})
-    told = {"session": "b", "paths": [{"path": mine, "thing": "mine"}]}
+    actual = {"session": "b", "paths": [{"path": mine, "thing": "mine"}]}
     with pytest.raises(Refused) if collide else contextlib.nullcontext():
-        Claim.acquire(str(tmp_path / "b.revert"), told).release()
+        Claim.acquire(str(tmp_path / "b.revert"), actual).release()
     held.release()
-    Claim.acquire(str(tmp_path / "b.revert"), told).release()
+    Claim.acquire(str(tmp_path / "b.revert"), actual).release()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_injector_claims_what_the_planner_compares(tmp_path):
-    """Two controllers that plan the same fault claim the same, each with a session of its own."""
+    """Two controllers that plan the same fault claim the same paths, each with its own session."""
     lab = SimpleNamespace(topology=SOFT.topology, state_dir=tmp_path)
     planned = plan(FaultSpec(kind="link.flap", target="host1:rxe0", for_s=5.0), SOFT.topology, lab_kind="soft")
     one, two = (Injector(lab, journal=None).claim_of(planned) for _ in range(2))
@@ -311,20 +311,20 @@ def planned_of(kind, target, **params):
 
 def two_places(tmp_path, there=""):
     """A soft lab whose guests' claims are `there`."""
-    asked = []
+    requests = []
 
     def run(argv, **_):
-        asked.append(argv)
+        requests.append(argv)
         return SimpleNamespace(stdout=there)
 
     lab = SimpleNamespace(
         kind="soft", topology=SOFT.topology, state_dir=tmp_path, node=lambda _: SimpleNamespace(run=run)
     )
-    return lab, asked
+    return lab, requests
 
 
 def test_fault_in_a_guest_is_refused_while_another_session_reboots_it_from_outside(tmp_path):
-    """The reboot is held beside QEMU: the guest knows nothing of it."""
+    """The reboot's claim lies beside QEMU: the guest does not know of it."""
     lab, _ = two_places(tmp_path)
     outside, inside = planned_of("host.reboot", "host1"), planned_of("gpu.throttle", "host1:gpu0", percent=50)
     mine, theirs = (Injector(lab, journal=None).claim_of(fault) for fault in (inside, outside))
@@ -341,20 +341,20 @@ def test_fault_in_a_guest_is_refused_while_another_session_reboots_it_from_outsi
 @pytest.mark.parametrize("kind", ["host.reboot", "host.freeze"])
 def test_whole_host_fault_is_refused_while_another_session_holds_a_fault_inside(tmp_path, kind):
     inside = planned_of("gpu.throttle", "host1:gpu0", percent=50)
-    lab, asked = two_places(tmp_path)
+    lab, request = two_places(tmp_path)
     theirs = Injector(lab, journal=None).claim_of(inside)
-    lab, asked = two_places(tmp_path, there=f"{json.dumps(theirs)}\n{{broken\n")
+    lab, request = two_places(tmp_path, there=f"{json.dumps(theirs)}\n{{broken\n")
     outside = planned_of(kind, "host1")
     mine = Injector(lab, journal=None).claim_of(outside)
     with pytest.raises(FaultError, match=r"is held by gpu\.throttle on host1:gpu0"):
         refuse_remote_conflicts(lab, outside, mine, where=kind)
     refuse_remote_conflicts(lab, outside, {**mine, "session": theirs["session"]}, where=kind)
-    assert asked
+    assert request
 
 
-def test_fault_of_one_link_asks_no_guest(tmp_path):
-    """An SSH round trip is dear under emulation, and nothing in a guest is undone by its link."""
-    lab, asked = two_places(tmp_path)
+def test_fault_of_a_link_queries_no_guest(tmp_path):
+    """An SSH round trip is slow under emulation, and no fault of a guest collides with its link."""
+    lab, request = two_places(tmp_path)
     planned = planned_of("link.flap", "host1:rxe0")
     refuse_remote_conflicts(lab, planned, Injector(lab, journal=None).claim_of(planned), where="link.flap")
-    assert asked == []
+    assert request == []

@@ -22,14 +22,14 @@ def lab_that_looks(monkeypatch, folder, now):
     return SimpleNamespace(name="soft", state_dir=folder)
 
 
-def test_a_clean_lab_takes_work(tmp_path):
+def test_dirty_unmarked_lab_accepts_work(tmp_path):
     """Nothing is marked, nothing is refused."""
     dirty.refuse(tmp_path, "soft")
     assert not dirty.is_marked(tmp_path)
 
 
-def test_a_marked_lab_refuses_work_with_the_way_out(tmp_path):
-    """One sentence: what is wrong first, how much more, and both ways out; exit code 5."""
+def test_dirty_marked_lab_refuses_work_with_the_remedy(tmp_path):
+    """One sentence has the first reason, the number of others, and both remedies; exit code 5."""
     dirty.mark(tmp_path, ["rtsw1: link ctsw1 was UP, is down", "host1: unit x is new"], BEFORE)
     with pytest.raises(DirtyLab) as caught:
         dirty.refuse(tmp_path, "soft")
@@ -37,8 +37,8 @@ def test_a_marked_lab_refuses_work_with_the_way_out(tmp_path):
     assert all(word in str(caught.value) for word in ("link ctsw1", "1 more", "faultbed heal", "faultbed reset"))
 
 
-def test_healing_brings_back_what_was_before(tmp_path, monkeypatch):
-    """The mark goes when the lab looks as it did before, and stays, with the difference, when it does not."""
+def test_dirty_mark_ends_when_the_lab_looks_as_before(tmp_path, monkeypatch):
+    """While the lab differs, the mark stays with the difference."""
     dirty.mark(tmp_path, ["x"], BEFORE)
     assert dirty.settle(lab_that_looks(monkeypatch, tmp_path, AFTER)) != []
     assert dirty.is_marked(tmp_path)
@@ -46,8 +46,8 @@ def test_healing_brings_back_what_was_before(tmp_path, monkeypatch):
     assert not dirty.is_marked(tmp_path)
 
 
-def test_the_first_mark_stays(tmp_path, monkeypatch):
-    """What the lab looked like before the first fault is what it has to look like again."""
+def test_dirty_first_mark_is_kept(tmp_path, monkeypatch):
+    """The lab must look as it did before the first fault."""
     dirty.mark(tmp_path, ["first"], BEFORE)
     dirty.mark(tmp_path, ["second"], AFTER)
     assert dirty.settle(lab_that_looks(monkeypatch, tmp_path, AFTER)) != []
@@ -55,8 +55,8 @@ def test_the_first_mark_stays(tmp_path, monkeypatch):
         dirty.refuse(tmp_path, "soft")
 
 
-def test_without_knowledge_only_a_reset_helps(tmp_path, monkeypatch):
-    """A lab that nobody had looked at before cannot be healed into a known state; neither can a torn mark."""
+def test_dirty_lab_without_a_baseline_needs_a_reset(tmp_path, monkeypatch):
+    """Without a fingerprint from before there is no known state to heal to; the same holds for a truncated mark."""
     lab = lab_that_looks(monkeypatch, tmp_path, BEFORE)
     dirty.mark(tmp_path, ["x"], None)
     assert "reset" in dirty.settle(lab)[0]

@@ -32,7 +32,7 @@ def filling(folder, monkeypatch):
     return DiskActuator(folder=str(folder))
 
 
-def test_disk_full_takes_the_room_without_a_name(tmp_path, monkeypatch):
+def test_disk_full_uses_an_unnamed_file(tmp_path, monkeypatch):
     disk = filling(tmp_path, monkeypatch)
     assert not disk.prepare()["applied"]
     monkeypatch.undo()

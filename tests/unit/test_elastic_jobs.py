@@ -191,7 +191,7 @@ def test_loss_of_the_storage_fails_with_the_reason(lab):
     assert "without its storage the job has no checkpoint" in result.where
 
 
-def test_loss_before_the_first_checkpoint_begins_anew(lab, uninterrupted):
+def test_loss_before_the_first_checkpoint_restarts_from_the_beginning(lab, uninterrupted):
     running = started(lab)
     after(running, 3)
     lab.kill("host2")
@@ -232,7 +232,7 @@ def test_every_checkpoint_mode_restores_a_whole_set(lab, uninterrupted, mode):
     assert restart.lost_iterations <= EVERY * (1 if mode == "sync" else 2)
 
 
-def test_restart_that_restores_nothing_is_seen_in_the_state(lab, uninterrupted):
+def test_restart_without_restoring_the_state_is_detected(lab, uninterrupted):
     """The mutation: iterations go on from the checkpoint's number, with results that are right one by one."""
     running = started(lab, restores=False)
     after(running, 90)

@@ -45,7 +45,7 @@ def test_demo_experiment_fits_the_soft_lab():
     assert unmet(demo.needs, soft_topology()) == ()
 
 
-def test_quantities_become_numbers_and_the_result_is_frozen():
+def test_experiment_quantities_become_numbers_and_the_result_is_frozen():
     experiment = read(GOOD)
 
     assert experiment.workload.duration_ns == 30_000_000_000
@@ -109,7 +109,7 @@ def test_experiment_error_names_its_path(old, new, path, says):
     assert says in message
 
 
-def test_absolute_rates_are_no_bounds_on_a_soft_lab():
+def test_experiment_absolute_rate_bound_is_rejected_on_a_soft_lab():
     text = GOOD.replace("recovery.total", "goodput.mean").replace('max = "3s"', "min = 1")
 
     assert "ratios within one run" in refused(text)
@@ -157,7 +157,7 @@ def test_experiment_duplicate_fault_id_is_rejected():
         ("rnics < 2", False),
     ],
 )
-def test_needs_are_held_against_the_topology(need, met):
+def test_experiment_needs_are_checked_against_the_topology(need, met):
     assert (unmet((parse_need(need),), soft_topology()) == ()) is met
 
 

@@ -60,7 +60,7 @@ def test_holder_arm_request_too_late_is_done_in_full_and_reported(held, qemu, tm
 
 
 def test_holder_slow_change_does_not_shorten_its_window(held, qemu, tmp_path):
-    """It takes longer than the window to be there; it is there for all of the window."""
+    """The change takes longer than the window, and still stays in effect for the whole window."""
     prepare(held, tmp_path, window_s=HOLD_S)
     qemu.mute_s = 1.5 * HOLD_S
     ask(held, "arm")
@@ -71,7 +71,7 @@ def test_holder_slow_change_does_not_shorten_its_window(held, qemu, tmp_path):
     assert off_ns - on_ns >= HOLD_S * S
 
 
-def test_fault_that_had_its_window_is_proven(lab, injecting):
+def test_fault_with_its_whole_window_is_proven(lab, injecting):
     with injecting() as injector:
         prepared = injector.prepare(flap(lab, HOLD_S))
         prepared.arm()
@@ -84,7 +84,7 @@ def test_fault_that_had_its_window_is_proven(lab, injecting):
 
 @pytest.mark.parametrize("until_cleared", [False, True])
 def test_fault_cleared_before_its_window_is_over_is_proven_only_where_clearing_ends_it(lab, injecting, until_cleared):
-    """In a run the plan says a minute; a test clears its fault when it has seen what it came for."""
+    """In a run the plan says a minute; a test clears its fault when it has seen enough."""
     with injecting(until_cleared=until_cleared) as injector:
         prepared = injector.prepare(flap(lab, 60.0))
         prepared.arm()
@@ -98,16 +98,16 @@ def test_fault_cleared_before_its_window_is_over_is_proven_only_where_clearing_e
 
 def test_train_cleared_in_its_middle_is_proven_only_where_clearing_ends_it(lab, injecting):
     planned = flap(lab, 60.0, period=0.6, duty=0.5)
-    found = {}
+    actual = {}
     for until_cleared in (False, True):
         with injecting(until_cleared=until_cleared) as injector:
             prepared = injector.prepare(planned)
             prepared.arm()
             until(lambda one=prepared: one.observe()["count"] == 3, within_s=20)
-            found[until_cleared] = prepared.clear()
-    assert "was on 3 times of 100" in found[False].unproven[-1]
-    assert found[True].on_time.planned_ns < 2 * S
-    assert not [reason for reason in found[True].unproven if "was o" in reason]
+            actual[until_cleared] = prepared.clear()
+    assert "was on 3 times of 100" in actual[False].unproven[-1]
+    assert actual[True].on_time.planned_ns < 2 * S
+    assert not [reason for reason in actual[True].unproven if "was o" in reason]
 
 
 def test_late_fault_says_how_late(lab, injecting):
@@ -131,8 +131,8 @@ def test_fault_that_is_called_off_says_why(lab, injecting):
 
 
 def test_fault_right_behind_another_one_waits_for_evidence_of_its_own(lab, injecting):
-    """The first one's carrier comes back while the second one's counters are compared: whose it was nobody can tell."""
-    planned, found = flap(lab, HOLD_S), []
+    """The first fault's carrier returns while the second one's counters are compared: the cause is ambiguous."""
+    planned, collected = flap(lab, HOLD_S), []
     with injecting() as injector:
         for hasty in (False, False, True):
             prepared = injector.prepare(planned)
@@ -140,8 +140,8 @@ def test_fault_right_behind_another_one_waits_for_evidence_of_its_own(lab, injec
                 prepared.baseline()
             prepared.arm()
             until(lambda one=prepared: is_over(one), within_s=10)
-            found.append(prepared.clear())
-    first, second, hurried = found
+            collected.append(prepared.clear())
+    first, second, hurried = collected
     assert first.unproven == second.unproven == ()
     assert second.armed.at_ns - first.cleared.at_ns >= TAIL_S * S
     assert "no evidence of its own" in hurried.unproven[0]

@@ -63,7 +63,7 @@ def test_journal_on_a_full_disk_refuses_a_change_and_lets_a_revert_through(tmp_p
     assert done == ["clear"]
 
 
-def test_journal_goes_on_after_a_full_disk_without_a_torn_line(tmp_path, disk):
+def test_journal_continues_after_a_full_disk_without_a_partial_line(tmp_path, disk):
     with Journal(tmp_path / "journal") as journal:
         journal.note("first")
         disk.of, disk.is_full = journal, True
@@ -187,8 +187,8 @@ def injected(folder):
         return ExitCode.ERROR, str(error)
 
 
-def test_inject_on_a_disk_that_fills_up_at_any_write_clears_and_tells_no_lie(monkeypatch, tmp_path):
-    """The n-th write and all after it fail, for every n: the fault is cleared, the lab compared, nothing is claimed."""
+def test_inject_on_a_disk_full_at_any_write_clears_and_claims_nothing_false(monkeypatch, tmp_path):
+    """For every n, the n-th write and all after it fail: the fault is cleared, the lab compared, nothing is claimed."""
     monkeypatch.setattr(fingerprint, "SETTLE_S", 0.0)
     monkeypatch.setattr(fingerprint.settle, "__kwdefaults__", {"within_s": 0.0})
     ends = {}
@@ -198,21 +198,21 @@ def test_inject_on_a_disk_that_fills_up_at_any_write_clears_and_tells_no_lie(mon
         qemu = Qemu(folder / "qmp")
         with monkeypatch.context() as patch:
             disk = FullFromTheNth(patch, nth)
-            rc, said = injected(folder)
+            rc, output = injected(folder)
         is_up = not qemu.links or qemu.links[-1]
         left = [path.name for path in (folder / "faults").glob("*.revert")]
-        ends[nth] = (rc, is_up, left, dirty.is_marked(folder), dirty.unfinished(folder), said)
+        ends[nth] = (rc, is_up, left, dirty.is_marked(folder), dirty.unfinished(folder), output)
         qemu.close()
         if disk.count < nth:
             break
     else:
         pytest.fail("there is no end to what it writes")
     assert len(ends) > 6
-    for nth, (rc, is_up, left, is_marked, unfinished, said) in ends.items():
+    for nth, (rc, is_up, left, is_marked, unfinished, output) in ends.items():
         about = f"write {nth} of {len(ends)}: {ends[nth]}"
         assert is_up, about
         assert not left, about
         assert not is_marked, about  # the lab is as it was
         assert not unfinished, about
         assert rc in (0, 2, 3), about  # 2: what could not be recorded was not done
-        assert "No space left" in said or rc != ExitCode.ERROR, about
+        assert "No space left" in output or rc != ExitCode.ERROR, about

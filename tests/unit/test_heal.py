@@ -39,10 +39,9 @@ TOOLS = {
 }
 
 
-def test_the_sweep_changes_what_is_marked(tmp_path):
-    """With tools that only say what there is, and write down what they are asked to change.
-
-    A clsact that was made for a detour goes; of one that was there, the detour's filter.
+def test_sweep_changes_only_what_is_marked(tmp_path):
+    """The tools list what exists and record what they would change.
+    A clsact made for a detour is removed; of an existing one, only the detour's filter.
     """
     for name, does in TOOLS.items():
         tool = tmp_path / name
@@ -81,8 +80,8 @@ def lab_of(tmp_path, does):
     )  # fmt: skip
 
 
-def test_in_panic_all_is_done_at_once(tmp_path):
-    """A VM that stands still answers only once the revert beside QEMU has run, which here waits for all machines."""
+def test_heal_panic_reverts_everywhere_at_once(tmp_path):
+    """A stopped VM answers only after the revert beside QEMU has run, which here waits for all machines."""
     everybody = threading.Barrier(3)
 
     def does(name, text, timeout_s):
@@ -106,7 +105,7 @@ def test_in_panic_all_is_done_at_once(tmp_path):
     assert list((tmp_path / "faults").iterdir()) == []
 
 
-def test_a_revert_that_fails_keeps_no_other_from_being_done(tmp_path):
+def test_heal_failed_revert_does_not_prevent_the_others(tmp_path):
     lab = lab_of(tmp_path, lambda *_: "")
     (tmp_path / "faults" / "a.revert").write_text("echo no QEMU >&2; exit 1")
     (tmp_path / "faults" / "b.revert").write_text("true")
@@ -115,8 +114,8 @@ def test_a_revert_that_fails_keeps_no_other_from_being_done(tmp_path):
     assert [path.name for path in (tmp_path / "faults").iterdir()] == ["a.revert"]
 
 
-def test_what_a_boot_has_taken_is_provisioned_again(tmp_path, monkeypatch):
-    """The machine says what it lacks, and is not blamed for ports that it does not have; no other is touched."""
+def test_heal_reprovisions_what_a_boot_has_removed(tmp_path, monkeypatch):
+    """The machine reports what it lacks and is not blamed for ports it no longer has; no other machine changes."""
     provisioned = []
     monkeypatch.setattr(heal_module.reprovision, "provision_machines", lambda _, names: provisioned.extend(names))
     monkeypatch.setattr(heal_module, "_restore_carriers", lambda _: [])
@@ -131,7 +130,7 @@ def test_what_a_boot_has_taken_is_provisioned_again(tmp_path, monkeypatch):
     assert provisioned == ["host1"]
 
 
-def test_each_machine_is_asked_for_what_provisioning_makes_there(tmp_path):
+def test_heal_script_checks_what_provisioning_makes_on_each_machine(tmp_path):
     lab = lab_of(tmp_path, None)
     assert "/sys/class/infiniband/rxe0 /sys/class/infiniband/rxe1;" in script(lab, "host1")
     assert all(f"/run/netns/{switch.name}" in script(lab, "fabric") for switch in SOFT.switches)
@@ -149,7 +148,7 @@ PROCESSES = {
 
 
 def processes_healed(tmp_path, kind):
-    """What is sent to which process, and what is told, with processes that are files."""
+    """Return the signals sent to each process and the messages, with processes that are files."""
     for pid, (name, state, arguments) in PROCESSES.items():
         (tmp_path / "proc" / str(pid)).mkdir(parents=True)
         (tmp_path / "proc" / str(pid) / "stat").write_text(f"{pid} ({name}) {state} 1 1 1\n")
@@ -165,34 +164,34 @@ def processes_healed(tmp_path, kind):
     return [line for line in lines if line.startswith("-")], [line for line in lines if not line.startswith("-")]
 
 
-def test_busy_processes_end_and_stopped_ones_go_on(tmp_path):
-    sent, told = processes_healed(tmp_path, "soft")
+def test_heal_ends_busy_processes_and_continues_stopped_ones(tmp_path):
+    sent, reported = processes_healed(tmp_path, "soft")
     assert sent == ["-KILL 10", "-CONT 11", "-CONT 13", "-CONT 14"]
-    assert told[0] == "healed: ended busy process 10"
-    assert told[1:] == [f"healed: process {pid} ({PROCESSES[pid][0]}) continues" for pid in (11, 13, 14)]
+    assert reported[0] == "healed: ended busy process 10"
+    assert reported[1:] == [f"healed: process {pid} ({PROCESSES[pid][0]}) continues" for pid in (11, 13, 14)]
 
 
-def test_a_stopped_process_of_somebody_else_on_a_rack_is_told_and_left(tmp_path):
-    sent, told = processes_healed(tmp_path, "rack")
+def test_heal_leaves_and_reports_foreign_stopped_processes_on_a_rack(tmp_path):
+    sent, reported = processes_healed(tmp_path, "rack")
     assert sent == ["-KILL 10", "-CONT 13"]
-    assert [line for line in told if line.startswith("not ours:")] == [
+    assert [line for line in reported if line.startswith("not ours:")] == [
         "not ours: process 11 (bgpd) is stopped; left as it is",
         "not ours: process 14 (python3) is stopped; left as it is",
     ]
 
 
-def test_machines_that_are_not_named_are_left_alone(tmp_path):
+def test_heal_leaves_unnamed_machines_alone(tmp_path):
     """On a rack others have them."""
-    asked = []
+    requests = []
 
     def does(name, _text, _timeout_s):
-        asked.append(name)
+        requests.append(name)
         return ""
 
     lab = lab_of(tmp_path, does)
     lab.kind = "rack"
     assert heal(lab, only=("host2",)) == []
-    assert asked == ["host2"]
+    assert requests == ["host2"]
 
 
 def test_heal_reports_a_unit_that_is_still_running_and_reverts_after_the_units(tmp_path):

@@ -1,6 +1,6 @@
-"""The holder as a real process with its guardian: it acts, and whoever dies, the revert is done.
+"""The holder as a real process with its guardian: whichever process dies, the revert runs.
 
-The target is a QMP socket that keeps what it was told; guests are the business of tests/soft.
+The target is a QMP socket that records its commands; guests are covered by tests/soft.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def arm(channel, qemu):
     assert qemu.links[-1] is False
 
 
-def test_a_fault_is_armed_observed_and_cleared(held, qemu, tmp_path):
-    """Each step answers with what was seen; the stored revert is there exactly while the fault is."""
+def test_holder_arms_observes_and_clears_a_fault(held, qemu, tmp_path):
+    """Each step answers with what was seen; the stored revert exists exactly as long as the fault."""
     stored = tmp_path / "t.revert"
     assert prepare(held, tmp_path)["event"] == "prepared"
     assert not stored.exists()
@@ -60,8 +60,8 @@ def test_a_fault_is_armed_observed_and_cleared(held, qemu, tmp_path):
     assert [on for _, on in cleared["observed"]["edges"]] == [True, False]
 
 
-def test_the_window_ends_by_itself(held, qemu, tmp_path):
-    """Onset at the given moment, end after the window, both on the target's own clock."""
+def test_holder_window_starts_and_ends_on_the_targets_clock(held, qemu, tmp_path):
+    """The fault starts at the given time and ends after the window, both on the target's own clock."""
     offset = clock.measure(held)
     prepare(held, tmp_path, window_s=0.3)
     at_ns = time.monotonic_ns() + 200_000_000
@@ -73,8 +73,8 @@ def test_the_window_ends_by_itself(held, qemu, tmp_path):
     assert 0.3e9 <= off_ns - at_ns < 0.5e9
 
 
-def test_a_train_keeps_its_period(held, qemu, tmp_path):
-    """Edges are timed from the beginning of the window: what one of them was late does not make the others late."""
+def test_holder_flap_train_keeps_its_period(held, qemu, tmp_path):
+    """Edges are timed from the beginning of the window: a late edge does not delay the others."""
     late_s = 0.6
     edges = [[k * 0.2 + (0.0 if on else 0.1), on] for k in range(8) for on in (True, False)]
     prepare(held, tmp_path, window_s=2.0, edges=edges)
@@ -89,7 +89,7 @@ def test_a_train_keeps_its_period(held, qemu, tmp_path):
     assert abs(last_ns - first_ns - 7 * 200_000_000) < late_s * 1e9 / 2
 
 
-def test_the_end_of_the_channel_reverts(held, qemu, tmp_path):
+def test_holder_reverts_at_the_end_of_its_channel(held, qemu, tmp_path):
     """The controller's death closes its end of the pipe."""
     prepare(held, tmp_path)
     arm(held, qemu)
@@ -98,15 +98,15 @@ def test_the_end_of_the_channel_reverts(held, qemu, tmp_path):
     assert not (tmp_path / "t.revert").exists()
 
 
-def test_silence_reverts(held, qemu, tmp_path):
+def test_holder_reverts_without_heartbeats(held, qemu, tmp_path):
     """No beats for a lease, channel still open: the link is back."""
     prepare(held, tmp_path)
     arm(held, qemu)
     assert until(lambda: qemu.links[-1] is True, within_s=TTL_S + 2) > TTL_S / 2
 
 
-def test_beats_keep_it(held, qemu, tmp_path):
-    """As long as somebody beats, the fault stays."""
+def test_holder_keeps_the_fault_while_it_gets_heartbeats(held, qemu, tmp_path):
+    """Heartbeats renew the lease."""
     prepare(held, tmp_path)
     arm(held, qemu)
     end = time.monotonic() + 2 * TTL_S
@@ -115,7 +115,7 @@ def test_beats_keep_it(held, qemu, tmp_path):
 
 
 def test_prepare_of_a_second_fault_leaves_the_link_as_it_is(held, qemu, tmp_path):
-    """To look is to ask: a link that another fault holds down stays down."""
+    """Preparing only reads: a link that another fault holds down stays down."""
     prepare(held, tmp_path)
     assert qemu.links == []
 
@@ -135,8 +135,8 @@ def test_guardian_waits_for_a_holder_that_waits_for_qemu(qemu, tmp_path):
     assert qemu.links[-1] is True
 
 
-def test_qmp_ask_of_a_monitor_that_only_tells_events_ends_at_its_deadline(tmp_path):
-    """Each event would have been an answer in time; the deadline is that of the whole command."""
+def test_qmp_request_to_a_monitor_that_only_sends_events_ends_at_its_deadline(tmp_path):
+    """Each event would count as an answer in time; the deadline is that of the whole command."""
     talking = threading.Event()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(str(tmp_path / "qmp"))
@@ -157,8 +157,8 @@ def test_qmp_ask_of_a_monitor_that_only_tells_events_ends_at_its_deadline(tmp_pa
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP, signal.SIGTERM])
-def test_the_guardian_reverts_for_a_holder_that_cannot(held, qemu, tmp_path, how):
-    """Killed or stopped, the stored revert is run and then forgotten."""
+def test_guardian_reverts_for_a_killed_or_stopped_holder(held, qemu, tmp_path, how):
+    """The stored revert runs and is then removed."""
     prepare(held, tmp_path)
     arm(held, qemu)
     assert (tmp_path / "t.revert").exists()
@@ -167,8 +167,8 @@ def test_the_guardian_reverts_for_a_holder_that_cannot(held, qemu, tmp_path, how
     until(lambda: not (tmp_path / "t.revert").exists(), within_s=2)
 
 
-def test_a_holder_without_guardian_reverts(held, qemu, tmp_path):
-    """Nobody would revert for it any more, so it does so at once, and not when its lease of minutes is over."""
+def test_holder_without_its_guardian_reverts_at_once(held, qemu, tmp_path):
+    """No process could revert for it any more, so it does not wait for the end of its lease of minutes."""
     prepare(held, tmp_path, ttl_s=600.0, window_s=600.0)
     arm(held, qemu)
     os.kill(held.guardian_pid, signal.SIGKILL)
@@ -177,8 +177,8 @@ def test_a_holder_without_guardian_reverts(held, qemu, tmp_path):
 
 
 @pytest.mark.parametrize(("how", "applied", "count"), [("noop", False, 0), ("lie", True, 1)])
-def test_a_mutant_does_nothing(held, qemu, tmp_path, how, applied, count):
-    """An action replaced by nothing shows in the readback, unless it lies; the link never moves."""
+def test_mutant_does_nothing_and_shows_it_in_the_readback(held, qemu, tmp_path, how, applied, count):
+    """The readback shows an action replaced by a no-op unless the mutant lies; the link never moves."""
     prepare(held, tmp_path, mutate=how)
     assert ask(held, "arm")["readback"]["applied"] is applied
     assert ask(held, "observe")["count"] == count
@@ -186,8 +186,8 @@ def test_a_mutant_does_nothing(held, qemu, tmp_path, how, applied, count):
     assert False not in qemu.links
 
 
-def test_what_cannot_be_done_is_refused_before_any_change(held, qemu, tmp_path):
-    """An unknown device, an unknown actuator, an unknown request: each is answered, and the holder goes on."""
+def test_holder_refuses_the_impossible_before_any_change(held, qemu, tmp_path):
+    """An unknown device, actuator or request gets an answer, and the holder continues."""
     assert "Device not found" in prepare(held, tmp_path, nic="nic-be9")["error"]
     assert (
         "unknown actuator" in ask(held, "prepare", id="t", revert_dir=str(tmp_path), actuator="magic", args={})["error"]
@@ -198,8 +198,8 @@ def test_what_cannot_be_done_is_refused_before_any_change(held, qemu, tmp_path):
     assert ask(held, "beat")["state"] == "idle"
 
 
-def test_a_closed_channel_is_unreachable(held):
-    """Writing to a holder that is gone is news, not silence."""
+def test_holder_channel_that_is_closed_raises_unreachable(held):
+    """Writing to a holder that is gone is an error, not silence."""
     held.close()
     with pytest.raises(Unreachable):
         held.send({"do": "beat"})
@@ -272,8 +272,8 @@ def test_holder_failed_set_up_is_not_armed_and_leaves_nothing(prepared, monkeypa
     assert prepared.actuator.calls == ["off"]
 
 
-def test_what_is_hit_at_once_is_not_stamped_with_the_readback():
-    """Reading back takes a switch some 50 ms, in which hundreds of packets go: they all had the time of its end."""
+def test_holder_first_hit_is_not_stamped_with_the_readbacks_end():
+    """A readback takes a switch some 50 ms, in which hundreds of packets pass: all used to have the time of its end."""
     read_ns = []
 
     class Hop(Actuator):
@@ -294,18 +294,18 @@ def test_what_is_hit_at_once_is_not_stamped_with_the_readback():
     assert one.done[0][0] <= one.seen["first_ns"] <= read_ns[0]
 
 
-def test_a_first_hit_lies_between_the_look_before_it_and_the_look_that_saw_it():
-    """A look takes time, and so does the change: each bound is at the end of its own that is certain."""
-    counts, asked = iter([0, 0, 3, 9]), []
+def test_holder_first_hit_lies_between_the_reading_before_it_and_the_one_that_saw_it():
+    """A reading takes time, and so does the change: each bound uses the end that is certain."""
+    counts, requests = iter([0, 0, 3, 9]), []
 
     class Hop(Actuator):
         poll_s = 0.02
 
         def on(self):
-            asked.append(time.monotonic_ns())
+            requests.append(time.monotonic_ns())
 
         def hits(self):
-            asked.append(time.monotonic_ns())
+            requests.append(time.monotonic_ns())
             return next(counts)
 
         def read(self):
@@ -320,13 +320,13 @@ def test_a_first_hit_lies_between_the_look_before_it_and_the_look_that_saw_it():
     for _ in range(4):
         one.sample(time.monotonic_ns())
     first, last = one.seen["between_ns"]
-    _, _, second_look, third_look, fourth_look = asked
+    _, _, second_look, third_look, fourth_look = requests
     assert before_ns < first <= second_look < third_look <= last < fourth_look
     assert first <= one.seen["first_ns"] <= last
 
 
-def test_an_edge_fired_while_it_was_done(held, qemu, tmp_path):
-    """Its stamp is before the change; QEMU takes the time it takes."""
+def test_holder_edge_fires_while_it_is_applied(held, qemu, tmp_path):
+    """The first bound is before the change; QEMU takes its time to apply it."""
     prepare(held, tmp_path)
     qemu.mute_s = 0.3
     ask(held, "arm")
@@ -337,7 +337,7 @@ def test_an_edge_fired_while_it_was_done(held, qemu, tmp_path):
     assert last - first >= 0.3e9
 
 
-def test_what_never_fired_fired_at_no_time(held, qemu, tmp_path):
+def test_holder_fault_that_never_fired_has_no_firing_time(held, qemu, tmp_path):
     prepare(held, tmp_path, mutate="noop")
     ask(held, "arm")
     assert ask(held, "observe")["between_ns"] is None

@@ -129,7 +129,7 @@ def test_begin_after_a_kill_waits_until_the_leases_have_run_out(lab, tmp_path, c
     assert not dirty.is_marked(tmp_path)
 
 
-def test_heal_after_a_kill_compares_with_what_was_before_it(lab, tmp_path, command):
+def test_heal_after_a_kill_compares_with_the_state_before_it(lab, tmp_path, command):
     command("run demo").kill()
     change(tmp_path, "host1", "DOWN")
     assert dirty.baseline(tmp_path).nodes == CLEAN
@@ -166,7 +166,7 @@ def test_commands_that_overlap_leave_the_comparison_to_the_last(lab, tmp_path, c
 
 
 @pytest.mark.parametrize("first", ["A", "B"])
-def test_commands_that_overlap_find_what_the_first_one_left(lab, tmp_path, command, first):
+def test_overlapping_commands_compare_with_the_first_ones_baseline(lab, tmp_path, command, first):
     a = command("inject A")
     change(tmp_path, "host1", "DOWN by A")
     b = command("inject B")
@@ -180,7 +180,7 @@ def test_commands_that_overlap_find_what_the_first_one_left(lab, tmp_path, comma
     assert dirty.is_marked(tmp_path)
 
 
-def test_a_killed_command_beside_a_living_one_is_compared_by_who_comes_last(lab, tmp_path, command):
+def test_killed_command_is_compared_by_the_last_one_running(lab, tmp_path, command):
     a = command("inject A")
     change(tmp_path, "host1", "DOWN by A")
     b = command("inject B")
@@ -210,7 +210,7 @@ def test_begin_without_room_for_the_mark_changes_nothing(lab, tmp_path, monkeypa
 
 
 def test_end_without_room_for_the_dirty_mark_says_so_and_is_dirty(lab, tmp_path, monkeypatch):
-    """What is on disk already becomes the mark; healing then still knows what the lab looked like."""
+    """The progress mark on disk becomes the dirty mark, so heal still knows how the lab looked before."""
     work = dirty.begin(lab, "run demo")
     change(tmp_path, "host1", "DOWN")
     with monkeypatch.context() as patch:
@@ -225,7 +225,7 @@ def test_end_without_room_for_the_dirty_mark_says_so_and_is_dirty(lab, tmp_path,
 
 @pytest.mark.parametrize("why", ["full disk", "mark of another command"])
 def test_session_whose_lab_cannot_be_marked_leaves_its_own_mark(lab, tmp_path, monkeypatch, why):
-    """The mark of the session was removed at its end, and with it all that was known of what a test had left."""
+    """The session's mark used to be removed at its end, and with it all knowledge of what a test had left."""
     keeper = SessionLab(lab=lab, work=dirty.begin(lab, "pytest"))
     change(tmp_path, "host1", "DOWN")
     if why == "full disk":
@@ -239,10 +239,8 @@ def test_session_whose_lab_cannot_be_marked_leaves_its_own_mark(lab, tmp_path, m
     assert "host1: link be0 was UP, is DOWN" in dirty.settle(lab)[0]
 
 
-def test_what_a_killed_command_left_is_not_lost_when_another_one_marks_the_lab_meanwhile(
-    lab, tmp_path, command, monkeypatch
-):
-    """Its comparison waits for leases; a command at another part of a rack may end DIRTY in that time."""
+def test_killed_commands_leftovers_survive_a_dirty_mark_by_another_command(lab, tmp_path, command, monkeypatch):
+    """The comparison waits for leases; a command on another part of a rack may end DIRTY in that time."""
     command("inject A").kill()
     change(tmp_path, "host1", "DOWN")
     settle = fingerprint.settle
@@ -261,7 +259,7 @@ def test_what_a_killed_command_left_is_not_lost_when_another_one_marks_the_lab_m
 
 
 def test_end_whose_mark_cannot_be_removed_is_clean_and_says_so(lab, tmp_path, monkeypatch):
-    """On a file system that has become read-only; the lab was compared, and is as it was."""
+    """The file system has become read-only; the lab was compared and is unchanged."""
 
     def read_only(*_, **__):
         raise OSError(errno.EROFS, "Read-only file system", "there")
@@ -278,7 +276,7 @@ def test_end_whose_mark_cannot_be_removed_is_clean_and_says_so(lab, tmp_path, mo
     assert dirty.unfinished(tmp_path) == ()
 
 
-def test_a_mark_that_cannot_be_read_makes_the_lab_dirty(lab, tmp_path):
+def test_progress_mark_that_cannot_be_read_makes_the_lab_dirty(lab, tmp_path):
     (tmp_path / "working").mkdir()
     (tmp_path / "working" / "1-1.json").write_text('{"wh')
     with pytest.raises(DirtyLab, match="cannot be read"):
@@ -296,10 +294,8 @@ def test_two_dirty_commands_are_both_compared_by_heal(lab, tmp_path):
     assert dirty.settle(lab) == []
 
 
-def test_begin_during_which_another_command_is_killed_does_not_take_its_fault_for_normal(
-    lab, tmp_path, command, monkeypatch
-):
-    """Its target reverts later: what B then saw would differ from its `before` for ever."""
+def test_begin_while_another_command_is_killed_does_not_take_its_fault_as_baseline(lab, tmp_path, command, monkeypatch):
+    """The target reverts later: a baseline taken during the fault would then differ for ever."""
     a = command("inject A")
     change(tmp_path, "host1", "DOWN by A")
     look = fingerprint.capture
@@ -318,10 +314,10 @@ def test_begin_during_which_another_command_is_killed_does_not_take_its_fault_fo
     assert dirty.unfinished(tmp_path) == ()
 
 
-def test_begin_beside_a_dead_command_that_is_not_compared_yet_does_not_take_its_fault_for_normal(
+def test_begin_beside_a_dead_uncompared_command_does_not_take_its_fault_as_baseline(
     lab, tmp_path, command, monkeypatch
 ):
-    """A living one at a part of the same keeps it from being compared; its lease may not have run out."""
+    """A live command on a part of the same lab prevents the comparison; the dead one's lease may still run."""
     monkeypatch.setattr(fingerprint, "part", lambda nodes, _, covers: {n: f for n, f in nodes.items() if n in covers})
     (tmp_path / "working").mkdir()
     both = Fingerprint(nodes=CLEAN, covers=("host1", "host2"))
@@ -337,8 +333,8 @@ def test_begin_beside_a_dead_command_that_is_not_compared_yet_does_not_take_its_
     assert work.before.nodes == {"host1": CLEAN["host1"]}
 
 
-def test_two_marks_of_a_dirty_lab_in_the_same_moment_are_both_compared_by_heal(lab, tmp_path, monkeypatch):
-    """The second one is written while the first is: neither may replace the other."""
+def test_two_simultaneous_dirty_marks_are_both_compared_by_heal(lab, tmp_path, monkeypatch):
+    """The second mark is written during the first: neither may replace the other."""
     work = dirty.begin(lab, "inject here")
     change(tmp_path, "host1", "DOWN")
     write_new, others = durable.write_new, [Fingerprint(nodes={"host2": CLEAN["host2"]}, covers=("host2",))]
@@ -382,8 +378,8 @@ def test_marks_of_another_version_are_no_traceback_and_never_a_clean_lab(lab, tm
 def test_command_of_another_container_with_the_process_id_of_ours_is_another_command(lab, tmp_path):
     """Process ids repeat there: its fault is not taken for normal, and its mark is not overwritten."""
     theirs = dirty.begin(lab, "inject there")
-    said = json.loads(theirs.mark.path.read_text())
-    theirs.mark.path.write_text(json.dumps({**said, "started": said["started"] + 1}))
+    decoded = json.loads(theirs.mark.path.read_text())
+    theirs.mark.path.write_text(json.dumps({**decoded, "started": decoded["started"] + 1}))
     change(tmp_path, "host1", "DOWN by them")
     ours = dirty.begin(lab, "inject here")
     assert ours.before.nodes == CLEAN
@@ -396,7 +392,7 @@ def test_command_of_another_container_with_the_process_id_of_ours_is_another_com
 
 
 def test_marks_of_two_processes_with_one_id_have_two_files(tmp_path):
-    """As in two containers that share the folder; each one counts its own marks from the beginning."""
+    """Two containers may share the folder; each counts its own marks from the beginning."""
     code = (
         "import os, pathlib, sys; os.getpid = lambda: 7\n"
         "from testbed.observe import fingerprint\nfrom testbed.tenancy import in_progress\n"

@@ -21,7 +21,7 @@ def soft(kind, target, *, for_s=1.0, topology=SOFT, **params):
     return plan(FaultSpec(kind=kind, target=target, for_s=for_s, params=params), topology, lab_kind="soft")
 
 
-def test_elephants_come_from_another_rack():
+def test_background_elephants_come_from_another_rack():
     """Across uplinks where there are some; a tenth of what was to be sent must have come, dyed."""
     planned = soft("congestion.background", "host1:rxe1", for_s=4.0, rate=16)
     sender = SOFT.host_by_name[planned.place.node]
@@ -34,8 +34,8 @@ def test_elephants_come_from_another_rack():
     assert planned.must_move[0].at_least == 16e6 * 4 / 8 / 4000 / 10
 
 
-def test_an_incast_comes_from_all_other_switches_in_bursts():
-    """A tenth of what the bursts hold must have come; a lab of one switch has nobody to send."""
+def test_incast_comes_from_all_other_switches_in_bursts():
+    """At least a tenth of the bursts' bytes must arrive; a lab of one switch has no sender."""
     planned = soft("congestion.incast", "host1:rxe1", for_s=4.0, rate=40, period=100, duty=0.2)
     args = planned.request["args"]
     assert args["sources"] == [["rtsw2", "10.78.0.2"], ["ctsw1", "10.78.0.101"], ["ctsw2", "10.78.0.102"]]
@@ -46,21 +46,21 @@ def test_an_incast_comes_from_all_other_switches_in_bursts():
         soft("congestion.incast", "host1:rxe0", topology=MINI)
 
 
-def test_a_collision_is_of_what_goes_to_other_racks():
-    """The prefixes of the other rack's links, none of its own; the readback must name this uplink and no other."""
+def test_hash_collision_covers_the_prefixes_of_other_racks():
+    """No prefix of the own rack is listed; the readback must name this uplink and no other."""
     planned = soft("congestion.hash-collision", "rtsw1:ctsw2")
     assert planned.request["args"]["prefixes"] == ["10.77.2.0/31", "10.77.2.2/31", "10.77.2.4/31", "10.77.2.6/31"]
     assert planned.shows == {"netns": "rtsw1", "uplinks": "ctsw2"}
     assert planned.must_move[0].any_of == ("rtsw1/ctsw2.tx_packets",)
 
 
-def test_two_collisions_of_one_switch_contradict_each_other():
+def test_hash_collisions_of_one_switch_contradict_each_other():
     both = [FaultSpec(kind="congestion.hash-collision", target=f"rtsw1:{to}", for_s=1.0) for to in ("ctsw1", "ctsw2")]
     with pytest.raises(UsageError, match="overlaps"):
         plan_all(both, SOFT, lab_kind="soft")
 
 
-def test_a_short_queue_drops_and_says_how_long_it_drains():
+def test_shallow_queue_drops_and_declares_its_drain_time():
     """8 packets at 20 Mbit/s, and at most that long until the last one has left."""
     args = soft("congestion.shallow-queue", "host1:rxe0").request["args"]
     assert args["queue"] == "netem limit 8 rate 20000000bit"
@@ -68,8 +68,8 @@ def test_a_short_queue_drops_and_says_how_long_it_drains():
     assert args["drain_s"] == pytest.approx(8 * 4200 * 8 / 20e6)
 
 
-def test_what_is_left_to_a_slow_receiver_is_a_share_of_a_cpu():
-    """The quota in 20 ms, and longer periods where the kernel's least quota of 1 ms would be more."""
+def test_slow_receiver_gets_a_share_of_a_cpu():
+    """The quota is per 20 ms, with longer periods where the kernel's minimum quota of 1 ms would be more."""
     for percent, value in ((10, "2000 20000"), (50, "10000 20000"), (1, "1000 100000")):
         planned = soft("congestion.slow-receiver", "host1", percent=percent)
         assert planned.request["args"]["value"] == value
@@ -80,7 +80,7 @@ def test_what_is_left_to_a_slow_receiver_is_a_share_of_a_cpu():
     assert Path(RANKS_CGROUP).name == "faultbed-ranks.service"
 
 
-def test_a_drain_is_seen_on_the_other_uplinks_and_makes_no_black_hole():
+def test_drain_is_seen_on_the_other_uplinks_and_makes_no_black_hole():
     planned = soft("switch.drain", "ctsw1")
     assert planned.must_move[0].any_of == ("rtsw1/ctsw2.tx_packets", "rtsw2/ctsw2.tx_packets")
     assert planned.while_on == (("rtsw1/ctsw1.multipath", 0), ("rtsw2/ctsw1.multipath", 0))
@@ -91,7 +91,7 @@ def test_a_drain_is_seen_on_the_other_uplinks_and_makes_no_black_hole():
     assert "'redistribute connected'" in taken
 
 
-def test_a_reboot_takes_every_port():
+def test_switch_reboot_takes_every_port_down():
     planned = soft("switch.reboot", "rtsw1")
     assert sorted(planned.request["args"]["ports"]) == sorted(
         link.end("rtsw1").netdev for link in SOFT.links_of("rtsw1")
@@ -101,7 +101,7 @@ def test_a_reboot_takes_every_port():
     }
 
 
-def test_changed_data_is_taken_once():
+def test_payload_change_takes_each_packet_once():
     """Only data, only what is not dyed yet, forwarded to a device of this fault's own."""
     rules = soft("data.corrupt", "host1:rxe0", every=50).request["args"]["ruleset"]
     match = 'ip ecn != ect1 udp dport 4791 @th,64,8 { 0x00-0x0b, 0x16-0x17 } counter name "passed" numgen inc mod 50 49'
@@ -111,14 +111,14 @@ def test_changed_data_is_taken_once():
     assert (learned.host, learned.rnic, learned.psn_ahead) == ("host1", "rxe0", 100)
 
 
-def test_a_lab_without_a_choice_cannot_collide():
+def test_hash_collision_needs_more_than_one_uplink():
     with pytest.raises(UsageError, match="one uplink"):
         soft("congestion.hash-collision", "rtsw1:ctsw1", topology=MINI)
 
 
 @pytest.mark.parametrize("kind", ["link.down", "link.flap"])
 def test_link_of_an_rnic_may_move_its_own_send_errors_and_no_others(kind):
-    """A packet that leaves while the carrier goes has no route: two of eight such faults were refused their proof."""
+    """A packet sent as the carrier goes has no route: two of eight such faults used to be unproven for it."""
     every = {f"{host.name}/{rnic.name}.send_err" for host in SOFT.hosts for rnic in host.rnics}
     assert set(soft(kind, "host1:rxe0").must_not_move) == every - {"host1/rxe0.send_err"}
     assert set(soft(kind, "rtsw1:host1:rxe0").must_not_move) == every

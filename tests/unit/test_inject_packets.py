@@ -1,4 +1,4 @@
-"""Faults of packets, planned: rules, filters, channels and detours, and who witnesses a loss."""
+"""Plans of packet faults: rules, filters, channels, detours and the witnesses of a loss."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inject.fault_plan import FaultSpec, plan, plan_all
 from testbed.errors import UsageError
 
 
-def test_a_drop_towards_an_rnic_is_done_at_the_port_that_faces_it():
+def test_drop_towards_an_rnic_acts_at_the_port_that_faces_it():
     """Towards the RNIC is the egress of its switch port; from it, the ingress."""
     to, back = (
         soft("packet.drop", "host1:rxe0", share=0.1),
@@ -26,7 +26,7 @@ def test_a_drop_towards_an_rnic_is_done_at_the_port_that_faces_it():
 
 
 @given(packets)
-def test_a_packet_fault_owns_one_table_at_one_port(spec):
+def test_packet_fault_owns_one_table_at_one_port(spec):
     """Whatever the kind and the filters: one owned table, one rule, one counter, at the port that faces the target."""
     planned = plan(spec, SOFT, lab_kind="soft")
     args, towards = planned.request["args"], planned.params["direction"] == "to"
@@ -46,15 +46,15 @@ def test_a_packet_fault_owns_one_table_at_one_port(spec):
         ({"psn": 7, "qp": 17, "round": 3}, ["@th,136,24 7", "numgen inc mod 2147483648 2"]),
     ],
 )
-def test_filters_become_expressions_of_the_rule(params, words):
+def test_packet_filters_become_expressions_of_the_rule(params, words):
     """Opcode class, n-th packet and retry round are header bytes and counts."""
     rules = soft("packet.drop", "host1:rxe0", **params).request["args"]["ruleset"]
     assert all(word in rules for word in words), rules
 
 
 @pytest.mark.parametrize("kind", ["packet.drop", "packet.mark", "packet.delay"])
-def test_one_sender_and_one_receiver_at_an_uplink(kind):
-    """host1 to host3 and nobody else: by the addresses of their RNICs, before anything is counted."""
+def test_packet_fault_between_one_sender_and_one_receiver_filters_by_address(kind):
+    """The rule matches only host1 to host3, by the addresses of their RNICs, before anything is counted."""
     extra = {"delay": 5} if kind == "packet.delay" else {"every": 10}
     planned = soft(kind, "rtsw1:ctsw1", src="host1:rxe0", dst="host3:rxe0", **extra)
     (rule,) = (line for line in planned.request["args"]["ruleset"].splitlines() if "udp dport" in line)
@@ -70,8 +70,8 @@ def rnics_of(witness):
     return list(dict.fromkeys(key.partition(".")[0] for key in witness.any_of))
 
 
-def test_a_loss_is_witnessed_by_those_whose_packets_pass():
-    """Any RNIC's timer was proof of a loss at any link; now first that of the link, and no other of its host."""
+def test_loss_is_witnessed_by_rnics_whose_packets_pass():
+    """Any RNIC's timer used to prove a loss at any link; now the link's own RNIC is first, and no other of its host."""
     at_link = rnics_of(soft("packet.drop", "host1:rxe0", share=0.1).must_move[0])
     assert at_link[0] == "host1/rxe0"
     assert "host1/rxe1" not in at_link
@@ -86,13 +86,13 @@ def test_a_loss_is_witnessed_by_those_whose_packets_pass():
     assert len(rnics_of(anybody.must_move[0])) == sum(len(host.rnics) for host in SOFT.hosts)
 
 
-def test_at_an_rnics_own_link_the_other_end_is_what_can_be_chosen():
+def test_packet_fault_at_an_rnics_own_link_may_choose_the_other_end():
     assert soft("packet.drop", "host3:rxe0", share=0.1, src="host1:rxe0").place.netns == "rtsw2"
     assert soft("packet.drop", "rtsw2:host3:rxe0", share=0.1, src="host1:rxe0", dst="host3:rxe0")
     assert soft("packet.drop", "host3:rxe0", share=0.1, direction="from", dst="host1:rxe0")
 
 
-def test_a_burst_has_the_mean_that_was_asked_for():
+def test_drop_burst_has_the_requested_mean():
     """Gilbert: mean loss p/(p+r), mean burst 1/r; the drops are counted where they happen."""
     args = soft("packet.drop", "host1:rxe0", share=0.01, burst=4).request["args"]
     into, back = (float(word.rstrip("%")) / 100 for word in args["queue"].split("gemodel ")[1].split()[:2])
@@ -107,8 +107,8 @@ def gilbert_elliott(**params):
 
 
 @given(st.floats(0.5, 1), st.floats(0, 0.1), st.floats(0.12, 0.4), st.floats(10, 1000))
-def test_both_states_of_a_channel_lose_what_was_asked_for(loss_bad, loss_good, share, burst):
-    """Gilbert and Elliott: the chain that the kernel runs has the mean share that was asked for, and the mean stay."""
+def test_gilbert_elliott_chain_has_the_requested_share_and_burst(loss_bad, loss_good, share, burst):
+    """The chain that the kernel runs has the requested mean share and mean length of the bad state."""
     into, back, bad, good = gilbert_elliott(share=share, burst=burst, loss_bad=loss_bad, loss_good=loss_good)
     assert (bad, good) == (pytest.approx(loss_bad, abs=1e-6), pytest.approx(loss_good, abs=1e-6))
     assert 1 / back == pytest.approx(burst, rel=1e-2)
@@ -116,8 +116,8 @@ def test_both_states_of_a_channel_lose_what_was_asked_for(loss_bad, loss_good, s
     assert in_bad * bad + (1 - in_bad) * good == pytest.approx(share, rel=1e-2)
 
 
-def test_the_chain_of_the_kernel_gives_that_share():
-    """As net/sched/sch_netem.c goes on from packet to packet, 400,000 of them; the bad state comes in bursts."""
+def test_gilbert_elliott_simulation_of_netem_gives_the_share():
+    """400,000 packets through the transitions of net/sched/sch_netem.c; the bad state comes in bursts."""
     into, back, bad, good = gilbert_elliott(share=0.05, burst=20, loss_bad=0.5, loss_good=0.01)
     drawn = random.Random(7)
     is_bad, lost, stays, entered = False, 0, 0, 0
@@ -140,13 +140,13 @@ def test_the_chain_of_the_kernel_gives_that_share():
         ({"share": 0.45, "burst": 1, "loss_bad": 0.5}, "is impossible with bursts of 1 packets"),
     ],
 )
-def test_a_channel_that_cannot_be_is_refused(params, said):
+def test_gilbert_elliott_impossible_parameters_are_rejected(params, said):
     with pytest.raises(UsageError, match=said):
         soft("packet.drop", "host1:rxe0", **params)
 
 
-def test_a_detour_leaves_the_queue_of_the_port_alone():
-    """A device of its own carries the delay; on egress tc redirects what nftables has marked, and nothing else."""
+def test_detour_leaves_the_queue_of_the_port_alone():
+    """A device of its own adds the delay; on egress tc redirects only packets that nftables has marked."""
     planned = soft("packet.delay", "host1:rxe0", delay=20)
     commands = " ".join(step.do for step in planned.steps)
     assert "filter add dev host1-rxe0 egress" in commands
@@ -158,8 +158,11 @@ def test_a_detour_leaves_the_queue_of_the_port_alone():
     )
 
 
-def test_two_detours_of_one_port_collide():
-    """A port has one redirection: the conflict is named; a drop beside a delay composes, and so does the way back."""
+def test_detours_of_one_port_collide():
+    """A port has one redirection: the conflict is named.
+
+    A drop composes with a delay, and so does the other direction.
+    """
     delay = FaultSpec(kind="packet.delay", target="host1:rxe0", for_s=1.0, params={"delay": 5})
     back = FaultSpec(kind="packet.delay", target="host1:rxe0", for_s=1.0, params={"delay": 5, "direction": "from"})
     drop = FaultSpec(kind="packet.drop", target="host1:rxe0", for_s=1.0, params={"share": 0.1})
@@ -169,15 +172,15 @@ def test_two_detours_of_one_port_collide():
         plan_all([delay, rate], SOFT, lab_kind="soft")
 
 
-def test_one_packet_is_matched_by_qp_and_psn_once():
+def test_packet_drop_by_qp_and_psn_matches_once():
     """Exactly one packet: BTH destination QP and PSN, and a count that lets the rule match a single time."""
     planned = soft("packet.drop", "host1:rxe0", psn=291, qp=17)
     assert "@th,104,24 17 @th,136,24 291 numgen inc mod 2147483648 0 " in planned.request["args"]["ruleset"]
     assert planned.late_binding is None
 
 
-def test_a_relative_psn_is_learned_from_the_receiver():
-    """+100 of any QP: asked of the RNIC just before arming."""
+def test_packet_drop_relative_psn_is_bound_late_at_the_receiver():
+    """The PSN +100 of any QP is read from the RNIC just before arming."""
     planned = soft("packet.drop", "host2:rxe1", psn="+100", qp="any")
     assert (
         planned.late_binding.host,

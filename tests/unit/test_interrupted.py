@@ -59,10 +59,9 @@ def is_restored(qemu, tmp_path):
     return qemu.links[-1] is True and not list((tmp_path / "faults").glob("*.revert"))
 
 
-def test_a_second_ctrl_c_does_not_skip_the_revert(qemu, tmp_path):
-    """The first one begins to clear; the second comes in the middle of that, which leaves it to the target.
-
-    Nobody has seen the end of it then: the lab is DIRTY until somebody looks.
+def test_second_ctrl_c_does_not_skip_the_revert(qemu, tmp_path):
+    """The first one begins to clear; the second interrupts that and leaves the revert to the target.
+    The end is then unseen: the lab is DIRTY until it is compared.
     """
     with started(tmp_path, str(HOUSE / "tests/unit/local_lab.py"), str(tmp_path)) as process:
         until(lambda: False in qemu.links, within_s=START_S)
@@ -71,16 +70,16 @@ def test_a_second_ctrl_c_does_not_skip_the_revert(qemu, tmp_path):
         os.killpg(process.pid, signal.SIGINT)
         assert qemu.is_asked.wait(START_S)
         os.killpg(process.pid, signal.SIGINT)
-        said = process.communicate(timeout=START_S)[0]
-    assert process.returncode != 0, said
+        output = process.communicate(timeout=START_S)[0]
+    assert process.returncode != 0, output
     until(lambda: is_restored(qemu, tmp_path), within_s=TTL_S + 2)
     assert "link.flap on host1:rxe0: its end was not observed" in dirty.reasons(tmp_path)[0]
-    assert "heal" in said
+    assert "heal" in output
 
 
 @pytest.mark.parametrize("mute_s", [0.0, 1.0])
-def test_one_ctrl_c_clears_and_leaves_no_doubt(qemu, tmp_path, mute_s):
-    """Also while the holder owes an answer, which was taken for that to the next question."""
+def test_one_ctrl_c_clears_without_a_dirty_mark(qemu, tmp_path, mute_s):
+    """This also holds while the holder owes an answer, which used to be taken for the next request's."""
     qemu.mute_s = mute_s
     with started(tmp_path, str(HOUSE / "tests/unit/local_lab.py"), str(tmp_path)) as process:
         until(lambda: False in qemu.links, within_s=START_S)
@@ -91,7 +90,7 @@ def test_one_ctrl_c_clears_and_leaves_no_doubt(qemu, tmp_path, mute_s):
 
 
 def test_clear_all_with_a_fault_that_stays_clears_the_others_and_names_it(tmp_path):
-    """Ctrl-C in the middle of two faults, one of which cannot be reverted."""
+    """Ctrl-C comes during two faults, one of which cannot be reverted."""
     cleared = []
 
     def stands_for(target, *, ok):
@@ -107,8 +106,8 @@ def test_clear_all_with_a_fault_that_stays_clears_the_others_and_names_it(tmp_pa
 
 
 @pytest.mark.parametrize("how", ["signal", "thread", "SIGKILL"])
-def test_a_test_that_is_killed_inside_a_fault_leaves_nothing(qemu, tmp_path, how):
-    """pytest-timeout raises in the test (signal) or ends the process at once (thread); a worker may be killed."""
+def test_test_killed_during_a_fault_leaves_nothing(qemu, tmp_path, how):
+    """pytest-timeout raises in the test (signal) or ends the process (thread); a worker may be killed."""
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_it.py").write_text(TEST)
     method = "thread" if how == "SIGKILL" else how
@@ -118,10 +117,10 @@ def test_a_test_that_is_killed_inside_a_fault_leaves_nothing(qemu, tmp_path, how
         until(lambda: False in qemu.links, within_s=START_S)
         if how == "SIGKILL":
             os.killpg(process.pid, signal.SIGKILL)
-        said = process.communicate(timeout=START_S)[0]
+        output = process.communicate(timeout=START_S)[0]
     assert process.returncode != 0
     until(lambda: is_restored(qemu, tmp_path), within_s=TTL_S + 2)
-    assert how == "SIGKILL" or "Timeout" in said, said
+    assert how == "SIGKILL" or "Timeout" in output, output
 
 
 HOLDS = """
@@ -134,8 +133,8 @@ def test_it(request):
 """
 
 
-def test_of_two_workers_one_has_the_lab_and_the_other_is_told_who(tmp_path):
-    """As pytest-xdist starts them: one session, one FAULTBED_HOME, a process each."""
+def test_xdist_one_worker_has_the_lab_and_the_other_learns_which(tmp_path):
+    """pytest-xdist starts one session with one FAULTBED_HOME and a process per worker."""
     (tmp_path / "test_it.py").write_text(HOLDS)
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
     words = ("-m", "pytest", "-q", "-p", "no:cacheprovider", "--lab", str(HOUSE / "inventory/soft.yml"), ".")
@@ -144,10 +143,10 @@ def test_of_two_workers_one_has_the_lab_and_the_other_is_told_who(tmp_path):
         try:
             until((tmp_path / "held").exists, within_s=START_S)
             with started(tmp_path, *words, **shared, PYTEST_XDIST_WORKER="gw1") as second:
-                said = second.communicate(timeout=START_S)[0]
+                output = second.communicate(timeout=START_S)[0]
         finally:
             os.killpg(first.pid, signal.SIGKILL)
         first.communicate(timeout=START_S)
-    assert second.returncode == 1, said
-    assert "Reserved" in said
-    assert f"(process {first.pid})" in said
+    assert second.returncode == 1, output
+    assert "Reserved" in output
+    assert f"(process {first.pid})" in output

@@ -52,9 +52,9 @@ def test_kernel_log_messages_of_a_busy_machine_are_no_errors():
     ],
 )
 def test_broken_kernel_is_named_once_with_the_remedy(text):
-    found = kernel_log.broken([said(text), said(text), said("3 worse"), said("UP mtu 1500", subject="link be0")])
-    assert len(found) == 1
-    assert found[0].startswith(f"host1: its kernel broke: {text[2:]}; run `faultbed reset`")
+    result = kernel_log.broken([said(text), said(text), said("3 worse"), said("UP mtu 1500", subject="link be0")])
+    assert len(result) == 1
+    assert result[0].startswith(f"host1: its kernel broke: {text[2:]}; run `faultbed reset`")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_kernel_guard_counts_only_messages_since_it_started():
     assert guard.unhealthy() == ["host2: kernel: WARNING: CPU: 0 PID: 7 at during.c:1"]
 
 
-def test_watcher_answers_with_the_kernel_log_since_the_last_question(monkeypatch, tmp_path):
+def test_watcher_returns_the_kernel_log_since_the_last_request(monkeypatch, tmp_path):
     """The first question begins to listen; each later one has what came between."""
     log = tmp_path / "kmsg"
     log.write_text("")
@@ -133,7 +133,7 @@ def test_watcher_answers_with_the_kernel_log_since_the_last_question(monkeypatch
     watching.log.close()
 
 
-def test_event_that_gpu_xid_has_written_itself_does_not_count_and_one_of_a_driver_does():
+def test_xid_event_written_by_the_fault_does_not_count_and_a_drivers_does():
     """The fault's own line made `kernel.errors max = 0` fail, with every experiment that injects it."""
     log = [
         said(f"3 NVRM: Xid (PCI:gpu0): 79, {SYNTHETIC}"),

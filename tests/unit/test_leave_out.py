@@ -51,7 +51,7 @@ def outlier(src, dst):
     return Outlier(pair=pair, what="goodput_bps", value=None, usual=1.0, ratio=None)
 
 
-def test_what_is_left_knows_nothing_of_a_host_that_is_left_out():
+def test_without_hosts_removes_every_trace_of_an_excluded_host():
     part = without_hosts(INVENTORY, ["host2"])
     assert [host.name for host in part.topology.hosts] == ["host1", "host3", "host4"]
     assert part.topology.switches == INVENTORY.topology.switches
@@ -71,37 +71,37 @@ def test_what_is_left_knows_nothing_of_a_host_that_is_left_out():
         (["wrong route", "fault's unit"], ["host1"]),
     ],
 )
-def test_a_host_goes_for_what_is_wrong_at_it_or_at_its_port(planted, hosts):
+def test_unfit_host_has_a_finding_at_itself_or_its_port(planted, hosts):
     state = healthy()
     for name in planted:
         PLANTED[name][0](state)
-    found = unfit(INVENTORY, state, CHECKS)
-    assert sorted(names(found)) == hosts
-    assert found.rest == ()
+    result = unfit(INVENTORY, state, CHECKS)
+    assert sorted(names(result)) == hosts
+    assert result.rest == ()
 
 
-def test_what_a_sick_host_brings_about_elsewhere_goes_with_it():
-    """Its port is down, so that no switch has a way to its prefix."""
+def test_unfit_hosts_consequences_elsewhere_are_excluded_with_it():
+    """The host's port is down, so no switch has a route to its prefix."""
     state = healthy()
     interface("host1", "be0", up=False, carrier=False)(state)
     interface("rtsw1", "host1-rxe0", carrier=False)(state)
     for switch in ("rtsw2", "ctsw1", "ctsw2"):
         del state[switch].ways["10.77.1.0/31"]
-    found = unfit(INVENTORY, state, CHECKS)
-    assert (names(found), found.rest) == (["host1"], ())
-    assert found.hosts[0].why == "link: rtsw1:host1-rxe0: up, but no carrier; 1 more"
+    result = unfit(INVENTORY, state, CHECKS)
+    assert (names(result), result.rest) == (["host1"], ())
+    assert result.hosts[0].why == "link: rtsw1:host1-rxe0: up, but no carrier; 1 more"
 
 
 @pytest.mark.parametrize("planted", ["session down", "wrong hash policy", "port gone", "nft table", "stored revert"])
-def test_what_is_wrong_with_the_fabric_is_no_host_s(planted):
+def test_unfit_lists_no_host_for_a_finding_of_the_fabric(planted):
     state = healthy()
     PLANTED[planted][0](state)
-    found = unfit(INVENTORY, state, CHECKS)
-    assert found.hosts == ()
-    assert found.rest
+    result = unfit(INVENTORY, state, CHECKS)
+    assert result.hosts == ()
+    assert result.rest
 
 
-def test_pairs_that_fall_out_name_the_host_that_they_have_in_common():
+def test_outlying_pairs_name_their_common_host():
     slow = [outlier("host2", "host1"), outlier("host3", "host2"), outlier("host2", "host4")]
     assert [one.host for one in of_outliers(slow, ())] == ["host2"]
     assert of_outliers(slow, [HOST2]) == ()
@@ -136,7 +136,7 @@ class FakeLab:
         pass
 
 
-def test_a_host_that_does_not_answer_is_noted_only_where_that_is_asked_for():
+def test_collect_records_a_silent_host_only_on_request():
     with pytest.raises(Unreachable):
         collect.look(FakeLab(INVENTORY))
     silent = {}
@@ -149,20 +149,20 @@ def test_a_host_that_does_not_answer_is_noted_only_where_that_is_asked_for():
 @pytest.fixture
 def looked(monkeypatch, tmp_path):
     """Preflight and runs without a lab: `state` is what a look finds, `silent` who does not answer."""
-    told = SimpleNamespace(state=healthy(), silent={}, decided=[])
+    reported = SimpleNamespace(state=healthy(), silent={}, decided=[])
 
     def look(lab, *, silent=None):
-        if told.silent and silent is None:
-            raise Unreachable(next(iter(told.silent.values())))
+        if reported.silent and silent is None:
+            raise Unreachable(next(iter(reported.silent.values())))
         hosts = lab.inventory_model.topology.host_by_name
-        (silent if silent is not None else {}).update({k: v for k, v in told.silent.items() if k in hosts})
-        return {name: facts for name, facts in told.state.items() if name not in told.silent}
+        (silent if silent is not None else {}).update({k: v for k, v in reported.silent.items() if k in hosts})
+        return {name: facts for name, facts in reported.state.items() if name not in reported.silent}
 
     def execute(decided, inventory, *, out, progress, guard, control=False):
-        told.decided.append(decided)
-        run = written(tmp_path / str(len(told.decided)), synthetic_run())
-        said = verdict(decided.plan.seed, ("dip", PASS, 0.1, None))
-        return Finished(run_dir=run, verdict=said, report=run.report)
+        reported.decided.append(decided)
+        run = written(tmp_path / str(len(reported.decided)), synthetic_run())
+        output = verdict(decided.plan.seed, ("dip", PASS, 0.1, None))
+        return Finished(run_dir=run, verdict=output, report=run.report)
 
     for module in (exclusions, preflight):
         monkeypatch.setattr(module, "look", look)
@@ -172,7 +172,7 @@ def looked(monkeypatch, tmp_path):
     monkeypatch.setattr(run_module, "execute", execute)
     for step in ("up", "reset"):
         monkeypatch.setattr(f"testbed.backends.soft.lifecycle.{step}", lambda inventory, progress: None)
-    return told
+    return reported
 
 
 def call(*argv):
@@ -200,7 +200,7 @@ def test_ranks_are_placed_on_the_hosts_that_are_fit(looked, tmp_path):
     assert [one.why.partition(":")[0] for one in decided.left_out] == ["reach", "gid"]
 
 
-def test_a_healthy_lab_runs_as_a_whole(looked, tmp_path):
+def test_leave_out_of_a_healthy_lab_excludes_no_host(looked, tmp_path):
     assert call("run", experiment(tmp_path, hosts=4), "--leave-out").exception is None
     assert len(ranks(looked.decided[0])) == 4
     assert looked.decided[0].left_out == ()
@@ -214,7 +214,7 @@ def test_a_healthy_lab_runs_as_a_whole(looked, tmp_path):
         ('[[faults]]\nkind = "link.flap"\ntarget = "rtsw2:host4:rxe0"\nat = "9s"\nfor = "1s"', 2, "host4"),
     ],
 )
-def test_what_does_not_fit_without_them_is_refused_and_names_them(looked, tmp_path, more, hosts, words):
+def test_leave_out_experiment_that_no_longer_fits_is_rejected_with_the_hosts(looked, tmp_path, more, hosts, words):
     PLANTED["missing GID"][0](looked.state)
     done = call("run", experiment(tmp_path, hosts=hosts, more=more), "--leave-out")
     with pytest.raises(Exception, match=words) as refused:
@@ -224,7 +224,7 @@ def test_what_does_not_fit_without_them_is_refused_and_names_them(looked, tmp_pa
     assert looked.decided == []
 
 
-def test_a_sick_fabric_is_no_reason_to_leave_out_a_host(looked, tmp_path):
+def test_leave_out_faulty_fabric_excludes_no_host(looked, tmp_path):
     PLANTED["session down"][0](looked.state)
     done = call("run", experiment(tmp_path), "--leave-out")
     with pytest.raises(LabError, match=r"bgp at rtsw1:ctsw1: BGP session Active.*no host can be left out"):
@@ -232,7 +232,7 @@ def test_a_sick_fabric_is_no_reason_to_leave_out_a_host(looked, tmp_path):
     assert looked.decided == []
 
 
-def test_hosts_can_be_named_and_must_be_there(looked, tmp_path):
+def test_leave_out_named_hosts_must_exist(looked, tmp_path):
     file = experiment(tmp_path)
     assert call("run", file, "--without", "host1", "--without", "host1").exception is None
     assert ranks(looked.decided[0]) == ["host2", "host3", "host4"]
@@ -244,15 +244,19 @@ def test_hosts_can_be_named_and_must_be_there(looked, tmp_path):
     assert call("run", file, "--without", "host1", "--plan").exception is None
 
 
-def test_the_verdict_the_line_the_report_and_the_script_name_them(tmp_path):
-    said = verdict(7, ("dip", PASS, 0.1, 1.0))
-    told = VerdictFile(**{name: getattr(said, name) for name in said.__struct_fields__} | {"left_out": (HOST2,)})
-    assert json.loads(encode(told))["left_out"] == [{"host": "host2", "why": HOST2.why}]
-    assert decode(encode(told)) == told
-    older = {key: value for key, value in json.loads(encode(told)).items() if key != "left_out"}
+def test_left_out_hosts_are_in_verdict_console_report_and_script(tmp_path):
+    output = verdict(7, ("dip", PASS, 0.1, 1.0))
+    reported = VerdictFile(
+        **{name: getattr(output, name) for name in output.__struct_fields__} | {"left_out": (HOST2,)}
+    )
+    assert json.loads(encode(reported))["left_out"] == [{"host": "host2", "why": HOST2.why}]
+    assert decode(encode(reported)) == reported
+    older = {key: value for key, value in json.loads(encode(reported)).items() if key != "left_out"}
     assert decode(json.dumps(older).encode()).left_out == ()
     run = synthetic_run()
-    assert summary.sentence(told, run, observe(run)).endswith("Without host2 (gid: host2:rxe1: not in the GID table).")
+    assert summary.sentence(reported, run, observe(run)).endswith(
+        "Without host2 (gid: host2:rxe1: not in the GID table)."
+    )
     assert b"--seed 7 --without host2 " in rundir.repro_script(seed=7, lab="soft", without=["host2"])
     assert b'--seed 7 "$@"' in rundir.repro_script(seed=7, lab="soft")
     directory = written(tmp_path, run)
@@ -261,35 +265,35 @@ def test_the_verdict_the_line_the_report_and_the_script_name_them(tmp_path):
     assert "<dt>left out</dt><dd>host2 (gid: host2:rxe1: not in the GID table)</dd>" in page
 
 
-def test_preflight_names_who_is_to_be_left_out_and_what_was_not_looked_at(looked):
+def test_preflight_lists_hosts_to_leave_out_and_skipped_checks(looked):
     PLANTED["missing GID"][0](looked.state)
     argv = ("preflight", "--no-burn-in")
     done = call(*argv)
     assert done.return_value == 1
     assert "leave out host4: gid" in done.output
     assert "not looked at" in done.output
-    told = json.loads(call(*argv, "--json", "--leave-out").stdout)
-    assert [one["host"] for one in told["leave_out"]] == ["host4"]
-    assert told["rest"] == []
+    output = json.loads(call(*argv, "--json", "--leave-out").stdout)
+    assert [one["host"] for one in output["leave_out"]] == ["host4"]
+    assert output["rest"] == []
     assert call(*argv, "--leave-out").return_value == 0
-    unseen = {one["check"]: one["why"] for one in told["not_looked"]}
+    unseen = {one["check"]: one["why"] for one in output["not_looked"]}
     assert {"fec", "golden", "affinity", "gpu", "burn-in"} <= set(unseen)
-    assert not set(unseen) & set(told["checked"])
+    assert not set(unseen) & set(output["checked"])
     assert all(unseen.values())
 
 
-def test_preflight_with_a_host_that_is_gone(looked):
+def test_preflight_reports_an_unreachable_host(looked):
     looked.silent = {"host3": "host3 does not answer"}
     with pytest.raises(Unreachable):
         raise call("preflight", "--no-burn-in").exception
     done = call("preflight", "--no-burn-in", "--leave-out", "--json")
-    told = json.loads(done.stdout)
-    assert [(one["check"], one["where"]) for one in told["wrong"]] == [("reach", "host3")]
-    assert [one["host"] for one in told["leave_out"]] == ["host3"]
+    output = json.loads(done.stdout)
+    assert [(one["check"], one["where"]) for one in output["wrong"]] == [("reach", "host3")]
+    assert [one["host"] for one in output["leave_out"]] == ["host3"]
     assert done.return_value == 0
 
 
-def test_preflight_of_some_hosts_looks_at_them_alone_and_reserves_no_others(looked, monkeypatch):
+def test_preflight_of_some_hosts_checks_and_reserves_only_them(looked, monkeypatch):
     """Somebody works on host4, which is sick, too: neither is any matter of who asks for host1 and host2."""
     PLANTED["missing GID"][0](looked.state)
     seen = []
@@ -310,29 +314,29 @@ def test_preflight_of_some_hosts_looks_at_them_alone_and_reserves_no_others(look
         raise call("preflight", "host9").exception
 
 
-def test_a_burn_in_condemns_hosts_too(looked, monkeypatch):
+def test_preflight_burnin_can_exclude_hosts(looked, monkeypatch):
     done = Burnin(pairs=(), outliers=(outlier("host2", "host1"), outlier("host3", "host2")), rounds=2)
     monkeypatch.setattr(preflight.burnin, "measure", lambda *_args, **_options: done)
-    told = json.loads(call("preflight", "--leave-out", "--json").stdout)
-    assert [one["host"] for one in told["leave_out"]] == ["host2"]
-    assert len(told["wrong"]) == 2
-    assert told["rest"] == []
+    output = json.loads(call("preflight", "--leave-out", "--json").stdout)
+    assert [one["host"] for one in output["leave_out"]] == ["host2"]
+    assert len(output["wrong"]) == 2
+    assert output["rest"] == []
 
 
 @pytest.mark.parametrize(("untried", "ends_with"), [(("host1", "host2"), 0), (("host1", "host4"), 1)])
-def test_pairs_that_nobody_measured_are_told_and_are_no_zero(looked, monkeypatch, untried, ends_with):
-    """Of hosts that are left out anyway they do not matter; of the others the lab is not known to be right."""
+def test_preflight_unmeasured_pairs_are_listed_and_fail_unless_excluded(looked, monkeypatch, untried, ends_with):
+    """Pairs of excluded hosts do not matter; for any other host the lab is not known to be correct."""
     slow = (outlier("host2", "host1"), outlier("host3", "host2"))
     left = tuple(f"{host}:rxe0" for host in untried)
     done = Burnin(pairs=(), outliers=slow, rounds=2, unmeasured=(left,))
     monkeypatch.setattr(preflight.burnin, "measure", lambda *_args, **_options: done)
     ended = call("preflight", "--leave-out", "--json")
-    told = json.loads(ended.stdout)
-    assert [one["host"] for one in told["leave_out"]] == ["host2"]
-    assert {"check": "burn-in", "where": " > ".join(left), "why": preflight._UNTRIED} in told["not_looked"]
-    assert (ended.return_value, len(told["rest"])) == (ends_with, ends_with)
+    output = json.loads(ended.stdout)
+    assert [one["host"] for one in output["leave_out"]] == ["host2"]
+    assert {"check": "burn-in", "where": " > ".join(left), "why": preflight._UNTRIED} in output["not_looked"]
+    assert (ended.return_value, len(output["rest"])) == (ends_with, ends_with)
 
 
-def test_a_fabric_that_is_sick_is_no_zero_without_hosts(looked):
+def test_preflight_faulty_fabric_fails_without_excluded_hosts(looked):
     PLANTED["wrong hash policy"][0](looked.state)
     assert call("preflight", "--no-burn-in", "--leave-out").return_value == 1

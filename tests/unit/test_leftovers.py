@@ -72,18 +72,18 @@ BY_COMMAND = {
 
 def facts_made():
     """The words with which subjects begin, of every fact that the code makes."""
-    found = set()
+    actual = set()
     for module in (state, settings, fingerprint):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
-                found.add(str(node.values[0].value).strip())
+                actual.add(str(node.values[0].value).strip())
             elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.add(node.value)
-    return found
+                actual.add(node.value)
+    return actual
 
 
 def made_from(fault):
-    """The facts in which what a planned fault leaves would be seen; None: nobody has said."""
+    """Return the facts in which a planned fault's leftovers would be visible; None if undeclared."""
     actuator = fault.request["actuator"]
     if actuator in NOTHING or fault.kind in NOTHING:
         return ("nothing to leave",)
@@ -100,11 +100,11 @@ def planned():
                 yield plan(FaultSpec(kind=kind, target=target, for_s=5.0, params=params), topology, lab_kind="rack")
 
 
-def test_every_actuator_has_said_what_it_could_leave():
+def test_leftovers_are_declared_by_every_actuator():
     assert LEFTOVERS.keys() | {"xid", "commands"} == _ACTUATORS.keys()
 
 
-def test_every_kind_leaves_what_the_fingerprint_sees():
+def test_leftovers_of_every_kind_are_in_the_fingerprint():
     faults = list(planned())
     assert {fault.kind for fault in faults} == CATALOGUE.keys(), "a kind has no sample"
     assert {fault.kind for fault in faults if fault.lab_kind == "rack"} == MECHANISMS.keys() & CATALOGUE.keys()
@@ -114,5 +114,5 @@ def test_every_kind_leaves_what_the_fingerprint_sees():
 @pytest.mark.parametrize(
     "subject", sorted({fact for facts in (*LEFTOVERS.values(), *BY_COMMAND.values()) for fact in facts})
 )
-def test_every_such_fact_is_made(subject):
+def test_leftover_facts_are_all_produced(subject):
     assert subject in facts_made()

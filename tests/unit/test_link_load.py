@@ -62,7 +62,10 @@ def test_link_load_direction_is_what_its_sender_sent():
 
 
 def test_link_load_layers_and_fans():
-    """Up: 3, 1, 2, 2 thousand, mean 2. Down: 500, 0, 500, 500, mean 375. rtsw1: 16 / (2 * 10); rtsw2 is even."""
+    """The mean load is 2 thousand bytes up and 375 down; rtsw1 is uneven, rtsw2 is even.
+
+    Up: 3, 1, 2, 2 thousand. Down: 500, 0, 500, 500. The JFI of rtsw1 is 16 / (2 * 10).
+    """
     run = counted(UPLINKS)
     loads = link_loads(run)
 

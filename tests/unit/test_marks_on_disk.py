@@ -37,20 +37,20 @@ def synced(monkeypatch):
     return done
 
 
-def test_mark_of_a_dirty_lab_is_on_the_disk_with_its_name(tmp_path, synced):
+def test_dirty_mark_is_synced_with_its_folder(tmp_path, synced):
     assert dirty.mark(tmp_path, ["x"], BEFORE)
     assert synced == [stat.S_IFREG, stat.S_IFDIR]
     assert [path.name for path in tmp_path.iterdir()] == ["dirty.json"]
 
 
-def test_mark_of_a_command_is_on_the_disk_with_its_name(tmp_path, synced):
+def test_progress_mark_is_synced_with_its_folder(tmp_path, synced):
     own = in_progress.write(tmp_path, why="run", before=BEFORE, lease_s=1.0)
     assert synced == [stat.S_IFREG, stat.S_IFDIR]
     own.remove()
 
 
-def test_mark_whose_folder_cannot_be_synced_is_no_mark(tmp_path, monkeypatch):
-    """Nothing may be changed then, so nothing is left that a later command would compare for."""
+def test_mark_whose_folder_cannot_be_synced_is_removed(tmp_path, monkeypatch):
+    """Nothing may be changed then, so no mark is left for a later command to compare."""
 
     def fail(_):
         raise OSError(5, "Input/output error")
@@ -72,7 +72,7 @@ with dirty.changing(Path(sys.argv[1]), sys.argv[2]):
 
 
 @pytest.mark.parametrize("command", ["heal", "provision"])
-def test_command_that_was_killed_in_the_middle_leaves_the_lab_dirty_until_it_is_run_again(tmp_path, command):
+def test_command_killed_in_the_middle_leaves_the_lab_dirty_until_it_runs_again(tmp_path, command):
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(tmp_path), command], stdout=subprocess.PIPE, cwd=HOUSE
     )
@@ -86,7 +86,7 @@ def test_command_that_was_killed_in_the_middle_leaves_the_lab_dirty_until_it_is_
     dirty.refuse(tmp_path, "rack")
 
 
-def test_change_on_a_dirty_lab_keeps_its_mark_and_what_it_looked_like_before(tmp_path):
+def test_change_on_a_dirty_lab_keeps_its_mark_and_baseline(tmp_path):
     dirty.mark(tmp_path, ["host1: link be0 was UP, is DOWN"], BEFORE)
     with dirty.changing(tmp_path, "heal"):
         pass
@@ -97,14 +97,14 @@ def test_change_on_a_dirty_lab_keeps_its_mark_and_what_it_looked_like_before(tmp
 @pytest.mark.parametrize(
     ("error", "stays"), [(LabError("no"), False), (RevertFailed("left"), True), (ValueError(), True)]
 )
-def test_change_that_fails_leaves_a_mark_where_something_may_be_left(tmp_path, error, stays):
+def test_change_that_fails_leaves_a_mark_if_leftovers_are_possible(tmp_path, error, stays):
     with pytest.raises(type(error)), dirty.changing(tmp_path, "heal"):
         raise error
     assert dirty.is_marked(tmp_path) is stays
 
 
 @pytest.mark.parametrize("error", [None, LabError("no")])
-def test_change_leaves_the_mark_that_another_command_has_written_meanwhile(tmp_path, error):
+def test_change_keeps_a_mark_written_meanwhile_by_another_command(tmp_path, error):
     """`reset` removed the mark of a slow `heal`, a run ended DIRTY, and the end of that `heal` called the lab clean."""
     with contextlib.suppress(LabError), dirty.changing(tmp_path, "heal"):
         dirty.clean(tmp_path)
@@ -159,7 +159,7 @@ def rack(tmp_path, monkeypatch):
     return path
 
 
-def test_provision_that_is_interrupted_leaves_the_rack_dirty_until_it_is_run_again(rack, monkeypatch):
+def test_provision_that_is_interrupted_leaves_the_rack_dirty_until_it_runs_again(rack, monkeypatch):
     done = provision.ProvisionResult(
         changed={}, ok=("host1",), failed=(), unreachable=(), changes={}, notes={}, results={}, seconds=1.0
     )
@@ -177,8 +177,8 @@ def test_provision_that_is_interrupted_leaves_the_rack_dirty_until_it_is_run_aga
     assert not dirty.is_marked(lab_dir("rack-h100"))
 
 
-def test_provision_that_fails_leaves_the_rack_dirty_until_it_is_run_again_or_undone(rack, monkeypatch):
-    """Some of its machines may be changed, and the next run took what they were then for normal."""
+def test_provision_that_fails_leaves_the_rack_dirty_until_it_runs_again_or_is_undone(rack, monkeypatch):
+    """Some machines may be changed, and the next run used to take their state as the baseline."""
     calls = []
 
     def fails(*_, **__):

@@ -12,11 +12,11 @@ from testbed.observe.counters import STATES
 from testbed.preflight.rack_formats import Gpu, gpu_wrong, gpus
 
 
-def test_a_healthy_gpu(monkeypatch, tmp_path):
+def test_nvml_healthy_gpu_is_decoded_and_closed(monkeypatch, tmp_path):
     library = install(monkeypatch, tmp_path, [Card(), Card(bus="00000000:2B:00.0", pids=[7])])
-    told = gpus(json.dumps(Watch().gpus({})))
-    assert (told.driver, told.why, len(told.gpus)) == ("550.54.15", None, 2)
-    assert told.gpus[1] == Gpu(
+    reported = gpus(json.dumps(Watch().gpus({})))
+    assert (reported.driver, reported.why, len(reported.gpus)) == ("550.54.15", None, 2)
+    assert reported.gpus[1] == Gpu(
         index=1,
         bus_id="00000000:2b:00.0",
         vbios="96.00.74.00.01",
@@ -32,11 +32,11 @@ def test_a_healthy_gpu(monkeypatch, tmp_path):
         pcie=(5, 16),
         pcie_max=(5, 16),
     )
-    assert [gpu_wrong(gpu) for gpu in told.gpus] == [[], []]
+    assert [gpu_wrong(gpu) for gpu in reported.gpus] == [[], []]
     assert library.opened == 0
 
 
-def test_counters_and_states_of_gpus(monkeypatch, tmp_path):
+def test_nvml_counters_and_states_of_gpus_are_decoded(monkeypatch, tmp_path):
     install(monkeypatch, tmp_path, [Card(reasons=0x6, sm_mhz=345, uncorrected=2, replays=5)])
     assert dict(nvml.counts(None)) == {
         "gpu0.clocks_set": 1,
@@ -65,13 +65,13 @@ def test_counters_and_states_of_gpus(monkeypatch, tmp_path):
         (0x0, None, False),
     ],
 )
-def test_whether_somebody_has_set_the_clocks(monkeypatch, tmp_path, reasons, sm_mhz, is_set):
+def test_nvml_clocks_set_by_a_user_are_detected(monkeypatch, tmp_path, reasons, sm_mhz, is_set):
     install(monkeypatch, tmp_path, [Card(reasons=reasons, sm_mhz=sm_mhz)])
     assert dict(nvml.counts(None))["gpu0.clocks_set"] == is_set
     assert gpus(json.dumps(nvml.look())).gpus[0].clocks_set == is_set
 
 
-def test_what_a_gpu_does_not_have_is_left_out_and_no_zero(monkeypatch, tmp_path):
+def test_nvml_unsupported_fields_are_left_out_and_not_zero(monkeypatch, tmp_path):
     nothing = dict.fromkeys(
         ("reasons", "sm_mhz", "sm_max_mhz", "ecc", "uncorrected", "replays", "remapped", "persistence", "limit_mw")
     )
@@ -83,15 +83,15 @@ def test_what_a_gpu_does_not_have_is_left_out_and_no_zero(monkeypatch, tmp_path)
     assert gpu_wrong(gpu) == []
 
 
-def test_neighbours_are_ours_alone_and_each_on_its_gpu(monkeypatch, tmp_path):
+def test_nvml_neighbours_are_our_processes_on_their_gpu(monkeypatch, tmp_path):
     install(monkeypatch, tmp_path, [Card(pids=[103]), Card(bus="00000000:2B:00.0", pids=[101, 102, 105])])
-    found = {name: value for name, value in nvml.counts({"101", "102", "104"}.__contains__) if "neighbours" in name}
-    assert found == {"gpu0.neighbours": 0, "gpu1.neighbours": 2}
+    actual = {name: value for name, value in nvml.counts({"101", "102", "104"}.__contains__) if "neighbours" in name}
+    assert actual == {"gpu0.neighbours": 0, "gpu1.neighbours": 2}
     assert nvml.computing("0000:2b:00.0") == {101, 102, 105}
     assert nvml.computing("0000:19:00.0") == {103}
 
 
-def test_a_gpu_that_is_lost_hides_no_other(monkeypatch, tmp_path):
+def test_nvml_lost_gpu_hides_no_other(monkeypatch, tmp_path):
     install(monkeypatch, tmp_path, [Card(lost=True), Card(bus="00000000:2B:00.0")])
     lost, well = gpus(json.dumps(nvml.look())).gpus
     assert gpu_wrong(lost) == [("does not answer: NVML: GPU is lost", "an answer")]
@@ -99,7 +99,7 @@ def test_a_gpu_that_is_lost_hides_no_other(monkeypatch, tmp_path):
     assert {name.partition(".")[0] for name, _ in nvml.counts(None)} == {"gpu1"}
 
 
-def test_a_driver_that_knows_the_reasons_by_their_older_name(monkeypatch, tmp_path):
+def test_nvml_older_name_of_the_clock_reasons_is_supported(monkeypatch, tmp_path):
     install(monkeypatch, tmp_path, [Card(reasons=0x2)])
     was = Library.nvmlDeviceGetCurrentClocksEventReasons
     monkeypatch.delattr(Library, "nvmlDeviceGetCurrentClocksEventReasons")
@@ -107,7 +107,7 @@ def test_a_driver_that_knows_the_reasons_by_their_older_name(monkeypatch, tmp_pa
     assert dict(nvml.counts(None))["gpu0.clocks_set"] == 1
 
 
-def test_a_machine_without_a_driver_is_told_so_and_costs_no_import(monkeypatch):
+def test_nvml_machine_without_a_driver_says_so_without_an_import(monkeypatch):
     monkeypatch.setattr(nvml, "_DRIVER", "/nowhere/version")
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)  # to import it is an error
     assert nvml.look() == {
@@ -120,7 +120,7 @@ def test_a_machine_without_a_driver_is_told_so_and_costs_no_import(monkeypatch):
         nvml.compute_mode("0000:19:00.0")
 
 
-def test_a_library_of_another_version_than_the_driver_says_so(monkeypatch, tmp_path):
+def test_nvml_version_mismatch_is_reported(monkeypatch, tmp_path):
     library = install(monkeypatch, tmp_path, [Card()])
     library.init_rc = 18
     assert nvml.look()["why"] == "NVML: RM has detected an NVML/RM version mismatch."
@@ -130,15 +130,15 @@ def test_a_library_of_another_version_than_the_driver_says_so(monkeypatch, tmp_p
 @pytest.mark.parametrize(
     ("mode", "name"), [(0, "Default"), (2, "Prohibited"), (3, "Exclusive_Process"), (9, "number 9")]
 )
-def test_who_may_compute(monkeypatch, tmp_path, mode, name):
+def test_nvml_compute_mode_is_named(monkeypatch, tmp_path, mode, name):
     install(monkeypatch, tmp_path, [Card(), Card(bus="00000000:2B:00.0", mode=mode)])
     assert nvml.compute_mode("0000:2b:00.0") == name
     with pytest.raises(nvml.NoNvml):
         nvml.compute_mode("0000:ff:00.0")
 
 
-def test_nothing_stays_open_whatever_goes_wrong(monkeypatch, tmp_path):
-    """The driver waits for whoever has a GPU open before it lets it go."""
+def test_nvml_is_closed_after_every_failure(monkeypatch, tmp_path):
+    """The driver does not release a GPU that any process has open."""
     library = install(monkeypatch, tmp_path, [Card()])
     monkeypatch.setattr(library, "nvmlDeviceGetCount_v2", lambda _count: 999)
     assert nvml.look()["gpus"] == []
@@ -149,8 +149,8 @@ def test_nothing_stays_open_whatever_goes_wrong(monkeypatch, tmp_path):
     assert library.opened == 0
 
 
-def test_the_numbers_are_those_of_nvidia_ml_py():
-    """Ours are written down, so that a machine without a GPU need not import its 8,000 lines."""
+def test_nvml_constants_match_nvidia_ml_py():
+    """The constants are copied so that a machine without a GPU need not import 8,000 lines."""
     assert pynvml.nvmlClocksEventReasonApplicationsClocksSetting == nvml._APPLICATIONS
     assert pynvml.nvmlClocksEventReasonSwPowerCap == nvml._POWER
     held = {name.removeprefix("NVML_FI_DEV_CLOCKS_EVENT_REASON_"): getattr(pynvml, name) for name in dir(pynvml)}

@@ -56,12 +56,12 @@ def event(rank, index, time_ns):
 
 
 def events(times, start=0):
-    """Of whole iterations, one after the other."""
+    """Return the events of whole iterations, one after the other."""
     return [event(rank, start + index, one) for index, row in enumerate(times) for rank, one in enumerate(row)]
 
 
 def audit_fields(told, ranks=4):
-    """What is said in the end of the events `told`, and how many ranks are slow then."""
+    """Return the lines printed for the events and the number of slow ranks at the end."""
     lines = []
     with Online(RNICS[:ranks], soft_topology(), lines.append) as online:
         for one in told:
@@ -84,8 +84,8 @@ def finished(times, counts):
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(2, 8), st.integers(50, 70), st.booleans(), st.randoms(use_true_random=False))
-def test_it_says_what_is_said_of_the_finished_run(ranks, since, in_order, random):
-    """However the ranks come, and wherever each of them stops: both have seen what all have finished, in order."""
+def test_online_alarms_equal_those_of_the_finished_run(ranks, since, in_order, random):
+    """Ranks report in any order and stop anywhere: both use the iterations that all have finished, in order."""
     times = compute_ns(ranks, 130, slow=ranks - 1, since=since, seed=random.randrange(20))
     counts = [random.randint(100, 130) for _ in range(ranks)]
     order = [(rank, index) for rank, count in enumerate(counts) for index in range(count)]
@@ -107,21 +107,21 @@ def test_it_says_what_is_said_of_the_finished_run(ranks, since, in_order, random
     ]
 
 
-def test_an_alarm_is_told_while_the_job_goes_on_and_once():
+def test_online_alarm_is_reported_once_while_the_job_runs():
     times, lines = compute_ns(4, 150, slow=2), queue.Queue()
     with Online(RNICS[:4], soft_topology(), lines.put) as online:
         for one in events(times[:100]):
             online.on_event(one)
-        said = lines.get(timeout=20)
+        output = lines.get(timeout=20)
         for one in events(times[100:], start=100):
             online.on_event(one)
-    assert said.startswith("rank 2 (host3:rxe0) computes about ")
-    assert " since iteration 80; found at iteration 8" in said
+    assert output.startswith("rank 2 (host3:rxe0) computes about ")
+    assert " since iteration 80; found at iteration 8" in output
     assert online.count() == 1
     assert lines.empty()
 
 
-def test_a_rank_that_heals_is_not_counted_and_told_again_when_it_falls_ill():
+def test_online_recovered_rank_is_not_counted_and_reported_again_when_slow():
     times = compute_ns(4, 300, slow=1, until=120)
     times[220:, 1] = times[220:, 1] * 13 // 10
     assert audit_fields(events(times[:200])) == (audit_fields(events(times))[0][:1], 0)
@@ -130,7 +130,7 @@ def test_a_rank_that_heals_is_not_counted_and_told_again_when_it_falls_ill():
     assert count == 1
 
 
-def test_what_is_not_known_yet_is_not_counted():
+def test_online_count_is_unknown_before_enough_iterations():
     times = compute_ns(4, 150, slow=2)
     assert audit_fields(events(times[:8])) == ([], None)
     assert audit_fields(events(times[:70])) == ([], 0)
@@ -145,18 +145,18 @@ def test_what_is_not_known_yet_is_not_counted():
     ],
     ids=["one rank", "nothing computed", "flows"],
 )
-def test_where_there_is_nothing_to_compare_nothing_is_said(ranks, told):
+def test_online_says_nothing_where_nothing_can_be_compared(ranks, told):
     assert audit_fields(told, ranks) == ([], None)
 
 
-def test_nothing_is_looked_at_any_more_when_a_rank_computes_nothing():
+def test_online_stops_when_a_rank_computes_nothing():
     times = compute_ns(4, 150, since=100)
     times[90, 0] = 0
     assert audit_fields(events(times)) == ([], None)
     assert slow_ranks(finished(times, [150] * 4)).slow == ()
 
 
-def test_a_slow_rank_stops_a_run():
+def test_online_slow_rank_stops_a_run():
     live = Live()
     with Online(RNICS[:4], soft_topology(), lambda _: None) as online:
         live.slow_ranks = online.count
@@ -168,7 +168,7 @@ def test_a_slow_rank_stops_a_run():
     assert watching._guard.held.value == 1
 
 
-def test_a_defect_of_ours_leaves_no_fault_unguarded():
+def test_online_internal_error_stops_the_run():
     live, lines = Live(), []
     with Online(RNICS[:4], soft_topology(), lines.append) as online:
         for rank in range(4):
@@ -200,18 +200,18 @@ class ComputingLab(RankLab):
     engine = Computing
 
 
-def test_a_run_without_faults_is_looked_at_too(tmp_path, monkeypatch):
-    """The run loop and traffic's own words and threads; only engines are made up, and machines tell nothing."""
+def test_online_watches_a_run_without_faults(tmp_path, monkeypatch):
+    """The real run loop, progress lines and threads; only the engines are stand-ins, and machines report nothing."""
     following = SimpleNamespace(heard_ns=dict, stop=Recorded)
     monkeypatch.setattr(run_module.telemetry, "start", lambda *_, **__: contextlib.nullcontext(following))
     monkeypatch.setattr(run_module.counters, "read", lambda _lab: {})
     monkeypatch.setattr(run_module.workload, "paths_of", lambda *_: {})
     experiment = fit(decode(HEALTHY.encode(), source="x.toml"), ComputingLab.topology, "soft")
     decided = SimpleNamespace(experiment=experiment, plan=SimpleNamespace(workload={}), faults=())
-    lab, lines, found = ComputingLab(None), [], Found()
+    lab, lines, result = ComputingLab(None), [], Found()
     lab.heartbeat = lambda: None
     with Journal(tmp_path / "journal") as journal:
-        run_module._with_faults(decided, lab, journal, found, lines.append, None, lambda _: None)
-    assert found.result.outcome == "completed"
-    (said,) = (line for line in lines if line != "workload is running")
-    assert said.startswith("rank 2 (host3:rxe0) computes about ")
+        run_module._with_faults(decided, lab, journal, result, lines.append, None, lambda _: None)
+    assert result.result.outcome == "completed"
+    (output,) = (line for line in lines if line != "workload is running")
+    assert output.startswith("rank 2 (host3:rxe0) computes about ")

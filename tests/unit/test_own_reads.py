@@ -29,7 +29,7 @@ def prepared_fault():
     return PreparedFault(injector, planned)
 
 
-def test_prepared_baseline_and_lookups_before_arming_are_recorded(monkeypatch):
+def test_prepared_fault_records_its_baseline_and_lookup_reads(monkeypatch):
     one = prepared_fault()
     one._before = {}
     moments = []
@@ -60,21 +60,21 @@ def test_run_loop_keeps_the_reads_of_each_fault_even_when_it_cannot_be_armed(mon
     receipt = Mock(proved=False, doubts=("not now",), unproven=("not now",))
     fault = SimpleNamespace(reads=[(5, 9)], clear=lambda keep_holder: receipt)
     plan = SimpleNamespace(faults=[SimpleNamespace(id="one", at_ns=0, duration_ns=1, kind="link.down", target="x")])
-    found = Found()
-    with found.reading():
+    result = Found()
+    with result.reading():
         pass
     loop._drive_all(
         SimpleNamespace(plan=plan),
         SimpleNamespace(),
         [fault],
         SimpleNamespace(is_over=False),
-        found,
+        result,
         SimpleNamespace(stopped=threading.Event()),
         lambda _: None,
     )
 
-    assert len(found.reads) == 2
-    assert found.reads[1] == (5, 9)
+    assert len(result.reads) == 2
+    assert result.reads[1] == (5, 9)
 
 
 def test_observe_load_of_own_reads_does_not_lower_the_noise_floor():
@@ -94,7 +94,7 @@ def test_observe_load_of_own_reads_does_not_lower_the_noise_floor():
             for series in run.series
         ),
     )
-    told = msgspec.structs.replace(loaded, reads=((begin_ns, end_ns),))
+    reported = msgspec.structs.replace(loaded, reads=((begin_ns, end_ns),))
 
     assert observe(loaded).baseline.floor < 0.6 * observe(run).baseline.floor
-    assert observe(told).baseline.floor > 0.95 * observe(run).baseline.floor
+    assert observe(reported).baseline.floor > 0.95 * observe(run).baseline.floor

@@ -53,7 +53,7 @@ def ring_file(packets, *, per_block=3, port=0):
 
 
 def test_capture_ring_blocks_are_read_as_written():
-    """Times, directions, lengths and bytes; two ports merged by time; what came after the count is left out."""
+    """Times, directions, lengths and bytes match. Two ports are merged by time, up to the count."""
     one, two = (go_back_n(count=20, losses={3}).wire.packets for _ in range(2))
     two = [(time_ns + 500, data, outbound) for time_ns, data, outbound in two]
     content = ring_file(one) + ring_file(two, port=1)
@@ -88,8 +88,8 @@ def test_capture_ring_with_a_damaged_block_is_an_error():
 )
 def test_capture_ports_resolve_from_selectors(asked, name):
     """A switch port, or the RNIC that it faces."""
-    found, port = port_named(soft_topology(), asked)
-    assert found == name
+    result, port = port_named(soft_topology(), asked)
+    assert result == name
     assert port.node == name.partition(":")[0]
 
 
@@ -108,19 +108,19 @@ def captured():
 
 def test_evidence_stores_the_capture_and_one_slice_per_fault(tmp_path):
     """Both open as captures; `packets.json` comes back as it was."""
-    found = evidence.keep(captured(), tmp_path, {"loss": (1_100_000, 1_200_000)})
-    assert len(capture_file.read(tmp_path / "capture.pcapng")) == found.analysis.frames
-    assert 0 < len(capture_file.read(tmp_path / found.slices["loss"])) <= found.analysis.frames
-    assert evidence.read(evidence.write(found)) == found
-    assert found.missed == 0
+    result = evidence.keep(captured(), tmp_path, {"loss": (1_100_000, 1_200_000)})
+    assert len(capture_file.read(tmp_path / "capture.pcapng")) == result.analysis.frames
+    assert 0 < len(capture_file.read(tmp_path / result.slices["loss"])) <= result.analysis.frames
+    assert evidence.read(evidence.write(result)) == result
+    assert result.missed == 0
 
 
 def test_evidence_slice_surrounds_its_fault(tmp_path):
-    """Half a second before, a second and a half after."""
+    """The slice begins half a second before the fault and ends a second and a half after it."""
     one = captured()
     one.frames.time_ns[:] = EPOCH + np.arange(len(one.frames)) * 100_000_000
-    found = evidence.keep(one, tmp_path, {"loss": (5_000_000_000, 6_000_000_000)})
-    times = capture_file.read(tmp_path / found.slices["loss"]).time_ns - EPOCH
+    result = evidence.keep(one, tmp_path, {"loss": (5_000_000_000, 6_000_000_000)})
+    times = capture_file.read(tmp_path / result.slices["loss"]).time_ns - EPOCH
     assert (int(times.min()), int(times.max())) == (4_500_000_000, 7_400_000_000)
 
 
@@ -156,8 +156,8 @@ def test_capture_section_ports_are_in_the_plan():
     ("ports", "complaint"),
     [('["rtsw9:host4:rxe0"]', r"capture\.ports\[0\]"), ('["host4"]', "such as rtsw2"), ("[]", "length >= 1")],
 )
-def test_capture_section_with_an_unknown_port_is_refused_with_its_path(ports, complaint):
-    """Before anything is done."""
+def test_capture_section_with_an_unknown_port_is_rejected_with_its_path(ports, complaint):
+    """The error comes before anything is done."""
     with pytest.raises(ConfigError, match=complaint):
         decide(ports)
 
@@ -182,24 +182,24 @@ def test_capture_of_an_idle_port_has_no_count_of_broken_rules(tmp_path):
         epoch_offset_ns=EPOCH,
         clock_error_ns=1000,
     )
-    found = evidence.keep(idle, tmp_path, {})
-    assert found.analysis.doubts == ("no request of a reliable connection passed rtsw1:ctsw1: nothing to check there",)
-    run = msgspec.structs.replace(synthetic_run(seconds=12.0), packets=_packets(found))
+    result = evidence.keep(idle, tmp_path, {})
+    assert result.analysis.doubts == ("no request of a reliable connection passed rtsw1:ctsw1: nothing to check there",)
+    run = msgspec.structs.replace(synthetic_run(seconds=12.0), packets=_packets(result))
     seen = observe(run).metrics["capture.broken_rules"]
     assert seen.value is None
     assert "rtsw1:ctsw1" in seen.detail
 
 
 def test_command_of_a_run_with_an_idle_port_ends_as_its_metric_does(tmp_path):
-    """The run said INCONCLUSIVE of its idle port, and `faultbed packets` of the same run said 0."""
+    """The run was INCONCLUSIVE about its idle port, while `faultbed packets` of the same run ended with 0."""
     from click.testing import CliRunner
 
     from harness.cli.main import cli
 
     one = captured()
     frames = replace(one.frames, interfaces=(*one.frames.interfaces, "rtsw1:ctsw1"), link_types=np.array([1, 1]))
-    found = evidence.keep(replace(one, frames=frames), tmp_path, {})
-    (tmp_path / "packets.json").write_bytes(evidence.write(found))
+    result = evidence.keep(replace(one, frames=frames), tmp_path, {})
+    (tmp_path / "packets.json").write_bytes(evidence.write(result))
     done = CliRunner(env={"COLUMNS": "200"}).invoke(cli, ["packets", str(tmp_path)], standalone_mode=False)
     assert done.return_value == 2
     assert "no request of a reliable connection passed rtsw1:ctsw1" in done.output

@@ -93,27 +93,27 @@ def test_ansible_lint_is_locked_and_run_by_make_lint():
     assert "ansible-lint==" in (house / "requirements.lock").read_text()
     recipe = (house / "Makefile").read_text().partition("\nlint: ")[2].partition("\n\n")[0]
     assert "ansible-lint" in recipe
-    said = yaml.safe_load((playbooks() / ".ansible-lint").read_text())
-    assert (said["profile"], said["skip_list"]) == ("production", ["fqcn[canonical]"])
+    output = yaml.safe_load((playbooks() / ".ansible-lint").read_text())
+    assert (output["profile"], output["skip_list"]) == ("production", ["fqcn[canonical]"])
 
 
 def test_rack_switch_has_every_far_prefix_over_every_uplink(program):
     ways = program(playbooks() / "roles/verify_fabric/files/verify_fabric.py").ways
     lab = switches("soft")
-    found = ways(lab[0], lab)
-    assert {found[f"10.77.2.{even}/31"] for even in (0, 2, 4, 6)} == {2}
-    assert found["10.78.0.2/32"] == 2  # the other RTSW, over both CTSWs
-    assert found["10.78.0.101/32"] == 1  # a CTSW is one hop away, and the way round is longer
-    assert "10.77.1.0/31" not in found
+    result = ways(lab[0], lab)
+    assert {result[f"10.77.2.{even}/31"] for even in (0, 2, 4, 6)} == {2}
+    assert result["10.78.0.2/32"] == 2  # the other RTSW, over both CTSWs
+    assert result["10.78.0.101/32"] == 1  # a CTSW is one hop away, and the way round is longer
+    assert "10.77.1.0/31" not in result
 
 
 def test_verify_fabric_spine_has_one_next_hop_per_rack(program):
     ways = program(playbooks() / "roles/verify_fabric/files/verify_fabric.py").ways
     lab = switches("soft-3rack")
     spine = next(switch for switch in lab if switch["name"] == "ctsw1")
-    found = ways(spine, lab)
-    assert {count for prefix, count in found.items() if prefix.startswith("10.77.")} == {1}
-    assert found["10.78.0.102/32"] == 3  # the other CTSW, over any of the three racks
+    result = ways(spine, lab)
+    assert {count for prefix, count in result.items() if prefix.startswith("10.77.")} == {1}
+    assert result["10.78.0.102/32"] == 3  # the other CTSW, over any of the three racks
 
 
 def test_bgp_runs_on_uplinks_only(program):
@@ -127,10 +127,10 @@ def test_bgp_runs_on_uplinks_only(program):
 def test_spine_of_a_zone_expects_no_route_to_one_with_its_asn(program):
     ways = program(playbooks() / "roles/verify_fabric/files/verify_fabric.py").ways
     lab = switches("soft-zones")
-    found = ways(next(switch for switch in lab if switch["name"] == "ctsw1"), lab)
-    assert "10.78.0.102/32" not in found
-    assert found["10.78.0.103/32"] == 2
-    assert found["10.77.4.0/31"] == 2
+    result = ways(next(switch for switch in lab if switch["name"] == "ctsw1"), lab)
+    assert "10.78.0.102/32" not in result
+    assert result["10.78.0.103/32"] == 2
+    assert result["10.77.4.0/31"] == 2
 
 
 class Changes:

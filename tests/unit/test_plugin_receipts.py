@@ -60,10 +60,10 @@ def session(pytester, monkeypatch):
         pytester.makepyfile(test_it=text)
         result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--junitxml=junit.xml", *options)
         cases = ET.parse(pytester.path / "junit.xml").iter("testcase")
-        found = {
+        actual = {
             one.get("name"): {each.get("name"): each.get("value") for each in one.iter("property")} for one in cases
         }
-        return found, result
+        return actual, result
 
     yield run
     server.close()
@@ -76,10 +76,10 @@ def receipt_of(properties):
 
 
 def test_proven_fault_passes_and_says_what_the_command_line_would(session):
-    found, result = session("def test_it(inject):\n    inject('link.flap', 'host1:rxe0').arm()\n")
+    results, result = session("def test_it(inject):\n    inject('link.flap', 'host1:rxe0').arm()\n")
     result.assert_outcomes(passed=1)
-    assert found["test_it"]["faultbed_exit_code"] == "0"
-    receipt = receipt_of(found["test_it"])
+    assert results["test_it"]["faultbed_exit_code"] == "0"
+    receipt = receipt_of(results["test_it"])
     assert receipt["unproven"] == []
     assert receipt["on_time"]["planned_ns"] > 0
 
@@ -102,29 +102,29 @@ def test_it(still, inject, kind, params):
 
 
 @pytest.mark.parametrize("how", ["noop", "lie"])
-def test_every_test_fails_whose_fault_is_replaced_by_nothing(session, how):
-    """They all passed: the receipt was a property, and nobody read it."""
-    found, result = session(NOOP.replace("HOW", how))
+def test_every_test_fails_whose_fault_has_no_action(session, how):
+    """All these tests used to pass: the receipt was a property that no code evaluated."""
+    results, result = session(NOOP.replace("HOW", how))
     result.assert_outcomes(passed=6, errors=6)
-    assert len(found) == 6
-    assert {one["faultbed_exit_code"] for one in found.values()} == {"2"}
-    assert all(receipt_of(one)["unproven"] for one in found.values())
+    assert len(results) == 6
+    assert {one["faultbed_exit_code"] for one in results.values()} == {"2"}
+    assert all(receipt_of(one)["unproven"] for one in results.values())
     result.stdout.fnmatch_lines(["*on host1:rxe0 is not proven: *"])
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 
 
 def test_fault_that_is_prepared_and_never_armed_fails_its_test(session):
-    found, result = session("def test_it(inject):\n    inject('link.flap', 'host1:rxe0')\n")
+    results, result = session("def test_it(inject):\n    inject('link.flap', 'host1:rxe0')\n")
     result.assert_outcomes(passed=1, errors=1)
-    assert "never armed" in receipt_of(found["test_it"])["unproven"][0]
+    assert "never armed" in receipt_of(results["test_it"])["unproven"][0]
 
 
-def test_fault_that_need_not_be_proven_is_told(session):
+def test_fault_that_need_not_be_proven_is_reported(session):
     text = "def test_it(inject):\n    inject('link.flap', 'host1:rxe0', prove=False)\n"
-    found, result = session(text)
+    results, result = session(text)
     result.assert_outcomes(passed=1)
-    assert [name for name in found["test_it"] if name.startswith("prove.")]
-    assert receipt_of(found["test_it"])["unproven"]
+    assert [name for name in results["test_it"] if name.startswith("prove.")]
+    assert receipt_of(results["test_it"])["unproven"]
     result.stdout.fnmatch_lines(["faults that need not be proven (prove=False): test_it.py::test_it*link.flap*"])
 
 
@@ -150,12 +150,12 @@ def test_before(inject, traffic):
 
 
 def test_fault_that_fired_when_no_traffic_of_the_test_ran_fails_it(session):
-    found, result = session(TIMES)
+    results, result = session(TIMES)
     result.assert_outcomes(passed=4, errors=2)
-    codes = {name: one["faultbed_exit_code"] for name, one in found.items()}
+    codes = {name: one["faultbed_exit_code"] for name, one in results.items()}
     assert codes == {"test_during": "0", "test_first": "0", "test_after": "2", "test_before": "2"}
-    assert "after the workload ended" in receipt_of(found["test_after"])["unproven"][0]
-    assert "before the workload started" in receipt_of(found["test_before"])["unproven"][0]
+    assert "after the workload ended" in receipt_of(results["test_after"])["unproven"][0]
+    assert "before the workload started" in receipt_of(results["test_before"])["unproven"][0]
 
 
 WINDOWS = """
@@ -178,11 +178,11 @@ def test_open(inject):
 
 
 def test_window_that_a_test_names_and_cuts_short_is_not_proven(session):
-    """Half a minute was asked for, and it was cleared at once: a fault of a millisecond is not what was tested."""
-    found, result = session(WINDOWS)
+    """The test requested half a minute and cleared at once: a fault of a millisecond is not what was tested."""
+    results, result = session(WINDOWS)
     result.assert_outcomes(passed=3, errors=1)
-    assert "of 30 s" in receipt_of(found["test_cut"])["unproven"][0]
-    assert {name: one["faultbed_exit_code"] for name, one in found.items()} == {
+    assert "of 30 s" in receipt_of(results["test_cut"])["unproven"][0]
+    assert {name: one["faultbed_exit_code"] for name, one in results.items()} == {
         "test_cut": "2", "test_full": "0", "test_open": "0",
     }  # fmt: skip
 
@@ -204,20 +204,20 @@ def test_it(inject, monkeypatch):
 
 @pytest.mark.parametrize("prove", ["True", "False"])
 def test_fault_not_cleared_fails_its_test_with_prove_false_too(session, prove):
-    found, result = session(NOT_CLEARED.replace("PROVE", prove))
+    results, result = session(NOT_CLEARED.replace("PROVE", prove))
     result.assert_outcomes(passed=1, errors=1)
-    assert found["test_it"]["faultbed_exit_code"] == "5"
+    assert results["test_it"]["faultbed_exit_code"] == "5"
     result.stdout.fnmatch_lines(["*link.flap on host1:rxe0 is not cleared: the port is still down*"])
 
 
 def test_test_that_has_failed_is_not_failed_again_by_its_unproven_fault(session):
-    found, result = session("def test_it(inject):\n    inject('link.flap', 'host1:rxe0')\n    assert False\n")
+    results, result = session("def test_it(inject):\n    inject('link.flap', 'host1:rxe0')\n    assert False\n")
     result.assert_outcomes(failed=1)
-    assert found["test_it"]["faultbed_exit_code"] == "2"
+    assert results["test_it"]["faultbed_exit_code"] == "2"
 
 
 def test_interrupted_session_reports_what_is_unproven(session):
-    """Ctrl-C amid a fault: pytest ended with an internal error of the plugin instead of with "interrupted"."""
+    """After Ctrl-C during a fault, pytest used to end with an internal error of the plugin."""
     text = "def test_it(still, inject):\n    inject('link.flap', 'host1:rxe0').arm()\n    raise KeyboardInterrupt\n"
     _, result = session(text)
     assert result.ret == pytest.ExitCode.INTERRUPTED

@@ -61,7 +61,7 @@ def test_planned_spans_follow_the_edges_until_the_window_ends(edges, window_s, s
 
 
 @pytest.mark.parametrize(("made", "phases"), [(2, 2), (3, 3)])
-def test_train_cleared_at_the_moment_of_an_edge_is_planned_with_that_edge_only_if_it_was_made(made, phases):
+def test_train_cleared_at_an_edge_is_planned_with_that_edge_only_if_it_was_made(made, phases):
     edges = [[k * 0.6 + (0.0 if up else 0.3), up] for k in range(9) for up in (True, False)]
     changes = [(int((k * 0.6 + late) * S), int((k * 0.6 + late) * S) + MS, up) for k in range(made) for late, up in
                ((0.0, True), (0.05 if k == 2 else 0.3, False))]  # fmt: skip
@@ -97,7 +97,7 @@ def test_on_time_beyond_100_ms_or_5_percent_is_not_as_planned(on_s, planned_s, g
         assert f"of {planned_s:.4g}"[:4] in reasons[0]
 
 
-def test_reasons_name_the_times():
+def test_why_not_as_planned_names_the_times():
     assert why_not_as_planned(on((0, 1.25), planned=[(0, 60)])) == ("was on for 1.25 s of 60 s",)
     assert why_outside((int(20 * S), int(20 * S)), (0, 12 * S)) == "fired 8.00 s after the workload ended"
 
@@ -124,8 +124,8 @@ def test_every_edge_of_a_train_counts(spans_s, word):
 
 
 @pytest.mark.parametrize(("on_s", "good"), [(0.0, False), (0.0016, False), (0.02, False), (0.03, True), (0.12, True)])
-def test_fault_shorter_than_the_tolerance_was_on_for_half_of_its_time_at_least(on_s, good):
-    """100 ms are all of a window of 50 ms: a fault that was on for 1.6 ms of it was believed."""
+def test_fault_shorter_than_the_tolerance_must_be_on_for_half_of_its_time(on_s, good):
+    """100 ms exceed a window of 50 ms: a fault that was on for 1.6 ms of it used to count as proven."""
     reasons = why_not_as_planned(on((5, 5 + on_s), planned=[(0, 0.05)]))
     assert (reasons == ()) is good
     if not good:
@@ -141,7 +141,7 @@ def test_train_of_short_flaps_that_switching_ate_up_is_not_as_planned():
     assert reason == "was on for 0.10 s of 2.50 s, which is less than half"
 
 
-def test_fault_that_was_planned_to_be_on_at_no_time_is_not_as_planned():
+def test_fault_planned_without_on_time_is_not_as_planned():
     assert why_not_as_planned(on_time_of((), [])) == ("was never planned to be on",)
 
 
@@ -153,7 +153,7 @@ def test_train_whose_flaps_are_all_a_little_short_is_not_as_planned():
 
 
 def test_slow_switching_beyond_what_the_mechanism_needs_leaves_the_on_time_unknown():
-    """A removal that hangs for half a minute: until when it was on nobody knows."""
+    """If a removal hangs for half a minute, the fault's end is unknown."""
     hung = on((0, 10), switch_ms=15_000)
     assert "30 s to switch on and off" in why_not_as_planned(hung)[0]
     assert why_not_as_planned(on((0, 10), switch_ms=1_900)) == ()
@@ -182,13 +182,13 @@ def test_time_outside_the_workload_does_not_count():
         ((-1, 1), "may have fired before the workload started: up to 1.00 s earlier"),
     ],
 )
-def test_firing_outside_the_workload_is_told(between_s, word):
+def test_firing_outside_the_workload_is_reported(between_s, word):
     first, last = (int(at * S) for at in between_s)
     assert why_outside((first, last), (0, 10 * S)) == word
 
 
 @given(planned_s=st.floats(0.05, 1000), share=st.floats(0, 3))
-def test_on_time_that_is_believed_is_within_the_tolerance(planned_s, share):
+def test_on_time_that_is_accepted_is_within_the_tolerance(planned_s, share):
     planned_ns = int(planned_s * S)
     believed = not why_not_as_planned(on((0, planned_s * share), planned=[(0, planned_s)]))
     is_near = abs(int(planned_s * share * S) - planned_ns) <= tolerance_ns(planned_ns)
@@ -200,7 +200,7 @@ ONE_SHOT = {"switch.bgp-reset", "host.reboot", "host.rank-kill", "gpu.xid", "pac
 
 @pytest.mark.parametrize("kind", SAMPLES)
 def test_kind_that_is_over_once_it_has_struck_says_so(kind):
-    """All others last for their window: what is on for less of it is not what was planned."""
+    """All other kinds last for their window, and a shorter time is not as planned."""
     target, params = SAMPLES[kind]
     planned = soft(kind, target, for_s=5.0, **params)
     one_packet = planned.params.get("psn") is not None
@@ -261,7 +261,7 @@ def test_judge_fault_outside_workload_is_inconclusive(workload):
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("recorded", [True, False])
 def test_judge_fault_on_for_a_part_of_its_window_is_inconclusive(workload, recorded):
-    """By its holder's own times, or where a run is older than these, by the longest that its receipt allows."""
+    """The on time comes from the holder's times, or for an older run from the longest that its receipt allows."""
     run = msgspec.structs.replace(synthetic_run(), workload=WORKLOADS[workload])
     begin = FLAP.start + T0 / S
     on_time = on((begin, begin + 1.08), planned=[(0, 60)]) if recorded else None
@@ -291,12 +291,12 @@ def test_judge_on_time_of_a_proven_fault_is_in_its_detail_and_in_the_verdict():
     check = checks_of(verdict)["fired.uplink"]
     assert check.verdict is Verdict.PASS
     assert "on for 1.02 s of 1.00 s (tolerance 0.10 s)" in check.detail
-    said = json.loads(msgspec.json.encode(verdict))["faults"][0]["on_time"]
-    assert (said["planned_ns"], said["measured_ns"], said["tolerance_ns"]) == (S, 1_020_000_000, 100 * MS)
+    output = json.loads(msgspec.json.encode(verdict))["faults"][0]["on_time"]
+    assert (output["planned_ns"], output["measured_ns"], output["tolerance_ns"]) == (S, 1_020_000_000, 100 * MS)
 
 
 @given(st.integers(0, 2**32))
-def test_judge_never_believes_a_fault_that_does_not_fit_workload_and_plan(seed):
+def test_judge_never_accepts_a_fault_that_does_not_fit_workload_and_plan(seed):
     """Times at random: what is PASS lies within the workload and lasts as planned."""
     draw = random.Random(seed)
     run = synthetic_run()
@@ -314,7 +314,7 @@ def test_judge_never_believes_a_fault_that_does_not_fit_workload_and_plan(seed):
         assert abs(within_s - planned) <= tolerance_ns(int(planned * S)) / S + 0.001
 
 
-def test_several_workloads_of_a_test_one_of_which_ran_is_enough():
+def test_fault_within_one_of_several_workloads_is_proven():
     receipt = synthetic_run().faults[0].receipt
     first_ns = receipt.fired.first_ns
     before, during = (first_ns - 9 * S, first_ns - 5 * S), (first_ns - S, first_ns + 30 * S)
@@ -324,7 +324,7 @@ def test_several_workloads_of_a_test_one_of_which_ran_is_enough():
 
 
 def test_fault_complete_by_its_hits_had_all_of_them_while_the_workload_ran():
-    """Three forged packets, the last one after the job's end: complete, but not while it ran."""
+    """The last of three forged packets came after the job's end: complete, but not while it ran."""
     run = synthetic_run()
     first_ns, beyond_ns = run.end_ns - S, run.end_ns + 2 * S
     complete = on((first_ns / S, first_ns / S + 3), complete=True)

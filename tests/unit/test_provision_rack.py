@@ -1,4 +1,4 @@
-"""`faultbed provision`: what it refuses, what Ansible is told, and what is written down of it."""
+"""`faultbed provision`: what it refuses, its arguments to Ansible, and its audit records."""
 
 import json
 import re
@@ -26,7 +26,7 @@ def asked(inventory, *, check=False, roles=(), teardown=False):
     return playbook_of(inventory, check=check, roles=roles, teardown=teardown)
 
 
-def test_what_each_kind_of_lab_can_do():
+def test_provision_playbook_and_limits_of_each_kind_of_lab():
     assert asked(RACK) == asked(RACK, check=True, roles=("rnic_host", "gpu_host")) == "rack"
     assert asked(RACK, teardown=True) == "rack-teardown"
     assert asked(SOFT, check=True) == "provision"
@@ -39,7 +39,7 @@ def test_what_each_kind_of_lab_can_do():
         asked(RACK, roles=("rnic_host",), teardown=True)
 
 
-def test_only_machines_that_may_be_disrupted():
+def test_provision_only_machines_that_may_be_disrupted():
     assert len(machines_of(RACK, ())) == 10
     with pytest.raises(UsageError, match="did you mean host1"):
         machines_of(RACK, ["hots1"])
@@ -69,7 +69,7 @@ def call(path, *argv):
     return CliRunner().invoke(cli, ["--lab", str(path), "provision", *argv], standalone_mode=False)
 
 
-def test_a_rack_needs_no_runtime_file_and_failure_is_written_down(rack, tmp_path):
+def test_provision_of_a_rack_needs_no_runtime_file_and_audits_failure(rack, tmp_path):
     done = call(rack, "host1", "host2", "--tags", "base_host, split_host")
     assert "host1: " in str(done.exception)
     assert "refused" in str(done.exception)
@@ -86,19 +86,19 @@ def test_a_rack_needs_no_runtime_file_and_failure_is_written_down(rack, tmp_path
     assert local_store(tmp_path / "book", lab="rack-h100").read().book == ()
 
 
-def test_a_check_is_no_change_and_is_not_written_down(rack):
+def test_provision_check_is_no_change_and_is_not_audited(rack):
     done = call(rack, "--check")
     assert "host4: " in str(done.exception)
     assert "--check" in json.loads(next(lab_dir("rack-h100").rglob("command")).read_text())["command"]
     assert list(audit_log.entries(lab_dir("rack-h100"))) == []
 
 
-def test_it_is_refused_before_anything_is_asked(rack):
+def test_provision_is_forbidden_before_any_request(rack):
     assert isinstance(call(rack).exception, Forbidden)
     assert not lab_dir("rack-h100").exists()
 
 
-def test_what_changed_is_shown(rack, monkeypatch):
+def test_provision_shows_what_changed(rack, monkeypatch):
     done = provision.ProvisionResult(
         changed={"host1": 2, "host2": 0, "rtsw1": 1}, ok=(), failed=(), unreachable=(),
         changes={"host1": ("sysctl a=1", "file [b]")}, notes={"rtsw1": ("only written",)}, results={}, seconds=1.0,
@@ -110,7 +110,7 @@ def test_what_changed_is_shown(rack, monkeypatch):
     assert re.search(r"rtsw1 +1 tasks", text)
     assert "2 machines would change" in text
     assert re.search(r"rtsw1 +only written", text)
-    said = json.loads(call(rack, "--check", "--json").stdout)
-    assert said["changes"] == {"host1": ["sysctl a=1", "file [b]"]}
-    assert said["notes"] == {"rtsw1": ["only written"]}
-    assert (said["changed_tasks"], said["check"]) == ({"host1": 2, "rtsw1": 1}, True)
+    output = json.loads(call(rack, "--check", "--json").stdout)
+    assert output["changes"] == {"host1": ["sysctl a=1", "file [b]"]}
+    assert output["notes"] == {"rtsw1": ["only written"]}
+    assert (output["changed_tasks"], output["check"]) == ({"host1": 2, "rtsw1": 1}, True)

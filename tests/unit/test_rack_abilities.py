@@ -1,4 +1,4 @@
-"""What a rack can do, asked before it is done: by preflight, and target by target by the holders' own code."""
+"""A rack's capabilities, queried beforehand: by preflight, and per target by the holders' own code."""
 
 from __future__ import annotations
 
@@ -70,41 +70,41 @@ def told(found, kind, target):
     return one
 
 
-def test_every_rack_kind_is_asked_of_every_target_that_it_fits():
+def test_capability_every_rack_kind_is_queried_for_every_fitting_target():
     for name in MECHANISMS:
         if name in CATALOGUE:
             assert list(capability.targets_of(CATALOGUE[name], RACK.topology)), name
 
 
-def test_abilities_are_each_machines_own_answer_and_change_nothing(tools):
+def test_capability_is_each_machines_answer_and_changes_nothing(tools):
     state = json.loads(tools.read_text())
     tools.write_text(json.dumps(state | {"keep_up": "True(1)", "asic": "vs"}))
     before = tools.read_text()
     kinds = [CATALOGUE[name] for name in ("link.flap", "link.rate", "switch.withdraw", "packet.reorder")]
     lab = Machines("host2", "rtsw2", "rtsw3", "rtsw4", "host3", "host4")
-    found = capability.abilities(lab, kinds)
+    result = capability.abilities(lab, kinds)
     assert tools.read_text() == before
-    assert told(found, "switch.withdraw", "rtsw1").can == "yes"
-    kept = told(found, "link.flap", "host1:mlx5_0")
+    assert told(result, "switch.withdraw", "rtsw1").can == "yes"
+    kept = told(result, "link.flap", "host1:mlx5_0")
     assert (kept.can, "KEEP_ETH_LINK_UP_P1=0" in kept.why) == ("no", True)
     assert "rtsw1:host1:mlx5_0" in kept.why, "where to aim instead"
-    assert told(found, "link.flap", "rtsw1:host1:mlx5_0").can == "yes"
-    shaped = told(found, "link.rate", "rtsw1:host1:mlx5_0")
+    assert told(result, "link.flap", "rtsw1:host1:mlx5_0").can == "yes"
+    shaped = told(result, "link.rate", "rtsw1:host1:mlx5_0")
     assert (shaped.can, "orchagent" in shaped.why) == ("no", True)
-    assert "it needs a Linux switch" in told(found, "packet.reorder", "rtsw1:host1:mlx5_0").why
-    silent = told(found, "link.flap", "host2:mlx5_0")
+    assert "it needs a Linux switch" in told(result, "packet.reorder", "rtsw1:host1:mlx5_0").why
+    silent = told(result, "link.flap", "host2:mlx5_0")
     assert (silent.can, silent.why) == ("unknown", "host2 does not answer")
-    rows = capability.summary(found)
-    assert len(rows) < len(found)
+    rows = capability.summary(result)
+    assert len(rows) < len(result)
     assert any(row[1] == "unknown" and "more" in row[2] for row in rows)
 
 
-def test_probe_of_a_python_that_is_too_old_says_what_is_needed(monkeypatch):
+def test_probe_of_an_old_python_says_what_is_needed(monkeypatch):
     monkeypatch.setattr(probe, "OLDEST", (9, 0))
     assert "faults need 3.9 (SONiC 202111) or later" in probe.able({"actuator": "commands", "args": {}})["why"]
 
 
-def test_probe_names_the_program_that_is_not_there(monkeypatch, tmp_path):
+def test_probe_names_the_missing_program(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     args = {"netns": None, "path": [], "line": "redistribute connected"}
     assert probe.able({"actuator": "frr", "args": args})["why"].startswith("there is no vtysh here")
@@ -117,7 +117,7 @@ def test_plan_shows_programs_by_their_names():
     assert shown(args["able"][1][0], args["needs"]).startswith("mlxconfig -d")
 
 
-def test_probe_answers_what_cannot_be_asked():
+def test_probe_rejects_an_unknown_request():
     assert not probe.able({"actuator": "commands", "args": {"nonsense": 1}})["able"]
     assert "unknown actuator" in probe.able({"actuator": "no-such", "args": {}})["why"]
 
@@ -137,7 +137,7 @@ LACKS = [
 
 
 @pytest.mark.parametrize(("node", "old", "new", "words"), LACKS)
-def test_preflight_names_what_is_missing_and_what_it_takes_away(node, old, new, words):
+def test_preflight_names_missing_abilities_and_their_effect(node, old, new, words):
     state = rack_state()
     assert old in state[node].raw["able"]
     state[node].raw["able"] = state[node].raw["able"].replace(old, new)
@@ -147,14 +147,14 @@ def test_preflight_names_what_is_missing_and_what_it_takes_away(node, old, new, 
     assert words in unseen.why
 
 
-def test_preflight_says_that_a_python_is_too_old():
+def test_preflight_reports_an_old_python():
     state = rack_state()
     state["rtsw2"].raw["able"] = state["rtsw2"].raw["able"].replace("3.11.2", "3.7.3")
-    (found,) = run_checks(RACK, state, RACK_CHECKS)
-    assert (found.check, found.where, found.found) == ("abilities", "rtsw2", "Python 3.7.3")
+    (finding,) = run_checks(RACK, state, RACK_CHECKS)
+    assert (finding.check, finding.where, finding.found) == ("abilities", "rtsw2", "Python 3.7.3")
 
 
-def test_preflight_names_ports_that_firmware_keeps_up_and_dcbx_that_it_controls():
+def test_preflight_names_ports_kept_up_and_dcbx_controlled_by_firmware():
     state = rack_state()
     state["host1"].raw["keep-up mlx5_0"] = (
         "Configurations:              Default             Current             Next Boot\n"
@@ -178,5 +178,5 @@ def test_preflight_names_ports_that_firmware_keeps_up_and_dcbx_that_it_controls(
         ("", None),
     ],
 )
-def test_what_counts_of_a_firmware_setting_is_what_is_in_force_now(row, kept):
+def test_firmware_setting_in_force_is_the_current_column(row, kept):
     assert keeps_up(row) is kept

@@ -127,14 +127,14 @@ def tools(tmp_path, monkeypatch):
     return state
 
 
-def test_every_way_has_a_sample():
+def test_rack_mechanisms_all_have_a_sample():
     assert SAMPLES.keys() | ON_LINUX.keys() == MECHANISMS.keys()
     assert {way.kind for way in linux.MECHANISMS} == ON_LINUX.keys()
     assert all(CATALOGUE[kind].on_rack == way.by for kind, way in MECHANISMS.items() if kind in CATALOGUE)
 
 
-def test_an_acl_takes_one_sender_and_one_receiver():
-    """What a software hop selects by addresses, an ACL can, too."""
+def test_acl_matches_one_sender_and_one_receiver():
+    """An ACL selects by addresses like a software hop."""
     planned = shot("packet.drop", "rtsw1:ctsw1", share=1, src="host1:mlx5_0", dst="host3:mlx5_0")
     rule = next(step.do for step in planned.steps if "ACL_RULE" in step.do)
     src, dst = (RACK.resolve(name).rnic.ip for name in ("host1:mlx5_0", "host3:mlx5_0"))
@@ -142,7 +142,7 @@ def test_an_acl_takes_one_sender_and_one_receiver():
 
 
 @pytest.mark.parametrize(("kind", "target", "params"), CASES)
-def test_a_plan_shows_every_change_with_its_revert(kind, target, params):
+def test_rack_plan_shows_every_change_with_its_revert(kind, target, params):
     planned = shot(kind, target, **params)
     assert planned.steps
     assert all(step.do and step.undo for step in planned.steps)
@@ -163,7 +163,7 @@ COMMANDED = [
 
 
 @pytest.mark.parametrize(("kind", "target", "params"), COMMANDED)
-def test_its_commands_do_and_undo_and_read_back(kind, target, params, tools):
+def test_rack_commands_apply_undo_and_read_back(kind, target, params, tools):
     before = json.loads(tools.read_text())
     actuator = make("commands", dict(shot(kind, target, **params).request["args"]))
     assert actuator.prepare()["applied"] is False
@@ -179,8 +179,8 @@ def test_its_commands_do_and_undo_and_read_back(kind, target, params, tools):
 
 
 @pytest.mark.parametrize(("kind", "target", "params"), COMMANDED)
-def test_the_stored_revert_alone_brings_it_back_again_and_again(kind, target, params, tools):
-    """What PID 1 runs when everybody else is dead; while the fault is there and cannot be undone, it fails."""
+def test_rack_stored_revert_alone_restores_repeatedly(kind, target, params, tools):
+    """PID 1 runs the script when every other process is dead; if the fault cannot be undone, the script fails."""
     before = json.loads(tools.read_text())
     actuator = make("commands", dict(shot(kind, target, **params).request["args"]))
     actuator.prepare()
@@ -207,7 +207,7 @@ def changed(before, after):
 
 
 @pytest.mark.parametrize(("kind", "target", "params"), COMMANDED)
-def test_what_is_there_already_is_not_ours(kind, target, params, tools):
+def test_rack_fault_already_present_is_refused(kind, target, params, tools):
     args = dict(shot(kind, target, **params).request["args"])
     one, two = CommandsActuator(**args), CommandsActuator(**args)
     one.prepare()
@@ -216,7 +216,7 @@ def test_what_is_there_already_is_not_ours(kind, target, params, tools):
         two.prepare()
 
 
-def test_what_is_not_there_or_cannot_do_it_is_refused(tools):
+def test_rack_fault_without_tool_or_capability_is_refused(tools):
     args = dict(shot("link.oneway", "host1:mlx5_0").request["args"])
     with pytest.raises(Refused, match="there is no no-such-tool"):
         CommandsActuator(**args | {"needs": ["no-such-tool"]}).prepare()
@@ -229,7 +229,7 @@ def test_what_is_not_there_or_cannot_do_it_is_refused(tools):
         CommandsActuator(**args | {"guard": "lo"}).prepare()
 
 
-def test_a_power_limit_below_the_least_changes_nothing(tools):
+def test_power_limit_below_the_minimum_changes_nothing(tools):
     actuator = make("commands", dict(shot("gpu.power-cap", "host1:gpu0", percent=90).request["args"]))
     actuator.prepare()
     with pytest.raises(OSError, match="below the GPU limit of at least 200 W"):
@@ -238,7 +238,7 @@ def test_a_power_limit_below_the_least_changes_nothing(tools):
 
 
 @pytest.mark.parametrize("busy", [True, False])
-def test_five_percent_less_is_that_clock_whether_the_gpu_works_or_not(tools, busy):
+def test_gpu_throttle_by_five_percent_sets_that_clock_on_a_busy_or_idle_gpu(tools, busy):
     tools.write_text(json.dumps({**json.loads(tools.read_text()), "busy": busy}))
     actuator = make("commands", dict(shot("gpu.throttle", "host1:gpu0", percent=5).request["args"]))
     actuator.prepare()
@@ -250,8 +250,8 @@ def test_five_percent_less_is_that_clock_whether_the_gpu_works_or_not(tools, bus
 
 
 @pytest.mark.parametrize("percent", [5, 50])
-def test_clocks_that_somebody_has_locked_are_left_alone(tools, percent):
-    """Nobody could put them back: no tool tells what they were locked to."""
+def test_gpu_clocks_locked_by_another_user_are_left_alone(tools, percent):
+    """Foreign clock settings could not be restored: no tool reports what they were locked to."""
     tools.write_text(json.dumps({**json.loads(tools.read_text()), "lock": 1410}))
     actuator = make("commands", dict(shot("gpu.throttle", "host1:gpu0", percent=percent).request["args"]))
     with pytest.raises(Refused, match="not set by faultbed"):
@@ -270,15 +270,17 @@ def test_clocks_that_somebody_has_locked_are_left_alone(tools, percent):
         ("link.rate", "host1:mlx5_0", {"rate": 5, "direction": "from"}, ["direction", "not supported on this lab"]),
     ],
 )
-def test_what_a_rack_cannot_do_is_said_when_it_is_planned(kind, target, params, words):
+def test_rack_unsupported_fault_is_rejected_at_plan_time(kind, target, params, words):
     with pytest.raises(Unsupported) as caught:
         shot(kind, target, **params)
     assert all(word in str(caught.value) for word in words), caught.value
 
 
 @pytest.mark.parametrize(("kind", "target", "params", "told"), HOPS)
-def test_a_linux_switch_is_a_software_hop_on_the_machine_itself(kind, target, params, told):
-    """What a soft lab does in a namespace, without one; told by counters that a hardware RNIC, or a kernel, has."""
+def test_linux_switch_is_a_software_hop_on_the_machine_itself(kind, target, params, told):
+    """The mechanism is the soft lab's without a namespace; witnesses are counters that hardware RNICs or kernels
+    have.
+    """
     planned = plan(FaultSpec(kind=kind, target=target, for_s=5.0, params=params), LINUX, lab_kind="rack")
     switch = "ctsw1" if target == "ctsw1" else "rtsw1"
     assert (planned.place.node, planned.place.netns, planned.place.local) == (switch, None, False)
@@ -307,25 +309,25 @@ def test_a_linux_switch_is_a_software_hop_on_the_machine_itself(kind, target, pa
         (("sonic",), "packet.reorder", "host1:mlx5_0", {"share": 0.1}, "it needs a Linux switch"),
     ],
 )
-def test_what_a_switch_cannot_do_is_said_with_the_reason(nos, kind, target, params, words):
+def test_switch_unsupported_fault_is_rejected_with_the_reason(nos, kind, target, params, words):
     spec = FaultSpec(kind=kind, target=target, for_s=5.0, params=params)
     with pytest.raises(Unsupported, match=words):
         plan(spec, running(*nos), lab_kind="rack")
 
 
-def test_what_frr_does_is_done_on_cumulus_too():
+def test_cumulus_runs_the_frr_mechanisms():
     for kind, target in (("switch.withdraw", "rtsw1"), ("link.flap", "rtsw1:ctsw1")):
         planned = plan(FaultSpec(kind=kind, target=target, for_s=5.0), running("cumulus"), lab_kind="rack")
         assert planned.place.node == "rtsw1"
 
 
-def test_the_link_of_an_rnic_is_its_hosts_whatever_the_switch_runs():
+def test_rnic_link_fault_acts_on_its_host_for_any_switch():
     planned = plan(FaultSpec(kind="link.flap", target="host1:mlx5_0", for_s=5.0), LINUX, lab_kind="rack")
     assert planned.place.node == "host1"
     assert planned.steps[0].do.startswith("mlxlink")
 
 
-def test_the_management_port_of_a_switch_is_never_a_target():
+def test_switch_management_port_is_never_a_target():
     link = RACK.links[0]
     eth0 = dataclasses.replace(link, a=dataclasses.replace(link.a, netdev="eth0"))
     wrong = dataclasses.replace(RACK, links=(eth0, *RACK.links[1:]))
@@ -333,7 +335,7 @@ def test_the_management_port_of_a_switch_is_never_a_target():
         plan(FaultSpec(kind="link.down", target=link.name, for_s=1.0), wrong, lab_kind="rack")
 
 
-def test_a_pcie_device_is_removed_by_its_address():
+def test_pcie_device_is_removed_by_its_address():
     planned = shot("rnic.remove", "host1:mlx5_0")
     assert planned.steps[0].do == "sh -c 'echo 1 > /sys/bus/pci/devices/0000:18:00.0/remove'"
     assert "/sys/bus/pci/rescan" in planned.steps[0].undo
@@ -343,7 +345,7 @@ def test_a_pcie_device_is_removed_by_its_address():
 
 @pytest.fixture
 def lost(tools, tmp_path, monkeypatch):
-    """Of a GPU that may leave the bus: its actuator, its place in sysfs and what the tools know."""
+    """Return a GPU that may leave the bus: its actuator, its path in sysfs and the tools' state."""
     pci = tmp_path / "pci"
     device = pci / "devices" / "0000:dc:00.0"
     device.mkdir(parents=True)
@@ -355,7 +357,7 @@ def lost(tools, tmp_path, monkeypatch):
     return make("commands", dict(planned.request["args"])), device, tools
 
 
-def test_a_gpu_leaves_the_bus_by_its_drivers_hand_and_is_found_again(lost):
+def test_gpu_leaves_the_bus_by_its_driver_and_is_found_again(lost):
     actuator, device, tools = lost
     before = tools.read_text()
     actuator.prepare()
@@ -371,8 +373,8 @@ def test_a_gpu_leaves_the_bus_by_its_drivers_hand_and_is_found_again(lost):
         (device.parent.parent / "rescan").write_text("")
 
 
-def test_a_gpu_that_is_in_use_is_refused_and_never_written_out_of_sysfs(lost):
-    """The driver would wait inside the kernel until it is closed, and the holder with it."""
+def test_gpu_in_use_is_refused_and_never_removed_through_sysfs(lost):
+    """The driver would wait inside the kernel until the GPU is closed, and block the holder."""
     actuator, device, tools = lost
     assert "remove" not in json.dumps(shot("gpu.lost", "host1:gpu7").request["args"]["on"])
     state = json.loads(tools.read_text())
@@ -389,14 +391,14 @@ def test_a_gpu_that_is_in_use_is_refused_and_never_written_out_of_sysfs(lost):
     assert json.loads(tools.read_text()) == state | {"computing": [4711]}
 
 
-def test_late_receives_are_told_by_both_ends_hardware_rnics():
-    """Out of buffers where nothing was posted, and an RNR NAK at somebody else's RNIC."""
+def test_late_receives_are_witnessed_by_the_rnics_of_both_ends():
+    """The receiver counts out of buffer, and the other hosts' RNICs count RNR NAKs."""
     planned = shot("congestion.late-receives", "host1", late=200)
     assert (planned.request["actuator"], planned.request["args"]) == ("late_receives", {"late_ms": 200})
-    told, own = ({key.partition("/")[::2] for key in witness.any_of} for witness in planned.must_move)
+    actual, own = ({key.partition("/")[::2] for key in witness.any_of} for witness in planned.must_move)
     assert own == {("host1", f"{rnic.name}.out_of_buffer") for rnic in RACK.host_by_name["host1"].rnics}
     others = [host for host in RACK.hosts if host.name != "host1"]
-    assert told == {(host.name, f"{rnic.name}.rnr_nak_retry_err") for host in others for rnic in host.rnics}
+    assert actual == {(host.name, f"{rnic.name}.rnr_nak_retry_err") for host in others for rnic in host.rnics}
     assert planned.must_not_move == ()
     assert planned.of_workload
 
@@ -438,7 +440,7 @@ def neighbours(card, monkeypatch):
     actuator.off()
 
 
-def test_neighbours_compute_on_the_gpu_and_end(neighbours):
+def test_gpu_neighbours_compute_and_end(neighbours):
     """Real processes, which the stand-in for NVML lists as the driver would."""
     assert neighbours.prepare() == {"applied": False, "gpu": "0000:19:00.0", "processes": 0, "computing": 0}
     neighbours.on()
@@ -453,7 +455,7 @@ def test_neighbours_compute_on_the_gpu_and_end(neighbours):
     assert not neighbours.read()["applied"]
 
 
-def test_a_gpu_that_neighbours_cannot_have_is_refused(neighbours, card, monkeypatch):
+def test_gpu_neighbours_on_an_exclusive_gpu_are_refused(neighbours, card, monkeypatch):
     card.mode = 3
     with pytest.raises(Refused, match="compute mode is Exclusive_Process"):
         neighbours.prepare()
@@ -462,8 +464,8 @@ def test_a_gpu_that_neighbours_cannot_have_is_refused(neighbours, card, monkeypa
         neighbours.prepare()
 
 
-def test_a_neighbour_that_cannot_begin_is_an_error_and_none_stays(card, capfd):
-    """The real work, on a host that has no CUDA: the child says why, where the holder's own errors are told."""
+def test_gpu_neighbour_that_cannot_start_is_an_error_and_leaves_no_process(card, capfd):
+    """The real child process on a host without CUDA: it says why on the holder's error stream."""
     actuator = make("gpu_neighbour", {"pcie": "0000:19:00.0", "count": 2})
     actuator.prepare()
     with pytest.raises(OSError, match="2 of 2 processes did not begin to compute"):
@@ -474,7 +476,7 @@ def test_a_neighbour_that_cannot_begin_is_an_error_and_none_stays(card, capfd):
 
 
 @pytest.mark.parametrize(("kind", "target", "params"), COMMANDED)
-def test_patterns_mean_the_same_to_grep(kind, target, params):
+def test_patterns_match_the_same_lines_in_python_and_grep(kind, target, params):
     """The holder reads them with Python, the stored revert with grep -E."""
     args = shot(kind, target, **params).request["args"]
     for pattern in (args["applied"], args["normal"]):
@@ -489,11 +491,11 @@ def test_patterns_mean_the_same_to_grep(kind, target, params):
             "held 0x2",
             "GPU 0     79",
         ):
-            found = subprocess.run(["grep", "-Eq", "--", pattern], input=line, text=True, check=False).returncode == 0
-            assert found == bool(re.search(pattern, line, re.MULTILINE)), (pattern, line)
+            result = subprocess.run(["grep", "-Eq", "--", pattern], input=line, text=True, check=False).returncode == 0
+            assert result == bool(re.search(pattern, line, re.MULTILINE)), (pattern, line)
 
 
-def test_who_is_not_root_on_a_rack_uses_sudo(tmp_path):
+def test_rack_user_other_than_root_uses_sudo(tmp_path):
     from testbed.lab import Lab
     from testbed.remote.ssh import Address
 

@@ -162,7 +162,7 @@ def test_mlxlink_usual_raw_ber_is_no_finding():
     )
 
 
-def test_qos_of_an_rnic():
+def test_mlnx_qos_output_is_decoded():
     have = qos(MLNX_QOS)
     assert (have.trust, have.pfc, have.priority[26], have.priority[48]) == ("dscp", {3}, 3, 6)
     assert qos_wrong(have, trust="dscp", pfc=[3], priority={26: 3, 48: 6}) == []
@@ -199,7 +199,7 @@ def test_mlnx_qos_with_pcp_trust_needs_no_dscp_map():
     assert qos_untold(have, trust="pcp") == []
 
 
-def test_pcie():
+def test_pcie_link_below_its_maximum_is_reported():
     good = {"current_link_speed": "32.0 GT/s PCIe", "max_link_speed": "32.0 GT/s PCIe",
             "current_link_width": "16", "max_link_width": "16"}  # fmt: skip
     assert pcie_wrong(good) == []
@@ -218,9 +218,9 @@ def told(*changed, driver="550.54.15"):
 
 def change(facts, index, **changed):
     """Make one GPU of a host another."""
-    said = json.loads(facts.raw["gpu"])
-    said["gpus"][index] |= changed
-    facts.raw["gpu"] = json.dumps(said)
+    decoded = json.loads(facts.raw["gpu"])
+    decoded["gpus"][index] |= changed
+    facts.raw["gpu"] = json.dumps(decoded)
 
 
 def test_gpu_healthy_has_no_finding():
@@ -398,10 +398,10 @@ def test_rack_checks_find_each_fault_at_its_place(check, where, key, old, new):
     else:
         assert old is None or old in state["host2"].raw[key]
         state["host2"].raw[key] = new if old is None else state["host2"].raw[key].replace(old, new)
-    found = {(wrong.check, wrong.where) for wrong in run_checks(RACK, state, RACK_CHECKS)}
+    actual = {(wrong.check, wrong.where) for wrong in run_checks(RACK, state, RACK_CHECKS)}
     # What is narrow or old is not the golden configuration either.
-    assert found - {("golden", where)} == {(check, where)} - {("golden", where)}
-    assert check != "golden" or found
+    assert actual - {("golden", where)} == {(check, where)} - {("golden", where)}
+    assert check != "golden" or actual
 
 
 def test_rack_checks_of_a_host_without_tool_output_are_not_passed():
@@ -432,8 +432,8 @@ def test_rack_checks_say_why_a_tool_printed_nothing():
     assert told["pcie", "host1:mlx5_0"] == "sysfs does not report current_link_width, max_link_width"
     assert "phc2sys" in told["time", "host1"]
     raw["chrony"] = "506 Cannot talk to daemon"
-    (found,) = run_checks(RACK, state, RACK_CHECKS)
-    assert found.found == "not synchronised (chronyc: 506 Cannot talk to daemon)"
+    (finding,) = run_checks(RACK, state, RACK_CHECKS)
+    assert finding.found == "not synchronised (chronyc: 506 Cannot talk to daemon)"
 
 
 def test_firmware_two_versions_equally_frequent_blame_no_host():
@@ -441,8 +441,8 @@ def test_firmware_two_versions_equally_frequent_blame_no_host():
     for host in RACK.topology.hosts[:2]:
         for rnic in host.rnics:
             state[host.name].raw[f"firmware {rnic.name}"] = "MT_0000000838\n28.36.1010"
-    (found,) = [one for one in run_checks(RACK, state, RACK_CHECKS) if one.check == "firmware"]
-    assert (found.where, found.found) == (
+    (actual,) = [one for one in run_checks(RACK, state, RACK_CHECKS) if one.check == "firmware"]
+    assert (actual.where, actual.found) == (
         "rack-h100",
         "firmware 28.36.1010, 28.39.1002 on MT_0000000838, and none of them on most",
     )
@@ -455,10 +455,10 @@ def test_firmware_wrong_on_every_rnic_is_found_by_the_golden_configuration():
         for rnic in host.rnics:
             state[host.name].raw[f"firmware {rnic.name}"] = "MT_0000000838\n28.36.1010"
             state[host.name].raw[f"pcie {rnic.name}"] = PCIE.replace("width: 16", "width: 8").replace("32.0", "16.0")
-    found = run_checks(RACK, state, RACK_CHECKS)
-    assert {one.check for one in found} == {"golden"}
-    assert {one.found for one in found} == {"firmware 28.36.1010", "PCIe speed (GT/s) 16", "PCIe width 8"}
-    assert len(found) == 3 * 32
+    findings = run_checks(RACK, state, RACK_CHECKS)
+    assert {one.check for one in findings} == {"golden"}
+    assert {one.found for one in findings} == {"firmware 28.36.1010", "PCIe speed (GT/s) 16", "PCIe width 8"}
+    assert len(findings) == 3 * 32
 
 
 def test_golden_check_without_a_golden_configuration_says_so():
@@ -489,8 +489,8 @@ def test_gpu_affinity_of_a_swapped_pair_names_the_nearest_gpu():
     swapped = (dataclasses.replace(rnics[0], gpu="gpu1"), dataclasses.replace(rnics[1], gpu=None), *rnics[2:])
     hosts = (dataclasses.replace(RACK.topology.hosts[0], rnics=swapped), *RACK.topology.hosts[1:])
     inventory = dataclasses.replace(RACK, topology=dataclasses.replace(RACK.topology, hosts=hosts))
-    (found,) = run_checks(inventory, rack_state(), RACK_CHECKS)
-    assert (found.where, found.found.rpartition("; ")[2]) == ("host1:mlx5_0", "beside it: gpu0")
+    (finding,) = run_checks(inventory, rack_state(), RACK_CHECKS)
+    assert (finding.where, finding.found.rpartition("; ")[2]) == ("host1:mlx5_0", "beside it: gpu0")
     (unseen,) = not_looked(inventory, rack_state(), RACK_CHECKS)
     assert (unseen.where, unseen.why) == ("host1:mlx5_1", "the inventory pairs it with no GPU (faultbed_rnics[].gpu)")
 
@@ -519,9 +519,9 @@ def test_switch_port_qos_deviation_is_reported(edit, words):
 
 
 def test_switch_dscp_map_deviation_is_reported_at_each_port():
-    found = edited(rack_state(), "ctsw1", "DSCP_TO_TC_MAP", lambda maps: maps["FAULTBED"].update({"26": "4"}))
+    findings = edited(rack_state(), "ctsw1", "DSCP_TO_TC_MAP", lambda maps: maps["FAULTBED"].update({"26": "4"}))
     told = "DSCP 26 in traffic class 4 (FAULTBED)"
-    assert found == [("ctsw1:Ethernet0", told), ("ctsw1:Ethernet8", told)]
+    assert findings == [("ctsw1:Ethernet0", told), ("ctsw1:Ethernet8", told)]
 
 
 def test_switch_qos_accepts_every_sonic_syntax():
@@ -556,9 +556,9 @@ def test_switch_without_any_qos_is_wrong_at_every_port(tmp_path):
     tables = {"PORT": {"Ethernet0": {}}, "TACPLUS": {"global": {"passkey": "x"}}}
     state["ctsw1"].raw["configdb"] = configdb_of(tmp_path, tables)
     assert "passkey" not in state["ctsw1"].raw["configdb"]
-    found = {(one.where, one.found) for one in run_checks(RACK, state, RACK_CHECKS)}
-    assert {where for where, _ in found} == {"ctsw1:Ethernet0", "ctsw1:Ethernet8"}
-    assert {found for _, found in found} == {"PFC on no priority", "no map of DSCPs: it does not trust them"}
+    actual = {(one.where, one.found) for one in run_checks(RACK, state, RACK_CHECKS)}
+    assert {where for where, _ in actual} == {"ctsw1:Ethernet0", "ctsw1:Ethernet8"}
+    assert {actual for _, actual in actual} == {"PFC on no priority", "no map of DSCPs: it does not trust them"}
 
 
 def configdb_of(tmp_path, tables):
@@ -622,8 +622,8 @@ def test_mtu_check_uses_the_inventorys_mtu_of_each_port():
 
 def test_fec_check_of_a_driver_without_counters_is_neither_right_nor_wrong():
     state = rack_state()
-    said = "at: 1.0\nspeed: 400000\nnetlink error: Operation not supported\n"
-    state["host1"].raw["fec-first mlx5_0"] = state["host1"].raw["fec-last mlx5_0"] = said
+    output = "at: 1.0\nspeed: 400000\nnetlink error: Operation not supported\n"
+    state["host1"].raw["fec-first mlx5_0"] = state["host1"].raw["fec-last mlx5_0"] = output
     assert run_checks(RACK, state, RACK_CHECKS) == []
     (unseen,) = not_looked(RACK, state, RACK_CHECKS)
     assert (unseen.check, unseen.where) == ("fec", "host1:mlx5_0")
@@ -631,7 +631,7 @@ def test_fec_check_of_a_driver_without_counters_is_neither_right_nor_wrong():
     assert "Operation not supported" in unseen.why
 
 
-def test_errors_from_when_the_link_came_up_are_no_sickness():
+def test_mlxlink_errors_from_link_training_are_no_finding():
     """Both looks have 17 of them; only growth counts, and counters that were cleared in between are no growth."""
     assert fec.fec_wrong(fec.read(FIRST), fec.read(LAST)) == []
     assert fec.fec_wrong(fec.read(LAST.replace(": 17", ": 99")), fec.read(LAST)) == []
@@ -645,9 +645,9 @@ def test_gpu_settings_check_reports_one_deviating_gpu_and_not_a_uniform_setting(
     assert run_checks(RACK, state, RACK_CHECKS) == []
     state = rack_state()
     change(state["host3"], 5, reasons=0x0, sm_mhz=1410, sm_max_mhz=1755, power_limit_w=350)
-    found = run_checks(RACK, state, RACK_CHECKS)
-    assert {one.where for one in found} == {"host3:gpu5 (00000000:19:00.0)"}
-    assert {one.found for one in found} == {
+    findings = run_checks(RACK, state, RACK_CHECKS)
+    assert {one.where for one in findings} == {"host3:gpu5 (00000000:19:00.0)"}
+    assert {one.found for one in findings} == {
         "SM clock up to 1755 MHz",
         "its clocks are set or locked",
         "power limit 350 W",
@@ -679,8 +679,8 @@ class Answering:
 
     def run(self, argv, *, check, timeout_s=None):
         name = argv[-1].partition("@@node ")[2].partition("\n")[0]
-        said = f"@@node {name}\n@@clock\n1.0\n@@end\n" if name else "1.0\n"
-        return Completed(argv=tuple(argv), rc=0, stdout=said, stderr="")
+        output = f"@@node {name}\n@@clock\n1.0\n@@end\n" if name else "1.0\n"
+        return Completed(argv=tuple(argv), rc=0, stdout=output, stderr="")
 
     def ask(self, machine, request, *, timeout_s):
         assert (machine, request) == ("host1", {"do": "gpus"})
@@ -690,8 +690,8 @@ class Answering:
 
 
 def test_collect_queries_gpus_of_hosts_and_not_of_switches():
-    said = json.loads(told({}))
-    assert gpus(look(Answering(said))["host1"].raw["gpu"]).gpus[0].sm_mhz == 1980
+    decoded = json.loads(told({}))
+    assert gpus(look(Answering(decoded))["host1"].raw["gpu"]).gpus[0].sm_mhz == 1980
     silent = look(Answering(LabError("host1: python3 is not there")))
     assert gpus(silent["host1"].raw["gpu"]).why == "host1: python3 is not there"
     assert "gpu" not in silent["rtsw1"].raw
@@ -718,7 +718,7 @@ def test_rack_script_runs_the_tools_and_keeps_raw_output():
     assert link_wrong(key_values(raw["mlxlink mlx5_0"])) == []
 
 
-def test_chrony():
+def test_chrony_offset_is_decoded():
     assert chrony_offset_s(CHRONY) == pytest.approx(1.234e-6)
     assert chrony_offset_s(CHRONY.replace("Normal", "Not synchronised")) is None
     assert chrony_offset_s("506 Cannot talk to daemon") is None
@@ -727,24 +727,24 @@ def test_chrony():
 @st.composite
 def spoilt(draw):
     """Any text, or what a tool prints with a part of it cut out, or another text in its place."""
-    said = draw(st.sampled_from(["", MLXLINK, MLNX_QOS, told({}), CHRONY, FIRST]))
-    begin = draw(st.integers(0, len(said)))
-    return said[:begin] + draw(st.text(max_size=20)) + said[begin + draw(st.integers(0, 20)) :]
+    output = draw(st.sampled_from(["", MLXLINK, MLNX_QOS, told({}), CHRONY, FIRST]))
+    begin = draw(st.integers(0, len(output)))
+    return output[:begin] + draw(st.text(max_size=20)) + output[begin + draw(st.integers(0, 20)) :]
 
 
 @settings(max_examples=500)
 @given(spoilt())
-def test_readers_take_any_text(text):
+def test_rack_parsers_accept_any_text(text):
     """What they cannot read they leave out; of no text do they make an error, or a value that no tool tells."""
     values = key_values(text)
     assert all(name == name.strip() and value.strip() for name, value in values.items())
     assert link_wrong(values) or link_untold(values) or values["State"] == "Active"
-    found = qos(text)
-    assert found.pfc is None or found.pfc <= set(range(8))
-    assert set(found.priority.values()) <= set(range(10))
-    said = gpus(text)
-    assert said.gpus or said.why
-    for gpu in said.gpus:
+    result = qos(text)
+    assert result.pfc is None or result.pfc <= set(range(8))
+    assert set(result.priority.values()) <= set(range(10))
+    output = gpus(text)
+    assert output.gpus or output.why
+    for gpu in output.gpus:
         assert all(right for _, right in gpu_wrong(gpu))
     offset_s = chrony_offset_s(text)
     assert offset_s is None or offset_s >= 0

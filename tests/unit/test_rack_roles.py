@@ -404,11 +404,11 @@ def test_acs_is_read_from_configuration_space(program):
 def gpus(tmp_path, monkeypatch, program, found, changes):
     """Runs of the role gpu_host over a stand-in nvidia-smi of one GPU; gives what it said that it changed."""
     gpu_host, root, folder = program("gpu_host"), tmp_path / "root", tmp_path / "found"
-    said, boot = tmp_path / "said", root / "proc/sys/kernel/random/boot_id"
+    output, boot = tmp_path / "said", root / "proc/sys/kernel/random/boot_id"
     boot.parent.mkdir(parents=True)
     boot.write_text("first\n")
     (tmp_path / "nvidia-smi").write_text(
-        f'#!/bin/sh\ncase "$*" in *query*) echo 0, Enabled;; *) echo $@ >>{said};; esac\n'
+        f'#!/bin/sh\ncase "$*" in *query*) echo 0, Enabled;; *) echo $@ >>{output};; esac\n'
     )
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -420,7 +420,7 @@ def gpus(tmp_path, monkeypatch, program, found, changes):
         gpu_host._bring({**wanted, "lock_mhz": lock_mhz}, made)
         return made.made
 
-    bring.commands = lambda: said.read_text().splitlines() if said.exists() else []
+    bring.commands = lambda: output.read_text().splitlines() if output.exists() else []
     bring.reboot = lambda: boot.write_text("second\n")
     bring.teardown = lambda: found("gpu_host", changes(check=False), folder=str(folder), root=str(root)).restore()
     return bring
@@ -621,17 +621,17 @@ def test_back_end_is_applied_at_once_and_restored(tmp_path):
         pytest.skip("no network namespaces for this user here")
     done = subprocess.run(list(map(str, argv)), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert "has the MAC 02:fb:01:01:01:03" in said["wrong_mac"]
-    assert "has 10.77.1.7/31, the inventory says 10.77.1.9/31" in said["strange"]
-    assert said["check"] == said["first"]
-    assert [line.partition(":")[0] for line in said["first"]] == [
+    output = json.loads(done.stdout)
+    assert "has the MAC 02:fb:01:01:01:03" in output["wrong_mac"]
+    assert "has 10.77.1.7/31, the inventory says 10.77.1.9/31" in output["strange"]
+    assert output["check"] == output["first"]
+    assert [line.partition(":")[0] for line in output["first"]] == [
         "rail3 MTU", "rail3 address", "rail3 state", "rail3 route of table 100", "rail3 rule",
     ]  # fmt: skip
-    assert said["second"] == []
-    assert "via 10.77.1.6 dev rail3" in said["route"]
-    assert said["mtu"] == 9000
-    assert said["after_check"] == said["after"] == said["before"]
+    assert output["second"] == []
+    assert "via 10.77.1.6 dev rail3" in output["route"]
+    assert output["mtu"] == 9000
+    assert output["after_check"] == output["after"] == output["before"]
 
 
 @pytest.fixture
@@ -777,8 +777,8 @@ def test_teardown_continues_after_a_failed_undo_and_retries_it(machine):
         role.command(key, have="1", want="2", do=["true"], undo=undo)
     role.sysctl("net/a", 5)
     machine.role("base_host").file("/etc/there", "ours\n")
-    said = machine()
-    assert "rnic_host: not restored: rail0 pfc: `sh -c test" in said
+    output = machine()
+    assert "rnic_host: not restored: rail0 pfc: `sh -c test" in output
     assert state.read_text() == "rail1\n", "what was changed before it at the same interface waits for it"
     assert (machine.root / "proc/sys/net/a").read_text() == "1"
     assert (machine.root / "etc/there").read_text() == "old\n"
@@ -811,11 +811,11 @@ def test_teardown_that_is_killed_repeats_no_undo(machine, monkeypatch):
 
 def test_teardown_runs_the_playbook_backwards(machine):
     """The role rdma_stack removes packages whose tools rnic_host needs to restore its settings."""
-    said = machine.root / "said"
+    output = machine.root / "said"
     for name in ("base_host", "rdma_stack", "rnic_host"):
-        machine.role(name).command(name, have="1", want="2", do=["true"], undo=["sh", "-c", f"echo {name} >> {said}"])
+        machine.role(name).command(name, have="1", want="2", do=["true"], undo=["sh", "-c", f"echo {name} >> {output}"])
     machine()
-    assert said.read_text().split() == ["rnic_host", "rdma_stack", "base_host"]
+    assert output.read_text().split() == ["rnic_host", "rdma_stack", "base_host"]
     assert machine.order == tuple(reversed(provision.roles_of("rack")))
 
 

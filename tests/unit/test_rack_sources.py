@@ -74,7 +74,7 @@ def test_rnic_port_that_firmware_keeps_up_is_refused_with_the_switch_port_instea
     assert json.loads(tools.read_text())["port"] == "Active"
 
 
-def test_second_port_of_a_card_asks_for_its_own_setting():
+def test_second_port_of_a_card_uses_its_own_setting():
     shot = planned("link.down", "host1:mlx5_0")
     assert "KEEP_ETH_LINK_UP_P1" in json.dumps(shot.request["args"]["able"])
     host = RACK.topology.host_by_name["host1"]
@@ -94,7 +94,7 @@ def test_rnic_without_pcie_address_is_refused_with_the_switch_port_instead():
 
 
 def test_inbox_host_with_mstflint_alone_can_take_its_port_down(tools, tmp_path):
-    """The distribution's package has mstlink and mstconfig, and no mlxlink."""
+    """The distribution's package has mstlink and mstconfig, but no mlxlink."""
     for old, new in (("mlxlink", "mstlink"), ("mlxconfig", "mstconfig")):
         text = (tmp_path / old).read_text().replace('"$0"', f'"$(dirname "$0")/{old}"')
         (tmp_path / new).write_text(text)
@@ -118,7 +118,7 @@ def test_inbox_host_with_mstflint_alone_can_take_its_port_down(tools, tmp_path):
         ("packet.drop", "host1:mlx5_0", 2.0, {"share": 1}, "once a second"),
     ],
 )
-def test_fault_that_is_faster_than_its_tool_is_refused(kind, target, for_s, params, words):
+def test_fault_faster_than_its_tool_is_rejected(kind, target, for_s, params, words):
     with pytest.raises(Unsupported, match=words):
         planned(kind, target, for_s=for_s, **params)
 
@@ -175,7 +175,7 @@ def test_acl_of_a_switch_that_does_not_count_acls_is_refused(tools):
         actuator("link.oneway", "host1:mlx5_0").prepare()
 
 
-def test_acl_that_is_active_already_is_not_ours(tools):
+def test_acl_already_active_is_refused(tools):
     """`^(None)?$` fitted every answer that ends in a newline."""
     oneway = actuator("link.oneway", "host1:mlx5_0")
     oneway._applied = "^never$"
@@ -184,8 +184,8 @@ def test_acl_that_is_active_already_is_not_ours(tools):
         oneway.prepare()
 
 
-def test_withdraw_on_sonic_takes_the_line_of_our_own_role(tools):
-    """TSC sees only route-maps named V4 or V6; ours is FAULTBED."""
+def test_withdraw_on_sonic_removes_the_line_of_our_own_role(tools):
+    """TSC handles only route-maps named V4 or V6; ours is FAULTBED."""
     withdraw = actuator("switch.withdraw", "rtsw1")
     assert not withdraw.prepare()["applied"]
     withdraw.on()
@@ -233,7 +233,7 @@ def test_link_rate_is_refused_where_a_rejected_scheduler_would_end_orchagent(too
         actuator("link.rate", "host1:mlx5_0", rate=100).prepare()
 
 
-def test_link_rate_is_armed_by_what_the_asic_has_and_not_by_the_wish(tools, monkeypatch):
+def test_link_rate_is_armed_by_the_asics_state_and_not_by_the_configuration(tools, monkeypatch):
     rate = actuator("link.rate", "host1:mlx5_0", rate=100)
     rate.prepare()
     rate.on()
@@ -245,7 +245,7 @@ def test_link_rate_is_armed_by_what_the_asic_has_and_not_by_the_wish(tools, monk
     assert not rate.read()["applied"]
 
 
-def test_hash_policy_on_sonic_is_told_by_the_asics_own_counters():
+def test_hash_policy_on_sonic_is_witnessed_by_the_asics_own_counters():
     """The kernel's tx_packets of a front panel port are those of the switch's CPU."""
     shot = planned("switch.hash-policy", "rtsw1")
     keys = [key for witness in shot.must_move for key in witness.any_of]
@@ -271,8 +271,8 @@ def redis(path, *, cut=None):
     def serve():
         connection, _ = server.accept()
         with connection, server:
-            said = array([word for name, (oid, _) in PORTS.items() for word in (name, oid)])
-            text = b"+OK\r\n" + said
+            output = array([word for name, (oid, _) in PORTS.items() for word in (name, oid)])
+            text = b"+OK\r\n" + output
             connection.recv(65536)
             connection.sendall(text[:cut])
             if cut is None:
@@ -293,7 +293,7 @@ def test_asic_counters_are_read_by_port_name(tmp_path):
 
 
 @pytest.mark.parametrize("cut", [0, 3, 5, 9, 20, 40])
-def test_asic_counters_that_are_cut_short_are_none(tmp_path, cut):
+def test_asic_counters_of_truncated_output_are_none(tmp_path, cut):
     redis(tmp_path / "redis.sock", cut=cut)
     assert dict(port_counts(str(tmp_path / "redis.sock"))) == {}
 
@@ -302,8 +302,8 @@ def test_machine_without_redis_has_no_asic_counters(tmp_path):
     assert dict(port_counts(str(tmp_path / "nothing"))) == {}
 
 
-def test_silence_is_told_by_adaptive_retransmission_too():
-    """The first counter that moves on a ConnectX with its default registers."""
+def test_silence_is_also_witnessed_by_adaptive_retransmission():
+    """Adaptive retransmission is the first counter to move on a ConnectX with default registers."""
     for names in ((), ("completer_retry_err",)):
         assert "host1/mlx5_0.roce_adp_retrans" in retransmissions(RACK.topology, *names)
 
@@ -343,7 +343,7 @@ def test_buffer_profile_takes_the_threshold_of_its_pools_mode(sonic_switch):
         (POOLS | {"out": {}}, "neither static nor dynamic"),
     ],
 )
-def test_buffer_pool_that_does_not_fit_is_told_before_anything_is_loaded(sonic_switch, pools, words):
+def test_buffer_pool_that_does_not_fit_is_reported_before_anything_is_loaded(sonic_switch, pools, words):
     assert words in "; ".join(sonic_switch.fit_pools(profiles(), {"BUFFER_POOL": pools}))
 
 
@@ -379,7 +379,7 @@ def system(name, *offers):
 
 @pytest.fixture
 def bmc(tmp_path, monkeypatch):
-    """Runs the planned commands in one shell against a BMC of files; gives what curl was told, and the shell's end."""
+    """Run the planned commands in one shell against a BMC of files; return curl's arguments and the shell's result."""
     (tmp_path / "curl").write_text(CURL.format(said=tmp_path / "said", house=tmp_path))
     (tmp_path / "curl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
@@ -411,10 +411,10 @@ def bmc(tmp_path, monkeypatch):
         (collection("1"), "1", [], "ForceRestart"),
     ],
 )
-def test_power_cycle_finds_the_system_and_takes_the_best_reset_that_it_offers(bmc, systems, name, offers, wanted):
-    done, said = bmc(systems, system(name, *offers))
+def test_power_cycle_finds_the_system_and_uses_the_best_reset_it_offers(bmc, systems, name, offers, wanted):
+    done, output = bmc(systems, system(name, *offers))
     assert done.returncode == 0, done.stderr
-    (post,) = [line for line in said.splitlines() if "POST" in line]
+    (post,) = [line for line in output.splitlines() if "POST" in line]
     assert f'{{"ResetType": "{wanted}"}}' in post
     assert post.endswith(f"https://198.51.100.11/redfish/v1/Systems/{name}/Actions/ComputerSystem.Reset")
 
@@ -428,21 +428,21 @@ def test_power_cycle_finds_the_system_and_takes_the_best_reset_that_it_offers(bm
     ],
 )
 def test_power_cycle_of_a_bmc_that_is_not_clear_posts_nothing(bmc, systems, offers, words):
-    done, said = bmc(systems, system("1", *offers))
+    done, output = bmc(systems, system("1", *offers))
     assert done.returncode != 0
     assert re.search(words, done.stderr)
-    assert "POST" not in said
+    assert "POST" not in output
 
 
 def test_power_cycle_of_a_named_system_with_the_labs_own_authority(bmc):
-    done, said = bmc(collection("a", "b"), system("b", "PowerCycle"), system="b", cacert="/etc/lab ca.pem")
+    done, output = bmc(collection("a", "b"), system("b", "PowerCycle"), system="b", cacert="/etc/lab ca.pem")
     assert done.returncode == 0, done.stderr
-    assert all("--cacert /etc/lab ca.pem" in line for line in said.splitlines())
-    assert "/redfish/v1/Systems/b/Actions/" in said
+    assert all("--cacert /etc/lab ca.pem" in line for line in output.splitlines())
+    assert "/redfish/v1/Systems/b/Actions/" in output
 
 
-def test_firmware_settings_are_read_of_three_columns_too(program):
-    """`mlxconfig -e query`: default, current, next boot; as mstflint's printSingleParam writes them."""
+def test_firmware_settings_are_read_from_three_columns(program):
+    """`mlxconfig -e query` has default, current and next boot, as mstflint's printSingleParam prints them."""
     read = program("rnic_host").firmware_settings
     wide = (
         "Configurations:                                          Default             Current             Next Boot\n"
@@ -467,7 +467,7 @@ def test_pause_groups_are_named_on_the_asics_that_have_such_a_map(sonic_switch, 
 
 
 @pytest.mark.parametrize("reasons", [0x4, 0x8, 0x20, 0x40, 0x80])
-def test_gpu_that_is_slowed_down_already_is_not_taken_for_locked(tools, reasons):
+def test_gpu_already_throttled_is_not_treated_as_locked(tools, reasons):
     """A power cap below the wanted clock read as a lock that is there, and that is ours."""
     throttle = actuator("gpu.throttle", "host1:gpu0", percent=20)
     edit(tools, reasons=reasons)
@@ -475,7 +475,7 @@ def test_gpu_that_is_slowed_down_already_is_not_taken_for_locked(tools, reasons)
         throttle.prepare()
 
 
-def test_gpu_that_a_daemon_has_open_is_refused_by_its_name(tools, monkeypatch, tmp_path):
+def test_gpu_open_in_a_daemon_is_refused_with_the_daemons_name(tools, monkeypatch, tmp_path):
     (tmp_path / "pci").mkdir()
     (tmp_path / "pci/rescan").write_text("")
     monkeypatch.setattr(gpu, "PCI", str(tmp_path / "pci"))
@@ -494,7 +494,7 @@ def test_gpu_that_a_daemon_has_open_is_refused_by_its_name(tools, monkeypatch, t
         lost.prepare()
 
 
-def test_errors_that_a_link_made_while_it_trained_are_no_sickness():
+def test_errors_from_link_training_are_no_finding():
     values = {"State": "Active", "FEC": "RS", "Effective Physical Errors": "12", "Effective Physical BER": "15E-255"}
     assert link_wrong(values) == []
     assert link_wrong(values | {"Effective Physical BER": "2E-9"})

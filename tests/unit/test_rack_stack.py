@@ -139,8 +139,8 @@ def test_rdma_stack_source_drivers_must_be_built_for_the_running_kernel(host, tm
         f"linux-headers-{kernel}": {"version": "1", "needs": []},
     }
     host.repo(repo)
-    said = DKMS.format(kernel=kernel, state=state) if state else ""
-    for name, text in (("dkms", said), ("mokutil", "SecureBoot enabled\n" if secure else "SecureBoot disabled\n")):
+    output = DKMS.format(kernel=kernel, state=state) if state else ""
+    for name, text in (("dkms", output), ("mokutil", "SecureBoot enabled\n" if secure else "SecureBoot disabled\n")):
         (tmp_path / name).write_text(text)
         (tmp_path / "bin" / name).write_text(f"#!/bin/sh\ncat {tmp_path / name}\n")
         (tmp_path / "bin" / name).chmod(0o755)
@@ -239,7 +239,7 @@ def test_rdma_stack_impossible_request_is_rejected_without_a_change(host, wanted
 
 def test_rdma_stack_apt_simulation_is_decoded(program):
     """The output of apt-get -s on Debian 13."""
-    said = (
+    output = (
         "Reading package lists...\nThe following NEW packages will be installed:\n  perftest\n"
         "Remv inbox-tools [1.0]\n"
         "Inst libibverbs1 [56.1-1] (2507mlnx58-1.2507097 mirror.lab.example [amd64]) []\n"
@@ -247,6 +247,6 @@ def test_rdma_stack_apt_simulation_is_decoded(program):
         "Conf libibverbs1 (2507mlnx58-1.2507097 mirror.lab.example [amd64])\n"
     )
     role = program("rdma_stack")
-    plan = role.planned(said)
+    plan = role.planned(output)
     assert plan == {"inbox-tools": "1.0", "libibverbs1": "56.1-1", "perftest": None}
     assert role.undo(plan)[-3:] == ["inbox-tools=1.0", "libibverbs1=56.1-1", "perftest-"]

@@ -1,4 +1,4 @@
-"""`faultbed status` of a rack lab: who answers, whose key is pinned, what is DIRTY; of a book out of reach, why."""
+"""`faultbed status` of a rack lab: answers, host keys, the DIRTY state and an unreachable reservation store."""
 
 import base64
 import contextlib
@@ -64,7 +64,7 @@ def pin(home, port):
         file.write(f"[127.0.0.1]:{port} ssh-ed25519 {base64.b64encode(blob).decode()}\n")
 
 
-def test_machines_that_answer_and_machines_that_do_not(tmp_path):
+def test_status_separates_reachable_and_unreachable_machines(tmp_path):
     inventory = load(RACK)
     with greeting(b"SSH-2.0-x\r\n") as good, greeting(b"HTTP/1.1 400") as web:
         ports = {"host1": good, "host2": web, "rtsw1": closed_port(), "jump1": good}
@@ -72,9 +72,9 @@ def test_machines_that_answer_and_machines_that_do_not(tmp_path):
         ways = {name: replace(way, address="127.0.0.1", port=ports.get(name, good))
                 for name, way in [*inventory.management.items(), inventory.jump]}  # fmt: skip
         jump = ("jump1", ways.pop("jump1"))
-        found = rack_status.status(replace(inventory, management=ways, jump=jump))
-        by_name = {machine.name: machine for machine in found.machines}
-        assert (found.state, len(found.machines)) == ("broken", 11)
+        result = rack_status.status(replace(inventory, management=ways, jump=jump))
+        by_name = {machine.name: machine for machine in result.machines}
+        assert (result.state, len(result.machines)) == ("broken", 11)
         assert [by_name[x].role for x in ("host1", "rtsw1", "ctsw1", "jump1")] == ["host", "rtsw", "ctsw", "jump"]
         assert (by_name["host1"].ssh, by_name["host1"].pinned) == (True, False)
         assert "host key" in by_name["host1"].why
@@ -89,7 +89,7 @@ def test_machines_that_answer_and_machines_that_do_not(tmp_path):
 
 @pytest.fixture
 def rack(tmp_path):
-    """The example, with every machine at a port of this machine where nobody listens."""
+    """The example rack with every machine at a closed port of this machine."""
     shutil.copytree(inventories() / "group_vars", tmp_path / "group_vars")
     path = tmp_path / "rack.yml"
     path.write_text(re.sub(r"ansible_host: 192\.0\.2\.[0-9]+", "ansible_host: 127.0.0.1", RACK.read_text()))
@@ -98,24 +98,24 @@ def rack(tmp_path):
     return path
 
 
-def test_status_tells_what_it_can(rack):
+def test_status_of_an_unreachable_rack_reports_what_is_known(rack):
     folder = lab_dir("rack-h100")
     folder.mkdir(parents=True)
     dirty.mark(folder, ["rtsw1: [x] differs"], None)
     done = CliRunner().invoke(cli, ["--lab", str(rack), "status", "--json"], standalone_mode=False)
     assert done.return_value == 3
-    said = json.loads(done.stdout)
-    assert (said["name"], said["state"], said["dirty"]) == ("rack-h100", "broken", ["rtsw1: [x] differs"])
-    assert {(machine["ssh"], machine["pinned"]) for machine in said["machines"]} == {(False, False)}
-    assert said["reservations"] is None
-    assert "jump1" in said["reservations_unread"]
+    output = json.loads(done.stdout)
+    assert (output["name"], output["state"], output["dirty"]) == ("rack-h100", "broken", ["rtsw1: [x] differs"])
+    assert {(machine["ssh"], machine["pinned"]) for machine in output["machines"]} == {(False, False)}
+    assert output["reservations"] is None
+    assert "jump1" in output["reservations_unread"]
     text = CliRunner().invoke(cli, ["--lab", str(rack), "status"]).stdout
     assert "2 racks, 4 hosts, 32 RNICs, 6 switches, 8 uplinks" in text
     assert "rtsw1: [x] differs" in text
     assert "who holds what is not known" in text
 
 
-def test_a_soft_lab_tells_that_it_is_dirty_too():
+def test_status_of_a_soft_lab_reports_dirty():
     folder = lab_dir("soft-mini")
     folder.mkdir(parents=True)
     dirty.mark(folder, [], None)
@@ -127,9 +127,9 @@ def test_status_and_doctor_name_a_command_that_was_killed():
     folder = lab_dir("soft-mini")
     before = Fingerprint(nodes={"host1": {"link be0": "UP"}})
     in_progress.write(folder, why="run demo", before=before, lease_s=10.0).abandon()
-    said = f"`run demo` (process {os.getpid()}) was killed: the next command compares the lab first"
+    output = f"`run demo` (process {os.getpid()}) was killed: the next command compares the lab first"
     shown = CliRunner().invoke(cli, ["--lab", "soft-mini", "status", "--json"])
-    assert json.loads(shown.stdout)["unfinished"] == [said]
-    assert said in CliRunner().invoke(cli, ["--lab", "soft-mini", "status"]).stdout
+    assert json.loads(shown.stdout)["unfinished"] == [output]
+    assert output in CliRunner().invoke(cli, ["--lab", "soft-mini", "status"]).stdout
     findings = json.loads(CliRunner().invoke(cli, ["--lab", "soft-mini", "doctor", "--json"]).stdout)
-    assert said in [each["found"] for each in findings if each["what"] == "unfinished"]
+    assert output in [each["found"] for each in findings if each["what"] == "unfinished"]

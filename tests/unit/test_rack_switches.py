@@ -107,13 +107,13 @@ def test_sonic_tables_equal_the_hand_checked_file(render):
     assert made == json.loads((GOLDEN / "leaf.config_db.json").read_text())
 
 
-def test_bgp_is_that_of_the_file_that_was_checked_by_hand(bgpd):
+def test_sonic_bgp_equals_the_hand_checked_file(bgpd):
     switch = {"name": "leaf1", **{key: HOSTVARS[f"faultbed_{key}"] for key in ("asn", "loopback", "ports")}}
     assert bgpd(switch) == (GOLDEN / "leaf.bgpd.conf").read_text()
 
 
 def test_switch_announces_only_the_fabric(bgpd, linux):
-    """Its management network is connected too: other switches would reach it over the fabric.
+    """The switch's management network is connected too: other switches would reach it over the fabric.
 
     Run by hand with FRR 8.4.4 in network namespaces: before, a switch two hops away had a route to 192.0.2.0/24.
     """
@@ -421,8 +421,8 @@ def linux(tmp_path, monkeypatch, program, found, changes):
     for path in [*role.sysctls(0), "kernel/random/boot_id"]:
         (root / "proc/sys" / path).parent.mkdir(parents=True, exist_ok=True)
         (root / "proc/sys" / path).write_text("0\n")
-    said = tmp_path / "said"
-    (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho $@ >>{said}\n")
+    output = tmp_path / "said"
+    (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho $@ >>{output}\n")
     (tmp_path / "systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(role, "ip_json", lambda *_words: [{"ifname": port["netdev"]} for port in switch["ports"]])
@@ -443,7 +443,7 @@ def linux(tmp_path, monkeypatch, program, found, changes):
 
     bring.teardown, bring.root = teardown, root
     bring.reboot = lambda: (root / "proc/sys/kernel/random/boot_id").write_text("second\n")
-    bring.said = lambda: said.read_text().splitlines() if said.exists() else []
+    bring.said = lambda: output.read_text().splitlines() if output.exists() else []
     return bring
 
 
@@ -460,7 +460,7 @@ def test_frr_reads_its_files_when_reload_is_enabled_later(linux):
     assert linux.said() == ["restart frr"] * 2
 
 
-def test_frr_that_a_restart_of_the_machine_has_let_read_is_not_restarted_but_by_a_teardown(linux):
+def test_frr_that_read_its_files_at_boot_is_restarted_only_by_teardown(linux):
     linux()
     linux.reboot()
     assert linux(reload=True) == []

@@ -102,9 +102,9 @@ def _wrong(end, folder, qemu):
             if process.poll() is None:
                 process.send_signal(number)
             moment = time.monotonic() + end.apart_s
-        said = process.communicate(timeout=END_S)[0]
+        output = process.communicate(timeout=END_S)[0]
     is_up = not qemu.links or qemu.links[-1]
-    return list(_lies(end, folder, qemu, rc=process.returncode, said=said, is_up=is_up))
+    return list(_lies(end, folder, qemu, rc=process.returncode, said=output, is_up=is_up))
 
 
 def _lies(end, folder, qemu, *, rc, said, is_up):
@@ -140,11 +140,11 @@ def campaign(command, count, monkeypatch):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command_ended_at_random_says_of_the_lab_what_it_is(monkeypatch, command):
+def test_command_ended_at_random_reports_the_labs_true_state(monkeypatch, command):
     assert campaign(command, len(ENDS), monkeypatch) == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command_ended_at_random_a_hundred_times_says_of_the_lab_what_it_is(monkeypatch, command):
+def test_command_ended_at_random_a_hundred_times_reports_the_labs_true_state(monkeypatch, command):
     assert campaign(command, 100, monkeypatch) == []

@@ -27,7 +27,7 @@ VALUES = st.integers(0, 2**64 - 1)
 
 
 def answer(counters, *, device=0):
-    """As stat_get_doit_default_counter writes it: the entries nested, values padded to where they belong."""
+    """Encode as stat_get_doit_default_counter does: nested entries with padded values."""
     entries = b"".join(
         attribute(81 | 0x8000, attribute(82, name.encode() + b"\0") + attribute(83, struct.pack("=Q", value)))
         for name, value in counters.items()
@@ -37,7 +37,7 @@ def answer(counters, *, device=0):
 
 
 class Kernel:
-    """Two devices that answer as they are told to; None: it is gone."""
+    """Kernel stand-in with two devices; None as an answer means the device is gone."""
 
     def __init__(self, *devices):
         self.devices = dict(enumerate(devices))
@@ -63,22 +63,24 @@ def kernel(monkeypatch):
     return made
 
 
-def test_an_answer_of_a_real_kernel_is_read():
-    found = {name: struct.unpack_from("=Q", RECORDED, at)[0] for name, at in rdma.places(RECORDED)}
+def test_rdma_counters_of_a_real_kernels_answer_are_decoded():
+    actual = {name: struct.unpack_from("=Q", RECORDED, at)[0] for name, at in rdma.places(RECORDED)}
 
-    assert found["sent_pkts"] == 460
-    assert {"rcvd_pkts", "duplicate_request", "out_of_seq_request", "rcvd_rnr_err", "completer_retry_err"} <= set(found)
-    assert len(found) == 15
+    assert actual["sent_pkts"] == 460
+    assert {"rcvd_pkts", "duplicate_request", "out_of_seq_request", "rcvd_rnr_err", "completer_retry_err"} <= set(
+        actual
+    )
+    assert len(actual) == 15
 
 
 @given(st.dictionaries(NAMES, VALUES, max_size=30))
-def test_every_counter_is_where_its_place_says(counters):
+def test_rdma_counters_are_at_their_offsets(counters):
     body = answer(counters)
-    found = {name: struct.unpack_from("=Q", body, at)[0] for name, at in rdma.places(body)}
-    assert found == counters
+    actual = {name: struct.unpack_from("=Q", body, at)[0] for name, at in rdma.places(body)}
+    assert actual == counters
 
 
-def test_all_is_told_first_and_then_what_has_moved(kernel):
+def test_rdma_counters_report_everything_first_and_then_changes(kernel):
     there = rdma.Rdma()
     there.refresh()
     everything = {"rxe0.sent_pkts": 5, "rxe0.rcvd_pkts": 7, "rxe1.sent_pkts": 1, "rxe1.rcvd_pkts": 2}
@@ -90,7 +92,7 @@ def test_all_is_told_first_and_then_what_has_moved(kernel):
     assert dict(there.counts())["rxe1.sent_pkts"] == 3
 
 
-def test_a_counter_that_is_new_moves_the_others_places_and_not_their_values(kernel):
+def test_rdma_counters_new_name_moves_offsets_and_not_values(kernel):
     there = rdma.Rdma()
     there.refresh()
     dict(there.moved())
@@ -98,7 +100,7 @@ def test_a_counter_that_is_new_moves_the_others_places_and_not_their_values(kern
     assert dict(there.moved()) == {"rxe0.duplicate_request": 9, "rxe0.sent_pkts": 5, "rxe0.rcvd_pkts": 8}
 
 
-def test_a_device_that_is_gone_tells_nothing_and_is_back_with_the_next_look(kernel):
+def test_rdma_counters_of_a_removed_device_return_after_a_rescan(kernel):
     there = rdma.Rdma()
     there.refresh()
     before, kernel.devices[0] = kernel.devices[0], None
@@ -108,7 +110,7 @@ def test_a_device_that_is_gone_tells_nothing_and_is_back_with_the_next_look(kern
     assert dict(there.moved())["rxe0.rcvd_pkts"] == 7
 
 
-def test_a_kernel_without_rdma_has_no_counters_of_it(monkeypatch):
+def test_rdma_counters_of_a_kernel_without_rdma_are_empty(monkeypatch):
     def refuse(_family):
         raise OSError(93, "Protocol not supported")
 

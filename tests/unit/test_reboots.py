@@ -45,8 +45,8 @@ def rejoined(tmp_path):
     return path.read_text().splitlines() if path.exists() else []
 
 
-def test_a_reset_is_armed_by_qemus_word_and_over_when_the_host_is_back(held, qemu, tmp_path):
-    """Bringing it back takes twice as long as a holder may be silent: it says that it lives, and is not killed."""
+def test_reboot_is_armed_by_qemus_event_and_over_when_the_host_is_back(held, qemu, tmp_path):
+    """The return takes twice as long as a holder may be silent: it sends heartbeats and is not killed."""
     assert prepare(held, tmp_path, back="sleep 2.5")["before"]["boot"] == "boot-1"
     assert qemu.resets == 0
     armed = ask(held, "arm")
@@ -60,8 +60,8 @@ def test_a_reset_is_armed_by_qemus_word_and_over_when_the_host_is_back(held, qem
 
 
 @pytest.mark.parametrize("how", ["SIGKILL of the holder", "end of the controller"])
-def test_a_host_is_brought_back_whoever_dies(held, qemu, tmp_path, how):
-    """By the stored revert, which leaves a host alone that is still in the boot that it was in; done once."""
+def test_reboot_host_is_brought_back_whichever_process_dies(held, qemu, tmp_path, how):
+    """The stored revert runs once, and leaves a host alone that is still in its old boot."""
     prepare(held, tmp_path)
     ask(held, "arm")
     assert (qemu.resets, rejoined(tmp_path)) == (1, [])
@@ -76,8 +76,8 @@ def test_a_host_is_brought_back_whoever_dies(held, qemu, tmp_path, how):
     assert qemu.resets == 1
 
 
-def test_a_host_that_does_not_come_back_is_no_clear(held, tmp_path):
-    """The revert stays on disk, for whoever heals; why it failed is said."""
+def test_reboot_host_that_does_not_come_back_is_not_cleared(held, tmp_path):
+    """The revert stays on disk for `heal`, and the error says why it failed."""
     prepare(held, tmp_path, back="{ echo no answer; exit 1; }")
     ask(held, "arm")
     cleared = ask(held, "clear")
@@ -87,13 +87,13 @@ def test_a_host_that_does_not_come_back_is_no_clear(held, tmp_path):
     (tmp_path / "t.revert").write_text("true\n")  # or the guardian would try on
 
 
-def test_a_vm_that_stands_still_is_refused(held, qemu, tmp_path):
+def test_reboot_of_a_paused_vm_is_refused(held, qemu, tmp_path):
     qemu.status = "paused"
     assert "is paused" in prepare(held, tmp_path)["error"]
 
 
 @pytest.mark.parametrize("held", [patience_s(10.0)], indirect=True)
-def test_a_reset_that_qemu_does_not_tell_of_is_no_arming(held, qemu, tmp_path):
+def test_reboot_without_qemus_reset_event_is_not_armed(held, qemu, tmp_path):
     qemu.tells = False
     prepare(held, tmp_path)
     assert ask(held, "arm")["event"] == "error"
@@ -101,7 +101,7 @@ def test_a_reset_that_qemu_does_not_tell_of_is_no_arming(held, qemu, tmp_path):
 
 
 @pytest.mark.parametrize(("how", "applied"), [("noop", False), ("lie", True)])
-def test_a_mutant_resets_nothing(held, qemu, tmp_path, how, applied):
+def test_reboot_mutant_resets_nothing(held, qemu, tmp_path, how, applied):
     prepare(held, tmp_path, mutate=how)
     assert ask(held, "arm")["readback"]["applied"] is applied
     assert ask(held, "clear")["ok"]
@@ -131,22 +131,22 @@ def lab_of(machine):
     return SimpleNamespace(node=lambda _: machine, forget=forgotten.append, accelerator="kvm", forgotten=forgotten)
 
 
-def test_a_boot_is_counted_when_its_id_is_new_and_its_time_short():
+def test_boots_counts_a_new_id_with_a_short_uptime():
     boots = Boots(lab_of(Machine("a\n900.5 1.0\n", "a\n901.5 1.0\n", "b\n0.0 0.0\n")), ["host1"])
     assert [boots.read()["host1"]["boots"] for _ in range(3)] == [0, 0, 1]
 
 
-def test_a_new_id_with_an_old_uptime_is_no_boot_since():
+def test_boots_ignores_a_new_id_with_an_old_uptime():
     boots = Boots(lab_of(Machine("a\n900.5 1.0\n", "b\n900.5 1.0\n")), ["host1"])
     assert [boots.read()["host1"]["boots"] for _ in range(2)] == [0, 0]
 
 
-def test_what_is_no_boot_is_refused():
+def test_boot_of_rejects_invalid_output():
     with pytest.raises(CommandFailed, match="expected a boot id"):
         boot_of(Machine("nothing"))
 
 
-def test_a_host_is_waited_for_and_provisioned_once():
+def test_rejoin_waits_for_the_host_and_provisions_it_once():
     machine = Machine(Unreachable("no answer"), Unreachable("no answer"), "b\n1.0 1.0\n")
     lab, done = lab_of(machine), []
     assert rejoin(lab, "host1", unless="a", provision_it=lambda _, hosts: done.extend(hosts))
@@ -154,19 +154,19 @@ def test_a_host_is_waited_for_and_provisioned_once():
     assert lab.forgotten == ["host1", "host1"]
 
 
-def test_a_host_that_never_rebooted_is_left_as_it_is():
+def test_rejoin_leaves_a_host_alone_that_never_rebooted():
     done = []
     assert not rejoin(lab_of(Machine("a\n1.0 1.0\n")), "host1", unless="a", provision_it=lambda *_: done.append(1))
     assert done == []
 
 
-def test_a_host_that_does_not_come_back_is_said(monkeypatch):
+def test_rejoin_reports_a_host_that_does_not_come_back(monkeypatch):
     monkeypatch.setattr("inject.reprovision.BOOT_DEADLINE_S", {"kvm": 0.0})
     with pytest.raises(RevertFailed, match="host1 did not answer within 0 s after its reboot: no answer"):
         rejoin(lab_of(Machine(Unreachable("no answer"))), "host1", unless="a", provision_it=lambda *_: None)
 
 
-def test_nothing_unwritten_is_lost_and_the_controllers_own_machine_is_no_target():
+def test_reboot_syncs_disks_and_rejects_the_controllers_own_machine():
     machine = Machine("a\n1.0 1.0\n")
     assert boot_before_reset(lab_of(machine), "host1", own="b") == "a"
     assert machine.asked == ["cat", "sync"]
@@ -174,8 +174,8 @@ def test_nothing_unwritten_is_lost_and_the_controllers_own_machine_is_no_target(
         boot_before_reset(lab_of(Machine("a\n1.0 1.0\n")), "host1", own="a")
 
 
-def test_the_program_that_brings_it_back_can_be_run_by_anybody_from_anywhere(tmp_path, monkeypatch):
-    """As whoever heals later runs it: no folder and no environment of ours; here the lab is not up, and it says so."""
+def test_rejoin_program_runs_from_any_directory_and_environment(tmp_path, monkeypatch):
+    """`heal` runs it later without our folder or environment; here the lab is not up, and the program says so."""
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
     planned = plan(FaultSpec(kind="host.reboot", target="host2", for_s=1.0), SOFT.topology, lab_kind="soft")
     lab = SimpleNamespace(inventory=inventories() / "soft.yml", qmp_socket=lambda _: tmp_path / "qmp")
@@ -187,7 +187,7 @@ def test_the_program_that_brings_it_back_can_be_run_by_anybody_from_anywhere(tmp
     assert done.stderr.startswith("host2: soft is not up")
 
 
-def test_it_is_planned_beside_qemu_and_witnessed_by_its_boot():
+def test_reboot_is_planned_beside_qemu_and_witnessed_by_its_boot():
     planned = plan(FaultSpec(kind="host.reboot", target="host2", for_s=1.0), SOFT.topology, lab_kind="soft")
     assert (planned.place.local, planned.binding, planned.fidelity) == (True, "local", "real")
     assert planned.must_move[0].any_of == ("host2/boots",)
@@ -196,7 +196,7 @@ def test_it_is_planned_beside_qemu_and_witnessed_by_its_boot():
     assert planned.request["patience_s"] > 300
 
 
-def test_where_its_owner_wants_to_be_asked_a_word_lets_it_pass():
+def test_reboot_needs_confirmation_if_the_policy_says_so():
     planned = plan(FaultSpec(kind="host.reboot", target="host2", for_s=1.0), SOFT.topology, lab_kind="soft")
     check(planned, SOFT)
     policy = SafetyVars(may_disrupt=["*"], longest_fault_s=60.0, irreversible="confirm")

@@ -26,12 +26,12 @@ WITNESS = FLAP.must_move[0].any_of[0]
 
 def snapshot(**moved):
     """All counters that decide, at 0 but for those given by `node/name`."""
-    found = {}
+    actual = {}
     for planned in (FLAP, DROP):
         for key in planned.reads_keys:
             node, name = key.split("/", 1)
-            found.setdefault(node, {})[name] = moved.get(key, 0)
-    return found
+            actual.setdefault(node, {})[name] = moved.get(key, 0)
+    return actual
 
 
 def armed_at(planned):
@@ -48,8 +48,8 @@ def judged(planned=FLAP, *, armed=None, observed=DONE, moved=None, after=None):
     )
 
 
-def test_readback_count_and_witness_prove_it():
-    """All three, and the witness is named."""
+def test_receipt_is_proven_by_readback_count_and_witness():
+    """All three are there, and the witness is named."""
     fired, doubts = judged(moved={WITNESS: 1})
     assert doubts == ()
     assert (fired.count, fired.witness, fired.must_move) == (1, WITNESS, {WITNESS: 1})
@@ -66,15 +66,15 @@ def test_readback_count_and_witness_prove_it():
         ({"moved": {WITNESS: 1, "host1/rxe0.send_err": 2}}, "host1/rxe0.send_err moved by 2"),
     ],
 )
-def test_each_missing_part_is_a_doubt(change, word):
-    """No readback, no count, no witness, or a sender that failed by itself: the receipt proves nothing."""
+def test_receipt_each_missing_part_is_a_doubt(change, word):
+    """Without readback, count or witness, or with a sender that failed by itself, the receipt proves nothing."""
     _, doubts = judged(**change)
     assert len(doubts) == 1
     assert word in doubts[0]
 
 
-def test_a_state_that_another_look_did_not_find_is_a_doubt():
-    """What the holder says of itself is not believed where there is a second way to look."""
+def test_receipt_state_not_confirmed_by_a_second_reading_is_a_doubt():
+    """The holder's own word is not enough if a second source exists."""
     planned = dataclasses.replace(FLAP, while_on=(("rtsw1/ctsw1.mtu", 1500),))
     for seen, doubted in ((1500, False), (4200, True), (None, True)):
         armed = dataclasses.replace(armed_at(planned), while_on={"rtsw1/ctsw1.mtu": seen})
@@ -82,7 +82,7 @@ def test_a_state_that_another_look_did_not_find_is_a_doubt():
         assert bool(doubts) is doubted
 
 
-def test_state_that_was_there_before_the_fault_is_a_doubt():
+def test_receipt_state_from_before_the_fault_is_a_doubt():
     """A switch that an operator had drained already looks drained, whatever the fault did."""
     drain = plan(FaultSpec(kind="switch.drain", target="ctsw1", for_s=1.0), SOFT, lab_kind="soft")
     witness = drain.must_move[0]
@@ -98,8 +98,8 @@ def test_state_that_was_there_before_the_fault_is_a_doubt():
         assert [("before the fault" in doubt) for doubt in doubts] == [True] * len(drain.while_on) * doubted
 
 
-def test_that_something_is_gone_is_a_state_too():
-    """A removed device has no counters: seen to be so it is a witness, not looked at it is none."""
+def test_receipt_absence_of_a_device_is_a_state():
+    """A removed device has no counters. That is a witness if it was read, and none if nothing was read."""
     planned = dataclasses.replace(FLAP, must_move=(), while_on=(("host1/rxe0.send_err", None),))
     for looked, doubted in (({"host1/rxe0.send_err": None}, False), ({"host1/rxe0.send_err": 0}, True), ({}, True)):
         fired, doubts = judged(planned, armed=dataclasses.replace(armed_at(planned), while_on=looked))
@@ -107,14 +107,14 @@ def test_that_something_is_gone_is_a_state_too():
         assert fired.witness == (None if doubted else "host1/rxe0.send_err")
 
 
-def test_counters_that_cannot_be_read_prove_nothing():
+def test_receipt_unreadable_counters_prove_nothing():
     """A machine that is gone has no witness and no clean bystander."""
     _, doubts = judged(after={})
     assert any("no independent witness" in doubt for doubt in doubts)
     assert any("can no longer be read" in doubt for doubt in doubts)
 
 
-def test_the_most_telling_witness_is_named():
+def test_receipt_names_the_most_specific_witness():
     """A NAK says more than a timer: the receiver's gap is named although the sender's timers moved more."""
     moved = {"host1/rxe0.completer_retry_err": 40, "host2/rxe0.out_of_seq_request": 2}
     fired, doubts = judged(DROP, moved=moved)
@@ -123,18 +123,18 @@ def test_the_most_telling_witness_is_named():
     assert fired.must_move["host1/rxe0.completer_retry_err"] == 40
 
 
-def test_a_receipt_is_the_faults_element_of_a_verdict():
-    """The fields of verdict.json, and plain JSON."""
+def test_receipt_is_the_faults_element_of_a_verdict():
+    """The element has the fields of verdict.json, and is plain JSON."""
     fired, doubts = judged(moved={WITNESS: 1})
     receipt = Receipt(
         id=FLAP.id, kind=FLAP.kind, target=FLAP.target.text, fidelity=FLAP.fidelity, armed=Armed(ok=True), fired=fired,
         cleared=Cleared(ok=True), doubts=doubts,
     )  # fmt: skip
-    said = json.loads(json.dumps(receipt.to_json()))
-    assert list(said) == [
+    decoded = json.loads(json.dumps(receipt.to_json()))
+    assert list(decoded) == [
         "id", "kind", "target", "fidelity", "armed", "fired", "cleared", "on_time", "unproven",
     ]  # fmt: skip
-    assert list(said["fired"]) == ["count", "first_ns", "last_ns", "witness", "must_move", "must_not_move"]
+    assert list(decoded["fired"]) == ["count", "first_ns", "last_ns", "witness", "must_move", "must_not_move"]
     chosen, _ = judged(DROP, moved={DROP.must_move[0].any_of[0]: 1})
     said_too = dataclasses.replace(receipt, fired=chosen).to_json()["fired"]
     assert said_too["selection"] == "selected by seed 1, period 10240"
@@ -181,7 +181,7 @@ def test_receipt_not_cleared_or_not_on_as_planned_proves_nothing(change, reason)
         ({"share": 0.1}, 3, None, None),
     ],
 )
-def test_a_share_that_is_not_what_was_asked_for_is_in_doubt(params, count, passed, word):
+def test_receipt_share_other_than_requested_is_a_doubt(params, count, passed, word):
     planned = plan(FaultSpec(kind="packet.drop", target="host2:rxe0", for_s=1.0, params=params), MINI, lab_kind="soft")
     observed = {"count": count, "first_ns": 10, "last_ns": 20, "passed": passed}
     fired, doubts = judged(planned, observed=observed, moved={planned.must_move[0].any_of[0]: 1})
@@ -193,8 +193,8 @@ def test_a_share_that_is_not_what_was_asked_for_is_in_doubt(params, count, passe
 
 
 @given(share=st.floats(1e-6, 0.999), passed=st.integers(0, 20_000), seed=st.integers(0, MOST_SEED))
-def test_a_hop_that_does_what_it_should_is_not_in_doubt(share, passed, seed):
-    """What passed is compared with the very packets that the seed has chosen, not with a binomial distribution."""
+def test_receipt_correct_hop_is_never_in_doubt(share, passed, seed):
+    """The count is compared with the packets that the seed selected, not with a binomial distribution."""
     spec = FaultSpec(kind="packet.drop", target="host2:rxe0", for_s=1.0, params={"share": share}, seed=seed)
     planned = plan(spec, MINI, lab_kind="soft")
     chosen, inverse = set(planned.selection.positions), planned.selection.spared

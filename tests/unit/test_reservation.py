@@ -56,11 +56,11 @@ def entry(token="a", owner="me", mode="exclusive", covers=("host1",), since_s=0.
         (entry("a", "me"), entry("a", "me"), False),
     ],
 )
-def test_the_rule_of_conflict(one, other, expected):
+def test_conflicts_is_symmetric_and_follows_the_rule(one, other, expected):
     assert conflicts(one, other) == conflicts(other, one) == expected
 
 
-def test_who_comes_second_is_told_who_why_and_how_long():
+def test_reserved_error_says_who_why_and_how_long():
     book = reserve((), entry(owner="ada", since_s=0, until_s=7200), now_s=0)
     with pytest.raises(Reserved) as error:
         reserve(book, entry("b", "bob"), now_s=1800)
@@ -82,8 +82,8 @@ UPLINKS = {"rtsw1": frozenset({"rtsw1:ctsw1", "rtsw1:ctsw2"}), "rtsw2": frozense
         (entry("a", "ada", "shared", covers=("rtsw1:ctsw1",)), entry("b", "ada", "shared", covers=("rtsw1:ctsw2",))),
     ],
 )
-def test_two_claims_that_leave_a_rack_no_uplink_are_one_too_many(first, second):
-    """Each fault leaves its rack an uplink; both together none."""
+def test_claims_that_together_leave_a_rack_no_uplink_conflict(first, second):
+    """Each fault leaves its rack an uplink; both together leave none."""
     book = reserve((), first, now_s=0, never_all=UPLINKS)
     with pytest.raises(Reserved, match=r"the other uplinks of rtsw[12] may be down \(ada@x, w"):
         reserve(book, second, now_s=0, never_all=UPLINKS)
@@ -101,13 +101,13 @@ def test_two_claims_that_leave_a_rack_no_uplink_are_one_too_many(first, second):
         (entry("a", "ada", covers=("rtsw1:ctsw1",)), entry("a", "ada", covers=("rtsw1:ctsw2",))),
     ],
 )
-def test_claims_that_leave_each_rack_an_uplink_go_beside_each_other(first, second):
+def test_claims_that_leave_each_rack_an_uplink_coexist(first, second):
     """A booking by itself hurts nothing; what one claim holds all of is for the policy of faults to judge."""
     assert reserve(reserve((), first, now_s=0, never_all=UPLINKS), second, now_s=0, never_all=UPLINKS)
 
 
-def test_on_a_rack_a_claim_of_the_last_uplink_is_refused(monkeypatch, tmp_path):
-    """By `hold`, over the book itself; a soft lab is its user's own."""
+def test_claim_of_a_racks_last_uplink_is_refused(monkeypatch, tmp_path):
+    """`hold` checks the stored book; a soft lab belongs to its user alone."""
     rack = inventory_module.load(shipped.inventories() / "rack-h100.example.yml")
     store = local_store(tmp_path, lab=rack.name)
     monkeypatch.setattr(lease_module, "store_of", lambda _inventory: store)
@@ -123,8 +123,8 @@ def test_on_a_rack_a_claim_of_the_last_uplink_is_refused(monkeypatch, tmp_path):
     assert not rack.may_lose_all_uplinks
 
 
-def test_what_a_claim_left_dirty_on_a_rack_is_nobody_elses_until_it_is_healed(monkeypatch, tmp_path):
-    """The mark is on its owner's machine; others learn of it where they ask for the lab."""
+def test_claim_left_dirty_on_a_rack_is_withheld_until_it_is_healed(monkeypatch, tmp_path):
+    """The mark is on its owner's machine; other users learn of it when they request the lab."""
     rack = inventory_module.load(shipped.inventories() / "rack-h100.example.yml")
     store, homes = local_store(tmp_path, lab=rack.name), {name: tmp_path / name for name in ("ada", "bob")}
     monkeypatch.setattr(lease_module, "store_of", lambda _inventory: store)
@@ -150,7 +150,7 @@ def test_what_a_claim_left_dirty_on_a_rack_is_nobody_elses_until_it_is_healed(mo
     assert store.read().book == ()
 
 
-def test_what_has_run_out_or_whose_process_died_is_free():
+def test_reservation_that_expired_or_whose_process_died_is_free():
     book = reserve((), entry(until_s=10), now_s=0)
     assert reserve(book, entry("b", "you"), now_s=10.0) == (entry("b", "you"),)
     book = reserve((), entry(process="p1"), now_s=0)
@@ -159,7 +159,7 @@ def test_what_has_run_out_or_whose_process_died_is_free():
     assert reserve(book, entry("b", "you"), now_s=1, is_dead=lambda process: process == "p1") == (entry("b", "you"),)
 
 
-def test_a_lost_reservation_is_not_refreshed_and_a_refresh_never_shortens():
+def test_refresh_never_revives_or_shortens_a_reservation():
     book = reserve((), entry(until_s=100), now_s=0)
     assert refresh(book, "a", until_s=50)[0].until_s == 100
     assert refresh(book, "a", until_s=150)[0].until_s == 150
@@ -167,7 +167,7 @@ def test_a_lost_reservation_is_not_refreshed_and_a_refresh_never_shortens():
         refresh(release(book, "a"), "a", until_s=150)
 
 
-def test_what_a_name_covers():
+def test_covered_resolves_each_kind_of_name():
     topology = INVENTORY.topology
     assert covered(topology, ()) == (WHOLE_LAB,)
     assert covered(topology, ["rtsw1:ctsw1"]) == ("rtsw1:ctsw1",)
@@ -179,7 +179,7 @@ def test_what_a_name_covers():
         covered(topology, ["hots1"])
 
 
-def test_a_booking_is_also_the_limit_of_what_its_owner_touches():
+def test_booking_limits_what_its_owner_touches():
     book = reserve((), entry(mode="booking", covers=("host1", "link1")), now_s=0)
     assert outside(book, "me", ("host1", "host2"), now_s=1) == ("host2",)
     assert outside(book, "me", (WHOLE_LAB,), now_s=1) == (WHOLE_LAB,)
@@ -219,13 +219,13 @@ def test_real_processes_on_a_real_file_exclude_each_other(tmp_path):
         subprocess.Popen([*argv, f"user{number}", "5"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         for number in range(3)
     ]
-    said = [process.communicate(timeout=300) for process in running]
-    assert [process.returncode for process in running] == [0, 0, 0], said
-    assert [int(out) for out, _ in said] == [5, 5, 5]
+    output = [process.communicate(timeout=300) for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0], output
+    assert [int(out) for out, _ in output] == [5, 5, 5]
     assert local_store(tmp_path, lab="x").read().book == ()
 
 
-def test_a_book_of_another_version_is_told_not_overwritten(tmp_path):
+def test_store_of_another_version_is_reported_and_not_overwritten(tmp_path):
     store = local_store(tmp_path, lab="x")
     assert store.write((entry(),), after=store.read())
     path = tmp_path / "reservations" / "x.json"
@@ -234,7 +234,7 @@ def test_a_book_of_another_version_is_told_not_overwritten(tmp_path):
         store.read()
 
 
-def test_a_write_after_somebody_else_s_is_refused(tmp_path):
+def test_store_write_after_a_concurrent_write_is_rejected(tmp_path):
     store = local_store(tmp_path, lab="x")
     stale = store.read()
     assert store.write((entry(),), after=stale)
@@ -242,7 +242,7 @@ def test_a_write_after_somebody_else_s_is_refused(tmp_path):
     assert store.read().book == (entry(),)
 
 
-def test_a_folder_that_cannot_be_written_is_told_with_what_to_do(tmp_path):
+def test_store_folder_that_is_not_writable_is_an_error_with_the_remedy(tmp_path):
     (tmp_path / "reservations").write_text("a file where the folder should be")
     store = local_store(tmp_path, lab="x")
     with pytest.raises(LabError, match="install -d -m 2775"):
@@ -258,7 +258,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def other_user(home, monkeypatch):
-    """Become somebody else with the same lab."""
+    """Become another user of the same lab."""
 
     def become(name):
         monkeypatch.setattr(lease_module, "owner", lambda: name)
@@ -267,7 +267,7 @@ def other_user(home, monkeypatch):
     return become
 
 
-def test_a_holding_ends_with_its_block_and_excludes_meanwhile(home, other_user):
+def test_lease_ends_with_its_block_and_excludes_others_meanwhile(home, other_user):
     with hold(INVENTORY, ["host1"], why="test", mode="exclusive") as mine:
         mine.refresh()
         other_user("bob")
@@ -279,7 +279,7 @@ def test_a_holding_ends_with_its_block_and_excludes_meanwhile(home, other_user):
         pass
 
 
-def test_a_dead_process_of_this_machine_holds_nothing(home):
+def test_lease_of_a_dead_process_on_this_machine_is_free(home):
     code = (
         "import os, sys; from testbed import shipped; from testbed.inventory.lab_inventory import load\n"
         "from testbed.tenancy.lab_lease import hold\n"
@@ -291,14 +291,14 @@ def test_a_dead_process_of_this_machine_holds_nothing(home):
         pass
 
 
-def test_the_living_are_not_dead():
+def test_is_dead_is_false_for_living_and_unknown_processes():
     assert not is_dead(this_process())
     machine, pid, start = this_process().rsplit(":", 2)
     assert is_dead(f"{machine}:{pid}:{int(start) + 1}")
     assert not is_dead(f"another-boot:pid:[1]:{pid}:1")
 
 
-def test_a_holding_that_was_taken_away_says_so(home):
+def test_lease_that_was_removed_raises_reservation_lost(home):
     with pytest.raises(ReservationLost, match="must not change"), hold(INVENTORY, why="x", mode="exclusive") as mine:
         mine.store.change(lambda _now: ())
         mine._sure_until = 0.0
@@ -306,8 +306,8 @@ def test_a_holding_that_was_taken_away_says_so(home):
     assert mine._lost is not None
 
 
-def test_who_is_cut_off_while_he_takes_is_not_in_his_own_way(tmp_path, monkeypatch):
-    """The answer to the write is lost, the write is not: the next try must not wait for a lease of one's own."""
+def test_lease_interrupted_while_it_is_taken_does_not_block_its_owner(tmp_path, monkeypatch):
+    """The write succeeds but its answer is lost: the next attempt must not wait for its own lease."""
     store = local_store(tmp_path, lab="x")
     real, cuts = store.shell, []
 
@@ -326,13 +326,13 @@ def test_who_is_cut_off_while_he_takes_is_not_in_his_own_way(tmp_path, monkeypat
         assert store.read().book == ()
 
 
-def test_a_lease_runs_out_while_the_holder_sleeps():
-    """CLOCK_MONOTONIC stands still then (clock_gettime(2)): the clock that is asked must not."""
+def test_lease_expires_while_the_machine_sleeps():
+    """CLOCK_MONOTONIC stops during suspend (clock_gettime(2)), so the lease uses another clock."""
     before = time.clock_gettime(time.CLOCK_BOOTTIME)
     assert before <= lease_module.now_s() <= time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def test_a_jump_host_that_is_away_for_a_while_is_forgiven_until_the_lease_ends(monkeypatch):
+def test_lease_tolerates_an_unreachable_jump_host_until_it_expires(monkeypatch):
     def shell(argv, stdin):
         return 255, "", "connection refused"
 
@@ -347,7 +347,7 @@ def test_a_jump_host_that_is_away_for_a_while_is_forgiven_until_the_lease_ends(m
         holding.refresh()
 
 
-def test_a_booking_lets_its_owner_in_and_keeps_him_inside(home, other_user):
+def test_booking_admits_its_owner_and_keeps_him_inside(home, other_user):
     reserve_by_hand(INVENTORY, ["host1", "host2"], for_s=60, why="mine")
     with hold(INVENTORY, ["host1"], why="flow", mode="shared"):
         pass
@@ -361,7 +361,7 @@ def test_a_booking_lets_its_owner_in_and_keeps_him_inside(home, other_user):
         reserve_by_hand(INVENTORY, [], for_s=60, why="all of it")
 
 
-def test_what_a_holder_starts_works_under_its_holding(home, monkeypatch):
+def test_lease_is_inherited_by_programs_of_its_holder(home, monkeypatch):
     with hold(INVENTORY, why="pytest", mode="exclusive") as above:
         monkeypatch.setenv(lease_module.INHERITED, above.token)
         with hold(INVENTORY, ["host1"], why="inject", mode="shared") as below:
@@ -384,7 +384,7 @@ def faultbed(home):
     return call
 
 
-def test_reserve_status_release(faultbed, home, other_user):
+def test_reserve_status_and_release_commands_work_together(faultbed, home, other_user):
     assert faultbed("reserve", "host1", "--for", "2h", "--why", "incast study").returncode == 0
     shown = json.loads(faultbed("status", "--json").stdout)["reservations"]
     assert [(one["why"], one["covers"][0], one["mode"]) for one in shown] == [("incast study", "host1", "booking")]

@@ -46,19 +46,19 @@ def test_ten_thousand_interleavings_have_no_double_holder():
 
 @pytest.mark.usefixtures("world")
 @pytest.mark.parametrize("broken", ["lock", "digest", "torn", "clock", "sleep", "sync", "dead"])
-def test_each_thing_that_keeps_holders_apart_is_needed(broken):
-    """Taken out one by one, in the same kind of interleavings, each of them shows."""
+def test_model_each_exclusion_mechanism_is_needed(broken):
+    """With any one of them removed, some interleaving has two holders."""
     assert any(World(seed, broken).run(100).doubles for seed in range(3_000))
 
 
 @pytest.mark.usefixtures("world")
-def test_so_is_the_rule_of_conflict(monkeypatch):
+def test_model_conflict_rule_is_needed(monkeypatch):
     monkeypatch.setattr(reservation, "conflicts", lambda *_: False)
     assert any(World(seed).run(100).doubles for seed in range(200))
 
 
 @pytest.mark.usefixtures("world")
-def test_so_is_the_part_of_the_lease_that_nobody_is_sure_of(monkeypatch):
+def test_model_safety_margin_of_the_lease_is_needed(monkeypatch):
     monkeypatch.setattr(lab_lease, "_SURE", 1.0)
     assert any(World(seed).run(100).doubles for seed in range(3_000))
 
@@ -83,8 +83,8 @@ COMMANDS = ("cat", "sha256sum", "cut", "mkdir", "flock", "sync", "mv")
 
 
 @pytest.mark.parametrize("side", ["KILL_BEFORE", "KILL_AFTER"])
-def test_a_write_that_is_killed_at_any_command_leaves_the_old_book_or_the_new_one(tmp_path, side):
-    """SIGKILL of the whole group before, or after, each command of the real script; and the next one can write."""
+def test_store_write_killed_at_any_command_leaves_the_old_or_the_new_book(tmp_path, side):
+    """SIGKILL of the group before or after each command of the real script; the next write succeeds."""
     for name in COMMANDS:
         (tmp_path / name).write_text(KILLER % (shutil.which("flock"), shutil.which("cat"), shutil.which(name)))
         (tmp_path / name).chmod(0o755)
@@ -119,8 +119,8 @@ def test_a_write_that_is_killed_at_any_command_leaves_the_old_book_or_the_new_on
     assert number > len(COMMANDS)
 
 
-def test_a_write_whose_text_is_cut_short_changes_nothing(tmp_path):
-    """Killed between the start of the remote script and the end of what it is sent: an empty book would free all."""
+def test_store_write_with_truncated_input_changes_nothing(tmp_path):
+    """If the writer dies before all input is sent, an empty book would release everything."""
     store = local_store(tmp_path, lab="x")
     assert store.write((entry("old"),), after=store.read())
     real = store.shell
@@ -134,7 +134,7 @@ def test_a_write_whose_text_is_cut_short_changes_nothing(tmp_path):
         assert [one.token for one in store.read().book] == ["old"]
 
 
-def test_who_hangs_in_the_middle_of_a_write_holds_up_nobody(tmp_path):
+def test_store_write_that_hangs_does_not_block_others(tmp_path):
     store = local_store(tmp_path, lab="x")
     reading = store.read()
     argv = ["sh", "-c", _WRITE, "write", store.folder, "x", reading.digest, "0" * 64]
@@ -149,7 +149,7 @@ def test_who_hangs_in_the_middle_of_a_write_holds_up_nobody(tmp_path):
         asleep.communicate()
 
 
-def test_a_book_that_cannot_be_read_is_not_an_empty_one(tmp_path):
+def test_store_unreadable_book_is_not_an_empty_one(tmp_path):
     store = local_store(tmp_path, lab="x")
     empty = store.read()
     book = tmp_path / "reservations" / "x.json"
@@ -164,8 +164,8 @@ def test_a_book_that_cannot_be_read_is_not_an_empty_one(tmp_path):
         store.read()
 
 
-def test_the_model_s_jump_host_answers_as_the_scripts_do(tmp_path):
-    """The same writes, some overtaken and some cut short, to the real scripts and to the model's steps."""
+def test_model_jump_host_answers_as_the_scripts_do(tmp_path):
+    """Equal writes, some overtaken and some truncated, go to the real scripts and to the model's steps."""
     real = local_store(tmp_path, lab="x")
     world = World(0)
     world.pause = lambda *_, **__: None
@@ -174,15 +174,15 @@ def test_the_model_s_jump_host_answers_as_the_scripts_do(tmp_path):
     for number in range(40):
         after = chance.choice(readings[-3:])
         texts = tuple(entry(f"{number}.{n}") for n in range(chance.randrange(1, 4)))
-        told = [store.write(texts, after=reading) for store, reading in zip((real, model), after, strict=True)]
-        assert told[0] == told[1]
+        actual = [store.write(texts, after=reading) for store, reading in zip((real, model), after, strict=True)]
+        assert actual[0] == actual[1]
         readings.append((real.read(), model.read()))
         assert readings[-1][0].book == readings[-1][1].book
         torn = ["sh", "-c", _WRITE, "write", real.folder, "x", readings[-1][0].digest, hashlib.sha256(b"x").hexdigest()]
         assert [store.shell(torn, "{")[0] for store in (real, model)] == [6, 6]
 
 
-def test_a_clock_that_is_set_ends_no_lease_and_a_boot_gives_back_what_was_left(tmp_path):
+def test_store_clock_change_ends_no_lease_and_a_boot_keeps_the_remaining_time(tmp_path):
     stamps = {"boot": "b1", "up": 100.0, "day": 5000.0}
     real = local_store(tmp_path, lab="x")
 
@@ -204,7 +204,7 @@ def test_a_clock_that_is_set_ends_no_lease_and_a_boot_gives_back_what_was_left(t
     stamps |= {"boot": "b2", "up": 5.0, "day": 8000.0}
     store.change(lambda now: now.book)
     stamps |= {"up": 15.0, "day": 99000.0}
-    found = store.read()
-    assert (found.now_s, [one.until_s for one in found.book]) == (8010.0, [8300.0, 9000.0])
+    result = store.read()
+    assert (result.now_s, [one.until_s for one in result.book]) == (8010.0, [8300.0, 9000.0])
     stamps |= {"boot": "b3", "up": 1.0, "day": 0.0}  # no battery
     assert store.read().now_s == 8000.0

@@ -38,19 +38,19 @@ def run(lab, tmp_path, monkeypatch, with_faults):
     monkeypatch.setattr(loop, "_wants_twin", lambda _: False)
     monkeypatch.setattr(loop.emulation_limit, "sent_bps", lambda *_: None)
     lab.inventory_model = getattr(lab, "inventory_model", None)
-    found = Found()
+    result = Found()
     (tmp_path / "run").mkdir()
     with Journal(tmp_path / "run" / "journal.jsonl") as journal:
         loop._guarded(
             SimpleNamespace(experiment=SimpleNamespace(fabric=None, workload=None)),
             lab,
             journal,
-            found,
+            result,
             lambda _: None,
             None,
             None,
         )
-    return found
+    return result
 
 
 ERRORS = [LabError("host1 does not answer"), FULL, ValueError("no such sample"), RuntimeError(), KeyError("x")]
@@ -64,16 +64,16 @@ def test_run_that_an_error_ends_compares_the_lab_and_keeps_the_error(lab, tmp_pa
         change(tmp_path, "host1", state)
         raise error
 
-    found = run(lab, tmp_path, monkeypatch, with_faults)
-    assert found.lab_state == ("CLEAN" if state == "UP" else "DIRTY")
+    result = run(lab, tmp_path, monkeypatch, with_faults)
+    assert result.lab_state == ("CLEAN" if state == "UP" else "DIRTY")
     assert dirty.is_marked(tmp_path) == (state == "DOWN")
     assert dirty.unfinished(tmp_path) == ()
-    assert len(found.errors) == 1
+    assert len(result.errors) == 1
     assert [record.op for record in read(tmp_path / "run" / "journal.jsonl")] == ["error", "lab"]
 
 
 @pytest.mark.parametrize(("state", "code"), [("UP", 3), ("DOWN", 5)])
-def test_run_that_ctrl_c_ends_compares_the_lab_and_says_what_it_saw(lab, tmp_path, monkeypatch, state, code):
+def test_run_ended_by_ctrl_c_compares_the_lab_and_reports_the_result(lab, tmp_path, monkeypatch, state, code):
     def with_faults(*_):
         change(tmp_path, "host1", state)
         raise KeyboardInterrupt
@@ -81,12 +81,12 @@ def test_run_that_ctrl_c_ends_compares_the_lab_and_says_what_it_saw(lab, tmp_pat
     with pytest.raises(Interrupted) as caught:
         run(lab, tmp_path, monkeypatch, with_faults)
     assert caught.value.exit_code == code
-    said = (
+    output = (
         "the lab is as it was before"
         if code == 3
         else "the lab is DIRTY: host1: link be0 was UP, is DOWN; run `faultbed heal`"
     )
-    assert str(caught.value) == said
+    assert str(caught.value) == output
     assert dirty.is_marked(tmp_path) == (state == "DOWN")
 
 
@@ -101,14 +101,14 @@ def test_run_with_a_second_ctrl_c_during_the_comparison_says_that_it_was_not_mad
     assert "was killed" in dirty.unfinished(tmp_path)[0]
 
 
-def test_run_on_a_lab_that_cannot_be_looked_at_is_not_called_clean(lab, tmp_path, monkeypatch):
+def test_run_on_an_unreachable_lab_is_not_clean(lab, tmp_path, monkeypatch):
     def silent(_):
         raise LabError("host1 does not answer")
 
     monkeypatch.setattr(fingerprint, "capture", silent)
-    found = run(lab, tmp_path, monkeypatch, lambda *_: pytest.fail("nothing may be changed"))
-    assert found.errors == ["host1 does not answer"]
-    assert found.lab_state == "DIRTY"
+    result = run(lab, tmp_path, monkeypatch, lambda *_: pytest.fail("nothing may be changed"))
+    assert result.errors == ["host1 does not answer"]
+    assert result.lab_state == "DIRTY"
 
 
 @pytest.fixture
@@ -188,7 +188,7 @@ def test_run_with_a_second_ctrl_c_while_it_clears_is_marked_and_claims_nothing(s
 
 
 def test_run_with_two_ctrl_c_before_its_fault_is_armed_is_not_dirty(soft, tmp_path, monkeypatch):
-    """Nothing has changed, and the holder that is let go cannot change anything any more."""
+    """Nothing has changed, and the released holder cannot change anything any more."""
 
     def interrupted(*_):
         raise KeyboardInterrupt
@@ -210,15 +210,15 @@ def test_run_with_two_ctrl_c_before_its_fault_is_armed_is_not_dirty(soft, tmp_pa
 
 
 @pytest.mark.parametrize(("state", "kind"), [("CLEAN", LabError), ("DIRTY", DirtyLab)])
-def test_run_that_cannot_be_written_down_says_how_faults_and_lab_ended(tmp_path, state, kind):
+def test_run_that_cannot_be_recorded_says_how_faults_and_lab_ended(tmp_path, state, kind):
     receipt = SimpleNamespace(cleared=SimpleNamespace(ok=True))
-    found = Found(lab_state=state, lab_diff=() if state == "CLEAN" else ("host1: link be0 is DOWN",))
+    result = Found(lab_state=state, lab_diff=() if state == "CLEAN" else ("host1: link be0 is DOWN",))
     with Journal(tmp_path / "journal") as journal:
-        found.injector = Injector(SimpleNamespace(), journal)
-    found.injector.receipts = (receipt, receipt)
+        result.injector = Injector(SimpleNamespace(), journal)
+    result.injector.receipts = (receipt, receipt)
     decided = SimpleNamespace(plan=SimpleNamespace(experiment="demo", seed=1))
-    error = loop._not_recorded(decided, SimpleNamespace(name="soft"), loop.RunDir(tmp_path), found, FULL)
+    error = loop._not_recorded(decided, SimpleNamespace(name="soft"), loop.RunDir(tmp_path), result, FULL)
     assert type(error) is kind
-    said = f"{tmp_path}: the run could not be written down: samples.parquet: No space left on device; "
-    assert str(error).startswith(f"{said}2 faults cleared and verified; the lab is {state}")
+    output = f"{tmp_path}: the run could not be written down: samples.parquet: No space left on device; "
+    assert str(error).startswith(f"{output}2 faults cleared and verified; the lab is {state}")
     assert loop.RunDir(tmp_path).read_verdict().lab_state == state

@@ -40,7 +40,7 @@ def under(**policy):
     return replace(RACK, safety=SafetyVars(**policy))
 
 
-def test_the_example_allows_its_first_rack_for_two_minutes():
+def test_safety_example_allows_its_first_rack_for_two_minutes():
     safety.check(planned("link.down", "host1:mlx5_0", 120), RACK)
     safety.check(planned("link.down", "rtsw1:host2:mlx5_7"), RACK)
     with pytest.raises(Forbidden, match=r"120 s that rack-h100 allows \(faultbed_safety.longest_fault_s\)"):
@@ -50,14 +50,14 @@ def test_the_example_allows_its_first_rack_for_two_minutes():
             safety.check(planned("link.down", target), RACK)
 
 
-def test_without_a_policy_a_rack_allows_nothing_and_a_soft_lab_everything():
+def test_safety_without_a_policy_allows_nothing_on_a_rack_and_everything_on_a_soft_lab():
     with pytest.raises(Forbidden, match="allows nothing"):
         safety.check(planned("link.down", "host1:mlx5_0"), replace(RACK, safety=None))
     assert SOFT.safety is None
     safety.check(planned("host.rank-kill", "host1", 1e6, SOFT), SOFT)
 
 
-def test_what_cannot_be_reverted_needs_a_word():
+def test_safety_irreversible_fault_needs_confirmation():
     kill = planned("host.rank-kill", "host1")
     with pytest.raises(Forbidden, match=r"--confirm host\.rank-kill"):
         safety.check(kill, RACK)
@@ -69,14 +69,14 @@ def test_what_cannot_be_reverted_needs_a_word():
         safety.check(kill, under(may_disrupt=["*"], irreversible="never"), confirmed=["host.rank-kill"])
 
 
-def test_an_uplink_goes_by_the_names_of_both_its_ends():
+def test_safety_uplink_pattern_matches_the_names_of_both_ends():
     for pattern in ("rtsw1:ctsw1", "ctsw1:rtsw1", "ctsw1:*"):
         for target in ("rtsw1:ctsw1", "ctsw1:rtsw1"):
             safety.check(planned("link.down", target), under(may_disrupt=[pattern]))
 
 
-def test_a_fault_that_another_host_does_takes_that_host_and_needs_leave_for_it():
-    """Elephants to host1 are sent by a host of the other rack, which may be somebody else's."""
+def test_safety_fault_done_from_another_host_needs_permission_for_that_host():
+    """Elephants to host1 are sent by a host of the other rack, which may belong to another user."""
     elephants = planned("congestion.background", "host1:mlx5_0", rate=1000)
     assert elephants.place.node == "host3"
     assert touches(elephants, RACK.topology) == ("host1:mlx5_0", "host3")
@@ -87,8 +87,8 @@ def test_a_fault_that_another_host_does_takes_that_host_and_needs_leave_for_it()
     assert touches(planned("link.down", "rtsw1:host1:mlx5_0"), RACK.topology) == ("rtsw1:host1:mlx5_0",)
 
 
-def test_a_device_that_is_found_by_a_rescan_takes_the_buses_of_its_host():
-    """The rescan that brings one back would bring back another that is still to be gone."""
+def test_safety_removed_pcie_device_claims_the_buses_of_its_host():
+    """The rescan that restores one device would also restore another that must stay removed."""
     assert touches(planned("rnic.remove", "host1:mlx5_0"), RACK.topology) == ("host1:mlx5_0", "host1")
     specs = [FaultSpec(kind="rnic.remove", target=f"host1:mlx5_{n}", at_s=n, for_s=5.0) for n in (0, 1)]
     with pytest.raises(UsageError, match="both change the PCI buses of host1"):
@@ -98,8 +98,8 @@ def test_a_device_that_is_found_by_a_rescan_takes_the_buses_of_its_host():
 
 
 @given(st.lists(st.sampled_from(["host1", "host1:*", "rtsw1:*", "ctsw?", "nothing"])), st.floats(3, 1000))
-def test_more_patterns_never_forbid_more(patterns, for_s):
-    """Whatever is allowed by some patterns is allowed by more of them."""
+def test_safety_more_patterns_never_forbid_more(patterns, for_s):
+    """A fault permitted by some patterns is permitted by more of them."""
     fault = planned("link.down", "host1:mlx5_0", for_s)
 
     def allowed(may):
@@ -126,21 +126,21 @@ def together(inventory, *faults):
 RNICS = [("link.down", f"host1:mlx5_{n}", 1.0, 5.0) for n in range(3)]
 
 
-def test_a_rack_is_hurt_in_one_place_at_a_time_unless_its_owner_says_otherwise():
-    """A second link while the first is down; not one after the other, and not a link beside a GPU."""
+def test_safety_rack_has_one_fault_at_a_time_unless_the_policy_allows_more():
+    """A second link fault during the first is rejected; one after the other, or a link beside a GPU, is not."""
     cautious = under(may_disrupt=["*"])
     assert together(cautious, RNICS[0], ("gpu.lost", "host2:gpu0", 1.0, 5.0)) is None
     assert together(cautious, RNICS[0], ("link.down", "host1:mlx5_1", 6.0, 5.0)) is None
-    said = together(cautious, RNICS[0], RNICS[1])
-    assert "2 links would be affected at 1 s (rtsw1:host1:mlx5_0, rtsw" in said
-    assert "allows 1 (faultbed_safety.most_links)" in said
+    output = together(cautious, RNICS[0], RNICS[1])
+    assert "2 links would be affected at 1 s (rtsw1:host1:mlx5_0, rtsw" in output
+    assert "allows 1 (faultbed_safety.most_links)" in output
     assert together(under(may_disrupt=["*"], most_links=2), *RNICS[:2]) is None
     assert "3 links" in together(under(may_disrupt=["*"], most_links=2), *RNICS)
     assert "most_hosts" in together(cautious, *(("gpu.lost", f"host{n}:gpu0", 0.0, 5.0) for n in (1, 2)))
 
 
-def test_all_uplinks_of_a_rack_switch_are_never_hurt_unless_that_is_allowed():
-    """By each of them, by the switches at their far ends, or by the switch itself."""
+def test_safety_all_uplinks_of_a_rack_switch_need_permission():
+    """This covers faults on each uplink, on the switches at their far ends, and on the switch itself."""
     ups = [link.name for link in RACK.topology.links_of("rtsw1") if link.is_uplink]
     spines = sorted({link.other("rtsw1").node for link in RACK.topology.links_of("rtsw1") if link.is_uplink})
     by_links = [("link.down", name, 0.0, 5.0) for name in ups]
@@ -154,7 +154,7 @@ def test_all_uplinks_of_a_rack_switch_are_never_hurt_unless_that_is_allowed():
     assert together(under(**wide), ("switch.hash-policy", "rtsw1", 0.0, 5.0)) is None
 
 
-def test_a_soft_lab_has_no_limit_but_those_that_it_is_given():
+def test_safety_soft_lab_has_only_its_configured_limits():
     faults = [("link.down", link.name, 0.0, 5.0) for link in SOFT.topology.links]
     assert together(SOFT, *faults) is None
     assert together(replace(SOFT, safety=SafetyVars(may_disrupt=["*"])), *faults) is None
@@ -162,8 +162,8 @@ def test_a_soft_lab_has_no_limit_but_those_that_it_is_given():
     assert "most_links" in together(limited, *faults[:3])
 
 
-def test_the_injector_counts_what_is_there_already(tmp_path, monkeypatch):
-    """By hand there are no windows: what is prepared is there until it is cleared."""
+def test_injector_counts_faults_already_prepared(tmp_path, monkeypatch):
+    """Manual faults have no windows: a prepared fault counts until it is cleared."""
     monkeypatch.setattr("inject.leases.lease.Lease.begin", lambda _: None)
     monkeypatch.setattr("inject.prepared_fault.PreparedFault.prepare_target", lambda _: {})
     limited = under(may_disrupt=["*"])
@@ -180,8 +180,8 @@ def test_the_injector_counts_what_is_there_already(tmp_path, monkeypatch):
         injector.prepare(planned("link.down", "host1:mlx5_1"))
 
 
-def test_the_injector_asks_before_it_does_anything(tmp_path):
-    """No channel is opened, nothing is prepared; the refusal is written down with its revert."""
+def test_injector_checks_the_policy_before_any_action(tmp_path):
+    """No channel is opened and nothing is prepared; the refusal is recorded with the revert."""
     lab = SimpleNamespace(
         inventory_model=RACK, name="rack", state_dir=tmp_path / "state", topology=RACK.topology, ours=("*",)
     )
@@ -195,8 +195,8 @@ def test_the_injector_asks_before_it_does_anything(tmp_path):
     assert "@" in line["who"]
 
 
-def test_what_does_not_go_well_is_written_down_too(tmp_path, monkeypatch):
-    """A target that refuses, a fault that cannot be armed, and one whose end nobody has seen because of Ctrl-C."""
+def test_audit_log_records_failures(tmp_path, monkeypatch):
+    """A target that refuses, a fault that cannot be armed, and one whose end is unseen because of Ctrl-C."""
     monkeypatch.setattr("inject.leases.lease.Lease.begin", lambda _: None)
     monkeypatch.setattr("inject.prepared_fault.Witnesses", lambda *_: SimpleNamespace(before={}))
 
@@ -223,14 +223,14 @@ def test_what_does_not_go_well_is_written_down_too(tmp_path, monkeypatch):
             ready = injector.prepare(planned("link.down", "host1:mlx5_0"))
             with pytest.raises(FaultError):
                 ready.arm()
-    found = [(line["event"], line.get("detail", "")) for line in audit_log.entries(lab.state_dir)]
-    assert found == [
+    actual = [(line["event"], line.get("detail", "")) for line in audit_log.entries(lab.state_dir)]
+    assert actual == [
         ("not prepared", "unexpected state"), ("arming", ""), ("not armed", "no such program"),
         ("not cleared", "its end was not observed: the command was interrupted"),
     ]  # fmt: skip
 
 
-def test_the_audit_log_only_grows_and_survives_a_torn_line(tmp_path):
+def test_audit_log_only_grows_and_survives_a_truncated_line(tmp_path):
     audit_log.append(tmp_path, "arming", kind="a")
     first = audit_log.path_of(tmp_path).read_bytes()
     with audit_log.path_of(tmp_path).open("ab") as file:
@@ -240,7 +240,7 @@ def test_the_audit_log_only_grows_and_survives_a_torn_line(tmp_path):
     assert [entry["event"] for entry in audit_log.entries(tmp_path)] == ["arming", "cleared"]
 
 
-def test_many_writers_lose_no_line(tmp_path):
+def test_audit_log_loses_no_line_of_many_writers(tmp_path):
     code = (
         "import sys; from pathlib import Path; from testbed.tenancy import audit_log as auditlog\n"
         "for n in range(50): auditlog.append(Path(sys.argv[1]), 'arming', n=n, text='x' * 3000)"
@@ -250,7 +250,7 @@ def test_many_writers_lose_no_line(tmp_path):
     assert len(list(audit_log.entries(tmp_path))) == 200
 
 
-def test_a_policy_that_names_nothing_is_found(tmp_path):
+def test_audit_reports_a_policy_that_matches_nothing(tmp_path):
     text = (inventories() / "soft-mini.yml").read_text()
     path = tmp_path / "lab.yml"
     policy = "faultbed_safety: {may_disrupt: ['host1:*', 'host9'], longest_fault_s: 0}, faultbed_schema: 1"
@@ -260,7 +260,7 @@ def test_a_policy_that_names_nothing_is_found(tmp_path):
     assert [found.place for found in audit(path)] == ["all.safety.most_hosts"]
 
 
-def test_a_power_cycle_needs_policy_need_and_bmc():
+def test_power_cycle_needs_policy_dirty_lab_and_bmc():
     allowed = replace(RACK, safety=SafetyVars(power_cycle="after-heal", may_disrupt=["host?"]))
     elsewhere = replace(RACK, safety=SafetyVars(power_cycle="after-heal", may_disrupt=["host2", "host1:*"]))
     for inventory, dirty, words in (
@@ -274,16 +274,16 @@ def test_a_power_cycle_needs_policy_need_and_bmc():
             power_cycle.plan(inventory, "host1", dirty=dirty)
     with pytest.raises(UsageError, match="no host"):
         power_cycle.plan(allowed, "rtsw1", dirty=True)
-    found = power_cycle.plan(allowed, "host1", dirty=True)
-    assert "https://198.51.100.11/redfish/v1/Systems " in found.commands[0]
-    assert "password" not in " ".join(found.commands).lower()
+    result = power_cycle.plan(allowed, "host1", dirty=True)
+    assert "https://198.51.100.11/redfish/v1/Systems " in result.commands[0]
+    assert "password" not in " ".join(result.commands).lower()
     ipmi = {name: type(bmc)(address=bmc.address, protocol="ipmi") for name, bmc in RACK.bmcs.items()}
     assert (
         power_cycle.plan(replace(allowed, bmcs=ipmi), "host2", dirty=True).commands[1].endswith("chassis power cycle")
     )
 
 
-def test_the_commands(faultbed, tmp_path):  # noqa: F811 - a fixture
+def test_inject_and_power_cycle_commands_apply_the_policy(faultbed, tmp_path):  # noqa: F811 - a fixture
     rack = ("--lab", "inventory/rack-h100.example.yml")
     shown = faultbed(*rack, "inject", "link.down", "host3:mlx5_0", "--for", "5s", "--plan")
     assert shown.returncode == 0

@@ -191,7 +191,7 @@ def test_check_spacing_names_both_faults():
     safety.check_spacing(downs(0, 2), rack())
 
 
-def test_check_spacing_sees_an_earlier_fault_that_lasts_longer_than_those_between():
+def test_check_spacing_includes_an_earlier_long_fault():
     long = plan_all(
         [
             FaultSpec(kind="link.down", target="host1:mlx5_0", at_s=0.0, for_s=50.0),
@@ -244,11 +244,11 @@ def test_injector_keeps_the_spacing_to_faults_of_other_commands(tmp_path, monkey
     monkeypatch.setattr("inject.prepared_fault.PreparedFault.prepare_target", lambda _: {})
     state = tmp_path / "state"
     state.mkdir()
-    said = [
+    output = [
         {"at": f"2026-11-25T{at}+00:00", "event": event, "id": "a", "kind": "link.down", "target": "x", "for_s": 60.0}
         for event, at in lines
     ]
-    audit_log.path_of(state).write_text("".join(f"{json.dumps(line)}\n" for line in said))
+    audit_log.path_of(state).write_text("".join(f"{json.dumps(line)}\n" for line in output))
     clock = SimpleNamespace(
         now=lambda _: datetime.fromisoformat(f"2026-11-25T{now}+00:00"), fromisoformat=datetime.fromisoformat
     )

@@ -60,7 +60,7 @@ def commands(tmp_path):
     ],
     ids=["bgp-reset", "frr", "commands"],
 )
-def test_holder_is_not_taken_for_dead_while_its_command_is_slow(holder, tmp_path, actuator, args):
+def test_holder_with_a_slow_command_is_not_treated_as_dead(holder, tmp_path, actuator, args):
     made = args(tmp_path) if callable(args) else args
     prepared = ask(
         holder, "prepare", id="slow", actuator=actuator, args=made, edges=[[0.0, True]], window_s=60.0, ttl_s=30.0,

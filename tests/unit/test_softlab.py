@@ -34,12 +34,12 @@ def one(soft, tmp_path):
 IMAGE = Image(digest="0" * 12, folder=__import__("pathlib").Path("/nowhere"))
 
 
-def test_the_carrier_comes_first(soft):
-    """It reads its ends of the wires before any host sends."""
+def test_softlab_lists_the_carrier_first(soft):
+    """The carrier must read its ends of the wires before any host sends."""
     assert [machine.name for machine in machines(soft)] == ["fabric", "host1", "host2", "host3", "host4"]
 
 
-def test_every_wire_has_one_host_end_and_one_carrier_end(soft):
+def test_softlab_every_wire_has_one_host_end_and_one_carrier_end(soft):
     """12 wires: a front end and two RNICs for each of four hosts."""
     ends: dict[str, set[str]] = {}
     for machine in machines(soft):
@@ -51,26 +51,26 @@ def test_every_wire_has_one_host_end_and_one_carrier_end(soft):
     assert set(map(frozenset, ends.values())) == {frozenset({"host", "carrier"})}
 
 
-def test_macs_are_unique(soft):
+def test_softlab_macs_are_unique(soft):
     macs = [nic.mac for machine in machines(soft) for nic in machine.nics]
     assert len(macs) == len(set(macs))
 
 
-def test_nothing_listens_outside_loopback(one):
-    """The only forward is on 127.0.0.1, its port is QEMU's to choose, and the guest cannot reach out."""
+def test_vm_listens_on_loopback_only(one):
+    """The only forwarding is on 127.0.0.1 at a port that QEMU chooses, and the guest has no outside access."""
     argv = vm.command_line(one, IMAGE, "tcg", snapshot=None)
     users = [arg for arg in argv if arg.startswith("user,")]
     assert users == ["user,id=mgmt0,restrict=on,hostfwd=tcp:127.0.0.1:0-:22"]
     assert not [arg for arg in argv if arg.startswith(("tcp:", "vnc", "telnet:"))]
 
 
-def test_a_resumed_vm_waits_for_the_others(one):
+def test_vm_resumed_from_a_snapshot_starts_paused(one):
     argv = vm.command_line(one, IMAGE, "kvm", snapshot="base")
     assert argv[-3:] == ["-loadvm", "base", "-S"]
     assert "kvm" in argv
 
 
-def test_both_ends_of_a_wire_name_each_other(soft, tmp_path):
+def test_vm_wire_ends_name_each_other(soft, tmp_path):
     fabric, host1 = (Vm(machine=machine, folder=tmp_path, sockets=tmp_path) for machine in machines(soft)[:2])
     at_host = next(a for a in vm.command_line(host1, IMAGE, "tcg", snapshot=None) if a.startswith("dgram,id=be0"))
     at_fabric = next(
@@ -80,7 +80,7 @@ def test_both_ends_of_a_wire_name_each_other(soft, tmp_path):
     assert f"remote.type=unix,remote.path={local}" in at_fabric
 
 
-def test_a_seed_disk_carries_the_identity_and_keeps_the_key_private(soft):
+def test_seed_disk_has_the_identity_and_a_private_key(soft):
     pair = ssh_keys.generate()
     disk = vm.seed_disk(machines(soft)[1], host_key=pair.private, authorized_key=pair.public)
     assert len(disk) % 512 == 0
@@ -90,7 +90,7 @@ def test_a_seed_disk_carries_the_identity_and_keeps_the_key_private(soft):
         assert tar.getmember("etc/ssh/ssh_host_ed25519_key").mode == 0o600
 
 
-def test_private_files_are_never_readable_by_others(tmp_path):
+def test_lab_private_files_are_owner_only(tmp_path):
     path = tmp_path / "id"
     path.write_text("old")
     path.chmod(0o644)
@@ -99,13 +99,13 @@ def test_private_files_are_never_readable_by_others(tmp_path):
     assert path.read_text() == "secret"
 
 
-def test_the_image_digest_changes_with_the_recipe(monkeypatch):
+def test_image_digest_changes_with_the_recipe(monkeypatch):
     before = image.digest()
     monkeypatch.setattr(image, "PACKAGES", (*image.PACKAGES, "fio"))
     assert image.digest() != before
 
 
-def test_a_missing_tool_is_named_with_its_remedy(monkeypatch, tmp_path):
+def test_image_missing_tool_is_named_with_its_remedy(monkeypatch, tmp_path):
     monkeypatch.setenv("FAULTBED_CACHE", str(tmp_path))
     monkeypatch.setattr(image, "_which", lambda tool: None)
     with pytest.raises(LabError, match=r"mmdebstrap.*not found; install with `apt-get install"):
@@ -113,7 +113,7 @@ def test_a_missing_tool_is_named_with_its_remedy(monkeypatch, tmp_path):
     assert not list((tmp_path / "images").glob("*-*")), "no half-built image stays"
 
 
-def test_no_space_is_found_before_building(monkeypatch, tmp_path):
+def test_image_lack_of_space_is_reported_before_building(monkeypatch, tmp_path):
     monkeypatch.setenv("FAULTBED_CACHE", str(tmp_path))
     monkeypatch.setattr(image, "_which", lambda tool: tool)
     monkeypatch.setattr(image, "NEEDED_MIB", 10**9)
@@ -121,32 +121,32 @@ def test_no_space_is_found_before_building(monkeypatch, tmp_path):
         image.build(lambda _: None)
 
 
-def test_no_memory_is_found_before_booting(monkeypatch, soft, tmp_path):
+def test_lab_lack_of_memory_is_reported_before_booting(monkeypatch, soft, tmp_path):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
     monkeypatch.setattr(capacity, "available_mib", lambda: 100)
     with pytest.raises(LabError, match=r"soft needs \d+ MiB of memory, 100 MiB are available.*--lab soft-mini"):
         lifecycle.up(soft, lambda _: None)
 
 
-def test_no_room_for_the_vms_is_found_before_booting(monkeypatch, soft, tmp_path):
-    """It was found when the snapshot was taken, as an I/O error, after two minutes."""
+def test_lab_lack_of_disk_space_is_reported_before_booting(monkeypatch, soft, tmp_path):
+    """This used to appear two minutes later, as an I/O error while the snapshot was taken."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, 150 << 20))
     with pytest.raises(LabError, match=r"soft needs 1500 MiB of disk .* 150 MiB are free .*FAULTBED_HOME"):
         capacity.check_disk(soft, tmp_path)
 
 
-def test_an_unknown_accelerator_is_refused(monkeypatch):
+def test_unknown_accelerator_is_rejected(monkeypatch):
     monkeypatch.setenv("FAULTBED_ACCEL", "hvf")
     with pytest.raises(UsageError, match='FAULTBED_ACCEL="hvf": set kvm or tcg'):
         accel.choose(IMAGE, lambda _: None)
 
 
-def test_one_lab_has_one_keeper(tmp_path):
-    """A second up, reset or down of the same lab is told who is at it."""
+def test_lab_lock_admits_one_command_at_a_time(tmp_path):
+    """A second up, reset or down of the same lab is rejected with the first one's process id."""
     import os
 
-    told = rf"another faultbed \(process {os.getpid()}\)"
-    with lab_state.locked(tmp_path), pytest.raises(LabError, match=told), lab_state.locked(tmp_path):
+    reported = rf"another faultbed \(process {os.getpid()}\)"
+    with lab_state.locked(tmp_path), pytest.raises(LabError, match=reported), lab_state.locked(tmp_path):
         pass
 
 
@@ -162,8 +162,8 @@ def test_reset_of_a_lab_that_is_down_says_so(monkeypatch, soft, tmp_path):
         lifecycle.reset(soft, lambda _: None)
 
 
-def test_a_vm_keeps_nothing_of_its_callers_open(tmp_path):
-    """A pipe that a CI job waits on, or a lock, must not stay open as long as a VM lives. It did."""
+def test_vm_inherits_no_open_file_of_its_parent(tmp_path):
+    """A pipe that a CI job waits for, or a lock, used to stay open as long as a VM lived."""
     read_end, write_end = os.pipe()
     os.set_inheritable(write_end, True)  # noqa: FBT003
     pid = vm._spawn(["sleep", "20"], tmp_path / "log")
@@ -178,8 +178,8 @@ def test_a_vm_keeps_nothing_of_its_callers_open(tmp_path):
         os.close(read_end)
 
 
-def test_a_socket_that_is_bound_does_not_listen_yet(tmp_path):
-    """QEMU's monitor refuses whoever comes between the two; on a starved machine somebody does."""
+def test_vm_socket_that_is_bound_does_not_listen_yet(tmp_path):
+    """QEMU's monitor refuses connections between bind and listen; on a starved machine a client connects then."""
     path = tmp_path / "monitor"
     with socket.socket(socket.AF_UNIX) as server:
         assert not vm._listens(path)
@@ -198,8 +198,8 @@ def heard():
 
 
 @pytest.mark.usefixtures("heard")
-def test_a_second_ctrl_c_does_not_end_the_clean_up():
-    """It did: half of the VMs stayed, with a lab that nobody had written down as broken."""
+def test_second_ctrl_c_does_not_end_the_cleanup():
+    """A second Ctrl-C used to leave half of the VMs, and the lab was not recorded as broken."""
     done = []
     with pytest.raises(KeyboardInterrupt):
         try:

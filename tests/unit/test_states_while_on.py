@@ -29,8 +29,10 @@ BUSY = "host2/hogs.running"
         ({BUSY: 1}, "over", {BUSY: 1}),
     ],
 )
-def test_what_was_read_after_the_end_is_no_look_at_the_fault(seen, state, kept, monkeypatch):
-    """A robbed host answers late: three seconds were over, and it was said that nobody had robbed it."""
+def test_state_read_after_the_window_is_no_evidence(seen, state, kept, monkeypatch):
+    """A starved host answers late: after three seconds the fault was over, and the state looked as if it never
+    acted.
+    """
     monkeypatch.setattr(prepared_fault, "STATES_S", 0.0)
     prepared = SimpleNamespace(
         planned=PLANNED,
@@ -40,7 +42,7 @@ def test_what_was_read_after_the_end_is_no_look_at_the_fault(seen, state, kept, 
     assert PreparedFault._states_while_on(prepared) == kept
 
 
-def test_states_while_on_that_follow_late_are_read_again():
+def test_states_while_on_that_lag_are_read_again():
     readings = iter([{BUSY: 0}, {BUSY: 0}, {BUSY: 1}])
     pauses = []
     prepared = SimpleNamespace(
@@ -66,7 +68,7 @@ def test_states_while_on_of_window_that_ends_meanwhile_are_the_last_within_it():
 @pytest.mark.parametrize(
     ("while_on", "says"), [({}, "give it a longer window"), ({BUSY: 0}, "was 0 while the fault was on")]
 )
-def test_the_receipt_says_which_of_both_it_was(while_on, says):
+def test_receipt_says_whether_a_state_was_wrong_or_not_read(while_on, says):
     armed = Armed(ok=True, readback={"applied": True, **PLANNED.shows}, while_on=while_on)
     _, doubts = judge_fired(PLANNED, armed=armed, observed={"count": 1}, before={}, after={})
     assert any(says in one for one in doubts), doubts

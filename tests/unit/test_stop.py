@@ -49,7 +49,7 @@ LOST = Condition(metric=METRICS["qp_errors"], bound=2)
 SLOW = Condition(metric=METRICS["goodput_ratio"], bound=0.2, for_ns=5 * S, verdict=Verdict.INCONCLUSIVE)
 
 
-def test_conditions_of_an_experiment():
+def test_stop_conditions_are_decoded():
     slow, silent = decode(FILE.encode(), source="x.toml").stops
     assert (slow.metric.name, slow.bound, slow.for_ns, slow.verdict) == ("goodput_ratio", 0.2, 5 * S, Verdict.FAIL)
     assert (silent.bound, silent.for_ns, silent.verdict) == (10.0, 0, Verdict.INCONCLUSIVE)
@@ -72,7 +72,7 @@ def test_conditions_of_an_experiment():
         ('"silence"\nmax = "10s"', '"slow_ranks"\nmin = 1', ["stop[1]", "bounded by max alone"]),
     ],
 )
-def test_what_is_wrong_is_named_with_its_path(old, new, words):
+def test_stop_condition_error_names_its_path(old, new, words):
     assert old in FILE
     with pytest.raises(ConfigError) as caught:
         fit(decode(FILE.replace(old, new).encode(), source="x.toml"), soft_topology(), "soft")
@@ -94,8 +94,8 @@ def test_conditions_without_faults_are_refused():
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=60))
-def test_a_condition_stops_once_it_has_held_for_its_time(values):
-    """Every half second a value: stopped at the first look that ends five seconds of values below the bound."""
+def test_stop_condition_stops_after_its_holding_time(values):
+    """One value each half second: the run stops at the first reading that completes five seconds below the bound."""
     guard, expected, run = Guard([SLOW]), None, 0
     for index, value in enumerate(values):
         run = run + 1 if value is not None and value < 0.2 else 0
@@ -114,21 +114,21 @@ def verdict_of(*checks):
     )
 
 
-def test_what_held_is_named_with_time_and_value():
-    """The run is what the condition says; the others that were looked at have passed."""
+def test_stop_condition_that_held_is_reported_with_time_and_value():
+    """The condition decides the run; the other evaluated conditions have passed."""
     guard = Guard([LOST, SLOW])
     guard.look(100 * S, {"qp_errors": 1, "goodput_ratio": 0.9})
     guard.look(102 * S, {"qp_errors": 3, "goodput_ratio": 0.1})
-    said = judged(verdict_of(), guard, t0_ns=90 * S)
-    assert said.verdict is Verdict.FAIL
-    lost, slow = said.checks[1:]
+    output = judged(verdict_of(), guard, t0_ns=90 * S)
+    assert output.verdict is Verdict.FAIL
+    lost, slow = output.checks[1:]
     assert (lost.name, lost.observed, lost.bound, lost.verdict) == ("stop.qp_errors", 3, 2, Verdict.FAIL)
     assert "at 12.0 s all faults were cleared" in lost.detail
     assert lost.rule.split()[1] == "<="
     assert (slow.name, slow.verdict) == ("stop.goodput_ratio", Verdict.PASS)
 
 
-def test_what_nobody_could_look_at_proves_nothing():
+def test_stop_condition_without_data_proves_nothing():
     guard = Guard([SLOW])
     guard.look(1 * S, {"goodput_ratio": None})
     assert judged(verdict_of(), guard, t0_ns=0).verdict is Verdict.INCONCLUSIVE
@@ -136,7 +136,7 @@ def test_what_nobody_could_look_at_proves_nothing():
 
 
 def test_guard_condition_whose_data_stop_coming_ends_the_run_as_inconclusive():
-    """Known at first; then nothing for more than a second."""
+    """Data exist at first; then none for more than a second."""
     guard = Guard([LOST])
     guard.look(10 * S, {"qp_errors": 0})
     guard.look(int(10.5 * S), {"qp_errors": None})
@@ -144,9 +144,9 @@ def test_guard_condition_whose_data_stop_coming_ends_the_run_as_inconclusive():
     assert guard.missing is None, "no longer than a second yet"
     guard.look(12 * S, {"qp_errors": None})
     assert guard.missing is not None
-    said = judged(verdict_of(), guard, t0_ns=0)
-    assert said.verdict is Verdict.INCONCLUSIVE
-    assert "no data of it from 10.5 s on; at 12.0 s all faults were cleared" in said.checks[-1].detail
+    output = judged(verdict_of(), guard, t0_ns=0)
+    assert output.verdict is Verdict.INCONCLUSIVE
+    assert "no data of it from 10.5 s on; at 12.0 s all faults were cleared" in output.checks[-1].detail
 
 
 def test_guard_gap_shorter_than_a_second_does_not_end_the_run():
@@ -164,7 +164,7 @@ def test_guard_condition_that_is_due_and_was_never_known_ends_the_run():
     assert guard.missing.condition is LOST
 
 
-def test_live_ranks_that_report_no_more_leave_goodput_and_errors_unknown():
+def test_live_silent_ranks_leave_goodput_and_errors_unknown():
     live = Live()
     live.begin(start_ns=0, fault_ns=5 * S)
     live.on_event({**sample(9 * S, *[1] * 10), "time_ns": 10 * S})
@@ -177,7 +177,7 @@ def test_live_ranks_that_report_no_more_leave_goodput_and_errors_unknown():
     assert live.due(12 * S) == set()
 
 
-def test_watching_stops_all_when_no_rank_reports_any_more():
+def test_watching_stops_when_all_ranks_are_silent():
     """Real time: the ranks have reported once, long ago; nothing comes."""
     live = Live()
     now_ns = time.monotonic_ns()
@@ -201,7 +201,7 @@ def before_fault(sizes, *, now_s=19, events=(), **more):
     return live.unhealthy(int(now_s * S))
 
 
-def test_live_healthy_workload_is_let_through():
+def test_live_healthy_workload_is_accepted():
     assert before_fault([100] * 180, needs_baseline=True) is None
     assert before_fault([0, 0, 0, 300] * 45, needs_baseline=True) is None
 
@@ -246,18 +246,18 @@ def test_watching_unhealthy_start_arms_nothing_and_is_inconclusive():
     fault = Fault()
     drive(fault, watching.stopped)
     assert fault.asked == []
-    said = judged(verdict_of(), guard, t0_ns=0)
-    assert said.verdict is Verdict.INCONCLUSIVE
-    assert said.checks[-1].name == "healthy_start"
-    assert "no fault was armed: the workload makes no progress" in said.checks[-1].detail
+    output = judged(verdict_of(), guard, t0_ns=0)
+    assert output.verdict is Verdict.INCONCLUSIVE
+    assert output.checks[-1].name == "healthy_start"
+    assert "no fault was armed: the workload makes no progress" in output.checks[-1].detail
 
 
 def sample(start_ns, *sizes):
     return {"event": "sample", "start_ns": start_ns, "sizes": sizes}
 
 
-def test_goodput_is_a_share_of_what_it_was_before_the_first_fault():
-    """Of whole seconds that are told; nothing before the fault, and zeros where nothing came."""
+def test_live_goodput_is_a_share_of_its_value_before_the_first_fault():
+    """Only whole reported seconds count; there is no value before the fault, and 0 where nothing arrived."""
     live = Live()
     live.begin(start_ns=10 * S, fault_ns=12 * S)
     for second in range(9, 14):
@@ -269,7 +269,7 @@ def test_goodput_is_a_share_of_what_it_was_before_the_first_fault():
     assert live.values(30 * S)["goodput_ratio"] == 0.0
 
 
-def test_what_else_is_seen_live():
+def test_live_values_include_errors_silence_and_slow_ranks():
     live = Live()
     counts = {"qp_errors": 0, "kernel.broken": 0}
     assert live.values(S) == {**counts, "goodput_ratio": None, "silence": None, "slow_ranks": None}
@@ -283,7 +283,7 @@ def test_what_else_is_seen_live():
     assert set(live.values(7 * S)) == set(METRICS)
 
 
-def test_it_is_looked_at_by_itself_and_stops():
+def test_watching_evaluates_conditions_by_itself_and_stops():
     live = Live()
     for _ in range(3):
         live.on_event({"event": "qp_error"})
@@ -292,8 +292,8 @@ def test_it_is_looked_at_by_itself_and_stops():
     assert watching.error is None
 
 
-def test_a_lab_that_is_no_longer_ours_stops_everything():
-    """A reservation that was lost inside a window was noticed only after it."""
+def test_watching_stops_when_the_reservation_is_lost():
+    """A reservation lost inside a window used to be noticed only after it."""
 
     def lost():
         raise LabError("soft is reserved by somebody else")
@@ -305,7 +305,7 @@ def test_a_lab_that_is_no_longer_ours_stops_everything():
 
 
 class Fault:
-    """A prepared fault that writes down what is asked of it."""
+    """A prepared fault that records its calls."""
 
     planned = SimpleNamespace(kind="link.down", target=SimpleNamespace(text="rtsw1:ctsw1"))
 
@@ -332,15 +332,15 @@ def drive(fault, stopped, *, running=None, at_ns=None):
     run_module._drive(lab, fault, at_ns, 3600 * S, running, stopped, lambda _: None)
 
 
-def test_a_window_ends_when_all_has_to_stop():
-    """An hour's window, left at once; the caller clears it."""
+def test_drive_ends_a_window_when_the_run_stops():
+    """An hour's window ends at once; the caller clears the fault."""
     stopped = threading.Event()
     fault = Fault(stopped)
     drive(fault, stopped)
     assert fault.asked == ["baseline", "arm"]
 
 
-def test_nothing_is_armed_any_more_when_all_has_to_stop():
+def test_drive_arms_nothing_when_the_run_has_stopped():
     stopped, fault = threading.Event(), Fault()
     stopped.set()
     drive(fault, stopped)
@@ -349,7 +349,7 @@ def test_nothing_is_armed_any_more_when_all_has_to_stop():
 
 
 def test_drive_workload_over_before_the_fault_is_due_arms_nothing():
-    """It armed at once and cleared at once, a minute before its time: on for no time at all, and believed."""
+    """The fault used to be armed and cleared at once, a minute early: on for no time, and still proven."""
     fault, now_ns = Fault(), time.monotonic_ns()
     running = SimpleNamespace(is_over=True, ended_ns=now_ns)
     drive(fault, threading.Event(), running=running, at_ns=now_ns + 60 * S)
@@ -371,19 +371,19 @@ def test_drive_workload_over_during_the_baseline_arms_nothing():
 
 def test_drive_workload_over_while_the_fault_waits_for_its_time_gives_it_up():
     fault, running = Fault(), SimpleNamespace(is_over=False, ended_ns=0)
-    said = []
+    lines = []
 
     def arm(*, at_ns, cancel_reason):
         assert cancel_reason() is None
         running.is_over, running.ended_ns = True, at_ns - 2 * S
-        said.append(cancel_reason())
+        lines.append(cancel_reason())
 
     fault.arm = arm
     drive(fault, threading.Event(), running=running)
-    assert said == ["the workload ended 2.0 s before the fault was due"]
+    assert lines == ["the workload ended 2.0 s before the fault was due"]
 
 
-def test_nor_after_a_last_look():
+def test_drive_arms_nothing_if_the_run_stopped_during_the_baseline():
     """The baseline takes a while on a busy machine: what holds meanwhile counts."""
     stopped, fault = threading.Event(), Fault()
     fault.baseline = stopped.set
@@ -391,8 +391,8 @@ def test_nor_after_a_last_look():
     assert fault.asked == []
 
 
-def test_a_fault_that_waits_for_its_time_is_given_up():
-    """The holder has its time; the controller calls it off before."""
+def test_fault_waiting_for_its_time_is_called_off():
+    """The holder has the time; the controller calls the fault off before it."""
     spec = FaultSpec(kind="link.down", target="rtsw1:ctsw1", for_s=1.0)
     planned = plan(spec, soft_topology(), lab_kind="soft")
     journal = SimpleNamespace(doing=lambda *_, **__: __import__("contextlib").nullcontext({}))

@@ -59,10 +59,10 @@ def loop():
 
 
 def feed_of(server, loop, *, rank=0, ranks=2, **spec):
-    told = {"address": "127.0.0.1", "port": server.port, "ranks": ranks, "ingest_bytes": 0, "checkpoint_bytes": 0}
+    actual = {"address": "127.0.0.1", "port": server.port, "ranks": ranks, "ingest_bytes": 0, "checkpoint_bytes": 0}
     stored, trouble = [], []
-    told |= {"every": 2, "mode": "sync", "generation": 0} | spec
-    made = Feed(rank, told, loop, state=lambda: STATE, stored=stored.append, on_error=trouble.append)
+    actual |= {"every": 2, "mode": "sync", "generation": 0} | spec
+    made = Feed(rank, actual, loop, state=lambda: STATE, stored=stored.append, on_error=trouble.append)
     return made, stored, trouble
 
 
@@ -121,7 +121,7 @@ def test_storage_jobs_on_one_host_conflict(server):
     assert fault.hits() == done
 
 
-def test_without_storage_there_is_nothing_to_collide_with():
+def test_burst_without_storage_is_refused():
     with pytest.raises(Refused, match="target the host of the job's storage"):
         BurstActuator(argument="traffic.node.nothing", writers=1, size_bytes=1, period_s=1.0).prepare()
 
@@ -222,7 +222,7 @@ def test_storage_times_cover_all_ranks():
     assert storage_service.times_of([], []).checkpoints == 0
 
 
-def test_rank_that_waits_for_storage_reports_it():
+def test_rank_waiting_for_storage_reports_it():
     assert standing({"phase": "data", "iteration": 3}) == "iteration 3, waits for data from storage"
 
 
@@ -343,7 +343,7 @@ def test_checkpoint_that_ends_early_is_never_published(server, loop, tmp_path):
 
 
 def test_staggered_ranks_store_the_state_after_the_same_iterations(server, loop):
-    """They write at different times what they had copied at the same one."""
+    """Ranks copy their state at the same time and write it at different times."""
     for rank in (0, 1):
         feed, stored, _ = feed_of(server, loop, rank=rank, checkpoint_bytes=64, mode="staggered", every=4)
         at = {}

@@ -31,11 +31,11 @@ firmware 28.39.1002
 GONE = ("10.3.147.196", "00:11:22:33:44:55", "fe80::211", "1d82f4df", "MT1748X03687", "public", "letmein", "sunset")
 
 
-def test_secrets_and_addresses_are_gone_and_versions_stay():
-    found = Scrubber().scrub(TELLING)
-    assert [word for word in GONE if word in found] == []
-    assert "firmware 28.39.1002" in found
-    assert "Vendor Serial Number               : SN" in found
+def test_bundle_hides_secrets_and_addresses_and_keeps_versions():
+    result = Scrubber().scrub(TELLING)
+    assert [word for word in GONE if word in result] == []
+    assert "firmware 28.39.1002" in result
+    assert "Vendor Serial Number               : SN" in result
 
 
 def test_scrubber_maps_an_address_consistently():
@@ -45,7 +45,7 @@ def test_scrubber_maps_an_address_consistently():
     assert scrubber.scrub("10.3.147.197").strip() != one.split()[0]
 
 
-def test_parsers_read_a_bundle_as_they_read_the_rack():
+def test_bundle_is_decoded_like_the_racks_own_output():
     scrubber = Scrubber()
     for read, text in ((key_values, MLXLINK), (qos, MLNX_QOS), (chrony_offset_s, CHRONY)):
         assert read(scrubber.scrub(text)) == read(text)
@@ -54,9 +54,11 @@ def test_parsers_read_a_bundle_as_they_read_the_rack():
 @given(st.integers(0, 2**32 - 1), st.text(st.characters(categories=["L", "P", "Zs"]), max_size=20))
 def test_scrubber_leaves_no_ipv4_address(number, around):
     address = ".".join(str(byte) for byte in number.to_bytes(4, "big"))
-    found = Scrubber().scrub(f"{around} {address}/24 {around}")
+    result = Scrubber().scrub(f"{around} {address}/24 {around}")
     assert (
-        address in ("0.0.0.0", "255.255.255.255", "127.0.0.1") or f" {address}/" not in found or address[:6] == "198.18"
+        address in ("0.0.0.0", "255.255.255.255", "127.0.0.1")
+        or f" {address}/" not in result
+        or address[:6] == "198.18"
     )
 
 

@@ -58,7 +58,7 @@ class Pipe:
 
 
 class Here(Lab):
-    """A lab of one machine, this one: its watchers are started, asked and replaced as any lab's."""
+    """A lab of one machine, this one: its watchers are started, queried and replaced like any lab's."""
 
     topology = SimpleNamespace(host_by_name={"here": None}, switch_by_name={})
 
@@ -91,7 +91,7 @@ def lab():
         channel.close()
 
 
-def test_samples_come_with_times_and_cost(lab, tmp_path):
+def test_telemetry_samples_have_times_and_cost(lab, tmp_path):
     """Every sample within the time that was followed; files that any tool reads."""
     began_ns = time.monotonic_ns()
     with telemetry.start(lab, every_ms=10) as following:
@@ -112,7 +112,7 @@ def test_samples_come_with_times_and_cost(lab, tmp_path):
     assert pq.read_table(tmp_path / "changes.parquet").num_rows == len(recorded.changes)
 
 
-def test_a_clock_that_moved_while_it_was_followed_is_in_the_error(lab):
+def test_telemetry_clock_error_includes_movement_while_following(lab):
     with telemetry.start(lab, every_ms=50) as following:
         watcher = lab.watcher("here")
         watcher.offset = ClockOffset(offset_ns=watcher.offset.offset_ns + 10**9, error_ns=watcher.offset.error_ns)
@@ -123,8 +123,8 @@ def test_a_clock_that_moved_while_it_was_followed_is_in_the_error(lab):
     assert machine.clock_error_ns < 10**8, "it is measured again each time"
 
 
-def test_a_watcher_that_died_is_named(lab):
-    """Its silence must not read as nothing having changed."""
+def test_telemetry_names_a_watcher_that_died(lab):
+    """The silence of a dead watcher must not look like a lack of changes."""
     with telemetry.start(lab) as following:
         lab.channels[0].process.kill()
         lab.channels[0].process.wait()
@@ -132,27 +132,27 @@ def test_a_watcher_that_died_is_named(lab):
     assert "ended" in recorded.machines[0].lost or "gone" in recorded.machines[0].lost
 
 
-def test_a_late_answer_is_not_taken_for_the_next_one(lab):
-    """Who gave up waiting leaves an answer behind; the next question has its own."""
+def test_watcher_late_answer_is_not_taken_for_the_next_one(lab):
+    """A request that timed out leaves an answer behind; the next request gets its own."""
     watcher = lab.watcher("here")
     with pytest.raises(CommandFailed, match="no state in 0 s"):
         watcher.ask({"do": "state", "nodes": {"here": None}}, timeout_s=0.0)
     assert "lo.mtu" in watcher.ask({"do": "counters", "nodes": {"here": None}})["nodes"]["here"]
 
 
-def test_a_question_to_a_dead_watcher_says_that_it_is_gone(lab):
-    """So that the lab can start another one."""
+def test_watcher_that_is_dead_raises_watcher_gone(lab):
+    """The lab can then start another one."""
     watcher = lab.watcher("here")
     lab.channels[0].process.kill()
     with pytest.raises(WatcherGone):
         watcher.ask({"do": "clock"}, timeout_s=10.0)
 
 
-def test_a_lab_starts_another_watcher_for_one_that_has_ended(lab):
-    """A reboot of the machine, or a kill, must not blind the lab for good."""
-    asked = {"do": "counters", "nodes": {"here": None}}
-    assert "lo.mtu" in lab.ask("here", asked)["nodes"]["here"]
+def test_lab_restarts_a_watcher_that_has_ended(lab):
+    """A reboot of the machine, or a kill, must not blind the lab permanently."""
+    fields = {"do": "counters", "nodes": {"here": None}}
+    assert "lo.mtu" in lab.ask("here", fields)["nodes"]["here"]
     lab.channels[0].process.kill()
     lab.channels[0].process.wait()
-    assert "lo.mtu" in lab.ask("here", asked)["nodes"]["here"]
+    assert "lo.mtu" in lab.ask("here", fields)["nodes"]["here"]
     assert len(lab.channels) == 2
