@@ -113,8 +113,8 @@ def test_search_finds_two_failure_modes_separately(tmp_path):
         until=2,
     )
     made.go()
-    found = {failure.checks: [fault.kind for fault in failure.smallest.faults] for failure in made.failures}
-    assert found == {("workload",): ["link.down"], ("wrong_elements",): ["gpu.xid"]}
+    actual = {failure.checks: [fault.kind for fault in failure.smallest.faults] for failure in made.failures}
+    assert actual == {("workload",): ["link.down"], ("wrong_elements",): ["gpu.xid"]}
 
 
 def test_search_failure_met_only_while_another_is_shrunk_is_kept(tmp_path):
@@ -133,7 +133,7 @@ def test_search_failure_met_only_while_another_is_shrunk_is_kept(tmp_path):
     assert not other.is_smallest
 
 
-def test_search_no_case_is_run_twice_but_to_confirm(tmp_path):
+def test_search_repeats_a_case_only_to_confirm_it(tmp_path):
     run = Fake(workload=lambda case: len(case.faults) > 1)
     made = search(tmp_path, run, runs=2000)
     made.go()
@@ -239,7 +239,7 @@ def test_strategy_of_a_lab_that_permits_nothing_is_rejected():
         strategy(kinds=("link.down",), lab=replace(MINI, safety=SafetyVars(may_disrupt=[])))
 
 
-def test_kinds_are_named_by_pattern_and_none_is_drawn_that_cannot_be_reverted_unless_named():
+def test_kinds_match_patterns_and_irreversible_ones_must_be_named():
     assert set(kinds_named(("link.*",), "soft")) == {name for name in CATALOGUE if name.startswith("link.")}
     assert "host.rank-kill" not in kinds_named(("host.*",), "soft")
     assert kinds_named(("host.rank-kill",), "soft") == ("host.rank-kill",)
@@ -267,13 +267,13 @@ def case_of(*kinds):
     )
 
 
-def test_outcome_fail_error_and_dirty_are_failures_and_inconclusive_is_none():
-    said = verdict(
+def test_outcome_fail_error_and_dirty_are_failures_and_inconclusive_is_not():
+    output = verdict(
         lab_state="DIRTY", workload=Verdict.FAIL, harness=Verdict.ERROR, lab_restored=Verdict.INCONCLUSIVE,
         wrong_elements=Verdict.PASS,
     )  # fmt: skip
-    found = outcome_of(case_of("link.down"), said)
-    assert found.failures == {
+    result = outcome_of(case_of("link.down"), output)
+    assert result.failures == {
         "workload": "why workload", "harness": "why harness", "lab_restored": "why lab_restored"
     }  # fmt: skip
     assert outcome_of(case_of("link.down"), verdict(x=Verdict.INCONCLUSIVE)).failed == frozenset()
@@ -282,25 +282,25 @@ def test_outcome_fail_error_and_dirty_are_failures_and_inconclusive_is_none():
 @pytest.mark.parametrize(
     ("kind", "checks"), [(kind.name, set(kind.may_fail)) for kind in CATALOGUE.values() if kind.may_fail]
 )
-def test_outcome_that_a_fault_is_for_is_excused_and_nothing_else(kind, checks):
+def test_outcome_intended_by_a_fault_is_excused_and_no_other(kind, checks):
     """A killed rank ends its job; it excuses neither a DIRTY lab nor another check."""
     assert kind in CATALOGUE
     every = dict.fromkeys((*checks, "harness"), Verdict.FAIL)
-    found = outcome_of(case_of(kind), verdict(**every, lab_state="DIRTY"))
-    assert found.failed == {"harness", "lab_restored"}
-    assert found.excused == tuple(sorted(checks))
+    result = outcome_of(case_of(kind), verdict(**every, lab_state="DIRTY"))
+    assert result.failed == {"harness", "lab_restored"}
+    assert result.excused == tuple(sorted(checks))
     assert outcome_of(case_of("link.down"), verdict(**every)).failed == every.keys()
 
 
-def test_outcome_unproven_fault_is_reported_apart():
+def test_outcome_unproven_fault_is_reported_separately():
     fired = Fired(count=0, first_ns=None, last_ns=None, witness=None, must_move={}, must_not_move={})
     receipt = Receipt(
         id="a", kind="packet.drop", target="host1:rxe0", fidelity="real", armed={}, fired=fired, cleared={},
         unproven=("it never fired", "more"),
     )  # fmt: skip
-    found = outcome_of(case_of("packet.drop"), verdict(faults=[receipt], x=Verdict.INCONCLUSIVE))
-    assert not found.failures
-    assert [(one.kind, one.target, one.reason) for one in found.unproven] == [
+    result = outcome_of(case_of("packet.drop"), verdict(faults=[receipt], x=Verdict.INCONCLUSIVE))
+    assert not result.failures
+    assert [(one.kind, one.target, one.reason) for one in result.unproven] == [
         ("packet.drop", "host1:rxe0", "it never fired")
     ]
 
@@ -355,9 +355,9 @@ def test_fuzz_command_exit_code_says_whether_failures_were_found(fake_lab, tmp_p
     assert json.loads(nothing.stdout)["verdicts"] == {"PASS": 5}
     none = fake_lab(Fake(), "--for", "0s", *words)
     assert (none.return_value, json.loads(none.stdout)["runs"]) == (2, 0)
-    found = fake_lab(Fake(workload=overlap_on_one_host), "--examples", "150", *words)
-    assert found.return_value == 1
-    (one,) = json.loads(found.stdout)["found"]
+    result = fake_lab(Fake(workload=overlap_on_one_host), "--examples", "150", *words)
+    assert result.return_value == 1
+    (one,) = json.loads(result.stdout)["found"]
     assert len(one["smallest"]["faults"]) == 2
     assert (tmp_path / "out" / "found-1" / "experiment.toml").exists()
 
@@ -365,8 +365,8 @@ def test_fuzz_command_exit_code_says_whether_failures_were_found(fake_lab, tmp_p
 def test_fuzz_command_keeps_findings_of_an_earlier_search(fake_lab, tmp_path):
     first, second = (tmp_path / "out" / f"found-{number}" / "experiment.toml" for number in (1, 2))
     for kind in ("link.down", "packet.drop"):
-        found = fake_lab(Fake(workload=lambda case: bool(case.faults)), "--kinds", kind, "--examples", "40")
-        assert found.return_value == 1
+        result = fake_lab(Fake(workload=lambda case: bool(case.faults)), "--kinds", kind, "--examples", "40")
+        assert result.return_value == 1
     assert 'kind = "link.down"' in first.read_text()
     assert 'kind = "packet.drop"' in second.read_text()
 

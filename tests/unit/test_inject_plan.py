@@ -24,15 +24,15 @@ def dumped(planned):
 
 
 @given(specs)
-def test_the_same_spec_gives_the_same_bytes(spec):
+def test_plan_of_the_same_spec_has_the_same_bytes(spec):
     """A plan is a function of its input alone, and plain JSON."""
     first = dumped(plan(spec, SOFT, lab_kind="soft"))
     assert first == dumped(plan(spec, SOFT, lab_kind="soft"))
     assert json.loads(first)["kind"] == spec.kind
 
 
-def test_the_same_bytes_in_another_process():
-    """No hash order and no clock leaks into a plan."""
+def test_plan_in_another_process_has_the_same_bytes():
+    """No hash order and no clock affects a plan."""
     code = (
         "import json;from testbed.inventory.lab_inventory import load;"
         "from testbed.shipped import inventories;from inject.fault_plan import *;"
@@ -53,14 +53,14 @@ def test_the_same_bytes_in_another_process():
 
 
 @given(specs)
-def test_every_plan_can_be_read_and_reverted(spec):
-    """Each change has its revert, each fault a witness, and ids make valid unit and table names."""
+def test_plan_of_any_spec_is_valid_and_reversible(spec):
+    """Each change has its revert, each fault a witness, and ids are valid unit and table names."""
     check_plan(plan(spec, SOFT, lab_kind="soft"))
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
-def test_every_kinds_plan_can_be_read_and_reverted(kind):
-    """Of every kind, and not of those that were drawn today."""
+def test_plan_of_every_kind_is_valid_and_reversible(kind):
+    """Every kind is covered, independent of hypothesis' draws."""
     target, params = SAMPLES[kind]
     check_plan(plan(FaultSpec(kind=kind, target=target, for_s=5.0, params=params), SOFT, lab_kind="soft"))
 
@@ -75,7 +75,7 @@ def check_plan(planned):
 
 
 @given(flaps)
-def test_edges_alternate_and_end_inside_the_window(spec):
+def test_flap_train_edges_alternate_and_end_inside_the_window(spec):
     """A train of flaps goes down, up, down, ... in order, and starts nothing after its window."""
     edges = plan(spec, SOFT, lab_kind="soft").request["edges"]
     assert [on for _, on in edges] == [index % 2 == 0 for index in range(len(edges))]
@@ -84,14 +84,14 @@ def test_edges_alternate_and_end_inside_the_window(spec):
     assert times[-1] < spec.for_s
 
 
-def test_a_train_has_the_flaps_that_fit():
+def test_flap_train_has_the_flaps_that_fit():
     """Period 2 s, 25 % down, in 5 s: down at 0, 2 and 4."""
     planned = soft("link.flap", "rtsw1:ctsw1", for_s=5.0, period=2, duty=0.25)
     assert planned.request["edges"] == [[0.0, True], [0.5, False], [2.0, True], [2.5, False], [4.0, True], [4.5, False]]
     assert planned.must_move[0].at_least == 3
 
 
-def test_an_uplink_is_witnessed_at_its_other_end():
+def test_uplink_flap_is_witnessed_at_its_other_end():
     """The port that goes down is on rtsw1; the counter that proves it is ctsw1's."""
     planned = soft("link.flap", "rtsw1:ctsw1")
     assert (planned.place.node, planned.place.netns) == ("fabric", "rtsw1")
@@ -99,14 +99,14 @@ def test_an_uplink_is_witnessed_at_its_other_end():
     assert planned.steps[0].do == "ip -n rtsw1 link set dev ctsw1 down"
 
 
-def test_an_rnic_is_flapped_beside_qemu():
+def test_rnic_flap_acts_beside_qemu():
     """An RNIC's carrier is QEMU's: a local holder, and the guest's own counter."""
     planned = soft("link.flap", "host1:rxe0")
     assert (planned.place.local, planned.binding) == (True, "local")
     assert planned.must_move[0].any_of == ("host1/be0.carrier_changes",)
 
 
-def test_half_of_a_gpu_is_left_in_short_periods():
+def test_gpu_throttle_quota_has_a_short_period():
     """50 % of 10 ms; the kernel's smallest quota of 1 ms makes the period longer where little is left."""
     assert soft("gpu.throttle", "host1:gpu0", percent=50).request["args"]["value"] == "5000 10000"
     assert soft("gpu.throttle", "host1:gpu0", percent="99").request["args"]["value"] == "1000 100000"
@@ -174,15 +174,15 @@ def test_half_of_a_gpu_is_left_in_short_periods():
         ("gpu.throttle", "host1:gpu0", {"percent": 100}, ["fault.percent", "1..99"]),
     ],
 )
-def test_what_is_wrong_is_named_with_its_path(kind, target, params, words):
+def test_plan_error_names_its_path(kind, target, params, words):
     """A usage error says where, what, and what would be right."""
     with pytest.raises(UsageError) as caught:
         soft(kind, target, **params)
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-def test_a_lab_that_cannot_do_it_says_so():
-    """Unsupported, not a guess: each kind of lab has kinds that the other has not."""
+def test_plan_of_a_kind_the_lab_does_not_support_is_unsupported():
+    """Each kind of lab has fault kinds that the other does not have."""
     with pytest.raises(Unsupported, match="rack lab"):
         plan(FaultSpec(kind="gpu.thermal", target="host1:gpu0", for_s=1.0), SOFT, lab_kind="rack")
     with pytest.raises(Unsupported, match="soft lab"):
@@ -194,7 +194,7 @@ def test_a_lab_that_cannot_do_it_says_so():
 
 
 @pytest.mark.parametrize("kind", SOFT_KINDS)
-def test_every_kind_can_be_planned_and_made(kind):
+def test_plan_of_every_kind_makes_its_actuator(kind):
     """Each kind of the catalogue has a sample here, and the node knows its actuator with exactly these arguments."""
     target, params = SAMPLES[kind]
     planned = soft(kind, target, for_s=5.0, **params)
@@ -210,8 +210,8 @@ def test_every_kind_can_be_planned_and_made(kind):
 
 
 @pytest.mark.parametrize("kind", SOFT_KINDS)
-def test_a_fault_at_another_place_is_not_this_one(kind):
-    """What the readback must show tells this target from the others of its kind."""
+def test_plan_of_another_target_differs_in_place_or_readback(kind):
+    """The expected readback distinguishes this target from others of its type."""
     here, params = SAMPLES[kind]
     there = next(
         name
@@ -221,13 +221,13 @@ def test_a_fault_at_another_place_is_not_this_one(kind):
         and not (kind == "switch.drain" and name.startswith("rtsw"))
     )
     one, two = (soft(kind, target, for_s=5.0, **params) for target in (here, there))
-    told = (one.place, dict(one.shows)) != (two.place, dict(two.shows))
-    assert told
+    reported = (one.place, dict(one.shows)) != (two.place, dict(two.shows))
+    assert reported
     assert one.request["claims"] != two.request["claims"] or one.place != two.place
 
 
-def test_every_kind_says_all_there_is_to_say():
-    """The catalogue is complete: nothing that a person or a plot needs is left empty."""
+def test_catalogue_entries_are_complete():
+    """No field that a user or a plot needs is empty."""
     for kind in CATALOGUE.values():
         assert kind is find(kind.name)
         assert all(

@@ -69,9 +69,9 @@ def restored(monkeypatch):
 def folder(tmp_path, monkeypatch):
     """The state directory of a soft lab."""
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
-    found = tmp_path / "labs" / "soft"
-    found.mkdir(parents=True)
-    return found
+    result = tmp_path / "labs" / "soft"
+    result.mkdir(parents=True)
+    return result
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def flap():
 
 
 def test_fault_that_stands_ready_is_not_armed_after_another_shell_has_healed(qemu, folder, tmp_path):
-    """Its holder lives on, as one does that `heal` could not see yet."""
+    """Its holder survives, like one that `heal` could not see yet."""
     with Journal(tmp_path / "journal") as journal, Injector(lab_at(folder), journal) as injector:
         prepared = injector.prepare(flap())
         in_another_shell(folder, "heal --panic")
@@ -151,7 +151,7 @@ def test_fault_that_stands_ready_is_not_armed_after_another_shell_has_healed(qem
 
 
 def test_fault_of_a_process_that_heals_its_own_lab_is_armed(qemu, folder, tmp_path):
-    """A test session heals and injects again; so does a program that it starts."""
+    """A test session heals and injects again, and so does a program that it starts."""
     with Journal(tmp_path / "journal") as journal, Injector(lab_at(folder), journal) as injector:
         interventions.watch(folder)
         healed_by(folder)
@@ -212,15 +212,15 @@ def test_intervention_on_a_full_disk_removes_the_record_and_stops_older_commands
     assert "was removed since this command began" in interventions.since_begin(folder)
 
 
-def test_process_that_purges_its_own_lab_begins_anew(folder):
+def test_purge_of_the_own_lab_starts_a_new_record(folder):
     interventions.watch(folder)
     lifecycle.purge(SOFT)
     assert not folder.exists()
     assert interventions.since_begin(folder) is None
 
 
-def test_command_that_has_not_looked_for_longer_than_the_record_goes_back_is_refused(folder, monkeypatch):
-    """It cannot know whose the dropped entries were."""
+def test_command_older_than_the_intervention_record_is_refused(folder, monkeypatch):
+    """It cannot know which process made the dropped entries."""
     interventions.watch(folder)
     monkeypatch.setattr(interventions, "_MOST_ENTRIES", 2)
     for _ in range(2):
@@ -230,7 +230,7 @@ def test_command_that_has_not_looked_for_longer_than_the_record_goes_back_is_ref
     assert "more than 2 commands" in interventions.since_begin(folder)
 
 
-def test_record_is_on_the_disk_before_the_lab_is_touched(folder, monkeypatch):
+def test_intervention_is_synced_before_the_lab_changes(folder, monkeypatch):
     """File and folder: a rename that a power failure takes back would be no record."""
     synced, sync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(stat.S_IFMT(os.fstat(fd).st_mode)), sync(fd)))
@@ -258,44 +258,44 @@ def run_with(lab, tmp_path, monkeypatch, with_faults):
     monkeypatch.setattr(loop, "_wants_twin", lambda _: False)
     monkeypatch.setattr(loop.emulation_limit, "sent_bps", lambda *_: None)
     monkeypatch.setattr(loop, "_to_known_state", lambda *_: None)
-    found = Found()
+    result = Found()
     with Journal(tmp_path / "journal.jsonl") as journal:
         loop._guarded(
             SimpleNamespace(experiment=SimpleNamespace(fabric=None, workload=None)),
             lab,
             journal,
-            found,
+            result,
             lambda _: None,
             None,
             None,
         )
-    return found
+    return result
 
 
 def test_run_on_a_lab_that_was_healed_meanwhile_is_an_error_of_the_run(qemu, folder, tmp_path, monkeypatch):
     """Also when all its faults were over by then; an error is judged ERROR, so it is no PASS."""
     interventions.watch(folder)
-    found = run_with(lab_at(folder), tmp_path, monkeypatch, lambda *_: in_another_shell(folder, "heal --panic"))
-    assert len(found.errors) == 1
-    assert "`faultbed heal --panic`" in found.errors[0]
-    assert found.lab_state == "CLEAN"
+    result = run_with(lab_at(folder), tmp_path, monkeypatch, lambda *_: in_another_shell(folder, "heal --panic"))
+    assert len(result.errors) == 1
+    assert "`faultbed heal --panic`" in result.errors[0]
+    assert result.lab_state == "CLEAN"
 
 
 def test_run_on_a_lab_that_is_left_alone_has_no_error(qemu, folder, tmp_path, monkeypatch):
     interventions.watch(folder)
-    found = run_with(lab_at(folder), tmp_path, monkeypatch, lambda *_: interventions.record(folder, "reset"))
-    assert (found.errors, found.lab_state) == ([], "CLEAN")
+    result = run_with(lab_at(folder), tmp_path, monkeypatch, lambda *_: interventions.record(folder, "reset"))
+    assert (result.errors, result.lab_state) == ([], "CLEAN")
 
 
 def test_guard_of_a_run_raises_after_another_shell_has_healed(folder):
     """The watch over a running workload asks it twice a second, and clears all faults when it raises."""
-    asked = []
-    guard = loop._guard_of(lab_at(folder), lambda: asked.append(1))
+    requests = []
+    guard = loop._guard_of(lab_at(folder), lambda: requests.append(1))
     guard()
     in_another_shell(folder, "heal --panic")
     with pytest.raises(interventions.Intervened):
         guard()
-    assert asked == [1, 1]
+    assert requests == [1, 1]
 
 
 def test_run_does_not_begin_after_another_shell_has_healed(folder, monkeypatch):
@@ -325,7 +325,7 @@ def test_fuzz_does_not_take_a_run_on_a_healed_lab_for_a_finding(folder, tmp_path
         runner(None)
 
 
-def test_record_that_cannot_be_read_counts_as_lost(folder):
+def test_intervention_record_that_cannot_be_read_counts_as_lost(folder):
     interventions.watch(folder)
     interventions.path_of(folder).write_text(json.dumps({"id": "x", "number": 3, "entries": []})[:-4])
     assert "was removed" in interventions.since_begin(folder)

@@ -56,7 +56,7 @@ def test_quarantine_matches_any_node_id(nodeid):
         ('[[quarantine]]\ntest="a"\nwhy="w"\nuntil={far}', "more than 60 days away"),
         ('[[quarantine]]\ntest="a"\nwhy="w"', "until"),
         ('[[quarantine]]\ntest="a"\nwhy="w"\nuntil={day}\nowner="x"', "owner"),
-        ('[[quarantine]]\ntest="a"\nwhy="w"\nuntil={day}\n' * 2, "there twice"),
+        ('[[quarantine]]\ntest="a"\nwhy="w"\nuntil={day}\n' * 2, "has two entries"),
         ("[[quarantine", "quarantine.toml"),
     ],
 )
