@@ -46,7 +46,7 @@ NO_LAB = {
     "faultbed fuzz --plan": Expected(says="nothing was touched"),
     "faultbed run tests/experiments/demo.toml --plan": Expected(says="nothing is done yet"),
     (
-        "faultbed sweep docs/sweeps/loss.toml --over workload.size=4KiB,1MiB --over faults[0].set.share=0.001,0.004 "
+        "faultbed sweep docs/sweeps/loss.toml --over workload.size=4KiB,1MiB --over 'faults[0].set.share=0.001,0.004' "
         "--out runs/loss --plan"
     ): Expected(says="4 runs to make"),
     "faultbed traffic replay tests/data/traces/ranking.json --dry-run": Expected(says="0 on host1:rxe0"),
@@ -147,7 +147,7 @@ LONG = {
         resets=True,
         why="three runs show that it works; what a search finds is not known before",
     ),
-    f"{_SWEEP}/loss.toml --over faults[0].set.share=0.001,0.004,0.016 --out runs/loss-by-share": Expected(
+    f"{_SWEEP}/loss.toml --over 'faults[0].set.share=0.001,0.004,0.016' --out runs/loss-by-share": Expected(
         says="3 points (",
         codes=(0, 2),
         makes="runs/loss-by-share/sweep.html",
@@ -163,7 +163,7 @@ LONG = {
     ): Expected(says="3 points (3 PASS)", makes="runs/checkpoint/sweep.json", resets=True),
     (
         f"{_SWEEP}/loss.toml --over workload.size=4KiB,64KiB,1MiB --over "
-        "faults[0].set.share=0.0005,0.001,0.004,0.016 --out runs/loss"
+        "'faults[0].set.share=0.0005,0.001,0.004,0.016' --out runs/loss"
     ): Expected(says="12 runs to make", more="--plan", why="twelve runs are ten minutes"),
     "faultbed campaign": Expected(
         says="said to be",
