@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from harness.analysis.links import carrying
+from harness.analysis.links import emulation_headroom
 from harness.analysis.noise import NoiseFloor, allow_for
 from harness.analysis.observations import Observation, disturbed
 from harness.analysis.observe import Observed
@@ -319,16 +319,18 @@ def _emulation_checks(run: Measurements) -> tuple[Check, ...]:
     """A soft lab whose links may ask for more than its machine can forward measures the machine."""
     if run.offered_bps is None:
         return ()
-    beyond = run.carried_bps is None or carrying.is_beyond(run.offered_bps, run.carried_bps)
+    capacity_bps = run.carried_bps
+    bound_bps = None if capacity_bps is None else emulation_headroom.MAX_LOAD_FRACTION * capacity_bps
+    beyond = capacity_bps is None or emulation_headroom.exceeds_headroom(run.offered_bps, capacity_bps)
     return (
         Check(
             name="emulation",
             verdict=Verdict.INCONCLUSIVE if beyond else Verdict.PASS,
             observed=round(run.offered_bps / 1e6, 3),
-            bound=None if run.carried_bps is None else round(carrying.SHARE * run.carried_bps / 1e6, 3),
+            bound=None if bound_bps is None else round(bound_bps / 1e6, 3),
             unit="Mb/s",
-            rule=carrying.RULE,
-            detail=carrying.sentence(run.offered_bps, run.carried_bps),
+            rule=emulation_headroom.CHECK_RULE,
+            detail=emulation_headroom.describe_headroom(run.offered_bps, capacity_bps),
         ),
     )
 

@@ -15,7 +15,7 @@ import pytest
 from harness.pytest_plugin import receipts
 from harness.pytest_plugin.kernel_guard import KernelGuard
 from harness.pytest_plugin.keys import FAILED, NOT_CLEARED, RUNNING
-from harness.pytest_plugin.session_lab import closing_after_error, session_lab_of
+from harness.pytest_plugin.session_lab import closing_after_error, open_session_lab
 from harness.pytest_plugin.skips import skip
 from inject.fault_plan import FaultSpec, plan_beside
 from inject.injector import Injector, Mutation
@@ -39,29 +39,29 @@ __all__ = ["Inject", "Traffic", "faults_on", "lab_of_test", "workloads_on"]
 def lab_of_test(request: pytest.FixtureRequest) -> Iterator[Lab]:
     """Yield the lab in its known state, and compare it with that state after the test."""
     config = request.config
-    session_lab = session_lab_of(config)
+    session_lab = open_session_lab(config)
     with closing_after_error(config):
-        session_lab.refuse_dirty()
-        before = session_lab.into_known_state(always=config.getoption("--faultbed-reset-each"))
+        session_lab.reset_or_reject_dirty()
+        before = session_lab.reset_if_needed(force=config.getoption("--faultbed-reset-each"))
     kernels = KernelGuard(session_lab.lab)
-    session_lab.is_compared = False
+    session_lab.end_state_verified = False
     yield session_lab.lab
     with closing_after_error(config):
         try:
             differences = [*request.node.stash.get(NOT_CLEARED, ()), *fingerprint.settle(session_lab.lab, before)]
         except Exception as error:
-            session_lab.mark([f"could not compare: {error or type(error).__name__}"], before)
+            session_lab.mark_dirty([f"could not compare: {error or type(error).__name__}"], before)
             raise
-    session_lab.is_compared = True
+    session_lab.end_state_verified = True
     if request.node.stash.get(FAILED, False):
-        session_lab.distrust()
+        session_lab.invalidate_baseline()
     if differences:
-        session_lab.mark(differences, before)
+        session_lab.mark_dirty(differences, before)
         request.node.user_properties.append(("lab_state", "DIRTY"))
         message = "the lab is not in the state that it had before the test:\n" + "\n".join(differences)
         receipts.fail(request.node, pytest.fail.Exception(message, pytrace=False))
     if unhealthy := kernels.unhealthy():
-        session_lab.distrust()
+        session_lab.invalidate_baseline()
         message = "a kernel of the lab reported a problem:\n" + "\n".join(unhealthy)
         receipts.fail(request.node, pytest.fail.Exception(message, pytrace=False))
 

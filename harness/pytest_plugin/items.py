@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from harness.experiment import experiment_file as experiment_module
-from harness.pytest_plugin.session_lab import closing_after_error, inventory_of, lease_of, session_lab_of
+from harness.pytest_plugin.session_lab import acquire_lease, closing_after_error, inventory_of, open_session_lab
 from harness.pytest_plugin.skips import skip
 from harness.run import loop as run_module
 from harness.verdict import Verdict, exit_code
@@ -46,21 +46,21 @@ class ExperimentItem(pytest.Item):
             skip(self.config, str(reason))
         if forbidden := run_module.refusal(decided, inventory):
             skip(self.config, str(forbidden))
-        session_lab = session_lab_of(self.config)
+        session_lab = open_session_lab(self.config)
         out = Path(self.config.getoption("--faultbed-runs"))
-        guard = lease_of(self.config).refresh
+        guard = acquire_lease(self.config).refresh
         try:
             with closing_after_error(self.config):
-                session_lab.refuse_dirty()
+                session_lab.reset_or_reject_dirty()
                 finished = run_module.execute(decided, inventory, out=out, progress=lambda _: None, guard=guard)
         except BaseException:
-            session_lab.distrust()
+            session_lab.invalidate_baseline()
             raise
         verdict = finished.verdict
         # The run has reset the lab, so its machines have restarted.
         session_lab.lab.forget_connections()
         if verdict.lab_state != "CLEAN":
-            session_lab.distrust()
+            session_lab.invalidate_baseline()
         self.user_properties.append(("verdict", str(verdict.verdict)))
         self.user_properties.append(("faultbed_exit_code", int(exit_code(verdict.verdict, verdict.lab_state))))
         self.user_properties.append(("report", str(finished.report)))

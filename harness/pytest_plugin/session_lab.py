@@ -1,4 +1,4 @@
-"""The lab of a pytest session: reserved and up from the first test that needs it, in a known state for every test."""
+"""Manage the lab of a pytest session: reserve it, bring it up at the first test that needs it, reset it when needed."""
 
 from __future__ import annotations
 
@@ -23,22 +23,31 @@ from testbed.tenancy.lab_lease import INHERITED, LabLease, hold
 
 __all__ = [
     "SessionLab",
-    "bring_up",
+    "acquire_lease",
     "close_session",
     "closing_after_error",
+    "ensure_lab_up",
     "inventory_of",
-    "lease_of",
+    "open_session_lab",
     "prewarm",
-    "session_lab_of",
 ]
 
+
+@dataclass(frozen=True, kw_only=True)
+class _SessionLease:
+    """The session's lease on the lab. Closing `cleanup` releases it and restores the inherited token."""
+
+    lease: LabLease
+    cleanup: contextlib.ExitStack
+
+
 _INVENTORY = pytest.StashKey[Inventory]()
-_LEASE = pytest.StashKey[tuple[contextlib.ExitStack, LabLease]]()
+_LEASE = pytest.StashKey[_SessionLease]()
 _STARTED_HERE = pytest.StashKey[bool]()
 _PREWARM = pytest.StashKey[LabPrewarm]()
-_UP_FAILED = pytest.StashKey[FaultbedError]()
+_BRING_UP_ERROR = pytest.StashKey[FaultbedError]()
 _LEASE_S = 1800.0
-"""Time after the start of a test at which the reservation of the session expires: twice the longest test."""
+"""Lifetime of the lease in seconds after its last renewal, at the start of a test: twice the longest test."""
 
 
 def inventory_of(config: pytest.Config) -> Inventory:
@@ -49,25 +58,25 @@ def inventory_of(config: pytest.Config) -> Inventory:
     return config.stash[_INVENTORY]
 
 
-def lease_of(config: pytest.Config) -> LabLease:
-    """Return the lease on the whole lab, from the first test that needs it to the end of the session; refresh it.
+def acquire_lease(config: pytest.Config) -> LabLease:
+    """Return the session's lease on the whole lab. The first call acquires it; every later call renews it.
 
     Raises:
         UsageError: this process is a worker of pytest-xdist.
     """
     if hasattr(config, "workerinput"):  # pytest-xdist's mark of its workers
-        raise UsageError("there is one lab: tests that use it cannot run in several processes; leave out -n")
+        raise UsageError("pytest-xdist: tests that use the lab need a single process; run without -n")
     if _LEASE not in config.stash:
-        stack = contextlib.ExitStack()
-        lease = hold(inventory_of(config), why="pytest", mode="exclusive", ttl_s=_LEASE_S)
-        config.stash[_LEASE] = (stack, stack.enter_context(lease))
-        # A program that a test starts works under the lease of this session. A session inside this one (pytester's,
-        # in this process) has a lease of its own, and restores this one's at its end.
-        stack.callback(_inherit, os.environ.get(INHERITED))
-        _inherit(config.stash[_LEASE][1].token)
-    lease_now = config.stash[_LEASE][1]
-    lease_now.refresh()
-    return lease_now
+        cleanup = contextlib.ExitStack()
+        acquired = cleanup.enter_context(hold(inventory_of(config), why="pytest", mode="exclusive", ttl_s=_LEASE_S))
+        config.stash[_LEASE] = _SessionLease(lease=acquired, cleanup=cleanup)
+        # Programs that a test starts inherit this session's lease. A nested session (pytester's, in this process)
+        # acquires its own lease, and restores this session's token when it ends.
+        cleanup.callback(_inherit, os.environ.get(INHERITED))
+        _inherit(acquired.token)
+    lease = config.stash[_LEASE].lease
+    lease.refresh()
+    return lease
 
 
 def _inherit(token: str | None) -> None:
@@ -77,10 +86,16 @@ def _inherit(token: str | None) -> None:
         os.environ[INHERITED] = token
 
 
-def bring_up(config: pytest.Config) -> Inventory:
-    """Reserve the lab and bring it up; report progress on the terminal, because the first time takes minutes."""
+def ensure_lab_up(config: pytest.Config) -> Inventory:
+    """Reserve the lab, bring a soft lab up if it is down, and return the inventory.
+
+    Progress goes to the terminal, because the first start of a soft lab takes minutes.
+
+    Raises:
+        FaultbedError: the lab cannot be reserved, or a soft lab does not come up, in this call or an earlier one.
+    """
     inventory = inventory_of(config)
-    lease_of(config)
+    acquire_lease(config)
     if inventory.kind == "soft":
         reporter = config.pluginmanager.get_plugin("terminalreporter")
         capture = config.pluginmanager.get_plugin("capturemanager")
@@ -91,18 +106,18 @@ def bring_up(config: pytest.Config) -> Inventory:
                 with capture.global_and_fixture_disabled():
                     reporter.write_line(f"{time.monotonic() - started:6.1f} s  {text}")
 
-        if _UP_FAILED in config.stash:
-            # It would fail again for every test, and take minutes each time.
-            raise config.stash[_UP_FAILED]
+        if _BRING_UP_ERROR in config.stash:
+            # A second attempt is likely to fail as well, and takes minutes for every test that needs the lab.
+            raise config.stash[_BRING_UP_ERROR]
         try:
             if _PREWARM in config.stash:
                 config.stash[_STARTED_HERE] = config.stash[_PREWARM].wait(report)
                 del config.stash[_PREWARM]
-            how = lifecycle.up(inventory, report)
+            initial_state = lifecycle.up(inventory, report)
         except FaultbedError as error:
-            config.stash[_UP_FAILED] = error
+            config.stash[_BRING_UP_ERROR] = error
             raise
-        if how != "already up":
+        if initial_state != "already up":
             config.stash[_STARTED_HERE] = True
     return inventory
 
@@ -114,75 +129,82 @@ class SessionLab:
     Every test ends with a comparison of the lab with `baseline`; the lab is reset only after a difference or a failure.
 
     Attributes:
-        lab: the lab.
-        baseline: fingerprint after the last reset; None: the next test begins with a reset.
-        work: mark on disk from the first test to the end of the session, so that changes of a killed session are found.
-        is_compared: whether the lab was compared after the last test.
+        lab: the open lab.
+        baseline: fingerprint that every test must restore, captured after the last reset; None: reset the lab before
+            the next test.
+        work_mark: mark on disk from the first test to the end of the session. If the session is killed, the next
+            command finds the mark and compares the lab.
+        end_state_verified: whether the lab's state at the end of the last test is known: compared with `baseline`,
+            and on disk if it differs.
     """
 
     lab: Lab
     baseline: fingerprint.Fingerprint | None = None
-    work: dirty.Work | None = None
-    is_compared: bool = True
+    work_mark: dirty.Work | None = None
+    end_state_verified: bool = True
 
-    def into_known_state(self, *, always: bool) -> fingerprint.Fingerprint:
-        """Reset the lab for the first test, after a failure, or `always`; return the fingerprint to compare with."""
-        if self.baseline is None or always:
+    def reset_if_needed(self, *, force: bool) -> fingerprint.Fingerprint:
+        """Reset the lab if it has no baseline, or with `force`; return the fingerprint that the test must restore.
+
+        Only a soft lab is reset. A rack has no snapshot: its present state becomes the baseline.
+        """
+        if self.baseline is None or force:
             if self.lab.kind == "soft":
                 lifecycle.reset(self.lab.inventory_model, lambda _: None)
             self.lab.forget_connections()
-            if self.work is None:
-                self.work = dirty.begin(self.lab, "pytest")
-                self.baseline = self.work.before
+            if self.work_mark is None:
+                self.work_mark = dirty.begin(self.lab, "pytest")
+                self.baseline = self.work_mark.before
             else:
                 self.baseline = fingerprint.capture(self.lab)
         return self.baseline
 
-    def end_work(self) -> None:
-        """Remove the mark of the session; after an interrupted test leave it, so that the next command compares."""
-        if self.work is None:
+    def remove_session_mark(self) -> None:
+        """Remove the session's mark. After an interrupted test, leave it: the next command then compares the lab."""
+        if self.work_mark is None:
             return
-        if self.is_compared:
-            self.work.mark.remove()
+        if self.end_state_verified:
+            self.work_mark.mark.remove()
         else:
-            self.work.mark.abandon()
+            self.work_mark.mark.abandon()
 
-    def distrust(self) -> None:
-        """Let the next test begin with a reset."""
+    def invalidate_baseline(self) -> None:
+        """Discard the baseline, to reset the lab before the next test."""
         self.baseline = None
 
-    def mark(self, reasons: list[str], before: fingerprint.Fingerprint) -> None:
-        """Mark the lab as DIRTY on disk, for later commands, too: a rack has no snapshot to return to."""
-        self.distrust()
-        # If the mark cannot be written, that of the session stays, so that the next command compares the lab.
-        self.is_compared = False
-        self.is_compared = dirty.mark(self.lab.state_dir, reasons, before)
+    def mark_dirty(self, reasons: list[str], before: fingerprint.Fingerprint) -> None:
+        """Mark the lab DIRTY on disk, also for later commands. A rack has no snapshot to return to."""
+        self.invalidate_baseline()
+        # If this DIRTY mark is not written (full disk, or another command's exists), the session's mark stays, so that
+        # the next command compares the lab.
+        self.end_state_verified = False
+        self.end_state_verified = dirty.mark(self.lab.state_dir, reasons, before)
 
-    def refuse_dirty(self) -> None:
-        """Reset a soft lab that is marked as DIRTY; refuse a rack that is.
+    def reset_or_reject_dirty(self) -> None:
+        """Reset a soft lab that is marked DIRTY. A DIRTY rack is rejected, because it has no snapshot to reset to.
 
         Raises:
-            DirtyLab: a rack is DIRTY; `faultbed heal` is needed first.
+            DirtyLab: a rack is marked DIRTY; run `faultbed heal` first.
         """
         if self.lab.kind == "soft" and dirty.is_marked(self.lab.state_dir):
-            self.into_known_state(always=True)
+            self.reset_if_needed(force=True)
         dirty.refuse(self.lab.state_dir, self.lab.name)
 
 
 _SESSION_LAB = pytest.StashKey[SessionLab]()
 
 
-def session_lab_of(config: pytest.Config) -> SessionLab:
-    """Return the lab of the session, up and open."""
+def open_session_lab(config: pytest.Config) -> SessionLab:
+    """Return the session's lab. The first call brings it up and opens it; every call renews the lease."""
     if _SESSION_LAB not in config.stash:
-        config.stash[_SESSION_LAB] = SessionLab(lab=open_lab(bring_up(config)))
-    lease_of(config)
+        config.stash[_SESSION_LAB] = SessionLab(lab=open_lab(ensure_lab_up(config)))
+    acquire_lease(config)
     return config.stash[_SESSION_LAB]
 
 
 @contextlib.contextmanager
 def closing_after_error(config: pytest.Config) -> Iterator[None]:
-    """Close a lab that does not answer or cannot be reset; the next test opens it anew and brings it up."""
+    """Close a lab that failed with a `FaultbedError`. The next test opens it again."""
     try:
         yield
     except FaultbedError:
@@ -193,22 +215,22 @@ def closing_after_error(config: pytest.Config) -> Iterator[None]:
 
 
 def prewarm(config: pytest.Config) -> None:
-    """Start to bring up a soft lab that is down, while tests run that do not need it."""
+    """Start a soft lab in the background while tests run that do not need it."""
     if inventory_of(config).kind == "soft":
-        lease_of(config)
+        acquire_lease(config)
         if process := LabPrewarm.start(inventory_of(config)):
             config.stash[_PREWARM] = process
 
 
 def close_session(config: pytest.Config) -> None:
-    """Close the lab and end its lease; a lab that this session brought up goes down again."""
+    """Release the lab and its lease, and shut the lab down if this session brought it up."""
     if _PREWARM in config.stash:
         config.stash[_PREWARM].stop()
         config.stash[_STARTED_HERE] = True
     if _SESSION_LAB in config.stash:
-        config.stash[_SESSION_LAB].end_work()
+        config.stash[_SESSION_LAB].remove_session_mark()
         config.stash[_SESSION_LAB].lab.close()
     if config.stash.get(_STARTED_HERE, False):
         lifecycle.down(config.stash[_INVENTORY])
     if _LEASE in config.stash:
-        config.stash[_LEASE][0].close()
+        config.stash[_LEASE].cleanup.close()

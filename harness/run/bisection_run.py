@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from harness.analysis.links import carrying
+from harness.analysis.links import emulation_headroom
 from harness.analysis.links.effective_bisection import Trial, bisection_of, ratio
 from harness.analysis.links.link_metrics import link_metrics
 from harness.confidence import Interval, decide, level_for
@@ -132,8 +132,10 @@ def _beyond(lab: Lab, progress: Progress) -> str:
         found = emulation_limit.carried(lab, offered, again, progress).carried_bps
     except emulation_limit.NotMeasured as error:
         progress(str(error))
-        return carrying.sentence(offered, None)
-    return carrying.sentence(offered, found) if carrying.is_beyond(offered, found) else ""
+        return emulation_headroom.describe_headroom(offered, None)
+    if not emulation_headroom.exceeds_headroom(offered, found):
+        return ""
+    return emulation_headroom.describe_headroom(offered, found)
 
 
 def _to_snapshot(lab: Lab, progress: Progress) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from harness.analysis.links.carrying import is_beyond
+from harness.analysis.links.emulation_headroom import exceeds_headroom
 from harness.experiment.workload_file import Flow, Workload
 from testbed.directories import lab_dir
 from testbed.errors import LabError
@@ -101,7 +101,7 @@ def carried(lab: Lab, offered: float, to_snapshot: Callable[[], None], progress:
     """
     path, key = lab_dir(lab.name) / FILE, _key(lab)
     known = _read(path, key)
-    if known is not None and not is_beyond(offered, known.carried_bps):
+    if known is not None and not exceeds_headroom(offered, known.carried_bps):
         return known
     progress("measuring what the emulation carries without shapers")
     try:

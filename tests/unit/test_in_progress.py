@@ -226,16 +226,16 @@ def test_end_without_room_for_the_dirty_mark_says_so_and_is_dirty(lab, tmp_path,
 @pytest.mark.parametrize("why", ["full disk", "mark of another command"])
 def test_session_whose_lab_cannot_be_marked_leaves_its_own_mark(lab, tmp_path, monkeypatch, why):
     """The session's mark used to be removed at its end, and with it all knowledge of what a test had left."""
-    keeper = SessionLab(lab=lab, work=dirty.begin(lab, "pytest"))
+    keeper = SessionLab(lab=lab, work_mark=dirty.begin(lab, "pytest"))
     change(tmp_path, "host1", "DOWN")
     if why == "full disk":
         with monkeypatch.context() as patch, pytest.raises(OSError, match="No space left"):
             patch.setattr(durable, "write_new", full)
-            keeper.mark(["host1: link be0 was UP, is DOWN"], keeper.work.before)
+            keeper.mark_dirty(["host1: link be0 was UP, is DOWN"], keeper.work_mark.before)
     else:
         dirty.mark(tmp_path, ["host2: x"], Fingerprint(nodes={"host2": CLEAN["host2"]}, covers=("host2",)))
-        keeper.mark(["host1: link be0 was UP, is DOWN"], keeper.work.before)
-    keeper.end_work()
+        keeper.mark_dirty(["host1: link be0 was UP, is DOWN"], keeper.work_mark.before)
+    keeper.remove_session_mark()
     assert "host1: link be0 was UP, is DOWN" in dirty.settle(lab)[0]
 
 

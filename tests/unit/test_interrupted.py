@@ -125,9 +125,9 @@ def test_test_killed_during_a_fault_leaves_nothing(qemu, tmp_path, how):
 
 HOLDS = """
 import pathlib, threading
-from harness.pytest_plugin.session_lab import lease_of
+from harness.pytest_plugin.session_lab import acquire_lease
 def test_it(request):
-    lease_of(request.config)
+    acquire_lease(request.config)
     pathlib.Path("held").touch()
     threading.Event().wait(60)
 """

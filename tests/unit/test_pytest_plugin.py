@@ -74,17 +74,17 @@ def test_plugin_lost_lab_is_reopened_by_the_next_test(monkeypatch):
         opened.append(SimpleNamespace(closed=False, close=lambda: None))
         return opened[-1]
 
-    monkeypatch.setattr(pytest_lab, "bring_up", lambda config: None)
-    monkeypatch.setattr(pytest_lab, "lease_of", lambda config: None)
+    monkeypatch.setattr(pytest_lab, "ensure_lab_up", lambda config: None)
+    monkeypatch.setattr(pytest_lab, "acquire_lease", lambda config: None)
     monkeypatch.setattr(pytest_lab, "open_lab", open_lab)
     config = SimpleNamespace(stash=pytest.Stash())
-    assert pytest_lab.session_lab_of(config).lab is pytest_lab.session_lab_of(config).lab is opened[0]
+    assert pytest_lab.open_session_lab(config).lab is pytest_lab.open_session_lab(config).lab is opened[0]
     with pytest.raises(Unreachable), pytest_lab.closing_after_error(config):
         raise Unreachable("host1 does not answer")
-    assert pytest_lab.session_lab_of(config).lab is opened[1]
+    assert pytest_lab.open_session_lab(config).lab is opened[1]
     with pytest_lab.closing_after_error(config):
         pass
-    assert pytest_lab.session_lab_of(config).lab is opened[1]
+    assert pytest_lab.open_session_lab(config).lab is opened[1]
 
 
 THROTTLES = """
@@ -214,10 +214,10 @@ def rack(monkeypatch, tmp_path):
     monkeypatch.setattr(fingerprint, "capture", look)
     monkeypatch.setattr(fingerprint, "settle", lambda lab, before, **_: fingerprint.diff(before, look(lab)))
     for module in (plugin_fixtures, plugin_items):
-        monkeypatch.setattr(module, "session_lab_of", lambda config: state.session_lab)
+        monkeypatch.setattr(module, "open_session_lab", lambda config: state.session_lab)
     plugin.rack_of_this_test = state
     yield state
-    state.session_lab.end_work()
+    state.session_lab.remove_session_mark()
     del plugin.rack_of_this_test
 
 
@@ -291,14 +291,14 @@ def test_it(lab):
 """
     )
     on_rack(pytester).assert_outcomes(passed=1)
-    rack.session_lab.end_work()
+    rack.session_lab.remove_session_mark()
     assert dirty.unfinished(rack.folder) == ()
 
 
 def test_session_whose_last_test_was_cut_off_leaves_the_comparison_to_the_next_command(rack):
-    rack.session_lab.into_known_state(always=False)
-    rack.session_lab.is_compared = False
-    rack.session_lab.end_work()
+    rack.session_lab.reset_if_needed(force=False)
+    rack.session_lab.end_state_verified = False
+    rack.session_lab.remove_session_mark()
     assert "the next command compares the lab first" in dirty.unfinished(rack.folder)[0]
 
 
@@ -365,7 +365,7 @@ def experiment(pytester, rack, monkeypatch):
 
     def comes_to(word, state="CLEAN"):
         finished = SimpleNamespace(verdict=a_verdict(word, state), report="r")
-        monkeypatch.setattr(plugin_items, "lease_of", lambda config: SimpleNamespace(refresh=lambda: None))
+        monkeypatch.setattr(plugin_items, "acquire_lease", lambda config: SimpleNamespace(refresh=lambda: None))
         monkeypatch.setattr(plugin_items.experiment_module, "load", lambda path: None)
         monkeypatch.setattr(plugin_items.run_module, "decide", lambda *_: None)
         monkeypatch.setattr(plugin_items.run_module, "refusal", lambda *_: None)
@@ -487,7 +487,7 @@ def test_nested_session_leaves_the_outer_sessions_lease_to_its_programs(monkeypa
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
     monkeypatch.setenv(INHERITED, "outer")
     config = SimpleNamespace(stash=pytest.Stash(), getoption=lambda _name: "soft")
-    token = pytest_lab.lease_of(config).token
+    token = pytest_lab.acquire_lease(config).token
     assert os.environ[INHERITED] == token != "outer"
     pytest_lab.close_session(config)
     assert os.environ[INHERITED] == "outer"
@@ -495,8 +495,8 @@ def test_nested_session_leaves_the_outer_sessions_lease_to_its_programs(monkeypa
 
 def test_plugin_refuses_one_lab_for_several_processes():
     config = SimpleNamespace(stash=pytest.Stash(), workerinput={})
-    with pytest.raises(UsageError, match="leave out -n"):
-        pytest_lab.lease_of(config)
+    with pytest.raises(UsageError, match="run without -n"):
+        pytest_lab.acquire_lease(config)
 
 
 def test_plugin_without_configured_experiments_leaves_toml_files_alone(pytester):

@@ -229,10 +229,10 @@ def test_repeated_point_is_pooled_after_its_last_run(executed):
     parameters, made = points(f"{SHARE}=0.1", repeat=3)
     runs = [written(one, executed.folder / "runs").run_dir for one in made[0].runs[:2]]
     assert len(runs) == 2
-    result = Sweep.open(executed.folder, SOFT, parameters, made, metrics_for(made, ["jct_ratio"])).result()
+    result = Sweep.open(executed.folder, SOFT, parameters, made, metrics_for(made, ["jct_ratio"])).snapshot()
     assert (result.points[0].verdict, len(result.points[0].runs)) == (None, 2)
     written(made[0].runs[2], executed.folder / "runs")
-    result = Sweep.open(executed.folder, SOFT, parameters, made, metrics_for(made, ["jct_ratio"])).result()
+    result = Sweep.open(executed.folder, SOFT, parameters, made, metrics_for(made, ["jct_ratio"])).snapshot()
     (value,) = result.points[0].values
     assert result.points[0].verdict is not None
     assert value.detail.startswith("3 runs")

@@ -78,7 +78,7 @@ def sweep(
         return 0
     decided = [one for point in points for one in point.runs]
     taken = () if inventory.kind == "soft" else {name for one in decided for name in touched(one, inventory.topology)}
-    if found.left():
+    if found.pending_runs():
         with (
             hold(inventory, sorted(taken), why=f"sweep {points[0].experiment.name}", mode="exclusive") as holding,
             session.progress(also=holding.heartbeat) as progress,
@@ -87,13 +87,13 @@ def sweep(
                 lifecycle.up(inventory, progress)
             result = found.execute(progress=progress, guard=holding.refresh)
     else:
-        result = found.write()
+        result = found.write_outputs()
     _show(session, result, out, as_json=as_json)
     return exit_code(result.verdict, result.lab_state)
 
 
 def _show_plan(session: Session, found: Sweep, *, as_json: bool) -> None:
-    each, left = found.expected_s(), found.left()
+    each, left = found.expected_s(), found.pending_runs()
     counts = {point.number: sum(one.number == point.number for one, _ in left) for point in found.points}
     times = {
         number: 0.0 if not count else None if (time := each[number]) is None else round(time * count, 1)

@@ -1,11 +1,11 @@
-"""Runs the points of a sweep, one after the other, by the same code as a single run; finished runs are not repeated.
+"""Run a sweep's points one after the other, and skip runs that are already finished.
 
-    DIR/runs/<run directory>    each run, as `faultbed run` leaves it
-    DIR/sweep.json              written anew after every run
-    DIR/sweep.parquet, sweep.html  written when the command ends, also by Ctrl-C
+    DIR/runs/<run directory>       one per run, with the same files as those of `faultbed run`
+    DIR/sweep.json                 rewritten after every run
+    DIR/sweep.parquet, sweep.html  written when the command ends, also after Ctrl-C
 
-The run directories say what is done, and not `sweep.json`: a run counts if its experiment and its plan are byte for
-byte those of the point, it has a verdict that is no ERROR, and it left the lab CLEAN. Everything else is run again.
+The run directories, not `sweep.json`, decide what is finished: a run counts if its experiment and plan are
+byte-identical to the point's, its verdict is not ERROR, and it left the lab CLEAN. All other runs are made again.
 """
 
 from __future__ import annotations
@@ -32,21 +32,30 @@ from inject.injector import Mutation
 from testbed.errors import UsageError
 from testbed.inventory.lab_inventory import Inventory
 
-__all__ = ["Sweep", "find_done"]
+__all__ = ["Sweep", "find_finished_runs"]
 
 Progress = Callable[[str], None]
 
 
 @dataclass(kw_only=True)
 class Sweep:
-    """A sweep in its folder: its points, and the runs of each that are done, by the point's number."""
+    """A sweep and its folder.
+
+    Attributes:
+        folder: holds the run directories and the sweep's files.
+        inventory: the lab that the sweep runs on.
+        parameters: the swept parameters with their values.
+        points: one for each combination of values, each with its resolved runs.
+        metrics: the metrics of the table and the plot.
+        finished_runs: the finished runs of each point, by the point's number. `execute` adds every run that it makes.
+    """
 
     folder: Path
     inventory: Inventory
     parameters: Sequence[Parameter]
     points: Sequence[Point]
     metrics: Sequence[Metric]
-    done: dict[int, list[RunDir]] = field(default_factory=dict)
+    finished_runs: dict[int, list[RunDir]] = field(default_factory=dict)
 
     @classmethod
     def open(
@@ -57,10 +66,17 @@ class Sweep:
         points: Sequence[Point],
         metrics: Sequence[Metric],
     ) -> Sweep:
-        """Return the sweep with what its folder has of it.
+        """Return a sweep with the finished runs in its folder. The folder may be missing.
+
+        Args:
+            folder: the sweep's folder.
+            inventory: the lab to run on.
+            parameters: the swept parameters.
+            points: the points, at least one, each with at least one run.
+            metrics: the metrics to record.
 
         Raises:
-            UsageError: the folder holds the sweep of another experiment or lab.
+            UsageError: the folder holds the sweep of another experiment or lab, or its `sweep.json` cannot be read.
         """
         before = sweep_file.read(folder)
         name = points[0].experiment.name
@@ -71,53 +87,61 @@ class Sweep:
             )
         return cls(
             folder=folder, inventory=inventory, parameters=parameters, points=points, metrics=metrics,
-            done=find_done(folder / "runs", points),
+            finished_runs=find_finished_runs(folder / "runs", points),
         )  # fmt: skip
 
-    def left(self) -> list[tuple[Point, Decided]]:
-        """Return the runs that are still to be made, in order."""
+    def pending_runs(self) -> list[tuple[Point, Decided]]:
+        """Return the runs that are not finished, each with its point, in the order of execution."""
         return [
             (point, decided)
             for point in self.points
             for decided in point.runs
-            if decided.plan.seed not in {run.read_plan().seed for run in self.done.get(point.number, ())}
+            if decided.plan.seed not in {run.read_plan().seed for run in self.finished_runs.get(point.number, ())}
         ]
 
     def expected_s(self) -> dict[int, float | None]:
-        """Return how long one run of each point may take, by its number."""
-        return expected_s(self.points, {number: [took_s(run) for run in runs] for number, runs in self.done.items()})
+        """Return the expected seconds of one run of each point, by the point's number; None: not known."""
+        durations = {number: [took_s(run) for run in runs] for number, runs in self.finished_runs.items()}
+        return expected_s(self.points, durations)
 
     def execute(
         self, *, progress: Progress, guard: Callable[[], None] = lambda: None, mutate: Mutation | None = None
     ) -> SweepFile:
-        """Make the runs that are left and return the whole sweep. A DIRTY lab ends it: nothing after it counts.
+        """Make the pending runs and return the whole sweep.
 
-        Ctrl-C and errors are raised again after the sweep, as far as it has come, is written.
+        A run that leaves the lab DIRTY ends the sweep, because runs after it prove nothing. An error or Ctrl-C is
+        raised again after the sweep's files are written.
+
+        Args:
+            progress: receives a line before and after every run, and the lines of the runs.
+            guard: called before and during every run; raises if the lab is no longer reserved for this sweep.
+            mutate: makes every fault a no-op, for tests.
         """
         try:
-            left = self.left()
-            for index, (point, decided) in enumerate(left):
-                progress(f"point {point.number} of {len(self.points)}: {point.name}{self._remaining(left[index:])}")
+            pending = self.pending_runs()
+            for index, (point, decided) in enumerate(pending):
+                progress(f"point {point.number} of {len(self.points)}: {point.name}{self._remaining(pending[index:])}")
                 finished = loop.execute(
                     decided, self.inventory, out=self.folder / "runs", progress=progress, guard=guard, mutate=mutate
                 )
-                self.done.setdefault(point.number, []).append(finished.run_dir)
-                sweep_file.write(self.result(), self.folder)
-                said = finished.verdict
-                progress(f"point {point.number}, seed {said.seed}: {said.verdict}, lab {said.lab_state}")
-                if said.lab_state == "DIRTY":
+                self.finished_runs.setdefault(point.number, []).append(finished.run_dir)
+                sweep_file.write(self.snapshot(), self.folder)
+                verdict = finished.verdict
+                progress(f"point {point.number}, seed {verdict.seed}: {verdict.verdict}, lab {verdict.lab_state}")
+                if verdict.lab_state == "DIRTY":
                     break
         except BaseException:
-            # What is written must not replace the reason why it ends.
+            # An error while writing must not hide the error or interrupt that ended the sweep.
             with contextlib.suppress(Exception):
-                self.write()
+                self.write_outputs()
             raise
-        return self.write()
+        return self.write_outputs()
 
-    def result(self) -> SweepFile:
-        """Return the sweep as far as it has come."""
+    def snapshot(self) -> SweepFile:
+        """Return the contents of `sweep.json` for the runs that are finished now."""
         points = tuple(
-            swept_point(point, self.done.get(point.number, ()), self.metrics, self.folder) for point in self.points
+            swept_point(point, self.finished_runs.get(point.number, ()), self.metrics, self.folder)
+            for point in self.points
         )
         has_model = any(value.predicted is not None for point in points for value in point.values)
         return SweepFile(
@@ -134,29 +158,38 @@ class Sweep:
             model=MODEL if has_model else "",
         )
 
-    def write(self) -> SweepFile:
-        """Write `sweep.json`, `sweep.parquet` and `sweep.html`, and return the sweep."""
+    def write_outputs(self) -> SweepFile:
+        """Write `sweep.json`, `sweep.parquet` and `sweep.html` for the finished runs, and return the sweep.
+
+        Raises:
+            OSError: the folder or a file cannot be written.
+        """
         # matplotlib takes a second to import, and most commands draw nothing.
         from harness.report.sweeps import sweep_page  # noqa: PLC0415
 
-        result = self.result()
+        snapshot = self.snapshot()
         self.folder.mkdir(parents=True, exist_ok=True)
-        sweep_file.write(result, self.folder)
-        sweep_file.write_table(result, self.folder)
-        sweep_page.render(result, self.folder)
-        return result
+        sweep_file.write(snapshot, self.folder)
+        sweep_file.write_table(snapshot, self.folder)
+        sweep_page.render(snapshot, self.folder)
+        return snapshot
 
-    def _remaining(self, left: Sequence[tuple[Point, Decided]]) -> str:
-        each = self.expected_s()
-        times = [each[point.number] for point, _ in left]
+    def _remaining(self, pending: Sequence[tuple[Point, Decided]]) -> str:
+        expected_by_point = self.expected_s()
+        times = [expected_by_point[point.number] for point, _ in pending]
         known = [time for time in times if time is not None]
         if len(known) < len(times):
             return ""
-        return f"; {len(left)} run{'s' if len(left) > 1 else ''} left, about {format_duration(sum(known) * 1e9)}"
+        return f"; {len(pending)} run{'s' if len(pending) > 1 else ''} left, about {format_duration(sum(known) * 1e9)}"
 
 
-def find_done(runs: Path, points: Sequence[Point]) -> dict[int, list[RunDir]]:
-    """Return the finished runs in a folder that are those of the points, by the point's number, in order of seeds."""
+def find_finished_runs(runs: Path, points: Sequence[Point]) -> dict[int, list[RunDir]]:
+    """Return the finished runs of the points, by the point's number, in order of seeds.
+
+    Args:
+        runs: folder of run directories; it may be missing. Other experiments' runs in it are ignored.
+        points: the points whose runs to look for.
+    """
     by_plan = {
         (decided.source, run_plan.encode(decided.plan)): (point.number, decided.plan.seed)
         for point in points
@@ -164,23 +197,23 @@ def find_done(runs: Path, points: Sequence[Point]) -> dict[int, list[RunDir]]:
     }
     found: dict[tuple[int, int], RunDir] = {}
     for path in sorted(runs.iterdir()) if runs.is_dir() else ():
-        place = _place(RunDir(path), by_plan)
-        if place is not None:
-            found[place] = RunDir(path)
-    done: dict[int, list[RunDir]] = {}
+        match = _match_point(RunDir(path), by_plan)
+        if match is not None:
+            found[match] = RunDir(path)
+    finished: dict[int, list[RunDir]] = {}
     for (number, _), run in sorted(found.items()):
-        done.setdefault(number, []).append(run)
-    return done
+        finished.setdefault(number, []).append(run)
+    return finished
 
 
-def _place(run: RunDir, by_plan: Mapping[tuple[bytes, bytes], tuple[int, int]]) -> tuple[int, int] | None:
-    """Return point and seed of a run that counts, or None."""
+def _match_point(run: RunDir, by_plan: Mapping[tuple[bytes, bytes], tuple[int, int]]) -> tuple[int, int] | None:
+    """Return the point's number and the seed of a finished run; None: it is not of this sweep, or not finished."""
     try:
-        place = by_plan.get((run.read_experiment(), (run.path / "plan.json").read_bytes()))
-        if place is None:
+        match = by_plan.get((run.read_experiment(), (run.path / "plan.json").read_bytes()))
+        if match is None:
             return None
         run.read_measurements()
-        said = run.read_verdict()
+        verdict = run.read_verdict()
     except (OSError, UsageError):
         return None
-    return place if said.verdict is not Verdict.ERROR and said.lab_state == "CLEAN" else None
+    return match if verdict.verdict is not Verdict.ERROR and verdict.lab_state == "CLEAN" else None
