@@ -131,7 +131,7 @@ def test_two(inject):
     one, two = (inject("gpu.throttle", f"host{n}:gpu0", percent=50) for n in (1, 2))
     others = ("host3/gpu0.nr_throttled", "host4/gpu0.nr_throttled")
     assert one.planned.must_not_move == two.planned.must_not_move == others
-    with pytest.raises(UsageError, match="gpu.thermal on host2:gpu0 beside gpu.throttle on host2:gpu0"):
+    with pytest.raises(UsageError, match="gpu.thermal on host2:gpu0 conflicts with gpu.throttle on host2:gpu0"):
         inject("gpu.thermal", "host2:gpu0")
     two.clear()
     assert "host2/gpu0.nr_throttled" not in one.planned.must_not_move
