@@ -37,7 +37,10 @@ __all__ = ["Inject", "Traffic", "faults_on", "lab_of_test", "workloads_on"]
 
 
 def lab_of_test(request: pytest.FixtureRequest) -> Iterator[Lab]:
-    """Yield the lab in its known state, and compare it with that state after the test."""
+    """Yield the lab in its baseline state, and compare it with that state after the test.
+
+    A difference marks the lab DIRTY and fails the test. A kernel problem that a node reports fails the test as well.
+    """
     config = request.config
     session_lab = open_session_lab(config)
     with closing_after_error(config):
@@ -68,7 +71,7 @@ def lab_of_test(request: pytest.FixtureRequest) -> Iterator[Lab]:
 
 @dataclass(frozen=True, kw_only=True)
 class Traffic:
-    """Starter of workloads, as the `traffic` fixture gives it to a test."""
+    """Workload starter that the `traffic` fixture passes to a test."""
 
     lab: Lab
     _running: list[Running[Any]]
@@ -91,7 +94,7 @@ class Traffic:
 
 
 def workloads_on(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Traffic]:
-    """Yield the starter of workloads, and end workloads that run on after the test."""
+    """Yield the workload starter, and abort workloads that still run after the test."""
     running: list[Running[Any]] = []
     request.node.stash[RUNNING] = running
     yield Traffic(lab=lab, _running=running)
@@ -102,7 +105,7 @@ def workloads_on(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Traffic]:
 
 
 Inject = Callable[..., PreparedFault]
-"""`inject(kind, target, for_s=…, prove=True, **params)` gives a prepared fault: `arm()`, `wait()`, `clear()`."""
+"""`inject(kind, target, for_s=…, prove=True, **params)` returns a prepared fault: `arm()`, `wait()`, `clear()`."""
 
 _MAX_FAULT_S = 60.0
 
@@ -110,9 +113,10 @@ _MAX_FAULT_S = 60.0
 def faults_on(lab: Lab, folder: Path, request: pytest.FixtureRequest, mutation: Mutation | None) -> Iterator[Inject]:
     """Yield a function that prepares faults; afterwards clear them, and fail the test if one is not proven.
 
-    A fault lasts for `for_s`. Without `for_s` it lasts until the test clears it, a minute at most. With `prove=False`
-    its receipt need not prove it. Faults that overlap are planned together: a fault that would change a resource of
-    another one is refused. If the lab cannot do a fault, or its owner does not allow it, the test is skipped.
+    A fault lasts for `for_s` seconds. Without `for_s` it lasts until the test clears it, a minute at most. With
+    `prove=False` its receipt need not prove it. Faults that overlap are planned together: a fault that would change a
+    resource of an active fault is rejected. The test is skipped if the lab does not support a fault, or if its owner
+    does not allow the fault.
     """
     faults: list[PreparedFault] = []
     must_prove: list[bool] = []
@@ -129,16 +133,16 @@ def faults_on(lab: Lab, folder: Path, request: pytest.FixtureRequest, mutation: 
             active = injector.active()
             try:
                 *before, planned = plan_beside(
-                    spec, [each.planned for each in active], lab.topology, lab_kind=lab.kind, index=len(faults)
+                    spec, [fault.planned for fault in active], lab.topology, lab_kind=lab.kind, index=len(faults)
                 )
                 prepared = injector.prepare(planned, until_cleared=for_s is None)
             except (Unsupported, safety.Forbidden) as reason:
                 skip(request.config, f"{lab.name}: {reason}")
             faults.append(prepared)
             must_prove.append(prove)
-            # A counter that the new fault moves is no longer a bystander of the active ones.
-            for fault, planned_anew in zip(active, before, strict=True):
-                fault.planned = planned_anew
+            # A counter that the new fault changes is no longer a bystander of the active faults.
+            for fault, replanned in zip(active, before, strict=True):
+                fault.planned = replanned
             return prepared
 
         yield prepare

@@ -82,7 +82,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--faultbed-repeat-slow",
         metavar="N",
         type=int,
-        help="those of them that are marked slow N times (default: as --faultbed-repeat)",
+        help="run the tests among these that are marked slow N times (default: as --faultbed-repeat)",
     )
     group.addoption(
         "--faultbed-reset-each",
@@ -219,11 +219,11 @@ def _reject_unknown_names(config: pytest.Config, items: list[pytest.Item]) -> No
 
 def _deselect_rounds(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Deselect rounds after the N-th of slow tests for `--faultbed-repeat-slow N`."""
-    most = config.getoption("--faultbed-repeat-slow")
-    if most is None:
+    max_rounds = config.getoption("--faultbed-repeat-slow")
+    if max_rounds is None:
         return
     rounds = {item: getattr(item, "callspec", None) for item in items if item.get_closest_marker("slow")}
-    surplus = {item for item, call in rounds.items() if call is not None and call.params.get("_round", 0) >= most}
+    surplus = {item for item, call in rounds.items() if call is not None and call.params.get("_round", 0) >= max_rounds}
     if surplus:
         config.hook.pytest_deselected(items=[item for item in items if item in surplus])
         items[:] = [item for item in items if item not in surplus]
@@ -238,10 +238,10 @@ def _uses_lab(item: pytest.Item) -> bool:
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Start to bring up a soft lab that later tests need, if tests that need no lab come first."""
+    """Start a soft lab in the background if tests that do not need it come first."""
     _reject_unknown_names(session.config, session.items)
-    config, needs = session.config, [_uses_lab(item) for item in session.items]
-    if config.option.collectonly or not any(needs) or needs[0]:
+    config, uses_lab = session.config, [_uses_lab(item) for item in session.items]
+    if config.option.collectonly or not any(uses_lab) or uses_lab[0]:
         return
     from harness.pytest_plugin.session_lab import prewarm
 
@@ -261,7 +261,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
-    """Collect an experiment that `faultbed_experiments` names; other TOML files are none of faultbed's."""
+    """Collect an experiment that `faultbed_experiments` names, and no other TOML file."""
     if file_path.suffix != ".toml":
         return None
     resolved = file_path.resolve()
@@ -272,10 +272,10 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
     return ExperimentFile.from_parent(parent, path=file_path)
 
 
-# Around all others: an interrupted session tears down its fixtures in this hook, and one may fail (unproven fault).
+# Outermost: an interrupted session tears down its fixtures in this hook, and a teardown may fail (unproven fault).
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
-    """Close the lab, whatever the fixtures do at their end; a session that tested nothing ends with 5."""
+    """Close the lab even if a fixture's teardown fails. A session that tested nothing ends with 5."""
     session.config.stash[AT_END] = []
     try:
         yield
@@ -333,7 +333,7 @@ def _misfit(mark: pytest.Mark, inventory: Inventory) -> str:
 
 @pytest.fixture
 def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
-    """Yield the lab in its known state, and compare it with that state after the test."""
+    """Yield the lab in its baseline state, and compare it with that state after the test."""
     _skip_if_unmet(request.config, request.node.iter_markers())
     from harness.pytest_plugin.fixtures import lab_of_test
 
@@ -341,13 +341,13 @@ def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
 
 
 def _leaves_dirty(error: BaseException) -> bool:
-    """Return whether an error says that the lab is not as it was, or that its state is unknown."""
+    """Return whether an error means that the lab is DIRTY or that its state is unknown."""
     return isinstance(error, (DirtyLab, RevertFailed)) or getattr(error, "lab_state", "CLEAN") != "CLEAN"
 
 
 @pytest.fixture
 def traffic(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Traffic]:
-    """Yield the starter of workloads on the lab."""
+    """Yield an object that starts workloads on the lab."""
     from harness.pytest_plugin.fixtures import workloads_on
 
     yield from workloads_on(lab, request)
@@ -355,7 +355,7 @@ def traffic(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Traffic]:
 
 @pytest.fixture
 def fault_mutation() -> Mutation | None:
-    """Return None. Tests override it to replace the action of every fault by nothing, which must be noticed."""
+    """Return None. Tests override this fixture to make every fault a no-op, which the plugin must detect."""
     return None
 
 
@@ -369,7 +369,7 @@ def inject(
     yield from faults_on(lab, tmp_path, request, fault_mutation)
 
 
-# Around pytest's own, which turns the failure of a test in quarantine into an expected one.
+# Outside pytest's own hook, which turns the failure of a test in quarantine into an expected failure.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
@@ -381,8 +381,8 @@ def pytest_runtest_makereport(
         excused = item.stash.get(QUARANTINED, False) and hasattr(report, "wasxfail")
         error = call.excinfo.value
         # An error at the end of a test may leave the lab changed, unless it says that the lab is clean.
-        knows_clean = getattr(error, "lab_state", None) == "CLEAN"
-        if excused and (_leaves_dirty(error) or (report.when == "teardown" and not knows_clean)):
+        reports_clean = getattr(error, "lab_state", None) == "CLEAN"
+        if excused and (_leaves_dirty(error) or (report.when == "teardown" and not reports_clean)):
             report.outcome = "failed"
             del report.wasxfail
     if report.when == "call" and not report.skipped:

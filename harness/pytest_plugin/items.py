@@ -1,4 +1,8 @@
-"""Experiments as test items: PASS passes, everything else fails, and what does not fit the lab is skipped."""
+"""Run experiments as pytest items.
+
+PASS passes and every other verdict fails. An experiment that does not fit the lab, or that its owner does not allow, is
+skipped.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +24,17 @@ __all__ = ["ExperimentFailed", "ExperimentFile", "ExperimentItem"]
 
 
 class ExperimentFile(pytest.File):
-    """A file with one experiment."""
+    """A TOML file with one experiment."""
 
     def collect(self) -> Iterator[pytest.Item]:
-        """Yield one item, or N of them with `--faultbed-repeat N`, named as pytest names repeated tests."""
+        """Yield one item, or N items with `--faultbed-repeat N`, named like pytest's parametrized tests."""
         count = int(self.config.getoption("--faultbed-repeat"))
         for name in [f"{self.path.stem}[round{number}]" for number in range(count)] if count > 1 else [self.path.stem]:
             yield ExperimentItem.from_parent(self, name=name)
 
 
 class ExperimentItem(pytest.Item):
-    """An experiment as a test."""
+    """A pytest item that runs one experiment."""
 
     def runtest(self) -> None:
         """Run the experiment.
@@ -73,7 +77,7 @@ class ExperimentItem(pytest.Item):
             raise ExperimentFailed(finished)
 
     def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: Any = None) -> Any:
-        """Return the failure in words, with a traceback only for an error that is not one of faultbed's."""
+        """Return the message of a failed experiment or a `FaultbedError`; other errors get a traceback."""
         if isinstance(excinfo.value, (ExperimentFailed, FaultbedError)):
             return str(excinfo.value)
         return super().repr_failure(excinfo, style)

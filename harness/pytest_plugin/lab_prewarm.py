@@ -1,4 +1,4 @@
-"""Bring up a soft lab in a process of its own while the pytest session runs tests that need no lab."""
+"""Bring up a soft lab in a child process while the pytest session runs tests that need no lab."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _COMMAND = "from harness.console import main; main()"
 
 
 class LabPrewarm:
-    """A running `faultbed up`, begun by `start`. Either `wait` or `stop` ends it."""
+    """A child process that runs `faultbed up`. `start` begins it; `wait` or `stop` ends it."""
 
     def __init__(self, inventory: Inventory) -> None:
         self._output = tempfile.TemporaryFile()  # noqa: SIM115  # closed by `wait` or `stop`
@@ -33,11 +33,14 @@ class LabPrewarm:
 
     @classmethod
     def start(cls, inventory: Inventory) -> Self | None:
-        """Start it; return None if the lab is up already, or is in a state in which it cannot come up."""
+        """Start the child process if the lab is down; return None if the lab is in any other state."""
         return cls(inventory) if lifecycle.status(inventory).state.startswith("down") else None
 
     def wait(self, report: Callable[[str], None]) -> bool:
-        """Wait for its end and return whether the lab is up. Its output goes to `report`, line by line."""
+        """Wait until `faultbed up` ends, and return whether it succeeded. After half an hour, stop it and return False.
+
+        `report` receives its output, line by line, once it has ended.
+        """
         report("waiting for the lab, which has been coming up while other tests ran")
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(timeout=_TIMEOUT_S)
@@ -51,9 +54,9 @@ class LabPrewarm:
         return self._process.returncode == 0
 
     def stop(self) -> None:
-        """End it as Ctrl-C does, so that it removes what it has started.
+        """Terminate `faultbed up`, which then removes what it has started, as after Ctrl-C.
 
-        By SIGTERM: a process that a shell has started in the background ignores SIGINT.
+        The signal is SIGTERM, because a process that a shell started in the background ignores SIGINT.
         """
         if self._process.poll() is None:
             self._process.terminate()

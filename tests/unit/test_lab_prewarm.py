@@ -29,9 +29,9 @@ def test_lab_prewarm_that_fails_is_no_lab(monkeypatch):
 def test_lab_prewarm_stop_ends_its_process(monkeypatch):
     """The process is terminated, because it would never end by itself."""
     monkeypatch.setattr(lab_prewarm, "_COMMAND", "import signal; signal.pause()")
-    one = LabPrewarm(INVENTORY)
-    one.stop()
-    assert one._process.returncode == -signal.SIGTERM
+    prewarm = LabPrewarm(INVENTORY)
+    prewarm.stop()
+    assert prewarm._process.returncode == -signal.SIGTERM
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_lab_prewarm_stop_ends_its_process(monkeypatch):
 def test_lab_prewarm_starts_only_a_lab_that_is_down(monkeypatch, state, starts):
     monkeypatch.setattr(lab_prewarm, "_COMMAND", "")
     monkeypatch.setattr(lifecycle, "status", lambda _: SimpleNamespace(state=state))
-    one = LabPrewarm.start(INVENTORY)
-    assert (one is not None) is starts
-    if one is not None:
-        one.stop()
+    prewarm = LabPrewarm.start(INVENTORY)
+    assert (prewarm is not None) is starts
+    if prewarm is not None:
+        prewarm.stop()
