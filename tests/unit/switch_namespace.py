@@ -56,11 +56,11 @@ def foreign() -> dict[str, str]:
     ):
         ip(add)
         agent = SwitchAgent(wanted)
-        output[name] = agent.why_refused()
+        output[name] = agent.conflict()
         agent.close()
         ip(remove)
     absent = SwitchAgent({**wanted, "prefixes": {P2: ["up1", "up9"]}})
-    output["port"] = absent.why_refused()
+    output["port"] = absent.conflict()
     absent.close()
     return output
 
@@ -81,7 +81,7 @@ def facts() -> set[tuple[str, str]]:
 def life(wanted: dict) -> dict[str, dict]:
     """Apply a scheme, withdraw a prefix from one uplink, take that uplink down and up again, and remove the scheme."""
     agent, before = SwitchAgent(wanted), facts()
-    found: dict = {"refused": agent.why_refused()}
+    found: dict = {"refused": agent.conflict()}
     agent.apply()
     found["facts"] = sorted({subject.split()[0] for subject, _ in facts() ^ before})
     found["applied"] = seen()

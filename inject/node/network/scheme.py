@@ -1,4 +1,4 @@
-"""A routing scheme on the switches of one machine, held under a lease as a fault is (`inject.routing.hold`).
+"""A routing scheme on the switches of one machine, held under a lease as a fault is (`inject.routing.scheme_lease`).
 
 The holder's process is the switch agent: it wakes up when the kernel reports a change and copies BGP's next hops into
 the scheme's tables (`testbed.node.routing.agent`). When the controller dies, the end of its channel or of its lease has
@@ -42,7 +42,7 @@ class SchemeActuator(Actuator):
     @property
     def files(self) -> list[int]:
         """Descriptors that become readable when a switch's routes have changed."""
-        return [agent.file for agent in self._agents]
+        return [agent.fileno for agent in self._agents]
 
     def prepare(self) -> dict[str, Any]:
         """Refuse switches with rules, tables or next hops in the ranges of schemes, and ports that are not there."""
@@ -53,7 +53,7 @@ class SchemeActuator(Actuator):
                 said = f"there is no network namespace {wanted['netns']} here"
                 raise Refused(f"{said}: is the lab provisioned?") from None
             self._agents.append(agent)
-            if why := agent.why_refused():
+            if why := agent.conflict():
                 raise Refused(why)
         return self.read()
 

@@ -1,9 +1,9 @@
-"""Applies a routing scheme to one switch, and copies what BGP changes into the scheme's tables.
+"""Apply a routing scheme to one switch and keep its tables in step with BGP.
 
-The agent never changes a route of BGP. It hears from the kernel (rtnetlink multicast) that the main table, a link or a
-next hop has changed, and copies the main table's next hops again. A next hop that BGP has withdrawn stays in the
-scheme's tables for the time between the kernel's message and that copy; one whose interface goes down is removed from
-all tables by the kernel itself.
+The agent never changes a route of BGP. The kernel notifies it (rtnetlink multicast) when the main table, a link or a
+next hop has changed, and the agent copies the main table's next hops again. A next hop that BGP has withdrawn stays in
+the scheme's tables between the notification and that copy. If an interface goes down, the kernel itself removes its
+next hops from all tables.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["KIND", "SwitchAgent", "held_schemes", "marked_packets", "read_switch"]
 
 KIND = "routing."
-"""What the kind of a claim begins with whose holder applies a scheme; the scheme's name follows."""
+"""Prefix of the kind in the claims of scheme holders; the scheme's name follows."""
 _CLAIMS = "/run/faultbed/faults/*.claim"
 
 _GROUPS = (1, 7, 32)  # RTNLGRP_LINK, RTNLGRP_IPV4_ROUTE, RTNLGRP_NEXTHOP
@@ -44,47 +44,51 @@ _CHAIN = "table ip {table} {{\n chain choose {{\n  type filter hook prerouting p
 
 
 class SwitchAgent:
-    """One switch (a namespace; None: this machine) under a scheme.
+    """Agent that installs, updates and removes a routing scheme on one switch.
 
     Args:
-        wanted: what `testbed.routing.switch_tables.SchemeTables.request` returns.
+        request: what `testbed.routing.switch_tables.SchemeTables.request` returns. Its `netns` is the network namespace
+            of the switch; None: this machine is the switch.
+
+    Raises:
+        FileNotFoundError: there is no such namespace.
     """
 
-    def __init__(self, wanted: dict[str, Any]) -> None:
-        self._netns: str | None = wanted["netns"]
-        self._prefixes: dict[str, list[str]] = wanted["prefixes"]
-        self._port_of: dict[int, str] = {int(table): port for table, port in wanted["tables"].items()}
-        self._weights: dict[str, int] = wanted["weights"]
-        self._buckets: int = wanted["buckets"]
-        self._rules = [Rule(*rule) for rule in wanted["rules"]]
-        self._marks: list[str] = wanted["marks"]
+    def __init__(self, request: dict[str, Any]) -> None:
+        self._netns: str | None = request["netns"]
+        self._prefixes: dict[str, list[str]] = request["prefixes"]
+        self._port_of: dict[int, str] = {int(table): port for table, port in request["tables"].items()}
+        self._weights: dict[str, int] = request["weights"]
+        self._buckets: int = request["buckets"]
+        self._rules = [Rule(*rule) for rule in request["rules"]]
+        self._marks: list[str] = request["marks"]
         netns.enter(self._netns)
         try:
             self._kernel = Kernel()
-            self._news = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
-            self._news.bind((0, 0))
+            self._notifications = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
+            self._notifications.bind((0, 0))
             for group in _GROUPS:
-                self._news.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
-            self._news.setblocking(False)  # noqa: FBT003 (the socket module's own form)
+                self._notifications.setsockopt(_SOL_NETLINK, _ADD_MEMBERSHIP, group)
+            self._notifications.setblocking(False)  # noqa: FBT003 (the socket module's own form)
             self._index_of = {name: index for index, name in socket.if_nameindex()}
         finally:
             netns.enter(None)
 
     @property
     def name(self) -> str:
-        """What messages call the switch."""
+        """Name of the switch in messages."""
         return self._netns or "this machine"
 
     @property
-    def file(self) -> int:
-        """Descriptor that becomes readable when the kernel reports a change."""
-        return self._news.fileno()
+    def fileno(self) -> int:
+        """File descriptor that becomes readable when the kernel reports a change."""
+        return self._notifications.fileno()
 
-    def why_refused(self) -> str:
-        """Say what stands in the way of a scheme: state in its ranges, or a port that is not there; empty: nothing."""
+    def conflict(self) -> str:
+        """Return why the scheme cannot be applied (state in its ranges, or a missing port); empty if it can."""
         ports = dict.fromkeys(port for hops in self._prefixes.values() for port in hops)
         if missing := [port for port in ports if port not in self._index_of]:
-            return f"{self.name} has no port {missing[0]}: is the lab provisioned?"
+            return f"{self.name}: no port {missing[0]}; check that the lab is provisioned (`faultbed up`)"
         found = [
             f"a rule of priority {rule.priority} (lookup {rule.table})"
             for rule in self._kernel.rules()
@@ -96,13 +100,13 @@ class SwitchAgent:
             found.append(f"an nftables table {NFT_TABLE}")
         if not found:
             return ""
-        return f"{self.name} has {found[0]}, which routing schemes use, and not by this run: run `faultbed heal`"
+        return f"{self.name}: {found[0]} already exists in the range reserved for routing schemes; run `faultbed heal`"
 
     def apply(self) -> None:
-        """Write tables first, then marks, the rules last: from each rule on, packets find all that it leads to.
+        """Install tables, then nftables marks, then rules, so that a rule never points to an incomplete table.
 
         Raises:
-            OSError: the kernel or nft refused. What was written until then is there: `remove` takes it away.
+            OSError: the kernel or nft refused. What was installed until then remains; `remove` deletes it.
         """
         self._copy(is_first=True)
         if self._marks:
@@ -112,16 +116,16 @@ class SwitchAgent:
             self._kernel.add_rule(rule)
 
     def follow(self) -> int:
-        """Make the scheme's tables what BGP's next hops are now. Returns the number of changes.
+        """Copy BGP's present next hops into the scheme's tables. Returns the number of changes.
 
-        A next hop that the kernel refuses by now (its port went down a moment ago) is left out; the kernel reports that
-        port, so that the tables are copied again.
+        A next hop that the kernel refuses because its port has just gone down is left out. The kernel also reports the
+        change of that port, which causes the next copy.
         """
         return self._copy(is_first=False)
 
     def _copy(self, *, is_first: bool) -> int:
         main: dict[str, list[Hop]] = {}
-        have: dict[tuple[int, str], tuple[object, ...]] = {}
+        installed: dict[tuple[int, str], tuple[object, ...]] = {}
         for route in self._kernel.routes():
             if route.table == MAIN:
                 if route.prefix in self._prefixes and route.prefix not in main:
@@ -129,14 +133,14 @@ class SwitchAgent:
             elif route.protocol == PROTOCOL:
                 # A next hop that is dead or has no carrier makes the copy differ, so that it is written again.
                 dead = any(not hop.is_usable for hop in route.hops) and not route.group
-                have[route.table, route.prefix] = (
+                installed[route.table, route.prefix] = (
                     ("dead",) if dead else (route.group, *(() if route.group else (hop.key for hop in route.hops)))
                 )
         changes = self._follow_groups(main, is_first=is_first) if self._buckets else 0
-        want = self._wanted(main)
-        for (table, prefix), (hops, group) in want.items():
+        desired = self._desired(main)
+        for (table, prefix), (hops, group) in desired.items():
             key = (group, *(() if group else (self._as_read(hop, len(hops)) for hop in hops)))
-            if have.get((table, prefix)) != key:
+            if installed.get((table, prefix)) != key:
                 try:
                     self._kernel.put_route(table, prefix, hops, group)
                 except OSError:
@@ -144,26 +148,32 @@ class SwitchAgent:
                         raise
                     self._kernel.remove_route(table, prefix)
                 changes += 1
-        for table, prefix in have.keys() - want.keys():
+        for table, prefix in installed.keys() - desired.keys():
             self._kernel.remove_route(table, prefix)
             changes += 1
         return changes
 
     def drain(self) -> bool:
-        """Read what the kernel has reported. Returns whether the tables have to be copied again."""
+        """Read all pending notifications of the kernel. Returns whether the tables have to be copied again."""
         is_due = False
         while True:
             try:
-                told = self._news.recv(1 << 16)
+                datagram = self._notifications.recv(1 << 16)
             except BlockingIOError:
                 return is_due
             except OSError:  # ENOBUFS: more was reported than fits the socket
                 is_due = True
                 continue
-            is_due = is_due or any(is_of_main(kind, body) for kind, _, body in messages(told))
+            is_due = is_due or any(is_of_main(kind, body) for kind, _, body in messages(datagram))
 
     def remove(self) -> None:
-        """Rules first: from then on every packet is BGP's. What is gone already is no error."""
+        """Remove rules first, so that BGP's table decides on every packet at once, then marks, tables and next hops.
+
+        Parts that are already gone are skipped.
+
+        Raises:
+            OSError: the kernel or nft refused.
+        """
         for rule in list(self._kernel.rules()):
             if rule.protocol == PROTOCOL and rule.priority == PRIORITY:
                 self._kernel.remove_rule(rule)
@@ -177,35 +187,41 @@ class SwitchAgent:
                 self._kernel.remove_next_hop(one.id)
 
     def counts(self) -> dict[str, int]:
-        """Count what of a scheme is there: rules that were wanted, routes, and nftables statements that mark."""
-        there = {rule.key for rule in self._kernel.rules() if rule.protocol == PROTOCOL}
+        """Count the installed parts of the scheme: its rules, routes and nftables marks, and the required numbers.
+
+        `left` counts every part of any scheme that is on the switch.
+        """
+        installed_keys = {rule.key for rule in self._kernel.rules() if rule.protocol == PROTOCOL}
         routes = [route for route in self._kernel.routes() if route.table != MAIN and route.protocol == PROTOCOL]
         marked = marked_packets(self._netns)
         return {
-            "rules": sum(rule.key in there for rule in self._rules),
+            "rules": sum(rule.key in installed_keys for rule in self._rules),
             "wanted_rules": len(self._rules),
-            "left": len(there) + len(routes) + sum(1 for _ in self._kernel.next_hop_objects()) + (marked is not None),
+            "left": len(installed_keys)
+            + len(routes)
+            + sum(1 for _ in self._kernel.next_hop_objects())
+            + (marked is not None),
             "routes": len(routes),
             "marks": 0 if marked is None else len(marked),
             "wanted_marks": len(self._marks),
         }
 
     def close(self) -> None:
-        """Close its sockets."""
+        """Close the sockets to the kernel."""
         self._kernel.close()
-        self._news.close()
+        self._notifications.close()
 
-    def _wanted(self, main: dict[str, list[Hop]]) -> dict[tuple[int, str], tuple[list[Hop], int]]:
-        want: dict[tuple[int, str], tuple[list[Hop], int]] = {}
+    def _desired(self, main: dict[str, list[Hop]]) -> dict[tuple[int, str], tuple[list[Hop], int]]:
+        desired: dict[tuple[int, str], tuple[list[Hop], int]] = {}
         names = {index: name for name, index in self._index_of.items()}
         for table, port in self._port_of.items():
             for prefix, hops in main.items():
                 if mine := [hop for hop in hops if names.get(hop.index) == port]:
-                    want[table, prefix] = (mine[:1], 0)
+                    desired[table, prefix] = (mine[:1], 0)
         if self._buckets:
             for number, prefix in enumerate(self._prefixes):
                 if main.get(prefix):
-                    want[SHARED_TABLE, prefix] = ([main[prefix][0]], GROUP + number)
+                    desired[SHARED_TABLE, prefix] = ([main[prefix][0]], GROUP + number)
         elif self._weights:
             for prefix, hops in main.items():
                 shared = [
@@ -213,8 +229,8 @@ class SwitchAgent:
                     for hop in hops
                 ]
                 if shared:
-                    want[SHARED_TABLE, prefix] = (shared, 0)
-        return want
+                    desired[SHARED_TABLE, prefix] = (shared, 0)
+        return desired
 
     def _follow_groups(self, main: dict[str, list[Hop]], *, is_first: bool) -> int:
         """Make next hops and resilient groups those of the main table; ids depend on port and prefix alone."""
@@ -226,18 +242,18 @@ class SwitchAgent:
             return 0
 
     def _copy_groups(self, main: dict[str, list[Hop]]) -> int:
-        have = {one.id: one for one in self._kernel.next_hop_objects() if one.protocol == PROTOCOL}
+        installed = {one.id: one for one in self._kernel.next_hop_objects() if one.protocol == PROTOCOL}
         ports = list(dict.fromkeys(port for hops in self._prefixes.values() for port in hops))
         id_of = {self._index_of[port]: NEXT_HOP + number for number, port in enumerate(ports)}
         changes = 0
         for hop in {hop.index: hop for hops in main.values() for hop in hops}.values():
-            known = have.get(id_of.get(hop.index, 0))
+            known = installed.get(id_of.get(hop.index, 0))
             if hop.index in id_of and (known is None or known.hop is None or known.hop.key != hop.key):
                 self._kernel.put_next_hop(id_of[hop.index], hop)
                 changes += 1
         for number, prefix in enumerate(self._prefixes):
             members = tuple(sorted(id_of[hop.index] for hop in main.get(prefix, ()) if hop.index in id_of))
-            known = have.get(GROUP + number)
+            known = installed.get(GROUP + number)
             if members and (known is None or tuple(sorted(known.members)) != members):
                 self._kernel.put_resilient(GROUP + number, members, self._buckets)
                 changes += 1
@@ -252,9 +268,9 @@ class SwitchAgent:
 
 
 def read_switch(namespace: str | None) -> dict[str, Any]:
-    """Return what routes packets on a switch now: rules, tables and groups of schemes, BGP's next hops, marks.
+    """Return the routing state of a switch: rules, tables and groups of schemes, BGP's next hops, and marked packets.
 
-    `marked` is the number of packets that each nftables statement has marked; None: no table of ours is there.
+    `marked` is the number of packets that each nftables statement has marked; None: there is no such table.
     """
     netns.enter(namespace)
     try:
@@ -297,7 +313,7 @@ def held_schemes() -> list[str]:
 
 
 def marked_packets(namespace: str | None) -> list[int] | None:
-    """Return how many packets each statement of ours has marked; None: there is no nftables table of ours."""
+    """Return the number of packets that each nftables statement of the scheme has marked; None: the table is absent."""
     try:
         listed = json.loads(_nft(namespace, ["-j", "list", "table", "ip", NFT_TABLE]))["nftables"]
     except OSError:
@@ -310,7 +326,7 @@ def _nft(namespace: str | None, words: list[str], *, stdin: str = "") -> str:
     """Run nft in a namespace.
 
     Raises:
-        OSError: it is not there, or refused.
+        OSError: nft is not installed, refused, or did not end in time.
     """
     netns.enter(namespace)
     try:
