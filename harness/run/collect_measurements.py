@@ -49,6 +49,7 @@ class Found:
     """What a run has found so far; grows as the run goes on, so that an early end keeps what there was.
 
     `lease_s` is how long its faults may outlive the run's process; `injector` does them, None before the first.
+    `counted_s` is the time in seconds between the counter readings `before` and `after`.
     """
 
     t0_ns: int = 0
@@ -59,6 +60,7 @@ class Found:
     receipts: dict[str, FaultReceipt] = field(default_factory=dict)
     before: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
     after: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    counted_s: float = 0.0
     standstills: tuple[Standstill, ...] = ()
     paths: Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
     captured: Captured | None = None

@@ -137,7 +137,7 @@ def execute(
             replayed.keep(decided.experiment.workload, decided.experiment.source, run_dir.path)
         lease_s = longest_lease_s(decided.faults)
         if decided.experiment.fabric is not None:
-            lease_s = max(lease_s, routing_scheme.LONGEST_LEASE_S)
+            lease_s = max(lease_s, routing_scheme.MAX_SCHEME_LIFETIME_S)
         found = Found(
             stops=Guard(decided.experiment.stops), lease_s=lease_s, is_control=control, mutate_routing=mutate_routing
         )
@@ -217,13 +217,13 @@ def _routed(
         progress(f"applying the routing scheme {fabric.routing}")
     scheme = None
     try:
-        with routing_scheme.applied(lab, fabric, journal, mutate=found.mutate_routing) as scheme:
+        with routing_scheme.apply_scheme(lab, fabric, journal, mutate=found.mutate_routing) as scheme:
             if scheme is not None:
                 asked = scheme.decisions
                 progress(f"{scheme.tables.scheme}: the kernels agree in {asked.agreed} of {asked.asked} decisions")
             yield
             if scheme is not None and not is_twin:
-                scheme.check_end(found.before, found.after)
+                scheme.check_end(found.before, found.after, seconds=found.counted_s)
     finally:
         if scheme is not None:
             found.routing = scheme.receipt()
@@ -312,6 +312,7 @@ def _with_faults(
         following = taps.enter_context(telemetry.start(lab, on_change=background_probes.both(live.on_change, probing)))
         live.heard_ns = following.heard_ns
         # What it costs to start all these is not what the run did: an emulated host waits ten seconds for a holder.
+        counted_from_s = time.monotonic()
         found.before = counters.read(lab)
         work = decided.experiment.workload
         online = taps.enter_context(Online(() if isinstance(work, Flow) else work.ranks, lab.topology, progress))
@@ -346,6 +347,7 @@ def _with_faults(
             progress("fetching the captured packets")
             found.captured = capturing.stop()
         found.after = counters.read(lab)
+        found.counted_s = time.monotonic() - counted_from_s
 
 
 def _prepare_all(injector: Injector, faults: Sequence[fault_plan.PlannedFault]) -> list[PreparedFault]:

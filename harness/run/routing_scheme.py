@@ -1,16 +1,17 @@
-"""A run's routing scheme: applied to the switches, checked with their kernels as oracle, removed, and its receipt.
+"""Apply a run's routing scheme, verify it and remove it.
 
-The scheme is applied after the fingerprint that the run's end is compared with, and removed before that comparison: a
-scheme that is left behind makes the lab DIRTY. Before the workload each switch's kernel reports for sample packets the
-port and the table that decides (`ip route get`), by another process than the one that applied the scheme.
+The scheme is applied after the initial fingerprint of the lab and removed before the final one: what remains of it
+makes the lab DIRTY. Before the workload, a separate process asks each switch's kernel (`ip route get`) which port and
+table it selects for sample packets: the process that applied the scheme does not check itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ipaddress
+import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +19,7 @@ from harness.experiment.fabric_file import Fabric
 from harness.verdict import RoutingDecisions, RoutingReceipt
 from inject.injector import Mutation
 from inject.journal import Journal
-from inject.routing.hold import PATIENCE_S, TTL_S, Hold
+from inject.routing.scheme_lease import LEASE_TTL_S, REMOVAL_TIMEOUT_S, SchemeLease
 from testbed.lab import Lab
 from testbed.node.routing.owned_numbers import GROUP, SHARED_TABLE
 from testbed.observe import switch_routing
@@ -26,23 +27,38 @@ from testbed.observe.counters import Snapshot, flat_deltas
 from testbed.packets.bth import ROCE_PORT
 from testbed.routing.switch_tables import MARKING, SHARING, SchemeTables, SwitchTables, fidelity_of, scheme_tables
 
-__all__ = ["LONGEST_LEASE_S", "Applied", "Question", "applied", "missing_rules", "not_removed", "wrong_decisions"]
+__all__ = [
+    "MAX_SCHEME_LIFETIME_S",
+    "ActiveScheme",
+    "RouteProbe",
+    "apply_scheme",
+    "decision_mismatches",
+    "least_packets",
+    "missing_rules",
+    "not_removed",
+]
 
-LONGEST_LEASE_S = TTL_S + PATIENCE_S
-"""How long after the controller's death a scheme may still be on the switches."""
+MAX_SCHEME_LIFETIME_S = LEASE_TTL_S + REMOVAL_TIMEOUT_S
+"""Longest time that a scheme may stay on the switches after the controller has died."""
 _MAIN = 254
 _SPORTS = range(0xC000, 0xC000 + 128)
 _SHARE_ERROR = 0.1
-"""How far a port's share of the decisions may be from its weight: four standard deviations of 512 even draws."""
+"""Tolerance of a port's share of the decisions: more than four standard deviations of 512 draws with even odds."""
 _LEAST_PACKETS = 100
-"""Packets that prove traffic: of keepalives an uplink sends a few a second."""
+"""Packets beyond the control traffic that show that the workload crossed the fabric."""
+_CONTROL_PACKETS_PER_S = 3.0
+"""Upper bound of the control packets that one port sends per second.
+
+`timers bgp 1 3` sends one keepalive per second; the ACK of the neighbour's keepalive is at most another packet. The
+third one covers router advertisements, neighbour discovery and ARP, which are rarer.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
-    """Packets of one kind at a switch, and what its kernel should decide about them.
+class RouteProbe:
+    """Sample packets for one prefix at one switch, and the decision that the scheme expects.
 
-    `ports` are (port, share): one port for all, or shares among the source ports that are tried.
+    `ports` are (port, expected share) pairs: one port, or the ports among which the source ports are spread.
     """
 
     switch: str
@@ -55,43 +71,49 @@ class Question:
 
 
 @dataclass(kw_only=True)
-class Applied:
-    """A run's scheme while it is applied. `receipt` is complete once the block of `applied` has ended."""
+class ActiveScheme:
+    """Routing scheme of a run, from its application on. `receipt` is complete after the `apply_scheme` block ends."""
 
     fabric: Fabric
     tables: SchemeTables
     lab: Lab
-    holds: list[Hold] = field(default_factory=list)
+    leases: list[SchemeLease] = field(default_factory=list)
     armed: dict[str, Any] = field(default_factory=lambda: {"ok": False})
     decisions: RoutingDecisions = field(default_factory=lambda: RoutingDecisions(asked=0, agreed=0))
     marked: dict[str, int] | None = None
     carried_packets: int | None = None
+    needed_packets: int = _LEAST_PACKETS
     doubts: list[str] = field(default_factory=list)
     cleared: dict[str, Any] = field(default_factory=lambda: {"ok": False})
 
-    def check_end(self, before: Snapshot, after: Snapshot) -> None:
-        """Check before the scheme is removed that it is still there, and read what was marked and carried.
+    def check_end(self, before: Snapshot, after: Snapshot, *, seconds: float) -> None:
+        """Check at the end of the workload that the scheme is still applied, and read the marked and carried packets.
 
-        A holder that still lives does not show that its rules do: something else on the switch may have removed them.
+        The rules are read from the kernels as well: another program on the switch may have removed them although the
+        holder is alive.
 
         Args:
             before: counters before the workload.
             after: counters after it.
+            seconds: time between the two readings.
 
         Raises:
             LabError: a machine could not answer.
         """
-        for hold in self.holds:
-            if not hold.is_held():
-                self.doubts.append(f"{hold.planned.place.node} no longer held the scheme when the workload had ended")
-        self.carried_packets = _carried(self.lab, self.tables, before, after)
+        for lease in self.leases:
+            if not lease.is_applied():
+                node = lease.planned.place.node
+                self.doubts.append(f"{node}: the scheme was no longer applied at the end of the workload")
+        counters = _counters_of_choice(self.lab, self.tables)
+        self.carried_packets = _carried(counters, before, after)
+        self.needed_packets = least_packets(len(counters), seconds)
         state_by_switch = switch_routing.read(self.lab, self.tables.switches).switches if self.tables.switches else {}
         self.doubts += missing_rules(self.tables, state_by_switch)
         if self.fabric.routing in MARKING:
             self.marked = {name: sum(state["marked"] or ()) for name, state in state_by_switch.items()}
 
     def receipt(self) -> RoutingReceipt:
-        """Return what is known about the scheme, and why that does not prove it, if it does not."""
+        """Return the evidence for the scheme and, in `unproven`, each reason why it does not prove the scheme."""
         return RoutingReceipt(
             scheme=self.fabric.routing,
             fidelity=fidelity_of(self.fabric.routing),
@@ -113,17 +135,22 @@ class Applied:
         yield from self.doubts
         if self.fabric.routing in MARKING and not sum((self.marked or {}).values()):
             yield "no switch marked a packet"
-        if self.carried_packets is None or self.carried_packets < _LEAST_PACKETS:
-            yield f"{self.carried_packets or 0} packets left by ports among which it chooses: nothing shows the scheme"
+        if self.carried_packets is None or self.carried_packets < self.needed_packets:
+            yield (
+                f"only {self.carried_packets or 0} packets left by the ports the scheme chooses among "
+                f"(at least {self.needed_packets} needed)"
+            )
         if self.cleared.get("ok") is not True:
-            yield f"not removed: {self.cleared.get('error') or 'something of it is left'}"
+            yield f"not removed: {self.cleared.get('error') or 'the readback still shows part of the scheme'}"
 
 
 @contextlib.contextmanager
-def applied(
+def apply_scheme(
     lab: Lab, fabric: Fabric | None, journal: Journal, *, mutate: Mutation | None = None
-) -> Iterator[Applied | None]:
-    """Apply a scheme, yield it, and remove it at the end of the block, however that ends. Without `fabric` yield None.
+) -> Iterator[ActiveScheme | None]:
+    """Apply the scheme of `fabric`, yield it, and remove it at the end of the block, also after an error.
+
+    Without `fabric` yield None.
 
     Raises:
         FaultError: a switch refuses the scheme; the message says why.
@@ -132,13 +159,13 @@ def applied(
     if fabric is None:
         yield None
         return
-    scheme = Applied(fabric=fabric, tables=scheme_tables(lab.topology, fabric.routing, fabric.as_routing), lab=lab)
+    scheme = ActiveScheme(fabric=fabric, tables=scheme_tables(lab.topology, fabric.routing, fabric.as_routing), lab=lab)
     machines = dict.fromkeys(lab.carrier(name).name for name in scheme.tables.switches)
-    scheme.holds = [Hold(lab, scheme.tables, machine, journal, mutate=mutate) for machine in machines]
+    scheme.leases = [SchemeLease(lab, scheme.tables, machine, journal, mutate=mutate) for machine in machines]
     try:
-        for hold in scheme.holds:
-            hold.hold()
-        scheme.armed = _armed(scheme.holds)
+        for lease in scheme.leases:
+            lease.apply()
+        scheme.armed = _armed(scheme.leases)
         lab.scheme = scheme.tables
         with journal.doing("routing.decisions", scheme=fabric.routing) as outcome:
             scheme.decisions = _decisions(lab, scheme.tables)
@@ -146,8 +173,8 @@ def applied(
         yield scheme
     finally:
         lab.scheme = None
-        released = [hold.release() for hold in scheme.holds]
-        errors = [release.error for release in released if not release.ok]
+        released = [lease.release() for lease in scheme.leases]
+        errors = [release.detail for release in released if not release.ok]
         scheme.cleared = {
             "ok": not errors,
             "by": "lease" if any(release.by == "lease" for release in released) else "holder",
@@ -156,114 +183,119 @@ def applied(
             **({"error": "; ".join(errors)} if errors else {}),
         }
         if any(release.by == "lease" for release in released):
-            scheme.doubts.append("its holder had ended before the run removed it")
+            scheme.doubts.append("the holder process ended before the run removed the scheme")
 
 
-def _armed(holds: Sequence[Hold]) -> dict[str, Any]:
-    """Return the readback over all machines; without one (ecmp) there is nothing to apply."""
+def _armed(leases: Sequence[SchemeLease]) -> dict[str, Any]:
+    """Return the readback over all machines. For ecmp there is no machine and nothing to apply: `ok` is True."""
     return {
-        "ok": all(hold.readback.get("whole") is True and hold.readback.get("applied") is True for hold in holds),
-        "at_ns": max((hold.applied_ns or 0 for hold in holds), default=None),
-        **{name: sum(hold.readback.get(name, 0) for hold in holds) for name in ("switches", "rules", "routes")},
+        "ok": all(lease.readback.get("whole") is True and lease.readback.get("applied") is True for lease in leases),
+        "at_ns": max((lease.applied_ns or 0 for lease in leases), default=None),
+        **{name: sum(lease.readback.get(name, 0) for lease in leases) for name in ("switches", "rules", "routes")},
     }
 
 
 def _decisions(lab: Lab, tables: SchemeTables) -> RoutingDecisions:
-    """Query every switch's kernel for its decisions on sample packets of each prefix, and compare them with it."""
-    questions = list(_questions(lab, tables))
-    answers = _answers(lab, questions)
-    wrong = wrong_decisions(questions, answers)
+    """Query every switch's kernel about sample packets of each prefix, and compare its decisions with the scheme's."""
+    probes = list(_route_probes(lab, tables))
+    wrong = decision_mismatches(probes, _query_kernels(lab, probes))
     if tables.scheme == "resilient":
         wrong += _wrong_groups(tables, switch_routing.read(lab, tables.switches).switches)
-    return RoutingDecisions(asked=len(questions), agreed=max(0, len(questions) - len(wrong)), wrong=tuple(wrong))
+    return RoutingDecisions(asked=len(probes), agreed=max(0, len(probes) - len(wrong)), wrong=tuple(wrong))
 
 
-def wrong_decisions(questions: Sequence[Question], answers: Sequence[Sequence[tuple[str | None, int]]]) -> list[str]:
-    """Return one sentence for each question that a kernel answered otherwise than the scheme; answers: (port, table).
+def decision_mismatches(probes: Sequence[RouteProbe], answers: Sequence[Sequence[tuple[str | None, int]]]) -> list[str]:
+    """Return one sentence for each probe whose kernel decisions differ from the scheme's.
 
-    Shares are compared over all prefixes of a switch that have the same ports.
+    Shares are compared per switch and set of ports, over all prefixes that have these ports.
+
+    Args:
+        probes: what the kernels were queried about.
+        answers: for each probe, the (port, table) that the kernel selected for each source port.
     """
     wrong = []
     counts: dict[tuple[str, tuple[tuple[str, float], ...]], Counter[str | None]] = {}
-    for question, decisions in zip(questions, answers, strict=True):
-        ports = [port for port, _ in question.ports]
-        mark = f" with mark {question.mark}" if question.mark else ""
+    for probe, decisions in zip(probes, answers, strict=True):
+        ports = [port for port, _ in probe.ports]
+        mark = f" with mark {probe.mark}" if probe.mark else ""
         elsewhere = [
-            (port, table) for port, table in decisions or [(None, 0)] if table != question.table or port not in ports
+            (port, table) for port, table in decisions or [(None, 0)] if table != probe.table or port not in ports
         ]
         if elsewhere:
             port, table = elsewhere[0]
             wrong.append(
-                f"{question.switch} to {question.prefix}{mark}: kernel decides by table {table} for {port}, "
-                f"the scheme by table {question.table} for {' or '.join(ports)}"
+                f"{probe.switch} to {probe.prefix}{mark}: kernel uses table {table}, port {port}; "
+                f"the scheme expects table {probe.table}, port {' or '.join(ports)}"
             )
-        elif len(ports) > 1 and question.compares_shares:
-            counts.setdefault((question.switch, question.ports), Counter()).update(port for port, _ in decisions)
+        elif len(ports) > 1 and probe.compares_shares:
+            counts.setdefault((probe.switch, probe.ports), Counter()).update(port for port, _ in decisions)
     for (switch, shares), count in counts.items():
         for port, share in shares:
             part = count[port] / count.total()
             if abs(part - share) > _SHARE_ERROR:
-                wrong.append(f"{switch}: {part:.0%} of its kernel's decisions are for {port}, the scheme's {share:.0%}")
+                wrong.append(f"{switch}: {port} gets {part:.0%} of the sample packets; the scheme expects {share:.0%}")
     return wrong
 
 
-def missing_rules(tables: SchemeTables, seen: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Return one sentence for each switch that lacks rules of a scheme; `seen` is each switch as it was read."""
+def missing_rules(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return one sentence for each switch that lacks rules of the scheme; `state_by_switch` is their readback."""
     missing = []
     for switch in tables.switches:
-        wanted = {(table, prefix, mark or None) for _, table, prefix, mark in tables.request(switch, None)["rules"]}
-        there = {(rule["table"], rule["to"], rule["mark"]) for rule in seen[switch]["rules"]}
-        if lacking := wanted - there:
+        expected = {(table, prefix, mark or None) for _, table, prefix, mark in tables.request(switch, None)["rules"]}
+        installed = {(rule["table"], rule["to"], rule["mark"]) for rule in state_by_switch[switch]["rules"]}
+        if absent := expected - installed:
             missing.append(
-                f"{switch} lacked {len(lacking)} of {len(wanted)} rules of the scheme when the workload had ended"
+                f"{switch}: {len(absent)} of {len(expected)} rules of the scheme missing at the end of the workload"
             )
     return missing
 
 
-def _questions(lab: Lab, tables: SchemeTables) -> Iterator[Question]:
+def _route_probes(lab: Lab, tables: SchemeTables) -> Iterator[RouteProbe]:
     if not tables.switches:  # ecmp: BGP's own table must decide on every switch that has a choice
-        for switch, one in scheme_tables(lab.topology, "static-parity", tables.routing).switches.items():
-            for prefix, hops in one.hops.items():
+        for switch, switch_tables in scheme_tables(lab.topology, "static-parity", tables.routing).switches.items():
+            for prefix, hops in switch_tables.hops.items():
                 shares = tuple((port, 1 / len(hops)) for port in hops)
-                yield Question(switch=switch, prefix=prefix, mark=0, table=_MAIN, ports=shares, sports=_SPORTS[:8])
+                yield RouteProbe(switch=switch, prefix=prefix, mark=0, table=_MAIN, ports=shares, sports=_SPORTS[:8])
         return
-    for switch, one in tables.switches.items():
-        for prefix, hops in one.hops.items():
-            yield from _of_prefix(tables.scheme, switch, one, prefix, hops)
+    for switch, switch_tables in tables.switches.items():
+        for prefix, hops in switch_tables.hops.items():
+            yield from _probes_of_prefix(tables.scheme, switch, switch_tables, prefix, hops)
 
 
-def _of_prefix(scheme: str, switch: str, one: SwitchTables, prefix: str, hops: Sequence[str]) -> Iterator[Question]:
+def _probes_of_prefix(
+    scheme: str, switch: str, switch_tables: SwitchTables, prefix: str, hops: Sequence[str]
+) -> Iterator[RouteProbe]:
     if scheme in MARKING:
         for port in hops:
-            table = one.table_by_port[port]
-            yield Question(
+            table = switch_tables.table_by_port[port]
+            yield RouteProbe(
                 switch=switch, prefix=prefix, mark=table, table=table, ports=((port, 1.0),), sports=_SPORTS[:1]
             )
     elif scheme in SHARING:
-        whole = sum(one.weights[port] for port in hops) if scheme == "weighted" else len(hops)
-        shares = tuple((port, (one.weights[port] if scheme == "weighted" else 1) / whole) for port in hops)
-        yield Question(
+        whole = sum(switch_tables.weights[port] for port in hops) if scheme == "weighted" else len(hops)
+        shares = tuple((port, (switch_tables.weights[port] if scheme == "weighted" else 1) / whole) for port in hops)
+        yield RouteProbe(
             switch=switch, prefix=prefix, mark=0, table=SHARED_TABLE, ports=shares, sports=_SPORTS, compares_shares=True
         )
     else:
-        port = one.static[prefix]
-        table = one.table_by_port[port]
-        yield Question(switch=switch, prefix=prefix, mark=0, table=table, ports=((port, 1.0),), sports=_SPORTS[:4])
+        port = switch_tables.static[prefix]
+        table = switch_tables.table_by_port[port]
+        yield RouteProbe(switch=switch, prefix=prefix, mark=0, table=table, ports=((port, 1.0),), sports=_SPORTS[:4])
 
 
-def _answers(lab: Lab, questions: Sequence[Question]) -> list[list[tuple[str | None, int]]]:
-    """Query every machine once; answers are in the order of the questions.
+def _query_kernels(lab: Lab, probes: Sequence[RouteProbe]) -> list[list[tuple[str | None, int]]]:
+    """Query every machine once. Returns the (port, table) of each source port, in the order of the probes.
 
     Raises:
         LabError: a machine could not answer.
     """
     flows: dict[str, list[list[Any]]] = {}
-    for question in questions:
-        source, port = _source(lab, question)
-        target = str(ipaddress.ip_network(question.prefix)[1])
-        mark = [question.mark] if question.mark else []
-        flows.setdefault(question.switch, []).extend(
-            [source, target, port, sport, ROCE_PORT, *mark] for sport in question.sports
+    for probe in probes:
+        source, port = _way_in(lab, probe)
+        target = str(ipaddress.ip_network(probe.prefix)[1])
+        mark = [probe.mark] if probe.mark else []
+        flows.setdefault(probe.switch, []).extend(
+            [source, target, port, sport, ROCE_PORT, *mark] for sport in probe.sports
         )
     by_switch: dict[str, list[tuple[str | None, int]]] = {}
     for machine, nodes in lab.carried(flows).items():
@@ -271,53 +303,73 @@ def _answers(lab: Lab, questions: Sequence[Question]) -> list[list[tuple[str | N
         answer = lab.ask(machine, {"do": "decisions", "flows": request})
         by_switch |= {node: [(port, table) for port, table in each] for node, each in answer["found"].items()}
     answers = []
-    for question in questions:
-        mine = by_switch[question.switch]
-        answers.append(mine[: len(question.sports)])
-        by_switch[question.switch] = mine[len(question.sports) :]
+    for probe in probes:
+        mine = by_switch[probe.switch]
+        answers.append(mine[: len(probe.sports)])
+        by_switch[probe.switch] = mine[len(probe.sports) :]
     return answers
 
 
-def _source(lab: Lab, question: Question) -> tuple[str, str]:
-    """Return a source address and the port by which its packets reach the switch: of a host below it, else any port."""
-    used = {port for port, _ in question.ports}
-    for link in lab.topology.links_of(question.switch):
+def _way_in(lab: Lab, probe: RouteProbe) -> tuple[str, str]:
+    """Return the source address of a probe and the port at which its packets enter the switch.
+
+    The source is a host at the switch. A switch without hosts gets a host outside the prefix, and a port that the probe
+    does not expect as output where there is one.
+    """
+    used = {port for port, _ in probe.ports}
+    for link in lab.topology.links_of(probe.switch):
         if link.rnic is not None:
             rnics = {rnic.name: rnic for rnic in lab.topology.host_by_name[link.b.node].rnics}
             return rnics[link.rnic].ip, link.a.netdev
-    ports = [link.end(question.switch).netdev for link in lab.topology.links_of(question.switch)]
-    prefix = ipaddress.ip_network(question.prefix)
+    ports = [link.end(probe.switch).netdev for link in lab.topology.links_of(probe.switch)]
+    prefix = ipaddress.ip_network(probe.prefix)
     away = next(host for host in lab.topology.hosts if ipaddress.ip_address(host.rnics[0].ip) not in prefix)
     return away.rnics[0].ip, next((port for port in ports if port not in used), ports[0])
 
 
-def _wrong_groups(tables: SchemeTables, seen: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _wrong_groups(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[str, Any]]) -> list[str]:
     wrong = []
-    for switch, one in tables.switches.items():
-        for number, (prefix, hops) in enumerate(one.hops.items()):
-            group = seen[switch]["groups"].get(str(GROUP + number), {"ports": [], "buckets": 0})
+    for switch, switch_tables in tables.switches.items():
+        for number, (prefix, hops) in enumerate(switch_tables.hops.items()):
+            group = state_by_switch[switch]["groups"].get(str(GROUP + number), {"ports": [], "buckets": 0})
             if sorted(group["ports"]) != sorted(hops) or group["buckets"] != tables.routing.buckets:
                 wrong.append(
                     f"{switch} to {prefix}: its next-hop group has {group['buckets']} buckets over "
-                    f"{', '.join(group['ports']) or 'no port'}, the scheme {tables.routing.buckets} over "
+                    f"{', '.join(group['ports']) or 'no port'}; the scheme expects {tables.routing.buckets} over "
                     f"{', '.join(hops)}"
                 )
     return wrong
 
 
-def _carried(lab: Lab, tables: SchemeTables, before: Snapshot, after: Snapshot) -> int | None:
-    """Return packets that switches with a choice sent by the ports that they choose among; None: no port was read."""
+def least_packets(ports: int, seconds: float) -> int:
+    """Return how many packets must leave by `ports` ports within `seconds` to show that the workload crossed them.
+
+    BGP alone sends a few packets per second and port, so that the minimum grows with the time between the readings.
+    """
+    return _LEAST_PACKETS + math.ceil(_CONTROL_PACKETS_PER_S * ports * seconds)
+
+
+def _counters_of_choice(lab: Lab, tables: SchemeTables) -> set[str]:
+    """Return the names (`node/name`) of the packet counters of all ports among which a switch chooses."""
     switches = tables.switches or scheme_tables(lab.topology, "static-parity", tables.routing).switches
-    keys = {
-        f"{name}/{port}.tx_packets" for name, one in switches.items() for hops in one.hops.values() for port in hops
+    return {
+        f"{name}/{port}.tx_packets"
+        for name, switch_tables in switches.items()
+        for hops in switch_tables.hops.values()
+        for port in hops
     }
+
+
+def _carried(counters: Collection[str], before: Snapshot, after: Snapshot) -> int | None:
+    """Return the sum of the increments of `counters`; None: the second reading has none of them."""
     deltas = flat_deltas(before, after)
-    sent = [deltas[key] for key in keys if key in deltas]
+    sent = [deltas[name] for name in counters if name in deltas]
     return sum(sent) if sent else None
 
 
-def not_removed(one: RoutingReceipt | None) -> tuple[str, ...]:
-    """Return a sentence if a scheme may still be on the switches: the lab is DIRTY then."""
-    if one is None or one.cleared.get("ok") is True:
+def not_removed(receipt: RoutingReceipt | None) -> tuple[str, ...]:
+    """Return one sentence if the scheme may still be on the switches, which makes the lab DIRTY; otherwise nothing."""
+    if receipt is None or receipt.cleared.get("ok") is True:
         return ()
-    return (f"routing scheme {one.scheme} is not removed: {one.cleared.get('error') or 'its end was not seen'}",)
+    reason = receipt.cleared.get("error") or "its removal was not read back"
+    return (f"routing scheme {receipt.scheme} not removed: {reason}; run `faultbed heal`",)

@@ -1,8 +1,8 @@
-"""Holds a routing scheme on a soft lab's switches for as long as a run needs it, under the lease that faults have.
+"""Keep a routing scheme on a soft lab's switches during a run, under the same lease as a fault.
 
-The controller beats; when the beats stop, the switches' machine removes the scheme by itself (`inject.node.holder`). So
-there is nothing that a killed controller has to revert: within the lease every packet takes BGP's own ECMP again, and
-the next command compares the lab with what it was before.
+The controller sends heartbeats to a holder process on the switches' machine (`inject.node.holder`). If they stop, the
+holder removes the scheme by itself, and every packet takes BGP's own ECMP again. A killed controller leaves nothing to
+revert; the next command compares the lab with its state before the run.
 """
 
 from __future__ import annotations
@@ -30,36 +30,42 @@ if TYPE_CHECKING:
     from inject.journal import Journal
     from testbed.lab import Lab
 
-__all__ = ["PATIENCE_S", "TTL_S", "Hold", "Released"]
+__all__ = ["LEASE_TTL_S", "REMOVAL_TIMEOUT_S", "SchemeLease", "SchemeRelease"]
 
-TTL_S = 10.0
-"""How long switches keep a scheme without hearing from the controller."""
-PATIENCE_S = 20.0
-"""How much longer removing it may take, on switches that forward under emulation."""
+LEASE_TTL_S = 10.0
+"""Time without a heartbeat after which the holder removes the scheme."""
+REMOVAL_TIMEOUT_S = 20.0
+"""Time that the removal may take beyond the lease; switches that forward under emulation are slow."""
 _LONGEST_S = 24 * 3600.0
-"""Longer than any run: the run releases the scheme."""
+"""Window of the lease, longer than any run: the run itself releases the scheme."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Released:
-    """How a scheme ended: `ok` when the readback shows nothing of it. `by` is `holder`, or `lease`: without us."""
+class SchemeRelease:
+    """Outcome of a removal. `ok`: nothing of the scheme is left, or it was never applied; `detail` says more.
+
+    `by` is `holder` if the holder removed the scheme on request, `lease` if the machine removed it by itself. `at_ns`
+    is controller time.
+    """
 
     ok: bool
     at_ns: int
     by: str = "holder"
     readback: Mapping[str, Any] = field(default_factory=dict)
-    error: str = ""
+    detail: str = ""
 
 
-class Hold:
-    """One scheme on the switches of one machine. `hold` applies it; `release` removes it, and may be called twice.
+class SchemeLease:
+    """Lease that keeps one routing scheme on the switches of one machine.
+
+    `apply` installs the scheme; `release` removes it and is idempotent.
 
     Args:
         lab: a soft lab.
         tables: the scheme.
         machine: the VM that carries the switches.
-        journal: where intents go before they are done.
-        mutate: replace the action by nothing, for tests of the harness.
+        journal: records each intent before it is carried out.
+        mutate: make the holder ineffective in this manner, for tests of the harness.
     """
 
     def __init__(
@@ -68,18 +74,21 @@ class Hold:
         self._lab, self._journal, self._mutate = lab, journal, mutate
         names = [name for name in tables.switches if lab.carrier(name).name == machine]
         self.planned = _planned(lab, tables, machine, names)
-        self.lease = Lease(lab, self.planned, ttl_s=TTL_S)
+        self.lease = Lease(lab, self.planned, ttl_s=LEASE_TTL_S)
         self.applied_ns: int | None = None
         self.readback: dict[str, Any] = {}
-        self.released: Released | None = None
+        self._is_requested = False
+        self.released: SchemeRelease | None = None
 
-    def hold(self) -> None:
-        """Apply the scheme and read it back (`readback`); whether it is there as a whole is in `readback["whole"]`.
+    def apply(self) -> None:
+        """Install the scheme and store its `readback`; `readback["whole"]` is True if every part was read back.
+
+        If the installation fails half-way, the scheme is removed again (`release`) before the error is raised.
 
         Raises:
-            FaultError: the switches refuse; the message says why.
-            Unreachable: their machine does not answer.
-            Intervened: another command has ended what is held on this lab.
+            FaultError: a switch refuses the scheme; the message says why.
+            Unreachable: the switches' machine does not answer.
+            Intervened: another command has ended all faults and schemes of this lab.
         """
         with self._journal.doing("routing", scheme=self.planned.kind, plan=self.planned.to_json()) as outcome:
             interventions.refuse(self._lab.state_dir, self._lab.name, self._lab.ours)
@@ -87,57 +96,58 @@ class Hold:
             try:
                 self.lease.request(self._request())
                 self._audit("routing applying")
+                self._is_requested = True
                 answer = self.lease.request({"do": "arm"})
             except BaseException:
-                self.lease.release()  # a holder that has begun reverts at the end of its channel
+                self.release()
                 raise
             self.readback = dict(answer["readback"])
             self.applied_ns = self.lease.offset.to_controller(answer["at_ns"])
             outcome |= {"readback": self.readback, "applied_ns": self.applied_ns}
 
-    def is_held(self) -> bool:
-        """Return whether its holder says that the scheme is on; False when the holder is gone."""
+    def is_applied(self) -> bool:
+        """Return whether the holder reports the scheme as applied; False if the holder does not answer."""
         try:
             return bool(self.lease.request({"do": "observe"})["on"])
         except FaultbedError:
             return False
 
-    def release(self) -> Released:
-        """Remove the scheme and read back that nothing of it is left. No error is raised."""
+    def release(self) -> SchemeRelease:
+        """Remove the scheme and read back that nothing of it is left. Errors are returned in `detail`, not raised."""
         if self.released is None:
             with self._journal.reverting("routing.release", scheme=self.planned.kind) as outcome:
                 self.released = self._release()
-                outcome |= {"ok": self.released.ok, "by": self.released.by, "error": self.released.error}
-            self._audit("routing released" if self.released.ok else "routing not released", detail=self.released.error)
+                outcome |= {"ok": self.released.ok, "by": self.released.by, "error": self.released.detail}
+            self._audit("routing released" if self.released.ok else "routing not released", detail=self.released.detail)
             self.lease.release()
         return self.released
 
-    def _release(self) -> Released:
-        if self.applied_ns is None:
-            return Released(ok=True, at_ns=time.monotonic_ns(), error="it was never applied")
+    def _release(self) -> SchemeRelease:
+        if not self._is_requested:
+            return SchemeRelease(ok=True, at_ns=time.monotonic_ns(), detail="the scheme was not applied")
         try:
             answer = self.lease.request({"do": "clear"})
         except FaultbedError as error:
             return self._released_by_lease(error)
         at_ns = answer.get("at_ns")
-        return Released(
+        return SchemeRelease(
             ok=bool(answer["ok"]),
             at_ns=time.monotonic_ns() if at_ns is None else self.lease.offset.to_controller(at_ns),
             readback=answer["readback"],
-            error=answer.get("error") or "",
+            detail=answer.get("error") or "",
         )
 
-    def _released_by_lease(self, error: FaultbedError) -> Released:
-        """Wait until the machine has removed the scheme without us, or the lease is over."""
+    def _released_by_lease(self, error: FaultbedError) -> SchemeRelease:
+        """Wait until the machine has removed the scheme by itself; `ok` is False if it has not when the lease ends."""
         deadline = time.monotonic() + self.lease.ttl_s + 2 + self.lease.patience_s
         while True:
             try:
                 if self.lease.has_reverted():
-                    return Released(ok=True, at_ns=time.monotonic_ns(), by="lease", error=str(error))
+                    return SchemeRelease(ok=True, at_ns=time.monotonic_ns(), by="lease", detail=str(error))
             except FaultbedError as unreachable:
                 error = unreachable
             if time.monotonic() > deadline:
-                return Released(ok=False, at_ns=time.monotonic_ns(), by="lease", error=str(error))
+                return SchemeRelease(ok=False, at_ns=time.monotonic_ns(), by="lease", detail=str(error))
             self.lease.pause(0.2)
 
     def _request(self) -> dict[str, Any]:
@@ -152,7 +162,7 @@ class Hold:
             "since": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
         }
         mutation = {"mutate": self._mutate} if self._mutate else {}
-        return {**self.planned.request, "id": self.lease.instance, "ttl_s": TTL_S, "claim": claim, **mutation}
+        return {**self.planned.request, "id": self.lease.instance, "ttl_s": LEASE_TTL_S, "claim": claim, **mutation}
 
     def _audit(self, event: str, **more: Any) -> None:
         audit_log.try_to_append(
@@ -162,14 +172,14 @@ class Hold:
 
 
 def _planned(lab: Lab, tables: SchemeTables, machine: str, names: Sequence[str]) -> PlannedFault:
-    """Return a scheme in the form that leases take. It is no fault: no catalogue, policy or verdict knows its kind."""
+    """Return the scheme as the planned fault that `Lease` requires; its kind is in no catalogue, policy or verdict."""
     request = {
         "do": "prepare",
         "actuator": "scheme",
         "args": {"switches": [tables.request(name, lab.netns(name)) for name in names]},
         "edges": [[0.0, True]],
         "window_s": _LONGEST_S,
-        "patience_s": PATIENCE_S,
+        "patience_s": REMOVAL_TIMEOUT_S,
     }
     return PlannedFault(
         id=f"routing-{tables.scheme}",

@@ -13,7 +13,7 @@ from harness.run import loop
 from harness.verdict import Verdict
 from inject.heal import heal
 from inject.journal import Journal
-from inject.routing.hold import Hold
+from inject.routing.scheme_lease import SchemeLease
 from testbed.observe import fingerprint, switch_routing
 from testbed.routing.schemes import SCHEMES, Routing
 from testbed.routing.switch_tables import scheme_tables
@@ -115,18 +115,18 @@ def test_routing_scheme_without_effect_is_inconclusive(lab, tmp_path, scheme, mu
 
 def held(lab, journal, scheme):
     tables = scheme_tables(lab.topology, scheme, Routing())
-    hold = Hold(lab, tables, lab.carrier("rtsw1").name, journal)
-    hold.hold()
-    assert hold.readback["whole"], hold.readback
-    return hold
+    lease = SchemeLease(lab, tables, lab.carrier("rtsw1").name, journal)
+    lease.apply()
+    assert lease.readback["whole"], lease.readback
+    return lease
 
 
 def test_routing_scheme_ends_with_its_controller(lab, tmp_path):
     """The channel ends, as when the controller is killed; the fixture checks that the lab looks as before."""
     with Journal(tmp_path / "journal.jsonl") as journal:
-        hold = held(lab, journal, "static-parity")
+        lease = held(lab, journal, "static-parity")
         assert any(rules(lab).values())
-        hold.lease.release()
+        lease.lease.release()
         print(f"BGP's again after {until(lambda: not any(rules(lab).values()), within_s=12.0):.1f} s")
 
 
@@ -150,7 +150,7 @@ def test_heal_removes_a_routing_scheme_without_a_holder(lab):
 def test_withdrawn_prefix_leaves_the_routing_schemes_tables(lab, tmp_path):
     """The far rack is withdrawn by one spine: the near switch's table of that uplink loses it, the other keeps it."""
     with Journal(tmp_path / "journal.jsonl") as journal:
-        hold = held(lab, journal, "pinned")
+        lease = held(lab, journal, "pinned")
 
         def tables():
             return switch_routing.read(lab, ["rtsw1"]).switches["rtsw1"]["tables"]
@@ -165,7 +165,7 @@ def test_withdrawn_prefix_leaves_the_routing_schemes_tables(lab, tmp_path):
         finally:
             lab.node("ctsw1").run(["ip", "link", "set", "rtsw2", "up"])
         until(lambda: set(tables().get("1001", {})) == prefixes, within_s=60.0)
-        assert hold.release().ok
+        assert lease.release().ok
     assert not any(rules(lab).values())
 
 

@@ -18,7 +18,8 @@ from harness.report import run_page as report
 from harness.run import routing_scheme
 from harness.verdict import RoutingReceipt, Verdict, decode, encode
 from inject.journal import Journal
-from inject.routing.hold import Released
+from inject.leases.lease import Lease
+from inject.routing.scheme_lease import SchemeLease, SchemeRelease
 from testbed.errors import FaultError
 from testbed.inventory import lab_inventory
 from testbed.node.routing.owned_numbers import GROUP
@@ -32,7 +33,7 @@ BEFORE = {f"rtsw{rack}": {"ctsw1.tx_packets": 10, "ctsw2.tx_packets": 10} for ra
 AFTER = {f"rtsw{rack}": {"ctsw1.tx_packets": 510, "ctsw2.tx_packets": 510} for rack in (1, 2, 3)}
 
 
-class FakeHold:
+class FakeSchemeLease:
     """Holder stand-in that acts as configured; with `lie` it claims a scheme that its switches do not have."""
 
     def __init__(self, lab, tables, machine, journal, *, mutate=None):
@@ -40,19 +41,21 @@ class FakeHold:
         self.lab, self.tables, self.mutate = lab, tables, mutate
         self.applied_ns = 1
 
-    def hold(self):
+    def apply(self):
         if self.lab.refuses:
-            raise FaultError("rtsw1 has a rule of priority 1000 (lookup 77), and not by this run")
+            raise FaultError(
+                "rtsw1: a rule of priority 1000 (lookup 77) already exists in the range reserved for schemes"
+            )
         is_there = self.mutate != "noop"
         self.readback = {"applied": is_there, "whole": is_there, "switches": 3, "rules": 6, "routes": 48}
         self.lab.obeys = self.tables if self.mutate is None else None
 
-    def is_held(self):
+    def is_applied(self):
         return self.lab.holds
 
     def release(self):
         self.lab.obeys = None
-        return Released(ok=self.lab.releases, at_ns=2, error="" if self.lab.releases else "a rule is left")
+        return SchemeRelease(ok=self.lab.releases, at_ns=2, detail="" if self.lab.releases else "a rule is left")
 
 
 class Switches:
@@ -113,20 +116,20 @@ def fabric_of(scheme):
 
 @pytest.fixture
 def apply(monkeypatch, tmp_path):
-    monkeypatch.setattr(routing_scheme, "Hold", FakeHold)
+    monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
 
-    def run(scheme, *, mutate=None, after=AFTER, flushed=False, **changes) -> RoutingReceipt:
+    def run(scheme, *, mutate=None, after=AFTER, seconds=10.0, flushed=False, **changes) -> RoutingReceipt:
         lab = Switches()
         for name, value in changes.items():
             setattr(lab, name, value)
         with (
             Journal(tmp_path / "journal.jsonl") as journal,
-            routing_scheme.applied(lab, fabric_of(scheme), journal, mutate=mutate) as one,
+            routing_scheme.apply_scheme(lab, fabric_of(scheme), journal, mutate=mutate) as one,
         ):
             assert (lab.scheme is None) is False
             if flushed:
                 lab.obeys = None
-            one.check_end(BEFORE, after)
+            one.check_end(BEFORE, after, seconds=seconds)
         assert lab.scheme is None
         return one.receipt()
 
@@ -160,7 +163,7 @@ def test_routing_scheme_without_effect_is_inconclusive(apply, scheme, mutate):
 
     assert receipt.decisions.agreed == 0
     assert receipt.armed["ok"] is (mutate == "lie")
-    assert any("kernel decides by table 254" in reason for reason in receipt.unproven)
+    assert any("kernel uses table 254" in reason for reason in receipt.unproven)
     verdict = verdict_of(scheme, receipt)
     assert verdict.verdict is Verdict.INCONCLUSIVE
     assert next(check for check in verdict.checks if check.name == f"routing.{scheme}").verdict is Verdict.INCONCLUSIVE
@@ -180,12 +183,17 @@ def test_routing_rules_left_by_another_scheme_are_not_ecmp(apply, monkeypatch):
     [
         ("e-ecmp", {"marks": False}, "no switch marked a packet"),
         ("spray", {"marks": False}, "no switch marked a packet"),
-        ("pinned", {"holds": False}, "fabric no longer held the scheme when the workload had ended"),
-        ("pinned", {"flushed": True}, "rtsw1 lacked 8 of 8 rules of the scheme when the workload had ended"),
-        ("resilient", {"flushed": True}, "rtsw1 lacked 1 of 1 rules of the scheme when the workload had ended"),
+        ("pinned", {"holds": False}, "fabric: the scheme was no longer applied at the end of the workload"),
+        ("pinned", {"flushed": True}, "rtsw1: 8 of 8 rules of the scheme missing at the end of the workload"),
+        ("resilient", {"flushed": True}, "rtsw1: 1 of 1 rules of the scheme missing at the end of the workload"),
         ("pinned", {"releases": False}, "not removed: a rule is left"),
-        ("pinned", {"after": BEFORE}, "0 packets left by ports among which it chooses"),
-        ("pinned", {"after": {}}, "0 packets left by ports among which it chooses"),
+        (
+            "pinned",
+            {"after": BEFORE},
+            "only 0 packets left by the ports the scheme chooses among (at least 280 needed)",
+        ),
+        ("pinned", {"seconds": 600.0}, "only 3000 packets left by the ports the scheme chooses among (at least 10900"),
+        ("pinned", {"after": {}}, "only 0 packets left by the ports the scheme chooses among (at least 280 needed)"),
     ],
 )
 def test_routing_scheme_not_seen_to_route_the_workload_is_inconclusive(apply, scheme, changes, says):
@@ -199,7 +207,7 @@ def test_routing_weights_the_kernel_does_not_keep_are_reported(apply, monkeypatc
     monkeypatch.setattr(Switches, "decide", lambda self, _node, flow: ["ctsw1" if flow[3] % 2 else "ctsw2", 1000])
 
     assert any(
-        "50% of its kernel's decisions are for ctsw1, the scheme's 75%" in one for one in apply("weighted").unproven
+        "ctsw1 gets 50% of the sample packets; the scheme expects 75%" in one for one in apply("weighted").unproven
     )
 
 
@@ -217,9 +225,50 @@ def test_routing_scheme_refused_by_a_switch_ends_the_run_with_its_error(apply):
 
 def test_routing_scheme_possibly_left_behind_makes_the_lab_dirty(apply):
     assert routing_scheme.not_removed(apply("pinned")) == ()
-    assert "routing scheme pinned is not removed: a rule is left" in routing_scheme.not_removed(
+    assert "routing scheme pinned not removed: a rule is left; run `faultbed heal`" in routing_scheme.not_removed(
         apply("pinned", releases=False)
     )
+
+
+def test_least_packets_exceed_what_bgp_sends_by_itself():
+    """Keepalive and ACK are two packets a second and port, with `timers bgp 1 3`."""
+    for seconds in (0.0, 1.0, 60.0, 3600.0):
+        assert routing_scheme.least_packets(6, seconds) >= 100 + 2 * 6 * seconds
+
+
+@pytest.mark.parametrize("is_left", [True, False])
+@pytest.mark.parametrize("answers", [True, False])
+def test_scheme_lease_that_fails_while_applying_reads_back_the_removal(monkeypatch, tmp_path, answers, is_left):
+    """The switch refuses half-way: `ok` is what the holder or, without its answer, the machine shows afterwards."""
+    requests = []
+
+    def request(_lease, message):
+        requests.append(message["do"])
+        if message["do"] == "arm":
+            raise FaultError("nft refused")
+        if message["do"] == "clear":
+            if not answers:
+                raise FaultError("the holder has ended")
+            return {"ok": not is_left, "at_ns": None, "readback": {}, "error": "a rule is left" if is_left else ""}
+        return {}
+
+    monkeypatch.setattr(Lease, "begin", lambda _: None)
+    monkeypatch.setattr(Lease, "request", request)
+    monkeypatch.setattr(Lease, "has_reverted", lambda _: not is_left)
+    lab = SimpleNamespace(
+        name="lab", kind="soft", ours=None, state_dir=tmp_path, netns=lambda name: name,
+        carrier=lambda _: SimpleNamespace(name="fabric"),
+    )  # fmt: skip
+    tables = scheme_tables(TOPOLOGY, "pinned", fabric_of("pinned").as_routing)
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        lease = SchemeLease(lab, tables, "fabric", journal)
+        lease.lease.ttl_s, lease.lease.patience_s = -2.0, 0.0  # do not wait for the end of the lease
+        with pytest.raises(FaultError, match="nft refused"):
+            lease.apply()
+        release = lease.release()
+
+    assert requests == ["prepare", "arm", "clear"]
+    assert (release.ok, release.by) == (not is_left, "holder" if answers else "lease")
 
 
 def test_report_names_the_routing_scheme_and_why_it_is_not_proved(apply, tmp_path):
