@@ -19,7 +19,7 @@ from traffic.node.ranks.rank_state import FACTOR, State, expected
 from traffic.workloads.elastic import machine
 from traffic.workloads.elastic.machine import ENDS, Diagnosed, Lost, Policy, Progress, Restored, host_of
 from traffic.workloads.elastic.placement import choose_spare, reschedule, shrunk_grid
-from traffic.workloads.elastic.resilience import Resilience, check, fit
+from traffic.workloads.elastic.resilience import Resilience, check, check_on_lab
 from traffic.workloads.job import JobPhase, JobSpec
 from traffic.workloads.storage_service import Storage
 
@@ -239,15 +239,15 @@ def test_job_that_could_not_be_restarted_is_refused(changes, policy, spares, sai
     if "grid" in changes and "tp" in dict(changes["grid"]):
         spec = replace(spec, phases=(replace(SPEC.phases[0], along="tp"),))
     if said is None:
-        fit(LAB, spec, Resilience(policy=policy, spares=spares))
+        check_on_lab(LAB, spec, Resilience(policy=policy, spares=spares))
         return
     with pytest.raises(UsageError, match=said):
-        fit(LAB, spec, Resilience(policy=policy, spares=spares))
+        check_on_lab(LAB, spec, Resilience(policy=policy, spares=spares))
 
 
 def test_job_that_can_be_restarted_is_accepted():
     check(SPEC, Resilience(policy=Policy(without_spare="shrink"), spares=SPARES))
-    fit(LAB, SPEC, Resilience(policy=Policy(without_spare="shrink"), spares=SPARES))
+    check_on_lab(LAB, SPEC, Resilience(policy=Policy(without_spare="shrink"), spares=SPARES))
 
 
 # The state that is compared.

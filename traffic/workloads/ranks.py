@@ -27,6 +27,7 @@ __all__ = [
     "group_size",
     "host_group_size",
     "place",
+    "rank_of",
     "rank_plan",
     "task_name",
     "window_of",
@@ -204,6 +205,11 @@ def rank_plan(
 def task_name(rank: int) -> str:
     """Return the name of a rank's task."""
     return f"rank{rank}"
+
+
+def rank_of(task: str) -> int:
+    """Return the rank number in a task name such as `rank3`."""
+    return int(task.removeprefix("rank"))
 
 
 def ends_of(running: Running[Any], ranks: Sequence[Endpoint]) -> tuple[RankEnd, ...]:

@@ -32,7 +32,7 @@ from traffic.flows.flow_run import check_on
 from traffic.flows.matrix import pairs_in
 from traffic.schedules import Program, cost, peers_of
 from traffic.workloads import collective, inference, job, ranking
-from traffic.workloads.elastic.resilience import fit as elastic_fit
+from traffic.workloads.elastic.resilience import check_on_lab
 from traffic.workloads.inference import InferenceSpec
 from traffic.workloads.ranking import RankingSpec
 from traffic.workloads.replay_batches import whole
@@ -184,7 +184,7 @@ def _fit_resilience(experiment: Experiment, workload: Job, lab: _Lab) -> Job:
             spares.append(spare.name)
     resilience = replace(resilience, spares=tuple(dict.fromkeys(spares)))
     try:
-        elastic_fit(lab, job_spec(workload), resilience)
+        check_on_lab(lab, job_spec(workload), resilience)
     except UsageError as error:
         raise _error(experiment, "workload.resilience", str(error)) from error
     return replace(workload, resilience=resilience)

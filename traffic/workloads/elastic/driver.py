@@ -1,11 +1,15 @@
-"""Run a job that survives losses on a lab: carry out the phases of its state machine (`machine`).
+"""Run a job that restarts after the loss of a rank: execute the phases of the state machine in `machine`.
 
-A loss is noticed when an engine's channel ends, when a host gives no sign of life, when a connection stays down, or
-when a rank reports an error. Hosts are asked for a sign of life every second. A host whose queue pairs fail is lost
-after `SILENT_AFTER_ERROR_NS` without one, any other host after `SILENT_NS`: an emulated host may stand still for
-seconds. Engines of spares run from the start, because starting an engine takes longest.
+A loss is detected when the channel to an engine ends, when an engine is silent, when a connection stays down, or when a
+rank reports an error. The controller pings the engine of each rank once a second. There are two limits of silence:
 
-All of this happens on the thread of `Running`.
+- `SILENT_NS` for most hosts, because an emulated host may stand still for seconds without being lost;
+- `SILENT_AFTER_ERROR_NS` for a host whose queue pairs fail at the same time, because the two together indicate a loss.
+
+While engines start, `SILENT_STARTING_NS` replaces `SILENT_NS`. Engines of spares run from the start, because starting
+an engine takes longest.
+
+All of this runs on the thread of `Running`, except for the setup of the first placement.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from testbed.errors import FaultbedError, LabError
@@ -39,23 +43,40 @@ from traffic.workloads.elastic.elastic_results import (
 )
 from traffic.workloads.elastic.machine import JobState, host_of
 from traffic.workloads.elastic.placement import reschedule
-from traffic.workloads.elastic.resilience import Resilience, fit
+from traffic.workloads.elastic.resilience import Resilience, check_on_lab
 from traffic.workloads.job import JobSpec
-from traffic.workloads.ranks import gpus_of, rank_plan, task_name
+from traffic.workloads.ranks import gpus_of, rank_of, rank_plan, task_name
 from traffic.workloads.ranks_result import common_results
 from traffic.workloads.storage_service import StorageServer
 
 __all__ = ["ElasticRunning", "start"]
 
 PING_NS = 1_000_000_000
+"""Interval between two pings of the engine of each rank."""
 SILENT_NS = 15_000_000_000
+"""Silence after which a host counts as lost."""
 SILENT_AFTER_ERROR_NS = 6_000_000_000
+"""Silence after which a host with failing queue pairs counts as lost, and the time for replies in a diagnosis."""
 SILENT_STARTING_NS = 60_000_000_000
-"""An engine that loads numpy on an emulated CPU says nothing for seconds."""
+"""Silence after which a host counts as lost while engines start: loading numpy on an emulated CPU takes seconds."""
 PROBE_S = 3.0
+"""Timeout of a command that checks a host, in seconds."""
 START_TIMEOUT_S = 120.0
+"""How long a restart waits for the ranks to restore their state, or to finish their first iteration, in seconds."""
 FORGET_NS = 20_000_000_000
+"""How long the remaining engines have to release their tasks."""
 RETRY_S = 2.0
+"""Longest pause between two attempts to start a host's engine, in seconds; `_handle_next_event` may end it sooner."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placement:
+    """One placement of a job: its spec, the RNIC of each rank, each rank's program, and each phase's algorithm."""
+
+    spec: JobSpec
+    ranks: tuple[Endpoint, ...]
+    programs: list[Program]
+    algorithms: tuple[str, ...]
 
 
 class ElasticRunning(Running[ElasticResult]):
@@ -65,28 +86,31 @@ class ElasticRunning(Running[ElasticResult]):
         self,
         lab: TrafficLab,
         engines: Engines,
-        first: tuple[JobSpec, tuple[Endpoint, ...], list[Program], tuple[str, ...]],
+        first: Placement,
         resilience: Resilience,
         server: StorageServer,
         on_event: OnEvent | None,
         began_ns: int,
     ) -> None:
-        spec, ranks, programs, algorithms = first
+        spec = first.spec
         self._lab, self._server, self._resilience = lab, server, resilience
-        self._spec, self._algorithms = spec, algorithms
-        self._programs: dict[int, list[Program]] = {0: programs}
+        self._spec, self._algorithms = spec, first.algorithms
+        self._programs: dict[int, list[Program]] = {0: first.programs}
         self._job = machine.begin(
             total=spec.iterations,
             grid=spec.grid,
-            ranks=tuple(rank.name for rank in ranks),
+            ranks=tuple(rank.name for rank in first.ranks),
             spares=resilience.spares,
         )
         self.restarts: list[Restart] = []
         self.states: dict[int, dict[str, Any]] = {}
         self._done_by_task: dict[str, int] = {}
         self._resumes: dict[str, dict[str, Any]] = {}
-        self._parts: list[tuple[int, int]] = [(0, 0)]
-        """(generation, iterations at its start) of what the present state is made of."""
+        self._state_segments: list[tuple[int, int]] = [(0, 0)]
+        """Segments of the job's state, oldest first: (placement generation, iterations finished when it began).
+
+        A generation is one placement of the ranks.
+        """
         self._restored: set[str] = set()
         self._past_errors: list[QpError] = []
         self._past_rebuilds: list[Rebuild] = []
@@ -94,7 +118,12 @@ class ElasticRunning(Running[ElasticResult]):
         self._is_ending = False
         self._connected_ns, self._began_ns = 0, began_ns
         super().__init__(
-            engines, self._plan_of(spec, ranks, programs), _finish, on_event, owns_engines=True, services=(server,)
+            engines,
+            self._plan_of(spec, first.ranks, first.programs),
+            _finish,
+            on_event,
+            owns_engines=True,
+            services=(server,),
         )
 
     # Interface for the harness.
@@ -131,11 +160,11 @@ class ElasticRunning(Running[ElasticResult]):
 
     @property
     def initialised_ns(self) -> int:
-        """How long it took to start the engines and to connect the first placement."""
+        """Nanoseconds from the start of the storage server until the first placement was connected."""
         return self._connected_ns
 
     def stop(self) -> None:
-        """Request an orderly end. A loss from now on ends the run."""
+        """Request an orderly end. A loss after this request ends the run instead of restarting the job."""
         self._is_ending = True
         super().stop()
 
@@ -143,7 +172,7 @@ class ElasticRunning(Running[ElasticResult]):
 
     def _handle(self, event: Event, now_ns: int) -> None:
         if event.host not in self._hosts() and event.name != GONE:
-            return  # of a placement that is over
+            return  # the event belongs to an earlier placement
         message = {**event.message, "generation_of_job": self._job.generation}
         super()._handle(Event(host=event.host, message=message), now_ns)
 
@@ -184,12 +213,12 @@ class ElasticRunning(Running[ElasticResult]):
 
     def _on_state(self, message: Mapping[str, Any], _host: str, now_ns: int) -> None:
         self._progress_ns = now_ns
-        self.states[int(message["task"].removeprefix("rank"))] = dict(message)
+        self.states[rank_of(message["task"])] = dict(message)
 
     def _on_warm(self, message: Mapping[str, Any], host: str, now_ns: int) -> None:
         if not self._job.generation:
             super()._on_warm(message, host, now_ns)
-        self._progress_ns = now_ns  # a job that begins anew warms up again, but began only once
+        self._progress_ns = now_ns  # a job that restarts without a checkpoint warms up again, but started only once
 
     def _check_connections(self, now_ns: int) -> None:
         super()._check_connections(now_ns)
@@ -205,7 +234,9 @@ class ElasticRunning(Running[ElasticResult]):
             usual_ns = SILENT_STARTING_NS if is_starting else SILENT_NS
             if silent_ns > (SILENT_AFTER_ERROR_NS if host in failing else usual_ns):
                 self._dead_hosts.add(host)
-                self.failure = self.failure or f"{host}: no sign of life for {silent_ns / 1e9:.1f} s"
+                self.failure = self.failure or (
+                    f"{host}: no message from its traffic engine for {silent_ns / 1e9:.1f} s"
+                )
 
     # Start.
 
@@ -226,17 +257,17 @@ class ElasticRunning(Running[ElasticResult]):
         self._connected_ns = self._connected_ns or time.monotonic_ns() - self._began_ns
 
     def _start_fields(self, task: TaskPlan) -> Mapping[str, Any]:
-        rank = int(task.name.removeprefix("rank"))
+        rank = rank_of(task.name)
         resume = self._resumes.get(task.name)
         return {"history": self._history(rank), **({"resume": resume} if resume else {})}
 
     def _history(self, rank: int) -> list[dict[str, Any]]:
-        """Return what the state of a rank must be made of, as `traffic.node.ranks.rank_state.expected` reads it."""
-        ends = [*(begin for _, begin in self._parts[1:]), self._job.total]
-        parts = []
-        for (generation, begin), end in zip(self._parts, ends, strict=True):
+        """Return the segments of a rank's expected state, in the format of `traffic.node.ranks.rank_state.expected`."""
+        ends = [*(begin for _, begin in self._state_segments[1:]), self._job.total]
+        segments = []
+        for (generation, begin), end in zip(self._state_segments, ends, strict=True):
             program = self._programs[generation][self._job.ancestor(rank, generation)]
-            parts.append(
+            segments.append(
                 {
                     "ranks": program["ranks"],
                     "results": program["results"],
@@ -245,11 +276,16 @@ class ElasticRunning(Running[ElasticResult]):
                     "iterations": end - begin,
                 }
             )
-        return parts
+        return segments
 
     # Recovery.
 
     def _recover(self) -> bool:
+        """Restart the job after a loss; return whether it runs again.
+
+        A loss during the restart begins another restart. The job ends if `machine` allows no further one, or if the run
+        is to end.
+        """
         noticed_ns = time.monotonic_ns()
         reason = self.failure or ""
         if self._is_ending:
@@ -268,9 +304,9 @@ class ElasticRunning(Running[ElasticResult]):
             try:
                 event = actions[phase]()
             except FaultbedError as error:
-                event = machine.Lost(reason=f"{error} (during {phase} of restart {len(self.restarts)})")
+                event = machine.Lost(reason=f"{error} (restart {len(self.restarts)}, phase {phase})")
             if self._is_ending:
-                event = machine.Impossible(reason=self.failure or "the run was ended during a restart")
+                event = machine.Impossible(reason=self.failure or "the run was stopped during a restart")
             if isinstance(event, machine.Lost):
                 self._begin_restart(event.reason, time.monotonic_ns())
             else:
@@ -287,6 +323,7 @@ class ElasticRunning(Running[ElasticResult]):
         return True
 
     def _begin_restart(self, reason: str, noticed_ns: int) -> None:
+        """Enter `diagnose`, and record a new restart. Its cause is `rank` until `_diagnose` has found it."""
         self._job = machine.step(self._job, machine.Lost(reason=reason), self._resilience.policy)
         self.restarts.append(
             Restart(
@@ -301,11 +338,17 @@ class ElasticRunning(Running[ElasticResult]):
             )
         )
 
-    def _mark(self, **fields: Any) -> None:
+    def _update_restart(self, **fields: Any) -> None:
         self.restarts[-1] = replace(self.restarts[-1], **fields)
 
     def _diagnose(self) -> machine.Event:
-        """Find out which hosts are lost: those whose engine is gone or silent, or else those that nobody can reach."""
+        """Determine the cause of the loss and the lost hosts.
+
+        A host is lost if its engine is gone, or does not reply to a ping within `SILENT_AFTER_ERROR_NS`. The cause is
+        `process` if all lost hosts still run commands, else `host`. Without a lost host the cause is `network` if a
+        connection stays down, `storage` if the server cannot list its checkpoints, and otherwise `rank`. With `network`
+        the lost host is the one that most failed connections share.
+        """
         asked_ns = time.monotonic_ns()
         for host in self._hosts() - self._dead_hosts:
             self._engines.ping(host)
@@ -316,26 +359,27 @@ class ElasticRunning(Running[ElasticResult]):
             return {host for host in alive - self._dead_hosts if self._engines.heard_ns.get(host, 0) < asked_ns}
 
         while silent() and time.monotonic_ns() < deadline_ns:
-            self._take_event(deadline_ns)
+            self._handle_next_event(deadline_ns)
         self._dead_hosts |= silent()
         dead = tuple(sorted(self._dead_hosts & {*self._hosts(), *self._engines.hosts}))
         cause: machine.Cause = "rank"
         if dead:
-            cause = "process" if all(self._answers(host) for host in dead) else "host"
+            cause = "process" if all(self._accepts_commands(host) for host in dead) else "host"
         elif self._manager.failure is not None:
             dead, cause = self._unreachable(), "network"
         elif not self._storage_answers():
             cause = "storage"
-        self._mark(cause=cause, hosts=dead, diagnosed_ns=time.monotonic_ns())
+        self._update_restart(cause=cause, hosts=dead, diagnosed_ns=time.monotonic_ns())
         return machine.Diagnosed(cause=cause, hosts=dead)
 
-    def _take_event(self, deadline_ns: int) -> None:
+    def _handle_next_event(self, deadline_ns: int) -> None:
+        """Wait for an event until the deadline, but at most a quarter of `PING_NS`, and handle it."""
         event = self._engines.next(min(deadline_ns, time.monotonic_ns() + PING_NS // 4))
         if event is not None:
             self._handle(event, time.monotonic_ns())
 
-    def _answers(self, host: str) -> bool:
-        """Return whether a machine runs commands. A hung connection must not hold the job up, so a thread waits."""
+    def _accepts_commands(self, host: str) -> bool:
+        """Return whether a host runs commands. A thread runs the probe, so a hung connection cannot block the job."""
         answers: list[bool] = []
 
         def run() -> None:
@@ -349,7 +393,7 @@ class ElasticRunning(Running[ElasticResult]):
         return bool(answers)
 
     def _unreachable(self) -> tuple[str, ...]:
-        """Return the host that most of the failed connections have in common; nothing if no host stands out."""
+        """Return the host that most of the failed connections share, or no host if two are shared equally often."""
         ends = Counter(host_of(name) for pair in self._manager.down for name in pair.split(" -> "))
         ranked = ends.most_common(2)
         if not ranked or (len(ranked) > 1 and ranked[0][1] == ranked[1][1]):
@@ -365,22 +409,26 @@ class ElasticRunning(Running[ElasticResult]):
 
     def _reschedule(self) -> machine.Event:
         """Stop the tasks of the remaining ranks, and choose the next placement."""
-        self._keep_connections()
+        self._archive_connection_records()
         for host in self._job.lost_hosts:
             self._engines.drop(host)
-        self._forget()
+        self._release_tasks()
         event = reschedule(self._job, self._resilience.policy, self._lab.topology)
         if isinstance(event, machine.Rescheduled):
-            self._mark(after=event.ranks, rescheduled_ns=time.monotonic_ns())
+            self._update_restart(after=event.ranks, rescheduled_ns=time.monotonic_ns())
         return event
 
-    def _keep_connections(self) -> None:
+    def _archive_connection_records(self) -> None:
+        """Move QP errors and rebuilds of the old placement to the run's history.
+
+        The old connection manager then has none, so `qp_errors` and `rebuilds` return each of them once.
+        """
         self._manager.record_open_episodes()
         self._past_errors += self._manager.qp_errors
         self._past_rebuilds += self._manager.rebuilds
         self._manager.qp_errors, self._manager.rebuilds = [], []
 
-    def _forget(self) -> None:
+    def _release_tasks(self) -> None:
         """Make the remaining engines release their tasks.
 
         Raises:
@@ -412,7 +460,7 @@ class ElasticRunning(Running[ElasticResult]):
     def _initialise(self) -> machine.Event:
         """Start the engines that do not run yet, create the tasks and connect them."""
         self._dead_hosts.clear()
-        self._parts = [part for part in self._parts if part[0] < self._job.generation]
+        self._state_segments = [segment for segment in self._state_segments if segment[0] < self._job.generation]
         spec = replace(self._spec, grid=self._job.grid, ranks=self._job.ranks)
         ranks, programs, algorithms = job.fit(self._lab, spec)
         self._spec, self._algorithms = spec, algorithms
@@ -428,9 +476,9 @@ class ElasticRunning(Running[ElasticResult]):
         )
         self._start_engines({rank.host for rank in ranks})
         now_ns = time.monotonic_ns()
-        self._engines.heard_ns.update({rank.host: now_ns for rank in ranks})  # nobody has asked the spares
+        self._engines.heard_ns.update({rank.host: now_ns for rank in ranks})  # spares were not pinged so far
         self._prepare()
-        self._mark(connections=len(self.plan.connections), initialised_ns=time.monotonic_ns())
+        self._update_restart(connections=len(self.plan.connections), initialised_ns=time.monotonic_ns())
         return machine.Initialised()
 
     def _start_engines(self, hosts: set[str]) -> None:
@@ -452,8 +500,8 @@ class ElasticRunning(Running[ElasticResult]):
                     self._engines.drop(host)
                     if time.monotonic() > deadline or self._is_ending:
                         self._dead_hosts.add(host)
-                        raise LabError(f"{host}: no traffic engine could be started: {error}") from error
-                    self._take_event(time.monotonic_ns() + int(RETRY_S * 1e9))
+                        raise LabError(f"{host}: the traffic engine did not start: {error}") from error
+                    self._handle_next_event(time.monotonic_ns() + int(RETRY_S * 1e9))
 
     def _require_rnics(self, host: str) -> None:
         """Check that the RNICs of a host have their addresses. A host that has booted has none until it is provisioned.
@@ -472,16 +520,16 @@ class ElasticRunning(Running[ElasticResult]):
         """Start the ranks from the newest intact checkpoint, and wait until all have restored it.
 
         Raises:
-            LabError: a rank did not restore its state.
+            LabError: a rank did not restore its state in time, or another loss occurred.
         """
         newest = self._server.newest()
-        self._mark(rejected=newest.rejected)
+        self._update_restart(rejected=newest.rejected)
         iterations = newest.iterations or 0
         generation = newest.generation or 0
         self._resumes = {}
         if iterations:
-            kept = [part for part in self._parts if part[1] < iterations]
-            self._parts = [*kept, (self._job.generation, iterations)]
+            kept = [segment for segment in self._state_segments if segment[1] < iterations]
+            self._state_segments = [*kept, (self._job.generation, iterations)]
             for rank in range(len(self.plan.tasks)):
                 self._resumes[task_name(rank)] = {
                     "iterations": iterations,
@@ -490,31 +538,32 @@ class ElasticRunning(Running[ElasticResult]):
                     "blank": not self._resilience.restores,
                 }
         else:
-            self._parts = [(self._job.generation, 0)]
+            self._state_segments = [(self._job.generation, 0)]
         for task in self.plan.tasks:
             self._begin_task(task)
         names = {task.name for task in self.plan.tasks}
-        # Without a checkpoint the job begins anew, and warms up before its first iteration.
-        self._serve_until(
+        # Without a checkpoint the job starts from iteration 0. Its ranks restore nothing, but warm up first.
+        awaited = "restore their state" if iterations else "finish their first iteration"
+        self._handle_events_until(
             lambda: names <= (self._restored if iterations else set(self._done_by_task)),
-            f"no state restored after {START_TIMEOUT_S:.0f} s",
+            f"ranks did not {awaited} within {START_TIMEOUT_S:.0f} s",
         )
-        self._mark(restored_ns=time.monotonic_ns(), restored_iterations=iterations)
+        self._update_restart(restored_ns=time.monotonic_ns(), restored_iterations=iterations)
         return machine.Restored(iterations=iterations)
 
-    def _serve_until(self, is_ready: Callable[[], bool], late: str) -> None:
-        """Serve events until a condition holds.
+    def _handle_events_until(self, condition: Callable[[], bool], timeout_message: str) -> None:
+        """Handle events until a condition holds.
 
         Raises:
-            LabError: the run has failed meanwhile, or it is `late`.
+            LabError: the run has failed meanwhile, or the condition does not hold after `START_TIMEOUT_S`.
         """
         deadline_ns = time.monotonic_ns() + int(START_TIMEOUT_S * 1e9)
-        while not is_ready():
-            self._take_event(deadline_ns)
+        while not condition():
+            self._handle_next_event(deadline_ns)
             now_ns = time.monotonic_ns()
             self._check_connections(now_ns)
             if self.failure is None and now_ns > deadline_ns:
-                self.failure = late
+                self.failure = timeout_message
             if self.failure is not None:
                 raise LabError(self.failure)
 
@@ -526,7 +575,7 @@ def start(lab: TrafficLab, spec: JobSpec, resilience: Resilience, on_event: OnEv
         UsageError: the job does not fit the lab, or could not be restarted as demanded; nothing was started.
         LabError: it could not be started; nothing is left running.
     """
-    fit(lab, spec, resilience)
+    check_on_lab(lab, spec, resilience)
     ranks, programs, algorithms = job.fit(lab, spec)
     assert spec.storage is not None  # noqa: S101  # `resilience.check`
     spares = tuple(
@@ -539,13 +588,12 @@ def start(lab: TrafficLab, spec: JobSpec, resilience: Resilience, on_event: OnEv
         undo.callback(server.close)
         engines = Engines.start(lab, [*(rank.host for rank in ranks), *map(host_of, spares)])
         undo.callback(engines.close)
-        running = ElasticRunning(
-            lab, engines, (spec, ranks, programs, algorithms), resilience, server, on_event, began_ns
-        )
+        first = Placement(spec=spec, ranks=ranks, programs=programs, algorithms=algorithms)
+        running = ElasticRunning(lab, engines, first, resilience, server, on_event, began_ns)
         refuse_local(
             lab.kind,
             running.plan.what,
-            [(ranks[int(one.src[4:])], ranks[int(one.dst[4:])]) for one in running.plan.connections],
+            [(ranks[rank_of(one.src)], ranks[rank_of(one.dst)]) for one in running.plan.connections],
         )
         running._start()  # noqa: SLF001  # `start` is the constructor of `ElasticRunning`
         undo.pop_all()
@@ -553,6 +601,11 @@ def start(lab: TrafficLab, spec: JobSpec, resilience: Resilience, on_event: OnEv
 
 
 def _finish(running: Running[ElasticResult]) -> ElasticResult:
+    """Build the result.
+
+    A rank's iterations and samples are collected over all placements along its lineage: the ranks whose state it
+    continued.
+    """
     assert isinstance(running, ElasticRunning)  # noqa: S101  # `start`
     state = running.job
     ranks = tuple(task.endpoint for task in running.plan.tasks)
@@ -571,8 +624,10 @@ def _finish(running: Running[ElasticResult]) -> ElasticResult:
         ]
         samples += samples_by_rank(own, place.name)
     executed = [event.message for event in running.events if event.name == "iteration"]
-    done = sum(len(iterations) for iterations in per_rank)
-    ended = sum(any(lineage[one["generation_of_job"]] == one["task"] for lineage in lineages) for one in executed)
+    unique_iterations = sum(len(iterations) for iterations in per_rank)
+    executed_iterations = sum(
+        any(lineage[one["generation_of_job"]] == one["task"] for lineage in lineages) for one in executed
+    )
     common = common_results(running, ranks) | {
         "iterations": per_rank,
         "samples": tuple(sorted(samples, key=lambda one: (one.start_ns, one.endpoint))),
@@ -592,6 +647,6 @@ def _finish(running: Running[ElasticResult]) -> ElasticResult:
             )
             for rank, one in sorted(running.states.items())
         ),
-        repeated_iterations=ended - done,
+        repeated_iterations=executed_iterations - unique_iterations,
         initialised_ns=running.initialised_ns,
     )

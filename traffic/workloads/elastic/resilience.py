@@ -14,7 +14,7 @@ from traffic.workloads.elastic.placement import shrunk_grid
 from traffic.workloads.job import JobSpec
 from traffic.workloads.ranks import place
 
-__all__ = ["Resilience", "check", "fit"]
+__all__ = ["Resilience", "check", "check_on_lab"]
 
 WORD_BYTES = 4
 """Bytes of a rank's state for each element of its results (`traffic.node.ranks.rank_state`)."""
@@ -55,7 +55,7 @@ def check(spec: JobSpec, resilience: Resilience) -> None:
         shrunk_grid(spec.grid, (0,))
 
 
-def fit(lab: Fabric, spec: JobSpec, resilience: Resilience) -> None:
+def check_on_lab(lab: Fabric, spec: JobSpec, resilience: Resilience) -> None:
     """Reject a job that could not be restarted on this lab.
 
     Raises:
