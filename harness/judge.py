@@ -32,7 +32,7 @@ from harness.analysis.links import emulation_headroom
 from harness.analysis.noise import NoiseFloor, allow_for
 from harness.analysis.observations import Observation, disturbed
 from harness.analysis.observe import Observed
-from harness.analysis.restarts import describe
+from harness.analysis.restarts import describe, ranks_without_state
 from harness.attribution.attribute import attribute
 from harness.confidence import Interval, decide, tail_of
 from harness.experiment.experiment_file import Expectation
@@ -353,20 +353,26 @@ def _restart_checks(observed: Observed, *, failed: bool) -> list[Check]:
 
 
 def _state_checks(run: Measurements) -> list[Check]:
-    """The final state of a job with restarts: wrong data is a FAIL, whether or not an expectation asks for it."""
-    if run.resilience is None or not run.resilience.states:
+    """Check the final state of a job with restarts, whether or not an expectation names it.
+
+    Wrong elements are a FAIL. Otherwise the check is INCONCLUSIVE if a rank of the final placement reported no state.
+    """
+    if run.resilience is None or (run.failure is not None and not run.resilience.states):
         return []  # a job that did not end has failed, which is a check of its own
     wrong = sum(one.wrong for one in run.resilience.states)
+    missing = ranks_without_state(run.resilience, [one.rank for one in run.series])
+    unknown = f"; no state from rank {', '.join(map(str, missing))}" if missing else ""
+    complete = Verdict.INCONCLUSIVE if missing or not run.resilience.states else Verdict.PASS
     return [
         Check(
             name="state",
-            verdict=Verdict.FAIL if wrong else Verdict.PASS,
-            observed=wrong,
+            verdict=Verdict.FAIL if wrong else complete,
+            observed=wrong if run.resilience.states else None,
             bound=0,
             unit="count",
             rule="observed = bound. Elements of the final state that an uninterrupted job would not have",
             detail=f"{sum(one.elements for one in run.resilience.states)} elements on {len(run.resilience.states)} "
-            "ranks compared",
+            f"ranks compared{unknown}",
         )
     ]
 

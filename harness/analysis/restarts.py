@@ -1,14 +1,15 @@
-"""Restarts of a job in phases, what they cost, and what its final state shows. Pure.
+"""Phases of a job's restarts, iterations that were lost, and errors in the final state. Pure.
 
-    detect      first firing of the fault -> the loss of a rank was noticed
-    diagnose    noticed -> lost hosts known
-    reschedule  known -> remaining ranks stopped, all ranks placed
-    initialise  placed -> engines, memory and connections
-    restore     connected -> state of the newest good checkpoint on all ranks
-    catch_up    restored -> what was finished before is finished again
+    detect      first firing of the fault  -> loss noticed
+    diagnose    loss noticed               -> lost hosts known
+    reschedule  lost hosts known           -> remaining ranks stopped, every rank has an RNIC
+    initialise  every rank has an RNIC     -> engines started, queue pairs connected
+    restore     queue pairs connected      -> all ranks have the state of the newest intact checkpoint
+    catch_up    state restored             -> every iteration finished before the loss finished again
 
-A restart that a further loss cut short has no more phases; the restart after it begins where the loss was noticed.
-Without a fault, `detect` begins when the last iteration was finished, which is at most an iteration too early.
+A restart that another loss interrupts has no later phases. The `detect` phase of the next restart then begins when the
+interrupted restart's loss was noticed, unless a fault fired later. Without a fault, `detect` begins at the end of the
+last iteration that all ranks finished, which is at most one iteration before the loss.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from harness.quantities import format_duration
 from harness.record.measurements import Measurements, ResilienceRun
 from traffic.workloads.elastic.elastic_results import Restart
 
-__all__ = ["PHASES", "describe", "phases_of_restarts", "restart_metrics"]
+__all__ = ["PHASES", "describe", "phases_of_restarts", "ranks_without_state", "restart_metrics"]
 
 PHASES = ("detect", "diagnose", "reschedule", "initialise", "restore", "catch_up")
 _DETAILS = {
@@ -37,12 +38,15 @@ _DETAILS = {
 def phases_of_restarts(
     run: ResilienceRun, fired: Mapping[str, tuple[int, int]]
 ) -> tuple[tuple[Restart, tuple[Phase, ...]], ...]:
-    """Return the phases of each restart. `fired` are (first firing, removal) of the faults that fired, by id."""
+    """Return each restart with its phases. `fired` maps fault ids to (first firing, removal) in controller ns.
+
+    The phases end with the last one that the restart completed.
+    """
     restarts = []
     before_ns = 0
     for restart in run.restarts:
         firings = [start for start, _ in fired.values() if before_ns < start <= restart.noticed_ns]
-        marks = [
+        boundaries = [
             max(firings) if firings else max(before_ns, restart.progress_ns),
             restart.noticed_ns,
             restart.diagnosed_ns,
@@ -52,7 +56,7 @@ def phases_of_restarts(
             restart.caught_up_ns,
         ]
         phases = []
-        for name, start, end in zip(PHASES, marks, marks[1:], strict=False):
+        for name, start, end in zip(PHASES, boundaries, boundaries[1:], strict=False):
             if start is None or end is None:
                 break
             phases.append(Phase(name=name, start_ns=start, end_ns=end, detail=_DETAILS[name]))
@@ -62,16 +66,16 @@ def phases_of_restarts(
 
 
 def restart_metrics(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> dict[str, Observation]:
-    """Return the metrics of restarts, lost iterations and the final state."""
+    """Return the metrics of restarts, lost iterations and the final state; without values if the job cannot restart."""
     names = [f"restart.{name}" for name in (*PHASES, "total")]
     resilience = run.resilience
     if resilience is None:
         missing = Observation(value=None, detail="the workload is not a job with [workload.resilience]")
         return dict.fromkeys((*names, "lost_iterations", "state_errors", "initialise.time"), missing)
     return {
-        **_times(phases_of_restarts(resilience, fired)),
-        "lost_iterations": _lost(resilience),
-        "state_errors": _state(resilience),
+        **_phase_times(phases_of_restarts(resilience, fired)),
+        "lost_iterations": _lost_iterations(resilience),
+        "state_errors": _state_errors(resilience, [one.rank for one in run.series]),
         "initialise.time": Observation(
             value=resilience.initialised_ns / 1e9,
             detail=f"{len(run.ranks)} ranks with {resilience.connections} queue pairs at the end",
@@ -79,31 +83,34 @@ def restart_metrics(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> 
     }
 
 
-def _times(restarts: Sequence[tuple[Restart, tuple[Phase, ...]]]) -> dict[str, Observation]:
-    found: dict[str, list[tuple[int, str]]] = {}
+def _phase_times(restarts: Sequence[tuple[Restart, tuple[Phase, ...]]]) -> dict[str, Observation]:
+    """Return the longest time of each phase over all restarts, in seconds, with the restart that took it."""
+    durations_by_phase: dict[str, list[tuple[int, str]]] = {}
     for restart, phases in restarts:
-        who = f"restart {restart.number} ({_what(restart)})"
+        label = f"restart {restart.number} ({_cause_and_hosts(restart)})"
         for phase in phases:
-            found.setdefault(phase.name, []).append((phase.length_ns, who))
+            durations_by_phase.setdefault(phase.name, []).append((phase.length_ns, label))
         if restart.caught_up_ns is not None:
-            found.setdefault("total", []).append((restart.caught_up_ns - phases[0].start_ns, who))
-    why = "the job was not restarted" if not restarts else "no restart came so far"
+            durations_by_phase.setdefault("total", []).append((restart.caught_up_ns - phases[0].start_ns, label))
+    missing_reason = "the job was not restarted" if not restarts else "no restart reached this phase"
     metrics = {}
     for name in (*PHASES, "total"):
-        slowest = max(found.get(name, ()), default=None)
+        slowest = max(durations_by_phase.get(name, ()), default=None)
         metrics[f"restart.{name}"] = (
-            Observation(value=None, detail=why)
+            Observation(value=None, detail=missing_reason)
             if slowest is None
             else Observation(value=slowest[0] / 1e9, detail=slowest[1])
         )
     return metrics
 
 
-def _what(restart: Restart) -> str:
+def _cause_and_hosts(restart: Restart) -> str:
+    """Return the cause of a restart, with the lost hosts if there are any."""
     return f"{restart.cause}: {', '.join(restart.hosts)}" if restart.hosts else restart.cause
 
 
-def _lost(run: ResilienceRun) -> Observation:
+def _lost_iterations(run: ResilienceRun) -> Observation:
+    """Return the finished iterations that all restarts together had to repeat."""
     unknown = [one.number for one in run.restarts if one.lost_iterations is None]
     lost = sum(one.lost_iterations or 0 for one in run.restarts)
     each = ", ".join(
@@ -113,32 +120,47 @@ def _lost(run: ResilienceRun) -> Observation:
     )
     detail = each or "the job was not restarted"
     if unknown:
-        detail = f"{detail}; restart {unknown[0]} restored nothing because of a further loss"
+        detail = f"{detail}; restart {unknown[0]} restored nothing, because another loss interrupted it"
     return Observation(value=lost, detail=f"{detail}; {run.repeated_iterations} executions were repeated on all ranks")
 
 
-def _state(run: ResilienceRun) -> Observation:
+def _state_errors(run: ResilienceRun, ranks: Sequence[int]) -> Observation:
+    """Return the wrong elements of the final state; no value if none is wrong but a rank reported no state."""
     if not run.states:
-        return Observation(value=None, detail="the job did not end, so its state was not compared")
+        return Observation(value=None, detail="no rank reported a final state, so none was compared")
     wrong = sum(one.wrong for one in run.states)
+    missing = ranks_without_state(run, ranks)
+    if missing and not wrong:
+        return Observation(value=None, detail=f"no final state from rank {', '.join(map(str, missing))}")
     elements = sum(one.elements for one in run.states)
     after = {one.iterations for one in run.states}
     detail = f"{elements} elements on {len(run.states)} ranks after {min(after)} iterations compared"
     return Observation(value=wrong, detail=detail)
 
 
+def ranks_without_state(run: ResilienceRun, ranks: Sequence[int]) -> tuple[int, ...]:
+    """Return the ranks of the final placement that reported no final state."""
+    reported = {one.rank for one in run.states}
+    return tuple(rank for rank in ranks if rank not in reported)
+
+
 def describe(restart: Restart, phases: Sequence[Phase]) -> str:
-    """Return a restart in words: what was lost, where the ranks went, and how long each phase took."""
+    """Return one line about a restart: loss, reason, moved ranks, length of each phase, repeated iterations."""
     moved = [f"{old} -> {new}" for old, new in zip(restart.before, restart.after, strict=False) if old != new]
     if len(restart.after) not in (0, len(restart.before)):
         moved = [f"{len(restart.before)} ranks -> {len(restart.after)} ranks"]
     times = ", ".join(f"{phase.name} {format_duration(phase.length_ns)}" for phase in phases)
     lost = restart.lost_iterations
     words = [
-        f"{_what(restart)} lost: {restart.reason}",
+        f"lost {_cause_and_hosts(restart)}",
+        f"reason: {restart.reason}",
         *moved,
         times,
-        *([] if lost is None else [f"{lost} iterations repeated, from {restart.restored_iterations}"]),
-        *(f"{name}: {reason}" for name, reason in restart.rejected),
+        *(
+            []
+            if lost is None
+            else [f"{lost} iterations repeated, resumed after {restart.restored_iterations} iterations"]
+        ),
+        *(f"checkpoint {name} rejected: {reason}" for name, reason in restart.rejected),
     ]
     return "; ".join(words)

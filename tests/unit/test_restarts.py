@@ -30,7 +30,7 @@ def loss(iterations, **changes):
     """A host is lost after so many iterations, noticed 4 s later; then a phase of 1 s each, and half a second."""
     at = T0 + iterations * ITERATION_NS
     made = Restart(
-        number=1, reason="host3: no sign of life for 4.0 s", cause="host", hosts=("host3",),
+        number=1, reason="host3: no message from its traffic engine for 4.0 s", cause="host", hosts=("host3",),
         before=("host1:rxe0", "host3:rxe0"), after=("host1:rxe0", "host4:rxe0"), connections=2, progress_ns=at,
         noticed_ns=at + 4 * S, diagnosed_ns=at + 5 * S, rescheduled_ns=at + 6 * S, initialised_ns=at + 7 * S,
         restored_ns=at + 8 * S, caught_up_ns=at + 8 * S + S // 2, iterations=iterations, restored_iterations=40,
@@ -91,7 +91,7 @@ def test_restart_interrupted_by_another_loss_has_only_its_first_phases():
     metrics = observe(job(first, second)).metrics
     assert metrics["restart.catch_up"].value == 1.0
     assert metrics["lost_iterations"].value == 5
-    assert "restart 1 restored nothing because of a further loss" in metrics["lost_iterations"].detail
+    assert "restart 1 restored nothing, because another loss interrupted it" in metrics["lost_iterations"].detail
 
 
 def test_restart_metrics_equal_its_phases():
@@ -152,10 +152,10 @@ def test_judge_restarts_and_state_are_checks_of_the_verdict():
     checks = {one.name: one for one in verdict_of(job(PLAIN)).checks}
     assert (checks["restart.1"].verdict, checks["restart.1"].observed) == (Verdict.PASS, 8.5)
     output = checks["restart.1"].detail
-    assert "host: host3 lost" in output
+    assert "lost host: host3; reason: host3: no message" in output
     assert "host3:rxe0 -> host4:rxe0" in output
     assert "detect 4 s, diagnose 1 s" in output
-    assert "5 iterations repeated, from 40" in output
+    assert "5 iterations repeated, resumed after 40 iterations" in output
     assert checks["state"].verdict is Verdict.PASS
 
 
@@ -164,6 +164,19 @@ def test_judge_wrong_state_fails_without_any_expectation():
     verdict = verdict_of(job(PLAIN, wrong=499))
     assert verdict.verdict is Verdict.FAIL
     assert {one.name: one.verdict for one in verdict.checks}["state"] is Verdict.FAIL
+
+
+@pytest.mark.parametrize(("reporting", "wrong", "expected"), [
+    ((0, 1), 0, Verdict.PASS), ((0,), 0, Verdict.INCONCLUSIVE), ((), 0, Verdict.INCONCLUSIVE), ((1,), 3, Verdict.FAIL),
+])  # fmt: skip
+def test_judge_rank_without_final_state_is_no_pass(reporting, wrong, expected):
+    run = job(PLAIN, wrong=wrong)
+    states = tuple(one for one in run.resilience.states if one.rank in reporting)
+    run = msgspec.structs.replace(run, resilience=msgspec.structs.replace(run.resilience, states=states))
+    checks = {one.name: one for one in verdict_of(run, Expectation(metric=METRICS["state_errors"], equals=0)).checks}
+    assert (checks["state"].verdict, checks["state_errors"].verdict) == (expected, expected)
+    missing = [f"{rank}" for rank in (0, 1) if rank not in reporting]
+    assert checks["state"].detail.partition("no state from rank ")[2] == ", ".join(missing)
 
 
 def test_judge_unfinished_restart_fails():
@@ -178,7 +191,7 @@ def test_judge_unfinished_restart_fails():
 
 def test_judge_names_rejected_checkpoints():
     one = replace(PLAIN, rejected=(("g0-rank1-after00000050.checkpoint", "corrupt: checksum mismatch"),))
-    assert "g0-rank1-after00000050.checkpoint: corrupt: checksum mismatch" in describe(one, ())
+    assert "checkpoint g0-rank1-after00000050.checkpoint rejected: corrupt: checksum mismatch" in describe(one, ())
 
 
 def test_measurements_with_restarts_round_trip():
@@ -191,7 +204,7 @@ def test_report_shows_each_restart_with_its_phases(tmp_path):
     html = run_page.render_html(run)
     parsed(html)
     section = html[html.index('id="h-restarts"') :]
-    assert "host: host3 lost" in section
+    assert "lost host: host3" in section
     for name in PHASES:
         assert f"<span>{name}</span>" in section
     assert "published formula" in section
@@ -205,7 +218,7 @@ def test_progress_lines_name_the_loss_the_new_places_and_the_end():
     listen({"event": "spare_lost", "host": "host4"})
     listen({"event": "iteration"})
     assert lines == [
-        "job: restart 1 after 45 iterations: host3: no sign of life for 4.0 s",
+        "job: restart 1 after 45 iterations: host3: no message from its traffic engine for 4.0 s",
         "job: restart 1: ranks on host1:rxe0, host4:rxe0",
         "job: restart 1: restored, from iteration 40 on",
         "job: restart 1: caught up, from iteration 40 on",
