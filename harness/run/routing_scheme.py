@@ -50,7 +50,8 @@ _CONTROL_PACKETS_PER_S = 3.0
 """Upper bound of the control packets that one port sends per second.
 
 `timers bgp 1 3` sends one keepalive per second; the ACK of the neighbour's keepalive is at most another packet. The
-third one covers router advertisements, neighbour discovery and ARP, which are rarer.
+third one covers router advertisements, neighbour discovery and ARP, which are rarer. An uplink without workload sent
+60, 63 and 67 packets in three runs of 30 to 32 s on soft-mini (2.0 to 2.1 per second).
 """
 
 
