@@ -292,7 +292,7 @@ def _query_kernels(lab: Lab, probes: Sequence[RouteProbe]) -> list[list[tuple[st
     """
     flows: dict[str, list[list[Any]]] = {}
     for probe in probes:
-        source, port = _way_in(lab, probe)
+        source, port = _source(lab, probe)
         target = str(ipaddress.ip_network(probe.prefix)[1])
         mark = [probe.mark] if probe.mark else []
         flows.setdefault(probe.switch, []).extend(
@@ -311,7 +311,7 @@ def _query_kernels(lab: Lab, probes: Sequence[RouteProbe]) -> list[list[tuple[st
     return answers
 
 
-def _way_in(lab: Lab, probe: RouteProbe) -> tuple[str, str]:
+def _source(lab: Lab, probe: RouteProbe) -> tuple[str, str]:
     """Return the source address of a probe and the port at which its packets enter the switch.
 
     The source is a host at the switch. A switch without hosts gets a host outside the prefix, and a port that the probe
