@@ -51,16 +51,17 @@ def find(
     return {name: interval for name, interval in intervals.items() if interval is not None}
 
 
-def iteration_times(ranks: Sequence[RankSeries], count: int) -> NDArray[np.float64]:
+def iteration_times(ranks: Sequence[RankSeries], count: int, start_ns: int | None = None) -> NDArray[np.float64]:
     """Return how much each of the first `count` iterations added to the job's time (ns).
 
-    Their sum is the job's time.
+    Their sum is the job's time. `start_ns` is the start of the job (`timeline.job_start_ns`).
     """
     if count == 0:
         return np.zeros(0)
     ordered = [sorted(rank.iterations, key=lambda step: step.index)[:count] for rank in ranks]
     ends = np.array([[step.end_ns for step in rank] for rank in ordered]).max(axis=0)
-    times: NDArray[np.float64] = np.diff(ends, prepend=min(rank[0].start_ns for rank in ordered)).astype(np.float64)
+    begin = min(rank[0].start_ns for rank in ordered) if start_ns is None else start_ns
+    times: NDArray[np.float64] = np.diff(ends, prepend=begin).astype(np.float64)
     return times
 
 
@@ -79,7 +80,7 @@ def _jct(run: Measurements, impacts: Mapping[str, timeline.Impact], level: float
     if run.twin is None:
         return None
     count = min(timeline.finished_iterations(run.series), timeline.finished_iterations(run.twin))
-    times = iteration_times(run.series, count)
+    times = iteration_times(run.series, count, timeline.job_start_ns(run))
     if count == 0 or not (times > 0).all():
         return None
     touched = disturbed(run, impacts, times)
@@ -91,7 +92,8 @@ def disturbed(
     run: Measurements, impacts: Mapping[str, timeline.Impact], times: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
     """Return which of a run's first iterations, of these times, a fault affected."""
-    begin = min((step.start_ns for rank in run.series for step in rank.iterations), default=0)
+    starts = (step.start_ns for rank in run.series for step in rank.iterations)
+    begin = timeline.job_start_ns(run) or min(starts, default=0)
     ends = begin + np.cumsum(times)
     touched = np.zeros(len(times), dtype=np.bool_)
     for first_ns, last_ns in _disturbances(run, impacts):

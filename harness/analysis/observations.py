@@ -66,6 +66,8 @@ def plain(run: Measurements) -> dict[str, Observation]:
     """Return counts that need no baseline, waits for storage, and service level metrics of an inference job."""
     iterations = timeline.finished_iterations(run.series)
     wrong = sum(step.wrong for rank in run.series for step in rank.iterations)
+    if run.resilience is not None:  # a series holds the last execution of each iteration
+        wrong = max(wrong, run.resilience.wrong_elements)
     return {
         "wrong_elements": _wrong_elements(run, wrong, iterations),
         "iterations": Observation(value=iterations, detail=f"finished by all {len(run.series)} ranks"),

@@ -76,7 +76,7 @@ def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
     early_ns = {fault_id: one.early_ns for fault_id, one in firing.items()}
     by_phase = phases(run, impacts, early_ns)
     by_routing = routing(run.changes, fired, early_ns)
-    job_time = None if run.twin is None else timeline.job_time_ratio(run.series, run.twin)
+    job_time = None if run.twin is None else timeline.job_time_ratio(run.series, run.twin, timeline.job_start_ns(run))
     training = ettr(run, base, impacts.values(), first_fault_ns=first_ns)
     metrics = {
         **observations.plain(run),

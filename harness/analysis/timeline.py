@@ -43,7 +43,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.record.measurements import Iteration, RankSeries, Sample
+from harness.record.measurements import Iteration, Measurements, RankSeries, Sample
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -63,6 +63,7 @@ __all__ = [
     "goodput",
     "impact",
     "impacts",
+    "job_start_ns",
     "job_time_ratio",
     "rolling",
     "rolling_window_ns",
@@ -460,18 +461,32 @@ def finished_iterations(ranks: Sequence[RankSeries]) -> int:
     return min((len(rank.iterations) for rank in ranks), default=0)
 
 
-def _time_of_first(ranks: Sequence[RankSeries], count: int) -> int:
+def job_start_ns(run: Measurements) -> int | None:
+    """Return when the job's time begins; None: with the first iteration of its series.
+
+    A job with restarts begins with its workload: its series hold the last execution of each iteration only, so that
+    the work before a restart from nothing is not in them.
+    """
+    return run.t0_ns if run.resilience is not None and run.resilience.restarts else None
+
+
+def _time_of_first(ranks: Sequence[RankSeries], count: int, start_ns: int | None = None) -> int:
     def ordered(rank: RankSeries) -> list[Iteration]:
         return sorted(rank.iterations, key=lambda step: step.index)
 
-    begin = min(ordered(rank)[0].start_ns for rank in ranks)
+    begin = min(ordered(rank)[0].start_ns for rank in ranks) if start_ns is None else start_ns
     return max(ordered(rank)[count - 1].end_ns for rank in ranks) - begin
 
 
-def job_time_ratio(run: Sequence[RankSeries], twin: Sequence[RankSeries]) -> JobTime | None:
-    """Return job times over the iterations that both runs finished; None if there are none."""
+def job_time_ratio(
+    run: Sequence[RankSeries], twin: Sequence[RankSeries], start_ns: int | None = None
+) -> JobTime | None:
+    """Return job times over the iterations that both runs finished; None if there are none.
+
+    `start_ns` is the start of the run's job (`job_start_ns`).
+    """
     count = min(finished_iterations(run), finished_iterations(twin))
     if count == 0:
         return None
-    run_ns, twin_ns = _time_of_first(run, count), _time_of_first(twin, count)
+    run_ns, twin_ns = _time_of_first(run, count, start_ns), _time_of_first(twin, count)
     return JobTime(iterations=count, run_ns=run_ns, twin_ns=twin_ns) if twin_ns > 0 else None

@@ -36,6 +36,8 @@ _STEP = re.compile(r"(?P<key>[A-Za-z0-9_-]+)(?:\[(?P<index>[0-9]+)\])?")
 _BARE = re.compile(r"[A-Za-z0-9_-]+")
 _FIXED = frozenset({"name", "seed"})
 """Keys that name a run: a sweep names its runs itself, and --seed chooses the seed."""
+_MAX_TEXT = 4000
+"""Characters of one `--over`."""
 _MAX_LISTED = 12
 """Paths that an error message lists."""
 _WORKLOADS = {
@@ -62,6 +64,8 @@ def parse(text: str) -> Parameter:
     path = path.strip()
     if not equals or not path or not rest.strip():
         raise UsageError(f'--over {text}: write PATH=V1,V2,..., such as "faults[0].set.share=0.001,0.01"')
+    if len(text) > _MAX_TEXT or not text.isprintable():
+        raise UsageError(f"--over {path[:40]}: a control character, or more than {_MAX_TEXT} characters; correct it")
     values = tuple(value.strip() for value in next(csv.reader([rest], skipinitialspace=True)))
     if "" in values:
         raise UsageError(f"--over {text}: a value is empty; remove the comma")
@@ -132,7 +136,7 @@ def _readings(text: str) -> list[Scalar]:
     """Return what a text may be in an experiment file: a number, true or false, or a string."""
     try:
         value = tomllib.loads(f"value = {text}")["value"]
-    except (tomllib.TOMLDecodeError, KeyError):
+    except (ValueError, KeyError):  # no TOML, or a number of thousands of digits
         return [text]
     is_scalar = isinstance(value, bool | int) or (isinstance(value, float) and math.isfinite(value))
     return [value, text] if is_scalar else [text]

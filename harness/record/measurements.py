@@ -166,6 +166,7 @@ class ResilienceRun(msgspec.Struct, frozen=True, kw_only=True):
     """Of a job that restarts after losses: its restarts, its final state, and iterations that were executed twice.
 
     `initialised_ns` is how long its first placement took to be connected, with `connections` QP pairs.
+    `wrong_elements` counts those of every execution, also of iterations that were repeated later.
     """
 
     restarts: tuple[Restart, ...]
@@ -173,6 +174,7 @@ class ResilienceRun(msgspec.Struct, frozen=True, kw_only=True):
     repeated_iterations: int
     initialised_ns: int
     connections: int
+    wrong_elements: int = 0
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):

@@ -115,6 +115,7 @@ def resilience_of(result: Result | None) -> ResilienceRun | None:
         repeated_iterations=result.repeated_iterations,
         initialised_ns=result.initialised_ns,
         connections=len(result.connections),
+        wrong_elements=result.wrong_elements,
     )
 
 

@@ -143,3 +143,9 @@ def test_emulation_limit_key_depends_on_the_rates(monkeypatch, tmp_path):
     other = tmp_path / "other.yml"
     other.write_text(ZONES.path.read_text().replace("64000", "32000"))
     assert world(40e6, replace_lab(world.lab, inventory_model=replace(ZONES, path=other))) == 90e6
+
+
+@pytest.mark.parametrize("offered", [float("nan"), -1.0, float("inf")])
+def test_load_that_is_no_number_exceeds_the_headroom(offered):
+    assert emulation_headroom.exceeds_headroom(offered, 100e6)
+    assert emulation_headroom.exceeds_headroom(1e6, float("nan"))

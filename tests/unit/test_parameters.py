@@ -126,3 +126,9 @@ def test_parameter_text_round_trips_through_toml(key, text):
 
 def test_routing_scheme_of_a_file_without_one_can_be_swept():
     assert raw_of(FLOW.format("write", "").encode(), **{"fabric.routing": "ecmp"})["fabric"] == {"routing": "ecmp"}
+
+
+@pytest.mark.parametrize("value", ["a\nb", "\udcff", "1" * 5000, "x" * 200_000, "\0"])
+def test_parse_value_that_no_shell_means_is_one_sentence(value):
+    with pytest.raises(UsageError, match=r"--over workload\.size: a control character, or more than 4000 characters"):
+        parse(f"workload.size={value}")

@@ -224,3 +224,20 @@ def test_progress_lines_name_the_loss_the_new_places_and_the_end():
         "job: restart 1: caught up, from iteration 40 on",
         "job: the spare on host4 is lost",
     ]
+
+
+def test_job_time_of_a_job_that_restarted_from_nothing_begins_with_its_workload():
+    """The series hold the last execution of each iteration: without it, the worst restart has the best job time."""
+    run = job(loss(45, restored_iterations=0))
+    twin = job().series
+    metrics = observe(msgspec.structs.replace(run, twin=twin)).metrics
+    lost_s = (run.end_ns - T0) / 1e9
+    assert metrics["jct_ratio"].value == pytest.approx(lost_s / 10, rel=0.01)
+    assert metrics["jct_ratio"].value > 2
+
+
+def test_wrong_elements_of_a_repeated_iteration_count():
+    run = job(PLAIN)
+    repeated = msgspec.structs.replace(run.resilience, wrong_elements=1024)
+    assert observe(run).metrics["wrong_elements"].value == 0
+    assert observe(msgspec.structs.replace(run, resilience=repeated)).metrics["wrong_elements"].value == 1024

@@ -15,17 +15,21 @@ from finished_run import EVIL, parsed
 from synthetic_run import synthetic_run
 
 from harness import judge
+from harness.analysis.observations import Observation
 from harness.analysis.observe import observe
 from harness.cli.main import cli
+from harness.experiment.metrics import METRICS
 from harness.experiment.parameters import parse
 from harness.record import rundir, sweep_file
 from harness.report.sweeps import sweep_text
 from harness.report.sweeps.sweep_chart import axis_values, sweep_chart
 from harness.report.sweeps.sweep_page import render_html
 from harness.run.loop import Finished
+from harness.run.repeats.pooled import Trial, why_left_out
+from harness.run.sweeps.point_values import _that_count, point_value
 from harness.run.sweeps.sweep_points import expected_s, metrics_for, points_of
 from harness.run.sweeps.sweep_runner import Sweep
-from harness.verdict import Check, Verdict, worst
+from harness.verdict import Check, Verdict, VerdictFile, worst
 from testbed.errors import ConfigError, UsageError
 from testbed.inventory import lab_inventory
 
@@ -204,6 +208,20 @@ def test_point_whose_faults_did_nothing_is_inconclusive_and_has_no_number(execut
     assert sweep_text.cell(result.points[1], "dip") == "INCONCLUSIVE"
     assert "fired." in result.points[1].why
     assert sweep_chart(result).wide.count(">?<") == 2, "one for each metric"
+
+
+@pytest.mark.parametrize("name", ["fired.loss", "routing.spray", "emulation"])
+def test_run_with_an_unmet_condition_has_no_number_though_its_verdict_is_fail(name):
+    """FAIL outranks INCONCLUSIVE, so the verdict alone hides that the run shows nothing."""
+    unmet = Check(name=name, verdict=Verdict.INCONCLUSIVE, observed=0, bound=1, unit="", rule="", detail="not seen")
+    failed = Check(name="qp_errors", verdict=Verdict.FAIL, observed=2, bound=0, unit="", rule="", detail="")
+    verdict = VerdictFile(
+        experiment="x", seed=1, lab="soft", verdict=Verdict.FAIL, checks=(unmet, failed), faults=(), lab_state="CLEAN"
+    )
+    trials = [Trial(run_dir="x", verdict=verdict, metrics={"goodput.mean": Observation(value=1.0, detail="")})]
+    assert "not seen" in why_left_out(verdict)
+    value = point_value(METRICS["goodput.mean"], _that_count(trials), Verdict.FAIL, level=0.99)
+    assert (value.value, value.detail.startswith("no run counts")) == (None, True)
 
 
 def test_error_of_one_point_stays_its_own_and_is_retried(executed):

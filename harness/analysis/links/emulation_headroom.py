@@ -17,7 +17,7 @@ CHECK_RULE = (
 
 def exceeds_headroom(offered_bps: float, capacity_bps: float) -> bool:
     """Return whether a workload may send more than `MAX_LOAD_FRACTION` of the emulation's capacity (bits/s)."""
-    return offered_bps > MAX_LOAD_FRACTION * capacity_bps
+    return not 0 <= offered_bps <= MAX_LOAD_FRACTION * capacity_bps  # NaN is beyond
 
 
 def describe_headroom(offered_bps: float, capacity_bps: float | None) -> str:

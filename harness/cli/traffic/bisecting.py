@@ -105,6 +105,8 @@ def _end(
     as_json: bool,
 ) -> int:
     verdict = worst(one.verdict for one in found)
+    if lab_state == "DIRTY":  # nothing is shown by a lab whose state is unknown
+        verdict = worst((verdict, Verdict.INCONCLUSIVE))
     if as_json:
         tiers = [one.to_dict() for one in found]
         session.json({"lab": inventory.name, "verdict": str(verdict), "lab_state": lab_state, "tiers": tiers})

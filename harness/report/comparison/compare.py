@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from harness import confidence
+from harness.analysis import timeline
 from harness.analysis.intervals import disturbed, iteration_times
 from harness.analysis.noise import NoiseFloor
 from harness.analysis.observations import Observation
@@ -83,7 +84,7 @@ def _job_time(a: Measurements, b: Measurements, seen_a: Observed, seen_b: Observ
         return Row(
             metric="job time", unit="s", a=None, b=None, ratio=None, interval=None, says="not comparable", why=why
         )
-    times_a, times_b = iteration_times(a.series, count), iteration_times(b.series, count)
+    times_a, times_b = (iteration_times(one.series, count, timeline.job_start_ns(one)) for one in (a, b))
     interval = confidence.total_ratio(
         times_b,
         times_a,

@@ -273,13 +273,23 @@ def pooled_observation(metric: Metric, observations: Sequence[Observation], *, l
     )
 
 
+_CONDITIONS = ("routing.", "emulation")
+"""Checks without which no number of a run counts, by the beginning of their names."""
+
+
 def why_left_out(verdict: VerdictFile) -> str | None:
-    """Return why a run's values do not count in a pool: an error, or a fault that is not proven; None: they do."""
+    """Return why a run's values do not count; None: they do.
+
+    They do not if the run has an error, an unproven fault or routing scheme, or more load than the emulation forwards:
+    whatever else it shows, it does not show what the experiment is about.
+    """
     for check in verdict.checks:
         if check.verdict is Verdict.ERROR:
             return f"{check.name}: {check.detail}"
         if check.name.startswith("fired.") and check.verdict is not Verdict.PASS:
             return f"{check.name.removeprefix('fired.')} is not proven: {check.detail}"
+        if check.name.startswith(_CONDITIONS) and check.verdict is not Verdict.PASS:
+            return f"{check.name} is {check.verdict}: {check.detail}"
     return None
 
 

@@ -105,8 +105,10 @@ def _unknown(metrics: Sequence[Metric], trials: Sequence[Trial], level: float) -
 
 
 def _that_count(trials: Sequence[Trial]) -> list[Mapping[str, Observation]]:
-    """Return the observations of the runs in the pool; a single run counts in any case."""
-    return [trial.metrics for trial in trials if len(trials) == 1 or why_left_out(trial.verdict) is None]
+    """Return the observations of the runs that count; one that left the lab DIRTY does not."""
+    return [
+        trial.metrics for trial in trials if why_left_out(trial.verdict) is None and trial.verdict.lab_state == "CLEAN"
+    ]
 
 
 def _value(
@@ -135,7 +137,7 @@ def point_value(
         return Observation(value=None, detail=f"the point is {verdict}")
     observations = [one.get(metric.name) or Observation(value=None, detail="not measured") for one in runs]
     if not observations:
-        return Observation(value=None, detail="no run counts")
+        return Observation(value=None, detail="no run counts: a condition of it is not met, or a fault not proven")
     found = observations[0] if len(observations) == 1 else pooled_observation(metric, observations, level=level)
     if reason := disturbed(metric.name, found):
         return Observation(value=None, detail=reason)

@@ -21,6 +21,7 @@ from collections import deque
 
 from traffic.node.flows import buffer
 from traffic.node.flows.late import LateReceives
+from traffic.node.flows.latencies import Latencies
 from traffic.node.flows.pacer import Pacer
 from traffic.node.flows.rnr import RnrCount
 from traffic.node.task import RECV_ID, Conn, Task
@@ -40,7 +41,6 @@ RECEIVED = ("send", "write-imm")
 """Verbs whose messages each consume a receive."""
 SEND_WINDOW = 2
 """Number of posted receives, as a multiple of the sender's depth."""
-MAX_LATENCIES = 200_000
 
 
 class _Lane:
@@ -161,7 +161,7 @@ class FlowSender(Task):
         self.pacer: Pacer | None = None
         if spec["rate_bps"] or spec["on_ns"]:
             self.pacer = Pacer(rate_bps=spec["rate_bps"], on_ns=spec["on_ns"], off_ns=spec["off_ns"])
-        self.latencies_ns: list[int] | None = [] if spec["latency"] else None
+        self.latencies = Latencies() if spec["latency"] else None
         self.started_ns = 0
         self.end_ns: int | None = None
         self.stopping_ns: int | None = None
@@ -281,7 +281,7 @@ class FlowSender(Task):
 
     def before_post(self, conn: Conn, index: int) -> None:
         """Prepare for posting chain `index` of a connection for the first time since it was idle."""
-        if self.latencies_ns is not None:
+        if self.latencies is not None:
             self.lanes[conn.number].posted_ns[index] = time.monotonic_ns()
 
     def extra_results(self) -> dict[str, Any]:
@@ -303,8 +303,8 @@ class FlowSender(Task):
         lane.last_ns = now_ns
         if not lane.first_ns:
             lane.first_ns = now_ns
-        if self.latencies_ns is not None and len(self.latencies_ns) < MAX_LATENCIES:
-            self.latencies_ns.append(now_ns - lane.posted_ns[wr_id])
+        if self.latencies is not None:
+            self.latencies.add(now_ns - lane.posted_ns[wr_id])
         self.series.add(now_ns, lane.batch * self.size)
         self._fill(conn, now_ns)
         if not lane.in_flight:
@@ -341,7 +341,7 @@ class FlowSender(Task):
                 start_ns=self.started_ns,
                 end_ns=max((lane.last_ns for lane in lanes), default=now_ns),
                 undrained=sum(len(lane.in_flight) * lane.batch for lane in lanes),
-                latencies_ns=self.latencies_ns,
+                latencies_ns=self.latencies.values_ns if self.latencies is not None else None,
                 rnr=self.rnr.growth() if self.rnr is not None else None,
                 last_value=int.from_bytes(self.buffer.read(8), "little") if self.verb == "atomic" else None,
                 totals=[
