@@ -6,6 +6,7 @@ dead.
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import time
 
@@ -41,19 +42,18 @@ def run(argv: list[str], *, stdin: str = "", timeout_s: float = 30.0) -> str:
     pipe = subprocess.PIPE
     with subprocess.Popen(argv, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         rest: str | None = stdin
-        while True:
-            try:
-                out, err = process.communicate(rest, timeout=_POLL_S)
-                break
-            except subprocess.TimeoutExpired:
+        try:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    out, err = process.communicate(rest, timeout=_POLL_S)
+                    break
                 rest = None  # it was sent before the timeout
                 heartbeat()
-            except BaseException:
-                process.kill()
-                raise
-            if time.monotonic() > deadline:
-                process.kill()
-                raise OSError(f"`{words}` did not end within {timeout_s:g} s")
+                if time.monotonic() > deadline:
+                    raise OSError(f"`{words}` did not end within {timeout_s:g} s")  # noqa: TRY301 (killed below)
+        except BaseException:  # also one of the heartbeat: the end of `with` would wait for the command
+            process.kill()
+            raise
     if process.returncode:
         output = " ".join((err or out).split())[:300]
         raise OSError(f"`{words}` ended with {process.returncode}: {output}")

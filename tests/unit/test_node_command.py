@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import pytest
 
-from inject.node.command import run
+from inject.node import command
+from inject.node.command import call_on_heartbeat, run
+
+
+@pytest.fixture(autouse=True)
+def callbacks(monkeypatch):
+    """The functions that a heartbeat calls, for one test."""
+    monkeypatch.setattr(command, "_callbacks", [])
 
 
 def test_node_command_reports_alive_while_it_waits():
@@ -14,16 +22,14 @@ def test_node_command_reports_alive_while_it_waits():
     dead.
     """
     messages = []
-    assert (
-        run(["sh", "-c", "read line; sleep 1.2; echo $line"], stdin="heard\n", alive=lambda: messages.append(1))
-        == "heard\n"
-    )
+    call_on_heartbeat(lambda: messages.append(1))
+    assert run(["sh", "-c", "read line; sleep 1.2; echo $line"], stdin="heard\n") == "heard\n"
     assert len(messages) >= 2
 
 
 def test_node_command_returns_quickly_with_its_whole_output():
-    messages = []
-    assert len(run([sys.executable, "-c", "print('x' * 300_000)"], alive=lambda: messages.append(1))) == 300_001
+    call_on_heartbeat(lambda: None)
+    assert len(run([sys.executable, "-c", "print('x' * 300_000)"])) == 300_001
 
 
 @pytest.mark.parametrize(
@@ -40,8 +46,14 @@ def test_node_command_failure_is_an_oserror(argv, says):
 
 
 def test_node_command_is_ended_by_an_error_of_its_caller():
-    def fail():
-        raise ValueError("no longer")
+    beats = []
 
+    def fail_at_the_second():
+        beats.append(time.monotonic())
+        if len(beats) > 1:
+            raise ValueError("no longer")
+
+    call_on_heartbeat(fail_at_the_second)
     with pytest.raises(ValueError, match="no longer"):
-        run(["sleep", "30"], alive=fail)
+        run(["sleep", "30"])
+    assert time.monotonic() - beats[-1] < 10, "it waited for the command"

@@ -251,7 +251,7 @@ def test_sonic_facts_show_a_row_left_in_the_configuration(monkeypatch, tmp_path)
 
 
 def test_gpu_facts_see_power_clocks_and_modes(monkeypatch, tmp_path):
-    monkeypatch.setattr("testbed.node.nvml._LOOK_EVERY_S", 0.0)
+    monkeypatch.setattr("testbed.node.nvml._READING_EVERY_S", 0.0)
     texts = []
     for card in (Card(), Card(limit_mw=500_000), Card(sm_mhz=1410), Card(persistence=0), Card(mode=3), Card(lost=True)):
         install(monkeypatch, tmp_path, [card])
