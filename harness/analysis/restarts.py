@@ -8,8 +8,9 @@
     catch_up    state restored             -> every iteration finished before the loss finished again
 
 A restart that another loss interrupts has no later phases. The `detect` phase of the next restart then begins when the
-interrupted restart's loss was noticed, unless a fault fired later. Without a fault, `detect` begins at the end of the
-last iteration that all ranks finished, which is at most one iteration before the loss.
+interrupted restart's loss was noticed, unless a fault fired later; the total of the next one includes the interrupted
+one. Of several faults, the first one after the last iteration that all ranks finished counts. Without a fault, `detect`
+begins at the end of that iteration, which is at most one iteration before the loss.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def phases_of_restarts(
     for restart in run.restarts:
         firings = [start for start, _ in fired.values() if before_ns < start <= restart.noticed_ns]
         boundaries = [
-            max(firings) if firings else max(before_ns, restart.progress_ns),
+            _loss_ns(restart, firings, before_ns),
             restart.noticed_ns,
             restart.diagnosed_ns,
             restart.rescheduled_ns,
@@ -63,6 +64,13 @@ def phases_of_restarts(
         restarts.append((restart, tuple(phases)))
         before_ns = restart.noticed_ns
     return tuple(restarts)
+
+
+def _loss_ns(restart: Restart, firings: Sequence[int], before_ns: int) -> int:
+    """Return when the loss began: at the first firing since the last progress, or at the last firing before it."""
+    if not firings:
+        return max(before_ns, restart.progress_ns)
+    return min((start for start in firings if start >= restart.progress_ns), default=max(firings))
 
 
 def restart_metrics(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> dict[str, Observation]:
@@ -86,12 +94,15 @@ def restart_metrics(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> 
 def _phase_times(restarts: Sequence[tuple[Restart, tuple[Phase, ...]]]) -> dict[str, Observation]:
     """Return the longest time of each phase over all restarts, in seconds, with the restart that took it."""
     durations_by_phase: dict[str, list[tuple[int, str]]] = {}
+    outage_ns: int | None = None
     for restart, phases in restarts:
         label = f"restart {restart.number} ({_cause_and_hosts(restart)})"
         for phase in phases:
             durations_by_phase.setdefault(phase.name, []).append((phase.length_ns, label))
+        outage_ns = phases[0].start_ns if outage_ns is None else outage_ns
         if restart.caught_up_ns is not None:
-            durations_by_phase.setdefault("total", []).append((restart.caught_up_ns - phases[0].start_ns, label))
+            durations_by_phase.setdefault("total", []).append((restart.caught_up_ns - outage_ns, label))
+            outage_ns = None
     missing_reason = "the job was not restarted" if not restarts else "no restart reached this phase"
     metrics = {}
     for name in (*PHASES, "total"):

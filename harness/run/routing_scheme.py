@@ -34,6 +34,7 @@ __all__ = [
     "apply_scheme",
     "decision_mismatches",
     "least_packets",
+    "missing_routes",
     "missing_rules",
     "not_removed",
 ]
@@ -110,8 +111,11 @@ class ActiveScheme:
         self.needed_packets = least_packets(len(counters), seconds)
         state_by_switch = switch_routing.read(self.lab, self.tables.switches).switches if self.tables.switches else {}
         self.doubts += missing_rules(self.tables, state_by_switch)
+        self.doubts += missing_routes(self.tables, state_by_switch)
         if self.fabric.routing in MARKING:
             self.marked = {name: sum(state["marked"] or ()) for name, state in state_by_switch.items()}
+            unmarked = [name for name, state in state_by_switch.items() if state["marked"] is None]
+            self.doubts += [f"{name}: the scheme's marks were gone at the end of the workload" for name in unmarked]
 
     def receipt(self) -> RoutingReceipt:
         """Return the evidence for the scheme and, in `unproven`, each reason why it does not prove the scheme."""
@@ -249,6 +253,33 @@ def missing_rules(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[st
                 f"{switch}: {len(absent)} of {len(expected)} rules of the scheme missing at the end of the workload"
             )
     return missing
+
+
+def missing_routes(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return one sentence for each switch whose scheme tables lack next hops that BGP has; packets then take BGP's."""
+    missing = []
+    for switch, switch_tables in tables.switches.items():
+        by_table = state_by_switch[switch]["tables"]
+        expected = [
+            (table, prefix)
+            for prefix, ports in switch_tables.hops.items()
+            for table in _tables_of(
+                tables.scheme, switch_tables, [p for p in ports if p in by_table["main"].get(prefix, ())]
+            )
+        ]
+        absent = [(table, prefix) for table, prefix in expected if prefix not in by_table.get(str(table), {})]
+        if absent:
+            missing.append(
+                f"{switch}: {len(absent)} of {len(expected)} routes of the scheme missing at the end of the workload"
+            )
+    return missing
+
+
+def _tables_of(scheme: str, switch_tables: SwitchTables, ports: Sequence[str]) -> list[int]:
+    """Return the scheme's tables that have a route to a prefix if BGP reaches it by these ports."""
+    if scheme in SHARING:
+        return [SHARED_TABLE] if ports else []
+    return [switch_tables.table_by_port[port] for port in ports]
 
 
 def _route_probes(lab: Lab, tables: SchemeTables) -> Iterator[RouteProbe]:

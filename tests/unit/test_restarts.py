@@ -13,7 +13,7 @@ from harness import judge
 from harness.analysis.ettr import ettr
 from harness.analysis.observe import observe
 from harness.analysis.prediction import predictions
-from harness.analysis.restarts import PHASES, describe, phases_of_restarts
+from harness.analysis.restarts import PHASES, describe, phases_of_restarts, restart_metrics
 from harness.experiment.experiment_file import Expectation
 from harness.experiment.metrics import METRICS
 from harness.experiment.run_plan import Plan
@@ -224,6 +224,21 @@ def test_progress_lines_name_the_loss_the_new_places_and_the_end():
         "job: restart 1: caught up, from iteration 40 on",
         "job: the spare on host4 is lost",
     ]
+
+
+def test_restart_total_of_an_outage_with_two_losses_counts_both():
+    """The first restart is cut short by the second loss: the job stood still from the first one on."""
+    first = loss(45, initialised_ns=None, restored_ns=None, caught_up_ns=None)
+    second = loss(45, number=2, noticed_ns=T0 + 20 * S, diagnosed_ns=T0 + 21 * S, rescheduled_ns=T0 + 22 * S,
+                  initialised_ns=T0 + 23 * S, restored_ns=T0 + 24 * S, caught_up_ns=T0 + 25 * S)  # fmt: skip
+    run = msgspec.structs.replace(job(PLAIN), resilience=resilience(first, second))
+    assert restart_metrics(run, {"f": (T0 + 5 * S, T0 + 6 * S)})["restart.total"].value == pytest.approx(20)
+
+
+def test_restart_is_not_charged_to_an_unrelated_fault_that_fired_later():
+    fired = {"loss": (T0 + 5 * S, 0), "flap": (T0 + 8 * S, T0 + 8 * S + MS)}
+    ((_, phases),) = phases_of_restarts(resilience(PLAIN), fired)
+    assert phases[0].start_ns == T0 + 5 * S
 
 
 def test_job_time_of_a_job_that_restarted_from_nothing_begins_with_its_workload():

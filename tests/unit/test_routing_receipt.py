@@ -63,7 +63,7 @@ class Switches:
 
     def __init__(self):
         self.topology, self.scheme, self.obeys = TOPOLOGY, None, None
-        self.refuses, self.holds, self.releases, self.marks = False, True, True, True
+        self.refuses, self.holds, self.releases, self.marks, self.empties = False, True, True, True, False
 
     def carrier(self, _name):
         return SimpleNamespace(name="fabric")
@@ -80,7 +80,7 @@ class Switches:
     def state(self, node):
         tables = self.obeys
         if tables is None:
-            return {"groups": {}, "marked": None, "rules": []}
+            return {"groups": {}, "marked": None, "rules": [], "tables": {"main": {}}}
         hops = tables.switches[node].hops.values()
         groups = {
             str(GROUP + at): {"ports": list(each), "buckets": tables.routing.buckets} for at, each in enumerate(hops)
@@ -90,7 +90,13 @@ class Switches:
             for priority, table, prefix, mark in tables.request(node, None)["rules"]
         ]
         marked = [400 if self.marks else 0] if tables.scheme in MARKING else None
-        return {"groups": groups, "marked": marked, "rules": rules}
+        switch = tables.switches[node]
+        routes = {"main": {prefix: list(ports) for prefix, ports in switch.hops.items()}}
+        for prefix, ports in () if self.empties else switch.hops.items():
+            numbers = [1000] if tables.scheme in SHARING else [switch.table_by_port[port] for port in ports]
+            for number in numbers:
+                routes.setdefault(str(number), {})[prefix] = list(ports)
+        return {"groups": groups, "marked": marked, "rules": rules, "tables": routes}
 
     def decide(self, node, flow):
         sport, mark = flow[3], flow[5] if len(flow) > 5 else 0
@@ -186,6 +192,9 @@ def test_routing_rules_left_by_another_scheme_are_not_ecmp(apply, monkeypatch):
         ("pinned", {"holds": False}, "fabric: the scheme was no longer applied at the end of the workload"),
         ("pinned", {"flushed": True}, "rtsw1: 8 of 8 rules of the scheme missing at the end of the workload"),
         ("resilient", {"flushed": True}, "rtsw1: 1 of 1 rules of the scheme missing at the end of the workload"),
+        ("pinned", {"empties": True}, "rtsw1: 16 of 16 routes of the scheme missing at the end of the workload"),
+        ("weighted", {"empties": True}, "rtsw1: 8 of 8 routes of the scheme missing at the end of the workload"),
+        ("e-ecmp", {"flushed": True}, "rtsw2: the scheme's marks were gone at the end of the workload"),
         ("pinned", {"releases": False}, "not removed: a rule is left"),
         (
             "pinned",

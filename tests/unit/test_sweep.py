@@ -28,7 +28,7 @@ from harness.run.loop import Finished
 from harness.run.repeats.pooled import Trial, why_left_out
 from harness.run.sweeps.point_values import _that_count, point_value
 from harness.run.sweeps.sweep_points import expected_s, metrics_for, points_of
-from harness.run.sweeps.sweep_runner import Sweep
+from harness.run.sweeps.sweep_runner import Sweep, find_finished_runs
 from harness.verdict import Check, Verdict, VerdictFile, worst
 from testbed.errors import ConfigError, UsageError
 from testbed.inventory import lab_inventory
@@ -45,13 +45,15 @@ def points(*overs, repeat=1, seed=None):
     return parameters, made
 
 
-def written(decided, out, *, fired=True, error=None, lab_state="CLEAN"):
+def written(decided, out, *, fired=True, error=None, lab_state="CLEAN", code=None, is_control=False):
     """A run directory of a decided run, with made-up measurements and the verdict that the judge has for them."""
     directory = rundir.create(
         out, experiment=decided.source, name="demo", seed=decided.plan.seed, lab="soft", started=datetime.now(UTC)
     )
-    run = synthetic_run(fired=fired, lab_state=lab_state)
+    run = msgspec.structs.replace(synthetic_run(fired=fired, lab_state=lab_state), is_control=is_control)
     directory.write_plan(decided.plan)
+    environment = rundir.describe_environment(qemu=None, accelerator="tcg", guest_kernel=None)
+    directory.write_environment(msgspec.structs.replace(environment, code=code or environment.code))
     directory.write_measurements(run)
     expected = decided.experiment.expectations
     output = judge.judge(plan=decided.plan, expectations=expected, run=run, observed=observe(run))
@@ -187,6 +189,16 @@ def test_sweep_ended_by_ctrl_c_is_usable_and_resumes_with_the_partial_point(exec
     assert swept(executed).return_value == 0
     assert executed.shares == [0.1, 0.2, 0.2, 0.4]
     assert sweep_file.read(executed.folder).is_complete
+
+
+@pytest.mark.parametrize("changes", [{"code": "0123456789abcdef"}, {"is_control": True}], ids=["code", "control"])
+def test_finished_run_of_other_sources_or_without_intensity_is_not_reused(tmp_path, changes):
+    _, (point,) = points("workload.size=4KiB")
+    (decided,) = point.runs
+    written(decided, tmp_path, **changes)
+    assert find_finished_runs(tmp_path, [point]) == {}
+    ours = written(decided, tmp_path)
+    assert [run.path for run in find_finished_runs(tmp_path, [point])[1]] == [ours.run_dir.path]
 
 
 def test_sweep_truncated_verdict_is_run_again(executed):

@@ -20,7 +20,7 @@ from harness.experiment import run_plan
 from harness.experiment.metrics import Metric
 from harness.experiment.parameters import Parameter
 from harness.quantities import format_duration
-from harness.record import sweep_file
+from harness.record import code, sweep_file
 from harness.record.rundir import RunDir
 from harness.record.sweep_file import SweepFile, SweptParameter
 from harness.run import loop
@@ -207,13 +207,18 @@ def find_finished_runs(runs: Path, points: Sequence[Point]) -> dict[int, list[Ru
 
 
 def _match_point(run: RunDir, by_plan: Mapping[tuple[bytes, bytes], tuple[int, int]]) -> tuple[int, int] | None:
-    """Return the point's number and the seed of a finished run; None: it is not of this sweep, or not finished."""
+    """Return the point's number and the seed of a finished run; None: it is not of this sweep, or not finished.
+
+    A run by other sources of faultbed, or with zero intensity (`--control`), is of another sweep.
+    """
     try:
         match = by_plan.get((run.read_experiment(), (run.path / "plan.json").read_bytes()))
         if match is None:
             return None
-        run.read_measurements()
+        is_comparable = run.read_environment().code == code.digest() and not run.read_measurements().is_control
         verdict = run.read_verdict()
     except (OSError, UsageError):
+        return None
+    if not is_comparable:
         return None
     return match if verdict.verdict is not Verdict.ERROR and verdict.lab_state == "CLEAN" else None
