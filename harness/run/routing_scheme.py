@@ -206,20 +206,23 @@ def _decisions(lab: Lab, tables: SchemeTables) -> RoutingDecisions:
     wrong = decision_mismatches(probes, _query_kernels(lab, probes))
     if tables.scheme == "resilient":
         wrong += _wrong_groups(tables, switch_routing.read(lab, tables.switches).switches)
+    if tables.scheme == "weighted":
+        wrong += _wrong_weights(tables, switch_routing.read(lab, tables.switches).switches)
     return RoutingDecisions(asked=len(probes), agreed=max(0, len(probes) - len(wrong)), wrong=tuple(wrong))
 
 
 def decision_mismatches(probes: Sequence[RouteProbe], answers: Sequence[Sequence[tuple[str | None, int]]]) -> list[str]:
     """Return one sentence for each probe whose kernel decisions differ from the scheme's.
 
-    Shares are compared per switch and set of ports, over all prefixes that have these ports.
+    Shares are compared per switch and set of ports, over all prefixes that have these ports. Where they are not, each
+    port must be selected at least once: a kernel with one next hop does no ECMP.
 
     Args:
         probes: what the kernels were queried about.
         answers: for each probe, the (port, table) that the kernel selected for each source port.
     """
     wrong = []
-    counts: dict[tuple[str, tuple[tuple[str, float], ...]], Counter[str | None]] = {}
+    counts: dict[tuple[str, tuple[tuple[str, float], ...], bool], Counter[str | None]] = {}
     for probe, decisions in zip(probes, answers, strict=True):
         ports = [port for port, _ in probe.ports]
         mark = f" with mark {probe.mark}" if probe.mark else ""
@@ -232,12 +235,13 @@ def decision_mismatches(probes: Sequence[RouteProbe], answers: Sequence[Sequence
                 f"{probe.switch} to {probe.prefix}{mark}: kernel uses table {table}, port {port}; "
                 f"the scheme expects table {probe.table}, port {' or '.join(ports)}"
             )
-        elif len(ports) > 1 and probe.compares_shares:
-            counts.setdefault((probe.switch, probe.ports), Counter()).update(port for port, _ in decisions)
-    for (switch, shares), count in counts.items():
+        elif len(ports) > 1:
+            key = probe.switch, probe.ports, probe.compares_shares
+            counts.setdefault(key, Counter()).update(port for port, _ in decisions)
+    for (switch, shares, compares_shares), count in counts.items():
         for port, share in shares:
             part = count[port] / count.total()
-            if abs(part - share) > _SHARE_ERROR:
+            if abs(part - share) > _SHARE_ERROR if compares_shares else not count[port]:
                 wrong.append(f"{switch}: {port} gets {part:.0%} of the sample packets; the scheme expects {share:.0%}")
     return wrong
 
@@ -369,6 +373,24 @@ def _wrong_groups(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[st
                     f"{switch} to {prefix}: its next-hop group has {group['buckets']} buckets over "
                     f"{', '.join(group['ports']) or 'no port'}; the scheme expects {tables.routing.buckets} over "
                     f"{', '.join(hops)}"
+                )
+    return wrong
+
+
+def _wrong_weights(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return one sentence for each route with other weights: shares of samples do not tell 4:3 from 1:1."""
+    wrong = []
+    for switch, switch_tables in tables.switches.items():
+        routes = state_by_switch[switch]["tables"].get(str(SHARED_TABLE), {})
+        for prefix, ports in switch_tables.hops.items():
+            expected = {port: switch_tables.weights[port] for port in ports}
+            installed = {
+                name: int(weight or 1)
+                for name, _, weight in (hop.partition(" weight ") for hop in routes.get(prefix, ()))
+            }
+            if installed != expected:
+                wrong.append(
+                    f"{switch} to {prefix}: its next hops have the weights {installed}; the scheme expects {expected}"
                 )
     return wrong
 

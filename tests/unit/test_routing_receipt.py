@@ -63,7 +63,14 @@ class Switches:
 
     def __init__(self):
         self.topology, self.scheme, self.obeys = TOPOLOGY, None, None
-        self.refuses, self.holds, self.releases, self.marks, self.empties = False, True, True, True, False
+        self.refuses, self.holds, self.releases, self.marks, self.empties, self.weighs = (
+            False,
+            True,
+            True,
+            True,
+            False,
+            True,
+        )
 
     def carrier(self, _name):
         return SimpleNamespace(name="fabric")
@@ -94,8 +101,10 @@ class Switches:
         routes = {"main": {prefix: list(ports) for prefix, ports in switch.hops.items()}}
         for prefix, ports in () if self.empties else switch.hops.items():
             numbers = [1000] if tables.scheme in SHARING else [switch.table_by_port[port] for port in ports]
+            weights = switch.weights if tables.scheme == "weighted" and self.weighs else {}
+            names = [f"{port} weight {weights[port]}" if weights else port for port in ports]
             for number in numbers:
-                routes.setdefault(str(number), {})[prefix] = list(ports)
+                routes.setdefault(str(number), {})[prefix] = names
         return {"groups": groups, "marked": marked, "rules": rules, "tables": routes}
 
     def decide(self, node, flow):
@@ -194,6 +203,7 @@ def test_routing_rules_left_by_another_scheme_are_not_ecmp(apply, monkeypatch):
         ("resilient", {"flushed": True}, "rtsw1: 1 of 1 rules of the scheme missing at the end of the workload"),
         ("pinned", {"empties": True}, "rtsw1: 16 of 16 routes of the scheme missing at the end of the workload"),
         ("weighted", {"empties": True}, "rtsw1: 8 of 8 routes of the scheme missing at the end of the workload"),
+        ("weighted", {"weighs": False}, "its next hops have the weights {'ctsw1': 1, 'ctsw2': 1}; the scheme expects"),
         ("e-ecmp", {"flushed": True}, "rtsw2: the scheme's marks were gone at the end of the workload"),
         ("pinned", {"releases": False}, "not removed: a rule is left"),
         (
@@ -218,6 +228,12 @@ def test_routing_weights_the_kernel_does_not_keep_are_reported(apply, monkeypatc
     assert any(
         "ctsw1 gets 50% of the sample packets; the scheme expects 75%" in one for one in apply("weighted").unproven
     )
+
+
+def test_kernel_with_one_next_hop_does_no_ecmp(apply, monkeypatch):
+    monkeypatch.setattr(Switches, "decide", lambda *_: ["ctsw1", 254])
+
+    assert any("ctsw2 gets 0% of the sample packets" in one for one in apply("ecmp").unproven)
 
 
 def test_routing_scheme_never_applied_is_inconclusive():
