@@ -85,7 +85,7 @@ def uninterrupted(tmp_path_factory):
     return digests(result)
 
 
-def assert_right(result, uninterrupted, restarts=1):
+def assert_right(result, uninterrupted, restarts=1, every=EVERY):
     assert result.outcome == "recovered", result.where
     assert [one.wrong for one in result.states] == [0] * len(result.ranks)
     assert digests(result) == uninterrupted
@@ -94,7 +94,7 @@ def assert_right(result, uninterrupted, restarts=1):
     for ranked in result.iterations:
         assert [one.index for one in ranked] == list(range(SPEC.iterations))
     for restart in result.restarts:
-        assert restart.lost_iterations is None or restart.lost_iterations <= EVERY
+        assert restart.lost_iterations is None or restart.lost_iterations <= every
 
 
 @pytest.mark.parametrize("how", ["kill", "freeze"])
@@ -192,12 +192,13 @@ def test_loss_of_the_storage_fails_with_the_reason(lab):
 
 
 def test_loss_before_the_first_checkpoint_restarts_from_the_beginning(lab, uninterrupted):
-    running = started(lab)
+    """The first checkpoint is due near the end: a busy machine finishes dozens of iterations before the kill."""
+    running = started(lab, replace(SPEC, storage=replace(SPEC.storage, every=250)))
     after(running, 3)
     lab.kill("host2")
     result = running.wait(PATIENCE_S)
-    assert_right(result, uninterrupted)
-    assert result.restarts[0].restored_iterations in (0, EVERY)
+    assert_right(result, uninterrupted, every=250)
+    assert result.restarts[0].restored_iterations == 0
 
 
 def test_corrupt_checkpoint_is_named_and_the_one_before_is_restored(lab, uninterrupted, tmp_path, monkeypatch):
