@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import random
+import sys
 import time
 
 import pytest
@@ -224,3 +225,25 @@ def test_numbered_sender_keeps_message_numbers_after_a_rebuild(transport, verb, 
 def test_nearest_recovers_a_number_from_its_remainder(due, away):
     number = max(0, due + away)
     assert nearest(number % (1 << 31), due, 1 << 31) == number
+
+
+def test_latencies_of_a_flow_have_the_message_that_never_came_back(monkeypatch):
+    """A stall at the end would otherwise be the one wait that no percentile sees."""
+
+    class Stuck(Fabric):
+        carried = 0
+
+        def carry(self, qp, chain):
+            self.carried += 1
+            if self.carried <= 20:
+                super().carry(qp, chain)
+
+    fabric = Stuck(random.Random(7), delay_ns=1000)
+    flow_on(monkeypatch, fabric, verb="write", latency=True, depth=1, duration_s=0.3)
+    monkeypatch.setattr(sys.modules["traffic.node.flows.flow"], "DRAIN_NS", 200 * MS)
+    fabric.tasks["rx"].begin(0)
+    fabric.run(["tx"])
+    (done,) = (fields for _, event, fields in fabric.events if event == "done")
+    assert done["undrained"] == 1
+    assert len(done["latencies_ns"]) == 21
+    assert max(done["latencies_ns"]) > 200 * MS

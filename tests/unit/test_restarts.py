@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -21,7 +22,7 @@ from harness.record.measurements import Iteration, RankSeries, ResilienceRun, de
 from harness.report import run_page
 from harness.run.restart_lines import restart_lines
 from harness.verdict import Verdict
-from traffic.workloads.elastic.elastic_results import RankState, Restart
+from traffic.workloads.elastic.elastic_results import RankState, Restart, iterations_by_rank
 
 ITERATION_NS, EVERY = 100 * MS, 10
 
@@ -256,3 +257,17 @@ def test_wrong_elements_of_a_repeated_iteration_count():
     repeated = msgspec.structs.replace(run.resilience, wrong_elements=1024)
     assert observe(run).metrics["wrong_elements"].value == 0
     assert observe(msgspec.structs.replace(run, resilience=repeated)).metrics["wrong_elements"].value == 1024
+
+
+def test_iteration_whose_record_died_with_its_engine_is_left_out_for_all_ranks():
+    """Its state was stored, so the job did not repeat it: the n-th iterations of all ranks must still be the same."""
+
+    def steps(*indices, at=0):
+        return [SimpleNamespace(index=index, at=at) for index in indices]
+
+    killed = [steps(0, 1), steps(3, 4, at=1)]  # 2 was stored, and its record lost
+    alive = [steps(0, 1, 2, 3), steps(3, 4, at=1)]
+    ranks = iterations_by_rank([killed, alive])
+    assert [[one.index for one in rank] for rank in ranks] == [[0, 1, 3, 4]] * 2
+    assert ranks[1][2].at == 1, "the last execution counts"
+    assert iterations_by_rank([[[]], [steps(0)]]) == ((), ())

@@ -8,8 +8,10 @@ import selectors
 import socket
 import subprocess
 import sys
+import threading
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from waiting import until
@@ -19,6 +21,7 @@ from inject.node.machine.burst import BurstActuator, listening
 from testbed.errors import UsageError
 from traffic.engine.flight_recorder import standing
 from traffic.engine.run_results import Checkpoint, Iteration
+from traffic.node.checkpoints import Checkpoints
 from traffic.node.ranks.feed import Feed, StorageClient
 from traffic.node.storage import blocks, checksum
 from traffic.workloads import storage_service
@@ -359,3 +362,19 @@ def test_staggered_ranks_store_the_state_after_the_same_iterations(server, loop)
         assert [(one["iteration"], one["iterations"]) for one in stored] == ([(3, 4)], [(1, 0), (5, 4)])[rank]
     assert newest_of(server)["iterations"] == 4
     assert {restored_by(server, loop, rank, 4)[:7] for rank in (0, 1)} == {b"after 4"}
+
+
+def test_checkpoints_of_servers_that_start_together_are_kept(tmp_path):
+    """Each removes what killed servers left: it must not take a folder whose lock is not held yet."""
+    start = threading.Barrier(4)
+
+    def serve(number):
+        start.wait()
+        return [Checkpoints(str(tmp_path / f"job-{number}-{turn}"), keep=2) for turn in range(30)]
+
+    with ThreadPoolExecutor(max_workers=4) as pool:
+        made = [one for some in pool.map(serve, range(4)) for one in some]
+    assert all((tmp_path / one.folder).is_dir() for one in made)
+    for one in made:
+        one.remove()
+    assert list(tmp_path.iterdir()) == []

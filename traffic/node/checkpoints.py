@@ -21,6 +21,7 @@ import os
 import re
 import shutil
 import threading
+import time
 import zlib
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
@@ -38,6 +39,7 @@ _NAME = re.compile(r"g(\d+)-rank(\d+)-after(\d+)\.checkpoint")
 _UNFINISHED = ".unfinished"
 _LOCKED = ".lock"
 _LONGEST_HEADER = 4096
+_LOCK_S = 5.0
 
 
 def name_of(generation: int, rank: int, iterations: int) -> str:
@@ -54,9 +56,8 @@ class Checkpoints:
         parent = os.path.dirname(os.path.abspath(folder))
         os.makedirs(parent, exist_ok=True)
         _remove_abandoned(parent)
+        self._held = _locked(f"{folder}{_LOCKED}")  # until `remove`, or the end of the process
         os.makedirs(folder, exist_ok=True)
-        self._held = open(f"{folder}{_LOCKED}", "w")  # noqa: SIM115  # held until `remove`, or the end of the process
-        fcntl.flock(self._held, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def store(self, header: dict[str, int], file: BufferedIOBase) -> str | None:
         """Write the next `header["bytes"]` of `file` as a checkpoint, and publish it.
@@ -201,6 +202,27 @@ class Checkpoints:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(f"{self.folder}{_LOCKED}")
         self._held.close()
+
+
+def _locked(path: str) -> Any:
+    """Return a lock file that is locked and still there: another server may remove one between its making and its lock.
+
+    Raises:
+        OSError: another server holds it.
+    """
+    deadline = time.monotonic() + _LOCK_S
+    while True:
+        file = open(path, "w")  # noqa: SIM115  # closed by `Checkpoints.remove`
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(file.fileno()).st_ino == os.stat(path).st_ino:
+                return file
+        except OSError:
+            if time.monotonic() > deadline:
+                file.close()
+                raise
+        file.close()
+        time.sleep(0.02)
 
 
 def _remove_abandoned(parent: str) -> None:

@@ -334,6 +334,10 @@ class FlowSender(Task):
         late = self.stopping_ns is not None and now_ns - self.stopping_ns > DRAIN_NS
         if over and (quiet or late):
             self.finished = True
+            if self.latencies is not None:  # what is still under way has waited at least so long
+                for lane in lanes:
+                    for wr_id in lane.in_flight:
+                        self.latencies.add(now_ns - lane.posted_ns[wr_id])
             self.sample(now_ns, last=True)
             self.emit(
                 "done",

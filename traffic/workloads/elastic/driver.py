@@ -611,9 +611,8 @@ def _finish(running: Running[ElasticResult]) -> ElasticResult:
     ranks = tuple(task.endpoint for task in running.plan.tasks)
     generations = range(state.generation + 1)
     lineages = [[task_name(state.ancestor(rank, one)) for one in generations] for rank in range(len(ranks))]
-    per_rank = tuple(
-        iterations_by_rank([iterations_of(running, lineage[one], generation=one) for one in generations])
-        for lineage in lineages
+    per_rank = iterations_by_rank(
+        [[iterations_of(running, lineage[one], generation=one) for one in generations] for lineage in lineages]
     )
     samples: list[Sample] = []
     for place, lineage in zip(ranks, lineages, strict=True):

@@ -65,9 +65,9 @@ class RankState:
 class ElasticResult(JobResult):
     """Result of a job with restarts. `ranks` and `spec` are those of the last placement.
 
-    `iterations[r]` holds the last execution of each iteration. Iterations and samples of a rank are those of the ranks
-    whose state it continued, wherever they ran. `initialised_ns` is how long it took to start the engines and to
-    connect the first placement.
+    `iterations[r]` holds the last execution of each iteration, and the same ones for every rank. Iterations and samples
+    of a rank are those of the ranks whose state it continued, wherever they ran. `initialised_ns` is how long it took
+    to start the engines and to connect the first placement.
     """
 
     restarts: tuple[Restart, ...]
@@ -76,10 +76,15 @@ class ElasticResult(JobResult):
     initialised_ns: int
 
 
-def iterations_by_rank(per_generation: Sequence[Sequence[Iteration]]) -> tuple[Iteration, ...]:
-    """Return the last execution of each iteration, in order; the generations are those of one rank, oldest first."""
-    last = {item.index: item for generation in per_generation for item in generation}
-    return tuple(last[index] for index in sorted(last))
+def iterations_by_rank(executions: Sequence[Sequence[Sequence[Iteration]]]) -> tuple[tuple[Iteration, ...], ...]:
+    """Return the last execution of each iteration by rank, in order; `executions[r][g]` are those of a generation.
+
+    An engine that is killed takes the record of its last iteration along, although the state after it may have been
+    stored. Such an iteration is left out for all ranks, so that the n-th ones of all ranks are the same.
+    """
+    last = [{item.index: item for generation in rank for item in generation} for rank in executions]
+    common = sorted(set.intersection(*(set(items) for items in last))) if last else []
+    return tuple(tuple(items[index] for index in common) for items in last)
 
 
 def samples_by_rank(messages: Sequence[Mapping[str, Any]], endpoint: str) -> list[Sample]:
