@@ -306,6 +306,14 @@ def test_older_checkpoints_are_removed_and_a_new_generation_replaces_the_old_one
     assert newest_of(server)["generation"] == 1
 
 
+def test_rank_that_is_ahead_does_not_remove_its_part_of_the_newest_complete_set(server, loop):
+    """With `async` one rank may have stored several checkpoints before another one has stored its first."""
+    for rank, iterations in ((0, (0, 1)), (1, (0, 1)), (0, (2, 3, 4, 5))):
+        for iteration in iterations:
+            stored_by(server, loop, rank, iteration, b"s")
+    assert newest_of(server)["iterations"] == 2
+
+
 def test_checkpoints_are_removed_when_the_controller_is_gone(server, loop, tmp_path):
     stored_by(server, loop, 0, 0, b"s")
     server.stdin.close()

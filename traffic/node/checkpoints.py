@@ -48,7 +48,7 @@ def name_of(generation: int, rank: int, iterations: int) -> str:
 
 
 class Checkpoints:
-    """The checkpoints of one job in `folder`. The newest `keep` of each rank are kept, older ones are removed."""
+    """The checkpoints of one job in `folder`. The newest `keep` complete sets, and what is newer, are kept."""
 
     def __init__(self, folder: str, keep: int) -> None:
         self.folder, self.keep = folder, keep
@@ -98,11 +98,21 @@ class Checkpoints:
             os.close(folder)
 
     def _remove_older(self, header: dict[str, int]) -> None:
-        generation, rank = header["generation"], header["rank"]
-        ours = sorted((key for key in self._present() if key[1:] == (generation, rank)), reverse=True)
-        doomed = ours[self.keep :]
-        if len(ours) >= self.keep:  # this generation has enough of its own
-            doomed += [key for key in self._present() if key[1] < generation]
+        """Remove checkpoints that are older than the newest `keep` complete sets.
+
+        Ranks do not store at the same time: the newest checkpoints of one may have no counterpart of another one yet.
+        """
+        generation = header["generation"]
+        present = self._present()
+        count: dict[int, int] = {}
+        for iterations, of_generation, _ in present:
+            if of_generation == generation:
+                count[iterations] = count.get(iterations, 0) + 1
+        complete = sorted((iterations for iterations, ranks in count.items() if ranks == header["ranks"]), reverse=True)
+        if len(complete) < self.keep:
+            return
+        oldest = complete[self.keep - 1]
+        doomed = [key for key in present if key[1] < generation or (key[1] == generation and key[0] < oldest)]
         for iterations, of_generation, of_rank in doomed:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(os.path.join(self.folder, name_of(of_generation, of_rank, iterations)))
