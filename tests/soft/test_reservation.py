@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from testbed.tenancy.reservation import Entry, Reserved, release
+from testbed.tenancy.reservation import Entry, Reserved, release, reserve
 from testbed.tenancy.reservation_store import FOLDER, node_store
 
 pytestmark = pytest.mark.soft
@@ -26,7 +26,7 @@ def test_reservation_one_of_several_users_gets_the_lab_and_others_learn_who(lab)
     node = lab.node("host1")
     store = node_store(node, lab="test-of-reservations")
 
-    def reserve(user):
+    def refusal_of(user):
         try:
             store.change(lambda now: reserve(now.book, entry(user, now.now_s), now_s=now.now_s))
         except Reserved as refused:
@@ -35,12 +35,12 @@ def test_reservation_one_of_several_users_gets_the_lab_and_others_learn_who(lab)
 
     try:
         with ThreadPoolExecutor(max_workers=USERS) as pool:
-            output = list(pool.map(reserve, [f"user{number}" for number in range(USERS)]))
+            output = list(pool.map(refusal_of, [f"user{number}" for number in range(USERS)]))
         (holder,) = store.read().book
         assert output.count(None) == 1
         assert all(holder.who in refusal for refusal in output if refusal is not None)
         store.change(lambda now: release(now.book, holder.token))
         assert store.read().book == ()
-        assert reserve("latecomer") is None
+        assert refusal_of("latecomer") is None
     finally:
         node.run(["rm", "-rf", FOLDER])
