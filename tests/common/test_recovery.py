@@ -63,8 +63,8 @@ def wait_for_iterations(job, count):
 
 @pytest.mark.needs("rdma", "gpu", "hosts >= 4")
 def test_throttled_gpu_slows_the_job_and_is_the_straggler(lab, traffic, inject):
-    """A GPU at half speed lengthens every rank's iterations, and its rank is the straggler."""
-    fault = inject("gpu.throttle", "host[1]:gpu[0]", percent=50)
+    """A GPU at a quarter of its speed lengthens every rank's iterations, and its rank is the straggler."""
+    fault = inject("gpu.throttle", "host[1]:gpu[0]", percent=75)
     job = traffic.collective(ranks=RANKS, size_bytes=1 << 16, duration_s=300.0, compute_units=24, qp=PATIENT)
     wait_for_iterations(job, 4)
     armed = fault.arm()
