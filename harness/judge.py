@@ -54,6 +54,7 @@ from harness.verdict import (
 from inject.evidence import firing_times
 from traffic.engine.flight_recorder import Flight
 from traffic.probes.rtt import Trip
+from traffic.workloads.elastic.elastic_results import Restart
 
 __all__ = ["NO_INTERVAL", "bounds_of", "check_expectation", "is_noisy", "judge", "noisy_checks", "risk"]
 
@@ -336,20 +337,27 @@ def _emulation_checks(run: Measurements) -> tuple[Check, ...]:
 
 
 def _restart_checks(observed: Observed, *, failed: bool) -> list[Check]:
-    """One check for each restart of a job: it came to its end, or a further loss cut it short and the next one did."""
-    last = len(observed.restarts)
+    """Return one check for each restart of a job. A restart that the job's end cut short proves nothing."""
     return [
         Check(
             name=f"restart.{restart.number}",
-            verdict=Verdict.FAIL if failed and restart.number == last else Verdict.PASS,
+            verdict=_restart_verdict(restart, is_last=restart.number == len(observed.restarts), failed=failed),
             observed=None if restart.caught_up_ns is None else (restart.caught_up_ns - phases[0].start_ns) / 1e9,
             bound=None,
             unit="s",
-            rule="The job was restarted",
+            rule="The job caught up after this restart, or another loss interrupted it",
             detail=describe(restart, phases),
         )
         for restart, phases in observed.restarts
     ]
+
+
+def _restart_verdict(restart: Restart, *, is_last: bool, failed: bool) -> Verdict:
+    if not is_last:
+        return Verdict.PASS
+    if failed:
+        return Verdict.FAIL
+    return Verdict.INCONCLUSIVE if restart.caught_up_ns is None else Verdict.PASS
 
 
 def _state_checks(run: Measurements) -> list[Check]:

@@ -190,6 +190,19 @@ def test_judge_unfinished_restart_fails():
     assert (by_name["restart.1"], by_name["state_errors"]) == (Verdict.FAIL, Verdict.INCONCLUSIVE)
 
 
+def test_judge_restart_that_the_end_of_the_job_cut_short_is_inconclusive():
+    """A stop condition ends the job before it has caught up: nothing failed, and nothing was shown."""
+    check = next(one for one in verdict_of(job(replace(PLAIN, caught_up_ns=None))).checks if one.name == "restart.1")
+    assert (check.verdict, check.observed) == (Verdict.INCONCLUSIVE, None)
+    assert check.rule == "The job caught up after this restart, or another loss interrupted it"
+
+
+def test_judge_restart_that_another_loss_interrupted_passes():
+    first = replace(PLAIN, initialised_ns=None, restored_ns=None, caught_up_ns=None, restored_iterations=None)
+    checks = {one.name: one.verdict for one in verdict_of(job(first, loss(45, number=2))).checks}
+    assert (checks["restart.1"], checks["restart.2"]) == (Verdict.PASS, Verdict.PASS)
+
+
 def test_judge_names_rejected_checkpoints():
     one = replace(PLAIN, rejected=(("g0-rank1-after00000050.checkpoint", "corrupt: checksum mismatch"),))
     assert "checkpoint g0-rank1-after00000050.checkpoint rejected: corrupt: checksum mismatch" in describe(one, ())
