@@ -8,8 +8,8 @@ The rules, in the order in which they are applied:
    above 0, at least one `must_move` counter moved, no `must_not_move` counter moved, cleared by readback, first fired
    while the workload ran, and on for as long as planned (`harness.proof`). Everything else, including no receipt at
    all, is INCONCLUSIVE: the question was never put.
-   A routing scheme that the experiment chose is such a check, too (`harness.run.routing_scheme`): without proof that it
-   routed the workload the run is INCONCLUSIVE.
+   A routing scheme that the experiment chose is such a check, too (`harness.run.routing.routing_scheme`): without proof
+   that it routed the workload the run is INCONCLUSIVE.
 4. Every expectation is a check. No value: INCONCLUSIVE. A performance is decided by its interval (`statistics`), and
    INCONCLUSIVE without one; several noisy checks share a risk of 1 % of a wrong FAIL (Bonferroni). A count or a name,
    and a share of which all is asked: PASS inside the bound, FAIL outside. A censored value (the truth is at least it)

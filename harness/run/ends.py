@@ -34,15 +34,17 @@ def finish(
     return dirty.end(lab, work, not_cleared=tuple(reasons))
 
 
-def reraise(error: BaseException, lab: Lab, work: Work, injector: Injector | None) -> NoReturn:
-    """End a command that an exception has ended, and raise it again with what was seen.
+def reraise(
+    error: BaseException, lab: Lab, work: Work, injector: Injector | None, left: Iterable[str] = ()
+) -> NoReturn:
+    """End a command that an exception has ended, and raise it again with what was seen; `left` as in `finish`.
 
     Raises:
         Interrupted: it was Ctrl-C or SIGTERM.
         DirtyLab: it was an error, and the lab is not as it was.
     """
     try:
-        outcome = finish(lab, work, injector)
+        outcome = finish(lab, work, injector, left=left)
         said, is_dirty = outcome.said, outcome.state == "DIRTY"
     except KeyboardInterrupt as second:
         error, said, is_dirty = second, _NOT_COMPARED, True

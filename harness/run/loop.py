@@ -33,7 +33,7 @@ from harness.record import code, rundir
 from harness.record.measurements import RankSeries
 from harness.record.rundir import RunDir
 from harness.record.workload_series import series_of
-from harness.run import background_probes, emulation_limit, ends, flight_dump, routing_scheme, workload
+from harness.run import background_probes, emulation_limit, ends, flight_dump, workload
 from harness.run.collect_measurements import Found, measurements_of, windows
 from harness.run.control import as_control
 from harness.run.live_guard import Live, Watching
@@ -41,6 +41,7 @@ from harness.run.online import Online
 from harness.run.prepare.bind_to_lab import needs_baseline
 from harness.run.prepare.resolve import Decided, decide, refusal, touched
 from harness.run.restart_lines import restart_lines
+from harness.run.routing import routing_scheme
 from harness.verdict import Check, Verdict, VerdictFile
 from inject import fault_plan
 from inject.evidence.receipt import Receipt as FaultReceipt
@@ -197,9 +198,9 @@ def _guarded(
         found.lab_state, found.lab_diff = "DIRTY", ("not compared: the lab could not be looked at before the run",)
     else:
         progress("comparing the lab with what it was before")
-        if interrupt is not None:
-            ends.reraise(interrupt, lab, work, found.injector)
         left = routing_scheme.not_removed(found.routing)
+        if interrupt is not None:
+            ends.reraise(interrupt, lab, work, found.injector, left)
         outcome = ends.finish(lab, work, found.injector, tuple(found.receipts.values()), left)
         found.lab_state, found.lab_diff = outcome.state, outcome.reasons
         if outcome.state == "DIRTY":
@@ -211,22 +212,22 @@ def _guarded(
 def _routed(
     decided: Decided, lab: Lab, journal: Journal, found: Found, progress: Progress, *, is_twin: bool = False
 ) -> Iterator[None]:
-    """Run the block under the experiment's routing scheme, and keep its receipt: that of the last block."""
-    fabric = decided.experiment.fabric
-    if fabric is not None:
-        progress(f"applying the routing scheme {fabric.routing}")
-    scheme = None
+    """Run the block under the experiment's routing scheme, and keep its receipt, also when it cannot be applied."""
+    fabric, found.routing = decided.experiment.fabric, None
+    if fabric is None:
+        yield
+        return
+    progress(f"applying the routing scheme {fabric.routing}")
+    scheme = routing_scheme.scheme_of(lab, fabric, journal, mutate=found.mutate_routing)
     try:
-        with routing_scheme.apply_scheme(lab, fabric, journal, mutate=found.mutate_routing) as scheme:
-            if scheme is not None:
-                asked = scheme.decisions
-                progress(f"{scheme.tables.scheme}: the kernels agree in {asked.agreed} of {asked.asked} decisions")
+        with scheme.applied(journal):
+            asked = scheme.decisions
+            progress(f"{fabric.routing}: the kernels agree in {asked.agreed} of {asked.asked} decisions")
             yield
-            if scheme is not None and not is_twin:
+            if not is_twin:
                 scheme.check_end(found.before, found.after, seconds=found.counted_s)
     finally:
-        if scheme is not None:
-            found.routing = scheme.receipt()
+        found.routing = scheme.receipt()
 
 
 def _compare_with_emulation(decided: Decided, lab: Lab, journal: Journal, found: Found, progress: Progress) -> None:

@@ -15,7 +15,9 @@ from harness.experiment import run_plan
 from harness.experiment.fabric_file import Fabric
 from harness.judge import judge
 from harness.report import run_page as report
-from harness.run import routing_scheme
+from harness.run import loop
+from harness.run.collect_measurements import Found
+from harness.run.routing import routing_scheme
 from harness.verdict import RoutingReceipt, Verdict, decode, encode
 from inject.journal import Journal
 from inject.leases.lease import Lease
@@ -252,6 +254,54 @@ def test_routing_scheme_possibly_left_behind_makes_the_lab_dirty(apply):
     assert routing_scheme.not_removed(apply("pinned")) == ()
     assert "routing scheme pinned not removed: a rule is left; run `faultbed heal`" in routing_scheme.not_removed(
         apply("pinned", releases=False)
+    )
+
+
+@pytest.mark.parametrize("releases", [True, False])
+def test_routing_scheme_that_cannot_be_applied_leaves_its_own_receipt(monkeypatch, tmp_path, releases):
+    """Neither none, nor that of the fault-free twin before: what a failed application left makes the lab DIRTY."""
+    monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
+    lab, found = Switches(), Found()
+    decided = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")))
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        with loop._routed(decided, lab, journal, found, lambda _: None, is_twin=True):
+            pass
+        assert found.routing.cleared["ok"] is True
+        lab.refuses, lab.releases = True, releases
+        with (
+            pytest.raises(FaultError, match="rule of priority 1000"),
+            loop._routed(decided, lab, journal, found, lambda _: None),
+        ):
+            pytest.fail("no workload runs without its scheme")
+
+    assert found.routing.unproven[0].startswith("not applied: rtsw1: a rule of priority 1000")
+    assert (routing_scheme.not_removed(found.routing) == ()) is releases
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_routing_scheme_is_removed_from_every_machine_when_one_removal_is_interrupted(monkeypatch, tmp_path, error):
+    released = []
+
+    class Interrupted(FakeSchemeLease):
+        def release(self):
+            machine = self.planned.place.node
+            released.append(machine)
+            if machine == "vm-rtsw2":
+                raise error
+            return super().release()
+
+    monkeypatch.setattr(routing_scheme, "SchemeLease", Interrupted)
+    monkeypatch.setattr(Switches, "carrier", lambda _, name: SimpleNamespace(name=f"vm-{name}"))
+    with (
+        Journal(tmp_path / "journal.jsonl") as journal,
+        pytest.raises(type(error)),
+        routing_scheme.apply_scheme(Switches(), fabric_of("pinned"), journal) as scheme,
+    ):
+        pass
+
+    assert set(released) == {"vm-rtsw1", "vm-rtsw2", "vm-rtsw3"}
+    assert routing_scheme.not_removed(scheme.receipt()) == (
+        "routing scheme pinned not removed: vm-rtsw2: the removal was interrupted; run `faultbed heal`",
     )
 
 

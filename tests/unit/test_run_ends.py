@@ -12,6 +12,7 @@ from shared_lab import change, lab_at
 
 from harness.run import loop
 from harness.run.collect_measurements import Found
+from harness.verdict import RoutingDecisions, RoutingReceipt
 from inject.fault_plan import FaultSpec, plan
 from inject.injector import Injector
 from inject.journal import Journal, read
@@ -88,6 +89,22 @@ def test_run_ended_by_ctrl_c_compares_the_lab_and_reports_the_result(lab, tmp_pa
     )
     assert str(caught.value) == output
     assert dirty.is_marked(tmp_path) == (state == "DOWN")
+
+
+def test_run_ended_by_ctrl_c_with_a_routing_scheme_left_is_dirty(lab, tmp_path, monkeypatch):
+    """The lab looks as before, as a scheme may be seen by no fingerprint: its receipt says that it was not removed."""
+
+    def with_faults(_decided, _lab, _journal, found, *_):
+        asked = RoutingDecisions(asked=1, agreed=1)
+        found.routing = RoutingReceipt(
+            scheme="pinned", fidelity="exact", parameters={}, armed={"ok": True}, decisions=asked, cleared={"ok": False}
+        )
+        raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match="routing scheme pinned not removed") as caught:
+        run(lab, tmp_path, monkeypatch, with_faults)
+    assert caught.value.exit_code == 5
+    assert dirty.reasons(tmp_path)[0].startswith("routing scheme pinned not removed: its removal was not read back")
 
 
 def test_run_with_a_second_ctrl_c_during_the_comparison_says_that_it_was_not_made(lab, tmp_path, monkeypatch):

@@ -1,59 +1,30 @@
-"""Apply a run's routing scheme, verify it and remove it.
+"""Ask the switches' kernels which port and table they select, and compare the answers with a routing scheme.
 
-The scheme is applied after the initial fingerprint of the lab and removed before the final one: what remains of it
-makes the lab DIRTY. Before the workload, a separate process asks each switch's kernel (`ip route get`) which port and
-table it selects for sample packets: the process that applied the scheme does not check itself.
+A separate process on the switches' machine asks each kernel (`ip route get`) about sample packets: the process that
+applied the scheme does not check itself. Rules, routes, groups and weights are compared as the kernels show them.
 """
 
 from __future__ import annotations
 
-import contextlib
 import ipaddress
-import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from harness.experiment.fabric_file import Fabric
-from harness.verdict import RoutingDecisions, RoutingReceipt
-from inject.injector import Mutation
-from inject.journal import Journal
-from inject.routing.scheme_lease import LEASE_TTL_S, REMOVAL_TIMEOUT_S, SchemeLease
+from harness.verdict import RoutingDecisions
 from testbed.lab import Lab
 from testbed.node.routing.owned_numbers import GROUP, SHARED_TABLE
 from testbed.observe import switch_routing
-from testbed.observe.counters import Snapshot, flat_deltas
 from testbed.packets.bth import ROCE_PORT
-from testbed.routing.switch_tables import MARKING, SHARING, SchemeTables, SwitchTables, fidelity_of, scheme_tables
+from testbed.routing.switch_tables import MARKING, SHARING, SchemeTables, SwitchTables, scheme_tables
 
-__all__ = [
-    "MAX_SCHEME_LIFETIME_S",
-    "ActiveScheme",
-    "RouteProbe",
-    "apply_scheme",
-    "decision_mismatches",
-    "least_packets",
-    "missing_routes",
-    "missing_rules",
-    "not_removed",
-]
+__all__ = ["RouteProbe", "decision_mismatches", "missing_routes", "missing_rules", "query_decisions"]
 
-MAX_SCHEME_LIFETIME_S = LEASE_TTL_S + REMOVAL_TIMEOUT_S
-"""Longest time that a scheme may stay on the switches after the controller has died."""
 _MAIN = 254
 _SPORTS = range(0xC000, 0xC000 + 128)
 _SHARE_ERROR = 0.1
 """Tolerance of a port's share of the decisions: more than four standard deviations of 512 draws with even odds."""
-_LEAST_PACKETS = 100
-"""Packets beyond the control traffic that show that the workload crossed the fabric."""
-_CONTROL_PACKETS_PER_S = 3.0
-"""Upper bound of the control packets that one port sends per second.
-
-`timers bgp 1 3` sends one keepalive per second; the ACK of the neighbour's keepalive is at most another packet. The
-third one covers router advertisements, neighbour discovery and ARP, which are rarer. An uplink without workload sent
-60, 63 and 67 packets in three runs of 30 to 32 s on soft-mini (2.0 to 2.1 per second).
-"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,135 +43,7 @@ class RouteProbe:
     compares_shares: bool = False
 
 
-@dataclass(kw_only=True)
-class ActiveScheme:
-    """Routing scheme of a run, from its application on. `receipt` is complete after the `apply_scheme` block ends."""
-
-    fabric: Fabric
-    tables: SchemeTables
-    lab: Lab
-    leases: list[SchemeLease] = field(default_factory=list)
-    armed: dict[str, Any] = field(default_factory=lambda: {"ok": False})
-    decisions: RoutingDecisions = field(default_factory=lambda: RoutingDecisions(asked=0, agreed=0))
-    marked: dict[str, int] | None = None
-    carried_packets: int | None = None
-    needed_packets: int = _LEAST_PACKETS
-    doubts: list[str] = field(default_factory=list)
-    cleared: dict[str, Any] = field(default_factory=lambda: {"ok": False})
-
-    def check_end(self, before: Snapshot, after: Snapshot, *, seconds: float) -> None:
-        """Check at the end of the workload that the scheme is still applied, and read the marked and carried packets.
-
-        The rules are read from the kernels as well: another program on the switch may have removed them although the
-        holder is alive.
-
-        Args:
-            before: counters before the workload.
-            after: counters after it.
-            seconds: time between the two readings.
-
-        Raises:
-            LabError: a machine could not answer.
-        """
-        for lease in self.leases:
-            if not lease.is_applied():
-                node = lease.planned.place.node
-                self.doubts.append(f"{node}: the scheme was no longer applied at the end of the workload")
-        counters = _counters_of_choice(self.lab, self.tables)
-        self.carried_packets = _carried(counters, before, after)
-        self.needed_packets = least_packets(len(counters), seconds)
-        state_by_switch = switch_routing.read(self.lab, self.tables.switches).switches if self.tables.switches else {}
-        self.doubts += missing_rules(self.tables, state_by_switch)
-        self.doubts += missing_routes(self.tables, state_by_switch)
-        if self.fabric.routing in MARKING:
-            self.marked = {name: sum(state["marked"] or ()) for name, state in state_by_switch.items()}
-            unmarked = [name for name, state in state_by_switch.items() if state["marked"] is None]
-            self.doubts += [f"{name}: the scheme's marks were gone at the end of the workload" for name in unmarked]
-
-    def receipt(self) -> RoutingReceipt:
-        """Return the evidence for the scheme and, in `unproven`, each reason why it does not prove the scheme."""
-        return RoutingReceipt(
-            scheme=self.fabric.routing,
-            fidelity=fidelity_of(self.fabric.routing),
-            parameters=self.fabric.parameters,
-            armed=self.armed,
-            decisions=self.decisions,
-            marked=self.marked,
-            carried_packets=self.carried_packets,
-            cleared=self.cleared,
-            unproven=tuple(self._unproven()),
-        )
-
-    def _unproven(self) -> Iterator[str]:
-        if self.armed.get("ok") is not True:
-            yield f"not applied: {self.armed.get('error') or 'the readback does not show it'}"
-        yield from self.decisions.wrong[:3]
-        if not self.decisions.asked:
-            yield "no decision of a switch was queried"
-        yield from self.doubts
-        if self.fabric.routing in MARKING and not sum((self.marked or {}).values()):
-            yield "no switch marked a packet"
-        if self.carried_packets is None or self.carried_packets < self.needed_packets:
-            yield (
-                f"only {self.carried_packets or 0} packets left by the ports the scheme chooses among "
-                f"(at least {self.needed_packets} needed)"
-            )
-        if self.cleared.get("ok") is not True:
-            yield f"not removed: {self.cleared.get('error') or 'the readback still shows part of the scheme'}"
-
-
-@contextlib.contextmanager
-def apply_scheme(
-    lab: Lab, fabric: Fabric | None, journal: Journal, *, mutate: Mutation | None = None
-) -> Iterator[ActiveScheme | None]:
-    """Apply the scheme of `fabric`, yield it, and remove it at the end of the block, also after an error.
-
-    Without `fabric` yield None.
-
-    Raises:
-        FaultError: a switch refuses the scheme; the message says why.
-        LabError: the switches' machine does not answer, or another command has ended what is held on the lab.
-    """
-    if fabric is None:
-        yield None
-        return
-    scheme = ActiveScheme(fabric=fabric, tables=scheme_tables(lab.topology, fabric.routing, fabric.as_routing), lab=lab)
-    machines = dict.fromkeys(lab.carrier(name).name for name in scheme.tables.switches)
-    scheme.leases = [SchemeLease(lab, scheme.tables, machine, journal, mutate=mutate) for machine in machines]
-    try:
-        for lease in scheme.leases:
-            lease.apply()
-        scheme.armed = _armed(scheme.leases)
-        lab.scheme = scheme.tables
-        with journal.doing("routing.decisions", scheme=fabric.routing) as outcome:
-            scheme.decisions = _decisions(lab, scheme.tables)
-            outcome |= {"asked": scheme.decisions.asked, "wrong": list(scheme.decisions.wrong)}
-        yield scheme
-    finally:
-        lab.scheme = None
-        released = [lease.release() for lease in scheme.leases]
-        errors = [release.detail for release in released if not release.ok]
-        scheme.cleared = {
-            "ok": not errors,
-            "by": "lease" if any(release.by == "lease" for release in released) else "holder",
-            "at_ns": max((release.at_ns for release in released), default=None),
-            "copied": sum(release.readback.get("copied", 0) for release in released),
-            **({"error": "; ".join(errors)} if errors else {}),
-        }
-        if any(release.by == "lease" for release in released):
-            scheme.doubts.append("the holder process ended before the run removed the scheme")
-
-
-def _armed(leases: Sequence[SchemeLease]) -> dict[str, Any]:
-    """Return the readback over all machines. For ecmp there is no machine and nothing to apply: `ok` is True."""
-    return {
-        "ok": all(lease.readback.get("whole") is True and lease.readback.get("applied") is True for lease in leases),
-        "at_ns": max((lease.applied_ns or 0 for lease in leases), default=None),
-        **{name: sum(lease.readback.get(name, 0) for lease in leases) for name in ("switches", "rules", "routes")},
-    }
-
-
-def _decisions(lab: Lab, tables: SchemeTables) -> RoutingDecisions:
+def query_decisions(lab: Lab, tables: SchemeTables) -> RoutingDecisions:
     """Query every switch's kernel about sample packets of each prefix, and compare its decisions with the scheme's."""
     probes = list(_route_probes(lab, tables))
     wrong = decision_mismatches(probes, _query_kernels(lab, probes))
@@ -393,37 +236,3 @@ def _wrong_weights(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[s
                     f"{switch} to {prefix}: its next hops have the weights {installed}; the scheme expects {expected}"
                 )
     return wrong
-
-
-def least_packets(ports: int, seconds: float) -> int:
-    """Return how many packets must leave by `ports` ports within `seconds` to show that the workload crossed them.
-
-    BGP alone sends a few packets per second and port, so that the minimum grows with the time between the readings.
-    """
-    return _LEAST_PACKETS + math.ceil(_CONTROL_PACKETS_PER_S * ports * seconds)
-
-
-def _counters_of_choice(lab: Lab, tables: SchemeTables) -> set[str]:
-    """Return the names (`node/name`) of the packet counters of all ports among which a switch chooses."""
-    switches = tables.switches or scheme_tables(lab.topology, "static-parity", tables.routing).switches
-    return {
-        f"{name}/{port}.tx_packets"
-        for name, switch_tables in switches.items()
-        for hops in switch_tables.hops.values()
-        for port in hops
-    }
-
-
-def _carried(counters: Collection[str], before: Snapshot, after: Snapshot) -> int | None:
-    """Return the sum of the increments of `counters`; None: the second reading has none of them."""
-    deltas = flat_deltas(before, after)
-    sent = [deltas[name] for name in counters if name in deltas]
-    return sum(sent) if sent else None
-
-
-def not_removed(receipt: RoutingReceipt | None) -> tuple[str, ...]:
-    """Return one sentence if the scheme may still be on the switches, which makes the lab DIRTY; otherwise nothing."""
-    if receipt is None or receipt.cleared.get("ok") is True:
-        return ()
-    reason = receipt.cleared.get("error") or "its removal was not read back"
-    return (f"routing scheme {receipt.scheme} not removed: {reason}; run `faultbed heal`",)

@@ -1,0 +1,1 @@
+"""Routing schemes of a run: applied, compared with what the kernels decide, and removed."""

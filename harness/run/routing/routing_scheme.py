@@ -1,0 +1,240 @@
+"""Apply a run's routing scheme, verify it and remove it.
+
+The scheme is applied after the initial fingerprint of the lab and removed before the final one: what remains of it
+makes the lab DIRTY. `harness.run.routing.routing_probes` compares it with what the switches' kernels decide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.experiment.fabric_file import Fabric
+from harness.run.routing.routing_probes import missing_routes, missing_rules, query_decisions
+from harness.verdict import RoutingDecisions, RoutingReceipt
+from inject.injector import Mutation
+from inject.journal import Journal
+from inject.routing.scheme_lease import LEASE_TTL_S, REMOVAL_TIMEOUT_S, SchemeLease, SchemeRelease
+from testbed.errors import FaultbedError
+from testbed.lab import Lab
+from testbed.observe import switch_routing
+from testbed.observe.counters import Snapshot, flat_deltas
+from testbed.routing.switch_tables import MARKING, SchemeTables, fidelity_of, scheme_tables
+
+__all__ = [
+    "MAX_SCHEME_LIFETIME_S",
+    "ActiveScheme",
+    "apply_scheme",
+    "least_packets",
+    "not_removed",
+    "scheme_of",
+]
+
+MAX_SCHEME_LIFETIME_S = LEASE_TTL_S + REMOVAL_TIMEOUT_S
+"""Longest time that a scheme may stay on the switches after the controller has died."""
+_LEAST_PACKETS = 100
+"""Packets beyond the control traffic that show that the workload crossed the fabric."""
+_CONTROL_PACKETS_PER_S = 3.0
+"""Upper bound of the control packets that one port sends per second.
+
+`timers bgp 1 3` sends one keepalive per second; the ACK of the neighbour's keepalive is at most another packet. The
+third one covers router advertisements, neighbour discovery and ARP, which are rarer. An uplink without workload sent
+60, 63 and 67 packets in three runs of 30 to 32 s on soft-mini (2.0 to 2.1 per second).
+"""
+
+
+@dataclass(kw_only=True)
+class ActiveScheme:
+    """Routing scheme of a run, from before its application on. `receipt` is complete after the `applied` block ends."""
+
+    fabric: Fabric
+    tables: SchemeTables
+    lab: Lab
+    leases: list[SchemeLease] = field(default_factory=list)
+    armed: dict[str, Any] = field(default_factory=lambda: {"ok": False})
+    decisions: RoutingDecisions = field(default_factory=lambda: RoutingDecisions(asked=0, agreed=0))
+    marked: dict[str, int] | None = None
+    carried_packets: int | None = None
+    needed_packets: int = _LEAST_PACKETS
+    doubts: list[str] = field(default_factory=list)
+    cleared: dict[str, Any] = field(default_factory=lambda: {"ok": False})
+
+    @contextlib.contextmanager
+    def applied(self, journal: Journal) -> Iterator[None]:
+        """Apply the scheme for the block, and remove it from every machine at the end, also after an error.
+
+        Raises:
+            FaultError: a switch refuses the scheme; the message says why.
+            LabError: the switches' machine does not answer, or another command has ended what is held on the lab.
+        """
+        released: dict[str, SchemeRelease] = {}
+
+        def release(lease: SchemeLease) -> None:
+            released[lease.planned.place.node] = lease.release()
+
+        try:
+            with contextlib.ExitStack() as releases:
+                for lease in self.leases:
+                    releases.callback(release, lease)
+                self._apply(journal)
+                yield
+        finally:
+            self.lab.scheme = None
+            machines = [lease.planned.place.node for lease in self.leases]
+            self.cleared = _cleared(machines, released)
+            if self.cleared["by"] == "lease":
+                self.doubts.append("the holder process ended before the run removed the scheme")
+
+    def _apply(self, journal: Journal) -> None:
+        try:
+            for lease in self.leases:
+                lease.apply()
+        except FaultbedError as error:
+            self.armed = {"ok": False, "error": str(error)}
+            raise
+        self.armed = _armed(self.leases)
+        self.lab.scheme = self.tables
+        with journal.doing("routing.decisions", scheme=self.fabric.routing) as outcome:
+            self.decisions = query_decisions(self.lab, self.tables)
+            outcome |= {"asked": self.decisions.asked, "wrong": list(self.decisions.wrong)}
+
+    def check_end(self, before: Snapshot, after: Snapshot, *, seconds: float) -> None:
+        """Check at the end of the workload that the scheme is still applied, and read the marked and carried packets.
+
+        The rules are read from the kernels as well: another program on the switch may have removed them although the
+        holder is alive.
+
+        Args:
+            before: counters before the workload.
+            after: counters after it.
+            seconds: time between the two readings.
+
+        Raises:
+            LabError: a machine could not answer.
+        """
+        for lease in self.leases:
+            if not lease.is_applied():
+                node = lease.planned.place.node
+                self.doubts.append(f"{node}: the scheme was no longer applied at the end of the workload")
+        counters = _counters_of_choice(self.lab, self.tables)
+        self.carried_packets = _carried(counters, before, after)
+        self.needed_packets = least_packets(len(counters), seconds)
+        state_by_switch = switch_routing.read(self.lab, self.tables.switches).switches if self.tables.switches else {}
+        self.doubts += missing_rules(self.tables, state_by_switch)
+        self.doubts += missing_routes(self.tables, state_by_switch)
+        if self.fabric.routing in MARKING:
+            self.marked = {name: sum(state["marked"] or ()) for name, state in state_by_switch.items()}
+            unmarked = [name for name, state in state_by_switch.items() if state["marked"] is None]
+            self.doubts += [f"{name}: the scheme's marks were gone at the end of the workload" for name in unmarked]
+
+    def receipt(self) -> RoutingReceipt:
+        """Return the evidence for the scheme and, in `unproven`, each reason why it does not prove the scheme."""
+        return RoutingReceipt(
+            scheme=self.fabric.routing,
+            fidelity=fidelity_of(self.fabric.routing),
+            parameters=self.fabric.parameters,
+            armed=self.armed,
+            decisions=self.decisions,
+            marked=self.marked,
+            carried_packets=self.carried_packets,
+            cleared=self.cleared,
+            unproven=tuple(self._unproven()),
+        )
+
+    def _unproven(self) -> Iterator[str]:
+        if self.armed.get("ok") is not True:
+            yield f"not applied: {self.armed.get('error') or 'the readback does not show it'}"
+        yield from self.decisions.wrong[:3]
+        if not self.decisions.asked:
+            yield "no decision of a switch was queried"
+        yield from self.doubts
+        if self.fabric.routing in MARKING and not sum((self.marked or {}).values()):
+            yield "no switch marked a packet"
+        if self.carried_packets is None or self.carried_packets < self.needed_packets:
+            yield (
+                f"only {self.carried_packets or 0} packets left by the ports the scheme chooses among "
+                f"(at least {self.needed_packets} needed)"
+            )
+        if self.cleared.get("ok") is not True:
+            yield f"not removed: {self.cleared.get('error') or 'the readback still shows part of the scheme'}"
+
+
+def scheme_of(lab: Lab, fabric: Fabric, journal: Journal, *, mutate: Mutation | None = None) -> ActiveScheme:
+    """Return the scheme of `fabric`. The lab is not touched before `ActiveScheme.applied`."""
+    tables = scheme_tables(lab.topology, fabric.routing, fabric.as_routing)
+    machines = dict.fromkeys(lab.carrier(name).name for name in tables.switches)
+    leases = [SchemeLease(lab, tables, machine, journal, mutate=mutate) for machine in machines]
+    return ActiveScheme(fabric=fabric, tables=tables, lab=lab, leases=leases)
+
+
+@contextlib.contextmanager
+def apply_scheme(
+    lab: Lab, fabric: Fabric, journal: Journal, *, mutate: Mutation | None = None
+) -> Iterator[ActiveScheme]:
+    """Apply the scheme of `fabric`, yield it, and remove it at the end of the block.
+
+    Raises:
+        FaultbedError: as `ActiveScheme.applied`.
+    """
+    scheme = scheme_of(lab, fabric, journal, mutate=mutate)
+    with scheme.applied(journal):
+        yield scheme
+
+
+def _armed(leases: Sequence[SchemeLease]) -> dict[str, Any]:
+    """Return the readback over all machines. For ecmp there is no machine and nothing to apply: `ok` is True."""
+    return {
+        "ok": all(lease.readback.get("whole") is True and lease.readback.get("applied") is True for lease in leases),
+        "at_ns": max((lease.applied_ns or 0 for lease in leases), default=None),
+        **{name: sum(lease.readback.get(name, 0) for lease in leases) for name in ("switches", "rules", "routes")},
+    }
+
+
+def _cleared(machines: Sequence[str], released: Mapping[str, SchemeRelease]) -> dict[str, Any]:
+    """Return how the scheme was removed. A machine without an outcome, as after Ctrl-C, may still have it."""
+    errors = [outcome.detail for outcome in released.values() if not outcome.ok]
+    errors += [f"{name}: the removal was interrupted" for name in machines if name not in released]
+    return {
+        "ok": not errors,
+        "by": "lease" if any(outcome.by == "lease" for outcome in released.values()) else "holder",
+        "at_ns": max((outcome.at_ns for outcome in released.values()), default=None),
+        "copied": sum(outcome.readback.get("copied", 0) for outcome in released.values()),
+        **({"error": "; ".join(errors)} if errors else {}),
+    }
+
+
+def least_packets(ports: int, seconds: float) -> int:
+    """Return how many packets must leave by `ports` ports within `seconds` to show that the workload crossed them.
+
+    BGP alone sends a few packets per second and port, so that the minimum grows with the time between the readings.
+    """
+    return _LEAST_PACKETS + math.ceil(_CONTROL_PACKETS_PER_S * ports * seconds)
+
+
+def _counters_of_choice(lab: Lab, tables: SchemeTables) -> set[str]:
+    """Return the names (`node/name`) of the packet counters of all ports among which a switch chooses."""
+    switches = tables.switches or scheme_tables(lab.topology, "static-parity", tables.routing).switches
+    return {
+        f"{name}/{port}.tx_packets"
+        for name, switch_tables in switches.items()
+        for hops in switch_tables.hops.values()
+        for port in hops
+    }
+
+
+def _carried(counters: Collection[str], before: Snapshot, after: Snapshot) -> int | None:
+    """Return the sum of the increments of `counters`; None: the second reading has none of them."""
+    deltas = flat_deltas(before, after)
+    sent = [deltas[name] for name in counters if name in deltas]
+    return sum(sent) if sent else None
+
+
+def not_removed(receipt: RoutingReceipt | None) -> tuple[str, ...]:
+    """Return one sentence if the scheme may still be on the switches, which makes the lab DIRTY; otherwise nothing."""
+    if receipt is None or receipt.cleared.get("ok") is True:
+        return ()
+    reason = receipt.cleared.get("error") or "its removal was not read back"
+    return (f"routing scheme {receipt.scheme} not removed: {reason}; run `faultbed heal`",)
