@@ -38,7 +38,7 @@ from harness.run.collect_measurements import Found, measurements_of, windows
 from harness.run.control import as_control
 from harness.run.live_guard import Live, Watching
 from harness.run.online import Online
-from harness.run.prepare.bind_to_lab import needs_baseline
+from harness.run.prepare.bind_to_lab import needs_baseline, wants_twin
 from harness.run.prepare.resolve import Decided, decide, refusal, touched
 from harness.run.restart_lines import restart_lines
 from harness.run.routing import routing_scheme
@@ -176,7 +176,7 @@ def _guarded(
         _to_known_state(lab, journal, progress)
         work = dirty.begin(lab, f"run {journal.path.parent.name}", lease_s=found.lease_s, progress=progress)
         _compare_with_emulation(decided, lab, journal, found, progress)
-        if found.is_control or _wants_twin(decided):
+        if found.is_control or wants_twin(decided.experiment):
             with _routed(decided, lab, journal, found, progress, is_twin=True):
                 found.twin, found.twin_load = _run_twin(decided, lab, journal, progress, on_flights)
             _to_known_state(lab, journal, progress)
@@ -257,10 +257,6 @@ def _guard_of(lab: Lab, ours: Callable[[], None]) -> Callable[[], None]:
 
 def _refuse_after_intervention(lab: Lab) -> None:
     interventions.refuse(lab.state_dir, lab.name, lab.ours)
-
-
-def _wants_twin(decided: Decided) -> bool:
-    return any(expectation.metric.name == "jct_ratio" for expectation in decided.experiment.expectations)
 
 
 def _run_twin(

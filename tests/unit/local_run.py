@@ -67,7 +67,7 @@ def run(folder: Path) -> int:
     """Run one experiment with one fault; the exit code."""
     lab = lab_at(folder)
     loop._to_known_state = lambda *_: None
-    loop._wants_twin = lambda _: False
+    loop.wants_twin = lambda _: False
     loop.telemetry.start = following
     loop.workload.start = lambda *_: Workload()
     loop.workload.paths_of = lambda *_: {}

@@ -92,6 +92,20 @@ def test_fabric_section_rank_behind_a_single_uplink_is_rejected_by_name():
         fit(read(TEXT + 'routing = "pinned"'), cut, "soft")
 
 
+def test_fabric_section_looks_only_at_the_rnics_of_the_workload():
+    """The second RNIC of host1 is at a switch with one uplink: it matters only when a rank has it."""
+    topology = LABS["soft-3rack"]
+    links = [link for link in topology.links if link.name != "rtsw3:ctsw2"]
+    at = [link.name for link in links].index("rtsw1:host1:rxe1")
+    links[at] = replace(links[at], a=replace(links[at].a, node="rtsw3"))
+    moved = replace(topology, links=tuple(links))
+    text = COLLECTIVE.format("all-reduce", 'ranks = ["host1:{0}", "host3:{0}"]') + '[fabric]\nrouting = "pinned"\n'
+
+    fit(read(text.format("rxe0")), moved, "soft")
+    with pytest.raises(FaultbedError, match="rtsw3, the switch of host1:rxe1, has one uplink"):
+        fit(read(text.format("rxe1")), moved, "soft")
+
+
 def test_fabric_section_on_a_rack_is_rejected_with_what_public_sonic_offers():
     with pytest.raises(FaultbedError, match=r"fabric.routing: e-ecmp is not applied to rack switches: public SONiC"):
         fit(read(TEXT + 'routing = "e-ecmp"'), RACK, "rack")

@@ -255,7 +255,7 @@ def test_reset_is_recorded_before_a_vm_is_ended(folder, monkeypatch):
 def run_with(lab, tmp_path, monkeypatch, with_faults):
     """The middle of a run; returns what it found."""
     monkeypatch.setattr(loop, "_with_faults", with_faults)
-    monkeypatch.setattr(loop, "_wants_twin", lambda _: False)
+    monkeypatch.setattr(loop, "wants_twin", lambda _: False)
     monkeypatch.setattr(loop.emulation_limit, "sent_bps", lambda *_: None)
     monkeypatch.setattr(loop, "_to_known_state", lambda *_: None)
     result = Found()

@@ -36,7 +36,7 @@ def lab(tmp_path, monkeypatch):
 def run(lab, tmp_path, monkeypatch, with_faults):
     """`loop._guarded` with another middle; returns what it found."""
     monkeypatch.setattr(loop, "_with_faults", with_faults)
-    monkeypatch.setattr(loop, "_wants_twin", lambda _: False)
+    monkeypatch.setattr(loop, "wants_twin", lambda _: False)
     monkeypatch.setattr(loop.emulation_limit, "sent_bps", lambda *_: None)
     lab.inventory_model = getattr(lab, "inventory_model", None)
     result = Found()
@@ -97,7 +97,7 @@ def test_run_ended_by_ctrl_c_with_a_routing_scheme_left_is_dirty(lab, tmp_path, 
     def with_faults(_decided, _lab, _journal, found, *_):
         asked = RoutingDecisions(asked=1, agreed=1)
         found.routing = RoutingReceipt(
-            scheme="pinned", fidelity="exact", parameters={}, armed={"ok": True}, decisions=asked, cleared={"ok": False}
+            scheme="pinned", fidelity="real", parameters={}, armed={"ok": True}, decisions=asked, cleared={"ok": False}
         )
         raise KeyboardInterrupt
 

@@ -37,7 +37,7 @@ from traffic.workloads.inference import InferenceSpec
 from traffic.workloads.ranking import RankingSpec
 from traffic.workloads.replay_batches import whole
 
-__all__ = ["fit", "hosts_of", "needs_baseline", "refuse_absent"]
+__all__ = ["fit", "hosts_of", "needs_baseline", "refuse_absent", "wants_twin"]
 
 _NEEDS_BASELINE = ("recovery.", "after_clear.", "goodput_min_ratio", "goodput_mean_ratio", "dip", "straggler")
 
@@ -65,7 +65,7 @@ def fit(experiment: Experiment, topology: Topology, lab_kind: Literal["soft", "r
     faults = _fit_faults(experiment, topology)
     expectations = _fit_expectations(experiment, topology, lab_kind)
     _fit_stops(experiment)
-    fit_routing(experiment, topology, lab_kind, hosts_of(workload))
+    fit_routing(experiment, topology, lab_kind, _endpoints_of(workload))
     return replace(
         experiment,
         workload=workload,
@@ -77,15 +77,25 @@ def fit(experiment: Experiment, topology: Topology, lab_kind: Literal["soft", "r
 
 def hosts_of(workload: Workload) -> tuple[str, ...]:
     """Hosts on which a fitted workload has its RNICs, or may have them after a restart."""
+    return tuple(dict.fromkeys(name.partition(":")[0] for name in _endpoints_of(workload)))
+
+
+def _endpoints_of(workload: Workload) -> tuple[str, ...]:
+    """Return the names of the RNICs that a fitted workload has, or may have after a restart."""
     ends = [end for pair in workload.pairs for end in pair] if isinstance(workload, Flow) else [*workload.ranks]
     if isinstance(workload, Job) and workload.resilience is not None:
         ends += workload.resilience.spares
-    return tuple(dict.fromkeys(name.partition(":")[0] for name in ends))
+    return tuple(dict.fromkeys(ends))
 
 
 def needs_baseline(experiment: Experiment) -> bool:
     """Return whether an expectation compares with the run's own fault-free start."""
     return any(one.metric.name.startswith(_NEEDS_BASELINE) for one in experiment.expectations)
+
+
+def wants_twin(experiment: Experiment) -> bool:
+    """Return whether an expectation compares with a fault-free twin of the run."""
+    return any(one.metric.name == "jct_ratio" for one in experiment.expectations)
 
 
 def refuse_absent(experiment: Experiment, faults: Sequence[PlannedFault], names: Sequence[str]) -> None:

@@ -10,6 +10,7 @@ from testbed.errors import ConfigError, Unsupported
 from testbed.model.topology import Topology
 from testbed.routing.switch_tables import scheme_tables
 from testbed.suggestions import hint
+from traffic.engine.engine_client import endpoint
 
 __all__ = ["fit_routing"]
 
@@ -20,9 +21,9 @@ _ON_SONIC = (
 
 
 def fit_routing(
-    experiment: Experiment, topology: Topology, lab_kind: Literal["soft", "rack"], hosts: Sequence[str]
+    experiment: Experiment, topology: Topology, lab_kind: Literal["soft", "rack"], endpoints: Sequence[str]
 ) -> None:
-    """Refuse a scheme that the lab cannot do; `hosts` are those of the workload.
+    """Refuse a scheme that the lab cannot do; `endpoints` are the RNICs of the workload, or hosts by their first RNIC.
 
     Raises:
         ConfigError: a weight for a link that the lab has not.
@@ -41,13 +42,13 @@ def fit_routing(
         scheme_tables(topology, fabric.routing, fabric.as_routing)
     except Unsupported as error:
         raise Unsupported(f"{source}: fabric.routing: {error}") from error
-    for host in hosts:
-        for rnic in topology.host_by_name[host].rnics:
-            switch = topology.rnic_link(host, rnic.name).a.node
-            count = sum(link.a.node == switch for link in topology.uplinks)
-            if count < 2:  # noqa: PLR2004 - one uplink is no choice
-                uplinks = "no uplink" if not count else "one uplink"
-                raise Unsupported(
-                    f"{source}: fabric.routing: {fabric.routing} needs two uplinks of every rank's switch; {switch}, "
-                    f"the switch of {host}:{rnic.name}, has {uplinks}"
-                )
+    for name in endpoints:
+        rank = endpoint(topology, name)
+        switch = topology.rnic_link(rank.host, rank.rnic).a.node
+        count = sum(link.a.node == switch for link in topology.uplinks)
+        if count < 2:  # noqa: PLR2004 - one uplink is no choice
+            uplinks = "no uplink" if not count else "one uplink"
+            raise Unsupported(
+                f"{source}: fabric.routing: {fabric.routing} needs two uplinks of every rank's switch; {switch}, "
+                f"the switch of {rank.name}, has {uplinks}"
+            )

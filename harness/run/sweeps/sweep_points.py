@@ -12,6 +12,7 @@ from harness.experiment.experiment_file import Experiment
 from harness.experiment.metrics import Metric
 from harness.experiment.parameters import Parameter, with_values
 from harness.experiment.workload_file import Collective, Flow, duration_ns
+from harness.run.prepare.bind_to_lab import wants_twin
 from harness.run.prepare.resolve import Decided, decide, refusal
 from testbed.errors import UsageError
 from testbed.inventory.lab_inventory import Inventory
@@ -42,8 +43,7 @@ class Point:
     def workload_s(self) -> float | None:
         """How long the workload of one run takes, a fault-free twin included; None: it goes by iterations."""
         length_ns = duration_ns(self.experiment.workload)
-        has_twin = any(one.metric.name == "jct_ratio" for one in self.experiment.expectations)
-        return None if length_ns is None else length_ns / 1e9 * (2 if has_twin else 1)
+        return None if length_ns is None else length_ns / 1e9 * (2 if wants_twin(self.experiment) else 1)
 
 
 def points_of(
