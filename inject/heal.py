@@ -32,13 +32,12 @@ from inject.node.machine.hog import NAME as HOG
 from inject.node.machine.limit import CGROUPS
 from inject.node.network.detour import GUEST, OWN
 from inject.node.network.latereceives import FILE as LATE
-from inject.node.network.scheme import SWEEP
+from inject.node.network.scheme import LEFT, SWEEP
 from inject.node.network.steer import PRIORITY, TABLE
 from inject.node.qmp import set_link
 from testbed.errors import LabError, RevertFailed
 from testbed.model.topology import Port
 from testbed.node.holders import claim_file, end_holder, locked, read_claim
-from testbed.node.routing.owned_numbers import PROTOCOL
 from testbed.observe import counters
 from testbed.observe.fingerprint import Fingerprint
 from testbed.tenancy import dirty, interventions
@@ -97,14 +96,9 @@ case $(ip rule show priority {PRIORITY} 2>/dev/null) in *"lookup {TABLE}"*)
   else echo "failed: rule {PRIORITY}$1"; fi
   ip route flush table {TABLE} 2>/dev/null
 esac
-case $(ip rule show) in *"proto {PROTOCOL}"*)
-  if {{ {SWEEP} }}; then echo "{_MARK} removed the routing scheme$1"; else echo "failed: routing scheme$1"; fi ;;
-*)
-  # Without its rules it routes nothing, and what is left of it makes the lab differ all the same.
-  if [ -n "$(ip -4 route show table all proto {PROTOCOL} 2>/dev/null)" ]; then
-    {{ {SWEEP} }}; echo "{_MARK} removed tables of a routing scheme$1"
-  fi ;;
-esac
+if [ -n "{LEFT}" ]; then
+  if {{ {SWEEP} }}; then echo "{_MARK} removed the routing scheme$1"; else echo "failed: routing scheme$1"; fi
+fi
 true
 """
 # Ends faults that have a unit, a stored revert or a process. Units are killed with SIGKILL: ExecStopPost of each unit

@@ -8,23 +8,21 @@ every fault; if even that is interrupted, closing the channels ends the leases.
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
 import threading
 import time
 from collections.abc import Collection, Iterable
-from datetime import UTC, datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from inject.evidence.receipt import Receipt, end_sentence, not_cleared
 from inject.leases.channels import last_heal
+from inject.leases.claim_request import claim_of
 from inject.policy import blast_radius, safety
 from inject.policy.conflicts import claims_of
 from inject.prepared_fault import PreparedFault
 from testbed.errors import FaultError, RevertFailed
 from testbed.tenancy import audit_log, interventions
-from testbed.tenancy.lab_lease import who
 
 if TYPE_CHECKING:
     from inject.fault_plan import PlannedFault
@@ -180,13 +178,7 @@ class Injector:
         Raises:
             FaultError: the record cannot be written, so the change must not be made.
         """
-        try:
-            audit_log.append(self.lab.state_dir, event, **audit_fields(planned))
-        except OSError as error:
-            raise FaultError(
-                f"{audit_log.path_of(self.lab.state_dir)}: {error.strerror or error}; nothing is changed without a "
-                "record: free disk space"
-            ) from error
+        audit_log.append_before_change(self.lab.state_dir, event, **audit_fields(planned))
 
     def refuse_after_intervention(self, planned: PlannedFault) -> None:
         """Refuse a fault if a `heal`, `reset` or `down` in another shell has ended the lab's faults meanwhile.
@@ -201,15 +193,8 @@ class Injector:
 
     def claim_of(self, planned: PlannedFault) -> dict[str, Any]:
         """Return what a fault claims on its target, for holders of other sessions to compare and to name."""
-        return {
-            "paths": [{"path": list(each.path), "thing": each.thing} for each in claims_of(planned, self.lab.topology)],
-            "session": self._session,
-            "kind": planned.kind,
-            "target": planned.target.text,
-            "fault": planned.id,
-            "controller": f"{who()}, process {os.getpid()}",
-            "since": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
-        }
+        paths = [(each.path, each.thing) for each in claims_of(planned, self.lab.topology)]
+        return claim_of(planned, paths, session=self._session)
 
     def active(self) -> tuple[PreparedFault, ...]:
         """Return the faults that are prepared and not cleared."""

@@ -334,17 +334,10 @@ class PreparedFault:
         )
 
     def _cleared_by_lease(self, error: LabError) -> Cleared:
-        """Wait until a target whose holder is gone has reverted by itself, at most until the lease is over."""
-        deadline = time.monotonic() + self.lease.ttl_s + 2 + self.lease.patience_s
-        while True:
-            try:
-                if self.lease.has_reverted():
-                    return Cleared(ok=True, at_ns=time.monotonic_ns(), by="lease", error=str(error))
-            except LabError as unreachable:
-                error = unreachable
-            if time.monotonic() > deadline:
-                return Cleared(ok=False, by="lease", error=f"it is unknown whether its target has reverted: {error}")
-            self.lease.pause(0.2)
+        has_reverted, detail = self.lease.wait_until_reverted(error)
+        if has_reverted:
+            return Cleared(ok=True, at_ns=time.monotonic_ns(), by="lease", error=detail)
+        return Cleared(ok=False, by="lease", error=f"it is unknown whether its target has reverted: {detail}")
 
     def _judge(self, cleared: Cleared, observed: dict[str, Any]) -> tuple[Cleared, Fired, tuple[str, ...]]:
         """Compare the witnesses with the baseline. If they cannot be read, the fault does not count as cleared."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.analysis.observe import Observed
+from harness.conditions import unmet
 from harness.quantities import format_bytes, format_duration
 from harness.record.measurements import Measurements
 from harness.verdict import Check, Verdict, VerdictFile
@@ -23,6 +24,10 @@ def headline(verdict: VerdictFile) -> str:
     """Return a headline of a few words."""
     if verdict.verdict is Verdict.PASS and not verdict.faults:
         return "The job ran undisturbed"
+    if verdict.verdict is Verdict.INCONCLUSIVE and verdict.lab_state == "CLEAN" and not unmet(verdict.checks):
+        # What the run rests on is proven: only bounds are open.
+        undecided = sum(check.verdict is Verdict.INCONCLUSIVE for check in verdict.checks)
+        return f"{undecided} of {len(verdict.checks)} checks undecided"
     return _HEADLINES[verdict.verdict]
 
 

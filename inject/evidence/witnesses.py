@@ -64,7 +64,7 @@ class Witnesses:
             )
             restored = {key: counters.value_at(after, key) for key, _ in planned.restored}
             wrong = [
-                f"{key} is {restored[key]}, was {value} before"
+                f"{key} is {restored[key]}, must be {value}"
                 for key, value in planned.restored
                 if restored[key] != value
             ]

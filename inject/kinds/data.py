@@ -16,8 +16,9 @@ KINDS = (
         params=tuple(param for param in FILTERS if param.name in ("share", "every", "psn", "round", "qp")),
         fidelity={"soft": "emulated"},
         armed_by="the nftables table and its hook, and the device that the packets are taken from, listed back",
-        must_move="InECT1Pkts of the receiver's IP layer (changed packets are dyed with ECT(1)), and duplicate_request "
-        "of the target RNIC: the retransmitted packet came second. wrong_elements shows the effect on the payload",
+        must_move="InECT1Pkts of the receiver's IP layer (changed packets are marked with ECT(1)), and "
+        "duplicate_request of the target RNIC: the retransmitted packet came second. wrong_elements shows the effect "
+        "on the payload",
         must_not_move="rxe send_err",
         reversible=True,
         traits=frozenset({Trait.ONE_HOP, Trait.MARKS_ECT1, Trait.NEEDS_SELECTION}),

@@ -137,6 +137,26 @@ class Lease:
         node = self._lab.carrier(self._planned.place.node)
         return node.run(["sh", "-c", script], check=False, timeout_s=5).rc == 0
 
+    def wait_until_reverted(self, error: FaultbedError) -> tuple[bool, str]:
+        """Wait until a target whose holder is gone has reverted by itself, at most until the lease is over.
+
+        Args:
+            error: why the holder is taken for gone.
+
+        Returns:
+            Whether the target has reverted, and the last error.
+        """
+        deadline = time.monotonic() + self.ttl_s + 2 + self.patience_s
+        while True:
+            try:
+                if self.has_reverted():
+                    return True, str(error)
+            except FaultbedError as unreachable:
+                error = unreachable
+            if time.monotonic() > deadline:
+                return False, str(error)
+            self.pause(0.2)
+
     @property
     def unit(self) -> str:
         """Name of the holder's transient systemd unit on the target."""

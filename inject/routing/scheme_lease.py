@@ -7,15 +7,14 @@ revert; the next command compares the lab with its state before the run.
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from inject.fault_plan import PlannedFault
+from inject.leases.claim_request import claim_of
 from inject.leases.lease import Lease
 from inject.mechanisms.mechanism import Place, Step
 from testbed.errors import FaultbedError
@@ -23,7 +22,6 @@ from testbed.model.topology import Target
 from testbed.node.routing.agent import KIND
 from testbed.routing.switch_tables import SchemeTables, fidelity_of
 from testbed.tenancy import audit_log, interventions
-from testbed.tenancy.lab_lease import who
 
 if TYPE_CHECKING:
     from inject.injector import Mutation
@@ -95,7 +93,7 @@ class SchemeLease:
             self.lease.begin()
             try:
                 self.lease.request(self._request())
-                self._audit("routing applying")
+                audit_log.append_before_change(self._lab.state_dir, "routing applying", **self._audit_fields())
                 self._is_requested = True
                 answer = self.lease.request({"do": "arm"})
             except BaseException:
@@ -118,7 +116,9 @@ class SchemeLease:
             with self._journal.reverting("routing.release", scheme=self.planned.kind) as outcome:
                 self.released = self._release()
                 outcome |= {"ok": self.released.ok, "by": self.released.by, "error": self.released.detail}
-            self._audit("routing released" if self.released.ok else "routing not released", detail=self.released.detail)
+            event = "routing released" if self.released.ok else "routing not released"
+            fields = self._audit_fields() | {"detail": self.released.detail}
+            audit_log.try_to_append(self._lab.state_dir, event, **fields)
             self.lease.release()
         return self.released
 
@@ -128,7 +128,8 @@ class SchemeLease:
         try:
             answer = self.lease.request({"do": "clear"})
         except FaultbedError as error:
-            return self._released_by_lease(error)
+            has_reverted, detail = self.lease.wait_until_reverted(error)
+            return SchemeRelease(ok=has_reverted, at_ns=time.monotonic_ns(), by="lease", detail=detail)
         at_ns = answer.get("at_ns")
         return SchemeRelease(
             ok=bool(answer["ok"]),
@@ -137,38 +138,16 @@ class SchemeLease:
             detail=answer.get("error") or "",
         )
 
-    def _released_by_lease(self, error: FaultbedError) -> SchemeRelease:
-        """Wait until the machine has removed the scheme by itself; `ok` is False if it has not when the lease ends."""
-        deadline = time.monotonic() + self.lease.ttl_s + 2 + self.lease.patience_s
-        while True:
-            try:
-                if self.lease.has_reverted():
-                    return SchemeRelease(ok=True, at_ns=time.monotonic_ns(), by="lease", detail=str(error))
-            except FaultbedError as unreachable:
-                error = unreachable
-            if time.monotonic() > deadline:
-                return SchemeRelease(ok=False, at_ns=time.monotonic_ns(), by="lease", detail=str(error))
-            self.lease.pause(0.2)
-
     def _request(self) -> dict[str, Any]:
         machine = self.planned.place.node
-        claim = {
-            "paths": [{"path": ["machine", machine, "routing"], "thing": f"the routing scheme of {machine}"}],
-            "session": secrets.token_hex(8),
-            "kind": self.planned.kind,
-            "target": machine,
-            "fault": self.planned.id,
-            "controller": f"{who()}, process {os.getpid()}",
-            "since": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
-        }
+        paths = [(("machine", machine, "routing"), f"the routing scheme of {machine}")]
+        claim = claim_of(self.planned, paths, session=secrets.token_hex(8))
         mutation = {"mutate": self._mutate} if self._mutate else {}
         return {**self.planned.request, "id": self.lease.instance, "ttl_s": LEASE_TTL_S, "claim": claim, **mutation}
 
-    def _audit(self, event: str, **more: Any) -> None:
-        audit_log.try_to_append(
-            self._lab.state_dir, event, kind=self.planned.kind, target=self.planned.target.text, id=self.planned.id,
-            place=self.planned.place.node, **more,
-        )  # fmt: skip
+    def _audit_fields(self) -> dict[str, Any]:
+        planned = self.planned
+        return {"kind": planned.kind, "target": planned.target.text, "id": planned.id, "place": planned.place.node}
 
 
 def _planned(lab: Lab, tables: SchemeTables, machine: str, names: Sequence[str]) -> PlannedFault:

@@ -351,7 +351,7 @@ def _racks(lab: _Lab, roles: Mapping[str, str]) -> dict[str, tuple[str, list[str
         if rtsws:
             racks[of_switch[rtsws[0]]][1].append(host.name)
         if len(rtsws) != 1:
-            what = f"its RNICs are cabled to {', '.join(rtsws) or 'no RTSW'}, so cables do not report its rack"
+            what = f"its RNICs are cabled to {', '.join(rtsws) or 'no RTSW'}, so its rack is unknown from the cables"
             lab.leave(f"hosts.{host.name}.rack", what, "put it into the group of its rack")
     return racks
 

@@ -143,8 +143,8 @@ class Machine:
 
 
 _TOOL_OF = {
-    "ip": "ip -j (iproute2)", "fdb": "bridge -j fdb", "bgp": "vtysh (FRR)", "rdma": "rdma -j link", "gpu": "nvidia-smi",
-    "ports": "sonic-cfggen", "lldp": "lldpctl -f json",
+    "ip": "ip -j (iproute2)", "bgp": "vtysh (FRR)", "rdma": "rdma -j link", "ports": "sonic-cfggen",
+    "lldp": "lldpctl -f json",
 }  # fmt: skip
 """The tool that prints each section which has a structure."""
 
@@ -219,7 +219,7 @@ def _output_of(section: str, where: str) -> Iterator[None]:
     """Name the tool whose output has another structure than its reader expects.
 
     Raises:
-        LabError: so it is.
+        LabError: the output has another structure.
     """
     try:
         yield

@@ -18,6 +18,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from testbed.errors import FaultError
 from testbed.tenancy.lab_lease import who
 
 __all__ = ["LastFault", "append", "entries", "error_text", "last_fault", "path_of", "try_to_append"]
@@ -82,6 +83,20 @@ def append(state_dir: Path, event: str, **what: Any) -> None:
         os.fsync(file)
     finally:
         os.close(file)
+
+
+def append_before_change(state_dir: Path, event: str, **what: Any) -> None:
+    """Append one line about a change that is about to be made.
+
+    Raises:
+        FaultError: it cannot be written, so the change must not be made.
+    """
+    try:
+        append(state_dir, event, **what)
+    except OSError as error:
+        raise FaultError(
+            f"{path_of(state_dir)}: {error.strerror or error}; nothing is changed without a record: free disk space"
+        ) from error
 
 
 def try_to_append(state_dir: Path, event: str, **what: Any) -> None:

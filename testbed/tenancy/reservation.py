@@ -250,8 +250,7 @@ def _things(covers: tuple[str, ...]) -> str:
     if WHOLE_LAB in covers:
         return "the lab"
     shown = ", ".join(covers[:3])
-    shown_all = len(covers) <= 3  # noqa: PLR2004 (names that fit a message)
-    return shown if shown_all else f"{shown} and {len(covers) - 3} more"
+    return shown if len(covers) <= 3 else f"{shown} and {len(covers) - 3} more"  # noqa: PLR2004 (fit a message)
 
 
 def _minutes(seconds: float) -> str:

@@ -14,7 +14,7 @@ from harness.confidence import Interval, level_for
 from harness.experiment.experiment_file import Expectation
 from harness.experiment.metrics import METRICS
 from harness.run.repeats import alpha_spending
-from harness.run.repeats.pooled import Trial, decode, encode, pool, undecided
+from harness.run.repeats.pooled import Trial, decode, encode, pool, undecided, why_left_out
 from harness.verdict import Check, Verdict, VerdictFile
 
 PASS, FAIL, INCONCLUSIVE, ERROR = Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.ERROR
@@ -239,3 +239,10 @@ def test_intervals_of_a_run_in_the_pool_share_the_risk_of_all_noisy_checks():
     folder = SimpleNamespace(read_measurements=lambda: measured, path="runs/1")
     result = _trial(SimpleNamespace(run_dir=folder, verdict=trial(1).verdict), loaded)
     assert result.metrics["ttft.p50"].interval.level == level_for(len(names)) > 0.99
+
+
+def test_metric_of_routing_is_no_condition_of_a_run():
+    """`routing.converged` begins like a scheme's check; without a value its run is INCONCLUSIVE and not left out."""
+    missing = check("routing.converged", INCONCLUSIVE)
+    assert why_left_out(trial(1, (), missing).verdict) is None
+    assert why_left_out(trial(1, (), check("routing.spray", INCONCLUSIVE)).verdict) is not None

@@ -12,6 +12,7 @@ import pytest
 from house import HOUSE
 
 from inject.node.network.scheme import SWEEP
+from testbed.node.routing import agent
 from testbed.routing.jenkins_hash import nft_jhash
 
 P2, P3 = "10.77.2.0/31", "10.77.3.0/31"
@@ -214,3 +215,15 @@ def test_switch_agent_noop_holder_reads_back_as_not_applied(held):
     assert held["noop"]["readback"]["applied"] is False
     assert held["noop"]["readback"]["whole"] is False
     assert held["noop cleared"]["ok"] is True
+
+
+def test_nft_that_does_not_answer_says_nothing_about_its_table(monkeypatch):
+    """A table that was taken for absent stayed behind, and the removal of the scheme was reported as complete."""
+
+    def hangs(*_args, **_options):
+        raise subprocess.TimeoutExpired("nft", 1)
+
+    monkeypatch.setattr(agent.netns, "enter", lambda _: None)
+    monkeypatch.setattr(subprocess, "run", hangs)
+    with pytest.raises(TimeoutError, match="did not end within"):
+        agent.marked_packets(None)

@@ -31,6 +31,7 @@ import msgspec
 import numpy as np
 
 from harness.analysis.observations import Observation, disturbed
+from harness.conditions import unmet
 from harness.confidence import LEVEL, Interval, decide, level_for, student, tail_of
 from harness.experiment.experiment_file import Expectation
 from harness.experiment.metrics import Metric
@@ -273,10 +274,6 @@ def pooled_observation(metric: Metric, observations: Sequence[Observation], *, l
     )
 
 
-_CONDITIONS = ("routing.", "emulation")
-"""Checks without which no number of a run counts, by the beginning of their names."""
-
-
 def why_left_out(verdict: VerdictFile) -> str | None:
     """Return why a run's values do not count; None: they do.
 
@@ -286,10 +283,10 @@ def why_left_out(verdict: VerdictFile) -> str | None:
     for check in verdict.checks:
         if check.verdict is Verdict.ERROR:
             return f"{check.name}: {check.detail}"
-        if check.name.startswith("fired.") and check.verdict is not Verdict.PASS:
+    for check in unmet(verdict.checks):
+        if check.name.startswith("fired."):
             return f"{check.name.removeprefix('fired.')} is not proven: {check.detail}"
-        if check.name.startswith(_CONDITIONS) and check.verdict is not Verdict.PASS:
-            return f"{check.name} is {check.verdict}: {check.detail}"
+        return f"{check.name} is {check.verdict}: {check.detail}"
     return None
 
 

@@ -121,7 +121,7 @@ def _on_rack(request: Request, keys: tuple[str, ...]) -> tuple[str, ...]:
 
 def _down(request: Request) -> Mechanism:
     """Take a port with a real cable down: the far end of the cable loses its carrier."""
-    edges = flap_edges(request) if request.kind == "link.flap" else [[0.0, True]]
+    edges = flap_edges(request)
     link, port = link_of(request)
     far, state = link.other(port.node), f"{port.node}/{port.netdev}"
     command = f"ip link set dev {port.netdev}"

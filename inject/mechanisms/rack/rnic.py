@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from inject.mechanisms.mechanism import Mechanism, Request, Witness, flap_edges, link_of
 from inject.mechanisms.rack.rack_mechanism import (
@@ -52,7 +51,7 @@ def _port(request: Request) -> Mechanism:
     link, port = link_of(request)
     if rnic is None:
         raise UsageError(f"{request.where}.target: {request.target.text} is not an RNIC; name one")
-    edges: list[list[Any]] = flap_edges(request) if request.kind == "link.flap" else [[0.0, True]]
+    edges = flap_edges(request)
     flaps, host, switch = sum(bool(on) for _, on in edges), request.target.node, link.a
     require_phases(request, edges, _SHORTEST_S, why="mlxlink takes over 2 s to take a port down")
     if rnic.pcie is None:  # mstflint knows devices by mlx5_N or their PCI address, and hosts name them rocep24s0

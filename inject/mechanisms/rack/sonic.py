@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from inject.mechanisms.mechanism import Mechanism, Place, Request, Step, Witness, flap_edges, holder_request, link_of
 from inject.mechanisms.rack.rack_mechanism import Commands, RackMechanism, by_commands, require_phases, retransmissions
@@ -111,7 +110,7 @@ def _sonic(request: Request, name: str) -> None:
 
 
 def _down(request: Request) -> Mechanism:
-    edges: list[list[Any]] = flap_edges(request) if request.kind == "link.flap" else [[0.0, True]]
+    edges = flap_edges(request)
     link, named = link_of(request)
     flaps = sum(bool(on) for _, on in edges)
     require_phases(request, edges, _PORT_S, why="SONiC's `config interface` takes about a second")

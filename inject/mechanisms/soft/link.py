@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from inject.mechanisms.mechanism import (
     Mechanism,
@@ -36,15 +35,9 @@ _RETRIES = ("out_of_seq_request", "completer_retry_err")
 _RATE_LATENCY = "latency 500ms"
 
 
-def _down(request: Request) -> Mechanism:
-    return _flap_with(request, [[0.0, True]])
-
-
 def _flap(request: Request) -> Mechanism:
-    return _flap_with(request, flap_edges(request))
-
-
-def _flap_with(request: Request, edges: list[list[Any]]) -> Mechanism:
+    """Take a link down: once, or at each edge of a train."""
+    edges = flap_edges(request)
     target, (link, port) = request.target, link_of(request)
     send_err = rnic_counters(request.topology, "send_err")
     flaps = sum(on for _, on in edges)
@@ -154,7 +147,7 @@ def _mtu(request: Request) -> Mechanism:
 
 
 BY_KIND: Mapping[str, Callable[[Request], Mechanism]] = {
-    "link.down": _down,
+    "link.down": _flap,
     "link.flap": _flap,
     "link.oneway": _oneway,
     "link.rate": _rate,

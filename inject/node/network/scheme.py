@@ -16,16 +16,23 @@ from inject.node.inside import inside
 from testbed.node.routing.agent import SwitchAgent
 from testbed.node.routing.owned_numbers import NFT_TABLE, PRIORITY, PROTOCOL
 
-__all__ = ["SWEEP", "SchemeActuator"]
+__all__ = ["LEFT", "SWEEP", "SchemeActuator"]
 
+LEFT = (
+    f'$(ip rule show | grep -F "proto {PROTOCOL}")'
+    f"$(ip -4 route show table all proto {PROTOCOL} 2>/dev/null)"
+    f"$(ip nexthop show proto {PROTOCOL} 2>/dev/null)"
+    f"$(nft list table ip {NFT_TABLE} 2>/dev/null)"
+)
+"""Shell word, for double quotes, that is empty if nothing of a scheme is in the namespace. It has no single quotes."""
 SWEEP = f"""\
 while ip rule del priority {PRIORITY} protocol {PROTOCOL} 2>/dev/null; do :; done
 nft delete table ip {NFT_TABLE} 2>/dev/null
 ip -4 route flush table all proto {PROTOCOL} 2>/dev/null
 ip nexthop flush proto {PROTOCOL} >/dev/null 2>&1
-case $(ip rule show) in *"proto {PROTOCOL}"*) false ;; esac
+[ -z "{LEFT}" ]
 """
-"""Shell that removes a scheme from the namespace that it runs in, any number of times, and fails if a rule is left."""
+"""Shell that removes a scheme from the namespace that it runs in, any number of times, and fails if a part is left."""
 
 
 class SchemeActuator(Actuator):
@@ -50,8 +57,7 @@ class SchemeActuator(Actuator):
             try:
                 agent = SwitchAgent(wanted)
             except FileNotFoundError:
-                said = f"there is no network namespace {wanted['netns']} here"
-                raise Refused(f"{said}: is the lab provisioned?") from None
+                raise Refused(f"there is no network namespace {wanted['netns']} here; provision the lab") from None
             self._agents.append(agent)
             if why := agent.conflict():
                 raise Refused(why)
@@ -100,7 +106,7 @@ class SchemeActuator(Actuator):
         )
         left = sorted(name for name, one in by_name.items() if one["left"])
         return {
-            "applied": bool(counts) and (whole or bool(left)),
+            "applied": bool(left),
             "whole": bool(counts) and whole,
             "switches": len(counts),
             "rules": sum(one["rules"] for one in counts),

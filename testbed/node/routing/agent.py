@@ -8,6 +8,7 @@ next hops from all tables.
 
 from __future__ import annotations
 
+import errno
 import glob
 import json
 import socket
@@ -38,6 +39,8 @@ KIND = "routing."
 """Prefix of the kind in the claims of scheme holders; the scheme's name follows."""
 _CLAIMS = "/run/faultbed/faults/*.claim"
 
+_NFT_S = 10.0
+"""Less than what the holder's watchdog waits: no heartbeat is sent meanwhile."""
 _GROUPS = (1, 7, 32)  # RTNLGRP_LINK, RTNLGRP_IPV4_ROUTE, RTNLGRP_NEXTHOP
 _SOL_NETLINK, _ADD_MEMBERSHIP = 270, 1
 _CHAIN = "table ip {table} {{\n chain choose {{\n  type filter hook prerouting priority mangle;\n{lines}\n }}\n}}\n"
@@ -161,7 +164,9 @@ class SwitchAgent:
                 datagram = self._notifications.recv(1 << 16)
             except BlockingIOError:
                 return is_due
-            except OSError:  # ENOBUFS: more was reported than fits the socket
+            except OSError as error:
+                if error.errno != errno.ENOBUFS:  # more was reported than fits the socket
+                    raise
                 is_due = True
                 continue
             is_due = is_due or any(is_of_main(kind, body) for kind, _, body in messages(datagram))
@@ -313,9 +318,15 @@ def held_schemes() -> list[str]:
 
 
 def marked_packets(namespace: str | None) -> list[int] | None:
-    """Return the number of packets that each nftables statement of the scheme has marked; None: the table is absent."""
+    """Return the number of packets that each nftables statement of the scheme has marked; None: the table is absent.
+
+    Raises:
+        TimeoutError: nft did not answer in time.
+    """
     try:
         listed = json.loads(_nft(namespace, ["-j", "list", "table", "ip", NFT_TABLE]))["nftables"]
+    except TimeoutError:  # this says nothing about the table
+        raise
     except OSError:
         return None
     rules = [one["rule"]["expr"] for one in listed if "rule" in one]
@@ -330,9 +341,9 @@ def _nft(namespace: str | None, words: list[str], *, stdin: str = "") -> str:
     """
     netns.enter(namespace)
     try:
-        done = subprocess.run(["nft", *words], input=stdin, capture_output=True, text=True, check=False, timeout=30)
+        done = subprocess.run(["nft", *words], input=stdin, capture_output=True, text=True, check=False, timeout=_NFT_S)
     except subprocess.TimeoutExpired:
-        raise OSError(f"`nft {' '.join(words)}` did not end within 30 s") from None
+        raise TimeoutError(f"`nft {' '.join(words)}` did not end within {_NFT_S:g} s") from None
     finally:
         netns.enter(None)
     if done.returncode:

@@ -175,14 +175,14 @@ def _other_bgp(have):
 
 def differences(tables, have):
     """What `config load` would change: (table, key, {field: value}), in the order of the tables."""
-    saved = []
+    differing = []
     for table, entries in tables.items():
         for key, fields in entries.items():
             old = have.get(table, {}).get(key)
             changed = {name: value for name, value in fields.items() if old is None or old.get(name) != value}
             if changed or old is None:
-                saved.append((table, key, changed))
-    return saved
+                differing.append((table, key, changed))
+    return differing
 
 
 def undo(differing, have):

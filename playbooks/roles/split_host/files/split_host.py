@@ -60,7 +60,7 @@ def _its_own(rnic, link):
 
 
 def steps(rnic, index, mtu, link, rules, routes):
-    """What to set now for one RNIC, in order: arguments of `Found.command`. An undo does no harm after a reboot."""
+    """Return what to set for one RNIC, in order, as arguments of `SavedState.command`."""
     netdev, address = rnic["netdev"], rnic["address"]
     source, table, priority = address.partition("/")[0], str(FIRST_TABLE + index), str(FIRST_PRIORITY + index)
     at = ["ip", "link", "set", "dev", netdev]

@@ -1,0 +1,34 @@
+"""What a holder claims on its target, in the form that holders of other sessions compare and name."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from testbed.tenancy.lab_lease import who
+
+if TYPE_CHECKING:
+    from inject.fault_plan import PlannedFault
+
+__all__ = ["claim_of"]
+
+
+def claim_of(planned: PlannedFault, paths: Iterable[tuple[Sequence[str], str]], *, session: str) -> dict[str, Any]:
+    """Return the claim of a fault or a routing scheme.
+
+    Args:
+        planned: the fault.
+        paths: each resource as (path, name for people); a path claims everything below it.
+        session: the session that may hold several claims of one resource.
+    """
+    return {
+        "paths": [{"path": list(path), "thing": thing} for path, thing in paths],
+        "session": session,
+        "kind": planned.kind,
+        "target": planned.target.text,
+        "fault": planned.id,
+        "controller": f"{who()}, process {os.getpid()}",
+        "since": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),
+    }
