@@ -204,13 +204,15 @@ def open_session_lab(config: pytest.Config) -> SessionLab:
 
 @contextlib.contextmanager
 def closing_after_error(config: pytest.Config) -> Iterator[None]:
-    """Close a lab that failed with a `FaultbedError`. The next test opens it again."""
+    """Close a lab that failed with a `FaultbedError`. The next test opens it again, with a session mark of its own."""
     try:
         yield
     except FaultbedError:
         if _SESSION_LAB in config.stash:
-            config.stash[_SESSION_LAB].lab.close()
+            session_lab = config.stash[_SESSION_LAB]
             del config.stash[_SESSION_LAB]
+            with contextlib.closing(session_lab.lab):
+                session_lab.remove_session_mark()
         raise
 
 
@@ -223,14 +225,17 @@ def prewarm(config: pytest.Config) -> None:
 
 
 def close_session(config: pytest.Config) -> None:
-    """Release the lab and its lease, and shut the lab down if this session brought it up."""
-    if _PREWARM in config.stash:
-        config.stash[_PREWARM].stop()
-        config.stash[_STARTED_HERE] = True
-    if _SESSION_LAB in config.stash:
-        config.stash[_SESSION_LAB].remove_session_mark()
-        config.stash[_SESSION_LAB].lab.close()
-    if config.stash.get(_STARTED_HERE, False):
-        lifecycle.down(config.stash[_INVENTORY])
-    if _LEASE in config.stash:
-        config.stash[_LEASE].cleanup.close()
+    """Release the lab and its lease, and shut the lab down if this session brought it up.
+
+    A step that fails, or that a second Ctrl-C interrupts, does not keep the later steps from running.
+    """
+    with contextlib.ExitStack() as steps:  # the step that is added last runs first
+        if _LEASE in config.stash:
+            steps.callback(config.stash[_LEASE].cleanup.close)
+        if _PREWARM in config.stash or config.stash.get(_STARTED_HERE, False):
+            steps.callback(lifecycle.down, config.stash[_INVENTORY])
+        if _SESSION_LAB in config.stash:
+            steps.callback(config.stash[_SESSION_LAB].lab.close)
+            steps.callback(config.stash[_SESSION_LAB].remove_session_mark)
+        if _PREWARM in config.stash:
+            steps.callback(config.stash[_PREWARM].stop)

@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 import os
+from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree as ET
 
@@ -16,7 +17,7 @@ from harness.verdict import Fired, Receipt, Verdict, VerdictFile
 from testbed.errors import Unreachable, UsageError
 from testbed.observe import fingerprint
 from testbed.tenancy import dirty, in_progress
-from testbed.tenancy.lab_lease import INHERITED
+from testbed.tenancy.lab_lease import INHERITED, store_of
 
 pytest_plugins = ["pytester"]
 
@@ -89,6 +90,7 @@ def test_plugin_lost_lab_is_reopened_by_the_next_test(monkeypatch):
 
 THROTTLES = """
 import pytest
+from pathlib import Path
 from types import SimpleNamespace
 from harness.pytest_plugin import fixtures
 from inject.evidence.receipt import Armed, Cleared, Fired, Receipt
@@ -147,6 +149,7 @@ def test_plugin_plans_the_faults_of_one_test_together(pytester):
 
 
 REFUSED = """
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -603,3 +606,67 @@ def test_plugin_interrupted_session_ends_its_lab_although_a_fixture_fails(pytest
     pytester.makepyfile(test_x=INTERRUPTED)
     pytester.runpytest_inprocess("-p", "no:cacheprovider")
     assert len(left) == 1
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+@pytest.mark.parametrize("failing", ["stop", "mark", "close", "down"])
+def test_close_session_with_one_failed_step_takes_all_other_steps(monkeypatch, tmp_path, failing, error):
+    """A second Ctrl-C while the lab went down left the lease, and its token in the environment."""
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
+    monkeypatch.setenv(INHERITED, "outer")
+    config = SimpleNamespace(stash=pytest.Stash(), getoption=lambda _name: "soft")
+    lease = pytest_lab.acquire_lease(config)
+    taken = []
+
+    def step(name):
+        taken.append(name)
+        if name == failing:
+            raise error(name)
+
+    config.stash[pytest_lab._PREWARM] = SimpleNamespace(stop=lambda: step("stop"))
+    config.stash[pytest_lab._SESSION_LAB] = SimpleNamespace(
+        lab=SimpleNamespace(close=lambda: step("close")), remove_session_mark=lambda: step("mark")
+    )
+    monkeypatch.setattr(pytest_lab.lifecycle, "down", lambda _inventory: step("down"))
+    with pytest.raises(error, match=failing):
+        pytest_lab.close_session(config)
+    assert taken == ["stop", "mark", "close", "down"]
+    assert os.environ[INHERITED] == "outer"
+    book = store_of(pytest_lab.inventory_of(config)).read().book
+    assert lease.token not in {entry.token for entry in book}
+
+
+def test_session_lab_dropped_after_an_error_takes_its_mark_along(rack):
+    """The mark stayed, and the next test's session took it for the mark of a killed command."""
+    config = SimpleNamespace(stash=pytest.Stash())
+    config.stash[pytest_lab._SESSION_LAB] = rack.session_lab
+    rack.session_lab.reset_if_needed(force=False)
+    assert dirty.unfinished(rack.folder) != ()
+    with pytest.raises(Unreachable), pytest_lab.closing_after_error(config):
+        raise Unreachable("host1 does not answer")
+    assert dirty.unfinished(rack.folder) == ()
+    assert pytest_lab._SESSION_LAB not in config.stash
+
+
+def test_session_lab_dropped_with_unknown_state_leaves_its_mark_to_the_next_command(rack):
+    """After an interrupted test only the mark tells the next command to compare the lab."""
+    config = SimpleNamespace(stash=pytest.Stash())
+    config.stash[pytest_lab._SESSION_LAB] = rack.session_lab
+    rack.session_lab.reset_if_needed(force=False)
+    rack.session_lab.end_state_verified = False
+    with pytest.raises(Unreachable), pytest_lab.closing_after_error(config):
+        raise Unreachable("host1 does not answer")
+    (sentence,) = dirty.unfinished(rack.folder)
+    assert "the next command compares the lab first" in sentence
+
+
+def test_session_lab_dropped_after_an_error_is_closed_although_its_mark_stays(rack):
+    closed = []
+    rack.session_lab.lab.close = lambda: closed.append(True)
+    config = SimpleNamespace(stash=pytest.Stash())
+    config.stash[pytest_lab._SESSION_LAB] = rack.session_lab
+    rack.session_lab.work_mark = SimpleNamespace(mark=SimpleNamespace(remove=lambda: Path(os.devnull, "x").unlink()))
+    with pytest.raises(OSError, match="Not a directory"), pytest_lab.closing_after_error(config):
+        raise Unreachable("host1 does not answer")
+    assert closed == [True]
+    rack.session_lab.work_mark = None
