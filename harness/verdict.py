@@ -28,6 +28,7 @@ from typing import Any, Literal
 import msgspec
 
 from harness.findings import Finding
+from harness.json_text import json_text
 from inject.evidence.firing_times import OnTime
 
 __all__ = [
@@ -216,7 +217,7 @@ def exit_code(verdict: Verdict, lab_state: LabState) -> ExitCode:
 
 def encode(verdict: VerdictFile) -> bytes:
     """`verdict.json` as bytes: indented, in the order of the contract, ending in a newline."""
-    return msgspec.json.format(msgspec.json.encode(verdict), indent=2) + b"\n"
+    return json_text(verdict)
 
 
 def decode(content: bytes) -> VerdictFile:

@@ -22,6 +22,7 @@ from harness.analysis.intervals import iteration_times, operation_times
 from harness.analysis.observe import Observed
 from harness.analysis.timeline import finished_iterations
 from harness.confidence import LEVEL, student, widened
+from harness.json_text import json_text
 from harness.record.measurements import Measurements, RankSeries
 from testbed.errors import UsageError
 
@@ -117,7 +118,7 @@ def load(state_dir: Path, workload: Mapping[str, Any]) -> NoiseFloor | None:
 
 def encode(floor: NoiseFloor) -> bytes:
     """Return the bytes of `noise-floor.json`."""
-    return msgspec.json.format(msgspec.json.encode(floor), indent=2) + b"\n"
+    return json_text(floor)
 
 
 def decode(content: bytes) -> NoiseFloor:

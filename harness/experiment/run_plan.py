@@ -18,6 +18,7 @@ from typing import Any, Literal
 import msgspec
 
 from harness.experiment.experiment_file import Experiment, Fault, Scalar
+from harness.json_text import json_text
 from harness.verdict import Fidelity
 from testbed.routing.switch_tables import fidelity_of
 
@@ -95,8 +96,7 @@ def plan(experiment: Experiment, *, seed: int | None = None, inventory_digest: s
 
 def encode(decided: Plan) -> bytes:
     """`plan.json` as bytes: sorted keys, two spaces, one newline at the end."""
-    content = msgspec.json.encode(decided, order="sorted")
-    return msgspec.json.format(content, indent=2) + b"\n"
+    return json_text(decided, order="sorted")
 
 
 def decode(content: bytes) -> Plan:

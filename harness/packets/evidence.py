@@ -9,6 +9,7 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from harness.json_text import json_text
 from harness.packets.analysis import Analysis, analyse
 from testbed.observe.packet_capture import Captured, PortProof
 from testbed.packets.capture_file import write_pcapng
@@ -80,7 +81,7 @@ def with_idle_ports(analysis: Analysis) -> Analysis:
 
 def write(evidence: Evidence) -> bytes:
     """Return the bytes of `packets.json`."""
-    return msgspec.json.format(msgspec.json.encode(evidence), indent=1) + b"\n"
+    return json_text(evidence, indent=1)
 
 
 def read(content: bytes) -> Evidence:

@@ -40,6 +40,7 @@ import msgspec
 from harness import verdict as verdict_file
 from harness.experiment import run_plan as plan_file
 from harness.experiment.run_plan import Plan
+from harness.json_text import json_text
 from harness.packets import evidence
 from harness.packets.evidence import Evidence
 from harness.record import code
@@ -132,8 +133,7 @@ class RunDir:
 
     def write_environment(self, environment: Environment) -> None:
         """Write `environment.json`."""
-        content = msgspec.json.format(msgspec.json.encode(environment, order="sorted"), indent=2)
-        self._write("environment.json", content + b"\n")
+        self._write("environment.json", json_text(environment, order="sorted"))
 
     def write_noise_floor(self, content: bytes) -> None:
         """Write `noise-floor.json`: a floor that is measured again later must not change what the verdict rests on."""
@@ -224,7 +224,7 @@ def write_flights(path: Path, flights: Sequence[Flight]) -> None:
     """
     content = [dataclasses.asdict(flight) for flight in flights]
     with whole(path) as temporary:
-        temporary.write_bytes(msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n")
+        temporary.write_bytes(json_text(content, indent=1))
 
 
 def write_pooled(first: RunDir, content: bytes) -> Path:

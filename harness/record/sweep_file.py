@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from harness.json_text import json_text
 from harness.record.rundir import whole
 from harness.verdict import LabState, Verdict, worst
 from testbed.errors import UsageError
@@ -115,7 +116,7 @@ def lab_state_of(points: Iterable[SweptPoint]) -> LabState:
 
 def encode(sweep: SweepFile) -> bytes:
     """Return `sweep.json` as bytes."""
-    return msgspec.json.format(msgspec.json.encode(sweep), indent=2) + b"\n"
+    return json_text(sweep)
 
 
 def decode(content: bytes) -> SweepFile:

@@ -35,6 +35,7 @@ from harness.conditions import unmet
 from harness.confidence import LEVEL, Interval, decide, level_for, student, tail_of
 from harness.experiment.experiment_file import Expectation
 from harness.experiment.metrics import Metric
+from harness.json_text import json_text
 from harness.judge import NO_INTERVAL, bounds_of, is_noisy, noisy_checks, risk
 from harness.run.repeats.alpha_spending import FIRST, tails
 from harness.verdict import Check, LabState, Verdict, VerdictFile, worst
@@ -90,7 +91,7 @@ class PooledFile(msgspec.Struct, frozen=True, kw_only=True):
 
 def encode(pooled: PooledFile) -> bytes:
     """Return `pooled.json` as bytes."""
-    return msgspec.json.format(msgspec.json.encode(pooled), indent=2) + b"\n"
+    return json_text(pooled)
 
 
 def decode(content: bytes) -> PooledFile:
