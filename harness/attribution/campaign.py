@@ -7,13 +7,13 @@ none. `harness.attribution.confusion` scores the attribution of each run against
 from __future__ import annotations
 
 import itertools
-import json
 import random
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from harness.experiment.toml_text import inline
 from inject.fault_plan import FaultSpec, plan
 from testbed.errors import FaultbedError
 from testbed.model.topology import Topology
@@ -122,7 +122,7 @@ def experiment(label: Label, topology: Topology, *, probe: bool = False) -> byte
         "[workload]",
         'collective = "all-to-all"',
         f'size = "{block_bytes * len(ranks)}"',
-        f"ranks = {json.dumps(ranks)}",
+        f"ranks = {inline(ranks)}",
         f'duration = "{DURATION_S + lasting_s - FOR_S}s"',
         "compute_units = 0" if is_brisk else "compute_units = 8",
         *(["qp = { rnr_retry = 7 }"] if is_brisk else []),  # NCCL's default
@@ -133,17 +133,13 @@ def experiment(label: Label, topology: Topology, *, probe: bool = False) -> byte
     if probe:
         lines.append("[probe]")
     if label.kind is not None:
-        values = ", ".join(
-            f'{name} = "{value}"' if isinstance(value, str) else f"{name} = {value}"
-            for name, value in label.parameters.items()
-        )
         lines += [
             "[[faults]]",
             f'kind = "{label.kind}"',
             f'target = "{label.target}"',
             f'at = "{AT_S}s"',
             f'for = "{lasting_s}s"',
-            f"set = {{ {values} }}",
+            f"set = {inline(label.parameters)}",
         ]
     return ("\n".join(lines) + "\n").encode()
 

@@ -15,7 +15,6 @@ import copy
 import csv
 import dataclasses
 import itertools
-import json
 import math
 import re
 import tomllib
@@ -24,6 +23,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.experiment.experiment_file import SECTION_KEYS, Experiment, Scalar, decode
+from harness.experiment.toml_text import experiment_toml
 from harness.experiment.workload_file import KEYS as WORKLOAD_KEYS
 from inject.kinds.catalogue import CATALOGUE
 from testbed.errors import ConfigError, UsageError
@@ -33,7 +33,6 @@ from traffic.engine.task_specs import QpParams
 __all__ = ["Parameter", "known_paths", "parse", "with_values"]
 
 _STEP = re.compile(r"(?P<key>[A-Za-z0-9_-]+)(?:\[(?P<index>[0-9]+)\])?")
-_BARE = re.compile(r"[A-Za-z0-9_-]+")
 _FIXED = frozenset({"name", "seed"})
 """Keys that name a run: a sweep names its runs itself, and --seed chooses the seed."""
 _MAX_TEXT = 4000
@@ -122,7 +121,7 @@ def with_values(content: bytes, values: Mapping[str, str], *, source: str) -> tu
         chosen = copy.deepcopy(raw)
         for path, value in zip(values, readings, strict=True):
             _place(chosen, path, value, source)
-        made = _toml(chosen)
+        made = experiment_toml(chosen)
         try:
             return made, decode(made, source=source)
         except ConfigError as error:
@@ -169,36 +168,3 @@ def _leaves(value: Any, path: str) -> Iterator[str]:
             yield from _leaves(inner, f"{path}[{index}]")
     else:
         yield path
-
-
-def _toml(raw: Mapping[str, Any]) -> bytes:
-    """Write an experiment file; what does not come back the same is an error of ours."""
-    plain = {key: value for key, value in raw.items() if not _is_section(value)}
-    lines = [f"{_key(key)} = {_inline(value)}" for key, value in plain.items()]
-    for name, value in raw.items():
-        if name in plain:
-            continue
-        for item in value if isinstance(value, list) else [value]:
-            lines += ["", f"[[{_key(name)}]]" if isinstance(value, list) else f"[{_key(name)}]"]
-            lines += [f"{_key(key)} = {_inline(inner)}" for key, inner in item.items()]
-    made = "\n".join(lines) + "\n"
-    if tomllib.loads(made) != raw:
-        raise AssertionError(f"not the same experiment when read again:\n{made}")
-    return made.encode()
-
-
-def _is_section(value: Any) -> bool:
-    return isinstance(value, Mapping) or (isinstance(value, list) and bool(value) and isinstance(value[0], Mapping))
-
-
-def _inline(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return "{ " + ", ".join(f"{_key(key)} = {_inline(inner)}" for key, inner in value.items()) + " }"
-    if isinstance(value, list):
-        return "[" + ", ".join(_inline(inner) for inner in value) + "]"
-    # A JSON string, number or boolean is one of TOML, too, but for DEL.
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _key(key: str) -> str:
-    return key if _BARE.fullmatch(key) else _inline(key)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.experiment.toml_text import lines
 from inject.fault_plan import FaultSpec
 
 __all__ = ["NAME", "Case", "describe", "describe_fault", "duration_s", "size", "to_toml"]
@@ -53,15 +53,15 @@ def to_toml(case: Case, *, comments: Sequence[str] = ()) -> str:
         f"seed = {SEED}",
         "",
         "[workload]",
-        *_lines(workload),
+        *lines(workload),
     ]
     for fault in case.faults:
-        parts += ["", "[[faults]]", *_lines({"kind": fault.kind, "target": fault.target})]
-        parts += _lines({"at": f"{fault.at_s:g}s", "for": f"{fault.for_s:g}s"})
+        parts += ["", "[[faults]]", *lines({"kind": fault.kind, "target": fault.target})]
+        parts += lines({"at": f"{fault.at_s:g}s", "for": f"{fault.for_s:g}s"})
         if fault.params:
-            parts.append(f"set = {{ {', '.join(_lines(fault.params))} }}")
+            parts += lines({"set": fault.params})
     for metric in metrics:
-        parts += ["", "[[expect]]", *_lines({"metric": metric, "max": 0})]
+        parts += ["", "[[expect]]", *lines({"metric": metric, "max": 0})]
     return "\n".join(parts) + "\n"
 
 
@@ -81,8 +81,3 @@ def _word(key: str, value: Any) -> str:
     if key in ("collective", "flow"):
         return f"{key} {value}"
     return f"{key}={','.join(value) if isinstance(value, tuple) else value}"
-
-
-def _lines(values: Mapping[str, Any]) -> list[str]:
-    # A JSON string, number, list or boolean is one of TOML, too.
-    return [f"{key} = {json.dumps(value)}" for key, value in values.items()]

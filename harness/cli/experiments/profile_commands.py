@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
-from typing import Any
 
 import click
 
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.experiments.faults import parse_duration
+from harness.experiment import toml_text
 from inject.fault_plan import FaultSpec, plan_all
 from inject.profiles import PROFILES, digest, schedule
 
@@ -51,19 +50,11 @@ def _toml(spec: FaultSpec) -> str:
     lines = [
         "",
         "[[faults]]",
-        f"kind = {json.dumps(spec.kind)}",
-        f"target = {json.dumps(spec.target)}",
-        f'at = "{spec.at_s:.3f}s"',
-        f'for = "{spec.for_s:.3f}s"',
+        *toml_text.lines({"kind": spec.kind, "target": spec.target}),
+        *toml_text.lines({"at": f"{spec.at_s:.3f}s", "for": f"{spec.for_s:.3f}s"}),
+        *toml_text.lines({"set": spec.params} if spec.params else {}),
     ]
-    if spec.params:
-        lines.append(f"set = {{ {', '.join(f'{key} = {_value(value)}' for key, value in spec.params.items())} }}")
     return "\n".join(lines)
-
-
-def _value(value: Any) -> str:
-    # Numbers and strings of JSON are numbers and strings of TOML.
-    return json.dumps(value)
 
 
 COMMANDS = (profile,)

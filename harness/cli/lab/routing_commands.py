@@ -17,6 +17,7 @@ from harness.cli.command_group import Commands
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.options.numbers import FiniteRange
 from harness.cli.traffic.traffic_group import ALGORITHM_NAMES, read_size
+from harness.experiment.toml_text import inline
 from testbed.errors import UsageError
 from testbed.lab import open_lab
 from testbed.model.selectors import select
@@ -267,25 +268,24 @@ def _write(path: Path, scheme: str, traffic: CollectiveTraffic, worst: Replaceme
     if traffic.qps_per_peer > 1:
         raise UsageError(f"--write: collectives have one queue pair per peer, not {traffic.qps_per_peer}; leave it out")
     moved = "-".join(f"{gone}-by-{come}" for gone, come in worst.moved)
-    ranks = ", ".join(f'"{name}"' for name in worst.ranks)
     text = f"""\
 # {scheme} after {moved.replace("-", " ")}: computed MMR of {worst.switch} {worst.mmr:.2f}.
 # Written by `faultbed routing conflicts --write`.
-name = "{scheme}-{moved}"
+name = {inline(f"{scheme}-{moved}")}
 seed = 1
 
 [fabric]
-routing = "{scheme}"
+routing = {inline(scheme)}
 
 [workload]
-collective = "{traffic.collective}"
-algorithm = "{algorithm_of(traffic, len(worst.ranks))}"
-size = "{traffic.size_bytes}B"
-ranks = [{ranks}]
+collective = {inline(traffic.collective)}
+algorithm = {inline(algorithm_of(traffic, len(worst.ranks)))}
+size = {inline(f"{traffic.size_bytes}B")}
+ranks = {inline(worst.ranks)}
 iterations = 12
 
 [[expect]]
-metric = "mmr.{worst.switch}"
+metric = {inline(f"mmr.{worst.switch}")}
 min = {worst.mmr * 0.95:.3f}
 max = {worst.mmr * 1.05:.3f}
 
