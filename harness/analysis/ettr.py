@@ -32,7 +32,9 @@ from harness.record.measurements import Measurements
 __all__ = ["Ettr", "Formula", "ettr"]
 
 _UNIFORM_HALF = 0.475
+"""Half of the range that holds 95 % of a value uniform over [0, 1]."""
 _NORMAL = 1.96
+"""Standard deviations on either side that hold 95 % of a normal value."""
 _ENOUGH = 3
 """Number of fault-free iterations needed to know how long one takes."""
 
@@ -103,9 +105,9 @@ def ettr(run: Measurements, base: Baseline | None, impacts: Iterable[Impact], *,
         return None
     alone = (lengths - storage)[healthy].astype(np.float64)
     alone_ns, wall_ns = float(alone.mean()), end_ns - int(begins[0])
-    formula = _formula(run, wall_ns=wall_ns, iteration_ns=alone_ns, storage_ns=float(storage.mean()))
-    lost_ns = 0.0 if base is None else sum(one.lost_bytes / base.mean * 1e9 for one in impacts)
     waits_ns = float(storage.mean())
+    formula = _formula(run, wall_ns=wall_ns, iteration_ns=alone_ns, storage_ns=waits_ns)
+    lost_ns = 0.0 if base is None else sum(one.lost_bytes / base.mean * 1e9 for one in impacts)
     return Ettr(
         iterations=count,
         healthy_ns=alone_ns,
