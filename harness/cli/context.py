@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.verdict import Verdict
 from testbed import shipped
 from testbed.inventory import lab_inventory as inventory_module
 from testbed.inventory.lab_inventory import Inventory
@@ -23,8 +24,10 @@ from testbed.lab import Lab, open_lab
 from testbed.tenancy import dirty
 from testbed.tenancy.lab_lease import hold
 
-__all__ = ["Session", "json_option", "lab_option", "pass_session", "styled"]
+__all__ = ["COLOURS", "Session", "json_option", "lab_option", "pass_session", "styled"]
 
+COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INCONCLUSIVE: "yellow", Verdict.ERROR: "magenta"}
+"""Colours of the verdicts on a terminal."""
 _Rows = Sequence[Sequence[str | Text]]
 
 

@@ -266,6 +266,21 @@ def test_cli_command_loads_no_module_of_another_command():
     assert "numpy" not in loaded
 
 
+def test_cli_bisection_and_others_load_neither_run_nor_inject():
+    """They took a colour table and the reader of `--for` from these commands, and loaded all that a run needs."""
+    users = (
+        "traffic.bisecting",
+        "traffic.probing",
+        "lab.sharing",
+        "experiments.sweeping",
+        "experiments.profile_commands",
+    )
+    code = f"import sys, {', '.join(f'harness.cli.{name}' for name in users)}; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert "harness.cli.traffic.bisecting" in loaded
+    assert not {"harness.cli.experiments.runs", "harness.cli.experiments.faults"} & set(loaded)
+
+
 def test_cli_command_whose_package_is_missing_says_so():
     group = Commands(sections={"Lab": {"harness.cli.no_such_module": "up"}})
     with pytest.raises(FaultbedError, match=r"no_such_module'; `make setup` installs what is missing"):

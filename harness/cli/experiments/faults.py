@@ -15,7 +15,7 @@ import click
 from rich.text import Text
 
 from harness.cli.context import Session, json_option, pass_session, styled
-from harness.quantities import parse_duration_ns
+from harness.cli.options.numbers import parse_duration
 from harness.run import ends
 from harness.verdict import ExitCode
 from inject import capability, fault_page
@@ -210,18 +210,6 @@ def _show_healed(session: Session, done: list[str], left: list[str]) -> None:
         session.out.print(Text.assemble(("DIRTY", "red"), way_out))
         for line in left:
             session.out.print(f"  {line}", soft_wrap=True)
-
-
-def parse_duration(text: str) -> float:
-    """Seconds of a duration as typed.
-
-    Raises:
-        UsageError: it is none.
-    """
-    try:
-        return parse_duration_ns(text) / 1e9
-    except ValueError as error:
-        raise UsageError(f"--for {text}: {error}") from error
 
 
 def _show_kind(session: Session, kind: catalogue.FaultKind) -> None:

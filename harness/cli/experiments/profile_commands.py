@@ -7,7 +7,7 @@ from dataclasses import asdict
 import click
 
 from harness.cli.context import Session, json_option, pass_session
-from harness.cli.experiments.faults import parse_duration
+from harness.cli.options.numbers import parse_duration
 from harness.experiment import toml_text
 from inject.fault_plan import FaultSpec, plan_all
 from inject.profiles import PROFILES, digest, schedule

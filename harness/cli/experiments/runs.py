@@ -10,7 +10,7 @@ import msgspec
 from rich.text import Text
 
 from harness.analysis.observe import observe
-from harness.cli.context import Session, json_option, pass_session, styled
+from harness.cli.context import COLOURS, Session, json_option, pass_session, styled
 from harness.cli.experiments.histories import PAIR, show_comparison
 from harness.confidence import Interval, level_for
 from harness.experiment import experiment_file as experiment_module
@@ -31,11 +31,10 @@ from testbed.errors import Unsupported, UsageError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.tenancy.lab_lease import LabLease, hold
 
-__all__ = ["COLOURS", "COMMANDS"]
+__all__ = ["COMMANDS"]
 
 _MOST = 10
 """Runs that `--until-decided` makes at most, unless told otherwise."""
-COLOURS = {Verdict.PASS: "green", Verdict.FAIL: "red", Verdict.INCONCLUSIVE: "yellow", Verdict.ERROR: "magenta"}
 
 
 @click.command()

@@ -9,8 +9,7 @@ import click
 import msgspec
 from rich.text import Text
 
-from harness.cli.context import Session, json_option, pass_session, styled
-from harness.cli.experiments.runs import COLOURS
+from harness.cli.context import COLOURS, Session, json_option, pass_session, styled
 from harness.experiment import experiment_file as experiment_module
 from harness.experiment.parameters import parse
 from harness.quantities import format_duration

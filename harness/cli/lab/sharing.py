@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from harness.cli.context import Session, json_option, pass_session
-from harness.cli.experiments.faults import parse_duration
+from harness.cli.options.numbers import parse_duration
 from testbed.directories import lab_dir
 from testbed.inventory.lab_inventory import Inventory
 from testbed.tenancy import audit_log, reservation

@@ -1,4 +1,4 @@
-"""Number options of the command line."""
+"""Numbers and durations on the command line."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from typing import Any
 
 import click
 
+from harness.quantities import parse_duration_ns
+from testbed.errors import UsageError
 from testbed.finite import what_is_wrong
 
-__all__ = ["FiniteRange"]
+__all__ = ["FiniteRange", "parse_duration"]
 
 
 class FiniteRange(click.FloatRange):
@@ -20,3 +22,15 @@ class FiniteRange(click.FloatRange):
         if wrong := what_is_wrong(number):
             self.fail(wrong, param, ctx)
         return number
+
+
+def parse_duration(text: str) -> float:
+    """Return the seconds of `--for`.
+
+    Raises:
+        UsageError: the text is no duration.
+    """
+    try:
+        return parse_duration_ns(text) / 1e9
+    except ValueError as error:
+        raise UsageError(f"--for {text}: {error}") from error

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import click
 
-from harness.cli.context import Session, json_option, pass_session, styled
-from harness.cli.experiments.faults import parse_duration
-from harness.cli.experiments.runs import COLOURS
-from harness.cli.options.numbers import FiniteRange
+from harness.cli.context import COLOURS, Session, json_option, pass_session, styled
+from harness.cli.options.numbers import FiniteRange, parse_duration
 from harness.cli.traffic.traffic_group import read_size
 from harness.run import bisection_run
 from harness.run.bisection_run import BisectionSpec, TierBisection

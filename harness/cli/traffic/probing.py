@@ -5,8 +5,7 @@ from __future__ import annotations
 import click
 
 from harness.cli.context import Session, json_option, pass_session
-from harness.cli.experiments.faults import parse_duration
-from harness.cli.options.numbers import FiniteRange
+from harness.cli.options.numbers import FiniteRange, parse_duration
 from harness.confidence import share_interval
 from harness.quantities import format_duration
 from harness.verdict import ExitCode
