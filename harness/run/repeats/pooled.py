@@ -12,11 +12,11 @@ noise within a run only adds to what runs differ by.
   that of the runs' values and the mean of the runs' own intervals, so that it never decides more boldly than they do.
 * Every other check counts in each run, and the worst one stands.
 
-A run with an error of the harness, or whose faults are not all proven, is left out, with the reason. At least `FIRST`
-runs, and half of all, must remain. Where no check is pooled, all runs must: each of them has to show it. A pooled check
-is no PASS where one of the runs that remain has no value of it. A run that was faster than its twin stays in: to drop
-it would raise the mean. Where all runs together are faster than their twins, the machine was disturbed, and the pool
-decides nothing either.
+A run with an error of the harness, with a fault or routing scheme that is not proven, or with more load than the
+emulation forwards, is left out, with the reason. At least `FIRST` runs, and half of all, must remain. Where no check is
+pooled, all runs must: each of them has to show it. A pooled check is no PASS where one of the runs that remain has no
+value of it. A run that was faster than its twin stays in: to drop it would raise the mean. Where all runs together are
+faster than their twins, the machine was disturbed, and the pool decides nothing either.
 """
 
 from __future__ import annotations
@@ -156,7 +156,9 @@ def _enough(trials: Sequence[Trial], kept: Sequence[Trial], noisy: int) -> Check
         observed=len(kept),
         bound=least,
         unit="count",
-        rule="observed >= bound. Runs in the pooled decision: without an error, and with every fault proven",
+        rule="observed >= bound. Runs in the pooled decision. A run with an error of the harness, with a fault or "
+        "routing scheme that is not proven, or with more load than the emulation forwards, is left out, with the "
+        "reason",
         detail=f"of {len(trials)} runs",
     )
 
