@@ -66,7 +66,7 @@ _CHANCE = 1e-4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """Of `series` intervals: how many lie wholly above the truth, wholly below it, and how many there are not."""
+    """Counts over `series` intervals: wholly `above` the truth, wholly `below` it, and not computed (`refused`)."""
 
     series: int
     above: int
@@ -152,7 +152,7 @@ def _mean(rng: np.random.Generator, shape: Shape, count: int, memory: float, ser
 
 
 def _mean_ratio(rng: np.random.Generator, shape: Shape, count: int, memory: float, series: int) -> _Pairs:
-    """As many bins under a fault that leaves 60 % of goodput as before it."""
+    """A fault leaves 60 % of goodput; there are as many bins before it as under it."""
     under = noise(shape, rng, series, count, memory)
     for before, values in zip(noise(shape, rng, series, count, memory), 0.6 * under, strict=True):
         clean, hurt = confidence.mean_interval(before), confidence.mean_interval(values)

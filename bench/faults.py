@@ -41,7 +41,10 @@ _SHARE_S = 240.0
 
 
 def measure(lab: Lab, progress: Callable[[str], None], *, drops: int = DROPS) -> Iterator[Row]:
-    """Rows of what, median, spread, goal and whether it is reached; what takes minutes is told as it goes."""
+    """Yield one row for each measurement: name, median, spread, goal, and whether the goal is reached.
+
+    `progress` receives a line now and then, because the measurements take minutes.
+    """
     with tempfile.TemporaryDirectory() as folder, Journal(Path(folder) / "journal.jsonl") as journal, _work(lab):
         yield _exactness(lab, journal, drops, progress)
         yield _share(lab, journal, progress)
@@ -88,7 +91,7 @@ def _fault(
 
 
 def _exactness(lab: Lab, journal: Journal, drops: int, progress: Callable[[str], None]) -> Row:
-    """As many packets by their PSN as were asked for, some of them on the way at once: each one hit and one gap."""
+    """Drop `drops` single packets by PSN, several in flight at once: each must be one hit, one gap and one proof."""
     host, _, rnic = ends(lab.topology)[1].partition(":")
     hits = gaps = proved = 0
     with Injector(lab, journal) as injector:

@@ -1,4 +1,4 @@
-"""One case of a fuzz: a workload and the faults beside it, and its experiment file. Pure."""
+"""A fuzz case: a workload with faults, and its experiment file. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ NAME = "fuzz"
 """The experiment's name in every case; run directories are named after it."""
 
 TAIL_S = 3.0
-"""How long the workload goes on after the last fault: what a fault has spoiled shows up in later iterations, too."""
+"""Seconds that the workload continues after the last fault: later iterations may show its damage."""
 SEED = 1
 
 
@@ -33,7 +33,7 @@ def duration_s(case: Case) -> float:
 
 
 def size(case: Case) -> tuple[int, float, float, int]:
-    """Return what makes a case smaller than another: faults, time that faults are on, their starts, and its text."""
+    """Return a sort key for shrinking: number of faults, their total duration, their starts, length of the text."""
     on_s = sum(fault.for_s for fault in case.faults)
     return len(case.faults), on_s, sum(fault.at_s for fault in case.faults), len(to_toml(case))
 

@@ -1,4 +1,4 @@
-"""Run the cases of a fuzz on a lab, and write what was found as experiments of their own."""
+"""Run fuzz cases on a lab, and write each failure as an experiment."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Runner:
 
 
 def _defect_in(error: Exception) -> Exception | None:
-    """Return the exception that nobody raised on purpose, which is a defect of ours; None: the lab or a file failed."""
+    """Return the defect of ours behind an error; None if the lab or a file caused it."""
     known = (FaultbedError, OSError)
     if not isinstance(error, known):
         return error

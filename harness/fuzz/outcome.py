@@ -1,4 +1,4 @@
-"""What one run of a case came to: failures, failures that its faults are for, and faults without proof. Pure."""
+"""Outcome of one run of a case: failed checks, excused checks, and unproven faults. Pure."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
-    """One way to fail: the checks, the first case that failed them, and the smallest one.
+    """One kind of failure: the failed checks, the first case with them, and the smallest case found.
 
     `is_smallest` is False where the budget ended before the shrinking. `fails_again` is what a second run of the
     smallest case showed; None: there was no second run. `runs` counts the runs from the first failure on.

@@ -71,7 +71,7 @@ class Search:
             self._keep_unshrunk()
 
     def _keep_unshrunk(self) -> None:
-        """Keep what failed in yet another way while something else was shrunk, and was not met again."""
+        """Record failures that appeared while another one was being shrunk, and did not occur again."""
         for one in self.tried:
             new = one.outcome.failed - {name for failure in self.failures for name in failure.checks}
             if new:
@@ -88,7 +88,7 @@ class Search:
                 )
 
     def _find_one(self) -> bool:
-        """Search for one more way to fail; False: no case is left to be tried."""
+        """Find and shrink one more kind of failure; return False if no case is left."""
         hunt = _Hunt(found=frozenset(name for failure in self.failures for name in failure.checks))
         settled, again = False, None
         try:
@@ -210,7 +210,7 @@ class _Fails(Exception):
 
 
 class _Ended(BaseException):
-    """Leaves hypothesis in the middle of a search, as Ctrl-C does; its database has what failed so far."""
+    """Ends a search from inside hypothesis. Failures found so far stay in its database."""
 
     def __init__(self, error: Exception | None) -> None:
         super().__init__()

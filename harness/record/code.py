@@ -1,4 +1,4 @@
-"""Which code this is: a digest of our own sources, because a version stays the same while somebody works on it."""
+"""A digest of faultbed's own sources. A version number does not change while somebody edits the code."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from pathlib import Path
 
 __all__ = ["digest", "digest_of"]
 
-_FLOORS = ("harness", "inject", "testbed", "traffic")
+_PACKAGES = ("harness", "inject", "testbed", "traffic")
 
 
 @functools.cache
 def digest() -> str:
-    """Of the Python sources of this faultbed, read once a process; 16 hexadecimal digits."""
+    """Return the digest of the running faultbed's Python sources (16 hexadecimal digits), read once per process."""
     return digest_of(Path(__file__).resolve().parents[2])
 
 
-def digest_of(house: Path) -> str:
-    """Of the Python sources below `house`: of their contents and of where they lie."""
-    whole = hashlib.sha256()
-    for path in sorted(path for floor in _FLOORS for path in (house / floor).rglob("*.py")):
+def digest_of(root: Path) -> str:
+    """Return the digest of the Python sources below `root`, from their paths and contents."""
+    sha256 = hashlib.sha256()
+    for path in sorted(path for package in _PACKAGES for path in (root / package).rglob("*.py")):
         content = path.read_bytes()
-        whole.update(f"{path.relative_to(house)} {len(content)}\n".encode())
-        whole.update(content)
-    return whole.hexdigest()[:16]
+        sha256.update(f"{path.relative_to(root)} {len(content)}\n".encode())
+        sha256.update(content)
+    return sha256.hexdigest()[:16]

@@ -62,9 +62,11 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Iteration(msgspec.Struct, frozen=True, kw_only=True):
-    """One iteration of one rank: it computes, waits for its neighbours, communicates; `wrong` elements.
+    """One iteration of one rank.
 
-    With storage, it waits for its data before (`ingest_ns`) and for a checkpoint after (`checkpoint_ns`).
+    The rank computes (`compute_ns`), waits for its neighbours (`wait_ns`) and communicates (`comm_ns`). With storage it
+    first waits for its data (`ingest_ns`) and at the end for its checkpoint (`checkpoint_ns`). `wrong` counts wrong
+    elements of the result.
     """
 
     index: int
@@ -123,10 +125,11 @@ class FaultRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PacketSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """Of captured packets (`packets.json` has all): `missed` by the capture, rules of go-back-N that were `broken`.
+    """Summary of the captured packets; `packets.json` has the details.
 
-    `goings_back` are (controller ns when the NAK passed or the timer ran out, when the packet passed again). `doubts`
-    are reasons why more rules may be broken than the analysis could see.
+    `frames` were captured, and the capture missed `missed`. `broken` counts violations of the rules of go-back-N. Each
+    of `goings_back` is a pair of controller times (ns): when the NAK passed or the timer ran out, and when the packet
+    passed again. `doubts` are reasons why there may be more violations than were found.
     """
 
     frames: int
@@ -137,7 +140,10 @@ class PacketSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RebuildMark(msgspec.Struct, frozen=True, kw_only=True):
-    """A queue pair that died: when, when it was connected anew, when data was through again. None: never."""
+    """Controller times of a queue pair that failed: its error, its new connection, and its first data after that.
+
+    `rebuilt_ns` None: it was not connected again. `recovered_ns` None: it carried no data after that.
+    """
 
     error_ns: int
     rebuilt_ns: int | None
@@ -152,9 +158,10 @@ class Summary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Serving(msgspec.Struct, frozen=True, kw_only=True):
-    """Of an inference job: time to first token of each request, times from token to token, share that kept the SLO.
+    """Times of an inference job.
 
-    None: nothing was promised.
+    `ttft_ns` has the time to first token of each request, `tpot_ns` the times from token to token of each request.
+    `slo_attainment` is the share of requests that kept the SLO; None: the job has no SLO.
     """
 
     ttft_ns: tuple[int, ...]
@@ -163,10 +170,11 @@ class Serving(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ResilienceRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Of a job that restarts after losses: its restarts, its final state, and iterations that were executed twice.
+    """Restarts and final state of a job that restarts after losses.
 
-    `initialised_ns` is how long its first placement took to be connected, with `connections` QP pairs.
-    `wrong_elements` counts those of every execution, also of iterations that were repeated later.
+    `states` are the final states that ranks reported. `repeated_iterations` counts the executions that restarts
+    repeated, on all ranks. `initialised_ns` is the time until the first placement was connected, `connections` the
+    number of queue pairs at the end. `wrong_elements` counts those of every execution, repeated ones included.
     """
 
     restarts: tuple[Restart, ...]

@@ -87,7 +87,7 @@ class RunDir:
 
     @property
     def report(self) -> Path:
-        """The report."""
+        """Path of `report.html`."""
         return self.path / "report.html"
 
     @property
@@ -161,7 +161,7 @@ class RunDir:
             probes_file.write(found, temporary, t0_ns=t0_ns)
 
     def read_probes(self) -> ProbeTrips:
-        """Read `probes.parquet`; one without trips: nobody probed."""
+        """Read `probes.parquet`; a run without that file has no trips."""
         if not (self.path / "probes.parquet").exists():
             return ProbeTrips()
         from harness.record import probes_file  # noqa: PLC0415 (as above)
@@ -322,7 +322,10 @@ exec faultbed --lab "${FAULTBED_LAB:-$lab}" run "$here/experiment.toml" --seed @
 
 
 def repro_script(*, seed: int, lab: str, without: Sequence[str] = (), control: bool = False) -> bytes:
-    """`repro.sh`: the same experiment with the same seed and hosts, on `lab` (an inventory) unless told otherwise."""
+    """Return `repro.sh`: it repeats the run with the same seed, without the hosts of `without`.
+
+    It uses the inventory `lab`, or the one that FAULTBED_LAB names.
+    """
     missing = "".join(f" --without {shlex.quote(host)}" for host in without) + (" --control" if control else "")
     return _REPRO.replace("@LAB@", shlex.quote(lab)).replace("@SEED@@WITHOUT@", f"{seed}{missing}").encode()
 

@@ -1,4 +1,4 @@
-"""Starts the workload of an experiment: a collective, flows, a job that trains, infers or ranks, or a trace."""
+"""Start the workload of an experiment: a collective, flows, a trace, or a job that trains, serves or ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ GRACE_S = 60.0
 
 
 def start(experiment: Experiment, lab: Lab, also: OnEvent = lambda _event: None) -> Running[Any]:
-    """Start it; its progress is the lab's heartbeat. `also` is told of every event, on the workload's own thread.
+    """Start the workload.
+
+    Each of its events is a heartbeat of the lab, and is passed to `also`, which is called on the workload's own thread.
 
     Raises:
         UsageError: the lab cannot carry it.
@@ -109,7 +111,11 @@ def collective_spec(work: Collective) -> CollectiveSpec:
 
 
 def patience_s(experiment: Experiment, running: Running[Any]) -> float:
-    """How long it may take. Of a trace that is as long as its pauses and operations are; nobody else knows how many."""
+    """Return the seconds after which the workload counts as stuck.
+
+    A timed workload gets a minute beyond its duration, a trace as long as its operations and pauses need, and a
+    workload that goes by iterations ten minutes.
+    """
     work = experiment.workload
     if isinstance(work, Replay):
         return replay.timeout_s(running, work.warmup + work.repeat)
