@@ -30,7 +30,7 @@ from harness.run.sweeps.point_values import _that_count, point_value
 from harness.run.sweeps.sweep_points import expected_s, metrics_for, points_of
 from harness.run.sweeps.sweep_runner import Sweep, find_finished_runs
 from harness.verdict import Check, Verdict, VerdictFile, worst
-from testbed.errors import ConfigError, UsageError
+from testbed.errors import ConfigError, DirtyLab, Interrupted, LabError, UsageError
 from testbed.inventory import lab_inventory
 
 DEMO = str(house.DEMO)
@@ -364,3 +364,22 @@ def test_point_without_a_value_of_its_metric_is_inconclusive_with_the_reason(exe
     assert (point.verdict, point.runs[0].verdict) == (Verdict.INCONCLUSIVE, Verdict.PASS)
     assert point.why == "ttft.p99: not an inference job"
     assert sweep_text.cell(point, "dip") == "INCONCLUSIVE"
+
+
+@pytest.mark.parametrize(
+    ("error", "state"),
+    [
+        (DirtyLab("host3: a qdisc is left"), "DIRTY"),
+        (Interrupted("the lab is DIRTY", exit_code=5), "DIRTY"),
+        (Interrupted("the lab is as it was before"), "CLEAN"),
+        (LabError("host3: no SSH"), "CLEAN"),
+    ],
+)
+def test_sweep_ended_by_an_error_records_the_lab_state_of_that_error(executed, error, state):
+    """The run that raised is not among the finished ones, so that no run of the file says DIRTY."""
+    executed.acts = {2: error}
+    swept(executed)
+    result = sweep_file.read(executed.folder)
+    assert (result.lab_state, [len(one.runs) for one in result.points]) == (state, [1, 0, 0])
+    page = parsed((executed.folder / "sweep.html").read_text())
+    assert f"1 run, lab {state}" in " ".join(page.text)

@@ -27,7 +27,7 @@ from harness.run import loop
 from harness.run.prepare.resolve import Decided
 from harness.run.sweeps.point_values import MODEL, swept_point, took_s
 from harness.run.sweeps.sweep_points import Point, expected_s
-from harness.verdict import Verdict
+from harness.verdict import ExitCode, Verdict
 from inject.injector import Mutation
 from testbed.errors import UsageError
 from testbed.inventory.lab_inventory import Inventory
@@ -48,6 +48,7 @@ class Sweep:
         points: one for each combination of values, each with its resolved runs.
         metrics: the metrics of the table and the plot.
         finished_runs: the finished runs of each point, by the point's number. `execute` adds every run that it makes.
+        is_dirty: `execute` ended with an error that leaves the lab DIRTY; such a run is not among the finished ones.
     """
 
     folder: Path
@@ -56,6 +57,7 @@ class Sweep:
     points: Sequence[Point]
     metrics: Sequence[Metric]
     finished_runs: dict[int, list[RunDir]] = field(default_factory=dict)
+    is_dirty: bool = field(default=False, init=False)
 
     @classmethod
     def open(
@@ -130,7 +132,8 @@ class Sweep:
                 progress(f"point {point.number}, seed {verdict.seed}: {verdict.verdict}, lab {verdict.lab_state}")
                 if verdict.lab_state == "DIRTY":
                     break
-        except BaseException:
+        except BaseException as error:
+            self.is_dirty = getattr(error, "exit_code", None) == ExitCode.DIRTY
             # An error while writing must not hide the error or interrupt that ended the sweep.
             with contextlib.suppress(Exception):
                 self.write_outputs()
@@ -153,7 +156,7 @@ class Sweep:
             over=tuple(SweptParameter(path=one.path, values=one.values) for one in self.parameters),
             metrics=tuple(metric.name for metric in self.metrics),
             verdict=sweep_file.verdict_of(points),
-            lab_state=sweep_file.lab_state_of(points),
+            lab_state="DIRTY" if self.is_dirty else sweep_file.lab_state_of(points),
             points=points,
             model=MODEL if has_model else "",
         )
