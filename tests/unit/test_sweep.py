@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from datetime import UTC, datetime
 from types import SimpleNamespace
 
@@ -383,3 +384,18 @@ def test_sweep_ended_by_an_error_records_the_lab_state_of_that_error(executed, e
     assert (result.lab_state, [len(one.runs) for one in result.points]) == (state, [1, 0, 0])
     page = parsed((executed.folder / "sweep.html").read_text())
     assert f"1 run, lab {state}" in " ".join(page.text)
+
+
+def test_sweep_observes_a_run_no_more_often_when_later_runs_follow(executed, monkeypatch):
+    """`sweep.json` is written after every run: points whose runs are the same must not be observed again."""
+    reads = Counter()
+    plain = rundir.RunDir.read_measurements
+
+    def counted(run):
+        reads[run.path] += 1
+        return plain(run)
+
+    monkeypatch.setattr(rundir.RunDir, "read_measurements", counted)
+    assert swept(executed).return_value == 0
+    assert len(reads) == 3
+    assert len(set(reads.values())) == 1, reads

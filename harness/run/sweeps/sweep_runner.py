@@ -22,7 +22,7 @@ from harness.experiment.parameters import Parameter
 from harness.quantities import format_duration
 from harness.record import code, sweep_file
 from harness.record.rundir import RunDir
-from harness.record.sweep_file import SweepFile, SweptParameter
+from harness.record.sweep_file import SweepFile, SweptParameter, SweptPoint
 from harness.run import loop
 from harness.run.prepare.resolve import Decided
 from harness.run.sweeps.point_values import MODEL, swept_point, took_s
@@ -58,6 +58,7 @@ class Sweep:
     metrics: Sequence[Metric]
     finished_runs: dict[int, list[RunDir]] = field(default_factory=dict)
     is_dirty: bool = field(default=False, init=False)
+    _swept: dict[tuple[int, tuple[Path, ...]], SweptPoint] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def open(
@@ -142,10 +143,7 @@ class Sweep:
 
     def snapshot(self) -> SweepFile:
         """Return the contents of `sweep.json` for the runs that are finished now."""
-        points = tuple(
-            swept_point(point, self.finished_runs.get(point.number, ()), self.metrics, self.folder)
-            for point in self.points
-        )
+        points = tuple(self._swept_point(point) for point in self.points)
         has_model = any(value.predicted is not None for point in points for value in point.values)
         return SweepFile(
             faultbed=metadata.version("faultbed"),
@@ -176,6 +174,14 @@ class Sweep:
         sweep_file.write_table(snapshot, self.folder)
         sweep_page.render(snapshot, self.folder)
         return snapshot
+
+    def _swept_point(self, point: Point) -> SweptPoint:
+        """Judge a point by its finished runs; again only when there are more, because each run has to be observed."""
+        runs = self.finished_runs.get(point.number, [])
+        key = point.number, tuple(run.path for run in runs)
+        if key not in self._swept:
+            self._swept[key] = swept_point(point, runs, self.metrics, self.folder)
+        return self._swept[key]
 
     def _remaining(self, pending: Sequence[tuple[Point, Decided]]) -> str:
         expected_by_point = self.expected_s()
