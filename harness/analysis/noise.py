@@ -105,7 +105,7 @@ def load(state_dir: Path, workload: Mapping[str, Any]) -> NoiseFloor | None:
     Raises:
         UsageError: the stored file is not a noise floor.
     """
-    path = state_dir / FILE
+    path = Path(state_dir, FILE)
     try:
         floor = decode(path.read_bytes()) if path.exists() else None
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:

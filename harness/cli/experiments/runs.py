@@ -12,7 +12,7 @@ from rich.text import Text
 from harness.analysis.observe import observe
 from harness.cli.context import COLOURS, Session, json_option, pass_session, styled
 from harness.cli.experiments.histories import PAIR, show_comparison
-from harness.confidence import Interval, level_for
+from harness.confidence import Interval
 from harness.experiment import experiment_file as experiment_module
 from harness.experiment import run_plan as plan_module
 from harness.experiment.experiment_file import Experiment
@@ -25,6 +25,7 @@ from harness.run.loop import Decided, Finished
 from harness.run.prepare import exclusions as leave_out_module
 from harness.run.prepare.preflight import ALL_CHECKS
 from harness.run.repeats import alpha_spending, pooled, repeated
+from harness.run.repeats.trials import trial_of
 from harness.verdict import Check, LeftOut, Verdict, exit_code
 from testbed.backends.soft import lifecycle
 from testbed.errors import Unsupported, UsageError
@@ -155,10 +156,7 @@ def _most(loaded: Experiment, repeat: int, *, until_decided: bool, most: int | N
 
 
 def _trial(run: Finished, loaded: Experiment) -> pooled.Trial:
-    """Return a run for the pool; the intervals of its own are as wide as all of its noisy checks together need."""
-    level = level_for(noisy_checks(loaded.expectations))
-    metrics = observe(run.run_dir.read_measurements(), level=level).metrics
-    return pooled.Trial(run_dir=str(run.run_dir.path), verdict=run.verdict, metrics=metrics)
+    return trial_of(run.run_dir, run.verdict, loaded.expectations)
 
 
 def _decide(

@@ -6,9 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from harness.analysis import noise
 from harness.analysis.observations import Observation, disturbed
-from harness.analysis.observe import observe
 from harness.analysis.prediction import goodput_under_loss
 from harness.confidence import level_for
 from harness.experiment.metrics import Metric
@@ -17,6 +15,7 @@ from harness.record.rundir import RunDir
 from harness.record.sweep_file import SweptPoint, SweptRun, SweptValue
 from harness.run.repeats import pooled
 from harness.run.repeats.pooled import Trial, pooled_observation, why_left_out
+from harness.run.repeats.trials import trial_of
 from harness.run.sweeps.sweep_points import Point
 from harness.verdict import Check, Verdict, VerdictFile
 
@@ -45,21 +44,13 @@ def swept_point(point: Point, runs: Sequence[RunDir], metrics: Sequence[Metric],
     if not runs or (len(runs) < len(point.runs) and not is_dirty):
         return swept
     level = level_for(noisy_checks(point.experiment.expectations))
-    measured = [run.read_measurements() for run in runs]
-    trials = [
-        Trial(
-            run_dir=str(run.path),
-            verdict=said,
-            metrics=noise.allow_for(observe(one, level=level), noise.load(run.path, one.workload)).metrics,
-        )
-        for run, said, one in zip(runs, verdicts, measured, strict=True)
-    ]
+    trials = [trial_of(run, said, point.experiment.expectations) for run, said in zip(runs, verdicts, strict=True)]
     checks: Sequence[Check] = verdicts[0].checks
     verdict = verdicts[0].verdict
     if len(trials) > 1:
         pool = pooled.pool(trials, point.experiment.expectations)
         checks, verdict = pool.checks, pool.verdict
-    predicted = goodput_under_loss(measured[0])
+    predicted = goodput_under_loss(runs[0].read_measurements())
     why = _why(verdict, checks)
     if verdict is Verdict.PASS and (unknown := _unknown(metrics, trials, level)):
         verdict, why = Verdict.INCONCLUSIVE, unknown

@@ -1,0 +1,27 @@
+"""A finished run as a trial of a pool, with intervals as wide as the pool needs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.analysis import noise
+from harness.analysis.observe import observe
+from harness.confidence import level_for
+from harness.experiment.experiment_file import Expectation
+from harness.judge import noisy_checks
+from harness.record.rundir import RunDir
+from harness.run.repeats.pooled import Trial
+from harness.verdict import VerdictFile
+
+__all__ = ["trial_of"]
+
+
+def trial_of(run: RunDir, verdict: VerdictFile, expectations: Sequence[Expectation]) -> Trial:
+    """Return a run with its observations, whose intervals are those that the judge decides by.
+
+    They share the risk of all noisy checks of the run, and hold the noise floor that the run directory keeps.
+    """
+    measured = run.read_measurements()
+    observed = observe(measured, level=level_for(noisy_checks(expectations)))
+    floor = noise.load(run.path, measured.workload)
+    return Trial(run_dir=str(run.path), verdict=verdict, metrics=noise.allow_for(observed, floor).metrics)

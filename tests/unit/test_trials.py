@@ -1,0 +1,31 @@
+"""A run has the same intervals in the pool of `run --repeat` and in a sweep: those that it was judged by."""
+
+from __future__ import annotations
+
+import msgspec
+from finished_run import finished
+from synthetic_run import soft_topology, synthetic_run
+
+from harness.analysis import noise
+from harness.analysis.observe import observe
+from harness.cli.experiments.runs import _trial
+from harness.experiment.experiment_file import decode
+from harness.run.loop import Finished
+from harness.run.prepare.bind_to_lab import fit
+
+
+def test_trial_of_a_repeated_run_holds_the_noise_floor_of_its_directory(tmp_path):
+    run = synthetic_run()
+    directory = finished(tmp_path, run)
+    experiment = fit(decode(directory.read_experiment(), source="demo"), soft_topology(), "soft")
+    repeated = Finished(run_dir=directory, verdict=directory.read_verdict(), report=directory.report)
+    plain = _trial(repeated, experiment).metrics["jct_ratio"].interval
+    spread = noise.Spread(runs=10, middle=40.0, unit="s", log_sd=0.2)
+    floor = noise.NoiseFloor(lab="soft", workload=run.workload, iterations=5, sources=(), spreads={"job_time": spread})
+    directory.write_noise_floor(noise.encode(floor))
+    result = _trial(repeated, experiment).metrics
+    assert result["jct_ratio"].interval.low < plain.low < plain.high < result["jct_ratio"].interval.high
+    other = {name: one for name, one in result.items() if name != "jct_ratio"}
+    assert other == {name: one for name, one in observe(run, level=plain.level).metrics.items() if name != "jct_ratio"}
+    directory.write_noise_floor(noise.encode(msgspec.structs.replace(floor, workload={"flow": "write"})))
+    assert _trial(repeated, experiment).metrics["jct_ratio"].interval == plain, "the floor of another workload"
