@@ -62,6 +62,11 @@ class Verdict(enum.StrEnum):
     FAIL = "FAIL"
     ERROR = "ERROR"
 
+    @property
+    def is_conclusive(self) -> bool:
+        """Whether it shows something: the numbers behind an INCONCLUSIVE or an ERROR show nothing."""
+        return self in (Verdict.PASS, Verdict.FAIL)
+
 
 class ExitCode(enum.IntEnum):
     """What the command line ends with."""

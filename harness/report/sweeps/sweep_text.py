@@ -16,7 +16,7 @@ def state(point: SweptPoint) -> str:
 
 def is_shown(point: SweptPoint) -> bool:
     """Return whether the values of a point may be shown as numbers: it shows something."""
-    return point.verdict in (Verdict.PASS, Verdict.FAIL)
+    return point.verdict is not None and point.verdict.is_conclusive
 
 
 def cell(point: SweptPoint, metric: str) -> str:

@@ -25,7 +25,6 @@ MODEL = (
     "go-back-N without waiting: (1 - p) / (1 - p + n p) of the clean goodput at most, for a share p that is lost and n "
     "packets in flight on a queue pair"
 )
-_SHOWS_NOTHING = (Verdict.INCONCLUSIVE, Verdict.ERROR)
 
 
 def swept_point(point: Point, runs: Sequence[RunDir], metrics: Sequence[Metric], folder: Path) -> SweptPoint:
@@ -124,7 +123,7 @@ def point_value(
     metric: Metric, runs: Sequence[Mapping[str, Observation]], verdict: Verdict, *, level: float
 ) -> Observation:
     """Return a metric at a point; no value where the point shows nothing, or the machine was disturbed."""
-    if verdict in _SHOWS_NOTHING:
+    if not verdict.is_conclusive:
         return Observation(value=None, detail=f"the point is {verdict}")
     observations = [one.get(metric.name) or Observation(value=None, detail="not measured") for one in runs]
     if not observations:
