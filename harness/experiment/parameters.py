@@ -32,7 +32,8 @@ from traffic.engine.task_specs import QpParams
 
 __all__ = ["Parameter", "known_paths", "parse", "with_values"]
 
-_STEP = re.compile(r"(?P<key>[A-Za-z0-9_-]+)(?:\[(?P<index>[0-9]+)\])?")
+_STEP = re.compile(r"(?P<key>[A-Za-z0-9_:-]+)(?:\[(?P<index>[0-9]+)\])?")
+"""A key may be the name of a link, which has a colon: `fabric.weights.rtsw1:ctsw1`."""
 _FIXED = frozenset({"name", "seed"})
 """Keys that name a run: a sweep names its runs itself, and --seed chooses the seed."""
 _MAX_TEXT = 4000
@@ -43,6 +44,8 @@ _WORKLOADS = {
     "collective": "collective", "flow": "flow", "grid": "job", "requests": "inference", "embedding": "ranking",
     "replay": "replay",
 }  # fmt: skip
+_SECTIONS = ("storage", "resilience")
+"""Sections within `[workload]`; their keys are offered where the file has the section."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,17 +82,16 @@ def known_paths(raw: Mapping[str, Any]) -> tuple[str, ...]:
     work = raw.get("workload")
     if isinstance(work, Mapping):
         kind = next((section for key, section in _WORKLOADS.items() if key in work), None)
-        paths += [f"workload.{key}" for key in WORKLOAD_KEYS.get(kind or "", ()) if key not in ("qp", "storage")]
+        paths += [f"workload.{key}" for key in WORKLOAD_KEYS.get(kind or "", ()) if key not in ("qp", *_SECTIONS)]
         paths += [f"workload.qp.{one.name}" for one in dataclasses.fields(QpParams)]
-        if "storage" in work:
-            paths += [f"workload.storage.{key}" for key in WORKLOAD_KEYS["storage"]]
+        for section in _SECTIONS:
+            paths += [f"workload.{section}.{key}" for key in WORKLOAD_KEYS[section] if section in work]
     for section in ("faults", "stop", "expect"):
         items = raw.get(section)
         for index, item in enumerate(items if isinstance(items, list) else ()):
             paths += [f"{section}[{index}].{key}" for key in SECTION_KEYS[section] if key != "set"]
             fault = CATALOGUE.get(str(item.get("kind"))) if section == "faults" else None
             paths += [f"faults[{index}].set.{param.name}" for param in (fault.params if fault else ())]
-    paths += [f"fabric.{key}" for key in SECTION_KEYS["fabric"]]
     paths += [f"probe.{key}" for key in SECTION_KEYS["probe"] if "probe" in raw]
     paths += [f"fabric.{key}" for key in SECTION_KEYS["fabric"] if key != "weights"]
     return tuple(dict.fromkeys(path for path in paths if path not in _FIXED))

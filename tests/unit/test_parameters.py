@@ -132,3 +132,25 @@ def test_routing_scheme_of_a_file_without_one_can_be_swept():
 def test_parse_value_that_no_shell_means_is_one_sentence(value):
     with pytest.raises(UsageError, match=r"--over workload\.size: a control character, or more than 4000 characters"):
         parse(f"workload.size={value}")
+
+
+def test_weight_of_a_link_can_be_swept_by_its_name():
+    text = FLOW.format("write", '[fabric]\nrouting = "weighted"\nweights = { "rtsw1:ctsw1" = 3 }\n').encode()
+    assert raw_of(text, **{"fabric.weights.rtsw1:ctsw1": "2"})["fabric"]["weights"] == {"rtsw1:ctsw1": 2}
+    assert "did you mean fabric.weights.rtsw1:ctsw1?" in refused(text, "fabric.weights.rtsw1:ctsw2", "2")
+
+
+def test_weights_as_a_whole_are_no_parameter():
+    """A value is a number or a text, and the weights of links are a table."""
+    text = FLOW.format("write", '[fabric]\nrouting = "weighted"\n').encode()
+    assert "no such parameter" in refused(text, "fabric.weights", "3")
+    assert known_paths(tomllib.loads(text.decode())).count("fabric.buckets") == 1
+
+
+def test_restart_policy_of_a_job_can_be_swept():
+    section = '[workload.storage]\nhost = "host4"\ncheckpoint = "1MiB:5"\n[workload.resilience]\nspares = ["host4"]\n'
+    text = JOB.format(section).encode()
+    made = raw_of(text, **{"workload.resilience.most_restarts": "2", "workload.resilience.rejoin": "90s"})
+    assert made["workload"]["resilience"] == {"spares": ["host4"], "most_restarts": 2, "rejoin": "90s"}
+    assert "workload.resilience" not in known_paths(tomllib.loads(text.decode())), "a section is no value"
+    assert "no such parameter" in refused(JOB.format("").encode(), "workload.resilience.most_restarts", "2")
