@@ -22,13 +22,28 @@ __all__ = ["COMMANDS"]
 
 
 @click.command()
-@click.option("--permutations", default=5, show_default=True, type=click.IntRange(1, 1000), help="Of each tier.")
-@click.option("--seed", default=1, show_default=True, type=click.IntRange(min=0), help="Decides the permutations.")
-@click.option("--tier", "tiers", multiple=True, type=click.Choice(TIERS), help="Default: all that the lab has.")
-@click.option("--qps", default=16, show_default=True, type=click.IntRange(1), help="Queue pairs of a flow.")
+@click.option(
+    "--permutations", default=5, show_default=True, type=click.IntRange(1, 1000), help="Random permutations per tier."
+)
+@click.option("--seed", default=1, show_default=True, type=click.IntRange(min=0), help="Seed of the permutations.")
+@click.option(
+    "--tier",
+    "tiers",
+    multiple=True,
+    type=click.Choice(TIERS),
+    help="Tier to measure; repeatable. Default: every tier of the lab.",
+)
+@click.option("--qps", default=16, show_default=True, type=click.IntRange(1), help="Queue pairs per flow.")
 @click.option("--size", default="16KiB", show_default=True, help="Message size.")
-@click.option("--for", "duration", default="10s", show_default=True, metavar="TIME", help="How long each one runs.")
-@click.option("--min", "least", type=FiniteRange(0), help="A bound: FAIL if a tier's interval lies wholly below it.")
+@click.option(
+    "--for",
+    "duration",
+    default="10s",
+    show_default=True,
+    metavar="TIME",
+    help="Duration of each permutation; the flow alone runs half as long.",
+)
+@click.option("--min", "least", type=FiniteRange(0), help="FAIL a tier whose whole interval lies below this value.")
 @json_option
 @pass_session
 def bisection(
@@ -48,7 +63,7 @@ def bisection(
     Effective bisection is aggregate ÷ (n x solo), for each tier that the flows cross: within racks, across racks of a
     zone, across zones. 1 is full bisection. Without --min, a tier with an interval is a PASS. A soft lab whose links
     have no rates, or may ask for more than half of what its emulation carries, is INCONCLUSIVE: there, the machine
-    decides. A soft lab goes back to its snapshot before.
+    decides. A soft lab is reset to its snapshot first.
     """
     inventory = session.inventory()
     spec = BisectionSpec(
