@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import house
 import numpy as np
@@ -15,7 +17,8 @@ from synthetic_run import soft_topology
 
 from harness.analysis.links.effective_bisection import Trial, bisection_of
 from harness.cli.main import cli
-from harness.confidence import LEVEL
+from harness.cli.traffic import bisecting
+from harness.confidence import LEVEL, level_for
 from harness.run import bisection_run
 from harness.run.bisection_run import BisectionSpec, judged
 from harness.verdict import Verdict
@@ -158,3 +161,35 @@ def test_bisection_that_ends_early_compares_the_lab_and_says_what_it_is_like(mon
         assert output in str(caught.value)
     if raised is Interrupted:
         assert caught.value.exit_code == (5 if state == "DIRTY" else 3)
+
+
+def test_bisection_of_a_lab_that_was_not_used_says_nothing_of_its_state(monkeypatch, tmp_path):
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
+    monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda *_: pytest.fail("the lab was touched"))
+    done = CliRunner().invoke(cli, ["--lab", "soft", "bisection", "--json"], standalone_mode=False)
+    assert json.loads(done.stdout)["lab_state"] is None
+    done = CliRunner().invoke(cli, ["--lab", "soft", "bisection"], standalone_mode=False)
+    assert done.return_value == 2
+    assert "the lab was not used" in done.stdout
+    assert "CLEAN" not in done.stdout
+
+
+@pytest.mark.parametrize(("tiers", "header"), [(2, "99 % interval"), (3, "99.333 % interval")])
+@pytest.mark.parametrize("lab_state", ["CLEAN", "DIRTY"])
+def test_bisection_table_states_the_level_of_its_intervals(monkeypatch, tmp_path, tiers, header, lab_state):
+    """With --min, each tier is a check that can fail by chance: three of them need wider intervals than 99 %."""
+    names = ("rack", "zone", "fabric")[:tiers]
+    found = tuple(
+        judged(name, trials(0.95, 0.96, 0.97), 0.8, least=0.5, beyond="", level=level_for(tiers)) for name in names
+    )
+    holding = SimpleNamespace(heartbeat=lambda: None, refresh=lambda: None)
+    lab = SimpleNamespace(kind="soft", name="soft-zones", state_dir=tmp_path)
+    monkeypatch.setattr(bisecting, "hold", lambda *_, **__: contextlib.nullcontext(holding))
+    monkeypatch.setattr(bisecting, "open_lab", lambda _: contextlib.nullcontext(lab))
+    monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda *_: "already up")
+    monkeypatch.setattr("testbed.backends.soft.lifecycle.reset", lambda *_: None)
+    monkeypatch.setattr(bisection_run, "measure", lambda *_: (found, lab_state))
+    done = CliRunner().invoke(cli, ["--lab", "soft-zones", "bisection", "--min", "0.5"], standalone_mode=False)
+    assert header in done.stdout
+    assert f"lab {lab_state}" in done.stdout
+    assert done.return_value == (5 if lab_state == "DIRTY" else 0)

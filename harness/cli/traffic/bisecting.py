@@ -7,6 +7,7 @@ import click
 from harness.cli.context import COLOURS, Session, json_option, pass_session, styled
 from harness.cli.options.numbers import FiniteRange, parse_duration
 from harness.cli.traffic.traffic_group import read_size
+from harness.confidence import LEVEL
 from harness.run import bisection_run
 from harness.run.bisection_run import BisectionSpec, TierBisection
 from harness.verdict import LabState, Verdict, exit_code, worst
@@ -75,7 +76,7 @@ def bisection(
             f"the links of {inventory.name} have no rates, so that this machine decides what flows get; use a lab with "
             "faultbed_rate_scale, such as soft-zones"
         )
-        found = tuple(bisection_run.judged(tier, (), None, least=least, beyond=why, level=0.99) for tier in spec.tiers)
+        found = tuple(bisection_run.judged(tier, (), None, least=least, beyond=why, level=LEVEL) for tier in spec.tiers)
         return _end(session, inventory, found, as_json=as_json)
     names = [] if inventory.kind == "soft" else [host.name for host in inventory.topology.hosts]
     with (
@@ -114,18 +115,21 @@ def _end(
     inventory: Inventory,
     found: tuple[TierBisection, ...],
     *,
-    lab_state: LabState = "CLEAN",
+    lab_state: LabState | None = None,
     as_json: bool,
 ) -> int:
+    """Print the result, and return the exit code. `lab_state` None: the lab was not used."""
     verdict = worst(one.verdict for one in found)
     if lab_state == "DIRTY":  # nothing is shown by a lab whose state is unknown
         verdict = worst((verdict, Verdict.INCONCLUSIVE))
+    code = exit_code(verdict, lab_state or "CLEAN")
     if as_json:
         tiers = [one.to_dict() for one in found]
         session.json({"lab": inventory.name, "verdict": str(verdict), "lab_state": lab_state, "tiers": tiers})
-        return exit_code(verdict, lab_state)
+        return code
+    level = max((one.interval.level for one in found if one.interval is not None), default=LEVEL)
     session.table(
-        ("tier", "flows", "", "effective bisection", "99 % interval", "uplinks used", "why"),
+        ("tier", "flows", "", "effective bisection", f"{100 * level:.5g} % interval", "uplinks used", "why"),
         [
             (
                 one.tier,
@@ -139,8 +143,8 @@ def _end(
             for one in found
         ],
     )
-    session.out.print(f"lab {lab_state}")
-    return exit_code(verdict, lab_state)
+    session.out.print("the lab was not used" if lab_state is None else f"lab {lab_state}")
+    return code
 
 
 COMMANDS = (bisection,)
