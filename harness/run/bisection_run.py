@@ -90,7 +90,10 @@ def measure(lab: Lab, spec: BisectionSpec, progress: Progress) -> tuple[tuple[Ti
         found = tuple(_tier(lab, tier, spec, beyond, progress) for tier in spec.tiers)
     except BaseException as error:  # noqa: BLE001 (raised again, with what the lab is like)
         ends.reraise(error, lab, work, None)
-    return found, dirty.end(lab, work).state
+    outcome = dirty.end(lab, work)
+    if outcome.state == "DIRTY":
+        progress(outcome.said)
+    return found, outcome.state
 
 
 def judged(

@@ -193,3 +193,16 @@ def test_bisection_table_states_the_level_of_its_intervals(monkeypatch, tmp_path
     assert header in done.stdout
     assert f"lab {lab_state}" in done.stdout
     assert done.return_value == (5 if lab_state == "DIRTY" else 0)
+
+
+@pytest.mark.parametrize("state", ["CLEAN", "DIRTY"])
+def test_bisection_that_leaves_the_lab_dirty_reports_why(monkeypatch, state):
+    outcome = Outcome(state=state, reasons=(), said=f"the lab is {state}: host3 has a qdisc; run `faultbed heal`")
+    monkeypatch.setattr(dirty, "begin", lambda *_, **__: "work")
+    monkeypatch.setattr(dirty, "end", lambda *_, **__: outcome)
+    monkeypatch.setattr(bisection_run, "_beyond", lambda *_: "no rates")
+    spec = BisectionSpec(tiers=("zone",), permutations=3, seed=1, seconds=1.0, qps=1, message_bytes=4096)
+    lines = []
+    _, lab_state = bisection_run.measure(None, spec, lines.append)
+    assert lab_state == state
+    assert lines == ([outcome.said] if state == "DIRTY" else [])
