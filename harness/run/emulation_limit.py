@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -19,6 +21,7 @@ import msgspec
 
 from harness.analysis.links.emulation_headroom import exceeds_headroom
 from harness.experiment.workload_file import Flow, Workload
+from testbed.backends.soft.lab_state import read_state
 from testbed.directories import lab_dir
 from testbed.errors import LabError
 from testbed.inventory.lab_inventory import Inventory
@@ -39,6 +42,7 @@ _SHAPE: Mapping[str, Any] = MappingProxyType({
 })  # fmt: skip
 """Of each flow: so few packets in flight that a queue without a shaper (1,000 packets) loses none."""
 _PATIENCE_S = 60.0
+_CPUINFO = Path("/proc/cpuinfo")
 Progress = Callable[[str], None]
 
 
@@ -49,7 +53,8 @@ class NotMeasured(LabError):
 class Carried(msgspec.Struct, frozen=True, kw_only=True):
     """`emulation.json` of a lab: payload of `flows` flows together, in bits/s, without shapers.
 
-    `key` stands for what it was measured on: the inventory, the number of CPUs, and the accelerator.
+    `key` stands for what it was measured on: the inventory, the number and model of CPUs, the accelerator, and the
+    snapshot key of the lab (image, QEMU, playbooks).
     """
 
     key: str
@@ -136,8 +141,15 @@ def measure(lab: Lab, key: str) -> Carried:
 
 
 def _key(lab: Lab) -> str:
-    words = lab.inventory_model.path.read_bytes(), str(os.cpu_count()).encode(), str(lab.accelerator).encode()
-    return hashlib.sha256(b"/".join(words)).hexdigest()
+    state = read_state(lab_dir(lab.name))
+    words = os.cpu_count(), _cpu_model(), lab.accelerator, state.key if state else None
+    return hashlib.sha256(lab.inventory_model.path.read_bytes() + "/".join(map(str, words)).encode()).hexdigest()
+
+
+def _cpu_model() -> str:
+    """Return the model of this machine's CPUs; their architecture where the kernel gives no model name."""
+    names = re.findall(r"^model name\s*:\s*(.+)$", _CPUINFO.read_text(), re.MULTILINE)
+    return names[0] if names else platform.machine()
 
 
 def _read(path: Path, key: str) -> Carried | None:

@@ -19,6 +19,8 @@ from harness.run import emulation_limit
 from harness.run.emulation_limit import Carried, carried, offered_bps, sent_bps
 from harness.run.prepare.bind_to_lab import fit
 from harness.verdict import Verdict
+from testbed.backends.soft import lab_state
+from testbed.backends.soft.lab_state import LabState
 from testbed.inventory import lab_inventory
 
 ZONES = lab_inventory.load(house.HOUSE / "inventory" / "soft-zones.yml")
@@ -149,3 +151,34 @@ def test_emulation_limit_key_depends_on_the_rates(monkeypatch, tmp_path):
 def test_load_that_is_no_number_exceeds_the_headroom(offered):
     assert emulation_headroom.exceeds_headroom(offered, 100e6)
     assert emulation_headroom.exceeds_headroom(1e6, float("nan"))
+
+
+def record_state(tmp_path, key):
+    folder = tmp_path / "labs" / "soft-zones"
+    folder.mkdir(parents=True, exist_ok=True)
+    state = LabState(inventory=str(ZONES.path), key=key, accelerator="tcg", image="9f", vms={}, ready=True)
+    lab_state.write(folder / "state.json", state)
+
+
+def test_emulation_limit_of_another_image_does_not_count(monkeypatch, tmp_path):
+    """The key of a lab's snapshot holds its image and QEMU, which decide how much is forwarded."""
+    record_state(tmp_path, "made-of-one-image")
+    world = World(monkeypatch, tmp_path, 117e6, 90e6)
+    assert world(40e6) == world(40e6) == 117e6
+    record_state(tmp_path, "made-of-another-image")
+    assert world(40e6) == 90e6
+
+
+def test_emulation_limit_of_another_cpu_does_not_count(monkeypatch, tmp_path):
+    """A home folder moves with its user; a machine with as many slower CPUs carries less."""
+    cpuinfo = tmp_path / "cpuinfo"
+    monkeypatch.setattr(emulation_limit, "_CPUINFO", cpuinfo)
+    cpuinfo.write_text("processor\t: 0\nmodel name\t: Xeon 1\ncpu MHz\t: 2100.0\n")
+    world = World(monkeypatch, tmp_path, 117e6, 90e6, 30e6)
+    assert world(40e6) == 117e6
+    cpuinfo.write_text("processor\t: 0\nmodel name\t: Xeon 1\ncpu MHz\t: 3400.0\n")
+    assert world(40e6) == 117e6, "the clock of a CPU changes all the time"
+    cpuinfo.write_text("processor\t: 0\nmodel name\t: Xeon 2\ncpu MHz\t: 2100.0\n")
+    assert world(40e6) == 90e6
+    cpuinfo.write_text("processor\t: 0\nCPU part\t: 0xd0c\n")
+    assert world(10e6) == 30e6, "no model name"
