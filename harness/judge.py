@@ -322,7 +322,7 @@ def _emulation_checks(run: Measurements) -> tuple[Check, ...]:
         return ()
     capacity_bps = run.carried_bps
     bound_bps = None if capacity_bps is None else emulation_headroom.MAX_LOAD_FRACTION * capacity_bps
-    beyond = capacity_bps is None or emulation_headroom.exceeds_headroom(run.offered_bps, capacity_bps)
+    beyond = emulation_headroom.exceeds_headroom(run.offered_bps, capacity_bps)
     return (
         Check(
             name="emulation",

@@ -14,22 +14,20 @@ from harness.analysis.links.link_metrics import link_metrics
 from harness.confidence import Interval, decide, level_for
 from harness.record.measurements import Measurements
 from harness.run import emulation_limit, ends
+from harness.run.workload import run_flows
 from harness.verdict import LabState, Verdict
 from testbed.backends.soft import lifecycle
-from testbed.errors import LabError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import Lab
 from testbed.observe import counters
 from testbed.tenancy import dirty
 from traffic.engine.task_specs import QpParams
-from traffic.flows import flow_run
 from traffic.flows.flow_run import FlowSpec
 from traffic.flows.permutations import Tier, permutation
 
 __all__ = ["BisectionSpec", "TierBisection", "has_rates", "judged", "measure"]
 
 Progress = Callable[[str], None]
-_PATIENCE_S = 60.0
 QP = QpParams(timeout=20)
 """4.3 s until a packet is sent again: what waits in the queue of a slow link is not lost."""
 DEPTH = 1
@@ -124,21 +122,21 @@ def _beyond(lab: Lab, progress: Progress) -> str:
     inventory = lab.inventory_model
     if inventory.kind == "rack" or inventory.rate_scale is None:
         return ""
-    ends = [f"{host.name}:{rnic.name}" for host in lab.topology.hosts for rnic in host.rnics]
-    offered = emulation_limit.offered_bps(ends, ends, lab.topology, inventory.rate_scale)
+    rnics = [f"{host.name}:{rnic.name}" for host in lab.topology.hosts for rnic in host.rnics]
+    offered = emulation_limit.offered_bps(rnics, rnics, lab.topology, inventory.rate_scale)
     if offered is None:
         return (
             "the links of hosts have no rate (faultbed_tiers.host), so that the machine decides what a flow gets alone"
         )
-    again = functools.partial(_to_snapshot, lab, progress)
+    capacity = None
     try:
-        found = emulation_limit.carried(lab, offered, again, progress).carried_bps
+        to_snapshot = functools.partial(_to_snapshot, lab, progress)
+        capacity = emulation_limit.carried(lab, offered, to_snapshot, progress).carried_bps
     except emulation_limit.NotMeasured as error:
         progress(str(error))
-        return emulation_headroom.describe_headroom(offered, None)
-    if not emulation_headroom.exceeds_headroom(offered, found):
+    if not emulation_headroom.exceeds_headroom(offered, capacity):
         return ""
-    return emulation_headroom.describe_headroom(offered, found)
+    return emulation_headroom.describe_headroom(offered, capacity)
 
 
 def _to_snapshot(lab: Lab, progress: Progress) -> None:
@@ -174,14 +172,11 @@ def _flows(pairs: Sequence[tuple[str, str]], spec: BisectionSpec, *, seconds: fl
 def _goodput(lab: Lab, specs: Sequence[FlowSpec]) -> tuple[float, float | None]:
     """Return what flows got together, and the metric `bisection` of that time."""
     before = counters.read(lab)
-    with flow_run.start_all(lab, specs, on_event=lambda _event: lab.heartbeat()) as running:
-        result = running.wait((specs[0].duration_s or 0) + _PATIENCE_S)
-    if result.outcome == "failed":
-        raise LabError(f"{specs[0].src} to {specs[0].dst} and {len(specs) - 1} other flows: {result.where}")
+    result, window = run_flows(lab, specs)
     after = counters.read(lab)
     run = Measurements(
         lab=lab.name, lab_kind=lab.kind, accelerator=lab.accelerator, topology=lab.topology,
-        rate_scale=lab.inventory_model.rate_scale, t0_ns=running.started_ns, end_ns=running.ended_ns, workload={},
+        rate_scale=lab.inventory_model.rate_scale, t0_ns=window.start_ns, end_ns=window.end_ns, workload={},
         ranks=(), series=(), lab_state="CLEAN",
         counters_before={node: dict(values) for node, values in before.items()},
         counters_after={node: dict(values) for node, values in after.items()},

@@ -21,6 +21,7 @@ import msgspec
 
 from harness.analysis.links.emulation_headroom import exceeds_headroom
 from harness.experiment.workload_file import Flow, Workload
+from harness.run.workload import run_flows
 from testbed.backends.soft.lab_state import read_state
 from testbed.directories import lab_dir
 from testbed.errors import LabError
@@ -29,7 +30,6 @@ from testbed.lab import Lab
 from testbed.model.topology import Topology
 from testbed.tenancy import durable
 from traffic.engine.task_specs import QpParams
-from traffic.flows import flow_run
 from traffic.flows.flow_run import FlowSpec
 from traffic.flows.matrix import pairs
 
@@ -41,7 +41,7 @@ _SHAPE: Mapping[str, Any] = MappingProxyType({
     "qps": 16, "depth": 1, "message_bytes": 16 << 10, "qp": QpParams(timeout=18),
 })  # fmt: skip
 """Of each flow: so few packets in flight that a queue without a shaper (1,000 packets) loses none."""
-_PATIENCE_S = 60.0
+_NOT_KNOWN = "what the emulation carries is not known: {why}; try it again on a quiet machine"
 _CPUINFO = Path("/proc/cpuinfo")
 Progress = Callable[[str], None]
 
@@ -68,8 +68,8 @@ def offered_bps(sources: Iterable[str], sinks: Iterable[str], topology: Topology
     None: a link of one of them has no rate.
     """
     sums = []
-    for ends in (set(sources), set(sinks)):
-        links = [topology.rnic_link(*end.split(":")) for end in sorted(ends)]
+    for rnics in (set(sources), set(sinks)):
+        links = [topology.rnic_link(*rnic.split(":")) for rnic in sorted(rnics)]
         speeds = [link.a.speed_gbps for link in links]
         if not speeds or None in speeds:
             return None
@@ -127,16 +127,14 @@ def measure(lab: Lab, key: str) -> Carried:
     for switch, ports in lab.inventory_model.shapes.items():
         lines = "".join(f"qdisc del dev {port} root\n" for port in ports)
         lab.node(switch).run(["tc", "-batch", "-"], stdin=lines)
-    ends = [f"{host.name}:{rnic.name}" for host in lab.topology.hosts for rnic in host.rnics]
-    specs = [FlowSpec(src=src, dst=dst, **_SHAPE, duration_s=_SECONDS) for src, dst in pairs("permutation", ends)]
+    rnics = [f"{host.name}:{rnic.name}" for host in lab.topology.hosts for rnic in host.rnics]
+    specs = [FlowSpec(src=src, dst=dst, **_SHAPE, duration_s=_SECONDS) for src, dst in pairs("permutation", rnics)]
     try:
-        with flow_run.start_all(lab, specs, on_event=lambda _event: lab.heartbeat()) as running:
-            result = running.wait(_SECONDS + _PATIENCE_S)
+        result, _ = run_flows(lab, specs)
     except LabError as error:
-        raise NotMeasured(f"what the emulation carries is not known: {error}") from error
-    if result.outcome == "failed" or not result.goodput_bps:
-        why = result.where or f"nothing came through in {_SECONDS:g} s"
-        raise NotMeasured(f"what the emulation carries is not known: {why}; try it again on a quiet machine")
+        raise NotMeasured(_NOT_KNOWN.format(why=error)) from error
+    if not result.goodput_bps:
+        raise NotMeasured(_NOT_KNOWN.format(why=f"nothing came through in {_SECONDS:g} s"))
     return Carried(key=key, flows=len(specs), carried_bps=result.goodput_bps)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 from harness.experiment.experiment_file import Experiment
@@ -11,9 +12,10 @@ from harness.experiment.replayed import Replay, spec_of, trace_of
 from harness.experiment.workload_file import OF_SPEC, Collective, Flow, Job, duration_ns
 from testbed.errors import LabError
 from testbed.lab import Lab
+from traffic.engine.run_results import Window
 from traffic.engine.running_traffic import OnEvent, Running
 from traffic.flows import flow_run
-from traffic.flows.flow_run import FlowSpec
+from traffic.flows.flow_run import FlowSpec, FlowsResult
 from traffic.probes.ecmp_entropy import data_and_ack_paths
 from traffic.workloads import collective, inference, job, ranking, replay
 from traffic.workloads.collective import CollectiveSpec
@@ -22,7 +24,7 @@ from traffic.workloads.inference import InferenceSpec
 from traffic.workloads.job import JobSpec
 from traffic.workloads.ranking import RankingSpec
 
-__all__ = ["collective_spec", "job_spec", "paths_of", "patience_s", "start"]
+__all__ = ["collective_spec", "job_spec", "paths_of", "patience_s", "run_flows", "start"]
 
 GRACE_S = 60.0
 """How much longer than planned a workload may take before it is ended."""
@@ -54,6 +56,21 @@ def start(experiment: Experiment, lab: Lab, also: OnEvent = lambda _event: None)
     if isinstance(work, Job):
         return _start_job(work, lab, beat)
     return collective.start(lab, collective_spec(work), on_event=beat)
+
+
+def run_flows(lab: Lab, specs: Sequence[FlowSpec]) -> tuple[FlowsResult, Window]:
+    """Run flows of equal duration at once, and return their result and when they ran; their progress is a heartbeat.
+
+    Raises:
+        UsageError: the lab cannot carry them.
+        LabError: they could not be started, were not over in time, or failed; nothing is left running.
+    """
+    with flow_run.start_all(lab, specs, on_event=lambda _event: lab.heartbeat()) as running:
+        result = running.wait((specs[0].duration_s or 0) + GRACE_S)
+    if result.outcome == "failed":
+        more = f" and {len(specs) - 1} more" if len(specs) > 1 else ""
+        raise LabError(f"{specs[0].src} to {specs[0].dst}{more}: {result.where}")
+    return result, Window(start_ns=running.started_ns, end_ns=running.ended_ns)
 
 
 def _start_job(work: Job, lab: Lab, on_event: OnEvent) -> Running[Any]:

@@ -15,9 +15,12 @@ CHECK_RULE = (
 )
 
 
-def exceeds_headroom(offered_bps: float, capacity_bps: float) -> bool:
-    """Return whether a workload may send more than `MAX_LOAD_FRACTION` of the emulation's capacity (bits/s)."""
-    return not 0 <= offered_bps <= MAX_LOAD_FRACTION * capacity_bps  # NaN is beyond
+def exceeds_headroom(offered_bps: float, capacity_bps: float | None) -> bool:
+    """Return whether a workload may send more than `MAX_LOAD_FRACTION` of the emulation's capacity (bits/s).
+
+    An unknown capacity (None) counts as exceeded.
+    """
+    return capacity_bps is None or not 0 <= offered_bps <= MAX_LOAD_FRACTION * capacity_bps  # NaN is beyond
 
 
 def describe_headroom(offered_bps: float, capacity_bps: float | None) -> str:
