@@ -1,7 +1,8 @@
-"""The numbers of docs/numbers.md, measured anew: `make bench`, or `python -m bench [--cold] [PART ...]`.
+"""Measure the numbers of docs/numbers.md: `make bench`, or `python -m bench [--cold] [PART ...]`.
 
 Throughput is a ratio against perftest within one run, with its spread; times of the lab are wall-clock seconds of this
-machine, printed with what they were measured on and never asserted by a test. `--cold` also boots and provisions anew.
+machine, printed with what they were measured on and never asserted by a test. `--cold` also boots and provisions from
+nothing.
 """
 
 from __future__ import annotations

@@ -32,7 +32,11 @@ _APART = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Noise:
-    """`deviation` of a step, its `memory` (lag-1 correlation), share of `long` iterations; `ranks`, in `racks`."""
+    """Noise of a job's steps.
+
+    `deviation` is that of a step, `memory` its lag-1 correlation, `long` the share of long iterations. The job has
+    `ranks` ranks in `racks` racks.
+    """
 
     deviation: float
     memory: float

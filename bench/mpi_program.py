@@ -17,7 +17,7 @@ WARM_UP = 2
 
 
 def main() -> None:
-    """Entry point."""
+    """Time each collective at each size, and print a row of JSON for each of them."""
     asked = json.loads(sys.argv[1])
     world = MPI.COMM_WORLD
     for name in asked["collectives"]:

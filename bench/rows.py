@@ -1,4 +1,4 @@
-"""A row of the bench's tables: what, its median, its spread, its goal, and whether that is reached or not decided."""
+"""Rows of the bench's tables: name, median, spread, goal, and whether the goal is reached or undecided."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ REACHED, MISSED, OPEN = "reached", "missed", "undecided"
 
 
 def mark(*, reached: bool) -> str:
-    """The last cell."""
+    """Return the last cell of a row."""
     return REACHED if reached else MISSED
 
 
 def decided(interval: Interval, *, least: float = -math.inf, most: float = math.inf) -> str:
-    """The last cell of a row with an interval: it decides only when all of it is on one side of the goal."""
+    """Return the last cell of a row with an interval, which decides only if all of it is on one side of the goal."""
     if least <= interval.low and interval.high <= most:
         return REACHED
     return MISSED if interval.high < least or interval.low > most else OPEN
 
 
 def ratio(what: str, ratios: Sequence[float], least: float) -> Row:
-    """A row of ratios whose median is to be `least` or more."""
+    """Return a row about ratios whose median must be `least` or more."""
     middle = sorted(ratios)[len(ratios) // 2]
     return (
         what,

@@ -100,7 +100,7 @@ def cpu_s(pids: Iterable[int]) -> float:
 
 
 class _Flow:
-    """A flow that goes on until nobody needs it: what starts and ends the watching takes its time, too."""
+    """A flow that runs until its `with` block ends: starting and ending the telemetry takes time, too."""
 
     samples: Sequence[Sample] = ()
 

@@ -81,7 +81,7 @@ def measure_rings(lab: Lab) -> Iterator[Row]:
 
 
 def measure_mpi(lab: Lab, progress: Callable[[str], None]) -> Iterator[Row]:
-    """Time of Open MPI over ours, by transport; a transport that does not run here is told as such."""
+    """Yield the time of Open MPI over ours, by transport; a row says so if a transport does not run here."""
     folder = cache_dir() / "open-mpi"
     folder.mkdir(parents=True, exist_ok=True)
     hosts = [host.name for host in lab.topology.hosts[:4]]

@@ -1,4 +1,4 @@
-"""Files that people write, read strictly: what is wrong is told with its path in the file, and what was meant.
+"""Read files that people write, strictly. An error names the value's path, and suggests what was meant.
 
 demo.toml: workload.algoritm: no key "algoritm" here; did you mean algorithm?
 """

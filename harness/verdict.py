@@ -88,7 +88,7 @@ def worst(verdicts: Iterable[Verdict]) -> Verdict:
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One question asked of a run. `observed` and `bound` are in `unit`; `rule` says how they compare."""
+    """One check of a run. `observed` and `bound` are in `unit`; `rule` says how they compare."""
 
     name: str
     verdict: Verdict
@@ -216,7 +216,7 @@ def unproven(receipt: Receipt | None) -> tuple[str, ...]:
 
 
 def exit_code(verdict: Verdict, lab_state: LabState) -> ExitCode:
-    """The command line's exit code. A DIRTY lab outranks every verdict: somebody has to look at it first."""
+    """Return the command line's exit code. A DIRTY lab outranks every verdict, because it needs attention first."""
     return ExitCode.DIRTY if lab_state == "DIRTY" else ExitCode[verdict.name]
 
 

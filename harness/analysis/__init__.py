@@ -1,1 +1,1 @@
-"""Results of a run: timeline, impacts, phases, routing, slow ranks and link loads, with their intervals. Pure."""
+"""Results of a run with their intervals: timeline, phases, routing, slow ranks and link loads. Pure."""

@@ -47,9 +47,10 @@ _Window = tuple[int, int]
 def pace(
     run: Measurements, grid: Goodput, fired: Collection[_Window], *, start_ns: int, until_ns: int
 ) -> NDArray[np.float64] | None:
-    """Return the pace in each bin of `grid`; 1 before `until_ns`, the end of the fault-free start; None without data.
+    """Return the pace in each bin of `grid`; None without data.
 
-    `fired`: first firing and removal of each fault, in ns.
+    The pace is 1 before `until_ns`, the end of the fault-free start. `fired`: first firing and removal of each fault,
+    in ns.
     """
     if run.lab_kind != "soft":
         return None

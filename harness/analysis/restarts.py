@@ -156,7 +156,10 @@ def ranks_without_state(run: ResilienceRun, ranks: Sequence[int]) -> tuple[int, 
 
 
 def describe(restart: Restart, phases: Sequence[Phase]) -> str:
-    """Return one line about a restart: loss, reason, moved ranks, length of each phase, repeated iterations."""
+    """Return one line about a restart.
+
+    It has the loss, the reason, the moved ranks, the length of each phase, and the repeated iterations.
+    """
     moved = [f"{old} -> {new}" for old, new in zip(restart.before, restart.after, strict=False) if old != new]
     if len(restart.after) not in (0, len(restart.before)):
         moved = [f"{len(restart.before)} ranks -> {len(restart.after)} ranks"]

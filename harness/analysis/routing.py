@@ -44,9 +44,10 @@ class Stage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Routing:
-    """Routing reaction to one fault: ns from its firing (`restored_ns`: from its removal); None: nothing changed.
+    """Routing's reaction to one fault.
 
-    `left` are routes that did not come back, as `switch: route ...`; then `restored_ns` is None, too.
+    Times are ns from the fault's firing, `restored_ns` from its removal; None: nothing changed. `left` are routes that
+    did not come back, as `switch: route ...`; then `restored_ns` is None, too.
     """
 
     detected_ns: int | None

@@ -1,4 +1,4 @@
-"""What a fault did to goodput: baseline, dip, recovery, lost bytes, job time against a twin. Pure.
+"""A fault's effect on goodput and on the job's time. Pure.
 
 **Goodput** is payload bytes per second, summed over ranks, on a grid of `step_ns` bins (100 ms).
 

@@ -1,4 +1,4 @@
-"""Causes on hosts: reboots, stopped engines, GPUs, storage, memory and CPUs. Pure."""
+"""Causes that lie on hosts: reboots, stopped engines, GPUs, storage, memory and CPUs. Pure."""
 
 from __future__ import annotations
 

@@ -140,7 +140,10 @@ def _s(ns: int) -> str:
 
 
 def _places(topology: Topology, named: SlowPlace | Suspect) -> list[tuple[Place, str]]:
-    """Return the links, else switches, else hosts that cannot be told apart, each once for both directions."""
+    """Return the links that probes cannot distinguish; if there are none, the switches, or else the hosts.
+
+    A link is listed once for both directions.
+    """
     links: dict[str, Place] = {}
     nodes: dict[str, Place] = {}
     for place in (named.place, *named.alike):

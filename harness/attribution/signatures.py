@@ -72,11 +72,12 @@ _Key = tuple[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """Counts by (sign, `host1:rxe0`); CE-marked packets that a switch received by ("passed", `ctsw1`).
+    """Signs of a fault that RNICs and switches counted.
 
-    `dead`: pairs of RNICs whose queue pairs ran out of retries. `lost_in`: how many more packets a switch received than
-    it sent; `kept`: those switches whose count is exact. `lost_on`: how many packets a link received and did not
-    deliver, by its two nodes in that direction. `counted`: the counts before the contribution of load was subtracted.
+    `counts`: by (sign, `host1:rxe0`); CE-marked packets that a switch received by ("passed", `ctsw1`). `dead`: pairs of
+    RNICs whose queue pairs ran out of retries. `lost_in`: how many more packets a switch received than it sent; `kept`:
+    those switches whose count is exact. `lost_on`: how many packets a link received and did not deliver, by its two
+    nodes in that direction. `counted`: the counts before the contribution of load was subtracted.
     """
 
     counts: Mapping[_Key, float]

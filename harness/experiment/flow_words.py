@@ -41,7 +41,7 @@ def flow_of(
     late_receives: str | None = None,
     check: bool = False,
 ) -> FlowSpec:
-    """A flow between nobody yet; `read` says where a word stands that makes no sense."""
+    """Return a flow without endpoints. `read` converts a value, and names its place if it is invalid."""
 
     def seconds(text: str | None, name: str) -> float:
         return read(parse_duration_ns, text, name) / 1e9 if text else 0.0

@@ -1,4 +1,7 @@
-"""A job's words as people write them: `tp=2,dp=2`, `dp:all-reduce:1MiB:ring`, and a checkpoint `4MiB:10:async`."""
+"""Parse the words in which people write a job.
+
+A grid is `tp=2,dp=2`, a phase `dp:all-reduce:1MiB:ring`, a checkpoint `4MiB:10:async`.
+"""
 
 from __future__ import annotations
 

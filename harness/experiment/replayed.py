@@ -86,7 +86,7 @@ def trace_of(work: Replay, source: str, ranks: int) -> Trace:
 
 
 def spec_of(work: Replay) -> ReplaySpec:
-    """How it is replayed."""
+    """Return the specification of a replay for the traffic package."""
     return ReplaySpec(
         ranks=work.ranks,
         warmup=work.warmup,

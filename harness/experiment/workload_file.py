@@ -125,7 +125,7 @@ Workload = Collective | Flow | Job | InferenceSpec | RankingSpec | Replay
 
 
 def duration_ns(workload: Workload) -> int | None:
-    """How long it runs; None where it goes by iterations or requests, and nobody can say."""
+    """Return the duration of a workload; None if it ends after iterations, requests or a trace."""
     return workload.duration_ns if isinstance(workload, Collective | Flow) else None
 
 

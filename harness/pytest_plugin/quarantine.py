@@ -1,4 +1,4 @@
-"""Known flaky tests, each with a day by which it must be mended: `tests/quarantine.toml`.
+"""Known flaky tests, each with a day by which it must be fixed: `tests/quarantine.toml`.
 
     [[quarantine]]
     test = "tests/soft/test_lease.py::test_killed_controller_leaves_nothing[link.flap]"
@@ -6,7 +6,7 @@
     until = 2026-12-24
 
 Until that day the test runs, and its failure is reported but does not fail the session. A lab that it leaves DIRTY is
-never excused. After that day the test fails whatever it does: mend it, remove it, or give a new date with a new reason.
+never excused. After that day the test fails whatever it does: fix it, remove it, or give a new date with a new reason.
 An entry without its test is an error.
 """
 

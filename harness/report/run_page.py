@@ -363,7 +363,7 @@ def _metric_rows(observed: Observed) -> list[tuple[str, str, str]]:
 
 
 def _counter_rows(run: Measurements) -> list[tuple[str, str, int, int, int]]:
-    """Return counters that changed: (node, name, before, after, growth)."""
+    """Return node, name, before, after and growth of each counter that changed."""
     return [
         (node, name, run.counters_before[node][name], run.counters_after[node][name], delta)
         for node, names in sorted(counter_deltas(run).items())

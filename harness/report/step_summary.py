@@ -37,9 +37,10 @@ _MARKS = {"passed": "✅", "failed": "❌", "error": "❌", "skipped": "⏭️",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One test of a JUnit file: `outcome` is passed, failed, error or skipped; `said` is the first line of its message.
+    """One test of a JUnit file.
 
-    A test in quarantine (`quarantined`) that fails is reported as skipped, like pytest's xfail.
+    `outcome` is passed, failed, error or skipped; `said` is the first line of its message. A test in quarantine
+    (`quarantined`) that fails is reported as skipped, like pytest's xfail.
     """
 
     name: str

@@ -32,7 +32,10 @@ def headline(verdict: VerdictFile) -> str:
 
 
 def format_value(value: float | str | None, unit: str) -> str:
-    """Format a value or a bound with its unit, such as `1.3 s`, `1.09`, `61`, `host2` or `0.1 Gb/s`; None is a dash."""
+    """Format a value or a bound with its unit; None is a dash.
+
+    Examples: `1.3 s`, `1.09`, `61`, `host2`, `0.1 Gb/s`.
+    """
     if value is None:
         return "—"
     if isinstance(value, str):

@@ -1,4 +1,4 @@
-"""Flight recorders that somebody asked for while a workload runs (`kill -USR1`): written to a file, and told where."""
+"""Write flight recorders to a file when `kill -USR1` requests them while a workload runs."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from traffic.engine.running_traffic import OnEvent
 __all__ = ["STEM", "both", "stem_now", "writer"]
 
 STEM = "flights-asked"
-"""Of the names of such files in a run directory."""
+"""Stem of the names of such files in a run directory."""
 
 
 def stem_now() -> str:
-    """A name's beginning where many commands may write."""
+    """Return a stem with the present time, for folders in which several commands may write."""
     return f"{STEM}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
 
 
 def writer(folder: Path, stem: str, tell: Callable[[str], None]) -> OnEvent:
-    """What takes a workload's events, and writes each `flights` to the next free `stem`-N.json in `folder`.
+    """Return a handler of workload events that writes each `flights` event to the next free `stem`-N.json in `folder`.
 
-    `tell` is told where, and where each rank was. What cannot be written is told, too: the workload goes on.
+    `tell` receives the file's path and the position of each rank. It receives a failed write, too: the workload goes
+    on.
     """
 
     def on_event(event: dict[str, Any]) -> None:
@@ -35,7 +36,7 @@ def writer(folder: Path, stem: str, tell: Callable[[str], None]) -> OnEvent:
 
 
 def both(first: OnEvent, second: OnEvent) -> OnEvent:
-    """Each event to the one, then to the other."""
+    """Return a handler that passes each event to `first`, then to `second`."""
 
     def on_event(event: dict[str, Any]) -> None:
         first(event)

@@ -22,7 +22,7 @@ _DROPS = frozenset({"packet.drop"})
 
 
 def passed(samples: Iterable[Sample], receipt: Receipt, *, node: str) -> tuple[int, int] | None:
-    """Packets of all kinds that passed, at least and at most; None: nobody can tell.
+    """Return the least and the most packets, of all kinds, that passed; None if the samples do not show it.
 
     Args:
         samples: what was followed, in order of time.

@@ -84,7 +84,7 @@ class Live:
                 self._lengths.append(event["end_ns"] - event["start_ns"])
 
     def on_change(self, change: Change) -> None:
-        """Take what a machine's kernel has told (`testbed.observe.telemetry`)."""
+        """Record a change that a machine's kernel has reported (`testbed.observe.telemetry`)."""
         if change.subject == "kernel":
             with self._lock:
                 self._kernel.append(change)
@@ -204,7 +204,7 @@ class Watching:
                 self.stopped.set()
 
     def look(self) -> None:
-        """Look once."""
+        """Check the stop conditions and the reservation once."""
         now_ns = time.monotonic_ns()
         held = self._guard.look(now_ns, self._live.values(now_ns), due=self._live.due(now_ns))
         if held is None and self._guard.missing is None:

@@ -25,12 +25,12 @@ __all__ = ["Online"]
 
 
 class Online:
-    """Looks for slow ranks for as long as its `with` block lasts, and in what was told until then.
+    """Detects slow ranks while its `with` block lasts. All iterations reported until its end are examined.
 
     Args:
         ranks: the RNIC of each (`host3:rxe0`), in their order; none of flows.
         topology: has the racks of their hosts.
-        tell: told each alarm, once, in plain words.
+        tell: receives each alarm once, in plain words.
     """
 
     def __init__(self, ranks: Sequence[str], topology: Topology, tell: Callable[[str], None]) -> None:
@@ -51,7 +51,7 @@ class Online:
         """How many ranks are slow now; None: not known.
 
         Raises:
-            FaultbedError: nobody looks any more.
+            FaultbedError: the detection has failed.
         """
         if self._error is not None:
             raise self._error

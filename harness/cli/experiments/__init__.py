@@ -1,1 +1,1 @@
-"""Commands about experiments and faults: run, inject, compare, attribute, shrink."""
+"""Commands about experiments and faults."""

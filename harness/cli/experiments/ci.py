@@ -79,7 +79,7 @@ def summary(
 
 
 def _or_none(read: Callable[[_From], list[_Found]], source: _From, broken: list[str]) -> list[_Found]:
-    """What `read` finds; a file that cannot be read is told on the page, which has to be there just then."""
+    """Return what `read` returns. A file that cannot be read is named on the page, which is written nevertheless."""
     try:
         return read(source)
     except UsageError as error:

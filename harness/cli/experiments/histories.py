@@ -153,7 +153,7 @@ def show_comparison(session: Session, first: Path, second: Path, *, html: Path |
 
 
 def _page(a: RunDir, b: RunDir, rows: Sequence[Row], html: Path | None) -> tuple[Path | None, str]:
-    """The page, or why there is none: somebody's archive may not be written to, and the numbers are wanted anyhow."""
+    """Return the page's path, or the reason why it was not written. The numbers are shown in either case."""
     # matplotlib takes a second to import, and most commands draw nothing.
     from harness.report.comparison import compare_page as compare_report  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""Commands about the lab: doctor, up, status, reset, down, ssh."""
+"""Commands that start, inspect and stop the lab, and open shells on its machines."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def ssh(session: Session, node: str, command: tuple[str, ...]) -> NoReturn:
 
 
 def there(command: tuple[str, ...], netns: str | None) -> list[str]:
-    """What ssh is to be told to run: nothing, or one argument.
+    """Return the command for ssh: no argument, or a single one.
 
     ssh puts its arguments together with spaces, and a shell takes them apart again (ssh(1)): `-c "show bgp summary"`
     would arrive as three words, and what stands behind a `;` would run outside the namespace.

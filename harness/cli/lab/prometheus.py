@@ -35,7 +35,7 @@ def exposition(lab: str, counters: Snapshot, *, increments: bool = False) -> str
         what = min(what for *_, what in samples)
         is_state = what in STATES
         said = "State" if is_state else "Increment of counter" if increments else "Counter"
-        lines.append(f"# HELP {metric} {said} {_told(what)} of a node's kernel, driver or RNIC.")
+        lines.append(f"# HELP {metric} {said} {_help_text(what)} of a node's kernel, driver or RNIC.")
         lines.append(f"# TYPE {metric} {'gauge' if is_state or increments else 'counter'}")
         lines += [f"{metric}{{{labels}}} {value}" for labels, value, _ in sorted(samples)]
     return "".join(f"{line}\n" for line in lines)
@@ -56,11 +56,11 @@ def _metric(what: str) -> str:
     return f"faultbed_{_NOT_A_NAME.sub('_', what)}"
 
 
-def _told(text: str) -> str:
-    """As it may stand in a line of help."""
+def _help_text(text: str) -> str:
+    """Escape a text for a HELP line."""
     return text.replace("\\", r"\\").replace("\n", r"\n")
 
 
 def _escaped(text: str) -> str:
-    """As it may stand in a label's value."""
-    return _told(text).replace('"', r"\"")
+    """Escape a text for a label's value."""
+    return _help_text(text).replace('"', r"\"")

@@ -70,7 +70,7 @@ def provision(
 
 
 def playbook_of(inventory: Inventory, *, check: bool, roles: Sequence[str], teardown: bool) -> str:
-    """The playbook that does what was asked.
+    """Return the playbook for these options.
 
     Raises:
         UsageError: this kind of lab has no such thing, or there is no such role.

@@ -1,10 +1,10 @@
-"""What `faultbed top` shows: a frame of the lab from what its machines have told so far.
+"""A frame of `faultbed top`, from what the lab's machines have reported so far.
 
     screen = Screen(began_ns=time.monotonic_ns())
     telemetry.start(lab, on_sample=screen.sample, on_change=screen.change)      # on the watchers' threads
     screen.table(height, now_ns=time.monotonic_ns(), heard_ns=following.heard_ns())
 
-A machine that has told nothing for `SILENT_NS` is named: its ports would else look like ports that carry nothing.
+A machine that has been silent for `SILENT_NS` is named: otherwise its ports would look like ports that carry nothing.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Screen:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def sample(self, one: telemetry.Sample) -> None:
-        """Take what a node has counted."""
+        """Record the counters of a node."""
         with self.lock:
             for name, value in one.values.items():
                 key = (one.node, name)
@@ -67,7 +67,7 @@ class Screen:
                 self.first.setdefault(key, value)
 
     def change(self, one: telemetry.Change) -> None:
-        """Take what a kernel has told."""
+        """Record a change that a kernel has reported."""
         with self.lock:
             at_s = (one.at_ns - self.began_ns) / 1e9
             self.recent.appendleft(f"{at_s:7.2f} s  {one.node}: {one.subject} {one.text or 'is gone'}")

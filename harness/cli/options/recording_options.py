@@ -36,7 +36,7 @@ def out_option(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def write_rows(session: Session, rows: Rows, path: Path | None) -> None:
-    """Write the table that was asked for, and say so."""
+    """Write the table to the file of `--out`, if there is one, and report that."""
     if path is not None:
         rows_file.write(rows, path)
         session.err.print(f"{len(rows)} rows in {path}", soft_wrap=True)

@@ -440,7 +440,7 @@ def read_size(text: str) -> int:
 
 
 def exit_code(session: Session, outcome: Outcome, where: str | None) -> int:
-    """What the command ends with; told on the terminal when it is not a plain success."""
+    """Return the command's exit code, and report on stderr what is not a plain success."""
     if outcome == "failed":
         session.err.print(Text.assemble(("failed", "red"), f": {where}"), soft_wrap=True)
         return ExitCode.ERROR

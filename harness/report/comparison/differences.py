@@ -34,7 +34,7 @@ class Difference:
 
 
 def of_plans(a: Plan, b: Plan) -> tuple[Difference, ...]:
-    """Compare experiment, seed, inventory, version, captures, probes, the workload's fields, and each fault."""
+    """Compare two plans: what identifies them, what they record, the workload's fields, and each fault."""
     plain: Mapping[str, tuple[Any, Any]] = {
         "experiment": (a.experiment, b.experiment),
         "seed": (a.seed, b.seed),

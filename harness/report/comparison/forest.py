@@ -31,9 +31,11 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """One row: the ratio, the deciding interval (`left`, `width`), and the runs' own interval within it (None: none).
+    """Marks of one row on the scale.
 
-    `below` and `above`: a value lies beyond that end of the scale.
+    `dot` is the ratio, `left` and `width` the deciding interval, `own_left` and `own_width` the runs' own interval
+    within it. `left` or `own_left` None: there is no such interval. `below` and `above`: a value lies beyond that end
+    of the scale.
     """
 
     row: Row

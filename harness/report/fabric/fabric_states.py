@@ -43,10 +43,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
-    """States at one moment. `links` are keyed by name, `nodes` by `rtsw1`, `host1`, `host1:rxe0` or `host1:gpu0`.
+    """States of links and nodes at one moment.
 
-    Healthy links and nodes have no entry. A link may be down and under a fault. `faults` are the numbers of active
-    faults.
+    `links` are keyed by name, `nodes` by `rtsw1`, `host1`, `host1:rxe0` or `host1:gpu0`. Healthy links and nodes have
+    no entry. A link may be down and under a fault. `faults` are the numbers of active faults.
     """
 
     title: str

@@ -142,7 +142,7 @@ def _burn_in(lab: Lab, out: set[str], progress: Callable[[str], None]) -> tuple[
 
 
 def _untried(inventory: Inventory, done: Burnin, out: set[str]) -> list[Wrong]:
-    """Pairs of hosts that stay, but that nobody has measured: the lab is not known to be right without the others."""
+    """Return a finding if pairs of the remaining hosts were not measured: these hosts may be unfit, too."""
     left = [pair for pair in done.unmeasured if not out & {end.partition(":")[0] for end in pair}]
     if not left:
         return []
@@ -175,7 +175,7 @@ def suspects(outliers: tuple[Outlier, ...]) -> list[str]:
 
 
 def _stale(inventory: Inventory) -> list[Wrong]:
-    """Reservations that hold nothing any more, but that nobody has taken out of the book."""
+    """Return a finding for each reservation that has ended but is still in the book."""
     now = store_of(inventory).read()
     alive = reservation.live(now.book, now_s=now.now_s, is_dead=is_dead)
     return [

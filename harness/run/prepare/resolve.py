@@ -1,4 +1,4 @@
-"""An experiment held against a lab: what is run, hurt and had for oneself, decided before the lab is touched."""
+"""Resolve an experiment against a lab: ranks, fault targets and what to reserve. Nothing on the lab changes."""
 
 from __future__ import annotations
 
@@ -73,9 +73,10 @@ def decide(
 
 
 def _of_the_run(experiment: Experiment, faults: Sequence[fault_plan.PlannedFault], inventory: Inventory) -> Inventory:
-    """The lab with the hosts alone that the run has for itself: on others somebody else may be at work.
+    """Return the lab restricted to the hosts that this run reserves.
 
-    Their counters would witness to faults of his, and a host that he reboots would end a run that is not on it.
+    Another user may work on the other hosts. Their counters would be evidence of that user's faults, and a reboot
+    there would end a run that does not use the host.
     """
     topology = inventory.topology
     names = set(_touched(experiment, faults, topology, tuple(topology.host_by_name)))
@@ -84,7 +85,7 @@ def _of_the_run(experiment: Experiment, faults: Sequence[fault_plan.PlannedFault
 
 
 def _planned(experiment: Experiment, planned: Plan, inventory: Inventory) -> tuple[fault_plan.PlannedFault, ...]:
-    """The faults of a plan, aimed; what does not fit is told by its place in the experiment's file."""
+    """Return a plan's faults with their targets resolved. An error names the fault's place in the experiment file."""
     # A plan has its faults in the order of their times; a person looks for them in the order of the file.
     places = {fault.id: f"faults[{index}]" for index, fault in enumerate(experiment.faults)}
     names = [places[fault.id] for fault in planned.faults]

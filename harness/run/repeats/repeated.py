@@ -38,7 +38,7 @@ class Repeated:
 
     @property
     def median(self) -> float | None:
-        """Of the values."""
+        """Median of the values; None: there are none."""
         return float(np.median(self.values)) if self.values else None
 
 

@@ -111,7 +111,7 @@ def _tail(piece: str) -> str:
 
 
 def _asks_only(piece: str, ids: set[str]) -> bool:
-    """Whether what it expects can be asked of a run with these faults."""
+    """Return whether a run with these faults has the metric that this `[[expect]]` section names."""
     metric = tomllib.loads(piece)["expect"][0].get("metric")
     known = lookup(metric, ids)
     return known is not None and (bool(ids) or not known.about_faults)
