@@ -1,0 +1,1 @@
+"""Effects of faults on goodput, and the times in which faults acted."""
