@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from harness.experiment import experiment_file
 from harness.fuzz.case import Case, to_toml
-from harness.run.loop import LEAD_S
+from harness.run.faults.drive_faults import LEAD_S
 from harness.run.prepare.resolve import decide, refusal
 from inject.fault_plan import FaultSpec, plan
 from inject.policy import safety

@@ -20,6 +20,7 @@ from local_lab import SOFT, Here, lab_at
 from harness.cli import ending
 from harness.run import loop
 from harness.run.collect_measurements import Found
+from harness.run.faults import drive_faults
 from inject.fault_plan import FaultSpec, plan
 from inject.injector import longest_lease_s
 from inject.journal import Journal
@@ -73,7 +74,7 @@ def run(folder: Path) -> int:
     loop.workload.paths_of = lambda *_: {}
     loop.workload.patience_s = lambda *_: 60.0
     loop.needs_baseline = lambda _: False
-    loop.LEAD_S = 0.3
+    drive_faults.LEAD_S = 0.3
     spec = FaultSpec(kind="link.down", target="host1:rxe0", for_s=FAULT_S)
     planned = plan(spec, SOFT.topology, lab_kind="soft")
     times = SimpleNamespace(

@@ -24,7 +24,7 @@ from harness.experiment.stop import METRICS, Condition, Guard
 from harness.record.measurements import Iteration, Rank, RankSeries
 from harness.run import loop as run_module
 from harness.run.collect_measurements import Found
-from harness.run.live_guard import Live, Watching
+from harness.run.faults.live_guard import Live, Watching
 from harness.run.online import Online
 from harness.run.prepare.bind_to_lab import fit
 from inject.journal import Journal

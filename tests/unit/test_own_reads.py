@@ -13,8 +13,8 @@ import pytest
 from synthetic_run import T0, soft_topology, synthetic_run
 
 from harness.analysis.observe import observe
-from harness.run import loop
 from harness.run.collect_measurements import Found
+from harness.run.faults import drive_faults
 from inject.fault_plan import FaultSpec, plan
 from inject.prepared_fault import PreparedFault
 from testbed.errors import FaultError
@@ -56,14 +56,14 @@ def test_run_loop_keeps_the_reads_of_each_fault_even_when_it_cannot_be_armed(mon
     def refuse(*_, **__):
         raise FaultError("not now")
 
-    monkeypatch.setattr(loop, "_drive", refuse)
+    monkeypatch.setattr(drive_faults, "_drive", refuse)
     receipt = Mock(proved=False, doubts=("not now",), unproven=("not now",))
     fault = SimpleNamespace(reads=[(5, 9)], clear=lambda keep_holder: receipt)
     plan = SimpleNamespace(faults=[SimpleNamespace(id="one", at_ns=0, duration_ns=1, kind="link.down", target="x")])
     result = Found()
     with result.reading():
         pass
-    loop._drive_all(
+    drive_faults.drive_all(
         SimpleNamespace(plan=plan),
         SimpleNamespace(),
         [fault],

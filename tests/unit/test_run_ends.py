@@ -12,6 +12,7 @@ from shared_lab import change, lab_at
 
 from harness.run import loop
 from harness.run.collect_measurements import Found
+from harness.run.conclude import not_recorded
 from harness.verdict import RoutingDecisions, RoutingReceipt
 from inject.fault_plan import FaultSpec, plan
 from inject.injector import Injector
@@ -234,7 +235,7 @@ def test_run_that_cannot_be_recorded_says_how_faults_and_lab_ended(tmp_path, sta
         result.injector = Injector(SimpleNamespace(), journal)
     result.injector.receipts = (receipt, receipt)
     decided = SimpleNamespace(plan=SimpleNamespace(experiment="demo", seed=1))
-    error = loop._not_recorded(decided, SimpleNamespace(name="soft"), loop.RunDir(tmp_path), result, FULL)
+    error = not_recorded(decided, SimpleNamespace(name="soft"), loop.RunDir(tmp_path), result, FULL)
     assert type(error) is kind
     output = f"{tmp_path}: the run could not be written down: samples.parquet: No space left on device; "
     assert str(error).startswith(f"{output}2 faults cleared and verified; the lab is {state}")

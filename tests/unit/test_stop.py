@@ -14,8 +14,8 @@ from synthetic_run import soft_topology
 
 from harness.experiment.experiment_file import decode
 from harness.experiment.stop import METRICS, Condition, Guard, judged
-from harness.run import loop as run_module
-from harness.run.live_guard import Live, Watching
+from harness.run.faults import drive_faults
+from harness.run.faults.live_guard import Live, Watching
 from harness.run.prepare.bind_to_lab import fit
 from harness.verdict import Check, Verdict, VerdictFile
 from inject.fault_plan import FaultSpec, plan
@@ -329,7 +329,7 @@ class Fault:
 def drive(fault, stopped, *, running=None, at_ns=None):
     lab, running = SimpleNamespace(guard=lambda: None), running or SimpleNamespace(is_over=False)
     at_ns = time.monotonic_ns() if at_ns is None else at_ns
-    run_module._drive(lab, fault, at_ns, 3600 * S, running, stopped, lambda _: None)
+    drive_faults._drive(lab, fault, at_ns, 3600 * S, running, stopped, lambda _: None)
 
 
 def test_drive_ends_a_window_when_the_run_stops():

@@ -1,0 +1,110 @@
+"""Judge a run that is over, and write down its measurements, verdict and report."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from harness import judge
+from harness.analysis import noise
+from harness.analysis.observe import observe
+from harness.confidence import level_for
+from harness.experiment.stop import judged
+from harness.packets import evidence
+from harness.record import rundir
+from harness.record.rundir import RunDir
+from harness.run import ends
+from harness.run.collect_measurements import Found, measurements_of, windows
+from harness.run.control import as_control
+from harness.run.prepare.resolve import Decided
+from harness.verdict import Check, Verdict, VerdictFile
+from testbed.backends.soft import image, lifecycle, vm
+from testbed.errors import DirtyLab, FaultbedError, LabError
+from testbed.lab import Lab
+
+__all__ = ["Finished", "conclude", "not_recorded"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """A run that is over."""
+
+    run_dir: RunDir
+    verdict: VerdictFile
+    report: Path
+
+
+def conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found, floor: noise.NoiseFloor | None) -> Finished:
+    """Judge a run with what was found, and write down measurements, verdict and report.
+
+    Raises:
+        OSError: the run directory cannot be written.
+    """
+    if lab.kind == "soft":
+        found.errors += lifecycle.panics(lab.inventory_model)
+    if found.captured is not None:
+        found.packets = evidence.keep(found.captured, run_dir.path, windows(found))
+        run_dir.write_packets(found.packets)
+    if flights := getattr(found.result, "flights", ()):  # flows have none
+        run_dir.write_flights(flights)
+    measured = measurements_of(decided.plan, decided.faults, lab, found)
+    run_dir.write_measurements(measured)
+    run_dir.write_telemetry(found.recorded, t0_ns=found.t0_ns)
+    if found.probed is not None:
+        run_dir.write_probes(found.probed, t0_ns=found.t0_ns)
+    run_dir.write_environment(
+        rundir.describe_environment(
+            qemu=vm.qemu_version() if lab.kind == "soft" else None,
+            accelerator=lab.accelerator,
+            guest_kernel=_guest_kernel(lab),
+            left_out=decided.left_out,
+            routing=decided.experiment.fabric.routing if decided.experiment.fabric else None,
+        )
+    )
+    if floor is not None:
+        run_dir.write_noise_floor(noise.encode(floor))
+    level = level_for(judge.noisy_checks(decided.experiment.expectations))
+    observed = observe(measured, level=level)
+    verdict = judge.judge(
+        plan=decided.plan,
+        expectations=decided.experiment.expectations,
+        run=measured,
+        observed=observed,
+        floor=floor,
+        flights=flights,
+        trips=found.probed.trips if found.probed else (),
+    )
+    verdict = judged(verdict, found.stops, t0_ns=found.t0_ns)
+    if found.is_control:
+        verdict = as_control(verdict, observed.metrics.get("jct_ratio"))
+    verdict = msgspec.structs.replace(verdict, left_out=decided.left_out)
+    run_dir.write_verdict(verdict)
+    # matplotlib takes a second to import, and most commands draw nothing.
+    from harness.report import run_page as report  # noqa: PLC0415
+
+    return Finished(run_dir=run_dir, verdict=verdict, report=report.render(run_dir.path))
+
+
+def not_recorded(decided: Decided, lab: Lab, run_dir: RunDir, found: Found, error: Exception) -> FaultbedError:
+    """Return the error of a run that was done and could not be written down, with all that is known of it."""
+    faults = found.injector.end_sentence if found.injector is not None else ""
+    lab_said = f"the lab is {found.lab_state}" + "".join(f": {line}" for line in found.lab_diff[:1])
+    told = "; ".join(filter(None, (*found.errors, f"the run could not be written down: {ends.describe(error)}")))
+    check = Check(name="error", verdict=Verdict.ERROR, observed=None, bound=None, unit="", rule="no error", detail=told)
+    verdict = VerdictFile(
+        experiment=decided.plan.experiment, seed=decided.plan.seed, lab=lab.name, verdict=Verdict.ERROR,
+        checks=(check,), faults=(), lab_state=found.lab_state,
+    )  # fmt: skip
+    with contextlib.suppress(OSError):
+        run_dir.write_verdict(verdict)
+    ends.show_unforeseen(error)
+    kind = DirtyLab if found.lab_state == "DIRTY" else LabError
+    return kind("; ".join(filter(None, (f"{run_dir.path}: {told}", faults, lab_said))))
+
+
+def _guest_kernel(lab: Lab) -> str | None:
+    built = image.find() if lab.kind == "soft" else None
+    return built.kernel_version if built else None

@@ -1,0 +1,149 @@
+"""Prepare the faults of a run, arm and clear each at its time, and end the workload where a stop condition held."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from harness.run import ends
+from harness.run.collect_measurements import Found
+from harness.run.faults.live_guard import Watching
+from harness.run.prepare.resolve import Decided
+from inject.evidence.receipt import Receipt as FaultReceipt
+from inject.fault_plan import PlannedFault
+from inject.injector import Injector
+from inject.journal import Journal
+from inject.prepared_fault import PreparedFault
+from testbed.errors import FaultbedError
+from testbed.lab import Lab
+from traffic.engine.running_traffic import Running
+
+__all__ = ["LEAD_S", "drive_all", "end_early", "prepare_all"]
+
+Progress = Callable[[str], None]
+LEAD_S = 4.0
+"""How long before a fault its target is looked at, its baseline counters are read and its holder is told the time."""
+
+
+def prepare_all(injector: Injector, faults: Sequence[PlannedFault]) -> list[PreparedFault]:
+    """Start the holders side by side: an interpreter's start under emulation takes seconds."""
+    ready: dict[str, PreparedFault] = {}
+    failures: list[BaseException] = []
+
+    def one(planned: PlannedFault) -> None:
+        try:
+            ready[planned.id] = injector.prepare(planned, later=True)
+        except Exception as error:  # noqa: BLE001 (raised again below, where the run can see it)
+            failures.append(error)
+
+    _all_threads([threading.Thread(target=one, args=(planned,)) for planned in faults])
+    if failures:
+        raise failures[0]
+    return [ready[planned.id] for planned in faults]
+
+
+def end_early(watching: Watching, running: Running[Any], journal: Journal, found: Found, progress: Progress) -> None:
+    """All faults are cleared: where they had to be, the workload has nothing left to show."""
+    if not watching.stopped.is_set():
+        return
+    stops = found.stops
+    if stops.held is not None:
+        condition = stops.held.condition
+        said = f"stopped: {condition.metric.name} was {stops.held.value:g}, bound {condition.bound:g}"
+    elif stops.missing is not None:
+        said = f"stopped: no more data of {stops.missing.condition.metric.name}, which a stop condition needs"
+    elif stops.refused is not None:
+        said = f"no fault was armed: {stops.refused}"
+    else:
+        said = f"stopped: {watching.error}"
+        found.errors.append(str(watching.error))
+    journal.note("stop", said=said)
+    progress(said)
+    running.stop()
+
+
+def drive_all(
+    decided: Decided,
+    lab: Lab,
+    ready: Sequence[PreparedFault],
+    running: Running[Any],
+    found: Found,
+    watching: Watching,
+    progress: Progress,
+) -> None:
+    """Each fault on a thread of its own, so that faults may overlap; their errors are the run's."""
+
+    def one(index: int, prepared: PreparedFault) -> None:
+        planned = decided.plan.faults[index]
+        try:
+            with contextlib.suppress(FaultbedError):
+                # A fault that cannot be armed has a receipt that says so: the judge's business, not an error of ours.
+                at_ns = found.t0_ns + planned.at_ns
+                _drive(lab, prepared, at_ns, planned.duration_ns, running, watching.stopped, progress)
+        except Exception as error:  # noqa: BLE001 (the fault must not stay until the workload ends)
+            found.errors.append(f"{planned.id}: {ends.describe(error)}")
+        found.receipts[planned.id] = prepared.clear(keep_holder=True)
+        found.reads += prepared.reads
+        progress(f"{planned.kind} on {planned.target}: {_brief(found.receipts[planned.id])}")
+
+    _all_threads([threading.Thread(target=one, args=item) for item in enumerate(ready)])
+
+
+def _drive(
+    lab: Lab,
+    prepared: PreparedFault,
+    at_ns: int,
+    duration_ns: int,
+    running: Running[Any],
+    stopped: threading.Event,
+    progress: Progress,
+) -> None:
+    planned = prepared.planned
+
+    def cancel_reason() -> str | None:
+        if running.is_over:
+            early_s = (at_ns - running.ended_ns) / 1e9
+            if early_s < 0:
+                return f"it was due {-early_s:.1f} s before the workload ended, and could not be armed by then"
+            return f"the workload ended {early_s:.1f} s before the fault was due"
+        return "the run was stopped" if stopped.is_set() else None
+
+    _wait_until(at_ns - int(LEAD_S * 1e9), running, stopped)
+    if not (reason := cancel_reason()):
+        prepared.baseline()
+        lab.guard()
+        reason = cancel_reason()
+    if reason:
+        prepared.cancel(reason)
+        progress(f"{planned.kind} on {planned.target.text}: not armed, {reason}")
+        return
+    prepared.arm(at_ns=max(at_ns, time.monotonic_ns()), cancel_reason=cancel_reason)
+    progress(f"{planned.kind} on {planned.target.text}: armed")
+    _wait_until(max(at_ns, time.monotonic_ns()) + duration_ns, running, stopped)
+
+
+def _wait_until(time_ns: int, running: Running[Any], stopped: threading.Event) -> None:
+    """Until a controller time; returns early when all has to stop, or the workload has ended: nothing left to hurt."""
+    while (left_ns := time_ns - time.monotonic_ns()) > 0:
+        if running.is_over or stopped.wait(min(left_ns / 1e9, 0.2)):
+            return
+
+
+def _all_threads(threads: Sequence[threading.Thread]) -> None:
+    """Run threads to their end. Joined in small steps, so that Ctrl-C reaches the main thread."""
+    for thread in threads:
+        thread.daemon = True
+        thread.start()
+    for thread in threads:
+        while thread.is_alive():
+            thread.join(0.2)
+
+
+def _brief(receipt: FaultReceipt) -> str:
+    cleared = "cleared and verified" if receipt.cleared.ok else f"NOT cleared: {receipt.cleared.error}"
+    if not receipt.proved:
+        return f"{cleared}, but not proved: {'; '.join(receipt.unproven)}"
+    return f"fired {receipt.fired.count} times, seen in {receipt.fired.witness}, {cleared}"
