@@ -217,6 +217,10 @@ class RankTask(Task):
         now_ns = time.monotonic_ns()
         self.emit("restored", task=self.name, at_ns=now_ns, iterations=resume["iterations"])
         self._count_from(now_ns)
+        if resume["iterations"] == self.spec["iterations"]:  # the loss came after the last checkpoint
+            self.phase = "idle"
+            self._end(now_ns)
+            return
         if self.feed is not None:
             self.feed.begin(resume["iterations"])
         self._next_iteration()
@@ -435,14 +439,18 @@ class RankTask(Task):
         self.sample(checked_ns)
         self.last_duration_ns = checked_ns - self.start_ns
         if self.last_lap is not None and self.index - self.first >= self.last_lap:
-            self.finished = True
-            self.sample(checked_ns, last=True)
-            if self.feed is None:
-                self._done(end_ns)
-            else:
-                self.feed.settle(lambda: self._done(end_ns))
+            self._end(end_ns)
         else:
             self._next_iteration()
+
+    def _end(self, end_ns: int) -> None:
+        """End the work. The rank is done when its last checkpoint is stored."""
+        self.finished = True
+        self.sample(time.monotonic_ns(), last=True)
+        if self.feed is None:
+            self._done(end_ns)
+        else:
+            self.feed.settle(lambda: self._done(end_ns))
 
     def _done(self, end_ns: int) -> None:
         if self.history:
