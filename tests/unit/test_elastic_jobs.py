@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from dataclasses import replace
 
 import pytest
 from local_traffic import LocalLab
+from waiting import until
 
-from testbed.errors import UsageError
+from testbed.errors import LabError, UsageError
 from traffic.engine import engine_client
 from traffic.workloads.elastic import driver
 from traffic.workloads.elastic.machine import Policy
@@ -297,3 +299,98 @@ def test_engine_that_stood_still_before_it_has_tasks_reports_only_its_clock(lab)
     time.sleep(0.3)
     channel.send({"do": "clock"})
     assert channel.receive(timeout_s=30)["event"] == "clock"
+
+
+def nothing_runs_on(lab):
+    return not any(lab.engines_of(host.name) for host in lab.topology.hosts)
+
+
+def test_job_that_its_user_abandons_ends_at_once(lab):
+    with pytest.raises(KeyboardInterrupt), started(lab, replace(SPEC, iterations=100_000)) as running:
+        after(running, 5)
+        raise KeyboardInterrupt
+    assert running.is_over
+    assert (running.outcome, running.failure, running.restarts) == ("failed", "abandoned by its user", [])
+    until(lambda: nothing_runs_on(lab))
+
+
+def test_job_that_waits_for_a_lost_host_ends_at_the_timeout(lab):
+    running = started(lab, restart="same", spares=())
+    after(running, 20)
+    lab.kill("host1")
+    in_phase(running, "initialise")
+    with pytest.raises(LabError, match="not over after 1 s"):
+        running.wait(1)
+    assert running.is_over
+    assert (running.outcome, running.failure) == ("failed", "not over after 1 s")
+    until(lambda: nothing_runs_on(lab))
+
+
+def test_loss_while_warming_up_does_not_keep_the_caller_until_the_job_is_over(lab):
+    events = []
+
+    def note(event):
+        events.append(event["event"])
+        if event["event"] == "qps" and events.count("qps") == 1:
+            threading.Timer(0.3, lab.kill, ["host2"]).start()
+
+    running = driver.start(
+        lab, replace(SPEC, warmup=1000), Resilience(policy=Policy(), spares=("host5:rxe0",)), on_event=note
+    )
+    assert (running.is_over, running.job.generation, events.count("ready")) == (False, 1, 1)
+    result = running.wait(PATIENCE_S)
+    assert (result.outcome, result.restarts[0].restored_iterations) == ("recovered", 0), result.where
+    assert [one.wrong for one in result.states] == [0, 0, 0]
+    assert events.count("ready") == 1
+
+
+def test_restart_on_a_healthy_host_keeps_the_connection_to_it(lab, monkeypatch):
+    """It also carries the fault holders, captures and the storage of that host."""
+    forgotten = []
+    monkeypatch.setattr(lab, "forget", forgotten.append)
+    running = started(lab, restart="same", spares=())
+    after(running, 30)
+    lab.kill("host3", is_dead=False)
+    assert (running.wait(PATIENCE_S).outcome, forgotten) == ("recovered", [])
+
+
+def test_restart_on_a_host_that_was_gone_opens_a_new_connection_to_it(lab, monkeypatch):
+    forgotten = []
+    monkeypatch.setattr(lab, "forget", forgotten.append)
+    running = started(lab, restart="same", spares=())
+    after(running, 30)
+    lab.kill("host1")
+    in_phase(running, "initialise")
+    until(lambda: forgotten)
+    lab.revive("host1")
+    assert running.wait(PATIENCE_S).outcome == "recovered"
+    assert set(forgotten) == {"host1"}
+
+
+def test_loss_after_the_last_checkpoint_executes_no_further_iteration(lab, uninterrupted, tmp_path, monkeypatch):
+    handle_done = driver.ElasticRunning._on_done
+
+    def lose_a_rank(running, message, host, now_ns):
+        handle_done(running, message, host, now_ns)
+        if not running.restarts:
+            until(lambda: len(list(tmp_path.glob(f"*/*/g0-rank*-after{SPEC.iterations:08d}.checkpoint"))) == 3)
+            lab.kill("host2")
+            running.failure = "host2 was lost"
+
+    monkeypatch.setattr(driver.ElasticRunning, "_on_done", lose_a_rank)
+    result = started(lab).wait(PATIENCE_S)
+    assert_right(result, uninterrupted)
+    (restart,) = result.restarts
+    assert (restart.restored_iterations, restart.lost_iterations) == (SPEC.iterations, 0)
+    assert {one.iterations for one in result.states} == {SPEC.iterations}
+
+
+def test_job_that_cannot_restart_has_the_flight_recorders_of_the_ranks_that_are_left(lab):
+    running = started(lab)
+    after(running, 30)
+    for host in ("host1", "host2"):
+        lab.kill(host)
+    result = running.wait(PATIENCE_S)
+    assert (result.outcome, "1 spares are left" in result.where) == ("failed", True)
+    assert [flight.endpoint for flight in result.flights] == ["host3:rxe0"]
+    assert [event.message for event in running.events if event.name == "error"] == []

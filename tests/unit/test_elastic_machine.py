@@ -20,6 +20,7 @@ from traffic.workloads.elastic import machine
 from traffic.workloads.elastic.machine import ENDS, Diagnosed, Lost, Policy, Progress, Restored, host_of
 from traffic.workloads.elastic.placement import choose_spare, reschedule, shrunk_grid
 from traffic.workloads.elastic.resilience import Resilience, check, check_on_lab
+from traffic.workloads.elastic.state_history import StateHistory
 from traffic.workloads.job import JobPhase, JobSpec
 from traffic.workloads.storage_service import Storage
 
@@ -302,3 +303,28 @@ def test_restored_state_is_that_of_the_checkpoint():
         state.restore(b"short")
     assert FACTOR % 2 == 1
     assert expected([part(0, 0)], "fp32", "sum").max() == 0
+
+
+def test_history_leaves_out_placements_that_did_not_contribute_to_the_restored_checkpoint():
+    """A store of placement 0 ends late: its checkpoint is newer than any of placement 1."""
+    second = StateHistory().resumed(1, stored_by=0, iterations=20)
+    assert second.segments == ((0, 0), (1, 20))
+    assert second.resumed(2, stored_by=0, iterations=40).segments == ((0, 0), (2, 40))
+    assert second.resumed(2, stored_by=1, iterations=40).segments == ((0, 0), (1, 20), (2, 40))
+    assert second.resumed(2, stored_by=0, iterations=20).segments == ((0, 0), (2, 20))
+    assert second.resumed(2, stored_by=0, iterations=0).segments == ((2, 0),)
+
+
+def test_history_of_a_rank_follows_its_lineage():
+    state = lose(job(spares=()), Policy(restart="shrink"), "host2")
+    programs = {
+        generation: [
+            {"ranks": ranks, "results": [[generation, rank]], "groups": [[generation]]} for rank in range(ranks)
+        ]
+        for generation, ranks in ((0, 4), (1, 3))
+    }
+    history = StateHistory().resumed(1, stored_by=0, iterations=20)
+    parts = history.of_rank(1, state, programs, warmup=3)
+    assert [(one["results"], one["first"], one["iterations"]) for one in parts] == [
+        ([[0, 2]], 3, 20), ([[1, 1]], 23, 80),
+    ]  # fmt: skip

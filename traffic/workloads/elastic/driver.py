@@ -44,6 +44,7 @@ from traffic.workloads.elastic.elastic_results import (
 from traffic.workloads.elastic.machine import JobState, host_of
 from traffic.workloads.elastic.placement import reschedule
 from traffic.workloads.elastic.resilience import Resilience, check_on_lab
+from traffic.workloads.elastic.state_history import StateHistory
 from traffic.workloads.job import JobSpec
 from traffic.workloads.ranks import gpus_of, rank_of, rank_plan, task_name
 from traffic.workloads.ranks_result import common_results
@@ -106,16 +107,14 @@ class ElasticRunning(Running[ElasticResult]):
         self.states: dict[int, dict[str, Any]] = {}
         self._done_by_task: dict[str, int] = {}
         self._resumes: dict[str, dict[str, Any]] = {}
-        self._state_segments: list[tuple[int, int]] = [(0, 0)]
-        """Segments of the job's state, oldest first: (placement generation, iterations finished when it began).
-
-        A generation is one placement of the ranks.
-        """
+        self._history = StateHistory()
         self._restored: set[str] = set()
         self._past_errors: list[QpError] = []
         self._past_rebuilds: list[Rebuild] = []
         self._pinged_ns = self._last_progress_ns = 0
         self._is_ending = False
+        self._has_tasks = True
+        """Whether the engines have the tasks of the plan. Between two placements they have none."""
         self._connected_ns, self._began_ns = 0, began_ns
         super().__init__(
             engines,
@@ -171,10 +170,13 @@ class ElasticRunning(Running[ElasticResult]):
     # Events.
 
     def _handle(self, event: Event, now_ns: int) -> None:
-        if event.host not in self._hosts() and event.name != GONE:
+        if event.host not in self._hosts() and event.name not in (GONE, "abort"):
             return  # the event belongs to an earlier placement
         message = {**event.message, "generation_of_job": self._job.generation}
         super()._handle(Event(host=event.host, message=message), now_ns)
+
+    def _request_flights(self) -> set[str]:
+        return super()._request_flights() if self._has_tasks else set()
 
     def _hosts(self) -> set[str]:
         return {task.endpoint.host for task in self.plan.tasks}
@@ -189,6 +191,8 @@ class ElasticRunning(Running[ElasticResult]):
         self._publish("spare_lost", now_ns, host=host)
 
     def _on_abort(self, message: Mapping[str, Any], host: str, now_ns: int) -> None:
+        if not self._is_ending and self._job.phase != "failed":
+            self.failure = None  # a restart could have repaired that: the abort is what ends the run
         self._is_ending = True
         super()._on_abort(message, host, now_ns)
 
@@ -216,9 +220,9 @@ class ElasticRunning(Running[ElasticResult]):
         self.states[rank_of(message["task"])] = dict(message)
 
     def _on_warm(self, message: Mapping[str, Any], host: str, now_ns: int) -> None:
-        if not self._job.generation:
+        if self._warming_up:
             super()._on_warm(message, host, now_ns)
-        self._progress_ns = now_ns  # a job that restarts without a checkpoint warms up again, but started only once
+        self._progress_ns = now_ns  # a job that restarts without a checkpoint warms up again, but starts only once
 
     def _check_connections(self, now_ns: int) -> None:
         super()._check_connections(now_ns)
@@ -259,24 +263,8 @@ class ElasticRunning(Running[ElasticResult]):
     def _start_fields(self, task: TaskPlan) -> Mapping[str, Any]:
         rank = rank_of(task.name)
         resume = self._resumes.get(task.name)
-        return {"history": self._history(rank), **({"resume": resume} if resume else {})}
-
-    def _history(self, rank: int) -> list[dict[str, Any]]:
-        """Return the segments of a rank's expected state, in the format of `traffic.node.ranks.rank_state.expected`."""
-        ends = [*(begin for _, begin in self._state_segments[1:]), self._job.total]
-        segments = []
-        for (generation, begin), end in zip(self._state_segments, ends, strict=True):
-            program = self._programs[generation][self._job.ancestor(rank, generation)]
-            segments.append(
-                {
-                    "ranks": program["ranks"],
-                    "results": program["results"],
-                    "groups": program["groups"],
-                    "first": self._spec.warmup + begin,
-                    "iterations": end - begin,
-                }
-            )
-        return segments
+        history = self._history.of_rank(rank, self._job, self._programs, warmup=self._spec.warmup)
+        return {"history": history, **({"resume": resume} if resume else {})}
 
     # Recovery.
 
@@ -306,7 +294,7 @@ class ElasticRunning(Running[ElasticResult]):
             except FaultbedError as error:
                 event = machine.Lost(reason=f"{error} (restart {len(self.restarts)}, phase {phase})")
             if self._is_ending:
-                event = machine.Impossible(reason=self.failure or "the run was stopped during a restart")
+                event = machine.Impossible(reason=self._reason_of_end())
             if isinstance(event, machine.Lost):
                 self._begin_restart(event.reason, time.monotonic_ns())
             else:
@@ -321,6 +309,9 @@ class ElasticRunning(Running[ElasticResult]):
         else:
             self._publish("restart", self._progress_ns, phase=self._job.phase, restart=self.restarts[-1])
         return True
+
+    def _reason_of_end(self) -> str:
+        return self.failure or "the run was stopped during a restart"
 
     def _begin_restart(self, reason: str, noticed_ns: int) -> None:
         """Enter `diagnose`, and record a new restart. Its cause is `rank` until `_diagnose` has found it."""
@@ -358,8 +349,10 @@ class ElasticRunning(Running[ElasticResult]):
         def silent() -> set[str]:
             return {host for host in alive - self._dead_hosts if self._engines.heard_ns.get(host, 0) < asked_ns}
 
-        while silent() and time.monotonic_ns() < deadline_ns:
+        while silent() and time.monotonic_ns() < deadline_ns and not self._is_ending:
             self._handle_next_event(deadline_ns)
+        if self._is_ending:
+            return machine.Impossible(reason=self._reason_of_end())
         self._dead_hosts |= silent()
         dead = tuple(sorted(self._dead_hosts & {*self._hosts(), *self._engines.hosts}))
         cause: machine.Cause = "rank"
@@ -408,14 +401,18 @@ class ElasticRunning(Running[ElasticResult]):
         return True
 
     def _reschedule(self) -> machine.Event:
-        """Stop the tasks of the remaining ranks, and choose the next placement."""
+        """Choose the next placement, and stop the tasks of the remaining ranks.
+
+        If there is no placement, the tasks stay: their flight recorders are collected at the end of the run.
+        """
+        event = reschedule(self._job, self._resilience.policy, self._lab.topology)
+        if isinstance(event, machine.Impossible):
+            return event
         self._archive_connection_records()
         for host in self._job.lost_hosts:
             self._engines.drop(host)
         self._release_tasks()
-        event = reschedule(self._job, self._resilience.policy, self._lab.topology)
-        if isinstance(event, machine.Rescheduled):
-            self._update_restart(after=event.ranks, rescheduled_ns=time.monotonic_ns())
+        self._update_restart(after=event.ranks, rescheduled_ns=time.monotonic_ns())
         return event
 
     def _archive_connection_records(self) -> None:
@@ -434,6 +431,7 @@ class ElasticRunning(Running[ElasticResult]):
         Raises:
             LabError: an engine is gone, or does not answer in time; its host counts as lost.
         """
+        self._has_tasks = False
         pending = set(self._engines.hosts)
         for host in pending:
             try:
@@ -460,13 +458,14 @@ class ElasticRunning(Running[ElasticResult]):
     def _initialise(self) -> machine.Event:
         """Start the engines that do not run yet, create the tasks and connect them."""
         self._dead_hosts.clear()
-        self._state_segments = [segment for segment in self._state_segments if segment[0] < self._job.generation]
         spec = replace(self._spec, grid=self._job.grid, ranks=self._job.ranks)
         ranks, programs, algorithms = job.fit(self._lab, spec)
         self._spec, self._algorithms = spec, algorithms
         self._programs[self._job.generation] = programs
         self.plan = self._plan_of(spec, ranks, programs)
         self._tasks = {task.name: task for task in self.plan.tasks}
+        if self._warming_up:
+            self._warming_up = set(self._tasks)
         self.done.clear()
         self.states.clear()
         self._done_by_task.clear()
@@ -477,6 +476,7 @@ class ElasticRunning(Running[ElasticResult]):
         self._start_engines({rank.host for rank in ranks})
         now_ns = time.monotonic_ns()
         self._engines.heard_ns.update({rank.host: now_ns for rank in ranks})  # spares were not pinged so far
+        self._has_tasks = True
         self._prepare()
         self._update_restart(connections=len(self.plan.connections), initialised_ns=time.monotonic_ns())
         return machine.Initialised()
@@ -491,13 +491,13 @@ class ElasticRunning(Running[ElasticResult]):
         deadline = time.monotonic() + patience_s
         for host in sorted(hosts - set(self._engines.hosts)):
             while True:
-                self._lab.forget(host)
                 try:
                     self._require_rnics(host)
                     self._engines.add(self._lab, [host])
                     break
                 except FaultbedError as error:
                     self._engines.drop(host)
+                    self._lab.forget(host)  # not before: the connection to a healthy host also carries its faults
                     if time.monotonic() > deadline or self._is_ending:
                         self._dead_hosts.add(host)
                         raise LabError(f"{host}: the traffic engine did not start: {error}") from error
@@ -527,9 +527,8 @@ class ElasticRunning(Running[ElasticResult]):
         iterations = newest.iterations or 0
         generation = newest.generation or 0
         self._resumes = {}
+        self._history = self._history.resumed(self._job.generation, stored_by=generation, iterations=iterations)
         if iterations:
-            kept = [segment for segment in self._state_segments if segment[1] < iterations]
-            self._state_segments = [*kept, (self._job.generation, iterations)]
             for rank in range(len(self.plan.tasks)):
                 self._resumes[task_name(rank)] = {
                     "iterations": iterations,
@@ -537,8 +536,6 @@ class ElasticRunning(Running[ElasticResult]):
                     "rank": self._job.ancestor(rank, generation),
                     "blank": not self._resilience.restores,
                 }
-        else:
-            self._state_segments = [(self._job.generation, 0)]
         for task in self.plan.tasks:
             self._begin_task(task)
         names = {task.name for task in self.plan.tasks}
@@ -549,6 +546,9 @@ class ElasticRunning(Running[ElasticResult]):
             f"ranks did not {awaited} within {START_TIMEOUT_S:.0f} s",
         )
         self._update_restart(restored_ns=time.monotonic_ns(), restored_iterations=iterations)
+        if iterations and self._warming_up:  # the checkpoint proves that warm-up was over: its last report is lost
+            self._publish("ready", self.started_ns)
+            self._warming_up.clear()
         return machine.Restored(iterations=iterations)
 
     def _handle_events_until(self, condition: Callable[[], bool], timeout_message: str) -> None:
