@@ -206,7 +206,9 @@ def test_packet_kind_without_effect_is_never_proved(lab, tmp_path, warm, how):
             fault = planned(lab, kind, params, index=index)
             if how == "elsewhere":
                 other = planned(lab, kind, params | {"to": "receiver" if params.get("to") else "sender"}, index=index)
-                fault = dataclasses.replace(fault, request=other.request, place=other.place, learn=other.learn)
+                fault = dataclasses.replace(
+                    fault, request=other.request, place=other.place, late_binding=other.late_binding
+                )
             _, receipt = receipt_of(injector, fault)
             assert receipt.cleared.ok, receipt.cleared.error
             believed += [name] if receipt.proved else []
