@@ -96,7 +96,8 @@ class Engines:
         self._clock_replied = threading.Condition()
         self.heard_ns: dict[str, int] = {}
         """When the last message of each host arrived, in controller ns."""
-        self._closing = threading.Event()
+        self._is_closing = False
+        self._closed = threading.Event()
 
     @classmethod
     def start(cls, lab: TrafficLab, hosts: Iterable[str], *, module: str = MODULE) -> Engines:
@@ -117,7 +118,7 @@ class Engines:
         """Start an engine on further hosts.
 
         Raises:
-            LabError: an engine does not start. Those that did start are kept.
+            LabError: an engine does not start, or the engines are closed meanwhile. Those that did start are kept.
         """
         names = list(dict.fromkeys(hosts))
         with ThreadPoolExecutor(max_workers=max(1, len(names))) as pool:
@@ -130,7 +131,7 @@ class Engines:
         pump.start()
 
     def drop(self, host: str) -> None:
-        """Give up one host's engine. It ends when its stdin does; the host may be gone, so nothing is awaited."""
+        """Give up one host's engine. It ends when its stdin does; this does not wait, as the host may be gone."""
         channel = self._channels.pop(host, None)
         self.offsets.pop(host, None)
         if channel is not None:
@@ -142,9 +143,13 @@ class Engines:
             self.send(host, {"do": "clock", "seq": -1})
 
     def _start_one(self, lab: TrafficLab, host: str, module: str) -> None:
+        self._require_open(host)
         lab.ensure_code(host)
         channel = lab.node(host).open(lab.python(module))
         self._channels[host] = channel
+        if self._is_closing:  # `close` may have passed before it could see this channel
+            channel.close()
+        self._require_open(host)
         channel.send({"do": "clock"})
         reply = channel.receive(timeout_s=START_TIMEOUT_S)
         if reply is None:
@@ -152,6 +157,10 @@ class Engines:
         self.pids[host] = reply.get("pid")
         self.offsets[host] = clock.measure(channel)
         self.heard_ns[host] = time.monotonic_ns()
+
+    def _require_open(self, host: str) -> None:
+        if self._is_closing:
+            raise LabError(f"{host}: no traffic engine is started any more: the run is over")
 
     def send(self, host: str, message: Mapping[str, Any]) -> None:
         """Send a request to one host's engine.
@@ -166,20 +175,14 @@ class Engines:
 
     def _pump(self, host: str) -> None:
         channel, offset = self._channels[host], self.offsets[host].offset_ns
-        while not self._closing.is_set() and self._channels.get(host) is channel:
-            try:
-                message = channel.receive(timeout_s=1.0)
-            except CommandFailed:  # no message within the timeout
-                continue
-            except FaultbedError as error:
-                if self._channels.get(host) is not channel:
-                    return  # it was given up (`drop`)
-                self.events.put(Event(host=host, message={"event": GONE, "error": str(error)}))
-                return
+        while not self._closed.is_set():
+            message = _receive(channel)
+            if self._channels.get(host) is not channel:
+                return  # it was given up (`drop`): nothing that it still sends belongs to the run
             if message is None:
-                if self._channels.get(host) is not channel:
-                    return
-                self.events.put(Event(host=host, message={"event": GONE, "error": _stderr_of(channel).lstrip("; ")}))
+                continue
+            if message.get("event") == GONE:
+                self.events.put(Event(host=host, message=message))
                 return
             self.heard_ns[host] = time.monotonic_ns()
             if message.get("event") == "clock":
@@ -264,16 +267,17 @@ class Engines:
 
         Closing the channel ends its stdin in any case.
         """
-        if self._closing.is_set():
+        if self._is_closing:
             return
-        for channel in self._channels.values():
+        self._is_closing = True
+        for channel in list(self._channels.values()):
             with contextlib.suppress(FaultbedError):
                 channel.send({"do": "quit"})
         deadline = time.monotonic() + 5.0
         for pump in self._pumps:
             pump.join(timeout=max(0.0, deadline - time.monotonic()))
-        self._closing.set()
-        for channel in self._channels.values():
+        self._closed.set()
+        for channel in list(self._channels.values()):
             channel.close()
         for pump in self._pumps:
             pump.join(timeout=2.0)
@@ -294,6 +298,17 @@ def endpoint(topology: Topology, name: str) -> Endpoint:
     if target.rnic is None:
         raise UsageError(f'"{name}" is a {target.kind}: traffic runs between RNICs, as in host1:rxe0')
     return Endpoint(host=target.node, rnic=target.rnic.name, address=target.rnic.ip)
+
+
+def _receive(channel: Channel) -> dict[str, Any] | None:
+    """Return the next message of an engine, `GONE` at its end, or None if there is no message for a second."""
+    try:
+        message = channel.receive(timeout_s=1.0)
+    except CommandFailed:
+        return None
+    except FaultbedError as error:
+        return {"event": GONE, "error": str(error)}
+    return {"event": GONE, "error": _stderr_of(channel).lstrip("; ")} if message is None else message
 
 
 def _stderr_of(channel: Channel) -> str:
