@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import resource
 import selectors
 import socket
 import subprocess
@@ -14,14 +16,15 @@ import zlib
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from local_traffic import LocalLab
 from waiting import until
 
 from inject.node.actuator import Refused
 from inject.node.machine.burst import BurstActuator, listening
-from testbed.errors import UsageError
+from testbed.errors import CommandFailed, LabError, UsageError
 from traffic.engine.flight_recorder import standing
 from traffic.engine.run_results import Checkpoint, Iteration
-from traffic.node.checkpoints import Checkpoints
+from traffic.node.checkpoints import Checkpoints, name_of
 from traffic.node.ranks.feed import Feed, StorageClient
 from traffic.node.storage import blocks, checksum
 from traffic.workloads import storage_service
@@ -385,4 +388,114 @@ def test_checkpoints_of_servers_that_start_together_are_kept(tmp_path):
     assert all((tmp_path / one.folder).is_dir() for one in made)
     for one in made:
         one.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+def on_this_machine(tmp_path):
+    lab = LocalLab(tmp_path)
+    return lab, storage_service.serve(lab, "host6", folder=str(tmp_path / "checkpoints"))
+
+
+def test_late_reply_of_the_storage_is_not_taken_for_that_to_a_later_request(tmp_path, loop):
+    lab, server = on_this_machine(tmp_path)
+    lab.freeze("host6")
+    with pytest.raises(CommandFailed):
+        server.newest(timeout_s=0.2)
+    lab.thaw("host6")
+    stored_by(server, loop, 0, 0, b"s", ranks=1)
+    assert server.newest().iterations == 1
+    server.close()
+    lab.close()
+
+
+def test_ping_of_the_storage_reads_no_checkpoint_and_notices_its_end(tmp_path, loop):
+    lab, server = on_this_machine(tmp_path)
+    stored_by(server, loop, 0, 0, b"s", ranks=1)
+    (path,) = tmp_path.glob("checkpoints/*/*.checkpoint")
+    path.unlink()
+    os.mkfifo(path)  # it blocks a reader until a writer comes
+    server.ping(timeout_s=10)
+    lab.kill("host6")
+    with pytest.raises(LabError):
+        server.ping(timeout_s=10)
+    server.close()
+    lab.close()
+
+
+def test_time_to_find_the_newest_set_grows_with_what_is_kept():
+    storage = Storage(host="host6", checkpoint_bytes=1 << 30, keep=2)
+    small = storage_service.newest_timeout_s(Storage(host="host6", checkpoint_bytes=1), 2)
+    assert storage_service.newest_timeout_s(storage, 8) > 8 * (1 << 30) / 5_000_000 > small >= 30
+
+
+def test_checkpoint_that_cannot_be_read_is_named_and_the_one_before_is_used(tmp_path, monkeypatch, server, loop):
+    """Its first line can be read: the disk fails further on."""
+    for iteration in (0, 1):
+        stored_by(server, loop, 0, iteration, b"s", ranks=1)
+    bad = name_of(0, 0, 2)
+    checkpoints = Checkpoints(str(tmp_path / "copy"), keep=2)
+    for path in (tmp_path / "job").iterdir():
+        (tmp_path / "copy" / path.name).write_bytes(path.read_bytes())
+    plain = checkpoints.open
+
+    def failing(generation, rank, iterations):
+        if name_of(generation, rank, iterations) == bad:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return plain(generation, rank, iterations)
+
+    monkeypatch.setattr(checkpoints, "open", failing)
+    newest = checkpoints.newest()
+    assert (newest["iterations"], newest["rejected"]) == (1, [[bad, "cannot be read: Input/output error"]])
+    checkpoints.remove()
+
+
+def test_checkpoints_are_removed_also_when_the_server_fails(tmp_path):
+    argv = [sys.executable, "-m", "traffic.node.storage", "127.0.0.1", "--keep", str(tmp_path / "job"), "2"]
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    process.stdout.readline()
+    assert (tmp_path / "job").is_dir()
+    _, stderr = process.communicate(b"nonsense\n", timeout=20)
+    assert (process.returncode, b"JSONDecodeError" in stderr) == (1, True)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_half_written_checkpoint_is_removed_with_the_older_sets(server, loop, tmp_path):
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as client:
+        fields = {"put": 1000, "crc": 0, "rank": 1, "ranks": 2, "iterations": 2, "generation": 0}
+        client.sendall(json.dumps(fields).encode() + b"\nonly this much")
+    until(lambda: newest_of(server)["rejected"])
+    for iteration in (2, 3):
+        for rank in (0, 1):
+            stored_by(server, loop, rank, iteration, b"s")
+    assert newest_of(server)["rejected"] == []
+    assert {path.suffix for path in (tmp_path / "job").iterdir()} == {".checkpoint"}
+
+
+def test_checkpoint_that_does_not_fit_the_disk_is_refused_with_the_reason(server, tmp_path):
+    """All data is sent before the reply is read: a server that closes the connection before loses the reply."""
+    resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (100_000, 100_000))
+    data = bytes(20_000_000)
+    fields = {"put": len(data), "crc": 0, "rank": 0, "ranks": 1, "iterations": 1, "generation": 0}
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as client, client.makefile("rb") as file:
+        client.sendall(json.dumps(fields).encode() + b"\n" + data)
+        assert json.loads(file.readline()) == {"error": "the checkpoint was not stored: File too large"}
+        client.sendall(b'{"get": 3}\n')
+        assert json.loads(file.readline())["bytes"] == 3
+    assert list((tmp_path / "job").iterdir()) == []
+    assert newest_of(server)["rejected"] == []
+
+
+def test_folder_that_cannot_be_removed_keeps_the_lock_file_that_leads_to_it(tmp_path):
+    """A file in its place cannot be removed as a folder."""
+    (tmp_path / "abandoned").write_text("")
+    (tmp_path / "abandoned.lock").write_text("")
+    checkpoints = Checkpoints(str(tmp_path / "job"), keep=2)
+    assert {path.name for path in tmp_path.iterdir()} == {"abandoned", "abandoned.lock", "job", "job.lock"}
+    (tmp_path / "job").rmdir()
+    (tmp_path / "job").write_text("")
+    checkpoints.remove()
+    assert (tmp_path / "job.lock").exists()
+    for name in ("abandoned", "job"):
+        (tmp_path / name).unlink()
+    Checkpoints(str(tmp_path / "next"), keep=2).remove()
     assert list(tmp_path.iterdir()) == []

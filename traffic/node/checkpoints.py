@@ -1,9 +1,9 @@
 """Checkpoints on the disk of a storage host: named, versioned, checksummed, published whole or not at all.
 
 A checkpoint is one file, `g<generation>-rank<rank>-after<iterations>.checkpoint`: the state of one rank after so many
-iterations of a job. `generation` counts the restarts of the job, because a restart may change the number of ranks. The
-file begins with one line of JSON (`HEADER`), followed by the data. It is written under a temporary name, flushed to the
-disk and then renamed, so that a host that fails in between leaves no file of that name.
+iterations of a job. `generation` counts the placements of the job, because a restart may change the number of ranks.
+The file begins with one line of JSON (`HEADER`), followed by the data. It is written under a temporary name, flushed to
+the disk and then renamed, so that a host that fails in between leaves no file of that name.
 
 A server that was killed leaves its folder behind. It held a lock on a file beside the folder, so the next server on the
 host can tell, and removes what is left.
@@ -27,7 +27,14 @@ import zlib
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from io import BufferedIOBase
-    from typing import Any
+    from typing import Any, Protocol
+
+    class Readable(Protocol):
+        """The source of a checkpoint's data."""
+
+        def read(self, size: int, /) -> bytes:
+            """Return at most `size` bytes, and none at the end."""
+
 
 __all__ = ["HEADER", "Checkpoints", "name_of"]
 
@@ -59,33 +66,33 @@ class Checkpoints:
         self._held = _locked(f"{folder}{_LOCKED}")  # until `remove`, or the end of the process
         os.makedirs(folder, exist_ok=True)
 
-    def store(self, header: dict[str, int], file: BufferedIOBase) -> str | None:
+    def store(self, header: dict[str, int], file: Readable) -> str | None:
         """Write the next `header["bytes"]` of `file` as a checkpoint, and publish it.
 
         Returns:
             Why it was not stored, or None.
 
         Raises:
-            EOFError: `file` ended before.
+            EOFError: `file` ended before. Its half-written checkpoint stays, and `newest` names it.
+            ConnectionError: `file` is a connection that broke; otherwise like EOFError.
+            OSError: it cannot be written, for example because the disk is full. Nothing of it stays.
         """
         path = os.path.join(self.folder, name_of(header["generation"], header["rank"], header["iterations"]))
         unfinished = f"{path}{_UNFINISHED}"
-        with open(unfinished, "wb") as out:
-            out.write(json.dumps({field: header[field] for field in HEADER}).encode() + b"\n")
-            crc, left = 0, header["bytes"]
-            while left:
-                data = file.read(min(left, _BLOCK_BYTES))
-                if not data:
-                    raise EOFError(f"{os.path.basename(path)}: {left} bytes are missing")
-                out.write(data)
-                crc, left = zlib.crc32(data, crc), left - len(data)
-            out.flush()
-            os.fsync(out.fileno())
+        try:
+            crc = _write(unfinished, header, file)
+            if crc == header["crc"]:
+                os.rename(unfinished, path)
+                self._sync_folder()
+        except (ConnectionError, TimeoutError):
+            raise
+        except OSError:
+            with contextlib.suppress(OSError):
+                os.unlink(unfinished)
+            raise
         if crc != header["crc"]:
             os.unlink(unfinished)
             return "checksum mismatch: the received bytes differ from those sent"
-        os.rename(unfinished, path)
-        self._sync_folder()
         with self._lock:
             self._remove_older(header)
         return None
@@ -98,7 +105,7 @@ class Checkpoints:
             os.close(folder)
 
     def _remove_older(self, header: dict[str, int]) -> None:
-        """Remove checkpoints that are older than the newest `keep` complete sets.
+        """Remove checkpoints, half-written ones too, that are older than the newest `keep` complete sets.
 
         Ranks do not store at the same time: the newest checkpoints of one may have no counterpart of another one yet.
         """
@@ -112,16 +119,17 @@ class Checkpoints:
         if len(complete) < self.keep:
             return
         oldest = complete[self.keep - 1]
-        doomed = [key for key in present if key[1] < generation or (key[1] == generation and key[0] < oldest)]
-        for iterations, of_generation, of_rank in doomed:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(self.folder, name_of(of_generation, of_rank, iterations)))
+        for suffix, keys in (("", present), (_UNFINISHED, self._present(_UNFINISHED))):
+            doomed = [key for key in keys if key[1] < generation or (key[1] == generation and key[0] < oldest)]
+            for iterations, of_generation, of_rank in doomed:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(os.path.join(self.folder, name_of(of_generation, of_rank, iterations) + suffix))
 
-    def _present(self) -> list[tuple[int, int, int]]:
-        """Return (iterations, generation, rank) of every published checkpoint."""
+    def _present(self, suffix: str = "") -> list[tuple[int, int, int]]:
+        """Return (iterations, generation, rank) of every published checkpoint, or of every one with a suffix."""
         present = []
         for name in os.listdir(self.folder):
-            match = _NAME.fullmatch(name)
+            match = _NAME.fullmatch(name.removesuffix(suffix)) if name.endswith(suffix) else None
             if match:
                 generation, rank, iterations = (int(part) for part in match.groups())
                 present.append((iterations, generation, rank))
@@ -185,9 +193,12 @@ class Checkpoints:
 
     def _verify_data(self, header: dict[str, int]) -> str | None:
         size = crc = 0
-        with self.open(header["generation"], header["rank"], header["iterations"])[1] as file:
-            while data := file.read(_BLOCK_BYTES):
-                size, crc = size + len(data), zlib.crc32(data, crc)
+        try:
+            with self.open(header["generation"], header["rank"], header["iterations"])[1] as file:
+                while data := file.read(_BLOCK_BYTES):
+                    size, crc = size + len(data), zlib.crc32(data, crc)
+        except OSError as error:
+            return f"cannot be read: {error.strerror}"
         if size != header["bytes"]:
             return f"corrupt: it has {size} of {header['bytes']} bytes"
         return None if crc == header["crc"] else "corrupt: checksum mismatch"
@@ -208,10 +219,40 @@ class Checkpoints:
 
     def remove(self) -> None:
         """Remove all checkpoints of the job."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(f"{self.folder}{_LOCKED}")
+        _remove_folder(self.folder)
         self._held.close()
+
+
+def _remove_folder(folder: str) -> None:
+    """Remove a folder and its lock file.
+
+    The lock file stays if the folder does, for example because a checkpoint is being stored: it leads the next server
+    to the folder.
+    """
+    shutil.rmtree(folder, ignore_errors=True)
+    if not os.path.lexists(folder):
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(f"{folder}{_LOCKED}")
+
+
+def _write(path: str, header: dict[str, int], file: Readable) -> int:
+    """Write a checkpoint with the next `header["bytes"]` of `file`, down to the disk; return the CRC-32 of its data.
+
+    Raises:
+        EOFError: `file` ended before.
+    """
+    with open(path, "wb") as out:
+        out.write(json.dumps({field: header[field] for field in HEADER}).encode() + b"\n")
+        crc, left = 0, header["bytes"]
+        while left:
+            data = file.read(min(left, _BLOCK_BYTES))
+            if not data:
+                raise EOFError(f"{os.path.basename(path)}: {left} bytes are missing")
+            out.write(data)
+            crc, left = zlib.crc32(data, crc), left - len(data)
+        out.flush()
+        os.fsync(out.fileno())
+    return crc
 
 
 def _locked(path: str) -> Any:
@@ -243,5 +284,4 @@ def _remove_abandoned(parent: str) -> None:
         path = os.path.join(parent, name)
         with contextlib.suppress(OSError), open(path) as held:  # OSError: its server is alive, or has just removed it
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path.removesuffix(_LOCKED), ignore_errors=True)
-            os.unlink(path)
+            _remove_folder(path.removesuffix(_LOCKED))

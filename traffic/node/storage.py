@@ -14,8 +14,9 @@ lines:
 
 Data without a name is verified and discarded: it loads the front end, not a disk.
 
-The controller sends lines on stdin: {"do": "newest"} is answered by the newest complete set of checkpoints. FOLDER is
-removed when stdin ends, because the controller is gone or the job is over.
+The controller sends lines on stdin: {"do": "newest"} is answered by the newest complete set of checkpoints, {"do":
+"ping"} at once. A request with "seq" gets a reply with the same "seq". FOLDER is removed when stdin ends, because the
+controller is gone or the job is over.
 """
 
 from __future__ import annotations
@@ -92,16 +93,19 @@ class _Client(socketserver.StreamRequestHandler):
 
     def _store(self, request: dict[str, Any], size_bytes: int) -> bool:
         checkpoints = self._checkpoints()
-        header = {**request, "bytes": size_bytes}
+        header, data = {**request, "bytes": size_bytes}, _Data(self.rfile, size_bytes)
         if checkpoints is None or not all(isinstance(header.get(field), int) for field in HEADER):
             said = "it was started without --keep" if checkpoints is None else f"it needs {', '.join(HEADER)}"
+            data.discard()
             self._reply({"error": f"this storage cannot keep the checkpoint: {said}"})
-            return False
+            return True
         try:
-            problem = checkpoints.store(header, self.rfile)
-        except OSError as error:  # a full disk: what follows of the data cannot be told from the next request
-            self._reply({"error": f"the checkpoint was not stored: {error.strerror}"})
-            return False
+            problem = checkpoints.store(header, data)
+        except (ConnectionError, TimeoutError):
+            raise
+        except OSError as error:  # such as a full disk
+            data.discard()  # a connection that is closed with unread data is reset, and the reply is lost
+            problem = f"the checkpoint was not stored: {error.strerror}"
         self._reply({"stored": size_bytes} if problem is None else {"error": problem})
         return True
 
@@ -124,6 +128,24 @@ class _Client(socketserver.StreamRequestHandler):
 
     def _reply(self, answer: dict[str, object]) -> None:
         self.wfile.write(json.dumps(answer).encode() + b"\n")
+
+
+class _Data:
+    """The data of one request, which ends after `left` bytes of the stream."""
+
+    def __init__(self, file: BufferedIOBase, size_bytes: int) -> None:
+        self._file, self.left = file, size_bytes
+
+    def read(self, size: int) -> bytes:
+        """Return at most `size` bytes; none at the end of the data or of the stream."""
+        data = self._file.read(min(size, self.left))
+        self.left -= len(data)
+        return data
+
+    def discard(self) -> None:
+        """Read what is left."""
+        while self.read(BLOCK_BYTES):
+            pass
 
 
 def _parse_request(line: bytes) -> tuple[dict[str, Any] | None, int]:
@@ -159,16 +181,26 @@ def main() -> None:
     if "--keep" in sys.argv:
         folder, keep = sys.argv[sys.argv.index("--keep") + 1 :][:2]
         checkpoints = Checkpoints(folder, int(keep))
-    with _Server((sys.argv[1], 0), _Client) as server:
-        server.checkpoints = checkpoints
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        print(json.dumps({"event": "listening", "port": server.server_address[1]}), flush=True)
-        for line in sys.stdin.buffer:  # ends when the controller closes the channel
-            if checkpoints is not None and json.loads(line).get("do") == "newest":
-                print(json.dumps({"event": "newest", **checkpoints.newest()}), flush=True)
-        server.shutdown()
+    try:
+        with _Server((sys.argv[1], 0), _Client) as server:
+            server.checkpoints = checkpoints
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            print(json.dumps({"event": "listening", "port": server.server_address[1]}), flush=True)
+            for line in sys.stdin.buffer:  # ends when the controller closes the channel
+                _answer_controller(json.loads(line), checkpoints)
+            server.shutdown()
+    finally:
         if checkpoints is not None:
             checkpoints.remove()
+
+
+def _answer_controller(request: dict[str, Any], checkpoints: Checkpoints | None) -> None:
+    reply: dict[str, Any] = {"event": request.get("do"), "seq": request.get("seq")}
+    if reply["event"] == "newest" and checkpoints is not None:
+        reply |= checkpoints.newest()
+    elif reply["event"] != "ping":
+        return
+    print(json.dumps(reply), flush=True)
 
 
 if __name__ == "__main__":

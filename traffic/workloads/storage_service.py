@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -29,6 +30,7 @@ __all__ = [
     "StorageServer",
     "StorageTimes",
     "check",
+    "newest_timeout_s",
     "serve",
     "times_of",
 ]
@@ -37,7 +39,11 @@ MODULE = "traffic.node.storage"
 FOLDER = "/var/tmp/faultbed-checkpoints"  # noqa: S108  # on the storage host; its jobs each have a folder in it
 LEAST_KEPT = 2
 """While a set is being written, the one before must stay whole."""
+PING_TIMEOUT_S = 15.0
+"""An emulated host may stand still for seconds."""
 NEWEST_TIMEOUT_S = 30.0
+VERIFIED_BYTES_PER_S = 5_000_000
+"""Rate at which an emulated host reads and verifies checkpoints, at the least."""
 MODES = ("sync", "staggered", "async")
 
 
@@ -45,8 +51,8 @@ MODES = ("sync", "staggered", "async")
 class Storage:
     """Storage on `host`: each rank prefetches `ingest_bytes` per iteration and stores `checkpoint_bytes` periodically.
 
-    A checkpoint is due every `every` iterations, in one of `MODES` (`traffic.node.ranks.feed`). The newest `keep` of
-    each rank are kept. A size of 0 disables that part.
+    A checkpoint is due every `every` iterations, in one of `MODES` (`traffic.node.ranks.feed`). The newest `keep`
+    complete sets are kept; a set is complete when all ranks have stored theirs. A size of 0 disables that part.
     """
 
     host: str
@@ -96,9 +102,17 @@ def check(storage: Storage) -> None:
             "sizes of data and checkpoints must be at least 0, and a checkpoint interval at least 1 iteration"
         )
     if storage.keep < LEAST_KEPT:
-        raise UsageError(f"at least {LEAST_KEPT} checkpoints of each rank must be kept, got {storage.keep}")
+        raise UsageError(f"at least {LEAST_KEPT} complete sets of checkpoints must be kept, got {storage.keep}")
     if not storage.ingest_bytes and not storage.checkpoint_bytes:
         raise UsageError(f"storage on {storage.host} is not used; give a size for ingest or for checkpoints")
+
+
+def newest_timeout_s(storage: Storage, ranks: int) -> float:
+    """Return how long the server may take to find the newest intact set: in the worst case it reads all that it keeps.
+
+    A rank that is ahead may have stored one more than the sets that are kept.
+    """
+    return NEWEST_TIMEOUT_S + (storage.keep + 1) * ranks * storage.checkpoint_bytes / VERIFIED_BYTES_PER_S
 
 
 class StorageServer:
@@ -106,6 +120,7 @@ class StorageServer:
 
     def __init__(self, channel: Channel, address: str, port: int) -> None:
         self._channel = channel
+        self._requests = 0
         self.address, self.port = address, port
 
     def close(self) -> None:
@@ -113,7 +128,7 @@ class StorageServer:
         self._channel.close()
 
     def client_spec(self, storage: Storage, ranks: int, *, generation: int = 0) -> dict[str, Any]:
-        """Return the configuration of a rank's storage client. `generation` counts the restarts of the job."""
+        """Return the configuration of a rank's storage client. `generation` counts the placements of the job."""
         return {
             **asdict(storage),
             "address": self.address,
@@ -122,23 +137,41 @@ class StorageServer:
             "generation": generation,
         }
 
-    def newest(self, *, timeout_s: float = NEWEST_TIMEOUT_S) -> CheckpointSet:
-        """Verify the stored checkpoints and return the newest complete set.
+    def ping(self, *, timeout_s: float = PING_TIMEOUT_S) -> None:
+        """Check that the server answers. This reads no checkpoint.
 
         Raises:
             LabError: the server is gone.
             CommandFailed: it did not answer in time.
         """
-        self._channel.send({"do": "newest"})
-        reply = self._channel.receive(timeout_s=timeout_s)
-        if reply is None:
-            raise LabError(f"storage on {self.address} is gone: its checkpoints cannot be restored")
+        self._ask("ping", timeout_s)
+
+    def newest(self, *, timeout_s: float = NEWEST_TIMEOUT_S) -> CheckpointSet:
+        """Verify the stored checkpoints and return the newest complete set. `newest_timeout_s` is enough time for that.
+
+        Raises:
+            LabError: the server is gone.
+            CommandFailed: it did not answer in time.
+        """
+        reply = self._ask("newest", timeout_s)
         return CheckpointSet(
             iterations=reply["iterations"],
             generation=reply["generation"],
             ranks=reply["ranks"],
             rejected=tuple((name, reason) for name, reason in reply["rejected"]),
         )
+
+    def _ask(self, what: str, timeout_s: float) -> dict[str, Any]:
+        """Send a request and return its reply. Late replies to earlier requests are discarded."""
+        self._requests += 1
+        self._channel.send({"do": what, "seq": self._requests})
+        deadline = time.monotonic() + timeout_s
+        while True:
+            reply = self._channel.receive(timeout_s=max(0.0, deadline - time.monotonic()))
+            if reply is None:
+                raise LabError(f"storage on {self.address} is gone: its checkpoints cannot be restored")
+            if reply.get("seq") == self._requests:
+                return reply
 
 
 def serve(lab: TrafficLab, host: str, *, keep: int = 3, folder: str = FOLDER) -> StorageServer:
