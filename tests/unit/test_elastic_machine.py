@@ -328,3 +328,19 @@ def test_history_of_a_rank_follows_its_lineage():
     assert [(one["results"], one["first"], one["iterations"]) for one in parts] == [
         ([[0, 2]], 3, 20), ([[1, 1]], 23, 80),
     ]  # fmt: skip
+
+
+def test_two_spares_on_one_host_are_refused_on_a_soft_lab():
+    resilience = Resilience(policy=Policy(), spares=("host5:rxe0", "host5:rxe1"))
+    with pytest.raises(UsageError, match="host5:rxe0, host5:rxe1: a host can have only one spare"):
+        check_on_lab(LAB, SPEC, resilience)
+    check_on_lab(SimpleNamespace(kind="rack", topology=THREE_RACKS), SPEC, resilience)
+
+
+@pytest.mark.parametrize(("restart", "without_spare", "may"), [
+    ("spare", "fail", False), ("spare", "shrink", True), ("shrink", "fail", True), ("same", "shrink", False),
+])  # fmt: skip
+def test_policy_may_shrink_only_where_a_restart_can_come_to_that(restart, without_spare, may):
+    policy = Policy(restart=restart, without_spare=without_spare)
+    assert policy.may_shrink == may
+    assert may == (lose(job(()), policy, "host2").ranks == ("host1:rxe0", "host3:rxe0", "host4:rxe0"))

@@ -18,7 +18,6 @@ from typing import Literal
 __all__ = [
     "ENDS",
     "MODES",
-    "RECOVERY",
     "WITHOUT_SPARE",
     "Cause",
     "Diagnosed",
@@ -43,8 +42,6 @@ Mode = Literal["spare", "shrink", "same"]
 Cause = Literal["process", "host", "network", "storage", "rank"]
 """What was lost: the job's process on a host that still answers, a host, its network, the storage, or a rank's task."""
 
-RECOVERY: tuple[Phase, ...] = ("diagnose", "reschedule", "initialise", "restore")
-"""Phases in which the job does not run."""
 ENDS: tuple[Phase, ...] = ("finished", "failed")
 MODES: tuple[Mode, ...] = ("spare", "shrink", "same")
 WITHOUT_SPARE: tuple[Literal["shrink", "fail"], ...] = ("shrink", "fail")
@@ -61,6 +58,11 @@ class Policy:
     restart: Mode = "spare"
     without_spare: Literal["shrink", "fail"] = "fail"
     most_restarts: int = 8
+
+    @property
+    def may_shrink(self) -> bool:
+        """Whether a restart may leave the job with fewer ranks."""
+        return self.restart == "shrink" or (self.restart == "spare" and self.without_spare == "shrink")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from testbed.errors import UsageError
+from traffic import schedules
 from traffic.engine.engine_client import Fabric
+from traffic.engine.task_specs import refuse_local
 from traffic.schedules import Program
 from traffic.workloads import job
 from traffic.workloads.elastic.machine import Policy
@@ -51,7 +53,7 @@ def check(spec: JobSpec, resilience: Resilience) -> None:
         raise UsageError(f"restart = {policy.restart} uses no spares; leave them out, or choose restart = spare")
     if policy.most_restarts < 1:
         raise UsageError(f"a job may restart at least once, got {policy.most_restarts}")
-    if "shrink" in (policy.restart, policy.without_spare if policy.restart == "spare" else ""):
+    if policy.may_shrink:
         shrunk_grid(spec.grid, (0,))
 
 
@@ -59,19 +61,29 @@ def check_on_lab(lab: Fabric, spec: JobSpec, resilience: Resilience) -> None:
     """Reject a job that could not be restarted on this lab.
 
     Raises:
-        UsageError: a spare is a rank, the checkpoints are too small, or the state does not fit a smaller grid.
+        UsageError: ranks or spares cannot be where they are, the checkpoints are too small, or the state does not fit a
+            smaller grid.
     """
     check(spec, resilience)
     ranks, programs, _ = job.fit(lab, spec)
+    pairs = [(ranks[src], ranks[dst]) for src, dst in schedules.peers_of(programs)]
+    refuse_local(lab.kind, f"job of {len(ranks)} ranks", pairs)
     spares = place(lab, replace(spec, ranks=resilience.spares)) if resilience.spares else ()
     for spare in spares:
         if spare.host in {rank.host for rank in ranks}:
             raise UsageError(f"{spare.name} cannot be a spare: the job has a rank on {spare.host}")
+    hosts = [spare.host for spare in spares]
+    if lab.kind == "soft" and len(set(hosts)) < len(hosts):
+        twice = next(host for host in hosts if hosts.count(host) > 1)
+        raise UsageError(
+            f"{', '.join(spare.name for spare in spares if spare.host == twice)}: a host can have only one spare, as "
+            "soft RoCE cannot reach its own host over the fabric; name spares on different hosts"
+        )
     size = _state_bytes(programs)
     stored = spec.storage.checkpoint_bytes if spec.storage else 0
     if stored < size:
         raise UsageError(f"a checkpoint of {stored} bytes cannot hold a rank's state of {size} bytes; make it larger")
-    if "shrink" in (resilience.policy.restart, resilience.policy.without_spare):
+    if resilience.policy.may_shrink:
         grid, kept = shrunk_grid(spec.grid, (0,))
         smaller = replace(spec, grid=grid, ranks=tuple(ranks[rank].name for rank in kept))
         if (left := _state_bytes(job.fit(lab, smaller)[1])) != size:
