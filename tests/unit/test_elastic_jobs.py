@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import _thread
 import random
 import threading
 import time
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from local_traffic import LocalLab
 from waiting import until
 
 from testbed.errors import LabError, UsageError
+from testbed.observe.clock import ClockOffset
 from traffic.engine import engine_client
 from traffic.workloads.elastic import driver
 from traffic.workloads.elastic.machine import Policy
@@ -394,3 +397,93 @@ def test_job_that_cannot_restart_has_the_flight_recorders_of_the_ranks_that_are_
     assert (result.outcome, "1 spares are left" in result.where) == ("failed", True)
     assert [flight.endpoint for flight in result.flights] == ["host3:rxe0"]
     assert [event.message for event in running.events if event.name == "error"] == []
+
+
+def test_pause_between_two_attempts_to_start_an_engine_is_not_cut_short_by_events(lab, monkeypatch):
+    attempts = []
+    monkeypatch.setattr(lab, "forget", lambda _: attempts.append(time.monotonic()))
+    monkeypatch.setattr(driver, "RETRY_S", 1.0)
+    running = started(lab, restart="same", spares=())
+    after(running, 30)
+    lab.kill("host1")
+    until(lambda: len(attempts) >= 3)
+    lab.revive("host1")
+    assert running.wait(PATIENCE_S).outcome == "recovered"
+    assert all(later - before >= 1.0 for before, later in pairwise(attempts))
+
+
+def test_job_whose_start_is_interrupted_starts_no_further_engine(lab):
+    def interrupt(event):
+        if event["event"] == "qps":
+            threading.Timer(0.3, _thread.interrupt_main).start()
+
+    with pytest.raises(KeyboardInterrupt):
+        driver.start(
+            lab, replace(SPEC, warmup=100_000), Resilience(policy=Policy(restart="same"), rejoin_s=20), interrupt
+        )
+    until(lambda: not any(one.name == "traffic: job of 3 ranks" for one in threading.enumerate()))
+    assert {host: len(processes) for host, processes in lab.processes.items()} == {
+        "host1": 1, "host2": 1, "host3": 1, "host6": 1,
+    }  # fmt: skip
+    until(lambda: nothing_runs_on(lab))
+
+
+def test_engines_that_are_closed_start_no_further_one(lab):
+    engines = engine_client.Engines.start(lab, ["host1"])
+    engines.close()
+    with pytest.raises(LabError, match="host2: no traffic engine is started any more"):
+        engines.add(lab, ["host2"])
+    assert "host2" not in lab.processes
+    until(lambda: nothing_runs_on(lab))
+
+
+def test_message_of_an_engine_that_was_given_up_is_discarded():
+    """It arrives while the thread that reads it already waits for it."""
+    engines = engine_client.Engines()
+
+    class Channel:
+        def receive(self, *, timeout_s):
+            del timeout_s
+            engines.drop("host1")
+            return {"event": "iteration"}
+
+        def close(self):
+            pass
+
+    engines._channels["host1"], engines.offsets["host1"] = Channel(), ClockOffset(offset_ns=0, error_ns=0)
+    engines._pump("host1")
+    assert (engines.events.empty(), engines.heard_ns) == (True, {})
+
+
+def test_ranks_that_share_a_host_are_refused_before_anything_is_started(lab):
+    with pytest.raises(UsageError, match="is inside one host"):
+        started(lab, replace(SPEC, ranks=("host1:rxe0", "host1:rxe1", "host2:rxe0")))
+    assert lab.processes == {}
+
+
+def test_checkpoints_and_window_of_a_job_that_shrank_are_those_of_its_lineage(lab):
+    running = started(lab, restart="shrink", spares=())
+    after(running, 90)
+    lab.kill("host2")
+    result = running.wait(PATIENCE_S)
+    assert (result.outcome, result.ranks) == ("recovered", ("host1:rxe0", "host3:rxe0")), result.where
+    host_of = {event.message["start_ns"]: event.host for event in running.events if event.name == "stored"}
+    hosts = {rank: {host_of[one.start_ns] for one in result.checkpoints if one.rank == rank} for rank in (0, 1)}
+    assert hosts == {0: {"host1"}, 1: {"host3"}}
+    (restart,) = result.restarts
+    before = [one.iteration for one in result.checkpoints if one.rank == 1 and one.end_ns < restart.noticed_ns]
+    assert before[:4] == [19, 39, 59, 79]
+    assert running.started_ns == result.window.start_ns < restart.progress_ns < result.window.end_ns
+    assert running.job.phase == "finished"
+
+
+def test_job_that_loses_a_rank_after_it_was_stopped_does_not_restart(lab):
+    running = started(lab)
+    after(running, 20)
+    lab.freeze("host2")  # so that the job is not over before the loss
+    running.stop()
+    lab.kill("host2")
+    result = running.wait(PATIENCE_S)
+    assert (result.outcome, result.restarts, result.ranks) == ("failed", (), SPEC.ranks)
+    assert result.where.startswith("host2: ")
+    assert running.job.phase == "failed"

@@ -54,8 +54,10 @@ def iterations_of(running: Running[Any], task: str, *, generation: int | None = 
     )
 
 
-def checkpoints_of(running: Running[Any], task: str, rank: int) -> tuple[Checkpoint, ...]:
-    """Return the checkpoints that one rank has stored, in order."""
+def checkpoints_of(
+    running: Running[Any], task: str, rank: int, *, generation: int | None = None
+) -> tuple[Checkpoint, ...]:
+    """Return the checkpoints that one rank has stored, in order; of a job with restarts, those of one `generation`."""
     return tuple(
         Checkpoint(
             rank=rank,
@@ -66,5 +68,7 @@ def checkpoints_of(running: Running[Any], task: str, rank: int) -> tuple[Checkpo
             size_bytes=event.message["size_bytes"],
         )
         for event in running.events
-        if event.name == "stored" and event.message["task"] == task
+        if event.name == "stored"
+        and event.message["task"] == task
+        and (generation is None or event.message["generation_of_job"] == generation)
     )

@@ -285,7 +285,10 @@ def _finish(
     running: Running[JobResult], spec: JobSpec, algorithms: tuple[str, ...], ranks: tuple[Endpoint, ...]
 ) -> JobResult:
     common = common_results(running, ranks)
-    return JobResult(**common, **result_fields(running, spec, algorithms, ranks, common["iterations"]))
+    stored = tuple(
+        checkpoint for rank in range(len(ranks)) for checkpoint in checkpoints_of(running, task_name(rank), rank)
+    )
+    return JobResult(**common, **result_fields(running, spec, algorithms, ranks, common["iterations"], stored))
 
 
 def result_fields(
@@ -294,11 +297,12 @@ def result_fields(
     algorithms: tuple[str, ...],
     ranks: Sequence[Endpoint],
     per_rank: Sequence[Sequence[Iteration]],
+    stored: tuple[Checkpoint, ...],
 ) -> dict[str, Any]:
-    """Return the fields of `JobResult` that are not those of every result on ranks. `per_rank` are the iterations."""
-    stored = tuple(
-        checkpoint for rank in range(len(ranks)) for checkpoint in checkpoints_of(running, task_name(rank), rank)
-    )
+    """Return the fields of `JobResult` that are not those of every result on ranks.
+
+    `per_rank` are the iterations, `stored` the checkpoints of all ranks.
+    """
     whole = [max(item.end_ns - item.start_ns for item in row) for row in zip(*per_rank, strict=False)]
     return {
         "spec": spec,

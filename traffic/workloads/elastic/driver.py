@@ -28,8 +28,8 @@ from traffic.engine.connections import ConnectionManager
 from traffic.engine.engine_client import GONE, Engines, Event, TrafficLab, endpoint
 from traffic.engine.run_results import Endpoint, Outcome, QpError, Rebuild, Sample
 from traffic.engine.running_traffic import OnEvent, Running
-from traffic.engine.samples import iterations_of
-from traffic.engine.task_specs import Plan, TaskPlan, refuse_local
+from traffic.engine.samples import checkpoints_of, iterations_of
+from traffic.engine.task_specs import Plan, TaskPlan
 from traffic.schedules import Program
 from traffic.workloads import job
 from traffic.workloads import storage_service as storage
@@ -67,7 +67,7 @@ START_TIMEOUT_S = 120.0
 FORGET_NS = 20_000_000_000
 """How long the remaining engines have to release their tasks."""
 RETRY_S = 2.0
-"""Longest pause between two attempts to start a host's engine, in seconds; `_handle_next_event` may end it sooner."""
+"""Pause between two attempts to start a host's engine, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,6 +166,12 @@ class ElasticRunning(Running[ElasticResult]):
         """Request an orderly end. A loss after this request ends the run instead of restarting the job."""
         self._is_ending = True
         super().stop()
+
+    def record_end(self) -> None:
+        """Enter the phase `finished`, or `failed` if the run has failed."""
+        if self._job.phase not in machine.ENDS:
+            event = machine.Ended() if self.failure is None else machine.Impossible(reason=self.failure)
+            self._job = machine.step(self._job, event, self._resilience.policy)
 
     # Events.
 
@@ -337,7 +343,7 @@ class ElasticRunning(Running[ElasticResult]):
 
         A host is lost if its engine is gone, or does not reply to a ping within `SILENT_AFTER_ERROR_NS`. The cause is
         `process` if all lost hosts still run commands, else `host`. Without a lost host the cause is `network` if a
-        connection stays down, `storage` if the server cannot list its checkpoints, and otherwise `rank`. With `network`
+        connection stays down, `storage` if the server does not answer, and otherwise `rank`. With `network`
         the lost host is the one that most failed connections share.
         """
         asked_ns = time.monotonic_ns()
@@ -395,7 +401,7 @@ class ElasticRunning(Running[ElasticResult]):
 
     def _storage_answers(self) -> bool:
         try:
-            self._server.newest()
+            self._server.ping()
         except FaultbedError:
             return False
         return True
@@ -501,7 +507,9 @@ class ElasticRunning(Running[ElasticResult]):
                     if time.monotonic() > deadline or self._is_ending:
                         self._dead_hosts.add(host)
                         raise LabError(f"{host}: the traffic engine did not start: {error}") from error
-                    self._handle_next_event(time.monotonic_ns() + int(RETRY_S * 1e9))
+                    retry_ns = time.monotonic_ns() + int(RETRY_S * 1e9)
+                    while time.monotonic_ns() < retry_ns and not self._is_ending:
+                        self._handle_next_event(retry_ns)
 
     def _require_rnics(self, host: str) -> None:
         """Check that the RNICs of a host have their addresses. A host that has booted has none until it is provisioned.
@@ -522,7 +530,8 @@ class ElasticRunning(Running[ElasticResult]):
         Raises:
             LabError: a rank did not restore its state in time, or another loss occurred.
         """
-        newest = self._server.newest()
+        assert self._spec.storage is not None  # noqa: S101  # `resilience.check`
+        newest = self._server.newest(timeout_s=storage.newest_timeout_s(self._spec.storage, len(self.plan.tasks)))
         self._update_restart(rejected=newest.rejected)
         iterations = newest.iterations or 0
         generation = newest.generation or 0
@@ -590,11 +599,7 @@ def start(lab: TrafficLab, spec: JobSpec, resilience: Resilience, on_event: OnEv
         undo.callback(engines.close)
         first = Placement(spec=spec, ranks=ranks, programs=programs, algorithms=algorithms)
         running = ElasticRunning(lab, engines, first, resilience, server, on_event, began_ns)
-        refuse_local(
-            lab.kind,
-            running.plan.what,
-            [(ranks[rank_of(one.src)], ranks[rank_of(one.dst)]) for one in running.plan.connections],
-        )
+        undo.callback(setattr, running, "_is_ending", True)  # noqa: FBT003  # its thread must not restart the job
         running._start()  # noqa: SLF001  # `start` is the constructor of `ElasticRunning`
         undo.pop_all()
     return running
@@ -603,10 +608,11 @@ def start(lab: TrafficLab, spec: JobSpec, resilience: Resilience, on_event: OnEv
 def _finish(running: Running[ElasticResult]) -> ElasticResult:
     """Build the result.
 
-    A rank's iterations and samples are collected over all placements along its lineage: the ranks whose state it
-    continued.
+    A rank's iterations, samples and checkpoints are collected over all placements along its lineage: the ranks whose
+    state it continued.
     """
     assert isinstance(running, ElasticRunning)  # noqa: S101  # `start`
+    running.record_end()
     state = running.job
     ranks = tuple(task.endpoint for task in running.plan.tasks)
     generations = range(state.generation + 1)
@@ -622,6 +628,12 @@ def _finish(running: Running[ElasticResult]) -> ElasticResult:
             if event.name == "sample" and lineage[event.message["generation_of_job"]] == event.message["task"]
         ]
         samples += samples_by_rank(own, place.name)
+    stored = tuple(
+        checkpoint
+        for rank, lineage in enumerate(lineages)
+        for one in generations
+        for checkpoint in checkpoints_of(running, lineage[one], rank, generation=one)
+    )
     executed = [event.message for event in running.events if event.name == "iteration"]
     unique_iterations = sum(len(iterations) for iterations in per_rank)
     executed_iterations = sum(
@@ -632,9 +644,11 @@ def _finish(running: Running[ElasticResult]) -> ElasticResult:
         "samples": tuple(sorted(samples, key=lambda one: (one.start_ns, one.endpoint))),
         "wrong_elements": sum(one["wrong"] for one in executed),
     }
+    fields = job.result_fields(running, running.spec, running.algorithms, ranks, per_rank, stored)
+    fields["window"] = replace(fields["window"], start_ns=running.started_ns)
     return ElasticResult(
         **common,
-        **job.result_fields(running, running.spec, running.algorithms, ranks, per_rank),
+        **fields,
         restarts=tuple(running.restarts),
         states=tuple(
             RankState(

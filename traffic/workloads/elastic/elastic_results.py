@@ -65,8 +65,9 @@ class RankState:
 class ElasticResult(JobResult):
     """Result of a job with restarts. `ranks` and `spec` are those of the last placement.
 
-    `iterations[r]` holds the last execution of each iteration, and the same ones for every rank. Iterations and samples
-    of a rank are those of the ranks whose state it continued, wherever they ran. `initialised_ns` is how long it took
+    `iterations[r]` holds the last execution of each iteration, and the same ones for every rank. Iterations, samples
+    and checkpoints of a rank are those of the ranks whose state it continued, wherever they ran. `window` begins with
+    the first placement, `groups` are those of the last one. `initialised_ns` is how long it took
     to start the engines and to connect the first placement.
     """
 
