@@ -20,11 +20,11 @@ from testbed.errors import CommandFailed, LabError
 from testbed.model.topology import Topology
 from testbed.remote.remote_node import Node
 from traffic.engine.engine_client import TrafficLab, endpoint
+from traffic.engine.gid import gid_index
 from traffic.engine.run_results import Endpoint
 from traffic.engine.task_specs import PATIENT_TIMEOUT, QpParams
 from traffic.engine.traffic_metrics import percentile
 from traffic.flows import flow_run
-from traffic.flows.gid_index import gid_index
 
 __all__ = ["SIZES", "Row", "against_perftest", "ib_write_bw", "ib_write_lat", "round_trips"]
 

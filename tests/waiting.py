@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 
-def until(condition: Callable[[], object], *, within_s: float = 20.0) -> float:
+def until(condition: Callable[[], object], *, within_s: float = 20.0, every_s: float = 0.02) -> float:
     """Wait for a condition; how long it took in seconds.
 
     Raises:
@@ -16,7 +16,7 @@ def until(condition: Callable[[], object], *, within_s: float = 20.0) -> float:
     begin = time.monotonic()
     while not condition():
         assert time.monotonic() - begin < within_s, f"it did not happen in {within_s:g} s"
-        wait_s(0.02)
+        wait_s(every_s)
     return time.monotonic() - begin
 
 

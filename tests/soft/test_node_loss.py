@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,13 +12,25 @@ from harness.analysis.observe import observe
 from harness.analysis.restarts import describe
 from harness.experiment.experiment_file import decode
 from harness.run import loop as run
+from harness.run.workload import job_spec
 from harness.verdict import Verdict
+from traffic.node.ranks.rank_state import expected
+from traffic.workloads import job
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4")]
 
 REBOOT = (Path(__file__).parents[1] / "experiments" / "node-loss.toml").read_text()
 QUIET = REBOOT[: REBOOT.index("[[faults]]")] + '[[expect]]\nmetric = "state_errors"\nequals = 0\n'
 KILLED = REBOOT.replace("host.reboot", "host.rank-kill")
+HOWS = pytest.mark.parametrize("text", [REBOOT, KILLED], ids=["reboot", "rank-kill"])
+
+
+def restarting(text, how):
+    """The experiment without its spare: the job restarts on the same hosts, or on fewer."""
+    without = text.replace('spares = ["host4:rxe0"]\n', "").replace('restart = "spare"', f'restart = "{how}"')
+    assert "host4:rxe0" not in without
+    assert f'restart = "{how}"' in without
+    return without
 
 
 def finished(text, lab, tmp_path, *, restores=True):
@@ -46,18 +59,67 @@ def states_of(measured):
     return [(one.rank, one.iterations, one.wrong, one.sha256) for one in measured.resilience.states]
 
 
-@pytest.mark.parametrize("text", [REBOOT, KILLED], ids=["reboot", "rank-kill"])
-def test_job_that_loses_a_host_ends_in_the_state_of_an_uninterrupted_one(lab, tmp_path, uninterrupted, text):
+def states_without_a_loss(uninterrupted, lab, tmp_path):
     if not uninterrupted:
         verdict, quiet = finished(QUIET, lab, tmp_path)
         assert (verdict.verdict, quiet.resilience.restarts) == (Verdict.PASS, ())
         uninterrupted["states"] = states_of(quiet)
+    return uninterrupted["states"]
+
+
+@HOWS
+def test_job_that_loses_a_host_ends_in_the_state_of_an_uninterrupted_one(lab, tmp_path, uninterrupted, text):
+    quiet = states_without_a_loss(uninterrupted, lab, tmp_path)
     verdict, measured = finished(text, lab, tmp_path)
     assert verdict.verdict is Verdict.PASS, verdict
     (restart,) = measured.resilience.restarts
     assert restart.after == ("host1:rxe0", "host2:rxe0", "host4:rxe0")
     assert restart.lost_iterations <= 10
-    assert states_of(measured) == uninterrupted["states"]
+    assert states_of(measured) == quiet
+
+
+@HOWS
+def test_job_that_waits_for_its_host_ends_in_the_state_of_an_uninterrupted_one(lab, tmp_path, uninterrupted, text):
+    quiet = states_without_a_loss(uninterrupted, lab, tmp_path)
+    text = restarting(text, "same").replace('max = "90s"', 'max = "300s"')  # a host boots and is provisioned meanwhile
+    verdict, measured = finished(text, lab, tmp_path)
+    assert verdict.verdict is Verdict.PASS, verdict
+    (restart,) = measured.resilience.restarts
+    assert restart.after == ("host1:rxe0", "host2:rxe0", "host3:rxe0")
+    assert restart.lost_iterations <= 10
+    assert states_of(measured) == quiet
+
+
+def state_of_both_sizes(text, lab, restored):
+    """Digest of the state after `restored` iterations of three ranks, and the rest of two."""
+    spec = job_spec(decode(text.encode(), source="here.toml").workload)
+    parts = []
+    for size, first, iterations in ((3, 0, restored), (2, restored, spec.iterations - restored)):
+        ranks = replace(spec, grid=(("dp", size),), ranks=spec.ranks[:size])
+        program = job.fit(lab, ranks)[1][0]
+        parts.append(
+            {
+                "ranks": size,
+                "results": program["results"],
+                "groups": program["groups"],
+                "first": spec.warmup + first,
+                "iterations": iterations,
+            }
+        )
+    return hashlib.sha256(expected(parts, spec.dtype, spec.redop).tobytes()).hexdigest()
+
+
+@HOWS
+def test_job_that_shrinks_ends_in_the_state_of_both_sizes(lab, tmp_path, text):
+    text = restarting(text, "shrink")
+    verdict, measured = finished(text, lab, tmp_path)
+    assert verdict.verdict is Verdict.PASS, verdict
+    (restart,) = measured.resilience.restarts
+    assert restart.after == ("host1:rxe0", "host2:rxe0")
+    assert restart.lost_iterations <= 10
+    assert 0 < restart.restored_iterations < 120
+    digest = state_of_both_sizes(text, lab, restart.restored_iterations)
+    assert states_of(measured) == [(0, 120, 0, digest), (1, 120, 0, digest)]
 
 
 def test_restart_that_restores_nothing_is_no_pass(lab, tmp_path):

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import guarded_run
 import pytest
 from house import HOUSE
 from local_lab import SOFT, lab_at
@@ -21,7 +22,6 @@ from waiting import until
 
 from harness.fuzz import on_lab
 from harness.run import loop
-from harness.run.collect_measurements import Found
 from inject.fault_plan import FaultSpec, plan
 from inject.heal import heal
 from inject.injector import Injector
@@ -253,23 +253,8 @@ def test_reset_is_recorded_before_a_vm_is_ended(folder, monkeypatch):
 
 
 def run_with(lab, tmp_path, monkeypatch, with_faults):
-    """The middle of a run; returns what it found."""
-    monkeypatch.setattr(loop, "_with_faults", with_faults)
-    monkeypatch.setattr(loop, "wants_twin", lambda _: False)
-    monkeypatch.setattr(loop.emulation_limit, "sent_bps", lambda *_: None)
     monkeypatch.setattr(loop, "_to_known_state", lambda *_: None)
-    result = Found()
-    with Journal(tmp_path / "journal.jsonl") as journal:
-        loop._guarded(
-            SimpleNamespace(experiment=SimpleNamespace(fabric=None, workload=None)),
-            lab,
-            journal,
-            result,
-            lambda _: None,
-            None,
-            None,
-        )
-    return result
+    return guarded_run.run(lab, tmp_path / "journal.jsonl", monkeypatch, with_faults)
 
 
 def test_run_on_a_lab_that_was_healed_meanwhile_is_an_error_of_the_run(qemu, folder, tmp_path, monkeypatch):

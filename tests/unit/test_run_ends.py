@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 from types import SimpleNamespace
 
+import guarded_run
 import pytest
 from local_lab import SOFT
 from local_lab import lab_at as soft_lab_at
@@ -35,24 +36,9 @@ def lab(tmp_path, monkeypatch):
 
 
 def run(lab, tmp_path, monkeypatch, with_faults):
-    """`loop._guarded` with another middle; returns what it found."""
-    monkeypatch.setattr(loop, "_with_faults", with_faults)
-    monkeypatch.setattr(loop, "wants_twin", lambda _: False)
-    monkeypatch.setattr(loop.emulation_limit, "sent_bps", lambda *_: None)
     lab.inventory_model = getattr(lab, "inventory_model", None)
-    result = Found()
     (tmp_path / "run").mkdir()
-    with Journal(tmp_path / "run" / "journal.jsonl") as journal:
-        loop._guarded(
-            SimpleNamespace(experiment=SimpleNamespace(fabric=None, workload=None)),
-            lab,
-            journal,
-            result,
-            lambda _: None,
-            None,
-            None,
-        )
-    return result
+    return guarded_run.run(lab, tmp_path / "run" / "journal.jsonl", monkeypatch, with_faults)
 
 
 ERRORS = [LabError("host1 does not answer"), FULL, ValueError("no such sample"), RuntimeError(), KeyError("x")]

@@ -87,9 +87,14 @@ class ConnectionManager:
         return tuple(self._name(state) for state in self._states.values() if not state.is_up)
 
     @property
-    def failing(self) -> tuple[str, ...]:
-        """Names of the connections that were up and had an error since."""
-        return tuple(self._name(state) for state in self._states.values() if state.episode is not None)
+    def down_hosts(self) -> tuple[tuple[str, str], ...]:
+        """The hosts at the ends of each connection that is not up."""
+        return tuple(self._hosts(state) for state in self._states.values() if not state.is_up)
+
+    @property
+    def failing_hosts(self) -> tuple[tuple[str, str], ...]:
+        """The hosts at the ends of each connection that was up and had an error since."""
+        return tuple(self._hosts(state) for state in self._states.values() if state.episode is not None)
 
     @property
     def was_rebuilt(self) -> bool:
@@ -244,6 +249,9 @@ class ConnectionManager:
 
     def _name(self, state: _ConnectionState) -> str:
         return f"{self._tasks[state.spec.src].endpoint.name} -> {self._tasks[state.spec.dst].endpoint.name}"
+
+    def _hosts(self, state: _ConnectionState) -> tuple[str, str]:
+        return self._tasks[state.spec.src].endpoint.host, self._tasks[state.spec.dst].endpoint.host
 
     def _describe(self, state: _ConnectionState) -> Connection:
         src, dst = self._tasks[state.spec.src].endpoint, self._tasks[state.spec.dst].endpoint

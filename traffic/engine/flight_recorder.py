@@ -8,7 +8,14 @@ from typing import Any
 
 from traffic.engine.run_results import Outcome
 
-__all__ = ["Entry", "Flight", "RankEnd", "flight_of", "standing"]
+__all__ = ["STORAGE_WAITS", "Entry", "Flight", "RankEnd", "flight_of", "standing"]
+
+STORAGE_WAITS = {
+    "data": "waits for data from storage",
+    "checkpoint": "waits for its checkpoint to be stored",
+    "restore": "waits for its checkpoint from storage",
+}
+"""What a rank waits for, by the phases in which it waits for the storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,13 +65,8 @@ def flight_of(message: Mapping[str, Any], *, rank: int, endpoint: str, offset_ns
 
 def standing(message: Mapping[str, Any]) -> str:
     """Describe where a rank is: the step and the peer it waits for, or the phase it is in."""
-    waits = {
-        "data": "waits for data from storage",
-        "checkpoint": "waits for its checkpoint to be stored",
-        "restore": "waits for its checkpoint from storage",
-    }
-    if message["phase"] in waits:
-        return f"iteration {message['iteration']}, {waits[message['phase']]}"
+    if message["phase"] in STORAGE_WAITS:
+        return f"iteration {message['iteration']}, {STORAGE_WAITS[message['phase']]}"
     if message["phase"] != "comm":
         return f"iteration {message['iteration']}, {message['phase']}"
     open_lanes = [lane for lane in message["lanes"] if lane["done"] < lane["segments"]]

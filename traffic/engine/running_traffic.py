@@ -20,7 +20,7 @@ from testbed.errors import FaultbedError, LabError, UsageError
 from traffic.engine import dump_signal
 from traffic.engine.connections import ConnectionManager
 from traffic.engine.engine_client import Engines, Event, TrafficLab
-from traffic.engine.flight_recorder import Flight, flight_of
+from traffic.engine.flight_recorder import STORAGE_WAITS, Flight, flight_of
 from traffic.engine.run_results import Connection, Outcome, QpError, Rebuild, Standstill
 from traffic.engine.task_specs import Plan, TaskPlan, refuse_local
 
@@ -435,14 +435,10 @@ class Running(Generic[Result]):
 
     def _on_overdue(self, message: Mapping[str, Any], host: str, _now_ns: int) -> None:
         took_s = message["after_ms"] / 1000
-        waits = {
-            "data": ": it waits for data from storage",
-            "checkpoint": ": it waits for a checkpoint to be stored",
-            "restore": ": it waits for its checkpoint from storage",
-        }
+        waits = STORAGE_WAITS.get(message.get("phase", ""))
         self.failure = self.failure or (
             f"{host}, {message['task']}: iteration {message['iteration']} is not over after {took_s:g} s"
-            f"{waits.get(message.get('phase', ''), '')}"
+            f"{f': it {waits}' if waits else ''}"
         )
 
     def _on_error(self, message: Mapping[str, Any], host: str, _now_ns: int) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from traffic.engine.run_results import Checkpoint, Iteration, Sample
 from traffic.engine.running_traffic import Running
 
-__all__ = ["BIN_NS", "checkpoints_of", "iterations_of", "samples_of"]
+__all__ = ["BIN_NS", "checkpoints_of", "iterations_of", "samples_in", "samples_of"]
 
 BIN_NS = 100_000_000
 """Length of a sample, as in `traffic.node.series`."""
@@ -18,17 +18,19 @@ def samples_of(running: Running[Any], tasks: Collection[str] | None = None) -> t
     """Return the samples of some tasks (default: all of the plan), sorted by time."""
     names = {task.name: task.endpoint.name for task in running.plan.tasks}
     samples = [
-        Sample(
-            endpoint=names[event.message["task"]],
-            start_ns=event.message["start_ns"] + index * BIN_NS,
-            duration_ns=BIN_NS,
-            size_bytes=size,
-        )
+        sample
         for event in running.events
         if event.name == "sample" and event.message["task"] in (names if tasks is None else tasks)
-        for index, size in enumerate(event.message["sizes"])
+        for sample in samples_in(event.message, names[event.message["task"]])
     ]
     return tuple(sorted(samples, key=lambda sample: (sample.start_ns, sample.endpoint)))
+
+
+def samples_in(message: Mapping[str, Any], endpoint: str) -> Iterator[Sample]:
+    """Return the samples in one message of an engine, under the name of an RNIC."""
+    for index, size in enumerate(message["sizes"]):
+        start_ns = message["start_ns"] + index * BIN_NS
+        yield Sample(endpoint=endpoint, start_ns=start_ns, duration_ns=BIN_NS, size_bytes=size)
 
 
 def iterations_of(running: Running[Any], task: str, *, generation: int | None = None) -> tuple[Iteration, ...]:

@@ -119,7 +119,8 @@ class FlowResult:
     wrong_bytes: int | None = None
     echoes: tuple[Echo, ...] = ()
     latencies_ns: tuple[int, ...] = ()
-    """Time of each message that was timed, in the order of completion; `latency` sums them up."""
+    """Times of messages: every n-th one in the order of completion, so that they fit the memory of the engine, and the
+    time so far of those that were never completed. `latency` sums them up."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, ready for JSON, without the time of each message."""

@@ -235,7 +235,7 @@ class Engine:
     def do_start(self, request: dict[str, Any]) -> None:
         """Start the work of a task."""
         task = self.tasks[request["task"]]
-        task.resume, task.history = request.get("resume"), request.get("history", [])
+        task.accept(request)
         task.begin(time.monotonic_ns())
 
     def do_stop(self, request: dict[str, Any]) -> None:

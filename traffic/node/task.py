@@ -50,8 +50,6 @@ class Task:
         self.series = Series()
         self.running = False
         self.finished = False
-        self.resume: dict[str, int] | None = None  # the checkpoint that a rank begins with (the request "start")
-        self.history: list[dict[str, Any]] = []  # what its state is compared with at the end
         self.late_receives = LateReceives()  # replaced by the engine's own object when the task is created there
         self.sampled_ns = 0
         self.wake_ns: int | None = None  # when `wake` is to be called, if at all
@@ -79,6 +77,9 @@ class Task:
 
     def down(self, conn: Conn, now_ns: int) -> None:
         """Handle the loss of a QP: nothing can be sent until the next `go`."""
+
+    def accept(self, request: dict[str, Any]) -> None:
+        """Take in the further fields of the request that starts the work, just before `begin`."""
 
     def begin(self, now_ns: int) -> None:
         """Start the work."""

@@ -32,13 +32,13 @@ from testbed.lab import Lab
 from testbed.model.selectors import select, select_one
 from testbed.model.topology import Topology
 from traffic.engine.engine_client import endpoint
+from traffic.engine.gid import gid_index
 from traffic.engine.run_results import Outcome
 from traffic.engine.running_traffic import OnEvent, Running
 from traffic.engine.task_specs import QpParams
 from traffic.flows import flow_run as flow_module
 from traffic.flows import perftest_json as perftest_json_module
 from traffic.flows.flow_run import MEMORIES, SPREADS, TRANSPORTS, VERBS, FlowResult, FlowSpec
-from traffic.flows.gid_index import gid_index
 from traffic.flows.matrix import PATTERNS, ZONE_PATTERNS, first_rnics, pairs_in
 from traffic.schedules import ALGORITHMS, COLLECTIVES, REDUCING, ROOTED
 from traffic.workloads import collective as collective_module

@@ -101,6 +101,8 @@ class RankTask(Task):
                 stored=self._stored,
                 on_error=self._on_storage_error,
             )
+        self.resume: dict[str, int] | None = None  # the checkpoint that the rank begins with
+        self.history: list[dict[str, Any]] = []  # what its state is compared with at the end
         self.warmup = spec["warmup"]
         self.first, self.index = 0, -1
         self.last_lap: int | None = None
@@ -188,6 +190,9 @@ class RankTask(Task):
         super().lost(conn, status, now_ns)
 
     # Iterations.
+
+    def accept(self, request: dict[str, Any]) -> None:
+        self.resume, self.history = request.get("resume"), request.get("history", [])
 
     def begin(self, now_ns: int) -> None:
         self.running = True

@@ -1,13 +1,8 @@
 """Run a job that restarts after the loss of a rank: execute the phases of the state machine in `machine`.
 
-A loss is detected when the channel to an engine ends, when an engine is silent, when a connection stays down, or when a
-rank reports an error. The controller pings the engine of each rank once a second. There are two limits of silence:
-
-- `SILENT_NS` for most hosts, because an emulated host may stand still for seconds without being lost;
-- `SILENT_AFTER_ERROR_NS` for a host whose queue pairs fail at the same time, because the two together indicate a loss.
-
-While engines start, `SILENT_STARTING_NS` replaces `SILENT_NS`. Engines of spares run from the start, because starting
-an engine takes longest.
+A loss is detected when the channel to an engine ends, when an engine is silent (`traffic.workloads.elastic.loss`), when
+a connection stays down, or when a rank reports an error. Engines of spares run from the start, because starting an
+engine takes longest.
 
 All of this runs on the thread of `Running`, except for the setup of the first placement.
 """
@@ -15,9 +10,7 @@ All of this runs on the thread of `Running`, except for the setup of the first p
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -26,48 +19,30 @@ from testbed.errors import FaultbedError, LabError
 from testbed.model.selectors import select
 from traffic.engine.connections import ConnectionManager
 from traffic.engine.engine_client import GONE, Engines, Event, TrafficLab, endpoint
-from traffic.engine.run_results import Endpoint, Outcome, QpError, Rebuild, Sample
+from traffic.engine.run_results import Endpoint, Outcome, QpError, Rebuild
 from traffic.engine.running_traffic import OnEvent, Running
-from traffic.engine.samples import checkpoints_of, iterations_of
 from traffic.engine.task_specs import Plan, TaskPlan
 from traffic.schedules import Program
 from traffic.workloads import job
 from traffic.workloads import storage_service as storage
-from traffic.workloads.elastic import machine
-from traffic.workloads.elastic.elastic_results import (
-    ElasticResult,
-    RankState,
-    Restart,
-    iterations_by_rank,
-    samples_by_rank,
-)
+from traffic.workloads.elastic import loss, machine
+from traffic.workloads.elastic.elastic_results import ElasticResult, Restart
+from traffic.workloads.elastic.finish import result_of
 from traffic.workloads.elastic.machine import JobState, host_of
 from traffic.workloads.elastic.placement import reschedule
+from traffic.workloads.elastic.rejoin import start_engine
 from traffic.workloads.elastic.resilience import Resilience, check_on_lab
 from traffic.workloads.elastic.state_history import StateHistory
 from traffic.workloads.job import JobSpec
 from traffic.workloads.ranks import gpus_of, rank_of, rank_plan, task_name
-from traffic.workloads.ranks_result import common_results
 from traffic.workloads.storage_service import StorageServer
 
 __all__ = ["ElasticRunning", "start"]
 
-PING_NS = 1_000_000_000
-"""Interval between two pings of the engine of each rank."""
-SILENT_NS = 15_000_000_000
-"""Silence after which a host counts as lost."""
-SILENT_AFTER_ERROR_NS = 6_000_000_000
-"""Silence after which a host with failing queue pairs counts as lost, and the time for replies in a diagnosis."""
-SILENT_STARTING_NS = 60_000_000_000
-"""Silence after which a host counts as lost while engines start: loading numpy on an emulated CPU takes seconds."""
-PROBE_S = 3.0
-"""Timeout of a command that checks a host, in seconds."""
 START_TIMEOUT_S = 120.0
 """How long a restart waits for the ranks to restore their state, or to finish their first iteration, in seconds."""
 FORGET_NS = 20_000_000_000
 """How long the remaining engines have to release their tasks."""
-RETRY_S = 2.0
-"""Pause between two attempts to start a host's engine, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +94,7 @@ class ElasticRunning(Running[ElasticResult]):
         super().__init__(
             engines,
             self._plan_of(spec, first.ranks, first.programs),
-            _finish,
+            lambda _: self._result_of_run(),
             on_event,
             owns_engines=True,
             services=(server,),
@@ -167,11 +142,12 @@ class ElasticRunning(Running[ElasticResult]):
         self._is_ending = True
         super().stop()
 
-    def record_end(self) -> None:
-        """Enter the phase `finished`, or `failed` if the run has failed."""
+    def _result_of_run(self) -> ElasticResult:
+        """Enter the phase `finished`, or `failed` if the run has failed, and build the result."""
         if self._job.phase not in machine.ENDS:
             event = machine.Ended() if self.failure is None else machine.Impossible(reason=self.failure)
             self._job = machine.step(self._job, event, self._resilience.policy)
+        return result_of(self)
 
     # Events.
 
@@ -214,7 +190,7 @@ class ElasticRunning(Running[ElasticResult]):
                 self._caught_up(now_ns)
 
     def _caught_up(self, now_ns: int) -> None:
-        self.restarts[-1] = replace(self.restarts[-1], caught_up_ns=now_ns)
+        self._update_restart(caught_up_ns=now_ns)
         self._publish("restart", now_ns, phase="running", restart=self.restarts[-1])
 
     def _on_restored(self, message: Mapping[str, Any], _host: str, now_ns: int) -> None:
@@ -233,20 +209,20 @@ class ElasticRunning(Running[ElasticResult]):
     def _check_connections(self, now_ns: int) -> None:
         super()._check_connections(now_ns)
         hosts = self._hosts()
-        if now_ns - self._pinged_ns > PING_NS:
+        if now_ns - self._pinged_ns > loss.PING_NS:
             self._pinged_ns = now_ns
             for host in hosts:
                 self._engines.ping(host)
-        failing = {host_of(name) for connection in self._manager.failing for name in connection.split(" -> ")}
-        is_starting = not self.started_ns or self._job.phase == "initialise"
-        for host in hosts - self._dead_hosts:
-            silent_ns = now_ns - self._engines.heard_ns.get(host, now_ns)
-            usual_ns = SILENT_STARTING_NS if is_starting else SILENT_NS
-            if silent_ns > (SILENT_AFTER_ERROR_NS if host in failing else usual_ns):
-                self._dead_hosts.add(host)
-                self.failure = self.failure or (
-                    f"{host}: no message from its traffic engine for {silent_ns / 1e9:.1f} s"
-                )
+        silent = loss.silent_hosts(
+            self._engines.heard_ns,
+            hosts - self._dead_hosts,
+            now_ns,
+            failing={host for ends in self._manager.failing_hosts for host in ends},
+            is_starting=not self.started_ns or self._job.phase == "initialise",
+        )
+        for host, silent_ns in silent.items():
+            self._dead_hosts.add(host)
+            self.failure = self.failure or f"{host}: no message from its traffic engine for {silent_ns / 1e9:.1f} s"
 
     # Start.
 
@@ -341,15 +317,15 @@ class ElasticRunning(Running[ElasticResult]):
     def _diagnose(self) -> machine.Event:
         """Determine the cause of the loss and the lost hosts.
 
-        A host is lost if its engine is gone, or does not reply to a ping within `SILENT_AFTER_ERROR_NS`. The cause is
-        `process` if all lost hosts still run commands, else `host`. Without a lost host the cause is `network` if a
-        connection stays down, `storage` if the server does not answer, and otherwise `rank`. With `network`
-        the lost host is the one that most failed connections share.
+        A host is lost if its engine is gone, or does not reply to a ping within `loss.SILENT_AFTER_ERROR_NS`. The cause
+        is `process` if all lost hosts still run commands, else `host`. Without a lost host the cause is `network` if a
+        connection stays down, `storage` if the server does not answer, and otherwise `rank`. With `network` the lost
+        host is the one that most failed connections share.
         """
         asked_ns = time.monotonic_ns()
         for host in self._hosts() - self._dead_hosts:
             self._engines.ping(host)
-        deadline_ns = asked_ns + SILENT_AFTER_ERROR_NS
+        deadline_ns = asked_ns + loss.SILENT_AFTER_ERROR_NS
         alive = self._hosts() - self._dead_hosts
 
         def silent() -> set[str]:
@@ -363,41 +339,19 @@ class ElasticRunning(Running[ElasticResult]):
         dead = tuple(sorted(self._dead_hosts & {*self._hosts(), *self._engines.hosts}))
         cause: machine.Cause = "rank"
         if dead:
-            cause = "process" if all(self._accepts_commands(host) for host in dead) else "host"
+            cause = "process" if all(loss.accepts_commands(self._lab, host) for host in dead) else "host"
         elif self._manager.failure is not None:
-            dead, cause = self._unreachable(), "network"
+            dead, cause = loss.most_cut_off(self._manager.down_hosts), "network"
         elif not self._storage_answers():
             cause = "storage"
         self._update_restart(cause=cause, hosts=dead, diagnosed_ns=time.monotonic_ns())
         return machine.Diagnosed(cause=cause, hosts=dead)
 
     def _handle_next_event(self, deadline_ns: int) -> None:
-        """Wait for an event until the deadline, but at most a quarter of `PING_NS`, and handle it."""
-        event = self._engines.next(min(deadline_ns, time.monotonic_ns() + PING_NS // 4))
+        """Wait for an event until the deadline, but at most a quarter of `loss.PING_NS`, and handle it."""
+        event = self._engines.next(min(deadline_ns, time.monotonic_ns() + loss.PING_NS // 4))
         if event is not None:
             self._handle(event, time.monotonic_ns())
-
-    def _accepts_commands(self, host: str) -> bool:
-        """Return whether a host runs commands. A thread runs the probe, so a hung connection cannot block the job."""
-        answers: list[bool] = []
-
-        def run() -> None:
-            with contextlib.suppress(FaultbedError):
-                self._lab.node(host).run(["true"], timeout_s=PROBE_S)
-                answers.append(True)
-
-        probe = threading.Thread(target=run, name=f"probe of {host}", daemon=True)
-        probe.start()
-        probe.join(PROBE_S)
-        return bool(answers)
-
-    def _unreachable(self) -> tuple[str, ...]:
-        """Return the host that most of the failed connections share, or no host if two are shared equally often."""
-        ends = Counter(host_of(name) for pair in self._manager.down for name in pair.split(" -> "))
-        ranked = ends.most_common(2)
-        if not ranked or (len(ranked) > 1 and ranked[0][1] == ranked[1][1]):
-            return ()
-        return (ranked[0][0],)
 
     def _storage_answers(self) -> bool:
         try:
@@ -494,35 +448,20 @@ class ElasticRunning(Running[ElasticResult]):
             LabError: an engine did not start in time; its host counts as lost.
         """
         patience_s = self._resilience.rejoin_s if self._resilience.policy.restart == "same" else 0.0
-        deadline = time.monotonic() + patience_s
         for host in sorted(hosts - set(self._engines.hosts)):
-            while True:
-                try:
-                    self._require_rnics(host)
-                    self._engines.add(self._lab, [host])
-                    break
-                except FaultbedError as error:
-                    self._engines.drop(host)
-                    self._lab.forget(host)  # not before: the connection to a healthy host also carries its faults
-                    if time.monotonic() > deadline or self._is_ending:
-                        self._dead_hosts.add(host)
-                        raise LabError(f"{host}: the traffic engine did not start: {error}") from error
-                    retry_ns = time.monotonic_ns() + int(RETRY_S * 1e9)
-                    while time.monotonic_ns() < retry_ns and not self._is_ending:
-                        self._handle_next_event(retry_ns)
+            rnics = {task.endpoint for task in self.plan.tasks if task.endpoint.host == host}
+            try:
+                start_engine(self._lab, self._engines, host, rnics, patience_s=patience_s, pause=self._pause)
+            except LabError:
+                self._dead_hosts.add(host)
+                raise
 
-    def _require_rnics(self, host: str) -> None:
-        """Check that the RNICs of a host have their addresses. A host that has booted has none until it is provisioned.
-
-        Raises:
-            CommandFailed: an RNIC has no GID for its address.
-            Unreachable: the host does not answer.
-        """
-        for place in {task.endpoint for task in self.plan.tasks if task.endpoint.host == host}:
-            a, b, c, d = (int(part) for part in place.address.split("."))
-            gid = f"ffff:{a << 8 | b:04x}:{c << 8 | d:04x}"
-            folder = f"/sys/class/infiniband/{place.rnic}/ports/1/gids"
-            self._lab.node(host).run(["grep", "-qrs", gid, folder], timeout_s=PROBE_S)
+    def _pause(self, seconds: float) -> bool:
+        """Handle events for some seconds; return whether the job is to go on."""
+        deadline_ns = time.monotonic_ns() + int(seconds * 1e9)
+        while time.monotonic_ns() < deadline_ns and not self._is_ending:
+            self._handle_next_event(deadline_ns)
+        return not self._is_ending
 
     def _restore(self) -> machine.Event:
         """Start the ranks from the newest intact checkpoint, and wait until all have restored it.
@@ -603,63 +542,3 @@ def start(lab: TrafficLab, spec: JobSpec, resilience: Resilience, on_event: OnEv
         running._start()  # noqa: SLF001  # `start` is the constructor of `ElasticRunning`
         undo.pop_all()
     return running
-
-
-def _finish(running: Running[ElasticResult]) -> ElasticResult:
-    """Build the result.
-
-    A rank's iterations, samples and checkpoints are collected over all placements along its lineage: the ranks whose
-    state it continued.
-    """
-    assert isinstance(running, ElasticRunning)  # noqa: S101  # `start`
-    running.record_end()
-    state = running.job
-    ranks = tuple(task.endpoint for task in running.plan.tasks)
-    generations = range(state.generation + 1)
-    lineages = [[task_name(state.ancestor(rank, one)) for one in generations] for rank in range(len(ranks))]
-    per_rank = iterations_by_rank(
-        [[iterations_of(running, lineage[one], generation=one) for one in generations] for lineage in lineages]
-    )
-    samples: list[Sample] = []
-    for place, lineage in zip(ranks, lineages, strict=True):
-        own = [
-            event.message
-            for event in running.events
-            if event.name == "sample" and lineage[event.message["generation_of_job"]] == event.message["task"]
-        ]
-        samples += samples_by_rank(own, place.name)
-    stored = tuple(
-        checkpoint
-        for rank, lineage in enumerate(lineages)
-        for one in generations
-        for checkpoint in checkpoints_of(running, lineage[one], rank, generation=one)
-    )
-    executed = [event.message for event in running.events if event.name == "iteration"]
-    unique_iterations = sum(len(iterations) for iterations in per_rank)
-    executed_iterations = sum(
-        any(lineage[one["generation_of_job"]] == one["task"] for lineage in lineages) for one in executed
-    )
-    common = common_results(running, ranks) | {
-        "iterations": per_rank,
-        "samples": tuple(sorted(samples, key=lambda one: (one.start_ns, one.endpoint))),
-        "wrong_elements": sum(one["wrong"] for one in executed),
-    }
-    fields = job.result_fields(running, running.spec, running.algorithms, ranks, per_rank, stored)
-    fields["window"] = replace(fields["window"], start_ns=running.started_ns)
-    return ElasticResult(
-        **common,
-        **fields,
-        restarts=tuple(running.restarts),
-        states=tuple(
-            RankState(
-                rank=rank,
-                iterations=one["iterations"],
-                elements=one["elements"],
-                wrong=one["wrong"],
-                sha256=one["sha256"],
-            )
-            for rank, one in sorted(running.states.items())
-        ),
-        repeated_iterations=executed_iterations - unique_iterations,
-        initialised_ns=running.initialised_ns,
-    )

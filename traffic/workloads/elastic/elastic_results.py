@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from traffic.engine.run_results import Iteration, Sample
-from traffic.engine.samples import BIN_NS
+from traffic.engine.run_results import Iteration
 from traffic.workloads.elastic.machine import Cause
 from traffic.workloads.job import JobResult
 
-__all__ = ["ElasticResult", "RankState", "Restart", "iterations_by_rank", "samples_by_rank"]
+__all__ = ["ElasticResult", "RankState", "Restart", "iterations_by_rank"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,12 +84,3 @@ def iterations_by_rank(executions: Sequence[Sequence[Sequence[Iteration]]]) -> t
     last = [{item.index: item for generation in rank for item in generation} for rank in executions]
     common = sorted(set.intersection(*(set(items) for items in last))) if last else []
     return tuple(tuple(items[index] for index in common) for items in last)
-
-
-def samples_by_rank(messages: Sequence[Mapping[str, Any]], endpoint: str) -> list[Sample]:
-    """Return a rank's samples from all its generations, under the name of its last RNIC."""
-    return [
-        Sample(endpoint=endpoint, start_ns=one["start_ns"] + index * BIN_NS, duration_ns=BIN_NS, size_bytes=size)
-        for one in messages
-        for index, size in enumerate(one["sizes"])
-    ]

@@ -1,4 +1,4 @@
-"""The index of an RNIC's GID, for perftest and its reports."""
+"""The index of an RNIC's GID: for perftest, and as the proof that an RNIC has its address."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ from traffic.engine.run_results import Endpoint
 __all__ = ["gid_index"]
 
 
-def gid_index(node: Node, place: Endpoint) -> int:
+def gid_index(node: Node, place: Endpoint, *, timeout_s: float = 60.0) -> int:
     """Return the index of the RoCE v2 GID with an RNIC's address, looked up by value on its host.
 
     Raises:
         LabError: there is none.
+        Unreachable: the host does not answer.
+        CommandFailed: it did not answer in time.
     """
     octets = [int(part) for part in place.address.split(".")]
     gid_text = f"0000:0000:0000:0000:0000:ffff:{octets[0]:02x}{octets[1]:02x}:{octets[2]:02x}{octets[3]:02x}"
     port = f"/sys/class/infiniband/{place.rnic}/ports/1"
-    listing = node.run(["grep", "-sH", "", "-r", f"{port}/gids", f"{port}/gid_attrs/types"], check=False).stdout
+    argv = ["grep", "-sH", "", "-r", f"{port}/gids", f"{port}/gid_attrs/types"]
+    listing = node.run(argv, check=False, timeout_s=timeout_s).stdout
     values = dict(line.split(":", 1) for line in listing.splitlines() if ":" in line)
     for path, value in values.items():
         index = path.rsplit("/", 1)[1]

@@ -1,0 +1,21 @@
+"""A run whose middle, with the faults, is replaced: what `loop._guarded` does around it is real."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from harness.run import loop
+from harness.run.collect_measurements import Found
+from inject.journal import Journal
+
+
+def run(lab, journal_path, monkeypatch, with_faults):
+    """Run, with the journal at a path; return what the run found."""
+    monkeypatch.setattr(loop, "_with_faults", with_faults)
+    monkeypatch.setattr(loop, "wants_twin", lambda _: False)
+    monkeypatch.setattr(loop.emulation_limit, "sent_bps", lambda *_: None)
+    decided = SimpleNamespace(experiment=SimpleNamespace(fabric=None, workload=None))
+    result = Found()
+    with Journal(journal_path) as journal:
+        loop._guarded(decided, lab, journal, result, lambda _: None, None, None)
+    return result

@@ -1,0 +1,74 @@
+"""Build the result of a job with restarts from what its engines reported on all placements."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from traffic.engine.samples import checkpoints_of, iterations_of, samples_in
+from traffic.workloads import job
+from traffic.workloads.elastic.elastic_results import ElasticResult, RankState, iterations_by_rank
+from traffic.workloads.ranks import task_name
+from traffic.workloads.ranks_result import common_results
+
+if TYPE_CHECKING:
+    from traffic.workloads.elastic.driver import ElasticRunning
+
+__all__ = ["result_of"]
+
+
+def result_of(running: ElasticRunning) -> ElasticResult:
+    """Build the result.
+
+    A rank's iterations, samples and checkpoints are collected over all placements along its lineage: the ranks whose
+    state it continued.
+    """
+    state = running.job
+    ranks = tuple(task.endpoint for task in running.plan.tasks)
+    generations = range(state.generation + 1)
+    lineages = [[task_name(state.ancestor(rank, one)) for one in generations] for rank in range(len(ranks))]
+    per_rank = iterations_by_rank(
+        [[iterations_of(running, lineage[one], generation=one) for one in generations] for lineage in lineages]
+    )
+    samples = [
+        sample
+        for place, lineage in zip(ranks, lineages, strict=True)
+        for event in running.events
+        if event.name == "sample" and lineage[event.message["generation_of_job"]] == event.message["task"]
+        for sample in samples_in(event.message, place.name)
+    ]
+    stored = tuple(
+        checkpoint
+        for rank, lineage in enumerate(lineages)
+        for one in generations
+        for checkpoint in checkpoints_of(running, lineage[one], rank, generation=one)
+    )
+    executed = [event.message for event in running.events if event.name == "iteration"]
+    unique_iterations = sum(len(iterations) for iterations in per_rank)
+    executed_iterations = sum(
+        any(lineage[one["generation_of_job"]] == one["task"] for lineage in lineages) for one in executed
+    )
+    common = common_results(running, ranks) | {
+        "iterations": per_rank,
+        "samples": tuple(sorted(samples, key=lambda one: (one.start_ns, one.endpoint))),
+        "wrong_elements": sum(one["wrong"] for one in executed),
+    }
+    fields = job.result_fields(running, running.spec, running.algorithms, ranks, per_rank, stored)
+    fields["window"] = replace(fields["window"], start_ns=running.started_ns)
+    return ElasticResult(
+        **common,
+        **fields,
+        restarts=tuple(running.restarts),
+        states=tuple(
+            RankState(
+                rank=rank,
+                iterations=one["iterations"],
+                elements=one["elements"],
+                wrong=one["wrong"],
+                sha256=one["sha256"],
+            )
+            for rank, one in sorted(running.states.items())
+        ),
+        repeated_iterations=executed_iterations - unique_iterations,
+        initialised_ns=running.initialised_ns,
+    )
