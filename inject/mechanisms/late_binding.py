@@ -11,7 +11,7 @@ from testbed.errors import FaultError
 if TYPE_CHECKING:
     from testbed.lab import Lab
 
-__all__ = ["bind"]
+__all__ = ["bind", "connected_qps"]
 
 
 def bind(
@@ -37,10 +37,14 @@ def bind(
         return bound
     wanted = qp if qp is not None else binding.qp
     argv = ["rdma", "-j", "-d", "resource", "show", "qp", "link", f"{binding.rnic}/1"]
-    listed = json.loads(lab.node(binding.host).run(argv, timeout_s=timeout_s).stdout or "[]")
-    connected = sorted(
-        int(each["lqpn"]) for each in listed if each.get("type") == "RC" and each.get("state") in ("RTR", "RTS")
-    )
+    output = lab.node(binding.host).run(argv, timeout_s=timeout_s).stdout
+    try:
+        connected = connected_qps(output)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise FaultError(
+            f"{where}: {binding.host}: `{' '.join(argv)}` prints no list of queue pairs ({error}): {output[:200]!r}; "
+            "give the fault its qp, or install iproute2 4.17 or later there"
+        ) from None
     number = next((each for each in connected if wanted in ("any", each)), None)
     if number is None:
         there = ", ".join(map(str, connected)) or "none"
@@ -52,3 +56,15 @@ def bind(
     if binding.psn_ahead is not None and "psn" not in bound:
         bound["ahead"] = binding.psn_ahead
     return bound
+
+
+def connected_qps(output: str) -> list[int]:
+    """Return the numbers of the connected RC queue pairs in the output of `rdma -j resource show qp`, sorted.
+
+    Raises:
+        ValueError, LookupError, TypeError, AttributeError: the output has another form.
+    """
+    listed = json.loads(output or "[]")
+    return sorted(
+        int(each["lqpn"]) for each in listed if each.get("type") == "RC" and each.get("state") in ("RTR", "RTS")
+    )

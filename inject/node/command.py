@@ -7,14 +7,18 @@ dead.
 from __future__ import annotations
 
 import contextlib
+import re
+import shlex
 import subprocess
 import time
+
+from inject.node.actuator import Refused
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["call_on_heartbeat", "heartbeat", "run"]
+__all__ = ["answer", "call_on_heartbeat", "found", "heartbeat", "require", "run"]
 
 _POLL_S = 0.5
 _callbacks: list[Callable[[], None]] = []
@@ -58,3 +62,28 @@ def run(argv: list[str], *, stdin: str = "", timeout_s: float = 30.0) -> str:
         output = " ".join((err or out).split())[:300]
         raise OSError(f"`{words}` ended with {process.returncode}: {output}")
     return out
+
+
+def require(command: list[str], pattern: str, missing: str) -> None:
+    """Run a command that reports a capability of the target.
+
+    Raises:
+        Refused: it fails, or its output does not match `pattern`; the message is `missing` and the output.
+    """
+    try:
+        output = run(command)
+    except OSError as error:
+        raise Refused(f"{missing} ({error})") from None
+    if not found(pattern, output):
+        raise Refused(f"{missing} ({answer(command, output)})")
+
+
+def answer(command: list[str], output: str) -> str:
+    """Return the end of a command's output, for a message."""
+    return f"`{shlex.join(command)}` printed {' '.join(output.split())[-80:]!r}"
+
+
+def found(pattern: str, text: str) -> re.Match[str] | None:
+    """Return the first match of a pattern whose anchors are those of lines, as grep sees them."""
+    # Python sees an empty line after the last newline, grep does not: `^(None)?$` would match any output.
+    return re.search(pattern, text.removesuffix("\n"), re.MULTILINE)

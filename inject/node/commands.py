@@ -7,14 +7,13 @@ syntax.
 
 from __future__ import annotations
 
-import re
 import shlex
 import shutil
 import time
 from typing import Any
 
 from inject.node.actuator import Actuator, Refused
-from inject.node.command import heartbeat, run
+from inject.node.command import answer, found, heartbeat, require, run
 from inject.node.management import management_interfaces, on_device
 
 __all__ = ["CommandsActuator"]
@@ -85,22 +84,16 @@ class CommandsActuator(Actuator):
         if carries := sorted(guarded & management_interfaces() if guarded else ()):
             raise Refused(f"{', '.join(carries)} carries the management connection: never a target")
         for unfilled, pattern, missing in self._able:
-            command = self._filled(unfilled)
-            try:
-                output = run(command)
-            except OSError as error:
-                raise Refused(f"{missing} ({error})") from None
-            if not _find(pattern, output):
-                raise Refused(f"{missing} ({_answer(command, output)})")
+            require(self._filled(unfilled), pattern, missing)
         for name, (unfilled, pattern) in self._remember.items():
             command = self._filled(unfilled)
             output = run(command)
-            match = _find(pattern, output)
+            match = found(pattern, output)
             if match is None:
-                raise Refused(f"the value to restore cannot be read ({_answer(command, output)})")
+                raise Refused(f"the value to restore cannot be read ({answer(command, output)})")
             self._known[name] = match[1]
         before = self.read()
-        if before["applied"] or not _find(self._pattern(self._normal), self._output()):
+        if before["applied"] or not found(self._pattern(self._normal), self._output()):
             raise Refused(f"unexpected state, not set by faultbed: {before['said']!r}; restore it first")
         self._start_count = self._last_count = self._counted()
         return before
@@ -131,7 +124,7 @@ class CommandsActuator(Actuator):
     def read(self) -> dict[str, Any]:
         output = self._output()
         return {
-            "applied": _find(self._pattern(self._applied), output) is not None,
+            "applied": found(self._pattern(self._applied), output) is not None,
             **self._shows,
             "said": output.strip()[-200:],
         }
@@ -163,7 +156,7 @@ class CommandsActuator(Actuator):
             return 0
         command, pattern = self._count
         try:
-            match = _find(pattern, run(self._filled(command)))
+            match = found(pattern, run(self._filled(command)))
         except OSError:
             return 0
         return int(match[1]) if match else 0
@@ -175,12 +168,3 @@ class CommandsActuator(Actuator):
                 word = word.replace(f"{{{name}}}", value)  # noqa: PLW2901 - one word after the other
             words.append(word)
         return words
-
-
-def _answer(command: list[str], output: str) -> str:
-    return f"`{shlex.join(command)}` printed {' '.join(output.split())[-80:]!r}"
-
-
-def _find(pattern: str, text: str) -> re.Match[str] | None:
-    # Python sees an empty line after the last newline, grep does not: `^(None)?$` would match any output.
-    return re.search(pattern, text.removesuffix("\n"), re.MULTILINE)

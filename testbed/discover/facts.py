@@ -202,6 +202,7 @@ def _take_rdma(found: Machine, body: str) -> None:
         rnic, dev = item["ifname"], item.get("netdev")
         if not isinstance(rnic, str) or not isinstance(dev, str | None):
             raise TypeError(f"no names: {rnic!r}, {dev!r}")
+        rnic = rnic.partition("/")[0]  # up to 2018 iproute2 printed mlx5_0/1 here, with the port (rdma/link.c)
         port = found.own.interfaces.get(str(dev))
         if not dev:
             found.aside[rnic] = "it has no interface: InfiniBand, a representor, or in another network namespace"
@@ -295,7 +296,8 @@ def _gpus(body: str) -> Iterator[Gpu]:
         if len(words) == 3 and words[0].isdecimal():  # noqa: PLR2004 (the fields that were asked for)
             # nvidia-smi writes the PCI domain with eight digits, the kernel with four.
             domain, _, rest = words[2].lower().partition(":")
-            yield Gpu(index=int(words[0]), product=words[1], pcie=f"{domain[-4:]}:{rest}")
+            if _PCI.fullmatch(pcie := f"{domain[-4:]}:{rest}"):
+                yield Gpu(index=int(words[0]), product=words[1], pcie=pcie)
 
 
 def _lldp(body: str) -> Iterator[tuple[str, LldpPeer]]:

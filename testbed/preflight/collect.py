@@ -353,7 +353,8 @@ def _read_clock(facts: Facts, body: str) -> None:
 
 def _read_rdma(facts: Facts, body: str) -> None:
     for item in _items(body):
-        facts.rdma[item["ifname"]] = (str(item.get("state")), str(item.get("netdev")))
+        name = item["ifname"].partition("/")[0]  # up to 2018 iproute2 printed mlx5_0/1 (rdma/link.c)
+        facts.rdma[name] = (str(item.get("state")), str(item.get("netdev")))
 
 
 def _read_gid(facts: Facts, body: str) -> None:

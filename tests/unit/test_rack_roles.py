@@ -342,9 +342,10 @@ def pcie(tmp_path, monkeypatch, program, found, changes):
     (tmp_path / "setpci").write_text(SETPCI.format(python=sys.executable, folder=str(folder)))
     (tmp_path / "setpci").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    for name, place in (("PCI", "devices"), ("IOMMU", "none"), ("MODULES", "modules"), ("DRIVER", "version")):
+    for name, place in (("PCI", "devices"), ("CMDLINE", "cmdline"), ("MODULES", "modules"), ("DRIVER", "version")):
         monkeypatch.setattr(look, name, str(tmp_path / place))
     (tmp_path / "modules/nvidia_peermem").mkdir(parents=True)
+    (tmp_path / "cmdline").write_text("quiet\n")
     monkeypatch.setattr(look, "SavedState", functools.partial(found, folder=str(tmp_path / "found")))
     wanted = {"gpus": [{"kind": "h100-sxm", "pcie": "0000:19:00.0"}], "rnics": [{"pcie": "0000:18:00.0"}]}
 
@@ -371,6 +372,28 @@ def test_acs_is_checked_above_the_inventorys_devices_and_disabled_on_request(pci
     assert pcie(acs_off=True, strict=True) == []
     pcie.teardown()
     assert pcie.acs() == before
+
+
+@pytest.mark.parametrize(
+    ("kind", "cmdline", "wrong"),
+    [
+        ("DMA-FQ", "quiet", "0000:18:00.0 (DMA-FQ): boot with iommu=pt"),
+        ("DMA", "iommu=pt", "0000:18:00.0 (DMA)"),  # the device was switched to a translated domain later
+        ("identity", "quiet", None),  # CONFIG_IOMMU_DEFAULT_PASSTHROUGH
+        (None, "quiet", "0000:18:00.0 (type unknown)"),  # Linux before 5.11
+        (None, "intel_iommu=on iommu=pt", None),
+        (None, "iommu.passthrough=1", None),
+    ],
+)
+def test_iommu_is_judged_by_the_domain_of_each_device(pcie, kind, cmdline, wrong):
+    group = pcie.folder / "0000:18:00.0/iommu_group"
+    group.mkdir()
+    if kind:
+        (group / "type").write_text(f"{kind}\n")
+    (pcie.folder.parent / "cmdline").write_text(f"{cmdline}\n")
+    pcie(acs_off=True)
+    assert len(pcie.notes) == (wrong is not None)
+    assert wrong is None or f"the IOMMU translates for {wrong}" in pcie.notes[0]
 
 
 def test_gpu_memory_is_reached_by_dma_buf_too(pcie):

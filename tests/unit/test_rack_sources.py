@@ -20,9 +20,10 @@ from house import HOUSE
 
 from inject.fault_plan import FaultSpec, plan
 from inject.mechanisms.mechanism import Request
-from inject.mechanisms.rack import gpu, resolve, sonic
+from inject.mechanisms.rack import MECHANISMS, gpu, linux, resolve, sonic
 from inject.mechanisms.rack.rack_mechanism import retransmissions
 from inject.node.actuator import Refused, make
+from inject.node.network import interface
 from testbed.backends.rack import power_cycle
 from testbed.errors import Unsupported
 from testbed.inventory import lab_inventory
@@ -72,6 +73,52 @@ def test_rnic_port_that_firmware_keeps_up_is_refused_with_the_switch_port_instea
     with pytest.raises(Refused, match=r"KEEP_ETH_LINK_UP_P1=0.*rtsw1:host1:mlx5_0"):
         actuator("link.down", "host1:mlx5_0").prepare()
     assert json.loads(tools.read_text())["port"] == "Active"
+
+
+LINUX_BOX = lab_inventory.load(inventories() / "linux-box.example.yml").topology
+
+
+@pytest.mark.parametrize(
+    ("driver", "function", "keeps", "words"),
+    [
+        ("mlx5_core", "0000:18:00.0", "True(1)", "KEEP_ETH_LINK_UP_P1=0.*link.oneway.*other end"),
+        ("mlx5_core", "0000:18:00.1", "False(0)", None),
+        ("mlx5_core", "0000:18:00.2", "False(0)", "does not report"),  # no such setting: mlxconfig fails
+        ("ice", "0000:18:00.0", "True(1)", None),
+        (None, None, "True(1)", None),  # no device of a bus, as a bridge or a VLAN
+    ],
+)
+@pytest.mark.parametrize("kind", ["link.down", "link.flap"])
+def test_linux_switch_port_that_firmware_keeps_up_is_refused(
+    tools, tmp_path, monkeypatch, kind, driver, function, keeps, words
+):
+    """`ip link set down` on such a port changes nothing on the wire."""
+    edit(tools, keep_up=keeps)
+    port = LINUX_BOX.resolve("box1:ctsw1").port.netdev
+    if driver is not None:
+        (tmp_path / "pci" / function).mkdir(parents=True)
+        (tmp_path / "pci" / function / "driver").symlink_to(f"../../drivers/{driver}")
+        (tmp_path / "net" / port).mkdir(parents=True)
+        (tmp_path / "net" / port / "device").symlink_to(tmp_path / "pci" / function)
+    monkeypatch.setattr(linux, "SYS_NET", str(tmp_path / "net"))
+    monkeypatch.setattr(interface, "management_interfaces", frozenset)  # `lo` stands for the port
+    shot = planned(kind, "box1:ctsw1", topology=LINUX_BOX)
+    down = make(shot.request["actuator"], dict(shot.request["args"]) | {"device": "lo"})
+    try:
+        if words is None:
+            assert not down.prepare()["applied"]
+        else:
+            with pytest.raises(Refused, match=words):
+                down.prepare()
+    finally:
+        down.close()
+
+
+def test_packet_drop_by_opcode_on_an_asic_is_refused_with_a_linux_switch_instead():
+    """SONiC has a match BTH_OPCODE, and reports of no ASIC whether it has it."""
+    with pytest.raises(Unsupported, match=r"BTH_OPCODE.*target a Linux switch"):
+        planned("packet.drop", "host1:mlx5_0", share=1, opcode="ack")
+    assert "any opcode" in MECHANISMS["packet.drop"].by
 
 
 def test_second_port_of_a_card_uses_its_own_setting():

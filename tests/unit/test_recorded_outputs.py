@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import json
@@ -19,11 +20,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inject.fault_plan import FaultSpec, plan
+from inject.mechanisms.late_binding import bind, connected_qps
+from inject.mechanisms.mechanism import LateBinding
+from inject.node.command import found
 from testbed.backends.rack import power_cycle
-from testbed.discover import facts
-from testbed.errors import UsageError
+from testbed.discover import answers, facts
+from testbed.errors import FaultError, LabError, UsageError
 from testbed.inventory import lab_inventory
-from testbed.preflight import busbw, fec
+from testbed.preflight import busbw, collect, fec
 from testbed.preflight.rack_formats import complaint, keeps_up, key_values, link_untold, link_wrong, qos
 from testbed.shipped import inventories, playbooks
 
@@ -56,9 +60,9 @@ def role(name):
     return module
 
 
-def test_recorded_outputs_are_thirty_of_eight_tools_with_their_origin():
-    assert len(OUTPUTS) >= 30
-    assert len({each["file"].partition("/")[0] for each in OUTPUTS}) >= 8
+def test_recorded_outputs_are_fifty_of_thirteen_tools_with_their_origin():
+    assert len(OUTPUTS) >= 50
+    assert len({each["file"].partition("/")[0] for each in OUTPUTS}) >= 13
     assert all(each["origin"] for each in OUTPUTS)
     there = {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*") if path.is_file()}
     assert there == {"outputs.toml", *(each["file"] for each in OUTPUTS)}
@@ -163,6 +167,74 @@ def test_dcgmi_gpu_number_is_found_by_its_bus_address(one):
         assert (match[1] if match else "none") == number, bus
 
 
+@named(of("rdma", key="links"))
+def test_rdma_link_outputs_are_decoded(one):
+    seen = collect.Facts()
+    collect._read_rdma(seen, text_of(one))
+    assert {name: list(link) for name, link in seen.rdma.items()} == one["links"]
+    found = facts.machine_of("host1", answers.Answers(own={"rdma": text_of(one)}, spaces={}))
+    assert dict(found.rdma) == one["rnics"]
+    assert set(found.aside) == set(one["links"]) - set(one["rnics"]), "each other link is reported with its reason"
+
+
+class OneOutput:
+    """A lab whose only host prints one text."""
+
+    def __init__(self, text):
+        self.stdout = text
+
+    def node(self, host):
+        return self
+
+    def run(self, argv, *, timeout_s):
+        return self
+
+
+@named(of("rdma", key="connected"))
+def test_rdma_queue_pairs_are_decoded_or_the_fault_is_refused(one):
+    qps = LateBinding(host="host1", rnic="mlx5_0", qp="any", psn_ahead=None)
+    words = "no list of queue pairs.*iproute2" if one["connected"] == "none" else "no connected QP any"
+    with pytest.raises(FaultError, match=words):
+        bind(OneOutput(text_of(one)), qps, qp=None, psn=None, where="fault", timeout_s=1.0)
+
+
+def modes(text):
+    """What the role gpu_host makes of a text."""
+    module = role("gpu_host")
+    try:
+        return dict(module.persistence(text))
+    except module.StateError:
+        return "refused"
+
+
+@named(of("nvidia-smi", key="gpus"))
+def test_nvidia_smi_lists_of_gpus_are_decoded(one):
+    assert {str(gpu.index): gpu.pcie for gpu in facts._gpus(text_of(one))} == one["gpus"]
+
+
+@named(of("nvidia-smi", key="modes"))
+def test_nvidia_smi_persistence_modes_are_decoded(one):
+    assert modes(text_of(one)) == one["modes"]
+
+
+def value(name, text):
+    """What a fault of a GPU reads in a text: a value to restore or to compute with; `processes`: that there is none."""
+    kind, _, what = name.partition(" ")
+    params = {} if kind == "gpu.lost" else {"percent": 20}
+    shot = plan(FaultSpec(kind=kind, target="host1:gpu0", for_s=5.0, params=params), RACK, lab_kind="rack")
+    if what == "processes":
+        pattern = next(pattern for words, pattern, _ in shot.request["args"]["able"] if "nvidia-smi" in words)
+    else:
+        pattern = shot.request["args"]["remember"][what][1]
+    match = found(pattern, text)
+    return "refused" if match is None else match[match.lastindex or 0]
+
+
+@named(of("nvidia-smi", key="values"))
+def test_nvidia_smi_values_are_decoded_or_the_fault_is_refused(one):
+    assert {name: value(name, text_of(one)) for name in one["values"]} == one["values"]
+
+
 ALL = [text_of(each) for each in OUTPUTS]
 MESS = st.sampled_from(
     ["", "\n", "\x1b[31m", "N/A", "Fehler: Gerät nicht gefunden\n", "0", "-", ":", "|", "{", '"', "\0"]
@@ -189,6 +261,18 @@ def test_parsers_survive_truncated_and_garbled_output(text, start, end, mess, at
     role("sonic_switch").capable(garbled)
     assert role("rdma_stack").unbuilt(garbled) or "installed" in garbled
     assert counted(garbled, "RULE_1") >= -1
+    assert all(re.fullmatch(r"[0-9a-f]*:.*", gpu.pcie) for gpu in facts._gpus(garbled))
+    assert modes(garbled) == "refused" or set(modes(garbled).values()) <= {"Enabled", "Disabled"}
+    assert value("gpu.throttle max", garbled) == "refused" or value("gpu.throttle max", garbled) in garbled
+    try:
+        facts.machine_of("host1", answers.Answers(own={"rdma": garbled}, spaces={}))
+    except LabError as error:
+        assert "rdma -j link" in str(error)
+    with contextlib.suppress(
+        ValueError, LookupError, TypeError, AttributeError
+    ):  # those that preflight and bind handle
+        collect._read_rdma(collect.Facts(), garbled)
+        assert set(map(str, connected_qps(garbled))) <= set(re.findall(r"\d+", garbled))
     try:
         busbw.read(garbled)
     except UsageError as error:

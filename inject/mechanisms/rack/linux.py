@@ -15,12 +15,13 @@ import dataclasses
 
 from inject.mechanisms import soft
 from inject.mechanisms.mechanism import Mechanism, Place, Request, Step, Witness, flap_edges, holder_request, link_of
-from inject.mechanisms.rack.rack_mechanism import RackMechanism, hardware
+from inject.mechanisms.rack.rack_mechanism import RackMechanism, goes_down, hardware
 from inject.mechanisms.soft.hop import counters_of_ends
 from testbed.errors import Unsupported
 
 __all__ = ["MECHANISMS", "is_linux", "resolve"]
 
+SYS_NET = "/sys/class/net"
 _HOP = "a Linux switch (FRR): nftables"
 _DETOUR = f"{_HOP}, and a detour of its own"
 _VTYSH = "a Linux switch (FRR): vtysh"
@@ -120,14 +121,40 @@ def _on_rack(request: Request, keys: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _down(request: Request) -> Mechanism:
-    """Take a port with a real cable down: the far end of the cable loses its carrier."""
+    """Take a port with a real cable down: the far end of the cable loses its carrier.
+
+    `ip link set down` does not reach the wire of a ConnectX whose firmware keeps its ports up: RoCE went on in all of
+    three recorded trials of a ConnectX-6. The holder reads that setting first, as for the port of an RNIC.
+    """
     edges = flap_edges(request)
     link, port = link_of(request)
     far, state = link.other(port.node), f"{port.node}/{port.netdev}"
     command = f"ip link set dev {port.netdev}"
+    device, setting = f"{SYS_NET}/{port.netdev}/device", "KEEP_ETH_LINK_UP_P"
+    look = (
+        f"case $(readlink {device}/driver) in */mlx5_core) ;; *) echo no mlx5; exit;; esac; "
+        f"at=$(basename $(readlink -f {device})); "
+        "tool=$(command -v mlxconfig || command -v mstconfig || echo mlxconfig); "
+        f"$tool -d $at -e query {setting}$((${{at##*.}} + 1))"
+    )
+    kept = (
+        f"{port.node}:{port.netdev} is a ConnectX, and its firmware keeps the port up, or does not report it: set "
+        f"{setting}1=0 by mlxconfig (package mstflint) and reset the firmware, use link.oneway at this port, or take "
+        f"down the other end of its cable: {far.node}:{far.netdev}"
+    )
     return Mechanism(
         place=Place(node=port.node),
-        request=holder_request(request, "link", {"netns": None, "device": port.netdev}, claims=state, edges=edges),
+        request=holder_request(
+            request,
+            "link",
+            {
+                "netns": None,
+                "device": port.netdev,
+                "able": [["sh", "-c", look], f"^no mlx5$|{goes_down(setting + '[0-9]+')}", kept],
+            },
+            claims=state,
+            edges=edges,
+        ),
         steps=(Step(do=f"{command} down", undo=f"{command} up"),),
         must_move=(
             Witness(any_of=(f"{far.node}/{far.netdev}.carrier_changes",), at_least=sum(bool(on) for _, on in edges)),

@@ -21,6 +21,7 @@ __all__ = [
     "Commands",
     "RackMechanism",
     "by_commands",
+    "goes_down",
     "hardware",
     "require_phases",
     "retransmissions",
@@ -40,6 +41,15 @@ It is on by default (register ROCE_ACCL, `roce_adp_retrans_en`). On a ConnectX-6
 1 s later with a timeout of up to 16, and 17 s later with 20. A queue pair fails later than the InfiniBand formula says:
 after 3.1 s instead of 0.5 s with timeout 14 and 6 retries.
 """
+
+
+def goes_down(setting: str) -> str:
+    """Return the pattern of `mlxconfig -e query` for a firmware that takes its port down when the driver does.
+
+    The columns are default, current and next boot (mstflint, mlxcfg_ui.cpp): the current value decides. Where
+    KEEP_ETH_LINK_UP_Px is True, the default of every recorded ConnectX, the wire keeps its signal.
+    """
+    return rf"^\W*(RO)?\s*{setting}\s+\S+\s+False\(0\)\s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from inject.mechanisms.rack.rack_mechanism import (
     Commands,
     RackMechanism,
     by_commands,
+    goes_down,
     require_phases,
     retransmissions,
 )
@@ -73,8 +74,7 @@ def _port(request: Request) -> Mechanism:
             _LOCKDOWN,
             (
                 ("{mlxconfig}", "-d", device, "-e", "query", keeps),
-                # default, current, next boot: the current value decides
-                rf"^\W*(RO)?\s*{keeps}\s+\S+\s+False\(0\)\s",
+                goes_down(keeps),
                 kept,
             ),
         ),

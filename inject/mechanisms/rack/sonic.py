@@ -67,7 +67,11 @@ MECHANISMS = (
         "`config apply-patch` refuses meanwhile",
     ),
     RackMechanism(kind="link.mtu", fidelity="real", by="SONiC: config interface mtu"),
-    RackMechanism(kind="packet.drop", fidelity="real", by="SONiC: an ACL that drops RoCEv2 (UDP 4791); share = 1 only"),
+    RackMechanism(
+        kind="packet.drop",
+        fidelity="real",
+        by="SONiC: an ACL that drops RoCEv2 (UDP 4791); only share 1, any opcode",
+    ),
     RackMechanism(
         kind="switch.bgp-kill",
         fidelity="real",
@@ -172,14 +176,20 @@ def _oneway(request: Request) -> Mechanism:
 
 
 def _drop(request: Request) -> Mechanism:
+    """Drop all RoCEv2 by an ACL.
+
+    SONiC has matches by BTH_OPCODE and AETH_SYNDROME since 202305 (sonic-swss pull request 2617), in table types of
+    one's own only. An ASIC may lack them, and no capability is reported before such a table is created.
+    """
     params = request.params
     plain = params.get("opcode") == "any" and not any(
         params.get(x) is not None for x in ("every", "psn", "qp", "burst", "loss_bad", "loss_good")
     )
     if params.get("share") != 1 or not plain:
         raise Unsupported(
-            f"{request.where}: not supported on this lab: a switch's ACL cannot select packets by chance, QP, PSN or "
-            "opcode; share = 1 alone drops all RoCEv2 in one direction (of one src, to one dst)"
+            f"{request.where}: not supported on this lab: a switch's ACL cannot select packets by chance, QP or PSN, "
+            "and no table reports whether its ASIC matches an opcode (BTH_OPCODE); share = 1 alone drops all RoCEv2 in "
+            "one direction (of one src, to one dst); for the rest target a Linux switch"
         )
     port, _ = facing(request)
     fields = {"src": "SRC_IP", "dst": "DST_IP"}

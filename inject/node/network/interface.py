@@ -10,6 +10,7 @@ import struct
 from typing import Any
 
 from inject.node.actuator import Actuator, Refused, enter_netns
+from inject.node.command import require
 from inject.node.inside import ip, unless_gone
 from inject.node.management import management_interfaces
 from testbed.node.netlink import ACK, REQUEST, Netlink, attribute, attributes
@@ -24,15 +25,21 @@ _INFO = struct.Struct("=BxHiII")
 
 
 class LinkActuator(Actuator):
-    """Takes one interface down. `device` is the interface, in `netns` (None: the namespace of this process)."""
+    """Takes one interface down.
 
-    def __init__(self, *, netns: str | None, device: str) -> None:
-        self._netns, self._device = netns, device
+    Args:
+        netns: the namespace of the interface; None: that of this process.
+        device: the interface.
+        able: (command, pattern, message if it does not match) of a required capability; None: nothing is required.
+    """
+
+    def __init__(self, *, netns: str | None, device: str, able: list[Any] | None = None) -> None:
+        self._netns, self._device, self._able = netns, device, able
         self._index = 0
         self._route: Netlink | None = None
 
     def prepare(self) -> dict[str, Any]:
-        """Refuse an interface that is down already, or that carries the management connection."""
+        """Refuse an interface that is down, carries the management connection, or lacks the capability."""
         enter_netns(self._netns)
         self._route = Netlink(socket.NETLINK_ROUTE)
         state = self.read()
@@ -40,6 +47,8 @@ class LinkActuator(Actuator):
             raise Refused(f"{self._device} is already down, by no known fault; bring it up, or run `faultbed heal`")
         if self._netns is None and self._device in management_interfaces():
             raise Refused(f"{self._device} carries the management connection: never a target")
+        if self._able:
+            require(*self._able)
         return state
 
     def revert_script(self) -> str:

@@ -40,5 +40,9 @@ def _query(fields):
 
 
 def persistence(said):
-    """What nvidia-smi prints: [("0", "Enabled"), ...]."""
-    return [tuple(word.strip() for word in line.split(",")) for line in said.splitlines() if line.strip()]
+    """What nvidia-smi prints: [("0", "Enabled"), ...]. A line of another form, as of a lost GPU, is an error."""
+    modes = [tuple(word.strip() for word in line.split(",")) for line in said.splitlines() if line.strip()]
+    for mode in modes:
+        if mode not in ((mode[0], "Enabled"), (mode[0], "Disabled")) or not mode[0].isdecimal():
+            raise StateError(f"nvidia-smi does not print index and persistence mode, but: {', '.join(mode)[:200]}")
+    return modes

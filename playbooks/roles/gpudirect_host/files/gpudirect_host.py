@@ -15,7 +15,7 @@ from faultbed_saved import SavedState
 from faultbed_state import StateError, answer
 
 GRUB = "/etc/default/grub.d/90-faultbed.cfg"
-IOMMU = "/sys/class/iommu"
+CMDLINE = "/proc/cmdline"
 PCI = "/sys/bus/pci/devices"
 MODULES = "/sys/module"
 PEER_MODULES = ("nvidia_peermem", "nv_peer_mem")
@@ -48,8 +48,9 @@ def _look(wanted, changes):
             _let_through(saved, device, control)
         else:
             wrong.append(f"ACS redirects peers at {device}: set gpudirect_host_acs_off, or turn it off in the firmware")
-    if os.path.isdir(IOMMU) and os.listdir(IOMMU) and not _passes_through():
-        wrong.append("the IOMMU translates: boot with iommu=pt")
+    wrong += [
+        f"the IOMMU translates for {device} ({kind}): boot with iommu=pt" for device, kind in translated(PCI, devices)
+    ]
     if not any(os.path.isdir(f"{MODULES}/{name}") for name in PEER_MODULES) and not has_dma_buf(os.uname().release):
         wrong.append(
             "no way to GPU memory: load nvidia_peermem (it needs MLNX_OFED or DOCA-OFED), or install NVIDIA's open "
@@ -109,7 +110,29 @@ def acs_control(config):
     return 0
 
 
+def translated(folder, devices):
+    """Devices whose requests an IOMMU translates, each with the type of its domain as the kernel reports it.
+
+    The command line is not enough: a kernel may be built to pass through (CONFIG_IOMMU_DEFAULT_PASSTHROUGH), and a
+    domain can be changed at run time. Linux before 5.11 reports no type, and only there the command line decides
+    (Documentation/ABI/testing/sysfs-kernel-iommu_groups). A device without a group is behind no IOMMU.
+    """
+    for device in devices:
+        group = f"{folder}/{device}/iommu_group"
+        if not os.path.isdir(group):
+            continue
+        kind = "type unknown"
+        if os.path.isfile(f"{group}/type"):
+            with open(f"{group}/type", encoding="ascii") as file:
+                kind = file.read().strip()
+        elif _passes_through():
+            continue
+        if kind != "identity":
+            yield device, kind
+
+
 def _passes_through():
-    with open("/proc/cmdline", encoding="ascii") as file:
+    with open(CMDLINE, encoding="ascii") as file:
         words = file.read().split()
-    return any(word in words for word in ("iommu=pt", "iommu=off", "intel_iommu=off", "amd_iommu=off"))
+    passing = ("iommu=pt", "iommu=off", "intel_iommu=off", "amd_iommu=off", "iommu.passthrough=1")
+    return any(word in words for word in passing)
