@@ -343,9 +343,8 @@ class PreparedFault:
         """Compare the witnesses with the baseline. If they cannot be read, the fault does not count as cleared."""
         try:
             if observed.get("count") or cleared.by == "lease":
-                # Connections from before a host's reboot are dead.
                 for host in rebooting_hosts(self.planned):
-                    self._lab.forget(host)
+                    self._lab.forget_dead(host)
             own, _ = self._own_evidence()
             after, restored, unsettled = self._witnesses.settle(
                 own, needs_witness=bool(observed.get("count")), pause=self.lease.pause

@@ -19,7 +19,7 @@ import yaml
 from testbed.backends.soft import serial_console
 from testbed.backends.soft.lab_state import LabState, read_snapshot, read_state, sockets_of
 from testbed.directories import lab_dir
-from testbed.errors import FaultbedError, LabError, Unreachable, UsageError
+from testbed.errors import CommandFailed, FaultbedError, LabError, Unreachable, UsageError
 from testbed.inventory import lab_inventory as inventory_module
 from testbed.inventory.lab_inventory import Inventory, Management
 from testbed.model.topology import Topology
@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 __all__ = ["Lab", "open_keeper", "open_lab", "open_machine", "runtime_inventory", "write_runtime_inventory"]
 
 SOFT_USER = "root"
+ALIVE_TIMEOUT_S = 5.0
+"""How long a machine has to run the shortest command, to show that the connection to it is alive."""
 _SUDO = ("sudo", "-n", "--")
 
 
@@ -231,6 +233,16 @@ class Lab:
         if watcher is not None:
             watcher.close()
         self._connections[machine].close()
+
+    def forget_dead(self, machine: str) -> None:
+        """Close the connection to a machine that has rebooted, unless it answers.
+
+        Then it was opened after the reboot, and a job that restarted on the machine may use it.
+        """
+        try:
+            self.node(machine).run(["true"], timeout_s=ALIVE_TIMEOUT_S)
+        except (CommandFailed, Unreachable):
+            self.forget(machine)
 
     def close(self) -> None:
         """Close all connections."""

@@ -10,6 +10,7 @@ import os
 import shlex
 import signal
 import subprocess
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -24,6 +25,8 @@ from inject.reprovision import boot_before_reset, rejoin
 from testbed.errors import CommandFailed, RevertFailed, Unreachable, UsageError
 from testbed.inventory import lab_inventory as inventory
 from testbed.inventory.schema import SafetyVars
+from testbed.lab import Lab
+from testbed.remote.ssh import Address
 from testbed.shipped import inventories
 
 SOFT = inventory.load(inventories() / "soft.yml")
@@ -129,6 +132,24 @@ class Machine:
 def lab_of(machine):
     forgotten = []
     return SimpleNamespace(node=lambda _: machine, forget=forgotten.append, accelerator="kvm", forgotten=forgotten)
+
+
+@pytest.mark.parametrize(("error", "closed"), [
+    (None, []), (Unreachable("the SSH connection is gone"), ["host1"]), (CommandFailed("did not end"), ["host1"]),
+])  # fmt: skip
+def test_connection_to_a_rebooted_host_is_closed_unless_the_host_answers(monkeypatch, error, closed):
+    """A job that restarted on the host may have opened it after the reboot."""
+    address = Address(host="127.0.0.1", port=1, user="root", identity=Path("key"), host_key="ssh-ed25519 AAAA")
+    lab, seen = Lab(SOFT, {"host1": address}, accelerator="kvm"), []
+
+    def run(*_, **__):
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr("testbed.lab.SshNode.run", run)
+    monkeypatch.setattr("testbed.lab.SshConnection.close", lambda connection: seen.append(connection.name))
+    lab.forget_dead("host1")
+    assert seen == closed
 
 
 def test_boots_counts_a_new_id_with_a_short_uptime():
