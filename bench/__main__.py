@@ -25,6 +25,7 @@ from bench import faults as bench_faults
 from bench import packets as bench_packets
 from bench import pages as bench_pages
 from bench import perftest as traffic_bench
+from bench import restarts as bench_restarts
 from bench import telemetry as bench_telemetry
 from bench import traffic as bench_traffic
 from bench.rows import MISSED, OPEN, REACHED, Row, mark, ratio
@@ -39,6 +40,7 @@ from testbed.lab import Lab, open_lab
 from testbed.observe import counters, fingerprint
 from traffic import schedules
 from traffic.schedules import cost, schedule_check
+from traffic.workloads.elastic.machine import Mode
 
 __all__ = ["main"]
 
@@ -60,7 +62,7 @@ PARTS = (
         "faults",
     ),
 )
-SLOW = ("memory", "report")
+SLOW = ("memory", "report", *bench_restarts.PARTS)
 TTL_S = 10.0
 LEASES: tuple[tuple[str, str, dict[str, float]], ...] = (
     ("link.flap", "rtsw1:ctsw1", {}),
@@ -88,10 +90,11 @@ with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[3])) as journal:
 @click.command()
 @click.option("--cold", is_flag=True, help="Also boot and provision the lab anew, and take that time.")
 @click.option("--drops", default=bench_faults.DROPS, show_default=True, help="Of `faults`: single packets to lose.")
+@click.option("--losses", default=bench_restarts.LOSSES, show_default=True, help="Of `restart-*`: jobs with a loss.")
 @lab_option
 @click.argument("parts", nargs=-1, type=click.Choice([*PARTS, *SLOW]))
-def bench(*, cold: bool, drops: int, lab: Path | None, parts: tuple[str, ...]) -> None:
-    """Measure; all PARTS when none is named, but for `memory` and `report`, which take ten minutes each."""
+def bench(*, cold: bool, drops: int, losses: int, lab: Path | None, parts: tuple[str, ...]) -> None:
+    """Measure; all PARTS when none is named, but for `memory`, `report` and `restart-*`, of ten minutes each."""
     session = Session(lab)
     wanted = list(parts or PARTS)
     if "packets" in wanted:  # needs no lab
@@ -126,6 +129,9 @@ def bench(*, cold: bool, drops: int, lab: Path | None, parts: tuple[str, ...]) -
         "lease": lambda: _lease(inventory),
         "faults": lambda: _faults(inventory, drops, told),
         "report": lambda: bench_pages.measure(inventory, told),
+        "restart-spare": lambda: _restarts(inventory, "spare", losses, told),
+        "restart-shrink": lambda: _restarts(inventory, "shrink", losses, told),
+        "restart-same": lambda: _restarts(inventory, "same", losses, told),
     }
     failed = []
     for part in wanted:
@@ -255,6 +261,12 @@ def _faults(inventory: Inventory, drops: int, progress: Callable[[str], None]) -
     lifecycle.reset(inventory, lambda _: None)
     with open_lab(inventory) as lab:
         yield from bench_faults.measure(lab, progress, drops=drops)
+
+
+def _restarts(inventory: Inventory, mode: Mode, losses: int, progress: Callable[[str], None]) -> Iterator[Row]:
+    lifecycle.reset(inventory, lambda _: None)
+    with open_lab(inventory) as lab:
+        yield from bench_restarts.measure(lab, mode, progress, losses=losses)
 
 
 def _lease(inventory: Inventory) -> Iterator[Row]:

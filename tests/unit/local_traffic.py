@@ -64,6 +64,8 @@ class LocalNode:
         del timeout_s, stdin, check
         if self.name in self.lab.dead:
             raise CommandFailed(f"{self.name}: no answer")
+        if argv[0] == "pkill":
+            self.lab.kill(self.name, is_dead=False)
         stdout = self._gids(argv[-2]) if argv[0] == "grep" and self.name not in self.lab.bare else ""
         return Completed(argv=tuple(argv), rc=0, stdout=stdout, stderr="")
 

@@ -1,0 +1,43 @@
+"""The bench of restarts, with real engines and a real storage on this machine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from local_traffic import LocalLab
+
+from bench import restarts
+from bench.rows import MISSED, REACHED
+from traffic.workloads.elastic import driver
+from traffic.workloads.elastic.machine import MODES
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    plain = driver.storage.serve
+    folder = str(tmp_path / "checkpoints")
+    monkeypatch.setattr(driver.storage, "serve", lambda *args, **options: plain(*args, **options, folder=folder))
+    made = LocalLab(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_bench_restart_counts_a_job_whose_state_is_as_without_a_loss(lab, mode):
+    said = []
+    first, lost, *phases = restarts.measure(lab, mode, said.append, losses=1)
+    assert first == (f"{mode}: state after a loss as without one", "1 of 1", "", "1", REACHED), said
+    assert (lost[0], lost[-1]) == (f"{mode}: iterations lost", REACHED)
+    names = [row[0].removeprefix(f"{mode}: ") for row in phases]
+    assert names[:-1] == ["detect", "diagnose", "reschedule", "initialise", "restore", "catch_up"]
+    assert all(row[1].endswith(" s") and "n=1" in row[2] for row in phases)
+
+
+def test_bench_restart_that_restores_nothing_is_missed(lab, monkeypatch):
+    plain = driver.start
+    monkeypatch.setattr(driver, "start", lambda lab, spec, how: plain(lab, spec, replace(how, restores=False)))
+    (row,) = restarts.measure(lab, "same", lambda _: None, losses=1)
+    assert (row[1], row[-1]) == ("0 of 1", MISSED)
+    assert "wrong elements" in row[2]
+    assert "another state" in row[2]
