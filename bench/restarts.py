@@ -14,8 +14,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from bench.rows import Row, mark
+from harness.analysis.ettr import Ettr, ettr
 from harness.analysis.restarts import phases_of_restarts
-from harness.record.workload_series import resilience_of
+from harness.record.measurements import Measurements
+from harness.record.workload_series import ranks_of, resilience_of, series_of
 from testbed.errors import LabError
 from testbed.lab import Lab
 from traffic.workloads.elastic import driver
@@ -38,11 +40,12 @@ _KILL = ("pkill", "-KILL", "-f", "traffic[.]node[.]engine")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnd:
-    """What counts of one job with a loss. `wrong` says why its end is not that of a job without one, if so."""
+    """What counts of one job with a loss. `wrong` says why it did not end as a job without one; None: it did."""
 
     wrong: str | None
     phases_ns: dict[str, int]
     lost_iterations: int
+    ettr: Ettr | None
 
 
 def measure(lab: Lab, mode: Mode, progress: Callable[[str], None], *, losses: int) -> Iterator[Row]:
@@ -68,7 +71,7 @@ def measure(lab: Lab, mode: Mode, progress: Callable[[str], None], *, losses: in
     for number in range(losses):
         host, iteration = host_of(choice.choice(ranks)), choice.randrange(FIRST, LAST)
         result = _with_loss(lab, spec, resilience, host, iteration)
-        ends.append(end_of(result, mode, quiet))
+        ends.append(end_of(lab, result, mode, quiet))
         progress(
             f"{mode}, loss {number + 1} of {losses}: {host} after {iteration} iterations: {ends[-1].wrong or 'ok'}"
         )
@@ -97,7 +100,7 @@ def _with_loss(lab: Lab, spec: JobSpec, resilience: Resilience, host: str, itera
         return running.wait(PATIENCE_S)
 
 
-def end_of(result: ElasticResult, mode: Mode, quiet: ElasticResult) -> JobEnd:
+def end_of(lab: Lab, result: ElasticResult, mode: Mode, quiet: ElasticResult) -> JobEnd:
     """Judge a job with one loss by one without any."""
     digests = {one.sha256 for one in result.states}
     wanted = digests if mode == "shrink" else {one.sha256 for one in quiet.states}
@@ -113,12 +116,26 @@ def end_of(result: ElasticResult, mode: Mode, quiet: ElasticResult) -> JobEnd:
             one.lost_iterations is None or one.lost_iterations > EVERY for one in result.restarts
         ),
     }
-    run = resilience_of(result)
-    restarts = phases_of_restarts(run, {}) if run is not None else ()
+    resilience = resilience_of(result)
+    restarts = phases_of_restarts(resilience, {}) if resilience is not None else ()
+    run = Measurements(
+        lab=lab.name,
+        lab_kind=lab.kind,
+        accelerator=lab.accelerator,
+        topology=lab.topology,
+        t0_ns=result.window.start_ns,
+        end_ns=result.window.end_ns,
+        workload={"storage": {"every": EVERY}},
+        ranks=ranks_of(result),
+        series=series_of(result),
+        resilience=resilience,
+        lab_state="CLEAN",
+    )
     return JobEnd(
         wrong="; ".join(what for what, is_so in problems.items() if is_so) or None,
         phases_ns={phase.name: phase.length_ns for _, phases in restarts for phase in phases},
         lost_iterations=max((one.lost_iterations or 0 for one in result.restarts), default=0),
+        ettr=ettr(run, None, (), first_fault_ns=run.end_ns),
     )
 
 
@@ -139,10 +156,20 @@ def rows_of(mode: str, ends: list[JobEnd]) -> Iterator[Row]:
         f"<= {EVERY}",
         within,
     )
+    yield _ettr_row(mode, [end.ettr for end in right if end.ettr is not None])
     totals = [sum(end.phases_ns.values()) for end in right]
     for phase in right[0].phases_ns:
         yield _seconds(f"{mode}: {phase}", [end.phases_ns[phase] for end in right])
     yield _seconds(f"{mode}: from the last iteration before the loss to where the job was", totals)
+
+
+def _ettr_row(mode: str, ettrs: list[Ettr]) -> Row:
+    known = [(one.ratio, one.formula) for one in ettrs if one.formula is not None]
+    inside = sum(formula.low <= measured <= formula.high for measured, formula in known)
+    spread = (
+        f"{min(measured for measured, _ in known):.2f}..{max(measured for measured, _ in known):.2f}" if known else ""
+    )
+    return f"{mode}: ETTR in the formula's 95 % interval", f"{inside} of {len(known)}", spread, "", ""
 
 
 def _seconds(what: str, times_ns: list[int]) -> Row:

@@ -88,7 +88,7 @@ class LocalNode:
 
 
 class LocalLab:
-    kind = "soft"
+    name, kind, accelerator = "local", "soft", None
 
     def __init__(self, folder, inventory="soft-3rack.yml"):
         topology = load(inventories() / inventory).topology

@@ -26,9 +26,10 @@ def lab(tmp_path, monkeypatch):
 @pytest.mark.parametrize("mode", MODES)
 def test_bench_restart_counts_a_job_whose_state_is_as_without_a_loss(lab, mode):
     said = []
-    first, lost, *phases = restarts.measure(lab, mode, said.append, losses=1)
+    first, lost, ettr, *phases = restarts.measure(lab, mode, said.append, losses=1)
     assert first == (f"{mode}: state after a loss as without one", "1 of 1", "", "1", REACHED), said
     assert (lost[0], lost[-1]) == (f"{mode}: iterations lost", REACHED)
+    assert (ettr[0], ettr[1][1:]) == (f"{mode}: ETTR in the formula's 95 % interval", " of 1")
     names = [row[0].removeprefix(f"{mode}: ") for row in phases]
     assert names[:-1] == ["detect", "diagnose", "reschedule", "initialise", "restore", "catch_up"]
     assert all(row[1].endswith(" s") and "n=1" in row[2] for row in phases)
