@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import _thread
-import contextlib
-import random
 import threading
 import time
 from dataclasses import replace
@@ -181,6 +179,59 @@ def test_loss_of_the_spare_during_the_restart_takes_the_next_one(lab, uninterrup
     assert set(result.ranks) & {"host4:rxe0", "host5:rxe0"}
 
 
+def losing(lab, host, *phases):
+    """A listener of a job that kills a host when the first restart enters one of some phases."""
+
+    def listen(event):
+        if event["event"] == "restart" and event["phase"] in phases and event["restart"].number == 1:
+            lab.kill(host)
+
+    return listen
+
+
+@pytest.mark.parametrize("phase", [
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("diagnose", "reschedule", "initialise")),
+    "restore", "catch_up",
+])  # fmt: skip
+def test_loss_of_another_rank_in_a_phase_of_the_recovery_ends_in_the_same_state(lab, uninterrupted, phase):
+    resilience = Resilience(policy=Policy(), spares=("host4:rxe0", "host5:rxe0"), rejoin_s=20)
+    running = driver.start(lab, SPEC, resilience, losing(lab, "host3", phase))
+    after(running, 90)
+    lab.kill("host2")
+    result = running.wait(PATIENCE_S)
+    assert result.outcome == "recovered", result.where
+    assert digests(result) == uninterrupted
+    assert set(result.ranks) == {"host1:rxe0", "host4:rxe0", "host5:rxe0"}
+    assert len(result.restarts) == (1 if phase == "diagnose" else 2)
+
+
+def test_loss_of_the_storage_during_the_restore_fails_with_the_reason(lab):
+    running = driver.start(
+        lab, SPEC, Resilience(policy=Policy(), spares=("host5:rxe0",)), losing(lab, "host6", "restore")
+    )
+    after(running, 90)
+    lab.kill("host2")
+    result = running.wait(PATIENCE_S)
+    assert (result.outcome, len(result.restarts)) == ("failed", 2)
+    assert "phase restore" in result.where
+    assert "without its storage the job has no checkpoint" in result.where
+
+
+def test_two_losses_with_one_spare_shrink_if_the_experiment_says_so(lab):
+    spec = replace(SPEC, grid=(("dp", 4),), ranks=(*SPEC.ranks, "host4:rxe0"))
+    running = started(lab, spec, without_spare="shrink")
+    after(running, 50)
+    lab.freeze("host1")  # nothing goes on between the two losses
+    for host in ("host2", "host3"):
+        lab.kill(host)
+    lab.thaw("host1")
+    result = running.wait(PATIENCE_S)
+    assert result.outcome == "recovered", result.where
+    assert (result.ranks, result.spec.grid) == (("host1:rxe0", "host4:rxe0"), (("dp", 2),))
+    assert [(one.wrong, one.iterations) for one in result.states] == [(0, SPEC.iterations)] * 2
+    assert len(digests(result)) == 1
+
+
 def test_spare_that_is_lost_before_is_not_used(lab):
     running = started(lab)
     after(running, 10)
@@ -267,30 +318,6 @@ def test_spare_on_a_host_of_the_job_is_refused(lab):
     with pytest.raises(UsageError, match="host3:rxe1 cannot be a spare"):
         started(lab, spares=("host3:rxe1",))
     assert not any(lab.engines_of(host.name) for host in lab.topology.hosts)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_random_losses_end_in_the_same_state_or_with_a_reason(lab, uninterrupted, monkeypatch, seed):
-    monkeypatch.setattr(loss, "SILENT_AFTER_ERROR_NS", 4 * S)
-    choice = random.Random(seed)
-    running = started(lab, spares=("host4:rxe0", "host5:rxe0"), without_spare=choice.choice(["fail", "shrink"]))
-    for _ in range(choice.randint(1, 3)):
-        host = choice.choice([f"host{number}" for number in range(1, 6)])
-        with contextlib.suppress(AssertionError):  # the job is over before
-            if choice.random() < 0.5:
-                after(running, choice.randrange(5, 280))
-            else:
-                in_phase(running, choice.choice(["reschedule", "initialise", "restore", "catch_up"]))
-        if choice.random() < 0.3:
-            lab.freeze(host)
-        else:
-            lab.kill(host)
-    result = running.wait(PATIENCE_S)
-    if result.outcome == "failed":
-        assert result.where
-    else:
-        assert all(one.wrong == 0 for one in result.states)
-        assert len(result.ranks) < 3 or digests(result) == uninterrupted
 
 
 def test_engine_that_stood_still_before_it_has_tasks_reports_only_its_clock(lab):

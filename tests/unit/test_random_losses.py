@@ -1,0 +1,200 @@
+"""Jobs with real engines that lose hosts at random: none hangs, and none is passed with a wrong state.
+
+A loss is a moment (after so many iterations, or in a phase of a restart), a host (of a rank, of a spare, or of the
+storage) and what happens to it. The verdict is that of the product (`harness.judge`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import threading
+from dataclasses import dataclass
+
+import pytest
+from local_traffic import LocalLab
+from waiting import until
+
+from harness import judge
+from harness.analysis.observe import observe
+from harness.experiment.experiment_file import Expectation
+from harness.experiment.metrics import METRICS
+from harness.experiment.run_plan import Plan
+from harness.record.measurements import Measurements
+from harness.record.workload_series import ranks_of, resilience_of, series_of
+from harness.verdict import Verdict
+from traffic.node.ranks.rank_state import expected
+from traffic.workloads import job
+from traffic.workloads.elastic import driver, loss
+from traffic.workloads.elastic.machine import Policy
+from traffic.workloads.elastic.resilience import Resilience
+from traffic.workloads.job import JobPhase, JobSpec
+from traffic.workloads.storage_service import Storage
+
+S = 1_000_000_000
+PATIENCE_S = 240.0
+CASES, QUICK = 56, 2
+"""Number of jobs, which lose 107 hosts, and how many of them run by default."""
+HOSTS = ("host1", "host2", "host3", "host4", "host5")
+STORAGE = "host6"
+PHASES = ("diagnose", "reschedule", "initialise", "restore", "catch_up")
+HOWS = ("process", "host", "freeze", "pause")
+SPEC = JobSpec(
+    grid=(("dp", 3),),
+    phases=(JobPhase(along="dp", collective="all-reduce", size_bytes=1 << 14),),
+    ranks=("host1:rxe0", "host2:rxe0", "host3:rxe0"),
+    iterations=200,
+    warmup=1,
+    storage=Storage(host=STORAGE, checkpoint_bytes=1 << 15, every=20),
+    peer_deadline_s=5.0,
+)
+WORKLOAD = {
+    "grid": [["dp", 3]],
+    "phases": [{"along": "dp", "collective": "all-reduce", "size_bytes": 1 << 14, "algorithm": "auto"}],
+    "iterations": SPEC.iterations,
+    "storage": {"host": STORAGE, "every": SPEC.storage.every},
+}
+POLICIES = (
+    Policy(restart="spare", without_spare="fail"),
+    Policy(restart="spare", without_spare="shrink"),
+    Policy(restart="shrink"),
+    Policy(restart="same"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loss:
+    """What happens to one host: its engine or the whole host ends, or it stands still, for good or for `for_s`.
+
+    With `for_s`, a host that ended is back after that time.
+    """
+
+    moment: int | str
+    host: str
+    how: str
+    for_s: float | None
+
+
+def drawn(seed):
+    """A policy and one to three losses."""
+    chance = random.Random(f"losses {seed}")
+    policy = POLICIES[seed % len(POLICIES)]
+    losses = []
+    for number in range(chance.randint(1, 3)):
+        in_phase = number and chance.random() < 0.6  # before the first loss there is no restart
+        how = chance.choice(HOWS)
+        losses.append(
+            Loss(
+                moment=chance.choice(PHASES) if in_phase else chance.randrange(1, SPEC.iterations),
+                host=STORAGE if chance.random() < 0.15 else chance.choice(HOSTS),
+                how=how,
+                for_s=chance.uniform(0.2, 8.0) if how == "pause" or chance.random() < 0.5 else None,
+            )
+        )
+    return policy, losses
+
+
+def arrives(running, moment):
+    """Whether a job comes to a moment before it is over."""
+
+    def is_there():
+        return running.job.phase == moment if isinstance(moment, str) else running.job.finished >= moment
+
+    until(lambda: is_there() or running.is_over, within_s=PATIENCE_S, every_s=0.001)
+    return not running.is_over
+
+
+def inflict(lab, one):
+    if one.how in ("freeze", "pause"):
+        lab.freeze(one.host)
+        back = lab.thaw
+    else:
+        lab.kill(one.host, is_dead=one.how == "host")
+        back = lab.revive if one.how == "host" else None
+    if one.for_s is None or back is None:
+        return None
+    timer = threading.Timer(one.for_s, back, [one.host])
+    timer.start()
+    return timer
+
+
+def verdict_of(lab, result):
+    run = Measurements(
+        lab=lab.name,
+        lab_kind="soft",
+        accelerator=None,
+        topology=lab.topology,
+        t0_ns=result.window.start_ns,
+        end_ns=result.window.end_ns,
+        workload=WORKLOAD,
+        ranks=ranks_of(result),
+        series=series_of(result),
+        resilience=resilience_of(result),
+        lab_state="CLEAN",
+        failure=result.where if result.outcome == "failed" else None,
+    )
+    expectation = Expectation(metric=METRICS["state_errors"], equals=0)
+    plan = Plan(faultbed="0", experiment="losses", seed=1, inventory="x", workload=run.workload, faults=())
+    return judge.judge(plan=plan, expectations=[expectation], run=run, observed=observe(run))
+
+
+def state_without_a_loss(lab):
+    """Digest of the final state of all ranks, in closed form."""
+    program = job.fit(lab, SPEC)[1][0]
+    part = {name: program[name] for name in ("ranks", "results", "groups")}
+    words = expected([part | {"first": SPEC.warmup, "iterations": SPEC.iterations}], SPEC.dtype, SPEC.redop)
+    return hashlib.sha256(words.tobytes()).hexdigest()
+
+
+@pytest.fixture
+def lab(tmp_path, monkeypatch):
+    plain, folder = driver.storage.serve, str(tmp_path / "checkpoints")
+    monkeypatch.setattr(driver.storage, "serve", lambda *args, **options: plain(*args, **options, folder=folder))
+    monkeypatch.setattr(loss, "SILENT_AFTER_ERROR_NS", 4 * S)
+    made = LocalLab(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=[pytest.mark.slow] if seed >= QUICK else []) for seed in range(CASES)]
+)
+def test_job_that_loses_hosts_at_random_ends_with_the_right_state_or_the_reason(lab, record_property, seed):
+    policy, losses = drawn(seed)
+    spares = ("host4:rxe0", "host5:rxe0") if policy.restart == "spare" else ()
+    running = driver.start(lab, SPEC, Resilience(policy=policy, spares=spares, rejoin_s=10))
+    inflicted, timers = 0, []
+    with running:
+        for one in losses:
+            if not arrives(running, one.moment):
+                break
+            timers.append(inflict(lab, one))
+            inflicted += 1
+        result = running.wait(PATIENCE_S)
+    for timer in timers:
+        if timer is not None:
+            timer.cancel()
+    verdict = verdict_of(lab, result)
+    for name, value in (("losses", inflicted), ("verdict", verdict.verdict.value), ("where", result.where)):
+        record_property(name, value)
+    by_name = {one.name: one.verdict for one in verdict.checks}
+    about = f"{policy} {losses}: {verdict}"
+    assert verdict.verdict is not Verdict.ERROR, about
+    if result.outcome == "failed":
+        assert result.where, about
+        assert verdict.verdict is Verdict.FAIL, about
+    else:
+        assert by_name["state"] is Verdict.PASS, about
+        assert {one.iterations for one in result.states} == {SPEC.iterations}, about
+        digests = {one.sha256 for one in result.states}
+        assert len(digests) == 1, about
+        assert len(result.ranks) < len(SPEC.ranks) or digests == {state_without_a_loss(lab)}, about
+    assert all(one.lost_iterations is None or one.lost_iterations <= SPEC.storage.every for one in result.restarts)
+
+
+def test_hundred_losses_are_drawn_of_every_sort():
+    losses = [one for seed in range(CASES) for one in drawn(seed)[1]]
+    assert len(losses) >= 100
+    assert {one.how for one in losses} == set(HOWS)
+    assert {one.host for one in losses} == {*HOSTS, STORAGE}
+    assert {one.moment for one in losses if isinstance(one.moment, str)} == set(PHASES)
