@@ -23,6 +23,7 @@ from testbed.errors import CommandFailed, FaultbedError, LabError, Unreachable, 
 from testbed.inventory import lab_inventory as inventory_module
 from testbed.inventory.lab_inventory import Inventory, Management
 from testbed.model.topology import Topology
+from testbed.observe.link_state import read_down_links
 from testbed.observe.watcher import Watcher, WatcherGone
 from testbed.remote import node_archive
 from testbed.remote.remote_node import Node
@@ -213,6 +214,10 @@ class Lab:
         for name in nodes:
             machines.setdefault(self._carrier_name(name) or name, {})[name] = self.netns(name)
         return machines
+
+    def down_links(self, nodes: Iterable[str], *, timeout_s: float) -> frozenset[str]:
+        """Return the names of the links that are down by what some nodes report; silent ones are left out."""
+        return read_down_links(self, nodes, timeout_s=timeout_s)
 
     def forget_connections(self) -> None:
         """Close all connections, which are dead after a reset; the next use opens new ones."""

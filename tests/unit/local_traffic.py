@@ -95,6 +95,7 @@ class LocalLab:
         hosts = tuple(replace(host, front_end_address="127.0.0.1/8") for host in topology.hosts)
         self.topology = replace(topology, hosts=hosts)
         self.folder, self.processes, self.channels, self.dead = folder, {}, [], set()
+        self.cut = frozenset()  # links that are down
         self.bare = set()  # hosts whose RNICs have no address
 
     def node(self, name):
@@ -111,6 +112,10 @@ class LocalLab:
 
     def forget(self, name):
         pass
+
+    def down_links(self, nodes, *, timeout_s):
+        del nodes, timeout_s
+        return self.cut
 
     def engines_of(self, host):
         return [one for one in self.processes.get(host, ()) if one.poll() is None]

@@ -232,6 +232,18 @@ def test_two_losses_with_one_spare_shrink_if_the_experiment_says_so(lab):
     assert len(digests(result)) == 1
 
 
+def test_spare_behind_a_link_that_is_down_is_not_preferred(lab):
+    """host4 and host6 are equally good for host2 otherwise, and host4 is named first."""
+    lab.cut = frozenset(link.name for link in lab.topology.links if link.name == "rtsw2:ctsw1")
+    assert lab.cut
+    spec = replace(SPEC, storage=replace(SPEC.storage, host="host5"))
+    running = started(lab, spec, spares=("host4:rxe0", "host6:rxe0"))
+    after(running, 30)
+    lab.kill("host2")
+    result = running.wait(PATIENCE_S)
+    assert (result.outcome, result.ranks) == ("recovered", ("host1:rxe0", "host6:rxe0", "host3:rxe0")), result.where
+
+
 def test_spare_that_is_lost_before_is_not_used(lab):
     running = started(lab)
     after(running, 10)

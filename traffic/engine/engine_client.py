@@ -63,6 +63,9 @@ class TrafficLab(Fabric, Protocol):
     def forget(self, machine: str) -> None:
         """Close the connection to a machine; the next use opens a new one."""
 
+    def down_links(self, nodes: Iterable[str], *, timeout_s: float) -> frozenset[str]:
+        """Return the names of the links that are down by what some nodes report; silent ones are left out."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Event:

@@ -365,7 +365,7 @@ class ElasticRunning(Running[ElasticResult]):
 
         If there is no placement, the tasks stay: their flight recorders are collected at the end of the run.
         """
-        event = reschedule(self._job, self._resilience.policy, self._lab.topology)
+        event = reschedule(self._job, self._resilience.policy, self._lab.topology, self._cut_links())
         if isinstance(event, machine.Impossible):
             return event
         self._archive_connection_records()
@@ -374,6 +374,13 @@ class ElasticRunning(Running[ElasticResult]):
         self._release_tasks()
         self._update_restart(after=event.ranks, rescheduled_ns=time.monotonic_ns())
         return event
+
+    def _cut_links(self) -> frozenset[str]:
+        """Return the links that are down, by the switches and the hosts of the spares; none if there is no choice."""
+        hosts = {host_of(spare) for spare in self._job.spares}
+        if len(hosts) < 2:  # noqa: PLR2004
+            return frozenset()
+        return self._lab.down_links([*self._lab.topology.switch_by_name, *hosts], timeout_s=loss.PROBE_S)
 
     def _archive_connection_records(self) -> None:
         """Move QP errors and rebuilds of the old placement to the run's history.
