@@ -32,7 +32,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from harness.record.measurements import Connection, Deltas, Measurements
+from harness.record.measurements import Connection, Deltas, Measurements, connection_between
 from testbed.model.topology import Link
 from testbed.observe.counters import MLX5
 from traffic.engine.run_results import QpError
@@ -327,7 +327,6 @@ def _dead(run: Measurements) -> frozenset[tuple[str, str]]:
 
     If many fail at once between all hosts, the machine below the VMs stood still, and the network is not the reason.
     """
-    ways = {(one.src, one.dst): one.path for one in run.connections}
     moments: list[list[QpError]] = []
     for one in sorted(run.qps_lost, key=lambda lost: lost.time_ns):
         if one.status != _RETRIES_EXCEEDED:
@@ -339,10 +338,10 @@ def _dead(run: Measurements) -> frozenset[tuple[str, str]]:
     for moment in moments:
         pairs = [(one.endpoint, one.peer) for one in moment]
         places: Counter[frozenset[str]] = Counter()
-        for src, dst in pairs:
-            path = ways.get((src, dst), ())
-            places.update({frozenset((end.partition(":")[0],)) for end in (src, dst)})
-            places.update({frozenset(link) for link in itertools.pairwise(path)})
+        for one in moment:
+            connection = connection_between(run, one.endpoint, one.peer, one.qpn)
+            places.update({frozenset((end.partition(":")[0],)) for end in (one.endpoint, one.peer)})
+            places.update({frozenset(link) for link in itertools.pairwise(connection.path if connection else ())})
         if max(places.values()) >= _ONE_PLACE * len(pairs):
             placed.append(pairs)
     most = max(map(len, placed), default=0)

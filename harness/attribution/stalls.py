@@ -71,7 +71,8 @@ def stalls(flights: Sequence[Flight]) -> tuple[Stall, ...]:
         peer, inward = int(match["peer"]), match["way"] == "from"
         sender, receiver = (peer, flight.rank) if inward else (flight.rank, peer)
         iteration, step, segment = int(match["iteration"]), int(match["step"]), int(match["segment"])
-        last_ns = max((one.at_ns for one in flight.entries if one.peer == peer), default=None)
+        qpn = int(match["qpn"])
+        last_ns = max((one.at_ns for one in flight.entries if (one.peer, one.qpn) == (peer, qpn)), default=None)
         begun_ns = max((one.at_ns for one in flight.entries if one.what == "begin"), default=now_ns)
         waiting.append(
             Stall(
@@ -81,8 +82,8 @@ def stalls(flights: Sequence[Flight]) -> tuple[Stall, ...]:
                 sender=sender,
                 receiver=receiver,
                 segment=segment,
-                qpn=int(match["qpn"]),
-                psn=_psn(recorded.get(sender), iteration, receiver, segment),
+                qpn=qpn,
+                psn=_psn(recorded.get(sender), iteration, receiver, segment, _connection(flight, peer, qpn)),
                 waited_ns=now_ns - max(begun_ns, last_ns or 0),
                 broken=match["state"] is not None,
             )
@@ -148,9 +149,19 @@ def _peer(stall: Stall) -> int:
     return stall.sender if stall.waiter == stall.receiver else stall.receiver
 
 
-def _psn(flight: Flight | None, iteration: int, receiver: int, segment: int) -> int:
-    """Return the PSN that the sender gave the segment, from its flight recorder."""
+def _connection(flight: Flight, peer: int, qpn: int) -> int:
+    """Return the number of the connection that a rank's QP belongs to; -1 if its flight recorder does not have it."""
+    mine = (one.connection for one in reversed(flight.entries) if (one.peer, one.qpn) == (peer, qpn))
+    return next(mine, -1)
+
+
+def _psn(flight: Flight | None, iteration: int, receiver: int, segment: int, connection: int) -> int:
+    """Return the PSN that the sender gave the segment, from its flight recorder. Each connection counts its segments.
+
+    Flight recorders of before a rank could have several connections to a peer do not name any (-1).
+    """
     for entry in reversed(flight.entries if flight else ()):
-        if entry.what == "post" and (entry.iteration, entry.peer, entry.segment) == (iteration, receiver, segment):
+        same = (entry.iteration, entry.peer, entry.segment) == (iteration, receiver, segment)
+        if entry.what == "post" and same and (connection in (-1, entry.connection) or entry.connection < 0):
             return entry.psn
     return -1

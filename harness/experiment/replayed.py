@@ -42,6 +42,9 @@ class Replay:
     repeat: int
     warmup: int
     ranks: tuple[str, ...]
+    qps_per_peer: int = 1
+    spread: str = "split"
+    entropy: int = 0
     qp: QpParams = field(default_factory=QpParams)
 
 
@@ -93,6 +96,9 @@ def spec_of(work: Replay) -> ReplaySpec:
         repeat=work.repeat,
         pauses=work.compute,
         speed=work.speed,
+        qps_per_peer=work.qps_per_peer,
+        spread=work.spread,
+        entropy=work.entropy,
         qp=work.qp,
     )
 

@@ -17,7 +17,8 @@ from testbed.errors import UsageError
 from traffic.engine.task_specs import QpParams, check_qp
 from traffic.flows.flow_run import SPREADS, TRANSPORTS, VERBS, FlowSpec, check
 from traffic.flows.matrix import PATTERNS, ZONE_PATTERNS
-from traffic.schedules import COLLECTIVES, algorithms_for
+from traffic.schedules import COLLECTIVES, MAX_QPS_PER_PEER, algorithms_for
+from traffic.schedules import SPREADS as SPREAD_OF_RANKS
 from traffic.traces import FORMATS
 from traffic.workloads.collective import AUTO, REDOPS
 from traffic.workloads.elastic.machine import MODES as RESTARTS
@@ -28,7 +29,7 @@ from traffic.workloads.inference import InferenceSpec
 from traffic.workloads.job import JobPhase, JobSpec
 from traffic.workloads.job import check as check_job
 from traffic.workloads.ranking import RankingSpec
-from traffic.workloads.ranks import ITEM_BYTES, WARMUP
+from traffic.workloads.ranks import ITEM_BYTES, WARMUP, RanksSpec, check_queue_pairs
 from traffic.workloads.replay_batches import check as check_replay
 from traffic.workloads.storage_service import LEAST_KEPT, Storage
 
@@ -44,7 +45,8 @@ class Collective:
     `ranks` are RNICs (`host1:rxe0`) in rank order; empty: one a host, on its first RNIC. `compute_units` is
     the work each rank's GPU does before each iteration (0: none); a unit is one block of the soft GPU's
     matrix product. `warmup` iterations come first and are not counted. The other words are those of
-    `traffic.workloads.collective.CollectiveSpec`.
+    `traffic.workloads.collective.CollectiveSpec`, and `qps_per_peer`, `spread` and `entropy` those of all ranks
+    (`traffic.workloads.ranks.RanksSpec`).
     """
 
     collective: str
@@ -60,6 +62,9 @@ class Collective:
     duration_ns: int | None
     compute_units: int
     warmup: int
+    qps_per_peer: int = 1
+    spread: str = "split"
+    entropy: int = 0
     qp: QpParams = field(default_factory=QpParams)
 
 
@@ -114,6 +119,9 @@ class Job:
     compute_units: int
     storage: Storage | None = None
     resilience: Resilience | None = None
+    qps_per_peer: int = 1
+    spread: str = "split"
+    entropy: int = 0
     qp: QpParams = field(default_factory=QpParams)
 
 
@@ -132,6 +140,9 @@ def duration_ns(workload: Workload) -> int | None:
 class _RanksFile(Section, frozen=True, kw_only=True):
     ranks: tuple[str, ...] = ()
     warmup: Annotated[int, msgspec.Meta(ge=0)] = WARMUP
+    qps_per_peer: Annotated[int, msgspec.Meta(ge=1, le=MAX_QPS_PER_PEER)] = 1
+    spread: str = SPREAD_OF_RANKS[0]
+    entropy: Annotated[int, msgspec.Meta(ge=0)] = 0
     qp: dict[str, int] = msgspec.field(default_factory=dict)
 
 
@@ -328,7 +339,7 @@ def _collective(collective: _CollectiveFile, source: str) -> Collective:
         else positive(parse_duration_ns, collective.duration, source, "workload.duration"),
         compute_units=collective.compute_units,
         warmup=collective.warmup,
-        qp=_qp(collective.qp, source),
+        **_queue_pairs(collective, source),
     )
 
 
@@ -349,7 +360,7 @@ def _job(job: _JobFile, source: str) -> Job:
         compute_units=job.compute_units,
         storage=None if job.storage is None else _storage(job.storage, source),
         resilience=None if job.resilience is None else _resilience(job.resilience, source),
-        qp=_qp(job.qp, source),
+        **_queue_pairs(job, source),
     )
     spec = JobSpec(
         grid=made.grid,
@@ -399,7 +410,7 @@ def _inference(job: _InferenceFile, source: str) -> InferenceSpec:
     return InferenceSpec(
         ranks=job.ranks,
         warmup=job.warmup,
-        qp=_qp(job.qp, source),
+        **_queue_pairs(job, source),
         requests=job.requests,
         tokens=job.tokens,
         prefill_ranks=job.prefill_ranks,
@@ -417,7 +428,7 @@ def _ranking(job: _RankingFile, source: str) -> RankingSpec:
     return RankingSpec(
         ranks=job.ranks,
         warmup=job.warmup,
-        qp=_qp(job.qp, source),
+        **_queue_pairs(job, source),
         iterations=job.iterations,
         embedding_bytes=positive(parse_size_bytes, job.embedding, source, "workload.embedding"),
         skew=job.skew,
@@ -446,7 +457,7 @@ def _replay(trace: _ReplayFile, source: str) -> Replay:
         repeat=trace.repeat,
         warmup=trace.warmup,
         ranks=trace.ranks,
-        qp=_qp(trace.qp, source),
+        **_queue_pairs(trace, source),
     )
     try:
         check_replay(spec_of(made))
@@ -460,6 +471,22 @@ def _storage(storage: _StorageFile, source: str) -> Storage:
         return read(parser, text, source, f"workload.storage.{name}")
 
     return replace(storage_of(storage.host, storage.ingest, storage.checkpoint, of), keep=storage.keep)
+
+
+def _queue_pairs(file: _RanksFile, source: str) -> dict[str, Any]:
+    """Return the words about queue pairs, which all workloads on ranks have."""
+    one_of(file.spread, SPREAD_OF_RANKS, source, "workload.spread")
+    words: dict[str, Any] = {
+        "qps_per_peer": file.qps_per_peer,
+        "spread": file.spread,
+        "entropy": file.entropy,
+        "qp": _qp(file.qp, source),
+    }
+    try:
+        check_queue_pairs(RanksSpec(**words))
+    except UsageError as error:
+        raise fail(source, "workload", str(error)) from error
+    return words
 
 
 def _qp(values: dict[str, int], source: str) -> QpParams:

@@ -20,7 +20,7 @@ from testbed.inventory.lab_inventory import Inventory
 from testbed.model.topology import Topology
 from traffic.flows.flow_spec import CHECKED, TRANSPORTS
 from traffic.flows.matrix import PATTERNS
-from traffic.schedules import COLLECTIVES, algorithms_for
+from traffic.schedules import COLLECTIVES, SPREADS, algorithms_for
 from traffic.workloads.ranks import ITEM_BYTES
 
 __all__ = ["ON_LAB", "WORKLOADS", "cases"]
@@ -40,6 +40,8 @@ _KEYS = (
     "depth",
     "algorithm",
     "dtype",
+    "qps_per_peer",
+    "spread",
     "ranks",
 )
 """Order of a workload's keys. hypothesis draws those of a dictionary in any order."""
@@ -127,6 +129,8 @@ def _collective(topology: Topology) -> st.SearchStrategy[dict[str, Any]]:
                 "algorithm": st.sampled_from(("auto", *algorithms_for(name))),
                 "dtype": st.sampled_from(tuple(ITEM_BYTES)),
                 "compute_units": st.sampled_from((0, 8)),
+                "qps_per_peer": st.sampled_from((1, 2, 5)),
+                "spread": st.sampled_from(SPREADS),
                 # Without ranks: one a host, on its first RNIC.
                 **({"ranks": st.sampled_from(((), ("rnic[*]",)))} if several else {}),
             }

@@ -37,6 +37,7 @@ __all__ = [
     "Sample",
     "Serving",
     "Summary",
+    "connection_between",
     "counter_deltas",
     "decode",
     "encode",
@@ -270,6 +271,16 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     failure: str | None = None
     errors: tuple[str, ...] = ()
     routing: RoutingReceipt | None = None
+
+
+def connection_between(run: Measurements, src: str, dst: str, qpn: int) -> Connection | None:
+    """Return the connection from one RNIC to another that has a QP of this number at either end.
+
+    A QP that was rebuilt has another number than before: the first connection between the two stands for it then. None:
+    there is no connection.
+    """
+    between = [one for one in run.connections if (one.src, one.dst) == (src, dst)]
+    return next((one for one in between if qpn in (one.lqpn, one.rqpn)), next(iter(between), None))
 
 
 def counter_deltas(run: Measurements) -> dict[str, dict[str, int]]:

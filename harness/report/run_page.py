@@ -29,7 +29,7 @@ from harness.experiment.metrics import METRICS, lookup
 from harness.findings import Finding
 from harness.packets.evidence import Evidence
 from harness.proof import why_unproven_in
-from harness.record.measurements import FaultRun, Measurements, counter_deltas
+from harness.record.measurements import FaultRun, Measurements, connection_between, counter_deltas
 from harness.record.rundir import RunDir, describe_environment, open_run
 from harness.report import page, summary
 from harness.report.fabric import drawing_states, fabric_states
@@ -269,8 +269,8 @@ def _sampled(recorded: Recorded, run: Measurements) -> dict[str, float]:
 def _stall(one: Stall, run: Measurements, findings: Sequence[Finding]) -> str:
     """Describe a stall, with the path of its connection, or the link on it that lost packets."""
     names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.ranks}
-    ends = names.get(one.sender), names.get(one.receiver)
-    path = next((each.path for each in run.connections if (each.src, each.dst) == ends), ())
+    connection = connection_between(run, names.get(one.sender, ""), names.get(one.receiver, ""), one.qpn)
+    path = connection.path if connection else ()
     links = {link.name: {link.a.node, link.b.node} for link in run.topology.links}
     lost = (each.name for each in findings if each.cause in {"loss", "link-down"} and each.name in links)
     return one.describe(path, next((name for name in lost if links[name] <= set(path)), None))

@@ -137,4 +137,8 @@ def describe_workload(run: Measurements) -> str:
         times = "" if spec["repeat"] == 1 else f" {spec['repeat']} times"
         return f"trace {spec['replay']}, replayed{times} on {len(run.ranks)} ranks"
     compute = " with a compute phase" if spec.get("compute_units") else ""
-    return f"{spec.get('algorithm')} {spec.get('collective')} of {size} over {len(run.ranks)} ranks{compute}"
+    count = spec.get("qps_per_peer") or 1
+    queue_pairs = f", {count} queue pairs per peer" if count > 1 else ""
+    return (
+        f"{spec.get('algorithm')} {spec.get('collective')} of {size} over {len(run.ranks)} ranks{queue_pairs}{compute}"
+    )

@@ -103,7 +103,7 @@ def job_spec(work: Job) -> JobSpec:
         warmup=work.warmup,
         compute_units=work.compute_units,
         storage=work.storage,
-        qp=work.qp,
+        **_queue_pairs_of(work),
     )
 
 
@@ -123,8 +123,13 @@ def collective_spec(work: Collective) -> CollectiveSpec:
         duration_s=None if work.duration_ns is None else work.duration_ns / 1e9,
         compute_units=work.compute_units,
         warmup=work.warmup,
-        qp=work.qp,
+        **_queue_pairs_of(work),
     )
+
+
+def _queue_pairs_of(work: Collective | Job) -> dict[str, Any]:
+    """The words about queue pairs, as the traffic has them."""
+    return {name: getattr(work, name) for name in ("qps_per_peer", "spread", "entropy", "qp")}
 
 
 def patience_s(experiment: Experiment, running: Running[Any]) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from traffic import schedules
 from traffic.node.ranks.segments import make_plan
 
 
@@ -30,45 +29,48 @@ class Lanes:
     A sender has at most `slots` segments under way that are not applied, as on the wire.
     """
 
-    def __init__(self, made, elements, segment, slots):
+    def __init__(self, made, elements, segment, slots, qps=1, spread="split"):
         self.slots = slots
-        self.plans = [make_plan(program, segment) for program in made]
+        self.plans = [make_plan(program, segment, qps, spread) for program in made]
         self.data = memories(made, elements)
-        self.wire = {pair: [] for pair in schedules.peers_of(made)}
+        self.wire = {(src, *lane): [] for src, plan in enumerate(self.plans) for lane in plan.sends}
+        assert self.wire.keys() == {(src, dst, qp) for dst, plan in enumerate(self.plans) for src, qp in plan.recvs}
         self.sent = dict.fromkeys(self.wire, 0)
         self.applied = dict.fromkeys(self.wire, 0)
 
     def met(self, rank, segment):
-        return all(self.applied[p, rank] >= n for p, n in segment.received) and all(
-            self.sent[rank, p] >= n for p, n in segment.acked
+        return all(self.applied[p, rank, qp] >= n for (p, qp), n in segment.received) and all(
+            self.sent[rank, p, qp] >= n for (p, qp), n in segment.acked
         )
 
     def moves(self):
-        for src, dst in self.wire:
-            lane = self.plans[src].sends.get(dst, [])
-            room = self.sent[src, dst] - self.applied[src, dst] < self.slots
-            if room and self.sent[src, dst] < len(lane) and self.met(src, lane[self.sent[src, dst]]):
-                yield "send", src, dst
-            lane = self.plans[dst].recvs.get(src, [])
-            if self.wire[src, dst] and self.met(dst, lane[self.applied[src, dst]]):
-                yield "apply", src, dst
+        for key in self.wire:
+            src, dst, qp = key
+            lane = self.plans[src].sends[dst, qp]
+            room = self.sent[key] - self.applied[key] < self.slots
+            if room and self.sent[key] < len(lane) and self.met(src, lane[self.sent[key]]):
+                yield "send", *key
+            lane = self.plans[dst].recvs[src, qp]
+            if self.wire[key] and self.met(dst, lane[self.applied[key]]):
+                yield "apply", *key
 
-    def do(self, what, src, dst):
+    def do(self, what, src, dst, qp):
+        key = src, dst, qp
         if what == "send":
-            segment = self.plans[src].sends[dst][self.sent[src, dst]]
-            self.wire[src, dst].append(self.data[src][segment.offset : segment.offset + segment.size].copy())
-            self.sent[src, dst] += 1
+            segment = self.plans[src].sends[dst, qp][self.sent[key]]
+            self.wire[key].append(self.data[src][segment.offset : segment.offset + segment.size].copy())
+            self.sent[key] += 1
         else:
-            segment = self.plans[dst].recvs[src][self.applied[src, dst]]
+            segment = self.plans[dst].recvs[src, qp][self.applied[key]]
             target = self.data[dst][segment.offset : segment.offset + segment.size]
-            piece = self.wire[src, dst].pop(0)
+            piece = self.wire[key].pop(0)
             target[:] = target + piece if segment.reduce else piece
-            self.applied[src, dst] += 1
+            self.applied[key] += 1
 
     def are_done(self):
         """Whether all has been sent and applied; with no move left, otherwise, they wait for each other for ever."""
         return all(
-            self.sent[src, dst] == len(self.plans[src].sends.get(dst, []))
-            and self.applied[src, dst] == len(self.plans[dst].recvs.get(src, []))
-            for src, dst in self.wire
+            self.sent[src, dst, qp] == len(self.plans[src].sends[dst, qp])
+            and self.applied[src, dst, qp] == len(self.plans[dst].recvs[src, qp])
+            for src, dst, qp in self.wire
         )

@@ -16,16 +16,17 @@ from harness.report.run_page import render
 from traffic.engine.flight_recorder import Entry, Flight
 
 
-def entry(what, at_ms, *, iteration=7, step=2, peer=-1, segment=-1, psn=-1):
+def entry(what, at_ms, *, iteration=7, step=2, peer=-1, segment=-1, psn=-1, qpn=17, connection=-1):
     return Entry(
         at_ns=at_ms * 1_000_000,
         what=what,
         iteration=iteration,
         step=step,
         peer=peer,
-        qpn=17,
+        qpn=qpn,
         segment=segment,
         psn=psn,
+        connection=connection,
     )
 
 
@@ -71,6 +72,25 @@ def test_stall_describes_step_ranks_time_psn_and_hop():
     assert "over host1 → rtsw1 → host2; its queue pair is broken" in stalls.stalls([waiting(2, 1, state=", lost")])[
         0
     ].describe(path=("host1", "rtsw1", "host2"))
+
+
+def test_stall_on_one_of_several_queue_pairs_has_the_psn_of_that_one():
+    """Each queue pair counts its segments; a QP has another number at its other end."""
+    posts = [
+        entry("post", 1100, peer=1, segment=3, psn=512 + 100 * one, qpn=30 + one, connection=one) for one in (0, 1)
+    ]
+    sender = Flight(rank=0, endpoint="host1:rxe0", standing="iteration 7, at its end", entries=tuple(posts))
+    waits = "iteration 7, step 2: waits for segment 3 of 8 from rank 0 (QP 40)"
+    for connection, psn in ((0, 512), (1, 612)):
+        arrived = (
+            entry("begin", 1000),
+            entry("arrive", 1150, peer=0, segment=2, qpn=40, connection=connection),
+            entry("arrive", 1200, peer=0, segment=5, qpn=41, connection=1 - connection),
+        )
+        waiter = Flight(rank=1, endpoint="host2:rxe0", standing=waits, entries=arrived)
+        (stall,) = stalls.stalls([sender, waiter])
+        assert stall.psn == psn
+        assert stall.waited_ns == 50_000_000, "another queue pair of the peer that moved does not count"
 
 
 def test_stall_cycle_over_broken_queue_pairs_ends_at_the_root():

@@ -114,8 +114,9 @@ def test_rank_position_without_waiting_is_its_phase(message, says):
 
 @pytest.mark.parametrize("count", [2, 3, 4, 8, 16, 32])
 @pytest.mark.parametrize("size_bytes", [4, 1 << 16, 1 << 24])
-def test_rank_data_in_flight_is_independent_of_its_number_of_peers(count, size_bytes):
-    spec = CollectiveSpec(collective="all-to-all", size_bytes=size_bytes * count)
+@pytest.mark.parametrize("qps", [1, 4])
+def test_rank_data_in_flight_is_independent_of_its_number_of_peers(count, size_bytes, qps):
+    spec = CollectiveSpec(collective="all-to-all", size_bytes=size_bytes * count, qps_per_peer=qps)
     made = schedules.build("all-to-all", "full-mesh", cost.shape_for(count, spec.size_bytes))
     places = [Endpoint(host=f"host{rank}", rnic="rxe0", address="192.0.2.1") for rank in range(count)]
     plan = rank_plan("x", spec, places, schedules.programs(made, collective.layout(spec, count)), iterations=1)

@@ -54,6 +54,25 @@ def test_expected_bytes_per_direction_follow_from_schedule_and_paths():
     assert result.bytes_by_way == pytest.approx(by_hand(run))
 
 
+@pytest.mark.parametrize("spread", ["split", "round-robin"])
+def test_expected_bytes_of_several_queue_pairs_follow_from_the_path_of_each(spread):
+    """Four queue pairs share each message: of those from host2, one goes by another spine than the rest."""
+    run = ring()
+    workload = dict(run.workload) | {"qps_per_peer": 4, "spread": spread}
+    other = {"host2:rxe0": ("host2", "rtsw1", "ctsw2", "rtsw2", "host3")}
+    connections = tuple(
+        msgspec.structs.replace(one, path=other.get(one.src, one.path) if number == 3 else one.path)
+        for one in run.connections
+        for number in range(4)
+    )
+    result = expected_loads(ring(workload=workload, connections=connections))
+    operations = finished_iterations(run.series)
+    quarter, ack = operations * 6 * (65536 + 16 * 58 + 20), operations * 6 * 62
+    assert result.bytes_by_way["rtsw1", "ctsw2"] == pytest.approx(quarter)
+    assert result.bytes_by_way["rtsw1", "ctsw1"] == pytest.approx(3 * quarter + 4 * ack)
+    assert "not known of all 4 queue pairs" in expected_loads(ring(workload=workload)).why
+
+
 def test_link_bytes_error_is_the_share_that_was_not_expected():
     run = measured(ring(), by_hand(ring()))
     assert observe(run).metrics["link_bytes.error"].value == pytest.approx(0, abs=1e-6)
@@ -69,7 +88,7 @@ def test_link_bytes_error_is_the_share_that_was_not_expected():
         ({"rebuilds": 1}, "queue pairs were rebuilt"),
         ({"workload": {"flow": "write"}}, "only a collective's bytes"),
         ({"series": ()}, "no operation was finished"),
-        ({"connections": ()}, "the path from host1:rxe0 to host2:rxe0 is not known"),
+        ({"connections": ()}, "the paths from host1:rxe0 to host2:rxe0 are not known"),
     ],
 )
 def test_expected_loads_that_cannot_be_computed_say_why(changes, why):

@@ -51,6 +51,29 @@ def test_experiment_invalid_job_is_rejected_with_its_path(old, new, says):
         read(JOB.format("").replace(old, new, 1))
 
 
+@pytest.mark.parametrize(
+    "head",
+    [
+        'collective = "all-reduce"\nsize = "64KiB"\niterations = 3',
+        'grid = "dp=4"\nphases = ["dp:all-reduce:64KiB"]\niterations = 3',
+        "requests = 4",
+        'embedding = "64KiB"\niterations = 3',
+    ],
+)
+def test_experiment_workload_on_ranks_takes_queue_pairs_per_peer(head):
+    text = f'name = "q"\n[workload]\n{head}\nqps_per_peer = 4\nspread = "round-robin"\nentropy = 2\n'
+    work = decode(text.encode(), source="q.toml").workload
+    assert (work.qps_per_peer, work.spread, work.entropy) == (4, "round-robin", 2)
+    for old, new, says in (
+        ("qps_per_peer = 4", "qps_per_peer = 0", "workload.qps_per_peer"),
+        ("round-robin", "each", 'workload.spread: no spread "each"; '),
+        ("entropy = 2", "entropy = 5000", "QPs can share 1 to 4096 source ports"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            decode(text.replace(old, new).encode(), source="q.toml")
+        assert says in str(caught.value)
+
+
 def test_experiment_grid_the_lab_cannot_fill_is_rejected():
     with pytest.raises(ConfigError, match=re.escape("workload.grid: has 8 ranks, but there are 4 RNICs")):
         fit(read(JOB.format("").replace("tp=2", "tp=4")), soft_topology(), "soft")

@@ -138,7 +138,15 @@ def test_segments_in_any_event_order_with_few_slots_give_the_result(collective, 
     layout = data.draw(layouts(shape, collective, most=60))
     made = programs(schedule, layout)
     longest = layout.elements if layout.counts is None else int(layout.counts.sum(axis=1).max())
-    lanes = Lanes(made, longest, segment=data.draw(st.integers(1, 20)), slots=2)
+    segment, qps = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 5))
+    spread = data.draw(st.sampled_from(schedules.SPREADS))
+    lanes = Lanes(made, longest, segment, slots=2, qps=qps, spread=spread)
+    writes = schedules.writes_by_queue_pair(made, qps, spread, segment)
+    assert {(src, dst, qp): sizes for (src, dst), each in writes.items() for qp, sizes in enumerate(each)} == {
+        (src, *lane): [segment.size for segment in segments]
+        for src, plan in enumerate(lanes.plans)
+        for lane, segments in plan.sends.items()
+    }, "the controller and a rank must spread alike"
     choice = data.draw(st.randoms(use_true_random=False))
     while ready := list(lanes.moves()):
         lanes.do(*choice.choice(ready))

@@ -20,7 +20,10 @@ STORAGE_WAITS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One event on a rank, in controller ns (`traffic.node.ranks.recorder` lists the kinds of events)."""
+    """One event on a rank, in controller ns (`traffic.node.ranks.recorder` lists the kinds of events).
+
+    `connection` -1: an event of no connection, or of a run recorded before peers had several.
+    """
 
     at_ns: int
     what: str
@@ -30,6 +33,7 @@ class Entry:
     qpn: int
     segment: int
     psn: int
+    connection: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,19 @@ from testbed.errors import UsageError
 from testbed.suggestions import hint
 from traffic.engine.run_results import Endpoint
 
-__all__ = ["PATIENT_TIMEOUT", "ConnectionSpec", "Plan", "QpParams", "TaskPlan", "check_qp", "refuse_local"]
+__all__ = [
+    "PATIENT_TIMEOUT",
+    "ConnectionSpec",
+    "Plan",
+    "QpParams",
+    "TaskPlan",
+    "check_entropy",
+    "check_qp",
+    "refuse_local",
+    "shared_flow_label",
+]
+
+MAX_ENTROPY = 4096
 
 PATIENT_TIMEOUT = 17
 """QP timeout for measurements without faults: the sender waits 0.5 s for an ACK. The default of 67 ms detects faults
@@ -108,6 +120,26 @@ def check_qp(qp: QpParams) -> None:
         raise UsageError(f"path MTU must be 1024, 2048 or 4096, got {qp.mtu}")
     if not 0 <= qp.min_rnr_timer <= 31:  # noqa: PLR2004
         raise UsageError(f"min_rnr_timer must be 0 to 31, got {qp.min_rnr_timer}")
+
+
+def check_entropy(entropy: int) -> None:
+    """Reject a number of UDP source ports that QPs cannot share.
+
+    Raises:
+        UsageError: it is out of range.
+    """
+    if not 0 <= entropy <= MAX_ENTROPY:
+        raise UsageError(
+            f"QPs can share 1 to {MAX_ENTROPY} source ports (0: each QP has its own), got entropy {entropy}"
+        )
+
+
+def shared_flow_label(qp: QpParams, entropy: int, number: int) -> int:
+    """Return the flow label of connection `number` of those that share `entropy` labels in turn; 0: each has its own.
+
+    QPs with the same label between the same two addresses have the same UDP source port.
+    """
+    return (qp.flow_label or 1) + number % entropy if entropy else 0
 
 
 def refuse_local(lab_kind: str, what: str, pairs: Iterable[tuple[Endpoint, Endpoint]]) -> None:

@@ -20,7 +20,7 @@ from traffic.engine.engine_client import Engines, TrafficLab, endpoint
 from traffic.engine.run_results import Connection, Endpoint, Outcome, QpError, Rebuild, Sample, Window
 from traffic.engine.running_traffic import OnEvent, Running, begin
 from traffic.engine.samples import samples_of
-from traffic.engine.task_specs import ConnectionSpec, Plan, TaskPlan
+from traffic.engine.task_specs import ConnectionSpec, Plan, TaskPlan, shared_flow_label
 from traffic.flows.flow_spec import (
     ATOMIC_BYTES,
     CHECKED,
@@ -202,7 +202,7 @@ def _plan(lab: TrafficLab, what: str, specs: Sequence[FlowSpec], suffixes: Seque
         ends = _tasks(lab, spec, suffix)
         tasks += ends
         for _ in range(spec.qps):
-            label = (spec.qp.flow_label or 1) + next(turns) % spec.entropy if spec.entropy else 0
+            label = shared_flow_label(spec.qp, spec.entropy, next(turns)) if spec.entropy else 0
             connections.append(
                 ConnectionSpec(index=len(connections), src=ends[0].name, dst=ends[1].name, flow_label=label)
             )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from testbed.errors import UsageError
 from testbed.finite import require_finite
-from traffic.engine.task_specs import QpParams, check_qp
+from traffic.engine.task_specs import QpParams, check_entropy, check_qp
 
 __all__ = [
     "ATOMIC_BYTES",
@@ -34,7 +34,6 @@ MAX_CHECKED_BYTES = 256 << 20
 ATOMIC_BYTES = 8
 
 MAX_QPS = 64
-MAX_ENTROPY = 4096
 CQ_ENTRIES = 32_767
 """Completion queue of an RNIC, as in `traffic.node.completions`."""
 MAX_MESSAGE_BYTES = 1 << 30
@@ -198,10 +197,7 @@ def _check_qps(spec: FlowSpec) -> None:
             f"depth {spec.depth} on {spec.qps} QPs: up to {needed} requests complete at once when they die, and the "
             f"completion queue of an RNIC has {CQ_ENTRIES} entries; use a smaller depth or fewer QPs"
         )
-    if not 0 <= spec.entropy <= MAX_ENTROPY:
-        raise UsageError(
-            f"QPs can share 1 to {MAX_ENTROPY} source ports (0: each QP has its own), got entropy {spec.entropy}"
-        )
+    check_entropy(spec.entropy)
     check_qp(spec.qp)
 
 

@@ -20,15 +20,18 @@ from traffic.schedules.program import (
     with_own_pattern,
     with_world_ranks,
 )
+from traffic.schedules.queue_pairs import MAX_QPS_PER_PEER, SPREADS, longest_share, writes_by_queue_pair
 from traffic.schedules.schedule import Moves, Schedule, expanded
 
 __all__ = [
     "ALGORITHMS",
     "ALL",
     "COLLECTIVES",
+    "MAX_QPS_PER_PEER",
     "MIN_RANKS",
     "REDUCING",
     "ROOTED",
+    "SPREADS",
     "Layout",
     "Moves",
     "Program",
@@ -40,10 +43,12 @@ __all__ = [
     "expanded",
     "held",
     "in_sequence",
+    "longest_share",
     "peers_of",
     "programs",
     "results",
     "skewed_counts",
     "with_own_pattern",
     "with_world_ranks",
+    "writes_by_queue_pair",
 ]

@@ -20,6 +20,7 @@ from traffic.schedules import cost
 from traffic.workloads.ranks import (
     ITEM_BYTES,
     RanksSpec,
+    check_queue_pairs,
     ends_of,
     gpus_of,
     group_size,
@@ -137,6 +138,7 @@ def check(spec: CollectiveSpec) -> None:
         raise UsageError(f"slots must be 2 to 1024, got {spec.slots}")
     if spec.compute_units < 0:
         raise UsageError(f"compute units cannot be negative, got {spec.compute_units}")
+    check_queue_pairs(spec)
     check_qp(spec.qp)
 
 

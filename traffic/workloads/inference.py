@@ -24,7 +24,7 @@ from traffic.engine.run_results import Iteration
 from traffic.engine.running_traffic import OnEvent, Running
 from traffic.traces import Operation, Trace
 from traffic.workloads import replay
-from traffic.workloads.ranks import RanksSpec, place
+from traffic.workloads.ranks import RanksSpec, check_queue_pairs, place
 from traffic.workloads.ranks_result import RanksResult, common_results
 from traffic.workloads.replay_result import Execution
 
@@ -83,6 +83,7 @@ def check(spec: InferenceSpec, ranks: int) -> None:
         UsageError: a value is invalid; the message names it.
     """
     require_finite(spec)
+    check_queue_pairs(spec)
     groups = (spec.prefill_ranks, ranks - spec.prefill_ranks) if spec.prefill_ranks else (ranks,)
     if any(group < MIN_GROUP for group in groups):
         said = " and ".join(str(group) for group in groups)

@@ -16,7 +16,7 @@ from traffic.engine.engine_client import TrafficLab
 from traffic.engine.running_traffic import OnEvent, Running
 from traffic.traces import Operation, Trace
 from traffic.workloads import replay
-from traffic.workloads.ranks import RanksSpec, place
+from traffic.workloads.ranks import RanksSpec, check_queue_pairs, place
 from traffic.workloads.ranks_result import RanksResult, common_results
 from traffic.workloads.replay_result import Execution, operation_times_ns
 
@@ -66,6 +66,7 @@ def check(spec: RankingSpec, ranks: int) -> None:
         UsageError: a value is invalid; the message names it.
     """
     require_finite(spec)
+    check_queue_pairs(spec)
     if ranks < MIN_RANKS:
         raise UsageError(f"a ranking job needs at least 2 ranks, got {ranks}")
     for name in ("embedding_bytes", "dense_bytes"):

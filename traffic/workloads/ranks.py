@@ -15,13 +15,14 @@ from traffic.engine.engine_client import Fabric, endpoint
 from traffic.engine.flight_recorder import RankEnd
 from traffic.engine.run_results import Endpoint, Outcome, Window
 from traffic.engine.running_traffic import Running
-from traffic.engine.task_specs import ConnectionSpec, Plan, QpParams, TaskPlan
+from traffic.engine.task_specs import ConnectionSpec, Plan, QpParams, TaskPlan, check_entropy, shared_flow_label
 
 __all__ = [
     "ITEM_BYTES",
     "MAX_RANKS",
     "WARMUP",
     "RanksSpec",
+    "check_queue_pairs",
     "ends_of",
     "gpus_of",
     "group_size",
@@ -31,6 +32,7 @@ __all__ = [
     "rank_plan",
     "task_name",
     "window_of",
+    "writes_of",
 ]
 
 WARMUP = 2
@@ -46,12 +48,17 @@ ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int32": 4}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RanksSpec:
-    """Common parameters of collectives and jobs: placement of ranks, element type, segment size and deadlines.
+    """Common parameters of collectives and jobs: placement of ranks, element type, queue pairs, and deadlines.
 
     `ranks` are RNIC names or selectors in rank order (empty: the first RNIC of every host). Only reductions use
     `redop`. With `compute_units` above 0 every iteration begins with that much work on the host's GPU `gpu`. An
     operation that takes a rank longer than `deadline_s` is a failure. The first `warmup` iterations are executed and
     verified, but not counted.
+
+    A rank has `qps_per_peer` queue pairs to each rank that it sends to, and `spread` (one of
+    `traffic.schedules.SPREADS`) puts its data on them: `split` cuts every message into equal parts, `round-robin` gives
+    whole segments to the queue pairs in turn. With `entropy` all queue pairs share that many flow labels, and therefore
+    UDP source ports, in turn (0: each has its own).
 
     `segment_bytes` is the unit of pipelining, `slots` the number of segments that a rank may have in flight. Each
     segment costs a completion at both ends and a share of a credit, which is expensive on an emulated CPU: with
@@ -64,6 +71,9 @@ class RanksSpec:
     compute_units: int = 0
     warmup: int = 0
     gpu: str = "gpu0"
+    qps_per_peer: int = 1
+    spread: str = "split"
+    entropy: int = 0
     segment_bytes: int = 262144
     slots: int = 8
     qp: QpParams = field(default_factory=QpParams)
@@ -71,6 +81,20 @@ class RanksSpec:
     op_deadline_s: float = 10.0
     peer_deadline_s: float = 30.0
     stall_deadline_s: float = 60.0
+
+
+def check_queue_pairs(spec: RanksSpec) -> None:
+    """Reject queue pairs that are invalid on every lab.
+
+    Raises:
+        UsageError: a value is invalid; the message names it.
+    """
+    if not 1 <= spec.qps_per_peer <= schedules.MAX_QPS_PER_PEER:
+        raise UsageError(f"qps_per_peer must be 1 to {schedules.MAX_QPS_PER_PEER}, got {spec.qps_per_peer}")
+    if spec.spread not in schedules.SPREADS:
+        known = ", ".join(schedules.SPREADS)
+        raise UsageError(f'no spread "{spec.spread}" of messages over queue pairs; there is {known}')
+    check_entropy(spec.entropy)
 
 
 def place(lab: Fabric, spec: RanksSpec) -> tuple[Endpoint, ...]:
@@ -137,12 +161,29 @@ def _run_length(places: Sequence[str]) -> int:
     return runs[0] if equal and runs[0] < len(places) else 1
 
 
-def _segment_bytes(spec: RanksSpec, programs: Sequence[schedules.Program], busiest: float) -> int:
-    """Return the segment size: at most the longest message, and less if a rank has so many lanes that slots are few."""
-    item = ITEM_BYTES[spec.dtype]
-    longest = max((row[3] for program in programs for row in program["sends"]), default=1) * item
-    share = round(spec.slots * spec.segment_bytes / max(1.0, busiest)) // 2 // MIN_SEGMENT_BYTES * MIN_SEGMENT_BYTES
+def _lanes_of_busiest(spec: RanksSpec, programs: Sequence[schedules.Program]) -> float:
+    """Return half the queue pairs of the rank that has most: as many as it sends or receives on, on average."""
+    pairs = schedules.peers_of(programs)
+    return max(sum(rank in pair for pair in pairs) for rank in range(len(programs))) / 2 * spec.qps_per_peer
+
+
+def _segment_bytes(spec: RanksSpec, programs: Sequence[schedules.Program]) -> int:
+    """Return the segment size: at most a queue pair's share of the longest message, and less if slots are few."""
+    longest = schedules.longest_share(programs, spec.qps_per_peer) * ITEM_BYTES[spec.dtype]
+    whole = round(spec.slots * spec.segment_bytes / max(1.0, _lanes_of_busiest(spec, programs)))
+    share = whole // 2 // MIN_SEGMENT_BYTES * MIN_SEGMENT_BYTES
     return min(spec.segment_bytes, longest, max(MIN_SEGMENT_BYTES, share))
+
+
+def writes_of(
+    spec: RanksSpec, programs: Sequence[schedules.Program]
+) -> dict[tuple[int, int], tuple[tuple[int, ...], ...]]:
+    """Return the bytes of each write of one iteration, by (sending rank, receiving rank) and queue pair."""
+    item = ITEM_BYTES[spec.dtype]
+    writes = schedules.writes_by_queue_pair(
+        programs, spec.qps_per_peer, spec.spread, _segment_bytes(spec, programs) // item
+    )
+    return {pair: tuple(tuple(size * item for size in mine) for mine in each) for pair, each in writes.items()}
 
 
 def rank_plan(
@@ -161,26 +202,34 @@ def rank_plan(
     `gpus` are those of ranks that compute (`gpus_of`). `storage` is the storage client's configuration
     (`traffic.workloads.storage_service.StorageServer.client_spec`).
     """
-    pairs = schedules.peers_of(programs)
+    # The data in flight is limited per rank, not per lane: a rank with many lanes would flood the queues on its path.
+    slots = max(MIN_SLOTS, round(spec.slots / max(1.0, _lanes_of_busiest(spec, programs))))
+    queue_pairs = [
+        (src, dst, number) for (src, dst), each in writes_of(spec, programs).items() for number in range(len(each))
+    ]
     connections = tuple(
-        ConnectionSpec(index=index, src=task_name(src), dst=task_name(dst)) for index, (src, dst) in enumerate(pairs)
+        ConnectionSpec(
+            index=index,
+            src=task_name(src),
+            dst=task_name(dst),
+            flow_label=shared_flow_label(spec.qp, spec.entropy, index),
+        )
+        for index, (src, dst, _) in enumerate(queue_pairs)
     )
-    # The data in flight is limited per rank, not per lane: a rank with many peers would flood the queues on its path.
-    busiest = max(sum(rank in pair for pair in pairs) for rank in range(len(ranks))) / 2
-    slots = max(MIN_SLOTS, round(spec.slots / max(1.0, busiest)))
-    segment_bytes = _segment_bytes(spec, programs, busiest)
     tasks = []
     for rank, place in enumerate(ranks):
         lanes: list[list[int | str]] = []
-        for index, (src, dst) in enumerate(pairs):
-            lanes += [[index, "out", dst]] if src == rank else []
-            lanes += [[index, "in", src]] if dst == rank else []
+        for index, (src, dst, number) in enumerate(queue_pairs):
+            lanes += [[index, "out", dst, number]] if src == rank else []
+            lanes += [[index, "in", src, number]] if dst == rank else []
         job = {
             "program": programs[rank],
             "lanes": lanes,
+            "qps_per_peer": spec.qps_per_peer,
+            "spread": spec.spread,
             "dtype": spec.dtype,
             "redop": spec.redop,
-            "segment_bytes": segment_bytes,
+            "segment_bytes": _segment_bytes(spec, programs),
             "slots": slots,
             "iterations": iterations,
             "warmup": spec.warmup,

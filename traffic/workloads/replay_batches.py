@@ -20,7 +20,7 @@ from traffic.engine.task_specs import check_qp
 from traffic.schedules import cost
 from traffic.traces import Operation, Trace
 from traffic.workloads.collective import REDOPS
-from traffic.workloads.ranks import ITEM_BYTES, RanksSpec
+from traffic.workloads.ranks import ITEM_BYTES, RanksSpec, check_queue_pairs
 
 __all__ = ["MADE_BYTES", "Batch", "ReplaySpec", "batches", "check", "whole"]
 
@@ -77,6 +77,7 @@ def check(spec: ReplaySpec) -> None:
         raise UsageError(f"a replay runs at least once, got {spec.repeat}")
     if spec.speed <= 0:
         raise UsageError(f"the speed of a replay must be above 0, got {spec.speed:g}")
+    check_queue_pairs(spec)
     check_qp(spec.qp)
 
 

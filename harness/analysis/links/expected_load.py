@@ -1,7 +1,8 @@
 """What each link between switches should have carried in a run: schedule, placement and ECMP decision. Pure.
 
-Every operation of a collective moves between each two ranks what its schedule says. The path of that is what the
-switches' kernels decided for the addresses and UDP ports of the pair's queue pair (`Connection.path`). Every packet has
+Every operation of a collective moves between each two ranks what its schedule says, over the queue pairs that share it
+(`traffic.node.ranks.segments`). The path of each is what the switches' kernels decided for its addresses and UDP ports
+(`Connection.path`). Every packet has
 headers, and every message or 64 packets get an ACK (rxe_resp.c, RXE_MAX_PKT_PER_ACK). Where more was measured, packets
 were sent again, control traffic was among them, or a path was another one.
 """
@@ -22,7 +23,7 @@ from testbed.model.topology import Topology
 from traffic.engine.task_specs import QpParams
 from traffic.workloads import collective
 from traffic.workloads.collective import CollectiveSpec
-from traffic.workloads.ranks import ITEM_BYTES
+from traffic.workloads.ranks import writes_of
 
 __all__ = ["ExpectedLoad", "carried", "expected_loads", "with_expected", "worst_difference"]
 
@@ -62,23 +63,24 @@ def expected_loads(run: Measurements) -> ExpectedLoad:
         return _nothing("no operation was finished")
     operations += int(run.workload.get("warmup") or 0)
     try:
-        pairs = _bytes_by_pair(run)
+        writes_by_pair = _writes_by_pair(run)
     except (UsageError, KeyError, TypeError, ValueError) as error:
         return _nothing(f"its schedule cannot be made again: {error}")
-    by_pair: dict[tuple[str, str], list[Connection]] = {}
+    connections: dict[tuple[str, str], list[Connection]] = {}
     for one in run.connections:
-        by_pair.setdefault((one.src, one.dst), []).append(one)
+        connections.setdefault((one.src, one.dst), []).append(one)
     mtu = QpParams.of({k: v for k, v in (run.workload.get("qp") or {}).items() if k in QpParams.__slots__}).mtu
     bytes_by_way: Counter[tuple[str, str]] = Counter()
-    for (src, dst), messages in pairs.items():
+    for (src, dst), writes_by_qp in writes_by_pair.items():
         if src.partition(":")[0] == dst.partition(":")[0]:
             continue
-        mine = by_pair.get((src, dst), [])
-        if len(mine) != 1 or not mine[0].path or not mine[0].ack_path:
-            return _nothing(f"the path from {src} to {dst} is not known")
-        carried = [_on_the_wire(size, mtu) for size in messages]
-        _add(bytes_by_way, mine[0].path, operations * sum(data for data, _ in carried), run.topology)
-        _add(bytes_by_way, mine[0].ack_path, operations * sum(ack for _, ack in carried), run.topology)
+        mine = connections.get((src, dst), [])
+        if len(mine) != len(writes_by_qp) or not all(one.path and one.ack_path for one in mine):
+            return _nothing(f"the paths from {src} to {dst} are not known of all {len(writes_by_qp)} queue pairs")
+        for one, writes in zip(mine, writes_by_qp, strict=True):
+            carried = [_on_the_wire(size, mtu) for size in writes]
+            _add(bytes_by_way, one.path, operations * sum(data for data, _ in carried), run.topology)
+            _add(bytes_by_way, one.ack_path, operations * sum(ack for _, ack in carried), run.topology)
     return ExpectedLoad(bytes_by_way=dict(bytes_by_way))
 
 
@@ -113,8 +115,8 @@ def _nothing(why: str) -> ExpectedLoad:
     return ExpectedLoad(bytes_by_way={}, why=why)
 
 
-def _bytes_by_pair(run: Measurements) -> dict[tuple[str, str], list[int]]:
-    """Sizes of the messages that one operation sends from one RNIC to another."""
+def _writes_by_pair(run: Measurements) -> dict[tuple[str, str], tuple[tuple[int, ...], ...]]:
+    """Return the sizes of the writes that one operation sends from one RNIC to another, on each queue pair."""
     said = run.workload
     spec = CollectiveSpec(
         collective=said["collective"],
@@ -125,14 +127,12 @@ def _bytes_by_pair(run: Measurements) -> dict[tuple[str, str], list[int]]:
         root=int(said.get("root") or 0),
         skew=float(said.get("skew") or 0.0),
         in_place=bool(said.get("in_place")),
+        qps_per_peer=int(said.get("qps_per_peer") or 1),
+        spread=said.get("spread") or "split",
         iterations=1,
     )
     ranks, _, programs = collective.fit(_Lab(kind=run.lab_kind, topology=run.topology), spec)
-    messages_by_pair: dict[tuple[str, str], list[int]] = {}
-    for src, program in zip(ranks, programs, strict=True):
-        for _step, dst, _offset, count in program["sends"]:
-            messages_by_pair.setdefault((src.name, ranks[dst].name), []).append(int(count) * ITEM_BYTES[spec.dtype])
-    return messages_by_pair
+    return {(ranks[src].name, ranks[dst].name): each for (src, dst), each in writes_of(spec, programs).items()}
 
 
 def _on_the_wire(size: int, mtu: int) -> tuple[int, int]:

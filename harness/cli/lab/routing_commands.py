@@ -265,8 +265,6 @@ def _write(path: Path, scheme: str, traffic: CollectiveTraffic, worst: Replaceme
         raise UsageError(
             "--write: no switch sends these flows up over more than one link, so there is nothing to measure"
         )
-    if traffic.qps_per_peer > 1:
-        raise UsageError(f"--write: collectives have one queue pair per peer, not {traffic.qps_per_peer}; leave it out")
     moved = "-".join(f"{gone}-by-{come}" for gone, come in worst.moved)
     text = f"""\
 # {scheme} after {moved.replace("-", " ")}: computed MMR of {worst.switch} {worst.mmr:.2f}.
@@ -282,6 +280,7 @@ collective = {inline(traffic.collective)}
 algorithm = {inline(algorithm_of(traffic, len(worst.ranks)))}
 size = {inline(f"{traffic.size_bytes}B")}
 ranks = {inline(worst.ranks)}
+qps_per_peer = {traffic.qps_per_peer}
 iterations = 12
 
 [[expect]]

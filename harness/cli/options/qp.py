@@ -1,13 +1,19 @@
-"""The option `--qp`: parameters of queue pairs."""
+"""Options of queue pairs: `--qp`, and for traffic between ranks how many there are and how data is put on them."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import click
 
 from testbed.errors import UsageError
 from traffic.engine.task_specs import PATIENT_TIMEOUT, QpParams, check_qp
+from traffic.schedules import MAX_QPS_PER_PEER, SPREADS
 
-__all__ = ["qp_option"]
+__all__ = ["qp_option", "queue_pair_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def _read(_context: click.Context, _parameter: click.Parameter, texts: tuple[str, ...]) -> QpParams:
@@ -29,3 +35,35 @@ qp_option = click.option(
     callback=_read,
     help=f"A parameter of the queue pairs, repeatable: {', '.join(QpParams.__slots__)} (timeout={PATIENT_TIMEOUT}).",
 )
+
+_OF_RANKS = (
+    click.option(
+        "--qps-per-peer",
+        default=1,
+        show_default=True,
+        type=click.IntRange(1, MAX_QPS_PER_PEER),
+        help="Queue pairs of a rank to each rank that it sends to.",
+    ),
+    click.option(
+        "--spread",
+        default=SPREADS[0],
+        show_default=True,
+        type=click.Choice(SPREADS),
+        help="How messages get on them: each cut into equal parts, or whole segments in turn.",
+    ),
+    click.option(
+        "--entropy",
+        default=0,
+        show_default=True,
+        type=click.IntRange(0),
+        help="A low-entropy set: all queue pairs share so many UDP source ports; 0: each has its own.",
+    ),
+    qp_option,
+)
+
+
+def queue_pair_options(command: F) -> F:
+    """Add the options of queue pairs between ranks. Their names are those of `traffic.workloads.ranks.RanksSpec`."""
+    for option in reversed(_OF_RANKS):
+        command = option(command)
+    return command

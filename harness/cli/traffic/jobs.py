@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import click
 
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.options import rows_file
-from harness.cli.options.qp import qp_option
+from harness.cli.options.qp import queue_pair_options
 from harness.cli.options.recording_options import (
     check_record,
     out_option,
@@ -22,7 +22,6 @@ from harness.cli.traffic.traffic_group import exit_code, run_ranks, traffic
 from harness.experiment.job_words import parse_grid, parse_phase, storage_of
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
-from traffic.engine.task_specs import QpParams
 from traffic.workloads import job as job_module
 from traffic.workloads import recording
 from traffic.workloads.job import JobSpec
@@ -60,13 +59,14 @@ T = TypeVar("T")
     metavar="SIZE[:EVERY[:MODE]]",
     help=f"What every rank stores every so many iterations (10); {', '.join(MODES)} (sync).",
 )
-@qp_option
+@queue_pair_options
 @out_option
 @record_options
 @json_option
 @pass_session
 def job(
     session: Session,
+    /,
     *,
     grid: str,
     phases: tuple[str, ...],
@@ -77,11 +77,11 @@ def job(
     storage: str,
     ingest: str,
     checkpoint: str,
-    qp: QpParams,
     out: Path | None,
     record: Path | None,
     record_format: str,
     as_json: bool,
+    **queue_pairs: Any,
 ) -> int:
     """A training job on a grid of ranks: compute, then collectives along its dimensions, group beside group."""
     spec = JobSpec(
@@ -92,7 +92,7 @@ def job(
         dtype=dtype,
         compute_units=compute_units,
         storage=_storage(storage, ingest, checkpoint),
-        qp=qp,
+        **queue_pairs,
     )
     job_module.fit(session.inventory(), spec)
     check_record(record)

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from harness.cli.context import Session, json_option, pass_session, styled
 from harness.cli.options.numbers import FiniteRange
-from harness.cli.options.qp import qp_option
+from harness.cli.options.qp import queue_pair_options
 from harness.cli.traffic.traffic_group import exit_code, teller, traffic
 from harness.quantities import format_bytes, format_duration
 from harness.verdict import ExitCode
@@ -19,7 +19,6 @@ from testbed.errors import UsageError
 from testbed.inventory.lab_inventory import Inventory
 from traffic import traces
 from traffic.engine.engine_client import endpoint
-from traffic.engine.task_specs import QpParams
 from traffic.schedules import cost
 from traffic.traces import Trace
 from traffic.workloads import replay
@@ -46,11 +45,12 @@ PLAN_COLUMNS = ("record", "collective", "algorithm", "size(B)", "ranks", "waits"
 @click.option(
     "--rank", "rnics", multiple=True, help="An RNIC, in rank order; repeatable. Default: the first of every host."
 )
-@qp_option
+@queue_pair_options
 @json_option
 @pass_session
 def replay_command(
     session: Session,
+    /,
     *,
     path: Path,
     form: str | None,
@@ -63,8 +63,8 @@ def replay_command(
     skip_unsupported: bool,
     repeat: int,
     rnics: tuple[str, ...],
-    qp: QpParams,
     as_json: bool,
+    **queue_pairs: Any,
 ) -> int:
     """Replay what a job communicated.
 
@@ -83,7 +83,8 @@ def replay_command(
             f"{len(names)} ranks do among themselves"
         )
     trace = traces.fitted(whole, ranks=len(names), scale=scale)
-    spec = ReplaySpec(ranks=tuple(names[: trace.ranks]), speed=speed, pauses=not no_compute, repeat=repeat, qp=qp)
+    mine = tuple(names[: trace.ranks])
+    spec = ReplaySpec(ranks=mine, speed=speed, pauses=not no_compute, repeat=repeat, **queue_pairs)
     check(spec)
     network = cost.NETWORKS[inventory.kind]
     made = batches(trace, spec, network)

@@ -11,13 +11,12 @@ import click
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.options import rows_file
 from harness.cli.options.numbers import FiniteRange
-from harness.cli.options.qp import qp_option
+from harness.cli.options.qp import queue_pair_options
 from harness.cli.options.recording_options import out_option, write_rows
 from harness.cli.traffic.traffic_group import exit_code, hosts_of, read_size, teller, traffic
 from harness.verdict import ExitCode
 from testbed.lab import Lab
 from traffic.engine.running_traffic import OnEvent
-from traffic.engine.task_specs import QpParams
 from traffic.workloads import inference, ranking
 from traffic.workloads.inference import InferenceResult, InferenceSpec
 from traffic.workloads.ranking import RankingSpec
@@ -43,7 +42,7 @@ RANK = click.option(
 @click.option("--slo-tpot-ms", default=0.0, type=FiniteRange(0), help="Promised mean time per output token.")
 @click.option("--slo-share", default=0.99, show_default=True, type=FiniteRange(0, 1), help="Of requests.")
 @RANK
-@qp_option
+@queue_pair_options
 @out_option
 @json_option
 @pass_session
@@ -104,12 +103,13 @@ def _tell(session: Session, result: InferenceResult) -> None:
 @click.option("--dense-ms", default=0.0, type=FiniteRange(0), help="Computing between forward and backward.")
 @click.option("--iterations", default=10, show_default=True, type=click.IntRange(1))
 @RANK
-@qp_option
+@queue_pair_options
 @out_option
 @json_option
 @pass_session
 def ranking_command(
     session: Session,
+    /,
     *,
     embedding: str,
     skew: float,
@@ -117,9 +117,9 @@ def ranking_command(
     dense_ms: float,
     iterations: int,
     ranks: tuple[str, ...],
-    qp: QpParams,
     out: Path | None,
     as_json: bool,
+    **queue_pairs: Any,
 ) -> int:
     """A ranking job: skewed all-to-allv forward and backward, and an all-reduce."""
     spec = RankingSpec(
@@ -129,7 +129,7 @@ def ranking_command(
         dense_bytes=read_size(dense),
         dense_ms=dense_ms,
         iterations=iterations,
-        qp=qp,
+        **queue_pairs,
     )
     result = _run(session, ranks, "ranking", lambda lab, tell: ranking.run(lab, spec, on_event=tell))
     write_rows(session, rows_file.of_ranks(result), out)

@@ -15,7 +15,7 @@ from harness.cli.command_group import Commands
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.options import rows_file
 from harness.cli.options.numbers import FiniteRange
-from harness.cli.options.qp import qp_option
+from harness.cli.options.qp import qp_option, queue_pair_options
 from harness.cli.options.recording_options import (
     check_record,
     out_option,
@@ -35,7 +35,6 @@ from traffic.engine.engine_client import endpoint
 from traffic.engine.gid import gid_index
 from traffic.engine.run_results import Outcome
 from traffic.engine.running_traffic import OnEvent, Running
-from traffic.engine.task_specs import QpParams
 from traffic.flows import flow_run as flow_module
 from traffic.flows import perftest_json as perftest_json_module
 from traffic.flows.flow_run import MEMORIES, SPREADS, TRANSPORTS, VERBS, FlowResult, FlowSpec
@@ -268,13 +267,14 @@ def _flow_row(result: FlowResult) -> tuple[str, ...]:
 @click.option(
     "--compute", "compute_units", default=0, type=click.IntRange(0), help="GPU work before each iteration, in units."
 )
-@qp_option
+@queue_pair_options
 @out_option
 @record_options
 @json_option
 @pass_session
 def collective(
     session: Session,
+    /,
     *,
     name: str,
     algorithm: str,
@@ -288,11 +288,11 @@ def collective(
     iterations: int,
     warmup: int,
     compute_units: int,
-    qp: QpParams,
     out: Path | None,
     record: Path | None,
     record_format: str,
     as_json: bool,
+    **queue_pairs: Any,
 ) -> int:
     """A collective over one rank an RNIC, every element of every result checked (columns as in nccl-tests)."""
     spec = CollectiveSpec(
@@ -308,7 +308,7 @@ def collective(
         iterations=iterations,
         warmup=warmup,
         compute_units=compute_units,
-        qp=qp,
+        **queue_pairs,
     )
     collective_module.fit(session.inventory(), spec)
     check_record(record)

@@ -19,7 +19,7 @@ from harness.attribution.packet_stalls import Wait
 from harness.attribution.stalls import Stall
 from harness.findings import Finding
 from harness.quantities import format_duration
-from harness.record.measurements import Iteration, Measurements
+from harness.record.measurements import Iteration, Measurements, connection_between
 from harness.report.fabric.fabric_states import Window
 from traffic.engine.flight_recorder import Flight
 
@@ -327,7 +327,8 @@ def _died(run: Measurements, worst: _Worst, name: str, findings: Sequence[Findin
         at_s = (one.time_ns - run.t0_ns) / 1e9
         if name not in {one.endpoint, one.peer} or not worst.bar.start_s <= at_s <= worst.bar.end_s:
             continue
-        path = next((each.path for each in run.connections if (each.src, each.dst) == (one.endpoint, one.peer)), ())
+        connection = connection_between(run, one.endpoint, one.peer, one.qpn)
+        path = connection.path if connection else ()
         links = {link.name: {link.a.node, link.b.node} for link in run.topology.links}
         lossy_link = next((each.name for each in findings if links.get(each.name, {""}) <= set(path)), None)
         where = f", stalled at {lossy_link}" if lossy_link else f" over {' → '.join(path)}" if path else ""

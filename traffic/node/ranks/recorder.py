@@ -1,9 +1,10 @@
 """The flight recorder of a rank: its latest events, segment by segment, in a ring of fixed size.
 
-An entry is (time in ns, event, iteration, step, peer, QP number, segment, PSN). Events: `begin` and `end` of an
-iteration, `post` and `ack` of a sent segment, `arrive` and `apply` of a received segment, `credit` (segment: number of
-applied segments reported to the peer), `lost` and `up` of a connection. Segments count from 0 within their iteration.
-The PSN is that of a segment's first packet, counted as by the RNIC (one per path MTU), and -1 if there is none.
+An entry is (time in ns, event, iteration, step, peer, QP number, segment, PSN, connection). Events: `begin` and `end`
+of an iteration, `post` and `ack` of a sent segment, `arrive` and `apply` of a received segment, `credit` (segment:
+number of applied segments reported to the peer), `lost` and `up` of a connection. Segments count from 0 on each
+connection in each iteration. The PSN is that of a segment's first packet, counted as by the RNIC (one per path MTU),
+and -1 if there is none. A connection has the same number at both ends; its two QPs have different ones.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ import time
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
-    Entry = tuple[int, str, int, int, int, int, int, int]
+    Entry = tuple[int, str, int, int, int, int, int, int, int]
 
 __all__ = ["FIELDS", "Recorder"]
 
-FIELDS = ("at_ns", "what", "iteration", "step", "peer", "qpn", "segment", "psn")
+FIELDS = ("at_ns", "what", "iteration", "step", "peer", "qpn", "segment", "psn", "connection")
 
 
 class Recorder:
@@ -37,10 +38,13 @@ class Recorder:
         qpn: int = 0,
         segment: int = -1,
         psn: int = -1,
+        connection: int = -1,
     ) -> None:
         """Write an entry with the current time over the oldest one."""
         now_ns = time.monotonic_ns()
-        self._entries[self.count % self.size] = (now_ns, what, iteration, step, peer, qpn, segment, psn)
+        self._entries[self.count % self.size] = (
+            now_ns, what, iteration, step, peer, qpn, segment, psn, connection,
+        )  # fmt: skip
         self.count += 1
 
     def entries(self) -> list[Entry]:

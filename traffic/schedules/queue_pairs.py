@@ -1,0 +1,58 @@
+"""Which queue pairs the programs of ranks use, if each rank has several to each of its peers. Pure.
+
+The ranks spread their segments by the same rules (`traffic.node.ranks.segments`), on machines that do not have this
+package.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from traffic.schedules.program import Program, peers_of
+
+__all__ = ["MAX_QPS_PER_PEER", "SPREADS", "longest_share", "writes_by_queue_pair"]
+
+SPREADS = ("split", "round-robin")
+"""How the data for a peer gets on its queue pairs: every message cut into equal parts, or whole segments in turn."""
+
+MAX_QPS_PER_PEER = 128
+"""As in NCCL (NCCL_IB_QPS_PER_CONNECTION)."""
+
+
+def longest_share(made: Sequence[Program], qps: int) -> int:
+    """Return the elements of the longest message that each of `qps` queue pairs gets at most; 1 without messages."""
+    longest = max((count for program in made for _, _, _, count in program["sends"]), default=1)
+    return -(-longest // qps)
+
+
+def writes_by_queue_pair(
+    made: Sequence[Program], qps: int, spread: str, segment_elements: int
+) -> dict[tuple[int, int], list[list[int]]]:
+    """Return the elements of each write, by (src, dst) and queue pair; pairs are in order of their first use.
+
+    A pair whose messages have fewer elements, or segments, than there are queue pairs uses fewer of them.
+    """
+    writes: dict[tuple[int, int], list[list[int]]] = {pair: [] for pair in peers_of(made)}
+    for program in made:
+        turns: Counter[int] = Counter()
+        for _, dst, _, count in program["sends"]:
+            mine = writes[program["rank"], dst]
+            shares = _equal_parts(count, min(qps, count)) if spread == "split" else [count]
+            for number, share in enumerate(shares):
+                for size in _segments(share, segment_elements):
+                    qp = number if spread == "split" else turns[dst] % qps
+                    turns[dst] += 1
+                    while len(mine) <= qp:
+                        mine.append([])
+                    mine[qp].append(size)
+    return writes
+
+
+def _equal_parts(count: int, parts: int) -> list[int]:
+    return [count * (part + 1) // parts - count * part // parts for part in range(parts)]
+
+
+def _segments(count: int, most: int) -> list[int]:
+    whole, rest = divmod(count, most)
+    return [most] * whole + [rest] * (rest > 0)
