@@ -23,7 +23,7 @@ def lab(tmp_path, monkeypatch):
     made.close()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", [pytest.param(mode, marks=[pytest.mark.slow] * (mode != "spare")) for mode in MODES])
 def test_bench_restart_counts_a_job_whose_state_is_as_without_a_loss(lab, mode):
     said = []
     first, lost, ettr, *phases = restarts.measure(lab, mode, said.append, losses=1)

@@ -146,6 +146,15 @@ def test_job_waits_for_a_host_that_comes_back(lab, uninterrupted, monkeypatch):
     assert_right(running.wait(PATIENCE_S), uninterrupted)
 
 
+def test_job_waits_once_for_a_host_that_does_not_come_back(lab):
+    running = driver.start(lab, SPEC, Resilience(policy=Policy(restart="same"), rejoin_s=1))
+    after(running, 20)
+    lab.kill("host1")
+    result = running.wait(PATIENCE_S)
+    assert (result.outcome, len(result.restarts)) == ("failed", 1)
+    assert result.where == "host1: the traffic engine did not start: host1: no answer; the job waited 1 s for its host"
+
+
 def test_job_shrinks_and_its_state_is_that_of_both_sizes(lab):
     running = started(lab, restart="shrink", spares=())
     after(running, 50)
@@ -190,8 +199,8 @@ def losing(lab, host, *phases):
 
 
 @pytest.mark.parametrize("phase", [
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("diagnose", "reschedule", "initialise")),
-    "restore", "catch_up",
+    *(pytest.param(name, marks=pytest.mark.slow) for name in ("diagnose", "reschedule", "initialise", "catch_up")),
+    "restore",
 ])  # fmt: skip
 def test_loss_of_another_rank_in_a_phase_of_the_recovery_ends_in_the_same_state(lab, uninterrupted, phase):
     resilience = Resilience(policy=Policy(), spares=("host4:rxe0", "host5:rxe0"), rejoin_s=20)

@@ -33,8 +33,8 @@ from traffic.workloads.storage_service import Storage
 
 S = 1_000_000_000
 PATIENCE_S = 240.0
-CASES, QUICK = 56, 2
-"""Number of jobs, which lose 107 hosts, and how many of them run by default."""
+CASES, QUICK = 72, 1
+"""Number of jobs, which are to lose 136 hosts if none is over before, and how many of them run by default."""
 HOSTS = ("host1", "host2", "host3", "host4", "host5")
 STORAGE = "host6"
 PHASES = ("diagnose", "reschedule", "initialise", "restore", "catch_up")

@@ -440,7 +440,12 @@ class ElasticRunning(Running[ElasticResult]):
         self._manager = ConnectionManager(
             self.plan, self._engines.send, self._publish, ends_created=self._manager.ends_created
         )
-        self._start_engines({rank.host for rank in ranks})
+        try:
+            self._start_engines({rank.host for rank in ranks})
+        except LabError as error:
+            if self._resilience.policy.restart != "same":
+                raise
+            return machine.Impossible(reason=f"{error}; the job waited {self._resilience.rejoin_s:g} s for its host")
         now_ns = time.monotonic_ns()
         self._engines.heard_ns.update({rank.host: now_ns for rank in ranks})  # spares were not pinged so far
         self._has_tasks = True
