@@ -90,7 +90,7 @@ with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[3])) as journal:
 @click.command()
 @click.option("--cold", is_flag=True, help="Also boot and provision the lab anew, and take that time.")
 @click.option("--drops", default=bench_faults.DROPS, show_default=True, help="Of `faults`: single packets to lose.")
-@click.option("--losses", default=bench_restarts.LOSSES, show_default=True, help="Of `restart-*`: jobs with a loss.")
+@click.option("--losses", default=bench_restarts.LOSSES, show_default=True, help="Of `restart-*`: jobs with losses.")
 @lab_option
 @click.argument("parts", nargs=-1, type=click.Choice([*PARTS, *SLOW]))
 def bench(*, cold: bool, drops: int, losses: int, lab: Path | None, parts: tuple[str, ...]) -> None:
@@ -132,6 +132,7 @@ def bench(*, cold: bool, drops: int, losses: int, lab: Path | None, parts: tuple
         "restart-spare": lambda: _restarts(inventory, "spare", losses, told),
         "restart-shrink": lambda: _restarts(inventory, "shrink", losses, told),
         "restart-same": lambda: _restarts(inventory, "same", losses, told),
+        "restart-ettr": lambda: _ettr(inventory, losses, told),
     }
     failed = []
     for part in wanted:
@@ -267,6 +268,12 @@ def _restarts(inventory: Inventory, mode: Mode, losses: int, progress: Callable[
     lifecycle.reset(inventory, lambda _: None)
     with open_lab(inventory) as lab:
         yield from bench_restarts.measure(lab, mode, progress, losses=losses)
+
+
+def _ettr(inventory: Inventory, schedules: int, progress: Callable[[str], None]) -> Iterator[Row]:
+    lifecycle.reset(inventory, lambda _: None)
+    with open_lab(inventory) as lab:
+        yield from bench_restarts.measure_ettr(lab, progress, schedules=schedules)
 
 
 def _lease(inventory: Inventory) -> Iterator[Row]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from bench.rows import Row, mark
@@ -27,12 +27,13 @@ from traffic.workloads.elastic.resilience import Resilience
 from traffic.workloads.job import JobPhase, JobSpec
 from traffic.workloads.storage_service import Storage
 
-__all__ = ["LOSSES", "PARTS", "JobEnd", "end_of", "measure", "rows_of"]
+__all__ = ["LOSSES", "PARTS", "JobEnd", "end_of", "ettr_rows", "measure", "measure_ettr", "rows_of"]
 
 LOSSES = 20
-PARTS = tuple(f"restart-{mode}" for mode in MODES)
-EVERY, ITERATIONS = 5, 40
-FIRST, LAST = 6, 30
+PARTS = (*(f"restart-{mode}" for mode in MODES), "restart-ettr")
+EVERY, ITERATIONS = 5, 36
+LONG_EVERY, LONG_ITERATIONS = 10, 60
+FIRST, LAST = 6, 26
 """Iterations after which an engine is killed: a checkpoint is complete, and enough is left to catch up."""
 PATIENCE_S = 180.0
 _KILL = ("pkill", "-KILL", "-f", "traffic[.]node[.]engine")
@@ -55,27 +56,54 @@ def measure(lab: Lab, mode: Mode, progress: Callable[[str], None], *, losses: in
         LabError: the job without a loss did not end as it must.
     """
     *ranks, spare = _rnics(lab)
-    spec = JobSpec(
+    spec = _spec(ranks, host_of(spare), ITERATIONS, EVERY)
+    resilience = Resilience(policy=Policy(restart=mode), spares=(spare,) if mode == "spare" else ())
+    quiet = _quiet(lab, spec, resilience)
+    choice = random.Random(f"{mode} {losses}")  # noqa: S311
+    ends = []
+    for number in range(losses):
+        loss = host_of(choice.choice(ranks)), choice.randrange(FIRST, LAST)
+        ends.append(end_of(lab, _with_losses(lab, spec, resilience, [loss]), quiet, mode=mode))
+        said = ends[-1].wrong or "as without a loss"
+        progress(f"{mode}, loss {number + 1} of {losses}: {loss[0]} after {loss[1]} iterations: {said}")
+    yield from rows_of(mode, ends)
+
+
+def measure_ettr(lab: Lab, progress: Callable[[str], None], *, schedules: int) -> Iterator[Row]:
+    """Run jobs that lose engines one to three times each at random; yield their ETTR beside the published formula's.
+
+    Raises:
+        LabError: the job without a loss did not end as it must.
+    """
+    *ranks, other = _rnics(lab)
+    spec = _spec(ranks, host_of(other), LONG_ITERATIONS, LONG_EVERY)
+    resilience = Resilience(policy=Policy(restart="same"))
+    quiet = _quiet(lab, spec, resilience)
+    choice = random.Random(f"ettr {schedules}")  # noqa: S311
+    ends = []
+    for number in range(schedules):
+        moments = sorted(choice.sample(range(2 * LONG_EVERY, LONG_ITERATIONS - LONG_EVERY), choice.randint(1, 3)))
+        losses = [(host_of(choice.choice(ranks)), moment) for moment in moments]
+        ends.append(end_of(lab, _with_losses(lab, spec, resilience, losses), quiet, mode="same", restarts=len(losses)))
+        progress(f"schedule {number + 1} of {schedules}: {moments}: {ends[-1].wrong or _ettr_line(ends[-1].ettr)}")
+    yield from ettr_rows(ends)
+
+
+def _spec(ranks: Sequence[str], storage: str, iterations: int, every: int) -> JobSpec:
+    return JobSpec(
         grid=(("dp", len(ranks)),),
         phases=(JobPhase(along="dp", collective="all-reduce", size_bytes=1 << 16),),
         ranks=tuple(ranks),
-        iterations=ITERATIONS,
-        storage=Storage(host=host_of(spare), checkpoint_bytes=1 << 17, every=EVERY),
+        iterations=iterations,
+        storage=Storage(host=storage, checkpoint_bytes=1 << 17, every=every),
     )
-    resilience = Resilience(policy=Policy(restart=mode), spares=(spare,) if mode == "spare" else ())
-    quiet = driver.start(lab, spec, resilience).wait(PATIENCE_S)
-    if quiet.outcome != "completed" or any(one.wrong for one in quiet.states):
-        raise LabError(f"a job without a loss ended as {quiet.outcome}, {quiet.where}; its states: {quiet.states}")
-    choice = random.Random(losses)  # noqa: S311
-    ends = []
-    for number in range(losses):
-        host, iteration = host_of(choice.choice(ranks)), choice.randrange(FIRST, LAST)
-        result = _with_loss(lab, spec, resilience, host, iteration)
-        ends.append(end_of(lab, result, mode, quiet))
-        progress(
-            f"{mode}, loss {number + 1} of {losses}: {host} after {iteration} iterations: {ends[-1].wrong or 'ok'}"
-        )
-    yield from rows_of(mode, ends)
+
+
+def _quiet(lab: Lab, spec: JobSpec, resilience: Resilience) -> ElasticResult:
+    result = driver.start(lab, spec, resilience).wait(PATIENCE_S)
+    if result.outcome != "completed" or any(one.wrong for one in result.states):
+        raise LabError(f"a job without a loss ended as {result.outcome}, {result.where}; its states: {result.states}")
+    return result
 
 
 def _rnics(lab: Lab) -> tuple[str, ...]:
@@ -90,34 +118,43 @@ def _rnics(lab: Lab) -> tuple[str, ...]:
     return rnics
 
 
-def _with_loss(lab: Lab, spec: JobSpec, resilience: Resilience, host: str, iteration: int) -> ElasticResult:
+def _with_losses(lab: Lab, spec: JobSpec, resilience: Resilience, losses: Sequence[tuple[str, int]]) -> ElasticResult:
+    """Run a job, and kill the engines of some hosts, each after so many iterations."""
     running = driver.start(lab, spec, resilience)
     with running:
         deadline = time.monotonic() + PATIENCE_S
-        while running.job.finished < iteration and not running.is_over and time.monotonic() < deadline:
-            time.sleep(0.005)
-        lab.node(host).run(_KILL)
+        for number, (host, iteration) in enumerate(losses):
+            while not running.is_over and time.monotonic() < deadline:
+                if running.job.finished >= iteration and running.job.restarts == number and _goes_on(running.job.phase):
+                    break
+                time.sleep(0.005)
+            lab.node(host).run(_KILL)
         return running.wait(PATIENCE_S)
 
 
-def end_of(lab: Lab, result: ElasticResult, mode: Mode, quiet: ElasticResult) -> JobEnd:
-    """Judge a job with one loss by one without any."""
+def _goes_on(phase: str) -> bool:
+    return phase in ("running", "catch_up")
+
+
+def end_of(lab: Lab, result: ElasticResult, quiet: ElasticResult, *, mode: Mode, restarts: int = 1) -> JobEnd:
+    """Judge a job with losses, each of which must be one restart, by a job without any."""
+    every = result.spec.storage.every if result.spec.storage is not None else 0
     digests = {one.sha256 for one in result.states}
     wanted = digests if mode == "shrink" else {one.sha256 for one in quiet.states}
     size = len(quiet.ranks) - (mode == "shrink")
     problems = {
         f"it ended as {result.outcome}: {result.where}": result.outcome != "recovered",
-        f"it restarted {len(result.restarts)} times": len(result.restarts) != 1,
+        f"it restarted {len(result.restarts)} times": len(result.restarts) != restarts,
         f"{len(result.ranks)} ranks, {len(result.states)} states": not len(result.ranks) == len(result.states) == size,
         "wrong elements": result.wrong_elements or any(one.wrong for one in result.states),
         "not all iterations": any(one.iterations != result.spec.iterations for one in result.states),
         "another state": len(digests) != 1 or digests != wanted,
         "more iterations lost than a checkpoint covers": any(
-            one.lost_iterations is None or one.lost_iterations > EVERY for one in result.restarts
+            one.lost_iterations is None or one.lost_iterations > every for one in result.restarts
         ),
     }
     resilience = resilience_of(result)
-    restarts = phases_of_restarts(resilience, {}) if resilience is not None else ()
+    phases_by_restart = phases_of_restarts(resilience, {}) if resilience is not None else ()
     run = Measurements(
         lab=lab.name,
         lab_kind=lab.kind,
@@ -125,7 +162,7 @@ def end_of(lab: Lab, result: ElasticResult, mode: Mode, quiet: ElasticResult) ->
         topology=lab.topology,
         t0_ns=result.window.start_ns,
         end_ns=result.window.end_ns,
-        workload={"storage": {"every": EVERY}},
+        workload={"storage": {"every": every}},
         ranks=ranks_of(result),
         series=series_of(result),
         resilience=resilience,
@@ -133,7 +170,7 @@ def end_of(lab: Lab, result: ElasticResult, mode: Mode, quiet: ElasticResult) ->
     )
     return JobEnd(
         wrong="; ".join(what for what, is_so in problems.items() if is_so) or None,
-        phases_ns={phase.name: phase.length_ns for _, phases in restarts for phase in phases},
+        phases_ns={phase.name: phase.length_ns for _, phases in phases_by_restart for phase in phases},
         lost_iterations=max((one.lost_iterations or 0 for one in result.restarts), default=0),
         ettr=ettr(run, None, (), first_fault_ns=run.end_ns),
     )
@@ -156,20 +193,37 @@ def rows_of(mode: str, ends: list[JobEnd]) -> Iterator[Row]:
         f"<= {EVERY}",
         within,
     )
-    yield _ettr_row(mode, [end.ettr for end in right if end.ettr is not None])
     totals = [sum(end.phases_ns.values()) for end in right]
     for phase in right[0].phases_ns:
         yield _seconds(f"{mode}: {phase}", [end.phases_ns[phase] for end in right])
     yield _seconds(f"{mode}: from the last iteration before the loss to where the job was", totals)
 
 
-def _ettr_row(mode: str, ettrs: list[Ettr]) -> Row:
-    known = [(one.ratio, one.formula) for one in ettrs if one.formula is not None]
-    inside = sum(formula.low <= measured <= formula.high for measured, formula in known)
-    spread = (
-        f"{min(measured for measured, _ in known):.2f}..{max(measured for measured, _ in known):.2f}" if known else ""
+def ettr_rows(ends: list[JobEnd]) -> Iterator[Row]:
+    """Yield in how many schedules the measured ETTR, or its own interval, meets the formula's interval."""
+    known = [(end.ettr, end.ettr.formula) for end in ends if end.wrong is None and end.ettr and end.ettr.formula]
+    ratios = sorted(one.ratio / formula.predicted for one, formula in known)
+    inside = sum(formula.low <= one.ratio <= formula.high for one, formula in known)
+    own = [(one.interval(), formula) for one, formula in known]
+    meets = sum(noise is not None and noise.low <= formula.high and formula.low <= noise.high for noise, formula in own)
+    wrong = "; ".join(end.wrong for end in ends if end.wrong is not None)
+    yield "schedules whose job ended as without a loss, with an ETTR", f"{len(known)} of {len(ends)}", wrong, "", ""
+    yield "measured ETTR in the formula's 95 % interval", f"{inside} of {len(known)}", "", "", ""
+    yield "99 % interval of the measured one meets it", f"{meets} of {len(known)}", "", "", ""
+    if ratios:
+        spread = f"{ratios[0]:.2f}..{ratios[-1]:.2f}, n={len(ratios)}"
+        yield "measured ETTR / predicted", f"{ratios[len(ratios) // 2]:.3f}", spread, "", ""
+
+
+def _ettr_line(one: Ettr | None) -> str:
+    if one is None or one.formula is None:
+        return "no ETTR: too few iterations before the first loss"
+    noise = one.interval()
+    own = "none" if noise is None else f"{noise.low:.3f} to {noise.high:.3f}"
+    formula = one.formula
+    return (
+        f"measured {one.ratio:.3f} ({own}), formula {formula.predicted:.3f} ({formula.low:.3f} to {formula.high:.3f})"
     )
-    return f"{mode}: ETTR in the formula's 95 % interval", f"{inside} of {len(known)}", spread, "", ""
 
 
 def _seconds(what: str, times_ns: list[int]) -> Row:
