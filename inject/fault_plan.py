@@ -13,16 +13,18 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from inject.kinds.catalogue import Binding, FaultKind, Fidelity, Param, find
 from inject.mechanisms import rack, soft
+from inject.mechanisms.mechanism import Mechanism, Request
 from inject.policy.conflicts import both_claim
 from inject.selection import Selection
 from testbed.errors import Unsupported, UsageError
+from testbed.model.lab_kind import LabKind, traits_of
 from testbed.model.selectors import resolve, select_one
 from testbed.model.topology import Target, Topology
 from testbed.suggestions import hint
@@ -65,7 +67,7 @@ class PlannedFault:
     at_s: float
     for_s: float
     params: Mapping[str, Any]
-    lab_kind: str
+    lab_kind: LabKind
     fidelity: Fidelity
     binding: Binding
     colour: str
@@ -122,13 +124,18 @@ class PlannedFault:
         }
 
 
-def plan(spec: FaultSpec, topology: Topology, *, lab_kind: str, index: int = 0, where: str = "fault") -> PlannedFault:
+_RESOLVE: Mapping[LabKind, Callable[[Request], Mechanism]] = {"soft": soft.resolve, "rack": rack.resolve}
+
+
+def plan(
+    spec: FaultSpec, topology: Topology, *, lab_kind: LabKind, index: int = 0, where: str = "fault"
+) -> PlannedFault:
     """Plan one fault.
 
     Args:
         spec: the fault as the user wrote it.
         topology: the lab.
-        lab_kind: `soft` or `rack`.
+        lab_kind: the kind of lab.
         index: position in its experiment; part of the id, so that two equal faults have different ids.
         where: the path that errors begin with, such as `faults[1]`.
 
@@ -147,8 +154,8 @@ def plan(spec: FaultSpec, topology: Topology, *, lab_kind: str, index: int = 0, 
     for_s = _seconds(spec.for_s, f"{where}.for", low=0.01)
     params = _params(spec, kind, topology, where=where)
     fault_id = _fault_id(index, kind.name, target.text, at_s, for_s, params)
-    mechanism = (rack.resolve if lab_kind == "rack" else soft.resolve)(
-        soft.Request(
+    mechanism = _RESOLVE[lab_kind](
+        Request(
             id=fault_id,
             kind=kind.name,
             target=target,
@@ -169,14 +176,14 @@ def plan(spec: FaultSpec, topology: Topology, *, lab_kind: str, index: int = 0, 
         lab_kind=lab_kind,
         fidelity=kind.fidelity[lab_kind],
         # A rack has no QEMU, and no socket that owns a switch's rule: PID 1 of the target reverts.
-        binding="unit" if lab_kind == "rack" else kind.binding[target.kind],
+        binding=kind.binding[target.kind] if traits_of(lab_kind).is_emulated else "unit",
         colour=kind.colour,
         **{f.name: getattr(mechanism, f.name) for f in dataclasses.fields(mechanism)},
     )
 
 
 def plan_all(
-    specs: Sequence[FaultSpec], topology: Topology, *, lab_kind: str, names: Sequence[str] = ()
+    specs: Sequence[FaultSpec], topology: Topology, *, lab_kind: LabKind, names: Sequence[str] = ()
 ) -> tuple[PlannedFault, ...]:
     """Plan the faults of one experiment together, in order.
 
@@ -185,7 +192,7 @@ def plan_all(
     Args:
         specs: the faults as the user wrote them.
         topology: the lab.
-        lab_kind: `soft` or `rack`.
+        lab_kind: the kind of lab.
         names: how errors name each of them; default: `faults[0]` and so on.
 
     Raises:
@@ -212,7 +219,7 @@ def plan_beside(
     active: Sequence[PlannedFault],
     topology: Topology,
     *,
-    lab_kind: str,
+    lab_kind: LabKind,
     index: int,
     where: str = "fault",
 ) -> tuple[PlannedFault, ...]:

@@ -36,6 +36,7 @@ from inject.node.network.scheme import LEFT, SWEEP
 from inject.node.network.steer import PRIORITY, TABLE
 from inject.node.qmp import set_link
 from testbed.errors import LabError, RevertFailed
+from testbed.model.lab_kind import traits_of
 from testbed.model.topology import Port
 from testbed.node.holders import claim_file, end_holder, locked, read_claim
 from testbed.observe import counters
@@ -153,8 +154,8 @@ done
 """
 # A soft machine runs only our programs; on a rack, ours have one of our modules as an argument.
 _IS_OURS = {
-    "soft": "true",
-    "rack": "tr '\\0' '\\n' < /proc/$p/cmdline | grep -qxE '(traffic|inject|testbed)([.][a-z_]+)+'",
+    True: "true",
+    False: "tr '\\0' '\\n' < /proc/$p/cmdline | grep -qxE '(traffic|inject|testbed)([.][a-z_]+)+'",
 }
 
 
@@ -211,13 +212,14 @@ def is_foreign(line: str) -> bool:
 
 
 def _faults(lab: Lab) -> str:
-    return _FAULTS.replace("%s", _IS_OURS[lab.kind])
+    return _FAULTS.replace("%s", _IS_OURS[traits_of(lab.kind).has_snapshot])
 
 
 def script(lab: Lab, machine: str) -> str:
     """Return the shell script that heals one machine."""
     lines = [_faults(lab), _NAMESPACES, *_exit_if_missing(lab, machine)]
-    before = dirty.baseline(lab.state_dir) if lab.kind == "rack" else None
+    has_snapshot = traits_of(lab.kind).has_snapshot
+    before = None if has_snapshot else dirty.baseline(lab.state_dir)
     for link in lab.topology.links:
         for port in (link.a, link.b):
             if lab.carrier(port.node).name != machine:
@@ -225,7 +227,7 @@ def script(lab: Lab, machine: str) -> str:
             netns = lab.netns(port.node)
             at, name = f"-n {shlex.quote(netns)} " if netns else "", f"{port.node}:{port.netdev}"
             is_up = f'[ -n "$(ip {at}link show dev {port.netdev} up 2>/dev/null)" ]'
-            if lab.kind == "soft" or _was_up(before, port):
+            if has_snapshot or _was_up(before, port):
                 lines.append(
                     f"{is_up} || {{ ip {at}link set dev {port.netdev} up && echo '{_MARK} brought up {name}' || "
                     f"echo 'failed: {name} is down'; }}"
@@ -237,7 +239,7 @@ def script(lab: Lab, machine: str) -> str:
 
 def _exit_if_missing(lab: Lab, machine: str) -> list[str]:
     """Return shell lines that exit on a machine that lacks what provisioning makes, because it has rebooted."""
-    if lab.kind != "soft":
+    if not traits_of(lab.kind).is_emulated:
         return []
     needs = [f"/run/netns/{netns}" for name, netns in _switches(lab) if lab.carrier(name).name == machine]
     if machine in lab.topology.host_by_name:
@@ -315,7 +317,7 @@ def _provision_again(lab: Lab, lines: list[str]) -> list[str]:
 
 def _restore_carriers(lab: Lab) -> list[str]:
     """Bring up links of VMs that QEMU holds down."""
-    if lab.kind != "soft":
+    if not traits_of(lab.kind).is_emulated:
         return []
     done = []
     seen = counters.read(lab, [host.name for host in lab.topology.hosts])

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from inject.fault_plan import FaultSpec, plan, plan_all
 from inject.kinds.catalogue import CATALOGUE, FaultKind, Param, Trait
 from testbed.errors import FaultbedError
+from testbed.model.lab_kind import LabKind
 from testbed.model.topology import Topology
 
 __all__ = ["Accepts", "Grid", "compatible", "fault_specs", "schedules"]
@@ -59,7 +60,7 @@ def fault_specs(
     topology: Topology,
     *,
     kinds: Iterable[str] | None = None,
-    lab_kind: str = "soft",
+    lab_kind: LabKind = "soft",
     grid: Grid | None = None,
     accepts: Accepts | None = None,
 ) -> st.SearchStrategy[FaultSpec]:
@@ -94,7 +95,7 @@ def schedules(
     *,
     kinds: Iterable[str] | None = None,
     most: int = 6,
-    lab_kind: str = "soft",
+    lab_kind: LabKind = "soft",
     grid: Grid | None = None,
     accepts: Accepts | None = None,
 ) -> st.SearchStrategy[tuple[FaultSpec, ...]]:
@@ -116,7 +117,7 @@ def compatible(drawn: Sequence[FaultSpec], accepts: Accepts) -> tuple[FaultSpec,
     return tuple(kept)
 
 
-def _plannable(topology: Topology, lab_kind: str) -> Accepts:
+def _plannable(topology: Topology, lab_kind: LabKind) -> Accepts:
     def accepts(specs: Sequence[FaultSpec]) -> bool:
         try:
             if len(specs) == 1:

@@ -6,12 +6,11 @@ import os
 import shutil
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from testbed.backends.soft import accel, capacity, image, lifecycle
-from testbed.directories import SOCKET_PATH_MAX, cache_dir, home_dir, lab_dir
+from testbed.backends.lab_backend import Finding, backend_of
+from testbed.backends.soft import accel, capacity, image
+from testbed.directories import cache_dir, home_dir, lab_dir
 from testbed.inventory.lab_inventory import Inventory
 from testbed.tenancy import dirty
 
@@ -30,23 +29,11 @@ _TOOLS = (
 _STATE_MIB = 1500
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """One check: `ok`, `note` (works, with a remark) or `bad` (will not work), with what to do."""
-
-    what: str
-    state: Literal["ok", "note", "bad"]
-    found: str
-    advice: str = ""
-
-
 def examine(inventory: Inventory) -> list[Finding]:
     """Check everything that `up` and `run` need for this lab."""
     findings = [_tool(*tool) for tool in _TOOLS]
     findings += [_memory(inventory), *_disks(), _image(), _accelerator(), _cores()]
-    if inventory.kind == "soft":
-        findings += [_sockets(inventory), _lab(inventory)]
-    return findings + _marks(inventory)
+    return findings + backend_of(inventory.kind).examine(inventory) + _marks(inventory)
 
 
 def _tool(name: str, package: str, purpose: str) -> Finding:
@@ -58,15 +45,14 @@ def _tool(name: str, package: str, purpose: str) -> Finding:
 
 
 def _memory(inventory: Inventory) -> Finding:
-    needed = capacity.needed_mib(inventory) if inventory.kind == "soft" else 0
-    available = capacity.available_mib()
-    running = inventory.kind == "soft" and lifecycle.status(inventory).state == "up"
-    if available >= needed or running:
-        return Finding(what="memory", state="ok", found=f"{available} MiB available, {inventory.name} needs {needed}")
+    needed, available = backend_of(inventory.kind).needed_mib(inventory), capacity.available_mib()
+    found = f"{available} MiB available, {inventory.name} needs {needed}"
+    if available >= needed or backend_of(inventory.kind).is_up(inventory):
+        return Finding(what="memory", state="ok", found=found)
     return Finding(
         what="memory",
         state="bad",
-        found=f"{available} MiB available, {inventory.name} needs {needed}",
+        found=found,
         advice="close other programs, or use a smaller lab: `--lab soft-mini`",
     )
 
@@ -124,31 +110,6 @@ def _cores() -> Finding:
     if cores >= 2:  # noqa: PLR2004 (the number with which the default lab was measured)
         return Finding(what="cores", state="ok", found=f"{cores}")
     return Finding(what="cores", state="note", found="1: everything works, but slowly; use `--lab soft-mini`")
-
-
-def _sockets(inventory: Inventory) -> Finding:
-    longest = max(len(os.fsencode(path)) for path in lifecycle.socket_paths(inventory))
-    if longest <= SOCKET_PATH_MAX:
-        return Finding(what="socket paths", state="ok", found=f"{longest} of {SOCKET_PATH_MAX} bytes")
-    return Finding(
-        what="socket paths",
-        state="bad",
-        found=f"{longest} bytes, the limit of unix sockets is {SOCKET_PATH_MAX}",
-        advice="give the hosts and RNICs of the inventory shorter names",
-    )
-
-
-def _lab(inventory: Inventory) -> Finding:
-    now = lifecycle.status(inventory)
-    if now.state == "broken":
-        dead = ", ".join(vm.name for vm in now.vms if not vm.ssh)
-        return Finding(
-            what=f"lab {now.name}",
-            state="bad",
-            found=f"broken: {dead} do not answer",
-            advice="`faultbed down`, then `faultbed up`",
-        )
-    return Finding(what=f"lab {now.name}", state="ok", found=now.state)
 
 
 def _marks(inventory: Inventory) -> list[Finding]:

@@ -6,22 +6,22 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import paramiko
 import yaml
 
-from testbed.backends.soft import serial_console
-from testbed.backends.soft.lab_state import LabState, read_snapshot, read_state, sockets_of
+from testbed.backends.lab_backend import backend_of
+from testbed.backends.soft.lab_state import read_state, sockets_of
 from testbed.directories import lab_dir
 from testbed.errors import CommandFailed, FaultbedError, LabError, Unreachable, UsageError
 from testbed.inventory import lab_inventory as inventory_module
 from testbed.inventory.lab_inventory import Inventory, Management
+from testbed.model.lab_kind import LabKind, traits_of
 from testbed.model.topology import Topology
 from testbed.observe.link_state import read_down_links
 from testbed.observe.watcher import Watcher, WatcherGone
@@ -33,7 +33,16 @@ from testbed.tenancy.reservation import WHOLE_LAB
 if TYPE_CHECKING:
     from testbed.routing.switch_tables import SchemeTables
 
-__all__ = ["Lab", "open_keeper", "open_lab", "open_machine", "runtime_inventory", "write_runtime_inventory"]
+__all__ = [
+    "SOFT_USER",
+    "Lab",
+    "machine_address",
+    "open_keeper",
+    "open_lab",
+    "open_machine",
+    "runtime_inventory",
+    "write_runtime_inventory",
+]
 
 SOFT_USER = "root"
 ALIVE_TIMEOUT_S = 5.0
@@ -79,8 +88,8 @@ class Lab:
         return self.inventory_model.name
 
     @property
-    def kind(self) -> Literal["soft", "rack"]:
-        """The kind of lab: `soft` or `rack`."""
+    def kind(self) -> LabKind:
+        """The kind of lab."""
         return self.inventory_model.kind
 
     @property
@@ -137,7 +146,7 @@ class Lab:
         Raises:
             UsageError: the node is not a VM of a soft lab.
         """
-        if self.kind != "soft" or node not in self._connections:
+        if not traits_of(self.kind).is_emulated or node not in self._connections:
             raise UsageError(f"{node} is not a VM of a soft lab, so that QEMU cannot act on it; choose another target")
         return sockets_of(self.state_dir) / f"{node}.holder"
 
@@ -266,13 +275,8 @@ def open_lab(inventory: Path | Inventory) -> Lab:
         LabError: the lab is a soft one and not up.
     """
     model = inventory if isinstance(inventory, Inventory) else inventory_module.load(inventory)
-    if model.kind == "rack":
-        return Lab(model, _rack_addresses(model), accelerator=None)
-    folder = lab_dir(model.name)
-    state = read_state(folder) if folder.exists() else None
-    if state is None:
-        raise LabError(f"{model.name} is not up: `faultbed --lab {model.path} up` starts it")
-    return Lab(model, _soft_addresses(model, state, folder), accelerator=state.accelerator)
+    access = backend_of(model.kind).access(model)
+    return Lab(model, access.addresses, accelerator=access.accelerator)
 
 
 def runtime_inventory(folder: Path) -> Path:
@@ -300,30 +304,6 @@ def write_runtime_inventory(inventory: Inventory, folder: Path, ports: Mapping[s
     runtime_inventory(folder).write_text(head + yaml.safe_dump({"all": {"hosts": hosts}}))
 
 
-def _soft_addresses(inventory: Inventory, state: LabState, folder: Path) -> dict[str, Address]:
-    snapshot = read_snapshot(folder)
-    if snapshot is None:
-        raise LabError(
-            f"{folder} has no snapshot.json, so the host keys are not known: `faultbed down --purge`, then up"
-        )
-    return {
-        name: Address(
-            host="127.0.0.1",
-            port=state.vms[name].ssh_port,
-            user=SOFT_USER,
-            identity=folder / "id_ed25519",
-            host_key=snapshot.host_keys[name],
-            remedy=functools.partial(_remedy_of_a_vm, folder / "vms" / name / serial_console.FILE),
-        )
-        for name in inventory.machines
-    }
-
-
-def _remedy_of_a_vm(path: Path) -> str:
-    usual = "`faultbed status` shows whether its VM runs, `faultbed reset` starts it again"
-    return serial_console.panic_message(path) or usual
-
-
 def open_keeper(inventory: Inventory) -> Node:
     """Return the machine that keeps a rack lab's shared files: its jump host, or else its first machine.
 
@@ -339,14 +319,15 @@ def open_machine(name: str, management: Management) -> Node:
     Raises:
         Unreachable: its host key is not pinned.
     """
-    return SshNode(name, SshConnection(name, _rack_address(name, management)))
+    return SshNode(name, SshConnection(name, machine_address(name, management)))
 
 
-def _rack_addresses(inventory: Inventory) -> dict[str, Address]:
-    return {name: _rack_address(name, management) for name, management in inventory.management.items()}
+def machine_address(name: str, management: Management) -> Address:
+    """Return how to reach a machine with these SSH settings and its pinned host key.
 
-
-def _rack_address(name: str, management: Management) -> Address:
+    Raises:
+        Unreachable: its host key is not pinned.
+    """
     known = paramiko.HostKeys()
     path = Path("~/.ssh/known_hosts").expanduser()
     if path.exists():

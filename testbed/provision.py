@@ -26,11 +26,12 @@ from typing import Any, Literal
 
 import ansible_runner
 
+from testbed.backends.lab_backend import backend_of
 from testbed.directories import private_dir, short_dir
 from testbed.errors import HalfProvisioned, LabError
 from testbed.inventory import rates
 from testbed.inventory.lab_inventory import Inventory
-from testbed.lab import Lab, runtime_inventory
+from testbed.lab import Lab
 from testbed.remote import node_archive
 from testbed.shipped import playbooks
 
@@ -142,7 +143,7 @@ def site_of(lab: Lab) -> Site:
         private_dir(folder)
     return Site(
         inventory=lab.inventory_model,
-        runtime_inventory=runtime_inventory(lab.state_dir) if lab.kind == "soft" else None,
+        runtime_inventory=backend_of(lab.kind).ansible_addresses(lab.state_dir),
         artifacts=lab.state_dir / "artifacts",
         control=short / "ssh",
     )

@@ -23,6 +23,7 @@ import numpy as np
 
 from harness.analysis.timeline import Goodput, Impact, Window
 from harness.record.measurements import Iteration, Measurements
+from testbed.model.lab_kind import traits_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -52,7 +53,7 @@ def pace(
     The pace is 1 before `until_ns`, the end of the fault-free start. `fired`: first firing and removal of each fault,
     in ns.
     """
-    if run.lab_kind != "soft":
+    if not traits_of(run.lab_kind).is_emulated:
         return None
     begin, phases = _compute_phases(run, fired)
     before = phases[(begin >= start_ns) & (begin < until_ns)]

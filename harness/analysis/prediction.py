@@ -39,6 +39,7 @@ from harness.verdict import Receipt
 from inject.kinds.catalogue import Trait, has_trait
 from inject.selection import by_share
 from testbed.errors import UsageError
+from testbed.model.lab_kind import traits_of
 from testbed.packets.bth import timeout_ns
 from traffic.engine.task_specs import QpParams
 from traffic.schedules import build, cost
@@ -151,7 +152,7 @@ def _in_flight(run: Measurements) -> int:
     if "flow" not in spec or not spec.get("depth"):
         return 0
     packets = int(spec["depth"]) * max(1, math.ceil(int(spec["size_bytes"]) / _qp_of(run).mtu))
-    return min(packets, _RXE_WINDOW) if run.lab_kind == "soft" else packets
+    return min(packets, _RXE_WINDOW) if traits_of(run.lab_kind).is_emulated else packets
 
 
 def _goodput_under_loss(run: Measurements, observed: Observed) -> Iterator[Prediction]:

@@ -16,6 +16,7 @@ from typing import Literal
 from harness.experiment.toml_text import inline
 from inject.fault_plan import FaultSpec, plan
 from testbed.errors import FaultbedError
+from testbed.model.lab_kind import LabKind
 from testbed.model.topology import Topology
 
 __all__ = ["Label", "experiment", "in_turn", "labels"]
@@ -85,7 +86,7 @@ class Label:
         return re.sub(r"[^a-z0-9.-]", "-", f"truth-{self.seed}-{self.number:03}-{what}".lower())[:63]
 
 
-def labels(topology: Topology, *, lab_kind: str, seed: int, places: int, probe: bool = False) -> tuple[Label, ...]:
+def labels(topology: Topology, *, lab_kind: LabKind, seed: int, places: int, probe: bool = False) -> tuple[Label, ...]:
     """Return all runs for a lab: each supported kind of fault at up to `places` places. Every tenth run has no fault.
 
     `seed` selects the places and the intensity of each fault. With `probe`, kinds that only probes can locate are
@@ -175,7 +176,7 @@ def _drawn(drawn: random.Random, within: str | _Range) -> str | float:
     return drawn.randint(int(low), int(high)) if float(low).is_integer() else round(drawn.uniform(low, high), 3)
 
 
-def _possible(one: _Wanted, topology: Topology, lab_kind: str) -> bool:
+def _possible(one: _Wanted, topology: Topology, lab_kind: LabKind) -> bool:
     kind, target, parameters = one
     try:
         plan(FaultSpec(kind=kind, target=target, for_s=FOR_S, params=dict(parameters)), topology, lab_kind=lab_kind)

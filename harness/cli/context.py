@@ -21,6 +21,7 @@ from testbed import shipped
 from testbed.inventory import lab_inventory as inventory_module
 from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import Lab, open_lab
+from testbed.model.lab_kind import traits_of
 from testbed.tenancy import dirty
 from testbed.tenancy.lab_lease import hold
 
@@ -61,7 +62,7 @@ class Session:
         """
         with open_lab(inventory) as lab, hold(inventory, names, why=why, mode="shared") as holding:
             lab.guard, lab.others = holding.refresh, holding.others
-            if lab.kind == "rack":  # a soft lab is one user's
+            if not traits_of(lab.kind).has_snapshot:  # a soft lab is one user's
                 lab.ours = holding.covers
             with self.progress() as progress:
                 dirty.admit(lab, progress)

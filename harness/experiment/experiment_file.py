@@ -44,6 +44,7 @@ from harness.quantities import parse_duration_ns
 from harness.strict import Section, convert, fail, one_of, positive, read
 from harness.verdict import Verdict
 from testbed.errors import ConfigError
+from testbed.model.lab_kind import LabKind
 from traffic.probes.prober import ProbeSpec
 
 __all__ = ["SECTION_KEYS", "Expectation", "Experiment", "Fault", "Scalar", "decode", "load"]
@@ -93,14 +94,14 @@ class Experiment:
     expectations: tuple[Expectation, ...]
     source: str
     capture: tuple[str, ...] = ()
-    lab_kind: Literal["soft", "rack"] | None = None
+    lab_kind: LabKind | None = None
     stops: tuple[Condition, ...] = ()
     probe: ProbeSpec | None = None
     fabric: Fabric | None = None
 
 
 class _LabFile(Section, frozen=True, kw_only=True):
-    kind: Literal["soft", "rack"] | None = None
+    kind: LabKind | None = None
     needs: tuple[str, ...] = ()
 
 

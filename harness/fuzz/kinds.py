@@ -7,11 +7,12 @@ from fnmatch import fnmatchcase
 
 from inject.kinds.catalogue import CATALOGUE, find
 from testbed.errors import Unsupported
+from testbed.model.lab_kind import LabKind
 
 __all__ = ["kinds_named"]
 
 
-def kinds_named(patterns: Collection[str], lab_kind: str) -> tuple[str, ...]:
+def kinds_named(patterns: Collection[str], lab_kind: LabKind) -> tuple[str, ...]:
     """Return the kinds that a lab can do and revert, and whose names match one of the patterns (none: all).
 
     A kind that nothing can revert is drawn only if a pattern is its very name.

@@ -12,7 +12,7 @@ from harness.fuzz.case import SEED, Case, describe, describe_fault, to_toml
 from harness.fuzz.outcome import Failure, Outcome, outcome_of
 from harness.record import rundir
 from harness.run import loop
-from testbed.backends.soft import lifecycle
+from testbed.backends.lab_backend import backend_of
 from testbed.directories import lab_dir
 from testbed.errors import DirtyLab, FaultbedError, UsageError
 from testbed.inventory.lab_inventory import Inventory
@@ -55,11 +55,10 @@ class Runner:
         return outcome_of(case, finished.verdict, run_dir=finished.run_dir.path)
 
     def _restore(self, case: Case, *, see: str) -> None:
-        if self.inventory.kind != "soft":
+        if not backend_of(self.inventory.kind).reset(self.inventory, self.progress):
             raise DirtyLab(
                 f"{self.inventory.name} is DIRTY after {describe(case)}: see {see}; `faultbed heal`, then fuzz again"
             )
-        lifecycle.reset(self.inventory, self.progress)
 
 
 def _defect_in(error: Exception) -> Exception | None:

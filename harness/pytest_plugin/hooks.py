@@ -182,10 +182,11 @@ def _mark_experiments(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not experiments:
         return
     from harness.pytest_plugin.session_lab import inventory_of
+    from testbed.model.lab_kind import traits_of
 
     with contextlib.suppress(FaultbedError):
         for item in experiments:
-            item.add_marker("soft" if inventory_of(config).kind == "soft" else "lab")
+            item.add_marker("soft" if traits_of(inventory_of(config).kind).is_emulated else "lab")
 
 
 def _is_experiment(item: pytest.Item) -> bool:
@@ -317,9 +318,11 @@ def _skip_if_unmet(config: pytest.Config, marks: Iterable[pytest.Mark]) -> None:
 
 def _misfit(mark: pytest.Mark, inventory: Inventory) -> str:
     """Return why the lab does not fit a test with this mark; empty if it does."""
-    if mark.name == "lab" and inventory.kind == "soft":
+    from testbed.model.lab_kind import traits_of
+
+    if mark.name == "lab" and traits_of(inventory.kind).is_emulated:
         return "needs a rack lab: --lab names its inventory"
-    if mark.name == "soft" and inventory.kind != "soft":
+    if mark.name == "soft" and not traits_of(inventory.kind).is_emulated:
         return "needs a soft lab: the test changes the VMs themselves"
     if mark.name == "gpu" and not any(gpu.kind != "soft" for host in inventory.topology.hosts for gpu in host.gpus):
         return "needs a real GPU"

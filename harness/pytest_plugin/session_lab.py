@@ -12,11 +12,12 @@ import pytest
 
 from harness.pytest_plugin.lab_prewarm import LabPrewarm
 from testbed import shipped
-from testbed.backends.soft import lifecycle
+from testbed.backends.lab_backend import backend_of
 from testbed.errors import FaultbedError, UsageError
 from testbed.inventory import lab_inventory as inventory_module
 from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import Lab, open_lab
+from testbed.model.lab_kind import traits_of
 from testbed.observe import fingerprint
 from testbed.tenancy import dirty
 from testbed.tenancy.lab_lease import INHERITED, LabLease, hold
@@ -96,7 +97,7 @@ def ensure_lab_up(config: pytest.Config) -> Inventory:
     """
     inventory = inventory_of(config)
     acquire_lease(config)
-    if inventory.kind == "soft":
+    if traits_of(inventory.kind).has_snapshot:
         reporter = config.pluginmanager.get_plugin("terminalreporter")
         capture = config.pluginmanager.get_plugin("capturemanager")
         started = time.monotonic()
@@ -113,7 +114,7 @@ def ensure_lab_up(config: pytest.Config) -> Inventory:
             if _PREWARM in config.stash:
                 config.stash[_STARTED_HERE] = config.stash[_PREWARM].wait(report)
                 del config.stash[_PREWARM]
-            initial_state = lifecycle.up(inventory, report)
+            initial_state = backend_of(inventory.kind).make_ready(inventory, report)
         except FaultbedError as error:
             config.stash[_BRING_UP_ERROR] = error
             raise
@@ -149,8 +150,8 @@ class SessionLab:
         Only a soft lab is reset. A rack has no snapshot: its present state becomes the baseline.
         """
         if self.baseline is None or force:
-            if self.lab.kind == "soft":
-                lifecycle.reset(self.lab.inventory_model, lambda _: None)
+            if traits_of(self.lab.kind).has_snapshot:
+                backend_of(self.lab.kind).reset(self.lab.inventory_model, lambda _: None)
             self.lab.forget_connections()
             if self.work_mark is None:
                 self.work_mark = dirty.begin(self.lab, "pytest")
@@ -186,7 +187,7 @@ class SessionLab:
         Raises:
             DirtyLab: a rack is marked DIRTY; run `faultbed heal` first.
         """
-        if self.lab.kind == "soft" and dirty.is_marked(self.lab.state_dir):
+        if traits_of(self.lab.kind).has_snapshot and dirty.is_marked(self.lab.state_dir):
             self.reset_if_needed(force=True)
         dirty.refuse(self.lab.state_dir, self.lab.name)
 
@@ -218,7 +219,7 @@ def closing_after_error(config: pytest.Config) -> Iterator[None]:
 
 def prewarm(config: pytest.Config) -> None:
     """Start a soft lab in the background while tests run that do not need it."""
-    if inventory_of(config).kind == "soft":
+    if traits_of(inventory_of(config).kind).has_snapshot:
         acquire_lease(config)
         if process := LabPrewarm.start(inventory_of(config)):
             config.stash[_PREWARM] = process
@@ -233,7 +234,7 @@ def close_session(config: pytest.Config) -> None:
         if _LEASE in config.stash:
             steps.callback(config.stash[_LEASE].cleanup.close)
         if _PREWARM in config.stash or config.stash.get(_STARTED_HERE, False):
-            steps.callback(lifecycle.down, config.stash[_INVENTORY])
+            steps.callback(backend_of(config.stash[_INVENTORY].kind).down, config.stash[_INVENTORY])
         if _SESSION_LAB in config.stash:
             steps.callback(config.stash[_SESSION_LAB].lab.close)
             steps.callback(config.stash[_SESSION_LAB].remove_session_mark)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from testbed.model.lab_kind import LabKind, traits_of
 from testbed.node.xid import EVENT, SYNTHETIC
 from testbed.observe.telemetry import Change
 
@@ -49,7 +50,7 @@ def broken(log: Sequence[Change]) -> list[str]:
     return list(found.values())
 
 
-def unhealthy(log: Sequence[Change], *, lab_kind: str) -> list[str]:
+def unhealthy(log: Sequence[Change], *, lab_kind: LabKind) -> list[str]:
     """Return a sentence for each warning, bug or lockup that a kernel has reported, each machine's first ones.
 
     Of the machines of a soft lab, which starve each other, lockups and stalls are passed over.
@@ -57,7 +58,7 @@ def unhealthy(log: Sequence[Change], *, lab_kind: str) -> list[str]:
     found: dict[str, list[str]] = {}
     for one in log:
         text = one.text or ""
-        if not _UNHEALTHY.search(text) or (lab_kind == "soft" and _STARVED.search(text)):
+        if not _UNHEALTHY.search(text) or (traits_of(lab_kind).is_emulated and _STARVED.search(text)):
             continue
         said = found.setdefault(one.node, [])
         if len(said) < _MOST and (sentence := f"{one.node}: kernel: {text.partition(' ')[2]}") not in said:

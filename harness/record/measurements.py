@@ -14,6 +14,7 @@ import msgspec
 
 from harness.experiment.run_plan import PlannedFault
 from harness.verdict import LabState, LeftOut, Receipt, RoutingReceipt
+from testbed.model.lab_kind import LabKind
 from testbed.model.topology import Topology
 from testbed.observe import counters
 from testbed.observe.machine_load import MachineLoad
@@ -231,7 +232,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
 
     schema: Literal[1] = 1
     lab: str
-    lab_kind: Literal["soft", "rack"]
+    lab_kind: LabKind
     accelerator: str | None
     topology: Topology
     rate_scale: float | None = None

@@ -56,6 +56,7 @@ from harness.report.plots.recovery_bars import (
 from harness.report.plots.restart_bars import restart_bars
 from harness.verdict import Receipt, VerdictFile
 from testbed.errors import UsageError
+from testbed.model.lab_kind import traits_of
 from testbed.observe.telemetry import Change, Recorded
 from traffic.engine.flight_recorder import Flight
 from traffic.probes.results import ProbeTrips
@@ -159,7 +160,7 @@ def render_html(run: RunDir) -> str:
             metrics=_metric_rows(observed),
             counters=_counter_rows(measured),
             quiet=_quiet_counters(measured),
-            **_packets(packets, is_soft=measured.lab_kind == "soft"),
+            **_packets(packets, is_emulated=traits_of(measured.lab_kind).is_emulated),
         )
     )
 
@@ -276,7 +277,7 @@ def _stall(one: Stall, run: Measurements, findings: Sequence[Finding]) -> str:
     return one.describe(path, next((name for name in lost if links[name] <= set(path)), None))
 
 
-def _packets(found: Evidence | None, *, is_soft: bool) -> dict[str, Any]:
+def _packets(found: Evidence | None, *, is_emulated: bool) -> dict[str, Any]:
     """Return the data of the section about packets: flows with losses, their episodes by time, flows with marks."""
     if found is None:
         return {"packets": None}
@@ -290,7 +291,7 @@ def _packets(found: Evidence | None, *, is_soft: bool) -> dict[str, Any]:
         "packets": found,
         "packet_marks": marks[:_MARKED],
         "packet_marks_more": len(marks[_MARKED:]),
-        "packet_unanswered": is_soft and not any(flow.congestion.notified for flow in marks if flow.congestion),
+        "packet_unanswered": is_emulated and not any(flow.congestion.notified for flow in marks if flow.congestion),
         "packet_flows": flows,
         "packet_episodes": episodes[:_EPISODES],
         "packet_episodes_more": sum(sum(flow.causes.values()) for flow in flows) - len(episodes[:_EPISODES]),

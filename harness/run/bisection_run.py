@@ -16,9 +16,10 @@ from harness.record.measurements import Measurements
 from harness.run import emulation_limit, ends
 from harness.run.workload import run_flows
 from harness.verdict import LabState, Verdict
-from testbed.backends.soft import lifecycle
+from testbed.backends.lab_backend import backend_of
 from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import Lab
+from testbed.model.lab_kind import traits_of
 from testbed.observe import counters
 from testbed.tenancy import dirty
 from traffic.engine.task_specs import QpParams
@@ -71,7 +72,7 @@ class TierBisection:
 
 def has_rates(inventory: Inventory) -> bool:
     """Return whether a lab's links have rates of their own: a rack's do, a soft lab's only if it is shaped."""
-    return inventory.kind == "rack" or bool(inventory.shapes)
+    return not traits_of(inventory.kind).is_emulated or bool(inventory.shapes)
 
 
 def measure(lab: Lab, spec: BisectionSpec, progress: Progress) -> tuple[tuple[TierBisection, ...], LabState]:
@@ -120,7 +121,7 @@ def judged(
 def _beyond(lab: Lab, progress: Progress) -> str:
     """Say why a soft lab's emulation cannot carry all of its RNICs at once; empty: it can, or it is a rack."""
     inventory = lab.inventory_model
-    if inventory.kind == "rack" or inventory.rate_scale is None:
+    if inventory.rate_scale is None:
         return ""
     rnics = [f"{host.name}:{rnic.name}" for host in lab.topology.hosts for rnic in host.rnics]
     offered = emulation_limit.offered_bps(rnics, rnics, lab.topology, inventory.rate_scale)
@@ -140,7 +141,7 @@ def _beyond(lab: Lab, progress: Progress) -> str:
 
 
 def _to_snapshot(lab: Lab, progress: Progress) -> None:
-    lifecycle.reset(lab.inventory_model, progress)
+    backend_of(lab.kind).reset(lab.inventory_model, progress)
     lab.forget_connections()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from harness.run.collect_measurements import Found, measurements_of, windows
 from harness.run.control import as_control
 from harness.run.prepare.resolve import Decided
 from harness.verdict import Check, Verdict, VerdictFile
-from testbed.backends.soft import image, lifecycle, vm
+from testbed.backends.lab_backend import backend_of
 from testbed.errors import DirtyLab, FaultbedError, LabError
 from testbed.lab import Lab
 
@@ -43,8 +44,8 @@ def conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found, floor: n
     Raises:
         OSError: the run directory cannot be written.
     """
-    if lab.kind == "soft":
-        found.errors += lifecycle.panics(lab.inventory_model)
+    backend = backend_of(lab.kind)
+    found.errors += backend.health(lab.inventory_model)
     if found.captured is not None:
         found.packets = evidence.keep(found.captured, run_dir.path, windows(found))
         run_dir.write_packets(found.packets)
@@ -57,9 +58,8 @@ def conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found, floor: n
         run_dir.write_probes(found.probed, t0_ns=found.t0_ns)
     run_dir.write_environment(
         rundir.describe_environment(
-            qemu=vm.qemu_version() if lab.kind == "soft" else None,
+            **dataclasses.asdict(backend.environment()),
             accelerator=lab.accelerator,
-            guest_kernel=_guest_kernel(lab),
             left_out=decided.left_out,
             routing=decided.experiment.fabric.routing if decided.experiment.fabric else None,
         )
@@ -103,8 +103,3 @@ def not_recorded(decided: Decided, lab: Lab, run_dir: RunDir, found: Found, erro
     ends.show_unforeseen(error)
     kind = DirtyLab if found.lab_state == "DIRTY" else LabError
     return kind("; ".join(filter(None, (f"{run_dir.path}: {told}", faults, lab_said))))
-
-
-def _guest_kernel(lab: Lab) -> str | None:
-    built = image.find() if lab.kind == "soft" else None
-    return built.kernel_version if built else None

@@ -79,7 +79,7 @@ def offered_bps(sources: Iterable[str], sinks: Iterable[str], topology: Topology
 
 def sent_bps(workload: Workload, inventory: Inventory) -> float | None:
     """Return what a fitted workload may send by the rates of a soft lab; None: nothing limits it. Pure."""
-    if inventory.kind != "soft" or inventory.rate_scale is None or not inventory.shapes:
+    if inventory.rate_scale is None or not inventory.shapes:
         return None
     if not isinstance(workload, Flow):
         return offered_bps(workload.ranks, workload.ranks, inventory.topology, inventory.rate_scale)

@@ -36,12 +36,13 @@ from harness.run.restart_lines import restart_lines
 from harness.run.routing import routing_scheme
 from inject.injector import Injector, Mutation, longest_lease_s
 from inject.journal import Journal
-from testbed.backends.soft import lifecycle
+from testbed.backends.lab_backend import backend_of
 from testbed.directories import lab_dir
 from testbed.errors import FaultbedError, LabError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.inventory.subset import without_hosts
 from testbed.lab import Lab, open_lab
+from testbed.model.lab_kind import traits_of
 from testbed.observe import counters, packet_capture, telemetry
 from testbed.observe.machine_load import MachineLoad
 from testbed.tenancy import audit_log, dirty, interventions
@@ -89,12 +90,12 @@ def execute(
         what = {"kind": "run", "target": decided.experiment.name}
         audit_log.append(lab_dir(inventory.name), "forbidden", **what, detail=str(reason))
         raise reason
-    if inventory.kind == "rack":  # a soft lab is one snapshot: it is reset, and compared, as a whole
+    if not traits_of(inventory.kind).has_snapshot:  # a soft lab is one snapshot: it is reset, and compared, as a whole
         others = [host for host in inventory.topology.host_by_name if host not in decided.hosts]
         inventory = without_hosts(inventory, others)
     with open_lab(inventory) as lab:
         lab.guard = _guard_of(lab, guard)
-        if lab.kind == "rack":  # a soft lab is one snapshot
+        if not traits_of(lab.kind).has_snapshot:  # a soft lab is one snapshot
             lab.ours = covered(lab.topology, touched(decided, lab.topology))
         _refuse_after_intervention(lab)
         dirty.refuse(lab.state_dir, lab.name)  # what a killed command left is found by `dirty.begin`, or reset
@@ -221,7 +222,7 @@ def _routed(
 
 def _compare_with_emulation(decided: Decided, lab: Lab, journal: Journal, found: Found, progress: Progress) -> None:
     """Find out what the emulation carries, where a soft lab's links have rates. If that fails, it stays unknown."""
-    if lab.kind != "soft" or not lab.inventory_model.shapes:
+    if not lab.inventory_model.shapes:
         return
     found.offered_bps = emulation_limit.sent_bps(decided.experiment.workload, lab.inventory_model)
     if found.offered_bps is None:
@@ -270,9 +271,9 @@ def _run_twin(
 
 def _to_known_state(lab: Lab, journal: Journal, progress: Progress) -> None:
     lab.guard()
-    if lab.kind == "soft":
+    if traits_of(lab.kind).has_snapshot:
         with journal.doing("reset"):
-            lifecycle.reset(lab.inventory_model, progress)
+            backend_of(lab.kind).reset(lab.inventory_model, progress)
             lab.forget_connections()
 
 

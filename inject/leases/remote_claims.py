@@ -16,6 +16,7 @@ from inject.node.actuator import Refused
 from inject.node.claim import conflict, holder_of, refuse_conflicts
 from inject.node.holder import REVERT_DIR
 from testbed.errors import FaultError
+from testbed.model.lab_kind import traits_of
 
 if TYPE_CHECKING:
     from inject.fault_plan import PlannedFault
@@ -40,7 +41,7 @@ def refuse_remote_conflicts(lab: Lab, planned: PlannedFault, claim: Mapping[str,
         FaultError: it is refused; the message names the other fault.
         LabError: the guest does not answer.
     """
-    if planned.lab_kind != "soft":
+    if not traits_of(planned.lab_kind).is_emulated:
         return
     if not planned.place.local:
         try:

@@ -15,6 +15,7 @@ from inject.fault_plan import PlannedFault
 from inject.kinds.catalogue import Trait, has_trait
 from inject.policy.safety import Forbidden, policy_of
 from testbed.inventory.lab_inventory import Inventory
+from testbed.model.lab_kind import traits_of
 from testbed.model.topology import Topology
 
 __all__ = ["BlastRadius", "blast_radius_of", "check"]
@@ -63,7 +64,7 @@ def check(planned: Sequence[PlannedFault], inventory: Inventory) -> None:
 def _check_moment(at_once: Sequence[PlannedFault], inventory: Inventory, when: str) -> None:
     policy, radius = policy_of(inventory), blast_radius_of(at_once, inventory.topology)
     faults = ", ".join(f"{fault.kind} on {fault.target.text}" for fault in at_once)
-    default = math.inf if inventory.kind == "soft" else 1
+    default = math.inf if traits_of(inventory.kind).has_snapshot else 1
     for sort, names, most in (
         ("links", radius.links, policy.most_links),
         ("hosts", radius.hosts, policy.most_hosts),

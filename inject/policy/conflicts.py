@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from inject.kinds.catalogue import Trait, has_trait
+from testbed.model.lab_kind import traits_of
 
 if TYPE_CHECKING:
     from inject.fault_plan import PlannedFault
@@ -42,7 +43,7 @@ def claims_of(planned: PlannedFault, topology: Topology) -> tuple[Claim, ...]:
         claims = [Claim(path=path, thing=target.text) for path in _whole(planned)]
         if target.kind == "switch":
             claims += [claim for link in topology.links_of(target.node) for claim in _state(link)]
-        if planned.lab_kind == "rack" and has_trait(kind, Trait.BUS_RESCAN):
+        if not traits_of(planned.lab_kind).is_emulated and has_trait(kind, Trait.BUS_RESCAN):
             claims.append(Claim(path=("host", target.node, "pci"), thing=f"the PCI buses of {target.node}"))
         return tuple(claims)
     if has_trait(kind, Trait.LINK_STATE) and target.link is not None:
@@ -85,7 +86,7 @@ def other_host(planned: PlannedFault, topology: Topology) -> str | None:
 def touches(planned: PlannedFault, topology: Topology) -> tuple[str, ...]:
     """Return what must be reserved for a fault: its target, the host that carries it out, a host with a bus rescan."""
     other = other_host(planned, topology)
-    scans = planned.lab_kind == "rack" and has_trait(planned.kind, Trait.BUS_RESCAN)
+    scans = not traits_of(planned.lab_kind).is_emulated and has_trait(planned.kind, Trait.BUS_RESCAN)
     return (planned.target.text, *([other] if other else []), *([planned.target.node] if scans else []))
 
 

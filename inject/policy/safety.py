@@ -16,11 +16,12 @@ from inject.policy.conflicts import other_host
 from testbed.errors import FaultError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.inventory.schema import SafetyVars
+from testbed.model.lab_kind import traits_of
 from testbed.model.topology import Target
 
 __all__ = ["Forbidden", "check", "check_spacing", "policy_of", "refuse_spacing"]
 
-_SOFT = SafetyVars(may_disrupt=["*"], longest_fault_s=float("inf"), irreversible="allow")
+_OWN = SafetyVars(may_disrupt=["*"], longest_fault_s=float("inf"), irreversible="allow")
 
 
 class Forbidden(FaultError):
@@ -31,7 +32,7 @@ class Forbidden(FaultError):
 
 def policy_of(inventory: Inventory) -> SafetyVars:
     """Return the policy of a lab; settings that are missing have the most careful value."""
-    return inventory.safety or (_SOFT if inventory.kind == "soft" else SafetyVars())
+    return inventory.safety or (_OWN if traits_of(inventory.kind).has_snapshot else SafetyVars())
 
 
 def check(planned: PlannedFault, inventory: Inventory, *, confirmed: Collection[str] = ()) -> None:

@@ -18,11 +18,11 @@ import yaml
 from testbed.discover.affinity import gpu_beside
 from testbed.discover.cabling import Cable, End, Node, cables, nodes_of, unknown_ends
 from testbed.discover.facts import Interface, Machine
+from testbed.model.lab_kind import LabKind, traits_of
 
 __all__ = ["Draft", "Open", "draft", "text"]
 
 SCHEMA = 1
-_SPEEDS_SAY_NOTHING = "soft"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class Draft:
 class _Lab:
     """What the drafting of one lab shares."""
 
-    kind: str
+    kind: LabKind
     machines: Mapping[str, Machine]
     nodes: Mapping[str, Node]
     cables: Mapping[End, Cable]
@@ -159,7 +159,7 @@ def text(drafted: Draft) -> str:
 
 def _host(lab: _Lab, host: Machine) -> dict[str, Any]:
     entry: dict[str, Any] = dict(lab.reached.get(host.name, {}))
-    if lab.kind == "soft":
+    if traits_of(lab.kind).is_emulated:
         entry["faultbed_vm"] = {"memory_mib": host.memory_mib, "vcpus": host.cpus}
         entry["faultbed_management"] = _management(lab, host)
     if host.bmc is not None:
@@ -193,7 +193,7 @@ def _front_end(lab: _Lab, host: Machine) -> dict[str, str] | None:
         names = ", ".join(x.name for x in chosen) or "none has an address"
         lab.leave(place, f"which interface is the front end's ({names})?", "write netdev, mac and address by hand")
         return None
-    if chosen[0].name == host.came_in_by and lab.kind == "rack":
+    if chosen[0].name == host.came_in_by and not traits_of(lab.kind).is_emulated:
         lab.leave(place, f"only {chosen[0].name} was found, which SSH uses too", "let it be, if that is so")
     return {"netdev": chosen[0].name, "mac": chosen[0].mac, "address": chosen[0].addresses[0]}
 
@@ -237,7 +237,7 @@ def _rnic(lab: _Lab, host: Machine, rnic: str, dev: str) -> dict[str, Any]:
 def _port_extras(lab: _Lab, machine: Machine | None, port: Interface) -> dict[str, Any]:
     extras: dict[str, Any] = {} if port.mtu == lab.mtu else {"mtu": port.mtu}
     # The speed of a virtual interface is made up (drivers/net/veth.c says 10 Gb/s).
-    if machine is not None and lab.kind != _SPEEDS_SAY_NOTHING and (speed := machine.speeds_gbps.get(port.name)):
+    if machine is not None and not traits_of(lab.kind).is_emulated and (speed := machine.speeds_gbps.get(port.name)):
         extras["speed_gbps"] = speed
     return extras
 

@@ -15,6 +15,7 @@ from typing import Any
 from testbed.inventory.audit_finding import Finding, twice
 from testbed.inventory.consistency import Entries
 from testbed.inventory.schema import HostVars, LabVars, OutletVars, SwitchVars
+from testbed.model.lab_kind import traits_of
 
 __all__ = ["ways_in"]
 
@@ -36,8 +37,9 @@ class _Way:
 def ways_in(entries: Entries, variables: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
     """What is wrong with them. `variables` are all of each node, Ansible's own among them."""
     _, lab = next(iter(entries.placed()))
-    doors = [] if lab.kind == "soft" else list(_machines(entries, variables))
-    for name in [] if lab.kind == "soft" else _names(entries):
+    own = traits_of(lab.kind).is_emulated
+    doors = [] if own else list(_machines(entries, variables))
+    for name in [] if own else _names(entries):
         yield from _ssh(name, variables.get(name, {}))
     yield from _in_plan(doors, lab)
     yield from _lead_elsewhere([*_fabric(entries), *doors, *_controllers(entries, lab)])

@@ -26,6 +26,7 @@ from testbed.inventory.fabric_rules import fabric
 from testbed.inventory.lab_inventory import Inventory, entries_of, one_lab
 from testbed.inventory.rates import shapes_of, with_speeds
 from testbed.inventory.schema import GoldenVars, LabVars, Mistakes, QosVars
+from testbed.model.lab_kind import traits_of
 
 __all__ = ["Finding", "audit", "unreachable"]
 
@@ -84,7 +85,7 @@ def unreachable(inventory: Inventory) -> list[Finding]:
 
     Of a soft lab nothing, because its ports are not in the file.
     """
-    if inventory.kind == "soft":
+    if traits_of(inventory.kind).is_emulated:
         return []
     with ThreadPoolExecutor(max_workers=32) as pool:
         return [finding for finding in pool.map(_unanswered, _doors(inventory)) if finding]
@@ -211,12 +212,12 @@ def _mtu_chain(entries: Entries, lab: LabVars) -> Iterator[Finding]:
                 what=f"{mtu} bytes hold no RDMA MTU of {RDMA_MTU_BYTES}: with headers that takes {needed}",
                 do=f"set faultbed_mtu to at least {needed} (soft labs use 4200, racks 9000)",
             )
-        if lab.kind == "soft" and mtu != lab.mtu:
+        if traits_of(lab.kind).is_emulated and mtu != lab.mtu:
             yield _soft_mtu(f"hosts.{name}.rnics[{rnic}].mtu")
     for name, (role, switch) in entries.switches.items():
         for index, port in enumerate(switch.ports):
             at, mtu = f"{role}.{name}.ports[{index}].mtu", port.mtu or lab.mtu
-            if lab.kind == "soft" and mtu != lab.mtu:
+            if traits_of(lab.kind).is_emulated and mtu != lab.mtu:
                 yield _soft_mtu(at)
                 continue
             wanted = rnic_mtu.get((port.peer, port.rnic or ""), largest)

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from testbed.errors import ConfigError
 from testbed.inventory.ansible_listing import listing
@@ -36,6 +36,7 @@ from testbed.inventory.schema import (
     decode,
     mistake,
 )
+from testbed.model.lab_kind import LabKind, traits_of
 from testbed.model.topology import SwitchRole, Topology
 
 __all__ = ["Carrier", "FrontEndPort", "Inventory", "Management", "VmResources", "entries_of", "load", "one_lab"]
@@ -97,7 +98,7 @@ class Inventory:
 
     path: Path
     name: str
-    kind: Literal["soft", "rack"]
+    kind: LabKind
     topology: Topology
     carriers: tuple[Carrier, ...]
     management: Mapping[str, Management]
@@ -128,7 +129,7 @@ class Inventory:
         its uplinks for all of them, and the others stay empty.
         """
         switches = self.topology.switches
-        if self.kind == "rack" or not any(one.role == "atsw" for one in switches):
+        if not traits_of(self.kind).is_emulated or not any(one.role == "atsw" for one in switches):
             return self.ecmp_hash_seed
         tier = ("rtsw", "ctsw", "atsw").index(self.topology.switch_by_name[switch].role)
         return (self.ecmp_hash_seed + tier) % 2**32
@@ -137,7 +138,7 @@ class Inventory:
     def may_lose_all_uplinks(self) -> bool:
         """Whether all uplinks of a rack switch may be hurt at once (`faultbed_safety.all_uplinks`; soft: yes)."""
         said = self.safety.all_uplinks if self.safety else None
-        return (said or ("allow" if self.kind == "soft" else "never")) == "allow"
+        return (said or ("allow" if traits_of(self.kind).has_snapshot else "never")) == "allow"
 
 
 def load(path: Path) -> Inventory:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Literal
 
 from testbed.inventory.schema import LabVars, TierVars, mistake
+from testbed.model.lab_kind import traits_of
 from testbed.model.topology import Link, Port, Topology
 
 __all__ = ["LEAST_RATE_BPS", "MOST_RATE_BPS", "Shape", "check_queue", "plain", "shapes_of", "with_speeds"]
@@ -155,7 +156,7 @@ def shapes_of(topology: Topology, lab: LabVars, file: Path) -> dict[str, dict[st
     Raises:
         ConfigError: a rate is not possible in the emulation, or the lab is no soft lab; the message names the place.
     """
-    if lab.kind == "rack" or lab.rate_scale is None:
+    if not traits_of(lab.kind).is_emulated or lab.rate_scale is None:
         _refuse_shaping(topology, lab, file)
         return {}
     if not 0 < lab.rate_scale < math.inf:
@@ -202,7 +203,7 @@ def _switch_ports(topology: Topology) -> Iterator[tuple[Link, Port]]:
 
 def _refuse_shaping(topology: Topology, lab: LabVars, file: Path) -> None:
     """Refuse what only a shaped lab has: on a rack everything, on a soft lab tiers that nothing makes true."""
-    if lab.kind == "soft":
+    if traits_of(lab.kind).is_emulated:
         if lab.tiers is not None or any(port.queue_kib or port.delay_us for _, port in _switch_ports(topology)):
             raise mistake(file, "all.rate_scale", "is missing: without it, nothing makes the links' rates true; set it")
         return

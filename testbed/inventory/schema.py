@@ -17,6 +17,7 @@ import msgspec
 
 from testbed.errors import ConfigError
 from testbed.finite import wrong_number
+from testbed.model.lab_kind import LabKind
 from testbed.suggestions import hint
 
 __all__ = [
@@ -292,7 +293,7 @@ class LabVars(_Strict, frozen=True, kw_only=True):
 
     schema: int
     name: str
-    kind: Literal["soft", "rack"]
+    kind: LabKind
     mtu: int = 4200
     ecmp_hash_seed: int = 0
     rate_scale: float | None = None

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 from testbed.inventory.lab_inventory import Inventory
 from testbed.inventory.rates import Shape
+from testbed.model.lab_kind import traits_of
 from testbed.model.topology import Link, Port, Topology
 from testbed.preflight.collect import FAR_ADDRESS, Facts
 
 __all__ = ["CHECKS", "Check", "NotLooked", "State", "Wrong", "not_looked", "run_checks", "ways"]
 
 State = Mapping[str, Facts]
-CLOCK_BOUND_S = {"soft": 30.0, "rack": 0.001}
 """Soft guests' clocks are set once after a resume, by a command that may take seconds; racks run PTP or chrony."""
 
 FAULT_UNIT = "faultbed-fault-"
@@ -130,7 +130,7 @@ def _mtu(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
         for where, (mtu, port) in found.items():
             wanted = port.mtu or inventory.mtu
             on_host = link.rnic is not None and port is link.b
-            enough = mtu >= wanted if inventory.kind == "rack" and not on_host else mtu == wanted
+            enough = mtu >= wanted if not traits_of(inventory.kind).is_emulated and not on_host else mtu == wanted
             if not enough:
                 other = ", ".join(f"{end} has {size}" for end, (size, _) in found.items() if end != where)
                 yield where, f"{mtu}; {other}", str(wanted)
@@ -258,7 +258,7 @@ def _distances(topology: Topology, start: str) -> dict[str, int]:
 
 
 def _clock(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
-    bound_s = CLOCK_BOUND_S[inventory.kind]
+    bound_s = traits_of(inventory.kind).clock_bound_s
     for name, facts in state.items():
         # The time that the command may have taken is no skew.
         if facts.wall_s is not None and abs(facts.offset_s) - facts.offset_error_s > bound_s:
@@ -267,7 +267,7 @@ def _clock(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]
 
 def _clock_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
     """Report clocks whose skew is uncertain because of SSH's round trip; `time` reads each host's own estimate."""
-    bound_s = CLOCK_BOUND_S[inventory.kind]
+    bound_s = traits_of(inventory.kind).clock_bound_s
     for name, facts in state.items():
         if facts.wall_s is not None and facts.offset_error_s > bound_s:
             unknown_s = math.ceil(facts.offset_error_s * 100) / 100
@@ -283,7 +283,7 @@ def _leftovers(inventory: Inventory, state: State) -> Iterator[tuple[str, str, s
                 yield name, f"{unit} ({active})", "no unit of a fault"
         for table in facts.tables:
             # Hosts of a rack have tables of other programs; a soft node has none.
-            if inventory.kind == "rack" and not table.partition(" ")[2].startswith("faultbed"):
+            if not traits_of(inventory.kind).has_snapshot and not table.partition(" ")[2].startswith("faultbed"):
                 continue
             yield name, f"nftables table {table}", "none"
 

@@ -20,6 +20,7 @@ from testbed.errors import LabError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.inventory.rates import Shape
 from testbed.lab import Lab
+from testbed.model.lab_kind import traits_of
 from testbed.model.topology import Host, Rnic
 from testbed.remote.remote_node import Node
 
@@ -139,11 +140,11 @@ def look(lab: Lab, *, timeout_s: float = 120.0, silent: dict[str, str] | None = 
         if facts is None or facts.wall_s is None:
             raise LabError(f"{machine}: preflight got no answer{_stderr_note(done.stderr)}")
         offsets = [_offset(facts.wall_s, sent_s, received_s)]
-        if lab.inventory_model.kind == "rack":  # rack tools take seconds, in which any skew could hide
+        if not traits_of(lab.inventory_model.kind).is_emulated:  # rack tools take seconds, in which any skew could hide
             offsets += _clock_offsets(lab.node(machine))
         facts.offset_s, facts.offset_error_s = min(offsets, key=lambda one: one[1])
         host = lab.topology.host_by_name.get(machine)
-        if lab.inventory_model.kind == "rack" and host is not None and host.gpus:
+        if not traits_of(lab.inventory_model.kind).is_emulated and host is not None and host.gpus:
             facts.raw["gpu"] = _gpus(lab, machine, timeout_s=timeout_s)
         return nodes
 
@@ -190,12 +191,13 @@ def script(inventory: Inventory, machine: str) -> str:
     """Return the shell script that prints the facts of a machine and of the switches that it carries."""
     topology = inventory.topology
     # The parsers match the tools' untranslated output.
-    look = _IN_NAMESPACE if inventory.kind == "rack" else f"{_IN_NAMESPACE}\n{_QDISC}"
+    is_emulated = traits_of(inventory.kind).is_emulated
+    look = f"{_IN_NAMESPACE}\n{_QDISC}" if is_emulated else _IN_NAMESPACE
     lines = ["export LC_ALL=C", f"echo {_MARK}node {machine}", look, _ON_MACHINE]
     if host := topology.host_by_name.get(machine):
         commands = "\\n".join(f"route get {FAR_ADDRESS} from {rnic.ip}" for rnic in host.rnics)
         lines.append(f"echo {_MARK}sends; printf '{commands}\\n' | ip -j -force -batch - 2>/dev/null")
-        if inventory.kind == "rack":
+        if not is_emulated:
             lines += _rack_lines(host)
     for name, switch in topology.switch_by_name.items():
         netns = inventory.netns.get(name)
@@ -204,7 +206,7 @@ def script(inventory: Inventory, machine: str) -> str:
             lines.append(_bgp(f"-N {netns} "))
         elif name == machine:
             lines.append(_bgp(""))
-            lines += [_PYTHON] if inventory.kind == "rack" else []
+            lines += [] if is_emulated else [_PYTHON]
             lines += [] if switch.is_linux else [_SONIC, _CONFIGDB]
     return "\n".join([*lines, f"echo {_MARK}end", "true"])
 

@@ -19,13 +19,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from testbed.backends.lab_backend import backend_of
 from testbed.directories import home_dir, lab_dir, private_dir
 from testbed.errors import FaultbedError, UsageError
 from testbed.inventory.lab_inventory import Inventory
-from testbed.lab import open_keeper
+from testbed.model.lab_kind import traits_of
 from testbed.tenancy import dirty, interventions, reservation
 from testbed.tenancy.reservation import WHOLE_LAB, Entry, Mode, ReservationLost, Reserved, covered
-from testbed.tenancy.reservation_store import Reading, ReservationStore, local_store, node_store
+from testbed.tenancy.reservation_store import Reading, ReservationStore
 
 __all__ = [
     "INHERITED",
@@ -127,9 +128,7 @@ def store_of(inventory: Inventory) -> ReservationStore:
     Raises:
         Unreachable: a rack's jump host has no pinned key.
     """
-    if inventory.kind == "soft":
-        return local_store(lab_dir(inventory.name), lab=inventory.name)
-    return node_store(open_keeper(inventory), lab=inventory.name)
+    return backend_of(inventory.kind).store(inventory)
 
 
 @contextlib.contextmanager
@@ -160,7 +159,7 @@ def hold(
 
 def _is_dirty(inventory: Inventory) -> bool:
     """Return whether other users must be kept away; users of a soft lab share its folder, and see its own mark."""
-    return inventory.kind == "rack" and dirty.is_unknown(lab_dir(inventory.name))
+    return not traits_of(inventory.kind).has_snapshot and dirty.is_unknown(lab_dir(inventory.name))
 
 
 def reserve_by_hand(inventory: Inventory, names: Iterable[str], *, for_s: float, why: str) -> tuple[Entry, Reading]:

@@ -131,7 +131,7 @@ def test_campaign_ends_after_repeated_errors(monkeypatch, tmp_path):
         experiment="x", seed=1, lab="soft", verdict=Verdict.ERROR, checks=(why,), faults=(), lab_state="CLEAN"
     )
     began = []
-    monkeypatch.setattr(attribution.lifecycle, "up", lambda *_: None)
+    monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda *_, **__: None)
     monkeypatch.setattr(attribution, "hold", lambda *_, **__: contextlib.nullcontext(Held()))
     monkeypatch.setattr(
         attribution.run_module, "execute", lambda *_, **__: began.append(1) or SimpleNamespace(verdict=verdict)

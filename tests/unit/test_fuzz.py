@@ -338,7 +338,7 @@ def test_command_plan_draws_and_touches_nothing(tmp_path, monkeypatch):
 def fake_lab(monkeypatch, tmp_path):
     """The command, with a lab that is up and not reserved by anybody, and runs that are made up."""
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(fuzzing.lifecycle, "up", lambda *_: None)
+    monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda *_, **__: None)
 
     def invoke(run, *words):
         monkeypatch.setattr(fuzzing.on_lab, "Runner", lambda **_: run)

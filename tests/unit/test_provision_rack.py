@@ -10,7 +10,9 @@ from click.testing import CliRunner
 from harness.cli.lab.provisioning import allow, machines_of, playbook_of
 from harness.cli.main import cli
 from inject.policy.safety import Forbidden
-from testbed import lab, provision
+from testbed import provision
+from testbed.backends import rack_backend
+from testbed.backends.lab_backend import Access
 from testbed.directories import lab_dir
 from testbed.errors import UsageError
 from testbed.inventory.lab_inventory import load
@@ -55,7 +57,7 @@ def rack(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("FAULTBED_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(lab, "_rack_addresses", lambda _inventory: {})
+    monkeypatch.setattr(rack_backend.BACKEND, "access", lambda _: Access(addresses={}, accelerator=None))
     monkeypatch.setattr(lab_lease, "store_of", lambda one: local_store(tmp_path / "book", lab=one.name))
     shutil.copytree(inventories() / "group_vars", tmp_path / "group_vars")
     path = tmp_path / "rack.yml"

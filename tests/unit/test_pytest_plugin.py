@@ -627,7 +627,7 @@ def test_close_session_with_one_failed_step_takes_all_other_steps(monkeypatch, t
     config.stash[pytest_lab._SESSION_LAB] = SimpleNamespace(
         lab=SimpleNamespace(close=lambda: step("close")), remove_session_mark=lambda: step("mark")
     )
-    monkeypatch.setattr(pytest_lab.lifecycle, "down", lambda _inventory: step("down"))
+    monkeypatch.setattr("testbed.backends.soft.lifecycle.down", lambda _inventory: step("down"))
     with pytest.raises(error, match=failing):
         pytest_lab.close_session(config)
     assert taken == ["stop", "mark", "close", "down"]

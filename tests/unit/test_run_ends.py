@@ -124,7 +124,7 @@ def soft(qemu, tmp_path, monkeypatch):
     lab = soft_lab_at(tmp_path)
     lab.ours = ("*",)
     monkeypatch.setattr(loop, "_to_known_state", lambda *_: None)
-    monkeypatch.setattr(loop.lifecycle, "panics", lambda _: [])
+    monkeypatch.setattr("testbed.backends.soft.lifecycle.panics", lambda _: [])
     return SimpleNamespace(lab=lab, qemu=qemu)
 
 

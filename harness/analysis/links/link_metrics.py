@@ -19,6 +19,7 @@ from harness.analysis.links.expected_load import carried, expected_loads, worst_
 from harness.analysis.links.link_load import LinkLoad, Way, jain, link_loads
 from harness.analysis.observations import Observation
 from harness.record.measurements import Measurements
+from testbed.model.lab_kind import traits_of
 from testbed.model.topology import SwitchRole, Topology
 from testbed.routing.offered_load import max_over_mean
 
@@ -43,7 +44,7 @@ def names(topology: Topology) -> tuple[str, ...]:
 def carried_at_most(run: Measurements) -> Mapping[str, float]:
     """Bytes that each link between switches can carry in the workload's time; none of links without a speed."""
     seconds, scale = max(0, run.end_ns - run.t0_ns) / 1e9, run.rate_scale or 1.0
-    if run.lab_kind == "soft" and run.rate_scale is None:
+    if traits_of(run.lab_kind).is_emulated and run.rate_scale is None:
         return {}  # nothing makes the speed true
     return {
         link.name: link.a.speed_gbps * 1e9 / scale / 8 * seconds

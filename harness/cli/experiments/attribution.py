@@ -17,7 +17,7 @@ from harness.experiment import experiment_file as experiment_module
 from harness.record.rundir import open_run
 from harness.run import loop as run_module
 from harness.verdict import Verdict, VerdictFile
-from testbed.backends.soft import lifecycle
+from testbed.backends.lab_backend import backend_of
 from testbed.errors import LabError
 from testbed.tenancy.lab_lease import hold
 
@@ -136,8 +136,7 @@ def campaign(
         hold(inventory, (), why="campaign", mode="exclusive") as holding,
         session.progress(also=holding.heartbeat) as progress,
     ):
-        if inventory.kind == "soft":
-            lifecycle.up(inventory, progress)
+        backend_of(inventory.kind).make_ready(inventory, progress)
         in_error = 0
         for label in wanted:
             if any(out.glob(f"*-{label.name}-*/verdict.json")):
@@ -145,8 +144,8 @@ def campaign(
             source = campaign_module.experiment(label, inventory.topology, probe=probe)
             decided = run_module.decide(experiment_module.decode(source, source=label.name), source, inventory)
             finished = run_module.execute(decided, inventory, out=out, progress=progress, guard=holding.refresh)
-            if finished.verdict.lab_state == "DIRTY" and inventory.kind == "soft":
-                lifecycle.reset(inventory, progress)
+            if finished.verdict.lab_state == "DIRTY":
+                backend_of(inventory.kind).reset(inventory, progress)
             progress(f"{label.name}: {_outcome(finished.verdict)}")
             in_error = in_error + 1 if finished.verdict.verdict == Verdict.ERROR else 0
             if in_error == _ERRORS:

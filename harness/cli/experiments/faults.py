@@ -36,6 +36,7 @@ from testbed.directories import lab_dir
 from testbed.errors import FaultError, Unreachable, UsageError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import Lab, open_lab
+from testbed.model.lab_kind import traits_of
 from testbed.suggestions import hint
 from testbed.tenancy import audit_log, dirty
 from testbed.tenancy.lab_lease import hold
@@ -193,7 +194,7 @@ def heal(session: Session, *, machines: tuple[str, ...], panic: bool, as_json: b
 
 
 def _only_machines(inventory: Inventory, names: tuple[str, ...]) -> None:
-    if names and inventory.kind != "rack":
+    if names and traits_of(inventory.kind).has_snapshot:
         raise UsageError(f"{inventory.name} is a soft lab: it is healed as a whole")
     for name in names:
         if name not in inventory.machines:
@@ -314,7 +315,7 @@ def _show_plan(session: Session, planned: PlannedFault, *, as_json: bool) -> Non
         session.out.print(f"its packets are {planned.selection}", soft_wrap=True)
     for line in _looks(planned):
         session.out.print(line, soft_wrap=True)
-    if planned.lab_kind == "rack":
+    if not traits_of(planned.lab_kind).is_emulated:
         unit = "a transient unit (systemd-run) with the revert stored in /run/faultbed/faults first"
         session.out.print(f"held on {planned.place.node} by {unit}; not yet run on hardware", soft_wrap=True)
     moves = " and ".join(" or ".join(witness.any_of) for witness in planned.must_move)

@@ -20,7 +20,7 @@ from harness.fuzz.kinds import kinds_named
 from harness.fuzz.outcome import Failure, Outcome
 from harness.quantities import parse_duration_ns
 from harness.verdict import ExitCode, Verdict
-from testbed.backends.soft import lifecycle
+from testbed.backends.lab_backend import backend_of
 from testbed.errors import UsageError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.tenancy.lab_lease import hold
@@ -96,8 +96,7 @@ def fuzz(
         hold(inventory, (), why="fuzz", mode="exclusive") as holding,
         session.progress(also=holding.heartbeat) as progress,
     ):
-        if inventory.kind == "soft":
-            lifecycle.up(inventory, progress)
+        backend_of(inventory.kind).make_ready(inventory, progress)
         ends_at = time.monotonic() + limit_s
         search.run = on_lab.Runner(inventory=inventory, out=out, progress=progress, guard=holding.refresh)
         search.progress = progress

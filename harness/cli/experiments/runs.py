@@ -27,9 +27,10 @@ from harness.run.prepare.preflight import ALL_CHECKS
 from harness.run.repeats import alpha_spending, pooled, repeated
 from harness.run.repeats.trials import trial_of
 from harness.verdict import Check, LeftOut, Verdict, exit_code
-from testbed.backends.soft import lifecycle
+from testbed.backends.lab_backend import backend_of
 from testbed.errors import Unsupported, UsageError
 from testbed.inventory.lab_inventory import Inventory
+from testbed.model.lab_kind import traits_of
 from testbed.tenancy.lab_lease import LabLease, hold
 
 __all__ = ["COMMANDS"]
@@ -116,20 +117,19 @@ def run(
             session.err.print(f"would be refused: {reason}", soft_wrap=True)
         return 0
     seeds = range(decided.plan.seed, decided.plan.seed + (most or repeat))
-    soft = inventory.kind == "soft"
-    if leave_out and not soft:  # before anything is reserved: that depends on which hosts take part
+    backend, resets = backend_of(inventory.kind), traits_of(inventory.kind).has_snapshot
+    if leave_out and not resets:  # before anything is reserved: that depends on which hosts take part
         with session.progress() as progress:
             left_out = leave_out_module.find(inventory, ALL_CHECKS, left_out, progress)
     trials = _decide(loaded, source, inventory, seeds, left_out)
-    names = () if soft else {name for one in trials for name in run_module.touched(one, inventory.topology)}
+    names = () if resets else {name for one in trials for name in run_module.touched(one, inventory.topology)}
     with (
         hold(inventory, sorted(names), why=f"run {decided.plan.experiment}", mode="exclusive") as holding,
         session.progress(also=holding.heartbeat) as progress,
     ):
-        if soft:
-            lifecycle.up(inventory, progress)
-        if soft and leave_out:
-            lifecycle.reset(inventory, progress)  # what a run finds is the snapshot, not what is there now
+        backend.make_ready(inventory, progress)
+        if resets and leave_out:
+            backend.reset(inventory, progress)  # what a run finds is the snapshot, not what is there now
             left_out = leave_out_module.find(inventory, ALL_CHECKS, left_out, progress)
             trials = _decide(loaded, source, inventory, seeds, left_out)
         runs = _execute_all(trials, inventory, out, progress, holding, most=most, control=control)

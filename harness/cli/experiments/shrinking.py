@@ -18,7 +18,7 @@ from harness.run import loop as run_module
 from harness.run.loop import Finished
 from harness.run.repeats import shrink as shrink_module
 from harness.verdict import ExitCode, Verdict
-from testbed.backends.soft import lifecycle
+from testbed.backends.lab_backend import backend_of
 from testbed.errors import DirtyLab, UsageError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.tenancy.lab_lease import hold
@@ -69,10 +69,8 @@ class _Search:
         self.tried.append((some, finished))
         said = finished.verdict
         self.progress(f"run {len(self.tried)}, {self.named(some)}: {said.verdict}")
-        if said.lab_state == "DIRTY":
-            if self.inventory.kind != "soft":
-                raise DirtyLab(f"{self.inventory.name} is DIRTY after {self.named(some)}: `faultbed heal`, then again")
-            lifecycle.reset(self.inventory, self.progress)
+        if said.lab_state == "DIRTY" and not backend_of(self.inventory.kind).reset(self.inventory, self.progress):
+            raise DirtyLab(f"{self.inventory.name} is DIRTY after {self.named(some)}: `faultbed heal`, then again")
         return finished
 
     def fails(self, some: tuple[int, ...]) -> bool:
@@ -110,8 +108,7 @@ def shrink(session: Session, *, experiment: Path, seed: int | None, most: int, o
         hold(inventory, (), why=f"shrink {loaded.name}", mode="exclusive") as holding,
         session.progress(also=holding.heartbeat) as progress,
     ):
-        if inventory.kind == "soft":
-            lifecycle.up(inventory, progress)
+        backend_of(inventory.kind).make_ready(inventory, progress)
         search = _Search(
             source=source, experiment=loaded, inventory=inventory, seed=seed, out=out, most=most, progress=progress,
             guard=holding.refresh,

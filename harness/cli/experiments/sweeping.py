@@ -19,7 +19,8 @@ from harness.run.prepare.resolve import touched
 from harness.run.sweeps.sweep_points import metrics_for, points_of
 from harness.run.sweeps.sweep_runner import Sweep
 from harness.verdict import exit_code
-from testbed.backends.soft import lifecycle
+from testbed.backends.lab_backend import backend_of
+from testbed.model.lab_kind import traits_of
 from testbed.tenancy.lab_lease import hold
 
 __all__ = ["COMMANDS"]
@@ -76,14 +77,14 @@ def sweep(
         _show_plan(session, found, as_json=as_json)
         return 0
     decided = [one for point in points for one in point.runs]
-    taken = () if inventory.kind == "soft" else {name for one in decided for name in touched(one, inventory.topology)}
+    whole = traits_of(inventory.kind).has_snapshot
+    taken = () if whole else {name for one in decided for name in touched(one, inventory.topology)}
     if found.pending_runs():
         with (
             hold(inventory, sorted(taken), why=f"sweep {points[0].experiment.name}", mode="exclusive") as holding,
             session.progress(also=holding.heartbeat) as progress,
         ):
-            if inventory.kind == "soft":
-                lifecycle.up(inventory, progress)
+            backend_of(inventory.kind).make_ready(inventory, progress)
             result = found.execute(progress=progress, guard=holding.refresh)
     else:
         result = found.write_outputs()

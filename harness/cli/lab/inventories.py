@@ -17,6 +17,7 @@ from testbed.errors import Unreachable, UsageError
 from testbed.inventory import audit
 from testbed.inventory.lab_inventory import Management, load
 from testbed.lab import open_lab, open_machine
+from testbed.model.lab_kind import traits_of
 from testbed.remote.remote_node import Node
 from testbed.tenancy.lab_lease import hold
 
@@ -103,7 +104,11 @@ def _of_lab(session: Session, lab_name: str | None) -> draft.Draft:
         silent: dict[str, str] = {}
         found = live.ask({name: lab.node(name) for name in lab.nodes()}, progress, silent=silent)
     # Where the machines of a soft lab answer is chosen when it starts.
-    reached = {} if inventory.kind == "soft" else {name: _reached(one) for name, one in inventory.management.items()}
+    reached = (
+        {}
+        if traits_of(inventory.kind).is_emulated
+        else {name: _reached(one) for name, one in inventory.management.items()}
+    )
     return draft.draft(found, name=lab_name or inventory.name, reached=reached, silent=silent)
 
 

@@ -15,12 +15,14 @@ from harness.cli.context import Session, json_option, pass_session, styled
 from harness.cli.lab.sharing import entries_of, show_entries, to_json
 from harness.verdict import ExitCode
 from testbed import doctor as doctor_module
+from testbed.backends.lab_backend import backend_of
 from testbed.backends.rack import rack_status
 from testbed.backends.soft import lifecycle
 from testbed.directories import lab_dir
-from testbed.errors import LabError, UsageError
+from testbed.errors import LabError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import open_lab
+from testbed.model.lab_kind import traits_of
 from testbed.model.topology import Topology
 from testbed.tenancy import dirty
 from testbed.tenancy.lab_lease import hold
@@ -56,13 +58,14 @@ def up(session: Session, *, fresh: bool) -> None:
     The first time also builds the VM image from Debian packages. Ctrl-C ends everything that was started.
     """
     inventory = session.inventory()
-    lifecycle.check_is_soft(inventory)
+    backend = backend_of(inventory.kind)
+    backend.check_can_start(inventory)
     # Also where the lab is up: an `up` with another image or other playbooks ends what runs.
     with (
         hold(inventory, why="up", mode="exclusive") as holding,
         session.progress(also=holding.heartbeat) as progress,
     ):
-        how = lifecycle.up(inventory, progress, fresh=fresh)
+        how = backend.up(inventory, progress, fresh=fresh)
     session.err.print(Text.assemble((inventory.name, "green"), f" is up ({how}): `faultbed status` shows it"))
 
 
@@ -76,7 +79,7 @@ def status(session: Session, *, as_json: bool) -> int:
     Of both: why it is DIRTY, if it is, and who holds or has reserved what.
     """
     inventory = session.inventory()
-    if inventory.kind == "rack":
+    if not traits_of(inventory.kind).is_emulated:
         return _rack_status(session, inventory, as_json=as_json)
     now = lifecycle.status(inventory)
     entries, now_s = entries_of(inventory)
@@ -152,9 +155,10 @@ def _show_dirty(session: Session, reasons: tuple[str, ...], unfinished: tuple[st
 def reset(session: Session) -> None:
     """Put the running lab back into its snapshot (seconds): every test starts from the same state."""
     inventory = session.inventory()
-    lifecycle.check_is_soft(inventory)
+    backend = backend_of(inventory.kind)
+    backend.check_can_start(inventory)
     with hold(inventory, why="reset", mode="exclusive"), session.progress() as progress:
-        lifecycle.reset(inventory, progress)
+        backend.reset(inventory, progress)
 
 
 @click.command()
@@ -163,11 +167,12 @@ def reset(session: Session) -> None:
 def down(session: Session, *, purge: bool) -> None:
     """End the lab: no process, no socket and no file of it stays, but its snapshot for the next up."""
     inventory = session.inventory()
-    lifecycle.check_is_soft(inventory)
+    backend = backend_of(inventory.kind)
+    backend.check_can_start(inventory)
     with hold(inventory, why="down", mode="exclusive"):
-        there = lifecycle.down(inventory)
+        there = backend.down(inventory)
         if purge:
-            lifecycle.purge(inventory)
+            backend.purge(inventory)
     session.err.print(f"{inventory.name} {'is down' if there else 'was not up'}")
 
 
@@ -181,24 +186,11 @@ def ssh(session: Session, node: str, command: tuple[str, ...]) -> NoReturn:
     A switch of a soft lab is a namespace: `faultbed ssh rtsw1 -- ip route` runs inside it.
     """
     inventory = session.inventory()
-    if inventory.kind != "soft":
-        raise UsageError(f"{inventory.name} is a rack lab: use your own ssh, its machines are in your known_hosts")
     with open_lab(inventory) as lab:
-        machine = lab.carrier(node).name
+        argv = backend_of(inventory.kind).ssh_command(inventory, lab.carrier(node).name)
         netns = lab.netns(node)
-    folder = lab_dir(inventory.name)
-    state = {vm.name: vm for vm in lifecycle.status(inventory).vms}
-    argv = ["ssh", "-q", "-p", str(state[machine].ssh_port), "-i", str(folder / "id_ed25519")]
-    for option in (
-        "StrictHostKeyChecking=yes",
-        f"UserKnownHostsFile={folder / 'known_hosts'}",
-        "GlobalKnownHostsFile=/dev/null",
-        "IdentitiesOnly=yes",
-    ):
-        argv += ["-o", option]
-    if not command and sys.stdin.isatty():
-        argv.append("-t")
-    argv += ["root@127.0.0.1", *there(command, netns)]
+    terminal = ["-t"] if not command and sys.stdin.isatty() else []
+    argv = [*argv, *terminal, "127.0.0.1", *there(command, netns)]
     try:
         os.execvp(argv[0], argv)  # noqa: S606 (no shell is the point)
     except FileNotFoundError as error:

@@ -14,6 +14,7 @@ from testbed.errors import FaultbedError, HalfProvisioned, UsageError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.inventory.schema import near
 from testbed.lab import Lab, open_lab
+from testbed.model.lab_kind import traits_of
 from testbed.provision import Event, OnEvent, ProvisionResult
 from testbed.tenancy import audit_log, dirty
 from testbed.tenancy.lab_lease import hold
@@ -48,7 +49,7 @@ def provision(
     if not check:
         allow(inventory, names)
     why = f"{'teardown' if teardown else 'provision'}{' --check' if check else ''}"
-    held = machines if inventory.kind == "rack" else ()
+    held = () if traits_of(inventory.kind).has_snapshot else machines
     with (
         open_lab(inventory) as lab,
         hold(inventory, held, why=why, mode="shared" if check else "exclusive") as holding,
@@ -75,7 +76,7 @@ def playbook_of(inventory: Inventory, *, check: bool, roles: Sequence[str], tear
     Raises:
         UsageError: this kind of lab has no such thing, or there is no such role.
     """
-    if inventory.kind == "soft":
+    if traits_of(inventory.kind).has_snapshot:
         if teardown or roles or not check:
             raise UsageError(
                 f"{inventory.name} is a soft lab: `faultbed up` provisions it (`up --fresh` from nothing), `reset` and "

@@ -11,10 +11,11 @@ from harness.confidence import LEVEL
 from harness.run import bisection_run
 from harness.run.bisection_run import BisectionSpec, TierBisection
 from harness.verdict import LabState, Verdict, exit_code, worst
-from testbed.backends.soft import lifecycle
+from testbed.backends.lab_backend import backend_of
 from testbed.errors import UsageError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import open_lab
+from testbed.model.lab_kind import traits_of
 from testbed.tenancy import dirty
 from testbed.tenancy.lab_lease import hold
 from traffic.flows.permutations import TIERS, Tier, tiers_of
@@ -78,17 +79,17 @@ def bisection(
         )
         found = tuple(bisection_run.judged(tier, (), None, least=least, beyond=why, level=LEVEL) for tier in spec.tiers)
         return _end(session, inventory, found, as_json=as_json)
-    names = [] if inventory.kind == "soft" else [host.name for host in inventory.topology.hosts]
+    backend, traits = backend_of(inventory.kind), traits_of(inventory.kind)
+    names = [] if traits.has_snapshot else [host.name for host in inventory.topology.hosts]
     with (
         hold(inventory, names, why="bisection", mode="exclusive") as holding,
         session.progress(also=holding.heartbeat) as progress,
     ):
-        if inventory.kind == "soft":
-            lifecycle.up(inventory, progress)
-            lifecycle.reset(inventory, progress)
+        backend.make_ready(inventory, progress)
+        backend.reset(inventory, progress)
         with open_lab(inventory) as lab:
             lab.guard = holding.refresh
-            if lab.kind == "rack":
+            if not traits.has_snapshot:
                 lab.ours = holding.covers
             dirty.refuse(lab.state_dir, lab.name)
             found, lab_state = bisection_run.measure(lab, spec, progress)

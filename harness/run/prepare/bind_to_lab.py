@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Literal
 
 from harness.analysis.links.link_metrics import names
 from harness.analysis.timeline import MIN_BASELINE_NS
@@ -21,6 +20,7 @@ from harness.run.prepare.fit_routing import fit_routing
 from harness.run.workload import collective_spec, job_spec
 from inject.fault_plan import PlannedFault
 from testbed.errors import ConfigError, UsageError
+from testbed.model.lab_kind import LabKind, traits_of
 from testbed.model.selectors import is_selector, select, select_one
 from testbed.model.topology import Topology
 from testbed.observe.packet_capture import port_named
@@ -53,7 +53,7 @@ class _Lab:
     topology: Topology
 
 
-def fit(experiment: Experiment, topology: Topology, lab_kind: Literal["soft", "rack"]) -> Experiment:
+def fit(experiment: Experiment, topology: Topology, lab_kind: LabKind) -> Experiment:
     """Check every name and bound of `experiment` against a lab, resolve selectors, and fill in the default ranks.
 
     Raises:
@@ -147,7 +147,7 @@ def _resolve_rnic(experiment: Experiment, topology: Topology, path: str, text: s
         raise _error(experiment, path, f'"{text}" is a {target.kind}, not an RNIC; write one like host1:rxe0')
 
 
-def _fit_workload(experiment: Experiment, topology: Topology, lab_kind: Literal["soft", "rack"]) -> Workload:
+def _fit_workload(experiment: Experiment, topology: Topology, lab_kind: LabKind) -> Workload:
     workload = experiment.workload
     if isinstance(workload, Flow):
         return _fit_flow(experiment, topology, workload, lab_kind)
@@ -200,7 +200,7 @@ def _fit_resilience(experiment: Experiment, workload: Job, lab: _Lab) -> Job:
     return replace(workload, resilience=resilience)
 
 
-def _fit_replay(experiment: Experiment, work: Replay, lab_kind: Literal["soft", "rack"]) -> Replay:
+def _fit_replay(experiment: Experiment, work: Replay, lab_kind: LabKind) -> Replay:
     """With as many ranks as the trace has."""
     try:
         trace = trace_of(work, experiment.source, len(work.ranks))
@@ -210,7 +210,7 @@ def _fit_replay(experiment: Experiment, work: Replay, lab_kind: Literal["soft", 
     return replace(work, ranks=work.ranks[: trace.ranks])
 
 
-def _fit_flow(experiment: Experiment, topology: Topology, flow: Flow, lab_kind: Literal["soft", "rack"]) -> Flow:
+def _fit_flow(experiment: Experiment, topology: Topology, flow: Flow, lab_kind: LabKind) -> Flow:
     try:
         check_on(lab_kind, transport=flow.transport, qp=flow.qp, entropy=flow.entropy)
     except UsageError as error:
@@ -307,7 +307,7 @@ def _fit_faults(experiment: Experiment, topology: Topology) -> tuple[Fault, ...]
     return tuple(faults)
 
 
-def _fit_expectations(experiment: Experiment, topology: Topology, lab_kind: str) -> tuple[Expectation, ...]:
+def _fit_expectations(experiment: Experiment, topology: Topology, lab_kind: LabKind) -> tuple[Expectation, ...]:
     """The expectations, with the name of the host where one is expected by a selector."""
     _check_expectations(experiment, topology, lab_kind)
     fitted = []
@@ -319,12 +319,12 @@ def _fit_expectations(experiment: Experiment, topology: Topology, lab_kind: str)
     return tuple(fitted)
 
 
-def _check_expectations(experiment: Experiment, topology: Topology, lab_kind: str) -> None:
+def _check_expectations(experiment: Experiment, topology: Topology, lab_kind: LabKind) -> None:
     first_ns = min((fault.at_earliest_ns for fault in experiment.faults), default=None)
     for index, expectation in enumerate(experiment.expectations):
         path = f"expect[{index}].metric"
         metric = expectation.metric
-        if lab_kind == "soft" and metric.unit == "Gb/s":
+        if traits_of(lab_kind).is_emulated and metric.unit == "Gb/s":
             raise _error(
                 experiment,
                 path,

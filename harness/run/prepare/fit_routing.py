@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 from harness.experiment.experiment_file import Experiment
 from testbed.errors import ConfigError, Unsupported
+from testbed.model.lab_kind import LabKind, traits_of
 from testbed.model.topology import Topology
 from testbed.routing.switch_tables import scheme_tables
 from testbed.suggestions import hint
@@ -20,9 +20,7 @@ _ON_SONIC = (
 )
 
 
-def fit_routing(
-    experiment: Experiment, topology: Topology, lab_kind: Literal["soft", "rack"], endpoints: Sequence[str]
-) -> None:
+def fit_routing(experiment: Experiment, topology: Topology, lab_kind: LabKind, endpoints: Sequence[str]) -> None:
     """Refuse a scheme that the lab cannot do; `endpoints` are the RNICs of the workload, or hosts by their first RNIC.
 
     Raises:
@@ -32,7 +30,7 @@ def fit_routing(
     fabric, source = experiment.fabric, experiment.source
     if fabric is None:
         return
-    if lab_kind == "rack":
+    if not traits_of(lab_kind).applies_routing:
         raise Unsupported(f"{source}: fabric.routing: {fabric.routing} is not applied to rack switches: {_ON_SONIC}")
     names = [link.name for link in topology.uplinks]
     for name in fabric.weights:

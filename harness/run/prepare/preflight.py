@@ -14,6 +14,7 @@ from testbed.errors import LabError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.inventory.subset import without_hosts
 from testbed.lab import Lab
+from testbed.model.lab_kind import traits_of
 from testbed.model.topology import Topology
 from testbed.preflight.checks import CHECKS, NotLooked, State, Wrong, not_looked, run_checks
 from testbed.preflight.collect import look
@@ -27,9 +28,6 @@ __all__ = ["ALL_CHECKS", "BURNIN", "RESERVATIONS", "Preflight", "broken", "names
 
 ALL_CHECKS = (*CHECKS, *RACK_CHECKS)
 RESERVATIONS, BURNIN = "reservations", "burn-in"
-WORSE_THAN = {"soft": 4.0, "rack": 1.15}
-"""From which ratio to the best quarter a pair falls out. Soft pairs share a few cores and differ by a third on a quiet
-machine, a sick link is tens of times slower. Rack pairs of one kind are alike to a few percent (not yet run)."""
 
 _FATAL = frozenset({"link", "address", "rdma", "gid", "route"})
 _DO_REACH = "look at its power, its BMC and its management cable; its RNICs and GPUs could not be looked at"
@@ -129,7 +127,7 @@ def _burn_in(lab: Lab, out: set[str], progress: Callable[[str], None]) -> tuple[
     try:
         done = burnin.measure(
             lab,
-            worse_than=WORSE_THAN[inventory.kind],
+            worse_than=traits_of(inventory.kind).outlier_ratio,
             shape=burnin.SHAPES[inventory.kind],
             leave_out=out,
             on_event=lambda _event: lab.heartbeat(),

@@ -20,6 +20,7 @@ from inject.policy.conflicts import touches
 from testbed.errors import Unsupported, UsageError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.inventory.subset import without_hosts
+from testbed.model.lab_kind import traits_of
 from testbed.model.topology import Topology
 
 __all__ = ["Decided", "decide", "refusal", "touched"]
@@ -65,7 +66,7 @@ def decide(
     digest = hashlib.sha256(inventory.path.read_bytes()).hexdigest()
     planned = plan_module.plan(fitted, seed=seed, inventory_digest=digest, version=metadata.version("faultbed"))
     faults = _planned(fitted, planned, inventory)
-    if inventory.kind == "rack":
+    if not traits_of(inventory.kind).has_snapshot:
         inventory = _of_the_run(fitted, faults, inventory)
         faults = _planned(fitted, planned, inventory)
     hosts = tuple(host.name for host in inventory.topology.hosts)

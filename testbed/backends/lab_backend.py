@@ -1,0 +1,139 @@
+"""What commands do with a lab of any kind: one protocol, and the back end of each kind.
+
+A new kind of lab is a module `KIND_backend` here with a `BACKEND`, its facts (`testbed.model.lab_kind`) and its fault
+mechanisms (`inject.mechanisms`).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from testbed.model.lab_kind import LabKind
+
+if TYPE_CHECKING:
+    from testbed.inventory.lab_inventory import Inventory
+    from testbed.remote.ssh import Address
+    from testbed.tenancy.reservation_store import ReservationStore
+
+__all__ = ["Access", "Environment", "Finding", "LabBackend", "Progress", "backend_of"]
+
+Progress = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """How to reach the machines of an open lab. `accelerator` is that of VMs; None: there are none."""
+
+    addresses: Mapping[str, Address]
+    accelerator: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What a run's record says about the machines; None: does not apply."""
+
+    qemu: str | None = None
+    guest_kernel: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One check of this machine: `ok`, `note` (works, with a remark) or `bad` (will not work), with what to do."""
+
+    what: str
+    state: Literal["ok", "note", "bad"]
+    found: str
+    advice: str = ""
+
+
+class LabBackend(Protocol):
+    """A kind of lab."""
+
+    def up(self, inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
+        """Start a lab, and return how.
+
+        Raises:
+            UsageError: its machines are not started by faultbed.
+            LabError: it did not come up.
+        """
+
+    def make_ready(self, inventory: Inventory, progress: Progress) -> str:
+        """Start a lab if its machines are started by faultbed; return how, or `already up`.
+
+        Raises:
+            LabError: it did not come up.
+        """
+
+    def reset(self, inventory: Inventory, progress: Progress) -> bool:
+        """Restore a lab from its snapshot; return False if this kind has none, and nothing was done.
+
+        Raises:
+            LabError: it is not up, or does not come back.
+        """
+
+    def down(self, inventory: Inventory) -> bool:
+        """End a lab, and return whether there was something to end.
+
+        Raises:
+            UsageError: its machines are not started by faultbed.
+        """
+
+    def purge(self, inventory: Inventory) -> None:
+        """Remove the snapshot of a lab."""
+
+    def check_can_start(self, inventory: Inventory) -> None:
+        """Refuse a lab whose machines are not started by faultbed.
+
+        Raises:
+            UsageError: it is one.
+        """
+
+    def access(self, inventory: Inventory) -> Access:
+        """Return how to reach the machines.
+
+        Raises:
+            LabError: the lab is not up.
+            Unreachable: a host key is not pinned.
+        """
+
+    def ssh_command(self, inventory: Inventory, machine: str) -> list[str]:
+        """Return the command that opens a shell on a machine, up to the host.
+
+        Raises:
+            UsageError: users log in by themselves.
+        """
+
+    def ansible_addresses(self, folder: Path) -> Path | None:
+        """Return a second inventory with the addresses of running machines; None: the lab's own has them."""
+
+    def store(self, inventory: Inventory) -> ReservationStore:
+        """Return the lab's reservation store.
+
+        Raises:
+            Unreachable: the machine that keeps it has no pinned host key.
+        """
+
+    def health(self, inventory: Inventory) -> list[str]:
+        """Return a sentence for each machine whose kernel has died."""
+
+    def environment(self) -> Environment:
+        """Return what a run's record says about the machines."""
+
+    def needed_mib(self, inventory: Inventory) -> int:
+        """Return the memory that the lab takes on this machine while it is up."""
+
+    def is_up(self, inventory: Inventory) -> bool:
+        """Return whether every machine answers."""
+
+    def examine(self, inventory: Inventory) -> list[Finding]:
+        """Check what the lab needs on this machine besides memory, and how it is."""
+
+
+def backend_of(kind: LabKind) -> LabBackend:
+    """Return the back end of a kind of lab."""
+    backend: LabBackend = importlib.import_module(f"testbed.backends.{kind}_backend").BACKEND
+    return backend

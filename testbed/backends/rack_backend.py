@@ -1,0 +1,72 @@
+"""The back end of rack labs: machines that run already, reached by SSH with the user's own settings."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NoReturn
+
+from testbed.backends.lab_backend import Access, Environment, Finding, LabBackend, Progress
+from testbed.backends.rack import rack_status
+from testbed.errors import UsageError
+from testbed.inventory.lab_inventory import Inventory
+from testbed.lab import machine_address, open_keeper
+from testbed.tenancy.reservation_store import ReservationStore, node_store
+
+__all__ = ["BACKEND"]
+
+
+class _Rack:
+    def up(self, inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
+        _refuse(inventory)
+
+    def make_ready(self, inventory: Inventory, progress: Progress) -> str:
+        return "already up"
+
+    def reset(self, inventory: Inventory, progress: Progress) -> bool:
+        return False
+
+    def down(self, inventory: Inventory) -> bool:
+        _refuse(inventory)
+
+    def purge(self, inventory: Inventory) -> None:
+        _refuse(inventory)
+
+    def check_can_start(self, inventory: Inventory) -> None:
+        _refuse(inventory)
+
+    def access(self, inventory: Inventory) -> Access:
+        addresses = {name: machine_address(name, management) for name, management in inventory.management.items()}
+        return Access(addresses=addresses, accelerator=None)
+
+    def ssh_command(self, inventory: Inventory, machine: str) -> list[str]:
+        raise UsageError(f"{inventory.name} is a rack lab: use your own ssh, its machines are in your known_hosts")
+
+    def ansible_addresses(self, folder: Path) -> Path | None:
+        return None
+
+    def store(self, inventory: Inventory) -> ReservationStore:
+        return node_store(open_keeper(inventory), lab=inventory.name)
+
+    def health(self, inventory: Inventory) -> list[str]:
+        return []
+
+    def environment(self) -> Environment:
+        return Environment()
+
+    def needed_mib(self, inventory: Inventory) -> int:
+        return 0
+
+    def is_up(self, inventory: Inventory) -> bool:
+        return rack_status.status(inventory).state == "up"
+
+    def examine(self, inventory: Inventory) -> list[Finding]:
+        return []
+
+
+def _refuse(inventory: Inventory) -> NoReturn:
+    raise UsageError(
+        f"{inventory.path} is a rack lab: its machines are not ours to start; up, reset and down are for soft labs"
+    )
+
+
+BACKEND: LabBackend = _Rack()

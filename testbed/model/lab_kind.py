@@ -1,0 +1,55 @@
+"""Facts about each kind of lab; what commands do with one is in its back end (`testbed.backends.lab_backend`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["LAB_KINDS", "LabKind", "LabTraits", "traits_of"]
+
+LabKind = Literal["soft", "rack"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabTraits:
+    """Facts about a kind of lab; `noun` is how sentences name one."""
+
+    noun: str
+    is_emulated: bool
+    """Machines are VMs beside the controller, and RNICs, links and GPUs are software: absolute rates say nothing."""
+    has_snapshot: bool
+    """It belongs to one user, who may do anything; runs reserve, restore and compare all of it."""
+    applies_routing: bool
+    """Routing schemes can be applied to its switches."""
+    clock_bound_s: float
+    """How far a machine's clock may be from the controller's."""
+    outlier_ratio: float
+    """From which ratio to the best quarter a pair of RNICs is an outlier of the burn-in. Emulated pairs share a few
+    cores and differ by a third on a quiet machine, a faulty link is tens of times slower. Hardware pairs of one kind
+    are alike to a few percent (not yet run)."""
+
+
+LAB_KINDS: Mapping[LabKind, LabTraits] = {
+    "soft": LabTraits(
+        noun="soft lab",
+        is_emulated=True,
+        has_snapshot=True,
+        applies_routing=True,
+        clock_bound_s=30.0,
+        outlier_ratio=4.0,
+    ),
+    "rack": LabTraits(
+        noun="rack lab",
+        is_emulated=False,
+        has_snapshot=False,
+        applies_routing=False,
+        clock_bound_s=0.001,
+        outlier_ratio=1.15,
+    ),
+}
+
+
+def traits_of(kind: LabKind) -> LabTraits:
+    """Return the facts about a kind of lab."""
+    return LAB_KINDS[kind]
