@@ -258,6 +258,9 @@ def _drain(state, pci, argv):
 def do_dcgmi(state, argv):
     if argv[:2] == ["test", "--inject"]:
         state["xid"] = argv[-1]
+        state["injected"] = {
+            name: argv[argv.index(f"--{name}") + 1] for name in ("gpuid", "offset") if f"--{name}" in argv
+        }
         return "Successfully injected field info."
     if argv == ["discovery", "-l"]:
         # Recorded of DCGM 3: its numbers, and bus ids with eight digits of domain.

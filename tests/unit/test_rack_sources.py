@@ -75,6 +75,53 @@ def test_rnic_port_that_firmware_keeps_up_is_refused_with_the_switch_port_instea
     assert json.loads(tools.read_text())["port"] == "Active"
 
 
+@pytest.mark.parametrize("answer", ["false", ""])
+def test_hash_policy_of_an_asic_that_does_not_report_the_capability_is_refused(tools, answer):
+    """SWITCH_HASH begins with 202311, and Broadcom's SAI has no such capability (sonic-mgmt skips its test there)."""
+    state = json.loads(tools.read_text())
+    state["STATE_DB"]["SWITCH_CAPABILITY|switch"]["ECMP_HASH_CAPABLE"] = answer
+    edit(tools, **state)
+    with pytest.raises(Refused, match=r"cannot be changed.*Linux switch"):
+        actuator("switch.hash-policy", "rtsw1").prepare()
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"),
+    [
+        ("link.oneway", "packets of the switch's CPU may pass"),
+        ("link.rate", "`config apply-patch` refuses meanwhile"),
+        ("packet.drop", "share 1, any opcode"),
+        ("gpu.xid", "a value injected into its cache"),
+    ],
+)
+def test_what_a_mechanism_cannot_promise_is_said_in_the_catalogue(kind, words):
+    assert words in MECHANISMS[kind].by
+
+
+def test_xid_is_dated_now_and_goes_to_dcgms_own_number_of_the_gpu(tools):
+    """dcgmi dates an injected value a second ahead, and numbers GPUs in another order than NVML."""
+    xid = actuator("gpu.xid", "host1:gpu0", xid=79)
+    xid.prepare()
+    xid.on()
+    assert xid.read()["applied"]
+    assert json.loads(tools.read_text())["injected"] == {"gpuid": "1", "offset": "0"}
+
+
+@pytest.mark.parametrize("lockdown", ["none [integrity] confidentiality", "[none] integrity confidentiality"])
+def test_kernel_lockdown_without_mfts_driver_refuses_the_port_of_an_rnic(tools, tmp_path, lockdown):
+    """kernel_lockdown(7): no access to PCI devices from user space."""
+    planned_args = planned("link.down", "host1:mlx5_0").request["args"]
+    (words, pattern, missing), *rest = planned_args["able"]
+    (tmp_path / "lockdown").write_text(lockdown)
+    words = [word.replace("/sys/kernel/security/lockdown", str(tmp_path / "lockdown")) for word in words]
+    link = make("commands", {**planned_args, "able": [[words, pattern, missing], *rest]})
+    if "[none]" in lockdown:
+        link.prepare()
+    else:
+        with pytest.raises(Refused, match=r"locked down.*target the switch port"):
+            link.prepare()
+
+
 LINUX_BOX = lab_inventory.load(inventories() / "linux-box.example.yml").topology
 
 
