@@ -17,8 +17,9 @@ from house import HOUSE
 
 from harness.cli.experiments import faults
 from harness.cli.main import cli
-from testbed import lab as lab_module
 from testbed import provision
+from testbed.backends import rack_backend
+from testbed.backends.lab_backend import Access
 from testbed.directories import lab_dir
 from testbed.errors import DirtyLab, HalfProvisioned, LabError, RevertFailed
 from testbed.observe.fingerprint import Fingerprint
@@ -151,7 +152,7 @@ def test_heal_that_does_not_revert_everything_leaves_an_unmarked_lab_dirty(heali
 @pytest.fixture
 def rack(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr(lab_module, "_rack_addresses", lambda _: {})
+    monkeypatch.setattr(rack_backend.BACKEND, "access", lambda _: Access(addresses={}, accelerator=None))
     monkeypatch.setattr(lab_lease, "store_of", lambda one: local_store(tmp_path / "book", lab=one.name))
     shutil.copytree(inventories() / "group_vars", tmp_path / "group_vars")
     path = tmp_path / "rack.yml"
