@@ -103,6 +103,15 @@ PRESETS: dict[str, Preset] = {
             ctsws=2,
         ),
         Preset(
+            name="soft-tapered",
+            summary="three racks of two hosts, whose uplinks carry half of what the hosts send: a collision costs time",
+            racks=3,
+            hosts_per_rack=2,
+            rnics_per_host=1,
+            ctsws=2,
+            rates={"rate_scale": 100000, "tiers": {"host": {"speed_gbps": 400}, "rtsw": {"taper": 2}}},
+        ),
+        Preset(
             name="soft-zones",
             summary="two zones of two racks, tapered 2.8 to 1 above the zones; links have rates, distance has delay",
             zones=2,

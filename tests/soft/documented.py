@@ -208,6 +208,10 @@ NOT_RUN = {
     "faultbed shrink tests/experiments/demo.toml --seed 7": "7 is the file's own seed: the same runs as without it",
     "faultbed campaign --seed 13 --places 2": "as without a seed, at other places, on three racks",
     "faultbed --lab soft-3rack up": "seven more VMs beside those of the session",
+    (
+        "faultbed --lab soft-tapered sweep docs/sweeps/collision.toml --over fabric.routing=static-parity,e-ecmp "
+        "--metric busbw.mean --metric mmr.rtsw1 --out runs/collision"
+    ): "seven more VMs beside those of the session",
     "faultbed --lab soft-zones up": "five more VMs beside those of the session",
     "faultbed --lab soft-zones traffic flow --pattern in-zone --qps 4": "a lab of zones is not the session's",
     (

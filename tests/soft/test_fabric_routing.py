@@ -1,13 +1,16 @@
 """Routing schemes on the lab's switches: what links carried, no-op mutations, a killed controller, what heal removes.
 
-The numbers of three racks need `pytest -m "" --lab soft-3rack tests/soft/test_fabric_routing.py`.
+The numbers of three racks need `pytest -m "" --lab soft-3rack tests/soft/test_fabric_routing.py`, and the cost of a
+collision `pytest -m "" --lab soft-tapered tests/soft/test_fabric_routing.py -k costs`.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from waiting import until
 
+from harness.analysis.intervals import operation_times
 from harness.experiment import experiment_file
 from harness.run import loop
 from harness.verdict import Verdict
@@ -24,18 +27,20 @@ TEXT = """
 name = "scheme"
 [fabric]
 routing = "{scheme}"
+{fabric}
 [workload]
 collective = "all-to-all"
-size = "256KiB"
+size = "{size}"
 ranks = [{ranks}]
 iterations = {iterations}
+{workload}
 [workload.qp]
-timeout = 18
+timeout = {timeout}
 [[expect]]
 metric = "wrong_elements"
 max = 0
 """
-"""An ACK timeout of 1.1 s: on a busy machine the usual 67 ms send packets again that are not lost."""
+"""With an ACK timeout of 1.1 s (18): on a busy machine the usual 67 ms send packets again that are not lost."""
 
 BYTES = """
 [[expect]]
@@ -44,9 +49,11 @@ max = 0.15
 """
 
 
-def run(lab, tmp_path, scheme, hosts=(1, 2, 3, 4), *, more="", iterations=8, **options):
+def run(lab, tmp_path, scheme, hosts=(1, 2, 3, 4), *, more="", iterations=8, words=None, **options):
+    """Run an all-to-all under a scheme. `words` are sizes, timeouts and further lines of the experiment."""
     ranks = ", ".join(f'"host{number}:rxe0"' for number in hosts)
-    text = TEXT.format(scheme=scheme, ranks=ranks, iterations=iterations) + more
+    filled = {"size": "256KiB", "timeout": 18, "fabric": "", "workload": ""} | (words or {})
+    text = TEXT.format(scheme=scheme, ranks=ranks, iterations=iterations, **filled) + more
     experiment = experiment_file.decode(text.encode(), source="scheme.toml")
     decided = loop.decide(experiment, text.encode(), lab.inventory_model)
     finished = loop.execute(decided, lab.inventory_model, out=tmp_path, progress=print, **options)
@@ -85,6 +92,36 @@ def test_e_ecmp_loads_links_as_its_computed_decisions(lab, tmp_path):
     check = next(check for check in finished.verdict.checks if check.name == "link_bytes.error")
     print(check.observed, check.detail)
     assert check.verdict is Verdict.PASS, check
+
+
+def test_e_ecmp_with_16_queue_pairs_per_peer_shares_uplinks_within_a_quarter(lab, tmp_path):
+    """Pooled over both racks and three seeds of the hash; each run's bytes are those of its computed decisions."""
+    ratios = []
+    for seed in (1, 2, 3):
+        words = {"fabric": f"qp_hash_seed = {seed}", "workload": "qps_per_peer = 16", "size": "1MiB"}
+        finished = run(lab, tmp_path / str(seed), "e-ecmp", more=BYTES, iterations=4, words=words)
+        assert finished.verdict.verdict is Verdict.PASS, finished.verdict.checks
+        assert len(finished.run_dir.read_measurements().connections) == 12 * 16
+        ratios += [mmr(finished, "rtsw1"), mmr(finished, "rtsw2")]
+    print([f"{ratio:.3f}" for ratio in ratios])
+    assert sum(ratios) / len(ratios) <= 1.25
+
+
+@pytest.mark.parametrize(("scheme", "fewest", "most"), [("ecmp", 1, 1), ("e-ecmp", 2, 2)])
+def test_queue_pairs_with_one_source_port_take_paths_by_scheme(lab, tmp_path, scheme, fewest, most):
+    """ECMP by 5-tuple puts all queue pairs from one RNIC to another on one path, E-ECMP spreads them."""
+    words = {"workload": "qps_per_peer = 16\nentropy = 1", "size": "1MiB"}
+    finished = run(lab, tmp_path, scheme, more=BYTES, iterations=4, words=words)
+    assert finished.verdict.verdict is Verdict.PASS, finished.verdict.checks
+    paths = {}
+    for one in finished.run_dir.read_measurements().connections:
+        if one.src[:5] in ("host1", "host2") and one.dst[:5] in ("host3", "host4"):
+            paths.setdefault((one.src, one.dst), []).append((one.udp_sport, one.path))
+    assert [len(each) for each in paths.values()] == [16] * 4
+    assert {sport for each in paths.values() for sport, _ in each} == {paths["host1:rxe0", "host3:rxe0"][0][0]}
+    counts = [len({path for _, path in each}) for each in paths.values()]
+    print(scheme, counts)
+    assert fewest <= min(counts) <= max(counts) <= most
 
 
 def test_spray_fills_uplinks_equally_and_reorders_nothing(lab, tmp_path):
@@ -183,3 +220,20 @@ def test_odd_and_even_hosts_load_the_uplinks_as_computed(lab, tmp_path, hosts, r
     assert seen["rtsw1"] == pytest.approx(rack1, abs=0.1)
     for switch, value in others.items():
         assert seen[switch] == pytest.approx(value, abs=0.1)
+
+
+@pytest.mark.needs("hosts >= 6")
+def test_collision_of_odd_even_routing_costs_job_time_where_uplinks_are_the_bottleneck(lab, tmp_path):
+    """Host 4 was replaced by host 5: all that leaves rack 1 has one uplink, where E-ECMP gives it both."""
+    if lab.inventory_model.rate_scale is None:
+        pytest.skip("needs a lab whose uplinks have a rate below that of its hosts, such as soft-tapered")
+    times_s = {}
+    for scheme in ("static-parity", "e-ecmp"):
+        words = {"workload": "qps_per_peer = 16", "size": "1MiB", "timeout": 21}
+        finished = run(lab, tmp_path / scheme, scheme, (1, 2, 3, 5), iterations=8, words=words)
+        assert finished.verdict.verdict is Verdict.PASS, finished.verdict.checks
+        times = operation_times(finished.run_dir.read_measurements().series) / 1e9
+        print(f"{scheme}: {np.median(times):.2f} s an operation ({times.min():.2f} to {times.max():.2f})")
+        print(f"MMR {', '.join(f'{name} {mmr(finished, name):.2f}' for name in ('rtsw1', 'rtsw2', 'rtsw3'))}")
+        times_s[scheme] = float(np.median(times))
+    assert times_s["static-parity"] / times_s["e-ecmp"] >= 1.6

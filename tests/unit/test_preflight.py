@@ -108,7 +108,7 @@ PLANTED = {
 
 
 def test_preflight_healthy_lab_has_no_finding():
-    for path in ("soft.yml", "soft-mini.yml", "soft-3rack.yml", "soft-zones.yml"):
+    for path in ("soft.yml", "soft-mini.yml", "soft-3rack.yml", "soft-tapered.yml", "soft-zones.yml"):
         inventory = inventory_module.load(shipped.inventories() / path)
         assert run_checks(inventory, healthy(inventory)) == []
 

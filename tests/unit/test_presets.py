@@ -51,7 +51,7 @@ def test_ansible_itself_lists_the_default_inventory():
 
 
 def test_unknown_preset_is_named_with_the_known_ones():
-    with pytest.raises(UsageError, match="soft-mini, soft, soft-3rack"):
+    with pytest.raises(UsageError, match="soft-mini, soft, soft-3rack, soft-tapered"):
         inventory_text("hard")
 
 

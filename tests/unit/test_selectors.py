@@ -19,7 +19,14 @@ from testbed.shipped import inventories
 from traffic.engine.engine_client import endpoint
 from traffic.workloads.ranks import RanksSpec, place
 
-NAMES = ("soft.yml", "soft-mini.yml", "soft-3rack.yml", "rack-h100.example.yml", "linux-box.example.yml")
+NAMES = (
+    "soft.yml",
+    "soft-mini.yml",
+    "soft-3rack.yml",
+    "soft-tapered.yml",
+    "rack-h100.example.yml",
+    "linux-box.example.yml",
+)
 LABS = {name: load(inventories() / name) for name in NAMES}
 SOFT, RACK = LABS["soft.yml"], LABS["rack-h100.example.yml"]
 
