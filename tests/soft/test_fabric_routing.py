@@ -6,6 +6,8 @@ collision `pytest -m "" --lab soft-tapered tests/soft/test_fabric_routing.py -k 
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from waiting import until
@@ -32,7 +34,7 @@ routing = "{scheme}"
 collective = "all-to-all"
 size = "{size}"
 ranks = [{ranks}]
-iterations = {iterations}
+{length}
 {workload}
 [workload.qp]
 timeout = {timeout}
@@ -41,6 +43,18 @@ metric = "wrong_elements"
 max = 0
 """
 """With an ACK timeout of 1.1 s (18): on a busy machine the usual 67 ms send packets again that are not lost."""
+
+FAULT = """
+[[faults]]
+id = "uplink"
+kind = "link.flap"
+target = "rtsw1:ctsw1"
+at = "10s"
+for = "2s"
+[[expect]]
+metric = "jct_ratio"
+max = 5.0
+"""
 
 BYTES = """
 [[expect]]
@@ -52,8 +66,8 @@ max = 0.15
 def run(lab, tmp_path, scheme, hosts=(1, 2, 3, 4), *, more="", iterations=8, words=None, **options):
     """Run an all-to-all under a scheme. `words` are sizes, timeouts and further lines of the experiment."""
     ranks = ", ".join(f'"host{number}:rxe0"' for number in hosts)
-    filled = {"size": "256KiB", "timeout": 18, "fabric": "", "workload": ""} | (words or {})
-    text = TEXT.format(scheme=scheme, ranks=ranks, iterations=iterations, **filled) + more
+    usual = {"size": "256KiB", "timeout": 18, "fabric": "", "workload": "", "length": f"iterations = {iterations}"}
+    text = TEXT.format(scheme=scheme, ranks=ranks, **usual | (words or {})) + more
     experiment = experiment_file.decode(text.encode(), source="scheme.toml")
     decided = loop.decide(experiment, text.encode(), lab.inventory_model)
     finished = loop.execute(decided, lab.inventory_model, out=tmp_path, progress=print, **options)
@@ -148,6 +162,28 @@ def test_routing_scheme_without_effect_is_inconclusive(lab, tmp_path, scheme, mu
     assert verdict.routing.decisions.agreed == 0
     assert verdict.routing.armed["ok"] is False, "a lie about `applied` does not make the readback whole"
     assert verdict.lab_state == "CLEAN"
+
+
+@pytest.mark.parametrize(("mutate", "verdict"), [(None, Verdict.PASS), ("noop", Verdict.INCONCLUSIVE)])
+def test_fault_and_its_twin_run_under_the_routing_scheme(lab, tmp_path, mutate, verdict):
+    """An uplink flaps under a static scheme: it is proved, the scheme is whole at the end, and the twin had it too."""
+    words = {"length": 'duration = "45s"', "workload": "qps_per_peer = 2"}
+    finished = run(lab, tmp_path, "static-parity", more=FAULT, words=words, mutate=mutate)
+    result = finished.verdict
+
+    print([(check.name, check.verdict, check.observed, check.detail) for check in result.checks], result.routing)
+    assert result.verdict is verdict
+    assert next(check for check in result.checks if check.name == "fired.uplink").verdict is verdict
+    assert result.lab_state == "CLEAN"
+    assert result.routing.unproven == ()
+    assert finished.run_dir.read_measurements().twin
+    asked = [
+        entry["data"]
+        for line in (finished.run_dir.path / "journal.jsonl").read_text().splitlines()
+        if (entry := json.loads(line))["op"] == "routing.decisions" and "asked" in entry["data"]
+    ]
+    assert [(one["asked"] > 0, one["wrong"]) for one in asked] == [(True, [])] * 2, "of the twin, and of the run"
+    assert not any(rules(lab).values())
 
 
 def held(lab, journal, scheme):
