@@ -29,7 +29,7 @@ from traffic.workloads.inference import InferenceSpec
 from traffic.workloads.job import JobPhase, JobSpec
 from traffic.workloads.job import check as check_job
 from traffic.workloads.ranking import RankingSpec
-from traffic.workloads.ranks import ITEM_BYTES, WARMUP, RanksSpec, check_queue_pairs
+from traffic.workloads.ranks import ITEM_BYTES, MAX_RANKS, WARMUP, RanksSpec, check_queue_pairs
 from traffic.workloads.replay_batches import check as check_replay
 from traffic.workloads.storage_service import LEAST_KEPT, Storage
 
@@ -58,6 +58,7 @@ class Collective:
     skew: float
     in_place: bool
     ranks: tuple[str, ...]
+    ranks_per_rnic: int = 1
     iterations: int | None
     duration_ns: int | None
     compute_units: int
@@ -114,6 +115,7 @@ class Job:
     dtype: str
     op: str
     ranks: tuple[str, ...]
+    ranks_per_rnic: int = 1
     iterations: int
     warmup: int
     compute_units: int
@@ -148,6 +150,7 @@ class _RanksFile(Section, frozen=True, kw_only=True):
 
 class _CollectiveFile(_RanksFile, frozen=True, kw_only=True):
     collective: str
+    ranks_per_rnic: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)] = 1
     size: str
     algorithm: str = "auto"
     dtype: str = "fp32"
@@ -177,6 +180,7 @@ class _ResilienceFile(Section, frozen=True, kw_only=True):
 
 class _JobFile(_RanksFile, frozen=True, kw_only=True):
     grid: str
+    ranks_per_rnic: Annotated[int, msgspec.Meta(ge=1, le=MAX_RANKS)] = 1
     phases: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
     iterations: Annotated[int, msgspec.Meta(ge=1)]
     dtype: str = "fp32"
@@ -333,6 +337,7 @@ def _collective(collective: _CollectiveFile, source: str) -> Collective:
         in_place=collective.in_place,
         size_bytes=positive(parse_size_bytes, collective.size, source, "workload.size"),
         ranks=collective.ranks,
+        ranks_per_rnic=collective.ranks_per_rnic,
         iterations=collective.iterations,
         duration_ns=None
         if collective.duration is None
@@ -355,6 +360,7 @@ def _job(job: _JobFile, source: str) -> Job:
         dtype=job.dtype,
         op=job.op,
         ranks=job.ranks,
+        ranks_per_rnic=job.ranks_per_rnic,
         iterations=job.iterations,
         warmup=job.warmup,
         compute_units=job.compute_units,
@@ -368,6 +374,7 @@ def _job(job: _JobFile, source: str) -> Job:
         dtype=made.dtype,
         redop=made.op,
         iterations=made.iterations,
+        ranks_per_rnic=made.ranks_per_rnic,
         storage=made.storage,
     )
     try:

@@ -19,7 +19,6 @@ from harness.analysis import noise
 from harness.experiment import replayed
 from harness.experiment.replayed import Replay
 from harness.experiment.stop import Guard
-from harness.experiment.workload_file import Flow
 from harness.record import code, rundir
 from harness.record.measurements import RankSeries
 from harness.record.rundir import RunDir
@@ -302,7 +301,7 @@ def _with_faults(
         counted_from_s = time.monotonic()
         found.before = counters.read(lab)
         work = decided.experiment.workload
-        online = taps.enter_context(Online(() if isinstance(work, Flow) else work.ranks, lab.topology, progress))
+        online = taps.enter_context(Online(workload.rank_names(work), lab.topology, progress))
         live.slow_ranks = online.count
         listeners = flight_dump.both(restart_lines(progress), online.on_event)
         on_event = flight_dump.both(listeners, flight_dump.both(live.on_event, on_flights))

@@ -9,7 +9,7 @@ from typing import Any
 from harness.experiment.experiment_file import Experiment
 from harness.experiment.flow_words import between
 from harness.experiment.replayed import Replay, spec_of, trace_of
-from harness.experiment.workload_file import OF_SPEC, Collective, Flow, Job, duration_ns
+from harness.experiment.workload_file import OF_SPEC, Collective, Flow, Job, Workload, duration_ns
 from testbed.errors import LabError
 from testbed.lab import Lab
 from traffic.engine.run_results import Window
@@ -24,7 +24,7 @@ from traffic.workloads.inference import InferenceSpec
 from traffic.workloads.job import JobSpec
 from traffic.workloads.ranking import RankingSpec
 
-__all__ = ["collective_spec", "job_spec", "paths_of", "patience_s", "run_flows", "start"]
+__all__ = ["collective_spec", "job_spec", "paths_of", "patience_s", "rank_names", "run_flows", "start"]
 
 GRACE_S = 60.0
 """How much longer than planned a workload may take before it is ended."""
@@ -99,6 +99,7 @@ def job_spec(work: Job) -> JobSpec:
         dtype=work.dtype,
         redop=work.op,
         ranks=work.ranks,
+        ranks_per_rnic=work.ranks_per_rnic,
         iterations=work.iterations,
         warmup=work.warmup,
         compute_units=work.compute_units,
@@ -118,6 +119,7 @@ def collective_spec(work: Collective) -> CollectiveSpec:
         skew=work.skew,
         in_place=work.in_place,
         ranks=work.ranks,
+        ranks_per_rnic=work.ranks_per_rnic,
         size_bytes=work.size_bytes,
         iterations=work.iterations,
         duration_s=None if work.duration_ns is None else work.duration_ns / 1e9,
@@ -130,6 +132,13 @@ def collective_spec(work: Collective) -> CollectiveSpec:
 def _queue_pairs_of(work: Collective | Job) -> dict[str, Any]:
     """The words about queue pairs, as the traffic has them."""
     return {name: getattr(work, name) for name in ("qps_per_peer", "spread", "entropy", "qp")}
+
+
+def rank_names(work: Workload) -> tuple[str, ...]:
+    """Return the RNIC of each rank of a fitted workload; none of flows."""
+    if isinstance(work, Flow):
+        return ()
+    return work.ranks * (work.ranks_per_rnic if isinstance(work, Collective | Job) else 1)
 
 
 def patience_s(experiment: Experiment, running: Running[Any]) -> float:

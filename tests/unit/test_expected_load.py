@@ -73,6 +73,19 @@ def test_expected_bytes_of_several_queue_pairs_follow_from_the_path_of_each(spre
     assert "not known of all 4 queue pairs" in expected_loads(ring(workload=workload)).why
 
 
+def test_expected_bytes_of_several_ranks_on_an_rnic_are_those_of_all_of_them():
+    """Two rings' worth of ranks in one ring: the order of RNICs repeats, and each message has an eighth of the data."""
+    run = ring()
+    ranks = tuple(msgspec.structs.replace(one, rank=one.rank + 4 * turn) for turn in (0, 1) for one in run.ranks)
+    connections = tuple(one for one in run.connections for _ in (0, 1))
+    result = expected_loads(
+        ring(workload=dict(run.workload) | {"ranks_per_rnic": 2}, ranks=ranks, connections=connections)
+    )
+    operations = finished_iterations(run.series)
+    data, ack = 2 * 14 * (131072 + 32 * 58 + 20), 2 * 14 * 62
+    assert result.bytes_by_way["rtsw1", "ctsw1"] == pytest.approx(operations * (data + ack))
+
+
 def test_link_bytes_error_is_the_share_that_was_not_expected():
     run = measured(ring(), by_hand(ring()))
     assert observe(run).metrics["link_bytes.error"].value == pytest.approx(0, abs=1e-6)

@@ -74,6 +74,28 @@ def test_experiment_workload_on_ranks_takes_queue_pairs_per_peer(head):
         assert says in str(caught.value)
 
 
+def test_experiment_job_with_several_ranks_per_rnic_fits_a_grid_of_all_of_them():
+    text = """
+name = "sixteen"
+[workload]
+grid = "tp=2,dp=16"
+phases = ["tp:all-reduce:64KiB"]
+iterations = 3
+ranks = ["host1:rxe0", "host3:rxe0"]
+ranks_per_rnic = 16
+"""
+    fitted = fit(decode(text.encode(), source="s.toml"), soft_topology(), "soft").workload
+    assert (fitted.ranks, fitted.ranks_per_rnic) == (("host1:rxe0", "host3:rxe0"), 16)
+    for old, new, says in (
+        ("ranks_per_rnic = 16", "ranks_per_rnic = 8", "has 32 ranks, but there are 2 RNICs with 8 each"),
+        ("ranks_per_rnic = 16", "ranks_per_rnic = 0", "workload.ranks_per_rnic"),
+        ('"host3:rxe0"]', '"host1:rxe0"]', "host1:rxe0 is there twice; name each RNIC once (ranks_per_rnic gives"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            fit(decode(text.replace(old, new).encode(), source="s.toml"), soft_topology(), "soft")
+        assert says in str(caught.value)
+
+
 def test_experiment_grid_the_lab_cannot_fill_is_rejected():
     with pytest.raises(ConfigError, match=re.escape("workload.grid: has 8 ranks, but there are 4 RNICs")):
         fit(read(JOB.format("").replace("tp=2", "tp=4")), soft_topology(), "soft")

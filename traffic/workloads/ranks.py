@@ -50,7 +50,8 @@ ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int32": 4}
 class RanksSpec:
     """Common parameters of collectives and jobs: placement of ranks, element type, queue pairs, and deadlines.
 
-    `ranks` are RNIC names or selectors in rank order (empty: the first RNIC of every host). Only reductions use
+    `ranks` are RNIC names or selectors in rank order (empty: the first RNIC of every host). With `ranks_per_rnic` there
+    are that many times as many ranks, and the order repeats: rank i is on RNIC i mod their number. Only reductions use
     `redop`. With `compute_units` above 0 every iteration begins with that much work on the host's GPU `gpu`. An
     operation that takes a rank longer than `deadline_s` is a failure. The first `warmup` iterations are executed and
     verified, but not counted.
@@ -66,6 +67,7 @@ class RanksSpec:
     """
 
     ranks: tuple[str, ...] = ()
+    ranks_per_rnic: int = 1
     dtype: str = "fp32"
     redop: str = "sum"
     compute_units: int = 0
@@ -107,7 +109,12 @@ def place(lab: Fabric, spec: RanksSpec) -> tuple[Endpoint, ...]:
     ranks = tuple(endpoint(lab.topology, name) for text in written for name in select(lab.topology, text))
     twice = {rank.name for rank in ranks if ranks.count(rank) > 1}
     if twice:
-        raise UsageError(f"an RNIC can be only one rank; {', '.join(sorted(twice))} is named twice")
+        raise UsageError(
+            f"name each RNIC once; {', '.join(sorted(twice))} is named twice (ranks_per_rnic gives RNICs several ranks)"
+        )
+    if spec.ranks_per_rnic < 1:
+        raise UsageError(f"an RNIC has at least 1 rank, got ranks_per_rnic {spec.ranks_per_rnic}")
+    ranks *= spec.ranks_per_rnic
     if spec.warmup < 0:
         raise UsageError(f"warm-up iterations cannot be negative, got {spec.warmup}")
     if len(ranks) > MAX_RANKS:

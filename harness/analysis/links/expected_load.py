@@ -122,7 +122,8 @@ def _writes_by_pair(run: Measurements) -> dict[tuple[str, str], tuple[tuple[int,
         collective=said["collective"],
         algorithm=said["algorithm"],
         dtype=said.get("dtype") or "fp32",
-        ranks=tuple(f"{rank.host}:{rank.rnic}" for rank in run.ranks),
+        ranks=tuple(dict.fromkeys(f"{rank.host}:{rank.rnic}" for rank in run.ranks)),
+        ranks_per_rnic=int(said.get("ranks_per_rnic") or 1),
         size_bytes=int(said["size_bytes"]),
         root=int(said.get("root") or 0),
         skew=float(said.get("skew") or 0.0),
@@ -132,7 +133,11 @@ def _writes_by_pair(run: Measurements) -> dict[tuple[str, str], tuple[tuple[int,
         iterations=1,
     )
     ranks, _, programs = collective.fit(_Lab(kind=run.lab_kind, topology=run.topology), spec)
-    return {(ranks[src].name, ranks[dst].name): each for (src, dst), each in writes_of(spec, programs).items()}
+    by_rnics: dict[tuple[str, str], tuple[tuple[int, ...], ...]] = {}
+    for (src, dst), each in writes_of(spec, programs).items():  # in the order of the connections
+        ends = ranks[src].name, ranks[dst].name
+        by_rnics[ends] = (*by_rnics.get(ends, ()), *each)
+    return by_rnics
 
 
 def _on_the_wire(size: int, mtu: int) -> tuple[int, int]:

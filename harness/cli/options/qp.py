@@ -10,8 +10,9 @@ import click
 from testbed.errors import UsageError
 from traffic.engine.task_specs import PATIENT_TIMEOUT, QpParams, check_qp
 from traffic.schedules import MAX_QPS_PER_PEER, SPREADS
+from traffic.workloads.ranks import MAX_RANKS
 
-__all__ = ["qp_option", "queue_pair_options"]
+__all__ = ["qp_option", "queue_pair_options", "ranks_per_rnic_option"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -67,3 +68,12 @@ def queue_pair_options(command: F) -> F:
     for option in reversed(_OF_RANKS):
         command = option(command)
     return command
+
+
+ranks_per_rnic_option = click.option(
+    "--ranks-per-rnic",
+    default=1,
+    show_default=True,
+    type=click.IntRange(1, MAX_RANKS),
+    help="So many times as many ranks: the order of RNICs repeats.",
+)

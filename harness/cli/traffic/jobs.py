@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -10,7 +12,7 @@ import click
 
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.options import rows_file
-from harness.cli.options.qp import queue_pair_options
+from harness.cli.options.qp import queue_pair_options, ranks_per_rnic_option
 from harness.cli.options.recording_options import (
     check_record,
     out_option,
@@ -22,9 +24,12 @@ from harness.cli.traffic.traffic_group import exit_code, run_ranks, traffic
 from harness.experiment.job_words import parse_grid, parse_phase, storage_of
 from harness.verdict import ExitCode
 from testbed.errors import UsageError
+from testbed.lab import Lab
+from traffic.engine.running_traffic import OnEvent, Running
+from traffic.workloads import interference, recording
 from traffic.workloads import job as job_module
-from traffic.workloads import recording
-from traffic.workloads.job import JobSpec
+from traffic.workloads.interference import Interference
+from traffic.workloads.job import JobResult, JobSpec
 from traffic.workloads.ranks import ITEM_BYTES
 from traffic.workloads.storage_service import MODES, Storage, StorageTimes
 
@@ -59,6 +64,12 @@ T = TypeVar("T")
     metavar="SIZE[:EVERY[:MODE]]",
     help=f"What every rank stores every so many iterations (10); {', '.join(MODES)} (sync).",
 )
+@click.option(
+    "--alone",
+    is_flag=True,
+    help="Then run each group of each phase alone, and print how much slower it was beside the others (interference).",
+)
+@ranks_per_rnic_option
 @queue_pair_options
 @out_option
 @record_options
@@ -77,6 +88,7 @@ def job(
     storage: str,
     ingest: str,
     checkpoint: str,
+    alone: bool,
     out: Path | None,
     record: Path | None,
     record_format: str,
@@ -96,26 +108,16 @@ def job(
     )
     job_module.fit(session.inventory(), spec)
     check_record(record)
-    result = run_ranks(session, ranks, f"job {grid}", lambda lab, tell: job_module.start(lab, spec, on_event=tell))
+    result = run_ranks(session, ranks, f"job {grid}", partial(_start, spec))
     if record is not None:
         write_record(session, recording.of_job(result), record, record_format)
     write_rows(session, rows_file.of_ranks(result), out)
+    disturbed = _interference(session, spec, result) if alone else ()
     if as_json:
-        session.json(result.to_dict())
+        more = {"interference": [{**asdict(one), "ratio": one.ratio} for one in disturbed]} if alone else {}
+        session.json(result.to_dict() | more)
     else:
-        rows = [
-            (
-                spec.phases[one.phase].along,
-                spec.phases[one.phase].collective,
-                result.algorithms[one.phase],
-                str(spec.phases[one.phase].size_bytes),
-                " ".join(str(rank) for rank in one.members),
-                f"{one.time_ns / 1e3:.0f}",
-                f"{one.busbw_gbytes_per_s:.5f}",
-            )
-            for one in result.groups
-        ]
-        session.table(("along", "collective", "algorithm", "size(B)", "ranks", "time(us)", "busbw(GB/s)"), rows)
+        _print_groups(session, spec, result, disturbed)
         session.out.print(
             f"{result.iterations_completed} iterations, {result.wrong_elements} wrong elements; iteration P50 "
             f"{result.iteration_p50_ns / 1e6:.1f} ms, P95 {result.iteration_p95_ns / 1e6:.1f}, "
@@ -145,6 +147,38 @@ def _said_of(times: StorageTimes) -> str:
         f"{times.stored_max_ns / 1e6:.0f}; ranks waited P50 {times.checkpoint_wait_p50_ns / 1e6:.0f} ms for them, "
         f"at most {times.checkpoint_wait_max_ns / 1e6:.0f}"
     )
+
+
+def _interference(session: Session, spec: JobSpec, result: JobResult) -> tuple[Interference, ...]:
+    """Run each group alone, and compare. Groups without a time, together or alone, are left out."""
+    by_place = {}
+    for place, one in interference.alone(spec, result.ranks).items():
+        what = f"job of {' and '.join(one.ranks)} alone"
+        by_place[place] = run_ranks(session, one.ranks, what, partial(_start, one))
+    return interference.interference(result, by_place)
+
+
+def _start(spec: JobSpec, lab: Lab, on_event: OnEvent) -> Running[JobResult]:
+    return job_module.start(lab, spec, on_event=on_event)
+
+
+def _print_groups(session: Session, spec: JobSpec, result: JobResult, disturbed: Sequence[Interference]) -> None:
+    ratios = {(one.phase, one.members): (f"{one.alone_ns / 1e3:.0f}", f"{one.ratio:.2f}") for one in disturbed}
+    rows = [
+        (
+            spec.phases[one.phase].along,
+            spec.phases[one.phase].collective,
+            result.algorithms[one.phase],
+            str(spec.phases[one.phase].size_bytes),
+            " ".join(str(rank) for rank in one.members),
+            f"{one.time_ns / 1e3:.0f}",
+            f"{one.busbw_gbytes_per_s:.5f}",
+            *(ratios.get((one.phase, one.members), ("", "")) if ratios else ()),
+        )
+        for one in result.groups
+    ]
+    columns = ("along", "collective", "algorithm", "size(B)", "ranks", "time(us)", "busbw(GB/s)")
+    session.table((*columns, *(("alone(us)", "interference") if ratios else ())), rows)
 
 
 def _read(option: str, parser: Callable[[str], T], text: str) -> T:

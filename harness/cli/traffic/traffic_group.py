@@ -15,7 +15,7 @@ from harness.cli.command_group import Commands
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.options import rows_file
 from harness.cli.options.numbers import FiniteRange
-from harness.cli.options.qp import qp_option, queue_pair_options
+from harness.cli.options.qp import qp_option, queue_pair_options, ranks_per_rnic_option
 from harness.cli.options.recording_options import (
     check_record,
     out_option,
@@ -267,6 +267,7 @@ def _flow_row(result: FlowResult) -> tuple[str, ...]:
 @click.option(
     "--compute", "compute_units", default=0, type=click.IntRange(0), help="GPU work before each iteration, in units."
 )
+@ranks_per_rnic_option
 @queue_pair_options
 @out_option
 @record_options

@@ -17,7 +17,7 @@ from harness.experiment.metrics import LINK_PREFIXES
 from harness.experiment.replayed import Replay, spec_of, trace_of
 from harness.experiment.workload_file import Collective, Flow, Job, Workload, duration_ns
 from harness.run.prepare.fit_routing import fit_routing
-from harness.run.workload import collective_spec, job_spec
+from harness.run.workload import collective_spec, job_spec, rank_names
 from inject.fault_plan import PlannedFault
 from testbed.errors import ConfigError, UsageError
 from testbed.model.lab_kind import LabKind, traits_of
@@ -160,7 +160,8 @@ def _fit_workload(experiment: Experiment, topology: Topology, lab_kind: LabKind)
             ranks += (rank,)
     repeated = sorted({rank for rank in ranks if ranks.count(rank) > 1})
     if repeated:
-        raise _error(experiment, "workload.ranks", f"{repeated[0]} is there twice; a rank is one RNIC")
+        said = f"{repeated[0]} is there twice; name each RNIC once (ranks_per_rnic gives RNICs several ranks)"
+        raise _error(experiment, "workload.ranks", said)
     if len(ranks) < 2:  # noqa: PLR2004 - a ring needs two
         raise _error(experiment, "workload.ranks", f"a collective needs at least 2 ranks, not {len(ranks)}")
     if isinstance(workload, Replay):
@@ -235,10 +236,12 @@ def _fit_flow(experiment: Experiment, topology: Topology, flow: Flow, lab_kind: 
 
 def _check_job(experiment: Experiment, workload: _Ranked, lab: _Lab) -> None:
     """What a job needs besides ranks that are there."""
-    ranks = len(workload.ranks)
+    ranks = len(rank_names(workload))
     if isinstance(workload, Job):
         if ranks != (wanted := prod(size for _, size in workload.grid)):
-            raise _error(experiment, "workload.grid", f"has {wanted} ranks, but there are {ranks} RNICs")
+            on = f"{len(workload.ranks)} RNICs with {workload.ranks_per_rnic} each"
+            where = on if workload.ranks_per_rnic > 1 else f"{ranks} RNICs"
+            raise _error(experiment, "workload.grid", f"has {wanted} ranks, but there are {where}")
         if workload.storage and workload.storage.host not in lab.topology.host_by_name:
             said = f'no host "{workload.storage.host}"; there is {", ".join(lab.topology.host_by_name)}'
             raise _error(experiment, "workload.storage.host", said)

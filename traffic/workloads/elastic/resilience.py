@@ -47,6 +47,8 @@ def check(spec: JobSpec, resilience: Resilience) -> None:
         raise UsageError(
             "a job restarts from checkpoints, and this one stores none; give it a storage with checkpoints"
         )
+    if spec.ranks_per_rnic > 1:
+        raise UsageError(f"a job with restarts has one rank on each RNIC, not ranks_per_rnic {spec.ranks_per_rnic}")
     if policy.restart == "spare" and not resilience.spares:
         raise UsageError("restart = spare needs at least one spare")
     if policy.restart != "spare" and resilience.spares:
