@@ -1,6 +1,6 @@
 """Every kind of fault that a soft lab and a rack both have: proved by its receipt, and not when nothing was done.
 
-`tests/unit/test_rack_suite.py` plans each of them on the example of a rack. Not yet run on hardware.
+The unit test `test_rack_suite.py` plans each of them on the example of a rack. Not yet run on hardware.
 """
 
 from __future__ import annotations

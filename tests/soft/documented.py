@@ -230,7 +230,7 @@ NOT_RUN = {
     "faultbed --lab soft-zones bisection": "a lab of zones is not the session's",
     "faultbed down": _ENDS,
     "faultbed down --purge": _ENDS,
-    "faultbed release --force": "ends the session's own reservation; tests/unit/test_reservation.py has its rules",
+    "faultbed release --force": "ends the session's own reservation; the unit test `test_reservation.py` has its rules",
     (
         "faultbed inventory discover --name my-lab --out my-lab.yml host1=192.0.2.11 host2=192.0.2.12 "
         "rtsw1=admin@192.0.2.101"

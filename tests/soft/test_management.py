@@ -1,4 +1,4 @@
-"""The guard of the management path, on a kernel with bonds and VLANs; `tests/unit/test_management.py` has the rest."""
+"""The guard of the management path, on a kernel with bonds and VLANs; the unit test of the same name has the rest."""
 
 from __future__ import annotations
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from house import HOUSE
 
 from inject import what_is_real
 from inject.fault_page import markdown, table
 from inject.kinds.catalogue import CATALOGUE
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
+PAGE = HOUSE / "docs" / "faults.md"
 
 
 def test_fault_page_is_up_to_date():

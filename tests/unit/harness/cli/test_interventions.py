@@ -10,12 +10,11 @@ import re
 import stat
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import guarded_run
 import pytest
-from house import HOUSE
+from house import HOUSE, SUPPORT
 from local_lab import SOFT, lab_at
 from qmp_server import Qemu
 from waiting import until
@@ -115,7 +114,7 @@ def purged_by(_):
 )
 def test_command_with_two_faults_begins_no_second_one_after_the_lab_was_put_back(qemu, folder, tmp_path, end, said):
     """Real holders. The command is a process of its own, the one that puts the lab back is this one."""
-    path = os.pathsep.join((str(HOUSE), str(Path(__file__).parent)))
+    path = os.pathsep.join((str(HOUSE), str(SUPPORT)))
     command = subprocess.Popen(
         [sys.executable, "-c", TWO_FAULTS, str(folder), str(tmp_path / "journal")],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path},

@@ -1,8 +1,7 @@
 """Experiments of racks fit the example, that of both kinds fits both; on a lab of the other kind one is skipped."""
 
-from pathlib import Path
-
 import pytest
+from house import DEMO
 
 from harness.experiment import experiment_file as experiment_module
 from harness.experiment.run_plan import encode
@@ -16,7 +15,7 @@ from testbed.shipped import inventories
 
 pytest_plugins = ["pytester"]
 
-FOLDER = Path(__file__).resolve().parents[1] / "experiments"
+FOLDER = DEMO.parent
 RACK, SOFT, BOX = (
     load(inventories() / name) for name in ("rack-h100.example.yml", "soft.yml", "linux-box.example.yml")
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from house import HOUSE
+from house import HOUSE, SUPPORT
 from qmp_server import Qemu
 
 pytest_plugins = ["pytester"]
@@ -53,7 +53,7 @@ def session(pytester, monkeypatch):
     folder = tempfile.TemporaryDirectory(prefix="faultbed-")
     server = Qemu(Path(folder.name) / "qmp")
     monkeypatch.setenv("FAULTBED_TEST_LAB", folder.name)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(HOUSE), str(Path(__file__).parent))))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(HOUSE), str(SUPPORT))))
     pytester.makeconftest(CONFTEST)
 
     def run(text, *options):

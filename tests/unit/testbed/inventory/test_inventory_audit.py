@@ -8,10 +8,10 @@ import socket
 import subprocess
 import sys
 import threading
-from pathlib import Path
 
 import pytest
 import yaml
+from house import HOUSE
 from jsonschema import Draft202012Validator
 
 from testbed.errors import ConfigError
@@ -560,7 +560,7 @@ def faultbed(tmp_path):
         return subprocess.run(
             [sys.executable, "-c", "from harness.cli import main; main()", *argv],
             capture_output=True, text=True, timeout=120, env=environment, check=False,
-            cwd=Path(__file__).resolve().parents[2],
+            cwd=HOUSE,
         )  # fmt: skip
 
     return call

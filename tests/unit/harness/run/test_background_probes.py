@@ -7,11 +7,11 @@ import json
 import random
 import threading
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from experiment_text import COLLECTIVE, FLOW, read
+from house import HOUSE
 from hypothesis import given
 from hypothesis import strategies as st
 from test_rtt import echo
@@ -34,7 +34,7 @@ from traffic.probes.rtt import Trip
 THERE = ("host1:rxe0", "rtsw1", "ctsw1", "rtsw2", "host3:rxe0")
 OTHER = ("host1:rxe0", "rtsw1", "ctsw2", "rtsw2", "host3:rxe0")
 S = 1_000_000_000
-SOFT = Path(__file__).parents[2] / "inventory" / "soft.yml"
+SOFT = HOUSE / "inventory" / "soft.yml"
 
 
 def path_query(start, end, way=THERE, qpns=(17, 18)):

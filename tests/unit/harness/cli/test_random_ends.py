@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from house import HOUSE
+from house import HOUSE, SUPPORT
 from local_lab import lab_at
 from qmp_server import Qemu
 from waiting import until
@@ -87,9 +87,9 @@ def wrong(end):
 
 
 def _wrong(end, folder, qemu):
-    path = os.pathsep.join((str(HOUSE), str(Path(__file__).parent)))
+    path = os.pathsep.join((str(HOUSE), str(SUPPORT)))
     script, *more = COMMANDS[end.command]
-    words = (str(HOUSE / "tests/unit" / script), str(folder), *more)
+    words = (str(SUPPORT / script), str(folder), *more)
     with subprocess.Popen(
         [sys.executable, *words], start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, env={**os.environ, "PYTHONPATH": path},

@@ -13,9 +13,9 @@ import re
 import subprocess
 import sys
 import tomllib
-from pathlib import Path
 
 import pytest
+from house import DATA
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,7 +31,7 @@ from testbed.preflight import busbw, collect, fec
 from testbed.preflight.rack_formats import complaint, keeps_up, key_values, link_untold, link_wrong, qos
 from testbed.shipped import inventories, playbooks
 
-FOLDER = Path(__file__).parents[1] / "data/recorded"
+FOLDER = DATA / "recorded"
 OUTPUTS = tomllib.loads((FOLDER / "outputs.toml").read_text())["output"]
 RACK = lab_inventory.load(inventories() / "rack-h100.example.yml").topology
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from house import HOUSE
 
 from testbed.inventory.soft_presets import PRESETS, _tree
 from testbed.provision import RACK_DEADLINE_S, roles_of
@@ -89,9 +90,8 @@ def test_rack_playbook_deadline_exceeds_the_sum_of_its_tasks(name):
 
 def test_ansible_lint_is_locked_and_run_by_make_lint():
     """Linting takes most of a minute, too long for this suite; its configuration file has the profile."""
-    house = Path(__file__).parents[2]
-    assert "ansible-lint==" in (house / "requirements.lock").read_text()
-    recipe = (house / "Makefile").read_text().partition("\nlint: ")[2].partition("\n\n")[0]
+    assert "ansible-lint==" in (HOUSE / "requirements.lock").read_text()
+    recipe = (HOUSE / "Makefile").read_text().partition("\nlint: ")[2].partition("\n\n")[0]
     assert "ansible-lint" in recipe
     output = yaml.safe_load((playbooks() / ".ansible-lint").read_text())
     assert (output["profile"], output["skip_list"]) == ("production", ["fqcn[canonical]"])

@@ -10,11 +10,10 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from house import HOUSE
+from house import HOUSE, SUPPORT
 from waiting import until
 
 from inject.injector import Injector
@@ -48,7 +47,7 @@ def test_it(armed):
 
 def started(tmp_path, *words, **env):
     """A process of ours in a group of its own, as in a shell's foreground."""
-    path = os.pathsep.join((str(HOUSE), str(Path(__file__).parent)))
+    path = os.pathsep.join((str(HOUSE), str(SUPPORT)))
     return subprocess.Popen(
         [sys.executable, *words], cwd=tmp_path, start_new_session=True, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, env={**os.environ, "PYTHONPATH": path, **env},
@@ -63,7 +62,7 @@ def test_second_ctrl_c_does_not_skip_the_revert(qemu, tmp_path):
     """The first one begins to clear; the second interrupts that and leaves the revert to the target.
     The end is then unseen: the lab is DIRTY until it is compared.
     """
-    with started(tmp_path, str(HOUSE / "tests/unit/local_lab.py"), str(tmp_path)) as process:
+    with started(tmp_path, str(SUPPORT / "local_lab.py"), str(tmp_path)) as process:
         until(lambda: False in qemu.links, within_s=START_S)
         until((tmp_path / "journal").exists, within_s=START_S)
         qemu.late_s = 1.0
@@ -81,7 +80,7 @@ def test_second_ctrl_c_does_not_skip_the_revert(qemu, tmp_path):
 def test_one_ctrl_c_clears_without_a_dirty_mark(qemu, tmp_path, mute_s):
     """This also holds while the holder owes an answer, which used to be taken for the next request's."""
     qemu.mute_s = mute_s
-    with started(tmp_path, str(HOUSE / "tests/unit/local_lab.py"), str(tmp_path)) as process:
+    with started(tmp_path, str(SUPPORT / "local_lab.py"), str(tmp_path)) as process:
         until(lambda: False in qemu.links, within_s=START_S)
         os.killpg(process.pid, signal.SIGINT)
         process.communicate(timeout=START_S)

@@ -5,9 +5,9 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
+from house import HOUSE
 
 from testbed import shipped
 from testbed.directories import lab_dir
@@ -376,7 +376,7 @@ def faultbed(home):
         done = subprocess.run(
             [sys.executable, "-c", "from harness.cli import main; main()", *argv],
             capture_output=True, text=True, timeout=120, env=environment, check=False,
-            cwd=Path(__file__).resolve().parents[2],
+            cwd=HOUSE,
         )  # fmt: skip
         assert "Traceback" not in done.stderr
         return done

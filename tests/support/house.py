@@ -4,4 +4,7 @@ from pathlib import Path
 
 HOUSE = Path(__file__).resolve().parents[2]
 DEMO = HOUSE / "tests" / "experiments" / "demo.toml"
-TRACES = HOUSE / "tests" / "data" / "traces"
+DATA = HOUSE / "tests" / "data"
+TRACES = DATA / "traces"
+# What tests share; a program that a test starts finds it there.
+SUPPORT = HOUSE / "tests" / "support"

@@ -6,10 +6,9 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-from house import HOUSE
+from house import HOUSE, SUPPORT
 
 from inject.node.network.scheme import SWEEP
 from testbed.node.routing import agent
@@ -24,7 +23,7 @@ def in_a_namespace(program, *words):
     if subprocess.run(["unshare", "-rn", "ip", "link", "add", "up1", "type", "veth"], check=False).returncode:
         pytest.skip("no network namespaces for this user here")
     environment = {**os.environ, "PYTHONPATH": str(HOUSE)}
-    argv = ["unshare", "-rn", sys.executable, str(Path(__file__).with_name(program)), *words]
+    argv = ["unshare", "-rn", sys.executable, str(SUPPORT / program), *words]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=120, env=environment)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

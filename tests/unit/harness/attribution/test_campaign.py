@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner
+from house import HOUSE
 
 from harness.attribution import campaign
 from harness.cli.experiments import attribution
@@ -21,7 +21,7 @@ from inject.kinds.catalogue import CATALOGUE
 from testbed.errors import LabError
 from testbed.inventory.lab_inventory import load
 
-SOFT = Path(__file__).parents[2] / "inventory" / "soft.yml"
+SOFT = HOUSE / "inventory" / "soft.yml"
 LABS = ("soft", "soft-mini", "soft-3rack")
 
 

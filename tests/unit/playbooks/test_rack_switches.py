@@ -8,13 +8,13 @@ from __future__ import annotations
 import functools
 import json
 import sys
-from pathlib import Path
 
 import pytest
+from house import DATA
 
 from testbed.shipped import playbooks
 
-GOLDEN = Path(__file__).parents[1] / "data/sonic"
+GOLDEN = DATA / "sonic"
 HOSTVARS = {
     "faultbed_asn": 65101,
     "faultbed_loopback": "10.78.0.1/32",

@@ -8,7 +8,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from house import HOUSE
+from house import HOUSE, SUPPORT
 from local_lab import SOFT
 
 from testbed.observe import fingerprint
@@ -60,7 +60,7 @@ def test_leftovers_beside_traffic_of_other_users_are_reported(left):
 
 def test_others_are_the_live_commands_except_this_one(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
-    path = os.pathsep.join((str(HOUSE), str(HOUSE / "tests" / "unit"), str(HOUSE / "tests")))
+    path = os.pathsep.join((str(HOUSE), str(SUPPORT)))
     with hold(SOFT, ["host2"], why="inject", mode="shared") as mine:
         assert mine.others() == ()
         command = subprocess.Popen(
