@@ -9,8 +9,8 @@ from gbn_model import go_back_n
 from house import HOUSE
 from labelled_run import campaign
 from pages import RUN
+from repeated_runs import without_faults
 from synthetic_run import synthetic_run
-from test_noise import without_faults
 
 from harness.packets.evidence import CAPTURE
 from testbed.packets.capture_file import write_pcapng

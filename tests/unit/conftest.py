@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import subprocess
 import sys
 
 import pytest
+from house import HOUSE
 from qmp_server import Qemu
 
 from inject.leases.channels import LocalChannel
@@ -68,3 +71,24 @@ def held(request, qemu, tmp_path):
     assert channel.receive(timeout_s=10)["event"] == "ready"
     yield channel
     channel.close()
+
+
+@pytest.fixture
+def faultbed(tmp_path):
+    """The real command in a process of its own, with an empty home."""
+
+    def call(*argv, cwd=HOUSE):
+        environment = {**os.environ, "FAULTBED_HOME": str(tmp_path / "home"), "COLUMNS": "160"}
+        environment.pop("FAULTBED_LAB", None)
+        code = "from harness.cli import main; main()"
+        return subprocess.run(
+            [sys.executable, "-c", code, *argv],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            env=environment,
+            cwd=cwd,
+            check=False,
+        )
+
+    return call

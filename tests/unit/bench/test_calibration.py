@@ -8,18 +8,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from scipy import special
+from error_limits import most_errors
 
 from bench import calibration
 from harness import confidence
 
 SERIES = 150
 CASES = [(n, memory) for n in (16, 100, 300) for memory in (0.0, 0.8, 0.95)]
-
-
-def most_errors(series, allowed):
-    """The number of errors that a right interval exceeds once in a million."""
-    return int(np.argmax(special.bdtrc(np.arange(series), series, allowed) < 1e-6))
 
 
 @pytest.mark.parametrize("shape", calibration.SHAPES)

@@ -5,23 +5,20 @@ from __future__ import annotations
 import itertools
 
 import msgspec
-import numpy as np
 import pytest
+from judged_runs import PLAN, served
 from synthetic_run import synthetic_run
 
 from harness.analysis.observations import Observation, straggler
 from harness.analysis.observe import observe
 from harness.confidence import Interval, level_for
-from harness.experiment import run_plan as plans
 from harness.experiment.experiment_file import Expectation
 from harness.experiment.metrics import METRICS, lookup
 from harness.judge import check_expectation, judge, noisy_checks
-from harness.record.measurements import Serving
 from harness.verdict import ExitCode, Verdict, decode, encode, exit_code, unproven, worst
 from testbed.observe.telemetry import Change, Machine
 
 PASS, INCONCLUSIVE, FAIL, ERROR = Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL, Verdict.ERROR
-PLAN = plans.Plan(faultbed="0", experiment="x", seed=7, inventory="00", workload={}, faults=())
 
 
 def verdict_of(run, *expectations):
@@ -62,14 +59,6 @@ def test_judge_single_performance_value_is_inconclusive(name, value):
     (check,) = check_expectation(at_most(name, 1.0), Observation(value=value, detail="2 iterations"), ())
     assert check.verdict is INCONCLUSIVE
     assert "too few independent values" in check.detail
-
-
-def served(*ttft_s, kept=1.0):
-    """An inference job whose requests waited so long for their first token, and a tenth for each of three others."""
-    times = [round(1e9 * float(time_s)) for time_s in np.random.default_rng(1).permutation(ttft_s)]
-    tokens = tuple((time // 10,) * 3 for time in times)
-    serving = Serving(ttft_ns=tuple(times), tpot_ns=tokens, slo_attainment=kept)
-    return msgspec.structs.replace(synthetic_run(), serving=serving, faults=())
 
 
 @pytest.mark.parametrize(

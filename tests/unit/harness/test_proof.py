@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from judged_runs import PLAN
 from planned_faults import SAMPLES, soft
 from synthetic_run import FLAP, LOSS, MS, T0, S, synthetic_run
-from test_judge import PLAN
 
 from harness import proof
 from harness.analysis.observe import observe

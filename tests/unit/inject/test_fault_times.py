@@ -6,8 +6,8 @@ import time
 
 import pytest
 from held import ask
+from holder_requests import prepare
 from local_lab import lab_at
-from test_holder import prepare
 from waiting import until
 
 from harness import proof

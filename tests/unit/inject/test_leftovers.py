@@ -7,7 +7,7 @@ import inspect
 
 import pytest
 from planned_faults import SAMPLES, SOFT
-from test_rack_actuators import CASES, HOPS, LINUX, RACK
+from rack_actuator_cases import CASES, HOPS, LINUX, RACK
 
 from inject.fault_plan import FaultSpec, plan
 from inject.kinds.catalogue import CATALOGUE

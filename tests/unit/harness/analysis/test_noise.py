@@ -9,33 +9,13 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from finished_run import finished
+from repeated_runs import without_faults
 from synthetic_run import synthetic_run
 
 from harness.analysis import noise
 from harness.analysis.observe import observe
 from harness.cli.main import cli
 from testbed.errors import UsageError
-
-
-def without_faults(run, factor=1.0):
-    """A run whose twin is all that there is; every time `factor` times as long."""
-    series = tuple(
-        msgspec.structs.replace(
-            rank,
-            iterations=tuple(
-                msgspec.structs.replace(
-                    step,
-                    start_ns=round(step.start_ns * factor),
-                    compute_ns=round(step.compute_ns * factor),
-                    wait_ns=round(step.wait_ns * factor),
-                    comm_ns=round(step.comm_ns * factor),
-                )
-                for step in rank.iterations
-            ),
-        )
-        for rank in run.twin
-    )
-    return msgspec.structs.replace(run, faults=(), twin=None, series=series)
 
 
 def test_noise_floor_recovers_the_deviation_between_runs():

@@ -11,8 +11,8 @@ import pytest
 from click.testing import CliRunner
 from finished_run import finished
 from labelled_run import Network
+from probe_echoes import round_trips
 from synthetic_run import T0
-from test_rtt import round_trips
 
 from harness.attribution.attribute import attribute
 from harness.attribution.probe_findings import with_probes

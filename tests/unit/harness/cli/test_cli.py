@@ -10,7 +10,6 @@ import tomllib
 import click
 import pytest
 from click.testing import CliRunner
-from house import HOUSE
 
 from harness import console
 from harness.cli.command_group import Commands
@@ -18,29 +17,6 @@ from harness.cli.ending import end_with
 from harness.cli.lab import labs
 from harness.cli.main import SECTIONS, cli
 from testbed.errors import FaultbedError
-
-
-@pytest.fixture
-def faultbed(tmp_path):
-    """The real command in a process of its own, with an empty home."""
-
-    def call(*argv, cwd=HOUSE):
-        import os
-
-        environment = {**os.environ, "FAULTBED_HOME": str(tmp_path / "home"), "COLUMNS": "160"}
-        environment.pop("FAULTBED_LAB", None)
-        code = "from harness.cli import main; main()"
-        return subprocess.run(
-            [sys.executable, "-c", code, *argv],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env=environment,
-            cwd=cwd,
-            check=False,
-        )
-
-    return call
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from test_top import Watched
+from watched_lab import Watched
 
 from harness.cli.lab import watching
 from harness.cli.lab.prometheus import exposition

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 from recorded import RECORDED
 from rich.console import Console
-from test_telemetry import Here
+from watched_lab import Watched
 
 from harness.cli.lab import watching
 from harness.cli.lab.screen import SILENT_NS, Screen
@@ -97,19 +97,6 @@ def test_top_shows_a_recorded_run():
     lines = rendered(screen, width=100, now_ns=RECORDED.samples[-1].at_ns)
     assert any("is gone" in line or "link" in line for line in lines)
     assert any("+" in line for line in lines)
-
-
-class Watched(Here):
-    """This machine as a lab, open while the block runs."""
-
-    name = "here"
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        for channel in self.channels:
-            channel.close()
 
 
 def top(monkeypatch, lab, *arguments):

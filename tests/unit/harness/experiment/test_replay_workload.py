@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from house import TRACES
 from synthetic_run import soft_topology
-from test_replay import TraceLab
+from trace_lab import TraceLab
 
 from harness.experiment import replayed
 from harness.experiment.experiment_file import decode, load

@@ -6,9 +6,9 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from error_limits import most_errors
 from msgspec.structs import replace
 from synthetic_run import MS, T0, S, Window, _fault, synthetic_run
-from test_calibration import most_errors
 
 from harness.analysis.observe import observe
 from harness.experiment.experiment_file import Expectation

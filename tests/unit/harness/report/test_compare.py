@@ -15,8 +15,8 @@ from click.testing import CliRunner
 from finished_run import finished
 from hypothesis import given
 from hypothesis import strategies as st
+from repeated_runs import without_faults
 from synthetic_run import synthetic_run
-from test_noise import without_faults
 
 from harness.analysis.noise import NoiseFloor, Spread
 from harness.cli.main import cli

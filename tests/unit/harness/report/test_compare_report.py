@@ -8,45 +8,17 @@ import re
 import msgspec
 import pytest
 from click.testing import CliRunner
+from compared_runs import dead, otherwise, with_loads
 from finished_run import EVIL, finished, parsed
-from synthetic_run import MS, T0, S, lost_at, synthetic_run
-from test_noise import without_faults
+from repeated_runs import without_faults
+from synthetic_run import synthetic_run
 
 from harness.analysis import noise
 from harness.cli.main import cli
-from harness.record.measurements import RebuildMark
 from harness.report.comparison import compare_page as compare_report
 from harness.report.comparison import compared_runs
 from harness.report.comparison.compare import compare
 from testbed.errors import UsageError
-
-
-def with_loads(run, *, second_spine=60_000_000):
-    """Return the run with bytes on every port: 40 MB over the first spine, `second_spine` bytes over the second."""
-    before, after = (
-        {node: dict(one) for node, one in kept.items()} for kept in (run.counters_before, run.counters_after)
-    )
-    for link in run.topology.links:
-        first = "ctsw1" in {link.a.node, link.b.node}
-        moved = 70_000_000 if not link.is_uplink else 40_000_000 if first else second_spine
-        for port in (link.a, link.b):
-            for name in ("tx_bytes", "rx_bytes"):
-                before.setdefault(port.node, {})[f"{port.netdev}.{name}"] = 0
-                after.setdefault(port.node, {})[f"{port.netdev}.{name}"] = moved
-    return msgspec.structs.replace(run, counters_before=before, counters_after=after)
-
-
-def dead(run, rebuilt_after_ms):
-    """Return the run with a queue pair that died in the flap and was rebuilt."""
-    at_ns = T0 + int(9.6 * S)
-    back_ns = at_ns + rebuilt_after_ms * MS
-    mark = RebuildMark(error_ns=at_ns, rebuilt_ns=back_ns, recovered_ns=back_ns + 20 * MS)
-    return msgspec.structs.replace(run, qps_lost=(lost_at(at_ns),), rebuild_marks=(mark,))
-
-
-def otherwise():
-    """A run that is shorter, carries its bytes over the first spine, and rebuilt its queue pair late."""
-    return dead(with_loads(synthetic_run(seconds=49.0), second_spine=10_000_000), 400)
 
 
 def page_of(a, b, floor=None):

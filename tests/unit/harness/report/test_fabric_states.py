@@ -7,12 +7,13 @@ import re
 import msgspec
 from finished_run import finished, parsed
 from recorded import DOWN, UP, change
+from state_windows import window
 from synthetic_run import T0, S, soft_topology, synthetic_run
 
 from harness.report import run_page as report
 from harness.report.fabric.drawing import Mark
 from harness.report.fabric.drawing_states import moments_svg, plain_svg
-from harness.report.fabric.fabric_states import MOST, Window, moments
+from harness.report.fabric.fabric_states import MOST, moments
 
 ROUTE = "route main unicast 10.77.2.0/31 metric 20 bgp"
 TWO, ONE = "via 169.254.0.1 dev ctsw1, via 169.254.0.1 dev ctsw2", "via 169.254.0.1 dev ctsw2"
@@ -22,10 +23,6 @@ FLAP = (
     change(13.1, "rtsw1", "link ctsw1", UP),
     change(15.0, "rtsw1", ROUTE, TWO),
 )
-
-
-def window(number=1, target="rtsw1:ctsw1", start_s=10, end_s=13, kind="link.down"):
-    return Window(number=number, kind=kind, target=target, start_ns=T0 + start_s * S, end_ns=T0 + end_s * S)
 
 
 def at(windows, changes):

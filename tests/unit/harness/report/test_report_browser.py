@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 
 import pytest
+from compared_runs import otherwise, with_loads
 from finished_run import finished
 from recorded import RECORDED
 from synthetic_run import T0, synthetic_run
-from test_compare_report import otherwise, with_loads
 
 from bench import chromium
 from harness.report import run_page as report

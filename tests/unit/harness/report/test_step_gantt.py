@@ -7,8 +7,8 @@ import re
 import msgspec
 import pytest
 from finished_run import finished, parsed
+from state_windows import window
 from synthetic_run import MS, T0, S, lost_at, synthetic_run
-from test_fabric_states import window
 
 from harness.attribution.packet_stalls import Wait
 from harness.attribution.stalls import stalls

@@ -14,7 +14,7 @@ from experiment_text import COLLECTIVE, FLOW, read
 from house import HOUSE
 from hypothesis import given
 from hypothesis import strategies as st
-from test_rtt import echo
+from probe_echoes import echo
 
 from harness.experiment import run_plan
 from harness.experiment.experiment_file import decode

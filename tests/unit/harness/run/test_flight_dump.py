@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from engine_labs import Lab, RankEngine, RankLab
-from test_collective_run import start
+from local_collective import start
 
 from harness.cli.traffic import traffic_group
 from harness.cli.traffic.traffic_group import teller

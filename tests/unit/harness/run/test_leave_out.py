@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import pytest
 from click.testing import CliRunner
 from finished_run import finished as written
+from preflight_states import INVENTORY, PLANTED, healthy, interface
 from synthetic_run import synthetic_run
-from test_preflight import INVENTORY, PLANTED, healthy, interface
-from test_repeated import PASS, verdict
+from verdict_files import PASS, verdict
 
 from harness.analysis.observe import observe
 from harness.cli.main import cli

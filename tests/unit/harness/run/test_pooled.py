@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from test_calibration import most_errors
-from test_judge import served
+from error_limits import most_errors
+from judged_runs import served
 
 from harness.analysis.observations import Observation
 from harness.confidence import Interval, level_for

@@ -9,19 +9,12 @@ import pytest
 from click.testing import CliRunner
 from finished_run import finished as written
 from synthetic_run import synthetic_run
+from verdict_files import ERROR, FAIL, PASS, verdict
 
 from harness.cli.main import cli
 from harness.run.loop import Finished
 from harness.run.repeats import repeated
 from harness.run.repeats.pooled import decode
-from harness.verdict import Check, Verdict, VerdictFile
-
-PASS, FAIL, ERROR = Verdict.PASS, Verdict.FAIL, Verdict.ERROR
-
-
-def verdict(seed, *checks, said=PASS, lab_state="CLEAN"):
-    made = tuple(Check(name=n, verdict=v, observed=o, bound=b, unit="s", rule="") for n, v, o, b in checks)
-    return VerdictFile(experiment="x", seed=seed, lab="soft", verdict=said, checks=made, faults=(), lab_state=lab_state)
 
 
 def test_shares_and_medians_have_their_intervals():

@@ -11,7 +11,7 @@ import threading
 import pytest
 import rack_tools
 from house import HOUSE
-from test_rack_formats import rack_state
+from rack_state import rack_state
 
 from inject import capability
 from inject.fault_plan import FaultSpec, plan

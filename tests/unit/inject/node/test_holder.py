@@ -15,25 +15,16 @@ from types import SimpleNamespace
 
 import pytest
 from held import ask, holder_pid
+from holder_requests import TTL_S, prepare
 from waiting import until
 
-from inject.leases.channels import local_python, open_holder
+from inject.leases.channels import open_holder
 from inject.node import holder
 from inject.node.actuator import Actuator
 from inject.node.qmp import DEADLINE_S
 from inject.node.qmp import execute as qmp_execute
 from testbed.errors import Unreachable
 from testbed.observe import clock
-
-TTL_S = 1.5
-
-
-def prepare(channel, tmp_path, *, nic="nic-be0", window_s=60.0, ttl_s=TTL_S, edges=None, **rest):
-    args = {"host": "host1", "netdev": "be0", "socket": str(tmp_path / "qmp"), "nic": nic, "python": local_python()}
-    return ask(
-        channel, "prepare", id="t", actuator="qmp", args=args, edges=edges or [[0.0, True]], window_s=window_s,
-        ttl_s=ttl_s, revert_dir=str(tmp_path), **rest,
-    )  # fmt: skip
 
 
 def arm(channel, qemu):

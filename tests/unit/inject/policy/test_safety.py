@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cli import faultbed  # noqa: F401 - a fixture
 
 from inject.fault_plan import FaultSpec, plan, plan_all
 from inject.injector import Injector
@@ -283,7 +282,7 @@ def test_power_cycle_needs_policy_dirty_lab_and_bmc():
     )
 
 
-def test_inject_and_power_cycle_commands_apply_the_policy(faultbed, tmp_path):  # noqa: F811 - a fixture
+def test_inject_and_power_cycle_commands_apply_the_policy(faultbed, tmp_path):
     rack = ("--lab", "inventory/rack-h100.example.yml")
     shown = faultbed(*rack, "inject", "link.down", "host3:mlx5_0", "--for", "5s", "--plan")
     assert shown.returncode == 0

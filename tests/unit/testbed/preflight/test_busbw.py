@@ -7,7 +7,6 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_cli import faultbed  # noqa: F401 - a fixture
 
 from testbed.errors import UsageError
 from testbed.inventory.schema import BusbwVars
@@ -112,7 +111,7 @@ def test_busbw_output_that_cannot_be_judged_is_rejected():
         compare(read(output((8, 1, 1, 0))), TABLE)
 
 
-def test_preflight_busbw_command_exit_code_and_json(faultbed, tmp_path):  # noqa: F811 - a fixture
+def test_preflight_busbw_command_exit_code_and_json(faultbed, tmp_path):
     file = tmp_path / "out.txt"
     ranks = "".join(f"#  Rank {n:2d} Group  0 Pid  1 on host1 device  0 [0x19] NVIDIA H100\n" for n in range(2, 32))
     for rate, code in ((47, 0), (30, 1)):

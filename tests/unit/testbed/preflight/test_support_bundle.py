@@ -7,7 +7,7 @@ import tarfile
 
 from hypothesis import given
 from hypothesis import strategies as st
-from test_rack_formats import CHRONY, MLNX_QOS, MLXLINK
+from rack_state import CHRONY, MLNX_QOS, MLXLINK
 
 from testbed.errors import Unreachable
 from testbed.inventory import lab_inventory

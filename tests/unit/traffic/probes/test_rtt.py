@@ -12,19 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from memory_fabric import Fabric, Rnic, modules
+from probe_echoes import US, echo, round_trips
 from rich.console import Console
-from test_tomography import SOFT, TOR
 
 from harness.cli.context import Session
 from harness.cli.traffic import probing
 from testbed.errors import UsageError
 from traffic.flows import flow_run
-from traffic.probes import prober
 from traffic.probes.prober import ProbeResult, ProbeSpec
-from traffic.probes.rtt import SLOW, Echo, Trip, echoes, locate, times_of
+from traffic.probes.rtt import SLOW, Trip, echoes, locate, times_of
 from traffic.probes.tomography import Probes
 
-US = 1000
 NS = st.integers(min_value=0, max_value=10**9)
 
 
@@ -56,28 +54,6 @@ def test_echo_distinguishes_a_lost_probe_from_a_lost_answer():
     assert (back.whole_ns, back.network_ns, refused.responder_ns) == (None, None, None)
     assert (unkept.whole_ns, unkept.network_ns) == (4, None)
     assert (late.whole_ns, late.network_ns, late.sent_ns) == (94, 92, 105)
-
-
-def round_trips(*, place=(), times=1.0, seed=1, count=60, scale=1.0, spread=0.25):
-    """Round trips on the default lab, four queue pairs a pair, of which a place makes each so many times as long."""
-    rng, collected = np.random.default_rng(seed), []
-    for src, dst in prober.pairs(SOFT):
-        one, two = (TOR[end.partition(":")[0]] for end in (src, dst))
-        for _ in range(4):
-            ways = []
-            for ends, tors in (((src, dst), (one, two)), ((dst, src), (two, one))):
-                middle = (one,) if one == two else (tors[0], str(rng.choice(["ctsw1", "ctsw2"])), tors[1])
-                ways.append((ends[0], *middle, ends[1]))
-            there, back = ways
-            hurt = place in Probes(path=(*there, *back[1:]), sent=1, lost=0).places
-            hops = len(there) + len(back)
-            took = scale * hops * 50 * US * rng.lognormal(0.0, spread, count) * (times if hurt else 1.0)
-            collected += [Trip(there=there, back=back, echo=echo(int(ns) + 30 * US, 30 * US)) for ns in took]
-    return collected
-
-
-def echo(whole_ns, responder_ns, *, sent_ns=0, came=True):
-    return Echo(connection=0, sent_ns=sent_ns, came=came, whole_ns=whole_ns, responder_ns=responder_ns)
 
 
 @pytest.mark.parametrize("times", [3.0, 20.0])

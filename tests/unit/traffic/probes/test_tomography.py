@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from probed_fabric import SOFT, TOR
 
 from testbed.errors import UsageError
 from testbed.inventory import lab_inventory
@@ -12,10 +13,8 @@ from traffic.probes import prober, results
 from traffic.probes.prober import ProbeSpec
 from traffic.probes.tomography import BACKGROUND, Probes, links_of, locate
 
-SOFT = lab_inventory.load(inventories() / "soft.yml").topology
 MINI = lab_inventory.load(inventories() / "soft-mini.yml").topology
 RACK = {host.name: host.rack for host in SOFT.hosts}
-TOR = {host.name: SOFT.rnic_link(host.name, host.rnics[0].name).a.node for host in SOFT.hosts}
 
 
 def sent(*, place=(), share=0.0, seed=1, count=200, background=0.0005):

@@ -9,6 +9,7 @@ import time
 
 import pytest
 from engine_labs import RANK_OF, RankLab
+from local_collective import start
 
 from testbed.errors import UsageError
 from traffic import schedules
@@ -19,11 +20,6 @@ from traffic.schedules import cost
 from traffic.workloads import collective
 from traffic.workloads.collective import CollectiveSpec
 from traffic.workloads.ranks import rank_plan
-
-
-def start(on_start, *, engines=None, lab=None, **change):
-    lab = lab or RankLab(on_start)
-    return collective.start(lab, CollectiveSpec(**{"algorithm": "ring", "iterations": 1, **change}), engines=engines)
 
 
 def test_collective_completes_on_all_ranks():

@@ -1,0 +1,20 @@
+"""Runs to be judged."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from synthetic_run import synthetic_run
+
+from harness.experiment import run_plan as plans
+from harness.record.measurements import Serving
+
+PLAN = plans.Plan(faultbed="0", experiment="x", seed=7, inventory="00", workload={}, faults=())
+
+
+def served(*ttft_s, kept=1.0):
+    """An inference job whose requests waited so long for their first token, and a tenth for each of three others."""
+    times = [round(1e9 * float(time_s)) for time_s in np.random.default_rng(1).permutation(ttft_s)]
+    tokens = tuple((time // 10,) * 3 for time in times)
+    serving = Serving(ttft_ns=tuple(times), tpot_ns=tokens, slo_attainment=kept)
+    return msgspec.structs.replace(synthetic_run(), serving=serving, faults=())

@@ -1,0 +1,152 @@
+"""What the tools of a rack print."""
+
+import json
+
+from testbed import shipped
+from testbed.inventory import lab_inventory as inventory_module
+from testbed.preflight.collect import Facts
+
+# The sections and names of mlxlink 4.x; values of a healthy 100 Gb/s port.
+MLXLINK = """\
+Operational Info
+----------------
+State                              : Active
+Physical state                     : LinkUp
+Speed                              : 100G
+Width                              : 4x
+FEC                                : Standard RS-FEC - RS(528,514)
+Loopback Mode                      : No Loopback
+Auto Negotiation                   : ON
+
+Physical Counters and BER Info
+------------------------------
+Time Since Last Clear [Min]        : 25074.8
+Effective Physical Errors          : 0
+Effective Physical BER             : 15E-255
+Raw Physical Errors Per Lane       : 0,0,0,0
+Link Down Counter                  : 0
+Link Error Recovery Counter        : 0
+Raw Physical BER                   : 15E-255
+"""
+MLNX_QOS = """\
+DCBX mode: OS controlled
+Priority trust state: dscp
+dscp2prio mapping:
+\tprio:0 dscp:07,06,05,04,03,02,01,00,
+\tprio:3 dscp:31,30,29,28,27,26,25,24,
+\tprio:6 dscp:55,54,53,52,51,50,49,48,
+Cable len: 10
+PFC configuration:
+\tpriority    0   1   2   3   4   5   6   7
+\tenabled     0   0   0   1   0   0   0   0
+tc: 0 ratelimit: unlimited, tsa: ets, bw: 10%
+\t priority:  1
+"""
+# As a host's watcher tells of a healthy H100 (testbed.node.nvml.look, which test_nvml.py holds to NVML's functions).
+GPU = {
+    "index": 0,
+    "bus_id": "00000000:19:00.0",
+    "name": "NVIDIA H100 80GB HBM3",
+    "vbios": "96.00.74.00.01",
+    "persistence": True,
+    "ecc": True,
+    "ecc_uncorrected": 0,
+    "remap_pending": False,
+    "remap_failed": False,
+    "reasons": 0,
+    "sm_mhz": 1980,
+    "sm_max_mhz": 1980,
+    "power_limit_w": 700,
+    "pcie": [5, 16],
+    "pcie_max": [5, 16],
+}
+CHRONY = (
+    "A9FEA97B,169.254.169.123,4,1763728000.1,0.000001234,-0.0000004,0.0000021,-5.1,0.001,0.03,0.0004,0.0003,16.1,Normal"
+)
+
+
+def told(*changed, driver="550.54.15"):
+    """What a host's watcher says of GPUs that are healthy but for what is changed, one a dict."""
+    return json.dumps({"event": "gpus", "driver": driver, "why": None, "gpus": [GPU | each for each in changed]})
+
+
+RACK = inventory_module.load(shipped.inventories() / "rack-h100.example.yml")
+PCIE = "current_link_speed: 32.0 GT/s PCIe\ncurrent_link_width: 16\nmax_link_speed: 32.0 GT/s PCIe\nmax_link_width: 16"
+# A port of mlx5 as ethtool's man page and mlx5/counters.rst have it, 2.5 s apart in the fixture below.
+FEC = """\
+at: {at}
+speed: 400000
+FEC parameters for rail0:
+Supported/Configured FEC encodings: Auto RS LLRS
+Active FEC encoding: RS
+Statistics:
+  corrected_blocks: 256
+    Lane 0: 125
+    Lane 1: 131
+  uncorrectable_blocks: 3
+     rx_crc_errors_phy: 0
+     rx_pcs_symbol_err_phy: {beyond}
+     rx_corrected_bits_phy: {mended}
+     rx_symbol_err_phy: 0
+"""
+FIRST = FEC.format(at="1763728000.500000000", beyond=17, mended=1000)
+LAST = FEC.format(at="1763728003.000000000", beyond=17, mended=9000)
+SONIC_PORT = {"dscp_to_tc_map": "FAULTBED", "tc_to_queue_map": "FAULTBED", "pfc_enable": "3", "pfcwd_sw_enable": "3"}
+
+
+def bus(host):
+    """Paths and NUMA nodes of a host whose RNICs each have their GPU below one PCIe switch, two NUMA nodes."""
+    paths, numa = [], []
+    for index, rnic in enumerate(host.rnics):
+        gpu = next(gpu for gpu in host.gpus if gpu.name == rnic.gpu)
+        for port, address in enumerate((rnic.pcie, gpu.pcie)):
+            paths.append(
+                f"/sys/devices/pci0000:{index}5/0000:{index}5:01.0/0000:{index}6:00.0/0000:{index}7:0{port}.0/{address}"
+            )
+            numa.append(f"/sys/bus/pci/devices/{address}/numa_node:{index // 4}")
+    return "\n".join(paths), "\n".join(numa)
+
+
+HOST_ABLE = """\
+python: Python 3.12.3
+lockdown: [none] integrity confidentiality
+tool mlxlink: mstlink
+tool mlxconfig: mstconfig
+tool nvidia-smi: nvidia-smi
+tool dcgmi: dcgmi
+"""
+SWITCH_ABLE = """\
+python: Python 3.11.2
+release: SONiC.202405.0-dirty-20240911.063012
+asic: broadcom
+bgp restart: enabled
+acl INGRESS: PACKET_ACTION,MIRROR_INGRESS_ACTION,COUNTER
+acl EGRESS: PACKET_ACTION,COUNTER
+"""
+
+
+def rack_state():
+    """What the tools of a healthy rack say, host by host."""
+    state = {}
+    for host in RACK.topology.hosts:
+        facts = state[host.name] = Facts()
+        for rnic in host.rnics:
+            facts.raw[f"pcie {rnic.name}"] = PCIE
+            facts.raw[f"mlxlink {rnic.name}"] = MLXLINK
+            facts.raw[f"qos {rnic.name}"] = MLNX_QOS
+            facts.raw[f"firmware {rnic.name}"] = "MT_0000000838\n28.39.1002"
+            facts.raw[f"fec-first {rnic.name}"] = FIRST
+            facts.raw[f"fec-last {rnic.name}"] = LAST
+            facts.raw["pci"], facts.raw["numa"] = bus(host)
+            path = next(path for path in facts.raw["pci"].split() if path.endswith(rnic.pcie))
+            facts.raw[f"device {rnic.name}"] = path
+        facts.raw["gpu"] = told(*({"index": index} for index in range(8)))
+        facts.raw["chrony"] = CHRONY
+        facts.raw["able"] = HOST_ABLE
+    for switch in RACK.topology.switches:
+        facts = state[switch.name] = Facts()
+        ports = {link.end(switch.name).netdev: dict(SONIC_PORT) for link in RACK.topology.links_of(switch.name)}
+        maps = {"FAULTBED": {"0": "0", "26": "3", "48": "6"}}
+        facts.raw["able"] = SWITCH_ABLE
+        facts.raw["configdb"] = json.dumps({"PORT_QOS_MAP": ports, "DSCP_TO_TC_MAP": maps})
+    return state

@@ -1,0 +1,26 @@
+"""Made-up measurements of runs without faults."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+def without_faults(run, factor=1.0):
+    """A run whose twin is all that there is; every time `factor` times as long."""
+    series = tuple(
+        msgspec.structs.replace(
+            rank,
+            iterations=tuple(
+                msgspec.structs.replace(
+                    step,
+                    start_ns=round(step.start_ns * factor),
+                    compute_ns=round(step.compute_ns * factor),
+                    wait_ns=round(step.wait_ns * factor),
+                    comm_ns=round(step.comm_ns * factor),
+                )
+                for step in rank.iterations
+            ),
+        )
+        for rank in run.twin
+    )
+    return msgspec.structs.replace(run, faults=(), twin=None, series=series)
