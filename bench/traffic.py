@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from bench import openmpi, perftest
+from bench import perftest
+from bench.mpi import openmpi
 from bench.perftest import PATIENT
 from bench.rows import Row, mark, ratio
 from bench.tcp_goodput import tcp_goodput

@@ -7,7 +7,7 @@ import json
 import pytest
 from engine_labs import RankLab
 
-from bench import openmpi
+from bench.mpi import openmpi
 from testbed.errors import CommandFailed, LabError
 from testbed.remote.remote_node import Completed
 
