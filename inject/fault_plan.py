@@ -85,6 +85,16 @@ class PlannedFault:
     selection: Selection | None = None
 
     @property
+    def target_text(self) -> str:
+        """The target as the user named it."""
+        return self.target.text
+
+    @property
+    def ends_s(self) -> float:
+        """When its window ends, in seconds after the workload's start."""
+        return self.at_s + self.for_s
+
+    @property
     def reads_keys(self) -> tuple[str, ...]:
         """Every counter that decides whether it fired or is restored, as `node/name`."""
         keys = [key for witness in self.must_move for key in witness.any_of]

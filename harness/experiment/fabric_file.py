@@ -12,8 +12,8 @@ from testbed.routing.schemes import SCHEMES, Routing
 
 __all__ = ["KEYS", "Fabric", "FabricFile", "fabric_of"]
 
-KEYS = ("routing", "qp_hash_seed", "weights", "buckets")
-_TAKEN_BY = {"qp_hash_seed": "e-ecmp", "weights": "weighted", "buckets": "resilient"}
+_TAKEN_BY = {scheme.parameter: scheme.name for scheme in SCHEMES.values() if scheme.parameter}
+KEYS = ("routing", *_TAKEN_BY)
 _LONGEST_SEED = 2**32 - 1
 
 
@@ -33,7 +33,8 @@ class Fabric:
     @property
     def parameters(self) -> dict[str, Any]:
         """The parameters that this scheme takes."""
-        return {name: getattr(self, name) for name, scheme in _TAKEN_BY.items() if scheme == self.routing}
+        name = SCHEMES[self.routing].parameter
+        return {name: getattr(self, name)} if name else {}
 
     @property
     def as_routing(self) -> Routing:

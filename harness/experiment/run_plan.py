@@ -20,7 +20,7 @@ import msgspec
 from harness.experiment.experiment_file import Experiment, Fault, Scalar
 from harness.json_text import json_text
 from harness.verdict import Fidelity
-from testbed.routing.switch_tables import fidelity_of
+from testbed.routing.schemes import SCHEMES
 
 __all__ = ["Plan", "PlannedFault", "decode", "encode", "plan"]
 
@@ -90,7 +90,9 @@ def plan(experiment: Experiment, *, seed: int | None = None, inventory_digest: s
         probe=PlannedProbes(per_s=probe.per_s, qps=probe.qps) if (probe := experiment.probe) else msgspec.UNSET,
         fabric=msgspec.UNSET
         if (fabric := experiment.fabric) is None
-        else PlannedFabric(routing=fabric.routing, fidelity=fidelity_of(fabric.routing), parameters=fabric.parameters),
+        else PlannedFabric(
+            routing=fabric.routing, fidelity=SCHEMES[fabric.routing].fidelity, parameters=fabric.parameters
+        ),
     )
 
 

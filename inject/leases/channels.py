@@ -27,7 +27,7 @@ from testbed.observe.fingerprint import stored_reverts
 from testbed.remote.jsonlines import next_message
 
 if TYPE_CHECKING:
-    from inject.fault_plan import PlannedFault
+    from inject.leases.leased import Leased
     from testbed.lab import Lab
 from testbed.remote.remote_node import Channel
 
@@ -59,7 +59,7 @@ UNIT_PREFIX = "faultbed-fault-"
 SYSTEMD_RUN = ("systemd-run", "--quiet", "--pipe", "--wait", "--collect")
 
 
-def open_holder(lab: Lab, planned: PlannedFault, *, instance: str, ttl_s: float) -> Channel:
+def open_holder(lab: Lab, planned: Leased, *, instance: str, ttl_s: float) -> Channel:
     """Start the holder of a fault, which changes nothing yet.
 
     `instance` is the fault's id made unique, so that one holder's end cannot touch the unit, or the stored revert, of
@@ -81,7 +81,7 @@ def patience_s(ttl_s: float) -> float:
     return max(ttl_s / 4, DEADLINE_S + _TURN_S)
 
 
-def unit_command(planned: PlannedFault, python: list[str], *, instance: str) -> list[str]:
+def unit_command(planned: Leased, python: list[str], *, instance: str) -> list[str]:
     """Return the `systemd-run` command that starts a holder whose revert PID 1 guarantees.
 
     The unit is killed when its holder, once armed, hangs for half a lease (`WatchdogSec`), and in any case
@@ -98,7 +98,7 @@ def unit_command(planned: PlannedFault, python: list[str], *, instance: str) -> 
         "TimeoutStartSec": f"{START_S:g}",
         # This is also the revert's deadline: on a starved machine a process alone needs seconds to start.
         "TimeoutStopSec": f"{START_S + float(planned.request.get('patience_s', 0.0)):g}",
-        "RuntimeMaxSec": f"{planned.at_s + planned.for_s + SLACK_S:.0f}",
+        "RuntimeMaxSec": f"{planned.ends_s + SLACK_S:.0f}",
         "OOMScoreAdjust": "-900",
         # Real-time, for machines whose CPU forwards packets all the time; programs it restarts do not inherit that.
         "ExecStopPost": f"/usr/bin/env chrt --reset-on-fork --rr 10 /bin/sh -c {shlex.quote(revert)}",

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 from testbed.tenancy.lab_lease import who
 
 if TYPE_CHECKING:
-    from inject.fault_plan import PlannedFault
+    from inject.leases.leased import Leased
 
 __all__ = ["claim_of"]
 
 
-def claim_of(planned: PlannedFault, paths: Iterable[tuple[Sequence[str], str]], *, session: str) -> dict[str, Any]:
+def claim_of(planned: Leased, paths: Iterable[tuple[Sequence[str], str]], *, session: str) -> dict[str, Any]:
     """Return the claim of a fault or a routing scheme.
 
     Args:
@@ -27,7 +27,7 @@ def claim_of(planned: PlannedFault, paths: Iterable[tuple[Sequence[str], str]], 
         "paths": [{"path": list(path), "thing": thing} for path, thing in paths],
         "session": session,
         "kind": planned.kind,
-        "target": planned.target.text,
+        "target": planned.target_text,
         "fault": planned.id,
         "controller": f"{who()}, process {os.getpid()}",
         "since": datetime.now(UTC).strftime("%Y-%m-%d %H:%M:%S UTC"),

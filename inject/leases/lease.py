@@ -15,7 +15,7 @@ from testbed.errors import FaultbedError, FaultError, Unreachable
 from testbed.observe import clock
 
 if TYPE_CHECKING:
-    from inject.fault_plan import PlannedFault
+    from inject.leases.leased import Leased
     from testbed.lab import Lab
     from testbed.remote.remote_node import Channel
 
@@ -32,14 +32,14 @@ class Lease:
     Every request renews the lease, and so does a beat every fifth of `ttl_s`. `where` names the fault in messages.
     """
 
-    def __init__(self, lab: Lab, planned: PlannedFault, *, ttl_s: float) -> None:
+    def __init__(self, lab: Lab, planned: Leased, *, ttl_s: float) -> None:
         self.instance = f"{planned.id}-{secrets.token_hex(3)}"
         self.ttl_s = ttl_s
         self.patience_s = float(planned.request.get("patience_s", 0.0))
         self.offset = clock.ClockOffset(offset_ns=0, error_ns=0)
         self._measured_s = time.monotonic()
         place = planned.place
-        self.where = f"{planned.kind} on {planned.target.text} ({'here' if place.local else place.node})"
+        self.where = f"{planned.kind} on {planned.target_text} ({'here' if place.local else place.node})"
         self._lab = lab
         self._planned = planned
         self._channel: Channel | None = None

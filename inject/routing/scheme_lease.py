@@ -10,17 +10,15 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from inject.fault_plan import PlannedFault
 from inject.leases.claim_request import claim_of
 from inject.leases.lease import Lease
 from inject.mechanisms.mechanism import Place, Step
 from testbed.errors import FaultbedError
-from testbed.model.topology import Target
 from testbed.node.routing.agent import KIND
-from testbed.routing.switch_tables import SchemeTables, fidelity_of
+from testbed.routing.switch_tables import SchemeTables
 from testbed.tenancy import audit_log, interventions
 
 if TYPE_CHECKING:
@@ -53,6 +51,28 @@ class SchemeRelease:
     detail: str = ""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeasedScheme:
+    """A routing scheme on one machine, as `Lease` keeps it; `kind` is in no catalogue, policy or verdict."""
+
+    id: str
+    kind: str
+    place: Place
+    request: Mapping[str, Any]
+    fidelity: str
+    steps: tuple[Step, ...]
+    ends_s: float = _LONGEST_S
+
+    @property
+    def target_text(self) -> str:
+        """The machine that carries the switches."""
+        return self.place.node
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for the journal."""
+        return {**asdict(self), "target": self.target_text, "for_s": self.ends_s}
+
+
 class SchemeLease:
     """Lease that keeps one routing scheme on the switches of one machine.
 
@@ -71,7 +91,7 @@ class SchemeLease:
     ) -> None:
         self._lab, self._journal, self._mutate = lab, journal, mutate
         names = [name for name in tables.switches if lab.carrier(name).name == machine]
-        self.planned = _planned(lab, tables, machine, names)
+        self.planned = _leased(lab, tables, machine, names)
         self.lease = Lease(lab, self.planned, ttl_s=LEASE_TTL_S)
         self.applied_ns: int | None = None
         self.readback: dict[str, Any] = {}
@@ -147,11 +167,10 @@ class SchemeLease:
 
     def _audit_fields(self) -> dict[str, Any]:
         planned = self.planned
-        return {"kind": planned.kind, "target": planned.target.text, "id": planned.id, "place": planned.place.node}
+        return {"kind": planned.kind, "target": planned.target_text, "id": planned.id, "place": planned.place.node}
 
 
-def _planned(lab: Lab, tables: SchemeTables, machine: str, names: Sequence[str]) -> PlannedFault:
-    """Return the scheme as the planned fault that `Lease` requires; its kind is in no catalogue, policy or verdict."""
+def _leased(lab: Lab, tables: SchemeTables, machine: str, names: Sequence[str]) -> LeasedScheme:
     request = {
         "do": "prepare",
         "actuator": "scheme",
@@ -160,25 +179,11 @@ def _planned(lab: Lab, tables: SchemeTables, machine: str, names: Sequence[str])
         "window_s": _LONGEST_S,
         "patience_s": REMOVAL_TIMEOUT_S,
     }
-    return PlannedFault(
-        id=f"routing-{tables.scheme}",
-        kind=f"{KIND}{tables.scheme}",
-        target=Target(text=machine, kind="host", node=machine),
-        at_s=0.0,
-        for_s=_LONGEST_S,
-        params={},
-        lab_kind=lab.kind,
-        fidelity=fidelity_of(tables.scheme),
-        binding="unit",
-        colour="#000000",
+    return LeasedScheme(
+        id=f"routing-{tables.scheme.name}",
+        kind=f"{KIND}{tables.scheme.name}",
         place=Place(node=machine),
         request=request,
-        steps=(Step(do=f"tables, rules and marks of {tables.scheme} on {', '.join(names)}", undo="faultbed heal"),),
-        must_move=(),
-        must_not_move=(),
-        restored=(),
-        shows={},
-        while_on=(),
-        late_binding=None,
-        of_workload=False,
+        fidelity=tables.scheme.fidelity,
+        steps=(Step(do=f"tables, rules, marks of {tables.scheme.name} on {', '.join(names)}", undo="faultbed heal"),),
     )

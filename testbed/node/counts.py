@@ -226,7 +226,7 @@ def next_hops_of(route: bytes) -> list[int]:
     RTNH_F_LINKDOWN) get no packets and are left out.
     """
     hops = next_hops(attributes(route[12:]).get(RTA_MULTIPATH, b""))
-    return [index for flags, index, _ in hops if not flags & _UNUSABLE]
+    return [index for flags, index, _weight, _ in hops if not flags & _UNUSABLE]
 
 
 def priority_of(rule: bytes) -> int:

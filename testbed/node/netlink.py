@@ -113,10 +113,10 @@ def attributes(raw: bytes) -> dict[int, bytes]:
     return values
 
 
-def next_hops(raw: bytes) -> Iterator[tuple[int, int, dict[int, bytes]]]:
-    """Yield the flags (RTNH_F_*), interface index and attributes of each next hop in a route's RTA_MULTIPATH."""
+def next_hops(raw: bytes) -> Iterator[tuple[int, int, int, dict[int, bytes]]]:
+    """Yield the flags (RTNH_F_*), index, weight and attributes of each next hop in a route's RTA_MULTIPATH."""
     at = 0
     while at + _NEXT_HOP.size <= len(raw):
-        length, flags, _weight, index = _NEXT_HOP.unpack_from(raw, at)
-        yield flags, index, attributes(raw[at + _NEXT_HOP.size : at + length])
+        length, flags, more, index = _NEXT_HOP.unpack_from(raw, at)
+        yield flags, index, more + 1, attributes(raw[at + _NEXT_HOP.size : at + length])
         at += max(_NEXT_HOP.size, (length + 3) & ~3)

@@ -192,8 +192,10 @@ def route_facts(body: bytes, names: dict[int, str]) -> Facts:
         return
     size = 4 if family == socket.AF_INET else 16
     to = f"{socket.inet_ntop(family, found.get(1, bytes(size)))}/{length}"
-    hops = list(next_hops(found[RTA_MULTIPATH])) if RTA_MULTIPATH in found else [(flags, _number(found.get(4)), found)]
-    hop_texts = sorted(_next_hop(family, flags, index, found, names) for flags, index, found in hops)
+    hops = (
+        list(next_hops(found[RTA_MULTIPATH])) if RTA_MULTIPATH in found else [(flags, _number(found.get(4)), 1, found)]
+    )
+    hop_texts = sorted(_next_hop(family, flags, index, found, names) for flags, index, _weight, found in hops)
     subject = f"route {table} {_TYPES.get(kind, kind)} {to} metric {_number(found.get(6))}"
     # Equal prefixes may occur twice in a table: with other metrics, or (fe80::/64) once per interface.
     if protocol == _KERNEL:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from testbed.errors import UsageError
 from testbed.model.topology import Link, Topology
@@ -84,12 +85,28 @@ class Scheme:
         summary: one line for people.
         is_static: whether it ignores what flows: two runs on one placement load the links alike.
         choose: shares of a flow over the live next hops.
+        parameter: the parameter that it takes, as `[fabric]` of an experiment spells it.
+        fidelity: of the scheme on a soft lab.
+        marks: nftables expression that draws a next hop's number for each packet, with `{hops}` and `{seed}`; empty:
+            packets are not marked.
+        is_per_packet: whether packets of one queue pair get different marks.
+        shares: what of the kernel's next hops has the shares of the scheme; None: no hash of the kernel chooses.
     """
 
     name: str
     summary: str
     is_static: bool
     choose: Callable[[Choice], Shares]
+    parameter: str | None = None
+    fidelity: Literal["real", "emulated"] = "real"
+    marks: str = ""
+    is_per_packet: bool = False
+    shares: Literal["weights", "buckets"] | None = None
+
+    @property
+    def has_tables(self) -> bool:
+        """Whether switches need tables of their own for it; BGP's are enough for plain ECMP."""
+        return self.is_static or bool(self.marks) or self.shares is not None
 
 
 def scheme_named(name: str) -> Scheme:
@@ -174,12 +191,41 @@ SCHEMES: dict[str, Scheme] = {
     scheme.name: scheme
     for scheme in (
         Scheme(name="ecmp", summary="hash of the 5-tuple", is_static=False, choose=_ecmp),
-        Scheme(name="e-ecmp", summary="hash of the destination queue pair", is_static=False, choose=_e_ecmp),
+        Scheme(
+            name="e-ecmp",
+            summary="hash of the destination queue pair",
+            is_static=False,
+            choose=_e_ecmp,
+            parameter="qp_hash_seed",
+            fidelity="emulated",  # the hash is ours, an ASIC has another one
+            marks="jhash @th,104,24 mod {hops} seed {seed:#x}",
+        ),
         Scheme(name="static-parity", summary="odd and even hosts by halves", is_static=True, choose=_static_parity),
         Scheme(name="pinned", summary="a next hop for each slice of a rack", is_static=True, choose=_pinned),
-        Scheme(name="spray", summary="every packet by the next hop in turn", is_static=True, choose=_spray),
-        Scheme(name="weighted", summary="hash of the 5-tuple, unequal shares", is_static=False, choose=_weighted),
-        Scheme(name="resilient", summary="hash of the 5-tuple into buckets", is_static=False, choose=_resilient),
+        Scheme(
+            name="spray",
+            summary="every packet by the next hop in turn",
+            is_static=True,
+            choose=_spray,
+            marks="numgen inc mod {hops}",
+            is_per_packet=True,
+        ),
+        Scheme(
+            name="weighted",
+            summary="hash of the 5-tuple, unequal shares",
+            is_static=False,
+            choose=_weighted,
+            parameter="weights",
+            shares="weights",
+        ),
+        Scheme(
+            name="resilient",
+            summary="hash of the 5-tuple into buckets",
+            is_static=False,
+            choose=_resilient,
+            parameter="buckets",
+            shares="buckets",
+        ),
     )
 }
 """Every scheme by its name."""

@@ -13,22 +13,17 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 from testbed.errors import Unsupported
 from testbed.model.topology import Link, Switch, Topology
 from testbed.node.routing.owned_numbers import PRIORITY, SHARED_TABLE, TABLE
 from testbed.packets.bth import ROCE_PORT
 from testbed.routing.jenkins_hash import nft_jhash
-from testbed.routing.schemes import Choice, Flow, Routing, scheme_named
+from testbed.routing.schemes import Choice, Flow, Routing, Scheme, scheme_named
 from testbed.routing.valley_free import ValleyFreePaths
 
-__all__ = ["MARKING", "SHARING", "SchemeTables", "SwitchTables", "fidelity_of", "scheme_tables"]
-
-MARKING = frozenset({"e-ecmp", "spray"})
-"""Schemes whose choice differs from packet to packet: nftables marks each one."""
-SHARING = frozenset({"weighted", "resilient"})
-"""Schemes whose choice the kernel's hash makes, among next hops with shares."""
+__all__ = ["SchemeTables", "SwitchTables", "scheme_tables"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +51,7 @@ class SwitchTables:
 class SchemeTables:
     """A scheme on a lab. Switches that have no choice are left out of `switches`."""
 
-    scheme: str
+    scheme: Scheme
     routing: Routing
     switches: Mapping[str, SwitchTables]
 
@@ -66,23 +61,23 @@ class SchemeTables:
         Under `spray` the mark is another one for every packet, and 0 is returned.
         """
         hops = self._hops(switch, destination)
-        if self.scheme != "e-ecmp" or not hops:
+        if not self.scheme.marks or self.scheme.is_per_packet or not hops:
             return 0
         chosen = nft_jhash(dst_qpn.to_bytes(3, "big"), modulus=len(hops), seed=self.routing.seed)
         return self.switches[switch].table_by_port[hops[chosen]]
 
     def sprays(self, switch: str, destination: str) -> bool:
         """Return whether packets for an address leave `switch` by more than one port, whatever flow they are of."""
-        return self.scheme == "spray" and bool(self._hops(switch, destination))
+        return self.scheme.is_per_packet and bool(self._hops(switch, destination))
 
     def request(self, switch: str, netns: str | None) -> dict[str, Any]:
         """Return what the agent on the switch's machine is told (JSON)."""
         one = self.switches[switch]
         tables = {str(table): port for port, table in one.table_by_port.items()}
         rules: list[list[Any]]  # priority, table, prefix or None, mark
-        if self.scheme in SHARING:
+        if self.scheme.shares:
             tables, rules = {}, [[PRIORITY, SHARED_TABLE, None, 0]]
-        elif self.scheme in MARKING:
+        elif self.scheme.marks:
             rules = [[PRIORITY, table, None, table] for table in one.table_by_port.values()]
         else:
             rules = [[PRIORITY, one.table_by_port[port], prefix, 0] for prefix, port in one.static.items()]
@@ -90,10 +85,10 @@ class SchemeTables:
             "netns": netns,
             "prefixes": {prefix: list(ports) for prefix, ports in one.hops.items()},
             "tables": tables,
-            "weights": dict(one.weights) if self.scheme in SHARING else {},
-            "buckets": self.routing.buckets if self.scheme == "resilient" else 0,
+            "weights": dict(one.weights) if self.scheme.shares else {},
+            "buckets": self.routing.buckets if self.scheme.shares == "buckets" else 0,
             "rules": rules,
-            "marks": self._marks(one) if self.scheme in MARKING else [],
+            "marks": self._marks(one) if self.scheme.marks else [],
         }
 
     def _marks(self, one: SwitchTables) -> list[str]:
@@ -105,11 +100,7 @@ class SchemeTables:
         for hops, prefixes in by_hops.items():
             table_by_port = one.table_by_port
             choice = ", ".join(f"{index} : {table_by_port[port]}" for index, port in enumerate(hops))
-            draw = (
-                f"jhash @th,104,24 mod {len(hops)} seed {self.routing.seed:#x}"
-                if self.scheme == "e-ecmp"
-                else f"numgen inc mod {len(hops)}"
-            )
+            draw = self.scheme.marks.format(hops=len(hops), seed=self.routing.seed)
             lines.append(
                 f"ip daddr {{ {', '.join(prefixes)} }} udp dport {ROCE_PORT} counter meta mark set {draw} "
                 f"map {{ {choice} }}"
@@ -123,11 +114,6 @@ class SchemeTables:
             if address in ipaddress.ip_network(prefix):
                 return hops
         return ()
-
-
-def fidelity_of(scheme: str) -> Literal["real", "emulated"]:
-    """Return the fidelity of a scheme on a soft lab. The hash of E-ECMP is ours, an ASIC has another one."""
-    return "emulated" if scheme == "e-ecmp" else "real"
 
 
 def scheme_tables(topology: Topology, scheme: str, routing: Routing) -> SchemeTables:
@@ -150,7 +136,7 @@ def scheme_tables(topology: Topology, scheme: str, routing: Routing) -> SchemeTa
                     continue
                 prefix = str(ipaddress.ip_interface(rnic.address).network)
                 hops[prefix] = tuple(link.end(switch.name).netdev for link in links)
-                if chosen.is_static and scheme not in MARKING:
+                if chosen.is_static and not chosen.marks:
                     flow = Flow(src="", dst=f"{host.name}:{rnic.name}", size_bytes=1, src_port=0, dst_qpn=0)
                     at = Choice(topology=topology, routing=routing, flow=flow, hops=links, alive=links)
                     ((link, _share),) = chosen.choose(at)
@@ -160,7 +146,7 @@ def scheme_tables(topology: Topology, scheme: str, routing: Routing) -> SchemeTa
             switches[switch.name] = SwitchTables(hops=hops, static=static, weights=weights)
     if not switches:
         raise Unsupported(f"{scheme}: no switch of this lab has two next hops to another rack, so there is no choice")
-    return SchemeTables(scheme=scheme, routing=routing, switches={} if scheme == "ecmp" else switches)
+    return SchemeTables(scheme=chosen, routing=routing, switches=switches if chosen.has_tables else {})
 
 
 def _weights(topology: Topology, switch: Switch, routing: Routing) -> dict[str, int]:

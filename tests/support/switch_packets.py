@@ -15,7 +15,7 @@ from pathlib import Path
 from switch_namespace import P2, both, ip, make_switch
 
 from testbed.node.routing.agent import SwitchAgent
-from testbed.routing.schemes import Routing
+from testbed.routing.schemes import SCHEMES, Routing
 from testbed.routing.switch_tables import SchemeTables, SwitchTables
 
 QPNS = range(17, 65)
@@ -67,7 +67,7 @@ def main() -> None:
 
     def under(scheme: str, **tables) -> SwitchAgent:
         planned = SchemeTables(
-            scheme=scheme, routing=Routing(seed=7), switches={"s": SwitchTables(hops=HOPS, **tables)}
+            scheme=SCHEMES[scheme], routing=Routing(seed=7), switches={"s": SwitchTables(hops=HOPS, **tables)}
         )
         agent = SwitchAgent(planned.request("s", None))
         agent.apply()

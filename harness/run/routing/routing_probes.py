@@ -17,7 +17,8 @@ from testbed.lab import Lab
 from testbed.node.routing.owned_numbers import GROUP, SHARED_TABLE
 from testbed.observe import switch_routing
 from testbed.packets.bth import ROCE_PORT
-from testbed.routing.switch_tables import MARKING, SHARING, SchemeTables, SwitchTables, scheme_tables
+from testbed.routing.schemes import Scheme
+from testbed.routing.switch_tables import SchemeTables, SwitchTables, scheme_tables
 
 __all__ = ["RouteProbe", "decision_mismatches", "missing_routes", "missing_rules", "query_decisions"]
 
@@ -47,9 +48,9 @@ def query_decisions(lab: Lab, tables: SchemeTables) -> RoutingDecisions:
     """Query every switch's kernel about sample packets of each prefix, and compare its decisions with the scheme's."""
     probes = list(_route_probes(lab, tables))
     wrong = decision_mismatches(probes, _query_kernels(lab, probes))
-    if tables.scheme == "resilient":
+    if tables.scheme.shares == "buckets":
         wrong += _wrong_groups(tables, switch_routing.read(lab, tables.switches).switches)
-    if tables.scheme == "weighted":
+    if tables.scheme.shares == "weights":
         wrong += _wrong_weights(tables, switch_routing.read(lab, tables.switches).switches)
     return RoutingDecisions(asked=len(probes), agreed=max(0, len(probes) - len(wrong)), wrong=tuple(wrong))
 
@@ -122,9 +123,9 @@ def missing_routes(tables: SchemeTables, state_by_switch: Mapping[str, Mapping[s
     return missing
 
 
-def _tables_of(scheme: str, switch_tables: SwitchTables, ports: Sequence[str]) -> list[int]:
+def _tables_of(scheme: Scheme, switch_tables: SwitchTables, ports: Sequence[str]) -> list[int]:
     """Return the scheme's tables that have a route to a prefix if BGP reaches it by these ports."""
-    if scheme in SHARING:
+    if scheme.shares:
         return [SHARED_TABLE] if ports else []
     return [switch_tables.table_by_port[port] for port in ports]
 
@@ -142,17 +143,17 @@ def _route_probes(lab: Lab, tables: SchemeTables) -> Iterator[RouteProbe]:
 
 
 def _probes_of_prefix(
-    scheme: str, switch: str, switch_tables: SwitchTables, prefix: str, hops: Sequence[str]
+    scheme: Scheme, switch: str, switch_tables: SwitchTables, prefix: str, hops: Sequence[str]
 ) -> Iterator[RouteProbe]:
-    if scheme in MARKING:
+    if scheme.marks:
         for port in hops:
             table = switch_tables.table_by_port[port]
             yield RouteProbe(
                 switch=switch, prefix=prefix, mark=table, table=table, ports=((port, 1.0),), sports=_SPORTS[:1]
             )
-    elif scheme in SHARING:
-        whole = sum(switch_tables.weights[port] for port in hops) if scheme == "weighted" else len(hops)
-        shares = tuple((port, (switch_tables.weights[port] if scheme == "weighted" else 1) / whole) for port in hops)
+    elif scheme.shares:
+        weights = [switch_tables.weights[port] if scheme.shares == "weights" else 1 for port in hops]
+        shares = tuple((port, weight / sum(weights)) for port, weight in zip(hops, weights, strict=True))
         yield RouteProbe(
             switch=switch, prefix=prefix, mark=0, table=SHARED_TABLE, ports=shares, sports=_SPORTS, compares_shares=True
         )

@@ -22,7 +22,7 @@ from testbed.errors import FaultbedError
 from testbed.lab import Lab
 from testbed.observe import switch_routing
 from testbed.observe.counters import Snapshot, flat_deltas
-from testbed.routing.switch_tables import MARKING, SchemeTables, fidelity_of, scheme_tables
+from testbed.routing.switch_tables import SchemeTables, scheme_tables
 
 __all__ = [
     "MAX_SCHEME_LIFETIME_S",
@@ -125,7 +125,7 @@ class ActiveScheme:
         state_by_switch = switch_routing.read(self.lab, self.tables.switches).switches if self.tables.switches else {}
         self.doubts += missing_rules(self.tables, state_by_switch)
         self.doubts += missing_routes(self.tables, state_by_switch)
-        if self.fabric.routing in MARKING:
+        if self.tables.scheme.marks:
             self.marked = {name: sum(state["marked"] or ()) for name, state in state_by_switch.items()}
             unmarked = [name for name, state in state_by_switch.items() if state["marked"] is None]
             self.doubts += [f"{name}: the scheme's marks were gone at the end of the workload" for name in unmarked]
@@ -134,7 +134,7 @@ class ActiveScheme:
         """Return the evidence for the scheme and, in `unproven`, each reason why it does not prove the scheme."""
         return RoutingReceipt(
             scheme=self.fabric.routing,
-            fidelity=fidelity_of(self.fabric.routing),
+            fidelity=self.tables.scheme.fidelity,
             parameters=self.fabric.parameters,
             armed=self.armed,
             decisions=self.decisions,
@@ -151,7 +151,7 @@ class ActiveScheme:
         if not self.decisions.asked:
             yield "no decision of a switch was queried"
         yield from self.doubts
-        if self.fabric.routing in MARKING and not sum((self.marked or {}).values()):
+        if self.tables.scheme.marks and not sum((self.marked or {}).values()):
             yield "no switch marked a packet"
         if self.carried_packets is None or self.carried_packets < self.needed_packets:
             yield (

@@ -10,7 +10,7 @@ import socket
 import struct
 import sys
 
-from testbed.node.netlink import ACK, REQUEST, RTA_MULTIPATH, Netlink, attribute, attributes
+from testbed.node.netlink import ACK, REQUEST, RTA_MULTIPATH, Netlink, attribute, attributes, next_hops
 from testbed.node.routing.owned_numbers import LAST_TABLE, NEXT_HOP, PROTOCOL, TABLE
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
@@ -196,11 +196,8 @@ def _hops(found: dict[int, bytes], flags: int) -> Iterator[Hop]:
         if _OIF in found:
             yield _hop(flags, _number(found[_OIF]), found)
         return
-    raw, at = found[RTA_MULTIPATH], 0
-    while at + _NEXT_HOP.size <= len(raw):
-        length, one_flags, more, index = _NEXT_HOP.unpack_from(raw, at)
-        yield _hop(one_flags, index, attributes(raw[at + _NEXT_HOP.size : at + length]), weight=more + 1)
-        at += max(_NEXT_HOP.size, (length + 3) & ~3)
+    for one_flags, index, weight, inside in next_hops(found[RTA_MULTIPATH]):
+        yield _hop(one_flags, index, inside, weight=weight)
 
 
 def _hop(flags: int, index: int, found: dict[int, bytes], *, weight: int = 1) -> Hop:

@@ -25,8 +25,8 @@ from inject.routing.scheme_lease import SchemeLease, SchemeRelease
 from testbed.errors import FaultError
 from testbed.inventory import lab_inventory
 from testbed.node.routing.owned_numbers import GROUP
-from testbed.routing.schemes import SCHEMES
-from testbed.routing.switch_tables import MARKING, SHARING, fidelity_of, scheme_tables
+from testbed.routing.schemes import SCHEMES, scheme_named
+from testbed.routing.switch_tables import scheme_tables
 from testbed.shipped import inventory_named
 
 TOPOLOGY = lab_inventory.load(inventory_named("soft-3rack")).topology
@@ -98,12 +98,12 @@ class Switches:
             {"priority": priority, "table": table, "to": prefix, "mark": mark or None}
             for priority, table, prefix, mark in tables.request(node, None)["rules"]
         ]
-        marked = [400 if self.marks else 0] if tables.scheme in MARKING else None
+        marked = [400 if self.marks else 0] if tables.scheme.marks else None
         switch = tables.switches[node]
         routes = {"main": {prefix: list(ports) for prefix, ports in switch.hops.items()}}
         for prefix, ports in () if self.empties else switch.hops.items():
-            numbers = [1000] if tables.scheme in SHARING else [switch.table_by_port[port] for port in ports]
-            weights = switch.weights if tables.scheme == "weighted" and self.weighs else {}
+            numbers = [1000] if tables.scheme.shares else [switch.table_by_port[port] for port in ports]
+            weights = switch.weights if tables.scheme.shares == "weights" and self.weighs else {}
             names = [f"{port} weight {weights[port]}" if weights else port for port in ports]
             for number in numbers:
                 routes.setdefault(str(number), {})[prefix] = names
@@ -115,10 +115,10 @@ class Switches:
             return ["ctsw1" if sport % 2 else "ctsw2", 254]
         one = self.obeys.switches[node]
         prefix = next(each for each in one.hops if flow[1].rpartition(".")[0] in each and is_in(flow[1], each))
-        if self.obeys.scheme in SHARING:
+        if self.obeys.scheme.shares:
             cycle = list(itertools.chain.from_iterable([port] * one.weights[port] for port in one.hops[prefix]))
             return [cycle[sport % len(cycle)], 1000]
-        if self.obeys.scheme in MARKING:
+        if self.obeys.scheme.marks:
             return [next(port for port, table in one.table_by_port.items() if table == mark), mark]
         return [one.static[prefix], one.table_by_port[one.static[prefix]]]
 
@@ -154,7 +154,7 @@ def apply(monkeypatch, tmp_path):
 
 
 def verdict_of(scheme, receipt):
-    fabric = run_plan.PlannedFabric(routing=scheme, fidelity=fidelity_of(scheme))
+    fabric = run_plan.PlannedFabric(routing=scheme, fidelity=scheme_named(scheme).fidelity)
     plan = run_plan.Plan(faultbed="0", experiment="x", seed=7, inventory="00", workload={}, faults=(), fabric=fabric)
     run = replace(synthetic_run(), faults=(), lab_state="CLEAN", lab_diff=(), routing=receipt)
     return judge(plan=plan, expectations=(), run=run, observed=observe(run))

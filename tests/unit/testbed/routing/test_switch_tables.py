@@ -6,7 +6,7 @@ from testbed.errors import Unsupported, UsageError
 from testbed.inventory import lab_inventory
 from testbed.routing.jenkins_hash import nft_jhash
 from testbed.routing.schemes import SCHEMES, Routing
-from testbed.routing.switch_tables import fidelity_of, scheme_tables
+from testbed.routing.switch_tables import scheme_tables
 from testbed.shipped import inventory_named
 
 THREE_RACKS = lab_inventory.load(inventory_named("soft-3rack")).topology
@@ -92,4 +92,4 @@ def test_switch_tables_unknown_scheme_names_the_nearest_one():
 
 
 def test_routing_scheme_fidelity_is_emulated_for_e_ecmp_only():
-    assert {scheme for scheme in SCHEMES if fidelity_of(scheme) == "emulated"} == {"e-ecmp"}
+    assert {scheme for scheme in SCHEMES if SCHEMES[scheme].fidelity == "emulated"} == {"e-ecmp"}

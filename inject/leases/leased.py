@@ -1,0 +1,38 @@
+"""What a lease keeps on a target: a planned fault, or a routing scheme."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from inject.mechanisms.mechanism import Place
+
+__all__ = ["Leased"]
+
+
+class Leased(Protocol):
+    """Identity, target and holder request of what is leased; a fault has more."""
+
+    @property
+    def id(self) -> str:
+        """Begins the names of its unit and of its stored revert."""
+
+    @property
+    def kind(self) -> str:
+        """How messages and claims name it."""
+
+    @property
+    def target_text(self) -> str:
+        """What it acts on, as users spell it."""
+
+    @property
+    def place(self) -> Place:
+        """Where its holder runs."""
+
+    @property
+    def request(self) -> Mapping[str, Any]:
+        """The holder's request (JSON)."""
+
+    @property
+    def ends_s(self) -> float:
+        """When its window ends, in seconds after the workload's start."""
