@@ -7,6 +7,9 @@ RUNS = runs
 HISTORY = runs-kept
 KEPT = 60
 OUT =
+# Unit tests of which `make unit` runs only the quick ones.
+SLOW_UNIT = $(addprefix tests/unit/, harness/cli/test_random_ends.py bench/test_bench_restarts.py \
+	$(addprefix traffic/workloads/test_, random_losses.py elastic_jobs.py))
 
 setup:
 	@./bootstrap
@@ -39,7 +42,7 @@ smoke: setup ## the shortest proof on a soft lab: it comes up, nothing is wrong 
 	@$(RUN)python -m pytest tests/soft/test_lease.py --lab soft-mini
 
 nightly: setup ## the tests of soft labs, slow ones once and the others three times; the demo experiment, which the history follows
-	@$(RUN)python -m pytest tests/common tests/soft tests/unit/harness/cli/test_random_ends.py tests/unit/traffic/workloads/test_random_losses.py -m "" --faultbed-repeat 3 --faultbed-repeat-slow 1 --faultbed-reset-each; tests=$$?; \
+	@$(RUN)python -m pytest tests/common tests/soft $(SLOW_UNIT) -m "" --faultbed-repeat 3 --faultbed-repeat-slow 1 --faultbed-reset-each; tests=$$?; \
 	$(RUN)faultbed run tests/experiments/demo.toml --seed 1 --out $(RUNS) && exit $$tests
 
 soak: setup ## leases and receipts, again and again

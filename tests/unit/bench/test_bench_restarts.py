@@ -23,7 +23,8 @@ def lab(tmp_path, monkeypatch):
     made.close()
 
 
-@pytest.mark.parametrize("mode", [pytest.param(mode, marks=[pytest.mark.slow] * (mode != "spare")) for mode in MODES])
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
 def test_bench_restart_counts_a_job_whose_state_is_as_without_a_loss(lab, mode):
     said = []
     first, lost, *phases = restarts.measure(lab, mode, said.append, losses=1)
@@ -43,6 +44,7 @@ def test_bench_restart_that_restores_nothing_is_missed(lab, monkeypatch):
     assert "another state" in row[2]
 
 
+@pytest.mark.slow
 def test_bench_ettr_counts_the_schedules_inside_the_formulas_interval(lab):
     said = []
     counted, *rows, ratio = restarts.measure_ettr(lab, said.append, schedules=1)
