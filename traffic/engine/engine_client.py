@@ -99,6 +99,9 @@ class Engines:
         self._clock_replied = threading.Condition()
         self.heard_ns: dict[str, int] = {}
         """When the last message of each host arrived, in controller ns."""
+        self.answered: dict[str, int] = {}
+        """The number of the last ping that each host has answered. A message that was on its way is no answer."""
+        self._pings = 0
         self._is_closing = False
         self._closed = threading.Event()
 
@@ -140,10 +143,15 @@ class Engines:
         if channel is not None:
             channel.close()
 
-    def ping(self, host: str) -> None:
-        """Request a sign of life, which `heard_ns` shows. An engine that cannot be reached is not an error here."""
+    def ping(self, host: str) -> int:
+        """Request a sign of life and return its number, which `answered` shows once the engine has replied.
+
+        An engine that cannot be reached is not an error here.
+        """
+        self._pings += 1
         with contextlib.suppress(FaultbedError):
-            self.send(host, {"do": "clock", "seq": -1})
+            self.send(host, {"do": "clock", "seq": -self._pings})  # rounds of `widen_clocks` count up from 0
+        return self._pings
 
     def _start_one(self, lab: TrafficLab, host: str, module: str) -> None:
         self._require_open(host)
@@ -198,6 +206,8 @@ class Engines:
 
     def _record_clock_reply(self, host: str, message: Mapping[str, Any]) -> None:
         received_ns = time.monotonic_ns()
+        if (seq := message.get("seq") or 0) < 0:
+            self.answered[host] = -seq
         with self._clock_replied:
             if message.get("seq") != self._clock_seq:
                 return  # the reply to an earlier round

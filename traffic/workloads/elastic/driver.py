@@ -322,14 +322,12 @@ class ElasticRunning(Running[ElasticResult]):
         connection stays down, `storage` if the server does not answer, and otherwise `rank`. With `network` the lost
         host is the one that most failed connections share.
         """
-        asked_ns = time.monotonic_ns()
-        for host in self._hosts() - self._dead_hosts:
-            self._engines.ping(host)
-        deadline_ns = asked_ns + loss.SILENT_AFTER_ERROR_NS
-        alive = self._hosts() - self._dead_hosts
+        pings = {host: self._engines.ping(host) for host in self._hosts() - self._dead_hosts}
+        deadline_ns = time.monotonic_ns() + loss.SILENT_AFTER_ERROR_NS
 
         def silent() -> set[str]:
-            return {host for host in alive - self._dead_hosts if self._engines.heard_ns.get(host, 0) < asked_ns}
+            late = {host for host, number in pings.items() if self._engines.answered.get(host, 0) < number}
+            return late - self._dead_hosts
 
         while silent() and time.monotonic_ns() < deadline_ns and not self._is_ending:
             self._handle_next_event(deadline_ns)

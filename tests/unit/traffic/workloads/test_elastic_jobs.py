@@ -125,26 +125,33 @@ def test_job_whose_host_is_lost_restarts_on_the_spare_with_the_same_result(lab, 
     assert result.repeated_iterations >= restart.lost_iterations
 
 
-def test_job_whose_process_is_killed_restarts_on_the_same_host(lab, uninterrupted):
+def test_job_whose_process_is_killed_restarts_on_the_same_host(lab, uninterrupted, monkeypatch):
+    """The connection to the host is kept: it also carries the fault holders, captures and the storage of that host."""
+    forgotten = []
+    monkeypatch.setattr(lab, "forget", forgotten.append)
     running = started(lab, restart="same", spares=())
     after(running, 50)
     lab.kill("host3", is_dead=False)
     result = running.wait(PATIENCE_S)
     assert_right(result, uninterrupted)
     assert (result.restarts[0].cause, result.ranks) == ("process", SPEC.ranks)
+    assert forgotten == []
 
 
 def test_job_waits_for_a_host_that_comes_back(lab, uninterrupted, monkeypatch):
+    """Each attempt opens a new connection to the host, and events do not shorten the pauses between them."""
     attempts = []
-    monkeypatch.setattr(lab, "forget", attempts.append)
+    monkeypatch.setattr(lab, "forget", lambda host: attempts.append((time.monotonic(), host)))
     running = started(lab, restart="same", spares=())
     after(running, 50)
     lab.kill("host1")
     in_phase(running, "initialise")
-    until(lambda: attempts)
+    until(lambda: len(attempts) >= 3)
     assert running.job.phase == "initialise"
     lab.revive("host1")
     assert_right(running.wait(PATIENCE_S), uninterrupted)
+    assert {host for _, host in attempts} == {"host1"}
+    assert all(later - before >= rejoin.RETRY_S for (before, _), (later, _) in pairwise(attempts))
 
 
 def test_job_waits_once_for_a_host_that_does_not_come_back(lab):
@@ -154,17 +161,6 @@ def test_job_waits_once_for_a_host_that_does_not_come_back(lab):
     result = running.wait(PATIENCE_S)
     assert (result.outcome, len(result.restarts)) == ("failed", 1)
     assert result.where == "host1: the traffic engine did not start: host1: no answer; the job waited 1 s for its host"
-
-
-def test_job_shrinks_and_its_state_is_that_of_both_sizes(lab):
-    running = started(lab, restart="shrink", spares=())
-    after(running, 50)
-    lab.kill("host2")
-    result = running.wait(PATIENCE_S)
-    assert result.outcome == "recovered", result.where
-    assert (result.ranks, result.spec.grid) == (("host1:rxe0", "host3:rxe0"), (("dp", 2),))
-    assert [one.wrong for one in result.states] == [0, 0]
-    assert result.iterations_completed == SPEC.iterations
 
 
 def test_two_losses_with_one_spare_fail_with_the_reason(lab):
@@ -399,29 +395,6 @@ def test_loss_while_warming_up_does_not_keep_the_caller_until_the_job_is_over(la
     assert events.count("ready") == 1
 
 
-def test_restart_on_a_healthy_host_keeps_the_connection_to_it(lab, monkeypatch):
-    """It also carries the fault holders, captures and the storage of that host."""
-    forgotten = []
-    monkeypatch.setattr(lab, "forget", forgotten.append)
-    running = started(lab, restart="same", spares=())
-    after(running, 30)
-    lab.kill("host3", is_dead=False)
-    assert (running.wait(PATIENCE_S).outcome, forgotten) == ("recovered", [])
-
-
-def test_restart_on_a_host_that_was_gone_opens_a_new_connection_to_it(lab, monkeypatch):
-    forgotten = []
-    monkeypatch.setattr(lab, "forget", forgotten.append)
-    running = started(lab, restart="same", spares=())
-    after(running, 30)
-    lab.kill("host1")
-    in_phase(running, "initialise")
-    until(lambda: forgotten)
-    lab.revive("host1")
-    assert running.wait(PATIENCE_S).outcome == "recovered"
-    assert set(forgotten) == {"host1"}
-
-
 def test_loss_after_the_last_checkpoint_executes_no_further_iteration(lab, uninterrupted, tmp_path, monkeypatch):
     handle_done = driver.ElasticRunning._on_done
 
@@ -449,18 +422,6 @@ def test_job_that_cannot_restart_has_the_flight_recorders_of_the_ranks_that_are_
     assert (result.outcome, "1 spares are left" in result.where) == ("failed", True)
     assert [flight.endpoint for flight in result.flights] == ["host3:rxe0"]
     assert [event.message for event in running.events if event.name == "error"] == []
-
-
-def test_pause_between_two_attempts_to_start_an_engine_is_not_cut_short_by_events(lab, monkeypatch):
-    attempts = []
-    monkeypatch.setattr(lab, "forget", lambda _: attempts.append(time.monotonic()))
-    running = started(lab, restart="same", spares=())
-    after(running, 30)
-    lab.kill("host1")
-    until(lambda: len(attempts) >= 3)
-    lab.revive("host1")
-    assert running.wait(PATIENCE_S).outcome == "recovered"
-    assert all(later - before >= 0.3 for before, later in pairwise(attempts))
 
 
 def test_job_whose_start_is_interrupted_starts_no_further_engine(lab):
@@ -506,18 +467,42 @@ def test_message_of_an_engine_that_was_given_up_is_discarded():
     assert (engines.events.empty(), engines.heard_ns) == (True, {})
 
 
+def test_message_that_was_on_its_way_is_no_answer_to_a_ping():
+    """An engine that was killed a moment ago is lost, although its last messages are still being read."""
+    engines, seen = engine_client.Engines(), []
+
+    class Channel:
+        def send(self, message):
+            replies.append({"event": "clock", "monotonic_ns": 1, "pid": 1, "seq": message["seq"]})
+
+        def receive(self, *, timeout_s):
+            del timeout_s
+            seen.append(dict(engines.answered))
+            return replies.pop(0) if replies else None
+
+    replies = [{"event": "iteration"}]
+    engines._channels["host1"], engines.offsets["host1"] = Channel(), ClockOffset(offset_ns=0, error_ns=0)
+    numbers = [engines.ping("host1"), engines.ping("host1")]
+    engines._pump("host1")
+    assert seen == [{}, {}, {"host1": numbers[0]}, {"host1": numbers[1]}]
+    assert engines.ping("host2") > numbers[1] > numbers[0] > 0
+
+
 def test_ranks_that_share_a_host_are_refused_before_anything_is_started(lab):
     with pytest.raises(UsageError, match="is inside one host"):
         started(lab, replace(SPEC, ranks=("host1:rxe0", "host1:rxe1", "host2:rxe0")))
     assert lab.processes == {}
 
 
-def test_checkpoints_and_window_of_a_job_that_shrank_are_those_of_its_lineage(lab):
+def test_job_that_shrinks_has_the_state_of_both_sizes_and_the_checkpoints_of_its_lineage(lab):
     running = started(lab, restart="shrink", spares=())
     after(running, 90)
     lab.kill("host2")
     result = running.wait(PATIENCE_S)
     assert (result.outcome, result.ranks) == ("recovered", ("host1:rxe0", "host3:rxe0")), result.where
+    assert result.spec.grid == (("dp", 2),)
+    assert [(one.wrong, one.iterations) for one in result.states] == [(0, SPEC.iterations)] * 2
+    assert result.iterations_completed == SPEC.iterations
     host_of = {event.message["start_ns"]: event.host for event in running.events if event.name == "stored"}
     hosts = {rank: {host_of[one.start_ns] for one in result.checkpoints if one.rank == rank} for rank in (0, 1)}
     assert hosts == {0: {"host1"}, 1: {"host3"}}
