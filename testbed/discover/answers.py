@@ -20,6 +20,7 @@ echo {_MARK}ip; printf "addr show\\nroute show table all\\nneigh show\\n" | ip -
 echo {_MARK}fdb; bridge -j fdb show
 echo {_MARK}seed; cat /proc/sys/net/ipv4/fib_multipath_hash_seed
 echo {_MARK}bgp; vtysh ${{SPACE:+-N $SPACE}} -d bgpd -c "show bgp ipv4 unicast summary json"
+echo {_MARK}sessions; vtysh ${{SPACE:+-N $SPACE}} -d bgpd -c "show bgp neighbors json"
 """
 _MACHINE = f"""\
 echo {_MARK}ssh; echo ${{SSH_CONNECTION:-$(tr "\\0" "\\n" </proc/$PPID/environ | sed -n s/^SSH_CONNECTION=//p)}}

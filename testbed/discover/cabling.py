@@ -5,7 +5,7 @@ There are four sources, from the most to the least trusted:
     lldp        the port receives the other end's name and port (IEEE 802.1AB)
     neighbour   the other end's MAC is in the port's ARP or neighbour table, which BGP unnumbered needs
     address     the other end is the only other port in the port's subnet
-    bgp         the port's BGP peer has an AS number that one switch has, which has one session back
+    bgp         the port's BGP peer has the router ID of a switch, which has one session back
 
 A MAC that several ports share identifies no port: SONiC gives all ports of a switch the same one. The cables to hosts
 are still known by the hosts' MACs. A cable between two such switches needs another source; `unknown_ends` returns ports
@@ -190,15 +190,15 @@ def _by_address(nodes: Mapping[str, Node]) -> dict[End, End]:
 
 
 def _by_bgp(nodes: Mapping[str, Node]) -> dict[End, End]:
-    of_asn = defaultdict(list)
+    of_router_id = defaultdict(list)
     for node in nodes.values():
-        if node.space.asn is not None:
-            of_asn[node.space.asn].append(node)
+        if node.space.router_id is not None:
+            of_router_id[node.space.router_id].append(node)
     found = {}
     for node in nodes.values():
-        for dev, asn in node.space.peer_asns.items():
-            peers = of_asn[asn]
-            back = [far for far, other in peers[0].space.peer_asns.items() if other == node.space.asn] if peers else []
-            if len(peers) == 1 and len(back) == 1 and dev in node.ports and back[0] in peers[0].ports:
-                found[node.name, dev] = (peers[0].name, back[0])
+        for dev, router_id in node.space.peers.items():
+            far = of_router_id[router_id]
+            back = [dev for dev, other in far[0].space.peers.items() if other == node.space.router_id] if far else []
+            if len(far) == 1 and len(back) == 1 and dev in node.ports and back[0] in far[0].ports:
+                found[node.name, dev] = (far[0].name, back[0])
     return found

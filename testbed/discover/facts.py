@@ -83,7 +83,8 @@ class Space:
     """One network namespace.
 
     `loopbacks` are IPv4 addresses of lo outside 127/8, `gateways` default gateways by interface, `neighbours` MACs
-    heard on an interface, `learned` MACs that a bridge has seen behind an interface, `asn` and `peer_asns` BGP's.
+    heard on an interface, `learned` MACs that a bridge has seen behind an interface. `asn` and `router_id` are BGP's;
+    `peers` has the router ID of the BGP peer on an interface.
     """
 
     interfaces: dict[str, Interface] = field(default_factory=dict)
@@ -92,7 +93,8 @@ class Space:
     neighbours: dict[str, set[str]] = field(default_factory=dict)
     learned: dict[str, set[str]] = field(default_factory=dict)
     asn: int | None = None
-    peer_asns: dict[str, int] = field(default_factory=dict)
+    router_id: str | None = None
+    peers: dict[str, str] = field(default_factory=dict)
     hash_seed: int | None = None
 
 
@@ -143,7 +145,7 @@ class Machine:
 
 
 _TOOL_OF = {
-    "ip": "ip -j (iproute2)", "bgp": "vtysh (FRR)", "rdma": "rdma -j link", "ports": "sonic-cfggen",
+    "ip": "ip -j (iproute2)", "bgp": "vtysh (FRR)", "sessions": "vtysh (FRR)", "rdma": "rdma -j link", "ports": "sonic-cfggen",
     "lldp": "lldpctl -f json",
 }  # fmt: skip
 """The tool that prints each section which has a structure."""
@@ -248,8 +250,10 @@ def _space(where: str, sections: Mapping[str, str]) -> Space:
         summary = _object(sections.get("bgp", ""))
         if "as" in summary:
             space.asn = int(summary["as"])
-            peers = summary.get("peers", {}).items()
-            space.peer_asns = {str(name): int(peer.get("remoteAs") or 0) for name, peer in peers}
+            space.router_id = summary.get("routerId")
+    with _output_of("sessions", where):
+        sessions = _object(sections.get("sessions", "")).items()
+        space.peers = {dev: str(peer["remoteRouterId"]) for dev, peer in sessions if peer.get("remoteRouterId")}
     seed = sections.get("seed", "").strip()
     space.hash_seed = int(seed) if seed.isdecimal() else None
     return space

@@ -136,7 +136,7 @@ def _ctsw(number: int) -> dict[str, Any]:
     outlet = 21 + (number - 1) // RACKS
     return {
         "ansible_host": f"192.0.2.{200 + number}",
-        "faultbed_asn": 65200 + number,
+        "faultbed_asn": 65201,
         "faultbed_loopback": f"10.78.0.{100 + number}/32",
         "faultbed_power": [{"pdu": f"pdu{rack}a", "outlet": outlet}, {"pdu": f"pdu{rack}b", "outlet": outlet}],
         "faultbed_ports": [

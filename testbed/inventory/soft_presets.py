@@ -289,7 +289,7 @@ def _ctsw(preset: Preset, number: int) -> dict[str, Any]:
     ]
     return {
         "faultbed_netns": f"ctsw{number}",
-        "faultbed_asn": 65200 + (preset.zone_of_rack(preset.racks_of(number)[0]) if preset.atsws else number),
+        "faultbed_asn": 65200 + (preset.zone_of_rack(preset.racks_of(number)[0]) if preset.atsws else 1),
         "faultbed_loopback": f"10.78.0.{100 + number}/32",
         "faultbed_ports": down + up,
     }

@@ -132,13 +132,15 @@ def _switch(inventory, switch, *, neighbours, sessions):
         near, far = link.end(switch.name), link.other(switch.name)
         items.append(_link(near.netdev, near.mac, mtu=mtu, address=near.address))
         if link.is_uplink:
-            peers[near.netdev] = {"remoteAs": topology.switch_by_name[far.node].asn, "state": "Established"}
+            peer = topology.switch_by_name[far.node]
+            peers[near.netdev] = {"remoteAs": peer.asn, "remoteRouterId": peer.loopback.partition("/")[0]}
             heard.append({"dst": "fe80::1", "dev": near.netdev, "lladdr": far.mac, "state": ["REACHABLE"]})
     own = {"ip": json.dumps(items), "seed": f"{inventory.ecmp_hash_seed}\n"}
     if neighbours:
         own["ip"] += json.dumps(heard)
     if sessions or not neighbours:
-        own["bgp"] = json.dumps({"routerId": local, "as": switch.asn, "peers": peers if sessions else {}})
+        own["bgp"] = json.dumps({"routerId": local, "as": switch.asn, "peers": {}})
+        own["sessions"] = json.dumps(peers if sessions else {})
     return own
 
 
@@ -285,8 +287,7 @@ def test_discover_mac_of_several_ports_identifies_none(sonic):
     """Without LLDP, switches know their hosts by MAC; a MAC does not show which port of another switch they face."""
     answers = answers_of(sonic)
     for switch in sonic.topology.switches:
-        dumb = json.dumps({"as": switch.asn, "peers": {}})
-        answers[switch.name] = Answers(own={**answers[switch.name].own, "bgp": dumb})
+        answers[switch.name] = Answers(own={**answers[switch.name].own, "sessions": "{}"})
     inventory_draft = drafted(answers, "sonic")
     assert inventory_draft.cables == {"address": 32}
     places = {one.place: one for one in inventory_draft.open}
@@ -316,7 +317,7 @@ def test_discover_gaps_are_reported_with_their_place():
     unheard = {**fabric.spaces, "fe": {**fabric.spaces["fe"], "fdb": ""}}
     gaps = opened(answers | {"fabric": replace(fabric, spaces=unheard)})
     assert {f"carriers.fabric:host{n}-fe0" for n in range(1, 5)} <= set(gaps)
-    dumb = {**fabric.spaces, "ctsw2": {"ip": "[]", "bgp": '{"as": 65202, "peers": {}}'}}
+    dumb = {**fabric.spaces, "ctsw2": {"ip": "[]", "bgp": '{"as": 65201, "peers": {}}'}}
     gaps = opened(answers | {"fabric": replace(fabric, spaces=dumb)})
     assert "no cable" in gaps["ctsw2"].what
     assert "ctsw2.loopback" in gaps
