@@ -151,8 +151,8 @@ lab_option = click.option(
     type=click.Path(path_type=Path),
     envvar="FAULTBED_LAB",
     metavar="INVENTORY",
-    help="The lab: an Ansible inventory, or one of ours (soft, soft-mini, soft-3rack, soft-tapered, soft-zones); "
-    "default: soft.",
+    help="The lab: an Ansible inventory, or one of ours (soft, soft-mini, soft-3rack, soft-tapered, soft-zones, "
+    "soft-zones-8); default: soft.",
 )
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON for programs instead of text for people."

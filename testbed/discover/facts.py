@@ -145,8 +145,8 @@ class Machine:
 
 
 _TOOL_OF = {
-    "ip": "ip -j (iproute2)", "bgp": "vtysh (FRR)", "sessions": "vtysh (FRR)", "rdma": "rdma -j link", "ports": "sonic-cfggen",
-    "lldp": "lldpctl -f json",
+    "ip": "ip -j (iproute2)", "bgp": "vtysh (FRR)", "sessions": "vtysh (FRR)", "rdma": "rdma -j link",
+    "ports": "sonic-cfggen", "lldp": "lldpctl -f json",
 }  # fmt: skip
 """The tool that prints each section which has a structure."""
 

@@ -9,7 +9,7 @@ Racks, hosts and switches are numbered over the whole lab, not within their zone
     back end    rack R, link i     switch 10.77.R.(2i)/31, host 10.77.R.(2i+1)/31   (/31: RFC 3021)
     front end   host n             10.79.0.n/24
     loopback    rtsw, ctsw, atsw n 10.78.0.n/32, 10.78.0.(100+n)/32, 10.78.0.(200+n)/32
-    ASN         rtsw n, ctsw n     65100+n, 65200+n; with ATSWs the CTSWs of zone z 65200+z, all ATSWs 65300 (RFC 7938)
+    ASN         rtsw n             65100+n; all CTSWs of zone z 65200+z, all ATSWs 65300 (RFC 7938, 5.2.1)
     MAC         02:fb:KK:XX:YY:ZZ  locally administered; KK is the kind of port (`_MacKind`)
 
 QEMU's user network owns 10.0.2.0/24, so no preset may use it.
@@ -75,6 +75,11 @@ class Preset:
         return range(first, first + self.ctsws)
 
 
+_TAPERED: Mapping[str, Any] = {
+    "host": {"speed_gbps": 400},
+    "rtsw": {"taper": 1, "delay_us": 100},
+    "ctsw": {"taper": 2.8, "delay_us": 500},
+}
 PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
@@ -121,14 +126,19 @@ PRESETS: dict[str, Preset] = {
             ctsws=2,
             atsws=2,
             carrier_memory_mib=768,
-            rates={
-                "rate_scale": 64000,
-                "tiers": {
-                    "host": {"speed_gbps": 400},
-                    "rtsw": {"taper": 1, "delay_us": 100},
-                    "ctsw": {"taper": 2.8, "delay_us": 500},
-                },
-            },
+            rates={"rate_scale": 64000, "tiers": _TAPERED},
+        ),
+        Preset(
+            name="soft-zones-8",
+            summary="as soft-zones, with two hosts a rack: eight hosts; half its rates, so that two cores carry them",
+            zones=2,
+            racks=2,
+            hosts_per_rack=2,
+            rnics_per_host=2,
+            ctsws=2,
+            atsws=2,
+            carrier_memory_mib=768,
+            rates={"rate_scale": 128000, "tiers": _TAPERED},
         ),
     )
 }
@@ -289,7 +299,7 @@ def _ctsw(preset: Preset, number: int) -> dict[str, Any]:
     ]
     return {
         "faultbed_netns": f"ctsw{number}",
-        "faultbed_asn": 65200 + (preset.zone_of_rack(preset.racks_of(number)[0]) if preset.atsws else 1),
+        "faultbed_asn": 65200 + preset.zone_of_rack(preset.racks_of(number)[0]),
         "faultbed_loopback": f"10.78.0.{100 + number}/32",
         "faultbed_ports": down + up,
     }
