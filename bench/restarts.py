@@ -64,7 +64,8 @@ def measure(lab: Lab, mode: Mode, progress: Callable[[str], None], *, losses: in
     for number in range(losses):
         loss = host_of(choice.choice(ranks)), choice.randrange(FIRST, LAST)
         ends.append(end_of(lab, _with_losses(lab, spec, resilience, [loss]), quiet, mode=mode))
-        said = ends[-1].wrong or "as without a loss"
+        times = ", ".join(f"{name} {took_ns / 1e9:.2f} s" for name, took_ns in ends[-1].phases_ns.items())
+        said = ends[-1].wrong or f"as without a loss: {times}"
         progress(f"{mode}, loss {number + 1} of {losses}: {loss[0]} after {loss[1]} iterations: {said}")
     yield from rows_of(mode, ends)
 
