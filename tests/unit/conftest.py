@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import subprocess
 import sys
 
 import pytest
+from forked import Forked
 from house import HOUSE
 from qmp_server import Qemu
 
@@ -73,22 +73,21 @@ def held(request, qemu, tmp_path):
     channel.close()
 
 
+@pytest.fixture(scope="session")
+def forked():
+    """Commands in processes of their own, without the time that Python takes to start and to import them."""
+    starter = Forked()
+    yield starter
+    starter.close()
+
+
 @pytest.fixture
-def faultbed(tmp_path):
+def faultbed(tmp_path, forked):
     """The real command in a process of its own, with an empty home."""
 
     def call(*argv, cwd=HOUSE):
         environment = {**os.environ, "FAULTBED_HOME": str(tmp_path / "home"), "COLUMNS": "160"}
         environment.pop("FAULTBED_LAB", None)
-        code = "from harness.cli import main; main()"
-        return subprocess.run(
-            [sys.executable, "-c", code, *argv],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            env=environment,
-            cwd=cwd,
-            check=False,
-        )
+        return forked.faultbed([*map(str, argv)], env=environment, cwd=cwd)
 
     return call

@@ -65,6 +65,8 @@ def test_openmpi_failed_run_or_wrong_result_is_an_error():
         openmpi.against_open_mpi(MpiLab(answers([4096], right=False)), HOSTS, transport="tcp", sizes=[4096])
 
 
-def test_openmpi_fetch_failure_names_the_suite(tmp_path):
+def test_openmpi_fetch_failure_names_the_suite(tmp_path, monkeypatch):
+    (tmp_path / "apt.conf").write_text('Acquire::Retries "0";\n')
+    monkeypatch.setenv("APT_CONFIG", str(tmp_path / "apt.conf"))
     with pytest.raises(LabError, match=r"Open MPI's packages \(trixie\) could not be fetched"):
         openmpi.fetch(tmp_path, mirror="http://127.0.0.1:9/debian", suite="trixie")

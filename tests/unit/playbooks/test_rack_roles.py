@@ -702,7 +702,8 @@ def test_storage_target_follows_its_variables_and_keeps_its_data(storage):
     assert [link.name for link in (storage.at / "subsystems").iterdir()] == ["nqn.x:z"]
     subprocess.run(["rm", "-r", *map(str, storage.nvmet.iterdir())], check=True)  # as after a restart
     assert storage(port=4421, nqn="nqn.x:z", gib=2) == 1
-    assert storage.file.read_bytes()[:10] == b"checkpoint"
+    with storage.file.open("rb") as file:  # most of its 2 GiB is no data
+        assert file.read(10) == b"checkpoint"
     assert storage.file.stat().st_size == 2**31
     assert storage(gib=0) == 2
     assert not storage.file.exists()

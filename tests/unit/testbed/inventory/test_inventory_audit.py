@@ -3,15 +3,11 @@
 import copy
 import dataclasses
 import json
-import os
 import socket
-import subprocess
-import sys
 import threading
 
 import pytest
 import yaml
-from house import HOUSE
 from jsonschema import Draft202012Validator
 
 from testbed.errors import ConfigError
@@ -551,19 +547,6 @@ def refused(value, schema):
     """What a reader of JSON schema refuses, and that the schema is one."""
     Draft202012Validator.check_schema(schema)
     return [error.message for error in Draft202012Validator(schema).iter_errors(value)]
-
-
-@pytest.fixture
-def faultbed(tmp_path):
-    def call(*argv):
-        environment = {**os.environ, "FAULTBED_HOME": str(tmp_path / "home"), "COLUMNS": "200"}
-        return subprocess.run(
-            [sys.executable, "-c", "from harness.cli import main; main()", *argv],
-            capture_output=True, text=True, timeout=120, env=environment, check=False,
-            cwd=HOUSE,
-        )  # fmt: skip
-
-    return call
 
 
 def test_inventory_check_command_exit_code_and_json(faultbed, tmp_path):

@@ -26,6 +26,8 @@ def lab(tmp_path, monkeypatch):
     monkeypatch.setattr(fingerprint, "capture", fingerprint.capture)
     monkeypatch.setattr(fingerprint, "SETTLE_S", 0.0)
     monkeypatch.setattr(fingerprint.settle, "__kwdefaults__", {"within_s": 0.0})
+    # No lease of a fault runs here: a comparison waits for none, unless a test says so.
+    monkeypatch.setattr(dirty.begin, "__kwdefaults__", dirty.begin.__kwdefaults__ | {"lease_s": 0.0})
     return lab_at(tmp_path)
 
 

@@ -370,14 +370,10 @@ def test_lease_is_inherited_by_programs_of_its_holder(home, monkeypatch):
 
 
 @pytest.fixture
-def faultbed(home):
+def faultbed(home, forked):
     def call(*argv, who="me"):
         environment = {**os.environ, "FAULTBED_HOME": str(home), "COLUMNS": "160"}
-        done = subprocess.run(
-            [sys.executable, "-c", "from harness.cli import main; main()", *argv],
-            capture_output=True, text=True, timeout=120, env=environment, check=False,
-            cwd=HOUSE,
-        )  # fmt: skip
+        done = forked.faultbed([*argv], env=environment, cwd=HOUSE)
         assert "Traceback" not in done.stderr
         return done
 

@@ -30,18 +30,19 @@ def world(monkeypatch):
 
 
 @pytest.mark.usefixtures("world")
-def test_ten_thousand_interleavings_have_no_double_holder():
+@pytest.mark.parametrize("worlds", [1_000, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_no_interleaving_has_two_holders(worlds):
     got = lost = boots = 0
-    for seed in range(10_000):
+    for seed in range(worlds):
         done = World(seed).run(STEPS)
         assert done.doubles == [], f"seed {seed}"
         got += sum(user.got for user in done.users)
         lost += sum(user.lost for user in done.users)
         boots += done.jump.boots - 1
     # They did get what they asked for, and did lose it, and the jump host did lose its power.
-    assert got > 5_000
-    assert lost > 1_000
-    assert boots > 10_000
+    assert got > worlds / 2
+    assert lost > worlds / 10
+    assert boots > worlds
 
 
 @pytest.mark.usefixtures("world")
