@@ -41,9 +41,10 @@ smoke: setup ## the shortest proof on a soft lab: it comes up, nothing is wrong 
 	@$(RUN)faultbed --lab soft-mini preflight $(if $(OUT),--out $(OUT)/preflight.json)
 	@$(RUN)python -m pytest tests/soft/test_lease.py --lab soft-mini
 
-nightly: setup ## the tests of soft labs, slow ones once and the others three times; the demo experiment, which the history follows
-	@$(RUN)python -m pytest tests/common tests/soft $(SLOW_UNIT) -m "" --faultbed-repeat 3 --faultbed-repeat-slow 1 --faultbed-reset-each; tests=$$?; \
-	$(RUN)faultbed run tests/experiments/demo.toml --seed 1 --out $(RUNS) && exit $$tests
+nightly: setup ## slow tests once, those of soft labs three times; the demo experiment, which the history follows
+	@$(RUN)python -m pytest tests/unit -m slow -n auto --dist worksteal; units=$$?; \
+	$(RUN)python -m pytest tests/common tests/soft -m "" --faultbed-repeat 3 --faultbed-repeat-slow 1 --faultbed-reset-each; tests=$$?; \
+	$(RUN)faultbed run tests/experiments/demo.toml --seed 1 --out $(RUNS) && exit $$((units > tests ? units : tests))
 
 soak: setup ## leases and receipts, again and again
 	@$(RUN)python -m pytest tests/soft/test_lease.py tests/soft/test_receipts.py -m "" --faultbed-repeat 20

@@ -130,7 +130,7 @@ def test_nightly_runs_its_experiment_even_if_a_test_failed(tests, demo, code, tm
         (tmp_path / name).chmod(0o755)
     argv = ["make", "--no-print-directory", "-o", "setup", "nightly", f"RUN={tmp_path}/"]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=HOUSE)
-    assert done.stdout.splitlines() == ["python -m", "faultbed run"]
+    assert done.stdout.splitlines() == ["python -m", "python -m", "faultbed run"]
     assert done.returncode == code
 
 
