@@ -7,9 +7,6 @@ RUNS = runs
 HISTORY = runs-kept
 KEPT = 60
 OUT =
-# Unit tests of which `make unit` runs only the quick ones.
-SLOW_UNIT = $(addprefix tests/unit/, harness/cli/test_random_ends.py bench/test_bench_restarts.py \
-	$(addprefix traffic/workloads/test_, random_losses.py elastic_jobs.py))
 
 setup:
 	@./bootstrap
@@ -22,7 +19,7 @@ setup-tests:
 	@./bootstrap --tests
 
 test: unit ## everything: what needs no lab, then the rest on a soft lab of its own, by one process that owns the lab
-	@$(RUN)python -m pytest tests/common tests/soft tests/lab tests/experiments --durations 15
+	@$(RUN)python -m pytest tests/common tests/soft tests/lab tests/experiments --ignore tests/experiments/demo.toml --durations 15
 
 unit: setup-tests ## what needs no lab, on every core
 	@$(RUN)python -m pytest tests/unit -n auto --dist worksteal --durations 15

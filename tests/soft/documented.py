@@ -204,11 +204,11 @@ _SESSION = "what it runs are items of this very session"
 _MACHINES = "needs the machines of a rack"
 
 NOT_RUN = {
-    "make demo": "sets up a machine; `.ci/run` is `make test`, and the demo is an item of tests/experiments",
+    "make demo": "sets up a machine; `make nightly` runs its experiment",
     "make test": "this is what it runs",
     "python -m pytest tests/soft/test_receipts.py tests/soft/test_noop.py tests/soft/test_lease.py": _SESSION,
     "python -m pytest tests/experiments --lab=soft": _SESSION,
-    _DEMO: f"{_SESSION}, and `make nightly` has it by this command",
+    _DEMO: "two minutes and a half; `make nightly` has it by this command",
     "faultbed run tests/experiments/node-loss.toml": _SESSION,
     "faultbed shrink tests/experiments/demo.toml --seed 7": "7 is the file's own seed: the same runs as without it",
     "faultbed campaign --seed 13 --places 2": "as without a seed, at other places, on three racks",

@@ -97,7 +97,7 @@ def test_every_other_kind_is_proved(lab, tmp_path, busy):
 ROUTED = [("switch.drain", "ctsw1"), ("congestion.hash-collision", "rtsw1:ctsw1")]
 
 
-@pytest.mark.parametrize("mutation", [None, "lie"])
+@pytest.mark.parametrize("mutation", [None, pytest.param("lie", marks=pytest.mark.slow)])
 def test_routing_fault_is_proved_by_routes_alone(lab, tmp_path, busy, mutation):
     """ECMP may use the other uplink without any drain or collision, so traffic alone must not prove the fault."""
     proved = {}

@@ -156,10 +156,10 @@ def test_documented_long_command(once, text, lab, folder):
 
 
 def test_documented_link_flap_under_a_flow(lab, folder):
-    """Two terminals: the receipt has three parts, and the flow completes."""
+    """Two terminals: the receipt has three parts, and the flow completes. Half of its documented minute is enough."""
     env = of_lab(lab)
-    with terminal(FLOW, folder, env) as flow:
-        flow.says("acknowledged")  # it moves bytes; the fault has the rest of its minute to be typed and armed
+    with terminal(f"{FLOW} --for 30s", folder, env) as flow:
+        flow.says("acknowledged")  # it moves bytes; the fault has the rest of the time to be typed and armed
         with terminal(FLAP, folder, env) as fault:
             fault.says("armed: ")
             assert not flow.is_over, "the flow was over before the link was down"
@@ -169,6 +169,7 @@ def test_documented_link_flap_under_a_flow(lab, folder):
     assert re.findall(r"^(armed|fired|cleared) +yes", fault.said(), re.MULTILINE) == ["armed", "fired", "cleared"]
 
 
+@pytest.mark.slow
 def test_documented_probe_names_the_lossy_link(lab, folder):
     """Two terminals. The link is named with its direction; no RNIC misses a datagram: nothing is proved."""
     env = of_lab(lab)
@@ -181,6 +182,7 @@ def test_documented_probe_names_the_lossy_link(lab, folder):
     assert "not proved: no independent witness" in fault.said()
 
 
+@pytest.mark.slow
 def test_documented_recording_is_replayed(lab, folder):
     env = of_lab(lab)
     code, output = typed(RECORD, folder, env)

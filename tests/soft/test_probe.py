@@ -35,6 +35,7 @@ def test_probes_name_only_the_lossy_link(lab, inject, traffic):
     assert fault.clear().proved
 
 
+@pytest.mark.slow
 def test_probes_name_the_delaying_link_and_tell_network_from_hosts(lab, inject):
     """A healthy fabric has no suspect. Then one direction of an RNIC's link takes 200 ms more, as no process does."""
     healthy = prober.run(lab, SPEC)
@@ -77,6 +78,7 @@ set = { delay = 200 }
 """
 
 
+@pytest.mark.slow
 def test_probes_beside_a_job_name_the_delaying_link_and_its_window(lab, tmp_path):
     """A delay moves no rxe counter that shows its place; only the probes do."""
     source = BESIDE.encode()

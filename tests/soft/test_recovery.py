@@ -22,7 +22,13 @@ def growth(lab, before, *nodes):
     return counters.flat_deltas(before, counters.read(lab, nodes))
 
 
-@pytest.mark.parametrize(("place", "counted"), [(8, 1), (0, 0)], ids=["amid-a-message", "first-of-a-message"])
+@pytest.mark.parametrize(
+    ("place", "counted"),
+    [
+        pytest.param(8, 1, marks=pytest.mark.slow, id="amid-a-message"),
+        pytest.param(0, 0, id="first-of-a-message"),
+    ],
+)
 def test_lost_packet_is_one_nak_and_one_go_back_n(lab, traffic, inject, place, counted):
     """Exactly one data packet, named by destination QP and PSN, is lost once in the fabric.
 

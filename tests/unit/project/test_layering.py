@@ -130,3 +130,12 @@ def test_command_does_not_import_plotting_and_packet_libraries():
     code = "import sys, harness.cli, harness.pytest_plugin.hooks; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=HOUSE)
     assert not {"matplotlib", "pyarrow", "scapy"} & set(done.stdout.split())
+
+
+def test_unit_tests_lie_in_the_folder_of_their_package():
+    """A folder that mirrors a package has tests of that package; `project` has those of the project itself."""
+    unit = HOUSE / "tests" / "unit"
+    loose = [path.name for path in unit.glob("test_*.py")]
+    assert not loose, "move each to the folder of the package that it tests"
+    folders = {path.parent.relative_to(unit).as_posix() for path in unit.rglob("test_*.py")} - {"project"}
+    assert [folder for folder in sorted(folders) if not (HOUSE / folder).is_dir()] == []
