@@ -174,7 +174,17 @@ def shapes_of(topology: Topology, lab: LabVars, file: Path) -> dict[str, dict[st
         packets = DEEP_PACKETS if queue_kib is None else max(1, queue_kib * 1024 // lab.mtu)
         shape = Shape(rate_bps=rate_bps, packets=packets + on_the_way, delay_us=delay_us or 0)
         shapes.setdefault(port.node, {})[port.netdev] = shape
+    if any(shape.rate_bps for ports in shapes.values() for shape in ports.values()):
+        _require_host_rates(topology, file)
     return shapes
+
+
+def _require_host_rates(topology: Topology, file: Path) -> None:
+    """Reject a lab whose uplinks have rates and whose hosts have none: nothing would limit what the hosts send."""
+    for link in topology.links:
+        if not link.is_uplink and link.a.speed_gbps is None:
+            what = f"{link.name} has no speed, but other links do: the emulated CPUs would set its rate"
+            raise mistake(file, "all.tiers.host.speed_gbps", f"{what}; give it one")
 
 
 def _rate_bps(link: Link, port: Port, scale: float, file: Path) -> int | None:

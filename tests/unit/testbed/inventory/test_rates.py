@@ -94,6 +94,10 @@ def test_labs_without_rates_are_not_shaped():
                 f"{MOST_RATE_BPS // 10**6} Mb/s that the emulation carries; make it {4 * 10**11 // MOST_RATE_BPS} or"
             ),
         ),
+        (
+            lambda g, v: v.update(faultbed_tiers={"rtsw": {"speed_gbps": 400}, "ctsw": {"speed_gbps": 400}}),
+            "all.tiers.host.speed_gbps: rtsw1:host1:rxe0 has no speed, but other links do",
+        ),
         (lambda g, v: v.update(faultbed_rate_scale=10**9), "less than the 0.5 Mb/s below which one packet outlasts"),
         (
             lambda g, v: tier(v, "ctsw").update(speed_gbps=400),
