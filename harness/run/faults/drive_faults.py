@@ -85,7 +85,11 @@ def drive_all(
                 _drive(lab, prepared, at_ns, planned.duration_ns, running, watching.stopped, progress)
         except Exception as error:  # noqa: BLE001 (the fault must not stay until the workload ends)
             found.errors.append(f"{planned.id}: {ends.describe(error)}")
-        found.receipts[planned.id] = prepared.clear(keep_holder=True)
+        try:
+            found.receipts[planned.id] = prepared.clear(keep_holder=True)
+        except Exception as error:  # noqa: BLE001 (a thread's exception would be lost: the run would miss a receipt)
+            found.errors.append(f"{planned.id}: not known to be cleared: {ends.describe(error)}")
+            return
         found.reads += prepared.reads
         progress(f"{planned.kind} on {planned.target}: {_brief(found.receipts[planned.id])}")
 

@@ -52,17 +52,8 @@ def test_prepared_fault_records_its_baseline_and_lookup_reads(monkeypatch):
         assert begin_ns <= at_ns <= end_ns
 
 
-def test_run_loop_keeps_the_reads_of_each_fault_even_when_it_cannot_be_armed(monkeypatch):
-    def refuse(*_, **__):
-        raise FaultError("not now")
-
-    monkeypatch.setattr(drive_faults, "_drive", refuse)
-    receipt = Mock(proved=False, doubts=("not now",), unproven=("not now",))
-    fault = SimpleNamespace(reads=[(5, 9)], clear=lambda keep_holder: receipt)
+def driven(fault, result):
     plan = SimpleNamespace(faults=[SimpleNamespace(id="one", at_ns=0, duration_ns=1, kind="link.down", target="x")])
-    result = Found()
-    with result.reading():
-        pass
     drive_faults.drive_all(
         SimpleNamespace(plan=plan),
         SimpleNamespace(),
@@ -73,8 +64,37 @@ def test_run_loop_keeps_the_reads_of_each_fault_even_when_it_cannot_be_armed(mon
         lambda _: None,
     )
 
+
+def test_run_loop_keeps_the_reads_of_each_fault_even_when_it_cannot_be_armed(monkeypatch):
+    def refuse(*_, **__):
+        raise FaultError("not now")
+
+    monkeypatch.setattr(drive_faults, "_drive", refuse)
+    receipt = Mock(proved=False, doubts=("not now",), unproven=("not now",))
+    fault = SimpleNamespace(reads=[(5, 9)], clear=lambda keep_holder: receipt)
+    result = Found()
+    with result.reading():
+        pass
+    driven(fault, result)
+
     assert len(result.reads) == 2
     assert result.reads[1] == (5, 9)
+
+
+def test_run_loop_reports_a_fault_whose_clearing_ends_in_an_exception(monkeypatch):
+    """Its thread would end without a word, and the run without its receipt."""
+
+    def broken(keep_holder):
+        raise RuntimeError("no such key")
+
+    monkeypatch.setattr(drive_faults, "_drive", lambda *_: None)
+    result = Found()
+    driven(SimpleNamespace(reads=[], clear=broken), result)
+
+    assert result.receipts == {}
+    assert len(result.errors) == 1
+    assert "one: not known to be cleared" in result.errors[0]
+    assert "no such key" in result.errors[0]
 
 
 def test_observe_load_of_own_reads_does_not_lower_the_noise_floor():
