@@ -205,12 +205,12 @@ def ettr_rows(ends: list[JobEnd]) -> Iterator[Row]:
     known = [(end.ettr, end.ettr.formula) for end in ends if end.wrong is None and end.ettr and end.ettr.formula]
     ratios = sorted(one.ratio / formula.predicted for one, formula in known)
     inside = sum(formula.low <= one.ratio <= formula.high for one, formula in known)
-    own = [(one.interval(), formula) for one, formula in known]
-    meets = sum(noise is not None and noise.low <= formula.high and formula.low <= noise.high for noise, formula in own)
+    own = [(noise, formula) for one, formula in known if (noise := one.interval()) is not None]
+    meets = sum(noise.low <= formula.high and formula.low <= noise.high for noise, formula in own)
     wrong = "; ".join(end.wrong for end in ends if end.wrong is not None)
     yield "schedules whose job ended as without a loss, with an ETTR", f"{len(known)} of {len(ends)}", wrong, "", ""
     yield "measured ETTR in the formula's 95 % interval", f"{inside} of {len(known)}", "", "", ""
-    yield "99 % interval of the measured one meets it", f"{meets} of {len(known)}", "", "", ""
+    yield "99 % interval of the measured one meets it", f"{meets} of {len(own)}", "of those with an interval", "", ""
     if ratios:
         spread = f"{ratios[0]:.2f}..{ratios[-1]:.2f}, n={len(ratios)}"
         yield "measured ETTR / predicted", f"{ratios[len(ratios) // 2]:.3f}", spread, "", ""
