@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -133,6 +134,31 @@ def test_ettr_is_shown_with_the_published_formula_and_its_inputs():
 def test_ettr_formula_covers_every_moment_of_a_loss_but_the_outermost(lost):
     measured = ettr(job(loss(40 + lost)), None, (), first_fault_ns=T0 + 4 * S)
     assert (measured.formula.low <= measured.ratio <= measured.formula.high) == (lost > 0)
+
+
+def schedule(chance, losses, count=400):
+    """A job that loses as many hosts after iterations drawn from `chance`, and takes 4 to 10 s to restore its state."""
+    made, now, index = [], T0, 0
+    for at in sorted(chance.sample(range(12, count - 12), losses)):
+        progress_ns = now + (at - index) * ITERATION_NS
+        index = at // EVERY * EVERY
+        now = progress_ns + int(chance.uniform(4, 10) * S)
+        made.append(loss(at, progress_ns=progress_ns, restored_ns=now, restored_iterations=index))
+    return job(*made, count=count)
+
+
+@pytest.mark.parametrize("losses", [1, 2, 3, 5])
+def test_ettr_of_random_schedules_is_in_the_formulas_interval(losses):
+    """Slightly fewer than 95 %: a loss repeats whole iterations, 0 to 9 of 10, which is less than D / 2 on average."""
+    chance = random.Random(losses)
+    inside = 0
+    for _ in range(100):
+        run = schedule(chance, losses)
+        one = ettr(run, None, (), first_fault_ns=run.end_ns)
+        assert one.formula.interruptions == losses
+        inside += one.formula.low <= one.ratio <= one.formula.high
+    print(f"{losses} losses: {inside} of 100 schedules")
+    assert inside >= 85
 
 
 def test_ettr_formula_is_a_row_of_the_predictions():
