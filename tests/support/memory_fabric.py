@@ -17,6 +17,7 @@ from collections import deque
 from types import SimpleNamespace
 
 VERBS = {"write": 0, "write-imm": 1, "send": 2, "read": 3, "atomic": 4, "send-imm": 5}
+RECV_ID = 1 << 62  # of traffic.node.task
 TICK_NS = 50_000_000
 USERS = (
     "task", "ranks.lane", "ranks.rank", "flows.flow", "flows.admission", "flows.checked", "flows.unreliable",
@@ -233,6 +234,7 @@ class Fabric:
             elif data and remote:  # a send has no place to go to
                 ctypes.memmove(remote, data, len(data))
             if opcode in (VERBS["send"], VERBS["send-imm"], VERBS["write-imm"]):
-                conn.other.task.on_recv(conn.other, imm, now_ns)
+                arrived = SimpleNamespace(status=0, wr_id=RECV_ID, imm_data=imm)
+                conn.other.task.completion(conn.other, arrived, now_ns)
             if signalled:
                 conn.task.completion(conn, SimpleNamespace(status=0, wr_id=wr_id), now_ns)

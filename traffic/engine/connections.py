@@ -4,6 +4,8 @@ A connection takes three rounds with both of its ends. `qp`: each end creates a 
 moves its QP to RTS. `go`: both ends may send. Every attempt has its own generation number. A message about an older
 generation is recorded and otherwise ignored.
 
+A connection with substitutes fails only if none of them is up: until then it is rebuilt again and again, with pauses.
+
 An episode begins with the first error of a connection. Errors during an episode count as further attempts. The episode
 ends when data has completed on the new QPs. It is a failure if that takes longer than the plan's `peer_deadline_s`.
 """
@@ -217,6 +219,9 @@ class ConnectionManager:
                 reason=error.status,
             )
         state.is_up = False
+        if state.episode.attempts and self._has_substitute(state):
+            state.retry_ns = now_ns + RETRY_PAUSE_NS  # nothing waits for it
+            return
         self._rebuild(state, now_ns)
 
     def _rebuild(self, state: _ConnectionState, now_ns: int) -> None:
@@ -244,8 +249,19 @@ class ConnectionManager:
         self.progress_ns = now_ns
 
     def _fail_if_late(self, state: _ConnectionState, now_ns: int, reason: str) -> None:
+        if self._has_substitute(state):
+            return
         if state.episode is not None and now_ns - state.episode.error_ns > self._plan.peer_deadline_s * 1e9:
             self.failure = f"{self._name(state)}: unreachable for {self._plan.peer_deadline_s:.0f} s ({reason})"
+
+    def _has_substitute(self, state: _ConnectionState) -> bool:
+        """Return whether another connection between the same two tasks is up and can carry the data of this one."""
+        ends = state.spec.src, state.spec.dst
+        return state.spec.has_substitutes and any(
+            other.is_up and other.episode is None
+            for other in self._states.values()
+            if other is not state and (other.spec.src, other.spec.dst) == ends
+        )
 
     def _name(self, state: _ConnectionState) -> str:
         return f"{self._tasks[state.spec.src].endpoint.name} -> {self._tasks[state.spec.dst].endpoint.name}"

@@ -81,13 +81,15 @@ class TaskPlan:
 class ConnectionSpec:
     """A connection to establish. `src` and `dst` are the names of the tasks at its ends; data goes from `src` to `dst`.
 
-    `flow_label` is the flow label of its address handles; 0 selects the flow label of the task's QPs.
+    `flow_label` is the flow label of its address handles; 0 selects the flow label of the task's QPs. What a connection
+    with `has_substitutes` carries can go over the other connections between the same two tasks.
     """
 
     index: int
     src: str
     dst: str
     flow_label: int = 0
+    has_substitutes: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,8 +13,9 @@ from traffic.schedules.program import Program, peers_of
 
 __all__ = ["MAX_QPS_PER_PEER", "SPREADS", "longest_share", "writes_by_queue_pair"]
 
-SPREADS = ("split", "round-robin")
-"""How the data for a peer gets on its queue pairs: every message cut into equal parts, or whole segments in turn."""
+SPREADS = ("split", "round-robin", "dqplb")
+"""How the data for a peer gets on its queue pairs: every message cut into equal parts, whole segments in turn, or each
+segment on the queue pair that has the fewest in flight (dynamic queue pair load balancing)."""
 
 MAX_QPS_PER_PEER = 128
 """As in NCCL (NCCL_IB_QPS_PER_CONNECTION)."""
@@ -31,7 +32,8 @@ def writes_by_queue_pair(
 ) -> dict[tuple[int, int], list[list[int]]]:
     """Return the elements of each write, by (src, dst) and queue pair; pairs are in order of their first use.
 
-    A pair whose messages have fewer elements, or segments, than there are queue pairs uses fewer of them.
+    A pair whose messages have fewer elements, or segments, than there are queue pairs uses fewer of them. With `dqplb`
+    the queue pairs are chosen while the job runs: the rows are those of taking turns.
     """
     writes: dict[tuple[int, int], list[list[int]]] = {pair: [] for pair in peers_of(made)}
     for program in made:

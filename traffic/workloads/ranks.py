@@ -41,6 +41,8 @@ WARMUP = 2
 MAX_RANKS = 128
 MIN_SLOTS = 4
 MIN_SEGMENT_BYTES = 65536
+SEGMENTS_PER_QP = 4
+"""With `dqplb`: of the longest message, for each queue pair. A fast one can take some of those of a slow one."""
 
 ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int32": 4}
 """Bytes per element, by type."""
@@ -58,8 +60,8 @@ class RanksSpec:
 
     A rank has `qps_per_peer` queue pairs to each rank that it sends to, and `spread` (one of
     `traffic.schedules.SPREADS`) puts its data on them: `split` cuts every message into equal parts, `round-robin` gives
-    whole segments to the queue pairs in turn. With `entropy` all queue pairs share that many flow labels, and therefore
-    UDP source ports, in turn (0: each has its own).
+    whole segments to the queue pairs in turn, and `dqplb` each to the one with the fewest in flight. With `entropy` all
+    queue pairs share that many flow labels, and therefore UDP source ports, in turn (0: each has its own).
 
     `segment_bytes` is the unit of pipelining, `slots` the number of segments that a rank may have in flight. Each
     segment costs a completion at both ends and a share of a credit, which is expensive on an emulated CPU: with
@@ -169,14 +171,19 @@ def _run_length(places: Sequence[str]) -> int:
 
 
 def _lanes_of_busiest(spec: RanksSpec, programs: Sequence[schedules.Program]) -> float:
-    """Return half the queue pairs of the rank that has most: as many as it sends or receives on, on average."""
+    """Return half the lanes of the rank that has most: as many as it sends or receives on, on average.
+
+    Each queue pair is a lane; with `dqplb` all of those to one peer are one.
+    """
     pairs = schedules.peers_of(programs)
-    return max(sum(rank in pair for pair in pairs) for rank in range(len(programs))) / 2 * spec.qps_per_peer
+    each = 1 if spec.spread == "dqplb" else spec.qps_per_peer
+    return max(sum(rank in pair for pair in pairs) for rank in range(len(programs))) / 2 * each
 
 
 def _segment_bytes(spec: RanksSpec, programs: Sequence[schedules.Program]) -> int:
     """Return the segment size: at most a queue pair's share of the longest message, and less if slots are few."""
-    longest = schedules.longest_share(programs, spec.qps_per_peer) * ITEM_BYTES[spec.dtype]
+    shares = spec.qps_per_peer * (SEGMENTS_PER_QP if spec.spread == "dqplb" and spec.qps_per_peer > 1 else 1)
+    longest = schedules.longest_share(programs, shares) * ITEM_BYTES[spec.dtype]
     whole = round(spec.slots * spec.segment_bytes / max(1.0, _lanes_of_busiest(spec, programs)))
     share = whole // 2 // MIN_SEGMENT_BYTES * MIN_SEGMENT_BYTES
     return min(spec.segment_bytes, longest, max(MIN_SEGMENT_BYTES, share))
@@ -211,6 +218,8 @@ def rank_plan(
     """
     # The data in flight is limited per rank, not per lane: a rank with many lanes would flood the queues on its path.
     slots = max(MIN_SLOTS, round(spec.slots / max(1.0, _lanes_of_busiest(spec, programs))))
+    # Of `dqplb` they are for reordering: each queue pair has few segments in flight, and a slow one is overtaken.
+    slots *= 2 * spec.qps_per_peer if spec.spread == "dqplb" and spec.qps_per_peer > 1 else 1
     queue_pairs = [
         (src, dst, number) for (src, dst), each in writes_of(spec, programs).items() for number in range(len(each))
     ]
@@ -220,6 +229,7 @@ def rank_plan(
             src=task_name(src),
             dst=task_name(dst),
             flow_label=shared_flow_label(spec.qp, spec.entropy, index),
+            has_substitutes=spec.spread == "dqplb" and spec.qps_per_peer > 1,
         )
         for index, (src, dst, _) in enumerate(queue_pairs)
     )

@@ -4,6 +4,7 @@ Each lane (connection to or from one peer, of which there may be several) carrie
 staging ring of `slots` slots; segment s goes to slot s mod `slots`. The immediate is
 
     bit 31      the iteration that this segment belongs to is the last one
+    bit 30      no segment, but the test of a rebuilt connection of a lane that has others (`dqplb`)
     bits 0-23   segment number mod 2^24 (towards the receiver), segments applied mod 2^24 (credits, towards the sender)
 
 A sender never has more than `slots` segments that are not known to be applied. A slow receiver is therefore never
@@ -34,7 +35,7 @@ import numpy as np
 from traffic.node.gpu_client import GpuClient
 from traffic.node.ranks.feed import Feed
 from traffic.node.ranks.gate import Gate
-from traffic.node.ranks.lane import RecvLane, SendLane, packets
+from traffic.node.ranks.lane import MASK, RecvLane, SendLane, packets
 from traffic.node.ranks.rank_memory import Memory
 from traffic.node.ranks.rank_state import State
 from traffic.node.ranks.recorder import FIELDS, Recorder
@@ -44,10 +45,13 @@ from traffic.node.verbs import Rnic, recv_request, write_request
 
 __all__ = ["RankTask"]
 
-MASK = (1 << 24) - 1
 LAST = 1 << 31
+PROBE = 1 << 30
 CREDIT_ID = 1 << 61
+PROBE_ID = 1 << 60
 CREDITS_IN_FLIGHT = 8
+IN_FLIGHT = 2
+"""Segments on each connection of a lane that has several: one is sent, one waits. A slow connection gets no more."""
 
 
 class RankTask(Task):
@@ -72,23 +76,12 @@ class RankTask(Task):
         self.item_bytes = self.data.itemsize
         self.data_mr = rnic.register(self.data.ctypes.data, self.data.nbytes)
         self.flight = Recorder()
-        plan = make_plan(program, self.segment_bytes // self.item_bytes, spec["qps_per_peer"], spec["spread"])
-        self.phases, self.phases_ns = plan.phases, list[int]()
         self.gate = Gate(program.get("pauses", []), program["fences"])
         self.send_lanes: dict[LaneKey, SendLane] = {}
         self.recv_lanes: dict[LaneKey, RecvLane] = {}
         self.send_by_conn: dict[int, SendLane] = {}
         self.recv_by_conn: dict[int, RecvLane] = {}
-        for number, direction, peer, qp in spec["lanes"]:
-            key = peer, qp
-            if direction == "out":
-                self.send_lanes[key] = self.send_by_conn[number] = SendLane(number, peer, plan.sends[key])
-            else:
-                staging = np.zeros(self.slots * self.segment_bytes // self.item_bytes, dtype=self.data.dtype)
-                mr = rnic.register(staging.ctypes.data, staging.nbytes)
-                self.recv_lanes[key] = self.recv_by_conn[number] = RecvLane(number, peer, plan.recvs[key], staging, mr)
-        if self.send_lanes.keys() != plan.sends.keys() or self.recv_lanes.keys() != plan.recvs.keys():
-            raise ValueError(f"connections {spec['lanes']} are not those of the program's segments")
+        self.phases, self.phases_ns = self._make_lanes(program), list[int]()
         self.receive = recv_request(RECV_ID, self.data_mr)
         self.gpu = GpuClient(spec["gpu"], selector) if spec["compute_units"] else None
         self.feed = None
@@ -116,6 +109,28 @@ class RankTask(Task):
         self.compute_from_ns = self.storage_ns = 0
         self.last_duration_ns = self.wrong = 0
 
+    def _make_lanes(self, program: dict[str, Any]) -> list[tuple[Need, Need]]:
+        """Create the lanes, and return the phases of the program (`traffic.node.ranks.segments.Plan`)."""
+        spec = self.spec
+        # Of `dqplb` all queue pairs to a peer are one lane.
+        qps, spread = (1, "split") if spec["spread"] == "dqplb" else (spec["qps_per_peer"], spec["spread"])
+        plan = make_plan(program, self.segment_bytes // self.item_bytes, qps, spread)
+        numbers: dict[tuple[str, LaneKey], list[int]] = {}
+        for number, direction, peer, qp in spec["lanes"]:
+            numbers.setdefault((direction, (peer, qp % qps)), []).append(number)
+        for (direction, key), mine in numbers.items():
+            if direction == "out":
+                out = self.send_lanes[key] = SendLane(mine, key[0], plan.sends[key])
+                self.send_by_conn |= dict.fromkeys(mine, out)
+            else:
+                staging = np.zeros(self.slots * self.segment_bytes // self.item_bytes, dtype=self.data.dtype)
+                mr = self.rnic.register(staging.ctypes.data, staging.nbytes)
+                lane = self.recv_lanes[key] = RecvLane(mine, key[0], plan.recvs[key], staging, mr)
+                self.recv_by_conn |= dict.fromkeys(mine, lane)
+        if self.send_lanes.keys() != plan.sends.keys() or self.recv_lanes.keys() != plan.recvs.keys():
+            raise ValueError(f"connections {spec['lanes']} are not those of the program's segments")
+        return plan.phases
+
     # Connections.
 
     def capacity(self, conn: Conn) -> tuple[int, int]:
@@ -124,33 +139,34 @@ class RankTask(Task):
     def endpoint(self, conn: Conn) -> dict[str, Any]:
         lane = self.recv_by_conn.get(conn.number)
         if lane is None:
-            return {"rkey": 0, "base": 0, "have": 0, "applied": 0}
-        lane.advertised = lane.applied
+            return {"rkey": 0, "base": 0, "have": 0, "above": [], "applied": 0}
+        lane.advertised[conn.number] = lane.applied
         return {
             "rkey": lane.mr.rkey,
             "base": lane.staging.ctypes.data,
             "have": lane.received,
+            "above": lane.above(),
             "applied": lane.applied,
         }
 
     def joined(self, conn: Conn) -> None:
         if conn.number in self.recv_by_conn:
             lane = self.recv_by_conn[conn.number]
-            lane.credited = lane.advertised
-            lane.psn = conn.peer["psn"]
+            lane.credited = lane.advertised[conn.number]
+            lane.psns[conn.number] = conn.peer["psn"]
             if lane.credit is None:
                 lane.credit, _ = write_request(wr_id=CREDIT_ID, mr=lane.mr, address=0, size=0, imm=True, signalled=True)
         else:
             out = self.send_by_conn[conn.number]
             if out.request is None:
+                address = self.data.ctypes.data
                 out.request, out.sge = write_request(
-                    wr_id=0,
-                    mr=self.data_mr,
-                    address=self.data.ctypes.data,
-                    size=self.item_bytes,
-                    imm=True,
-                    signalled=True,
+                    wr_id=0, mr=self.data_mr, address=address, size=self.item_bytes, imm=True, signalled=True
                 )
+                out.probe, _ = write_request(
+                    wr_id=PROBE_ID, mr=self.data_mr, address=address, size=0, imm=True, signalled=True
+                )
+                out.probe.imm_data = PROBE
         for _ in range(self.slots + 4):
             conn.qp.post_recv(self.receive)
 
@@ -159,37 +175,71 @@ class RankTask(Task):
         out = self.send_by_conn.get(conn.number)
         if out is None:
             lane = self.recv_by_conn[conn.number]
-            self._record("up", lane, lane.received)
-            self._credit(conn, now_ns)  # the peer may have been ready first and be waiting for this credit
+            self._record("up", lane, conn, lane.received)
+            self._credit(lane, now_ns)  # the peer may have been ready first and be waiting for this credit
         else:
-            have = conn.peer["have"]
-            if not out.acked <= have <= out.posted:
-                raise ValueError(
-                    f"peer reports {have} received segments, but {out.acked} of {out.posted} posted ones are "
-                    "acknowledged"
-                )
-            if conn.generation:
-                again = [out.segments[number % len(out.segments)].size for number in range(have, out.posted)]
-                self.emit(
-                    "redone",
-                    task=self.name,
-                    conn=conn.number,
-                    generation=conn.generation,
-                    segments=len(again),
-                    size_bytes=sum(again) * self.item_bytes,
-                )
-            out.posted = out.acked = have
-            # a peer that was ready first may have sent more credits since
-            out.credits = max(out.credits, conn.peer["applied"])
-            out.psn = conn.qp.psn
-            self._record("up", out, have)
+            self._resume(out, conn)
+            if conn.generation and len(out.numbers) > 1:
+                out.probe.set_wr_rdma(conn.peer["rkey"], conn.peer["base"])
+                self.posted(conn, now_ns)
+                conn.qp.post_send(out.probe)
         self._pump(now_ns)
+
+    def _resume(self, out: SendLane, conn: Conn) -> None:
+        """Compare with what the peer has. What was lost with the connection before is posted again."""
+        have = conn.peer["have"]
+        # Other connections of the lane may have carried more since the peer reported that.
+        if have > out.posted or (have < out.acked and len(out.numbers) == 1):
+            raise ValueError(
+                f"peer reports {have} received segments, but {out.acked} of {out.posted} posted ones are acknowledged"
+            )
+        lost = [out.segments[n % len(out.segments)].size for n in out.resume(conn.number, have, conn.peer["above"])]
+        if conn.generation:
+            self.emit(
+                "redone",
+                task=self.name,
+                conn=conn.number,
+                generation=conn.generation,
+                segments=len(lost),
+                size_bytes=sum(lost) * self.item_bytes,
+            )
+        # a peer that was ready first may have sent more credits since
+        out.credits = max(out.credits, conn.peer["applied"])
+        out.psns[conn.number] = conn.qp.psn
+        self._record("up", out, conn, have)
 
     def lost(self, conn: Conn, status: str, now_ns: int) -> None:
         if conn.state != "lost" and not self.finished:
             lane = self.send_by_conn.get(conn.number) or self.recv_by_conn[conn.number]
-            self._record(f"lost {status}", lane, lane.acked if isinstance(lane, SendLane) else lane.received)
+            self._record(f"lost {status}", lane, conn, lane.acked if isinstance(lane, SendLane) else lane.received)
         super().lost(conn, status, now_ns)
+
+    def down(self, conn: Conn, now_ns: int) -> None:
+        lane = self.recv_by_conn.get(conn.number)
+        if lane is not None and len(lane.numbers) > 1:
+            lane.credited = -self.slots  # a credit may have been lost with it: another connection repeats it
+            self._credit(lane, now_ns)
+
+    def completion(self, conn: Conn, wc: Any, now_ns: int) -> None:
+        rebuilding = conn.rebuilding
+        super().completion(conn, wc, now_ns)
+        if rebuilding and not conn.rebuilding:  # a connection of a lane that has others can be used again
+            lane = self.recv_by_conn.get(conn.number)
+            if lane is not None:
+                self._credit(lane, now_ns)
+            self._pump(now_ns)
+
+    def _free(self, lane: SendLane | RecvLane, load: Callable[[Conn], int], most: int) -> Conn | None:
+        """Return the connection of a lane that may send and has the smallest load, below `most`."""
+        best, least = None, most
+        for number in lane.numbers:
+            conn = self.conns.get(number)
+            # A rebuilt connection may be on a dead path: what others can carry does not wait for it.
+            if conn is None or conn.state != "up" or (conn.rebuilding and len(lane.numbers) > 1):
+                continue
+            if load(conn) < least:
+                best, least = conn, load(conn)
+        return best
 
     # Iterations.
 
@@ -296,12 +346,14 @@ class RankTask(Task):
     # Data.
 
     def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
+        if wr_id == PROBE_ID:
+            return
         if wr_id == CREDIT_ID:
-            self._credit(conn, now_ns)
+            self._credit(self.recv_by_conn[conn.number], now_ns)
             return
         out = self.send_by_conn[conn.number]
-        out.acked = wr_id + 1
-        self._record("ack", out, wr_id)
+        out.ack(conn.number, wr_id)
+        self._record("ack", out, conn, wr_id)
         self._pump(now_ns)
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
@@ -309,20 +361,22 @@ class RankTask(Task):
             self.late_receives.post(conn, self.receive)
         lane = self.recv_by_conn.get(conn.number)
         if lane is None:
-            out = self.send_by_conn[conn.number]
-            out.credits += (imm - out.credits) & MASK
+            self.send_by_conn[conn.number].credit(imm & MASK)
+        elif imm & PROBE:
+            return
         else:
-            if (imm ^ lane.received) & MASK:
+            number = lane.arrive(imm & MASK, self.slots)
+            if number is None:
                 self.lost(conn, "OUT_OF_SEQUENCE", now_ns)
                 return
-            lap, index = divmod(lane.received, len(lane.segments))
+            lap, index = divmod(number, len(lane.segments))
             if imm & LAST:
                 self.last_lap = lap
             size_bytes = lane.segments[index].size * self.item_bytes
             self.series.add(now_ns, size_bytes)
-            self._record("arrive", lane, lane.received, lane.psn)
-            lane.psn = (lane.psn + packets(size_bytes, self.mtu)) & MASK
-            lane.received += 1
+            psn = lane.psns[conn.number]
+            self._record("arrive", lane, conn, number, psn)
+            lane.psns[conn.number] = (psn + packets(size_bytes, self.mtu)) & MASK
             if self.phase == "comm" and not self.first_data_ns:
                 self.first_data_ns = now_ns
         self._pump(now_ns)
@@ -353,7 +407,7 @@ class RankTask(Task):
                 if lane.applied != lane.received:
                     moved |= self._apply(lane, now_ns)
             for out in self.send_lanes.values():
-                if out.posted - out.base != len(out.segments):
+                if out.again or out.posted - out.base != len(out.segments):
                     moved |= self._send(out, now_ns)
             while len(self.phases_ns) < len(self.phases) and self._met(*self.phases[len(self.phases_ns)]):
                 now_ns = time.monotonic_ns()
@@ -377,50 +431,64 @@ class RankTask(Task):
                 self.memory.reduce(target, source)
             else:
                 target[:] = source
-            self._record("apply", lane, lane.applied)
+            self._record("apply", lane, self.conns[lane.numbers[0]], lane.applied)
             lane.applied += 1
         if lane.applied == start:
             return False
-        self._credit(self.conns[lane.number], now_ns)
+        self._credit(lane, now_ns)
         return True
 
-    def _credit(self, conn: Conn, now_ns: int) -> None:
-        lane = self.recv_by_conn[conn.number]
-        due = lane.applied - lane.credited >= max(1, self.slots // 4)
-        if not due or conn.state != "up" or conn.outstanding >= CREDITS_IN_FLIGHT:
+    def _credit(self, lane: RecvLane, now_ns: int) -> None:
+        if lane.applied - lane.credited < max(1, self.slots // 4):
+            return
+        conn = self._free(lane, lambda conn: conn.outstanding, CREDITS_IN_FLIGHT)
+        if conn is None:
             return
         lane.credit.imm_data = lane.applied & MASK
         lane.credited = lane.applied
-        self._record("credit", lane, lane.applied)
+        self._record("credit", lane, conn, lane.applied)
         self.posted(conn, now_ns)
         conn.qp.post_send(lane.credit)
 
     def _send(self, out: SendLane, now_ns: int) -> bool:
-        conn = self.conns[out.number]
-        start = out.posted
-        end = out.base + len(out.segments)
-        while conn.state == "up" and out.posted < end and out.posted - out.credits < self.slots:
-            if out.posted - out.acked >= self.slots:
+        moved = False
+        most = self.slots if len(out.numbers) == 1 else IN_FLIGHT
+        while conn := self._free(out, lambda conn: len(out.in_flight[conn.number]), most):
+            if out.again:
+                number = out.again.pop(0)
+            elif self._may_send(out):
+                number = out.posted
+                out.posted += 1
+            else:
                 break
-            segment = out.segments[out.posted - out.base]
-            if segment.step >= self.gate.step:
-                break
-            if (segment.received or segment.acked) and not self._met(segment.received, segment.acked):
-                break
-            request, sge = out.request, out.sge
-            size_bytes = segment.size * self.item_bytes
-            sge.addr = self.data.ctypes.data + segment.offset * self.item_bytes
-            sge.length = size_bytes
-            slot = conn.peer["base"] + out.posted % self.slots * self.segment_bytes
-            request.set_wr_rdma(conn.peer["rkey"], slot)
-            request.imm_data = (out.posted & MASK) | (LAST if self.last_lap == self.index - self.first else 0)
-            request.wr_id = out.posted
-            self._record("post", out, out.posted, out.psn)
-            out.psn = (out.psn + packets(size_bytes, self.mtu)) & MASK
-            out.posted += 1
-            self.posted(conn, now_ns)
-            conn.qp.post_send(request)
-        return out.posted != start
+            self._post(out, conn, number, now_ns)
+            moved = True
+        return moved
+
+    def _may_send(self, out: SendLane) -> bool:
+        """Return whether the next segment of this iteration may be posted."""
+        if out.posted - out.base == len(out.segments) or out.posted - min(out.credits, out.acked) >= self.slots:
+            return False
+        segment = out.segments[out.posted - out.base]
+        if segment.step >= self.gate.step:
+            return False
+        return not (segment.received or segment.acked) or self._met(segment.received, segment.acked)
+
+    def _post(self, out: SendLane, conn: Conn, number: int, now_ns: int) -> None:
+        segment = out.segments[number % len(out.segments)]
+        request, sge = out.request, out.sge
+        size_bytes = segment.size * self.item_bytes
+        sge.addr = self.data.ctypes.data + segment.offset * self.item_bytes
+        sge.length = size_bytes
+        request.set_wr_rdma(conn.peer["rkey"], conn.peer["base"] + number % self.slots * self.segment_bytes)
+        request.imm_data = (number & MASK) | (LAST if self.last_lap == self.index - self.first else 0)
+        request.wr_id = number
+        psn = out.psns[conn.number]
+        self._record("post", out, conn, number, psn)
+        out.psns[conn.number] = (psn + packets(size_bytes, self.mtu)) & MASK
+        out.in_flight[conn.number].append(number)
+        self.posted(conn, now_ns)
+        conn.qp.post_send(request)
 
     def _finish(self) -> None:
         self.memory.divide()
@@ -527,19 +595,17 @@ class RankTask(Task):
 
     # The flight recorder.
 
-    def _record(self, what: str, lane: RecvLane | SendLane, number: int, psn: int = -1) -> None:
+    def _record(self, what: str, lane: RecvLane | SendLane, conn: Conn, number: int, psn: int = -1) -> None:
         lap, index = divmod(number, len(lane.segments))
-        iteration = self.first + lap
-        qpn, step = self.conns[lane.number].qp.qpn, lane.segments[index].step
         self.flight.add(
             what,
-            iteration=iteration,
-            step=step,
+            iteration=self.first + lap,
+            step=lane.segments[index].step,
             peer=lane.peer,
-            qpn=qpn,
+            qpn=conn.qp.qpn,
             segment=index,
             psn=psn,
-            connection=lane.number,
+            connection=conn.number,
         )
 
     def dump(self) -> None:
@@ -547,7 +613,9 @@ class RankTask(Task):
         lanes = []
         ends: list[RecvLane | SendLane] = [*self.send_lanes.values(), *self.recv_lanes.values()]
         for lane in ends:
-            conn = self.conns.get(lane.number)
+            conns = [self.conns[number] for number in lane.numbers if number in self.conns]
+            # Of several connections, one that is not up explains a wait.
+            conn = min(conns, key=lambda one: one.state == "up", default=None)
             qpn, state = (conn.qp.qpn if conn.qp else 0, conn.state) if conn is not None else (0, "new")
             lanes.append({"qpn": qpn, "state": state, **lane.describe()})
         self.emit(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 import time
-from collections import deque
+from collections import Counter, deque
 from types import SimpleNamespace
 
 import pytest
@@ -146,6 +146,9 @@ def all_is_right(fabric):
         ("all-reduce", "double-binary-tree", {"qps_per_peer": 3, "spread": "round-robin"}),
         ("all-to-all", "full-mesh", {"qps_per_peer": 4, "spread": "round-robin"}),
         ("barrier", "recursive-doubling", {"qps_per_peer": 4}),
+        ("all-reduce", "ring", {"qps_per_peer": 3, "spread": "dqplb"}),
+        ("all-reduce", "double-binary-tree", {"qps_per_peer": 2, "spread": "dqplb"}),
+        ("all-to-all", "full-mesh", {"qps_per_peer": 4, "spread": "dqplb"}),
     ],
 )
 def test_collective_with_any_losses_and_rebuilds_ends_with_correct_results(monkeypatch, name, algorithm, queue_pairs):
@@ -237,6 +240,114 @@ def test_rank_after_rebuild_continues_whichever_end_joins_first(ring, first):
         ring.make_again(receiver.other, receiver, begin)
     ring.drain()
     all_is_right(ring)
+
+
+class DeadPath(Chaos):
+    """A fabric on which a lost connection is rebuilt, and then carries nothing: its path is dead."""
+
+    def lose(self, connection):
+        super().lose(connection)
+        self.buried = {*getattr(self, "buried", ()), *connection}
+
+    def meets(self, end):
+        return end not in getattr(self, "buried", ()) and super().meets(end)
+
+
+@pytest.mark.parametrize(("name", "algorithm"), [("all-reduce", "ring"), ("all-to-all", "full-mesh")])
+def test_dqplb_finishes_on_the_other_queue_pairs_when_paths_stay_dead(monkeypatch, name, algorithm):
+    """At most three of the four queue pairs of a peer die; their segments and credits move to those that live."""
+    node = modules(monkeypatch)
+    spec = CollectiveSpec(
+        algorithm=algorithm, size_bytes=1 << 14, segment_bytes=512, slots=4, qps_per_peer=4, spread="dqplb"
+    )
+    redone = 0
+    for seed in range(SEEDS // 2):
+        choice = random.Random(seed)
+        fabric = DeadPath(choice, losses=choice.randint(1, 12))
+        connections = ranks_on(fabric, node, spec, name)
+        mortal = [one for number, one in enumerate(connections) if number % 4]
+        waiting = list(fabric.tasks.values())
+        while waiting or fabric.step(mortal):
+            if waiting and choice.random() < 0.2:
+                waiting.pop(choice.randrange(len(waiting))).begin(0)
+            elif waiting:
+                fabric.step(mortal)
+        try:
+            all_is_right(fabric)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        redone += sum(fields["segments"] for _, event, fields in fabric.events if event == "redone")
+    assert redone > 0, "no segment moved to another queue pair"
+
+
+class Skewed(Fabric):
+    """A fabric with one connection whose messages take eight times as long; each queue pair sends one by one."""
+
+    slow = 0
+
+    def __init__(self, choice):
+        super().__init__(choice)
+        self.carried = Counter()
+
+    def carry(self, qp, chain):
+        now_ns = time.monotonic_ns()
+        self.carried[qp.conn.number] += sum(bool(data) for _, _, data, *_ in chain)
+        service_ns = (8 if qp.conn.number == self.slow else 1) * 10_000_000
+        qp.last_ns = max(now_ns, qp.last_ns) + service_ns
+        self.later(qp.last_ns, qp.conn, *chain)
+
+
+def test_dqplb_gives_a_slow_queue_pair_less(monkeypatch):
+    """Round-robin gives each a quarter, and all wait for the slow one."""
+    node, posts = modules(monkeypatch), {}
+    for spread in ("round-robin", "dqplb"):
+        fabric = Skewed(random.Random(7))
+        spec = CollectiveSpec(
+            algorithm="full-mesh", size_bytes=1 << 18, segment_bytes=1024, slots=8, qps_per_peer=4, spread=spread
+        )
+        ranks_on(fabric, node, spec, "all-to-all")
+        fabric.run(list(fabric.tasks))
+        all_is_right(fabric)
+        posts[spread] = [fabric.carried[number] for number in range(4)]  # from rank 0 to rank 1
+    assert posts["round-robin"] == [3 * 16] * 4
+    assert sum(posts["dqplb"]) == 3 * 64
+    assert 0 < posts["dqplb"][0] < 0.5 * sum(posts["dqplb"]) / 4, posts
+
+
+def test_connection_with_a_substitute_is_rebuilt_past_the_peer_deadline_without_a_failure():
+    """Two connections between two tasks: while one is up the job goes on, however often the other one dies."""
+    place = SimpleNamespace(host="host1", name="host1:rxe0", address="192.0.2.1")
+    tasks = tuple(SimpleNamespace(name=name, endpoint=place, spec={}) for name in ("a", "b"))
+
+    def outcome(*, has_substitutes):
+        pair = tuple(ConnectionSpec(index=index, src="a", dst="b", has_substitutes=has_substitutes) for index in (0, 1))
+        plan = SimpleNamespace(tasks=tasks, connections=pair, peer_deadline_s=1.0)
+        manager = ConnectionManager(plan, lambda *_: None, lambda *_args, **_fields: None)
+        manager.make_all()
+
+        def say(event, task, conn, generation, now_ns, **fields):
+            message = {"task": task, "conn": conn, "generation": generation, **fields}
+            manager.handle(event, message, now_ns)
+
+        def join(conn, generation, now_ns):
+            for task in ("a", "b"):
+                say("qp", task, conn, generation, now_ns, end={"qpn": 17, "psn": 256})
+            for task in ("a", "b"):
+                say("joined", task, conn, generation, now_ns)
+
+        join(0, 0, 0)
+        join(1, 0, 0)
+        for generation in range(5):
+            now_ns = (generation + 1) * 1_000_000_000
+            say("qp_error", "a", 1, generation, now_ns, qpn=17, status="RETRY_EXC_ERR", at_ns=now_ns)
+            manager.retry_due(now_ns + 500_000_000)
+            if manager.failure:
+                break
+            join(1, generation + 1, now_ns + 600_000_000)
+        return manager.failure
+
+    assert outcome(has_substitutes=True) is None
+    assert "unreachable for 1 s" in outcome(has_substitutes=False)
 
 
 def test_connection_that_fails_before_the_peer_joins_is_rebuilt():

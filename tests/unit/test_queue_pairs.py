@@ -1,0 +1,83 @@
+"""Several queue pairs per peer, on real engines of this machine and in the plan of a run."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from local_traffic import LocalLab
+
+from testbed.errors import UsageError
+from traffic import schedules
+from traffic.workloads import collective
+from traffic.workloads.collective import CollectiveSpec
+from traffic.workloads.ranks import writes_of
+
+HOSTS = ("host1", "host2", "host3", "host5")
+SPEC = CollectiveSpec(
+    collective="all-to-all", algorithm="full-mesh", size_bytes=1 << 18, ranks=HOSTS, iterations=3, qps_per_peer=4
+)
+
+
+@pytest.fixture
+def lab(tmp_path):
+    made = LocalLab(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("spread", schedules.SPREADS)
+def test_engines_run_a_collective_over_four_queue_pairs_per_peer_with_correct_results(lab, spread):
+    spec = CollectiveSpec(**{name: getattr(SPEC, name) for name in SPEC.__dataclass_fields__} | {"spread": spread})
+    with collective.start(lab, spec) as running:
+        result = running.wait(60)
+    assert (result.outcome, result.where, result.wrong_elements) == ("completed", None, 0)
+    assert result.checked_elements == 4 * 3 * (1 << 16)
+    pairs = Counter((one.src, one.dst) for one in result.connections)
+    assert len(pairs) == 12
+    assert set(pairs.values()) == {4}
+    assert len({(one.src, one.lqpn) for one in result.connections}) == 48
+
+
+def test_queue_pairs_with_entropy_share_flow_labels_in_turn(lab):
+    spec = CollectiveSpec(**{name: getattr(SPEC, name) for name in SPEC.__dataclass_fields__} | {"entropy": 1})
+    with collective.start(lab, spec) as running:
+        assert {one.flow_label for one in running.connections} == {1}
+        running.wait(60)
+
+
+@pytest.mark.parametrize(
+    ("collective_name", "size_bytes", "spread", "sizes"),
+    [
+        ("all-to-all", 1 << 18, "split", [[16384]] * 4),
+        ("all-to-all", 1 << 18, "round-robin", [[16384]] * 4),
+        ("all-to-all", 1 << 18, "dqplb", [[4096] * 4] * 4),
+        ("all-to-all", 32, "split", [[4], [4]]),
+        ("all-reduce", 4 * 1_000, "split", [[248] * 6, [252] * 6, [248] * 6, [252] * 6]),
+    ],
+)
+def test_writes_of_each_queue_pair_are_planned_by_its_spread(lab, collective_name, size_bytes, spread, sizes):
+    """Messages of fewer elements than queue pairs leave some without work: those are not created."""
+    algorithm = "ring" if collective_name == "all-reduce" else "full-mesh"
+    spec = CollectiveSpec(
+        collective=collective_name, algorithm=algorithm, size_bytes=size_bytes, ranks=HOSTS, iterations=1,
+        qps_per_peer=4, spread=spread,
+    )  # fmt: skip
+    _, _, programs = collective.fit(lab, spec)
+    writes = writes_of(spec, programs)
+    assert [list(each) for each in next(iter(writes.values()))] == sizes
+    assert all(len(each) == len(sizes) for each in writes.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"qps_per_peer": 0}, "qps_per_peer must be 1 to 128, got 0"),
+        ({"qps_per_peer": 129}, "qps_per_peer must be 1 to 128, got 129"),
+        ({"spread": "each"}, 'no spread "each" of messages over queue pairs; there is split, round-robin, dqplb'),
+        ({"entropy": 4097}, "QPs can share 1 to 4096 source ports"),
+    ],
+)
+def test_queue_pairs_out_of_range_are_refused(change, says):
+    with pytest.raises(UsageError, match=says):
+        collective.check(CollectiveSpec(iterations=1, **change))
