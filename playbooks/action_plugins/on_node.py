@@ -1,16 +1,17 @@
-"""Run one of our programs on a node, in a single exchange over the SSH connection.
+"""The action `on_node`: run a program of a role on a node, in a single exchange over the SSH connection.
 
 An Ansible module costs a soft guest 5 to 15 s of emulated CPU, nearly all of it for importing Ansible's own library
-there (AnsiballZ). Our programs need the standard library only, so this action sends the source of the program and of
-the `module_utils` it imports to `python3 -` on the node and reads one JSON object back.
+there (AnsiballZ). Programs of our roles need the standard library only. So this action sends the source of the program
+and of the `module_utils` that it imports to `python3 -` on the node, and reads one JSON object from its output.
 
     - ansible.legacy.on_node:
         program: roce_host.py         # in the role's files/
-        wanted: {...}                 # given to the program's main(wanted, check)
-        files: {name: path}           # optional: files of the controller, given as wanted.files[name] in base64
+        desired: {...}                # the desired state, passed to the program's main(desired, check)
+        files: {name: path}           # optional: files of the controller, passed as desired.files[name] in base64
         timeout_s: 60
 
-The program returns {"changed": bool, "changes": [...]}, or {"failed": true, "msg": ...}.
+The program prints {"changed": bool, "changes": [text, ...]}, or {"failed": true, "msg": text}. In check mode `check` is
+true, and the program changes nothing.
 """
 
 import base64
@@ -34,24 +35,26 @@ _KILL_AFTER_S = 5
 
 
 class ActionModule(ActionBase):
-    """The action `on_node`."""
+    """The action plugin; Ansible looks for a class of this name."""
 
     _requires_connection = True
     _supports_check_mode = True
-    _VALID_ARGS = frozenset({"program", "wanted", "files", "timeout_s"})
+    _VALID_ARGS = frozenset({"program", "desired", "files", "timeout_s"})
 
     def run(self, tmp=None, task_vars=None):
-        """Send, wait, read; see the module's docstring."""
+        """Send the program, wait for it, and return its answer (see the module's docstring)."""
         result = super().run(tmp, task_vars)
         args = self._task.args
         if unknown := set(args) - self._VALID_ARGS:
             raise AnsibleActionFail(f"on_node: unknown arguments {', '.join(sorted(unknown))}")
         program = Path(self._find_needle("files", args["program"]))
-        wanted = dict(args.get("wanted") or {})
+        desired = dict(args.get("desired") or {})
         if files := args.get("files"):
-            wanted["files"] = {name: base64.b64encode(Path(path).read_bytes()).decode() for name, path in files.items()}
+            desired["files"] = {
+                name: base64.b64encode(Path(path).read_bytes()).decode() for name, path in files.items()
+            }
         timeout_s = int(args.get("timeout_s", 60))
-        script = _script(program, wanted, check=bool(self._task.check_mode))
+        script = _script(program, desired, check=bool(self._task.check_mode))
         done = self._low_level_execute_command(
             f"timeout --kill-after={_KILL_AFTER_S} {timeout_s} /usr/bin/python3 -I -", in_data=script.encode()
         )
@@ -59,17 +62,18 @@ class ActionModule(ActionBase):
         return result
 
 
-def _script(program: Path, wanted: dict, *, check: bool) -> str:
+def _script(program: Path, desired: dict, *, check: bool) -> str:
+    """Return a Python script that loads the program and the modules that it imports, and calls its `main`."""
     sources: dict[str, str] = {}
     _collect(program, program.stem, sources)
     lines = [_START]
     lines += [f"_load({name!r}, {source!r})" for name, source in sources.items()]
-    lines.append(f"sys.modules[{program.stem!r}].main(json.loads({json.dumps(wanted)!r}), {check!r})")
+    lines.append(f"sys.modules[{program.stem!r}].main(json.loads({json.dumps(desired)!r}), {check!r})")
     return "\n".join(lines) + "\n"
 
 
 def _collect(path: Path, name: str, sources: dict[str, str]) -> None:
-    """Add the source of `path` after those of all it imports from our module_utils."""
+    """Add the source of a file to `sources`, by module name, after the module_utils that it imports."""
     text = path.read_text(encoding="utf-8")
     for other in _IMPORT.findall(text):
         if other not in sources:
@@ -78,6 +82,7 @@ def _collect(path: Path, name: str, sources: dict[str, str]) -> None:
 
 
 def _answer(program: str, done: dict, timeout_s: int) -> dict:
+    """Return the JSON object in the last line of a program's output, or a failure with the end of its output."""
     last = done["stdout"].strip().rpartition("\n")[2]
     try:
         answer = json.loads(last)
@@ -86,5 +91,5 @@ def _answer(program: str, done: dict, timeout_s: int) -> dict:
     if isinstance(answer, dict):
         return answer
     tail = " | ".join((done["stderr"] or done["stdout"]).strip().splitlines()[-4:])
-    why = f"did not end within {timeout_s} s" if done["rc"] in {124, 137} else f"ended with {done['rc']}"
-    return {"failed": True, "msg": f"{program} {why}: {tail}"}
+    reason = f"did not end within {timeout_s} s" if done["rc"] in {124, 137} else f"ended with {done['rc']}"
+    return {"failed": True, "msg": f"{program} {reason}: {tail}"}

@@ -1,29 +1,30 @@
-"""A SONiC switch's configuration (ConfigDB tables) from our variables of it. Not yet run on hardware.
+"""Render a SONiC switch's configuration (ConfigDB tables) from its inventory variables. Not yet run on hardware.
 
-Only tables that we own: ports, interfaces, loopback, ECMP hash, QoS maps, WRED/ECN, PFC and its watchdog, and lossless
-buffer profiles where faultbed_qos has a `buffer`. Lanes, breakouts and buffer pools are the platform's, and stay as
-they are; BGP is FRR's, with SONiC's routing configuration in split mode: uplinks are unnumbered, and what ConfigDB can
-say of such neighbours differs between its two BGP daemons. Tables are those of sonic-yang-models/doc/Configuration.md;
-the ECMP hash is that of SONiC/doc/hash/hash-design.md.
+The tables cover ports, interfaces, loopback, ECMP hash, QoS maps, WRED/ECN, PFC and its watchdog, and lossless buffer
+profiles if faultbed_qos has a `buffer`. Lanes, breakouts and buffer pools belong to the platform and are not touched.
+BGP is configured in FRR, with SONiC's routing configuration in split mode: uplinks are unnumbered, and the two BGP
+daemons of SONiC read different ConfigDB syntax for such neighbours. Sources: sonic-yang-models/doc/Configuration.md for
+the tables, SONiC/doc/hash/hash-design.md for the ECMP hash.
 """
 
 MAP = "FAULTBED"
 WRED = "FAULTBED_ROCE"
 PAUSED_IN, PAUSED_OUT = "FAULTBED_LOSSLESS_IN", "FAULTBED_LOSSLESS_OUT"
 QP_FIELD = "RDMA_BTH_DEST_QP"
-"""In no public SONiC up to 202511 (sonic-swss, switch_schema.h; sonic-hash.yang): of vendors' own builds, if at all."""
+"""No public SONiC up to 202511 has this field (sonic-swss, switch_schema.h; sonic-hash.yang); a vendor's build may."""
 BUFFER = {"alpha": 0, "egress_alpha": 3, "ingress_pool": "ingress_lossless_pool", "egress_pool": "egress_lossless_pool"}
-"""What an inventory need not say (testbed/inventory/schema.py, BufferVars): Ansible sees its text, not our structs."""
+"""Defaults of BufferVars (testbed/inventory/schema.py), repeated because Ansible reads the inventory's text."""
 RESTORE_FACTOR = 2
 DETECT_MS, POLL_MS = (100, 5000), 1000
-"""What the watchdog takes (sonic-yang-models, sonic-pfcwd.yang): detection, and the longest interval of its looks."""
+"""Limits of the watchdog (sonic-yang-models, sonic-pfcwd.yang): detection time, and the longest polling interval."""
 QUEUES = range(8)
 
 
 def sonic_config_db(hostvars, name, hash_fields=(), *, hash_qp=False):
-    """The tables of a switch: `{"PORT": {"Ethernet0": {...}}, ...}`; values are strings, as ConfigDB keeps them.
+    """Return the tables of a switch: {table: {key: {field: value}}}. Values are strings, as ConfigDB stores them.
 
-    What an entry refers to comes before it, so that the reverse is an order to take them away in.
+    An entry comes after the entries that it refers to, so that they can be deleted in reverse order. ValueError if the
+    PFC watchdog's time is outside SONiC's limits.
     """
     ports = hostvars["faultbed_ports"]
     tables = {
@@ -53,36 +54,38 @@ def _port(port, mtu):
 
 
 def _qos(qos, dscp_map, netdevs):
-    """One traffic class, priority group and queue for each priority, of the same number."""
-    paused = ",".join(str(priority) for priority in sorted(qos["pfc_priorities"]))
+    """Return the QoS tables: the traffic class, priority group and queue of each priority have its number."""
+    pfc_enable = ",".join(str(priority) for priority in sorted(qos["pfc_priorities"]))
     priority_of = {line["dscp"]: line["priority"] for line in dscp_map}
     roce = priority_of.get(qos["roce_dscp"], 0)
-    same = {str(number): str(number) for number in QUEUES}
+    identity = {str(number): str(number) for number in QUEUES}
     port_map = {
         "dscp_to_tc_map": MAP,
         "tc_to_queue_map": MAP,
         "tc_to_pg_map": MAP,
         "pfc_to_queue_map": MAP,
     }
-    # An empty one turns PFC off (sonic-port-qos-map.yang); left out, that of an earlier profile would stay.
-    port_map |= {"pfc_enable": paused, "pfcwd_sw_enable": paused}
+    # An empty value turns PFC off (sonic-port-qos-map.yang). Without the field, an earlier profile's value would stay.
+    port_map |= {"pfc_enable": pfc_enable, "pfcwd_sw_enable": pfc_enable}
     tables = {
-        # A DSCP that nobody named is best effort.
+        # A DSCP that the inventory does not name is best effort.
         "DSCP_TO_TC_MAP": {MAP: {str(dscp): str(priority_of.get(dscp, 0)) for dscp in range(64)}},
-        "TC_TO_QUEUE_MAP": {MAP: same},
-        "TC_TO_PRIORITY_GROUP_MAP": {MAP: same},
-        "MAP_PFC_PRIORITY_TO_QUEUE": {MAP: same},
+        "TC_TO_QUEUE_MAP": {MAP: identity},
+        "TC_TO_PRIORITY_GROUP_MAP": {MAP: identity},
+        "MAP_PFC_PRIORITY_TO_QUEUE": {MAP: identity},
     }
-    if paused and qos.get("buffer"):
+    if pfc_enable and qos.get("buffer"):
         tables |= _buffers(BUFFER | qos["buffer"], sorted(qos["pfc_priorities"]), netdevs)
     tables["PORT_QOS_MAP"] = {netdev: dict(port_map) for netdev in netdevs}
     if qos.get("ecn"):
         tables["WRED_PROFILE"] = {WRED: _wred(qos["ecn"])}
         tables["QUEUE"] = {f"{netdev}|{roce}": {"wred_profile": WRED} for netdev in netdevs}
-    if paused and qos.get("pfc_watchdog_ms"):
+    if pfc_enable and qos.get("pfc_watchdog_ms"):
         detect = qos["pfc_watchdog_ms"]
         if not DETECT_MS[0] <= detect <= DETECT_MS[1]:
-            raise ValueError(f"faultbed_qos.pfc_watchdog_ms is {detect}: SONiC takes {DETECT_MS[0]} to {DETECT_MS[1]}")
+            raise ValueError(
+                f"faultbed_qos.pfc_watchdog_ms: {detect} is out of range; SONiC takes {DETECT_MS[0]} to {DETECT_MS[1]}"
+            )
         times = {"detection_time": str(detect), "restoration_time": str(RESTORE_FACTOR * detect), "action": "drop"}
         poll = {"POLL_INTERVAL": str(min(detect, POLL_MS))}
         tables["PFC_WD"] = {netdev: dict(times) for netdev in netdevs} | {"GLOBAL": poll}
@@ -90,27 +93,28 @@ def _qos(qos, dscp_map, netdevs):
 
 
 def _buffers(buffer, priorities, netdevs):
-    """What a paused priority may take of the platform's pools: reserved and headroom in, a share (2^alpha) of the rest.
+    """Return the buffer tables: limits of each paused priority in the platform's ingress and egress pools.
 
-    Out, nothing is dropped for want of a share: the pause in front of it is what limits. What of it a pool of mode
-    `static` takes is the role's to say, which reads the switch's pools (sonic_switch.py, fit_pools).
+    On ingress a priority gets reserved space, headroom, and a share (2^alpha) of the free space. On egress the share is
+    large, because the pause on ingress limits the queue and nothing may be dropped. The role replaces the share for
+    pools of mode `static` after it has read the switch's pools (sonic_switch.py, fit_pools).
     """
     xon, xoff = buffer["xon_kib"] * 1024, buffer["xoff_kib"] * 1024
     alpha = str(buffer["alpha"])
-    inwards = {"pool": buffer["ingress_pool"], "size": str(xon + xoff), "xon": str(xon), "xoff": str(xoff)}
-    places = [f"{netdev}|{priority}" for netdev in netdevs for priority in priorities]
+    ingress = {"pool": buffer["ingress_pool"], "size": str(xon + xoff), "xon": str(xon), "xoff": str(xoff)}
+    keys = [f"{netdev}|{priority}" for netdev in netdevs for priority in priorities]
     return {
         "BUFFER_PROFILE": {
-            PAUSED_IN: inwards | {"dynamic_th": alpha},
+            PAUSED_IN: ingress | {"dynamic_th": alpha},
             PAUSED_OUT: {"pool": buffer["egress_pool"], "size": "0", "dynamic_th": str(buffer["egress_alpha"])},
         },
-        "BUFFER_PG": {place: {"profile": PAUSED_IN} for place in places},
-        "BUFFER_QUEUE": {place: {"profile": PAUSED_OUT} for place in places},
+        "BUFFER_PG": {key: {"profile": PAUSED_IN} for key in keys},
+        "BUFFER_QUEUE": {key: {"profile": PAUSED_OUT} for key in keys},
     }
 
 
 def _wred(ecn):
-    """Marks instead of drops, alike for every colour: nothing here colours packets."""
+    """Return a WRED profile that marks instead of dropping. All colours are equal, because no policer sets colours."""
     fields = {"ecn": "ecn_all"}
     for colour in ("green", "yellow", "red"):
         fields |= {
@@ -123,8 +127,8 @@ def _wred(ecn):
 
 
 class FilterModule:
-    """What Ansible looks for."""
+    """The filter plugin; Ansible looks for a class of this name."""
 
     def filters(self):
-        """Names to functions."""
+        """Return the filters: name -> function."""
         return {"sonic_config_db": sonic_config_db}

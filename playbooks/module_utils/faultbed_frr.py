@@ -1,6 +1,6 @@
-"""FRR of the switches in network namespaces: mgmtd, zebra and bgpd each, without watchfrr and without files in /etc.
+"""FRR of the switches in network namespaces. Each runs mgmtd, zebra and bgpd, without watchfrr and files in /etc.
 
-mgmtd is not optional: without it zebra of FRR 10 spins in its timer loop at 20 % of a CPU per switch.
+mgmtd is required: without it zebra of FRR 10 spins in its timer loop at 20 % of a CPU per switch.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import time
 
 from faultbed_state import NETNS, StateError, netns
 
-__all__ = ["bgpd_config", "bring_frr", "zebra_config"]
+__all__ = ["bgpd_config", "configure_frr", "zebra_config"]
 
 STATE_DIR = "/run/frr"
 BINARIES = "/usr/lib/frr"
@@ -60,8 +60,8 @@ def zebra_config():
     return "no zebra nexthop kernel enable\n"
 
 
-def bring_frr(switches, changes):
-    """Start every switch's daemons with their configuration; those that already run with it are left alone."""
+def configure_frr(switches, changes):
+    """Start every switch's daemons with their configuration, unless they already run with it."""
     stale = []
     for switch in switches:
         space = switch["netns"]
@@ -77,8 +77,8 @@ def bring_frr(switches, changes):
                 _stop(space, daemon)
     for daemon in ("mgmtd", "zebra", "bgpd"):
         missing = [switch["netns"] for switch in switches if _pid(switch["netns"], daemon) is None]
-        really = [changes.really(f"{daemon} of {space}") for space in missing]
-        if any(really):
+        allowed = [changes.really(f"{daemon} of {space}") for space in missing]
+        if any(allowed):
             _start(daemon, missing)
 
 
@@ -121,11 +121,11 @@ def _start(daemon, spaces):
     starting = {}
     for space in spaces:
         argv = [f"{BINARIES}/{daemon}", "-d", "-N", space, "-i", f"{_folder(space)}/{daemon}.pid"]
-        # No TCP port for a console. FRR allocates memory for each allowed descriptor: a million by a guest's limit.
+        # No TCP port for the console. FRR allocates memory for every allowed descriptor, and a guest allows a million.
         argv += ["-P", "0", "--limit-fds", "1024"]
         if daemon != "mgmtd":
             argv += ["-f", f"{_folder(space)}/{daemon}.conf"]
-        # A file, not a pipe: the daemon keeps it open, so that a pipe would never end.
+        # A file, not a pipe: the daemon keeps stderr open, so that a pipe would never reach its end.
         with netns(space), open(f"{_folder(space)}/{daemon}.err", "w+", encoding="utf-8") as errors:
             starting[space] = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors)
     deadline = time.monotonic() + START_DEADLINE_S

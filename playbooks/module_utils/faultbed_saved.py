@@ -35,8 +35,8 @@ def _private(path, flags):
 def _mode(path):
     """Return mode, user and group of a file, or those for a new file if it does not exist."""
     with contextlib.suppress(FileNotFoundError):
-        was = os.stat(path)
-        return [was.st_mode & 0o7777, was.st_uid, was.st_gid]
+        status = os.stat(path)
+        return [status.st_mode & 0o7777, status.st_uid, status.st_gid]
     return [0o644, -1, -1]
 
 
@@ -67,11 +67,11 @@ class SavedState:
     def sysctl(self, path, value):
         """Set a value below /proc/sys; return whether it was changed."""
         file = os.path.join(self.root, "proc/sys", path)
-        with open(file, encoding="ascii") as current:
-            have = current.read().strip()
-        if have.split() == str(value).split() or not self.changes.really(f"sysctl {path.replace('/', '.')}={value}"):
+        with open(file, encoding="ascii") as source:
+            current = source.read().strip()
+        if current.split() == str(value).split() or not self.changes.really(f"sysctl {path.replace('/', '.')}={value}"):
             return False
-        self._save_once("sysctls", path, have)
+        self._save_once("sysctls", path, current)
         with open(file, "w", encoding="ascii") as target:
             target.write(str(value))
         return True
@@ -87,11 +87,11 @@ class SavedState:
     def value(self, path, value):
         """Write a value to a file of sysfs or configfs; return whether it was changed."""
         real = os.path.join(self.root, path.lstrip("/"))
-        with open(real, encoding="ascii") as current:
-            have = current.read().strip()
-        if have.split() == str(value).split() or not self.changes.really(f"{path} = {value}"):
+        with open(real, encoding="ascii") as source:
+            current = source.read().strip()
+        if current.split() == str(value).split() or not self.changes.really(f"{path} = {value}"):
             return False
-        self._save_once("values", path, have)
+        self._save_once("values", path, current)
         with open(real, "w", encoding="ascii") as target:
             target.write(str(value))
         return True
@@ -107,43 +107,44 @@ class SavedState:
         os.mkdir(real)
         return True
 
-    def command(self, key, *, have, want, do, undo):
-        """Set by a tool what differs; `do` and `undo` are commands. Return whether it was changed."""
-        if have == want or not self.changes.really(f"{key}: {want} (was {have})"):
+    def command(self, key, *, current, desired, do, undo):
+        """Run the command `do` if a tool's setting differs; return whether it did. `undo` restores the setting."""
+        if current == desired or not self.changes.really(f"{key}: {desired} (was {current})"):
             return False
         self._save_once("undo", key, undo)
         run(do)
         return True
 
-    def set_unreadable(self, key, *, want, do, undo):
-        """Set what its tool cannot report and a reboot resets, as `command` does; with an empty `want`, run `undo`.
+    def set_unreadable(self, key, *, desired, do, undo):
+        """Set a value that its tool cannot report and a reboot resets; return whether a command ran.
 
-        The value is saved after the tool has accepted it: a run that is interrupted in between sets it again.
+        An empty `desired` runs `undo`. The value is saved after the tool has accepted it: a run that is interrupted in
+        between sets it again.
         """
-        mine = {"value": want, "boot": self._boot()}
-        have = self.record["told"].get(key, {})
-        if have == mine or (not want and have.get("boot") != mine["boot"]):
+        entry = {"value": desired, "boot": self._boot()}
+        last = self.record["told"].get(key, {})
+        if last == entry or (not desired and last.get("boot") != entry["boot"]):
             return False
-        since = (have["value"] if have.get("boot") == mine["boot"] else "") or "nothing"
-        if not self.changes.really(f"{key}: {want or 'as it was'} ({since} was set in this boot)"):
+        since = (last["value"] if last.get("boot") == entry["boot"] else "") or "nothing"
+        if not self.changes.really(f"{key}: {desired or 'as it was'} ({since} was set in this boot)"):
             return False
         self._save_once("undo", key, undo)
-        run(do if want else undo)
-        self.record["told"][key] = mine
+        run(do if desired else undo)
+        self.record["told"][key] = entry
         self._save()
         return True
 
     def unread(self, key, argv=None):
-        """Save, before a change, that a daemon has not read it yet. After a reboot the daemon has.
+        """Save, before a change, that a daemon has not read it yet. After a reboot the daemon has read it.
 
-        A teardown after that reboot runs `argv`, if given, whether or not a role did.
+        A teardown after that reboot runs `argv`, if given, even if no role has run it.
         """
         self.record["unread"][key] = {"boot": self._boot(), "argv": argv}
         if not self.changes.check:
             self._save()
 
     def after(self, key, argv, *, again=True):
-        """Make a daemon read a changed file, if it has not; with `again` also at the end of a teardown."""
+        """Run `argv` to make a daemon read a changed file, if it has not; with `again` also after a teardown."""
         if self.has_unread(key) and self.changes.really(f"{key}: {' '.join(argv)}"):
             if again:
                 self._save_once("after", key, argv)
@@ -164,23 +165,23 @@ class SavedState:
 
         `readers` are the daemons that must read the change: key -> argv or None, as in `unread`.
         """
-        have = self._read(path)
-        if have == text:
+        old_text = self._read(path)
+        if old_text == text:
             return False
         for key in readers:
             self.unread(key, readers[key])
         if not self.changes.really(f"{path} {'removed' if text is None else 'written'}"):
             return False
-        if have is not None:
+        if old_text is not None:
             self._save_once("modes", path, _mode(os.path.join(self.root, path.lstrip("/"))))
-        self._save_once("files", path, have)
+        self._save_once("files", path, old_text)
         for folder in self._missing_folders(path):
             self._save_once("folders", folder, "made")
         self._write(path, text)
         return True
 
     def restore(self):
-        """Restore everything that is saved; return how many values that were.
+        """Restore everything that is saved; return the number of saved values.
 
         A value that cannot be restored stays in the record. Only earlier changes of the same thing (the first word of a
         key) are skipped because of it.
@@ -196,7 +197,9 @@ class SavedState:
                 self._tried(failed, key, run, argv)
         if failed:
             self._save()
-            raise StateError(f"not restored: {'; '.join(failed)}. The rest is saved in {self.path}")
+            raise StateError(
+                f"not restored: {'; '.join(failed)}. What is left is saved in {self.path}; run the teardown again"
+            )
         if not self.changes.check:
             self._remove_record()
         return count
@@ -215,8 +218,9 @@ class SavedState:
                 stuck.add(thing)
 
     def _changes_to_restore(self):
-        """Yield sysctls, files and values in order: kind and path in the record, description, function, arguments."""
-        for path, value in reversed(list(self.record["values"].items())):  # one may set another, too
+        """Yield (kind in the record, path, description, function, arguments) for every saved value, sysctl and file."""
+        # The last one first: writing a value may have changed one that was saved before it.
+        for path, value in reversed(list(self.record["values"].items())):
             yield "values", path, f"{path}={value}", self._put_value, (path.lstrip("/"), value)
         for path, value in list(self.record["sysctls"].items()):
             text = f"sysctl {path.replace('/', '.')}={value}"
@@ -234,16 +238,19 @@ class SavedState:
         return True
 
     def _readers(self):
-        """Return commands for daemons that must read restored files: those running with a role's files, or rebooted."""
-        since = {
-            key: one["argv"]
-            for key, one in self.record["unread"].items()
-            if one["argv"] and one["boot"] != self._boot()
+        """Return the commands for daemons that must read restored files: key -> argv.
+
+        A daemon runs with a role's files if a role made it read them, or if it started in a later boot.
+        """
+        restarted = {
+            key: entry["argv"]
+            for key, entry in self.record["unread"].items()
+            if entry["argv"] and entry["boot"] != self._boot()
         }
-        return since | self.record["after"]
+        return restarted | self.record["after"]
 
     def _put_value(self, path, value):
-        """Write a saved value. A missing file vanished with its device or at a reboot, and the role's value with it."""
+        """Write a saved value. A missing file needs none: it vanished with its device or at a reboot."""
         real = os.path.join(self.root, path)
         if os.path.exists(real):
             with open(real, "w", encoding="ascii") as file:
@@ -252,7 +259,7 @@ class SavedState:
     def _remove_record(self):
         """Remove empty folders that were created for files, and then the record."""
         for folder in sorted(self.record["folders"], key=len, reverse=True):
-            with contextlib.suppress(OSError):  # not empty: others use it by now
+            with contextlib.suppress(OSError):  # not empty: other programs use it by now
                 os.rmdir(os.path.join(self.root, folder.lstrip("/")))
         with contextlib.suppress(FileNotFoundError):
             os.remove(self.path)

@@ -18,8 +18,8 @@ _BITS, _US = 8, 1_000_000
 
 def shape_ports(shapes, changes, *, namespace):
     """Shape ports (name -> {rate_bps, packets, delay_us}); those that already have their shape are left alone."""
-    have = current_shapes(namespace)
-    commands = [line for port, shape in shapes.items() if have.get(port) != shape for line in _commands(port, shape)]
+    current = current_shapes(namespace)
+    commands = [line for port, shape in shapes.items() if current.get(port) != shape for line in _commands(port, shape)]
     for line in commands:
         changes.really(f"tc {line} in {namespace}")
     if commands and not changes.check:
@@ -27,6 +27,7 @@ def shape_ports(shapes, changes, *, namespace):
 
 
 def _commands(port, shape):
+    """Return the `tc` commands that shape a port."""
     rate = f" rate {shape['rate_bps']}bit" if shape["rate_bps"] else ""
     delay = f" delay {shape['delay_us']}us" if shape["delay_us"] else ""
     return [
@@ -37,25 +38,25 @@ def _commands(port, shape):
 
 
 def current_shapes(namespace):
-    """Return the shape of each shaped port, that is one with prio and a netem in its second band."""
-    every = json.loads(run(["tc", "-n", namespace, "-j", "qdisc", "show"]))
-    shaped = {item["dev"] for item in every if item.get("root") and item["kind"] == "prio"}
+    """Return the shape of each shaped port: one with prio and a netem in its second band."""
+    qdiscs = json.loads(run(["tc", "-n", namespace, "-j", "qdisc", "show"]))
+    shaped = {item["dev"] for item in qdiscs if item.get("root") and item["kind"] == "prio"}
     return {
         item["dev"]: {
             "rate_bps": item["options"].get("rate", {}).get("rate", 0) * _BITS or None,
             "packets": item["options"]["limit"],
             "delay_us": round(item["options"].get("delay", {}).get("delay", 0) * _US),
         }
-        for item in every
+        for item in qdiscs
         if item["kind"] == "netem" and item.get("parent") == "1:2" and item["dev"] in shaped
     }
 
 
 def wrong_shapes(switch, shapes):
-    """Describe the ports of a switch that have another shape than wanted."""
-    have = current_shapes(switch["netns"])
+    """Return a description of each port of a switch whose shape is not the one in `shapes`."""
+    current = current_shapes(switch["netns"])
     return [
-        f"{switch['name']}:{port} is shaped {have.get(port, 'not at all')}, not {shape}"
+        f"{switch['name']}:{port} is shaped {current.get(port, 'not at all')}, not {shape}"
         for port, shape in shapes.items()
-        if have.get(port) != shape
+        if current.get(port) != shape
     ]

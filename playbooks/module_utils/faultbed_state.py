@@ -28,7 +28,7 @@ MANAGEMENT_IP = "10.0.2.15"  # the guest's address on QEMU's user network; SSH l
 
 
 class StateError(Exception):
-    """The node cannot be brought to the wanted state; the message says why."""
+    """The node cannot be configured as desired; the message says why."""
 
 
 class Changes:
@@ -44,11 +44,11 @@ class Changes:
         return not self.check
 
 
-def answer(program, wanted, *, check):
-    """Run `program(wanted, changes)` and print JSON for the action on_node; extra keys are its return value."""
+def answer(program, desired, *, check):
+    """Run `program(desired, changes)` and print the answer for the action on_node, with the keys that it returns."""
     changes = Changes(check=check)
     try:
-        extra = program(wanted, changes) or {}
+        extra = program(desired, changes) or {}
     except (StateError, OSError, subprocess.SubprocessError) as error:
         extra = {"failed": True, "msg": str(error)}
     print(json.dumps({"changed": bool(changes.made), "changes": changes.made} | extra))
@@ -65,7 +65,7 @@ def run(argv, *, stdin=None, ok=(0,)):
 
 
 def ip_json(*args, namespace=None):
-    """`ip -j ...` in a network namespace, decoded."""
+    """Run `ip -j` in a network namespace and return its decoded output."""
     text = run(["ip", *(["-n", namespace] if namespace else []), "-j", *args])
     return json.loads(text) if text.strip() else []
 
@@ -91,12 +91,12 @@ def fifo_queues(netdevs, changes, *, namespace=None, clsact=()):
     the queue for a moment and drop packets (net/sched/sch_api.c, qdisc_graft: dev_deactivate).
     """
     tc = ["tc", *(["-n", namespace] if namespace else [])]
-    every = json.loads(run([*tc, "-j", "qdisc", "show"]))
-    have = {item["dev"]: item for item in every if item.get("root")}
-    hooked = {item["dev"] for item in every if item["kind"] == "clsact"}
+    qdiscs = json.loads(run([*tc, "-j", "qdisc", "show"]))
+    roots = {item["dev"]: item for item in qdiscs if item.get("root")}
+    hooked = {item["dev"] for item in qdiscs if item["kind"] == "clsact"}
     commands = [f"qdisc add dev {netdev} clsact" for netdev in clsact if netdev not in hooked]
     for netdev in netdevs:
-        queue = have.get(netdev, {})
+        queue = roots.get(netdev, {})
         if queue.get("kind") != "pfifo" or queue.get("options", {}).get("limit") != QUEUE_PACKETS:
             commands.append(f"qdisc replace dev {netdev} root pfifo limit {QUEUE_PACKETS}")
     where = f" in {namespace}" if namespace else ""
@@ -118,23 +118,23 @@ def netns(name):
         yield
         return
     home = os.open("/proc/self/ns/net", os.O_RDONLY)
-    there = os.open(f"{NETNS}/{name}", os.O_RDONLY)
+    target = os.open(f"{NETNS}/{name}", os.O_RDONLY)
     try:
-        os.setns(there, os.CLONE_NEWNET)
+        os.setns(target, os.CLONE_NEWNET)
         yield
     finally:
         os.setns(home, os.CLONE_NEWNET)
-        os.close(there)
+        os.close(target)
         os.close(home)
 
 
-def set_sysctls(wanted, changes, *, namespace=None):
+def set_sysctls(values, changes, *, namespace=None):
     """Set values below /proc/sys/net: path -> value.
 
     /proc/sys/net shows the namespace of the process that opens a file (proc_sysctl.c, `current->nsproxy`).
     """
     with netns(namespace):
-        for path, value in wanted.items():
+        for path, value in values.items():
             file = f"/proc/sys/net/{path}"
             with open(file, encoding="ascii") as current:
                 if current.read().split() == str(value).split():

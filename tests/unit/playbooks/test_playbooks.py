@@ -99,9 +99,9 @@ def test_ansible_lint_is_locked_and_run_by_make_lint():
 
 
 def test_rack_switch_has_every_far_prefix_over_every_uplink(program):
-    ways = program(playbooks() / "roles/verify_fabric/files/verify_fabric.py").ways
+    next_hop_counts = program(playbooks() / "roles/verify_fabric/files/verify_fabric.py").next_hop_counts
     lab = switches("soft")
-    result = ways(lab[0], lab)
+    result = next_hop_counts(lab[0], lab)
     assert {result[f"10.77.2.{even}/31"] for even in (0, 2, 4, 6)} == {2}
     assert result["10.78.0.2/32"] == 2  # the other RTSW, over both CTSWs
     assert result["10.78.0.101/32"] == 1  # a CTSW is one hop away, and the way round is longer
@@ -109,10 +109,10 @@ def test_rack_switch_has_every_far_prefix_over_every_uplink(program):
 
 
 def test_verify_fabric_spine_has_one_next_hop_per_rack(program):
-    ways = program(playbooks() / "roles/verify_fabric/files/verify_fabric.py").ways
+    next_hop_counts = program(playbooks() / "roles/verify_fabric/files/verify_fabric.py").next_hop_counts
     lab = switches("soft-3rack")
     spine = next(switch for switch in lab if switch["name"] == "ctsw1")
-    result = ways(spine, lab)
+    result = next_hop_counts(spine, lab)
     assert {count for prefix, count in result.items() if prefix.startswith("10.77.")} == {1}
     assert "10.78.0.102/32" not in result, "the other CTSW has the same ASN: no route goes down and up again"
 
@@ -126,9 +126,9 @@ def test_bgp_runs_on_uplinks_only(program):
 
 
 def test_spine_of_a_zone_expects_no_route_to_one_with_its_asn(program):
-    ways = program(playbooks() / "roles/verify_fabric/files/verify_fabric.py").ways
+    next_hop_counts = program(playbooks() / "roles/verify_fabric/files/verify_fabric.py").next_hop_counts
     lab = switches("soft-zones")
-    result = ways(next(switch for switch in lab if switch["name"] == "ctsw1"), lab)
+    result = next_hop_counts(next(switch for switch in lab if switch["name"] == "ctsw1"), lab)
     assert "10.78.0.102/32" not in result
     assert result["10.78.0.103/32"] == 2
     assert result["10.77.4.0/31"] == 2
@@ -209,16 +209,16 @@ def on_node(tmp_path, source, **arguments):
 
 @pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="nodes have /usr/bin/python3, this machine does not")
 class TestOnNode:
-    def test_program_gets_its_wanted_state_and_reports_its_changes(self, tmp_path):
+    def test_program_gets_its_desired_state_and_reports_its_changes(self, tmp_path):
         (tmp_path / "blob").write_bytes(b"\x00\xff")
         source = (
             "from faultbed_state import answer\n"
-            "def main(wanted, check):\n"
-            "    answer(work, wanted, check=check)\n"
-            "def work(wanted, changes):\n"
-            "    changes.really('x ' + wanted['text'] + wanted['files']['blob'])\n"
+            "def main(desired, check):\n"
+            "    answer(work, desired, check=check)\n"
+            "def work(desired, changes):\n"
+            "    changes.really('x ' + desired['text'] + desired['files']['blob'])\n"
         )
-        arguments = {"wanted": {"text": 'it\'s "q" \\ {} é'}, "files": {"blob": str(tmp_path / "blob")}}
+        arguments = {"desired": {"text": 'it\'s "q" \\ {} é'}, "files": {"blob": str(tmp_path / "blob")}}
         result = on_node(tmp_path, source, **arguments)
         assert result["changed"] is True
         assert result["changes"] == ['x it\'s "q" \\ {} éAP8=']
@@ -226,9 +226,9 @@ class TestOnNode:
     def test_state_that_cannot_be_reached_is_the_task_s_failure(self, tmp_path):
         source = (
             "from faultbed_state import StateError, answer\n"
-            "def main(wanted, check):\n"
-            "    answer(work, wanted, check=check)\n"
-            "def work(wanted, changes):\n"
+            "def main(desired, check):\n"
+            "    answer(work, desired, check=check)\n"
+            "def work(desired, changes):\n"
             "    raise StateError('no wire')\n"
         )
         result = on_node(tmp_path, source)
@@ -236,12 +236,12 @@ class TestOnNode:
         assert result["msg"] == "no wire"
 
     def test_program_failure_is_reported_with_its_last_output(self, tmp_path):
-        result = on_node(tmp_path, "def main(wanted, check):\n    raise ValueError('surprise')\n")
+        result = on_node(tmp_path, "def main(desired, check):\n    raise ValueError('surprise')\n")
         assert result["failed"] is True
         assert "program ended with 1" in result["msg"]
         assert "surprise" in result["msg"]
 
     def test_program_that_hangs_is_terminated(self, tmp_path):
-        source = "import signal\ndef main(wanted, check):\n    signal.pause()\n"
+        source = "import signal\ndef main(desired, check):\n    signal.pause()\n"
         result = on_node(tmp_path, source, timeout_s=1)
         assert "program did not end within 1 s" in result["msg"]

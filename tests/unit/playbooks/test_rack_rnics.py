@@ -88,7 +88,7 @@ def rnic(tmp_path, monkeypatch, program, found, changes):
         made = changes(check=check)
         lines = [{"dscp": 0, "priority": 0}, {"dscp": 26, "priority": 3}, {"dscp": 48, "priority": 6}]
         wanted = {"rnics": [{"name": "mlx5_1", "netdev": "rail1"}], "qos": qos, "dscp_map": lines, "dcqcn": "profile"}
-        bring.result = role._bring(wanted | {"firmware": {}, "registers": {}, "pfc_timeout": ""} | edit, made)
+        bring.result = role._configure(wanted | {"firmware": {}, "registers": {}, "pfc_timeout": ""} | edit, made)
         return [line.rpartition("/")[2].partition(":")[0] for line in made.made]
 
     def teardown():
@@ -109,7 +109,7 @@ def test_inbox_driver_gets_the_whole_profile_and_is_restored(rnic):
     assert rnic.state()["app"] == {"0": "0", "26": "3", "48": "6"}
     assert rnic.state()["firmware"]["ROCE_CC_PRIO_MASK_P2"] == str(247 | 1 << 3)
     assert rnic.cc() == {"np_cnp_prio_mode": "0", "np_cnp_prio": "6", "np_cnp_dscp": "48"}
-    assert rnic.result == {"notes": ["mlx5_1 ROCE_CC_PRIO_MASK_P2: counts from the next reboot or `mlxfwreset`"]}
+    assert rnic.result == {"notes": ["mlx5_1 ROCE_CC_PRIO_MASK_P2: in force from the next reboot or `mlxfwreset`"]}
     assert rnic() == []
     rnic.teardown()
     assert rnic.state() == BEFORE
@@ -139,7 +139,9 @@ def test_dcqcn_off_applies_to_the_roce_priority_or_is_refused(rnic):
     with pytest.raises(rnic.role.StateError, match="install mstflint"):
         rnic(dcqcn="off")
     rnic(dcqcn="on")
-    assert rnic.result["notes"] == ["mlx5_1: neither mlxconfig nor mstconfig is here to tell whether DCQCN is on"]
+    assert rnic.result["notes"] == [
+        "mlx5_1: cannot check whether DCQCN is on; install mstconfig (mstflint) or mlxconfig"
+    ]
 
 
 def test_pcp_trust_has_no_dscp_map(rnic):

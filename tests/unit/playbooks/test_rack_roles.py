@@ -194,7 +194,7 @@ def test_role_command_setting_is_restored_by_its_undo(role):
         have = state.read_text().strip()
         do, undo = (["sh", "-c", f"echo {word} > {state}"] for word in (want, have))
         one, made = role(check=check)
-        one.command("trust", have=have, want=want, do=do, undo=undo)
+        one.command("trust", current=have, desired=want, do=do, undo=undo)
         return made.made
 
     assert bring("pcp", check=True) == ["trust: pcp (was dscp)"]
@@ -280,7 +280,9 @@ def test_rnic_dscp_map_follows_the_inventory_and_is_restored(tmp_path, monkeypat
 
     def bring(*, check=False):
         made = changes(check=check)
-        rnic._dscp_map(found("rnic_host", made, folder=str(tmp_path / "found")), "rail0", {0: 0, 26: 3, 48: 6})
+        rnic._configure_dscp_map(
+            found("rnic_host", made, folder=str(tmp_path / "found")), "rail0", {0: 0, 26: 3, 48: 6}
+        )
         return made.made
 
     assert bring(check=True) == bring() == ["rail0 DSCP 26: 3 (was 0)"]
@@ -351,7 +353,7 @@ def pcie(tmp_path, monkeypatch, program, found, changes):
 
     def bring(*, check=False, **edit):
         made = changes(check=check)
-        bring.notes = look._look(wanted | {"cmdline": "", "strict": False, "acs_off": False} | edit, made)["notes"]
+        bring.notes = look._configure(wanted | {"cmdline": "", "strict": False, "acs_off": False} | edit, made)["notes"]
         return made.made
 
     bring.look, bring.folder, bring.version = look, folder, tmp_path / "version"
@@ -399,7 +401,7 @@ def test_iommu_is_judged_by_the_domain_of_each_device(pcie, kind, cmdline, wrong
 def test_gpu_memory_is_reached_by_dma_buf_too(pcie):
     """nvidia_peermem does not load beside the kernel's own RDMA stack, which rdma_stack_flavour inbox leaves."""
     (pcie.folder.parent / "modules/nvidia_peermem").rmdir()
-    with pytest.raises(pcie.look.StateError, match="no way to GPU memory"):
+    with pytest.raises(pcie.look.StateError, match="cannot reach GPU memory"):
         pcie(strict=True, acs_off=True)
     pcie.version.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15\n")
     assert not pcie.look.has_dma_buf("6.8.0-45-generic")
@@ -440,7 +442,7 @@ def gpus(tmp_path, monkeypatch, program, found, changes):
 
     def bring(lock_mhz, *, check=False):
         made = changes(check=check)
-        gpu_host._bring({**wanted, "lock_mhz": lock_mhz}, made)
+        gpu_host._configure({**wanted, "lock_mhz": lock_mhz}, made)
         return made.made
 
     bring.commands = lambda: output.read_text().splitlines() if output.exists() else []
@@ -519,7 +521,7 @@ def clocks(tmp_path, monkeypatch, program, found, changes):
 
     def bring(*, check=False, **edit):
         made = changes(check=check)
-        role._bring({"netdev": "lo", "domain": 0, "hardware": True, "start": True} | edit, made)
+        role._configure({"netdev": "lo", "domain": 0, "hardware": True, "start": True} | edit, made)
         return [line.partition(":")[0] for line in made.made]
 
     bring.role, bring.files = role, lambda: sorted(path.name for path in (root / "etc").rglob("*") if path.is_file())
@@ -558,7 +560,7 @@ def test_ptp_service_ends_when_removed_from_the_inventory(clocks):
     assert clocks(netdev="") == []
 
 
-def test_chrony_loses_our_servers_at_teardown(tmp_path, monkeypatch, program, found, changes):
+def test_base_host_teardown_removes_our_servers_from_chrony(tmp_path, monkeypatch, program, found, changes):
     role, root, folder = program("base_host"), tmp_path / "root", str(tmp_path / "found")
     (root / "proc/sys/kernel/random").mkdir(parents=True)
     (root / "proc/sys/kernel/random/boot_id").write_text("first\n")
@@ -571,7 +573,7 @@ def test_chrony_loses_our_servers_at_teardown(tmp_path, monkeypatch, program, fo
     with monkeypatch.context() as patch:
         patch.setattr(role, "CHRONY_FILE", str(tmp_path / "faultbed.sources"))
         for _ in range(2):
-            role._bring(
+            role._configure(
                 {"sysctls": {}, "hugepages": 0, "memlock": 1, "ntp_servers": ["192.0.2.1"]}, changes(check=False)
             )
     assert (tmp_path / "said").read_text().splitlines() == ["reload sources"]
@@ -620,7 +622,7 @@ look = lambda: [ip(x) for x in ("-br link show rail3", "-br -4 address show rail
 def run(check=False, **edit):
     made = Changes(check=check)
     try:
-        role._bring(wanted | {"rnics": [one | edit]}, made)
+        role._configure(wanted | {"rnics": [one | edit]}, made)
     except StateError as error:
         return str(error)
     return made.made
@@ -646,7 +648,7 @@ def test_back_end_is_applied_at_once_and_restored(tmp_path):
     assert done.returncode == 0, done.stderr
     output = json.loads(done.stdout)
     assert "has the MAC 02:fb:01:01:01:03" in output["wrong_mac"]
-    assert "has 10.77.1.7/31, the inventory says 10.77.1.9/31" in output["strange"]
+    assert "has 10.77.1.7/31, the inventory has 10.77.1.9/31" in output["strange"]
     assert output["check"] == output["first"]
     assert [line.partition(":")[0] for line in output["first"]] == [
         "rail3 MTU", "rail3 address", "rail3 state", "rail3 route of table 100", "rail3 rule",
@@ -672,7 +674,7 @@ def storage(tmp_path, monkeypatch, program, found, changes):
     def bring(*, check=False, **edit):
         made = changes(check=check)
         wanted = {"gib": 1, "file": str(file), "nqn": "nqn.x:y", "port": 4420, "address": "10.79.0.1/24"}
-        role._bring(wanted | edit, made)
+        role._configure(wanted | edit, made)
         return len(made.made)
 
     bring.role, bring.file, bring.nvmet = role, file, nvmet
@@ -798,7 +800,7 @@ def test_teardown_continues_after_a_failed_undo_and_retries_it(machine):
         ("rail0 trust", ["sh", "-c", f"echo rail0 trust >> {state}"]),
         ("rail0 pfc", ["sh", "-c", f"test -e {machine.root}/tool && echo rail0 pfc >> {state}"]),
     ):
-        role.command(key, have="1", want="2", do=["true"], undo=undo)
+        role.command(key, current="1", desired="2", do=["true"], undo=undo)
     role.sysctl("net/a", 5)
     machine.role("base_host").file("/etc/there", "ours\n")
     output = machine()
@@ -818,7 +820,7 @@ def test_teardown_that_is_killed_repeats_no_undo(machine, monkeypatch):
     for word in ("first", "second"):
         path = machine.root / word
         path.write_text("")
-        role.command(f"swp1 {word}", have="1", want="2", do=["true"], undo=["rm", str(path)])
+        role.command(f"swp1 {word}", current="1", desired="2", do=["true"], undo=["rm", str(path)])
 
     def killed(argv):
         if argv[-1].endswith("first"):
@@ -837,7 +839,9 @@ def test_teardown_runs_the_playbook_backwards(machine):
     """The role rdma_stack removes packages whose tools rnic_host needs to restore its settings."""
     output = machine.root / "said"
     for name in ("base_host", "rdma_stack", "rnic_host"):
-        machine.role(name).command(name, have="1", want="2", do=["true"], undo=["sh", "-c", f"echo {name} >> {output}"])
+        machine.role(name).command(
+            name, current="1", desired="2", do=["true"], undo=["sh", "-c", f"echo {name} >> {output}"]
+        )
     machine()
     assert output.read_text().split() == ["rnic_host", "rdma_stack", "base_host"]
     assert machine.order == tuple(reversed(provision.roles_of("rack")))

@@ -90,7 +90,7 @@ def host(tmp_path, monkeypatch, program, found, changes):
 
     def bring(*, check=False, **wanted):
         made = changes(check=check)
-        bring.result = role._bring(
+        bring.result = role._configure(
             {
                 "flavour": "inbox",
                 "packages": ["rdma-core", "perftest"],
@@ -127,7 +127,7 @@ DKMS = "mlnx-ofed-kernel/25.10.OFED.25.10, {kernel}, x86_64: {state}\n"
         ("installed", False, None),
         ("installed (original_module exists)", True, None),
         ("added", False, "not built for kernel .*: added"),
-        (None, False, "DKMS knows of none"),
+        (None, False, "DKMS has no module"),
     ],
 )
 def test_rdma_stack_source_drivers_must_be_built_for_the_running_kernel(host, tmp_path, state, secure, words):
@@ -176,7 +176,7 @@ def test_rdma_stack_complete_host_is_left_alone(host):
 
 
 def test_rdma_stack_package_with_config_only_is_not_installed(host):
-    assert host.role.absent(["bash", "ethtool", "perftest"]) == ["ethtool", "perftest"]
+    assert host.role.not_installed(["bash", "ethtool", "perftest"]) == ["ethtool", "perftest"]
 
 
 def test_rdma_stack_package_replacement_is_named_and_rejected(host):
@@ -223,7 +223,7 @@ def test_rdma_stack_interrupted_installation_is_undone_completely(host, monkeypa
 @pytest.mark.parametrize(
     ("wanted", "words"),
     [
-        ({"flavour": "ofed"}, "say inbox, doca or none"),
+        ({"flavour": "ofed"}, "set inbox, doca or none"),
         ({"flavour": "doca", "mirror": ""}, "needs rdma_stack_doca_mirror and rdma_stack_doca_key"),
         ({"flavour": "doca", "files": {}}, "needs rdma_stack_doca_mirror and rdma_stack_doca_key"),
         ({"flavour": "doca", "files": {"key": "QUFB"}}, "no armoured public key"),
@@ -247,6 +247,6 @@ def test_rdma_stack_apt_simulation_is_decoded(program):
         "Conf libibverbs1 (2507mlnx58-1.2507097 mirror.lab.example [amd64])\n"
     )
     role = program("rdma_stack")
-    plan = role.planned(output)
+    plan = role.parse_simulation(output)
     assert plan == {"inbox-tools": "1.0", "libibverbs1": "56.1-1", "perftest": None}
     assert role.undo(plan)[-3:] == ["inbox-tools=1.0", "libibverbs1=56.1-1", "perftest-"]

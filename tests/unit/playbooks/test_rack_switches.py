@@ -164,7 +164,7 @@ def switch(tmp_path, monkeypatch, program, found, changes, render):
             "path": "/etc/sonic/faultbed.json", "bgp_path": "/etc/sonic/faultbed-bgpd.conf",
             "bgpd": "/etc/sonic/frr/bgpd.conf",
         } | {key: variables[f"faultbed_{key}"] for key in ("asn", "loopback", "ports")}  # fmt: skip
-        bring.result = role._bring(wanted, made)
+        bring.result = role._configure(wanted, made)
         return made.made
 
     def teardown(*, check=False):
@@ -276,8 +276,11 @@ def test_sonic_pfc_and_ecn_of_an_earlier_profile_are_switched_off(switch):
     [
         ({"VLAN_MEMBER|Vlan1000|Ethernet0": {"tagging_mode": "untagged"}}, "Ethernet0 is a member of Vlan1000"),
         ({"PORTCHANNEL_MEMBER|PortChannel1|Ethernet128": {"NULL": "NULL"}}, "Ethernet128 is a member of PortChannel1"),
-        ({"QUEUE|Ethernet0|3-4": {"scheduler": "x"}}, r"QUEUE\|Ethernet0\|3-4 is there: split it"),
-        ({"BUFFER_PG|Ethernet0,Ethernet128|3": {"profile": "x"}}, r"BUFFER_PG\|Ethernet0,Ethernet128\|3 is there"),
+        ({"QUEUE|Ethernet0|3-4": {"scheduler": "x"}}, r"QUEUE\|Ethernet0\|3-4 overlaps our entries: split it"),
+        (
+            {"BUFFER_PG|Ethernet0,Ethernet128|3": {"profile": "x"}},
+            r"BUFFER_PG\|Ethernet0,Ethernet128\|3 overlaps our entries",
+        ),
         ({"BGP_NEIGHBOR|10.0.0.1": {"asn": "65200"}}, "ConfigDB has BGP_NEIGHBOR"),
     ],
 )
@@ -402,8 +405,8 @@ def test_linux_switch_sets_pfc_and_dscp_of_the_profile_and_is_restored(
     def bring(*, check=False):
         made = changes(check=check)
         one = found("frr_switch", made, folder=str(tmp_path / "found"))
-        role.bring_pfc(one, "swp1", [3], otherwise="")
-        role.bring_dscp(one, "swp1", HOSTVARS["faultbed_dscp_map"])
+        role.configure_pfc(one, "swp1", [3], otherwise="")
+        role.configure_dscp(one, "swp1", HOSTVARS["faultbed_dscp_map"])
         return [line.partition(":")[0] for line in made.made]
 
     assert bring(check=True) == bring() == ["swp1 PFC", "swp1 DSCP 26", "swp1 DSCP 48"]
@@ -433,7 +436,7 @@ def linux(tmp_path, monkeypatch, program, found, changes):
 
     def bring(*, reload=False, check=False, **edit):
         made = changes(check=check)
-        bring.result = role._bring(switch | {"qos": None, "dscp_map": [], "reload": reload} | edit, made)
+        bring.result = role._configure(switch | {"qos": None, "dscp_map": [], "reload": reload} | edit, made)
         return made.made
 
     def teardown():
@@ -498,4 +501,4 @@ def test_linux_switch_port_without_dcb_says_so(load, found, changes, monkeypatch
     monkeypatch.setattr(role, "run", lambda _argv: "")
     with pytest.raises(role.StateError, match="set frr_switch_dcb to false"):
         one = found("frr_switch", changes(check=True), folder="/nonexistent")
-        role.bring_pfc(one, "swp1", [3], otherwise="set frr_switch_dcb to false")
+        role.configure_pfc(one, "swp1", [3], otherwise="set frr_switch_dcb to false")

@@ -41,7 +41,7 @@ def test_machine_that_does_not_answer_is_named_and_no_secret_is_written_down(clo
     events = []
     with pytest.raises(LabError) as error:
         provision(closed_site, events.append)
-    assert "host1: Interfaces, routes and RDMA devices" in str(error.value)
+    assert "host1: Configure interfaces, routes and RDMA devices" in str(error.value)
     assert "Connection refused" in str(error.value)
     assert {event.node for event in events if event.state == "unreachable"} == {"host1", "host2", "fabric"}
     written = [path for path in closed_site.artifacts.rglob("*") if path.is_file()]

@@ -1,6 +1,6 @@
-"""Bring a host's kernel settings, huge pages, locked memory and time to what is wanted; write down what was there.
+"""Configure a host's kernel settings, huge pages, locked-memory limits and NTP servers, and save the old values.
 
-Values are set now and kept for the next boot by files of our own, never by editing the host's.
+Values are set now. Drop-in files of our own set them again at every boot; the host's own files are never edited.
 """
 
 import os
@@ -12,52 +12,58 @@ SYSCTL_FILE = "/etc/sysctl.d/90-faultbed.conf"
 LIMITS_FILE = "/etc/security/limits.d/90-faultbed.conf"
 SYSTEMD_FILE = "/etc/systemd/system.conf.d/90-faultbed.conf"
 CHRONY_FILE = "/etc/chrony/sources.d/faultbed.sources"
-CHRONY_READS = ["sh", "-c", "! pgrep -x chronyd >/dev/null || chronyc reload sources"]
+CHRONY_RELOAD = ["sh", "-c", "! pgrep -x chronyd >/dev/null || chronyc reload sources"]
 HUGEPAGES = "vm/nr_hugepages"
 
 
-def main(wanted, check):
+def main(desired, check):
     """Entry point of the action on_node."""
-    answer(_bring, wanted, check=check)
+    answer(_configure, desired, check=check)
 
 
-def _bring(wanted, changes):
+def _configure(desired, changes):
     saved = SavedState("base_host", changes)
-    sysctls = dict(wanted["sysctls"])
-    if wanted["hugepages"]:
-        sysctls[HUGEPAGES] = wanted["hugepages"]
+    sysctls = dict(desired["sysctls"])
+    if desired["hugepages"]:
+        sysctls[HUGEPAGES] = desired["hugepages"]
     for path, value in sysctls.items():
         if not os.path.exists(f"/proc/sys/{path}"):
-            raise StateError(f"this kernel has no {path}: take it out of base_host_sysctls")
+            raise StateError(f"base_host_sysctls: this kernel has no {path}; remove the entry")
         saved.sysctl(path, value)
-    _check_hugepages(wanted["hugepages"], changes)
-    for path, text in files(wanted, sysctls).items():
+    _check_hugepages(desired["hugepages"], changes)
+    for path, text in files(desired, sysctls).items():
         saved.file(path, text)
-    if os.path.isdir(os.path.dirname(CHRONY_FILE)) and wanted["ntp_servers"]:
-        text = "".join(f"server {server} iburst\n" for server in wanted["ntp_servers"])
-        saved.file(CHRONY_FILE, text, readers={"chrony": CHRONY_READS})
-        saved.after("chrony", CHRONY_READS)
+    if os.path.isdir(os.path.dirname(CHRONY_FILE)) and desired["ntp_servers"]:
+        text = "".join(f"server {server} iburst\n" for server in desired["ntp_servers"])
+        saved.file(CHRONY_FILE, text, readers={"chrony": CHRONY_RELOAD})
+        saved.after("chrony", CHRONY_RELOAD)
 
 
-def files(wanted, sysctls):
-    """The files that keep the settings over a boot: path -> text."""
-    memlock = str(wanted["memlock"])
-    limit = "unlimited" if memlock == "infinity" else memlock
-    bytes_ = memlock if memlock == "infinity" else f"{memlock}K"
+def files(desired, sysctls):
+    """Return the files that set the values again at every boot: path -> text."""
+    memlock = str(desired["memlock"])
+    limits_value = "unlimited" if memlock == "infinity" else memlock
+    systemd_value = memlock if memlock == "infinity" else f"{memlock}K"
     head = "# Written by faultbed's role base_host; host_teardown removes it.\n"
     lines = "".join(f"{path.replace('/', '.')} = {value}\n" for path, value in sorted(sysctls.items()))
     return {
         SYSCTL_FILE: head + lines,
-        LIMITS_FILE: head + f"* soft memlock {limit}\n* hard memlock {limit}\n",
-        SYSTEMD_FILE: head + f"[Manager]\nDefaultLimitMEMLOCK={bytes_}\n",
+        LIMITS_FILE: head + f"* soft memlock {limits_value}\n* hard memlock {limits_value}\n",
+        SYSTEMD_FILE: head + f"[Manager]\nDefaultLimitMEMLOCK={systemd_value}\n",
     }
 
 
-def _check_hugepages(wanted, changes):
-    """The kernel gives as many as it finds in one piece, and says nothing (vm.rst, nr_hugepages)."""
-    if not wanted or changes.check:
+def _check_hugepages(count, changes):
+    """Raise StateError if the kernel has allocated fewer huge pages than `count`.
+
+    A write to nr_hugepages succeeds even if memory is too fragmented for all of them (Linux, hugetlbpage.rst).
+    """
+    if not count or changes.check:
         return
     with open(f"/proc/sys/{HUGEPAGES}", encoding="ascii") as file:
-        have = int(file.read())
-    if have < int(wanted):
-        raise StateError(f"{have} huge pages of {wanted} could be had: memory is fragmented, reboot and try again")
+        allocated = int(file.read())
+    if allocated < int(count):
+        raise StateError(
+            f"huge pages: the kernel allocated {allocated} of {count} because memory is fragmented; reboot the host "
+            "and provision it again"
+        )

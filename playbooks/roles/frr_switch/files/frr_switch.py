@@ -1,12 +1,12 @@
-"""Bring a Linux switch to eBGP and ECMP as its inventory says: sysctls, FRR's daemons and configuration; PFC by dcb.
+"""Configure a Linux switch as its inventory says: forwarding and ECMP sysctls, FRR's configuration, and PFC by dcb.
 
-BGP is that of the soft lab's switches (`faultbed_frr`); interfaces and addresses belong to the machine's own network
-configuration, and are only looked at.
+BGP is that of the soft lab's switches (`faultbed_frr`). Interfaces and addresses are configured by the machine's own
+network configuration; this program only checks that they exist.
 """
 
 import os
 
-from faultbed_dcb import bring_dscp, bring_pfc
+from faultbed_dcb import configure_dscp, configure_pfc
 from faultbed_fabric_bgp import fabric_bgpd_config
 from faultbed_saved import SavedState
 from faultbed_state import StateError, answer, ip_json
@@ -17,37 +17,41 @@ RESTART = ["systemctl", "restart", "frr"]
 DAEMONS = '# Written by faultbed\'s role frr_switch.\nbgpd=yes\nvtysh_enable=yes\nzebra_options="-A 127.0.0.1"\n'
 
 
-def main(wanted, check):
+def main(desired, check):
     """Entry point of the action on_node."""
-    answer(_bring, wanted, check=check)
+    answer(_configure, desired, check=check)
 
 
-def _bring(wanted, changes):
-    there = {link["ifname"] for link in ip_json("link")}
-    missing = [port["netdev"] for port in wanted["ports"] if port["netdev"] not in there]
+def _configure(desired, changes):
+    interfaces = {link["ifname"] for link in ip_json("link")}
+    missing = [port["netdev"] for port in desired["ports"] if port["netdev"] not in interfaces]
     if missing:
-        raise StateError(f"no interface {', '.join(missing)}: mend the names in faultbed_ports")
+        raise StateError(f"{', '.join(missing)}: no such interface; correct the names in faultbed_ports")
     saved = SavedState("frr_switch", changes)
-    values, notes = sysctls(wanted["ecmp_hash_seed"]), []
+    values, notes = sysctls(desired["ecmp_hash_seed"]), []
     if not os.path.exists(os.path.join(saved.root, "proc/sys", SEED)):
         del values[SEED]
-        notes.append("a kernel before Linux 6.11 has no seed for its ECMP hash: ways are not the computed ones")
+        notes.append(
+            "this kernel is older than Linux 6.11 and has no seed for its ECMP hash: flows may take other paths than "
+            "faultbed computes"
+        )
     saved.sysctls(values, SYSCTL_FILE)
-    for path, text in ((wanted["daemons"], DAEMONS), (wanted["config"], config(wanted))):
+    for path, text in ((desired["daemons"], DAEMONS), (desired["config"], config(desired))):
         saved.file(path, text, readers={"FRR": RESTART})
-    if wanted["reload"]:
+    if desired["reload"]:
         saved.after("FRR", RESTART)
-    if wanted["dcb"] and wanted["qos"]:
-        for port in wanted["ports"]:
-            bring_pfc(saved, port["netdev"], wanted["qos"]["pfc_priorities"], otherwise="set frr_switch_dcb to false")
-            bring_dscp(saved, port["netdev"], wanted["dscp_map"])
+    if desired["dcb"] and desired["qos"]:
+        for port in desired["ports"]:
+            netdev = port["netdev"]
+            configure_pfc(saved, netdev, desired["qos"]["pfc_priorities"], otherwise="set frr_switch_dcb to false")
+            configure_dscp(saved, netdev, desired["dscp_map"])
     if saved.has_unread("FRR"):
         notes.append("FRR has not read its new files: set frr_switch_reload, or restart it")
     return {"notes": notes}
 
 
 def sysctls(seed):
-    """Forwarding, and ECMP by layer 4 with a seed of ours (ip-sysctl.rst)."""
+    """Return the settings for forwarding and for ECMP by ports with a fixed seed (Linux, ip-sysctl.rst)."""
     return {
         "net/ipv4/ip_forward": 1,
         "net/ipv6/conf/all/forwarding": 1,
@@ -56,7 +60,7 @@ def sysctls(seed):
     }
 
 
-def config(wanted):
-    """frr.conf: the loopback, and BGP as soft switches have it."""
-    loopback = f"interface lo\n ip address {wanted['loopback']}\nexit\n"
-    return f"{fabric_bgpd_config(wanted)}{loopback}"
+def config(desired):
+    """Return the text of frr.conf: the loopback address and BGP."""
+    loopback = f"interface lo\n ip address {desired['loopback']}\nexit\n"
+    return f"{fabric_bgpd_config(desired)}{loopback}"

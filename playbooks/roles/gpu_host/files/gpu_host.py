@@ -1,7 +1,7 @@
-"""Bring GPUs to persistence, locked clocks and a running fabric manager, by nvidia-smi and systemd.
+"""Configure GPUs by nvidia-smi and systemd: persistence mode, locked clocks, fabric manager.
 
-A lock of clocks cannot be read back by nvidia-smi: that a role has locked them is in its record, and so a second run
-does nothing and a teardown unlocks them. Not yet run on hardware.
+nvidia-smi cannot report a lock of clocks. The role saves its own lock instead, so that a second run does nothing and a
+teardown unlocks the clocks. Not yet run on hardware.
 """
 
 from faultbed_saved import SavedState
@@ -10,39 +10,51 @@ from faultbed_state import StateError, answer, run
 MANAGER = "nvidia-fabricmanager.service"
 
 
-def main(wanted, check):
+def main(desired, check):
     """Entry point of the action on_node."""
-    answer(_bring, wanted, check=check)
+    answer(_configure, desired, check=check)
 
 
-def _bring(wanted, changes):
-    if all(gpu["kind"] == "soft" for gpu in wanted["gpus"]):
+def _configure(desired, changes):
+    if all(gpu["kind"] == "soft" for gpu in desired["gpus"]):
         return
     saved = SavedState("gpu_host", changes)
     for index, mode in persistence(run(_query("index,persistence_mode"))):
-        if wanted["persistence"]:
+        if desired["persistence"]:
             tool = ["nvidia-smi", "-i", index, "-pm"]
-            saved.command(f"gpu{index} persistence", have=mode, want="Enabled", do=[*tool, "1"], undo=[*tool, "0"])
-        # nvidia-smi tells no lock, and a reboot forgets it: what we have set, and in which boot, is in the record.
-        want = str(wanted["lock_mhz"] or "")
-        lock, unlock = ["nvidia-smi", "-i", index, "-lgc", f"{want},{want}"], ["nvidia-smi", "-i", index, "-rgc"]
-        saved.set_unreadable(f"gpu{index} clocks", want=want, do=lock, undo=unlock)
-    if wanted["fabric_manager"] and any(gpu["kind"].endswith("-sxm") for gpu in wanted["gpus"]):
-        have = run(["systemctl", "is-active", MANAGER], ok=(0, 3, 4)).strip()
+            saved.command(
+                f"gpu{index} persistence", current=mode, desired="Enabled", do=[*tool, "1"], undo=[*tool, "0"]
+            )
+        clock_mhz = str(desired["lock_mhz"] or "")
+        tool = ["nvidia-smi", "-i", index]
+        lock, unlock = [*tool, "-lgc", f"{clock_mhz},{clock_mhz}"], [*tool, "-rgc"]
+        saved.set_unreadable(f"gpu{index} clocks", desired=clock_mhz, do=lock, undo=unlock)
+    if desired["fabric_manager"] and any(gpu["kind"].endswith("-sxm") for gpu in desired["gpus"]):
+        state = run(["systemctl", "is-active", MANAGER], ok=(0, 3, 4)).strip()
         start, stop = ["systemctl", "start", MANAGER], ["systemctl", "stop", MANAGER]
-        saved.command(MANAGER, have=have, want="active", do=start, undo=stop)
-    if len(persistence(run(_query("index,persistence_mode")))) != len(wanted["gpus"]):
-        raise StateError(f"nvidia-smi does not show the {len(wanted['gpus'])} GPUs of the inventory")
+        saved.command(MANAGER, current=state, desired="active", do=start, undo=stop)
+    count = len(persistence(run(_query("index,persistence_mode"))))
+    if count != len(desired["gpus"]):
+        raise StateError(
+            f"nvidia-smi lists {count} GPUs, the inventory has {len(desired['gpus'])}; correct faultbed_gpus, or check "
+            "the host"
+        )
 
 
 def _query(fields):
     return ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader"]
 
 
-def persistence(said):
-    """What nvidia-smi prints: [("0", "Enabled"), ...]. A line of another form, as of a lost GPU, is an error."""
-    modes = [tuple(word.strip() for word in line.split(",")) for line in said.splitlines() if line.strip()]
+def persistence(output):
+    """Return the persistence modes in nvidia-smi's output: [("0", "Enabled"), ...], by index of the GPU.
+
+    Raises:
+        StateError: a line has another form; nvidia-smi prints such a line for a GPU that is lost.
+    """
+    modes = [tuple(word.strip() for word in line.split(",")) for line in output.splitlines() if line.strip()]
     for mode in modes:
         if mode not in ((mode[0], "Enabled"), (mode[0], "Disabled")) or not mode[0].isdecimal():
-            raise StateError(f"nvidia-smi does not print index and persistence mode, but: {', '.join(mode)[:200]}")
+            raise StateError(
+                f"nvidia-smi: expected index and persistence mode, it printed {', '.join(mode)[:200]!r}; check the GPUs"
+            )
     return modes

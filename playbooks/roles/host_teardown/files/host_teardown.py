@@ -1,7 +1,7 @@
-"""Put back what the roles of rack labs found: tools' settings, sysctls, and files that were there or were not.
+"""Restore what the roles of rack labs have changed on a machine: settings of tools, sysctls and files.
 
-The last role's first: what put an RNIC's settings back (mlnx_qos, ethtool) may be in packages that an earlier role
-installed. A role that cannot be put back whole holds up no other one.
+Roles are restored in reverse order: tools that restore an RNIC's settings (mlnx_qos, ethtool) may be in packages that
+an earlier role installed. A role that cannot be restored completely does not keep other roles from being restored.
 """
 
 import os
@@ -21,24 +21,24 @@ ORDER = (
     "rdma_stack",
     "base_host",
 )
-"""Those of rack.yml, backwards. A record of a role that is not here comes first."""
+"""The roles of rack.yml in reverse order. The record of a role that is not listed is restored first."""
 
 
-def main(wanted, check):
+def main(desired, check):
     """Entry point of the action on_node."""
-    answer(_restore, wanted, check=check)
+    answer(_restore, desired, check=check)
 
 
-def _restore(_wanted, changes, *, folder=FOLDER, root="/"):
-    there = os.listdir(folder) if os.path.isdir(folder) else []
-    roles = sorted(name.removesuffix(".json") for name in there if name.endswith(".json"))
+def _restore(_desired, changes, *, folder=FOLDER, root="/"):
+    names = os.listdir(folder) if os.path.isdir(folder) else []
+    roles = sorted(name.removesuffix(".json") for name in names if name.endswith(".json"))
     roles.sort(key=lambda role: ORDER.index(role) if role in ORDER else -1)
-    put_back, failed = {}, []
+    restored_counts, failed = {}, []
     for role in roles:
         try:
-            put_back[role] = SavedState(role, changes, folder=folder, root=root).restore()
-        except (StateError, OSError, ValueError) as error:  # ValueError: a record that is no JSON any more
+            restored_counts[role] = SavedState(role, changes, folder=folder, root=root).restore()
+        except (StateError, OSError, ValueError) as error:  # ValueError: the record is not valid JSON
             failed.append(f"{role}: {error}")
     if failed:
         raise StateError(" | ".join(failed))
-    return {"put_back": put_back}
+    return {"put_back": restored_counts}

@@ -1,6 +1,6 @@
-"""Put the node-side code where its content hash says, compiled for the node's Python.
+"""Install the node code in the folder that is named by its digest, compiled for the node's Python.
 
-The directory appears by a rename, whole or not at all; compiled files carry no check of their source, which saves a
+The folder appears by a rename, so that it is never incomplete. Compiled files do not check their source, which saves a
 stat and a comparison for every module at every start.
 """
 
@@ -18,33 +18,36 @@ import tempfile
 from faultbed_state import StateError, answer
 
 ROOT = "/var/lib/faultbed/node"
-LATER = re.compile("pynvml")  # compiled where there is an NVIDIA GPU, when it is first used: it is long
-COMPLETE = ".complete"  # says to whoever pushes code (testbed/remote/node_archive.py) that nothing is left to do
+NOT_COMPILED = re.compile("pynvml")
+"""Long, and only needed on hosts with an NVIDIA GPU; Python compiles it there when it is first imported."""
+
+COMPLETE = ".complete"
+"""A file that marks the folder as complete, also for testbed/remote/node_archive.py, which pushes code too."""
 
 
-def main(wanted, check):
+def main(desired, check):
     """Entry point of the action on_node."""
-    answer(_bring, wanted, check=check)
+    answer(_install, desired, check=check)
 
 
-def _bring(wanted, changes):
-    name = wanted["name"]
+def _install(desired, changes):
+    name = desired["name"]
     target = f"{ROOT}/{name}"
     if os.path.exists(f"{target}/{COMPLETE}") or not changes.really(f"node code {name[:12]}"):
         return
-    content = base64.b64decode(wanted["files"]["archive"])
-    if hashlib.sha256(content).hexdigest() != wanted["archive_sha256"]:
-        raise StateError("the archive of the node code was damaged on its way")
+    content = base64.b64decode(desired["files"]["archive"])
+    if hashlib.sha256(content).hexdigest() != desired["archive_sha256"]:
+        raise StateError("node code: the archive's SHA-256 is wrong, it was damaged in transfer; provision again")
     os.makedirs(ROOT, exist_ok=True)
     partial = tempfile.mkdtemp(dir=ROOT, prefix=".partial-")
     try:
         with tarfile.open(fileobj=io.BytesIO(content)) as archive:
             archive.extractall(partial, filter="data")
         os.chmod(partial, 0o755)
-        how = {"invalidation_mode": py_compile.PycInvalidationMode.UNCHECKED_HASH, "rx": LATER}
-        # Paths in tracebacks are those of the final place.
-        if not compileall.compile_dir(partial, quiet=1, stripdir=partial, prependdir=target, **how):
-            raise StateError("the node code does not compile on this node's Python")
+        options = {"invalidation_mode": py_compile.PycInvalidationMode.UNCHECKED_HASH, "rx": NOT_COMPILED}
+        # Tracebacks then have the paths of the final folder.
+        if not compileall.compile_dir(partial, quiet=1, stripdir=partial, prependdir=target, **options):
+            raise StateError("node code: it does not compile; check the version of this node's /usr/bin/python3")
         with open(f"{partial}/{COMPLETE}", "w", encoding="ascii"):
             pass
         if os.path.isdir(target):

@@ -1,12 +1,14 @@
-"""Bring RNICs to what the QoS profile says: type of service, DCQCN, trust and PFC, firmware; write down what was there.
+"""Configure RNICs by the inventory's QoS profile: type of service, DCQCN, trust, PFC, firmware and registers.
+
+Old values are saved before the first change. Interfaces and tools by setting:
 
     default type of service   configfs rdma_cm (Linux, Documentation/ABI/testing/configfs-rdma_cm)
-    DCQCN                     /sys/class/net/DEV/ecn (MLNX_OFED, "Explicit Congestion Notification"); of the kernel's
+    DCQCN                     /sys/class/net/DEV/ecn (MLNX_OFED, "Explicit Congestion Notification"); with the kernel's
                               own driver debugfs mlx5/PCI/cc_params (Linux, drivers/infiniband/hw/mlx5/cong.c), and the
                               firmware's mask of priorities
     trust, PFC, DSCP map      mlnx_qos (MLNX_OFED), or else iproute2's dcb
-    firmware                  mlxconfig (MFT) or mstconfig (mstflint), counts from the next reset
-    registers                 mlxreg (MFT) or mstreg (mstflint), count until the next reset
+    firmware                  mlxconfig (MFT) or mstconfig (mstflint); in force from the next reset
+    registers                 mlxreg (MFT) or mstreg (mstflint); in force until the next reset
     PFC timeout               ethtool --set-tunable pfc-prevention-tout (ethtool(8))
 
 All but the first are not yet run on hardware.
@@ -16,7 +18,7 @@ import os
 import re
 import shutil
 
-from faultbed_dcb import bring_dscp, bring_pcp, bring_pfc
+from faultbed_dcb import configure_dscp, configure_pcp, configure_pfc
 from faultbed_saved import SavedState
 from faultbed_state import StateError, answer, run
 
@@ -25,72 +27,81 @@ DEBUGFS = "/sys/kernel/debug/mlx5"
 NETDEVS = "/sys/class/net"
 INFINIBAND = "/sys/class/infiniband"
 ROLE = "rnic_host"
-PFC_AUTO, PFC_AUTO_MS = "65535", "100"  # what mlx5 takes the first for, and then tells (Linux, en_ethtool.c)
+PFC_AUTO, PFC_AUTO_MS = "65535", "100"
+"""mlx5 accepts the first as "auto" and then reports the second (Linux, en_ethtool.c)."""
 
 
-def main(wanted, check):
+def main(desired, check):
     """Entry point of the action on_node."""
-    answer(_bring, wanted, check=check)
+    answer(_configure, desired, check=check)
 
 
-def _bring(wanted, changes):
-    saved, later, notes = SavedState(ROLE, changes), [], []
-    for rnic in wanted["rnics"]:
-        qos = wanted["qos"]
+def _configure(desired, changes):
+    saved, pending, notes = SavedState(ROLE, changes), [], []
+    for rnic in desired["rnics"]:
+        qos = desired["qos"]
         if qos:
-            _type_of_service(saved, rnic["name"], qos["roce_dscp"] << 2)
+            _configure_type_of_service(saved, rnic["name"], qos["roce_dscp"] << 2)
         if not os.path.exists(f"{INFINIBAND}/{rnic['name']}/device"):
-            continue  # software: no firmware, no ports of its own
+            continue  # a soft RNIC has no firmware and no port of its own
         if qos:
-            _qos(saved, rnic["netdev"], qos, wanted["dscp_map"])
-            later += _dcqcn(saved, rnic, qos, wanted, notes)
-        later += _firmware(saved, rnic, wanted["firmware"])
-        _registers(saved, rnic, wanted["registers"])
-        if wanted["pfc_timeout"] != "":
-            _pfc_timeout(saved, rnic["netdev"], str(wanted["pfc_timeout"]))
-    if later:
-        notes.append(f"{', '.join(later)}: counts from the next reboot or `mlxfwreset`")
+            _configure_qos(saved, rnic["netdev"], qos, desired["dscp_map"])
+            pending += _configure_dcqcn(saved, rnic, qos, desired, notes)
+        pending += _configure_firmware(saved, rnic, desired["firmware"])
+        _configure_registers(saved, rnic, desired["registers"])
+        if desired["pfc_timeout"] != "":
+            _configure_pfc_timeout(saved, rnic["netdev"], str(desired["pfc_timeout"]))
+    if pending:
+        notes.append(f"{', '.join(pending)}: in force from the next reboot or `mlxfwreset`")
     return {"notes": notes}
 
 
-def _type_of_service(saved, rnic, tos):
-    """The default of connections that RDMA-CM makes; where configfs has no rdma_cm, programs set their own."""
+def _configure_type_of_service(saved, rnic, tos):
+    """Set the default type of service of RDMA-CM's connections; without configfs rdma_cm programs set their own."""
     if not os.path.isdir(CONFIGFS):
         return
     folder = f"{CONFIGFS}/{rnic}"
-    if saved.folder(folder):  # making it is how configfs is asked for one
+    if saved.folder(folder):  # the kernel fills a new folder with the device's settings
         saved.value(f"{folder}/ports/1/default_roce_tos", tos)
 
 
-def _qos(saved, netdev, qos, lines):
-    """Trust, PFC and the DSCP map: mlnx_qos where it is, because it tells all three, and the kernel's dcb elsewhere."""
+def _configure_qos(saved, netdev, qos, dscp_map):
+    """Set trust, PFC and the DSCP map: by mlnx_qos if it is installed, because it reports all three, or else by dcb."""
     if shutil.which("mlnx_qos"):
-        _trust_and_pfc(saved, netdev, qos)
+        _configure_trust_and_pfc(saved, netdev, qos)
         if qos["trust"] == "dscp":
-            _dscp_map(saved, netdev, _priorities(lines))
+            _configure_dscp_map(saved, netdev, _priorities(dscp_map))
         return
-    bring_pfc(saved, netdev, qos["pfc_priorities"], otherwise="and there is no mlnx_qos: take qos out of the inventory")
+    advice = "install mlnx_qos, or remove faultbed_qos from the inventory"
+    configure_pfc(saved, netdev, qos["pfc_priorities"], otherwise=advice)
     if qos["trust"] == "dscp":
-        bring_dscp(saved, netdev, lines)
+        configure_dscp(saved, netdev, dscp_map)
     else:
-        bring_pcp(saved, netdev)
+        configure_pcp(saved, netdev)
 
 
-def _priorities(lines):
-    return {line["dscp"]: line["priority"] for line in lines}
+def _priorities(dscp_map):
+    """Return the inventory's DSCP map as DSCP -> priority."""
+    return {line["dscp"]: line["priority"] for line in dscp_map}
 
 
-def _dcqcn(saved, rnic, qos, wanted, notes):
-    """Notification point (sends CNPs) and reaction point (slows down), for the priority of RoCE."""
-    on = {"profile": qos["dcqcn"], "on": True, "off": False}.get(wanted["dcqcn"])
-    if on is None:
-        raise StateError(f"rnic_host_dcqcn is {wanted['dcqcn']!r}: say profile, on or off")
-    priority = _priorities(wanted["dscp_map"])
-    roce, cnp = priority.get(qos["roce_dscp"], 0), priority.get(qos["cnp_dscp"], 0)
+def _configure_dcqcn(saved, rnic, qos, desired, notes):
+    """Set the notification point (sends CNPs) and the reaction point (slows down) for the priority of RoCE.
+
+    Returns the names of firmware settings that wait for a reset. What cannot be checked is added to `notes`.
+
+    Raises:
+        StateError: the driver has no DCQCN, or the tool for the firmware is missing.
+    """
+    enable = {"profile": qos["dcqcn"], "on": True, "off": False}.get(desired["dcqcn"])
+    if enable is None:
+        raise StateError(f"rnic_host_dcqcn: {desired['dcqcn']!r} is no choice; set profile, on or off")
+    priorities = _priorities(desired["dscp_map"])
+    roce, cnp = priorities.get(qos["roce_dscp"], 0), priorities.get(qos["cnp_dscp"], 0)
     folder = f"{NETDEVS}/{rnic['netdev']}/ecn"
     if os.path.isdir(folder):
         for point in ("roce_np", "roce_rp"):
-            saved.value(f"{folder}/{point}/enable/{roce}", int(on))
+            saved.value(f"{folder}/{point}/enable/{roce}", int(enable))
         saved.value(f"{folder}/roce_np/cnp_dscp", qos["cnp_dscp"])
         saved.value(f"{folder}/roce_np/cnp_802p_prio", cnp)
         return []
@@ -98,145 +109,165 @@ def _dcqcn(saved, rnic, qos, wanted, notes):
     folder = f"{DEBUGFS}/{device}/cc_params"
     if not os.path.isdir(folder):
         raise StateError(
-            f"{rnic['netdev']} has neither {NETDEVS}/{rnic['netdev']}/ecn nor {folder}: its driver has no DCQCN; take "
-            "qos out of the inventory, or mend it"
+            f"{rnic['netdev']} has neither {NETDEVS}/{rnic['netdev']}/ecn nor {folder}: its driver has no DCQCN; "
+            "install another driver, or remove faultbed_qos from the inventory"
         )
-    # Whoever writes the priority sets the mode, too, to "this priority": so the mode is written down first, and put
-    # back last.
+    # A write of the priority also sets the mode to "this priority". So the mode is saved first and restored last.
     saved.value(f"{folder}/np_cnp_prio_mode", 0)
     saved.value(f"{folder}/np_cnp_prio", cnp)
     saved.value(f"{folder}/np_cnp_dscp", qos["cnp_dscp"])
-    return _mask(saved, rnic, device, roce, on, notes)
+    return _configure_dcqcn_mask(saved, rnic, device, roce, enable, notes)
 
 
-def _mask(saved, rnic, device, roce, on, notes):
-    """The firmware's mask of priorities with DCQCN; a port is a function of the device. By default all have it."""
-    if not _tool("mlxconfig", "mstconfig"):
-        if not on:
+def _configure_dcqcn_mask(saved, rnic, device, roce, enable, notes):
+    """Set the bit of RoCE's priority in the firmware's DCQCN mask; return settings that wait for a reset.
+
+    A card has a mask for each port, and a port is a PCI function. By default all priorities have DCQCN.
+    """
+    if not _first_tool("mlxconfig", "mstconfig"):
+        if not enable:
             raise StateError(
-                f"{rnic['name']}: DCQCN is turned off in its firmware: install mstflint, or mlxconfig (MFT)"
+                f"{rnic['name']}: DCQCN is turned off in its firmware; install mstflint, or mlxconfig (MFT)"
             )
-        notes.append(f"{rnic['name']}: neither mlxconfig nor mstconfig is here to tell whether DCQCN is on")
+        notes.append(f"{rnic['name']}: cannot check whether DCQCN is on; install mstconfig (mstflint) or mlxconfig")
         return []
     name = f"ROCE_CC_PRIO_MASK_P{int(device.rpartition('.')[2]) + 1}"
-    have = int(_settings(rnic, [name])[name], 0)
-    return _firmware(saved, rnic, {name: have | 1 << roce if on else have & ~(1 << roce)})
+    mask = int(_current_firmware(rnic, [name])[name], 0)
+    return _configure_firmware(saved, rnic, {name: mask | 1 << roce if enable else mask & ~(1 << roce)})
 
 
-def _trust_and_pfc(saved, netdev, qos):
-    said = run(["mlnx_qos", "-i", netdev])
-    trust, pfc = trust_and_pfc(said)
+def _configure_trust_and_pfc(saved, netdev, qos):
+    output = run(["mlnx_qos", "-i", netdev])
+    trust, pfc = trust_and_pfc(output)
     if trust is None or pfc is None:
-        raise StateError(f"mlnx_qos -i {netdev} does not say what it trusts and pauses: {said[:200]!r}")
+        raise StateError(
+            f"{netdev}: `mlnx_qos -i {netdev}` reports no trust state or no PFC, its output is {output[:200]!r}; run "
+            "it by hand"
+        )
     tool = ["mlnx_qos", "-i", netdev]
     saved.command(
         f"{netdev} trust",
-        have=trust,
-        want=qos["trust"],
+        current=trust,
+        desired=qos["trust"],
         do=[*tool, f"--trust={qos['trust']}"],
         undo=[*tool, f"--trust={trust}"],
     )
-    wanted = ",".join(str(int(priority in qos["pfc_priorities"])) for priority in range(8))
-    saved.command(f"{netdev} pfc", have=pfc, want=wanted, do=[*tool, "--pfc", wanted], undo=[*tool, "--pfc", pfc])
+    desired = ",".join(str(int(priority in qos["pfc_priorities"])) for priority in range(8))
+    saved.command(
+        f"{netdev} pfc", current=pfc, desired=desired, do=[*tool, "--pfc", desired], undo=[*tool, "--pfc", pfc]
+    )
 
 
-def _dscp_map(saved, netdev, priority):
-    """The lines of the inventory; what they do not name stays. mlnx_qos shows a map only while DSCP is trusted."""
-    have, tool = dscp_map(run(["mlnx_qos", "-i", netdev])), ["mlnx_qos", "-i", netdev, "--dscp2prio"]
-    if not have and not saved.changes.check:
-        raise StateError(f"mlnx_qos -i {netdev} shows no DSCP map although it trusts DSCP: look at it by hand")
-    for dscp, wanted in priority.items():
-        old = have.get(dscp, "unknown")
-        undo = f"del,{dscp},{wanted}" if old == "unknown" else f"set,{dscp},{old}"
-        key, do = f"{netdev} DSCP {dscp}", [*tool, f"set,{dscp},{wanted}"]
-        saved.command(key, have=old, want=wanted, do=do, undo=[*tool, undo])
+def _configure_dscp_map(saved, netdev, priorities):
+    """Set the DSCPs that the inventory names. mlnx_qos shows a map only while the port trusts DSCP."""
+    current, tool = dscp_map(run(["mlnx_qos", "-i", netdev])), ["mlnx_qos", "-i", netdev, "--dscp2prio"]
+    if not current and not saved.changes.check:
+        raise StateError(
+            f"{netdev}: `mlnx_qos -i {netdev}` shows no DSCP map although the port trusts DSCP; run it by hand"
+        )
+    for dscp, priority in priorities.items():
+        old = current.get(dscp, "unknown")
+        undo = f"del,{dscp},{priority}" if old == "unknown" else f"set,{dscp},{old}"
+        key, do = f"{netdev} DSCP {dscp}", [*tool, f"set,{dscp},{priority}"]
+        saved.command(key, current=old, desired=priority, do=do, undo=[*tool, undo])
 
 
-def dscp_map(said):
-    """DSCP -> priority, of what mlnx_qos prints."""
-    lines = re.findall(r"^\s*prio:(\d)\s+dscp:([\d,]+)", said, re.MULTILINE)
-    return {int(dscp): int(priority) for priority, some in lines for dscp in some.split(",") if dscp}
+def dscp_map(output):
+    """Return the DSCP map in mlnx_qos's output: DSCP -> priority."""
+    lines = re.findall(r"^\s*prio:(\d)\s+dscp:([\d,]+)", output, re.MULTILINE)
+    return {int(dscp): int(priority) for priority, dscps in lines for dscp in dscps.split(",") if dscp}
 
 
-def trust_and_pfc(said):
-    """What mlnx_qos prints: ("dscp", "0,0,0,1,0,0,0,0"); None for what it does not say."""
-    trust = re.search(r"^Priority trust state: (\w+)", said, re.MULTILINE)
-    pfc = re.search(r"^\s+enabled\s+((?:[01]\s+){7}[01])", said, re.MULTILINE)
+def trust_and_pfc(output):
+    """Return trust state and PFC in mlnx_qos's output, as ("dscp", "0,0,0,1,0,0,0,0"); None: not in the output."""
+    trust = re.search(r"^Priority trust state: (\w+)", output, re.MULTILINE)
+    pfc = re.search(r"^\s+enabled\s+((?:[01]\s+){7}[01])", output, re.MULTILINE)
     return (trust[1] if trust else None, ",".join(pfc[1].split()) if pfc else None)
 
 
-def _tool(*names):
-    """The first of some programs that is here, or None."""
+def _first_tool(*names):
+    """Return the name of the first program that is installed; None: none is."""
     return next((name for name in names if shutil.which(name)), None)
 
 
-def _settings(rnic, names):
+def _current_firmware(rnic, names):
+    """Return the firmware settings of an RNIC for the next boot: name -> value as text."""
     device = rnic.get("pcie") or rnic["name"]
-    tool = _tool("mlxconfig", "mstconfig")
+    tool = _first_tool("mlxconfig", "mstconfig")
     if tool is None:
         raise StateError(
-            "neither mlxconfig (MFT) nor mstconfig (mstflint) is here: install one, or ask for no firmware"
+            f"{rnic['name']}: neither mlxconfig (MFT) nor mstconfig (mstflint) is installed; install one, or set no "
+            "firmware"
         )
-    have = firmware_settings(run([tool, "-d", device, "query", *names]))
-    if lacking := [name for name in names if name not in have]:
-        raise StateError(f"{device}: its firmware has no {', '.join(lacking)}: take it out of rnic_host_firmware")
-    return have
+    current = firmware_settings(run([tool, "-d", device, "query", *names]))
+    if missing := [name for name in names if name not in current]:
+        raise StateError(f"{device}: its firmware has no {', '.join(missing)}; remove it from rnic_host_firmware")
+    return current
 
 
-def _firmware(saved, rnic, settings):
-    """Settings of the next boot; those that differ are what a reset is needed for."""
+def _configure_firmware(saved, rnic, settings):
+    """Set firmware settings for the next boot; return the names of those that differed, which wait for a reset."""
     if not settings:
         return []
-    have, later = _settings(rnic, list(settings)), []
-    tool = [_tool("mlxconfig", "mstconfig"), "-y", "-d", rnic.get("pcie") or rnic["name"], "set"]
+    current, pending = _current_firmware(rnic, list(settings)), []
+    tool = [_first_tool("mlxconfig", "mstconfig"), "-y", "-d", rnic.get("pcie") or rnic["name"], "set"]
     for name, value in settings.items():
-        want = str(int(value) if isinstance(value, bool) else value)
-        do, undo = [*tool, f"{name}={want}"], [*tool, f"{name}={have[name]}"]
-        if saved.command(f"{rnic['name']} {name}", have=have[name], want=want, do=do, undo=undo):
-            later.append(f"{rnic['name']} {name}")
-    return later
+        desired = str(int(value) if isinstance(value, bool) else value)
+        do, undo = [*tool, f"{name}={desired}"], [*tool, f"{name}={current[name]}"]
+        if saved.command(f"{rnic['name']} {name}", current=current[name], desired=desired, do=do, undo=undo):
+            pending.append(f"{rnic['name']} {name}")
+    return pending
 
 
-def _registers(saved, rnic, registers):
-    """Fields of registers, which a reset forgets: name -> field -> number."""
-    tool = _tool("mlxreg", "mstreg")
+def _configure_registers(saved, rnic, registers):
+    """Set fields of registers until the next reset. `registers`: name -> field -> number."""
+    tool = _first_tool("mlxreg", "mstreg")
     if registers and tool is None:
-        raise StateError("neither mlxreg (MFT) nor mstreg (mstflint) is here: install one, or ask for no registers")
+        raise StateError(
+            f"{rnic['name']}: neither mlxreg (MFT) nor mstreg (mstflint) is installed; install one, or set no registers"
+        )
     for name, fields in registers.items():
-        at = [tool, "-d", rnic.get("pcie") or rnic["name"], "--reg_name", name]
-        have = register_fields(run([*at, "--get"]))
+        command = [tool, "-d", rnic.get("pcie") or rnic["name"], "--reg_name", name]
+        current = register_fields(run([*command, "--get"]))
         for field, value in fields.items():
-            if field not in have:
-                raise StateError(f"{rnic['name']}: its {name} has no {field}: take it out of rnic_host_registers")
-            do, undo = ([*at, "--set", f"{field}={number:#x}", "--yes"] for number in (int(value), have[field]))
-            saved.command(f"{rnic['name']} {name} {field}", have=have[field], want=int(value), do=do, undo=undo)
+            if field not in current:
+                raise StateError(f"{rnic['name']}: its {name} has no {field}; remove it from rnic_host_registers")
+            do, undo = ([*command, "--set", f"{field}={number:#x}", "--yes"] for number in (int(value), current[field]))
+            key = f"{rnic['name']} {name} {field}"
+            saved.command(key, current=current[field], desired=int(value), do=do, undo=undo)
 
 
-def register_fields(said):
-    """What `mlxreg --get` prints, field -> number."""
+def register_fields(output):
+    """Return the fields in the output of `mlxreg --get`: field -> number."""
     return {
-        name: int(value, 16) for name, value in re.findall(r"^(\w+)\s*\|\s*(0x[0-9a-fA-F]+)\s*$", said, re.MULTILINE)
+        name: int(value, 16) for name, value in re.findall(r"^(\w+)\s*\|\s*(0x[0-9a-fA-F]+)\s*$", output, re.MULTILINE)
     }
 
 
-def firmware_settings(said):
-    """What `mlxconfig query` prints, name -> value at the next boot; of `True(1)` the number.
+def firmware_settings(output):
+    """Return the settings in the output of `mlxconfig query`: name -> value at the next boot; `1` for `True(1)`.
 
-    With `-e` a line has three columns (default, current, next boot), a `*` where they differ and `RO` where it
-    cannot be changed (mstflint, mlxcfg_ui.cpp, printSingleParam).
+    With `-e` a line has three columns (default, current, next boot). It begins with `*` if they differ, and with `RO`
+    if the setting cannot be changed (mstflint, mlxcfg_ui.cpp, printSingleParam).
     """
     settings = {}
     line = r"^[ *\t](?:RO)?[ \t]+([A-Z][A-Z0-9_]+)(?:[ \t]+\S+){0,2}?[ \t]+(\S+)[ \t]*$"
-    for name, value in re.findall(line, said, re.MULTILINE):
+    for name, value in re.findall(line, output, re.MULTILINE):
         number = re.fullmatch(r".*\((\w+)\)", value)
         settings[name] = number[1] if number else value
     return settings
 
 
-def _pfc_timeout(saved, netdev, wanted):
-    said = run(["ethtool", "--get-tunable", netdev, "pfc-prevention-tout"])
-    have = said.rpartition(":")[2].split()[0] if said.split() else ""
+def _configure_pfc_timeout(saved, netdev, timeout):
+    """Set how long a port may be paused; `timeout` is in ms, or "auto" for the driver's default."""
+    output = run(["ethtool", "--get-tunable", netdev, "pfc-prevention-tout"])
+    current = output.rpartition(":")[2].split()[0] if output.split() else ""
     tool = ["ethtool", "--set-tunable", netdev, "pfc-prevention-tout"]
-    auto = wanted in {"auto", PFC_AUTO}
-    do = [*tool, PFC_AUTO if auto else wanted]
-    saved.command(f"{netdev} PFC timeout", have=have, want=PFC_AUTO_MS if auto else wanted, do=do, undo=[*tool, have])
+    is_auto = timeout in {"auto", PFC_AUTO}
+    saved.command(
+        f"{netdev} PFC timeout",
+        current=current,
+        desired=PFC_AUTO_MS if is_auto else timeout,
+        do=[*tool, PFC_AUTO if is_auto else timeout],
+        undo=[*tool, current],
+    )

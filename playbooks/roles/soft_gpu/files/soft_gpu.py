@@ -1,33 +1,34 @@
-"""A soft GPU for each GPU of kind `soft`: a compute process in a transient systemd service of its own.
+"""Run a soft GPU for each GPU of kind `soft`: a compute process in its own transient systemd service.
 
-A transient service (systemd-run) leaves nothing behind on disk, and gives the process the cgroup that a throttle
-acts on: faultbed.slice/faultbed-gpu0.service.
+A transient service (systemd-run) leaves no file on disk. Its cgroup, faultbed.slice/faultbed-gpu0.service, is the one
+that GPU throttling limits.
 """
 
 from faultbed_state import StateError, answer, run
 
 
-def main(wanted, check):
+def main(desired, check):
     """Entry point of the action on_node."""
-    answer(_bring, wanted, check=check)
+    answer(_configure, desired, check=check)
 
 
-def _bring(wanted, changes):
-    for gpu in wanted["gpus"]:
+def _configure(desired, changes):
+    for gpu in desired["gpus"]:
         if gpu["kind"] == "soft":
-            _service(gpu["name"], wanted["code"], changes)
+            _run_service(gpu["name"], desired["code"], changes)
 
 
-def _service(gpu, code, changes):
+def _run_service(gpu, code, changes):
+    """Start the service of a GPU with the node code in the folder `code`, unless it already runs with it."""
     unit = f"faultbed-{gpu}.service"
-    shown = run(["systemctl", "show", unit, "-p", "ActiveState,Environment"])
-    state = dict(line.partition("=")[::2] for line in shown.splitlines())
+    output = run(["systemctl", "show", unit, "-p", "ActiveState,Environment"])
+    properties = dict(line.partition("=")[::2] for line in output.splitlines())
     path = f"PYTHONPATH={code}"
-    if state.get("ActiveState") == "active" and path in state.get("Environment", "").split():
+    if properties.get("ActiveState") == "active" and path in properties.get("Environment", "").split():
         return
     if not changes.really(f"{unit} started with {code}"):
         return
-    if state.get("ActiveState") != "inactive":
+    if properties.get("ActiveState") != "inactive":
         run(["systemctl", "stop", unit])
         run(["systemctl", "reset-failed", unit], ok=(0, 1))
     program = ["/usr/bin/python3", "-m", "traffic.node.softgpu", f"/run/faultbed/{gpu}.sock"]
@@ -40,11 +41,11 @@ def _service(gpu, code, changes):
             f"--setenv={path}",
             "--property=RuntimeDirectory=faultbed",
             "--property=RuntimeDirectoryPreserve=yes",
-            # The default weight, said aloud: systemd turns the cpu controller on (cpu.max) only where it is asked for.
+            # The default weight. systemd enables the cpu controller (cpu.max) only for units that set a CPU property.
             "--property=CPUWeight=100",
             *program,
         ]
     )
     if run(["systemctl", "is-active", unit], ok=(0, 3)).strip() not in {"active", "activating"}:
-        told = run(["journalctl", "--quiet", "--no-pager", "-n", "3", "-o", "cat", "-u", unit])
-        raise StateError(f"{unit} ended at once: {' | '.join(told.splitlines())}")
+        log = run(["journalctl", "--quiet", "--no-pager", "-n", "3", "-o", "cat", "-u", unit])
+        raise StateError(f"{unit} ended at once: {' | '.join(log.splitlines())}")

@@ -1,4 +1,4 @@
-"""Serve a file as NVMe over TCP on the front end, by configfs (Linux, drivers/nvme/target/configfs.c)."""
+"""Export a file as an NVMe/TCP target on the front end, by configfs (Linux, drivers/nvme/target/configfs.c)."""
 
 import os
 import shlex
@@ -7,62 +7,66 @@ from faultbed_saved import SavedState
 from faultbed_state import StateError, answer, run
 
 NVMET = "/sys/kernel/config/nvmet"
-PORT_ID = 4077  # of ours among the ports of nvmet; others choose small numbers
+PORT_ID = 4077  # our port of nvmet; other tools number theirs from 1
 
 
-def main(wanted, check):
+def main(desired, check):
     """Entry point of the action on_node."""
-    answer(_bring, wanted, check=check)
+    answer(_configure, desired, check=check)
 
 
-def _bring(wanted, changes):
+def _configure(desired, changes):
     saved = SavedState("storage_target", changes)
-    if not wanted["gib"]:
+    if not desired["gib"]:
         saved.restore()
         return
-    ours = any(key.endswith(f" {wanted['file']}") for key in saved.record["undo"])
-    if os.path.exists(wanted["file"]) and not ours:
-        raise StateError(f"{wanted['file']} is there and not ours, and a teardown would delete it: name another file")
+    is_ours = any(key.endswith(f" {desired['file']}") for key in saved.record["undo"])
+    if os.path.exists(desired["file"]) and not is_ours:
+        raise StateError(
+            f"storage_target_file: {desired['file']} exists and was not made by faultbed, and a teardown would delete "
+            "it; name another file"
+        )
     if not os.path.isdir(NVMET) and not changes.check:
         run(["modprobe", "-a", "nvmet", "nvmet-tcp"])
         if not os.path.isdir(NVMET):
-            raise StateError(f"there is no {NVMET}: mount configfs, and load nvmet")
+            raise StateError(f"{NVMET}: no such folder; mount configfs and load the module nvmet")
     saved.command(
-        f"storage target {wanted['nqn']} {wanted['file']}",
-        have=served(wanted, NVMET) if ours else "none",
-        want=told(wanted),
-        do=["sh", "-ec", f"{end(wanted, NVMET)}\n{serve(wanted, NVMET)}"],
-        undo=["sh", "-ec", f"{end(wanted, NVMET)}\nrm -f {shlex.quote(wanted['file'])}"],
+        f"storage target {desired['nqn']} {desired['file']}",
+        current=current_export(desired, NVMET) if is_ours else "none",
+        desired=desired_export(desired),
+        do=["sh", "-ec", f"{remove_script(desired, NVMET)}\n{create_script(desired, NVMET)}"],
+        undo=["sh", "-ec", f"{remove_script(desired, NVMET)}\nrm -f {shlex.quote(desired['file'])}"],
     )
 
 
-def told(wanted):
-    """What is served, and where, in words."""
-    return f"{wanted['gib']} GiB at {wanted['address'].partition('/')[0]}:{wanted['port']}"
+def desired_export(desired):
+    """Return the size and place of the desired export as text: `64 GiB at 10.79.0.1:4420`."""
+    return f"{desired['gib']} GiB at {desired['address'].partition('/')[0]}:{desired['port']}"
 
 
-def served(wanted, root):
-    """What is served now, in the same words."""
-    subsystem, port = f"{root}/subsystems/{wanted['nqn']}", f"{root}/ports/{PORT_ID}"
-    places = (f"{port}/addr_traddr", f"{port}/addr_trsvcid", f"{subsystem}/namespaces/1/enable")
-    if not os.path.islink(f"{port}/subsystems/{wanted['nqn']}") or not all(map(os.path.exists, places)):
+def current_export(desired, root):
+    """Return the size and place of the present export in the form of `desired_export`; "none": there is none."""
+    subsystem, port = f"{root}/subsystems/{desired['nqn']}", f"{root}/ports/{PORT_ID}"
+    paths = (f"{port}/addr_traddr", f"{port}/addr_trsvcid", f"{subsystem}/namespaces/1/enable")
+    if not os.path.islink(f"{port}/subsystems/{desired['nqn']}") or not all(map(os.path.exists, paths)):
         return "none"
-    said = []
-    for place in places:
-        with open(place, encoding="ascii") as file:
-            said.append(file.read().strip())
-    if said.pop() != "1" or not os.path.exists(wanted["file"]):
+    values = []
+    for path in paths:
+        with open(path, encoding="ascii") as file:
+            values.append(file.read().strip())
+    address, tcp_port, is_enabled = values
+    if is_enabled != "1" or not os.path.exists(desired["file"]):
         return "none"
-    return f"{os.path.getsize(wanted['file']) / 2**30:g} GiB at {said[0]}:{said[1]}"
+    return f"{os.path.getsize(desired['file']) / 2**30:g} GiB at {address}:{tcp_port}"
 
 
-def serve(wanted, root):
-    """The shell that makes the file, the subsystem and the port, and binds them."""
-    subsystem, port, file = _places(wanted, root)
-    address = wanted["address"].partition("/")[0]
+def create_script(desired, root):
+    """Return the shell script that creates the file, the subsystem and the port, and links them."""
+    subsystem, port, file = _paths(desired, root)
+    address = desired["address"].partition("/")[0]
     return "\n".join(
         [
-            f"truncate -s {shlex.quote(str(wanted['gib']))}G {file}",
+            f"truncate -s {shlex.quote(str(desired['gib']))}G {file}",
             f"mkdir -p {subsystem}/namespaces/1 {port}/subsystems",
             f"echo 1 > {subsystem}/attr_allow_any_host",
             f"echo -n {file} > {subsystem}/namespaces/1/device_path",
@@ -70,15 +74,15 @@ def serve(wanted, root):
             f"echo tcp > {port}/addr_trtype",
             f"echo ipv4 > {port}/addr_adrfam",
             f"echo {shlex.quote(address)} > {port}/addr_traddr",
-            f"echo {shlex.quote(str(wanted['port']))} > {port}/addr_trsvcid",
+            f"echo {shlex.quote(str(desired['port']))} > {port}/addr_trsvcid",
             f"ln -s {subsystem} {port}/subsystems/",
         ]
     )
 
 
-def end(wanted, root):
-    """The shell that ends what our port serves, under whatever name, and our subsystem; the file stays."""
-    subsystem, port, _ = _places(wanted, root)
+def remove_script(desired, root):
+    """Return the shell script that removes our port with every export on it, and our subsystem. The file stays."""
+    subsystem, port, _ = _paths(desired, root)
     return "\n".join(
         [
             f"[ ! -d {port} ] || find {port}/subsystems -type l -delete",
@@ -89,6 +93,7 @@ def end(wanted, root):
     )
 
 
-def _places(wanted, root):
-    subsystem = shlex.quote(f"{root}/subsystems/{wanted['nqn']}")
-    return subsystem, f"{root}/ports/{PORT_ID}", shlex.quote(wanted["file"])
+def _paths(desired, root):
+    """Return the paths of subsystem, port and exported file, quoted for a shell."""
+    subsystem = shlex.quote(f"{root}/subsystems/{desired['nqn']}")
+    return subsystem, f"{root}/ports/{PORT_ID}", shlex.quote(desired["file"])

@@ -1,8 +1,8 @@
-"""Prove that the switches of a carrier forward as the inventory says.
+"""Verify that the switches of a carrier forward as the inventory says.
 
-Every port is up with its MTU; every uplink has an established BGP session; and in the kernel's own table each RTSW has,
-for every far prefix, as many next hops as it has ways there. BGP comes up at its own time, so that part is asked again
-until a deadline.
+Every port must be up with its MTU, every uplink must have an established BGP session, and each switch's kernel must
+have the computed number of next hops for every remote prefix. BGP converges in its own time, so sessions and routes are
+checked repeatedly until a deadline.
 """
 
 import ipaddress
@@ -13,54 +13,56 @@ from faultbed_shapes import wrong_shapes
 from faultbed_state import StateError, addresses, answer, ip_json, run
 
 FRONT_END = "fe"
-AGAIN_S = 0.5
-LOSSLESS = ("pfifo", "noqueue")
+RETRY_S = 0.5
+LOSSLESS_QDISCS = ("pfifo", "noqueue")
 
 
-def main(wanted, check):
+def main(desired, check):
     """Entry point of the action on_node."""
-    answer(_verify, wanted, check=check)
+    answer(_verify, desired, check=check)
 
 
-def _verify(wanted, _changes):
-    switches = wanted["switches"]
-    wrong = [told for switch in switches for told in _ports(switch, wanted["mtu"], wanted["shapes"])]
-    wrong += _front_end(wanted["front_end_ports"])
-    deadline = time.monotonic() + wanted["deadline_s"]
+def _verify(desired, _changes):
+    switches = desired["switches"]
+    problems = [text for switch in switches for text in _port_problems(switch, desired["mtu"], desired["shapes"])]
+    problems += _front_end_problems(desired["front_end_ports"])
+    deadline = time.monotonic() + desired["deadline_s"]
     waiting = {switch["name"]: switch for switch in switches}
     sessions = 0
     while True:
-        unready = []
+        not_converged = []
         for name, switch in list(waiting.items()):
-            told = _routes(switch, switches) or _sessions(switch)
-            if told:
-                unready += told
+            remaining = _route_problems(switch, switches) or _session_problems(switch)
+            if remaining:
+                not_converged += remaining
             else:
                 del waiting[name]
                 sessions += len(_uplinks(switch))
         if not waiting or time.monotonic() > deadline:
             break
-        time.sleep(AGAIN_S)
-    wrong += unready
-    if wrong:
-        return {"failed": True, "msg": "; ".join(wrong)}
+        time.sleep(RETRY_S)
+    problems += not_converged
+    if problems:
+        return {"failed": True, "msg": "; ".join(problems)}
     return {"sessions": sessions}
 
 
 def _uplinks(switch):
+    """Return the ports of a switch that lead to other switches."""
     return [port for port in switch["ports"] if port.get("rnic") is None]
 
 
-def _ports(switch, mtu, every_shape):
+def _port_problems(switch, mtu, all_shapes):
+    """Yield the deviations of a switch's ports from their desired state, as text."""
     links = {link["ifname"]: link for link in ip_json("address", namespace=switch["netns"])}
-    shapes = every_shape.get(switch["name"], {})
+    shapes = all_shapes.get(switch["name"], {})
     if shapes:
         yield from wrong_shapes(switch, shapes)
     for port in switch["ports"]:
         link = links.get(port["netdev"])
         name = f"{switch['name']}:{port['netdev']}"
         if link is None:
-            yield f"there is no port {name}"
+            yield f"{name}: no such port"
             continue
         if link["operstate"] != "UP" or "LOWER_UP" not in link["flags"]:
             yield f"{name} is {link['operstate']}"
@@ -68,13 +70,14 @@ def _ports(switch, mtu, every_shape):
             yield f"{name} has the MAC {link['address']}, not {port['mac']}"
         if link["mtu"] != mtu:
             yield f"{name} has MTU {link['mtu']}, not {mtu}"
-        if port["netdev"] not in shapes and link["qdisc"] not in LOSSLESS:
-            yield f"{name} has the queue {link['qdisc']}, which drops what waits long"
+        if port["netdev"] not in shapes and link["qdisc"] not in LOSSLESS_QDISCS:
+            yield f"{name} has the qdisc {link['qdisc']}, which drops packets by their delay"
         if port.get("address") and port["address"] not in addresses(link):
-            yield f"{name} has not the address {port['address']}"
+            yield f"{name} does not have the address {port['address']}"
 
 
-def _front_end(ports):
+def _front_end_problems(ports):
+    """Return the ports that are not up in the front end's bridge, as text."""
     if not ports:
         return []
     links = {link["ifname"]: link for link in ip_json("address", namespace=FRONT_END)}
@@ -85,50 +88,53 @@ def _front_end(ports):
     ]
 
 
-def ways(switch, switches):
-    """Far prefix -> how many next hops the kernel must have for it: first hops on a shortest path over the switches.
+def next_hop_counts(switch, switches):
+    """Return the number of next hops that a switch must have for each remote prefix: prefix -> count.
 
-    A switch refuses what passed its own ASN, so that of those with its ASN it has none (RFC 4271, 9.1.2).
+    Next hops are the neighbours on a shortest path. A switch rejects routes that passed its own ASN (RFC 4271, section
+    9.1.2), so there are no counts for the prefixes of switches with the same ASN.
     """
     by_name = {other["name"]: other for other in switches}
-    own = _distances(switch["name"], by_name)
-    from_peer = {port["peer"]: _distances(port["peer"], by_name) for port in _uplinks(switch)}
-    found = {}
-    for target, hops in own.items():
+    own_hops = _hop_counts(switch["name"], by_name)
+    hops_by_peer = {port["peer"]: _hop_counts(port["peer"], by_name) for port in _uplinks(switch)}
+    counts = {}
+    for target, hops in own_hops.items():
         if hops and by_name[target]["asn"] != switch["asn"]:
-            count = sum(distances.get(target) == hops - 1 for distances in from_peer.values())
-            found[by_name[target]["loopback"]] = count
+            count = sum(peer_hops.get(target) == hops - 1 for peer_hops in hops_by_peer.values())
+            counts[by_name[target]["loopback"]] = count
             for port in by_name[target]["ports"]:
                 if port.get("address"):
-                    found[str(ipaddress.IPv4Interface(port["address"]).network)] = count
-    return found
+                    counts[str(ipaddress.IPv4Interface(port["address"]).network)] = count
+    return counts
 
 
-def _distances(start, by_name):
-    """Hops from a switch to every switch that can be reached."""
-    hops, order = {start: 0}, [start]
-    for name in order:
+def _hop_counts(start, by_name):
+    """Return the number of hops from a switch to every reachable switch, by name; 0 for itself."""
+    hops, queue = {start: 0}, [start]
+    for name in queue:
         for port in _uplinks(by_name[name]):
             if port["peer"] not in hops:
                 hops[port["peer"]] = hops[name] + 1
-                order.append(port["peer"])
+                queue.append(port["peer"])
     return hops
 
 
-def _routes(switch, switches):
+def _route_problems(switch, switches):
+    """Return the remote prefixes with another number of next hops than computed, as text."""
     routes = {
         route["dst"]: max(1, len(route.get("nexthops", [])))
         for route in ip_json("route", "show", "proto", "bgp", namespace=switch["netns"])
     }
-    wrong = []
-    for prefix, count in ways(switch, switches).items():
-        have = routes.get(prefix.removesuffix("/32"), 0)
-        if have != count:
-            wrong.append(f"{switch['name']} has {have} next hops for {prefix}, not {count}")
-    return wrong
+    problems = []
+    for prefix, count in next_hop_counts(switch, switches).items():
+        actual = routes.get(prefix.removesuffix("/32"), 0)
+        if actual != count:
+            problems.append(f"{switch['name']} has {actual} next hops for {prefix}, not {count}")
+    return problems
 
 
-def _sessions(switch):
+def _session_problems(switch):
+    """Return the uplinks without an established BGP session, as text."""
     try:
         text = run(["vtysh", "-N", switch["netns"], "-d", "bgpd", "-c", "show bgp ipv4 unicast summary json"])
         peers = json.loads(text)["peers"] if _uplinks(switch) else {}

@@ -1,7 +1,7 @@
-"""Prove that a host is what the inventory says, and that its RNICs reach every RNIC of the other hosts.
+"""Verify that a host is configured as the inventory says and that its RNICs reach every RNIC of the other hosts.
 
-Looks at the kernel's state only and believes nothing that provisioning has reported. The ping is bounded by a
-deadline; it waits meanwhile for the switches' routes, which come up at their own time.
+The check reads the kernel's state and does not rely on what provisioning has reported. The RDMA ping has a deadline,
+within which it waits for the switches' routes to converge.
 """
 
 import os
@@ -11,64 +11,68 @@ from faultbed_state import addresses, answer, ip_json, run
 
 INFINIBAND = "/sys/class/infiniband"
 ACTIVE = "4: ACTIVE"
-RDMA_MTU = "4096"
+FIRST_TABLE = 100
+REMOTE_ADDRESS = "192.0.2.1"  # of no lab (RFC 5737), so that a default route decides
 
 
-def main(wanted, check):
+def main(desired, check):
     """Entry point of the action on_node."""
-    answer(_verify, wanted, check=check)
+    answer(_verify, desired, check=check)
 
 
-def _verify(wanted, _changes):
+def _verify(desired, _changes):
     links = {link["ifname"]: link for link in ip_json("address")}
-    front_end = wanted["front_end"]
-    wrong = _link(links, front_end["netdev"], front_end["mac"], front_end["address"], None)
-    for index, rnic in enumerate(wanted["rnics"]):
-        wrong += _link(links, rnic["netdev"], rnic["mac"], rnic["address"], wanted["mtu"])
-        wrong += _rdma(rnic)
-        wrong += _route(index, rnic)
-    for gpu in wanted["gpus"]:
+    front_end = desired["front_end"]
+    problems = _link_problems(links, front_end["netdev"], front_end["mac"], front_end["address"], None)
+    for index, rnic in enumerate(desired["rnics"]):
+        problems += _link_problems(links, rnic["netdev"], rnic["mac"], rnic["address"], desired["mtu"])
+        problems += _rdma_problems(rnic)
+        problems += _route_problems(index, rnic)
+    for gpu in desired["gpus"]:
         unit = f"faultbed-{gpu['name']}.service"
         if gpu["kind"] == "soft" and run(["systemctl", "is-active", unit], ok=(0, 3, 4)).strip() != "active":
-            wrong.append(f"{unit} is not active")
-    pinged = {}
-    if not wrong:
-        pinged = _ping(wanted)
-        wrong += pinged["failed"]
-    result = {"pairs": pinged.get("pairs", 0), "slowest_us": pinged.get("slowest_us", 0)}
-    if wrong:
-        return result | {"failed": True, "msg": "; ".join(wrong)}
+            problems.append(f"{unit} is not active")
+    pings = {}
+    if not problems:
+        pings = _ping(desired)
+        problems += pings["failed"]
+    result = {"pairs": pings.get("pairs", 0), "slowest_us": pings.get("slowest_us", 0)}
+    if problems:
+        return result | {"failed": True, "msg": "; ".join(problems)}
     return result
 
 
-def _link(links, netdev, mac, address, mtu):
+def _link_problems(links, netdev, mac, address, mtu):
+    """Return the deviations of an interface from its desired state; `mtu` None: any MTU is accepted."""
     link = links.get(netdev)
     if link is None:
-        return [f"there is no interface {netdev}"]
-    wrong = []
+        return [f"{netdev}: no such interface"]
+    problems = []
     if link["address"] != mac:
-        wrong.append(f"{netdev} has the MAC {link['address']}, not {mac}")
+        problems.append(f"{netdev} has the MAC {link['address']}, not {mac}")
     if "LOWER_UP" not in link["flags"] or link["operstate"] not in {"UP", "UNKNOWN"}:
-        wrong.append(f"{netdev} is {link['operstate']}")
+        problems.append(f"{netdev} is {link['operstate']}")
     if addresses(link) != [address]:
-        wrong.append(f"{netdev} has the addresses {addresses(link)}, not {address}")
+        problems.append(f"{netdev} has the addresses {addresses(link)}, not {address}")
     if mtu is not None and link["mtu"] != mtu:
-        wrong.append(f"{netdev} has MTU {link['mtu']}, not {mtu}")
-    return wrong
+        problems.append(f"{netdev} has MTU {link['mtu']}, not {mtu}")
+    return problems
 
 
-def _rdma(rnic):
+def _rdma_problems(rnic):
+    """Return the deviations of an RNIC's RDMA device: missing, port not active, or no GID of its IPv4 address."""
     name, port = rnic["name"], f"{INFINIBAND}/{rnic['name']}/ports/1"
     if not os.path.isdir(port):
-        return [f"there is no RDMA device {name}"]
-    wrong = []
+        return [f"{name}: no such RDMA device"]
+    problems = []
     if (state := _read(f"{port}/state")) != ACTIVE:
-        wrong.append(f"{name} is {state}")
-    a, b, c, d = (int(part) for part in rnic["address"].partition("/")[0].split("."))
+        problems.append(f"{name} is {state}")
+    address = _without_prefix(rnic["address"])
+    a, b, c, d = (int(part) for part in address.split("."))
     gid = f"0000:0000:0000:0000:0000:ffff:{a << 8 | b:04x}:{c << 8 | d:04x}"
     if gid not in [_read(f"{port}/gids/{index}") for index in os.listdir(f"{port}/gids")]:
-        wrong.append(f"{name} has no GID {gid} (::ffff:{rnic['address'].partition('/')[0]})")
-    return wrong
+        problems.append(f"{name} has no GID {gid} (::ffff:{address})")
+    return problems
 
 
 def _read(path):
@@ -79,39 +83,44 @@ def _read(path):
         return ""
 
 
-def _route(index, rnic):
-    """The RNIC's own table is used for what it sends: asked of the kernel for an address far away."""
-    source = rnic["address"].partition("/")[0]
-    found = ip_json("route", "get", "192.0.2.1", "from", source)[0]
-    if (found.get("dev"), found.get("gateway")) == (rnic["netdev"], rnic["gateway"]):
+def _route_problems(index, rnic):
+    """Return a problem if the kernel routes packets from an RNIC's address by another table than the RNIC's own."""
+    source = _without_prefix(rnic["address"])
+    route = ip_json("route", "get", REMOTE_ADDRESS, "from", source)[0]
+    if (route.get("dev"), route.get("gateway")) == (rnic["netdev"], rnic["gateway"]):
         return []
-    return [
-        f"{rnic['name']} ({source}) would send by {found.get('dev')} to {found.get('gateway')}, table {100 + index}"
-    ]
+    actual = f"{rnic['name']} ({source}) sends through {route.get('dev')} to {route.get('gateway')}"
+    return [f"{actual}, not through {rnic['netdev']} to {rnic['gateway']}; check table {FIRST_TABLE + index}"]
 
 
-def _ping(wanted):
-    sys.path[:0] = [wanted["code"]]
+def _ping(desired):
+    """Ping every RNIC of the other hosts by RDMA; the answer is described in traffic/node/rdma_ping.py."""
+    sys.path[:0] = [desired["code"]]
     from traffic.node.rdma_ping import ping
 
     return ping(
         {
-            "run": wanted["run"],
-            "host": wanted["host"],
-            "address": _bare(wanted["front_end"]["address"]),
-            "rnics": [{"name": rnic["name"], "address": _bare(rnic["address"])} for rnic in wanted["rnics"]],
+            "run": desired["run"],
+            "host": desired["host"],
+            "address": _without_prefix(desired["front_end"]["address"]),
+            "rnics": _ping_rnics(desired["rnics"]),
             "peers": [
                 {
                     "name": peer["name"],
-                    "address": _bare(peer["front_end"]["address"]),
-                    "rnics": [{"name": rnic["name"], "address": _bare(rnic["address"])} for rnic in peer["rnics"]],
+                    "address": _without_prefix(peer["front_end"]["address"]),
+                    "rnics": _ping_rnics(peer["rnics"]),
                 }
-                for peer in wanted["peers"]
+                for peer in desired["peers"]
             ],
-            "deadline_s": wanted["deadline_s"],
+            "deadline_s": desired["deadline_s"],
         }
     )
 
 
-def _bare(address):
+def _ping_rnics(rnics):
+    return [{"name": rnic["name"], "address": _without_prefix(rnic["address"])} for rnic in rnics]
+
+
+def _without_prefix(address):
+    """Return an address without its prefix length."""
     return address.partition("/")[0]

@@ -431,7 +431,7 @@ def test_buffer_profile_takes_the_threshold_of_its_pools_mode(sonic_switch):
 @pytest.mark.parametrize(
     ("pools", "words"),
     [
-        ({}, "no buffer pool in: it has none"),
+        ({}, "no buffer pool in: the switch has none"),
         (POOLS | {"in": POOLS["out"]}, "needs a dynamic one"),
         (POOLS | {"out": {"mode": "static"}}, "has no size"),
         (POOLS | {"out": {}}, "neither static nor dynamic"),
