@@ -1,4 +1,4 @@
-"""A digest of faultbed's own sources. A version number does not change while somebody edits the code."""
+"""A digest of faultbed's own sources, because edits of the code do not change its version number."""
 
 from __future__ import annotations
 

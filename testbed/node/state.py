@@ -151,7 +151,7 @@ def link_news(body: bytes, names: dict[int, str]) -> tuple[int, str, str]:
 
 
 def _scheme_facts(route: Netlink, names: dict[int, str]) -> Facts:
-    """Next hops and groups of routing schemes; the numbers of others are given anew by their daemon."""
+    """Yield the next hops and groups of routing schemes. Other daemons renumber theirs, so those are left out."""
     with contextlib.suppress(OSError):  # before Linux 5.3 there are none
         for _, body in route.dump(_GETNEXTHOP, bytes(8)):
             if body[2] == PROTOCOL:

@@ -71,7 +71,7 @@ class SchemeTables:
         return self.scheme.is_per_packet and bool(self._hops(switch, destination))
 
     def request(self, switch: str, netns: str | None) -> dict[str, Any]:
-        """Return what the agent on the switch's machine is told (JSON)."""
+        """Return the request to the agent on the switch's machine (JSON)."""
         one = self.switches[switch]
         tables = {str(table): port for port, table in one.table_by_port.items()}
         rules: list[list[Any]]  # priority, table, prefix or None, mark

@@ -1,4 +1,4 @@
-"""Who may change what of a shared lab: the rules, without a clock, a disk or a network.
+"""Rules of reservations on a shared lab, without a clock, a disk or a network.
 
 A lab has one list of entries. An entry covers hosts, switches and links by name (or the whole lab, `*`) and expires
 without any action of its owner. Its mode says what else the owner may do at the same time:

@@ -277,7 +277,7 @@ def _locked(path: str) -> Any:
 
 
 def _remove_abandoned(parent: str) -> None:
-    """Remove the checkpoints of servers that were killed: nobody holds their locks any more."""
+    """Remove the checkpoints of servers that were killed, which hold their locks no longer."""
     for name in os.listdir(parent):
         if not name.endswith(_LOCKED):
             continue

@@ -1,1 +1,1 @@
-"""Routing schemes on a switch: what the kernel is told, and what it says."""
+"""Routing schemes on a switch: configuration of the kernel, and its notifications."""

@@ -55,7 +55,7 @@ IN_FLIGHT = 2
 
 
 class RankTask(Task):
-    """A rank.
+    """A rank as a task of the engine: runs the iterations of its program and reports their results.
 
     `spec` holds the program, `lanes` ([conn, "out"|"in", peer, number of the queue pair]), the element type, sizes and
     the duration.

@@ -299,7 +299,7 @@ def test_wrong_elements_of_a_repeated_iteration_count():
 
 
 def test_iteration_whose_record_died_with_its_engine_is_left_out_for_all_ranks():
-    """Its state was stored, so the job did not repeat it: the n-th iterations of all ranks must still be the same."""
+    """The job did not repeat the iteration, because its state was stored. All ranks must still be compared by index."""
 
     def steps(*indices, at=0):
         return [SimpleNamespace(index=index, at=at) for index in indices]

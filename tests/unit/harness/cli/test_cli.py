@@ -243,7 +243,7 @@ def test_cli_command_loads_no_module_of_another_command():
 
 
 def test_cli_bisection_and_others_load_neither_run_nor_inject():
-    """They took a colour table and the reader of `--for` from these commands, and loaded all that a run needs."""
+    """Imports of a colour table and of the reader of `--for` once made these commands load all that a run needs."""
     users = (
         "traffic.bisecting",
         "traffic.probing",

@@ -137,7 +137,7 @@ def flap():
 
 
 def test_fault_that_stands_ready_is_not_armed_after_another_shell_has_healed(qemu, folder, tmp_path):
-    """Its holder survives, like one that `heal` could not see yet."""
+    """The fault's holder survives, as if `heal` could not see it yet."""
     with Journal(tmp_path / "journal") as journal, Injector(lab_at(folder), journal) as injector:
         prepared = injector.prepare(flap())
         in_another_shell(folder, "heal --panic")
@@ -219,7 +219,7 @@ def test_purge_of_the_own_lab_starts_a_new_record(folder):
 
 
 def test_command_older_than_the_intervention_record_is_refused(folder, monkeypatch):
-    """It cannot know which process made the dropped entries."""
+    """The older command cannot know which process made the dropped entries."""
     interventions.watch(folder)
     monkeypatch.setattr(interventions, "_MOST_ENTRIES", 2)
     for _ in range(2):

@@ -4,7 +4,7 @@ from traffic.node.flows.latencies import Latencies
 
 
 def test_latencies_cover_the_whole_run_when_memory_is_full():
-    """As many slow messages after a thousand quick ones: a limit of 64 must not hide them."""
+    """A limit of 64 values must not hide a thousand slow messages after a thousand fast ones."""
     latencies = Latencies(limit=64)
     for took_ns in [1] * 1000 + [100] * 1000:
         latencies.add(took_ns)

@@ -450,7 +450,7 @@ def test_engines_that_are_closed_start_no_further_one(lab):
 
 
 def test_message_of_an_engine_that_was_given_up_is_discarded():
-    """It arrives while the thread that reads it already waits for it."""
+    """The message arrives while the reading thread already waits for it."""
     engines = engine_client.Engines()
 
     class Channel:

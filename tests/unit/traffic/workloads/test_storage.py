@@ -426,7 +426,7 @@ def test_time_to_find_the_newest_set_grows_with_what_is_kept():
 
 
 def test_checkpoint_that_cannot_be_read_is_named_and_the_one_before_is_used(tmp_path, monkeypatch, server, loop):
-    """Its first line can be read: the disk fails further on."""
+    """The disk fails after the first line of the checkpoint."""
     for iteration in (0, 1):
         stored_by(server, loop, 0, iteration, b"s", ranks=1)
     bad = name_of(0, 0, 2)
