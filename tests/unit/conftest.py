@@ -34,7 +34,7 @@ def load():
 
 
 @pytest.fixture(scope="module")
-def found(load):
+def saved_state(load):
     return load(playbooks() / "module_utils" / "faultbed_saved.py").SavedState
 
 

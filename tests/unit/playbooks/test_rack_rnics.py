@@ -64,7 +64,7 @@ QOS = {"trust": "dscp", "roce_dscp": 26, "cnp_dscp": 48, "pfc_priorities": [3], 
 
 
 @pytest.fixture
-def rnic(tmp_path, monkeypatch, program, found, changes):
+def rnic(tmp_path, monkeypatch, program, saved_state, changes):
     """Runs of the role on a host with one RNIC, the second port of its card, and inbox drivers and tools."""
     role, tools, state = program("rnic_host"), tmp_path / "bin", tmp_path / "state.json"
     device = tmp_path / "devices/0000:18:00.1"
@@ -81,7 +81,7 @@ def rnic(tmp_path, monkeypatch, program, found, changes):
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
     for name, place in (("INFINIBAND", "infiniband"), ("DEBUGFS", "debug"), ("NETDEVS", "net"), ("CONFIGFS", "none")):
         monkeypatch.setattr(role, name, str(tmp_path / place))
-    keep = functools.partial(found, folder=str(tmp_path / "found"))
+    keep = functools.partial(saved_state, folder=str(tmp_path / "found"))
     monkeypatch.setattr(role, "SavedState", keep)
 
     def bring(*, check=False, qos=QOS, **edit):

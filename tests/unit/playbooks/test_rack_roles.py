@@ -32,13 +32,13 @@ def everything(folder):
 
 
 @pytest.fixture
-def role(tmp_path, found, changes):
+def role(tmp_path, saved_state, changes):
     """A run of the role on a host below tmp_path."""
     root = host(tmp_path / "root")
 
     def run(*, check=False):
         made = changes(check=check)
-        return found("base", made, folder=str(tmp_path / "found"), root=str(root)), made
+        return saved_state("base", made, folder=str(tmp_path / "found"), root=str(root)), made
 
     run.root = root
     return run
@@ -110,13 +110,15 @@ STEPS = st.lists(
 
 @given(steps=STEPS)
 @settings(max_examples=60, deadline=None)
-def test_role_teardown_restores_any_sequence_of_changes(steps, tmp_path_factory, found, changes):
+def test_role_teardown_restores_any_sequence_of_changes(steps, tmp_path_factory, saved_state, changes):
     folder = tmp_path_factory.mktemp("host")
     root = host(folder / "root")
     before = everything(root)
     for kind, path, value in steps:  # each step is a run of its own, as after a crash
-        getattr(found("base", changes(check=False), folder=str(folder / "found"), root=str(root)), kind)(path, value)
-    found("base", changes(check=False), folder=str(folder / "found"), root=str(root)).restore()
+        getattr(saved_state("base", changes(check=False), folder=str(folder / "found"), root=str(root)), kind)(
+            path, value
+        )
+    saved_state("base", changes(check=False), folder=str(folder / "found"), root=str(root)).restore()
     assert everything(root) == before
 
 
@@ -268,7 +270,7 @@ for priority in range(8):
 """
 
 
-def test_rnic_dscp_map_follows_the_inventory_and_is_restored(tmp_path, monkeypatch, program, found, changes):
+def test_rnic_dscp_map_follows_the_inventory_and_is_restored(tmp_path, monkeypatch, program, saved_state, changes):
     """Preflight checks this map on every RNIC and the role sets it. The stand-in follows the tool's help text."""
     rnic, state = program("rnic_host"), tmp_path / "state.json"
     before = {str(dscp): dscp >> 3 for dscp in range(64)} | {"26": 0}
@@ -281,14 +283,14 @@ def test_rnic_dscp_map_follows_the_inventory_and_is_restored(tmp_path, monkeypat
     def bring(*, check=False):
         made = changes(check=check)
         rnic._configure_dscp_map(
-            found("rnic_host", made, folder=str(tmp_path / "found")), "rail0", {0: 0, 26: 3, 48: 6}
+            saved_state("rnic_host", made, folder=str(tmp_path / "found")), "rail0", {0: 0, 26: 3, 48: 6}
         )
         return made.made
 
     assert bring(check=True) == bring() == ["rail0 DSCP 26: 3 (was 0)"]
     assert bring() == []
     assert json.loads(state.read_text())["26"] == 3
-    assert found("rnic_host", changes(check=False), folder=str(tmp_path / "found")).restore() == 1
+    assert saved_state("rnic_host", changes(check=False), folder=str(tmp_path / "found")).restore() == 1
     assert json.loads(state.read_text()) == before
 
 
@@ -320,7 +322,7 @@ config.write_bytes(data)
 
 
 @pytest.fixture
-def pcie(tmp_path, monkeypatch, program, found, changes):
+def pcie(tmp_path, monkeypatch, program, saved_state, changes):
     """Runs of the role gpudirect_host on a host whose GPU and RNIC are below one switch, with ACS on at its ports."""
     look, folder = program("gpudirect_host"), tmp_path / "devices"
     places = {
@@ -348,7 +350,7 @@ def pcie(tmp_path, monkeypatch, program, found, changes):
         monkeypatch.setattr(look, name, str(tmp_path / place))
     (tmp_path / "modules/nvidia_peermem").mkdir(parents=True)
     (tmp_path / "cmdline").write_text("quiet\n")
-    monkeypatch.setattr(look, "SavedState", functools.partial(found, folder=str(tmp_path / "found")))
+    monkeypatch.setattr(look, "SavedState", functools.partial(saved_state, folder=str(tmp_path / "found")))
     wanted = {"gpus": [{"kind": "h100-sxm", "pcie": "0000:19:00.0"}], "rnics": [{"pcie": "0000:18:00.0"}]}
 
     def bring(*, check=False, **edit):
@@ -358,7 +360,9 @@ def pcie(tmp_path, monkeypatch, program, found, changes):
 
     bring.look, bring.folder, bring.version = look, folder, tmp_path / "version"
     bring.acs = lambda: {one.name: look.acs_control((one / "config").read_bytes()) for one in folder.iterdir()}
-    bring.teardown = lambda: found("gpudirect_host", changes(check=False), folder=str(tmp_path / "found")).restore()
+    bring.teardown = lambda: saved_state(
+        "gpudirect_host", changes(check=False), folder=str(tmp_path / "found")
+    ).restore()
     return bring
 
 
@@ -426,7 +430,7 @@ def test_acs_is_read_from_configuration_space(program):
 
 
 @pytest.fixture
-def gpus(tmp_path, monkeypatch, program, found, changes):
+def gpus(tmp_path, monkeypatch, program, saved_state, changes):
     """Runs of the role gpu_host over a stand-in nvidia-smi of one GPU; gives what it said that it changed."""
     gpu_host, root, folder = program("gpu_host"), tmp_path / "root", tmp_path / "found"
     output, boot = tmp_path / "said", root / "proc/sys/kernel/random/boot_id"
@@ -437,7 +441,7 @@ def gpus(tmp_path, monkeypatch, program, found, changes):
     )
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(gpu_host, "SavedState", functools.partial(found, folder=str(folder), root=str(root)))
+    monkeypatch.setattr(gpu_host, "SavedState", functools.partial(saved_state, folder=str(folder), root=str(root)))
     wanted = {"gpus": [{"kind": "h100-pcie"}], "persistence": True, "fabric_manager": True}
 
     def bring(lock_mhz, *, check=False):
@@ -447,7 +451,7 @@ def gpus(tmp_path, monkeypatch, program, found, changes):
 
     bring.commands = lambda: output.read_text().splitlines() if output.exists() else []
     bring.reboot = lambda: boot.write_text("second\n")
-    bring.teardown = lambda: found("gpu_host", changes(check=False), folder=str(folder), root=str(root)).restore()
+    bring.teardown = lambda: saved_state("gpu_host", changes(check=False), folder=str(folder), root=str(root)).restore()
     return bring
 
 
@@ -507,7 +511,7 @@ active = active - set(units) if verb == "stop" else active | set(units)
 
 
 @pytest.fixture
-def clocks(tmp_path, monkeypatch, program, found, changes):
+def clocks(tmp_path, monkeypatch, program, saved_state, changes):
     """Runs of the role time_host over a stand-in for systemctl, on a host where chrony sets the clock."""
     role, root, folder = program("time_host"), tmp_path / "root", tmp_path / "found"
     (root / "proc/sys/kernel/random").mkdir(parents=True)
@@ -517,7 +521,7 @@ def clocks(tmp_path, monkeypatch, program, found, changes):
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(role, "SavedState", functools.partial(found, folder=str(folder), root=str(root)))
+    monkeypatch.setattr(role, "SavedState", functools.partial(saved_state, folder=str(folder), root=str(root)))
 
     def bring(*, check=False, **edit):
         made = changes(check=check)
@@ -527,7 +531,9 @@ def clocks(tmp_path, monkeypatch, program, found, changes):
     bring.role, bring.files = role, lambda: sorted(path.name for path in (root / "etc").rglob("*") if path.is_file())
     bring.active = lambda: set((tmp_path / "active").read_text().split())
     bring.said = lambda: (tmp_path / "said").read_text().splitlines()
-    bring.teardown = lambda: found("time_host", changes(check=False), folder=str(folder), root=str(root)).restore()
+    bring.teardown = lambda: saved_state(
+        "time_host", changes(check=False), folder=str(folder), root=str(root)
+    ).restore()
     return bring
 
 
@@ -560,7 +566,7 @@ def test_ptp_service_ends_when_removed_from_the_inventory(clocks):
     assert clocks(netdev="") == []
 
 
-def test_base_host_teardown_removes_our_servers_from_chrony(tmp_path, monkeypatch, program, found, changes):
+def test_base_host_teardown_removes_our_servers_from_chrony(tmp_path, monkeypatch, program, saved_state, changes):
     role, root, folder = program("base_host"), tmp_path / "root", str(tmp_path / "found")
     (root / "proc/sys/kernel/random").mkdir(parents=True)
     (root / "proc/sys/kernel/random/boot_id").write_text("first\n")
@@ -568,7 +574,7 @@ def test_base_host_teardown_removes_our_servers_from_chrony(tmp_path, monkeypatc
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(role, "SavedState", functools.partial(found, folder=folder, root=str(root)))
+    monkeypatch.setattr(role, "SavedState", functools.partial(saved_state, folder=folder, root=str(root)))
     (root / "etc").mkdir()
     with monkeypatch.context() as patch:
         patch.setattr(role, "CHRONY_FILE", str(tmp_path / "faultbed.sources"))
@@ -577,7 +583,7 @@ def test_base_host_teardown_removes_our_servers_from_chrony(tmp_path, monkeypatc
                 {"sysctls": {}, "hugepages": 0, "memlock": 1, "ntp_servers": ["192.0.2.1"]}, changes(check=False)
             )
     assert (tmp_path / "said").read_text().splitlines() == ["reload sources"]
-    found("base_host", changes(check=False), folder=folder, root=str(root)).restore()
+    saved_state("base_host", changes(check=False), folder=folder, root=str(root)).restore()
     assert (tmp_path / "said").read_text().splitlines() == ["reload sources"] * 2
 
 
@@ -660,7 +666,7 @@ def test_back_end_is_applied_at_once_and_restored(tmp_path):
 
 
 @pytest.fixture
-def storage(tmp_path, monkeypatch, program, found, changes):
+def storage(tmp_path, monkeypatch, program, saved_state, changes):
     """Runs of the role storage_target over a folder in place of configfs, whose rmdir takes attributes along."""
     role, nvmet, folder, file = program("storage_target"), tmp_path / "nvmet", tmp_path / "found", tmp_path / "it.img"
     nvmet.mkdir()
@@ -669,7 +675,7 @@ def storage(tmp_path, monkeypatch, program, found, changes):
     (tmp_path / "bin/rmdir").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     monkeypatch.setattr(role, "NVMET", str(nvmet))
-    monkeypatch.setattr(role, "SavedState", functools.partial(found, folder=str(folder)))
+    monkeypatch.setattr(role, "SavedState", functools.partial(saved_state, folder=str(folder)))
 
     def bring(*, check=False, **edit):
         made = changes(check=check)
@@ -679,7 +685,7 @@ def storage(tmp_path, monkeypatch, program, found, changes):
 
     bring.role, bring.file, bring.nvmet = role, file, nvmet
     bring.at = nvmet / f"ports/{role.PORT_ID}"
-    bring.teardown = lambda: found("storage_target", changes(check=False), folder=str(folder)).restore()
+    bring.teardown = lambda: saved_state("storage_target", changes(check=False), folder=str(folder)).restore()
     return bring
 
 
@@ -744,7 +750,7 @@ def test_rack_only_files_do_not_invalidate_soft_lab_snapshots():
 
 
 @pytest.fixture
-def machine(tmp_path, program, found, changes):
+def machine(tmp_path, program, saved_state, changes):
     """A machine with records of roles; `teardown` returns its messages or its error."""
     teardown, root, folder = program("host_teardown"), host(tmp_path / "root"), str(tmp_path / "found")
     (root / "proc/sys/kernel/random").mkdir(parents=True)
@@ -758,8 +764,8 @@ def machine(tmp_path, program, found, changes):
             return str(error)
         return made.made
 
-    run.root, run.folder, run.order, run.found = root, tmp_path / "found", teardown.ORDER, teardown.SavedState
-    run.role = lambda name: found(name, changes(check=False), folder=folder, root=str(root))
+    run.root, run.folder, run.order, run.saved_state = root, tmp_path / "found", teardown.ORDER, teardown.SavedState
+    run.role = lambda name: saved_state(name, changes(check=False), folder=folder, root=str(root))
     run.reboot = lambda: (root / "proc/sys/kernel/random/boot_id").write_text("second\n")
     return run
 
@@ -828,7 +834,7 @@ def test_teardown_that_is_killed_repeats_no_undo(machine, monkeypatch):
         subprocess.run(argv, check=True)
 
     with monkeypatch.context() as patch:
-        patch.setitem(machine.found.restore.__globals__, "run", killed)
+        patch.setitem(machine.saved_state.restore.__globals__, "run", killed)
         with pytest.raises(KeyboardInterrupt):
             machine()
     assert not (machine.root / "second").exists()

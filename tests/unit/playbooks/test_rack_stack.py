@@ -74,7 +74,7 @@ KEY = "-----BEGIN PGP PUBLIC KEY BLOCK-----\n...\n-----END PGP PUBLIC KEY BLOCK-
 
 
 @pytest.fixture
-def host(tmp_path, monkeypatch, program, found, changes):
+def host(tmp_path, monkeypatch, program, saved_state, changes):
     """Runs of the role on a host whose packages are in a file."""
     role, tools = program("rdma_stack"), tmp_path / "bin"
     tools.mkdir()
@@ -85,7 +85,7 @@ def host(tmp_path, monkeypatch, program, found, changes):
     (tmp_path / "repo.json").write_text(json.dumps(REPO))
     (tmp_path / "root/etc/apt/sources.list.d").mkdir(parents=True)
     monkeypatch.setenv("PATH", str(tools), prepend=":")
-    keep = functools.partial(found, folder=str(tmp_path / "found"), root=str(tmp_path / "root"))
+    keep = functools.partial(saved_state, folder=str(tmp_path / "found"), root=str(tmp_path / "root"))
     monkeypatch.setattr(role, "SavedState", keep)
 
     def bring(*, check=False, **wanted):

@@ -136,7 +136,7 @@ def test_sonic_tables_omit_sections_without_variables(render):
 
 
 @pytest.fixture
-def switch(tmp_path, monkeypatch, program, found, changes, render):
+def switch(tmp_path, monkeypatch, program, saved_state, changes, render):
     """Runs of the role over stand-ins for SONiC's tools; gives what it said that it changed, and its result."""
     role, root = program("sonic_switch"), tmp_path / "root"
     tools = tmp_path / "bin"
@@ -154,7 +154,7 @@ def switch(tmp_path, monkeypatch, program, found, changes, render):
     (root / "etc/sonic/frr/frr.conf").chmod(0o640)
     db = tmp_path / "db.json"
     monkeypatch.setenv("PATH", str(tools), prepend=":")
-    keep = functools.partial(found, folder=str(tmp_path / "found"), root=str(root))
+    keep = functools.partial(saved_state, folder=str(tmp_path / "found"), root=str(root))
     monkeypatch.setattr(role, "SavedState", keep)
 
     def bring(*, load=True, save=False, check=False, fields=FIELDS, qp=False, variables=HOSTVARS):
@@ -392,7 +392,7 @@ def test_linux_switch_sets_pfc_and_dscp_of_the_profile_and_is_restored(
     tmp_path,
     monkeypatch,
     load,
-    found,
+    saved_state,
     changes,
 ):
     role, state = load(playbooks() / "module_utils/faultbed_dcb.py"), tmp_path / "state.json"
@@ -404,7 +404,7 @@ def test_linux_switch_sets_pfc_and_dscp_of_the_profile_and_is_restored(
 
     def bring(*, check=False):
         made = changes(check=check)
-        one = found("frr_switch", made, folder=str(tmp_path / "found"))
+        one = saved_state("frr_switch", made, folder=str(tmp_path / "found"))
         role.configure_pfc(one, "swp1", [3], otherwise="")
         role.configure_dscp(one, "swp1", HOSTVARS["faultbed_dscp_map"])
         return [line.partition(":")[0] for line in made.made]
@@ -413,12 +413,12 @@ def test_linux_switch_sets_pfc_and_dscp_of_the_profile_and_is_restored(
     assert bring() == []
     assert json.loads(state.read_text())["pfc"]["3"] == "on"
     assert json.loads(state.read_text())["app"] == {"0": "0", "26": "3", "48": "6"}
-    found("frr_switch", changes(check=False), folder=str(tmp_path / "found")).restore()
+    saved_state("frr_switch", changes(check=False), folder=str(tmp_path / "found")).restore()
     assert json.loads(state.read_text()) == before
 
 
 @pytest.fixture
-def linux(tmp_path, monkeypatch, program, found, changes):
+def linux(tmp_path, monkeypatch, program, saved_state, changes):
     """Run the role frr_switch on a machine below tmp_path whose systemctl records its arguments."""
     role, root = program("frr_switch"), tmp_path / "root"
     for path in [*role.sysctls(0), "kernel/random/boot_id"]:
@@ -429,7 +429,7 @@ def linux(tmp_path, monkeypatch, program, found, changes):
     (tmp_path / "systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(role, "ip_json", lambda *_words: [{"ifname": port["netdev"]} for port in switch["ports"]])
-    keep = functools.partial(found, folder=str(tmp_path / "found"), root=str(root))
+    keep = functools.partial(saved_state, folder=str(tmp_path / "found"), root=str(root))
     monkeypatch.setattr(role, "SavedState", keep)
     switch = {"name": "leaf1", **{key: HOSTVARS[f"faultbed_{key}"] for key in ("asn", "loopback", "ports")}}
     switch |= {"ecmp_hash_seed": 7, "config": "/etc/frr/frr.conf", "daemons": "/etc/frr/daemons", "dcb": False}
@@ -496,9 +496,9 @@ def test_frr_that_has_never_read_our_files_is_left_alone(linux):
     assert linux.said() == []
 
 
-def test_linux_switch_port_without_dcb_says_so(load, found, changes, monkeypatch):
+def test_linux_switch_port_without_dcb_says_so(load, saved_state, changes, monkeypatch):
     role = load(playbooks() / "module_utils/faultbed_dcb.py")
     monkeypatch.setattr(role, "run", lambda _argv: "")
     with pytest.raises(role.StateError, match="set frr_switch_dcb to false"):
-        one = found("frr_switch", changes(check=True), folder="/nonexistent")
+        one = saved_state("frr_switch", changes(check=True), folder="/nonexistent")
         role.configure_pfc(one, "swp1", [3], otherwise="set frr_switch_dcb to false")
