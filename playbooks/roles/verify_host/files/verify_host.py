@@ -90,7 +90,7 @@ def _route_problems(index, rnic):
     if (route.get("dev"), route.get("gateway")) == (rnic["netdev"], rnic["gateway"]):
         return []
     actual = f"{rnic['name']} ({source}) sends through {route.get('dev')} to {route.get('gateway')}"
-    return [f"{actual}, not through {rnic['netdev']} to {rnic['gateway']}; check table {FIRST_TABLE + index}"]
+    return [f"{actual}, not by table {FIRST_TABLE + index} through {rnic['netdev']} to {rnic['gateway']}"]
 
 
 def _ping(desired):
