@@ -2,6 +2,8 @@
 .PHONY: demo test unit bench lint smoke nightly soak rack-smoke rack-nightly rack-soak history setup setup-tests clean
 
 RUN = .venv/bin/
+# Compiled modules are kept: what tests start by the hundred would compile all of ours each time.
+export PYTHONDONTWRITEBYTECODE =
 RUNS = runs
 # Where `make history` keeps runs of earlier days, and how many; a folder for what CI keeps of a level, if there is one.
 HISTORY = runs-kept

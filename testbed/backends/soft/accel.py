@@ -24,8 +24,8 @@ __all__ = ["Accelerator", "choose", "probe_kvm", "remembered"]
 
 Accelerator = Literal["kvm", "tcg"]
 
-PROBE_DEADLINE_S = 12.0
-"""A working KVM boots the probe in about one second, nested KVM in three."""
+PROBE_DEADLINE_S = 8.0
+"""A working KVM boots the probe in about one second, nested KVM in three, and emulation in eight."""
 
 _WORD = b"faultbed-probe-ok"
 
