@@ -84,22 +84,22 @@ def rnic(tmp_path, monkeypatch, program, saved_state, changes):
     keep = functools.partial(saved_state, folder=str(tmp_path / "found"))
     monkeypatch.setattr(role, "SavedState", keep)
 
-    def bring(*, check=False, qos=QOS, **edit):
+    def configure(*, check=False, qos=QOS, **edit):
         made = changes(check=check)
         lines = [{"dscp": 0, "priority": 0}, {"dscp": 26, "priority": 3}, {"dscp": 48, "priority": 6}]
-        wanted = {"rnics": [{"name": "mlx5_1", "netdev": "rail1"}], "qos": qos, "dscp_map": lines, "dcqcn": "profile"}
-        bring.result = role._configure(wanted | {"firmware": {}, "registers": {}, "pfc_timeout": ""} | edit, made)
+        desired = {"rnics": [{"name": "mlx5_1", "netdev": "rail1"}], "qos": qos, "dscp_map": lines, "dcqcn": "profile"}
+        configure.result = role._configure(desired | {"firmware": {}, "registers": {}, "pfc_timeout": ""} | edit, made)
         return [line.rpartition("/")[2].partition(":")[0] for line in made.made]
 
     def teardown():
         one = keep("rnic_host", changes(check=False))
         one.restore()
 
-    bring.role, bring.teardown, bring.tools = role, teardown, tools
-    bring.state = lambda: json.loads(state.read_text())
-    bring.cc = lambda: {name: (cc / name).read_text().strip() for name in CC}
-    bring.cc_folder = cc
-    return bring
+    configure.role, configure.teardown, configure.tools = role, teardown, tools
+    configure.state = lambda: json.loads(state.read_text())
+    configure.cc = lambda: {name: (cc / name).read_text().strip() for name in CC}
+    configure.cc_folder = cc
+    return configure
 
 
 def test_inbox_driver_gets_the_whole_profile_and_is_restored(rnic):

@@ -192,18 +192,18 @@ def test_role_command_setting_is_restored_by_its_undo(role):
     state = role.root / "state"
     state.write_text("dscp\n")
 
-    def bring(want, *, check=False):
+    def configure(want, *, check=False):
         have = state.read_text().strip()
         do, undo = (["sh", "-c", f"echo {word} > {state}"] for word in (want, have))
         one, made = role(check=check)
         one.command("trust", current=have, desired=want, do=do, undo=undo)
         return made.made
 
-    assert bring("pcp", check=True) == ["trust: pcp (was dscp)"]
+    assert configure("pcp", check=True) == ["trust: pcp (was dscp)"]
     assert state.read_text() == "dscp\n"
-    assert bring("pcp") == ["trust: pcp (was dscp)"]
-    assert bring("pcp") == []
-    bring("other")
+    assert configure("pcp") == ["trust: pcp (was dscp)"]
+    assert configure("pcp") == []
+    configure("other")
     assert role()[0].restore() == 1
     assert state.read_text() == "dscp\n"
 
@@ -280,15 +280,15 @@ def test_rnic_dscp_map_follows_the_inventory_and_is_restored(tmp_path, monkeypat
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert rnic.dscp_map(MLNX_QOS) == {}
 
-    def bring(*, check=False):
+    def configure(*, check=False):
         made = changes(check=check)
         rnic._configure_dscp_map(
             saved_state("rnic_host", made, folder=str(tmp_path / "found")), "rail0", {0: 0, 26: 3, 48: 6}
         )
         return made.made
 
-    assert bring(check=True) == bring() == ["rail0 DSCP 26: 3 (was 0)"]
-    assert bring() == []
+    assert configure(check=True) == configure() == ["rail0 DSCP 26: 3 (was 0)"]
+    assert configure() == []
     assert json.loads(state.read_text())["26"] == 3
     assert saved_state("rnic_host", changes(check=False), folder=str(tmp_path / "found")).restore() == 1
     assert json.loads(state.read_text()) == before
@@ -351,19 +351,21 @@ def pcie(tmp_path, monkeypatch, program, saved_state, changes):
     (tmp_path / "modules/nvidia_peermem").mkdir(parents=True)
     (tmp_path / "cmdline").write_text("quiet\n")
     monkeypatch.setattr(look, "SavedState", functools.partial(saved_state, folder=str(tmp_path / "found")))
-    wanted = {"gpus": [{"kind": "h100-sxm", "pcie": "0000:19:00.0"}], "rnics": [{"pcie": "0000:18:00.0"}]}
+    desired = {"gpus": [{"kind": "h100-sxm", "pcie": "0000:19:00.0"}], "rnics": [{"pcie": "0000:18:00.0"}]}
 
-    def bring(*, check=False, **edit):
+    def configure(*, check=False, **edit):
         made = changes(check=check)
-        bring.notes = look._configure(wanted | {"cmdline": "", "strict": False, "acs_off": False} | edit, made)["notes"]
+        configure.notes = look._configure(desired | {"cmdline": "", "strict": False, "acs_off": False} | edit, made)[
+            "notes"
+        ]
         return made.made
 
-    bring.look, bring.folder, bring.version = look, folder, tmp_path / "version"
-    bring.acs = lambda: {one.name: look.acs_control((one / "config").read_bytes()) for one in folder.iterdir()}
-    bring.teardown = lambda: saved_state(
+    configure.look, configure.folder, configure.version = look, folder, tmp_path / "version"
+    configure.acs = lambda: {one.name: look.acs_control((one / "config").read_bytes()) for one in folder.iterdir()}
+    configure.teardown = lambda: saved_state(
         "gpudirect_host", changes(check=False), folder=str(tmp_path / "found")
     ).restore()
-    return bring
+    return configure
 
 
 def test_acs_is_checked_above_the_inventorys_devices_and_disabled_on_request(pcie):
@@ -372,8 +374,8 @@ def test_acs_is_checked_above_the_inventorys_devices_and_disabled_on_request(pci
     assert [note.split(":")[0] for note in pcie.notes] == ["ACS redirects peers at 0000"] * 2
     with pytest.raises(pcie.look.StateError, match=r"at 0000:16:00\.0: set gpudirect_host_acs_off"):
         pcie(strict=True)
-    wanted = ["0000:16:00.0 ACS: 0011 (was 001d)", "0000:17:00.0 ACS: 0011 (was 001d)"]
-    assert pcie(check=True, acs_off=True, strict=True) == pcie(acs_off=True, strict=True) == wanted
+    desired = ["0000:16:00.0 ACS: 0011 (was 001d)", "0000:17:00.0 ACS: 0011 (was 001d)"]
+    assert pcie(check=True, acs_off=True, strict=True) == pcie(acs_off=True, strict=True) == desired
     assert pcie.acs() == before | {"0000:16:00.0": 0x11, "0000:17:00.0": 0x11}, "a bridge elsewhere is not ours"
     assert pcie(acs_off=True, strict=True) == []
     pcie.teardown()
@@ -431,9 +433,9 @@ def test_acs_is_read_from_configuration_space(program):
 
 @pytest.fixture
 def gpus(tmp_path, monkeypatch, program, saved_state, changes):
-    """Runs of the role gpu_host over a stand-in nvidia-smi of one GPU; gives what it said that it changed."""
+    """Runs of the role gpu_host over a stand-in nvidia-smi of one GPU; returns the changes that it reported."""
     gpu_host, root, folder = program("gpu_host"), tmp_path / "root", tmp_path / "found"
-    output, boot = tmp_path / "said", root / "proc/sys/kernel/random/boot_id"
+    output, boot = tmp_path / "commands", root / "proc/sys/kernel/random/boot_id"
     boot.parent.mkdir(parents=True)
     boot.write_text("first\n")
     (tmp_path / "nvidia-smi").write_text(
@@ -442,17 +444,19 @@ def gpus(tmp_path, monkeypatch, program, saved_state, changes):
     (tmp_path / "nvidia-smi").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(gpu_host, "SavedState", functools.partial(saved_state, folder=str(folder), root=str(root)))
-    wanted = {"gpus": [{"kind": "h100-pcie"}], "persistence": True, "fabric_manager": True}
+    desired = {"gpus": [{"kind": "h100-pcie"}], "persistence": True, "fabric_manager": True}
 
-    def bring(lock_mhz, *, check=False):
+    def configure(lock_mhz, *, check=False):
         made = changes(check=check)
-        gpu_host._configure({**wanted, "lock_mhz": lock_mhz}, made)
+        gpu_host._configure({**desired, "lock_mhz": lock_mhz}, made)
         return made.made
 
-    bring.commands = lambda: output.read_text().splitlines() if output.exists() else []
-    bring.reboot = lambda: boot.write_text("second\n")
-    bring.teardown = lambda: saved_state("gpu_host", changes(check=False), folder=str(folder), root=str(root)).restore()
-    return bring
+    configure.commands = lambda: output.read_text().splitlines() if output.exists() else []
+    configure.reboot = lambda: boot.write_text("second\n")
+    configure.teardown = lambda: saved_state(
+        "gpu_host", changes(check=False), folder=str(folder), root=str(root)
+    ).restore()
+    return configure
 
 
 def test_gpu_clock_change_takes_effect_and_is_locked_again_after_a_reboot(gpus):
@@ -486,12 +490,12 @@ def test_gpu_modes_are_decoded(program):
 
 def test_ptp_needs_a_second_program_only_with_a_hardware_clock(program):
     ptp = program("time_host")
-    wanted = {"netdev": "ens1f0", "domain": 24, "hardware": True}
-    made = ptp.files(wanted)
+    desired = {"netdev": "ens1f0", "domain": 24, "hardware": True}
+    made = ptp.files(desired)
     assert "domainNumber 24" in made[ptp.CONFIG]
     assert "-s ens1f0 -c CLOCK_REALTIME -w -n 24" in made[f"{ptp.UNITS}/{ptp.PHC2SYS}"]
-    assert ptp.units(wanted | {"hardware": False}) == [ptp.PTP4L]
-    assert "time_stamping software" in ptp.files(wanted | {"hardware": False})[ptp.CONFIG]
+    assert ptp.units(desired | {"hardware": False}) == [ptp.PTP4L]
+    assert "time_stamping software" in ptp.files(desired | {"hardware": False})[ptp.CONFIG]
 
 
 SYSTEMCTL = """\
@@ -503,8 +507,8 @@ active, (verb, *units) = set((house / "active").read_text().split()), sys.argv[1
 if verb == "is-active":
     print("active" if units[0] in active else "inactive")
     sys.exit(0 if units[0] in active else 3)
-with (house / "said").open("a") as said:
-    print(verb, *units, file=said)
+with (house / "commands").open("a") as commands:
+    print(verb, *units, file=commands)
 active = active - set(units) if verb == "stop" else active | set(units)
 (house / "active").write_text(" ".join(active))
 """
@@ -523,18 +527,21 @@ def clocks(tmp_path, monkeypatch, program, saved_state, changes):
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(role, "SavedState", functools.partial(saved_state, folder=str(folder), root=str(root)))
 
-    def bring(*, check=False, **edit):
+    def configure(*, check=False, **edit):
         made = changes(check=check)
         role._configure({"netdev": "lo", "domain": 0, "hardware": True, "start": True} | edit, made)
         return [line.partition(":")[0] for line in made.made]
 
-    bring.role, bring.files = role, lambda: sorted(path.name for path in (root / "etc").rglob("*") if path.is_file())
-    bring.active = lambda: set((tmp_path / "active").read_text().split())
-    bring.said = lambda: (tmp_path / "said").read_text().splitlines()
-    bring.teardown = lambda: saved_state(
+    configure.role, configure.files = (
+        role,
+        lambda: sorted(path.name for path in (root / "etc").rglob("*") if path.is_file()),
+    )
+    configure.active = lambda: set((tmp_path / "active").read_text().split())
+    configure.commands = lambda: (tmp_path / "commands").read_text().splitlines()
+    configure.teardown = lambda: saved_state(
         "time_host", changes(check=False), folder=str(folder), root=str(root)
     ).restore()
-    return bring
+    return configure
 
 
 def test_clock_role_runs_one_time_program_and_restores_the_other(clocks):
@@ -546,13 +553,13 @@ def test_clock_role_runs_one_time_program_and_restores_the_other(clocks):
     clocks.teardown()
     assert clocks.active() == {"chrony.service"}
     assert clocks.files() == []
-    assert clocks.said()[-1] == "daemon-reload", "systemd has to forget units whose files are gone"
+    assert clocks.commands()[-1] == "daemon-reload", "systemd has to forget units whose files are gone"
 
 
 def test_ptp_that_runs_is_restarted_for_a_new_domain_and_once(clocks):
     clocks()
     assert clocks(domain=24, check=True)[-2:] == clocks(domain=24)[-2:] == [clocks.role.PTP4L, clocks.role.PHC2SYS]
-    assert clocks.said()[-2:] == [f"restart {clocks.role.PTP4L}", f"restart {clocks.role.PHC2SYS}"]
+    assert clocks.commands()[-2:] == [f"restart {clocks.role.PTP4L}", f"restart {clocks.role.PHC2SYS}"]
     assert clocks(domain=24) == []
 
 
@@ -570,7 +577,7 @@ def test_base_host_teardown_removes_our_servers_from_chrony(tmp_path, monkeypatc
     role, root, folder = program("base_host"), tmp_path / "root", str(tmp_path / "found")
     (root / "proc/sys/kernel/random").mkdir(parents=True)
     (root / "proc/sys/kernel/random/boot_id").write_text("first\n")
-    for name, text in (("pgrep", "exit 0"), ("chronyc", f"echo $@ >>{tmp_path}/said")):
+    for name, text in (("pgrep", "exit 0"), ("chronyc", f"echo $@ >>{tmp_path}/commands")):
         (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -582,15 +589,15 @@ def test_base_host_teardown_removes_our_servers_from_chrony(tmp_path, monkeypatc
             role._configure(
                 {"sysctls": {}, "hugepages": 0, "memlock": 1, "ntp_servers": ["192.0.2.1"]}, changes(check=False)
             )
-    assert (tmp_path / "said").read_text().splitlines() == ["reload sources"]
+    assert (tmp_path / "commands").read_text().splitlines() == ["reload sources"]
     saved_state("base_host", changes(check=False), folder=folder, root=str(root)).restore()
-    assert (tmp_path / "said").read_text().splitlines() == ["reload sources"] * 2
+    assert (tmp_path / "commands").read_text().splitlines() == ["reload sources"] * 2
 
 
 def test_linux_switch_routes_like_a_soft_switch(program):
     hostvars = listing(inventories() / "rack-h100.example.yml")["_meta"]["hostvars"]["rtsw1"]
-    wanted = {"name": "rtsw1", **{key: hostvars[f"faultbed_{key}"] for key in ("asn", "loopback", "ports")}}
-    made = program("frr_switch").config(wanted)
+    desired = {"name": "rtsw1", **{key: hostvars[f"faultbed_{key}"] for key in ("asn", "loopback", "ports")}}
+    made = program("frr_switch").config(desired)
     assert "router bgp 65101" in made
     assert made.count("interface peer-group fabric") == 4
     assert "ip address 10.78.0.1/32" in made
@@ -619,28 +626,29 @@ ip("link set dev lo up")
 ip("tuntap add dev rail3 mode tap")
 ip("link set dev rail3 address 02:fb:01:01:01:03")
 role.INFINIBAND = infiniband
-role.sysctls = lambda wanted: {}  # no file either: /etc is this machine's
+role.sysctls = lambda desired: {}  # no file either: /etc is this machine's
 one = {"name": "mlx5_3", "netdev": "rail3", "mac": "02:fb:01:01:01:03"}
 one |= {"address": "10.77.1.7/31", "gateway": "10.77.1.6"}
-wanted = {"front_end": {"netdev": "lo"}, "rnics": [one], "mtu": 9000, "networkd": False, "folder": ""}
+desired = {"front_end": {"netdev": "lo"}, "rnics": [one], "mtu": 9000, "networkd": False, "folder": ""}
 role.SavedState = lambda name, changes: SavedState(name, changes, folder=folder)
 look = lambda: [ip(x) for x in ("-br link show rail3", "-br -4 address show rail3", "rule", "route show table all")]
 def run(check=False, **edit):
     made = Changes(check=check)
     try:
-        role._configure(wanted | {"rnics": [one | edit]}, made)
+        role._configure(desired | {"rnics": [one | edit]}, made)
     except StateError as error:
         return str(error)
     return made.made
-said = {"before": look(), "wrong_mac": run(mac="02:00:00:00:00:01"), "strange": None, "check": run(check=True)}
-said |= {"after_check": look(), "first": run(), "mtu": json.loads(ip("-j link show rail3"))[0]["mtu"], "second": run()}
-said |= {"route": ip("route get 10.99.0.1 from 10.77.1.7"), "strange": run(address="10.77.1.9/31")}
+outputs = {"before": look(), "wrong_mac": run(mac="02:00:00:00:00:01"), "check": run(check=True)}
+outputs |= {"after_check": look(), "first": run()}
+outputs |= {"mtu": json.loads(ip("-j link show rail3"))[0]["mtu"], "second": run()}
+outputs |= {"route": ip("route get 10.99.0.1 from 10.77.1.7"), "unknown_address": run(address="10.77.1.9/31")}
 for _ in range(2):
     SavedState("split_host", Changes(check=False), folder=folder).restore()
-said["after"] = look()
+outputs["after"] = look()
 ip("link set dev rail3 up"); run(); ip("address flush dev rail3"); ip("rule del priority 1000")
 SavedState("split_host", Changes(check=False), folder=folder).restore()
-print(json.dumps(said))
+print(json.dumps(outputs))
 """
 
 
@@ -654,7 +662,7 @@ def test_back_end_is_applied_at_once_and_restored(tmp_path):
     assert done.returncode == 0, done.stderr
     output = json.loads(done.stdout)
     assert "has the MAC 02:fb:01:01:01:03" in output["wrong_mac"]
-    assert "has 10.77.1.7/31, the inventory has 10.77.1.9/31" in output["strange"]
+    assert "has 10.77.1.7/31, the inventory has 10.77.1.9/31" in output["unknown_address"]
     assert output["check"] == output["first"]
     assert [line.partition(":")[0] for line in output["first"]] == [
         "rail3 MTU", "rail3 address", "rail3 state", "rail3 route of table 100", "rail3 rule",
@@ -677,16 +685,16 @@ def storage(tmp_path, monkeypatch, program, saved_state, changes):
     monkeypatch.setattr(role, "NVMET", str(nvmet))
     monkeypatch.setattr(role, "SavedState", functools.partial(saved_state, folder=str(folder)))
 
-    def bring(*, check=False, **edit):
+    def configure(*, check=False, **edit):
         made = changes(check=check)
-        wanted = {"gib": 1, "file": str(file), "nqn": "nqn.x:y", "port": 4420, "address": "10.79.0.1/24"}
-        role._configure(wanted | edit, made)
+        desired = {"gib": 1, "file": str(file), "nqn": "nqn.x:y", "port": 4420, "address": "10.79.0.1/24"}
+        role._configure(desired | edit, made)
         return len(made.made)
 
-    bring.role, bring.file, bring.nvmet = role, file, nvmet
-    bring.at = nvmet / f"ports/{role.PORT_ID}"
-    bring.teardown = lambda: saved_state("storage_target", changes(check=False), folder=str(folder)).restore()
-    return bring
+    configure.role, configure.file, configure.nvmet = role, file, nvmet
+    configure.at = nvmet / f"ports/{role.PORT_ID}"
+    configure.teardown = lambda: saved_state("storage_target", changes(check=False), folder=str(folder)).restore()
+    return configure
 
 
 def test_storage_target_is_a_file_on_a_front_end_port(storage):
@@ -843,7 +851,7 @@ def test_teardown_that_is_killed_repeats_no_undo(machine, monkeypatch):
 
 def test_teardown_runs_the_playbook_backwards(machine):
     """The role rdma_stack removes packages whose tools rnic_host needs to restore its settings."""
-    output = machine.root / "said"
+    output = machine.root / "commands"
     for name in ("base_host", "rdma_stack", "rnic_host"):
         machine.role(name).command(
             name, current="1", desired="2", do=["true"], undo=["sh", "-c", f"echo {name} >> {output}"]

@@ -28,8 +28,8 @@ if tool == "dpkg-query":
         elif name == "ethtool":
             print(name, "config-files")
     sys.exit(any(name not in there for name in args[3:]))
-with (house / "said").open("a") as said:
-    print(*args, file=said)
+with (house / "commands").open("a") as commands:
+    print(*args, file=commands)
 if args[-1] == "update":
     sys.exit(0)
 plan, queue = {{}}, [word for word in args[args.index("install") + 1 :] if not word.startswith("-")]
@@ -88,9 +88,9 @@ def host(tmp_path, monkeypatch, program, saved_state, changes):
     keep = functools.partial(saved_state, folder=str(tmp_path / "found"), root=str(tmp_path / "root"))
     monkeypatch.setattr(role, "SavedState", keep)
 
-    def bring(*, check=False, **wanted):
+    def configure(*, check=False, **desired):
         made = changes(check=check)
-        bring.result = role._configure(
+        configure.result = role._configure(
             {
                 "flavour": "inbox",
                 "packages": ["rdma-core", "perftest"],
@@ -99,7 +99,7 @@ def host(tmp_path, monkeypatch, program, saved_state, changes):
                 "replace": False,
                 "files": {"key": base64.b64encode(KEY.encode()).decode()},
             }
-            | wanted,
+            | desired,
             made,
         )
         return made.made
@@ -109,13 +109,15 @@ def host(tmp_path, monkeypatch, program, saved_state, changes):
         keep("rdma_stack", made).restore()
         return made.made
 
-    bring.role, bring.teardown = role, teardown
-    bring.installed = lambda: json.loads((tmp_path / "installed.json").read_text())
-    bring.said = lambda: (tmp_path / "said").read_text().splitlines() if (tmp_path / "said").exists() else []
-    bring.files = lambda: sorted(path.name for path in (tmp_path / "root").rglob("faultbed-*"))
-    bring.repo = lambda repo: (tmp_path / "repo.json").write_text(json.dumps(repo))
-    bring.root = tmp_path / "root"
-    return bring
+    configure.role, configure.teardown = role, teardown
+    configure.installed = lambda: json.loads((tmp_path / "installed.json").read_text())
+    configure.commands = lambda: (
+        (tmp_path / "commands").read_text().splitlines() if (tmp_path / "commands").exists() else []
+    )
+    configure.files = lambda: sorted(path.name for path in (tmp_path / "root").rglob("faultbed-*"))
+    configure.repo = lambda repo: (tmp_path / "repo.json").write_text(json.dumps(repo))
+    configure.root = tmp_path / "root"
+    return configure
 
 
 DKMS = "mlnx-ofed-kernel/25.10.OFED.25.10, {kernel}, x86_64: {state}\n"
@@ -166,13 +168,13 @@ def test_rdma_stack_installs_missing_packages_once_and_removes_them_with_depende
 
 def test_rdma_stack_check_mode_lists_the_later_changes_without_network(host):
     assert host(check=True) == host()
-    assert host.said()[0].endswith("update")
+    assert host.commands()[0].endswith("update")
 
 
 def test_rdma_stack_complete_host_is_left_alone(host):
     assert host(packages=["bash", "libibverbs1"]) == []
     assert host(flavour="none") == []
-    assert host.said() == []
+    assert host.commands() == []
 
 
 def test_rdma_stack_package_with_config_only_is_not_installed(host):
@@ -221,7 +223,7 @@ def test_rdma_stack_interrupted_installation_is_undone_completely(host, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("wanted", "words"),
+    ("desired", "words"),
     [
         ({"flavour": "ofed"}, "set inbox, doca or none"),
         ({"flavour": "doca", "mirror": ""}, "needs rdma_stack_doca_mirror and rdma_stack_doca_key"),
@@ -230,9 +232,9 @@ def test_rdma_stack_interrupted_installation_is_undone_completely(host, monkeypa
         ({"packages": ["nowhere"]}, "Unable to locate package nowhere"),
     ],
 )
-def test_rdma_stack_impossible_request_is_rejected_without_a_change(host, wanted, words):
+def test_rdma_stack_impossible_request_is_rejected_without_a_change(host, desired, words):
     with pytest.raises(host.role.StateError, match=words):
-        host(**wanted)
+        host(**desired)
     assert host.installed() == THERE
     assert host.files() == []
 

@@ -44,8 +44,8 @@ import json, pathlib, sys
 tool, args, house = pathlib.Path(sys.argv[0]).name, sys.argv[1:], pathlib.Path({house!r})
 file = house / "db.json"
 db = json.loads(file.read_text())
-with (house / "said").open("a") as said:
-    print(tool, *args, file=said)
+with (house / "commands").open("a") as commands:
+    print(tool, *args, file=commands)
 if tool == "sonic-cfggen" and args[0] == "-y":
     print("broadcom")
 elif tool == "sonic-cfggen":
@@ -137,7 +137,7 @@ def test_sonic_tables_omit_sections_without_variables(render):
 
 @pytest.fixture
 def switch(tmp_path, monkeypatch, program, saved_state, changes, render):
-    """Runs of the role over stand-ins for SONiC's tools; gives what it said that it changed, and its result."""
+    """Runs of the role over stand-ins for SONiC's tools; returns the changes that it reported, and keeps its result."""
     role, root = program("sonic_switch"), tmp_path / "root"
     tools = tmp_path / "bin"
     tools.mkdir()
@@ -157,14 +157,14 @@ def switch(tmp_path, monkeypatch, program, saved_state, changes, render):
     keep = functools.partial(saved_state, folder=str(tmp_path / "found"), root=str(root))
     monkeypatch.setattr(role, "SavedState", keep)
 
-    def bring(*, load=True, save=False, check=False, fields=FIELDS, qp=False, variables=HOSTVARS):
+    def configure(*, load=True, save=False, check=False, fields=FIELDS, qp=False, variables=HOSTVARS):
         made = changes(check=check)
-        wanted = {
+        desired = {
             "tables": render(variables, "leaf1", fields, hash_qp=qp), "name": "leaf1", "load": load, "save": save,
             "path": "/etc/sonic/faultbed.json", "bgp_path": "/etc/sonic/faultbed-bgpd.conf",
             "bgpd": "/etc/sonic/frr/bgpd.conf",
         } | {key: variables[f"faultbed_{key}"] for key in ("asn", "loopback", "ports")}  # fmt: skip
-        bring.result = role._configure(wanted, made)
+        configure.result = role._configure(desired, made)
         return made.made
 
     def teardown(*, check=False):
@@ -172,12 +172,14 @@ def switch(tmp_path, monkeypatch, program, saved_state, changes, render):
         keep("sonic_switch", made).restore()
         return made.made
 
-    bring.role, bring.root, bring.teardown, bring.broken = role, root, teardown, tmp_path / "broken"
-    bring.db = lambda: json.loads(db.read_text())
-    bring.there = lambda **entries: db.write_text(json.dumps(BEFORE | entries))
-    bring.said = lambda: (tmp_path / "said").read_text().splitlines() if (tmp_path / "said").exists() else []
-    bring.capability = tmp_path / "capability"
-    return bring
+    configure.role, configure.root, configure.teardown, configure.broken = role, root, teardown, tmp_path / "broken"
+    configure.db = lambda: json.loads(db.read_text())
+    configure.there = lambda **entries: db.write_text(json.dumps(BEFORE | entries))
+    configure.commands = lambda: (
+        (tmp_path / "commands").read_text().splitlines() if (tmp_path / "commands").exists() else []
+    )
+    configure.capability = tmp_path / "capability"
+    return configure
 
 
 def test_sonic_role_by_default_writes_files_and_loads_nothing(switch):
@@ -186,7 +188,7 @@ def test_sonic_role_by_default_writes_files_and_loads_nothing(switch):
     assert json.loads((switch.root / "etc/sonic/faultbed.json").read_text())["PFC_WD"]
     assert (switch.root / "etc/sonic/faultbed-bgpd.conf").read_text() == (GOLDEN / "leaf.bgpd.conf").read_text()
     assert (switch.root / "etc/sonic/frr/bgpd.conf").read_text() == "! theirs\n"
-    assert switch.said() == []
+    assert switch.commands() == []
     assert switch.db() == BEFORE
 
 
@@ -201,7 +203,7 @@ def test_sonic_role_loads_once_and_restores_the_old_state(switch):
     assert now["BUFFER_PG|Ethernet0|3"] == {"profile": "FAULTBED_LOSSLESS_IN"}
     assert now["PORT|Ethernet4"] == BEFORE["PORT|Ethernet4"]
     assert switch() == []
-    assert [line for line in switch.said() if line.startswith(("config", "systemctl"))] == [
+    assert [line for line in switch.commands() if line.startswith(("config", "systemctl"))] == [
         "config load -y /etc/sonic/faultbed.json", "systemctl restart bgp",
     ]  # fmt: skip
     assert switch.teardown(check=True)
@@ -210,7 +212,7 @@ def test_sonic_role_loads_once_and_restores_the_old_state(switch):
     assert switch.db() == BEFORE
     assert (switch.root / "etc/sonic/frr/bgpd.conf").read_text() == "! theirs\n"
     assert not (switch.root / "etc/sonic/faultbed.json").exists()
-    assert switch.said()[-1] == "systemctl restart bgp", "last: it has to read its old file"
+    assert switch.commands()[-1] == "systemctl restart bgp", "last: it has to read its old file"
     assert switch.teardown() == []
 
 
@@ -218,7 +220,7 @@ def test_sonic_teardown_removes_references_before_their_entry(switch):
     """SONiC cannot remove a profile that a queue uses, nor an interface that has an address."""
     switch()
     switch.teardown()
-    gone = [line.split()[3] for line in switch.said() if "CONFIG_DB DEL" in line]
+    gone = [line.split()[3] for line in switch.commands() if "CONFIG_DB DEL" in line]
     assert gone.index("QUEUE|Ethernet0|3") < gone.index("WRED_PROFILE|FAULTBED_ROCE")
     assert gone.index("BUFFER_PG|Ethernet0|3") < gone.index("BUFFER_PROFILE|FAULTBED_LOSSLESS_IN")
     assert gone.index("PORT_QOS_MAP|Ethernet0") < gone.index("DSCP_TO_TC_MAP|FAULTBED")
@@ -239,8 +241,8 @@ def test_sonic_role_changed_values_keep_the_first_record(switch):
 def test_sonic_saved_configuration_is_saved_again_after_teardown(switch):
     switch(save=True)
     switch.teardown()
-    assert [line for line in switch.said() if line == "config save -y"] == ["config save -y"] * 2
-    assert switch.said()[-1] == "config save -y"
+    assert [line for line in switch.commands() if line == "config save -y"] == ["config save -y"] * 2
+    assert switch.commands()[-1] == "config save -y"
 
 
 def test_sonic_split_unified_mode_routing_is_restored(switch):
@@ -402,15 +404,15 @@ def test_linux_switch_sets_pfc_and_dscp_of_the_profile_and_is_restored(
     (tmp_path / "dcb").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
 
-    def bring(*, check=False):
+    def configure(*, check=False):
         made = changes(check=check)
         one = saved_state("frr_switch", made, folder=str(tmp_path / "found"))
         role.configure_pfc(one, "swp1", [3], otherwise="")
         role.configure_dscp(one, "swp1", HOSTVARS["faultbed_dscp_map"])
         return [line.partition(":")[0] for line in made.made]
 
-    assert bring(check=True) == bring() == ["swp1 PFC", "swp1 DSCP 26", "swp1 DSCP 48"]
-    assert bring() == []
+    assert configure(check=True) == configure() == ["swp1 PFC", "swp1 DSCP 26", "swp1 DSCP 48"]
+    assert configure() == []
     assert json.loads(state.read_text())["pfc"]["3"] == "on"
     assert json.loads(state.read_text())["app"] == {"0": "0", "26": "3", "48": "6"}
     saved_state("frr_switch", changes(check=False), folder=str(tmp_path / "found")).restore()
@@ -424,7 +426,7 @@ def linux(tmp_path, monkeypatch, program, saved_state, changes):
     for path in [*role.sysctls(0), "kernel/random/boot_id"]:
         (root / "proc/sys" / path).parent.mkdir(parents=True, exist_ok=True)
         (root / "proc/sys" / path).write_text("0\n")
-    output = tmp_path / "said"
+    output = tmp_path / "commands"
     (tmp_path / "systemctl").write_text(f"#!/bin/sh\necho $@ >>{output}\n")
     (tmp_path / "systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
@@ -434,9 +436,9 @@ def linux(tmp_path, monkeypatch, program, saved_state, changes):
     switch = {"name": "leaf1", **{key: HOSTVARS[f"faultbed_{key}"] for key in ("asn", "loopback", "ports")}}
     switch |= {"ecmp_hash_seed": 7, "config": "/etc/frr/frr.conf", "daemons": "/etc/frr/daemons", "dcb": False}
 
-    def bring(*, reload=False, check=False, **edit):
+    def configure(*, reload=False, check=False, **edit):
         made = changes(check=check)
-        bring.result = role._configure(switch | {"qos": None, "dscp_map": [], "reload": reload} | edit, made)
+        configure.result = role._configure(switch | {"qos": None, "dscp_map": [], "reload": reload} | edit, made)
         return made.made
 
     def teardown():
@@ -444,32 +446,32 @@ def linux(tmp_path, monkeypatch, program, saved_state, changes):
         keep("frr_switch", made).restore()
         return made.made
 
-    bring.teardown, bring.root = teardown, root
-    bring.reboot = lambda: (root / "proc/sys/kernel/random/boot_id").write_text("second\n")
-    bring.said = lambda: output.read_text().splitlines() if output.exists() else []
-    return bring
+    configure.teardown, configure.root = teardown, root
+    configure.reboot = lambda: (root / "proc/sys/kernel/random/boot_id").write_text("second\n")
+    configure.commands = lambda: output.read_text().splitlines() if output.exists() else []
+    return configure
 
 
 def test_frr_reads_its_files_when_reload_is_enabled_later(linux):
     """The intended order on a rack: write and inspect the files first, then set frr_switch_reload."""
     linux()
-    assert linux.said() == []
+    assert linux.commands() == []
     assert linux.result["notes"] == ["FRR has not read its new files: set frr_switch_reload, or restart it"]
     assert linux(reload=True, check=True) == ["FRR: systemctl restart frr"]
     assert linux(reload=True) == ["FRR: systemctl restart frr"]
     assert linux(reload=True) == []
     assert linux.result["notes"] == []
     assert linux.teardown()[-1] == "FRR: systemctl restart frr"
-    assert linux.said() == ["restart frr"] * 2
+    assert linux.commands() == ["restart frr"] * 2
 
 
 def test_frr_that_read_its_files_at_boot_is_restarted_only_by_teardown(linux):
     linux()
     linux.reboot()
     assert linux(reload=True) == []
-    assert linux.said() == []
+    assert linux.commands() == []
     linux.teardown()
-    assert linux.said() == ["restart frr"]
+    assert linux.commands() == ["restart frr"]
 
 
 def test_linux_switch_keeps_forwarding_and_hash_settings_across_a_restart(linux):
@@ -493,7 +495,7 @@ def test_linux_switch_kernel_without_a_hash_seed_is_a_note(linux):
 def test_frr_that_has_never_read_our_files_is_left_alone(linux):
     linux()
     linux.teardown()
-    assert linux.said() == []
+    assert linux.commands() == []
 
 
 def test_linux_switch_port_without_dcb_says_so(load, saved_state, changes, monkeypatch):
