@@ -33,6 +33,7 @@ lint: setup ## style, types, and the playbooks by ansible-lint's profile product
 	@$(RUN)ruff check .
 	@$(RUN)ruff format --check .
 	@$(RUN)mypy
+	@for tests in common soft lab; do $(RUN)mypy --config-file tests/mypy.ini tests/$$tests || exit 1; done
 	@cd playbooks && PATH="$(CURDIR)/$(RUN):$$PATH" ANSIBLE_ACTION_PLUGINS="$(CURDIR)/playbooks/action_plugins" ansible-lint -q
 
 smoke: setup ## the shortest proof on a soft lab: it comes up, nothing is wrong with it, a lease holds

@@ -15,7 +15,7 @@ import pytest
 from waiting import until
 
 from harness.packets.analysis import analyse
-from inject.fault_plan import FaultSpec, plan
+from inject.fault_plan import FaultSpec, PlannedFault, plan
 from inject.injector import Injector
 from inject.journal import Journal
 from inject.mechanisms.rack.rack_mechanism import COUNTERS
@@ -112,7 +112,7 @@ def flow_through_it(lab):
         running.abort("the test is over")
 
 
-def planned_at(box, kind, target, params, *, index=0, for_s=WINDOW_S):
+def planned_at(box, kind, target, params, *, index=0, for_s=WINDOW_S) -> PlannedFault:
     """Plan a fault as on a rack, with rxe's names for the counters of a hardware RNIC."""
     spec = FaultSpec(kind=kind, target=target, for_s=for_s, params=params)
     planned = plan(spec, box, lab_kind="rack", index=index)

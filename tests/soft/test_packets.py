@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from typing import Any
 
 import pytest
 from waiting import until
 
-from inject.fault_plan import FaultSpec, plan
+from inject.evidence.receipt import Armed, Receipt
+from inject.fault_plan import FaultSpec, PlannedFault, plan
 from inject.injector import Injector
 from inject.journal import Journal
 from testbed.observe import counters
@@ -23,7 +25,7 @@ pytestmark = pytest.mark.soft
 WINDOW_S = 1.0
 EXACT = 20
 
-KINDS = {
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "a share is lost": ("packet.drop", {"share": 0.05}),
     "bursts are lost": ("packet.drop", {"share": 0.1, "burst": 3}),
     "every 50th is lost": ("packet.drop", {"every": 50, "opcode": "data"}),
@@ -69,7 +71,7 @@ def warm(lab):
     running.wait(timeout_s=60)
 
 
-def planned(lab, kind, params, *, for_s=WINDOW_S, index=0):
+def planned(lab, kind, params, *, for_s=WINDOW_S, index=0) -> PlannedFault:
     src, dst = ends(lab)
     target = src if params.get("to") == "sender" else dst
     settings = {name: value for name, value in params.items() if name != "to"}
@@ -78,7 +80,7 @@ def planned(lab, kind, params, *, for_s=WINDOW_S, index=0):
     )
 
 
-def receipt_of(injector, fault):
+def receipt_of(injector: Injector, fault: PlannedFault) -> tuple[Armed, Receipt]:
     prepared = injector.prepare(fault)
     armed = prepared.arm()
     threading.Event().wait(fault.for_s)
