@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.rows import Row, mark
-from inject.evidence.receipt import Receipt
+from inject.evidence.receipt import FaultReceipt
 from inject.fault_plan import FaultSpec, PlannedFault, plan
 from inject.injector import Injector
 from inject.journal import Journal
@@ -142,7 +142,7 @@ def _gaps(lab: Lab, host: str, rnic: str) -> int:
     return counters.read(lab, [host])[host][f"{rnic}.out_of_seq_request"]
 
 
-def _when_hit(prepared: PreparedFault) -> Receipt:
+def _when_hit(prepared: PreparedFault) -> FaultReceipt:
     deadline = time.monotonic() + _GONE_S
     while not prepared.observe()["count"] and time.monotonic() < deadline:
         threading.Event().wait(0.1)

@@ -42,9 +42,7 @@ from harness.proof import why_unproven_in
 from harness.record.measurements import FaultRun, Measurements
 from harness.verdict import (
     Check,
-    Fired,
     LabState,
-    Receipt,
     RoutingDecisions,
     RoutingReceipt,
     Verdict,
@@ -52,6 +50,7 @@ from harness.verdict import (
     worst,
 )
 from inject.evidence import firing_times
+from inject.evidence.receipt import Armed, Cleared, Fired, Receipt
 from traffic.engine.flight_recorder import Flight
 from traffic.probes.rtt import Trip
 from traffic.workloads.elastic.elastic_results import Restart
@@ -247,7 +246,7 @@ def _unproven_for(metric: Metric, problems: Mapping[str, Sequence[str]]) -> tupl
 def _fault_check(fault: FaultRun, problems: Sequence[str], t0_ns: int) -> Check:
     receipt = fault.receipt
     said = list(problems) or [f"witness: {receipt.fired.witness if receipt else None}", *_on_for(receipt)]
-    armed_ns = receipt.armed.get("at_ns") if receipt else None
+    armed_ns = receipt.armed.at_ns if receipt else None
     late_ns = armed_ns - t0_ns - fault.plan.at_ns if isinstance(armed_ns, int) else 0
     if late_ns > _LATE_NS:
         said.append(f"{late_ns / 1e9:.1f} s later than planned: the lab was too busy to be looked at before")
@@ -408,7 +407,7 @@ def _empty_receipt(fault: FaultRun) -> Receipt:
         kind=fault.plan.kind,
         target=fault.plan.target,
         fidelity="modelled",
-        armed={"ok": False},
+        armed=Armed(ok=False),
         fired=Fired(count=0, first_ns=None, last_ns=None, witness=None, must_move={}, must_not_move={}),
-        cleared={"ok": False},
+        cleared=Cleared(ok=False),
     )

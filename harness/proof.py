@@ -1,6 +1,6 @@
 """The rule by which a fault is proven: the judge, reports, the pytest plugin and the command line share it. Pure.
 
-The receipt itself must prove that the fault happened (`harness.verdict.unproven`, and the doubts of
+The receipt itself must prove that the fault happened (`unproven`, and the doubts of
 `inject.evidence.receipt`), and its times must be those of the plan, while the workload ran
 (`inject.evidence.firing_times`).
 """
@@ -8,23 +8,45 @@ The receipt itself must prove that the fault happened (`harness.verdict.unproven
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-import msgspec
 
 from harness.record.measurements import FaultRun, Measurements
-from harness.verdict import Receipt, unproven
 from inject.evidence import firing_times
 from inject.evidence.firing_times import OnTime, Span
-from inject.evidence.receipt import Receipt as FaultReceipt
+from inject.evidence.receipt import Receipt
 
-__all__ = ["recorded", "why_unproven", "why_unproven_in"]
+__all__ = ["unproven", "why_unproven", "why_unproven_in"]
 
 
 def why_unproven_in(run: Measurements, fault: FaultRun) -> tuple[str, ...]:
     """Say why a fault of a run is not proven; empty when it is."""
     planned = (0, fault.plan.duration_ns)
     return why_unproven(fault.receipt, fault.doubts, workloads=((run.t0_ns, run.end_ns),), planned=planned)
+
+
+def unproven(receipt: Receipt | None) -> tuple[str, ...]:
+    """Why this receipt does not prove that the fault happened; empty when it does."""
+    if receipt is None:
+        return ("it was never tried",)
+    fired = receipt.fired
+    problems = []
+    if not receipt.armed.ok:
+        problems.append("no readback shows that it was armed")
+    if fired.count <= 0 or fired.first_ns is None:
+        problems.append(f"it never fired ({fired.witness or 'no witness'} counts {fired.count})")
+    if fired.must_move and not any(delta is not None and delta > 0 for delta in fired.must_move.values()):
+        problems.append(f"what must move did not ({', '.join(fired.must_move)})")
+    # Some kinds move no counter: a second look while it was on saw the state that it makes, and its value is judged
+    # where it was read (`inject.evidence.receipt`).
+    if not fired.must_move and fired.witness not in receipt.armed.while_on:
+        problems.append("nobody but its holder has seen it: no counter moved, and no state was looked at")
+    for name, delta in fired.must_not_move.items():
+        if delta is None:
+            problems.append(f"{name} must not move and could not be read")
+        elif delta:
+            problems.append(f"{name} must not move and moved by {delta:g}")
+    if not receipt.cleared.ok:
+        problems.append("no readback shows that it was cleared")
+    return tuple(problems)
 
 
 def why_unproven(
@@ -49,7 +71,7 @@ def why_unproven(
         return problems
     # What the injector doubts is said more exactly; what it has not looked at is added.
     problems = tuple(doubts) or problems
-    if receipt.fired.first_ns is None or receipt.armed.get("ok") is not True:
+    if receipt.fired.first_ns is None or not receipt.armed.ok:
         return problems
     on_time, first_ns = _on_time(receipt, planned), receipt.fired.first_ns
     if on_time is None and planned is not None:
@@ -80,19 +102,13 @@ def _why_beyond(receipt: Receipt, on_time: OnTime | None, last_ns: int, workload
     return f"its last hits came up to {(last_ns - workload[1]) / 1e9:.2f} s after the workload ended"
 
 
-def recorded(receipt: FaultReceipt, *, fault_id: str | None = None) -> Receipt:
-    """Return an injector's receipt as `verdict.json` has it."""
-    return msgspec.convert({**receipt.to_json(), "id": fault_id or receipt.id}, Receipt)
-
-
 def _on_time(receipt: Receipt, planned: Span | None) -> OnTime | None:
     """Return the receipt's own times, or the longest that an older receipt allows: from armed to cleared."""
     if receipt.on_time is not None or planned is None:
         return receipt.on_time
-    span: list[Any] = [receipt.armed.get("at_ns"), receipt.cleared.get("at_ns")]
-    if None in span:
+    begin, end = receipt.armed.at_ns, receipt.cleared.at_ns
+    if begin is None or end is None:
         return None
-    begin, end = span
     longest = planned[1] - planned[0]
     # How long the removal took is not known: only too short a time is.
     end = min(end, begin + longest)

@@ -29,16 +29,14 @@ import msgspec
 
 from harness.findings import Finding
 from harness.json_text import json_text
-from inject.evidence.firing_times import OnTime
+from inject.evidence.receipt import Receipt
+from inject.kinds.kind import Fidelity
 
 __all__ = [
     "Check",
     "ExitCode",
-    "Fidelity",
-    "Fired",
     "LabState",
     "LeftOut",
-    "Receipt",
     "RoutingDecisions",
     "RoutingReceipt",
     "Verdict",
@@ -46,12 +44,10 @@ __all__ = [
     "decode",
     "encode",
     "exit_code",
-    "unproven",
     "worst",
 ]
 
 LabState = Literal["CLEAN", "DIRTY"]
-Fidelity = Literal["real", "emulated", "modelled"]
 
 
 class Verdict(enum.StrEnum):
@@ -97,45 +93,6 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     rule: str
     detail: str = ""
-
-
-class Fired(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """The proof that a fault happened. Times are the controller's monotonic clock; None: it never fired.
-
-    `first_ns` is when it was first seen to have fired; it did so between the two moments of `between_ns`, in which the
-    clocks' error is allowed for. None: it never fired, or the run is older than that.
-    `must_move` and `must_not_move` map a counter to how much it moved while the fault was in place. `passed` is the
-    number of packets that a share, or every n-th, was taken of; None: the fault takes none.
-    """
-
-    count: int
-    first_ns: int | None
-    last_ns: int | None
-    witness: str | None
-    must_move: dict[str, float | int | None]
-    must_not_move: dict[str, float | int | None]
-    between_ns: tuple[int, int] | None = None
-    passed: int | None = None
-
-
-class Receipt(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known about one fault of a run.
-
-    `armed` and `cleared` are the readbacks after the change and after its removal, as the fault kind gives
-    them, with two keys that every kind has: `ok` (bool) and `at_ns` (controller's monotonic clock).
-    `on_time` is how long it was on, and was to be (`inject.evidence.firing_times`); None: nothing was read, or the run
-    is older than that. `unproven` are the reasons why it does not prove its fault.
-    """
-
-    id: str
-    kind: str
-    target: str
-    fidelity: Fidelity
-    armed: dict[str, Any]
-    fired: Fired
-    cleared: dict[str, Any]
-    on_time: OnTime | None = None
-    unproven: tuple[str, ...] = ()
 
 
 class LeftOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,32 +144,6 @@ class VerdictFile(msgspec.Struct, frozen=True, kw_only=True):
     attribution: tuple[Finding, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     routing: RoutingReceipt | msgspec.UnsetType = msgspec.UNSET
-
-
-def unproven(receipt: Receipt | None) -> tuple[str, ...]:
-    """Why this receipt does not prove that the fault happened; empty when it does."""
-    if receipt is None:
-        return ("it was never tried",)
-    fired = receipt.fired
-    problems = []
-    if receipt.armed.get("ok") is not True:
-        problems.append("no readback shows that it was armed")
-    if fired.count <= 0 or fired.first_ns is None:
-        problems.append(f"it never fired ({fired.witness or 'no witness'} counts {fired.count})")
-    if fired.must_move and not any(delta is not None and delta > 0 for delta in fired.must_move.values()):
-        problems.append(f"what must move did not ({', '.join(fired.must_move)})")
-    # Some kinds move no counter: a second look while it was on saw the state that it makes, and its value is judged
-    # where it was read (`inject.evidence.receipt`).
-    if not fired.must_move and fired.witness not in receipt.armed.get("while_on", {}):
-        problems.append("nobody but its holder has seen it: no counter moved, and no state was looked at")
-    for name, delta in fired.must_not_move.items():
-        if delta is None:
-            problems.append(f"{name} must not move and could not be read")
-        elif delta:
-            problems.append(f"{name} must not move and moved by {delta:g}")
-    if receipt.cleared.get("ok") is not True:
-        problems.append("no readback shows that it was cleared")
-    return tuple(problems)
 
 
 def exit_code(verdict: Verdict, lab_state: LabState) -> ExitCode:

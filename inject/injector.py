@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from inject.evidence.receipt import Receipt, end_sentence, not_cleared
+from inject.evidence.receipt import FaultReceipt, end_sentence, not_cleared
 from inject.leases.channels import last_heal
 from inject.leases.claim_request import claim_of
 from inject.policy import blast_radius, safety
@@ -87,7 +87,7 @@ class Injector:
         self.mutate = mutate
         self.confirmed = confirmed
         self.until_cleared = until_cleared
-        self.receipts: tuple[Receipt, ...] = ()
+        self.receipts: tuple[FaultReceipt, ...] = ()
         """Receipts of every fault that was cleared, or should have been."""
         self.abandoned: tuple[str, ...] = ()
         """Faults whose end was not observed; their targets revert by themselves when the lease expires."""
@@ -209,7 +209,7 @@ class Injector:
             if each is not prepared and each.may_act_after(since_ns) and not (only_ended and each.ended_ns is None)
         ]
 
-    def remove(self, prepared: PreparedFault, receipt: Receipt | None = None) -> None:
+    def remove(self, prepared: PreparedFault, receipt: FaultReceipt | None = None) -> None:
         """Remove a fault from the active ones: it was never prepared, or it has ended with this receipt."""
         if receipt is not None:
             self.receipts += (receipt,)
@@ -226,7 +226,7 @@ class Injector:
                 return
         lease.release()
 
-    def clear_all(self) -> tuple[Receipt, ...]:
+    def clear_all(self) -> tuple[FaultReceipt, ...]:
         """Clear every fault, the last one first; a failure does not stop the others.
 
         Raises:

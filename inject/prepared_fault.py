@@ -9,11 +9,12 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from inject.evidence.firing_times import on_time_of_fault
-from inject.evidence.receipt import Armed, Cleared, Fired, Receipt, judge_fired
+from inject.evidence.receipt import Armed, Cleared, FaultReceipt, Fired, judge_fired
 from inject.evidence.witnesses import Witnesses, rebooting_hosts
 from inject.leases.channels import healed_file, local_args, revert_dir
 from inject.leases.lease import ANSWER_S, Lease
@@ -53,7 +54,7 @@ class PreparedFault:
         self._before: dict[str, Any] | None = None
         self._witnesses = Witnesses(self._lab, planned)
         self._armed = Armed(ok=False, error="never armed")
-        self._receipt: Receipt | None = None
+        self._receipt: FaultReceipt | None = None
         self._clearing = threading.RLock()
         self.reads: list[tuple[int, int]] = []
         """When the lab was read for this fault before it was armed: (begin, end) in controller ns. No baseline of
@@ -272,7 +273,7 @@ class PreparedFault:
 
     # The revert
 
-    def clear(self, *, keep_holder: bool = False) -> Receipt:
+    def clear(self, *, keep_holder: bool = False) -> FaultReceipt:
         """Revert, read back, and judge. A second call returns the same receipt. Errors are in the receipt.
 
         With `keep_holder`, a holder that has reverted stays idle until the injector ends: to end a unit takes an
@@ -283,13 +284,13 @@ class PreparedFault:
                 self._receipt = self._clear_and_judge(keep_holder=keep_holder)
             return self._receipt
 
-    def _clear_and_judge(self, *, keep_holder: bool) -> Receipt:
+    def _clear_and_judge(self, *, keep_holder: bool) -> FaultReceipt:
         with self._injector.journal.reverting("clear", fault=self.planned.id) as outcome:
             cleared, observed = self._clear()
             if cleared.ok:
                 self.ended_ns = cleared.at_ns or time.monotonic_ns()
             cleared, fired, doubts = self._judge(cleared, observed)
-            receipt = Receipt(
+            receipt = FaultReceipt(
                 id=self.planned.id,
                 kind=self.planned.kind,
                 target=self.planned.target.text,
@@ -352,7 +353,8 @@ class PreparedFault:
             # Another fault may have begun while the witnesses settled.
             own, shared = self._own_evidence()
             wrong = unsettled if cleared.ok else None
-            cleared = replace(cleared, ok=cleared.ok and not wrong, restored=restored, error=wrong or cleared.error)
+            is_ok = cleared.ok and not wrong
+            cleared = msgspec.structs.replace(cleared, ok=is_ok, restored=restored, error=wrong or cleared.error)
             fired, doubts = judge_fired(
                 own, armed=self._armed, observed=observed, before=self._witnesses.before or {}, after=after
             )
@@ -366,7 +368,7 @@ class PreparedFault:
                 count=int(observed.get("count") or 0), first_ns=None, last_ns=None, witness=None, must_move={},
                 must_not_move={},
             )  # fmt: skip
-            return replace(cleared, ok=False, error=cleared.error or doubt), fired, (doubt,)
+            return msgspec.structs.replace(cleared, ok=False, error=cleared.error or doubt), fired, (doubt,)
         return cleared, fired, doubts
 
     def _own_evidence(self) -> tuple[PlannedFault, tuple[str, ...]]:

@@ -107,7 +107,7 @@ def _disturbances(run: Measurements, impacts: Mapping[str, timeline.Impact]) -> 
     for fault in run.faults:
         if fault.receipt is None:
             continue
-        armed, fired = fault.receipt.armed.get("at_ns"), fault.receipt.fired.first_ns
+        armed, fired = fault.receipt.armed.at_ns, fault.receipt.fired.first_ns
         starts = [at for at in (armed, fired) if isinstance(at, int)]
         if starts:
             impact = impacts.get(fault.plan.id)

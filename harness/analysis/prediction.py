@@ -35,7 +35,7 @@ from harness.analysis.observe import Observed
 from harness.analysis.resolutions import Firing
 from harness.quantities import format_duration
 from harness.record.measurements import FaultRun, Measurements
-from harness.verdict import Receipt
+from inject.evidence.receipt import Receipt
 from inject.kinds.catalogue import Trait, has_trait
 from inject.selection import by_share
 from testbed.errors import UsageError

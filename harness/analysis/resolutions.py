@@ -43,11 +43,9 @@ def firings(faults: Iterable[FaultRun]) -> dict[str, Firing]:
     """Return the uncertainty of the firing of each fault that fired."""
     by_fault = {}
     for fault in faults:
-        fired = None if fault.receipt is None else fault.receipt.fired
-        if fired is None or fired.first_ns is None:
+        if fault.receipt is None or (fired := fault.receipt.fired).first_ns is None:
             continue
-        armed = fault.receipt.armed if fault.receipt is not None else {}
-        error_ns = armed.get("clock_error_ns") or 0
+        error_ns = fault.receipt.armed.clock_error_ns or 0
         least, most = fired.between_ns or (fired.first_ns - error_ns, fired.first_ns + error_ns)
         by_fault[fault.plan.id] = Firing(early_ns=max(0, fired.first_ns - least), late_ns=max(0, most - fired.first_ns))
     return by_fault
@@ -103,7 +101,9 @@ def _recoveries(
     sure: Mapping[str, Impact],
 ) -> dict[str, Interval]:
     error_ns = step_ns + run.clock_error_ns
-    cleared = {fault.plan.id: fault.receipt.cleared for fault in run.faults if fault.receipt is not None}
+    removed_off_ns = {
+        fault.plan.id: fault.receipt.cleared.clock_error_ns or 0 for fault in run.faults if fault.receipt is not None
+    }
     intervals: dict[str, Interval] = {}
     for prefix in ("recovery", "after_clear"):
         spans: dict[str, _Span] = {}
@@ -112,7 +112,7 @@ def _recoveries(
                 length_ns, when = one.recovery_ns, fired.get(fault_id, Firing())
             else:
                 # A removal is stamped when it is complete, by its target's clock.
-                off_ns = cleared.get(fault_id, {}).get("clock_error_ns") or 0
+                off_ns = removed_off_ns.get(fault_id, 0)
                 length_ns, when = one.after_clear_ns, Firing(early_ns=off_ns, late_ns=off_ns)
             least, most = when.since(length_ns, error_ns) if length_ns else (0, 0)
             least = when.since(max(0, length_ns - _by_chance_ns(one, sure, fault_id)), error_ns)[0] if least else 0

@@ -19,7 +19,7 @@ import msgspec
 
 from harness.experiment.experiment_file import Experiment, Fault, Scalar
 from harness.json_text import json_text
-from harness.verdict import Fidelity
+from inject.kinds.kind import Fidelity
 from testbed.routing.schemes import SCHEMES
 
 __all__ = ["Plan", "PlannedFault", "decode", "encode", "plan"]

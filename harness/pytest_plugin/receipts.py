@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from _pytest.outcomes import Failed
 
-from harness.proof import recorded, why_unproven
+from harness.proof import why_unproven
 from harness.pytest_plugin.keys import AT_END, FAILED, NOT_CLEARED, PROOF_NOT_REQUIRED, RUNNING
 from harness.verdict import ExitCode, LabState
 from inject.evidence.firing_times import Span
-from inject.evidence.receipt import Receipt, not_cleared
+from inject.evidence.receipt import FaultReceipt, not_cleared
 
 if TYPE_CHECKING:
     import pytest
@@ -44,7 +44,7 @@ def fail(item: pytest.Item, error: Failed) -> None:
     late_errors.append(f"{item.nodeid}: {error.msg}")
 
 
-def conclude(item: pytest.Item, receipts: Sequence[tuple[Receipt, bool]]) -> None:
+def conclude(item: pytest.Item, receipts: Sequence[tuple[FaultReceipt, bool]]) -> None:
     """Write the receipts of a test to its JUnit properties, and fail it if one proves nothing.
 
     If the test has failed already, only a fault that is not cleared fails it again.
@@ -59,7 +59,7 @@ def conclude(item: pytest.Item, receipts: Sequence[tuple[Receipt, bool]]) -> Non
     workloads = _workloads(item)
     problems: list[str] = []
     for receipt, prove in receipts:
-        reasons = why_unproven(recorded(receipt), receipt.unproven, workloads=workloads, overlap=True)
+        reasons = why_unproven(receipt, receipt.unproven, workloads=workloads, overlap=True)
         content = {**receipt.to_json(), "unproven": list(reasons)}
         item.user_properties.append((f"receipt.{receipt.id}", json.dumps(content, default=str)))
         if not prove:

@@ -13,7 +13,8 @@ from typing import Any, Literal
 import msgspec
 
 from harness.experiment.run_plan import PlannedFault
-from harness.verdict import LabState, LeftOut, Receipt, RoutingReceipt
+from harness.verdict import LabState, LeftOut, RoutingReceipt
+from inject.evidence.receipt import Receipt
 from testbed.model.lab_kind import LabKind
 from testbed.model.topology import Topology
 from testbed.observe import counters

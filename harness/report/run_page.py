@@ -54,7 +54,8 @@ from harness.report.plots.recovery_bars import (
     recovery_check,
 )
 from harness.report.plots.restart_bars import restart_bars
-from harness.verdict import Receipt, VerdictFile
+from harness.verdict import VerdictFile
+from inject.evidence.receipt import Receipt
 from testbed.errors import UsageError
 from testbed.model.lab_kind import traits_of
 from testbed.observe.telemetry import Change, Recorded

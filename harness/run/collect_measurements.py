@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness import proof
 from harness.experiment.run_plan import Plan
 from harness.experiment.stop import Guard
 from harness.packets.evidence import Evidence
@@ -31,7 +30,7 @@ from harness.record.workload_series import (
 )
 from harness.run.hop_packet_bounds import passed
 from harness.verdict import LabState, RoutingReceipt
-from inject.evidence.receipt import Receipt as FaultReceipt
+from inject.evidence.receipt import FaultReceipt
 from inject.fault_plan import PlannedFault
 from inject.injector import TTL_S, Injector, Mutation
 from testbed.lab import Lab
@@ -174,7 +173,7 @@ def _fault_runs(plan: Plan, faults: Sequence[PlannedFault], found: Found) -> Ite
         got = found.receipts.get(planned.id)
         receipt = None
         if got is not None:
-            receipt = proof.recorded(got, fault_id=planned.id)
+            receipt = got.record(id=planned.id)
         yield FaultRun(
             plan=planned,
             receipt=receipt,

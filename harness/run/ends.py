@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NoReturn
 
 from harness.verdict import ExitCode
-from inject.evidence.receipt import Receipt, not_cleared
+from inject.evidence.receipt import FaultReceipt, not_cleared
 from inject.injector import Injector
 from testbed.errors import DirtyLab, FaultbedError, Interrupted
 from testbed.lab import Lab
@@ -20,7 +20,7 @@ _NOT_COMPARED = "the lab was not compared with what it was before: the next comm
 
 
 def finish(
-    lab: Lab, work: Work, injector: Injector | None, receipts: Iterable[Receipt] = (), left: Iterable[str] = ()
+    lab: Lab, work: Work, injector: Injector | None, receipts: Iterable[FaultReceipt] = (), left: Iterable[str] = ()
 ) -> Outcome:
     """Compare the lab and replace the mark of the command by the answer. `left` says what else may be left on it.
 

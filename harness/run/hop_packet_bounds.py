@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from harness.verdict import Receipt
+from inject.evidence.receipt import Receipt
 from testbed.observe.counters import delta
 from testbed.observe.telemetry import Sample
 
@@ -29,8 +29,8 @@ def passed(samples: Iterable[Sample], receipt: Receipt, *, node: str) -> tuple[i
         receipt: of a fault in the hop: its readback names device and hook.
         node: the switch that the device is of.
     """
-    where: Mapping[str, Any] = receipt.armed.get("readback") or {}
-    armed_ns, cleared_ns = receipt.armed.get("at_ns"), receipt.cleared.get("at_ns")
+    where: Mapping[str, Any] = receipt.armed.readback or {}
+    armed_ns, cleared_ns = receipt.armed.at_ns, receipt.cleared.at_ns
     first_ns, last_ns = receipt.fired.first_ns, receipt.fired.last_ns
     if where.get("hook") not in {"egress", "ingress"} or not isinstance(armed_ns, int):
         return None

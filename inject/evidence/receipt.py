@@ -1,36 +1,35 @@
 """Receipts: what is known of a fault once it is over, and whether that proves it. Frozen data and pure functions.
 
-A receipt has three parts. Each consists of measurements, not of what was requested:
+A receipt is the element of `faults` in `verdict.json`. It has three parts, of measurements and not of requests:
 
     armed     the target's readback right after the change
     fired     how often it hit, first and last, and the independent counters that must move, or must not
     cleared   the target's readback after the revert
 
-`Receipt.proved` decides the verdict: the hop or actuator counted hits AND an independent counter moved AND no counter
-moved that must not AND the fault was on as long as planned (`inject.evidence.firing_times`) AND it is cleared.
+`FaultReceipt.proved` decides the verdict: the hop or actuator counted hits AND an independent counter moved AND no
+counter moved that must not AND the fault was on as long as planned (`inject.evidence.firing_times`) AND it is cleared.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from inject.evidence import firing_times
 from inject.evidence.firing_times import OnTime
-from inject.fault_plan import PlannedFault
+from inject.kinds.kind import Fidelity
 from testbed.observe.counters import Snapshot, flat_deltas, value_at
 
-__all__ = ["Armed", "Cleared", "Fired", "Receipt", "end_sentence", "judge_fired", "not_cleared"]
+if TYPE_CHECKING:
+    from inject.fault_plan import PlannedFault
 
-_OMITTED_IF_NONE = ("between_ns", "passed", "selection")
-"""Keys of `fired` that are omitted if they are None."""
+__all__ = ["Armed", "Cleared", "FaultReceipt", "Fired", "Receipt", "end_sentence", "judge_fired", "not_cleared"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Armed:
+class Armed(msgspec.Struct, frozen=True, kw_only=True):
     """The change, read back. `at_ns` is controller time, wrong by at most `clock_error_ns`.
 
     `while_on` are states that were read independently of the holder while the fault was on.
@@ -39,14 +38,13 @@ class Armed:
     ok: bool
     at_ns: int | None = None
     clock_error_ns: int | None = None
-    readback: Mapping[str, Any] = field(default_factory=dict)
-    learned: Mapping[str, int] = field(default_factory=dict)
-    while_on: Mapping[str, int | None] = field(default_factory=dict)
+    readback: Any = {}
+    learned: dict[str, int] = {}
+    while_on: dict[str, int | None] = {}
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fired:
+class Fired(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """The effects of a fault.
 
     `count` is the actuator's own; `witness` names the first independent counter that moved enough.
@@ -62,15 +60,14 @@ class Fired:
     first_ns: int | None
     last_ns: int | None
     witness: str | None
-    must_move: Mapping[str, int]
-    must_not_move: Mapping[str, int]
+    must_move: Mapping[str, float | int | None]
+    must_not_move: Mapping[str, float | int | None]
     between_ns: tuple[int, int] | None = None
     passed: int | None = None
     selection: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cleared:
+class Cleared(msgspec.Struct, frozen=True, kw_only=True):
     """The revert, read back. `at_ns` is controller time, wrong by at most `clock_error_ns`.
 
     `by` is `holder`, or `lease` if the target reverted by itself after it lost the controller.
@@ -80,38 +77,26 @@ class Cleared:
     at_ns: int | None = None
     clock_error_ns: int | None = None
     by: str = "holder"
-    readback: Mapping[str, Any] = field(default_factory=dict)
-    restored: Mapping[str, int | None] = field(default_factory=dict)
+    readback: Any = {}
+    restored: dict[str, int | None] = {}
     error: str | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Receipt:
-    """One fault, from beginning to end. `edges` are (controller time in ns, on) of every change.
+class Receipt(msgspec.Struct, frozen=True, kw_only=True):
+    """One fault, from beginning to end. `on_time` is None if no changes were read, or the run is older than that.
 
-    `doubts` are the reasons not to believe that it happened (`judge_fired`); `on_time` is None if no changes were read.
+    `unproven` are the reasons why it does not prove its fault; empty: it does.
     """
 
     id: str
     kind: str
     target: str
-    fidelity: str
+    fidelity: Fidelity
     armed: Armed
     fired: Fired
     cleared: Cleared
-    edges: tuple[tuple[int, bool], ...] = ()
-    doubts: tuple[str, ...] = ()
     on_time: OnTime | None = None
-
-    @property
-    def unproven(self) -> tuple[str, ...]:
-        """Every reason why the receipt does not prove its fault, apart from the workload; empty if it does."""
-        reasons = [*self.doubts]
-        if self.on_time is not None and self.armed.ok and self.fired.count:
-            reasons += firing_times.why_not_as_planned(self.on_time)
-        if not self.cleared.ok:
-            reasons.append(f"not cleared: {self.cleared.error or 'the readback still shows the change'}")
-        return tuple(reasons)
+    unproven: tuple[str, ...] = ()
 
     @property
     def proved(self) -> bool:
@@ -120,17 +105,31 @@ class Receipt:
 
     def to_json(self) -> dict[str, Any]:
         """Return the element of `faults` in `verdict.json`."""
-        return {
-            "id": self.id,
-            "kind": self.kind,
-            "target": self.target,
-            "fidelity": self.fidelity,
-            "armed": _plain(_as_dict(self.armed)),
-            "fired": _plain(_as_dict(self.fired)),
-            "cleared": _plain(_as_dict(self.cleared)),
-            "on_time": _plain(dataclasses.asdict(self.on_time)) if self.on_time else None,
-            "unproven": list(self.unproven),
-        }
+        element: dict[str, Any] = msgspec.to_builtins(self.record())
+        return element
+
+    def record(self, **changes: Any) -> Receipt:
+        """Return what files keep of it, with changes."""
+        return Receipt(**({name: getattr(self, name) for name in Receipt.__struct_fields__} | changes))
+
+
+class FaultReceipt(Receipt, frozen=True, kw_only=True):
+    """A receipt as the injector made it; `unproven` follows from the rest, apart from the workload.
+
+    `edges` are (controller time in ns, on) of every change. `doubts` are the reasons not to believe that it happened
+    (`judge_fired`).
+    """
+
+    edges: tuple[tuple[int, bool], ...] = ()
+    doubts: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        reasons = [*self.doubts]
+        if self.on_time is not None and self.armed.ok and self.fired.count:
+            reasons += firing_times.why_not_as_planned(self.on_time)
+        if not self.cleared.ok:
+            reasons.append(f"not cleared: {self.cleared.error or 'the readback still shows the change'}")
+        msgspec.structs.force_setattr(self, "unproven", tuple(reasons))
 
 
 def not_cleared(receipts: Iterable[Receipt]) -> tuple[str, ...]:
@@ -149,11 +148,6 @@ def end_sentence(receipts: Sequence[Receipt], abandoned: Sequence[str], *, ttl_s
     parts += not_cleared(receipts)
     parts += [f"{fault} left to its {ttl_s:g} s lease" for fault in abandoned]
     return "; ".join(parts)
-
-
-def _as_dict(part: Armed | Fired | Cleared) -> dict[str, Any]:
-    fields = {name: getattr(part, name) for name in part.__dataclass_fields__}
-    return {name: value for name, value in fields.items() if name not in _OMITTED_IF_NONE or value is not None}
 
 
 def judge_fired(
@@ -260,9 +254,3 @@ def _doubts_of_share(planned: PlannedFault, count: int, passed: int | None) -> l
     if abs(count - expected) <= 1:  # a packet may be between the two counters
         return []
     return [f"{count} of {passed} packets were hit, planned were {expected} ± 1"]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(each) for key, each in value.items()}
-    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value

@@ -145,7 +145,7 @@ def test_inference_job_is_judged_by_ttft_and_tpot(lab, tmp_path, text):
     done = finished(text, lab, tmp_path)
     page = done.report.read_text(encoding="utf-8")
     assert ("time to first token" in page) is (text is SERVING)
-    assert all(receipt.cleared["ok"] for receipt in done.verdict.faults)
+    assert all(receipt.cleared.ok for receipt in done.verdict.faults)
 
 
 def test_slow_rank_is_reported_during_the_run_and_stops_it(lab, tmp_path):
@@ -159,6 +159,6 @@ def test_slow_rank_is_reported_during_the_run_and_stops_it(lab, tmp_path):
     assert messages.index(named) < next(at for at, line in enumerate(messages) if "cleared" in line)
     (receipt,) = done.verdict.faults
     assert receipt.fired.count > 0
-    assert receipt.cleared["ok"]
+    assert receipt.cleared.ok
     failed = [check.name for check in done.verdict.checks if check.verdict is Verdict.FAIL]
     assert failed == ["stop.slow_ranks"]

@@ -18,7 +18,7 @@ from harness.record.measurements import (
     Sample,
     Summary,
 )
-from harness.verdict import Fired, Receipt
+from inject.evidence.receipt import Armed, Cleared, Fired, Receipt
 from testbed.model.topology import Gpu, Host, Link, Port, Rnic, Switch, Topology
 from traffic.engine.run_results import QpError
 
@@ -268,7 +268,7 @@ def _fault(fault_id, kind, target, window, length, parameters, colour, moved, st
         kind=kind,
         target=target,
         fidelity=fidelity,
-        armed={"ok": True, "at_ns": T0 + int(window.start * S) - 20 * MS, "readback": "as asked"},
+        armed=Armed(ok=True, at_ns=T0 + int(window.start * S) - 20 * MS, readback="as asked"),
         fired=Fired(
             count=delta if fired else 0,
             first_ns=T0 + int(window.start * S) if fired else None,
@@ -277,7 +277,7 @@ def _fault(fault_id, kind, target, window, length, parameters, colour, moved, st
             must_move={counter: delta if fired else 0},
             must_not_move=still,
         ),
-        cleared={"ok": True, "at_ns": T0 + int(window.end * S), "readback": "gone"},
+        cleared=Cleared(ok=True, at_ns=T0 + int(window.end * S), readback="gone"),
     )
     return FaultRun(plan=plan, receipt=receipt, colour=colour)
 

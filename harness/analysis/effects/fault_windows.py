@@ -18,7 +18,7 @@ def fired_windows(faults: Sequence[FaultRun]) -> dict[str, tuple[int, int]]:
         if receipt is None or receipt.fired.first_ns is None:
             continue
         first = receipt.fired.first_ns
-        cleared = receipt.cleared.get("at_ns")
+        cleared = receipt.cleared.at_ns
         end = cleared if isinstance(cleared, int) else first + fault.plan.duration_ns
         windows[fault.plan.id] = (first, max(first, end))
     return dict(sorted(windows.items(), key=lambda item: item[1]))
@@ -26,7 +26,7 @@ def fired_windows(faults: Sequence[FaultRun]) -> dict[str, tuple[int, int]]:
 
 def first_disturbance(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> int:
     """Return when the fault-free start ends: at the first arming or firing, because an armed fault may act unseen."""
-    armed = [fault.receipt.armed.get("at_ns") for fault in run.faults if fault.receipt is not None]
+    armed = [fault.receipt.armed.at_ns for fault in run.faults if fault.receipt is not None]
     times = [*(start for start, _ in fired.values()), *(at_ns for at_ns in armed if isinstance(at_ns, int))]
     return min(times, default=run.end_ns)
 
@@ -38,12 +38,12 @@ def acting_windows(run: Measurements) -> dict[str, Window]:
         receipt = fault.receipt
         if receipt is None:
             continue
-        armed_ns, fired = receipt.armed.get("at_ns"), receipt.fired
+        armed_ns, fired = receipt.armed.at_ns, receipt.fired
         starts = [at for at in (armed_ns, fired.first_ns, *(fired.between_ns or ())) if isinstance(at, int)]
         if not starts:
             continue
-        cleared_ns = receipt.cleared.get("at_ns")
-        is_confirmed = receipt.cleared.get("ok") is True
+        cleared_ns = receipt.cleared.at_ns
+        is_confirmed = receipt.cleared.ok
         end_ns = cleared_ns if is_confirmed and isinstance(cleared_ns, int) else run.end_ns
         windows[fault.plan.id] = Window(
             start_ns=min(starts), fired_ns=fired.first_ns, cleared_ns=max(end_ns, fired.first_ns or min(starts))

@@ -19,7 +19,7 @@ from harness.cli.options.numbers import parse_duration
 from harness.run import ends
 from harness.verdict import ExitCode
 from inject import capability, fault_page
-from inject.evidence.receipt import Fired, Receipt
+from inject.evidence.receipt import FaultReceipt, Fired
 from inject.fault_plan import FaultSpec, PlannedFault
 from inject.fault_plan import plan as plan_fault
 from inject.heal import heal as heal_lab
@@ -247,7 +247,7 @@ def _tell_policy(session: Session, planned: PlannedFault, inventory: Inventory, 
         session.err.print(f"would be refused: {reason}", soft_wrap=True)
 
 
-def _do(session: Session, lab: Lab, injector: Injector, planned: PlannedFault) -> Receipt:
+def _do(session: Session, lab: Lab, injector: Injector, planned: PlannedFault) -> FaultReceipt:
     with session.progress() as progress, injector:
         progress(f"preparing {planned.kind} on {planned.target.text}")
         prepared = injector.prepare(planned)
@@ -339,7 +339,7 @@ def _looks(planned: PlannedFault) -> list[str]:
     return [*lines, f"read back by `{shown(args['look'], needs)}`: {args['applied']}"]
 
 
-def _show_receipt(session: Session, receipt: Receipt, outcome: dirty.Outcome, *, as_json: bool) -> None:
+def _show_receipt(session: Session, receipt: FaultReceipt, outcome: dirty.Outcome, *, as_json: bool) -> None:
     if as_json:
         if outcome.state == "DIRTY":
             session.err.print(outcome.said, soft_wrap=True)

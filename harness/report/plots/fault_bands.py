@@ -25,7 +25,7 @@ def band(run: Measurements, fault: FaultRun, index: int) -> Band | None:
     receipt = fault.receipt
     if receipt is None:
         return None
-    start, end = receipt.fired.first_ns or receipt.armed.get("at_ns"), receipt.cleared.get("at_ns")
+    start, end = receipt.fired.first_ns or receipt.armed.at_ns, receipt.cleared.at_ns
     if not isinstance(start, int):
         return None
     end = end if isinstance(end, int) else start + fault.plan.duration_ns

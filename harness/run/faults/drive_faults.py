@@ -12,7 +12,7 @@ from harness.run import ends
 from harness.run.collect_measurements import Found
 from harness.run.faults.live_guard import Watching
 from harness.run.prepare.resolve import Decided
-from inject.evidence.receipt import Receipt as FaultReceipt
+from inject.evidence.receipt import FaultReceipt
 from inject.fault_plan import PlannedFault
 from inject.injector import Injector
 from inject.journal import Journal

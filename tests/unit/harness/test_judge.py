@@ -15,7 +15,9 @@ from harness.confidence import Interval, level_for
 from harness.experiment.experiment_file import Expectation
 from harness.experiment.metrics import METRICS, lookup
 from harness.judge import check_expectation, judge, noisy_checks
-from harness.verdict import ExitCode, Verdict, decode, encode, exit_code, unproven, worst
+from harness.proof import unproven
+from harness.verdict import ExitCode, Verdict, decode, encode, exit_code, worst
+from inject.evidence.receipt import Armed
 from testbed.observe.telemetry import Change, Machine
 
 PASS, INCONCLUSIVE, FAIL, ERROR = Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL, Verdict.ERROR
@@ -177,8 +179,7 @@ def broken(receipt, **changes):
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"armed": {"ok": False}}, "armed"),
-        ({"armed": {}}, "armed"),
+        ({"armed": Armed(ok=False)}, "armed"),
         ({"count": 0}, "never fired"),
         ({"first_ns": None}, "never fired"),
         ({"must_move": {"a": 0, "b": None}}, "did not (a, b)"),
@@ -206,7 +207,7 @@ def test_judge_each_missing_proof_is_inconclusive(changes, says):
 def test_judge_late_fault_reports_how_late():
     run = synthetic_run()
     first = run.faults[0]
-    armed = {**first.receipt.armed, "at_ns": run.t0_ns + first.plan.at_ns + 11_000_000_000}
+    armed = msgspec.structs.replace(first.receipt.armed, at_ns=run.t0_ns + first.plan.at_ns + 11_000_000_000)
     late = msgspec.structs.replace(first, receipt=msgspec.structs.replace(first.receipt, armed=armed))
     verdict = verdict_of(msgspec.structs.replace(run, faults=(late, *run.faults[1:])))
     details = [check.detail for check in verdict.checks if check.name.startswith("fired.")]
@@ -218,7 +219,8 @@ def test_judge_state_seen_while_active_is_a_proof():
     """A stopped process moves no counter; a second reading has seen it stopped."""
     key = "host4/processes.stopped"
     receipt = broken(synthetic_run().faults[0].receipt, must_move={}, witness=key)
-    assert unproven(msgspec.structs.replace(receipt, armed={**receipt.armed, "while_on": {key: 1}})) == ()
+    armed = msgspec.structs.replace(receipt.armed, while_on={key: 1})
+    assert unproven(msgspec.structs.replace(receipt, armed=armed)) == ()
 
 
 def test_judge_proven_run_within_its_bounds_passes():

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inject.evidence.firing_times import on_time_of
-from inject.evidence.receipt import Armed, Cleared, Receipt, judge_fired
+from inject.evidence.receipt import Armed, Cleared, FaultReceipt, judge_fired
 from inject.fault_plan import FaultSpec, plan
 from inject.selection import MOST_SEED
 from testbed.inventory import lab_inventory
@@ -77,7 +78,7 @@ def test_receipt_state_not_confirmed_by_a_second_reading_is_a_doubt():
     """The holder's own word is not enough if a second source exists."""
     planned = dataclasses.replace(FLAP, while_on=(("rtsw1/ctsw1.mtu", 1500),))
     for seen, doubted in ((1500, False), (4200, True), (None, True)):
-        armed = dataclasses.replace(armed_at(planned), while_on={"rtsw1/ctsw1.mtu": seen})
+        armed = msgspec.structs.replace(armed_at(planned), while_on={"rtsw1/ctsw1.mtu": seen})
         _, doubts = judged(planned, armed=armed, moved={WITNESS: 1})
         assert bool(doubts) is doubted
 
@@ -102,7 +103,7 @@ def test_receipt_absence_of_a_device_is_a_state():
     """A removed device has no counters. That is a witness if it was read, and none if nothing was read."""
     planned = dataclasses.replace(FLAP, must_move=(), while_on=(("host1/rxe0.send_err", None),))
     for looked, doubted in (({"host1/rxe0.send_err": None}, False), ({"host1/rxe0.send_err": 0}, True), ({}, True)):
-        fired, doubts = judged(planned, armed=dataclasses.replace(armed_at(planned), while_on=looked))
+        fired, doubts = judged(planned, armed=msgspec.structs.replace(armed_at(planned), while_on=looked))
         assert bool(doubts) is doubted
         assert fired.witness == (None if doubted else "host1/rxe0.send_err")
 
@@ -126,7 +127,7 @@ def test_receipt_names_the_most_specific_witness():
 def test_receipt_is_the_faults_element_of_a_verdict():
     """The element has the fields of verdict.json, and is plain JSON."""
     fired, doubts = judged(moved={WITNESS: 1})
-    receipt = Receipt(
+    receipt = FaultReceipt(
         id=FLAP.id, kind=FLAP.kind, target=FLAP.target.text, fidelity=FLAP.fidelity, armed=Armed(ok=True), fired=fired,
         cleared=Cleared(ok=True), doubts=doubts,
     )  # fmt: skip
@@ -136,12 +137,13 @@ def test_receipt_is_the_faults_element_of_a_verdict():
     ]  # fmt: skip
     assert list(decoded["fired"]) == ["count", "first_ns", "last_ns", "witness", "must_move", "must_not_move"]
     chosen, _ = judged(DROP, moved={DROP.must_move[0].any_of[0]: 1})
-    said_too = dataclasses.replace(receipt, fired=chosen).to_json()["fired"]
+    said_too = msgspec.structs.replace(receipt, fired=chosen).to_json()["fired"]
     assert said_too["selection"] == "selected by seed 1, period 10240"
     assert receipt.proved
 
     seen, _ = judged(moved={WITNESS: 1}, observed={**DONE, "between_ns": (9, 12)})
-    assert json.loads(json.dumps(dataclasses.replace(receipt, fired=seen).to_json()))["fired"]["between_ns"] == [9, 12]
+    element = json.loads(json.dumps(msgspec.structs.replace(receipt, fired=seen).to_json()))
+    assert element["fired"]["between_ns"] == [9, 12]
 
 
 SECOND = 1_000_000_000
@@ -158,11 +160,11 @@ SECOND = 1_000_000_000
 )
 def test_receipt_not_cleared_or_not_on_as_planned_proves_nothing(change, reason):
     fired, doubts = judged(moved={WITNESS: 1})
-    receipt = Receipt(
+    receipt = FaultReceipt(
         id=FLAP.id, kind=FLAP.kind, target=FLAP.target.text, fidelity=FLAP.fidelity, armed=Armed(ok=True), fired=fired,
         cleared=Cleared(ok=True), doubts=doubts,
     )  # fmt: skip
-    receipt = dataclasses.replace(receipt, **change)
+    receipt = msgspec.structs.replace(receipt, **change)
     assert receipt.proved is (reason is None)
     assert receipt.to_json()["unproven"] == list(receipt.unproven)
     if reason is not None:

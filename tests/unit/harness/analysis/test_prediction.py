@@ -14,6 +14,7 @@ from harness.analysis.observe import observe
 from harness.analysis.prediction import goodput_share, losses, max_over_mean, predictions, qp_error_ns
 from harness.report.run_page import render
 from harness.run.hop_packet_bounds import passed
+from inject.evidence.receipt import Armed, Cleared
 from inject.selection import by_share
 from testbed.observe.telemetry import Sample
 from traffic.engine.task_specs import QpParams
@@ -149,8 +150,8 @@ def test_prediction_bounds_the_packets_that_passed():
     start = run.faults[1].receipt.fired.first_ns / 1e9
     receipt = msgspec.structs.replace(
         run.faults[1].receipt,
-        armed={"at_ns": int(start * 1e9), "readback": {"device": "host3-rxe0", "hook": "egress"}},
-        cleared={"at_ns": int((start + 3) * 1e9)},
+        armed=Armed(ok=True, at_ns=int(start * 1e9), readback={"device": "host3-rxe0", "hook": "egress"}),
+        cleared=Cleared(ok=True, at_ns=int((start + 3) * 1e9)),
         fired=msgspec.structs.replace(run.faults[1].receipt.fired, last_ns=int((start + 3) * 1e9)),
     )
     samples = [sampled(start - 1.05 + 0.1 * place, 10 * place) for place in range(60)]

@@ -22,7 +22,8 @@ from harness.fuzz.on_lab import keep
 from harness.fuzz.outcome import Outcome, outcome_of
 from harness.fuzz.search import Search
 from harness.run.prepare.resolve import decide, refusal
-from harness.verdict import Check, Fired, Receipt, Verdict, VerdictFile
+from harness.verdict import Check, Verdict, VerdictFile
+from inject.evidence.receipt import Armed, Cleared, Fired, Receipt
 from inject.fault_plan import FaultSpec
 from inject.kinds.catalogue import CATALOGUE
 from testbed.errors import LabError, Unsupported, UsageError
@@ -295,7 +296,8 @@ def test_outcome_intended_by_a_fault_is_excused_and_no_other(kind, checks):
 def test_outcome_unproven_fault_is_reported_separately():
     fired = Fired(count=0, first_ns=None, last_ns=None, witness=None, must_move={}, must_not_move={})
     receipt = Receipt(
-        id="a", kind="packet.drop", target="host1:rxe0", fidelity="real", armed={}, fired=fired, cleared={},
+        id="a", kind="packet.drop", target="host1:rxe0", fidelity="real", armed=Armed(ok=False), fired=fired,
+        cleared=Cleared(ok=False),
         unproven=("it never fired", "more"),
     )  # fmt: skip
     result = outcome_of(case_of("packet.drop"), verdict(faults=[receipt], x=Verdict.INCONCLUSIVE))

@@ -13,7 +13,8 @@ from harness.pytest_plugin import fixtures as plugin_fixtures
 from harness.pytest_plugin import hooks as plugin
 from harness.pytest_plugin import items as plugin_items
 from harness.pytest_plugin import session_lab as pytest_lab
-from harness.verdict import Fired, Receipt, Verdict, VerdictFile
+from harness.verdict import Verdict, VerdictFile
+from inject.evidence.receipt import Armed, Cleared, Fired, Receipt
 from testbed.errors import Unreachable, UsageError
 from testbed.observe import fingerprint
 from testbed.tenancy import dirty, in_progress
@@ -93,7 +94,7 @@ import pytest
 from pathlib import Path
 from types import SimpleNamespace
 from harness.pytest_plugin import fixtures
-from inject.evidence.receipt import Armed, Cleared, Fired, Receipt
+from inject.evidence.receipt import Armed, Cleared, FaultReceipt, Fired
 from testbed.inventory import lab_inventory as inventory
 from testbed.errors import UsageError
 from testbed.shipped import inventories
@@ -112,7 +113,7 @@ class Stand:
         return tuple(self.open)
 
     def prepare(self, planned, *, until_cleared):
-        receipt = Receipt(
+        receipt = FaultReceipt(
             id=planned.id, kind=planned.kind, target=planned.target.text, fidelity=planned.fidelity,
             armed=Armed(ok=True), cleared=Cleared(ok=True),
             fired=Fired(count=1, first_ns=1, last_ns=1, witness="w", must_move={"w": 1}, must_not_move={}),
@@ -354,7 +355,13 @@ def asked_for_experiments(pytester):
 def a_verdict(word, state):
     fired = Fired(count=1, first_ns=1, last_ns=2, witness="w", must_move={"a": 1}, must_not_move={})
     receipt = Receipt(
-        id="f0", kind="link.flap", target="x", fidelity="real", armed={"ok": True}, fired=fired, cleared={}
+        id="f0",
+        kind="link.flap",
+        target="x",
+        fidelity="real",
+        armed=Armed(ok=True),
+        fired=fired,
+        cleared=Cleared(ok=False),
     )
     return VerdictFile(
         experiment="e", seed=1, lab="r", verdict=Verdict(word), checks=(), faults=(receipt,), lab_state=state

@@ -18,6 +18,7 @@ from harness.report import run_page as report
 from harness.report.fabric.drawing import Mark, fabric_svg
 from harness.report.fabric.drawing_layout import lay_out
 from harness.report.plots.goodput_plot import goodput_chart, iterations_chart
+from inject.evidence.receipt import Armed
 from testbed.errors import UsageError
 from testbed.inventory.lab_inventory import load
 from testbed.observe.packet_capture import Captured, PortProof
@@ -220,7 +221,7 @@ def test_report_escapes_text_of_the_lab(tmp_path):
     run = synthetic_run()
     receipt = run.faults[0].receipt
     fired = msgspec.structs.replace(receipt.fired, witness=EVIL, must_move={EVIL: 1})
-    receipt = msgspec.structs.replace(receipt, target=EVIL, fired=fired, armed={"ok": True, "readback": EVIL})
+    receipt = msgspec.structs.replace(receipt, target=EVIL, fired=fired, armed=Armed(ok=True, readback=EVIL))
     fault = msgspec.structs.replace(
         run.faults[0],
         receipt=receipt,

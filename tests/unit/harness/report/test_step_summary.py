@@ -18,7 +18,8 @@ from harness.report.step_summary import (
     read_preflight,
     read_verdicts,
 )
-from harness.verdict import Fired, Receipt, Verdict, VerdictFile, encode
+from harness.verdict import Verdict, VerdictFile, encode
+from inject.evidence.receipt import Armed, Cleared, Fired, Receipt
 from testbed.errors import UsageError
 
 JUNIT = """<?xml version="1.0"?><testsuites><testsuite name="pytest">
@@ -32,7 +33,7 @@ JUNIT = """<?xml version="1.0"?><testsuites><testsuite name="pytest">
 
 def verdict(name="demo", word="PASS", state="CLEAN", fired=2):
     receipt = Receipt(
-        id="f0", kind="link.flap", target="x", fidelity="real", armed={}, cleared={},
+        id="f0", kind="link.flap", target="x", fidelity="real", armed=Armed(ok=False), cleared=Cleared(ok=False),
         fired=Fired(count=fired, first_ns=1, last_ns=2, witness="w", must_move={}, must_not_move={}),
     )  # fmt: skip
     return VerdictFile(

@@ -146,14 +146,12 @@ def test_run_clock_error_holds_the_drift_during_the_run(monkeypatch):
 
 def test_after_clear_interval_holds_the_error_of_the_target_clock():
     """The removal is stamped by the clock of the target that the fault was on."""
-    run = synthetic_run()
-    faults = tuple(
-        msgspec.structs.replace(
-            one,
-            receipt=msgspec.structs.replace(one.receipt, cleared={**one.receipt.cleared, "clock_error_ns": 70_000_000}),
-        )
-        for one in run.faults
-    )
+    run, change = synthetic_run(), msgspec.structs.replace
+
+    def off(receipt):
+        return change(receipt, cleared=change(receipt.cleared, clock_error_ns=70_000_000))
+
+    faults = tuple(change(one, receipt=off(one.receipt)) for one in run.faults)
     plain, reported = observe(run).metrics, observe(msgspec.structs.replace(run, faults=faults)).metrics
     names = [name for name, one in plain.items() if name.startswith("after_clear.") and one.value and one.interval]
 
