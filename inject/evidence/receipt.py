@@ -35,7 +35,7 @@ class Armed(msgspec.Struct, frozen=True, kw_only=True):
     `while_on` are states that were read independently of the holder while the fault was on.
     """
 
-    ok: bool
+    ok: bool = False
     at_ns: int | None = None
     clock_error_ns: int | None = None
     readback: Any = {}
@@ -73,7 +73,7 @@ class Cleared(msgspec.Struct, frozen=True, kw_only=True):
     `by` is `holder`, or `lease` if the target reverted by itself after it lost the controller.
     """
 
-    ok: bool
+    ok: bool = False
     at_ns: int | None = None
     clock_error_ns: int | None = None
     by: str = "holder"

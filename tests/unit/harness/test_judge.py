@@ -17,7 +17,7 @@ from harness.experiment.metrics import METRICS, lookup
 from harness.judge import check_expectation, judge, noisy_checks
 from harness.proof import unproven
 from harness.verdict import ExitCode, Verdict, decode, encode, exit_code, worst
-from inject.evidence.receipt import Armed
+from inject.evidence.receipt import Armed, Cleared
 from testbed.observe.telemetry import Change, Machine
 
 PASS, INCONCLUSIVE, FAIL, ERROR = Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL, Verdict.ERROR
@@ -180,6 +180,7 @@ def broken(receipt, **changes):
     ("changes", "says"),
     [
         ({"armed": Armed(ok=False)}, "armed"),
+        ({"armed": Armed()}, "armed"),
         ({"count": 0}, "never fired"),
         ({"first_ns": None}, "never fired"),
         ({"must_move": {"a": 0, "b": None}}, "did not (a, b)"),
@@ -187,7 +188,7 @@ def broken(receipt, **changes):
         ({"must_move": {}, "witness": "host4/processes.stopped"}, "nobody but its holder has seen it"),
         ({"must_not_move": {"send_err": 2}}, "moved by 2"),
         ({"must_not_move": {"send_err": None}}, "could not be read"),
-        ({"cleared": {"ok": None}}, "cleared"),
+        ({"cleared": Cleared()}, "cleared"),
     ],
 )
 def test_judge_each_missing_proof_is_inconclusive(changes, says):

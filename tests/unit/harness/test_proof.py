@@ -29,6 +29,7 @@ from inject.evidence.firing_times import (
     why_not_as_planned,
     why_outside,
 )
+from inject.evidence.receipt import Armed, Cleared
 
 MINUTE = 60 * S
 
@@ -244,7 +245,7 @@ def test_judge_fault_outside_workload_is_inconclusive(workload):
     """Whatever ran: a fault that fired 8 s after its end has shown nothing, and what rests on it neither."""
     run = msgspec.structs.replace(synthetic_run(), workload=WORKLOADS[workload])
     at_ns = run.end_ns + 8 * S
-    armed, cleared = {"ok": True, "at_ns": at_ns}, {"ok": True, "at_ns": at_ns + S}
+    armed, cleared = Armed(ok=True, at_ns=at_ns), Cleared(ok=True, at_ns=at_ns + S)
     late = with_uplink(run, armed=armed, cleared=cleared, fired={"first_ns": at_ns, "last_ns": at_ns})
     verdict = judged(late, "recovery.uplink", "recovery.loss", "wrong_elements")
     checks = checks_of(verdict)
@@ -352,7 +353,9 @@ def test_train_that_was_off_while_the_workload_ran_is_not_proven():
 @pytest.mark.parametrize("part", ["armed", "cleared"])
 def test_judge_fault_of_unknown_on_time_is_inconclusive(part):
     """A receipt without times of its own, and without a moment of arming or clearing, was taken for as planned."""
-    check = checks_of(judged(with_uplink(synthetic_run(), **{part: {"ok": True}})))["fired.uplink"]
+    check = checks_of(
+        judged(with_uplink(synthetic_run(), **{part: {"armed": Armed, "cleared": Cleared}[part](ok=True)}))
+    )["fired.uplink"]
     assert check.verdict is Verdict.INCONCLUSIVE
     assert "how long it was on is not known" in check.detail
 
