@@ -105,7 +105,7 @@ class Receipt(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> dict[str, Any]:
         """Return the element of `faults` in `verdict.json`."""
-        element: dict[str, Any] = msgspec.to_builtins(self.record())
+        element: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(self.record()))
         return element
 
     def record(self, **changes: Any) -> Receipt:

@@ -80,7 +80,7 @@ def test_fault_with_its_whole_window_is_proven(lab, injecting):
         receipt = prepared.clear()
     assert receipt.unproven == ()
     assert abs(receipt.on_time.measured_ns - HOLD_S * S) <= receipt.on_time.tolerance_ns
-    assert proof.why_unproven(proof.recorded(receipt), receipt.doubts) == ()
+    assert proof.why_unproven(receipt, receipt.doubts) == ()
 
 
 @pytest.mark.parametrize("until_cleared", [False, True])
@@ -129,7 +129,7 @@ def test_fault_that_is_called_off_says_why(lab, injecting):
         receipt = prepared.clear()
     assert not receipt.proved
     assert "not armed: the workload ended 2.1 s before the fault was due" in receipt.unproven
-    assert "the workload ended 2.1 s" in proof.why_unproven(proof.recorded(receipt), receipt.doubts)[0]
+    assert "the workload ended 2.1 s" in proof.why_unproven(receipt, receipt.doubts)[0]
 
 
 def test_fault_right_behind_another_one_waits_for_evidence_of_its_own(lab, injecting):
