@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from waiting import until
 
-from inject.evidence.receipt import Armed, Receipt
+from inject.evidence.receipt import Armed, FaultReceipt
 from inject.fault_plan import FaultSpec, PlannedFault, plan
 from inject.injector import Injector
 from inject.journal import Journal
@@ -80,7 +80,7 @@ def planned(lab, kind, params, *, for_s=WINDOW_S, index=0) -> PlannedFault:
     )
 
 
-def receipt_of(injector: Injector, fault: PlannedFault) -> tuple[Armed, Receipt]:
+def receipt_of(injector: Injector, fault: PlannedFault) -> tuple[Armed, FaultReceipt]:
     prepared = injector.prepare(fault)
     armed = prepared.arm()
     threading.Event().wait(fault.for_s)
