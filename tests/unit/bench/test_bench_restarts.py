@@ -35,6 +35,7 @@ def test_bench_restart_state_after_each_of_twenty_losses_is_as_without_one(lab, 
     assert all(row[1].endswith(" s") and "n=20" in row[2] for row in phases)
 
 
+@pytest.mark.slow
 def test_bench_restart_that_restores_nothing_is_missed(lab, monkeypatch):
     plain = driver.start
     monkeypatch.setattr(driver, "start", lambda lab, spec, how: plain(lab, spec, replace(how, restores=False)))

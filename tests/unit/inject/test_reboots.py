@@ -18,9 +18,11 @@ from held import ask, holder_pid
 from waiting import until
 
 from inject.evidence.reboots import Boots, boot_of
+from inject.evidence.receipt import Cleared
 from inject.fault_plan import FaultSpec, plan
 from inject.leases.channels import local_args, patience_s
 from inject.policy.safety import Forbidden, check
+from inject.prepared_fault import PreparedFault
 from inject.reprovision import boot_before_reset, rejoin
 from testbed.errors import CommandFailed, RevertFailed, Unreachable, UsageError
 from testbed.inventory import lab_inventory as inventory
@@ -150,6 +152,16 @@ def test_connection_to_a_rebooted_host_is_closed_unless_the_host_answers(monkeyp
     monkeypatch.setattr("testbed.lab.SshConnection.close", lambda connection: seen.append(connection.name))
     lab.forget_dead("host1")
     assert seen == closed
+
+
+def test_clearing_a_reboot_keeps_a_connection_to_the_host_that_answers():
+    """Whoever clears it does not know who has opened the connection since."""
+    seen = []
+    planned = plan(FaultSpec(kind="host.reboot", target="host1", for_s=2.0), SOFT.topology, lab_kind="soft")
+    fault = SimpleNamespace(planned=planned, _lab=SimpleNamespace(forget_dead=seen.append))
+    cleared, _, doubts = PreparedFault._judge(fault, Cleared(ok=True), {"count": 1})
+    assert seen == ["host1"]
+    assert (cleared.ok, len(doubts)) == (False, 1), "its evidence cannot be read here"
 
 
 def test_boots_counts_a_new_id_with_a_short_uptime():

@@ -136,7 +136,7 @@ def test_ettr_formula_covers_every_moment_of_a_loss_but_the_outermost(lost):
     assert (measured.formula.low <= measured.ratio <= measured.formula.high) == (lost > 0)
 
 
-def schedule(chance, losses, count=400):
+def schedule(chance, losses, count=120):
     """A job that loses as many hosts after iterations drawn from `chance`, and takes 4 to 10 s to restore its state."""
     made, now, index = [], T0, 0
     for at in sorted(chance.sample(range(12, count - 12), losses)):

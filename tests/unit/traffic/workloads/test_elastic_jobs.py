@@ -196,10 +196,8 @@ def losing(lab, host, *phases):
     return listen
 
 
-@pytest.mark.parametrize("phase", [
-    *(pytest.param(name, marks=pytest.mark.slow) for name in ("diagnose", "reschedule", "initialise", "catch_up")),
-    "restore",
-])  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["diagnose", "reschedule", "initialise", "restore", "catch_up"])
 def test_loss_of_another_rank_in_a_phase_of_the_recovery_ends_in_the_same_state(lab, uninterrupted, phase):
     resilience = Resilience(policy=Policy(), spares=("host4:rxe0", "host5:rxe0"), rejoin_s=20)
     running = driver.start(lab, SPEC, resilience, losing(lab, "host3", phase))
