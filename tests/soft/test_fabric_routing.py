@@ -296,13 +296,18 @@ def test_collision_of_odd_even_routing_costs_job_time_where_uplinks_are_the_bott
     """Host 4 was replaced by host 5: all that leaves rack 1 has one uplink, where E-ECMP gives it both."""
     if lab.inventory_model.rate_scale is None:
         pytest.skip("needs a lab whose uplinks have a rate below that of its hosts, such as soft-tapered")
-    times_s = {}
-    for scheme in ("static-parity", "e-ecmp"):
-        words = {"workload": "qps_per_peer = 16", "size": "1MiB", "timeout": 21}
-        finished = run(lab, tmp_path / scheme, scheme, (1, 2, 3, 5), iterations=8, words=words)
+    times_s = []
+    for name, scheme, fabric in (
+        ("static", "static-parity", ""),
+        ("seed1", "e-ecmp", "qp_hash_seed = 1"),
+        ("seed2", "e-ecmp", "qp_hash_seed = 2"),
+    ):
+        words = {"fabric": fabric, "workload": "qps_per_peer = 16", "size": "1MiB", "timeout": 21}
+        finished = run(lab, tmp_path / name, scheme, (1, 2, 3, 5), iterations=6, words=words)
         assert finished.verdict.verdict is Verdict.PASS, finished.verdict.checks
         times = operation_times(finished.run_dir.read_measurements().series) / 1e9
-        print(f"{scheme}: {np.median(times):.2f} s an operation ({times.min():.2f} to {times.max():.2f})")
-        print(f"MMR {', '.join(f'{name} {mmr(finished, name):.2f}' for name in ('rtsw1', 'rtsw2', 'rtsw3'))}")
-        times_s[scheme] = float(np.median(times))
-    assert times_s["static-parity"] / times_s["e-ecmp"] >= 1.6
+        print(f"{name}: {np.median(times):.2f} s an operation ({times.min():.2f} to {times.max():.2f})")
+        print(f"MMR {', '.join(f'{switch} {mmr(finished, switch):.2f}' for switch in ('rtsw1', 'rtsw2', 'rtsw3'))}")
+        times_s.append(float(np.median(times)))
+    static_s, *hashed_s = times_s
+    assert static_s / np.mean(hashed_s) >= 1.6, "two seeds: one alone may share the uplinks by chance as 1.25 to 1"
