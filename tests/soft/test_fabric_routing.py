@@ -56,19 +56,6 @@ metric = "jct_ratio"
 max = 5.0
 """
 
-DEAD = """
-[[faults]]
-id = "dead"
-kind = "packet.drop"
-target = "host3:rxe0"
-at = "8s"
-for = "3s"
-set = { qp = "any", every = 1, direction = "to" }
-[[expect]]
-metric = "qp_errors"
-min = 1
-"""
-
 BYTES = """
 [[expect]]
 metric = "link_bytes.error"
@@ -197,26 +184,6 @@ def test_fault_and_its_twin_run_under_the_routing_scheme(lab, tmp_path, mutate, 
     ]
     assert [(one["asked"] > 0, one["wrong"]) for one in asked] == [(True, [])] * 2, "of the twin, and of the run"
     assert not any(rules(lab).values())
-
-
-def test_dqplb_moves_the_segments_of_a_dead_queue_pair_and_the_job_goes_on(lab, tmp_path):
-    """All packets to one QP are lost until it has used up its retries (0.5 s) and is replaced."""
-    words = {
-        "length": 'duration = "24s"',
-        "workload": 'qps_per_peer = 4\nspread = "dqplb"',
-        "timeout": 14,
-    }
-    finished = run(lab, tmp_path, "ecmp", more=DEAD, words=words)
-    measured = finished.run_dir.read_measurements()
-
-    print([(check.name, check.verdict, check.observed, check.detail) for check in finished.verdict.checks])
-    assert finished.verdict.verdict is Verdict.PASS
-    assert measured.rebuilds
-    during = [
-        step for step in measured.series[0].iterations if measured.t0_ns + 8e9 <= step.end_ns <= measured.t0_ns + 14e9
-    ]
-    print(f"{len(during)} iterations ended from the fault on within 6 s")
-    assert len(during) > 1
 
 
 def held(lab, journal, scheme):
