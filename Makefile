@@ -4,6 +4,8 @@
 RUN = .venv/bin/
 # Compiled modules are kept: what tests start by the hundred would compile all of ours each time.
 export PYTHONDONTWRITEBYTECODE =
+# Three for two cores: some unit tests wait for a window, or for the end of a process.
+WORKERS = $(shell expr $$(nproc) \* 3 / 2)
 RUNS = runs
 # Where `make history` keeps runs of earlier days, and how many; a folder for what CI keeps of a level, if there is one.
 HISTORY = runs-kept
@@ -24,7 +26,7 @@ test: unit ## everything: what needs no lab, then the rest on a soft lab of its 
 	@$(RUN)python -m pytest tests/common tests/soft tests/lab tests/experiments --ignore tests/experiments/demo.toml --durations 15
 
 unit: setup-tests ## what needs no lab, on every core
-	@$(RUN)python -m pytest tests/unit -n auto --dist worksteal --durations 15
+	@$(RUN)python -m pytest tests/unit -n $(WORKERS) --dist worksteal --durations 15
 
 bench: setup ## the numbers of docs/numbers.md, as ratios within one run
 	@$(RUN)python -m bench
@@ -42,7 +44,7 @@ smoke: setup ## the shortest proof on a soft lab: it comes up, nothing is wrong 
 	@$(RUN)python -m pytest tests/soft/test_lease.py --lab soft-mini
 
 nightly: setup ## slow tests once, those of soft labs three times; the demo experiment, which the history follows
-	@$(RUN)python -m pytest tests/unit -m slow -n auto --dist worksteal; units=$$?; \
+	@$(RUN)python -m pytest tests/unit -m slow -n $(WORKERS) --dist worksteal; units=$$?; \
 	$(RUN)python -m pytest tests/common tests/soft -m "" --faultbed-repeat 3 --faultbed-repeat-slow 1 --faultbed-reset-each; tests=$$?; \
 	$(RUN)faultbed run tests/experiments/demo.toml --seed 1 --out $(RUNS) && exit $$((units > tests ? units : tests))
 

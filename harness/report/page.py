@@ -6,6 +6,7 @@ which escape their own text, are inserted as markup.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ MARKS = {"PASS": "✓", "FAIL": "✕", "INCONCLUSIVE": "?", "ERROR": "!"}
 """A sign for each verdict, for readers who cannot see its colour."""
 
 
+@functools.cache
 def environment() -> jinja2.Environment:
     """Return the environment of `templates` with faultbed's filters. An undefined name is an error."""
     templates = jinja2.Environment(

@@ -81,12 +81,12 @@ def _bars(axes: Axes, bars: Sequence[Bar], row: int, colour: str, *, is_open: bo
     for bar in bars:
         points += [(bar.start_s, low), (bar.end_s, low), (bar.end_s, high), (bar.start_s, high), (bar.start_s, low)]
         codes += [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY]
-    path = Path(points, codes)
+    path = Path(points, codes)  # the chart has its limits: `add_patch` would look for them in each segment
     if is_open:
-        axes.add_patch(PathPatch(path, facecolor="none", edgecolor=colour, linewidth=1.2, linestyle=(0, (4, 3))))
+        axes.add_artist(PathPatch(path, facecolor="none", edgecolor=colour, linewidth=1.2, linestyle=(0, (4, 3))))
     else:
         alpha = _FAINT if bars[0].kind == "whole" else 1.0
-        axes.add_patch(PathPatch(path, facecolor=colour, edgecolor="none", linewidth=0, alpha=alpha))
+        axes.add_artist(PathPatch(path, facecolor=colour, edgecolor="none", linewidth=0, alpha=alpha))
     # Mark where an iteration begins: otherwise two bars look like one.
     axes.vlines([bar.start_s for bar in bars], low, high, color=MUTED, linewidth=0.3)
 
