@@ -158,7 +158,7 @@ def test_gantt_continues_with_flight_recorders_after_the_last_iteration():
 def test_gantt_stall_from_flight_recorders_uses_their_description():
     standing = "iteration 12, step 3: waits for segment 2 of 8 from rank 1 (QP 17)"
     flights = [
-        flight(0, standing, entry("begin", 2.0, 12), entry("arrive", 2.5, 12, peer=1)),
+        flight(0, standing, entry("begin", 2.0, 12), entry("arrive", 2.5, 12, peer=1, qpn=17)),
         flight(1, "iteration 12, compute", entry("begin", 2.0, 12), entry("ack", 3.5, 12, peer=0)),
     ]
     actual = [(one, one.describe(("host2", "rtsw1", "host1"))) for one in stalls(flights)]
