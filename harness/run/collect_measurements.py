@@ -48,7 +48,8 @@ class Found:
     """What a run has found so far; grows as the run goes on, so that an early end keeps what there was.
 
     `lease_s` is how long its faults may outlive the run's process; `injector` does them, None before the first.
-    `counted_s` is the time in seconds between the counter readings `before` and `after`.
+    `counted_s` is the time in seconds between the counter readings `before` and `after`. `twin_not_routed` are reasons
+    to believe that the routing scheme did not route the fault-free twin.
     """
 
     t0_ns: int = 0
@@ -78,6 +79,7 @@ class Found:
     offered_bps: float | None = None
     carried_bps: float | None = None
     routing: RoutingReceipt | None = None
+    twin_not_routed: tuple[str, ...] = ()
     mutate_routing: Mutation | None = None
 
     @contextlib.contextmanager

@@ -208,6 +208,8 @@ def _routed(
         return
     progress(f"applying the routing scheme {fabric.routing}")
     scheme = routing_scheme.scheme_of(lab, fabric, journal, mutate=found.mutate_routing)
+    if not is_twin:  # a comparison with a twin that was routed otherwise proves nothing
+        scheme.doubts += [f"fault-free twin: {one}" for one in found.twin_not_routed]
     try:
         with scheme.applied(journal):
             asked = scheme.decisions
@@ -217,6 +219,8 @@ def _routed(
                 scheme.check_end(found.before, found.after, seconds=found.counted_s)
     finally:
         found.routing = scheme.receipt()
+        if is_twin:
+            found.twin_not_routed = tuple(scheme.not_applied())
 
 
 def _compare_with_emulation(decided: Decided, lab: Lab, journal: Journal, found: Found, progress: Progress) -> None:

@@ -144,13 +144,17 @@ class ActiveScheme:
             unproven=tuple(self._unproven()),
         )
 
-    def _unproven(self) -> Iterator[str]:
+    def not_applied(self) -> Iterator[str]:
+        """Yield each reason to believe that the switches did not route by the scheme, whatever they carried."""
         if self.armed.get("ok") is not True:
             yield f"not applied: {self.armed.get('error') or 'the readback does not show it'}"
         yield from self.decisions.wrong[:3]
         if not self.decisions.asked:
             yield "no decision of a switch was queried"
         yield from self.doubts
+
+    def _unproven(self) -> Iterator[str]:
+        yield from self.not_applied()
         if self.tables.scheme.marks and not sum((self.marked or {}).values()):
             yield "no switch marked a packet"
         if self.carried_packets is None or self.carried_packets < self.needed_packets:

@@ -278,6 +278,28 @@ def test_routing_scheme_that_cannot_be_applied_leaves_its_own_receipt(monkeypatc
     assert (routing_scheme.not_removed(found.routing) == ()) is releases
 
 
+@pytest.mark.parametrize("obeyed", [True, False])
+def test_routing_scheme_that_did_not_route_the_twin_proves_nothing(monkeypatch, tmp_path, obeyed):
+    """What is compared with the twin was routed otherwise than it, though the run itself had its scheme."""
+    monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
+    lab, found = Switches(), Found(before=BEFORE, after=AFTER, counted_s=10.0)
+    decided = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")))
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        found.mutate_routing = None if obeyed else "lie"
+        with loop._routed(decided, lab, journal, found, lambda _: None, is_twin=True):
+            pass
+        found.mutate_routing = None
+        with loop._routed(decided, lab, journal, found, lambda _: None):
+            pass
+    assert found.routing.armed["ok"] is True
+    assert found.routing.decisions.wrong == ()
+    if obeyed:
+        assert found.routing.unproven == ()
+    else:
+        assert found.routing.unproven[0].startswith("fault-free twin: rtsw1 to 10.77.")
+        assert verdict_of("pinned", found.routing).verdict is Verdict.INCONCLUSIVE
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
 def test_routing_scheme_is_removed_from_every_machine_when_one_removal_is_interrupted(monkeypatch, tmp_path, error):
     released = []
