@@ -20,8 +20,9 @@ from typing import Any
 import msgspec
 
 from harness.analysis.links.emulation_headroom import exceeds_headroom
-from harness.experiment.workload_file import Flow, Workload
+from harness.experiment.workload_file import Workload
 from harness.run.workload import run_flows
+from harness.run.workload_kinds import kind_of
 from testbed.backends.soft.lab_state import read_state
 from testbed.directories import lab_dir
 from testbed.errors import LabError
@@ -81,12 +82,9 @@ def sent_bps(workload: Workload, inventory: Inventory) -> float | None:
     """Return what a fitted workload may send by the rates of a soft lab; None: nothing limits it. Pure."""
     if inventory.rate_scale is None or not inventory.shapes:
         return None
-    if not isinstance(workload, Flow):
-        return offered_bps(workload.ranks, workload.ranks, inventory.topology, inventory.rate_scale)
-    sources, sinks = [src for src, _ in workload.pairs], [dst for _, dst in workload.pairs]
+    sources, sinks, paced_bps = kind_of(workload).ends(workload)
     found = offered_bps(sources, sinks, inventory.topology, inventory.rate_scale)
-    paced = workload.rate_bps * len(workload.pairs)
-    return min(found, paced) if found is not None and paced else found
+    return min(found, paced_bps) if found is not None and paced_bps else found
 
 
 def carried(lab: Lab, offered: float, to_snapshot: Callable[[], None], progress: Progress) -> Carried:

@@ -16,8 +16,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from harness.analysis import noise
-from harness.experiment import replayed
-from harness.experiment.replayed import Replay
 from harness.experiment.stop import Guard
 from harness.record import code, rundir
 from harness.record.measurements import RankSeries
@@ -33,6 +31,7 @@ from harness.run.prepare.bind_to_lab import needs_baseline, wants_twin
 from harness.run.prepare.resolve import Decided, decide, refusal, touched
 from harness.run.restart_lines import restart_lines
 from harness.run.routing import routing_scheme
+from harness.run.workload_kinds import kind_of
 from inject.injector import Injector, Mutation, longest_lease_s
 from inject.journal import Journal
 from testbed.backends.lab_backend import backend_of
@@ -135,8 +134,8 @@ def _make_run_dir(decided: Decided, inventory: Inventory, out: Path, *, control:
     )
     code.digest()  # read now: the source may be edited while the run goes on
     run_dir.write_plan(decided.plan)
-    if isinstance(decided.experiment.workload, Replay):
-        replayed.keep(decided.experiment.workload, decided.experiment.source, run_dir.path)
+    work = decided.experiment.workload
+    kind_of(work).keep_inputs(work, decided.experiment.source, run_dir.path)
     return run_dir
 
 
@@ -305,7 +304,7 @@ def _with_faults(
         counted_from_s = time.monotonic()
         found.before = counters.read(lab)
         work = decided.experiment.workload
-        online = taps.enter_context(Online(workload.rank_names(work), lab.topology, progress))
+        online = taps.enter_context(Online(kind_of(work).rank_names(work), lab.topology, progress))
         live.slow_ranks = online.count
         listeners = flight_dump.both(restart_lines(progress), online.on_event)
         on_event = flight_dump.both(listeners, flight_dump.both(live.on_event, on_flights))

@@ -12,7 +12,7 @@ from harness.analysis.observe import observe
 from harness.analysis.restarts import describe
 from harness.experiment.experiment_file import decode
 from harness.run import loop as run
-from harness.run.workload import job_spec
+from harness.run.workload_kinds import job_spec
 from harness.verdict import Verdict
 from traffic.node.ranks.rank_state import expected
 from traffic.workloads import job

@@ -17,7 +17,7 @@ from harness.experiment.metrics import LINK_PREFIXES
 from harness.experiment.replayed import Replay, spec_of, trace_of
 from harness.experiment.workload_file import Collective, Flow, Job, Workload, duration_ns
 from harness.run.prepare.fit_routing import fit_routing
-from harness.run.workload import collective_spec, job_spec, rank_names
+from harness.run.workload_kinds import job_spec, kind_of
 from inject.fault_plan import PlannedFault
 from testbed.errors import ConfigError, UsageError
 from testbed.model.lab_kind import LabKind, traits_of
@@ -26,12 +26,10 @@ from testbed.model.topology import Topology
 from testbed.observe.packet_capture import port_named
 from testbed.suggestions import hint
 from traffic.engine.engine_client import endpoint
-from traffic.engine.run_results import Endpoint
 from traffic.engine.task_specs import refuse_local
 from traffic.flows.flow_run import check_on
 from traffic.flows.matrix import pairs_in
-from traffic.schedules import Program, cost, peers_of
-from traffic.workloads import collective, inference, job, ranking
+from traffic.schedules import cost
 from traffic.workloads.elastic.resilience import check_on_lab
 from traffic.workloads.inference import InferenceSpec
 from traffic.workloads.ranking import RankingSpec
@@ -65,7 +63,7 @@ def fit(experiment: Experiment, topology: Topology, lab_kind: LabKind) -> Experi
     faults = _fit_faults(experiment, topology)
     expectations = _fit_expectations(experiment, topology, lab_kind)
     _fit_stops(experiment)
-    fit_routing(experiment, topology, lab_kind, _endpoints_of(workload))
+    fit_routing(experiment, topology, lab_kind, kind_of(workload).endpoints(workload))
     return replace(
         experiment,
         workload=workload,
@@ -77,15 +75,7 @@ def fit(experiment: Experiment, topology: Topology, lab_kind: LabKind) -> Experi
 
 def hosts_of(workload: Workload) -> tuple[str, ...]:
     """Hosts on which a fitted workload has its RNICs, or may have them after a restart."""
-    return tuple(dict.fromkeys(name.partition(":")[0] for name in _endpoints_of(workload)))
-
-
-def _endpoints_of(workload: Workload) -> tuple[str, ...]:
-    """Return the names of the RNICs that a fitted workload has, or may have after a restart."""
-    ends = [end for pair in workload.pairs for end in pair] if isinstance(workload, Flow) else [*workload.ranks]
-    if isinstance(workload, Job) and workload.resilience is not None:
-        ends += workload.resilience.spares
-    return tuple(dict.fromkeys(ends))
+    return tuple(dict.fromkeys(name.partition(":")[0] for name in kind_of(workload).endpoints(workload)))
 
 
 def needs_baseline(experiment: Experiment) -> bool:
@@ -111,8 +101,8 @@ def refuse_absent(experiment: Experiment, faults: Sequence[PlannedFault], names:
         if not fault.kind.startswith("storage."):
             there, what = hosts_of(workload), "no rank"
         else:
-            storage = workload.storage if isinstance(workload, Job) else None
-            there, what = (storage.host,) if storage else (), "no storage ([workload.storage])"
+            host = kind_of(workload).storage_host(workload)
+            there, what = (host,) if host else (), "no storage ([workload.storage])"
         if fault.target.node not in there:
             where = f"; it has on {', '.join(there)}" if there else ""
             said = f"{fault.kind} on {fault.target.text}: the workload has {what} there{where}"
@@ -236,7 +226,7 @@ def _fit_flow(experiment: Experiment, topology: Topology, flow: Flow, lab_kind: 
 
 def _check_job(experiment: Experiment, workload: _Ranked, lab: _Lab) -> None:
     """What a job needs besides ranks that are there."""
-    ranks = len(rank_names(workload))
+    ranks = len(kind_of(workload).rank_names(workload))
     if isinstance(workload, Job):
         if ranks != (wanted := prod(size for _, size in workload.grid)):
             on = f"{len(workload.ranks)} RNICs with {workload.ranks_per_rnic} each"
@@ -246,22 +236,9 @@ def _check_job(experiment: Experiment, workload: _Ranked, lab: _Lab) -> None:
             said = f'no host "{workload.storage.host}"; there is {", ".join(lab.topology.host_by_name)}'
             raise _error(experiment, "workload.storage.host", said)
     try:
-        if isinstance(workload, InferenceSpec):
-            inference.check(workload, ranks)
-        elif isinstance(workload, RankingSpec):
-            ranking.check(workload, ranks)
-        elif isinstance(workload, Job):
-            places, programs, _ = job.fit(lab, job_spec(workload))
-            _refuse_local(lab, f"job of {ranks} ranks", places, programs)
-        else:
-            places, made, programs = collective.fit(lab, collective_spec(workload))
-            _refuse_local(lab, f"{workload.collective} ({made.algorithm}) over {ranks} ranks", places, programs)
+        kind_of(workload).check(lab, workload)
     except UsageError as error:
         raise _error(experiment, "workload", str(error)) from error
-
-
-def _refuse_local(lab: _Lab, what: str, places: Sequence[Endpoint], programs: Sequence[Program]) -> None:
-    refuse_local(lab.kind, what, [(places[src], places[dst]) for src, dst in peers_of(programs)])
 
 
 def _fit_capture(experiment: Experiment, topology: Topology) -> tuple[str, ...]:
@@ -352,7 +329,7 @@ def _check_expectations(experiment: Experiment, topology: Topology, lab_kind: La
 def _fit_stops(experiment: Experiment) -> None:
     first_ns = min((fault.at_earliest_ns for fault in experiment.faults), default=0)
     work = experiment.workload
-    computes = isinstance(work, Collective | Job) and work.compute_units > 0
+    computes = kind_of(work).computes(work)
     for index, condition in enumerate(experiment.stops):
         if condition.metric.name == "slow_ranks" and not computes:
             said = "slow_ranks compares compute phases, and this workload has none (compute_units)"

@@ -11,7 +11,8 @@ import pytest
 from harness.analysis.links import emulation_headroom
 from harness.run import bisection_run, emulation_limit
 from harness.run.emulation_limit import NotMeasured
-from harness.run.workload import GRACE_S, run_flows
+from harness.run.workload import run_flows
+from harness.run.workload_kinds import GRACE_S
 from testbed.errors import LabError
 from testbed.inventory import lab_inventory
 from traffic.flows import flow_run

@@ -1,0 +1,219 @@
+"""What a run does with each kind of workload: one protocol, and its implementation for each.
+
+A new kind of workload is a section of the experiment file (`harness.experiment.workload_file`), a module of
+`traffic.workloads`, and a class here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from harness.experiment import replayed
+from harness.experiment.flow_words import between
+from harness.experiment.replayed import Replay, spec_of, trace_of
+from harness.experiment.workload_file import OF_SPEC, Collective, Flow, Job, Workload, duration_ns
+from testbed.lab import Lab
+from traffic.engine.engine_client import Fabric
+from traffic.engine.running_traffic import OnEvent, Running
+from traffic.engine.task_specs import refuse_local
+from traffic.flows import flow_run
+from traffic.flows.flow_run import FlowSpec
+from traffic.schedules import peers_of
+from traffic.workloads import collective, inference, job, ranking, replay
+from traffic.workloads.collective import CollectiveSpec
+from traffic.workloads.elastic import driver as elastic
+from traffic.workloads.inference import InferenceSpec
+from traffic.workloads.job import JobSpec
+from traffic.workloads.ranking import RankingSpec
+
+__all__ = ["GRACE_S", "WorkloadKind", "collective_spec", "job_spec", "kind_of"]
+
+GRACE_S = 60.0
+"""How much longer than planned a workload may take before it is ended."""
+
+W_contra = TypeVar("W_contra", contravariant=True)
+
+
+class WorkloadKind(Protocol[W_contra]):
+    """A kind of workload; `work` is a fitted one, `source` the path of its experiment file."""
+
+    def start(self, lab: Lab, work: W_contra, source: str, on_event: OnEvent) -> Running[Any]:
+        """Start it.
+
+        Raises:
+            UsageError: the lab cannot carry it.
+            LabError: it could not be started; nothing is left running.
+        """
+
+    def patience_s(self, work: W_contra, running: Running[Any]) -> float:
+        """Return the seconds after which it counts as stuck."""
+
+    def rank_names(self, work: W_contra) -> tuple[str, ...]:
+        """Return the RNIC of each rank; none of flows."""
+
+    def endpoints(self, work: W_contra) -> tuple[str, ...]:
+        """Return the RNICs that it has, or may have after a restart."""
+
+    def ends(self, work: W_contra) -> tuple[tuple[str, ...], tuple[str, ...], float]:
+        """Return the RNICs that send, those that receive, and the rate at which it is paced (bits/s; 0: it is not)."""
+
+    def storage_host(self, work: W_contra) -> str | None:
+        """Return the host of its storage; None: it has none."""
+
+    def computes(self, work: W_contra) -> bool:
+        """Return whether its ranks have compute phases that can be compared."""
+
+    def check(self, lab: Fabric, work: W_contra) -> None:
+        """Check what it needs besides ranks that exist.
+
+        Raises:
+            UsageError: the lab cannot carry it.
+        """
+
+    def keep_inputs(self, work: W_contra, source: str, folder: Path) -> None:
+        """Copy the files that it reads into the run directory."""
+
+
+class _Ranks:
+    """A workload of ranks that goes by iterations; nothing but its own parameters limits it."""
+
+    def patience_s(self, work: Any, running: Running[Any]) -> float:
+        length_ns = duration_ns(work)
+        return 10 * GRACE_S if length_ns is None else length_ns / 1e9 + GRACE_S
+
+    def rank_names(self, work: Any) -> tuple[str, ...]:
+        names: tuple[str, ...] = work.ranks * getattr(work, "ranks_per_rnic", 1)
+        return names
+
+    def endpoints(self, work: Any) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(work.ranks))
+
+    def ends(self, work: Any) -> tuple[tuple[str, ...], tuple[str, ...], float]:
+        return work.ranks, work.ranks, 0.0
+
+    def storage_host(self, work: Any) -> str | None:
+        return None
+
+    def computes(self, work: Any) -> bool:
+        return False
+
+    def check(self, lab: Fabric, work: Any) -> None:
+        return
+
+    def keep_inputs(self, work: Any, source: str, folder: Path) -> None:
+        return
+
+
+class _Collective(_Ranks):
+    def start(self, lab: Lab, work: Collective, source: str, on_event: OnEvent) -> Running[Any]:
+        return collective.start(lab, collective_spec(work), on_event=on_event)
+
+    def computes(self, work: Collective) -> bool:
+        return work.compute_units > 0
+
+    def check(self, lab: Fabric, work: Collective) -> None:
+        places, made, programs = collective.fit(lab, collective_spec(work))
+        pairs = [(places[src], places[dst]) for src, dst in peers_of(programs)]
+        refuse_local(lab.kind, f"{work.collective} ({made.algorithm}) over {len(places)} ranks", pairs)
+
+
+class _Flows(_Ranks):
+    def start(self, lab: Lab, work: Flow, source: str, on_event: OnEvent) -> Running[Any]:
+        duration_s = work.duration_ns / 1e9
+        words = _same_words(FlowSpec, work, OF_SPEC)
+        one = FlowSpec(**words, src="", dst="", message_bytes=work.size_bytes, verb=work.flow, duration_s=duration_s)
+        specs = [spec for pair in work.pairs for spec in between(one, *pair, probe=work.probe)]
+        return flow_run.start_all(lab, specs, on_event=on_event)
+
+    def rank_names(self, work: Flow) -> tuple[str, ...]:
+        return ()
+
+    def endpoints(self, work: Flow) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(end for pair in work.pairs for end in pair))
+
+    def ends(self, work: Flow) -> tuple[tuple[str, ...], tuple[str, ...], float]:
+        sources, sinks = tuple(src for src, _ in work.pairs), tuple(dst for _, dst in work.pairs)
+        return sources, sinks, work.rate_bps * len(work.pairs)
+
+
+class _Job(_Ranks):
+    def start(self, lab: Lab, work: Job, source: str, on_event: OnEvent) -> Running[Any]:
+        if work.resilience is None:
+            return job.start(lab, job_spec(work), on_event=on_event)
+        return elastic.start(lab, job_spec(work), work.resilience, on_event=on_event)
+
+    def endpoints(self, work: Job) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*work.ranks, *(work.resilience.spares if work.resilience else ()))))
+
+    def storage_host(self, work: Job) -> str | None:
+        return work.storage.host if work.storage else None
+
+    def computes(self, work: Job) -> bool:
+        return work.compute_units > 0
+
+    def check(self, lab: Fabric, work: Job) -> None:
+        places, programs, _ = job.fit(lab, job_spec(work))
+        pairs = [(places[src], places[dst]) for src, dst in peers_of(programs)]
+        refuse_local(lab.kind, f"job of {len(places)} ranks", pairs)
+
+
+class _Inference(_Ranks):
+    def start(self, lab: Lab, work: InferenceSpec, source: str, on_event: OnEvent) -> Running[Any]:
+        return inference.start(lab, work, on_event=on_event)
+
+    def check(self, lab: Fabric, work: InferenceSpec) -> None:
+        inference.check(work, len(work.ranks))
+
+
+class _Ranking(_Ranks):
+    def start(self, lab: Lab, work: RankingSpec, source: str, on_event: OnEvent) -> Running[Any]:
+        return ranking.start(lab, work, on_event=on_event)
+
+    def check(self, lab: Fabric, work: RankingSpec) -> None:
+        ranking.check(work, len(work.ranks))
+
+
+class _Replay(_Ranks):
+    def start(self, lab: Lab, work: Replay, source: str, on_event: OnEvent) -> Running[Any]:
+        return replay.start(lab, spec_of(work), trace_of(work, source, len(work.ranks)), on_event=on_event)
+
+    def patience_s(self, work: Replay, running: Running[Any]) -> float:
+        return replay.timeout_s(running, work.warmup + work.repeat)
+
+    def keep_inputs(self, work: Replay, source: str, folder: Path) -> None:
+        replayed.keep(work, source, folder)
+
+
+_KINDS: Mapping[type, WorkloadKind[Any]] = {
+    Collective: _Collective(),
+    Flow: _Flows(),
+    Job: _Job(),
+    InferenceSpec: _Inference(),
+    RankingSpec: _Ranking(),
+    Replay: _Replay(),
+}
+
+
+def kind_of(work: Workload) -> WorkloadKind[Any]:
+    """Return the kind of a workload."""
+    return _KINDS[type(work)]
+
+
+def job_spec(work: Job) -> JobSpec:
+    """Return a job as the traffic takes it."""
+    return JobSpec(**_same_words(JobSpec, work), redop=work.op)
+
+
+def collective_spec(work: Collective) -> CollectiveSpec:
+    """Return a collective as the traffic takes it."""
+    duration_s = None if work.duration_ns is None else work.duration_ns / 1e9
+    return CollectiveSpec(**_same_words(CollectiveSpec, work), redop=work.op, duration_s=duration_s)
+
+
+def _same_words(spec: type, work: Any, names: tuple[str, ...] | None = None) -> dict[str, Any]:
+    """Return what a workload has under the same name as its traffic spec."""
+    own = {one.name for one in dataclasses.fields(work)}
+    return {name: getattr(work, name) for name in names or [x.name for x in dataclasses.fields(spec)] if name in own}
