@@ -29,7 +29,7 @@ from traffic.workloads.inference import InferenceSpec
 from traffic.workloads.job import JobSpec
 from traffic.workloads.ranking import RankingSpec
 
-__all__ = ["GRACE_S", "WorkloadKind", "collective_spec", "job_spec", "kind_of"]
+__all__ = ["GRACE_S", "WorkloadKind", "collective_spec", "flow_specs", "job_spec", "kind_of"]
 
 GRACE_S = 60.0
 """How much longer than planned a workload may take before it is ended."""
@@ -122,11 +122,7 @@ class _Collective(_Ranks):
 
 class _Flows(_Ranks):
     def start(self, lab: Lab, work: Flow, source: str, on_event: OnEvent) -> Running[Any]:
-        duration_s = work.duration_ns / 1e9
-        words = _same_words(FlowSpec, work, OF_SPEC)
-        one = FlowSpec(**words, src="", dst="", message_bytes=work.size_bytes, verb=work.flow, duration_s=duration_s)
-        specs = [spec for pair in work.pairs for spec in between(one, *pair, probe=work.probe)]
-        return flow_run.start_all(lab, specs, on_event=on_event)
+        return flow_run.start_all(lab, flow_specs(work), on_event=on_event)
 
     def rank_names(self, work: Flow) -> tuple[str, ...]:
         return ()
@@ -200,6 +196,14 @@ _KINDS: Mapping[type, WorkloadKind[Any]] = {
 def kind_of(work: Workload) -> WorkloadKind[Any]:
     """Return the kind of a workload."""
     return _KINDS[type(work)]
+
+
+def flow_specs(work: Flow) -> list[FlowSpec]:
+    """Return flows as the traffic takes them, each with its probe."""
+    words = _same_words(FlowSpec, work, OF_SPEC)
+    duration_s = work.duration_ns / 1e9
+    one = FlowSpec(**words, src="", dst="", message_bytes=work.size_bytes, verb=work.flow, duration_s=duration_s)
+    return [spec for pair in work.pairs for spec in between(one, *pair, probe=work.probe)]
 
 
 def job_spec(work: Job) -> JobSpec:

@@ -15,7 +15,7 @@ from harness.cli.traffic.traffic_group import flow as flow_command
 from harness.cli.traffic.traffic_group import flow_specs
 from harness.experiment.experiment_file import decode
 from harness.experiment.workload_file import KEYS, Flow, workload_of
-from harness.run import workload
+from harness.run import workload_kinds
 from harness.run.prepare.bind_to_lab import fit
 from testbed.errors import ConfigError, UsageError
 from traffic.engine.task_specs import QpParams
@@ -83,7 +83,7 @@ def test_experiment_flow_equals_the_command_lines_flow(words):
             check(typed[0])
     else:
         check(typed[0])
-        assert workload._flows(replace(work, pairs=(ends,))) == typed
+        assert workload_kinds.flow_specs(replace(work, pairs=(ends,))) == typed
 
 
 def test_experiment_flow_has_every_option_of_the_command():
