@@ -24,7 +24,7 @@ SCALE = PRESETS["soft-zones"].rates["rate_scale"]
 
 
 @pytest.fixture
-def changed(tmp_path, monkeypatch):
+def changed(tmp_path):
     """Write a changed soft-zones inventory and return its path. An edit gets groups and lab-wide variables."""
 
     def change(edit):
@@ -34,7 +34,6 @@ def changed(tmp_path, monkeypatch):
         path.write_text(yaml.safe_dump(tree, sort_keys=False))
         return path
 
-    monkeypatch.setenv("FAULTBED_CACHE", str(tmp_path / "cache"))
     return change
 
 
