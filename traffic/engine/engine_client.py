@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
 from testbed.errors import CommandFailed, FaultbedError, LabError, UsageError
+from testbed.model.lab_kind import LabKind
 from testbed.model.selectors import resolve
 from testbed.model.topology import Topology
 from testbed.observe import clock
@@ -40,8 +41,8 @@ class Fabric(Protocol):
     """The static description of a lab, known without a running lab (`testbed.inventory.lab_inventory.Inventory`)."""
 
     @property
-    def kind(self) -> str:
-        """`soft` or `rack`."""
+    def kind(self) -> LabKind:
+        """The kind of lab."""
 
     @property
     def topology(self) -> Topology:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from testbed.errors import UsageError
+from testbed.model.lab_kind import LabKind, traits_of
 from testbed.suggestions import hint
 from traffic.engine.run_results import Endpoint
 
@@ -144,11 +145,11 @@ def shared_flow_label(qp: QpParams, entropy: int, number: int) -> int:
     return (qp.flow_label or 1) + number % entropy if entropy else 0
 
 
-def refuse_local(lab_kind: str, what: str, pairs: Iterable[tuple[Endpoint, Endpoint]]) -> None:
+def refuse_local(lab_kind: LabKind, what: str, pairs: Iterable[tuple[Endpoint, Endpoint]]) -> None:
     """Reject a connection inside one host of a soft lab: Linux delivers it through lo, where rxe does not listen.
 
     Args:
-        lab_kind: `soft` or `rack`.
+        lab_kind: the kind of lab.
         what: what the connections are for, such as `all-reduce (ring) over 4 ranks`.
         pairs: both ends of each connection.
 
@@ -156,7 +157,7 @@ def refuse_local(lab_kind: str, what: str, pairs: Iterable[tuple[Endpoint, Endpo
         UsageError: a pair is inside one host; the message names both RNICs.
     """
     for src, dst in pairs:
-        if lab_kind == "soft" and src.host == dst.host:
+        if traits_of(lab_kind).is_emulated and src.host == dst.host:
             raise UsageError(
                 f"{what}: {src.name} -> {dst.name} is inside one host, and soft RoCE cannot reach its own host over "
                 "the fabric; name an RNIC of another host, or order the ranks so that neighbours are on different hosts"

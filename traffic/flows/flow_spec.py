@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from testbed.errors import UsageError
 from testbed.finite import require_finite
+from testbed.model.lab_kind import LabKind, traits_of
 from traffic.engine.task_specs import QpParams, check_entropy, check_qp
 
 __all__ = [
@@ -144,7 +145,7 @@ def check(spec: FlowSpec) -> None:
     _check_check(spec)
 
 
-def check_on(lab_kind: str, *, transport: str, qp: QpParams, entropy: int = 0) -> None:
+def check_on(lab_kind: LabKind, *, transport: str, qp: QpParams, entropy: int = 0) -> None:
     """Reject options that queue pairs of this transport do not support on this kind of lab (soft, rack).
 
     On mlx5 the flow label of a datagram's address handle selects its UDP source port (Linux 6.12, mlx5_ah_get_udp_sport
@@ -156,7 +157,7 @@ def check_on(lab_kind: str, *, transport: str, qp: QpParams, entropy: int = 0) -
         UsageError: the option has no effect on this kind of lab.
     """
     option = f"flow_label={qp.flow_label}" if qp.flow_label else f"entropy {entropy}" if entropy else None
-    if lab_kind == "soft" and transport == "ud" and option:
+    if traits_of(lab_kind).is_emulated and transport == "ud" and option:
         raise UsageError(
             "soft RoCE sends datagrams (ud) from the UDP source port that their queue pair was created with, and "
             f"ignores flow labels: {option} is for rc and uc here; use more qps for more paths"

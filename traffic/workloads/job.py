@@ -16,6 +16,7 @@ import numpy as np
 
 from testbed.errors import UsageError
 from testbed.finite import require_finite
+from testbed.model.lab_kind import traits_of
 from traffic import schedules
 from traffic.engine import traffic_metrics
 from traffic.engine.engine_client import Engines, Fabric, TrafficLab
@@ -227,12 +228,13 @@ def fit(lab: Fabric, spec: JobSpec) -> tuple[tuple[Endpoint, ...], list[schedule
     if len(ranks) != expected:
         said = " x ".join(f"{name} {size}" for name, size in spec.grid)
         raise UsageError(f"a grid of {said} has {expected} ranks, but {len(ranks)} RNICs are given")
+    emulated = traits_of(lab.kind).is_emulated
     programs, algorithms = job_programs(
         spec,
         cost.NETWORKS[lab.kind],
         sharing=lambda members: group_size(lab.topology, [ranks[rank] for rank in members]),
         # Not on a soft lab: ranks on one host cannot reach each other there, and a hierarchy would need that.
-        together=lambda members: 1 if lab.kind == "soft" else host_group_size([ranks[rank] for rank in members]),
+        together=lambda members: 1 if emulated else host_group_size([ranks[rank] for rank in members]),
     )
     return ranks, programs, algorithms
 

@@ -19,6 +19,7 @@ from harness.analysis import timeline
 from harness.analysis.links.link_load import LinkLoad, Way
 from harness.record.measurements import Connection, Measurements
 from testbed.errors import UsageError
+from testbed.model.lab_kind import LabKind
 from testbed.model.topology import Topology
 from traffic.engine.task_specs import QpParams
 from traffic.workloads import collective
@@ -48,7 +49,7 @@ class ExpectedLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Lab:
-    kind: str
+    kind: LabKind
     topology: Topology
 
 

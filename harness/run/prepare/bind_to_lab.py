@@ -47,7 +47,7 @@ _Ranked = Collective | Job | InferenceSpec | RankingSpec
 class _Lab:
     """What traffic is held against before it is started."""
 
-    kind: str
+    kind: LabKind
     topology: Topology
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from testbed.errors import UsageError
+from testbed.model.lab_kind import traits_of
 from traffic import schedules
 from traffic.engine.engine_client import Fabric
 from traffic.engine.task_specs import refuse_local
@@ -75,7 +76,7 @@ def check_on_lab(lab: Fabric, spec: JobSpec, resilience: Resilience) -> None:
         if spare.host in {rank.host for rank in ranks}:
             raise UsageError(f"{spare.name} cannot be a spare: the job has a rank on {spare.host}")
     hosts = [spare.host for spare in spares]
-    if lab.kind == "soft" and len(set(hosts)) < len(hosts):
+    if traits_of(lab.kind).is_emulated and len(set(hosts)) < len(hosts):
         twice = next(host for host in hosts if hosts.count(host) > 1)
         raise UsageError(
             f"{', '.join(spare.name for spare in spares if spare.host == twice)}: a host can have only one spare, as "
