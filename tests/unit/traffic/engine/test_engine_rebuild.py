@@ -226,7 +226,7 @@ def ring(monkeypatch):
 def test_rank_after_rebuild_continues_whichever_end_joins_first(ring, first):
     """The last one has nothing to lose: neither credits that it could not send yet, nor those that came early."""
     late = ring.tasks["rank1"]
-    receiver = late.conns[late.recv_lanes[0, 0].number]
+    receiver = late.conns[late.recv_lanes[0, 0].numbers[0]]
 
     def begin():
         late.begin(time.monotonic_ns())
