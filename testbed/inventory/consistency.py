@@ -25,6 +25,7 @@ from testbed.inventory.schema import (
     mistake,
     near,
 )
+from testbed.model.lab_kind import traits_of
 from testbed.model.topology import Gpu, Host, Link, Port, Rnic, Switch, SwitchRole, Topology
 
 __all__ = ["Entries", "build_topology"]
@@ -217,7 +218,7 @@ def _check_numbers(file: Path, place: str, *, mtu: int | None, speed_gbps: int |
 
 def _shares_mac(node: HostVars | SwitchVars | CarrierVars) -> bool:
     """Whether the interfaces of this node may have one MAC together: those of a switch that is a machine."""
-    return isinstance(node, SwitchVars) and node.kind == "rack"
+    return isinstance(node, SwitchVars) and not traits_of(node.kind).is_emulated
 
 
 def _check_device(file: Path, place: str, name: str, pcie: str | None) -> None:
@@ -253,7 +254,7 @@ def _take_address(file: Path, taken: _Taken, place: str, address: str) -> None:
 def _check_soft(entries: Entries, mistakes: Mistakes) -> None:
     """What only a soft lab needs: VMs, and a carrier and a namespace for each switch."""
     for place, node in entries.placed():
-        if node.kind == "soft":
+        if traits_of(node.kind).is_emulated:
             with mistakes.part():
                 _check_soft_node(entries, place, node)
 
