@@ -20,6 +20,7 @@ from traffic.probes.ecmp_entropy import sport_of
 from traffic.workloads.collective import CollectiveResult
 from traffic.workloads.elastic.elastic_results import ElasticResult
 from traffic.workloads.inference import InferenceResult
+from traffic.workloads.ranks import task_name
 from traffic.workloads.ranks_result import RanksResult
 
 __all__ = [
@@ -55,7 +56,9 @@ def series_of(result: Result | None) -> tuple[RankSeries, ...]:
         RankSeries(
             rank=index,
             samples=tuple(
-                Sample(t_ns=item.start_ns, bytes=item.size_bytes) for item in _samples(result) if item.endpoint == name
+                Sample(t_ns=item.start_ns, bytes=item.size_bytes)
+                for item in _samples(result)
+                if _is_of(item, result, index, name)
             ),
             iterations=_iterations(result, index),
         )
@@ -127,6 +130,13 @@ def _endpoints(result: Result | None) -> tuple[str, ...]:
 
 def _samples(result: Result | None) -> tuple[TrafficSample, ...]:
     return result.samples if result else ()
+
+
+def _is_of(sample: TrafficSample, result: Result | None, rank: int, endpoint: str) -> bool:
+    """Return whether a rank sent the bytes of a sample. The ends of flows are RNICs, and so is a rank without tasks."""
+    if isinstance(result, FlowsResult) or not sample.task:
+        return sample.endpoint == endpoint
+    return sample.task == task_name(rank)
 
 
 def _iterations(result: Result | None, rank: int) -> tuple[Iteration, ...]:

@@ -61,12 +61,16 @@ class Connection:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Bytes whose completion `endpoint` saw in [start, start + duration)."""
+    """Bytes whose completion the task `task` saw on its RNIC `endpoint` in [start, start + duration).
+
+    Several tasks may share an RNIC. `task` is empty in samples that were stored without it.
+    """
 
     endpoint: str
     start_ns: int
     duration_ns: int
     size_bytes: int
+    task: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

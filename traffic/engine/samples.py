@@ -21,16 +21,16 @@ def samples_of(running: Running[Any], tasks: Collection[str] | None = None) -> t
         sample
         for event in running.events
         if event.name == "sample" and event.message["task"] in (names if tasks is None else tasks)
-        for sample in samples_in(event.message, names[event.message["task"]])
+        for sample in samples_in(event.message, event.message["task"], names[event.message["task"]])
     ]
     return tuple(sorted(samples, key=lambda sample: (sample.start_ns, sample.endpoint)))
 
 
-def samples_in(message: Mapping[str, Any], endpoint: str) -> Iterator[Sample]:
-    """Return the samples in one message of an engine, under the name of an RNIC."""
+def samples_in(message: Mapping[str, Any], task: str, endpoint: str) -> Iterator[Sample]:
+    """Return the samples in one message of an engine, under the names of a task and its RNIC."""
     for index, size in enumerate(message["sizes"]):
         start_ns = message["start_ns"] + index * BIN_NS
-        yield Sample(endpoint=endpoint, start_ns=start_ns, duration_ns=BIN_NS, size_bytes=size)
+        yield Sample(endpoint=endpoint, start_ns=start_ns, duration_ns=BIN_NS, size_bytes=size, task=task)
 
 
 def iterations_of(running: Running[Any], task: str, *, generation: int | None = None) -> tuple[Iteration, ...]:

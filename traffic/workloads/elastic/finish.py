@@ -32,10 +32,10 @@ def result_of(running: ElasticRunning) -> ElasticResult:
     )
     samples = [
         sample
-        for place, lineage in zip(ranks, lineages, strict=True)
+        for rank, (place, lineage) in enumerate(zip(ranks, lineages, strict=True))
         for event in running.events
         if event.name == "sample" and lineage[event.message["generation_of_job"]] == event.message["task"]
-        for sample in samples_in(event.message, place.name)
+        for sample in samples_in(event.message, task_name(rank), place.name)
     ]
     stored = tuple(
         checkpoint

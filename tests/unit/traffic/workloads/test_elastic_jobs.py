@@ -112,6 +112,9 @@ def test_job_whose_host_is_lost_restarts_on_the_spare_with_the_same_result(lab, 
     result = running.wait(PATIENCE_S)
     assert_right(result, uninterrupted)
     assert result.ranks == ("host1:rxe0", "host5:rxe0", "host3:rxe0")
+    assert {(one.task, one.endpoint) for one in result.samples} == {
+        (f"rank{rank}", name) for rank, name in enumerate(result.ranks)
+    }
     (restart,) = result.restarts
     assert (restart.cause, restart.hosts) == ("host", ("host2",))
     marks = [

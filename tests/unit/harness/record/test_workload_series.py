@@ -1,0 +1,60 @@
+"""What each rank sent, also of ranks that share an RNIC."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+from local_traffic import LocalLab
+
+from harness.record.workload_series import series_of
+from traffic.engine.run_results import Sample
+from traffic.flows.flow_run import FlowsResult
+from traffic.flows.flow_spec import FlowSpec
+from traffic.workloads import job
+from traffic.workloads.job import JobPhase, JobSpec
+
+PHASE = JobPhase(along="dp", collective="all-reduce", size_bytes=1 << 18, algorithm="ring")
+
+
+@pytest.fixture
+def lab(tmp_path):
+    made = LocalLab(tmp_path)
+    yield made
+    made.close()
+
+
+def bytes_of(result):
+    return [sum(sample.bytes for sample in series.samples) for series in series_of(result)]
+
+
+def test_ranks_that_share_an_rnic_have_each_their_own_bytes(lab):
+    """Two groups of two ranks: each rank sends one all-reduce of 256 KiB an iteration, which is as many bytes."""
+    spec = JobSpec(
+        grid=(("dp", 2), ("tp", 2)), phases=(PHASE,), ranks=("host1", "host3"), ranks_per_rnic=2, iterations=3
+    )
+    with job.start(lab, spec) as running:
+        result = running.wait(60)
+    assert (result.outcome, result.where) == ("completed", None)
+    assert bytes_of(result) == [3 * PHASE.size_bytes] * 4
+    assert sum(bytes_of(result)) == sum(sample.size_bytes for sample in result.samples)
+
+
+def test_an_rnic_at_the_end_of_two_flows_has_the_bytes_of_both():
+    flows = tuple(
+        SimpleNamespace(
+            spec=FlowSpec(src="host1:rxe0", dst=dst),
+            samples=(Sample(endpoint="host1:rxe0", start_ns=0, duration_ns=100, size_bytes=size, task=f"tx{number}"),),
+        )
+        for number, (dst, size) in enumerate((("host2:rxe0", 40), ("host3:rxe0", 2)))
+    )
+    result = FlowsResult(outcome="completed", where=None, flows=flows, goodput_bps=0.0, jain_index=1.0)
+    assert bytes_of(result) == [42, 0, 0]
+
+
+def test_samples_stored_without_a_task_are_those_of_the_rank_on_their_rnic(lab):
+    with job.start(lab, JobSpec(grid=(("dp", 2),), phases=(PHASE,), ranks=("host1", "host3"), iterations=3)) as running:
+        result = running.wait(60)
+    old = replace(result, samples=tuple(replace(sample, task="") for sample in result.samples))
+    assert bytes_of(old) == bytes_of(result) == [3 * PHASE.size_bytes] * 2
