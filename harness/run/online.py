@@ -37,7 +37,7 @@ class Online:
         self._ranks, self._tell = tuple(ranks), tell
         self._number = {task_name(rank): rank for rank in range(len(ranks))}
         self._lock = threading.Lock()
-        self._feed = StepFeed([name.partition(":")[0] for name in ranks], topology)
+        self._feed = StepFeed(ranks, topology)
         self._error: FaultbedError | None = None
         self._steps: queue.SimpleQueue[tuple[int, int, int] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._look, name="slow ranks", daemon=True)

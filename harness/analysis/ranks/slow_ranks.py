@@ -6,7 +6,8 @@ A finished run (`slow_ranks`) and a running one (`harness.run.online`) feed it t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 
 import numpy as np
 
@@ -47,23 +48,32 @@ class SlowRanks:
 class StepFeed:
     """Collects the ranks' compute phases in any order, and passes whole iterations to the detector in order.
 
+    Ranks that share a GPU become slow together, and would pass for each other's healthy neighbours. So the detector
+    gets one time for each GPU, the median of its ranks, and an alarm for a GPU is one for each of its ranks.
+
     An iteration is whole when every rank has reported it, and is passed on after all earlier ones, from index 0 on.
     Iterations that some ranks never finish are ignored. Detection ends with an iteration in which a rank computed
-    nothing, and does not start for jobs of fewer than `MIN_RANKS` ranks.
+    nothing, and does not start for jobs on fewer than `MIN_RANKS` GPUs.
 
     Args:
-        hosts: the host of each rank.
-        topology: provides the racks of the hosts.
+        rnics: the RNIC of each rank (`host3:rxe0`).
+        topology: provides the racks of the hosts and the GPUs of the RNICs.
     """
 
-    def __init__(self, hosts: Sequence[str], topology: Topology) -> None:
+    def __init__(self, rnics: Sequence[str], topology: Topology) -> None:
         racks = {name: host.rack for name, host in topology.host_by_name.items()}
+        by_gpu: dict[str, list[int]] = {}
+        for rank, name in enumerate(rnics):
+            by_gpu.setdefault(_gpu_of(name, topology), []).append(rank)
         self.iterations = 0
         """Number of iterations that the detector has received."""
-        self._ranks = len(hosts)
+        self._ranks = len(rnics)
+        self._sharing = list(by_gpu.values())
+        """The ranks of each GPU."""
         self._detector: Detector | None = None
-        if self._ranks >= MIN_RANKS:
-            self._detector = Detector(self._ranks, racks=[racks.get(host, "") for host in hosts])
+        if len(by_gpu) >= MIN_RANKS:
+            hosts = [rnics[ranks[0]].partition(":")[0] for ranks in self._sharing]
+            self._detector = Detector(len(by_gpu), racks=[racks.get(host, "") for host in hosts])
         self._incomplete: dict[int, dict[int, int]] = {}
         """By incomplete iteration: time in ns by rank."""
 
@@ -75,7 +85,8 @@ class StepFeed:
     @property
     def slow(self) -> tuple[int, ...] | None:
         """Ranks that are slow now; None if not known."""
-        named = () if self._detector is None else self._detector.slow
+        gpus = () if self._detector is None else self._detector.slow
+        named = tuple(sorted(rank for gpu in gpus for rank in self._sharing[gpu]))
         return None if not named and self.smallest is None else named
 
     def add(self, rank: int, index: int, compute_ns: int) -> tuple[Alarm, ...]:
@@ -85,20 +96,34 @@ class StepFeed:
             self._incomplete.setdefault(index, {})[rank] = compute_ns
         while self._detector is not None and len(self._incomplete.get(self.iterations, ())) == self._ranks:
             reported = self._incomplete.pop(self.iterations)
-            times = [reported[number] for number in range(self._ranks)]
-            if min(times) <= 0:
+            if min(reported.values()) <= 0:
                 self._detector = None
                 self._incomplete.clear()
             else:
-                alarms += self._detector.add(times)
+                times = [median(reported[rank] for rank in ranks) for ranks in self._sharing]
+                alarms += (
+                    replace(alarm, rank=rank)
+                    for alarm in self._detector.add(times)
+                    for rank in self._sharing[alarm.rank]
+                )
                 self.iterations += 1
         return tuple(alarms)
+
+
+def _gpu_of(name: str, topology: Topology) -> str:
+    """Return the GPU of the ranks on an RNIC: its own, or the one that the host's RNICs without their own share."""
+    host_name, _, rnic_name = name.partition(":")
+    host = topology.host_by_name.get(host_name)
+    rnic = next((one for one in (host.rnics if host else ()) if one.name == rnic_name), None)
+    gpu_name = (rnic and rnic.gpu) or next((gpu.name for gpu in (host.gpus if host else ())), None)
+    return f"{host_name}:{gpu_name}" if gpu_name else name
 
 
 def slow_ranks(run: Measurements) -> SlowRanks:
     """Feed a run's compute phases to a detector."""
     hosts = {rank.rank: rank.host for rank in run.ranks}
-    feed = StepFeed([hosts.get(series.rank, "") for series in run.series], run.topology)
+    rnics = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.ranks}
+    feed = StepFeed([rnics.get(series.rank, f"rank {series.rank}") for series in run.series], run.topology)
     alarms = [
         alarm
         for place, series in enumerate(run.series)
@@ -106,7 +131,7 @@ def slow_ranks(run: Measurements) -> SlowRanks:
         for alarm in feed.add(place, step.index, step.compute_ns)
     ]
     if not feed.iterations:
-        return SlowRanks(slow=(), smallest=None, begins_ns=(), words="no two ranks with a compute phase to compare")
+        return SlowRanks(slow=(), smallest=None, begins_ns=(), words="no two GPUs with a compute phase to compare")
     by_rank = [sorted(series.iterations, key=lambda step: step.index)[: feed.iterations] for series in run.series]
     whole = list(zip(*by_rank, strict=True))
     slow = tuple(
@@ -130,11 +155,19 @@ def slow_ranks(run: Measurements) -> SlowRanks:
 
 def _words(slow: tuple[SlowRank, ...], smallest: float | None, count: int) -> str:
     if slow:
-        return "; ".join(
-            f"{one.host} about {100 * one.slowdown:.0f} % slower since iteration {one.since}, "
-            f"found at iteration {one.iteration}"
-            for one in slow
-        )
+        return "; ".join(_about([one for one in slow if one.host == host]) for host in {one.host: None for one in slow})
     if smallest is None:
         return f"{count} iterations are too few, or too noisy, to know what is normal"
     return f"no rank of {count} iterations; at the end {100 * smallest:.0f} % and more would have shown"
+
+
+def _about(alarms: Sequence[SlowRank]) -> str:
+    """Return the alarms of a host in words; of several ranks the one that is slowest."""
+    count = len({one.rank for one in alarms})
+    said = alarms if count == 1 else [max(alarms, key=lambda one: one.slowdown)]
+    host = alarms[0].host if count == 1 else f"{alarms[0].host} ({count} ranks)"
+    return "; ".join(
+        f"{host} about {100 * one.slowdown:.0f} % slower since iteration {one.since}, "
+        f"found at iteration {one.iteration}"
+        for one in said
+    )

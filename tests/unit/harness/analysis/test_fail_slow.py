@@ -14,6 +14,7 @@ from harness.analysis.observe import observe
 from harness.analysis.ranks.fail_slow import MEAN_ITERATIONS, Detector, _against_others, detect
 from harness.analysis.ranks.slow_ranks import slow_ranks
 from harness.confidence import share_interval
+from harness.record.measurements import Iteration, Rank, RankSeries
 
 QUIET = Noise(deviation=0.02, memory=0.0, long=0.01, ranks=8)
 HARD = Noise(deviation=0.02, memory=0.5, long=0.02, ranks=8)
@@ -26,6 +27,45 @@ def test_fail_slow_compares_each_rank_with_the_middle_half(logs):
         others = np.sort(np.delete(logs, rank))
         skip = len(others) // 4
         assert residual == pytest.approx(logs[rank] - others[skip : len(others) - skip].mean(), abs=1e-9)
+
+
+@pytest.mark.parametrize("ranks_per_rnic", [1, 2, 8])
+@pytest.mark.parametrize("hosts", [["host1", "host3"], ["host1", "host2", "host3", "host4"]], ids=len)
+def test_fail_slow_a_slow_gpu_is_found_with_any_number_of_ranks_on_it(ranks_per_rnic, hosts):
+    """The ranks of an RNIC share its host's GPU; the two racks have one host each, or two."""
+    run = synthetic_run()
+    noise = np.random.default_rng(3)
+    names = hosts * ranks_per_rnic
+
+    def series(rank):
+        steps = 1e8 * (1 + noise.normal(scale=0.005, size=250))
+        steps[150:] *= 2 if names[rank] == "host1" else 1
+        return RankSeries(
+            rank=rank,
+            iterations=tuple(
+                Iteration(index=index, start_ns=index * 10**9, compute_ns=int(step), comm_ns=10**7, wait_ns=0)
+                for index, step in enumerate(steps)
+            ),
+        )
+
+    result = slow_ranks(
+        msgspec.structs.replace(
+            run,
+            ranks=tuple(Rank(rank=rank, host=host, rnic="rxe0") for rank, host in enumerate(names)),
+            series=tuple(series(rank) for rank in range(len(names))),
+        )
+    )
+    assert sorted(one.rank for one in result.slow) == list(range(0, len(names), len(hosts))), "all ranks of host1"
+    assert [one.slowdown for one in result.slow] == pytest.approx([1.0] * ranks_per_rnic, abs=0.05)
+    host = "host1" if ranks_per_rnic == 1 else f"host1 ({ranks_per_rnic} ranks)"
+    assert result.words.startswith(f"{host} about ")
+    assert result.words.count("host1") == 1
+
+
+def test_slow_ranks_of_one_gpu_are_unknown():
+    run = synthetic_run()
+    here = tuple(msgspec.structs.replace(rank, host="host1", rnic="rxe0") for rank in run.ranks)
+    assert slow_ranks(msgspec.structs.replace(run, ranks=here)).words == "no two GPUs with a compute phase to compare"
 
 
 def test_fail_slow_two_percent_are_detected_within_sixty_iterations():
@@ -176,4 +216,4 @@ def test_slow_ranks_without_compute_are_unknown():
         for rank in run.series
     )
     one = observe(msgspec.structs.replace(run, series=idle)).metrics["slow_rank"]
-    assert (one.value, one.detail) == (None, "no two ranks with a compute phase to compare")
+    assert (one.value, one.detail) == (None, "no two GPUs with a compute phase to compare")

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import queue
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 
 import msgspec
@@ -94,8 +95,10 @@ def test_online_alarms_equal_those_of_the_finished_run(ranks, since, in_order, r
         own = [itertools.count() for _ in range(ranks)]
         order = [(rank, next(own[rank])) for rank, _ in order]
     lines, _ = audit_fields([event(rank, index, times[index, rank]) for rank, index in order], ranks)
-    racks = ["rack1" if name < "host3" else "rack2" for name in RNICS[:ranks]]
-    alarms = detect(times[: min(counts)], racks=racks)
+    of_gpu = [range(gpu, ranks, 4) for gpu in range(min(ranks, 4))]  # both RNICs of a host have its only GPU
+    racks = ["rack1" if gpu < 2 else "rack2" for gpu in range(len(of_gpu))]
+    by_gpu = np.array([np.median(times[: min(counts), own], axis=1) for own in of_gpu]).T
+    alarms = [replace(one, rank=rank) for one in detect(by_gpu, racks=racks) for rank in of_gpu[one.rank]]
     assert alarms
     assert lines == [
         f"rank {one.rank} ({RNICS[one.rank]}) computes about {100 * one.slowdown:.0f} % slower "
@@ -105,6 +108,15 @@ def test_online_alarms_equal_those_of_the_finished_run(ranks, since, in_order, r
     assert [(one.rank, one.iteration, one.since, one.slowdown) for one in slow_ranks(finished(times, counts)).slow] == [
         (one.rank, one.iteration, one.since, one.slowdown) for one in alarms
     ]
+
+
+def test_online_ranks_of_one_gpu_become_slow_together():
+    """One host in each of two racks, with two ranks each: both of the slow host count for a stop condition."""
+    times = compute_ns(4, 130, slow=slice(0, None, 2))
+    with Online(["host1:rxe0", "host3:rxe0"] * 2, soft_topology(), lambda _: None) as online:
+        for one in events(times):
+            online.on_event(one)
+    assert online.count() == 2
 
 
 def test_online_alarm_is_reported_once_while_the_job_runs():
