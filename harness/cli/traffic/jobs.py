@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -28,7 +28,7 @@ from testbed.lab import Lab
 from traffic.engine.running_traffic import OnEvent, Running
 from traffic.workloads import interference, recording
 from traffic.workloads import job as job_module
-from traffic.workloads.interference import Interference
+from traffic.workloads.interference import Interference, Place
 from traffic.workloads.job import JobResult, JobSpec
 from traffic.workloads.ranks import ITEM_BYTES
 from traffic.workloads.storage_service import MODES, Storage, StorageTimes
@@ -106,13 +106,18 @@ def job(
         storage=_storage(storage, ingest, checkpoint),
         **queue_pairs,
     )
-    job_module.fit(session.inventory(), spec)
+    places, _, algorithms = job_module.fit(session.inventory(), spec)
+    jobs_alone = interference.alone(spec, [place.name for place in places], algorithms) if alone else {}
+    for one in jobs_alone.values():
+        job_module.fit(session.inventory(), one)
     check_record(record)
     result = run_ranks(session, ranks, f"job {grid}", partial(_start, spec))
     if record is not None:
         write_record(session, recording.of_job(result), record, record_format)
     write_rows(session, rows_file.of_ranks(result), out)
-    disturbed = _interference(session, spec, result) if alone else ()
+    code = _code(session, result)
+    by_place = {} if code else _run_alone(session, jobs_alone)
+    disturbed = interference.interference(result, by_place)
     if as_json:
         more = {"interference": [{**asdict(one), "ratio": one.ratio} for one in disturbed]} if alone else {}
         session.json(result.to_dict() | more)
@@ -125,9 +130,18 @@ def job(
         )
         if result.storage_times is not None:
             session.out.print(_said_of(result.storage_times))
+    if code and alone:
+        session.err.print("no group was run alone, because the whole job failed")
+    return max([code, *(_code(session, one, what=_alone(jobs_alone[place])) for place, one in by_place.items())])
+
+
+def _code(session: Session, result: JobResult, what: str = "") -> int:
+    """Return the exit code for one job, and report on stderr what is not a plain success, of the job `what`."""
     if result.wrong_elements:
+        if what:
+            session.err.print(f"{what}: {result.wrong_elements} wrong elements", soft_wrap=True)
         return ExitCode.FAIL
-    return exit_code(session, result.outcome, result.where)
+    return exit_code(session, result.outcome, f"{what}: {result.where}" if what else result.where)
 
 
 def _storage(host: str, ingest: str, checkpoint: str) -> Storage | None:
@@ -149,13 +163,13 @@ def _said_of(times: StorageTimes) -> str:
     )
 
 
-def _interference(session: Session, spec: JobSpec, result: JobResult) -> tuple[Interference, ...]:
-    """Run each group alone, and compare. Groups without a time, together or alone, are left out."""
-    by_place = {}
-    for place, one in interference.alone(spec, result.ranks).items():
-        what = f"job of {' and '.join(one.ranks)} alone"
-        by_place[place] = run_ranks(session, one.ranks, what, partial(_start, one))
-    return interference.interference(result, by_place)
+def _run_alone(session: Session, jobs: Mapping[Place, JobSpec]) -> dict[Place, JobResult]:
+    return {place: run_ranks(session, one.ranks, _alone(one), partial(_start, one)) for place, one in jobs.items()}
+
+
+def _alone(spec: JobSpec) -> str:
+    ranks = f" with {spec.ranks_per_rnic} ranks each" if spec.ranks_per_rnic > 1 else ""
+    return f"job of {' and '.join(spec.ranks)}{ranks} alone"
 
 
 def _start(spec: JobSpec, lab: Lab, on_event: OnEvent) -> Running[JobResult]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -45,7 +46,7 @@ def test_sixteen_two_rank_collectives_share_two_rnics_with_correct_results(lab):
         ("host1:rxe0", "host3:rxe0"),
         ("host3:rxe0", "host1:rxe0"),
     }
-    jobs = interference.alone(SIXTEEN, together.ranks)
+    jobs = interference.alone(SIXTEEN, together.ranks, together.algorithms)
     assert list(jobs) == [(0, ("host1:rxe0", "host3:rxe0"))], "groups on the same RNICs are alike"
     results = {}
     for where, spec in jobs.items():
@@ -63,17 +64,17 @@ def test_interference_compares_each_group_with_its_rnics_alone_and_leaves_out_wh
         grid=(("tp", 2), ("dp", 2)), phases=(PHASE, JobPhase(along="dp", collective="all-reduce", size_bytes=4096))
     )
     ranks = ("a", "b", "c", "d")
-    jobs = interference.alone(spec, ranks)
+    jobs = interference.alone(spec, ranks, ("ring", "tree"))
     assert list(jobs) == [(0, ("a", "b")), (0, ("c", "d")), (1, ("a", "c")), (1, ("b", "d"))]
     assert jobs[1, ("b", "d")].grid == (("dp", 2),)
-    assert jobs[1, ("b", "d")].phases == spec.phases[1:]
+    assert jobs[1, ("b", "d")].phases == (replace(spec.phases[1], algorithm="tree"),), "auto chose it for the whole job"
 
-    def result(*times):
+    def result(*times, outcome="completed", wrong_elements=0):
         groups = [
             GroupTime(phase=phase, members=members, time_ns=time_ns, busbw_gbytes_per_s=0.0)
             for (phase, members), time_ns in times
         ]
-        return SimpleNamespace(ranks=ranks, groups=groups)
+        return SimpleNamespace(ranks=ranks, groups=groups, outcome=outcome, wrong_elements=wrong_elements)
 
     together = result(((0, (0, 1)), 30.0), ((0, (2, 3)), 20.0), ((1, (0, 2)), 8.0), ((1, (1, 3)), 0.0))
     alone = {
@@ -84,3 +85,22 @@ def test_interference_compares_each_group_with_its_rnics_alone_and_leaves_out_wh
     }
     disturbed = interference.interference(together, alone)
     assert [(one.phase, one.members, one.ratio) for one in disturbed] == [(0, (0, 1), 3.0), (1, (0, 2), 1.0)]
+    alone[0, ("a", "b")] = result(((0, (0, 1)), 10.0), outcome="failed")
+    alone[1, ("a", "c")] = result(((0, (0, 1)), 8.0), wrong_elements=1)
+    assert interference.interference(together, alone) == ()
+
+
+def test_a_group_that_has_several_ranks_on_an_rnic_has_them_alone_too():
+    lab = LocalLab(None)
+    spec = replace(SIXTEEN, grid=(("tp", 4), ("dp", 2)), ranks_per_rnic=4)
+    places, _, algorithms = job.fit(lab, spec)
+    ((where, one),) = interference.alone(spec, [place.name for place in places], algorithms).items()
+    assert where == (0, ("host1:rxe0", "host3:rxe0") * 2)
+    assert (one.ranks, one.ranks_per_rnic) == (("host1:rxe0", "host3:rxe0"), 2)
+    assert job.fit(lab, one)[0] == places[:4]
+
+
+def test_a_group_with_more_ranks_on_some_rnics_is_refused():
+    spec = replace(SIXTEEN, grid=(("tp", 3), ("dp", 2)), ranks_per_rnic=3)
+    with pytest.raises(UsageError, match=r"group of ranks 0, 1, 2 has more ranks on some of its RNICs.*another grid"):
+        interference.alone(spec, ("a", "b") * 3, ("ring",))
