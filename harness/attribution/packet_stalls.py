@@ -20,14 +20,35 @@ __all__ = ["Wait", "sentences", "waits"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait:
-    """A wait of the ranks `sender` and `receiver` for a packet, until it passed again at `until_ns` (controller)."""
+    """A wait of the ranks `sender` and `receiver` for a packet, until it passed again at `until_ns` (controller).
+
+    A capture shows RNICs. If one of the two has several ranks, it is not known which of them waited: `sender`,
+    `receiver` and `iteration` are None, and `words` name the RNICs.
+    """
 
     iteration: int | None
-    sender: int
-    receiver: int
+    sender: int | None
+    receiver: int | None
     waited_ns: int
     until_ns: int
     words: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Ends:
+    """The RNICs at the ends of a flow, and the ranks on each."""
+
+    rnics: tuple[str, str]
+    ranks: tuple[tuple[int, ...], tuple[int, ...]]
+
+    @property
+    def pair(self) -> tuple[int, int] | None:
+        """The two ranks; None if an RNIC has several."""
+        (source, *more), (target, *others) = self.ranks
+        return None if more or others else (source, target)
+
+    def __str__(self) -> str:
+        return "→".join(self.rnics) if self.pair is None else f"rank {self.pair[0]}→{self.pair[1]}"
 
 
 def sentences(
@@ -41,34 +62,35 @@ def waits(
     run: Measurements, packets: Evidence, findings: Sequence[Finding] = (), *, most: int = 10
 ) -> tuple[Wait, ...]:
     """Return the longest waits, longest first."""
-    ranks = _ranks_by_ip(run)
+    by_ip = _rnics_by_ip(run)
     episodes = sorted(
         (
             (_waited_ns(episode), flow, episode)
             for flow in packets.analysis.flows
             for episode in flow.episodes
-            if flow.src in ranks and flow.dst in ranks
+            if flow.src in by_ip and flow.dst in by_ip
         ),
         key=lambda item: -item[0],
     )
-    return tuple(
-        Wait(
-            iteration=_iteration_at(run.series, ranks[flow.dst], episode.resent_ns - packets.epoch_offset_ns),
-            sender=ranks[flow.src],
-            receiver=ranks[flow.dst],
-            waited_ns=waited_ns,
-            until_ns=episode.resent_ns - packets.epoch_offset_ns,
-            words=_sentence(
-                run,
-                flow,
-                episode,
-                ranks=(ranks[flow.src], ranks[flow.dst]),
-                epoch_ns=packets.epoch_offset_ns,
-                by=findings,
-            ),
+    ranks_of = _ranks_by_rnic(run)
+    found = []
+    for waited_ns, flow, episode in episodes[:most]:
+        rnics = by_ip[flow.src], by_ip[flow.dst]
+        ends = _Ends(rnics, (ranks_of[rnics[0]], ranks_of[rnics[1]]))
+        sender, receiver = ends.pair or (None, None)
+        until_ns = episode.resent_ns - packets.epoch_offset_ns
+        iteration = None if receiver is None else _iteration_at(run.series, receiver, until_ns)
+        found.append(
+            Wait(
+                iteration=iteration,
+                sender=sender,
+                receiver=receiver,
+                waited_ns=waited_ns,
+                until_ns=until_ns,
+                words=_sentence(run, flow, episode, ends=ends, iteration=iteration, by=findings),
+            )
         )
-        for waited_ns, flow, episode in episodes[:most]
-    )
+    return tuple(found)
 
 
 def _waited_ns(one: Episode) -> int:
@@ -77,45 +99,45 @@ def _waited_ns(one: Episode) -> int:
 
 
 def _sentence(
-    run: Measurements, flow: FlowReport, one: Episode, *, ranks: tuple[int, int], epoch_ns: int, by: Sequence[Finding]
+    run: Measurements, flow: FlowReport, one: Episode, *, ends: _Ends, iteration: int | None, by: Sequence[Finding]
 ) -> str:
-    source, target = ranks
-    iteration = _iteration_at(run.series, target, one.resent_ns - epoch_ns)
     when = "" if iteration is None else f"iteration {iteration}, "
     return (
-        f"{when}rank {source}→{target} waited {format_duration(_waited_ns(one))} for a "
+        f"{when}{ends} waited {format_duration(_waited_ns(one))} for a "
         f"{ {'timer': 'timer', 'nak': 'NAK', 'rnr': 'receiver that was not ready'}[one.cause] } "
-        f"after PSN {one.psn} {_fate(run, flow, one, ranks, by)}"
+        f"after PSN {one.psn} {_fate(run, flow, one, ends, by)}"
     )
 
 
-def _fate(
-    run: Measurements, flow: FlowReport, one: Episode, ranks: tuple[int, int], findings: Sequence[Finding]
-) -> str:
+def _fate(run: Measurements, flow: FlowReport, one: Episode, ends: _Ends, findings: Sequence[Finding]) -> str:
     if one.cause == "rnr":
         return "was rejected"
     if not one.missing and one.gap_ns is None:
         return f"had passed {flow.port}: it, or its ACK, was lost behind"
-    link = next((each.name for each in findings if each.cause == "loss" and _on_way(run, ranks, each.name)), None)
+    link = next((each.name for each in findings if each.cause == "loss" and _on_way(run, ends.rnics, each.name)), None)
     return f"was lost at {link}" if link else f"was lost before {flow.port}"
 
 
-def _on_way(run: Measurements, ranks: tuple[int, int], name: str) -> bool:
-    ends = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.ranks}
+def _on_way(run: Measurements, rnics: tuple[str, str], name: str) -> bool:
     link = next((one for one in run.topology.links if one.name == name), None)
     return link is not None and any(
-        {link.a.node, link.b.node} <= set(one.path)
-        for one in run.connections
-        if (one.src, one.dst) == (ends.get(ranks[0]), ends.get(ranks[1]))
+        {link.a.node, link.b.node} <= set(one.path) for one in run.connections if (one.src, one.dst) == rnics
     )
 
 
-def _ranks_by_ip(run: Measurements) -> dict[str, int]:
-    ranks: dict[str, int] = {}
+def _ranks_by_rnic(run: Measurements) -> dict[str, tuple[int, ...]]:
+    ranks: dict[str, tuple[int, ...]] = {}
     for rank in run.ranks:
-        host = run.topology.host_by_name.get(rank.host)
-        ranks |= {rnic.ip: rank.rank for rnic in (host.rnics if host else ()) if rnic.name == rank.rnic}
+        name = f"{rank.host}:{rank.rnic}"
+        ranks[name] = (*ranks.get(name, ()), rank.rank)
     return ranks
+
+
+def _rnics_by_ip(run: Measurements) -> dict[str, str]:
+    """Return the RNICs that have ranks, by their addresses."""
+    used = _ranks_by_rnic(run)
+    names = {rnic.ip: f"{host.name}:{rnic.name}" for host in run.topology.hosts for rnic in host.rnics}
+    return {ip: name for ip, name in names.items() if name in used}
 
 
 def _iteration_at(series: Sequence[RankSeries], rank: int, at_ns: int) -> int | None:

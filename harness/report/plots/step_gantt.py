@@ -292,7 +292,7 @@ def _mark(
             f"{last_s:.2f} s",
         )
     for wait in told.waits:
-        if wait.iteration == worst.bar.iteration:
+        if wait.receiver is not None and wait.iteration == worst.bar.iteration:
             until_s = (wait.until_ns - run.t0_ns) / 1e9
             return StallMark(
                 rank=wait.receiver,

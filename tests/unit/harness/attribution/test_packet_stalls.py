@@ -6,7 +6,7 @@ import msgspec
 from gbn_model import go_back_n
 from synthetic_run import synthetic_run
 
-from harness.attribution.packet_stalls import sentences
+from harness.attribution.packet_stalls import sentences, waits
 from harness.findings import Finding
 from harness.packets import evidence
 from testbed.observe.packet_capture import Captured, PortProof
@@ -53,3 +53,16 @@ def test_packet_stall_ignores_flows_of_no_rank(tmp_path):
     run = synthetic_run()
     packets = captured(tmp_path, run, source=1, target=2)
     assert sentences(msgspec.structs.replace(run, ranks=run.ranks[:1]), packets) == ()
+
+
+def test_packet_stall_names_the_rnics_where_an_rnic_has_several_ranks(tmp_path):
+    """The capture does not show which of the ranks waited, nor in which iteration it was."""
+    run = synthetic_run()
+    packets = captured(tmp_path, run, source=1, target=2)
+    more = tuple(msgspec.structs.replace(rank, rank=rank.rank + len(run.ranks)) for rank in run.ranks)
+    (wait,) = waits(msgspec.structs.replace(run, ranks=run.ranks + more), packets, [LOST])
+    assert (wait.sender, wait.receiver, wait.iteration) == (None, None, None)
+    assert wait.words.startswith("host2:rxe0→host3:rxe0 waited ")
+    assert wait.words.endswith("was lost at rtsw1:ctsw1")
+    (alone,) = waits(msgspec.structs.replace(run, ranks=run.ranks + more[1:2]), packets)
+    assert alone.words.startswith("host2:rxe0→host3:rxe0 waited "), "one end is enough"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -118,6 +119,8 @@ def test_gantt_stall_from_a_capture_names_the_packet_wait():
 
     assert (stall.rank, stall.start_s, stall.end_s, stall.words) == (0, 3, 4, wait.words)
     assert stall.short == "rank 1→0, 1 s"
+    unknown = replace(wait, sender=None, receiver=None, words="host2:rxe0→host1:rxe0 waited 1 s for a timer")
+    assert one_of(STALLED, waits=[unknown]).stall == one_of(STALLED).stall, "an RNIC with several ranks names no row"
 
 
 def entry(what, at_s, iteration, **values):
