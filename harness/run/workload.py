@@ -56,7 +56,7 @@ def patience_s(experiment: Experiment, running: Running[Any]) -> float:
     """Return the seconds after which the workload counts as stuck.
 
     A timed workload gets a minute beyond its duration, a trace as long as its operations and pauses need, and a
-    workload that goes by iterations ten minutes.
+    workload that goes by iterations ten minutes. A job with restarts gets the longest time of all of them on top.
     """
     return kind_of(experiment.workload).patience_s(experiment.workload, running)
 

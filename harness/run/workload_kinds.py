@@ -141,6 +141,10 @@ class _Job(_Ranks):
             return job.start(lab, job_spec(work), on_event=on_event)
         return elastic.start(lab, job_spec(work), work.resilience, on_event=on_event)
 
+    def patience_s(self, work: Job, running: Running[Any]) -> float:
+        restarts_s = 0.0 if work.resilience is None else elastic.longest_restarts_s(work.resilience)
+        return super().patience_s(work, running) + restarts_s
+
     def endpoints(self, work: Job) -> tuple[str, ...]:
         return tuple(dict.fromkeys((*work.ranks, *(work.resilience.spares if work.resilience else ()))))
 

@@ -41,6 +41,8 @@ POLL_NS = 250_000_000
 STEP_S = 0.5
 SETUP_TIMEOUT_S = 120.0
 POSTMORTEM_TIMEOUT_S = 5.0
+ABORT_TIMEOUT_S = 15.0
+"""How long the caller waits for the end of a run that it aborts. What the run is busy with may take longer."""
 DUMP_TIMEOUT_NS = 5_000_000_000
 """How long ranks have to send their flight recorders when a dump is requested during a run."""
 
@@ -171,7 +173,8 @@ class Running(Generic[Result]):
         """Return the result when the run is over.
 
         Raises:
-            LabError: the run is not over by the timeout. It is ended then, and nothing is left on the nodes.
+            LabError: the run is not over by the timeout. It is aborted then, and nothing is left on the nodes once it
+                has ended; the message says whether it has.
         """
         deadline = time.monotonic() + timeout_s
         # Wait in small steps: Python runs signal handlers on the main thread, and the kernel may deliver the signal to
@@ -180,8 +183,9 @@ class Running(Generic[Result]):
             pass
         if not self._over.is_set():
             self.abort(f"not over after {timeout_s:.0f} s")
-            self._over.wait(15.0)
-            raise LabError(f"{self.plan.what}: not over after {timeout_s:.0f} s; it was ended")
+            ended = self._over.wait(ABORT_TIMEOUT_S)
+            state = "it was ended" if ended else f"aborted {ABORT_TIMEOUT_S:g} s ago, it may still be ending"
+            raise LabError(f"{self.plan.what}: not over after {timeout_s:.0f} s; {state}")
         self._thread.join(timeout=10.0)
         if self._result is None:
             raise LabError(f"{self.plan.what}: {self.failure}")
@@ -197,7 +201,7 @@ class Running(Generic[Result]):
     def __exit__(self, *_: object) -> None:
         if not self._over.is_set():
             self.abort("abandoned by its user")
-            self._over.wait(15.0)
+            self._over.wait(ABORT_TIMEOUT_S)
 
     # Setup, in the caller's thread.
 

@@ -19,8 +19,9 @@ from testbed.errors import FaultbedError, LabError
 from testbed.model.selectors import select
 from traffic.engine.connections import ConnectionManager
 from traffic.engine.engine_client import GONE, Engines, Event, TrafficLab, endpoint
+from traffic.engine.engine_client import START_TIMEOUT_S as ENGINE_START_TIMEOUT_S
 from traffic.engine.run_results import Endpoint, Outcome, QpError, Rebuild
-from traffic.engine.running_traffic import OnEvent, Running
+from traffic.engine.running_traffic import SETUP_TIMEOUT_S, OnEvent, Running
 from traffic.engine.task_specs import Plan, TaskPlan
 from traffic.schedules import Program
 from traffic.workloads import job
@@ -37,7 +38,7 @@ from traffic.workloads.job import JobSpec
 from traffic.workloads.ranks import gpus_of, rank_of, rank_plan, task_name
 from traffic.workloads.storage_service import StorageServer
 
-__all__ = ["ElasticRunning", "start"]
+__all__ = ["ElasticRunning", "longest_restarts_s", "start"]
 
 START_TIMEOUT_S = 120.0
 """How long a restart waits for the ranks to restore their state, or to finish their first iteration, in seconds."""
@@ -457,9 +458,10 @@ class ElasticRunning(Running[ElasticResult]):
         Raises:
             LabError: an engine did not start in time; its host counts as lost.
         """
-        patience_s = self._resilience.rejoin_s if self._resilience.policy.restart == "same" else 0.0
+        deadline = time.monotonic() + _rejoin_s(self._resilience)
         for host in sorted(hosts - set(self._engines.hosts)):
             rnics = {task.endpoint for task in self.plan.tasks if task.endpoint.host == host}
+            patience_s = max(0.0, deadline - time.monotonic())
             try:
                 start_engine(self._lab, self._engines, host, rnics, patience_s=patience_s, pause=self._pause)
             except LabError:
@@ -524,6 +526,24 @@ class ElasticRunning(Running[ElasticResult]):
                 self.failure = timeout_message
             if self.failure is not None:
                 raise LabError(self.failure)
+
+
+def longest_restarts_s(resilience: Resilience) -> float:
+    """Return the longest time that all restarts of a job may take together: the time limits of their phases."""
+    restart_s = (
+        loss.SILENT_AFTER_ERROR_NS / 1e9
+        + FORGET_NS / 1e9
+        + _rejoin_s(resilience)
+        + ENGINE_START_TIMEOUT_S
+        + SETUP_TIMEOUT_S
+        + START_TIMEOUT_S
+    )
+    return resilience.policy.most_restarts * restart_s
+
+
+def _rejoin_s(resilience: Resilience) -> float:
+    """Return how long a restart waits for its lost hosts; other policies than `same` do not wait."""
+    return resilience.rejoin_s if resilience.policy.restart == "same" else 0.0
 
 
 def start(lab: TrafficLab, spec: JobSpec, resilience: Resilience, on_event: OnEvent | None = None) -> ElasticRunning:

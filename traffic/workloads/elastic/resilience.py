@@ -27,8 +27,8 @@ WORD_BYTES = 4
 class Resilience:
     """How a job restarts (`traffic.workloads.elastic.machine.Policy`), and on which `spares` (RNIC names).
 
-    With `restart = same`, the job waits `rejoin_s` for a lost host. Without `restores`, a restart begins with an empty
-    state instead of a checkpoint: tests must see that this is noticed.
+    With `restart = same`, a restart waits `rejoin_s` for all lost hosts together. Without `restores`, a restart
+    begins with an empty state instead of a checkpoint: tests must see that this is noticed.
     """
 
     policy: Policy

@@ -13,6 +13,7 @@ from harness.experiment.run_plan import decode as plan_decode
 from harness.experiment.run_plan import encode, plan
 from harness.experiment.workload_file import duration_ns
 from harness.run import loop as run
+from harness.run import workload
 from harness.run.prepare.bind_to_lab import fit, hosts_of
 from testbed import shipped
 from testbed.errors import ConfigError
@@ -259,6 +260,26 @@ def test_experiment_job_has_its_restart_policy():
     assert (resilience.policy.restart, resilience.policy.without_spare) == ("spare", "shrink")
     assert (resilience.policy.most_restarts, resilience.rejoin_s, made.workload.storage.keep) == (2, 90.0, 4)
     assert hosts_of(made.workload) == ("host1", "host2", "host3", "host4")
+
+
+@pytest.mark.parametrize(
+    ("line", "waits_s"),
+    [
+        ('restart = "same"\nrejoin = "1800s"', 8 * 1800),
+        ('restart = "same"\nrejoin = "1800s"\nmost_restarts = 2', 2 * 1800),
+        ('spares = ["host4"]\nrejoin = "1800s"\nmost_restarts = 2', 0),
+    ],
+)
+def test_experiment_job_with_restarts_has_time_for_every_restart(line, waits_s):
+    """A job that waits for its host in time is not stuck; one without restarts has ten minutes."""
+    plain, _, _ = SURVIVING_JOB.partition("[workload.resilience]")
+    without, made = (fit(decode(text.encode(), source="job.toml"), soft_topology(), "soft") for text in (
+        plain, SURVIVING_JOB + line,
+    ))  # fmt: skip
+    restarts = made.workload.resilience.policy.most_restarts
+    assert workload.patience_s(without, None) == 600
+    # Each restart may also take the limits of diagnosis, engines, connections and state: minutes, on emulated hosts.
+    assert 60 < (workload.patience_s(made, None) - 600 - waits_s) / restarts < 600
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,13 @@ The engines here speak the real protocol over real queues, without verbs: what i
 
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 from engine_labs import Engine, Lab, node_ns
+from waiting import until
 
 from testbed.errors import LabError
 from traffic.engine.task_specs import QpParams
@@ -125,6 +127,21 @@ def test_wait_times_out_and_leaves_nothing_running():
     with pytest.raises(LabError, match="not over"):
         lab.start().wait(0.2)
     assert all(engine.ended for engine in lab.engines)
+
+
+def test_wait_says_when_the_aborted_run_may_still_be_ending(monkeypatch):
+    """The run's thread is busy with an engine that is slow to answer, as at the end of a start over SSH."""
+    monkeypatch.setattr("traffic.engine.running_traffic.ABORT_TIMEOUT_S", 0.3)
+    release = threading.Event()
+    lab = Lab(lambda engine: engine.emit("sample", task="tx", start_ns=node_ns(), sizes=[4096, 0]))
+    with lab.start(lambda event: event["event"] == "sample" and release.wait(20)) as running:
+        with pytest.raises(LabError, match=r"not over after 0 s; aborted 0\.3 s ago, it may still be ending"):
+            running.wait(0.2)
+        assert not running.is_over
+        release.set()
+    until(lambda: running.is_over)
+    with pytest.raises(LabError, match="not over after 0 s; it was ended"):
+        Lab(lambda engine: None).start().wait(0.2)
 
 
 def test_run_that_cannot_connect_does_not_start(monkeypatch):

@@ -166,6 +166,30 @@ def test_job_waits_once_for_a_host_that_does_not_come_back(lab):
     assert result.where == "host1: the traffic engine did not start: host1: no answer; the job waited 1 s for its host"
 
 
+def test_hosts_that_are_lost_together_share_the_time_to_come_back(lab, uninterrupted, monkeypatch):
+    """Otherwise a restart takes as many times `rejoin_s` as hosts are lost, and longer than the job may take."""
+    patience = []
+
+    def slowly(*args, patience_s, **options):
+        patience.append(patience_s)
+        wait_s(0.5)
+        rejoin.start_engine(*args, patience_s=patience_s, **options)
+
+    monkeypatch.setattr(driver, "start_engine", slowly)
+    running = started(lab, restart="same", spares=())
+    after(running, 50)
+    lab.freeze("host3")  # nothing goes on between the two losses
+    for host in ("host1", "host2"):
+        lab.kill(host)
+    for host in ("host1", "host2"):
+        lab.revive(host)
+    lab.thaw("host3")
+    assert_right(running.wait(PATIENCE_S), uninterrupted)
+    assert len(patience) == 2
+    assert patience[0] > 19
+    assert patience[1] <= patience[0] - 0.5
+
+
 def test_two_losses_with_one_spare_fail_with_the_reason(lab):
     running = started(lab)
     after(running, 30)
