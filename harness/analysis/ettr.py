@@ -123,7 +123,12 @@ def ettr(run: Measurements, base: Baseline | None, impacts: Iterable[Impact], *,
 def _formula(run: Measurements, *, wall_ns: int, iteration_ns: float, storage_ns: float) -> Formula | None:
     """Return the published formula; None without restarts that came to their end."""
     restarts = [] if run.resilience is None else run.resilience.restarts
-    recoveries = [one.restored_ns - one.progress_ns for one in restarts if one.restored_ns is not None]
+    recoveries, restored_ns = [], 0
+    for one in restarts:
+        if one.restored_ns is not None:
+            # A loss before any progress since the last restore has the progress of the loss before it.
+            recoveries.append(one.restored_ns - max(one.progress_ns, restored_ns))
+            restored_ns = one.restored_ns
     every = (run.workload.get("storage") or {}).get("every")
     if not recoveries or not every:
         return None

@@ -121,18 +121,28 @@ def _cause_and_hosts(restart: Restart) -> str:
 
 
 def _lost_iterations(run: ResilienceRun) -> Observation:
-    """Return the finished iterations that all restarts together had to repeat."""
-    unknown = [one.number for one in run.restarts if one.lost_iterations is None]
-    lost = sum(one.lost_iterations or 0 for one in run.restarts)
-    each = ", ".join(
+    """Return the finished iterations that all restarts together had to repeat.
+
+    What a restart without a restored state lost is part of the next one's. If there is none, more may be lost.
+    """
+    restarts = run.restarts
+    lost = sum(one.lost_iterations or 0 for one in restarts)
+    ends = [
         f"restart {one.number} from {one.iterations} back to {one.restored_iterations}"
-        for one in run.restarts
+        for one in restarts
         if one.lost_iterations is not None
+    ]
+    unknown = [one for one in restarts if one.lost_iterations is None]
+    is_open = bool(unknown) and unknown[-1] is restarts[-1]
+    for one in unknown:
+        reason = "" if one is restarts[-1] else ", because another loss interrupted it"
+        ends.append(f"restart {one.number} restored nothing{reason}")
+    detail = "; ".join(ends) or "the job was not restarted"
+    return Observation(
+        value=lost,
+        detail=f"{detail}; {run.repeated_iterations} executions were repeated on all ranks",
+        censored=is_open,
     )
-    detail = each or "the job was not restarted"
-    if unknown:
-        detail = f"{detail}; restart {unknown[0]} restored nothing, because another loss interrupted it"
-    return Observation(value=lost, detail=f"{detail}; {run.repeated_iterations} executions were repeated on all ranks")
 
 
 def _state_errors(run: ResilienceRun, ranks: Sequence[int]) -> Observation:

@@ -96,6 +96,23 @@ def test_restart_interrupted_by_another_loss_has_only_its_first_phases():
     assert "restart 1 restored nothing, because another loss interrupted it" in metrics["lost_iterations"].detail
 
 
+@pytest.mark.parametrize("known", [0, 1])
+def test_judge_last_restart_without_a_restored_state_passes_no_maximum_of_lost_iterations(known):
+    """A job without a spare left: how much it would have repeated is not known, and no other loss interrupted it."""
+    last = replace(PLAIN, number=known + 1, initialised_ns=None, restored_ns=None, caught_up_ns=None,
+                   restored_iterations=None)  # fmt: skip
+    run = job(*[PLAIN] * known, last)
+    one = observe(run).metrics["lost_iterations"]
+    assert (one.value, one.censored) == (5 * known, True)
+    assert f"restart {known + 1} restored nothing; " in one.detail
+    assert "interrupted" not in one.detail
+    assert "not restarted" not in one.detail
+    bounds = {5: Verdict.INCONCLUSIVE, 4: Verdict.FAIL if known else Verdict.INCONCLUSIVE}
+    for bound, expected in bounds.items():
+        verdict = verdict_of(run, Expectation(metric=METRICS["lost_iterations"], maximum=bound))
+        assert {check.name: check.verdict for check in verdict.checks}["lost_iterations"] is expected
+
+
 def test_restart_metrics_equal_its_phases():
     metrics = observe(job(PLAIN)).metrics
     observed = {name: metrics[f"restart.{name}"].value for name in (*PHASES, "total")}
@@ -159,6 +176,15 @@ def test_ettr_of_random_schedules_is_in_the_formulas_interval(losses):
         inside += one.formula.low <= one.ratio <= one.formula.high
     print(f"{losses} losses: {inside} of 100 schedules")
     assert inside >= 85
+
+
+def test_ettr_formula_counts_an_outage_once_if_the_next_loss_comes_before_progress():
+    """The second loss has the progress of the first one, from before an outage that is over."""
+    first = loss(100, restored_ns=T0 + 40 * S, restored_iterations=100)
+    second = replace(first, number=2, noticed_ns=T0 + 41 * S, restored_ns=T0 + 70 * S)
+    run = msgspec.structs.replace(job(count=400), resilience=resilience(first, second), end_ns=T0 + 100 * S)
+    formula = ettr(run, None, (), first_fault_ns=T0 + 10 * S).formula
+    assert (formula.interruptions, formula.interruptions * formula.recovery_ns) == (2, 60 * S)
 
 
 def test_ettr_formula_is_a_row_of_the_predictions():
