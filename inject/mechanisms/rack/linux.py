@@ -139,8 +139,9 @@ def _down(request: Request) -> Mechanism:
     )
     kept = (
         f"{port.node}:{port.netdev} is a ConnectX, and its firmware keeps the port up, or does not report it: set "
-        f"{setting}1=0 by mlxconfig (package mstflint) and reset the firmware, use link.oneway at this port, or take "
-        f"down the other end of its cable: {far.node}:{far.netdev}"
+        f"{setting}1=0 (or {setting}2=0 for PCI function .1, the card's second port) by mlxconfig (package mstflint) "
+        f"and reset the firmware, use link.oneway at this port, or take down the other end of its cable: "
+        f"{far.node}:{far.netdev}"
     )
     return Mechanism(
         place=Place(node=port.node),

@@ -129,6 +129,7 @@ LINUX_BOX = lab_inventory.load(inventories() / "linux-box.example.yml").topology
     ("driver", "function", "keeps", "words"),
     [
         ("mlx5_core", "0000:18:00.0", "True(1)", "KEEP_ETH_LINK_UP_P1=0.*link.oneway.*other end"),
+        ("mlx5_core", "0000:18:00.1", "True(1)", r"KEEP_ETH_LINK_UP_P2=0 for PCI function \.1"),
         ("mlx5_core", "0000:18:00.1", "False(0)", None),
         ("mlx5_core", "0000:18:00.2", "False(0)", "does not report"),  # no such setting: mlxconfig fails
         ("ice", "0000:18:00.0", "True(1)", None),
