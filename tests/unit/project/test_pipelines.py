@@ -122,18 +122,6 @@ def test_pipeline_keeps_runs_of_a_failed_night():
     assert "run_attempt" in keys.pop()  # a key is written once
 
 
-@pytest.mark.parametrize(("tests", "demo", "code"), [(0, 0, 0), (1, 0, 2), (0, 1, 2)])
-def test_nightly_runs_its_experiment_even_if_a_test_failed(tests, demo, code, tmp_path):
-    """The history follows this experiment; a flaky test used to leave a hole in it."""
-    for name, ends in (("python", tests), ("faultbed", demo)):
-        (tmp_path / name).write_text(f"#!/bin/sh\necho {name} $1\nexit {ends}\n")
-        (tmp_path / name).chmod(0o755)
-    argv = ["make", "--no-print-directory", "-o", "setup", "nightly", f"RUN={tmp_path}/"]
-    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=HOUSE)
-    assert done.stdout.splitlines() == ["python -m", "python -m", "faultbed run"]
-    assert done.returncode == code
-
-
 @pytest.mark.parametrize("argv", [["frobnicate"], ["inject", "link.flap"], ["status", "--colour"], ["summary", "x"]])
 def test_pipeline_check_rejects_an_invalid_command(argv):
     with pytest.raises(click.UsageError):

@@ -1,0 +1,136 @@
+"""What make targets run on soft labs: every test has a lab that is large enough for it, and none is forgotten."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import shlex
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from house import HOUSE
+
+from harness.experiment.needs import parse_need, unmet
+from testbed.inventory import lab_inventory
+from testbed.shipped import inventory_named
+
+TARGETS = ("test", "smoke", "nightly", "soak")
+FILES = sorted((HOUSE / "tests" / "soft").glob("test_*.py")) + sorted((HOUSE / "tests" / "common").glob("test_*.py"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LabTest:
+    """A test, what it needs of a lab, and whether it is slow."""
+
+    name: str
+    needs: tuple[str, ...]
+    slow: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """One command of pytest: a lab, files and folders, a word of test names, and whether slow tests are run."""
+
+    lab: str
+    paths: tuple[Path, ...]
+    word: str
+    slow: bool
+
+    def runs(self, path: Path, test: LabTest) -> bool:
+        """Whether it runs a test, and does not skip it because the lab is too small."""
+        if not any(path.is_relative_to(given) for given in self.paths) or self.word not in test.name:
+            return False
+        topology = lab_inventory.load(inventory_named(self.lab)).topology
+        return self.slow >= test.slow and not unmet(tuple(map(parse_need, test.needs)), topology)
+
+
+def made(target: str, folder: Path, *, ends: str = "") -> subprocess.CompletedProcess[str]:
+    """Run a target with programs that print their words; `ends` is shell that sets their exit status."""
+    for name in ("python", "faultbed"):
+        (folder / name).write_text(
+            f'#!/bin/sh\nall=" {name} $*"\nprintf "%s" {name}; printf "|%s" "$@"; echo\n{ends}\n'
+        )
+        (folder / name).chmod(0o755)
+    argv = ["make", "--no-print-directory", "-o", "setup", "-o", "setup-tests", target, f"RUN={folder}/", "OUT=out"]
+    return subprocess.run(argv, capture_output=True, text=True, check=False, cwd=HOUSE)
+
+
+def selections(lines: list[str]) -> Iterator[Selection]:
+    """The commands of pytest among printed words."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("paths", nargs="*")
+    parser.add_argument("--lab", default="soft")
+    parser.add_argument("-m", dest="marks", default="not slow")
+    parser.add_argument("-k", dest="word", default="")
+    for line in lines:
+        if line.startswith("python|-m|pytest|"):
+            given, _ = parser.parse_known_args(line.split("|")[3:])
+            assert given.word.isidentifier() or not given.word, f"this check knows single words only: {given.word}"
+            paths = tuple(HOUSE / path for path in given.paths)
+            yield Selection(lab=given.lab, paths=paths, word=given.word, slow=given.marks in ("", "slow"))
+
+
+def needs_in(path: Path) -> Iterator[LabTest]:
+    """The tests of a file, with the marks of the file and their own."""
+    tree = ast.parse(path.read_text())
+    marks = [
+        one.value for one in tree.body if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "pytestmark"
+    ]
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+            inner = [one for root in (*marks, *node.decorator_list) for one in ast.walk(root)]
+            calls = [one for one in inner if isinstance(one, ast.Call) and ast.unparse(one.func) == "pytest.mark.needs"]
+            slow = any(isinstance(one, ast.Attribute) and ast.unparse(one) == "pytest.mark.slow" for one in inner)
+            yield LabTest(
+                name=node.name, needs=tuple(ast.literal_eval(arg) for call in calls for arg in call.args), slow=slow
+            )
+
+
+def never_run(selected: list[Selection]) -> list[str]:
+    """Tests that no selection runs."""
+    return [
+        f"{path.name}::{test.name} needs {', '.join(test.needs)}"
+        for path in FILES
+        for test in needs_in(path)
+        if not any(one.runs(path, test) for one in selected)
+    ]
+
+
+def test_every_test_of_soft_labs_is_run_by_a_make_target_on_a_lab_that_is_large_enough(tmp_path):
+    lines = [line for target in TARGETS for line in made(target, tmp_path).stdout.splitlines()]
+    every = list(selections(lines))
+    assert never_run(every) == []
+    # The check sees each row of the list: without the lab, something of it is not run.
+    for lab in ("soft-3rack", "soft-tapered", "soft-zones"):
+        assert any(one.lab == lab for one in every)
+        assert never_run([one for one in every if one.lab != lab]), lab
+
+
+@pytest.mark.parametrize(
+    ("ends", "code"),
+    [
+        ("exit 0", 0),
+        ("case $all in *tests/unit*) exit 1;; esac", 2),
+        ('case $all in *"--lab soft-3rack"*) exit 5;; esac', 2),  # 5: no test has that name
+        ('case $all in *"--lab soft-zones"*) exit 1;; esac', 2),
+        ("case $all in *tests/common*) exit 1;; esac", 2),
+        ('case $all in " faultbed"*) exit 1;; esac', 2),
+    ],
+)
+def test_nightly_runs_everything_even_if_a_test_failed(ends, code, tmp_path):
+    """The history follows its experiment; a flaky test used to leave a hole in it."""
+    done = made("nightly", tmp_path, ends=ends)
+    assert [line.split("|")[0] for line in done.stdout.splitlines()] == [*["python"] * 5, "faultbed"]
+    assert done.returncode == code
+
+
+def test_nightly_keeps_the_results_of_each_lab(tmp_path):
+    """CI names one file for all results in PYTEST_ADDOPTS, and each command would overwrite that of the one before."""
+    for one in made("nightly", tmp_path).stdout.splitlines():
+        words = one.split("|")
+        lab = words[words.index("--lab") + 1] if "--lab" in words else None
+        kept = [word for word in words if word.startswith("--junitxml")]
+        assert kept == ([f"--junitxml=out/junit-{lab}.xml"] if lab else []), shlex.join(words)
