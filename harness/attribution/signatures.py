@@ -339,7 +339,7 @@ def _dead(run: Measurements) -> frozenset[tuple[str, str]]:
         pairs = [(one.endpoint, one.peer) for one in moment]
         places: Counter[frozenset[str]] = Counter()
         for one in moment:
-            connection = connection_between(run, one.endpoint, one.peer, one.qpn)
+            connection = connection_between(run, (one.endpoint, one.peer), index=one.connection, qpn=one.qpn)
             places.update({frozenset((end.partition(":")[0],)) for end in (one.endpoint, one.peer)})
             places.update({frozenset(link) for link in itertools.pairwise(connection.path if connection else ())})
         if max(places.values()) >= _ONE_PLACE * len(pairs):

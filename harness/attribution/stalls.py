@@ -26,7 +26,10 @@ _UNHEARD = 0.9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stall:
-    """Rank `waiter` waits in a step for a segment that `sender` has to send. `psn` -1: not recorded."""
+    """Rank `waiter` waits in a step for a segment that `sender` has to send.
+
+    `psn` and `connection` (its index) are -1 if they were not recorded.
+    """
 
     iteration: int
     step: int
@@ -35,6 +38,7 @@ class Stall:
     receiver: int
     segment: int
     qpn: int
+    connection: int
     psn: int
     waited_ns: int
     broken: bool
@@ -74,6 +78,7 @@ def stalls(flights: Sequence[Flight]) -> tuple[Stall, ...]:
         qpn = int(match["qpn"])
         last_ns = max((one.at_ns for one in flight.entries if (one.peer, one.qpn) == (peer, qpn)), default=None)
         begun_ns = max((one.at_ns for one in flight.entries if one.what == "begin"), default=now_ns)
+        connection = _connection(flight, peer, qpn)
         waiting.append(
             Stall(
                 iteration=iteration,
@@ -83,7 +88,8 @@ def stalls(flights: Sequence[Flight]) -> tuple[Stall, ...]:
                 receiver=receiver,
                 segment=segment,
                 qpn=qpn,
-                psn=_psn(recorded.get(sender), iteration, receiver, segment, _connection(flight, peer, qpn)),
+                connection=connection,
+                psn=_psn(recorded.get(sender), iteration, receiver, segment, connection),
                 waited_ns=now_ns - max(begun_ns, last_ns or 0),
                 broken=match["state"] is not None,
             )

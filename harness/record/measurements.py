@@ -98,9 +98,11 @@ class RankSeries(msgspec.Struct, frozen=True, kw_only=True):
 class Connection(msgspec.Struct, frozen=True, kw_only=True):
     """A queue pair of the workload. `path` are the nodes that its data crosses, as each switch's kernel routes it.
 
-    `ack_path` are those that its ACKs cross, from `dst` to `src`; empty in runs that did not record it.
+    `ack_path` are those that its ACKs cross, from `dst` to `src`; empty in runs that did not record it. `index` stays
+    the same when the queue pair is rebuilt, which changes `lqpn` and `rqpn`; None in runs that did not record it.
     """
 
+    index: int | None = None
     src: str
     dst: str
     lqpn: int
@@ -275,14 +277,23 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     routing: RoutingReceipt | None = None
 
 
-def connection_between(run: Measurements, src: str, dst: str, qpn: int) -> Connection | None:
-    """Return the connection from one RNIC to another that has a QP of this number at either end.
+def connection_between(run: Measurements, ends: tuple[str, str], *, index: int, qpn: int) -> Connection | None:
+    """Return the connection that a QP belonged to when its error or its stall was recorded; None: unknown.
 
-    A QP that was rebuilt has another number than before: the first connection between the two stands for it then. None:
-    there is no connection.
+    Args:
+        run: the run.
+        ends: the RNIC that the QP is of, and the RNIC at the other end.
+        index: the connection's index; -1: it was not recorded.
+        qpn: the QP's number then. A run without indices has it only if the QP was not rebuilt since: otherwise the only
+            connection between the two RNICs is meant, and none if there are several.
     """
-    between = [one for one in run.connections if (one.src, one.dst) == (src, dst)]
-    return next((one for one in between if qpn in (one.lqpn, one.rqpn)), next(iter(between), None))
+    by_index = [one for one in run.connections if one.index == index and {one.src, one.dst} == set(ends)]
+    if by_index:
+        return by_index[0]
+    between = [one for one in run.connections if (one.src, one.dst) == ends]
+    same_number = [one for one in between if one.lqpn == qpn] or [one for one in between if one.rqpn == qpn]
+    candidates = same_number or between
+    return candidates[0] if len(candidates) == 1 else None
 
 
 def counter_deltas(run: Measurements) -> dict[str, dict[str, int]]:

@@ -72,6 +72,7 @@ def connections_of(
     """The queue pairs of a workload; `paths` of data and of ACKs by index of the connection."""
     return tuple(
         Connection(
+            index=item.index,
             src=item.src,
             dst=item.dst,
             lqpn=item.lqpn,

@@ -271,7 +271,8 @@ def _sampled(recorded: Recorded, run: Measurements) -> dict[str, float]:
 def _stall(one: Stall, run: Measurements, findings: Sequence[Finding]) -> str:
     """Describe a stall, with the path of its connection, or the link on it that lost packets."""
     names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.ranks}
-    connection = connection_between(run, names.get(one.sender, ""), names.get(one.receiver, ""), one.qpn)
+    ends = names.get(one.sender, ""), names.get(one.receiver, "")
+    connection = connection_between(run, ends, index=one.connection, qpn=one.qpn)
     path = connection.path if connection else ()
     links = {link.name: {link.a.node, link.b.node} for link in run.topology.links}
     lost = (each.name for each in findings if each.cause in {"loss", "link-down"} and each.name in links)

@@ -20,6 +20,7 @@ from traffic.schedules import cost
 from traffic.workloads.ranks import (
     ITEM_BYTES,
     RanksSpec,
+    check_completion_queues,
     check_queue_pairs,
     ends_of,
     gpus_of,
@@ -179,6 +180,7 @@ def fit(lab: Fabric, spec: CollectiveSpec) -> tuple[tuple[Endpoint, ...], schedu
     programs = schedules.programs(
         made, layout(spec, len(ranks)), in_place=spec.in_place, closing_barrier=spec.collective in NOT_SYNCHRONISING
     )
+    check_completion_queues(spec, ranks, programs)
     return ranks, made, programs
 
 

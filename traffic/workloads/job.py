@@ -30,6 +30,7 @@ from traffic.workloads import storage_service as storage
 from traffic.workloads.collective import AUTO, CollectiveSpec
 from traffic.workloads.ranks import (
     RanksSpec,
+    check_completion_queues,
     ends_of,
     gpus_of,
     group_size,
@@ -236,6 +237,7 @@ def fit(lab: Fabric, spec: JobSpec) -> tuple[tuple[Endpoint, ...], list[schedule
         # Not on a soft lab: ranks on one host cannot reach each other there, and a hierarchy would need that.
         together=lambda members: 1 if emulated else host_group_size([ranks[rank] for rank in members]),
     )
+    check_completion_queues(spec, ranks, programs)
     return ranks, programs, algorithms
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -22,6 +23,7 @@ __all__ = [
     "MAX_RANKS",
     "WARMUP",
     "RanksSpec",
+    "check_completion_queues",
     "check_queue_pairs",
     "ends_of",
     "gpus_of",
@@ -32,11 +34,18 @@ __all__ = [
     "rank_plan",
     "task_name",
     "window_of",
+    "work_requests",
     "writes_of",
 ]
 
 WARMUP = 2
 """Default number of warm-up iterations: caches and translators are cold in them."""
+
+MAX_COMPLETIONS = 32_767
+"""Entries of an RNIC's completion queue (`traffic.node.completions`)."""
+
+CREDITS = 8
+"""Credits that a queue pair may have under way (`traffic.node.ranks.rank`)."""
 
 MAX_RANKS = 128
 MIN_SLOTS = 4
@@ -189,6 +198,40 @@ def _segment_bytes(spec: RanksSpec, programs: Sequence[schedules.Program]) -> in
     return min(spec.segment_bytes, longest, max(MIN_SEGMENT_BYTES, share))
 
 
+def _slots(spec: RanksSpec, programs: Sequence[schedules.Program]) -> int:
+    """Return the slots of each lane's staging ring.
+
+    The data in flight is limited per rank, not per lane: a rank with many lanes would flood the queues on its path.
+    """
+    slots = max(MIN_SLOTS, round(spec.slots / max(1.0, _lanes_of_busiest(spec, programs))))
+    # Of `dqplb` they are for reordering: each queue pair has few segments in flight, and a slow one is overtaken.
+    return slots * (2 * spec.qps_per_peer if spec.spread == "dqplb" and spec.qps_per_peer > 1 else 1)
+
+
+def work_requests(slots: int) -> int:
+    """Return the sends and receives that a queue pair of a lane holds (`RankTask.capacity`)."""
+    return max(slots, CREDITS) + 2 + slots + 4
+
+
+def check_completion_queues(spec: RanksSpec, ranks: Sequence[Endpoint], programs: Sequence[schedules.Program]) -> None:
+    """Reject queue pairs whose work requests together can overrun the completion queue of an RNIC.
+
+    Raises:
+        UsageError: they can; the message names the RNIC.
+    """
+    each = work_requests(_slots(spec, programs))
+    queue_pairs: Counter[str] = Counter()
+    for (src, dst), writes in writes_of(spec, programs).items():
+        queue_pairs.update({ranks[src].name: len(writes)})
+        queue_pairs.update({ranks[dst].name: len(writes)})
+    for rnic, number in queue_pairs.most_common(1):
+        if number * each > MAX_COMPLETIONS:
+            raise UsageError(
+                f"{rnic} would have {number} queue pairs with {each} work requests each, {number * each} together, and "
+                f"its completion queue holds {MAX_COMPLETIONS}; use fewer queue pairs per peer, ranks or slots"
+            )
+
+
 def writes_of(
     spec: RanksSpec, programs: Sequence[schedules.Program]
 ) -> dict[tuple[int, int], tuple[tuple[int, ...], ...]]:
@@ -216,10 +259,7 @@ def rank_plan(
     `gpus` are those of ranks that compute (`gpus_of`). `storage` is the storage client's configuration
     (`traffic.workloads.storage_service.StorageServer.client_spec`).
     """
-    # The data in flight is limited per rank, not per lane: a rank with many lanes would flood the queues on its path.
-    slots = max(MIN_SLOTS, round(spec.slots / max(1.0, _lanes_of_busiest(spec, programs))))
-    # Of `dqplb` they are for reordering: each queue pair has few segments in flight, and a slow one is overtaken.
-    slots *= 2 * spec.qps_per_peer if spec.spread == "dqplb" and spec.qps_per_peer > 1 else 1
+    slots = _slots(spec, programs)
     queue_pairs = [
         (src, dst, number) for (src, dst), each in writes_of(spec, programs).items() for number in range(len(each))
     ]

@@ -327,7 +327,7 @@ def _died(run: Measurements, worst: _Worst, name: str, findings: Sequence[Findin
         at_s = (one.time_ns - run.t0_ns) / 1e9
         if name not in {one.endpoint, one.peer} or not worst.bar.start_s <= at_s <= worst.bar.end_s:
             continue
-        connection = connection_between(run, one.endpoint, one.peer, one.qpn)
+        connection = connection_between(run, (one.endpoint, one.peer), index=one.connection, qpn=one.qpn)
         path = connection.path if connection else ()
         links = {link.name: {link.a.node, link.b.node} for link in run.topology.links}
         lossy_link = next((each.name for each in findings if links.get(each.name, {""}) <= set(path)), None)

@@ -183,6 +183,7 @@ class RankTask(Task):
                 out.probe.set_wr_rdma(conn.peer["rkey"], conn.peer["base"])
                 self.posted(conn, now_ns)
                 conn.qp.post_send(out.probe)
+                out.psns[conn.number] = (out.psns[conn.number] + 1) & MASK
         self._pump(now_ns)
 
     def _resume(self, out: SendLane, conn: Conn) -> None:
@@ -363,6 +364,7 @@ class RankTask(Task):
         if lane is None:
             self.send_by_conn[conn.number].credit(imm & MASK)
         elif imm & PROBE:
+            lane.psns[conn.number] = (lane.psns[conn.number] + 1) & MASK
             return
         else:
             number = lane.arrive(imm & MASK, self.slots)

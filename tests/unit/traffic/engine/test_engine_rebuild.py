@@ -280,6 +280,56 @@ def test_dqplb_finishes_on_the_other_queue_pairs_when_paths_stay_dead(monkeypatc
     assert redone > 0, "no segment moved to another queue pair"
 
 
+class CountedQp(RcQp):
+    """A queue pair that counts PSNs as an RNIC does: one for each packet of a write, and one for an empty write."""
+
+    def __init__(self, fabric, conn):
+        super().__init__(fabric, conn)
+        self.next_psn = self.psn
+
+    def post_send(self, head):
+        request = head
+        while request is not None:
+            self.fabric.psns[self.conn.generation, self.conn.number, request.wr_id] = self.next_psn
+            self.next_psn += max(1, -(-request.sge.length // 4096))
+            request = request.next_wr
+        super().post_send(head)
+
+
+def test_recorded_psns_of_a_rebuilt_queue_pair_are_those_of_its_packets(monkeypatch):
+    """The empty write that probes the path of a rebuilt queue pair takes a PSN too, at both ends."""
+    monkeypatch.setattr("memory_fabric.RcQp", CountedQp)
+    monkeypatch.setitem(MadeAgain.make_again.__globals__, "RcQp", CountedQp)
+    node = modules(monkeypatch)
+    fabric = MadeAgain(random.Random(1))
+    fabric.psns = {}
+    spec = CollectiveSpec(
+        algorithm="ring", size_bytes=1 << 14, segment_bytes=512, slots=4, qps_per_peer=2, spread="dqplb"
+    )
+    sender, receiver = ranks_on(fabric, node, spec, "all-reduce")[0]
+    for task in fabric.tasks.values():
+        task.begin(time.monotonic_ns())
+    fabric.make_again(sender, receiver, lambda: None)
+    fabric.drain()
+    all_is_right(fabric)
+
+    segments = len(sender.task.send_by_conn[sender.number].segments)
+    recorded = {"post": {}, "arrive": {}}
+    for end, what in ((sender, "post"), (receiver, "arrive")):
+        for entry in end.task.flight.entries():
+            one = dict(zip(node.rank.FIELDS, entry, strict=True))
+            if (one["what"], one["connection"]) == (what, end.number):
+                recorded[what][one["iteration"] * segments + one["segment"]] = one["psn"]
+    wire = {
+        request: psn
+        for (generation, number, request), psn in fabric.psns.items()
+        if generation == 1 and number == sender.number and request in recorded["post"]
+    }
+    assert len(wire) > 10
+    assert {number: recorded["post"][number] for number in wire} == wire
+    assert {number: recorded["arrive"][number] for number in wire} == wire
+
+
 class Skewed(Fabric):
     """A fabric with one connection whose messages take eight times as long; each queue pair sends one by one."""
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 from local_traffic import LocalLab
+from memory_fabric import modules
 
 from testbed.errors import UsageError
+from testbed.inventory.lab_inventory import load
+from testbed.shipped import inventories
 from traffic import schedules
-from traffic.workloads import collective
+from traffic.node.completions import CQ_ENTRIES
+from traffic.workloads import collective, ranks
 from traffic.workloads.collective import CollectiveSpec
 from traffic.workloads.ranks import writes_of
 
@@ -81,3 +86,19 @@ def test_writes_of_each_queue_pair_are_planned_by_its_spread(lab, collective_nam
 def test_queue_pairs_out_of_range_are_refused(change, says):
     with pytest.raises(UsageError, match=says):
         collective.check(CollectiveSpec(iterations=1, **change))
+
+
+def test_queue_pairs_that_overrun_a_completion_queue_are_refused_before_the_run():
+    inventory = load(inventories() / "soft.yml")
+    spec = {"collective": "all-reduce", "algorithm": "ring", "size_bytes": 64 << 20, "iterations": 3, "spread": "dqplb"}
+    collective.fit(inventory, CollectiveSpec(**spec, qps_per_peer=16))
+    with pytest.raises(UsageError, match=r"host1:rxe0 would have 48 queue pairs .* holds 32767; use fewer queue pairs"):
+        collective.fit(inventory, CollectiveSpec(**spec, qps_per_peer=24))
+
+
+def test_work_requests_of_the_plan_are_those_of_the_engine(monkeypatch):
+    node = modules(monkeypatch)
+    assert (ranks.CREDITS, ranks.MAX_COMPLETIONS) == (node.rank.CREDITS_IN_FLIGHT, CQ_ENTRIES)
+    for slots in (2, 8, 64):
+        sends, receives = node.rank.RankTask.capacity(SimpleNamespace(slots=slots), None)
+        assert sends + receives == ranks.work_requests(slots)
