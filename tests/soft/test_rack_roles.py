@@ -10,6 +10,8 @@ from testbed.observe import fingerprint
 pytestmark = pytest.mark.soft
 
 WANTED = {
+    # Of the image: it has no mstflint, because no soft host has a ConnectX.
+    "rdma_stack_packages": ["rdma-core", "ibverbs-providers", "ibverbs-utils", "python3-pyverbs", "ethtool"],
     "base_host_hugepages": 4,
     "base_host_sysctls": {"net/core/rmem_max": 16777216, "vm/zone_reclaim_mode": 0, "vm/min_free_kbytes": 8192},
     # PTP on the front end, by software: its files only, the daemons are not in the image.
