@@ -102,7 +102,7 @@ def _spec(ranks: Sequence[str], storage: str, iterations: int, every: int) -> Jo
 
 def _quiet(lab: Lab, spec: JobSpec, resilience: Resilience) -> ElasticResult:
     result = driver.start(lab, spec, resilience).wait(PATIENCE_S)
-    if result.outcome != "completed" or any(one.wrong for one in result.states):
+    if result.outcome == "failed" or result.restarts or any(one.wrong for one in result.states):
         raise LabError(f"a job without a loss ended as {result.outcome}, {result.where}; its states: {result.states}")
     return result
 
