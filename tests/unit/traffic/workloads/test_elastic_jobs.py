@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import signal
 import threading
 import time
 from dataclasses import replace
@@ -449,6 +450,15 @@ def test_job_that_cannot_restart_has_the_flight_recorders_of_the_ranks_that_are_
     assert [event.message for event in running.events if event.name == "error"] == []
 
 
+@pytest.fixture
+def interruptible():
+    """Make SIGINT a KeyboardInterrupt also where the tests were started in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_job_whose_start_is_interrupted_starts_no_further_engine(lab):
     def interrupt(event):
         if event["event"] == "qps":
