@@ -85,7 +85,7 @@ def judge(
     problems = {fault.plan.id: why_unproven_in(run, fault) for fault in run.faults}
     checks = [
         *_error_checks(run.errors),
-        *_workload_checks(run.failure),
+        *_workload_checks(run),
         *_emulation_checks(run),
         *_routing_checks(plan, run.routing),
         *_restart_checks(observed, failed=run.failure is not None),
@@ -308,11 +308,18 @@ def _error_checks(errors: Sequence[str]) -> list[Check]:
     return [_ended("harness", Verdict.ERROR, "The harness itself did its work", sentence) for sentence in errors]
 
 
-def _workload_checks(failure: str | None) -> list[Check]:
-    """A job that died is what the experiment has found out, and no error of the harness."""
-    if failure is None:
+def _workload_checks(run: Measurements) -> list[Check]:
+    """A job that died is what the experiment has found out, and no error of the harness.
+
+    A workload that moved nothing shows nothing of what the faults do to it: a bound on errors would hold all the same.
+    """
+    if run.failure is not None:
+        return [_ended("workload", Verdict.FAIL, "The workload ran to its end", f"it failed: {run.failure}")]
+    has_moved = any(any(one.bytes for one in series.samples) or series.iterations for series in run.series)
+    if has_moved or run.errors or run.serving is not None:
         return []
-    return [_ended("workload", Verdict.FAIL, "The workload ran to its end", f"it failed: {failure}")]
+    detail = "no data arrived and no iteration finished: nothing shows what happened to the workload"
+    return [_ended("workload", Verdict.INCONCLUSIVE, "The workload moves data", detail)]
 
 
 def _emulation_checks(run: Measurements) -> tuple[Check, ...]:

@@ -103,10 +103,13 @@ def operation_times_ns(per_rank: Sequence[Sequence[Iteration]]) -> tuple[int, ..
     return tuple(min(rank[index] for rank in by_index) for index in sorted(common))
 
 
-def jain_index(values: Sequence[float]) -> float:
-    """Return Jain's fairness index, (sum x)^2 / (n sum x^2): 1 if all are equal, 1/n if one has everything."""
+def jain_index(values: Sequence[float]) -> float | None:
+    """Return Jain's fairness index, (sum x)^2 / (n sum x^2): 1 if all are equal, 1/n if one has everything.
+
+    None: all are 0.
+    """
     squares = sum(value * value for value in values)
-    return sum(values) ** 2 / (len(values) * squares) if squares else math.nan
+    return sum(values) ** 2 / (len(values) * squares) if squares else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -244,7 +244,7 @@ class FlowsResult:
     where: str | None
     flows: tuple[FlowResult, ...]
     goodput_bps: float
-    jain_index: float
+    jain_index: float | None
 
     @property
     def ranks(self) -> tuple[str, ...]:

@@ -129,9 +129,7 @@ def fans(loads: Sequence[LinkLoad], topology: Topology) -> tuple[Fan, ...]:
 
 def jain(sizes: Sequence[float]) -> float | None:
     """Return Jain's index, 1/n to 1; None with fewer than two links or without traffic."""
-    if len(sizes) < 2 or not sum(sizes):  # noqa: PLR2004 - as above
-        return None
-    return jain_index(sizes)
+    return jain_index(sizes) if len(sizes) > 1 else None
 
 
 def _load(run: Measurements, link: Link) -> LinkLoad:

@@ -37,7 +37,7 @@ from traffic.engine.run_results import Outcome
 from traffic.engine.running_traffic import OnEvent, Running
 from traffic.flows import flow_run as flow_module
 from traffic.flows import perftest_json as perftest_json_module
-from traffic.flows.flow_run import MEMORIES, SPREADS, TRANSPORTS, VERBS, FlowResult, FlowSpec
+from traffic.flows.flow_run import MEMORIES, SPREADS, TRANSPORTS, VERBS, FlowResult, FlowSpec, FlowsResult
 from traffic.flows.matrix import PATTERNS, ZONE_PATTERNS, first_rnics, pairs_in
 from traffic.schedules import ALGORITHMS, COLLECTIVES, REDUCING, ROOTED
 from traffic.workloads import collective as collective_module
@@ -190,13 +190,9 @@ def flow(
                 said = f"{one.checked_bytes} bytes checked, {one.wrong_bytes} wrong"
                 session.out.print(f"{one.spec.src} -> {one.spec.dst}: {said}", soft_wrap=True)
         if len(result.flows) > 1:
-            session.out.print(
-                f"{len(result.flows)} flows: {result.goodput_bps / 1e9:.3f} Gb/s in all, "
-                f"Jain index {result.jain_index:.3f}"
-            )
-    if any(one.wrong_bytes for one in result.flows):
-        return ExitCode.FAIL
-    return exit_code(session, result.outcome, result.where)
+            fairness = "" if result.jain_index is None else f", Jain index {result.jain_index:.3f}"
+            session.out.print(f"{len(result.flows)} flows: {result.goodput_bps / 1e9:.3f} Gb/s in all{fairness}")
+    return _exit_code_of_flows(session, result)
 
 
 def flow_specs(chosen: Sequence[tuple[str, str]], *, probe: bool, **options: Any) -> list[FlowSpec]:
@@ -438,6 +434,22 @@ def read_size(text: str) -> int:
         return parse_size_bytes(text)
     except ValueError as error:
         raise UsageError(f"--size {text}: {error}") from error
+
+
+def _exit_code_of_flows(session: Session, result: FlowsResult) -> int:
+    """Return the command's exit code: FAIL for wrong bytes, and for a flow of which no message arrived."""
+    if any(one.wrong_bytes for one in result.flows):
+        return ExitCode.FAIL
+    silent = [one.spec for one in result.flows if not one.size_bytes]
+    if result.outcome == "failed" or not silent:
+        return exit_code(session, result.outcome, result.where)
+    more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
+    sentence = (
+        f": no message arrived on {silent[0].src} -> {silent[0].dst}{more}; look for lost packets (faultbed probe), or "
+        "use smaller messages (--size, --depth) or a longer timeout (--qp timeout=20) on slow links"
+    )
+    session.err.print(Text.assemble(("no data", "red"), sentence), soft_wrap=True)
+    return ExitCode.FAIL
 
 
 def exit_code(session: Session, outcome: Outcome, where: str | None) -> int:

@@ -478,3 +478,15 @@ def test_straggler_is_unknown_if_a_fault_had_too_few_iterations():
     result = straggler(run, fired)
     assert result.value is None
     assert "uplink" in result.detail
+
+
+def test_judge_workload_that_moved_nothing_is_inconclusive_although_its_faults_are_proved():
+    """No queue pair of a silent job fails: a bound on errors would hold."""
+    run = msgspec.structs.replace(synthetic_run(), qp_errors=0)
+    assert verdict_of(run, at_most("qp_errors", 0)).verdict is PASS
+    silent = tuple(msgspec.structs.replace(series, samples=(), iterations=()) for series in run.series)
+    result = verdict_of(msgspec.structs.replace(run, series=silent), at_most("qp_errors", 0))
+    assert result.verdict is INCONCLUSIVE
+    assert [check.detail for check in result.checks if check.name == "workload"] == [
+        "no data arrived and no iteration finished: nothing shows what happened to the workload"
+    ]

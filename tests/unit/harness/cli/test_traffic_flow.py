@@ -1,0 +1,36 @@
+"""Exit codes of `traffic flow`."""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from harness.cli.traffic.traffic_group import _exit_code_of_flows
+from harness.verdict import ExitCode
+from traffic.flows.flow_run import FlowSpec
+
+SPECS = [FlowSpec(src="host1:rxe0", dst=f"host{number}:rxe0") for number in (2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "outcome", "code", "words"),
+    [
+        ((4, 4, 4), "completed", ExitCode.PASS, ""),
+        ((4, 4, 4), "recovered", ExitCode.PASS, "recovered"),
+        ((4, 0, 4), "completed", ExitCode.FAIL, "no data: no message arrived on host1:rxe0 -> host3:rxe0; look"),
+        ((0, 0, 0), "recovered", ExitCode.FAIL, "host1:rxe0 -> host2:rxe0 and 2 more; look"),
+        ((0, 0, 0), "failed", ExitCode.ERROR, "failed: the end"),
+    ],
+)
+def test_flow_of_which_nothing_arrived_is_a_failure(sizes, outcome, code, words):
+    """On links of 3 Mb/s, messages of 64 KiB outlasted the timeouts of their QPs: nothing arrived, and exit code 0."""
+    flows = tuple(
+        SimpleNamespace(spec=spec, size_bytes=size, wrong_bytes=None) for spec, size in zip(SPECS, sizes, strict=True)
+    )
+    session = SimpleNamespace(err=Console(file=io.StringIO(), width=200))
+    result = SimpleNamespace(flows=flows, outcome=outcome, where="the end")
+    assert _exit_code_of_flows(session, result) is code
+    assert words in session.err.file.getvalue()
