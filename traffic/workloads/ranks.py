@@ -186,7 +186,8 @@ def _lanes_of_busiest(spec: RanksSpec, programs: Sequence[schedules.Program]) ->
     """
     pairs = schedules.peers_of(programs)
     each = 1 if spec.spread == "dqplb" else spec.qps_per_peer
-    return max(sum(rank in pair for pair in pairs) for rank in range(len(programs))) / 2 * each
+    lanes = Counter(rank for pair in pairs for rank in pair)
+    return max(lanes.values(), default=0) / 2 * each
 
 
 def _segment_bytes(spec: RanksSpec, programs: Sequence[schedules.Program]) -> int:
@@ -259,7 +260,7 @@ def rank_plan(
     `gpus` are those of ranks that compute (`gpus_of`). `storage` is the storage client's configuration
     (`traffic.workloads.storage_service.StorageServer.client_spec`).
     """
-    slots = _slots(spec, programs)
+    slots, segment_bytes = _slots(spec, programs), _segment_bytes(spec, programs)
     queue_pairs = [
         (src, dst, number) for (src, dst), each in writes_of(spec, programs).items() for number in range(len(each))
     ]
@@ -273,20 +274,20 @@ def rank_plan(
         )
         for index, (src, dst, _) in enumerate(queue_pairs)
     )
+    lanes: list[list[list[int | str]]] = [[] for _ in ranks]
+    for index, (src, dst, number) in enumerate(queue_pairs):
+        lanes[src].append([index, "out", dst, number])
+        lanes[dst].append([index, "in", src, number])
     tasks = []
     for rank, place in enumerate(ranks):
-        lanes: list[list[int | str]] = []
-        for index, (src, dst, number) in enumerate(queue_pairs):
-            lanes += [[index, "out", dst, number]] if src == rank else []
-            lanes += [[index, "in", src, number]] if dst == rank else []
         job = {
             "program": programs[rank],
-            "lanes": lanes,
+            "lanes": lanes[rank],
             "qps_per_peer": spec.qps_per_peer,
             "spread": spec.spread,
             "dtype": spec.dtype,
             "redop": spec.redop,
-            "segment_bytes": _segment_bytes(spec, programs),
+            "segment_bytes": segment_bytes,
             "slots": slots,
             "iterations": iterations,
             "warmup": spec.warmup,
