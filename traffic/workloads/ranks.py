@@ -51,7 +51,8 @@ MAX_RANKS = 128
 MIN_SLOTS = 4
 MIN_SEGMENT_BYTES = 65536
 SEGMENTS_PER_QP = 4
-"""With `dqplb`: of the longest message, for each queue pair. A fast one can take some of those of a slow one."""
+"""With `dqplb`, the longest message is cut into this many segments for each queue pair, or more. A fast queue pair can
+then send some of a slow one's share."""
 
 ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int32": 4}
 """Bytes per element, by type."""
@@ -94,6 +95,11 @@ class RanksSpec:
     op_deadline_s: float = 10.0
     peer_deadline_s: float = 30.0
     stall_deadline_s: float = 60.0
+
+    @property
+    def has_substitutes(self) -> bool:
+        """Whether the queue pairs of a pair of ranks can carry each other's segments: they are one lane then."""
+        return self.spread == "dqplb" and self.qps_per_peer > 1
 
 
 def check_queue_pairs(spec: RanksSpec) -> None:
@@ -180,19 +186,19 @@ def _run_length(places: Sequence[str]) -> int:
 
 
 def _lanes_of_busiest(spec: RanksSpec, programs: Sequence[schedules.Program]) -> float:
-    """Return half the lanes of the rank that has most: as many as it sends or receives on, on average.
+    """Return half the lanes of the rank that has most: the mean of those it sends on and those it receives on.
 
-    Each queue pair is a lane; with `dqplb` all of those to one peer are one.
+    Each queue pair is a lane, but with `dqplb` all queue pairs to one peer are one lane.
     """
     pairs = schedules.peers_of(programs)
-    each = 1 if spec.spread == "dqplb" else spec.qps_per_peer
+    each = 1 if spec.has_substitutes else spec.qps_per_peer
     lanes = Counter(rank for pair in pairs for rank in pair)
     return max(lanes.values(), default=0) / 2 * each
 
 
 def _segment_bytes(spec: RanksSpec, programs: Sequence[schedules.Program]) -> int:
     """Return the segment size: at most a queue pair's share of the longest message, and less if slots are few."""
-    shares = spec.qps_per_peer * (SEGMENTS_PER_QP if spec.spread == "dqplb" and spec.qps_per_peer > 1 else 1)
+    shares = spec.qps_per_peer * (SEGMENTS_PER_QP if spec.has_substitutes else 1)
     longest = schedules.longest_share(programs, shares) * ITEM_BYTES[spec.dtype]
     whole = round(spec.slots * spec.segment_bytes / max(1.0, _lanes_of_busiest(spec, programs)))
     share = whole // 2 // MIN_SEGMENT_BYTES * MIN_SEGMENT_BYTES
@@ -205,8 +211,8 @@ def _slots(spec: RanksSpec, programs: Sequence[schedules.Program]) -> int:
     The data in flight is limited per rank, not per lane: a rank with many lanes would flood the queues on its path.
     """
     slots = max(MIN_SLOTS, round(spec.slots / max(1.0, _lanes_of_busiest(spec, programs))))
-    # Of `dqplb` they are for reordering: each queue pair has few segments in flight, and a slow one is overtaken.
-    return slots * (2 * spec.qps_per_peer if spec.spread == "dqplb" and spec.qps_per_peer > 1 else 1)
+    # With `dqplb` the ring also reorders: segments on fast queue pairs overtake those on a slow one and wait for them.
+    return slots * (2 * spec.qps_per_peer if spec.has_substitutes else 1)
 
 
 def work_requests(slots: int) -> int:
@@ -270,7 +276,7 @@ def rank_plan(
             src=task_name(src),
             dst=task_name(dst),
             flow_label=shared_flow_label(spec.qp, spec.entropy, index),
-            has_substitutes=spec.spread == "dqplb" and spec.qps_per_peer > 1,
+            has_substitutes=spec.has_substitutes,
         )
         for index, (src, dst, _) in enumerate(queue_pairs)
     )

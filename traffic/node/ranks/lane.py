@@ -43,6 +43,7 @@ class SendLane:
 
     def __init__(self, numbers: list[int], peer: int, segments: list[Segment]) -> None:
         self.numbers = numbers
+        self.has_substitutes = len(numbers) > 1  # segments of a lost connection go to the others
         self.peer = peer
         self.segments = segments
         self.base = 0  # number of the first segment of this iteration
@@ -100,6 +101,7 @@ class RecvLane:
 
     def __init__(self, numbers: list[int], peer: int, segments: list[Segment], staging: Any, mr: Any) -> None:
         self.numbers = numbers
+        self.has_substitutes = len(numbers) > 1  # segments of a lost connection go to the others
         self.peer = peer
         self.segments = segments
         self.staging = staging
@@ -114,9 +116,9 @@ class RecvLane:
         self.credit: Any = None
 
     def arrive(self, sequence: int, slots: int) -> int | None:
-        """Take in the segment that `sequence` is the number of, modulo 2^24. Return its number; None: out of place."""
+        """Take in a segment by its number modulo 2^24. Return its full number, or None if it must not arrive now."""
         distance = (sequence - self.received) & MASK
-        if distance >= (slots if len(self.numbers) > 1 else 1) or self.arrived >> distance & 1:
+        if distance >= (slots if self.has_substitutes else 1) or self.arrived >> distance & 1:
             return None
         number = self.received + distance
         self.arrived |= 1 << distance

@@ -179,7 +179,7 @@ class RankTask(Task):
             self._credit(lane, now_ns)  # the peer may have been ready first and be waiting for this credit
         else:
             self._resume(out, conn)
-            if conn.generation and len(out.numbers) > 1:
+            if conn.generation and out.has_substitutes:
                 out.probe.set_wr_rdma(conn.peer["rkey"], conn.peer["base"])
                 self.posted(conn, now_ns)
                 conn.qp.post_send(out.probe)
@@ -190,7 +190,7 @@ class RankTask(Task):
         """Compare with what the peer has. What was lost with the connection before is posted again."""
         have = conn.peer["have"]
         # Other connections of the lane may have carried more since the peer reported that.
-        if have > out.posted or (have < out.acked and len(out.numbers) == 1):
+        if have > out.posted or (have < out.acked and not out.has_substitutes):
             raise ValueError(
                 f"peer reports {have} received segments, but {out.acked} of {out.posted} posted ones are acknowledged"
             )
@@ -217,7 +217,7 @@ class RankTask(Task):
 
     def down(self, conn: Conn, now_ns: int) -> None:
         lane = self.recv_by_conn.get(conn.number)
-        if lane is not None and len(lane.numbers) > 1:
+        if lane is not None and lane.has_substitutes:
             lane.credited = -self.slots  # a credit may have been lost with it: another connection repeats it
             self._credit(lane, now_ns)
 
@@ -236,7 +236,7 @@ class RankTask(Task):
         for number in lane.numbers:
             conn = self.conns.get(number)
             # A rebuilt connection may be on a dead path: what others can carry does not wait for it.
-            if conn is None or conn.state != "up" or (conn.rebuilding and len(lane.numbers) > 1):
+            if conn is None or conn.state != "up" or (conn.rebuilding and lane.has_substitutes):
                 continue
             if load(conn) < least:
                 best, least = conn, load(conn)
@@ -454,7 +454,7 @@ class RankTask(Task):
 
     def _send(self, out: SendLane, now_ns: int) -> bool:
         moved = False
-        most = self.slots if len(out.numbers) == 1 else IN_FLIGHT
+        most = IN_FLIGHT if out.has_substitutes else self.slots
         while conn := self._free(out, lambda conn: len(out.in_flight[conn.number]), most):
             if out.again:
                 number = out.again.pop(0)
