@@ -126,15 +126,12 @@ def _with_losses(lab: Lab, spec: JobSpec, resilience: Resilience, losses: Sequen
         deadline = time.monotonic() + PATIENCE_S
         for number, (host, iteration) in enumerate(losses):
             while not running.is_over and time.monotonic() < deadline:
-                if running.job.finished >= iteration and running.job.restarts == number and _goes_on(running.job.phase):
+                job = running.job
+                if job.finished >= iteration and job.restarts == number and job.is_iterating:
                     break
                 time.sleep(0.005)
             lab.node(host).run(_KILL)
         return running.wait(PATIENCE_S)
-
-
-def _goes_on(phase: str) -> bool:
-    return phase in ("running", "catch_up")
 
 
 def end_of(lab: Lab, result: ElasticResult, quiet: ElasticResult, *, mode: Mode, restarts: int = 1) -> JobEnd:

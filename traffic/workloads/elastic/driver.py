@@ -183,7 +183,7 @@ class ElasticRunning(Running[ElasticResult]):
         super()._on_iteration(message, host, now_ns)
         self._done_by_task[message["task"]] = message["index"] + 1
         finished = min(self._done_by_task.get(task.name, 0) for task in self.plan.tasks)
-        if self._job.phase in ("running", "catch_up") and finished > self._job.finished:
+        if self._job.is_iterating and finished > self._job.finished:
             self._last_progress_ns = now_ns
             before = self._job.phase
             self._job = machine.step(self._job, machine.Progress(finished=finished), self._resilience.policy)

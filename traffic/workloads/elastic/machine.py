@@ -89,6 +89,11 @@ class JobState:
     lost_hosts: tuple[str, ...] = ()
     reason: str | None = None
 
+    @property
+    def is_iterating(self) -> bool:
+        """Whether the ranks execute iterations: the job is in no phase of a restart before `catch_up`, and not over."""
+        return self.phase in ("running", "catch_up")
+
     def ancestor(self, rank: int, generation: int) -> int:
         """Return the rank of an earlier generation whose state a present rank continues."""
         for origins in reversed(self.origins[generation + 1 : self.generation + 1]):
@@ -177,9 +182,9 @@ def step(state: JobState, event: Event, policy: Policy) -> JobState:  # noqa: PL
             return _lost(state, event, policy)
         case Impossible():
             return replace(state, phase="failed", reason=event.reason)
-        case Progress() if state.phase in ("running", "catch_up"):
+        case Progress() if state.is_iterating:
             return _progress(state, event)
-        case Ended() if state.phase in ("running", "catch_up"):
+        case Ended() if state.is_iterating:
             return replace(state, phase="finished")
         case Diagnosed() if state.phase == "diagnose":
             lost = tuple(dict.fromkeys((*state.lost_hosts, *event.hosts)))
