@@ -144,7 +144,7 @@ class StorageServer:
             LabError: the server is gone.
             CommandFailed: it did not answer in time.
         """
-        self._ask("ping", timeout_s)
+        self._request("ping", timeout_s)
 
     def newest(self, *, timeout_s: float = NEWEST_TIMEOUT_S) -> CheckpointSet:
         """Verify the stored checkpoints and return the newest complete set. `newest_timeout_s` is enough time for that.
@@ -153,7 +153,7 @@ class StorageServer:
             LabError: the server is gone.
             CommandFailed: it did not answer in time.
         """
-        reply = self._ask("newest", timeout_s)
+        reply = self._request("newest", timeout_s)
         return CheckpointSet(
             iterations=reply["iterations"],
             generation=reply["generation"],
@@ -161,10 +161,10 @@ class StorageServer:
             rejected=tuple((name, reason) for name, reason in reply["rejected"]),
         )
 
-    def _ask(self, what: str, timeout_s: float) -> dict[str, Any]:
+    def _request(self, do: str, timeout_s: float) -> dict[str, Any]:
         """Send a request and return its reply. Late replies to earlier requests are discarded."""
         self._requests += 1
-        self._channel.send({"do": what, "seq": self._requests})
+        self._channel.send({"do": do, "seq": self._requests})
         deadline = time.monotonic() + timeout_s
         while True:
             reply = self._channel.receive(timeout_s=max(0.0, deadline - time.monotonic()))
