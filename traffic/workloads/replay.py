@@ -17,7 +17,7 @@ from traffic.engine.running_traffic import OnEvent, Running, begin
 from traffic.engine.task_specs import Plan
 from traffic.schedules import cost
 from traffic.traces import Trace
-from traffic.workloads.ranks import RanksSpec, place, rank_plan
+from traffic.workloads.ranks import RanksSpec, check_completion_queues, place, rank_plan
 from traffic.workloads.replay_batches import MADE_BYTES, Batch, ReplaySpec, batches, check, whole
 from traffic.workloads.replay_result import Execution, ReplayResult, RoundsResult, result, rounds
 
@@ -130,6 +130,12 @@ def _unchanged(running: Running[Any]) -> Running[Any]:
 
 
 def _plan(spec: ReplaySpec, ranks: Sequence[Endpoint], batch: Batch, number: int, of: int) -> Plan:
+    """Return the plan of one batch of `of`.
+
+    Raises:
+        UsageError: its queue pairs can overrun the completion queue of an RNIC.
+    """
+    check_completion_queues(spec, ranks, batch.programs)
     patient = dataclasses.replace(
         spec,
         deadline_s=_deadline_s(spec, batch),

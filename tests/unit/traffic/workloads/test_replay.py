@@ -135,6 +135,12 @@ def test_replay_refusals_come_before_anything_starts(change, says):
         replay.run(NothingStarts(), ReplaySpec(**change), traces.load(TRACES / "ranking.json"))
 
 
+@pytest.mark.parametrize("start", [replay.run, replay.start])
+def test_replay_that_overruns_a_completion_queue_is_refused_before_anything_starts(start):
+    with pytest.raises(UsageError, match=r"host2:rxe0 would have .* its completion queue holds 32767"):
+        start(NothingStarts(), ReplaySpec(qps_per_peer=128, spread="dqplb"), traces.load(TRACES / "ranking.json"))
+
+
 # Recorded.
 
 
