@@ -414,9 +414,7 @@ class ElasticRunning(Running[ElasticResult]):
                 raise LabError(f"{', '.join(sorted(lost))}: the traffic engine did not release its tasks")
             if event.name in (GONE, "abort", "sample", "iteration", "stored"):
                 self._handle(event, time.monotonic_ns())
-            if event.name == GONE:
-                pending.discard(event.host)
-            if event.name == "forgotten":
+            if event.name in (GONE, "forgotten"):
                 pending.discard(event.host)
             if self._is_ending:
                 return
