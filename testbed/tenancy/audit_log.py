@@ -21,7 +21,16 @@ from typing import Any
 from testbed.errors import FaultError
 from testbed.tenancy.lab_lease import who
 
-__all__ = ["LastFault", "append", "entries", "error_text", "last_fault", "path_of", "try_to_append"]
+__all__ = [
+    "LastFault",
+    "append",
+    "append_before_change",
+    "entries",
+    "error_text",
+    "last_fault",
+    "path_of",
+    "try_to_append",
+]
 
 
 _UNSEEN_S = 10.0
