@@ -23,7 +23,8 @@ class LabTraits:
     applies_routing: bool
     """Routing schemes can be applied to its switches."""
     clock_bound_s: float
-    """How far a machine's clock may be from the controller's."""
+    """How far a machine's clock may be from the controller's. A soft guest's clock is set once after a resume, by a
+    command that may take seconds; racks run PTP or chrony."""
     outlier_ratio: float
     """From which ratio to the best quarter a pair of RNICs is an outlier of the burn-in. Emulated pairs share a few
     cores and differ by a third on a quiet machine, a faulty link is tens of times slower. Hardware pairs of one kind

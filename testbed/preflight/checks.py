@@ -21,7 +21,7 @@ from testbed.preflight.collect import FAR_ADDRESS, Facts
 __all__ = ["CHECKS", "Check", "NotLooked", "State", "Wrong", "not_looked", "run_checks", "ways"]
 
 State = Mapping[str, Facts]
-"""Soft guests' clocks are set once after a resume, by a command that may take seconds; racks run PTP or chrony."""
+"""Facts of every machine and switch, by name."""
 
 FAULT_UNIT = "faultbed-fault-"
 """Prefix of the units of fault holders (inject/leases/channels.py); other faultbed units belong to the guest."""
