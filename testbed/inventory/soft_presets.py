@@ -17,6 +17,7 @@ QEMU's user network owns 10.0.2.0/24, so no preset may use it.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -75,11 +76,25 @@ class Preset:
         return range(first, first + self.ctsws)
 
 
-_TAPERED: Mapping[str, Any] = {
-    "host": {"speed_gbps": 400},
-    "rtsw": {"taper": 1, "delay_us": 100},
-    "ctsw": {"taper": 2.8, "delay_us": 500},
-}
+_ZONES = Preset(
+    name="soft-zones",
+    summary="two zones of two racks, tapered 2.8 to 1 above the zones; links have rates, distance has delay",
+    zones=2,
+    racks=2,
+    hosts_per_rack=1,
+    rnics_per_host=2,
+    ctsws=2,
+    atsws=2,
+    carrier_memory_mib=768,
+    rates={
+        "rate_scale": 64000,
+        "tiers": {
+            "host": {"speed_gbps": 400},
+            "rtsw": {"taper": 1, "delay_us": 100},
+            "ctsw": {"taper": 2.8, "delay_us": 500},
+        },
+    },
+)
 PRESETS: dict[str, Preset] = {
     preset.name: preset
     for preset in (
@@ -116,29 +131,13 @@ PRESETS: dict[str, Preset] = {
             ctsws=2,
             rates={"rate_scale": 100000, "tiers": {"host": {"speed_gbps": 400}, "rtsw": {"taper": 2}}},
         ),
-        Preset(
-            name="soft-zones",
-            summary="two zones of two racks, tapered 2.8 to 1 above the zones; links have rates, distance has delay",
-            zones=2,
-            racks=2,
-            hosts_per_rack=1,
-            rnics_per_host=2,
-            ctsws=2,
-            atsws=2,
-            carrier_memory_mib=768,
-            rates={"rate_scale": 64000, "tiers": _TAPERED},
-        ),
-        Preset(
+        _ZONES,
+        dataclasses.replace(
+            _ZONES,
             name="soft-zones-8",
             summary="as soft-zones, with two hosts a rack: eight hosts; half its rates, so that two cores carry them",
-            zones=2,
-            racks=2,
             hosts_per_rack=2,
-            rnics_per_host=2,
-            ctsws=2,
-            atsws=2,
-            carrier_memory_mib=768,
-            rates={"rate_scale": 128000, "tiers": _TAPERED},
+            rates={**_ZONES.rates, "rate_scale": 128000},
         ),
     )
 }
