@@ -33,6 +33,7 @@ from harness.cli.context import Session, lab_option, styled
 from harness.cli.ending import end_with
 from inject.fault_plan import FaultSpec
 from inject.fault_plan import plan as plan_fault
+from testbed.backends.lab_backend import backend_of
 from testbed.backends.soft import image, lifecycle
 from testbed.errors import FaultbedError, LabError
 from testbed.inventory.lab_inventory import Inventory
@@ -112,6 +113,7 @@ def bench(*, cold: bool, drops: int, losses: int, lab: Path | None, parts: tuple
     if not wanted:
         return
     inventory = session.inventory()
+    backend_of(inventory.kind).check_can_start(inventory)
     with session.progress() as progress:
         lifecycle.up(inventory, progress)
     session.out.print(

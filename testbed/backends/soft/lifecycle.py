@@ -46,7 +46,6 @@ __all__ = [
     "Progress",
     "Status",
     "VmStatus",
-    "check_is_soft",
     "down",
     "panics",
     "purge",
@@ -130,7 +129,6 @@ def up(inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
         LabError: something is missing, a VM did not come up, or provisioning failed. No VM is left running.
         UsageError: the lab is up from another inventory.
     """
-    check_is_soft(inventory)
     folder = lab_dir(inventory.name)
     _check_owner(folder)
     private_dir(folder)
@@ -440,18 +438,6 @@ def _check_owner(folder: Path) -> None:
         raise UsageError(
             f"{folder}: the lab belongs to user {owner}, this is user {os.getuid()}; run the command as user {owner} "
             f"(`sudo -u '#{owner}'`)"
-        )
-
-
-def check_is_soft(inventory: Inventory) -> None:
-    """Refuse a rack lab, whose machines faultbed does not start.
-
-    Raises:
-        UsageError: it is a rack lab.
-    """
-    if inventory.kind != "soft":
-        raise UsageError(
-            f"{inventory.path} is a rack lab: its machines are not ours to start; up, reset and down are for soft labs"
         )
 
 
