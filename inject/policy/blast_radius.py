@@ -57,7 +57,7 @@ def check(planned: Sequence[PlannedFault], inventory: Inventory) -> None:
         Forbidden: the message names the line of the policy, the affected parts, and when.
     """
     for moment_s in sorted({fault.at_s for fault in planned}):
-        at_once = [fault for fault in planned if fault.at_s <= moment_s < fault.at_s + fault.for_s]
+        at_once = [fault for fault in planned if fault.at_s <= moment_s < fault.ends_s]
         _check_moment(at_once, inventory, f"at {moment_s:g} s" if moment_s else "at once")
 
 

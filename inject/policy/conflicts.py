@@ -61,7 +61,7 @@ def both_claim(one: PlannedFault, two: PlannedFault, topology: Topology, *, at_a
         topology: their lab.
         at_any_time: ignore their windows.
     """
-    overlap = one.at_s < two.at_s + two.for_s and two.at_s < one.at_s + one.for_s
+    overlap = one.at_s < two.ends_s and two.at_s < one.ends_s
     if not (overlap or at_any_time):
         return None
     theirs = claims_of(two, topology)

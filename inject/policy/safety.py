@@ -87,7 +87,7 @@ def check_spacing(planned: Sequence[PlannedFault], inventory: Inventory) -> None
     ordered = sorted(planned, key=lambda fault: fault.at_s)
     for index, later in enumerate(ordered):
         for earlier in ordered[:index]:
-            apart_s = later.at_s - (earlier.at_s + earlier.for_s)
+            apart_s = later.at_s - earlier.ends_s
             if apart_s < least_s:
                 refuse_spacing(f"{earlier.kind} on {earlier.target.text}", later, apart_s, inventory)
 
