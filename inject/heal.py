@@ -152,11 +152,8 @@ for n in /run/netns/*; do
   [ -e "$n" ] && nsenter --net="$n" sh -c "$sweep" sweep " in ${{n##*/}}"
 done
 """
-# A soft machine runs only our programs; on a rack, ours have one of our modules as an argument.
-_IS_OURS = {
-    True: "true",
-    False: "tr '\\0' '\\n' < /proc/$p/cmdline | grep -qxE '(traffic|inject|testbed)([.][a-z_]+)+'",
-}
+_IS_OURS = "tr '\\0' '\\n' < /proc/$p/cmdline | grep -qxE '(traffic|inject|testbed)([.][a-z_]+)+'"
+"""Shell command that succeeds if process $p is ours: it has one of our modules as an argument."""
 
 
 def heal(lab: Lab, *, only: Collection[str] = (), panic: bool = False, timeout_s: float = 60.0) -> list[str]:
@@ -212,7 +209,8 @@ def is_foreign(line: str) -> bool:
 
 
 def _faults(lab: Lab) -> str:
-    return _FAULTS.replace("%s", _IS_OURS[traits_of(lab.kind).has_snapshot])
+    # A soft machine runs only our programs.
+    return _FAULTS.replace("%s", "true" if traits_of(lab.kind).has_snapshot else _IS_OURS)
 
 
 def script(lab: Lab, machine: str) -> str:
