@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from subprocess import PIPE
 
 from switch_namespace import HOP, P2, P3, SCHEMES, both, ip, make_switch, seen
+from waiting import until
+
+EVERY_S = 0.002
 
 
 class Controller:
@@ -45,15 +47,6 @@ class Controller:
         return self.process.wait(timeout=20)
 
 
-def until(condition) -> float:
-    """Seconds until a condition held."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() < began + 10
-        time.sleep(0.002)
-    return time.monotonic() - began
-
-
 def no_rules() -> bool:
     return seen()["rules"] == []
 
@@ -67,7 +60,7 @@ def main() -> None:
     found["armed"] = one.ask("arm")
     found["stored"] = [path.name for path in folder.glob("*.revert")]
     ip(f"route replace {P2} metric 20 proto bgp {HOP.format(port='up2')}")
-    found["lag_s"] = until(lambda: P2 not in seen()["tables"]["1001"])
+    found["lag_s"] = until(lambda: P2 not in seen()["tables"]["1001"], every_s=EVERY_S)
     both(P2)
     until(lambda: P2 in seen()["tables"]["1001"])
     second = Controller(folder, "second")
@@ -78,7 +71,7 @@ def main() -> None:
     silent = Controller(folder, "silent")
     silent.prepare("weighted", ttl_s=0.5)
     silent.ask("arm")
-    found["silent"] = {"had_rules": not no_rules(), "after_s": until(no_rules)}
+    found["silent"] = {"had_rules": not no_rules(), "after_s": until(no_rules, every_s=EVERY_S)}
     silent.end()
 
     killed = Controller(folder, "killed")
