@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
-import sys
 
+import other_process
 import pytest
 from hypothesis import given
 from planned_faults import SAMPLES, SOFT, SOFT_KINDS, assert_shell, flaps, soft, specs
@@ -40,16 +39,7 @@ def test_plan_in_another_process_has_the_same_bytes():
         "p=plan(FaultSpec(kind='packet.drop',target='host1:rxe0',for_s=2.0,params={'share':0.01}),t,lab_kind='soft');"
         "print(json.dumps(p.to_json(),sort_keys=True))"
     )
-    other = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PYTHONHASHSEED": "77", "PATH": "/usr/bin:/bin"},
-        cwd=inventories().parent,
-        timeout=60,
-    )
-    assert other.stdout.strip() == dumped(soft("packet.drop", "host1:rxe0", for_s=2.0, share=0.01))
+    assert other_process.printed(code, hash_seed=77) == dumped(soft("packet.drop", "host1:rxe0", for_s=2.0, share=0.01))
 
 
 @given(specs)
