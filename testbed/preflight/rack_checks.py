@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from testbed.inventory.lab_inventory import Inventory
+from testbed.model.lab_kind import traits_of
 from testbed.preflight import abilities, affinity_check, fec, golden, switch_qos
 from testbed.preflight.checks import Check, State
 from testbed.preflight.rack_formats import (
@@ -25,8 +26,6 @@ from testbed.preflight.rack_formats import (
 )
 
 __all__ = ["RACK_CHECKS"]
-
-CLOCK_BOUND_S = 0.001
 
 
 def _pcie(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
@@ -158,15 +157,16 @@ def _gpus_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]
 
 
 def _time(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
+    bound_s = traits_of(inventory.kind).clock_bound_s
     for host in inventory.topology.hosts:
         raw = state[host.name].raw.get("chrony", "")
         offset_s = chrony_offset_s(raw)
         if _has_no_chrony(raw):
             continue
         if offset_s is None:
-            yield host.name, f"not synchronised ({complaint('chronyc', raw)})", f"within {CLOCK_BOUND_S:g} s"
-        elif offset_s > CLOCK_BOUND_S:
-            yield host.name, f"{offset_s:g} s from its source", f"within {CLOCK_BOUND_S:g} s"
+            yield host.name, f"not synchronised ({complaint('chronyc', raw)})", f"within {bound_s:g} s"
+        elif offset_s > bound_s:
+            yield host.name, f"{offset_s:g} s from its source", f"within {bound_s:g} s"
 
 
 def _time_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
