@@ -32,7 +32,7 @@ from inject.node.machine.hog import NAME as HOG
 from inject.node.machine.limit import CGROUPS
 from inject.node.network.detour import GUEST, OWN
 from inject.node.network.latereceives import FILE as LATE
-from inject.node.network.scheme import LEFT, SWEEP
+from inject.node.network.scheme import LEFTOVERS, SWEEP
 from inject.node.network.steer import PRIORITY, TABLE
 from inject.node.qmp import set_link
 from testbed.errors import LabError, RevertFailed
@@ -97,7 +97,7 @@ case $(ip rule show priority {PRIORITY} 2>/dev/null) in *"lookup {TABLE}"*)
   else echo "failed: rule {PRIORITY}$1"; fi
   ip route flush table {TABLE} 2>/dev/null
 esac
-if [ -n "{LEFT}" ]; then
+if [ -n "{LEFTOVERS}" ]; then
   if {{ {SWEEP} }}; then echo "{_MARK} removed the routing scheme$1"; else echo "failed: routing scheme$1"; fi
 fi
 true

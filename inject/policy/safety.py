@@ -21,7 +21,7 @@ from testbed.model.topology import Target
 
 __all__ = ["Forbidden", "check", "check_spacing", "policy_of", "refuse_spacing"]
 
-_OWN = SafetyVars(may_disrupt=["*"], longest_fault_s=float("inf"), irreversible="allow")
+_UNRESTRICTED = SafetyVars(may_disrupt=["*"], longest_fault_s=float("inf"), irreversible="allow")
 
 
 class Forbidden(FaultError):
@@ -32,7 +32,7 @@ class Forbidden(FaultError):
 
 def policy_of(inventory: Inventory) -> SafetyVars:
     """Return the policy of a lab; settings that are missing have the most careful value."""
-    return inventory.safety or (_OWN if traits_of(inventory.kind).has_snapshot else SafetyVars())
+    return inventory.safety or (_UNRESTRICTED if traits_of(inventory.kind).has_snapshot else SafetyVars())
 
 
 def check(planned: PlannedFault, inventory: Inventory, *, confirmed: Collection[str] = ()) -> None:

@@ -16,9 +16,9 @@ from inject.node.inside import inside
 from testbed.node.routing.agent import SwitchAgent
 from testbed.node.routing.owned_numbers import NFT_TABLE, PRIORITY, PROTOCOL
 
-__all__ = ["LEFT", "SWEEP", "SchemeActuator"]
+__all__ = ["LEFTOVERS", "SWEEP", "SchemeActuator"]
 
-LEFT = (
+LEFTOVERS = (
     f'$(ip rule show | grep -F "proto {PROTOCOL}")'
     f"$(ip -4 route show table all proto {PROTOCOL} 2>/dev/null)"
     f"$(ip nexthop show proto {PROTOCOL} 2>/dev/null)"
@@ -30,7 +30,7 @@ while ip rule del priority {PRIORITY} protocol {PROTOCOL} 2>/dev/null; do :; don
 nft delete table ip {NFT_TABLE} 2>/dev/null
 ip -4 route flush table all proto {PROTOCOL} 2>/dev/null
 ip nexthop flush proto {PROTOCOL} >/dev/null 2>&1
-[ -z "{LEFT}" ]
+[ -z "{LEFTOVERS}" ]
 """
 """Shell that removes a scheme from the namespace that it runs in, any number of times, and fails if a part is left."""
 
