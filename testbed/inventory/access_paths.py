@@ -35,12 +35,13 @@ class _Way:
 
 
 def ways_in(entries: Entries, variables: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
-    """What is wrong with them. `variables` are all of each node, Ansible's own among them."""
+    """Yield what is wrong with a lab's access paths. `variables` are all of each node, Ansible's own among them."""
     _, lab = next(iter(entries.placed()))
-    own = traits_of(lab.kind).is_emulated
-    doors = [] if own else list(_machines(entries, variables))
-    for name in [] if own else _names(entries):
-        yield from _ssh(name, variables.get(name, {}))
+    doors: list[_Way] = []
+    if not traits_of(lab.kind).is_emulated:
+        doors += _machines(entries, variables)
+        for name in _names(entries):
+            yield from _ssh(name, variables.get(name, {}))
     yield from _in_plan(doors, lab)
     yield from _lead_elsewhere([*_fabric(entries), *doors, *_controllers(entries, lab)])
     yield from twice(((f"all.pdus[{i}].name", x.name) for i, x in enumerate(lab.pdus)), "PDU", "each")
