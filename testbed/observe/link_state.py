@@ -1,4 +1,4 @@
-"""Which links are down, by what both of their ends report."""
+"""Names of the links that are down, by what either of their ends reports."""
 
 from __future__ import annotations
 
