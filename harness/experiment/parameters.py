@@ -25,6 +25,7 @@ from typing import Any
 from harness.experiment.experiment_file import SECTION_KEYS, Experiment, Scalar, decode
 from harness.experiment.toml_text import experiment_toml
 from harness.experiment.workload_file import KEYS as WORKLOAD_KEYS
+from harness.experiment.workload_file import kinds_in
 from inject.kinds.catalogue import CATALOGUE
 from testbed.errors import ConfigError, UsageError
 from testbed.suggestions import nearest
@@ -40,10 +41,6 @@ _MAX_TEXT = 4000
 """Characters of one `--over`."""
 _MAX_LISTED = 12
 """Paths that an error message lists."""
-_WORKLOADS = {
-    "collective": "collective", "flow": "flow", "grid": "job", "requests": "inference", "embedding": "ranking",
-    "replay": "replay",
-}  # fmt: skip
 _SECTIONS = ("storage", "resilience")
 """Sections within `[workload]`; their keys are offered where the file has the section."""
 
@@ -81,8 +78,8 @@ def known_paths(raw: Mapping[str, Any]) -> tuple[str, ...]:
     paths = [*_leaves(raw, "")]
     work = raw.get("workload")
     if isinstance(work, Mapping):
-        kind = next((section for key, section in _WORKLOADS.items() if key in work), None)
-        paths += [f"workload.{key}" for key in WORKLOAD_KEYS.get(kind or "", ()) if key not in ("qp", *_SECTIONS)]
+        for kind in kinds_in(work)[:1]:
+            paths += [f"workload.{key}" for key in WORKLOAD_KEYS[kind] if key not in ("qp", *_SECTIONS)]
         paths += [f"workload.qp.{one.name}" for one in dataclasses.fields(QpParams)]
         for section in _SECTIONS:
             paths += [f"workload.{section}.{key}" for key in WORKLOAD_KEYS[section] if section in work]

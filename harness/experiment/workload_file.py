@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -33,7 +33,7 @@ from traffic.workloads.ranks import ITEM_BYTES, MAX_RANKS, WARMUP, RanksSpec, ch
 from traffic.workloads.replay_batches import check as check_replay
 from traffic.workloads.storage_service import LEAST_KEPT, Storage
 
-__all__ = ["KEYS", "OF_SPEC", "Collective", "Flow", "Job", "Workload", "duration_ns", "workload_of"]
+__all__ = ["KEYS", "OF_SPEC", "Collective", "Flow", "Job", "Workload", "duration_ns", "kinds_in", "workload_of"]
 
 _T = TypeVar("_T")
 
@@ -249,17 +249,10 @@ class _FlowFile(Section, frozen=True, kw_only=True):
 _NOT_OF_SPEC = frozenset({"flow", "src", "dst", "pattern", "probe"})
 """Of a flow's keys, those that are not words of `flow_of`."""
 
-KEYS: Mapping[str, tuple[str, ...]] = {
-    "collective": tuple(_CollectiveFile.__struct_fields__),
-    "flow": tuple(_FlowFile.__struct_fields__),
-    "job": tuple(_JobFile.__struct_fields__),
-    "inference": tuple(_InferenceFile.__struct_fields__),
-    "ranking": tuple(_RankingFile.__struct_fields__),
-    "replay": tuple(_ReplayFile.__struct_fields__),
-    "storage": tuple(_StorageFile.__struct_fields__),
-    "resilience": tuple(_ResilienceFile.__struct_fields__),
-}
-"""Of each section, for hints."""
+
+def kinds_in(raw: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the kinds of workload whose own key is in a section `[workload]`. A valid section has one kind."""
+    return tuple(name for name, kind in _KINDS.items() if kind.key in raw)
 
 
 def workload_of(raw: dict[str, Any], source: str) -> Workload:
@@ -268,23 +261,15 @@ def workload_of(raw: dict[str, Any], source: str) -> Workload:
     Raises:
         ConfigError: something in it makes no sense; with its path.
     """
-    if sum(kind in raw for kind in ("collective", "flow", "grid", "requests", "embedding", "replay")) != 1:
+    kinds = kinds_in(raw)
+    if len(kinds) != 1:
         said = (
             'say what runs: collective = "all-reduce", or flow = "write", or a job: grid = "tp=2,dp=2" to train, '
             'requests = 50 to infer, embedding = "1MiB" to rank, or replay = "traces/job.json"'
         )
         raise fail(source, "workload", said)
-    if "grid" in raw:
-        return _job(convert(raw, _JobFile, source, path="workload", section="job", keys=KEYS), source)
-    if "requests" in raw:
-        return _inference(convert(raw, _InferenceFile, source, path="workload", section="inference", keys=KEYS), source)
-    if "embedding" in raw:
-        return _ranking(convert(raw, _RankingFile, source, path="workload", section="ranking", keys=KEYS), source)
-    if "replay" in raw:
-        return _replay(convert(raw, _ReplayFile, source, path="workload", section="replay", keys=KEYS), source)
-    if "flow" in raw:
-        return _flow(convert(raw, _FlowFile, source, path="workload", section="flow", keys=KEYS), source)
-    return _collective(convert(raw, _CollectiveFile, source, path="workload", section="collective", keys=KEYS), source)
+    kind = _KINDS[kinds[0]]
+    return kind.workload_of(convert(raw, kind.file, source, path="workload", section=kinds[0], keys=KEYS), source)
 
 
 def _flow(flow: _FlowFile, source: str) -> Flow:
@@ -503,3 +488,27 @@ def _qp(values: dict[str, int], source: str) -> QpParams:
     except UsageError as error:
         raise fail(source, "workload.qp", str(error)) from error
     return params
+
+
+class _Kind(NamedTuple):
+    """A kind of workload in the file: the key that no other kind has, all of its keys, and what they mean."""
+
+    key: str
+    file: type[Section]
+    workload_of: Callable[[Any, str], Workload]
+
+
+_KINDS: Mapping[str, _Kind] = {
+    "collective": _Kind("collective", _CollectiveFile, _collective),
+    "flow": _Kind("flow", _FlowFile, _flow),
+    "job": _Kind("grid", _JobFile, _job),
+    "inference": _Kind("requests", _InferenceFile, _inference),
+    "ranking": _Kind("embedding", _RankingFile, _ranking),
+    "replay": _Kind("replay", _ReplayFile, _replay),
+}
+KEYS: Mapping[str, tuple[str, ...]] = {
+    **{name: kind.file.__struct_fields__ for name, kind in _KINDS.items()},
+    "storage": _StorageFile.__struct_fields__,
+    "resilience": _ResilienceFile.__struct_fields__,
+}
+"""The keys of each kind of workload and of each section within `[workload]`."""
