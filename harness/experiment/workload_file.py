@@ -33,7 +33,7 @@ from traffic.workloads.ranks import ITEM_BYTES, MAX_RANKS, WARMUP, RanksSpec, ch
 from traffic.workloads.replay_batches import check as check_replay
 from traffic.workloads.storage_service import LEAST_KEPT, Storage
 
-__all__ = ["KEYS", "OF_SPEC", "Collective", "Flow", "Job", "Workload", "duration_ns", "kinds_in", "workload_of"]
+__all__ = ["KEYS", "Collective", "Flow", "Job", "Workload", "duration_ns", "kinds_in", "workload_of"]
 
 _T = TypeVar("_T")
 
@@ -127,7 +127,7 @@ class Job:
     qp: QpParams = field(default_factory=QpParams)
 
 
-OF_SPEC = tuple(one.name for one in fields(Flow) if one.name in FlowSpec.__slots__ and one.name not in ("src", "dst"))
+_OF_SPEC = tuple(one.name for one in fields(Flow) if one.name in FlowSpec.__slots__ and one.name not in ("src", "dst"))
 """What a `Flow` has as its `FlowSpec` has it, under the same name."""
 
 Workload = Collective | Flow | Job | InferenceSpec | RankingSpec | Replay
@@ -301,7 +301,7 @@ def _flow(flow: _FlowFile, source: str) -> Flow:
         size_bytes=spec.message_bytes,
         duration_ns=parse_duration_ns(flow.duration),
         probe=flow.probe,
-        **{name: getattr(spec, name) for name in OF_SPEC},
+        **{name: getattr(spec, name) for name in _OF_SPEC},
     )
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 from harness.experiment import replayed
 from harness.experiment.flow_words import between
 from harness.experiment.replayed import Replay, spec_of, trace_of
-from harness.experiment.workload_file import OF_SPEC, Collective, Flow, Job, Workload, duration_ns
+from harness.experiment.workload_file import Collective, Flow, Job, Workload, duration_ns
 from testbed.lab import Lab
 from traffic.engine.engine_client import Fabric
 from traffic.engine.running_traffic import OnEvent, Running
@@ -204,9 +204,8 @@ def kind_of(work: Workload) -> WorkloadKind[Any]:
 
 def flow_specs(work: Flow) -> list[FlowSpec]:
     """Return flows as the traffic takes them, each with its probe."""
-    words = _same_words(FlowSpec, work, OF_SPEC)
-    duration_s = work.duration_ns / 1e9
-    one = FlowSpec(**words, src="", dst="", message_bytes=work.size_bytes, verb=work.flow, duration_s=duration_s)
+    words, duration_s = _same_words(FlowSpec, work), work.duration_ns / 1e9
+    one = FlowSpec(**words, message_bytes=work.size_bytes, verb=work.flow, duration_s=duration_s)
     return [spec for pair in work.pairs for spec in between(one, *pair, probe=work.probe)]
 
 
@@ -221,7 +220,7 @@ def collective_spec(work: Collective) -> CollectiveSpec:
     return CollectiveSpec(**_same_words(CollectiveSpec, work), redop=work.op, duration_s=duration_s)
 
 
-def _same_words(spec: type, work: Any, names: tuple[str, ...] | None = None) -> dict[str, Any]:
+def _same_words(spec: type, work: Any) -> dict[str, Any]:
     """Return what a workload has under the same name as its traffic spec."""
-    own = {one.name for one in dataclasses.fields(work)}
-    return {name: getattr(work, name) for name in names or [x.name for x in dataclasses.fields(spec)] if name in own}
+    of_spec = {one.name for one in dataclasses.fields(spec)}
+    return {one.name: getattr(work, one.name) for one in dataclasses.fields(work) if one.name in of_spec}
