@@ -23,7 +23,7 @@ from testbed.observe import clock
 from testbed.remote.remote_node import Channel, Node
 from traffic.engine.run_results import Endpoint
 
-__all__ = ["GONE", "TIME_FIELDS", "Engines", "Event", "Fabric", "TrafficLab", "endpoint"]
+__all__ = ["GONE", "TIME_FIELDS", "Engines", "Event", "Fabric", "FabricModel", "TrafficLab", "endpoint"]
 
 MODULE = "traffic.node.engine"
 START_TIMEOUT_S = 90.0
@@ -47,6 +47,14 @@ class Fabric(Protocol):
     @property
     def topology(self) -> Topology:
         """Hosts, switches and links of the lab."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricModel:
+    """A `Fabric` without its inventory: of a recorded run, or of an experiment that is being checked."""
+
+    kind: LabKind
+    topology: Topology
 
 
 class TrafficLab(Fabric, Protocol):

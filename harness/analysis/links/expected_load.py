@@ -2,9 +2,9 @@
 
 Every operation of a collective moves between each two ranks what its schedule says, over the queue pairs that share it
 (`traffic.node.ranks.segments`). The path of each is what the switches' kernels decided for its addresses and UDP ports
-(`Connection.path`). Every packet has
-headers, and every message or 64 packets get an ACK (rxe_resp.c, RXE_MAX_PKT_PER_ACK). Where more was measured, packets
-were sent again, control traffic was among them, or a path was another one.
+(`Connection.path`). Every packet has headers, and every message or 64 packets get an ACK (rxe_resp.c,
+RXE_MAX_PKT_PER_ACK). Where more was measured, packets were sent again, control traffic was among them, or a path was
+another one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from harness.analysis import timeline
 from harness.analysis.links.link_load import LinkLoad, Way
 from harness.record.measurements import Connection, Measurements
 from testbed.errors import UsageError
-from testbed.model.lab_kind import LabKind
 from testbed.model.topology import Topology
+from traffic.engine.engine_client import FabricModel
 from traffic.engine.task_specs import QpParams
 from traffic.workloads import collective
 from traffic.workloads.collective import CollectiveSpec
@@ -45,12 +45,6 @@ class ExpectedLoad:
 
     bytes_by_way: Mapping[tuple[str, str], float]
     why: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Lab:
-    kind: LabKind
-    topology: Topology
 
 
 def expected_loads(run: Measurements) -> ExpectedLoad:
@@ -142,7 +136,7 @@ def _writes_by_pair(run: Measurements) -> dict[tuple[str, str], tuple[tuple[int,
         spread=said.get("spread") or "split",
         iterations=1,
     )
-    ranks, _, programs = collective.fit(_Lab(kind=run.lab_kind, topology=run.topology), spec)
+    ranks, _, programs = collective.fit(FabricModel(kind=run.lab_kind, topology=run.topology), spec)
     by_rnics: dict[tuple[str, str], tuple[tuple[int, ...], ...]] = {}
     for (src, dst), each in writes_of(spec, programs).items():  # in the order of the connections
         ends = ranks[src].name, ranks[dst].name

@@ -7,7 +7,7 @@ reason); `fit` says that the file is wrong for it (the run is refused, with the 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 
 from harness.analysis.links.link_metrics import names
@@ -25,7 +25,7 @@ from testbed.model.selectors import is_selector, select, select_one
 from testbed.model.topology import Topology
 from testbed.observe.packet_capture import port_named
 from testbed.suggestions import hint
-from traffic.engine.engine_client import endpoint
+from traffic.engine.engine_client import Fabric, FabricModel, endpoint
 from traffic.engine.task_specs import refuse_local
 from traffic.flows.flow_run import check_on
 from traffic.flows.matrix import pairs_in
@@ -38,17 +38,7 @@ from traffic.workloads.replay_batches import whole
 __all__ = ["fit", "hosts_of", "needs_baseline", "refuse_absent", "wants_twin"]
 
 _NEEDS_BASELINE = ("recovery.", "after_clear.", "goodput_min_ratio", "goodput_mean_ratio", "dip", "straggler")
-
-
 _Ranked = Collective | Job | InferenceSpec | RankingSpec
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Lab:
-    """What traffic is held against before it is started."""
-
-    kind: LabKind
-    topology: Topology
 
 
 def fit(experiment: Experiment, topology: Topology, lab_kind: LabKind) -> Experiment:
@@ -160,12 +150,12 @@ def _fit_workload(experiment: Experiment, topology: Topology, lab_kind: LabKind)
     if isinstance(workload, Job) and (storage := workload.storage):
         host = _selected_one(experiment, topology, "workload.storage.host", storage.host)
         workload = replace(workload, storage=replace(storage, host=host))
-    lab = _Lab(kind=lab_kind, topology=topology)
-    _check_job(experiment, workload, lab)
+    lab = FabricModel(kind=lab_kind, topology=topology)
+    _check_ranked(experiment, workload, lab)
     return _fit_resilience(experiment, workload, lab) if isinstance(workload, Job) else workload
 
 
-def _fit_resilience(experiment: Experiment, workload: Job, lab: _Lab) -> Job:
+def _fit_resilience(experiment: Experiment, workload: Job, lab: Fabric) -> Job:
     """Resolve the spares of a job, and check that it could be restarted on this lab."""
     resilience = workload.resilience
     if resilience is None:
@@ -224,8 +214,8 @@ def _fit_flow(experiment: Experiment, topology: Topology, flow: Flow, lab_kind: 
     return replace(flow, src=src, dst=dst, pairs=((src, dst),))
 
 
-def _check_job(experiment: Experiment, workload: _Ranked, lab: _Lab) -> None:
-    """What a job needs besides ranks that are there."""
+def _check_ranked(experiment: Experiment, workload: _Ranked, lab: Fabric) -> None:
+    """Check what a workload of ranks needs besides ranks that exist."""
     ranks = len(kind_of(workload).rank_names(workload))
     if isinstance(workload, Job):
         if ranks != (wanted := prod(size for _, size in workload.grid)):
