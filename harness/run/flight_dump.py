@@ -10,7 +10,7 @@ from typing import Any
 from harness.record import rundir
 from traffic.engine.running_traffic import OnEvent
 
-__all__ = ["STEM", "both", "stem_now", "writer"]
+__all__ = ["STEM", "stem_now", "to_each", "writer"]
 
 STEM = "flights-asked"
 """Stem of the names of such files in a run directory."""
@@ -35,12 +35,12 @@ def writer(folder: Path, stem: str, tell: Callable[[str], None]) -> OnEvent:
     return on_event
 
 
-def both(first: OnEvent, second: OnEvent) -> OnEvent:
-    """Return a handler that passes each event to `first`, then to `second`."""
+def to_each(*handlers: OnEvent) -> OnEvent:
+    """Return a handler that passes each event to all of these handlers, in this order."""
 
     def on_event(event: dict[str, Any]) -> None:
-        first(event)
-        second(event)
+        for handler in handlers:
+            handler(event)
 
     return on_event
 

@@ -306,8 +306,7 @@ def _with_faults(
         work = decided.experiment.workload
         online = taps.enter_context(Online(kind_of(work).rank_names(work), lab.topology, progress))
         live.slow_ranks = online.count
-        listeners = flight_dump.both(restart_lines(progress), online.on_event)
-        on_event = flight_dump.both(listeners, flight_dump.both(live.on_event, on_flights))
+        on_event = flight_dump.to_each(restart_lines(progress), online.on_event, live.on_event, on_flights)
         with journal.doing("workload", workload=decided.plan.workload):
             running = workload.start(decided.experiment, lab, on_event)
             with running:
