@@ -224,8 +224,6 @@ def _routed(
 
 def _compare_with_emulation(decided: Decided, lab: Lab, journal: Journal, found: Found, progress: Progress) -> None:
     """Find out what the emulation carries, where a soft lab's links have rates. If that fails, it stays unknown."""
-    if not traits_of(lab.kind).is_emulated or not lab.inventory_model.shapes:
-        return
     found.offered_bps = emulation_limit.sent_bps(decided.experiment.workload, lab.inventory_model)
     if found.offered_bps is None:
         return
