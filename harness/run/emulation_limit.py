@@ -82,7 +82,7 @@ def sent_bps(workload: Workload, inventory: Inventory) -> float | None:
     """Return what a fitted workload may send by the rates of a soft lab; None: nothing limits it. Pure."""
     if inventory.rate_scale is None or not inventory.shapes:
         return None
-    sources, sinks, paced_bps = kind_of(workload).ends(workload)
+    sources, sinks, paced_bps = kind_of(workload).senders_and_receivers(workload)
     found = offered_bps(sources, sinks, inventory.topology, inventory.rate_scale)
     return min(found, paced_bps) if found is not None and paced_bps else found
 

@@ -38,10 +38,10 @@ W_contra = TypeVar("W_contra", contravariant=True)
 
 
 class WorkloadKind(Protocol[W_contra]):
-    """A kind of workload; `work` is a fitted one, `source` the path of its experiment file."""
+    """What a run does with one kind of workload; `work` is a fitted one, `source` the path of its experiment file."""
 
     def start(self, lab: Lab, work: W_contra, source: str, on_event: OnEvent) -> Running[Any]:
-        """Start it.
+        """Start the workload on a lab, without waiting for its end.
 
         Raises:
             UsageError: the lab cannot carry it.
@@ -49,32 +49,35 @@ class WorkloadKind(Protocol[W_contra]):
         """
 
     def patience_s(self, work: W_contra, running: Running[Any]) -> float:
-        """Return the seconds after which it counts as stuck."""
+        """Return the seconds after which the workload counts as stuck."""
 
     def rank_names(self, work: W_contra) -> tuple[str, ...]:
-        """Return the RNIC of each rank; none of flows."""
+        """Return the RNIC of each rank, in rank order. Flows have no ranks."""
 
     def endpoints(self, work: W_contra) -> tuple[str, ...]:
-        """Return the RNICs that it has, or may have after a restart."""
+        """Return the RNICs that the workload uses, or may use after a restart, each once."""
 
-    def ends(self, work: W_contra) -> tuple[tuple[str, ...], tuple[str, ...], float]:
-        """Return the RNICs that send, those that receive, and the rate at which it is paced (bits/s; 0: it is not)."""
+    def senders_and_receivers(self, work: W_contra) -> tuple[tuple[str, ...], tuple[str, ...], float]:
+        """Return the RNICs that send, those that receive, and the rate of all flows together in bits/s.
+
+        The rate is 0 if the workload is not paced.
+        """
 
     def storage_host(self, work: W_contra) -> str | None:
-        """Return the host of its storage; None: it has none."""
+        """Return the host of the workload's storage; None if it has no storage."""
 
     def computes(self, work: W_contra) -> bool:
-        """Return whether its ranks have compute phases that can be compared."""
+        """Return whether the ranks have compute phases that can be compared."""
 
     def check(self, lab: Fabric, work: W_contra) -> None:
-        """Check what it needs besides ranks that exist.
+        """Check what the workload needs besides ranks that exist.
 
         Raises:
             UsageError: the lab cannot carry it.
         """
 
     def keep_inputs(self, work: W_contra, source: str, folder: Path) -> None:
-        """Copy the files that it reads into the run directory."""
+        """Copy the files that the workload reads into the run directory."""
 
 
 class _Ranks:
@@ -91,7 +94,7 @@ class _Ranks:
     def endpoints(self, work: Any) -> tuple[str, ...]:
         return tuple(dict.fromkeys(work.ranks))
 
-    def ends(self, work: Any) -> tuple[tuple[str, ...], tuple[str, ...], float]:
+    def senders_and_receivers(self, work: Any) -> tuple[tuple[str, ...], tuple[str, ...], float]:
         return work.ranks, work.ranks, 0.0
 
     def storage_host(self, work: Any) -> str | None:
@@ -130,7 +133,7 @@ class _Flows(_Ranks):
     def endpoints(self, work: Flow) -> tuple[str, ...]:
         return tuple(dict.fromkeys(end for pair in work.pairs for end in pair))
 
-    def ends(self, work: Flow) -> tuple[tuple[str, ...], tuple[str, ...], float]:
+    def senders_and_receivers(self, work: Flow) -> tuple[tuple[str, ...], tuple[str, ...], float]:
         sources, sinks = tuple(src for src, _ in work.pairs), tuple(dst for _, dst in work.pairs)
         return sources, sinks, work.rate_bps * len(work.pairs)
 
