@@ -162,9 +162,10 @@ def _connection(flight: Flight, peer: int, qpn: int) -> int:
 
 
 def _psn(flight: Flight | None, iteration: int, receiver: int, segment: int, connection: int) -> int:
-    """Return the PSN that the sender gave the segment, from its flight recorder. Each connection counts its segments.
+    """Return the PSN that the sender gave the segment, from its flight recorder; -1 if it is not recorded.
 
-    Flight recorders of before a rank could have several connections to a peer do not name any (-1).
+    Each connection counts its own segments. Old flight recorders do not have the connection (-1): ranks then had one to
+    each peer.
     """
     for entry in reversed(flight.entries if flight else ()):
         same = (entry.iteration, entry.peer, entry.segment) == (iteration, receiver, segment)

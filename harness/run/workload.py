@@ -1,4 +1,4 @@
-"""Start the workload of an experiment: a collective, flows, a trace, or a job that trains, serves or ranks."""
+"""Start the workload of an experiment, or flows that measure the lab."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def patience_s(experiment: Experiment, running: Running[Any]) -> float:
 
 
 def paths_of(lab: Lab, running: Running[Any]) -> dict[int, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """The paths of each connection's data and ACKs, by index; empty when a switch could not tell."""
+    """Return the paths of each connection's data and ACKs, by index; empty if a switch did not answer."""
     with contextlib.suppress(LabError):
         return data_and_ack_paths(lab, running.connections)
     return {}

@@ -25,11 +25,15 @@ __all__ = ["LEAD_S", "drive_all", "end_early", "prepare_all"]
 
 Progress = Callable[[str], None]
 LEAD_S = 4.0
-"""How long before a fault its target is looked at, its baseline counters are read and its holder is told the time."""
+"""Seconds before a fault when its target is inspected, its baseline is read and its holder receives the time."""
 
 
 def prepare_all(injector: Injector, faults: Sequence[PlannedFault]) -> list[PreparedFault]:
-    """Start the holders side by side: an interpreter's start under emulation takes seconds."""
+    """Prepare all faults at once, each on its own thread: its holder is an interpreter that starts in seconds.
+
+    Raises:
+        Exception: the error of the first fault that could not be prepared.
+    """
     ready: dict[str, PreparedFault] = {}
     failures: list[BaseException] = []
 
@@ -46,7 +50,10 @@ def prepare_all(injector: Injector, faults: Sequence[PlannedFault]) -> list[Prep
 
 
 def end_early(watching: Watching, running: Running[Any], journal: Journal, found: Found, progress: Progress) -> None:
-    """All faults are cleared: where they had to be, the workload has nothing left to show."""
+    """Stop the workload if the live guard has stopped the run, and report why; does nothing otherwise.
+
+    All faults must be cleared.
+    """
     if not watching.stopped.is_set():
         return
     stops = found.stops
@@ -74,7 +81,10 @@ def drive_all(
     watching: Watching,
     progress: Progress,
 ) -> None:
-    """Each fault on a thread of its own, so that faults may overlap; their errors are the run's."""
+    """Arm and clear each fault at its time, on its own thread: faults may overlap.
+
+    An error of a thread becomes an error of the run.
+    """
 
     def one(index: int, prepared: PreparedFault) -> None:
         planned = decided.plan.faults[index]
@@ -130,14 +140,14 @@ def _drive(
 
 
 def _wait_until(time_ns: int, running: Running[Any], stopped: threading.Event) -> None:
-    """Until a controller time; returns early when all has to stop, or the workload has ended: nothing left to hurt."""
+    """Wait until a controller time, or until the run is stopped or the workload has ended."""
     while (left_ns := time_ns - time.monotonic_ns()) > 0:
         if running.is_over or stopped.wait(min(left_ns / 1e9, 0.2)):
             return
 
 
 def _all_threads(threads: Sequence[threading.Thread]) -> None:
-    """Run threads to their end. Joined in small steps, so that Ctrl-C reaches the main thread."""
+    """Run threads to their end. They are joined in small steps, so that Ctrl-C reaches the main thread."""
     for thread in threads:
         thread.daemon = True
         thread.start()
