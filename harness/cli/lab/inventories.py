@@ -65,13 +65,12 @@ def check(session: Session, *, reach: bool, as_json: bool) -> int:
 def discover(
     session: Session, *, machines: tuple[str, ...], lab_name: str | None, out: Path | None, as_json: bool
 ) -> int:
-    """Write a draft inventory from what live machines say: RNICs, GPUs, addresses, BGP, and who is cabled to whom.
+    """Write a draft inventory of live machines: their RNICs, GPUs, addresses, BGP sessions and cables.
 
-    Give hosts and switches by name and address (`host1=192.0.2.11 rtsw1=admin@192.0.2.101`), or none: then the
-    machines of --lab are asked, and of its inventory only their names and addresses are used. Cables are known by
-    LLDP, by neighbours' MACs, by subnets and by BGP. What cannot be found out, machines that do not answer among it,
-    is listed, at the head of the draft too. Nothing is changed. Ends with 0 when everything was found out, 1 when
-    something is open.
+    Give hosts and switches by name and address (`host1=192.0.2.11 rtsw1=admin@192.0.2.101`). Without any, the machines
+    of --lab are queried; only their names and addresses are taken from its inventory. Cables are inferred from LLDP,
+    neighbours' MAC addresses, subnets and BGP. What stays unknown, such as machines that do not answer, is listed, also
+    at the head of the draft. Nothing is changed. Exits with 0 if the draft is complete, with 1 if something is unknown.
     """
     if out is not None and out.exists():
         raise UsageError(f"{out} is there already: a draft overwrites nothing, give a new name")

@@ -26,11 +26,11 @@ __all__ = ["COMMANDS", "entries_of", "show_entries", "to_json"]
 @json_option
 @pass_session
 def reserve(session: Session, *, names: tuple[str, ...], duration: str, why: str, as_json: bool) -> None:
-    """Keep NAMES (hosts, switches, links; without any, the whole lab) for yourself for a while.
+    """Reserve NAMES (hosts, switches, links; without any, the whole lab) for yourself.
 
-    What you run meanwhile must stay within them, and what others run is refused with your name and reason. `run`,
-    `inject`, `traffic` and pytest take what they need by themselves for as long as they last; this is for the time in
-    between. A second call replaces the first one.
+    Until the reservation ends, your commands must stay within NAMES, and commands of other users that need them are
+    refused with your name and reason. `run`, `inject`, `traffic` and pytest reserve what they need while they run; this
+    command covers the time in between. A second call replaces the first one.
     """
     entry, now = reserve_by_hand(session.inventory(), names, for_s=parse_duration(duration), why=why)
     if as_json:

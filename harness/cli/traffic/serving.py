@@ -30,17 +30,23 @@ RANK = click.option(
 
 
 @traffic.command("inference")
-@click.option("--prefill-ranks", default=0, type=click.IntRange(0), help="So many, the first, only prefill.")
-@click.option("--prefill", default="4MiB", show_default=True, help="All-reduced by a request's prefill.")
+@click.option("--prefill-ranks", default=0, type=click.IntRange(0), help="The first so many ranks only prefill.")
+@click.option("--prefill", default="4MiB", show_default=True, help="Bytes all-reduced by the prefill of a request.")
 @click.option("--kv", default="1MiB", show_default=True, help="KV cache from a prefill rank to a decode rank.")
-@click.option("--decode", default="64KiB", show_default=True, help="All-reduced for a token.")
-@click.option("--tokens", default=16, show_default=True, type=click.IntRange(1), help="Of a request.")
+@click.option("--decode", default="64KiB", show_default=True, help="Bytes all-reduced for each token.")
+@click.option("--tokens", default=16, show_default=True, type=click.IntRange(1), help="Output tokens of a request.")
 @click.option("--requests", default=10, show_default=True, type=click.IntRange(1))
 @click.option("--prefill-ms", default=0.0, type=FiniteRange(0), help="Computing before a prefill (a pause).")
 @click.option("--decode-ms", default=0.0, type=FiniteRange(0), help="Computing before a token (a pause).")
-@click.option("--slo-ttft-ms", default=0.0, type=FiniteRange(0), help="Promised time to first token.")
-@click.option("--slo-tpot-ms", default=0.0, type=FiniteRange(0), help="Promised mean time per output token.")
-@click.option("--slo-share", default=0.99, show_default=True, type=FiniteRange(0, 1), help="Of requests.")
+@click.option("--slo-ttft-ms", default=0.0, type=FiniteRange(0), help="SLO: time to first token; 0: none.")
+@click.option("--slo-tpot-ms", default=0.0, type=FiniteRange(0), help="SLO: mean time per output token; 0: none.")
+@click.option(
+    "--slo-share",
+    default=0.99,
+    show_default=True,
+    type=FiniteRange(0, 1),
+    help="FAIL if a smaller share of requests keeps the SLO.",
+)
 @RANK
 @queue_pair_options
 @out_option
@@ -59,7 +65,7 @@ def inference_command(
     as_json: bool,
     **options: Any,
 ) -> int:
-    """An inference job: prefill in bulk, then tokens; time to first token and per token, against what is promised."""
+    """Run an inference job (prefill, then tokens); print TTFT, TPOT and the share of requests that kept the SLO."""
     spec = InferenceSpec(
         ranks=ranks,
         prefill_bytes=read_size(prefill),
@@ -98,8 +104,14 @@ def _tell(session: Session, result: InferenceResult) -> None:
 
 @traffic.command("ranking")
 @click.option("--embedding", default="1MiB", show_default=True, help="Rows that each rank gets.")
-@click.option("--skew", default=1.0, show_default=True, type=FiniteRange(0), help="Of the shards (Zipf exponent).")
-@click.option("--dense", default="256KiB", show_default=True, help="All-reduced in the end.")
+@click.option(
+    "--skew",
+    default=1.0,
+    show_default=True,
+    type=FiniteRange(0),
+    help="Zipf exponent of the shard sizes; 0: equal shards.",
+)
+@click.option("--dense", default="256KiB", show_default=True, help="Bytes all-reduced at the end of an iteration.")
 @click.option("--dense-ms", default=0.0, type=FiniteRange(0), help="Computing between forward and backward.")
 @click.option("--iterations", default=10, show_default=True, type=click.IntRange(1))
 @RANK
@@ -121,7 +133,7 @@ def ranking_command(
     as_json: bool,
     **queue_pairs: Any,
 ) -> int:
-    """A ranking job: skewed all-to-allv forward and backward, and an all-reduce."""
+    """Run a ranking job: skewed all-to-allv forward and backward, and an all-reduce."""
     spec = RankingSpec(
         ranks=ranks,
         embedding_bytes=read_size(embedding),
