@@ -33,7 +33,7 @@ from traffic.workloads.job import JobResult, JobSpec
 from traffic.workloads.ranks import ITEM_BYTES
 from traffic.workloads.storage_service import MODES, Storage, StorageTimes
 
-__all__ = ["COMMANDS"]
+__all__ = ["job"]
 
 T = TypeVar("T")
 
@@ -202,5 +202,4 @@ def _read(option: str, parser: Callable[[str], T], text: str) -> T:
         raise UsageError(f"{option} {text}: {error}") from error
 
 
-COMMANDS = (traffic,)
 """The traffic group, with `job` in it."""

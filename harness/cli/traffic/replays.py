@@ -25,7 +25,7 @@ from traffic.workloads import replay
 from traffic.workloads.replay_batches import Batch, ReplaySpec, batches, check
 from traffic.workloads.replay_result import ReplayResult
 
-__all__ = ["COMMANDS"]
+__all__ = ["replay_command"]
 
 COLUMNS = ("record", "collective", "algorithm", "size(B)", "ranks", "time(us)", "busbw(GB/s)", "recorded(us)")
 PLAN_COLUMNS = ("record", "collective", "algorithm", "size(B)", "ranks", "waits")
@@ -206,6 +206,3 @@ def _tell(session: Session, result: ReplayResult) -> None:
         f"{len(result.operations)} operations, {often}, in {format_duration(result.time_ns)}; "
         f"{result.wrong_elements} wrong elements, {len(result.qp_errors)} QP errors, {len(result.rebuilds)} rebuilds"
     )
-
-
-COMMANDS = (traffic,)

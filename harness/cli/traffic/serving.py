@@ -21,7 +21,7 @@ from traffic.workloads import inference, ranking
 from traffic.workloads.inference import InferenceResult, InferenceSpec
 from traffic.workloads.ranking import RankingSpec
 
-__all__ = ["COMMANDS"]
+__all__ = ["inference_command", "ranking_command"]
 
 T = TypeVar("T")
 RANK = click.option(
@@ -174,6 +174,3 @@ def _run(session: Session, ranks: Sequence[str], what: str, run: Callable[[Lab, 
     ):
         progress(f"connecting the ranks of the {what} job")
         return run(lab, teller(lab, progress))
-
-
-COMMANDS = (traffic,)

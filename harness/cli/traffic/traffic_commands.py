@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from harness.cli.traffic import jobs, replays, serving  # noqa: F401 (two of them only add commands to the group)
+from harness.cli.traffic import jobs, replays, serving  # noqa: F401 (each adds its commands to the group)
+from harness.cli.traffic.traffic_group import traffic
 
 __all__ = ["COMMANDS"]
 
-COMMANDS = jobs.COMMANDS
+COMMANDS = (traffic,)

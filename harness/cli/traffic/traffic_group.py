@@ -45,7 +45,7 @@ from traffic.workloads import recording
 from traffic.workloads.collective import AUTO, REDOPS, CollectiveResult, CollectiveSpec
 from traffic.workloads.ranks import ITEM_BYTES, WARMUP
 
-__all__ = ["COMMANDS", "check_names", "exit_code", "flow_specs", "hosts_of", "read_size", "run_ranks", "traffic"]
+__all__ = ["check_names", "exit_code", "flow_specs", "hosts_of", "read_size", "run_ranks", "traffic"]
 
 T = TypeVar("T")
 
@@ -460,6 +460,3 @@ def exit_code(session: Session, outcome: Outcome, where: str | None) -> int:
     if outcome == "recovered":
         session.err.print(Text.assemble(("recovered", "yellow"), ": QPs had to be rebuilt on the way"))
     return ExitCode.PASS
-
-
-COMMANDS = (traffic,)
