@@ -184,8 +184,7 @@ def _target(draws: _Draws, topology: Topology, category: Category) -> str | None
 
 
 def _hpn_flaps(draws: _Draws, topology: Topology, duration_s: float, events: int) -> Iterator[FaultSpec]:
-    links = [f"{host.name}:{rnic.name}" for host in topology.hosts for rnic in host.rnics]
-    links += [link.name for link in topology.uplinks]
+    links = [*topology.rnic_names, *(link.name for link in topology.uplinks)]
     rounds = [HPN_FLAPS_S[number % len(HPN_FLAPS_S)] for number in range(events)]
     for number in range(len(rounds) - 1, 0, -1):  # Fisher and Yates
         other = draws.below(number + 1)

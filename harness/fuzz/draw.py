@@ -139,7 +139,7 @@ def _collective(topology: Topology) -> st.SearchStrategy[dict[str, Any]]:
 
 
 def _flow(topology: Topology) -> st.SearchStrategy[dict[str, Any]]:
-    rnics = [f"{host.name}:{rnic.name}" for host in topology.hosts for rnic in host.rnics]
+    rnics = topology.rnic_names
     return _shape().flatmap(
         lambda shape: st.fixed_dictionaries(
             {

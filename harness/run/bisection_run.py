@@ -123,7 +123,7 @@ def _beyond(lab: Lab, progress: Progress) -> str:
     inventory = lab.inventory_model
     if inventory.rate_scale is None:
         return ""
-    rnics = [f"{host.name}:{rnic.name}" for host in lab.topology.hosts for rnic in host.rnics]
+    rnics = lab.topology.rnic_names
     offered = emulation_limit.offered_bps(rnics, rnics, lab.topology, inventory.rate_scale)
     if offered is None:
         return (

@@ -125,8 +125,8 @@ def measure(lab: Lab, key: str) -> Carried:
     for switch, ports in lab.inventory_model.shapes.items():
         lines = "".join(f"qdisc del dev {port} root\n" for port in ports)
         lab.node(switch).run(["tc", "-batch", "-"], stdin=lines)
-    rnics = [f"{host.name}:{rnic.name}" for host in lab.topology.hosts for rnic in host.rnics]
-    specs = [FlowSpec(src=src, dst=dst, **_SHAPE, duration_s=_SECONDS) for src, dst in pairs("permutation", rnics)]
+    ends = pairs("permutation", lab.topology.rnic_names)
+    specs = [FlowSpec(src=src, dst=dst, **_SHAPE, duration_s=_SECONDS) for src, dst in ends]
     try:
         result, _ = run_flows(lab, specs)
     except LabError as error:

@@ -194,6 +194,11 @@ class Topology:
         """Links between switches."""
         return tuple(link for link in self.links if link.is_uplink)
 
+    @property
+    def rnic_names(self) -> tuple[str, ...]:
+        """Names of all RNICs (`host1:rxe0`), in the order of the inventory."""
+        return tuple(f"{host.name}:{rnic.name}" for host in self.hosts for rnic in host.rnics)
+
     def links_of(self, node: str) -> tuple[Link, ...]:
         """Links with an end on `node`, in the order of the inventory."""
         return tuple(link for link in self.links if node in (link.a.node, link.b.node))
