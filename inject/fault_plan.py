@@ -38,9 +38,10 @@ PSN_COUNT = 1 << 24
 class FaultSpec:
     """A fault as the user wrote it: kind, target, window (seconds from the start of the workload) and parameters.
 
-    `seed` decides which packets it takes (`inject.selection`): 0 to 2³¹ - 1.
+    `seed` decides which packets it takes (`inject.selection`): 0 to 2³¹ - 1. `name` is its id in an experiment.
     """
 
+    name: str = ""
     kind: str
     target: str
     at_s: float = 0.0
@@ -51,7 +52,7 @@ class FaultSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedFault:
-    """One planned fault.
+    """One fault, from `spec` to the exact changes on a lab; `at_s`, `for_s` and `params` are the checked values.
 
     `place` is where the holder runs, `request` its request (JSON), `steps` the same for people, `must_move` and
     `must_not_move` the counters (`node/name`, as in `testbed.observe.counters`) that decide whether it fired, `shows`
@@ -61,6 +62,7 @@ class PlannedFault:
     window), `selection` which packets the seed has chosen (None: the fault takes none by a draw).
     """
 
+    spec: FaultSpec
     id: str
     kind: str
     target: Target
@@ -177,6 +179,7 @@ def plan(
         )
     )
     return PlannedFault(
+        spec=spec,
         id=fault_id,
         kind=kind.name,
         target=target,

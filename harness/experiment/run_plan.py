@@ -19,16 +19,20 @@ import msgspec
 
 from harness.experiment.experiment_file import Experiment, Fault, Scalar
 from harness.json_text import json_text
+from inject.fault_plan import FaultSpec
 from inject.kinds.kind import Fidelity
 from testbed.routing.schemes import SCHEMES
 
-__all__ = ["Plan", "PlannedFault", "decode", "encode", "plan"]
+__all__ = ["Plan", "ScheduledFault", "decode", "encode", "plan"]
 
 _MS = 1_000_000
 
 
-class PlannedFault(msgspec.Struct, frozen=True, kw_only=True):
-    """One fault with everything decided. `at_ns` counts from the workload's start; `seed` is 31 bits wide."""
+class ScheduledFault(msgspec.Struct, frozen=True, kw_only=True):
+    """A fault whose target, time and seed are drawn. `at_ns` counts from the workload's start; `seed` has 31 bits.
+
+    `inject.fault_plan.PlannedFault` contains its `spec`, and adds how a lab carries it out.
+    """
 
     id: str
     kind: str
@@ -37,6 +41,19 @@ class PlannedFault(msgspec.Struct, frozen=True, kw_only=True):
     duration_ns: int
     seed: int
     parameters: dict[str, Scalar]
+
+    @property
+    def spec(self) -> FaultSpec:
+        """The fault as the injector plans it."""
+        return FaultSpec(
+            name=self.id,
+            kind=self.kind,
+            target=self.target,
+            at_s=self.at_ns / 1e9,
+            for_s=self.duration_ns / 1e9,
+            params=self.parameters,
+            seed=self.seed,
+        )
 
 
 class PlannedProbes(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +80,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     inventory: str
     workload: dict[str, Any]
-    faults: tuple[PlannedFault, ...]
+    faults: tuple[ScheduledFault, ...]
     capture: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET
     """Switch ports whose packets are kept; not in the file when there are none."""
     probe: PlannedProbes | msgspec.UnsetType = msgspec.UNSET
@@ -116,9 +133,9 @@ def _draw(seed: int, fault_id: str, what: str, choices: int) -> int:
     return int.from_bytes(digest, "big") % choices
 
 
-def _decide(fault: Fault, seed: int) -> PlannedFault:
+def _decide(fault: Fault, seed: int) -> ScheduledFault:
     steps = (fault.at_latest_ns - fault.at_earliest_ns) // _MS + 1
-    return PlannedFault(
+    return ScheduledFault(
         id=fault.id,
         kind=fault.kind,
         target=fault.targets[_draw(seed, fault.id, "target", len(fault.targets))],

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from harness.experiment.run_plan import PlannedFault
+from harness.experiment.run_plan import ScheduledFault
 from harness.verdict import LabState, LeftOut, RoutingReceipt
 from inject.evidence.receipt import Receipt
 from testbed.model.lab_kind import LabKind
@@ -121,7 +121,7 @@ class FaultRun(msgspec.Struct, frozen=True, kw_only=True):
     packets while it acted, at least and at most; None: it has no hop, or nobody counted.
     """
 
-    plan: PlannedFault
+    plan: ScheduledFault
     receipt: Receipt | None
     doubts: tuple[str, ...] = ()
     edges: tuple[tuple[int, bool], ...] = ()

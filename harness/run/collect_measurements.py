@@ -171,18 +171,18 @@ def _packets(found: Evidence | None) -> PacketSummary | None:
 
 
 def _fault_runs(plan: Plan, faults: Sequence[PlannedFault], found: Found) -> Iterator[FaultRun]:
-    for planned, kind in zip(plan.faults, faults, strict=True):
-        got = found.receipts.get(planned.id)
-        receipt = None
-        if got is not None:
-            receipt = got.record(id=planned.id)
+    planned_by_name = {fault.spec.name: fault for fault in faults}
+    for scheduled in plan.faults:
+        planned = planned_by_name[scheduled.id]
+        got = found.receipts.get(scheduled.id)
+        receipt = got.record(id=scheduled.id) if got else None
         yield FaultRun(
-            plan=planned,
+            plan=scheduled,
             receipt=receipt,
             doubts=got.doubts if got else (),
             edges=got.edges if got else (),
-            colour=kind.colour,
-            passed=passed(found.recorded.samples, receipt, node=kind.place.netns or kind.place.node)
+            colour=planned.colour,
+            passed=passed(found.recorded.samples, receipt, node=planned.place.netns or planned.place.node)
             if receipt is not None
             else None,
         )

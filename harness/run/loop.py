@@ -318,7 +318,7 @@ def _with_faults(
                     live.needs_baseline = needs_baseline(decided.experiment)
                     live.begin(start_ns=found.t0_ns, fault_ns=found.t0_ns + decided.plan.faults[0].at_ns)
                     with Watching(found.stops, live, lab.guard) as watching:
-                        drive_all(decided, lab, ready, running, found, watching, progress)
+                        drive_all(lab, ready, running, found, watching, progress)
                     end_early(watching, running, journal, found, progress)
                 found.result = running.wait(workload.patience_s(decided.experiment, running))
                 found.load = load()

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from synthetic_run import S, soft_topology, synthetic_run
 
-from harness.experiment.run_plan import PlannedFault
+from harness.experiment.run_plan import ScheduledFault
 from harness.record.measurements import Connection
 
 PACKETS = 20_000
@@ -116,7 +116,7 @@ class Network:
             after[node][name] = count
         faults = ()
         if kind is not None:
-            plan = PlannedFault(id="it", kind=kind, target=target, at_ns=9 * S, duration_ns=S, seed=1, parameters={})
+            plan = ScheduledFault(id="it", kind=kind, target=target, at_ns=9 * S, duration_ns=S, seed=1, parameters={})
             receipt = msgspec.structs.replace(run.faults[0].receipt, id="it", kind=kind, target=target)
             faults = (msgspec.structs.replace(run.faults[0], plan=plan, receipt=receipt),)
         return msgspec.structs.replace(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from harness.experiment.run_plan import PlannedFault
+from harness.experiment.run_plan import ScheduledFault
 from harness.record.measurements import (
     Connection,
     FaultRun,
@@ -254,7 +254,7 @@ def _faults(*, fired: bool) -> tuple[FaultRun, ...]:
 
 def _fault(fault_id, kind, target, window, length, parameters, colour, moved, still, *, fired):
     counter, delta, fidelity = moved
-    plan = PlannedFault(
+    plan = ScheduledFault(
         id=fault_id,
         kind=kind,
         target=target,

@@ -349,11 +349,11 @@ def _show_plan(session: Session, decided: Decided, *, as_json: bool) -> None:
         session.out.print(
             f"probes from every RNIC to one in every rack, {probe.per_s:g} a second on each of {probe.qps} queue pairs"
         )
-    for planned, fault in zip(decided.plan.faults, decided.faults, strict=True):
+    for fault in decided.faults:
         session.out.print(
             Text.assemble(
-                (f"\n{planned.at_ns / 1e9:.3f} s", "bold"),
-                f"  {fault.kind} on {fault.target.text} for {planned.duration_ns / 1e9:g} s ({fault.fidelity})",
+                (f"\n{fault.at_s:.3f} s", "bold"),
+                f"  {fault.kind} on {fault.target.text} for {fault.for_s:g} s ({fault.fidelity})",
             )
         )
         session.table(("do", "revert"), [(step.do, step.undo) for step in fault.steps])

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from harness.experiment.run_plan import Plan, PlannedFault
+from harness.experiment.run_plan import Plan, ScheduledFault
 from harness.quantities import format_duration
 from harness.record.measurements import Connection, Environment, Measurements
 
@@ -91,7 +91,7 @@ def _of_mappings(part: Part, a: Mapping[str, Any], b: Mapping[str, Any]) -> list
     return [Difference(part=part, what=key, a=_said(a.get(key)), b=_said(b.get(key))) for key in keys]
 
 
-def _of_faults(fault_id: str, a: PlannedFault | None, b: PlannedFault | None) -> Iterator[Difference]:
+def _of_faults(fault_id: str, a: ScheduledFault | None, b: ScheduledFault | None) -> Iterator[Difference]:
     if a is None or b is None:
         yield Difference(part="faults", what=fault_id, a=_fault(a), b=_fault(b))
         return
@@ -108,7 +108,7 @@ def _of_faults(fault_id: str, a: PlannedFault | None, b: PlannedFault | None) ->
             yield Difference(part="faults", what=f"{fault_id}: {key}", a=_said(one), b=_said(two))
 
 
-def _fault(one: PlannedFault | None) -> str:
+def _fault(one: ScheduledFault | None) -> str:
     if one is None:
         return NOTHING
     return f"{one.kind} on {one.target} at {format_duration(one.at_ns)} for {format_duration(one.duration_ns)}"

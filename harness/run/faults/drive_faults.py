@@ -11,7 +11,6 @@ from typing import Any
 from harness.run import ends
 from harness.run.collect_measurements import Found
 from harness.run.faults.live_guard import Watching
-from harness.run.prepare.resolve import Decided
 from inject.evidence.receipt import FaultReceipt
 from inject.fault_plan import PlannedFault
 from inject.injector import Injector
@@ -73,7 +72,6 @@ def end_early(watching: Watching, running: Running[Any], journal: Journal, found
 
 
 def drive_all(
-    decided: Decided,
     lab: Lab,
     ready: Sequence[PreparedFault],
     running: Running[Any],
@@ -86,36 +84,36 @@ def drive_all(
     An error of a thread becomes an error of the run.
     """
 
-    def one(index: int, prepared: PreparedFault) -> None:
-        planned = decided.plan.faults[index]
+    def one(prepared: PreparedFault) -> None:
+        planned = prepared.planned
+        name = planned.spec.name
         try:
             with contextlib.suppress(FaultbedError):
                 # A fault that cannot be armed has a receipt that says so: the judge's business, not an error of ours.
-                at_ns = found.t0_ns + planned.at_ns
-                _drive(lab, prepared, at_ns, planned.duration_ns, running, watching.stopped, progress)
+                _drive(lab, prepared, found.t0_ns, running, watching.stopped, progress)
         except Exception as error:  # noqa: BLE001 (the fault must not stay until the workload ends)
-            found.errors.append(f"{planned.id}: {ends.describe(error)}")
+            found.errors.append(f"{name}: {ends.describe(error)}")
         try:
-            found.receipts[planned.id] = prepared.clear(keep_holder=True)
+            found.receipts[name] = prepared.clear(keep_holder=True)
         except Exception as error:  # noqa: BLE001 (a thread's exception would be lost: the run would miss a receipt)
-            found.errors.append(f"{planned.id}: not known to be cleared: {ends.describe(error)}")
+            found.errors.append(f"{name}: not known to be cleared: {ends.describe(error)}")
             return
         found.reads += prepared.reads
-        progress(f"{planned.kind} on {planned.target}: {_brief(found.receipts[planned.id])}")
+        progress(f"{planned.kind} on {planned.target.text}: {_brief(found.receipts[name])}")
 
-    _all_threads([threading.Thread(target=one, args=item) for item in enumerate(ready)])
+    _all_threads([threading.Thread(target=one, args=(prepared,)) for prepared in ready])
 
 
 def _drive(
     lab: Lab,
     prepared: PreparedFault,
-    at_ns: int,
-    duration_ns: int,
+    t0_ns: int,
     running: Running[Any],
     stopped: threading.Event,
     progress: Progress,
 ) -> None:
     planned = prepared.planned
+    at_ns = t0_ns + round(planned.at_s * 1e9)
 
     def cancel_reason() -> str | None:
         if running.is_over:
@@ -136,7 +134,7 @@ def _drive(
         return
     prepared.arm(at_ns=max(at_ns, time.monotonic_ns()), cancel_reason=cancel_reason)
     progress(f"{planned.kind} on {planned.target.text}: armed")
-    _wait_until(max(at_ns, time.monotonic_ns()) + duration_ns, running, stopped)
+    _wait_until(max(at_ns, time.monotonic_ns()) + round(planned.for_s * 1e9), running, stopped)
 
 
 def _wait_until(time_ns: int, running: Running[Any], stopped: threading.Event) -> None:

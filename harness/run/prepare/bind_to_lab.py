@@ -6,7 +6,7 @@ reason); `fit` says that the file is wrong for it (the run is refused, with the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -78,14 +78,14 @@ def wants_twin(experiment: Experiment) -> bool:
     return any(one.metric.name == "jct_ratio" for one in experiment.expectations)
 
 
-def refuse_absent(experiment: Experiment, faults: Sequence[PlannedFault], names: Sequence[str]) -> None:
-    """Refuse a fault of a program that the (fitted) workload will not have on its target; `names` are their places.
+def refuse_absent(experiment: Experiment, faults: Sequence[PlannedFault], places: Mapping[str, str]) -> None:
+    """Refuse a fault of a program that the (fitted) workload will not have on its target; `places` are by its name.
 
     Raises:
         ConfigError: it could not be armed.
     """
     workload = experiment.workload
-    for fault, name in zip(faults, names, strict=True):
+    for fault in faults:
         if not fault.of_workload:
             continue
         if not fault.kind.startswith("storage."):
@@ -96,7 +96,7 @@ def refuse_absent(experiment: Experiment, faults: Sequence[PlannedFault], names:
         if fault.target.node not in there:
             where = f"; it has on {', '.join(there)}" if there else ""
             said = f"{fault.kind} on {fault.target.text}: the workload has {what} there{where}"
-            raise _error(experiment, name, said)
+            raise _error(experiment, places[fault.spec.name], said)
 
 
 def _error(experiment: Experiment, path: str, message: str) -> ConfigError:

@@ -14,7 +14,7 @@ from harness.experiment.run_plan import Plan
 from harness.run.prepare.bind_to_lab import fit, hosts_of, refuse_absent
 from harness.verdict import LeftOut
 from inject import fault_plan
-from inject.fault_plan import FaultSpec
+from inject.fault_plan import PlannedFault
 from inject.policy import blast_radius, safety
 from inject.policy.conflicts import touches
 from testbed.errors import Unsupported, UsageError
@@ -36,7 +36,7 @@ class Decided:
     experiment: Experiment
     source: bytes
     plan: Plan
-    faults: tuple[fault_plan.PlannedFault, ...]
+    faults: tuple[PlannedFault, ...]
     hosts: tuple[str, ...]
     left_out: tuple[LeftOut, ...] = ()
 
@@ -73,7 +73,7 @@ def decide(
     return Decided(experiment=fitted, source=source, plan=planned, faults=faults, hosts=hosts, left_out=tuple(left_out))
 
 
-def _of_the_run(experiment: Experiment, faults: Sequence[fault_plan.PlannedFault], inventory: Inventory) -> Inventory:
+def _of_the_run(experiment: Experiment, faults: Sequence[PlannedFault], inventory: Inventory) -> Inventory:
     """Return the lab restricted to the hosts that this run reserves.
 
     Another user may work on the other hosts. Their counters would be evidence of that user's faults, and a reboot
@@ -85,27 +85,17 @@ def _of_the_run(experiment: Experiment, faults: Sequence[fault_plan.PlannedFault
     return without_hosts(inventory, [name for name in topology.host_by_name if name not in ours])
 
 
-def _planned(experiment: Experiment, planned: Plan, inventory: Inventory) -> tuple[fault_plan.PlannedFault, ...]:
+def _planned(experiment: Experiment, planned: Plan, inventory: Inventory) -> tuple[PlannedFault, ...]:
     """Return a plan's faults with their targets resolved. An error names the fault's place in the experiment file."""
     # A plan has its faults in the order of their times; a person looks for them in the order of the file.
     places = {fault.id: f"faults[{index}]" for index, fault in enumerate(experiment.faults)}
-    names = [places[fault.id] for fault in planned.faults]
-    specs = [
-        FaultSpec(
-            kind=fault.kind,
-            target=fault.target,
-            at_s=fault.at_ns / 1e9,
-            for_s=fault.duration_ns / 1e9,
-            params=fault.parameters,
-            seed=fault.seed,
-        )
-        for fault in planned.faults
-    ]
+    specs = [fault.spec for fault in planned.faults]
+    names = [places[spec.name] for spec in specs]
     try:
         faults = fault_plan.plan_all(specs, inventory.topology, lab_kind=inventory.kind, names=names)
     except (UsageError, Unsupported) as error:
         raise type(error)(f"{experiment.source}: {error}") from error
-    refuse_absent(experiment, faults, names)
+    refuse_absent(experiment, faults, places)
     return faults
 
 
@@ -118,7 +108,7 @@ def touched(decided: Decided, topology: Topology) -> tuple[str, ...]:
 
 
 def _touched(
-    experiment: Experiment, faults: Sequence[fault_plan.PlannedFault], topology: Topology, hosts: tuple[str, ...]
+    experiment: Experiment, faults: Sequence[PlannedFault], topology: Topology, hosts: tuple[str, ...]
 ) -> tuple[str, ...]:
     probed = hosts if experiment.probe else ()
     return (

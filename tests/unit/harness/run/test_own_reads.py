@@ -22,11 +22,13 @@ from testbed.errors import FaultError
 S = 1_000_000_000
 
 
+ONE = plan(FaultSpec(name="one", kind="link.down", target="rtsw1:ctsw1", for_s=1.0), soft_topology(), lab_kind="soft")
+
+
 def prepared_fault():
-    planned = plan(FaultSpec(kind="link.down", target="rtsw1:ctsw1", for_s=1.0), soft_topology(), lab_kind="soft")
     injector = Mock(ttl_s=10.0, mutate=None)
     injector.journal.doing = lambda *_, **__: contextlib.nullcontext({})
-    return PreparedFault(injector, planned)
+    return PreparedFault(injector, ONE)
 
 
 def test_prepared_fault_records_its_baseline_and_lookup_reads(monkeypatch):
@@ -53,9 +55,7 @@ def test_prepared_fault_records_its_baseline_and_lookup_reads(monkeypatch):
 
 
 def driven(fault, result):
-    plan = SimpleNamespace(faults=[SimpleNamespace(id="one", at_ns=0, duration_ns=1, kind="link.down", target="x")])
     drive_faults.drive_all(
-        SimpleNamespace(plan=plan),
         SimpleNamespace(),
         [fault],
         SimpleNamespace(is_over=False),
@@ -71,7 +71,7 @@ def test_run_loop_keeps_the_reads_of_each_fault_even_when_it_cannot_be_armed(mon
 
     monkeypatch.setattr(drive_faults, "_drive", refuse)
     receipt = Mock(proved=False, doubts=("not now",), unproven=("not now",))
-    fault = SimpleNamespace(reads=[(5, 9)], clear=lambda keep_holder: receipt)
+    fault = SimpleNamespace(planned=ONE, reads=[(5, 9)], clear=lambda keep_holder: receipt)
     result = Found()
     with result.reading():
         pass
@@ -89,7 +89,7 @@ def test_run_loop_reports_a_fault_whose_clearing_ends_in_an_exception(monkeypatc
 
     monkeypatch.setattr(drive_faults, "_drive", lambda *_: None)
     result = Found()
-    driven(SimpleNamespace(reads=[], clear=broken), result)
+    driven(SimpleNamespace(planned=ONE, reads=[], clear=broken), result)
 
     assert result.receipts == {}
     assert len(result.errors) == 1

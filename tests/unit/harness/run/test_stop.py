@@ -307,7 +307,7 @@ def test_watching_stops_when_the_reservation_is_lost():
 class Fault:
     """A prepared fault that records its calls."""
 
-    planned = SimpleNamespace(kind="link.down", target=SimpleNamespace(text="rtsw1:ctsw1"))
+    planned = SimpleNamespace(kind="link.down", target=SimpleNamespace(text="rtsw1:ctsw1"), at_s=0.0, for_s=3600.0)
 
     def __init__(self, stopped=None):
         self.asked, self.stopped, self.reason = [], stopped, None
@@ -329,7 +329,7 @@ class Fault:
 def drive(fault, stopped, *, running=None, at_ns=None):
     lab, running = SimpleNamespace(guard=lambda: None), running or SimpleNamespace(is_over=False)
     at_ns = time.monotonic_ns() if at_ns is None else at_ns
-    drive_faults._drive(lab, fault, at_ns, 3600 * S, running, stopped, lambda _: None)
+    drive_faults._drive(lab, fault, at_ns, running, stopped, lambda _: None)
 
 
 def test_drive_ends_a_window_when_the_run_stops():
