@@ -152,7 +152,7 @@ def end_of(lab: Lab, result: ElasticResult, quiet: ElasticResult, *, mode: Mode,
         ),
     }
     resilience = resilience_of(result)
-    phases_by_restart = phases_of_restarts(resilience, {}) if resilience is not None else ()
+    phases_by_restart = phases_of_restarts(resilience, {})
     run = Measurements(
         lab=lab.name,
         lab_kind=lab.kind,

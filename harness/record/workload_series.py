@@ -14,13 +14,12 @@ from harness.record.measurements import (
     Serving,
     Summary,
 )
-from traffic.engine.run_results import Sample as TrafficSample
+from traffic.engine.run_results import Iteration as TrafficIteration
 from traffic.flows.flow_run import FlowsResult
 from traffic.probes.ecmp_entropy import sport_of
 from traffic.workloads.collective import CollectiveResult
 from traffic.workloads.elastic.elastic_results import ElasticResult
 from traffic.workloads.inference import InferenceResult
-from traffic.workloads.ranks import task_name
 from traffic.workloads.ranks_result import RanksResult
 
 __all__ = [
@@ -46,23 +45,19 @@ def ranks_of(result: Result | None) -> tuple[Rank, ...]:
     """The ranks of a workload; those of flows are their ends, sources first."""
     return tuple(
         Rank(rank=index, host=name.partition(":")[0], rnic=name.partition(":")[2])
-        for index, name in enumerate(_endpoints(result))
+        for index, name in enumerate(result.ranks if result else ())
     )
 
 
-def series_of(result: Result | None) -> tuple[RankSeries, ...]:
+def series_of(result: Result) -> tuple[RankSeries, ...]:
     """Samples and iterations by rank."""
     return tuple(
         RankSeries(
             rank=index,
-            samples=tuple(
-                Sample(t_ns=item.start_ns, bytes=item.size_bytes)
-                for item in _samples(result)
-                if _is_of(item, result, index, name)
-            ),
-            iterations=_iterations(result, index),
+            samples=tuple(Sample(t_ns=item.start_ns, bytes=item.size_bytes) for item in result.samples_of(index)),
+            iterations=tuple(_iteration(item) for item in result.iterations[index]),
         )
-        for index, name in enumerate(_endpoints(result))
+        for index in range(len(result.ranks))
     )
 
 
@@ -85,17 +80,15 @@ def connections_of(
     )
 
 
-def summary_of(result: Result | None) -> Summary:
-    """Bandwidths of a collective that finished at least one operation."""
-    if not isinstance(result, CollectiveResult) or not result.iterations_completed:
+def summary_of(result: CollectiveResult) -> Summary:
+    """Bandwidths of a collective; none if it finished no operation."""
+    if not result.iterations_completed:
         return Summary()
     return Summary(algbw_gbps=result.algbw_gbytes_per_s * _GIGABITS, busbw_gbps=result.busbw_gbytes_per_s * _GIGABITS)
 
 
-def serving_of(result: Result | None) -> Serving | None:
+def serving_of(result: InferenceResult) -> Serving:
     """Times to tokens of an inference job."""
-    if not isinstance(result, InferenceResult):
-        return None
     return Serving(
         ttft_ns=result.ttft_ns,
         tpot_ns=result.tpot_ns,
@@ -103,16 +96,14 @@ def serving_of(result: Result | None) -> Serving | None:
     )
 
 
-def latencies_of(result: Result | None) -> tuple[tuple[int, ...], ...]:
+def latencies_of(result: FlowsResult) -> tuple[tuple[int, ...], ...]:
     """Times of the messages of each flow that timed them; of many, every k-th in their order."""
-    flows = result.flows if isinstance(result, FlowsResult) else ()
+    flows = result.flows
     return tuple(flow.latencies_ns[:: -(-len(flow.latencies_ns) // _MOST_TIMES)] for flow in flows if flow.latencies_ns)
 
 
-def resilience_of(result: Result | None) -> ResilienceRun | None:
+def resilience_of(result: ElasticResult) -> ResilienceRun:
     """Restarts and final state of a job that restarts after losses."""
-    if not isinstance(result, ElasticResult):
-        return None
     return ResilienceRun(
         restarts=result.restarts,
         states=result.states,
@@ -123,36 +114,14 @@ def resilience_of(result: Result | None) -> ResilienceRun | None:
     )
 
 
-def _endpoints(result: Result | None) -> tuple[str, ...]:
-    if result is None:
-        return ()
-    return result.ranks
-
-
-def _samples(result: Result | None) -> tuple[TrafficSample, ...]:
-    return result.samples if result else ()
-
-
-def _is_of(sample: TrafficSample, result: Result | None, rank: int, endpoint: str) -> bool:
-    """Return whether a rank sent the bytes of a sample. The ends of flows are RNICs, and so is a rank without tasks."""
-    if isinstance(result, FlowsResult) or not sample.task:
-        return sample.endpoint == endpoint
-    return sample.task == task_name(rank)
-
-
-def _iterations(result: Result | None, rank: int) -> tuple[Iteration, ...]:
-    if result is None or isinstance(result, FlowsResult):
-        return ()
-    return tuple(
-        Iteration(
-            index=item.index,
-            start_ns=item.start_ns,
-            compute_ns=item.compute_ns,
-            comm_ns=item.comm_ns - item.wait_ns,
-            wait_ns=item.wait_ns,
-            wrong=item.wrong_elements,
-            ingest_ns=item.ingest_ns,
-            checkpoint_ns=item.checkpoint_ns,
-        )
-        for item in result.iterations[rank]
+def _iteration(item: TrafficIteration) -> Iteration:
+    return Iteration(
+        index=item.index,
+        start_ns=item.start_ns,
+        compute_ns=item.compute_ns,
+        comm_ns=item.comm_ns - item.wait_ns,
+        wait_ns=item.wait_ns,
+        wrong=item.wrong_elements,
+        ingest_ns=item.ingest_ns,
+        checkpoint_ns=item.checkpoint_ns,
     )

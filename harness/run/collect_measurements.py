@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from harness.experiment.run_plan import Plan
 from harness.experiment.stop import Guard
 from harness.packets.evidence import Evidence
 from harness.record import kernel_log
@@ -21,17 +20,14 @@ from harness.record.measurements import (
 from harness.record.workload_series import (
     Result,
     connections_of,
-    latencies_of,
     ranks_of,
-    resilience_of,
     series_of,
-    serving_of,
-    summary_of,
 )
 from harness.run.hop_packet_bounds import passed
+from harness.run.prepare.resolve import Decided
+from harness.run.workload_kinds import kind_of
 from harness.verdict import LabState, RoutingReceipt
 from inject.evidence.receipt import FaultReceipt
-from inject.fault_plan import PlannedFault
 from inject.injector import TTL_S, Injector, Mutation
 from testbed.lab import Lab
 from testbed.observe.machine_load import MachineLoad
@@ -92,9 +88,9 @@ class Found:
             self.reads.append((begin_ns, time.monotonic_ns()))
 
 
-def measurements_of(plan: Plan, faults: Sequence[PlannedFault], lab: Lab, found: Found) -> Measurements:
+def measurements_of(decided: Decided, lab: Lab, found: Found) -> Measurements:
     """All that was found, in the form of `measurements.json`."""
-    result = found.result
+    result, work = found.result, decided.experiment.workload
     found.errors += kernel_log.broken(found.recorded.changes)
     return Measurements(
         lab=lab.name,
@@ -107,9 +103,9 @@ def measurements_of(plan: Plan, faults: Sequence[PlannedFault], lab: Lab, found:
         t0_ns=found.t0_ns,
         end_ns=found.end_ns or time.monotonic_ns(),
         clock_error_ns=max(result.clock_error_ns.values(), default=0) if result else 0,
-        workload=plan.workload,
+        workload=decided.plan.workload,
         ranks=ranks_of(result),
-        series=series_of(result),
+        series=series_of(result) if result else (),
         connections=connections_of(result, found.paths),
         qp_errors=len(result.qp_errors) if result else 0,
         rebuilds=len(result.rebuilds) if result else 0,
@@ -119,14 +115,10 @@ def measurements_of(plan: Plan, faults: Sequence[PlannedFault], lab: Lab, found:
             for one in (result.rebuilds if result else ())
         ),
         standstills=found.standstills,
-        faults=tuple(_fault_runs(plan, faults, found)),
+        faults=tuple(_fault_runs(decided, found)),
         counters_before={node: dict(values) for node, values in found.before.items()},
         counters_after={node: dict(values) for node, values in found.after.items()},
         twin=found.twin,
-        summary=summary_of(result),
-        serving=serving_of(result),
-        latencies_ns=latencies_of(result),
-        resilience=resilience_of(result),
         packets=_packets(found.packets),
         changes=tuple(one for one in found.recorded.changes if one.node in lab.topology.switch_by_name),
         kernel=tuple(one for one in found.recorded.changes if one.subject == "kernel"),
@@ -140,6 +132,7 @@ def measurements_of(plan: Plan, faults: Sequence[PlannedFault], lab: Lab, found:
         failure=None if result is None or result.outcome != "failed" else result.where or "nobody knows where",
         errors=tuple(found.errors),
         routing=found.routing,
+        **(kind_of(work).measured(work, result) if result else {}),
     )
 
 
@@ -170,9 +163,9 @@ def _packets(found: Evidence | None) -> PacketSummary | None:
     )
 
 
-def _fault_runs(plan: Plan, faults: Sequence[PlannedFault], found: Found) -> Iterator[FaultRun]:
-    planned_by_name = {fault.spec.name: fault for fault in faults}
-    for scheduled in plan.faults:
+def _fault_runs(decided: Decided, found: Found) -> Iterator[FaultRun]:
+    planned_by_name = {fault.spec.name: fault for fault in decided.faults}
+    for scheduled in decided.plan.faults:
         planned = planned_by_name[scheduled.id]
         got = found.receipts.get(scheduled.id)
         receipt = got.record(id=scheduled.id) if got else None

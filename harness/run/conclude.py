@@ -51,7 +51,7 @@ def conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found, floor: n
         run_dir.write_packets(found.packets)
     if flights := getattr(found.result, "flights", ()):  # flows have none
         run_dir.write_flights(flights)
-    measured = measurements_of(decided.plan, decided.faults, lab, found)
+    measured = measurements_of(decided, lab, found)
     run_dir.write_measurements(measured)
     run_dir.write_telemetry(found.recorded, t0_ns=found.t0_ns)
     if found.probed is not None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -15,19 +17,24 @@ from harness.experiment import replayed
 from harness.experiment.flow_words import between
 from harness.experiment.replayed import Replay, spec_of, trace_of
 from harness.experiment.workload_file import Collective, Flow, Job, Workload, duration_ns
+from harness.record import workload_series
+from harness.run.prepare.lab_names import LabNames
 from testbed.lab import Lab
-from traffic.engine.engine_client import Fabric
+from traffic.engine.engine_client import Fabric, endpoint
 from traffic.engine.running_traffic import OnEvent, Running
 from traffic.engine.task_specs import refuse_local
 from traffic.flows import flow_run
-from traffic.flows.flow_run import FlowSpec
-from traffic.schedules import peers_of
+from traffic.flows.flow_run import FlowSpec, FlowsResult
+from traffic.flows.matrix import pairs_in
+from traffic.schedules import cost, peers_of
 from traffic.workloads import collective, inference, job, ranking, replay
-from traffic.workloads.collective import CollectiveSpec
+from traffic.workloads.collective import CollectiveResult, CollectiveSpec
 from traffic.workloads.elastic import driver as elastic
-from traffic.workloads.inference import InferenceSpec
+from traffic.workloads.elastic.resilience import Resilience, check_on_lab
+from traffic.workloads.inference import InferenceResult, InferenceSpec
 from traffic.workloads.job import JobSpec
 from traffic.workloads.ranking import RankingSpec
+from traffic.workloads.replay_batches import whole
 
 __all__ = ["GRACE_S", "WorkloadKind", "collective_spec", "flow_specs", "job_spec", "kind_of"]
 
@@ -39,6 +46,13 @@ W_contra = TypeVar("W_contra", contravariant=True)
 
 class WorkloadKind(Protocol[W_contra]):
     """What a run does with one kind of workload; `work` is a fitted one, `source` the path of its experiment file."""
+
+    def fit(self, names: LabNames, work: Any) -> Any:
+        """Return the workload of a file with names of the lab, its selectors resolved and its ranks filled in.
+
+        Raises:
+            ConfigError: a name does not exist, or the lab cannot carry the workload.
+        """
 
     def start(self, lab: Lab, work: W_contra, source: str, on_event: OnEvent) -> Running[Any]:
         """Start the workload on a lab, without waiting for its end.
@@ -69,12 +83,11 @@ class WorkloadKind(Protocol[W_contra]):
     def computes(self, work: W_contra) -> bool:
         """Return whether the ranks have compute phases that can be compared."""
 
-    def check(self, lab: Fabric, work: W_contra) -> None:
-        """Check what the workload needs besides ranks that exist.
+    def default_metric(self, *, has_faults: bool) -> str:
+        """Return the metric of a sweep whose experiment bounds none."""
 
-        Raises:
-            UsageError: the lab cannot carry it.
-        """
+    def measured(self, work: W_contra, result: Any) -> dict[str, Any]:
+        """Return the fields of `Measurements` that this kind of workload adds to those of all."""
 
     def keep_inputs(self, work: W_contra, source: str, folder: Path) -> None:
         """Copy the files that the workload reads into the run directory."""
@@ -82,6 +95,31 @@ class WorkloadKind(Protocol[W_contra]):
 
 class _Ranks:
     """A workload of ranks that goes by iterations; nothing but its own parameters limits it."""
+
+    def fit(self, names: LabNames, work: Any) -> Any:
+        topology = names.topology
+        written = work.ranks or tuple(f"{host.name}:{host.rnics[0].name}" for host in topology.hosts if host.rnics)
+        ranks: list[str] = []
+        for index, text in enumerate(written):
+            path = f"workload.ranks[{index}]"
+            for rank in names.select(path, text):
+                names.check_rnic(path, rank)
+                ranks.append(rank)
+        if repeated := sorted({rank for rank in ranks if ranks.count(rank) > 1}):
+            said = f"{repeated[0]} is there twice; name each RNIC once (ranks_per_rnic gives RNICs several ranks)"
+            raise names.error("workload.ranks", said)
+        if len(ranks) < 2:  # noqa: PLR2004 - a ring needs two
+            raise names.error("workload.ranks", f"a collective needs at least 2 ranks, not {len(ranks)}")
+        return self._fit_ranked(names, replace(work, ranks=tuple(ranks)))
+
+    def _fit_ranked(self, names: LabNames, work: Any) -> Any:
+        """Check what the workload needs besides ranks that exist, and resolve its other names."""
+        with names.at("workload"):
+            self._check(names.lab, work)
+        return work
+
+    def _check(self, lab: Fabric, work: Any) -> None:
+        return
 
     def patience_s(self, work: Any, running: Running[Any]) -> float:
         length_ns = duration_ns(work)
@@ -103,8 +141,11 @@ class _Ranks:
     def computes(self, work: Any) -> bool:
         return False
 
-    def check(self, lab: Fabric, work: Any) -> None:
-        return
+    def default_metric(self, *, has_faults: bool) -> str:
+        return "goodput.mean"
+
+    def measured(self, work: Any, result: Any) -> dict[str, Any]:
+        return {}
 
     def keep_inputs(self, work: Any, source: str, folder: Path) -> None:
         return
@@ -117,13 +158,35 @@ class _Collective(_Ranks):
     def computes(self, work: Collective) -> bool:
         return work.compute_units > 0
 
-    def check(self, lab: Fabric, work: Collective) -> None:
+    def default_metric(self, *, has_faults: bool) -> str:
+        return "busbw.mean"
+
+    def measured(self, work: Collective, result: CollectiveResult) -> dict[str, Any]:
+        return {"summary": workload_series.summary_of(result)}
+
+    def _check(self, lab: Fabric, work: Collective) -> None:
         places, made, programs = collective.fit(lab, collective_spec(work))
         pairs = [(places[src], places[dst]) for src, dst in peers_of(programs)]
         refuse_local(lab.kind, f"{work.collective} ({made.algorithm}) over {len(places)} ranks", pairs)
 
 
 class _Flows(_Ranks):
+    def fit(self, names: LabNames, work: Flow) -> Flow:
+        lab, topology = names.lab, names.topology
+        with names.at("workload.qp"):
+            flow_run.check_on(lab.kind, transport=work.transport, qp=work.qp, entropy=work.entropy)
+        if work.pattern is not None:
+            with names.at("workload.pattern"):
+                return replace(work, pairs=pairs_in(topology, work.pattern))
+        src, dst = names.select_one("workload.src", work.src), names.select_one("workload.dst", work.dst)
+        names.check_rnic("workload.src", src)
+        names.check_rnic("workload.dst", dst)
+        if src == dst:
+            raise names.error("workload.dst", f"the flow ends where it begins ({src})")
+        with names.at("workload.dst"):
+            refuse_local(lab.kind, f"flow {work.flow}", [(endpoint(topology, src), endpoint(topology, dst))])
+        return replace(work, src=src, dst=dst, pairs=((src, dst),))
+
     def start(self, lab: Lab, work: Flow, source: str, on_event: OnEvent) -> Running[Any]:
         return flow_run.start_all(lab, flow_specs(work), on_event=on_event)
 
@@ -137,8 +200,31 @@ class _Flows(_Ranks):
         sources, sinks = tuple(src for src, _ in work.pairs), tuple(dst for _, dst in work.pairs)
         return sources, sinks, work.rate_bps * len(work.pairs)
 
+    def default_metric(self, *, has_faults: bool) -> str:
+        return "goodput_mean_ratio" if has_faults else "goodput.mean"
+
+    def measured(self, work: Flow, result: FlowsResult) -> dict[str, Any]:
+        return {"latencies_ns": workload_series.latencies_of(result)}
+
 
 class _Job(_Ranks):
+    def _fit_ranked(self, names: LabNames, work: Job) -> Job:
+        if storage := work.storage:
+            host = names.select_one("workload.storage.host", storage.host)
+            work = replace(work, storage=replace(storage, host=host))
+        ranks = len(self.rank_names(work))
+        if ranks != (wanted := prod(size for _, size in work.grid)):
+            on = f"{len(work.ranks)} RNICs with {work.ranks_per_rnic} each"
+            where = on if work.ranks_per_rnic > 1 else f"{ranks} RNICs"
+            raise names.error("workload.grid", f"has {wanted} ranks, but there are {where}")
+        if work.storage and work.storage.host not in names.topology.host_by_name:
+            said = f'no host "{work.storage.host}"; there is {", ".join(names.topology.host_by_name)}'
+            raise names.error("workload.storage.host", said)
+        super()._fit_ranked(names, work)
+        if work.resilience is None:
+            return work
+        return replace(work, resilience=_fit_resilience(names, work, work.resilience))
+
     def start(self, lab: Lab, work: Job, source: str, on_event: OnEvent) -> Running[Any]:
         if work.resilience is None:
             return job.start(lab, job_spec(work), on_event=on_event)
@@ -154,10 +240,13 @@ class _Job(_Ranks):
     def storage_host(self, work: Job) -> str | None:
         return work.storage.host if work.storage else None
 
+    def measured(self, work: Job, result: Any) -> dict[str, Any]:
+        return {} if work.resilience is None else {"resilience": workload_series.resilience_of(result)}
+
     def computes(self, work: Job) -> bool:
         return work.compute_units > 0
 
-    def check(self, lab: Fabric, work: Job) -> None:
+    def _check(self, lab: Fabric, work: Job) -> None:
         places, programs, _ = job.fit(lab, job_spec(work))
         pairs = [(places[src], places[dst]) for src, dst in peers_of(programs)]
         refuse_local(lab.kind, f"job of {len(places)} ranks", pairs)
@@ -167,19 +256,28 @@ class _Inference(_Ranks):
     def start(self, lab: Lab, work: InferenceSpec, source: str, on_event: OnEvent) -> Running[Any]:
         return inference.start(lab, work, on_event=on_event)
 
-    def check(self, lab: Fabric, work: InferenceSpec) -> None:
+    def _check(self, lab: Fabric, work: InferenceSpec) -> None:
         inference.check(work, len(work.ranks))
+
+    def measured(self, work: InferenceSpec, result: InferenceResult) -> dict[str, Any]:
+        return {"serving": workload_series.serving_of(result)}
 
 
 class _Ranking(_Ranks):
     def start(self, lab: Lab, work: RankingSpec, source: str, on_event: OnEvent) -> Running[Any]:
         return ranking.start(lab, work, on_event=on_event)
 
-    def check(self, lab: Fabric, work: RankingSpec) -> None:
+    def _check(self, lab: Fabric, work: RankingSpec) -> None:
         ranking.check(work, len(work.ranks))
 
 
 class _Replay(_Ranks):
+    def _fit_ranked(self, names: LabNames, work: Replay) -> Replay:
+        with names.at("workload.replay"):
+            trace = trace_of(work, names.source, len(work.ranks))
+            whole(trace, spec_of(work), cost.NETWORKS[names.lab.kind])
+        return replace(work, ranks=work.ranks[: trace.ranks])
+
     def start(self, lab: Lab, work: Replay, source: str, on_event: OnEvent) -> Running[Any]:
         return replay.start(lab, spec_of(work), trace_of(work, source, len(work.ranks)), on_event=on_event)
 
@@ -221,6 +319,25 @@ def collective_spec(work: Collective) -> CollectiveSpec:
     """Return a collective as the traffic takes it."""
     duration_s = None if work.duration_ns is None else work.duration_ns / 1e9
     return CollectiveSpec(**_same_words(CollectiveSpec, work), redop=work.op, duration_s=duration_s)
+
+
+def _fit_resilience(names: LabNames, work: Job, resilience: Resilience) -> Resilience:
+    """Return the resilience of a job with its spares resolved, after a check that it could be restarted on this lab."""
+    spares: list[str] = []
+    hosts = {name.partition(":")[0] for name in work.ranks}
+    for index, text in enumerate(resilience.spares):
+        path = f"workload.resilience.spares[{index}]"
+        for name in names.select(path, text):
+            with names.at(path):
+                spare = endpoint(names.topology, name)
+            if spare.host in hosts:
+                said = f"{spare.name} cannot be a spare: the job has a rank on {spare.host}; name a host without a rank"
+                raise names.error(path, said)
+            spares.append(spare.name)
+    resilience = replace(resilience, spares=tuple(dict.fromkeys(spares)))
+    with names.at("workload.resilience"):
+        check_on_lab(names.lab, job_spec(work), resilience)
+    return resilience
 
 
 def _same_words(spec: type, work: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from testbed.model.selectors import select_one
 from testbed.model.topology import Topology
 from traffic.engine import traffic_metrics
 from traffic.engine.engine_client import Engines, TrafficLab, endpoint
-from traffic.engine.run_results import Connection, Endpoint, Outcome, QpError, Rebuild, Sample, Window
+from traffic.engine.run_results import Connection, Endpoint, Iteration, Outcome, QpError, Rebuild, Sample, Window
 from traffic.engine.running_traffic import OnEvent, Running, begin
 from traffic.engine.samples import samples_of
 from traffic.engine.task_specs import ConnectionSpec, Plan, TaskPlan, shared_flow_label
@@ -253,9 +253,14 @@ class FlowsResult:
         return tuple(dict.fromkeys([*sources, *sinks]))
 
     @property
-    def samples(self) -> tuple[Sample, ...]:
-        """Samples of all flows."""
-        return tuple(sample for flow in self.flows for sample in flow.samples)
+    def iterations(self) -> tuple[tuple[Iteration, ...], ...]:
+        """Iterations of each of `ranks`: flows have none."""
+        return ((),) * len(self.ranks)
+
+    def samples_of(self, rank: int) -> tuple[Sample, ...]:
+        """Return the samples of what one of `ranks` sent in all flows."""
+        name = self.ranks[rank]
+        return tuple(sample for flow in self.flows for sample in flow.samples if sample.endpoint == name)
 
     @property
     def connections(self) -> tuple[Connection, ...]:

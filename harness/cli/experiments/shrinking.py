@@ -11,12 +11,11 @@ from rich.text import Text
 
 from harness.cli.context import Session, json_option, pass_session
 from harness.experiment import experiment_file as experiment_module
-from harness.experiment import replayed
 from harness.experiment.experiment_file import Experiment
-from harness.experiment.replayed import Replay
 from harness.run import loop as run_module
 from harness.run.loop import Finished
 from harness.run.repeats import shrink as shrink_module
+from harness.run.workload_kinds import kind_of
 from harness.verdict import ExitCode, Verdict
 from testbed.backends.lab_backend import backend_of
 from testbed.errors import DirtyLab, UsageError
@@ -126,8 +125,7 @@ def shrink(session: Session, *, experiment: Path, seed: int | None, most: int, o
         again = search.run(left)
     target = out / f"{loaded.name}-smallest.toml"
     target.write_bytes(shrink_module.without(source, search.ids, left))
-    if isinstance(loaded.workload, Replay):
-        replayed.keep(loaded.workload, loaded.source, out)
+    kind_of(loaded.workload).keep_inputs(loaded.workload, loaded.source, out)
     _show(session, search, left, again, target, as_json=as_json)
     return ExitCode.PASS if _failed(again) & search.wanted else ExitCode.INCONCLUSIVE
 

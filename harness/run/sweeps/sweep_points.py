@@ -11,9 +11,10 @@ from harness.experiment import metrics as metrics_module
 from harness.experiment.experiment_file import Experiment
 from harness.experiment.metrics import Metric
 from harness.experiment.parameters import Parameter, with_values
-from harness.experiment.workload_file import Collective, Flow, duration_ns
+from harness.experiment.workload_file import duration_ns
 from harness.run.prepare.bind_to_lab import wants_twin
 from harness.run.prepare.resolve import Decided, decide, refusal
+from harness.run.workload_kinds import kind_of
 from testbed.errors import UsageError
 from testbed.inventory.lab_inventory import Inventory
 
@@ -100,9 +101,7 @@ def metrics_for(points: Sequence[Point], names: Sequence[str]) -> tuple[Metric, 
     found = found or list(dict.fromkeys(one.metric for one in experiment.expectations))
     if found:
         return tuple(found)
-    if isinstance(experiment.workload, Flow) and ids:
-        return (metrics_module.METRICS["goodput_mean_ratio"],)
-    return (metrics_module.METRICS["busbw.mean" if isinstance(experiment.workload, Collective) else "goodput.mean"],)
+    return (metrics_module.METRICS[kind_of(experiment.workload).default_metric(has_faults=bool(ids))],)
 
 
 def expected_s(points: Sequence[Point], took_s: Mapping[int, Sequence[float]]) -> dict[int, float | None]:
