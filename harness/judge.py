@@ -272,7 +272,7 @@ def _routing_checks(plan: Plan, receipt: RoutingReceipt | None) -> list[Check]:
     said = [*problems]
     if receipt is not None and not problems:
         marked = "" if receipt.marked is None else f", {sum(receipt.marked.values())} packets marked"
-        copied = receipt.cleared.get("copied")
+        copied = receipt.cleared.copied
         followed = f", {copied} next hops were changed after BGP" if copied else ""
         said = [f"{receipt.carried_packets} packets left by ports among which it chooses{marked}{followed}"]
     return [

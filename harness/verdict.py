@@ -39,6 +39,8 @@ __all__ = [
     "LeftOut",
     "RoutingDecisions",
     "RoutingReceipt",
+    "SchemeArmed",
+    "SchemeCleared",
     "Verdict",
     "VerdictFile",
     "decode",
@@ -110,23 +112,49 @@ class RoutingDecisions(msgspec.Struct, frozen=True, kw_only=True):
     wrong: tuple[str, ...] = ()
 
 
+class SchemeArmed(msgspec.Struct, frozen=True, kw_only=True):
+    """Readback of a routing scheme after it was applied: how many switches, rules and routes have it.
+
+    A scheme that was not applied has no readback, and an `error` if there is a reason.
+    """
+
+    ok: bool = False
+    at_ns: int | msgspec.UnsetType | None = msgspec.UNSET
+    switches: int | msgspec.UnsetType = msgspec.UNSET
+    rules: int | msgspec.UnsetType = msgspec.UNSET
+    routes: int | msgspec.UnsetType = msgspec.UNSET
+    error: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class SchemeCleared(msgspec.Struct, frozen=True, kw_only=True):
+    """Readback of a routing scheme after its removal, with the actor as in `inject.evidence.receipt.Cleared`.
+
+    `copied` counts the next hops that the agent changed after BGP had changed them.
+    """
+
+    ok: bool = False
+    by: str = "holder"
+    at_ns: int | None = None
+    copied: int = 0
+    error: str | msgspec.UnsetType = msgspec.UNSET
+
+
 class RoutingReceipt(msgspec.Struct, frozen=True, kw_only=True):
     """What is known about the routing scheme of a run.
 
-    `armed` and `cleared` are the readbacks after it was applied and after it was removed, each with `ok`. `marked` are
-    the packets that each switch has marked; None: the scheme marks none. `carried_packets` are those that left by
-    ports among which the scheme chooses, while the workload ran; None: not read. `unproven` are the reasons why it
-    does not prove that the scheme routed the workload.
+    `marked` are the packets that each switch has marked; None: the scheme marks none. `carried_packets` are those that
+    left by ports among which the scheme chooses, while the workload ran; None: not read. `unproven` are the reasons why
+    it does not prove that the scheme routed the workload.
     """
 
     scheme: str
     fidelity: Fidelity
     parameters: dict[str, Any] = {}
-    armed: dict[str, Any]
+    armed: SchemeArmed
     decisions: RoutingDecisions
     marked: dict[str, int] | None = None
     carried_packets: int | None = None
-    cleared: dict[str, Any]
+    cleared: SchemeCleared
     unproven: tuple[str, ...] = ()
 
 

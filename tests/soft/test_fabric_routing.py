@@ -160,7 +160,7 @@ def test_routing_scheme_without_effect_is_inconclusive(lab, tmp_path, scheme, mu
 
     assert verdict.verdict is Verdict.INCONCLUSIVE, verdict.checks
     assert verdict.routing.decisions.agreed == 0
-    assert verdict.routing.armed["ok"] is False, "a lie about `applied` does not make the readback whole"
+    assert verdict.routing.armed.ok is False, "a lie about `applied` does not make the readback whole"
     assert verdict.lab_state == "CLEAN"
 
 

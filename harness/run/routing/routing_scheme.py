@@ -10,11 +10,12 @@ import contextlib
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+
+import msgspec
 
 from harness.experiment.fabric_file import Fabric
 from harness.run.routing.routing_probes import missing_routes, missing_rules, query_decisions
-from harness.verdict import RoutingDecisions, RoutingReceipt
+from harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArmed, SchemeCleared
 from inject.injector import Mutation
 from inject.journal import Journal
 from inject.routing.scheme_lease import LEASE_TTL_S, REMOVAL_TIMEOUT_S, SchemeLease, SchemeRelease
@@ -54,13 +55,13 @@ class ActiveScheme:
     tables: SchemeTables
     lab: Lab
     leases: list[SchemeLease] = field(default_factory=list)
-    armed: dict[str, Any] = field(default_factory=lambda: {"ok": False})
+    armed: SchemeArmed = field(default_factory=SchemeArmed)
     decisions: RoutingDecisions = field(default_factory=lambda: RoutingDecisions(asked=0, agreed=0))
     marked: dict[str, int] | None = None
     carried_packets: int | None = None
     needed_packets: int = _LEAST_PACKETS
     doubts: list[str] = field(default_factory=list)
-    cleared: dict[str, Any] = field(default_factory=lambda: {"ok": False})
+    cleared: SchemeCleared = field(default_factory=SchemeCleared)
 
     @contextlib.contextmanager
     def applied(self, journal: Journal) -> Iterator[None]:
@@ -85,7 +86,7 @@ class ActiveScheme:
             self.lab.scheme = None
             machines = [lease.planned.place.node for lease in self.leases]
             self.cleared = _cleared(machines, released)
-            if self.cleared["by"] == "lease":
+            if self.cleared.by == "lease":
                 self.doubts.append("the holder process ended before the run removed the scheme")
 
     def _apply(self, journal: Journal) -> None:
@@ -93,7 +94,7 @@ class ActiveScheme:
             for lease in self.leases:
                 lease.apply()
         except FaultbedError as error:
-            self.armed = {"ok": False, "error": str(error)}
+            self.armed = SchemeArmed(error=str(error))
             raise
         self.armed = _armed(self.leases)
         self.lab.scheme = self.tables
@@ -146,8 +147,8 @@ class ActiveScheme:
 
     def not_applied(self) -> Iterator[str]:
         """Yield each reason to believe that the switches did not route by the scheme, whatever they carried."""
-        if self.armed.get("ok") is not True:
-            yield f"not applied: {self.armed.get('error') or 'the readback does not show it'}"
+        if not self.armed.ok:
+            yield f"not applied: {self.armed.error or 'the readback does not show it'}"
         yield from self.decisions.wrong[:3]
         if not self.decisions.asked:
             yield "no decision of a switch was queried"
@@ -162,8 +163,8 @@ class ActiveScheme:
                 f"only {self.carried_packets or 0} packets left by the ports the scheme chooses among "
                 f"(at least {self.needed_packets} needed)"
             )
-        if self.cleared.get("ok") is not True:
-            yield f"not removed: {self.cleared.get('error') or 'the readback still shows part of the scheme'}"
+        if not self.cleared.ok:
+            yield f"not removed: {self.cleared.error or 'the readback still shows part of the scheme'}"
 
 
 def scheme_of(lab: Lab, fabric: Fabric, journal: Journal, *, mutate: Mutation | None = None) -> ActiveScheme:
@@ -188,26 +189,26 @@ def apply_scheme(
         yield scheme
 
 
-def _armed(leases: Sequence[SchemeLease]) -> dict[str, Any]:
+def _armed(leases: Sequence[SchemeLease]) -> SchemeArmed:
     """Return the readback over all machines. For ecmp there is no machine and nothing to apply: `ok` is True."""
-    return {
-        "ok": all(lease.readback.get("whole") is True and lease.readback.get("applied") is True for lease in leases),
-        "at_ns": max((lease.applied_ns or 0 for lease in leases), default=None),
+    return SchemeArmed(
+        ok=all(lease.readback.get("whole") is True and lease.readback.get("applied") is True for lease in leases),
+        at_ns=max((lease.applied_ns or 0 for lease in leases), default=None),
         **{name: sum(lease.readback.get(name, 0) for lease in leases) for name in ("switches", "rules", "routes")},
-    }
+    )
 
 
-def _cleared(machines: Sequence[str], released: Mapping[str, SchemeRelease]) -> dict[str, Any]:
+def _cleared(machines: Sequence[str], released: Mapping[str, SchemeRelease]) -> SchemeCleared:
     """Return how the scheme was removed. A machine without an outcome, as after Ctrl-C, may still have it."""
     errors = [outcome.detail for outcome in released.values() if not outcome.ok]
     errors += [f"{name}: the removal was interrupted" for name in machines if name not in released]
-    return {
-        "ok": not errors,
-        "by": "lease" if any(outcome.by == "lease" for outcome in released.values()) else "holder",
-        "at_ns": max((outcome.at_ns for outcome in released.values()), default=None),
-        "copied": sum(outcome.readback.get("copied", 0) for outcome in released.values()),
-        **({"error": "; ".join(errors)} if errors else {}),
-    }
+    return SchemeCleared(
+        ok=not errors,
+        by="lease" if any(outcome.by == "lease" for outcome in released.values()) else "holder",
+        at_ns=max((outcome.at_ns for outcome in released.values()), default=None),
+        copied=sum(outcome.readback.get("copied", 0) for outcome in released.values()),
+        error="; ".join(errors) or msgspec.UNSET,
+    )
 
 
 def least_packets(ports: int, seconds: float) -> int:
@@ -238,7 +239,7 @@ def _carried(counters: Collection[str], before: Snapshot, after: Snapshot) -> in
 
 def not_removed(receipt: RoutingReceipt | None) -> tuple[str, ...]:
     """Return one sentence if the scheme may still be on the switches, which makes the lab DIRTY; otherwise nothing."""
-    if receipt is None or receipt.cleared.get("ok") is True:
+    if receipt is None or receipt.cleared.ok:
         return ()
-    reason = receipt.cleared.get("error") or "its removal was not read back"
+    reason = receipt.cleared.error or "its removal was not read back"
     return (f"routing scheme {receipt.scheme} not removed: {reason}; run `faultbed heal`",)

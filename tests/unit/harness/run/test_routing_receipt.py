@@ -179,7 +179,7 @@ def test_routing_scheme_without_effect_is_inconclusive(apply, scheme, mutate):
     receipt = apply(scheme, mutate=mutate)
 
     assert receipt.decisions.agreed == 0
-    assert receipt.armed["ok"] is (mutate == "lie")
+    assert receipt.armed.ok is (mutate == "lie")
     assert any("kernel uses table 254" in reason for reason in receipt.unproven)
     verdict = verdict_of(scheme, receipt)
     assert verdict.verdict is Verdict.INCONCLUSIVE
@@ -266,7 +266,7 @@ def test_routing_scheme_that_cannot_be_applied_leaves_its_own_receipt(monkeypatc
     with Journal(tmp_path / "journal.jsonl") as journal:
         with loop._routed(decided, lab, journal, found, lambda _: None, is_twin=True):
             pass
-        assert found.routing.cleared["ok"] is True
+        assert found.routing.cleared.ok is True
         lab.refuses, lab.releases = True, releases
         with (
             pytest.raises(FaultError, match="rule of priority 1000"),
@@ -291,7 +291,7 @@ def test_routing_scheme_that_did_not_route_the_twin_proves_nothing(monkeypatch, 
         found.mutate_routing = None
         with loop._routed(decided, lab, journal, found, lambda _: None):
             pass
-    assert found.routing.armed["ok"] is True
+    assert found.routing.armed.ok is True
     assert found.routing.decisions.wrong == ()
     if obeyed:
         assert found.routing.unproven == ()

@@ -14,7 +14,7 @@ from shared_lab import change, lab_at
 from harness.run import loop
 from harness.run.collect_measurements import Found
 from harness.run.conclude import not_recorded
-from harness.verdict import RoutingDecisions, RoutingReceipt
+from harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArmed, SchemeCleared
 from inject.fault_plan import FaultSpec, plan
 from inject.injector import Injector
 from inject.journal import Journal, read
@@ -84,7 +84,7 @@ def test_run_ended_by_ctrl_c_with_a_routing_scheme_left_is_dirty(lab, tmp_path, 
     def with_faults(_decided, _lab, _journal, found, *_):
         asked = RoutingDecisions(asked=1, agreed=1)
         found.routing = RoutingReceipt(
-            scheme="pinned", fidelity="real", parameters={}, armed={"ok": True}, decisions=asked, cleared={"ok": False}
+            scheme="pinned", fidelity="real", armed=SchemeArmed(ok=True), decisions=asked, cleared=SchemeCleared()
         )
         raise KeyboardInterrupt
 
