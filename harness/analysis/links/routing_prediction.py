@@ -28,12 +28,16 @@ _LAST_QPN = 0xFFFFFF
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectiveTraffic:
-    """What a job sends: one collective over `qps_per_peer` queue pairs for each pair of ranks, shared evenly."""
+    """What a job sends: one collective over `qps_per_peer` queue pairs for each pair of ranks, shared evenly.
+
+    With `ranks_per_rnic` there are that many times as many ranks, and the order of RNICs repeats.
+    """
 
     collective: str = "all-to-all"
     algorithm: str = AUTO
     size_bytes: int = 1 << 20
     qps_per_peer: int = 1
+    ranks_per_rnic: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,19 +66,22 @@ class SchemePrediction:
     tiers: dict[str, Spread] = field(default_factory=dict)
 
 
-def algorithm_of(traffic: CollectiveTraffic, ranks: int) -> str:
-    """Return the algorithm that the flows of so many ranks are computed with."""
+def algorithm_of(traffic: CollectiveTraffic, rnics: int) -> str:
+    """Return the algorithm that the flows of a job on so many RNICs are computed with."""
     if traffic.algorithm != AUTO:
         return traffic.algorithm
-    return best_algorithm(
-        traffic.collective, shape_for(ranks, traffic.size_bytes), traffic.size_bytes, NETWORKS["rack"]
-    )
+    shape = shape_for(rnics * traffic.ranks_per_rnic, traffic.size_bytes)
+    return best_algorithm(traffic.collective, shape, traffic.size_bytes, NETWORKS["rack"])
 
 
-def flows_of(traffic: CollectiveTraffic, ranks: Sequence[str], rng: np.random.Generator) -> list[Flow]:
-    """Return one flow for each queue pair of a collective between RNICs, with numbers drawn by `rng`."""
+def flows_of(traffic: CollectiveTraffic, rnics: Sequence[str], rng: np.random.Generator) -> list[Flow]:
+    """Return one flow for each queue pair of a collective between ranks on RNICs, with numbers drawn by `rng`.
+
+    Flows between ranks on one RNIC are among them; they cross no link between switches.
+    """
+    ranks = [*rnics] * traffic.ranks_per_rnic
     shape = shape_for(len(ranks), traffic.size_bytes)
-    sent = pair_bytes(build(traffic.collective, algorithm_of(traffic, len(ranks)), shape), traffic.size_bytes)
+    sent = pair_bytes(build(traffic.collective, algorithm_of(traffic, len(rnics)), shape), traffic.size_bytes)
     numbers = rng.integers(_FIRST_QPN, _LAST_QPN, size=(len(sent), traffic.qps_per_peer, 2), endpoint=True)
     return [
         Flow(
@@ -103,7 +110,7 @@ def predict(
 
     Args:
         topology: the lab.
-        ranks: RNICs in rank order.
+        ranks: RNICs in rank order, each once.
         traffic: what they send.
         schemes: parameters by the scheme's name.
         failed: names of links that carry nothing.

@@ -16,6 +16,7 @@ from harness.analysis.links.routing_prediction import AUTO, CollectiveTraffic, S
 from harness.cli.command_group import Commands
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.options.numbers import FiniteRange
+from harness.cli.options.qp import ranks_per_rnic_option
 from harness.cli.traffic.traffic_group import ALGORITHM_NAMES, read_size
 from harness.experiment.toml_text import inline
 from testbed.errors import UsageError
@@ -28,7 +29,9 @@ from testbed.routing.replacements import Replacement, replacements
 from testbed.routing.schemes import SCHEMES, Flow, Routing, scheme_named
 from testbed.suggestions import hint
 from traffic.engine.engine_client import endpoint
+from traffic.engine.task_specs import refuse_local
 from traffic.schedules import COLLECTIVES
+from traffic.workloads.ranks import MAX_RANKS
 
 __all__ = ["COMMANDS"]
 
@@ -44,6 +47,7 @@ _job_options = (
     click.option("--algorithm", default=AUTO, show_default=True, type=click.Choice(ALGORITHM_NAMES)),
     click.option("--size", default="1MiB", show_default=True, help="Buffer of the collective."),
     click.option("--qps-per-peer", default=1, show_default=True, type=click.IntRange(1, 128)),
+    ranks_per_rnic_option,
 )
 
 
@@ -95,6 +99,7 @@ def routing_predict(
     algorithm: str,
     size: str,
     qps_per_peer: int,
+    ranks_per_rnic: int,
     failed: tuple[str, ...],
     weights: tuple[str, ...],
     draws: int,
@@ -108,12 +113,16 @@ def routing_predict(
     """
     topology = session.inventory().topology
     traffic = CollectiveTraffic(
-        collective=collective, algorithm=algorithm, size_bytes=read_size(size), qps_per_peer=qps_per_peer
+        collective=collective,
+        algorithm=algorithm,
+        size_bytes=read_size(size),
+        qps_per_peer=qps_per_peer,
+        ranks_per_rnic=ranks_per_rnic,
     )
     parameters = Routing(weights=_weights(topology, weights))
     answers = predict(
         topology,
-        _placed(topology, ranks),
+        _placed(topology, ranks, ranks_per_rnic),
         traffic,
         dict.fromkeys(schemes or SCHEMES, parameters),
         failed=frozenset(failed),
@@ -157,17 +166,23 @@ def routing_conflicts(
     algorithm: str,
     size: str,
     qps_per_peer: int,
+    ranks_per_rnic: int,
     replaced: int,
     worst: int,
     experiment: Path | None,
     as_json: bool,
 ) -> None:
     """Search every replacement of a job's hosts for the placement that a static scheme shares worst."""
-    topology = session.inventory().topology
+    inventory = session.inventory()
+    topology = inventory.topology
     traffic = CollectiveTraffic(
-        collective=collective, algorithm=algorithm, size_bytes=read_size(size), qps_per_peer=qps_per_peer
+        collective=collective,
+        algorithm=algorithm,
+        size_bytes=read_size(size),
+        qps_per_peer=qps_per_peer,
+        ranks_per_rnic=ranks_per_rnic,
     )
-    placed = _placed(topology, ranks)
+    placed = _placed(topology, ranks, ranks_per_rnic)
     fabric = Fabric.of(topology, scheme_named(scheme))
 
     def flows(names: Sequence[str]) -> list[Flow]:
@@ -181,6 +196,8 @@ def routing_conflicts(
         conflicts += one.mmr > before.mmr * _EVEN
         kept = heapq.nlargest(worst, [*kept, one], key=lambda placement: placement.mmr)
     if experiment is not None:
+        pairs = ((endpoint(topology, flow.src), endpoint(topology, flow.dst)) for flow in flows(kept[0].ranks))
+        refuse_local(inventory.kind, f"--write: {collective}", pairs)
         _write(experiment, scheme, traffic, kept[0])
     if as_json:
         session.json(
@@ -281,6 +298,7 @@ algorithm = {inline(algorithm_of(traffic, len(worst.ranks)))}
 size = {inline(f"{traffic.size_bytes}B")}
 ranks = {inline(worst.ranks)}
 qps_per_peer = {traffic.qps_per_peer}
+ranks_per_rnic = {traffic.ranks_per_rnic}
 iterations = 12
 
 [[expect]]
@@ -301,13 +319,22 @@ max = 0
         raise UsageError(f"--write {path}: {error.strerror or error}; name a file in a folder that exists") from error
 
 
-def _placed(topology: Topology, ranks: tuple[str, ...]) -> tuple[str, ...]:
+def _placed(topology: Topology, ranks: tuple[str, ...], ranks_per_rnic: int) -> tuple[str, ...]:
+    """Return the RNICs of a job, each once."""
     written = ranks or tuple(host.name for host in topology.hosts)
     placed = tuple(endpoint(topology, name).name for text in written for name in select(topology, text))
     if len(placed) < 2:  # noqa: PLR2004 - one rank sends nothing
         raise UsageError(f"--rank: a job needs at least 2 ranks; got {len(placed)}")
     if twice := sorted({name for name in placed if placed.count(name) > 1}):
-        raise UsageError(f"--rank: {', '.join(twice)} is named twice; give each RNIC once")
+        raise UsageError(
+            f"--rank: {', '.join(twice)} is named twice; give each RNIC once "
+            "(--ranks-per-rnic gives RNICs several ranks)"
+        )
+    if len(placed) * ranks_per_rnic > MAX_RANKS:
+        raise UsageError(
+            f"--ranks-per-rnic {ranks_per_rnic}: {len(placed)} RNICs would have {len(placed) * ranks_per_rnic} ranks; "
+            f"a job has at most {MAX_RANKS}"
+        )
     return placed
 
 

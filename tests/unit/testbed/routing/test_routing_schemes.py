@@ -1,6 +1,8 @@
 """Routing schemes: the hash, the paths, what each scheme puts on which link, and the search for conflicts."""
 
+import itertools
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -279,6 +281,34 @@ def test_flows_of_a_collective_split_each_pair_over_its_queue_pairs():
     assert len({one.dst_qpn for one in flows}) == len(flows)
 
 
+def test_flows_of_several_ranks_per_rnic_are_those_of_the_repeated_order():
+    """Each pair of RNICs has the flows of four pairs of ranks; ranks on one RNIC exchange two more flows."""
+    flows = flows_of(CollectiveTraffic(ranks_per_rnic=2, size_bytes=8192), JOB, np.random.default_rng(1))
+    counts = Counter((one.src, one.dst) for one in flows)
+    assert {pair: count for pair, count in counts.items() if pair[0] != pair[1]} == dict.fromkeys(
+        itertools.permutations(JOB, 2), 4
+    )
+    assert {counts[rnic, rnic] for rnic in JOB} == {2}
+    assert {one.size_bytes for one in flows} == {1024}
+
+
+def test_prediction_with_several_ranks_per_rnic_has_their_flows_and_none_inside_an_rnic():
+    """Ranks on one RNIC load no link, so a static scheme keeps its ratios; more flows make hashed ones more even."""
+    traffic, many = CollectiveTraffic(), CollectiveTraffic(ranks_per_rnic=4)
+    static = {"static-parity": Routing()}
+    assert predict(LAB, REPLACED, many, static) == predict(LAB, REPLACED, traffic, static)
+    (few,), (more,) = (predict(LAB, JOB, one, {"ecmp": Routing()}, draws=60) for one in (traffic, many))
+    assert few.uplinks["rtsw1"].mean > more.uplinks["rtsw1"].mean > 1
+
+
+def test_prediction_of_a_ring_of_several_ranks_per_rnic_goes_round_all_of_them():
+    """Four ranks on two RNICs of two racks: each sends to the other rack, as the order of RNICs repeats."""
+    pair = ("host1:rxe0", "host3:rxe0")
+    traffic = CollectiveTraffic(collective="all-reduce", algorithm="ring", ranks_per_rnic=2)
+    flows = flows_of(traffic, pair, np.random.default_rng(1))
+    assert Counter((one.src, one.dst) for one in flows) == {pair: 2, pair[::-1]: 2}
+
+
 def routing(*words):
     return CliRunner().invoke(cli, ["--lab", "soft-3rack", "routing", *words], standalone_mode=False)
 
@@ -309,6 +339,11 @@ def test_routing_conflicts_counts_worse_placements():
     [
         (("predict", "--rank", "host1"), "a job needs at least 2 ranks; got 1"),
         (("predict", "--rank", "host1", "--rank", "host1:rxe0"), "host1:rxe0 is named twice"),
+        (("predict", "--ranks-per-rnic", "22"), "6 RNICs would have 132 ranks; a job has at most 128"),
+        (
+            ("conflicts", "--rank", "host1", "--rank", "host3", "--ranks-per-rnic", "2", "--write", "/nowhere/x.toml"),
+            "-> host2:rxe0 is inside one host",
+        ),
         (("predict", "--weight", "rtsw1:ctsw9=2"), "--weight rtsw1:ctsw9=2: want LINK=SHARE; links are rtsw1:ctsw1"),
         (("predict", "--failed", "rtsw1"), "no link between switches is called rtsw1"),
     ],
@@ -341,9 +376,11 @@ def test_conflicts_write_the_experiment_that_reproduces_the_worst_placement(tmp_
     assert "is there already" in str(again.exception)
 
 
-def test_conflicts_write_keeps_the_queue_pairs_per_peer(tmp_path):
+def test_conflicts_write_keeps_the_queue_pairs_per_peer_and_the_ranks_per_rnic(tmp_path):
     words = ["routing", "conflicts", "--rank", "host1", "--rank", "host3", "--qps-per-peer", "4"]
+    words += ["--collective", "all-reduce", "--algorithm", "ring", "--ranks-per-rnic", "2"]
     done = CliRunner().invoke(cli, ["--lab", "soft-3rack", *words, "--write", str(tmp_path / "x.toml")])
 
     assert done.exit_code == 0, done.output
-    assert experiment_file.load(tmp_path / "x.toml").workload.qps_per_peer == 4
+    workload = fit(experiment_file.load(tmp_path / "x.toml"), LAB, "soft").workload
+    assert (workload.qps_per_peer, workload.ranks_per_rnic) == (4, 2)
