@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 
 import pytest
 from house import HOUSE, SUPPORT
@@ -214,6 +215,31 @@ def test_switch_agent_noop_holder_reads_back_as_not_applied(held):
     assert held["noop"]["readback"]["applied"] is False
     assert held["noop"]["readback"]["whole"] is False
     assert held["noop cleared"]["ok"] is True
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory):
+    """Twenty kills at drawn times of the holder, its controller or a spine, beside packets that have numbers."""
+    return in_a_namespace("switch_killed.py", str(tmp_path_factory.mktemp("faults")), "29", "20")
+
+
+@pytest.mark.slow
+def test_no_packet_is_blackholed_when_holder_controller_or_spine_dies_at_a_drawn_time(killed):
+    print([(one["victim"], one["scheme"], one["delay_ms"], one["sent"], one["lost"]) for one in killed["points"]])
+    assert killed["blackholed on purpose"] > 10, "the count would show it"
+    victims = Counter(one["victim"] for one in killed["points"])
+    assert victims == {"holder": 7, "controller": 7, "spine": 6}
+    assert {one["scheme"] for one in killed["points"]} == set(SCHEMES)
+    for one in killed["points"]:
+        assert one["sent"] > 0, one
+        assert one["lost"] <= killed["lost by BGP alone"] == 0, one
+
+
+@pytest.mark.slow
+def test_next_start_after_a_kill_reaches_the_same_rules_and_the_kill_left_nothing(killed):
+    for one in killed["points"]:
+        assert one["left"] == [[], {}, {}], one
+        assert one["again"] == killed["reference"][one["scheme"]], one
 
 
 def test_nft_that_does_not_answer_says_nothing_about_its_table(monkeypatch):
