@@ -132,13 +132,27 @@ def _towards(fault: PlannedFault) -> str | None:
 
 
 def _may_reach(fault: PlannedFault, node: str, topology: Topology) -> bool:
-    """Return whether packets that a fault has marked may be counted at a node: any switch, and their receivers."""
+    """Return whether packets that a fault has marked may be counted at a node: a switch on the way, or a receiver."""
     if node in topology.switch_by_name:
-        return True
+        return not _is_beside(fault, node, topology)
     towards = _towards(fault)
     if has_trait(fault.kind, Trait.SENDS):
         return fault.target.node == node
     return towards is None or towards.partition(":")[0] == node
+
+
+def _is_beside(fault: PlannedFault, switch: str, topology: Topology) -> bool:
+    """Return whether packets that a fault has sent to one switch cannot cross `switch`, a neighbour of it.
+
+    Paths go up and then down (`testbed.routing.valley_free`), so none crosses two switches of one role and zone.
+    """
+    link = fault.target.link
+    if link is None or not link.is_uplink or fault.params.get("direction", "to") != "to":
+        return False
+    if not has_trait(fault.kind, Trait.ONE_HOP) or fault.target.node not in (link.a.node, link.b.node):
+        return False
+    entered, other = topology.switch_by_name[link.other(fault.target.node).node], topology.switch_by_name[switch]
+    return entered.name != switch and (entered.role, entered.zone) == (other.role, other.zone)
 
 
 def _links(fault: PlannedFault, topology: Topology) -> Sequence[Link]:

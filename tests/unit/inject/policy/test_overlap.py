@@ -158,6 +158,18 @@ def test_fault_may_move_the_counters_it_declares():
         assert any(may_move(fault, key, SOFT) for key in keys) or not keys, fault.kind
 
 
+def test_limits_of_two_uplinks_to_different_spines_keep_their_own_evidence():
+    """No path crosses two spines of a zone: what one limit has marked is not counted at the other spine."""
+    pair = [soft("link.rate", f"rtsw1:{spine}", rate=10.0, **LONG) for spine in ("ctsw1", "ctsw2")]
+    for one, two in (pair, pair[::-1]):
+        assert own_evidence(one, [two], SOFT) == (one, ())
+        assert not may_move(two, f"{one.target.text.partition(':')[2]}/ip.InECT1Pkts", SOFT)
+    # Packets towards one spine from two racks, and those on their way down, cross the same switches.
+    assert may_move(soft("link.rate", "rtsw2:ctsw1", rate=10.0, **LONG), "ctsw1/ip.InECT1Pkts", SOFT)
+    assert may_move(soft("link.rate", "rtsw2:ctsw1", rate=10.0, **LONG), "rtsw1/ip.InECT1Pkts", SOFT)
+    assert may_move(soft("link.rate", "ctsw1:rtsw1", rate=10.0, **LONG), "rtsw1/ip.InECT1Pkts", SOFT)
+
+
 def test_switch_port_down_beside_another_loss_has_no_evidence_of_its_own():
     """A VM's carrier stays up when its switch port goes down, so an unmoved carrier must not be the reason."""
     port = soft("link.down", "rtsw1:host1:rxe0", **LONG)
