@@ -218,6 +218,11 @@ NOT_RUN = {
         "faultbed --lab soft-tapered sweep docs/sweeps/collision.toml --over fabric.routing=static-parity,e-ecmp "
         "--metric busbw.mean --metric mmr.rtsw1 --out runs/collision"
     ): "seven more VMs beside those of the session",
+    (
+        "faultbed --lab soft-tapered sweep docs/sweeps/algorithms.toml --over fabric.routing=static-parity,e-ecmp "
+        "--over workload.algorithm=ring,double-binary-tree,recursive-halving --over workload.size=4KiB,64KiB,512KiB "
+        "--metric busbw.mean --metric mmr.rtsw1 --out runs/algorithms"
+    ): "seven more VMs beside those of the session",
     "faultbed --lab soft-tapered up": "seven more VMs beside those of the session",
     "faultbed --lab soft-zones up": "five more VMs beside those of the session",
     "faultbed --lab soft-zones traffic flow --pattern in-zone --qps 4": "a lab of zones is not the session's",
