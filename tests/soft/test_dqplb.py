@@ -1,0 +1,179 @@
+"""Chunks over several queue pairs (`spread = "dqplb"`) where one of two uplinks is dead, or eight times slower.
+
+All queue pairs of a test have flow labels: a queue pair that is rebuilt keeps its UDP source port, and so its uplink.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+
+import numpy as np
+import pytest
+from waiting import until, wait_s
+
+from inject.journal import Journal
+from inject.routing.scheme_lease import SchemeLease
+from testbed.routing.schemes import Routing
+from testbed.routing.switch_tables import scheme_tables
+from traffic.engine.task_specs import QpParams
+from traffic.probes.ecmp_entropy import Flow5, data_and_ack_paths, paths, udp_sport
+
+pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4", "uplinks >= 2")]
+
+SRC, DST = "host1:rxe0", "host3:rxe0"
+UPLINK, OTHER = "rtsw1:ctsw1", "rtsw1:ctsw2"
+QUEUE_PAIRS = 4
+LABELS = 64
+DEAD_S = 12.0
+BUDGET_S = 7 * 4.096e-6 * 2**15
+"""Seven transmissions of a packet, each with an ACK timeout of 134 ms: then its queue pair dies."""
+FAST_MBPS, SLOW_MBPS = 16, 2
+
+
+def first_label(lab, fits):
+    """The first flow label from which on `QUEUE_PAIRS` labels fit, by the spines that they take from SRC to DST."""
+    address = {
+        f"{host.name}:{rnic.name}": rnic.address.split("/")[0] for host in lab.topology.hosts for rnic in host.rnics
+    }
+    flows = [
+        Flow5(src_ip=address[SRC], dst_ip=address[DST], sport=udp_sport(0, 0, label)) for label in range(1, LABELS + 1)
+    ]
+    by_flow = paths(lab, flows)
+    spines = [by_flow[flow][2] for flow in flows]
+    return next(first + 1 for first in range(LABELS - QUEUE_PAIRS) if fits(spines[first : first + QUEUE_PAIRS]))
+
+
+def operations(result):
+    """(begin, end) of each operation on rank 0."""
+    return [(one.start_ns, one.end_ns) for one in result.iterations[0]]
+
+
+@pytest.mark.parametrize("spread", ["dqplb", "split"])
+def test_job_on_an_uplink_that_dies_carries_on_with_dqplb_and_stands_still_without(lab, traffic, inject, spread):
+    """RoCEv2 is lost on one uplink, which BGP does not notice: queue pairs die there, and again when they are rebuilt.
+
+    With `split`, every message needs every queue pair: the job waits until the uplink carries again. That shows what
+    `dqplb` had to overcome.
+    """
+    # Two of each rank's queue pairs use the uplink, by their data or by their ACKs; the two others do not.
+    label = first_label(lab, lambda spines: spines.count("ctsw1") == QUEUE_PAIRS // 2)
+    job = traffic.collective(
+        collective="all-to-all",
+        size_bytes=1 << 20,
+        ranks=(SRC, DST),
+        qps_per_peer=QUEUE_PAIRS,
+        spread=spread,
+        entropy=QUEUE_PAIRS,
+        duration_s=DEAD_S + 20.0,
+        qp=QpParams(timeout=15, flow_label=label),
+    )
+    wait_s(4.0)
+    dead = {
+        index
+        for index, ways in data_and_ack_paths(lab, job.connections).items()
+        if any(("rtsw1", "ctsw1") in itertools.pairwise(way) for way in ways)
+    }
+    fault = inject("packet.drop", UPLINK, share=1.0)
+    armed = fault.arm()
+    until(lambda: {one.connection for one in job.qp_errors} >= dead, within_s=DEAD_S)
+    wait_s(DEAD_S - BUDGET_S)
+    died = len(job.qp_errors)
+    receipt = fault.clear()
+    result = job.wait(90.0)
+
+    begin, end = armed.at_ns, receipt.cleared.at_ns
+    during = [at for at in operations(result) if begin + 2 * BUDGET_S * 1e9 < at[0] and at[1] < end]
+    before = [after - at for at, after in operations(result) if after < begin]
+    pauses = [right - left for (_, left), (_, right) in itertools.pairwise(operations(result))]
+    redone = sum(one.redone_segments for one in result.rebuilds)
+    print(
+        f"{spread}: {len(dead)} of {len(result.connections)} queue pairs on the uplink, {died} deaths, "
+        f"{len(during)} operations while it was dead for {(end - begin) / 1e9:.1f} s "
+        f"({np.median([right - left for left, right in during]) / 1e6 if during else 0:.0f} ms each; "
+        f"{np.median(before) / 1e6:.0f} ms before, n = {len(before)}), longest pause {max(pauses) / 1e9:.2f} s, "
+        f"{redone} segments moved in {len(result.rebuilds)} rebuilds, {result.wrong_elements} wrong elements"
+    )
+    assert (result.outcome, result.where, result.wrong_elements) == ("recovered", None, 0)
+    assert {one.connection for one in result.qp_errors} == dead, "only queue pairs on that uplink died, and all of them"
+    assert all(one.recovered_ns is not None for one in result.rebuilds), "each carried data again in the end"
+    assert operations(result)[-1][1] > end
+    if spread == "dqplb":
+        assert redone > 0
+        assert max(pauses) < 3 * BUDGET_S * 1e9
+        assert len(during) > 10
+    else:
+        assert during == []
+        assert max(pauses) > (end - begin) - BUDGET_S * 1e9
+
+
+@contextlib.contextmanager
+def skew(inject, *, idle=None):
+    """One uplink at eight times the rate of the other; `idle` is one that the workload does not cross."""
+    faults = [
+        inject("link.rate", uplink, rate=rate, prove=uplink != idle)
+        for uplink, rate in ((UPLINK, SLOW_MBPS), (OTHER, FAST_MBPS))
+    ]
+    for fault in faults:
+        assert fault.arm().ok
+    yield
+    for fault in faults:
+        assert fault.clear().cleared.ok
+
+
+@contextlib.contextmanager
+def sprayed(lab, tmp_path):
+    with Journal(tmp_path / "scheme.jsonl") as journal:
+        lease = SchemeLease(lab, scheme_tables(lab.topology, "spray", Routing()), lab.carrier("rtsw1").name, journal)
+        lease.apply()
+        assert lease.readback["whole"], lease.readback
+        try:
+            yield
+        finally:
+            assert lease.release().ok
+
+
+def test_paths_of_unequal_rate_halve_a_sprayed_flow_and_not_a_dqplb_job(lab, traffic, inject, tmp_path):
+    """Uplinks of 16 and 2 Mb/s. Unsprayed is a queue pair on the faster one; the job's four share both."""
+    fast = first_label(lab, lambda spines: spines[0] == "ctsw2")
+    mixed = first_label(lab, lambda spines: spines.count("ctsw1") == QUEUE_PAIRS // 2)
+
+    def flow():
+        qp = QpParams(timeout=18, flow_label=fast)
+        running = traffic.flow(SRC, DST, message_bytes=65536, qps=1, depth=4, duration_s=12.0, qp=qp)
+        result = running.wait(60.0)
+        assert result.outcome == "completed", result
+        return result.goodput_bps
+
+    def job(queue_pairs, label):
+        running = traffic.collective(
+            collective="broadcast",
+            size_bytes=8 << 20,
+            ranks=(SRC, DST),
+            qps_per_peer=queue_pairs,
+            entropy=queue_pairs,
+            spread="dqplb",
+            segment_bytes=16384,
+            slots=16,
+            iterations=4,
+            deadline_s=60.0,
+            op_deadline_s=60.0,
+            qp=QpParams(timeout=18, flow_label=label),
+        )
+        result = running.wait(120.0)
+        assert (result.outcome, result.wrong_elements) == ("completed", 0), result.where
+        return 8 * (8 << 20) / (result.time_ns / 1e9)
+
+    with skew(inject, idle=UPLINK):
+        unsprayed, single = flow(), job(1, fast)
+    with sprayed(lab, tmp_path), skew(inject):
+        spread = flow()
+    with skew(inject):
+        balanced = job(QUEUE_PAIRS, mixed)
+    print(
+        f"flow: {unsprayed / 1e6:.1f} Mb/s unsprayed, {spread / 1e6:.2f} Mb/s sprayed ({spread / unsprayed:.2f}); "
+        f"job: {single / 1e6:.1f} Mb/s on the faster uplink, {balanced / 1e6:.1f} Mb/s with dqplb on both "
+        f"({balanced / single:.2f})"
+    )
+    assert spread / unsprayed <= 0.5
+    assert balanced / single >= 0.9
