@@ -27,7 +27,8 @@ __all__ = ["PERIOD", "Pattern", "count_wrong", "fill"]
 
 PERIOD = 4099
 MOST = 251
-_PLACE = np.arange(PERIOD, dtype=np.uint32) * np.uint32(0x9E3779B1)
+_PLACES = np.tile(np.arange(PERIOD, dtype=np.uint32) * np.uint32(0x9E3779B1), 2)
+"""The hashed positions of two periods: a slice of it is a part of the pattern that begins anywhere in the period."""
 
 
 class Pattern:
@@ -38,30 +39,39 @@ class Pattern:
         self.dtype = dtype
         self.redop = redop
         self.modulus = max(2, min(MOST, EXACT[dtype] // ranks + 1))
+        self._tables: dict[int, Array] = {}
 
-    def _whole(self, rank: int, iteration: int) -> Array:
-        mixed = _PLACE + np.uint32((rank * 0x85EBCA6B + iteration * 0xC2B2AE35) & 0xFFFFFFFF)
+    def _whole(self, rank: int, iteration: int, index: int, count: int) -> Array:
+        start = index % PERIOD
+        places = _PLACES[start : start + min(count, PERIOD)]
+        mixed = places + np.uint32((rank * 0x85EBCA6B + iteration * 0xC2B2AE35) & 0xFFFFFFFF)
         mixed ^= mixed >> np.uint32(15)
         mixed *= np.uint32(0x2C1B3C6D)
         mixed ^= mixed >> np.uint32(13)
         return (mixed % np.uint32(self.modulus)).astype(np.int64)
 
-    def period(self, rank: int, iteration: int) -> Array:
-        """Return one period, of shape (4099,), of a rank's input."""
-        return _looked_up(self._whole(rank, iteration), 1, self.dtype)
+    def period(self, rank: int, iteration: int, index: int = 0, count: int = PERIOD) -> Array:
+        """Return one period, of shape (4099,), of a rank's input, or its first `count` elements if those are fewer.
 
-    def reduced(self, members: list[int], iteration: int) -> Array:
-        """Return one period, of shape (4099,), of the reduction of some ranks' inputs."""
-        total = self._whole(members[0], iteration)
+        The period begins at element `index` of the input.
+        """
+        return self._looked_up(self._whole(rank, iteration, index, count), 1)
+
+    def reduced(self, members: list[int], iteration: int, index: int = 0, count: int = PERIOD) -> Array:
+        """Return one period of the reduction of some ranks' inputs, with the shape and the beginning of `period`."""
+        total = self._whole(members[0], iteration, index, count)
         for rank in members[1:]:
-            other = self._whole(rank, iteration)
+            other = self._whole(rank, iteration, index, count)
             total = np.maximum(total, other) if self.redop == "max" else total + other
-        return _looked_up(total, len(members) if self.redop == "avg" else 1, self.dtype)
+        return self._looked_up(total, len(members) if self.redop == "avg" else 1)
 
-
-def _looked_up(numbers: Array, divisor: int, dtype: str) -> Array:
-    """Return `exactly` of each number from a table: few distinct numbers occur, so each is divided once."""
-    return exactly(np.arange(int(numbers.max()) + 1), divisor, dtype)[numbers]
+    def _looked_up(self, numbers: Array, divisor: int) -> Array:
+        """Return `exactly` of each number. Few distinct numbers occur, so each is divided once in a run."""
+        table = self._tables.get(divisor)
+        if table is None:
+            largest = self.ranks * (self.modulus - 1)
+            table = self._tables[divisor] = exactly(np.arange(largest + 1), divisor, self.dtype)
+        return table[numbers]
 
 
 def exactly(numbers: Array, divisor: int, dtype: str) -> Array:
@@ -91,17 +101,21 @@ _FORMATS = {"fp32": (24, 127), "fp16": (11, 15), "bf16": (8, 127)}
 
 
 def fill(array: Array, period: Array, index: int = 0) -> None:
-    """Fill a 1-d array with the repeated period, from element `index` on."""
-    period = np.roll(period, -index)
+    """Fill a 1-d array with the repeated period, from element `index` on.
+
+    A shorter part of a period is enough for an array that is no longer.
+    """
+    period = np.roll(period, -index) if index else period
     whole = len(array) // PERIOD * PERIOD
-    array[:whole].reshape(-1, PERIOD)[:] = period
+    if whole:
+        array[:whole].reshape(-1, PERIOD)[:] = period
     array[whole:] = period[: len(array) - whole]
 
 
 def count_wrong(array: Array, period: Array, index: int = 0) -> int:
-    """Count the elements that differ in any bit from the repeated period, from element `index` on."""
+    """Count the elements that differ in any bit from the repeated period, from element `index` on (as in `fill`)."""
     bits = f"u{array.itemsize}"
-    array, period = array.view(bits), np.roll(period, -index).view(bits)
+    array, period = array.view(bits), (np.roll(period, -index) if index else period).view(bits)
     whole = len(array) // PERIOD * PERIOD
-    wrong = np.count_nonzero(array[:whole].reshape(-1, PERIOD) != period)
+    wrong = np.count_nonzero(array[:whole].reshape(-1, PERIOD) != period) if whole else 0
     return int(wrong + np.count_nonzero(array[whole:] != period[: len(array) - whole]))

@@ -27,9 +27,9 @@ class Memory:
 
     def fill(self, iteration: int) -> None:
         """Write the input of an iteration."""
-        own = self.pattern.period(self.program["rank"], iteration)
+        rank = self.program["rank"]
         for offset, count, index, _ in self.program["fills"]:
-            pattern.fill(self.array[offset : offset + count], own, index)
+            pattern.fill(self.array[offset : offset + count], self.pattern.period(rank, iteration, index, count))
 
     def copy(self) -> None:
         """Copy the input to where the work begins (the program's local step)."""
@@ -46,15 +46,15 @@ class Memory:
 
     def count_wrong(self, iteration: int) -> int:
         """Count the wrong elements of the result, and those of the input that the collective must not change."""
-        wrong = 0
+        wrong, rank = 0, self.program["rank"]
         for offset, count, source, index in self.program["results"]:
             if source < 0:
-                period = self.pattern.reduced(self.program["groups"][-1 - source], iteration)
+                period = self.pattern.reduced(self.program["groups"][-1 - source], iteration, index, count)
             else:
-                period = self.pattern.period(source, iteration)
-            wrong += pattern.count_wrong(self.array[offset : offset + count], period, index)
+                period = self.pattern.period(source, iteration, index, count)
+            wrong += pattern.count_wrong(self.array[offset : offset + count], period)
         for offset, count, index, kept in self.program["fills"]:
             if kept:
-                period = self.pattern.period(self.program["rank"], iteration)
-                wrong += pattern.count_wrong(self.array[offset : offset + count], period, index)
+                period = self.pattern.period(rank, iteration, index, count)
+                wrong += pattern.count_wrong(self.array[offset : offset + count], period)
         return wrong

@@ -49,6 +49,26 @@ def test_pattern_fill_of_a_part_depends_on_its_index(index, size):
     assert pattern.count_wrong(part, period, index) == 1
 
 
+@given(
+    index=st.integers(0, 20_000),
+    size=st.integers(1, 20_000),
+    dtype=TYPES,
+    redop=st.sampled_from(["sum", "max", "avg"]),
+)
+def test_pattern_part_of_a_period_verifies_exactly_its_own_elements(index, size, dtype, redop):
+    of = Pattern(4, dtype, redop)
+    for part, whole in (
+        (of.period(2, 1, index, size), of.period(2, 1)),
+        (of.reduced([0, 2], 1, index, size), of.reduced([0, 2], 1)),
+    ):
+        data = np.empty(size, dtype=elements.STORED[dtype])
+        pattern.fill(data, whole, index)
+        assert pattern.count_wrong(data, part) == 0
+        bits = data.view(f"u{data.itemsize}")
+        bits[-1] ^= 1
+        assert pattern.count_wrong(data, part) == 1
+
+
 @pytest.mark.parametrize("dtype", sorted(elements.STORED))
 @pytest.mark.parametrize("ranks", [2, 8, 128])
 def test_count_wrong_detects_other_positions_ranks_and_iterations(dtype, ranks):
