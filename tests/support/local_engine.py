@@ -148,7 +148,10 @@ class Rnic:
         self.done.append(SimpleNamespace(status=0, wr_id=receive, qp_num=dst, imm_data=imm))
         stream.send(HEAD.pack(ACK, src, dst, wr_id, 0, 0, 0, signalled))
 
-    def drain(self):
+    def clear_event(self):
+        pass
+
+    def poll(self):
         for fd, events in self.epoll.poll(0):
             if fd == self.server.fileno():
                 with contextlib.suppress(BlockingIOError):
@@ -165,6 +168,8 @@ class Rnic:
                     stream.read()
         done, self.done = self.done, []
         return done
+
+    drain = poll
 
     def expire(self):
         """What the timer of a real RNIC does; called by the engine's tick."""

@@ -140,18 +140,28 @@ class Rnic:
 
         return DmaBufMR(self.pd, size, ACCESS, dmabuf=fd, offset=0)
 
-    def drain(self) -> list[Any]:
-        """Return all completions, after the descriptor became readable, and arm the next notification."""
-        with contextlib.suppress(PyverbsRDMAError):  # EAGAIN: no event; the poll below is authoritative
+    def clear_event(self) -> None:
+        """Take the event off the completion channel, after the descriptor became readable."""
+        with contextlib.suppress(PyverbsRDMAError):  # EAGAIN: no event; the polls that follow are authoritative
             self.channel.get_cq_event(self.cq)
             self.cq.ack_events(1)
-        # Arm before polling: a completion between the two is either polled now or raises the next event.
+
+    def poll(self) -> list[Any]:
+        """Return the next completions, at most `POLL`. If fewer are returned, none was left."""
+        completions: list[Any] = self.cq.poll(POLL)[1]
+        return completions
+
+    def drain(self) -> list[Any]:
+        """Arm the next notification and return all completions.
+
+        A completion between the two is either returned now or raises the next event.
+        """
         self.cq.req_notify()
         collected = []
         while True:
-            count, completions = self.cq.poll(POLL)
+            completions = self.poll()
             collected += completions
-            if count < POLL:
+            if len(completions) < POLL:
                 return collected
 
 

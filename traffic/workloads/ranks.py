@@ -49,6 +49,10 @@ CREDITS = 8
 
 MAX_RANKS = 128
 MIN_SLOTS = 4
+MAX_RING_SLOTS = 16
+RING_LANES = 64
+"""Rings grow beyond the window of a lane (`_ring_slots`) on an RNIC with at most this many lanes in each direction.
+Each slot needs a receive, for which the completion queue must have room."""
 MIN_SEGMENT_BYTES = 65536
 SEGMENTS_PER_QP = 4
 """With `dqplb`, the longest message is cut into this many segments for each queue pair, or more. A fast queue pair can
@@ -205,19 +209,34 @@ def _segment_bytes(spec: RanksSpec, programs: Sequence[schedules.Program]) -> in
     return min(spec.segment_bytes, longest, max(MIN_SEGMENT_BYTES, share))
 
 
-def _slots(spec: RanksSpec, programs: Sequence[schedules.Program]) -> int:
-    """Return the slots of each lane's staging ring.
+def _window(spec: RanksSpec, programs: Sequence[schedules.Program]) -> int:
+    """Return the number of segments that a lane may have on the wire.
 
     The data in flight is limited per rank, not per lane: a rank with many lanes would flood the queues on its path.
     """
-    slots = max(MIN_SLOTS, round(spec.slots / max(1.0, _lanes_of_busiest(spec, programs))))
-    # With `dqplb` the ring also reorders: segments on fast queue pairs overtake those on a slow one and wait for them.
-    return slots * (2 * spec.qps_per_peer if spec.has_substitutes else 1)
+    return max(MIN_SLOTS, round(spec.slots / max(1.0, _lanes_of_busiest(spec, programs))))
 
 
-def work_requests(slots: int) -> int:
+def _ring_slots(spec: RanksSpec, programs: Sequence[schedules.Program]) -> int:
+    """Return the slots of each lane's staging ring.
+
+    With twice the slots of the window, a receiver reports only every half ring what it has applied. Such a credit costs
+    as much as a small segment. The rings of a rank hold at most four times the data that it may have in flight.
+    """
+    window = _window(spec, programs)
+    if spec.has_substitutes:
+        # The ring also reorders: segments on fast queue pairs overtake those on a slow one and wait for them.
+        return window * 2 * spec.qps_per_peer
+    lanes = max(1.0, _lanes_of_busiest(spec, programs))
+    if lanes * spec.ranks_per_rnic > RING_LANES:
+        return window
+    fitting = int(4 * spec.slots * spec.segment_bytes / lanes) // max(1, _segment_bytes(spec, programs))
+    return max(window, min(MAX_RING_SLOTS, fitting))
+
+
+def work_requests(window: int, slots: int) -> int:
     """Return the sends and receives that a queue pair of a lane holds (`RankTask.capacity`)."""
-    return max(slots, CREDITS) + 2 + slots + 4
+    return max(window, CREDITS) + 2 + slots + 4
 
 
 def check_completion_queues(spec: RanksSpec, ranks: Sequence[Endpoint], programs: Sequence[schedules.Program]) -> None:
@@ -226,7 +245,7 @@ def check_completion_queues(spec: RanksSpec, ranks: Sequence[Endpoint], programs
     Raises:
         UsageError: they can; the message names the RNIC.
     """
-    each = work_requests(_slots(spec, programs))
+    each = work_requests(_window(spec, programs), _ring_slots(spec, programs))
     queue_pairs: Counter[str] = Counter()
     for (src, dst), writes in writes_of(spec, programs).items():
         queue_pairs.update({ranks[src].name: len(writes)})
@@ -266,7 +285,7 @@ def rank_plan(
     `gpus` are those of ranks that compute (`gpus_of`). `storage` is the storage client's configuration
     (`traffic.workloads.storage_service.StorageServer.client_spec`).
     """
-    slots, segment_bytes = _slots(spec, programs), _segment_bytes(spec, programs)
+    segment_bytes = _segment_bytes(spec, programs)
     queue_pairs = [
         (src, dst, number) for (src, dst), each in writes_of(spec, programs).items() for number in range(len(each))
     ]
@@ -294,7 +313,8 @@ def rank_plan(
             "dtype": spec.dtype,
             "redop": spec.redop,
             "segment_bytes": segment_bytes,
-            "slots": slots,
+            "slots": _ring_slots(spec, programs),
+            "window": _window(spec, programs),
             "iterations": iterations,
             "warmup": spec.warmup,
             "duration_ms": None if duration_s is None else round(duration_s * 1000),

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection
     from typing import Any
 
+    from traffic.node.task import Conn
+
 __all__ = ["MASK", "RecvLane", "SendLane", "packets"]
 
 MASK = (1 << 24) - 1
@@ -57,6 +59,10 @@ class SendLane:
         self.sge: Any = None
         self.probe: Any = None
         self._acked_above: set[int] = set()
+
+    def load(self, conn: Conn) -> int:
+        """Return the number of segments in flight on a connection."""
+        return len(self.in_flight[conn.number])
 
     def ack(self, connection: int, number: int) -> None:
         """Take in the completion of a segment."""
@@ -114,6 +120,10 @@ class RecvLane:
         self.advertised = dict.fromkeys(numbers, 0)  # `applied` in the endpoint data that the peer last got
         self.psns = dict.fromkeys(numbers, 0)  # of the next segment, by connection
         self.credit: Any = None
+
+    def load(self, conn: Conn) -> int:
+        """Return the number of credits that a connection has under way."""
+        return conn.outstanding
 
     def arrive(self, sequence: int, slots: int) -> int | None:
         """Take in a segment by its number modulo 2^24. Return its full number, or None if it must not arrive now."""

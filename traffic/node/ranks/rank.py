@@ -7,8 +7,9 @@ staging ring of `slots` slots; segment s goes to slot s mod `slots`. The immedia
     bit 30      no segment, but the test of a rebuilt connection of a lane that has others (`dqplb`)
     bits 0-23   segment number mod 2^24 (towards the receiver), segments applied mod 2^24 (credits, towards the sender)
 
-A sender never has more than `slots` segments that are not known to be applied. A slow receiver is therefore never
-overrun, and a receive is always posted.
+A sender never has more than `slots` segments that are not known to be applied, nor more than `window` that are not
+acknowledged. A slow receiver is therefore never overrun, and a receive is always posted. A receiver sends a credit when
+half of the ring is applied, or a quarter if half a ring is less than the window.
 
 Without a number of iterations, rank 0 alone decides which iteration is the last, and the flag travels with the data.
 Every result depends on rank 0's data (or a closing barrier follows the collective), so every rank has the flag before
@@ -67,14 +68,16 @@ class RankTask(Task):
         super().__init__(name, rnic, spec, emit)
         program = spec["program"]
         self.rank = program["rank"]
-        self.slots = spec["slots"]
+        self.slots, self.window = spec["slots"], spec["window"]
+        self.credit_every = max(1, self.slots // (2 if self.slots >= 2 * self.window else 4))
         self.segment_bytes = spec["segment_bytes"]
         self.mtu = spec["qp"]["mtu"]
         self.deadline_ns = spec["deadline_ms"] * 1_000_000
         self.memory = Memory(program, spec["dtype"], spec["redop"])
         self.data = self.memory.array
         self.item_bytes = self.data.itemsize
-        self.data_mr = rnic.register(self.data.ctypes.data, self.data.nbytes)
+        self.data_address = self.data.ctypes.data  # numpy makes an object for each `ctypes`: too slow for every post
+        self.data_mr = rnic.register(self.data_address, self.data.nbytes)
         self.flight = Recorder()
         self.gate = Gate(program.get("pauses", []), program["fences"])
         self.send_lanes: dict[LaneKey, SendLane] = {}
@@ -134,7 +137,7 @@ class RankTask(Task):
     # Connections.
 
     def capacity(self, conn: Conn) -> tuple[int, int]:
-        return max(self.slots, CREDITS_IN_FLIGHT) + 2, self.slots + 4
+        return max(self.window, CREDITS_IN_FLIGHT) + 2, self.slots + 4
 
     def endpoint(self, conn: Conn) -> dict[str, Any]:
         lane = self.recv_by_conn.get(conn.number)
@@ -159,7 +162,7 @@ class RankTask(Task):
         else:
             out = self.send_by_conn[conn.number]
             if out.request is None:
-                address = self.data.ctypes.data
+                address = self.data_address
                 out.request, out.sge = write_request(
                     wr_id=0, mr=self.data_mr, address=address, size=self.item_bytes, imm=True, signalled=True
                 )
@@ -230,16 +233,19 @@ class RankTask(Task):
                 self._credit(lane, now_ns)
             self._pump(now_ns)
 
-    def _free(self, lane: SendLane | RecvLane, load: Callable[[Conn], int], most: int) -> Conn | None:
+    def _free(self, lane: SendLane | RecvLane, most: int) -> Conn | None:
         """Return the connection of a lane that may send and has the smallest load, below `most`."""
+        if not lane.has_substitutes:
+            conn = self.conns.get(lane.numbers[0])
+            return conn if conn is not None and conn.state == "up" and lane.load(conn) < most else None
         best, least = None, most
         for number in lane.numbers:
             conn = self.conns.get(number)
             # A rebuilt connection may be on a dead path: what others can carry does not wait for it.
-            if conn is None or conn.state != "up" or (conn.rebuilding and lane.has_substitutes):
+            if conn is None or conn.state != "up" or conn.rebuilding:
                 continue
-            if load(conn) < least:
-                best, least = conn, load(conn)
+            if lane.load(conn) < least:
+                best, least = conn, lane.load(conn)
         return best
 
     # Iterations.
@@ -441,9 +447,9 @@ class RankTask(Task):
         return True
 
     def _credit(self, lane: RecvLane, now_ns: int) -> None:
-        if lane.applied - lane.credited < max(1, self.slots // 4):
+        if lane.applied - lane.credited < self.credit_every:
             return
-        conn = self._free(lane, lambda conn: conn.outstanding, CREDITS_IN_FLIGHT)
+        conn = self._free(lane, CREDITS_IN_FLIGHT)
         if conn is None:
             return
         lane.credit.imm_data = lane.applied & MASK
@@ -454,8 +460,8 @@ class RankTask(Task):
 
     def _send(self, out: SendLane, now_ns: int) -> bool:
         moved = False
-        most = IN_FLIGHT if out.has_substitutes else self.slots
-        while conn := self._free(out, lambda conn: len(out.in_flight[conn.number]), most):
+        most = IN_FLIGHT if out.has_substitutes else self.window
+        while conn := self._free(out, most):
             if out.again:
                 number = out.again.pop(0)
             elif self._may_send(out):
@@ -480,7 +486,7 @@ class RankTask(Task):
         segment = out.segments[number % len(out.segments)]
         request, sge = out.request, out.sge
         size_bytes = segment.size * self.item_bytes
-        sge.addr = self.data.ctypes.data + segment.offset * self.item_bytes
+        sge.addr = self.data_address + segment.offset * self.item_bytes
         sge.length = size_bytes
         request.set_wr_rdma(conn.peer["rkey"], conn.peer["base"] + number % self.slots * self.segment_bytes)
         request.imm_data = (number & MASK) | (LAST if self.last_lap == self.index - self.first else 0)

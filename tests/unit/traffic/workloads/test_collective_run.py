@@ -119,5 +119,7 @@ def test_rank_data_in_flight_is_independent_of_its_number_of_peers(count, size_b
     for task in plan.tasks:
         segment_bytes, lanes = task.spec["segment_bytes"], len(task.spec["lanes"]) // 2
         assert 0 < segment_bytes <= min(spec.segment_bytes, size_bytes)
-        under_way = task.spec["slots"] * segment_bytes * lanes
+        under_way = task.spec["window"] * segment_bytes * lanes
         assert under_way <= max(2 * spec.slots * spec.segment_bytes, 4 * 65536 * lanes)
+        rings = task.spec["slots"] * segment_bytes * lanes
+        assert under_way <= rings <= max(4 * spec.slots * spec.segment_bytes, under_way)

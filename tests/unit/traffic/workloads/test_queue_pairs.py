@@ -92,13 +92,13 @@ def test_queue_pairs_that_overrun_a_completion_queue_are_refused_before_the_run(
     inventory = load(inventories() / "soft.yml")
     spec = {"collective": "all-reduce", "algorithm": "ring", "size_bytes": 64 << 20, "iterations": 3, "spread": "dqplb"}
     collective.fit(inventory, CollectiveSpec(**spec, qps_per_peer=16))
-    with pytest.raises(UsageError, match=r"host1:rxe0 would have 48 queue pairs .* holds 32767; use fewer queue pairs"):
-        collective.fit(inventory, CollectiveSpec(**spec, qps_per_peer=24))
+    with pytest.raises(UsageError, match=r"host1:rxe0 would have 64 queue pairs .* holds 32767; use fewer queue pairs"):
+        collective.fit(inventory, CollectiveSpec(**spec, qps_per_peer=32))
 
 
 def test_work_requests_of_the_plan_are_those_of_the_engine(monkeypatch):
     node = modules(monkeypatch)
     assert (ranks.CREDITS, ranks.MAX_COMPLETIONS) == (node.rank.CREDITS_IN_FLIGHT, CQ_ENTRIES)
-    for slots in (2, 8, 64):
-        sends, receives = node.rank.RankTask.capacity(SimpleNamespace(slots=slots), None)
-        assert sends + receives == ranks.work_requests(slots)
+    for window, slots in ((2, 2), (4, 16), (64, 64)):
+        sends, receives = node.rank.RankTask.capacity(SimpleNamespace(window=window, slots=slots), None)
+        assert sends + receives == ranks.work_requests(window, slots)
