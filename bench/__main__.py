@@ -258,6 +258,7 @@ def _collective(inventory: Inventory) -> Iterator[Row]:
     lifecycle.reset(inventory, lambda _: None)
     with open_lab(inventory) as lab:
         yield from bench_traffic.measure_rings(lab)
+        yield from bench_traffic.measure_spread(lab)
 
 
 def _faults(inventory: Inventory, drops: int, progress: Callable[[str], None]) -> Iterator[Row]:

@@ -1,7 +1,7 @@
 """What every rank of Open MPI runs in the bench: times of collectives, as JSON on rank 0's stdout.
 
-`python3 mpi_program.py '{"collectives": [...], "sizes": [...], "iterations": n}'`, with mpi4py and numpy. As ours, an
-operation's time is the shortest of its ranks': the one that enters last waits for nobody.
+`python3 mpi_program.py '{"collectives": [...], "sizes": [[bytes, iterations], ...]}'`, with mpi4py and numpy. As
+ours, an operation's time is the shortest of its ranks': the one that enters last waits for nobody.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     world = MPI.COMM_WORLD
     for name in asked["collectives"]:
-        for size_bytes in asked["sizes"]:
+        for size_bytes, iterations in asked["sizes"]:
             sent = np.ones(size_bytes // 4, dtype=np.float32)
             came = np.zeros_like(sent)
             times = []
-            for number in range(WARM_UP + asked["iterations"]):
+            for number in range(WARM_UP + iterations):
                 came[:] = 0
                 world.Barrier()
                 begun = time.monotonic_ns()

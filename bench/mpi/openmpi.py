@@ -43,7 +43,10 @@ PACKAGES = (
     "python3-mpi4py",
 )
 COLLECTIVES = ("all-reduce", "all-to-all")
-SIZES = (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+SIZES = (1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
+ITERATIONS = {size: 15 for size in SIZES if size <= 1 << 18}
+"""Operations that are timed of the sizes below 1 MiB, whose times vary more; `LARGE_ITERATIONS` of the others."""
+LARGE_ITERATIONS = 5
 TRANSPORTS = {
     "tcp": ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "{netdev}"],
     "ucx": ["--mca", "pml", "ucx", "-x", "UCX_NET_DEVICES={rnic}:1", "-x", "UCX_TLS=rc_v,self"],
@@ -70,23 +73,37 @@ Progress = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MpiRow:
-    """One collective at one size: median times, and the ratio of them (above 1: ours is quicker)."""
+    """Times of one collective at one size, and the ratio of their medians (above 1: ours is quicker)."""
 
     collective: str
     size_bytes: int
     transport: str
     algorithm: str
-    ours_ns: float
-    mpi_ns: float
+    ours_ns: tuple[int, ...]
+    mpi_ns: tuple[int, ...]
 
     @property
     def ratio(self) -> float:
-        """Open MPI's time over ours."""
-        return self.mpi_ns / self.ours_ns
+        """Open MPI's median time over ours."""
+        return _median(self.mpi_ns) / _median(self.ours_ns)
+
+    @property
+    def times(self) -> str:
+        """Medians in ms, with the quartiles, of Open MPI and of ours."""
+        return f"{_quartiles(self.mpi_ns)} / {_quartiles(self.ours_ns)} ms, n={len(self.ours_ns)}"
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         return {**asdict(self), "ratio": self.ratio}
+
+
+def _median(times_ns: Sequence[int]) -> float:
+    return traffic_metrics.percentile(times_ns, 50)
+
+
+def _quartiles(times_ns: Sequence[int]) -> str:
+    low, middle, high = (traffic_metrics.percentile(times_ns, percent) / 1e6 for percent in (25, 50, 75))
+    return f"{middle:.1f} ({low:.1f}..{high:.1f})"
 
 
 def fetch(folder: Path, *, mirror: str, suite: str) -> tuple[Path, ...]:
@@ -153,7 +170,6 @@ def against_open_mpi(
     *,
     transport: str,
     sizes: Sequence[int] = SIZES,
-    iterations: int = 5,
     progress: Progress = lambda _: None,
 ) -> tuple[MpiRow, ...]:
     """Measure each collective at each size: Open MPI over one transport first, then ours, in one run.
@@ -161,7 +177,7 @@ def against_open_mpi(
     Raises:
         LabError: Open MPI does not run over this transport here, or one of the two gave a wrong result.
     """
-    theirs = _open_mpi(lab, hosts, transport, sizes, iterations)
+    theirs = _open_mpi(lab, hosts, transport, sizes)
     rows = []
     with Engines.start(lab, hosts) as engines:
         for name in COLLECTIVES:
@@ -169,7 +185,7 @@ def against_open_mpi(
                 spec = CollectiveSpec(
                     collective=name,
                     size_bytes=size,
-                    iterations=iterations,
+                    iterations=ITERATIONS.get(size, LARGE_ITERATIONS),
                     warmup=WARM_UP,
                     ranks=tuple(_first_rnic(lab.topology, host)[0] for host in hosts),
                     qp=PATIENT,
@@ -178,16 +194,15 @@ def against_open_mpi(
                     result = running.wait(300.0)
                 if result.outcome != "completed" or result.wrong_elements:
                     raise LabError(f"bench: {name} of {size} bytes ended as {result.outcome} ({result.where})")
-                ours_ns = traffic_metrics.percentile(traffic_metrics.operation_times_ns(result.iterations), 50)
                 row = MpiRow(
                     collective=name,
                     size_bytes=size,
                     transport=transport,
                     algorithm=result.algorithm,
-                    ours_ns=ours_ns,
-                    mpi_ns=traffic_metrics.percentile(theirs[name, size], 50),
+                    ours_ns=traffic_metrics.operation_times_ns(result.iterations),
+                    mpi_ns=tuple(theirs[name, size]),
                 )
-                progress(f"{name} of {size} B: ours {row.ours_ns / 1e6:.1f} ms, Open MPI {row.mpi_ns / 1e6:.1f} ms")
+                progress(f"{name} of {size} B: Open MPI / ours {row.times}")
                 rows.append(row)
     return tuple(rows)
 
@@ -203,10 +218,11 @@ def _first_rnic(topology: Topology, host: str) -> tuple[str, str, str]:
 
 
 def _open_mpi(
-    lab: TrafficLab, hosts: Sequence[str], transport: str, sizes: Sequence[int], iterations: int
+    lab: TrafficLab, hosts: Sequence[str], transport: str, sizes: Sequence[int]
 ) -> dict[tuple[str, int], list[int]]:
     _, rnic, netdev = _first_rnic(lab.topology, hosts[0])
-    asked = json.dumps({"collectives": COLLECTIVES, "sizes": list(sizes), "iterations": iterations})
+    counts = [(size, ITERATIONS.get(size, LARGE_ITERATIONS)) for size in sizes]
+    asked = json.dumps({"collectives": COLLECTIVES, "sizes": counts})
     ssh = f"-i {KEY} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
     command = ["timeout", f"{MPI_TIMEOUT_S:.0f}", "mpirun.openmpi", "--allow-run-as-root", "-np", str(len(hosts))]
     command += ["--host", ",".join(f"{host}:1" for host in hosts), "--prtemca", "plm_ssh_args", ssh]
