@@ -39,7 +39,9 @@ from harness.pytest_plugin.keys import (
     EXPERIMENTS,
     EXPIRED,
     FAILED,
+    NOT_CLEARED,
     PROOF_NOT_REQUIRED,
+    PROPERTIES,
     QUARANTINED,
     RAN,
     RUNNING,
@@ -252,7 +254,9 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Fail a test whose quarantine has expired."""
+    """Fail a test whose quarantine has expired. A test that is rerun starts without what its last attempt left."""
+    item.stash[FAILED], item.stash[NOT_CLEARED], item.stash[RUNNING] = False, (), []
+    item.user_properties[:] = item.stash.setdefault(PROPERTIES, item.user_properties.copy())
     entry = item.stash.get(EXPIRED, None)
     if entry is not None:
         pytest.fail(

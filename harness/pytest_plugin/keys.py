@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ __all__ = [
     "FAILED",
     "NOT_CLEARED",
     "PROOF_NOT_REQUIRED",
+    "PROPERTIES",
     "QUARANTINED",
     "RAN",
     "RUNNING",
@@ -33,7 +35,10 @@ QUARANTINED: pytest.StashKey[bool] = pytest.StashKey()
 """On an item: whether it is in quarantine, so that its failure is excused."""
 
 FAILED: pytest.StashKey[bool] = pytest.StashKey()
-"""On an item: whether one of its phases has failed."""
+"""On an item: whether one of the phases of its latest attempt has failed."""
+
+PROPERTIES: pytest.StashKey[Iterable[tuple[str, object]]] = pytest.StashKey()
+"""On an item: its JUnit properties before its first attempt."""
 
 RUNNING: pytest.StashKey[list[Running[Any]]] = pytest.StashKey()
 """On an item: the workloads that it has started."""

@@ -128,6 +128,52 @@ def test_fault_that_need_not_be_proven_is_reported(session):
     result.stdout.fnmatch_lines(["faults that need not be proven (prove=False): test_it.py::test_it*link.flap*"])
 
 
+RERUN = """
+import pytest
+from _pytest.runner import runtestprotocol
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item, nextitem):
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    for _ in range(2):
+        item._initrequest()
+        reports = runtestprotocol(item, nextitem=nextitem, log=False)
+    for report in reports:
+        item.ihook.pytest_runtest_logreport(report=report)
+    return True
+"""
+"""What pytest-rerunfailures does: the same item is run again, and the last attempt counts."""
+FAILS_FIRST = """
+import pathlib, pytest
+
+@pytest.fixture
+def fault_mutation():
+    return "noop" if MUTATED and pathlib.Path("tried").exists() else None
+
+def test_it(still, inject):
+    inject("link.flap", "host1:rxe0", for_s=0.2).arm()
+    if not pathlib.Path("tried").exists():
+        pathlib.Path("tried").touch()
+        assert False
+"""
+
+
+def test_rerun_test_whose_fault_did_nothing_fails_although_its_first_attempt_failed(session, pytester):
+    """The failure of the first attempt excused the no-op fault of the second one, which passed."""
+    pytester.makepyfile(rerun=RERUN)
+    results, result = session(FAILS_FIRST.replace("MUTATED", "True"), "-p", "rerun")
+    result.assert_outcomes(passed=1, errors=1)
+    assert results["test_it"]["faultbed_exit_code"] == "2"
+
+
+def test_rerun_test_has_the_properties_of_its_last_attempt_alone(session, pytester):
+    pytester.makepyfile(rerun=RERUN)
+    session(FAILS_FIRST.replace("MUTATED", "False").replace("(still, ", "("), "-p", "rerun")
+    names = [one.get("name") for one in ET.parse(pytester.path / "junit.xml").iter("property")]
+    assert sum(name.startswith("receipt.") for name in names) == 1
+    assert names.count("faultbed_exit_code") == 1
+
+
 TIMES = """
 def test_during(inject, traffic):
     traffic(-5, 60)
