@@ -10,7 +10,7 @@
   test that injects such a fault.
 * A session in which tests were skipped because of the lab and no test ran ends with 5: no tests. An unknown lab or
   need ends it at once, with 4.
-* Quarantine excuses a failure, but never a lab that is DIRTY.
+* Quarantine and `xfail` excuse a failure, but never a lab that is DIRTY.
 * A test fails at its end if an `inject` receipt does not prove its fault, with the reasons. A fault is proven if it was
   armed, fired (while traffic of this test ran, if it started some), was witnessed, was on for its `for_s` (without one:
   until it was cleared), and is cleared. `inject(..., prove=False)` exempts one fault, which JUnit and the summary show.
@@ -376,20 +376,21 @@ def inject(
     yield from faults_on(lab, tmp_path, request, fault_mutation)
 
 
-# Outside pytest's own hook, which turns the failure of a test in quarantine into an expected failure.
+# Outside pytest's own hook, which turns the failure of a test with the mark `xfail` into an expected failure.
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add the workloads of a failed test to its report. Quarantine does not excuse a lab that is DIRTY."""
+    """Add the workloads of a failed test to its report. Neither quarantine nor xfail excuses a lab that is DIRTY."""
     report = yield
     if call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
         item.stash[FAILED] = True
-        excused = item.stash.get(QUARANTINED, False) and hasattr(report, "wasxfail")
+        excused = hasattr(report, "wasxfail")
         error = call.excinfo.value
         # An error at the end of a test may leave the lab changed, unless it says that the lab is clean.
+        at_end = report.when == "teardown" and (item.stash.get(QUARANTINED, False) or _uses_lab(item))
         reports_clean = getattr(error, "lab_state", None) == "CLEAN"
-        if excused and (_leaves_dirty(error) or (report.when == "teardown" and not reports_clean)):
+        if excused and (_leaves_dirty(error) or (at_end and not reports_clean)):
             report.outcome = "failed"
             del report.wasxfail
     if report.when == "call" and not report.skipped:

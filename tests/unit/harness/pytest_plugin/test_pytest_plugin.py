@@ -338,6 +338,24 @@ def test_quarantine_does_not_hide_a_dirty_lab(pytester, rack):
     assert result.ret == 1
 
 
+@pytest.mark.parametrize("mark", ["xfail", "xfail(raises=AssertionError)"])
+def test_xfail_does_not_hide_a_dirty_lab(pytester, rack, mark):
+    text = LEAVES.format(debris="Fingerprint(nodes={})").partition("def test_after")[0]
+    text = text.replace("def test_leaves", f"@pytest.mark.{mark}\ndef test_leaves")
+    pytester.makepyfile(test_x=f"import pytest\n{text}")
+    result = on_rack(pytester)
+    result.assert_outcomes(xpassed=1, errors=1)
+    assert result.ret == 1
+
+
+def test_xfail_of_a_test_without_a_lab_is_none_of_the_plugins_business(pytester):
+    text = "@pytest.fixture\ndef broken():\n    yield\n    assert False\n@pytest.mark.xfail\ndef test_it(broken): ...\n"
+    pytester.makepyfile(test_x=f"import pytest\n{text}")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(xpassed=1, xfailed=1)
+    assert result.ret == 0
+
+
 def test_quarantine_failed_test_restores_the_lab_like_any_other(pytester, rack):
     pytester.makepyfile(test_x="def test_flaky(lab): assert False\n")
     result = on_rack(pytester, quarantine(pytester, "test_x.py::test_flaky"))
