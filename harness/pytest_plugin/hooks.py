@@ -46,7 +46,7 @@ from harness.pytest_plugin.keys import (
     RAN,
     RUNNING,
 )
-from harness.pytest_plugin.skips import reasons, skip, summary_lines
+from harness.pytest_plugin.skips import hear_worker, reasons, skip, summary_lines, tell_controller
 from testbed.errors import DirtyLab, FaultbedError, RevertFailed
 
 # Every pytest session of every project that has faultbed installed imports this module. The product, which takes more
@@ -282,6 +282,7 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]:
     """Close the lab even if a fixture's teardown fails. A session that tested nothing ends with 5."""
     session.config.stash[AT_END] = []
+    tell_controller(session.config, has_run=session.config.stash.get(RAN, False))
     try:
         yield
     finally:
@@ -290,6 +291,13 @@ def pytest_sessionfinish(session: pytest.Session) -> Generator[None, None, None]
             session_lab.close_session(session.config)
     if _proved_nothing(session.config) and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.NO_TESTS_COLLECTED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Count the tests of a worker of pytest-xdist that has ended."""
+    if hear_worker(node.config, getattr(node, "workeroutput", {})):
+        node.config.stash[RAN] = True
 
 
 def _proved_nothing(config: pytest.Config) -> bool:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import NoReturn
+from collections.abc import Mapping
+from typing import Any, NoReturn
 
 import pytest
 
-__all__ = ["reasons", "skip", "summary_lines"]
+__all__ = ["hear_worker", "reasons", "skip", "summary_lines", "tell_controller"]
 
 _REASONS: pytest.StashKey[list[str]] = pytest.StashKey()
+_SKIPS, _HAS_RUN = "faultbed_skips", "faultbed_has_run"
+"""What a worker of pytest-xdist tells its controller."""
 
 
 def skip(config: pytest.Config, reason: str) -> NoReturn:
@@ -21,6 +24,18 @@ def skip(config: pytest.Config, reason: str) -> NoReturn:
 def reasons(config: pytest.Config) -> list[str]:
     """Return one reason for each test that this session has skipped because of the lab."""
     return config.stash.get(_REASONS, [])
+
+
+def tell_controller(config: pytest.Config, *, has_run: bool) -> None:
+    """Tell the controller of pytest-xdist why this worker has skipped tests, and whether it has run one."""
+    if hasattr(config, "workeroutput"):
+        config.workeroutput |= {_SKIPS: reasons(config), _HAS_RUN: has_run}
+
+
+def hear_worker(config: pytest.Config, output: Mapping[str, Any]) -> bool:
+    """Take over the reasons of a worker; return whether it has run a test. A worker that crashed tells nothing."""
+    config.stash.setdefault(_REASONS, []).extend(output.get(_SKIPS, ()))
+    return bool(output.get(_HAS_RUN, False))
 
 
 def summary_lines(config: pytest.Config) -> list[str]:

@@ -493,6 +493,18 @@ def test_plugin_session_that_only_skipped_is_no_pass(pytester):
     assert pytester.runpytest_inprocess("-p", "no:cacheprovider", "--lab=soft").ret == 0
 
 
+def test_session_of_workers_that_only_skipped_is_no_pass(pytester):
+    """The controller of pytest-xdist did not know what its workers had skipped for, and was green."""
+    pytester.makepyfile(test_x=NEEDY.format(need="uplinks >= 200"))
+    options = ("-p", "no:cacheprovider", "--lab=soft", "-n", "1")
+    result = pytester.runpytest_subprocess(*options)
+    result.assert_outcomes(skipped=1)
+    assert result.ret == pytest.ExitCode.NO_TESTS_COLLECTED
+    result.stdout.fnmatch_lines(["1 test was skipped because the lab does not fit:", "*this is not a pass*"])
+    pytester.makepyfile(test_y="def test_pure(): ...\n")
+    assert pytester.runpytest_subprocess(*options).ret == 0
+
+
 def test_session_that_skips_for_the_lab_counts_the_reasons(pytester):
     """What a lab does not fit was an S among dots: on a rack that is a third of a suite, perhaps for one reason."""
     need = NEEDY.format(need="uplinks >= 200")
