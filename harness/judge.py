@@ -32,7 +32,7 @@ from harness.analysis.links import emulation_headroom
 from harness.analysis.noise import NoiseFloor, allow_for
 from harness.analysis.observations import Observation, disturbed
 from harness.analysis.observe import Observed
-from harness.analysis.restarts import describe, ranks_without_state
+from harness.analysis.restarts import describe, why_state_unknown
 from harness.attribution.attribute import attribute
 from harness.confidence import Interval, decide, tail_of
 from harness.experiment.experiment_file import Expectation
@@ -369,14 +369,14 @@ def _restart_verdict(restart: Restart, *, is_last: bool, failed: bool) -> Verdic
 def _state_checks(run: Measurements) -> list[Check]:
     """Check the final state of a job with restarts, whether or not an expectation names it.
 
-    Wrong elements are a FAIL. Otherwise the check is INCONCLUSIVE if a rank of the final placement reported no state.
+    Wrong elements are a FAIL. Otherwise the check is INCONCLUSIVE if a rank of the final placement reported no state,
+    or if that is not the state after all iterations.
     """
     if run.resilience is None or (run.failure is not None and not run.resilience.states):
         return []  # a job that did not end has failed, which is a check of its own
-    wrong = sum(one.wrong for one in run.resilience.states)
-    missing = ranks_without_state(run.resilience, [one.rank for one in run.series])
-    unknown = f"; no state from rank {', '.join(map(str, missing))}" if missing else ""
-    complete = Verdict.INCONCLUSIVE if missing or not run.resilience.states else Verdict.PASS
+    wrong, why = sum(one.wrong for one in run.resilience.states), why_state_unknown(run)
+    unknown = f"; {why}" if why else ""
+    complete = Verdict.INCONCLUSIVE if why else Verdict.PASS
     return [
         Check(
             name="state",

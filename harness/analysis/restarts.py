@@ -23,7 +23,7 @@ from harness.quantities import format_duration
 from harness.record.measurements import Measurements, ResilienceRun
 from traffic.workloads.elastic.elastic_results import Restart
 
-__all__ = ["PHASES", "describe", "phases_of_restarts", "ranks_without_state", "restart_metrics"]
+__all__ = ["PHASES", "describe", "phases_of_restarts", "restart_metrics", "why_state_unknown"]
 
 PHASES = ("detect", "diagnose", "reschedule", "initialise", "restore", "catch_up")
 _DETAILS = {
@@ -83,7 +83,7 @@ def restart_metrics(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> 
     return {
         **_phase_times(phases_of_restarts(resilience, fired)),
         "lost_iterations": _lost_iterations(resilience),
-        "state_errors": _state_errors(resilience, [one.rank for one in run.series]),
+        "state_errors": _state_errors(run),
         "initialise.time": Observation(
             value=resilience.initialised_ns / 1e9,
             detail=f"{len(run.ranks)} ranks with {resilience.connections} queue pairs at the end",
@@ -145,24 +145,30 @@ def _lost_iterations(run: ResilienceRun) -> Observation:
     )
 
 
-def _state_errors(run: ResilienceRun, ranks: Sequence[int]) -> Observation:
-    """Return the wrong elements of the final state; no value if none is wrong but a rank reported no state."""
-    if not run.states:
-        return Observation(value=None, detail="no rank reported a final state, so none was compared")
-    wrong = sum(one.wrong for one in run.states)
-    missing = ranks_without_state(run, ranks)
-    if missing and not wrong:
-        return Observation(value=None, detail=f"no final state from rank {', '.join(map(str, missing))}")
-    elements = sum(one.elements for one in run.states)
-    after = {one.iterations for one in run.states}
-    detail = f"{elements} elements on {len(run.states)} ranks after {min(after)} iterations compared"
-    return Observation(value=wrong, detail=detail)
+def _state_errors(run: Measurements) -> Observation:
+    """Return the wrong elements of the final state; no value if none is wrong but part of it is unknown."""
+    states = run.resilience.states if run.resilience is not None else ()
+    wrong = sum(one.wrong for one in states)
+    unknown = why_state_unknown(run)
+    if unknown and not wrong:
+        return Observation(value=None, detail=unknown)
+    elements = sum(one.elements for one in states)
+    detail = f"{elements} elements on {len(states)} ranks after {min(one.iterations for one in states)} iterations"
+    return Observation(value=wrong, detail=f"{detail} compared")
 
 
-def ranks_without_state(run: ResilienceRun, ranks: Sequence[int]) -> tuple[int, ...]:
-    """Return the ranks of the final placement that reported no final state."""
-    reported = {one.rank for one in run.states}
-    return tuple(rank for rank in ranks if rank not in reported)
+def why_state_unknown(run: Measurements) -> str:
+    """Return why the final state is not known on every rank and after all iterations; empty if it is."""
+    states = run.resilience.states if run.resilience is not None else ()
+    reported = {one.rank for one in states}
+    if missing := [one.rank for one in run.series if one.rank not in reported]:
+        return f"no state from rank {', '.join(map(str, missing))}"
+    if not sum(one.elements for one in states):
+        return "no element of a final state was compared"
+    planned = run.workload.get("iterations")
+    if early := [one for one in states if isinstance(planned, int) and one.iterations != planned]:
+        return f"the state of rank {early[0].rank} is that after {early[0].iterations} of {planned} iterations"
+    return ""
 
 
 def describe(restart: Restart, phases: Sequence[Phase]) -> str:
