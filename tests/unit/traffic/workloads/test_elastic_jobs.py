@@ -92,6 +92,7 @@ def uninterrupted(tmp_path_factory):
 def assert_right(result, uninterrupted, restarts=1, every=EVERY):
     assert result.outcome == "recovered", result.where
     assert [one.wrong for one in result.states] == [0] * len(result.ranks)
+    assert {one.iterations for one in result.states} == {SPEC.iterations}
     assert digests(result) == uninterrupted
     assert result.wrong_elements == 0
     assert len(result.restarts) == restarts
