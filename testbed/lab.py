@@ -13,15 +13,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 import paramiko
-import yaml
 
 from testbed.backends.lab_backend import backend_of
-from testbed.backends.soft.lab_state import read_state, sockets_of
 from testbed.directories import lab_dir
-from testbed.errors import CommandFailed, FaultbedError, LabError, Unreachable, UsageError
+from testbed.errors import CommandFailed, FaultbedError, Unreachable, UsageError
 from testbed.inventory import lab_inventory as inventory_module
 from testbed.inventory.lab_inventory import Inventory, Management
-from testbed.model.lab_kind import LabKind, traits_of
+from testbed.model.lab_kind import LabKind
 from testbed.model.topology import Topology
 from testbed.observe.link_state import read_down_links
 from testbed.observe.watcher import Watcher, WatcherGone
@@ -34,17 +32,13 @@ if TYPE_CHECKING:
     from testbed.routing.switch_tables import SchemeTables
 
 __all__ = [
-    "SOFT_USER",
     "Lab",
     "machine_address",
     "open_keeper",
     "open_lab",
     "open_machine",
-    "runtime_inventory",
-    "write_runtime_inventory",
 ]
 
-SOFT_USER = "root"
 ALIVE_TIMEOUT_S = 5.0
 """How long a machine has to run the shortest command, to show that the connection to it is alive."""
 _SUDO = ("sudo", "-n", "--")
@@ -146,9 +140,7 @@ class Lab:
         Raises:
             UsageError: the node is not a VM of a soft lab.
         """
-        if not traits_of(self.kind).is_emulated or node not in self._connections:
-            raise UsageError(f"{node} is not a VM of a soft lab, so that QEMU cannot act on it; choose another target")
-        return sockets_of(self.state_dir) / f"{node}.holder"
+        return backend_of(self.kind).qmp_socket(self.inventory_model, node)
 
     def vm_pid(self, node: str) -> int:
         """Return the process id of QEMU for a VM of a soft lab.
@@ -157,11 +149,7 @@ class Lab:
             UsageError: the node is not a VM of a soft lab.
             LabError: the lab is no longer up.
         """
-        self.qmp_socket(node)
-        state = read_state(self.state_dir)
-        if state is None or node not in state.vms:
-            raise LabError(f"{self.name} is no longer up: no process runs {node}; start it with `faultbed up`")
-        return state.vms[node].pid
+        return backend_of(self.kind).vm_pid(self.inventory_model, node)
 
     def nic_id(self, node: str, netdev: str) -> str:
         """Return the QEMU id of a VM's network device, for `set_link`."""
@@ -277,31 +265,6 @@ def open_lab(inventory: Path | Inventory) -> Lab:
     model = inventory if isinstance(inventory, Inventory) else inventory_module.load(inventory)
     access = backend_of(model.kind).access(model)
     return Lab(model, access.addresses, accelerator=access.accelerator)
-
-
-def runtime_inventory(folder: Path) -> Path:
-    """Return the path of a running soft lab's second inventory: the addresses of its machines."""
-    return folder / "runtime.yml"
-
-
-def write_runtime_inventory(inventory: Inventory, folder: Path, ports: Mapping[str, int]) -> None:
-    """Write `runtime_inventory` for Ansible; it contains paths of key files, never keys."""
-    options = (
-        f"-o StrictHostKeyChecking=yes -o UserKnownHostsFile={folder / 'known_hosts'} -o GlobalKnownHostsFile=/dev/null"
-    )
-    hosts = {
-        name: {
-            "ansible_host": "127.0.0.1",
-            "ansible_port": port,
-            "ansible_user": SOFT_USER,
-            "ansible_ssh_private_key_file": str(folder / "id_ed25519"),
-            "ansible_ssh_common_args": f"{options} -o IdentitiesOnly=yes",
-            "ansible_python_interpreter": "/usr/bin/python3",
-        }
-        for name, port in ports.items()
-    }
-    head = f"# Addresses of the machines of {inventory.name}. Written by `faultbed up`, removed by `faultbed down`.\n"
-    runtime_inventory(folder).write_text(head + yaml.safe_dump({"all": {"hosts": hosts}}))
 
 
 def open_keeper(inventory: Inventory) -> Node:

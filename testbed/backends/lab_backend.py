@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     from testbed.remote.ssh import Address
     from testbed.tenancy.reservation_store import ReservationStore
 
-__all__ = ["Access", "Environment", "Finding", "LabBackend", "Progress", "backend_of"]
+__all__ = ["NOT_A_VM", "Access", "Environment", "Finding", "LabBackend", "Progress", "backend_of"]
 
 Progress = Callable[[str], None]
+NOT_A_VM = "not a VM of a soft lab, so that QEMU cannot act on it; choose another target"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,6 +110,21 @@ class LabBackend(Protocol):
 
     def ansible_addresses(self, folder: Path) -> Path | None:
         """Return a second inventory with the addresses of running machines; None: the lab's own has them."""
+
+    def qmp_socket(self, inventory: Inventory, machine: str) -> Path:
+        """Return the socket at which fault holders command the QEMU of a machine.
+
+        Raises:
+            UsageError: the machine is not a VM of this lab.
+        """
+
+    def vm_pid(self, inventory: Inventory, machine: str) -> int:
+        """Return the process id of the QEMU of a machine.
+
+        Raises:
+            UsageError: the machine is not a VM of this lab.
+            LabError: the lab is no longer up.
+        """
 
     def store(self, inventory: Inventory) -> ReservationStore:
         """Return the lab's reservation store.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NoReturn
 
-from testbed.backends.lab_backend import Access, Environment, Finding, LabBackend, Progress
+from testbed.backends.lab_backend import NOT_A_VM, Access, Environment, Finding, LabBackend, Progress
 from testbed.backends.rack import rack_status
 from testbed.errors import UsageError
 from testbed.inventory.lab_inventory import Inventory
@@ -43,6 +43,12 @@ class _Rack:
 
     def ansible_addresses(self, folder: Path) -> Path | None:
         return None
+
+    def qmp_socket(self, inventory: Inventory, machine: str) -> Path:
+        raise UsageError(f"{machine} is {NOT_A_VM}")
+
+    def vm_pid(self, inventory: Inventory, machine: str) -> int:
+        raise UsageError(f"{machine} is {NOT_A_VM}")
 
     def store(self, inventory: Inventory) -> ReservationStore:
         return node_store(open_keeper(inventory), lab=inventory.name)

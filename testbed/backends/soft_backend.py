@@ -6,13 +6,12 @@ import functools
 import os
 from pathlib import Path
 
-from testbed.backends.lab_backend import Access, Environment, Finding, LabBackend, Progress
-from testbed.backends.soft import capacity, image, lifecycle, serial_console, vm
-from testbed.backends.soft.lab_state import read_snapshot, read_state
+from testbed.backends.lab_backend import NOT_A_VM, Access, Environment, Finding, LabBackend, Progress
+from testbed.backends.soft import capacity, image, lifecycle, serial_console, ssh_access, vm
+from testbed.backends.soft.lab_state import read_snapshot, read_state, sockets_of
 from testbed.directories import SOCKET_PATH_MAX, lab_dir
-from testbed.errors import LabError
+from testbed.errors import LabError, UsageError
 from testbed.inventory.lab_inventory import Inventory
-from testbed.lab import SOFT_USER, runtime_inventory
 from testbed.remote.ssh import Address
 from testbed.tenancy.reservation_store import ReservationStore, local_store
 
@@ -53,7 +52,7 @@ class _Soft:
             name: Address(
                 host="127.0.0.1",
                 port=state.vms[name].ssh_port,
-                user=SOFT_USER,
+                user=ssh_access.USER,
                 identity=folder / "id_ed25519",
                 host_key=snapshot.host_keys[name],
                 remedy=functools.partial(_remedy, folder / "vms" / name / serial_console.FILE),
@@ -71,11 +70,23 @@ class _Soft:
             "GlobalKnownHostsFile=/dev/null",
             "IdentitiesOnly=yes",
         )
-        argv = ["ssh", "-q", "-p", str(ports[machine]), "-i", str(folder / "id_ed25519"), "-l", SOFT_USER]
+        argv = ["ssh", "-q", "-p", str(ports[machine]), "-i", str(folder / "id_ed25519"), "-l", ssh_access.USER]
         return [*argv, *(word for option in options for word in ("-o", option))]
 
     def ansible_addresses(self, folder: Path) -> Path | None:
-        return runtime_inventory(folder)
+        return ssh_access.ansible_addresses(folder)
+
+    def qmp_socket(self, inventory: Inventory, machine: str) -> Path:
+        if machine not in inventory.machines:
+            raise UsageError(f"{machine} is {NOT_A_VM}")
+        return sockets_of(lab_dir(inventory.name)) / f"{machine}.holder"
+
+    def vm_pid(self, inventory: Inventory, machine: str) -> int:
+        self.qmp_socket(inventory, machine)
+        state = read_state(lab_dir(inventory.name))
+        if state is None or machine not in state.vms:
+            raise LabError(f"{inventory.name} is no longer up: no process runs {machine}; start it with `faultbed up`")
+        return state.vms[machine].pid
 
     def store(self, inventory: Inventory) -> ReservationStore:
         return local_store(lab_dir(inventory.name), lab=inventory.name)

@@ -2,5 +2,5 @@
 
 image        the guest, built once                 qmp_client, vm   one QEMU process
 accel        KVM where it works, else TCG          wiring           which VM has which NIC, from the inventory
-ssh_keys     SSH keys of one lab                   lifecycle        up, down, reset, status of a whole lab
+ssh_access   keys, user and addresses of one lab   lifecycle        up, down, reset, status of a whole lab
 """

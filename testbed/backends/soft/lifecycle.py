@@ -19,7 +19,7 @@ import msgspec
 
 from testbed import lab as lab_module
 from testbed import provision
-from testbed.backends.soft import accel, capacity, fleet, image, serial_console, snapshot_key, ssh_keys, vm
+from testbed.backends.soft import accel, capacity, fleet, image, serial_console, snapshot_key, ssh_access, vm
 from testbed.backends.soft.ignored_signals import ignored_signals
 from testbed.backends.soft.image import Image
 from testbed.backends.soft.lab_state import (
@@ -274,14 +274,14 @@ def _boot(
     """Boot, provision and verify a lab from nothing, and take its snapshot."""
     (folder / "snapshot.json").unlink(missing_ok=True)
     shutil.rmtree(folder / "vms", ignore_errors=True)
-    controller = ssh_keys.generate()
-    ssh_keys.write_private(folder / "id_ed25519", controller.private)
+    controller = ssh_access.generate()
+    ssh_access.write_private(folder / "id_ed25519", controller.private)
     host_keys = {}
     for machine in vms(inventory):
         private_dir(machine.folder)
-        pair = ssh_keys.generate()
+        pair = ssh_access.generate()
         host_keys[machine.machine.name] = pair.public
-        ssh_keys.write_private(machine.seed, "")
+        ssh_access.write_private(machine.seed, "")
         machine.seed.write_bytes(vm.seed_disk(machine.machine, host_key=pair.private, authorized_key=controller.public))
         fleet.make_overlay(built, machine)
     write(folder / "snapshot.json", Snapshot(key=key, host_keys=host_keys, complete=False))
@@ -365,7 +365,7 @@ def _wake(inventory: Inventory, progress: Progress) -> None:
 def _write_runtime(inventory: Inventory, folder: Path, state: LabState, host_keys: dict[str, str]) -> None:
     lines = [f"[127.0.0.1]:{state.vms[name].ssh_port} {key}\n" for name, key in host_keys.items()]
     (folder / "known_hosts").write_text("".join(lines))
-    lab_module.write_runtime_inventory(inventory, folder, {name: x.ssh_port for name, x in state.vms.items()})
+    ssh_access.write_ansible_addresses(inventory, folder, {name: x.ssh_port for name, x in state.vms.items()})
 
 
 def _end_all(inventory: Inventory, folder: Path) -> bool:

@@ -12,7 +12,7 @@ import tarfile
 import pytest
 
 from testbed import shipped
-from testbed.backends.soft import accel, capacity, image, lab_state, lifecycle, ssh_keys, vm
+from testbed.backends.soft import accel, capacity, image, lab_state, lifecycle, ssh_access, vm
 from testbed.backends.soft.ignored_signals import ignored_signals
 from testbed.backends.soft.image import Image
 from testbed.backends.soft.vm import Vm
@@ -81,7 +81,7 @@ def test_vm_wire_ends_name_each_other(soft, tmp_path):
 
 
 def test_seed_disk_has_the_identity_and_a_private_key(soft):
-    pair = ssh_keys.generate()
+    pair = ssh_access.generate()
     disk = vm.seed_disk(machines(soft)[1], host_key=pair.private, authorized_key=pair.public)
     assert len(disk) % 512 == 0
     with tarfile.open(fileobj=io.BytesIO(disk)) as tar:
@@ -94,7 +94,7 @@ def test_lab_private_files_are_owner_only(tmp_path):
     path = tmp_path / "id"
     path.write_text("old")
     path.chmod(0o644)
-    ssh_keys.write_private(path, "secret")
+    ssh_access.write_private(path, "secret")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.read_text() == "secret"
 
