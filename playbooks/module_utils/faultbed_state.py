@@ -25,6 +25,7 @@ __all__ = [
 NETNS = "/run/netns"
 QUEUE_PACKETS = 10000  # more than all queue pairs of a host have in flight (rxe: 128 packets each)
 MANAGEMENT_IP = "10.0.2.15"  # the guest's address on QEMU's user network; SSH lives there
+FIRST_TABLE, FIRST_PRIORITY = 100, 1000  # of the first RNIC's routes and rules; each further RNIC has the next
 
 
 class StateError(Exception):

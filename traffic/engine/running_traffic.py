@@ -219,21 +219,34 @@ class Running(Generic[Result]):
                 },
             )
         self._manager.make_all()
-        self._pump_until(lambda: not self._manager.down)
+        if not self._handle_events_until(
+            lambda: not self._manager.down,
+            SETUP_TIMEOUT_S,
+            lambda: f"no connection {', '.join(self._manager.down)} after {SETUP_TIMEOUT_S:.0f} s",
+        ):
+            raise LabError(f"{self.plan.what} did not start: {self.failure}")
         self._publish("qps", time.monotonic_ns(), connections=list(self.connections))
 
-    def _pump_until(self, is_ready: Callable[[], bool]) -> None:
-        deadline_ns = time.monotonic_ns() + int(SETUP_TIMEOUT_S * 1e9)
+    def _handle_events_until(
+        self, is_ready: Callable[[], bool], timeout_s: float, timeout_message: Callable[[], str]
+    ) -> bool:
+        """Handle events until a condition holds; False if the run fails first, or `timeout_s` passes (a failure)."""
+        deadline_ns = time.monotonic_ns() + int(timeout_s * 1e9)
         while not is_ready():
-            event = self._engines.next(min(deadline_ns, time.monotonic_ns() + POLL_NS))
+            self._handle_next_event(deadline_ns)
             now_ns = time.monotonic_ns()
-            if event is not None:
-                self._handle(event, now_ns)
             self._check_connections(now_ns)
             if self.failure is None and now_ns > deadline_ns:
-                self.failure = f"no connection {', '.join(self._manager.down)} after {SETUP_TIMEOUT_S:.0f} s"
+                self.failure = timeout_message()
             if self.failure is not None:
-                raise LabError(f"{self.plan.what} did not start: {self.failure}")
+                return False
+        return True
+
+    def _handle_next_event(self, deadline_ns: int) -> None:
+        """Wait for an event until the deadline, but at most `POLL_NS`, and handle it."""
+        event = self._engines.next(min(deadline_ns, time.monotonic_ns() + POLL_NS))
+        if event is not None:
+            self._handle(event, time.monotonic_ns())
 
     def _begin_task(self, task: TaskPlan) -> None:
         self._engines.send(task.endpoint.host, {"do": "start", "task": task.name, **self._start_fields(task)})
@@ -285,10 +298,8 @@ class Running(Generic[Result]):
         try:
             active = {task.name for task in self.plan.tasks if task.active}
             while self.failure is None and not active <= set(self.done):
-                event = self._engines.next(time.monotonic_ns() + POLL_NS)
+                self._handle_next_event(time.monotonic_ns() + POLL_NS)
                 now_ns = time.monotonic_ns()
-                if event is not None:
-                    self._handle(event, now_ns)
                 self._check_connections(now_ns)
                 self._serve_dump_request(now_ns)
                 if now_ns - self._progress_ns > self.plan.stall_deadline_s * 1e9:

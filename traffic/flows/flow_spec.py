@@ -8,6 +8,7 @@ from testbed.errors import UsageError
 from testbed.finite import require_finite
 from testbed.model.lab_kind import LabKind, traits_of
 from traffic.engine.task_specs import QpParams, check_entropy, check_qp
+from traffic.node.completions import CQ_ENTRIES
 
 __all__ = [
     "ATOMIC_BYTES",
@@ -35,8 +36,6 @@ MAX_CHECKED_BYTES = 256 << 20
 ATOMIC_BYTES = 8
 
 MAX_QPS = 64
-CQ_ENTRIES = 32_767
-"""Completion queue of an RNIC, as in `traffic.node.completions`."""
 MAX_MESSAGE_BYTES = 1 << 30
 CHAIN_BYTES = 256 * 1024
 MAX_CHAIN = 32

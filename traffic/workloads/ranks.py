@@ -17,6 +17,7 @@ from traffic.engine.flight_recorder import RankEnd
 from traffic.engine.run_results import Endpoint, Outcome, Window
 from traffic.engine.running_traffic import Running
 from traffic.engine.task_specs import ConnectionSpec, Plan, QpParams, TaskPlan, check_entropy, shared_flow_label
+from traffic.node.completions import CQ_ENTRIES
 
 __all__ = [
     "ITEM_BYTES",
@@ -40,9 +41,6 @@ __all__ = [
 
 WARMUP = 2
 """Default number of warm-up iterations: caches and translators are cold in them."""
-
-MAX_COMPLETIONS = 32_767
-"""Entries of an RNIC's completion queue (`traffic.node.completions`)."""
 
 CREDITS = 8
 """Credits that a queue pair may have under way (`traffic.node.ranks.rank`)."""
@@ -251,10 +249,10 @@ def check_completion_queues(spec: RanksSpec, ranks: Sequence[Endpoint], programs
         queue_pairs.update({ranks[src].name: len(writes)})
         queue_pairs.update({ranks[dst].name: len(writes)})
     for rnic, number in queue_pairs.most_common(1):
-        if number * each > MAX_COMPLETIONS:
+        if number * each > CQ_ENTRIES:
             raise UsageError(
                 f"{rnic} would have {number} queue pairs with {each} work requests each, {number * each} together, and "
-                f"its completion queue holds {MAX_COMPLETIONS}; use fewer queue pairs per peer, ranks or slots"
+                f"its completion queue holds {CQ_ENTRIES}; use fewer queue pairs per peer, ranks or slots"
             )
 
 

@@ -346,12 +346,6 @@ class ElasticRunning(Running[ElasticResult]):
         self._update_restart(cause=cause, hosts=dead, diagnosed_ns=time.monotonic_ns())
         return machine.Diagnosed(cause=cause, hosts=dead)
 
-    def _handle_next_event(self, deadline_ns: int) -> None:
-        """Wait for an event until the deadline, but at most a quarter of `loss.PING_NS`, and handle it."""
-        event = self._engines.next(min(deadline_ns, time.monotonic_ns() + loss.PING_NS // 4))
-        if event is not None:
-            self._handle(event, time.monotonic_ns())
-
     def _storage_answers(self) -> bool:
         try:
             self._server.ping()
@@ -499,31 +493,17 @@ class ElasticRunning(Running[ElasticResult]):
         names = {task.name for task in self.plan.tasks}
         # Without a checkpoint the job starts from iteration 0. Its ranks restore nothing, but warm up first.
         awaited = "restore their state" if iterations else "finish their first iteration"
-        self._handle_events_until(
+        if not self._handle_events_until(
             lambda: names <= (self._restored if iterations else set(self._done_by_task)),
-            f"ranks did not {awaited} within {START_TIMEOUT_S:.0f} s",
-        )
+            START_TIMEOUT_S,
+            lambda: f"ranks did not {awaited} within {START_TIMEOUT_S:.0f} s",
+        ):
+            raise LabError(self.failure)
         self._update_restart(restored_ns=time.monotonic_ns(), restored_iterations=iterations)
         if iterations and self._warming_up:  # the checkpoint proves that warm-up was over: its last report is lost
             self._publish("ready", self.started_ns)
             self._warming_up.clear()
         return machine.Restored(iterations=iterations)
-
-    def _handle_events_until(self, condition: Callable[[], bool], timeout_message: str) -> None:
-        """Handle events until a condition holds.
-
-        Raises:
-            LabError: the run has failed meanwhile, or the condition does not hold after `START_TIMEOUT_S`.
-        """
-        deadline_ns = time.monotonic_ns() + int(START_TIMEOUT_S * 1e9)
-        while not condition():
-            self._handle_next_event(deadline_ns)
-            now_ns = time.monotonic_ns()
-            self._check_connections(now_ns)
-            if self.failure is None and now_ns > deadline_ns:
-                self.failure = timeout_message
-            if self.failure is not None:
-                raise LabError(self.failure)
 
 
 def longest_restarts_s(resilience: Resilience) -> float:

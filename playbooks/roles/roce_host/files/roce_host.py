@@ -7,6 +7,8 @@ their destination. rxe looks up routes with the source address and therefore fol
 import os
 
 from faultbed_state import (
+    FIRST_PRIORITY,
+    FIRST_TABLE,
     MANAGEMENT_IP,
     StateError,
     addresses,
@@ -19,8 +21,6 @@ from faultbed_state import (
 )
 
 INFINIBAND = "/sys/class/infiniband"
-FIRST_TABLE = 100
-FIRST_PRIORITY = 1000
 PRIORITIES = 100
 FRONT_END_MTU = 1500
 

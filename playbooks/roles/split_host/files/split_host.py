@@ -1,18 +1,17 @@
 """Separate a host's back end from its front end: ARP, reverse-path filter, addresses and source-based routes.
 
 The settings of each RNIC are applied now, and files for systemd-networkd apply them again at every boot
-(systemd.network(5)). Routing tables and rule priorities are those of soft hosts. An interface with an address that the
-inventory does not have is rejected and never changed, because an administrator may be logged in through it.
+(systemd.network(5)). An interface with an address that the inventory does not have is rejected and never changed,
+because an administrator may be logged in through it.
 """
 
 import os
 
 from faultbed_saved import SavedState
-from faultbed_state import StateError, addresses, answer, ip_json
+from faultbed_state import FIRST_PRIORITY, FIRST_TABLE, StateError, addresses, answer, ip_json
 
 INFINIBAND = "/sys/class/infiniband"
 SYSCTL_FILE = "/etc/sysctl.d/90-faultbed-split_host.conf"
-FIRST_TABLE, FIRST_PRIORITY = 100, 1000
 
 
 def main(desired, check):

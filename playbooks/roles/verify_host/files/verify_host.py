@@ -7,11 +7,10 @@ within which it waits for the switches' routes to converge.
 import os
 import sys
 
-from faultbed_state import addresses, answer, ip_json, run
+from faultbed_state import FIRST_TABLE, addresses, answer, ip_json, run
 
 INFINIBAND = "/sys/class/infiniband"
 ACTIVE = "4: ACTIVE"
-FIRST_TABLE = 100
 REMOTE_ADDRESS = "192.0.2.1"  # of no lab (RFC 5737), so that a default route decides
 
 

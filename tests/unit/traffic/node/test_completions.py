@@ -34,10 +34,6 @@ def spec_of(kind, qps, depth, size=64):
     return flow_run.FlowSpec(**made, transport=transport, verb=verb, check=check)
 
 
-def test_completion_queue_has_one_size_for_planner_and_engine():
-    assert flow_spec.CQ_ENTRIES == completions.CQ_ENTRIES
-
-
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(kind=st.sampled_from(sorted(KINDS)), qps=st.integers(1, 64), depth=st.integers(0, 20_000))
 def test_flow_accepted_by_the_planner_fits_into_the_completion_queue(monkeypatch, kind, qps, depth):
