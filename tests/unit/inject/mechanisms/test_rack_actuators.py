@@ -405,20 +405,12 @@ def test_gpu_neighbour_that_cannot_start_is_an_error_and_leaves_no_process(card,
 def test_patterns_match_the_same_lines_in_python_and_grep(kind, target, params):
     """The holder reads them with Python, the stored revert with grep -E."""
     args = shot(kind, target, **params).request["args"]
+    lines = ["up", "down", "Active", "None", "x1500", "1500", "State:\tT (stopped)", "held 0x2", "GPU 0     79"]
     for pattern in (args["applied"], args["normal"]):
-        for line in (
-            "up",
-            "down",
-            "Active",
-            "None",
-            "x1500",
-            "1500",
-            "State:\tT (stopped)",
-            "held 0x2",
-            "GPU 0     79",
-        ):
-            result = subprocess.run(["grep", "-Eq", "--", pattern], input=line, text=True, check=False).returncode == 0
-            assert result == bool(re.search(pattern, line, re.MULTILINE)), (pattern, line)
+        found = subprocess.run(
+            ["grep", "-E", "--", pattern], input="\n".join(lines), text=True, check=False, capture_output=True
+        ).stdout
+        assert found.splitlines() == [line for line in lines if re.search(pattern, line, re.MULTILINE)], pattern
 
 
 def test_rack_user_other_than_root_uses_sudo(tmp_path):
