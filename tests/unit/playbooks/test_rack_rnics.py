@@ -12,7 +12,7 @@ import sys
 import pytest
 
 TOOL = """\
-#!{python}
+#!{python} -IS
 # dcb, mlxconfig, mlxreg and ethtool of one RNIC, over its state in a file. `dcb app del` of what is not there fails, as
 # the kernel's dcb_ieee_delapp does.
 import json, pathlib, sys

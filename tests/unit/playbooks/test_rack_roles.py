@@ -254,7 +254,7 @@ def test_rnic_tool_output_is_decoded(program):
 
 
 MLNX_QOS_TOOL = """\
-#!{python}
+#!{python} -IS
 # mlnx_qos of one interface, over its state in a file: what its help says of these options.
 import json, pathlib, sys
 path = pathlib.Path({state!r})
@@ -309,7 +309,7 @@ def test_role_restores_a_removed_file_with_its_private_mode_and_keeps_the_record
 
 
 SETPCI = """\
-#!{python}
+#!{python} -IS
 # setpci -s DEVICE ECAP_ACS+OFFSET.w=VALUE, over configuration spaces whose ACS capability is at 0x140; all numbers hex.
 import pathlib, sys
 _, device, what = sys.argv[1:]
@@ -499,7 +499,7 @@ def test_ptp_needs_a_second_program_only_with_a_hardware_clock(program):
 
 
 SYSTEMCTL = """\
-#!{python}
+#!{python} -IS
 # systemctl over a file of what is active, with what it was told in another.
 import pathlib, sys
 house = pathlib.Path({house!r})

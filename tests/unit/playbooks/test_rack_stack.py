@@ -14,7 +14,7 @@ import sys
 import pytest
 
 TOOL = """\
-#!{python}
+#!{python} -IS
 # apt-get and dpkg-query over a file of what is installed; `repo` is what can be had, with dependencies.
 import json, pathlib, sys
 house = pathlib.Path({house!r})

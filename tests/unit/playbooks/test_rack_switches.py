@@ -38,7 +38,7 @@ HOSTVARS = {
 FIELDS = ["IP_PROTOCOL", "DST_IP", "SRC_IP", "L4_DST_PORT", "L4_SRC_PORT"]
 
 TOOL = """\
-#!{python}
+#!{python} -IS
 # One of SONiC's tools, over ConfigDB in a file, as redis has it: lists are joined, their names end in an at sign.
 import json, pathlib, sys
 tool, args, house = pathlib.Path(sys.argv[0]).name, sys.argv[1:], pathlib.Path({house!r})
@@ -372,7 +372,7 @@ def test_sonic_switch_without_hash_capabilities_is_left_alone_with_a_note(switch
 
 
 DCB = """\
-#!{python}
+#!{python} -IS
 # iproute2's dcb of one port, over its state in a file, as dcb-pfc(8) and dcb-app(8) have it.
 import json, pathlib, sys
 path = pathlib.Path({state!r})
