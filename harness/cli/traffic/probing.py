@@ -28,7 +28,8 @@ _SHOWN = 12
 def probe(session: Session, *, duration: str, rate: float, qps: int, as_json: bool) -> int:
     """Send datagrams over every link, both ways; say where they are lost, and where they take long.
 
-    Exit code 1: they are lost somewhere. Places that are slow are told, and do not change it.
+    Exit code 1: they are lost somewhere; 2: no place loses more than chance, but no probe crossed some link. Places
+    that are slow are told, and do not change it.
 
     From each RNIC to one in every rack, on so many queue pairs that ECMP spreads them; the way of each is asked of the
     switches' kernels. A place is named when what its probes lost is explained by it much better than by chance. Each
@@ -46,7 +47,14 @@ def probe(session: Session, *, duration: str, rate: float, qps: int, as_json: bo
         session.json(result.to_dict())
     else:
         _show(session, result)
-    return ExitCode.FAIL if result.suspects else ExitCode.PASS
+    return _exit_code(result)
+
+
+def _exit_code(result: ProbeResult) -> ExitCode:
+    """Return the exit code. A link that no probe crossed is not known to lose nothing."""
+    if result.suspects:
+        return ExitCode.FAIL
+    return ExitCode.INCONCLUSIVE if result.uncovered else ExitCode.PASS
 
 
 def _show(session: Session, result: ProbeResult) -> None:

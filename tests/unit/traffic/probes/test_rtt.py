@@ -17,11 +17,12 @@ from rich.console import Console
 
 from harness.cli.context import Session
 from harness.cli.traffic import probing
+from harness.verdict import ExitCode
 from testbed.errors import UsageError
 from traffic.flows import flow_run
 from traffic.probes.prober import ProbeResult, ProbeSpec
 from traffic.probes.rtt import SLOW, Trip, echoes, locate, times_of
-from traffic.probes.tomography import Probes
+from traffic.probes.tomography import Probes, Suspect
 
 NS = st.integers(min_value=0, max_value=10**9)
 
@@ -221,6 +222,16 @@ def test_probe_command_shows_round_trips_and_the_source_of_timestamps():
     assert "times are software ones" in text
     probing._show(session, result(paths=(), slow=()))
     assert "no probe was answered" in console.export_text()
+
+
+def test_probe_of_a_link_that_no_probe_crossed_is_no_pass():
+    """Without a single probe nothing is lost: the command used to end with 0."""
+    suspect = Suspect(place=("rtsw1", "ctsw1"), sent=9, lost=9, gain=50.0)
+    missed = ("rtsw1 -> ctsw1",)
+    codes = [probing._exit_code(result(**change)) for change in (
+        {}, {"uncovered": missed}, {"suspects": (suspect,)}, {"suspects": (suspect,), "uncovered": missed},
+    )]  # fmt: skip
+    assert codes == [ExitCode.PASS, ExitCode.INCONCLUSIVE, ExitCode.FAIL, ExitCode.FAIL]
 
 
 def test_probe_json_has_every_path_and_place():
