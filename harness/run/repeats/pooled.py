@@ -25,7 +25,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import msgspec
 import numpy as np
@@ -192,7 +192,7 @@ def _noisy_check(metric: Metric, sign: str, bound: float, kept: Sequence[Trial],
     observations = [
         one
         for trial in kept
-        if (one := trial.metrics.get(metric.name)) is not None and isinstance(one.value, int | float)
+        if (one := trial.metrics.get(metric.name)) is not None and _is_number(one.value)
     ]
     missing = len(kept) - len(observations)
     level = level_for(noisy)
@@ -250,7 +250,8 @@ def _interval(metric: Metric, observations: Sequence[Observation], tail: float) 
     if by_log:
         return Interval(low=math.exp(low), high=math.exp(high), method=f"Student's t of {len(values)} runs")
     own = [one.interval for one in observations]
-    known = [one for one in own if one is not None]
+    # An end that is no number would be dropped by min and max.
+    known = [one for one in own if one is not None and not math.isnan(one.low + one.high)]
     if len(known) < len(own):
         return None
     low = min(low, float(np.mean([one.low for one in known])))
@@ -260,9 +261,14 @@ def _interval(metric: Metric, observations: Sequence[Observation], tail: float) 
     )
 
 
+def _is_number(value: object) -> TypeGuard[float]:
+    """Return whether a run has a value of a metric: a number, and a finite one."""
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
 def pooled_observation(metric: Metric, observations: Sequence[Observation], *, level: float = LEVEL) -> Observation:
     """Return the value of several runs together, with its interval from the third run on."""
-    values = [one.value for one in observations if isinstance(one.value, int | float)]
+    values = [one.value for one in observations if _is_number(one.value)]
     if not values or len(values) < len(observations):
         names = {one.value for one in observations}
         value = names.pop() if len(names) == 1 else None

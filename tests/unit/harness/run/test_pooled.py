@@ -195,6 +195,22 @@ def test_pool_of_runs_faster_than_their_twins_is_no_pass():
     assert "the machine was disturbed" in result.detail
 
 
+@pytest.mark.parametrize("most", [None, 10])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_pool_with_a_value_that_is_no_number_is_no_pass(value, most):
+    """An earlier look used to decide, as if the last run had not been made."""
+    check = named(pool(trials([1.0, 1.001, 1.0, 1.001, value]), JCT, most=most), "jct_ratio")
+    assert check.verdict is INCONCLUSIVE
+    assert "1 runs have no value" in check.detail
+
+
+def test_pool_with_an_interval_that_is_no_number_is_no_pass():
+    own = Interval(low=float("nan"), high=0.95, method="m")
+    runs = [trial(number, [("goodput_min_ratio", 0.9, own)]) for number in range(4)]
+    expectation = Expectation(metric=METRICS["goodput_min_ratio"], minimum=0.5)
+    assert named(pool(runs, [expectation]), "goodput_min_ratio").verdict is INCONCLUSIVE
+
+
 def test_pool_with_one_outlier_is_not_decided_by_it():
     """Nine runs lie at the bound and one far above: the outlier widens the interval more than it raises it."""
     assert named(pool(trials([1.05] * 9 + [3.0]), JCT), "jct_ratio").verdict is INCONCLUSIVE
