@@ -305,11 +305,22 @@ def goodput_mean_ratio(
     return Observation(value=ratios[worst], detail=detail)
 
 
-def jct_ratio(run: Measurements, job_time: timeline.JobTime | None) -> Observation:
-    """Return the job completion time relative to the fault-free twin."""
+def jct_ratio(
+    run: Measurements, job_time: timeline.JobTime | None, fired: Mapping[str, tuple[int, int]]
+) -> Observation:
+    """Return the job completion time relative to the fault-free twin; None unless it includes every fault.
+
+    `fired` maps fault ids to (first firing, removal) in controller ns.
+    """
     if job_time is None:
         reason = "this run has no fault-free twin" if run.twin is None else "no iteration that both runs finished"
         return Observation(value=None, detail=reason)
+    # The twin may have finished fewer iterations than the run, and a fault may have come after those.
+    is_whole = job_time.iterations == timeline.finished_iterations(run.series)
+    for fault_id, (first_ns, cleared_ns) in fired.items():
+        if job_time.end_ns < (first_ns if is_whole else cleared_ns):
+            detail = f"both runs finished {job_time.iterations} iterations, which ended before {fault_id} was over"
+            return Observation(value=None, detail=detail)
     detail = (
         f"{format_duration(job_time.run_ns)} for {job_time.iterations} iterations, "
         f"twin {format_duration(job_time.twin_ns)}"

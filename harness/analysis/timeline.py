@@ -187,11 +187,12 @@ class Impact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobTime:
-    """Time to finish the first `iterations` iterations, in this run and in its twin."""
+    """Time to finish the first `iterations` iterations, in this run (where they end at `end_ns`) and in its twin."""
 
     iterations: int
     run_ns: int
     twin_ns: int
+    end_ns: int
 
     @property
     def ratio(self) -> float:
@@ -470,12 +471,13 @@ def job_start_ns(run: Measurements) -> int | None:
     return run.t0_ns if run.resilience is not None and run.resilience.restarts else None
 
 
-def _time_of_first(ranks: Sequence[RankSeries], count: int, start_ns: int | None = None) -> int:
+def _span_of_first(ranks: Sequence[RankSeries], count: int) -> tuple[int, int]:
+    """Return when the first iteration of any rank began, and when the last rank ended the last one of `count`."""
+
     def ordered(rank: RankSeries) -> list[Iteration]:
         return sorted(rank.iterations, key=lambda step: step.index)
 
-    begin = min(ordered(rank)[0].start_ns for rank in ranks) if start_ns is None else start_ns
-    return max(ordered(rank)[count - 1].end_ns for rank in ranks) - begin
+    return min(ordered(rank)[0].start_ns for rank in ranks), max(ordered(rank)[count - 1].end_ns for rank in ranks)
 
 
 def job_time_ratio(
@@ -488,5 +490,9 @@ def job_time_ratio(
     count = min(finished_iterations(run), finished_iterations(twin))
     if count == 0:
         return None
-    run_ns, twin_ns = _time_of_first(run, count, start_ns), _time_of_first(twin, count)
-    return JobTime(iterations=count, run_ns=run_ns, twin_ns=twin_ns) if twin_ns > 0 else None
+    begin_ns, end_ns = _span_of_first(run, count)
+    twin_begin_ns, twin_end_ns = _span_of_first(twin, count)
+    if twin_end_ns <= twin_begin_ns:
+        return None
+    run_ns = end_ns - (begin_ns if start_ns is None else start_ns)
+    return JobTime(iterations=count, run_ns=run_ns, twin_ns=twin_end_ns - twin_begin_ns, end_ns=end_ns)

@@ -190,9 +190,7 @@ def _question(check: Check) -> tuple[str, str, str]:
 
 def _noisy_check(metric: Metric, sign: str, bound: float, kept: Sequence[Trial], noisy: int, most: int | None) -> Check:
     observations = [
-        one
-        for trial in kept
-        if (one := trial.metrics.get(metric.name)) is not None and _is_number(one.value)
+        one for trial in kept if (one := trial.metrics.get(metric.name)) is not None and _is_number(one.value)
     ]
     missing = len(kept) - len(observations)
     level = level_for(noisy)

@@ -480,6 +480,17 @@ def test_straggler_is_unknown_if_a_fault_had_too_few_iterations():
     assert "uplink" in result.detail
 
 
+@pytest.mark.parametrize("of", ["run", "twin"])
+def test_job_time_of_iterations_before_the_faults_says_nothing_about_them(of):
+    """A twin that finished a fifth of the iterations is compared over those; the first fault came later."""
+    run = synthetic_run()
+    short = tuple(msgspec.structs.replace(one, iterations=one.iterations[:20]) for one in run.series)
+    run = msgspec.structs.replace(run, **({"series": short} if of == "run" else {"twin": short}))
+    check = verdict_of(run, at_most("jct_ratio", 1.6)).checks[-2]
+    assert (check.name, check.verdict, check.observed) == ("jct_ratio", INCONCLUSIVE, None)
+    assert "both runs finished 20 iterations, which ended before uplink was over" in check.detail
+
+
 def test_judge_workload_that_moved_nothing_is_inconclusive_although_its_faults_are_proved():
     """No queue pair of a silent job fails: a bound on errors would hold."""
     run = msgspec.structs.replace(synthetic_run(), qp_errors=0)
