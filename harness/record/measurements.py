@@ -7,7 +7,8 @@ the payload bytes that a rank's sends completed in [t_ns, t_ns + sample_ns).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -311,7 +312,7 @@ def decode(content: bytes) -> Measurements:
 
     Raises:
         msgspec.ValidationError: not measurements of schema 1.
-        ValueError: they name a machine or an RNIC that their own topology has not.
+        ValueError: they name a machine or an RNIC that their own topology has not, or have a record twice.
     """
     found = msgspec.json.decode(content, type=Measurements)
     _refuse_contradictions(found)
@@ -326,6 +327,15 @@ def _refuse_contradictions(run: Measurements) -> None:
         if not {link.a.node, link.b.node} <= nodes or (link.rnic is not None and (link.b.node, link.rnic) not in rnics):
             raise ValueError(f"topology.links: {link.name} ends at what the topology has not")
     ranks = {rank.rank for rank in run.ranks}
-    for series in run.series:
-        if series.rank not in ranks:
-            raise ValueError(f"series: rank {series.rank} is none of ranks")
+    for name, several in (("series", run.series), ("twin", run.twin or ())):
+        if twice := _twice(series.rank for series in several):
+            raise ValueError(f"{name}: rank {twice[0]} is there twice")
+        for series in several:
+            if series.rank not in ranks and name == "series":
+                raise ValueError(f"series: rank {series.rank} is none of ranks")
+            if twice := _twice(step.index for step in series.iterations):
+                raise ValueError(f"{name}: iteration {twice[0]} of rank {series.rank} is there twice")
+
+
+def _twice(numbers: Iterable[int]) -> list[int]:
+    return [number for number, count in Counter(numbers).items() if count > 1]

@@ -221,6 +221,12 @@ def test_probes_file_without_metadata_is_rejected(whole):
         (lambda run: run["topology"]["switches"][1].update(name="ctsw9"), "topology.links: .*ctsw2.* ends at what"),
         (lambda run: run["topology"]["hosts"][1]["rnics"].pop(), "topology.links: .* ends at what"),
         (lambda run: run["ranks"].pop(), "series: rank 3 is none of ranks"),
+        (lambda run: run["series"].append(run["series"][0]), "series: rank 0 is there twice"),
+        (lambda run: run["twin"].append(run["twin"][0]), "twin: rank 0 is there twice"),
+        (
+            lambda run: run["series"][1]["iterations"].append(run["series"][1]["iterations"][4]),
+            "series: iteration 4 of",
+        ),
     ],
 )
 def test_measurements_that_contradict_themselves_are_refused(whole, edit, words):
