@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from harness.analysis.ettr import Ettr
 
-__all__ = ["disturbed", "find", "iteration_times", "operation_times"]
+__all__ = ["disturbed", "find", "iteration_times", "operation_times", "ratio_of_means"]
 
 
 def find(
@@ -191,9 +191,16 @@ def _mean_ratio(
     """Return the interval of the lowest mean under a fault over the mean of the fault-free start."""
     lowest = min((timeline.while_acting(whole, one) for one in impacts.values()), key=lambda rates: float(rates.mean()))
     healthy = whole.bytes_per_s[whole.bin_of(base.start_ns) : whole.bin_of(base.end_ns)]
+    return ratio_of_means(lowest, healthy, float(lowest.mean()) / base.mean, level)
+
+
+def ratio_of_means(
+    under_fault: NDArray[np.float64], healthy: NDArray[np.float64], ratio: float, level: float
+) -> Interval | None:
+    """Return the interval of the mean rate under a fault over that of the fault-free start, which is `ratio`."""
     under = confidence.mean_interval(healthy, of="bins of the fault-free start", level=level)
-    over = confidence.mean_interval(lowest, of="bins under the fault", level=level)
+    over = confidence.mean_interval(under_fault, of="bins under the fault", level=level)
     if over is None or under is None:
         return None
-    interval = confidence.ratio_interval(over, under, float(lowest.mean()) / base.mean)
+    interval = confidence.ratio_interval(over, under, ratio)
     return None if interval is None else replace(interval, level=level)

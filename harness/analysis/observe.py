@@ -10,6 +10,7 @@ from harness.analysis import intervals, observations, resolutions, timeline
 from harness.analysis.effects.fault_windows import fired_windows, first_disturbance
 from harness.analysis.effects.goodput_effects import GoodputEffects, goodput_effects
 from harness.analysis.ettr import Ettr, ettr
+from harness.analysis.isolation import isolation
 from harness.analysis.links.link_metrics import link_metrics
 from harness.analysis.observations import Observation
 from harness.analysis.phases import Phase, phases
@@ -68,7 +69,10 @@ def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
             run, total.step_ns, impacts, by_phase, by_routing, firing, effects.beyond_chance
         )
     return Observed(
-        metrics={name: replace(one, interval=interval_of.get(name)) for name, one in metrics.items()},
+        metrics={
+            **{name: replace(one, interval=interval_of.get(name)) for name, one in metrics.items()},
+            **isolation(run, first_fault_ns=first_ns, level=level),
+        },
         goodput=total,
         per_rank=effects.per_rank,
         baseline=base,

@@ -18,6 +18,8 @@ port that faces it, or `rtsw1:ctsw1`).
 `[fabric]` has `routing`, the scheme (`testbed.routing.schemes`) that the switches have while the workload runs, and the
 scheme's parameter, if it takes one (`harness.experiment.fabric_file`).
 
+`[bystander]` is a flow beside the workload that no fault should touch (`harness.experiment.bystander_file`).
+
 `[probe]`, which may be empty, has datagrams go on every way through the fabric beside the workload
 (`traffic.probes.prober`): `rate` is how many a second on each queue pair, `qps` the queue pairs between two RNICs.
 """
@@ -32,6 +34,8 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
+from harness.experiment.bystander_file import KEYS as BYSTANDER_KEYS
+from harness.experiment.bystander_file import BystanderFile, bystander_of
 from harness.experiment.fabric_file import KEYS as FABRIC_KEYS
 from harness.experiment.fabric_file import Fabric, FabricFile, fabric_of
 from harness.experiment.metrics import METRICS, Metric, lookup, nearest
@@ -45,6 +49,7 @@ from harness.strict import Section, convert, fail, one_of, positive, read
 from harness.verdict import Verdict
 from testbed.errors import ConfigError
 from testbed.model.lab_kind import LabKind
+from traffic.flows.flow_run import FlowSpec
 from traffic.probes.prober import ProbeSpec
 
 __all__ = ["SECTION_KEYS", "Expectation", "Experiment", "Fault", "Scalar", "decode", "load"]
@@ -83,7 +88,7 @@ class Experiment:
     """A whole experiment file. `source` is where it came from, for messages; `capture` are switch ports.
 
     `lab_kind` is the kind of lab that its names and bounds are for; None: either. `probe` None: no probes. `fabric`
-    None: the switches keep BGP's ECMP, as they are provisioned.
+    None: the switches keep BGP's ECMP, as they are provisioned. `bystander` None: no flow beside the workload.
     """
 
     name: str
@@ -98,6 +103,7 @@ class Experiment:
     stops: tuple[Condition, ...] = ()
     probe: ProbeSpec | None = None
     fabric: Fabric | None = None
+    bystander: FlowSpec | None = None
 
 
 class _LabFile(Section, frozen=True, kw_only=True):
@@ -146,6 +152,7 @@ class _ExperimentFile(Section, frozen=True, kw_only=True):
     fabric: FabricFile | None = None
     capture: _CaptureFile | None = None
     probe: _ProbeFile | None = None
+    bystander: BystanderFile | None = None
     faults: tuple[_FaultFile, ...] = ()
     stop: tuple[_StopFile, ...] = ()
     expect: tuple[_ExpectFile, ...] = ()
@@ -155,10 +162,11 @@ _LONGEST_ID = 63
 """Characters of a fault's id: `capture-<id>.pcapng` has to be a file name, and an id is a column of reports."""
 
 SECTION_KEYS = {
-    "": ("name", "seed", "lab", "fabric", "workload", "faults", "stop", "expect", "capture", "probe"),
+    "": ("name", "seed", "lab", "fabric", "workload", "faults", "stop", "expect", "capture", "probe", "bystander"),
     "fabric": FABRIC_KEYS,
     "capture": ("ports",),
     "probe": ("rate", "qps"),
+    "bystander": BYSTANDER_KEYS,
     "lab": ("kind", "needs"),
     "faults": ("id", "kind", "target", "at", "for", "set"),
     "stop": ("metric", "min", "max", "for", "verdict"),
@@ -192,6 +200,7 @@ def decode(content: bytes, *, source: str) -> Experiment:
         raise ConfigError(f"{source}: not TOML: {error}") from error
     parsed = convert(raw, _ExperimentFile, source, keys=SECTION_KEYS)
     faults = _faults(parsed.faults, source)
+    _refuse_without_bystander(parsed, source)
     return Experiment(
         name=parsed.name,
         seed=parsed.seed,
@@ -208,8 +217,18 @@ def decode(content: bytes, *, source: str) -> Experiment:
         capture=parsed.capture.ports if parsed.capture else (),
         probe=ProbeSpec(duration_s=_PROBED_S, per_s=parsed.probe.rate, qps=parsed.probe.qps) if parsed.probe else None,
         fabric=fabric_of(parsed.fabric, source),
+        bystander=bystander_of(parsed.bystander, source),
         stops=tuple(_stop(item, f"stop[{index}]", source, faults) for index, item in enumerate(parsed.stop)),
     )
+
+
+def _refuse_without_bystander(parsed: _ExperimentFile, source: str) -> None:
+    if parsed.bystander is not None:
+        return
+    for index, item in enumerate(parsed.expect):
+        if item.metric.startswith("bystander.") and item.metric in METRICS:
+            said = f"{item.metric} needs a bystander: add [bystander] with src and dst"
+            raise fail(source, f"expect[{index}].metric", said)
 
 
 def _faults(items: tuple[_FaultFile, ...], source: str) -> tuple[Fault, ...]:

@@ -217,6 +217,26 @@ _TABLE = (
         meaning="1 - goodput_min_ratio: share of goodput lost at the deepest point",
     ),
     Metric(
+        name="bystander.goodput_ratio",
+        unit="ratio",
+        about_faults=True,
+        is_noisy=True,
+        meaning="Mean goodput of the bystander from a fault's arming to 1 s after its removal, over that of the "
+        "fault-free start; the worst fault counts",
+    ),
+    Metric(
+        name="bystander.gap",
+        unit="s",
+        about_faults=True,
+        meaning="Longest time without data of the bystander, from 1 s before a fault's arming to 1 s after its removal",
+    ),
+    Metric(
+        name="bystander.qp_errors",
+        unit="count",
+        about_faults=True,
+        meaning="Queue pairs of the bystander that failed after the first fault was armed",
+    ),
+    Metric(
         name="straggler",
         unit="host",
         about_faults=True,

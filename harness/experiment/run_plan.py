@@ -63,6 +63,18 @@ class PlannedProbes(msgspec.Struct, frozen=True, kw_only=True):
     qps: int
 
 
+class PlannedBystander(msgspec.Struct, frozen=True, kw_only=True):
+    """A flow beside the workload: `depth` messages outstanding on each queue pair; `rate_bps` 0: as fast as it goes."""
+
+    src: str
+    dst: str
+    verb: str
+    message_bytes: int
+    qps: int
+    depth: int
+    rate_bps: float
+
+
 class PlannedFabric(msgspec.Struct, frozen=True, kw_only=True):
     """The routing scheme that the switches have while the workload runs, with the parameters that it takes."""
 
@@ -87,6 +99,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Not in the file when there are none."""
     fabric: PlannedFabric | msgspec.UnsetType = msgspec.UNSET
     """Not in the file when the experiment chooses no routing scheme: the switches keep BGP's ECMP."""
+    bystander: PlannedBystander | msgspec.UnsetType = msgspec.UNSET
+    """Not in the file when there is none."""
 
 
 def plan(experiment: Experiment, *, seed: int | None = None, inventory_digest: str, version: str) -> Plan:
@@ -110,6 +124,9 @@ def plan(experiment: Experiment, *, seed: int | None = None, inventory_digest: s
         else PlannedFabric(
             routing=fabric.routing, fidelity=SCHEMES[fabric.routing].fidelity, parameters=fabric.parameters
         ),
+        bystander=msgspec.UNSET
+        if (flow := experiment.bystander) is None
+        else PlannedBystander(**{name: getattr(flow, name) for name in PlannedBystander.__struct_fields__}),
     )
 
 

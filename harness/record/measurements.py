@@ -26,6 +26,7 @@ from traffic.engine.run_results import QpError, Standstill
 from traffic.workloads.elastic.elastic_results import RankState, Restart
 
 __all__ = [
+    "BystanderRun",
     "Connection",
     "Deltas",
     "Environment",
@@ -156,6 +157,20 @@ class RebuildMark(msgspec.Struct, frozen=True, kw_only=True):
     recovered_ns: int | None
 
 
+class BystanderRun(msgspec.Struct, frozen=True, kw_only=True):
+    """The flow beside the workload that no fault should touch.
+
+    `qp_errors` are the controller times (ns) at which its queue pairs failed. `failure` says where the flow failed;
+    None: it did not.
+    """
+
+    src: str
+    dst: str
+    samples: tuple[Sample, ...]
+    qp_errors: tuple[int, ...] = ()
+    failure: str | None = None
+
+
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
     """Bandwidths as nccl-tests define them, in Gb/s. None: not a collective, or no iteration finished."""
 
@@ -264,6 +279,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     latencies_ns: tuple[tuple[int, ...], ...] = ()
     resilience: ResilienceRun | None = None
     packets: PacketSummary | None = None
+    bystander: BystanderRun | None = None
     changes: tuple[NetworkChange, ...] = ()
     kernel: tuple[NetworkChange, ...] = ()
     watched: tuple[Machine, ...] = ()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from harness.record.measurements import (
+    BystanderRun,
     Connection,
     Iteration,
     Rank,
@@ -24,6 +25,7 @@ from traffic.workloads.ranks_result import RanksResult
 
 __all__ = [
     "Result",
+    "bystander_of",
     "connections_of",
     "latencies_of",
     "ranks_of",
@@ -100,6 +102,18 @@ def latencies_of(result: FlowsResult) -> tuple[tuple[int, ...], ...]:
     """Times of the messages of each flow that timed them; of many, every k-th in their order."""
     flows = result.flows
     return tuple(flow.latencies_ns[:: -(-len(flow.latencies_ns) // _MOST_TIMES)] for flow in flows if flow.latencies_ns)
+
+
+def bystander_of(result: FlowsResult) -> BystanderRun:
+    """What the bystander carried, and what it lost."""
+    (flow,) = result.flows
+    return BystanderRun(
+        src=flow.spec.src,
+        dst=flow.spec.dst,
+        samples=tuple(Sample(t_ns=item.start_ns, bytes=item.size_bytes) for item in flow.samples),
+        qp_errors=tuple(error.time_ns for error in flow.qp_errors),
+        failure=None if result.outcome != "failed" else result.where or "nobody knows where",
+    )
 
 
 def resilience_of(result: ElasticResult) -> ResilienceRun:

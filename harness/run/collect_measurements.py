@@ -19,6 +19,7 @@ from harness.record.measurements import (
 )
 from harness.record.workload_series import (
     Result,
+    bystander_of,
     connections_of,
     ranks_of,
     series_of,
@@ -34,6 +35,7 @@ from testbed.observe.machine_load import MachineLoad
 from testbed.observe.packet_capture import Captured
 from testbed.observe.telemetry import Recorded
 from traffic.engine.run_results import Standstill
+from traffic.flows.flow_run import FlowsResult
 from traffic.probes.results import ProbeTrips
 
 __all__ = ["Found", "measurements_of", "windows"]
@@ -62,6 +64,7 @@ class Found:
     captured: Captured | None = None
     packets: Evidence | None = None
     probed: ProbeTrips | None = None
+    bystander: FlowsResult | None = None
     recorded: Recorded = field(default_factory=Recorded)
     lease_s: float = TTL_S
     injector: Injector | None = None
@@ -120,6 +123,7 @@ def measurements_of(decided: Decided, lab: Lab, found: Found) -> Measurements:
         counters_after={node: dict(values) for node, values in found.after.items()},
         twin=found.twin,
         packets=_packets(found.packets),
+        bystander=None if found.bystander is None else bystander_of(found.bystander),
         changes=tuple(one for one in found.recorded.changes if one.node in lab.topology.switch_by_name),
         kernel=tuple(one for one in found.recorded.changes if one.subject == "kernel"),
         watched=found.recorded.machines,

@@ -78,11 +78,17 @@ def offered_bps(sources: Iterable[str], sinks: Iterable[str], topology: Topology
     return min(sums)
 
 
-def sent_bps(workload: Workload, inventory: Inventory) -> float | None:
-    """Return what a fitted workload may send by the rates of a soft lab; None: nothing limits it. Pure."""
+def sent_bps(workload: Workload, inventory: Inventory, bystander: FlowSpec | None = None) -> float | None:
+    """Return what a fitted workload and its bystander may send by the rates of a soft lab; None: nothing limits it.
+
+    Pure.
+    """
     if inventory.rate_scale is None or not inventory.shapes:
         return None
     sources, sinks, paced_bps = kind_of(workload).senders_and_receivers(workload)
+    if bystander is not None:
+        sources, sinks = (*sources, bystander.src), (*sinks, bystander.dst)
+        paced_bps = paced_bps + bystander.rate_bps if paced_bps and bystander.rate_bps else 0.0
     found = offered_bps(sources, sinks, inventory.topology, inventory.rate_scale)
     return min(found, paced_bps) if found is not None and paced_bps else found
 

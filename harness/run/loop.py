@@ -21,7 +21,7 @@ from harness.record import code, rundir
 from harness.record.measurements import RankSeries
 from harness.record.rundir import RunDir
 from harness.record.workload_series import series_of
-from harness.run import background_probes, emulation_limit, ends, flight_dump, workload
+from harness.run import beside_workload, emulation_limit, ends, flight_dump, workload
 from harness.run.collect_measurements import Found
 from harness.run.conclude import Finished, conclude, not_recorded
 from harness.run.faults.drive_faults import drive_all, end_early, prepare_all
@@ -224,7 +224,8 @@ def _routed(
 
 def _compare_with_emulation(decided: Decided, lab: Lab, journal: Journal, found: Found, progress: Progress) -> None:
     """Find out what the emulation carries, where a soft lab's links have rates. If that fails, it stays unknown."""
-    found.offered_bps = emulation_limit.sent_bps(decided.experiment.workload, lab.inventory_model)
+    experiment = decided.experiment
+    found.offered_bps = emulation_limit.sent_bps(experiment.workload, lab.inventory_model, experiment.bystander)
     if found.offered_bps is None:
         return
     again = functools.partial(_to_known_state, lab, journal, progress)
@@ -254,10 +255,11 @@ def _run_twin(
 ) -> tuple[tuple[RankSeries, ...], MachineLoad]:
     """Run the same workload from the same snapshot, without faults; return it and how busy the controller was."""
     progress("fault-free twin: the same workload from the same snapshot")
-    # Watched and probed as the run is: their ratio must not hold what that costs.
+    # Watched, probed and with the bystander, as the run is: their ratio must not hold what that costs.
     with (
         journal.doing("twin", workload=decided.plan.workload),
-        background_probes.probing(decided.experiment, lab),
+        beside_workload.probing(decided.experiment, lab),
+        beside_workload.bystander(decided.experiment, lab),
         telemetry.start(lab),
     ):
         running = workload.start(decided.experiment, lab, on_flights)
@@ -295,8 +297,9 @@ def _with_faults(
         if decided.faults:
             progress(f"preparing {len(decided.faults)} faults on their targets")
         ready = prepare_all(injector, decided.faults)
-        probing = taps.enter_context(background_probes.probing(decided.experiment, lab, progress))
-        following = taps.enter_context(telemetry.start(lab, on_change=background_probes.both(live.on_change, probing)))
+        probing = taps.enter_context(beside_workload.probing(decided.experiment, lab, progress))
+        beside = taps.enter_context(beside_workload.bystander(decided.experiment, lab, progress))
+        following = taps.enter_context(telemetry.start(lab, on_change=beside_workload.both(live.on_change, probing)))
         live.heard_ns = following.heard_ns
         # What it costs to start all these is not what the run did: an emulated host waits ten seconds for a holder.
         counted_from_s = time.monotonic()
@@ -326,6 +329,8 @@ def _with_faults(
         # Not those of connecting: that waits for the kernel now and then.
         found.standstills = tuple(one for one in running.standstills if one.end_ns > found.t0_ns)
         found.recorded = following.stop()
+        if beside is not None:
+            found.bystander = beside_workload.ended(beside)
         if probing is not None:
             probing.stop()
             found.probed = probing.collected()

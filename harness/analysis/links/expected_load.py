@@ -114,6 +114,8 @@ def _unpredictable(run: Measurements) -> str:
         return "only a collective's bytes follow from its schedule"
     if run.workload.get("spread") == "dqplb" and int(run.workload.get("qps_per_peer") or 1) > 1:
         return "dqplb chooses the queue pair of each segment while the job runs"
+    if run.bystander is not None:
+        return "the bystander's bytes are on the links too"
     if run.rebuilds or run.qp_errors:
         return "queue pairs were rebuilt, and took other paths afterwards"
     return ""

@@ -343,6 +343,8 @@ def _show_plan(session: Session, decided: Decided, *, as_json: bool) -> None:
     if fabric := decided.plan.fabric:
         chosen = ", ".join((fabric.fidelity, *(f"{name} {value}" for name, value in fabric.parameters.items())))
         session.out.print(f"routing scheme {fabric.routing} ({chosen}) on the switches while the workload runs")
+    if flow := decided.experiment.bystander:
+        session.out.print(f"bystander: {flow.verb} from {flow.src} to {flow.dst}, beside the workload")
     if decided.plan.capture:
         session.out.print(f"packets are kept at {', '.join(decided.plan.capture)}")
     if probe := decided.plan.probe:

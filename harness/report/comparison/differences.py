@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from harness.experiment.run_plan import Plan, ScheduledFault
-from harness.quantities import format_duration
+from harness.quantities import format_bytes, format_duration
 from harness.record.measurements import Connection, Environment, Measurements
 
 __all__ = ["NOTHING", "Difference", "of_environments", "of_labs", "of_plans", "words"]
@@ -42,6 +42,7 @@ def of_plans(a: Plan, b: Plan) -> tuple[Difference, ...]:
         "version of faultbed": (a.faultbed, b.faultbed),
         "captured ports": (_ports(a), _ports(b)),
         "probes": (_probes(a), _probes(b)),
+        "bystander": (_bystander(a), _bystander(b)),
     }
     differences = [
         Difference(part="plan", what=what, a=str(one), b=str(two)) for what, (one, two) in plain.items() if one != two
@@ -149,6 +150,14 @@ def _ports(plan: Plan) -> str:
 
 def _probes(plan: Plan) -> str:
     return NOTHING if plan.probe is msgspec.UNSET else f"{plan.probe.per_s:g} a second, {plan.probe.qps} queue pairs"
+
+
+def _bystander(plan: Plan) -> str:
+    flow = plan.bystander
+    if flow is msgspec.UNSET:
+        return NOTHING
+    rate = f" at {flow.rate_bps / 1e6:g} Mb/s" if flow.rate_bps else ""
+    return f"{flow.qps} x {flow.depth} {flow.verb} of {format_bytes(flow.message_bytes)} {flow.src} to {flow.dst}{rate}"
 
 
 def _ranks(run: Measurements) -> str:

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from harness.analysis import timeline
+from harness.analysis.isolation import bystander_goodput
 from harness.analysis.observe import Observed
 from harness.quantities import format_duration
 from harness.record.measurements import Measurements, RankSeries
@@ -55,11 +56,20 @@ _MAX_ROWS = 16
 
 @mpl.rc_context(STYLE)
 def goodput_chart(run: Measurements, observed: Observed, bands: Sequence[Band]) -> Chart | None:
-    """Draw total goodput (bins, rolling mean, healthy level), and a row for each rank. None without samples."""
+    """Draw total goodput (bins, rolling mean, healthy level), and a row for each rank and for the bystander.
+
+    None without samples.
+    """
     if observed.goodput is None or not len(observed.goodput.bytes):
         return None
-    rows = list(observed.per_rank.items())[:_MAX_ROWS]
     names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.ranks}
+    ranks = list(observed.per_rank.items())[:_MAX_ROWS]
+    highest = max((float(rolled(one, observed).max(initial=0)) for _, one in ranks), default=0) or 1.0
+    rows = [(names.get(rank, f"rank {rank}"), one, highest) for rank, one in ranks]
+    if run.bystander is not None and (beside := bystander_goodput(run)) is not None:
+        # A row of its own scale: it is another flow, and is often paced.
+        name = f"bystander {run.bystander.src} to {run.bystander.dst}"
+        rows.append((name, beside, float(rolled(beside, observed).max(initial=0)) or 1.0))
 
     def draw(width: float, *, narrow: bool) -> str:
         total_height, row_height = (2.1, 0.36) if narrow else (2.5, 0.42)
@@ -69,15 +79,14 @@ def goodput_chart(run: Measurements, observed: Observed, bands: Sequence[Band]) 
         )
         top = figure.add_subplot(grid[0])
         _total_axes(top, observed, bands, spans(narrow=narrow))
-        scale = max((float(rolled(one, observed).max(initial=0)) for _, one in rows), default=0) or 1.0
         below = [figure.add_subplot(grid[1 + index], sharex=top) for index in range(len(rows))]
-        for axes, (rank, one) in zip(below, rows, strict=True):
+        for axes, (name, one, scale) in zip(below, rows, strict=True):
             rates = rolled(one, observed)
             drawn = extremes(rates, spans(narrow=narrow))
             times = (drawn + 0.5) * one.step_ns / 1e9
             axes.fill_between(times, rates[drawn], color=SOFT, linewidth=0)
             axes.plot(times, rates[drawn], color=GOODPUT, linewidth=0.9)
-            named_row(axes, names.get(rank, f"rank {rank}"), scale * 1.1, bands)
+            named_row(axes, name, scale * 1.1, bands)
         time_axis([top, *below], run)
         return svg(figure, f"goodput-{'narrow' if narrow else 'wide'}", narrow=narrow, top_in=0.06)
 

@@ -14,6 +14,7 @@ from harness.analysis.timeline import MIN_BASELINE_NS
 from harness.experiment.experiment_file import Expectation, Experiment, Fault
 from harness.experiment.metrics import LINK_PREFIXES
 from harness.experiment.workload_file import Workload, duration_ns
+from harness.run.prepare.fit_bystander import fit_bystander
 from harness.run.prepare.fit_routing import fit_routing
 from harness.run.prepare.lab_names import LabNames
 from harness.run.workload_kinds import kind_of
@@ -28,7 +29,15 @@ from traffic.engine.engine_client import FabricModel
 
 __all__ = ["fit", "hosts_of", "needs_baseline", "refuse_absent", "wants_twin"]
 
-_NEEDS_BASELINE = ("recovery.", "after_clear.", "goodput_min_ratio", "goodput_mean_ratio", "dip", "straggler")
+_NEEDS_BASELINE = (
+    "recovery.",
+    "after_clear.",
+    "goodput_min_ratio",
+    "goodput_mean_ratio",
+    "dip",
+    "straggler",
+    "bystander.goodput_ratio",
+)
 
 
 def fit(experiment: Experiment, topology: Topology, lab_kind: LabKind) -> Experiment:
@@ -44,13 +53,15 @@ def fit(experiment: Experiment, topology: Topology, lab_kind: LabKind) -> Experi
     faults = _fit_faults(experiment, names)
     expectations = _fit_expectations(experiment, names)
     _fit_stops(experiment, names)
-    fit_routing(experiment, topology, lab_kind, kind_of(workload).endpoints(workload))
+    endpoints = kind_of(workload).endpoints(workload)
+    fit_routing(experiment, topology, lab_kind, endpoints)
     return replace(
         experiment,
         workload=workload,
         faults=faults,
         expectations=expectations,
         capture=_fit_capture(experiment, names),
+        bystander=fit_bystander(names, experiment.bystander, endpoints),
     )
 
 

@@ -12,6 +12,7 @@ from harness.experiment.experiment_file import Experiment
 from harness.experiment.needs import unmet
 from harness.experiment.run_plan import Plan
 from harness.run.prepare.bind_to_lab import fit, hosts_of, refuse_absent
+from harness.run.prepare.fit_bystander import refuse_touched
 from harness.verdict import LeftOut
 from inject import fault_plan
 from inject.fault_plan import PlannedFault
@@ -96,11 +97,12 @@ def _planned(experiment: Experiment, planned: Plan, inventory: Inventory) -> tup
     except (UsageError, Unsupported) as error:
         raise type(error)(f"{experiment.source}: {error}") from error
     refuse_absent(experiment, faults, places)
+    refuse_touched(experiment, faults, places, inventory.topology)
     return faults
 
 
 def touched(decided: Decided, topology: Topology) -> tuple[str, ...]:
-    """Hosts of the workload, and what the faults touch: what a run on a rack lab must have for itself.
+    """Hosts of workload and bystander, and what the faults touch: what a run on a rack lab must have for itself.
 
     Probes go between all hosts. A run on a soft lab has the whole lab, because it puts it back into its snapshot.
     """
@@ -111,8 +113,10 @@ def _touched(
     experiment: Experiment, faults: Sequence[PlannedFault], topology: Topology, hosts: tuple[str, ...]
 ) -> tuple[str, ...]:
     probed = hosts if experiment.probe else ()
+    flow = experiment.bystander
     return (
         *probed,
+        *(name.partition(":")[0] for name in ((flow.src, flow.dst) if flow else ())),
         *hosts_of(experiment.workload),
         *(name for fault in faults for name in touches(fault, topology)),
     )

@@ -20,7 +20,7 @@ from harness.experiment import run_plan
 from harness.experiment.experiment_file import decode
 from harness.report.comparison.differences import of_plans
 from harness.run import loop
-from harness.run.background_probes import both
+from harness.run.beside_workload import both
 from testbed.errors import ConfigError, LabError
 from testbed.inventory.lab_inventory import load
 from testbed.observe.telemetry import Change

@@ -1,0 +1,122 @@
+"""What faults did to the bystander, a flow outside of what they should touch. Pure.
+
+    bystander.goodput_ratio   mean goodput from a fault's arming to 1 s after its removal, over that of the fault-free
+                              start; the lowest of all faults
+    bystander.gap             longest time without data from 1 s before a fault's arming to 1 s after its removal
+    bystander.qp_errors       its queue pairs that failed after the first fault was armed
+
+The time after the removal is part of it: a revert, too, can disturb what it should not touch.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from harness import confidence
+from harness.analysis import intervals, timeline
+from harness.analysis.effects.fault_windows import acting_windows
+from harness.analysis.observations import Observation
+from harness.analysis.timeline import Baseline, Goodput
+from harness.record.measurements import BystanderRun, Measurements
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["bystander_goodput", "isolation"]
+
+_AROUND_NS = 1_000_000_000
+"""How long before a fault and after it the bystander is looked at."""
+_RATIO, _GAP, _ERRORS = "bystander.goodput_ratio", "bystander.gap", "bystander.qp_errors"
+
+
+def bystander_goodput(run: Measurements) -> Goodput | None:
+    """Return what the bystander carried while the workload ran; None: there is no bystander, or it carried nothing."""
+    if run.bystander is None or not run.bystander.samples:
+        return None
+    return timeline.goodput(run.bystander.samples, start_ns=run.t0_ns, end_ns=run.end_ns, sample_ns=run.sample_ns)
+
+
+def isolation(run: Measurements, *, first_fault_ns: int, level: float) -> dict[str, Observation]:
+    """Return the metrics of the bystander, with their intervals.
+
+    Args:
+        run: the run.
+        first_fault_ns: end of the fault-free start.
+        level: confidence level of the interval of `bystander.goodput_ratio`.
+    """
+    flow = run.bystander
+    if flow is None:
+        return dict.fromkeys((_RATIO, _GAP, _ERRORS), Observation(value=None, detail="this run has no bystander"))
+    errors = _errors(flow, first_fault_ns)
+    whole = bystander_goodput(run)
+    if whole is None or flow.failure is not None:
+        why = flow.failure or f"no data arrived from {flow.src} to {flow.dst}"
+        return {**dict.fromkeys((_RATIO, _GAP), Observation(value=None, detail=f"bystander: {why}")), _ERRORS: errors}
+    base = timeline.baseline(whole, first_fault_ns=first_fault_ns, window_ns=timeline.ROLLING_NS, reads=run.reads)
+    return {_RATIO: _goodput_ratio(run, whole, base, level), _GAP: _gap(run, flow, whole, base), _ERRORS: errors}
+
+
+def _errors(flow: BystanderRun, first_fault_ns: int) -> Observation:
+    early = sum(at_ns < first_fault_ns for at_ns in flow.qp_errors)
+    detail = f"of the flow from {flow.src} to {flow.dst}, by the engine"
+    if early:
+        detail += f"; {early} more failed before the first fault: a longer timeout in bystander.qp survives a busy lab"
+    return Observation(value=len(flow.qp_errors) - early, detail=detail)
+
+
+def _goodput_ratio(run: Measurements, whole: Goodput, base: Baseline | None, level: float) -> Observation:
+    windows = acting_windows(run)
+    if base is None:
+        return Observation(
+            value=None,
+            detail="no baseline of the bystander: silent, or shorter than 3 s before the first fault; begin it later",
+        )
+    rates = {
+        name: rate
+        for name, one in windows.items()
+        if len(rate := whole.bytes_per_s[whole.bin_of(one.start_ns) : whole.bin_of(one.cleared_ns + _AROUND_NS)])
+    }
+    if missing := sorted({fault.plan.id for fault in run.faults} - set(rates)):
+        return Observation(value=None, detail=f"{missing[0]}: no time in which it acted is known")
+    if not rates:
+        return Observation(value=None, detail="no fault in this run")
+    worst = min(rates, key=lambda name: float(rates[name].mean()))
+    ratio = float(rates[worst].mean()) / base.mean
+    healthy = whole.bytes_per_s[whole.bin_of(base.start_ns) : whole.bin_of(base.end_ns)]
+    seconds = len(rates[worst]) * whole.step_ns / 1e9
+    return Observation(
+        value=ratio,
+        detail=f"around {worst} for {seconds:.1f} s, against the mean of the fault-free start",
+        interval=intervals.ratio_of_means(rates[worst], healthy, ratio, level),
+    )
+
+
+def _gap(run: Measurements, flow: BystanderRun, whole: Goodput, base: Baseline | None) -> Observation:
+    silent = whole.bytes == 0
+    longest = {
+        name: _longest_run(silent[whole.bin_of(one.start_ns - _AROUND_NS) : whole.bin_of(one.cleared_ns + _AROUND_NS)])
+        for name, one in acting_windows(run).items()
+    }
+    if not longest:
+        return Observation(value=None, detail="no fault in this run, or none acted")
+    worst = max(longest, key=lambda name: longest[name])
+    step_s = whole.step_ns / 1e9
+    before = ""
+    if base is not None:
+        usual = _longest_run(silent[whole.bin_of(base.start_ns) : whole.bin_of(base.end_ns)])
+        before = f"; in the fault-free start {usual * step_s:.1f} s"
+    return Observation(
+        value=longest[worst] * step_s,
+        detail=f"{flow.src} to {flow.dst} around {worst}, in bins of {step_s:g} s{before}",
+        interval=confidence.resolution(
+            longest[worst] * step_s, (longest[worst] + 2) * step_s, of="the bins at both ends of the gap"
+        ),
+    )
+
+
+def _longest_run(silent: NDArray[np.bool_]) -> int:
+    """Return the length of the longest stretch of silent bins."""
+    edges = np.flatnonzero(np.diff(silent.astype(np.int8), prepend=0, append=0))
+    return int(max(np.diff(edges.reshape(-1, 2)).ravel(), default=0))

@@ -1,0 +1,64 @@
+"""Check that the bystander of an experiment is outside the workload and the faults, before anything is changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from harness.experiment.experiment_file import Experiment
+from harness.run.prepare.lab_names import LabNames
+from inject.fault_plan import PlannedFault
+from inject.policy.conflicts import touches
+from testbed.errors import ConfigError
+from testbed.model.topology import Topology
+from traffic.engine.engine_client import endpoint
+from traffic.engine.task_specs import refuse_local
+from traffic.flows.flow_run import FlowSpec, check_on
+
+__all__ = ["fit_bystander", "refuse_touched"]
+
+
+def fit_bystander(names: LabNames, flow: FlowSpec | None, endpoints: Sequence[str]) -> FlowSpec | None:
+    """Return the bystander with its RNICs; `endpoints` are those of the workload.
+
+    Raises:
+        ConfigError: it names an RNIC that the lab has not, or one that the workload uses.
+    """
+    if flow is None:
+        return None
+    ends = {end: names.select_one(f"bystander.{end}", getattr(flow, end)) for end in ("src", "dst")}
+    for end, name in ends.items():
+        names.check_rnic(f"bystander.{end}", name)
+        if name in endpoints:
+            free = [other for other in names.topology.rnic_names if other not in endpoints]
+            others = f"name one of {', '.join(free)}" if free else "give the workload fewer ranks"
+            raise names.error(f"bystander.{end}", f"{name} is the workload's too; {others}")
+    if ends["src"] == ends["dst"]:
+        raise names.error("bystander.dst", f"the flow ends where it begins ({ends['dst']})")
+    with names.at("bystander.qp"):
+        check_on(names.lab.kind, transport=flow.transport, qp=flow.qp, entropy=flow.entropy)
+    with names.at("bystander.dst"):
+        pair = (endpoint(names.topology, ends["src"]), endpoint(names.topology, ends["dst"]))
+        refuse_local(names.lab.kind, f"flow {flow.verb}", [pair])
+    return replace(flow, src=ends["src"], dst=ends["dst"])
+
+
+def refuse_touched(
+    experiment: Experiment, faults: Sequence[PlannedFault], places: Mapping[str, str], topology: Topology
+) -> None:
+    """Refuse a fault of a host, an RNIC or an access link of the bystander; `places` are the faults', by their names.
+
+    Raises:
+        ConfigError: it would hit the bystander itself, whose goodput says nothing of its isolation then.
+    """
+    flow = experiment.bystander
+    if flow is None:
+        return
+    ends = [endpoint(topology, name) for name in (flow.src, flow.dst)]
+    links = {topology.rnic_link(end.host, end.rnic).name for end in ends}
+    own = links | {end.host for end in ends} | {end.name for end in ends}
+    for fault in faults:
+        hit = set(touches(fault, topology)) | ({fault.target.link.name} if fault.target.link else set())
+        if mine := sorted(own & hit):
+            said = f"{fault.kind} on {fault.target.text} touches {mine[0]}, where the bystander is; move one of the two"
+            raise ConfigError(f"{experiment.source}: {places[fault.spec.name]}: {said}")

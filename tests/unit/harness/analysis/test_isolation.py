@@ -1,0 +1,116 @@
+"""Metrics of the bystander: what they see, what they refuse to say, and that a fault of nothing is never believed."""
+
+import random
+
+import msgspec
+import pytest
+from judged_runs import PLAN
+from synthetic_run import MS, T0, S, synthetic_run
+
+from harness.analysis.effects.fault_windows import acting_windows
+from harness.analysis.links.expected_load import expected_loads
+from harness.analysis.observe import observe
+from harness.experiment.experiment_file import Expectation
+from harness.experiment.metrics import METRICS
+from harness.judge import judge
+from harness.record import measurements
+from harness.record.measurements import BystanderRun, Sample
+from harness.report.plots.goodput_plot import goodput_chart
+from harness.verdict import Verdict
+
+RUN = synthetic_run()
+NAMES = ("bystander.goodput_ratio", "bystander.gap", "bystander.qp_errors")
+FIRST = min(acting_windows(RUN).values(), key=lambda one: one.start_ns)
+
+
+def with_bystander(rate_at, **words):
+    """The made-up run beside a flow that carries `rate_at(ns)` bytes in each 100 ms, with 3 % of noise."""
+    draw = random.Random(7)
+    samples = tuple(
+        Sample(t_ns=t_ns, bytes=round(rate_at(t_ns) * draw.gauss(1, 0.03))) for t_ns in range(T0, RUN.end_ns, 100 * MS)
+    )
+    flow = BystanderRun(src="host2:rxe1", dst="host4:rxe1", samples=samples, **words)
+    return msgspec.structs.replace(RUN, bystander=flow)
+
+
+def steady(_t_ns):
+    return 50_000
+
+
+def during(window, share):
+    return lambda t_ns: 50_000 * (share if window.start_ns <= t_ns < window.cleared_ns else 1)
+
+
+def metrics_of(run):
+    return {name: observe(run).metrics[name] for name in NAMES}
+
+
+def test_bystander_that_no_fault_touches_has_a_ratio_of_one():
+    found = metrics_of(with_bystander(steady))
+    ratio = found["bystander.goodput_ratio"]
+    assert ratio.value == pytest.approx(1, abs=0.03)
+    assert ratio.interval.low < 1 < ratio.interval.high
+    assert found["bystander.gap"].value == 0
+    assert (found["bystander.gap"].interval.low, found["bystander.gap"].interval.high) == (0, pytest.approx(0.2))
+    assert found["bystander.qp_errors"].value == 0
+
+
+def test_bystander_that_a_fault_slows_has_the_ratio_and_the_fault_that_did_it():
+    name, window = max(acting_windows(RUN).items(), key=lambda item: item[1].cleared_ns - item[1].start_ns)
+    found = metrics_of(with_bystander(during(window, 0.5)))["bystander.goodput_ratio"]
+    length_s = (window.cleared_ns - window.start_ns) / 1e9
+    assert found.value == pytest.approx((0.5 * length_s + 1) / (length_s + 1), abs=0.04)
+    assert f"around {name} " in found.detail
+
+
+def test_bystander_silent_while_a_fault_is_removed_has_a_gap():
+    end_ns = FIRST.cleared_ns
+    run = with_bystander(lambda t_ns: 0 if end_ns <= t_ns < end_ns + 600 * MS else 50_000)
+    gap = metrics_of(run)["bystander.gap"]
+    assert gap.interval.low - 0.1 <= 0.6 <= gap.interval.high
+    assert gap.detail.endswith("in the fault-free start 0.0 s")
+
+
+def test_bystander_that_failed_or_carried_nothing_decides_nothing():
+    failed = metrics_of(with_bystander(steady, failure="host4:rxe1 is gone", qp_errors=(T0 + S, RUN.end_ns)))
+    assert failed["bystander.goodput_ratio"].value is None
+    assert "host4:rxe1 is gone" in failed["bystander.gap"].detail
+    assert failed["bystander.qp_errors"].value == 1
+    assert "1 more failed before the first fault" in failed["bystander.qp_errors"].detail
+    silent = msgspec.structs.replace(RUN, bystander=BystanderRun(src="a:r", dst="b:r", samples=()))
+    assert metrics_of(silent)["bystander.gap"].value is None
+    assert {one.value for one in metrics_of(RUN).values()} == {None}
+
+
+def test_bystander_without_faults_has_no_ratio():
+    run = msgspec.structs.replace(with_bystander(steady), faults=())
+    found = metrics_of(run)
+    assert found["bystander.goodput_ratio"].value is None
+    assert found["bystander.gap"].value is None
+
+
+@pytest.mark.parametrize(
+    ("name", "bound"), [("bystander.goodput_ratio", {"minimum": 0.5}), ("bystander.gap", {"maximum": 1.0})]
+)
+def test_bystander_that_no_fault_touched_passes_only_if_the_faults_fired(name, bound):
+    run, expected = with_bystander(steady), (Expectation(metric=METRICS[name], **bound),)
+    unfired = msgspec.structs.replace(synthetic_run(fired=False), bystander=run.bystander)
+    assert _verdict_of(name, run, expected) is Verdict.PASS
+    assert _verdict_of(name, unfired, expected) is Verdict.INCONCLUSIVE
+
+
+def _verdict_of(name, run, expected):
+    found = judge(plan=PLAN, expectations=expected, run=run, observed=observe(run))
+    return next(check.verdict for check in found.checks if check.name.startswith(name))
+
+
+def test_bystander_has_a_row_in_the_goodput_chart():
+    run = with_bystander(steady)
+    assert "bystander host2:rxe1 to host4:rxe1" in goodput_chart(run, observe(run), []).wide
+    assert "bystander" not in goodput_chart(RUN, observe(RUN), []).wide
+
+
+def test_bystander_makes_bytes_of_links_unpredictable_and_round_trips():
+    run = with_bystander(steady)
+    assert "bystander" in expected_loads(run).why
+    assert measurements.decode(measurements.encode(run)) == run
