@@ -5,7 +5,8 @@
     DIR/sweep.parquet, sweep.html  written when the command ends, also after Ctrl-C
 
 The run directories, not `sweep.json`, decide what is finished: a run counts if its experiment and plan are
-byte-identical to the point's, its verdict is not ERROR, and it left the lab CLEAN. All other runs are made again.
+byte-identical to the point's, its verdict is not ERROR, it left the lab CLEAN, and it was made on the same kind of
+machine (accelerator and number of CPUs) as the newest run. All other runs are made again.
 """
 
 from __future__ import annotations
@@ -121,13 +122,14 @@ class Sweep:
             mutate: makes every fault a no-op, for tests.
         """
         try:
-            pending = self.pending_runs()
-            for index, (point, decided) in enumerate(pending):
-                progress(f"point {point.number} of {len(self.points)}: {point.name}{self._remaining(pending[index:])}")
+            while pending := self.pending_runs():
+                point, decided = pending[0]
+                progress(f"point {point.number} of {len(self.points)}: {point.name}{self._remaining(pending)}")
                 finished = loop.execute(
                     decided, self.inventory, out=self.folder / "runs", progress=progress, guard=guard, mutate=mutate
                 )
                 self.finished_runs.setdefault(point.number, []).append(finished.run_dir)
+                self._drop_runs_of_other_machines(finished.run_dir, progress)
                 sweep_file.write(self.snapshot(), self.folder)
                 verdict = finished.verdict
                 progress(f"point {point.number}, seed {verdict.seed}: {verdict.verdict}, lab {verdict.lab_state}")
@@ -175,6 +177,16 @@ class Sweep:
         sweep_page.render(snapshot, self.folder)
         return snapshot
 
+    def _drop_runs_of_other_machines(self, newest: RunDir, progress: Progress) -> None:
+        """Make runs pending again that were made on another kind of machine: their times cannot be compared."""
+        mine = _machine_of(newest)
+        for number, runs in self.finished_runs.items():
+            same = [run for run in runs if _machine_of(run) == mine]
+            if dropped := len(runs) - len(same):
+                others = next(_machine_of(run) for run in runs if run not in same)
+                progress(f"point {number}: {dropped} of its runs made again: they are of {others}, and this is {mine}")
+                self.finished_runs[number] = same
+
     def _swept_point(self, point: Point) -> SweptPoint:
         """Judge a point by its finished runs; again only when there are more, because each run has to be observed."""
         runs = self.finished_runs.get(point.number, [])
@@ -205,14 +217,23 @@ def find_finished_runs(runs: Path, points: Sequence[Point]) -> dict[int, list[Ru
         for decided in point.runs
     }
     found: dict[tuple[int, int], RunDir] = {}
+    newest: RunDir | None = None
     for path in sorted(runs.iterdir()) if runs.is_dir() else ():
         match = _match_point(RunDir(path), by_plan)
         if match is not None:
-            found[match] = RunDir(path)
+            newest = found[match] = RunDir(path)
+    if newest is not None:
+        found = {match: run for match, run in found.items() if _machine_of(run) == _machine_of(newest)}
     finished: dict[int, list[RunDir]] = {}
     for (number, _), run in sorted(found.items()):
         finished.setdefault(number, []).append(run)
     return finished
+
+
+def _machine_of(run: RunDir) -> str:
+    """Return the kind of machine that a finished run was made on, in words."""
+    environment = run.read_environment()
+    return f"{environment.accelerator or 'no accelerator'} on {environment.cpu_count} CPUs"
 
 
 def _match_point(run: RunDir, by_plan: Mapping[tuple[bytes, bytes], tuple[int, int]]) -> tuple[int, int] | None:

@@ -46,14 +46,14 @@ def points(*overs, repeat=1, seed=None):
     return parameters, made
 
 
-def written(decided, out, *, fired=True, error=None, lab_state="CLEAN", code=None, is_control=False):
+def written(decided, out, *, fired=True, error=None, lab_state="CLEAN", code=None, is_control=False, accelerator="tcg"):
     """A run directory of a decided run, with made-up measurements and the verdict that the judge has for them."""
     directory = rundir.create(
         out, experiment=decided.source, name="demo", seed=decided.plan.seed, lab="soft", started=datetime.now(UTC)
     )
     run = msgspec.structs.replace(synthetic_run(fired=fired, lab_state=lab_state), is_control=is_control)
     directory.write_plan(decided.plan)
-    environment = rundir.describe_environment(qemu=None, accelerator="tcg", guest_kernel=None)
+    environment = rundir.describe_environment(qemu=None, accelerator=accelerator, guest_kernel=None)
     directory.write_environment(msgspec.structs.replace(environment, code=code or environment.code))
     directory.write_measurements(run)
     expected = decided.experiment.expectations
@@ -200,6 +200,28 @@ def test_finished_run_of_other_sources_or_without_intensity_is_not_reused(tmp_pa
     assert find_finished_runs(tmp_path, [point]) == {}
     ours = written(decided, tmp_path)
     assert [run.path for run in find_finished_runs(tmp_path, [point])[1]] == [ours.run_dir.path]
+
+
+def test_sweep_resumed_on_another_kind_of_machine_makes_all_runs_there(executed):
+    """A time under KVM beside one under TCG is a curve of two machines."""
+    executed.acts = {1: {"accelerator": "kvm"}, 2: KeyboardInterrupt()}
+    swept(executed)
+    done = swept(executed)
+    assert done.return_value == 0
+    assert executed.shares == [0.1, 0.2, 0.2, 0.1, 0.4]
+    assert "1 of its runs made again: they are of kvm on" in " ".join(done.output.split())
+    assert {run.read_environment().accelerator for run in _runs_of(executed.folder)} == {"tcg"}
+
+
+def test_sweep_of_two_kinds_of_machine_counts_the_runs_of_the_newest_alone(tmp_path):
+    _, made = points(f"{SHARE}=0.1,0.2")
+    for point, accelerator in zip(made, ("kvm", "tcg"), strict=True):
+        written(point.runs[0], tmp_path, accelerator=accelerator)
+    assert set(find_finished_runs(tmp_path, made)) == {2}
+
+
+def _runs_of(folder):
+    return [rundir.RunDir(folder / run.run_dir) for point in sweep_file.read(folder).points for run in point.runs]
 
 
 def test_sweep_truncated_verdict_is_run_again(executed):
