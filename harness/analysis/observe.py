@@ -15,7 +15,7 @@ from harness.analysis.links.link_metrics import link_metrics
 from harness.analysis.observations import Observation
 from harness.analysis.phases import Phase, phases
 from harness.analysis.resolutions import Firing
-from harness.analysis.restarts import phases_of_restarts, restart_metrics
+from harness.analysis.restarts import phases_of_restarts, restart_metrics, times_by_phase
 from harness.analysis.routing import Routing, routing
 from harness.confidence import LEVEL
 from harness.record.measurements import Measurements
@@ -68,6 +68,8 @@ def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
         interval_of |= resolutions.find(
             run, total.step_ns, impacts, by_phase, by_routing, firing, effects.beyond_chance
         )
+    restarts = phases_of_restarts(run.resilience, fired) if run.resilience is not None else ()
+    interval_of |= resolutions.of_restarts(run, times_by_phase(restarts), firing)
     return Observed(
         metrics={
             **{name: replace(one, interval=interval_of.get(name)) for name, one in metrics.items()},
@@ -82,7 +84,7 @@ def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
         routing=by_routing,
         firing=firing,
         training=training,
-        restarts=phases_of_restarts(run.resilience, fired) if run.resilience is not None else (),
+        restarts=restarts,
         pace=effects.pace,
     )
 

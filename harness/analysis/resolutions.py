@@ -21,7 +21,7 @@ from harness.analysis.timeline import HEALTHY_SHARE, Baseline, Goodput, Impact
 from harness.confidence import Interval, resolution
 from harness.record.measurements import FaultRun, Measurements
 
-__all__ = ["Firing", "beyond_chance", "find", "firings"]
+__all__ = ["Firing", "beyond_chance", "find", "firings", "of_restarts"]
 
 _Span = tuple[float, float]
 """The minimum and the maximum of a time, ns."""
@@ -168,6 +168,28 @@ def _routing(run: Measurements, by_routing: Mapping[str, Routing], fired: Mappin
     return {
         f"routing.{name}": _interval(each, of="the clocks' error and when the fault was seen to fire")
         for name, each in spans.items()
+    }
+
+
+def of_restarts(
+    run: Measurements, times: Mapping[str, Sequence[tuple[int, str]]], fired: Mapping[str, Firing]
+) -> dict[str, Interval]:
+    """Return the intervals of the times of restarts: `times` (ns) by phase, as `restarts.times_by_phase` has them.
+
+    The controller takes both ends of the phases that are not in the result, so they are exact.
+    """
+    firing = Firing(
+        early_ns=max((one.early_ns for one in fired.values()), default=0),
+        late_ns=max((one.late_ns for one in fired.values()), default=0),
+    )
+    whens = {"detect": firing, "restore": Firing(), "catch_up": Firing(), "total": firing}
+    return {
+        f"restart.{name}": _interval(
+            [when.since(length_ns, run.clock_error_ns) for length_ns, _ in times[name]],
+            of="the clocks' error and when the fault was seen to fire" if when is firing else "the clocks' error",
+        )
+        for name, when in whens.items()
+        if times.get(name)
     }
 
 

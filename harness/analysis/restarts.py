@@ -23,7 +23,7 @@ from harness.quantities import format_duration
 from harness.record.measurements import Measurements, ResilienceRun
 from traffic.workloads.elastic.elastic_results import Restart
 
-__all__ = ["PHASES", "describe", "phases_of_restarts", "restart_metrics", "why_state_unknown"]
+__all__ = ["PHASES", "describe", "phases_of_restarts", "restart_metrics", "times_by_phase", "why_state_unknown"]
 
 PHASES = ("detect", "diagnose", "reschedule", "initialise", "restore", "catch_up")
 _DETAILS = {
@@ -81,7 +81,7 @@ def restart_metrics(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> 
         missing = Observation(value=None, detail="the workload is not a job with [workload.resilience]")
         return dict.fromkeys((*names, "lost_iterations", "state_errors", "initialise.time"), missing)
     return {
-        **_phase_times(phases_of_restarts(resilience, fired)),
+        **_phase_times(phases_of_restarts(resilience, fired), run.end_ns),
         "lost_iterations": _lost_iterations(resilience),
         "state_errors": _state_errors(run),
         "initialise.time": Observation(
@@ -91,8 +91,8 @@ def restart_metrics(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> 
     }
 
 
-def _phase_times(restarts: Sequence[tuple[Restart, tuple[Phase, ...]]]) -> dict[str, Observation]:
-    """Return the longest time of each phase over all restarts, in seconds, with the restart that took it."""
+def times_by_phase(restarts: Sequence[tuple[Restart, tuple[Phase, ...]]]) -> dict[str, list[tuple[int, str]]]:
+    """Return the times (ns) of each phase, and under `total` those of whole outages, each with its restart in words."""
     durations_by_phase: dict[str, list[tuple[int, str]]] = {}
     outage_ns: int | None = None
     for restart, phases in restarts:
@@ -103,6 +103,16 @@ def _phase_times(restarts: Sequence[tuple[Restart, tuple[Phase, ...]]]) -> dict[
         if restart.caught_up_ns is not None:
             durations_by_phase.setdefault("total", []).append((restart.caught_up_ns - outage_ns, label))
             outage_ns = None
+    return durations_by_phase
+
+
+def _phase_times(restarts: Sequence[tuple[Restart, tuple[Phase, ...]]], end_ns: int) -> dict[str, Observation]:
+    """Return the longest time of each phase over all restarts, in seconds, with the restart that took it."""
+    durations_by_phase = times_by_phase(restarts)
+    # An outage that the end of the run cut short took at least that long, and nobody knows how long.
+    open_ns = _open_outage_ns(restarts, end_ns)
+    if open_ns is not None:
+        durations_by_phase.setdefault("total", []).append((open_ns, f"restart {restarts[-1][0].number}: not caught up"))
     missing_reason = "the job was not restarted" if not restarts else "no restart reached this phase"
     metrics = {}
     for name in (*PHASES, "total"):
@@ -110,9 +120,20 @@ def _phase_times(restarts: Sequence[tuple[Restart, tuple[Phase, ...]]]) -> dict[
         metrics[f"restart.{name}"] = (
             Observation(value=None, detail=missing_reason)
             if slowest is None
-            else Observation(value=slowest[0] / 1e9, detail=slowest[1])
+            else Observation(
+                value=slowest[0] / 1e9, detail=slowest[1], censored=name == "total" and open_ns is not None
+            )
         )
     return metrics
+
+
+def _open_outage_ns(restarts: Sequence[tuple[Restart, tuple[Phase, ...]]], end_ns: int) -> int | None:
+    """Return how long the last outage had lasted when the run ended; None: the job had caught up."""
+    since_ns = None
+    for restart, phases in restarts:
+        since_ns = phases[0].start_ns if since_ns is None else since_ns
+        since_ns = None if restart.caught_up_ns is not None else since_ns
+    return None if since_ns is None else max(0, end_ns - since_ns)
 
 
 def _cause_and_hosts(restart: Restart) -> str:

@@ -124,6 +124,30 @@ def test_restart_metrics_equal_its_phases():
     assert metrics["initialise.time"].value == 2.0
 
 
+def test_restart_times_from_the_firing_and_by_the_ranks_clocks_have_intervals():
+    run = msgspec.structs.replace(job(PLAIN), clock_error_ns=200 * MS)
+    metrics = observe(run).metrics
+    for name in ("detect", "restore", "catch_up", "total"):
+        one = metrics[f"restart.{name}"]
+        assert (one.interval.low, one.interval.high) == pytest.approx((max(0, one.value - 0.2), one.value + 0.2))
+    assert metrics["restart.initialise"].interval is None
+
+
+def test_restart_that_the_end_of_the_run_cuts_short_passes_no_maximum_of_the_total():
+    """The first outage took 8.5 s; of the second one it is only known that it was not over."""
+    second = replace(PLAIN, number=2, progress_ns=T0 + 40 * S, noticed_ns=T0 + 41 * S, diagnosed_ns=T0 + 42 * S,
+                     rescheduled_ns=None, initialised_ns=None, restored_ns=None, caught_up_ns=None,
+                     restored_iterations=None)  # fmt: skip
+    run = job(PLAIN, second)
+    one = observe(run).metrics["restart.total"]
+    open_s = (run.end_ns - T0) / 1e9 - 40
+    assert (one.value, one.censored) == (pytest.approx(max(8.5, open_s)), True)
+    for bound, expected in ((1000.0, Verdict.INCONCLUSIVE), (1.0, Verdict.FAIL)):
+        verdict = verdict_of(run, Expectation(metric=METRICS["restart.total"], maximum=bound))
+        checks = {check.name: check.verdict for check in verdict.checks}
+        assert checks["restart.total"] is expected
+
+
 def test_restart_metrics_of_a_job_without_restarts_are_none():
     assert observe(synthetic_run()).metrics["restart.detect"].value is None
     quiet = observe(job()).metrics
