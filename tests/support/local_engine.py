@@ -1,6 +1,7 @@
 """A traffic engine on this machine: its verbs go over unix sockets to engines in other processes. No RDMA is needed.
 
-python local_engine.py FOLDER MODULE     runs MODULE (traffic.node.engine); FOLDER has a socket for each RNIC's address
+`start` forks an engine from a process that has imported what engines need: imports cost more than most tests' traffic.
+FOLDER has a socket for each RNIC's address.
 
 It stands behind `traffic.node.verbs`. A write moves memory in the other process and completes when that is confirmed. A
 request that nobody confirms within `RETRY_S`, as its process was killed or stopped, fails as on RDMA: RETRY_EXC_ERR.
@@ -8,15 +9,19 @@ request that nobody confirms within `RETRY_S`, as its process was killed or stop
 
 from __future__ import annotations
 
+import atexit
 import collections
 import contextlib
 import ctypes
+import functools
 import os
-import runpy
 import select
+import signal
 import socket
 import struct
+import subprocess
 import sys
+import threading
 import time
 import types
 from pathlib import Path
@@ -26,6 +31,7 @@ RETRY_S = 0.4
 HEAD = struct.Struct("<BIIQQIIB")  # what, destination QP, source QP, wr_id, address, size, imm, signalled
 WRITE, ACK = 0, 1
 RETRY_EXC = 12
+_STARTING = threading.Lock()
 
 
 class Request:
@@ -245,8 +251,81 @@ def install(folder):
     task.Task.check_deadlines = check_deadlines
 
 
+class Engine:
+    """The process of an engine, with what its users need of `subprocess.Popen`."""
+
+    def __init__(self, pid, stdin, stdout):
+        self.pid, self.stdin, self.stdout = pid, os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb")
+        self._fd = os.pidfd_open(pid)
+
+    def poll(self):
+        return 0 if select.select([self._fd], [], [], 0)[0] else None
+
+    def send_signal(self, number):
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._fd, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout):
+        if not select.select([self._fd], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired(["engine"], timeout)
+
+
+def start(folder):
+    """Start an engine whose RNICs have their sockets in `folder`."""
+    (child_in, stdin), (stdout, child_out) = os.pipe(), os.pipe()
+    with _STARTING:
+        server = _server()
+        socket.send_fds(server, [os.fsencode(folder)], [child_in, child_out])
+        pid = int(server.recv(64))
+    os.close(child_in)
+    os.close(child_out)
+    return Engine(pid, stdin, stdout)
+
+
+@functools.cache
+def _server():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    process = subprocess.Popen(
+        [sys.executable, __file__, str(theirs.fileno())], pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2]), "OPENBLAS_NUM_THREADS": "1"},
+    )  # fmt: skip
+    theirs.close()
+    atexit.register(process.wait)
+    atexit.register(ours.close)  # which is done first, and ends the process
+    return ours
+
+
+def next_engine(requests):
+    """Return the folder of an engine, in the process that is forked for it; None once there are no more."""
+    running = set()
+    while True:
+        running = {pid for pid in running if os.waitpid(pid, os.WNOHANG) == (0, 0)}
+        content, pipes, _, _ = socket.recv_fds(requests, 4096, 2)
+        if not content:
+            for pid in running:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+            return None
+        if not (pid := os.fork()):
+            requests.close()
+            for number, pipe in enumerate(pipes):
+                os.dup2(pipe, number)
+                os.close(pipe)
+            return os.fsdecode(content)
+        for pipe in pipes:
+            os.close(pipe)
+        running.add(pid)
+        requests.send(str(pid).encode())
+
+
 if __name__ == "__main__":
-    install(sys.argv[1])
-    module = sys.argv[2]
-    sys.argv = [module]
-    runpy.run_module(module, run_name="__main__")
+    install("")
+    import traffic.node.ranks.rank  # noqa: F401 (half of what an engine imports)
+    from traffic.node import engine
+
+    if (folder := next_engine(socket.socket(fileno=int(sys.argv[1])))) is not None:
+        Rnic.folder = folder
+        engine.main()

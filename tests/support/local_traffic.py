@@ -80,7 +80,10 @@ class LocalNode:
     def open(self, argv):
         if self.name in self.lab.dead:
             raise Unreachable(f"{self.name} does not answer")
-        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=ENVIRONMENT)
+        if argv == [engine_client.MODULE]:
+            process = local_engine.start(self.lab.folder)
+        else:
+            process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=ENVIRONMENT)
         self.lab.processes.setdefault(self.name, []).append(process)
         channel = LocalChannel(f"{self.name}: {argv[-1]}", process)
         self.lab.channels.append(channel)
@@ -103,7 +106,7 @@ class LocalLab:
 
     def python(self, module):
         if module == engine_client.MODULE:
-            return [sys.executable, local_engine.__file__, str(self.folder), module]
+            return [module]
         return [sys.executable, "-m", module]
 
     def ensure_code(self, name):
