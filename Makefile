@@ -46,9 +46,9 @@ smoke: setup ## the shortest proof on a soft lab: it comes up, nothing is wrong 
 # The default lab is too small for some tests of tests/soft. pytest ends the lab that it brought up before the next one.
 on_lab = $(RUN)python -m pytest -m "" --lab $(1) $(2) $(if $(OUT),--junitxml=$(OUT)/junit-$(1).xml)
 
-nightly: setup ## slow tests once, those of soft labs three times, other labs; the demo experiment, which the history follows
+nightly: setup ## unit tests with all samples and slow ones, those of soft labs three times, other labs; the demo experiment, which the history follows
 	@worst=0; keep() { test $$1 -le $$worst || worst=$$1; }; \
-	$(RUN)python -m pytest tests/unit -m slow -n auto --dist worksteal; keep $$?; \
+	FAULTBED_ALL_SAMPLES=1 $(RUN)python -m pytest tests/unit -m "" -n auto --dist worksteal; keep $$?; \
 	$(call on_lab,soft-3rack,tests/soft/test_fabric_routing.py -k odd_and_even); keep $$?; \
 	$(call on_lab,soft-tapered,tests/soft/test_fabric_routing.py -k costs); keep $$?; \
 	$(call on_lab,soft-zones,tests/soft/test_zones.py); keep $$?; \

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 from memory_fabric import Fabric, RcQp, Rnic, modules
+from samples import samples
 
 from traffic import schedules
 from traffic.engine.connections import ConnectionManager
@@ -21,7 +22,7 @@ from traffic.workloads import collective
 from traffic.workloads.collective import CollectiveSpec
 from traffic.workloads.ranks import rank_plan
 
-SEEDS = 60
+SEEDS = samples(60)
 PLACES = [Endpoint(host=f"host{number}", rnic="rxe0", address="192.0.2.1") for number in (1, 2, 3, 4)]
 
 

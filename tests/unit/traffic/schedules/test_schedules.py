@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanes import Lanes, inputs_of, memories
+from samples import samples
 
 from testbed.errors import UsageError
 from traffic import schedules
@@ -40,14 +41,14 @@ def may_run_in_place(schedule):
 
 @EVERY
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=samples(40))
 def test_schedule_gives_every_rank_the_result_of_its_collective(collective, algorithm, data):
     assert schedule_check.faults(build(collective, algorithm, data.draw(shapes()))) == []
 
 
 @EVERY
 @given(data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=samples(25))
 def test_schedule_without_any_single_move_is_wrong(collective, algorithm, data):
     """The checker bites: nothing in a schedule is there for nothing."""
     whole = build(collective, algorithm, data.draw(shapes(most=9)))
@@ -57,7 +58,7 @@ def test_schedule_without_any_single_move_is_wrong(collective, algorithm, data):
 
 @EVERY
 @given(data=st.data())
-@settings(max_examples=25)
+@settings(max_examples=samples(25))
 def test_schedule_check_detects_a_misdirected_move(collective, algorithm, data):
     whole = build(collective, algorithm, data.draw(shapes(most=9)))
     moves = whole.moves.copy()
@@ -101,7 +102,7 @@ def check_memories(made, found, elements, reduce):
 
 @EVERY
 @given(data=st.data())
-@settings(max_examples=20)
+@settings(max_examples=samples(20))
 def test_programs_of_any_size_compute_the_result_and_keep_the_input(collective, algorithm, data):
     shape = data.draw(shapes(most=12))
     schedule = build(collective, algorithm, shape)
@@ -130,7 +131,7 @@ def test_programs_of_any_size_compute_the_result_and_keep_the_input(collective, 
 
 @EVERY
 @given(data=st.data())
-@settings(max_examples=20)
+@settings(max_examples=samples(20))
 def test_segments_in_any_event_order_with_few_slots_give_the_result(collective, algorithm, data):
     """Whatever is slow, it neither ends in a wrong result nor in ranks that wait for each other."""
     shape = data.draw(shapes(most=7))
@@ -230,7 +231,7 @@ def test_cost_of_a_ring_matches_the_formula():
 
 @EVERY
 @given(shape=shapes())
-@settings(max_examples=20)
+@settings(max_examples=samples(20))
 def test_cost_from_one_period_equals_cost_of_all_ranks(collective, algorithm, shape):
     """Reading a schedule in its short form gives what its long form gives."""
     short = build(collective, algorithm, shape)
