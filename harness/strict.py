@@ -40,10 +40,12 @@ def convert(
     Raises:
         ConfigError: it is something else, or a number in it is NaN, infinite or too large.
     """
-    if wrong := wrong_number(raw):
-        raise fail(source, ".".join(part for part in (path, wrong[0]) if part), wrong[1])
     try:
+        if wrong := wrong_number(raw):
+            raise fail(source, ".".join(part for part in (path, wrong[0]) if part), wrong[1])
         return msgspec.convert(raw, type_)
+    except RecursionError as error:
+        raise fail(source, path, "nested too deep") from error
     except msgspec.ValidationError as error:
         raise fail(source, *_explain(str(error), path, section, keys)) from error
 

@@ -196,7 +196,7 @@ def decode(content: bytes, *, source: str) -> Experiment:
     """
     try:
         raw = tomllib.loads(content.decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{source}: not TOML: {error}") from error
     parsed = convert(raw, _ExperimentFile, source, keys=SECTION_KEYS)
     faults = _faults(parsed.faults, source)

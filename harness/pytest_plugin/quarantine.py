@@ -54,7 +54,7 @@ def read(path: Path, *, today: dt.date) -> tuple[Entry, ...]:
         entries = msgspec.toml.decode(path.read_bytes(), type=_File).quarantine
     except FileNotFoundError:
         return ()
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{path}: {error}") from error
     for index, entry in enumerate(entries):
         at = f"{path}: quarantine[{index}]"

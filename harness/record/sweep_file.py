@@ -139,7 +139,7 @@ def read(folder: Path) -> SweepFile | None:
         return None
     try:
         return decode(path.read_bytes())
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, msgspec.MsgspecError, RecursionError) as error:
         said = "its runs are kept beside it: remove sweep.json, and sweep again with the same --out"
         raise UsageError(f"{path}: not as this version writes it: {error}; {said}") from error
 

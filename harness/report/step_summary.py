@@ -85,7 +85,7 @@ def read_preflight(path: Path) -> list[str]:
         preflight = msgspec.json.decode(path.read_bytes(), type=_Preflight)
     except FileNotFoundError:
         return []
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise UsageError(f"{path}: not what `faultbed preflight --out` writes: {error}") from error
     return [f"{wrong.check}: {wrong.where}: {wrong.found}, right is {wrong.wanted}" for wrong in preflight.wrong]
 

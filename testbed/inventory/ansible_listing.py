@@ -74,6 +74,8 @@ def _refuse_bad_yaml(path: Path, text: str) -> None:
         raise ConfigError(f"{path}{line}: not YAML: {error.problem or error.context}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"{path}: not YAML: {error}") from None
+    except RecursionError:
+        raise ConfigError(f"{path}: nested too deep") from None
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{path}: not a YAML inventory: the top must be a mapping with `all:`")
     try:

@@ -114,7 +114,7 @@ class ReservationStore:
             return Reading(book=(), now_s=day_s, digest="", boot=boot, up_s=up_s)
         try:
             file = msgspec.json.decode(text, type=_File)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise LabError(
                 f"{self.where}:{self.folder}/{self.lab}.json is no file of reservations of this version ({error}): "
                 "if the lab is not in use, remove it"

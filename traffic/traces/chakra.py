@@ -84,7 +84,7 @@ def _groups_of(where: str, text: str, world: int) -> dict[str, tuple[int, ...]]:
             str(group["pg_name"]): tuple(group.get("ranks") or range(int(group.get("group_size") or world)))
             for group in raw
         }
-    except (ValueError, SyntaxError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except (ValueError, SyntaxError, LookupError, TypeError, AttributeError, RecursionError, MemoryError) as error:
         raise ConfigError(f"{where}: the process groups are invalid: {error}") from error
 
 

@@ -119,7 +119,7 @@ def read(file: str, content: bytes, *, rank: int | None, world: int | None) -> R
 def _records(file: str, content: bytes) -> list[_Record]:
     try:
         raw = json.loads(content)
-    except (ValueError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:
         cut = not content.rstrip().endswith((b"]", b"}"))
         what = "the trace is truncated" if cut else "not JSON"
         raise ConfigError(f"{file}: {what}: {error}; copy the whole file again") from error

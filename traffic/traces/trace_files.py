@@ -116,7 +116,7 @@ def _groups(file: Path) -> dict[str, list[int]]:
         return {str(name): [int(rank) for rank in ranks] for name, ranks in raw.items()}
     except OSError as error:
         raise UsageError(f"{file}: {error.strerror or error}") from error
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(f'{file}: not a file of groups, such as {{"0": [0, 1]}}: {error}') from error
 
 

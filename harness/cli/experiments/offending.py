@@ -130,7 +130,7 @@ def _changed(path: Path) -> datetime:
 def _decoded(path: Path) -> object:
     try:
         return json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UsageError(f"--preflight {path}: cannot be read: {error}; give a file that --out has written") from error
 
 

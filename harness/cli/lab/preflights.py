@@ -99,8 +99,11 @@ def _busbw(session: Session, inventory: Inventory, file: Path, *, as_json: bool)
         text = file.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise UsageError(f"--busbw {file}: cannot be read: {error.strerror}") from None
-    run = busbw_module.read(text)
-    short = busbw_module.compare(run, inventory.busbw)
+    try:
+        run = busbw_module.read(text)
+        short = busbw_module.compare(run, inventory.busbw)
+    except UsageError as error:
+        raise UsageError(f"--busbw {file}: {error}") from None
     if as_json:
         session.json({"run": asdict(run), "short": [asdict(one) for one in short]})
     else:

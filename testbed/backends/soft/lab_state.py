@@ -88,7 +88,7 @@ def _read(path: Path, kind: type[_T]) -> _T | None:
         return None
     try:
         return msgspec.json.decode(content, type=kind)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise LabError(
             f"{path} cannot be read ({error}): another version wrote it; remove it with `faultbed down --purge`"
         ) from error

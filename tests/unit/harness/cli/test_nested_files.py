@@ -1,0 +1,60 @@
+"""A file that is nested too deep is refused by its name, and is no traceback."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+from click.testing import CliRunner
+
+from harness.cli.main import cli
+from harness.pytest_plugin import quarantine
+from harness.record import sweep_file
+from testbed.errors import FaultbedError
+
+DEEP = 3000
+LISTS, OBJECTS = "[" * DEEP + "]" * DEEP, '{"a":' * DEEP + "1" + "}" * DEEP
+TABLES = "a" + ".a" * DEEP + " = 1\n"
+EXPERIMENT = "tests/experiments/demo.toml"
+
+
+@pytest.mark.parametrize(
+    ("content", "command"),
+    [
+        (f"a = {LISTS}", "run FILE --plan"),
+        (TABLES, "run FILE --plan"),
+        (TABLES, "sweep FILE --over seed=1,2 --plan"),
+        (LISTS, f"--lab FILE run {EXPERIMENT} --plan"),
+        (OBJECTS, f"--lab FILE run {EXPERIMENT} --plan"),
+        (LISTS, "offenders --runs nowhere --preflight FILE"),
+        (LISTS, "traffic replay FILE"),
+        (LISTS, "preflight --busbw FILE"),
+    ],
+)
+def test_command_given_a_file_nested_too_deep_names_it(tmp_path, content, command):
+    file = tmp_path / "deep"
+    file.write_text(content)
+    done = CliRunner().invoke(cli, command.replace("FILE", str(file)).split(), standalone_mode=False)
+    assert isinstance(done.exception, FaultbedError), done.exception
+    assert str(file) in str(done.exception)
+
+
+def test_summary_names_a_preflight_file_nested_too_deep_on_its_page(tmp_path):
+    file = tmp_path / "deep.json"
+    file.write_text(f'{{"other": {OBJECTS}, "wrong": []}}')
+    done = CliRunner().invoke(cli, ["summary", "--preflight", str(file)], standalone_mode=False)
+    assert done.exception is None
+    assert "deep.json: not what" in done.output
+
+
+@pytest.mark.parametrize(
+    ("name", "read"),
+    [
+        ("sweep.json", sweep_file.read),
+        ("q.toml", lambda folder: quarantine.read(folder / "q.toml", today=dt.date(2026, 11, 26))),
+    ],
+)
+def test_reader_given_a_file_nested_too_deep_names_it(tmp_path, name, read):
+    (tmp_path / name).write_text(f'{{"points": {OBJECTS}}}' if name.endswith("json") else f"quarantine = {LISTS}")
+    with pytest.raises(FaultbedError, match=name):
+        read(tmp_path)
