@@ -16,9 +16,9 @@ from harness.confidence import Interval
 from harness.experiment import experiment_file as experiment_module
 from harness.record.rundir import open_run
 from harness.run import loop as run_module
-from harness.verdict import Verdict, VerdictFile
+from harness.verdict import ExitCode, Verdict, VerdictFile, exit_code, worst
 from testbed.backends.lab_backend import backend_of
-from testbed.errors import LabError
+from testbed.errors import DirtyLab, LabError
 from testbed.tenancy.lab_lease import hold
 
 __all__ = ["COMMANDS"]
@@ -111,11 +111,14 @@ def _square(matrix: Counter[tuple[str, str]]) -> tuple[tuple[str, ...], list[tup
 @pass_session
 def campaign(
     session: Session, *, only: tuple[str, ...], seed: int, places: int, probe: bool, only_plan: bool, out: Path
-) -> None:
+) -> int:
     """Run short experiments, each kind of fault at several places: the truth that attribution is held against.
 
     About half a minute a run, one of each kind in turn. It may be ended at any time and goes on where it was;
     another seed is another campaign. `attribute` on what is below --out has the score.
+
+    Exit codes: 0 every run shows something, be it that the job did not survive; 2 a run of this call is INCONCLUSIVE;
+    3 one is an ERROR, which the next call repeats; 5 the lab is DIRTY.
     """
     inventory = session.inventory()
     every = campaign_module.labels(inventory.topology, lab_kind=inventory.kind, seed=seed, places=places, probe=probe)
@@ -131,7 +134,8 @@ def campaign(
             for one in wanted
         ]
         session.table(("run", "fault", "place", "with"), rows)
-        return
+        return ExitCode.PASS
+    verdicts: list[Verdict] = []
     with (
         hold(inventory, (), why="campaign", mode="exclusive") as holding,
         session.progress(also=holding.heartbeat) as progress,
@@ -139,17 +143,27 @@ def campaign(
         backend_of(inventory.kind).make_ready(inventory, progress)
         in_error = 0
         for label in wanted:
-            if any(out.glob(f"*-{label.name}-*/verdict.json")):
+            if _is_done(out, label.name):
                 continue
             source = campaign_module.experiment(label, inventory.topology, probe=probe)
             decided = run_module.decide(experiment_module.decode(source, source=label.name), source, inventory)
             finished = run_module.execute(decided, inventory, out=out, progress=progress, guard=holding.refresh)
-            if finished.verdict.lab_state == "DIRTY":
-                backend_of(inventory.kind).reset(inventory, progress)
+            if finished.verdict.lab_state == "DIRTY" and not backend_of(inventory.kind).reset(inventory, progress):
+                raise DirtyLab(
+                    f"{inventory.name} is DIRTY after {label.name}: `faultbed heal`, then the campaign again"
+                )
             progress(f"{label.name}: {_outcome(finished.verdict)}")
+            verdicts.append(finished.verdict.verdict)
             in_error = in_error + 1 if finished.verdict.verdict == Verdict.ERROR else 0
             if in_error == _ERRORS:
                 raise LabError(f"the last {_ERRORS} runs of the campaign were errors: {_outcome(finished.verdict)}")
+    return exit_code(worst(Verdict.PASS if one is Verdict.FAIL else one for one in (Verdict.PASS, *verdicts)), "CLEAN")
+
+
+def _is_done(out: Path, name: str) -> bool:
+    """Return whether a run of this name is over, and no ERROR."""
+    runs = (open_run(path.parent) for path in out.glob(f"*-{name}-*/verdict.json"))
+    return any(run.read_verdict().verdict is not Verdict.ERROR for run in runs)
 
 
 def _outcome(verdict: VerdictFile) -> str:

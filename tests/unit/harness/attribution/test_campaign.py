@@ -14,11 +14,12 @@ from harness.attribution import campaign
 from harness.cli.experiments import attribution
 from harness.cli.main import cli
 from harness.experiment.experiment_file import decode
+from harness.findings import NOTHING
 from harness.run import loop as run
 from harness.run.prepare.bind_to_lab import fit
-from harness.verdict import Check, Verdict, VerdictFile
+from harness.verdict import Check, Verdict, VerdictFile, encode
 from inject.kinds.catalogue import CATALOGUE
-from testbed.errors import LabError
+from testbed.errors import DirtyLab, LabError
 from testbed.inventory.lab_inventory import load
 
 SOFT = HOUSE / "inventory" / "soft.yml"
@@ -124,19 +125,68 @@ class Held:
         pass
 
 
-def test_campaign_ends_after_repeated_errors(monkeypatch, tmp_path):
-    """If the lab has broken down, the campaign reports the last error instead of continuing through the night."""
-    why = Check(name="harness", verdict=Verdict.ERROR, observed=None, bound=None, unit="", rule="", detail="no VM")
-    verdict = VerdictFile(
-        experiment="x", seed=1, lab="soft", verdict=Verdict.ERROR, checks=(why,), faults=(), lab_state="CLEAN"
-    )
-    began = []
+def verdict_of(word, lab_state="CLEAN"):
+    why = Check(name="harness", verdict=Verdict(word), observed=None, bound=None, unit="", rule="", detail="no VM")
+    return VerdictFile(
+        experiment="x", seed=1, lab="soft", verdict=Verdict(word), checks=(why,), faults=(), lab_state=lab_state,
+        attribution=(NOTHING,),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def campaign_of(monkeypatch, tmp_path):
+    """Run a campaign whose runs come to these verdicts, in turn and again; the command's result and their number."""
     monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda *_, **__: None)
     monkeypatch.setattr(attribution, "hold", lambda *_, **__: contextlib.nullcontext(Held()))
-    monkeypatch.setattr(
-        attribution.run_module, "execute", lambda *_, **__: began.append(1) or SimpleNamespace(verdict=verdict)
-    )
-    done = CliRunner().invoke(cli, ["--lab", str(SOFT), "campaign", "--out", str(tmp_path)])
+
+    def run(verdicts, *options):
+        began = []
+
+        def execute(decided, _inventory, *, out, **_):
+            verdict = verdicts[len(began) % len(verdicts)]
+            began.append(decided)
+            folder = out / f"20261126T000000Z-{decided.plan.experiment}-{len(list(out.glob('*')))}"
+            folder.mkdir(parents=True)
+            (folder / "verdict.json").write_bytes(encode(verdict))
+            return SimpleNamespace(verdict=verdict)
+
+        monkeypatch.setattr(attribution.run_module, "execute", execute)
+        done = CliRunner().invoke(
+            cli, ["--lab", str(SOFT), "campaign", "--out", str(tmp_path), *options], standalone_mode=False
+        )
+        return done, len(began)
+
+    return run
+
+
+def test_campaign_ends_after_repeated_errors(campaign_of):
+    """If the lab has broken down, the campaign reports the last error instead of continuing through the night."""
+    done, began = campaign_of([verdict_of("ERROR")])
     assert isinstance(done.exception, LabError)
     assert str(done.exception) == "the last 3 runs of the campaign were errors: ERROR, no VM"
-    assert len(began) == 3
+    assert began == 3
+
+
+ONLY = ("--only", "gpu.throttle", "--places", "1")
+
+
+@pytest.mark.parametrize(("word", "code"), [("PASS", 0), ("FAIL", 0), ("INCONCLUSIVE", 2), ("ERROR", 3)])
+def test_campaign_exit_code_is_that_of_its_runs_but_for_jobs_that_fail(campaign_of, word, code):
+    """Every campaign ended with 0, also one whose only run was an error."""
+    done, began = campaign_of([verdict_of(word)], *ONLY)
+    assert (began, done.exception, done.return_value) == (1, None, code)
+
+
+def test_campaign_repeats_runs_that_were_errors_and_no_other_ones(campaign_of):
+    assert campaign_of([verdict_of("ERROR")], *ONLY)[1] == 1
+    assert campaign_of([verdict_of("PASS")], *ONLY)[1] == 1
+    assert campaign_of([verdict_of("PASS")], *ONLY)[1] == 0
+
+
+def test_campaign_whose_last_run_leaves_a_lab_dirty_that_cannot_be_reset_says_so(campaign_of, monkeypatch):
+    """A rack has no snapshot: the campaign ended with 0 on a DIRTY lab."""
+    backend = SimpleNamespace(make_ready=lambda *_: None, reset=lambda *_: False)
+    monkeypatch.setattr(attribution, "backend_of", lambda _kind: backend)
+    done, _ = campaign_of([verdict_of("PASS", "DIRTY")], *ONLY)
+    assert isinstance(done.exception, DirtyLab)
+    assert done.exception.exit_code == 5
