@@ -79,6 +79,9 @@ def decision_mismatches(probes: Sequence[RouteProbe], answers: Sequence[Sequence
                 f"{probe.switch} to {probe.prefix}{mark}: kernel uses table {table}, port {port}; "
                 f"the scheme expects table {probe.table}, port {' or '.join(ports)}"
             )
+        elif len(decisions) < len(probe.sports):
+            answered = f"{len(decisions)} of {len(probe.sports)}"
+            wrong.append(f"{probe.switch} to {probe.prefix}{mark}: kernel answered {answered} queries")
         elif len(ports) > 1:
             key = probe.switch, probe.ports, probe.compares_shares
             counts.setdefault(key, Counter()).update(port for port, _ in decisions)

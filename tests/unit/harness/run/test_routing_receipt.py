@@ -18,6 +18,7 @@ from harness.report import run_page as report
 from harness.run import loop
 from harness.run.collect_measurements import Found
 from harness.run.routing import routing_scheme
+from harness.run.routing.routing_probes import query_decisions
 from harness.verdict import RoutingReceipt, Verdict, decode, encode
 from inject.journal import Journal
 from inject.leases.lease import Lease
@@ -25,7 +26,7 @@ from inject.routing.scheme_lease import SchemeLease, SchemeRelease
 from testbed.errors import FaultError
 from testbed.inventory import lab_inventory
 from testbed.node.routing.owned_numbers import GROUP
-from testbed.routing.schemes import SCHEMES, scheme_named
+from testbed.routing.schemes import SCHEMES, Routing, scheme_named
 from testbed.routing.switch_tables import scheme_tables
 from testbed.shipped import inventory_named
 
@@ -222,6 +223,23 @@ def test_routing_scheme_not_seen_to_route_the_workload_is_inconclusive(apply, sc
 
     assert any(says in reason for reason in receipt.unproven)
     assert verdict_of(scheme, receipt).verdict is Verdict.INCONCLUSIVE
+
+
+@pytest.mark.parametrize("scheme", ["ecmp", "static-parity", "weighted"])
+def test_routing_decisions_that_are_missing_prove_nothing(scheme, monkeypatch):
+    """One answer of four, which happened to agree, used to stand for all of them."""
+    lab = Switches()
+    tables = scheme_tables(TOPOLOGY, scheme, Routing())
+    lab.obeys = tables if tables.switches else None
+    assert query_decisions(lab, tables).wrong == ()
+    ask = lab.ask
+
+    def truncated(machine, request):
+        answer = ask(machine, request)
+        return {"found": {node: each[:-3] for node, each in answer["found"].items()}} if "found" in answer else answer
+
+    monkeypatch.setattr(lab, "ask", truncated)
+    assert any("kernel answered" in one for one in query_decisions(lab, tables).wrong)
 
 
 def test_routing_weights_the_kernel_does_not_keep_are_reported(apply, monkeypatch):
