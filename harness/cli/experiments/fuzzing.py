@@ -82,7 +82,7 @@ def fuzz(
     Each way to fail becomes a folder under --out with experiment.toml and repro.sh. What failed before is replayed
     first. Ctrl-C clears the faults and reports what was found so far.
 
-    Exit codes: 0 nothing found, 1 found, 2 nothing was run, 3 error, 5 DIRTY lab.
+    Exit codes: 0 nothing found, 1 found, 2 no run came to PASS or FAIL, 3 error, 5 DIRTY lab.
     """
     inventory = session.inventory()
     search = _search(
@@ -112,9 +112,10 @@ def fuzz(
     _show(session, search, folders, as_json=as_json)
     if end is not None:
         raise end
-    if not search.tried:
-        return ExitCode.INCONCLUSIVE
-    return ExitCode.FAIL if search.failures else ExitCode.PASS
+    if search.failures:
+        return ExitCode.FAIL
+    showed_something = any(Verdict(one.outcome.verdict).is_conclusive for one in search.tried)
+    return ExitCode.PASS if showed_something else ExitCode.INCONCLUSIVE
 
 
 def _limit_s(budget: str | None, examples: int | None) -> float:

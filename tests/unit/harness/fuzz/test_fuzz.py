@@ -364,6 +364,13 @@ def test_fuzz_command_exit_code_says_whether_failures_were_found(fake_lab, tmp_p
     assert (tmp_path / "out" / "found-1" / "experiment.toml").exists()
 
 
+def test_fuzz_command_whose_runs_show_nothing_is_no_pass(fake_lab):
+    """A lab on which no fault can be proven has no failure either."""
+    unproven = Outcome(verdict="INCONCLUSIVE", failures={})
+    ended = fake_lab(lambda _case: unproven, "--kinds", "link.down", "--examples", "3")
+    assert (ended.return_value, json.loads(ended.stdout)["verdicts"]) == (2, {"INCONCLUSIVE": 3})
+
+
 def test_fuzz_command_keeps_findings_of_an_earlier_search(fake_lab, tmp_path):
     first, second = (tmp_path / "out" / f"found-{number}" / "experiment.toml" for number in (1, 2))
     for kind in ("link.down", "packet.drop"):
