@@ -22,7 +22,7 @@ from inject.routing.scheme_lease import LEASE_TTL_S, REMOVAL_TIMEOUT_S, SchemeLe
 from testbed.errors import FaultbedError
 from testbed.lab import Lab
 from testbed.observe import switch_routing
-from testbed.observe.counters import Snapshot, flat_deltas
+from testbed.observe.counters import Snapshot, flat_deltas, value_at
 from testbed.routing.switch_tables import SchemeTables, scheme_tables
 
 __all__ = [
@@ -231,9 +231,9 @@ def _counters_of_choice(lab: Lab, tables: SchemeTables) -> set[str]:
 
 
 def _carried(counters: Collection[str], before: Snapshot, after: Snapshot) -> int | None:
-    """Return the sum of the increments of `counters`; None: the second reading has none of them."""
+    """Return the sum of the increments of `counters` that were read both times; None: none of them was."""
     deltas = flat_deltas(before, after)
-    sent = [deltas[name] for name in counters if name in deltas]
+    sent = [deltas[name] for name in counters if name in deltas and value_at(before, name) is not None]
     return sum(sent) if sent else None
 
 
