@@ -27,7 +27,7 @@ from inject.fault_plan import FaultSpec
 from testbed.errors import UsageError
 from testbed.model.topology import Topology
 
-__all__ = ["LLAMA3_54D", "PROFILES", "Category", "Profile", "digest", "schedule"]
+__all__ = ["LLAMA3_54D", "PROFILES", "Category", "Profile", "as_plain", "digest", "schedule"]
 
 _T = TypeVar("_T")
 
@@ -144,9 +144,16 @@ def _exclude(one: FaultSpec, two: FaultSpec) -> bool:
     )
 
 
+def as_plain(spec: FaultSpec) -> dict[str, Any]:
+    """Return a fault of a schedule as plain data, ready for JSON. It has no name: an experiment gives it one."""
+    plain = {**asdict(spec), "params": dict(spec.params)}
+    del plain["name"]
+    return plain
+
+
 def digest(specs: tuple[FaultSpec, ...]) -> str:
     """Return the SHA-256 of a schedule in hex: equal schedules have equal digests."""
-    plain = [{**asdict(spec), "params": dict(spec.params)} for spec in specs]
+    plain = [as_plain(spec) for spec in specs]
     return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 

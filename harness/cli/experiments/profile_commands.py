@@ -1,16 +1,13 @@
 """The command about schedules of faults: profile."""
 
 from __future__ import annotations
-
-from dataclasses import asdict
-
 import click
 
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.options.numbers import parse_duration
 from harness.experiment import toml_text
 from inject.fault_plan import FaultSpec, plan_all
-from inject.profiles import PROFILES, digest, schedule
+from inject.profiles import PROFILES, as_plain, digest, schedule
 
 __all__ = ["COMMANDS"]
 
@@ -38,7 +35,7 @@ def profile(session: Session, *, name: str | None, seed: int, duration: str, eve
     plan_all(specs, inventory.topology, lab_kind=inventory.kind)
     sha256 = digest(specs)
     if as_json:
-        faults = [{**asdict(spec), "params": dict(spec.params)} for spec in specs]
+        faults = [as_plain(spec) for spec in specs]
         session.json({"profile": name, "seed": seed, "sha256": sha256, "faults": faults})
         return
     click.echo(f"# {name}, seed {seed}, {duration}, {len(specs)} faults on {inventory.name}; SHA-256 {sha256}")
