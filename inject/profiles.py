@@ -1,7 +1,9 @@
 """Fault schedules as they occur in the field, compressed in time: `f(seed, topology) → FaultSpecs`. Pure.
 
     llama3-54d        unplanned interruptions of one 54-day training run, by category (Llama 3, arXiv 2407.21783,
-                      table 5), as a Poisson process
+                      table 5), as a Poisson process; what hangs comes back by itself
+    llama3-54d-fatal  the same, but what ended that run ends here too: an engine is killed, or a host reboots. For jobs
+                      that restart (`[workload.resilience]`)
     hpn-flaps         links that flap for 1, 5, 9, 30, 60 and 120 s: the job survives, stalls, or fails
                       (Alibaba HPN, SIGCOMM 2024)
     early-life        one new link that flaps often at first and ever more rarely
@@ -19,7 +21,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -27,40 +29,44 @@ from inject.fault_plan import FaultSpec
 from testbed.errors import UsageError
 from testbed.model.topology import Topology
 
-__all__ = ["LLAMA3_54D", "PROFILES", "Category", "Profile", "as_plain", "digest", "schedule"]
+__all__ = ["LLAMA3_54D", "PROFILES", "Category", "Profile", "as_plain", "digest", "drawn_categories", "schedule"]
 
 _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Category:
-    """A cause of interruptions, how often it was counted, and the kind with its symptom (None: there is none)."""
+    """A cause of interruptions, how often it was counted, and the kind with its symptom (None: there is none).
+
+    `fatal` is the kind that takes the rank or the host away; None: the symptom is all there is.
+    """
 
     name: str
     count: int
     kind: str | None
+    fatal: str | None = None
     params: Mapping[str, Any] = field(default_factory=dict)
 
 
 LLAMA3_54D = (
-    Category(name="faulty GPU", count=148, kind="host.rank-hang"),
-    Category(name="GPU HBM3 memory", count=72, kind="host.rank-hang"),
-    Category(name="software bug", count=54, kind="host.rank-hang"),
+    Category(name="faulty GPU", count=148, kind="host.rank-hang", fatal="host.rank-kill"),
+    Category(name="GPU HBM3 memory", count=72, kind="host.rank-hang", fatal="host.rank-kill"),
+    Category(name="software bug", count=54, kind="host.rank-hang", fatal="host.rank-kill"),
     Category(name="network switch or cable", count=35, kind="link.down"),
-    Category(name="host maintenance", count=32, kind="host.freeze"),
-    Category(name="GPU SRAM memory", count=19, kind="host.rank-hang"),
-    Category(name="GPU system processor", count=17, kind="host.rank-hang"),
+    Category(name="host maintenance", count=32, kind="host.freeze", fatal="host.reboot"),
+    Category(name="GPU SRAM memory", count=19, kind="host.rank-hang", fatal="host.rank-kill"),
+    Category(name="GPU system processor", count=17, kind="host.rank-hang", fatal="host.rank-kill"),
     Category(name="NIC", count=7, kind="link.down"),
-    Category(name="NCCL watchdog timeout", count=7, kind="host.rank-hang"),
+    Category(name="NCCL watchdog timeout", count=7, kind="host.rank-hang", fatal="host.rank-kill"),
     Category(name="silent data corruption", count=6, kind="data.corrupt", params={"every": 200}),
     Category(name="GPU thermal interface and sensor", count=6, kind="gpu.throttle", params={"percent": 50}),
     Category(name="SSD", count=3, kind=None),
-    Category(name="power supply", count=3, kind="host.freeze"),
-    Category(name="server chassis", count=2, kind="host.freeze"),
+    Category(name="power supply", count=3, kind="host.freeze", fatal="host.reboot"),
+    Category(name="server chassis", count=2, kind="host.freeze", fatal="host.reboot"),
     Category(name="IO expansion board", count=2, kind="link.down"),
     Category(name="dependency", count=2, kind=None),
     Category(name="CPU", count=2, kind="host.cpu-steal", params={"share": 0.5}),
-    Category(name="system memory", count=2, kind="host.freeze"),
+    Category(name="system memory", count=2, kind="host.freeze", fatal="host.reboot"),
 )
 HPN_FLAPS_S = (1, 5, 9, 30, 60, 120)
 
@@ -135,12 +141,12 @@ def schedule(
 
 
 def _exclude(one: FaultSpec, two: FaultSpec) -> bool:
-    """Return whether two faults must not overlap: they share a target, or one freezes the other's host."""
+    """Return whether two faults must not overlap: they share a target, or one stops the other's host."""
     if one.target == two.target:
         return True
     return any(
-        frozen.kind == "host.freeze" and frozen.target in other.target.split(":")
-        for frozen, other in ((one, two), (two, one))
+        stopped.kind in ("host.freeze", "host.reboot") and stopped.target in other.target.split(":")
+        for stopped, other in ((one, two), (two, one))
     )
 
 
@@ -163,19 +169,48 @@ _REST_S = 1.0
 _SHORTEST_S = 0.5
 
 
+def drawn_categories(seed: int, count: int) -> tuple[Category, ...]:
+    """Return the causes of so many interruptions, drawn with the weights of the published table."""
+    draws = _Draws(seed, "categories")
+    return tuple(_category(draws) for _ in range(count))
+
+
+def _category(draws: _Draws) -> Category:
+    drawn = draws.below(sum(category.count for category in LLAMA3_54D))
+    for category in LLAMA3_54D:
+        drawn -= category.count
+        if drawn < 0:
+            return category
+    raise AssertionError("the counts of the categories are below their sum")
+
+
 def _llama3(draws: _Draws, topology: Topology, duration_s: float, events: int) -> Iterator[FaultSpec]:
-    total = sum(category.count for category in LLAMA3_54D)
+    for category, spec in _interruptions(draws, topology, duration_s, events):
+        if category.kind is not None:
+            yield spec
+
+
+def _llama3_fatal(draws: _Draws, topology: Topology, duration_s: float, events: int) -> Iterator[FaultSpec]:
+    for category, spec in _interruptions(draws, topology, duration_s, events):
+        if category.fatal is not None:
+            # A kill is over at once; in a longer window the job has its engines back, as if nothing had killed them.
+            yield replace(spec, kind=category.fatal, params={}, for_s=_SHORTEST_S)
+        elif category.kind is not None:
+            yield spec
+
+
+def _interruptions(
+    draws: _Draws, topology: Topology, duration_s: float, events: int
+) -> Iterator[tuple[Category, FaultSpec]]:
+    """Yield each interruption with the fault that has its symptom (of no kind, if it has none on a lab)."""
     at_s = 0.0
     while (at_s := at_s + draws.gap_s(duration_s / events)) < duration_s:
-        drawn = draws.below(total)
-        for category in LLAMA3_54D:
-            drawn -= category.count
-            if drawn < 0:
-                break
+        category = _category(draws)
         target = _target(draws, topology, category)
         window_s = max(_SHORTEST_S, min(draws.gap_s(duration_s / events / 4), duration_s / 10))
-        if category.kind is not None and target is not None:
-            yield FaultSpec(kind=category.kind, target=target, at_s=at_s, for_s=window_s, params=dict(category.params))
+        if target is not None:
+            kind, params = category.kind or "", dict(category.params)
+            yield category, FaultSpec(kind=kind, target=target, at_s=at_s, for_s=window_s, params=params)
 
 
 def _target(draws: _Draws, topology: Topology, category: Category) -> str | None:
@@ -246,6 +281,12 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
         profile.name: profile
         for profile in (
             Profile(name="llama3-54d", summary="interruptions of a training run by cause", events=20, make=_llama3),
+            Profile(
+                name="llama3-54d-fatal",
+                summary="the same, where what ended the run ends a rank or a host",
+                events=6,
+                make=_llama3_fatal,
+            ),
             Profile(name="hpn-flaps", summary="flaps of 1 to 120 s, compressed", events=6, make=_hpn_flaps),
             Profile(name="early-life", summary="one new link, flapping ever more rarely", events=12, make=_early_life),
             Profile(

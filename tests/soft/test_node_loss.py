@@ -10,10 +10,13 @@ import pytest
 
 from harness.analysis.observe import observe
 from harness.analysis.restarts import describe
+from harness.experiment import toml_text
 from harness.experiment.experiment_file import decode
 from harness.run import loop as run
 from harness.run.workload_kinds import job_spec
 from harness.verdict import Verdict
+from inject.profiles import schedule
+from testbed.inventory.subset import without_hosts
 from traffic.node.ranks.rank_state import expected
 from traffic.workloads import job
 
@@ -120,6 +123,29 @@ def test_job_that_shrinks_ends_in_the_state_of_both_sizes(lab, tmp_path, text):
     assert 0 < restart.restored_iterations < 120
     digest = state_of_both_sizes(text, lab, restart.restored_iterations)
     assert states_of(measured) == [(0, 120, 0, digest), (1, 120, 0, digest)]
+
+
+def test_job_goes_on_through_the_interruptions_of_a_published_run(lab, tmp_path):
+    """Causes as often as in 54 days of a training run, in two minutes: engines are killed, hosts reboot, links fail.
+
+    host4 has the storage and is spared. A second loss of one host before it is back has nothing to end, which leaves
+    that fault unproved: the verdict may be INCONCLUSIVE, but the state is that of a job without interruptions.
+    """
+    ranks = without_hosts(lab.inventory_model, ["host4"]).topology
+    specs = schedule("llama3-54d-fatal", ranks, seed=11, duration_s=120, events=5)
+    faults = "".join(
+        f'[[faults]]\nkind = "{one.kind}"\ntarget = "{one.target}"\nat = "{8 + one.at_s:.3f}s"\nfor = "{one.for_s}s"\n'
+        f"set = {toml_text.inline(dict(one.params))}\n"
+        for one in specs
+    )
+    print(faults)
+    text = restarting(QUIET, "same").replace("iterations = 120", "iterations = 400")
+    verdict, measured = finished(text.replace("[[expect]]", faults + "[[expect]]", 1), lab, tmp_path)
+    checks = {one.name: one for one in verdict.checks}
+    assert checks["state_errors"].verdict is Verdict.PASS, checks
+    assert verdict.verdict in (Verdict.PASS, Verdict.INCONCLUSIVE), checks
+    assert measured.resilience.restarts
+    assert max(one.lost_iterations or 0 for one in measured.resilience.restarts) <= 10
 
 
 def test_restart_that_restores_nothing_is_no_pass(lab, tmp_path):

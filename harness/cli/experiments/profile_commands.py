@@ -1,13 +1,18 @@
 """The command about schedules of faults: profile."""
 
 from __future__ import annotations
+
+from dataclasses import replace
+
 import click
 
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.options.numbers import parse_duration
 from harness.experiment import toml_text
+from harness.run.prepare import exclusions as leave_out
 from inject.fault_plan import FaultSpec, plan_all
 from inject.profiles import PROFILES, as_plain, digest, schedule
+from testbed.inventory.subset import without_hosts
 
 __all__ = ["COMMANDS"]
 
@@ -19,9 +24,21 @@ __all__ = ["COMMANDS"]
 )
 @click.option("--for", "duration", default="60s", show_default=True, metavar="TIME", help="What it is compressed into.")
 @click.option("--events", type=click.IntRange(min=1), help="How many faults to expect; default: the profile's own.")
+@click.option("--after", default="0s", show_default=True, metavar="TIME", help="Without a fault at the start.")
+@click.option("--without", multiple=True, metavar="HOST", help="No fault of this host or its links. Repeatable.")
 @json_option
 @pass_session
-def profile(session: Session, *, name: str | None, seed: int, duration: str, events: int | None, as_json: bool) -> None:
+def profile(
+    session: Session,
+    *,
+    name: str | None,
+    seed: int,
+    duration: str,
+    events: int | None,
+    after: str,
+    without: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Write a schedule of faults as they come in the field: the `[[faults]]` of an experiment. Touches no lab.
 
     Without a NAME, lists the profiles. The same seed gives the same schedule, with the same SHA-256.
@@ -31,7 +48,10 @@ def profile(session: Session, *, name: str | None, seed: int, duration: str, eve
         session.table(("profile", "events", "what it is like"), rows)
         return
     inventory = session.inventory()
+    inventory = without_hosts(inventory, [one.host for one in leave_out.by_hand(inventory, without)])
+    after_s = parse_duration(after)
     specs = schedule(name, inventory.topology, seed=seed, duration_s=parse_duration(duration), events=events)
+    specs = tuple(replace(spec, at_s=spec.at_s + after_s) for spec in specs)
     plan_all(specs, inventory.topology, lab_kind=inventory.kind)
     sha256 = digest(specs)
     if as_json:

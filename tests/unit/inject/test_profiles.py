@@ -8,10 +8,11 @@ import other_process
 import pytest
 from hypothesis import find, given
 from hypothesis import strategies as st
+from scipy.stats import chisquare
 
 from inject.fault_plan import plan_all
 from inject.kinds.catalogue import CATALOGUE
-from inject.profiles import HPN_FLAPS_S, LLAMA3_54D, PROFILES, digest, schedule
+from inject.profiles import HPN_FLAPS_S, LLAMA3_54D, PROFILES, digest, drawn_categories, schedule
 from inject.strategies import fault_specs, schedules
 from testbed.errors import UsageError
 from testbed.inventory import lab_inventory
@@ -49,6 +50,9 @@ KNOWN = {
     ("llama3-54d", 0): "ed4f1de0c94a02af771241248b3bff32ee05462de787413e58b6ccaecf2afa11",
     ("llama3-54d", 7): "e5da2ce42237bc16741177727b9d3d6ea8d1ba84d2a581e6f5d0f6e9f74a03fa",
     ("llama3-54d", 4294967295): "9887b90a85ce31016968341f6c19f0fa65c90c4f9f071cc779211987b4b32265",
+    ("llama3-54d-fatal", 0): "24844509a539c32e1784a5f12154933e6d6e9291cbbdb02cd8ef4aa3b30599c4",
+    ("llama3-54d-fatal", 7): "4ca39400f77408f3d66928e7631ea0178bfa83e8ec076d4406b4c013a486e08c",
+    ("llama3-54d-fatal", 4294967295): "0d6c70dbe708b477161b2f1e57950da36904fb84c21b1643328a3c77e0ff474e",
     ("hpn-flaps", 0): "2abf086d2538651026588b388fab3574730bfd81932bbd418453f92b840f124c",
     ("hpn-flaps", 7): "8685db1a13cc82cefbdd8911b98df792eb3b34625626dae3990fdaac0972fe19",
     ("hpn-flaps", 4294967295): "556300ffb2048b02c92ec2c013d55f8ea9b18f464f2e32f3d7ba7f0f6cc12102",
@@ -101,6 +105,30 @@ def test_profile_causes_have_their_published_frequencies():
     for kind, count in known.items():
         share = count / sum(known.values())
         assert abs(seen[kind] - total * share) <= 4 * (total * share * (1 - share)) ** 0.5
+
+
+def test_profile_categories_agree_with_the_published_table_at_419_events():
+    """Chi-square over the categories with an expected count of 5 or more, the rarer ones together; 40 seeds."""
+    names = {category.name: category.count for category in LLAMA3_54D}
+    often = [name for name, count in names.items() if count >= 5]
+    expected = [*(names[name] for name in often), sum(count for count in names.values() if count < 5)]
+    chances = []
+    for seed in range(40):
+        seen = Counter(category.name for category in drawn_categories(seed, 419))
+        observed = [*(seen[name] for name in often), sum(seen[name] for name in names.keys() - set(often))]
+        chances.append(float(chisquare(observed, expected).pvalue))
+    assert min(chances) > 0.05 / 40, "the chance of a false alarm in any of 40 seeds is 5 %"
+    assert 0.2 < sum(chances) / 40 < 0.8, "and the fit is not too good to be drawn"
+
+
+def test_profile_fatal_kills_ranks_and_reboots_hosts_where_the_other_one_hangs_and_freezes():
+    plain = schedule("llama3-54d", SOFT, seed=7, duration_s=36_000, events=400)
+    fatal = schedule("llama3-54d-fatal", SOFT, seed=7, duration_s=36_000, events=400)
+    kinds, others = Counter(spec.kind for spec in fatal), Counter(spec.kind for spec in plain)
+    assert not {"host.rank-hang", "host.freeze"} & set(kinds)
+    assert kinds["host.rank-kill"] / kinds.total() == pytest.approx(others["host.rank-hang"] / others.total(), abs=0.1)
+    assert kinds["host.reboot"] > 0
+    assert kinds["link.down"] > 0
 
 
 def test_profile_flaps_keep_the_proportions_of_the_field():
