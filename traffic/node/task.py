@@ -99,6 +99,10 @@ class Task:
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
         """Handle an arrived write with immediate."""
 
+    def shows_both_ways(self, wc: Any) -> bool:
+        """Return whether a completion on a rebuilt connection shows that it carries packets both ways."""
+        return True
+
     def dump(self) -> None:
         """Report the state of the work, for the diagnosis of a failure."""
 
@@ -124,7 +128,7 @@ class Task:
             conn.outstanding -= 1
             conn.progress_ns = now_ns
             self.on_send(conn, wr_id, now_ns)
-        if conn.rebuilding and conn.state == "up":
+        if conn.rebuilding and conn.state == "up" and self.shows_both_ways(wc):
             conn.rebuilding = False
             self.emit("recovered", task=self.name, conn=conn.number, generation=conn.generation, at_ns=now_ns)
 

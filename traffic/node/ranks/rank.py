@@ -5,6 +5,7 @@ staging ring of `slots` slots; segment s goes to slot s mod `slots`. The immedia
 
     bit 31      the iteration that this segment belongs to is the last one
     bit 30      no segment, but the test of a rebuilt connection of a lane that has others (`dqplb`)
+    bit 29      with bit 30: a test before this one was acknowledged, so the connection carries packets both ways
     bits 0-23   segment number mod 2^24 (towards the receiver), segments applied mod 2^24 (credits, towards the sender)
 
 A sender never has more than `slots` segments that are not known to be applied, nor more than `window` that are not
@@ -48,8 +49,10 @@ __all__ = ["RankTask"]
 
 LAST = 1 << 31
 PROBE = 1 << 30
+CONFIRMED = 1 << 29
 CREDIT_ID = 1 << 61
 PROBE_ID = 1 << 60
+CONFIRM_ID = 1 << 59
 CREDITS_IN_FLIGHT = 8
 IN_FLIGHT = 2
 """Segments on each connection of a lane that has several: one is sent, one waits. A slow connection gets no more."""
@@ -169,7 +172,6 @@ class RankTask(Task):
                 out.probe, _ = write_request(
                     wr_id=PROBE_ID, mr=self.data_mr, address=address, size=0, imm=True, signalled=True
                 )
-                out.probe.imm_data = PROBE
         for _ in range(self.slots + 4):
             conn.qp.post_recv(self.receive)
 
@@ -183,11 +185,20 @@ class RankTask(Task):
         else:
             self._resume(out, conn)
             if conn.generation and out.has_substitutes:
-                out.probe.set_wr_rdma(conn.peer["rkey"], conn.peer["base"])
-                self.posted(conn, now_ns)
-                conn.qp.post_send(out.probe)
-                out.psns[conn.number] = (out.psns[conn.number] + 1) & MASK
+                self._probe(out, conn, PROBE_ID, PROBE, now_ns)
         self._pump(now_ns)
+
+    def _probe(self, out: SendLane, conn: Conn, wr_id: int, imm: int, now_ns: int) -> None:
+        """Test the path of a rebuilt connection with an empty write."""
+        out.probe.wr_id, out.probe.imm_data = wr_id, imm
+        out.probe.set_wr_rdma(conn.peer["rkey"], conn.peer["base"])
+        self.posted(conn, now_ns)
+        conn.qp.post_send(out.probe)
+        out.psns[conn.number] = (out.psns[conn.number] + 1) & MASK
+
+    def shows_both_ways(self, wc: Any) -> bool:
+        # The first test arrives even if ACKs and credits do not: the receiver waits for the sender to confirm it.
+        return bool(wc.wr_id != RECV_ID or wc.imm_data & (PROBE | CONFIRMED) != PROBE)
 
     def _resume(self, out: SendLane, conn: Conn) -> None:
         """Compare with what the peer has. What was lost with the connection before is posted again."""
@@ -354,6 +365,9 @@ class RankTask(Task):
 
     def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
         if wr_id == PROBE_ID:
+            self._probe(self.send_by_conn[conn.number], conn, CONFIRM_ID, PROBE | CONFIRMED, now_ns)
+            return
+        if wr_id == CONFIRM_ID:
             return
         if wr_id == CREDIT_ID:
             self._credit(self.recv_by_conn[conn.number], now_ns)

@@ -281,6 +281,48 @@ def test_dqplb_finishes_on_the_other_queue_pairs_when_paths_stay_dead(monkeypatc
     assert redone > 0, "no segment moved to another queue pair"
 
 
+class HalfDeadPath(DeadPath):
+    """A fabric on which a lost connection, once rebuilt, carries only what its sender sends: no ACK, no credit."""
+
+    credits_lost = 0
+
+    def is_buried_sender(self, end):
+        return end in getattr(self, "buried", ()) and end.number in end.task.send_by_conn
+
+    def carry(self, rc, chain):
+        super().carry(rc, chain)
+        self.credits_lost += rc.conn in getattr(self, "buried", ()) and not self.is_buried_sender(rc.conn)
+
+    def meets(self, end):
+        return Chaos.meets(self, end) if self.is_buried_sender(end) else super().meets(end)
+
+    def arrive(self, end, chain, now_ns):
+        is_silent = self.is_buried_sender(end)
+        super().arrive(end, [(*message[:-1], message[-1] and not is_silent) for message in chain], now_ns)
+
+
+def test_dqplb_sends_no_credit_on_a_path_that_is_dead_in_one_direction(monkeypatch):
+    """The test message arrives, and its ACK does not. A credit on that queue pair would be lost, and nobody knows."""
+    node = modules(monkeypatch)
+    spec = CollectiveSpec(
+        algorithm="full-mesh", size_bytes=1 << 14, segment_bytes=512, slots=4, qps_per_peer=4, spread="dqplb"
+    )
+    for seed in range(SEEDS // 2):
+        choice = random.Random(seed)
+        fabric = HalfDeadPath(choice, losses=choice.randint(1, 12))
+        connections = ranks_on(fabric, node, spec, "all-to-all")
+        mortal = [one for number, one in enumerate(connections) if number % 4]
+        for task in fabric.tasks.values():
+            task.begin(0)
+        while fabric.step(mortal):
+            pass
+        try:
+            all_is_right(fabric)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+        assert fabric.credits_lost == 0, f"seed {seed}"
+
+
 class CountedQp(RcQp):
     """A queue pair that counts PSNs as an RNIC does: one for each packet of a write, and one for an empty write."""
 
