@@ -138,11 +138,11 @@ def test_paths_of_unequal_rate_halve_a_sprayed_flow_and_not_a_dqplb_job(lab, tra
     fast = first_label(lab, lambda spines: spines[0] == "ctsw2")
     mixed = first_label(lab, lambda spines: spines.count("ctsw1") == QUEUE_PAIRS // 2)
 
-    def flow():
+    def flow(*outcomes):
         qp = QpParams(timeout=18, flow_label=fast)
         running = traffic.flow(SRC, DST, message_bytes=65536, qps=1, depth=4, duration_s=12.0, qp=qp)
         result = running.wait(60.0)
-        assert result.outcome == "completed", result
+        assert result.outcome in outcomes, result.where
         return result.goodput_bps
 
     def job(queue_pairs, label):
@@ -165,9 +165,9 @@ def test_paths_of_unequal_rate_halve_a_sprayed_flow_and_not_a_dqplb_job(lab, tra
         return 8 * (8 << 20) / (result.time_ns / 1e9)
 
     with skew(inject, idle=UPLINK):
-        unsprayed, single = flow(), job(1, fast)
+        unsprayed, single = flow("completed"), job(1, fast)
     with sprayed(lab, tmp_path), skew(inject):
-        spread = flow()
+        spread = flow("completed", "recovered")  # go-back-N may take longer than the deadline of a message
     with skew(inject):
         balanced = job(QUEUE_PAIRS, mixed)
     print(
