@@ -9,6 +9,7 @@ a duration, because nobody can tell seconds from milliseconds by looking at it.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from decimal import Decimal, InvalidOperation
 
 __all__ = ["format_bytes", "format_duration", "format_rate", "parse_duration_ns", "parse_size_bytes"]
@@ -67,6 +68,15 @@ def parse_size_bytes(text: str) -> int:
     return _parse(text, _SIZE_UNITS_BYTES, "size", "16MiB")
 
 
+def _scaled(value: float, units: Sequence[tuple[float, str]]) -> str | None:
+    """Return a value with three significant figures or so, in the largest unit that it reaches; None: there is none."""
+    for scale, unit in units:
+        if abs(value) >= scale:
+            size = value / scale
+            return f"{_trim(size, 0 if abs(size) >= 100 else 1 if abs(size) >= 10 else 2)} {unit}"  # noqa: PLR2004
+    return None
+
+
 def _trim(value: float, digits: int) -> str:
     text = f"{value:.{digits}f}"
     return text.rstrip("0").rstrip(".") if "." in text else text
@@ -74,14 +84,10 @@ def _trim(value: float, digits: int) -> str:
 
 def format_duration(ns: float) -> str:
     """A duration for people: three significant figures or so (`1.3 s`, `77 ms`, `2 min`)."""
-    size = abs(ns)
-    if size >= 120e9:  # noqa: PLR2004 - two minutes; below it seconds read better
+    if abs(ns) >= 120e9:  # noqa: PLR2004 - two minutes; below it seconds read better
         return f"{_trim(ns / 60e9, 1)} min"
-    for scale, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
-        if size >= scale:
-            value = ns / scale
-            return f"{_trim(value, 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2)} {unit}"  # noqa: PLR2004
-    return "0 s" if ns == 0 else f"{_trim(ns, 0)} ns"
+    short = "0 s" if ns == 0 else f"{_trim(ns, 0)} ns"
+    return _scaled(ns, ((1e9, "s"), (1e6, "ms"), (1e3, "µs"))) or short
 
 
 def format_bytes(size: float) -> str:
@@ -95,8 +101,4 @@ def format_bytes(size: float) -> str:
 def format_rate(bytes_per_s: float) -> str:
     """A rate for people, in bits per second (`1.2 Gb/s`, `84 Mb/s`)."""
     bits = bytes_per_s * 8
-    for scale, unit in ((1e9, "Gb/s"), (1e6, "Mb/s"), (1e3, "kb/s")):
-        if abs(bits) >= scale:
-            value = bits / scale
-            return f"{_trim(value, 0 if abs(value) >= 100 else 1 if abs(value) >= 10 else 2)} {unit}"  # noqa: PLR2004
-    return f"{_trim(bits, 0)} b/s"
+    return _scaled(bits, ((1e9, "Gb/s"), (1e6, "Mb/s"), (1e3, "kb/s"))) or f"{_trim(bits, 0)} b/s"

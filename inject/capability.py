@@ -18,6 +18,7 @@ from inject.kinds.catalogue import CATALOGUE
 from inject.kinds.kind import FaultKind, Param
 from testbed.errors import LabError, Unsupported, UsageError
 from testbed.model.topology import Topology
+from testbed.suggestions import first_of
 
 if TYPE_CHECKING:
     from testbed.lab import Lab
@@ -85,16 +86,7 @@ def summary(answers: Sequence[Ability]) -> list[tuple[str, str, str, str]]:
     rows: dict[tuple[str, str, str], list[str]] = {}
     for each in answers:
         rows.setdefault((each.kind, each.can, each.why.replace(each.target, "TARGET")), []).append(each.target)
-    most = 4
-    return [
-        (
-            kind,
-            can,
-            ", ".join(targets[:most]) + (f" and {len(targets) - most} more" if len(targets) > most else ""),
-            why,
-        )
-        for (kind, can, why), targets in rows.items()
-    ]
+    return [(kind, can, first_of(targets, 4), why) for (kind, can, why), targets in rows.items()]
 
 
 def _spec(kind: FaultKind, target: str) -> FaultSpec:

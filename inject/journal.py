@@ -22,6 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
+from testbed.tenancy.durable import sync_folder
+
 __all__ = ["Journal", "Record", "pending", "read"]
 
 RecordType = Literal["invoke", "ok", "fail", "note"]
@@ -55,7 +57,7 @@ class Journal:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
         os.ftruncate(self._fd, len(whole))
         os.lseek(self._fd, 0, os.SEEK_END)
-        _fsync_directory(path.parent)
+        sync_folder(path.parent)
 
     def invoke(self, op: str, **data: Any) -> int:
         """Record that `op` is about to be done; return the number that its completion refers to.
@@ -179,12 +181,3 @@ def pending(records: list[Record]) -> list[Record]:
 
 def _whole_lines(raw: bytes) -> bytes:
     return raw[: raw.rfind(b"\n") + 1]
-
-
-def _fsync_directory(path: Path) -> None:
-    # A new file's name is only on disk once its directory is (fsync(2), NOTES).
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

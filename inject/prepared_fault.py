@@ -5,10 +5,9 @@ Made by `inject.injector.Injector.prepare`. No error of `clear` is raised: its r
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -20,6 +19,7 @@ from inject.leases.channels import healed_file, local_args, revert_dir
 from inject.leases.lease import ANSWER_S, Lease
 from inject.leases.remote_claims import refuse_remote_conflicts
 from inject.mechanisms.late_binding import bind
+from inject.own_reads import recorded
 from inject.policy.overlap import TAIL_S, own_evidence
 from testbed.errors import FaultbedError, FaultError, LabError
 from testbed.tenancy import interventions
@@ -89,7 +89,7 @@ class PreparedFault:
 
     def baseline(self) -> None:
         """Read the counters that later readings are compared with. `arm` calls this if it was not done before."""
-        with self._reading():
+        with recorded(self.reads):
             self.prepare_target()
             with self._injector.journal.doing("baseline", fault=self.planned.id):
                 self.baseline_ns = time.monotonic_ns()
@@ -99,14 +99,6 @@ class PreparedFault:
         """Mark the fault as never to be armed; its receipt gives the reason."""
         self._armed = Armed(ok=False, error=reason)
         self._injector.audit("not armed", self.planned, detail=reason)
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        begin_ns = time.monotonic_ns()
-        try:
-            yield
-        finally:
-            self.reads.append((begin_ns, time.monotonic_ns()))
 
     def _prepare_request(self) -> dict[str, Any]:
         request = {
@@ -153,7 +145,7 @@ class PreparedFault:
             if at_ns is None:
                 self._wait_for_own_evidence()
             self.baseline()
-        with self._reading():
+        with recorded(self.reads):
             self.lease.renew_clock()
             bound = bind(
                 self._lab, self.planned.late_binding, qp=qp, psn=psn, where=self.lease.where, timeout_s=ANSWER_S

@@ -1,11 +1,17 @@
-"""A word that is not known, and the known one that was probably meant: for refusals that help."""
+"""Names in messages: the known one that was probably meant, and the first ones of many."""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Sequence
 
-__all__ = ["hint", "nearest"]
+__all__ = ["first_of", "hint", "nearest"]
+
+
+def first_of(names: Sequence[object], most: int) -> str:
+    """The first names of many: `host1, host2 and 5 more`."""
+    more = len(names) - most
+    return ", ".join(map(str, names[:most])) + (f" and {more} more" if more > 0 else "")
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:

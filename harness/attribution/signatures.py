@@ -137,15 +137,8 @@ class Signs:
 
     def vector(self) -> dict[_Key, float]:
         """Return each sign relative to its own maximum, weighted; a sign that barely changed is 0."""
-        largest: dict[str, float] = {}
-        for (sign, _), count in self.counts.items():
-            largest[sign] = max(largest.get(sign, 0.0), count)
-        counted = {
-            (sign, end): _WEIGHTS[sign] * count / largest[sign]
-            for (sign, end), count in self.counts.items()
-            if largest[sign] >= _LEAST_COUNT[sign] and count
-        }
-        return counted | {_died(*pair): _WEIGHTS["dead"] for pair in self.dead}
+        changed = {sign for (sign, _), count in self.counts.items() if count >= _LEAST_COUNT[sign]}
+        return _weighed({key: count for key, count in self.counts.items() if key[0] in changed and count}, self.dead)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

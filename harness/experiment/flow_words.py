@@ -7,71 +7,63 @@ own size, whatever is said.
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass, replace
 
 from harness.experiment.job_words import Reader
 from harness.quantities import parse_duration_ns, parse_size_bytes
 from traffic.engine.task_specs import QpParams
 from traffic.flows.flow_run import ATOMIC_BYTES, FlowSpec
 
-__all__ = ["between", "flow_of"]
+__all__ = ["FlowWords", "between"]
 
 PROBE_BYTES = 64
 PROBES_PER_S = 100
 
 
-def flow_of(
-    read: Reader,
-    *,
-    verb: str,
-    transport: str,
-    size: str,
-    qps: int,
-    spread: str,
-    depth: int,
-    entropy: int,
-    admit: int,
-    rate: float,
-    on: str | None,
-    off: str | None,
-    latency: bool,
-    duration: str,
-    qp: QpParams,
-    memory: str = "host",
-    late_receives: str | None = None,
-    check: bool = False,
-) -> FlowSpec:
-    """Return a flow without endpoints. `read` converts a value, and names its place if it is invalid."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowWords:
+    """The words of a flow, which `flow` reads."""
 
-    def seconds(text: str | None, name: str) -> float:
-        return read(parse_duration_ns, text, name) / 1e9 if text else 0.0
+    verb: str
+    transport: str
+    size: str
+    qps: int
+    spread: str
+    depth: int
+    entropy: int
+    admit: int
+    rate: float
+    on: str | None
+    off: str | None
+    latency: bool
+    duration: str
+    qp: QpParams
+    memory: str = "host"
+    late_receives: str | None = None
+    check: bool = False
 
-    return FlowSpec(
-        src="",
-        dst="",
-        verb=verb,
-        transport=transport,
-        message_bytes=ATOMIC_BYTES if verb == "atomic" else read(parse_size_bytes, size, "size"),
-        qps=qps,
-        spread=spread,
-        depth=depth,
-        entropy=entropy,
-        admit=admit,
-        memory=memory,
-        rate_bps=rate * 1e6,
-        on_s=seconds(on, "on"),
-        off_s=seconds(off, "off"),
-        latency=latency,
-        late_receives_ms=seconds(late_receives, "late_receives") * 1e3,
-        check=check,
-        duration_s=seconds(duration, "duration"),
-        qp=qp,
-    )
+    def flow(self, read: Reader) -> FlowSpec:
+        """Return a flow without endpoints. `read` converts a value, and names its place if it is invalid."""
+
+        def seconds(text: str | None, name: str) -> float:
+            return read(parse_duration_ns, text, name) / 1e9 if text else 0.0
+
+        return FlowSpec(
+            src="",
+            dst="",
+            message_bytes=ATOMIC_BYTES if self.verb == "atomic" else read(parse_size_bytes, self.size, "size"),
+            rate_bps=self.rate * 1e6,
+            on_s=seconds(self.on, "on"),
+            off_s=seconds(self.off, "off"),
+            late_receives_ms=seconds(self.late_receives, "late_receives") * 1e3,
+            duration_s=seconds(self.duration, "duration"),
+            **{name: getattr(self, name) for name in FlowSpec.__slots__ if hasattr(self, name)},
+        )
 
 
 def between(flow: FlowSpec, src: str, dst: str, *, probe: bool) -> list[FlowSpec]:
     """The flow between two RNICs, and its probe."""
-    main = dataclasses.replace(flow, src=src, dst=dst)
+    main = replace(flow, src=src, dst=dst)
     beside = FlowSpec(
         src=src,
         dst=dst,

@@ -18,7 +18,7 @@ import itertools
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,7 @@ from harness.experiment.workload_file import KEYS as WORKLOAD_KEYS
 from harness.experiment.workload_file import kinds_in
 from inject.kinds.catalogue import CATALOGUE
 from testbed.errors import ConfigError, UsageError
-from testbed.suggestions import nearest
+from testbed.suggestions import first_of, nearest
 from traffic.engine.task_specs import QpParams
 
 __all__ = ["Parameter", "known_paths", "parse", "with_values"]
@@ -94,11 +94,6 @@ def known_paths(raw: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(path for path in paths if path not in _FIXED))
 
 
-def _some_of(paths: Sequence[str]) -> str:
-    more = len(paths) - _MAX_LISTED
-    return ", ".join(paths[:_MAX_LISTED]) + (f" and {more} more" if more > 0 else "")
-
-
 def with_values(content: bytes, values: Mapping[str, str], *, source: str) -> tuple[bytes, Experiment]:
     """Return the experiment file with these values by path, as TOML, and the experiment that it is.
 
@@ -113,7 +108,7 @@ def with_values(content: bytes, values: Mapping[str, str], *, source: str) -> tu
     for path in values:
         if path not in known:
             near = nearest(path, known)
-            hint = f"did you mean {near}?" if near else f"there is {_some_of(known)}"
+            hint = f"did you mean {near}?" if near else f"there is {first_of(known, _MAX_LISTED)}"
             raise ConfigError(f"{source}: {path}: this experiment has no such parameter; {hint}")
     refused: ConfigError | None = None
     for readings in itertools.product(*(_readings(text) for text in values.values())):

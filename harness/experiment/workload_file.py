@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 import msgspec
 
-from harness.experiment.flow_words import flow_of
+from harness.experiment.flow_words import FlowWords
 from harness.experiment.job_words import parse_grid, parse_phase, storage_of
 from harness.experiment.replayed import Replay, digest, spec_of
 from harness.quantities import parse_duration_ns, parse_size_bytes
@@ -288,7 +288,7 @@ def _flow(flow: _FlowFile, source: str) -> Flow:
         return found
 
     words = {name: getattr(flow, name) for name in _FlowFile.__struct_fields__ if name not in _NOT_OF_SPEC}
-    spec = flow_of(of, verb=flow.flow, **{**words, "qp": _qp(flow.qp, source)})
+    spec = FlowWords(verb=flow.flow, **{**words, "qp": _qp(flow.qp, source)}).flow(of)
     try:
         check(spec)
     except UsageError as error:

@@ -17,6 +17,7 @@ from harness.packets.flows import Flow, Side, Unpaired, flows_of
 from harness.packets.gobackn import Violation
 from testbed.packets.bth import is_nak, is_rnr
 from testbed.packets.columns import decode
+from testbed.suggestions import first_of
 
 if TYPE_CHECKING:
     from testbed.packets.capture_file import Frames
@@ -166,10 +167,10 @@ def _doubts(
         qpns = sorted(
             item.dqpn for item in flows if item.is_ambiguous and (item.port, item.src, item.dst) == (port, src, dst)
         )
-        names = ", ".join(map(str, qpns[:_NAMED])) + (f" and {len(qpns) - _NAMED} more" if len(qpns) > _NAMED else "")
         yield (
-            f"{src} -> {dst}{f' at {port}' if port else ''}: responses match more than one of the QPs {names} (equal "
-            "UDP source ports, PSNs within one window), so rules of responses were not checked"
+            f"{src} -> {dst}{f' at {port}' if port else ''}: responses match more than one of the QPs "
+            f"{first_of(qpns, _NAMED)} (equal UDP source ports, PSNs within one window), so rules of responses "
+            "were not checked"
         )
     for item in unpaired:
         yield (

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from harness.experiment.stop import Guard
@@ -30,6 +30,7 @@ from harness.run.workload_kinds import kind_of
 from harness.verdict import LabState, RoutingReceipt
 from inject.evidence.receipt import FaultReceipt
 from inject.injector import TTL_S, Injector, Mutation
+from inject.own_reads import recorded
 from testbed.lab import Lab
 from testbed.observe.machine_load import MachineLoad
 from testbed.observe.packet_capture import Captured
@@ -81,14 +82,9 @@ class Found:
     twin_not_routed: tuple[str, ...] = ()
     mutate_routing: Mutation | None = None
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> AbstractContextManager[None]:
         """Record the time in which the harness itself reads from the lab while the workload runs."""
-        begin_ns = time.monotonic_ns()
-        try:
-            yield
-        finally:
-            self.reads.append((begin_ns, time.monotonic_ns()))
+        return recorded(self.reads)
 
 
 def measurements_of(decided: Decided, lab: Lab, found: Found) -> Measurements:

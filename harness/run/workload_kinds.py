@@ -7,7 +7,7 @@ A new kind of workload is a section of the experiment file (`harness.experiment.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -21,6 +21,7 @@ from harness.record import workload_series
 from harness.run.prepare.lab_names import LabNames
 from testbed.lab import Lab
 from traffic.engine.engine_client import Fabric, endpoint
+from traffic.engine.run_results import Endpoint
 from traffic.engine.running_traffic import OnEvent, Running
 from traffic.engine.task_specs import refuse_local
 from traffic.flows import flow_run
@@ -166,8 +167,7 @@ class _Collective(_Ranks):
 
     def _check(self, lab: Fabric, work: Collective) -> None:
         places, made, programs = collective.fit(lab, collective_spec(work))
-        pairs = [(places[src], places[dst]) for src, dst in peers_of(programs)]
-        refuse_local(lab.kind, f"{work.collective} ({made.algorithm}) over {len(places)} ranks", pairs)
+        _refuse_local(lab, f"{work.collective} ({made.algorithm}) over", places, programs)
 
 
 class _Flows(_Ranks):
@@ -248,8 +248,7 @@ class _Job(_Ranks):
 
     def _check(self, lab: Fabric, work: Job) -> None:
         places, programs, _ = job.fit(lab, job_spec(work))
-        pairs = [(places[src], places[dst]) for src, dst in peers_of(programs)]
-        refuse_local(lab.kind, f"job of {len(places)} ranks", pairs)
+        _refuse_local(lab, "job of", places, programs)
 
 
 class _Inference(_Ranks):
@@ -319,6 +318,11 @@ def collective_spec(work: Collective) -> CollectiveSpec:
     """Return a collective as the traffic takes it."""
     duration_s = None if work.duration_ns is None else work.duration_ns / 1e9
     return CollectiveSpec(**_same_words(CollectiveSpec, work), redop=work.op, duration_s=duration_s)
+
+
+def _refuse_local(lab: Fabric, what: str, places: Sequence[Endpoint], programs: Sequence[dict[str, Any]]) -> None:
+    pairs = [(places[src], places[dst]) for src, dst in peers_of(programs)]
+    refuse_local(lab.kind, f"{what} {len(places)} ranks", pairs)
 
 
 def _fit_resilience(names: LabNames, work: Job, resilience: Resilience) -> Resilience:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from testbed.inventory.lab_inventory import Inventory
 from testbed.model.lab_kind import traits_of
@@ -28,22 +28,23 @@ from testbed.preflight.rack_formats import (
 __all__ = ["RACK_CHECKS"]
 
 
-def _pcie(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
-    for where, raw in _of_rnics(inventory, state, "pcie"):
-        for found, wanted in pcie_wrong(key_values(raw)):
-            yield where, found, wanted
+def _wrong_values(
+    tool: str, wrong: Callable[[Mapping[str, str]], Iterable[tuple[str, str]]]
+) -> Callable[[Inventory, State], Iterator[tuple[str, str, str]]]:
+    """Return the function of a check that reads a tool's output for each RNIC and reports what is wrong in it."""
+
+    def check(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
+        for where, raw in _of_rnics(inventory, state, tool):
+            for found, wanted in wrong(key_values(raw)):
+                yield where, found, wanted
+
+    return check
 
 
 def _pcie_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
     for where, raw in _of_rnics(inventory, state, "pcie"):
         if lacking := pcie_untold(key_values(raw)):
             yield where, f"sysfs does not report {', '.join(lacking)}"
-
-
-def _link_quality(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
-    for where, raw in _of_rnics(inventory, state, "mlxlink"):
-        for found, wanted in link_wrong(key_values(raw)):
-            yield where, found, wanted
 
 
 def _link_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
@@ -218,7 +219,7 @@ RACK_CHECKS: tuple[Check, ...] = (
         how="current_link_* and max_link_* of each RNIC in sysfs",
         right="as fast and as wide as the RNIC can; of a slot that is slower by design it is told, too",
         do="reseat the card; look at the slot's bifurcation in the BIOS",
-        wrong=_pcie,
+        wrong=_wrong_values("pcie", pcie_wrong),
         unseen=_pcie_unseen,
         labs=("rack",),
         elsewhere="RNICs of a soft lab are software: on no PCIe link",
@@ -238,7 +239,7 @@ RACK_CHECKS: tuple[Check, ...] = (
         how="`mlxlink -d RNIC -c`",
         right="active, with FEC, errors before FEC well below what it can correct, none after it",
         do="clean or replace the optics or the cable; both ends must have the same FEC",
-        wrong=_link_quality,
+        wrong=_wrong_values("mlxlink", link_wrong),
         unseen=_link_unseen,
         labs=("rack",),
         elsewhere="RNICs of a soft lab are software: no optics, no FEC",

@@ -22,6 +22,7 @@ import msgspec
 
 from testbed.errors import LabError
 from testbed.model.topology import Topology
+from testbed.suggestions import first_of
 
 __all__ = [
     "WHOLE_LAB",
@@ -247,10 +248,7 @@ def _name_of(entry: Entry) -> str:
 
 
 def _things(covers: tuple[str, ...]) -> str:
-    if WHOLE_LAB in covers:
-        return "the lab"
-    shown = ", ".join(covers[:3])
-    return shown if len(covers) <= 3 else f"{shown} and {len(covers) - 3} more"  # noqa: PLR2004 (fit a message)
+    return "the lab" if WHOLE_LAB in covers else first_of(covers, 3)
 
 
 def _minutes(seconds: float) -> str:

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 
 from traffic.engine.traffic_metrics import percentile
 from traffic.probes import tomography
-from traffic.probes.tomography import Probes
+from traffic.probes.tomography import Place, Probes
 
 __all__ = [
     "LEVELS",
@@ -140,7 +140,7 @@ class PathTimes:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SlowPlace:
+class SlowPlace(Place):
     """A link or node that makes round trips long: how many crossed it, and how many of those were slow.
 
     A round trip is slow if it takes more than `level` (one of `LEVELS`) times the usual time. `times` is the median,
@@ -155,11 +155,6 @@ class SlowPlace:
     times: float
     gain: float
     alike: tuple[tuple[str, ...], ...] = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names such as `rtsw1 -> ctsw1` or `host3`, followed by the names of `alike`."""
-        return tuple(" -> ".join(place) for place in (self.place, *self.alike))
 
 
 def echoes(sent: Iterable[Sequence[int]], came: Iterable[Sequence[int]], *, offset_ns: int = 0) -> tuple[Echo, ...]:

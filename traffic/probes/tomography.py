@@ -46,8 +46,21 @@ class Probes:
         return frozenset(itertools.pairwise(self.path)) | nodes
 
 
+class Place:
+    """Where probes are lost or late: a link or a node, and the places that the same probes cross."""
+
+    __slots__ = ()
+    place: tuple[str, ...]
+    alike: tuple[tuple[str, ...], ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names such as `rtsw1 -> ctsw1` or `host3`, followed by the names of `alike`."""
+        return tuple(" -> ".join(place) for place in (self.place, *self.alike))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Suspect:
+class Suspect(Place):
     """A place that loses probes: a link (near end, far end, in the direction of the data) or a node.
 
     `sent` and `lost` count the probes across it. `alike` are places that the same probes cross, so that they cannot be
@@ -59,11 +72,6 @@ class Suspect:
     lost: int
     gain: float
     alike: tuple[tuple[str, ...], ...] = ()
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names such as `rtsw1 -> ctsw1` or `host3`, followed by the names of `alike`."""
-        return tuple(" -> ".join(place) for place in (self.place, *self.alike))
 
 
 def links_of(probes: Sequence[Probes]) -> dict[tuple[str, str], tuple[int, int]]:

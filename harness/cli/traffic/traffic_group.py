@@ -23,7 +23,7 @@ from harness.cli.options.recording_options import (
     write_record,
     write_rows,
 )
-from harness.experiment.flow_words import between, flow_of
+from harness.experiment.flow_words import FlowWords, between
 from harness.quantities import parse_size_bytes
 from harness.run import flight_dump
 from harness.verdict import ExitCode
@@ -205,7 +205,7 @@ def flow_specs(chosen: Sequence[tuple[str, str]], *, probe: bool, **options: Any
             option = "for" if name == "duration" else name.replace("_", "-")
             raise UsageError(f"--{option} {text}: {error}") from error
 
-    flow = flow_of(read, **options)
+    flow = FlowWords(**options).flow(read)
     return [spec for pair in chosen for spec in between(flow, *pair, probe=probe)]
 
 

@@ -7,8 +7,9 @@ unpaired.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from harness.analysis.links.link_load import LinkLoad
 from harness.analysis.observe import Observed
@@ -26,6 +27,7 @@ from harness.report.plots.recovery_bars import (
     recovery_check,
 )
 from harness.verdict import Check, VerdictFile
+from testbed.suggestions import first_of
 
 __all__ = [
     "CheckPair",
@@ -43,6 +45,7 @@ __all__ = [
 ]
 
 _NAMED = 3
+_Named = TypeVar("_Named", Check, LinkLoad)
 """Number of metrics named in the headline; the table has all."""
 
 
@@ -113,8 +116,7 @@ class LoadPair:
 
 def check_pairs(a: Sequence[Check], b: Sequence[Check]) -> tuple[CheckPair, ...]:
     """Return every check of either run: changed verdicts first, then in A's order, then checks that only B has."""
-    mine, other = ({one.name: one for one in checks} for checks in (a, b))
-    pairs = [CheckPair(name=name, a=mine.get(name), b=other.get(name)) for name in dict.fromkeys((*mine, *other))]
+    pairs = [CheckPair(name=name, a=one, b=two) for name, one, two in _paired(a, b)]
     return tuple(sorted(pairs, key=lambda pair: not pair.changed))
 
 
@@ -140,12 +142,17 @@ def recovery_pairs(a: Side, b: Side) -> tuple[RecoveryPair, ...]:
 
 def load_pairs(a: Sequence[LinkLoad], b: Sequence[LinkLoad]) -> tuple[LoadPair, ...]:
     """Return every link of either run, those between switches first."""
-    mine, other = ({one.name: one for one in loads} for loads in (a, b))
-    pairs = [
-        LoadPair(name=name, is_uplink=(mine.get(name) or other[name]).is_uplink, a=mine.get(name), b=other.get(name))
-        for name in dict.fromkeys((*mine, *other))
-    ]
+    uplinks = {one.name for one in (*a, *b) if one.is_uplink}
+    pairs = [LoadPair(name=name, is_uplink=name in uplinks, a=one, b=two) for name, one, two in _paired(a, b)]
     return tuple(sorted(pairs, key=lambda pair: not pair.is_uplink))
+
+
+def _paired(a: Sequence[_Named], b: Sequence[_Named]) -> Iterator[tuple[str, _Named | None, _Named | None]]:
+    """Yield each name of either run with what each run has of it, in A's order."""
+    mine: dict[str, _Named] = {one.name: one for one in a}
+    other: dict[str, _Named] = {one.name: one for one in b}
+    for name in dict.fromkeys((*mine, *other)):
+        yield name, mine.get(name), other.get(name)
 
 
 def origin_ns(side: Side) -> int | None:
@@ -161,11 +168,11 @@ def headline(rows: Sequence[Row]) -> str:
     }
     worse, better = by_says["worse"], by_says["better"]
     if worse and better:
-        return f"B is worse in {_some(worse)}, and better in {_some(better)}"
+        return f"B is worse in {first_of(worse, _NAMED)}, and better in {first_of(better, _NAMED)}"
     if worse:
-        return f"B is worse in {_some(worse)}"
+        return f"B is worse in {first_of(worse, _NAMED)}"
     if better:
-        return f"B is better in {_some(better)}"
+        return f"B is better in {first_of(better, _NAMED)}"
     return "No difference shown between A and B"
 
 
@@ -181,7 +188,7 @@ def describe(a: Side, b: Side, rows: Sequence[Row], checks: Sequence[CheckPair])
         parts.append(f"The verdict went from {a.verdict.verdict} to {b.verdict.verdict}.")
     changed = [pair.name for pair in checks if pair.changed]
     if changed:
-        parts.append(f"{len(changed)} of {len(checks)} checks came out otherwise: {_some(changed)}.")
+        parts.append(f"{len(changed)} of {len(checks)} checks came out otherwise: {first_of(changed, _NAMED)}.")
     return " ".join(parts)
 
 
@@ -201,11 +208,6 @@ def _hidden(job: Row) -> str:
         return said
     most = max(one.high - 1, 1 - one.low)
     return f"{said}, which shows no difference and could hide one of {100 * most:.1f} %"
-
-
-def _some(names: Sequence[str]) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _recovery(side: Side, fault_id: str, whole_ns: int) -> Recovery:
