@@ -348,6 +348,8 @@ class JumpVars(LabVars, frozen=True, kw_only=True):
     """The variables of a rack lab's jump host: none of its own."""
 
 
+_TEMPLATE = re.compile(r"\{[{%#]")
+"""How a Jinja template begins."""
 Vars = TypeVar("Vars", HostVars, SwitchVars, CarrierVars, JumpVars)
 
 
@@ -355,12 +357,15 @@ def decode(hostvars: Mapping[str, Any], kind: type[Vars], *, file: Path, place: 
     """Our variables of one inventory host as a struct.
 
     Raises:
-        ConfigError: one is missing, unknown or of a wrong type, or is NaN, infinite or too large; the message names
-            `file` and the place within.
+        ConfigError: one is missing, unknown or of a wrong type, is NaN, infinite or too large, or is a template; the
+            message names `file` and the place within.
     """
     ours = {key.removeprefix(PREFIX): value for key, value in hostvars.items() if key.startswith(PREFIX)}
     if wrong := wrong_number(ours):
         raise mistake(file, f"{place}.{wrong[0]}", wrong[1])
+    for path, text in _strings(ours, ""):
+        if _TEMPLATE.search(text):  # our playbooks would have Ansible resolve it, with any command that it runs
+            raise mistake(file, f"{place}{path}", f'a template is not resolved here, write the value itself: "{text}"')
     try:
         return msgspec.convert(ours, kind)
     except msgspec.ValidationError as error:
@@ -425,6 +430,19 @@ def _told(message: str, *, kind: type[Any], ours: Mapping[str, Any], file: Path,
     if isinstance(value, dict) and any(str(key).startswith("__ansible_") for key in value):
         shown = ": a tag of Ansible's (!vault, !unsafe) is not resolved here, write it plainly"
     return mistake(file, where, f"{what[0].lower()}{what[1:].replace('`', '')}{shown}")
+
+
+def _strings(value: object, path: str) -> Iterator[tuple[str, str]]:
+    """Yield every string of decoded YAML, keys too, with its path."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _strings(str(key), path)
+            yield from _strings(part, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, part in enumerate(value):
+            yield from _strings(part, f"{path}[{index}]")
 
 
 def _steps(path: str) -> list[str]:

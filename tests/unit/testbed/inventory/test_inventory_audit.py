@@ -217,6 +217,18 @@ CASES = [
         "host2.ansible_host",
         "not an address",
     ),
+    (
+        "command that a playbook would run on this machine",
+        lambda h: put(h["host2"]["faultbed_gpus"][0], kind="{{ lookup('pipe', 'id') }}"),
+        "hosts.host2.gpus[0].kind",
+        "a template is not resolved here",
+    ),
+    (
+        "statement of Jinja in the name of a rack",
+        lambda h: put(h["host2"], faultbed_rack="{% if true %}rack1{% endif %}"),
+        "hosts.host2.rack",
+        "a template is not resolved here",
+    ),
     ("port in quotes", lambda h: put(h["host2"], ansible_port="22"), "host2.ansible_port", 'not a port "22"'),
     (
         "BMC where a machine is",
