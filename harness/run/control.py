@@ -6,6 +6,8 @@ What its workload then loses against its fault-free twin is the cost of the harn
 
 from __future__ import annotations
 
+import msgspec
+
 from harness.analysis.observations import Observation
 from harness.verdict import Check, Verdict, VerdictFile, worst
 
@@ -37,14 +39,4 @@ def as_control(verdict: VerdictFile, jct_ratio: Observation | None) -> VerdictFi
         detail=f"armed, zero intensity: no fault did anything; {cost}",
     )
     checks = (check, *verdict.checks)
-    return VerdictFile(
-        experiment=verdict.experiment,
-        seed=verdict.seed,
-        lab=verdict.lab,
-        verdict=worst(one.verdict for one in checks),
-        checks=checks,
-        faults=verdict.faults,
-        lab_state=verdict.lab_state,
-        attribution=verdict.attribution,
-        left_out=verdict.left_out,
-    )
+    return msgspec.structs.replace(verdict, verdict=worst(one.verdict for one in checks), checks=checks)

@@ -15,7 +15,7 @@ from harness.experiment.run_plan import Plan
 from harness.judge import judge
 from harness.record import measurements, rundir
 from harness.run.control import CHECK, as_control
-from harness.verdict import Check, Verdict, VerdictFile
+from harness.verdict import Check, LeftOut, Verdict, VerdictFile
 
 
 def verdict_of(*verdicts):
@@ -46,6 +46,13 @@ def test_as_control_is_never_a_pass(verdicts, whole):
     assert verdict.verdict is whole
     assert verdict.checks[0].name == CHECK
     assert verdict.checks[0].verdict is Verdict.INCONCLUSIVE
+
+
+def test_as_control_keeps_everything_else_of_the_verdict():
+    """The receipt of the routing scheme was lost."""
+    verdict = msgspec.structs.replace(verdict_of(Verdict.PASS), routing=None, left_out=(LeftOut(host="h", why="w"),))
+    control = as_control(verdict, COST)
+    assert msgspec.structs.replace(control, verdict=verdict.verdict, checks=verdict.checks) == verdict
 
 
 def test_as_control_reports_harness_cost_with_its_interval():
