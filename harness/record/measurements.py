@@ -47,6 +47,9 @@ __all__ = [
     "encode",
 ]
 
+_LONGEST_NS = 31 * 24 * 3600 * 10**9
+"""The most time of one workload that is read: every 100 ms of it take memory."""
+
 Deltas = Mapping[str, Mapping[str, int]]
 """Node to counter to growth."""
 
@@ -328,7 +331,8 @@ def decode(content: bytes) -> Measurements:
 
     Raises:
         msgspec.ValidationError: not measurements of schema 1.
-        ValueError: they name a machine or an RNIC that their own topology has not, or have a record twice.
+        ValueError: they name a machine or an RNIC that their own topology has not, have a record twice, or last for
+            more than a month.
     """
     found = msgspec.json.decode(content, type=Measurements)
     _refuse_contradictions(found)
@@ -342,6 +346,10 @@ def _refuse_contradictions(run: Measurements) -> None:
     for link in run.topology.links:
         if not {link.a.node, link.b.node} <= nodes or (link.rnic is not None and (link.b.node, link.rnic) not in rnics):
             raise ValueError(f"topology.links: {link.name} ends at what the topology has not")
+    if run.series and run.end_ns - run.t0_ns > _LONGEST_NS:
+        raise ValueError(f"end_ns: {run.end_ns} is more than a month after t0_ns ({run.t0_ns}): no run lasts so long")
+    if run.sample_ns <= 0:
+        raise ValueError(f"sample_ns: {run.sample_ns} is no length of time")
     ranks = {rank.rank for rank in run.ranks}
     for name, several in (("series", run.series), ("twin", run.twin or ())):
         if twice := _twice(series.rank for series in several):

@@ -221,6 +221,9 @@ def test_probes_file_without_metadata_is_rejected(whole):
         (lambda run: run["topology"]["switches"][1].update(name="ctsw9"), "topology.links: .*ctsw2.* ends at what"),
         (lambda run: run["topology"]["hosts"][1]["rnics"].pop(), "topology.links: .* ends at what"),
         (lambda run: run["ranks"].pop(), "series: rank 3 is none of ranks"),
+        (lambda run: run.update(end_ns=10**17), "end_ns: .* no run lasts so long"),
+        (lambda run: run.update(t0_ns=-(10**18)), "end_ns: .* a month after t0_ns"),
+        (lambda run: run.update(sample_ns=0), "sample_ns: 0 is no length of time"),
         (lambda run: run["series"].append(run["series"][0]), "series: rank 0 is there twice"),
         (lambda run: run["twin"].append(run["twin"][0]), "twin: rank 0 is there twice"),
         (
