@@ -9,6 +9,7 @@ the kernel itself draws (netem: loss in bursts, jitter), it gets the seed.
 from __future__ import annotations
 
 import bisect
+import functools
 import hashlib
 from dataclasses import dataclass
 from typing import Any
@@ -65,6 +66,7 @@ class Selection:
         return {"seed": self.seed, "by": "index", "period": self.period, "share": self.share}
 
 
+@functools.lru_cache(maxsize=256)
 def by_share(share: float, seed: int) -> Selection:
     """Draw the positions of a share of packets, 0 < share < 1.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from testbed.model.lab_kind import traits_of
 from testbed.model.topology import Topology
 
 __all__ = ["Decided", "decide", "refusal", "touched"]
+
+_version = functools.cache(metadata.version)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +68,7 @@ def decide(
         raise Unsupported(f"{experiment.source}: {inventory.name} is not enough for it: {'; '.join(lacking)}")
     fitted = fit(experiment, inventory.topology, inventory.kind)
     digest = hashlib.sha256(inventory.path.read_bytes()).hexdigest()
-    planned = plan_module.plan(fitted, seed=seed, inventory_digest=digest, version=metadata.version("faultbed"))
+    planned = plan_module.plan(fitted, seed=seed, inventory_digest=digest, version=_version("faultbed"))
     faults = _planned(fitted, planned, inventory)
     if not traits_of(inventory.kind).has_snapshot:
         inventory = _of_the_run(fitted, faults, inventory)
