@@ -81,7 +81,8 @@ def own_evidence(
 
 def _doubt(key: str, other: PlannedFault) -> str:
     return (
-        f"{NOT_OWN}: {key} may have been moved by {other.kind} on {other.target.text}, which overlaps; move one of them"
+        f"{NOT_OWN}: {key} may have been moved by {other.kind} on {other.target.text}, which was on then or shortly "
+        "before; move the two further apart"
     )
 
 

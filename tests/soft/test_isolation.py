@@ -22,7 +22,7 @@ algorithm = "ring"
 size = "256KiB"
 compute_units = 5
 ranks = ["host1:rxe0", "host2:rxe0", "host3:rxe0", "host4:rxe0"]
-duration = "58s"
+duration = "64s"
 [workload.qp]
 timeout = 18
 [bystander]
@@ -63,7 +63,7 @@ GROUPS = (
 def run(lab, tmp_path, faults, **options):
     first = 10
     text = TEXT + "".join(
-        FAULT.format(kind=kind, target=target, at=first + 12 * index, parameters=parameters)
+        FAULT.format(kind=kind, target=target, at=first + 14 * index, parameters=parameters)
         for index, (kind, target, parameters) in enumerate(faults)
     )
     experiment = experiment_file.decode(text.encode(), source="isolation.toml")
