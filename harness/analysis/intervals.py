@@ -16,13 +16,14 @@ from harness import confidence
 from harness.analysis import timeline
 from harness.confidence import LEVEL, Interval
 from harness.record.measurements import Measurements, RankSeries, Serving
+from traffic.engine.latency_split import PARTS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from harness.analysis.ettr import Ettr
 
-__all__ = ["disturbed", "find", "iteration_times", "operation_times", "ratio_of_means"]
+__all__ = ["disturbed", "find", "iteration_times", "operation_shares", "operation_times", "ratio_of_means"]
 
 
 def find(
@@ -38,6 +39,7 @@ def find(
     intervals: dict[str, Interval | None] = {
         "jct_ratio": _jct(run, impacts, level),
         "busbw.mean": _busbw(run, level),
+        **_shares(run.series, level),
         "ettr": None if training is None else training.interval(level),
         **({} if run.serving is None else _serving(run.serving, level)),
         **_latency(run.latencies_ns, level),
@@ -74,6 +76,28 @@ def operation_times(ranks: Sequence[RankSeries]) -> NDArray[np.float64]:
     times = np.array([[step.comm_ns + step.wait_ns for step in rank] for rank in ordered], dtype=np.float64)
     shortest: NDArray[np.float64] = times.min(axis=0)
     return shortest
+
+
+def operation_shares(ranks: Sequence[RankSeries]) -> NDArray[np.float64]:
+    """Return the share of each part of `PARTS` in each collective, of shape (collectives, parts), on its last rank.
+
+    The last rank to enter has no wait for other ranks to begin. Runs without a record of the parts have no rows.
+    """
+    count = timeline.finished_iterations(ranks)
+    by_rank = [sorted(rank.iterations, key=lambda step: step.index)[:count] for rank in ranks]
+    last_in = [min(steps, key=lambda step: step.comm_ns + step.wait_ns) for steps in zip(*by_rank, strict=True)]
+    if not last_in or any(len(step.split_ns) != len(PARTS) or not sum(step.split_ns) for step in last_in):
+        return np.zeros((0, len(PARTS)))
+    parts = np.array([step.split_ns for step in last_in], dtype=np.float64)
+    shares: NDArray[np.float64] = parts / parts.sum(axis=1, keepdims=True)
+    return shares
+
+
+def _shares(ranks: Sequence[RankSeries], level: float) -> dict[str, Interval | None]:
+    columns = zip(PARTS, operation_shares(ranks).T, strict=True)
+    return {
+        f"split.{name}": confidence.mean_interval(column, of="collectives", level=level) for name, column in columns
+    }
 
 
 def _jct(run: Measurements, impacts: Mapping[str, timeline.Impact], level: float) -> Interval | None:

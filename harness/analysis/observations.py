@@ -15,6 +15,7 @@ import numpy as np
 
 from harness.analysis import timeline
 from harness.analysis.ettr import Ettr
+from harness.analysis.intervals import operation_shares
 from harness.analysis.phases import ENDING, NAMES, Phase
 from harness.analysis.ranks.slow_ranks import slow_ranks
 from harness.analysis.ranks.straggler import LEVEL, slowdowns, slowest
@@ -22,8 +23,9 @@ from harness.analysis.routing import TIMES, Routing
 from harness.confidence import Interval
 from harness.quantities import format_bytes, format_duration
 from harness.record import kernel_log
-from harness.record.measurements import Measurements, Serving, counter_deltas
+from harness.record.measurements import Measurements, RankSeries, Serving, counter_deltas
 from testbed.observe import counters, machine_load
+from traffic.engine.latency_split import PARTS
 
 __all__ = [
     "Observation",
@@ -77,6 +79,7 @@ def plain(run: Measurements) -> dict[str, Observation]:
             [step.checkpoint_ns for rank in run.series for step in rank.iterations], "checkpoints"
         ),
         **_latency(run.latencies_ns),
+        **_split(run.series),
         **_serving(run.serving),
         "qp_errors": Observation(value=run.qp_errors, detail="completions with an error status, by the engine"),
         "rebuilds": Observation(value=run.rebuilds, detail="queue pairs connected anew, by the engine"),
@@ -124,6 +127,18 @@ def _latency(flows: Sequence[Sequence[int]]) -> dict[str, Observation]:
     return {
         f"latency.p{share}": Observation(value=float(np.percentile(times, share)) / 1e9, detail=detail)
         for share in (50, 99)
+    }
+
+
+def _split(ranks: Sequence[RankSeries]) -> dict[str, Observation]:
+    shares = operation_shares(ranks)
+    if not len(shares):
+        nothing = Observation(value=None, detail="no collective finished on all ranks with a record of its parts")
+        return {f"split.{name}": nothing for name in PARTS}
+    detail = f"mean of {len(shares)} collectives, each on the rank that entered last"
+    return {
+        f"split.{name}": Observation(value=float(share), detail=detail)
+        for name, share in zip(PARTS, shares.mean(axis=0), strict=True)
     }
 
 

@@ -68,6 +68,14 @@ _RESTART = {
     "total": "From the fault's first firing until all iterations that were finished before were finished again",
 }
 
+_SPLIT = {
+    "post": "posting work requests",
+    "credit": "waiting for a peer's credit (clear to send)",
+    "wire": "waiting for data and acknowledgements on the wire, or for a late peer",
+    "copy": "copying and reducing what arrived",
+    "completion": "waking up and handling completions",
+}
+
 _TABLE = (
     *(
         Metric(name=f"recovery.{name}", unit="s", about_faults=True, meaning=f"{meaning}; the worst fault counts")
@@ -135,6 +143,16 @@ _TABLE = (
         unit="s",
         is_noisy=True,
         meaning="Time of a flow's timed messages, from posting to completion: 99th percentile",
+    ),
+    *(
+        Metric(
+            name=f"split.{name}",
+            unit="ratio",
+            is_noisy=True,
+            most=1.0,
+            meaning=f"Share of the time of collectives that the rank which entered last spent {meaning}: mean",
+        )
+        for name, meaning in _SPLIT.items()
     ),
     Metric(
         name="ttft.p50", unit="s", is_noisy=True, meaning="Time to first token of an inference job's requests: median"

@@ -74,7 +74,7 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
 
     The rank computes (`compute_ns`), waits for its neighbours (`wait_ns`) and communicates (`comm_ns`). With storage it
     first waits for its data (`ingest_ns`) and at the end for its checkpoint (`checkpoint_ns`). `wrong` counts wrong
-    elements of the result.
+    elements of the result. `split_ns` are the parts of its collectives (`traffic.engine.latency_split`), if recorded.
     """
 
     index: int
@@ -85,6 +85,7 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
     wrong: int = 0
     ingest_ns: int = 0
     checkpoint_ns: int = 0
+    split_ns: tuple[int, ...] = ()
 
     @property
     def end_ns(self) -> int:

@@ -138,4 +138,5 @@ def _iteration(item: TrafficIteration) -> Iteration:
         wrong=item.wrong_elements,
         ingest_ns=item.ingest_ns,
         checkpoint_ns=item.checkpoint_ns,
+        split_ns=item.split_ns,
     )

@@ -86,12 +86,7 @@ class Engine:
         checked_ns, ran_ns = time.monotonic_ns(), time.process_time_ns()
         while self.open:
             wakes = [task.wake_ns for task in self.tasks.values() if task.wake_ns is not None]
-            wait_ns = min(due_ns, self.late_receives.due_ns or due_ns, *wakes) - time.monotonic_ns()
-            ready = self.selector.select(0.0 if self.unwritten else max(0.0, wait_ns / 1e9))
-            for key, _ in ready:
-                key.data()
-            if not ready:
-                self._write()
+            self._wait(min(due_ns, self.late_receives.due_ns or due_ns, *wakes))
             now_ns = time.monotonic_ns()
             self.late_receives.wake(now_ns)
             if wakes:
@@ -109,6 +104,18 @@ class Engine:
                     task.tick(now_ns)
                 self._write()
                 due_ns = time.monotonic_ns() + self.tick_ns
+
+    def _wait(self, until_ns: int) -> None:
+        """Wait for events until a time, and handle those that came."""
+        slept_ns = time.monotonic_ns()
+        ready = self.selector.select(0.0 if self.unwritten else max(0.0, (until_ns - slept_ns) / 1e9))
+        woke_ns = time.monotonic_ns()
+        for task in self.tasks.values():
+            task.slept(slept_ns, woke_ns)
+        for key, _ in ready:
+            key.data()
+        if not ready:
+            self._write()
 
     def close(self) -> None:
         """Release everything: tasks first, then the devices that they use."""

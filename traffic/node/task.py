@@ -93,6 +93,9 @@ class Task:
     def wake(self, now_ns: int) -> None:
         """Continue after a wait; called when `wake_ns` has passed."""
 
+    def slept(self, from_ns: int, to_ns: int) -> None:
+        """Take in that the engine waited for events of all its tasks."""
+
     def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
         """Handle the completion of a signalled request."""
 

@@ -13,6 +13,7 @@ from traffic import schedules
 from traffic.engine import traffic_metrics
 from traffic.engine.engine_client import Engines, Fabric, TrafficLab
 from traffic.engine.flight_recorder import RankEnd
+from traffic.engine.latency_split import LatencySplit, latency_split
 from traffic.engine.run_results import Endpoint, Window
 from traffic.engine.running_traffic import OnEvent, Running, begin
 from traffic.engine.task_specs import check_qp
@@ -74,7 +75,8 @@ class CollectiveResult(RanksResult):
     flight recorders of a failed run. `iterations[r]` are those of rank r. `time_ns` is the median time of an operation
     (`metrics.operation_times_ns`); `time_p95_ns` and so on are its tail. algbw and busbw are those of nccl-tests for
     the median, in GB/s (10^9 bytes). `wrong_elements` is the sum over all ranks and iterations, including changed
-    inputs; `checked_elements` is the number of elements that were verified.
+    inputs; `checked_elements` is the number of elements that were verified. `latency_split` is None if no operation was
+    completed by all ranks.
     """
 
     spec: CollectiveSpec
@@ -90,6 +92,7 @@ class CollectiveResult(RanksResult):
     algbw_gbytes_per_s: float
     busbw_gbytes_per_s: float
     straggler: traffic_metrics.Straggler | None
+    latency_split: LatencySplit | None = None
 
 
 def _check_buffer(spec: CollectiveSpec) -> None:
@@ -243,4 +246,5 @@ def _finish(
         algbw_gbytes_per_s=traffic_metrics.algbw_gbytes_per_s(spec.size_bytes, time_ns),
         busbw_gbytes_per_s=_busbw(spec, programs, time_ns),
         straggler=traffic_metrics.straggler(per_rank) if all(per_rank) else None,
+        latency_split=latency_split(per_rank),
     )

@@ -324,6 +324,8 @@ def collective(
             f"P99 {result.time_p99_ns / 1e3:.0f}, longest {result.time_max_ns / 1e3:.0f}; "
             f"{len(result.qp_errors)} QP errors, {len(result.rebuilds)} rebuilds"
         )
+        if result.latency_split is not None:
+            session.out.print(f"mean of an operation on its last rank: {result.latency_split}")
     if result.wrong_elements:
         return ExitCode.FAIL
     return exit_code(session, result.outcome, result.where)

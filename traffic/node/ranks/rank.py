@@ -38,6 +38,7 @@ from traffic.node.gpu_client import GpuClient
 from traffic.node.ranks.feed import Feed
 from traffic.node.ranks.gate import Gate
 from traffic.node.ranks.lane import MASK, RecvLane, SendLane, packets
+from traffic.node.ranks.latency_split import COMPLETION, COPY, POST, LatencySplit
 from traffic.node.ranks.rank_memory import Memory
 from traffic.node.ranks.rank_state import State
 from traffic.node.ranks.recorder import FIELDS, Recorder
@@ -81,7 +82,7 @@ class RankTask(Task):
         self.item_bytes = self.data.itemsize
         self.data_address = self.data.ctypes.data  # numpy makes an object for each `ctypes`: too slow for every post
         self.data_mr = rnic.register(self.data_address, self.data.nbytes)
-        self.flight = Recorder()
+        self.flight, self.split = Recorder(), LatencySplit()
         self.gate = Gate(program.get("pauses", []), program["fences"])
         self.send_lanes: dict[LaneKey, SendLane] = {}
         self.recv_lanes: dict[LaneKey, RecvLane] = {}
@@ -114,6 +115,7 @@ class RankTask(Task):
         self.begun_ns = self.start_ns = self.comm_ns = self.first_data_ns = self.compute_ns = 0
         self.compute_from_ns = self.storage_ns = 0
         self.last_duration_ns = self.wrong = 0
+        self.split_ns: list[int] = []
 
     def _make_lanes(self, program: dict[str, Any]) -> list[tuple[Need, Need]]:
         """Create the lanes, and return the phases of the program (`traffic.node.ranks.segments.Plan`)."""
@@ -355,10 +357,13 @@ class RankTask(Task):
     def _communicate(self, now_ns: int) -> None:
         self.phase = "comm"
         self.comm_ns = now_ns
+        self.split.begin(now_ns)
         self.gate.begin(now_ns)
         waiting = not any(lane.received > lane.base for lane in self.recv_lanes.values())
         self.first_data_ns = 0 if waiting else now_ns
+        self.split.enter(COPY)
         self.memory.copy()
+        self.split.enter(COMPLETION)
         self._pump(now_ns)
 
     # Data.
@@ -403,6 +408,9 @@ class RankTask(Task):
                 self.first_data_ns = now_ns
         self._pump(now_ns)
 
+    def slept(self, from_ns: int, to_ns: int) -> None:
+        self.split.idle(from_ns, to_ns, is_pause=self.wake_ns is not None)
+
     def wake(self, now_ns: int) -> None:
         self._pump(now_ns)
 
@@ -422,7 +430,7 @@ class RankTask(Task):
             return
         moved = True
         while moved:
-            moved = False
+            moved = self.split.needs_credit = False
             self.wake_ns = self.gate.advance(len(self.phases_ns), now_ns)
             # Comparing here first saves a call for each idle lane, of which 16 queue pairs per peer make many.
             for lane in self.recv_lanes.values():
@@ -449,10 +457,12 @@ class RankTask(Task):
             at = lane.applied % self.slots * size
             source = lane.staging[at : at + segment.size]
             target = self.data[segment.offset : segment.offset + segment.size]
+            self.split.enter(COPY)
             if segment.reduce:
                 self.memory.reduce(target, source)
             else:
                 target[:] = source
+            self.split.enter(COMPLETION)
             self._record("apply", lane, self.conns[lane.numbers[0]], lane.applied)
             lane.applied += 1
         if lane.applied == start:
@@ -470,7 +480,9 @@ class RankTask(Task):
         lane.credited = lane.applied
         self._record("credit", lane, conn, lane.applied)
         self.posted(conn, now_ns)
+        self.split.enter(POST)
         conn.qp.post_send(lane.credit)
+        self.split.enter(COMPLETION)
 
     def _send(self, out: SendLane, now_ns: int) -> bool:
         moved = False
@@ -489,7 +501,10 @@ class RankTask(Task):
 
     def _may_send(self, out: SendLane) -> bool:
         """Return whether the next segment of this iteration may be posted."""
-        if out.posted - out.base == len(out.segments) or out.posted - min(out.credits, out.acked) >= self.slots:
+        if out.posted - out.base == len(out.segments) or out.posted - out.acked >= self.slots:
+            return False
+        if out.posted - out.credits >= self.slots:
+            self.split.needs_credit = True
             return False
         segment = out.segments[out.posted - out.base]
         if segment.step >= self.gate.step:
@@ -497,6 +512,7 @@ class RankTask(Task):
         return not (segment.received or segment.acked) or self._met(segment.received, segment.acked)
 
     def _post(self, out: SendLane, conn: Conn, number: int, now_ns: int) -> None:
+        self.split.enter(POST)
         segment = out.segments[number % len(out.segments)]
         request, sge = out.request, out.sge
         size_bytes = segment.size * self.item_bytes
@@ -511,10 +527,13 @@ class RankTask(Task):
         out.in_flight[conn.number].append(number)
         self.posted(conn, now_ns)
         conn.qp.post_send(request)
+        self.split.enter(COMPLETION)
 
     def _finish(self) -> None:
+        self.split.enter(COPY)
         self.memory.divide()
         now_ns = time.monotonic_ns()
+        self.split_ns = self.split.end(now_ns)
         self.phase, self.wake_ns = "idle", None
         self.flight.add("end", iteration=self.index)
         wrong = self.memory.count_wrong(self.index)
@@ -599,6 +618,7 @@ class RankTask(Task):
             wait_ns=max(0, self.first_data_ns - self.comm_ns),
             phases_ns=self.phases_ns,
             paused_ns=self.gate.paused_ns,
+            split_ns=self.split_ns,
             wrong=wrong,
         )
 
