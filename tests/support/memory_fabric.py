@@ -224,6 +224,7 @@ class Fabric:
         conn.qp.naks += 1
         if conn.qp.naks > self.rnr_retry:
             conn.task.completion(conn, SimpleNamespace(status=13, wr_id=conn.qp.held[0][4]), now_ns)
+            conn.task.settle(now_ns)
             return
         self.later(now_ns + self.min_rnr_ns, conn)
 
@@ -238,3 +239,5 @@ class Fabric:
                 conn.other.task.completion(conn.other, arrived, now_ns)
             if signalled:
                 conn.task.completion(conn, SimpleNamespace(status=0, wr_id=wr_id), now_ns)
+        conn.other.task.settle(now_ns)
+        conn.task.settle(now_ns)

@@ -162,10 +162,14 @@ class Engine:
 
     def _handle(self, rnic: Rnic, completions: list[Any]) -> None:
         now_ns = time.monotonic_ns()
+        tasks: dict[Task, None] = {}  # in the order of their completions
         for completion in completions:
             conn = self.by_qpn.get((rnic.name, completion.qp_num))
             if conn is not None:  # otherwise a completion of a QP that was destroyed since
                 conn.task.completion(conn, completion, now_ns)
+                tasks[conn.task] = None
+        for task in tasks:
+            task.settle(now_ns)
 
     def do_clock(self, request: dict[str, Any]) -> None:
         """Report the clock and the process id."""

@@ -106,6 +106,9 @@ class Task:
         """Return whether a completion on a rebuilt connection shows that it carries packets both ways."""
         return True
 
+    def settle(self, now_ns: int) -> None:
+        """Go on after a batch of completions was handled: one decision for all of them costs less than one for each."""
+
     def dump(self) -> None:
         """Report the state of the work, for the diagnosis of a failure."""
 

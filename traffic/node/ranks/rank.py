@@ -244,7 +244,6 @@ class RankTask(Task):
             lane = self.recv_by_conn.get(conn.number)
             if lane is not None:
                 self._credit(lane, now_ns)
-            self._pump(now_ns)
 
     def _free(self, lane: SendLane | RecvLane, most: int) -> Conn | None:
         """Return the connection of a lane that may send and has the smallest load, below `most`."""
@@ -380,7 +379,6 @@ class RankTask(Task):
         out = self.send_by_conn[conn.number]
         out.ack(conn.number, wr_id)
         self._record("ack", out, conn, wr_id)
-        self._pump(now_ns)
 
     def on_recv(self, conn: Conn, imm: int, now_ns: int) -> None:
         if conn.state in ("joined", "up"):
@@ -406,6 +404,8 @@ class RankTask(Task):
             lane.psns[conn.number] = (psn + packets(size_bytes, self.mtu)) & MASK
             if self.phase == "comm" and not self.first_data_ns:
                 self.first_data_ns = now_ns
+
+    def settle(self, now_ns: int) -> None:
         self._pump(now_ns)
 
     def slept(self, from_ns: int, to_ns: int) -> None:
