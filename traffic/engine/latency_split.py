@@ -1,6 +1,6 @@
 """Where the time of a collective's operations goes: means of the parts that the engines measure. Pure.
 
-The parts are those of `traffic.node.ranks.latency_split`. The time of an operation is the communication phase of the
+The parts are those of `traffic.node.ranks.parts_clock`. The time of an operation is the communication phase of the
 rank that enters last, as in `traffic.engine.traffic_metrics.operation_times_ns`: its parts have no wait for other ranks
 to begin.
 """

@@ -38,7 +38,7 @@ from traffic.node.gpu_client import GpuClient
 from traffic.node.ranks.feed import Feed
 from traffic.node.ranks.gate import Gate
 from traffic.node.ranks.lane import MASK, RecvLane, SendLane, packets
-from traffic.node.ranks.latency_split import COMPLETION, COPY, POST, LatencySplit
+from traffic.node.ranks.parts_clock import COMPLETION, COPY, POST, PartsClock
 from traffic.node.ranks.rank_memory import Memory
 from traffic.node.ranks.rank_state import State
 from traffic.node.ranks.recorder import FIELDS, Recorder
@@ -82,7 +82,7 @@ class RankTask(Task):
         self.item_bytes = self.data.itemsize
         self.data_address = self.data.ctypes.data  # numpy makes an object for each `ctypes`: too slow for every post
         self.data_mr = rnic.register(self.data_address, self.data.nbytes)
-        self.flight, self.split = Recorder(), LatencySplit()
+        self.flight, self.split = Recorder(), PartsClock()
         self.gate = Gate(program.get("pauses", []), program["fences"])
         self.send_lanes: dict[LaneKey, SendLane] = {}
         self.recv_lanes: dict[LaneKey, RecvLane] = {}

@@ -17,7 +17,7 @@ from harness.analysis.observe import observe
 from traffic import schedules
 from traffic.engine import latency_split
 from traffic.engine.run_results import Endpoint, Iteration
-from traffic.node.ranks import latency_split as on_node
+from traffic.node.ranks import parts_clock as on_node
 from traffic.schedules import cost
 from traffic.workloads import collective
 from traffic.workloads.collective import CollectiveSpec
@@ -104,7 +104,7 @@ def test_rank_idle_while_the_peer_sends_no_credit_waits_for_credit(monkeypatch):
 
 
 def test_split_idle_time_is_wire_and_a_pause_is_nowhere():
-    split = on_node.LatencySplit()
+    split = on_node.PartsClock()
     split.begin(100)
     split.idle(130, 200, is_pause=False)
     split.idle(210, 1000, is_pause=True)

@@ -15,13 +15,13 @@ from __future__ import annotations
 
 import time
 
-__all__ = ["COMPLETION", "COPY", "PARTS", "POST", "LatencySplit"]
+__all__ = ["COMPLETION", "COPY", "PARTS", "POST", "PartsClock"]
 
 PARTS = ("post", "credit", "wire", "copy", "completion")
 POST, CREDIT, WIRE, COPY, COMPLETION = range(len(PARTS))
 
 
-class LatencySplit:
+class PartsClock:
     """Adds the time since the last change to the part that ends. A change costs one reading of the clock."""
 
     def __init__(self) -> None:
