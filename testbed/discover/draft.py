@@ -153,6 +153,8 @@ def text(drafted: Draft) -> str:
     if drafted.open:
         lines.append("# OPEN, to be filled in by hand:")
         lines += [f"#   {one.place}: {one.what}; {one.do}" for one in drafted.open]
+    # A name that a machine or its neighbour reports may hold a line break, behind which a comment would end.
+    lines = [re.sub(r"[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]+", " ", line) for line in lines]
     body = yaml.safe_dump(dict(drafted.tree), sort_keys=False, default_flow_style=None, width=200)
     return "\n".join(lines) + "\n" + body
 

@@ -15,7 +15,7 @@ from testbed import shipped
 from testbed.discover import live
 from testbed.discover.affinity import gpu_beside
 from testbed.discover.answers import SCRIPT, Answers, split
-from testbed.discover.draft import draft, text
+from testbed.discover.draft import Draft, Open, draft, text
 from testbed.discover.facts import machine_of
 from testbed.errors import LabError, Unreachable, UsageError
 from testbed.inventory import lab_inventory as inventory_module
@@ -353,6 +353,15 @@ class Node:
         if isinstance(self.answer, Exception):
             raise self.answer
         return SimpleNamespace(stdout=self.answer, stderr="sudo: a password is required\n")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\x85", "\u2028"])
+def test_discover_name_with_a_line_break_stays_in_the_comment_of_its_gap(end):
+    """What an LLDP neighbour calls itself could write variables into the inventory, such as a command for SSH."""
+    name = f"leaf9{end}evil: {{hosts: {{host1: {{ansible_ssh_common_args: -oProxyCommand=id}}}}}}"
+    gap = Open(place="cables", what=f"leads to {name}", do="write it by hand")
+    written = text(Draft(name="lab", tree={"all": {}}, open=(gap,), cables={}))
+    assert yaml.safe_load(written) == {"all": {}}
 
 
 def test_discover_silent_machine_is_open_and_the_others_are_drafted():
