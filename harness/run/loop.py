@@ -214,7 +214,9 @@ def _routed(
             asked = scheme.decisions
             progress(f"{fabric.routing}: the kernels agree in {asked.agreed} of {asked.asked} decisions")
             yield
-            if not is_twin:
+            if is_twin:
+                scheme.check_still_applied()
+            else:
                 scheme.check_end(found.before, found.after, seconds=found.counted_s)
     finally:
         found.routing = scheme.receipt()

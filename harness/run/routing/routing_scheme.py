@@ -105,9 +105,6 @@ class ActiveScheme:
     def check_end(self, before: Snapshot, after: Snapshot, *, seconds: float) -> None:
         """Check at the end of the workload that the scheme is still applied, and read the marked and carried packets.
 
-        The rules are read from the kernels as well: another program on the switch may have removed them although the
-        holder is alive.
-
         Args:
             before: counters before the workload.
             after: counters after it.
@@ -116,13 +113,24 @@ class ActiveScheme:
         Raises:
             LabError: a machine could not answer.
         """
+        counters = _counters_of_choice(self.lab, self.tables)
+        self.carried_packets = _carried(counters, before, after)
+        self.needed_packets = least_packets(len(counters), seconds)
+        self.check_still_applied()
+
+    def check_still_applied(self) -> None:
+        """Check at the end of the workload that the scheme is still applied, and read the marked packets.
+
+        The rules are read from the kernels as well: another program on the switch may have removed them although the
+        holder is alive.
+
+        Raises:
+            LabError: a machine could not answer.
+        """
         for lease in self.leases:
             if not lease.is_applied():
                 node = lease.planned.place.node
                 self.doubts.append(f"{node}: the scheme was no longer applied at the end of the workload")
-        counters = _counters_of_choice(self.lab, self.tables)
-        self.carried_packets = _carried(counters, before, after)
-        self.needed_packets = least_packets(len(counters), seconds)
         state_by_switch = switch_routing.read(self.lab, self.tables.switches).switches if self.tables.switches else {}
         self.doubts += missing_rules(self.tables, state_by_switch)
         self.doubts += missing_routes(self.tables, state_by_switch)

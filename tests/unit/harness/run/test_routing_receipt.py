@@ -322,6 +322,21 @@ def test_routing_scheme_that_did_not_route_the_twin_proves_nothing(monkeypatch, 
         assert verdict_of("pinned", found.routing).verdict is Verdict.INCONCLUSIVE
 
 
+def test_routing_scheme_removed_while_the_twin_ran_proves_nothing(monkeypatch, tmp_path):
+    """The holder was alive, and nobody read the rules at the end of the twin."""
+    monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
+    lab, found = Switches(), Found(before=BEFORE, after=AFTER, counted_s=10.0)
+    decided = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")))
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        with loop._routed(decided, lab, journal, found, lambda _: None, is_twin=True):
+            lab.obeys = None
+        with loop._routed(decided, lab, journal, found, lambda _: None):
+            pass
+    assert found.routing.unproven[0] == (
+        "fault-free twin: rtsw1: 8 of 8 rules of the scheme missing at the end of the workload"
+    )
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
 def test_routing_scheme_is_removed_from_every_machine_when_one_removal_is_interrupted(monkeypatch, tmp_path, error):
     released = []
