@@ -83,7 +83,8 @@ def offenders_command(
     thresholds = Thresholds(drain=drain, rma=rma, half_life=_duration(half_life))
     strikes: list[Strike] = []
     lab = session.inventory().name
-    counts = {"runs": 0, "drills": 0, "other_labs": 0, "preflights": len(preflights)}
+    files = tuple({path.resolve(): path for path in preflights}.values())  # a file named twice is one preflight
+    counts = {"runs": 0, "drills": 0, "other_labs": 0, "preflights": len(files)}
     if not runs.is_dir() and not preflights:
         raise UsageError(f"--runs {runs}: no such folder; name the one that `faultbed run --out` wrote to")
     with session.progress() as progress:
@@ -101,7 +102,7 @@ def offenders_command(
             counts["runs"] += 1
             counts["drills"] += bool(measured.faults)
             strikes += strikes_of_run(measured, verdict, origin=path.name, at=directory.started, drills=drills)
-    for path in preflights:
+    for path in files:
         strikes += strikes_of_preflight(_decoded(path), origin=path.name, at=_changed(path))
     ranking = offenders(strikes, topology, thresholds, now=datetime.now(UTC))
     if hand_over:

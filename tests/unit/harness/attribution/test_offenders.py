@@ -184,6 +184,8 @@ def test_offenders_reads_runs_and_preflights(runs, tmp_path_factory):
     assert one["strikes"][0]["cause"] == "gpu"
     text = command("--runs", runs, "--preflight", file).stdout
     assert "3 runs and 1 preflight: 1 place blamed" in text
+    beside = file.parent / "." / file.name
+    assert command("--runs", runs, "--preflight", file, "--preflight", beside).stdout == text, "it is one preflight"
     assert "left out: 1 run with injected faults" in text
 
 
