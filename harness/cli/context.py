@@ -94,8 +94,10 @@ class Session:
             yield both
 
     def json(self, value: Any) -> None:
-        """Print one JSON document on stdout."""
-        sys.stdout.write(json.dumps(value, indent=2, default=_plain) + "\n")
+        """Print one JSON document on stdout. JSON has no NaN and no infinity: such a number is null."""
+        text = json.dumps(value, default=_plain)
+        plain = json.loads(text, parse_constant=lambda _: None)
+        sys.stdout.write(json.dumps(plain, indent=2, allow_nan=False) + "\n")
 
     def table(self, columns: Sequence[str], rows: _Rows, *, title: str | None = None) -> None:
         """Print a table; in a pipe too, as wide as it needs to be."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -75,6 +76,17 @@ def test_progress_and_its_spinner_print_text_literally(session, place, capsys, d
     assert re.fullmatch(rf" *\d+\.\d s  {re.escape(data)}", line)
     assert all(frame.endswith(f" {data}") for frame in frames)
     assert bool(frames) == (place == "terminal"), "the spinner's last frame"
+
+
+def test_json_of_what_is_no_number_can_be_read_by_any_program(capsys):
+    """Traffic that failed before its first iteration has percentiles of nothing."""
+    Session(None).json({"p50": float("nan"), "all": [float("inf"), 1.5], 3: (None, "NaN")})
+
+    def refuse(word):
+        raise AssertionError(word)
+
+    read = json.loads(capsys.readouterr().out, parse_constant=refuse)
+    assert read == {"p50": None, "all": [None, 1.5], "3": [None, "NaN"]}
 
 
 def test_style_applies_to_the_cell_and_not_to_its_text(session, place, capsys):
