@@ -439,19 +439,32 @@ def read_size(text: str) -> int:
 
 
 def _exit_code_of_flows(session: Session, result: FlowsResult) -> int:
-    """Return the command's exit code: FAIL for wrong bytes, and for a flow of which no message arrived."""
+    """Return the command's exit code: FAIL for wrong bytes, and for a flow of which no message arrived.
+
+    A flow whose bytes were to be checked, and of which none was, is INCONCLUSIVE.
+    """
     if any(one.wrong_bytes for one in result.flows):
         return ExitCode.FAIL
-    silent = [one.spec for one in result.flows if not one.size_bytes]
-    if result.outcome == "failed" or not silent:
-        return exit_code(session, result.outcome, result.where)
-    more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
-    sentence = (
-        f": no message arrived on {silent[0].src} -> {silent[0].dst}{more}; look for lost packets (faultbed probe), or "
-        "use smaller messages (--size, --depth) or a longer timeout (--qp timeout=20) on slow links"
-    )
-    session.err.print(Text.assemble(("no data", "red"), sentence), soft_wrap=True)
-    return ExitCode.FAIL
+    code = exit_code(session, result.outcome, result.where)
+    if code:
+        return code
+    if silent := [one.spec for one in result.flows if not one.size_bytes]:
+        sentence = (
+            f": no message arrived on {_named(silent)}; look for lost packets (faultbed probe), or use smaller "
+            "messages (--size, --depth) or a longer timeout (--qp timeout=20) on slow links"
+        )
+        session.err.print(Text.assemble(("no data", "red"), sentence), soft_wrap=True)
+        return ExitCode.FAIL
+    if unchecked := [one.spec for one in result.flows if one.spec.check and not one.checked_bytes]:
+        sentence = f": no byte of {_named(unchecked)} was checked; let it run longer (--for)"
+        session.err.print(Text.assemble(("not checked", "yellow"), sentence), soft_wrap=True)
+        return ExitCode.INCONCLUSIVE
+    return ExitCode.PASS
+
+
+def _named(specs: Sequence[FlowSpec]) -> str:
+    more = f" and {len(specs) - 1} more" if len(specs) > 1 else ""
+    return f"{specs[0].src} -> {specs[0].dst}{more}"
 
 
 def exit_code(session: Session, outcome: Outcome, where: str | None) -> int:

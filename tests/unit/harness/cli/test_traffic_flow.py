@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -34,3 +35,15 @@ def test_flow_of_which_nothing_arrived_is_a_failure(sizes, outcome, code, words)
     result = SimpleNamespace(flows=flows, outcome=outcome, where="the end")
     assert _exit_code_of_flows(session, result) is code
     assert words in session.err.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("checked", "code"), [(4, ExitCode.PASS), (0, ExitCode.INCONCLUSIVE), (None, ExitCode.INCONCLUSIVE)]
+)
+def test_flow_of_which_no_byte_was_checked_is_no_pass(checked, code):
+    """`--check` of nothing found no wrong byte."""
+    flow = SimpleNamespace(spec=replace(SPECS[0], check=True), size_bytes=4, checked_bytes=checked, wrong_bytes=0)
+    session = SimpleNamespace(err=Console(file=io.StringIO(), width=200))
+    result = SimpleNamespace(flows=(flow,), outcome="completed", where=None)
+    assert _exit_code_of_flows(session, result) is code
+    assert ("no byte of host1:rxe0 -> host2:rxe0 was checked" in session.err.file.getvalue()) is bool(code)
