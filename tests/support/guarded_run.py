@@ -14,7 +14,7 @@ def run(lab, journal_path, monkeypatch, with_faults):
     monkeypatch.setattr(loop, "_with_faults", with_faults)
     monkeypatch.setattr(loop, "wants_twin", lambda _: False)
     monkeypatch.setattr(loop.emulation_limit, "sent_bps", lambda *_: None)
-    decided = SimpleNamespace(experiment=SimpleNamespace(fabric=None, workload=None))
+    decided = SimpleNamespace(experiment=SimpleNamespace(fabric=None, workload=None, bystander=None))
     result = Found()
     with Journal(journal_path) as journal:
         loop._guarded(decided, lab, journal, result, lambda _: None, None, None)
