@@ -89,6 +89,7 @@ def test_report_pictures_have_text_alternatives(passed):
     assert any("Fabric drawing: 2 racks, 4 hosts" in label for label in labels)
 
 
+@pytest.mark.usefixtures("drawn_anew")
 def test_report_of_the_same_run_has_the_same_bytes(tmp_path):
     directory = finished(tmp_path, synthetic_run())
 
