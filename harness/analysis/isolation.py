@@ -2,8 +2,10 @@
 
     bystander.goodput_ratio   mean goodput from a fault's arming to 1 s after its removal, over that of the fault-free
                               start; the lowest of all faults
-    bystander.gap             longest time without data from 1 s before a fault's arming to 1 s after its removal
-    bystander.qp_errors       its queue pairs that failed after the first fault was armed
+    bystander.gap             longest time without data that begins between 1 s before a fault's arming and 1 s after
+                              its removal
+    bystander.qp_errors       its queue pairs that failed after the first fault was armed; at least so many, if it has
+                              failed or carried nothing: a queue pair without data does not fail
 
 The time after the removal is part of it: a revert, too, can disturb what it should not touch.
 """
@@ -49,21 +51,24 @@ def isolation(run: Measurements, *, first_fault_ns: int, level: float) -> dict[s
     flow = run.bystander
     if flow is None:
         return dict.fromkeys((_RATIO, _GAP, _ERRORS), Observation(value=None, detail="this run has no bystander"))
-    errors = _errors(flow, first_fault_ns)
     whole = bystander_goodput(run)
-    if whole is None or flow.failure is not None:
+    is_dead = whole is None or not whole.bytes.any() or flow.failure is not None
+    errors = _errors(flow, first_fault_ns, is_dead=is_dead)
+    if whole is None or is_dead:
         why = flow.failure or f"no data arrived from {flow.src} to {flow.dst}"
         return {**dict.fromkeys((_RATIO, _GAP), Observation(value=None, detail=f"bystander: {why}")), _ERRORS: errors}
     base = timeline.baseline(whole, first_fault_ns=first_fault_ns, window_ns=timeline.ROLLING_NS, reads=run.reads)
     return {_RATIO: _goodput_ratio(run, whole, base, level), _GAP: _gap(run, flow, whole, base), _ERRORS: errors}
 
 
-def _errors(flow: BystanderRun, first_fault_ns: int) -> Observation:
+def _errors(flow: BystanderRun, first_fault_ns: int, *, is_dead: bool) -> Observation:
     early = sum(at_ns < first_fault_ns for at_ns in flow.qp_errors)
     detail = f"of the flow from {flow.src} to {flow.dst}, by the engine"
     if early:
         detail += f"; {early} more failed before the first fault: a longer timeout in bystander.qp survives a busy lab"
-    return Observation(value=len(flow.qp_errors) - early, detail=detail)
+    if is_dead:
+        detail += f"; {flow.failure or 'it carried nothing'}"
+    return Observation(value=len(flow.qp_errors) - early, detail=detail, censored=is_dead)
 
 
 def _goodput_ratio(run: Measurements, whole: Goodput, base: Baseline | None, level: float) -> Observation:
@@ -96,27 +101,32 @@ def _goodput_ratio(run: Measurements, whole: Goodput, base: Baseline | None, lev
 def _gap(run: Measurements, flow: BystanderRun, whole: Goodput, base: Baseline | None) -> Observation:
     silent = whole.bytes == 0
     longest = {
-        name: _longest_run(silent[whole.bin_of(one.start_ns - _AROUND_NS) : whole.bin_of(one.cleared_ns + _AROUND_NS)])
+        name: _longest_run(silent, whole.bin_of(one.start_ns - _AROUND_NS), whole.bin_of(one.cleared_ns + _AROUND_NS))
         for name, one in acting_windows(run).items()
     }
     if not longest:
         return Observation(value=None, detail="no fault in this run, or none acted")
     worst = max(longest, key=lambda name: longest[name])
+    bins, is_cut = longest[worst]
     step_s = whole.step_ns / 1e9
     before = ""
     if base is not None:
-        usual = _longest_run(silent[whole.bin_of(base.start_ns) : whole.bin_of(base.end_ns)])
+        usual, _ = _longest_run(silent, whole.bin_of(base.start_ns), whole.bin_of(base.end_ns))
         before = f"; in the fault-free start {usual * step_s:.1f} s"
     return Observation(
-        value=longest[worst] * step_s,
+        value=bins * step_s,
         detail=f"{flow.src} to {flow.dst} around {worst}, in bins of {step_s:g} s{before}",
-        interval=confidence.resolution(
-            longest[worst] * step_s, (longest[worst] + 2) * step_s, of="the bins at both ends of the gap"
-        ),
+        censored=is_cut,
+        interval=confidence.resolution(bins * step_s, (bins + 2) * step_s, of="the bins at both ends of the gap"),
     )
 
 
-def _longest_run(silent: NDArray[np.bool_]) -> int:
-    """Return the length of the longest stretch of silent bins."""
-    edges = np.flatnonzero(np.diff(silent.astype(np.int8), prepend=0, append=0))
-    return int(max(np.diff(edges.reshape(-1, 2)).ravel(), default=0))
+def _longest_run(silent: NDArray[np.bool_], first: int, last: int) -> tuple[int, bool]:
+    """Return the length of the longest stretch of silent bins, and whether the end of the data cuts it short.
+
+    Only what begins before bin `last` counts, and only from bin `first` on; it may end later than `last`.
+    """
+    edges = np.flatnonzero(np.diff(silent[first:].astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
+    stretches = [(int(end - begin), bool(end == len(silent) - first)) for begin, end in edges if begin < last - first]
+    bins, reaches_end = max(stretches, default=(0, False))
+    return bins, reaches_end and bins > 1  # the last bin is short

@@ -246,7 +246,8 @@ _TABLE = (
         name="bystander.gap",
         unit="s",
         about_faults=True,
-        meaning="Longest time without data of the bystander, from 1 s before a fault's arming to 1 s after its removal",
+        meaning="Longest time without data of the bystander that begins between 1 s before a fault's arming and 1 s "
+        "after its removal",
     ),
     Metric(
         name="bystander.qp_errors",

@@ -347,7 +347,7 @@ def _refuse_contradictions(run: Measurements) -> None:
     for link in run.topology.links:
         if not {link.a.node, link.b.node} <= nodes or (link.rnic is not None and (link.b.node, link.rnic) not in rnics):
             raise ValueError(f"topology.links: {link.name} ends at what the topology has not")
-    if run.series and run.end_ns - run.t0_ns > _LONGEST_NS:
+    if (run.series or run.bystander) and run.end_ns - run.t0_ns > _LONGEST_NS:
         raise ValueError(f"end_ns: {run.end_ns} is more than a month after t0_ns ({run.t0_ns}): no run lasts so long")
     if run.sample_ns <= 0:
         raise ValueError(f"sample_ns: {run.sample_ns} is no length of time")

@@ -82,6 +82,37 @@ def test_bystander_that_failed_or_carried_nothing_decides_nothing():
     assert {one.value for one in metrics_of(RUN).values()} == {None}
 
 
+@pytest.mark.parametrize(
+    "words", [{"samples": ()}, {"samples": (Sample(t_ns=T0, bytes=0),)}, {"failure": "host4:rxe1 is gone"}], ids=str
+)
+def test_bystander_without_data_does_not_pass_a_bound_on_errors(words):
+    """A queue pair that carries nothing does not fail."""
+    run = with_bystander(steady)
+    run = msgspec.structs.replace(run, bystander=msgspec.structs.replace(run.bystander, **words))
+    expected = (Expectation(metric=METRICS["bystander.qp_errors"], maximum=0),)
+    assert _verdict_of("bystander.qp_errors", run, expected) is Verdict.INCONCLUSIVE
+    lost = msgspec.structs.replace(run, bystander=msgspec.structs.replace(run.bystander, qp_errors=(RUN.end_ns,)))
+    assert _verdict_of("bystander.qp_errors", lost, expected) is Verdict.FAIL
+
+
+@pytest.mark.parametrize(("until_s", "expected"), [(0.9, Verdict.PASS), (2.5, Verdict.FAIL), (None, Verdict.FAIL)])
+def test_bystander_gap_that_lasts_beyond_a_faults_removal_counts_whole(until_s, expected):
+    """A flow that died half a second after the removal had a gap of half a second."""
+    last = max(acting_windows(RUN).values(), key=lambda one: one.cleared_ns)
+    begin_ns = last.cleared_ns + S // 2
+    end_ns = RUN.end_ns if until_s is None else last.cleared_ns + round(until_s * S)
+    run = with_bystander(lambda t_ns: 0 if begin_ns <= t_ns < end_ns else 50_000)
+    assert _verdict_of("bystander.gap", run, (Expectation(metric=METRICS["bystander.gap"], maximum=1.0),)) is expected
+
+
+def test_bystander_gap_that_the_end_of_the_data_cuts_short_is_at_least_that_long():
+    last = max(acting_windows(RUN).values(), key=lambda one: one.cleared_ns)
+    run = msgspec.structs.replace(RUN, end_ns=last.cleared_ns + S)
+    flow = with_bystander(lambda t_ns: 0 if t_ns >= last.cleared_ns + S // 2 else 50_000).bystander
+    gap = metrics_of(msgspec.structs.replace(run, bystander=flow))["bystander.gap"]
+    assert (gap.value, gap.censored) == (pytest.approx(0.5, abs=0.11), True)
+
+
 def test_bystander_without_faults_has_no_ratio():
     run = msgspec.structs.replace(with_bystander(steady), faults=())
     found = metrics_of(run)
