@@ -1,9 +1,10 @@
 """Fault schedules as they occur in the field, compressed in time: `f(seed, topology) → FaultSpecs`. Pure.
 
     llama3-54d        unplanned interruptions of one 54-day training run, by category (Llama 3, arXiv 2407.21783,
-                      table 5), as a Poisson process; what hangs comes back by itself
-    llama3-54d-fatal  the same, but what ended that run ends here too: an engine is killed, or a host reboots. For jobs
-                      that restart (`[workload.resilience]`)
+                      table 5), as a Poisson process; ranks that hang and hosts that freeze recover when the
+                      fault is removed
+    llama3-54d-fatal  llama3-54d, with causes that ended the run as rank kills and host reboots: for jobs that restart
+                      (`[workload.resilience]`)
     hpn-flaps         links that flap for 1, 5, 9, 30, 60 and 120 s: the job survives, stalls, or fails
                       (Alibaba HPN, SIGCOMM 2024)
     early-life        one new link that flaps often at first and ever more rarely
@@ -36,9 +37,10 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Category:
-    """A cause of interruptions, how often it was counted, and the kind with its symptom (None: there is none).
+    """A cause of interruptions, and how often it was counted.
 
-    `fatal` is the kind that takes the rank or the host away; None: the symptom is all there is.
+    `kind` is the kind of fault with its symptom; None: no kind has it. `fatal` is the kind that ends the rank or the
+    host instead; None: the cause ends neither.
     """
 
     name: str
@@ -111,6 +113,9 @@ def schedule(
 ) -> tuple[FaultSpec, ...]:
     """Return the faults of a profile, in the order in which they begin, all within `duration_s`.
 
+    A fault that would overlap another one on its target, or on a host that is frozen or reboots, is delayed. A fault
+    that then ends after `duration_s` is left out, so there may be fewer than `events`.
+
     Args:
         name: of `PROFILES`.
         topology: the lab; targets are drawn from it.
@@ -131,8 +136,8 @@ def schedule(
         raise UsageError(f"events: {count}; a schedule must expect at least one event")
     specs: list[FaultSpec] = []
     for spec in profile.make(_Draws(seed, name), topology, duration_s, count):
-        free_s = max((each.at_s + each.for_s + _REST_S for each in specs if _exclude(each, spec)), default=0.0)
-        at_s = round(max(spec.at_s, free_s), 3)
+        earliest_s = max((each.at_s + each.for_s + _REST_S for each in specs if _conflict(each, spec)), default=0.0)
+        at_s = round(max(spec.at_s, earliest_s), 3)
         for_s = round(spec.for_s, 3)
         # A fault that would outlive the schedule is left out.
         if at_s + for_s <= duration_s:
@@ -140,7 +145,7 @@ def schedule(
     return tuple(sorted(specs, key=lambda spec: (spec.at_s, spec.target, spec.kind)))
 
 
-def _exclude(one: FaultSpec, two: FaultSpec) -> bool:
+def _conflict(one: FaultSpec, two: FaultSpec) -> bool:
     """Return whether two faults must not overlap: they share a target, or one stops the other's host."""
     if one.target == two.target:
         return True
@@ -165,7 +170,7 @@ def digest(specs: tuple[FaultSpec, ...]) -> str:
 
 # Pause between two faults of one target: long enough to verify that the first one is cleared.
 _REST_S = 1.0
-# Shorter windows prove little under emulation: a witness needs traffic, and BGP its hold time.
+# Of faults of hosts, ranks and links that stay down: in shorter windows little traffic shows the effect.
 _SHORTEST_S = 0.5
 
 
@@ -181,7 +186,7 @@ def _category(draws: _Draws) -> Category:
         drawn -= category.count
         if drawn < 0:
             return category
-    raise AssertionError("the counts of the categories are below their sum")
+    raise AssertionError(f"draw {drawn} is outside the table")
 
 
 def _llama3(draws: _Draws, topology: Topology, duration_s: float, events: int) -> Iterator[FaultSpec]:
@@ -283,7 +288,7 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
             Profile(name="llama3-54d", summary="interruptions of a training run by cause", events=20, make=_llama3),
             Profile(
                 name="llama3-54d-fatal",
-                summary="the same, where what ended the run ends a rank or a host",
+                summary="interruptions of a training run as rank kills and host reboots",
                 events=6,
                 make=_llama3_fatal,
             ),

@@ -1,4 +1,4 @@
-"""What faults did to the bystander, a flow outside of what they should touch. Pure.
+"""Effects of faults on the bystander: a flow that they should not affect. Pure.
 
     bystander.goodput_ratio   mean goodput from a fault's arming to 1 s after its removal, over that of the fault-free
                               start; the lowest of all faults
@@ -7,7 +7,7 @@
     bystander.qp_errors       its queue pairs that failed after the first fault was armed; at least so many, if it has
                               failed or carried nothing: a queue pair without data does not fail
 
-The time after the removal is part of it: a revert, too, can disturb what it should not touch.
+A fault's window ends 1 s after its removal, because a revert, too, can disturb other traffic.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["bystander_goodput", "isolation"]
 
-_AROUND_NS = 1_000_000_000
-"""How long before a fault and after it the bystander is looked at."""
+_MARGIN_NS = 1_000_000_000
+"""Time before the arming and after the removal of a fault that belongs to its window."""
 _RATIO, _GAP, _ERRORS = "bystander.goodput_ratio", "bystander.gap", "bystander.qp_errors"
 
 
@@ -63,9 +63,9 @@ def isolation(run: Measurements, *, first_fault_ns: int, level: float) -> dict[s
 
 def _errors(flow: BystanderRun, first_fault_ns: int, *, is_dead: bool) -> Observation:
     early = sum(at_ns < first_fault_ns for at_ns in flow.qp_errors)
-    detail = f"of the flow from {flow.src} to {flow.dst}, by the engine"
+    detail = f"of the flow from {flow.src} to {flow.dst}, as the traffic engine reports"
     if early:
-        detail += f"; {early} more failed before the first fault: a longer timeout in bystander.qp survives a busy lab"
+        detail += f"; {early} more failed before the first fault: raise timeout in bystander.qp on a busy lab"
     if is_dead:
         detail += f"; {flow.failure or 'it carried nothing'}"
     return Observation(value=len(flow.qp_errors) - early, detail=detail, censored=is_dead)
@@ -76,15 +76,18 @@ def _goodput_ratio(run: Measurements, whole: Goodput, base: Baseline | None, lev
     if base is None:
         return Observation(
             value=None,
-            detail="no baseline of the bystander: silent, or shorter than 3 s before the first fault; begin it later",
+            detail="no baseline of the bystander: less than 3 s of data before the first fault; begin the fault later",
         )
     rates = {
         name: rate
         for name, one in windows.items()
-        if len(rate := whole.bytes_per_s[whole.bin_of(one.start_ns) : whole.bin_of(one.cleared_ns + _AROUND_NS)])
+        if len(rate := whole.bytes_per_s[whole.bin_of(one.start_ns) : whole.bin_of(one.cleared_ns + _MARGIN_NS)])
     }
     if missing := sorted({fault.plan.id for fault in run.faults} - set(rates)):
-        return Observation(value=None, detail=f"{missing[0]}: no time in which it acted is known")
+        return Observation(
+            value=None,
+            detail=f"{missing[0]}: its receipt has no time of arming or firing, or the run has no data after it",
+        )
     if not rates:
         return Observation(value=None, detail="no fault in this run")
     worst = min(rates, key=lambda name: float(rates[name].mean()))
@@ -101,7 +104,9 @@ def _goodput_ratio(run: Measurements, whole: Goodput, base: Baseline | None, lev
 def _gap(run: Measurements, flow: BystanderRun, whole: Goodput, base: Baseline | None) -> Observation:
     silent = whole.bytes == 0
     longest = {
-        name: _longest_run(silent, whole.bin_of(one.start_ns - _AROUND_NS), whole.bin_of(one.cleared_ns + _AROUND_NS))
+        name: _longest_silence(
+            silent, whole.bin_of(one.start_ns - _MARGIN_NS), whole.bin_of(one.cleared_ns + _MARGIN_NS)
+        )
         for name, one in acting_windows(run).items()
     }
     if not longest:
@@ -111,7 +116,7 @@ def _gap(run: Measurements, flow: BystanderRun, whole: Goodput, base: Baseline |
     step_s = whole.step_ns / 1e9
     before = ""
     if base is not None:
-        usual, _ = _longest_run(silent, whole.bin_of(base.start_ns), whole.bin_of(base.end_ns))
+        usual, _ = _longest_silence(silent, whole.bin_of(base.start_ns), whole.bin_of(base.end_ns))
         before = f"; in the fault-free start {usual * step_s:.1f} s"
     return Observation(
         value=bins * step_s,
@@ -121,7 +126,7 @@ def _gap(run: Measurements, flow: BystanderRun, whole: Goodput, base: Baseline |
     )
 
 
-def _longest_run(silent: NDArray[np.bool_], first: int, last: int) -> tuple[int, bool]:
+def _longest_silence(silent: NDArray[np.bool_], first: int, last: int) -> tuple[int, bool]:
     """Return the length of the longest stretch of silent bins, and whether the end of the data cuts it short.
 
     Only what begins before bin `last` counts, and only from bin `first` on; it may end later than `last`.

@@ -1,7 +1,7 @@
-"""The section `[bystander]` of an experiment: a flow beside the workload that no fault should touch.
+"""The section `[bystander]` of an experiment: a flow beside the workload that no fault should affect.
 
-It shows whether faults stay within their blast radius: its goodput under each fault is compared with its goodput before
-the first one (`harness.analysis.isolation`).
+Its goodput under each fault, compared with its goodput before the first one, shows whether faults stay within their
+blast radius (`harness.analysis.isolation`).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from traffic.flows.flow_run import ATOMIC_BYTES, VERBS, FlowSpec, check
 
 __all__ = ["KEYS", "BystanderFile", "bystander_of"]
 
-_UNTIL_STOPPED_S = 24 * 3600.0
-"""Longer than any run, which stops its bystander."""
+_LONGEST_S = 24 * 3600.0
+"""Longer than any run. A run stops its bystander at its end."""
 
 
 class BystanderFile(Section, frozen=True, kw_only=True):
-    """The section as written. `rate` is payload in Mb/s; 0: as fast as it goes."""
+    """The section as written. `rate` is payload in Mb/s, 0 for an unpaced flow; `depth` 0 chooses it by size."""
 
     src: str
     dst: str
@@ -42,7 +42,7 @@ def bystander_of(section: BystanderFile | None, source: str) -> FlowSpec | None:
     """Read the section; None: there is none. `src` and `dst` may still be selectors.
 
     Raises:
-        ConfigError: something in it makes no sense; with its path.
+        ConfigError: a value is invalid; the message begins with its path in the file.
     """
     if section is None:
         return None
@@ -58,7 +58,7 @@ def bystander_of(section: BystanderFile | None, source: str) -> FlowSpec | None:
             qps=section.qps,
             depth=section.depth,
             rate_bps=section.rate * 1e6,
-            duration_s=_UNTIL_STOPPED_S,
+            duration_s=_LONGEST_S,
             qp=QpParams.of(section.qp),
         )
         check(spec)

@@ -1,4 +1,4 @@
-"""What runs beside the workload of an experiment that asks for it: probes, and a bystander."""
+"""Traffic beside the workload of an experiment: its probes, and its bystander."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from traffic.flows.flow_run import FlowsResult
 from traffic.probes import prober
 from traffic.probes.prober import Probing
 
-__all__ = ["both", "bystander", "ended", "probing"]
+__all__ = ["bystander", "forward_changes", "probing", "stop_bystander"]
 
 _END_S = 30.0
 """How long a bystander may take to complete what is in flight when it is stopped."""
@@ -24,13 +24,14 @@ _END_S = 30.0
 def probing(
     experiment: Experiment, lab: Lab, progress: Callable[[str], None] = lambda _text: None
 ) -> AbstractContextManager[Probing | None]:
-    """Probes on every way through the lab while the block lasts; None: the experiment wants none.
+    """Probe the paths between racks while the block lasts; None: the experiment has no `[probe]`.
 
-    They are no progress of the run: a lab is not held for a workload that hangs because its probes go on.
+    Events of probes do not renew the reservation of the lab. Otherwise a workload that hangs would keep the lab
+    reserved for as long as its probes run.
 
     Raises:
         UsageError: the lab has no two hosts to probe between.
-        LabError: they could not be started.
+        LabError: the probes could not be started.
     """
     if experiment.probe is None:
         return contextlib.nullcontext()
@@ -44,10 +45,10 @@ def bystander(
 ) -> Iterator[Running[FlowsResult] | None]:
     """Run the bystander's flow while the block lasts; None: the experiment has none.
 
-    Like probes it is no progress of the run.
+    Its events do not renew the reservation of the lab, as those of probes do not (`probing`).
 
     Raises:
-        LabError: it could not be started.
+        LabError: the flow could not be started.
     """
     flow = experiment.bystander
     if flow is None:
@@ -58,22 +59,25 @@ def bystander(
         yield running
 
 
-def ended(running: Running[FlowsResult]) -> FlowsResult:
-    """Stop a bystander, and return its result; what it is short of when it has failed is in there.
+def stop_bystander(running: Running[FlowsResult]) -> FlowsResult:
+    """Stop the bystander's flow and return its result. That of a flow that failed says where it did.
 
     Raises:
-        LabError: it does not end.
+        LabError: the flow did not end in time.
     """
     running.stop()
     return running.wait(_END_S)
 
 
-def both(first: Callable[[Change], None], probing: Probing | None) -> Callable[[Change], None]:
-    """Tells of changes, and lets the probes look for new ways when those may have changed."""
+def forward_changes(on_change: Callable[[Change], None], probing: Probing | None) -> Callable[[Change], None]:
+    """Return a callback that forwards each change, and has the probes look up their paths again.
 
-    def told(change: Change) -> None:
-        first(change)
+    A line of a kernel's log (`subject` is `kernel`) changes no path.
+    """
+
+    def forward(change: Change) -> None:
+        on_change(change)
         if probing is not None and change.subject != "kernel":
             probing.changed()
 
-    return told
+    return forward

@@ -301,7 +301,9 @@ def _with_faults(
         ready = prepare_all(injector, decided.faults)
         probing = taps.enter_context(beside_workload.probing(decided.experiment, lab, progress))
         beside = taps.enter_context(beside_workload.bystander(decided.experiment, lab, progress))
-        following = taps.enter_context(telemetry.start(lab, on_change=beside_workload.both(live.on_change, probing)))
+        following = taps.enter_context(
+            telemetry.start(lab, on_change=beside_workload.forward_changes(live.on_change, probing))
+        )
         live.heard_ns = following.heard_ns
         # What it costs to start all these is not what the run did: an emulated host waits ten seconds for a holder.
         counted_from_s = time.monotonic()
@@ -332,7 +334,7 @@ def _with_faults(
         found.standstills = tuple(one for one in running.standstills if one.end_ns > found.t0_ns)
         found.recorded = following.stop()
         if beside is not None:
-            found.bystander = beside_workload.ended(beside)
+            found.bystander = beside_workload.stop_bystander(beside)
         if probing is not None:
             probing.stop()
             found.probed = probing.collected()

@@ -15,14 +15,14 @@ from traffic.engine.engine_client import endpoint
 from traffic.engine.task_specs import refuse_local
 from traffic.flows.flow_run import FlowSpec, check_on
 
-__all__ = ["fit_bystander", "refuse_touched"]
+__all__ = ["fit_bystander", "refuse_faults_on_bystander"]
 
 
 def fit_bystander(names: LabNames, flow: FlowSpec | None, endpoints: Sequence[str]) -> FlowSpec | None:
-    """Return the bystander with its RNICs; `endpoints` are those of the workload.
+    """Return the bystander with the names of its RNICs; `endpoints` are the RNICs of the workload.
 
     Raises:
-        ConfigError: it names an RNIC that the lab has not, or one that the workload uses.
+        ConfigError: `src` or `dst` is no RNIC of the lab, or an RNIC that the workload uses.
     """
     if flow is None:
         return None
@@ -31,10 +31,10 @@ def fit_bystander(names: LabNames, flow: FlowSpec | None, endpoints: Sequence[st
         names.check_rnic(f"bystander.{end}", name)
         if name in endpoints:
             free = [other for other in names.topology.rnic_names if other not in endpoints]
-            others = f"name one of {', '.join(free)}" if free else "give the workload fewer ranks"
-            raise names.error(f"bystander.{end}", f"{name} is the workload's too; {others}")
+            others = f"use one of {', '.join(free)}" if free else "give the workload fewer ranks"
+            raise names.error(f"bystander.{end}", f"{name} is already used by the workload; {others}")
     if ends["src"] == ends["dst"]:
-        raise names.error("bystander.dst", f"the flow ends where it begins ({ends['dst']})")
+        raise names.error("bystander.dst", f"src and dst are the same RNIC ({ends['dst']}); choose two")
     with names.at("bystander.qp"):
         check_on(names.lab.kind, transport=flow.transport, qp=flow.qp, entropy=flow.entropy)
     with names.at("bystander.dst"):
@@ -43,22 +43,24 @@ def fit_bystander(names: LabNames, flow: FlowSpec | None, endpoints: Sequence[st
     return replace(flow, src=ends["src"], dst=ends["dst"])
 
 
-def refuse_touched(
+def refuse_faults_on_bystander(
     experiment: Experiment, faults: Sequence[PlannedFault], places: Mapping[str, str], topology: Topology
 ) -> None:
-    """Refuse a fault of a host, an RNIC or an access link of the bystander; `places` are the faults', by their names.
+    """Refuse a fault of a host, an RNIC or an access link of the bystander.
+
+    `places` maps the name of each fault to its path in the file, such as `faults[0]`.
 
     Raises:
-        ConfigError: it would hit the bystander itself, whose goodput says nothing of its isolation then.
+        ConfigError: a fault hits the bystander directly; its goodput would then say nothing of isolation.
     """
     flow = experiment.bystander
     if flow is None:
         return
     ends = [endpoint(topology, name) for name in (flow.src, flow.dst)]
     links = {topology.rnic_link(end.host, end.rnic).name for end in ends}
-    own = links | {end.host for end in ends} | {end.name for end in ends}
+    used = links | {end.host for end in ends} | {end.name for end in ends}
     for fault in faults:
-        hit = set(touches(fault, topology)) | ({fault.target.link.name} if fault.target.link else set())
-        if mine := sorted(own & hit):
-            said = f"{fault.kind} on {fault.target.text} touches {mine[0]}, where the bystander is; move one of the two"
+        affected = set(touches(fault, topology)) | ({fault.target.link.name} if fault.target.link else set())
+        if shared := sorted(used & affected):
+            said = f"{fault.kind} on {fault.target.text} affects {shared[0]}, which the bystander uses; move one"
             raise ConfigError(f"{experiment.source}: {places[fault.spec.name]}: {said}")

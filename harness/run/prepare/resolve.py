@@ -13,7 +13,7 @@ from harness.experiment.experiment_file import Experiment
 from harness.experiment.needs import unmet
 from harness.experiment.run_plan import Plan
 from harness.run.prepare.bind_to_lab import fit, hosts_of, refuse_absent
-from harness.run.prepare.fit_bystander import refuse_touched
+from harness.run.prepare.fit_bystander import refuse_faults_on_bystander
 from harness.verdict import LeftOut
 from inject import fault_plan
 from inject.fault_plan import PlannedFault
@@ -100,7 +100,7 @@ def _planned(experiment: Experiment, planned: Plan, inventory: Inventory) -> tup
     except (UsageError, Unsupported) as error:
         raise type(error)(f"{experiment.source}: {error}") from error
     refuse_absent(experiment, faults, places)
-    refuse_touched(experiment, faults, places, inventory.topology)
+    refuse_faults_on_bystander(experiment, faults, places, inventory.topology)
     return faults
 
 

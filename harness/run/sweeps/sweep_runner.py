@@ -4,9 +4,14 @@
     DIR/sweep.json                 rewritten after every run
     DIR/sweep.parquet, sweep.html  written when the command ends, also after Ctrl-C
 
-The run directories, not `sweep.json`, decide what is finished: a run counts if its experiment and plan are
-byte-identical to the point's, its verdict is not ERROR, it left the lab CLEAN, and it was made on the same kind of
-machine (accelerator and number of CPUs) as the newest run. All other runs are made again.
+The run directories, not `sweep.json`, decide what is finished. A run is finished if
+
+    its experiment and plan are byte-identical to the point's,
+    the same sources of faultbed made it (`harness.record.code`), with full intensity (no `--control`),
+    its verdict is not ERROR, and it left the lab CLEAN,
+    it was made on the same kind of machine (accelerator and number of CPUs) as the newest run.
+
+All other runs are made again.
 """
 
 from __future__ import annotations
@@ -48,8 +53,10 @@ class Sweep:
         parameters: the swept parameters with their values.
         points: one for each combination of values, each with its resolved runs.
         metrics: the metrics of the table and the plot.
-        finished_runs: the finished runs of each point, by the point's number. `execute` adds every run that it makes.
-        is_dirty: `execute` ended with an error that leaves the lab DIRTY; such a run is not among the finished ones.
+        finished_runs: the finished runs of each point, by the point's number. `execute` adds every run that it makes,
+            whatever its verdict.
+        is_dirty: whether `execute` ended with an error that leaves the lab DIRTY. The run that raised it is not among
+            the finished ones.
     """
 
     folder: Path
@@ -119,7 +126,7 @@ class Sweep:
         Args:
             progress: receives a line before and after every run, and the lines of the runs.
             guard: called before and during every run; raises if the lab is no longer reserved for this sweep.
-            mutate: makes every fault a no-op, for tests.
+            mutate: for tests: makes every fault a no-op (`noop`), or one that also reports success (`lie`).
         """
         try:
             while pending := self.pending_runs():
@@ -184,7 +191,9 @@ class Sweep:
             same = [run for run in runs if _machine_of(run) == mine]
             if dropped := len(runs) - len(same):
                 others = next(_machine_of(run) for run in runs if run not in same)
-                progress(f"point {number}: {dropped} of its runs made again: they are of {others}, and this is {mine}")
+                progress(
+                    f"point {number}: {dropped} finished runs discarded: made with {others}, the newest with {mine}"
+                )
                 self.finished_runs[number] = same
 
     def _swept_point(self, point: Point) -> SweptPoint:
@@ -239,7 +248,7 @@ def _machine_of(run: RunDir) -> str:
 def _match_point(run: RunDir, by_plan: Mapping[tuple[bytes, bytes], tuple[int, int]]) -> tuple[int, int] | None:
     """Return the point's number and the seed of a finished run; None: it is not of this sweep, or not finished.
 
-    A run by other sources of faultbed, or with zero intensity (`--control`), is of another sweep.
+    A run by other sources of faultbed does not count, nor does one with zero intensity (`--control`).
     """
     try:
         match = by_plan.get((run.read_experiment(), (run.path / "plan.json").read_bytes()))

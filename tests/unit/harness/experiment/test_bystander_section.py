@@ -59,9 +59,12 @@ def test_bystander_is_in_the_plan_with_its_rnics_and_absent_without_a_section():
         (f"{OTHERS}\nrate = nan", "bystander.rate: "),
         (
             'src = "host1:rxe0"\ndst = "host4:rxe1"',
-            "bystander.src: host1:rxe0 is the workload's too; name one of host1:",
+            "bystander.src: host1:rxe0 is already used by the workload; use one of host1:",
         ),
-        ('src = "host2:rxe1"\ndst = "host2:rxe1"', "bystander.dst: the flow ends where it begins (host2:rxe1)"),
+        (
+            'src = "host2:rxe1"\ndst = "host2:rxe1"',
+            "bystander.dst: src and dst are the same RNIC (host2:rxe1); choose two",
+        ),
         ('src = "host2:rxe1"\ndst = "host9:rxe1"', "bystander.dst: "),
         ('src = "rnic[*]"\ndst = "host4:rxe1"', "bystander.src: "),
     ],
@@ -85,9 +88,9 @@ def test_bystander_metric_without_a_bystander_is_refused():
 )
 def test_fault_of_the_bystander_itself_is_refused(kind, target, parameters, where):
     text = TEXT.format(OTHERS) + FAULT.format(kind, target, parameters)
-    with pytest.raises(ConfigError, match=r"faults\[0\]: .* where the bystander is") as caught:
+    with pytest.raises(ConfigError, match=r"faults\[0\]: .* which the bystander uses") as caught:
         decide(read(text), text.encode(), SOFT)
-    assert f"touches {where}, " in str(caught.value)
+    assert f"affects {where}, " in str(caught.value)
 
 
 @pytest.mark.parametrize("target", ["rtsw1:host1:rxe0", "rtsw1:ctsw1"])

@@ -20,7 +20,7 @@ from harness.experiment import run_plan
 from harness.experiment.experiment_file import decode
 from harness.report.comparison.differences import of_plans
 from harness.run import loop
-from harness.run.beside_workload import both
+from harness.run.beside_workload import forward_changes
 from testbed.errors import ConfigError, LabError
 from testbed.inventory.lab_inventory import load
 from testbed.observe.telemetry import Change
@@ -186,11 +186,11 @@ def test_probe_section_with_invalid_values_is_rejected_with_its_path(text, said)
 
 def test_path_tracker_queries_after_route_changes_but_not_after_log_lines():
     heard, asked_again = [], []
-    reported = both(heard.append, SimpleNamespace(changed=lambda: asked_again.append(1)))
+    reported = forward_changes(heard.append, SimpleNamespace(changed=lambda: asked_again.append(1)))
     for subject in ("route 10.0.0.0/24", "kernel", "link ctsw1"):
         reported(Change(at_ns=1, node="rtsw1", subject=subject, text=None))
     assert (len(heard), len(asked_again)) == (3, 2)
-    both(heard.append, None)(Change(at_ns=1, node="rtsw1", subject="link ctsw1", text=None))
+    forward_changes(heard.append, None)(Change(at_ns=1, node="rtsw1", subject="link ctsw1", text=None))
     assert len(heard) == 4
 
 
