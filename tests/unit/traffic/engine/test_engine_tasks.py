@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import importlib
+import json
 import random
+import sys
 import time
 import weakref
+from types import SimpleNamespace
 
 import house
 import pytest
@@ -298,3 +302,68 @@ def test_rnr_count_reads_the_counter_names_of_each_driver(tmp_path, monkeypatch)
     count.begin()
     (folder / "rnr_nak_retry_err").write_text("42\n")
     assert count.growth() == {"naks": {"counter": "rnr_nak_retry_err", "count": 2}}
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """An engine without verbs, and what it writes to the controller."""
+    modules(monkeypatch)
+    monkeypatch.delitem(sys.modules, "traffic.node.engine", raising=False)
+    module = importlib.import_module("traffic.node.engine")
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    made, made.written = module.Engine(), []
+    monkeypatch.setattr(module, "os", SimpleNamespace(write=lambda _fd, data: made.written.append(data) or len(data)))
+    return made
+
+
+def test_engine_writes_an_iteration_before_any_later_event(engine):
+    engine.emit("iteration", index=0)
+    engine.emit("iteration", index=1)
+    assert engine.written == []
+    engine.emit("done", task="rank0")
+    lines = b"".join(engine.written).splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["iteration", "iteration", "done"]
+
+
+def test_engine_with_nothing_to_do_writes_iterations(engine):
+    engine.emit("iteration", index=0)
+    engine._wait(1 << 62)  # it returns at once: there is something to write
+    assert len(engine.written) == 1
+
+
+def test_engine_arms_the_notification_after_the_polls_and_settles_once_per_batch(engine):
+    calls = []
+
+    class Recorded:
+        def completion(self, _conn, wc, _now_ns):
+            calls.append(wc.wr_id)
+
+        def settle(self, _now_ns):
+            calls.append("settle")
+
+    engine.by_qpn["rxe0", 17] = SimpleNamespace(task=Recorded())
+    batches = [[1, 2], [3], []]
+
+    def polled(batch):
+        return [SimpleNamespace(qp_num=17, wr_id=number) for number in batch]
+
+    rnic = SimpleNamespace(
+        name="rxe0",
+        clear_event=lambda: calls.append("clear"),
+        poll=lambda: polled(batches.pop(0)),
+        drain=lambda: calls.append("arm") or polled([4]),
+    )
+    engine._completions(rnic)
+    assert calls == ["clear", 1, 2, "settle", 3, "settle", "arm", 4, "settle"]
+
+
+def test_engine_with_completions_without_end_gives_other_work_its_turn(engine):
+    polls = []
+    rnic = SimpleNamespace(
+        name="rxe0",
+        clear_event=lambda: None,
+        poll=lambda: polls.append(1) or [SimpleNamespace(qp_num=0)],
+        drain=list,
+    )
+    engine._completions(rnic)
+    assert 0 < len(polls) < 10
