@@ -121,6 +121,7 @@ LONG = {
     "faultbed traffic collective": Expected(says="busbw(GB/s)"),
     "faultbed traffic collective all-reduce --qps-per-peer 4 --spread round-robin": Expected(says="busbw(GB/s)"),
     "faultbed traffic collective all-to-all --qps-per-peer 4 --spread dqplb": Expected(says="busbw(GB/s)"),
+    "faultbed traffic collective all-to-all --size 64KiB": Expected(says="busbw(GB/s)"),
     (
         "faultbed traffic job --grid tp=2,dp=8 --phase tp:all-reduce:64KiB --rank host1 --rank host3 "
         "--ranks-per-rnic 8 --alone"
