@@ -135,20 +135,11 @@ class Lab:
         return self.inventory_model.netns.get(name)
 
     def qmp_socket(self, node: str) -> Path:
-        """Return QEMU's QMP socket for fault holders.
-
-        Raises:
-            UsageError: the node is not a VM of a soft lab.
-        """
+        """Return the socket at which fault holders command a VM's QEMU (`LabBackend.qmp_socket`)."""
         return backend_of(self.kind).qmp_socket(self.inventory_model, node)
 
     def vm_pid(self, node: str) -> int:
-        """Return the process id of QEMU for a VM of a soft lab.
-
-        Raises:
-            UsageError: the node is not a VM of a soft lab.
-            LabError: the lab is no longer up.
-        """
+        """Return the process id of a VM's QEMU (`LabBackend.vm_pid`)."""
         return backend_of(self.kind).vm_pid(self.inventory_model, node)
 
     def nic_id(self, node: str, netdev: str) -> str:

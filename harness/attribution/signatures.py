@@ -367,9 +367,7 @@ def out_of_retries(dead: Iterable[tuple[str, str]]) -> str:
 
 def crosses(one: Connection, u: str, v: str, *, rnic: str | None) -> bool:
     """Return whether a connection's data goes from u to v; a host's link must be that of the RNIC in use."""
-    if rnic is not None and f"{u}:{rnic}" != one.src and f"{v}:{rnic}" != one.dst:
-        return False
-    return (u, v) in itertools.pairwise(one.path)
+    return _goes(one.path, one.src, one.dst, (u, v), rnic)
 
 
 def ack_path(one: Connection) -> tuple[str, ...]:
@@ -379,9 +377,12 @@ def ack_path(one: Connection) -> tuple[str, ...]:
 
 def acks_cross(one: Connection, u: str, v: str, *, rnic: str | None) -> bool:
     """Return whether a connection's ACKs go from u to v; a host's link must be that of the RNIC in use."""
-    if rnic is not None and f"{u}:{rnic}" != one.dst and f"{v}:{rnic}" != one.src:
-        return False
-    return (u, v) in itertools.pairwise(ack_path(one))
+    return _goes(ack_path(one), one.dst, one.src, (u, v), rnic)
+
+
+def _goes(path: tuple[str, ...], src: str, dst: str, link: tuple[str, str], rnic: str | None) -> bool:
+    is_of_rnic = rnic is None or f"{link[0]}:{rnic}" == src or f"{link[1]}:{rnic}" == dst
+    return is_of_rnic and link in itertools.pairwise(path)
 
 
 def _died(src: str, dst: str) -> _Key:

@@ -41,6 +41,12 @@ from traffic.probes.results import ProbeTrips
 
 __all__ = ["Found", "measurements_of", "windows"]
 
+_AS_FOUND = (
+    "offered_bps", "carried_bps", "t0_ns", "standstills", "twin", "lab_state", "lab_diff", "is_control", "load",
+    "twin_load", "routing",
+)  # fmt: skip
+"""What `Found` and `Measurements` have under one name."""
+
 
 @dataclass(kw_only=True)
 class Found:
@@ -97,9 +103,6 @@ def measurements_of(decided: Decided, lab: Lab, found: Found) -> Measurements:
         accelerator=lab.accelerator,
         topology=lab.topology,
         rate_scale=lab.inventory_model.rate_scale,
-        offered_bps=found.offered_bps,
-        carried_bps=found.carried_bps,
-        t0_ns=found.t0_ns,
         end_ns=found.end_ns or time.monotonic_ns(),
         clock_error_ns=max(result.clock_error_ns.values(), default=0) if result else 0,
         workload=decided.plan.workload,
@@ -113,25 +116,18 @@ def measurements_of(decided: Decided, lab: Lab, found: Found) -> Measurements:
             RebuildMark(error_ns=one.error_ns, rebuilt_ns=one.rebuilt_ns, recovered_ns=one.recovered_ns)
             for one in (result.rebuilds if result else ())
         ),
-        standstills=found.standstills,
         faults=tuple(_fault_runs(decided, found)),
         counters_before={node: dict(values) for node, values in found.before.items()},
         counters_after={node: dict(values) for node, values in found.after.items()},
-        twin=found.twin,
         packets=_packets(found.packets),
         bystander=None if found.bystander is None else bystander_of(found.bystander),
         changes=tuple(one for one in found.recorded.changes if one.node in lab.topology.switch_by_name),
         kernel=tuple(one for one in found.recorded.changes if one.subject == "kernel"),
         watched=found.recorded.machines,
-        lab_state=found.lab_state,
-        lab_diff=found.lab_diff,
         reads=tuple(sorted(found.reads)),
-        is_control=found.is_control,
-        load=found.load,
-        twin_load=found.twin_load,
         failure=None if result is None or result.outcome != "failed" else result.where or "nobody knows where",
         errors=tuple(found.errors),
-        routing=found.routing,
+        **{name: getattr(found, name) for name in _AS_FOUND},
         **(kind_of(work).measured(work, result) if result else {}),
     )
 

@@ -140,7 +140,7 @@ class _Ranks:
         return None
 
     def computes(self, work: Any) -> bool:
-        return False
+        return getattr(work, "compute_units", 0) > 0
 
     def default_metric(self, *, has_faults: bool) -> str:
         return "goodput.mean"
@@ -155,9 +155,6 @@ class _Ranks:
 class _Collective(_Ranks):
     def start(self, lab: Lab, work: Collective, source: str, on_event: OnEvent) -> Running[Any]:
         return collective.start(lab, collective_spec(work), on_event=on_event)
-
-    def computes(self, work: Collective) -> bool:
-        return work.compute_units > 0
 
     def default_metric(self, *, has_faults: bool) -> str:
         return "busbw.mean"
@@ -242,9 +239,6 @@ class _Job(_Ranks):
 
     def measured(self, work: Job, result: Any) -> dict[str, Any]:
         return {} if work.resilience is None else {"resilience": workload_series.resilience_of(result)}
-
-    def computes(self, work: Job) -> bool:
-        return work.compute_units > 0
 
     def _check(self, lab: Fabric, work: Job) -> None:
         places, programs, _ = job.fit(lab, job_spec(work))

@@ -399,10 +399,8 @@ def _error_text(error: Exception) -> str:
 
 
 def _read(folder: Path) -> dict[str, Any]:
-    with contextlib.suppress(OSError, ValueError):
-        fields = json.loads(_path(folder).read_text())
-        if isinstance(fields, dict):
-            return fields
+    with contextlib.suppress(OSError):
+        return in_progress.decoded(_path(folder).read_bytes())
     return {}
 
 

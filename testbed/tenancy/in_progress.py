@@ -28,7 +28,7 @@ from testbed.observe.fingerprint import Fingerprint
 from testbed.tenancy.durable import sync_folder
 from testbed.tenancy.reservation import WHOLE_LAB
 
-__all__ = ["Mark", "Own", "ancestors", "before_of", "dead", "live", "locked", "write"]
+__all__ = ["Mark", "Own", "ancestors", "before_of", "dead", "decoded", "live", "locked", "write"]
 
 LOCK_S = 180.0
 """Longer than another command may take to compare a lab."""
@@ -176,7 +176,7 @@ def _read(path: Path) -> Mark | None:
     """Return one mark; None: it was removed meanwhile."""
     try:
         with path.open("rb") as file:
-            fields, is_live = _decoded(file.read()), _is_locked(file.fileno())
+            fields, is_live = decoded(file.read()), _is_locked(file.fileno())
     except FileNotFoundError:
         return None
     pid, started, lease_s = (fields.get(name) for name in ("pid", "started", "lease_s"))
@@ -204,7 +204,8 @@ def before_of(fields: Mapping[str, Any]) -> Fingerprint | None:
     return Fingerprint(nodes=nodes, covers=tuple(covers))
 
 
-def _decoded(content: bytes) -> dict[str, Any]:
+def decoded(content: bytes) -> dict[str, Any]:
+    """Return the fields of a mark; empty if the content is damaged."""
     with contextlib.suppress(ValueError):
         fields = json.loads(content)
         if isinstance(fields, dict):

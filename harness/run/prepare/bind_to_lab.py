@@ -172,12 +172,7 @@ def _check_expectations(experiment: Experiment, names: LabNames) -> None:
             continue
         if first_ns is None:
             raise names.error(path, f"{metric.name} is about faults, and this experiment has none")
-        if first_ns < MIN_BASELINE_NS:
-            raise names.error(
-                path,
-                f"{metric.name} compares with the run's own fault-free start, which needs "
-                f"{MIN_BASELINE_NS / 1e9:g} s; the first fault may come at {first_ns / 1e9:g} s",
-            )
+        _refuse_short_start(names, path, metric.name, first_ns)
 
 
 def _fit_stops(experiment: Experiment, names: LabNames) -> None:
@@ -188,9 +183,14 @@ def _fit_stops(experiment: Experiment, names: LabNames) -> None:
         if condition.metric.name == "slow_ranks" and not computes:
             said = "slow_ranks compares compute phases, and this workload has none (compute_units)"
             raise names.error(f"stop[{index}].metric", said)
-        if condition.metric.name == "goodput_ratio" and first_ns < MIN_BASELINE_NS:
-            raise names.error(
-                f"stop[{index}].metric",
-                f"goodput_ratio compares with the run's own fault-free start, which needs {MIN_BASELINE_NS / 1e9:g} s; "
-                f"the first fault may come at {first_ns / 1e9:g} s",
-            )
+        if condition.metric.name == "goodput_ratio":
+            _refuse_short_start(names, f"stop[{index}].metric", "goodput_ratio", first_ns)
+
+
+def _refuse_short_start(names: LabNames, path: str, metric: str, first_ns: int) -> None:
+    if first_ns < MIN_BASELINE_NS:
+        raise names.error(
+            path,
+            f"{metric} compares with the run's own fault-free start, which needs {MIN_BASELINE_NS / 1e9:g} s; "
+            f"the first fault may come at {first_ns / 1e9:g} s",
+        )

@@ -16,7 +16,10 @@ __all__ = ["LabNames"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabNames:
-    """The names on a lab, for the experiment file `source`. A `path` is a place in it, such as `workload.ranks[0]`."""
+    """The names on a lab, for the experiment file `source`. A `path` is a place in it, such as `workload.ranks[0]`.
+
+    Methods raise a `ConfigError` that names file and path.
+    """
 
     source: str
     lab: FabricModel
@@ -32,40 +35,24 @@ class LabNames:
 
     @contextlib.contextmanager
     def at(self, path: str) -> Iterator[None]:
-        """Turn a `UsageError` of the block into an error of the file.
-
-        Raises:
-            ConfigError: the block raised a `UsageError`.
-        """
+        """Turn a `UsageError` of the block into an error of the file."""
         try:
             yield
         except UsageError as error:
             raise self.error(path, str(error)) from error
 
     def select(self, path: str, text: str) -> tuple[str, ...]:
-        """Return the names that a selector stands for; a name stands for itself.
-
-        Raises:
-            ConfigError: it selects nothing.
-        """
+        """Return the names that a selector stands for, at least one; a name stands for itself."""
         with self.at(path):
             return select(self.topology, text)
 
     def select_one(self, path: str, text: str) -> str:
-        """Return the one name that a selector stands for; a name stands for itself.
-
-        Raises:
-            ConfigError: it selects nothing, or more than one.
-        """
+        """Return the one name that a selector stands for; a name stands for itself."""
         with self.at(path):
             return select_one(self.topology, text)
 
     def check_rnic(self, path: str, name: str) -> None:
-        """Check that a name is that of an RNIC.
-
-        Raises:
-            ConfigError: it is not.
-        """
+        """Check that a name is that of an RNIC."""
         with self.at(path):
             target = self.topology.resolve(name)
         if target.kind != "rnic":
