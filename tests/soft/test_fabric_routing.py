@@ -22,6 +22,10 @@ from inject.routing.scheme_lease import SchemeLease
 from testbed.observe import fingerprint, switch_routing
 from testbed.routing.schemes import SCHEMES, Routing
 from testbed.routing.switch_tables import scheme_tables
+from traffic.engine.engine_client import Engines
+from traffic.engine.task_specs import QpParams
+from traffic.workloads import collective
+from traffic.workloads.collective import CollectiveSpec
 
 pytestmark = [pytest.mark.soft, pytest.mark.slow, pytest.mark.needs("hosts >= 4", "uplinks >= 2")]
 
@@ -278,3 +282,43 @@ def test_collision_of_odd_even_routing_costs_job_time_where_uplinks_are_the_bott
         times_s.append(float(np.median(times)))
     static_s, *hashed_s = times_s
     assert static_s / np.mean(hashed_s) >= 1.6, "two seeds: one alone may share the uplinks by chance as 1.25 to 1"
+
+
+@pytest.mark.needs("hosts >= 6")
+def test_collision_costs_an_all_reduce_time_by_its_algorithm(lab, tmp_path):
+    """Some points of `docs/sweeps/algorithms.toml`: ring, tree and halving-doubling, with host 4 replaced by host 5.
+
+    By odd/even routing all that leaves rack 1 has one uplink; halving-doubling has two flows there at the same time.
+    """
+    if lab.inventory_model.rate_scale is None:
+        pytest.skip("needs a lab whose uplinks have a rate below that of its hosts, such as soft-tapered")
+    hosts = [f"host{number}" for number in (1, 2, 3, 5)]
+    times_ms = {}
+    with Journal(tmp_path / "journal.jsonl") as journal, Engines.start(lab, hosts) as engines:
+        for scheme in ("static-parity", "e-ecmp"):
+            lease = held(lab, journal, scheme)
+            for algorithm in ("ring", "double-binary-tree", "recursive-halving"):
+                for size_kib in (8, 256):
+                    spec = CollectiveSpec(
+                        collective="all-reduce",
+                        algorithm=algorithm,
+                        size_bytes=size_kib << 10,
+                        ranks=tuple(f"{host}:rxe0" for host in hosts),
+                        qps_per_peer=4,
+                        warmup=1,
+                        iterations=4,
+                        op_deadline_s=60.0,
+                        qp=QpParams(timeout=21),
+                    )
+                    result = collective.start(lab, spec, engines=engines).wait(240.0)
+                    assert (result.outcome, result.wrong_elements) == ("completed", 0), result.where
+                    times_ms[scheme, algorithm, size_kib] = result.time_ns / 1e6
+                    print(f"{scheme} {algorithm} {size_kib} KiB: {result.time_ns / 1e6:.0f} ms")
+            assert lease.release().ok
+    ratios = {
+        (algorithm, size_kib): time_ms / times_ms["e-ecmp", algorithm, size_kib]
+        for (scheme, algorithm, size_kib), time_ms in times_ms.items()
+        if scheme == "static-parity"
+    }
+    print({f"{algorithm} {size_kib} KiB": round(ratio, 2) for (algorithm, size_kib), ratio in ratios.items()})
+    assert ratios["recursive-halving", 256] >= 1.2
