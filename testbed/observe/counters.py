@@ -99,10 +99,14 @@ def _is_state(name: str) -> bool:
 
 
 def flat_deltas(before: Snapshot, after: Snapshot) -> dict[str, int]:
-    """Return increments as `node/name`, without states; a counter that appeared since counts from 0."""
+    """Return increments as `node/name`, without states, of nodes that were read both times.
+
+    A counter that appeared since counts from 0.
+    """
     return {
-        f"{node}/{name}": delta(before.get(node, {}).get(name, 0), value)
+        f"{node}/{name}": delta(before[node].get(name, 0), value)
         for node, values in after.items()
+        if node in before
         for name, value in values.items()
         if not _is_state(name)
     }

@@ -80,6 +80,14 @@ def test_increments_are_flat_and_without_states():
     assert counters.flat_deltas(before, after) == {"host1/rxe0.send_err": 3, "host1/rxe1.send_err": 1}
 
 
+def test_counters_of_a_node_that_was_not_read_before_have_no_increment():
+    """An absent reading is no zero: what a counter has gathered since the boot would prove any fault."""
+    assert counters.flat_deltas({}, {"host1": {"rxe0.out_of_seq_request": 40}}) == {}
+    assert counters.flat_deltas({"host1": {}}, {"host1": {"rxe0.out_of_seq_request": 40}}) == {
+        "host1/rxe0.out_of_seq_request": 40
+    }
+
+
 def test_xid_event_is_decoded_into_address_and_number():
     """Lines of NVIDIA's driver behind the header of a /dev/kmsg record; any other line gives None."""
     line = "3,1021,5140900,-;NVRM: Xid (PCI:0000:1b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
