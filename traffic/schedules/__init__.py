@@ -20,7 +20,7 @@ from traffic.schedules.program import (
     with_own_pattern,
     with_world_ranks,
 )
-from traffic.schedules.queue_pairs import MAX_QPS_PER_PEER, SPREADS, longest_share, writes_by_queue_pair
+from traffic.schedules.queue_pairs import MAX_QPS_PER_PEER, OUT_OF_ORDER, SPREADS, longest_share, writes_by_queue_pair
 from traffic.schedules.schedule import Moves, Schedule, expanded
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "COLLECTIVES",
     "MAX_QPS_PER_PEER",
     "MIN_RANKS",
+    "OUT_OF_ORDER",
     "REDUCING",
     "ROOTED",
     "SPREADS",

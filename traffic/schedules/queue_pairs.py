@@ -11,11 +11,17 @@ from collections.abc import Sequence
 
 from traffic.schedules.program import Program, peers_of
 
-__all__ = ["MAX_QPS_PER_PEER", "SPREADS", "longest_share", "writes_by_queue_pair"]
+__all__ = ["MAX_QPS_PER_PEER", "OUT_OF_ORDER", "SPREADS", "longest_share", "writes_by_queue_pair"]
 
-SPREADS = ("split", "round-robin", "dqplb")
-"""How the data for a peer gets on its queue pairs: every message cut into equal parts, whole segments in turn, or each
-segment on the queue pair that has the fewest in flight (dynamic queue pair load balancing)."""
+OUT_OF_ORDER = ("spray", "dqplb")
+SPREADS = ("split", "round-robin", *OUT_OF_ORDER)
+"""How the data for a peer gets on its queue pairs.
+
+`split` cuts every message into equal parts, and `round-robin` gives whole segments to the queue pairs in turn: each
+queue pair is a lane, on which segments arrive in order. With `OUT_OF_ORDER` all queue pairs are one lane, on which
+segments arrive in any order. `spray` gives them to the queue pairs in turn, `dqplb` (dynamic queue pair load balancing)
+each to the one that has the fewest in flight.
+"""
 
 MAX_QPS_PER_PEER = 128
 """As in NCCL (NCCL_IB_QPS_PER_CONNECTION)."""
@@ -32,8 +38,8 @@ def writes_by_queue_pair(
 ) -> dict[tuple[int, int], list[list[int]]]:
     """Return the elements of each write, by (src, dst) and queue pair; pairs are in order of their first use.
 
-    A pair whose messages have fewer elements, or segments, than there are queue pairs uses fewer of them. With `dqplb`
-    the queue pairs are chosen while the job runs: the rows are those of taking turns.
+    A pair whose messages have fewer elements, or segments, than there are queue pairs uses fewer of them. With
+    `OUT_OF_ORDER` queue pairs are chosen while the job runs: the rows are those of taking turns.
     """
     writes: dict[tuple[int, int], list[list[int]]] = {pair: [] for pair in peers_of(made)}
     for program in made:

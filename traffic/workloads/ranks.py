@@ -53,8 +53,8 @@ RING_LANES = 64
 Each slot needs a receive, for which the completion queue must have room."""
 MIN_SEGMENT_BYTES = 65536
 SEGMENTS_PER_QP = 4
-"""With `dqplb`, the longest message is cut into this many segments for each queue pair, or more. A fast queue pair can
-then send some of a slow one's share."""
+"""With `spray` and `dqplb`, the longest message is cut into this many segments for each queue pair, or more. With
+`dqplb` a fast queue pair can then send some of a slow one's share."""
 
 ITEM_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int32": 4}
 """Bytes per element, by type."""
@@ -70,10 +70,9 @@ class RanksSpec:
     operation that takes a rank longer than `deadline_s` is a failure. The first `warmup` iterations are executed and
     verified, but not counted.
 
-    A rank has `qps_per_peer` queue pairs to each rank that it sends to, and `spread` (one of
-    `traffic.schedules.SPREADS`) puts its data on them: `split` cuts every message into equal parts, `round-robin` gives
-    whole segments to the queue pairs in turn, and `dqplb` each to the one with the fewest in flight. With `entropy` all
-    queue pairs share that many flow labels, and therefore UDP source ports, in turn (0: each has its own).
+    A rank has `qps_per_peer` queue pairs to each rank that it sends to, and `spread` puts its data on them as
+    `traffic.schedules.SPREADS` says. With `entropy` all queue pairs share that many flow labels, and therefore UDP
+    source ports, in turn (0: each has its own).
 
     `segment_bytes` is the unit of pipelining, `slots` the number of segments that a rank may have in flight. Each
     segment costs a completion at both ends and a share of a credit, which is expensive on an emulated CPU: with
@@ -101,7 +100,7 @@ class RanksSpec:
     @property
     def has_substitutes(self) -> bool:
         """Whether the queue pairs of a pair of ranks can carry each other's segments: they are one lane then."""
-        return self.spread == "dqplb" and self.qps_per_peer > 1
+        return self.spread in schedules.OUT_OF_ORDER and self.qps_per_peer > 1
 
 
 def check_queue_pairs(spec: RanksSpec) -> None:
@@ -190,7 +189,7 @@ def _run_length(places: Sequence[str]) -> int:
 def _lanes_of_busiest(spec: RanksSpec, programs: Sequence[schedules.Program]) -> float:
     """Return half the lanes of the rank that has most: the mean of those it sends on and those it receives on.
 
-    Each queue pair is a lane, but with `dqplb` all queue pairs to one peer are one lane.
+    Each queue pair is a lane, but with `spray` and `dqplb` all those to one peer are one lane.
     """
     pairs = schedules.peers_of(programs)
     each = 1 if spec.has_substitutes else spec.qps_per_peer

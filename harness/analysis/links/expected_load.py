@@ -22,6 +22,7 @@ from testbed.errors import UsageError
 from testbed.model.topology import Topology
 from traffic.engine.engine_client import FabricModel
 from traffic.engine.task_specs import QpParams
+from traffic.schedules import OUT_OF_ORDER
 from traffic.workloads import collective
 from traffic.workloads.collective import CollectiveSpec
 from traffic.workloads.ranks import writes_of
@@ -112,8 +113,8 @@ def _unpredictable(run: Measurements) -> str:
     """Say why the bytes of links do not follow from what is known of a run; empty: they do."""
     if "collective" not in run.workload:
         return "only a collective's bytes follow from its schedule"
-    if run.workload.get("spread") == "dqplb" and int(run.workload.get("qps_per_peer") or 1) > 1:
-        return "dqplb chooses the queue pair of each segment while the job runs"
+    if (spread := run.workload.get("spread")) in OUT_OF_ORDER and int(run.workload.get("qps_per_peer") or 1) > 1:
+        return f"{spread} chooses the queue pair of each segment while the job runs"
     if run.bystander is not None:
         return "the bystander's bytes are on the links too"
     if run.rebuilds or run.qp_errors:

@@ -1,9 +1,10 @@
 """The two ends of a lane: what a rank has sent to one peer, or received from it. Counts run over all iterations.
 
-A lane has one connection, on which segments arrive in order, or several (`dqplb`). Of several, the sender takes the one
-with the fewest segments in flight for each segment; they arrive in any order, and the receiver keeps a bitmap of those
-that came before an earlier one. When a connection is lost, its segments that did not arrive go to the others. That
-happens when the receiver has closed its QP and reported what it has: nothing can arrive twice, nor late.
+A lane has one connection, on which segments arrive in order, or several (`spray`, `dqplb`). Of several, the sender
+takes the next one, or the one with the fewest segments in flight; segments arrive in any order, and the receiver keeps
+a bitmap of those that came before an earlier one. When a connection is lost, its segments that did not arrive go to
+the others. That happens when the receiver has closed its QP and reported what it has: nothing can arrive twice, nor
+late.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class SendLane:
         self.segments = segments
         self.base = 0  # number of the first segment of this iteration
         self.posted = 0
+        self.turn = 0  # counts what was posted, repetitions included: whose turn it is (`spray`)
         self.acked = 0  # all segments below this number are acknowledged
         self.credits = 0  # segments that the peer has applied
         self.in_flight: dict[int, list[int]] = {number: [] for number in numbers}  # segments by connection

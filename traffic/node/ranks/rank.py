@@ -73,6 +73,7 @@ class RankTask(Task):
         program = spec["program"]
         self.rank = program["rank"]
         self.slots, self.window = spec["slots"], spec["window"]
+        self.sprays = spec["spread"] == "spray" and spec["qps_per_peer"] > 1
         self.credit_every = max(1, self.slots // (2 if self.slots >= 2 * self.window else 4))
         self.segment_bytes = spec["segment_bytes"]
         self.mtu = spec["qp"]["mtu"]
@@ -120,8 +121,9 @@ class RankTask(Task):
     def _make_lanes(self, program: dict[str, Any]) -> list[tuple[Need, Need]]:
         """Create the lanes, and return the phases of the program (`traffic.node.ranks.segments.Plan`)."""
         spec = self.spec
-        # Of `dqplb` all queue pairs to a peer are one lane.
-        qps, spread = (1, "split") if spec["spread"] == "dqplb" else (spec["qps_per_peer"], spec["spread"])
+        # With these two, all queue pairs to a peer are one lane.
+        is_one = spec["spread"] in ("spray", "dqplb")
+        qps, spread = (1, "split") if is_one else (spec["qps_per_peer"], spec["spread"])
         plan = make_plan(program, self.segment_bytes // self.item_bytes, qps, spread)
         numbers: dict[tuple[str, LaneKey], list[int]] = {}
         for number, direction, peer, qp in spec["lanes"]:
@@ -252,13 +254,26 @@ class RankTask(Task):
             return conn if conn is not None and conn.state == "up" and lane.load(conn) < most else None
         best, least = None, most
         for number in lane.numbers:
-            conn = self.conns.get(number)
-            # A rebuilt connection may be on a dead path: what others can carry does not wait for it.
-            if conn is None or conn.state != "up" or conn.rebuilding:
-                continue
-            if lane.load(conn) < least:
+            conn = self._usable(number)
+            if conn is not None and lane.load(conn) < least:
                 best, least = conn, lane.load(conn)
         return best
+
+    def _in_turn(self, out: SendLane, most: int) -> Conn | None:
+        """Return the connection whose turn it is; None if that one has `most` segments in flight."""
+        usable = [conn for number in out.numbers if (conn := self._usable(number)) is not None]
+        if not usable:
+            return None
+        conn = usable[out.turn % len(usable)]
+        return conn if out.load(conn) < most else None
+
+    def _usable(self, number: int) -> Conn | None:
+        """Return a connection with substitutes if it may send.
+
+        A rebuilt one may be on a dead path: what others can carry does not wait for it.
+        """
+        conn = self.conns.get(number)
+        return conn if conn is not None and conn.state == "up" and not conn.rebuilding else None
 
     # Iterations.
 
@@ -487,7 +502,7 @@ class RankTask(Task):
     def _send(self, out: SendLane, now_ns: int) -> bool:
         moved = False
         most = IN_FLIGHT if out.has_substitutes else self.window
-        while conn := self._free(out, most):
+        while conn := self._in_turn(out, most) if self.sprays else self._free(out, most):
             if out.again:
                 number = out.again.pop(0)
             elif self._may_send(out):
@@ -496,6 +511,7 @@ class RankTask(Task):
             else:
                 break
             self._post(out, conn, number, now_ns)
+            out.turn += 1
             moved = True
         return moved
 

@@ -150,6 +150,7 @@ def all_is_right(fabric):
         ("all-reduce", "ring", {"qps_per_peer": 3, "spread": "dqplb"}),
         ("all-reduce", "double-binary-tree", {"qps_per_peer": 2, "spread": "dqplb"}),
         ("all-to-all", "full-mesh", {"qps_per_peer": 4, "spread": "dqplb"}),
+        ("all-reduce", "ring", {"qps_per_peer": 3, "spread": "spray"}),
     ],
 )
 def test_collective_with_any_losses_and_rebuilds_ends_with_correct_results(monkeypatch, name, algorithm, queue_pairs):
@@ -391,9 +392,9 @@ class Skewed(Fabric):
 
 
 def test_dqplb_gives_a_slow_queue_pair_less(monkeypatch):
-    """Round-robin gives each a quarter, and all wait for the slow one."""
+    """Round-robin and spray give each a quarter, and all wait for the slow one."""
     node, posts = modules(monkeypatch), {}
-    for spread in ("round-robin", "dqplb"):
+    for spread in ("round-robin", "spray", "dqplb"):
         fabric = Skewed(random.Random(7))
         spec = CollectiveSpec(
             algorithm="full-mesh", size_bytes=1 << 18, segment_bytes=1024, slots=8, qps_per_peer=4, spread=spread
@@ -403,6 +404,7 @@ def test_dqplb_gives_a_slow_queue_pair_less(monkeypatch):
         all_is_right(fabric)
         posts[spread] = [fabric.carried[number] for number in range(4)]  # from rank 0 to rank 1
     assert posts["round-robin"] == [3 * 16] * 4
+    assert posts["spray"] == [3 * 64 // 4] * 4
     assert sum(posts["dqplb"]) == 3 * 64
     assert 0 < posts["dqplb"][0] < 0.75 * sum(posts["dqplb"]) / 4, posts  # 0.4; more where the CPU is the limit
 
