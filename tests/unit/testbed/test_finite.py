@@ -33,6 +33,7 @@ WORKLOADS = {
 FAULT = '[[faults]]\nkind = "link.down"\ntarget = "rtsw1:ctsw1"\nat = "8s"\nfor = "1s"\n'
 SECTIONS = {
     "_ProbeFile": "[probe]\n{}\n",
+    "BystanderFile": '[bystander]\nsrc = "host1:rxe1"\ndst = "host2:rxe1"\n{}\n',
     "_FaultFile": FAULT + "set = {{ share = {1} }}\n",
     "_ExpectFile": '[[expect]]\nmetric = "qp_errors"\n{}\n',
     "_StopFile": FAULT + '[[stop]]\nmetric = "qp_errors"\n{}\n',
@@ -71,9 +72,14 @@ def test_experiment_non_finite_float_is_rejected_with_its_path(section, field, n
     else:
         part = SECTIONS[section].format(f"{field} = {number}", number)
         text = f'name = "x"\n[workload]\n{COLLECTIVE}{part}'
-        path = {"_ProbeFile": "probe", "_FaultFile": "faults[0]", "_ExpectFile": "expect[0]", "_StopFile": "stop[0]"}[
-            section
-        ] + f".{field}"
+        paths = {
+            "_ProbeFile": "probe",
+            "BystanderFile": "bystander",
+            "_FaultFile": "faults[0]",
+            "_ExpectFile": "expect[0]",
+            "_StopFile": "stop[0]",
+        }
+        path = f"{paths[section]}.{field}"
     reported = refused(text)
     assert f"x.toml: {path}" in reported
     assert "usable number" in reported or "not a finite number" in reported
