@@ -7,6 +7,8 @@ collision `pytest -m "" --lab soft-tapered tests/soft/test_fabric_routing.py -k 
 from __future__ import annotations
 
 import json
+from collections import Counter
+from math import comb
 
 import numpy as np
 import pytest
@@ -19,11 +21,14 @@ from harness.verdict import Verdict
 from inject.heal import heal
 from inject.journal import Journal
 from inject.routing.scheme_lease import SchemeLease
-from testbed.observe import fingerprint, switch_routing
+from testbed.observe import counters, fingerprint, switch_routing
 from testbed.routing.schemes import SCHEMES, Routing
 from testbed.routing.switch_tables import scheme_tables
 from traffic.engine.engine_client import Engines
 from traffic.engine.task_specs import QpParams
+from traffic.flows import flow_run
+from traffic.flows.flow_run import FlowSpec
+from traffic.probes.ecmp_entropy import data_and_ack_paths
 from traffic.workloads import collective
 from traffic.workloads.collective import CollectiveSpec
 
@@ -322,3 +327,54 @@ def test_collision_costs_an_all_reduce_time_by_its_algorithm(lab, tmp_path):
     }
     print({f"{algorithm} {size_kib} KiB": round(ratio, 2) for (algorithm, size_kib), ratio in ratios.items()})
     assert ratios["recursive-halving", 256] >= 1.2
+
+
+FLOWS, ROUNDS = 24, 8
+
+
+def mmr_band(flows, rounds, level=0.99):
+    """The band of the mean MMR of two links over so many rounds, if each flow takes either link with equal chance.
+
+    Exact: the fuller link of a round has max(k, flows - k) flows, with a binomial k.
+    """
+    fuller = Counter()
+    for count in range(flows + 1):
+        fuller[max(count, flows - count)] += comb(flows, count) / 2**flows
+    sums = {0: 1.0}
+    for _ in range(rounds):
+        following = Counter()
+        for total, chance in sums.items():
+            for count, share in fuller.items():
+                following[total + count] += chance * share
+        sums = following
+    below, low, high = 0.0, None, None
+    for total in sorted(sums):
+        below += sums[total]
+        low = total if low is None and below > (1 - level) / 2 else low
+        high = total if high is None and below >= 1 - (1 - level) / 2 else high
+    return tuple(2 * total / (rounds * flows) for total in (low, high))
+
+
+def test_ecmp_spreads_queue_pairs_as_balls_into_two_bins(lab):
+    """One draw may have any MMR from 1 to 2. The mean of eight draws has a band, and bytes follow the paths."""
+    observed, differences = [], []
+    for _ in range(ROUNDS):
+        before = counters.read(lab, ["rtsw1"])["rtsw1"]
+        spec = FlowSpec(
+            src="host1:rxe0", dst="host3:rxe0", qps=FLOWS, depth=1, message_bytes=16384, messages=FLOWS * 10,
+            qp=QpParams(timeout=20),
+        )  # fmt: skip
+        with flow_run.start(lab, spec) as running:
+            paths = data_and_ack_paths(lab, running.connections)
+            result = running.wait(120.0)
+        after = counters.read(lab, ["rtsw1"])["rtsw1"]
+        assert result.outcome == "completed", result.where
+        sent = [after[f"{port}.tx_bytes"] - before[f"{port}.tx_bytes"] for port in ("ctsw1", "ctsw2")]
+        observed.append(max(sent) / (sum(sent) / 2))
+        expected = sum("ctsw1" in data for data, _ in paths.values()) / FLOWS
+        differences.append(abs(sent[0] / sum(sent) - expected))
+    low, high = mmr_band(FLOWS, ROUNDS)
+    print(f"MMR {[round(one, 2) for one in observed]}, mean {np.mean(observed):.3f}, 99 % band {low:.3f} to {high:.3f}")
+    print(f"share of a link, measured less expected: at most {max(differences):.3f}")
+    assert low - 0.01 <= np.mean(observed) <= high + 0.01, "1 % for headers and control traffic"
+    assert max(differences) < 0.02
