@@ -75,14 +75,16 @@ def test_job_on_an_uplink_that_dies_carries_on_with_dqplb_and_stands_still_witho
         for index, ways in data_and_ack_paths(lab, job.connections).items()
         if any(("rtsw1", "ctsw1") in itertools.pairwise(way) for way in ways)
     }
+    # With `split` the job stands still once the first queue pairs are dead: others may have nothing left to lose.
+    least = len(dead) if spread == "dqplb" else 1
     fault = inject("packet.drop", UPLINK, share=1.0)
     armed = fault.arm()
-    until(lambda: {one.connection for one in job.qp_errors} >= dead, within_s=DEAD_S)
+    until(lambda: len({one.connection for one in job.qp_errors}) >= least, within_s=DEAD_S)
     wait_s(DEAD_S - BUDGET_S)
     died = len(job.qp_errors)
     begin, end = armed.at_ns, time.monotonic_ns()
     cleared = fault.clear().cleared
-    until(lambda: {one.connection for one in job.rebuilds} >= dead, within_s=60.0)
+    until(lambda: {one.connection for one in job.rebuilds} >= {one.connection for one in job.qp_errors}, within_s=60.0)
     wait_s(2.0)
     job.stop()
     result = job.wait(90.0)
@@ -99,7 +101,9 @@ def test_job_on_an_uplink_that_dies_carries_on_with_dqplb_and_stands_still_witho
         f"{redone} segments moved in {len(result.rebuilds)} rebuilds, {result.wrong_elements} wrong elements"
     )
     assert (result.outcome, result.where, result.wrong_elements) == ("recovered", None, 0)
-    assert {one.connection for one in result.qp_errors} == dead, "only queue pairs on that uplink died, and all of them"
+    lost = {one.connection for one in result.qp_errors}
+    assert lost <= dead, "only queue pairs on that uplink died"
+    assert len(lost) >= least
     assert all(one.recovered_ns is not None for one in result.rebuilds), "each carried data again in the end"
     assert operations(result)[-1][1] > cleared.at_ns
     if spread == "dqplb":

@@ -139,7 +139,7 @@ def test_job_goes_on_through_the_interruptions_of_a_published_run(lab, tmp_path)
         for one in specs
     )
     print(faults)
-    text = restarting(QUIET, "same").replace("iterations = 120", "iterations = 400")
+    text = restarting(QUIET, "same").replace("iterations = 120", "iterations = 1800")
     verdict, measured = finished(text.replace("[[expect]]", faults + "[[expect]]", 1), lab, tmp_path)
     checks = {one.name: one for one in verdict.checks}
     assert checks["state_errors"].verdict is Verdict.PASS, checks
