@@ -7,7 +7,7 @@ collision `pytest -m "" --lab soft-tapered tests/soft/test_fabric_routing.py -k 
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import defaultdict
 from math import comb
 
 import numpy as np
@@ -337,12 +337,12 @@ def mmr_band(flows, rounds, level=0.99):
 
     Exact: the fuller link of a round has max(k, flows - k) flows, with a binomial k.
     """
-    fuller = Counter()
+    fuller = defaultdict(float)
     for count in range(flows + 1):
         fuller[max(count, flows - count)] += comb(flows, count) / 2**flows
     sums = {0: 1.0}
     for _ in range(rounds):
-        following = Counter()
+        following = defaultdict(float)
         for total, chance in sums.items():
             for count, share in fuller.items():
                 following[total + count] += chance * share
