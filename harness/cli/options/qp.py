@@ -50,7 +50,8 @@ _OF_RANKS = (
         default=SPREADS[0],
         show_default=True,
         type=click.Choice(SPREADS),
-        help="How messages get on them: each cut into equal parts, or whole segments in turn.",
+        help="How messages get on them: each cut into equal parts (split), or segments in turn, in order (round-robin) "
+        "or in any order (spray), or each segment to the one with the fewest in flight (dqplb).",
     ),
     click.option(
         "--entropy",
