@@ -85,7 +85,7 @@ class WorkloadKind(Protocol[W_contra]):
         """Return whether the ranks have compute phases that can be compared."""
 
     def default_metric(self, *, has_faults: bool) -> str:
-        """Return the metric of a sweep whose experiment bounds none."""
+        """Return the metric that a sweep shows if the experiment has no `[[expect]]` and none was named."""
 
     def measured(self, work: W_contra, result: Any) -> dict[str, Any]:
         """Return the fields of `Measurements` that this kind of workload adds to those of all."""
@@ -297,7 +297,7 @@ def kind_of(work: Workload) -> WorkloadKind[Any]:
 
 
 def flow_specs(work: Flow) -> list[FlowSpec]:
-    """Return flows as the traffic takes them, each with its probe."""
+    """Return the `FlowSpec` of each flow of a workload; with `probe`, one of its probe beside each."""
     words, duration_s = _same_words(FlowSpec, work), work.duration_ns / 1e9
     one = FlowSpec(**words, message_bytes=work.size_bytes, verb=work.flow, duration_s=duration_s)
     return [spec for pair in work.pairs for spec in between(one, *pair, probe=work.probe)]
@@ -339,6 +339,6 @@ def _fit_resilience(names: LabNames, work: Job, resilience: Resilience) -> Resil
 
 
 def _same_words(spec: type, work: Any) -> dict[str, Any]:
-    """Return what a workload has under the same name as its traffic spec."""
+    """Return the fields that a workload and its traffic spec have in common, by name."""
     of_spec = {one.name for one in dataclasses.fields(spec)}
     return {one.name: getattr(work, one.name) for one in dataclasses.fields(work) if one.name in of_spec}

@@ -11,12 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from traffic.engine.run_results import Iteration
+from traffic.node.ranks.parts_clock import PARTS
 
 __all__ = ["PARTS", "LatencySplit", "latency_split"]
-
-PARTS = ("post", "credit", "wire", "copy", "completion")
-"""Post work requests; idle for a peer's credit (clear to send); idle otherwise, so for the wire or a late peer; copy or
-reduce; wake up and handle completions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,8 +4,8 @@ Each lane (connection to or from one peer, of which there may be several) carrie
 staging ring of `slots` slots; segment s goes to slot s mod `slots`. The immediate is
 
     bit 31      the iteration that this segment belongs to is the last one
-    bit 30      no segment, but the test of a rebuilt connection of a lane that has others (`dqplb`)
-    bit 29      with bit 30: a test before this one was acknowledged, so the connection carries packets both ways
+    bit 30      no segment, but a test of a rebuilt connection, in a lane of several (`spray`, `dqplb`)
+    bit 29      with bit 30: the test before was acknowledged, so packets pass in both directions
     bits 0-23   segment number mod 2^24 (towards the receiver), segments applied mod 2^24 (credits, towards the sender)
 
 A sender never has more than `slots` segments that are not known to be applied, nor more than `window` that are not
@@ -201,7 +201,7 @@ class RankTask(Task):
         out.psns[conn.number] = (out.psns[conn.number] + 1) & MASK
 
     def shows_both_ways(self, wc: Any) -> bool:
-        # The first test arrives even if ACKs and credits do not: the receiver waits for the sender to confirm it.
+        # A test without CONFIRMED proves one direction. The sender repeats it with CONFIRMED once it got the ACK.
         return bool(wc.wr_id != RECV_ID or wc.imm_data & (PROBE | CONFIRMED) != PROBE)
 
     def _resume(self, out: SendLane, conn: Conn) -> None:

@@ -1,8 +1,8 @@
 """A rank's program, cut into segments with their dependencies. Pure: no verbs, no clock.
 
 A lane is one queue pair to or from one peer. The segments of a lane are numbered from 0 in the order in which they
-travel, so both ends use the same numbers without exchanging them. With `dqplb` all queue pairs of a peer are one lane,
-which is planned here like one queue pair (`traffic.node.ranks.lane`). With several lanes per peer, `spread` is
+travel, so both ends use the same numbers without exchanging them. With `spray` and `dqplb` all queue pairs of a peer
+are one lane, which is planned here like one queue pair (`traffic.node.ranks.lane`). With several lanes, `spread` is
 
     split         every message is cut into equal parts, one for each queue pair (NCCL_IB_SPLIT_DATA_ON_QPS=1)
     round-robin   whole segments take the queue pairs in turn (NCCL_IB_SPLIT_DATA_ON_QPS=0)
