@@ -39,6 +39,7 @@ NO_LAB = {
     "faultbed inject link.flap rtsw1:ctsw1 --for 2s --plan": Expected(says="ip -n rtsw1 link set dev ctsw1 up"),
     f"{_ROUTING} predict --rank host1 --rank host2 --rank host3 --rank host5": Expected(says="static-parity"),
     f"{_ROUTING} predict --scheme ecmp --qps-per-peer 16 --failed rtsw1:ctsw1": Expected(says="2.00"),
+    f"{_ROUTING} predict --grid tp=2,dp=3 --phase tp:all-reduce:4MiB --phase dp:all-reduce:1MiB": Expected(says="1.00"),
     f"{_ROUTING} conflicts --rank host1 --rank host2 --rank host3 --rank host4": Expected(says="8 of 8 placements"),
     "faultbed bisection": Expected(
         says="have no rates", codes=(2,), why="links of the default lab have no rates: its machine would be measured"

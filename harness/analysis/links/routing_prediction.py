@@ -1,4 +1,4 @@
-"""What a collective puts on a fabric's links under each routing scheme, computed before anything runs.
+"""What a job puts on a fabric's links under each routing scheme, computed before anything runs.
 
 Static schemes give one answer. Schemes that hash give another one for every set of queue pair numbers, so theirs is a
 distribution over draws of such numbers. Fidelity: modelled.
@@ -7,10 +7,12 @@ distribution over draws of such numbers. Fidelity: modelled.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 
 import numpy as np
 
+from testbed.errors import UsageError
 from testbed.model.topology import Topology
 from testbed.routing.offered_load import Fabric, offered_load, tier_mmr, uplink_mmr
 from testbed.routing.schemes import Flow, Routing, scheme_named
@@ -18,24 +20,31 @@ from traffic.probes.ecmp_entropy import udp_sport
 from traffic.schedules import build
 from traffic.schedules.cost import NETWORKS, best_algorithm, shape_for
 from traffic.schedules.traffic_matrix import pair_bytes
+from traffic.workloads.collective import AUTO
+from traffic.workloads.job import JobPhase, groups
 
-__all__ = ["AUTO", "CollectiveTraffic", "SchemePrediction", "Spread", "algorithm_of", "flows_of", "predict"]
+__all__ = ["ALL_RANKS", "JobTraffic", "SchemePrediction", "Spread", "flows_of", "job_traffic", "predict"]
 
-AUTO = "auto"
+ALL_RANKS = "ranks"
+"""Name of the only dimension of a job that is one collective of all its ranks."""
+
 _FIRST_QPN = 17  # rxe's lowest number of a user's queue pair
 _LAST_QPN = 0xFFFFFF
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveTraffic:
-    """What a job sends: one collective over `qps_per_peer` queue pairs for each pair of ranks, shared evenly.
+class JobTraffic:
+    """What a job sends in one iteration: collectives of the groups along the dimensions of its grid of ranks.
 
-    With `ranks_per_rnic` there are that many times as many ranks, and the order of RNICs repeats.
+    Attributes:
+        grid: (dimension, size), fastest first.
+        phases: the collectives, each with its algorithm.
+        qps_per_peer: queue pairs for each pair of ranks; they share its bytes evenly.
+        ranks_per_rnic: ranks of each RNIC. The order of RNICs repeats.
     """
 
-    collective: str = "all-to-all"
-    algorithm: str = AUTO
-    size_bytes: int = 1 << 20
+    grid: tuple[tuple[str, int], ...]
+    phases: tuple[JobPhase, ...]
     qps_per_peer: int = 1
     ranks_per_rnic: int = 1
 
@@ -66,22 +75,53 @@ class SchemePrediction:
     tiers: dict[str, Spread] = field(default_factory=dict)
 
 
-def algorithm_of(traffic: CollectiveTraffic, rnics: int) -> str:
-    """Return the algorithm that the flows of a job on so many RNICs are computed with."""
-    if traffic.algorithm != AUTO:
-        return traffic.algorithm
-    shape = shape_for(rnics * traffic.ranks_per_rnic, traffic.size_bytes)
-    return best_algorithm(traffic.collective, shape, traffic.size_bytes, NETWORKS["rack"])
+def job_traffic(
+    phases: Sequence[JobPhase],
+    *,
+    rnics: int,
+    lab_kind: str,
+    grid: tuple[tuple[str, int], ...] = (),
+    qps_per_peer: int = 1,
+    ranks_per_rnic: int = 1,
+) -> JobTraffic:
+    """Return what a job on `rnics` RNICs sends, with the algorithms that `auto` chooses on a lab of that kind.
+
+    Without a `grid`, all ranks are one dimension, `ALL_RANKS`.
+
+    Raises:
+        UsageError: the grid has other ranks than the job, lacks a phase's dimension, or a collective has no algorithm.
+    """
+    ranks = rnics * ranks_per_rnic
+    grid = grid or ((ALL_RANKS, ranks),)
+    if prod(size for _, size in grid) != ranks:
+        said = " x ".join(f"{name} {size}" for name, size in grid)
+        raise UsageError(f"a grid of {said} has {prod(size for _, size in grid)} ranks, but the job has {ranks}")
+    chosen = []
+    for phase in phases:
+        shape = shape_for(len(groups(grid, phase.along)[0]), phase.size_bytes)
+        auto = phase.algorithm == AUTO
+        algorithm = (
+            best_algorithm(phase.collective, shape, phase.size_bytes, NETWORKS[lab_kind]) if auto else phase.algorithm
+        )
+        chosen.append(replace(phase, algorithm=algorithm))
+    return JobTraffic(grid=grid, phases=tuple(chosen), qps_per_peer=qps_per_peer, ranks_per_rnic=ranks_per_rnic)
 
 
-def flows_of(traffic: CollectiveTraffic, rnics: Sequence[str], rng: np.random.Generator) -> list[Flow]:
-    """Return one flow for each queue pair of a collective between ranks on RNICs, with numbers drawn by `rng`.
+def flows_of(traffic: JobTraffic, rnics: Sequence[str], rng: np.random.Generator) -> list[Flow]:
+    """Return one flow for each queue pair between ranks on RNICs, with an iteration's bytes and numbers from `rng`.
 
-    Flows between ranks on one RNIC are among them; they cross no link between switches.
+    Phases share the queue pairs between two ranks, so they share flows. Flows between ranks on one RNIC are among
+    them; they cross no link between switches.
     """
     ranks = [*rnics] * traffic.ranks_per_rnic
-    shape = shape_for(len(ranks), traffic.size_bytes)
-    sent = pair_bytes(build(traffic.collective, algorithm_of(traffic, len(rnics)), shape), traffic.size_bytes)
+    sent: dict[tuple[int, int], float] = {}
+    for phase in traffic.phases:
+        teams = groups(traffic.grid, phase.along)
+        schedule = build(phase.collective, phase.algorithm, shape_for(len(teams[0]), phase.size_bytes))
+        for (src, dst), size_bytes in pair_bytes(schedule, phase.size_bytes).items():
+            for members in teams:
+                pair = members[src], members[dst]
+                sent[pair] = sent.get(pair, 0.0) + size_bytes
     numbers = rng.integers(_FIRST_QPN, _LAST_QPN, size=(len(sent), traffic.qps_per_peer, 2), endpoint=True)
     return [
         Flow(
@@ -99,7 +139,7 @@ def flows_of(traffic: CollectiveTraffic, rnics: Sequence[str], rng: np.random.Ge
 def predict(
     topology: Topology,
     ranks: Sequence[str],
-    traffic: CollectiveTraffic,
+    traffic: JobTraffic,
     schemes: Mapping[str, Routing],
     *,
     failed: frozenset[str] = frozenset(),

@@ -11,15 +11,19 @@ from typing import Any, TypeVar
 
 import click
 import numpy as np
+from click.core import ParameterSource
 
-from harness.analysis.links.routing_prediction import AUTO, CollectiveTraffic, Spread, algorithm_of, flows_of, predict
+from harness.analysis.links.routing_prediction import ALL_RANKS, JobTraffic, Spread, flows_of, job_traffic, predict
 from harness.cli.command_group import Commands
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.options.numbers import FiniteRange
+from harness.cli.options.parsed import parsed
 from harness.cli.options.qp import ranks_per_rnic_option
 from harness.cli.traffic.traffic_group import ALGORITHM_NAMES, read_size
+from harness.experiment.job_words import parse_grid, parse_phase
 from harness.experiment.toml_text import inline
 from testbed.errors import UsageError
+from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import open_lab
 from testbed.model.selectors import select
 from testbed.model.topology import Topology
@@ -31,6 +35,8 @@ from testbed.suggestions import hint
 from traffic.engine.engine_client import endpoint
 from traffic.engine.task_specs import refuse_local
 from traffic.schedules import COLLECTIVES
+from traffic.workloads.collective import AUTO
+from traffic.workloads.job import JobPhase
 from traffic.workloads.ranks import MAX_RANKS
 
 __all__ = ["COMMANDS"]
@@ -46,6 +52,14 @@ _job_options = (
     click.option("--collective", default="all-to-all", show_default=True, type=click.Choice(COLLECTIVES)),
     click.option("--algorithm", default=AUTO, show_default=True, type=click.Choice(ALGORITHM_NAMES)),
     click.option("--size", default="1MiB", show_default=True, help="Buffer of the collective."),
+    click.option("--grid", default="", metavar="DIM=N,...", help="Instead: a job of `traffic job`, with --phase."),
+    click.option(
+        "--phase",
+        "phases",
+        multiple=True,
+        metavar="DIM:COLLECTIVE:SIZE[:ALGORITHM]",
+        help="With --grid; repeatable. The bytes of an iteration's phases are added up.",
+    ),
     click.option("--qps-per-peer", default=1, show_default=True, type=click.IntRange(1, 128)),
     ranks_per_rnic_option,
 )
@@ -92,37 +106,28 @@ def routing() -> None:
 @pass_session
 def routing_predict(
     session: Session,
+    /,
     *,
     schemes: tuple[str, ...],
-    ranks: tuple[str, ...],
-    collective: str,
-    algorithm: str,
-    size: str,
-    qps_per_peer: int,
-    ranks_per_rnic: int,
     failed: tuple[str, ...],
     weights: tuple[str, ...],
     draws: int,
     seed: int,
     as_json: bool,
+    **job: Any,
 ) -> None:
     """Print the maximum/mean ratio (MMR) of every switch's uplinks under each scheme.
 
     1 is even; 2 means that the busiest uplink carries twice its fair share, so that a collective bound by it takes
     twice as long. Schemes that hash are drawn: mean, and 1st to 99th percentile over sets of queue pair numbers.
     """
-    topology = session.inventory().topology
-    traffic = CollectiveTraffic(
-        collective=collective,
-        algorithm=algorithm,
-        size_bytes=read_size(size),
-        qps_per_peer=qps_per_peer,
-        ranks_per_rnic=ranks_per_rnic,
-    )
+    inventory = session.inventory()
+    topology = inventory.topology
+    placed, traffic = _job(inventory, **job)
     parameters = Routing(weights=_weights(topology, weights))
     answers = predict(
         topology,
-        _placed(topology, ranks, ranks_per_rnic),
+        placed,
         traffic,
         dict.fromkeys(schemes or SCHEMES, parameters),
         failed=frozenset(failed),
@@ -159,30 +164,19 @@ def routing_predict(
 @pass_session
 def routing_conflicts(
     session: Session,
+    /,
     *,
     scheme: str,
-    ranks: tuple[str, ...],
-    collective: str,
-    algorithm: str,
-    size: str,
-    qps_per_peer: int,
-    ranks_per_rnic: int,
     replaced: int,
     worst: int,
     experiment: Path | None,
     as_json: bool,
+    **job: Any,
 ) -> None:
     """Search every replacement of a job's hosts for the placement that a static scheme shares worst."""
     inventory = session.inventory()
     topology = inventory.topology
-    traffic = CollectiveTraffic(
-        collective=collective,
-        algorithm=algorithm,
-        size_bytes=read_size(size),
-        qps_per_peer=qps_per_peer,
-        ranks_per_rnic=ranks_per_rnic,
-    )
-    placed = _placed(topology, ranks, ranks_per_rnic)
+    placed, traffic = _job(inventory, **job)
     fabric = Fabric.of(topology, scheme_named(scheme))
 
     def flows(names: Sequence[str]) -> list[Flow]:
@@ -197,7 +191,7 @@ def routing_conflicts(
         kept = heapq.nlargest(worst, [*kept, one], key=lambda placement: placement.mmr)
     if experiment is not None:
         pairs = ((endpoint(topology, flow.src), endpoint(topology, flow.dst)) for flow in flows(kept[0].ranks))
-        refuse_local(inventory.kind, f"--write: {collective}", pairs)
+        refuse_local(inventory.kind, "--write: the job", pairs)
         _write(experiment, scheme, traffic, kept[0])
     if as_json:
         session.json(
@@ -276,7 +270,7 @@ def _routing_rows(one: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     return [*rows, *((f"to {count} prefixes", "main (BGP)", hops) for hops, count in spread.items())]
 
 
-def _write(path: Path, scheme: str, traffic: CollectiveTraffic, worst: Replacement) -> None:
+def _write(path: Path, scheme: str, traffic: JobTraffic, worst: Replacement) -> None:
     """Write the experiment whose uplinks are loaded as a placement's were computed to be."""
     if not worst.switch:
         raise UsageError(
@@ -293,9 +287,7 @@ seed = 1
 routing = {inline(scheme)}
 
 [workload]
-collective = {inline(traffic.collective)}
-algorithm = {inline(algorithm_of(traffic, len(worst.ranks)))}
-size = {inline(f"{traffic.size_bytes}B")}
+{_workload(traffic)}
 ranks = {inline(worst.ranks)}
 qps_per_peer = {traffic.qps_per_peer}
 ranks_per_rnic = {traffic.ranks_per_rnic}
@@ -317,6 +309,58 @@ max = 0
         raise UsageError(f"--write {path}: it is there already; name another file") from None
     except OSError as error:
         raise UsageError(f"--write {path}: {error.strerror or error}; name a file in a folder that exists") from error
+
+
+def _workload(traffic: JobTraffic) -> str:
+    """Return the lines of [workload] that say which collectives run."""
+    words: dict[str, Any]
+    if traffic.grid[0][0] == ALL_RANKS:
+        (only,) = traffic.phases
+        words = {"collective": only.collective, "algorithm": only.algorithm, "size": f"{only.size_bytes}B"}
+    else:
+        said = [f"{one.along}:{one.collective}:{one.size_bytes}B:{one.algorithm}" for one in traffic.phases]
+        words = {"grid": ",".join(f"{name}={size}" for name, size in traffic.grid), "phases": said}
+    return "\n".join(f"{key} = {inline(value)}" for key, value in words.items())
+
+
+def _job(
+    inventory: Inventory,
+    *,
+    ranks: tuple[str, ...],
+    collective: str,
+    algorithm: str,
+    size: str,
+    grid: str,
+    phases: tuple[str, ...],
+    qps_per_peer: int,
+    ranks_per_rnic: int,
+) -> tuple[tuple[str, ...], JobTraffic]:
+    """Return the RNICs of the job that `_job_options` describe, and what it sends."""
+    placed = _placed(inventory.topology, ranks, ranks_per_rnic)
+    if bool(grid) != bool(phases):
+        raise UsageError("--grid and --phase go together: a job has dimensions and collectives along them")
+    if phases:
+        _refuse_collective()
+        wanted = tuple(parsed("--phase", parse_phase, text) for text in phases)
+    else:
+        wanted = (JobPhase(along=ALL_RANKS, collective=collective, size_bytes=read_size(size), algorithm=algorithm),)
+    traffic = job_traffic(
+        wanted,
+        rnics=len(placed),
+        lab_kind=inventory.kind,
+        grid=parsed("--grid", parse_grid, grid) if grid else (),
+        qps_per_peer=qps_per_peer,
+        ranks_per_rnic=ranks_per_rnic,
+    )
+    return placed, traffic
+
+
+def _refuse_collective() -> None:
+    """Refuse options that describe one collective, beside a grid."""
+    given = click.get_current_context().get_parameter_source
+    for name in ("collective", "algorithm", "size"):
+        if given(name) is not ParameterSource.DEFAULT:
+            raise UsageError(f"--{name} is of one collective of all ranks; with --grid, say it in --phase")
 
 
 def _placed(topology: Topology, ranks: tuple[str, ...], ranks_per_rnic: int) -> tuple[str, ...]:

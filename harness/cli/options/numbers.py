@@ -6,8 +6,8 @@ from typing import Any
 
 import click
 
+from harness.cli.options.parsed import parsed
 from harness.quantities import parse_duration_ns
-from testbed.errors import UsageError
 from testbed.finite import what_is_wrong
 
 __all__ = ["FiniteRange", "parse_duration"]
@@ -30,7 +30,4 @@ def parse_duration(text: str) -> float:
     Raises:
         UsageError: the text is no duration.
     """
-    try:
-        return parse_duration_ns(text) / 1e9
-    except ValueError as error:
-        raise UsageError(f"--for {text}: {error}") from error
+    return parsed("--for", parse_duration_ns, text) / 1e9

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ import click
 
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.options import rows_file
+from harness.cli.options.parsed import parsed
 from harness.cli.options.qp import queue_pair_options, ranks_per_rnic_option
 from harness.cli.options.recording_options import (
     check_record,
@@ -97,8 +98,8 @@ def job(
 ) -> int:
     """A training job on a grid of ranks: compute, then collectives along its dimensions, group beside group."""
     spec = JobSpec(
-        grid=_read("--grid", parse_grid, grid),
-        phases=tuple(_read("--phase", parse_phase, text) for text in phases),
+        grid=parsed("--grid", parse_grid, grid),
+        phases=tuple(parsed("--phase", parse_phase, text) for text in phases),
         ranks=ranks,
         iterations=iterations,
         dtype=dtype,
@@ -149,7 +150,7 @@ def _storage(host: str, ingest: str, checkpoint: str) -> Storage | None:
         if ingest or checkpoint:
             raise UsageError("--ingest and --checkpoint need a host that serves them: --storage HOST")
         return None
-    return storage_of(host, ingest, checkpoint, lambda parser, text, name: _read(f"--{name}", parser, text))
+    return storage_of(host, ingest, checkpoint, lambda parser, text, name: parsed(f"--{name}", parser, text))
 
 
 def _said_of(times: StorageTimes) -> str:
@@ -193,13 +194,6 @@ def _print_groups(session: Session, spec: JobSpec, result: JobResult, disturbed:
     ]
     columns = ("along", "collective", "algorithm", "size(B)", "ranks", "time(us)", "busbw(GB/s)")
     session.table((*columns, *(("alone(us)", "interference") if ratios else ())), rows)
-
-
-def _read(option: str, parser: Callable[[str], T], text: str) -> T:
-    try:
-        return parser(text)
-    except ValueError as error:
-        raise UsageError(f"{option} {text}: {error}") from error
 
 
 """The traffic group, with `job` in it."""

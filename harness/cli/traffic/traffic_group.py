@@ -15,6 +15,7 @@ from harness.cli.command_group import Commands
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.options import rows_file
 from harness.cli.options.numbers import FiniteRange
+from harness.cli.options.parsed import parsed
 from harness.cli.options.qp import qp_option, queue_pair_options, ranks_per_rnic_option
 from harness.cli.options.recording_options import (
     check_record,
@@ -432,10 +433,7 @@ def _ends(topology: Topology) -> tuple[str, ...]:
 
 def read_size(text: str) -> int:
     """`--size`, read."""
-    try:
-        return parse_size_bytes(text)
-    except ValueError as error:
-        raise UsageError(f"--size {text}: {error}") from error
+    return parsed("--size", parse_size_bytes, text)
 
 
 def _exit_code_of_flows(session: Session, result: FlowsResult) -> int:

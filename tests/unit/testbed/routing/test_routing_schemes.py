@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.analysis.links.routing_prediction import CollectiveTraffic, flows_of, predict
+from harness.analysis.links.routing_prediction import ALL_RANKS, flows_of, job_traffic, predict
 from harness.cli.main import cli
 from harness.experiment import experiment_file
 from harness.run.prepare.bind_to_lab import fit
@@ -26,6 +26,8 @@ from testbed.shipped import inventory_named
 from traffic.schedules import build
 from traffic.schedules.cost import shape_for
 from traffic.schedules.traffic_matrix import pair_bytes
+from traffic.workloads.job import JobPhase, JobSpec
+from traffic.workloads.job import fit as fit_job
 
 LAB = lab_inventory.load(inventory_named("soft-3rack")).topology
 JOB = tuple(f"host{number}:rxe0" for number in (1, 2, 3, 4))
@@ -258,9 +260,14 @@ def test_pair_bytes_of_a_rank_add_up_to_what_nccl_tests_count(collective, algori
         assert sum(size for (src, _), size in sent.items() if src == rank) == pytest.approx(sends * 2**20)
 
 
+def one_collective(collective="all-to-all", *, algorithm="auto", size_bytes=1 << 20, rnics=JOB, **more):
+    phase = JobPhase(along=ALL_RANKS, collective=collective, size_bytes=size_bytes, algorithm=algorithm)
+    return job_traffic((phase,), rnics=len(rnics), lab_kind="soft", **more)
+
+
 def test_prediction_of_more_queue_pairs_is_more_even():
     def mean(qps):
-        traffic = CollectiveTraffic(qps_per_peer=qps)
+        traffic = one_collective(qps_per_peer=qps)
         (answer,) = predict(LAB, JOB, traffic, {"ecmp": Routing()}, draws=60)
         return answer.uplinks["rtsw1"].mean
 
@@ -270,12 +277,12 @@ def test_prediction_of_more_queue_pairs_is_more_even():
 
 def test_prediction_is_inside_the_exact_distribution():
     """With four flows over two links the busier one has 2, 3 or 4, with probabilities 6, 8 and 2 of 16."""
-    (answer,) = predict(LAB, JOB, CollectiveTraffic(), {"ecmp": Routing()}, draws=2000)
+    (answer,) = predict(LAB, JOB, one_collective(), {"ecmp": Routing()}, draws=2000)
     assert answer.uplinks["rtsw1"].mean == pytest.approx((6 * 1.0 + 8 * 1.5 + 2 * 2.0) / 16, abs=0.03)
 
 
 def test_flows_of_a_collective_split_each_pair_over_its_queue_pairs():
-    flows = flows_of(CollectiveTraffic(qps_per_peer=4, size_bytes=4096), JOB, np.random.default_rng(1))
+    flows = flows_of(one_collective(qps_per_peer=4, size_bytes=4096), JOB, np.random.default_rng(1))
     assert len(flows) == 4 * 3 * 4
     assert sum(one.size_bytes for one in flows) == pytest.approx(4 * 3 * 1024)
     assert len({one.dst_qpn for one in flows}) == len(flows)
@@ -283,7 +290,7 @@ def test_flows_of_a_collective_split_each_pair_over_its_queue_pairs():
 
 def test_flows_of_several_ranks_per_rnic_are_those_of_the_repeated_order():
     """Each pair of RNICs has the flows of four pairs of ranks; ranks on one RNIC exchange two more flows."""
-    flows = flows_of(CollectiveTraffic(ranks_per_rnic=2, size_bytes=8192), JOB, np.random.default_rng(1))
+    flows = flows_of(one_collective(ranks_per_rnic=2, size_bytes=8192), JOB, np.random.default_rng(1))
     counts = Counter((one.src, one.dst) for one in flows)
     assert {pair: count for pair, count in counts.items() if pair[0] != pair[1]} == dict.fromkeys(
         itertools.permutations(JOB, 2), 4
@@ -294,7 +301,7 @@ def test_flows_of_several_ranks_per_rnic_are_those_of_the_repeated_order():
 
 def test_prediction_with_several_ranks_per_rnic_has_their_flows_and_none_inside_an_rnic():
     """Ranks on one RNIC load no link, so a static scheme keeps its ratios; more flows make hashed ones more even."""
-    traffic, many = CollectiveTraffic(), CollectiveTraffic(ranks_per_rnic=4)
+    traffic, many = one_collective(), one_collective(ranks_per_rnic=4)
     static = {"static-parity": Routing()}
     assert predict(LAB, REPLACED, many, static) == predict(LAB, REPLACED, traffic, static)
     (few,), (more,) = (predict(LAB, JOB, one, {"ecmp": Routing()}, draws=60) for one in (traffic, many))
@@ -304,9 +311,46 @@ def test_prediction_with_several_ranks_per_rnic_has_their_flows_and_none_inside_
 def test_prediction_of_a_ring_of_several_ranks_per_rnic_goes_round_all_of_them():
     """Four ranks on two RNICs of two racks: each sends to the other rack, as the order of RNICs repeats."""
     pair = ("host1:rxe0", "host3:rxe0")
-    traffic = CollectiveTraffic(collective="all-reduce", algorithm="ring", ranks_per_rnic=2)
+    traffic = one_collective("all-reduce", algorithm="ring", rnics=pair, ranks_per_rnic=2)
     flows = flows_of(traffic, pair, np.random.default_rng(1))
     assert Counter((one.src, one.dst) for one in flows) == {pair: 2, pair[::-1]: 2}
+
+
+def test_flows_of_a_grid_are_what_the_job_itself_sends():
+    """The other way to the same bytes: the programs that the ranks of such a job run, on the lab's inventory."""
+    phases = (
+        JobPhase(along="dp", collective="all-reduce", size_bytes=1 << 20),
+        JobPhase(along="tp", collective="all-to-all", size_bytes=1 << 16),
+        JobPhase(along="dp", collective="all-gather", size_bytes=1 << 18, algorithm="ring"),
+    )
+    grid = (("tp", 2), ("dp", 2))
+    spec = JobSpec(grid=grid, phases=phases, ranks=JOB)
+    ranks, programs, algorithms = fit_job(lab_inventory.load(inventory_named("soft-3rack")), spec)
+    sent = Counter()
+    for mine in programs:
+        for _, peer, _, length, *_ in mine["sends"]:
+            sent[ranks[mine["rank"]].name, ranks[peer].name] += 4 * length
+
+    traffic = job_traffic(phases, rnics=len(JOB), lab_kind="soft", grid=grid, qps_per_peer=2)
+    assert tuple(one.algorithm for one in traffic.phases) == algorithms
+    predicted = Counter()
+    for flow in flows_of(traffic, JOB, np.random.default_rng(1)):
+        predicted[flow.src, flow.dst] += flow.size_bytes
+    assert predicted == pytest.approx(sent)
+
+
+def test_groups_that_cross_racks_conflict_and_groups_inside_a_rack_do_not():
+    """Hosts 1 and 2 are one rack: a tensor-parallel group there sends nothing up."""
+    ranks = [word for number in (1, 2, 3, 5) for word in ("--rank", f"host{number}")]
+
+    def answer(*phases):
+        words = ["--grid", "tp=2,dp=2", *(word for phase in phases for word in ("--phase", phase))]
+        return json.loads(routing("predict", "--scheme", "static-parity", *ranks, *words, "--json").output)[0]
+
+    inside, across = answer("tp:all-reduce:1MiB"), answer("dp:all-reduce:1MiB")
+    assert "rtsw1" not in inside["uplinks"]
+    assert across["uplinks"]["rtsw1"]["mean"] > 1
+    assert answer("tp:all-reduce:1MiB", "dp:all-reduce:1MiB")["uplinks"]["rtsw1"] == across["uplinks"]["rtsw1"]
 
 
 def routing(*words):
@@ -344,6 +388,15 @@ def test_routing_conflicts_counts_worse_placements():
             ("conflicts", "--rank", "host1", "--rank", "host3", "--ranks-per-rnic", "2", "--write", "/nowhere/x.toml"),
             "-> host2:rxe0 is inside one host",
         ),
+        (("predict", "--grid", "dp=4"), "--grid and --phase go together"),
+        (("predict", "--grid", "dp=2x", "--phase", "dp:all-reduce:1MiB"), '--grid dp=2x: "dp=2x" is not a dimension'),
+        (("predict", "--grid", "dp=6", "--phase", "dp:all-reduce"), "--phase dp:all-reduce: say it as in"),
+        (("predict", "--grid", "dp=6", "--phase", "tp:all-reduce:1MiB"), 'the grid has no dimension "tp"; it has dp'),
+        (("predict", "--grid", "dp=4", "--phase", "dp:all-reduce:1MiB"), "dp 4 has 4 ranks, but the job has 6"),
+        (
+            ("predict", "--grid", "dp=6", "--phase", "dp:all-reduce:1MiB", "--size", "1MiB"),
+            "--size is of one collective of all ranks; with --grid, say it in --phase",
+        ),
         (("predict", "--weight", "rtsw1:ctsw9=2"), "--weight rtsw1:ctsw9=2: want LINK=SHARE; links are rtsw1:ctsw1"),
         (("predict", "--failed", "rtsw1"), "no link between switches is called rtsw1"),
     ],
@@ -368,7 +421,7 @@ def test_conflicts_write_the_experiment_that_reproduces_the_worst_placement(tmp_
 
     assert experiment.fabric.routing == "static-parity"
     bound = next(one for one in experiment.expectations if one.metric.name.startswith("mmr."))
-    flows = flows_of(CollectiveTraffic(), experiment.workload.ranks, np.random.default_rng(1))
+    flows = flows_of(one_collective(), experiment.workload.ranks, np.random.default_rng(1))
     load = offered_load(Fabric.of(LAB, scheme_named("static-parity")), flows)
     assert bound.minimum < uplink_mmr(LAB, load)[bound.metric.name.removeprefix("mmr.")] < bound.maximum
     again = CliRunner().invoke(cli, ["--lab", "soft-3rack", "routing", *words, "--write", str(path)])
@@ -384,3 +437,17 @@ def test_conflicts_write_keeps_the_queue_pairs_per_peer_and_the_ranks_per_rnic(t
     assert done.exit_code == 0, done.output
     workload = fit(experiment_file.load(tmp_path / "x.toml"), LAB, "soft").workload
     assert (workload.qps_per_peer, workload.ranks_per_rnic) == (4, 2)
+
+
+def test_conflicts_write_a_job_on_a_grid(tmp_path):
+    words = ["routing", "conflicts", *(word for number in (1, 2, 3, 4) for word in ("--rank", f"host{number}"))]
+    words += ["--grid", "tp=2,dp=2", "--phase", "dp:all-reduce:1MiB:ring", "--phase", "tp:all-to-all:64KiB"]
+    done = CliRunner().invoke(cli, ["--lab", "soft-3rack", *words, "--write", str(tmp_path / "x.toml")])
+
+    assert done.exit_code == 0, done.output
+    workload = fit(experiment_file.load(tmp_path / "x.toml"), LAB, "soft").workload
+    assert workload.grid == (("tp", 2), ("dp", 2))
+    assert [(one.along, one.collective, one.size_bytes, one.algorithm) for one in workload.phases] == [
+        ("dp", "all-reduce", 1 << 20, "ring"),
+        ("tp", "all-to-all", 1 << 16, "full-mesh"),
+    ]
