@@ -8,7 +8,8 @@ the payload bytes that a rank's sends completed in [t_ns, t_ns + sample_ns).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, Literal
 
 import msgspec
@@ -332,8 +333,8 @@ def decode(content: bytes) -> Measurements:
 
     Raises:
         msgspec.ValidationError: not measurements of schema 1.
-        ValueError: they name a machine or an RNIC that their own topology has not, have a record twice, or last for
-            more than a month.
+        ValueError: they name a machine or an RNIC that their own topology has not, have a record twice or of another
+            time than the run's, lack a rank, or last for more than a month.
     """
     found = msgspec.json.decode(content, type=Measurements)
     _refuse_contradictions(found)
@@ -351,7 +352,12 @@ def _refuse_contradictions(run: Measurements) -> None:
         raise ValueError(f"end_ns: {run.end_ns} is more than a month after t0_ns ({run.t0_ns}): no run lasts so long")
     if run.sample_ns <= 0:
         raise ValueError(f"sample_ns: {run.sample_ns} is no length of time")
+    if twice := _twice(fault.plan.id for fault in run.faults):
+        raise ValueError(f"faults: {twice[0]} is there twice")
     ranks = {rank.rank for rank in run.ranks}
+    if run.series and (missing := sorted(ranks - {series.rank for series in run.series})):
+        raise ValueError(f"series: rank {missing[0]} is missing")
+    restarts = len(run.resilience.restarts) if run.resilience is not None else 0
     for name, several in (("series", run.series), ("twin", run.twin or ())):
         if twice := _twice(series.rank for series in several):
             raise ValueError(f"{name}: rank {twice[0]} is there twice")
@@ -360,6 +366,38 @@ def _refuse_contradictions(run: Measurements) -> None:
                 raise ValueError(f"series: rank {series.rank} is none of ranks")
             if twice := _twice(step.index for step in series.iterations):
                 raise ValueError(f"{name}: iteration {twice[0]} of rank {series.rank} is there twice")
+            if any(step.wrong < 0 for step in series.iterations):
+                raise ValueError(f"{name}: rank {series.rank} has less than 0 wrong elements")
+            _refuse_samples(f"{name}: rank {series.rank}", series.samples, run.sample_ns, restarts=restarts)
+        if name == "series":
+            _refuse_other_times(several, run.t0_ns, run.end_ns)
+    if run.bystander is not None:
+        _refuse_samples("bystander", run.bystander.samples, run.sample_ns)
+
+
+def _refuse_samples(where: str, samples: Sequence[Sample], sample_ns: int, *, restarts: int = 0) -> None:
+    """Raise ValueError if two samples cover one time: their bytes would count twice.
+
+    A rank that restarts on another host continues on another clock, so that two of its samples may overlap there.
+    """
+    times = sorted(sample.t_ns for sample in samples)
+    if twice := _twice(times):
+        raise ValueError(f"{where}: the sample at {twice[0]} ns is there twice")
+    overlapping = [later for one, later in pairwise(times) if later - one < sample_ns // 2]
+    if len(overlapping) > restarts:
+        raise ValueError(f"{where}: the sample at {overlapping[0]} ns covers the time of another one")
+    if any(sample.bytes < 0 for sample in samples):
+        raise ValueError(f"{where}: a sample has less than 0 bytes")
+
+
+def _refuse_other_times(several: Sequence[RankSeries], t0_ns: int, end_ns: int) -> None:
+    """Raise ValueError if no record of a workload lies within the run: it is another run's."""
+    spans = [
+        *((sample.t_ns, sample.t_ns) for series in several for sample in series.samples if sample.bytes),
+        *((step.start_ns, step.end_ns) for series in several for step in series.iterations),
+    ]
+    if spans and not any(begin <= end_ns and end >= t0_ns for begin, end in spans):
+        raise ValueError("series: no sample and no iteration lies between t0_ns and end_ns: they are of another run")
 
 
 def _twice(numbers: Iterable[int]) -> list[int]:

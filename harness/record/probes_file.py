@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -60,7 +61,7 @@ def read(path: Path) -> ProbeTrips:
     """What `write` has written.
 
     Raises:
-        UsageError: it is not there, or is not such a file.
+        UsageError: it is not there, is not such a file, or has a probe twice.
     """
     table = parquet.read(path, PROBES_SCHEMA)
     told, columns = table.schema.metadata, table.to_pydict()
@@ -76,6 +77,11 @@ def read(path: Path) -> ProbeTrips:
             strict=True,
         )
     )
+    times = Counter((one.echo.connection, one.echo.sent_ns) for one in trips)
+    if again := next((one for one, count in times.items() if count > 1), None):
+        raise UsageError(
+            f"{path}: the probe of connection {again[0]} at {again[1]} ns is there twice; copy the run directory again"
+        )
     try:
         return ProbeTrips(trips=trips, unknown=int(told[b"unknown"]), trouble=told[b"trouble"].decode() or None)
     except (TypeError, KeyError, ValueError) as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from harness.record.measurements import (
     BystanderRun,
@@ -16,6 +16,7 @@ from harness.record.measurements import (
     Summary,
 )
 from traffic.engine.run_results import Iteration as TrafficIteration
+from traffic.engine.run_results import Sample as TrafficSample
 from traffic.flows.flow_run import FlowsResult
 from traffic.probes.ecmp_entropy import sport_of
 from traffic.workloads.collective import CollectiveResult
@@ -56,7 +57,7 @@ def series_of(result: Result) -> tuple[RankSeries, ...]:
     return tuple(
         RankSeries(
             rank=index,
-            samples=tuple(Sample(t_ns=item.start_ns, bytes=item.size_bytes) for item in result.samples_of(index)),
+            samples=_summed(result.samples_of(index)),
             iterations=tuple(_iteration(item) for item in result.iterations[index]),
         )
         for index in range(len(result.ranks))
@@ -110,7 +111,7 @@ def bystander_of(result: FlowsResult) -> BystanderRun:
     return BystanderRun(
         src=flow.spec.src,
         dst=flow.spec.dst,
-        samples=tuple(Sample(t_ns=item.start_ns, bytes=item.size_bytes) for item in flow.samples),
+        samples=_summed(flow.samples),
         qp_errors=tuple(error.time_ns for error in flow.qp_errors),
         failure=None if result.outcome != "failed" else result.where or "nobody knows where",
     )
@@ -126,6 +127,14 @@ def resilience_of(result: ElasticResult) -> ResilienceRun:
         connections=len(result.connections),
         wrong_elements=result.wrong_elements,
     )
+
+
+def _summed(samples: Iterable[TrafficSample]) -> tuple[Sample, ...]:
+    """Return one sample for each bin: several flows of an RNIC share its bins, and so do the ends of a restart."""
+    size_of: dict[int, int] = {}
+    for item in samples:
+        size_of[item.start_ns] = size_of.get(item.start_ns, 0) + item.size_bytes
+    return tuple(Sample(t_ns=t_ns, bytes=size) for t_ns, size in sorted(size_of.items()))
 
 
 def _iteration(item: TrafficIteration) -> Iteration:

@@ -18,6 +18,7 @@ from testbed.errors import UsageError
 from testbed.observe.telemetry import Change, Recorded, Sample
 from traffic.engine.flight_recorder import Entry, Flight
 from traffic.probes.results import ProbeTrips
+from traffic.probes.rtt import Echo, Trip
 
 RECORDED = Recorded(
     samples=(Sample(at_ns=T0, node="host1", values={"rxe0.rcvd_pkts": 1}),),
@@ -215,6 +216,26 @@ def test_probes_file_without_metadata_is_rejected(whole):
         whole.read_probes()
 
 
+def again(samples, *, later_ns=0):
+    """Record the samples a second time, as a second writer of the file would."""
+    samples += [[t_ns + later_ns, size] for t_ns, size in samples]
+
+
+def add_bystander(run, samples):
+    run["bystander"] = {"src": "host1:rxe1", "dst": "host2:rxe1", "samples": samples}
+
+
+def test_probes_recorded_twice_are_refused(whole):
+    echo = Echo(connection=3, sent_ns=T0 + 5, came=True, whole_ns=9, responder_ns=2)
+    trip = Trip(there=("host1:rxe0", "host2:rxe0"), back=("host2:rxe0", "host1:rxe0"), echo=echo)
+    whole.write_probes(ProbeTrips(trips=(trip,)), t0_ns=T0)
+    assert len(whole.read_probes().trips) == 1
+    whole.write_probes(ProbeTrips(trips=(trip, trip)), t0_ns=T0)
+
+    with pytest.raises(UsageError, match=rf"probes\.parquet: .*connection 3 at {T0 + 5} ns is there twice"):
+        whole.read_probes()
+
+
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
@@ -230,6 +251,15 @@ def test_probes_file_without_metadata_is_rejected(whole):
             lambda run: run["series"][1]["iterations"].append(run["series"][1]["iterations"][4]),
             "series: iteration 4 of",
         ),
+        (lambda run: run["series"].pop(), "series: rank 3 is missing"),
+        (lambda run: run["faults"].append(run["faults"][0]), "faults: .* is there twice"),
+        (lambda run: run["series"][1]["iterations"][4].update(wrong=-1), "series: rank 1 has less than 0 wrong"),
+        (lambda run: again(run["series"][1]["samples"]), "series: rank 1: the sample at .* is there twice"),
+        (lambda run: again(run["twin"][1]["samples"]), "twin: rank 1: the sample at .* is there twice"),
+        (lambda run: again(run["series"][1]["samples"], later_ns=1000), "series: rank 1: .* covers the time of another"),
+        (lambda run: run["series"][2]["samples"][3].__setitem__(1, -5), "series: rank 2: .* less than 0 bytes"),
+        (lambda run: add_bystander(run, [[0, 1], [0, 1]]), "bystander: the sample at 0 ns is there twice"),
+        (lambda run: run.update(t0_ns=run["t0_ns"] + 10**13, end_ns=run["end_ns"] + 10**13), "they are of another run"),
     ],
 )
 def test_measurements_that_contradict_themselves_are_refused(whole, edit, words):

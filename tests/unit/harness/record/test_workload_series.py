@@ -51,6 +51,7 @@ def test_an_rnic_at_the_end_of_two_flows_has_the_bytes_of_both():
     )
     result = FlowsResult(outcome="completed", where=None, flows=flows, goodput_bps=0.0, jain_index=1.0)
     assert bytes_of(result) == [42, 0, 0]
+    assert [len(series.samples) for series in series_of(result)] == [1, 0, 0]  # a bin twice would be refused when read
 
 
 def test_samples_stored_without_a_task_are_those_of_the_rank_on_their_rnic(lab):
