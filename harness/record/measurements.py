@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -48,6 +48,7 @@ __all__ = [
     "encode",
 ]
 
+_Name = TypeVar("_Name", int, str)
 _LONGEST_NS = 31 * 24 * 3600 * 10**9
 """The most time of one workload that is read: every 100 ms of it take memory."""
 
@@ -355,24 +356,29 @@ def _refuse_contradictions(run: Measurements) -> None:
     if twice := _twice(fault.plan.id for fault in run.faults):
         raise ValueError(f"faults: {twice[0]} is there twice")
     ranks = {rank.rank for rank in run.ranks}
-    if run.series and (missing := sorted(ranks - {series.rank for series in run.series})):
+    recorded = {series.rank for series in run.series}
+    if unknown := sorted(recorded - ranks):
+        raise ValueError(f"series: rank {unknown[0]} is none of ranks")
+    if recorded and (missing := sorted(ranks - recorded)):
         raise ValueError(f"series: rank {missing[0]} is missing")
-    restarts = len(run.resilience.restarts) if run.resilience is not None else 0
     for name, several in (("series", run.series), ("twin", run.twin or ())):
-        if twice := _twice(series.rank for series in several):
-            raise ValueError(f"{name}: rank {twice[0]} is there twice")
-        for series in several:
-            if series.rank not in ranks and name == "series":
-                raise ValueError(f"series: rank {series.rank} is none of ranks")
-            if twice := _twice(step.index for step in series.iterations):
-                raise ValueError(f"{name}: iteration {twice[0]} of rank {series.rank} is there twice")
-            if any(step.wrong < 0 for step in series.iterations):
-                raise ValueError(f"{name}: rank {series.rank} has less than 0 wrong elements")
-            _refuse_samples(f"{name}: rank {series.rank}", series.samples, run.sample_ns, restarts=restarts)
-        if name == "series":
-            _refuse_other_times(several, run.t0_ns, run.end_ns)
+        _refuse_series(name, several, run)
+    _refuse_other_times(run.series, run.t0_ns, run.end_ns)
     if run.bystander is not None:
         _refuse_samples("bystander", run.bystander.samples, run.sample_ns)
+
+
+def _refuse_series(name: str, several: Sequence[RankSeries], run: Measurements) -> None:
+    """Raise ValueError if something is there twice, or counts below 0."""
+    if twice := _twice(series.rank for series in several):
+        raise ValueError(f"{name}: rank {twice[0]} is there twice")
+    for series in several:
+        if twice := _twice(step.index for step in series.iterations):
+            raise ValueError(f"{name}: iteration {twice[0]} of rank {series.rank} is there twice")
+        if any(step.wrong < 0 for step in series.iterations):
+            raise ValueError(f"{name}: rank {series.rank} has less than 0 wrong elements")
+        restarts = len(run.resilience.restarts) if run.resilience is not None else 0
+        _refuse_samples(f"{name}: rank {series.rank}", series.samples, run.sample_ns, restarts=restarts)
 
 
 def _refuse_samples(where: str, samples: Sequence[Sample], sample_ns: int, *, restarts: int = 0) -> None:
@@ -400,5 +406,5 @@ def _refuse_other_times(several: Sequence[RankSeries], t0_ns: int, end_ns: int) 
         raise ValueError("series: no sample and no iteration lies between t0_ns and end_ns: they are of another run")
 
 
-def _twice(numbers: Iterable[int]) -> list[int]:
-    return [number for number, count in Counter(numbers).items() if count > 1]
+def _twice(names: Iterable[_Name]) -> list[_Name]:
+    return [name for name, count in Counter(names).items() if count > 1]

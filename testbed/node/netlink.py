@@ -31,6 +31,7 @@ _HEADER, _ATTR, _NEXT_HOP = struct.Struct("=IHHII"), struct.Struct("=HH"), struc
 _MOST = 1 << 17
 """The longest part of a dump (af_netlink.c, netlink_dump). The buffer is reused: under emulation, allocating a megabyte
 for each part made a dump take five times as long."""
+_CODE = struct.Struct("=i")
 _NESTED_OR_ORDER = 0xC000
 
 
@@ -76,6 +77,9 @@ class Netlink:
                 if seq != self._seq:
                     continue
                 if answered == _DONE:
+                    # netlink_dump_done (af_netlink.c): an error that ended the dump in its middle is in the last part.
+                    if len(content) >= _CODE.size and (code := -_CODE.unpack_from(content)[0]) > 0:
+                        raise OSError(code, os.strerror(code))
                     return
                 if answered == _ERROR:
                     code = -struct.unpack_from("=i", content)[0]

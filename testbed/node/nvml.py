@@ -89,9 +89,14 @@ def settings() -> list[dict[str, Any]]:
     """Return the settings of each GPU that may be changed: `bus_id`, `power_w`, `clocks`, `persistence`, `mode`.
 
     A clock that is rising looks locked for a moment: it counts as set only if several readings agree.
+
+    Raises:
+        NoNvml: a driver is loaded, and its library does not answer.
     """
     gpus: list[dict[str, Any]] = []
-    with contextlib.suppress(NoNvml), _session() as nvml:
+    if not os.path.exists(_DRIVER):
+        return gpus
+    with _session() as nvml:
         for index, gpu, why in _handles(nvml):
             facts = _facts(nvml, index, gpu, why)
             mode = None if why else _value(nvml, nvml.nvmlDeviceGetComputeMode, gpu)

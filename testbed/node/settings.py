@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from testbed.node.state import Facts
 
 __all__ = [
+    "UNKNOWN",
     "config_facts",
     "dcb_fact",
     "ethtool_fact",
@@ -64,6 +65,8 @@ _FRR = "/run/frr"
 _SONIC = "/etc/sonic"
 _ANSWER_S, _COMMAND_S = 2.0, 30.0
 _END = b"\0\0\0"
+UNKNOWN = "unknown"
+"""Begins the text of a fact whose reading failed: it differs from every other fact, and from itself."""
 _STRUCTURE = ("!", "exit", "end", "exit-address-family", "exit-vrf")
 _QP_GET, _MR_GET, _DEVICES = (5 << 10) | 10, (5 << 10) | 13, (5 << 10) | 1
 _RESOURCES = {"qp": (_QP_GET, 19), "mr": (_MR_GET, 40)}  # RDMA_NLDEV_ATTR_RES_QP, _RES_MR
@@ -174,16 +177,20 @@ def resource_facts(programs: Mapping[int, str]) -> Facts:
     `programs` are the faultbed programs by process id.
     """
     held: dict[str, dict[str, int]] = {}
-    with contextlib.suppress(OSError), contextlib.closing(Netlink(20)) as rdma:
-        devices = [attributes(body)[1] for _, body in rdma.dump(_DEVICES, b"")]
-        for what, (request, table) in _RESOURCES.items():
-            for device in devices:
-                with contextlib.suppress(OSError):
-                    for _, body in rdma.dump(request, attribute(1, device)):
-                        for entry in _each(attributes(body).get(table, b"")):
-                            if (owner := _owner(attributes(entry), programs)) is not None:
-                                counts = held.setdefault(owner, {})
-                                counts[what] = counts.get(what, 0) + 1
+    try:
+        with contextlib.closing(Netlink(20)) as rdma:
+            devices = [attributes(body)[1] for _, body in rdma.dump(_DEVICES, b"")]
+            for what, (request, table) in _RESOURCES.items():
+                for device in devices:
+                    with contextlib.suppress(OSError):
+                        for _, body in rdma.dump(request, attribute(1, device)):
+                            for entry in _each(attributes(body).get(table, b"")):
+                                if (owner := _owner(attributes(entry), programs)) is not None:
+                                    counts = held.setdefault(owner, {})
+                                    counts[what] = counts.get(what, 0) + 1
+    except OSError as error:
+        if os.path.isdir(_INFINIBAND) and os.listdir(_INFINIBAND):  # otherwise there is no RDMA that could be held
+            yield "rdma netlink", f"{UNKNOWN}: {error}"
     for owner, counts in held.items():
         yield f"rdma resources {owner}", ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
 
@@ -204,8 +211,10 @@ def frr_facts(netns: str | None) -> Facts:
         daemons = sorted(name[: -len(".vty")] for name in os.listdir(folder) if name.endswith(".vty"))
     if not daemons and netns is None and os.path.isdir(_SONIC):
         # Its daemons run in a container; the host's vtysh connects to them.
-        with contextlib.suppress(OSError, subprocess.SubprocessError):
+        try:
             yield from config_facts("vtysh", _printed(["vtysh", "-c", "show running-config"]).splitlines()[3:])
+        except (OSError, subprocess.SubprocessError) as error:
+            yield "frr vtysh", f"{UNKNOWN}: {error}"
     for daemon in daemons:
         if daemon == "watchfrr":
             continue
@@ -214,7 +223,7 @@ def frr_facts(netns: str | None) -> Facts:
         except ConnectionRefusedError:  # it has ended, which the count of its processes shows
             continue
         except OSError as error:
-            yield f"frr {daemon}", f"does not answer: {error}"
+            yield f"frr {daemon}", f"{UNKNOWN}: does not answer: {error}"
             continue
         yield from config_facts(daemon, text.splitlines())
 
@@ -225,10 +234,14 @@ def sonic_facts() -> Facts:
     Not yet run on hardware.
     """
     if os.path.isdir(_SONIC):
-        with contextlib.suppress(OSError, subprocess.SubprocessError, ValueError):
-            for table, rows in json.loads(_printed(["sonic-cfggen", "-d", "--print-data"])).items():
-                content = json.dumps(rows, sort_keys=True)
-                yield f"config_db {table}", f"{len(rows)} rows, content {zlib.crc32(content.encode()):08x}"
+        try:
+            tables = json.loads(_printed(["sonic-cfggen", "-d", "--print-data"]))
+        except (OSError, subprocess.SubprocessError, ValueError) as error:
+            yield "config_db", f"{UNKNOWN}: {error}"
+            return
+        for table, rows in tables.items():
+            content = json.dumps(rows, sort_keys=True)
+            yield f"config_db {table}", f"{len(rows)} rows, content {zlib.crc32(content.encode()):08x}"
 
 
 def _printed(argv: list[str]) -> str:
@@ -271,7 +284,12 @@ def _vty(path: str, command: str) -> str:
 
 def gpu_facts() -> Facts:
     """Return the settings of each NVIDIA GPU: power limit, locked or application clocks, persistence mode."""
-    for gpu in nvml.settings():
+    try:
+        gpus = nvml.settings()
+    except nvml.NoNvml as error:
+        yield "gpus", f"{UNKNOWN}: {error}"
+        return
+    for gpu in gpus:
         yield f"gpu {gpu['bus_id']}", ", ".join(f"{name} {gpu[name]}" for name in sorted(gpu) if name != "bus_id")
 
 

@@ -52,6 +52,7 @@ DAEMONS = ("zebra", "bgpd", "mgmtd", "watchfrr")
 _OURS = ("traffic.", "inject.", "testbed.")
 _NAMED = "faultbed-"
 """Prefix of the names of faults' processes (`inject.node.machine.hog`)."""
+_UNITS_S = 30
 UNITS = ("systemctl", "list-units", "--all", "--plain", "--no-legend", "faultbed-*")
 
 _ROUTE, _NETFILTER = 0, 12
@@ -348,10 +349,21 @@ def program_of(command: bytes) -> str | None:
 
 
 def _units(listing: subprocess.Popen[str] | None) -> Facts:
-    if listing is not None:
-        for line in listing.communicate(timeout=30)[0].splitlines():
-            name, _load, active, sub, *_ = line.split()
-            yield f"unit {name}", f"{active} {sub}"
+    if listing is None:
+        return
+    try:
+        lines, errors = listing.communicate(timeout=_UNITS_S)
+    except subprocess.TimeoutExpired:
+        listing.kill()
+        listing.communicate()
+        yield "units", f"{settings.UNKNOWN}: systemctl did not end within {_UNITS_S} s"
+        return
+    if listing.returncode:
+        last = (errors.strip() or "no message").splitlines()[-1]
+        yield "units", f"{settings.UNKNOWN}: systemctl ended with {listing.returncode}: {last}"
+    for line in lines.splitlines():
+        name, _load, active, sub, *_ = line.split()
+        yield f"unit {name}", f"{active} {sub}"
 
 
 def gathered(facts: Facts) -> dict[str, str]:
@@ -368,7 +380,7 @@ def look(nodes: dict[str, str | None]) -> dict[str, dict[str, str]]:
     Raises:
         OSError: a namespace is gone.
     """
-    units = subprocess.Popen(UNITS, stdout=subprocess.PIPE, text=True) if _has_systemd() else None
+    units = _listed() if _has_systemd() else None
     state: dict[str, dict[str, str]] = {}
     for node, namespace in nodes.items():
         netns.enter(namespace)
@@ -380,6 +392,10 @@ def look(nodes: dict[str, str | None]) -> dict[str, dict[str, str]]:
         finally:
             netns.enter(None)
     return state
+
+
+def _listed() -> subprocess.Popen[str]:
+    return subprocess.Popen(UNITS, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def _has_systemd() -> bool:

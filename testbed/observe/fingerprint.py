@@ -20,6 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from testbed.node.settings import UNKNOWN
 from testbed.tenancy.reservation import WHOLE_LAB
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from testbed.lab import Lab
     from testbed.model.topology import Topology
 
-__all__ = ["CONTROLLER", "SETTLE_S", "Fingerprint", "capture", "diff", "part", "settle", "stored_reverts"]
+__all__ = ["CONTROLLER", "SETTLE_S", "Fingerprint", "capture", "diff", "part", "settle", "stored_reverts", "unknown"]
 
 SETTLE_S = 30.0
 """BGP with timers of 1 and 3 s recovers well before, even on a starved machine."""
@@ -125,7 +126,8 @@ def _of_ends(subject: str, ends: Collection[str]) -> bool:
 def diff(before: Fingerprint, after: Fingerprint) -> list[str]:
     """Return every difference as a readable line; empty if there is none.
 
-    A program that has ended is no difference: traffic by hand may end before a fault that began during it.
+    A program that has ended is no difference: traffic by hand may end before a fault that began during it. A fact that
+    could not be read is always one, even if it could be read neither time.
     """
     return [line for _, _, line in _differences(before, after)]
 
@@ -137,12 +139,24 @@ def _differences(before: Fingerprint, after: Fingerprint) -> Iterator[tuple[str,
         for subject in sorted({*was, *now}):
             if subject.startswith(_MAY_END) and _held(now, subject) <= _held(was, subject):
                 continue
-            if subject not in now:
+            if now.get(subject, "").startswith(UNKNOWN):
+                yield node, subject, f"{node}: {subject} is {now[subject]}"
+            elif subject not in now:
                 yield node, subject, f"{node}: {subject} is gone (was {was[subject]})"
             elif subject not in was:
                 yield node, subject, f"{node}: {subject} is new ({now[subject]})"
             elif was[subject] != now[subject]:
                 yield node, subject, f"{node}: {subject} was {was[subject]}, is {now[subject]}"
+
+
+def unknown(taken: Fingerprint) -> list[str]:
+    """Return each fact that could not be read, as a readable line."""
+    return [
+        f"{node}: {subject} is {text}"
+        for node, facts in sorted(taken.nodes.items())
+        for subject, text in sorted(facts.items())
+        if text.startswith(UNKNOWN)
+    ]
 
 
 def _held(facts: Mapping[str, str], subject: str) -> int:

@@ -95,6 +95,11 @@ def begin(lab: Lab, why: str, *, lease_s: float = LEASE_S, progress: Progress = 
             for other in {each.path: each for each in (*running, *in_progress.dead(folder))}.values():
                 if overlap(other.covers, before.covers):
                     before = _without(before, other, lab.topology)
+            if unknown := fingerprint.unknown(before):
+                raise LabError(
+                    f"{lab.name}: its state cannot be read, so that nothing could be compared at the end: "
+                    f"{unknown[0]}; nothing was changed: repair that, or `faultbed reset` a soft lab"
+                )
             own = in_progress.write(folder, why=why, before=before, lease_s=lease_s)
     except OSError as error:
         raise LabError(

@@ -256,7 +256,10 @@ def test_probes_recorded_twice_are_refused(whole):
         (lambda run: run["series"][1]["iterations"][4].update(wrong=-1), "series: rank 1 has less than 0 wrong"),
         (lambda run: again(run["series"][1]["samples"]), "series: rank 1: the sample at .* is there twice"),
         (lambda run: again(run["twin"][1]["samples"]), "twin: rank 1: the sample at .* is there twice"),
-        (lambda run: again(run["series"][1]["samples"], later_ns=1000), "series: rank 1: .* covers the time of another"),
+        (
+            lambda run: again(run["series"][1]["samples"], later_ns=1000),
+            "series: rank 1: .* covers the time of another",
+        ),
         (lambda run: run["series"][2]["samples"][3].__setitem__(1, -5), "series: rank 2: .* less than 0 bytes"),
         (lambda run: add_bystander(run, [[0, 1], [0, 1]]), "bystander: the sample at 0 ns is there twice"),
         (lambda run: run.update(t0_ns=run["t0_ns"] + 10**13, end_ns=run["end_ns"] + 10**13), "they are of another run"),

@@ -272,6 +272,25 @@ def test_fingerprint_resources_of_an_ended_program_are_no_difference_and_more_ar
     assert len(fingerprint.diff(none, some)) == 1
 
 
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [("echo 'Failed to list units: Transport endpoint is not connected' >&2; exit 1", "ended with 1: Failed to list"),
+     ("exec sleep 60", "did not end within 0.2 s"),
+     ("kill -9 $$", "ended with -9: no message")],
+)  # fmt: skip
+def test_fingerprint_with_units_that_could_not_be_listed_is_never_equal(monkeypatch, tmp_path, script, words):
+    """No unit before and none after because systemctl failed both times: a unit that was left would be CLEAN."""
+    (tmp_path / "systemctl").write_text(f"#!/bin/sh\n{script}\n")
+    (tmp_path / "systemctl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setattr(state, "_UNITS_S", 0.2)
+    before, after = (Fingerprint(nodes={"h": dict(state._units(state._listed()))}) for _ in range(2))
+    (line,) = fingerprint.diff(before, after)
+    assert line.startswith("h: units is unknown: systemctl")
+    assert words in line
+    assert fingerprint.unknown(before) == [line]
+
+
 def test_fingerprint_shows_a_revert_stored_beside_qemu(tmp_path):
     """If a holder died with its guardian, the target may look unchanged while its revert waits for `heal`."""
     lab = SimpleNamespace(

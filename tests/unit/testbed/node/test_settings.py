@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import struct
@@ -12,7 +13,7 @@ import pytest
 from nvml_library import Card, install
 
 from testbed.node import settings
-from testbed.node.netlink import attribute
+from testbed.node.netlink import Netlink, attribute
 
 NETDEV, INET, IP = 5, 1, 2
 TABLE, CHAIN, RULE, SET = 0xA01, 0xA04, 0xA07, 0xA0A
@@ -224,7 +225,7 @@ def test_frr_facts_of_a_daemon_that_does_not_answer_say_so(monkeypatch, tmp_path
     monkeypatch.setattr(settings, "_FRR", str(tmp_path))
     monkeypatch.setattr(settings, "_ANSWER_S", 0.05)
     with daemon(tmp_path / "rtsw1", "bgpd", None):
-        assert list(settings.frr_facts("rtsw1")) == [("frr bgpd", "does not answer: timed out")]
+        assert list(settings.frr_facts("rtsw1")) == [("frr bgpd", "unknown: does not answer: timed out")]
 
 
 def test_frr_facts_of_a_machine_without_daemons_are_none(monkeypatch, tmp_path):
@@ -250,6 +251,39 @@ def test_sonic_facts_show_a_row_left_in_the_configuration(monkeypatch, tmp_path)
     assert told("{}") == {}
 
 
+@pytest.mark.parametrize(("tool", "subject"), [("sonic-cfggen", "config_db"), ("vtysh", "frr vtysh")])
+def test_facts_of_a_tool_that_fails_are_unknown_and_not_none(monkeypatch, tmp_path, tool, subject):
+    """Nothing before and nothing after would be equal: an ACL rule that was left behind would be CLEAN."""
+    monkeypatch.setattr(settings, "_SONIC", str(tmp_path))
+    monkeypatch.setattr(settings, "_FRR", str(tmp_path / "none"))
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    (tmp_path / tool).write_text("#!/bin/sh\nexit 3\n")
+    (tmp_path / tool).chmod(0o755)
+    facts = dict([*settings.sonic_facts(), *settings.frr_facts(None)])
+    assert facts[subject].startswith("unknown: ")
+    assert "exit status 3" in facts[subject]
+
+
+def test_resource_facts_are_unknown_if_the_kernel_refuses_and_there_are_devices(monkeypatch, tmp_path):
+    """What is gone afterwards is no difference, so that a refusal would hide queue pairs that are left."""
+
+    def refuse(_family):
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(settings, "Netlink", refuse)
+    monkeypatch.setattr(settings, "_INFINIBAND", str(tmp_path))
+    assert list(settings.resource_facts({})) == []
+    (tmp_path / "rxe0").mkdir()
+    assert dict(settings.resource_facts({}))["rdma netlink"].startswith("unknown: ")
+
+
+def test_gpu_facts_are_unknown_if_the_loaded_driver_does_not_answer(monkeypatch, tmp_path):
+    library = install(monkeypatch, tmp_path, [Card()])
+    library.nvmlDeviceGetCount_v2 = lambda _count: 999
+    ((subject, text),) = settings.gpu_facts()
+    assert (subject, text.partition(":")[0]) == ("gpus", "unknown")
+
+
 def test_gpu_facts_see_power_clocks_and_modes(monkeypatch, tmp_path):
     monkeypatch.setattr("testbed.node.nvml._READING_EVERY_S", 0.0)
     texts = []
@@ -271,3 +305,16 @@ def test_gpu_clocks_that_rise_are_not_reported_as_set(monkeypatch, tmp_path):
     install(monkeypatch, tmp_path, [card])
     monkeypatch.setattr("testbed.node.nvml.time.sleep", lambda _: setattr(card, "sm_mhz", 1980))
     assert "clocks not set" in dict(settings.gpu_facts())["gpu 00000000:19:00.0"]
+
+
+@pytest.mark.parametrize(("code", "fails"), [(0, False), (-errno.ENOMEM, True)])
+def test_dump_that_the_kernel_ended_in_its_middle_is_an_error(code, fails):
+    """NLMSG_DONE has the error of a dump that broke off: what came until then is not all that there is."""
+    kernel, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with kernel, contextlib.closing(Netlink(0)) as netlink:
+        netlink._socket.close()
+        netlink._socket = ours
+        part = struct.pack("=IHHII", 20, 16, 2, 1, 0) + b"link"
+        kernel.send(part + struct.pack("=IHHIIi", 20, 3, 2, 1, 0, code))
+        with pytest.raises(OSError, match="memory") if fails else contextlib.nullcontext():
+            assert list(netlink.dump(18, b"")) == [(16, b"link")]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from testbed.errors import DirtyLab
+from testbed.errors import DirtyLab, LabError
 from testbed.observe import fingerprint
 from testbed.observe.fingerprint import Fingerprint
 from testbed.tenancy import dirty
@@ -43,6 +43,15 @@ def test_dirty_mark_ends_when_the_lab_looks_as_before(tmp_path, monkeypatch):
     assert dirty.settle(lab_that_looks(monkeypatch, tmp_path, AFTER)) != []
     assert dirty.is_marked(tmp_path)
     assert dirty.settle(lab_that_looks(monkeypatch, tmp_path, BEFORE)) == []
+    assert not dirty.is_marked(tmp_path)
+
+
+def test_dirty_lab_whose_state_cannot_be_read_is_not_changed(tmp_path, monkeypatch):
+    """Unknown before and unknown after must not be equal: the command is refused before it begins."""
+    unread = Fingerprint(nodes={"rtsw1": {"config_db": "unknown: sonic-cfggen ended with 1"}})
+    assert fingerprint.diff(unread, unread) == ["rtsw1: config_db is unknown: sonic-cfggen ended with 1"]
+    with pytest.raises(LabError, match=r"config_db is unknown.*nothing was changed"):
+        dirty.begin(lab_that_looks(monkeypatch, tmp_path, unread), "run")
     assert not dirty.is_marked(tmp_path)
 
 
