@@ -5,7 +5,8 @@
     bystander.gap             longest time without data that begins between 1 s before a fault's arming and 1 s after
                               its removal
     bystander.qp_errors       its queue pairs that failed after the first fault was armed; at least so many, if it has
-                              failed or carried nothing: a queue pair without data does not fail
+                              failed, or carried nothing around a fault or at the end: a queue pair without data does
+                              not fail, and one that retries has not failed yet
 
 A fault's window ends 1 s after its removal, because a revert, too, can disturb other traffic.
 """
@@ -53,7 +54,7 @@ def isolation(run: Measurements, *, first_fault_ns: int, level: float) -> dict[s
         return dict.fromkeys((_RATIO, _GAP, _ERRORS), Observation(value=None, detail="this run has no bystander"))
     whole = bystander_goodput(run)
     is_dead = whole is None or not whole.bytes.any() or flow.failure is not None
-    errors = _errors(flow, first_fault_ns, is_dead=is_dead)
+    errors = _errors(flow, first_fault_ns, doubt=_why_errors_unknown(run, flow, whole, first_fault_ns))
     if whole is None or is_dead:
         why = flow.failure or f"no data arrived from {flow.src} to {flow.dst}"
         return {**dict.fromkeys((_RATIO, _GAP), Observation(value=None, detail=f"bystander: {why}")), _ERRORS: errors}
@@ -61,14 +62,31 @@ def isolation(run: Measurements, *, first_fault_ns: int, level: float) -> dict[s
     return {_RATIO: _goodput_ratio(run, whole, base, level), _GAP: _gap(run, flow, whole, base), _ERRORS: errors}
 
 
-def _errors(flow: BystanderRun, first_fault_ns: int, *, is_dead: bool) -> Observation:
+def _why_errors_unknown(run: Measurements, flow: BystanderRun, whole: Goodput | None, first_fault_ns: int) -> str:
+    """Say why more queue pairs may have failed than the engine reported; empty: no more did."""
+    if flow.failure is not None:
+        return flow.failure
+    if whole is None or not whole.bytes.any():
+        return "it carried nothing"
+    silent = whole.bytes == 0
+    for name, one in acting_windows(run).items():
+        around = silent[whole.bin_of(one.start_ns) : whole.bin_of(one.cleared_ns + _MARGIN_NS)]
+        if len(around) and around.all():
+            return f"it carried nothing around {name}"
+    # A paced flow is silent between its messages, too.
+    usual, _ = _longest_silence(silent[: whole.bin_of(first_fault_ns)], 0, len(silent))
+    ending = len(silent) - 1 - int(np.flatnonzero(~silent)[-1])
+    return "it carried nothing at the end" if ending > max(usual, _MARGIN_NS // whole.step_ns) else ""
+
+
+def _errors(flow: BystanderRun, first_fault_ns: int, *, doubt: str) -> Observation:
     early = sum(at_ns < first_fault_ns for at_ns in flow.qp_errors)
     detail = f"of the flow from {flow.src} to {flow.dst}, as the traffic engine reports"
     if early:
         detail += f"; {early} more failed before the first fault: raise timeout in bystander.qp on a busy lab"
-    if is_dead:
-        detail += f"; {flow.failure or 'it carried nothing'}"
-    return Observation(value=len(flow.qp_errors) - early, detail=detail, censored=is_dead)
+    if doubt:
+        detail += f"; {doubt}"
+    return Observation(value=len(flow.qp_errors) - early, detail=detail, censored=bool(doubt))
 
 
 def _goodput_ratio(run: Measurements, whole: Goodput, base: Baseline | None, level: float) -> Observation:
@@ -127,11 +145,12 @@ def _gap(run: Measurements, flow: BystanderRun, whole: Goodput, base: Baseline |
 
 
 def _longest_silence(silent: NDArray[np.bool_], first: int, last: int) -> tuple[int, bool]:
-    """Return the length of the longest stretch of silent bins, and whether the end of the data cuts it short.
+    """Return the length of the longest stretch of silent bins, and whether a longer one may be cut by the end of data.
 
     Only what begins before bin `last` counts, and only from bin `first` on; it may end later than `last`.
     """
     edges = np.flatnonzero(np.diff(silent[first:].astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
-    stretches = [(int(end - begin), bool(end == len(silent) - first)) for begin, end in edges if begin < last - first]
-    bins, reaches_end = max(stretches, default=(0, False))
-    return bins, reaches_end and bins > 1  # the last bin is short
+    counted = [(int(begin), int(end)) for begin, end in edges if begin < last - first]
+    bins = max((end - begin for begin, end in counted), default=0)
+    # The last bin is short: it may be silent by chance.
+    return bins, any(end == len(silent) - first and end - begin > 1 for begin, end in counted)

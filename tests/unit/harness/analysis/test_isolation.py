@@ -71,6 +71,43 @@ def test_bystander_silent_while_a_fault_is_removed_has_a_gap():
     assert gap.detail.endswith("in the fault-free start 0.0 s")
 
 
+@pytest.mark.parametrize(
+    ("rate_at", "doubt"),
+    [
+        (lambda t_ns: 50_000 if t_ns < FIRST.start_ns - S else 0, "it carried nothing around"),
+        (lambda t_ns: 50_000 if t_ns < RUN.end_ns - 2 * S else 0, "it carried nothing at the end"),
+    ],
+)
+def test_bystander_that_fell_silent_without_an_error_has_no_known_number_of_errors(rate_at, doubt):
+    """A queue pair without data does not fail, and one that retries has not failed yet: 0 errors prove nothing."""
+    run = with_bystander(rate_at)
+    errors = metrics_of(run)["bystander.qp_errors"]
+    assert (errors.value, errors.censored) == (0, True)
+    assert doubt in errors.detail
+    expectation = Expectation(metric=METRICS["bystander.qp_errors"], maximum=0)
+    verdict = judge(plan=PLAN, expectations=[expectation], run=run, observed=observe(run))
+    assert next(one for one in verdict.checks if one.name == "bystander.qp_errors").verdict is Verdict.INCONCLUSIVE
+
+
+def test_bystander_with_a_message_every_second_has_a_known_number_of_errors():
+    errors = metrics_of(with_bystander(lambda t_ns: 50_000 if (t_ns - T0) % S == 200 * MS else 0))[
+        "bystander.qp_errors"
+    ]
+    assert (errors.value, errors.censored) == (0, False)
+
+
+def test_bystander_gap_that_the_end_of_data_cuts_is_censored_although_an_earlier_one_is_longer():
+    last = max(acting_windows(RUN).values(), key=lambda one: one.cleared_ns)
+    end_ns = last.cleared_ns + 900 * MS
+    run = msgspec.structs.replace(RUN, end_ns=end_ns)
+    flow = with_bystander(
+        lambda t_ns: 0 if last.start_ns <= t_ns < last.start_ns + 600 * MS or t_ns >= end_ns - 400 * MS else 50_000
+    ).bystander
+    gap = metrics_of(msgspec.structs.replace(run, bystander=flow))["bystander.gap"]
+    assert gap.value == pytest.approx(0.6, abs=0.11)
+    assert gap.censored
+
+
 def test_bystander_that_failed_or_carried_nothing_decides_nothing():
     failed = metrics_of(with_bystander(steady, failure="host4:rxe1 is gone", qp_errors=(T0 + S, RUN.end_ns)))
     assert failed["bystander.goodput_ratio"].value is None
