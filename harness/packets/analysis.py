@@ -114,8 +114,8 @@ def analyse(frames: Frames, *, host_ports: Sequence[bool] | None = None) -> Anal
     if host_ports is None:
         host_ports = [name.count(":") == 2 for name in frames.interfaces]  # noqa: PLR2004 - see the docstring
     flows, unpaired = flows_of(packets, host_ports=host_ports)
-    # Truncated frames, or frames in the wrong order, can look like a broken rule.
-    is_exact = not packets.cut and back_ns <= CLOCK_STEP_NS
+    # Frames that are truncated, missing or in the wrong order can look like a broken rule.
+    is_exact = not (packets.cut or packets.not_decoded or frames.dropped) and back_ns <= CLOCK_STEP_NS
     reports = tuple(_report(packets, flow, frames.interfaces[flow.port], is_exact=is_exact) for flow in flows)
     notes: tuple[str, ...] = ()
     if late:
@@ -125,7 +125,10 @@ def analyse(frames: Frames, *, host_ports: Sequence[bool] | None = None) -> Anal
         roce=len(packets),
         ports=frames.interfaces,
         flows=reports,
-        doubts=tuple(_doubts(frames, packets, reports, [item for item in unpaired if host_ports[item.port]], back_ns)),
+        doubts=(
+            *_doubts(frames, packets, reports, [item for item in unpaired if host_ports[item.port]], back_ns),
+            *_one_way(frames, packets, [number for number, is_host in enumerate(host_ports) if is_host]),
+        ),
         notes=notes,
     )
 
@@ -163,6 +166,36 @@ def _doubts(
             f"{packets.cut:,} frames are cut before their RoCEv2 headers end, so no rule was checked; capture at least "
             f"{NEEDED_BYTES} bytes of each frame"
         )
+    if packets.not_decoded:
+        yield (
+            f"{packets.not_decoded:,} RoCEv2 packets are fragments or have extension headers of IPv6 and were not "
+            "decoded, so no rule was checked"
+        )
+    if frames.dropped:
+        yield (
+            f"{frames.dropped:,} frames were dropped when the file was captured, as its statistics say, so no rule was "
+            "checked; capture headers alone, or with a larger buffer"
+        )
+    yield from _unchecked_flows(flows, unpaired)
+    if back_ns > CLOCK_STEP_NS:
+        yield (
+            f"times of one port go back by {back_ns / 1e9:.3f} s: the clock was set during the capture, or captures "
+            "were joined; the order of its packets is unknown, so no rule was checked"
+        )
+
+
+def _one_way(frames: Frames, packets: Packets, host_ports: Sequence[int]) -> Iterator[str]:
+    """Yield a doubt for each host's port of which one direction alone was captured, beside others with both."""
+    directions = {number: set(packets.outbound[packets.port == number].tolist()) - {-1} for number in host_ports}
+    if not any(len(each) > 1 for each in directions.values()):
+        return  # then no response was captured at all, which is a doubt of its own
+    for number, each in directions.items():
+        if len(each) == 1:
+            which = "left the port towards the host" if each == {1} else "came in from the host"
+            yield f"{frames.interfaces[number]}: all packets {which}: responses were not checked there"
+
+
+def _unchecked_flows(flows: Sequence[FlowReport], unpaired: Sequence[Unpaired]) -> Iterator[str]:
     for port, src, dst in dict.fromkeys((item.port, item.src, item.dst) for item in flows if item.is_ambiguous):
         qpns = sorted(
             item.dqpn for item in flows if item.is_ambiguous and (item.port, item.src, item.dst) == (port, src, dst)
@@ -176,11 +209,6 @@ def _doubts(
         yield (
             f"{item.responses:,} responses from {item.src} to QP {item.dqpn} of {item.dst} match no requests at this "
             "port and were not checked"
-        )
-    if back_ns > CLOCK_STEP_NS:
-        yield (
-            f"times of one port go back by {back_ns / 1e9:.3f} s: the clock was set during the capture, or captures "
-            "were joined; the order of its packets is unknown, so no rule was checked"
         )
 
 

@@ -34,7 +34,9 @@ _PCAP_MAGIC = {0xA1B2C3D4: 1_000, 0xA1B23C4D: 1}
 _LARGEST_FRAME = 262_144
 """The largest snap length that libpcap accepts (MAXIMUM_SNAPLEN); a longer record is a damaged length."""
 _MOST_INTERFACES = 32_767
-_NO_PACKETS = frozenset({_SHB, 4, 5, 9, 10, 0xBAD, 0x40000BAD})
+_ISB = 5
+_NO_COUNT = (1 << 64) - 1
+_NO_PACKETS = frozenset({_SHB, 4, _ISB, 9, 10, 0xBAD, 0x40000BAD})
 """Blocks without packets: names, statistics, journal, secrets, custom ones (IANA's pcapng registry)."""
 _ORDER_OF_MAGIC = {b"\x4d\x3c\x2b\x1a": "<", b"\x1a\x2b\x3c\x4d": ">"}
 _EPB_BYTES = 32
@@ -52,7 +54,8 @@ class Frames:
 
     `captured` and `length` are bytes in the file and on the wire. `outbound` is 1, 0, or -1 if the file does not say.
     `interfaces` are names (or "" if the file has none); `link_types` has one number for each (1: Ethernet). `damage`
-    says at which byte a damaged file stops being readable; "": all of the file was read.
+    says at which byte a damaged file stops being readable; "": all of the file was read. `dropped` are frames that were
+    not written, by the statistics in the file.
     """
 
     data: NDArray[np.uint8]
@@ -65,6 +68,7 @@ class Frames:
     interfaces: tuple[str, ...]
     link_types: NDArray[np.int64]
     damage: str = ""
+    dropped: int = 0
 
     def __len__(self) -> int:
         return len(self.start)
@@ -168,10 +172,11 @@ class _Interface:
 
 @dataclass(slots=True, kw_only=True)
 class _Section:
-    """A pcapng section: byte order, interfaces, offsets of the packet blocks, end offset and damage."""
+    """A pcapng section: byte order, interfaces, dropped frames, offsets of the packet blocks, end offset, damage."""
 
     order: str
     interfaces: list[_Interface] = field(default_factory=list)
+    dropped: int = 0
     records: Indices
     end: int
     damage: str = ""
@@ -207,6 +212,7 @@ def _parse_pcapng(data: NDArray[np.uint8], size: int) -> Frames:
         interfaces=tuple(item.name for item in interfaces),
         link_types=np.array([item.link for item in interfaces], dtype=np.int64),
         damage=damage,
+        dropped=sum(section.dropped for section in sections),
     )
 
 
@@ -220,6 +226,7 @@ def _walk_section(data: NDArray[np.uint8], begin: int, end: int) -> _Section:
     words = _aligned(data, order).data
     records: list[int] = []
     interfaces: list[_Interface] = []
+    dropped: dict[int, int] = {}
     note, at, problem = records.append, begin, ""
     while at + 12 <= end:
         kind, length = words[at >> 2], words[(at >> 2) + 1]
@@ -234,14 +241,21 @@ def _walk_section(data: NDArray[np.uint8], begin: int, end: int) -> _Section:
         elif kind == _SHB and at != begin:
             break
         else:
-            _read_block(data, at, kind, length, interfaces, order)
+            _read_block(data, at, kind, length, interfaces, dropped, order)
         at += length
     if not problem and end - 12 < at < end:
         problem = "the file ends within a block"
     intact, damage = _whole(words, np.array(records, dtype=np.int64), end)
     if not damage and problem:
         damage = _unread(at, end, problem)
-    return _Section(order=order, interfaces=interfaces, records=intact, end=end if damage else at, damage=damage)
+    return _Section(
+        order=order,
+        interfaces=interfaces,
+        dropped=sum(dropped.values()),
+        records=intact,
+        end=end if damage else at,
+        damage=damage,
+    )
 
 
 def _problem_of(length: int) -> str:
@@ -249,17 +263,40 @@ def _problem_of(length: int) -> str:
 
 
 def _read_block(
-    data: NDArray[np.uint8], at: int, kind: int, length: int, interfaces: list[_Interface], order: str
+    data: NDArray[np.uint8],
+    at: int,
+    kind: int,
+    length: int,
+    interfaces: list[_Interface],
+    dropped: dict[int, int],
+    order: str,
 ) -> None:
-    """Read a block that is not an enhanced packet block."""
+    """Read a block that is not an enhanced packet block. Statistics are totals: the last ones of an interface count."""
     if kind == _IDB:
         interfaces.append(_read_interface(data[at + 8 : at + length - 4].tobytes(), order))
+    elif kind == _ISB and length >= 24:  # noqa: PLR2004 - interface and time
+        (number,) = struct.unpack_from(f"{order}I", data.data, at + 8)
+        dropped[number] = _dropped(data[at + 20 : at + length - 4].tobytes(), order)
     elif kind in (_SPB, _OBSOLETE_PACKET):
         raise ValueError(
             f"byte {at:,}: a packet block of type {kind} is not supported; convert the file with `editcap -F pcapng`"
         )
     elif kind not in _NO_PACKETS:
         raise ValueError(f"byte {at:,}: an unknown block of type {kind}, which may hold a packet")
+
+
+def _dropped(options: bytes, order: str) -> int:
+    """Return the frames that an interface and its system dropped, from the options of a statistics block."""
+    at = total = 0
+    while at + 4 <= len(options):
+        code, size = struct.unpack_from(f"{order}HH", options, at)
+        if code == 0:
+            break
+        if code in (5, 7) and size == 8 and at + 12 <= len(options):  # noqa: PLR2004 - isb_ifdrop, isb_osdrop
+            (count,) = struct.unpack_from(f"{order}Q", options, at + 4)
+            total += 0 if count == _NO_COUNT else count
+        at += 4 + (size + 3 & ~3)
+    return total
 
 
 def _whole(words: memoryview, records: Indices, end: int) -> tuple[Indices, str]:

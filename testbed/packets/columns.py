@@ -26,7 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["Packets", "decode"]
 
 _ETHERNET, _RAW_IP = 1, 101
-_IPV4, _IPV6, _VLANS = 0x0800, 0x86DD, (0x8100, 0x88A8)
+_IPV4, _IPV6, _VLANS = 0x0800, 0x86DD, (0x8100, 0x88A8, 0x9100)
+_MOST_TAGS = 4
+_HOP_BY_HOP, _ROUTING, _FRAGMENT, _OPTIONS = 0, 43, 44, 60
+"""Extension headers of IPv6 (RFC 8200)."""
 _UDP = 17
 _BTH_BYTES, _ICRC_BYTES, _UDP_BYTES = 12, 4, 8
 
@@ -34,6 +37,8 @@ _BTH_BYTES, _ICRC_BYTES, _UDP_BYTES = 12, 4, 8
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Packets:
     """RoCEv2 packets in the order of the capture. All arrays have one length. `cut` counts truncated frames.
+
+    `not_decoded` counts RoCEv2 packets that are left out: fragments, and those behind extension headers of IPv6.
 
     number      of the frame in the file, from 1, as in Wireshark time_ns     time stamp of the file port
     interface of the file (`Frames.interfaces`) outbound    1: left the captured interface, 0: came in, -1: the file
@@ -64,6 +69,7 @@ class Packets:
     payload: Indices
     wire: Indices
     cut: int = 0
+    not_decoded: int = 0
 
     def __len__(self) -> int:
         return len(self.number)
@@ -71,17 +77,18 @@ class Packets:
     def take(self, which: NDArray[np.bool_] | Indices) -> Packets:
         """Return some of the packets, in the order given."""
         columns = {each.name: getattr(self, each.name)[which] for each in fields(self) if each.name not in _SHARED}
-        return Packets(addresses=self.addresses, cut=self.cut, **columns)
+        return Packets(addresses=self.addresses, cut=self.cut, not_decoded=self.not_decoded, **columns)
 
 
-_SHARED = ("addresses", "cut")
+_SHARED = ("addresses", "cut", "not_decoded")
 
 
 def decode(frames: Frames) -> Packets:
     """Decode the RoCEv2 packets among `frames` (UDP to port 4791 over IPv4 or IPv6, VLAN tags allowed).
 
-    Fragments and frames that end within their BTH are left out. `cut` counts the frames that are too short to decide
-    whether they are RoCEv2, and the RoCEv2 packets without the whole BTH, AETH or RETH of their opcode.
+    Fragments, packets with extension headers of IPv6, and frames that end within their BTH are left out. `cut` counts
+    the frames that are too short to decide whether they are RoCEv2, and the RoCEv2 packets without the whole BTH, AETH
+    or RETH of their opcode. `not_decoded` counts the others.
 
     Raises:
         UsageError: an interface of the capture is neither Ethernet nor raw IP (from `Frames`).
@@ -90,6 +97,7 @@ def decode(frames: Frames) -> Packets:
     end = starts + kept
     ip, family, too_short = _network(data, starts, kept, frames)
     at, ip_bytes, v4 = _transport(data, ip, family)
+    not_decoded = _not_decoded(data, end, ip, family)
     chosen = np.flatnonzero(at > 0)
     at = at[chosen]
     # Frames that end before the UDP ports may or may not be RoCEv2.
@@ -132,7 +140,25 @@ def decode(frames: Frames) -> Packets:
         payload=np.maximum(ip_bytes[chosen] - overhead, 0),
         wire=frames.length[chosen],
         cut=cut,
+        not_decoded=not_decoded,
     )
+
+
+def _not_decoded(data: Bytes, end: Indices, ip: Indices, family: Indices) -> int:
+    """Count first fragments of RoCEv2 packets, and RoCEv2 packets behind one extension header of IPv6."""
+    four = ip[family == _IPV4]
+    is_first = (data[four + 9] == _UDP) & ((_u16(data, four + 6) & 0x3FFF) == 0x2000)  # noqa: PLR2004 - more fragments
+    udp = four + (data[four] & 0x0F).astype(np.int64) * 4
+    fragments = is_first & (udp + 4 <= end[family == _IPV4]) & (_u16(data, udp + 2) == ROCE_PORT)
+    six = ip[family == _IPV6]
+    header, extension = data[six + 6], six + 40
+    is_fragment = header == _FRAGMENT
+    is_first = ~is_fragment | (_u16(data, extension + 2) & 0xFFF8 == 0)
+    udp = extension + np.where(is_fragment, 8, 8 + 8 * data[extension + 1].astype(np.int64))
+    inside = np.isin(header, (_HOP_BY_HOP, _ROUTING, _FRAGMENT, _OPTIONS)) & (udp + 4 <= end[family == _IPV6])
+    udp = np.where(inside, udp, six)
+    extended = inside & is_first & (data[extension] == _UDP) & (_u16(data, udp + 2) == ROCE_PORT)
+    return int(fragments.sum() + extended.sum())
 
 
 def _extended_bytes() -> Indices:
@@ -190,8 +216,8 @@ def _network(data: Bytes, starts: Indices, kept: Indices, frames: Frames) -> tup
     ether = np.flatnonzero((link == _ETHERNET) & (kept >= 14))  # noqa: PLR2004 - its header
     at = starts[ether] + 12
     kind = _u16(data, at)
-    for _ in range(2):
-        tagged = np.flatnonzero((kind == _VLANS[0]) | (kind == _VLANS[1]))
+    for _ in range(_MOST_TAGS):
+        tagged = np.flatnonzero(np.isin(kind, _VLANS))
         if not len(tagged):
             break
         at[tagged] += 4

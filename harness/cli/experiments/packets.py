@@ -45,9 +45,14 @@ def packets(session: Session, *, capture: Path, frame: int | None, as_json: bool
     frames = capture_file.read(path)
     if frame is not None:
         return _explain(session, frames, frame, as_json=as_json)
-    analysis, missed = analyse(frames), _missed(capture) if capture.is_dir() else 0
+    analysis, missed = analyse(frames), 0
     if capture.is_dir():
-        analysis = with_idle_ports(analysis)
+        analysis, account = with_idle_ports(analysis), open_run(capture).read_packets()
+        if account is None:
+            doubt = "the run kept no packets.json: nothing tells how many frames are missing from the capture"
+            analysis = msgspec.structs.replace(analysis, doubts=(doubt, *analysis.doubts))
+        else:
+            missed = account.missed
     if missed:
         doubt = (
             f"{missed:,} frames that the ports counted are missing from the capture, which can look like a broken rule"
@@ -85,12 +90,6 @@ def _explain(session: Session, frames: capture_file.Frames, frame: int, *, as_js
         session.table(("header", "field", "value"), rows)
         session.out.print(f"payload: {found.payload_bytes:,} bytes; ICRC: {found.icrc}")
     return ExitCode.FAIL if found.icrc == "wrong" else ExitCode.PASS
-
-
-def _missed(run: Path) -> int:
-    """Frames that the capture of a run missed; 0 where the run kept no account of it."""
-    account = open_run(run).read_packets()
-    return account.missed if account is not None else 0
 
 
 def _show(session: Session, analysis: Analysis) -> None:

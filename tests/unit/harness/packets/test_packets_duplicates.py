@@ -181,10 +181,11 @@ def test_packets_command_counts_duplicates(tmp_path):
     played = go_back_n(count=40, losses=set())
     double(played.wire, [3, 9, 20])
     write_pcapng(tmp_path / "capture.pcapng", played.wire.frames())
-    done = CliRunner(env={"COLUMNS": "200"}).invoke(cli, ["packets", str(tmp_path)], standalone_mode=False)
+    capture = str(tmp_path / "capture.pcapng")
+    done = CliRunner(env={"COLUMNS": "200"}).invoke(cli, ["packets", capture], standalone_mode=False)
     assert done.return_value == 0
     assert "duplicates" in done.output
-    shown = CliRunner().invoke(cli, ["packets", str(tmp_path), "--json"], standalone_mode=False)
+    shown = CliRunner().invoke(cli, ["packets", capture, "--json"], standalone_mode=False)
     assert '"duplicates": 3' in shown.output
 
 

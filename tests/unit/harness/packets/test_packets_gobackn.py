@@ -290,6 +290,9 @@ def test_packets_command_prints_a_table_and_exits_with_the_verdict(tmp_path):
     good = go_back_n(count=64, losses={21}, window=16).wire
     write_pcapng(tmp_path / "capture.pcapng", good.frames())
     done = CliRunner().invoke(cli, ["packets", str(tmp_path)], standalone_mode=False)
+    assert done.return_value == 2  # nothing tells what the capture of this run missed
+    assert "the run kept no packets.json" in done.output
+    done = CliRunner().invoke(cli, ["packets", str(tmp_path / "capture.pcapng")], standalone_mode=False)
     assert done.return_value == 0
     assert "no rule of go-back-N is broken" in done.output
     assert "PSN 21" in done.output

@@ -1,6 +1,7 @@
 """Headers and capture files: scapy's layers completed, and the bulk decoder against scapy."""
 
 import struct
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scapy.contrib.roce import _bth_opcodes
 from scapy.layers.inet import IP, UDP
-from scapy.layers.inet6 import IPv6
+from scapy.layers.inet6 import IPv6, IPv6ExtHdrFragment, IPv6ExtHdrHopByHop, PadN
 from scapy.layers.l2 import Dot1Q, Ether
 from scapy.packet import Raw
 from scapy.utils import PcapNgWriter, PcapWriter, RawPcapNgReader
@@ -375,3 +376,84 @@ def test_empty_capture_proves_nothing(tmp_path):
     write_pcapng(tmp_path / "a.pcapng", frames, order=np.array([], dtype=np.int64))
     analysis = analyse(read(tmp_path / "a.pcapng"))
     assert (analysis.violations, analysis.doubts) == (0, ("the capture has no frames",))
+
+
+def test_packets_that_are_roce_and_not_decoded_are_a_doubt(tmp_path):
+    """A fragment, or a packet behind an extension header of IPv6, is missing for the rules, and was never looked at."""
+    roce = UDP(sport=50000, dport=4791) / BTH(opcode=4, dqpn=1, psn=1) / Raw(b"12345678")
+    others = [
+        ETHER / IP(frag=0, flags="MF") / roce,
+        ETHER / IPv6() / IPv6ExtHdrFragment(m=1) / roce,
+        ETHER / IPv6() / IPv6ExtHdrHopByHop(options=[PadN(optdata=bytes(4))]) / roce,
+        Ether(bytes(ETHER / Dot1Q(vlan=1) / IP(flags="MF") / roce)),
+    ]
+    quiet = [
+        ETHER / IP(flags="MF") / UDP(dport=53) / Raw(bytes(40)),
+        ETHER / IP(frag=100, flags="MF") / UDP(dport=4791) / Raw(bytes(40)),
+        ETHER / IPv6() / IPv6ExtHdrFragment(offset=8) / UDP(dport=4791) / Raw(bytes(40)),
+        ETHER / IPv6() / IPv6ExtHdrHopByHop(options=[PadN(optdata=bytes(4))]) / Raw(bytes(40)),
+    ]
+    path = tmp_path / "a.pcap"
+    with PcapWriter(str(path)) as writer:
+        for packet in (ETHER / IP() / roce, *others, *quiet):
+            writer.write(packet)
+    assert decode(read(path)).not_decoded == len(others)
+    analysis = analyse(read(path))
+    assert (analysis.roce, analysis.violations) == (1, 0)
+    assert any("4 RoCEv2 packets are fragments" in doubt for doubt in analysis.doubts)
+
+
+@pytest.mark.parametrize("tags", [1, 2, 3, 4])
+def test_packets_behind_several_vlan_tags_are_decoded(tmp_path, tags):
+    content = bytes(ETHER / IP() / UDP(sport=50000, dport=4791) / BTH(opcode=4, dqpn=1, psn=7) / Raw(b"12345678"))
+    tagged = content[:12] + b"\x91\x00\x00\x05" + b"\x81\x00\x00\x07" * (tags - 1) + content[12:]
+    with PcapWriter(str(tmp_path / "a.pcap")) as writer:
+        writer.write(Ether(tagged))
+    assert decode(read(tmp_path / "a.pcap")).psn.tolist() == [7]
+
+
+@pytest.mark.parametrize("order", ["<", ">"])
+def test_pcapng_whose_statistics_count_dropped_frames_has_a_doubt(tmp_path, order):
+    """What the capture dropped looks like a packet that its sender skipped, or hides a NAK; totals are not added up."""
+
+    def statistics(number, *options):
+        body = struct.pack(f"{order}III", number, 0, 0)
+        for code, value in (*options, (0, b"")):
+            body += struct.pack(f"{order}HH", code, len(value)) + value + bytes(-len(value) % 4)
+        return block(5, body, order)
+
+    def count(code, frames):
+        return code, struct.pack(f"{order}Q", frames)
+
+    head = section(order) + interface(order=order) * 2 + packet(roce(1), 1, order)
+    path = tmp_path / "a.pcapng"
+    path.write_bytes(head + statistics(0, count(4, 1), count(5, 0)) + statistics(1, count(7, (1 << 64) - 1)))
+    assert read(path).dropped == 0
+    path.write_bytes(
+        head
+        + statistics(0, count(5, 3))
+        + statistics(0, count(5, 4), count(7, 2))
+        + statistics(1, (7, b""), count(5, 1))
+    )
+    assert read(path).dropped == 7
+    assert any("7 frames were dropped" in doubt for doubt in analyse(read(path)).doubts)
+
+
+def test_host_port_with_one_direction_alone_has_a_doubt_beside_a_port_with_both():
+    """Its responses were never looked at, although those of the other port keep all rules."""
+    both, one = (go_back_n(count=40, losses={7}).wire for _ in range(2))
+    one.packets = [packet for packet in one.packets if packet[2] == one.packets[0][2]]
+    frames, ports = both.frames(), len(both.packets) + len(one.packets)
+    both.packets += one.packets
+    joined = replace(
+        both.frames(),
+        interface=np.repeat([0, 1], [len(frames), ports - len(frames)]).astype(np.int16),
+        interfaces=("rtsw2:host4:rxe0", "rtsw2:host3:rxe0"),
+        link_types=np.array([1, 1], dtype=np.int64),
+    )
+    analysis = analyse(joined)
+    assert analysis.violations == 0
+    assert analysis.doubts == (
+        "rtsw2:host3:rxe0: all packets left the port towards the host: responses were not checked there",
+    )
+    assert analyse(frames).doubts == ()
