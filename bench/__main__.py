@@ -26,6 +26,7 @@ from bench import packets as bench_packets
 from bench import pages as bench_pages
 from bench import perftest as traffic_bench
 from bench import restarts as bench_restarts
+from bench import taper as bench_taper
 from bench import telemetry as bench_telemetry
 from bench import traffic as bench_traffic
 from bench.rows import MISSED, OPEN, REACHED, Row, mark, ratio
@@ -63,7 +64,7 @@ PARTS = (
         "faults",
     ),
 )
-SLOW = ("memory", "report", *bench_restarts.PARTS)
+SLOW = ("memory", "report", "taper", *bench_restarts.PARTS)
 TTL_S = 10.0
 LEASES: tuple[tuple[str, str, dict[str, float]], ...] = (
     ("link.flap", "rtsw1:ctsw1", {}),
@@ -95,7 +96,11 @@ with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[3])) as journal:
 @lab_option
 @click.argument("parts", nargs=-1, type=click.Choice([*PARTS, *SLOW]))
 def bench(*, cold: bool, drops: int, losses: int, lab: Path | None, parts: tuple[str, ...]) -> None:
-    """Measure; all PARTS when none is named, but for `memory`, `report` and `restart-*`, of ten minutes each."""
+    """Measure; all PARTS when none is named, but for `memory`, `report`, `taper` and `restart-*`, of ten minutes each.
+
+    `taper` needs a lab with zones and rates: `--lab soft-zones`, or a copy of that inventory with another taper
+    and name.
+    """
     session = Session(lab)
     wanted = list(parts or PARTS)
     if "packets" in wanted:  # needs no lab
@@ -131,6 +136,7 @@ def bench(*, cold: bool, drops: int, losses: int, lab: Path | None, parts: tuple
         "lease": lambda: _lease(inventory),
         "faults": lambda: _faults(inventory, drops, told),
         "report": lambda: bench_pages.measure(inventory, told),
+        "taper": lambda: _taper(inventory, told),
         "restart-spare": lambda: _restarts(inventory, "spare", losses, told),
         "restart-shrink": lambda: _restarts(inventory, "shrink", losses, told),
         "restart-same": lambda: _restarts(inventory, "same", losses, told),
@@ -265,6 +271,12 @@ def _faults(inventory: Inventory, drops: int, progress: Callable[[str], None]) -
     lifecycle.reset(inventory, lambda _: None)
     with open_lab(inventory) as lab:
         yield from bench_faults.measure(lab, progress, drops=drops)
+
+
+def _taper(inventory: Inventory, progress: Callable[[str], None]) -> Iterator[Row]:
+    lifecycle.reset(inventory, lambda _: None)
+    with open_lab(inventory) as lab:
+        yield from bench_taper.measure(lab, progress)
 
 
 def _restarts(inventory: Inventory, mode: Mode, losses: int, progress: Callable[[str], None]) -> Iterator[Row]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from bench import perftest
 from bench.mpi import openmpi
@@ -34,8 +35,8 @@ QPS_BYTES = 65536
 LATENCY_GOAL = 1.3
 RING_SIZES = (1 << 20, 1 << 22)
 RING_S, RING_REPEATS, RING_GOAL = 8.0, 3, 0.85
-SPREAD_BYTES, SPREAD_QPS, SPREAD_GOAL = 1 << 20, 4, 0.95
-SPREAD_ITERATIONS, SPREAD_REPEATS = 15, 3
+SPREAD_SIZES, SPREAD_QPS, SPREAD_GOAL = (1 << 20, 4 << 20), 4, 0.95
+SPREAD_ITERATIONS, SPREAD_REPEATS = 15, 5
 MEMORY_S = 600.0
 SETTLED_S = 60.0
 GROWTH_GOAL = 0.02
@@ -82,30 +83,33 @@ def measure_rings(lab: Lab) -> Iterator[Row]:
 
 
 def measure_spread(lab: Lab) -> Iterator[Row]:
-    """Time of an all-to-all by one queue pair per peer over its time by several, taking turns."""
+    """Time of an all-to-all by one queue pair per peer over its time by several, taking turns, for each size."""
     ends = tuple(f"{host.name}:{host.rnics[0].name}" for host in lab.topology.hosts[:4])
-    ratios = []
     with Engines.start(lab, [host.name for host in lab.topology.hosts[:4]]) as engines:
-        for _ in range(SPREAD_REPEATS):
-            times = []
-            for qps in (1, SPREAD_QPS):
-                spec = CollectiveSpec(
-                    collective="all-to-all",
-                    size_bytes=SPREAD_BYTES,
-                    iterations=SPREAD_ITERATIONS,
-                    warmup=2,
-                    ranks=ends,
-                    qps_per_peer=qps,
-                    qp=PATIENT,
-                )
-                with collective.start(lab, spec, engines=engines) as running:
-                    result = running.wait(RING_S + 120)
-                if result.outcome != "completed" or result.wrong_elements:
-                    raise LabError(f"bench: an all-to-all over {qps} QPs ended as {result.outcome} ({result.where})")
-                times.append(result.time_ns)
-            ratios.append(times[0] / times[1])
-    what = f"time of an all-to-all of {SPREAD_BYTES} B with 1 QP per peer / with {SPREAD_QPS}, {len(ends)} ranks"
-    yield ratio(what, ratios, SPREAD_GOAL)
+        for size in SPREAD_SIZES:
+            spec = CollectiveSpec(
+                collective="all-to-all", size_bytes=size, iterations=SPREAD_ITERATIONS, warmup=2, ranks=ends, qp=PATIENT
+            )
+            ratios = []
+            for _ in range(SPREAD_REPEATS):
+                one, several = (_time_ns(lab, replace(spec, qps_per_peer=qps), engines) for qps in (1, SPREAD_QPS))
+                ratios.append(one / several)
+            what = (
+                f"time of an all-to-all of {size} B ({size // len(ends)} B to each of {len(ends)} ranks) "
+                f"with 1 QP per peer / with {SPREAD_QPS}"
+            )
+            yield ratio(what, ratios, SPREAD_GOAL)
+
+
+def _time_ns(lab: Lab, spec: CollectiveSpec, engines: Engines) -> float:
+    with collective.start(lab, spec, engines=engines) as running:
+        result = running.wait(RING_S + 120)
+    if result.outcome != "completed" or result.wrong_elements:
+        raise LabError(
+            f"bench: an all-to-all over {spec.qps_per_peer} QPs ended as {result.outcome} ({result.where}), "
+            f"{result.wrong_elements} wrong elements"
+        )
+    return result.time_ns
 
 
 def measure_mpi(lab: Lab, progress: Callable[[str], None]) -> Iterator[Row]:
