@@ -21,6 +21,7 @@ import click
 
 from bench import calibration as bench_calibration
 from bench import fail_slow as bench_soft_errors
+from bench import fault_free as bench_fault_free
 from bench import faults as bench_faults
 from bench import packets as bench_packets
 from bench import pages as bench_pages
@@ -64,7 +65,7 @@ PARTS = (
         "faults",
     ),
 )
-SLOW = ("memory", "report", "taper", *bench_restarts.PARTS)
+SLOW = ("memory", "report", "taper", "a-a", *bench_restarts.PARTS)
 TTL_S = 10.0
 LEASES: tuple[tuple[str, str, dict[str, float]], ...] = (
     ("link.flap", "rtsw1:ctsw1", {}),
@@ -93,10 +94,11 @@ with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[3])) as journal:
 @click.option("--cold", is_flag=True, help="Also boot and provision the lab anew, and take that time.")
 @click.option("--drops", default=bench_faults.DROPS, show_default=True, help="Of `faults`: single packets to lose.")
 @click.option("--losses", default=bench_restarts.LOSSES, show_default=True, help="Of `restart-*`: jobs with losses.")
+@click.option("--pairs", default=bench_fault_free.PAIRS, show_default=True, help="Of `a-a`: fault-free runs.")
 @lab_option
 @click.argument("parts", nargs=-1, type=click.Choice([*PARTS, *SLOW]))
-def bench(*, cold: bool, drops: int, losses: int, lab: Path | None, parts: tuple[str, ...]) -> None:
-    """Measure; all PARTS when none is named, but for `memory`, `report`, `taper` and `restart-*`, of ten minutes each.
+def bench(*, cold: bool, drops: int, losses: int, pairs: int, lab: Path | None, parts: tuple[str, ...]) -> None:
+    """Measure; all PARTS when none is named, but for those of ten minutes: memory, report, taper, a-a, restart-*.
 
     `taper` needs a lab with zones and rates: `--lab soft-zones`, or a copy of that inventory with another taper
     and name.
@@ -136,6 +138,7 @@ def bench(*, cold: bool, drops: int, losses: int, lab: Path | None, parts: tuple
         "lease": lambda: _lease(inventory),
         "faults": lambda: _faults(inventory, drops, told),
         "report": lambda: bench_pages.measure(inventory, told),
+        "a-a": lambda: _fault_free(inventory, pairs, told),
         "taper": lambda: _taper(inventory, told),
         "restart-spare": lambda: _restarts(inventory, "spare", losses, told),
         "restart-shrink": lambda: _restarts(inventory, "shrink", losses, told),
@@ -271,6 +274,12 @@ def _faults(inventory: Inventory, drops: int, progress: Callable[[str], None]) -
     lifecycle.reset(inventory, lambda _: None)
     with open_lab(inventory) as lab:
         yield from bench_faults.measure(lab, progress, drops=drops)
+
+
+def _fault_free(inventory: Inventory, pairs: int, progress: Callable[[str], None]) -> Iterator[Row]:
+    lifecycle.reset(inventory, lambda _: None)
+    with open_lab(inventory) as lab:
+        yield from bench_fault_free.measure(lab, progress, pairs=pairs)
 
 
 def _taper(inventory: Inventory, progress: Callable[[str], None]) -> Iterator[Row]:

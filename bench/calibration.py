@@ -291,12 +291,18 @@ def measure_until_decided() -> Iterator[Row]:
 
 
 def measure_a_a() -> Iterator[Row]:
-    """Yield a row about made-up fault-free runs against their fault-free twins, which drift by `RUN_SPREAD` overall."""
+    """Yield a row about made-up fault-free runs against their fault-free twins, which drift by `RUN_SPREAD` overall.
+
+    A fault without effect acts in the middle third. Without any fault, all of the run would show how far run and twin
+    differ by themselves, and nothing could be wrong.
+    """
     count, rng = 60, np.random.default_rng(1)
+    quiet = np.ones(count, dtype=np.bool_)
+    quiet[count // 3 : 2 * count // 3] = False
     found = []
     for run, twin in zip(*(noise("normal", rng, _POOLS, count, 0.5) for _ in range(2)), strict=True):
         drifted = run * math.exp(RUN_SPREAD * rng.normal())
-        found.append(confidence.total_ratio(drifted, twin, quiet=np.ones(count, dtype=np.bool_), before=count))
+        found.append(confidence.total_ratio(drifted, twin, quiet=quiet, before=count // 3))
     decided = [one for one in found if one is not None]
     wrong = Cell(
         series=_POOLS,

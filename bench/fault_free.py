@@ -1,0 +1,107 @@
+"""Fault-free against fault-free (A/A): how often real iterations make `jct_ratio` decide what is not there.
+
+One job runs for thousands of iterations without a fault. Blocks of them are taken as runs, and for each the block that
+ended at least `APART_S` before it as its twin, about as far apart as a run and its twin are. The judge is told that a
+fault acted in the middle third of each run, as it would be of a fault without effect: with no fault at all, all of the
+run would show how far run and twin differ by themselves, and nothing could be wrong. The truth is 1, unless the machine
+itself became slower meanwhile, which counts as wrong, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bench.perftest import PATIENT
+from bench.rows import Row, mark
+from harness import confidence
+from harness.confidence import Interval
+from testbed.errors import LabError
+from testbed.lab import Lab
+from traffic.workloads import collective
+from traffic.workloads.collective import CollectiveSpec
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+__all__ = ["PAIRS", "Pair", "measure", "pairs_of", "rows_of"]
+
+PAIRS = 200
+BLOCK = 60
+"""Iterations of a run: as in a demonstration of some ten seconds."""
+APART_S = 15.0
+SIZE_BYTES = 16384
+CHUNK = 3000
+"""Iterations of one job; a longer one would keep too many results in memory."""
+BOUND, LOOSE_BOUND = 1.0, 1.05
+_PATIENCE_S = 900.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A run and its twin: the ratio of their times, and its interval if there is one."""
+
+    ratio: float
+    interval: Interval | None
+
+
+def measure(lab: Lab, progress: Callable[[str], None], *, pairs: int = PAIRS) -> Iterator[Row]:
+    """Run fault-free jobs until there are `pairs` pairs of blocks; yield rows about what their intervals say.
+
+    Raises:
+        LabError: a job did not come to its end, or computed something wrong.
+    """
+    ranks = tuple(f"{host.name}:{host.rnics[0].name}" for host in lab.topology.hosts[:4])
+    spec = CollectiveSpec(size_bytes=SIZE_BYTES, iterations=CHUNK, warmup=5, ranks=ranks, qp=PATIENT, compute_units=2)
+    found: list[Pair] = []
+    while len(found) < pairs:
+        with collective.start(lab, spec) as running:
+            result = running.wait(_PATIENCE_S)
+        if result.outcome != "completed" or result.wrong_elements:
+            raise LabError(f"bench a-a: a job without a fault ended as {result.outcome} ({result.where})")
+        ends = np.array([[one.end_ns for one in rank] for rank in result.iterations]).max(axis=0)
+        more = pairs_of(np.diff(ends).astype(np.float64))
+        if not more:
+            raise LabError(f"bench a-a: {CHUNK} iterations took less than {APART_S:g} s")
+        found += more
+        progress(f"{len(found)} of {pairs} pairs; iterations of {np.diff(ends).mean() / 1e6:.0f} ms")
+    yield from rows_of(found[:pairs])
+
+
+def pairs_of(times_ns: NDArray[np.float64]) -> list[Pair]:
+    """Return the pairs of a job's iterations: each block with the latest one that ended `APART_S` before it began."""
+    blocks = [times_ns[at : at + BLOCK] for at in range(0, len(times_ns) - BLOCK + 1, BLOCK)]
+    ends = np.cumsum([block.sum() for block in blocks])
+    quiet = np.ones(BLOCK, dtype=np.bool_)
+    quiet[BLOCK // 3 : 2 * BLOCK // 3] = False
+    found = []
+    for number, run in enumerate(blocks):
+        before = np.flatnonzero(ends <= ends[number] - run.sum() - APART_S * 1e9)
+        if len(before):
+            twin = blocks[int(before[-1])]
+            interval = confidence.total_ratio(run, twin, quiet=quiet, before=BLOCK // 3)
+            found.append(Pair(ratio=float(run.sum() / twin.sum()), interval=interval))
+    return found
+
+
+def rows_of(pairs: Sequence[Pair]) -> Iterator[Row]:
+    """Yield how many pairs a bound on `jct_ratio` would FAIL, which a fault-free run never must."""
+    decided = [pair.interval for pair in pairs if pair.interval is not None]
+    ratios = [pair.ratio for pair in pairs]
+    said = (
+        f"ratios {min(ratios):.2f}..{max(ratios):.2f}, n={len(pairs)}, {len(pairs) - len(decided)} without an interval"
+    )
+    for bound in (BOUND, LOOSE_BOUND):
+        wrong = sum(one.low > bound for one in decided)
+        yield (
+            f"fault-free runs of {BLOCK} iterations against fault-free twins: FAIL at jct_ratio <= {bound:g}",
+            str(wrong),
+            said,
+            "0",
+            mark(reached=wrong == 0 and bool(decided)),
+        )
+    faster = sum(one.high < BOUND for one in decided)
+    yield "the same: faster than the twin by more than the interval (a disturbed machine)", str(faster), said, "", ""
