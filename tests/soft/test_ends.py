@@ -45,11 +45,11 @@ ENDS = {
 }
 PHASES = {
     "inject": ("", "preparing", "armed", "clearing"),
-    "run": ("going back", "preparing", "workload is running", "armed", "cleared", "comparing"),
+    "run": ("restoring the snapshot", "preparing", "workload is running", "armed", "cleared", "comparing"),
     "heal": ("",),
-    "reset": ("", "going back"),
+    "reset": ("", "restoring the snapshot"),
 }
-"""Words of the progress lines that a moment is counted from; the empty one is the start."""
+"""Words of the progress lines that a moment is counted from; the empty one is the start. Each must appear."""
 INJECTED = (
     ("link.flap", "rtsw1:ctsw1"),
     ("link.flap", "host1:rxe1"),
@@ -120,11 +120,15 @@ def mini() -> Iterator[Inventory]:
 
 
 def ended(inventory: Inventory, end: End, folder: Path) -> tuple[int, str]:
-    """Start the command, end it so, and give back its exit code and what it said."""
+    """Start the command, end it so, and give back its exit code and what it said.
+
+    The command must come to the phase: one whose words were changed would end without any signal.
+    """
     output = folder / "said"
     argv = [sys.executable, "-c", "from harness.cli import main; main()", "--lab", str(inventory.path), *end.words]
     with output.open("wb") as out, subprocess.Popen(argv, stdout=out, stderr=out, start_new_session=True) as process:
         until(lambda: end.phase in output.read_text() or process.poll() is not None, within_s=END_S)
+        assert end.phase in output.read_text(), f"never said {end.phase!r}: {end}: {output.read_text()}"
         moment = time.monotonic() + end.after_s
         for number in ENDS[end.how]:
             wait_s(max(0.0, moment - time.monotonic()))
@@ -181,6 +185,7 @@ def faultbed(inventory: Inventory, *words: str) -> subprocess.CompletedProcess[s
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(120 * COUNT)
 @pytest.mark.parametrize("command", PHASES)
 def test_command_ended_at_random_reports_the_labs_true_state(mini, tmp_path, command):
     lifecycle.reset(mini, lambda _: None)
