@@ -25,12 +25,12 @@ from bench import fault_free as bench_fault_free
 from bench import faults as bench_faults
 from bench import packets as bench_packets
 from bench import pages as bench_pages
-from bench import perftest as traffic_bench
 from bench import restarts as bench_restarts
-from bench import taper as bench_taper
 from bench import telemetry as bench_telemetry
 from bench import traffic as bench_traffic
 from bench.rows import MISSED, OPEN, REACHED, Row, mark, ratio
+from bench.throughput import perftest as traffic_bench
+from bench.throughput import taper as bench_taper
 from harness.cli.context import Session, lab_option, styled
 from harness.cli.ending import end_with
 from inject.fault_plan import FaultSpec

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bench.perftest import PATIENT
 from bench.rows import Row, mark
+from bench.throughput.perftest import PATIENT
 from harness import confidence
 from harness.confidence import Interval
 from testbed.errors import LabError

@@ -18,8 +18,8 @@ from typing import Self, TypeAlias, TypeVar
 
 import numpy as np
 
-from bench.perftest import PATIENT
 from bench.rows import Row, decided
+from bench.throughput.perftest import PATIENT
 from harness.confidence import Interval, percentile_interval
 from testbed.errors import LabError
 from testbed.lab import Lab

@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from bench import perftest
 from bench.mpi import openmpi
-from bench.perftest import PATIENT
 from bench.rows import Row, mark, ratio
-from bench.tcp_goodput import tcp_goodput
+from bench.throughput import perftest
+from bench.throughput.perftest import PATIENT
+from bench.throughput.tcp_goodput import tcp_goodput
 from testbed.backends.soft import image
 from testbed.directories import cache_dir
 from testbed.errors import LabError

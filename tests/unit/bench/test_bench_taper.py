@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.rows import MISSED, OPEN, REACHED
-from bench.taper import row_of, share_of_taper
+from bench.throughput.taper import row_of, share_of_taper
 from testbed.errors import LabError
 from testbed.inventory import lab_inventory
 from testbed.shipped import inventory_named

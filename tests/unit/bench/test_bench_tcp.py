@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 
-from bench import tcp_goodput
+from bench.throughput import tcp_goodput
 
 
 def test_tcp_sink_counts_what_the_source_sends():

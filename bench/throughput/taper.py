@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, stdev
 
-from bench.perftest import PATIENT
 from bench.rows import Row, decided
+from bench.throughput.perftest import PATIENT
 from harness.confidence import LEVEL, Interval, student
 from testbed.errors import LabError
 from testbed.inventory.lab_inventory import Inventory
