@@ -20,8 +20,8 @@ VERBS = {"write": 0, "write-imm": 1, "send": 2, "read": 3, "atomic": 4, "send-im
 RECV_ID = 1 << 62  # of traffic.node.task
 TICK_NS = 50_000_000
 USERS = (
-    "task", "ranks.lane", "ranks.rank", "flows.flow", "flows.admission", "flows.checked", "flows.unreliable",
-    "flows.numbered", "flows.echo",
+    "task", "ranks.lane", "ranks.send_lane", "ranks.recv_lane", "ranks.executor", "ranks.rank", "flows.flow",
+    "flows.admission", "flows.checked", "flows.unreliable", "flows.numbered", "flows.echo",
 )  # fmt: skip
 PYVERBS = {
     "pyverbs": (),

@@ -20,7 +20,7 @@ SAMPLE_NS = 500_000_000
 
 
 class Conn:
-    """One end of a task's connection. `rc` is replaced at every rebuild, and `generation` counts the rebuilds.
+    """One end of a task's connection. `qp` is replaced at every rebuild, and `generation` counts the rebuilds.
 
     `state` goes new -> ready (QP created) -> joined (RTS) -> up (both ends are joined: may send) -> lost (error seen).
     A rebuild returns from any of these to ready.
@@ -36,6 +36,12 @@ class Conn:
         self.rebuilding = False
         self.outstanding = 0
         self.progress_ns = 0
+
+    def count_request(self, now_ns: int) -> None:
+        """Count a signalled request. The deadline of an operation runs from the last progress."""
+        if not self.outstanding:
+            self.progress_ns = now_ns
+        self.outstanding += 1
 
 
 class Task:
@@ -77,6 +83,9 @@ class Task:
 
     def down(self, conn: Conn, now_ns: int) -> None:
         """Handle the loss of a QP: nothing can be sent until the next `go`."""
+
+    def recovered(self, conn: Conn, now_ns: int) -> None:
+        """Handle the first completion that shows that a rebuilt connection carries packets both ways."""
 
     def accept(self, request: dict[str, Any]) -> None:
         """Take in the further fields of the request that starts the work, just before `begin`."""
@@ -137,6 +146,7 @@ class Task:
         if conn.rebuilding and conn.state == "up" and self.shows_both_ways(wc):
             conn.rebuilding = False
             self.emit("recovered", task=self.name, conn=conn.number, generation=conn.generation, at_ns=now_ns)
+            self.recovered(conn, now_ns)
 
     def lost(self, conn: Conn, status: str, now_ns: int) -> None:
         """Report the first error of a QP. Its other requests are flushed and carry no more information."""
@@ -159,12 +169,6 @@ class Task:
         if conn.state != "lost":
             conn.state = "lost"
             self.down(conn, now_ns)
-
-    def posted(self, conn: Conn, now_ns: int) -> None:
-        """Count a signalled request. The deadline of an operation runs from the last progress."""
-        if not conn.outstanding:
-            conn.progress_ns = now_ns
-        conn.outstanding += 1
 
     def check_deadlines(self, now_ns: int) -> None:
         """Report a QP as lost if its oldest request neither completes nor fails in time."""

@@ -43,7 +43,7 @@ WARMUP = 2
 """Default number of warm-up iterations: caches and translators are cold in them."""
 
 CREDITS = 8
-"""Credits that a queue pair may have under way (`traffic.node.ranks.rank`)."""
+"""Credits of a queue pair that may be unacknowledged (`traffic.node.ranks.recv_lane`)."""
 
 MAX_RANKS = 128
 MIN_SLOTS = 4

@@ -68,7 +68,7 @@ class AdmittedReceiver(FlowReceiver):
         for conn in granted:
             credit, _ = conn.task.credits[conn.number]  # type: ignore[attr-defined]  # an AdmittedReceiver
             credit.imm_data = conn.peer["chain"]
-            conn.task.posted(conn, now_ns)
+            conn.count_request(now_ns)
             conn.qp.post_send(credit)
 
     def close(self) -> None:
@@ -117,7 +117,7 @@ class AdmittedSender(FlowSender):
         if conn.state != "up" or lane.uncredited + lane.batch > 0:  # not granted
             return False
         lane.uncredited += lane.batch
-        self.posted(conn, now_ns)
+        conn.count_request(now_ns)
         conn.qp.post_send(lane.heads[regrant.popleft()])
         return True
 
@@ -136,5 +136,5 @@ class AdmittedSender(FlowSender):
         over = self.stopping_ns is not None or lane.left == 0
         if over and conn.state == "up" and not lane.in_flight and conn.number not in self.departed:
             self.departed.add(conn.number)
-            self.posted(conn, now_ns)
+            conn.count_request(now_ns)
             conn.qp.post_send(self.departure)

@@ -160,7 +160,7 @@ class EchoReceiver(UnreliableReceiver):
         if idle and conn.state in ("joined", "up"):
             reply, _ = self.replies[conn.number][idle.pop()]
             reply.imm_data = imm
-            self.posted(conn, now_ns)
+            conn.count_request(now_ns)
             answered_ns = time.monotonic_ns()
             conn.qp.post_send(reply)
         self.reporter.rows.append((conn.number, imm, now_ns, answered_ns))

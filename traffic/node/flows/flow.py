@@ -134,7 +134,7 @@ class FlowReceiver(Task):
             credit, _ = self.credits[conn.number]
             credit.imm_data = uncredited
             self.uncredited[conn.number] = 0
-            self.posted(conn, now_ns)
+            conn.count_request(now_ns)
             conn.qp.post_send(credit)
 
     def close(self) -> None:
@@ -246,7 +246,7 @@ class FlowSender(Task):
         conn.outstanding = 0
         for index in lane.in_flight:
             lane.uncredited += lane.batch
-            self.posted(conn, now_ns)
+            conn.count_request(now_ns)
             conn.qp.post_send(lane.heads[index])
         self._fill(conn, now_ns)
 
@@ -275,7 +275,7 @@ class FlowSender(Task):
         if lane.left is not None:
             lane.left -= lane.batch
         self.before_post(conn, index)
-        self.posted(conn, now_ns)
+        conn.count_request(now_ns)
         conn.qp.post_send(lane.heads[index])
         return True
 

@@ -149,7 +149,7 @@ class NumberedReceiver(UnreliableReceiver):
         credit, _ = self.credits[conn.number]
         credit.imm_data = self.settled[conn.number] % NUMBERS
         self.uncredited[conn.number] = 0
-        self.posted(conn, now_ns)
+        conn.count_request(now_ns)
         conn.qp.post_send(credit)
 
     def extra_results(self) -> dict[str, Any]:
@@ -211,5 +211,5 @@ class NumberedSender(CheckedSender, UnreliableSender):
             elif silent_ns and conn.outstanding < self.window + QUERIES:
                 built, _ = self.queries[conn.number]
                 built.imm_data = QUERY | self.posted_messages[conn.number] % NUMBERS
-                self.posted(conn, now_ns)
+                conn.count_request(now_ns)
                 conn.qp.post_send(built)

@@ -1,39 +1,43 @@
-"""The two ends of a lane: what a rank has sent to one peer, or received from it. Counts run over all iterations.
+"""A lane: the segments that one rank sends to one peer, and the connections that carry them.
 
-A lane has one connection, on which segments arrive in order, or several (`spray`, `dqplb`). Of several, the sender
-takes the next one, or the one with the fewest segments in flight; segments arrive in any order, and the receiver keeps
-a bitmap of those that came before an earlier one. When a connection is lost, its segments that did not arrive go to
-the others. That happens when the receiver has closed its QP and reported what it has: nothing can arrive twice, nor
-late.
+Segments are numbered from 0 over all rounds (`traffic.node.ranks.executor`). Each is an RDMA write with immediate into
+the receiver's staging ring of `slots` slots; segment s goes to slot s mod `slots`. The immediate is
+
+    bit 31      this segment belongs to the last iteration
+    bit 30      no segment, but a probe of a rebuilt connection, in a lane of several connections (`spray`, `dqplb`)
+    bit 29      with bit 30: the probe before was acknowledged, so packets pass in both directions
+    bits 0-23   towards the receiver: the segment's number mod 2^24
+                towards the sender (a credit): the number of applied segments mod 2^24
+
+A sender never has more than `slots` segments that are not known to be applied, nor more than `window` that are not
+acknowledged. A slow receiver is therefore never overrun, and a receive is always posted. A receiver sends a credit when
+half of the ring is applied, or a quarter if half a ring is less than the window.
+
+On one connection, segments arrive in order. A lane with several connections has at most two unacknowledged segments on
+each. The sender takes the connections in turn (`spray`), or the one with the fewest segments in flight (`dqplb`);
+segments arrive in any order. When a connection is lost, the segments that did not arrive go to the others. That happens
+after the receiver has closed its QP and reported what it has, so no segment arrives twice or late.
 """
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 from traffic.node.ranks.segments import Segment
 
-TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection
-    from typing import Any
-
+    from traffic.node.ranks.parts_clock import PartsClock
+    from traffic.node.ranks.recorder import Recorder
     from traffic.node.task import Conn
 
-__all__ = ["MASK", "RecvLane", "SendLane", "packets"]
+__all__ = ["LAST", "MASK", "PROBE", "PROBE_CONFIRMED", "Lane", "LaneSetup", "packets"]
 
+LAST = 1 << 31
+PROBE = 1 << 30
+PROBE_CONFIRMED = PROBE | 1 << 29
 MASK = (1 << 24) - 1
-"""Segments and credits are numbered modulo 2^24 in immediates."""
-
-
-def _described(direction: str, peer: int, segments: list[Segment], *, begun: int, done: int) -> dict[str, Any]:
-    step = segments[min(max(done, 0), len(segments) - 1)].step
-    return {
-        "direction": direction,
-        "peer": peer,
-        "step": step,
-        "begun": max(0, begun),
-        "done": max(0, done),
-        "segments": len(segments),
-    }
+"""Modulus of segment numbers, credits and PSNs, less 1."""
 
 
 def packets(size_bytes: int, mtu: int) -> int:
@@ -41,109 +45,80 @@ def packets(size_bytes: int, mtu: int) -> int:
     return max(1, -(-size_bytes // mtu))
 
 
-class SendLane:
-    """The sending end, on the connections `numbers`."""
+class LaneSetup(NamedTuple):
+    """What all lanes of a rank share. `window` is the limit of unacknowledged segments on a connection."""
 
-    def __init__(self, numbers: list[int], peer: int, segments: list[Segment]) -> None:
-        self.numbers = numbers
-        self.has_substitutes = len(numbers) > 1  # segments of a lost connection go to the others
+    conns: dict[int, Conn]
+    slots: int
+    window: int
+    segment_bytes: int
+    item_bytes: int
+    mtu: int
+    recorder: Recorder
+    clock: PartsClock
+
+
+class Lane:
+    """Common part of both ends of a lane. `limit` is the load from which on a connection gets no more."""
+
+    direction = ""
+
+    def __init__(
+        self, conn_numbers: list[int], peer: int, segments: list[Segment], limit: int, setup: LaneSetup
+    ) -> None:
+        self.conn_numbers = conn_numbers
+        self.has_substitutes = len(conn_numbers) > 1  # segments of a lost connection go to the others
         self.peer = peer
-        self.segments = segments
-        self.base = 0  # number of the first segment of this iteration
-        self.posted = 0
-        self.turn = 0  # counts what was posted, repetitions included: whose turn it is (`spray`)
-        self.acked = 0  # all segments below this number are acknowledged
-        self.credits = 0  # segments that the peer has applied
-        self.in_flight: dict[int, list[int]] = {number: [] for number in numbers}  # segments by connection
-        self.again: list[int] = []  # segments that were lost with their connection, in order
-        self.psns = dict.fromkeys(numbers, 0)  # of the next segment, by connection
-        self.request: Any = None
-        self.sge: Any = None
-        self.probe: Any = None
-        self._acked_above: set[int] = set()
+        self.segments = segments  # of one round
+        self.limit = limit
+        self.conns = setup.conns
+        self.mtu = setup.mtu
+        self.item_bytes = setup.item_bytes
+        self.recorder = setup.recorder
+        self.clock = setup.clock
+        self.base = 0  # number of the first segment of this round
+        self.psns = dict.fromkeys(conn_numbers, 0)  # PSN of the next segment's first packet, by connection
 
     def load(self, conn: Conn) -> int:
-        """Return the number of segments in flight on a connection."""
-        return len(self.in_flight[conn.number])
+        """Return the number of requests in flight on a connection that count against `limit`."""
+        raise NotImplementedError
 
-    def ack(self, connection: int, number: int) -> None:
-        """Take in the completion of a segment."""
-        self.in_flight[connection].remove(number)
-        self._acked(number)
+    def progress(self) -> tuple[int, int]:
+        """Return how many segments have begun and how many are done, over all rounds."""
+        raise NotImplementedError
 
-    def resume(self, connection: int, have: int, above: Collection[int]) -> list[int]:
-        """Return the segments that were lost with a connection that is rebuilt: they are posted again.
+    def free_connection(self) -> Conn | None:
+        """Return the connection that takes the next request, or None if all are at their limit or down."""
+        if not self.has_substitutes:
+            conn = self.conns.get(self.conn_numbers[0])
+            return conn if conn is not None and conn.state == "up" and self.load(conn) < self.limit else None
+        best, least = None, self.limit
+        for number in self.conn_numbers:
+            conn = self.usable(number)
+            if conn is not None and self.load(conn) < least:
+                best, least = conn, self.load(conn)
+        return best
 
-        The peer has all segments below `have`, and those of `above`.
+    def usable(self, number: int) -> Conn | None:
+        """Return a connection that has substitutes, if it may send.
+
+        A rebuilt connection may be on a dead path. It is not used before a packet has passed in each direction.
         """
-        lost = []
-        for number in self.in_flight[connection]:
-            if number < have or number in above:
-                self._acked(number)
-            else:
-                lost.append(number)
-        self.in_flight[connection] = []
-        self.again = sorted([*self.again, *lost])
-        return lost
-
-    def credit(self, value: int) -> None:
-        """Take in a credit. Credits on several connections may overtake each other: an older one is ignored."""
-        more = (value - self.credits) & MASK
-        if more <= MASK >> 1:
-            self.credits += more
-
-    def _acked(self, number: int) -> None:
-        self._acked_above.add(number)
-        while self.acked in self._acked_above:
-            self._acked_above.remove(self.acked)
-            self.acked += 1
+        conn = self.conns.get(number)
+        return conn if conn is not None and conn.state == "up" and not conn.rebuilding else None
 
     def describe(self) -> dict[str, Any]:
-        """Describe the progress of this iteration: segments posted and acknowledged, and the step of the next one."""
-        begun, done = self.posted - self.base, self.acked - self.base
-        return _described("out", self.peer, self.segments, begun=begun, done=done)
-
-
-class RecvLane:
-    """The receiving end, on the connections `numbers`, with its staging ring."""
-
-    def __init__(self, numbers: list[int], peer: int, segments: list[Segment], staging: Any, mr: Any) -> None:
-        self.numbers = numbers
-        self.has_substitutes = len(numbers) > 1  # segments of a lost connection go to the others
-        self.peer = peer
-        self.segments = segments
-        self.staging = staging
-        self.mr = mr
-        self.base = 0
-        self.received = 0  # all segments below this number have arrived
-        self.arrived = 0  # bitmap of the segments from `received` on
-        self.applied = 0
-        self.credited = 0
-        self.advertised = dict.fromkeys(numbers, 0)  # `applied` in the endpoint data that the peer last got
-        self.psns = dict.fromkeys(numbers, 0)  # of the next segment, by connection
-        self.credit: Any = None
-
-    def load(self, conn: Conn) -> int:
-        """Return the number of credits that a connection has under way."""
-        return conn.outstanding
-
-    def arrive(self, sequence: int, slots: int) -> int | None:
-        """Take in a segment by its number modulo 2^24. Return its full number, or None if it must not arrive now."""
-        distance = (sequence - self.received) & MASK
-        if distance >= (slots if self.has_substitutes else 1) or self.arrived >> distance & 1:
-            return None
-        number = self.received + distance
-        self.arrived |= 1 << distance
-        while self.arrived & 1:
-            self.arrived >>= 1
-            self.received += 1
-        return number
-
-    def above(self) -> list[int]:
-        """Return the segments that arrived before an earlier one did."""
-        return [self.received + bit for bit in range(self.arrived.bit_length()) if self.arrived >> bit & 1]
-
-    def describe(self) -> dict[str, Any]:
-        """Describe the progress of this iteration: segments arrived and applied, and the step of the next one."""
-        begun, done = self.received - self.base, self.applied - self.base
-        return _described("in", self.peer, self.segments, begun=begun, done=done)
+        """Return the QP that explains a wait, the progress in this round, and the step of the next segment."""
+        conns = [self.conns[number] for number in self.conn_numbers if number in self.conns]
+        conn = min(conns, key=lambda candidate: candidate.state == "up", default=None)
+        begun, done = (max(0, count - self.base) for count in self.progress())
+        return {
+            "qpn": conn.qp.qpn if conn is not None and conn.qp else 0,
+            "state": conn.state if conn is not None else "new",
+            "direction": self.direction,
+            "peer": self.peer,
+            "step": self.segments[min(done, len(self.segments) - 1)].step,
+            "begun": begun,
+            "done": done,
+            "segments": len(self.segments),
+        }

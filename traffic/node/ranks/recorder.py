@@ -3,8 +3,8 @@
 An entry is (time in ns, event, iteration, step, peer, QP number, segment, PSN, connection). Events: `begin` and `end`
 of an iteration, `post` and `ack` of a sent segment, `arrive` and `apply` of a received segment, `credit` (segment:
 number of applied segments reported to the peer), `lost` and `up` of a connection. Segments count from 0 on each
-connection in each iteration. The PSN is that of a segment's first packet, counted as by the RNIC (one per path MTU),
-and -1 if there is none. A connection has the same number at both ends; its two QPs have different ones.
+lane in each iteration. The PSN is that of a segment's first packet, counted as by the RNIC (one per path MTU), and -1
+if there is none. A connection has the same number at both ends; its two QPs have different ones.
 """
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import time
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
+    from traffic.node.ranks.lane import Lane
+    from traffic.node.task import Conn
+
     Entry = tuple[int, str, int, int, int, int, int, int, int]
 
 __all__ = ["FIELDS", "Recorder"]
@@ -26,24 +29,21 @@ class Recorder:
     def __init__(self, size: int = 1024) -> None:
         self.size = size
         self.count = 0
+        self.first_iteration = 0
+        """Iteration of the first round: a rank that resumes from a checkpoint counts its segments from there."""
         self._entries: list[Entry | None] = [None] * size
 
-    def add(
-        self,
-        what: str,
-        *,
-        iteration: int,
-        step: int = -1,
-        peer: int = -1,
-        qpn: int = 0,
-        segment: int = -1,
-        psn: int = -1,
-        connection: int = -1,
-    ) -> None:
-        """Write an entry with the current time over the oldest one."""
-        now_ns = time.monotonic_ns()
+    def add_iteration(self, event: str, iteration: int) -> None:
+        """Record the begin or end of an iteration, with the current time."""
+        self._entries[self.count % self.size] = (time.monotonic_ns(), event, iteration, -1, -1, 0, -1, -1, -1)
+        self.count += 1
+
+    def add_segment(self, event: str, lane: Lane, conn: Conn, number: int, psn: int = -1) -> None:
+        """Record an event of a lane's segment, with the current time."""
+        rounds, index = divmod(number, len(lane.segments))
         self._entries[self.count % self.size] = (
-            now_ns, what, iteration, step, peer, qpn, segment, psn, connection,
+            time.monotonic_ns(), event, self.first_iteration + rounds, lane.segments[index].step, lane.peer,
+            conn.qp.qpn, index, psn, conn.number,
         )  # fmt: skip
         self.count += 1
 

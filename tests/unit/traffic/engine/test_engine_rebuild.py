@@ -172,6 +172,25 @@ def test_collective_with_any_losses_and_rebuilds_ends_with_correct_results(monke
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
+@pytest.mark.parametrize("spread", ["spray", "dqplb"])
+def test_collective_with_one_queue_pair_to_a_peer_continues_after_its_rebuild(monkeypatch, spread):
+    """A message of one segment uses one of four queue pairs, so there is no other one for the segment."""
+    node = modules(monkeypatch)
+    spec = CollectiveSpec(
+        algorithm="full-mesh", size_bytes=16, segment_bytes=512, slots=4, qps_per_peer=4, spread=spread
+    )
+    for seed in range(SEEDS // 4):
+        choice = random.Random(seed)
+        fabric = Chaos(choice, losses=choice.randint(1, 12))
+        connections = ranks_on(fabric, node, spec, "all-to-all")
+        for task in fabric.tasks.values():
+            task.begin(0)
+        while fabric.step(connections):
+            pass
+        assert {len(lane.conn_numbers) for lane in fabric.tasks["rank0"].executor.send_lanes.values()} == {1}
+        all_is_right(fabric)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -228,7 +247,7 @@ def ring(monkeypatch):
 def test_rank_after_rebuild_continues_whichever_end_joins_first(ring, first):
     """The last one has nothing to lose: neither credits that it could not send yet, nor those that came early."""
     late = ring.tasks["rank1"]
-    receiver = late.conns[late.recv_lanes[0, 0].numbers[0]]
+    receiver = late.conns[late.executor.recv_lanes[0, 0].conn_numbers[0]]
 
     def begin():
         late.begin(time.monotonic_ns())
@@ -236,7 +255,7 @@ def test_rank_after_rebuild_continues_whichever_end_joins_first(ring, first):
 
     if first == "receiver":
         ring.drain()
-        assert late.recv_lanes[0, 0].received == late.slots
+        assert late.executor.recv_lanes[0, 0].received == late.slots
         ring.make_again(receiver, receiver.other, begin)
     else:
         ring.make_again(receiver.other, receiver, begin)
@@ -288,7 +307,7 @@ class HalfDeadPath(DeadPath):
     credits_lost = 0
 
     def is_buried_sender(self, end):
-        return end in getattr(self, "buried", ()) and end.number in end.task.send_by_conn
+        return end in getattr(self, "buried", ()) and end.number in end.task.executor.send_by_conn
 
     def carry(self, rc, chain):
         super().carry(rc, chain)
@@ -357,10 +376,10 @@ def test_recorded_psns_of_a_rebuilt_queue_pair_are_those_of_its_packets(monkeypa
     fabric.drain()
     all_is_right(fabric)
 
-    segments = len(sender.task.send_by_conn[sender.number].segments)
+    segments = len(sender.task.executor.send_by_conn[sender.number].segments)
     recorded = {"post": {}, "arrive": {}}
     for end, what in ((sender, "post"), (receiver, "arrive")):
-        for entry in end.task.flight.entries():
+        for entry in end.task.recorder.entries():
             one = dict(zip(node.rank.FIELDS, entry, strict=True))
             if (one["what"], one["connection"]) == (what, end.number):
                 recorded[what][one["iteration"] * segments + one["segment"]] = one["psn"]

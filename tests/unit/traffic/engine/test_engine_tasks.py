@@ -84,7 +84,7 @@ def test_rank_close_frees_its_memory_at_once(monkeypatch):
     try:
         made = node.rank.RankTask(task.name, Rnic("rxe0"), dict(task.spec), fabric.emit_for(task.name), None)
         made.conns = {lane[0]: node.task.Conn(made, lane[0]) for lane in task.spec["lanes"]}
-        buffer = weakref.ref(made.data)
+        buffer = weakref.ref(made.memory.array)
         made.close()
         del made
         assert buffer() is None

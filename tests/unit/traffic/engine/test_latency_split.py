@@ -92,12 +92,12 @@ def test_rank_idle_while_the_peer_sends_no_credit_waits_for_credit(monkeypatch):
     sender = fabric.tasks["rank0"]
     sender.begin(time.monotonic_ns())
     sender.slept(time.monotonic_ns(), time.monotonic_ns())
-    assert not sender.split.needs_credit  # its window is full: it waits for acknowledgements
+    assert not sender.executor.clock.needs_credit  # its window is full: it waits for acknowledgements
     fabric.drain()
-    assert sender.split.needs_credit
-    before, now_ns = sender.split.parts_ns[on_node.CREDIT], time.monotonic_ns()
+    assert sender.executor.clock.needs_credit
+    before, now_ns = sender.executor.clock.parts_ns[on_node.CREDIT], time.monotonic_ns()
     sender.slept(now_ns, now_ns + 5_000_000)
-    assert sender.split.parts_ns[on_node.CREDIT] - before == 5_000_000
+    assert sender.executor.clock.parts_ns[on_node.CREDIT] - before == 5_000_000
     fabric.tasks["rank1"].begin(time.monotonic_ns())
     fabric.drain()
     assert all(task.finished for task in fabric.tasks.values())

@@ -1,0 +1,215 @@
+"""Execution of a rank's program: its segments are sent and applied as soon as their dependencies allow.
+
+The program is executed once per round. Rounds are counted from 0; they are the rank's iterations since it began, or
+since the checkpoint from which it resumed. The fences of a program separate its phases
+(`traffic.node.ranks.segments`).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from traffic.node.ranks.gate import Gate
+from traffic.node.ranks.lane import LAST, LaneSetup
+from traffic.node.ranks.parts_clock import COMPLETION, COPY, PartsClock
+from traffic.node.ranks.rank_memory import Memory
+from traffic.node.ranks.recorder import Recorder
+from traffic.node.ranks.recv_lane import RecvLane
+from traffic.node.ranks.segments import LaneKey, Need, make_plan
+from traffic.node.ranks.send_lane import SendLane, SprayLane
+from traffic.node.task import Conn
+from traffic.node.verbs import Rnic
+
+__all__ = ["Executor"]
+
+
+class Executor:
+    """The lanes of a rank, and the progress of its program in this round.
+
+    `spec` is that of the rank (`traffic.node.ranks.rank.RankTask`). `conns` are the rank's connections by number.
+    """
+
+    def __init__(
+        self, rnic: Rnic, spec: dict[str, Any], conns: dict[int, Conn], memory: Memory, recorder: Recorder
+    ) -> None:
+        program = spec["program"]
+        self.memory = memory
+        self.data = memory.array
+        self.mr = rnic.register(self.data.ctypes.data, self.data.nbytes)
+        self.recorder = recorder
+        self.clock = PartsClock()
+        self.gate = Gate(program.get("pauses", []), program["fences"])
+        self.slots = spec["slots"]
+        self.segment_elements = spec["segment_bytes"] // self.data.itemsize
+        self.send_lanes: dict[LaneKey, SendLane] = {}
+        self.recv_lanes: dict[LaneKey, RecvLane] = {}
+        self.send_by_conn: dict[int, SendLane] = {}
+        self.recv_by_conn: dict[int, RecvLane] = {}
+        self.phases = self._make_lanes(rnic, spec, conns)
+        self.round = -1
+        self.last_round: int | None = None
+        """The last round, once it is known. A peer's flag may name a later round than this one."""
+        self.start_ns = self.first_data_ns = 0
+        self.phases_ns: list[int] = []
+        """End of each phase, relative to the start of the round."""
+        self.parts_ns: list[int] = []
+        self.wake_ns: int | None = None
+        """When `advance` must be called at the latest, because a pause of the program ends."""
+
+    def _make_lanes(self, rnic: Rnic, spec: dict[str, Any], conns: dict[int, Conn]) -> list[tuple[Need, Need]]:
+        """Create the lanes, and return the phases of the program (`traffic.node.ranks.segments.Plan`)."""
+        setup = LaneSetup(
+            conns=conns,
+            slots=self.slots,
+            window=spec["window"],
+            segment_bytes=spec["segment_bytes"],
+            item_bytes=self.data.itemsize,
+            mtu=spec["qp"]["mtu"],
+            recorder=self.recorder,
+            clock=self.clock,
+        )
+        # With these two, all queue pairs to a peer are one lane.
+        is_one = spec["spread"] in ("spray", "dqplb")
+        qps, spread = (1, "split") if is_one else (spec["qps_per_peer"], spec["spread"])
+        plan = make_plan(spec["program"], self.segment_elements, qps, spread)
+        conn_numbers: dict[tuple[str, LaneKey], list[int]] = {}
+        for number, direction, peer, qp in spec["lanes"]:
+            conn_numbers.setdefault((direction, (peer, qp % qps)), []).append(number)
+        for (direction, key), numbers in conn_numbers.items():
+            if direction == "out":
+                kind = SprayLane if spec["spread"] == "spray" and len(numbers) > 1 else SendLane
+                # numpy makes an object for each `ctypes`: too slow for every post
+                address = self.data.ctypes.data
+                out = kind(numbers, key[0], plan.sends[key], setup, mr=self.mr, address=address)
+                self.send_lanes[key] = out
+                self.send_by_conn |= dict.fromkeys(numbers, out)
+            else:
+                staging = np.zeros(self.slots * self.segment_elements, dtype=self.data.dtype)
+                mr = rnic.register(staging.ctypes.data, staging.nbytes)
+                lane = RecvLane(numbers, key[0], plan.recvs[key], setup, mr=mr, staging=staging)
+                self.recv_lanes[key] = lane
+                self.recv_by_conn |= dict.fromkeys(numbers, lane)
+        if self.send_lanes.keys() != plan.sends.keys() or self.recv_lanes.keys() != plan.recvs.keys():
+            raise ValueError(f"connections {spec['lanes']} are not those of the program's segments")
+        return plan.phases
+
+    def next_round(self) -> None:
+        """Prepare the next round: segments are counted from its start. `begin` starts it."""
+        self.round += 1
+        for out in self.send_lanes.values():
+            out.base = self.round * len(out.segments)
+        for lane in self.recv_lanes.values():
+            lane.base = self.round * len(lane.segments)
+
+    def begin(self, now_ns: int) -> None:
+        """Start the round with its local copies. Data may have arrived before."""
+        self.start_ns = now_ns
+        self.phases_ns = []
+        self.clock.begin(now_ns)
+        self.gate.begin(now_ns)
+        has_data = any(lane.received > lane.base for lane in self.recv_lanes.values())
+        self.first_data_ns = now_ns if has_data else 0
+        self.clock.enter(COPY)
+        self.memory.copy()
+        self.clock.enter(COMPLETION)
+
+    def advance(self, now_ns: int) -> bool:
+        """Apply and send all segments that may be. Return whether the round is complete."""
+        moved = True
+        while moved:
+            moved = self.clock.needs_credit = False
+            self.wake_ns = self.gate.advance(len(self.phases_ns), now_ns)
+            # Comparing here first saves a call for each idle lane, of which 16 queue pairs per peer make many.
+            for lane in self.recv_lanes.values():
+                if lane.applied != lane.received:
+                    moved |= self._apply(lane, now_ns)
+            for out in self.send_lanes.values():
+                if out.to_repeat or out.posted - out.base != len(out.segments):
+                    moved |= self._send(out, now_ns)
+            while len(self.phases_ns) < len(self.phases) and self._is_met(*self.phases[len(self.phases_ns)]):
+                now_ns = time.monotonic_ns()
+                self.phases_ns.append(now_ns - self.start_ns)
+                moved = True
+        return len(self.phases_ns) == len(self.phases)
+
+    def end(self) -> int:
+        """End a complete round: turn sums into averages. Return the time in ns."""
+        self.clock.enter(COPY)
+        self.memory.divide()
+        now_ns = time.monotonic_ns()
+        self.parts_ns = self.clock.end(now_ns)
+        self.wake_ns = None
+        return now_ns
+
+    def close(self) -> None:
+        """Deregister the memory."""
+        for lane in self.recv_lanes.values():
+            lane.mr.close()
+        self.mr.close()
+
+    def _is_met(self, received: Need, acked: Need) -> bool:
+        """Return whether the segments that must be received, and those that must be acknowledged, are."""
+        for key, number in received:
+            lane = self.recv_lanes[key]
+            if lane.applied - lane.base < number:
+                return False
+        for key, number in acked:
+            out = self.send_lanes[key]
+            if out.acked - out.base < number:
+                return False
+        return True
+
+    def _apply(self, lane: RecvLane, now_ns: int) -> bool:
+        """Copy or reduce the segments that have arrived, in order. Return whether there were any."""
+        start = lane.applied
+        limit = min(lane.received, lane.base + len(lane.segments))
+        while lane.applied < limit:
+            segment = lane.segments[lane.applied - lane.base]
+            if (segment.received or segment.acked) and not self._is_met(segment.received, segment.acked):
+                break
+            at = lane.applied % self.slots * self.segment_elements
+            source = lane.staging[at : at + segment.size]
+            target = self.data[segment.offset : segment.offset + segment.size]
+            self.clock.enter(COPY)
+            if segment.reduce:
+                self.memory.reduce(target, source)
+            else:
+                target[:] = source
+            self.clock.enter(COMPLETION)
+            self.recorder.add_segment("apply", lane, lane.conns[lane.conn_numbers[0]], lane.applied)
+            lane.applied += 1
+        if lane.applied == start:
+            return False
+        lane.send_credit(now_ns)
+        return True
+
+    def _send(self, out: SendLane, now_ns: int) -> bool:
+        """Post segments while a connection is free: first those that were lost. Return whether there were any."""
+        moved = False
+        flags = LAST if self.last_round == self.round else 0
+        while conn := out.free_connection():
+            if out.to_repeat:
+                number = out.to_repeat.pop(0)
+            elif self._may_send(out):
+                number = out.posted
+                out.posted += 1
+            else:
+                break
+            out.post(conn, number, flags, now_ns)
+            moved = True
+        return moved
+
+    def _may_send(self, out: SendLane) -> bool:
+        """Return whether the next segment of this round may be posted."""
+        if out.posted - out.base == len(out.segments) or out.posted - out.acked >= self.slots:
+            return False
+        if out.posted - out.peer_applied >= self.slots:
+            self.clock.needs_credit = True
+            return False
+        segment = out.segments[out.posted - out.base]
+        if segment.step >= self.gate.step:
+            return False
+        return not (segment.received or segment.acked) or self._is_met(segment.received, segment.acked)
