@@ -23,6 +23,7 @@ from harness.analysis.observe import Observed
 from harness.analysis.timeline import finished_iterations
 from harness.confidence import LEVEL, student, widened
 from harness.json_text import json_text
+from harness.record.copies import digest_of
 from harness.record.measurements import Measurements, RankSeries
 from testbed.errors import UsageError
 
@@ -62,8 +63,14 @@ def measure(runs: Mapping[str, Measurements]) -> NoiseFloor:
     """Return the noise floor from runs of one workload on one lab, by name.
 
     Raises:
-        UsageError: different labs or workloads, or fewer than `MIN_RUNS` fault-free series.
+        UsageError: different labs or workloads, one run twice, or fewer than `MIN_RUNS` fault-free series.
     """
+    names: dict[str, str] = {}
+    for name, run in runs.items():
+        if (first := names.setdefault(digest_of(run), name)) != name:
+            raise UsageError(
+                f"{name} is a copy of {first}: it does not differ from it by any noise; name each run once"
+            )
     if len({(run.lab, msgspec.json.encode(run.workload, order="sorted")) for run in runs.values()}) > 1:
         raise UsageError("runs of different labs or workloads have no common noise; name runs of one experiment")
     series = {name: part for name, run in runs.items() for name, part in _fault_free(name, run)}
@@ -73,7 +80,7 @@ def measure(runs: Mapping[str, Measurements]) -> NoiseFloor:
             f"{len(series)} fault-free series with {iterations} common iterations; a noise floor needs at least "
             f"{MIN_RUNS}: runs of an experiment without faults, or twins of runs that bound jct_ratio"
         )
-    first = next(iter(runs.values()))
+    measured = next(iter(runs.values()))
     spreads = {
         "job_time": _spread([iteration_times(part, iterations).sum() / 1e9 for part in series.values()], "s"),
         "iteration": _spread([np.median(iteration_times(part, iterations)) / 1e9 for part in series.values()], "s"),
@@ -81,8 +88,8 @@ def measure(runs: Mapping[str, Measurements]) -> NoiseFloor:
         "compute": _spread([_compute_s(part, iterations) for part in series.values()], "s"),
     }
     return NoiseFloor(
-        lab=first.lab,
-        workload=first.workload,
+        lab=measured.lab,
+        workload=measured.workload,
         iterations=iterations,
         sources=tuple(series),
         spreads={name: spread for name, spread in spreads.items() if spread is not None},

@@ -90,12 +90,15 @@ def strikes_of_run(
         at: when it began.
         drills: count findings of runs with injected faults as well, unless one of those faults explains them.
 
-    Hosts that took no part are never blamed: what names an idle spare has mistaken it for another one.
+    Hosts that took no part are never blamed: what names an idle spare has mistaken it for another one. A host that a
+    job lost and replaced has taken part.
     """
     if run.faults and not drills:
         return ()
     explained = {name for fault in run.faults for name in truth_of(fault, run.topology).names}
     took_part = {rank.host for rank in run.ranks}
+    for restart in run.resilience.restarts if run.resilience is not None else ():
+        took_part |= {name.partition(":")[0] for name in (*restart.before, *restart.after, *restart.hosts)}
     best: dict[str, Strike] = {}
     for finding in verdict.attribution:
         host = _host_of(run.topology, finding.name)

@@ -77,11 +77,10 @@ def read(path: Path) -> ProbeTrips:
             strict=True,
         )
     )
-    times = Counter((one.echo.connection, one.echo.sent_ns) for one in trips)
-    if again := next((one for one, count in times.items() if count > 1), None):
-        raise UsageError(
-            f"{path}: the probe of connection {again[0]} at {again[1]} ns is there twice; copy the run directory again"
-        )
+    counts = Counter(trips)
+    if again := next((one.echo for one, count in counts.items() if count > 1), None):
+        said = f"the probe of connection {again.connection} at {again.sent_ns} ns is there twice"
+        raise UsageError(f"{path}: {said}; copy the run directory again")
     try:
         return ProbeTrips(trips=trips, unknown=int(told[b"unknown"]), trouble=told[b"trouble"].decode() or None)
     except (TypeError, KeyError, ValueError) as error:

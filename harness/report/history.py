@@ -27,6 +27,7 @@ import msgspec
 
 from harness.analysis.observe import observe
 from harness.confidence import LEVEL, student
+from harness.record.copies import digest_of
 from harness.record.rundir import open_run
 from harness.report.comparison.compare import HIGHER_IS_BETTER
 from testbed.errors import UsageError
@@ -42,7 +43,7 @@ TRACKED = ("jct_ratio", "recovery.total", "after_clear.total", "dip", "goodput.m
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (
     name TEXT PRIMARY KEY, changed_ns INTEGER, experiment TEXT, seed INTEGER, lab TEXT, version TEXT, series TEXT,
-    verdict TEXT, lab_state TEXT);
+    verdict TEXT, lab_state TEXT, digest TEXT);
 CREATE TABLE IF NOT EXISTS metric (name TEXT, metric TEXT, value REAL, PRIMARY KEY (name, metric));
 CREATE TABLE IF NOT EXISTS left_out (name TEXT PRIMARY KEY, changed_ns INTEGER, why TEXT);
 """
@@ -108,15 +109,19 @@ def update(runs: Path) -> Path:
 
 
 def read(index: Path) -> History:
-    """Return all runs of an index."""
+    """Return all runs of an index. A copy of a run is left out: it is no second observation."""
     metrics: dict[str, dict[str, float]] = {}
     with contextlib.closing(sqlite3.connect(index)) as connection:
         for name, metric, value in connection.execute("SELECT name, metric, value FROM metric"):
             metrics.setdefault(name, {})[metric] = value
         rows = connection.execute(
-            "SELECT name, experiment, seed, lab, version, series, verdict, lab_state FROM run ORDER BY name"
+            "SELECT name, experiment, seed, lab, version, series, verdict, lab_state, digest FROM run ORDER BY name"
         ).fetchall()
         left_out = dict(connection.execute("SELECT name, why FROM left_out ORDER BY name").fetchall())
+    originals: dict[str, str] = {}
+    for row in rows:
+        if (original := originals.setdefault(row[-1], row[0])) != row[0]:
+            left_out[row[0]] = f"it is a copy of {original}"
     past = tuple(
         Past(
             name=name,
@@ -129,7 +134,8 @@ def read(index: Path) -> History:
             lab_state=lab_state,
             metrics=metrics.get(name, {}),
         )
-        for name, experiment, seed, lab, version, series, verdict, lab_state in rows
+        for name, experiment, seed, lab, version, series, verdict, lab_state, _ in rows
+        if name not in left_out
     )
     return History(past=past, left_out=left_out)
 
@@ -196,7 +202,7 @@ def _add(index: sqlite3.Connection, path: Path, changed_ns: int) -> None:
         msgspec.json.encode([plan.experiment, plan.seed, plan.inventory, plan.workload], order="sorted")
     ).hexdigest()[:16]
     index.execute(
-        "INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             path.name,
             changed_ns,
@@ -207,6 +213,7 @@ def _add(index: sqlite3.Connection, path: Path, changed_ns: int) -> None:
             series,
             verdict.verdict,
             verdict.lab_state,
+            digest_of(measured),
         ),
     )
     values = {name: observed.metrics[name].value for name in TRACKED if name in observed.metrics}

@@ -14,11 +14,12 @@ from harness.attribution.attribute import attribute as attribute_run
 from harness.cli.context import Session, json_option, pass_session
 from harness.confidence import Interval
 from harness.experiment import experiment_file as experiment_module
+from harness.record.copies import digest_of
 from harness.record.rundir import open_run
 from harness.run import loop as run_module
 from harness.verdict import ExitCode, Verdict, VerdictFile, exit_code, worst
 from testbed.backends.lab_backend import backend_of
-from testbed.errors import DirtyLab, LabError
+from testbed.errors import DirtyLab, LabError, UsageError
 from testbed.tenancy.lab_lease import hold
 
 __all__ = ["COMMANDS"]
@@ -40,6 +41,10 @@ def attribute(session: Session, *, run_dirs: tuple[Path, ...], as_json: bool) ->
         (run.path, run.read_measurements(), run.read_flights(), run.read_probes().trips)
         for run in map(open_run, run_dirs)
     ]
+    originals: dict[str, Path] = {}
+    for path, measured, _, _ in runs:
+        if (original := originals.setdefault(digest_of(measured), path)) != path:
+            raise UsageError(f"{path} is a copy of {original}; name each run once")
     found = {path: attribute_run(measured, flights, probes) for path, measured, flights, probes in runs}
     total = confusion.score(((measured, flights) for _, measured, flights, _ in runs), [probes for *_, probes in runs])
     if as_json:

@@ -24,6 +24,7 @@ from harness.attribution.offenders import (
 from harness.cli.context import Session, json_option, pass_session, styled
 from harness.cli.options.numbers import FiniteRange
 from harness.quantities import parse_duration_ns
+from harness.record.copies import digest_of
 from harness.record.rundir import open_run
 from testbed.errors import UsageError
 from testbed.model.topology import Topology
@@ -84,7 +85,8 @@ def offenders_command(
     strikes: list[Strike] = []
     lab = session.inventory().name
     files = tuple({path.resolve(): path for path in preflights}.values())  # a file named twice is one preflight
-    counts = {"runs": 0, "drills": 0, "other_labs": 0, "preflights": len(files)}
+    counts = {"runs": 0, "drills": 0, "other_labs": 0, "copies": 0, "preflights": len(files)}
+    counted: set[str] = set()
     if not runs.is_dir() and not preflights:
         raise UsageError(f"--runs {runs}: no such folder; name the one that `faultbed run --out` wrote to")
     with session.progress() as progress:
@@ -99,6 +101,10 @@ def offenders_command(
                 counts["other_labs"] += 1
                 continue
             measured = directory.read_measurements()
+            if (digest := digest_of(measured)) in counted:
+                counts["copies"] += 1
+                continue
+            counted.add(digest)
             counts["runs"] += 1
             counts["drills"] += bool(measured.faults)
             strikes += strikes_of_run(measured, verdict, origin=path.name, at=directory.started, drills=drills)
@@ -182,6 +188,9 @@ def _show(session: Session, ranking: Sequence[Offender], counts: dict[str, int],
         ]
         session.table(("what", "strikes", "score", "causes", "last (UTC)", "do"), rows)
     session.out.print(f"{looked}: {_count(len(ranking), 'place')} blamed", soft_wrap=True)
+    if counts["copies"]:
+        copies = f"{counts['copies']} {'copy' if counts['copies'] == 1 else 'copies'}"
+        session.out.print(Text(f"left out: {copies} of runs", style="dim"))
     if counts["other_labs"]:
         session.out.print(Text(f"left out: {_count(counts['other_labs'], 'run')} of other labs", style="dim"))
     if left_out:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import msgspec
 import numpy as np
@@ -27,9 +28,28 @@ def test_noise_floor_recovers_the_deviation_between_runs():
     assert noise.decode(noise.encode(floor)) == floor
 
 
+def ended(run, later_ns):
+    """The same made-up run at another time: a copy would not count."""
+    return msgspec.structs.replace(run, end_ns=run.end_ns + later_ns)
+
+
+def test_noise_floor_of_one_run_under_several_names_is_rejected(tmp_path):
+    """Copies differ by nothing: the floor would be 0, and every difference beyond noise."""
+    run = synthetic_run()
+    with pytest.raises(UsageError, match="b is a copy of a"):
+        noise.measure({"a": run, "b": run, "c": ended(run, 1)})
+    first = finished(tmp_path, run).path
+    for name in ("copy", "again"):
+        shutil.copytree(first, tmp_path / name)
+    folders = [str(first), str(tmp_path / "copy"), str(tmp_path / "again")]
+    done = CliRunner().invoke(cli, ["noise", *folders, "--out", str(tmp_path / "f")], standalone_mode=False)
+    assert isinstance(done.exception, UsageError)
+    assert not (tmp_path / "f").exists()
+
+
 def test_noise_floor_uses_only_the_twin_of_a_run_with_faults():
     run = synthetic_run()
-    floor = noise.measure(dict.fromkeys("abc", run))
+    floor = noise.measure({name: ended(run, number) for number, name in enumerate("abc")})
     assert floor.sources == ("a (twin)", "b (twin)", "c (twin)")
 
 
@@ -37,7 +57,7 @@ def test_noise_floor_of_two_labs_or_too_few_runs_is_rejected():
     run = synthetic_run()
     other = msgspec.structs.replace(run, lab="another")
     with pytest.raises(UsageError, match="different labs"):
-        noise.measure({"a": run, "b": other, "c": run})
+        noise.measure({"a": run, "b": other, "c": ended(run, 1)})
     with pytest.raises(UsageError, match="at least 3"):
         noise.measure({"a": run})
 
@@ -57,7 +77,7 @@ def test_noise_floor_widens_the_interval():
 def test_noise_command_keeps_the_floor_for_its_workload(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
     run = synthetic_run()
-    folders = [str(finished(tmp_path / str(index), run).path) for index in range(3)]
+    folders = [str(finished(tmp_path / str(index), ended(run, index)).path) for index in range(3)]
     done = CliRunner().invoke(cli, ["noise", *folders, "--json"], standalone_mode=False)
     assert done.exception is None
     kept = json.loads(done.output)["kept"]

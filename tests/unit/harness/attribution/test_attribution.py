@@ -14,6 +14,7 @@ from harness.attribution.attribute import attribute
 from harness.attribution.confusion import score
 from harness.cli.main import cli
 from harness.findings import CAUSES, NOTHING, PLACES
+from testbed.errors import UsageError
 
 
 def test_attribution_places_synthetic_campaign(labelled):
@@ -49,6 +50,14 @@ def test_score_skips_runs_whose_fault_is_in_doubt(labelled):
     _, _, run = labelled[0]
     doubted = msgspec.structs.replace(run, faults=(msgspec.structs.replace(run.faults[0], doubts=("no witness",)),))
     assert score([(doubted, ())]).runs == 0
+
+
+def test_attribute_command_refuses_a_run_twice(tmp_path, labelled):
+    """Each copy would count as one more finding that is right."""
+    path = finished(tmp_path / "a", labelled[0][2]).path
+    done = CliRunner().invoke(cli, ["attribute", str(path), f"{path}/../{path.name}"], standalone_mode=False)
+    assert isinstance(done.exception, UsageError)
+    assert "is a copy of" in str(done.exception)
 
 
 def test_attribute_command_scores_runs_against_their_faults(tmp_path, labelled):

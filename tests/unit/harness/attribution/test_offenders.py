@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import shutil
 from datetime import UTC, datetime, timedelta
 
 import msgspec
@@ -16,8 +17,10 @@ from synthetic_run import soft_topology
 from harness.attribution.offenders import Strike, Thresholds, offenders, strikes_of_preflight, strikes_of_run
 from harness.cli.main import cli
 from harness.findings import Finding
+from harness.record.measurements import ResilienceRun
 from harness.verdict import Verdict, VerdictFile
 from testbed.errors import UsageError
+from traffic.workloads.elastic.elastic_results import Restart
 
 NOW = datetime(2026, 11, 25, tzinfo=UTC)
 TOPOLOGY = soft_topology()
@@ -50,6 +53,27 @@ def strikes(*findings, kind=None, target=None, drills=False, ranks=("host1", "ho
         measured(kind, target, ranks=ranks), verdict(*findings), origin="run", at=NOW, drills=drills
     )
     return [(one.name, one.cause, one.weight) for one in result]
+
+
+def test_host_that_a_job_lost_and_replaced_is_blamed():
+    """Its ranks moved to a spare, so that the last placement does not have it any more."""
+    run = measured(ranks=("host1", "host3", "host4"))
+    restart = Restart(
+        number=1,
+        reason="host2: no message",
+        cause="host",
+        hosts=("host2",),
+        before=("host1:rxe0", "host2:rxe0", "host3:rxe0"),
+        after=("host1:rxe0", "host4:rxe0", "host3:rxe0"),
+        progress_ns=1,
+        noticed_ns=2,
+        iterations=3,
+    )
+    resilience = ResilienceRun(restarts=(restart,), states=(), repeated_iterations=0, initialised_ns=1, connections=6)
+    blamed = verdict(finding("host2", cause="host-down", place="rank"))
+    assert strikes_of_run(run, blamed, origin="run", at=NOW) == ()
+    run = msgspec.structs.replace(run, resilience=resilience)
+    assert [one.name for one in strikes_of_run(run, blamed, origin="run", at=NOW)] == ["host2"]
 
 
 def strike(name="host2", *, days_ago=0.0, weight=1.0):
@@ -164,7 +188,7 @@ def command(*words):
 def runs(tmp_path):
     """Three runs without faults that blame host2's GPU, and one drill."""
     for number, kind in enumerate((None, None, None, "gpu.throttle")):
-        run = Network(seed=1).measured(kind, None if kind is None else "host3:gpu0")
+        run = Network(seed=number + 1).measured(kind, None if kind is None else "host3:gpu0")
         directory = finished(tmp_path / str(number), run)
         content = msgspec.structs.replace(directory.read_verdict(), lab="soft", attribution=(finding(),))
         directory.write_verdict(content)
@@ -187,6 +211,20 @@ def test_offenders_reads_runs_and_preflights(runs, tmp_path_factory):
     beside = file.parent / "." / file.name
     assert command("--runs", runs, "--preflight", file, "--preflight", beside).stdout == text, "it is one preflight"
     assert "left out: 1 run with injected faults" in text
+
+
+def test_offenders_counts_the_copy_of_a_run_once(runs):
+    """A copied run directory is no second strike: it would drain a host that was blamed once."""
+    (original,) = (path for path in runs.iterdir() if path.name.endswith("-demo-2"))
+    for path in runs.iterdir():
+        if path != original:
+            shutil.rmtree(path)
+    before = json.loads(command("--runs", runs, "--json").stdout)["offenders"]
+    shutil.copytree(original, runs / f"{original.name}-copy")
+    after = json.loads(command("--runs", runs, "--json").stdout)
+    assert [len(one["strikes"]) for one in after["offenders"]] == [len(one["strikes"]) for one in before] == [1]
+    assert after["copies"] == 1
+    assert "left out: 1 copy of runs" in command("--runs", runs).stdout
 
 
 def test_offenders_leaves_out_runs_of_another_lab(runs):

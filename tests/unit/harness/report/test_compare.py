@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import shutil
 import sqlite3
 from dataclasses import replace
 
@@ -194,7 +195,7 @@ def test_history_skips_values_that_are_not_numbers(tmp_path, monkeypatch):
 
 def test_history_index_follows_the_runs_folder(tmp_path):
     first = finished(tmp_path, synthetic_run())
-    finished(tmp_path, synthetic_run(), name="another")
+    finished(tmp_path, synthetic_run(seconds=51), name="another")
     (tmp_path / "no-run").mkdir()
     assert [one.name for one in history.read(history.update(tmp_path)).past] == sorted(
         one.name for one in tmp_path.iterdir() if (one / "verdict.json").exists()
@@ -207,6 +208,18 @@ def test_history_index_follows_the_runs_folder(tmp_path):
     for one in list(first.path.iterdir()):
         one.unlink()
     assert len(history.read(history.update(tmp_path)).past) == 1
+
+
+def test_history_leaves_out_the_copy_of_a_run(tmp_path):
+    """Five copies of one run would let expect that no run ever differs from it."""
+    run = finished(tmp_path, synthetic_run())
+    copy = tmp_path / f"{run.path.name}-copy"
+    shutil.copytree(run.path, copy)
+    result = history.read(history.update(tmp_path))
+    assert [one.name for one in result.past] == [run.path.name]
+    assert result.left_out == {copy.name: f"it is a copy of {run.path.name}"}
+    shutil.rmtree(run.path)
+    assert [one.name for one in history.read(history.update(tmp_path)).past] == [copy.name]
 
 
 def test_history_unreadable_run_is_named_until_it_is_repaired(tmp_path):
