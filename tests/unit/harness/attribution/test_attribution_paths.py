@@ -36,6 +36,7 @@ def probed(place=(), times=6.0, *, lost=0.0, start=0.0, end=1.0, count=40):
         whole_ns = one.responder_ns + int(factor * (one.whole_ns - one.responder_ns))
         reported = dataclasses.replace(
             one,
+            connection=number // count,
             sent_ns=T0 + int(at * WHILE_NS),
             came=not gone[0],
             responder_ns=None if gone[0] else one.responder_ns,
