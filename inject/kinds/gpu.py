@@ -38,7 +38,7 @@ _THERMAL = described(
     params=(
         Param(name="low", type="number", unit="%", summary="reduction when it is cool", low=1, high=98, default=5),
         Param(name="high", type="number", unit="%", summary="reduction when it is hot", low=2, high=99, default=50),
-        Param(name="period", type="number", unit="s", summary="one wave", low=1, high=86_400, default=10),
+        Param(name="period", type="number", unit="s", summary="period of the wave", low=1, high=86_400, default=10),
     ),
     fidelity={"soft": "emulated"},
     armed_by="cpu.max of the GPU's cgroup, read back",
@@ -54,7 +54,11 @@ _NEIGHBOUR = described(
     name="gpu.noisy-neighbour",
     summary="other processes compute on the same GPU and share its time",
     binding={"gpu": "unit"},
-    params=(Param(name="neighbours", type="integer", unit="", summary="number of them", low=1, high=16, default=1),),
+    params=(
+        Param(
+            name="neighbours", type="integer", unit="", summary="number of other processes", low=1, high=16, default=1
+        ),
+    ),
     fidelity={"soft": "emulated"},
     armed_by="the busy processes in the GPU's cgroup",
     must_move="time that the GPU's process waited to run, and the busy processes, counted independently of the holder",
@@ -71,7 +75,8 @@ _LOST = described(
     params=(),
     fidelity={"soft": "emulated"},
     armed_by="the GPU's service has no process",
-    must_move="nothing: the GPU's cgroup is gone while the fault is on, read independently of the holder",
+    must_move="no counter; proof is that the GPU's cgroup is gone, read while the fault is on, "
+    "independently of the holder",
     must_not_move="nr_throttled of every other GPU",
     reversible=True,
     traits=frozenset({Trait.WHOLE_TARGET, Trait.BUS_RESCAN, Trait.NO_PACKET}),
@@ -95,8 +100,8 @@ _XID = described(
             high=200,
             default=79,
         ),
-        Param(name="period", type="number", unit="s", summary="from one event to the next", low=0.05, high=3600),
-        Param(name="count", type="integer", unit="", summary="events, at most", low=1, high=100_000),
+        Param(name="period", type="number", unit="s", summary="time from event to event", low=0.05, high=3600),
+        Param(name="count", type="integer", unit="", summary="number of events at most", low=1, high=100_000),
     ),
     fidelity={"soft": "modelled"},
     armed_by="the event, read back from where monitoring reads it: the kernel's log, or DCGM",

@@ -64,7 +64,8 @@ _KILL = described(
     params=(),
     fidelity={"soft": "real"},
     armed_by="the traffic engine's process is gone from /proc",
-    must_move="nothing: the traffic engine is gone while the fault is on, read independently of the holder",
+    must_move="no counter; proof is that the traffic engine is gone, read while the fault is on, "
+    "independently of the holder",
     must_not_move="rxe send_err",
     reversible=False,
     may_fail=("workload",),
@@ -89,10 +90,18 @@ _HANG = described(
 
 _MEMORY = described(
     name="host.memory-pressure",
-    summary="a process holds all memory of the host but a rest; the kernel kills it first if memory runs out",
+    summary="a process takes the host's available memory up to a rest; the kernel kills it first if memory runs out",
     binding={"host": "unit"},
     params=(
-        Param(name="left", type="integer", unit="MiB", summary="that stay available", low=4, high=1 << 20, default=24),
+        Param(
+            name="left",
+            type="integer",
+            unit="MiB",
+            summary="memory that stays available",
+            low=4,
+            high=1 << 20,
+            default=24,
+        ),
     ),
     fidelity={"soft": "real"},
     armed_by="the process that holds it",
@@ -108,11 +117,19 @@ _CLOCK = described(
     summary="the host's wall clock is stepped, as by a wrong time server; nothing of the job may depend on it",
     binding={"host": "unit"},
     params=(
-        Param(name="step", type="integer", unit="s", summary="forwards, or back", low=-86_400, high=86_400, default=60),
+        Param(
+            name="step",
+            type="integer",
+            unit="s",
+            summary="size of the step; negative: backwards",
+            low=-86_400,
+            high=86_400,
+            default=60,
+        ),
     ),
     fidelity={"soft": "real"},
     armed_by="the wall clock against the uptime, by the holder and by the counters",
-    must_move="nothing: the stepped clock, read while the fault is on, independently of the holder",
+    must_move="no counter; proof is the stepped clock, read while the fault is on, independently of the holder",
     must_not_move="rxe send_err",
     reversible=True,
     traits=frozenset({Trait.NO_PACKET}),
@@ -122,12 +139,12 @@ _CLOCK = described(
 
 _DISK = described(
     name="host.disk-full",
-    summary="an open file without a name takes all free space of the host's disk",
+    summary="an unnamed open file takes all free space of the host's disk",
     binding={"host": "unit"},
     params=(),
     fidelity={"soft": "real"},
     armed_by="the open file, and the free space of the file system",
-    must_move="nothing: the full file system, read while the fault is on, independently of the holder",
+    must_move="no counter; proof is the full file system, read while the fault is on, independently of the holder",
     must_not_move="rxe send_err",
     reversible=True,
     traits=frozenset({Trait.NO_PACKET}),

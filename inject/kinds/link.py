@@ -40,7 +40,7 @@ _FLAP = described(
     summary="take a link down and up again: once for the whole window, or as a train of flaps",
     binding={"port": "unit", "rnic": "local"},
     params=(
-        Param(name="period", type="number", unit="s", summary="from one down to the next", low=0.05, high=3600),
+        Param(name="period", type="number", unit="s", summary="time from one down to the next", low=0.05, high=3600),
         Param(
             name="duty",
             type="number",
@@ -50,7 +50,7 @@ _FLAP = described(
             high=0.99,
             default=0.5,
         ),
-        Param(name="count", type="integer", unit="", summary="flaps, at most", low=1, high=100_000),
+        Param(name="count", type="integer", unit="", summary="number of flaps at most", low=1, high=100_000),
     ),
     fidelity={"soft": "emulated"},
     armed_by=_FLAGS,
@@ -102,7 +102,9 @@ _MTU = described(
     summary="an MTU mismatch: the switch receives packets that this port can no longer send",
     binding={"port": "unit", "rnic": "unit"},
     params=(
-        Param(name="mtu", type="integer", unit="bytes", summary="of the switch port", low=576, high=9000, default=1500),
+        Param(
+            name="mtu", type="integer", unit="bytes", summary="MTU of the switch port", low=576, high=9000, default=1500
+        ),
     ),
     fidelity={"soft": "real"},
     armed_by="the MTU of the port, read back by the holder and by the counters",

@@ -16,13 +16,13 @@ FILTERS = (
         name="psn",
         type="psn",
         unit="",
-        summary="this packet once; +N: at least so far ahead of the PSN that passes the hop",
+        summary="PSN of the one packet; +N: a PSN at least N ahead of the one that passes the hop",
     ),
     Param(
         name="round",
         type="integer",
         unit="",
-        summary="with psn: which of its transmissions, 1 for the first",
+        summary="with psn: which transmission of the packet, 1 for the first",
         low=1,
         high=1_000_000,
         default=1,
@@ -116,8 +116,15 @@ _CORRUPT = _packet(
 _DELAY = _packet(
     "delay",
     "hold packets back for a time; with jitter they are reordered",
-    Param(name="delay", type="number", unit="ms", summary="how long", low=0.1, high=10_000, required=True),
-    Param(name="jitter", type="number", unit="ms", summary="more or less, uniformly", low=0.1, high=10_000),
+    Param(name="delay", type="number", unit="ms", summary="delay of each packet", low=0.1, high=10_000, required=True),
+    Param(
+        name="jitter",
+        type="number",
+        unit="ms",
+        summary="largest deviation from the delay, uniformly distributed",
+        low=0.1,
+        high=10_000,
+    ),
     armed_by=_DETOUR,
     must_move="InECT1Pkts of the receiver's IP layer: delayed packets are marked with ECT(1)",
     traits=frozenset({Trait.ONE_HOP, Trait.MARKS_ECT1}),
@@ -128,7 +135,9 @@ _DELAY = _packet(
 _REORDER = _packet(
     "reorder",
     "delay some packets so that later ones overtake them",
-    Param(name="late", type="number", unit="ms", summary="how late", low=0.1, high=10_000, default=10.0),
+    Param(
+        name="late", type="number", unit="ms", summary="delay of the chosen packets", low=0.1, high=10_000, default=10.0
+    ),
     armed_by=_DETOUR,
     must_move="out_of_seq_request, rcvd_seq_err or duplicate_request at an RNIC",
     traits=frozenset({Trait.ONE_HOP, Trait.MARKS_ECT1, Trait.NEEDS_SELECTION}),
@@ -155,13 +164,13 @@ _FORGE = described(
             name="what",
             type="choice",
             unit="",
-            summary="a CNP (rxe ignores it); a NAK of the next PSN; the last ACK again; a data packet again; one "
-            "to a QP that does not exist; one with a wrong transport version",
+            summary="cnp: rxe ignores it; nak: of the next PSN; ack: the last one again; replay: a data packet again; "
+            "stray: to a QP that does not exist; malformed: with a wrong transport version",
             choices=("cnp", "nak", "ack", "replay", "stray", "malformed"),
             required=True,
         ),
         Param(name="qp", type="qpn", unit="", summary="destination QP number of the live packet", default="any"),
-        Param(name="count", type="integer", unit="packets", summary="at most", low=1, high=10_000, default=10),
+        Param(name="count", type="integer", unit="packets", summary="number at most", low=1, high=10_000, default=10),
     ),
     fidelity={"soft": "real"},
     armed_by="the socket at the port, by the holder",

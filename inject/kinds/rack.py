@@ -1,4 +1,4 @@
-"""Kinds for rack labs only: a soft GPU has no power limit and no driver. Not yet run on hardware."""
+"""Fault kinds of rack labs only: a soft GPU has no power limit. Not yet run on hardware."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _POWER_CAP = described(
     fidelity={},
     armed_by="power.limit, read back",
     must_move="the event reason `software power cap`, read while the fault is on, independently of the holder",
-    must_not_move="nothing yet",
+    must_not_move="no counter is declared yet",
     reversible=True,
     traits=frozenset({Trait.NO_PACKET}),
     example=Example(target="host1:gpu0", params={"percent": 30}),

@@ -29,7 +29,8 @@ _REMOVE = described(
     params=(),
     fidelity={"soft": "real"},
     armed_by="/sys/class/infiniband no longer has it, by the holder and by the counters",
-    must_move="nothing: the counters of the RNIC are gone while the fault is on, read independently of the holder",
+    must_move="no counter; proof is that the RNIC's counters are gone while the fault is on, read independently of the "
+    "holder",
     must_not_move="rxe send_err",
     reversible=True,
     traits=frozenset({Trait.WHOLE_TARGET, Trait.BUS_RESCAN, Trait.CARRIER}),

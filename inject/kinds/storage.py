@@ -41,9 +41,21 @@ _BURST = described(
     "storage (from its own host, so that its front-end link is not loaded)",
     binding={"host": "unit"},
     params=(
-        Param(name="writers", type="integer", unit="", summary="ranks of the other job", low=1, high=64, default=4),
-        Param(name="size", type="integer", unit="MiB", summary="that each writes", low=1, high=4096, default=8),
-        Param(name="period", type="number", unit="s", summary="from burst to burst", low=0.1, high=3600, default=1.0),
+        Param(
+            name="writers",
+            type="integer",
+            unit="",
+            summary="number of ranks of the other job",
+            low=1,
+            high=64,
+            default=4,
+        ),
+        Param(
+            name="size", type="integer", unit="MiB", summary="data that each rank writes", low=1, high=4096, default=8
+        ),
+        Param(
+            name="period", type="number", unit="s", summary="time from burst to burst", low=0.1, high=3600, default=1.0
+        ),
     ),
     fidelity={"soft": "emulated"},
     armed_by="the writing process in /proc",
