@@ -1,6 +1,6 @@
-"""Part of the bench: how large the report of a ten-minute run is, and how soon a real browser shows it.
+"""Part `report` of the bench: size of a ten-minute run's report, and the time until Chromium has loaded it.
 
-A job of four ranks on the default lab, with a fault in most of its minutes, watched as every run is.
+The run is a job of four ranks on the default lab, with a fault in most of its minutes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ MOST_BYTES, MOST_S, LOADS, WIDTH = 3_000_000, 1.0, 5, 1200
 
 
 def with_faults() -> str:
-    """The experiment, with a fault each minute."""
+    """Return the experiment with its faults, one per minute."""
     tables = (
         f'\n[[faults]]\nkind = "{kind}"\ntarget = "{target}"\nat = "{_EVERY_S * (1 + number)}s"\nfor = "{lasts}"\n'
         f"set = {{ {settings} }}\n"
@@ -62,12 +62,12 @@ def with_faults() -> str:
 
 
 def name_of(decided: loop.Decided) -> str:
-    """What is measured, for the table."""
+    """Return the name of the report in the table."""
     return f"report of a run of {decided.plan.workload['duration_ns'] / 1e9:.0f} s with {len(_FAULTS)} faults"
 
 
 def measure(inventory: Inventory, progress: Callable[[str], None]) -> Iterator[Row]:
-    """Size of the page, seconds to write it again, and seconds until Chromium has loaded it.
+    """Yield the size of the page, the CPU time to render it again, and the time until Chromium has loaded it.
 
     Raises:
         LabError: the run ended before its time, or the browser does not answer.
@@ -89,12 +89,12 @@ def measure(inventory: Inventory, progress: Callable[[str], None]) -> Iterator[R
             f"<= {MOST_BYTES / 1e6:g} MB",
             mark(reached=size <= MOST_BYTES),
         )
-        yield f"{what}: written again", f"{took_s:.1f} s CPU", "", "", ""
-        yield _shown(page, Path(folder) / "profile")
+        yield f"{what}: rendered again", f"{took_s:.1f} s CPU", "", "", ""
+        yield _load_time(what, page, Path(folder) / "profile")
 
 
-def _shown(page: Path, profile: Path) -> Row:
-    what, goal = "the same: from navigation to its load event in Chromium, 1,200 pixels wide", f"<= {MOST_S:g} s"
+def _load_time(report: str, page: Path, profile: Path) -> Row:
+    what, goal = f"{report}: from navigation to the load event in Chromium, {WIDTH} pixels wide", f"<= {MOST_S:g} s"
     program = chromium.installed()
     if program is None:
         return what, "not measured", "no Chromium here", goal, ""
@@ -103,7 +103,7 @@ def _shown(page: Path, profile: Path) -> Row:
         for _ in range(LOADS):
             browser.open(page, width=WIDTH)
             ended_ms = 0.0
-            while not ended_ms:  # the load event has begun, and ends in a moment; `open` waits no longer than for it
+            while not ended_ms:  # `open` returns when the load event begins; it ends a moment later
                 ended_ms = browser.value("performance.getEntriesByType('navigation')[0].loadEventEnd")
             times.append(ended_ms / 1e3)
     middle = sorted(times)[LOADS // 2]

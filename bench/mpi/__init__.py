@@ -1,1 +1,1 @@
-"""Open MPI, which collectives are compared with: its packages on the hosts, and its program there."""
+"""Open MPI as a baseline for collectives: its packages and its benchmark program on the hosts."""

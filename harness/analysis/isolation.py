@@ -4,9 +4,9 @@
                               start; the lowest of all faults
     bystander.gap             longest time without data that begins between 1 s before a fault's arming and 1 s after
                               its removal
-    bystander.qp_errors       its queue pairs that failed after the first fault was armed; at least so many, if it has
-                              failed, or carried nothing around a fault or at the end: a queue pair without data does
-                              not fail, and one that retries has not failed yet
+    bystander.qp_errors       queue pairs of the bystander that failed after the end of the fault-free start. It is a
+                              lower bound if the bystander failed, or carried nothing around a fault or at the end:
+                              a queue pair without data does not fail, and one that retries has not failed yet
 
 A fault's window ends 1 s after its removal, because a revert, too, can disturb other traffic.
 """
@@ -35,7 +35,7 @@ _RATIO, _GAP, _ERRORS = "bystander.goodput_ratio", "bystander.gap", "bystander.q
 
 
 def bystander_goodput(run: Measurements) -> Goodput | None:
-    """Return what the bystander carried while the workload ran; None: there is no bystander, or it carried nothing."""
+    """Return the goodput of the bystander while the workload ran; None: no bystander, or no samples of it."""
     if run.bystander is None or not run.bystander.samples:
         return None
     return timeline.goodput(run.bystander.samples, start_ns=run.t0_ns, end_ns=run.end_ns, sample_ns=run.sample_ns)
@@ -63,7 +63,7 @@ def isolation(run: Measurements, *, first_fault_ns: int, level: float) -> dict[s
 
 
 def _why_errors_unknown(run: Measurements, flow: BystanderRun, whole: Goodput | None, first_fault_ns: int) -> str:
-    """Say why more queue pairs may have failed than the engine reported; empty: no more did."""
+    """Return why more queue pairs may have failed than the engine reported; empty: no reason."""
     if flow.failure is not None:
         return flow.failure
     if whole is None or not whole.bytes.any():

@@ -1,17 +1,20 @@
-"""How routing reacted to a fault: which change came when, on which switch. Pure.
+"""How routing reacted to a fault: the times of its changes, and their switches. Pure.
 
     fired → detected: the first link, next hop or route that changed on a switch
           → converged: the last route that changed before the fault was removed
     removed → restored: the last route that changed after that
 
-Between detected and converged, if it can be determined: `carrier`, a switch lost a link; `next hop`, such a switch
-removed the first or all next hops over that link; `withdrawn`, the first route changed on a switch that had lost no
-link, so BGP had announced the change. When traffic moved shows in the goodput (`harness.analysis.phases`), which is
-sampled.
+Three stages between detected and converged, if they can be determined:
 
-A change belongs to a fault if it came between its firing and the next one's, at most `TAIL_NS` after its removal. The
-kernels report changes as events without sampling. The error is that of the clocks and of the observed firing, before
-which the fault may have acted.
+    carrier      a switch lost a link
+    next hop     such a switch removed the first or all next hops over that link
+    withdrawn    a route changed on a switch that had lost no link, so BGP had announced the change
+
+The goodput, which is sampled, shows when the traffic moved (`harness.analysis.phases`).
+
+A change belongs to a fault if it came between the firing of this fault and that of the next one, at most `TAIL_NS`
+after the removal. The kernels report changes as events, so no sampling adds to the error. What remains is the error of
+the clocks and of the observed firing: the fault may have acted before it.
 
 A route that changed under the fault and did not change back is `left`; then nothing counts as restored.
 """
@@ -29,7 +32,7 @@ __all__ = ["STAGES", "TAIL_NS", "TIMES", "Routing", "Stage", "routing"]
 STAGES = ("carrier", "next hop", "withdrawn")
 
 TAIL_NS = 30_000_000_000
-"""BGP with a hold time of 3 s converges long before."""
+"""Time after a fault's removal in which changes belong to it. BGP with a hold time of 3 s converges much sooner."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +50,7 @@ class Routing:
     """Routing's reaction to one fault.
 
     Times are ns from the fault's firing, `restored_ns` from its removal; None: nothing changed. `left` are routes that
-    did not come back, as `switch: route ...`; then `restored_ns` is None, too.
+    did not change back, as `switch: route ...`; then `restored_ns` is None, too.
     """
 
     detected_ns: int | None
@@ -60,69 +63,75 @@ class Routing:
 
     def stage_ns(self, name: str) -> int | None:
         """Return when a stage was reached; None if it cannot be determined."""
-        return next((one.after_ns for one in self.stages if one.name == name), None)
+        return next((stage.after_ns for stage in self.stages if stage.name == name), None)
 
 
 TIMES: Mapping[str, Callable[[Routing], int | None]] = {
-    "detected": lambda one: one.detected_ns,
-    "next-hop": lambda one: one.stage_ns("next hop"),
-    "withdrawn": lambda one: one.stage_ns("withdrawn"),
-    "converged": lambda one: one.converged_ns,
-    "restored": lambda one: one.restored_ns,
+    "detected": lambda reaction: reaction.detected_ns,
+    "next-hop": lambda reaction: reaction.stage_ns("next hop"),
+    "withdrawn": lambda reaction: reaction.stage_ns("withdrawn"),
+    "converged": lambda reaction: reaction.converged_ns,
+    "restored": lambda reaction: reaction.restored_ns,
 }
-"""Source of the metrics `routing.*`, in ns."""
+"""Metrics `routing.*` by the last part of their name, as functions that return ns."""
 
 
 def routing(
     changes: Sequence[Change], fired: Mapping[str, tuple[int, int]], early_ns: Mapping[str, int] | None = None
 ) -> dict[str, Routing]:
-    """Return the routing reaction by fault. Changes on hosts do not count.
+    """Return routing's reaction to each fault.
 
-    `fired` has first firing and removal, in the order of firing. `early_ns` is by how much a fault may have fired
-    before its observed firing.
+    Args:
+        changes: changes on switches, by time.
+        fired: first firing and removal of each fault, by time of firing.
+        early_ns: by fault, how long before its observed firing it may have fired.
     """
     begins = {fault_id: start - (early_ns or {}).get(fault_id, 0) for fault_id, (start, _) in fired.items()}
     by_fault = {}
     for fault_id, (start, cleared) in fired.items():
         later = [begin for begin in begins.values() if begin > begins[fault_id]]
         until = min([cleared + TAIL_NS, *later])
-        mine = [one for one in changes if begins[fault_id] <= one.at_ns < until]
-        ways = [one for one in mine if not one.subject.startswith("link ")]
-        under, after = [x for x in ways if x.at_ns <= cleared], [x for x in ways if x.at_ns > cleared]
-        left = _left(under, after)
+        own = [change for change in changes if begins[fault_id] <= change.at_ns < until]
+        on_routes = [change for change in own if not change.subject.startswith("link ")]
+        during = [change for change in on_routes if change.at_ns <= cleared]
+        after = [change for change in on_routes if change.at_ns > cleared]
+        left = _left(during, after)
         by_fault[fault_id] = Routing(
-            detected_ns=max(0, mine[0].at_ns - start) if mine and mine[0].at_ns <= cleared else None,
-            converged_ns=max(0, under[-1].at_ns - start) if under else None,
+            detected_ns=max(0, own[0].at_ns - start) if own and own[0].at_ns <= cleared else None,
+            converged_ns=max(0, during[-1].at_ns - start) if during else None,
             restored_ns=after[-1].at_ns - cleared if after and not left else None,
-            detected_by=f"{mine[0].node}: {mine[0].subject}" if mine else "",
-            changes=len(mine),
-            stages=_stages([one for one in mine if one.at_ns <= cleared], start),
+            detected_by=f"{own[0].node}: {own[0].subject}" if own else "",
+            changes=len(own),
+            stages=_stages([change for change in own if change.at_ns <= cleared], start),
             left=left,
         )
     return by_fault
 
 
-def _left(under: Sequence[Change], after: Sequence[Change]) -> tuple[str, ...]:
-    """Return routes that changed once and not back. Next hops are excluded: their numbers are not stable."""
-    times = Counter((one.node, one.subject) for one in (*under, *after))
-    changed = dict.fromkeys((one.node, one.subject) for one in under if one.subject.startswith("route "))
+def _left(during: Sequence[Change], after: Sequence[Change]) -> tuple[str, ...]:
+    """Return the routes that changed during the fault, and only once: they did not change back.
+
+    Next hops are excluded, because their numbers are not stable.
+    """
+    times = Counter((change.node, change.subject) for change in (*during, *after))
+    changed = dict.fromkeys((change.node, change.subject) for change in during if change.subject.startswith("route "))
     return tuple(f"{node}: {subject}" for node, subject in changed if times[node, subject] == 1)
 
 
-def _stages(under: Sequence[Change], start_ns: int) -> tuple[Stage, ...]:
+def _stages(during: Sequence[Change], start_ns: int) -> tuple[Stage, ...]:
     lost: dict[str, str] = {}  # by switch, the port whose link it lost first
     first: dict[str, Change] = {}
-    for one in under:
-        kind, _, port = one.subject.partition(" ")
+    for change in during:
+        kind, _, port = change.subject.partition(" ")
         if kind == "link":
-            if "LOWER_UP" not in (one.text or "").split():
-                lost.setdefault(one.node, port)
-                first.setdefault("carrier", one)
-        elif one.node not in lost:
+            if "LOWER_UP" not in (change.text or "").split():
+                lost.setdefault(change.node, port)
+                first.setdefault("carrier", change)
+        elif change.node not in lost:
             if lost:
-                first.setdefault("withdrawn", one)
-        elif f"dev {lost[one.node]}" not in (one.text or ""):
-            first.setdefault("next hop", one)
+                first.setdefault("withdrawn", change)
+        elif f"dev {lost[change.node]}" not in (change.text or ""):
+            first.setdefault("next hop", change)
     return tuple(
         Stage(
             name=name, after_ns=max(0, first[name].at_ns - start_ns), node=first[name].node, subject=first[name].subject

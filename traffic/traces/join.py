@@ -16,11 +16,11 @@ def joined(source: str, format_: str, files: Sequence[RankTrace]) -> Trace:
     """Return the trace that several files form: one file that stands for all ranks, or one file per rank.
 
     Raises:
-        ConfigError: the files do not fit together; the message names the records that wait for each other.
+        ConfigError: the files contradict each other; the message names the files and records.
     """
     notes = tuple(note for file in files for note in file.notes)
     if len(files) == 1 and files[0].rank is None:
-        world, operations = files[0].world, [_of_all(part) for part in _sent_once(files[0].parts)]
+        world, operations = files[0].world, [_of_all_ranks(part) for part in _one_per_message(files[0].parts)]
     else:
         world = len(files)
         _check_world(files)
@@ -36,7 +36,10 @@ def joined(source: str, format_: str, files: Sequence[RankTrace]) -> Trace:
 def _check_world(files: Sequence[RankTrace]) -> None:
     for number, file in enumerate(files):
         if file.rank != number:
-            raise ConfigError(f"{file.file}: ranks are numbered from 0 without a gap, and rank {number} has no file")
+            raise ConfigError(
+                f"{file.file}: ranks are numbered from 0 without a gap, and rank {number} has no file; "
+                "give the traces of all ranks"
+            )
         for part in file.parts:
             if beyond := [member for member in part.members if not 0 <= member < len(files)]:
                 raise ConfigError(
@@ -45,8 +48,8 @@ def _check_world(files: Sequence[RankTrace]) -> None:
                 )
 
 
-def _of_all(part: Part) -> Operation:
-    """Convert a part of a file that stands for all ranks: each rank does the same."""
+def _of_all_ranks(part: Part) -> Operation:
+    """Return the operation of a part in a file that stands for all ranks: each member does the same."""
     size = len(part.members)
     return Operation(
         record=part.record,
@@ -62,13 +65,13 @@ def _of_all(part: Part) -> Operation:
     )
 
 
-def _sent_once(parts: Sequence[Part]) -> list[Part]:
-    """Merge a message that a file lists both as sent and as received into one."""
+def _one_per_message(parts: Sequence[Part]) -> list[Part]:
+    """Return the parts without repeated messages: a file may list a message at both of its ends."""
     kept: list[Part] = []
     open_: dict[tuple[object, ...], list[int]] = {}
     for part in parts:
         if part.collective == "p2p":
-            key, other = (*part.members, part.size_bytes, part.root), (*part.members, part.size_bytes, _other(part))
+            key, other = (*part.members, part.size_bytes, part.root), (*part.members, part.size_bytes, _other_end(part))
             if open_.get(other):
                 open_[other].pop(0)
                 continue
@@ -77,15 +80,15 @@ def _sent_once(parts: Sequence[Part]) -> list[Part]:
     return kept
 
 
-def _other(part: Part) -> int:
-    """Return the other end of a message: the one that this part is not from."""
+def _other_end(part: Part) -> int:
+    """Return the end of a message whose trace does not contain this part."""
     return part.members[1] if part.root == part.members[0] else part.members[0]
 
 
 def _matched(files: Sequence[RankTrace]) -> list[Operation]:
-    """Match the parts of all ranks, each in its own order.
+    """Combine the parts of all ranks into operations. The parts of a rank stay in their order.
 
-    Messages between two collectives of a rank may be reordered.
+    Messages between the same two collectives of a rank may change places, if the ranks have them in different orders.
     """
     left = [list(file.parts) for file in files]
     made: list[Operation] = []
@@ -100,18 +103,18 @@ def _matched(files: Sequence[RankTrace]) -> list[Operation]:
             None,
         )
         if match_at is None:
-            raise ConfigError(_stuck(files, left))
+            raise ConfigError(_deadlock(files, left))
         parts = [left[rank][index] for rank, index in match_at]
-        made.append(_one(files, parts))
+        made.append(_combined(files, parts))
         for rank, index in match_at:
             del left[rank][index]
     return made
 
 
 def _ready(left: Sequence[Sequence[Part]], rank: int, *, cross: bool) -> list[tuple[int, int]] | None:
-    """Return the parts of an operation that this rank and all its members have reached, or None.
+    """Return (member, index of its part) of an operation that is next at this rank and all other members, or None.
 
-    With `cross`, consecutive messages may match in any order.
+    With `cross`, any of the consecutive messages at the head of a rank's parts may be next.
     """
     if not left[rank]:
         return None
@@ -134,20 +137,20 @@ def _messages(parts: Sequence[Part], *, cross: bool) -> list[Part]:
     return list(takewhile(lambda part: part.collective == "p2p", parts if cross else parts[:1]))
 
 
-def _one(files: Sequence[RankTrace], parts: Sequence[Part]) -> Operation:
+def _combined(files: Sequence[RankTrace], parts: Sequence[Part]) -> Operation:
     head = parts[0]
     sizes = {part.size_bytes for part in parts}
     names = " and ".join(dict.fromkeys(f"{files[m].file} record {p.record}" for m, p in _by_member(head, parts)))
     if head.collective != "all-to-allv" and len(sizes) > 1:
-        said = ", ".join(str(size) for size in sorted(sizes))
-        raise ConfigError(f"{names}: one {head.collective}, but of {said} bytes")
+        listed = ", ".join(str(size) for size in sorted(sizes))
+        raise ConfigError(f"{names}: sizes of one {head.collective} differ: {listed} bytes; give traces of one run")
     counts = tuple(part.sends for part in parts) if head.sends else ()
     for number, (member, part) in enumerate(_by_member(head, parts) if counts else ()):
-        comes = tuple(row[number] for row in counts)
-        if part.receives and part.receives != comes:
+        sent = tuple(row[number] for row in counts)
+        if part.receives and part.receives != sent:
             raise ConfigError(
-                f"{files[member].file}: record {part.record}: rank {member} expects {list(part.receives)} bytes, but "
-                f"is sent {list(comes)}"
+                f"{files[member].file}: record {part.record}: rank {member} expects {list(part.receives)} bytes, and "
+                f"the members send {list(sent)}; give traces of one run"
             )
     return Operation(
         record=head.record,
@@ -167,12 +170,12 @@ def _by_member(head: Part, parts: Sequence[Part]) -> list[tuple[int, Part]]:
     return list(zip(head.members, parts, strict=True))
 
 
-def _stuck(files: Sequence[RankTrace], left: Sequence[Sequence[Part]]) -> str:
+def _deadlock(files: Sequence[RankTrace], left: Sequence[Sequence[Part]]) -> str:
     waits = [
         f"{file.file} record {parts[0].record} ({parts[0].collective} of ranks {list(parts[0].members)})"
         for file, parts in zip(files, left, strict=True)
         if parts
     ]
-    through = [file.file for file, parts in zip(files, left, strict=True) if not parts]
-    also = f"; {', '.join(through)} has ended" if through else ""
+    ended = [file.file for file, parts in zip(files, left, strict=True) if not parts]
+    also = f"; no record is left in {', '.join(ended)}" if ended else ""
     return f"the traces do not fit together: they wait for each other at {'; '.join(waits)}{also}"

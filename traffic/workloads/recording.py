@@ -24,8 +24,8 @@ BARRIER_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Row:
-    """What some ranks do in phase `phase` of an iteration."""
+class _Repeated:
+    """One operation of a group of ranks, which every iteration repeats. `phase` is its place in the iteration."""
 
     collective: str
     members: tuple[int, ...]
@@ -40,63 +40,63 @@ def of_collective(result: CollectiveResult) -> Trace:
     spec, members = result.spec, tuple(range(len(result.ranks)))
     if spec.collective == "send-recv":
         pairs = zip(members, members[1:] + members[:1], strict=True)
-        rows = [_Row(collective="p2p", members=pair, size_bytes=spec.size_bytes) for pair in pairs]
+        repeated = [_Repeated(collective="p2p", members=pair, size_bytes=spec.size_bytes) for pair in pairs]
     else:
-        rows = [_row(spec, members)]
-    return _trace("collective", rows, result.iterations, spec.dtype)
+        repeated = [_repeated(spec, members)]
+    return _trace("collective", repeated, result.iterations, spec.dtype)
 
 
-def _row(spec: CollectiveSpec, members: tuple[int, ...]) -> _Row:
+def _repeated(spec: CollectiveSpec, members: tuple[int, ...]) -> _Repeated:
     root = spec.root if spec.collective in ROOTED else None
     size, counts = spec.size_bytes, collective.layout(spec, len(members)).counts
     if counts is None:
         size = BARRIER_BYTES if spec.collective == "barrier" else size
-        return _Row(collective=spec.collective, members=members, size_bytes=size, root=root)
+        return _Repeated(collective=spec.collective, members=members, size_bytes=size, root=root)
     sizes = counts * ITEM_BYTES[spec.dtype]
     busiest = int(max(sizes.sum(axis=0).max(), sizes.sum(axis=1).max()))
     rows = tuple(tuple(row) for row in sizes.tolist())
-    return _Row(collective=spec.collective, members=members, size_bytes=busiest, counts=rows)
+    return _Repeated(collective=spec.collective, members=members, size_bytes=busiest, counts=rows)
 
 
 def of_job(result: JobResult) -> Trace:
     """Return the trace of a training job: one operation for each phase and group."""
     spec = result.spec
-    rows = [
-        dataclasses.replace(_row(as_spec(spec, phase), members), phase=number)
+    repeated = [
+        dataclasses.replace(_repeated(as_spec(spec, phase), members), phase=number)
         for number, phase in enumerate(spec.phases)
         for members in groups(spec.grid, phase.along)
     ]
-    return _trace("job", rows, result.iterations, spec.dtype)
+    return _trace("job", repeated, result.iterations, spec.dtype)
 
 
-def _trace(what: str, rows: Sequence[_Row], iterations: Sequence[Sequence[Iteration]], dtype: str) -> Trace:
-    made: list[Operation] = []
-    whole = list(zip(*iterations, strict=False))  # iterations that every rank has finished
-    base_ns = min((_begun_ns(item, 0) for item in (whole[0] if whole else ())), default=0)
-    for ranks in whole:
-        for row in rows:
-            items = [ranks[member] for member in row.members]
-            starts = [_begun_ns(item, row.phase) - base_ns for item in items]
-            made.append(
+def _trace(what: str, repeated: Sequence[_Repeated], iterations: Sequence[Sequence[Iteration]], dtype: str) -> Trace:
+    operations: list[Operation] = []
+    complete = list(zip(*iterations, strict=False))  # iterations that every rank has finished
+    base_ns = min((_phase_start_ns(item, 0) for item in (complete[0] if complete else ())), default=0)
+    for ranks in complete:
+        for each in repeated:
+            items = [ranks[member] for member in each.members]
+            starts = [_phase_start_ns(item, each.phase) - base_ns for item in items]
+            operations.append(
                 Operation(
-                    record=len(made),
-                    collective=row.collective,
-                    members=row.members,
-                    size_bytes=row.size_bytes,
-                    root=row.root,
-                    counts=row.counts,
+                    record=len(operations),
+                    collective=each.collective,
+                    members=each.members,
+                    size_bytes=each.size_bytes,
+                    root=each.root,
+                    counts=each.counts,
                     pauses_ns=(0,) * len(items),
                     not_before_ns=tuple(max(0, start) for start in starts),
-                    duration_ns=min(_took_ns(item, row.phase) for item in items),
+                    duration_ns=min(_phase_duration_ns(item, each.phase) for item in items),
                     dtype=dtype,
                 )
             )
-    return Trace(source=what, format="recorded", ranks=len(iterations), operations=tuple(made))
+    return Trace(source=what, format="recorded", ranks=len(iterations), operations=tuple(operations))
 
 
-def _begun_ns(item: Iteration, phase: int) -> int:
+def _phase_start_ns(item: Iteration, phase: int) -> int:
     return item.end_ns - item.comm_ns + (item.phases_ns[phase - 1] if phase else 0)
 
 
-def _took_ns(item: Iteration, phase: int) -> int:
+def _phase_duration_ns(item: Iteration, phase: int) -> int:
     return item.phases_ns[phase] - (item.phases_ns[phase - 1] if phase else 0) if item.phases_ns else item.comm_ns

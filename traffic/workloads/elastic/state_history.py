@@ -1,4 +1,4 @@
-"""Which placements a job's state stems from: segments of its iterations, each executed on one placement. Pure."""
+"""Which placements computed a job's state: parts of its iterations, each executed on one placement. Pure."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ __all__ = ["StateHistory"]
 
 @dataclass(frozen=True, slots=True)
 class StateHistory:
-    """Segments of a job's state, oldest first: (placement, iterations finished when the segment began).
+    """Parts of a job's history, oldest first: (placement, iterations finished when the part began).
 
     A placement is named by its generation (`traffic.workloads.elastic.machine.JobState`).
     """
 
-    segments: tuple[tuple[int, int], ...] = ((0, 0),)
+    parts: tuple[tuple[int, int], ...] = ((0, 0),)
 
     def resumed(self, placement: int, *, stored_by: int, iterations: int) -> StateHistory:
-        """Return the history after `placement` has restored the checkpoint of `stored_by` after so many `iterations`.
+        """Return the history of a job that continues on `placement` from a checkpoint.
 
-        Segments of later placements than `stored_by` did not contribute to that checkpoint: a store that ends late may
-        publish the checkpoint of an earlier placement. Without iterations the job begins from an empty state.
+        Placement `stored_by` stored the checkpoint after `iterations`; 0: there is none, and the job begins from an
+        empty state. A store that ends late may publish the checkpoint of an earlier placement. Parts of placements
+        after `stored_by` did not contribute to it.
         """
-        kept = tuple(one for one in self.segments if one[0] <= stored_by and one[1] < iterations)
+        kept = tuple(part for part in self.parts if part[0] <= stored_by and part[1] < iterations)
         return StateHistory((*kept, (placement, iterations)))
 
     def of_rank(
@@ -37,9 +38,9 @@ class StateHistory:
 
         `programs` are those of all ranks, by placement.
         """
-        ends = [*(begin for _, begin in self.segments[1:]), job.total]
+        ends = [*(begin for _, begin in self.parts[1:]), job.total]
         parts = []
-        for (placement, begin), end in zip(self.segments, ends, strict=True):
+        for (placement, begin), end in zip(self.parts, ends, strict=True):
             program = programs[placement][job.ancestor(rank, placement)]
             parts.append(
                 {

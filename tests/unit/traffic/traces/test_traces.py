@@ -223,7 +223,7 @@ def test_traces_that_wait_for_each_other_are_refused_with_their_records(tmp_path
     with pytest.raises(ConfigError, match=r"0.json record 0 .all-reduce.*1.json record 0 .barrier"):
         traces.load(tmp_path)
     (tmp_path / "1.json").write_text(json.dumps([{**REDUCE, "in_msg_size": 8}, other]))
-    with pytest.raises(ConfigError, match="one all-reduce, but of 16, 32 bytes"):
+    with pytest.raises(ConfigError, match="sizes of one all-reduce differ: 16, 32 bytes"):
         traces.load(tmp_path)
     (tmp_path / "1.json").rename(tmp_path / "2.json")
     with pytest.raises(ConfigError, match="rank 1 has no file"):

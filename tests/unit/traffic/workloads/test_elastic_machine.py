@@ -308,11 +308,11 @@ def test_restored_state_is_that_of_the_checkpoint():
 def test_history_leaves_out_placements_that_did_not_contribute_to_the_restored_checkpoint():
     """A store of placement 0 ends late: its checkpoint is newer than any of placement 1."""
     second = StateHistory().resumed(1, stored_by=0, iterations=20)
-    assert second.segments == ((0, 0), (1, 20))
-    assert second.resumed(2, stored_by=0, iterations=40).segments == ((0, 0), (2, 40))
-    assert second.resumed(2, stored_by=1, iterations=40).segments == ((0, 0), (1, 20), (2, 40))
-    assert second.resumed(2, stored_by=0, iterations=20).segments == ((0, 0), (2, 20))
-    assert second.resumed(2, stored_by=0, iterations=0).segments == ((2, 0),)
+    assert second.parts == ((0, 0), (1, 20))
+    assert second.resumed(2, stored_by=0, iterations=40).parts == ((0, 0), (2, 40))
+    assert second.resumed(2, stored_by=1, iterations=40).parts == ((0, 0), (1, 20), (2, 40))
+    assert second.resumed(2, stored_by=0, iterations=20).parts == ((0, 0), (2, 20))
+    assert second.resumed(2, stored_by=0, iterations=0).parts == ((2, 0),)
 
 
 def test_history_of_a_rank_follows_its_lineage():
