@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,14 +72,16 @@ def outcome_of(case: Case, verdict: VerdictFile, *, run_dir: Path | None = None)
     """Judge the verdict of a run.
 
     A check that is FAIL or ERROR is a failure, and so is a DIRTY lab. INCONCLUSIVE is none: a fault that is not proven
-    is reported apart.
+    is reported apart. A fault excuses the checks that it is there to fail only if it was armed or fired.
     """
     bad = {check.name: check.detail for check in verdict.checks if check.verdict in (Verdict.FAIL, Verdict.ERROR)}
     if verdict.lab_state == "DIRTY":
         bad["lab_restored"] = next(
             (check.detail for check in verdict.checks if check.name == "lab_restored"), "the lab is DIRTY"
         )
-    expected = {name for fault in case.faults for name in CATALOGUE[fault.kind].may_fail}
+    idle = Counter(one.kind for one in verdict.faults if not one.armed.ok and one.fired.count <= 0)
+    acted = Counter(fault.kind for fault in case.faults) - idle
+    expected = {name for kind in acted for name in CATALOGUE[kind].may_fail}
     return Outcome(
         verdict=verdict.verdict,
         failures={name: detail for name, detail in bad.items() if name not in expected},

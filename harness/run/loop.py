@@ -217,7 +217,8 @@ def _routed(
             if is_twin:
                 scheme.check_still_applied()
             else:
-                scheme.check_end(found.before, found.after, seconds=found.counted_s)
+                paths = [one for both in found.paths.values() for one in both]
+                scheme.check_end(found.before, found.after, seconds=found.counted_s, paths=paths)
     finally:
         found.routing = scheme.receipt()
         if is_twin:

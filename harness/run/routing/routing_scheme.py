@@ -7,6 +7,7 @@ makes the lab DIRTY. `harness.run.routing.routing_probes` compares it with what 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -102,13 +103,17 @@ class ActiveScheme:
             self.decisions = query_decisions(self.lab, self.tables)
             outcome |= {"asked": self.decisions.asked, "wrong": list(self.decisions.wrong)}
 
-    def check_end(self, before: Snapshot, after: Snapshot, *, seconds: float) -> None:
+    def check_end(
+        self, before: Snapshot, after: Snapshot, *, seconds: float, paths: Collection[Sequence[str]] = ()
+    ) -> None:
         """Check at the end of the workload that the scheme is still applied, and read the marked and carried packets.
 
         Args:
             before: counters before the workload.
             after: counters after it.
             seconds: time between the two readings.
+            paths: the nodes that each connection of the workload crosses. The counters count a bystander and probes as
+                well; if no path is unknown (empty), and none has a choice, the workload was not among them.
 
         Raises:
             LabError: a machine could not answer.
@@ -116,6 +121,8 @@ class ActiveScheme:
         counters = _counters_of_choice(self.lab, self.tables)
         self.carried_packets = _carried(counters, before, after)
         self.needed_packets = least_packets(len(counters), seconds)
+        if paths and all(paths) and not any(_has_choice(self.lab, path, counters) for path in paths):
+            self.doubts.append("no connection of the workload leaves by a port the scheme chooses among")
         self.check_still_applied()
 
     def check_still_applied(self) -> None:
@@ -236,6 +243,16 @@ def _counters_of_choice(lab: Lab, tables: SchemeTables) -> set[str]:
         for hops in switch_tables.hops.values()
         for port in hops
     }
+
+
+def _has_choice(lab: Lab, path: Sequence[str], counters: Collection[str]) -> bool:
+    """Return whether a path leaves some switch by one of the ports of `_counters_of_choice`."""
+    steps = set(itertools.pairwise(path))
+    return any(
+        (here.node, then.node) in steps and f"{here.node}/{here.netdev}.tx_packets" in counters
+        for link in lab.topology.links
+        for here, then in ((link.a, link.b), (link.b, link.a))
+    )
 
 
 def _carried(counters: Collection[str], before: Snapshot, after: Snapshot) -> int | None:

@@ -8,6 +8,7 @@ import tomllib
 from dataclasses import replace
 
 import click
+import msgspec
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
@@ -291,6 +292,20 @@ def test_outcome_intended_by_a_fault_is_excused_and_no_other(kind, checks):
     assert result.failed == {"harness", "lab_restored"}
     assert result.excused == tuple(sorted(checks))
     assert outcome_of(case_of("link.down"), verdict(**every)).failed == every.keys()
+
+
+def test_outcome_fault_that_was_never_armed_excuses_nothing():
+    """The job ended before the rank was killed: what failed it is a finding."""
+    fired = Fired(count=0, first_ns=None, last_ns=None, witness=None, must_move={}, must_not_move={})
+    receipt = Receipt(
+        id="a", kind="host.rank-kill", target="host1", fidelity="real", armed=Armed(ok=False), fired=fired,
+        cleared=Cleared(ok=False), unproven=("it was never tried",),
+    )  # fmt: skip
+    result = outcome_of(case_of("host.rank-kill"), verdict(faults=[receipt], workload=Verdict.FAIL))
+    assert (result.failed, result.excused) == ({"workload"}, ())
+    acted = msgspec.structs.replace(receipt, armed=Armed(ok=True))
+    result = outcome_of(case_of("host.rank-kill"), verdict(faults=[acted], workload=Verdict.FAIL))
+    assert (result.failed, result.excused) == (frozenset(), ("workload",))
 
 
 def test_outcome_unproven_fault_is_reported_separately():

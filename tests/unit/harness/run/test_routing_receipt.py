@@ -137,7 +137,7 @@ def apply(monkeypatch, tmp_path):
     monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
 
     def run(
-        scheme, *, mutate=None, before=BEFORE, after=AFTER, seconds=10.0, flushed=False, **changes
+        scheme, *, mutate=None, before=BEFORE, after=AFTER, seconds=10.0, flushed=False, paths=(), **changes
     ) -> RoutingReceipt:
         lab = Switches()
         for name, value in changes.items():
@@ -149,7 +149,7 @@ def apply(monkeypatch, tmp_path):
             assert (lab.scheme is None) is False
             if flushed:
                 lab.obeys = None
-            one.check_end(before, after, seconds=seconds)
+            one.check_end(before, after, seconds=seconds, paths=paths)
         assert lab.scheme is None
         return one.receipt()
 
@@ -173,6 +173,17 @@ def test_routing_scheme_in_effect_is_proved_and_passes(apply, scheme):
     check = next(check for check in verdict.checks if check.name == f"routing.{scheme}")
     assert (check.verdict, verdict.verdict) == (Verdict.PASS, Verdict.PASS)
     assert decode(encode(verdict)).routing == receipt
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_routing_scheme_is_not_proved_by_a_bystander(apply, scheme):
+    """The workload stays in its rack: what left by the uplinks was the bystander's, or probes'."""
+    inside, across = ("host1", "rtsw1", "host2"), ("host1", "rtsw1", "ctsw1", "rtsw2", "host3")
+    receipt = apply(scheme, paths=[inside, inside[::-1]])
+    assert receipt.unproven == ("no connection of the workload leaves by a port the scheme chooses among",)
+    assert verdict_of(scheme, receipt).verdict is Verdict.INCONCLUSIVE
+    for known in ([inside, across], [across[::-1]], [inside, ()]):  # a sprayed connection has no one path
+        assert apply(scheme, paths=known).unproven == ()
 
 
 @pytest.mark.parametrize("mutate", ["noop", "lie"])
