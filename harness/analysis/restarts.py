@@ -7,7 +7,7 @@
     restore     queue pairs connected      -> all ranks have the state of the newest intact checkpoint
     catch_up    state restored             -> every iteration finished before the loss finished again
 
-A restart that another loss interrupts has no later phases. The `detect` phase of the next restart then begins when the
+A restart that another loss interrupts has no later phases, and the phase that it was in took at least until then. The `detect` phase of the next restart then begins when the
 interrupted restart's loss was noticed, unless a fault fired later; the total of the next one includes the interrupted
 one. Of several faults, the first one after the last iteration that all ranks finished counts. Without a fault, `detect`
 begins at the end of that iteration, which is at most one iteration before the loss.
@@ -15,6 +15,7 @@ begins at the end of that iteration, which is at most one iteration before the l
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 from harness.analysis.observations import Observation
@@ -106,6 +107,20 @@ def times_by_phase(restarts: Sequence[tuple[Restart, tuple[Phase, ...]]]) -> dic
     return durations_by_phase
 
 
+def _interrupted(restarts: Sequence[tuple[Restart, tuple[Phase, ...]]]) -> dict[str, list[tuple[int, str]]]:
+    """Return, by phase, how long each phase had lasted when another loss interrupted it, with its restart in words.
+
+    A phase that timed out ends so, too: the longest one may be among them.
+    """
+    lasted_by_phase: dict[str, list[tuple[int, str]]] = {}
+    for (restart, phases), (then, _) in itertools.pairwise(restarts):
+        if phases and len(phases) < len(PHASES):
+            label = f"restart {restart.number} ({_cause_and_hosts(restart)}), until another loss interrupted it"
+            lasted_ns = max(0, then.noticed_ns - phases[-1].end_ns)
+            lasted_by_phase.setdefault(PHASES[len(phases)], []).append((lasted_ns, label))
+    return lasted_by_phase
+
+
 def _phase_times(restarts: Sequence[tuple[Restart, tuple[Phase, ...]]], end_ns: int) -> dict[str, Observation]:
     """Return the longest time of each phase over all restarts, in seconds, with the restart that took it."""
     durations_by_phase = times_by_phase(restarts)
@@ -113,10 +128,15 @@ def _phase_times(restarts: Sequence[tuple[Restart, tuple[Phase, ...]]], end_ns: 
     open_ns = _open_outage_ns(restarts, end_ns)
     if open_ns is not None:
         durations_by_phase.setdefault("total", []).append((open_ns, f"restart {restarts[-1][0].number}: not caught up"))
+    interrupted = _interrupted(restarts)
     missing_reason = "the job was not restarted" if not restarts else "no restart reached this phase"
     metrics = {}
     for name in (*PHASES, "total"):
         slowest = max(durations_by_phase.get(name, ()), default=None)
+        cut = max(interrupted.get(name, ()), default=None)
+        if cut is not None and (slowest is None or cut[0] > slowest[0]):
+            metrics[f"restart.{name}"] = Observation(value=cut[0] / 1e9, detail=cut[1], censored=True)
+            continue
         metrics[f"restart.{name}"] = (
             Observation(value=None, detail=missing_reason)
             if slowest is None

@@ -67,8 +67,9 @@ def job(*restarts, count=100, wrong=0):
         "iterations": count,
         "storage": {"host": "host4", "every": EVERY},
     }
+    plain = synthetic_run(fired=False)
     return msgspec.structs.replace(
-        synthetic_run(fired=False), series=series, end_ns=now, workload=workload, faults=(),
+        plain, ranks=plain.ranks[:2], series=series, end_ns=now, workload=workload, faults=(),
         resilience=resilience(*restarts, wrong=wrong),
     )  # fmt: skip
 
@@ -374,3 +375,20 @@ def test_iteration_whose_record_died_with_its_engine_is_left_out_for_all_ranks()
     assert [[one.index for one in rank] for rank in ranks] == [[0, 1, 3, 4]] * 2
     assert ranks[1][2].at == 1, "the last execution counts"
     assert iterations_by_rank([[[]], [steps(0)]]) == ((), ())
+
+
+def test_phase_that_another_loss_cut_short_took_at_least_that_long():
+    """The first restart hung in `initialise` for 60 s, until it timed out; the second one took 1 s for it."""
+    hung = loss(45, initialised_ns=None, restored_ns=None, caught_up_ns=None, restored_iterations=None)
+    later_ns = 62 * S
+    again = {name: getattr(PLAIN, name) + later_ns for name in PLAIN.__slots__ if name.endswith("_ns")}
+    second = replace(PLAIN, number=2, **again)
+    run = job(hung, second)
+    observed = observe(run)
+    initialise = observed.metrics["restart.initialise"]
+    assert (initialise.value, initialise.censored) == (pytest.approx(60), True)
+    assert "restart 1" in initialise.detail
+    assert (observed.metrics["restart.restore"].value, observed.metrics["restart.restore"].censored) == (1, False)
+    expectation = Expectation(metric=METRICS["restart.initialise"], maximum=10)
+    check = next(one for one in verdict_of(run, expectation).checks if one.name == "restart.initialise")
+    assert check.verdict is not Verdict.PASS
