@@ -7,10 +7,11 @@
     restore     queue pairs connected      -> all ranks have the state of the newest intact checkpoint
     catch_up    state restored             -> every iteration finished before the loss finished again
 
-A restart that another loss interrupts has no later phases, and the phase that it was in took at least until then. The `detect` phase of the next restart then begins when the
-interrupted restart's loss was noticed, unless a fault fired later; the total of the next one includes the interrupted
-one. Of several faults, the first one after the last iteration that all ranks finished counts. Without a fault, `detect`
-begins at the end of that iteration, which is at most one iteration before the loss.
+A restart that another loss interrupts has no later phases, and the phase that it was in took at least until then. The
+`detect` phase of the next restart then begins when the interrupted restart's loss was noticed, unless a fault fired
+later; the total of the next one includes the interrupted one. Of several faults, the first one after the last iteration
+that all ranks finished counts. Without a fault, `detect` begins at the end of that iteration, which is at most one
+iteration before the loss.
 """
 
 from __future__ import annotations

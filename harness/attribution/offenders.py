@@ -9,7 +9,8 @@ then only findings that none of their faults explains.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
@@ -21,6 +22,10 @@ from testbed.errors import UsageError
 from testbed.model.topology import Topology
 
 __all__ = ["Offender", "Strike", "Thresholds", "offenders", "strikes_of_preflight", "strikes_of_run"]
+
+_LEFT_BEHIND = frozenset({"leftovers", "reservations"})
+"""Checks of preflight that see what a fault, or a command that was killed, has left behind."""
+_PAIRS_TO_BLAME = 2
 
 Action = Literal["watch", "drain", "RMA"]
 
@@ -115,6 +120,9 @@ def strikes_of_run(
 def strikes_of_preflight(content: Any, *, origin: str, at: datetime) -> tuple[Strike, ...]:
     """Return what a preflight blames: each host, RNIC, switch or link that a check found wrong, once.
 
+    A pair of RNICs that fell out of the burn-in blames the end that it has in common with other such pairs, and no end
+    if there is none. What a fault, or a command, has left behind is nobody's defect.
+
     Args:
         content: what `faultbed preflight --json` printed, decoded.
         origin: name of the file.
@@ -129,11 +137,31 @@ def strikes_of_preflight(content: Any, *, origin: str, at: datetime) -> tuple[St
     ):
         raise UsageError(f"{origin}: not what `faultbed preflight --json` prints; give a file that --out has written")
     best: dict[str, Strike] = {}
+    pairs: dict[tuple[str, str], str] = {}
     for one in wrong:
-        name = str(one["where"]).partition(" ")[0]
-        if name and name not in best:
-            best[name] = Strike(name=name, cause=str(one["check"]), origin=origin, at=at, weight=1.0)
+        cause, where = str(one["check"]), str(one["where"])
+        src, is_pair, dst = where.partition(" > ")
+        name = where.partition(" ")[0]
+        if is_pair:
+            pairs.setdefault((src, dst), cause)
+        elif name and name not in best and cause not in _LEFT_BEHIND:
+            best[name] = Strike(name=name, cause=cause, origin=origin, at=at, weight=1.0)
+    for name in _ends_in_common(pairs, best):
+        cause = next(cause for ends, cause in pairs.items() if name in ends)
+        best[name] = Strike(name=name, cause=cause, origin=origin, at=at, weight=1.0)
     return tuple(best.values())
+
+
+def _ends_in_common(pairs: Iterable[tuple[str, str]], blamed: Iterable[str]) -> Iterator[str]:
+    """Yield the ends that explain several pairs, one after the other, while one explains more than any other end."""
+    known = set(blamed)
+    left = {frozenset(pair) for pair in pairs if not known & set(pair)}
+    while counts := Counter(end for pair in left for end in pair).most_common(2):
+        (name, most), *others = counts
+        if most < _PAIRS_TO_BLAME or (others and others[0][1] == most):
+            return
+        yield name
+        left = {pair for pair in left if name not in pair}
 
 
 def offenders(

@@ -85,7 +85,7 @@ def offenders_command(
     strikes: list[Strike] = []
     lab = session.inventory().name
     files = tuple({path.resolve(): path for path in preflights}.values())  # a file named twice is one preflight
-    counts = {"runs": 0, "drills": 0, "other_labs": 0, "copies": 0, "preflights": len(files)}
+    counts = {"runs": 0, "drills": 0, "other_labs": 0, "other_preflights": 0, "copies": 0, "preflights": len(files)}
     counted: set[str] = set()
     if not runs.is_dir() and not preflights:
         raise UsageError(f"--runs {runs}: no such folder; name the one that `faultbed run --out` wrote to")
@@ -108,8 +108,8 @@ def offenders_command(
             counts["runs"] += 1
             counts["drills"] += bool(measured.faults)
             strikes += strikes_of_run(measured, verdict, origin=path.name, at=directory.started, drills=drills)
-    for path in files:
-        strikes += strikes_of_preflight(_decoded(path), origin=path.name, at=_changed(path))
+    for path, content in _preflights_of(lab, files, counts):
+        strikes += strikes_of_preflight(content, origin=path.name, at=_changed(path))
     ranking = offenders(strikes, topology, thresholds, now=datetime.now(UTC))
     if hand_over:
         lines = list(_handed_over(hand_over, ranking, topology))
@@ -128,6 +128,17 @@ def _run_directories(runs: Path) -> Iterator[Path]:
     """Yield finished runs, oldest first. What is half written (no verdict) was not judged."""
     if runs.is_dir():
         yield from sorted(path.parent for path in runs.glob("*/verdict.json"))
+
+
+def _preflights_of(lab: str, files: Sequence[Path], counts: dict[str, int]) -> Iterator[tuple[Path, object]]:
+    """Yield the contents of the preflights of a lab, and count those of other labs."""
+    for path in files:
+        content = _decoded(path)
+        if isinstance(content, dict) and content.get("lab", lab) != lab:
+            counts["other_preflights"] += 1
+            counts["preflights"] -= 1
+        else:
+            yield path, content
 
 
 def _changed(path: Path) -> datetime:
@@ -191,8 +202,9 @@ def _show(session: Session, ranking: Sequence[Offender], counts: dict[str, int],
     if counts["copies"]:
         copies = f"{counts['copies']} {'copy' if counts['copies'] == 1 else 'copies'}"
         session.out.print(Text(f"left out: {copies} of runs", style="dim"))
-    if counts["other_labs"]:
-        session.out.print(Text(f"left out: {_count(counts['other_labs'], 'run')} of other labs", style="dim"))
+    for what, noun in (("other_labs", "run"), ("other_preflights", "preflight")):
+        if counts[what]:
+            session.out.print(Text(f"left out: {_count(counts[what], noun)} of other labs", style="dim"))
     if left_out:
         drill = _count(left_out, "run")
         said = f"left out: {drill} with injected faults; --drills counts what those faults do not explain"

@@ -125,6 +125,48 @@ def test_preflight_strikes_each_place_once():
     assert [(one.name, one.cause, one.weight) for one in result] == [("host1:rxe0", "mtu", 1.0), ("rtsw1", "bgp", 1.0)]
 
 
+def outliers(*pairs):
+    return [{"check": "burn-in", "where": pair, "found": "3.00 times worse", "wanted": "", "do": ""} for pair in pairs]
+
+
+@pytest.mark.parametrize(
+    ("pairs", "blamed"),
+    [
+        (["host1:rxe0 > host3:rxe0", "host2:rxe0 > host3:rxe0", "host3:rxe0 > host4:rxe0"], ["host3:rxe0"]),
+        (["host1:rxe0 > host3:rxe0"], []),
+        (["host1:rxe0 > host3:rxe0", "host3:rxe0 > host1:rxe0"], []),  # one pair, in both directions
+        (["host1:rxe0 > host2:rxe0", "host3:rxe0 > host4:rxe0"], []),
+        (["a:r > x:r", "b:r > x:r", "c:r > x:r", "a:r > y:r", "b:r > y:r"], ["x:r", "y:r"]),
+    ],
+)
+def test_preflight_blames_the_end_that_slow_pairs_have_in_common(pairs, blamed):
+    """A bad receiver made every sender an offender, and drained hosts that are well."""
+    result = strikes_of_preflight({"wrong": outliers(*pairs)}, origin="p.json", at=NOW)
+    assert [one.name for one in result] == blamed
+
+
+def test_preflight_pair_of_an_end_that_another_check_found_wrong_blames_no_other_end():
+    link = {"check": "link", "where": "host3:rxe0", "found": "down", "wanted": "up", "do": ""}
+    wrong = [*outliers("host1:rxe0 > host3:rxe0", "host1:rxe0 > host3:rxe0"), link]
+    result = strikes_of_preflight({"wrong": wrong}, origin="p.json", at=NOW)
+    assert [(one.name, one.cause) for one in result] == [("host3:rxe0", "link")]
+
+
+@pytest.mark.parametrize("check", ["leftovers", "reservations"])
+def test_preflight_blames_no_host_for_what_a_fault_left_behind(check):
+    """The injector would send its own victims to repair."""
+    wrong = [{"check": check, "where": "host2", "found": "a fault holder", "wanted": "none", "do": "heal"}]
+    assert strikes_of_preflight({"wrong": wrong}, origin="p.json", at=NOW) == ()
+
+
+def test_offenders_leaves_out_preflights_of_another_lab(tmp_path):
+    file = tmp_path / "p.json"
+    file.write_text(json.dumps({"lab": "other", "wrong": [{"check": "gpu", "where": "host2:gpu0"}]}))
+    answer = json.loads(command("--runs", tmp_path, "--preflight", file, "--json").stdout)
+    assert (answer["preflights"], answer["other_preflights"], answer["offenders"]) == (0, 1, [])
+    assert "left out: 1 preflight of other labs" in command("--runs", tmp_path, "--preflight", file).stdout
+
+
 @pytest.mark.parametrize("content", [[], {}, {"wrong": 3}, {"wrong": [{"check": "mtu"}]}, None])
 def test_preflight_of_another_format_is_refused(content):
     with pytest.raises(UsageError, match="not what `faultbed preflight"):
