@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
-
-from memory_fabric import Rnic, modules
+from memory_fabric import CLOCK, Rnic, modules
 
 from traffic.flows import flow_run
 
@@ -32,6 +30,6 @@ def run_checked(fabric, verb):
     if fabric.unreliable:
         fabric.drain()
     if verb != "read":
-        fabric.tasks["rx"].stop(time.monotonic_ns())
-        fabric.tasks["rx"].tick(time.monotonic_ns() + 10**9)
+        fabric.tasks["rx"].stop(CLOCK.monotonic_ns())
+        fabric.tasks["rx"].tick(CLOCK.monotonic_ns() + 10**9)
     return {who: fields for who, event, fields in fabric.events if event == "done"}

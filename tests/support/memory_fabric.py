@@ -3,6 +3,9 @@
 It stands behind `traffic.node.verbs`, where pyverbs is otherwise. Nothing is lost on it, and nothing fails but, on a
 fabric that is told `rnr_retry`, what finds no receive (RNR): it waits `min_rnr_ns`, so often, and then fails. On one
 that is `unreliable` a request is done when it is posted, and what finds no receive, or `spoilt` as None, is lost.
+
+Its time is that of `CLOCK`, which stands for `time` in the engine's modules too: a wait takes none of ours, and what
+else this machine does changes nothing.
 """
 
 from __future__ import annotations
@@ -30,6 +33,27 @@ PYVERBS = {
     "pyverbs.qp": ("QP", "QPAttr", "QPCap", "QPInitAttr"),
 }
 """Only named by what is imported here, never called: queue pairs are this fabric's."""
+READING_NS = 2_000
+
+
+class Clock:
+    """A time that goes on by `READING_NS` with each reading, and by as much as somebody waits."""
+
+    def __init__(self):
+        self.ns = 1_000_000_000_000
+
+    def monotonic_ns(self):
+        self.ns += READING_NS
+        return self.ns
+
+    def sleep(self, seconds):
+        self.ns += round(seconds * 1e9)
+
+    def wait_until(self, at_ns):
+        self.ns = max(self.ns, at_ns)
+
+
+CLOCK = Clock()
 
 
 class Request:
@@ -104,6 +128,9 @@ def modules(monkeypatch):
     made = {name: importlib.import_module(f"traffic.node.{name}") for name in USERS}
     for name in USERS:  # and so do those that were there, or none
         monkeypatch.setitem(sys.modules, f"traffic.node.{name}", made[name])
+    for name, module in list(sys.modules.items()):
+        if name.startswith("traffic.node.") and getattr(module, "time", None) is time:
+            monkeypatch.setattr(module, "time", CLOCK)
     return SimpleNamespace(**{name.rpartition(".")[2]: module for name, module in made.items()})
 
 
@@ -134,10 +161,10 @@ class Fabric:
             end.task.joined(end)
         for end in (end for ends in connections for end in ends):
             end.state = "up"
-            end.task.go(end, time.monotonic_ns())
+            end.task.go(end, CLOCK.monotonic_ns())
 
     def carry(self, qp, chain):
-        now_ns = time.monotonic_ns()
+        now_ns = CLOCK.monotonic_ns()
         qp.last_ns = max(now_ns + self.choice.randint(0, self.delay_ns), qp.last_ns + 1)
         if any(data for _, _, data, *_ in chain):
             self.data_under_way += 1
@@ -154,10 +181,10 @@ class Fabric:
 
     def run(self, names, seconds=20.0):
         for name in names:
-            self.tasks[name].begin(time.monotonic_ns())
-        deadline_ns, tick_ns = time.monotonic_ns() + int(seconds * 1e9), 0
+            self.tasks[name].begin(CLOCK.monotonic_ns())
+        deadline_ns, tick_ns = CLOCK.monotonic_ns() + int(seconds * 1e9), 0
         while not all(self.tasks[name].finished for name in names):
-            now_ns = time.monotonic_ns()
+            now_ns = CLOCK.monotonic_ns()
             assert now_ns < deadline_ns, "they wait for each other"
             for task in self.tasks.values():
                 task.late_receives.wake(now_ns)
@@ -169,11 +196,21 @@ class Fabric:
             tick_ns = tick_ns if now_ns < tick_ns else now_ns + TICK_NS
             if self.queue and self.queue[0][0] <= now_ns:
                 self.deliver(heapq.heappop(self.queue), now_ns)
+            else:
+                CLOCK.wait_until(min(self.due(tick_ns)))
+
+    def due(self, tick_ns):
+        """Yield when something happens next, if nobody does anything before."""
+        yield tick_ns
+        if self.queue:
+            yield self.queue[0][0]
+        for task in self.tasks.values():
+            yield from (at for at in (task.wake_ns, task.late_receives.due_ns) if at is not None)
 
     def drain(self):
         """Deliver what is under way: an unreliable sender is done when it has sent."""
         while self.queue:
-            self.deliver(heapq.heappop(self.queue), time.monotonic_ns())
+            self.deliver(heapq.heappop(self.queue), CLOCK.monotonic_ns())
 
     def deliver(self, item, now_ns):
         _, _, conn, chain = item

@@ -5,13 +5,12 @@ from __future__ import annotations
 import ctypes
 import random
 import sys
-import time
 
 import pytest
 from engine_flows import flow_on, run_checked
 from hypothesis import given
 from hypothesis import strategies as st
-from memory_fabric import VERBS, Fabric
+from memory_fabric import CLOCK, VERBS, Fabric
 
 from traffic.flows import flow_run
 from traffic.node.flows.content import Content, Verifier, nearest
@@ -145,7 +144,7 @@ class LateToLook(Fabric):
             return opcode, remote, data, imm, *rest
         if data:
             ctypes.memmove(remote, data, len(data))
-        self.later(time.monotonic_ns() + 5 * MS, self.tasks["tx"].conns[0], (opcode, None, b"", imm, *rest))
+        self.later(CLOCK.monotonic_ns() + 5 * MS, self.tasks["tx"].conns[0], (opcode, None, b"", imm, *rest))
         return None
 
 
@@ -162,9 +161,9 @@ def test_numbered_flow_ignores_a_write_to_a_settled_slot(monkeypatch):
     flow_on(monkeypatch, fabric, transport="uc", verb="write", check=True, messages=8, depth=4)
     run_checked(fabric, "write")
     receiver = fabric.tasks["rx"]
-    receiver.on_recv(receiver.conns[0], 1, time.monotonic_ns())
+    receiver.on_recv(receiver.conns[0], 1, CLOCK.monotonic_ns())
     assert (receiver.checked, receiver.wrong, receiver.counts[0][0]) == (8 * 512, 0, 9)
-    receiver.on_recv(receiver.conns[0], 9, time.monotonic_ns())
+    receiver.on_recv(receiver.conns[0], 9, CLOCK.monotonic_ns())
     assert receiver.wrong > 400
 
 
@@ -193,7 +192,7 @@ def test_numbered_flow_accepts_reordered_and_duplicate_messages(transport, verb,
             lot = self.choice.random() if message[2] and not again else 1.0
             if lot < 0.3:
                 after_ns = self.choice.randint(0, 30 * MS) if lot < 0.2 else 0
-                self.later(time.monotonic_ns() + after_ns, self.tasks["tx"].conns[0], (*message, "again"))
+                self.later(CLOCK.monotonic_ns() + after_ns, self.tasks["tx"].conns[0], (*message, "again"))
             self.late += lot < 0.2
             self.doubled += 0.2 <= lot < 0.3
             return None if lot < 0.2 else super().spoilt(*message, None)

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from types import SimpleNamespace
 
 import pytest
-from memory_fabric import Fabric, RcQp, Rnic, modules
+from memory_fabric import CLOCK, Fabric, RcQp, Rnic, modules
 from samples import samples
 
 from traffic import schedules
@@ -42,10 +42,10 @@ class MadeAgain(Fabric):
             end.peer, end.state = end.other.told, "joined"
             end.task.joined(end)
         first.state = "up"
-        first.task.go(first, time.monotonic_ns())
+        first.task.go(first, CLOCK.monotonic_ns())
         meanwhile()
         last.state = "up"
-        last.task.go(last, time.monotonic_ns())
+        last.task.go(last, CLOCK.monotonic_ns())
 
 
 class Chaos(Fabric):
@@ -239,7 +239,7 @@ def ring(monkeypatch):
     spec = CollectiveSpec(algorithm="ring", size_bytes=1 << 18, segment_bytes=4096)
     ranks_on(fabric, modules(monkeypatch), spec, "all-reduce")
     for name in ("rank0", "rank2", "rank3"):
-        fabric.tasks[name].begin(time.monotonic_ns())
+        fabric.tasks[name].begin(CLOCK.monotonic_ns())
     return fabric
 
 
@@ -250,7 +250,7 @@ def test_rank_after_rebuild_continues_whichever_end_joins_first(ring, first):
     receiver = late.conns[late.executor.recv_lanes[0, 0].conn_numbers[0]]
 
     def begin():
-        late.begin(time.monotonic_ns())
+        late.begin(CLOCK.monotonic_ns())
         ring.drain()
 
     if first == "receiver":
@@ -371,7 +371,7 @@ def test_recorded_psns_of_a_rebuilt_queue_pair_are_those_of_its_packets(monkeypa
     )
     sender, receiver = ranks_on(fabric, node, spec, "all-reduce")[0]
     for task in fabric.tasks.values():
-        task.begin(time.monotonic_ns())
+        task.begin(CLOCK.monotonic_ns())
     fabric.make_again(sender, receiver, lambda: None)
     fabric.drain()
     all_is_right(fabric)
@@ -403,7 +403,7 @@ class Skewed(Fabric):
         self.carried = Counter()
 
     def carry(self, qp, chain):
-        now_ns = time.monotonic_ns()
+        now_ns = CLOCK.monotonic_ns()
         self.carried[qp.conn.number] += sum(bool(data) for _, _, data, *_ in chain)
         service_ns = (8 if qp.conn.number == self.slow else 1) * 10_000_000
         qp.last_ns = max(now_ns, qp.last_ns) + service_ns

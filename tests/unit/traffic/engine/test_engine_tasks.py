@@ -7,14 +7,13 @@ import importlib
 import json
 import random
 import sys
-import time
 import weakref
 from types import SimpleNamespace
 
 import house
 import pytest
 from engine_flows import flow_on
-from memory_fabric import Fabric, Rnic, modules
+from memory_fabric import CLOCK, Fabric, Rnic, modules
 
 from inject.node.network import latereceives
 from traffic import schedules, traces
@@ -198,7 +197,7 @@ def test_late_receive_of_a_lost_queue_pair_is_not_posted_on_its_replacement(monk
     receiver = fabric.tasks["rx"]
     for conn in receiver.conns.values():
         conn.qp.receives.clear()  # it was taken
-        receiver.on_recv(conn, 0, time.monotonic_ns())
+        receiver.on_recv(conn, 0, CLOCK.monotonic_ns())
     gone = receiver.conns[0]
     gone.generation += 1
     receiver.joined(gone)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import random
-import time
 from dataclasses import replace
 
 import msgspec
 import numpy as np
 import pytest
 from local_traffic import LocalLab
-from memory_fabric import Fabric, Rnic, modules
+from memory_fabric import CLOCK, Fabric, Rnic, modules
 from synthetic_run import synthetic_run
 
 from harness.analysis.observe import observe
@@ -80,7 +79,7 @@ def test_rank_slow_call_is_in_its_own_part(monkeypatch, part, method):
 
 def slowed(function):
     def call(*args):
-        time.sleep(0.003)
+        CLOCK.sleep(0.003)
         return function(*args)
 
     return call
@@ -90,15 +89,15 @@ def test_rank_idle_while_the_peer_sends_no_credit_waits_for_credit(monkeypatch):
     """Rank 1 does not begin, so it applies nothing: rank 0 fills the ring and then lacks credits."""
     fabric = ranks_of(monkeypatch, SPEC)
     sender = fabric.tasks["rank0"]
-    sender.begin(time.monotonic_ns())
-    sender.slept(time.monotonic_ns(), time.monotonic_ns())
+    sender.begin(CLOCK.monotonic_ns())
+    sender.slept(CLOCK.monotonic_ns(), CLOCK.monotonic_ns())
     assert not sender.executor.clock.needs_credit  # its window is full: it waits for acknowledgements
     fabric.drain()
     assert sender.executor.clock.needs_credit
-    before, now_ns = sender.executor.clock.parts_ns[on_node.CREDIT], time.monotonic_ns()
+    before, now_ns = sender.executor.clock.parts_ns[on_node.CREDIT], CLOCK.monotonic_ns()
     sender.slept(now_ns, now_ns + 5_000_000)
     assert sender.executor.clock.parts_ns[on_node.CREDIT] - before == 5_000_000
-    fabric.tasks["rank1"].begin(time.monotonic_ns())
+    fabric.tasks["rank1"].begin(CLOCK.monotonic_ns())
     fabric.drain()
     assert all(task.finished for task in fabric.tasks.values())
 
