@@ -50,20 +50,18 @@ __all__ = ["main"]
 COLUMNS = ("what", "median", "spread", "goal", "")
 RESETS, RESUMES, REPEATS = 5, 3, 3
 PARTS = (
-    *(
-        "packets",
-        "soft-errors",
-        "calibration",
-        "schedule",
-        "lab",
-        "flow",
-        "rate",
-        "collective",
-        "mpi",
-        "telemetry",
-        "lease",
-        "faults",
-    ),
+    "packets",
+    "soft-errors",
+    "calibration",
+    "schedule",
+    "lab",
+    "flow",
+    "rate",
+    "collective",
+    "mpi",
+    "telemetry",
+    "lease",
+    "faults",
 )
 SLOW = ("memory", "report", "taper", "a-a", *bench_restarts.PARTS)
 TTL_S = 10.0
@@ -91,14 +89,14 @@ with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[3])) as journal:
 
 
 @click.command()
-@click.option("--cold", is_flag=True, help="Also boot and provision the lab anew, and take that time.")
-@click.option("--drops", default=bench_faults.DROPS, show_default=True, help="Of `faults`: single packets to lose.")
-@click.option("--losses", default=bench_restarts.LOSSES, show_default=True, help="Of `restart-*`: jobs with losses.")
-@click.option("--pairs", default=bench_fault_free.PAIRS, show_default=True, help="Of `a-a`: fault-free runs.")
+@click.option("--cold", is_flag=True, help="Also boot and provision the lab from nothing, and report the time.")
+@click.option("--drops", default=bench_faults.DROPS, show_default=True, help="Single packets to drop in `faults`.")
+@click.option("--losses", default=bench_restarts.LOSSES, show_default=True, help="Jobs with losses in `restart-*`.")
+@click.option("--pairs", default=bench_fault_free.PAIRS, show_default=True, help="Fault-free runs in `a-a`.")
 @lab_option
 @click.argument("parts", nargs=-1, type=click.Choice([*PARTS, *SLOW]))
 def bench(*, cold: bool, drops: int, losses: int, pairs: int, lab: Path | None, parts: tuple[str, ...]) -> None:
-    """Measure; all PARTS when none is named, but for those of ten minutes: memory, report, taper, a-a, restart-*.
+    """Measure PARTS of the bench. The default is all but those of ten minutes: memory, report, taper, a-a, restart-*.
 
     `taper` needs a lab with zones and rates: `--lab soft-zones`, or a copy of that inventory with another taper
     and name.
@@ -125,7 +123,7 @@ def bench(*, cold: bool, drops: int, losses: int, pairs: int, lab: Path | None, 
         lifecycle.up(inventory, progress)
     session.out.print(
         f"{inventory.name}: {len(lifecycle.vms(inventory))} VMs, {lifecycle.status(inventory).accelerator}, "
-        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} (a busy machine gives no numbers)"
+        f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} (numbers of a busy machine mean nothing)"
     )
     measures: dict[str, Callable[[], Iterator[Row]]] = {
         "lab": lambda: _lab(inventory, cold=cold),
@@ -309,7 +307,7 @@ def _lease(inventory: Inventory) -> Iterator[Row]:
 
 
 def _restored_after_kill(lab: Lab, kind: str, target: str, params: dict[str, float]) -> float:
-    """Seconds from SIGKILL of the controller until what the fault changed reads as before."""
+    """Return the seconds from SIGKILL of the controller until the lab reads as it did before the fault."""
     before = fingerprint.capture(lab)
     with tempfile.TemporaryDirectory() as folder:
         journal = Path(folder) / "journal.jsonl"
@@ -339,7 +337,7 @@ def _is_restored(lab: Lab, kind: str, target: str, params: dict[str, float]) -> 
 
 
 def _computed(work: Callable[..., object], *arguments: object) -> float:
-    """CPU seconds: of pure work they are the time that it takes on a quiet machine."""
+    """Return the CPU time of a computation in s, which does not depend on the machine's load."""
     started = time.process_time()
     work(*arguments)
     return time.process_time() - started

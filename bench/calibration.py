@@ -1,4 +1,4 @@
-"""How often intervals err: made-up noise with the truth known, and a bound that lies exactly on it.
+"""Part `calibration` of the bench: how often intervals err on synthetic noise with a bound exactly on the truth.
 
 A bound on the truth leaves 0.5 % for a wrong FAIL and 0.5 % for a wrong PASS; INCONCLUSIVE is never wrong. Noise is
 AR(1) with lag-1 correlation φ, its values normal, heavy-tailed (Student's t with 3 degrees of freedom), or lognormal
@@ -52,7 +52,7 @@ SHAPES: tuple[Shape, ...] = ("normal", "heavy tail", "lognormal", "shift")
 MEMORIES = (0.0, 0.5, 0.8, 0.9, 0.95)
 LENGTHS = (8, 16, 30, 100, 300)
 SERIES = 1000
-"""Series of one cell."""
+"""Number of series in one cell."""
 ALLOWED = 0.005
 COLUMNS = ("metric, noise", "n", *(f"φ = {memory:g}" for memory in MEMORIES))
 
@@ -61,7 +61,7 @@ _SPREAD = 0.1
 _LOG_SPREAD = 0.5
 _SHIFT = 2.0
 _CHANCE = 1e-4
-"""Probability below which more errors than allowed are no longer the simulation's own chance."""
+"""If the simulation would show so many errors with a lower probability than this, the interval is not calibrated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +75,7 @@ class Cell:
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether chance alone explains an error more often than allowed."""
+        """Whether chance explains the errors beyond the share `ALLOWED`."""
         return float(special.bdtrc(max(self.above, self.below) - 1, self.series, ALLOWED)) > _CHANCE
 
     def __str__(self) -> str:
@@ -152,7 +152,7 @@ def _mean(rng: np.random.Generator, shape: Shape, count: int, memory: float, ser
 
 
 def _mean_ratio(rng: np.random.Generator, shape: Shape, count: int, memory: float, series: int) -> _Pairs:
-    """A fault leaves 60 % of goodput; there are as many bins before it as under it."""
+    """Yield (interval, true ratio) of a fault that leaves 60 % of goodput, with as many bins before as during it."""
     under = noise(shape, rng, series, count, memory)
     for before, values in zip(noise(shape, rng, series, count, memory), 0.6 * under, strict=True):
         clean, hurt = confidence.mean_interval(before), confidence.mean_interval(values)
@@ -163,7 +163,7 @@ def _mean_ratio(rng: np.random.Generator, shape: Shape, count: int, memory: floa
 
 
 def _jct(rng: np.random.Generator, shape: Shape, count: int, memory: float, series: int) -> _Pairs:
-    """One iteration in ten bears the fault, which costs a tenth of the job's time: the ratio is 1.1."""
+    """Yield (interval, true ratio 1.1): a fault in one iteration of ten adds a tenth of the job's time."""
     hit = slice(count // 2, count // 2 + max(1, count // 10))
     quiet = np.ones(count, dtype=np.bool_)
     quiet[hit] = False
@@ -176,13 +176,13 @@ def _jct(rng: np.random.Generator, shape: Shape, count: int, memory: float, seri
 
 
 def _lowest(dip: float) -> Callable[[np.random.Generator, Shape, int, float, int], _Pairs]:
-    """A baseline of `count` bins, then a fault of 12 s under which one second carries the share `dip` of it."""
+    """Return pairs for a fault of 12 s: one of its seconds has the share `dip` of a baseline of `count` bins."""
 
     def pairs(rng: np.random.Generator, shape: Shape, count: int, memory: float, series: int) -> _Pairs:
         width, after = 10, 120
         for values in noise(shape, rng, series, count + after, memory):
-            bins = np.maximum(values, 0.0)  # no bin carries less than nothing
-            if shape == "shift":  # in the baseline, which the fault is held against
+            bins = np.maximum(values, 0.0)  # goodput is never negative
+            if shape == "shift":  # in the baseline, with which the fault is compared
                 bins[: count // 2] += _SPREAD * _SHIFT * rng.choice([-1.0, 1.0])
             bins[count + 60 : count + 60 + width] *= dip
             baseline, cumulated = bins[:count], np.cumsum(np.concatenate([[0.0], bins[count:]]))
@@ -207,7 +207,7 @@ def _percentile(percent: float) -> Callable[[np.random.Generator, Shape, int, fl
 
 
 def _share(rng: np.random.Generator, shape: Shape, count: int, memory: float, series: int) -> _Pairs:
-    """Nine in ten are kept; the truth is 0.9."""
+    """Yield (interval, true share 0.9) of values that are below their 90th percentile."""
     most = _quantile(shape, 0.9)
     for values in noise(shape, rng, series, count, memory):
         independent = confidence.independent_of(values)
@@ -253,14 +253,14 @@ METRICS: dict[str, Callable[[np.random.Generator, Shape, int, float, int], _Pair
     "ttft.p99, tpot.p99": _percentile(99),
     "slo_attainment": _share,
 }
-"""What is made up for each kind of metric: pairs of an interval (None: refused) and the truth."""
+"""Generators of (interval, true value) by kind of metric. The interval is None if it was not computed."""
 
 
 RUN_SPREAD = 0.027
 """Deviation of the logarithm of jct_ratio between fault-free runs of 40 iterations on a soft lab.
 
-Assumed from docs/numbers.md: intervals of 99 % of such runs reached 10 % to either side (5 to 17), run-to-run drift
-included, and the method of then took 3.7 standard errors.
+Assumed from docs/numbers.md: 99 % intervals of such runs were 10 % wide on either side (5 to 17), with the drift
+between runs. The method used then took 3.7 standard errors.
 """
 _POOLS = 1000
 _MOST = 10
@@ -291,10 +291,10 @@ def measure_until_decided() -> Iterator[Row]:
 
 
 def measure_a_a() -> Iterator[Row]:
-    """Yield a row about made-up fault-free runs against their fault-free twins, which drift by `RUN_SPREAD` overall.
+    """Yield a row about synthetic fault-free runs against their fault-free twins, which drift by `RUN_SPREAD` overall.
 
-    A fault without effect acts in the middle third. Without any fault, all of the run would show how far run and twin
-    differ by themselves, and nothing could be wrong.
+    A fault without effect acts in the middle third. Without any fault, the whole run would be a measurement of the
+    difference between run and twin, and no verdict could be wrong.
     """
     count, rng = 60, np.random.default_rng(1)
     quiet = np.ones(count, dtype=np.bool_)
@@ -317,7 +317,7 @@ def measure_a_a() -> Iterator[Row]:
 
 
 def measure_limits() -> Iterator[Row]:
-    """Yield rows about noise that no interval here is made for; they have no goal."""
+    """Yield rows about noise that violates the assumptions of the intervals. These rows have no goal."""
     count, often, rng = 100, 0.02, np.random.default_rng(2)
     white, slow = (noise("normal", rng, _POOLS, count, memory) - 1 for memory in (0.0, 0.98))
     rare = np.where(rng.random((_POOLS, count)) < often, 0.5, 0.0) + noise("normal", rng, _POOLS, count, 0.0) / 5 + 0.8
@@ -335,7 +335,7 @@ def measure_limits() -> Iterator[Row]:
 
 
 def _until_decided(truth: float, spread: float, seed: int) -> tuple[Verdict, int]:
-    """Return the verdict of one pool and after how many runs it came."""
+    """Return the verdict of one pool, and the number of runs that it took."""
     values = truth * np.exp(spread * np.random.default_rng(seed).normal(size=_MOST))
     expected = [Expectation(metric=TABLE["jct_ratio"], maximum=1.05)]
     trials = [_made_up_run(number, float(value)) for number, value in enumerate(values)]

@@ -1,6 +1,6 @@
-"""A real Chromium without a window, spoken to over two pipes (the DevTools protocol), for tests and bench of pages.
+"""A headless Chromium for tests and for the report bench, controlled over two pipes (the DevTools protocol).
 
-It is started with a profile folder of its own, and ended, by its process group, with that folder.
+It gets a new profile folder and its own process group, which is killed at the end.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from testbed.errors import LabError
 __all__ = ["Browser", "browser", "installed"]
 
 TIMEOUT_S = 120.0
-"""For one answer: an emulated or busy machine takes its time."""
+"""Timeout of one answer, long enough for an emulated or busy machine."""
 
 
 def installed() -> str | None:
-    """Where it is, by the names that distributions give it."""
+    """Return the path of Chromium or Chrome, under any name that distributions use; None: not installed."""
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
     return next((found for name in names if (found := shutil.which(name))), None)
 
 
 class Browser:
-    """The two pipes; every message ends with a NUL."""
+    """Connection to Chromium over two pipes. Every message ends with a NUL."""
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._out, self._in = to_browser, from_browser
@@ -66,7 +66,7 @@ class Browser:
         self._until(lambda heard: heard.get("method") == "Page.loadEventFired")
 
     def value(self, expression: str) -> Any:
-        """What an expression is in the page. The page's own policy forbids its scripts, not the debugger's."""
+        """Evaluate an expression in the page. The page's policy forbids its own scripts, not the debugger's."""
         answer = self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
         if "exceptionDetails" in answer:
             raise LabError(f"Chromium, {expression}: {answer['exceptionDetails']}")
@@ -94,12 +94,12 @@ class Browser:
 
 @contextlib.contextmanager
 def browser(program: str, profile: Path) -> Iterator[Browser]:
-    """A Chromium while the block runs; it reads commands from its descriptor 3 and answers on 4."""
+    """Run Chromium while the block lasts. It reads commands from descriptor 3 and answers on descriptor 4."""
     command_out, command_in = os.pipe()
     answer_out, answer_in = os.pipe()
     options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
     options += ["--hide-scrollbars", "--remote-debugging-pipe", f"--user-data-dir={profile}"]
-    # The pipes first go where neither of them can be overwritten by the other's redirection.
+    # Variables hold the descriptors, because one redirection could overwrite the other pipe.
     shell = 'commands=$1 answers=$2; shift 2; eval "exec \\"\\$@\\" 3<&$commands 4>&$answers"'
     process = subprocess.Popen(
         ["bash", "-c", shell, "bash", str(command_out), str(answer_in), program, *options],

@@ -1,8 +1,8 @@
-"""How soon a slow rank is found, and how often one is named that is not: made-up step times with the truth known.
+"""Part `soft-errors` of the bench: delay and false alarms of the fail-slow detector, on synthetic step times.
 
-The noise is as jobs have it: ranks that differ, 1 to 3 % from iteration to iteration, some of it remembered, here and
-there an iteration that is much longer, a part common to all ranks, and a day's curve of 2 % on top. With `racks`, that
-curve comes to each rack a tenth of a day after the one before.
+The noise resembles that of jobs: ranks differ; times vary by 1 to 3 % between iterations, with some correlation; a few
+iterations are much longer; a part is common to all ranks; and a daily curve of 2 % is added. With `racks`, the curve of
+each rack is a tenth of a day behind that of the rack before.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ __all__ = ["NOISES", "Noise", "made_up", "measure"]
 JOBS, FAULT_FREE, HEALTHY, SLOW, AFTER = 10, 2000, 24, 400, 200
 SHARES = (0.5, 0.05, 0.02, 0.01)
 _DAY = 2000
-"""Iterations of a day's curve: some 40 s each."""
+"""Iterations of the daily curve, of some 40 s each."""
 _APART = 200
-"""Iterations from the curve of one rack to that of the next."""
+"""Iterations by which the curve of a rack lags behind that of the rack before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +68,7 @@ NOISES = (
 
 
 def made_up(noise: Noise, iterations: int, rng: np.random.Generator, *, day: float = 0.02) -> NDArray[np.float64]:
-    """Step times, array of (iterations, ranks), of ranks that are all well."""
+    """Return step times of healthy ranks, an array of (iterations, ranks)."""
     own = np.empty((iterations, noise.ranks))
     value = rng.normal(size=noise.ranks)
     for index in range(iterations):
@@ -85,7 +85,7 @@ def made_up(noise: Noise, iterations: int, rng: np.random.Generator, *, day: flo
 
 
 def measure() -> Iterator[Row]:
-    """Rows for `python -m bench soft-errors`."""
+    """Yield the rows of `python -m bench soft-errors`."""
     for noise in NOISES:
         rng = np.random.default_rng(3)
         false = sum(len(detect(made_up(noise, FAULT_FREE, rng), racks=noise.rack_of)) for _ in range(JOBS))
@@ -116,7 +116,7 @@ def measure() -> Iterator[Row]:
 
 
 def _delay(noise: Noise, share: float, rng: np.random.Generator) -> float:
-    """Iterations from the slow-down of rank 1 until it is named; infinity: not within `AFTER`."""
+    """Return the iterations from the slow-down of rank 1 until it is detected; infinity: not within `AFTER`."""
     times = made_up(noise, SLOW + AFTER, rng)
     times[SLOW:, 1] *= 1 + share
     detector = Detector(noise.ranks, racks=noise.rack_of)

@@ -1,10 +1,10 @@
-"""Fault-free against fault-free (A/A): how often real iterations make `jct_ratio` decide what is not there.
+"""Part `a-a` of the bench: how often `jct_ratio` of real fault-free iterations leads to a wrong verdict (A/A).
 
-One job runs for thousands of iterations without a fault. Blocks of them are taken as runs, and for each the block that
-ended at least `APART_S` before it as its twin, about as far apart as a run and its twin are. The judge is told that a
-fault acted in the middle third of each run, as it would be of a fault without effect: with no fault at all, all of the
-run would show how far run and twin differ by themselves, and nothing could be wrong. The truth is 1, unless the machine
-itself became slower meanwhile, which counts as wrong, too.
+One job runs for thousands of iterations without a fault. Each block of them serves as a run, and the block that ended
+at least `APART_S` before it as the run's twin, about as far apart as in practice. The judge assumes a fault in the
+middle third of each run, which has no effect. Without an assumed fault, the whole run would be a measurement of the
+difference between run and twin, and no verdict could be wrong. The truth is 1. If the machine itself becomes slower,
+that counts as an error, too.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["PAIRS", "Pair", "measure", "pairs_of", "rows_of"]
 
 PAIRS = 200
 BLOCK = 60
-"""Iterations of a run: as in a demonstration of some ten seconds."""
+"""Iterations of a run, which takes some ten seconds."""
 APART_S = 15.0
 SIZE_BYTES = 16384
 CHUNK = 3000
@@ -52,7 +52,7 @@ def measure(lab: Lab, progress: Callable[[str], None], *, pairs: int = PAIRS) ->
     """Run fault-free jobs until there are `pairs` pairs of blocks; yield rows about what their intervals say.
 
     Raises:
-        LabError: a job did not come to its end, or computed something wrong.
+        LabError: a job failed, or its result was wrong.
     """
     ranks = tuple(f"{host.name}:{host.rnics[0].name}" for host in lab.topology.hosts[:4])
     spec = CollectiveSpec(size_bytes=SIZE_BYTES, iterations=CHUNK, warmup=5, ranks=ranks, qp=PATIENT, compute_units=2)
@@ -88,7 +88,7 @@ def pairs_of(times_ns: NDArray[np.float64]) -> list[Pair]:
 
 
 def rows_of(pairs: Sequence[Pair]) -> Iterator[Row]:
-    """Yield how many pairs a bound on `jct_ratio` would FAIL, which a fault-free run never must."""
+    """Yield the number of pairs that a bound on `jct_ratio` would FAIL. A fault-free run must never FAIL."""
     decided = [pair.interval for pair in pairs if pair.interval is not None]
     ratios = [pair.ratio for pair in pairs]
     said = (

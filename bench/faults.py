@@ -1,7 +1,7 @@
-"""How exact faults are: single packets lost, the time from command to effect, the period of a train of flaps.
+"""Part `faults` of the bench: precision of faults: single lost packets, time from command to effect, period of flaps.
 
-One flow between racks is the work, with queue pairs that outlive it all. Times are this machine's and emulated VMs':
-what counts is their spread, and that every lost packet is one gap.
+The workload is one flow between racks, whose queue pairs survive all faults. Times are those of this machine and of
+emulated VMs. Their spread matters, and that every lost packet is one gap.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def measure(lab: Lab, progress: Callable[[str], None], *, drops: int = DROPS) ->
 
 
 def ends(topology: Topology) -> tuple[str, str]:
-    """RNICs of the first host and of the last one, which is in another rack where there is more than one."""
+    """Return the first RNICs of the first and the last host, which are in different racks if the lab has several."""
     one, two = topology.hosts[0], topology.hosts[-1]
     return f"{one.name}:{one.rnics[0].name}", f"{two.name}:{two.rnics[0].name}"
 
@@ -108,7 +108,7 @@ def _exactness(lab: Lab, journal: Journal, drops: int, progress: Callable[[str],
             receipts = [_when_hit(each) for each in ready]
             gaps += _gaps(lab, host, rnic) - before
             hits += sum(receipt.fired.count for receipt in receipts)
-            # Those that are on the way at once share the counter of gaps: there it is their number that proves them.
+            # Faults that are armed together share the counter of gaps, so their sum is compared.
             proved += sum(all(why.startswith(NOT_OWN) for why in receipt.unproven) for receipt in receipts)
             progress(f"{begin + len(batch)} of {drops} single packets: {hits} hits, {gaps} gaps, {proved} proved")
     reached = hits == gaps == proved == drops
@@ -117,7 +117,7 @@ def _exactness(lab: Lab, journal: Journal, drops: int, progress: Callable[[str],
 
 
 def _share(lab: Lab, journal: Journal, progress: Callable[[str], None]) -> Row:
-    """A share of so many packets, against the packets that the seed has chosen."""
+    """Return a row that compares the share of packets hit with the packets that the seed selects."""
     with Injector(lab, journal) as injector:
         prepared = injector.prepare(_fault(lab, 0, {"share": SHARE, "opcode": "data"}, for_s=_SHARE_S))
         prepared.arm()
@@ -150,7 +150,7 @@ def _when_hit(prepared: PreparedFault) -> FaultReceipt:
 
 
 def _onsets(lab: Lab, journal: Journal) -> Iterator[Row]:
-    """From the call that arms to the first packet lost, and from the call that clears to the rule gone."""
+    """Yield the times from arming call to first lost packet, and from clearing call to the rule's removal."""
     onset_ms, clear_ms = [], []
     with Injector(lab, journal) as injector:
         for number in range(ONSETS):
@@ -170,7 +170,7 @@ def _onsets(lab: Lab, journal: Journal) -> Iterator[Row]:
 
 
 def _period(lab: Lab, journal: Journal) -> Row:
-    """How far each flap of a train is from its place in it."""
+    """Return how far the flaps of a train are from their planned times."""
     fault = _fault(lab, 0, {"period": _PERIOD_S, "duty": _DUTY}, kind="link.flap", for_s=FLAPS * _PERIOD_S)
     with Injector(lab, journal) as injector:
         prepared = injector.prepare(fault)

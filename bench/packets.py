@@ -1,7 +1,8 @@
-"""How fast captures are read and checked: a made-up capture of a million packets, and tshark on the same file.
+"""Part `packets` of the bench: speed of reading and checking a synthetic capture of a million packets.
 
-The capture has what costs time: several flows interleaved, an ACK for every 16 packets, and losses with their NAKs and
-goings back. It is written as pcapng with 128 bytes of each packet, as captures of the lab are.
+tshark reads the same file for comparison. The capture contains what costs time: several interleaved flows, an ACK for
+every 16 packets, and losses with their NAKs and go-back-N repairs. It is a pcapng file with 128 bytes of each packet,
+like captures of the lab.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _WRITE_MIDDLE, _HEADERS = 0x07, 14 + 20 + 8 + 12
 
 
 def made_up(packets: int, *, flows: int = FLOWS, loss: float = LOSS, seed: int = 7) -> tuple[Frames, int]:
-    """A capture at a receiver's port that keeps all rules, and how many packets were lost before it."""
+    """Return a capture at a receiver's port that breaks no rule, and how many packets were lost before it."""
     rng = np.random.default_rng(seed)
     parts = [_flow(packets // flows, loss, rng) for _ in range(flows)]
     lost = sum(part[3] for part in parts)
@@ -78,13 +79,13 @@ def made_up(packets: int, *, flows: int = FLOWS, loss: float = LOSS, seed: int =
 
 
 def _write(rows: np.ndarray, at: int, value: np.ndarray, size: int) -> None:
-    """A big-endian number of `size` bytes at `at` of each row."""
+    """Write a big-endian number of `size` bytes at offset `at` of each row."""
     for index in range(size):
         rows[:, at + index] = value >> 8 * (size - 1 - index) & 0xFF
 
 
 def _flow(count: int, loss: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """PSNs, syndromes (-1: a request) and times of one flow: losses are NAKed and repaired by going back."""
+    """Return PSNs, AETH syndromes (-1: a request), times and losses of one flow with go-back-N repairs."""
     first = int(rng.integers(PSN_SPACE))
     psns: list[np.ndarray] = []
     syndromes: list[np.ndarray] = []
@@ -98,25 +99,25 @@ def _flow(count: int, loss: float, rng: np.random.Generator) -> tuple[np.ndarray
         syndromes.append(np.where(is_ack, 0, -1))
         base += length
         ahead = int(rng.integers(1, _WINDOW))
-        # `base` is lost; what follows it is out of order and dropped, all but the first without a word.
+        # `base` is lost. The packets after it are out of order and dropped; only the first one causes a NAK.
         psns.append(first + np.concatenate([[base + 1, base], base + 2 + np.arange(ahead)]))
         syndromes.append(np.concatenate([[-1, NAK_SEQUENCE], np.full(ahead, -1)]))
         sent += length + ahead + 1
-        # A packet that passed before, out of order, is no loss when it is lost on its second way.
+        # A packet that passed out of order before is not missing if its retransmission is lost.
         losses.append(base >= top)
         top = max(top, base + 2 + ahead)
     psn, syndrome = np.concatenate(psns), np.concatenate(syndromes)
-    # The last episode has no end: cut it off.
+    # The last loss is not repaired: exclude it.
     tail = len(psns[-1])
     psn, syndrome = psn[:-tail], syndrome[:-tail]
     return psn, syndrome, np.cumsum(rng.integers(500, 1500, size=len(psn))), sum(losses[:-1])
 
 
 def measure() -> Iterator[Row]:
-    """Rows for `python -m bench packets`.
+    """Yield the rows of `python -m bench packets`.
 
     Raises:
-        LabError: the checker does not find what was put into the capture; then its speed says nothing.
+        LabError: the checker did not find the losses in the capture, so its speed means nothing.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "bench.pcapng"
@@ -127,10 +128,10 @@ def measure() -> Iterator[Row]:
         for _ in range(REPEATS):
             begin = time.process_time(), time.perf_counter()
             analysis = analyse(read(path))
-            # One core: processor time, so that a second thread would show.
+            # The larger of both, so that a second thread would not look like a faster core.
             seconds.append(max(time.process_time() - begin[0], time.perf_counter() - begin[1]))
             rates.append(count / seconds[-1])
-        _hold_to_truth(analysis, lost)
+        _check_result(analysis, lost)
         middle = sorted(rates)[REPEATS // 2]
         yield (
             f"captured packets read, decoded and checked ({count:,} packets, {path.stat().st_size >> 20} MiB)",
@@ -142,14 +143,14 @@ def measure() -> Iterator[Row]:
         yield _against_tshark(path, sorted(seconds)[REPEATS // 2])
 
 
-def _hold_to_truth(analysis: Analysis, lost: int) -> None:
+def _check_result(analysis: Analysis, lost: int) -> None:
     found = sum(flow.missing for flow in analysis.flows), sum(len(flow.broken) for flow in analysis.flows)
     if found != (lost, 0):
-        raise LabError(f"{lost} packets were lost and no rule was broken, the checker says {found}")
+        raise LabError(f"bench: the capture has {lost} lost packets and no broken rule, but the checker found {found}")
 
 
 def _against_tshark(path: Path, ours_s: float) -> Row:
-    what = "the same file: tshark's time for six fields of each packet / ours for all of it"
+    what = "same capture: tshark's time for six fields of each packet / our time for all checks"
     if shutil.which("tshark") is None:
         return what, "not measured", "no tshark here", ">= 5", ""
     argv = ["tshark", "-n", "-r", str(path), "-T", "fields", *(word for name in _FIELDS for word in ("-e", name))]

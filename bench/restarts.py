@@ -1,9 +1,9 @@
-"""Restarts of a job: whether its state afterwards is that of a job without a loss, and how long each phase takes.
+"""Parts `restart-*` of the bench: whether a restarted job has the state of a job without a loss, and phase times.
 
-A loss is an engine that is killed after a random iteration, on a host that goes on running. Each loss has a job of its
-own, so that each result is compared. With `shrink`, the state is that of the ranks before and of the fewer ones after;
-each rank compares it element by element with the closed form (`traffic.node.ranks.rank_state`), and all ranks must
-have the same one.
+A loss is an engine that is killed after a random iteration, on a host that continues to run. There is one job per loss,
+so each result is compared. With `shrink`, the state depends on the ranks before the loss and on the fewer ranks after
+it. Each rank compares it element by element with the closed form (`traffic.node.ranks.rank_state`), and all ranks must
+have the same state.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ PARTS = (*(f"restart-{mode}" for mode in MODES), "restart-ettr")
 EVERY, ITERATIONS = 5, 36
 LONG_EVERY, LONG_ITERATIONS = 10, 60
 FIRST, LAST = 6, 26
-"""Iterations after which an engine is killed: a checkpoint is complete, and enough is left to catch up."""
+"""Iterations after which an engine is killed: a checkpoint is complete, and enough iterations are left to catch up."""
 PATIENCE_S = 180.0
 _KILL = ("pkill", "-KILL", "-f", "traffic[.]node[.]engine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEnd:
-    """What counts of one job with a loss. `wrong` says why it did not end as a job without one; None: it did."""
+    """Result of a job with a loss. `wrong` says how it differs from a job without a loss; None: it does not."""
 
     wrong: str | None
     phases_ns: dict[str, int]
@@ -53,7 +53,7 @@ def measure(lab: Lab, mode: Mode, progress: Callable[[str], None], *, losses: in
     """Run a job without a loss, then jobs with one loss each; yield the rows of their restarts.
 
     Raises:
-        LabError: the job without a loss did not end as it must.
+        LabError: the job without a loss failed.
     """
     *ranks, spare = _rnics(lab)
     spec = _spec(ranks, host_of(spare), ITERATIONS, EVERY)
@@ -74,7 +74,7 @@ def measure_ettr(lab: Lab, progress: Callable[[str], None], *, schedules: int) -
     """Run jobs that lose engines one to three times each at random; yield their ETTR beside the published formula's.
 
     Raises:
-        LabError: the job without a loss did not end as it must.
+        LabError: the job without a loss failed.
     """
     *ranks, other = _rnics(lab)
     spec = _spec(ranks, host_of(other), LONG_ITERATIONS, LONG_EVERY)
@@ -120,7 +120,7 @@ def _rnics(lab: Lab) -> tuple[str, ...]:
 
 
 def _with_losses(lab: Lab, spec: JobSpec, resilience: Resilience, losses: Sequence[tuple[str, int]]) -> ElasticResult:
-    """Run a job, and kill the engines of some hosts, each after so many iterations."""
+    """Run a job, and kill the engines of some hosts, each after a given number of iterations."""
     running = driver.start(lab, spec, resilience)
     with running:
         deadline = time.monotonic() + PATIENCE_S
@@ -135,7 +135,7 @@ def _with_losses(lab: Lab, spec: JobSpec, resilience: Resilience, losses: Sequen
 
 
 def end_of(lab: Lab, result: ElasticResult, quiet: ElasticResult, *, mode: Mode, restarts: int = 1) -> JobEnd:
-    """Judge a job with losses, each of which must be one restart, by a job without any."""
+    """Compare a job with losses with a job without. Each loss must cause one restart."""
     every = result.spec.storage.every if result.spec.storage is not None else 0
     digests = {one.sha256 for one in result.states}
     wanted = digests if mode == "shrink" else {one.sha256 for one in quiet.states}

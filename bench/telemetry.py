@@ -1,9 +1,9 @@
-"""Part of the bench: what watching the lab costs its traffic. One flow, watched and not watched by turns.
+"""Part `telemetry` of the bench: the cost of telemetry. One flow, in alternation with and without telemetry.
 
-Within one flow neighbouring seconds are alike, flows of the same lab are not. Even so the goodput of a flow that takes
-all that the CPUs can give differs by a fifth from one span to the next, and one per cent of it shows in no hour. CPU
-time does: it is measured where CPUs are left idle, on a lab that carries nothing and beside a flow that has its pace.
-The share of all CPUs that watching takes is what it costs where CPUs are what there is too little of.
+Neighbouring seconds of one flow are alike; different flows of the same lab are not. Still, the goodput of a flow that
+is limited by the CPUs differs by a fifth from one span to the next, so an effect of one per cent cannot be measured.
+CPU time can: it is measured where CPUs are idle, without traffic and beside a paced flow. Where the CPUs are the limit,
+telemetry costs its share of all CPU time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from traffic.flows.flow_run import FlowSpec
 __all__ = ["cpu_s", "goodput_bps", "measure"]
 
 PAIRS, WINDOW_S, SETTLE_S, MESSAGE_BYTES = 40, 8.0, 3.0, 65536
-"""What the beginning of watching costs is told within its first two seconds: a run has it once, and no part here."""
+"""`SETTLE_S` excludes the start of the telemetry, which takes less than two seconds and happens once in a run."""
 CPU_PAIRS, CPU_WINDOW_S, PACED_BPS = 10, 20.0, 8e6
 LONGEST_S, GRACE_S = 3600.0, 60.0
 MOST_COST = 0.01
@@ -40,14 +40,14 @@ LEVEL = 0.95
 Value = TypeVar("Value", int, float)
 _Span: TypeAlias = tuple[Value, Value]
 _UTIME = 11
-"""Of /proc/PID/stat, counted from after the name: user time, then the system's (proc_pid_stat(5): 14 and 15)."""
+"""Index of the user time in /proc/PID/stat after the name; the system time follows (proc_pid_stat(5): 14, 15)."""
 
 
 def measure(lab: Lab, src: str, dst: str, progress: Callable[[str], None]) -> Iterator[Row]:
-    """Goodput of a flow while all machines are watched as in a run, over that right before or after; and CPU time.
+    """Yield the goodput of a flow with telemetry over that without it, and the CPU time of telemetry.
 
     Raises:
-        LabError: a flow did not end as it should.
+        LabError: a flow failed.
     """
     progress(f"a flow, watched and not by turns: {PAIRS} pairs of {WINDOW_S:g} s")
     with _Flow(lab, src, dst) as running:
@@ -78,20 +78,20 @@ def _cpu(lab: Lab, beside: str) -> Row:
 
 
 def goodput_bps(samples: Sequence[Sample], span: tuple[int, int]) -> float:
-    """Payload of the samples that are whole inside a span of time, in bits a second.
+    """Return the payload rate in bits per second of the samples that lie wholly in a span of time.
 
     Raises:
-        LabError: there is none.
+        LabError: there is no such sample.
     """
     inside = [one for one in samples if span[0] <= one.start_ns and one.start_ns + one.duration_ns <= span[1]]
     if not inside:
-        raise LabError("bench: the flow has left no samples of a part of its time")
+        raise LabError("bench: the flow reported no sample in a measured span; measure again on an idle machine")
     length_ns = max(one.start_ns + one.duration_ns for one in inside) - min(one.start_ns for one in inside)
     return sum(one.size_bytes for one in inside) * 8e9 / length_ns
 
 
 def cpu_s(pids: Iterable[int]) -> float:
-    """CPU time that processes have used until now with all their threads, in s: a guest's is its QEMU's."""
+    """Return the CPU time of processes with all their threads in s. A guest's CPU time is that of its QEMU."""
     ticks = 0
     for pid in pids:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -100,7 +100,7 @@ def cpu_s(pids: Iterable[int]) -> float:
 
 
 class _Flow:
-    """A flow that runs until its `with` block ends: starting and ending the telemetry takes time, too."""
+    """A flow that runs until its `with` block ends, however long the telemetry takes to start and stop."""
 
     samples: Sequence[Sample] = ()
 
@@ -128,17 +128,17 @@ def _interval(values: Sequence[float]) -> Interval:
     return interval
 
 
-def _pair(lab: Lab, number: int, length_s: float, look: Callable[[], Value]) -> tuple[_Span[Value], _Span[Value]]:
-    """What is looked up at the beginning and the end of a watched span of time, and of one beside it that is not."""
-    found = {watched: _window(lab, length_s, look, watched=watched) for watched in (number % 2 == 0, number % 2 == 1)}
-    return found[True], found[False]
+def _pair(lab: Lab, number: int, length_s: float, read: Callable[[], Value]) -> tuple[_Span[Value], _Span[Value]]:
+    """Return two readings each of a span with telemetry and of a neighbouring span without it."""
+    spans = {watched: _window(lab, length_s, read, watched=watched) for watched in (number % 2 == 0, number % 2 == 1)}
+    return spans[True], spans[False]
 
 
-def _window(lab: Lab, length_s: float, look: Callable[[], Value], *, watched: bool) -> _Span[Value]:
+def _window(lab: Lab, length_s: float, read: Callable[[], Value], *, watched: bool) -> _Span[Value]:
     with ExitStack() as stack:
         if watched:
             stack.enter_context(telemetry.start(lab))
         threading.Event().wait(SETTLE_S)
-        begin = look()
+        begin = read()
         threading.Event().wait(length_s - SETTLE_S)
-        return begin, look()
+        return begin, read()

@@ -1,7 +1,7 @@
 """Parts of the bench about traffic: message rate and many QPs against perftest, collectives against Open MPI, memory.
 
-All but memory are ratios within one run. Memory is the growth of an engine's resident set while it works, from the end
-of the first minute, when everything that is made once has been made.
+All but memory are ratios within one run. Memory is the growth of an engine's resident set during a collective, from
+the end of the first minute, when all long-lived objects exist.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ GROWTH_GOAL = 0.02
 
 
 def measure_rates(lab: Lab, src: str, dst: str) -> Iterator[Row]:
-    """Message rate and round trips at 64 B, and goodput of 1, 4 and 16 QPs, each over perftest's."""
+    """Yield message rate and round trips at 64 B, and goodput of 1, 4 and 16 QPs, each over perftest's."""
     (rate,) = perftest.against_perftest(lab, src=src, dst=dst, sizes=(RATE_BYTES,))
     yield ratio(f"message rate / ib_write_bw, {RATE_BYTES} B, 1 QP", rate.ratios, 0.7)
     for qps in QPS:
@@ -62,7 +62,7 @@ def measure_rates(lab: Lab, src: str, dst: str) -> Iterator[Row]:
 
 
 def measure_rings(lab: Lab) -> Iterator[Row]:
-    """Bus bandwidth of ring all-reduces over what flows around the same ring carry, each link, taking turns."""
+    """Yield the bus bandwidth of ring all-reduces over the goodput of flows around the same ring, in alternation."""
     hosts = lab.topology.hosts[:4]
     ends = tuple(f"{host.name}:{host.rnics[0].name}" for host in hosts)
     around = [
@@ -83,7 +83,7 @@ def measure_rings(lab: Lab) -> Iterator[Row]:
 
 
 def measure_spread(lab: Lab) -> Iterator[Row]:
-    """Time of an all-to-all by one queue pair per peer over its time by several, taking turns, for each size."""
+    """Yield the time of an all-to-all with one queue pair per peer over its time with several, for each size."""
     ends = tuple(f"{host.name}:{host.rnics[0].name}" for host in lab.topology.hosts[:4])
     with Engines.start(lab, [host.name for host in lab.topology.hosts[:4]]) as engines:
         for size in SPREAD_SIZES:
@@ -133,7 +133,7 @@ def measure_mpi(lab: Lab, progress: Callable[[str], None]) -> Iterator[Row]:
 
 
 def _wires(lab: Lab, progress: Callable[[str], None]) -> Row:
-    """What TCP carries around a ring of all hosts over what RoCE does: no collective over RoCE can make that good."""
+    """Return the goodput of TCP around a ring of all hosts over that of RoCE, which bounds any collective over RoCE."""
     progress("TCP and RoCE around the same ring, by turns")
     ends = tuple(f"{host.name}:{host.rnics[0].name}" for host in lab.topology.hosts[:4])
     around = pairs("permutation", ends, shift=1)
@@ -152,7 +152,7 @@ def _wires(lab: Lab, progress: Callable[[str], None]) -> Row:
 
 
 def measure_memory(lab: Lab, *, seconds: float = MEMORY_S) -> Iterator[Row]:
-    """Growth of the engines' resident sets while they reduce for so long."""
+    """Yield the growth of the engines' resident sets during an all-reduce of `seconds`."""
     hosts = [host.name for host in lab.topology.hosts[:4]]
     spec = CollectiveSpec(
         size_bytes=1 << 18,

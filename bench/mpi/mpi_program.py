@@ -1,7 +1,7 @@
-"""What every rank of Open MPI runs in the bench: times of collectives, as JSON on rank 0's stdout.
+"""Benchmark program of an Open MPI rank: measure times of collectives, and print them as JSON on rank 0.
 
-`python3 mpi_program.py '{"collectives": [...], "sizes": [[bytes, iterations], ...]}'`, with mpi4py and numpy. As
-ours, an operation's time is the shortest of its ranks': the one that enters last waits for nobody.
+`python3 mpi_program.py '{"collectives": [...], "sizes": [[bytes, iterations], ...]}'`, with mpi4py and numpy. An
+operation's time is the shortest of its ranks, as in our engine: the rank that enters last does not wait.
 """
 
 from __future__ import annotations

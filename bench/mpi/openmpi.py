@@ -1,8 +1,8 @@
-"""Collectives of the engine against Open MPI's: same VMs, taking turns in one run. Only the ratio means anything.
+"""Collectives of the engine against Open MPI's on the same VMs, in alternation. Only the ratio means anything.
 
-Open MPI is no part of the guest image: its packages are fetched here by apt, from the mirror and suite of that image,
-and unpacked on the nodes for the bench; a reset of the lab takes them away again, with the key by which mpirun reaches
-the other hosts over the front end. What ranks say to each other goes over the back end, where the RNICs are.
+Open MPI is not part of the guest image. apt downloads its packages to this machine, from the mirror and suite of that
+image, and the bench unpacks them on the nodes. mpirun reaches the other hosts over the front end with an SSH key of its
+own; a reset of the lab removes packages and key. The ranks communicate over the back end.
 """
 
 from __future__ import annotations
@@ -45,20 +45,20 @@ PACKAGES = (
 COLLECTIVES = ("all-reduce", "all-to-all")
 SIZES = (1 << 12, 1 << 14, 1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24)
 ITERATIONS = {size: 15 for size in SIZES if size <= 1 << 18}
-"""Operations that are timed of the sizes below 1 MiB, whose times vary more; `LARGE_ITERATIONS` of the others."""
+"""Timed operations by size. Times of small sizes vary more; other sizes have `LARGE_ITERATIONS`."""
 LARGE_ITERATIONS = 5
 TRANSPORTS = {
     "tcp": ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "{netdev}"],
     "ucx": ["--mca", "pml", "ucx", "-x", "UCX_NET_DEVICES={rnic}:1", "-x", "UCX_TLS=rc_v,self"],
 }
-"""How Open MPI is told what to use; `{netdev}` and `{rnic}` are those of the first host (all have the same names)."""
+"""Options of mpirun by transport. `{netdev}` and `{rnic}` are those of the first host; all hosts use the same names."""
 
 WARM_UP = 2
-"""As theirs, in `mpi_program`."""
+"""Equal to the warm-up in `mpi_program`."""
 
 PATIENT = QpParams(timeout=18)
 KEY = "/root/.ssh/faultbed_bench"
-PROGRAM = "/tmp/faultbed_mpi_program.py"  # noqa: S108  # on the node, where a reset takes it away
+PROGRAM = "/tmp/faultbed_mpi_program.py"  # noqa: S108  # on the node; a reset removes it
 MPI_TIMEOUT_S = 200.0
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 UNPACK = """
@@ -93,7 +93,7 @@ class MpiRow:
         return f"{_quartiles(self.mpi_ns)} / {_quartiles(self.ours_ns)} ms, n={len(self.ours_ns)}"
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
+        """Return plain data, ready for JSON."""
         return {**asdict(self), "ratio": self.ratio}
 
 
@@ -107,7 +107,7 @@ def _quartiles(times_ns: Sequence[int]) -> str:
 
 
 def fetch(folder: Path, *, mirror: str, suite: str) -> tuple[Path, ...]:
-    """The packages' files, downloaded into a folder by apt where they are not there yet.
+    """Return the packages' files in a folder. apt downloads those that are missing.
 
     Raises:
         LabError: there is no apt, or the mirror does not have them.
@@ -140,10 +140,10 @@ def fetch(folder: Path, *, mirror: str, suite: str) -> tuple[Path, ...]:
 
 
 def install(lab: TrafficLab, hosts: Sequence[str], debs: Sequence[Path]) -> None:
-    """Unpack the packages on the hosts, and let the first one reach the others by SSH.
+    """Unpack the packages on the hosts, and allow the first host to reach the others by SSH.
 
     Raises:
-        LabError: it could not be done; a reset takes away what is there.
+        LabError: a command failed; a reset removes what was installed.
     """
     bundle = io.BytesIO()
     with tarfile.open(fileobj=bundle, mode="w") as archive:
@@ -153,7 +153,7 @@ def install(lab: TrafficLab, hosts: Sequence[str], debs: Sequence[Path]) -> None
     first.run(["sh", "-c", f"mkdir -p -m 700 /root/.ssh; [ -f {KEY} ] || ssh-keygen -q -t ed25519 -N '' -f {KEY}"])
     public = first.run(["cat", f"{KEY}.pub"]).stdout
     program = (Path(__file__).with_name("mpi_program.py")).read_bytes()
-    # Of hosts that are named by an address, PRRTE counts no slots.
+    # PRRTE finds no slots on hosts that are named by an address.
     names = "".join(f"{_front_end(lab.topology, host)} {host}\n" for host in hosts)
     for host in hosts:
         node = lab.node(host)
@@ -212,7 +212,7 @@ def _front_end(topology: Topology, host: str) -> str:
 
 
 def _first_rnic(topology: Topology, host: str) -> tuple[str, str, str]:
-    """Full name, device and netdev."""
+    """Return the full name, RDMA device and network device of a host's first RNIC."""
     rnic = topology.host_by_name[host].rnics[0]
     return f"{host}:{rnic.name}", rnic.name, rnic.netdev
 
@@ -226,7 +226,7 @@ def _open_mpi(
     ssh = f"-i {KEY} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
     command = ["timeout", f"{MPI_TIMEOUT_S:.0f}", "mpirun.openmpi", "--allow-run-as-root", "-np", str(len(hosts))]
     command += ["--host", ",".join(f"{host}:1" for host in hosts), "--prtemca", "plm_ssh_args", ssh]
-    # The management interfaces of soft hosts all have one address: daemons must not take that for a way home.
+    # The management interfaces of all soft hosts have the same address, so daemons must not use it.
     front_end = lab.topology.host_by_name[hosts[0]].front_end_netdev
     for name in ("prte_if_include", "oob_tcp_if_include"):
         command += ["--prtemca", name, front_end]

@@ -1,10 +1,10 @@
-"""The engine against perftest: same two RNICs, taking turns in one run.
+"""The engine against perftest between the same two RNICs, in alternation.
 
-Only the ratio means anything on a soft lab. perftest's own settings are left as they are (128 outstanding, over all QPs
-together; one completion in 100, retries for ever), except for MTU and GID index, which are those of the engine. The
-engine's retry budget is wide (3.8 s), so that a machine that is busy elsewhere does not count as a fault. perftest ends
-at the first completion with an error, which rxe gives it now and then with several QPs (REM_INV_REQ_ERR): it is run
-again then, and how often is told.
+Only the ratio means anything on a soft lab. perftest keeps its default settings (128 outstanding requests over all QPs,
+one completion in 100, infinite retries), except for MTU and GID index, which are those of the engine. The engine's
+retry budget is wide (3.8 s), so a busy machine does not count as a fault. perftest ends at the first completion with an
+error, and with several QPs rxe sometimes returns one (REM_INV_REQ_ERR). Such a run is repeated, and the number of
+repetitions is reported.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ __all__ = ["SIZES", "Row", "against_perftest", "ib_write_bw", "ib_write_lat", "r
 SIZES = (4096, 65536, 1 << 20)
 PORT = 18515
 PATIENT = QpParams(timeout=PATIENT_TIMEOUT)
-"""Of both sides: perftest's own timeout is 67 ms."""
+"""QP parameters of both programs; perftest's default timeout is 67 ms."""
 TRIES = 4
-"""Of one run of perftest."""
+"""Attempts of one run of perftest."""
 PERFTEST_DEPTH, LEAST_DEPTH = 128, 8
-"""Requests that it has outstanding, over all QPs: its default with one; the fewest of one of many."""
+"""Outstanding requests: perftest's default over all QPs, and the fewest on one of several QPs."""
 LATENCY_BYTES, LATENCY_ITERATIONS = 64, 500
 LISTEN_TIMEOUT_S = 20.0
 GRACE_S = 60.0
@@ -58,7 +58,7 @@ class Row:
 
     @property
     def ratios(self) -> tuple[float, ...]:
-        """Engine over perftest, a ratio for each pair of runs that followed each other."""
+        """Engine over perftest, one ratio for each pair of consecutive runs."""
         return tuple(a / b for a, b in zip(self.engine_bps, self.perftest_bps, strict=True))
 
     @property
@@ -67,7 +67,7 @@ class Row:
         return percentile(self.ratios, 50)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
+        """Return plain data, ready for JSON."""
         return {**asdict(self), "ratios": self.ratios, "ratio": self.ratio}
 
 
@@ -82,10 +82,10 @@ def against_perftest(
     repeats: int = 3,
     progress: Progress = lambda _: None,
 ) -> tuple[Row, ...]:
-    """Measure each size `repeats` times, engine and perftest by turns (the one that begins changes every time).
+    """Measure each size `repeats` times, engine and perftest in alternation; each repetition changes the order.
 
     Raises:
-        LabError: a run of either did not end as it should.
+        LabError: a run of the engine or of perftest failed.
     """
     ends = endpoint(lab.topology, src), endpoint(lab.topology, dst)
     rows = []
@@ -99,7 +99,7 @@ def against_perftest(
                 if is_ours:
                     ours.append(_engine(lab, spec))
                 else:
-                    bps, tries = _patiently(lambda: ib_write_bw(lab, *ends, size=size, qps=qps, seconds=seconds))  # noqa: B023
+                    bps, tries = _with_retries(lambda: ib_write_bw(lab, *ends, size=size, qps=qps, seconds=seconds))  # noqa: B023
                     theirs.append(bps)
                     failed += tries - 1
             progress(f"{size} B: engine {ours[-1] / 1e9:.3f}, ib_write_bw {theirs[-1] / 1e9:.3f} Gb/s")
@@ -109,10 +109,10 @@ def against_perftest(
 
 
 def round_trips(lab: TrafficLab, *, src: str, dst: str, repeats: int = 3) -> tuple[float, ...]:
-    """Median round trip of a small write, posting to completion, over twice what `ib_write_lat` takes one way.
+    """Return the median round trip of a small write over twice the one-way time of `ib_write_lat`, per repetition.
 
     Raises:
-        LabError: a run of either did not end as it should.
+        LabError: a run of the engine or of perftest failed.
     """
     ends = endpoint(lab.topology, src), endpoint(lab.topology, dst)
     spec = flow_run.FlowSpec(
@@ -123,13 +123,13 @@ def round_trips(lab: TrafficLab, *, src: str, dst: str, repeats: int = 3) -> tup
         result = flow_run.start(lab, spec).wait(GRACE_S)
         if result.outcome != "completed" or result.latency is None:
             raise LabError(f"bench: the probe ended as {result.outcome} ({result.where or result.qp_errors})")
-        theirs_ns, _tries = _patiently(lambda: ib_write_lat(lab, *ends, size=LATENCY_BYTES))
+        theirs_ns, _tries = _with_retries(lambda: ib_write_lat(lab, *ends, size=LATENCY_BYTES))
         found.append(result.latency.p50_ns / (2 * theirs_ns))
     return tuple(found)
 
 
-def _patiently(test: Callable[[], float]) -> tuple[float, int]:
-    """What a run of perftest gives, and the how manieth it was."""
+def _with_retries(test: Callable[[], float]) -> tuple[float, int]:
+    """Return the result of a perftest run, and the number of the attempt that succeeded."""
     for attempt in range(1, TRIES):
         try:
             return test(), attempt
@@ -146,7 +146,7 @@ def _engine(lab: TrafficLab, spec: flow_run.FlowSpec) -> float:
 
 
 def ib_write_bw(lab: TrafficLab, src: Endpoint, dst: Endpoint, *, size: int, qps: int, seconds: float) -> float:
-    """Average goodput of perftest's RDMA write test in bits a second; its own talk goes over the front end.
+    """Return the average goodput of perftest's RDMA writes in bits/s. Its control connection uses the front end.
 
     Raises:
         LabError: it failed, or its output is not understood.
@@ -159,7 +159,7 @@ def ib_write_bw(lab: TrafficLab, src: Endpoint, dst: Endpoint, *, size: int, qps
 
 
 def ib_write_lat(lab: TrafficLab, src: Endpoint, dst: Endpoint, *, size: int) -> float:
-    """Median of perftest's ping-pong by RDMA writes in ns, one way: half of a round trip.
+    """Return the median one-way time of perftest's RDMA write ping-pong in ns: half of a round trip.
 
     Raises:
         LabError: as `ib_write_bw`.
@@ -171,12 +171,12 @@ def ib_write_lat(lab: TrafficLab, src: Endpoint, dst: Endpoint, *, size: int) ->
 
 
 def _perftest(lab: TrafficLab, src: Endpoint, dst: Endpoint, command: list[str], *, limit_s: float) -> str:
-    """Both ends of a test of perftest, and what the active one printed."""
+    """Run both ends of a perftest program, and return the output of the active end."""
     sender, receiver = lab.node(src.host), lab.node(dst.host)
 
     def at(node: Node, place: Endpoint) -> list[str]:
         index = str(gid_index(node, place))
-        # `timeout` on the node: a server whose client never came must not outlive us.
+        # `timeout` on the node ends a server whose client never connects.
         limited = ["timeout", f"{limit_s:.0f}", *command]
         patient = ["-u", str(PATIENT.timeout)]
         return [*limited, "-d", place.rnic, "-x", index, "-m", "4096", *patient, "-p", str(PORT), "-F"]
@@ -204,7 +204,7 @@ def _wait_for_listener(node: Node, host: str) -> None:
 
 
 def _column(output: str, size: int, column: int) -> float:
-    """A number of perftest's table."""
+    """Return a column of the row for `size` in perftest's table."""
     for line in output.splitlines():
         fields = line.split()
         if len(fields) > column and fields[0] == str(size):

@@ -1,8 +1,7 @@
-"""Goodput across zones over goodput in zones: what is left of a lab's bandwidth above the zones is 1 / taper.
+"""Part `taper` of the bench: goodput across zones over goodput in zones, which should be 1 / taper.
 
 Each seed draws two permutations of all RNICs, one to other racks of the same zone and one to the other zone, and the
-numbers of the queue pairs, which decide the paths. Both run one after the other, so that a machine that slows down
-slows both.
+numbers of the queue pairs, which determine the paths. Both run one after the other, so a slower machine affects both.
 """
 
 from __future__ import annotations
@@ -28,14 +27,14 @@ SECONDS = 12.0
 TOLERANCE = 0.1
 QPS = 16
 MESSAGE_BYTES = 8192
-"""With one message a queue pair this keeps every link busy, and no message waits as long as an ACK timeout."""
+"""One such message per queue pair keeps every link busy, and no message waits as long as an ACK timeout."""
 
 
 def measure(lab: Lab, progress: Callable[[str], None]) -> Iterator[Row]:
     """Yield the row of a lab whose spines have a taper.
 
     Raises:
-        LabError: the lab's ports have no rates, or flows did not come to their end.
+        LabError: the lab's ports have no rates, or flows failed.
     """
     expected = share_of_taper(lab.inventory_model)
     ratios = []

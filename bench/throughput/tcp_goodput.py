@@ -1,4 +1,4 @@
-"""Goodput of TCP on the same wires, for the bench: what a collective over TCP can be quicker by than one over RoCE."""
+"""Goodput of TCP on the RNICs' interfaces: the factor by which a collective over TCP can beat one over RoCE."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ while time.monotonic() < end:
 
 
 def tcp_goodput(lab: TrafficLab, around: Sequence[tuple[str, str]], *, seconds: float) -> float:
-    """One connection for each pair of RNICs, all at once, on the RNICs' addresses: bits a second of all together.
+    """Return the total goodput in bits/s of one TCP connection per pair of RNICs, all at once.
 
     Raises:
-        LabError: one of them carried nothing.
+        LabError: a connection carried nothing.
     """
     places = [(endpoint(lab.topology, src), endpoint(lab.topology, dst)) for src, dst in around]
     limit_s = seconds + GRACE_S

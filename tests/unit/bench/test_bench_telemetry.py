@@ -27,7 +27,7 @@ def test_goodput_excludes_samples_cut_by_the_span():
 
 
 def test_goodput_span_without_samples_is_an_error():
-    with pytest.raises(LabError, match="no samples"):
+    with pytest.raises(LabError, match="no sample"):
         goodput_bps(samples(1, 1), (5 * S, 6 * S))
 
 
