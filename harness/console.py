@@ -17,6 +17,6 @@ def main() -> NoReturn:
         sys.stderr.write("faultbed: interrupted before anything was started\n")
         sys.exit(3)
     except ImportError as error:
-        sys.stderr.write(f"faultbed: not installed whole: {error}; `make setup` installs what is missing\n")
+        sys.stderr.write(f"faultbed: incomplete installation: {error}; run `make setup` to install what is missing\n")
         sys.exit(3)
     sys.exit(commands.main())

@@ -1,4 +1,4 @@
-"""Groups of commands whose help has headings, and whose modules are loaded when a command is used."""
+"""Command groups whose help has headings. A command's module is imported at its first use."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Sections = Mapping[str, Mapping[str, str]]
 `COMMANDS`."""
 
 _SENTENCE = 300
-"""No first sentence of a help text is longer."""
+"""Limit of the first sentence of a help text."""
 
 
 class Commands(click.Group):
-    """Commands in the order in which one needs them, each with the whole first sentence of its help.
+    """Group that lists its commands in a given order, each with the complete first sentence of its help.
 
-    click has them by the alphabet, and ends each sentence with its line. A command of a section is imported at its
-    first use, as click's documentation suggests ("Lazily Loading Subcommands"): all of them take a second of CPU.
+    click sorts commands by name and cuts sentences at the end of the line. A command of a section is imported at its
+    first use, as click's documentation suggests ("Lazily Loading Subcommands"): importing all takes a second of CPU.
 
     Args:
-        sections: headings with their commands. A command that was added in another way is shown under
-            `Other commands`; if there are no sections, under `Commands`.
+        sections: headings with their commands. Other commands of the group are shown under `Other commands`, or under
+            `Commands` if there are no sections.
     """
 
     def __init__(self, *args: Any, sections: Sections | None = None, **kwargs: Any) -> None:
@@ -41,11 +41,11 @@ class Commands(click.Group):
                 self._module_of |= dict.fromkeys(names.split(), module)
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
-        """In the order of the sections, then in that in which they were added."""
+        """Return the names in the order of the sections, then other commands in the order of their registration."""
         return [*self._module_of, *(name for name in self.commands if name not in self._module_of)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported if need be.
+        """Return a command. It is imported at its first use.
 
         Raises:
             FaultbedError: a package that the command needs is not installed.
@@ -54,12 +54,14 @@ class Commands(click.Group):
             try:
                 module = importlib.import_module(self._module_of[cmd_name])
             except ImportError as error:
-                raise FaultbedError(f"not installed whole: {error}; `make setup` installs what is missing") from error
+                raise FaultbedError(
+                    f"incomplete installation: {error}; run `make setup` to install what is missing"
+                ) from error
             self.add_command(next(command for command in module.COMMANDS if command.name == cmd_name))
         return super().get_command(ctx, cmd_name)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list, its sentences wrapped."""
+        """Write the commands under their headings, with wrapped sentences."""
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         rows = {
             name: (name, one.get_short_help_str(_SENTENCE))

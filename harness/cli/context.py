@@ -45,20 +45,20 @@ class Session:
         self.err = _console(stderr=True)
 
     def inventory(self) -> Inventory:
-        """The lab that `--lab` or FAULTBED_LAB names; default `inventory/soft.yml`."""
+        """Return the lab that `--lab` or FAULTBED_LAB names; default `inventory/soft.yml`."""
         return inventory_module.load(self.inventory_path())
 
     def inventory_path(self) -> Path:
-        """The file of that lab."""
+        """Return the path of the lab's inventory file."""
         return _relative(shipped.inventory_named(str(self._lab or "soft")))
 
     @contextlib.contextmanager
     def working(self, inventory: Inventory, names: Sequence[str], *, why: str) -> Iterator[Lab]:
-        """The lab, open, with `names` held beside what others do there.
+        """Open the lab with a shared reservation of `names`.
 
         Raises:
-            Reserved: somebody else has them.
-            DirtyLab: the lab is not as it was, and takes no work.
+            Reserved: another session has reserved some of them.
+            DirtyLab: the lab differs from its recorded state.
         """
         with open_lab(inventory) as lab, hold(inventory, names, why=why, mode="shared") as holding:
             lab.guard, lab.others = holding.refresh, holding.others
@@ -113,14 +113,14 @@ class Session:
 
 
 def _relative(path: Path) -> Path:
-    """The path as a person would type it from here, when that is shorter."""
+    """Return the path relative to the current directory if it is below it, else unchanged."""
     with contextlib.suppress(ValueError):
         return path.relative_to(Path.cwd())
     return path
 
 
 def styled(text: str, style: str) -> Text:
-    """A cell or a line in one style."""
+    """Return text in a style, for a cell or a line."""
     return Text(text, style=style)
 
 
@@ -128,7 +128,7 @@ class _Console(Console):
     """A console whose reader may leave: what a command does goes on, and its exit code stays its own."""
 
     def on_broken_pipe(self) -> None:
-        """Be quiet from now on; rich would end the process, with Python's exit code 1, which is a FAIL."""
+        """Suppress further output. rich would end the process with Python's exit code 1, which means FAIL."""
         self.quiet = True
 
 

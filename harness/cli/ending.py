@@ -61,15 +61,15 @@ def _tell_interrupted(error: BaseException) -> int:
 
 
 def _tell_unforeseen(error: Exception) -> None:
-    """What no command raises on purpose: the machine's doing is one sentence, a fault of ours comes whole."""
-    if isinstance(error, BrokenPipeError):  # nobody reads on
+    """Report an unexpected exception: an error of the machine in one line, a defect of ours with its traceback."""
+    if isinstance(error, BrokenPipeError):  # the reader of stdout has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     elif isinstance(error, OSError):
         where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-        _say(f"{where}{error.strerror or error}; nothing that needs it could be done")
+        _say(f"{where}{error.strerror or error}; correct that, then repeat the command")
     else:
         traceback.print_exception(error)
-        _say(f"an error of ours, not of yours: {type(error).__name__}: {error}; please report it with the lines above")
+        _say(f"internal error: {type(error).__name__}: {error}; please report it with the lines above")
 
 
 def _say(text: str) -> None:

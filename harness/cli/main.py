@@ -79,11 +79,11 @@ SECTIONS: Sections = {
 @click.version_option(metadata.version("faultbed"), prog_name="faultbed")
 @click.pass_context
 def cli(ctx: click.Context, lab: Path | None) -> None:
-    """A RoCE fabric to hurt on purpose: lab, traffic, faults that prove they fired, verdicts.
+    """Test a RoCE fabric under faults: lab, traffic, faults that prove they fired, verdicts.
 
     \b
     First steps:
-      faultbed doctor                              what is missing here, before it hurts
+      faultbed doctor                              what is missing on this machine
       faultbed up                                  a lab of soft-RoCE VMs: hosts, switches, BGP, ECMP
       faultbed run tests/experiments/demo.toml     a job, three faults, a verdict, a report
       faultbed down

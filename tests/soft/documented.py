@@ -98,7 +98,7 @@ ON_LAB = {
         "--checkpoint 4MiB:5:async"
     ): Expected(says="checkpoints, stored in"),
     "faultbed traffic replay tests/data/traces/tensor-parallel": Expected(says=" 0 wrong elements"),
-    "faultbed top": Expected(says="Ctrl-C ends it", more="--for 3", why="without a time it ends by Ctrl-C"),
+    "faultbed top": Expected(says="Ctrl-C to stop", more="--for 3", why="without a time it ends by Ctrl-C"),
     "faultbed counters --prometheus": Expected(says="# TYPE"),
     "faultbed preflight --no-burn-in": Expected(says="nothing wrong in"),
     "faultbed routing show": Expected(says="scheme: none"),

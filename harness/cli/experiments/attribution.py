@@ -85,13 +85,13 @@ def attribute(session: Session, *, run_dirs: tuple[Path, ...], as_json: bool) ->
 
 
 def _square(matrix: Counter[tuple[str, str]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Columns and rows of the confusion matrix: in each row a place that it was."""
-    said = sorted({one for _, one in matrix})
+    """Return columns and rows of the confusion matrix. A row is a true place."""
+    blamed = sorted({place for _, place in matrix})
     rows = [
-        (true, *(str(matrix[true, one] or "") for one in said), str(sum(matrix[true, one] for one in said)))
-        for true in sorted({one for one, _ in matrix})
+        (true, *(str(matrix[true, place] or "") for place in blamed), str(sum(matrix[true, place] for place in blamed)))
+        for true in sorted({place for place, _ in matrix})
     ]
-    return ("it was / said", *said, "runs"), rows
+    return ("true place / blamed", *blamed, "runs"), rows
 
 
 @click.command()

@@ -88,7 +88,7 @@ def _or_none(read: Callable[[_From], list[_Found]], source: _From, broken: list[
 
 
 def _worse(runs: Path | None, kept: Path) -> list[str]:
-    """What got worse in these runs, or else in any that is kept."""
+    """Return the regressions of these runs, or without `runs` those of all kept runs."""
     these = {path.name for path in runs.glob("*")} if runs else None
     found = history.regressions(history.read(history.update(kept)).past)
     return [f"{one.run}: {one.metric} {one.words}" for one in found if these is None or one.run in these]

@@ -240,7 +240,7 @@ def _refuse(planned: PlannedFault, inventory: Inventory, confirmed: tuple[str, .
 
 
 def _tell_policy(session: Session, planned: PlannedFault, inventory: Inventory, confirmed: tuple[str, ...]) -> None:
-    """Whether the lab's owner would allow it; on stderr, so that a plan in JSON stays one document."""
+    """Report on stderr whether the lab's policy forbids the fault. stdout keeps the plan, which may be JSON."""
     try:
         _refuse(planned, inventory, confirmed)
     except safety.Forbidden as reason:
@@ -274,7 +274,7 @@ def _watch(lab: Lab, prepared: PreparedFault, for_s: float, progress: Any) -> No
 
 
 def _journal_of(lab: Lab, kind: str) -> Path:
-    """A journal of its own for each command: two of them may begin in the same second."""
+    """Return the path of a new journal. It has a random part, because two commands may begin in the same second."""
     began = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
     return lab.state_dir / "journal" / f"{began}-{kind}-{secrets.token_hex(3)}.jsonl"
 
@@ -326,7 +326,7 @@ def _show_plan(session: Session, planned: PlannedFault, *, as_json: bool) -> Non
 
 
 def _looks(planned: PlannedFault) -> list[str]:
-    """What a fault that is made of commands looks at before it changes anything, and to read it back."""
+    """Return the checks and readbacks of a fault that consists of commands, as lines."""
     args = planned.request["args"]
     if planned.request["actuator"] != "commands":
         return []

@@ -162,7 +162,7 @@ def _trial(run: Finished, loaded: Experiment) -> pooled.Trial:
 def _decide(
     loaded: Experiment, source: bytes, inventory: Inventory, seeds: Iterable[int | None], left_out: Sequence[LeftOut]
 ) -> list[Decided]:
-    """A plan for each seed; what does not fit says which hosts it lacks."""
+    """Return a plan for each seed. An error lists the excluded hosts."""
     try:
         return [run_module.decide(loaded, source, inventory, seed=seed, left_out=left_out) for seed in seeds]
     except (Unsupported, UsageError) as error:

@@ -48,18 +48,20 @@ class _Search:
         return tuple(fault.id for fault in self.experiment.faults)
 
     def named(self, some: Sequence[int]) -> str:
-        """Some of them in words."""
+        """Return the ids of some faults, separated by commas."""
         return ", ".join(self.ids[number] for number in some) or "no faults"
 
     def run(self, some: tuple[int, ...]) -> Finished:
-        """One run with some of the faults.
+        """Run the experiment with some of the faults.
 
         Raises:
-            UsageError: it would be one run too many.
-            DirtyLab: the lab was not the same afterwards and cannot be put back.
+            UsageError: `most` runs are done already.
+            DirtyLab: the run changed the lab, and the reset did not restore it.
         """
         if len(self.tried) == self.most:
-            raise UsageError(f"--most {self.most}: so many runs are done, and it is not at its end; allow more of them")
+            raise UsageError(
+                f"--most {self.most}: the search is not complete after this number of runs; increase --most"
+            )
         part = shrink_module.without(self.source, self.ids, some)
         decided = run_module.decide(
             experiment_module.decode(part, source=self.experiment.source), part, self.inventory, seed=self.seed
@@ -69,11 +71,11 @@ class _Search:
         said = finished.verdict
         self.progress(f"run {len(self.tried)}, {self.named(some)}: {said.verdict}")
         if said.lab_state == "DIRTY" and not backend_of(self.inventory.kind).reset(self.inventory, self.progress):
-            raise DirtyLab(f"{self.inventory.name} is DIRTY after {self.named(some)}: `faultbed heal`, then again")
+            raise DirtyLab(f"{self.inventory.name} is DIRTY after {self.named(some)}; run `faultbed heal`, then repeat")
         return finished
 
     def fails(self, some: tuple[int, ...]) -> bool:
-        """Whether it fails with some of the faults as it does with all of them."""
+        """Return whether the experiment with some of the faults fails a check that it fails with all of them."""
         return bool(_failed(self.run(some)) & self.wanted)
 
 

@@ -138,7 +138,7 @@ def _show(session: Session, found: preflight_module.Preflight) -> None:
 
 
 def _mark(name: str, bad: set[str], unseen: set[str]) -> Text:
-    """Wrong outranks all; what was looked at in part is never plainly right."""
+    """Return the result of a check: wrong, in part (some of it was not checked), or right."""
     if name in bad:
         return styled("wrong", "red")
     return styled("in part", "yellow") if name in unseen else styled("right", "green")

@@ -42,7 +42,7 @@ def exposition(lab: str, counters: Snapshot, *, increments: bool = False) -> str
 
 
 def _samples(lab: str, counters: Snapshot) -> Iterator[tuple[str, str, int]]:
-    """(name without its device, labels, value) of everything."""
+    """Yield (metric name without the device, labels, value) of each counter."""
     for node, values in counters.items():
         for name, value in values.items():
             device, _, what = name.rpartition(".")

@@ -95,7 +95,7 @@ def playbook_of(inventory: Inventory, *, check: bool, roles: Sequence[str], tear
 
 
 def machines_of(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:
-    """The machines that are meant: those named, or all.
+    """Return the named machines, or all machines if none is named.
 
     Raises:
         UsageError: there is no such machine.

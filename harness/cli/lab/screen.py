@@ -73,17 +73,17 @@ class Screen:
             self.recent.appendleft(f"{at_s:7.2f} s  {one.node}: {one.subject} {one.text or 'is gone'}")
 
     def table(self, rows: int, *, now_ns: int, heard_ns: Mapping[str, int]) -> Table:
-        """A frame for a terminal of so many rows.
+        """Return a frame for a terminal with `rows` rows.
 
-        Machines that are silent, ports by what they carry, counters of trouble that moved, the last changes.
+        It shows silent machines, ports by their rate, error counters that have grown, and the latest changes.
         """
-        table = Table(box=None, pad_edge=False, header_style="bold", title="Ctrl-C ends it", title_justify="left")
+        table = Table(box=None, pad_edge=False, header_style="bold", title="Ctrl-C to stop", title_justify="left")
         table.add_column("node", no_wrap=True)
-        table.add_column("what")  # the one that gives way in a narrow terminal: its cells are cut
+        table.add_column("what")  # in a narrow terminal its cells are cut
         table.add_column("now", no_wrap=True)
         for machine, at_ns in sorted(heard_ns.items()):
             if now_ns - at_ns > SILENT_NS:
-                said = _cut(f"has told nothing for {(now_ns - at_ns) / 1e9:.0f} s", "red")
+                said = _cut(f"no telemetry for {(now_ns - at_ns) / 1e9:.0f} s", "red")
                 table.add_row(machine, said, styled("silent", "red"))
         with self.lock:
             most = max(_LEAST, rows - _RECENT - _FRAME)
@@ -94,7 +94,7 @@ class Screen:
             }
             for (node, name), rate in sorted(live.items(), key=lambda item: -item[1])[:most]:
                 table.add_row(node, _cut(name.removesuffix("_bytes")), format_rate(rate))
-            trouble = self._trouble()
+            trouble = self._grown_errors()
             shown = max(_LEAST, most // 2)
             for node, name, moved in trouble[:shown]:
                 table.add_row(node, _cut(name), styled(f"+{moved:,}", "yellow"))
@@ -104,8 +104,8 @@ class Screen:
                 table.add_row("", _cut(line, "dim"), "")
         return table
 
-    def _trouble(self) -> list[tuple[str, str, int]]:
-        """Counters of trouble that moved since the beginning, those that moved most first."""
+    def _grown_errors(self) -> list[tuple[str, str, int]]:
+        """Return the error counters that have grown since the start, the largest growth first."""
         found = [
             (node, name, moved)
             for (node, name), (_, value) in self.last.items()
@@ -115,5 +115,5 @@ class Screen:
 
 
 def _cut(text: str, style: str = "") -> Text:
-    """A cell on one line, cut with an ellipsis where the terminal ends."""
+    """Return a cell of one line. It ends with an ellipsis if the terminal is too narrow."""
     return Text(text, style=style, no_wrap=True, overflow="ellipsis")

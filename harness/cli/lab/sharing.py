@@ -78,13 +78,13 @@ def release(session: Session, *, names: tuple[str, ...], force: bool, as_json: b
 
 
 def entries_of(inventory: Inventory) -> tuple[tuple[Entry, ...], float]:
-    """The lab's live reservations, and the time there."""
+    """Return the lab's live reservations, and the time at their store in s."""
     now = store_of(inventory).read()
     return reservation.live(now.book, now_s=now.now_s, is_dead=is_dead), now.now_s
 
 
 def show_entries(session: Session, entries: tuple[Entry, ...], now_s: float) -> None:
-    """A table of reservations, when there are any."""
+    """Print a table of reservations, if there are any."""
     if entries:
         rows = [
             (
@@ -101,7 +101,7 @@ def show_entries(session: Session, entries: tuple[Entry, ...], now_s: float) -> 
 
 
 def to_json(entry: Entry, now_s: float) -> dict[str, Any]:
-    """A reservation as plain data, with the seconds that are left."""
+    """Return a reservation as plain data, with the remaining seconds."""
     fields: dict[str, Any] = msgspec.to_builtins(entry)
     return {**fields, "left_s": entry.until_s - now_s}
 

@@ -19,7 +19,7 @@ __all__ = ["check_record", "out_option", "record_options", "write_record", "writ
 
 
 def out_option(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The option for a table of what was measured, refused before anything runs where it could not be written."""
+    """Add the option `--out` for a table of results. Its path is checked before anything runs."""
 
     def checked(_context: click.Context, _option: click.Parameter, path: Path | None) -> Path | None:
         if path is not None:
@@ -43,7 +43,7 @@ def write_rows(session: Session, rows: Rows, path: Path | None) -> None:
 
 
 def record_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that record a run as a trace."""
+    """Add the options that record a run as a trace."""
     folder = click.option(
         "--record", type=click.Path(path_type=Path), metavar="FOLDER", help="Write the run as a trace, a file a rank."
     )

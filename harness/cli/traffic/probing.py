@@ -81,10 +81,10 @@ def _show(session: Session, result: ProbeResult) -> None:
 
 
 def _show_times(session: Session, result: ProbeResult) -> None:
-    """The slowest round trips, against paths of as many hops, and the places that make them so."""
+    """Print the slowest round trips, compared with paths of the same number of hops, and the places that cause them."""
     answered = [one for one in result.paths if one.network is not None and one.responder is not None]
     if not answered:
-        session.out.print("no probe was answered: nothing is known of round trips")
+        session.out.print("no probe was answered, so round trips are unknown")
         return
     ordered = sorted(answered, key=lambda one: -(one.times or 0.0))
     session.out.print()
@@ -117,7 +117,7 @@ def _show_times(session: Session, result: ProbeResult) -> None:
 
 
 def _way(one: PathTimes) -> str:
-    """`host1:rxe0 rtsw1 ctsw1 rtsw2 host3:rxe0`, then the switches of the way back where it is another one."""
+    """Return a path as `host1:rxe0 rtsw1 ctsw1 rtsw2 host3:rxe0`, with the return path if that differs."""
     there = " ".join(one.path)
     return there if one.back == one.path[::-1] else f"{there}, back by {' '.join(one.back[1:-1])}"
 

@@ -176,7 +176,7 @@ def _tell_plan(session: Session, spec: ReplaySpec, trace: Trace, made: tuple[Bat
 
 
 def _waits(batch: Batch) -> list[int]:
-    """What the first member of each operation waits for by time alone."""
+    """Return, by operation, the longest time in ns that its first member waits by the program alone."""
     waits = []
     for one, gates in zip(batch.operations, batch.gates, strict=True):
         gate = gates[0]

@@ -197,7 +197,7 @@ def flow(
 
 
 def flow_specs(chosen: Sequence[tuple[str, str]], *, probe: bool, **options: Any) -> list[FlowSpec]:
-    """The flows between some pairs of RNICs, by the options of `traffic flow`."""
+    """Return the flows between pairs of RNICs, with the options of `traffic flow`."""
 
     def read(parser: Callable[[str], T], text: str, name: str) -> T:
         try:
@@ -350,13 +350,13 @@ def _collective_row(result: CollectiveResult) -> tuple[str, ...]:
 
 
 def _count(spec: CollectiveSpec, ranks: int) -> int:
-    """Elements as nccl-tests counts them: what a rank gives to, or gets of, each other one."""
+    """Return the number of elements as nccl-tests counts them: those between one rank and each other one."""
     share = spec.collective in ("all-gather", "reduce-scatter", "all-to-all", "all-to-allv")
     return spec.elements // ranks if share else spec.elements
 
 
 def hosts_of(topology: Topology, ranks: Sequence[str]) -> list[str]:
-    """The hosts of ranks, by name or selector; without ranks, every host.
+    """Return the hosts of ranks given by name or selector, or every host if there are no ranks.
 
     Raises:
         UsageError: a rank is no RNIC of this lab.
@@ -432,7 +432,7 @@ def _ends(topology: Topology) -> tuple[str, ...]:
 
 
 def read_size(text: str) -> int:
-    """`--size`, read."""
+    """Parse the option `--size`."""
     return parsed("--size", parse_size_bytes, text)
 
 

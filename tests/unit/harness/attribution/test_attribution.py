@@ -69,4 +69,4 @@ def test_attribute_command_scores_runs_against_their_faults(tmp_path, labelled):
     assert output["recall"]["of"] == 3
     text = CliRunner().invoke(cli, ["attribute", *map(str, kept)], standalone_mode=False).output
     assert "precision" in text
-    assert "it was / said" in text
+    assert "true place / blamed" in text

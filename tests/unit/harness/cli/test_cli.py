@@ -182,7 +182,7 @@ def test_cli_missing_package_is_one_sentence(monkeypatch, capsys):
     [
         (OSError(28, "No space left on device", "/full/x"), "/full/x: No space left on device", 1),
         (OSError("odd"), "odd", 1),
-        (ZeroDivisionError("by zero"), "an error of ours, not of yours: ZeroDivisionError: by zero", None),
+        (ZeroDivisionError("by zero"), "internal error: ZeroDivisionError: by zero", None),
     ],
 )
 def test_cli_unexpected_exception_is_an_error_and_not_a_fail(monkeypatch, capsys, error, words, lines):
@@ -259,7 +259,7 @@ def test_cli_bisection_and_others_load_neither_run_nor_inject():
 
 def test_cli_command_whose_package_is_missing_says_so():
     group = Commands(sections={"Lab": {"harness.cli.no_such_module": "up"}})
-    with pytest.raises(FaultbedError, match=r"no_such_module'; `make setup` installs what is missing"):
+    with pytest.raises(FaultbedError, match=r"no_such_module'; run `make setup` to install what is missing"):
         CliRunner().invoke(group, ["up"], catch_exceptions=False)
 
 

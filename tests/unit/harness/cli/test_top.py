@@ -84,7 +84,7 @@ def test_top_names_a_silent_machine_and_does_not_show_its_ports_as_idle():
     late = rendered(snapshot(), width=60, now_ns=BEGAN + SILENT_NS + S, heard_ns=heard)
     (line,) = [line for line in late if "silent" in line]
     assert line.split()[0] == "fabric"
-    assert "has told nothing for 11 s" in line
+    assert "no telemetry for 11 s" in line
     assert not any("Gb/s" in line for line in late)
 
 
@@ -108,7 +108,7 @@ def test_top_ends_after_its_duration(monkeypatch):
     done = top(monkeypatch, Watched(), "--for", "1.5")
     assert done.exception is None
     assert "node" in done.output
-    assert "Ctrl-C ends it" in done.output
+    assert "Ctrl-C to stop" in done.output
 
 
 def test_top_survives_a_machine_that_stops_answering(monkeypatch):
