@@ -174,7 +174,7 @@ def test_cli_missing_package_is_one_sentence(monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         console.main()
     assert end.value.code == 3
-    assert "No module named 'rich'; `make setup` installs" in capsys.readouterr().err
+    assert "No module named 'rich'; run `make setup` to install" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
