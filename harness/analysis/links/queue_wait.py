@@ -1,0 +1,82 @@
+"""How long packets wait for a slow link of a soft lab, against the ACK timeout of the queue pairs that sent them. Pure.
+
+A sender that gets no ACK within its timeout repeats packets that are only queued, and after `retry_cnt` repetitions the
+queue pair fails, although nothing was lost. The link to the receiving RNIC decides: all flows to it share that link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from harness.quantities import format_bytes, format_duration, format_rate
+from testbed.inventory.lab_inventory import Inventory
+from testbed.packets.bth import timeout_ns
+from traffic.flows.flow_spec import FlowSpec, shape
+
+__all__ = ["QueueWait", "describe", "longest_wait"]
+
+RXE_PACKETS = 64
+"""Packets that a queue pair of rxe has in flight at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueueWait:
+    """What may wait for the link to an RNIC, and how long the last of it waits.
+
+    `timeout` is the least exponent of the flows' ACK timeouts, `enough` the least one that is longer than the wait.
+    """
+
+    rnic: str
+    rate_bps: int
+    queued_bytes: int
+    wait_ns: int
+    timeout: int
+    enough: int
+
+
+def longest_wait(inventory: Inventory, specs: Iterable[FlowSpec]) -> QueueWait | None:
+    """Return the longest wait among RNICs at which it exceeds an ACK timeout; None: no packet is repeated for it."""
+    queued: dict[str, int] = {}
+    timeouts: dict[str, int] = {}
+    for spec in specs:
+        if spec.transport != "rc":  # the others have no timeout
+            continue
+        rnic = spec.src if spec.verb == "read" else spec.dst
+        depth, _ = shape(spec)
+        each = min(depth * spec.message_bytes, RXE_PACKETS * spec.qp.mtu)
+        queued[rnic] = queued.get(rnic, 0) + spec.qps * each
+        timeouts[rnic] = min(timeouts.get(rnic, spec.qp.timeout), spec.qp.timeout)
+    waits = [
+        _wait(rnic, rate_bps, queued[rnic], timeouts[rnic])
+        for rnic in queued
+        if (rate_bps := _rate_bps(inventory, rnic)) is not None
+    ]
+    return max((one for one in waits if one.enough > one.timeout), key=lambda one: one.wait_ns, default=None)
+
+
+def describe(wait: QueueWait) -> str:
+    """Return a sentence with the wait, the timeout, and what to do."""
+    timeout = format_duration(timeout_ns(wait.timeout))
+    return (
+        f"up to {format_bytes(wait.queued_bytes)} wait for the {format_rate(wait.rate_bps / 8)} of {wait.rnic}, the "
+        f"last of it for {format_duration(wait.wait_ns)}: longer than the ACK timeout of {timeout}, so that senders "
+        f"repeat what is only queued; take --qp timeout={wait.enough}, or a smaller --depth"
+    )
+
+
+def _wait(rnic: str, rate_bps: int, queued_bytes: int, timeout: int) -> QueueWait:
+    wait_ns = round(queued_bytes * 8e9 / rate_bps)
+    enough = next(step for step in range(1, 32) if step == 31 or timeout_ns(step) > wait_ns)  # noqa: PLR2004 - 5 bits
+    return QueueWait(
+        rnic=rnic, rate_bps=rate_bps, queued_bytes=queued_bytes, wait_ns=wait_ns, timeout=timeout, enough=enough
+    )
+
+
+def _rate_bps(inventory: Inventory, rnic: str) -> int | None:
+    """Return the rate of the switch port to an RNIC; None: it sends as fast as it can."""
+    host, _, name = rnic.partition(":")
+    link = inventory.topology.rnic_link(host, name)
+    port = link.other(host)
+    shape_of_port = inventory.shapes.get(port.node, {}).get(port.netdev)
+    return None if shape_of_port is None else shape_of_port.rate_bps
