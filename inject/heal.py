@@ -2,11 +2,11 @@
 
 `heal` recognises marks. A fault that its target has not reverted has at least a unit or a stored revert: units named
 `faultbed-fault-*`, stored reverts, nftables tables named `faultbed_*`, devices named `fbvia*` and the redirections to
-them, a rule to the steering table, rules and tables of routing schemes, a file that makes receives late, busy and
-stopped processes, a CPU limit on a soft GPU, on ranks or on storage, ports of the topology that are down, links of
-VMs without carrier. On a rack a port may be down for maintenance and a process may be stopped for debugging. There
-only ports that were up before the run that left the lab DIRTY are brought up, and only our own programs continue; all
-others are reported as not ours and left alone.
+them, a rule to the steering table, rules and tables of routing schemes, a file that makes receives late, synthetic
+health of a soft GPU, busy and stopped processes, a CPU limit on a soft GPU, on ranks or on storage, ports of the
+topology that are down, links of VMs without carrier. On a rack a port may be down for maintenance and a process may be
+stopped for debugging. There only ports that were up before the run that left the lab DIRTY are brought up, and only our
+own programs continue; all others are reported as not ours and left alone.
 
 Each machine runs one command, all machines at once; one that does not answer does not delay the others. A change
 without a mark (a setting, a line of a configuration, a killed daemon) does not survive a reboot, and neither does its
@@ -38,6 +38,7 @@ from inject.node.qmp import set_link
 from testbed.errors import LabError, RevertFailed
 from testbed.model.lab_kind import traits_of
 from testbed.model.topology import Port
+from testbed.node.gpu.health import FOLDER as HEALTH
 from testbed.node.holders import claim_file, end_holder, locked, read_claim
 from testbed.observe import counters
 from testbed.observe.fingerprint import Fingerprint
@@ -131,6 +132,10 @@ for c in /sys/fs/cgroup/faultbed.slice/*/cpu.max; do
   {{ read -r was <"$c"; }} 2>/dev/null || continue
   [ "$was" = "{UNLIMITED}" ] && continue
   if echo {UNLIMITED} > "$c"; then echo "{_MARK} $c was $was"; else echo "failed: $c is $was"; fi
+done
+for f in {HEALTH}/*.now; do
+  [ -e "$f" ] || continue
+  if rm -f "$f"; then echo "{_MARK} removed $f"; else echo "failed: $f"; fi
 done
 if [ -e {LATE} ]; then
   if rm -f {LATE}; then echo "{_MARK} removed {LATE}"; else echo "failed: {LATE}"; fi

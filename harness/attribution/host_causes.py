@@ -12,7 +12,7 @@ from harness.attribution.stalls import culprit
 from harness.findings import Finding
 from harness.record.measurements import Deltas, Measurements
 from testbed.model.topology import Topology
-from testbed.node.xid import event
+from testbed.node.gpu.xid import event
 from testbed.observe.counters import MLX5, STATES
 from traffic.engine.flight_recorder import Flight
 from traffic.engine.run_results import Standstill
@@ -44,7 +44,7 @@ _STALLED_US, _SHORT = 200_000, 0.8
 _RNR, _RNRS, _LATE = "send_rnr_err", 3, 0.85
 """Minimum number of RNR NAKs from which a host's receives count as late, and the confidence."""
 _HOLDS = {"power_capped_us": "its power limit", "thermal_slowdown_us": "heat", "power_brake_us": "a power brake"}
-"""Counters of a GPU's clocks (testbed.node.nvml) and their meaning. Not yet run on hardware."""
+"""Counters of a GPU's clocks (testbed.node.gpu.nvml) and their meaning. Not yet run on hardware."""
 _BOOT_COUNTERS, _FELL = ("ip.", "tcp.", "cpu", "memory."), 2
 """Counters that only a reboot resets, and how many must be lower: one may have been read inconsistently."""
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from testbed.model.lab_kind import LabKind, traits_of
-from testbed.node.xid import EVENT, SYNTHETIC
+from testbed.node.gpu.xid import EVENT, SYNTHETIC
 from testbed.observe.telemetry import Change
 
 __all__ = ["broken", "errors", "unhealthy"]

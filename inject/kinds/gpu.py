@@ -1,4 +1,4 @@
-"""GPUs: throttled, lost, or with error events."""
+"""GPUs: throttled, lost, hot, or with error events and memory errors."""
 
 from __future__ import annotations
 
@@ -113,4 +113,80 @@ _XID = described(
     colour="#94d2bd",
 )
 
-KINDS = (_THROTTLE, _THERMAL, _NEIGHBOUR, _LOST, _XID)
+_ECC = described(
+    name="gpu.ecc",
+    summary="memory errors of a GPU in its ECC counters, with their XID; an uncorrected one ends the program that "
+    "meets it, an uncontained one every program until the fault ends, as if by a reset",
+    binding={"gpu": "unit"},
+    params=(
+        Param(
+            name="error",
+            type="choice",
+            unit="",
+            summary="high-rate: corrected, and so many that the driver reports them (XID 92); contained: XID 94; "
+            "uncontained: XID 95",
+            choices=("corrected", "high-rate", "contained", "uncontained"),
+            default="contained",
+        ),
+        Param(name="count", type="integer", unit="", summary="errors at the onset", low=1, high=100_000, default=1),
+        Param(
+            name="rate", type="number", unit="1/s", summary="errors each second after that", low=0, high=1000, default=0
+        ),
+    ),
+    fidelity={"soft": "emulated"},
+    armed_by="the error, read back from the GPU's synthetic registers",
+    must_move="aggregate ECC errors of this GPU, as NVML counts them, and its events in the kernel's log",
+    must_not_move="ECC errors of every other GPU",
+    reversible=True,
+    traits=frozenset({Trait.NO_PACKET}),
+    may_fail=("workload",),
+    example=Example(target="host1:gpu0", params={"error": "contained"}),
+    colour="#9b2226",
+)
+
+_ROW_REMAP = described(
+    name="gpu.row-remap",
+    summary="a row of a GPU's memory waits to be remapped at the next reset, or could not be remapped; as monitoring "
+    "sees it, without any effect on programs",
+    binding={"gpu": "unit"},
+    params=(
+        Param(
+            name="state",
+            type="choice",
+            unit="",
+            summary="pending: XID 63; failed: XID 64, and the GPU is to be replaced",
+            choices=("pending", "failed"),
+            default="pending",
+        ),
+    ),
+    fidelity={"soft": "modelled"},
+    armed_by="the flag, read back from the GPU's synthetic registers",
+    must_move="remapped rows (if pending) and events of this GPU; its flag, read while the fault is on",
+    must_not_move="remapped rows of every other GPU",
+    reversible=True,
+    traits=frozenset({Trait.NO_PACKET}),
+    example=Example(target="host1:gpu0"),
+    colour="#ca6702",
+)
+
+_OVERHEAT = described(
+    name="gpu.overheat",
+    summary="a GPU becomes hot: from 89 °C on it halves its speed, from 95 °C on it is lost, below it only reports the "
+    "temperature (thresholds of an H100)",
+    binding={"gpu": "unit"},
+    params=(
+        Param(name="celsius", type="integer", unit="°C", summary="its temperature", low=46, high=120, required=True),
+    ),
+    fidelity={"soft": "emulated"},
+    armed_by="the temperature, read back from the GPU's synthetic registers; cpu.max of its cgroup, or no process",
+    must_move="below 89: nothing, the temperature is read while the fault is on; from 89: nr_throttled and the time of "
+    "thermal slowdown; from 95: events of this GPU, whose cgroup is gone",
+    must_not_move="nr_throttled of every other GPU, and below 89 of this one",
+    reversible=True,
+    traits=frozenset({Trait.WHOLE_TARGET, Trait.NO_PACKET}),
+    may_fail=("workload",),
+    example=Example(target="host1:gpu0", params={"celsius": 92}),
+    colour="#bb3e03",
+)
+
+KINDS = (_THROTTLE, _THERMAL, _NEIGHBOUR, _LOST, _XID, _ECC, _ROW_REMAP, _OVERHEAT)

@@ -85,7 +85,10 @@ _ACTUATORS = {
     "late_receives": ("network.latereceives", "LateReceivesActuator"),
     "forge": ("network.forge", "ForgeActuator"),
     "frr": ("network.frr", "FrrActuator"),
-    "gpu_neighbour": ("machine.gpuneighbour", "GpuNeighbourActuator"),
+    "gpu_heat": ("gpu.synthetic_health", "GpuHeatActuator"),
+    "gpu_memory": ("gpu.synthetic_health", "GpuMemoryActuator"),
+    "gpu_neighbour": ("gpu.gpuneighbour", "GpuNeighbourActuator"),
+    "gpu_rows": ("gpu.synthetic_health", "GpuRowsActuator"),
     "hog": ("machine.hog", "HogActuator"),
     "hop": ("network.packet_rules", "HopActuator"),
     "link": ("network.interface", "LinkActuator"),
@@ -103,7 +106,7 @@ _ACTUATORS = {
     "tamper": ("network.tamper", "TamperActuator"),
     "steer": ("network.steer", "SteerActuator"),
     "sysctl": ("network.sysctl", "SysctlActuator"),
-    "xid": ("machine.xid_event", "XidActuator"),
+    "xid": ("gpu.xid_event", "XidActuator"),
 }
 
 

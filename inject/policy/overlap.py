@@ -42,7 +42,9 @@ _MARKS = {
     "np_ecn_marked_roce_packets": Trait.MARKS_CE,
 }
 # Only a fault that names them as its own witness moves these.
-_EXACT = {"boots", "nr_throttled", "xids"}
+_EXACT = {"boots", "nr_throttled", "xids", "thermal_slowdown_us", "remapped_rows"} | {
+    f"ecc_{kind}{total}" for kind in ("corrected", "uncorrected") for total in ("", "_total")
+}
 _CARRIER = {"carrier_changes", "carrier_down_count", "link_downed", MLX5.get("link_downed", "link_downed")}
 
 

@@ -21,11 +21,12 @@ import socket
 import struct
 import time
 
-from testbed.node import netns, nvml
+from testbed.node import netns
 from testbed.node.asic_ports import port_counts
+from testbed.node.gpu import health, nvml
+from testbed.node.gpu.xid import XidLog
 from testbed.node.netlink import RTA_MULTIPATH, attributes, next_hops
 from testbed.node.rdma import Rdma
-from testbed.node.xid import XidLog
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
@@ -162,6 +163,8 @@ class Place:
             for name, text in self._gpus.texts():
                 if self._is_new(name, text):
                     values.update(gpu_counts(name, text.decode()))
+                if health.known():
+                    values.update(_health(name))
         return values
 
     def _is_new(self, what: object, raw: bytes) -> bool:
@@ -328,6 +331,7 @@ def _machine() -> Counts:
     for folder in glob.glob(f"{_SLICE}/*.service"):
         with contextlib.suppress(OSError):  # it has ended by now
             yield from _limits(folder)
+            yield from _health(_unit(f"{folder}/"))
     yield from nvml.counts(_is_hog if busy else None)
 
 
@@ -336,6 +340,11 @@ def _xids(log: XidLog) -> Counts:
     events = log.counts()
     for gpu in {_unit(f"{folder}/") for folder in glob.glob(f"{_SLICE}/*.service")} | events.keys():
         yield f"{gpu}.xids", events[gpu]
+
+
+def _health(gpu: str) -> Counts:
+    """Yield the health registers of a soft GPU, by NVML's names."""
+    return ((f"{gpu}.{name}", value) for name, value in health.Health(gpu).counts().items())
 
 
 def _is_hog(pid: str) -> bool:

@@ -18,7 +18,7 @@ import struct
 import subprocess
 import zlib
 
-from testbed.node import nvml
+from testbed.node.gpu import nvml
 from testbed.node.netlink import Netlink, attribute, attributes
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from testbed.node import netns, settings
 from testbed.node.counts import is_full, stepped_s
+from testbed.node.gpu import health
 from testbed.node.netlink import RTA_MULTIPATH, Netlink, attributes, next_hops
 from testbed.node.routing.owned_numbers import PROTOCOL
 
@@ -306,6 +307,7 @@ def _machine_facts() -> Facts:
         yield "receives", f"late by {Path('/run/faultbed/late-receives').read_text().strip()} ms"
     yield from _process_facts()
     yield from settings.gpu_facts()
+    yield from health.facts()
     yield from settings.sonic_facts()
     for group in sorted(Path("/sys/fs/cgroup/faultbed.slice").glob("*/cgroup.procs")):
         yield f"processes {group.parent.name}", str(len(group.read_text().split()))

@@ -26,9 +26,10 @@ STATES = frozenset(
     {
         *("carrier", "up", "quota_us", "mtu", "hash_policy", "stopped", "queue_bytes", "clocks_set", "power_capped"),
         *("stepped", "full", "running", "neighbours", "sm_mhz", "multipath", "steered"),
+        *("temp_c", "remap_pending", "remap_failed", "slowdown_c", "shutdown_c"),
     }
 )
-"""Last parts of names that are states: 0 or 1, a setting, a queue length, s, MHz, a limit (`quota_us` -1: none)."""
+"""Last parts of names that are states: 0 or 1, a setting, a queue length, s, MHz, °C, a limit (`quota_us` -1: none)."""
 
 MLX5 = {
     "out_of_seq_request": "out_of_sequence",

@@ -25,7 +25,7 @@ _TOOLS = {
     "mlxlink": "link.down, link.flap and rnic.reset of RNICs, and their link quality: install mstflint",
     "mlxconfig": "link.down, link.flap and rnic.reset of RNICs: install mstflint",
     "nvidia-smi": "faults of GPUs",
-    "dcgmi": "gpu.xid: install DCGM",
+    "dcgmi": "gpu.xid, gpu.ecc, gpu.row-remap and gpu.overheat: install DCGM",
 }
 _GPU_TOOLS = ("nvidia-smi", "dcgmi")
 _RELEASE = re.compile(r"\b(20\d{4})\b")

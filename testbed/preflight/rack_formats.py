@@ -4,7 +4,7 @@
     firmware  /sys/class/infiniband/NAME/{fw_ver,board_id}
     mlxlink   `mlxlink -d NAME -c`, text, with colours in a pipe too          (mstflint, mlxlink/modules/printutil)
     qos       `mlnx_qos -i NETDEV`, text                                      (MLNX_OFED, "mlnx_qos")
-    gpu       what the host's watcher tells by NVML, JSON                     (testbed.node.nvml)
+    gpu       what the host's watcher tells by NVML, JSON                     (testbed.node.gpu.nvml)
     chrony    `chronyc -c tracking`                                           (chronyc(1), "-c")
 
 Each reader takes the text and gives plain data; what it cannot read it leaves out, and the check that needs it says so.
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from testbed.node.nvml import clocks_set
+from testbed.node.gpu.nvml import clocks_set
 
 __all__ = [
     "RAW_BER_MAX",
@@ -70,7 +70,7 @@ _CHRONY_OFFSET, _CHRONY_FIELDS = 4, 14
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU as `testbed.node.nvml.look` reports it.
+    """A GPU as `testbed.node.gpu.nvml.look` reports it.
 
     A field is None if the GPU does not report it. `why` is set if the GPU does not answer at all.
     """

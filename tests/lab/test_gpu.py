@@ -16,7 +16,7 @@ from waiting import until
 
 from inject.node.actuator import make
 from inject.node.machine.hog import busy_processes
-from testbed.node import nvml
+from testbed.node.gpu import nvml
 from testbed.preflight.rack_formats import gpus
 from traffic.node.gpu_client import GpuClient
 

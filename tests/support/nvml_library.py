@@ -157,7 +157,7 @@ for _name, _function in {
 
 def install(monkeypatch, tmp_path, cards, **rest):
     """Put the library where nvidia-ml-py has loaded the real one, and a driver where ours looks for it."""
-    from testbed.node import nvml
+    from testbed.node.gpu import nvml
 
     (tmp_path / "version").write_text("NVRM version: NVIDIA UNIX Open Kernel Module  550.54.15\n")
     monkeypatch.setattr(nvml, "_DRIVER", str(tmp_path / "version"))

@@ -41,6 +41,9 @@ SAMPLES = {
     "gpu.throttle": [("host1:gpu0", {"percent": 5})],
     "gpu.power-cap": [("host1:gpu0", {"percent": 30})],
     "gpu.xid": [("host1:gpu0", {})],
+    "gpu.ecc": [("host1:gpu0", {"error": "uncontained", "count": 2}), ("host1:gpu0", {"error": "corrected"})],
+    "gpu.row-remap": [("host1:gpu0", {}), ("host1:gpu0", {"state": "failed"})],
+    "gpu.overheat": [("host1:gpu0", {"celsius": 92})],
     "gpu.noisy-neighbour": [("host1:gpu0", {"neighbours": 2})],
     # Kinds whose soft half is elsewhere: taken without the catalogue.
     "gpu.lost": [("host1:gpu0", {})],

@@ -42,7 +42,7 @@ PFC configuration:
 tc: 0 ratelimit: unlimited, tsa: ets, bw: 10%
 \t priority:  1
 """
-# As a host's watcher tells of a healthy H100 (testbed.node.nvml.look, which test_nvml.py holds to NVML's functions).
+# As a host's watcher reports a healthy H100 (testbed.node.gpu.nvml.look, which test_nvml.py compares with NVML).
 GPU = {
     "index": 0,
     "bus_id": "00000000:19:00.0",

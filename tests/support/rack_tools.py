@@ -51,7 +51,7 @@ START = {
     "daemons": [],
     "reasons": 0,
     "pci": None,
-    "xid": "0",
+    "dcgm": {"230": "0", "310": "0", "311": "0", "395": "0", "396": "0", "150": "41"},
     "packets": 0,
 }
 
@@ -315,7 +315,7 @@ def _drain(state, pci, argv):
 
 def do_dcgmi(state, argv):
     if argv[:2] == ["test", "--inject"]:
-        state["xid"] = argv[-1]
+        state["dcgm"][argv[argv.index("-f") + 1]] = argv[-1]
         state["injected"] = {
             name: argv[argv.index(f"--{name}") + 1] for name in ("gpuid", "offset") if f"--{name}" in argv
         }
@@ -331,4 +331,4 @@ def do_dcgmi(state, argv):
         return f"3 GPUs found.\n+--------+---+\n| GPU ID | Device Information |\n+--------+---+\n{rows}"
     entity = argv[argv.index("-i") + 1]
     assert entity == "1", "0000:19:00.0 is DCGM's second one"
-    return f"#Entity   XIDER\nID\nGPU {entity}     {state['xid']}"
+    return f"#Entity   XIDER\nID\nGPU {entity}     {state['dcgm'][argv[argv.index('-e') + 1]]}"

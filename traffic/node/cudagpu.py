@@ -13,7 +13,7 @@ import json
 import socket
 import sys
 
-from testbed.node.cuda import CudaWork, NoCuda
+from testbed.node.gpu.cuda import CudaWork, NoCuda
 from traffic.node.softgpu import answer
 
 __all__ = ["main", "serve"]

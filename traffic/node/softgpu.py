@@ -4,7 +4,9 @@
 
 A client connects and sends lines `{"units": K}`. The answer to each is `{"ns": elapsed, "units": K}` after K numpy
 matrix products of 96 x 96 fp32. Clients share the GPU as kernels share a GPU without MPS: one request at a time, in
-turn. An invalid request is answered with `{"error": ...}`. On SIGTERM the process ends and removes its socket.
+turn. An invalid request is answered with `{"error": ...}`, and so is one that meets an uncorrected memory error, which
+a fault has put into the GPU's synthetic health (`testbed.node.gpu.health`): the program that sent it cannot go on. On
+SIGTERM the process ends and removes its socket.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import signal
 import socket
 import sys
 import time
+
+from testbed.node.gpu.health import FaultyMemory, Health
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
@@ -43,7 +47,7 @@ def answer(line: bytes, work: Work) -> dict[str, Any]:
     return {"ns": time.monotonic_ns() - start, "units": units}
 
 
-def _serve_client(client: socket.socket, waiting: dict[socket.socket, bytes], work: Work) -> bool:
+def _serve_client(client: socket.socket, waiting: dict[socket.socket, bytes], work: Work, memory: FaultyMemory) -> bool:
     """Serve the next request of a client that has sent something; return False if the client is gone."""
     try:
         data = client.recv(4096)
@@ -52,7 +56,9 @@ def _serve_client(client: socket.socket, waiting: dict[socket.socket, bytes], wo
         waiting[client] += data
         while b"\n" in waiting[client]:
             line, _, waiting[client] = waiting[client].partition(b"\n")
-            client.sendall(json.dumps(answer(line, work)).encode() + b"\n")
+            failure = memory.failure()
+            reply = answer(line, work) if failure is None else {"error": failure}
+            client.sendall(json.dumps(reply).encode() + b"\n")
     except OSError:  # the client closed the connection during an answer
         return False
     return True
@@ -72,6 +78,7 @@ def serve(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
     waiting: dict[socket.socket, bytes] = {}
+    memory = FaultyMemory(Health(os.path.basename(path).removesuffix(".sock")))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(path)
         listener.listen(16)
@@ -80,7 +87,7 @@ def serve(path: str) -> None:
             for ready_socket in ready:
                 if ready_socket is listener:
                     waiting[listener.accept()[0]] = b""
-                elif not _serve_client(ready_socket, waiting, work):
+                elif not _serve_client(ready_socket, waiting, work, memory):
                     del waiting[ready_socket]
                     ready_socket.close()
 

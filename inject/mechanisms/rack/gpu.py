@@ -2,7 +2,7 @@
 
 `-lgc`, `-rgc`, `-pl` and the fields of `--query-gpu` are nvidia-smi's (its manual page, `--help-query-gpu`). Only the
 clock itself shows a locked clock: the GPU keeps it whether it works or not, without an event reason
-(`testbed.node.nvml.clocks_set`). An earlier lock could not be restored, so that such a GPU is refused.
+(`testbed.node.gpu.nvml.clocks_set`). An earlier lock could not be restored, so that such a GPU is refused.
 `dcgmi test --inject` writes a value into DCGM's cache only (DCGM documentation, "Error injection"): programs that
 read DCGM see it, no GPU does.
 
@@ -14,13 +14,16 @@ no signal is delivered, until every user of the GPU has closed it, the persisten
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from inject.mechanisms.mechanism import Mechanism, Request, Step, flap_edges, holder_request, on_host
 from inject.mechanisms.rack.rack_mechanism import PCI, Commands, RackMechanism, by_commands
 from testbed.errors import Unsupported
-from testbed.node.nvml import TOP_SHARE
+from testbed.node.gpu.nvml import TOP_SHARE
+from testbed.node.gpu.xid import XIDS
 
 __all__ = ["BY_KIND", "MECHANISMS"]
 
@@ -35,6 +38,18 @@ MECHANISMS = (
     ),
     RackMechanism(
         kind="gpu.xid", fidelity="modelled", by="DCGM: a value injected into its cache (dcgmi test --inject)"
+    ),
+    *(
+        RackMechanism(
+            kind=kind,
+            fidelity="modelled",
+            by=f"DCGM: {what} injected into its cache (dcgmi test --inject); the GPU and NVML do not show it",
+        )
+        for kind, what in (
+            ("gpu.ecc", "ECC errors and their XID"),
+            ("gpu.row-remap", "the flag and its XID"),
+            ("gpu.overheat", "a temperature"),
+        )
     ),
     RackMechanism(
         kind="gpu.noisy-neighbour",
@@ -51,6 +66,12 @@ _HOLDERS = "nvidia-fabricmanager nvidia-dcgm dcgm nvidia-persistenced"
 """Services that use a GPU, according to NVIDIA; on HGX machines the first one always runs."""
 XID_FIELD = "230"
 """DCGM_FI_DEV_XID_ERRORS (dcgm_fields.h)."""
+ECC_FIELDS = {"corrected": "310", "uncorrected": "311"}
+"""DCGM_FI_DEV_ECC_SBE_VOL_TOTAL and DCGM_FI_DEV_ECC_DBE_VOL_TOTAL."""
+REMAP_FIELDS = {"failed": "395", "pending": "396"}
+"""DCGM_FI_DEV_ROW_REMAP_FAILURE and DCGM_FI_DEV_ROW_REMAP_PENDING."""
+TEMPERATURE_FIELD = "150"
+"""DCGM_FI_DEV_GPU_TEMP."""
 # Above this share of busy time, a clock below the limit is due to the limit.
 _BUSY_PERCENT = 50
 # Reasons 0x4 to 0x80 (power cap, slowdowns, brake: nvml.h) lower a clock, too: then a low clock proves no lock.
@@ -141,29 +162,80 @@ def _on_gpu(request: Request, commands: Commands, bus: str, *, state: str) -> Me
 
 
 def _xid(request: Request) -> Mechanism:
-    bus, xid = _bus(request), str(request.params["xid"])
+    # Without the offset the value is dated a second ahead (DCGM, dcgmi test --help).
+    return _injected(request, {XID_FIELD: str(request.params["xid"])}, offset_s=(0, 0), edges=flap_edges(request))
+
+
+def _ecc(request: Request) -> Mechanism:
+    error, count = request.params["error"], request.params["count"]
+    if request.params["rate"]:
+        raise Unsupported(
+            f"{request.where}.rate: not supported on this lab: a value is injected into DCGM once; use count"
+        )
+    field = ECC_FIELDS["corrected" if error in ("corrected", "high-rate") else "uncorrected"]
+    event = {XID_FIELD: str(XIDS[error])} if error in XIDS else {}
+    return _injected(request, {field: str(count), **event}, offset_s=_ahead_s(request))
+
+
+def _row_remap(request: Request) -> Mechanism:
+    state = request.params["state"]
+    return _injected(request, {REMAP_FIELDS[state]: "1", XID_FIELD: str(XIDS[state])}, offset_s=_ahead_s(request))
+
+
+def _overheat(request: Request) -> Mechanism:
+    celsius = str(int(request.params["celsius"]))
+    return _injected(request, {TEMPERATURE_FIELD: celsius}, offset_s=_ahead_s(request), normal="[0-9]+", restores=True)
+
+
+def _ahead_s(request: Request) -> tuple[int, int]:
+    """Return how far ahead a value and its revert are dated, in s.
+
+    DCGM reads these fields from the driver again and again. Its newest value counts, so ours is dated to the end of the
+    window, and the revert after that.
+    """
+    window_s = math.ceil(request.for_s)
+    return window_s, window_s + 1
+
+
+def _injected(
+    request: Request,
+    values: Mapping[str, str],
+    *,
+    offset_s: tuple[int, int],
+    normal: str = "(0|N/A)",
+    restores: bool = False,
+    edges: list[list[Any]] | None = None,
+) -> Mechanism:
+    """Return the mechanism that writes values, by field, into DCGM's cache; the first one is read back.
+
+    `normal` is the pattern of the value before. `restores` writes that value back, instead of 0.
+    """
+    bus, field = _bus(request), next(iter(values))
     # DCGM numbers GPUs itself: its number can differ from NVML's, and its bus ids have eight digits of domain.
     entity, tail = "{entity}", re.escape(bus.partition(":")[2])
-    # Without the offset the value is dated a second ahead (DCGM, dcgmi test --help).
-    inject = ("dcgmi", "test", "--inject", "--gpuid", entity, "--offset", "0", "-f", XID_FIELD, "-v")
+    look = ("dcgmi", "dmon", "-i", entity, "-e", field, "-c", "1")
+
+    def inject(ahead_s: int, which: str, value: str) -> tuple[str, ...]:
+        return ("dcgmi", "test", "--inject", "--gpuid", entity, "--offset", str(ahead_s), "-f", which, "-v", value)
+
+    was = {"was": (look, r"^GPU +[0-9]+ +([0-9]+)")} if restores else {}
     commands = Commands(
         needs=("dcgmi",),
         remember={
             "entity": (
                 ("dcgmi", "discovery", "-l"),
                 rf"(?i)^\| *([0-9]+) +\| Name:[^\n]*\n\|[^\n]*PCI Bus ID: *[0-9a-f]*:{tail}",
-            )
+            ),
+            **was,
         },
-        on=((*inject, xid),),
-        off=((*inject, "0"),),
-        look=("dcgmi", "dmon", "-i", entity, "-e", XID_FIELD, "-c", "1"),
-        applied=f"^GPU +{entity} +{xid}( |$)",
-        normal=f"^GPU +{entity} +(0|N/A)( |$)",
+        on=tuple(inject(offset_s[0], which, value) for which, value in values.items()),
+        off=tuple(inject(offset_s[1], which, "{was}" if restores else "0") for which in values),
+        look=look,
+        applied=f"^GPU +{entity} +{values[field]}( |$)",
+        normal=f"^GPU +{entity} +{normal}( |$)",
     )
     claims = f"{request.target.node}/{request.target.gpu.name if request.target.gpu else bus}/dcgm"
-    return by_commands(
-        request, commands, node=request.target.node, claims=claims, shows={"gpu": bus}, edges=flap_edges(request)
-    )
+    return by_commands(request, commands, node=request.target.node, claims=claims, shows={"gpu": bus}, edges=edges)
 
 
 def _noisy_neighbour(request: Request) -> Mechanism:
@@ -221,6 +293,9 @@ BY_KIND: Mapping[tuple[str, str], Callable[[Request], Mechanism]] = {
     ("gpu.throttle", "gpu"): _throttle,
     ("gpu.power-cap", "gpu"): _power_cap,
     ("gpu.xid", "gpu"): _xid,
+    ("gpu.ecc", "gpu"): _ecc,
+    ("gpu.row-remap", "gpu"): _row_remap,
+    ("gpu.overheat", "gpu"): _overheat,
     ("gpu.noisy-neighbour", "gpu"): _noisy_neighbour,
     ("gpu.lost", "gpu"): _lost,
 }

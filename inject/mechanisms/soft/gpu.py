@@ -1,4 +1,4 @@
-"""Faults of GPUs: throttled, slowed by a wave or a neighbour, lost, and error events."""
+"""Faults of GPUs: throttled, slowed by a wave or a neighbour, lost, error events, memory errors and heat."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 from inject.mechanisms.mechanism import Mechanism, Request, Step, Witness, flap_edges, holder_request, on_host
 from testbed.errors import UsageError
+from testbed.node.gpu.health import IDLE_C, SHUTDOWN_C, SLOWDOWN_C, Health
 
 __all__ = ["BY_KIND"]
 
@@ -15,6 +16,8 @@ CGROUP_ROOT = "/sys/fs/cgroup/faultbed.slice"
 # (kernel/sched/core.c, min_cfs_quota_period).
 THROTTLE_PERIOD_US = 10_000
 MIN_QUOTA_US = 1_000
+HEAT_DIVISOR = 2
+"""Hot hardware divides the clocks at least by this (NVML, nvmlClocksEventReasonHwSlowdown)."""
 # The GPU must have waited for its neighbours for at least this share of the window: else it was idle.
 _ROBBED = 0.05
 
@@ -108,6 +111,83 @@ def _xid(request: Request) -> Mechanism:
     )
 
 
+def _ecc(request: Request) -> Mechanism:
+    name, _ = _gpu(request)
+    gpu = name.partition("/")[2]
+    error, count, rate = (request.params[what] for what in ("error", "count", "rate"))
+    counter = "ecc_corrected" if error in ("corrected", "high-rate") else "ecc_uncorrected"
+    # At a rate, half of the errors: the first one of a second comes at its end, and a starved holder is late.
+    at_least = count + int(rate * request.for_s / 2)
+    event = () if error == "corrected" else (Witness(any_of=(f"{name}.xids",)),)
+    return Mechanism(
+        place=on_host(request),
+        request=holder_request(
+            request, "gpu_memory", {"gpu": gpu, "error": error, "count": count, "rate": rate}, claims=f"{name}/memory"
+        ),
+        steps=(_registers(gpu, "memory", f"{counter} + {count:g}, {error}"),),
+        must_move=(Witness(any_of=(f"{name}.{counter}_total",), at_least=at_least), *event),
+        must_not_move=_other_gpus(request, f"{counter}_total"),
+        restored=((f"{name}.{counter}", 0),),
+        shows={"gpu": gpu},
+    )
+
+
+def _row_remap(request: Request) -> Mechanism:
+    name, _ = _gpu(request)
+    gpu, remap = name.partition("/")[2], request.params["state"]
+    register = f"{name}.remap_{remap}"
+    remapped = (Witness(any_of=(f"{name}.remapped_rows",)),) if remap == "pending" else ()
+    return Mechanism(
+        place=on_host(request),
+        request=holder_request(request, "gpu_rows", {"gpu": gpu, "remap": remap}, claims=f"{name}/rows"),
+        steps=(_registers(gpu, "rows", f"remap_{remap} 1"),),
+        must_move=(*remapped, Witness(any_of=(f"{name}.xids",))),
+        must_not_move=_other_gpus(request, "remapped_rows"),
+        while_on=((register, 1),),
+        restored=((register, 0),),
+        shows={"gpu": gpu},
+    )
+
+
+def _overheat(request: Request) -> Mechanism:
+    name, cgroup = _gpu(request)
+    gpu, celsius = name.partition("/")[2], int(request.params["celsius"])
+    unit = cgroup.rpartition("/")[2]
+    slow = f"{THROTTLE_PERIOD_US // HEAT_DIVISOR} {THROTTLE_PERIOD_US}"
+    steps = [_registers(gpu, "heat", f"temp_c {celsius}")]
+    must_move: tuple[Witness, ...] = ()
+    while_on: tuple[tuple[str, int | None], ...] = ((f"{name}.temp_c", celsius),)
+    calm: tuple[str, ...] = ()
+    if celsius >= SHUTDOWN_C:
+        steps.append(Step(do=f"systemctl kill -s KILL {unit}", undo=f"systemctl start {unit}"))
+        must_move, while_on = (Witness(any_of=(f"{name}.xids",)),), ((f"{name}.quota_us", None),)
+    elif celsius >= SLOWDOWN_C:
+        steps.append(Step(do=f"echo {slow} > {cgroup}/cpu.max", undo=f"echo max 100000 > {cgroup}/cpu.max"))
+        slowed_us = round(request.for_s * _ROBBED * 1e6)
+        must_move = (
+            Witness(any_of=(f"{name}.nr_throttled",)),
+            Witness(any_of=(f"{name}.thermal_slowdown_us",), at_least=slowed_us),
+        )
+    else:
+        calm = (f"{name}.nr_throttled", f"{name}.thermal_slowdown_us")
+    args = {"gpu": gpu, "celsius": celsius, "unit": unit, "cgroup": cgroup, "slow": slow}
+    return Mechanism(
+        place=on_host(request),
+        request=holder_request(request, "gpu_heat", args, claims=cgroup),
+        steps=tuple(steps),
+        must_move=must_move,
+        must_not_move=(*calm, *_other_gpus(request, "nr_throttled"), *_other_gpus(request, "thermal_slowdown_us")),
+        while_on=while_on,
+        restored=((f"{name}.temp_c", IDLE_C), (f"{name}.quota_us", -1)),
+        shows={"gpu": gpu},
+    )
+
+
+def _registers(gpu: str, part: str, values: str) -> Step:
+    """Return the step that sets synthetic registers of a GPU; their file is what the watcher reads."""
+    return Step(do=f"# (synthetic registers of {gpu}'s {part}: {values})", undo=f"rm -f {Health(gpu).file(part)}")
+
+
 def _gpu(request: Request) -> tuple[str, str]:
     target = request.target
     if target.gpu is None:
@@ -131,4 +211,7 @@ BY_KIND: Mapping[str, Callable[[Request], Mechanism]] = {
     "gpu.noisy-neighbour": _noisy_neighbour,
     "gpu.lost": _lost,
     "gpu.xid": _xid,
+    "gpu.ecc": _ecc,
+    "gpu.row-remap": _row_remap,
+    "gpu.overheat": _overheat,
 }

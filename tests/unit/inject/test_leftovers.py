@@ -14,6 +14,7 @@ from inject.kinds.catalogue import CATALOGUE
 from inject.mechanisms.rack import MECHANISMS
 from inject.node.actuator import _ACTUATORS
 from testbed.node import settings, state
+from testbed.node.gpu import health
 from testbed.observe import fingerprint
 
 # A child of the holder does the work: what is left of it is a process of that program.
@@ -28,7 +29,10 @@ LEFTOVERS = {
     "disk": ("disk",),
     "forge": CHILD,
     "frr": ("frr",),
+    "gpu_heat": ("gpu-health", "cpu.max", "unit"),
+    "gpu_memory": ("gpu-health",),
     "gpu_neighbour": ("process",),
+    "gpu_rows": ("gpu-health",),
     "hog": ("process", "processes"),
     "hop": ("nft table",),
     "late_receives": ("receives",),
@@ -49,7 +53,9 @@ LEFTOVERS = {
     "vm_reset": ("rdma", "revert"),
 }
 # A line of a log: nothing is changed.
+# Values in DCGM's cache give way to the driver's own.
 NOTHING = {"xid", "gpu.xid"}
+CACHED = {"gpu.ecc", "gpu.row-remap", "gpu.overheat"}
 # On a rack commands of the target's own: by kind.
 BY_COMMAND = {
     "link.down": ("link",),
@@ -73,7 +79,7 @@ BY_COMMAND = {
 def facts_made():
     """The words with which subjects begin, of every fact that the code makes."""
     actual = set()
-    for module in (state, settings, fingerprint):
+    for module in (state, settings, fingerprint, health):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
             if isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
                 actual.add(str(node.values[0].value).strip())
@@ -85,7 +91,7 @@ def facts_made():
 def made_from(fault):
     """Return the facts in which a planned fault's leftovers would be visible; None if undeclared."""
     actuator = fault.request["actuator"]
-    if actuator in NOTHING or fault.kind in NOTHING:
+    if actuator in NOTHING or fault.kind in NOTHING or (actuator == "commands" and fault.kind in CACHED):
         return ("nothing to leave",)
     return BY_COMMAND.get(fault.kind) if actuator == "commands" else LEFTOVERS.get(actuator)
 

@@ -331,7 +331,8 @@ class RankTask(Task):
         if gpu_ns is None:
             self.activity = "idle"
             said = "is gone" if self.gpu is None or not self.gpu.error else f"reported an error: {self.gpu.error}"
-            self.emit("error", error=f"{self.gpu.name if self.gpu else 'the GPU'} {said}", where=self.name)
+            name = self.gpu.name if self.gpu else "the GPU"
+            self.emit("error", error=f"{name} {said}", where=self.name, part="gpu")
             return
         now_ns = time.monotonic_ns()
         self.compute_ns = now_ns - self.activity_start_ns

@@ -85,6 +85,8 @@ class ElasticRunning(Running[ElasticResult]):
         self._resumes: dict[str, dict[str, Any]] = {}
         self._history = StateHistory()
         self._restored: set[str] = set()
+        self._broken_gpus: set[str] = set()
+        """Hosts whose GPU failed a rank of the present placement."""
         self._past_errors: list[QpError] = []
         self._past_rebuilds: list[Rebuild] = []
         self._pinged_ns = self._last_progress_ns = 0
@@ -197,6 +199,11 @@ class ElasticRunning(Running[ElasticResult]):
     def _on_restored(self, message: Mapping[str, Any], _host: str, now_ns: int) -> None:
         self._progress_ns = now_ns
         self._restored.add(message["task"])
+
+    def _on_error(self, message: Mapping[str, Any], host: str, now_ns: int) -> None:
+        super()._on_error(message, host, now_ns)
+        if message.get("part") == "gpu":
+            self._broken_gpus.add(host)
 
     def _on_state(self, message: Mapping[str, Any], _host: str, now_ns: int) -> None:
         self._progress_ns = now_ns
@@ -319,9 +326,10 @@ class ElasticRunning(Running[ElasticResult]):
         """Determine the cause of the loss and the lost hosts.
 
         A host is lost if its engine is gone, or does not reply to a ping within `loss.SILENT_AFTER_ERROR_NS`. The cause
-        is `process` if all lost hosts still run commands, else `host`. Without a lost host the cause is `network` if a
-        connection stays down, `storage` if the server does not answer, and otherwise `rank`. With `network` the lost
-        host is the one that most failed connections share.
+        is `process` if all lost hosts still run commands, else `host`. Without a lost host the cause is `gpu` if a GPU
+        of a rank is gone or failed, `network` if a connection stays down, `storage` if the server does not answer, and
+        otherwise `rank`. With `gpu` the rank's host is lost, too: it is to be drained
+        (`testbed.observe.gpu_thresholds`). With `network` the lost host is the one that most failed connections share.
         """
         pings = {host: self._engines.ping(host) for host in self._hosts() - self._dead_hosts}
         deadline_ns = time.monotonic_ns() + loss.SILENT_AFTER_ERROR_NS
@@ -336,15 +344,19 @@ class ElasticRunning(Running[ElasticResult]):
             return machine.Impossible(reason=self._reason_of_end())
         self._dead_hosts |= silent()
         dead = tuple(sorted(self._dead_hosts & {*self._hosts(), *self._engines.hosts}))
+        broken = self._broken_gpus & self._hosts()
         cause: machine.Cause = "rank"
         if dead:
             cause = "process" if all(loss.accepts_commands(self._lab, host) for host in dead) else "host"
+        elif broken:
+            cause = "gpu"
         elif self._manager.failure is not None:
             dead, cause = loss.most_cut_off(self._manager.down_hosts), "network"
         elif not self._storage_answers():
             cause = "storage"
-        self._update_restart(cause=cause, hosts=dead, diagnosed_ns=time.monotonic_ns())
-        return machine.Diagnosed(cause=cause, hosts=dead)
+        lost = tuple(sorted({*dead, *broken}))
+        self._update_restart(cause=cause, hosts=lost, diagnosed_ns=time.monotonic_ns())
+        return machine.Diagnosed(cause=cause, hosts=lost)
 
     def _storage_answers(self) -> bool:
         try:
@@ -416,6 +428,7 @@ class ElasticRunning(Running[ElasticResult]):
     def _initialise(self) -> machine.Event:
         """Start the engines that do not run yet, create the tasks and connect them."""
         self._dead_hosts.clear()
+        self._broken_gpus.clear()
         spec = replace(self._spec, grid=self._job.grid, ranks=self._job.ranks)
         ranks, programs, algorithms = job.fit(self._lab, spec)
         self._spec, self._algorithms = spec, algorithms

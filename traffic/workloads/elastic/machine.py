@@ -39,8 +39,9 @@ __all__ = [
 
 Phase = Literal["running", "diagnose", "reschedule", "initialise", "restore", "catch_up", "finished", "failed"]
 Mode = Literal["spare", "shrink", "same"]
-Cause = Literal["process", "host", "network", "storage", "rank"]
-"""What was lost: the job's process on a host that still answers, a host, its network, the storage, or a rank's task."""
+Cause = Literal["process", "host", "gpu", "network", "storage", "rank"]
+"""What was lost: the job's process on a host that still answers, a host, a rank's GPU, the network of a host, the
+storage, or a rank's task."""
 
 ENDS: tuple[Phase, ...] = ("finished", "failed")
 MODES: tuple[Mode, ...] = ("spare", "shrink", "same")

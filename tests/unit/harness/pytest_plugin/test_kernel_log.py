@@ -10,7 +10,7 @@ from harness.pytest_plugin.kernel_guard import KernelGuard
 from harness.record import kernel_log
 from testbed.errors import Unreachable
 from testbed.node import watch
-from testbed.node.xid import SYNTHETIC
+from testbed.node.gpu.xid import SYNTHETIC
 from testbed.observe.telemetry import Change
 
 

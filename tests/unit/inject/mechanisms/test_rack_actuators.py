@@ -26,11 +26,11 @@ from inject.mechanisms.rack import MECHANISMS, gpu, linux, resolve, sonic
 from inject.mechanisms.rack.rack_mechanism import COUNTERS
 from inject.node.actuator import Refused, make
 from inject.node.commands import CommandsActuator
-from inject.node.machine import gpuneighbour
+from inject.node.gpu import gpuneighbour
 from inject.node.machine.hog import busy_processes
 from testbed.errors import Unsupported, UsageError
 from testbed.inventory import lab_inventory
-from testbed.node import nvml
+from testbed.node.gpu import nvml
 from testbed.shipped import inventories
 
 

@@ -6,7 +6,7 @@ import pynvml
 import pytest
 from nvml_library import Card, Library, install
 
-from testbed.node import nvml
+from testbed.node.gpu import nvml
 from testbed.node.watch import Watch
 from testbed.observe.counters import STATES
 from testbed.preflight.rack_formats import Gpu, gpu_wrong, gpus

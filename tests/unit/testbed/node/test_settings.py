@@ -285,7 +285,7 @@ def test_gpu_facts_are_unknown_if_the_loaded_driver_does_not_answer(monkeypatch,
 
 
 def test_gpu_facts_see_power_clocks_and_modes(monkeypatch, tmp_path):
-    monkeypatch.setattr("testbed.node.nvml._READING_EVERY_S", 0.0)
+    monkeypatch.setattr("testbed.node.gpu.nvml._READING_EVERY_S", 0.0)
     texts = []
     for card in (Card(), Card(limit_mw=500_000), Card(sm_mhz=1410), Card(persistence=0), Card(mode=3), Card(lost=True)):
         install(monkeypatch, tmp_path, [card])
@@ -303,7 +303,7 @@ def test_gpu_clocks_that_rise_are_not_reported_as_set(monkeypatch, tmp_path):
     """Low without a reason in one look alone: the GPU had just begun to work."""
     card = Card(sm_mhz=345)
     install(monkeypatch, tmp_path, [card])
-    monkeypatch.setattr("testbed.node.nvml.time.sleep", lambda _: setattr(card, "sm_mhz", 1980))
+    monkeypatch.setattr("testbed.node.gpu.nvml.time.sleep", lambda _: setattr(card, "sm_mhz", 1980))
     assert "clocks not set" in dict(settings.gpu_facts())["gpu 00000000:19:00.0"]
 
 

@@ -19,7 +19,7 @@ import pytest
 from testbed import shipped
 from testbed.errors import UsageError
 from testbed.inventory import lab_inventory
-from testbed.node.cuda import CudaWork, NoCuda
+from testbed.node.gpu.cuda import CudaWork, NoCuda
 from traffic.flows import flow_run
 from traffic.flows.flow_run import FlowSpec
 from traffic.node import cudagpu

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import _thread
 import signal
+import subprocess
+import sys
 import threading
 import time
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from local_traffic import LocalLab
 from waiting import until, wait_s
 
 from testbed.errors import LabError, UsageError
+from testbed.node.gpu import health
 from testbed.observe.clock import ClockOffset
 from traffic.engine import engine_client
 from traffic.workloads.elastic import driver, loss, rejoin
@@ -141,6 +145,48 @@ def test_job_whose_process_is_killed_restarts_on_the_same_host(lab, uninterrupte
     assert_right(result, uninterrupted)
     assert (result.restarts[0].cause, result.ranks) == ("process", SPEC.ranks)
     assert forgotten == []
+
+
+GPU_PROGRAM = """
+import sys
+from testbed.node.gpu import health
+health.FOLDER = sys.argv[1]
+from traffic.node import softgpu
+softgpu.serve(sys.argv[2])
+"""
+
+
+@pytest.fixture
+def gpus(tmp_path, monkeypatch):
+    """A real soft GPU for each host of the job and its spare, all with registers in a folder of this test."""
+    monkeypatch.setattr(health, "FOLDER", str(tmp_path / "health"))
+    paths = {host: str(tmp_path / f"{host}.sock") for host in ("host1", "host2", "host3", "host5")}
+    monkeypatch.setattr(driver, "gpus_of", lambda _lab, _spec, ranks: [{"socket": paths[rank.host]} for rank in ranks])
+    programs = {
+        host: subprocess.Popen([sys.executable, "-c", GPU_PROGRAM, health.FOLDER, path]) for host, path in paths.items()
+    }
+    until(lambda: all(Path(path).exists() for path in paths.values()), within_s=PATIENCE_S)
+    yield programs
+    for program in programs.values():
+        program.kill()
+        program.wait()
+
+
+@pytest.mark.parametrize("how", ["contained", "uncontained", "lost"])
+def test_job_whose_gpu_fails_a_rank_restarts_on_the_spare_with_the_same_result(lab, uninterrupted, gpus, how):
+    """The host answers all the time, and is given up nevertheless: a GPU with an uncorrected error is to be drained."""
+    running = started(lab, replace(SPEC, compute_units=1))
+    after(running, 50)
+    if how == "lost":
+        gpus["host2"].kill()
+    else:
+        health.Health("host2").set("memory", ecc_uncorrected=1, error=how)
+    result = running.wait(PATIENCE_S)
+    assert_right(result, uninterrupted)
+    assert result.ranks == ("host1:rxe0", "host5:rxe0", "host3:rxe0")
+    (restart,) = result.restarts
+    assert (restart.cause, restart.hosts) == ("gpu", ("host2",))
+    assert {"contained": "XID 94", "uncontained": "XID 95", "lost": "is gone"}[how] in restart.reason
 
 
 def test_job_waits_for_a_host_that_comes_back(lab, uninterrupted, monkeypatch):

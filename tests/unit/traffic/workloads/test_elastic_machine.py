@@ -33,7 +33,7 @@ losses = st.lists(
         st.sampled_from(["running", "diagnose", "reschedule", "initialise", "restore", "catch_up"]),
         st.integers(0, 40),
         st.sets(st.sampled_from([host_of(name) for name in (*RANKS, *SPARES)]), max_size=2),
-        st.sampled_from(["process", "host", "network", "rank"]),
+        st.sampled_from(["process", "host", "gpu", "network", "rank"]),
     ),
     max_size=8,
 )

@@ -11,9 +11,12 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 
-__all__ = ["EVENT", "SYNTHETIC", "XidLog", "event"]
+__all__ = ["EVENT", "SYNTHETIC", "XIDS", "XidLog", "event"]
 
 EVENT = re.compile(r"NVRM: Xid \(PCI:([^)]+)\): (\d+)")
+XIDS = {"high-rate": 92, "contained": 94, "uncontained": 95, "pending": 63, "failed": 64}
+"""Numbers of memory errors and row remappings. A corrected error has none: the driver logs 92 once their rate is too
+high (NVIDIA, "XID Errors" and "GPU Memory Error Management")."""
 SYNTHETIC = "synthetic: written by a fault injector"
 """Text of an event that a fault has written."""
 

@@ -9,12 +9,28 @@ import os
 from typing import Any
 
 from inject.node.actuator import Actuator
-from testbed.node.xid import SYNTHETIC, XidLog
+from testbed.node.gpu.xid import SYNTHETIC, XidLog
 
-__all__ = ["XidActuator"]
+__all__ = ["XidActuator", "require_log", "write_event"]
 
 _ERROR = 3
 """The log level of NVIDIA's driver for these events (KERN_ERR)."""
+
+
+def require_log() -> None:
+    """Raise OSError if the kernel's log cannot be written."""
+    os.close(os.open("/dev/kmsg", os.O_WRONLY))
+
+
+def write_event(gpu: str, xid: int) -> None:
+    """Write an event into the kernel's log, signed as synthetic."""
+    # A record without newline is not readable until the next one (kernel/printk/printk.c).
+    line = f"<{_ERROR}>NVRM: Xid (PCI:{gpu}): {xid}, {SYNTHETIC}\n"
+    file = os.open("/dev/kmsg", os.O_WRONLY)
+    try:
+        os.write(file, line.encode())
+    finally:
+        os.close(file)
 
 
 class XidActuator(Actuator):
@@ -27,20 +43,14 @@ class XidActuator(Actuator):
 
     def prepare(self) -> dict[str, Any]:
         """Refuse a log that cannot be written."""
-        os.close(os.open("/dev/kmsg", os.O_WRONLY))
+        require_log()
         return self.read()
 
     def revert_script(self) -> str:
         return ":"
 
     def on(self) -> None:
-        # A record without newline is not readable until the next one (kernel/printk/printk.c).
-        line = f"<{_ERROR}>NVRM: Xid (PCI:{self._gpu}): {self._xid}, {SYNTHETIC}\n"
-        file = os.open("/dev/kmsg", os.O_WRONLY)
-        try:
-            os.write(file, line.encode())
-        finally:
-            os.close(file)
+        write_event(self._gpu, self._xid)
         self._on = True
 
     def off(self) -> None:

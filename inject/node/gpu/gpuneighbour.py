@@ -16,8 +16,8 @@ from inject.node.actuator import Actuator, Refused
 from inject.node.child import Child
 from inject.node.command import heartbeat
 from inject.node.machine.hog import NAME, busy_processes, kill_script
-from testbed.node import nvml
-from testbed.node.cuda import CudaWork, NoCuda
+from testbed.node.gpu import nvml
+from testbed.node.gpu.cuda import CudaWork, NoCuda
 
 __all__ = ["GpuNeighbourActuator"]
 

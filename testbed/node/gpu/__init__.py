@@ -1,0 +1,1 @@
+"""GPUs of a machine: NVIDIA's by its driver (NVML, CUDA, XID events), and the synthetic health of soft GPUs."""
