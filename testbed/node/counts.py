@@ -45,6 +45,7 @@ __all__ = [
     "priority_of",
     "protocol_counts",
     "queue_stats_at",
+    "soft_gpus",
     "stepped_s",
 ]
 
@@ -278,6 +279,11 @@ class _Gpus:
         self._open.clear()
 
 
+def soft_gpus() -> list[str]:
+    """Return the names of the soft GPUs that run."""
+    return [_unit(f"{folder}/") for folder in glob.glob(f"{_SLICE}/*.service")]
+
+
 def _unit(path: str) -> str:
     return path.split("/")[-2].removeprefix("faultbed-").removesuffix(".service")
 
@@ -338,7 +344,7 @@ def _machine() -> Counts:
 def _xids(log: XidLog) -> Counts:
     """Count the XID events of each GPU; 0 for a soft GPU without one."""
     events = log.counts()
-    for gpu in {_unit(f"{folder}/") for folder in glob.glob(f"{_SLICE}/*.service")} | events.keys():
+    for gpu in {*soft_gpus()} | events.keys():
         yield f"{gpu}.xids", events[gpu]
 
 

@@ -5,7 +5,7 @@ JSON lines on stdin and stdout, times in ns of this machine; each answer carries
     {"do":"clock"}                          {"event":"clock","monotonic_ns":N}
     {"do":"counters","nodes":{NODE:NETNS}}  {"event":"counters","at_ns":N,"nodes":{NODE:{NAME:VALUE}}}
     {"do":"state","nodes":{NODE:NETNS}}     {"event":"state","nodes":{NODE:{SUBJECT:TEXT}}}
-    {"do":"gpus"}                           {"event":"gpus",..} of NVIDIA's, by NVML (testbed.node.gpu.nvml)
+    {"do":"gpus"}                           {"event":"gpus",..} of NVIDIA's, by NVML (testbed.node.gpu.nvml), or soft
     {"do":"kernel_log"}                     {"event":"kernel_log","messages":["LEVEL TEXT",..]} since the last one
     {"do":"ways","flows":{NODE:[NETNS,[..]]}}  {"event":"ways","ports":{NODE:[PORT or null,..]}} (next_hops.py)
     {"do":"decisions","flows":{..}}         {"event":"decisions","found":{NODE:[[PORT or null,TABLE],..]}}, as `ways`
@@ -37,8 +37,8 @@ import sys
 import time
 
 from testbed.node import netns, state
-from testbed.node.counts import Place
-from testbed.node.gpu import nvml
+from testbed.node.counts import Place, soft_gpus
+from testbed.node.gpu import health, nvml
 from testbed.node.netlink import messages
 from testbed.node.next_hops import decisions, ways
 from testbed.node.routing import agent
@@ -97,8 +97,9 @@ class Watch:
         return {"messages": self.log.read()}
 
     def gpus(self, _request: dict[str, Any]) -> dict[str, Any]:
-        """Return the state of the host's NVIDIA GPUs."""
-        return nvml.look()
+        """Return the state of the host's NVIDIA GPUs; on a host with soft ones their synthetic health."""
+        names = soft_gpus()
+        return health.look(names) if names else nvml.look()
 
     def ways(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the ports by which flows would leave some nodes."""

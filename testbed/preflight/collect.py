@@ -144,7 +144,7 @@ def look(lab: Lab, *, timeout_s: float = 120.0, silent: dict[str, str] | None = 
             offsets += _clock_offsets(lab.node(machine))
         facts.offset_s, facts.offset_error_s = min(offsets, key=lambda one: one[1])
         host = lab.topology.host_by_name.get(machine)
-        if not traits_of(lab.inventory_model.kind).is_emulated and host is not None and host.gpus:
+        if host is not None and host.gpus:
             facts.raw["gpu"] = _gpus(lab, machine, timeout_s=timeout_s)
         return nodes
 
@@ -154,7 +154,7 @@ def look(lab: Lab, *, timeout_s: float = 120.0, silent: dict[str, str] | None = 
 
 
 def _gpus(lab: Lab, machine: str, *, timeout_s: float) -> str:
-    """Return NVML's facts of a host's GPUs, as JSON. Not yet run on hardware."""
+    """Return NVML's facts of a host's GPUs (of soft GPUs the synthetic ones), as JSON. Not yet run on hardware."""
     try:
         answer = lab.ask(machine, {"do": "gpus"}, timeout_s=timeout_s)
     except LabError as error:

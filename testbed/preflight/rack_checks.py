@@ -143,8 +143,6 @@ def _gpus_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]
                 what
                 for what, value in (
                     ("ECC mode", gpu.ecc),
-                    ("ECC errors", gpu.ecc_uncorrected),
-                    ("remapped rows", gpu.remap_failed),
                     ("persistence mode", gpu.persistence),
                     ("what holds its clocks", gpu.reasons),
                     ("clocks", gpu.sm_max_mhz),
@@ -307,8 +305,8 @@ RACK_CHECKS: tuple[Check, ...] = (
     Check(
         name="gpu",
         how="NVML, asked by the host's watcher",
-        right="all GPUs answer, unthrottled, set alike, ECC on, memory sound, as wide as they can, persistent",
-        do="look at power and cooling; after an ECC error reset the GPU or take the host out",
+        right="all GPUs answer, unthrottled, set alike, ECC on, as wide as they can, persistent",
+        do="look at power and cooling, `nvidia-smi -e 1`, the slot",
         wrong=_gpus,
         unseen=_gpus_unseen,
         labs=("rack",),

@@ -81,9 +81,14 @@ class Gpu:
     vbios: str | None = None
     persistence: bool | None = None
     ecc: bool | None = None
+    ecc_corrected: int | None = None
     ecc_uncorrected: int | None = None
+    remapped_rows: int | None = None
     remap_pending: bool | None = None
     remap_failed: bool | None = None
+    temp_c: int | None = None
+    slowdown_c: int | None = None
+    shutdown_c: int | None = None
     reasons: int | None = None
     sm_mhz: int | None = None
     sm_max_mhz: int | None = None
@@ -244,19 +249,13 @@ def gpus(text: str) -> Gpus:
 
 
 def gpu_wrong(gpu: Gpu) -> list[Told]:
-    """A GPU that is silent, throttled, has lost bits or does not look for them, or hangs on a narrow link.
+    """Return what is wrong with a GPU that is silent, throttled, without ECC, or on a narrow link.
 
-    An idle one may lower its PCIe generation.
+    An idle one may lower its PCIe generation. `testbed.preflight.gpu_health_check` judges its memory and temperature.
     """
     if gpu.why is not None:
         return [(f"does not answer: {gpu.why}", "an answer")]
     wrong = [(f"throttled: {reason}", "no such reason") for bit, reason in _REASONS.items() if gpu.has(bit)]
-    if gpu.ecc_uncorrected:
-        wrong.append((f"{gpu.ecc_uncorrected} uncorrected ECC errors since the driver was loaded", "none"))
-    if gpu.remap_failed:
-        wrong.append(("a row of its memory could not be remapped", "none: the GPU is to be replaced"))
-    elif gpu.remap_pending:
-        wrong.append(("a row of its memory waits to be remapped", "none: reset the GPU"))
     if gpu.ecc is False:
         wrong.append(("ECC off: a bit that flips is not seen", "on (`nvidia-smi -e 1`, then a reset)"))
     if gpu.pcie[1] != gpu.pcie_max[1]:

@@ -24,6 +24,11 @@ class Card:
     sm_max_mhz: int | None = 1980
     ecc: int | None = 1
     uncorrected: int | None = 0
+    corrected: int | None = 0
+    celsius: int | None = 41
+    limits_c: dict | None = field(default_factory=lambda: {0: 95, 1: 89})
+    margin_c: int | None = None
+    tlimits: dict = field(default_factory=dict)
     replays: int | None = 0
     remapped: tuple | None = (0, 0, 0, 0)
     persistence: int | None = 1
@@ -87,8 +92,21 @@ class Library:
         return put(now, self._card(handle).ecc) or put(pending, 1)
 
     def nvmlDeviceGetTotalEccErrors(self, handle, kind, counter, count):  # noqa: N802
-        assert (kind.value, counter.value) == (1, 0)  # uncorrected, since the driver was loaded
-        return put(count, self._card(handle).uncorrected)
+        card = self._card(handle)
+        errors = {(1, 0): card.uncorrected, (0, 0): card.corrected, (1, 1): card.uncorrected, (0, 1): card.corrected}
+        return put(count, errors[kind.value, counter.value])
+
+    def nvmlDeviceGetTemperature(self, handle, sensor, celsius):  # noqa: N802
+        assert sensor.value == 0  # the core
+        return put(celsius, self._card(handle).celsius)
+
+    def nvmlDeviceGetTemperatureThreshold(self, handle, kind, celsius):  # noqa: N802
+        return put(celsius, (self._card(handle).limits_c or {}).get(kind.value))
+
+    def nvmlDeviceGetMarginTemperature(self, handle, info):  # noqa: N802
+        left = self._card(handle).margin_c
+        info._obj.marginTemperature = left or 0
+        return _NOT_SUPPORTED if left is None else _OK
 
     def nvmlDeviceGetRemappedRows(self, handle, *each):  # noqa: N802
         rows = self._card(handle).remapped
@@ -106,6 +124,9 @@ class Library:
 
     def nvmlDeviceGetFieldValues(self, handle, count, values):  # noqa: N802
         for one in values._obj[: count.value]:
+            if one.fieldId in (limits := self._card(handle).tlimits):
+                one.nvmlReturn, one.valueType, one.value.siVal = _OK, 5, limits[one.fieldId]
+                continue
             held = self._card(handle).held_ns.get(one.fieldId)
             one.nvmlReturn = _NOT_SUPPORTED if held is None else _OK
             one.valueType, one.value.ullVal = 3, held or 0

@@ -18,6 +18,7 @@ from testbed.model.lab_kind import traits_of
 from testbed.model.topology import Topology
 from testbed.preflight.checks import CHECKS, NotLooked, State, Wrong, not_looked, run_checks
 from testbed.preflight.collect import look
+from testbed.preflight.gpu_health_check import CHECK as GPU_HEALTH
 from testbed.preflight.rack_checks import RACK_CHECKS
 from testbed.tenancy import reservation
 from testbed.tenancy.lab_lease import is_dead, store_of
@@ -26,7 +27,7 @@ from traffic.flows.burnin import Burnin, Outlier
 
 __all__ = ["ALL_CHECKS", "BURNIN", "RESERVATIONS", "Preflight", "broken", "names", "preflight", "suspects"]
 
-ALL_CHECKS = (*CHECKS, *RACK_CHECKS)
+ALL_CHECKS = (*CHECKS, GPU_HEALTH, *RACK_CHECKS)
 RESERVATIONS, BURNIN = "reservations", "burn-in"
 
 _FATAL = frozenset({"link", "address", "rdma", "gid", "route"})

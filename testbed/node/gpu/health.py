@@ -17,15 +17,17 @@ import time
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Any
 
-__all__ = ["FOLDER", "IDLE_C", "SHUTDOWN_C", "SLOWDOWN_C", "FaultyMemory", "Health", "facts", "known"]
+__all__ = ["FOLDER", "IDLE_C", "SHUTDOWN_C", "SLOWDOWN_C", "FaultyMemory", "Health", "facts", "known", "look"]
 
 FOLDER = "/run/faultbed/gpu-health"
 IDLE_C = 45
 SLOWDOWN_C, SHUTDOWN_C = 89, 95
 """Thresholds of an H100 SXM: its maximum operating temperature is 87 °C, and `nvidia-smi -q` reports the thresholds as
 T.Limit -2 and -8 relative to that."""
+_LIMITS = {"slowdown_c": SLOWDOWN_C, "shutdown_c": SHUTDOWN_C}
 _NOW = {"ecc_corrected": 0, "ecc_uncorrected": 0, "remap_pending": 0, "remap_failed": 0, "temp_c": IDLE_C}
 _EVER = {"ecc_corrected_total": 0, "ecc_uncorrected_total": 0, "remapped_rows": 0, "thermal_slowdown_us": 0}
 
@@ -61,7 +63,7 @@ class Health:
 
     def counts(self) -> dict[str, int]:
         """Return every register; temperatures in °C."""
-        values = {**_NOW, **_EVER}
+        values = {**_NOW, **_EVER, **_LIMITS}
         slowed_since_ns = None
         for entry in known():
             if entry.startswith(f"{self._gpu}."):
@@ -71,6 +73,21 @@ class Health:
         if slowed_since_ns is not None:
             values["thermal_slowdown_us"] += (time.monotonic_ns() - slowed_since_ns) // 1000
         return values
+
+
+def look(gpus: Iterable[str]) -> dict[str, Any]:
+    """Return the health of soft GPUs in the form of `testbed.node.gpu.nvml.look`, as far as they have it."""
+    found = []
+    for at, gpu in enumerate(sorted(gpus)):
+        values: dict[str, Any] = Health(gpu).counts()
+        flags = {name: bool(values[name]) for name in ("remap_pending", "remap_failed")}
+        found.append({"index": _index(gpu, at), **values, **flags})
+    return {"driver": None, "why": None, "gpus": found}
+
+
+def _index(gpu: str, otherwise: int) -> int:
+    digits = gpu.removeprefix("gpu")
+    return int(digits) if digits.isdigit() else otherwise
 
 
 class FaultyMemory:

@@ -33,9 +33,13 @@ TOP_SHARE = 0.95
 _HELD_NS = {"power_capped_us": (74,), "thermal_slowdown_us": (269, 270), "power_brake_us": (271,)}
 """NVML_FI_DEV_CLOCKS_EVENT_REASON_{SW_POWER_CAP, SW_THERM_SLOWDOWN, HW_THERM_SLOWDOWN, HW_POWER_BRAKE_SLOWDOWN}: how
 long each has limited the clocks, in ns since the driver was loaded."""
-_SM, _UNCORRECTED, _VOLATILE = 1, 1, 0  # NVML_CLOCK_SM, NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC
+_SM, _CORRECTED, _UNCORRECTED = 1, 0, 1  # NVML_CLOCK_SM, NVML_MEMORY_ERROR_TYPE_*
+_VOLATILE, _AGGREGATE = 0, 1  # NVML_VOLATILE_ECC: since the driver was loaded; NVML_AGGREGATE_ECC: since it was made
+_CORE, _SHUTDOWN, _SLOWDOWN = 0, 0, 1  # NVML_TEMPERATURE_GPU, NVML_TEMPERATURE_THRESHOLD_*
+_MARGINS = {_SHUTDOWN: 193, _SLOWDOWN: 194}
+"""NVML_FI_DEV_TEMPERATURE_*_TLIMIT: thresholds of Hopper and later, relative to the maximum operating temperature."""
 _MODES = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")  # nvmlComputeMode_t
-_UNSIGNED_INT, _UNSIGNED_LONG, _UNSIGNED_LONG_LONG = 1, 2, 3  # nvmlValueType_t
+_UNSIGNED_INT, _UNSIGNED_LONG, _UNSIGNED_LONG_LONG, _SIGNED_INT = 1, 2, 3, 5  # nvmlValueType_t
 
 
 class NoNvml(Exception):  # named for a state, like testbed.errors
@@ -60,8 +64,9 @@ def look() -> dict[str, Any]:
 
     Each GPU has `index`, `bus_id` (domain of eight digits, lower case), `name`, `vbios`, `persistence`, `ecc` (on or
     off), `ecc_uncorrected` (since the driver was loaded), `remap_pending`, `remap_failed`, `reasons` (bits of
-    nvmlClocksEventReasons), `sm_mhz`, `sm_max_mhz`, `power_limit_w`, and `pcie`, `pcie_max`: [generation, lanes]. A GPU
-    that does not answer has only `index` and `why`.
+    nvmlClocksEventReasons), `sm_mhz`, `sm_max_mhz`, `power_limit_w`, and `pcie`, `pcie_max`: [generation, lanes];
+    `ecc_corrected`, `remapped_rows` (because of uncorrected errors), `temp_c` and its thresholds `slowdown_c` and
+    `shutdown_c`. A GPU that does not answer has only `index` and `why`.
     """
     try:
         with _session() as nvml:
@@ -195,7 +200,6 @@ def _facts(nvml: ModuleType, index: int, gpu: Any, why: str | None) -> dict[str,
         return {"index": index, "why": why}
     bus = _value(nvml, nvml.nvmlDeviceGetPciInfo, gpu)
     ecc = _value(nvml, nvml.nvmlDeviceGetEccMode, gpu)
-    remapped = _value(nvml, nvml.nvmlDeviceGetRemappedRows, gpu)
     persistence = _value(nvml, nvml.nvmlDeviceGetPersistenceMode, gpu)
     return {
         "index": index,
@@ -204,9 +208,7 @@ def _facts(nvml: ModuleType, index: int, gpu: Any, why: str | None) -> dict[str,
         "vbios": _value(nvml, nvml.nvmlDeviceGetVbiosVersion, gpu),
         "persistence": None if persistence is None else bool(persistence),
         "ecc": None if ecc is None else bool(ecc[0]),
-        "ecc_uncorrected": _value(nvml, nvml.nvmlDeviceGetTotalEccErrors, gpu, _UNCORRECTED, _VOLATILE),
-        "remap_pending": None if remapped is None else bool(remapped[2]),
-        "remap_failed": None if remapped is None else bool(remapped[3]),
+        **_health(nvml, gpu),
         "reasons": _value(nvml, _reasons, nvml, gpu),
         "sm_mhz": _value(nvml, nvml.nvmlDeviceGetClockInfo, gpu, _SM),
         "sm_max_mhz": _value(nvml, nvml.nvmlDeviceGetMaxClockInfo, gpu, _SM),
@@ -230,8 +232,10 @@ def _counts(nvml: ModuleType, gpu: Any) -> Iterator[tuple[str, int]]:
         yield "power_capped", int(bool(reasons & _POWER))
     if sm_mhz is not None:
         yield "sm_mhz", sm_mhz
-    if (errors := _value(nvml, nvml.nvmlDeviceGetTotalEccErrors, gpu, _UNCORRECTED, _VOLATILE)) is not None:
-        yield "ecc_uncorrected", errors
+    health = _health(nvml, gpu)
+    for kind, name in ((_CORRECTED, "ecc_corrected_total"), (_UNCORRECTED, "ecc_uncorrected_total")):
+        health[name] = _value(nvml, nvml.nvmlDeviceGetTotalEccErrors, gpu, kind, _AGGREGATE)
+    yield from ((name, int(value)) for name, value in health.items() if value is not None)
     if (replays := _value(nvml, nvml.nvmlDeviceGetPcieReplayCounter, gpu)) is not None:
         yield "pcie_replays", replays
     wanted = [field for fields in _HELD_NS.values() for field in fields]
@@ -242,11 +246,41 @@ def _counts(nvml: ModuleType, gpu: Any) -> Iterator[tuple[str, int]]:
             yield name, sum(held_ns) // 1000
 
 
+def _health(nvml: ModuleType, gpu: Any) -> dict[str, int | None]:
+    """Return the readings that have thresholds; None: the GPU does not report it."""
+    remapped = _value(nvml, nvml.nvmlDeviceGetRemappedRows, gpu)
+    temp_c = _value(nvml, nvml.nvmlDeviceGetTemperature, gpu, _CORE)
+    return {
+        "ecc_corrected": _value(nvml, nvml.nvmlDeviceGetTotalEccErrors, gpu, _CORRECTED, _VOLATILE),
+        "ecc_uncorrected": _value(nvml, nvml.nvmlDeviceGetTotalEccErrors, gpu, _UNCORRECTED, _VOLATILE),
+        "remapped_rows": None if remapped is None else remapped[1],
+        "remap_pending": None if remapped is None else bool(remapped[2]),
+        "remap_failed": None if remapped is None else bool(remapped[3]),
+        "temp_c": temp_c,
+        "slowdown_c": _threshold_c(nvml, gpu, _SLOWDOWN, temp_c),
+        "shutdown_c": _threshold_c(nvml, gpu, _SHUTDOWN, temp_c),
+    }
+
+
+def _threshold_c(nvml: ModuleType, gpu: Any, which: int, temp_c: int | None) -> int | None:
+    """Return a temperature threshold; on GPUs without absolute ones from the margin that is left to it.
+
+    `nvidia-smi -q` of an H100: 33 °C with 54 °C left to the maximum, and a slowdown at -2: 33 + 54 + 2 = 89 °C.
+    """
+    if (value := _value(nvml, nvml.nvmlDeviceGetTemperatureThreshold, gpu, which)) is not None:
+        return int(value)
+    left_c = _value(nvml, nvml.nvmlDeviceGetMarginTemperature, gpu)
+    fields = _value(nvml, nvml.nvmlDeviceGetFieldValues, gpu, [_MARGINS[which]]) or ()
+    below_c = next((_number(field) for field in fields), None)
+    return None if None in (temp_c, left_c, below_c) else temp_c + left_c - below_c
+
+
 def _number(field: Any) -> int | None:
     """Return an nvmlFieldValue_t as an integer; None: it is not one, or the GPU does not have the field."""
     if field is None or field.nvmlReturn:
         return None
-    name = {_UNSIGNED_INT: "uiVal", _UNSIGNED_LONG: "ulVal", _UNSIGNED_LONG_LONG: "ullVal"}.get(field.valueType)
+    names = {_UNSIGNED_INT: "uiVal", _UNSIGNED_LONG: "ulVal", _UNSIGNED_LONG_LONG: "ullVal", _SIGNED_INT: "siVal"}
+    name = names.get(field.valueType)
     return int(getattr(field.value, name)) if name else None
 
 

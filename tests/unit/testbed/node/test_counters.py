@@ -9,7 +9,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from testbed.node import counts, xid
+from testbed.node import counts
+from testbed.node.gpu import xid
 from testbed.node.netlink import attribute
 from testbed.observe import counters
 

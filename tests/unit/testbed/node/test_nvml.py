@@ -22,9 +22,14 @@ def test_nvml_healthy_gpu_is_decoded_and_closed(monkeypatch, tmp_path):
         vbios="96.00.74.00.01",
         persistence=True,
         ecc=True,
+        ecc_corrected=0,
         ecc_uncorrected=0,
+        remapped_rows=0,
         remap_pending=False,
         remap_failed=False,
+        temp_c=41,
+        slowdown_c=89,
+        shutdown_c=95,
         reasons=0,
         sm_mhz=1980,
         sm_max_mhz=1980,
@@ -37,12 +42,25 @@ def test_nvml_healthy_gpu_is_decoded_and_closed(monkeypatch, tmp_path):
 
 
 def test_nvml_counters_and_states_of_gpus_are_decoded(monkeypatch, tmp_path):
-    install(monkeypatch, tmp_path, [Card(reasons=0x6, sm_mhz=345, uncorrected=2, replays=5)])
+    install(
+        monkeypatch,
+        tmp_path,
+        [Card(reasons=0x6, sm_mhz=345, uncorrected=2, corrected=7, remapped=(3, 1, 1, 0), replays=5)],
+    )
     assert dict(nvml.counts(None)) == {
         "gpu0.clocks_set": 1,
         "gpu0.power_capped": 1,
         "gpu0.sm_mhz": 345,
+        "gpu0.ecc_corrected": 7,
         "gpu0.ecc_uncorrected": 2,
+        "gpu0.ecc_corrected_total": 7,
+        "gpu0.ecc_uncorrected_total": 2,
+        "gpu0.remapped_rows": 1,
+        "gpu0.remap_pending": 1,
+        "gpu0.remap_failed": 0,
+        "gpu0.temp_c": 41,
+        "gpu0.slowdown_c": 89,
+        "gpu0.shutdown_c": 95,
         "gpu0.pcie_replays": 5,
         "gpu0.power_capped_us": 5_000,
         "gpu0.thermal_slowdown_us": 3,
@@ -73,7 +91,10 @@ def test_nvml_clocks_set_by_a_user_are_detected(monkeypatch, tmp_path, reasons, 
 
 def test_nvml_unsupported_fields_are_left_out_and_not_zero(monkeypatch, tmp_path):
     nothing = dict.fromkeys(
-        ("reasons", "sm_mhz", "sm_max_mhz", "ecc", "uncorrected", "replays", "remapped", "persistence", "limit_mw")
+        (
+            *("reasons", "sm_mhz", "sm_max_mhz", "ecc", "uncorrected", "corrected", "replays", "remapped"),
+            *("persistence", "limit_mw", "celsius", "limits_c"),
+        )
     )
     install(monkeypatch, tmp_path, [Card(**nothing, held_ns={270: 4_000})])
     assert dict(nvml.counts(None)) == {"gpu0.thermal_slowdown_us": 4}
@@ -81,6 +102,13 @@ def test_nvml_unsupported_fields_are_left_out_and_not_zero(monkeypatch, tmp_path
     lacking = ("reasons", "sm_mhz", "sm_max_mhz", "ecc", "ecc_uncorrected", "remap_failed", "persistence")
     assert [getattr(gpu, name) for name in lacking] == [None] * len(lacking)
     assert gpu_wrong(gpu) == []
+
+
+def test_nvml_temperature_thresholds_of_hopper_follow_from_its_margin(monkeypatch, tmp_path):
+    """An H100 that `nvidia-smi -q` shows with 33 °C, T.Limit 54, slowdown at -2 and shutdown at -8."""
+    install(monkeypatch, tmp_path, [Card(celsius=33, limits_c=None, margin_c=54, tlimits={193: -8, 194: -2})])
+    values = dict(nvml.counts(None))
+    assert [values[f"gpu0.{name}"] for name in ("temp_c", "slowdown_c", "shutdown_c")] == [33, 89, 95]
 
 
 def test_nvml_neighbours_are_our_processes_on_their_gpu(monkeypatch, tmp_path):

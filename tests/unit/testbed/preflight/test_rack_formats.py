@@ -170,12 +170,9 @@ def test_gpu_healthy_has_no_finding():
     [
         ({"reasons": 0x48}, "throttled: hardware slowdown"),
         ({"reasons": 0x4}, "throttled: software power cap"),
-        ({"ecc_uncorrected": 2}, "2 uncorrected ECC errors since the driver was loaded"),
         ({"pcie": [5, 8]}, "PCIe width 8"),
         ({"persistence": False}, "persistence mode off: the first job pays for the driver's start"),
         ({"ecc": False}, "ECC off: a bit that flips is not seen"),
-        ({"remap_pending": True}, "a row of its memory waits to be remapped"),
-        ({"remap_pending": True, "remap_failed": True}, "a row of its memory could not be remapped"),
         ({"why": "NVML: GPU is lost"}, "does not answer: NVML: GPU is lost"),
     ],
 )
@@ -191,14 +188,12 @@ def test_gpu_idle_has_no_finding():
 
 def test_gpu_unsupported_value_is_unknown_and_named():
     state = rack_state()
-    lacking = dict.fromkeys(("ecc", "ecc_uncorrected", "reasons", "power_limit_w", "persistence"))
+    lacking = dict.fromkeys(("ecc", "reasons", "power_limit_w", "persistence"))
     change(state["host1"], 4, **lacking)
     assert run_checks(RACK, state, RACK_CHECKS) == []
     (unseen,) = not_looked(RACK, state, RACK_CHECKS)
     assert unseen.where == "host1:gpu4 (00000000:19:00.0)"
-    assert unseen.why == (
-        "NVML does not report ECC mode, ECC errors, persistence mode, what holds its clocks, power limit"
-    )
+    assert unseen.why == ("NVML does not report ECC mode, persistence mode, what holds its clocks, power limit")
 
 
 def test_rack_checks_of_a_healthy_rack_find_nothing():

@@ -1,0 +1,220 @@
+"""Which number of which GPU reading or event means "watch it", "drain it" or "return it" (RMA). Pure.
+
+One table for preflight and `faultbed offenders`. A reading or an event that no row names decides nothing.
+
+    python -m testbed.observe.gpu_thresholds > docs/gpu-thresholds.md
+
+Sources, by the names that NVIDIA gives them: "NVIDIA GPU Memory Error Management" (RMA Policy; Response to
+Uncorrectable Contained ECC Errors; Error Recovery and Response Flags), "XID Errors", "NVML API Reference Guide". Meta's
+health checks (facebookresearch/gcm, `row_remap`) call a pending remap critical, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = ["ACTIONS", "READINGS", "XIDS", "Action", "Breach", "breaches", "markdown", "severest", "xid_breaches"]
+
+Action = Literal["watch", "drain", "RMA"]
+ACTIONS: tuple[Action, ...] = ("watch", "drain", "RMA")
+"""From the mildest on. `watch` is listed and drains nothing."""
+
+_RESET = "reset the GPU (`nvidia-smi --gpu-reset`) before the next job"
+_MEMORY, _XID, _NVML = "GPU Memory Error Management", "XID Errors", "NVML API Reference"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Threshold:
+    """One row: from `at_least` on, a reading calls for an action.
+
+    `at_least` is a number, or the name of the reading that holds it: each GPU has its own temperature thresholds.
+    """
+
+    reading: str
+    at_least: int | str
+    action: Action
+    meaning: str
+    do: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Event:
+    """What an XID event calls for."""
+
+    action: Action
+    meaning: str
+    do: str
+    source: str = _XID
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Breach:
+    """A threshold that a GPU has reached. `text` names the counter, its value, the threshold and the meaning."""
+
+    action: Action
+    text: str
+    do: str
+
+
+READINGS: tuple[Threshold, ...] = (
+    Threshold(
+        reading="ecc_corrected",
+        at_least=1,
+        action="watch",
+        meaning="corrected memory errors since the last reset",
+        do="nothing: the driver reports XID 92 once their rate is too high",
+        source=_XID,
+    ),
+    Threshold(
+        reading="ecc_uncorrected",
+        at_least=1,
+        action="drain",
+        meaning="uncorrected memory errors since the last reset",
+        do=f"{_RESET}, and run `dcgmi diag -r 3`",
+        source=_MEMORY,
+    ),
+    Threshold(
+        reading="remapped_rows",
+        at_least=1,
+        action="watch",
+        meaning="rows remapped because of uncorrected errors",
+        do="nothing: a remapped row works",
+        source=_MEMORY,
+    ),
+    Threshold(
+        reading="remapped_rows",
+        at_least=512,
+        action="RMA",
+        meaning="rows remapped because of uncorrected errors: as many as a GPU can remap",
+        do="run NVIDIA's field diagnostic, and return the GPU",
+        source=_MEMORY,
+    ),
+    Threshold(
+        reading="remap_pending",
+        at_least=1,
+        action="drain",
+        meaning="a row waits to be remapped",
+        do=f"{_RESET}: it remaps the row",
+        source=_MEMORY,
+    ),
+    Threshold(
+        reading="remap_failed",
+        at_least=1,
+        action="RMA",
+        meaning="a row could not be remapped",
+        do="run NVIDIA's field diagnostic, and return the GPU",
+        source=_MEMORY,
+    ),
+    Threshold(
+        reading="temp_c",
+        at_least="slowdown_c",
+        action="drain",
+        meaning="°C: so hot that it lowers its clocks by half or more",
+        do="look at fans, airflow and the cold plate",
+        source=_NVML,
+    ),
+    Threshold(
+        reading="temp_c",
+        at_least="shutdown_c",
+        action="drain",
+        meaning="°C: so hot that it shuts itself down",
+        do="look at fans, airflow and the cold plate, then power-cycle the host",
+        source=_NVML,
+    ),
+)
+
+XIDS: Mapping[int, Event] = {
+    48: Event(action="drain", meaning="uncorrected memory error", do=_RESET, source=_MEMORY),
+    63: Event(action="drain", meaning="a row waits to be remapped", do=f"{_RESET}: it remaps the row", source=_MEMORY),
+    64: Event(
+        action="RMA",
+        meaning="a row could not be remapped",
+        do="run NVIDIA's field diagnostic, and return the GPU",
+        source=_MEMORY,
+    ),
+    74: Event(action="drain", meaning="NVLink error", do=f"{_RESET}; if it returns, look at the NVLink's other end"),
+    79: Event(action="drain", meaning="fallen off the bus", do="reboot the host; if it returns, reseat the GPU"),
+    92: Event(
+        action="watch", meaning="high rate of corrected memory errors", do="run `dcgmi diag -r 3` when the host is idle"
+    ),
+    94: Event(action="drain", meaning="contained uncorrected memory error", do=_RESET, source=_MEMORY),
+    95: Event(action="drain", meaning="uncontained uncorrected memory error", do=_RESET, source=_MEMORY),
+}
+"""Events of NVIDIA's driver by number. Others, such as those of programs (13, 31, 43), only count as strikes."""
+
+
+def severest(actions: Iterable[Action]) -> Action:
+    """Return the severest of some actions; `watch` if there is none."""
+    return max(actions, key=ACTIONS.index, default="watch")
+
+
+def breaches(readings: Mapping[str, int | None]) -> tuple[Breach, ...]:
+    """Return what a GPU's readings call for, the severest first: at most one breach of each reading.
+
+    A reading that the GPU does not have, or whose threshold it does not report, calls for nothing.
+    """
+    by_reading: dict[str, Breach] = {}
+    for row in READINGS:
+        value = readings.get(row.reading)
+        limit = readings.get(row.at_least) if isinstance(row.at_least, str) else row.at_least
+        if value is None or limit is None or value < limit:
+            continue
+        text = f"{row.action}: {row.reading} is {value} (from {limit} on): {row.meaning}"
+        by_reading[row.reading] = Breach(action=row.action, text=text, do=row.do)  # later rows are severer
+    return _severest_first(by_reading.values())
+
+
+def xid_breaches(events: Mapping[int, int]) -> tuple[Breach, ...]:
+    """Return what XID events call for, the severest first; `events` are their counts by number."""
+    return _severest_first(
+        Breach(action=row.action, text=f"{row.action}: XID {xid}, {count} times: {row.meaning}", do=row.do)
+        for xid, count in sorted(events.items())
+        if count and (row := XIDS.get(xid)) is not None
+    )
+
+
+def _severest_first(found: Iterable[Breach]) -> tuple[Breach, ...]:
+    return tuple(sorted(found, key=lambda one: -ACTIONS.index(one.action)))
+
+
+def markdown() -> str:
+    """Return the page with both tables."""
+    readings = "\n".join(
+        f"| `{row.reading}` | {f'`{row.at_least}`' if isinstance(row.at_least, str) else row.at_least} | "
+        f"{row.action} | {row.meaning} | {row.do} | {row.source} |"
+        for row in READINGS
+    )
+    events = "\n".join(
+        f"| {xid} | {row.action} | {row.meaning} | {row.do} | {row.source} |" for xid, row in XIDS.items()
+    )
+    return f"""\
+# When to watch, drain or return a GPU
+
+`faultbed preflight` (check `gpu-health`) and `faultbed offenders` decide by these tables. `watch` is listed and drains
+nothing. `drain` stands until a newer run or preflight reads the GPU without the breach, which takes a reset. Readings
+come from NVML; those of a soft lab's GPUs are synthetic (`gpu.ecc`, `gpu.row-remap`, `gpu.overheat`). `slowdown_c` and
+`shutdown_c` are the GPU's own; a soft GPU has those of an H100, 89 and 95 °C.
+
+## Readings
+
+| reading | from | action | it means | do | source (NVIDIA) |
+|---|---|---|---|---|---|
+{readings}
+
+## XID events
+
+| XID | action | it means | do | source (NVIDIA) |
+|---|---|---|---|---|
+{events}
+
+Independently of these tables, `offenders` counts strikes: any confident finding against a GPU, any wrong result of a
+preflight. From `--drain` strikes on (1.5) it is drained, from `--rma` on (3, on three days) returned; a strike counts
+half after `--half-life` (7 days).
+"""
+
+
+if __name__ == "__main__":
+    print(markdown(), end="")

@@ -1,0 +1,84 @@
+"""Preflight compares every GPU's memory and temperature with the thresholds, on both kinds of lab."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from rack_state import rack_state
+
+from testbed.inventory import lab_inventory
+from testbed.node.gpu import health
+from testbed.preflight.checks import not_looked, run_checks
+from testbed.preflight.collect import Facts
+from testbed.preflight.gpu_health_check import CHECK
+from testbed.shipped import inventories
+
+RACK = lab_inventory.load(inventories() / "rack-h100.example.yml")
+SOFT = lab_inventory.load(inventories() / "soft.yml")
+
+
+def soft_state(monkeypatch, folder, **set_by_part):
+    """What watchers of a soft lab report; host2's GPU has those registers."""
+    monkeypatch.setattr(health, "FOLDER", str(folder))
+    healthy = json.dumps(health.look(["gpu0"]))
+    for part, values in set_by_part.items():
+        health.Health("gpu0").set(part, **values)
+    state = {host.name: Facts(raw={"gpu": healthy}) for host in SOFT.topology.hosts}
+    state["host2"].raw["gpu"] = json.dumps(health.look(["gpu0"]))
+    return state
+
+
+def wrong(inventory, state):
+    return [(one.where, one.found, one.wanted) for one in run_checks(inventory, state, [CHECK])]
+
+
+def test_gpu_health_of_healthy_gpus_is_right_on_both_kinds_of_lab(monkeypatch, tmp_path):
+    for inventory, state in ((SOFT, soft_state(monkeypatch, tmp_path)), (RACK, rack_state())):
+        assert wrong(inventory, state) == []
+        assert not_looked(inventory, state, [CHECK]) == []
+
+
+@pytest.mark.parametrize(
+    ("registers", "found", "do"),
+    [
+        ({"memory": {"ecc_uncorrected": 2}}, "drain: ecc_uncorrected is 2 (from 1 on)", "reset the GPU"),
+        ({"rows": {"remap_pending": 1}}, "drain: remap_pending is 1 (from 1 on)", "remaps the row"),
+        ({"rows": {"remap_failed": 1}}, "RMA: remap_failed is 1 (from 1 on)", "return the GPU"),
+        ({"heat": {"temp_c": 89}}, "drain: temp_c is 89 (from 89 on)", "airflow"),
+        ({"heat": {"temp_c": 96}}, "drain: temp_c is 96 (from 95 on)", "power-cycle"),
+    ],
+)
+def test_gpu_health_breach_names_gpu_counter_threshold_and_remedy(monkeypatch, tmp_path, registers, found, do):
+    ((where, actual, remedy),) = wrong(SOFT, soft_state(monkeypatch, tmp_path, **registers))
+    assert where == "host2:gpu0"
+    assert actual.startswith(found)
+    assert do in remedy
+
+
+@pytest.mark.parametrize("registers", [{"memory": {"ecc_corrected": 900}}, {"heat": {"temp_c": 88}}])
+def test_gpu_health_below_the_thresholds_is_right(monkeypatch, tmp_path, registers):
+    assert wrong(SOFT, soft_state(monkeypatch, tmp_path, **registers)) == []
+
+
+def test_gpu_health_that_is_not_reported_is_not_looked_at(monkeypatch, tmp_path):
+    state = soft_state(monkeypatch, tmp_path)
+    state["host1"].raw["gpu"] = json.dumps({"driver": None, "why": None, "gpus": [{"index": 0, "temp_c": 95}]})
+    state["host2"].raw["gpu"] = json.dumps({"driver": None, "why": "the GPU is gone", "gpus": []})
+    assert wrong(SOFT, state) == []
+    unseen = {one.where: one.why for one in not_looked(SOFT, state, [CHECK])}
+    assert unseen.keys() == {"host1:gpu0", "host2"}
+    assert "ecc_uncorrected" in unseen["host1:gpu0"]
+    assert unseen["host2"] == "0 of 1 GPUs answer: the GPU is gone"
+
+
+def test_gpu_health_of_a_rack_is_named_by_bus_address():
+    state = rack_state()
+    decoded = json.loads(state["host1"].raw["gpu"])
+    decoded["gpus"][3] |= {"remap_failed": True, "remapped_rows": 512}
+    state["host1"].raw["gpu"] = json.dumps(decoded)
+    assert [found.partition(" is")[0] for _, found, _ in wrong(RACK, state)] == [
+        "RMA: remapped_rows",
+        "RMA: remap_failed",
+    ]
+    assert {where for where, _, _ in wrong(RACK, state)} == {"host1:gpu3 (00000000:19:00.0)"}
