@@ -12,7 +12,7 @@ from harness.attribution.stalls import culprit
 from harness.findings import Finding
 from harness.record.measurements import Deltas, Measurements
 from testbed.model.topology import Topology
-from testbed.node.gpu.xid import event
+from testbed.node.gpu.xid import SYNTHETIC, event
 from testbed.observe.counters import MLX5, STATES
 from traffic.engine.flight_recorder import Flight
 from traffic.engine.run_results import Standstill
@@ -20,6 +20,7 @@ from traffic.engine.run_results import Standstill
 __all__ = [
     "busy",
     "gpu_errors",
+    "gpu_events",
     "late_receives",
     "lost_rank",
     "low_memory",
@@ -110,10 +111,6 @@ def _held_back(host: str, deltas: Deltas) -> Iterator[str]:
 
 def gpu_errors(run: Measurements) -> list[Finding]:
     """Return the errors that GPU drivers wrote to the kernel log, by GPU."""
-    events: dict[str, Counter[int]] = {}
-    for one in run.kernel:
-        if (said := event(one.text or "")) is not None:
-            events.setdefault(_gpu_at(run.topology, one.node, said[0]), Counter())[said[1]] += 1
     return [
         Finding(
             cause="gpu-error",
@@ -122,8 +119,18 @@ def gpu_errors(run: Measurements) -> list[Finding]:
             confidence=0.9,
             evidence=(f"{name}: " + ", ".join(f"XID {xid}, {count} times" for xid, count in sorted(seen.items())),),
         )
-        for name, seen in events.items()
+        for name, seen in gpu_events(run).items()
     ]
+
+
+def gpu_events(run: Measurements, *, with_synthetic: bool = True) -> dict[str, Counter[int]]:
+    """Return the XID events of a run by GPU, counted by number; without synthetic ones, only those of drivers."""
+    events: dict[str, Counter[int]] = {}
+    for one in run.kernel:
+        text = one.text or ""
+        if (said := event(text)) is not None and (with_synthetic or SYNTHETIC not in text):
+            events.setdefault(_gpu_at(run.topology, one.node, said[0]), Counter())[said[1]] += 1
+    return events
 
 
 def _gpu_at(topology: Topology, host: str, address: str) -> str:

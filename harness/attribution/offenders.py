@@ -4,6 +4,9 @@ A strike is one confident finding of one run, or one wrong result of one preflig
 score is the sum of its strikes, each halved for every `half_life` that has passed. A run whose faults faultbed itself
 injected blames nobody, or the injector would send its own victims to repair: such runs count only if asked for, and
 then only findings that none of their faults explains.
+
+A GPU whose newest reading has reached a threshold (`testbed.observe.gpu_thresholds`) is drained or returned at once,
+whatever its score.
 """
 
 from __future__ import annotations
@@ -13,21 +16,21 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any
 
 from harness.attribution.confusion import CONFIDENT, truth_of
+from harness.attribution.gpu_readings import GpuReading, newest
 from harness.record.measurements import Measurements
 from harness.verdict import VerdictFile
 from testbed.errors import UsageError
 from testbed.model.topology import Topology
+from testbed.observe.gpu_thresholds import ACTIONS, Action, Breach, severest
 
 __all__ = ["Offender", "Strike", "Thresholds", "offenders", "strikes_of_preflight", "strikes_of_run"]
 
 _LEFT_BEHIND = frozenset({"leftovers", "reservations"})
 """Checks of preflight that see what a fault, or a command that was killed, has left behind."""
 _PAIRS_TO_BLAME = 2
-
-Action = Literal["watch", "drain", "RMA"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +77,8 @@ class Offender:
         host: the host to drain; empty for switches and for links between them.
         strikes: newest first.
         score: sum of the strikes' weights, decayed.
+        breaches: thresholds that a GPU's newest reading has reached, the severest first.
+        last: when it was last struck or, with breaches, read.
     """
 
     name: str
@@ -81,10 +86,17 @@ class Offender:
     strikes: tuple[Strike, ...]
     score: float
     action: Action
+    breaches: tuple[Breach, ...] = ()
+    last: datetime
+
+    @property
+    def causes(self) -> tuple[str, ...]:
+        """What it is blamed for: thresholds first, then the causes of its strikes."""
+        return (*(one.text for one in self.breaches), *dict.fromkeys(strike.cause for strike in self.strikes))
 
 
 def strikes_of_run(
-    run: Measurements, verdict: VerdictFile, *, origin: str, at: datetime, drills: bool = False
+    run: Measurements, verdict: VerdictFile, *, origin: str, at: datetime, drills: bool = False, rehearsal: bool = False
 ) -> tuple[Strike, ...]:
     """Return what a run blames.
 
@@ -94,13 +106,16 @@ def strikes_of_run(
         origin: name of the run.
         at: when it began.
         drills: count findings of runs with injected faults as well, unless one of those faults explains them.
+        rehearsal: count all findings, as if nothing had been injected.
 
     Hosts that took no part are never blamed: what names an idle spare has mistaken it for another one. A host that a
     job lost and replaced has taken part.
     """
-    if run.faults and not drills:
+    if run.faults and not (drills or rehearsal):
         return ()
-    explained = {name for fault in run.faults for name in truth_of(fault, run.topology).names}
+    explained = (
+        set[str]() if rehearsal else {name for fault in run.faults for name in truth_of(fault, run.topology).names}
+    )
     took_part = {rank.host for rank in run.ranks}
     for restart in run.resilience.restarts if run.resilience is not None else ():
         took_part |= {name.partition(":")[0] for name in (*restart.before, *restart.after, *restart.hosts)}
@@ -165,30 +180,42 @@ def _ends_in_common(pairs: Iterable[tuple[str, str]], blamed: Iterable[str]) -> 
 
 
 def offenders(
-    strikes: Iterable[Strike], topology: Topology, thresholds: Thresholds, *, now: datetime
+    strikes: Iterable[Strike],
+    topology: Topology,
+    thresholds: Thresholds,
+    *,
+    now: datetime,
+    readings: Iterable[GpuReading] = (),
 ) -> tuple[Offender, ...]:
-    """Return everything that was blamed, highest score first, with the action that it needs.
+    """Return everything that was blamed, with the action that it needs: the severest first, then the highest score.
 
-    RMA needs strikes on as many different days as its threshold has whole strikes, so that one bad night does not
-    replace a part.
+    Of `readings` the newest of each GPU counts. By score, RMA needs strikes on as many different days as its threshold
+    has whole strikes, so that one bad night does not replace a part.
     """
     by_name: dict[str, list[Strike]] = {}
     for strike in strikes:
         by_name.setdefault(strike.name, []).append(strike)
+    reached = {name: one for name, one in newest(readings).items() if one.breaches}
     ranking = []
-    for name, of_it in by_name.items():
+    for name in (*by_name, *(other for other in reached if other not in by_name)):
+        of_it, reading = by_name.get(name, []), reached.get(name)
         newest_first = tuple(sorted(of_it, key=lambda strike: strike.at, reverse=True))
         score = sum(strike.weight * 0.5 ** (_age(strike, now) / thresholds.half_life) for strike in of_it)
+        found = reading.breaches if reading else ()
+        by_score = _action(newest_first, score, thresholds)
+        times = [strike.at for strike in of_it] + ([reading.at] if reading else [])
         ranking.append(
             Offender(
                 name=name,
                 host=_host_of(topology, name),
                 strikes=newest_first,
                 score=score,
-                action=_action(newest_first, score, thresholds),
+                action=severest([by_score, *(breach.action for breach in found)]),
+                breaches=found,
+                last=max(times),
             )
         )
-    return tuple(sorted(ranking, key=lambda one: (-one.score, one.name)))
+    return tuple(sorted(ranking, key=lambda one: (-ACTIONS.index(one.action), -one.score, one.name)))
 
 
 def _action(strikes: Sequence[Strike], score: float, thresholds: Thresholds) -> Action:

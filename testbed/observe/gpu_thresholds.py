@@ -15,7 +15,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ACTIONS", "READINGS", "XIDS", "Action", "Breach", "breaches", "markdown", "severest", "xid_breaches"]
+__all__ = [
+    "ACTIONS",
+    "READINGS",
+    "XIDS",
+    "Action",
+    "Breach",
+    "breach_in",
+    "breaches",
+    "markdown",
+    "severest",
+    "xid_breaches",
+]
 
 Action = Literal["watch", "drain", "RMA"]
 ACTIONS: tuple[Action, ...] = ("watch", "drain", "RMA")
@@ -165,6 +176,12 @@ def breaches(readings: Mapping[str, int | None]) -> tuple[Breach, ...]:
         text = f"{row.action}: {row.reading} is {value} (from {limit} on): {row.meaning}"
         by_reading[row.reading] = Breach(action=row.action, text=text, do=row.do)  # later rows are severer
     return _severest_first(by_reading.values())
+
+
+def breach_in(text: str, *, do: str) -> Breach | None:
+    """Return the breach whose `text` a preflight has printed; None: it is the text of something else."""
+    action = next((one for one in ACTIONS if text.startswith(f"{one}: ")), None)
+    return None if action is None else Breach(action=action, text=text, do=do)
 
 
 def xid_breaches(events: Mapping[int, int]) -> tuple[Breach, ...]:

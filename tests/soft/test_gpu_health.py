@@ -4,10 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import threading
+from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 from faults import work
 
+from harness.attribution.gpu_readings import readings_of_preflight, readings_of_run
+from harness.attribution.offenders import Thresholds, offenders, strikes_of_run
+from harness.experiment.experiment_file import decode
+from harness.run import loop as run
+from harness.run.prepare.preflight import preflight
+from harness.verdict import Verdict
 from inject.fault_plan import FaultSpec, plan
 from inject.injector import Injector
 from inject.journal import Journal
@@ -85,3 +93,63 @@ def test_gpu_health_fault_without_action_is_never_proved(lab, tmp_path, mutation
 def test_gpu_health_fault_at_another_gpu_is_never_proved(lab, tmp_path):
     believed = [(kind, params) for kind, params, receipt in receipts(lab, tmp_path, elsewhere=True) if receipt.proved]
     assert believed == []
+
+
+def listed(readings, strikes=(), *, topology):
+    """What offenders lists, by name."""
+    ranking = offenders(strikes, topology, Thresholds(), now=datetime.now(UTC), readings=readings)
+    return {one.name: (one.host, one.action) for one in ranking if one.action != "watch"}
+
+
+def test_preflight_names_a_gpu_beyond_its_threshold_and_offenders_return_it(lab, tmp_path):
+    """The detectors see the synthetic failure as they would see a real one, and nothing after the reset."""
+    planned = plan(
+        FaultSpec(kind="gpu.row-remap", target="host2:gpu0", for_s=120.0, params={"state": "failed"}),
+        lab.topology,
+        lab_kind="soft",
+    )
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
+        prepared = injector.prepare(planned)
+        assert prepared.arm().ok
+        during = preflight(lab, print, with_burnin=False)
+        assert prepared.clear().proved
+    (wrong,) = (one for one in during.wrong if one.check == "gpu-health")
+    assert (wrong.where, wrong.found) == (
+        "host2:gpu0",
+        "RMA: remap_failed is 1 (from 1 on): a row could not be remapped",
+    )
+    assert "return the GPU" in wrong.wanted
+    afterwards = preflight(lab, print, with_burnin=False)
+    assert [one for one in afterwards.wrong if one.check == "gpu-health"] == []
+    assert [one for one in afterwards.not_looked if one.check == "gpu-health"] == []
+    first, second = (
+        readings_of_preflight(found.to_dict(), lab.topology, origin="p.json", at=datetime.fromtimestamp(at, UTC))
+        for at, found in enumerate((during, afterwards))
+    )
+    assert listed(first, topology=lab.topology) == {"host2:gpu0": ("host2", "RMA")}
+    assert listed([*first, *second], topology=lab.topology) == {}
+
+
+@pytest.mark.slow
+def test_job_whose_gpu_has_an_uncontained_error_restarts_on_the_spare_and_its_host_is_an_offender(lab, tmp_path):
+    """XID 95 ends the rank; the job goes on on the spare from its newest checkpoint, with the right state."""
+    text = (Path(__file__).parents[1] / "experiments" / "gpu-memory-error.toml").read_text()
+    source = text.encode()
+    decided = run.decide(decode(source, source="here.toml"), source, lab.inventory_model)
+    done = run.execute(decided, lab.inventory_model, out=tmp_path, progress=print)
+    lab.forget_connections()
+    measured = done.run_dir.read_measurements()
+    print(done.verdict.verdict, [(check.name, check.verdict, check.observed) for check in done.verdict.checks])
+    print([(one.cause, one.hosts, one.after, one.reason) for one in measured.resilience.restarts])
+    print(done.verdict.attribution)
+    assert done.verdict.verdict is Verdict.PASS, done.verdict
+    (restart,) = measured.resilience.restarts
+    assert (restart.cause, restart.hosts) == ("gpu", ("host3",))
+    assert restart.after == ("host1:rxe0", "host2:rxe0", "host4:rxe0")
+    assert "XID 95" in restart.reason
+    assert {one.wrong for one in measured.resilience.states} == {0}
+    now = {"origin": "run", "at": datetime.now(UTC)}
+    assert listed(readings_of_run(measured, **now), topology=lab.topology) == {}, "the injector blames nobody"
+    readings = readings_of_run(measured, **now, rehearsal=True)
+    strikes = strikes_of_run(measured, done.verdict, **now, rehearsal=True)
+    assert listed(readings, strikes, topology=lab.topology)["host3:gpu0"] == ("host3", "drain")

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 from rich.text import Text
 
+from harness.attribution.gpu_readings import GpuReading, readings_of_preflight, readings_of_run
 from harness.attribution.offenders import (
     Offender,
     Strike,
@@ -58,6 +59,11 @@ _HAND_OVERS = ("slurm", "kubernetes", "hostfile")
 @click.option("--half-life", default="7d", show_default=True, help="After this long a strike counts half.")
 @click.option("--drills", is_flag=True, help="Count runs with injected faults as well, less what those faults explain.")
 @click.option(
+    "--rehearse",
+    is_flag=True,
+    help="Count runs with injected faults as if nothing had been injected, to rehearse what follows an error.",
+)
+@click.option(
     "--hand-over", type=click.Choice(_HAND_OVERS), help="Print what drains the hosts, for a scheduler; nothing is run."
 )
 @json_option
@@ -71,6 +77,7 @@ def offenders_command(
     rma: float,
     half_life: str,
     drills: bool,
+    rehearse: bool,
     hand_over: str | None,
     as_json: bool,
 ) -> None:
@@ -78,11 +85,14 @@ def offenders_command(
 
     A strike is one confident finding of a run without injected faults, or one wrong result of a preflight. Its weight
     halves with --half-life. RMA needs strikes on as many days as --rma has whole strikes. Hosts without a rank in a run
-    are not blamed by it.
+    are not blamed by it. A GPU whose newest reading has reached a threshold (docs/gpu-thresholds.md) is drained or sent
+    to repair at once.
     """
+    _refuse_to_hand_over_a_rehearsal(hand_over if rehearse else None)
     topology = session.inventory().topology
     thresholds = Thresholds(drain=drain, rma=rma, half_life=_duration(half_life))
     strikes: list[Strike] = []
+    readings: list[GpuReading] = []
     lab = session.inventory().name
     files = tuple({path.resolve(): path for path in preflights}.values())  # a file named twice is one preflight
     counts = {"runs": 0, "drills": 0, "other_labs": 0, "other_preflights": 0, "copies": 0, "preflights": len(files)}
@@ -107,10 +117,13 @@ def offenders_command(
             counted.add(digest)
             counts["runs"] += 1
             counts["drills"] += bool(measured.faults)
-            strikes += strikes_of_run(measured, verdict, origin=path.name, at=directory.started, drills=drills)
+            at, name = directory.started, path.name
+            strikes += strikes_of_run(measured, verdict, origin=name, at=at, drills=drills, rehearsal=rehearse)
+            readings += readings_of_run(measured, origin=name, at=at, drills=drills, rehearsal=rehearse)
     for path, content in _preflights_of(lab, files, counts):
         strikes += strikes_of_preflight(content, origin=path.name, at=_changed(path))
-    ranking = offenders(strikes, topology, thresholds, now=datetime.now(UTC))
+        readings += readings_of_preflight(content, topology, origin=path.name, at=_changed(path))
+    ranking = offenders(strikes, topology, thresholds, now=datetime.now(UTC), readings=readings)
     if hand_over:
         lines = list(_handed_over(hand_over, ranking, topology))
         if as_json:
@@ -121,7 +134,22 @@ def offenders_command(
     if as_json:
         session.json({**counts, "offenders": [_plain(one) for one in ranking]})
         return
-    _show(session, ranking, counts, drills=drills)
+    _show(session, ranking, counts, drills=drills or rehearse)
+    _say_if_a_rehearsal(session, is_one=rehearse)
+
+
+def _say_if_a_rehearsal(session: Session, *, is_one: bool) -> None:
+    if is_one:
+        said = "a rehearsal: injected faults count as if they were real; drain nothing because of this list"
+        session.out.print(Text(said, style="yellow"), soft_wrap=True)
+
+
+def _refuse_to_hand_over_a_rehearsal(hand_over: str | None) -> None:
+    if hand_over:
+        raise UsageError(
+            "--rehearse: a rehearsal has nothing to hand over, because faultbed itself broke what it lists; "
+            "leave out --hand-over"
+        )
 
 
 def _run_directories(runs: Path) -> Iterator[Path]:
@@ -169,7 +197,7 @@ def _handed_over(form: str, ranking: Sequence[Offender], topology: Topology) -> 
         yield from (host.name for host in topology.hosts if host.name not in drained)
         return
     for host, one in drained.items():
-        why = f"faultbed: {one.strikes[0].cause} at {one.name}, score {one.score:.1f}"
+        why = f"faultbed: {one.causes[0]} at {one.name}, score {one.score:.1f}"
         if form == "slurm":
             yield shlex.join(["scontrol", "update", f"NodeName={host}", "State=DRAIN", f"Reason={why}"])
         else:
@@ -177,7 +205,7 @@ def _handed_over(form: str, ranking: Sequence[Offender], topology: Topology) -> 
 
 
 def _plain(one: Offender) -> dict[str, object]:
-    said = dataclasses.asdict(one)
+    said = {**dataclasses.asdict(one), "last": one.last.isoformat()}
     said["strikes"] = [{**strike, "at": strike["at"].isoformat()} for strike in said["strikes"]]
     return said
 
@@ -191,8 +219,8 @@ def _show(session: Session, ranking: Sequence[Offender], counts: dict[str, int],
                 one.name,
                 str(len(one.strikes)),
                 f"{one.score:.2f}",
-                ", ".join(dict.fromkeys(strike.cause for strike in one.strikes)),
-                f"{one.strikes[0].at:%Y-%m-%d %H:%M}",
+                ", ".join(one.causes),
+                f"{one.last:%Y-%m-%d %H:%M}",
                 styled(one.action, _COLOURS[one.action]),
             )
             for one in ranking

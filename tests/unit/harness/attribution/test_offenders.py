@@ -14,12 +14,17 @@ from hypothesis import strategies as st
 from labelled_run import Network
 from synthetic_run import soft_topology
 
+from harness.attribution.gpu_readings import GpuReading, readings_of_preflight, readings_of_run
 from harness.attribution.offenders import Strike, Thresholds, offenders, strikes_of_preflight, strikes_of_run
 from harness.cli.main import cli
 from harness.findings import Finding
 from harness.record.measurements import ResilienceRun
 from harness.verdict import Verdict, VerdictFile
 from testbed.errors import UsageError
+from testbed.node.gpu.health import Health
+from testbed.node.gpu.xid import SYNTHETIC
+from testbed.observe.gpu_thresholds import breaches
+from testbed.observe.telemetry import Change
 from traffic.workloads.elastic.elastic_results import Restart
 
 NOW = datetime(2026, 11, 25, tzinfo=UTC)
@@ -295,3 +300,124 @@ def test_offenders_command_rejects_invalid_parameters(words, says):
     error = command(*words).exception
     assert isinstance(error, UsageError), error
     assert says in str(error)
+
+
+# GPU readings and thresholds
+
+HEALTHY = Health("gpu0").counts()
+
+
+def gpu_run(*, xids=(), kind=None, synthetic=False, **counters):
+    """A run after which the GPU of host2 reads so, with XID events of it in the kernel's log."""
+    after = {
+        host.name: {f"gpu0.{name}": value for name, value in HEALTHY.items()} for host in measured().topology.hosts
+    }
+    after["host2"] |= {f"gpu0.{name}": value for name, value in counters.items()}
+    text = SYNTHETIC if synthetic else "pid=7, Contained"
+    log = tuple(
+        Change(at_ns=1, node="host2", subject="kernel", text=f"3 NVRM: Xid (PCI:gpu0): {xid}, {text}") for xid in xids
+    )
+    run = measured(kind, "host2:gpu0" if kind else None)
+    return msgspec.structs.replace(run, counters_after=after, kernel=log)
+
+
+def listed(*runs, strikes=(), **options):
+    """What offenders lists of runs, the last of which is the newest: name, action, and the first cause."""
+    readings = [
+        reading
+        for days_ago, run in enumerate(reversed(runs))
+        for reading in readings_of_run(run, origin="run", at=NOW - timedelta(days=days_ago), **options)
+    ]
+    ranking = offenders(strikes, TOPOLOGY, Thresholds(), now=NOW, readings=readings)
+    return [(one.name, one.action, one.causes[0]) for one in ranking]
+
+
+@pytest.mark.parametrize(
+    ("run", "action", "cause"),
+    [
+        ({"ecc_uncorrected": 1}, "drain", "drain: ecc_uncorrected is 1 (from 1 on)"),
+        ({"remap_pending": 1}, "drain", "drain: remap_pending is 1"),
+        ({"remap_failed": 1, "ecc_uncorrected": 1}, "RMA", "RMA: remap_failed is 1"),
+        ({"temp_c": 90}, "drain", "drain: temp_c is 90 (from 89 on)"),
+        ({"ecc_corrected": 5000}, "watch", "watch: ecc_corrected is 5000"),
+        ({"xids": (92,)}, "watch", "watch: XID 92, 1 times"),
+        ({"xids": (94, 94)}, "drain", "drain: XID 94, 2 times"),
+        ({"xids": (64,)}, "RMA", "RMA: XID 64, 1 times"),
+    ],
+)
+def test_gpu_reading_beyond_its_threshold_acts_at_once_and_below_it_is_listed(run, action, cause):
+    ((name, actual, first),) = listed(gpu_run(**run))
+    assert (name, actual) == ("host2:gpu0", action)
+    assert first.startswith(cause)
+
+
+def test_gpu_healthy_again_in_a_newer_run_is_not_drained_any_more():
+    assert listed(gpu_run(ecc_uncorrected=1, xids=(95,)), gpu_run()) == []
+    assert [action for _, action, _ in listed(gpu_run(), gpu_run(remap_pending=1))] == ["drain"]
+
+
+def test_gpu_threshold_adds_to_strikes_and_never_weakens_them():
+    five = [strike("host2:gpu0", days_ago=day) for day in range(5)]
+    assert [one.action for one in offenders(five, TOPOLOGY, Thresholds(), now=NOW)] == ["RMA"]
+    ((name, action, cause),) = listed(gpu_run(ecc_corrected=1), strikes=five)
+    assert (name, action) == ("host2:gpu0", "RMA")
+    assert cause.startswith("watch: ecc_corrected")
+
+
+def test_gpu_event_that_a_fault_wrote_drains_nothing_but_in_a_rehearsal():
+    run = gpu_run(xids=(95,), synthetic=True)
+    assert listed(run) == []
+    assert [action for _, action, _ in listed(run, rehearsal=True)] == ["drain"]
+
+
+def test_gpu_of_a_run_with_its_fault_is_read_in_a_rehearsal_alone():
+    run = gpu_run(xids=(95,), kind="gpu.ecc", synthetic=True, ecc_uncorrected=1)
+    assert listed(run) == listed(run, drills=True) == []
+    assert [(name, action) for name, action, _ in listed(run, rehearsal=True)] == [("host2:gpu0", "drain")]
+
+
+def test_gpu_without_readings_says_nothing_about_an_earlier_breach():
+    silent = msgspec.structs.replace(gpu_run(), counters_after={})
+    assert [action for _, action, _ in listed(gpu_run(remap_failed=1), silent)] == ["RMA"]
+
+
+def preflight_of(*breached, not_looked=(), checked=("link", "gpu-health")):
+    wrong = [
+        {"check": "gpu-health", "where": "host2:gpu0 (00000000:19:00.0)", "found": one.text, "wanted": one.do, "do": ""}
+        for one in breached
+    ]
+    unseen = [{"check": "gpu-health", "where": where, "why": "it is gone"} for where in not_looked]
+    return {"checked": list(checked), "wrong": wrong, "not_looked": unseen}
+
+
+def test_gpu_breach_of_a_preflight_is_read_from_its_file_and_ended_by_a_newer_one():
+    bad = preflight_of(*breaches({**HEALTHY, "remap_failed": 1}))
+
+    def readings(content, days_ago=0):
+        return readings_of_preflight(content, TOPOLOGY, origin="p.json", at=NOW - timedelta(days=days_ago))
+
+    def actions(*each):
+        return [
+            (one.name, one.action) for one in offenders([], TOPOLOGY, Thresholds(), now=NOW, readings=sum(each, ()))
+        ]
+
+    assert actions(readings(bad)) == [("host2:gpu0", "RMA")]
+    assert actions(readings(bad, 1), readings(preflight_of())) == []
+    assert actions(readings(bad, 1), readings(preflight_of(not_looked=("host2",)))) == [("host2:gpu0", "RMA")]
+    assert actions(readings(bad, 1), readings(preflight_of(checked=("link",)))) == [("host2:gpu0", "RMA")]
+    assert all(isinstance(one, GpuReading) for one in readings(bad))
+
+
+def test_gpu_breach_is_handed_over_with_its_reason_and_a_rehearsal_is_not(tmp_path):
+    file = tmp_path / "preflight.json"
+    file.write_text(json.dumps(preflight_of(*breaches({**HEALTHY, "remap_pending": 1}))))
+    empty = ["--runs", str(tmp_path / "none"), "--preflight", str(file)]
+    done = CliRunner().invoke(cli, ["offenders", *empty, "--hand-over", "slurm"])
+    assert done.exit_code == 0, done.output
+    assert shlex.split(done.output)[:4] == ["scontrol", "update", "NodeName=host2", "State=DRAIN"]
+    assert "remap_pending is 1" in done.output
+    refused = CliRunner().invoke(cli, ["offenders", *empty, "--hand-over", "slurm", "--rehearse"])
+    assert isinstance(refused.exception, UsageError)
+    assert "--rehearse" in str(refused.exception)
+    shown = CliRunner().invoke(cli, ["offenders", *empty, "--rehearse"])
+    assert "a rehearsal" in shown.output
