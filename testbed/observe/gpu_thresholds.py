@@ -210,7 +210,7 @@ def markdown() -> str:
     return f"""\
 # When to watch, drain or return a GPU
 
-`faultbed preflight` (check `gpu-health`) and `faultbed offenders` decide by these tables. `watch` is listed and drains
+Preflight (check `gpu-health`) and `offenders` decide by these tables. `watch` is listed and drains
 nothing. `drain` stands until a newer run or preflight reads the GPU without the breach, which takes a reset. Readings
 come from NVML; those of a soft lab's GPUs are synthetic (`gpu.ecc`, `gpu.row-remap`, `gpu.overheat`). `slowdown_c` and
 `shutdown_c` are the GPU's own; a soft GPU has those of an H100, 89 and 95 °C.
