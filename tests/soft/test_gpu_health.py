@@ -108,7 +108,7 @@ def test_preflight_names_a_gpu_beyond_its_threshold_and_offenders_return_it(lab,
         lab.topology,
         lab_kind="soft",
     )
-    with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
+    with Journal(tmp_path / "j") as journal, Injector(lab, journal, until_cleared=True) as injector:
         prepared = injector.prepare(planned)
         assert prepared.arm().ok
         during = preflight(lab, print, with_burnin=False)

@@ -2,9 +2,11 @@
 
 import dataclasses
 import ipaddress
+import json
 
 from testbed import shipped
 from testbed.inventory import lab_inventory as inventory_module
+from testbed.node.gpu import health
 from testbed.preflight.checks import ways
 from testbed.preflight.collect import Facts, Interface
 
@@ -35,6 +37,7 @@ def healthy(inventory=INVENTORY):
             facts.gids[rnic.name] = {ipaddress.IPv6Address(f"::ffff:{rnic.ip}").exploded}
             gateway = topology.rnic_link(host.name, rnic.name).a.address.partition("/")[0]
             facts.sends[rnic.ip] = (rnic.netdev, gateway)
+        facts.raw["gpu"] = json.dumps(health.look([gpu.name for gpu in host.gpus]))
         for gpu in host.gpus:
             facts.units[f"faultbed-{gpu.name}.service"] = "active"
             facts.units["faultbed-nodeup.service"] = "active"

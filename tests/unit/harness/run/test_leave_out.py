@@ -24,6 +24,7 @@ from harness.run.prepare.exclusions import of_outliers, unfit
 from harness.verdict import LeftOut, VerdictFile, decode, encode
 from testbed.errors import LabError, Unreachable, UsageError
 from testbed.inventory.subset import without_hosts
+from testbed.node.gpu import health
 from testbed.preflight import collect
 from testbed.preflight.checks import CHECKS
 from testbed.tenancy.lab_lease import hold, store_of
@@ -125,6 +126,10 @@ class FakeLab:
             return SimpleNamespace(stdout=f"@@node {machine}\n@@clock\n1.0\n@@end\n", stderr="")
 
         return SimpleNamespace(run=run)
+
+    def ask(self, _machine, _request, *, timeout_s):
+        del timeout_s
+        return health.look(["gpu0"])
 
     def heartbeat(self):
         pass
