@@ -25,6 +25,7 @@ from harness.quantities import format_bytes, format_duration
 from harness.record import kernel_log
 from harness.record.measurements import Measurements, RankSeries, Serving, counter_deltas
 from testbed.observe import counters, machine_load
+from testbed.observe.telemetry import CHANGES_LOST
 from traffic.engine.latency_split import PARTS
 
 __all__ = [
@@ -103,11 +104,13 @@ def _kernel(run: Measurements) -> Observation:
     if not run.watched and not errors:
         return Observation(value=None, detail="no machine's log was followed")
     first = f"; the first: {errors[0].node}: {errors[0].text}" if errors else ""
-    lost = [f"{one.name} from some time on: {one.lost}" for one in run.watched if one.lost]
+    followed = [one for one in run.watched if one.no_log is None]
+    lost = [f"{one.name}: its log was not followed: {one.no_log}" for one in run.watched if one.no_log is not None]
+    lost += [f"{one.name} from some time on: {one.lost}" for one in followed if one.lost]
     unknown = f"; nothing is known of {lost[0]}" if lost else ""
     return Observation(
         value=len(errors),
-        detail=f"in the logs of {len(run.watched)} machines while they ran{first}{unknown}",
+        detail=f"in the logs of {len(followed)} machines while they ran{first}{unknown}",
         censored=bool(lost) or not run.watched,
     )
 
@@ -409,6 +412,7 @@ def routing_stages(run: Measurements, by_routing: Mapping[str, Routing]) -> dict
     ]
     # A watcher that is not of a host is of switches.
     lost = [one for one in run.watched if one.lost and one.name not in run.topology.host_by_name]
+    overflown = next((one for one in run.changes if one.subject == CHANGES_LOST), None)
     metrics = {}
     for name, of in TIMES.items():
         each = [
@@ -417,7 +421,11 @@ def routing_stages(run: Measurements, by_routing: Mapping[str, Routing]) -> dict
         why = "routing did not change for any fault" if run.watched else "the lab was not watched"
         if lost:
             why = f"nothing is known of {lost[0].name} from some time on: {lost[0].lost}"
+        if overflown is not None:
+            why = f"changes on {overflown.node} were lost: more came than were read ({overflown.text})"
         metrics[f"routing.{name}"] = Observation(value=None, detail=why)
+        if overflown is not None:
+            continue
         if name == "restored" and left:
             metrics["routing.restored"] = Observation(value=None, detail=left[0])
         elif each and not lost:

@@ -31,6 +31,9 @@ __all__ = ["STAGES", "TAIL_NS", "TIMES", "Routing", "Stage", "routing"]
 
 STAGES = ("carrier", "next hop", "withdrawn")
 
+_OF_ROUTING = ("link ", "nexthop ", "route ")
+"""Beginnings of the subjects that count; a line of a switch's kernel log is no change of its routes."""
+
 TAIL_NS = 30_000_000_000
 """Time after a fault's removal in which changes belong to it. BGP with a hold time of 3 s converges much sooner."""
 
@@ -91,7 +94,11 @@ def routing(
     for fault_id, (start, cleared) in fired.items():
         later = [begin for begin in begins.values() if begin > begins[fault_id]]
         until = min([cleared + TAIL_NS, *later])
-        own = [change for change in changes if begins[fault_id] <= change.at_ns < until]
+        own = [
+            change
+            for change in changes
+            if begins[fault_id] <= change.at_ns < until and change.subject.startswith(_OF_ROUTING)
+        ]
         on_routes = [change for change in own if not change.subject.startswith("link ")]
         during = [change for change in on_routes if change.at_ns <= cleared]
         after = [change for change in on_routes if change.at_ns > cleared]

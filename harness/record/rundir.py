@@ -188,6 +188,28 @@ class RunDir:
         """Read `verdict.json`."""
         return self._decoded("verdict.json", verdict_file.decode)
 
+    def refuse_mixed(self, verdict: VerdictFile, plan: Plan, measured: Measurements) -> None:
+        """Refuse files of several runs in one directory.
+
+        Raises:
+            UsageError: the verdict is of another experiment, seed, lab, or other faults than the plan or measurements.
+        """
+        pairs = (
+            ("experiment", verdict.experiment, "plan.json", plan.experiment),
+            ("seed", verdict.seed, "plan.json", plan.seed),
+            ("lab", verdict.lab, "measurements.json", measured.lab),
+            (
+                "faults",
+                [fault.id for fault in verdict.faults],
+                "measurements.json",
+                [fault.plan.id for fault in measured.faults],
+            ),
+        )
+        for what, said, name, other in pairs:
+            if said != other:
+                two = f"{what} {said}, but {other} in {name}: they are of two runs"
+                raise UsageError(f"{self.path / 'verdict.json'}: {two}; copy the run directory again")
+
     def read_environment(self) -> Environment:
         """Read `environment.json`."""
         return self._decoded("environment.json", msgspec.json.Decoder(Environment).decode)

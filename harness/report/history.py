@@ -194,6 +194,7 @@ def _add(index: sqlite3.Connection, path: Path, changed_ns: int) -> None:
     try:
         verdict, plan, measured = run.read_verdict(), run.read_plan(), run.read_measurements()
         environment = run.read_environment()
+        run.refuse_mixed(verdict, plan, measured)
     except UsageError as error:  # a run of another version, or an incomplete copy
         index.execute("INSERT INTO left_out VALUES (?, ?, ?)", (path.name, changed_ns, str(error)))
         return

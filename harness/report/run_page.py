@@ -112,6 +112,8 @@ def render(run_dir: Path) -> Path:
 def render_html(run: RunDir) -> str:
     """Return the page as text."""
     verdict, measured = run.read_verdict(), run.read_measurements()
+    plan = run.read_plan()
+    run.refuse_mixed(verdict, plan, measured)
     observed, flights, packets = observe(measured), run.read_flights(), run.read_packets()
     recorded, environment = run.read_telemetry(), run.read_environment()
     probed = run.read_probes()
@@ -131,7 +133,7 @@ def render_html(run: RunDir) -> str:
             workload=summary.describe_workload(measured),
             run=measured,
             run_name=run.path.resolve().name,
-            plan=run.read_plan(),
+            plan=plan,
             environment=environment,
             judged_by=judged_by(environment, describe_environment()),
             experiment=run.read_experiment().decode(errors="replace"),

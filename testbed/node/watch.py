@@ -11,7 +11,7 @@ JSON lines on stdin and stdout, times in ns of this machine; each answer carries
     {"do":"decisions","flows":{..}}         {"event":"decisions","found":{NODE:[[PORT or null,TABLE],..]}}, as `ways`
     {"do":"routing","nodes":{NODE:NETNS}}   {"event":"routing","nodes":{NODE:{..}},"held":[KIND,..]} (routing/agent.py)
     {"do":"follow","nodes":{..},"every_ms":100,"tell_ms":4000}
-                                    {"event":"following"}, and from then on
+                                    {"event":"following","no_log":WHY or null}, and from then on
                     every tell_ms   {"event":"samples","samples":[[AT_NS,{NODE:{NAME:VALUE}}],..],"busy_ns":N}
                     at once         {"event":"change","at_ns":N,"node":NODE,"subject":SUBJECT,"text":TEXT or null}
                                     and of its kernel's log  {.., "node":null,"subject":"kernel","text":"LEVEL TEXT"}
@@ -124,12 +124,15 @@ class Watch:
             news = News(node, namespace)
             self.sources[news.socket.fileno()] = news
             self.place(namespace).read()  # reads names and opens files, which is slow: before the first sample
-        with contextlib.suppress(OSError):  # not root, or a kernel without printk
+        no_log = None
+        try:
             log = KernelLog()
             self.sources[log.file] = log
+        except OSError as error:  # not root, or a kernel without printk
+            no_log = str(error)
         self.every_ns, self.tell_ns = request["every_ms"] * 1_000_000, request["tell_ms"] * 1_000_000
         self.due_ns = self.sent_ns = time.monotonic_ns()
-        return {}
+        return {"no_log": no_log}
 
     def unfollow(self, _request: dict[str, Any]) -> dict[str, Any]:
         """Send the last samples, and stop."""

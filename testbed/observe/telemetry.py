@@ -27,7 +27,7 @@ from testbed.observe.watcher import Watcher
 if TYPE_CHECKING:
     from testbed.lab import Lab
 
-__all__ = ["EVERY_MS", "TELL_MS", "Change", "Following", "Machine", "Recorded", "Sample", "start"]
+__all__ = ["CHANGES_LOST", "EVERY_MS", "TELL_MS", "Change", "Following", "Machine", "Recorded", "Sample", "start"]
 
 EVERY_MS = 100
 TELL_MS = 4000
@@ -59,6 +59,10 @@ class Change:
     text: str | None
 
 
+CHANGES_LOST = "news"
+"""Subject of the change that says that a watcher read too late, and the kernel dropped others (ENOBUFS)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """The cost of watching a machine (CPU time in ns, number of samples), and the uncertainty of its times.
@@ -72,6 +76,8 @@ class Machine:
     clock_error_ns: int
     lost: str | None = None
     """Why there are no data of it from some time on; None: there are."""
+    no_log: str | None = None
+    """Why its kernel's log was not followed; None: it was."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +99,7 @@ class _MachineData:
     count: int = 0
     busy_ns: int = 0
     at_ns: int = field(default_factory=time.monotonic_ns)
+    no_log: str | None = None
     clocks: list[ClockOffset] = field(default_factory=list)
     """Clock offsets measured at the end."""
 
@@ -145,7 +152,7 @@ class Following:
             data = self._data[machine] = _MachineData(watcher=watcher)
             watcher.on_news = lambda message: self._record(data, message)
             request = {"do": "follow", "nodes": machines[machine], "every_ms": every_ms, "tell_ms": tell_ms}
-            self._lab.ask(machine, request)
+            data.no_log = self._lab.ask(machine, request).get("no_log")
 
         with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
             list(pool.map(one, machines))
@@ -193,6 +200,7 @@ class Following:
                         busy_ns=one.busy_ns,
                         clock_error_ns=widened(one.watcher.offset, *one.clocks).error_ns,
                         lost=self._lost.get(name),
+                        no_log=one.no_log,
                     )
                     for name, one in data.items()
                 ),

@@ -37,7 +37,8 @@ def packets(session: Session, *, capture: Path, frame: int | None, as_json: bool
     1 when one was, and with 2 when the capture cannot prove that none was: empty, damaged, cut too short, or of queue
     pairs that cannot be told apart.
 
-    With --explain: every header of one frame and whether its ICRC is right, by scapy; ends with 1 where it is wrong.
+    With --explain: every header of one frame and whether its ICRC is right, by scapy; ends with 1 where it is wrong,
+    and with 2 where the frame has none or is cut.
     """
     path = capture / CAPTURE if capture.is_dir() else capture
     if capture.is_dir() and not path.exists():
@@ -89,7 +90,7 @@ def _explain(session: Session, frames: capture_file.Frames, frame: int, *, as_js
         ]
         session.table(("header", "field", "value"), rows)
         session.out.print(f"payload: {found.payload_bytes:,} bytes; ICRC: {found.icrc}")
-    return ExitCode.FAIL if found.icrc == "wrong" else ExitCode.PASS
+    return {"right": ExitCode.PASS, "wrong": ExitCode.FAIL}.get(found.icrc, ExitCode.INCONCLUSIVE)
 
 
 def _show(session: Session, analysis: Analysis) -> None:

@@ -13,6 +13,7 @@ given, the intervals of the metrics that it covers are widened by it: job time a
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -26,6 +27,7 @@ from harness.analysis.timeline import finished_iterations
 from harness.confidence import Interval
 from harness.experiment.metrics import METRICS, lookup
 from harness.experiment.run_plan import Plan
+from harness.proof import why_unproven_in
 from harness.record.measurements import Measurements
 from harness.report.comparison.differences import of_plans, words
 
@@ -66,7 +68,7 @@ def differences(a: Plan, b: Plan) -> tuple[str, ...]:
 
 
 def compare(a: Measurements, b: Measurements, *, floor: NoiseFloor | None = None) -> tuple[Row, ...]:
-    """Compare B with A, job time first."""
+    """Compare B with A, job time first. A run with an error or an unproven fault is neither better nor worse."""
     seen_a, seen_b = observe(a), observe(b)
     rows = [_job_time(a, b, seen_a, seen_b, floor)]
     for name, left in seen_a.metrics.items():
@@ -74,7 +76,21 @@ def compare(a: Measurements, b: Measurements, *, floor: NoiseFloor | None = None
         if right is not None and not (left.value is None and right.value is None):
             metric = METRICS.get(name) or lookup(name, seen_a.impacts)
             rows.append(_row(name, metric.unit if metric else "s", left, right, floor))
-    return tuple(rows)
+    doubt = next((f"{letter}: {why}" for letter, run in (("A", a), ("B", b)) for why in _doubts(run)), None)
+    if doubt is None:
+        return tuple(rows)
+    return tuple(replace(row, says="not comparable", why=doubt) if row.interval is not None else row for row in rows)
+
+
+def _doubts(run: Measurements) -> Iterator[str]:
+    """Yield each reason why a run does not show what its experiment is about."""
+    yield from run.errors
+    if run.failure is not None:
+        yield f"the workload failed: {run.failure}"
+    for fault in run.faults:
+        yield from (f"{fault.plan.id} is not proven: {reason}" for reason in why_unproven_in(run, fault))
+    if run.routing is not None:
+        yield from (f"{run.routing.scheme} is not proven: {reason}" for reason in run.routing.unproven)
 
 
 def _job_time(a: Measurements, b: Measurements, seen_a: Observed, seen_b: Observed, floor: NoiseFloor | None) -> Row:

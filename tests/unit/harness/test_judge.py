@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -18,7 +19,7 @@ from harness.judge import check_expectation, judge, noisy_checks
 from harness.proof import unproven
 from harness.verdict import ExitCode, Verdict, decode, encode, exit_code, worst
 from inject.evidence.receipt import Armed, Cleared
-from testbed.observe.telemetry import Change, Machine
+from testbed.observe.telemetry import CHANGES_LOST, Change, Machine
 
 PASS, INCONCLUSIVE, FAIL, ERROR = Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.FAIL, Verdict.ERROR
 
@@ -427,6 +428,17 @@ def test_kernel_errors_of_unfollowed_logs_are_unknown(machines, expected):
     assert verdict_of(run, at_most("kernel.errors", 0)).checks[-2].verdict is expected
 
 
+def test_kernel_errors_of_a_log_that_could_not_be_opened_are_unknown():
+    """The machine was watched, but its /dev/kmsg was not to be read: 0 errors of it prove nothing."""
+    run = watched(synthetic_run(), ("host1", None), ("host2", None))
+    first, second = run.watched
+    run = msgspec.structs.replace(run, watched=(first, replace(second, no_log="Permission denied")))
+    check = verdict_of(run, at_most("kernel.errors", 0)).checks[-2]
+    assert check.verdict is INCONCLUSIVE
+    assert "host2: its log was not followed: Permission denied" in check.detail
+    assert "logs of 1 machines" in check.detail
+
+
 def test_kernel_errors_count_even_if_a_machine_is_lost():
     run = watched(synthetic_run(), ("host1", None), ("host2", "gone"))
     output = Change(node="host1", subject="kernel", at_ns=run.t0_ns, text="3 mlx5: it broke")
@@ -444,6 +456,13 @@ def test_routing_times_are_unknown_if_the_switches_were_lost():
     )
     run = msgspec.structs.replace(run, changes=changes)
     assert observe(watched(run, ("host1", "gone"))).metrics["routing.converged"].value is not None
+    said = Change(node="rtsw1", subject="kernel", at_ns=changes[1].at_ns + 10**9, text="3 mlxsw: a port is hot")
+    talks = observe(watched(msgspec.structs.replace(run, changes=(*changes, said)), ("host1", None)))
+    assert talks.metrics["routing.converged"] == observe(watched(run, ("host1", None))).metrics["routing.converged"]
+    dropped = Change(node="rtsw1", subject=CHANGES_LOST, at_ns=changes[1].at_ns + 1, text="lost: No buffer space")
+    many = observe(watched(msgspec.structs.replace(run, changes=(*changes, dropped)), ("host1", None)))
+    assert many.metrics["routing.converged"].value is None
+    assert "changes on rtsw1 were lost" in many.metrics["routing.converged"].detail
     lost = observe(watched(run, ("fabric", "it does not answer"))).metrics["routing.converged"]
     assert lost.value is None
     assert "nothing is known of fabric" in lost.detail
@@ -501,3 +520,17 @@ def test_judge_workload_that_moved_nothing_is_inconclusive_although_its_faults_a
     assert [check.detail for check in result.checks if check.name == "workload"] == [
         "no data arrived and no iteration finished: nothing shows what happened to the workload"
     ]
+
+
+def test_verdict_file_that_is_better_than_its_own_checks_is_refused():
+    """A file that was edited, or put together from two runs."""
+    good = verdict_of(synthetic_run(), at_most("qp_errors", 100))
+    assert decode(encode(good)) == good
+    assert good.verdict is PASS
+    check = msgspec.structs.replace(good.checks[0], verdict=FAIL)
+    for verdict in (PASS, INCONCLUSIVE):
+        with pytest.raises(ValueError, match=f"verdict: {verdict} although {check.name} is FAIL"):
+            decode(encode(msgspec.structs.replace(good, verdict=verdict, checks=(check, *good.checks[1:]))))
+    unproven_one = msgspec.structs.replace(good.faults[0], unproven=("it never fired",))
+    with pytest.raises(ValueError, match=f"PASS although {unproven_one.id} is not proven: it never fired"):
+        decode(encode(msgspec.structs.replace(good, faults=(unproven_one, *good.faults[1:]))))

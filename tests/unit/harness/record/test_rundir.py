@@ -6,6 +6,7 @@ import json
 import subprocess
 from datetime import UTC, datetime
 
+import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -14,6 +15,7 @@ from synthetic_run import T0, synthetic_run
 
 from harness.record import code, rundir
 from harness.record.samples_file import SAMPLES_SCHEMA
+from harness.report import run_page
 from testbed.errors import UsageError
 from testbed.observe.telemetry import Change, Recorded, Sample
 from traffic.engine.flight_recorder import Entry, Flight
@@ -272,6 +274,24 @@ def test_measurements_that_contradict_themselves_are_refused(whole, edit, words)
 
     with pytest.raises(UsageError, match=rf"measurements\.json: .*{words}"):
         whole.read_measurements()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"seed": 8}, "seed 8, but 7 in plan.json"),
+        ({"experiment": "other"}, "experiment other, but"),
+        ({"lab": "rack9"}, "lab rack9, but soft in measurements.json"),
+        ({"faults": ()}, r"faults \[\], but"),
+    ],
+)
+def test_verdict_of_another_run_is_no_verdict_of_this_one(whole, changes, words):
+    """A verdict.json that was copied from another run directory."""
+    verdict = whole.read_verdict()
+    whole.refuse_mixed(verdict, whole.read_plan(), whole.read_measurements())
+    whole.write_verdict(msgspec.structs.replace(verdict, **changes))
+    with pytest.raises(UsageError, match=rf"verdict\.json: {words}.*two runs"):
+        run_page.render(whole.path)
 
 
 def git(folder, *words):

@@ -49,6 +49,18 @@ def test_compare_run_half_as_long_again_is_worse_and_its_reverse_better():
     assert (better.says, better.ratio) == ("better", pytest.approx(1 / 1.5, rel=0.01))
 
 
+def test_compare_run_whose_fault_did_nothing_is_neither_better_nor_worse():
+    """A job is faster if its fault never fired: that is no merit of what was changed."""
+    a, b = synthetic_run(), synthetic_run(fired=False)
+    for one, two, letter in ((a, b, "B"), (b, a, "A")):
+        row = compare(one, two)[0]
+        assert (row.metric, row.says) == ("job time", "not comparable")
+        assert row.why.startswith(f"{letter}: uplink is not proven: ")
+    assert {row.says for row in compare(a, b)} <= {"not comparable", "no difference shown"}
+    broken = msgspec.structs.replace(without_faults(a, 1.5), errors=("a switch was gone",))
+    assert compare(without_faults(a), broken)[0].why == "B: a switch was gone"
+
+
 def test_compare_change_within_the_noise_floor_is_no_difference():
     run = without_faults(synthetic_run())
     spread = Spread(runs=10, middle=40.0, unit="s", log_sd=0.2)

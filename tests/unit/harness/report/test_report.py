@@ -222,7 +222,7 @@ def test_report_escapes_text_of_the_lab(tmp_path):
     run = synthetic_run()
     receipt = run.faults[0].receipt
     fired = msgspec.structs.replace(receipt.fired, witness=EVIL, must_move={EVIL: 1})
-    receipt = msgspec.structs.replace(receipt, target=EVIL, fired=fired, armed=Armed(ok=True, readback=EVIL))
+    receipt = msgspec.structs.replace(receipt, id=EVIL, target=EVIL, fired=fired, armed=Armed(ok=True, readback=EVIL))
     fault = msgspec.structs.replace(
         run.faults[0],
         receipt=receipt,

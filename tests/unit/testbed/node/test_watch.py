@@ -9,6 +9,8 @@ import sys
 import pytest
 from house import HOUSE
 
+from testbed.node import watch
+
 
 class Program:
     def __init__(self):
@@ -57,6 +59,17 @@ def test_watcher_invalid_request_is_an_error_and_not_its_end(program, line):
     program.send(line)
     assert program.next()["event"] == "error"
     assert program.ask(do="clock")["event"] == "clock"
+
+
+def test_watcher_says_that_it_cannot_follow_the_kernel_log(monkeypatch):
+    """Nothing in a log that was not opened is not the same as nothing in the log."""
+
+    def refuse():
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(watch, "KernelLog", refuse)
+    one = watch.Watch()
+    assert "not permitted" in one.follow({"nodes": {}, "every_ms": 100, "tell_ms": 4000})["no_log"]
 
 
 def test_watcher_samples_until_stopped(program):

@@ -1,5 +1,6 @@
 """One frame of a capture in words: every header with its fields, and whether the ICRC is right."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -101,3 +102,12 @@ def test_command_explains_a_frame_and_ends_with_1_for_a_wrong_icrc(tmp_path):
     done = CliRunner().invoke(cli, ["packets", str(path), "--explain", "2", "--json"], standalone_mode=False)
     assert done.return_value == 1
     assert json.loads(done.output)["icrc"] == "wrong"
+
+
+def test_command_that_could_not_look_at_the_icrc_is_inconclusive(tmp_path):
+    frames = dataclasses.replace(read(written(tmp_path, WRITE)), captured=np.array([60], dtype=np.int64))
+    write_pcapng(tmp_path / "cut.pcapng", frames)
+    done = CliRunner().invoke(
+        cli, ["packets", str(tmp_path / "cut.pcapng"), "--explain", "1", "--json"], standalone_mode=False
+    )
+    assert (done.return_value, json.loads(done.output)["icrc"]) == (2, "not captured")
