@@ -1,13 +1,14 @@
-"""Commands of ours, each in a process of its own, forked from one that has imported the command line already.
+"""Commands of ours and sessions of pytest, each in a process of its own, forked from one that has imported them already.
 
 To start Python and to import the command line costs a second of CPU time on a small machine; a fork costs hundredths.
-The command has its own process, environment, folder and output, as it has in a shell.
+The command has its own process, environment, folder, search path and output, as it has in a shell.
 
 python -P forked.py     the process that forks: it reads requests, and writes the exit status of each, line by line
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import selectors
@@ -55,20 +56,26 @@ class Forked:
 
 
 def next_command() -> dict[str, Any] | None:
-    """Return the request of a command, in the process that is forked for it; None once there are no more."""
+    """Return the request of a command, in the process that is forked for it; None once there are no more.
+
+    Its program is imported before that, so that the next command of the same program finds it imported.
+    """
     while line := sys.stdin.readline():
+        request = json.loads(line)
+        importlib.import_module(request["program"])
         if not (pid := os.fork()):
-            return json.loads(line)
+            return request
         _, status = os.waitpid(pid, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
     return None
 
 
 def become(request: dict[str, Any]) -> None:
-    """Take the command's environment, folder, arguments and output."""
+    """Take the command's environment, folder, search path, arguments and output."""
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
+    sys.path[:0] = filter(None, request["env"].get("PYTHONPATH", "").split(os.pathsep))
     sys.argv = [request["program"], *request["argv"]]
     for number, path in enumerate((os.devnull, *request["output"])):
         opened = os.open(path, os.O_RDWR)
@@ -77,11 +84,10 @@ def become(request: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    import importlib
-
     import harness.cli
     import harness.run.loop  # noqa: F401 (half of what a run imports)
 
+    sys.path.append(str(Path(__file__).parent))  # programs of the tests
     if (command := next_command()) is not None:
         become(command)
         importlib.import_module(command["program"]).main()

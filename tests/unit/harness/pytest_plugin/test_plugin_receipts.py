@@ -45,7 +45,7 @@ def still(lab, monkeypatch):
 
 
 @pytest.fixture
-def session(pytester, monkeypatch):
+def session(pytester, monkeypatch, forked):
     """Run tests in a process of their own; the properties of each by its name, and pytest's result.
 
     The lab's folder has a short name: the path of a UNIX socket has at most 107 characters.
@@ -53,12 +53,16 @@ def session(pytester, monkeypatch):
     folder = tempfile.TemporaryDirectory(prefix="faultbed-")
     server = Qemu(Path(folder.name) / "qmp")
     monkeypatch.setenv("FAULTBED_TEST_LAB", folder.name)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join((str(HOUSE), str(SUPPORT))))
+    path = os.pathsep.join(map(str, (pytester.path, HOUSE, SUPPORT)))
     pytester.makeconftest(CONFTEST)
 
     def run(text, *options):
         pytester.makepyfile(test_it=text)
-        result = pytester.runpytest_subprocess("-p", "no:cacheprovider", "--junitxml=junit.xml", *options)
+        done = forked.faultbed(
+            ["-p", "no:cacheprovider", "--junitxml=junit.xml", *options],
+            env={**os.environ, "PYTHONPATH": path}, cwd=pytester.path, program="pytest_session",
+        )  # fmt: skip
+        result = pytest.RunResult(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0.0)
         cases = ET.parse(pytester.path / "junit.xml").iter("testcase")
         actual = {
             one.get("name"): {each.get("name"): each.get("value") for each in one.iter("property")} for one in cases
