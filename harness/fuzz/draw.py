@@ -68,7 +68,7 @@ def cases(
     Raises:
         Unsupported: the lab has no allowed target for any of the kinds.
     """
-    topology = inventory.topology
+    topology, fits = inventory.topology, _remembered(lambda case: _fits(case, inventory))
     longest_s = max(grid.shortest_s, min(grid.longest_s, safety.policy_of(inventory).longest_fault_s))
     grid = replace(grid, longest_s=longest_s)
     specs = fault_specs(topology, kinds=kinds, lab_kind=inventory.kind, grid=grid, accepts=_allowed(inventory))
@@ -81,19 +81,30 @@ def cases(
         lambda number: st.lists(specs, min_size=min(most, number and 1), max_size=most)
     )
     drawn_workload = st.one_of(*(WORKLOADS[name](topology) for name in WORKLOADS if name in workloads)).filter(
-        lambda workload: _fits(Case(workload=workload), inventory)
+        lambda workload: fits(Case(workload=workload))
     )
 
     @st.composite
     def case(draw: st.DrawFn) -> Case:
         drawn = draw(drawn_workload)
         workload = {key: drawn[key] for key in _KEYS if key in drawn}
-        faults = compatible(
-            draw(drawn_faults), lambda some: _fits(Case(workload=workload, faults=tuple(some)), inventory)
-        )
+        faults = compatible(draw(drawn_faults), lambda some: fits(Case(workload=workload, faults=tuple(some))))
         return Case(workload=workload, faults=faults)
 
     return case()
+
+
+def _remembered(fits: Callable[[Case], bool]) -> Callable[[Case], bool]:
+    """Decide each case once: a search draws the same ones again, above all while it shrinks a failure."""
+    known: dict[str, bool] = {}
+
+    def decided(case: Case) -> bool:
+        text = to_toml(case)
+        if text not in known:
+            known[text] = fits(case)
+        return known[text]
+
+    return decided
 
 
 def _fits(case: Case, inventory: Inventory) -> bool:

@@ -29,7 +29,7 @@ __all__ = ["listing"]
 
 _MOST_VALUES = 1_000_000
 _ASK_TIMEOUT_S = 60.0
-_TEMPLATES = ("{{", "{%")
+_TEMPLATES = (b"{{", b"{%")
 
 
 def listing(path: Path) -> dict[str, Any]:
@@ -138,13 +138,17 @@ def _look_through(root: yaml.Node) -> tuple[tuple[str, int] | None, int]:
 def _digest(path: Path, text: str) -> str:
     """A name for what Ansible would read. With templates it carries the path too: they may use inventory_dir."""
     beside = [
-        file for folder in ("group_vars", "host_vars") for file in sorted((path.parent / folder).rglob("*"))
+        (file.relative_to(path.parent), file.read_bytes())
+        for folder in ("group_vars", "host_vars")
+        for file in sorted((path.parent / folder).rglob("*"))
         if file.is_file()
-    ]  # fmt: skip
-    where = path.resolve() if beside or any(mark in text for mark in _TEMPLATES) else path.name
+    ]
+    contents = (text.encode(), *(content for _, content in beside))
+    has_templates = any(mark in content for mark in _TEMPLATES for content in contents)
+    where = path.resolve() if has_templates else path.name
     digest = hashlib.sha256(f"{version('ansible-core')}\0{where}\0{text}".encode())
-    for file in beside:
-        digest.update(f"\0{file}\0".encode() + file.read_bytes())
+    for file, content in beside:
+        digest.update(f"\0{file}\0".encode() + content)
     return digest.hexdigest()
 
 

@@ -222,7 +222,7 @@ class _Norm:
 
     @classmethod
     def _steady(cls, past: Floats, at: int) -> _Norm:
-        count, middle = len(past), np.median(past, axis=0)
+        count, middle = len(past), _medians(past)
         cut = _cut(past - middle)
         inner = np.clip(past - middle, -cut, cut)
         return cls(
@@ -239,7 +239,7 @@ class _Norm:
         """Fit a line through the last `TREND` iterations, then fit again with the outliers of the first fit clipped."""
         count = len(past)
         far = np.arange(count)[:, None] - (count - 1) / 2
-        level, slope = np.median(past, axis=0), np.zeros(past.shape[1])
+        level, slope = _medians(past), np.zeros(past.shape[1])
         for _ in range(2):
             rest = past - level - slope * far
             inner = np.clip(rest, -_cut(rest), _cut(rest))
@@ -275,8 +275,16 @@ class _Norm:
 
 def _cut(rest: Floats) -> Floats:
     """Return the limit beyond which an iteration is an outlier: array by rank."""
-    cut: Floats = CUT * np.maximum(1.4826 * np.median(np.abs(rest - np.median(rest, axis=0)), axis=0), 1e-6)
+    cut: Floats = CUT * np.maximum(1.4826 * _medians(np.abs(rest - _medians(rest))), 1e-6)
     return cut
+
+
+def _medians(rows: Floats) -> Floats:
+    """Return what `np.median(rows, axis=0)` does, in a half to a tenth of the time for the few values here."""
+    half = len(rows) // 2
+    part = np.partition(rows, (half - 1, half) if half else half, axis=0)
+    medians: Floats = part[half] if len(rows) % 2 else (part[half - 1] + part[half]) / 2
+    return medians
 
 
 def _deviation(inner: Floats) -> Floats:

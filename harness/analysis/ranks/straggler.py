@@ -8,12 +8,18 @@ chance: the rank-sum test (Mann and Whitney 1947), one-sided, corrected for the 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from statistics import median
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from harness.record.measurements import Iteration, RankSeries
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["ENOUGH", "LEVEL", "RATIO", "Slowdown", "chance", "slowdowns", "slowest"]
 
@@ -56,9 +62,7 @@ def slowdowns(series: Sequence[RankSeries], fired: Mapping[str, _Window]) -> tup
     slowdowns_found = []
     for rank, steps in computed.items():
         others = [steps for other, steps in computed.items() if other != rank] or [steps]
-        against = {
-            at: math.log(steps[at].compute_ns / np.median([one[at].compute_ns for one in others])) for at in whole
-        }
+        against = {at: math.log(steps[at].compute_ns / median(one[at].compute_ns for one in others)) for at in whole}
         free = [at for at in whole if not any(_share(steps[at], window) for window in fired.values())]
         for fault_id, window in fired.items():
             under = [at for at in whole if _share(steps[at], window) > _MOST]
@@ -69,10 +73,10 @@ def slowdowns(series: Sequence[RankSeries], fired: Mapping[str, _Window]) -> tup
                 Slowdown(
                     rank=rank,
                     fault_id=fault_id,
-                    before_ns=_median(steps[at].compute_ns for at in free),
-                    during_ns=_median(steps[at].compute_ns for at in under),
+                    before_ns=float(median(steps[at].compute_ns for at in free)),
+                    during_ns=float(median(steps[at].compute_ns for at in under)),
                     iterations=(len(free), len(under)),
-                    ratio=math.exp(_median(during) - _median(before)),
+                    ratio=math.exp(median(during) - median(before)),
                     chance=chance(before, during),
                 )
             )
@@ -96,12 +100,19 @@ def chance(before: Sequence[float], during: Sequence[float]) -> float:
     if count * len(before) > _EXACT:
         mean, variance = count * (total + 1) / 2, count * len(before) * (total + 1) / 12
         return 0.5 * math.erfc((seen - 0.5 - mean) / math.sqrt(2 * variance))
+    return float(_ways(count, total)[seen:].sum() / math.comb(total, count))
+
+
+@lru_cache(maxsize=64)
+def _ways(count: int, total: int) -> NDArray[np.float64]:
+    """Return in how many ways `count` of the ranks 1 to `total` have each sum. All ranks of a run ask for the same."""
     most = count * (2 * total - count + 1) // 2
     ways = np.zeros((count + 1, most + 1))
     ways[0, 0] = 1.0
     for rank in range(1, total + 1):
         ways[1:, rank:] += ways[:-1, : most + 1 - rank]  # the right side is evaluated before the assignment
-    return float(ways[count, seen:].sum() / math.comb(total, count))
+    sums: NDArray[np.float64] = ways[count]
+    return sums
 
 
 def _share(step: Iteration, window: _Window) -> float:
@@ -109,7 +120,3 @@ def _share(step: Iteration, window: _Window) -> float:
     start_ns = step.start_ns + step.ingest_ns
     end_ns = start_ns + step.compute_ns
     return max(0, min(end_ns, window[1]) - max(start_ns, window[0])) / step.compute_ns
-
-
-def _median(values: Iterable[float]) -> float:
-    return float(np.median(list(values)))

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
+from samples import samples
 
 from harness.cli.experiments import fuzzing
 from harness.cli.main import cli
@@ -214,7 +215,7 @@ def test_search_short_draws_mostly_cases_with_faults(tmp_path):
     assert len({case.workload.get("collective", case.workload.get("flow")) for case in run.cases}) >= 4
 
 
-@settings(max_examples=60)
+@settings(max_examples=samples(60))
 @given(strategy(kinds=ALL, workloads=tuple(draw.WORKLOADS)))
 def test_drawn_case_fits_the_lab(case):
     """Every case decodes, can be planned and is permitted, and no fault outlasts the workload."""
@@ -230,7 +231,7 @@ def test_drawn_case_fits_the_lab(case):
 CAREFUL = replace(MINI, safety=SafetyVars(may_disrupt=["host2*"], longest_fault_s=2.0))
 
 
-@settings(max_examples=40)
+@settings(max_examples=samples(40))
 @given(strategy(kinds=ALL, workloads=("flow",), lab=CAREFUL))
 def test_drawn_faults_stay_within_the_labs_policy(case):
     assert all(fault.target.startswith("host2") and fault.for_s <= 2 for fault in case.faults)

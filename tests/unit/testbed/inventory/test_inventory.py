@@ -7,6 +7,7 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from samples import samples
 
 from testbed.errors import ConfigError, UsageError
 from testbed.inventory import ansible_listing
@@ -300,6 +301,21 @@ def test_inventory_group_vars_count_and_invalidate_the_cache(tmp_path):
     assert load(path).mtu == 8000
 
 
+@pytest.mark.parametrize(("mtu", "asked"), [("9000", 1), ("{{ 9000 if inventory_dir else 0 }}", 2)])
+def test_inventory_with_group_vars_in_another_folder_is_asked_for_again_only_with_templates(
+    tmp_path, monkeypatch, mtu, asked
+):
+    """A template may use inventory_dir, so that its answer depends on the folder."""
+    asks = []
+    monkeypatch.setattr(ansible_listing, "_ask", lambda path: asks.append(path) or _listing(MINI))
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        (folder / "group_vars").mkdir(parents=True)
+        (folder / "lab.yml").write_text(f"# {mtu}\n".replace("{{", "").replace("}}", "") + yaml.safe_dump(MINI))
+        (folder / "group_vars" / "all.yml").write_text(f'faultbed_mtu: "{mtu}"\n')
+        load(folder / "lab.yml")
+    assert len(asks) == asked
+
+
 def test_inventory_second_load_uses_the_cache(tmp_path, monkeypatch):
     path = tmp_path / "lab.yml"
     path.write_text(yaml.safe_dump(MINI, sort_keys=False))
@@ -317,7 +333,7 @@ def test_inventory_ignores_the_users_ansible_configuration(tmp_path, monkeypatch
     assert load(path).name == "soft-mini"
 
 
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=samples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_inventory_any_broken_value_is_a_config_error_with_file_and_place(tmp_path, monkeypatch, data):
     """Whatever replaces one leaf of the inventory: it loads, or one clear error names the file."""
