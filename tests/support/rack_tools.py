@@ -1,23 +1,16 @@
 """Stand-ins for the tools of a rack, one program under many names: their documented output, over a state in a file.
 
 They do what the tools' documentation says of the few commands that our plans use, and end with an error on all others.
-Each tool is a shell script that asks a thread of the test's process, one tool at a time: to start Python for each of a
-thousand commands would take most of the time of these tests.
 """
 
-import atexit
 import fnmatch
 import functools
-import io
 import json
-import os
 import re
-import shutil
 import sys
-import tempfile
-import threading
-import traceback
 from pathlib import Path
+
+from served_tools import serve
 
 NAMES = (
     "sonic-db-cli", "sonic-cfggen", "config", "aclshow", "counterpoll", "vtysh", "docker", "systemctl", "mlxlink",
@@ -56,71 +49,20 @@ START = {
 }
 
 
-TOOL = """\
-#!/bin/sh
-printf '%s\\0' "$#" "$0" "$@" > {pipes}/asked
-read -r status < {pipes}/answered
-while IFS= read -r line; do printf '%s\\n' "$line"; done < {pipes}/out
-test "$status" = 0 || cat {pipes}/err >&2
-exit "$status"
-"""
-
-
 def install(folder):
     """Put the stand-ins into a folder; give the path of their state, which is as a healthy rack's."""
-    for name in NAMES:
-        path = folder / name
-        path.write_text(TOOL.format(pipes=_pipes()))
-        path.chmod(0o755)
     state = folder / "state.json"
     state.write_text(json.dumps(START))
+    for name in NAMES:
+        serve(folder / name, functools.partial(_answer, name, state))
     return state
 
 
-@functools.cache
-def _pipes():
-    """The pipes at which a thread of this process answers."""
-    folder = Path(tempfile.mkdtemp(prefix="rack-tools-"))
-    for name in ("asked", "answered"):
-        os.mkfifo(folder / name)
-    atexit.register(shutil.rmtree, folder)
-    threading.Thread(target=_serve, args=(folder,), daemon=True).start()
-    return folder
-
-
-def _serve(folder):
-    # Both pipes are open for reading and writing here, so that neither ever ends.
-    asked, answered = (os.open(folder / name, os.O_RDWR) for name in ("asked", "answered"))
-    rest = b""
-    while True:
-        *words, rest = (rest + os.read(asked, 1 << 16)).split(b"\0")
-        if not words or len(words) < int(words[0]) + 2:
-            rest = b"\0".join((*words, rest))
-            continue
-        out, err = io.StringIO(), io.StringIO()
-        _, program, *argv = map(os.fsdecode, words)
-        status = _status(program, argv, out=out, err=err)
-        (folder / "out").write_text(out.getvalue())
-        (folder / "err").write_text(err.getvalue())
-        os.write(answered, f"{status}\n".encode())
-
-
-def _status(program, argv, *, out, err):
-    try:
-        path = Path(program).parent / "state.json"
-        state = json.loads(path.read_text())
-        printed = globals()["do_" + Path(program).name.lower().replace("-", "_")](state, argv)
-        path.write_text(json.dumps(state))
-    except SystemExit as end:
-        if not isinstance(end.code, str):
-            return end.code
-        print(end.code, file=err)
-    except (AssertionError, LookupError, OSError, ValueError, AttributeError):
-        traceback.print_exc(file=err)
-    else:
-        print("" if printed is None else printed, file=out)
-        return 0
-    return 1
+def _answer(name, state_path, argv, out):
+    state = json.loads(state_path.read_text())
+    printed = globals()["do_" + name.lower().replace("-", "_")](state, argv)
+    state_path.write_text(json.dumps(state))
+    print("" if printed is None else printed, file=out)
 
 
 def do_sonic_db_cli(state, argv):  # noqa: PLR0911 - one for each table

@@ -51,6 +51,7 @@ def switches(preset):
     ]
 
 
+@pytest.mark.process
 def test_playbooks_are_well_formed():
     found = sorted(playbooks().glob("*.yml"))
     assert {path.name for path in found} == {"provision.yml", "verify.yml", "rack.yml", "rack-teardown.yml"}
@@ -60,6 +61,7 @@ def test_playbooks_are_well_formed():
     assert "WARNING" not in done.stderr
 
 
+@pytest.mark.process
 def test_rack_playbook_has_every_role_that_is_not_soft_lab_only_with_its_tag():
     soft = {"roce_host", "fabric_switch", "soft_gpu", "node_code", "verify_host", "verify_fabric"}
     there = {path.name for path in (playbooks() / "roles").iterdir()}
@@ -207,6 +209,7 @@ def on_node(tmp_path, source, **arguments):
     return json.loads(result.read_text())
 
 
+@pytest.mark.process
 @pytest.mark.skipif(not Path("/usr/bin/python3").exists(), reason="nodes have /usr/bin/python3, this machine does not")
 class TestOnNode:
     def test_program_gets_its_desired_state_and_reports_its_changes(self, tmp_path):

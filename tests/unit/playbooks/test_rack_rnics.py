@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 
 import pytest
+from served_tools import serve_script
 
 TOOL = """\
-#!{python} -IS
 # dcb, mlxconfig, mlxreg and ethtool of one RNIC, over its state in a file. `dcb app del` of what is not there fails, as
 # the kernel's dcb_ieee_delapp does.
 import json, pathlib, sys
@@ -76,8 +75,7 @@ def rnic(tmp_path, monkeypatch, program, saved_state, changes):
         (cc / name).write_text(f"{value}\n")
     state.write_text(json.dumps(BEFORE))
     for name in ("dcb", "mlxconfig", "mlxreg", "ethtool"):
-        (tools / name).write_text(TOOL.format(python=sys.executable, state=str(state)))
-        (tools / name).chmod(0o755)
+        serve_script(tools / name, TOOL.format(state=str(state)))
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
     for name, place in (("INFINIBAND", "infiniband"), ("DEBUGFS", "debug"), ("NETDEVS", "net"), ("CONFIGFS", "none")):
         monkeypatch.setattr(role, name, str(tmp_path / place))

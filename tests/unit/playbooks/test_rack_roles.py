@@ -9,6 +9,8 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import samples
+from served_tools import serve_script
 
 from testbed import provision
 from testbed.inventory.ansible_listing import listing
@@ -109,7 +111,7 @@ STEPS = st.lists(
 
 
 @given(steps=STEPS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=samples(60), deadline=None)
 def test_role_teardown_restores_any_sequence_of_changes(steps, tmp_path_factory, saved_state, changes):
     folder = tmp_path_factory.mktemp("host")
     root = host(folder / "root")
@@ -254,7 +256,6 @@ def test_rnic_tool_output_is_decoded(program):
 
 
 MLNX_QOS_TOOL = """\
-#!{python} -IS
 # mlnx_qos of one interface, over its state in a file: what its help says of these options.
 import json, pathlib, sys
 path = pathlib.Path({state!r})
@@ -275,8 +276,7 @@ def test_rnic_dscp_map_follows_the_inventory_and_is_restored(tmp_path, monkeypat
     rnic, state = program("rnic_host"), tmp_path / "state.json"
     before = {str(dscp): dscp >> 3 for dscp in range(64)} | {"26": 0}
     state.write_text(json.dumps(before))
-    (tmp_path / "mlnx_qos").write_text(MLNX_QOS_TOOL.format(python=sys.executable, state=str(state)))
-    (tmp_path / "mlnx_qos").chmod(0o755)
+    serve_script(tmp_path / "mlnx_qos", MLNX_QOS_TOOL.format(state=str(state)))
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     assert rnic.dscp_map(MLNX_QOS) == {}
 
@@ -309,7 +309,6 @@ def test_role_restores_a_removed_file_with_its_private_mode_and_keeps_the_record
 
 
 SETPCI = """\
-#!{python} -IS
 # setpci -s DEVICE ECAP_ACS+OFFSET.w=VALUE, over configuration spaces whose ACS capability is at 0x140; all numbers hex.
 import pathlib, sys
 _, device, what = sys.argv[1:]
@@ -343,8 +342,7 @@ def pcie(tmp_path, monkeypatch, program, saved_state, changes):
         (tmp_path / place / "class").write_text(f"{kind}\n")
         (tmp_path / place / "config").write_bytes(config)
         (folder / name).symlink_to(tmp_path / place)
-    (tmp_path / "setpci").write_text(SETPCI.format(python=sys.executable, folder=str(folder)))
-    (tmp_path / "setpci").chmod(0o755)
+    serve_script(tmp_path / "setpci", SETPCI.format(folder=str(folder)))
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     for name, place in (("PCI", "devices"), ("CMDLINE", "cmdline"), ("MODULES", "modules"), ("DRIVER", "version")):
         monkeypatch.setattr(look, name, str(tmp_path / place))
@@ -499,7 +497,6 @@ def test_ptp_needs_a_second_program_only_with_a_hardware_clock(program):
 
 
 SYSTEMCTL = """\
-#!{python} -IS
 # systemctl over a file of what is active, with what it was told in another.
 import pathlib, sys
 house = pathlib.Path({house!r})
@@ -521,9 +518,8 @@ def clocks(tmp_path, monkeypatch, program, saved_state, changes):
     (root / "proc/sys/kernel/random").mkdir(parents=True)
     (root / "proc/sys/kernel/random/boot_id").write_text("first\n")
     (tmp_path / "active").write_text("chrony.service")
-    for name, text in (("systemctl", SYSTEMCTL.format(python=sys.executable, house=str(tmp_path))), ("ptp4l", "")):
-        (tmp_path / name).write_text(text)
-        (tmp_path / name).chmod(0o755)
+    serve_script(tmp_path / "systemctl", SYSTEMCTL.format(house=str(tmp_path)))
+    (tmp_path / "ptp4l").touch(mode=0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.setattr(role, "SavedState", functools.partial(saved_state, folder=str(folder), root=str(root)))
 

@@ -9,12 +9,11 @@ import base64
 import functools
 import json
 import os
-import sys
 
 import pytest
+from served_tools import serve_script
 
 TOOL = """\
-#!{python} -IS
 # apt-get and dpkg-query over a file of what is installed; `repo` is what can be had, with dependencies.
 import json, pathlib, sys
 house = pathlib.Path({house!r})
@@ -79,8 +78,7 @@ def host(tmp_path, monkeypatch, program, saved_state, changes):
     role, tools = program("rdma_stack"), tmp_path / "bin"
     tools.mkdir()
     for name in ("apt-get", "dpkg-query"):
-        (tools / name).write_text(TOOL.format(python=sys.executable, house=str(tmp_path)))
-        (tools / name).chmod(0o755)
+        serve_script(tools / name, TOOL.format(house=str(tmp_path)))
     (tmp_path / "installed.json").write_text(json.dumps(THERE))
     (tmp_path / "repo.json").write_text(json.dumps(REPO))
     (tmp_path / "root/etc/apt/sources.list.d").mkdir(parents=True)

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import functools
 import json
-import sys
 
 import pytest
 from house import DATA
+from served_tools import serve_script
 
 from testbed.shipped import playbooks
 
@@ -38,7 +38,6 @@ HOSTVARS = {
 FIELDS = ["IP_PROTOCOL", "DST_IP", "SRC_IP", "L4_DST_PORT", "L4_SRC_PORT"]
 
 TOOL = """\
-#!{python} -IS
 # One of SONiC's tools, over ConfigDB in a file, as redis has it: lists are joined, their names end in an at sign.
 import json, pathlib, sys
 tool, args, house = pathlib.Path(sys.argv[0]).name, sys.argv[1:], pathlib.Path({house!r})
@@ -142,8 +141,7 @@ def switch(tmp_path, monkeypatch, program, saved_state, changes, render):
     tools = tmp_path / "bin"
     tools.mkdir()
     for name in ("sonic-cfggen", "sonic-db-cli", "config", "systemctl"):
-        (tools / name).write_text(TOOL.format(python=sys.executable, house=str(tmp_path)))
-        (tools / name).chmod(0o755)
+        serve_script(tools / name, TOOL.format(house=str(tmp_path)))
     (tmp_path / "db.json").write_text(json.dumps(BEFORE))
     (tmp_path / "capability").write_text(f"{{'HASH|NATIVE_HASH_FIELD_LIST': '{','.join(FIELDS)}', 'X': 'true'}}")
     (root / "etc/sonic/frr").mkdir(parents=True)
@@ -372,7 +370,6 @@ def test_sonic_switch_without_hash_capabilities_is_left_alone_with_a_note(switch
 
 
 DCB = """\
-#!{python} -IS
 # iproute2's dcb of one port, over its state in a file, as dcb-pfc(8) and dcb-app(8) have it.
 import json, pathlib, sys
 path = pathlib.Path({state!r})
@@ -400,8 +397,7 @@ def test_linux_switch_sets_pfc_and_dscp_of_the_profile_and_is_restored(
     role, state = load(playbooks() / "module_utils/faultbed_dcb.py"), tmp_path / "state.json"
     before = {"pfc": {str(number): "off" for number in range(8)}, "app": {"0": "0", "26": "1"}}
     state.write_text(json.dumps(before))
-    (tmp_path / "dcb").write_text(DCB.format(python=sys.executable, state=str(state)))
-    (tmp_path / "dcb").chmod(0o755)
+    serve_script(tmp_path / "dcb", DCB.format(state=str(state)))
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
 
     def configure(*, check=False):
