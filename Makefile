@@ -6,6 +6,7 @@ RUN = .venv/bin/
 export PYTHONDONTWRITEBYTECODE =
 # Three for two cores: some unit tests wait for a window, or for the end of a process.
 WORKERS = $(shell expr $$(nproc) \* 3 / 2)
+on_every_core = $(RUN)python -m pytest tests/unit -n $(WORKERS) --dist worksteal
 RUNS = runs
 # Where `make history` keeps runs of earlier days, and how many; a folder for what CI keeps of a level, if there is one.
 HISTORY = runs-kept
@@ -22,11 +23,12 @@ demo: setup ## a real fabric comes up, carries a collective, is hurt three ways,
 setup-tests:
 	@./bootstrap --tests
 
-test: unit ## everything: what needs no lab, then the rest on a soft lab of its own, by one process that owns the lab
+test: setup-tests ## everything: what needs no lab, then the rest on a soft lab of its own, by one process that owns the lab
+	@$(on_every_core) --durations 15
 	@$(RUN)python -m pytest tests/common tests/soft tests/lab tests/experiments --ignore tests/experiments/demo.toml --durations 15
 
-unit: setup-tests ## what needs no lab, on every core
-	@$(RUN)python -m pytest tests/unit -n $(WORKERS) --dist worksteal --durations 15
+unit: setup-tests ## what needs no lab, on every core, but for whole sessions of pytest, Ansible and the like: those in `make test`
+	@$(on_every_core) -m "not slow and not process" --durations 15
 
 bench: setup ## the numbers of docs/numbers.md, as ratios within one run
 	@$(RUN)python -m bench

@@ -36,6 +36,7 @@ def closed_site(tmp_path):
         )
 
 
+@pytest.mark.process
 def test_machine_that_does_not_answer_is_named_and_no_secret_is_written_down(closed_site, monkeypatch):
     monkeypatch.setenv("SOME_TOKEN", "hunter2")
     events = []
@@ -50,6 +51,7 @@ def test_machine_that_does_not_answer_is_named_and_no_secret_is_written_down(clo
     assert not closed_site.control.exists()
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, SystemExit)])
 def test_provision_signal_ends_ansible_and_is_raised(closed_site, number, error):
     before = signal.getsignal(number)
@@ -66,6 +68,7 @@ def test_provision_signal_ends_ansible_and_is_raised(closed_site, number, error)
     assert not any(str(closed_site.artifacts).encode() in argv for argv in running)
 
 
+@pytest.mark.process
 def test_provision_works_outside_the_main_thread(closed_site):
     errors = []
 

@@ -71,6 +71,7 @@ def call(path, *argv):
     return CliRunner().invoke(cli, ["--lab", str(path), "provision", *argv], standalone_mode=False)
 
 
+@pytest.mark.process
 def test_provision_of_a_rack_needs_no_runtime_file_and_audits_failure(rack, tmp_path):
     done = call(rack, "host1", "host2", "--tags", "base_host, split_host")
     assert "host1: " in str(done.exception)
@@ -88,6 +89,7 @@ def test_provision_of_a_rack_needs_no_runtime_file_and_audits_failure(rack, tmp_
     assert local_store(tmp_path / "book", lab="rack-h100").read().book == ()
 
 
+@pytest.mark.process
 def test_provision_check_is_no_change_and_is_not_audited(rack):
     done = call(rack, "--check")
     assert "host4: " in str(done.exception)

@@ -58,6 +58,7 @@ def is_restored(qemu, tmp_path):
     return qemu.links[-1] is True and not list((tmp_path / "faults").glob("*.revert"))
 
 
+@pytest.mark.process
 def test_second_ctrl_c_does_not_skip_the_revert(qemu, tmp_path):
     """The first one begins to clear; the second interrupts that and leaves the revert to the target.
     The end is then unseen: the lab is DIRTY until it is compared.
@@ -76,6 +77,7 @@ def test_second_ctrl_c_does_not_skip_the_revert(qemu, tmp_path):
     assert "heal" in output
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("mute_s", [0.0, 1.0])
 def test_one_ctrl_c_clears_without_a_dirty_mark(qemu, tmp_path, mute_s):
     """This also holds while the holder owes an answer, which used to be taken for the next request's."""
@@ -104,6 +106,7 @@ def test_clear_all_with_a_fault_that_stays_clears_the_others_and_names_it(tmp_pa
     assert cleared == ["host2:rxe0", "host1:rxe0"]
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("how", ["signal", "thread", "SIGKILL"])
 def test_test_killed_during_a_fault_leaves_nothing(qemu, tmp_path, how):
     """pytest-timeout raises in the test (signal) or ends the process (thread); a worker may be killed."""
@@ -132,6 +135,7 @@ def test_it(request):
 """
 
 
+@pytest.mark.process
 def test_xdist_one_worker_has_the_lab_and_the_other_learns_which(tmp_path):
     """pytest-xdist starts one session with one FAULTBED_HOME and a process per worker."""
     (tmp_path / "test_it.py").write_text(HOLDS)

@@ -27,6 +27,7 @@ from waiting import until
 from testbed.observe import counters, fingerprint
 from testbed.tenancy import dirty
 
+pytestmark = pytest.mark.process
 SEED = 25
 LEASE_S, END_S = 12.0, 120.0
 COMMANDS = {

@@ -13,6 +13,7 @@ from house import HOUSE, SUPPORT
 from qmp_server import Qemu
 
 pytest_plugins = ["pytester"]
+pytestmark = pytest.mark.process
 
 CONFTEST = """
 import itertools, os, pathlib, time, types

@@ -493,6 +493,7 @@ def test_plugin_session_that_only_skipped_is_no_pass(pytester):
     assert pytester.runpytest_inprocess("-p", "no:cacheprovider", "--lab=soft").ret == 0
 
 
+@pytest.mark.process
 def test_session_of_workers_that_only_skipped_is_no_pass(pytester):
     """The controller of pytest-xdist did not know what its workers had skipped for, and was green."""
     pytester.makepyfile(test_x=NEEDY.format(need="uplinks >= 200"))
@@ -585,6 +586,7 @@ def pytest_unconfigure(config):
 """
 
 
+@pytest.mark.process
 def test_plugin_loads_nothing_of_the_product_without_lab_tests(pytester):
     """Every pytest session of every project with faultbed installed paid a second of CPU for our imports."""
     pytester.makeconftest(MODULES)

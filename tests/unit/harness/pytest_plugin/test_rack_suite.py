@@ -64,6 +64,7 @@ def is_soft_experiment(nodeid):
     return path.suffix == ".toml" and load_experiment(path).lab_kind == "soft"
 
 
+@pytest.mark.process
 def test_rack_nightly_collects_thirty_items_that_are_not_for_soft_labs_alone(collected):
     """There used to be two experiments only: every module of tests/soft has the mark `soft`, so a rack skips them."""
     ours = [item.nodeid for item in collected if "soft" not in item.marks and not is_soft_experiment(item.nodeid)]
@@ -72,10 +73,12 @@ def test_rack_nightly_collects_thirty_items_that_are_not_for_soft_labs_alone(col
     assert len({name for name in ours if name.startswith("tests/experiments/rack-")}) >= 2
 
 
+@pytest.mark.process
 def test_rack_nightly_collects_no_soft_lab_test(collected):
     assert not [item.nodeid for item in collected if item.nodeid.startswith("tests/soft/")]
 
 
+@pytest.mark.process
 def test_common_tests_carry_needs_and_not_a_kind_of_lab(collected):
     common = [item for item in collected if item.nodeid.startswith("tests/common/")]
     assert common

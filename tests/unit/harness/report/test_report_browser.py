@@ -18,7 +18,10 @@ from harness.report.comparison.compare import compare
 PROGRAM = chromium.installed()
 MOST_BYTES = 3 << 20
 
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium is installed (apt-get install chromium)")
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(PROGRAM is None, reason="no Chromium is installed (apt-get install chromium)"),
+]
 
 TOO_WIDE = """
 [...document.querySelectorAll("main *")]
