@@ -1,4 +1,4 @@
-"""Commands of ours and sessions of pytest, each in a process of its own, forked from one that has imported them already.
+"""Commands of ours and sessions of pytest, each in a process of its own, forked from one that has imported all of it.
 
 To start Python and to import the command line costs a second of CPU time on a small machine; a fork costs hundredths.
 The command has its own process, environment, folder, search path and output, as it has in a shell.
@@ -8,6 +8,7 @@ python -P forked.py     the process that forks: it reads requests, and writes th
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -63,6 +64,7 @@ def next_command() -> dict[str, Any] | None:
     while line := sys.stdin.readline():
         request = json.loads(line)
         importlib.import_module(request["program"])
+        gc.freeze()  # a collection in each command would copy the memory that it shares with this process
         if not (pid := os.fork()):
             return request
         _, status = os.waitpid(pid, 0)

@@ -6,10 +6,6 @@ from importlib.metadata import entry_points
 import hypothesis  # noqa: F401
 import pytest
 
-import harness.cli.experiments.faults
-import harness.pytest_plugin.fixtures
-import harness.pytest_plugin.receipts
-import harness.pytest_plugin.session_lab
 import testbed.provision  # noqa: F401
 
 for plugin in entry_points(group="pytest11"):

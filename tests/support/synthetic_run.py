@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import random
 from dataclasses import dataclass
 
@@ -100,8 +101,8 @@ FLAP, LOSS, THROTTLE = Window(9.412, 10.5), Window(19.377, 22.4), Window(32.871,
 
 def synthetic_run(*, seconds: float = 52.0, fired: bool = True, lab_state: str = "CLEAN") -> Measurements:
     """A ring all-reduce over four hosts that meets a flap, loss and a throttled GPU."""
-    series = _ring(random.Random(11), seconds, faults=True)
-    twin = _ring(random.Random(12), seconds, faults=False)
+    series = _ring(11, seconds, faults=True)
+    twin = _ring(12, seconds, faults=False)
     hosts = [f"host{n}" for n in (1, 2, 3, 4)]
     before = {host: _counters(0, 0, 0) for host in hosts}
     after = {host: _counters(3 if host == "host1" else 0, 0, 1) for host in hosts}
@@ -164,7 +165,9 @@ def _counters(retry: int, gaps: int, naks: int) -> dict[str, int]:
     }
 
 
-def _ring(draw: random.Random, seconds: float, *, faults: bool) -> tuple[RankSeries, ...]:
+@functools.cache
+def _ring(seed: int, seconds: float, *, faults: bool) -> tuple[RankSeries, ...]:
+    draw = random.Random(seed)
     steps: list[list[Iteration]] = [[], [], [], []]
     bins: list[dict[int, float]] = [{}, {}, {}, {}]
     now, index = 0.15, 0

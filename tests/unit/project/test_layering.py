@@ -2,6 +2,7 @@
 
 import ast
 import collections
+import functools
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -29,16 +30,21 @@ FAMILY_FOLDERS = ("inject/kinds", "inject/mechanisms/soft", "inject/mechanisms/r
 ON_THE_NODE = {"pyverbs", "numpy", "nftables", "pynvml"}
 
 
-def imports_of(path: Path) -> Iterator[tuple[str, bool]]:
+@functools.cache
+def imports_of(path: Path) -> tuple[tuple[str, bool], ...]:
     """Modules that a file imports, and whether only for type checking."""
-    tree = ast.parse(path.read_text())
+    return tuple(_imports_of(path))
+
+
+def _imports_of(path: Path) -> Iterator[tuple[str, bool]]:
+    nodes = list(ast.walk(ast.parse(path.read_text())))
     for_types = {
         id(inner)
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((alias.name, id(node) in for_types) for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import shlex
 import subprocess
 from collections.abc import Iterator
@@ -15,10 +16,17 @@ from house import HOUSE
 
 from harness.experiment.needs import parse_need, unmet
 from testbed.inventory import lab_inventory
+from testbed.model.topology import Topology
 from testbed.shipped import inventory_named
 
 TARGETS = ("test", "smoke", "nightly", "soak")
 FILES = sorted((HOUSE / "tests" / "soft").glob("test_*.py")) + sorted((HOUSE / "tests" / "common").glob("test_*.py"))
+
+
+@functools.cache
+def topology_of(lab: str) -> Topology:
+    """The topology of a lab of ours."""
+    return lab_inventory.load(inventory_named(lab)).topology
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +51,7 @@ class Selection:
         """Whether it runs a test, and does not skip it because the lab is too small."""
         if not any(path.is_relative_to(given) for given in self.paths) or self.word not in test.name:
             return False
-        topology = lab_inventory.load(inventory_named(self.lab)).topology
-        return self.slow >= test.slow and not unmet(tuple(map(parse_need, test.needs)), topology)
+        return self.slow >= test.slow and not unmet(tuple(map(parse_need, test.needs)), topology_of(self.lab))
 
 
 def made(target: str, folder: Path, *, ends: str = "") -> subprocess.CompletedProcess[str]:
@@ -73,8 +80,13 @@ def selections(lines: list[str]) -> Iterator[Selection]:
             yield Selection(lab=given.lab, paths=paths, word=given.word, slow=given.marks in ("", "slow"))
 
 
-def needs_in(path: Path) -> Iterator[LabTest]:
+@functools.cache
+def needs_in(path: Path) -> tuple[LabTest, ...]:
     """The tests of a file, with the marks of the file and their own."""
+    return tuple(_needs_in(path))
+
+
+def _needs_in(path: Path) -> Iterator[LabTest]:
     tree = ast.parse(path.read_text())
     marks = [
         one.value for one in tree.body if isinstance(one, ast.Assign) and ast.unparse(one.targets[0]) == "pytestmark"

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import samples, some_of
 from synthetic_run import synthetic_run
 
 from bench.fail_slow import Noise, made_up
@@ -17,6 +18,7 @@ from harness.confidence import share_interval
 from harness.record.measurements import Iteration, Rank, RankSeries
 
 QUIET = Noise(deviation=0.02, memory=0.0, long=0.01, ranks=8)
+RACKED = [(4, 2, 0.02), (8, 4, 0.01), (8, 2, 0.02), (4, 4, 0.02)]
 HARD = Noise(deviation=0.02, memory=0.5, long=0.02, ranks=8)
 
 
@@ -80,7 +82,7 @@ def test_fail_slow_two_percent_are_detected_within_sixty_iterations():
     assert np.median([one.since for one in collected]) == pytest.approx(400, abs=15)
 
 
-@pytest.mark.parametrize("noise", [QUIET, HARD], ids=["independent", "remembering"])
+@pytest.mark.parametrize("noise", some_of([HARD, QUIET], 1), ids=["remembering", "independent"])
 def test_fail_slow_has_at_most_one_false_alarm_in_1000_iterations(noise):
     rng = np.random.default_rng(4)
     false, iterations = 0, 0
@@ -106,7 +108,9 @@ def test_fail_slow_daily_curve_raises_no_alarm(day):
     assert len(detect(made_up(QUIET, 3000, rng, day=day))) <= 3
 
 
-@pytest.mark.parametrize(("ranks", "racks", "day"), [(8, 2, 0.02), (4, 2, 0.02), (8, 4, 0.01), (4, 4, 0.02)])
+@pytest.mark.parametrize(
+    ("ranks", "racks", "day"), some_of([(4, 2, 0.02), (8, 4, 0.01), (8, 2, 0.02), (4, 4, 0.02)], 2)
+)
 def test_fail_slow_shifted_rack_temperatures_raise_no_alarm(ranks, racks, day):
     """A tenth of a day apart, at 1 % noise: against all others that was up to sixty alarms."""
     noise = Noise(deviation=0.01, memory=0.0, long=0.0, ranks=ranks, racks=racks)
@@ -165,7 +169,7 @@ def test_fail_slow_while_learning_reports_none():
     assert detector.smallest in {0.01, 0.02}
 
 
-@settings(max_examples=20)
+@settings(max_examples=samples(20))
 @given(st.integers(2, 9), st.floats(0.5, 1e6), st.integers(0, 50))
 def test_fail_slow_is_independent_of_units(ranks, unit, seed):
     times = made_up(Noise(deviation=0.02, memory=0.0, long=0.0, ranks=ranks), 120, np.random.default_rng(seed))

@@ -172,6 +172,7 @@ def _verdict_of(name, run, expected):
     return next(check.verdict for check in found.checks if check.name.startswith(name))
 
 
+@pytest.mark.usefixtures("drawn_anew")
 def test_bystander_has_a_row_in_the_goodput_chart():
     run = with_bystander(steady)
     assert "bystander host2:rxe1 to host4:rxe1" in goodput_chart(run, observe(run), []).wide

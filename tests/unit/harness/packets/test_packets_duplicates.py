@@ -8,6 +8,7 @@ from click.testing import CliRunner
 from gbn_model import NAK, RQPN, A, B, Wire, frame, go_back_n, only_flow, plays
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import samples
 
 from harness.cli.main import cli
 from harness.packets.analysis import analyse
@@ -45,7 +46,7 @@ def story(flow):
     return actual, episodes
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=samples(200), deadline=None)
 @given(
     play=plays,
     at=st.sampled_from(["receiver", "sender"]),
@@ -65,7 +66,7 @@ def test_duplicates_planted_copy_is_no_go_back(play, at, chosen, numbered):
     assert story(flow) == before
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=samples(100), deadline=None)
 @given(play=plays, chosen=st.lists(st.integers(0, 10_000), min_size=1, max_size=10), after=st.integers(1, 30))
 def test_duplicates_finds_numbered_copies_at_any_delay(play, chosen, after):
     """Behind other packets, behind a NAK, amid a going back."""

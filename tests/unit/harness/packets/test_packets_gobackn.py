@@ -6,6 +6,7 @@ import pytest
 from gbn_model import NAK, RQPN, SPACE, WRITE_FIRST, WRITE_LAST, A, Wire, go_back_n, only_flow, plays
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from samples import samples
 
 from harness.packets.analysis import Analysis, analyse
 
@@ -22,7 +23,7 @@ LOST_AGAIN_IN_GOING_BACK = {
 """PSN 73 is missing, and while it is sent again 72 before it is lost: it fills a hole, but did not come late."""
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=samples(200), deadline=None)
 @example(play=LOST_AGAIN_IN_GOING_BACK, at="receiver")
 @given(play=plays, at=st.sampled_from(["receiver", "sender"]))
 def test_gobackn_correct_flow_breaks_no_rule(play, at):
@@ -145,7 +146,7 @@ def test_gobackn_detects_each_planted_violation(rule):
     assert result == planted
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=samples(100), deadline=None)
 @given(count=st.integers(3, 120), skip=st.integers(1, 50), at=st.integers(0, 10_000), first=st.integers(0, SPACE - 1))
 def test_gobackn_detects_skipped_psns(count, skip, at, first):
     """Everything from some first transmission on has a PSN too high by `skip`."""
@@ -161,7 +162,7 @@ def test_gobackn_detects_skipped_psns(count, skip, at, first):
     assert only_flow(played.wire).broken.get("skipped-psn") == 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=samples(100), deadline=None)
 @given(lost=st.integers(0, 40), beyond=st.integers(1, 6), first=st.integers(0, SPACE - 1))
 def test_gobackn_detects_a_wrong_go_back(lost, beyond, first):
     """After a NAK for the lost PSN, the sender goes back, but not far enough."""
@@ -307,7 +308,7 @@ def test_packets_command_prints_a_table_and_exits_with_the_verdict(tmp_path):
     assert isinstance(done.exception, UsageError)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=samples(40), deadline=None)
 @given(play=plays, at=st.sampled_from(["receiver", "sender"]), seed=st.integers(0, 1000))
 def test_analysis_of_unordered_frames_only_adds_a_note(play, at, seed):
     """Queues of an RNIC are written one after the other: the times say what came first."""

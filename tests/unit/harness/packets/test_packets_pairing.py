@@ -7,6 +7,7 @@ import pytest
 from gbn_model import ACK, SPACE, WRITE_ONLY, A, B, Wire, frame
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import samples
 
 from harness.packets.analysis import analyse
 from traffic.engine.connections import first_psn
@@ -54,7 +55,7 @@ def test_pairing_equal_source_ports_4096_psns_apart_is_right(order):
     assert (analysis.violations, analysis.doubts) == (0, ())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=samples(60), deadline=None)
 @given(
     firsts=st.lists(st.one_of(st.integers(0, SPACE - 1), st.integers(0, 60)), min_size=2, max_size=6, unique=True),
     window=st.integers(1, 8),
@@ -82,7 +83,7 @@ def test_pairing_any_psns_and_equal_source_ports_is_right_or_ambiguous(firsts, w
             assert flow.reply_qpn == flow.dqpn - 0x100
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=samples(30), deadline=None)
 @given(count=st.integers(1, 40), start=st.integers(1, 100_000), seed=st.integers(0, 1000))
 def test_pairing_psns_as_faultbed_gives_them_is_never_ambiguous(count, start, seed):
     firsts = [first_psn(start + 2 * index) for index in range(count)]

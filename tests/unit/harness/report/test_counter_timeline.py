@@ -136,6 +136,7 @@ def test_thinned_merges_short_steps_into_their_mean():
     assert thinned((), 4) == ()
 
 
+@pytest.mark.usefixtures("drawn_anew")
 def test_report_of_ten_minutes_at_ten_samples_a_second_stays_small():
     run = msgspec.structs.replace(synthetic_run(), end_ns=T0 + 600 * S)
     samples = [
@@ -157,6 +158,7 @@ def test_telemetry_file_that_is_not_parquet_is_named(tmp_path):
         report.render(directory.path)
 
 
+@pytest.mark.usefixtures("drawn_anew")
 def test_counters_chart_names_its_rows_and_marks():
     run = synthetic_run()
     inside = {"t0_ns": run.t0_ns, "end_ns": run.end_ns}

@@ -350,6 +350,7 @@ def test_report_draws_links_of_the_workload_thick():
     assert svg.count('class="link used"') == 8
 
 
+@pytest.mark.usefixtures("drawn_anew")
 def test_report_charts_have_no_placeholder_colour_and_no_fixed_size():
     run = synthetic_run()
     for chart in (goodput_chart(run, observe(run), []), iterations_chart(run, [])):

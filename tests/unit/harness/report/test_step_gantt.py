@@ -197,6 +197,7 @@ def test_gantt_needs_a_fault_and_iterations():
     assert gantts(STALLED, [window(start_s=15, end_s=16)], recovered_ns={}) == ()
 
 
+@pytest.mark.usefixtures("drawn_anew")
 def test_gantt_chart_has_a_row_per_rank_and_frames_the_stall():
     chart = gantt_chart(one_of(STALLED), [Band(start_s=2, end_s=3, number=1, colour="#d1495b")])
 

@@ -15,6 +15,7 @@ import pytest
 from engine_labs import RANK_OF, RankEngine, RankLab
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import samples
 from synthetic_run import MS, T0, S, soft_topology, synthetic_run
 
 from bench.fail_slow import Noise, made_up
@@ -83,7 +84,7 @@ def finished(times, counts):
     return msgspec.structs.replace(synthetic_run(), ranks=tuple(ranks), series=tuple(series))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=samples(30), deadline=None)
 @given(st.integers(2, 8), st.integers(50, 70), st.booleans(), st.randoms(use_true_random=False))
 def test_online_alarms_equal_those_of_the_finished_run(ranks, since, in_order, random):
     """Ranks report in any order and stop anywhere: both use the iterations that all have finished, in order."""

@@ -233,6 +233,7 @@ def test_sweep_truncated_verdict_is_run_again(executed):
     assert executed.shares == [0.1, 0.2, 0.4, 0.2]
 
 
+@pytest.mark.usefixtures("drawn_anew")
 def test_point_whose_faults_did_nothing_is_inconclusive_and_has_no_number(executed):
     """Mutation test: a sweep of no-op faults must neither PASS nor plot a curve."""
     executed.acts = {2: {"fired": False}}

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from samples import samples
 
 from inject.fault_plan import FaultSpec, plan_all
 from inject.injector import Injector
@@ -143,7 +144,7 @@ def check_one(data, soft_labs, sizes):
     return faults
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@settings(max_examples=samples(25), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_policy_no_accepted_plan_goes_beyond_it(data, soft_labs):
     check_one(data, soft_labs, FEW)

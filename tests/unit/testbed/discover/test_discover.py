@@ -10,6 +10,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import samples
 
 from testbed import shipped
 from testbed.discover import live
@@ -506,7 +507,7 @@ def documents(text):
         text = text[end:]
 
 
-@settings(max_examples=300)
+@settings(max_examples=samples(300))
 @given(data=st.data())
 def test_discover_unexpected_structure_is_an_error_that_names_the_tool(data):
     """A new version of a tool must not cause a traceback or an invented fact."""

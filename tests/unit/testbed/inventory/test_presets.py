@@ -8,6 +8,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import samples
 
 from testbed.errors import UsageError
 from testbed.inventory.lab_inventory import load
@@ -55,7 +56,7 @@ def test_unknown_preset_is_named_with_the_known_ones():
         inventory_text("hard")
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=samples(30))
 @given(
     racks=st.integers(1, 4),
     hosts=st.integers(1, 5),

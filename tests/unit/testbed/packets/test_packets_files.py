@@ -8,6 +8,7 @@ import pytest
 from gbn_model import go_back_n
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from samples import samples
 from scapy.contrib.roce import _bth_opcodes
 from scapy.layers.inet import IP, UDP
 from scapy.layers.inet6 import IPv6, IPv6ExtHdrFragment, IPv6ExtHdrHopByHop, PadN
@@ -78,7 +79,7 @@ def packets(draw):
     return stack / Raw(draw(payloads))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=samples(200), deadline=None)
 @given(packet=packets())
 def test_decode_returns_every_header_as_sent(packet):
     """After encoding and dissection the layers and fields are equal; encoded again, so are the bytes."""
@@ -100,7 +101,7 @@ def test_opcode_names_match_scapy():
     assert {code: opcode_name(code) for code in _bth_opcodes} == dict(_bth_opcodes)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=samples(60), deadline=None)
 @given(sent=st.lists(packets(), min_size=1, max_size=8), kind=st.sampled_from(["pcap", "pcapng"]))
 def test_decode_agrees_with_scapy(sent, kind, tmp_path_factory):
     """Column by column against scapy, out of a file that scapy wrote."""
@@ -224,7 +225,7 @@ def roce(psn):
     return bytes(ETHER / IP() / UDP(sport=50000, dport=4791) / BTH(opcode=4, dqpn=1, psn=psn) / Raw(b"12345678"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=samples(60), deadline=None)
 @given(
     resolution=st.one_of(st.integers(0, 127), st.integers(128, 255)),
     offset_s=st.one_of(st.just(0), st.integers(-(1 << 63), (1 << 63) - 1), st.integers(-(10**9), 10**9)),
@@ -301,7 +302,7 @@ def test_interface_of_another_section_is_refused(tmp_path):
         read(path)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=samples(150), deadline=None)
 @given(
     changes=st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=4),
     cut=st.one_of(st.none(), st.integers(0, 10_000)),
@@ -339,7 +340,7 @@ def read_bytes(path, content):
     return read(path)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=samples(60), deadline=None)
 @given(place=st.integers(0, 19), field=st.sampled_from([0, 4, 20, -4]), bit=st.integers(0, 31))
 def test_reader_of_one_flipped_bit_in_a_pcapng_length_never_drops_silently(place, field, bit, tmp_path_factory):
     """One flipped bit in a block's type or lengths never drops packets silently.

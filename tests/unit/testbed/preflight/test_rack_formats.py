@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from preflight_states import healthy
 from rack_state import CHRONY, FIRST, LAST, MLNX_QOS, MLXLINK, PCIE, RACK, rack_state, told
+from samples import samples
 
 from testbed import shipped
 from testbed.errors import LabError
@@ -577,7 +578,7 @@ def spoilt(draw):
     return output[:begin] + draw(st.text(max_size=20)) + output[begin + draw(st.integers(0, 20)) :]
 
 
-@settings(max_examples=500)
+@settings(max_examples=samples(500))
 @given(spoilt())
 def test_rack_parsers_accept_any_text(text):
     """What they cannot read they leave out; of no text do they make an error, or a value that no tool tells."""

@@ -18,6 +18,7 @@ import pytest
 from house import DATA
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import samples
 
 from inject.fault_plan import FaultSpec, plan
 from inject.mechanisms.late_binding import bind, connected_qps
@@ -241,7 +242,7 @@ MESS = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=samples(300))
 @given(
     text=st.sampled_from(ALL), start=st.integers(0, 400), end=st.integers(0, 4000), mess=MESS, at=st.integers(0, 2000)
 )
@@ -279,7 +280,7 @@ def test_parsers_survive_truncated_and_garbled_output(text, start, end, mess, at
         assert str(error)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=samples(100))
 @given(data=st.data())
 def test_nccl_tests_truncated_rows_never_give_other_numbers(data):
     """A row is whole or is no row: what is left of one must not be read as a slower or faster one."""

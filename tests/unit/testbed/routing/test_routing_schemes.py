@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import samples
 
 from harness.analysis.links.routing_prediction import ALL_RANKS, flows_of, job_traffic, predict
 from harness.cli.main import cli
@@ -186,7 +187,7 @@ def test_resilient_moves_only_the_flows_of_the_dead_next_hop():
 
 
 @pytest.mark.parametrize("name", SCHEMES)
-@settings(max_examples=30)
+@settings(max_examples=samples(30))
 @given(
     flows=st.lists(
         st.builds(

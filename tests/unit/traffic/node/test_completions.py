@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from memory_fabric import Rnic, modules
+from samples import samples
 
 from testbed.errors import UsageError
 from traffic.flows import flow_run, flow_spec
@@ -34,7 +35,7 @@ def spec_of(kind, qps, depth, size=64):
     return flow_run.FlowSpec(**made, transport=transport, verb=verb, check=check)
 
 
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@settings(max_examples=samples(40), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(kind=st.sampled_from(sorted(KINDS)), qps=st.integers(1, 64), depth=st.integers(0, 20_000))
 def test_flow_accepted_by_the_planner_fits_into_the_completion_queue(monkeypatch, kind, qps, depth):
     """Both ends as the engine makes them: the requests of all QPs at once."""

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import samples
 
 from traffic.node.ranks import elements, pattern
 from traffic.node.ranks.pattern import Pattern
@@ -23,7 +24,7 @@ TYPES = st.sampled_from(sorted(elements.STORED))
     redop=st.sampled_from(["sum", "max", "avg"]),
     order=st.randoms(use_true_random=False),
 )
-@settings(max_examples=80)
+@settings(max_examples=samples(80))
 def test_pattern_reduced_in_any_order_is_the_expected_result(ranks, iteration, dtype, redop, order):
     of = Pattern(ranks, dtype, redop)
     inputs = [of.period(rank, iteration) for rank in range(ranks)]
@@ -122,7 +123,7 @@ def nearest(quotient, dtype):
     divisor=st.integers(1, 300),
     numbers=st.lists(st.integers(0, 1 << 24), min_size=1, max_size=20),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=samples(100), deadline=None)
 def test_exactly_rounds_any_quotient_to_nearest_even(dtype, divisor, numbers):
     numbers = [number % (elements.EXACT[dtype] + 1) for number in numbers]
     result = pattern.exactly(np.array(numbers, dtype=np.int64), divisor, dtype)

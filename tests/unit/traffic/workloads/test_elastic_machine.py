@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samples import samples
 
 from testbed.errors import UsageError
 from testbed.inventory.lab_inventory import load
@@ -90,7 +91,7 @@ class Simulated:
         return self.state
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=samples(300))
 @given(losses=losses, policy=policies, every=st.integers(1, 10))
 def test_job_with_any_losses_ends_and_repeats_at_most_a_checkpoint_interval(losses, policy, every):
     simulated = Simulated(policy, losses, every)
@@ -106,7 +107,7 @@ def test_job_with_any_losses_ends_and_repeats_at_most_a_checkpoint_interval(loss
         assert state.reason
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=samples(200))
 @given(losses=losses, policy=policies)
 def test_every_rank_continues_the_state_of_one_rank_of_each_generation(losses, policy):
     state = Simulated(policy, losses, 5).run()

@@ -11,6 +11,7 @@ from engine_labs import NothingStarts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanes import Lanes, inputs_of
+from samples import samples
 
 from testbed.errors import UsageError
 from testbed.inventory import lab_inventory
@@ -63,7 +64,7 @@ def test_job_sixteen_two_rank_all_reduces_are_independent():
     segment=st.integers(2, 20),
     choice=st.randoms(use_true_random=False),
 )
-@settings(max_examples=60)
+@settings(max_examples=samples(60))
 def test_job_phases_are_right_whichever_rank_is_slow(sizes, names, segment, choice):
     grid = tuple((f"d{index}", size) for index, size in enumerate(sizes))
     phases = tuple(
@@ -93,7 +94,7 @@ def assert_right_whoever_is_slow(made, phases, segment, choice):
     name=st.sampled_from(["all-reduce", "all-gather", "reduce-scatter", "all-to-all", "broadcast"]),
     choice=st.randoms(use_true_random=False),
 )
-@settings(max_examples=30)
+@settings(max_examples=samples(30))
 def test_job_hierarchical_phase_follows_rank_placement(name, choice):
     """A group of four ranks on two hosts reduces within hosts first and across them second, with correct results."""
     phase = JobPhase(along="dp", collective=name, size_bytes=4 * 24, algorithm="hierarchical")

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lanes import Lanes, inputs_of
 from made_traces import by_rank, drawn_trace, operations
+from samples import samples
 from trace_lab import TraceLab
 
 from harness.cli.context import Session
@@ -40,7 +41,7 @@ NETWORK = cost.NETWORKS["soft"]
     most=st.sampled_from([40_000, 1 << 20]),
     choice=st.randoms(use_true_random=False),
 )
-@settings(max_examples=25)
+@settings(max_examples=samples(25))
 def test_batches_with_any_slow_rank_give_correct_results(rows, segment, most, choice):
     trace = drawn_trace(rows)
     batches = replay_batches.batches(trace, ReplaySpec(batch_bytes=most), NETWORK)
