@@ -9,6 +9,7 @@ it is a lower bound that serves to choose an algorithm.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import lcm
 
 import numpy as np
@@ -95,6 +96,7 @@ def shape_for(ranks: int, size_bytes: int, *, group: int = 1, root: int = 0) -> 
     return Shape(ranks=ranks, group=group, root=root, pieces=pieces)
 
 
+@lru_cache(maxsize=1024)
 def best_algorithm(collective: str, shape: Shape, size_bytes: int, network: Network) -> str:
     """Return the algorithm with the shortest predicted time, for `algorithm = "auto"`.
 
