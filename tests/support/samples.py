@@ -1,4 +1,4 @@
-"""How often a property is sampled: all samples in `make nightly`, a fifth in `make unit`, but at least ten."""
+"""How often a property is sampled: all samples in `make nightly`, a fifth in `make unit`, but at least five."""
 
 import os
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 ALL = "FAULTBED_ALL_SAMPLES" in os.environ
-LEAST = 10
+LEAST = 5
 
 
 def samples(count: int) -> int:

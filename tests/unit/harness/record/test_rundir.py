@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from datetime import UTC, datetime
 
@@ -155,13 +156,18 @@ def test_flight_recorders_round_trip_by_rank(tmp_path):
     assert flight["entries"][0]["psn"] == 512
 
 
-@pytest.fixture
-def whole(tmp_path):
-    run = finished(tmp_path, synthetic_run())
+@pytest.fixture(scope="module")
+def whole_once(tmp_path_factory):
+    run = finished(tmp_path_factory.mktemp("runs"), synthetic_run())
     run.write_telemetry(RECORDED, t0_ns=T0)
     run.write_probes(ProbeTrips(), t0_ns=T0)
     run.write_flights([])
     return run
+
+
+@pytest.fixture
+def whole(whole_once, tmp_path):
+    return rundir.RunDir(shutil.copytree(whole_once.path, tmp_path / whole_once.path.name))
 
 
 @pytest.mark.parametrize(

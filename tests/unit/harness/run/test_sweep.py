@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections import Counter
 from datetime import UTC, datetime
@@ -46,18 +47,24 @@ def points(*overs, repeat=1, seed=None):
     return parameters, made
 
 
+@functools.cache
+def measured(*, fired, lab_state, is_control):
+    run = msgspec.structs.replace(synthetic_run(fired=fired, lab_state=lab_state), is_control=is_control)
+    return run, observe(run)
+
+
 def written(decided, out, *, fired=True, error=None, lab_state="CLEAN", code=None, is_control=False, accelerator="tcg"):
     """A run directory of a decided run, with made-up measurements and the verdict that the judge has for them."""
     directory = rundir.create(
         out, experiment=decided.source, name="demo", seed=decided.plan.seed, lab="soft", started=datetime.now(UTC)
     )
-    run = msgspec.structs.replace(synthetic_run(fired=fired, lab_state=lab_state), is_control=is_control)
+    run, observed = measured(fired=fired, lab_state=lab_state, is_control=is_control)
     directory.write_plan(decided.plan)
     environment = rundir.describe_environment(qemu=None, accelerator=accelerator, guest_kernel=None)
     directory.write_environment(msgspec.structs.replace(environment, code=code or environment.code))
     directory.write_measurements(run)
     expected = decided.experiment.expectations
-    output = judge.judge(plan=decided.plan, expectations=expected, run=run, observed=observe(run))
+    output = judge.judge(plan=decided.plan, expectations=expected, run=run, observed=observed)
     if error is not None:
         check = Check(name="harness", verdict=Verdict.ERROR, observed=None, bound=None, unit="", rule="", detail=error)
         output = msgspec.structs.replace(output, checks=(check, *output.checks), verdict=Verdict.ERROR)

@@ -163,7 +163,7 @@ def test_collective_with_any_losses_and_rebuilds_ends_with_correct_results(monke
         waiting = list(fabric.tasks.values())
         while waiting or fabric.step(connections):
             if waiting and choice.random() < 0.2:
-                waiting.pop(choice.randrange(len(waiting))).begin(time.monotonic_ns())
+                waiting.pop(choice.randrange(len(waiting))).begin(CLOCK.monotonic_ns())
             elif waiting:
                 fabric.step(connections)
         try:
@@ -223,7 +223,7 @@ def test_flows_to_one_rnic_with_any_losses_end(monkeypatch, change):
         waiting = senders[:]
         while waiting or fabric.step(connections):
             if waiting and choice.random() < 0.2:
-                waiting.pop().begin(time.monotonic_ns())
+                waiting.pop().begin(CLOCK.monotonic_ns())
             elif waiting:
                 fabric.step(connections)
         assert all(sender.finished for sender in senders), f"seed {seed}: they wait for each other"
@@ -290,7 +290,7 @@ def test_dqplb_finishes_on_the_other_queue_pairs_when_paths_stay_dead(monkeypatc
         waiting = list(fabric.tasks.values())
         while waiting or fabric.step(mortal):
             if waiting and choice.random() < 0.2:
-                waiting.pop(choice.randrange(len(waiting))).begin(time.monotonic_ns())
+                waiting.pop(choice.randrange(len(waiting))).begin(CLOCK.monotonic_ns())
             elif waiting:
                 fabric.step(mortal)
         try:
