@@ -150,11 +150,14 @@ for f in /proc/[0-9]*/stat; do
   esac
 done
 """
+# Namespaces of other programs may be gone although their files are there; those of the lab's switches may not.
 _NAMESPACES = f"""\
 sweep={shlex.quote(_SWEEP)}
 sh -c "$sweep"
 for n in /run/netns/*; do
-  [ -e "$n" ] && nsenter --net="$n" sh -c "$sweep" sweep " in ${{n##*/}}"
+  [ -e "$n" ] || continue
+  nsenter --net="$n" sh -c "$sweep" sweep " in ${{n##*/}}" && continue
+  case " $switches " in *" ${{n##*/}} "*) echo "failed: namespace ${{n##*/}} could not be entered" ;; esac
 done
 """
 _IS_OURS = "tr '\\0' '\\n' < /proc/$p/cmdline | grep -qxE '(traffic|inject|testbed)([.][a-z_]+)+'"
@@ -183,12 +186,16 @@ def heal(lab: Lab, *, only: Collection[str] = (), panic: bool = False, timeout_s
     machines = tuple(name for name in lab.nodes() if not only or name in only)
 
     def one(machine: str) -> list[str]:
-        text = _faults(lab) if panic else script(lab, machine)
+        text = f"{_faults(lab)}true\n" if panic else script(lab, machine)
         try:
             ran = lab.node(machine).run(["sh", "-c", text], check=False, timeout_s=timeout_s)
         except LabError as error:
             return [f"{machine}: failed: {error}"]
-        return [f"{machine}: {line}" for line in ran.stdout.splitlines()]
+        lines = [f"{machine}: {line}" for line in ran.stdout.splitlines()]
+        if ran.rc:  # the script ends with 0: it did not come to its end, or never began
+            said = (ran.stderr.strip() or "no message").splitlines()[-1]
+            lines.append(f"{machine}: failed: its script ended with {ran.rc}: {said}")
+        return lines
 
     with ThreadPoolExecutor(max_workers=len(machines) + 1) as pool:
         here = pool.submit(_lines_of, lambda: _heal_local(lab, most_s=_REVERT_S if panic else None))
@@ -220,7 +227,8 @@ def _faults(lab: Lab) -> str:
 
 def script(lab: Lab, machine: str) -> str:
     """Return the shell script that heals one machine."""
-    lines = [_faults(lab), _NAMESPACES, *_exit_if_missing(lab, machine)]
+    names = [netns for name, netns in _switches(lab) if lab.carrier(name).name == machine]
+    lines = [_faults(lab), f"switches={shlex.quote(' '.join(names))}", _NAMESPACES, *_exit_if_missing(lab, machine)]
     has_snapshot = traits_of(lab.kind).has_snapshot
     before = None if has_snapshot else dirty.baseline(lab.state_dir)
     for link in lab.topology.links:

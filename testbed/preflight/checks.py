@@ -288,6 +288,12 @@ def _leftovers(inventory: Inventory, state: State) -> Iterator[tuple[str, str, s
             yield name, f"nftables table {table}", "none"
 
 
+def _leftovers_unseen(_inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
+    for name, facts in state.items():
+        for tool in facts.failed:
+            yield name, f"{tool} could not list what is there"
+
+
 def _gpu(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
     for host in inventory.topology.hosts:
         for gpu in host.gpus:
@@ -395,6 +401,7 @@ CHECKS: tuple[Check, ...] = (
         right="none",
         do="`faultbed heal` reverts what a fault left behind",
         wrong=_leftovers,
+        unseen=_leftovers_unseen,
     ),
     Check(
         name="soft-gpu",

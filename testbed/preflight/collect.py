@@ -51,7 +51,7 @@ _FEC_APART_S = 2
 """At least this long between the two looks: 8e11 bits of a 400 Gb/s port, enough to see a BER of 1e-11."""
 _IN_NAMESPACE = f"""\
 echo {_MARK}ip; printf 'addr show\\nroute show table all\\n' | ip -d -j -batch -
-echo {_MARK}nft; nft -j list tables 2>/dev/null
+echo {_MARK}nft; nft -j list tables 2>/dev/null || ! command -v nft >/dev/null || echo {_MARK}failed nft
 echo {_MARK}sysctl; sysctl -e {_SYSCTLS} 2>/dev/null"""
 _PICK = "import json,sys; d=json.load(sys.stdin); print(json.dumps({k: d.get(k, {}) for k in sys.argv[1:]}))"
 _CONFIGDB = f"""\
@@ -65,7 +65,7 @@ echo {_MARK}clock; date +%s.%N
 echo {_MARK}rdma; rdma -j link show
 echo {_MARK}gid; grep -Hs . /sys/class/infiniband/*/ports/1/gids/[0-9] /sys/class/infiniband/*/ports/1/gids/[1-3][0-9]
 echo {_MARK}cpu.max; grep -Hs . /sys/fs/cgroup/faultbed.slice/*/cpu.max
-echo {_MARK}unit; systemctl list-units --all --plain --no-legend "faultbed-*"
+echo {_MARK}unit; systemctl list-units --all --plain --no-legend "faultbed-*" || echo {_MARK}failed systemctl
 echo {_MARK}revert; ls /run/faultbed/faults 2>/dev/null"""
 
 
@@ -87,7 +87,8 @@ class Facts:
     """The facts of one node.
 
     `ways` counts the next hops of each prefix, `sends` is (device, gateway) by source, `raw` is the output of rack
-    tools, by tool and device (`mlxlink mlx5_0`).
+    tools, by tool and device (`mlxlink mlx5_0`). `failed` are tools that ended with an error: what they did
+    not list may be there.
     """
 
     interfaces: dict[str, Interface] = field(default_factory=dict)
@@ -102,6 +103,7 @@ class Facts:
     units: dict[str, str] = field(default_factory=dict)
     reverts: list[str] = field(default_factory=list)
     raw: dict[str, str] = field(default_factory=dict)
+    failed: list[str] = field(default_factory=list)
     wall_s: float | None = None
     offset_s: float = 0.0
     offset_error_s: float = 0.0
@@ -279,6 +281,8 @@ def parse(text: str) -> dict[str, Facts]:
             continue
         if section == "raw":
             facts.raw[name] = "\n".join(body)
+        if section == "failed":
+            facts.failed.append(name)
         try:
             _READERS.get(section, _nothing)(facts, "\n".join(body))
         except (ValueError, LookupError, TypeError, AttributeError) as error:

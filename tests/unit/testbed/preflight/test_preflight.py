@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import os
+import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -120,6 +122,29 @@ flap-1.json
 {"peers":{"ctsw1":{"state":"Established","hostname":"ctsw1"}}}
 @@end
 """
+
+
+@pytest.mark.parametrize(
+    ("nft", "systemctl", "failed"),
+    [(0, 0, []), (1, 0, ["nft"]), (0, 1, ["systemctl"]), (1, 3, ["nft", "systemctl"]), (None, 0, [])],
+)
+def test_preflight_leftovers_of_a_tool_that_failed_are_not_right(tmp_path, nft, systemctl, failed):
+    """No unit and no table because the tool failed is not the same as none. Without nft there is no table."""
+    for name, rc in (("nft", nft), ("systemctl", systemctl)):
+        if rc is not None:
+            (tmp_path / name).write_text(f"#!/bin/sh\nexit {rc}\n")
+            (tmp_path / name).chmod(0o755)
+    lines = [*collect._IN_NAMESPACE.splitlines()[1:2], *collect._ON_MACHINE.splitlines()[4:5]]
+    text = "\n".join(["echo @@node host1", *lines, "echo @@end"])
+    path = str(tmp_path) if nft is None else f"{tmp_path}:{os.environ['PATH']}"
+    said = subprocess.run(["/bin/sh", "-c", text], capture_output=True, text=True, check=True, env={"PATH": path})
+    state = parse(said.stdout)
+    assert state["host1"].failed == failed
+    check = next(one for one in CHECKS if one.name == "leftovers")
+    unseen = not_looked(INVENTORY, state, [check])
+    assert [(one.where, one.why) for one in unseen] == [
+        ("host1", f"{one} could not list what is there") for one in failed
+    ]
 
 
 def test_preflight_answer_is_decoded():
