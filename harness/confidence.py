@@ -110,7 +110,7 @@ class Interval:
 
 
 def decide(sign: Literal["min", "max"], bound: float, interval: Interval) -> Verdict:
-    """Where a bound lies to an interval."""
+    """Return the verdict of a bound on a value with an interval: INCONCLUSIVE if the bound is inside."""
     if sign == "max":
         inside, outside = interval.high <= bound, interval.low > bound
     else:
@@ -322,7 +322,7 @@ def mean_interval(values: Floats, *, of: str = "values", level: float = LEVEL) -
 
 
 def resolution(low: float, high: float, *, of: str) -> Interval:
-    """A value that is only known to the resolution of what measured it: `of` says what that is."""
+    """Return the interval of a value that is known only to a resolution; `of` names its source."""
     return Interval(low=max(0.0, low), high=high, method=of, level=1.0)
 
 
@@ -348,7 +348,7 @@ def widened(interval: Interval, log_sd: float, *, freedom: int, source: str) -> 
 
 
 def ratio_interval(over: Interval, under: Interval, ratio: float) -> Interval | None:
-    """A ratio of two values that were measured apart, from the interval of each; None: one of them reaches to 0."""
+    """Return the interval of a ratio from those of both values; None: one interval reaches 0."""
     if min(over.low, under.low, ratio) <= 0:
         return None
     low = math.hypot(*(math.log(one.high / one.low) / 2 for one in (over, under)))
@@ -377,7 +377,7 @@ def share_interval(count: int, total: int, *, level: float = LEVEL, independent:
 
 
 def percentile_interval(values: Floats, percent: float, *, level: float = LEVEL) -> Interval | None:
-    """A percentile of independent values, between two of them, whatever their distribution (order statistics).
+    """Return a percentile's interval between two of the independent values (order statistics, any distribution).
 
     None: so few values that the outermost ones do not hold it with this probability.
     """

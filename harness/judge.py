@@ -135,7 +135,7 @@ def is_noisy(metric: Metric, sign: str, bound: float | str) -> bool:
 def check_expectation(
     expectation: Expectation, observation: Observation | None, problems: Sequence[str], *, noisy: int = 1
 ) -> tuple[Check, ...]:
-    """One check for each bound of an expectation.
+    """Return a check for each bound of an expectation.
 
     `problems` say why the faults it is about are not proven; they matter only for metrics about faults. `noisy` is how
     many noisy checks the run has in all.
@@ -210,12 +210,12 @@ def risk(level: float, noisy: int) -> str:
 
 
 def _deciding(sign: str, observation: Observation) -> Interval | None:
-    """The interval that decides; none for an exact value, for a name, and for a value whose upper end is not known."""
+    """Return the interval that decides; None: the value is exact, a name, or censored at its upper end."""
     return None if sign == "equals" or observation.censored else observation.interval
 
 
 def _is_within(bound: float | str, interval: Interval | None) -> bool:
-    """Whether a censored value, which is above its maximum, may be below it: its least is."""
+    """Return whether a censored value may be below its maximum: the lower end of its interval is."""
     return interval is not None and not isinstance(bound, str) and interval.low <= bound
 
 
@@ -235,7 +235,7 @@ def _compare(sign: str, value: float | str, bound: float | str, *, censored: boo
 
 
 def _unproven_for(metric: Metric, problems: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """What is unproven about the faults that `metric` is about: one fault for `recovery.<id>`, else all."""
+    """Return what is unproven about the faults that `metric` is about: one for `recovery.<id>`, else all."""
     for prefix in PER_FAULT_PREFIXES:
         fault_id = metric.name.removeprefix(prefix)
         if metric.name.startswith(prefix) and fault_id in problems:
@@ -263,7 +263,7 @@ def _fault_check(fault: FaultRun, problems: Sequence[str], t0_ns: int) -> Check:
 
 
 def _routing_checks(plan: Plan, receipt: RoutingReceipt | None) -> list[Check]:
-    """The scheme that the experiment chose routed the workload, as far as kernels, marks and counters show."""
+    """Return checks that the experiment's routing scheme routed the workload, by kernels, marks and counters."""
     scheme = receipt.scheme if receipt is not None else plan.fabric.routing if plan.fabric else ""
     if not scheme:
         return []
@@ -300,7 +300,7 @@ def _on_for(receipt: Receipt | None) -> list[str]:
 
 
 def _ended(name: str, verdict: Verdict, rule: str, detail: str) -> Check:
-    """A check of something that has no number: it went wrong, in words."""
+    """Return a check without a number, whose result is described in words."""
     return Check(name=name, verdict=verdict, observed=None, bound=None, unit="", rule=rule, detail=detail)
 
 
@@ -309,21 +309,21 @@ def _error_checks(errors: Sequence[str]) -> list[Check]:
 
 
 def _workload_checks(run: Measurements) -> list[Check]:
-    """A job that died is what the experiment has found out, and no error of the harness.
+    """Return checks that the workload moved data and did not fail. A failed job is a FAIL, not an ERROR.
 
-    A workload that moved nothing shows nothing of what the faults do to it: a bound on errors would hold all the same.
+    A workload that moved no data does not show what the faults do to it, although a bound on errors would hold.
     """
     if run.failure is not None:
         return [_ended("workload", Verdict.FAIL, "The workload ran to its end", f"it failed: {run.failure}")]
     has_moved = any(any(one.bytes for one in series.samples) or series.iterations for series in run.series)
     if has_moved or run.errors or run.serving is not None:
         return []
-    detail = "no data arrived and no iteration finished: nothing shows what happened to the workload"
+    detail = "no data arrived and no iteration finished, so the effect of the faults is unknown"
     return [_ended("workload", Verdict.INCONCLUSIVE, "The workload moves data", detail)]
 
 
 def _emulation_checks(run: Measurements) -> tuple[Check, ...]:
-    """A soft lab whose links may ask for more than its machine can forward measures the machine."""
+    """Return a check that the emulation can forward the load. Otherwise the run measures the machine."""
     if run.offered_bps is None:
         return ()
     capacity_bps = run.carried_bps
@@ -408,7 +408,7 @@ def _lab_checks(state: LabState, diff: Sequence[str]) -> tuple[Check, ...]:
 
 
 def _empty_receipt(fault: FaultRun) -> Receipt:
-    """The receipt of a fault that was never tried: it proves nothing."""
+    """Return the receipt of a fault that was never prepared. It proves nothing."""
     return Receipt(
         id=fault.plan.id,
         kind=fault.plan.kind,

@@ -24,7 +24,7 @@ def why_unproven_in(run: Measurements, fault: FaultRun) -> tuple[str, ...]:
 
 
 def unproven(receipt: Receipt | None) -> tuple[str, ...]:
-    """Why this receipt does not prove that the fault happened; empty when it does."""
+    """Return why a receipt does not prove that the fault happened; empty if it does."""
     if receipt is None:
         return ("it was never tried",)
     fired = receipt.fired

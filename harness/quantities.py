@@ -51,7 +51,7 @@ def _parse(text: str, units: dict[str, int], what: str, example: str) -> int:
 
 
 def parse_duration_ns(text: str) -> int:
-    """Nanoseconds in "8s", "500ms", "2m", "1.5s", "7d".
+    """Parse a duration such as "8s", "500ms", "2m", "1.5s" or "7d" to ns.
 
     Raises:
         ValueError: not a number with a unit of time.
@@ -83,7 +83,7 @@ def _trim(value: float, digits: int) -> str:
 
 
 def format_duration(ns: float) -> str:
-    """A duration for people: three significant figures or so (`1.3 s`, `77 ms`, `2 min`)."""
+    """Format a duration for people with about three significant figures (`1.3 s`, `77 ms`, `2 min`)."""
     if abs(ns) >= 120e9:  # noqa: PLR2004 - two minutes; below it seconds read better
         return f"{_trim(ns / 60e9, 1)} min"
     short = "0 s" if ns == 0 else f"{_trim(ns, 0)} ns"
@@ -91,7 +91,7 @@ def format_duration(ns: float) -> str:
 
 
 def format_bytes(size: float) -> str:
-    """A number of bytes for people, in powers of 1024 (`1.5 MiB`)."""
+    """Format a number of bytes for people, in powers of 1024 (`1.5 MiB`)."""
     for scale, unit in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if abs(size) >= scale:
             return f"{_trim(size / scale, 2)} {unit}"
@@ -99,6 +99,6 @@ def format_bytes(size: float) -> str:
 
 
 def format_rate(bytes_per_s: float) -> str:
-    """A rate for people, in bits per second (`1.2 Gb/s`, `84 Mb/s`)."""
+    """Format a rate for people, in bits per second (`1.2 Gb/s`, `84 Mb/s`)."""
     bits = bytes_per_s * 8
     return _scaled(bits, ((1e9, "Gb/s"), (1e6, "Mb/s"), (1e3, "kb/s"))) or f"{_trim(bits, 0)} b/s"

@@ -28,14 +28,14 @@ class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 def fail(source: str, path: str, message: str) -> ConfigError:
-    """The error to raise about what stands at `path` (empty: about the whole file)."""
+    """Return the error about the value at `path` (empty: about the whole file)."""
     return ConfigError(f"{source}: {path}: {message}" if path else f"{source}: {message}")
 
 
 def convert(
     raw: object, type_: type[_T], source: str, *, keys: Mapping[str, tuple[str, ...]], path: str = "", section: str = ""
 ) -> _T:
-    """What stands at `path` of the file `source`, as `type_`; `keys` are those of each section, for hints.
+    """Convert the value at `path` of the file `source` to `type_`. `keys` are those of each section, for hints.
 
     Raises:
         ConfigError: it is something else, or a number in it is NaN, infinite or too large.
@@ -64,7 +64,7 @@ def _explain(message: str, at: str, section: str, keys: Mapping[str, tuple[str, 
 
 
 def read(parser: Callable[[str], _T], text: str, source: str, path: str) -> _T:
-    """What a text means; a parser's ValueError becomes a ConfigError with the path."""
+    """Parse a text. A ValueError of the parser becomes a ConfigError with the path."""
     try:
         return parser(text)
     except ValueError as error:
@@ -78,7 +78,7 @@ def one_of(value: str, known: tuple[str, ...], source: str, path: str) -> None:
 
 
 def positive(parser: Callable[[str], int], text: str, source: str, path: str) -> int:
-    """A quantity above 0."""
+    """Parse a quantity that must be above 0."""
     value = read(parser, text, source, path)
     if value <= 0:
         raise fail(source, path, "must be more than 0")

@@ -180,7 +180,7 @@ def exit_code(verdict: Verdict, lab_state: LabState) -> ExitCode:
 
 
 def encode(verdict: VerdictFile) -> bytes:
-    """`verdict.json` as bytes: indented, in the order of the contract, ending in a newline."""
+    """Return the bytes of `verdict.json`: indented, in the order of the contract, ending in a newline."""
     return json_text(verdict)
 
 

@@ -315,7 +315,7 @@ def _expectation(item: _ExpectFile, path: str, source: str, faults: tuple[Fault,
 
 
 def _bound(value: str | float | None, metric: Metric | StopMetric, path: str, source: str) -> float | None:
-    """A bound in the metric's unit: "3s" for a time, a bare number for all others."""
+    """Return a bound in the metric's unit: "3s" for a time, a bare number for all others."""
     if value is None:
         return None
     if metric.unit == "s":

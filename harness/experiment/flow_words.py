@@ -62,7 +62,7 @@ class FlowWords:
 
 
 def between(flow: FlowSpec, src: str, dst: str, *, probe: bool) -> list[FlowSpec]:
-    """The flow between two RNICs, and its probe."""
+    """Return the flow between two RNICs, followed by its probe if `probe`."""
     main = replace(flow, src=src, dst=dst)
     beside = FlowSpec(
         src=src,

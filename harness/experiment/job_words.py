@@ -19,10 +19,10 @@ T = TypeVar("T")
 
 
 def parse_grid(text: str) -> tuple[tuple[str, int], ...]:
-    """Dimensions and their sizes, fastest first.
+    """Parse dimensions and their sizes, fastest first, such as `tp=2,dp=2`.
 
     Raises:
-        ValueError: not such a text.
+        ValueError: the text has another form.
     """
     found = []
     for part in text.split(","):
@@ -34,29 +34,29 @@ def parse_grid(text: str) -> tuple[tuple[str, int], ...]:
 
 
 def parse_phase(text: str) -> JobPhase:
-    """A collective along a dimension.
+    """Parse a collective along a dimension, such as `dp:all-reduce:1MiB`.
 
     Raises:
-        ValueError: not such a text, or its size is none.
+        ValueError: the text has another form, or its size is invalid.
     """
     along, _, rest = text.partition(":")
     name, _, rest = rest.partition(":")
     size, _, algorithm = rest.partition(":")
     if not (along and name and size):
-        raise ValueError("say it as in dp:all-reduce:1MiB, or dp:all-reduce:1MiB:ring")
+        raise ValueError("write it as in dp:all-reduce:1MiB, or dp:all-reduce:1MiB:ring")
     return JobPhase(along=along, collective=name, size_bytes=parse_size_bytes(size), algorithm=algorithm or AUTO)
 
 
 def _checkpoint(text: str) -> tuple[int, int, str]:
-    """Size, every how many iterations, and mode.
+    """Parse size, interval in iterations and mode of checkpoints, such as `4MiB:10:async`.
 
     Raises:
-        ValueError: not such a text.
+        ValueError: the text has another form.
     """
     size, _, rest = text.partition(":")
     every, _, mode = rest.partition(":")
     if every and not every.isdecimal():
-        raise ValueError(f'"{every}" is not a number of iterations; say it as in 4MiB, 4MiB:10 or 4MiB:10:async')
+        raise ValueError(f'"{every}" is not a number of iterations; write it as in 4MiB, 4MiB:10 or 4MiB:10:async')
     return parse_size_bytes(size), int(every or 10), mode or "sync"
 
 
@@ -64,11 +64,11 @@ class Reader(Protocol):
     """Reads one word of a person's, and says where it stands if it makes no sense."""
 
     def __call__(self, parser: Callable[[str], T], text: str, name: str) -> T:
-        """What `parser` makes of it."""
+        """Return the parsed text. `name` is the setting in an error message."""
 
 
 def storage_of(host: str, ingest: str | None, checkpoint: str | None, read: Reader) -> Storage:
-    """A job's storage, from its words `ingest` and `checkpoint`; None: it has none of that."""
+    """Return a job's storage on `host` with the settings `ingest` and `checkpoint`."""
     size_bytes, every, mode = read(_checkpoint, checkpoint, "checkpoint") if checkpoint else (0, 1, MODES[0])
     return Storage(
         host=host,

@@ -362,7 +362,7 @@ LINK_PREFIXES = {
 
 
 def lookup(name: str, fault_ids: Iterable[str]) -> Metric | None:
-    """The metric called `name` in an experiment with these faults, or None."""
+    """Return the metric `name` in an experiment with these faults; None: there is no such metric."""
     if name in METRICS:
         return METRICS[name]
     for prefix, meaning in PER_FAULT_PREFIXES.items():
@@ -375,6 +375,6 @@ def lookup(name: str, fault_ids: Iterable[str]) -> Metric | None:
 
 
 def nearest(name: str, fault_ids: Iterable[str]) -> str | None:
-    """The metric's name that looks most like `name`, if any does."""
+    """Return the name of a metric that resembles `name`, if there is one."""
     names = [*METRICS, *(prefix + fault for prefix in PER_FAULT_PREFIXES for fault in fault_ids)]
     return nearest_word(name, names)

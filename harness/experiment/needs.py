@@ -86,7 +86,7 @@ def _count(name: str, topology: Topology) -> int:
 
 
 def unmet(needs: tuple[Need, ...], topology: Topology) -> tuple[str, ...]:
-    """The needs this lab does not meet, each as a sentence; empty when it fits."""
+    """Return a sentence for each need that the lab does not meet."""
     sentences = []
     for need in needs:
         have = _count(need.name, topology)

@@ -49,7 +49,7 @@ class Replay:
 
 
 def digest(path: str, groups: str | None, source: str) -> str:
-    """SHA-256 of a trace that the experiment `source` names.
+    """Return the SHA-256 of a trace that the experiment `source` names.
 
     Raises:
         UsageError: there is no such trace.
@@ -58,11 +58,11 @@ def digest(path: str, groups: str | None, source: str) -> str:
 
 
 def trace_of(work: Replay, source: str, ranks: int) -> Trace:
-    """What is replayed on so many RNICs.
+    """Return the trace that is replayed on `ranks` RNICs.
 
     Raises:
-        ConfigError: something in the files is wrong; with file and record.
-        UsageError: there are no such files, they are others than planned, or the trace is not for so many ranks.
+        ConfigError: the files are invalid; the message names file and record.
+        UsageError: the files are missing, differ from those planned, or have another number of ranks.
     """
     if digest(work.replay, work.groups, source) != work.sha256:
         raise UsageError(f"{work.replay} has changed since the run was planned; plan it again")
@@ -124,7 +124,7 @@ def keep(work: Replay, source: str, folder: Path) -> None:
 
 
 def _file(text: str, source: str) -> Path:
-    """Where a path of the experiment `source` leads."""
+    """Return the file at a path of the experiment `source`, or its copy beside the experiment."""
     there = Path(source).parent / text
     copy = Path(source).parent / COPY / there.name
     return copy if copy.exists() and not there.exists() else there

@@ -131,7 +131,7 @@ def plan(experiment: Experiment, *, seed: int | None = None, inventory_digest: s
 
 
 def encode(decided: Plan) -> bytes:
-    """`plan.json` as bytes: sorted keys, two spaces, one newline at the end."""
+    """Return the bytes of `plan.json`: sorted keys, two spaces, one newline at the end."""
     return json_text(decided, order="sorted")
 
 
@@ -145,7 +145,7 @@ def decode(content: bytes) -> Plan:
 
 
 def _draw(seed: int, fault_id: str, what: str, choices: int) -> int:
-    """A number in [0, choices). The modulo's bias is below 2**-190 for any number of choices we have."""
+    """Return a number in [0, choices). The modulo's bias is below 2**-190 for any number of choices here."""
     digest = hashlib.sha256(f"{seed}/{fault_id}/{what}".encode()).digest()
     return int.from_bytes(digest, "big") % choices
 

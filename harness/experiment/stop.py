@@ -86,7 +86,7 @@ class Condition:
     verdict: Verdict = Verdict.FAIL
 
     def holds(self, value: float) -> bool:
-        """Whether a value is beyond the bound."""
+        """Return whether a value is beyond the bound."""
         return value > self.bound if self.metric.bound == "max" else value < self.bound
 
 
@@ -149,7 +149,7 @@ class Guard:
 
 
 def judged(verdict: VerdictFile, guard: Guard, *, t0_ns: int) -> VerdictFile:
-    """The verdict with a check for each stop condition; times in it count from `t0_ns`, the workload's start."""
+    """Return the verdict with a check for each stop condition. Times count from `t0_ns`, the workload's start."""
     if not guard.conditions and guard.refused is None:
         return verdict
     added = [_check(condition, guard, t0_ns) for condition in guard.conditions]

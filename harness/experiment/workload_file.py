@@ -256,10 +256,10 @@ def kinds_in(raw: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def workload_of(raw: dict[str, Any], source: str) -> Workload:
-    """The section `[workload]` of the file `source`.
+    """Return the workload of the section `[workload]` in the file `source`.
 
     Raises:
-        ConfigError: something in it makes no sense; with its path.
+        ConfigError: a value is invalid; the message names its path.
     """
     kinds = kinds_in(raw)
     if len(kinds) != 1:

@@ -36,12 +36,12 @@ _STARVED = re.compile(r"lockup|LOCKUP|rcu: |INFO: task .* blocked|NETDEV WATCHDO
 
 
 def errors(log: Sequence[Change]) -> tuple[Change, ...]:
-    """What counts, in order of time."""
+    """Return the messages that are errors, in order of time."""
     return tuple(one for one in log if not any(pattern.search(one.text or "") for pattern in _PASSED_OVER))
 
 
 def broken(log: Sequence[Change]) -> list[str]:
-    """A sentence for each machine whose kernel is not to be trusted any more: the first that it said."""
+    """Return a sentence with the first such message for each machine whose kernel is broken."""
     found: dict[str, str] = {}
     for one in errors([change for change in log if change.subject == "kernel"]):
         if _BROKEN.search(one.text or ""):

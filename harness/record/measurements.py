@@ -320,12 +320,12 @@ def connection_between(run: Measurements, ends: tuple[str, str], *, index: int, 
 
 
 def counter_deltas(run: Measurements) -> dict[str, dict[str, int]]:
-    """Node to counter to growth over the run, for counters read both times; what was reset began again at 0."""
+    """Return counter increments by node for counters read before and after. A counter that was reset began at 0."""
     return counters.deltas(run.counters_before, run.counters_after)
 
 
 def encode(measurements: Measurements) -> bytes:
-    """`measurements.json` as bytes."""
+    """Return the bytes of `measurements.json`."""
     return msgspec.json.encode(measurements) + b"\n"
 
 
@@ -343,12 +343,12 @@ def decode(content: bytes) -> Measurements:
 
 
 def _refuse_contradictions(run: Measurements) -> None:
-    """What all readers rely on, and a file that was edited or put together may lack."""
+    """Reject a file that violates what its readers rely on; it was edited or assembled."""
     rnics = {(host.name, rnic.name) for host in run.topology.hosts for rnic in host.rnics}
     nodes = {*run.topology.host_by_name, *run.topology.switch_by_name}
     for link in run.topology.links:
         if not {link.a.node, link.b.node} <= nodes or (link.rnic is not None and (link.b.node, link.rnic) not in rnics):
-            raise ValueError(f"topology.links: {link.name} ends at what the topology has not")
+            raise ValueError(f"topology.links: {link.name} ends at an unknown node or RNIC")
     if (run.series or run.bystander) and run.end_ns - run.t0_ns > _LONGEST_NS:
         raise ValueError(f"end_ns: {run.end_ns} is more than a month after t0_ns ({run.t0_ns}): no run lasts so long")
     if run.sample_ns <= 0:

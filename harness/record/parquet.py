@@ -13,7 +13,7 @@ __all__ = ["read"]
 
 
 def read(path: Path, schema: pa.Schema) -> pa.Table:
-    """The columns that `schema` names, in its order and types, with the file's own metadata.
+    """Return the columns of `schema`, in its order and types, with the file's own metadata.
 
     Raises:
         UsageError: no such file, not Parquet, cut short, a column is missing or of another type, or has nothing where

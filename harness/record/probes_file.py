@@ -58,10 +58,10 @@ def write(found: ProbeTrips, path: Path, *, t0_ns: int) -> None:
 
 
 def read(path: Path) -> ProbeTrips:
-    """What `write` has written.
+    """Read a file that `write` has written.
 
     Raises:
-        UsageError: it is not there, is not such a file, or has a probe twice.
+        UsageError: the file is missing or has another format, or a probe is repeated.
     """
     table = parquet.read(path, PROBES_SCHEMA)
     told, columns = table.schema.metadata, table.to_pydict()

@@ -173,7 +173,7 @@ class RunDir:
         return self._decoded("packets.json", evidence.read) if (self.path / "packets.json").exists() else None
 
     def read_experiment(self) -> bytes:
-        """The experiment as it was given."""
+        """Return the experiment file as it was given."""
         return self._read("experiment.toml")
 
     def read_plan(self) -> Plan:
@@ -318,7 +318,7 @@ def create(
 
 
 def open_run(path: Path) -> RunDir:
-    """The directory of a finished run.
+    """Return the directory of a finished run.
 
     Raises:
         UsageError: there is none.
@@ -360,7 +360,7 @@ def describe_environment(
     left_out: Sequence[LeftOut] = (),
     routing: str | None = None,
 ) -> Environment:
-    """What this controller is. Reads versions only: no environment variable, no host name, no user name."""
+    """Return the versions and settings of this controller, without environment variables, host or user name."""
     return Environment(
         faultbed=_version("faultbed") or "unknown",
         git=_git_describe(),

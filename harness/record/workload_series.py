@@ -45,7 +45,7 @@ _MOST_TIMES = 5_000
 
 
 def ranks_of(result: Result | None) -> tuple[Rank, ...]:
-    """The ranks of a workload; those of flows are their ends, sources first."""
+    """Return the ranks of a workload. The ranks of flows are their ends, sources first."""
     return tuple(
         Rank(rank=index, host=name.partition(":")[0], rnic=name.partition(":")[2])
         for index, name in enumerate(result.ranks if result else ())
@@ -53,7 +53,7 @@ def ranks_of(result: Result | None) -> tuple[Rank, ...]:
 
 
 def series_of(result: Result) -> tuple[RankSeries, ...]:
-    """Samples and iterations by rank."""
+    """Return samples and iterations by rank."""
     return tuple(
         RankSeries(
             rank=index,
@@ -67,7 +67,7 @@ def series_of(result: Result) -> tuple[RankSeries, ...]:
 def connections_of(
     result: Result | None, paths: Mapping[int, tuple[tuple[str, ...], tuple[str, ...]]]
 ) -> tuple[Connection, ...]:
-    """The queue pairs of a workload; `paths` of data and of ACKs by index of the connection."""
+    """Return the queue pairs of a workload. `paths` has the paths of data and of ACKs by index of the connection."""
     return tuple(
         Connection(
             index=item.index,
@@ -84,14 +84,14 @@ def connections_of(
 
 
 def summary_of(result: CollectiveResult) -> Summary:
-    """Bandwidths of a collective; none if it finished no operation."""
+    """Return the bandwidths of a collective; they are None if no operation finished."""
     if not result.iterations_completed:
         return Summary()
     return Summary(algbw_gbps=result.algbw_gbytes_per_s * _GIGABITS, busbw_gbps=result.busbw_gbytes_per_s * _GIGABITS)
 
 
 def serving_of(result: InferenceResult) -> Serving:
-    """Times to tokens of an inference job."""
+    """Return the token times of an inference job."""
     return Serving(
         ttft_ns=result.ttft_ns,
         tpot_ns=result.tpot_ns,
@@ -100,25 +100,25 @@ def serving_of(result: InferenceResult) -> Serving:
 
 
 def latencies_of(result: FlowsResult) -> tuple[tuple[int, ...], ...]:
-    """Times of the messages of each flow that timed them; of many, every k-th in their order."""
+    """Return the message times of each flow that measured them, thinned to every k-th if there are many."""
     flows = result.flows
     return tuple(flow.latencies_ns[:: -(-len(flow.latencies_ns) // _MOST_TIMES)] for flow in flows if flow.latencies_ns)
 
 
 def bystander_of(result: FlowsResult) -> BystanderRun:
-    """What the bystander carried, and what it lost."""
+    """Return the samples and the failures of the bystander."""
     (flow,) = result.flows
     return BystanderRun(
         src=flow.spec.src,
         dst=flow.spec.dst,
         samples=_summed(flow.samples),
         qp_errors=tuple(error.time_ns for error in flow.qp_errors),
-        failure=None if result.outcome != "failed" else result.where or "nobody knows where",
+        failure=None if result.outcome != "failed" else result.where or "an unknown place",
     )
 
 
 def resilience_of(result: ElasticResult) -> ResilienceRun:
-    """Restarts and final state of a job that restarts after losses."""
+    """Return restarts and final state of a job that restarts after losses."""
     return ResilienceRun(
         restarts=result.restarts,
         states=result.states,

@@ -94,7 +94,7 @@ class Found:
 
 
 def measurements_of(decided: Decided, lab: Lab, found: Found) -> Measurements:
-    """All that was found, in the form of `measurements.json`."""
+    """Return the results of a run in the form of `measurements.json`."""
     result, work = found.result, decided.experiment.workload
     found.errors += kernel_log.broken(found.recorded.changes)
     return Measurements(
@@ -133,7 +133,7 @@ def measurements_of(decided: Decided, lab: Lab, found: Found) -> Measurements:
 
 
 def windows(found: Found) -> dict[str, tuple[int, int]]:
-    """From each fault's first firing (or arming) to its removal."""
+    """Return, by fault id, the time of the first firing (or arming) and that of the removal."""
     windows = {}
     for fault_id, receipt in found.receipts.items():
         start, end = receipt.fired.first_ns or receipt.armed.at_ns, receipt.cleared.at_ns

@@ -48,7 +48,7 @@ class Online:
             self._steps.put((self._number[event["task"]], event["index"], event["compute_ns"]))
 
     def count(self) -> int | None:
-        """How many ranks are slow now; None: not known.
+        """Return how many ranks are slow now; None: unknown.
 
         Raises:
             FaultbedError: the detection has failed.

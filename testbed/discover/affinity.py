@@ -14,7 +14,7 @@ __all__ = ["gpu_beside", "shared_bridges"]
 
 
 def gpu_beside(host: Machine, pcie: str) -> Gpu | None:
-    """The GPU nearest to the device at `pcie`; None when there is no single one, or none below a common bridge."""
+    """Return the GPU nearest to the PCIe device; None: several are equally near, or none is below a common bridge."""
     path = host.paths.get(pcie, ())
     shared = {gpu: shared_bridges(path, host.paths.get(gpu.pcie, ())) for gpu in host.gpus}
     most = max(shared.values(), default=0)
@@ -23,5 +23,5 @@ def gpu_beside(host: Machine, pcie: str) -> Gpu | None:
 
 
 def shared_bridges(one: tuple[str, ...], two: tuple[str, ...]) -> int:
-    """How many steps two PCI paths (root first) have in common; 1 is the root complex alone."""
+    """Return how many steps two PCI paths (root first) have in common; 1 is the root complex alone."""
     return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, two, strict=False)))

@@ -77,10 +77,10 @@ class Answers:
 
 
 def split(machine: str, text: str, *, said: str = "") -> Answers:
-    """What `SCRIPT` printed on a machine, in pieces; `said` is what came by stderr (that sudo wants a password).
+    """Split the output of `SCRIPT` on a machine into its sections. `said` is its stderr, for the error message.
 
     Raises:
-        LabError: it ends too early.
+        LabError: the output is incomplete.
     """
     spaces: dict[str, dict[str, str]] = {"": {}}
     space, section, body = "", "", list[str]()
@@ -104,8 +104,8 @@ def split(machine: str, text: str, *, said: str = "") -> Answers:
 
 
 def stir(pairs: list[tuple[str, str]]) -> list[str]:
-    """The command that sends one empty datagram (port 9, discard) from each address to its subnet's broadcast address.
+    """Return a command that sends an empty datagram (port 9, discard) from each address to its broadcast address.
 
-    A bridge that hears it knows by which port that host is reached, and has no other way to tell.
+    A bridge learns from it by which port a host is reached. It has no other source.
     """
     return ["python3", "-c", _STIR, *(f"{here},{everybody}" for here, everybody in pairs)]

@@ -67,7 +67,7 @@ def draft(
     reached: Mapping[str, Mapping[str, Any]] | None = None,
     silent: Mapping[str, str] | None = None,
 ) -> Draft:
-    """The draft of a lab.
+    """Return the draft of a lab's inventory.
 
     Args:
         machines: what answered.
@@ -135,7 +135,7 @@ def _leave_cables(lab: _Lab, contradictions: Iterable[tuple[End, str]], silent: 
 
 
 def _neither(machine: Machine) -> tuple[str, str]:
-    """What a machine is that is no host and no switch, and what to do."""
+    """Return what a machine is that is neither host nor switch, and what to do about it."""
     if machine.rdma:
         what = "has RNICs and speaks BGP: a host that routes, or a switch (a Linux box in the way)?"
         return what, "it is left out: write it by hand, into the group of what it is"
@@ -144,7 +144,7 @@ def _neither(machine: Machine) -> tuple[str, str]:
 
 
 def text(drafted: Draft) -> str:
-    """The inventory file: a head that says what is open, then YAML."""
+    """Return the inventory file: a head that lists what is open, then YAML."""
     told = ", ".join(f"{count} by {by}" for by, count in drafted.cables.items()) or "none"
     lines = [
         f"# {drafted.name}: a draft, written by `faultbed inventory discover` from what the machines said.",
@@ -186,7 +186,7 @@ def _management(lab: _Lab, machine: Machine) -> dict[str, str] | None:
 
 
 def _front_end(lab: _Lab, host: Machine) -> dict[str, str] | None:
-    """The TCP interface: not an RNIC's, and not the one that SSH comes in by if there is another."""
+    """Return the front end's interface: not an RNIC's, and if possible not the one that SSH uses."""
     rnics = {dev for _, dev in host.rdma}
     able = [x for x in host.own.interfaces.values() if x.addresses and x.name not in rnics and x.kind != "bridge"]
     chosen = [x for x in able if x.name != host.came_in_by] or able
@@ -340,7 +340,7 @@ def _roles(lab: _Lab) -> dict[str, str]:
 
 
 def _racks(lab: _Lab, roles: Mapping[str, str]) -> dict[str, tuple[str, list[str]]]:
-    """Rack name -> (its RTSW, its hosts)."""
+    """Return, by rack name, its RTSW and its hosts."""
     racks: dict[str, tuple[str, list[str]]] = {}
     of_switch = {}
     for name in sorted((name for name, role in roles.items() if role == "rtsw"), key=_natural):
@@ -367,7 +367,7 @@ def _rack(rack: str, members: tuple[str, list[str]], zones: Mapping[str, str]) -
 
 
 def _zones(lab: _Lab, roles: Mapping[str, str]) -> dict[str, str]:
-    """Zones are what hangs together without ATSWs, which are in the first one."""
+    """Return the zone of each switch: a zone is connected without ATSWs. All ATSWs are in the first zone."""
     zones: dict[str, str] = {}
     below = [name for name in sorted(roles, key=_natural) if roles[name] != "atsw"]
     for first in below:
@@ -388,7 +388,7 @@ def _usual(values: Iterable[int], otherwise: int) -> int:
 
 
 def _natural(name: str) -> list[tuple[int, str]]:
-    """A sort key by which host2 comes before host10."""
+    """Return a sort key by which host2 comes before host10."""
     return [(int(part), "") if part.isdigit() else (-1, part) for part in re.findall(r"[0-9]+|[^0-9]+", name)]
 
 

@@ -198,7 +198,7 @@ def machine_of(name: str, answers: Answers) -> Machine:
 
 
 def _take_rdma(found: Machine, body: str) -> None:
-    """The RNICs of a machine; those that cannot be one of a back end are put aside with the reason."""
+    """Add a machine's RNICs. Those that cannot belong to a back end go to `aside` with the reason."""
     taken = []
     for item in _items(body):
         rnic, dev = item["ifname"], item.get("netdev")
@@ -322,7 +322,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _memory_mib(body: str) -> int:
-    """What the firmware gave, up to the next step: a machine keeps a few hundred KiB of it for itself."""
+    """Return the memory that the firmware reports, rounded up, because it keeps a few hundred KiB for itself."""
     ranges = [_RAM.match(line) for line in body.splitlines()]
     total = sum(int(found[2], 16) - int(found[1], 16) + 1 for found in ranges if found)
     return -(-total // (_RAM_STEP_MIB * _MIB)) * _RAM_STEP_MIB
@@ -335,7 +335,7 @@ def _came_in_by(body: str, space: Space) -> str | None:
 
 
 def broadcast(address: str) -> str | None:
-    """The broadcast address of an interface address's subnet; None where there is none (RFC 3021)."""
+    """Return the broadcast address of an interface address's subnet; None: it has none (RFC 3021)."""
     network = ipaddress.IPv4Interface(address).network
     return None if network.prefixlen >= _MAX_PREFIX else str(network.broadcast_address)
 

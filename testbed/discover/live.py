@@ -18,10 +18,10 @@ _SEED = re.compile(r"(?P<name>[a-z][a-z0-9-]*)=(?:(?P<user>[^@=]+)@)?(?P<host>[^
 
 
 def seed(said: str) -> tuple[str, Management]:
-    """A machine as a person names it for discovery: `NAME=[USER@]ADDRESS[:PORT]`.
+    """Parse a machine as the user names it for discovery: `NAME=[USER@]ADDRESS[:PORT]`.
 
     Raises:
-        UsageError: it is not that.
+        UsageError: the text has another form.
     """
     found = _SEED.fullmatch(said)
     if found is None:
@@ -43,14 +43,14 @@ def ask(
     silent: dict[str, str],
     timeout_s: float = 120.0,
 ) -> list[Machine]:
-    """The facts of every machine, all at once.
+    """Query the facts of all machines in parallel.
 
-    Where a machine carries soft switches, the hosts are then made to send one empty datagram each on their front end,
-    and those that carry a bridge are asked again: a bridge knows only what it has heard. Machines that do not answer,
-    or not to the end, are put into `silent` with the reason: one that is down is no reason to know nothing of the rest.
+    If a machine carries soft switches, each host then sends an empty datagram on its front end, and machines with a
+    bridge are queried again: a bridge knows only the hosts from which it received a frame. Machines without a complete
+    answer are added to `silent` with the reason, and discovery continues with the others.
 
     Raises:
-        LabError: none answers.
+        LabError: no machine answers.
     """
 
     def one(name: str) -> Machine:

@@ -54,7 +54,7 @@ def _names(entries: Entries) -> list[str]:
 
 
 def _ssh(name: str, variables: Mapping[str, Any]) -> Iterator[Finding]:
-    """`ansible_host` and `ansible_port` are used as they stand, by Ansible and by faultbed's own SSH."""
+    """Yield invalid values of `ansible_host` and `ansible_port`, which Ansible and our own SSH use literally."""
     host, port = variables.get("ansible_host"), variables.get("ansible_port")
     if host is not None and (not isinstance(host, str) or not host.strip() or set(host) & set("{} /")):
         do = "write an address or a name; templates are not filled in here"
@@ -135,7 +135,7 @@ def _clash(one: _Way, other: _Way) -> bool:
 
 
 def _outlets(entries: Entries, lab: LabVars) -> Iterator[Finding]:
-    """A power cycle must hit the machine that was meant, and no other one."""
+    """Yield wrong or shared outlets, because a power cycle must reach the intended machine only."""
     outlets = {pdu.name: pdu.outlets for pdu in lab.pdus}
     fed = [
         (f"{place}.power[{index}]", one)

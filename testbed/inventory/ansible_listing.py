@@ -33,7 +33,7 @@ _TEMPLATES = (b"{{", b"{%")
 
 
 def listing(path: Path) -> dict[str, Any]:
-    """The JSON of `ansible-inventory --list` for one file.
+    """Return the output of `ansible-inventory --list` for one file, decoded, from the cache if possible.
 
     Raises:
         ConfigError: the file is missing, not YAML, or Ansible refuses it.
@@ -46,7 +46,7 @@ def listing(path: Path) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(kept.read_bytes())
         return found
     answer = _ask(path)
-    with contextlib.suppress(OSError):  # a read-only cache only makes us slow
+    with contextlib.suppress(OSError):  # with a read-only cache the next call is slow, too
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False) as partial:
             json.dump(answer, partial)
@@ -79,7 +79,7 @@ def _refuse_bad_yaml(path: Path, text: str) -> None:
     if not isinstance(root, yaml.MappingNode):
         raise ConfigError(f"{path}: not a YAML inventory: the top must be a mapping with `all:`")
     try:
-        twice, size = _look_through(root)
+        twice, size = _inspect(root)
     except RecursionError:
         raise ConfigError(f"{path}: nested too deep, or an anchor (&) that holds an alias (*) of itself") from None
     if size > _MOST_VALUES:
@@ -90,7 +90,7 @@ def _refuse_bad_yaml(path: Path, text: str) -> None:
 
 
 def _compose(text: str) -> yaml.Node | None:
-    """Compose a document by libyaml, ten times as fast; errors are those of the parser that is always there.
+    """Parse a document with libyaml, which is ten times as fast. Errors are reported by the pure Python parser.
 
     Raises:
         yaml.YAMLError: it is not YAML.
@@ -100,13 +100,13 @@ def _compose(text: str) -> yaml.Node | None:
     return yaml.compose(text, Loader=yaml.SafeLoader)
 
 
-def _look_through(root: yaml.Node) -> tuple[tuple[str, int] | None, int]:
-    """The first key that is written twice in one mapping, with its line, and how many values the aliases make.
+def _inspect(root: yaml.Node) -> tuple[tuple[str, int] | None, int]:
+    """Return the first repeated key of a mapping with its line, and the number of values that aliases expand to.
 
-    Each node is looked at once, however many aliases lead to it: their number grows exponentially with nested anchors.
+    Each node is visited once, because the number of aliases grows exponentially with nested anchors.
 
     Raises:
-        RecursionError: nested too deep, or an anchor holds itself.
+        RecursionError: the nesting is too deep, or an anchor contains itself.
     """
     twice: list[tuple[str, int]] = []
     sizes: dict[int, int] = {}
@@ -136,7 +136,7 @@ def _look_through(root: yaml.Node) -> tuple[tuple[str, int] | None, int]:
 
 
 def _digest(path: Path, text: str) -> str:
-    """A name for what Ansible would read. With templates it carries the path too: they may use inventory_dir."""
+    """Return a digest of what Ansible would read. It includes the path for templates, which may use inventory_dir."""
     beside = [
         (file.relative_to(path.parent), file.read_bytes())
         for folder in ("group_vars", "host_vars")
@@ -153,14 +153,14 @@ def _digest(path: Path, text: str) -> str:
 
 
 def _ask(path: Path) -> dict[str, Any]:
-    """The answer of `ansible-inventory --list`."""
+    """Return the output of `ansible-inventory --list`, decoded."""
     beside = Path(sys.executable).with_name("ansible-inventory")
     program = str(beside) if beside.exists() else which("ansible-inventory")
     if program is None:
         raise UsageError("ansible-inventory is not installed: install faultbed with its dependencies (ansible-core)")
     env = {
         **os.environ,
-        "ANSIBLE_CONFIG": str(playbooks() / "ansible.cfg"),  # not the person's own
+        "ANSIBLE_CONFIG": str(playbooks() / "ansible.cfg"),  # not that of the user
         "ANSIBLE_INVENTORY_ENABLED": "yaml",
         "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true",
         "ANSIBLE_NOCOLOR": "1",

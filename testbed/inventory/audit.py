@@ -50,10 +50,10 @@ _PRESENCE_PING = bytes([6, 0, 0xFF, 6, 0, 0, 0x11, 0xBE, 0x80, 0, 0, 0])
 
 
 def audit(path: Path) -> list[Finding]:
-    """All findings of an inventory file; none when it is right.
+    """Return all findings of an inventory file.
 
     Raises:
-        ConfigError: it cannot be read at all, or is no inventory of ours.
+        ConfigError: the file cannot be read, or is not a faultbed inventory.
     """
     mistakes = Mistakes(collect=True)
     answer = listing(path)
@@ -81,9 +81,9 @@ def audit(path: Path) -> list[Finding]:
 
 
 def unreachable(inventory: Inventory) -> list[Finding]:
-    """What does not answer from here: machines by SSH, BMCs by Redfish or IPMI, PDUs by anything that they may speak.
+    """Return what does not answer from here: machines by SSH, BMCs by Redfish or IPMI, PDUs by any protocol.
 
-    Of a soft lab nothing, because its ports are not in the file.
+    A soft lab has no such findings, because its ports are not in the file.
     """
     if traits_of(inventory.kind).is_emulated:
         return []
@@ -145,7 +145,7 @@ def _unanswered(door: _Door) -> Finding | None:
 
 
 def _ping_rmcp(address: str, port: int) -> None:
-    """An ASF presence ping, which needs no login (ASF 2.0, 3.2.4.1); raises OSError when no answer comes."""
+    """Send an ASF presence ping, which needs no login (ASF 2.0, 3.2.4.1). Raise OSError if no answer arrives."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         asking.settimeout(_REACH_TIMEOUT_S)
         asking.connect((address, port))
@@ -201,7 +201,7 @@ def _safety(entries: Entries, names: set[str]) -> Iterator[Finding]:
 
 
 def _mtu_chain(entries: Entries, lab: LabVars) -> Iterator[Finding]:
-    """What an RNIC sends must pass every port on the way; an RDMA MTU of 4096 must fit at all."""
+    """Yield MTUs that are too small for the RDMA MTU of 4096, or for the RNICs that send through a port."""
     needed = RDMA_MTU_BYTES + ROCE_HEADERS_BYTES
     rnic_mtu = {(name, rnic.name): rnic.mtu or lab.mtu for name, host in entries.hosts.items() for rnic in host.rnics}
     largest = max(rnic_mtu.values(), default=lab.mtu)

@@ -18,7 +18,7 @@ class Finding:
 
 
 def twice(placed: Iterable[tuple[str, str]], what: str, each: str) -> Iterator[Finding]:
-    """Values, as (place, value), that are used at more than one place."""
+    """Yield a finding for each (place, value) whose value an earlier place uses."""
     first: dict[str, str] = {}
     for place, value in placed:
         if value in first:

@@ -53,7 +53,7 @@ class Entries:
     jumps: dict[str, JumpVars] = field(default_factory=dict)
 
     def placed(self) -> Iterator[tuple[str, HostVars | SwitchVars | CarrierVars]]:
-        """All nodes with their places in the file."""
+        """Yield all nodes with their places in the file."""
         yield from ((f"hosts.{name}", host) for name, host in self.hosts.items())
         yield from ((f"{role}.{name}", switch) for name, (role, switch) in self.switches.items())
         yield from ((f"carriers.{name}", carrier) for name, carrier in self.carriers.items())
@@ -73,7 +73,7 @@ class _Taken:
 
 
 def build_topology(entries: Entries, mistakes: Mistakes | None = None) -> Topology:
-    """The topology of checked entries; host links come before uplinks.
+    """Return the topology of checked entries. Host links come before uplinks.
 
     Raises:
         ConfigError: something does not fit; the message names the place. With `mistakes` that collect nothing is
@@ -217,12 +217,12 @@ def _check_numbers(file: Path, place: str, *, mtu: int | None, speed_gbps: int |
 
 
 def _shares_mac(node: HostVars | SwitchVars | CarrierVars) -> bool:
-    """Whether the interfaces of this node may have one MAC together: those of a switch that is a machine."""
+    """Return whether the interfaces of a node may share a MAC address: those of a switch that is a machine."""
     return isinstance(node, SwitchVars) and not traits_of(node.kind).is_emulated
 
 
 def _check_device(file: Path, place: str, name: str, pcie: str | None) -> None:
-    """A device's names go into commands on its machine."""
+    """Reject device names and PCIe addresses that are unsafe in the commands on their machine."""
     if not _DEVICE.fullmatch(name):
         raise mistake(file, f"{place}.name", f'not a device name "{name}": letters, digits, dots, dashes, underscores')
     if pcie is not None and not _PCIE.fullmatch(pcie):
@@ -252,7 +252,7 @@ def _take_address(file: Path, taken: _Taken, place: str, address: str) -> None:
 
 
 def _check_soft(entries: Entries, mistakes: Mistakes) -> None:
-    """What only a soft lab needs: VMs, and a carrier and a namespace for each switch."""
+    """Check what only a soft lab needs: VMs, and a carrier and a namespace for each switch."""
     for place, node in entries.placed():
         if traits_of(node.kind).is_emulated:
             with mistakes.part():
@@ -275,7 +275,7 @@ def _check_soft_node(entries: Entries, place: str, node: HostVars | SwitchVars |
 
 
 def _host_link(entries: Entries, switch: str, index: int, port: PortVars) -> Link:
-    """The link of a switch's host port, if the RNIC at its other end agrees."""
+    """Return the link of a switch's host port, after comparing it with the RNIC at the other end."""
     file = entries.file
     role, _ = entries.switches[switch]
     place = f"{role}.{switch}.ports[{index}]"
@@ -304,7 +304,7 @@ def _host_link(entries: Entries, switch: str, index: int, port: PortVars) -> Lin
 
 
 def _port(switch: str, port: PortVars, mtu: int, speed_gbps: int | None) -> Port:
-    """A switch's end of a cable; what it does not say itself is the lab's, or the other end's."""
+    """Return a switch's end of a link. What it does not specify comes from the lab or from the other end."""
     return Port(
         node=switch,
         netdev=port.netdev,
@@ -347,7 +347,7 @@ def _check_rnics(entries: Entries, host_links: list[Link], mistakes: Mistakes) -
 
 
 def _uplink(entries: Entries, name: str, index: int, port: PortVars) -> list[Link]:
-    """The link of a switch's uplink port as seen from its lower end; none from the higher end."""
+    """Return the link of an uplink port as seen from its lower end; nothing for the upper end."""
     file = entries.file
     role, switch = entries.switches[name]
     place = f"{role}.{name}.ports[{index}]"

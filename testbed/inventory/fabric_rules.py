@@ -14,7 +14,7 @@ _HOST_BITS, _PAIR_BITS = 32, 31
 
 
 def fabric(entries: Entries) -> Iterator[Finding]:
-    """What is wrong with a fabric whose both ends fit everywhere."""
+    """Yield what is wrong with a fabric in which both ends of every link agree."""
     yield from _ends_of_subnets(entries)
     yield from _subnets(entries)
     yield from _loopbacks(entries)
@@ -56,7 +56,7 @@ def _loopbacks(entries: Entries) -> Iterator[Finding]:
 
 
 def _islands(entries: Entries) -> Iterator[Finding]:
-    """Where there are uplinks at all, every switch with hosts must reach every other one; rails alone may have none."""
+    """Yield switches with hosts that the uplinks do not connect to the others. A lab without any uplink is allowed."""
     peers = {name: _peers(entries, name) for name in entries.switches}
     with_hosts = [name for name, (_, switch) in entries.switches.items() if any(port.rnic for port in switch.ports)]
     if not with_hosts or not any(peers.values()):

@@ -22,7 +22,7 @@ _DRAFT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def schema_text() -> str:
-    """The schema as it is in inventory/schema.json."""
+    """Return the text of inventory/schema.json."""
     kinds = (HostVars, SwitchVars, CarrierVars)
     _, parts = msgspec.json.schema_components(kinds, ref_template="#/$defs/{name}")
     variables: dict[str, Any] = {}

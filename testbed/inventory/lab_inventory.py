@@ -123,10 +123,10 @@ class Inventory:
         return tuple(self.management)
 
     def hash_seed(self, switch: str) -> int:
-        """The ECMP hash seed of a switch: the lab's, and in a soft lab with three tiers one for each tier.
+        """Return the ECMP hash seed of a switch: the lab's, or one per tier in a soft lab with three tiers.
 
-        With one for all, a spine gets only flows whose hash has chosen it, so that the same hash chooses the same of
-        its uplinks for all of them, and the others stay empty.
+        With a common seed, a spine gets only flows with certain hash values. The same hash then maps all of them to
+        the same uplink, and the other uplinks stay empty.
         """
         switches = self.topology.switches
         if not traits_of(self.kind).is_emulated or not any(one.role == "atsw" for one in switches):
@@ -189,10 +189,10 @@ def load(path: Path) -> Inventory:
 
 
 def entries_of(path: Path, answer: Mapping[str, Any], mistakes: Mistakes | None = None) -> Entries:
-    """Our variables of every node of a listing, by group.
+    """Return our variables of every node of a listing, by group.
 
     Raises:
-        ConfigError: they are not ours, or wrong. With `mistakes` that collect, nodes that are wrong are left out.
+        ConfigError: a variable is unknown or invalid. If `mistakes` collects, invalid nodes are excluded instead.
     """
     parts = mistakes or Mistakes()
     hostvars: dict[str, dict[str, Any]] = answer["_meta"]["hostvars"]
@@ -231,7 +231,7 @@ def entries_of(path: Path, answer: Mapping[str, Any], mistakes: Mistakes | None 
 
 
 def _members(answer: Mapping[str, Any], group: str) -> list[str]:
-    """Names of a group's hosts and of its children's, in the order of the file."""
+    """Return the names of a group's hosts and of its children's, in the order of the file."""
     found = answer.get(group, {})
     names = list(found.get("hosts", []))
     for child in found.get("children", []):
@@ -240,10 +240,10 @@ def _members(answer: Mapping[str, Any], group: str) -> list[str]:
 
 
 def one_lab(path: Path, entries: Entries) -> LabVars:
-    """The lab-wide variables, which must be the same on every node.
+    """Return the lab-wide variables, which must be the same on every node.
 
     Raises:
-        ConfigError: they are not; the message names the place.
+        ConfigError: they differ, or one is invalid; the message names the place.
     """
     nodes: list[tuple[str, LabVars]] = [(place, node) for place, node in entries.placed()]
     first_place, first = nodes[0]

@@ -31,7 +31,7 @@ _HEAD = """\
 
 
 def inventory_text() -> str:
-    """The inventory as YAML with its head comment."""
+    """Return the inventory as YAML with its head comment."""
     body = yaml.safe_dump(_tree(), sort_keys=False, default_flow_style=None, width=200)
     return _HEAD + body
 
@@ -157,7 +157,7 @@ def _servers(rack: int) -> range:
 
 
 def _link(number: int, rail: int) -> int:
-    """The i of a rack's i-th host link, from 0."""
+    """Return the number of a host link in its rack, from 0."""
     return (number - 1) % SERVERS * RAILS + rail
 
 

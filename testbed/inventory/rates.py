@@ -50,12 +50,12 @@ class Shape:
 
 
 def plain(shapes: Mapping[str, Mapping[str, Shape]]) -> dict[str, dict[str, dict[str, int | None]]]:
-    """Shapes by switch and port, as Ansible gets them."""
+    """Return shapes by switch and port, in the format for Ansible."""
     return {switch: {port: asdict(shape) for port, shape in ports.items()} for switch, ports in shapes.items()}
 
 
 def with_speeds(topology: Topology, lab: LabVars, file: Path) -> Topology:
-    """The topology whose links have the speeds of their tiers, where they give none themselves.
+    """Return the topology in which links without a speed have that of their tier.
 
     Raises:
         ConfigError: a tier has no links, or its taper is not what the cabling gives; the message names the place.
@@ -141,7 +141,7 @@ def _taper(topology: Topology, tier: _Tier, taper: float, speeds: dict[str, floa
 
 
 def _is_above(topology: Topology, link: Link, switch: str) -> bool:
-    """Whether a link leads from a switch to one of a higher role."""
+    """Return whether a link leads from a switch to one of a higher role."""
     roles = topology.switch_by_name
     return link.a.node == switch and roles[link.b.node].role != roles[switch].role
 
@@ -151,7 +151,7 @@ def _tier_of(topology: Topology, link: Link) -> str:
 
 
 def shapes_of(topology: Topology, lab: LabVars, file: Path) -> dict[str, dict[str, Shape]]:
-    """How the ports of a soft lab's switches are shaped, by switch and port; none on a lab without rates.
+    """Return the shapes of a soft lab's ports, by switch and port. A lab without rates has none.
 
     Raises:
         ConfigError: a rate is not possible in the emulation, or the lab is no soft lab; the message names the place.

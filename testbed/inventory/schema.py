@@ -354,7 +354,7 @@ Vars = TypeVar("Vars", HostVars, SwitchVars, CarrierVars, JumpVars)
 
 
 def decode(hostvars: Mapping[str, Any], kind: type[Vars], *, file: Path, place: str) -> Vars:
-    """Our variables of one inventory host as a struct.
+    """Return our variables of one inventory host as a struct.
 
     Raises:
         ConfigError: one is missing, unknown or of a wrong type, is NaN, infinite or too large, or is a template; the
@@ -382,7 +382,7 @@ class Mistake(ConfigError):
 
 
 def mistake(file: Path, place: str, what: str) -> Mistake:
-    """An error in the one form all of them have: `FILE: PLACE: WHAT`."""
+    """Return an error in the common form `FILE: PLACE: WHAT`."""
     return Mistake(file, place, what)
 
 
@@ -395,7 +395,7 @@ class Mistakes:
 
     @contextlib.contextmanager
     def part(self) -> Iterator[None]:
-        """One part of the inventory: a mistake in it ends this part, and collecting goes on with the next one."""
+        """Check one part of the inventory in a `with` block. A collected mistake ends only this block."""
         try:
             yield
         except Mistake as error:
@@ -405,12 +405,12 @@ class Mistakes:
 
 
 def near(word: str, known: list[str]) -> str:
-    """A tail for a message about an unknown word: the nearest known one, or all of them."""
+    """Return the end of a message about an unknown word: the nearest known word, or all of them."""
     return f"; {hint(word, known, otherwise='there are')}"
 
 
 def _told(message: str, *, kind: type[Any], ours: Mapping[str, Any], file: Path, place: str) -> ConfigError:
-    """A msgspec message (`Expected `int`, got `str` - at `$.vm.memory_mib``) in our form."""
+    """Convert a msgspec message (`Expected `int`, got `str` - at `$.vm.memory_mib``) to our form."""
     what, _, tail = message.partition(" - at `$")
     path = tail.rstrip("`")
     where = f"{place}{path}"
@@ -450,7 +450,7 @@ def _steps(path: str) -> list[str]:
 
 
 def _struct_at(kind: type[Any], path: str) -> type[Any]:
-    """The struct type that a message path leads to."""
+    """Return the struct type that a message path leads to."""
     found: Any = msgspec.inspect.type_info(kind)
     for step in _steps(path):
         if step.startswith("["):

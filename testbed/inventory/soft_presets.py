@@ -62,16 +62,16 @@ class Preset:
         return range(1, self.zones * self.ctsws + 1)
 
     def zone_of_rack(self, rack: int) -> int:
-        """The number of a rack's zone."""
+        """Return the number of a rack's zone."""
         return (rack - 1) // self.racks + 1
 
     def racks_of(self, ctsw: int) -> range:
-        """Numbers of the racks in a CTSW's zone."""
+        """Return the numbers of the racks in a CTSW's zone."""
         first = (ctsw - 1) // self.ctsws * self.racks + 1
         return range(first, first + self.racks)
 
     def ctsws_of(self, rack: int) -> range:
-        """Numbers of the CTSWs in a rack's zone."""
+        """Return the numbers of the CTSWs in a rack's zone."""
         first = (rack - 1) // self.racks * self.ctsws + 1
         return range(first, first + self.ctsws)
 
@@ -173,7 +173,7 @@ class _MacKind(IntEnum):
 
 
 def inventory_text(name: str) -> str:
-    """The inventory of a preset, as YAML with its head comment.
+    """Return the inventory of a preset as YAML with its head comment.
 
     Raises:
         UsageError: there is no such preset.
@@ -216,7 +216,7 @@ def _tree(preset: Preset) -> dict[str, Any]:
 
 
 def _switches(preset: Preset) -> dict[str, Any]:
-    """The groups of switches; aggregation switches are above the zones, and counted to the first one."""
+    """Return the groups of switches. Aggregation switches are above the zones, and belong to the first one."""
     ctsws: dict[str, Any] = {f"ctsw{number}": _ctsw(preset, number) for number in preset.all_ctsws}
     if preset.zones > 1:
         zones = {
@@ -333,13 +333,13 @@ def _carrier(preset: Preset) -> dict[str, Any]:
 
 
 def _host_numbers(preset: Preset, rack: int) -> range:
-    """Numbers of a rack's hosts; hosts are numbered over the whole lab from 1."""
+    """Return the numbers of a rack's hosts. Hosts are numbered over the whole lab from 1."""
     first = (rack - 1) * preset.hosts_per_rack + 1
     return range(first, first + preset.hosts_per_rack)
 
 
 def _link_index(preset: Preset, rack: int, number: int, rnic: int) -> int:
-    """The i of a rack's i-th host link, from 0."""
+    """Return the number of a host link in its rack, from 0."""
     return (number - _host_numbers(preset, rack).start) * preset.rnics_per_host + rnic
 
 

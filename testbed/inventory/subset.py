@@ -11,9 +11,9 @@ __all__ = ["without_hosts"]
 
 
 def without_hosts(inventory: Inventory, names: Collection[str]) -> Inventory:
-    """The inventory of the same lab whose topology, and way in, know nothing of these hosts; switches stay.
+    """Return the inventory without some hosts: they are not in the topology or the access paths. Switches stay.
 
-    A soft lab's VMs, and the name of its snapshot, are of the whole inventory: bring that up and reset it by the whole.
+    Start and reset a soft lab with the whole inventory, to which its VMs and the name of its snapshot belong.
     """
     if not names:
         return inventory

@@ -94,7 +94,7 @@ def _downlinks(topology: Topology, scope: _Scope) -> list[str]:
 
 
 def _links_from(topology: Topology, scope: _Scope) -> list[Link]:
-    """Links whose lower end is a switch of this scope."""
+    """Return the links whose lower end is a switch of this scope."""
     names = {switch.name for switch in _switches(topology, scope)}
     return [link for link in topology.links if link.a.node in names]
 
@@ -187,7 +187,7 @@ def resolve(topology: Topology, text: str) -> Target:
 
 
 def _named(topology: Topology, scopes: Iterable[_Scope], word: str) -> list[_Scope]:
-    """What a step without brackets names: a host or a switch of the lab, an RNIC or a GPU of a host."""
+    """Return what a step without brackets names: a host or switch of the lab, an RNIC or GPU of a host."""
     found = []
     for scope in scopes:
         if scope.kind == "lab" and word in topology.host_by_name:
@@ -201,7 +201,7 @@ def _named(topology: Topology, scopes: Iterable[_Scope], word: str) -> list[_Sco
 
 
 def _chosen(topology: Topology, scopes: Iterable[_Scope], word: str, index: str, *, text: str) -> list[_Scope]:
-    """What a step with a class and an index selects inside each of the scopes."""
+    """Return what a step with a class and an index selects inside each of the scopes."""
     if word not in _CLASSES:
         raise UsageError(f'"{text}": no class "{word}"; {hint(word, CLASSES, otherwise="classes are")}')
     what, found, seen = _CLASSES[word], list[_Scope](), list[_Scope]()

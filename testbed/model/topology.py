@@ -137,11 +137,11 @@ class Link:
         return self.rnic is None
 
     def end(self, node: str) -> Port:
-        """The end of this link that is on `node`."""
+        """Return the end of this link that is on `node`."""
         return self.a if self.a.node == node else self.b
 
     def other(self, node: str) -> Port:
-        """The end of this link that is not on `node`."""
+        """Return the end of this link that is not on `node`."""
         return self.b if self.a.node == node else self.a
 
 
@@ -200,11 +200,11 @@ class Topology:
         return tuple(f"{host.name}:{rnic.name}" for host in self.hosts for rnic in host.rnics)
 
     def links_of(self, node: str) -> tuple[Link, ...]:
-        """Links with an end on `node`, in the order of the inventory."""
+        """Return the links with an end on `node`, in the order of the inventory."""
         return tuple(link for link in self.links if node in (link.a.node, link.b.node))
 
     def rnic_link(self, host: str, rnic: str) -> Link:
-        """The link of one RNIC.
+        """Return the link of an RNIC.
 
         Raises:
             UsageError: when there is no such RNIC.

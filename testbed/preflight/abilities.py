@@ -32,7 +32,7 @@ _RELEASE = re.compile(r"\b(20\d{4})\b")
 
 
 def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
-    """Machines whose Python is too old, as the checks do."""
+    """Yield the machines whose Python is too old, in the format of the checks."""
     for name, values in _told(inventory, state):
         version = _version(values.get("python", ""))
         if version is not None and version < OLDEST_PYTHON:
@@ -40,7 +40,7 @@ def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[st
 
 
 def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
-    """What is missing, by machine, with what cannot be done."""
+    """Yield what is missing on each machine, and what cannot be checked or done without it."""
     for name, values in _told(inventory, state):
         if _version(values.get("python", "")) is None:
             yield name, "it does not report its version of Python"

@@ -107,7 +107,7 @@ class Gpu:
         return self.reasons is not None and clocks_set(self.reasons, self.sm_mhz, self.sm_max_mhz)
 
     def has(self, reason: int) -> bool:
-        """Whether that bit of nvmlClocksEventReasons is set."""
+        """Return whether this bit of nvmlClocksEventReasons is set."""
         return bool((self.reasons or 0) & reason)
 
 
@@ -130,7 +130,7 @@ class Qos:
 
 
 def key_values(text: str) -> dict[str, str]:
-    """`Name   : value` lines (mlxlink), and `name value` ones of sysfs by `grep -H` (`path:value`)."""
+    """Parse `Name   : value` lines of mlxlink, or `path:value` lines of sysfs from `grep -H`."""
     found = {}
     for line in _COLOUR.sub("", text).splitlines():
         name, colon, value = line.partition(":")
@@ -151,14 +151,14 @@ def keeps_up(text: str) -> bool | None:
 
 
 def complaint(tool: str, text: str) -> str:
-    """What a tool said in place of an answer, in one line: that it is not there, may not look, or cannot."""
+    """Return the first line of a tool's output in place of an answer: not installed, not permitted, not supported."""
     said = next((line.strip() for line in _COLOUR.sub("", text).splitlines() if line.strip()), "")
     said = _SHELL.sub("", said)
     return f"{tool}: {said[:200]}" if said else f"{tool} says nothing"
 
 
 def pcie_wrong(values: Mapping[str, str]) -> list[Told]:
-    """A PCIe link that is slower or narrower than both its ends can. `values` by the name of the sysfs file."""
+    """Return what is slower or narrower about a PCIe link than its maximum. `values` are by name of the sysfs file."""
     wrong = []
     for what in ("speed", "width"):
         now, most = values.get(f"current_link_{what}"), values.get(f"max_link_{what}")
@@ -168,12 +168,12 @@ def pcie_wrong(values: Mapping[str, str]) -> list[Told]:
 
 
 def pcie_untold(values: Mapping[str, str]) -> list[str]:
-    """The files of sysfs that are not there."""
+    """Return the sysfs files that are missing."""
     return [name for name in _PCIE if name not in values]
 
 
 def link_wrong(values: Mapping[str, str]) -> list[Told]:
-    """An optical or electrical link that is down, without FEC, or whose bits go wrong. `values` from mlxlink."""
+    """Return what is wrong with a link by mlxlink's `values`: it is down, has no FEC, or too many bit errors."""
     wrong = []
     if values.get("State", "Active") != "Active":
         wrong.append((f"State {values['State']}", "Active"))
@@ -192,7 +192,7 @@ def link_wrong(values: Mapping[str, str]) -> list[Told]:
 
 
 def link_untold(values: Mapping[str, str]) -> list[str]:
-    """What mlxlink does not report; of a port that is down it need not tell more than that."""
+    """Return what mlxlink does not report. A port that is down need only report that."""
     if values.get("State", "Active") != "Active":
         return []
     names = ("State", "FEC", *(name for name, _ in _BERS), "Effective Physical Errors")
@@ -200,7 +200,7 @@ def link_untold(values: Mapping[str, str]) -> list[str]:
 
 
 def qos(text: str) -> Qos:
-    """What `mlnx_qos -i` tells."""
+    """Parse the output of `mlnx_qos -i`."""
     trust = re.search(r"Priority trust state:\s*(\w+)", text)
     enabled = re.search(r"PFC configuration:.*?enabled\s+((?:[01]\s+){7}[01])", text, re.DOTALL)
     priority = {
@@ -218,7 +218,7 @@ def qos(text: str) -> Qos:
 
 
 def qos_wrong(have: Qos, *, trust: str, pfc: Iterable[int], priority: Mapping[int, int]) -> list[Told]:
-    """An RNIC that does not do what the lab's QoS profile says. Who trusts no DSCP has no map of them."""
+    """Return how an RNIC differs from the lab's QoS profile. Only an RNIC that trusts DSCP has a map of DSCPs."""
     wrong = []
     if have.trust is not None and have.trust != trust:
         wrong.append((f"trusts {have.trust}", trust))
@@ -249,9 +249,10 @@ def gpus(text: str) -> Gpus:
 
 
 def gpu_wrong(gpu: Gpu) -> list[Told]:
-    """Return what is wrong with a GPU that is silent, throttled, without ECC, or on a narrow link.
+    """Return what is wrong with a GPU: it is silent, throttled, without ECC, or on a narrow PCIe link.
 
-    An idle one may lower its PCIe generation. `testbed.preflight.gpu_health_check` judges its memory and temperature.
+    A lower PCIe generation is allowed while the GPU is idle. `testbed.preflight.gpu_health_check` judges its memory and
+    temperature.
     """
     if gpu.why is not None:
         return [(f"does not answer: {gpu.why}", "an answer")]
@@ -266,7 +267,7 @@ def gpu_wrong(gpu: Gpu) -> list[Told]:
 
 
 def chrony_offset_s(text: str) -> float | None:
-    """How far the system clock is from its sources; None when chrony does not report or has none."""
+    """Return the offset of the system clock from its sources in s; None: chrony does not report, or has no source."""
     cells = text.strip().split(",")
     if len(cells) != _CHRONY_FIELDS or cells[-1] == "Not synchronised":
         return None

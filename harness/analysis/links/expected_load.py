@@ -79,7 +79,7 @@ def expected_loads(run: Measurements) -> ExpectedLoad:
 
 
 def with_expected(loads: Sequence[LinkLoad], expected: ExpectedLoad) -> tuple[LinkLoad, ...]:
-    """The loads, with what each way between switches should have carried beside what it did."""
+    """Return the loads with the expected bytes of each direction between switches."""
     if not expected.bytes_by_way:
         return tuple(loads)
 
@@ -96,7 +96,7 @@ def carried(loads: Sequence[LinkLoad]) -> dict[tuple[str, str], int]:
 
 
 def worst_difference(expected: ExpectedLoad, measured: Mapping[tuple[str, str], int]) -> tuple[float, str] | None:
-    """The largest difference of a way's bytes to those expected, as a share of the fullest way, and where."""
+    """Return the largest difference from the expected bytes, as a share of the largest load, and its place."""
     fullest = max(expected.bytes_by_way.values(), default=0.0)
     if not fullest or not measured:
         return None

@@ -29,7 +29,7 @@ _TIERS: tuple[SwitchRole, ...] = ("rtsw", "ctsw")
 
 
 def names(topology: Topology) -> tuple[str, ...]:
-    """The metrics of links that a lab of this topology has, beside those of all labs."""
+    """Return the metrics of links in a lab of this topology that not all labs have."""
     uplinks = [link.a.node for link in topology.uplinks]
     roles = [topology.switch_by_name[name].role for name in uplinks]
     return (
@@ -54,7 +54,7 @@ def carried_at_most(run: Measurements) -> Mapping[str, float]:
 
 
 def link_metrics(run: Measurements) -> dict[str, Observation]:
-    """All metrics of links."""
+    """Return all metrics of links."""
     loads = [one for one in link_loads(run) if one.is_uplink]
     most = carried_at_most(run)
     roles = {one.name: one.role for one in run.topology.switches}

@@ -65,7 +65,7 @@ class Live:
         self._before_bps: float | None = None
 
     def begin(self, *, start_ns: int, fault_ns: int) -> None:
-        """The workload has started; its goodput from then until the first fault is what the rest is compared with."""
+        """Note the start of the workload. Its goodput until the first fault, at `fault_ns`, is the baseline."""
         with self._lock:
             self._start_ns, self._fault_ns = start_ns, fault_ns
             self._told_ns = time.monotonic_ns()
@@ -90,7 +90,7 @@ class Live:
                 self._kernel.append(change)
 
     def values(self, now_ns: int) -> dict[str, float | None]:
-        """What `harness.experiment.stop.METRICS` names, as it is now; None: not known (yet)."""
+        """Return the current values of `harness.experiment.stop.METRICS`; None: unknown, or not yet known."""
         heard = self.heard_ns() if self.heard_ns is not None else {}
         slow = self.slow_ranks() if self.slow_ranks is not None else None
         with self._lock:

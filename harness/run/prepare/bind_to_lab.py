@@ -66,7 +66,7 @@ def fit(experiment: Experiment, topology: Topology, lab_kind: LabKind) -> Experi
 
 
 def hosts_of(workload: Workload) -> tuple[str, ...]:
-    """Hosts on which a fitted workload has its RNICs, or may have them after a restart."""
+    """Return the hosts whose RNICs a fitted workload uses, or may use after a restart."""
     return tuple(dict.fromkeys(name.partition(":")[0] for name in kind_of(workload).endpoints(workload)))
 
 
@@ -102,7 +102,7 @@ def refuse_absent(experiment: Experiment, faults: Sequence[PlannedFault], places
 
 
 def _fit_capture(experiment: Experiment, names: LabNames) -> tuple[str, ...]:
-    """Full names of the ports, each once."""
+    """Return the full names of the captured ports, without duplicates."""
     ports = []
     for index, text in enumerate(experiment.capture):
         path = f"capture.ports[{index}]"
@@ -113,7 +113,7 @@ def _fit_capture(experiment: Experiment, names: LabNames) -> tuple[str, ...]:
 
 
 def _fit_faults(experiment: Experiment, names: LabNames) -> tuple[Fault, ...]:
-    """The faults with the names of their targets; a selector of several targets is a list the seed chooses from."""
+    """Return the faults with the names of their targets. The seed chooses one if a selector matches several."""
     faults = []
     end_ns = duration_ns(experiment.workload)
     for index, fault in enumerate(experiment.faults):
@@ -143,7 +143,7 @@ def _fit_faults(experiment: Experiment, names: LabNames) -> tuple[Fault, ...]:
 
 
 def _fit_expectations(experiment: Experiment, names: LabNames) -> tuple[Expectation, ...]:
-    """The expectations, with the name of the host where one is expected by a selector."""
+    """Return the expectations with host names in place of selectors."""
     _check_expectations(experiment, names)
     fitted = []
     for index, expectation in enumerate(experiment.expectations):

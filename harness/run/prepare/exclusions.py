@@ -36,7 +36,7 @@ class Unfit:
 
 
 def by_hand(inventory: Inventory, names: Iterable[str]) -> tuple[LeftOut, ...]:
-    """Hosts that a person has named.
+    """Return the hosts that the user has excluded.
 
     Raises:
         UsageError: the lab has no such host.
@@ -47,7 +47,7 @@ def by_hand(inventory: Inventory, names: Iterable[str]) -> tuple[LeftOut, ...]:
 
 
 def only(inventory: Inventory, hosts: Collection[str]) -> Inventory:
-    """The lab as if it had these hosts alone; all of it without any.
+    """Return the inventory with these hosts only, or unchanged if none is given.
 
     Raises:
         UsageError: the lab has no such host.
@@ -66,9 +66,9 @@ def _refuse_unknown(inventory: Inventory, names: Iterable[str], *, option: str =
 
 
 def unfit(inventory: Inventory, state: State, checks: Sequence[Check], already: Iterable[LeftOut] = ()) -> Unfit:
-    """Looks again without the hosts that something is wrong at, until nothing more is any host's.
+    """Exclude hosts with findings, and repeat the checks without them until no host has a finding.
 
-    What a sick host brings about elsewhere (a prefix that no switch has a way to) is gone with it.
+    Consequences of a faulty host elsewhere, such as a prefix without a route, disappear when the host is excluded.
     """
     out = {one.host: one for one in already}
     while True:
@@ -84,9 +84,9 @@ def unfit(inventory: Inventory, state: State, checks: Sequence[Check], already: 
 
 
 def of_outliers(outliers: Iterable[Outlier], already: Iterable[LeftOut]) -> tuple[LeftOut, ...]:
-    """Hosts of pairs that fell out of a burn-in: those that most of them have in common, until none is left.
+    """Return the hosts to exclude for slow or dead pairs of a burn-in, those with the most such pairs first.
 
-    Of a pair that has nothing in common with another one nobody can tell which end it is: both are left out.
+    If a pair shares no host with another such pair, the faulty end is ambiguous, and both hosts are excluded.
     """
     known, found = {one.host for one in already}, dict[str, LeftOut]()
     left = [(one, {end.partition(":")[0] for end in (one.pair.src, one.pair.dst)}) for one in outliers]
@@ -99,7 +99,7 @@ def of_outliers(outliers: Iterable[Outlier], already: Iterable[LeftOut]) -> tupl
 
 
 def silent_hosts(silent: Mapping[str, str]) -> tuple[LeftOut, ...]:
-    """Hosts that did not answer preflight."""
+    """Return the hosts that did not answer preflight."""
     return tuple(LeftOut(host=host, why=f"{REACH}: {why}") for host, why in silent.items())
 
 
@@ -129,7 +129,7 @@ def find(
 
 
 def _host_of(topology: Topology, where: str) -> str | None:
-    """The host that a finding is at: itself, or the one at the other end of a switch's port."""
+    """Return the host of a finding: the host itself, or the host at the other end of a switch port; None: neither."""
     name = where.partition(" ")[0]
     if (host := name.partition(":")[0]) in topology.host_by_name:
         return host

@@ -59,18 +59,18 @@ class Preflight:
         return tuple(sorted(names))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, ready for JSON."""
+        """Return plain data, ready for JSON."""
         hosts = msgspec.to_builtins(self.leave_out)
         return {**asdict(self), "leave_out": list(hosts), "bad_nodes": self.bad_hosts}
 
 
 def names(inventory: Inventory) -> tuple[str, ...]:
-    """The names of all checks of this kind of lab, in their order."""
+    """Return the names of all checks of this kind of lab, in their order."""
     return (*(check.name for check in ALL_CHECKS if inventory.kind in check.labs), RESERVATIONS, BURNIN)
 
 
 def _unseen(inventory: Inventory, state: State, out: Iterable[str], *, with_burnin: bool) -> list[NotLooked]:
-    """What is not looked at, the burn-in's too: that of RNICs that are broken anyway, or all of it."""
+    """Return what is not checked. For the burn-in these are the RNICs in `out`, or all."""
     found = not_looked(inventory, state, ALL_CHECKS)
     if not with_burnin:
         return [*found, NotLooked(check=BURNIN, where=inventory.name, why="it was left out (--no-burn-in)")]
@@ -121,7 +121,7 @@ def preflight(
 
 
 def _burn_in(lab: Lab, out: set[str], progress: Callable[[str], None]) -> tuple[Burnin | None, list[Wrong]]:
-    """The burn-in of RNICs that are not `out`, and what is wrong by it; None when nothing could be measured."""
+    """Run the burn-in of all RNICs but `out`. Return it (None: it failed) and its findings."""
     inventory = lab.inventory_model
     told = f", without {', '.join(sorted(out))}" if out else ""
     progress(f"burn-in: latency and bandwidth of all pairs, one after the other{told}")
@@ -156,7 +156,7 @@ def _silent(one: tuple[str, str]) -> Wrong:
 
 
 def broken(topology: Topology, wrong: Iterable[Wrong]) -> set[str]:
-    """RNICs that a check has found unfit to carry anything, at either end of their cable."""
+    """Return the RNICs that a check found unfit to carry traffic, at either end of their link."""
     at = {item.where.partition(" ")[0] for item in wrong if item.check in _FATAL}
     found = set()
     for link in topology.links:
@@ -168,7 +168,7 @@ def broken(topology: Topology, wrong: Iterable[Wrong]) -> set[str]:
 
 
 def suspects(outliers: tuple[Outlier, ...]) -> list[str]:
-    """RNICs at the ends of outliers, most often seen first."""
+    """Return the RNICs of slow or dead pairs, the most frequent first."""
     ends = [end for outlier in outliers for end in (outlier.pair.src, outlier.pair.dst)]
     return sorted(set(ends), key=lambda end: (-ends.count(end), end))
 

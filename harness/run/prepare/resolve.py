@@ -105,9 +105,9 @@ def _planned(experiment: Experiment, planned: Plan, inventory: Inventory) -> tup
 
 
 def touched(decided: Decided, topology: Topology) -> tuple[str, ...]:
-    """Hosts of workload and bystander, and what the faults touch: what a run on a rack lab must have for itself.
+    """Return the hosts of workload and bystander and the targets of the faults: what a run on a rack lab reserves.
 
-    Probes go between all hosts. A run on a soft lab has the whole lab, because it puts it back into its snapshot.
+    Probes run between all hosts. A run on a soft lab reserves the whole lab, because it restores the snapshot.
     """
     return _touched(decided.experiment, decided.faults, topology, decided.hosts)
 
@@ -126,7 +126,7 @@ def _touched(
 
 
 def refusal(decided: Decided, inventory: Inventory) -> safety.Forbidden | None:
-    """Why the lab's owner would not allow the faults of a run; None: he does."""
+    """Return why the lab's policy forbids the faults of a run; None: it allows them."""
     try:
         for fault in decided.faults:
             safety.check(fault, inventory)

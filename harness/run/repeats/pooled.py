@@ -184,7 +184,7 @@ def _exact_checks(
 
 
 def _question(check: Check) -> tuple[str, str, str]:
-    """What a check asks, in every run alike: its name, how it compares, and its bound."""
+    """Return what identifies a check in all runs: its name, its comparison and its bound."""
     return check.name, re.split(r"[.,]", check.rule)[0], str(check.bound)
 
 

@@ -22,11 +22,11 @@ _FAULT, _EXPECT = "[[faults]]", "[[expect]]"
 
 
 def smallest(count: int, fails: Callable[[tuple[int, ...]], bool]) -> tuple[int, ...]:
-    """A subset of 0 .. count - 1 that fails, and of which no single one can be left out.
+    """Return a subset of 0 .. count - 1 that fails and of which no single element can be removed.
 
     Args:
-        count: how many there are; all of them together are known to fail.
-        fails: whether a subset (ascending) does. It is asked once for each.
+        count: number of elements, which together are known to fail.
+        fails: whether a subset (ascending) fails. It is called once per subset.
     """
     known: dict[tuple[int, ...], bool] = {}
 
@@ -51,12 +51,12 @@ def smallest(count: int, fails: Callable[[tuple[int, ...]], bool]) -> tuple[int,
 
 
 def without(source: bytes, ids: Sequence[str], keep: Sequence[int]) -> bytes:
-    """An experiment file with only some of its faults, and without what it expects of the others.
+    """Return an experiment file with only some of its faults, without the expectations about the others.
 
     Args:
         source: the file.
-        ids: the names of its faults, in its order; the names that were implied are written out.
-        keep: which of them stay, ascending.
+        ids: the names of its faults, in its order. Implied names are written out.
+        keep: which faults stay, ascending.
 
     Raises:
         UsageError: faults or expectations are not written as tables of their own (`[[faults]]`).
@@ -67,7 +67,9 @@ def without(source: bytes, ids: Sequence[str], keep: Sequence[int]) -> bytes:
     faults = [piece for piece in pieces if piece.startswith(_FAULT)]
     whole = tomllib.loads(text)
     if len(faults) != len(whole.get("faults", ())) or len(ids) != len(faults):
-        raise UsageError("write each fault as a table of its own, [[faults]]: others cannot be taken away one by one")
+        raise UsageError(
+            "write each fault as a table of its own, [[faults]]; inline faults cannot be removed one by one"
+        )
     stays = {ids[number] for number in keep}
     kept, number = [], -1
     for piece in pieces:
@@ -100,7 +102,7 @@ def _named(piece: str, name: str) -> str:
 
 
 def _tail(piece: str) -> str:
-    """The comments at the end of a table that is taken away: they are about the next one."""
+    """Return the comments at the end of a removed table, which belong to the next table."""
     body = piece.rstrip("\n").split("\n")
     tail: list[str] = []
     while body and (body[-1].startswith("#") or not body[-1].strip()):

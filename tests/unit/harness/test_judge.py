@@ -518,7 +518,7 @@ def test_judge_workload_that_moved_nothing_is_inconclusive_although_its_faults_a
     result = verdict_of(msgspec.structs.replace(run, series=silent), at_most("qp_errors", 0))
     assert result.verdict is INCONCLUSIVE
     assert [check.detail for check in result.checks if check.name == "workload"] == [
-        "no data arrived and no iteration finished: nothing shows what happened to the workload"
+        "no data arrived and no iteration finished, so the effect of the faults is unknown"
     ]
 
 

@@ -391,7 +391,7 @@ def test_routing_conflicts_counts_worse_placements():
         ),
         (("predict", "--grid", "dp=4"), "--grid and --phase go together"),
         (("predict", "--grid", "dp=2x", "--phase", "dp:all-reduce:1MiB"), '--grid dp=2x: "dp=2x" is not a dimension'),
-        (("predict", "--grid", "dp=6", "--phase", "dp:all-reduce"), "--phase dp:all-reduce: say it as in"),
+        (("predict", "--grid", "dp=6", "--phase", "dp:all-reduce"), "--phase dp:all-reduce: write it as in"),
         (("predict", "--grid", "dp=6", "--phase", "tp:all-reduce:1MiB"), 'the grid has no dimension "tp"; it has dp'),
         (("predict", "--grid", "dp=4", "--phase", "dp:all-reduce:1MiB"), "dp 4 has 4 ranks, but the job has 6"),
         (
