@@ -81,7 +81,12 @@ def outcome_of(case: Case, verdict: VerdictFile, *, run_dir: Path | None = None)
         )
     idle = Counter(one.kind for one in verdict.faults if not one.armed.ok and one.fired.count <= 0)
     acted = Counter(fault.kind for fault in case.faults) - idle
-    expected = {name for kind in acted for name in CATALOGUE[kind].may_fail}
+    expected = {
+        name
+        for fault in case.faults
+        if fault.kind in acted
+        for name in CATALOGUE[fault.kind].may_fail_with(fault.params)
+    }
     return Outcome(
         verdict=verdict.verdict,
         failures={name: detail for name, detail in bad.items() if name not in expected},

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from inject.kinds.kind import Example, Param, Trait, described
+from testbed.node.gpu.health import SHUTDOWN_C
 
 __all__ = ["KINDS"]
 
@@ -113,6 +117,15 @@ _XID = described(
     colour="#94d2bd",
 )
 
+
+def _is_corrected(params: Mapping[str, Any]) -> bool:
+    return params.get("error") in ("corrected", "high-rate")
+
+
+def _is_below_shutdown(params: Mapping[str, Any]) -> bool:
+    return float(params.get("celsius", SHUTDOWN_C)) < SHUTDOWN_C
+
+
 _ECC = described(
     name="gpu.ecc",
     summary="memory errors of a GPU in its ECC counters, with their XID; an uncorrected one ends the program that "
@@ -140,6 +153,7 @@ _ECC = described(
     reversible=True,
     traits=frozenset({Trait.NO_PACKET}),
     may_fail=("workload",),
+    is_mild=_is_corrected,
     example=Example(target="host1:gpu0", params={"error": "contained"}),
     colour="#9b2226",
 )
@@ -185,6 +199,7 @@ _OVERHEAT = described(
     reversible=True,
     traits=frozenset({Trait.WHOLE_TARGET, Trait.NO_PACKET}),
     may_fail=("workload",),
+    is_mild=_is_below_shutdown,
     example=Example(target="host1:gpu0", params={"celsius": 92}),
     colour="#bb3e03",
 )

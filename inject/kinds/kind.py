@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Literal
+from typing import Any, Literal
 
 __all__ = ["Binding", "Example", "FaultKind", "Fidelity", "Param", "ParamType", "Trait", "described"]
 
@@ -93,6 +93,7 @@ class FaultKind:
         example: for help texts, pages and tests.
         traits: what policies and analyses need to know.
         may_fail: checks of a run that it is there to fail: a job whose rank is killed ends.
+        is_mild: whether it fails none of them with some parameters; None: it never is.
         tried: kinds of lab on which a receipt of it has been proved.
         on_rack: how a rack lab does it.
     """
@@ -110,8 +111,13 @@ class FaultKind:
     example: Example
     traits: frozenset[Trait] = frozenset()
     may_fail: tuple[str, ...] = ()
+    is_mild: Callable[[Mapping[str, Any]], bool] | None = None
     tried: tuple[str, ...] = ("soft",)
     on_rack: str | None = None
+
+    def may_fail_with(self, params: Mapping[str, Any]) -> tuple[str, ...]:
+        """Return the checks of a run that it is there to fail with some parameters."""
+        return () if self.is_mild is not None and self.is_mild(params) else self.may_fail
 
     @property
     def targets(self) -> tuple[str, ...]:

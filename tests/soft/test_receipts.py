@@ -17,6 +17,7 @@ from inject.journal import Journal, pending, read
 from inject.node.machine.limit import RANKS_CGROUP
 from inject.node.network.steer import PRIORITY, TABLE
 from testbed.errors import FaultError
+from testbed.node.gpu.health import FOLDER as HEALTH
 from testbed.observe import counters
 
 pytestmark = pytest.mark.soft
@@ -134,7 +135,10 @@ def test_heal_finds_leftovers_without_a_journal(lab):
     lab.node(host).run(["mkdir", RANKS_CGROUP])
     limit = "echo 5000 10000 > /sys/fs/cgroup/faultbed.slice/faultbed-gpu0.service/cpu.max"
     lab.node(host).run(["sh", "-c", limit])
+    hot = f"{HEALTH}/gpu0.heat.now"
+    lab.node(host).run(["sh", "-c", f"mkdir -p {HEALTH} && echo '{{}}' > {hot}"])
     done = "\n".join(heal(lab))
+    assert hot in done
     assert planned.request["args"]["device"] in done
     assert "faultbed_leftover" in done
     assert "cpu.max" in done

@@ -309,6 +309,24 @@ def test_outcome_fault_that_was_never_armed_excuses_nothing():
     assert (result.failed, result.excused) == (frozenset(), ("workload",))
 
 
+@pytest.mark.parametrize(
+    ("kind", "params", "excused"),
+    [
+        ("gpu.ecc", {"error": "high-rate"}, ()),
+        ("gpu.ecc", {"error": "uncontained"}, ("workload",)),
+        ("gpu.ecc", {}, ("workload",)),
+        ("gpu.overheat", {"celsius": 94}, ()),
+        ("gpu.overheat", {"celsius": 95}, ("workload",)),
+    ],
+)
+def test_outcome_of_a_fault_that_is_mild_excuses_nothing(kind, params, excused):
+    """Corrected errors and heat below the shutdown end no job: one that ended has failed."""
+    faults = (FaultSpec(kind=kind, target="host1:gpu0", at_s=4, for_s=1, params=params),)
+    result = outcome_of(Case(workload={"collective": "barrier"}, faults=faults), verdict(workload=Verdict.FAIL))
+    assert result.excused == excused
+    assert result.failed == {"workload"} - set(excused)
+
+
 def test_outcome_unproven_fault_is_reported_separately():
     fired = Fired(count=0, first_ns=None, last_ns=None, witness=None, must_move={}, must_not_move={})
     receipt = Receipt(
