@@ -165,7 +165,9 @@ class Place:
                 if self._is_new(name, text):
                     values.update(gpu_counts(name, text.decode()))
                 if health.known():
-                    values.update(_health(name))
+                    registers = dict(_health(name))
+                    if self._is_new(("health", name), repr(registers).encode()):
+                        values.update(registers)
         return values
 
     def _is_new(self, what: object, raw: bytes) -> bool:

@@ -186,6 +186,27 @@ def test_soft_gpu_registers_are_read_by_the_watcher(registers, tmp_path, monkeyp
     assert (values["gpu0.remap_pending"], values["gpu0.ecc_uncorrected"], values["gpu0.temp_c"]) == (1, 0, IDLE_C)
 
 
+def test_soft_gpu_registers_are_sampled_once_they_have_changed(registers, tmp_path, monkeypatch):
+    gpu, _ = registers
+    unit = tmp_path / "slice" / "faultbed-gpu0.service"
+    unit.mkdir(parents=True)
+    for name, text in {"cpu.max": "max 100000", "cgroup.procs": "", "cpu.stat": "nr_throttled 0"}.items():
+        (unit / name).write_text(text)
+    monkeypatch.setattr(counts, "_SLICE", str(tmp_path / "slice"))
+    place = counts.Place(None)
+    try:
+        place.read()
+        samples = [place.sample().get("gpu0.temp_c") for _ in range(2)]
+        gpu.set("heat", temp_c=91)
+        samples += [place.sample().get("gpu0.temp_c") for _ in range(2)]
+        gpu.reset("heat")
+        gpu.count("heat", thermal_slowdown_us=5)
+        samples += [place.sample().get("gpu0.temp_c") for _ in range(2)]
+    finally:
+        place.close()
+    assert samples == [None, None, 91, None, IDLE_C, None]
+
+
 def test_contained_error_ends_one_program_and_an_uncontained_one_all_until_the_reset(registers):
     gpu, _ = registers
     memory = FaultyMemory(gpu)
