@@ -164,7 +164,7 @@ class Place:
             for name, text in self._gpus.texts():
                 if self._is_new(name, text):
                     values.update(gpu_counts(name, text.decode()))
-                if health.known():
+                if health.known() or ("health", name) in self._seen:
                     registers = dict(_health(name))
                     if self._is_new(("health", name), repr(registers).encode()):
                         values.update(registers)
