@@ -63,6 +63,9 @@ _ROWS: tuple[_Row, ...] = (
     ("switch.reboot", "switch", {}),
     ("switch.withdraw", "rtsw", {}),  # other switches announce no prefix that a job uses
     ("congestion.late-receives", "host", {"late": (4000, 8000)}),
+    ("gpu.ecc", "gpu", {"error": "uncontained"}),
+    ("gpu.row-remap", "gpu", {"state": "pending"}),
+    ("gpu.overheat", "gpu", {"celsius": (89, 94)}),
 )
 """Kinds that must not affect a job (clock-step, disk-full, drain, hash-policy, freeze) leave nothing to attribute."""
 _PROBED_ROWS: tuple[_Row, ...] = (("packet.delay", "link", {"delay": (100, 300), "direction": "to"}),)
