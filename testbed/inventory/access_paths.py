@@ -1,8 +1,8 @@
-"""The ways into a lab's machines: SSH, BMCs, PDUs and their outlets. Pure.
+"""Checks of the access paths to a lab's machines: SSH, BMCs, PDUs and their outlets. Pure.
 
-A command, a fault or a power cycle goes wherever these say: they must lead to the machine that was meant, and to no
-other one. Two machines may have one address for SSH only with two ports (a jump host that forwards); a machine's
-management address may be that of its own front end or loopback.
+They direct every command, fault and power cycle, so each must lead to the intended machine only. Two machines may share
+an SSH address only with different ports (a jump host that forwards). A machine's management address may be that of its
+own front end or loopback.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from testbed.inventory.consistency import Entries
 from testbed.inventory.schema import HostVars, LabVars, OutletVars, SwitchVars
 from testbed.model.lab_kind import traits_of
 
-__all__ = ["ways_in"]
+__all__ = ["check_access_paths"]
 
 _SSH_PORT = 22
 _PORTS = range(1, 65536)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
-    """One address that something is reached at: its place in the inventory, what it is, and whose it is."""
+class _AccessPath:
+    """An address with its place in the inventory, its kind, and its owner."""
 
     place: str
     kind: str
@@ -34,16 +34,16 @@ class _Way:
     port: int | None = None
 
 
-def ways_in(entries: Entries, variables: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
+def check_access_paths(entries: Entries, variables: Mapping[str, Mapping[str, Any]]) -> Iterator[Finding]:
     """Yield what is wrong with a lab's access paths. `variables` are all of each node, Ansible's own among them."""
     _, lab = next(iter(entries.placed()))
-    doors: list[_Way] = []
+    doors: list[_AccessPath] = []
     if not traits_of(lab.kind).is_emulated:
         doors += _machines(entries, variables)
         for name in _names(entries):
             yield from _ssh(name, variables.get(name, {}))
     yield from _in_plan(doors, lab)
-    yield from _lead_elsewhere([*_fabric(entries), *doors, *_controllers(entries, lab)])
+    yield from _shared([*_fabric(entries), *doors, *_controllers(entries, lab)])
     yield from twice(((f"all.pdus[{i}].name", x.name) for i, x in enumerate(lab.pdus)), "PDU", "each")
     yield from _outlets(entries, lab)
 
@@ -63,11 +63,11 @@ def _ssh(name: str, variables: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(place=f"{name}.ansible_port", what=f'not a port "{port}"', do="write 1 to 65535, without quotes")
 
 
-def _machines(entries: Entries, variables: Mapping[str, Mapping[str, Any]]) -> Iterator[_Way]:
+def _machines(entries: Entries, variables: Mapping[str, Mapping[str, Any]]) -> Iterator[_AccessPath]:
     for name in _names(entries):
         told = variables.get(name, {})
         address, port = told.get("ansible_host"), told.get("ansible_port")
-        yield _Way(
+        yield _AccessPath(
             place=f"{name}.ansible_host",
             kind="SSH",
             owner=name,
@@ -76,59 +76,63 @@ def _machines(entries: Entries, variables: Mapping[str, Mapping[str, Any]]) -> I
         )
 
 
-def _fabric(entries: Entries) -> Iterator[_Way]:
+def _fabric(entries: Entries) -> Iterator[_AccessPath]:
     for name, host in entries.hosts.items():
         places = [(f"hosts.{name}.front_end.address", host.front_end.address)]
         places += [(f"hosts.{name}.rnics[{rnic.name}].address", rnic.address) for rnic in host.rnics]
-        yield from (_Way(place=place, kind="address", owner=name, address=_bare(x)) for place, x in places)
+        yield from (_AccessPath(place=place, kind="address", owner=name, address=_bare(x)) for place, x in places)
     for name, (role, switch) in entries.switches.items():
         places = [(f"{role}.{name}.loopback", switch.loopback)]
         places += [(f"{role}.{name}.ports[{i}].address", x.address) for i, x in enumerate(switch.ports) if x.address]
-        yield from (_Way(place=place, kind="address", owner=name, address=_bare(x)) for place, x in places)
+        yield from (_AccessPath(place=place, kind="address", owner=name, address=_bare(x)) for place, x in places)
 
 
-def _controllers(entries: Entries, lab: LabVars) -> Iterator[_Way]:
+def _controllers(entries: Entries, lab: LabVars) -> Iterator[_AccessPath]:
     for name, host in entries.hosts.items():
         if host.bmc is not None:
-            yield _Way(place=f"hosts.{name}.bmc.address", kind="BMC", owner=f"bmc {name}", address=host.bmc.address)
+            yield _AccessPath(
+                place=f"hosts.{name}.bmc.address", kind="BMC", owner=f"bmc {name}", address=host.bmc.address
+            )
     for index, pdu in enumerate(lab.pdus):
-        yield _Way(place=f"all.pdus[{index}].address", kind="PDU", owner=f"pdu {index}", address=pdu.address)
+        yield _AccessPath(place=f"all.pdus[{index}].address", kind="PDU", owner=f"pdu {index}", address=pdu.address)
 
 
 def _bare(address: str) -> str:
     return address.partition("/")[0]
 
 
-def _in_plan(doors: list[_Way], lab: LabVars) -> Iterator[Finding]:
-    """Check that SSH addresses lie in a management network of the IP plan. Names are not resolved."""
+def _in_plan(doors: list[_AccessPath], lab: LabVars) -> Iterator[Finding]:
+    """Yield SSH addresses outside of the management networks of the IP plan. Names are not resolved."""
     plan = [network for network in map(_network, (x.prefix for x in lab.networks if x.use == "management")) if network]
-    for way in doors:
-        found = _ipv4(way.address)
+    for path in doors:
+        found = _ipv4(path.address)
         if plan and found is not None and not any(found in prefix for prefix in plan):
             yield Finding(
-                place=way.place,
+                place=path.place,
                 what=f"{found} is in no management network of the IP plan ({', '.join(map(str, plan))})",
                 do="correct the address, or the plan in faultbed_networks",
             )
 
 
-def _lead_elsewhere(ways: list[_Way]) -> Iterator[Finding]:
-    """Check for addresses that two things share. Those within the fabric are checked when its topology is built."""
-    first: dict[str, list[_Way]] = {}
-    for way in ways:
-        if way.kind in ("BMC", "PDU") and "/" in way.address:
-            yield Finding(place=way.place, what=f'not an address "{way.address}"', do="write it without prefix length")
-        others = [one for one in first.get(_bare(way.address), ()) if _clash(one, way)]
+def _shared(paths: list[_AccessPath]) -> Iterator[Finding]:
+    """Yield addresses that two owners share. Those within the fabric are checked when its topology is built."""
+    first: dict[str, list[_AccessPath]] = {}
+    for path in paths:
+        if path.kind in ("BMC", "PDU") and "/" in path.address:
+            yield Finding(
+                place=path.place, what=f'not an address "{path.address}"', do="write it without prefix length"
+            )
+        others = [one for one in first.get(_bare(path.address), ()) if _clash(one, path)]
         if others:
             yield Finding(
-                place=way.place,
-                what=f"{way.kind} at {_bare(way.address)} is already {others[0].place}",
-                do="what is meant for one would be done to the other: each must have an address of its own",
+                place=path.place,
+                what=f"{path.kind} at {_bare(path.address)} is already {others[0].place}",
+                do="give each an address of its own; otherwise commands for one reach the other",
             )
-        first.setdefault(_bare(way.address), []).append(way)
+        first.setdefault(_bare(path.address), []).append(path)
 
 
-def _clash(one: _Way, other: _Way) -> bool:
+def _clash(one: _AccessPath, other: _AccessPath) -> bool:
     if one.owner == other.owner or one.kind == other.kind == "address":
         return False
     return one.port == other.port if one.kind == other.kind == "SSH" else True

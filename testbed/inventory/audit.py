@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from testbed.inventory.access_paths import ways_in
+from testbed.inventory.access_paths import check_access_paths
 from testbed.inventory.ansible_listing import listing
 from testbed.inventory.audit_finding import Finding, twice
 from testbed.inventory.consistency import Entries, build_topology
@@ -76,7 +76,7 @@ def audit(path: Path) -> list[Finding]:
     if found:
         return found
     variables: Mapping[str, Mapping[str, Any]] = answer["_meta"]["hostvars"]
-    beyond = [*_beyond(entries), *_safety(entries, names), *ways_in(entries, variables)]
+    beyond = [*_beyond(entries), *_safety(entries, names), *check_access_paths(entries, variables)]
     return sorted(beyond, key=lambda finding: finding.place)
 
 
@@ -103,11 +103,11 @@ class _Door:
 
 
 def _doors(inventory: Inventory) -> Iterator[_Door]:
-    for name, way in [*inventory.management.items(), *([inventory.jump] if inventory.jump else [])]:
+    for name, path in [*inventory.management.items(), *([inventory.jump] if inventory.jump else [])]:
         yield _Door(
             place=f"{name}.ansible_host",
-            address=way.address or name,
-            ports=(way.port or 22,),
+            address=path.address or name,
+            ports=(path.port or 22,),
             do="look at the machine's power and its management cable, or correct the address",
         )
     for name, bmc in inventory.bmcs.items():

@@ -1,4 +1,4 @@
-"""By which port a switch would send a packet on: the kernel's own answer, hash and all (`ip route get`)."""
+"""Egress port of a flow on a switch: the kernel's own decision, with its hash (`ip route get`)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import struct
 from testbed.node import netns
 from testbed.node.netlink import Netlink, attribute, attributes
 
-__all__ = ["decisions", "ways"]
+__all__ = ["decisions", "egress_ports"]
 
 _GETROUTE = 26
 _DST, _SRC, _IIF, _OIF, _TABLE, _MARK, _PROTOCOL, _SPORT, _DPORT = 1, 2, 3, 4, 15, 16, 27, 28, 29
@@ -17,7 +17,7 @@ _LOOKUP_TABLE = 0x1000  # RTM_F_LOOKUP_TABLE: the answer names the table in whic
 _MESSAGE = struct.Struct("=BBBBBBBBI")
 
 
-def ways(namespace: str | None, flows: list[list[str | int]]) -> list[str | None]:
+def egress_ports(namespace: str | None, flows: list[list[str | int]]) -> list[str | None]:
     """Return the port of each flow, which is as in `decisions`; None where the kernel has no route.
 
     Raises:

@@ -40,7 +40,7 @@ from testbed.node import netns, state
 from testbed.node.counts import Place, soft_gpus
 from testbed.node.gpu import health, nvml
 from testbed.node.netlink import messages
-from testbed.node.next_hops import decisions, ways
+from testbed.node.next_hops import decisions, egress_ports
 from testbed.node.routing import agent
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
@@ -103,10 +103,12 @@ class Watch:
 
     def ways(self, request: dict[str, Any]) -> dict[str, Any]:
         """Return the ports by which flows would leave some nodes."""
-        return {"ports": {node: ways(namespace, flows) for node, (namespace, flows) in request["flows"].items()}}
+        return {
+            "ports": {node: egress_ports(namespace, flows) for node, (namespace, flows) in request["flows"].items()}
+        }
 
     def decisions(self, request: dict[str, Any]) -> dict[str, Any]:
-        """By which ports flows would leave some nodes, and which table says so."""
+        """Return the ports by which flows would leave some nodes, and the routing tables that decide it."""
         return {"found": {node: decisions(space, flows) for node, (space, flows) in request["flows"].items()}}
 
     def routing(self, request: dict[str, Any]) -> dict[str, Any]:

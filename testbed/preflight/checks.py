@@ -18,7 +18,7 @@ from testbed.model.lab_kind import traits_of
 from testbed.model.topology import Link, Port, Topology
 from testbed.preflight.collect import FAR_ADDRESS, Facts
 
-__all__ = ["CHECKS", "Check", "NotLooked", "State", "Wrong", "not_looked", "run_checks", "ways"]
+__all__ = ["CHECKS", "Check", "NotLooked", "State", "Wrong", "expected_next_hops", "not_looked", "run_checks"]
 
 State = Mapping[str, Facts]
 """Facts of every machine and switch, by name."""
@@ -214,13 +214,13 @@ def _sessions(inventory: Inventory, state: State) -> Iterator[tuple[str, str, st
 
 def _ecmp(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
     for switch in inventory.topology.switches:
-        for prefix, count in ways(inventory.topology, switch.name).items():
-            found = state[switch.name].ways.get(prefix, 0)
+        for prefix, count in expected_next_hops(inventory.topology, switch.name).items():
+            found = state[switch.name].next_hops.get(prefix, 0)
             if found != count:
                 yield switch.name, f"{found} next hops for {prefix}", str(count)
 
 
-def ways(topology: Topology, switch: str) -> dict[str, int]:
+def expected_next_hops(topology: Topology, switch: str) -> dict[str, int]:
     """Return the expected number of next hops by far prefix: first hops of shortest paths over the switches.
 
     A switch rejects routes that passed its own ASN, so that it has none to switches with that ASN (RFC 4271, 9.1.2).

@@ -86,13 +86,13 @@ class Interface:
 class Facts:
     """The facts of one node.
 
-    `ways` counts the next hops of each prefix, `sends` is (device, gateway) by source, `raw` is the output of rack
-    tools, by tool and device (`mlxlink mlx5_0`). `failed` are tools that ended with an error: what they did
-    not list may be there.
+    `next_hops` is the number of next hops by prefix, `sends` is (device, gateway) by source, and `raw` is the output of
+    rack tools by tool and device (`mlxlink mlx5_0`). `failed` are tools that ended with an error. What they did not
+    list may exist.
     """
 
     interfaces: dict[str, Interface] = field(default_factory=dict)
-    ways: dict[str, int] = field(default_factory=dict)
+    next_hops: dict[str, int] = field(default_factory=dict)
     sends: dict[str, tuple[str, str]] = field(default_factory=dict)
     sysctls: dict[str, str] = field(default_factory=dict)
     tables: list[str] = field(default_factory=list)
@@ -323,7 +323,7 @@ def _read_ip(facts: Facts, body: str) -> None:
                 queue=item.get("qdisc", "noqueue"),
             )
         elif "dst" in item and item.get("protocol") == "bgp":
-            facts.ways[item["dst"]] = max(1, len(item.get("nexthops", ())))
+            facts.next_hops[item["dst"]] = max(1, len(item.get("nexthops", ())))
 
 
 def _read_qdisc(facts: Facts, body: str) -> None:

@@ -7,7 +7,7 @@ import json
 from testbed import shipped
 from testbed.inventory import lab_inventory as inventory_module
 from testbed.node.gpu import health
-from testbed.preflight.checks import ways
+from testbed.preflight.checks import expected_next_hops
 from testbed.preflight.collect import Facts, Interface
 
 INVENTORY = inventory_module.load(shipped.inventories() / "soft.yml")
@@ -49,7 +49,7 @@ def healthy(inventory=INVENTORY):
             "net.ipv4.fib_multipath_hash_policy": "1",
             "net.ipv4.fib_multipath_hash_seed": str(inventory.hash_seed(switch.name)),
         }
-        facts.ways = ways(topology, switch.name)
+        facts.next_hops = expected_next_hops(topology, switch.name)
         facts.sessions = {
             link.end(switch.name).netdev: "Established" for link in topology.links_of(switch.name) if link.is_uplink
         }
@@ -87,7 +87,7 @@ PLANTED = {
         lambda s: s["host1"].sends.update({"10.77.1.1": ("be1", "10.77.1.2")}), "route", "host1:rxe0 (10.77.1.1)",
     ),
     "session down": (lambda s: s["rtsw1"].sessions.update(ctsw1="Active"), "bgp", "rtsw1:ctsw1"),
-    "one way of two": (lambda s: s["rtsw1"].ways.update({"10.77.2.0/31": 1}), "ecmp", "rtsw1"),
+    "one way of two": (lambda s: s["rtsw1"].next_hops.update({"10.77.2.0/31": 1}), "ecmp", "rtsw1"),
     "clock skew": (lambda s: setattr(s["host2"], "offset_s", -600.0), "clock", "host2"),
     "stored revert": (lambda s: s["fabric"].reverts.append("link.flap-1.json"), "leftovers", "fabric"),
     "fault's unit": (lambda s: s["host1"].units.update({"faultbed-fault-x.service": "failed"}), "leftovers", "host1"),

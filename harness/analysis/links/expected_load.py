@@ -1,10 +1,9 @@
-"""What each link between switches should have carried in a run: schedule, placement and ECMP decision. Pure.
+"""Expected load of each link between switches in a run, from schedule, placement and ECMP decisions. Pure.
 
-Every operation of a collective moves between each two ranks what its schedule says, over the queue pairs that share it
-(`traffic.node.ranks.segments`). The path of each is what the switches' kernels decided for its addresses and UDP ports
-(`Connection.path`). Every packet has headers, and every message or 64 packets get an ACK (rxe_resp.c,
-RXE_MAX_PKT_PER_ACK). Where more was measured, packets were sent again, control traffic was among them, or a path was
-another one.
+Every operation of a collective moves data between two ranks according to its schedule, over their queue pairs
+(`traffic.node.ranks.segments`). The path of a queue pair is the decision of the switches' kernels for its addresses and
+UDP ports (`Connection.path`). Every packet has headers, and every message or 64 packets get an ACK (rxe_resp.c,
+RXE_MAX_PKT_PER_ACK). A larger measured load means retransmissions, control traffic, or another path.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from harness.analysis import timeline
-from harness.analysis.links.link_load import LinkLoad, Way
+from harness.analysis.links.link_load import Direction, LinkLoad
 from harness.record.measurements import Connection, Measurements
 from testbed.errors import UsageError
 from testbed.model.topology import Topology
@@ -30,7 +29,7 @@ from traffic.workloads.ranks import writes_of
 __all__ = ["ExpectedLoad", "carried", "expected_loads", "with_expected", "worst_difference"]
 
 HEADER_BYTES = 14 + 20 + 8 + 12 + 4
-"""Of a data packet: Ethernet, IPv4, UDP, BTH, ICRC (InfiniBand annex A17); a port's counters leave out the FCS."""
+"""Headers of a data packet: Ethernet, IPv4, UDP, BTH, ICRC (InfiniBand annex A17). Port counters exclude the FCS."""
 WRITE_BYTES = 16 + 4
 """RETH and immediate data of a message."""
 ACK_BYTES = HEADER_BYTES + 4
@@ -39,17 +38,17 @@ PACKETS_PER_ACK = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedLoad:
-    """What every direction of a link between switches should have carried, by (sending switch, receiving switch).
+    """Expected bytes of links between switches, by (sending switch, receiving switch).
 
-    Without `bytes_by_way`, `why` says why nothing can be expected.
+    If `bytes_by_direction` is empty, `why` is the reason.
     """
 
-    bytes_by_way: Mapping[tuple[str, str], float]
+    bytes_by_direction: Mapping[tuple[str, str], float]
     why: str = ""
 
 
 def expected_loads(run: Measurements) -> ExpectedLoad:
-    """Bytes of each direction of each link between switches, of a collective whose operations were all counted."""
+    """Return the expected load of a collective whose operations were all counted."""
     if why := _unpredictable(run):
         return _nothing(why)
     operations = timeline.finished_iterations(run.series)
@@ -64,7 +63,7 @@ def expected_loads(run: Measurements) -> ExpectedLoad:
     for one in run.connections:
         connections.setdefault((one.src, one.dst), []).append(one)
     mtu = QpParams.of({k: v for k, v in (run.workload.get("qp") or {}).items() if k in QpParams.__slots__}).mtu
-    bytes_by_way: Counter[tuple[str, str]] = Counter()
+    bytes_by_direction: Counter[tuple[str, str]] = Counter()
     for (src, dst), writes_by_qp in writes_by_pair.items():
         if src.partition(":")[0] == dst.partition(":")[0]:
             continue
@@ -73,40 +72,47 @@ def expected_loads(run: Measurements) -> ExpectedLoad:
             return _nothing(f"the paths from {src} to {dst} are not known of all {len(writes_by_qp)} queue pairs")
         for one, writes in zip(mine, writes_by_qp, strict=True):
             carried = [_on_the_wire(size, mtu) for size in writes]
-            _add(bytes_by_way, one.path, operations * sum(data for data, _ in carried), run.topology)
-            _add(bytes_by_way, one.ack_path, operations * sum(ack for _, ack in carried), run.topology)
-    return ExpectedLoad(bytes_by_way=dict(bytes_by_way))
+            _add(bytes_by_direction, one.path, operations * sum(data for data, _ in carried), run.topology)
+            _add(bytes_by_direction, one.ack_path, operations * sum(ack for _, ack in carried), run.topology)
+    return ExpectedLoad(bytes_by_direction=dict(bytes_by_direction))
 
 
 def with_expected(loads: Sequence[LinkLoad], expected: ExpectedLoad) -> tuple[LinkLoad, ...]:
     """Return the loads with the expected bytes of each direction between switches."""
-    if not expected.bytes_by_way:
+    if not expected.bytes_by_direction:
         return tuple(loads)
 
-    def beside(way: Way) -> Way:
-        return replace(way, expected_bytes=expected.bytes_by_way.get((way.src, way.dst), 0.0))
+    def beside(direction: Direction) -> Direction:
+        return replace(direction, expected_bytes=expected.bytes_by_direction.get((direction.src, direction.dst), 0.0))
 
     return tuple(replace(one, up=beside(one.up), down=beside(one.down)) if one.is_uplink else one for one in loads)
 
 
 def carried(loads: Sequence[LinkLoad]) -> dict[tuple[str, str], int]:
     """Bytes that were measured, by (sending switch, receiving switch), of links between switches that were read."""
-    ways = [way for one in loads if one.is_uplink for way in (one.up, one.down)]
-    return {(way.src, way.dst): way.size_bytes for way in ways if way.size_bytes is not None}
+    directions = [direction for one in loads if one.is_uplink for direction in (one.up, one.down)]
+    return {
+        (direction.src, direction.dst): direction.size_bytes
+        for direction in directions
+        if direction.size_bytes is not None
+    }
 
 
 def worst_difference(expected: ExpectedLoad, measured: Mapping[tuple[str, str], int]) -> tuple[float, str] | None:
     """Return the largest difference from the expected bytes, as a share of the largest load, and its place."""
-    fullest = max(expected.bytes_by_way.values(), default=0.0)
+    fullest = max(expected.bytes_by_direction.values(), default=0.0)
     if not fullest or not measured:
         return None
-    shares = {way: abs(size - expected.bytes_by_way.get(way, 0.0)) / fullest for way, size in sorted(measured.items())}
-    worst = max(shares, key=lambda way: shares[way])
+    shares = {
+        direction: abs(size - expected.bytes_by_direction.get(direction, 0.0)) / fullest
+        for direction, size in sorted(measured.items())
+    }
+    worst = max(shares, key=lambda direction: shares[direction])
     return shares[worst], f"{worst[0]} to {worst[1]}"
 
 
 def _nothing(why: str) -> ExpectedLoad:
-    return ExpectedLoad(bytes_by_way={}, why=why)
+    return ExpectedLoad(bytes_by_direction={}, why=why)
 
 
 def _unpredictable(run: Measurements) -> str:
@@ -153,7 +159,7 @@ def _on_the_wire(size: int, mtu: int) -> tuple[int, int]:
     return size + packets * HEADER_BYTES + WRITE_BYTES, math.ceil(packets / PACKETS_PER_ACK) * ACK_BYTES
 
 
-def _add(bytes_by_way: Counter[tuple[str, str]], path: Sequence[str], size: int, topology: Topology) -> None:
+def _add(bytes_by_direction: Counter[tuple[str, str]], path: Sequence[str], size: int, topology: Topology) -> None:
     for here, then in itertools.pairwise(path):
         if here in topology.switch_by_name and then in topology.switch_by_name:
-            bytes_by_way[here, then] += size
+            bytes_by_direction[here, then] += size

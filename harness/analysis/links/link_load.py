@@ -19,18 +19,16 @@ from testbed.observe.counters import delta
 from testbed.routing.offered_load import max_over_mean
 from traffic.engine.traffic_metrics import jain_index
 
-__all__ = ["Fan", "Layer", "LinkLoad", "Way", "fans", "jain", "layers", "link_loads"]
+__all__ = ["Direction", "Fan", "Layer", "LinkLoad", "fans", "jain", "layers", "link_loads"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
-    """One direction of a link. `size_bytes` None: no port was read.
+class Direction:
+    """What one direction of a link carried.
 
-    `at_least`: a counter was reset between the readings.
-
-    `share` is the share of all bytes that this switch and its equal-cost links carried in that direction
-    (`link_loads`).
-    `expected_bytes` is what it should have carried (`harness.analysis.links.expected_load`); None: not known.
+    `size_bytes` is None if no port was read. `at_least` means that a counter was reset between the readings. `share` is
+    the share of all bytes that the switch and its equal-cost links carried in this direction (`link_loads`).
+    `expected_bytes` is the expected load (`harness.analysis.links.expected_load`); None: unknown.
     """
 
     src: str
@@ -47,8 +45,8 @@ class LinkLoad:
 
     name: str
     is_uplink: bool
-    up: Way
-    down: Way
+    up: Direction
+    down: Direction
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,15 +79,15 @@ def link_loads(run: Measurements) -> tuple[LinkLoad, ...]:
     sums: dict[tuple[str, bool], int] = {}
     for load in loads:
         if load.is_uplink:
-            for is_up, way in ((True, load.up), (False, load.down)):
+            for is_up, direction in ((True, load.up), (False, load.down)):
                 key = load.up.src, is_up
-                sums[key] = sums.get(key, 0) + (way.size_bytes or 0)
+                sums[key] = sums.get(key, 0) + (direction.size_bytes or 0)
 
-    def shared(load: LinkLoad, way: Way, *, is_up: bool) -> Way:
+    def shared(load: LinkLoad, direction: Direction, *, is_up: bool) -> Direction:
         whole = sums.get((load.up.src, is_up), 0)
-        if not load.is_uplink or way.size_bytes is None or not whole:
-            return way
-        return replace(way, share=way.size_bytes / whole)
+        if not load.is_uplink or direction.size_bytes is None or not whole:
+            return direction
+        return replace(direction, share=direction.size_bytes / whole)
 
     return tuple(
         replace(load, up=shared(load, load.up, is_up=True), down=shared(load, load.down, is_up=False)) for load in loads
@@ -101,10 +99,10 @@ def layers(loads: Sequence[LinkLoad], topology: Topology) -> tuple[Layer, ...]:
     by_roles: dict[tuple[str, str], list[int]] = {}
     for load in loads:
         if load.is_uplink:
-            for way in (load.up, load.down):
-                roles = topology.switch_by_name[way.src].role, topology.switch_by_name[way.dst].role
-                if way.size_bytes is not None:
-                    by_roles.setdefault(roles, []).append(way.size_bytes)
+            for direction in (load.up, load.down):
+                roles = topology.switch_by_name[direction.src].role, topology.switch_by_name[direction.dst].role
+                if direction.size_bytes is not None:
+                    by_roles.setdefault(roles, []).append(direction.size_bytes)
     return tuple(
         Layer(src=src, dst=dst, count=len(sizes), mmr=mmr)
         for (src, dst), sizes in by_roles.items()
@@ -137,12 +135,12 @@ def _load(run: Measurements, link: Link) -> LinkLoad:
         name=link.name,
         is_uplink=link.is_uplink,
         # The lower end of a host link is its `b`: `Link.a` is always a switch.
-        up=_way(run, link.a, link.b) if link.is_uplink else _way(run, link.b, link.a),
-        down=_way(run, link.b, link.a) if link.is_uplink else _way(run, link.a, link.b),
+        up=_direction(run, link.a, link.b) if link.is_uplink else _direction(run, link.b, link.a),
+        down=_direction(run, link.b, link.a) if link.is_uplink else _direction(run, link.a, link.b),
     )
 
 
-def _way(run: Measurements, src: Port, dst: Port) -> Way:
+def _direction(run: Measurements, src: Port, dst: Port) -> Direction:
     sizes, at_least = [], False
     for port, name in ((src, "tx_bytes"), (dst, "rx_bytes")):
         key = f"{port.netdev}.{name}"
@@ -150,4 +148,4 @@ def _way(run: Measurements, src: Port, dst: Port) -> Way:
         if before is not None and after is not None:
             sizes.append(delta(before, after))
             at_least |= after < before
-    return Way(src=src.node, dst=dst.node, size_bytes=max(sizes, default=None), at_least=at_least)
+    return Direction(src=src.node, dst=dst.node, size_bytes=max(sizes, default=None), at_least=at_least)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from harness.analysis.links.expected_load import carried, expected_loads, worst_difference
-from harness.analysis.links.link_load import LinkLoad, Way, jain, link_loads
+from harness.analysis.links.link_load import Direction, LinkLoad, jain, link_loads
 from harness.analysis.observations import Observation
 from harness.record.measurements import Measurements
 from testbed.model.lab_kind import traits_of
@@ -76,27 +76,35 @@ def link_metrics(run: Measurements) -> dict[str, Observation]:
 
 def _error(run: Measurements, loads: Sequence[LinkLoad]) -> Observation:
     expected = expected_loads(run)
-    if not expected.bytes_by_way:
+    if not expected.bytes_by_direction:
         return Observation(value=None, detail=expected.why)
-    ways = [way for one in loads for way in (one.up, one.down) if (way.src, way.dst) in expected.bytes_by_way]
-    if why := _doubt(ways):
+    directions = [
+        direction
+        for one in loads
+        for direction in (one.up, one.down)
+        if (direction.src, direction.dst) in expected.bytes_by_direction
+    ]
+    if why := _doubt(directions):
         return Observation(value=None, detail=why)
     worst = worst_difference(expected, carried(loads))
     if worst is None:
         return Observation(value=None, detail="no link's bytes were read")
-    return Observation(value=worst[0], detail=f"{worst[1]}, as a share of the fullest way's expected bytes")
+    return Observation(value=worst[0], detail=f"{worst[1]}, as a share of the fullest direction's expected bytes")
 
 
-def _doubt(ways: Sequence[Way]) -> str:
-    """Say why the bytes of these ways are not known as a whole; empty: they are.
+def _doubt(directions: Sequence[Direction]) -> str:
+    """Say why the bytes of these directions are not known as a whole; empty: they are.
 
     What was not read may be what the rest is to be compared with: the busiest link, or the only idle one.
     """
-    unread = [way for way in ways if way.size_bytes is None]
+    unread = [direction for direction in directions if direction.size_bytes is None]
     if unread:
-        return f"the bytes from {unread[0].src} to {unread[0].dst} were not read; {len(ways)} ways are to be compared"
-    reset = next((way for way in ways if way.at_least), None)
-    return f"the counter of {reset.src}:{reset.dst} began anew during the run" if reset else ""
+        return (
+            f"the bytes from {unread[0].src} to {unread[0].dst} were not read, but all {len(directions)} directions "
+            "are compared"
+        )
+    reset = next((direction for direction in directions if direction.at_least), None)
+    return f"the counter of {reset.src}:{reset.dst} was reset during the run" if reset else ""
 
 
 def _spread(kind: str, loads: Sequence[LinkLoad]) -> Observation:
@@ -112,8 +120,8 @@ def _spread(kind: str, loads: Sequence[LinkLoad]) -> Observation:
     return Observation(value=value, detail=f"of {len(sizes)} uplinks; most on {largest.name}, {_bytes(largest.up)}")
 
 
-def _bytes(way: Way) -> str:
-    return f"{way.size_bytes or 0:,} bytes"
+def _bytes(direction: Direction) -> str:
+    return f"{direction.size_bytes or 0:,} bytes"
 
 
 def _busier(load: LinkLoad) -> int:
@@ -124,7 +132,7 @@ def _utilisation(place: str, loads: Sequence[LinkLoad], most: Mapping[str, float
     wanted = [one for one in loads if one.name in most and place in ("max", "mean", one.name)]
     if not wanted:
         return Observation(value=None, detail=_NO_SPEED)
-    if why := _doubt([way for one in wanted for way in (one.up, one.down)]):
+    if why := _doubt([direction for one in wanted for direction in (one.up, one.down)]):
         return Observation(value=None, detail=why)
     shares = {one.name: _busier(one) / most[one.name] for one in wanted}
     if place == "mean":

@@ -12,7 +12,7 @@ from inject.node.actuator import Actuator, Refused, enter_netns
 from inject.node.command import run
 from inject.node.inside import ip, name_of, unless_gone
 from testbed.node.counts import STEER_PRIORITY
-from testbed.node.next_hops import ways
+from testbed.node.next_hops import egress_ports
 
 __all__ = ["PRIORITY", "TABLE", "SteerActuator"]
 
@@ -106,7 +106,7 @@ class SteerActuator(Actuator):
 
     def _uplinks(self) -> list[str]:
         to = _host_end(self._prefixes[0])
-        ports = ways(self._netns, [[self._host, to, self._port, sport, _ROCE_PORT] for sport in _SOURCE_PORTS])
+        ports = egress_ports(self._netns, [[self._host, to, self._port, sport, _ROCE_PORT] for sport in _SOURCE_PORTS])
         enter_netns(self._netns)
         return sorted({port for port in ports if port is not None})
 

@@ -51,7 +51,7 @@ def test_expected_bytes_per_direction_follow_from_schedule_and_paths():
     run = ring()
     result = expected_loads(run)
     assert result.why == ""
-    assert result.bytes_by_way == pytest.approx(by_hand(run))
+    assert result.bytes_by_direction == pytest.approx(by_hand(run))
 
 
 @pytest.mark.parametrize("spread", ["split", "round-robin"])
@@ -68,8 +68,8 @@ def test_expected_bytes_of_several_queue_pairs_follow_from_the_path_of_each(spre
     result = expected_loads(ring(workload=workload, connections=connections))
     operations = finished_iterations(run.series)
     quarter, ack = operations * 6 * (65536 + 16 * 58 + 20), operations * 6 * 62
-    assert result.bytes_by_way["rtsw1", "ctsw2"] == pytest.approx(quarter)
-    assert result.bytes_by_way["rtsw1", "ctsw1"] == pytest.approx(3 * quarter + 4 * ack)
+    assert result.bytes_by_direction["rtsw1", "ctsw2"] == pytest.approx(quarter)
+    assert result.bytes_by_direction["rtsw1", "ctsw1"] == pytest.approx(3 * quarter + 4 * ack)
     assert "not known of all 4 queue pairs" in expected_loads(ring(workload=workload)).why
 
 
@@ -83,7 +83,7 @@ def test_expected_bytes_of_several_ranks_on_an_rnic_are_those_of_all_of_them():
     )
     operations = finished_iterations(run.series)
     data, ack = 2 * 14 * (131072 + 32 * 58 + 20), 2 * 14 * 62
-    assert result.bytes_by_way["rtsw1", "ctsw1"] == pytest.approx(operations * (data + ack))
+    assert result.bytes_by_direction["rtsw1", "ctsw1"] == pytest.approx(operations * (data + ack))
 
 
 def test_link_bytes_error_is_the_share_that_was_not_expected():

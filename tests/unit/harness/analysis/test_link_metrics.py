@@ -84,7 +84,7 @@ def test_link_metrics_after_a_counter_reset_have_no_ratio():
     after = {**run.counters_after, "rtsw1": {**run.counters_after["rtsw1"], "ctsw1.tx_bytes": 1}}
     metrics = link_metrics(msgspec.structs.replace(run, counters_after=after))
     assert (metrics["mmr.rtsw"].value, metrics["mmr.rtsw1"].value) == (None, None)
-    assert "rtsw1:ctsw1 began anew" in metrics["mmr.rtsw"].detail
+    assert "rtsw1:ctsw1 was reset" in metrics["mmr.rtsw"].detail
     assert metrics["mmr.rtsw2"].value == 1
 
 

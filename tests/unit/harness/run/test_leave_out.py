@@ -87,7 +87,7 @@ def test_unfit_hosts_consequences_elsewhere_are_excluded_with_it():
     interface("host1", "be0", up=False, carrier=False)(state)
     interface("rtsw1", "host1-rxe0", carrier=False)(state)
     for switch in ("rtsw2", "ctsw1", "ctsw2"):
-        del state[switch].ways["10.77.1.0/31"]
+        del state[switch].next_hops["10.77.1.0/31"]
     result = unfit(INVENTORY, state, CHECKS)
     assert (names(result), result.rest) == (["host1"], ())
     assert result.hosts[0].why == "link: rtsw1:host1-rxe0: up, but no carrier; 1 more"

@@ -15,7 +15,7 @@ from testbed.inventory.audit import audit
 from testbed.inventory.lab_inventory import load
 from testbed.inventory.rates import MOST_RATE_BPS, Shape, plain
 from testbed.inventory.soft_presets import PRESETS, _tree
-from testbed.preflight.checks import run_checks, ways
+from testbed.preflight.checks import expected_next_hops, run_checks
 from testbed.preflight.collect import parse
 from testbed.shipped import inventories
 
@@ -296,10 +296,10 @@ def test_tiers_that_choose_paths_have_distinct_hash_seeds():
 
 def test_switches_of_one_asn_are_not_expected_to_reach_each_other():
     topology = load(inventories() / "soft-zones.yml").topology
-    result = ways(topology, "ctsw1")
+    result = expected_next_hops(topology, "ctsw1")
     assert "10.78.0.102" not in result  # ctsw2, of the same zone
     assert result["10.78.0.103"] == 2  # ctsw3, of the other zone, over both ATSWs
-    assert ways(topology, "rtsw1")["10.77.3.0/31"] == 2
+    assert expected_next_hops(topology, "rtsw1")["10.77.3.0/31"] == 2
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from testbed import shipped
 from testbed.errors import LabError
 from testbed.inventory import lab_inventory as inventory_module
 from testbed.preflight import collect
-from testbed.preflight.checks import CHECKS, not_looked, run_checks, ways
+from testbed.preflight.checks import CHECKS, expected_next_hops, not_looked, run_checks
 from testbed.preflight.collect import Interface, look, parse, script
 from traffic.flows import burnin
 from traffic.flows.burnin import Pair, _better, outliers, pairs_of
@@ -81,10 +81,10 @@ def test_preflight_rack_clock_is_read_apart_from_slow_tools(monkeypatch):
 
 def test_preflight_expected_number_of_next_hops():
     topology = INVENTORY.topology
-    assert ways(topology, "rtsw1")["10.77.2.0/31"] == 2
-    assert ways(topology, "ctsw1")["10.77.2.0/31"] == 1
-    assert "10.77.1.0/31" not in ways(topology, "rtsw1")
-    assert ways(topology, "rtsw1")["10.78.0.101"] == 1
+    assert expected_next_hops(topology, "rtsw1")["10.77.2.0/31"] == 2
+    assert expected_next_hops(topology, "ctsw1")["10.77.2.0/31"] == 1
+    assert "10.77.1.0/31" not in expected_next_hops(topology, "rtsw1")
+    assert expected_next_hops(topology, "rtsw1")["10.78.0.101"] == 1
 
 
 ANSWER = """\
@@ -154,7 +154,7 @@ def test_preflight_answer_is_decoded():
         up=True, carrier=True, mtu=4200, mac="02:fb:01:01:01:00", addresses=frozenset({"10.77.1.1/31"}), queue="tbf"
     )
     assert not host.interfaces["be1"].up
-    assert host.ways == {"10.77.2.0/31": 2, "10.77.3.0/31": 1}
+    assert host.next_hops == {"10.77.2.0/31": 2, "10.77.3.0/31": 1}
     assert host.tables == ["netdev hop"]
     assert host.sysctls == {"net.ipv4.ip_forward": "1"}
     assert host.wall_s == 1763728000.25
