@@ -500,7 +500,12 @@ def rnic_counters(run: Measurements) -> dict[str, Observation]:
             for name, before in values.items()
             if re.split(r"[./:]", name)[-1] in names and run.counters_after.get(node, {}).get(name, -1) < before
         ]
-        if partly:
+        read = {name.partition(":")[0] + ":" + re.split(r"[./:]", name)[1] for name in deltas_by_counter}
+        unread = [f"{rank.host}:{rank.rnic}" for rank in run.ranks if f"{rank.host}:{rank.rnic}" not in read]
+        if unread:
+            detail = f"{detail}; {unread[0]} gave no such counter before and after the run"
+            partly += unread
+        elif partly:
             detail = f"{detail}; {partly[0]} was reset during the run, or could not be read after it"
         return Observation(value=sum(deltas_by_counter.values()), detail=detail, censored=bool(partly))
 

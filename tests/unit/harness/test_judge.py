@@ -487,7 +487,12 @@ def test_counter_that_was_reset_or_removed_is_a_lower_bound(after, expected):
     run = synthetic_run()
     name = "rxe0.out_of_seq_request"
     left = {"host1": {} if after is None else {name: after}, "host2": {name: 0}}
-    run = msgspec.structs.replace(run, counters_before={"host1": {name: 5}, "host2": {name: 0}}, counters_after=left)
+    run = msgspec.structs.replace(
+        run,
+        ranks=run.ranks[:2],
+        counters_before={"host1": {name: 5}, "host2": {name: 0}},
+        counters_after=left,
+    )
     assert verdict_of(run, at_most("nak_episodes", 5)).checks[-2].verdict is expected
 
 
@@ -520,6 +525,18 @@ def test_judge_workload_that_moved_nothing_is_inconclusive_although_its_faults_a
     assert [check.detail for check in result.checks if check.name == "workload"] == [
         "no data arrived and no iteration finished, so the effect of the faults is unknown"
     ]
+
+
+@pytest.mark.parametrize("which", ["counters_before", "counters_after"])
+def test_retransmissions_of_an_rnic_whose_counters_were_never_read_are_unknown(which):
+    """The other hosts' counters did not move: of this one nothing is known, and 0 is no PASS."""
+    run = synthetic_run()
+    run = msgspec.structs.replace(run, counters_after=run.counters_before)
+    assert verdict_of(run, at_most("nak_episodes", 0)).checks[-2].verdict is PASS
+    run = msgspec.structs.replace(run, **{which: {**getattr(run, which), "host3": {"be0.rx_packets": 1}}})
+    check = verdict_of(run, at_most("nak_episodes", 0)).checks[-2]
+    assert check.verdict is INCONCLUSIVE
+    assert "host3:rxe0 gave no such counter" in check.detail
 
 
 def test_verdict_file_that_is_better_than_its_own_checks_is_refused():

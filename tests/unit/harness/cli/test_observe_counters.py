@@ -10,7 +10,7 @@ from synthetic_run import synthetic_run
 from harness.analysis.observe import observe
 from harness.cli.lab.screen import Screen
 from harness.cli.lab.watching import _moved
-from harness.record.measurements import counter_deltas
+from harness.record.measurements import Rank, counter_deltas
 from inject.mechanisms.rack.rack_mechanism import COUNTERS
 from testbed.observe.telemetry import Sample
 
@@ -38,6 +38,7 @@ def test_counter_deltas_of_a_reset_rnic_are_not_negative():
 )
 def test_metrics_use_mlx5_counter_names(metric, name):
     run = counted({"host1": {f"mlx5_0.{name}": 5}}, {"host1": {f"mlx5_0.{name}": 12}})
+    run = msgspec.structs.replace(run, ranks=(Rank(rank=0, host="host1", rnic="mlx5_0"),))
     one = observe(run).metrics[metric]
     assert (one.value, one.detail) == (7, f"host1:mlx5_0.{name} +7")
 
