@@ -85,7 +85,7 @@ def routing(
     """Return routing's reaction to each fault.
 
     Args:
-        changes: changes on switches, by time.
+        changes: changes on switches, in any order.
         fired: first firing and removal of each fault, by time of firing.
         early_ns: by fault, how long before its observed firing it may have fired.
     """
@@ -96,7 +96,7 @@ def routing(
         until = min([cleared + TAIL_NS, *later])
         own = [
             change
-            for change in changes
+            for change in sorted(changes, key=lambda change: change.at_ns)
             if begins[fault_id] <= change.at_ns < until and change.subject.startswith(_OF_ROUTING)
         ]
         on_routes = [change for change in own if not change.subject.startswith("link ")]

@@ -344,11 +344,7 @@ def decode(content: bytes) -> Measurements:
 
 def _refuse_contradictions(run: Measurements) -> None:
     """Reject a file that violates what its readers rely on; it was edited or assembled."""
-    rnics = {(host.name, rnic.name) for host in run.topology.hosts for rnic in host.rnics}
-    nodes = {*run.topology.host_by_name, *run.topology.switch_by_name}
-    for link in run.topology.links:
-        if not {link.a.node, link.b.node} <= nodes or (link.rnic is not None and (link.b.node, link.rnic) not in rnics):
-            raise ValueError(f"topology.links: {link.name} ends at an unknown node or RNIC")
+    _refuse_loose_links(run.topology)
     if (run.series or run.bystander) and run.end_ns - run.t0_ns > _LONGEST_NS:
         raise ValueError(f"end_ns: {run.end_ns} is more than a month after t0_ns ({run.t0_ns}): no run lasts so long")
     if run.sample_ns <= 0:
@@ -364,8 +360,28 @@ def _refuse_contradictions(run: Measurements) -> None:
     for name, several in (("series", run.series), ("twin", run.twin or ())):
         _refuse_series(name, several, run)
     _refuse_other_times(run.series, run.t0_ns, run.end_ns)
+    if run.resilience is not None:
+        _refuse_restarts(run.resilience)
     if run.bystander is not None:
         _refuse_samples("bystander", run.bystander.samples, run.sample_ns)
+
+
+def _refuse_loose_links(topology: Topology) -> None:
+    """Raise ValueError if a link ends at a node or an RNIC that the topology has not."""
+    rnics = {(host.name, rnic.name) for host in topology.hosts for rnic in host.rnics}
+    nodes = {*topology.host_by_name, *topology.switch_by_name}
+    for link in topology.links:
+        if not {link.a.node, link.b.node} <= nodes or (link.rnic is not None and (link.b.node, link.rnic) not in rnics):
+            raise ValueError(f"topology.links: {link.name} ends at an unknown node or RNIC")
+
+
+def _refuse_restarts(run: ResilienceRun) -> None:
+    """Raise ValueError if a restart is missing or out of order, or a final state is there twice."""
+    numbers = [restart.number for restart in run.restarts]
+    if numbers != list(range(1, len(numbers) + 1)):
+        raise ValueError(f"resilience.restarts: numbered {numbers}, not from 1 on")
+    if twice := _twice(state.rank for state in run.states):
+        raise ValueError(f"resilience.states: rank {twice[0]} is there twice")
 
 
 def _refuse_series(name: str, several: Sequence[RankSeries], run: Measurements) -> None:

@@ -305,6 +305,18 @@ def test_measurements_with_restarts_round_trip():
     assert decode(encode(run)).resilience == run.resilience
 
 
+def test_measurements_with_restarts_twice_or_out_of_order_are_refused():
+    """Phases of a restart end with the next one's loss: they would be those of another restart."""
+    run = job(PLAIN, replace(PLAIN, number=2))
+    assert decode(encode(run)) == run
+    for restarts in ((PLAIN, PLAIN), run.resilience.restarts[::-1], (replace(PLAIN, number=2),)):
+        with pytest.raises(ValueError, match=r"resilience\.restarts: numbered"):
+            decode(encode(msgspec.structs.replace(run, resilience=resilience(*restarts))))
+    again = msgspec.structs.replace(run.resilience, states=run.resilience.states[:1] * 2)
+    with pytest.raises(ValueError, match=r"resilience\.states: rank 0 is there twice"):
+        decode(encode(msgspec.structs.replace(run, resilience=again)))
+
+
 def test_report_shows_each_restart_with_its_phases(tmp_path):
     run = finished(tmp_path, job(PLAIN))
     html = run_page.render_html(run)

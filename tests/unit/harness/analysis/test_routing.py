@@ -35,6 +35,11 @@ def test_routing_times_each_step_from_its_own_cause():
     assert one.left == ()
 
 
+def test_routing_times_do_not_depend_on_the_order_of_the_record():
+    fired = {"flap": (10 * S, 12 * S), "other": (20 * S, 21 * S)}
+    assert routing(CHANGES[::-1], fired) == routing(CHANGES, fired)
+
+
 def test_routing_assigns_changes_to_the_fault_before_them():
     """A fault without changes has no times."""
     result = routing(CHANGES, {"flap": (10 * S, 12 * S), "other": (20 * S, 21 * S), "quiet": (40 * S, 41 * S)})
