@@ -26,6 +26,7 @@ from pathlib import Path
 import msgspec
 
 from harness.analysis.observe import observe
+from harness.conditions import unmet
 from harness.confidence import LEVEL, student
 from harness.record.copies import digest_of
 from harness.record.rundir import open_run
@@ -39,7 +40,10 @@ MIN_EARLIER = 4
 _ROUNDING = 1e-9
 """Tolerance for a mean of logarithms. Earlier runs may have identical values, such as a fixed number of iterations."""
 TRACKED = ("jct_ratio", "recovery.total", "after_clear.total", "dip", "goodput.mean", "busbw.mean", "iterations")
-"""Metrics that are stored and compared. Values of 0 and missing values are stored but not compared."""
+"""Metrics that are stored and compared. Values of 0 and missing values are stored but not compared.
+
+None is stored of a run with a fault or a routing scheme that is not proven, or with more load than the emulation
+forwards."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (
     name TEXT PRIMARY KEY, changed_ns INTEGER, experiment TEXT, seed INTEGER, lab TEXT, version TEXT, series TEXT,
@@ -48,7 +52,9 @@ CREATE TABLE IF NOT EXISTS metric (name TEXT, metric TEXT, value REAL, PRIMARY K
 CREATE TABLE IF NOT EXISTS left_out (name TEXT PRIMARY KEY, changed_ns INTEGER, why TEXT);
 """
 _TABLES = ("run", "metric", "left_out")
-_MADE_BY = zlib.crc32(f"{metadata.version('faultbed')} {TRACKED} {_SCHEMA}".encode()) >> 1
+_MADE_BY = (
+    zlib.crc32(f"{metadata.version('faultbed')} {TRACKED} {_SCHEMA} of runs with all conditions met".encode()) >> 1
+)
 """Identifies the version and schema that built an index, as SQLite's `user_version`: a signed number of 32 bits
 (sqlite.org, "PRAGMA")."""
 
@@ -217,7 +223,9 @@ def _add(index: sqlite3.Connection, path: Path, changed_ns: int) -> None:
             digest_of(measured),
         ),
     )
-    values = {name: observed.metrics[name].value for name in TRACKED if name in observed.metrics}
+    # What a run measured under a fault that did nothing is not what others are to be compared with.
+    tracked = () if unmet(verdict.checks) else TRACKED
+    values = {name: observed.metrics[name].value for name in tracked if name in observed.metrics}
     index.executemany(
         "INSERT INTO metric VALUES (?, ?, ?)",
         [

@@ -222,6 +222,15 @@ def test_history_index_follows_the_runs_folder(tmp_path):
     assert len(history.read(history.update(tmp_path)).past) == 1
 
 
+def test_history_expects_nothing_from_runs_whose_fault_did_nothing(tmp_path):
+    """Their jobs are as fast as without faults: each run whose fault fires would be a regression."""
+    finished(tmp_path, synthetic_run(fired=False))
+    (idle,) = history.read(history.update(tmp_path)).past
+    assert (idle.verdict, idle.metrics) == ("INCONCLUSIVE", {})
+    finished(tmp_path, synthetic_run(), name="fired")
+    assert sum("jct_ratio" in one.metrics for one in history.read(history.update(tmp_path)).past) == 1
+
+
 def test_history_leaves_out_the_copy_of_a_run(tmp_path):
     """Five copies of one run would let expect that no run ever differs from it."""
     run = finished(tmp_path, synthetic_run())
