@@ -121,8 +121,8 @@ def offenders_command(
             strikes += strikes_of_run(measured, verdict, origin=name, at=at, drills=drills, rehearsal=rehearse)
             readings += readings_of_run(measured, origin=name, at=at, drills=drills, rehearsal=rehearse)
     for path, content in _preflights_of(lab, files, counts):
-        strikes += strikes_of_preflight(content, origin=path.name, at=_changed(path))
-        readings += readings_of_preflight(content, topology, origin=path.name, at=_changed(path))
+        strikes += strikes_of_preflight(content, origin=path.name, at=_written(path, content))
+        readings += readings_of_preflight(content, topology, origin=path.name, at=_written(path, content))
     ranking = offenders(strikes, topology, thresholds, now=datetime.now(UTC), readings=readings)
     if hand_over:
         lines = list(_handed_over(hand_over, ranking, topology))
@@ -159,18 +159,35 @@ def _run_directories(runs: Path) -> Iterator[Path]:
 
 
 def _preflights_of(lab: str, files: Sequence[Path], counts: dict[str, int]) -> Iterator[tuple[Path, object]]:
-    """Yield the contents of the preflights of a lab, and count those of other labs."""
+    """Yield the contents of the preflights of a lab, and count those of other labs and copies."""
+    known: list[object] = []
     for path in files:
         content = _decoded(path)
         if isinstance(content, dict) and content.get("lab", lab) != lab:
             counts["other_preflights"] += 1
             counts["preflights"] -= 1
+        elif (
+            isinstance(content, dict) and "at" in content and content in known
+        ):  # a copy: the same time, the same words
+            counts["copies"] += 1
+            counts["preflights"] -= 1
         else:
+            known.append(content)
             yield path, content
 
 
-def _changed(path: Path) -> datetime:
-    return datetime.fromtimestamp(path.stat().st_mtime, UTC)
+def _written(path: Path, content: object) -> datetime:
+    """Return when a preflight was written: what it says, or else the time of its file, which a copy renews."""
+    said = content.get("at") if isinstance(content, dict) else None
+    if said is None:
+        return datetime.fromtimestamp(path.stat().st_mtime, UTC)
+    try:
+        at = datetime.fromisoformat(str(said))
+    except ValueError:
+        at = None
+    if at is None or at.tzinfo is None:
+        raise UsageError(f"--preflight {path}: at: {said!r} is no time with a zone; give a file that --out has written")
+    return at
 
 
 def _decoded(path: Path) -> object:
@@ -229,7 +246,7 @@ def _show(session: Session, ranking: Sequence[Offender], counts: dict[str, int],
     session.out.print(f"{looked}: {_count(len(ranking), 'place')} blamed", soft_wrap=True)
     if counts["copies"]:
         copies = f"{counts['copies']} {'copy' if counts['copies'] == 1 else 'copies'}"
-        session.out.print(Text(f"left out: {copies} of runs", style="dim"))
+        session.out.print(Text(f"left out: {copies}", style="dim"))
     for what, noun in (("other_labs", "run"), ("other_preflights", "preflight")):
         if counts[what]:
             session.out.print(Text(f"left out: {_count(counts[what], noun)} of other labs", style="dim"))

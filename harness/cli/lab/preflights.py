@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -38,7 +39,9 @@ __all__ = ["COMMANDS"]
     metavar="FILE",
     help="Only hold what nccl-tests printed into FILE to the inventory's faultbed_busbw; the lab is not touched.",
 )
-@click.option("--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON of --json there too.")
+@click.option(
+    "--out", type=click.Path(dir_okay=False, path_type=Path), help="Write the JSON of --json there too, with the time."
+)
 @json_option
 @pass_session
 def preflight(
@@ -86,7 +89,8 @@ def preflight(
         found = preflight_module.preflight(lab, progress, with_burnin=not no_burn_in, leave_out=leave_out)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(found.to_dict(), indent=2) + "\n", encoding="utf-8")
+        dated = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **found.to_dict()}
+        out.write_text(json.dumps(dated, indent=2) + "\n", encoding="utf-8")
     if as_json:
         session.json(found.to_dict())
     else:

@@ -164,6 +164,24 @@ def test_preflight_blames_no_host_for_what_a_fault_left_behind(check):
     assert strikes_of_preflight({"wrong": wrong}, origin="p.json", at=NOW) == ()
 
 
+def test_offenders_takes_the_time_of_a_preflight_from_its_content(tmp_path):
+    """A copy has the time of the copying: a strike of last year would count as one of today, and twice."""
+    old = {"at": "2025-11-25T10:00:00+00:00", "lab": "soft", "wrong": [{"check": "gpu", "where": "host2:gpu0"}]}
+    files = []
+    for name in ("p.json", "copy.json"):
+        files += ["--preflight", tmp_path / name]
+        (tmp_path / name).write_text(json.dumps(old))
+    answer = json.loads(command("--runs", tmp_path, *files, "--json").stdout)
+    (one,) = answer["offenders"]
+    assert (answer["preflights"], answer["copies"], len(one["strikes"])) == (1, 1, 1)
+    assert one["score"] < 1e-9
+    assert one["action"] == "watch"
+    for wrong in ("yesterday", "2025-11-25T10:00:00", 7):
+        (tmp_path / "p.json").write_text(json.dumps({**old, "at": wrong}))
+        done = command("--runs", tmp_path, "--preflight", tmp_path / "p.json")
+        assert "is no time with a zone" in str(done.exception)
+
+
 def test_offenders_leaves_out_preflights_of_another_lab(tmp_path):
     file = tmp_path / "p.json"
     file.write_text(json.dumps({"lab": "other", "wrong": [{"check": "gpu", "where": "host2:gpu0"}]}))
@@ -271,7 +289,7 @@ def test_offenders_counts_the_copy_of_a_run_once(runs):
     after = json.loads(command("--runs", runs, "--json").stdout)
     assert [len(one["strikes"]) for one in after["offenders"]] == [len(one["strikes"]) for one in before] == [1]
     assert after["copies"] == 1
-    assert "left out: 1 copy of runs" in command("--runs", runs).stdout
+    assert "left out: 1 copy" in command("--runs", runs).stdout
 
 
 def test_offenders_leaves_out_runs_of_another_lab(runs):

@@ -247,7 +247,10 @@ def test_probes_recorded_twice_are_refused(whole):
 @pytest.mark.parametrize(
     ("edit", "words"),
     [
-        (lambda run: run["topology"]["switches"][1].update(name="ctsw9"), "topology.links: .*ctsw2.* ends at an unknown"),
+        (
+            lambda run: run["topology"]["switches"][1].update(name="ctsw9"),
+            "topology.links: .*ctsw2.* ends at an",
+        ),
         (lambda run: run["topology"]["hosts"][1]["rnics"].pop(), "topology.links: .* ends at an unknown"),
         (lambda run: run["ranks"].pop(), "series: rank 3 is none of ranks"),
         (lambda run: run.update(end_ns=10**17), "end_ns: .* no run lasts so long"),
