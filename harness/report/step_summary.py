@@ -105,7 +105,7 @@ def read_junit(paths: Iterable[Path]) -> list[Case]:
     """Return the tests of JUnit files. A missing file has none; `markdown` lists missing files.
 
     Raises:
-        UsageError: a file cannot be read or is not JUnit XML.
+        UsageError: a file cannot be read, is not JUnit XML, or has no test: then nothing was tested.
     """
     cases = []
     for path in paths:
@@ -116,9 +116,12 @@ def read_junit(paths: Iterable[Path]) -> list[Case]:
         except (OSError, ET.ParseError) as error:
             raise UsageError(f"{path}: not a JUnit file: {error}") from error
         try:
-            cases += [_case(element) for element in tree.iter("testcase")]
+            own = [_case(element) for element in tree.iter("testcase")]
         except ValueError as error:
             raise UsageError(f"{path}: not a JUnit file of pytest's: {error}") from error
+        if not own:
+            raise UsageError(f"{path}: no test is in it; look why none was selected or collected")
+        cases += own
     return cases
 
 

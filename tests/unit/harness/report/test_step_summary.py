@@ -111,6 +111,19 @@ def test_step_summary_rejects_a_file_that_is_not_junit(tmp_path):
         read_junit([tmp_path / "x.xml"])
 
 
+def test_step_summary_with_a_junit_file_without_tests_is_not_green(tmp_path):
+    """One suite passed; of the other one no test was collected, which is no pass."""
+    (tmp_path / "a.xml").write_text(
+        '<testsuites><testsuite><testcase classname="t" name="x"/></testsuite></testsuites>'
+    )
+    (tmp_path / "b.xml").write_text('<testsuites><testsuite name="pytest" tests="0"/></testsuites>')
+    files = ["--junit", str(tmp_path / "a.xml"), "--junit", str(tmp_path / "b.xml")]
+    assert CliRunner().invoke(cli, ["summary", *files[:2]]).output.startswith("## \u2705")
+    page = CliRunner().invoke(cli, ["summary", *files]).output
+    assert page.startswith("## \u274c")
+    assert "no test is in it" in page
+
+
 def test_step_summary_exists_for_a_job_that_failed_before_its_tests(tmp_path):
     """If `up`, `reserve` or `preflight` failed there is no JUnit file, and then the page is needed most."""
     left = tmp_path / "artifacts/preflight.json"
