@@ -393,7 +393,11 @@ def _state_checks(run: Measurements) -> list[Check]:
 
 def _lab_checks(state: LabState, diff: Sequence[str]) -> tuple[Check, ...]:
     clean = state == "CLEAN"
-    detail = "the same as before the run" if clean else "; ".join(diff) or "nobody could tell"
+    detail = (
+        "the same as before the run"
+        if clean
+        else "; ".join(diff) or "the comparison with the state before the run failed"
+    )
     return (
         Check(
             name="lab_restored",

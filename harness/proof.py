@@ -38,7 +38,7 @@ def unproven(receipt: Receipt | None) -> tuple[str, ...]:
     # Some kinds move no counter: a second look while it was on saw the state that it makes, and its value is judged
     # where it was read (`inject.evidence.receipt`).
     if not fired.must_move and fired.witness not in receipt.armed.while_on:
-        problems.append("nobody but its holder has seen it: no counter moved, and no state was looked at")
+        problems.append("only its holder has seen it: no counter moved, and no state was read independently")
     for name, delta in fired.must_not_move.items():
         if delta is None:
             problems.append(f"{name} must not move and could not be read")

@@ -1,9 +1,9 @@
-"""Durations, sizes and rates as people write them, and back.
+"""Parse and format durations, sizes and rates for people.
 
     "8s" "500ms" "2m" "250us"  ->  nanoseconds        "64KiB" "16MiB" "4096"  ->  bytes
 
 Powers of 1024 carry the `i` (KiB, MiB, GiB); powers of 1000 do not (kB, MB, GB). A bare number is refused for
-a duration, because nobody can tell seconds from milliseconds by looking at it.
+a duration, because it does not show whether seconds or milliseconds are meant.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def parse_duration_ns(text: str) -> int:
 
 
 def parse_size_bytes(text: str) -> int:
-    """Bytes in "64KiB", "16MiB", "1GB", "4096".
+    """Parse a size such as "64KiB", "16MiB", "1GB" or "4096" to bytes.
 
     Raises:
         ValueError: not a number with a unit of size, or not a whole number of bytes.

@@ -12,7 +12,7 @@
                  "carried_packets", "cleared", "unproven"}}
 
 `attribution` is what the measurements say without the plan of faults (`harness.attribution`); no check rests on it.
-`left_out` are hosts that took no part, because preflight found them unfit or somebody named them. `routing` is there
+`left_out` are hosts that took no part, because preflight found them unfit or the user excluded them. `routing` is there
 when the experiment chose a routing scheme.
 
 Verdicts merge to the worst: PASS, then INCONCLUSIVE (we cannot tell), then FAIL (we can tell, and it is bad),

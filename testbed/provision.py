@@ -432,7 +432,7 @@ def _end_processes_of(folder: Path) -> None:
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             with suppress(OSError):
                 handle = os.pidfd_open(int(entry.name))
-                # Read after the handle is there: from here on the number cannot have become somebody else.
+                # Read after the handle exists: from then on the pid cannot be reused by another process.
                 if _uses(entry, folder):
                     signal.pidfd_send_signal(handle, signal.SIGTERM)
                     ending.append(handle)

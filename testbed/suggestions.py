@@ -9,18 +9,18 @@ __all__ = ["first_of", "hint", "nearest"]
 
 
 def first_of(names: Sequence[object], most: int) -> str:
-    """The first names of many: `host1, host2 and 5 more`."""
+    """Return the first names of many: `host1, host2 and 5 more`."""
     more = len(names) - most
     return ", ".join(map(str, names[:most])) + (f" and {more} more" if more > 0 else "")
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that looks most like `word`, if any does."""
+    """Return the known word that resembles `word` most, if one does."""
     found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
     return found[0] if found else None
 
 
 def hint(word: str, known: Sequence[str], *, otherwise: str = "there is") -> str:
-    """The end of a refusal: `did you mean ring?`, or all there is, after `otherwise`."""
+    """Return the end of a refusal: `did you mean ring?`, or all known words after `otherwise`."""
     near = nearest(word, known)
     return f"did you mean {near}?" if near else f"{otherwise} {', '.join(known) or 'none'}"

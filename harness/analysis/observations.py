@@ -83,7 +83,7 @@ def plain(run: Measurements) -> dict[str, Observation]:
         **_split(run.series),
         **_serving(run.serving),
         "qp_errors": Observation(value=run.qp_errors, detail="completions with an error status, by the engine"),
-        "rebuilds": Observation(value=run.rebuilds, detail="queue pairs connected anew, by the engine"),
+        "rebuilds": Observation(value=run.rebuilds, detail="queue pairs connected again, as the engine reports"),
     }
 
 

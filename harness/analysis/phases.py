@@ -101,11 +101,11 @@ def _of(run: Measurements, impact: Impact, begin_ns: int, until_ns: int) -> list
             is_from_firing=True,
         )
     )
-    anew = [one.rebuilt_ns for one in rebuilds if one.rebuilt_ns is not None]
+    rebuilt_ns = [one.rebuilt_ns for one in rebuilds if one.rebuilt_ns is not None]
     through = [one.recovered_ns for one in rebuilds if one.recovered_ns is not None]
-    if len(anew) == len(rebuilds):
-        connected = max([dead, *anew])
-        words = f"{len(rebuilds)} queue pairs connected anew" if rebuilds else "none had to be"
+    if len(rebuilt_ns) == len(rebuilds):
+        connected = max([dead, *rebuilt_ns])
+        words = f"{len(rebuilds)} queue pairs connected again" if rebuilds else "none had to be"
         phases_found.append(Phase(name="rebuild", start_ns=dead, end_ns=connected, detail=words, is_exact=not rebuilds))
         if len(through) == len(rebuilds):
             data = max([connected, *through])

@@ -125,7 +125,7 @@ def _interrupted(restarts: Sequence[tuple[Restart, tuple[Phase, ...]]]) -> dict[
 def _phase_times(restarts: Sequence[tuple[Restart, tuple[Phase, ...]]], end_ns: int) -> dict[str, Observation]:
     """Return the longest time of each phase over all restarts, in seconds, with the restart that took it."""
     durations_by_phase = times_by_phase(restarts)
-    # An outage that the end of the run cut short took at least that long, and nobody knows how long.
+    # If the run ended during an outage, this is a lower bound of its length.
     open_ns = _open_outage_ns(restarts, end_ns)
     if open_ns is not None:
         durations_by_phase.setdefault("total", []).append((open_ns, f"restart {restarts[-1][0].number}: not caught up"))

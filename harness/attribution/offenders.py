@@ -2,7 +2,7 @@
 
 A strike is one confident finding of one run, or one wrong result of one preflight; a thing gets one strike of each. Its
 score is the sum of its strikes, each halved for every `half_life` that has passed. A run whose faults faultbed itself
-injected blames nobody, or the injector would send its own victims to repair: such runs count only if asked for, and
+injected blames nothing, or the injector would send its own victims to repair. Such runs count only on request, and
 then only findings that none of their faults explains.
 
 A GPU whose newest reading has reached a threshold (`testbed.observe.gpu_thresholds`) is drained or returned at once,
@@ -136,7 +136,7 @@ def strikes_of_preflight(content: Any, *, origin: str, at: datetime) -> tuple[St
     """Return what a preflight blames: each host, RNIC, switch or link that a check found wrong, once.
 
     A pair of RNICs that fell out of the burn-in blames the end that it has in common with other such pairs, and no end
-    if there is none. What a fault, or a command, has left behind is nobody's defect.
+    if there is none. What a fault or a command left behind is not a defect.
 
     Args:
         content: what `faultbed preflight --json` printed, decoded.

@@ -1,6 +1,6 @@
 """How every command ends: one sentence and the right exit code.
 
-A traceback comes only of what nobody thought of, and that ends with 3 (ERROR) as well: Python's own 1 would be a FAIL.
+Only an unexpected exception prints a traceback. It ends with 3 (ERROR), because Python's exit code 1 means FAIL.
 """
 
 from __future__ import annotations

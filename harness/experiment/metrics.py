@@ -53,7 +53,7 @@ _PHASES = {
     "detect": "From the first firing until an end noticed: a NAK or a timer at a captured port, or a dead queue pair",
     "retransmit": "From there until the lost packet passed a captured port again",
     "qp_error": "From the first firing until the first completion with an error; 0 when no queue pair died",
-    "rebuild": "From that error until the last dead queue pair was connected anew; 0 when none had to be",
+    "rebuild": "From that error until the last dead queue pair was connected again; 0 if none had to be",
     "first_data": "From there until data was through the new queue pairs",
     "hold": "From the last of these marks until goodput was back for good",
 }
@@ -183,7 +183,7 @@ _TABLE = (
         meaning="Share of an inference job's requests that kept slo_ttft and, in the mean of their tokens, slo_tpot",
     ),
     Metric(name="qp_errors", unit="count", meaning="Queue pairs that went into the error state"),
-    Metric(name="rebuilds", unit="count", meaning="Queue pairs that were torn down and connected anew"),
+    Metric(name="rebuilds", unit="count", meaning="Queue pairs that were torn down and connected again"),
     Metric(name="goodput.mean", unit="Gb/s", is_noisy=True, meaning="Payload bytes of all ranks over the run's time"),
     Metric(
         name="busbw.mean",

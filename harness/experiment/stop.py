@@ -5,17 +5,16 @@
     min = 0.1
     for = "5s"
 
-While a run's faults are on, each condition is held against what is seen live, at least once a second
-(`harness.run.live_guard`). The first that holds for its time ends the faults at once, and the run: as FAIL, or
-INCONCLUSIVE where the experiment says so. A condition that could never be looked at is INCONCLUSIVE: nobody stood
-guard.
+While faults are on, each condition is compared with live values at least once a second
+(`harness.run.faults.live_guard`). The first condition that holds for its time ends the faults and the run at once, as
+FAIL, or as INCONCLUSIVE if the experiment says so. A condition that could never be evaluated is INCONCLUSIVE.
 
 Missing data are a breach, too: where the value of a condition is not known for more than `MISSING_NS` although it was
 known before, or has to be by now, the faults are ended and the run is INCONCLUSIVE. An experiment without `[[stop]]`
 runs unguarded.
 
-Before the first fault the workload must be healthy (`harness.run.live_guard`); where it is not, no fault is armed
-(`Guard.refused`) and the run is INCONCLUSIVE.
+Before the first fault the workload must be healthy (`harness.run.faults.live_guard`). Otherwise no fault is armed
+(`Guard.refused`), and the run is INCONCLUSIVE.
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ class FaultRun(msgspec.Struct, frozen=True, kw_only=True):
     `doubts` are the injector's own reasons not to believe the receipt; any makes the run INCONCLUSIVE.
     `edges` are (controller ns, on) of every change that the fault made. `colour` (`#rrggbb`) is the kind's,
     from the catalogue of faults; None: the report chooses. `passed` are the packets that passed the hop of a fault of
-    packets while it acted, at least and at most; None: it has no hop, or nobody counted.
+    packets while it acted, at least and at most; None: it has no hop, or no count.
     """
 
     plan: ScheduledFault

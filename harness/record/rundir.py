@@ -15,7 +15,7 @@ verdict.json        the verdict (harness.verdict)
 report.html         all of it for people, in one file
 repro.sh            runs the same thing again
 flights.json        what each rank's flight recorder held, of a job that failed (traffic.engine.flight_recorder)
-flights-asked-N.json  the same, each time that somebody asked for it while the run went on (harness.run.flight_dump)
+flights-asked-N.json  the same, for each request during the run (harness.run.flight_dump)
 probes.parquet      probes beside the workload, of an experiment with [probe] (harness.record.probes_file)
 packets.json        captured packets, analysed, and capture*.pcapng beside it (harness.packets)
 """
@@ -401,7 +401,7 @@ def _git_describe(root: Path = _ROOT) -> str | None:
 
 
 def _git(root: Path, *words: str) -> str:
-    # GIT_DIR and its like, which a hook sets, name the repository of somebody else.
+    # A Git hook sets GIT_DIR and similar variables, which name another repository.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     done = subprocess.run(
         ["git", "-C", str(root), *words], capture_output=True, text=True, timeout=10, check=True, env=environment

@@ -237,10 +237,10 @@ def markdown(
         [_case_line(case) for case in skipped if ".toml::" in case.name and not case.quarantined],
     )
     lines += _section(
-        "In quarantine: failed, and failed nobody", [_case_line(case) for case in skipped if case.quarantined]
+        "In quarantine: failed, without failing the run", [_case_line(case) for case in skipped if case.quarantined]
     )
     passed = [case for case in cases if case.outcome == "passed" and case.quarantined]
-    lines += _section("In quarantine, and passed: is it mended?", [_code(case.name) for case in passed])
+    lines += _section("In quarantine, and passed: is it fixed?", [_code(case.name) for case in passed])
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -1,10 +1,10 @@
-"""Slow ranks, named while the job runs: its iterations go to the detector of soft errors as their ranks tell them.
+"""Detection of slow ranks while the job runs: the fail-slow detector gets each iteration as ranks report it.
 
 with Online(ranks, topology, progress) as online:
     ...                                 # `online.on_event` takes the workload's events; `online.count()` any time
 
-The detector has a thread of its own. Every tenth iteration it learns anew, which takes milliseconds that the workload's
-own thread needs: there lost queue pairs are answered.
+The detector has a thread of its own. Every tenth iteration it learns again, which takes milliseconds. The workload's
+thread must not wait for that, because it handles lost queue pairs.
 """
 
 from __future__ import annotations

@@ -192,7 +192,7 @@ class Lease:
 
     def _beat(self) -> None:
         while not self._stop.wait(self.ttl_s / 5):
-            # Whoever holds the lock sends a request, and every request renews the lease.
+            # If the lock is taken, another thread sends a request, and every request renews the lease.
             if self._lock.acquire(blocking=False):
                 try:
                     self.request({"do": "beat"})

@@ -89,7 +89,7 @@ def _doubt(key: str, other: PlannedFault) -> str:
 
 
 def may_move(fault: PlannedFault, key: str, topology: Topology) -> bool:
-    """Whether a fault may move a counter (`node/name`, as in `testbed.observe.counters`)."""
+    """Return whether a fault may move a counter (`node/name`, as in `testbed.observe.counters`)."""
     node, _, name = key.partition("/")
     device, _, counter = name.rpartition(".")
     if counter in _GAP:

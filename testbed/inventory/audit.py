@@ -406,7 +406,7 @@ def _classes(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
     if unmarked in qos.pfc_priorities:
         yield Finding(
             place="all.qos.pfc_priorities",
-            what=f"what nobody marks (DSCP 0) travels in priority {unmarked}, which is paused: TCP would pause RoCE",
+            what=f"unmarked traffic (DSCP 0) travels in priority {unmarked}, which is paused: TCP would pause RoCE",
             do="map DSCP 0 to another priority, or do not pause this one",
         )
     if qos.pfc_watchdog_ms is not None and qos.pfc_watchdog_ms <= 0:

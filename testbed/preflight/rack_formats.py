@@ -52,7 +52,7 @@ EFFECTIVE_BER_MAX = 1e-15
 NO_ERROR_BER = re.compile(r"15E-255")
 """What mlxlink prints when it has seen no error at all."""
 
-# Bits of nvmlClocksEventReasons (nvml.h). Idle and settings that somebody made are no sickness.
+# Bits of nvmlClocksEventReasons (nvml.h). Idle, and limits that an administrator set, are no defects.
 _REASONS = {
     0x4: "software power cap",
     0x8: "hardware slowdown",

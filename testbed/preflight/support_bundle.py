@@ -87,7 +87,7 @@ class Scrubber:
         return f"2001:db8::{self._number(what.lower()):x}"
 
     def _ipv4(self, what: str) -> str:
-        number = self._number(what)  # RFC 2544: 198.18.0.0/15 is nobody's network
+        number = self._number(what)  # RFC 2544: 198.18.0.0/15 is reserved for benchmarks
         return f"198.18.{number // 250 % 256}.{number % 250 + 1}"
 
 

@@ -3,7 +3,7 @@
     ecmp            hash of the 5-tuple: every packet of a queue pair takes one path (RFC 2992)
     e-ecmp          hash of the destination queue pair in the BTH, which a low-entropy source port does not spoil
     static-parity   odd-numbered destination hosts by the first half of the next hops, even-numbered ones by the second
-    pinned          a next hop for each slice of a rack's RNICs, whoever sends
+    pinned          a next hop for each slice of a rack's RNICs, whichever host sends
     spray           every packet by the next hop in turn
     weighted        hash of the 5-tuple into shares of unequal size
     resilient       hash of the 5-tuple into buckets; a dead next hop moves its own buckets and no other one

@@ -163,7 +163,7 @@ def _is_dirty(inventory: Inventory) -> bool:
 
 
 def reserve_by_hand(inventory: Inventory, names: Iterable[str], *, for_s: float, why: str) -> tuple[Entry, Reading]:
-    """Book things for a while, beyond the end of this process; an earlier booking of this user is replaced.
+    """Reserve names for a time beyond the end of this process. It replaces an earlier such reservation of this user.
 
     Raises:
         Reserved: another user holds a part of it.

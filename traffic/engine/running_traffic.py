@@ -124,7 +124,7 @@ class Running(Generic[Result]):
         return {host: offset.error_ns for host, offset in self._engines.offsets.items()}
 
     def offset_ns(self, task: str) -> int:
-        """Offset that converts the clock of a task's host to the controller's, in ns."""
+        """Return the offset in ns that converts the clock of a task's host to the controller's."""
         return self._engines.offsets[self._tasks[task].endpoint.host].offset_ns
 
     def psns(self, *, timeout_s: float = 5.0) -> dict[int, tuple[int, int]]:

@@ -47,12 +47,12 @@ def pairs(pattern: str, ends: Sequence[str], *, shift: int = 0) -> tuple[tuple[s
 
 
 def first_rnics(topology: Topology) -> list[str]:
-    """The first RNIC of every host that has one."""
+    """Return the first RNIC of every host that has one."""
     return [f"{host.name}:{host.rnics[0].name}" for host in topology.hosts if host.rnics]
 
 
 def pairs_in(topology: Topology, pattern: str) -> tuple[tuple[str, str], ...]:
-    """The (src, dst) of every flow of a pattern in a lab.
+    """Return (src, dst) of every flow of a pattern in a lab.
 
     in-zone: every RNIC sends half way round its zone, which is another rack where there are two. across-zones: every
     RNIC sends to the one at its place in the next zone. All others are between the first RNICs of all hosts.

@@ -86,7 +86,10 @@ def _crosses(source: Host, sink: Host, tier: Tier) -> bool:
 
 
 def _is_possible(topology: Topology, tier: Tier) -> bool:
-    """Whether in each group that flows stay in, no part that they must leave has more than half of the RNICs (Hall)."""
+    """Return whether such permutations exist (Hall's theorem).
+
+    In each group that flows stay in, no part that they must leave may have more than half of the RNICs.
+    """
     groups: dict[str, dict[str, int]] = {}
     for host in topology.hosts:
         group, part = {

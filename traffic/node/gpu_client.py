@@ -28,7 +28,7 @@ PATIENCE_S = 5.0
 class GpuClient:
     """One connection to a GPU, served by the engine's selector.
 
-    `gpu` is `{"socket": path}` for a soft GPU and `{"pcie": address or None, "number": n}` for a real one. `trouble` is
+    `gpu` is `{"socket": path}` for a soft GPU and `{"pcie": address or None, "number": n}` for a real one. `error` is
     the error message of the GPU if its last request failed.
     """
 

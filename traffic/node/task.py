@@ -88,7 +88,7 @@ class Task:
         """Handle the first completion that shows that a rebuilt connection carries packets both ways."""
 
     def accept(self, request: dict[str, Any]) -> None:
-        """Take in the further fields of the request that starts the work, just before `begin`."""
+        """Accept the other fields of the request that starts the work, just before `begin`."""
 
     def begin(self, now_ns: int) -> None:
         """Start the work."""
@@ -103,7 +103,7 @@ class Task:
         """Continue after a wait; called when `wake_ns` has passed."""
 
     def slept(self, from_ns: int, to_ns: int) -> None:
-        """Take in that the engine waited for events of all its tasks."""
+        """Note that the engine has waited for events of all its tasks."""
 
     def on_send(self, conn: Conn, wr_id: int, now_ns: int) -> None:
         """Handle the completion of a signalled request."""
@@ -116,7 +116,7 @@ class Task:
         return True
 
     def settle(self, now_ns: int) -> None:
-        """Go on after a batch of completions was handled: one decision for all of them costs less than one for each."""
+        """Continue after a batch of completions: one decision for all of them costs less than one for each."""
 
     def dump(self) -> None:
         """Report the state of the work, for the diagnosis of a failure."""

@@ -89,7 +89,7 @@ def with_expected(loads: Sequence[LinkLoad], expected: ExpectedLoad) -> tuple[Li
 
 
 def carried(loads: Sequence[LinkLoad]) -> dict[tuple[str, str], int]:
-    """Bytes that were measured, by (sending switch, receiving switch), of links between switches that were read."""
+    """Return the measured bytes of links between switches, by (sending switch, receiving switch)."""
     directions = [direction for one in loads if one.is_uplink for direction in (one.up, one.down)]
     return {
         (direction.src, direction.dst): direction.size_bytes
@@ -154,7 +154,7 @@ def _writes_by_pair(run: Measurements) -> dict[tuple[str, str], tuple[tuple[int,
 
 
 def _on_the_wire(size: int, mtu: int) -> tuple[int, int]:
-    """Bytes of a message's packets, and of the ACKs that it gets."""
+    """Return the bytes of a message's packets and of their ACKs."""
     packets = max(1, math.ceil(size / mtu))
     return size + packets * HEADER_BYTES + WRITE_BYTES, math.ceil(packets / PACKETS_PER_ACK) * ACK_BYTES
 

@@ -42,7 +42,7 @@ def names(topology: Topology) -> tuple[str, ...]:
 
 
 def carried_at_most(run: Measurements) -> Mapping[str, float]:
-    """Bytes that each link between switches can carry in the workload's time; none of links without a speed."""
+    """Return the bytes that each link between switches can carry in the workload's time, if its speed is known."""
     seconds, scale = max(0, run.end_ns - run.t0_ns) / 1e9, run.rate_scale or 1.0
     if traits_of(run.lab_kind).is_emulated and run.rate_scale is None:
         return {}  # nothing makes the speed true

@@ -171,7 +171,7 @@ def heal(session: Session, *, machines: tuple[str, ...], panic: bool, as_json: b
     """
     inventory = session.inventory()
     _only_machines(inventory, machines)
-    # Panic asks nobody: whoever holds the lab loses its faults.
+    # Panic ignores reservations: it also removes the faults of other sessions.
     holding = contextlib.nullcontext() if panic else hold(inventory, machines, why="heal", mode="exclusive")
     state, what = lab_dir(inventory.name), {"kind": "panic" if panic else "", "target": " ".join(machines) or "all"}
     with open_lab(inventory) as lab, holding:

@@ -47,8 +47,8 @@ def audit(session: Session, *, last: int, as_json: bool) -> None:
 def power_cycle(session: Session, *, host: str, as_json: bool) -> None:
     """Print what would power-cycle HOST by its BMC; nothing is run.
 
-    Only where the inventory's faultbed_safety allows it, while the lab is DIRTY, and of a host that nobody else has.
-    Not yet run on hardware.
+    Allowed only by the inventory's faultbed_safety, while the lab is DIRTY, and for a host without another
+    reservation. Not yet run on hardware.
     """
     inventory = session.inventory()
     state = lab_dir(inventory.name)

@@ -50,7 +50,7 @@ def doctor(session: Session, *, as_json: bool) -> int:
 
 
 @click.command()
-@click.option("--fresh", is_flag=True, help="Boot and provision anew, although there is a snapshot.")
+@click.option("--fresh", is_flag=True, help="Boot and provision from nothing, even if there is a snapshot.")
 @pass_session
 def up(session: Session, *, fresh: bool) -> None:
     """Bring the soft lab up: boot, provision, verify and snapshot it, or resume from its snapshot in seconds.
@@ -75,8 +75,8 @@ def up(session: Session, *, fresh: bool) -> None:
 def status(session: Session, *, as_json: bool) -> int:
     """Show the lab as it is now. Ends with 0 when it is up, 3 when it is down or broken.
 
-    Of a soft lab: its VMs. Of a rack lab: which machines answer SSH, and whose host key is pinned here; nobody logs in.
-    Of both: why it is DIRTY, if it is, and who holds or has reserved what.
+    Soft lab: its VMs. Rack lab: which machines answer SSH and have a pinned host key, without a login. Both: why
+    it is DIRTY, if it is, and who holds or has reserved what.
     """
     inventory = session.inventory()
     if not traits_of(inventory.kind).is_emulated:

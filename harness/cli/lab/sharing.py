@@ -41,7 +41,9 @@ def reserve(session: Session, *, names: tuple[str, ...], duration: str, why: str
 
 @click.command()
 @click.argument("names", nargs=-1)
-@click.option("--force", is_flag=True, help="End what others hold too: only when you know that nobody is there.")
+@click.option(
+    "--force", is_flag=True, help="Also end reservations of other users. Use it only if their sessions are gone."
+)
 @json_option
 @pass_session
 def release(session: Session, *, names: tuple[str, ...], force: bool, as_json: bool) -> None:

@@ -39,10 +39,10 @@ _GATE_NS = (1_500_000_000, 300_000_000)
 
 
 class Live:
-    """Grows as a run goes on: fed by the events of its traffic and by what its machines tell. Thread-safe.
+    """Live state of a run, updated by events of its traffic and of its machines. Thread-safe.
 
-    `heard_ns` gives, by machine, when something of it was heard last (controller ns); None: nobody listens.
-    `slow_ranks` gives how many ranks are slow now (`harness.run.online`); None: nobody looks for them.
+    `heard_ns` returns, by machine, the time of its latest message (controller ns); None: without telemetry.
+    `slow_ranks` returns how many ranks are slow now (`harness.run.online`); None: without detection.
     `is_over` says whether the workload has ended, `standstills` and `reads` give the hosts' and the harness's own so
     far. `needs_baseline`: the experiment bounds something that is compared with the fault-free start.
     """
@@ -140,7 +140,7 @@ class Live:
         return self._mean(end_ns - WINDOW_NS, end_ns) / self._before_bps if self._before_bps else None
 
     def _mean(self, start_ns: int, end_ns: int) -> float:
-        """Bytes in each bin, on average, over the bins that begin within a time."""
+        """Return the mean bytes per bin over the bins that begin within a time."""
         bins = range(-(-start_ns // BIN_NS), -(-end_ns // BIN_NS))
         return sum(self._bytes[number] for number in bins) / len(bins) if bins else 0.0
 

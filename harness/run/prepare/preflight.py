@@ -81,10 +81,10 @@ def _unseen(inventory: Inventory, state: State, out: Iterable[str], *, with_burn
 def preflight(
     lab: Lab, progress: Callable[[str], None], *, with_burnin: bool = True, leave_out: bool = False
 ) -> Preflight:
-    """Look at a whole lab. With `leave_out`, a host that does not answer is one to be left out.
+    """Check a whole lab. With `leave_out`, a host that does not answer is excluded.
 
     Raises:
-        Unreachable: a machine does not answer: nobody can tell what it is like.
+        Unreachable: a machine does not answer, so its state is unknown.
     """
     inventory = lab.inventory_model
     progress("looking at every machine")
@@ -183,7 +183,7 @@ def _stale(inventory: Inventory) -> list[Wrong]:
             where=inventory.name,
             found=f"a stale reservation of {entry.who} ({entry.why})",
             wanted="none",
-            do="it blocks nobody and goes with the next reservation; look whether what it was for ended well",
+            do="the next reservation removes it; check whether the session that made it ended properly",
         )
         for entry in now.book
         if entry not in alive

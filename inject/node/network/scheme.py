@@ -97,7 +97,7 @@ class SchemeActuator(Actuator):
             raise OSError("; ".join(failed))
 
     def read(self) -> dict[str, Any]:
-        """Whether all that was wanted is there (`applied`); once it is off, whether anything at all is left."""
+        """Report whether any part of the scheme is in place (`applied`), and whether all of it is (`whole`)."""
         by_name = {agent.name: agent.counts() for agent in self._agents}
         counts = list(by_name.values())
         whole = all(

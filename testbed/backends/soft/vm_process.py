@@ -23,7 +23,7 @@ Condition = Literal["running", "dying", "foreign", "gone"]
 
 
 def boot_id() -> str:
-    """Identifier of this machine's current boot."""
+    """Return the identifier of this machine's current boot."""
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -69,7 +69,7 @@ def find(disk: Path) -> Iterator[int]:
 
 
 def _stat(pid: int) -> list[str]:
-    """Fields of `/proc/PID/stat` from the third one (the state) on; empty if there is no such process."""
+    """Return the fields of `/proc/PID/stat` from the state on; empty: there is no such process."""
     try:
         return (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -84,7 +84,7 @@ def _name(pid: int) -> str:
 
 
 def _executable(pid: int) -> str:
-    """File name of a process's executable. Only its own user and root may read it."""
+    """Return the file name of a process's executable. Only its own user and root may read it."""
     path = str((_PROC / str(pid) / "exe").readlink())
     return path.removesuffix(" (deleted)").rpartition("/")[2]  # a package upgrade replaces the file
 

@@ -32,7 +32,7 @@ __all__ = ["Feed", "StorageClient"]
 class StorageClient:
     """One connection to the storage server, served by the engine's selector, with one request at a time.
 
-    `on_trouble(text)` is called once if the server is gone or reports an error.
+    `on_error(text)` is called once if the server is gone or reports an error.
     """
 
     def __init__(

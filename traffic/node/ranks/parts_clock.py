@@ -41,7 +41,7 @@ class PartsClock:
         self._since_ns, self._part = now_ns, part
 
     def idle(self, from_ns: int, to_ns: int, *, is_pause: bool) -> None:
-        """Take in that the engine slept. A pause of the program is in no part."""
+        """Note that the engine has slept. A pause of the program is in no part."""
         self.parts_ns[self._part] += from_ns - self._since_ns
         if not is_pause:
             self.parts_ns[CREDIT if self.needs_credit else WIRE] += to_ns - from_ns

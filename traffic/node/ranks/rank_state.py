@@ -39,7 +39,7 @@ class State:
         self.words = np.zeros(sum(count for _, count in self._regions), dtype=np.uint32)
 
     def advance(self, array: Array) -> None:
-        """Take in the results of an iteration, from the rank's whole array."""
+        """Add the results of an iteration, from the rank's whole array."""
         self.words *= np.uint32(FACTOR)
         at = 0
         for offset, count in self._regions:

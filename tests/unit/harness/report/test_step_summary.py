@@ -223,7 +223,7 @@ def test_step_summary_lists_passing_tests_in_quarantine(tmp_path):
     )
     page = invoked("--junit", tmp_path / "j.xml")
     assert page.startswith("## ✅")
-    assert page.endswith("### In quarantine, and passed: is it mended?\n\n- `a::b`\n")
+    assert page.endswith("### In quarantine, and passed: is it fixed?\n\n- `a::b`\n")
 
 
 def test_step_summary_names_an_experiment_by_its_file(tmp_path):
