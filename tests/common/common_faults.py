@@ -55,4 +55,7 @@ CASES = {
     ),
     "gpu.lost": Case(kind="gpu.lost", target="host[0]:gpu[0]", for_s=15.0),
     "gpu.xid": Case(kind="gpu.xid", target="host[0]:gpu[0]", for_s=2.0, params={"xid": 63, "period": 0.5, "count": 3}),
+    "gpu.ecc": Case(kind="gpu.ecc", target="host[0]:gpu[0]", for_s=2.0, params={"error": "corrected", "count": 3}),
+    "gpu.row-remap": Case(kind="gpu.row-remap", target="host[0]:gpu[0]", for_s=15.0),
+    "gpu.overheat": Case(kind="gpu.overheat", target="host[0]:gpu[0]", for_s=15.0, params={"celsius": 80}),
 }
