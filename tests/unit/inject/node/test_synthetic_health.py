@@ -169,6 +169,28 @@ def test_gpu_heat_counts_its_slowdown_and_limits_the_cgroup(registers, tmp_path)
     assert gpu.counts()["thermal_slowdown_us"] == total
 
 
+def test_gpu_heat_of_a_killed_holder_is_reverted_with_its_limit(registers, tmp_path):
+    """PID 1 runs the stored script when every other process is dead: the temperature and the limit both go."""
+    gpu, _ = registers
+    group = tmp_path / "cgroup"
+    group.mkdir()
+    for name, text in {"cpu.max": "max 100000", "cgroup.procs": "1", "cpu.stat": "nr_throttled 0"}.items():
+        (group / name).write_text(text)
+    fault = make("gpu_heat", {"gpu": "gpu0", "celsius": 92, "unit": "x", "cgroup": str(group), "slow": "5000 10000"})
+    fault.prepare()
+    script = fault.revert_script()
+    assert_shell(script)
+    fault.on()
+    for _ in range(2):
+        assert subprocess.run(["sh"], input=script, text=True, check=False, timeout=20).returncode == 0
+        assert (group / "cpu.max").read_text() == "max 100000\n"
+        assert gpu.counts()["temp_c"] == IDLE_C
+    gpu.set("heat", temp_c=92)
+    (group / "cpu.max").unlink()
+    assert subprocess.run(["sh"], input=script, text=True, check=False, timeout=20).returncode == 0, "the group is gone"
+    assert health.facts() == []
+
+
 def test_gpu_heat_below_idle_is_refused():
     with pytest.raises(UsageError, match="46"):
         soft("gpu.overheat", "host1:gpu0", celsius=40)
