@@ -27,7 +27,7 @@ test: setup-tests ## everything: what needs no lab, then the rest on a soft lab 
 	@$(on_every_core) --durations 15
 	@$(RUN)python -m pytest tests/common tests/soft tests/lab tests/experiments --ignore tests/experiments/demo.toml --durations 15
 
-unit: setup-tests ## what needs no lab, on every core, but for whole sessions of pytest, Ansible and the like: those in `make test`
+unit: setup-tests ## what needs no lab, on every core, but for commands, sessions of pytest and Ansible in whole processes: those in `make test`
 	@$(on_every_core) -m "not slow and not process" --durations 15
 
 bench: setup ## the numbers of docs/numbers.md, as ratios within one run

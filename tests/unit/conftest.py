@@ -16,6 +16,14 @@ from inject.leases.channels import LocalChannel
 from testbed.shipped import playbooks
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Mark what needs the process that forks commands: it imports all that the worker has imported already."""
+    for item in items:
+        if "forked" in item.fixturenames:
+            item.add_marker(pytest.mark.process)
+
+
 def pytest_collection_finish():
     """Leave what is imported and collected out of garbage collection: to look through it takes a tenth of all time."""
     gc.freeze()

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-import os
+import signal
+import sys
 
-from house import HOUSE
+import pytest
 
+from bench import __main__ as bench
 from harness.verdict import ExitCode
 
 
-def test_bench_missing_lab_is_one_sentence(tmp_path, forked):
+def test_bench_missing_lab_is_one_sentence(tmp_path, monkeypatch, capsys):
     """A missing inventory: no traceback, the file named, exit code 4."""
     missing = tmp_path / "no-such-lab.yml"
-    ended = forked.faultbed(["--lab", str(missing), "flow"], env={**os.environ}, cwd=HOUSE, program="bench.__main__")
-    assert ended.returncode == ExitCode.USAGE
-    assert ended.stderr.startswith("faultbed: ")
-    assert str(missing) in ended.stderr
-    assert "Traceback" not in ended.stderr
+    monkeypatch.setattr(sys, "argv", ["bench", "--lab", str(missing), "flow"])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of this process stay
+    with pytest.raises(SystemExit) as ended:
+        bench.main()
+    said = capsys.readouterr().err
+    assert ended.value.code == ExitCode.USAGE
+    assert said.startswith("faultbed: ")
+    assert str(missing) in said
+    assert "Traceback" not in said

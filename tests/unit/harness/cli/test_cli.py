@@ -242,6 +242,7 @@ def test_cli_command_loads_no_module_of_another_command():
     assert "numpy" not in loaded
 
 
+@pytest.mark.process
 def test_cli_bisection_and_others_load_neither_run_nor_inject():
     """Imports of a colour table and of the reader of `--for` once made these commands load all that a run needs."""
     users = (

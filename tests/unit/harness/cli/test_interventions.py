@@ -103,6 +103,7 @@ def purged_by(_):
     lifecycle.purge(SOFT)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("end", "said"),
     [

@@ -391,7 +391,7 @@ def test_fuzz_command_exit_code_says_whether_failures_were_found(fake_lab, tmp_p
     assert json.loads(nothing.stdout)["verdicts"] == {"PASS": 5}
     none = fake_lab(Fake(), "--for", "0s", *words)
     assert (none.return_value, json.loads(none.stdout)["runs"]) == (2, 0)
-    result = fake_lab(Fake(workload=overlap_on_one_host), "--examples", "150", *words)
+    result = fake_lab(Fake(workload=overlap_on_one_host), "--examples", "60", *words)
     assert result.return_value == 1
     (one,) = json.loads(result.stdout)["found"]
     assert len(one["smallest"]["faults"]) == 2

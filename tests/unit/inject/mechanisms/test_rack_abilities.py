@@ -76,6 +76,7 @@ def test_capability_every_rack_kind_is_queried_for_every_fitting_target():
             assert list(capability.targets_of(CATALOGUE[name], RACK.topology)), name
 
 
+@pytest.mark.process
 def test_capability_is_each_machines_answer_and_changes_nothing(tools):
     state = json.loads(tools.read_text())
     tools.write_text(json.dumps(state | {"keep_up": "True(1)", "asic": "vs"}))

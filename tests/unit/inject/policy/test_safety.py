@@ -239,6 +239,7 @@ def test_audit_log_only_grows_and_survives_a_truncated_line(tmp_path):
     assert [entry["event"] for entry in audit_log.entries(tmp_path)] == ["arming", "cleared"]
 
 
+@pytest.mark.process
 def test_audit_log_loses_no_line_of_many_writers(tmp_path):
     code = (
         "import sys; from pathlib import Path; from testbed.tenancy import audit_log as auditlog\n"

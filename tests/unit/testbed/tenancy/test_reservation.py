@@ -212,6 +212,7 @@ print(got)
 """
 
 
+@pytest.mark.process
 def test_real_processes_on_a_real_file_exclude_each_other(tmp_path):
     """The shell scripts, not the model: several processes at once, a directory as the witness."""
     argv = [sys.executable, "-c", _HAMMER, str(tmp_path)]
