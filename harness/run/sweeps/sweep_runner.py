@@ -248,14 +248,16 @@ def _machine_of(run: RunDir) -> str:
 def _match_point(run: RunDir, by_plan: Mapping[tuple[bytes, bytes], tuple[int, int]]) -> tuple[int, int] | None:
     """Return the point's number and the seed of a finished run; None: it is not of this sweep, or not finished.
 
-    A run by other sources of faultbed does not count, nor does one with zero intensity (`--control`).
+    A run by other sources of faultbed does not count, nor does one with zero intensity (`--control`), nor a directory
+    with the files of two runs.
     """
     try:
         match = by_plan.get((run.read_experiment(), (run.path / "plan.json").read_bytes()))
         if match is None:
             return None
-        is_comparable = run.read_environment().code == code.digest() and not run.read_measurements().is_control
-        verdict = run.read_verdict()
+        measured, verdict = run.read_measurements(), run.read_verdict()
+        run.refuse_mixed(verdict, run.read_plan(), measured)
+        is_comparable = run.read_environment().code == code.digest() and not measured.is_control
     except (OSError, UsageError):
         return None
     if not is_comparable:

@@ -240,6 +240,15 @@ def test_sweep_truncated_verdict_is_run_again(executed):
     assert executed.shares == [0.1, 0.2, 0.4, 0.2]
 
 
+def test_sweep_run_with_the_verdict_of_another_run_is_made_again(executed):
+    """A verdict.json of another seed that was copied over this one: the point would have the verdict of that run."""
+    swept(executed)
+    one, two, _ = sorted(executed.folder.glob("runs/*/verdict.json"))
+    two.write_bytes(one.read_bytes().replace(b'"seed": ', b'"seed": 1'))
+    swept(executed)
+    assert executed.shares == [0.1, 0.2, 0.4, 0.2]
+
+
 @pytest.mark.usefixtures("drawn_anew")
 def test_point_whose_faults_did_nothing_is_inconclusive_and_has_no_number(executed):
     """Mutation test: a sweep of no-op faults must neither PASS nor plot a curve."""
