@@ -44,7 +44,7 @@ class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
     retransmission dropped_ahead    requests out of order that the receiver had to drop lost_behind      NAKs for
     packets that had passed the receiver's port naks, rnrs       negative acknowledgements causes           episodes by
     cause: nak, rnr, timer is_ambiguous     responses match several queue pairs: rules of responses and causes were not
-    checked
+    checked is_doubled      a host's port has each packet twice: rules of that port were not checked
     """
 
     port: str
@@ -75,6 +75,7 @@ class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
     duplicates: int = 0
     response_duplicates: int = 0
     is_ambiguous: bool = False
+    is_doubled: bool = False
 
 
 class Analysis(msgspec.Struct, frozen=True, kw_only=True):
@@ -196,6 +197,12 @@ def _one_way(frames: Frames, packets: Packets, host_ports: Sequence[int]) -> Ite
 
 
 def _unchecked_flows(flows: Sequence[FlowReport], unpaired: Sequence[Unpaired]) -> Iterator[str]:
+    for flow in flows:
+        if flow.is_doubled:
+            yield (
+                f"{flow.src} -> {flow.dst} QP {flow.dqpn} at {flow.port}: each packet is in the capture twice, as of "
+                "two capture points, so rules that hold at a host's port alone were not checked"
+            )
     for port, src, dst in dict.fromkeys((item.port, item.src, item.dst) for item in flows if item.is_ambiguous):
         qpns = sorted(
             item.dqpn for item in flows if item.is_ambiguous and (item.port, item.src, item.dst) == (port, src, dst)
@@ -254,6 +261,7 @@ def _report(packets: Packets, whole: Flow, port: str, *, is_exact: bool) -> Flow
         duplicates=len(whole.psn) - len(flow.psn),
         response_duplicates=len(whole.responses) - len(flow.responses),
         is_ambiguous=flow.is_ambiguous,
+        is_doubled=bool(flow.is_doubled) and whole.side != "between",
     )
 
 

@@ -178,6 +178,22 @@ def test_episodes_loss_during_a_go_back_is_one_go_back():
     assert [(one.cause, one.psn) for one in only_flow(wire).episodes] == [("timer", 10), ("nak", 12)]
 
 
+@pytest.mark.parametrize("twice", [False, True])
+def test_capture_that_has_every_packet_twice_hides_no_broken_rule(twice):
+    """Two captures merged into one: a packet that the sender skipped was found in each of them, and not in both."""
+    wire, time_ns = Wire(), 0
+    packets = [(wire.request, psn, {}) for psn in range(16) if psn != 5]
+    packets += [(wire.response, psn, {}) for psn in (3, 4)] + [(wire.response, 5, {"syndrome": NAK})]
+    for put, psn, words in packets:
+        for copy in range(1 + twice):
+            put(time_ns + 300 * copy, psn, outbound=put == wire.response, **words)
+        time_ns += 1000
+    analysis = analyse(wire.frames())
+    assert bool(analysis.doubts) is twice
+    assert analysis.violations == (0 if twice else 1)
+    assert all("each packet is in the capture twice" in doubt for doubt in analysis.doubts)
+
+
 def test_packets_command_counts_duplicates(tmp_path):
     played = go_back_n(count=40, losses=set())
     double(played.wire, [3, 9, 20])
