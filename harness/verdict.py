@@ -1,4 +1,4 @@
-"""The verdict of a run, and `verdict.json` as the world outside reads it (schema 1).
+"""The verdict of a run, and `verdict.json` for other tools (schema 1).
 
     {"schema": 1, "experiment": str, "seed": int, "lab": str, "verdict": "PASS|FAIL|INCONCLUSIVE|ERROR",
      "checks": [{"name", "verdict", "observed", "bound", "unit", "rule", "detail"}],

@@ -1,4 +1,4 @@
-"""What was going to be done, and then whether it was done: append-only JSON lines that survive a kill at any byte.
+"""Journal of intended changes and their outcomes: append-only JSON lines that survive a kill at any byte.
 
 Each record is written whole and fsynced before the caller goes on, so an intent is on disk before its effect is on a
 machine. A record is `invoke` (about to act), `ok` or `fail` (the completion of the invoke whose `seq` is in `of`), or

@@ -1,4 +1,4 @@
-"""Which packets a fault takes, decided by its seed before the lab is touched. Pure.
+"""Which packets a fault hits, decided by its seed before the lab is touched. Pure.
 
 A share of packets is an exact choice, not a chance. Of every `period` packets that match the fault's filters at the
 hop, the rule takes those at `positions`, counted from 0 when it is armed (nftables `numgen inc mod`, which starts at 0:

@@ -1,4 +1,4 @@
-"""Names in messages: the known one that was probably meant, and the first ones of many."""
+"""Names in error messages: the known name that resembles an unknown one, and the first of many."""
 
 from __future__ import annotations
 

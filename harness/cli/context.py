@@ -1,4 +1,4 @@
-"""What every command shares: which lab, how to print, how to tell progress."""
+"""Shared parts of all commands: the lab, the console, and progress."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What a person asks for: the experiment file, its words, and the plan that it becomes with a seed."""
+"""The experiment file, its vocabulary, and the plan that it becomes with a seed."""

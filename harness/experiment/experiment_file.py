@@ -1,4 +1,4 @@
-"""The experiment file: what a person writes, as frozen types; refused with the path of what is wrong.
+"""The experiment file as frozen types. An error names the path of the invalid value.
 
     tests/experiments/demo.toml: faults[1].target: no link "rtsw9:host1" ...; did you mean rtsw1:host1:rxe0?
 

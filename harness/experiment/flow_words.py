@@ -1,4 +1,4 @@
-"""A flow's words as people write them, on the command line and in an experiment: one home for both.
+"""Settings of a flow as users write them, on the command line and in an experiment file.
 
 `rate` is payload in Mb/s a flow, `on` and `off` are times of a burst and of the silence after it, `probe` puts a flow
 of small timed writes beside each flow, `late_receives` is a time by which each receive comes late. An atomic has its

@@ -1,4 +1,4 @@
-"""Parse the words in which people write a job.
+"""Parse the settings of a job as users write them.
 
 A grid is `tp=2,dp=2`, a phase `dp:all-reduce:1MiB:ring`, a checkpoint `4MiB:10:async`.
 """

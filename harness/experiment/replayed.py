@@ -1,7 +1,7 @@
-"""Traces that experiments replay: where their files are, that they are those of the plan, and what is replayed of them.
+"""Traces that experiments replay: locate the files, compare them with the plan, and load what is replayed.
 
-The path in an experiment counts from its file. A run directory has a copy of the trace below `trace/`, which is taken
-where the path leads nowhere: `repro.sh` runs the copy of the experiment that lies there.
+The path in an experiment is relative to its file. A run directory has a copy of the trace below `trace/`, which is
+used if the path does not exist: `repro.sh` runs the copy of the experiment in the run directory.
 """
 
 from __future__ import annotations

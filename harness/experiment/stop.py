@@ -1,4 +1,4 @@
-"""Stop conditions: what must not go on while faults are there. Pure.
+"""Stop conditions: bounds on live values that end the faults and the run. Pure.
 
     [[stop]]
     metric = "goodput_ratio"
@@ -9,9 +9,8 @@ While faults are on, each condition is compared with live values at least once a
 (`harness.run.faults.live_guard`). The first condition that holds for its time ends the faults and the run at once, as
 FAIL, or as INCONCLUSIVE if the experiment says so. A condition that could never be evaluated is INCONCLUSIVE.
 
-Missing data are a breach, too: where the value of a condition is not known for more than `MISSING_NS` although it was
-known before, or has to be by now, the faults are ended and the run is INCONCLUSIVE. An experiment without `[[stop]]`
-runs unguarded.
+Missing data end the faults, too, and the run is INCONCLUSIVE: if the value of a condition is unknown for more than
+`MISSING_NS` although it was known before, or should be known by now. An experiment without `[[stop]]` has no guard.
 
 Before the first fault the workload must be healthy (`harness.run.faults.live_guard`). Otherwise no fault is armed
 (`Guard.refused`), and the run is INCONCLUSIVE.

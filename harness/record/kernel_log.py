@@ -1,8 +1,7 @@
-"""What the kernels of a lab wrote to their logs during a run: which of it counts, and what ends all trust. Pure.
+"""Kernel logs of a lab during a run: which messages are errors, and which mean a broken kernel. Pure.
 
-A kernel that has reported a bug of its own (an oops, a BUG) may say anything afterwards: such a run is an ERROR. What a
-busy emulated machine says as a matter of course (a CPU that was not seen for a while) is in the list of what is passed
-over, with its reason.
+After a kernel has reported an oops or a BUG, nothing that it reports can be trusted, so the run is an ERROR. Messages
+that a busy emulated machine always writes, such as a stalled CPU, are ignored; each pattern has its reason.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ __all__ = ["broken", "errors", "unhealthy"]
 _BROKEN = re.compile(
     r"\bBUG:|kernel BUG at|\bOops\b|Kernel panic|general protection fault|double fault|Unable to handle"
 )
-_PASSED_OVER = (
+_IGNORED = (
     # A machine whose process was stopped (host.freeze), or that shares two CPUs with five others, misses its clock.
     re.compile(r"^\d rcu: .*(self-detected stall|detected stalls|detected expedited stalls)"),
     re.compile(r"^\d (watchdog: )?BUG: soft lockup"),
@@ -37,7 +36,7 @@ _STARVED = re.compile(r"lockup|LOCKUP|rcu: |INFO: task .* blocked|NETDEV WATCHDO
 
 def errors(log: Sequence[Change]) -> tuple[Change, ...]:
     """Return the messages that are errors, in order of time."""
-    return tuple(one for one in log if not any(pattern.search(one.text or "") for pattern in _PASSED_OVER))
+    return tuple(one for one in log if not any(pattern.search(one.text or "") for pattern in _IGNORED))
 
 
 def broken(log: Sequence[Change]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Parquet files of a run directory, read: columns as their schema has them, or one sentence that names the file."""
+"""Read the columns of a schema from Parquet files of a run directory. An error names the file."""
 
 from __future__ import annotations
 

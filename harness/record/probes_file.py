@@ -1,4 +1,4 @@
-"""`probes.parquet`: every probe that was sent beside the workload, with the ways that it and its answer took."""
+"""`probes.parquet`: every probe beside the workload, with its path and that of its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`sweep.json` and `sweep.parquet`: the points of a sweep, what each came to, and what was measured there.
+"""`sweep.json` and `sweep.parquet`: the points of a sweep, with their verdicts and measurements.
 
 A point that is INCONCLUSIVE or ERROR has no values, and `why` says the reason. A point without a verdict has not been
 run, or not as often as it is to be.

@@ -1,4 +1,4 @@
-"""What traffic measured, in the words of `measurements.json`. Pure."""
+"""Convert the results of traffic to the types of `measurements.json`. Pure."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""One experiment on one lab, or the same several times: the loop, what it sees on the way, and what it needs before."""
+"""Run an experiment on a lab, once or several times: preparation, the run loop, and the measurements."""

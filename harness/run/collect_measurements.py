@@ -1,4 +1,4 @@
-"""What a run finds, as it finds it; at the end, its measurements."""
+"""Collect the results of a run while it happens, and convert them to measurements at the end."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""How much a soft lab's emulation carries, against what its shaped links may ask of it.
+"""Capacity of a soft lab's emulation, compared with the load that its shaped links allow.
 
-A soft lab makes its links' rates true with shapers. Where the sum of these rates is more than the machine can forward,
-a run measures the machine. What it carries is measured once for each lab and machine: the shapers are deleted, every
-RNIC sends for some seconds, and the lab goes back to its snapshot. A run whose RNICs may send more than half of that is
-INCONCLUSIVE (`harness.judge`).
+A soft lab enforces its links' rates with shapers. If the sum of these rates exceeds what the machine can forward, a
+run measures the machine. Its capacity is measured once for each lab and machine: the shapers are deleted, every RNIC
+sends for some seconds, and the lab returns to its snapshot. A run whose RNICs may send more than half of the capacity
+is INCONCLUSIVE (`harness.judge`).
 """
 
 from __future__ import annotations

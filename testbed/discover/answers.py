@@ -1,4 +1,4 @@
-"""What discovery asks of a machine, as one shell program, and its answer in pieces.
+"""The shell program by which discovery queries a machine, and its output in sections.
 
 The program knows nothing of the machine: it asks each tool that may be there, in the machine's own network namespace
 and in every named one (soft switches live in those), and changes nothing.

@@ -1,4 +1,4 @@
-"""Ask live machines what discovery needs; nothing is changed on them."""
+"""Query live machines for discovery. Nothing is changed on them."""
 
 from __future__ import annotations
 

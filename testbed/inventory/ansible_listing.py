@@ -1,7 +1,7 @@
-"""What Ansible makes of an inventory file, kept so that asking again is fast.
+"""Ansible's view of an inventory file, cached.
 
-Asking `ansible-inventory --list` costs about half a second, so the answer is kept under FAULTBED_CACHE by the
-content of the file and of the group_vars and host_vars beside it.
+`ansible-inventory --list` takes about half a second, so its output is kept under FAULTBED_CACHE by the content of the
+file and of the group_vars and host_vars beside it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Everything that is wrong in an inventory, not only the first thing: `faultbed inventory check`.
+"""Find all mistakes in an inventory: `faultbed inventory check`.
 
-What `testbed.inventory.lab_inventory.load` refuses is found here too, all of it at once; beyond that, what a lab would
-only show later: an MTU that shrinks along a path, an address outside the IP plan, a QoS profile that pauses the wrong
-priority, two machines on one outlet. Pure but for `unreachable`.
+`testbed.inventory.lab_inventory.load` stops at the first mistake; the audit reports all of them. It also reports what
+a lab would only show later: an MTU that shrinks along a path, an address outside the IP plan, a QoS profile that pauses
+the wrong priority, two machines on one outlet. Pure except for `unreachable`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One thing that is wrong in an inventory, as `faultbed inventory check` tells it. Pure."""
+"""A mistake in an inventory, as `faultbed inventory check` reports it. Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether the nodes of an inventory fit together, and the topology they make.
+"""Check that the nodes of an inventory fit together, and build the topology.
 
 Every reference must lead somewhere, every name, address and MAC be one node's alone, and both ends of a link
 must say the same. The first thing wrong is told with its place in the file. Interfaces have a MAC of their own, but for

@@ -1,4 +1,4 @@
-"""The JSON schema of our inventories, for editors: completion, and a mistake underlined while it is typed.
+"""The JSON schema of our inventories, for completion and checks in editors.
 
 Made from the structs that the loader decodes with; `python3 -m testbed.inventory.json_schema > inventory/schema.json`
 writes the file again, a test keeps both equal. Which variable stands in which group is Ansible's freedom, so that

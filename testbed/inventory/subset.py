@@ -1,4 +1,4 @@
-"""A lab without some of its hosts: what is left of its inventory. Pure."""
+"""The inventory of a lab without some of its hosts. Pure."""
 
 from __future__ import annotations
 

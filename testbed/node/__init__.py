@@ -1,1 +1,1 @@
-"""What runs on nodes and belongs to no fault and no workload: netlink, and what a machine looks like."""
+"""Code on nodes that belongs to no fault and no workload: netlink, counters, and the state of a machine."""

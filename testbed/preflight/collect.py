@@ -1,8 +1,7 @@
-"""What preflight asks of the machines of a lab, and the facts in their answers.
+"""The queries of preflight to the machines of a lab, and the facts in their answers.
 
-One command a machine, for it and all switches that it carries, and of a rack's host its watcher, for its GPUs.
-Everything is read from the kernel, the daemons and the drivers themselves; nothing that provisioning has reported is
-believed.
+There is one command per machine, which covers all switches that it carries. The watcher of a rack's host reads the
+GPUs. Everything is read from the kernel, the daemons and the drivers, independently of what provisioning reported.
 """
 
 from __future__ import annotations

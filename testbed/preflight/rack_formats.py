@@ -1,4 +1,4 @@
-"""Readers for what the tools of a rack print, and what is right in it. Not yet run on hardware.
+"""Parse the output of a rack's tools, and judge it. Not yet run on hardware.
 
     pcie      /sys/bus/pci/devices/ADDRESS/{current,max}_link_{speed,width}   (Linux, sysfs-bus-pci)
     firmware  /sys/class/infiniband/NAME/{fw_ver,board_id}
@@ -7,7 +7,7 @@
     gpu       what the host's watcher tells by NVML, JSON                     (testbed.node.gpu.nvml)
     chrony    `chronyc -c tracking`                                           (chronyc(1), "-c")
 
-Each reader takes the text and gives plain data; what it cannot read it leaves out, and the check that needs it says so.
+Each parser returns plain data. It omits what it cannot parse, and the check that needs it reports that.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What a rack's tools print, in one file to send: as they print it, without secrets. Changes nothing.
+"""Output of a rack's tools in one file for a bug report, without secrets. Changes nothing.
 
-The same commands as preflight's, and those whose output a fault depends on. Addresses, MACs, serial numbers and UUIDs
-are replaced by others of the same form, the same one each time, so that parsers read the bundle as they read the rack;
-lines that name a password, a key or a community are left out. Names are the inventory's. Not yet run on hardware.
+It has the commands of preflight, and those whose output a fault depends on. Addresses, MACs, serial numbers and UUIDs
+are replaced consistently by others of the same form, so that parsers can read the bundle. Lines with a password, a key
+or a community are removed. Names are those of the inventory. Not yet run on hardware.
 """
 
 from __future__ import annotations

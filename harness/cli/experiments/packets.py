@@ -1,4 +1,4 @@
-"""What captured packets prove: `faultbed packets`."""
+"""Commands about captured packets: `faultbed packets`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command provision: a rack's machines to what the inventory says, and back to as they were found."""
+"""The command provision: configure a rack's machines as the inventory says, or restore their original state."""
 
 from __future__ import annotations
 

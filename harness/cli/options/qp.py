@@ -1,4 +1,4 @@
-"""Options of queue pairs: `--qp`, and for traffic between ranks how many there are and how data is put on them."""
+"""Options of queue pairs: `--qp`, and for ranks their number and how data is spread over them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The options by which traffic is kept in files: as a table, as a trace."""
+"""Options that write traffic to files, as a table or as a trace."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What traffic measured, row by row, in a file for other tools: CSV or Parquet, by its name.
+"""Write measured traffic row by row for other tools: CSV or Parquet, by the file's suffix.
 
 Of ranks a row is an iteration of one rank (`traffic.engine.run_results.Iteration`), of flows it is one bin of one end
 (`traffic.engine.run_results.Sample`). Times are ns; `start_ns` counts from the first row's.

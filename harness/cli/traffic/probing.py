@@ -1,4 +1,4 @@
-"""Where a fabric loses, by probes on every way through it: `faultbed probe`."""
+"""Locate loss and delay in a fabric by probes on every path: `faultbed probe`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Traces replayed: `faultbed traffic replay`."""
+"""Replay traces: `faultbed traffic replay`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What is seen of a run while it goes on, and the guard that looks at it: stop conditions, and whose the lab is.
+"""Live state of a run, and the guard that compares it with stop conditions and checks the lab's lease.
 
 with Watching(guard, live, lab.guard) as watching:
-    ...                                 # faults come and go; `watching.stopped` tells that they have to go at once
+    ...                                 # faults are armed and cleared; `watching.stopped`: clear them at once
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Hold an experiment against a lab: do its names exist there, do its bounds make sense there.
+"""Check an experiment against a lab: whether its names exist there, and whether its bounds make sense.
 
 Two different answers: `needs.unmet` says that this lab is too small (as a test the experiment is skipped, with that
 reason); `fit` says that the file is wrong for it (the run is refused, with the path inside the file).

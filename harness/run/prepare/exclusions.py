@@ -1,4 +1,4 @@
-"""Which hosts a run goes without: those that preflight finds unfit, and those that a person has named.
+"""Hosts that a run excludes: those that preflight finds unfit, and those that the user names.
 
 A host is left out for what is wrong at itself, at its end or at the switch's end of one of its cables, or because it
 does not answer. What is wrong with the fabric is no host's, and no host that is left out would mend it.

@@ -1,4 +1,4 @@
-"""Boundaries for looking at runs again and again: alpha spending, so that the last look errs as rarely as a single one.
+"""Alpha spending: boundaries for repeated decisions that together err as rarely as a single one.
 
 The risk that is spent until look k of K grows as O'Brien and Fleming's test does (Lan and DeMets 1983, Biometrika
 70:659): next to nothing early, most of it at the end. Boundaries follow by recursive integration over the paths that

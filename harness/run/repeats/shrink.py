@@ -1,4 +1,4 @@
-"""The smallest part of an experiment that still fails: faults are taken away until each that is left matters. Pure.
+"""The smallest part of an experiment that still fails: faults are removed until each remaining one is needed. Pure.
 
 `smallest` is delta debugging (Zeller and Hildebrandt 2002, ddmin): first halves, then quarters, and so on, so that few
 runs are needed where one fault is to blame. `without` is the experiment file with some of its faults, as text: comments

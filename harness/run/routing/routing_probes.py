@@ -1,4 +1,4 @@
-"""Ask the switches' kernels which port and table they select, and compare the answers with a routing scheme.
+"""Query the switches' kernels for the port and table that they select, and compare the answers with a routing scheme.
 
 A separate process on the switches' machine asks each kernel (`ip route get`) about sample packets: the process that
 applied the scheme does not check itself. Rules, routes, groups and weights are compared as the kernels show them.

@@ -1,4 +1,4 @@
-"""What the runs of one point of a sweep come to: a verdict, and the values of its metrics with their intervals."""
+"""Results of the runs at one point of a sweep: a verdict, and the values of its metrics with their intervals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A whole soft lab: up, down, reset, status.
+"""Life cycle of a soft lab: up, down, reset, status.
 
 The first `up` boots, provisions, verifies and takes a snapshot of all VMs; later ones resume from it. `reset` restores
 a running lab from the snapshot. If `up` ends early (an error, Ctrl-C), it ends everything that it has started.

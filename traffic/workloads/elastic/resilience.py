@@ -1,4 +1,4 @@
-"""What an experiment demands of a job that is to survive losses, and why a job cannot."""
+"""Requirements on a job that must survive losses, and the reasons why a job cannot."""
 
 from __future__ import annotations
 
