@@ -8,10 +8,13 @@ import pytest
 from rack_state import rack_state
 
 from testbed.inventory import lab_inventory
+from testbed.node import counts
 from testbed.node.gpu import health
+from testbed.node.watch import Watch
 from testbed.preflight.checks import not_looked, run_checks
 from testbed.preflight.collect import Facts
 from testbed.preflight.gpu_health_check import CHECK
+from testbed.preflight.rack_formats import gpus
 from testbed.shipped import inventories
 
 RACK = lab_inventory.load(inventories() / "rack-h100.example.yml")
@@ -54,6 +57,23 @@ def test_gpu_health_breach_names_gpu_counter_threshold_and_remedy(monkeypatch, t
     assert where == "host2:gpu0"
     assert actual.startswith(found)
     assert do in remedy
+
+
+def test_gpu_health_of_a_soft_host_is_what_its_watcher_answers(monkeypatch, tmp_path):
+    """The real watcher over a real folder of cgroups: a GPU that is gone from it is not looked at."""
+    for name in ("gpu0", "gpu1"):
+        (tmp_path / f"faultbed-{name}.service").mkdir()
+    monkeypatch.setattr(counts, "_SLICE", str(tmp_path))
+    state = soft_state(monkeypatch, tmp_path / "health", rows={"remap_failed": 1})
+    answer = {"event": "gpus", "seq": 7, **Watch().gpus({})}
+    state["host2"].raw["gpu"] = json.dumps(answer)
+    assert [gpu.place for gpu in gpus(state["host2"].raw["gpu"]).gpus] == ["gpu0", "gpu1"]
+    ((where, found, _),) = wrong(SOFT, state)
+    assert (where, found.partition(":")[0]) == ("host2:gpu0", "RMA")
+    for name in ("gpu0", "gpu1"):
+        (tmp_path / f"faultbed-{name}.service").rmdir()
+    state["host2"].raw["gpu"] = json.dumps(Watch().gpus({}))
+    assert [one.where for one in not_looked(SOFT, state, [CHECK])] == ["host2"]
 
 
 @pytest.mark.parametrize("registers", [{"memory": {"ecc_corrected": 900}}, {"heat": {"temp_c": 88}}])
