@@ -108,9 +108,7 @@ def test_fail_slow_daily_curve_raises_no_alarm(day):
     assert len(detect(made_up(QUIET, 3000, rng, day=day))) <= 3
 
 
-@pytest.mark.parametrize(
-    ("ranks", "racks", "day"), some_of([(4, 2, 0.02), (8, 4, 0.01), (8, 2, 0.02), (4, 4, 0.02)], 2)
-)
+@pytest.mark.parametrize(("ranks", "racks", "day"), some_of(RACKED, 2))
 def test_fail_slow_shifted_rack_temperatures_raise_no_alarm(ranks, racks, day):
     """A tenth of a day apart, at 1 % noise: against all others that was up to sixty alarms."""
     noise = Noise(deviation=0.01, memory=0.0, long=0.0, ranks=ranks, racks=racks)
