@@ -149,7 +149,9 @@ def lies(inventory: Inventory, before: fingerprint.Fingerprint, end: End, rc: in
     folder = lab_dir(inventory.name)
     marked, unfinished = dirty.reasons(folder), [mark.name for mark in in_progress.dead(folder)]
     about = f"{end}: exit code {rc}, marked {marked}, unfinished {unfinished}, said {said!r}"
-    was_up = (state := lifecycle.status(inventory).state) == "up"
+    # A VM of a busy machine has taken more than the three seconds of `faultbed status` to greet.
+    patience_s = lifecycle.PATIENCE_S["before ending"]
+    was_up = (state := lifecycle.status(inventory, patience_s=patience_s).state) == "up"
     if not was_up:
         if end.command not in ("run", "reset"):  # these two end the lab's machines, and `status` shows it
             yield f"the lab is {state}: {about}"
