@@ -12,8 +12,8 @@ from pages import RUN
 from repeated_runs import without_faults
 from synthetic_run import synthetic_run
 
-from harness.packets.evidence import CAPTURE
-from testbed.packets.capture_file import write_pcapng
+from harness.packets import evidence
+from testbed.observe.packet_capture import Captured, PortProof
 
 _JUNIT = '<testsuites><testsuite name="pytest"><testcase classname="a" name="b" time="1"/></testsuite></testsuites>\n'
 
@@ -25,10 +25,15 @@ def make(folder):
     runs = folder / "runs"
     run = finished(runs, synthetic_run()).path
     assert run.name == RUN
-    write_pcapng(run / CAPTURE, go_back_n(count=40, losses={7}).wire.frames())
-    shutil.copy(run / CAPTURE, folder / "some.pcapng")
-    for name in ("a", "b", "first", "second", "before", "after"):
+    frames = go_back_n(count=40, losses={7}).wire.frames()
+    proof = PortProof(name=frames.interfaces[0], captured=len(frames), counted=len(frames), drops=0)
+    kept = evidence.keep(Captured(frames=frames, proofs=(proof,), epoch_offset_ns=0, clock_error_ns=0), run, {})
+    (run / "packets.json").write_bytes(evidence.write(kept))
+    shutil.copy(run / evidence.CAPTURE, folder / "some.pcapng")
+    for name in ("a", "b", "first", "before", "after"):
         shutil.copytree(run, runs / name)
+    # A copy of a run is no second one.
+    finished(runs, synthetic_run(seconds=51.0)).path.rename(runs / "second")
     for number in (1, 2, 3):
         finished(runs, without_faults(synthetic_run(), 1 + number / 100)).path.rename(runs / f"aa-{number}")
     some = campaign()
