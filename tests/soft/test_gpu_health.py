@@ -66,6 +66,7 @@ def receipts(lab, folder, *, mutate=None, elsewhere=False):
             yield kind, params, receipt
 
 
+@pytest.mark.slow
 def test_gpu_health_fault_is_proved_by_registers_and_cleared(lab, tmp_path):
     doubts = [
         (kind, params, receipt.doubts, receipt.cleared.error)
