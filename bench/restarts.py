@@ -32,7 +32,8 @@ __all__ = ["LOSSES", "PARTS", "JobEnd", "end_of", "ettr_rows", "measure", "measu
 LOSSES = 20
 PARTS = (*(f"restart-{mode}" for mode in MODES), "restart-ettr")
 EVERY, ITERATIONS = 5, 36
-LONG_EVERY, LONG_ITERATIONS = 10, 60
+LONG_EVERY, LONG_ITERATIONS = 50, 400
+"""Long enough for the moments of the losses, not the noise of the iterations, to decide what ETTR comes out."""
 FIRST, LAST = 6, 26
 """Iterations after which an engine is killed: a checkpoint is complete, and enough iterations are left to catch up."""
 PATIENCE_S = 180.0
@@ -200,7 +201,7 @@ def rows_of(mode: str, ends: list[JobEnd]) -> Iterator[Row]:
 def ettr_rows(ends: list[JobEnd]) -> Iterator[Row]:
     """Yield in how many schedules the measured ETTR, or its own interval, meets the formula's interval."""
     known = [(end.ettr, end.ettr.formula) for end in ends if end.wrong is None and end.ettr and end.ettr.formula]
-    ratios = sorted(one.ratio / formula.predicted for one, formula in known)
+    ratios = sorted(one.ratio / formula.predicted for one, formula in known if formula.predicted)
     inside = sum(formula.low <= one.ratio <= formula.high for one, formula in known)
     own = [(noise, formula) for one, formula in known if (noise := one.interval()) is not None]
     meets = sum(noise.low <= formula.high and formula.low <= noise.high for noise, formula in own)

@@ -9,6 +9,7 @@ from local_traffic import LocalLab
 
 from bench import restarts
 from bench.rows import MISSED, REACHED
+from harness.analysis.ettr import Ettr, Formula
 from traffic.workloads.elastic import driver
 from traffic.workloads.elastic.machine import MODES
 
@@ -54,3 +55,16 @@ def test_bench_ettr_counts_the_schedules_inside_the_formulas_interval(lab):
     assert rows[1][1] in ("0 of 0", "0 of 1", "1 of 1")
     assert "n=1" in ratio[2]
     assert "measured 0." in said[0]
+
+
+def test_bench_ettr_of_a_schedule_that_the_formula_gives_nothing_has_no_ratio():
+    """With a slow start, an interval's work may be as long as the job: the formula says 0, which divides nothing."""
+    formula = Formula(
+        predicted=0.0, low=0.0, high=0.02, interruptions=3, recovery_ns=3e9, interval_ns=4e9, checkpoint_share=0.1
+    )
+    known = Ettr(
+        iterations=60, healthy_ns=1e8, wall_ns=20 * 10**9, lost_ns=0.0, storage_ns=0.0, predicted=None, formula=formula
+    )
+    end = restarts.JobEnd(wrong=None, phases_ns={}, lost_iterations=0, ettr=known)
+    rows = list(restarts.ettr_rows([end]))
+    assert [row[1] for row in rows] == ["1 of 1", "0 of 1", "0 of 0"]
