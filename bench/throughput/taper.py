@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator, Sequence
 from statistics import fmean, stdev
 
 from bench.rows import Row, decided
-from bench.throughput.perftest import PATIENT
 from harness.confidence import LEVEL, Interval, student
 from testbed.errors import LabError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.lab import Lab
+from traffic.engine.task_specs import QpParams
 from traffic.flows import flow_run
 from traffic.flows.flow_run import FlowSpec
 from traffic.flows.permutations import Tier, permutation
@@ -25,6 +25,8 @@ __all__ = ["SEEDS", "measure", "row_of", "share_of_taper"]
 SEEDS = 10
 SECONDS = 12.0
 TOLERANCE = 0.1
+PATIENT = QpParams(timeout=20)
+"""4.3 s: on an uplink that ECMP gave twice its share, the last packet waits for seconds."""
 QPS = 16
 MESSAGE_BYTES = 8192
 """One such message per queue pair keeps every link busy, and no message waits as long as an ACK timeout."""
