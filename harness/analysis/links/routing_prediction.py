@@ -48,6 +48,11 @@ class JobTraffic:
     qps_per_peer: int = 1
     ranks_per_rnic: int = 1
 
+    @property
+    def is_one_collective(self) -> bool:
+        """Whether it is a single collective of all ranks, not a job on a grid."""
+        return len(self.grid) == len(self.phases) == 1 and self.grid[0][0] == ALL_RANKS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:

@@ -314,7 +314,7 @@ max = 0
 def _workload(traffic: JobTraffic) -> str:
     """Return the lines of [workload] that say which collectives run."""
     words: dict[str, Any]
-    if traffic.grid[0][0] == ALL_RANKS:
+    if traffic.is_one_collective:
         (only,) = traffic.phases
         words = {"collective": only.collective, "algorithm": only.algorithm, "size": f"{only.size_bytes}B"}
     else:

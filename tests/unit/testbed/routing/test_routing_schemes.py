@@ -454,3 +454,13 @@ def test_conflicts_write_a_job_on_a_grid(tmp_path):
         ("dp", "all-reduce", 1 << 20, "ring"),
         ("tp", "all-to-all", 1 << 16, "full-mesh"),
     ]
+
+
+def test_conflicts_write_a_grid_whose_dimension_has_the_name_of_all_ranks(tmp_path):
+    words = ["routing", "conflicts", *(word for number in (1, 2, 3, 4) for word in ("--rank", f"host{number}"))]
+    words += ["--grid", "ranks=4", "--phase", "ranks:all-reduce:1MiB:ring", "--phase", "ranks:all-to-all:64KiB"]
+    done = CliRunner().invoke(cli, ["--lab", "soft-3rack", *words, "--write", str(tmp_path / "x.toml")])
+
+    assert done.exit_code == 0, done.output
+    workload = fit(experiment_file.load(tmp_path / "x.toml"), LAB, "soft").workload
+    assert (workload.grid, len(workload.phases)) == ((("ranks", 4),), 2)
