@@ -7,6 +7,7 @@ nothing.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -43,7 +44,6 @@ from testbed.lab import Lab, open_lab
 from testbed.observe import counters, fingerprint
 from traffic import schedules
 from traffic.schedules import cost, schedule_check
-from traffic.workloads.elastic.machine import Mode
 
 __all__ = ["main"]
 
@@ -125,23 +125,25 @@ def bench(*, cold: bool, drops: int, losses: int, pairs: int, lab: Path | None, 
         f"{inventory.name}: {len(lifecycle.vms(inventory))} VMs, {lifecycle.status(inventory).accelerator}, "
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} (numbers of a busy machine mean nothing)"
     )
+    on_lab = functools.partial(_on_lab, inventory)
+    ends = bench_faults.ends(inventory.topology)
     measures: dict[str, Callable[[], Iterator[Row]]] = {
         "lab": lambda: _lab(inventory, cold=cold),
-        "flow": lambda: _flow(inventory),
-        "rate": lambda: _rate(inventory),
-        "collective": lambda: _collective(inventory),
-        "mpi": lambda: _mpi(inventory, told),
-        "memory": lambda: _memory(inventory),
-        "telemetry": lambda: _telemetry(inventory, told),
+        "flow": lambda: on_lab(lambda lab: _flow(lab, *ends)),
+        "rate": lambda: on_lab(lambda lab: bench_traffic.measure_rates(lab, *ends)),
+        "collective": lambda: on_lab(_collective),
+        "mpi": lambda: _mpi(inventory, on_lab(lambda lab: bench_traffic.measure_mpi(lab, told))),
+        "memory": lambda: on_lab(bench_traffic.measure_memory),
+        "telemetry": lambda: on_lab(lambda lab: bench_telemetry.measure(lab, *ends, told)),
         "lease": lambda: _lease(inventory),
-        "faults": lambda: _faults(inventory, drops, told),
+        "faults": lambda: on_lab(lambda lab: bench_faults.measure(lab, told, drops=drops)),
         "report": lambda: bench_pages.measure(inventory, told),
-        "a-a": lambda: _fault_free(inventory, pairs, told),
-        "taper": lambda: _taper(inventory, told),
-        "restart-spare": lambda: _restarts(inventory, "spare", losses, told),
-        "restart-shrink": lambda: _restarts(inventory, "shrink", losses, told),
-        "restart-same": lambda: _restarts(inventory, "same", losses, told),
-        "restart-ettr": lambda: _ettr(inventory, losses, told),
+        "a-a": lambda: on_lab(lambda lab: bench_fault_free.measure(lab, told, pairs=pairs)),
+        "taper": lambda: on_lab(lambda lab: bench_taper.measure(lab, told)),
+        "restart-spare": lambda: on_lab(lambda lab: bench_restarts.measure(lab, "spare", told, losses=losses)),
+        "restart-shrink": lambda: on_lab(lambda lab: bench_restarts.measure(lab, "shrink", told, losses=losses)),
+        "restart-same": lambda: on_lab(lambda lab: bench_restarts.measure(lab, "same", told, losses=losses)),
+        "restart-ettr": lambda: on_lab(lambda lab: bench_restarts.measure_ettr(lab, told, schedules=losses)),
     }
     failed = []
     for part in wanted:
@@ -158,6 +160,13 @@ def bench(*, cold: bool, drops: int, losses: int, pairs: int, lab: Path | None, 
         _show(session, rows)
     if failed:
         raise SystemExit(f"not measured to their end: {', '.join(failed)}")
+
+
+def _on_lab(inventory: Inventory, measure: Callable[[Lab], Iterator[Row]]) -> Iterator[Row]:
+    """Yield what is measured on a lab that was reset before."""
+    lifecycle.reset(inventory, lambda _: None)
+    with open_lab(inventory) as lab:
+        yield from measure(lab)
 
 
 def _show(session: Session, rows: Sequence[Row], *, columns: Sequence[str] = COLUMNS) -> None:
@@ -226,76 +235,20 @@ def _lab(inventory: Inventory, *, cold: bool) -> Iterator[Row]:
     yield _row("up from the snapshot", resumes, "<= 10 s", 10)
 
 
-def _flow(inventory: Inventory) -> Iterator[Row]:
-    lifecycle.reset(inventory, lambda _: None)
-    src, dst = bench_faults.ends(inventory.topology)
-    with open_lab(inventory) as lab:
-        rows = traffic_bench.against_perftest(lab, src=src, dst=dst)
-    for row in rows:
+def _flow(lab: Lab, src: str, dst: str) -> Iterator[Row]:
+    for row in traffic_bench.against_perftest(lab, src=src, dst=dst):
         goal = 0.9 if row.message_bytes < 65536 else 0.95  # noqa: PLR2004 (the goals)
         yield ratio(f"goodput / ib_write_bw, {row.message_bytes} B, {row.qps} QP", row.ratios, goal)
 
 
-def _telemetry(inventory: Inventory, progress: Callable[[str], None]) -> Iterator[Row]:
-    lifecycle.reset(inventory, lambda _: None)
-    with open_lab(inventory) as lab:
-        yield from bench_telemetry.measure(lab, *bench_faults.ends(inventory.topology), progress)
+def _mpi(inventory: Inventory, rows: Iterator[Row]) -> Iterator[Row]:
+    yield from rows
+    lifecycle.reset(inventory, lambda _: None)  # Open MPI's packages go from the hosts
 
 
-def _rate(inventory: Inventory) -> Iterator[Row]:
-    lifecycle.reset(inventory, lambda _: None)
-    with open_lab(inventory) as lab:
-        yield from bench_traffic.measure_rates(lab, *bench_faults.ends(inventory.topology))
-
-
-def _mpi(inventory: Inventory, progress: Callable[[str], None]) -> Iterator[Row]:
-    lifecycle.reset(inventory, lambda _: None)
-    with open_lab(inventory) as lab:
-        yield from bench_traffic.measure_mpi(lab, progress)
-    lifecycle.reset(inventory, lambda _: None)
-
-
-def _memory(inventory: Inventory) -> Iterator[Row]:
-    lifecycle.reset(inventory, lambda _: None)
-    with open_lab(inventory) as lab:
-        yield from bench_traffic.measure_memory(lab)
-
-
-def _collective(inventory: Inventory) -> Iterator[Row]:
-    lifecycle.reset(inventory, lambda _: None)
-    with open_lab(inventory) as lab:
-        yield from bench_traffic.measure_rings(lab)
-        yield from bench_traffic.measure_spread(lab)
-
-
-def _faults(inventory: Inventory, drops: int, progress: Callable[[str], None]) -> Iterator[Row]:
-    lifecycle.reset(inventory, lambda _: None)
-    with open_lab(inventory) as lab:
-        yield from bench_faults.measure(lab, progress, drops=drops)
-
-
-def _fault_free(inventory: Inventory, pairs: int, progress: Callable[[str], None]) -> Iterator[Row]:
-    lifecycle.reset(inventory, lambda _: None)
-    with open_lab(inventory) as lab:
-        yield from bench_fault_free.measure(lab, progress, pairs=pairs)
-
-
-def _taper(inventory: Inventory, progress: Callable[[str], None]) -> Iterator[Row]:
-    lifecycle.reset(inventory, lambda _: None)
-    with open_lab(inventory) as lab:
-        yield from bench_taper.measure(lab, progress)
-
-
-def _restarts(inventory: Inventory, mode: Mode, losses: int, progress: Callable[[str], None]) -> Iterator[Row]:
-    lifecycle.reset(inventory, lambda _: None)
-    with open_lab(inventory) as lab:
-        yield from bench_restarts.measure(lab, mode, progress, losses=losses)
-
-
-def _ettr(inventory: Inventory, schedules: int, progress: Callable[[str], None]) -> Iterator[Row]:
-    lifecycle.reset(inventory, lambda _: None)
-    with open_lab(inventory) as lab:
-        yield from bench_restarts.measure_ettr(lab, progress, schedules=schedules)
+def _collective(lab: Lab) -> Iterator[Row]:
+    yield from bench_traffic.measure_rings(lab)
+    yield from bench_traffic.measure_spread(lab)
 
 
 def _lease(inventory: Inventory) -> Iterator[Row]:

@@ -12,7 +12,6 @@ whatever its score.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -25,6 +24,7 @@ from harness.verdict import VerdictFile
 from testbed.errors import UsageError
 from testbed.model.topology import Topology
 from testbed.observe.gpu_thresholds import ACTIONS, Action, Breach, severest
+from traffic.flows.burnin import ends_in_common
 
 __all__ = ["Offender", "Strike", "Thresholds", "offenders", "strikes_of_preflight", "strikes_of_run"]
 
@@ -161,22 +161,19 @@ def strikes_of_preflight(content: Any, *, origin: str, at: datetime) -> tuple[St
             pairs.setdefault((src, dst), cause)
         elif name and name not in best and cause not in _LEFT_BEHIND:
             best[name] = Strike(name=name, cause=cause, origin=origin, at=at, weight=1.0)
-    for name in _ends_in_common(pairs, best):
+    for name in _ends_to_blame(pairs, best):
         cause = next(cause for ends, cause in pairs.items() if name in ends)
         best[name] = Strike(name=name, cause=cause, origin=origin, at=at, weight=1.0)
     return tuple(best.values())
 
 
-def _ends_in_common(pairs: Iterable[tuple[str, str]], blamed: Iterable[str]) -> Iterator[str]:
+def _ends_to_blame(pairs: Iterable[tuple[str, str]], blamed: Iterable[str]) -> Iterator[str]:
     """Yield the ends that explain several pairs, one after the other, while one explains more than any other end."""
     known = set(blamed)
-    left = {frozenset(pair) for pair in pairs if not known & set(pair)}
-    while counts := Counter(end for pair in left for end in pair).most_common(2):
-        (name, most), *others = counts
-        if most < _PAIRS_TO_BLAME or (others and others[0][1] == most):
+    for ends, count in ends_in_common({frozenset(pair) for pair in pairs if known.isdisjoint(pair)}):
+        if count < _PAIRS_TO_BLAME or len(ends) > 1:
             return
-        yield name
-        left = {pair for pair in left if name not in pair}
+        yield ends[0]
 
 
 def offenders(

@@ -37,7 +37,7 @@ READING_NS = 2_000
 
 
 class Clock:
-    """A time that goes on by `READING_NS` with each reading, and by as much as somebody waits."""
+    """A clock that advances by `READING_NS` with each reading, and by the length of each wait."""
 
     def __init__(self):
         self.ns = 1_000_000_000_000
@@ -200,7 +200,7 @@ class Fabric:
                 CLOCK.wait_until(min(self.due(tick_ns)))
 
     def due(self, tick_ns):
-        """Yield when something happens next, if nobody does anything before."""
+        """Yield the times of the next tick, delivery and wake-ups."""
         yield tick_ns
         if self.queue:
             yield self.queue[0][0]

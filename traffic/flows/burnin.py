@@ -10,7 +10,8 @@ Outliers are measured again; only a pair that is an outlier every time is report
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ from traffic.engine.running_traffic import OnEvent, begin
 from traffic.engine.task_specs import ConnectionSpec, Plan, QpParams, TaskPlan
 from traffic.flows.flow_run import FlowSpec, engine_spec
 
-__all__ = ["SHAPES", "Burnin", "Outlier", "Pair", "Shape", "measure", "outliers", "pairs_of"]
+__all__ = ["SHAPES", "Burnin", "Outlier", "Pair", "Shape", "ends_in_common", "measure", "outliers", "pairs_of"]
 
 LATENCY_BYTES = 64
 BANDWIDTH_DEPTH = 4
@@ -74,6 +75,20 @@ class Outlier:
     value: float | None
     usual: float
     ratio: float | None
+
+
+def ends_in_common(pairs: Iterable[AbstractSet[str]]) -> Iterator[tuple[tuple[str, ...], int]]:
+    """Yield the end that most pairs have in common, and their number; then that of the remaining pairs, and so on.
+
+    Several ends come at once if as many pairs have each of them.
+    """
+    left = list(pairs)
+    while left:
+        counts = Counter(end for pair in left for end in pair)
+        most = max(counts.values())
+        ends = tuple(sorted(end for end, count in counts.items() if count == most))
+        yield ends, most
+        left = [pair for pair in left if pair.isdisjoint(ends)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

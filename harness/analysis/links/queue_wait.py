@@ -14,7 +14,7 @@ from testbed.inventory.lab_inventory import Inventory
 from testbed.packets.bth import timeout_ns
 from traffic.flows.flow_spec import FlowSpec, shape
 
-__all__ = ["QueueWait", "describe", "longest_wait"]
+__all__ = ["QueueWait", "describe_wait", "longest_wait"]
 
 RXE_PACKETS = 64
 """Packets that a queue pair of rxe has in flight at most."""
@@ -36,7 +36,7 @@ class QueueWait:
 
 
 def longest_wait(inventory: Inventory, specs: Iterable[FlowSpec]) -> QueueWait | None:
-    """Return the longest wait among RNICs at which it exceeds an ACK timeout; None: no packet is repeated for it."""
+    """Return the longest wait for an RNIC that exceeds an ACK timeout; None if no wait does."""
     queued: dict[str, int] = {}
     timeouts: dict[str, int] = {}
     for spec in specs:
@@ -55,7 +55,7 @@ def longest_wait(inventory: Inventory, specs: Iterable[FlowSpec]) -> QueueWait |
     return max((one for one in waits if one.enough > one.timeout), key=lambda one: one.wait_ns, default=None)
 
 
-def describe(wait: QueueWait) -> str:
+def describe_wait(wait: QueueWait) -> str:
     """Return a sentence with the wait, the timeout, and what to do."""
     timeout = format_duration(timeout_ns(wait.timeout))
     return (

@@ -26,7 +26,9 @@ from harness.cli.context import Session, json_option, pass_session, styled
 from harness.cli.options.numbers import FiniteRange
 from harness.quantities import parse_duration_ns
 from harness.record.copies import digest_of
-from harness.record.rundir import open_run
+from harness.record.measurements import Measurements
+from harness.record.rundir import RunDir, open_run
+from harness.verdict import VerdictFile
 from testbed.errors import UsageError
 from testbed.model.topology import Topology
 
@@ -88,7 +90,11 @@ def offenders_command(
     are not blamed by it. A GPU whose newest reading has reached a threshold (docs/gpu-thresholds.md) is drained or sent
     to repair at once.
     """
-    _refuse_to_hand_over_a_rehearsal(hand_over if rehearse else None)
+    if rehearse and hand_over:
+        raise UsageError(
+            "--rehearse: a rehearsal has nothing to hand over, because faultbed itself broke what it lists; "
+            "leave out --hand-over"
+        )
     topology = session.inventory().topology
     thresholds = Thresholds(drain=drain, rma=rma, half_life=_duration(half_life))
     strikes: list[Strike] = []
@@ -96,30 +102,12 @@ def offenders_command(
     lab = session.inventory().name
     files = tuple({path.resolve(): path for path in preflights}.values())  # a file named twice is one preflight
     counts = {"runs": 0, "drills": 0, "other_labs": 0, "other_preflights": 0, "copies": 0, "preflights": len(files)}
-    counted: set[str] = set()
     if not runs.is_dir() and not preflights:
         raise UsageError(f"--runs {runs}: no such folder; name the one that `faultbed run --out` wrote to")
-    with session.progress() as progress:
-        due = time.monotonic() + _PROGRESS_S
-        for number, path in enumerate(_run_directories(runs)):
-            if time.monotonic() > due:
-                progress(f"offenders: {number} runs read")
-                due += _PROGRESS_S
-            directory = open_run(path)
-            verdict = directory.read_verdict()
-            if verdict.lab != lab:
-                counts["other_labs"] += 1
-                continue
-            measured = directory.read_measurements()
-            if (digest := digest_of(measured)) in counted:
-                counts["copies"] += 1
-                continue
-            counted.add(digest)
-            counts["runs"] += 1
-            counts["drills"] += bool(measured.faults)
-            at, name = directory.started, path.name
-            strikes += strikes_of_run(measured, verdict, origin=name, at=at, drills=drills, rehearsal=rehearse)
-            readings += readings_of_run(measured, origin=name, at=at, drills=drills, rehearsal=rehearse)
+    for directory, verdict, measured in _runs_of(session, lab, runs, counts):
+        at, name = directory.started, directory.path.name
+        strikes += strikes_of_run(measured, verdict, origin=name, at=at, drills=drills, rehearsal=rehearse)
+        readings += readings_of_run(measured, origin=name, at=at, drills=drills, rehearsal=rehearse)
     for path, content in _preflights_of(lab, files, counts):
         strikes += strikes_of_preflight(content, origin=path.name, at=_written(path, content))
         readings += readings_of_preflight(content, topology, origin=path.name, at=_written(path, content))
@@ -135,21 +123,35 @@ def offenders_command(
         session.json({**counts, "offenders": [_plain(one) for one in ranking]})
         return
     _show(session, ranking, counts, drills=drills or rehearse)
-    _say_if_a_rehearsal(session, is_one=rehearse)
-
-
-def _say_if_a_rehearsal(session: Session, *, is_one: bool) -> None:
-    if is_one:
+    if rehearse:
         said = "a rehearsal: injected faults count as if they were real; drain nothing because of this list"
         session.out.print(Text(said, style="yellow"), soft_wrap=True)
 
 
-def _refuse_to_hand_over_a_rehearsal(hand_over: str | None) -> None:
-    if hand_over:
-        raise UsageError(
-            "--rehearse: a rehearsal has nothing to hand over, because faultbed itself broke what it lists; "
-            "leave out --hand-over"
-        )
+def _runs_of(
+    session: Session, lab: str, runs: Path, counts: dict[str, int]
+) -> Iterator[tuple[RunDir, VerdictFile, Measurements]]:
+    """Yield the runs of a lab, oldest first, and count them, those of other labs, and copies."""
+    known: set[str] = set()
+    with session.progress() as progress:
+        due = time.monotonic() + _PROGRESS_S
+        for number, path in enumerate(_run_directories(runs)):
+            if time.monotonic() > due:
+                progress(f"offenders: {number} runs read")
+                due += _PROGRESS_S
+            directory = open_run(path)
+            verdict = directory.read_verdict()
+            if verdict.lab != lab:
+                counts["other_labs"] += 1
+                continue
+            measured = directory.read_measurements()
+            if (digest := digest_of(measured)) in known:
+                counts["copies"] += 1
+                continue
+            known.add(digest)
+            counts["runs"] += 1
+            counts["drills"] += bool(measured.faults)
+            yield directory, verdict, measured
 
 
 def _run_directories(runs: Path) -> Iterator[Path]:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import click
 from rich.text import Text
 
-from harness.analysis.links.queue_wait import describe, longest_wait
+from harness.analysis.links.queue_wait import describe_wait, longest_wait
 from harness.cli.command_group import Commands
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.options import rows_file
@@ -171,7 +171,7 @@ def flow(
         flow_module.check_on(inventory.kind, transport=spec.transport, qp=spec.qp, entropy=spec.entropy)
         check_names(inventory.topology, (spec.src, spec.dst))
     if (wait := longest_wait(inventory, specs)) is not None:
-        session.err.print(Text.assemble(("slow link", "yellow"), f": {describe(wait)}"), soft_wrap=True)
+        session.err.print(Text.assemble(("slow link", "yellow"), f": {describe_wait(wait)}"), soft_wrap=True)
     hosts = sorted({name.partition(":")[0] for pair in chosen for name in pair})
     why = f"traffic flow {pattern or ' '.join(chosen[0])}"
     with session.working(inventory, hosts, why=why) as lab, session.progress() as progress:

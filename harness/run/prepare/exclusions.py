@@ -6,7 +6,6 @@ does not answer. What is wrong with the fabric is no host's, and no host that is
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -19,7 +18,7 @@ from testbed.lab import open_lab
 from testbed.model.topology import Topology
 from testbed.preflight.checks import Check, State, Wrong, run_checks
 from testbed.preflight.collect import look
-from traffic.flows.burnin import Outlier
+from traffic.flows.burnin import Outlier, ends_in_common
 
 __all__ = ["REACH", "Unfit", "by_hand", "find", "of_outliers", "only", "silent_hosts", "unfit"]
 
@@ -88,14 +87,13 @@ def of_outliers(outliers: Iterable[Outlier], already: Iterable[LeftOut]) -> tupl
 
     If a pair shares no host with another such pair, the faulty end is ambiguous, and both hosts are excluded.
     """
-    known, found = {one.host for one in already}, dict[str, LeftOut]()
-    left = [(one, {end.partition(":")[0] for end in (one.pair.src, one.pair.dst)}) for one in outliers]
-    while left := [(one, ends) for one, ends in left if not ends & (known | found.keys())]:
-        seen = Counter(end for _, ends in left for end in ends)
-        most = max(seen.values())
-        for host in sorted(host for host, count in seen.items() if count == most):
-            found[host] = LeftOut(host=host, why=f"burn-in: {most} pairs with it are slow or dead")
-    return tuple(found.values())
+    known = {one.host for one in already}
+    pairs = ({end.partition(":")[0] for end in (one.pair.src, one.pair.dst)} for one in outliers)
+    return tuple(
+        LeftOut(host=host, why=f"burn-in: {most} pairs with it are slow or dead")
+        for hosts, most in ends_in_common(pair for pair in pairs if not pair & known)
+        for host in hosts
+    )
 
 
 def silent_hosts(silent: Mapping[str, str]) -> tuple[LeftOut, ...]:

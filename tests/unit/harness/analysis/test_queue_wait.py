@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.analysis.links.queue_wait import describe, longest_wait
+from harness.analysis.links.queue_wait import describe_wait, longest_wait
 from testbed.inventory import lab_inventory
 from testbed.shipped import inventory_named
 from traffic.engine.task_specs import QpParams
@@ -25,7 +25,7 @@ def test_one_flow_waits_for_its_window_of_64_packets():
     assert (wait.rnic, wait.rate_bps, wait.queued_bytes) == ("host3:rxe0", RATE_BPS, 64 * 4096)
     assert wait.wait_ns == pytest.approx(64 * 4096 * 8e9 / RATE_BPS)
     assert (wait.timeout, wait.enough) == (14, 17)
-    said = describe(wait)
+    said = describe_wait(wait)
     assert "256 KiB wait for the 6.25 Mb/s of host3:rxe0" in said
     assert "--qp timeout=17, or a smaller --depth" in said
 
