@@ -120,7 +120,7 @@ def offenders_command(
             click.echo("\n".join(lines))
         return
     if as_json:
-        session.json({**counts, "offenders": [_plain(one) for one in ranking]})
+        session.json({**counts, "rehearsal": rehearse, "offenders": [_plain(one) for one in ranking]})
         return
     _show(session, ranking, counts, drills=drills or rehearse)
     if rehearse:

@@ -437,5 +437,8 @@ def test_gpu_breach_is_handed_over_with_its_reason_and_a_rehearsal_is_not(tmp_pa
     refused = CliRunner().invoke(cli, ["offenders", *empty, "--hand-over", "slurm", "--rehearse"])
     assert isinstance(refused.exception, UsageError)
     assert "--rehearse" in str(refused.exception)
+    for words, is_one in (((), False), (("--rehearse",), True)):
+        said = CliRunner().invoke(cli, ["offenders", *empty, *words, "--json"])
+        assert json.loads(said.output)["rehearsal"] is is_one
     shown = CliRunner().invoke(cli, ["offenders", *empty, "--rehearse"])
     assert "a rehearsal" in shown.output
