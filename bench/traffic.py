@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import product
 
 from bench.mpi import openmpi
 from bench.rows import Row, mark, ratio
@@ -36,6 +37,8 @@ LATENCY_GOAL = 1.3
 RING_SIZES = (1 << 20, 1 << 22)
 RING_S, RING_REPEATS, RING_GOAL = 8.0, 3, 0.85
 SPREAD_SIZES, SPREAD_QPS, SPREAD_GOAL = (1 << 20, 4 << 20), 4, 0.95
+SPREADS = (("all-to-all", "split"), ("all-reduce", "split"), ("all-reduce", "round-robin"))
+"""An all-to-all has one message to each peer: messages that take turns would use one queue pair."""
 SPREAD_ITERATIONS, SPREAD_REPEATS = 15, 5
 MEMORY_S = 600.0
 SETTLED_S = 60.0
@@ -83,20 +86,23 @@ def measure_rings(lab: Lab) -> Iterator[Row]:
 
 
 def measure_spread(lab: Lab) -> Iterator[Row]:
-    """Yield the time of an all-to-all with one queue pair per peer over its time with several, for each size."""
+    """Yield the time of a collective with one queue pair per peer over its time with several, by spread and size."""
     ends = tuple(f"{host.name}:{host.rnics[0].name}" for host in lab.topology.hosts[:4])
     with Engines.start(lab, [host.name for host in lab.topology.hosts[:4]]) as engines:
-        for size in SPREAD_SIZES:
-            spec = CollectiveSpec(
-                collective="all-to-all", size_bytes=size, iterations=SPREAD_ITERATIONS, warmup=2, ranks=ends, qp=PATIENT
+        for (kind, spread), size in product(SPREADS, SPREAD_SIZES):
+            one_qp = CollectiveSpec(
+                collective=kind, size_bytes=size, iterations=SPREAD_ITERATIONS, warmup=2, ranks=ends, qp=PATIENT
             )
+            if kind == "all-reduce":
+                one_qp = replace(one_qp, algorithm="ring")
+            several_qps = replace(one_qp, qps_per_peer=SPREAD_QPS, spread=spread)
             ratios = []
             for _ in range(SPREAD_REPEATS):
-                one, several = (_time_ns(lab, replace(spec, qps_per_peer=qps), engines) for qps in (1, SPREAD_QPS))
+                one, several = (_time_ns(lab, spec, engines) for spec in (one_qp, several_qps))
                 ratios.append(one / several)
             what = (
-                f"time of an all-to-all of {size} B ({size // len(ends)} B to each of {len(ends)} ranks) "
-                f"with 1 QP per peer / with {SPREAD_QPS}"
+                f"time of {kind} of {size} B (messages of {size // len(ends)} B, {len(ends)} ranks) "
+                f"with 1 QP per peer / with {SPREAD_QPS}, {spread}"
             )
             yield ratio(what, ratios, SPREAD_GOAL)
 
@@ -106,7 +112,7 @@ def _time_ns(lab: Lab, spec: CollectiveSpec, engines: Engines) -> float:
         result = running.wait(RING_S + 120)
     if result.outcome != "completed" or result.wrong_elements:
         raise LabError(
-            f"bench: an all-to-all over {spec.qps_per_peer} QPs ended as {result.outcome} ({result.where}), "
+            f"bench: {spec.collective} over {spec.qps_per_peer} QPs ended as {result.outcome} ({result.where}), "
             f"{result.wrong_elements} wrong elements"
         )
     return result.time_ns
