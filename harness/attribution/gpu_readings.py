@@ -1,12 +1,14 @@
 """What runs and preflights read of the health of GPUs, and the thresholds that it has reached. Pure.
 
-The newest reading of a GPU replaces all earlier ones: an error that made it a GPU to drain is gone after its reset.
+The newest reading of a GPU's registers replaces all earlier ones: an error that made it a GPU to drain is gone after
+its reset. An XID event is in no register. Only a newer run that followed the host's kernel log, and saw none, replaces
+it: a preflight does not look at XIDs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +16,7 @@ from harness.attribution.confusion import truth_of
 from harness.attribution.host_causes import gpu_events
 from harness.record.measurements import Measurements
 from testbed.model.topology import Topology
-from testbed.observe.gpu_thresholds import Breach, breach_in, breaches, xid_breaches
+from testbed.observe.gpu_thresholds import Breach, breach_in, breaches, severest_first, xid_breaches
 from testbed.preflight.gpu_health_check import CHECK
 
 __all__ = ["GpuReading", "newest", "readings_of_preflight", "readings_of_run"]
@@ -22,12 +24,26 @@ __all__ = ["GpuReading", "newest", "readings_of_preflight", "readings_of_run"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuReading:
-    """The state of one GPU at one time. `breaches` are the thresholds that it had reached, the severest first."""
+    """The state of one GPU at one time.
+
+    Attributes:
+        name: the GPU, as in the inventory with its host.
+        origin: name of the run or the preflight.
+        at: when, in UTC.
+        registers: thresholds that ECC errors, remapped rows or temperature had reached; None if they were not read.
+        events: what its XID events call for; None if nothing followed the kernel log.
+    """
 
     name: str
     origin: str
     at: datetime
-    breaches: tuple[Breach, ...]
+    registers: tuple[Breach, ...] | None
+    events: tuple[Breach, ...] | None
+
+    @property
+    def breaches(self) -> tuple[Breach, ...]:
+        """All of them, the severest first."""
+        return severest_first((*(self.registers or ()), *(self.events or ())))
 
 
 def readings_of_run(
@@ -46,16 +62,20 @@ def readings_of_run(
         return ()
     explained = set[str]() if rehearsal else {name for one in run.faults for name in truth_of(one, run.topology).names}
     events = gpu_events(run, with_synthetic=rehearsal)
+    followed = {machine.name for machine in run.watched if machine.no_log is None and machine.lost is None}
     readings = []
     for host in run.topology.hosts:
         values = run.counters_after.get(host.name, {})
         for gpu in host.gpus:
             name, prefix = f"{host.name}:{gpu.name}", f"{gpu.name}."
             own = {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
-            if name in explained or ("ecc_uncorrected" not in own and name not in events):
+            if name in explained:
                 continue
-            reached = (*breaches(own), *xid_breaches(events.get(name, {})))
-            readings.append(GpuReading(name=name, origin=origin, at=at, breaches=reached))
+            registers = breaches(own) if "ecc_uncorrected" in own else None
+            is_known = host.name in followed or name in events
+            by_event = xid_breaches(events.get(name, {})) if is_known else None
+            if registers is not None or by_event is not None:
+                readings.append(GpuReading(name=name, origin=origin, at=at, registers=registers, events=by_event))
     return tuple(readings)
 
 
@@ -69,7 +89,7 @@ def readings_of_preflight(content: Any, topology: Topology, *, origin: str, at: 
         if one["check"] == CHECK.name and (breach := breach_in(str(one.get("found")), do=str(one.get("wanted")))):
             reached.setdefault(_place(one), []).append(breach)
     return tuple(
-        GpuReading(name=name, origin=origin, at=at, breaches=tuple(reached.get(name, ())))
+        GpuReading(name=name, origin=origin, at=at, registers=tuple(reached.get(name, ())), events=None)
         for host in topology.hosts
         for name in (f"{host.name}:{gpu.name}" for gpu in host.gpus)
         if name in reached or not {name, host.name} & unknown
@@ -77,8 +97,16 @@ def readings_of_preflight(content: Any, topology: Topology, *, origin: str, at: 
 
 
 def newest(readings: Iterable[GpuReading]) -> dict[str, GpuReading]:
-    """Return the newest reading of each GPU, by its name."""
-    return {one.name: one for one in sorted(readings, key=lambda one: one.at)}
+    """Return the newest state of each GPU, by its name: the newest registers and the newest events that are known."""
+    state: dict[str, GpuReading] = {}
+    for one in sorted(readings, key=lambda one: one.at):
+        if (before := state.get(one.name)) is None:
+            state[one.name] = one
+        else:
+            registers = before.registers if one.registers is None else one.registers
+            events = before.events if one.events is None else one.events
+            state[one.name] = replace(one, registers=registers, events=events)
+    return state
 
 
 def _place(one: dict[str, Any]) -> str:

@@ -102,7 +102,7 @@ class _Soft:
         return capacity.needed_mib(inventory)
 
     def is_up(self, inventory: Inventory) -> bool:
-        return lifecycle.status(inventory).state == "up"
+        return lifecycle.patient_status(inventory, lambda _: None).state == "up"
 
     def examine(self, inventory: Inventory) -> list[Finding]:
         return [_sockets(inventory), _lab(inventory)]
@@ -126,7 +126,7 @@ def _sockets(inventory: Inventory) -> Finding:
 
 
 def _lab(inventory: Inventory) -> Finding:
-    now = lifecycle.status(inventory)
+    now = lifecycle.patient_status(inventory, lambda _: None)
     if now.state == "broken":
         dead = ", ".join(vm.name for vm in now.vms if not vm.ssh)
         return Finding(

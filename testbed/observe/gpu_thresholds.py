@@ -25,6 +25,7 @@ __all__ = [
     "breaches",
     "markdown",
     "severest",
+    "severest_first",
     "xid_breaches",
 ]
 
@@ -175,7 +176,7 @@ def breaches(readings: Mapping[str, int | None]) -> tuple[Breach, ...]:
             continue
         text = f"{row.action}: {row.reading} is {value} (from {limit} on): {row.meaning}"
         by_reading[row.reading] = Breach(action=row.action, text=text, do=row.do)  # later rows are severer
-    return _severest_first(by_reading.values())
+    return severest_first(by_reading.values())
 
 
 def breach_in(text: str, *, do: str) -> Breach | None:
@@ -186,14 +187,15 @@ def breach_in(text: str, *, do: str) -> Breach | None:
 
 def xid_breaches(events: Mapping[int, int]) -> tuple[Breach, ...]:
     """Return what XID events call for, the severest first; `events` are their counts by number."""
-    return _severest_first(
+    return severest_first(
         Breach(action=row.action, text=f"{row.action}: XID {xid}, {count} times: {row.meaning}", do=row.do)
         for xid, count in sorted(events.items())
         if count and (row := XIDS.get(xid)) is not None
     )
 
 
-def _severest_first(found: Iterable[Breach]) -> tuple[Breach, ...]:
+def severest_first(found: Iterable[Breach]) -> tuple[Breach, ...]:
+    """Return breaches in the order in which they need action."""
     return tuple(sorted(found, key=lambda one: -ACTIONS.index(one.action)))
 
 

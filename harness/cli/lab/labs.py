@@ -81,7 +81,8 @@ def status(session: Session, *, as_json: bool) -> int:
     inventory = session.inventory()
     if not traits_of(inventory.kind).is_emulated:
         return _rack_status(session, inventory, as_json=as_json)
-    now = lifecycle.status(inventory)
+    with session.progress() as progress:
+        now = lifecycle.patient_status(inventory, progress)
     entries, now_s = entries_of(inventory)
     marked, unfinished = (look(lab_dir(inventory.name)) for look in (dirty.reasons, dirty.unfinished))
     if as_json:

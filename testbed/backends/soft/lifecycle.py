@@ -48,6 +48,7 @@ __all__ = [
     "VmStatus",
     "down",
     "panics",
+    "patient_status",
     "purge",
     "reset",
     "socket_paths",
@@ -56,9 +57,11 @@ __all__ = [
     "vms",
 ]
 
-PATIENCE_S = {"look": 3.0, "before ending": 60.0}
-"""How long a VM may take to send its SSH banner: for `status`, and before a VM that does not answer is ended. A busy
-machine has taken more than three seconds."""
+PATIENCE_S = {"look": 3.0, "before broken": 15.0, "before ending": 60.0}
+"""How long a VM may take to send its SSH banner: at first, before its lab is called broken, and before it is ended.
+
+VMs of a busy machine have taken more than three seconds.
+"""
 
 Progress = Callable[[str], None]
 
@@ -257,6 +260,18 @@ def status(inventory: Inventory, *, patience_s: float = PATIENCE_S["look"]) -> S
     )
 
 
+def patient_status(
+    inventory: Inventory, progress: Progress, *, patience_s: float = PATIENCE_S["before broken"]
+) -> Status:
+    """Query the state of a lab. VMs that run without an answer are asked again, for up to `patience_s`."""
+    now = status(inventory)
+    silent = [one.name for one in now.vms if one.alive and not one.ssh and not one.panic]
+    if not silent:
+        return now
+    progress(f"{', '.join(silent)}: slow to answer; waiting up to {patience_s:.0f} s")
+    return status(inventory, patience_s=patience_s)
+
+
 def panics(inventory: Inventory) -> list[str]:
     """Return a sentence for each VM of a running lab whose kernel has died, with its last message."""
     messages = {machine.machine.name: serial_console.panic_message(machine.console) for machine in vms(inventory)}
@@ -419,12 +434,7 @@ def _is_same(running: LabState, inventory: Inventory, progress: Progress) -> boo
     snapshot = read_snapshot(lab_dir(inventory.name))
     if snapshot is not None and snapshot.node_code != node_archive.archive().digest:
         return False
-    now = status(inventory)
-    if silent := [one.name for one in now.vms if one.alive and not one.ssh]:
-        patience_s = PATIENCE_S["before ending"]
-        progress(f"{', '.join(silent)}: slow to answer; waiting up to {patience_s:.0f} s")
-        now = status(inventory, patience_s=patience_s)
-    return now.state == "up"
+    return patient_status(inventory, progress, patience_s=PATIENCE_S["before ending"]).state == "up"
 
 
 def _check_owner(folder: Path) -> None:

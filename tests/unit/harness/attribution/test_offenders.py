@@ -24,7 +24,7 @@ from testbed.errors import UsageError
 from testbed.node.gpu.health import Health
 from testbed.node.gpu.xid import SYNTHETIC
 from testbed.observe.gpu_thresholds import breaches
-from testbed.observe.telemetry import Change
+from testbed.observe.telemetry import Change, Machine
 from traffic.workloads.elastic.elastic_results import Restart
 
 NOW = datetime(2026, 11, 25, tzinfo=UTC)
@@ -336,7 +336,8 @@ def gpu_run(*, xids=(), kind=None, synthetic=False, **counters):
         Change(at_ns=1, node="host2", subject="kernel", text=f"3 NVRM: Xid (PCI:gpu0): {xid}, {text}") for xid in xids
     )
     run = measured(kind, "host2:gpu0" if kind else None)
-    return msgspec.structs.replace(run, counters_after=after, kernel=log)
+    watched = tuple(Machine(name=host.name, samples=1, busy_ns=0, clock_error_ns=0) for host in run.topology.hosts)
+    return msgspec.structs.replace(run, counters_after=after, kernel=log, watched=watched)
 
 
 def listed(*runs, strikes=(), **options):
@@ -372,6 +373,20 @@ def test_gpu_reading_beyond_its_threshold_acts_at_once_and_below_it_is_listed(ru
 def test_gpu_healthy_again_in_a_newer_run_is_not_drained_any_more():
     assert listed(gpu_run(ecc_uncorrected=1, xids=(95,)), gpu_run()) == []
     assert [action for _, action, _ in listed(gpu_run(), gpu_run(remap_pending=1))] == ["drain"]
+
+
+def test_xid_event_is_ended_by_a_newer_run_that_followed_the_kernel_log_and_by_no_preflight():
+    bad = gpu_run(xids=(74,))
+
+    def actions(*readings):
+        return [one.action for one in offenders([], TOPOLOGY, Thresholds(), now=NOW, readings=sum(readings, ()))]
+
+    before = readings_of_run(bad, origin="bad", at=NOW - timedelta(days=2))
+    looked = readings_of_preflight(preflight_of(), TOPOLOGY, origin="p.json", at=NOW - timedelta(days=1))
+    deaf = readings_of_run(msgspec.structs.replace(gpu_run(), watched=()), origin="deaf", at=NOW)
+    followed = readings_of_run(gpu_run(), origin="good", at=NOW)
+    assert actions(before) == actions(before, looked) == actions(before, looked, deaf) == ["drain"]
+    assert actions(before, looked, followed) == []
 
 
 def test_gpu_threshold_adds_to_strikes_and_never_weakens_them():
