@@ -8,7 +8,6 @@ since the checkpoint from which it resumed. The fences of a program separate its
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import numpy as np
 
@@ -23,7 +22,19 @@ from traffic.node.ranks.send_lane import SendLane, SprayLane
 from traffic.node.task import Conn
 from traffic.node.verbs import Rnic
 
-__all__ = ["Executor"]
+TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
+if TYPE_CHECKING:
+    from typing import Any
+
+    import numpy.typing as npt
+
+    Array = npt.NDArray[Any]
+
+__all__ = ["EAGER_BYTES", "Executor"]
+
+EAGER_BYTES = 65536
+"""Programs whose messages are all at most this long are sent eagerly (`traffic.node.ranks.send_lane`). It is the eager
+limit of Open MPI over TCP."""
 
 
 class Executor:
@@ -44,6 +55,8 @@ class Executor:
         self.gate = Gate(program.get("pauses", []), program["fences"])
         self.slots = spec["slots"]
         self.segment_elements = spec["segment_bytes"] // self.data.itemsize
+        longest = max((length for *_, length in program["sends"]), default=0)
+        self.is_eager = longest * self.data.itemsize <= EAGER_BYTES
         self.send_lanes: dict[LaneKey, SendLane] = {}
         self.recv_lanes: dict[LaneKey, RecvLane] = {}
         self.send_by_conn: dict[int, SendLane] = {}
@@ -82,12 +95,19 @@ class Executor:
             if direction == "out":
                 kind = SprayLane if spec["spread"] == "spray" and len(numbers) > 1 else SendLane
                 # numpy makes an object for each `ctypes`: too slow for every post
-                address = self.data.ctypes.data
-                out = kind(numbers, key[0], plan.sends[key], setup, mr=self.mr, address=address)
+                source: dict[str, Any] = {"mr": self.mr, "address": self.data.ctypes.data}
+                if self.is_eager:
+                    ring = self._ring()
+                    source = {
+                        "mr": rnic.register(ring.ctypes.data, ring.nbytes),
+                        "address": ring.ctypes.data,
+                        "ring": ring,
+                    }
+                out = kind(numbers, key[0], plan.sends[key], setup, **source)
                 self.send_lanes[key] = out
                 self.send_by_conn |= dict.fromkeys(numbers, out)
             else:
-                staging = np.zeros(self.slots * self.segment_elements, dtype=self.data.dtype)
+                staging = self._ring()
                 mr = rnic.register(staging.ctypes.data, staging.nbytes)
                 lane = RecvLane(numbers, key[0], plan.recvs[key], setup, mr=mr, staging=staging)
                 self.recv_lanes[key] = lane
@@ -95,6 +115,9 @@ class Executor:
         if self.send_lanes.keys() != plan.sends.keys() or self.recv_lanes.keys() != plan.recvs.keys():
             raise ValueError(f"connections {spec['lanes']} are not those of the program's segments")
         return plan.phases
+
+    def _ring(self) -> Array:
+        return np.zeros(self.slots * self.segment_elements, dtype=self.data.dtype)
 
     def next_round(self) -> None:
         """Prepare the next round: segments are counted from its start. `begin` starts it."""
@@ -133,7 +156,16 @@ class Executor:
                 now_ns = time.monotonic_ns()
                 self.phases_ns.append(now_ns - self.start_ns)
                 moved = True
-        return len(self.phases_ns) == len(self.phases)
+        if len(self.phases_ns) < len(self.phases):
+            return False
+        # After the last round the queue pairs are destroyed, and with them what is under way.
+        return self.round != self.last_round or all(out.acked == out.posted for out in self.send_lanes.values())
+
+    def repeat_lost(self, now_ns: int) -> None:
+        """Post the segments that were lost with their connection. Between two rounds, only eager lanes have some."""
+        for out in self.send_lanes.values():
+            if out.to_repeat:
+                self._repeat(out, now_ns)
 
     def end(self) -> int:
         """End a complete round: turn sums into averages. Return the time in ns."""
@@ -148,17 +180,20 @@ class Executor:
         """Deregister the memory."""
         for lane in self.recv_lanes.values():
             lane.mr.close()
+        for out in self.send_lanes.values():
+            if out.ring is not None:
+                out.mr.close()
         self.mr.close()
 
-    def _is_met(self, received: Need, acked: Need) -> bool:
-        """Return whether the segments that must be received, and those that must be acknowledged, are."""
+    def _is_met(self, received: Need, sent: Need) -> bool:
+        """Return whether the segments that must be received are, and the memory of those that must be sent is free."""
         for key, number in received:
             lane = self.recv_lanes[key]
             if lane.applied - lane.base < number:
                 return False
-        for key, number in acked:
+        for key, number in sent:
             out = self.send_lanes[key]
-            if out.acked - out.base < number:
+            if (out.acked if out.ring is None else out.posted) - out.base < number:
                 return False
         return True
 
@@ -188,17 +223,22 @@ class Executor:
 
     def _send(self, out: SendLane, now_ns: int) -> bool:
         """Post segments while a connection is free: first those that were lost. Return whether there were any."""
-        moved = False
+        moved = self._repeat(out, now_ns) if out.to_repeat else False
         flags = LAST if self.last_round == self.round else 0
-        while conn := out.free_connection():
-            if out.to_repeat:
-                number = out.to_repeat.pop(0)
-            elif self._may_send(out):
-                number = out.posted
-                out.posted += 1
-            else:
-                break
+        while not out.to_repeat and (conn := out.free_connection()) and self._may_send(out):
+            number = out.posted
+            out.posted += 1
+            if out.ring is not None:
+                out.copy(out.ring, number, self.data)
             out.post(conn, number, flags, now_ns)
+            moved = True
+        return moved
+
+    def _repeat(self, out: SendLane, now_ns: int) -> bool:
+        moved = False
+        while out.to_repeat and (conn := out.free_connection()):
+            number = out.to_repeat.pop(0)
+            out.post(conn, number, LAST if number // len(out.segments) == self.last_round else 0, now_ns)
             moved = True
         return moved
 

@@ -183,6 +183,7 @@ class RankTask(Task):
 
     def settle(self, now_ns: int) -> None:
         if self.activity != "comm":
+            self.executor.repeat_lost(now_ns)
             return
         is_complete = self.executor.advance(now_ns)
         self.wake_ns = self.executor.wake_ns

@@ -1,15 +1,22 @@
-"""The sending end of a lane: posts segments, notes acknowledgements and credits, and repeats what a lost QP had."""
+"""The sending end of a lane: posts segments, notes acknowledgements and credits, and repeats what a lost QP had.
+
+A segment is read from the rank's memory, which must not change before the acknowledgement. An eager lane has a ring of
+`slots` slots instead, like the receiver's: each segment is copied there first. An operation then ends without the
+acknowledgements of its own segments, as with the eager protocol of MPI and the FIFOs of NCCL.
+"""
 
 from __future__ import annotations
 
 from traffic.node.ranks.lane import MASK, PROBE, PROBE_CONFIRMED, Lane, LaneSetup, packets
-from traffic.node.ranks.parts_clock import COMPLETION, POST
+from traffic.node.ranks.parts_clock import COMPLETION, COPY, POST
 from traffic.node.ranks.segments import Segment
 from traffic.node.verbs import write_request
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from typing import Any
+
+    import numpy.typing as npt
 
     from traffic.node.task import Conn
 
@@ -23,17 +30,30 @@ IN_FLIGHT = 2
 
 
 class SendLane(Lane):
-    """Sending end of a lane. Segments are read from the memory region `mr`, which begins at `address`."""
+    """Sending end of a lane. Segments are read from the memory region `mr`, which begins at `address`.
+
+    An eager lane has a ring: then the region is that of the `ring`.
+    """
 
     direction = "out"
 
     def __init__(
-        self, conn_numbers: list[int], peer: int, segments: list[Segment], setup: LaneSetup, *, mr: Any, address: int
+        self,
+        conn_numbers: list[int],
+        peer: int,
+        segments: list[Segment],
+        setup: LaneSetup,
+        *,
+        mr: Any,
+        address: int,
+        ring: npt.NDArray[Any] | None = None,
     ) -> None:
         super().__init__(conn_numbers, peer, segments, IN_FLIGHT if len(conn_numbers) > 1 else setup.window, setup)
         self.slots = setup.slots
         self.segment_bytes = setup.segment_bytes
+        self.mr = mr
         self.address = address
+        self.ring = ring
         self.posted = 0  # segments, without repetitions
         self.requests = 0  # segments, with repetitions
         self.acked = 0  # all segments below this number are acknowledged
@@ -52,15 +72,23 @@ class SendLane(Lane):
     def progress(self) -> tuple[int, int]:
         return self.posted, self.acked
 
+    def copy(self, ring: npt.NDArray[Any], number: int, data: npt.NDArray[Any]) -> None:
+        """Copy a segment of an eager lane from the rank's memory to its slot."""
+        self.clock.enter(COPY)
+        segment = self.segments[number % len(self.segments)]
+        at = number % self.slots * (self.segment_bytes // self.item_bytes)
+        ring[at : at + segment.size] = data[segment.offset : segment.offset + segment.size]
+
     def post(self, conn: Conn, number: int, flags: int, now_ns: int) -> None:
         """Post a segment on a connection, with `flags` in its immediate."""
         self.clock.enter(POST)
         segment = self.segments[number % len(self.segments)]
         request, sge = self._write, self._sge
         size_bytes = segment.size * self.item_bytes
-        sge.addr = self.address + segment.offset * self.item_bytes
+        slot = number % self.slots * self.segment_bytes
+        sge.addr = self.address + (segment.offset * self.item_bytes if self.ring is None else slot)
         sge.length = size_bytes
-        request.set_wr_rdma(conn.peer["rkey"], conn.peer["base"] + number % self.slots * self.segment_bytes)
+        request.set_wr_rdma(conn.peer["rkey"], conn.peer["base"] + slot)
         request.imm_data = (number & MASK) | flags
         request.wr_id = number
         psn = self.psns[conn.number]

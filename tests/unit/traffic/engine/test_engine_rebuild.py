@@ -488,3 +488,88 @@ def test_connection_that_fails_before_the_peer_joins_is_rebuilt():
     say("qp_error", "b", qpn=17, status="RETRY_EXC_ERR", at_ns=time.monotonic_ns())
     cabling.retry_due(time.monotonic_ns())
     assert [message for message in messages if message["generation"] > 1] == [], "it was of the one before"
+
+
+class HeldAcks(MadeAgain):
+    """A fabric that carries all data and keeps acknowledgements and credits back; `lost` names senders of lost data."""
+
+    def __init__(self, choice):
+        super().__init__(choice)
+        self.held, self.lost = [], set()
+
+    def arrive(self, conn, chain, now_ns):
+        if conn.task.name in self.lost:
+            return
+        credit = all(not data for _, _, data, *_ in chain)
+        if credit:
+            self.held.append((conn, chain))
+            return
+        self.held.append((conn, [(0, 0, b"", 0, wr_id, True) for _, _, _, _, wr_id, _ in chain]))
+        super().arrive(conn, [(*message[:-1], False) for message in chain], now_ns)
+
+    def release(self):
+        """Deliver everything that was held back; what that causes is held back again."""
+        held, self.held = self.held, []
+        for conn, chain in held:
+            super().arrive(conn, chain, CLOCK.monotonic_ns())
+
+    def ended(self, name="rank0"):
+        return [fields["index"] for who, event, fields in self.events if (who, event) == (name, "iteration")]
+
+
+@pytest.mark.parametrize(("size_bytes", "ended"), [(1 << 14, [0, 1]), (1 << 20, [])])
+def test_operation_of_short_messages_ends_before_its_acknowledgements_but_not_the_last(monkeypatch, size_bytes, ended):
+    """The queue pairs of a rank that ends are destroyed, so the last operation waits for the acknowledgements."""
+    node, fabric = modules(monkeypatch), HeldAcks(random.Random(7))
+    ranks_on(fabric, node, CollectiveSpec(algorithm="full-mesh", size_bytes=size_bytes), "all-to-all")
+    for task in fabric.tasks.values():
+        task.begin(CLOCK.monotonic_ns())
+    fabric.drain()
+    assert [fabric.ended(name) for name in fabric.tasks] == [ended] * len(PLACES)
+    while fabric.held:
+        fabric.release()
+        fabric.drain()
+    all_is_right(fabric)
+
+
+def test_segment_that_is_lost_after_its_operation_is_repeated_with_its_own_data(monkeypatch):
+    """Rank 0 is in its last operation when its data of both operations is lost: the first is not marked as the last."""
+    node, fabric = modules(monkeypatch), HeldAcks(random.Random(7))
+    spec = CollectiveSpec(algorithm="full-mesh", size_bytes=1 << 14)
+    programs = schedules.programs(
+        schedules.build("all-to-all", "full-mesh", cost.shape_for(2, spec.size_bytes)), collective.layout(spec, 2)
+    )
+    plan = rank_plan("x", spec, PLACES[:2], programs, iterations=2)
+    for task in plan.tasks:
+        made = node.rank.RankTask(task.name, Rnic("rxe0"), dict(task.spec), fabric.emit_for(task.name), None)
+        fabric.tasks[task.name] = made
+    fabric.connect([fabric.connection(node, one.index, one.src, one.dst) for one in plan.connections])
+    fabric.lost = {"rank0"}
+    for task in fabric.tasks.values():
+        task.begin(CLOCK.monotonic_ns())
+    fabric.drain()
+    sender = fabric.tasks["rank0"]
+    (lane,) = sender.executor.send_lanes.values()
+    assert (fabric.ended("rank0"), fabric.ended("rank1"), lane.posted, lane.acked) == ([0], [], 2, 0)
+    fabric.lost = set()
+    fabric.release()
+    end = sender.conns[lane.conn_numbers[0]]
+    fabric.make_again(end, end.other, lambda: None)
+    while fabric.queue or fabric.held:
+        fabric.drain()
+        fabric.release()
+    assert all(task.finished for task in fabric.tasks.values())
+    assert [fields["wrong"] for _, event, fields in fabric.events if event == "iteration"] == [0] * 4
+
+
+@pytest.mark.parametrize("activity", ["compute", "data", "checkpoint"])
+def test_segment_that_is_lost_while_the_rank_does_something_else_is_repeated_at_once(ring, activity):
+    """Its peers may wait for it meanwhile."""
+    sender = ring.tasks["rank0"]
+    (lane,) = sender.executor.send_lanes.values()
+    (number,) = lane.conn_numbers
+    sender.activity, lane.to_repeat, lane.in_flight[number] = activity, lane.in_flight[number], []
+    lost, before = list(lane.to_repeat), lane.requests
+    sender.settle(CLOCK.monotonic_ns())
+    assert (lane.to_repeat, lane.in_flight[number]) == ([], lost)
+    assert lane.requests == before + len(lost) > before
