@@ -13,7 +13,7 @@ counter moved that must not AND the fault was on as long as planned (`inject.evi
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -49,7 +49,7 @@ class Fired(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `count` is the actuator's own; `witness` names the first independent counter that moved enough.
     `must_move` and `must_not_move` are the counters' increments since just before arming; of each group of `must_move`
-    one counter is enough. Times are controller time. Their resolution is the holder's polling period: 20 ms at the hop,
+    one counter is enough. None: it was not read, or was reset meanwhile, so that its increment is unknown. Times are controller time. Their resolution is the holder's polling period: 20 ms at the hop,
     50 ms for a cgroup, longer if a poll is slow (at most 5 % of the time is spent polling); edges are exact.
     `between_ns` are two moments between which it fired first, including the clock error; None: it never fired.
     `passed` is the number of packets from which a share, or every n-th, was taken; None: the fault selects none.
@@ -171,9 +171,9 @@ def judge_fired(
         What fired, and every reason to doubt it (none: it is proved).
     """
     deltas = flat_deltas(before, after)
-    lost = [key for key in planned.must_not_move if key not in deltas and value_at(before, key) is not None]
     moved = {key: deltas[key] for witness in planned.must_move for key in witness.any_of if key in deltas}
-    stayed = {key: deltas[key] for key in planned.must_not_move if key in deltas}
+    unknown = dict(_unknown_bystanders(planned, before, after))
+    stayed = {key: None if key in unknown else deltas.get(key) for key in planned.must_not_move}
     count = int(observed.get("count") or 0)
     doubts = [*_doubts_of_arming(planned, armed), *_doubts_of_states_before(planned, before)]
     if count == 0:
@@ -184,7 +184,7 @@ def judge_fired(
             names = ", ".join(witness.any_of[:3]) + (", ..." if len(witness.any_of) > 3 else "")  # noqa: PLR2004
             doubts.append(f"no independent witness: {names} moved by {best}, must move by {witness.at_least}")
     doubts += [f"{key} moved by {delta}: it must not" for key, delta in stayed.items() if delta]
-    doubts += [f"{key} can no longer be read" for key in lost]
+    doubts += unknown.values()
     passed = observed.get("passed")
     doubts += _doubts_of_share(planned, count, passed)
     fired = Fired(
@@ -205,6 +205,21 @@ def judge_fired(
         selection=str(planned.selection) if planned.selection else None,
     )
     return fired, tuple(doubts)
+
+
+def _unknown_bystanders(planned: PlannedFault, before: Snapshot, after: Snapshot) -> Iterator[tuple[str, str]]:
+    """Yield each counter that must not move and of which nothing shows whether it did, with the reason.
+
+    A counter of a device that the fault itself removes is reset by that.
+    """
+    removed = {key.rpartition(".")[0] for key, value in planned.while_on if value is None}
+    for key in planned.must_not_move:
+        was, now = value_at(before, key), value_at(after, key)
+        if now is None:
+            how = "could not be read, neither before the fault nor after it" if was is None else "can no longer be read"
+            yield key, f"{key} {how}"
+        elif was is not None and now < was and key.rpartition(".")[0] not in removed:
+            yield key, f"{key} was reset, from {was} to {now}: whether it moved before that is unknown"
 
 
 def _doubts_of_arming(planned: PlannedFault, armed: Armed) -> list[str]:

@@ -24,10 +24,16 @@ from testbed.tenancy.reservation import WHOLE_LAB
 SOFT = load(inventories() / "soft.yml")
 
 
+def counters_of(changes: int) -> dict[str, dict[str, int]]:
+    """All RNICs' counters, which nothing moves, and so many changes of the first carrier, which is on."""
+    still = {host.name: {f"{rnic.name}.send_err": 0 for rnic in host.rnics} for host in SOFT.topology.hosts}
+    return {**still, "host1": {**still["host1"], "be0.carrier": 1, "be0.carrier_changes": changes}}
+
+
 def lab_at(folder: Path) -> SimpleNamespace:
     """The lab whose QMP socket is `folder`/qmp; its counters say that the carrier went and is back."""
     changes = itertools.count()
-    counters.read = lambda *_, **__: {"host1": {"be0.carrier": 1, "be0.carrier_changes": next(changes)}}
+    counters.read = lambda *_, **__: counters_of(next(changes))
     fingerprint.capture = lambda lab: Fingerprint(nodes={"host1": {"link be0": (lab.state_dir / "link").read_text()}})
     return SimpleNamespace(
         inventory_model=SOFT, topology=SOFT.topology, name="soft", kind="soft", state_dir=folder,

@@ -115,6 +115,43 @@ def test_receipt_unreadable_counters_prove_nothing():
     assert any("can no longer be read" in doubt for doubt in doubts)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "word"),
+    [
+        ({"host1/rxe0.send_err": 7}, {WITNESS: 1}, "host1/rxe0.send_err was reset, from 7 to 0"),
+        ({"host1/rxe0.send_err": 7}, {WITNESS: 1, "host1/rxe0.send_err": 3}, "was reset, from 7 to 3"),
+        ({"host1/rxe0.send_err": None}, {WITNESS: 1, "host1/rxe0.send_err": None}, "could not be read"),
+    ],
+)
+def test_receipt_bystander_that_was_reset_or_never_read_is_unknown(before, after, word):
+    """A host that rebooted meanwhile counts from 0 again: what its counter did before that is no proof of stillness."""
+    fired, doubts = judge_fired(
+        FLAP, armed=armed_at(FLAP), observed=DONE, before=without_unread(before), after=without_unread(after)
+    )
+    assert len(doubts) == 1
+    assert word in doubts[0]
+    assert fired.must_not_move["host1/rxe0.send_err"] is None
+
+
+def without_unread(values):
+    """A snapshot without the counters that are None in `values`."""
+    read = snapshot(**{key: value for key, value in values.items() if value is not None})
+    for node, name in (key.split("/", 1) for key, value in values.items() if value is None):
+        del read[node][name]
+    return read
+
+
+def test_receipt_fault_that_removes_a_device_may_reset_its_counters():
+    """A device that a fault removes and creates again counts from 0, which is no doubt about a bystander."""
+    remove = plan(FaultSpec(kind="rnic.remove", target="host1:rxe0", for_s=1.0), MINI, lab_kind="soft")
+    before = {node: {} for node in remove.reads}
+    for node, name in (key.split("/", 1) for key in remove.reads_keys):
+        before[node][name] = 7
+    after = {**before, "host1": {**before["host1"], "rxe0.send_err": 0}}
+    _, doubts = judge_fired(remove, armed=armed_at(remove), observed=DONE, before=before, after=after)
+    assert doubts == ()
+
+
 def test_receipt_names_the_most_specific_witness():
     """A NAK says more than a timer: the receiver's gap is named although the sender's timers moved more."""
     moved = {"host1/rxe0.completer_retry_err": 40, "host2/rxe0.out_of_seq_request": 2}

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.process
 CONFTEST = """
 import itertools, os, pathlib, time, types
 import pytest
-from local_lab import lab_at
+from local_lab import counters_of, lab_at
 from harness.pytest_plugin.keys import RUNNING
 from testbed.observe import counters
 
@@ -40,7 +40,7 @@ def traffic(lab, request):
 @pytest.fixture
 def still(lab, monkeypatch):
     \"\"\"Counters that no fault moves.\"\"\"
-    monkeypatch.setattr(counters, "read", lambda *_, **__: {"host1": {"be0.carrier": 1, "be0.carrier_changes": 0}})
+    monkeypatch.setattr(counters, "read", lambda *_, **__: counters_of(0))
     monkeypatch.setattr("inject.evidence.witnesses.SETTLE_S", 0.1)
 """
 
