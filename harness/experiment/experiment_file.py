@@ -303,21 +303,26 @@ def _expectation(item: _ExpectFile, path: str, source: str, faults: tuple[Fault,
         raise fail(source, path, "equals stands alone; drop min and max")
     if item.equals is None and item.min is None and item.max is None:
         raise fail(source, path, "no bound: give min, max or equals")
-    if metric.unit == "host" and not isinstance(item.equals, str):
-        raise fail(source, path, f'{metric.name} is a name: write equals = "host3"')
     if item.equals is not None and metric.is_noisy:
         raise fail(source, f"{path}.equals", f"{metric.name} never comes out the same twice; give min, max or both")
+    if metric.unit == "host":
+        if not isinstance(item.equals, str):
+            raise fail(source, path, f'{metric.name} is a name: write equals = "host3"')
+        return Expectation(metric=metric, equals=item.equals)
     minimum = _bound(item.min, metric, f"{path}.min", source)
     maximum = _bound(item.max, metric, f"{path}.max", source)
     if minimum is not None and maximum is not None and minimum > maximum:
         raise fail(source, path, f"min ({item.min}) is above max ({item.max}): no value fits; swap or correct them")
-    return Expectation(metric=metric, minimum=minimum, maximum=maximum, equals=item.equals)
+    equals = _bound(item.equals, metric, f"{path}.equals", source)
+    return Expectation(metric=metric, minimum=minimum, maximum=maximum, equals=equals)
 
 
 def _bound(value: str | float | None, metric: Metric | StopMetric, path: str, source: str) -> float | None:
     """Return a bound in the metric's unit: "3s" for a time, a bare number for all others."""
     if value is None:
         return None
+    if isinstance(value, bool):
+        raise fail(source, path, f"{metric.name} is a number ({metric.unit}), not {str(value).lower()}; write it out")
     if metric.unit == "s":
         if not isinstance(value, str):
             raise fail(source, path, f'a time needs its unit: write "{value}s" if seconds are meant')

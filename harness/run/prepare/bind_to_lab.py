@@ -38,6 +38,8 @@ _NEEDS_BASELINE = (
     "straggler",
     "bystander.goodput_ratio",
 )
+_NO_HOST = "none"
+"""What a metric whose value is a host says if no host stands out."""
 
 
 def fit(experiment: Experiment, topology: Topology, lab_kind: LabKind) -> Experiment:
@@ -143,13 +145,16 @@ def _fit_faults(experiment: Experiment, names: LabNames) -> tuple[Fault, ...]:
 
 
 def _fit_expectations(experiment: Experiment, names: LabNames) -> tuple[Expectation, ...]:
-    """Return the expectations with host names in place of selectors."""
+    """Return the expectations with host names in place of selectors. The lab must have each host."""
     _check_expectations(experiment, names)
     fitted = []
     for index, expectation in enumerate(experiment.expectations):
-        expected = expectation.equals
+        expected, path = expectation.equals, f"expect[{index}].equals"
         if isinstance(expected, str) and is_selector(expected):
-            expected = names.select_one(f"expect[{index}].equals", expected)
+            expected = names.select_one(path, expected)
+        known = (*names.topology.host_by_name, _NO_HOST)
+        if expectation.metric.unit == "host" and expected not in known:
+            raise names.error(path, f'no host "{expected}" in this lab; {hint(str(expected), known)}')
         fitted.append(replace(expectation, equals=expected))
     return tuple(fitted)
 

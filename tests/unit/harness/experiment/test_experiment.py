@@ -73,6 +73,9 @@ def test_experiment_quantities_become_numbers_and_the_result_is_frozen():
         ('max = "3s"', "max = 3", "expect[0].max", 'write "3s"'),
         ('max = "3s"', "", "expect[0]", "no bound"),
         ('max = "3s"', 'max = "3s"\nequals = 3', "expect[0]", "stands alone"),
+        ('max = "3s"', "equals = 3", "expect[0].equals", 'write "3s"'),
+        ('max = "3s"', "equals = false", "expect[0].equals", "not false"),
+        ('recovery.total"\nmax = "3s"', 'straggler"\nequals = "hots2"', "expect[0].equals", "did you mean host2?"),
         ('size = "1MiB"', 'size = "1MB "\nsise = 3', "workload", "did you mean size?"),
         ('size = "1MiB"', 'size = "big"', "workload.size", "16MiB"),
         ('size = "1MiB"', 'size = "0"', "workload.size", "more than 0"),
@@ -245,3 +248,19 @@ def test_experiment_misfit_fault_is_named_by_its_place_in_the_file(kind, target,
         decide(decode(text, source="x.toml"), text, lab_inventory.load(inventories() / "soft.yml"))
 
     assert str(caught.value).startswith(says)
+
+
+@pytest.mark.parametrize(
+    ("metric", "written", "bound"),
+    [("recovery.total", '"3s"', 3.0), ("recovery.total", '"0s"', 0.0), ("iterations", "12", 12)],
+)
+def test_experiment_equals_is_in_the_metric_unit(metric, written, bound):
+    """A time that stayed text equalled no measured number: such a check could never pass."""
+    text = GOOD.replace("recovery.total", metric).replace('max = "3s"', f"equals = {written}")
+    (expected,) = decode(text.encode(), source="x.toml").expectations
+    assert (expected.equals, type(expected.equals)) == (bound, type(bound))
+
+
+def test_experiment_number_as_text_is_no_bound_of_a_count():
+    message = refused(GOOD.replace("recovery.total", "iterations").replace('max = "3s"', 'equals = "12"'))
+    assert "expect[0].equals: iterations is a plain number" in message
