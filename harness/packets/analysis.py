@@ -15,7 +15,7 @@ from harness.packets.duplicates import without_copies
 from harness.packets.episodes import Episode, episodes
 from harness.packets.flows import Flow, Side, Unpaired, flows_of
 from harness.packets.gobackn import Violation
-from testbed.packets.bth import is_nak, is_rnr
+from testbed.packets.bth import PSN_SPACE, distance, is_nak, is_rnr
 from testbed.packets.columns import decode
 from testbed.suggestions import first_of
 
@@ -118,9 +118,12 @@ def analyse(frames: Frames, *, host_ports: Sequence[bool] | None = None) -> Anal
     # Frames that are truncated, missing or in the wrong order can look like a broken rule.
     is_exact = not (packets.cut or packets.not_decoded or frames.dropped) and back_ns <= CLOCK_STEP_NS
     reports = tuple(_report(packets, flow, frames.interfaces[flow.port], is_exact=is_exact) for flow in flows)
-    notes: tuple[str, ...] = ()
+    begun_again = list(_begun_again(packets, flows, frames.interfaces))
+    notes = tuple(said for said, is_known in begun_again if is_known)
     if late:
-        notes = (f"{late:,} packets come after later ones in the file, by up to {back_ns / 1e9:.6f} s: sorted by time",)
+        notes += (
+            f"{late:,} packets come after later ones in the file, by up to {back_ns / 1e9:.6f} s: sorted by time",
+        )
     return Analysis(
         frames=len(frames),
         roce=len(packets),
@@ -129,6 +132,7 @@ def analyse(frames: Frames, *, host_ports: Sequence[bool] | None = None) -> Anal
         doubts=(
             *_doubts(frames, packets, reports, [item for item in unpaired if host_ports[item.port]], back_ns),
             *_one_way(frames, packets, [number for number, is_host in enumerate(host_ports) if is_host]),
+            *(said for said, is_known in begun_again if not is_known),
         ),
         notes=notes,
     )
@@ -194,6 +198,37 @@ def _one_way(frames: Frames, packets: Packets, host_ports: Sequence[int]) -> Ite
         if len(each) == 1:
             which = "left the port towards the host" if each == {1} else "came in from the host"
             yield f"{frames.interfaces[number]}: all packets {which}: responses were not checked there"
+
+
+def _begun_again(packets: Packets, flows: Sequence[Flow], ports: Sequence[str]) -> Iterator[tuple[str, bool]]:
+    """Yield each flow that begins with other PSNs than an earlier one of its queue pair, and if the reason is known.
+
+    A responder's message sequence number (MSN) only goes back when its queue pair is connected again.
+    """
+    last: dict[tuple[int, str, str, int], Flow] = {}
+    for flow in flows:
+        key = flow.port, flow.src, flow.dst, flow.dqpn
+        before = last.get(key)
+        last[key] = flow
+        if before is None:
+            continue
+        first, final = packets.msn[flow.responses], packets.msn[before.responses]
+        first, final = first[first >= 0][:1], final[final >= 0][-1:]
+        is_known = bool(len(first) and len(final) and distance(first, final)[0] < 0)
+        name = f"{flow.src} -> {flow.dst} QP {flow.dqpn}{f' at {ports[flow.port]}' if ports[flow.port] else ''}"
+        goes_on = f"PSNs go on at {int(flow.psn[0]) % PSN_SPACE:,} instead of {_after(before):,}"
+        yield (
+            (f"{name}: connected again under the same number ({goes_on})", True)
+            if is_known
+            else (
+                f"{name}: {goes_on}: it was connected again, or packets between are missing; not checked there",
+                False,
+            )
+        )
+
+
+def _after(flow: Flow) -> int:
+    return int((flow.psn + flow.span).max()) % PSN_SPACE
 
 
 def _unchecked_flows(flows: Sequence[FlowReport], unpaired: Sequence[Unpaired]) -> Iterator[str]:

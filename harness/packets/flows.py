@@ -4,6 +4,9 @@ A flow has the requests of one requester (with its PSNs) and the responses to th
 header names both QPs of a pair: a request carries the responder's QPN, a response the requester's. The PSNs show which
 two belong together (`harness.packets.pairing`). If two pairings match equally well, the flow is marked ambiguous and
 has no responses: a guess could report queue pairs that follow the rules.
+
+A queue pair that is connected again begins with another PSN, and may have the same number: its packets are a flow of
+their own. So are those behind a gap that no window explains (`harness.packets.pairing.NEAR`).
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from harness.packets.pairing import Requests, pair
+from harness.packets.pairing import NEAR, Requests, pair
 from testbed.errors import UsageError
 from testbed.packets.bth import IS_REQUEST, IS_RESPONSE, READ_REQUEST, distance
 
@@ -86,12 +89,13 @@ def flows_of(packets: Packets, *, host_ports: Sequence[bool]) -> tuple[list[Flow
         requests_by_ends.setdefault((port, src, dst), []).append(group)
     for group in _groups(packets, IS_RESPONSE[packets.opcode]):
         port, src, dst = _ends(packets, group)
-        responses_by_ends.setdefault((port, dst, src), []).append(group)
+        psn = _unwrapped(packets, group)
+        responses_by_ends.setdefault((port, dst, src), []).extend(np.split(group, _restarts(psn, psn + 1)))
     flows: list[Flow] = []
     unpaired: list[Unpaired] = []
     for ends, groups in requests_by_ends.items():
         candidates = responses_by_ends.pop(ends, [])
-        parts = [_requests(packets, group, candidates) for group in groups]
+        parts = [part for group in groups for part in _requests(packets, group, candidates)]
         pairing = pair(packets, [part for part, _ in parts], candidates)
         for (part, mtu), which, is_ambiguous in zip(parts, pairing.partner, pairing.is_ambiguous, strict=True):
             responses = candidates[which] if which >= 0 and not is_ambiguous else np.zeros(0, dtype=np.int64)
@@ -136,15 +140,42 @@ def _groups(packets: Packets, which: NDArray[np.bool_]) -> list[Indices]:
     return sorted(np.split(chosen[order], cuts), key=lambda group: int(group[0]))
 
 
-def _requests(packets: Packets, requests: Indices, candidates: list[Indices]) -> tuple[Requests, int]:
-    """Return one requester's packets with their PSNs unwrapped, and the path MTU."""
-    raw = packets.psn[requests]
-    psn = np.concatenate([raw[:1], raw[:1] + np.cumsum(distance(raw[1:], raw[:-1]))])
+def _requests(packets: Packets, requests: Indices, candidates: list[Indices]) -> list[tuple[Requests, int]]:
+    """Return the packets of each connection of one requester with their PSNs unwrapped, and the path MTU."""
+    psn = _unwrapped(packets, requests)
     mtu = _mtu(packets, requests, candidates)
     span = np.ones(len(requests), dtype=np.int64)
     reads = np.flatnonzero(packets.opcode[requests] == READ_REQUEST)
     span[reads] = np.maximum(1, -(-packets.dma_bytes[requests[reads]] // mtu))
-    return Requests(places=requests, psn=psn, span=span), mtu
+    at = _restarts(psn, psn + span)
+    columns = zip(np.split(requests, at), np.split(psn, at), np.split(span, at), strict=True)
+    return [(Requests(places=places, psn=own, span=spans), mtu) for places, own, spans in columns]
+
+
+def _unwrapped(packets: Packets, group: Indices) -> Indices:
+    raw = packets.psn[group]
+    return np.concatenate([raw[:1], raw[:1] + np.cumsum(distance(raw[1:], raw[:-1]))])
+
+
+def _restarts(psn: Indices, after: Indices) -> list[int]:
+    """Return the positions at which PSNs go on too far from all before them to be of the same connection.
+
+    A sender goes back at most to where it has been. `after` is the PSN that follows each packet.
+    """
+    jumps = np.flatnonzero(np.abs(psn[1:] - after[:-1]) >= NEAR) + 1
+    if not len(jumps):
+        return []
+    starts = np.concatenate([[0], jumps])
+    lowest, highest = np.minimum.reduceat(psn, starts).tolist(), np.maximum.reduceat(after, starts).tolist()
+    restarts = []
+    low, top = lowest[0], highest[0]
+    for at, first, its_low, its_top in zip(jumps.tolist(), psn[jumps].tolist(), lowest[1:], highest[1:], strict=True):
+        if first - top >= NEAR or low - first >= NEAR:
+            restarts.append(at)
+            low, top = its_low, its_top
+        else:
+            low, top = min(low, its_low), max(top, its_top)
+    return restarts
 
 
 def _flow(

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     Indices = NDArray[np.int64]
     Scores = NDArray[np.float64]
 
-__all__ = ["Pairing", "Requests", "pair"]
+__all__ = ["NEAR", "Pairing", "Requests", "pair"]
 
-_NEAR = 1 << 16
-"""A response this many PSNs from the last request belongs to another queue pair: no window is that large."""
+NEAR = 1 << 16
+"""A packet this many PSNs from all others belongs to another connection: no window is that large."""
 _TRIED = 256
 """Responses of each group that are examined."""
 _UNLIKELY = 0.45
@@ -103,7 +103,7 @@ def _score(packets: Packets, requests: Requests, candidates: Sequence[Indices]) 
     top = np.maximum.accumulate(requests.psn + requests.span)
     last = requests.psn[before]
     answer = last + distance(packets.psn[every], last % (1 << 24))
-    is_near = np.abs(answer - last) < _NEAR
+    is_near = np.abs(answer - last) < NEAR
     is_seen = (answer < top[before]) & (answer >= requests.psn.min())
     points = np.where(follows & is_near, np.where(is_seen, 1.0, _UNLIKELY), 0.0)
     starts = np.concatenate([[0], np.cumsum(sizes)[:-1]])

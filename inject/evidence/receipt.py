@@ -49,8 +49,9 @@ class Fired(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `count` is the actuator's own; `witness` names the first independent counter that moved enough.
     `must_move` and `must_not_move` are the counters' increments since just before arming; of each group of `must_move`
-    one counter is enough. None: it was not read, or was reset meanwhile, so that its increment is unknown. Times are controller time. Their resolution is the holder's polling period: 20 ms at the hop,
-    50 ms for a cgroup, longer if a poll is slow (at most 5 % of the time is spent polling); edges are exact.
+    one counter is enough. None: it was not read, or was reset meanwhile, so that its increment is unknown. Times are
+    controller time. Their resolution is the holder's polling period: 20 ms at the hop, 50 ms for a cgroup, longer if a
+    poll is slow (at most 5 % of the time is spent polling); edges are exact.
     `between_ns` are two moments between which it fired first, including the clock error; None: it never fired.
     `passed` is the number of packets from which a share, or every n-th, was taken; None: the fault selects none.
     `selection` says how the seed decided which packets were taken; None: nothing was drawn.

@@ -392,3 +392,48 @@ def test_analysis_without_any_response_has_a_doubt(port, case):
     analysis = analyse(wire.frames())
     assert analysis.violations == 0
     assert "no response to any request was captured" in analysis.doubts[0]
+
+
+def connected_twice(first, then, *, sent=50, msn=True):
+    """A sender's port: a queue pair with PSNs from `first` on, and one of the same number with PSNs from `then` on."""
+    wire = Wire(name="rtsw1:host1:rxe0")
+    time_ns = 0
+    for start in (first, then):
+        for number in range(sent):
+            wire.request(time_ns, start + number, outbound=False)
+            wire.response(time_ns + 10_000, start + number, msn=number + 1 if msn else 7, outbound=True)
+            time_ns += 20_000
+        time_ns += 5_000_000_000
+    return analyse(wire.frames())
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [(1_000, 3_000_000), (3_000_000, 1_000), (2_000_000, SPACE - 20), (SPACE - 10, 3_000_000), (5, SPACE // 2 + 20)],
+)
+def test_gobackn_queue_pair_that_is_connected_again_breaks_no_rule(first, then):
+    """Its PSNs begin elsewhere: neither were those between skipped, nor do its ACKs go back."""
+    analysis = connected_twice(first, then)
+    assert (analysis.violations, analysis.doubts) == (0, ())
+    assert [flow.requests for flow in analysis.flows] == [50, 50]
+    assert [(flow.missing, flow.again) for flow in analysis.flows] == [(0, 0), (0, 0)]
+    assert "connected again under the same number" in analysis.notes[0]
+
+
+def test_gobackn_psns_that_go_on_far_away_for_no_known_reason_are_a_doubt():
+    """A sender that skips a million PSNs is no proof of a new connection: without that, no rule is known to hold."""
+    analysis = connected_twice(1_000, 1_000_000, msn=False)
+    assert analysis.violations == 0
+    assert "packets between are missing" in analysis.doubts[0]
+    assert f"QP {RQPN}" in analysis.doubts[0]
+
+
+@given(st.integers(1, 400), st.integers(0, SPACE - 1))
+def test_gobackn_a_go_back_never_splits_a_flow(back, first):
+    """However far a sender goes back to what it has sent, it is the same connection, also where PSNs wrap around."""
+    wire = Wire(name="rtsw1:host1:rxe0")
+    for number in range(400):
+        wire.request(1000 * number, first + number, outbound=False)
+    for number in range(400 - back, 420):
+        wire.request(10**9 + 1000 * number, first + number, outbound=False)
+    assert len(analyse(wire.frames()).flows) == 1
