@@ -17,18 +17,23 @@ from traffic.node.ranks.elements import EXACT, STORED
 
 TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from typing import Any
 
     import numpy.typing as npt
 
     Array = npt.NDArray[Any]
 
-__all__ = ["PERIOD", "Pattern", "count_wrong", "fill"]
+__all__ = ["PERIOD", "Pattern", "Regions", "count_wrong", "fill"]
 
 PERIOD = 4099
 MOST = 251
+BATCH = 1 << 18
+"""Elements that are hashed at once, at most (unless one region needs more)."""
 _PLACES = np.tile(np.arange(PERIOD, dtype=np.uint32) * np.uint32(0x9E3779B1), 2)
 """The hashed positions of two periods: a slice of it is a part of the pattern that begins anywhere in the period."""
+_RANK_FACTOR, _MIX_FACTOR = np.uint32(0x85EBCA6B), np.uint32(0x2C1B3C6D)
+_SHIFTS = np.uint32(15), np.uint32(13)
 
 
 class Pattern:
@@ -39,39 +44,127 @@ class Pattern:
         self.dtype = dtype
         self.redop = redop
         self.modulus = max(2, min(MOST, EXACT[dtype] // ranks + 1))
+        self._divisor = np.uint32(self.modulus)
         self._tables: dict[int, Array] = {}
 
-    def _whole(self, rank: int, iteration: int, index: int, count: int) -> Array:
-        start = index % PERIOD
-        places = _PLACES[start : start + min(count, PERIOD)]
-        mixed = places + np.uint32((rank * 0x85EBCA6B + iteration * 0xC2B2AE35) & 0xFFFFFFFF)
-        mixed ^= mixed >> np.uint32(15)
-        mixed *= np.uint32(0x2C1B3C6D)
-        mixed ^= mixed >> np.uint32(13)
-        return (mixed % np.uint32(self.modulus)).astype(np.int64)
+    def hashed(self, members: Array, places: Array, iteration: int) -> Array:
+        """Return the reduction of some ranks' inputs as whole numbers, of shape (regions, elements).
+
+        `members` has the hashed ranks (`ranks_of`), and `places` the hashed positions (`places_of`) of each region.
+        """
+        mixed = places + (members + np.uint32(iteration * 0xC2B2AE35 & 0xFFFFFFFF))
+        mixed ^= mixed >> _SHIFTS[0]
+        mixed *= _MIX_FACTOR
+        mixed ^= mixed >> _SHIFTS[1]
+        mixed %= self._divisor
+        if members.shape[1] == 1:
+            return mixed[:, 0]
+        reduced: Array = mixed.max(axis=1) if self.redop == "max" else mixed.sum(axis=1, dtype=np.uint32)
+        return reduced
 
     def period(self, rank: int, iteration: int, index: int = 0, count: int = PERIOD) -> Array:
         """Return one period, of shape (4099,), of a rank's input, or its first `count` elements if those are fewer.
 
         The period begins at element `index` of the input.
         """
-        return self._looked_up(self._whole(rank, iteration, index, count), 1)
+        return self.reduced([rank], iteration, index, count)
 
     def reduced(self, members: list[int], iteration: int, index: int = 0, count: int = PERIOD) -> Array:
         """Return one period of the reduction of some ranks' inputs, with the shape and the beginning of `period`."""
-        total = self._whole(members[0], iteration, index, count)
-        for rank in members[1:]:
-            other = self._whole(rank, iteration, index, count)
-            total = np.maximum(total, other) if self.redop == "max" else total + other
-        return self._looked_up(total, len(members) if self.redop == "avg" else 1)
+        numbers = self.hashed(ranks_of([members]), places_of([index], count), iteration)
+        return self.looked_up(numbers[0], len(members))
 
-    def _looked_up(self, numbers: Array, divisor: int) -> Array:
-        """Return `exactly` of each number. Few distinct numbers occur, so each is divided once in a run."""
+    def looked_up(self, numbers: Array, members: int) -> Array:
+        """Return the elements for whole numbers that are the reduction of so many inputs.
+
+        Few distinct numbers occur, so each is divided once in a run (`exactly`).
+        """
+        divisor = members if self.redop == "avg" else 1
         table = self._tables.get(divisor)
         if table is None:
             largest = self.ranks * (self.modulus - 1)
             table = self._tables[divisor] = exactly(np.arange(largest + 1), divisor, self.dtype)
-        return table[numbers]
+        looked_up: Array = table.take(numbers)
+        return looked_up
+
+
+class Regions:
+    """Regions of a rank's memory whose contents are known. All regions of one length are computed at once.
+
+    A region is (offset, count, ranks, index): the elements from `index` on of the reduction of the inputs of `ranks`.
+    For small regions the number of calls to numpy is what costs, on an emulated CPU several times as much as elsewhere.
+    """
+
+    def __init__(self, pattern: Pattern, regions: list[tuple[int, int, list[int], int]]) -> None:
+        self.pattern = pattern
+        alike: dict[tuple[int, int], list[tuple[int, int, list[int], int]]] = {}
+        for region in regions:
+            alike.setdefault((region[1], len(region[2])), []).append(region)
+        self._batches = []
+        for (count, members), rows in alike.items():
+            most = max(1, BATCH // (min(count, PERIOD) * members))
+            self._batches += [_Batch(rows[start : start + most]) for start in range(0, len(rows), most)]
+        self._computed: tuple[int, list[Array]] = (-1, [])
+
+    def _periods(self, iteration: int) -> list[Array]:
+        """Return the periods of each batch. They are computed once in an iteration, which writes and verifies them."""
+        if self._computed[0] != iteration:
+            self._computed = iteration, [batch.periods(self.pattern, iteration) for batch in self._batches]
+        return self._computed[1]
+
+    def fill(self, array: Array, iteration: int) -> None:
+        """Write the contents of an iteration."""
+        for batch, periods in zip(self._batches, self._periods(iteration), strict=True):
+            for target, period in batch.pairs(array, periods):
+                fill(target, period)
+
+    def count_wrong(self, array: Array, iteration: int) -> int:
+        """Count the elements that differ in any bit from the contents of an iteration."""
+        wrong = 0
+        for batch, periods in zip(self._batches, self._periods(iteration), strict=True):
+            for actual, period in batch.pairs(array, periods):
+                wrong += count_wrong(actual, period)
+        return wrong
+
+
+class _Batch:
+    """Regions of one length, reduced from equally many inputs."""
+
+    def __init__(self, regions: list[tuple[int, int, list[int], int]]) -> None:
+        self.offsets = [offset for offset, *_ in regions]
+        self.count = regions[0][1]
+        self.members = ranks_of([ranks for _, _, ranks, _ in regions])
+        self.places = places_of([index for *_, index in regions], self.count)
+        # Regions that follow each other are one region if none repeats its period.
+        first = self.offsets[0]
+        follow = self.offsets == list(range(first, first + len(regions) * self.count, self.count))
+        self.is_one = self.count <= PERIOD and follow
+
+    def periods(self, pattern: Pattern, iteration: int) -> Array:
+        """Return what each region holds, of shape (regions, elements): at most a period of it."""
+        return pattern.looked_up(pattern.hashed(self.members, self.places, iteration), self.members.shape[1])
+
+    def pairs(self, array: Array, periods: Array) -> Iterator[tuple[Array, Array]]:
+        """Yield each region of the memory with its period."""
+        if self.is_one:
+            yield array[self.offsets[0] : self.offsets[0] + periods.size], periods.reshape(-1)
+        else:
+            for offset, period in zip(self.offsets, periods, strict=True):
+                yield array[offset : offset + self.count], period
+
+
+def ranks_of(members: list[list[int]]) -> Array:
+    """Return the hashed ranks of some regions, of shape (regions, members, 1)."""
+    return (np.array(members, dtype=np.uint32) * _RANK_FACTOR)[:, :, np.newaxis]
+
+
+def places_of(indices: list[int], count: int) -> Array:
+    """Return the hashed positions of `count` elements from each index on, or of one period if those are more.
+
+    The shape is (regions, 1, elements).
+    """
+    starts = [index % PERIOD for index in indices]
+    return np.stack([_PLACES[start : start + min(count, PERIOD)] for start in starts])[:, np.newaxis]
 
 
 def exactly(numbers: Array, divisor: int, dtype: str) -> Array:
@@ -103,10 +196,10 @@ _FORMATS = {"fp32": (24, 127), "fp16": (11, 15), "bf16": (8, 127)}
 def fill(array: Array, period: Array, index: int = 0) -> None:
     """Fill a 1-d array with the repeated period, from element `index` on.
 
-    A shorter part of a period is enough for an array that is no longer.
+    For an array that is no longer, any other contents may stand for the period.
     """
     period = np.roll(period, -index) if index else period
-    whole = len(array) // PERIOD * PERIOD
+    whole = len(array) // PERIOD * PERIOD if len(array) > len(period) else 0
     if whole:
         array[:whole].reshape(-1, PERIOD)[:] = period
     array[whole:] = period[: len(array) - whole]
@@ -116,6 +209,6 @@ def count_wrong(array: Array, period: Array, index: int = 0) -> int:
     """Count the elements that differ in any bit from the repeated period, from element `index` on (as in `fill`)."""
     bits = f"u{array.itemsize}"
     array, period = array.view(bits), (np.roll(period, -index) if index else period).view(bits)
-    whole = len(array) // PERIOD * PERIOD
+    whole = len(array) // PERIOD * PERIOD if len(array) > len(period) else 0
     wrong = np.count_nonzero(array[:whole].reshape(-1, PERIOD) != period) if whole else 0
     return int(wrong + np.count_nonzero(array[whole:] != period[: len(array) - whole]))

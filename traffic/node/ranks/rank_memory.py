@@ -24,12 +24,21 @@ class Memory:
         self.array = np.zeros(program["elements"], dtype=STORED[dtype])
         self.reduce = reducer(dtype, redop)
         self.pattern = pattern.Pattern(program["ranks"], dtype, redop)
+        rank, groups = program["rank"], program["groups"]
+        inputs: list[list[tuple[int, int, list[int], int]]] = [[], []]
+        for offset, count, index, kept in program["fills"]:
+            inputs[bool(kept)].append((offset, count, [rank], index))
+        self.changed_inputs, self.kept_inputs = (pattern.Regions(self.pattern, regions) for regions in inputs)
+        results = [
+            (offset, count, groups[-1 - source] if source < 0 else [source], index)
+            for offset, count, source, index in program["results"]
+        ]
+        self.results = pattern.Regions(self.pattern, results)
 
     def fill(self, iteration: int) -> None:
         """Write the input of an iteration."""
-        rank = self.program["rank"]
-        for offset, count, index, _ in self.program["fills"]:
-            pattern.fill(self.array[offset : offset + count], self.pattern.period(rank, iteration, index, count))
+        self.changed_inputs.fill(self.array, iteration)
+        self.kept_inputs.fill(self.array, iteration)
 
     def copy(self) -> None:
         """Copy the input to where the work begins (the program's local step)."""
@@ -46,15 +55,4 @@ class Memory:
 
     def count_wrong(self, iteration: int) -> int:
         """Count the wrong elements of the result, and those of the input that the collective must not change."""
-        wrong, rank = 0, self.program["rank"]
-        for offset, count, source, index in self.program["results"]:
-            if source < 0:
-                period = self.pattern.reduced(self.program["groups"][-1 - source], iteration, index, count)
-            else:
-                period = self.pattern.period(source, iteration, index, count)
-            wrong += pattern.count_wrong(self.array[offset : offset + count], period)
-        for offset, count, index, kept in self.program["fills"]:
-            if kept:
-                period = self.pattern.period(rank, iteration, index, count)
-                wrong += pattern.count_wrong(self.array[offset : offset + count], period)
-        return wrong
+        return self.results.count_wrong(self.array, iteration) + self.kept_inputs.count_wrong(self.array, iteration)

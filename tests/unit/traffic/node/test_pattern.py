@@ -70,6 +70,42 @@ def test_pattern_part_of_a_period_verifies_exactly_its_own_elements(index, size,
         assert pattern.count_wrong(data, part) == 1
 
 
+@st.composite
+def regions(draw):
+    """Regions of a memory of four ranks that do not overlap, some of them side by side, and the memory's length."""
+    made, end = [], 0
+    for _ in range(draw(st.integers(1, 6))):
+        offset = end + draw(st.sampled_from([0, 0, 3]))
+        count = draw(st.sampled_from([1, 7, 300, pattern.PERIOD, 9000]))
+        members = draw(st.lists(st.integers(0, 3), min_size=1, max_size=4, unique=True))
+        made.append((offset, count, members, draw(st.integers(0, 10_000))))
+        end = offset + count
+    return made, end + 5
+
+
+@given(
+    of=regions(),
+    dtype=TYPES,
+    redop=st.sampled_from(["sum", "max", "avg"]),
+    choice=st.randoms(use_true_random=False),
+)
+@settings(max_examples=samples(60), deadline=None)
+def test_regions_hold_what_each_would_alone_and_every_wrong_element_counts(of, dtype, redop, choice):
+    (rows, length), of_ranks = of, Pattern(4, dtype, redop)
+    data = np.zeros(length, dtype=elements.STORED[dtype])
+    alone = data.copy()
+    made = pattern.Regions(of_ranks, rows)
+    for iteration in (3, 4):
+        made.fill(data, iteration)
+        for offset, count, members, index in rows:
+            pattern.fill(alone[offset : offset + count], of_ranks.reduced(members, iteration, index, count))
+        assert data.tobytes() == alone.tobytes()
+        assert made.count_wrong(data, iteration) == 0
+    places = sorted(offset + at for offset, count, *_ in rows for at in {0, count - 1, choice.randrange(count)})
+    data.view(f"u{data.itemsize}")[places] ^= 1
+    assert made.count_wrong(data, 4) == len(set(places))
+
+
 @pytest.mark.parametrize("dtype", sorted(elements.STORED))
 @pytest.mark.parametrize("ranks", [2, 8, 128])
 def test_count_wrong_detects_other_positions_ranks_and_iterations(dtype, ranks):
