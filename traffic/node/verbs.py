@@ -7,11 +7,15 @@ Limitations of pyverbs 56 that shape this module:
 - `CompChannel` does not expose its file descriptor, and its wait holds the GIL. The descriptor is identified as the new
   entry in /proc/self/fd, made non-blocking, and waited on with a selector.
 - A chain linked by `next_wr` holds C pointers only: the caller must keep all Python objects alive.
+- Each object looks up a logger, also that of a completion. `logging.getLogger` takes a lock and several calls for that,
+  so its results are cached.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import logging
 import os
 
 import pyverbs.enums as e
@@ -60,6 +64,7 @@ VERBS = {
     "atomic": e.IBV_WR_ATOMIC_FETCH_AND_ADD,
 }
 POLL = 32
+logging.getLogger = functools.cache(logging.getLogger)
 SYSFS = "/sys/class/infiniband"
 
 
