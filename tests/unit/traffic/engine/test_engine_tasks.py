@@ -324,10 +324,14 @@ def test_engine_writes_an_iteration_before_any_later_event(engine):
     assert [json.loads(line)["event"] for line in lines] == ["iteration", "iteration", "done"]
 
 
-def test_engine_with_nothing_to_do_writes_iterations(engine):
+def test_engine_writes_iterations_together_at_the_tick(engine):
     engine.emit("iteration", index=0)
-    engine._wait(1 << 62)  # it returns at once: there is something to write
-    assert len(engine.written) == 1
+    engine._wait(0)
+    engine.emit("iteration", index=1)
+    assert engine.written == []
+    engine._tick(0)
+    (written,) = engine.written
+    assert [json.loads(line)["index"] for line in written.splitlines()] == [0, 1]
 
 
 def test_engine_arms_the_notification_after_the_polls_and_settles_once_per_batch(engine):
