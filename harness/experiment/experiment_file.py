@@ -52,10 +52,11 @@ from testbed.model.lab_kind import LabKind
 from traffic.flows.flow_run import FlowSpec
 from traffic.probes.prober import ProbeSpec
 
-__all__ = ["SECTION_KEYS", "Expectation", "Experiment", "Fault", "Scalar", "decode", "load"]
+__all__ = ["MOST_SEED", "SECTION_KEYS", "Expectation", "Experiment", "Fault", "Scalar", "decode", "load"]
 
 Scalar = str | int | float | bool
 
+MOST_SEED = 2**63 - 1
 _PROBED_S = 24 * 3600.0
 """Longer than any run: who runs the experiment ends its probes."""
 
@@ -147,7 +148,7 @@ class _StopFile(Section, frozen=True, kw_only=True):
 class _ExperimentFile(Section, frozen=True, kw_only=True):
     name: Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9.-]{0,62}\Z")]
     workload: dict[str, Any]
-    seed: Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)] = 1
+    seed: Annotated[int, msgspec.Meta(ge=0, le=MOST_SEED)] = 1
     lab: _LabFile = msgspec.field(default_factory=_LabFile)
     fabric: FabricFile | None = None
     capture: _CaptureFile | None = None

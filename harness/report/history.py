@@ -2,8 +2,9 @@
 
 `.history.sqlite` next to the runs holds what a table needs. It is built from the run directories; only new or changed
 ones are read, and deleting it loses nothing. An index from another version of faultbed is rebuilt, because CI keeps
-folders of runs, with their index, for longer than one version. Runs are comparable if they have the same experiment,
-seed, inventory and workload.
+folders of runs, with their index, for longer than one version. Runs are comparable if they have the same plan (seed,
+inventory, workload, faults, routing scheme and what runs beside it), whichever version made it, on the same kind of
+machine (accelerator and number of CPUs). Their verdicts are comparable if they have the same expectations, too.
 
 A value is a regression if it lies beyond the prediction interval of earlier runs: the mean of their logarithms plus t *
 s * sqrt(1 + 1/n), Student's t at 99.5 % (one side), from at least `MIN_EARLIER` of them, none ERROR. A verdict that
@@ -17,6 +18,7 @@ import hashlib
 import math
 import sqlite3
 import statistics
+import tomllib
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +31,7 @@ from harness.analysis.observe import observe
 from harness.conditions import unmet
 from harness.confidence import LEVEL, student
 from harness.record.copies import digest_of
-from harness.record.rundir import open_run
+from harness.record.rundir import RunDir, open_run
 from harness.report.comparison.compare import HIGHER_IS_BETTER
 from testbed.errors import UsageError
 
@@ -46,8 +48,8 @@ None is stored of a run with a fault or a routing scheme that is not proven, or 
 forwards."""
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS run (
-    name TEXT PRIMARY KEY, changed_ns INTEGER, experiment TEXT, seed INTEGER, lab TEXT, version TEXT, series TEXT,
-    verdict TEXT, lab_state TEXT, digest TEXT);
+    name TEXT PRIMARY KEY, changed_ns INTEGER, experiment TEXT, seed TEXT, lab TEXT, version TEXT, series TEXT,
+    expectations TEXT, verdict TEXT, lab_state TEXT, digest TEXT);
 CREATE TABLE IF NOT EXISTS metric (name TEXT, metric TEXT, value REAL, PRIMARY KEY (name, metric));
 CREATE TABLE IF NOT EXISTS left_out (name TEXT PRIMARY KEY, changed_ns INTEGER, why TEXT);
 """
@@ -61,7 +63,10 @@ _MADE_BY = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Past:
-    """One run of the index. Runs of one `series` are comparable; `version` is git's, if known."""
+    """One run of the index. Runs of one `series` are comparable, and their verdicts if their `expectations` are equal.
+
+    `version` is git's, if known.
+    """
 
     name: str
     experiment: str
@@ -69,6 +74,7 @@ class Past:
     lab: str
     version: str
     series: str
+    expectations: str
     verdict: str
     lab_state: str
     metrics: Mapping[str, float]
@@ -121,7 +127,8 @@ def read(index: Path) -> History:
         for name, metric, value in connection.execute("SELECT name, metric, value FROM metric"):
             metrics.setdefault(name, {})[metric] = value
         rows = connection.execute(
-            "SELECT name, experiment, seed, lab, version, series, verdict, lab_state, digest FROM run ORDER BY name"
+            "SELECT name, experiment, seed, lab, version, series, expectations, verdict, lab_state, digest FROM run "
+            "ORDER BY name"
         ).fetchall()
         left_out = dict(connection.execute("SELECT name, why FROM left_out ORDER BY name").fetchall())
     originals: dict[str, str] = {}
@@ -132,15 +139,16 @@ def read(index: Path) -> History:
         Past(
             name=name,
             experiment=experiment,
-            seed=seed,
+            seed=int(seed),
             lab=lab,
             version=version,
             series=series,
+            expectations=expectations,
             verdict=verdict,
             lab_state=lab_state,
             metrics=metrics.get(name, {}),
         )
-        for name, experiment, seed, lab, version, series, verdict, lab_state, _ in rows
+        for name, experiment, seed, lab, version, series, expectations, verdict, lab_state, _ in rows
         if name not in left_out
     )
     return History(past=past, left_out=left_out)
@@ -152,7 +160,8 @@ def regressions(past: Sequence[Past]) -> tuple[Regression, ...]:
     earlier: dict[str, list[Past]] = {}
     for run in past:
         before = earlier.setdefault(run.series, [])
-        decided = next((one for one in reversed(before) if one.verdict in ("PASS", "FAIL")), None)
+        alike = [one for one in before if one.expectations == run.expectations]
+        decided = next((one for one in reversed(alike) if one.verdict in ("PASS", "FAIL")), None)
         if decided is not None and (decided.verdict, run.verdict) == ("PASS", "FAIL"):
             words = f"FAIL, and {decided.name} before it was a PASS"
             worse.append(Regression(run=run.name, metric="verdict", words=words))
@@ -199,25 +208,25 @@ def _add(index: sqlite3.Connection, path: Path, changed_ns: int) -> None:
     run = open_run(path)
     try:
         verdict, plan, measured = run.read_verdict(), run.read_plan(), run.read_measurements()
-        environment = run.read_environment()
+        environment, expected = run.read_environment(), _expectations_of(run)
         run.refuse_mixed(verdict, plan, measured)
     except UsageError as error:  # a run of another version, or an incomplete copy
         index.execute("INSERT INTO left_out VALUES (?, ?, ?)", (path.name, changed_ns, str(error)))
         return
     observed = observe(measured)
-    series = hashlib.sha256(
-        msgspec.json.encode([plan.experiment, plan.seed, plan.inventory, plan.workload], order="sorted")
-    ).hexdigest()[:16]
+    made_by = [environment.accelerator, environment.cpu_count]
+    series = _digest([msgspec.structs.replace(plan, faultbed=""), made_by])
     index.execute(
-        "INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "INSERT INTO run VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
         (
             path.name,
             changed_ns,
             verdict.experiment,
-            verdict.seed,
+            str(verdict.seed),  # SQLite has no integers of 64 bits without a sign
             verdict.lab,
             environment.git or environment.faultbed,
             series,
+            expected,
             verdict.verdict,
             verdict.lab_state,
             digest_of(measured),
@@ -234,6 +243,23 @@ def _add(index: sqlite3.Connection, path: Path, changed_ns: int) -> None:
             if isinstance(value, int | float) and math.isfinite(value)
         ],
     )
+
+
+def _expectations_of(run: RunDir) -> str:
+    """Return a digest of what the experiment of a run expects: the sections that decide its verdict.
+
+    Raises:
+        UsageError: the experiment file is missing, or not TOML.
+    """
+    try:
+        raw = tomllib.loads(run.read_experiment().decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{run.path / 'experiment.toml'}: not TOML: {error}; copy the run directory again") from error
+    return _digest([raw.get("expect"), raw.get("stop")])
+
+
+def _digest(content: object) -> str:
+    return hashlib.sha256(msgspec.json.encode(content, order="sorted")).hexdigest()[:16]
 
 
 def _forget(index: sqlite3.Connection, name: str) -> None:

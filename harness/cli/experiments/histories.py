@@ -74,7 +74,10 @@ def noise(session: Session, *, run_dirs: tuple[Path, ...], out: Path | None, as_
 @json_option
 @pass_session
 def history(session: Session, *, runs: Path, last: int, as_json: bool) -> None:
-    """List runs, oldest first, and mark what got worse against earlier runs of the same experiment and seed.
+    """List runs, oldest first, and mark what got worse against earlier runs of the same plan.
+
+    Runs whose seed, faults, workload, routing scheme, inventory or kind of machine differ are not compared; verdicts
+    only if the expectations are the same, too.
 
     The index (.history.sqlite in the folder) is brought up to date first; it may be removed at any time.
     """

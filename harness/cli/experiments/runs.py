@@ -12,6 +12,7 @@ from rich.text import Text
 from harness.analysis.observe import observe
 from harness.cli.context import COLOURS, Session, json_option, pass_session, styled
 from harness.cli.experiments.histories import PAIR, show_comparison
+from harness.cli.options.numbers import SEED
 from harness.confidence import Interval
 from harness.experiment import experiment_file as experiment_module
 from harness.experiment import run_plan as plan_module
@@ -41,9 +42,7 @@ _MOST = 10
 
 @click.command()
 @click.argument("experiment", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option(
-    "--seed", type=click.IntRange(min=0), help="Decide what is left to chance by this, not by the file's seed."
-)
+@click.option("--seed", type=SEED, help="Decide what is left to chance by this, not by the file's seed.")
 @click.option("--plan", "only_plan", is_flag=True, help="Print what would be done, with every revert, and do nothing.")
 @click.option(
     "--out",

@@ -10,6 +10,7 @@ import click
 from rich.text import Text
 
 from harness.cli.context import Session, json_option, pass_session
+from harness.cli.options.numbers import SEED
 from harness.experiment import experiment_file as experiment_module
 from harness.experiment.experiment_file import Experiment
 from harness.run import loop as run_module
@@ -81,7 +82,7 @@ class _Search:
 
 @click.command()
 @click.argument("experiment", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--seed", type=click.IntRange(min=0), help="As of `run`: of the run that failed.")
+@click.option("--seed", type=SEED, help="As of `run`: of the run that failed.")
 @click.option("--most", default=40, show_default=True, type=click.IntRange(min=1), help="Runs, at most.")
 @click.option(
     "--out",

@@ -10,6 +10,7 @@ import msgspec
 from rich.text import Text
 
 from harness.cli.context import COLOURS, Session, json_option, pass_session, styled
+from harness.cli.options.numbers import SEED
 from harness.experiment import experiment_file as experiment_module
 from harness.experiment.parameters import parse
 from harness.quantities import format_duration
@@ -38,7 +39,7 @@ __all__ = ["COMMANDS"]
     "combinations are run, and the last one is the axis of the plot.",
 )
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(1, 1000), help="Runs of each point.")
-@click.option("--seed", type=click.IntRange(min=0), help="Seed of the first run of each point, not the file's own.")
+@click.option("--seed", type=SEED, help="Seed of the first run of each point, not the file's own.")
 @click.option("--metric", "names", multiple=True, help="A metric of the table. Default: those that the file bounds.")
 @click.option("--plan", "only_plan", is_flag=True, help="Print the points and how long they may take; run nothing.")
 @click.option(

@@ -7,10 +7,14 @@ from typing import Any
 import click
 
 from harness.cli.options.parsed import parsed
+from harness.experiment.experiment_file import MOST_SEED
 from harness.quantities import parse_duration_ns
 from testbed.finite import what_is_wrong
 
-__all__ = ["FiniteRange", "parse_duration"]
+__all__ = ["SEED", "FiniteRange", "parse_duration"]
+
+SEED = click.IntRange(0, MOST_SEED)
+"""Type of an experiment's seed."""
 
 
 class FiniteRange(click.FloatRange):

@@ -22,7 +22,7 @@ from synthetic_run import synthetic_run
 from harness.analysis.noise import NoiseFloor, Spread
 from harness.cli.main import cli
 from harness.confidence import Interval
-from harness.experiment.run_plan import Plan
+from harness.experiment.run_plan import Plan, PlannedFabric
 from harness.record.measurements import Serving
 from harness.report import history
 from harness.report.comparison.compare import _says, compare, differences
@@ -102,7 +102,7 @@ def test_report_compare_command_needs_two_runs(tmp_path):
     assert CliRunner().invoke(cli, ["report", str(a), str(b)]).exit_code == 2
 
 
-def past(number, *, verdict="PASS", series="s", **metrics):
+def past(number, *, verdict="PASS", series="s", expectations="", **metrics):
     return Past(
         name=f"run-{number:02}",
         experiment="demo",
@@ -110,6 +110,7 @@ def past(number, *, verdict="PASS", series="s", **metrics):
         lab="soft",
         version="v",
         series=series,
+        expectations=expectations,
         verdict=verdict,
         lab_state="CLEAN",
         metrics=metrics,
@@ -180,6 +181,60 @@ def test_regressions_undecided_runs_in_between_hide_no_fail():
     assert regression.words == "FAIL, and run-01 before it was a PASS"
     assert regressions([past(1, verdict="FAIL"), *between, past(4, verdict="FAIL")]) == ()
     assert regressions(between) == ()
+
+
+def test_regressions_fail_of_a_stricter_bound_is_none():
+    """A tightened bound fails what it passed before: the run is not worse."""
+    stricter = {"verdict": "FAIL", "expectations": "stricter"}
+    assert regressions([past(1), past(2, **stricter)]) == ()
+    (regression,) = regressions([past(1), past(2, **stricter, jct_ratio=1.0), past(3, verdict="FAIL")])
+    assert regression.run == "run-03"
+
+
+def other_plan(run):
+    plan = run.read_plan()
+    first = msgspec.structs.replace(plan.faults[0], parameters={"share": 0.5})
+    return msgspec.structs.replace(plan, faults=(first, *plan.faults[1:]))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda run: run.write_plan(other_plan(run)),
+        lambda run: run.write_plan(
+            msgspec.structs.replace(run.read_plan(), fabric=PlannedFabric(routing="ecmp", fidelity="real"))
+        ),
+        lambda run: run.write_environment(msgspec.structs.replace(run.read_environment(), accelerator="kvm")),
+    ],
+    ids=["faults", "scheme", "machine"],
+)
+def test_history_runs_of_one_name_with_other_faults_scheme_or_machine_are_not_compared(tmp_path, change):
+    """An experiment whose fault became stronger, or that moved from TCG to KVM, shows no regression."""
+    first, second = finished(tmp_path, synthetic_run()), finished(tmp_path, synthetic_run(seconds=51), name="later")
+    one, two = history.read(history.update(tmp_path)).past
+    assert one.series == two.series
+    assert first.path.name == one.name
+    (tmp_path / history.FILE).unlink()
+    change(second)
+    one, two = history.read(history.update(tmp_path)).past
+    assert one.series != two.series
+
+
+def test_history_runs_of_another_version_of_faultbed_are_compared(tmp_path):
+    finished(tmp_path, synthetic_run())
+    newer = finished(tmp_path, synthetic_run(seconds=51), name="newer")
+    newer.write_plan(msgspec.structs.replace(newer.read_plan(), faultbed="9.9"))
+    (newer.path / "experiment.toml").write_bytes(b"# a comment\n" + newer.read_experiment())
+    one, two = history.read(history.update(tmp_path)).past
+    assert (one.series, one.expectations) == (two.series, two.expectations)
+
+
+def test_history_keeps_a_seed_of_64_bits(tmp_path):
+    run, seed = finished(tmp_path, synthetic_run()), 2**64 - 1
+    run.write_plan(msgspec.structs.replace(run.read_plan(), seed=seed))
+    run.write_verdict(msgspec.structs.replace(run.read_verdict(), seed=seed))
+    (only,) = history.read(history.update(tmp_path)).past
+    assert only.seed == seed
 
 
 def test_history_index_of_another_version_is_rebuilt(tmp_path):
