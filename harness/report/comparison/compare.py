@@ -20,6 +20,7 @@ from typing import Literal
 from harness import confidence
 from harness.analysis import timeline
 from harness.analysis.intervals import disturbed, iteration_times
+from harness.analysis.links import emulation_headroom
 from harness.analysis.noise import NoiseFloor
 from harness.analysis.observations import Observation
 from harness.analysis.observe import Observed, observe
@@ -68,7 +69,7 @@ def differences(a: Plan, b: Plan) -> tuple[str, ...]:
 
 
 def compare(a: Measurements, b: Measurements, *, floor: NoiseFloor | None = None) -> tuple[Row, ...]:
-    """Compare B with A, job time first. A run with an error or an unproven fault is neither better nor worse."""
+    """Compare B with A, job time first. A run that does not show what it is about is neither better nor worse."""
     seen_a, seen_b = observe(a), observe(b)
     rows = [_job_time(a, b, seen_a, seen_b, floor)]
     for name, left in seen_a.metrics.items():
@@ -87,6 +88,8 @@ def _doubts(run: Measurements) -> Iterator[str]:
     yield from run.errors
     if run.failure is not None:
         yield f"the workload failed: {run.failure}"
+    if run.offered_bps is not None and emulation_headroom.exceeds_headroom(run.offered_bps, run.carried_bps):
+        yield emulation_headroom.describe_headroom(run.offered_bps, run.carried_bps)
     for fault in run.faults:
         yield from (f"{fault.plan.id} is not proven: {reason}" for reason in why_unproven_in(run, fault))
     if run.routing is not None:

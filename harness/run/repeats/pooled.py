@@ -7,7 +7,8 @@
 Runs are independent of each other: a lab starts each from the same state. The run is therefore what is replicated, and
 noise within a run only adds to what runs differ by.
 
-* A time or a rate (`UNBIASED`) is pooled by the logarithms of the runs' values, with Student's t.
+* A time or a rate (`UNBIASED`, and what links carry) is pooled by the logarithms of the runs' values, with Student's t;
+  by the values themselves if one of them is 0.
 * A percentile, a share or a minimum of one run is not where the truth lies on average. Its pooled interval holds both
   that of the runs' values and the mean of the runs' own intervals, so that it never decides more boldly than they do.
 * Every other check counts in each run, and the worst one stands.
@@ -47,13 +48,15 @@ __all__ = [
     "Trial",
     "decode",
     "encode",
+    "is_unbiased",
     "pool",
     "pooled_observation",
     "undecided",
     "why_left_out",
 ]
 
-UNBIASED = frozenset({"jct_ratio", "ettr", "goodput.mean", "busbw.mean"})
+UNBIASED = frozenset({"jct_ratio", "ettr", "goodput.mean", "busbw.mean", "bisection"})
+_UNBIASED_PREFIX = "link_utilisation."
 _RULE = "decided by the pooled {level:.5g} % interval: PASS wholly inside, FAIL wholly outside, else INCONCLUSIVE"
 
 
@@ -241,12 +244,13 @@ def _decided_by(metric: Metric, observations: Sequence[Observation], most: int |
 
 def _interval(metric: Metric, observations: Sequence[Observation], tail: float) -> Interval | None:
     values = np.array([one.value for one in observations], dtype=np.float64)
-    by_log = metric.name in UNBIASED and bool((values > 0).all())
+    by_log = is_unbiased(metric) and bool((values > 0).all())
     scaled = np.log(values) if by_log else values
     reach = student(len(values) - 1, 1 - 2 * tail) * float(scaled.std(ddof=1)) / math.sqrt(len(values))
     low, high = float(scaled.mean()) - reach, float(scaled.mean()) + reach
-    if by_log:
-        return Interval(low=math.exp(low), high=math.exp(high), method=f"Student's t of {len(values)} runs")
+    if is_unbiased(metric):
+        low, high = (math.exp(low), math.exp(high)) if by_log else (max(0.0, low), high)
+        return Interval(low=low, high=high, method=f"Student's t of {len(values)} runs")
     own = [one.interval for one in observations]
     # An end that is no number would be dropped by min and max.
     known = [one for one in own if one is not None and not math.isnan(one.low + one.high)]
@@ -257,6 +261,11 @@ def _interval(metric: Metric, observations: Sequence[Observation], tail: float) 
     return Interval(
         low=low, high=high, method=f"Student's t of {len(values)} runs, and the mean of their own intervals"
     )
+
+
+def is_unbiased(metric: Metric) -> bool:
+    """Return whether the values of a metric scatter around the truth: no run needs an interval of its own."""
+    return metric.name in UNBIASED or metric.name.startswith(_UNBIASED_PREFIX)
 
 
 def _is_number(value: object) -> TypeGuard[float]:
@@ -301,6 +310,6 @@ def _middle(metric: Metric, observations: Sequence[Observation]) -> float | None
     values = np.array([one.value for one in observations], dtype=np.float64)
     if not len(values):
         return None
-    if metric.name in UNBIASED and bool((values > 0).all()):
+    if is_unbiased(metric) and bool((values > 0).all()):
         return float(np.exp(np.log(values).mean()))
     return float(values.mean())

@@ -61,6 +61,17 @@ def test_compare_run_whose_fault_did_nothing_is_neither_better_nor_worse():
     assert compare(without_faults(a), broken)[0].why == "B: a switch was gone"
 
 
+def test_compare_run_that_measured_the_machine_is_neither_better_nor_worse():
+    """With more load than the emulation forwards, the machine under the lab decides what each flow gets."""
+    run = without_faults(synthetic_run())
+    crowded = msgspec.structs.replace(without_faults(synthetic_run(), 1.5), offered_bps=9e9, carried_bps=1e9)
+    fitting = msgspec.structs.replace(crowded, offered_bps=1e8)
+    row = compare(run, crowded)[0]
+    assert (row.metric, row.says) == ("job time", "not comparable")
+    assert row.why.startswith("B: the workload may send 9e+03 Mb/s")
+    assert compare(run, fitting)[0].says == "worse"
+
+
 def test_compare_change_within_the_noise_floor_is_no_difference():
     run = without_faults(synthetic_run())
     spread = Spread(runs=10, middle=40.0, unit="s", log_sd=0.2)

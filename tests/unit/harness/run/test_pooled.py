@@ -12,9 +12,9 @@ from judged_runs import served
 from harness.analysis.observations import Observation
 from harness.confidence import Interval, level_for
 from harness.experiment.experiment_file import Expectation
-from harness.experiment.metrics import METRICS
+from harness.experiment.metrics import LINK_PREFIXES, METRICS, lookup
 from harness.run.repeats import alpha_spending
-from harness.run.repeats.pooled import Trial, decode, encode, pool, undecided, why_left_out
+from harness.run.repeats.pooled import Trial, decode, encode, is_unbiased, pool, undecided, why_left_out
 from harness.verdict import Check, Verdict, VerdictFile
 
 PASS, FAIL, INCONCLUSIVE, ERROR = Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.ERROR
@@ -62,6 +62,30 @@ def test_pool_has_the_exact_quantile_of_few_runs():
     logs = np.log([1.0, 1.01, 1.02])
     high = np.exp(logs.mean() + 9.9248 * logs.std(ddof=1) / np.sqrt(3))
     assert f"..{high:.4g} " in detail
+
+
+def of_links(values, name):
+    metric = lookup(name, ())
+    runs = [trial(number, [(name, float(value), None)]) for number, value in enumerate(values)]
+    return named(pool(runs, [Expectation(metric=metric, minimum=0.5)]), name)
+
+
+@pytest.mark.parametrize("name", ["bisection", "link_utilisation.mean", "link_utilisation.rtsw1:ctsw1"])
+def test_pool_decides_what_links_carry_although_no_run_has_an_interval_of_it(name):
+    """Several runs are what an undecided run advises: a bound that no number of runs decides is a trap."""
+    assert of_links([0.71, 0.70, 0.69, 0.70], name).verdict is PASS
+    assert of_links([0.31, 0.30, 0.29, 0.30], name).verdict is FAIL
+    assert of_links([0.71, 0.30, 0.29, 0.60], name).verdict is INCONCLUSIVE
+    assert of_links([0.0, 0.0, 0.0, 0.0], name).verdict is FAIL
+    assert of_links([0.7, 0.7], name).verdict is INCONCLUSIVE
+
+
+def test_every_noisy_metric_is_pooled_by_its_runs_or_has_intervals_of_its_own():
+    with_interval = {"latency.", "split.", "ttft.", "tpot.", "slo_", "goodput_m", "dip", "bystander.goodput_ratio"}
+    for metric in (*METRICS.values(), *LINK_PREFIXES.values()):
+        if metric.is_noisy:
+            has_own = metric.name.startswith(tuple(with_interval))
+            assert is_unbiased(metric) != has_own, metric.name
 
 
 @pytest.mark.parametrize("runs", [3, 20])
