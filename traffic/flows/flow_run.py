@@ -95,6 +95,8 @@ class FlowResult:
 
     For a flow with `check`, `checked_bytes` were verified, and `wrong_bytes` of them differed from what was sent. Over
     UC and UD all arriving bytes are verified.
+
+    `samples` are of both ends: what the sender completed, and over UC and UD what arrived at the receiver.
     """
 
     spec: FlowSpec
@@ -258,9 +260,17 @@ class FlowsResult:
         return ((),) * len(self.ranks)
 
     def samples_of(self, rank: int) -> tuple[Sample, ...]:
-        """Return the samples of what one of `ranks` sent in all flows."""
+        """Return the samples of the goodput that one of `ranks` saw in all flows.
+
+        That of RC is acknowledged at its sender. Over UC and UD only its receiver knows what has arrived.
+        """
         name = self.ranks[rank]
-        return tuple(sample for flow in self.flows for sample in flow.samples if sample.endpoint == name)
+        return tuple(
+            sample
+            for flow in self.flows
+            for sample in flow.samples
+            if sample.endpoint == name and (flow.spec.transport == "rc" or name == flow.spec.dst)
+        )
 
     @property
     def connections(self) -> tuple[Connection, ...]:

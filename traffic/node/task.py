@@ -47,6 +47,9 @@ class Conn:
 class Task:
     """Base of the tasks: connections by number, samples and reports. Subclasses generate the traffic."""
 
+    has_arrived = True
+    """Whether the bytes of its samples have arrived at their receiver."""
+
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         self.name = name
         self.rnic = rnic
@@ -183,4 +186,5 @@ class Task:
         self.sampled_ns = now_ns
         bins = self.series.take(now_ns, all_bins=last)
         if bins is not None:
-            self.emit("sample", task=self.name, start_ns=bins[0], sizes=bins[1])
+            more = {} if self.has_arrived else {"has_arrived": False}
+            self.emit("sample", task=self.name, start_ns=bins[0], sizes=bins[1], **more)

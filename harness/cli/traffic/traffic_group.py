@@ -405,7 +405,7 @@ def teller(lab: Lab, progress: Any) -> Any:
         lab.heartbeat()
         write_flights(event)
         match event["event"]:
-            case "sample":
+            case "sample" if event.get("has_arrived", True):
                 seen["bytes"] += sum(event["sizes"])
             case "iteration":
                 seen["iterations"] = max(seen["iterations"], event["index"] + 1)
@@ -414,7 +414,7 @@ def teller(lab: Lab, progress: Any) -> Any:
         if time.monotonic() - seen["told"] > TELL_EVERY_S:
             seen["told"] = time.monotonic()
             done = f"{seen['iterations']} iterations, " if seen["iterations"] else ""
-            progress(f"{done}{seen['bytes'] / 1e6:.1f} MB acknowledged" if done or seen["bytes"] else "running")
+            progress(f"{done}{seen['bytes'] / 1e6:.1f} MB arrived" if done or seen["bytes"] else "running")
 
     return tell
 

@@ -77,6 +77,8 @@ class Live:
                 self._qp_errors += 1
             elif event["event"] == "sample":
                 self._told_ns = event.get("time_ns", self._told_ns)
+                if not event.get("has_arrived", True):  # UC and UD: the receiver counts what came
+                    return
                 first = event["start_ns"] // BIN_NS
                 for index, size in enumerate(event["sizes"]):
                     self._bytes[first + index] += size

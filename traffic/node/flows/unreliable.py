@@ -71,6 +71,8 @@ QPS = {"uc": UcQp, "ud": UdQp}
 class UnreliableSender(FlowSender):
     """Sends as fast as it may, without feedback about what arrived."""
 
+    has_arrived = False
+
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         super().__init__(name, rnic, spec, emit)
         self.window = None

@@ -54,6 +54,20 @@ def test_an_rnic_at_the_end_of_two_flows_has_the_bytes_of_both():
     assert [len(series.samples) for series in series_of(result)] == [1, 0, 0]  # a bin twice would be refused when read
 
 
+@pytest.mark.parametrize(("transport", "sizes"), [("rc", [100, 0]), ("uc", [0, 60]), ("ud", [0, 60])])
+def test_datagrams_count_where_they_arrive(transport, sizes):
+    """A sender of datagrams does not notice that a link is down: its bytes would hide every dip, and count twice."""
+    ends = {"tx": ("host1:rxe0", 100), "rx": ("host2:rxe0", 60)}
+    samples = tuple(
+        Sample(endpoint=name, start_ns=0, duration_ns=100, size_bytes=size, task=task)
+        for task, (name, size) in ends.items()
+        if task == "tx" or transport != "rc"
+    )
+    flow = SimpleNamespace(spec=FlowSpec(src="host1:rxe0", dst="host2:rxe0", transport=transport), samples=samples)
+    result = FlowsResult(outcome="completed", where=None, flows=(flow,), goodput_bps=0.0, jain_index=1.0)
+    assert bytes_of(result) == sizes
+
+
 def test_samples_stored_without_a_task_are_those_of_the_rank_on_their_rnic(lab):
     with job.start(lab, JobSpec(grid=(("dp", 2),), phases=(PHASE,), ranks=("host1", "host3"), iterations=3)) as running:
         result = running.wait(60)

@@ -157,7 +157,7 @@ def test_progress_shows_no_amount_before_the_first_sample(monkeypatch):
     tell({"event": "ready"})
     tell({"event": "sample", "sizes": [1_000_000, 500_000]})
     tell({"event": "iteration", "index": 2})
-    assert lines == ["running", "1.5 MB acknowledged", "3 iterations, 1.5 MB acknowledged"]
+    assert lines == ["running", "1.5 MB arrived", "3 iterations, 1.5 MB arrived"]
 
 
 def test_command_line_handles_sigusr1_instead_of_dying():

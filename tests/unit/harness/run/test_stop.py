@@ -269,6 +269,16 @@ def test_live_goodput_is_a_share_of_its_value_before_the_first_fault():
     assert live.values(30 * S)["goodput_ratio"] == 0.0
 
 
+def test_live_goodput_of_datagrams_is_what_arrives():
+    """The sender completes a datagram whether or not the link is up."""
+    live = Live()
+    live.begin(start_ns=10 * S, fault_ns=12 * S)
+    for second in range(9, 15):
+        live.on_event({**sample(second * S, *[100] * 10), "has_arrived": False})
+        live.on_event(sample(second * S, *[100 if second < 12 else 0] * 10))
+    assert live.values(14 * S)["goodput_ratio"] == 0.0
+
+
 def test_live_values_include_errors_silence_and_slow_ranks():
     live = Live()
     counts = {"qp_errors": 0, "kernel.broken": 0}

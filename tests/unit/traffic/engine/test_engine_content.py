@@ -98,6 +98,8 @@ def test_numbered_flow_with_losses_reports_no_wrong_bytes_and_ends(transport, ve
     fields = {"transport": transport, "verb": verb, "check": True}
     flow_on(monkeypatch, fabric, **fields, messages=200, depth=16)
     done = run_checked(fabric, verb)
+    sampled = {who: fields.get("has_arrived", True) for who, event, fields in fabric.events if event == "sample"}
+    assert sampled == {"tx": False, "rx": True}
     came = done["rx"]["totals"][0]["messages"]
     assert done["tx"]["totals"][0]["messages"] == 200
     assert fabric.lost > 10
