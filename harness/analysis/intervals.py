@@ -41,7 +41,7 @@ def find(
         "busbw.mean": _busbw(run, level),
         **_shares(run.series, level),
         "ettr": None if training is None else training.interval(level),
-        **({} if run.serving is None else _serving(run.serving, level)),
+        **({} if run.serving is None else _serving(run, run.serving, level)),
         **_latency(run.latencies_ns, level),
     }
     if whole is not None:
@@ -150,11 +150,13 @@ def _busbw(run: Measurements, level: float) -> Interval | None:
     return replace(interval, low=mean * middle / interval.high, high=mean * middle / interval.low)
 
 
-def _serving(serving: Serving, level: float) -> dict[str, Interval | None]:
+def _serving(run: Measurements, serving: Serving, level: float) -> dict[str, Interval | None]:
     """Return the intervals of an inference job, from its requests in the order of time.
 
-    The tokens of one request count as at most one independent value: a request is slow or it is not.
+    The tokens of one request count as at most one independent value: a request is slow or it is not. A time to first
+    token begins on one host and ends on another one, so that the errors of both clocks are in it.
     """
+    error_s = 2 * run.clock_error_ns / 1e9
     first = np.array(serving.ttft_ns, dtype=np.float64) / 1e9
     requests = [np.array(times_ns, dtype=np.float64) / 1e9 for times_ns in serving.tpot_ns if times_ns]
     of_requests = np.array([times.mean() for times in requests])
@@ -168,14 +170,36 @@ def _serving(serving: Serving, level: float) -> dict[str, Interval | None]:
         if independent is None:
             continue
         for percent in (50, 99):
-            intervals[f"{name}.p{percent}"] = confidence.percentile_bounds(
+            interval = confidence.percentile_bounds(
                 times, percent, independent=int(independent), least=0.0, level=level
             )
+            intervals[f"{name}.p{percent}"] = _by_two_clocks(interval, error_s) if name == "ttft" else interval
     known = [worth for worth in worths if worth is not None]
     if serving.slo_attainment is not None and known and len(known) == len(worths):
         kept = round(serving.slo_attainment * len(first))
-        intervals["slo_attainment"] = confidence.share_interval(kept, len(first), level=level, independent=min(known))
+        doubtful = _within_clock_error(run, first, error_s)
+        least, most = max(0, kept - doubtful), min(len(first), kept + doubtful)
+        low, high = (
+            confidence.share_interval(count, len(first), level=level, independent=min(known)) for count in (least, most)
+        )
+        method = (
+            f"{high.method}; {doubtful} requests are within the clocks' error of slo_ttft" if doubtful else low.method
+        )
+        intervals["slo_attainment"] = replace(low, high=high.high, method=method)
     return intervals
+
+
+def _by_two_clocks(interval: Interval | None, error_s: float) -> Interval | None:
+    if interval is None or not error_s:
+        return interval
+    method = f"{interval.method}; {error_s * 1e3:.3g} ms for the clocks of two hosts"
+    return replace(interval, low=max(0.0, interval.low - error_s), high=interval.high + error_s, method=method)
+
+
+def _within_clock_error(run: Measurements, first: NDArray[np.float64], error_s: float) -> int:
+    """Return how many requests may have kept the objective of the time to first token or not, by their clocks."""
+    objective_s = float(run.workload.get("slo_ttft_ms") or 0.0) / 1e3
+    return int((np.abs(first - objective_s) <= error_s).sum()) if objective_s and error_s else 0
 
 
 def _latency(flows: Sequence[Sequence[int]], level: float) -> dict[str, Interval | None]:

@@ -105,6 +105,27 @@ def test_judge_share_of_requests_is_decided_by_its_interval_unless_all_are_requi
     assert check.verdict is expected, check.detail
 
 
+@pytest.mark.parametrize(
+    ("metric", "bound", "error_ms", "expected"),
+    [
+        ("ttft.p50", {"maximum": 2.0}, 300, PASS),
+        ("ttft.p50", {"maximum": 2.0}, 600, INCONCLUSIVE),
+        ("ttft.p50", {"maximum": 0.4}, 300, INCONCLUSIVE),
+        ("tpot.p50", {"maximum": 0.2}, 600, PASS),
+        ("slo_attainment", {"minimum": 0.9}, 100, PASS),
+        ("slo_attainment", {"minimum": 0.9}, 300, INCONCLUSIVE),
+    ],
+)
+def test_judge_time_to_first_token_is_known_to_the_clocks_of_two_hosts(metric, bound, error_ms, expected):
+    """Prefill begins on one host, and the token comes on another: of 1 s, 0.6 s may be the clocks'."""
+    run = served(*([1.0] * 60), kept=1.0)
+    workload = {**run.workload, "slo_ttft_ms": 1500.0}
+    run = msgspec.structs.replace(run, workload=workload, clock_error_ns=error_ms * 1_000_000)
+    checks = verdict_of(run, Expectation(metric=lookup(metric, []), **bound)).checks
+    (check,) = (check for check in checks if check.name == metric)
+    assert check.verdict is expected, check.detail
+
+
 def test_judge_censored_value_is_not_decided_by_an_interval():
     interval = Interval(low=4.9, high=5.1, method="made up")
     observation = Observation(value=5.0, detail="", censored=True, interval=interval)
