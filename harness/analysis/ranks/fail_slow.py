@@ -27,9 +27,8 @@ A slow-down that the past is too short to separate from its own error is not sea
 
 from __future__ import annotations
 
-import itertools
+import functools
 import math
-from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -49,6 +48,7 @@ SLOWDOWNS = (0.01, 0.02, 0.05, 0.3, 1.0)
 MEAN_ITERATIONS = 1000
 """Minimum mean number of fault-free iterations between false alarms of the whole job."""
 GUARD, LEARN, KEEP, RELEARN = 40, 10, 1000, 10
+_STORED, _SLACK = KEEP + GUARD + 1, 256
 CUT = 3.0
 BLOCK, LONG_BLOCK = 8, 16
 """Lengths of blocks. The long one is used with enough data, because a short block misses half of a long correlation."""
@@ -100,8 +100,13 @@ class Detector:
         self._limit = float(ranks * mean_iterations)
         self._shift = np.log1p(SLOWDOWNS)
         self._count = self._learn_at = 0
-        self._residuals: deque[Floats] = deque(maxlen=KEEP + GUARD + 1)
+        self._residuals = np.empty((_STORED + _SLACK, ranks))
+        """Of at least the last `_STORED` iterations, from row 0 on; `_forgotten` earlier ones have been removed."""
+        self._forgotten = 0
         self._norm: _Norm | None = None
+        self._tested: _Norm | None = None
+        self._sizes: tuple[Floats, Floats, NDArray[np.bool_]]
+        """Shifts in the deviations of the norm `_tested`, half of their squares, and which of them it resolves."""
         self._statistic = np.zeros((ranks, len(SLOWDOWNS)))
         self._slow: dict[int, tuple[int, float]] = {}
         """By rank: since when, and by how much (in logarithms)."""
@@ -133,13 +138,21 @@ class Detector:
         steps = np.asarray(times, dtype=np.float64)
         if steps.shape != (self.ranks,) or not (steps > 0).all():
             raise ValueError(f"{self.ranks} times above 0 are needed, one a rank")
-        self._residuals.append(self._compared(np.log(steps)))
-        self._count += 1
+        self._store(self._compared(np.log(steps)))
         self._learn()
         return () if self._norm is None else self._test(self._norm)
 
+    def _store(self, residuals: Floats) -> None:
+        if self._count - self._forgotten == len(self._residuals):
+            self._residuals[:_STORED] = self._residuals[_SLACK:]
+            self._forgotten += _SLACK
+        self._residuals[self._count - self._forgotten] = residuals
+        self._count += 1
+
     def _compared(self, logs: Floats) -> Floats:
         """Return each rank relative to those it is compared with."""
+        if len(self._peers) == 1:
+            return _against_others(logs)
         residuals = np.empty(self.ranks)
         for own, drifts in self._peers:
             residuals[own] = _against_others(logs)[own] if drifts else _against_others(logs[own])
@@ -153,12 +166,15 @@ class Detector:
             self._norm = _Norm.of(self._between(past - KEEP, past), past, self._drifts)
 
     def _test(self, norm: _Norm) -> tuple[Alarm, ...]:
-        score = norm.score(self._residuals[-1][None, :], self._count)[0]
-        size = np.minimum(self._shift[None, :] / norm.deviation[:, None], _LARGEST_SHIFT)
-        ratio = np.exp(size * score[:, None] - size**2 / 2)
-        self._statistic = np.where(norm.resolves(self._shift), (1 + self._statistic) * ratio, 0.0)
+        if norm is not self._tested:
+            size = np.minimum(self._shift[None, :] / norm.deviation[:, None], _LARGEST_SHIFT)
+            self._tested, self._sizes = norm, (size, size**2 / 2, norm.resolves(self._shift))
+        size, half, looked = self._sizes
+        score = norm.score(self._between(self._count - 1, self._count), self._count)[0]
+        ratio = np.exp(size * score[:, None] - half)
+        self._statistic = np.where(looked, (1 + self._statistic) * ratio, 0.0)
         alarms = []
-        for rank in np.flatnonzero(self._statistic.mean(axis=1) >= self._limit).tolist():
+        for rank in np.flatnonzero(self._statistic.sum(axis=1) / len(SLOWDOWNS) >= self._limit).tolist():
             shift = size[rank, int(np.argmax(self._statistic[rank]))]
             self._statistic[rank] = 0.0
             if rank not in self._slow:
@@ -188,8 +204,8 @@ class Detector:
 
     def _between(self, start: int, stop: int) -> Floats:
         """Return residuals of iterations start to stop that are still stored: array of (iterations, ranks)."""
-        forgotten = self._count - len(self._residuals)
-        return np.array(list(itertools.islice(self._residuals, max(0, start - forgotten), stop - forgotten)))
+        start = max(start, self._count - _STORED, 0)
+        return self._residuals[start - self._forgotten : stop - self._forgotten]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -264,7 +280,7 @@ class _Norm:
     def score(self, residuals: Floats, until: int) -> Floats:
         """Return the deviations of the iterations before `until`: array of the shape of the residuals."""
         rest = residuals - self.expected(len(residuals), until)
-        score: Floats = np.clip(rest, -self.cut, self.cut) / self.deviation
+        score: Floats = np.minimum(np.maximum(rest, -self.cut), self.cut) / self.deviation
         return score
 
     def resolves(self, shift: Floats) -> NDArray[np.bool_]:
@@ -328,15 +344,27 @@ def detect(
 def _against_others(logs: Floats) -> Floats:
     """Return each rank minus the mean of the middle half of the other ranks."""
     order = np.argsort(logs, kind="stable")
-    place = np.empty(len(logs), dtype=np.int64)
-    place[order] = np.arange(len(logs))
-    others = len(logs) - 1
-    skip = others // 4
-    ordered = np.concatenate([[0.0], np.cumsum(logs[order])])
-    # Without the rank at `place`, the middle is [skip, others - skip) of the rest, shifted by one above it.
-    first = np.where(place < skip, skip + 1, skip)
-    last = np.where(place < others - skip, others - skip + 1, others - skip)
-    own = np.where((place >= skip) & (place < others - skip), logs, 0.0)
-    # A rank inside the middle is removed from the sum; one outside only shifts the edges.
-    residual: Floats = logs - (ordered[last] - ordered[first] - own) / (others - 2 * skip)
+    ordered = logs[order]
+    sums = np.zeros(len(logs) + 1)
+    np.cumsum(ordered, out=sums[1:])
+    first, last, is_middle, count = _middles(len(logs))
+    residual = np.empty_like(logs)
+    residual[order] = ordered - (sums[last] - sums[first] - np.where(is_middle, ordered, 0.0)) / count
     return residual
+
+
+@functools.cache
+def _middles(ranks: int) -> tuple[Indices, Indices, NDArray[np.bool_], int]:
+    """Return where the middle half of the others begins and ends by place in the order, and the number of its ranks.
+
+    Without the rank at a place, the middle is [skip, others - skip) of the rest, shifted by one above it. A rank
+    inside the middle (the third array) is removed from the sum; one outside only shifts the edges.
+    """
+    place, others = np.arange(ranks), ranks - 1
+    skip = others // 4
+    return (
+        np.where(place < skip, skip + 1, skip),
+        np.where(place < others - skip, others - skip + 1, others - skip),
+        (place >= skip) & (place < others - skip),
+        others - 2 * skip,
+    )

@@ -5,14 +5,16 @@ A finished run (`slow_ranks`) and a running one (`harness.run.online`) feed it t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from statistics import median
+from typing import Any
 
 import numpy as np
 
 from harness.analysis.ranks.fail_slow import MIN_RANKS, Alarm, Detector
-from harness.record.measurements import Measurements
+from harness.record.measurements import Measurements, RankSeries
 from testbed.model.topology import Topology
 
 __all__ = ["SlowRank", "SlowRanks", "StepFeed", "slow_ranks"]
@@ -120,24 +122,43 @@ def _gpu_of(name: str, topology: Topology) -> str:
 
 
 def slow_ranks(run: Measurements) -> SlowRanks:
-    """Feed a run's compute phases to a detector."""
-    hosts = {rank.rank: rank.host for rank in run.ranks}
-    rnics = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.ranks}
-    feed = StepFeed([rnics.get(series.rank, f"rank {series.rank}") for series in run.series], run.topology)
+    """Feed a run's compute phases to a detector. What it says of the last two runs is kept."""
+    return _slow_ranks(_Same(run.series), _Same(run.ranks), _Same(run.topology))
+
+
+class _Same:
+    """A key that is equal to another one if both have the same object. The judge, the page and its parts ask again."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+
+@functools.lru_cache(maxsize=2)
+def _slow_ranks(series_of: _Same, ranks: _Same, topology: _Same) -> SlowRanks:
+    every: tuple[RankSeries, ...] = series_of.value
+    hosts = {rank.rank: rank.host for rank in ranks.value}
+    rnics = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in ranks.value}
+    feed = StepFeed([rnics.get(series.rank, f"rank {series.rank}") for series in every], topology.value)
     alarms = [
         alarm
-        for place, series in enumerate(run.series)
+        for place, series in enumerate(every)
         for step in series.iterations
         for alarm in feed.add(place, step.index, step.compute_ns)
     ]
     if not feed.iterations:
         return SlowRanks(slow=(), smallest=None, begins_ns=(), words="no two GPUs with a compute phase to compare")
-    by_rank = [sorted(series.iterations, key=lambda step: step.index)[: feed.iterations] for series in run.series]
+    by_rank = [sorted(series.iterations, key=lambda step: step.index)[: feed.iterations] for series in every]
     whole = list(zip(*by_rank, strict=True))
     slow = tuple(
         SlowRank(
-            rank=run.series[alarm.rank].rank,
-            host=hosts.get(run.series[alarm.rank].rank, f"rank {run.series[alarm.rank].rank}"),
+            rank=every[alarm.rank].rank,
+            host=hosts.get(every[alarm.rank].rank, f"rank {every[alarm.rank].rank}"),
             iteration=alarm.iteration,
             at_ns=max(step.end_ns for step in whole[alarm.iteration]),
             since=alarm.since,
