@@ -1,7 +1,7 @@
 """A traffic engine on this machine: its verbs go over unix sockets to engines in other processes. No RDMA is needed.
 
 `start` forks an engine from a process that has imported what engines need: imports cost more than most tests' traffic.
-FOLDER has a socket for each RNIC's address.
+FOLDER has a socket for each RNIC's address. `start_program` forks another program of a node, such as the storage.
 
 It stands behind `traffic.node.verbs`. A write moves memory in the other process and completes when that is confirmed. A
 request that nobody confirms within `RETRY_S`, as its process was killed or stopped, fails as on RDMA: RETRY_EXC_ERR.
@@ -14,6 +14,8 @@ import collections
 import contextlib
 import ctypes
 import functools
+import importlib
+import json
 import os
 import select
 import signal
@@ -251,8 +253,8 @@ def install(folder):
     task.Task.check_deadlines = check_deadlines
 
 
-class Engine:
-    """The process of an engine, with what its users need of `subprocess.Popen`."""
+class Program:
+    """The process of an engine or of another program, with what its users need of `subprocess.Popen`."""
 
     def __init__(self, pid, stdin, stdout):
         self.pid, self.stdin, self.stdout = pid, os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb")
@@ -270,19 +272,24 @@ class Engine:
 
     def wait(self, timeout):
         if not select.select([self._fd], [], [], timeout)[0]:
-            raise subprocess.TimeoutExpired(["engine"], timeout)
+            raise subprocess.TimeoutExpired(["program"], timeout)
 
 
 def start(folder):
     """Start an engine whose RNICs have their sockets in `folder`."""
+    return start_program("traffic.node.engine", folder=str(folder))
+
+
+def start_program(module, *args, folder=""):
+    """Start a program by its module and its arguments, as `python -m` does."""
     (child_in, stdin), (stdout, child_out) = os.pipe(), os.pipe()
     with _STARTING:
         server = _server()
-        socket.send_fds(server, [os.fsencode(folder)], [child_in, child_out])
+        socket.send_fds(server, [json.dumps([folder, module, *args]).encode()], [child_in, child_out])
         pid = int(server.recv(64))
     os.close(child_in)
     os.close(child_out)
-    return Engine(pid, stdin, stdout)
+    return Program(pid, stdin, stdout)
 
 
 @functools.cache
@@ -298,8 +305,8 @@ def _server():
     return ours
 
 
-def next_engine(requests):
-    """Return the folder of an engine, in the process that is forked for it; None once there are no more."""
+def next_program(requests):
+    """Return a program's folder, module and arguments, in the process forked for it; None once there are no more."""
     running = set()
     while True:
         running = {pid for pid in running if os.waitpid(pid, os.WNOHANG) == (0, 0)}
@@ -314,7 +321,7 @@ def next_engine(requests):
             for number, pipe in enumerate(pipes):
                 os.dup2(pipe, number)
                 os.close(pipe)
-            return os.fsdecode(content)
+            return json.loads(content)
         for pipe in pipes:
             os.close(pipe)
         running.add(pid)
@@ -323,9 +330,10 @@ def next_engine(requests):
 
 if __name__ == "__main__":
     install("")
-    import traffic.node.ranks.rank  # noqa: F401 (half of what an engine imports)
-    from traffic.node import engine
+    import traffic.node.engine
+    import traffic.node.ranks.rank  # half of what an engine imports
+    import traffic.node.storage  # noqa: F401
 
-    if (folder := next_engine(socket.socket(fileno=int(sys.argv[1])))) is not None:
-        Rnic.folder = folder
-        engine.main()
+    if (program := next_program(socket.socket(fileno=int(sys.argv[1])))) is not None:
+        Rnic.folder, *sys.argv = program
+        importlib.import_module(sys.argv[0]).main()

@@ -10,11 +10,8 @@ import json
 import os
 import queue
 import signal
-import subprocess
-import sys
 import threading
 from dataclasses import replace
-from pathlib import Path
 
 import local_engine
 
@@ -24,9 +21,6 @@ from testbed.remote.jsonlines import next_message
 from testbed.remote.remote_node import Completed
 from testbed.shipped import inventories
 from traffic.engine import engine_client
-
-ROOT = Path(__file__).resolve().parents[2]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 class LocalChannel:
@@ -83,7 +77,7 @@ class LocalNode:
         if argv == [engine_client.MODULE]:
             process = local_engine.start(self.lab.folder)
         else:
-            process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT, env=ENVIRONMENT)
+            process = local_engine.start_program(*argv)
         self.lab.processes.setdefault(self.name, []).append(process)
         channel = LocalChannel(f"{self.name}: {argv[-1]}", process)
         self.lab.channels.append(channel)
@@ -105,9 +99,7 @@ class LocalLab:
         return LocalNode(self, name)
 
     def python(self, module):
-        if module == engine_client.MODULE:
-            return [module]
-        return [sys.executable, "-m", module]
+        return [module]
 
     def ensure_code(self, name):
         if name in self.dead:

@@ -30,6 +30,7 @@ def test_plan_of_the_same_spec_has_the_same_bytes(spec):
     assert json.loads(first)["kind"] == spec.kind
 
 
+@pytest.mark.process
 def test_plan_in_another_process_has_the_same_bytes():
     """No hash order and no clock affects a plan."""
     code = (

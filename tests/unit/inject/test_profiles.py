@@ -78,6 +78,7 @@ def test_profiles_all_have_known_digests():
     assert {name for name, _ in KNOWN} == PROFILES.keys()
 
 
+@pytest.mark.process
 def test_profile_digest_is_the_same_in_another_process():
     """No hash order leaks into a schedule."""
     code = (

@@ -207,6 +207,7 @@ def test_reboot_syncs_disks_and_rejects_the_controllers_own_machine():
         boot_before_reset(lab_of(Machine("a\n1.0 1.0\n")), "host1", own="a")
 
 
+@pytest.mark.process
 def test_rejoin_program_runs_from_any_directory_and_environment(tmp_path, monkeypatch):
     """`heal` runs it later without our folder or environment; here the lab is not up, and the program says so."""
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))

@@ -125,6 +125,7 @@ def test_pages_contain_experiment_parts():
     assert {one.id.rpartition("-")[0] for one in EXPERIMENTS} == {"replay-a-trace", "write-an-experiment"}
 
 
+@pytest.mark.process
 def test_command_reference_is_up_to_date():
     """Regenerate it with `python -m harness.cli.document > docs/commands.md`.
 

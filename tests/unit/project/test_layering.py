@@ -131,6 +131,7 @@ def test_layering_check_sees_a_forbidden_import(tmp_path):
     }
 
 
+@pytest.mark.process
 def test_command_does_not_import_plotting_and_packet_libraries():
     """matplotlib, pyarrow and scapy take seconds to import; only code that needs one of them imports it."""
     code = "import sys, harness.cli, harness.pytest_plugin.hooks; print(*sys.modules)"

@@ -13,7 +13,7 @@ from inject.policy.safety import Forbidden
 from testbed import provision
 from testbed.backends import rack_backend
 from testbed.backends.lab_backend import Access
-from testbed.directories import lab_dir
+from testbed.directories import cache_dir, lab_dir
 from testbed.errors import UsageError
 from testbed.inventory.lab_inventory import load
 from testbed.shipped import inventories
@@ -22,6 +22,8 @@ from testbed.tenancy.reservation_store import local_store
 
 RACK = load(inventories() / "rack-h100.example.yml")
 SOFT = load(inventories() / "soft-mini.yml")
+CACHE = str(cache_dir())
+"""That of all tests: Ansible takes half a second to list an inventory."""
 
 
 def asked(inventory, *, check=False, roles=(), teardown=False):
@@ -56,7 +58,7 @@ def rack(tmp_path, monkeypatch):
     """A rack of closed ports of this machine, whose book is kept here, with keys that need no pinning."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("FAULTBED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FAULTBED_CACHE", CACHE)
     monkeypatch.setattr(rack_backend.BACKEND, "access", lambda _: Access(addresses={}, accelerator=None))
     monkeypatch.setattr(lab_lease, "store_of", lambda one: local_store(tmp_path / "book", lab=one.name))
     shutil.copytree(inventories() / "group_vars", tmp_path / "group_vars")

@@ -234,6 +234,7 @@ def test_cli_sections_match_the_commands_of_their_modules():
     )
 
 
+@pytest.mark.process
 def test_cli_command_loads_no_module_of_another_command():
     """Importing the whole command line takes a second of CPU."""
     code = "import sys, harness.cli.main; print(*sys.modules)"
@@ -264,6 +265,7 @@ def test_cli_command_whose_package_is_missing_says_so():
         CliRunner().invoke(group, ["up"], catch_exceptions=False)
 
 
+@pytest.mark.process
 def test_console_closed_by_its_reader_does_not_end_the_command():
     """With `faultbed run ... | head` rich would end the process in the middle of a fault with 1, which means FAIL."""
     code = (

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import shutil
 import subprocess
 import tomllib
 from dataclasses import replace
@@ -39,8 +41,11 @@ FAST = draw.ON_LAB
 PASSED = Outcome(verdict="PASS", failures={})
 
 
-def strategy(*, kinds=("link.down", "packet.drop", "gpu.xid"), workloads=("collective",), lab=MINI, most=4):
-    return draw.cases(lab, kinds=kinds, workloads=workloads, most=most)
+@functools.cache
+def strategy(*, kinds=("link.down", "packet.drop", "gpu.xid"), workloads=("collective",), may_disrupt=None, most=4):
+    """Cases of a lab whose owner allows all faults, or short ones on some nodes only. Searches share what fits it."""
+    safety = None if may_disrupt is None else SafetyVars(may_disrupt=[*may_disrupt], longest_fault_s=2.0)
+    return draw.cases(replace(MINI, safety=safety), kinds=kinds, workloads=workloads, most=most)
 
 
 def host_of(fault):
@@ -80,10 +85,17 @@ def search(tmp_path, run, *, runs=2000, seed=1, until=1, **kwargs):
     return made
 
 
-def test_search_planted_overlap_is_shrunk_to_two_short_faults(tmp_path):
-    made = search(tmp_path, Fake(workload=overlap_on_one_host))
+@pytest.fixture(scope="module")
+def overlap(tmp_path_factory):
+    """The search that has found and shrunk the planted defect, with its folder."""
+    folder = tmp_path_factory.mktemp("overlap")
+    made = search(folder, Fake(workload=overlap_on_one_host))
     made.go()
-    (failure,) = made.failures
+    return made, folder
+
+
+def test_search_planted_overlap_is_shrunk_to_two_short_faults(overlap):
+    (failure,) = overlap[0].failures
     assert sorted(fault.kind for fault in failure.smallest.faults) == ["link.down", "packet.drop"]
     assert {(fault.at_s, fault.for_s) for fault in failure.smallest.faults} == {(FAST.earliest_s, FAST.shortest_s)}
     drop = next(fault for fault in failure.smallest.faults if fault.kind == "packet.drop")
@@ -144,21 +156,19 @@ def test_search_repeats_a_case_only_to_confirm_it(tmp_path):
     assert len(texts) - len(set(texts)) == len(made.failures) == 1
 
 
-def test_search_resumed_replays_earlier_failures_first(tmp_path):
+def test_search_resumed_replays_earlier_failures_first(overlap, tmp_path):
     """The first run of a new search is the smallest failing case of the one before, whatever its seed."""
-    first = search(tmp_path, Fake(workload=overlap_on_one_host))
-    first.go()
+    first, folder = overlap
     run = Fake(workload=overlap_on_one_host)
-    again = search(tmp_path, run, seed=99)
+    again = search(shutil.copytree(folder, tmp_path / "again"), run, seed=99)
     again.go()
     smallest = to_toml(first.failures[0].smallest)
     assert to_toml(run.cases[0]) == smallest
     assert [to_toml(failure.smallest) for failure in again.failures] == [smallest]
 
 
-def test_search_budget_that_ends_while_shrinking_keeps_the_smallest_so_far(tmp_path):
-    whole = search(tmp_path, Fake(workload=overlap_on_one_host))
-    whole.go()
+def test_search_budget_that_ends_while_shrinking_keeps_the_smallest_so_far(overlap, tmp_path):
+    whole, _ = overlap
     first = next(number for number, one in enumerate(whole.tried, start=1) if one.outcome.failures)
     cut = search(tmp_path / "other", Fake(workload=overlap_on_one_host), runs=first + 1)
     cut.go()
@@ -202,7 +212,7 @@ def test_search_failure_seen_once_is_reported_as_not_repeated(tmp_path):
 def test_search_same_seed_draws_the_same_cases(tmp_path):
     runs = [Fake(), Fake(), Fake()]
     for number, (run, seed) in enumerate(zip(runs, (5, 5, 6), strict=True)):
-        search(tmp_path / str(number), run, runs=30, seed=seed).go()
+        search(tmp_path / str(number), run, runs=15, seed=seed).go()
     one, two, other = ([to_toml(case) for case in run.cases] for run in runs)
     assert one == two != other
 
@@ -228,18 +238,15 @@ def test_drawn_case_fits_the_lab(case):
     assert tomllib.loads(source.decode())["seed"] == 1
 
 
-CAREFUL = replace(MINI, safety=SafetyVars(may_disrupt=["host2*"], longest_fault_s=2.0))
-
-
 @settings(max_examples=samples(40))
-@given(strategy(kinds=ALL, workloads=("flow",), lab=CAREFUL))
+@given(strategy(kinds=ALL, workloads=("flow",), may_disrupt=("host2*",)))
 def test_drawn_faults_stay_within_the_labs_policy(case):
     assert all(fault.target.startswith("host2") and fault.for_s <= 2 for fault in case.faults)
 
 
 def test_strategy_of_a_lab_that_permits_nothing_is_rejected():
     with pytest.raises(Unsupported, match=r"has no target for link\.down that its owner allows"):
-        strategy(kinds=("link.down",), lab=replace(MINI, safety=SafetyVars(may_disrupt=[])))
+        strategy(kinds=("link.down",), may_disrupt=())
 
 
 def test_kinds_match_patterns_and_irreversible_ones_must_be_named():
@@ -341,10 +348,8 @@ def test_outcome_unproven_fault_is_reported_separately():
     ]
 
 
-def test_keep_writes_the_smallest_case_as_an_experiment(tmp_path):
-    made = search(tmp_path, Fake(workload=overlap_on_one_host))
-    made.go()
-    (failure,) = made.failures
+def test_keep_writes_the_smallest_case_as_an_experiment(overlap, tmp_path):
+    (failure,) = overlap[0].failures
     folder = keep(failure, tmp_path / "found-1", MINI)
     text = (folder / "experiment.toml").read_text()
     assert "# Found by `faultbed fuzz` on soft-mini. It fails: workload." in text

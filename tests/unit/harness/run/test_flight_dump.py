@@ -160,6 +160,7 @@ def test_progress_shows_no_amount_before_the_first_sample(monkeypatch):
     assert lines == ["running", "1.5 MB arrived", "3 iterations, 1.5 MB arrived"]
 
 
+@pytest.mark.process
 def test_command_line_handles_sigusr1_instead_of_dying():
     """The signal's default action ends a process; a command without ranks must ignore it."""
     code = (

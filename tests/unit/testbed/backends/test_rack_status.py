@@ -15,20 +15,22 @@ from click.testing import CliRunner
 
 from harness.cli.main import cli
 from testbed.backends.rack import rack_status
-from testbed.directories import lab_dir
+from testbed.directories import cache_dir, lab_dir
 from testbed.inventory.lab_inventory import load
 from testbed.observe.fingerprint import Fingerprint
 from testbed.shipped import inventories
 from testbed.tenancy import dirty, in_progress
 
 RACK = inventories() / "rack-h100.example.yml"
+CACHE = str(cache_dir())
+"""That of all tests: Ansible takes half a second to list an inventory."""
 
 
 @pytest.fixture(autouse=True)
 def _own_home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("FAULTBED_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FAULTBED_CACHE", CACHE)
 
 
 @contextlib.contextmanager
@@ -89,12 +91,12 @@ def test_status_separates_reachable_and_unreachable_machines(tmp_path):
 
 @pytest.fixture
 def rack(tmp_path):
-    """The example rack with every machine at a closed port of this machine."""
+    """The example rack with every machine at port 1 of this machine, which is closed. The port is that of every run."""
     shutil.copytree(inventories() / "group_vars", tmp_path / "group_vars")
     path = tmp_path / "rack.yml"
     path.write_text(re.sub(r"ansible_host: 192\.0\.2\.[0-9]+", "ansible_host: 127.0.0.1", RACK.read_text()))
     variables = tmp_path / "group_vars/rack_h100.yml"
-    variables.write_text(variables.read_text() + f"ansible_port: {closed_port()}\n")
+    variables.write_text(variables.read_text() + "ansible_port: 1\n")
     return path
 
 

@@ -257,7 +257,7 @@ BOMB = "  a0: &a0 [x, x]\n" + "".join(f"  a{n}: &a{n} [*a{n - 1}, *a{n - 1}]\n" 
         ("all:\n  hosts: {a: , b: }\n  hosts: {c: }\n", r'lab.yml:3: "hosts" is written twice'),
         ("all:\n  hosts: &a {b: *a}\n", r"lab.yml: nested too deep, or an anchor"),
         ("all:\n" + BOMB, r"lab.yml: its aliases \(\*\) stand for [\d,]+ values, more than 1,000,000"),
-        ("all:\n  hosts: 7\n", r"lab.yml: Ansible cannot read this inventory: "),
+        pytest.param("all:\n  hosts: 7\n", r"lab.yml: Ansible cannot read this inventory: ", marks=pytest.mark.process),
     ],
 )
 def test_inventory_of_another_format_is_rejected(tmp_path, text, message):
@@ -267,6 +267,7 @@ def test_inventory_of_another_format_is_rejected(tmp_path, text, message):
         load(path)
 
 
+@pytest.mark.process
 def test_foreign_inventory_error_lists_what_is_missing(tmp_path):
     path = tmp_path / "lab.yml"
     path.write_text("all:\n  children:\n    web:\n      hosts:\n        www1:\n          ansible_host: 192.0.2.1\n")
@@ -278,6 +279,7 @@ def test_foreign_inventory_error_lists_what_is_missing(tmp_path):
     )
 
 
+@pytest.mark.process
 def test_inventory_ignores_foreign_variables(tmp_path):
     tree = copy.deepcopy(MINI)
     put(host(tree["all"]["children"]), ansible_host="192.0.2.7", ansible_port=2222, my_note="hello")
@@ -287,6 +289,7 @@ def test_inventory_ignores_foreign_variables(tmp_path):
     assert (management.address, management.port) == ("192.0.2.7", 2222)
 
 
+@pytest.mark.process
 def test_inventory_group_vars_count_and_invalidate_the_cache(tmp_path):
     path = tmp_path / "lab.yml"
     path.write_text(yaml.safe_dump(MINI, sort_keys=False))
@@ -316,6 +319,7 @@ def test_inventory_with_group_vars_in_another_folder_is_asked_for_again_only_wit
     assert len(asks) == asked
 
 
+@pytest.mark.process
 def test_inventory_second_load_uses_the_cache(tmp_path, monkeypatch):
     path = tmp_path / "lab.yml"
     path.write_text(yaml.safe_dump(MINI, sort_keys=False))

@@ -24,9 +24,9 @@ LISTING = {}
 
 @pytest.fixture(autouse=True, scope="module")
 def _own_cache(tmp_path_factory):
+    LISTING.update(ansible_listing.listing(RACK))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FAULTBED_CACHE", str(tmp_path_factory.mktemp("cache")))
-        LISTING.update(ansible_listing.listing(RACK))
         yield
 
 
@@ -75,6 +75,7 @@ def test_audit_of_shipped_inventories_finds_nothing():
         assert audit(path) == [], path
 
 
+@pytest.mark.process
 def test_audit_accepts_one_mac_on_all_ports_of_a_switch(findings):
     """SONiC gives all its ports the switch's."""
 
@@ -463,6 +464,7 @@ def test_audit_reports_all_mistakes_at_once(findings):
     assert any(place.startswith("hosts.host3.rnics[2]") for place in places)
 
 
+@pytest.mark.process
 def test_audit_reports_an_unreachable_machine(monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -482,6 +484,7 @@ def test_audit_reports_an_unreachable_machine(monkeypatch):
     assert unreachable(load(inventories() / "soft.yml")) == []
 
 
+@pytest.mark.process
 def test_audit_reports_an_unreachable_bmc_or_pdu(monkeypatch):
     """The check uses the protocol in the inventory; for IPMI it sends ipmitool's own ping."""
     inventory = load(RACK)
@@ -576,6 +579,7 @@ def test_inventory_check_command_exit_code_and_json(faultbed, tmp_path):
     assert faultbed("--lab", "nowhere.yml", "inventory", "check").returncode == 4
 
 
+@pytest.mark.process
 def test_audit_rejects_a_file_that_is_no_inventory(tmp_path):
     path = tmp_path / "x.yml"
     path.write_text("all: {hosts: {web1: {}}}\n")

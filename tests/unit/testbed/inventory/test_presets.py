@@ -43,6 +43,7 @@ def test_preset_addresses_match_the_contract():
     assert topology.resolve("ctsw2:rtsw1").port.netdev == "rtsw1"
 
 
+@pytest.mark.process
 def test_ansible_itself_lists_the_default_inventory():
     program = Path(sys.executable).with_name("ansible-inventory")
     argv = [str(program), "-i", str(inventories() / "soft.yml"), "--list"]

@@ -58,6 +58,7 @@ def test_leftovers_beside_traffic_of_other_users_are_reported(left):
     assert [line.split(" ")[1] for line in left({"host1": actual}, ("*",))] == ["hogs", "link", "program"]
 
 
+@pytest.mark.process
 def test_others_are_the_live_commands_except_this_one(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
     path = os.pathsep.join((str(HOUSE), str(SUPPORT)))

@@ -280,6 +280,7 @@ def test_lease_ends_with_its_block_and_excludes_others_meanwhile(home, other_use
         pass
 
 
+@pytest.mark.process
 def test_lease_of_a_dead_process_on_this_machine_is_free(home):
     code = (
         "import os, sys; from testbed import shipped; from testbed.inventory.lab_inventory import load\n"
