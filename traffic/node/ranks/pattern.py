@@ -28,8 +28,9 @@ __all__ = ["PERIOD", "Pattern", "Regions", "count_wrong", "fill"]
 
 PERIOD = 4099
 MOST = 251
-BATCH = 1 << 18
-"""Elements that are hashed at once, at most (unless one region needs more)."""
+BATCH = 1 << 13
+"""Elements that are hashed at once, at most (unless one region needs more). Larger arrays do not stay in the CPU's
+caches, and malloc maps new pages for each of them."""
 _PLACES = np.tile(np.arange(PERIOD, dtype=np.uint32) * np.uint32(0x9E3779B1), 2)
 """The hashed positions of two periods: a slice of it is a part of the pattern that begins anywhere in the period."""
 _RANK_FACTOR, _MIX_FACTOR = np.uint32(0x85EBCA6B), np.uint32(0x2C1B3C6D)
