@@ -43,6 +43,7 @@ def of_plans(a: Plan, b: Plan) -> tuple[Difference, ...]:
         "captured ports": (_ports(a), _ports(b)),
         "probes": (_probes(a), _probes(b)),
         "bystander": (_bystander(a), _bystander(b)),
+        "routing scheme": (_scheme(a), _scheme(b)),
     }
     differences = [
         Difference(part="plan", what=what, a=str(one), b=str(two)) for what, (one, two) in plain.items() if one != two
@@ -158,6 +159,12 @@ def _bystander(plan: Plan) -> str:
         return NOTHING
     rate = f" at {flow.rate_bps / 1e6:g} Mb/s" if flow.rate_bps else ""
     return f"{flow.qps} x {flow.depth} {flow.verb} of {format_bytes(flow.message_bytes)} {flow.src} to {flow.dst}{rate}"
+
+
+def _scheme(plan: Plan) -> str:
+    if plan.fabric is msgspec.UNSET:
+        return NOTHING
+    return ", ".join([plan.fabric.routing, *(f"{name} {value}" for name, value in plan.fabric.parameters.items())])
 
 
 def _ranks(run: Measurements) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 from synthetic_run import synthetic_run
 
-from harness.experiment.run_plan import Plan
+from harness.experiment.run_plan import Plan, PlannedFabric
 from harness.record.measurements import Environment
 from harness.report.comparison.differences import of_environments, of_labs, of_plans, words
 
@@ -69,3 +69,13 @@ def test_differences_list_kernels_and_packages():
         ("guest kernel", "—", "6.12"),
         ("numpy", "2.0", "2.1"),
     }
+
+
+def test_routing_scheme_and_its_parameters_are_a_difference():
+    """Two runs that differ only in how their switches route were "the same" to a comparison."""
+    weighted = PlannedFabric(routing="weighted", fidelity="real", parameters={"weights": {"rtsw1:ctsw1": 2.0}})
+    (found,) = of_plans(PLAN, msgspec.structs.replace(PLAN, fabric=weighted))
+    assert (found.what, found.a, found.b) == ("routing scheme", "—", "weighted, weights {'rtsw1:ctsw1': 2.0}")
+    other = msgspec.structs.replace(weighted, parameters={"weights": {"rtsw1:ctsw1": 3.0}})
+    (found,) = of_plans(*(msgspec.structs.replace(PLAN, fabric=one) for one in (weighted, other)))
+    assert words((found,))[0].startswith("routing scheme: weighted, weights")
