@@ -144,6 +144,9 @@ def _combined(files: Sequence[RankTrace], parts: Sequence[Part]) -> Operation:
     if head.collective != "all-to-allv" and len(sizes) > 1:
         listed = ", ".join(str(size) for size in sorted(sizes))
         raise ConfigError(f"{names}: sizes of one {head.collective} differ: {listed} bytes; give traces of one run")
+    if head.collective != "p2p" and len({part.root for part in parts}) > 1:
+        listed = ", ".join(f"{part.root} in rank {member}'s" for member, part in _by_member(head, parts))
+        raise ConfigError(f"{names}: roots of one {head.collective} differ: {listed}; give traces of one run")
     counts = tuple(part.sends for part in parts) if head.sends else ()
     for number, (member, part) in enumerate(_by_member(head, parts) if counts else ()):
         sent = tuple(row[number] for row in counts)

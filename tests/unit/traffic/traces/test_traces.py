@@ -230,6 +230,15 @@ def test_traces_that_wait_for_each_other_are_refused_with_their_records(tmp_path
         traces.load(tmp_path)
 
 
+def test_traces_whose_roots_differ_are_refused(tmp_path):
+    """Rank 0 sent from itself, and rank 1 waited for rank 1: a replay of either is of no run."""
+    for rank in range(2):
+        record = {"comms": "broadcast", "in_msg_size": 4, "out_msg_size": 4, "dtype": "float32", "root": rank}
+        (tmp_path / f"{rank}.json").write_text(json.dumps([{**record, "world_size": 2}]))
+    with pytest.raises(ConfigError, match="roots of one broadcast differ: 0 in rank 0's, 1 in rank 1's"):
+        traces.load(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("name", "says"),
     [
