@@ -480,6 +480,7 @@ def captured_packets(run: Measurements) -> dict[str, Observation]:
 def rnic_counters(run: Measurements) -> dict[str, Observation]:
     """Return retransmission episodes, as the RNICs' own counters show them."""
     deltas = counter_deltas(run)
+    booted = counters.restarted(run.counters_before, run.counters_after)
 
     def growth(counter: str) -> Observation:
         names = counter, counters.MLX5[counter]
@@ -493,12 +494,13 @@ def rnic_counters(run: Measurements) -> dict[str, Observation]:
             return Observation(value=None, detail=f"no RNIC gave its {' or '.join(names)} before and after the run")
         moved = [f"{name} +{delta}" for name, delta in deltas_by_counter.items() if delta]
         detail = ", ".join(moved) or "moved nowhere"
-        # Counts from before a reset, or of an RNIC that was removed, are unknown.
+        # Counts from before a reset or a boot, or of an RNIC that was removed, are unknown.
         partly = [
             f"{node}:{name}"
             for node, values in run.counters_before.items()
             for name, before in values.items()
-            if re.split(r"[./:]", name)[-1] in names and run.counters_after.get(node, {}).get(name, -1) < before
+            if re.split(r"[./:]", name)[-1] in names
+            and (node in booted or run.counters_after.get(node, {}).get(name, -1) < before)
         ]
         read = {name.partition(":")[0] + ":" + re.split(r"[./:]", name)[1] for name in deltas_by_counter}
         unread = [f"{rank.host}:{rank.rnic}" for rank in run.ranks if f"{rank.host}:{rank.rnic}" not in read]

@@ -13,7 +13,8 @@ from harness.findings import Finding
 from harness.record.measurements import Deltas, Measurements
 from testbed.model.topology import Topology
 from testbed.node.gpu.xid import SYNTHETIC, event
-from testbed.observe.counters import MLX5, STATES
+from testbed.observe import counters
+from testbed.observe.counters import MLX5
 from traffic.engine.flight_recorder import Flight
 from traffic.engine.run_results import Standstill
 
@@ -46,24 +47,16 @@ _RNR, _RNRS, _LATE = "send_rnr_err", 3, 0.85
 """Minimum number of RNR NAKs from which a host's receives count as late, and the confidence."""
 _HOLDS = {"power_capped_us": "its power limit", "thermal_slowdown_us": "heat", "power_brake_us": "a power brake"}
 """Counters of a GPU's clocks (testbed.node.gpu.nvml) and their meaning. Not yet run on hardware."""
-_BOOT_COUNTERS, _FELL = ("ip.", "tcp.", "cpu", "memory."), 2
-"""Counters that only a reboot resets, and how many must be lower: one may have been read inconsistently."""
 
 
 def rebooted(run: Measurements) -> list[Finding]:
     """Return hosts whose kernel counters restarted."""
     findings = []
-    for host in run.topology.host_by_name:
-        was, now = (counted.get(host, {}) for counted in (run.counters_before, run.counters_after))
-        fell = [
-            f"{name} from {was[name]} to {now[name]}"
-            for name in was
-            if name.startswith(_BOOT_COUNTERS)
-            and name.rpartition(".")[2] not in STATES
-            and now.get(name, was[name]) < was[name]
-        ]
-        if len(fell) >= _FELL:
-            evidence = (f"{host}: counters restarted, as after a boot: {', '.join(fell[:3])}",)
+    for host, fell in counters.restarted(run.counters_before, run.counters_after).items():
+        if host in run.topology.host_by_name:
+            was, now = run.counters_before[host], run.counters_after[host]
+            shown = ", ".join(f"{name} from {was[name]} to {now[name]}" for name in fell[:3])
+            evidence = (f"{host}: counters restarted, as after a boot: {shown}",)
             findings.append(Finding(cause="host-reboot", place="rank", name=host, confidence=0.95, evidence=evidence))
     return findings
 

@@ -17,7 +17,7 @@ from testbed.errors import LabError
 if TYPE_CHECKING:
     from testbed.lab import Lab
 
-__all__ = ["MLX5", "STATES", "Snapshot", "delta", "deltas", "flat_deltas", "read", "value_at"]
+__all__ = ["MLX5", "STATES", "Snapshot", "delta", "deltas", "flat_deltas", "read", "restarted", "value_at"]
 
 Snapshot = Mapping[str, Mapping[str, int]]
 """Counter values by node and name."""
@@ -44,6 +44,9 @@ MLX5 = {
 
 Other counters have the same name in both, such as `duplicate_request`. Those of mlx5 are not yet run on hardware.
 """
+_SINCE_BOOT, _FELL = ("ip.", "tcp.", "cpu", "memory."), 2
+"""Counters that only a boot (or a new network namespace) resets, and how many must be lower: one may have been read
+inconsistently."""
 
 
 def read(lab: Lab, nodes: Iterable[str] | None = None, *, timeout_s: float = 60.0) -> dict[str, dict[str, int]]:
@@ -93,6 +96,24 @@ def deltas(before: Snapshot, after: Snapshot) -> dict[str, dict[str, int]]:
         for node, values in after.items()
         for was in (before.get(node, {}),)
     }
+
+
+def restarted(before: Snapshot, after: Snapshot) -> dict[str, tuple[str, ...]]:
+    """Return the nodes that have booted between two readings, each with the counters that show it.
+
+    All counters of such a node lack what came before the boot, also those that are higher by now.
+    """
+    fell = {
+        node: tuple(
+            name
+            for name in was
+            if name.startswith(_SINCE_BOOT)
+            and not _is_state(name)
+            and after.get(node, {}).get(name, was[name]) < was[name]
+        )
+        for node, was in before.items()
+    }
+    return {node: names for node, names in fell.items() if len(names) >= _FELL}
 
 
 def _is_state(name: str) -> bool:

@@ -119,6 +119,17 @@ def test_link_load_after_a_counter_reset_is_a_lower_bound():
     assert not loads["rtsw1:ctsw2"].up.at_least
 
 
+def test_link_load_of_a_switch_that_booted_is_a_lower_bound():
+    """Its ports' counters are higher by now, but the counters that only a boot resets are not."""
+    run = counted(UPLINKS)
+    start = {**run.counters_before, "rtsw1": run.counters_before["rtsw1"] | {"ip.InReceives": 9, "tcp.InSegs": 9}}
+    end = {**run.counters_after, "rtsw1": run.counters_after["rtsw1"] | {"ip.InReceives": 1, "tcp.InSegs": 1}}
+    run = msgspec.structs.replace(run, counters_before=start, counters_after=end)
+    loads = {one.name: one for one in link_loads(run)}
+    assert loads["rtsw1:ctsw1"].up.at_least
+    assert not loads["rtsw2:ctsw1"].up.at_least
+
+
 def test_report_lists_each_link_with_its_load(tmp_path):
     page = report.render(finished(tmp_path, counted(UPLINKS)).path).read_text(encoding="utf-8")
     text = " ".join(page.split())

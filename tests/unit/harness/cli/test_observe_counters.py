@@ -33,6 +33,18 @@ def test_counter_deltas_of_a_reset_rnic_are_not_negative():
     assert (metrics["nak_episodes"].value, metrics["go_back_n"].value) == (13, 13)
 
 
+@pytest.mark.parametrize(("now", "is_censored"), [(10, True), (900, False)], ids=["booted", "up"])
+def test_counter_metrics_of_a_host_that_booted_are_lower_bounds(now, is_censored):
+    """The counter was 2 before the boot, and is 5 by now: at least 3 episodes, whatever the boot erased."""
+    run = counted(
+        {"host1": {"ip.InDelivers": 900, "tcp.ActiveOpens": 40, "rxe0.out_of_seq_request": 2}},
+        {"host1": {"ip.InDelivers": now, "tcp.ActiveOpens": now // 10, "rxe0.out_of_seq_request": 5}},
+    )
+    run = msgspec.structs.replace(run, ranks=(Rank(rank=0, host="host1", rnic="rxe0"),))
+    one = observe(run).metrics["nak_episodes"]
+    assert (one.value, one.censored) == (3, is_censored)
+
+
 @pytest.mark.parametrize(
     ("metric", "name"), [("nak_episodes", "out_of_sequence"), ("go_back_n", "packet_seq_err")], ids=["gap", "nak"]
 )
