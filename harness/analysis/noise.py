@@ -49,10 +49,14 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):
-    """Contents of `noise-floor.json`. `workload` and `iterations` describe the runs; `sources` lists them."""
+    """Contents of `noise-floor.json`.
+
+    `accelerator` (that of the VMs), `workload` and `iterations` describe the runs; `sources` lists them.
+    """
 
     schema: Literal[1] = 1
     lab: str
+    accelerator: str | None = None
     workload: dict[str, Any]
     iterations: int
     sources: tuple[str, ...]
@@ -63,7 +67,8 @@ def measure(runs: Mapping[str, Measurements]) -> NoiseFloor:
     """Return the noise floor from runs of one workload on one lab, by name.
 
     Raises:
-        UsageError: different labs or workloads, one run twice, or fewer than `MIN_RUNS` fault-free series.
+        UsageError: different labs, accelerators, workloads or routing schemes, one run twice, or fewer than `MIN_RUNS`
+            fault-free series.
     """
     names: dict[str, str] = {}
     for name, run in runs.items():
@@ -71,8 +76,11 @@ def measure(runs: Mapping[str, Measurements]) -> NoiseFloor:
             raise UsageError(
                 f"{name} is a copy of {first}: it does not differ from it by any noise; name each run once"
             )
-    if len({(run.lab, msgspec.json.encode(run.workload, order="sorted")) for run in runs.values()}) > 1:
-        raise UsageError("runs of different labs or workloads have no common noise; name runs of one experiment")
+    if len({_conditions(run) for run in runs.values()}) > 1:
+        raise UsageError(
+            "runs of different labs, accelerators, workloads or routing schemes have no common noise; name runs of one "
+            "experiment on one machine"
+        )
     series = {name: part for name, run in runs.items() for name, part in _fault_free(name, run)}
     iterations = min((finished_iterations(part) for part in series.values()), default=0)
     if len(series) < MIN_RUNS or iterations == 0:
@@ -89,6 +97,7 @@ def measure(runs: Mapping[str, Measurements]) -> NoiseFloor:
     }
     return NoiseFloor(
         lab=measured.lab,
+        accelerator=measured.accelerator,
         workload=measured.workload,
         iterations=iterations,
         sources=tuple(series),
@@ -106,8 +115,8 @@ def allow_for(observed: Observed, floor: NoiseFloor | None) -> Observed:
     return replace(observed, metrics={**observed.metrics, "jct_ratio": replace(one, interval=interval)})
 
 
-def load(state_dir: Path, workload: Mapping[str, Any]) -> NoiseFloor | None:
-    """Return the noise floor stored for a lab; None if there is none, or one of another workload.
+def load(state_dir: Path, workload: Mapping[str, Any], accelerator: str | None) -> NoiseFloor | None:
+    """Return the noise floor stored for a lab; None if there is none, or one of another workload or accelerator.
 
     Raises:
         UsageError: the stored file is not a noise floor.
@@ -120,7 +129,8 @@ def load(state_dir: Path, workload: Mapping[str, Any]) -> NoiseFloor | None:
             f"{path}: not a noise floor as this version writes it: {error}; remove it, or measure it again with "
             "`faultbed noise`"
         ) from error
-    return floor if floor is not None and floor.workload == workload else None
+    fits = floor is not None and (floor.workload, floor.accelerator) == (workload, accelerator)
+    return floor if fits else None
 
 
 def encode(floor: NoiseFloor) -> bytes:
@@ -135,6 +145,12 @@ def decode(content: bytes) -> NoiseFloor:
         msgspec.ValidationError: not a noise floor of schema 1.
     """
     return msgspec.json.decode(content, type=NoiseFloor)
+
+
+def _conditions(run: Measurements) -> bytes:
+    """Return what the noise of a run depends on, as far as its measurements say."""
+    scheme = run.routing and (run.routing.scheme, run.routing.parameters)
+    return msgspec.json.encode((run.lab, run.accelerator, run.workload, scheme), order="sorted")
 
 
 def _fault_free(name: str, run: Measurements) -> list[tuple[str, Sequence[RankSeries]]]:

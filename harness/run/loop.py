@@ -97,7 +97,7 @@ def execute(
             lab.ours = covered(lab.topology, touched(decided, lab.topology))
         _refuse_after_intervention(lab)
         dirty.refuse(lab.state_dir, lab.name)  # what a killed command left is found by `dirty.begin`, or reset
-        floor = noise.load(lab.state_dir, decided.plan.workload)
+        floor = noise.load(lab.state_dir, decided.plan.workload, lab.accelerator)
         run_dir = _make_run_dir(decided, inventory, out, control=control)
         found = Found(
             stops=Guard(decided.experiment.stops),

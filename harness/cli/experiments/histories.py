@@ -123,7 +123,7 @@ def show_comparison(session: Session, first: Path, second: Path, *, html: Path |
     plans = a.read_plan(), b.read_plan()
     apart = differences(*plans)
     measured = a.read_measurements()
-    floor = noise_module.load(lab_dir(measured.lab), measured.workload)
+    floor = noise_module.load(lab_dir(measured.lab), measured.workload, measured.accelerator)
     rows = compare(measured, b.read_measurements(), floor=floor)
     page, why_not = _page(a, b, rows, html)
     if as_json:
@@ -150,7 +150,7 @@ def show_comparison(session: Session, first: Path, second: Path, *, html: Path |
         session.out.print(said, soft_wrap=True)
     if floor is None:
         session.out.print(
-            "no noise floor is kept for this lab and workload: what runs differ by anyhow is not in these"
+            "no noise floor is kept for this lab, accelerator and workload: what runs differ by anyhow is not in these"
         )
     session.out.print(f"page {page}" if page else f"no page: {why_not}", soft_wrap=True)
 

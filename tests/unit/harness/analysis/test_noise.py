@@ -16,7 +16,16 @@ from synthetic_run import synthetic_run
 from harness.analysis import noise
 from harness.analysis.observe import observe
 from harness.cli.main import cli
+from harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArmed, SchemeCleared
 from testbed.errors import UsageError
+
+RECEIPT = RoutingReceipt(
+    scheme="pinned",
+    fidelity="real",
+    armed=SchemeArmed(ok=True),
+    decisions=RoutingDecisions(asked=1, agreed=1),
+    cleared=SchemeCleared(),
+)
 
 
 def test_noise_floor_recovers_the_deviation_between_runs():
@@ -53,11 +62,12 @@ def test_noise_floor_uses_only_the_twin_of_a_run_with_faults():
     assert floor.sources == ("a (twin)", "b (twin)", "c (twin)")
 
 
-def test_noise_floor_of_two_labs_or_too_few_runs_is_rejected():
+def test_noise_floor_of_different_conditions_or_too_few_runs_is_rejected():
     run = synthetic_run()
-    other = msgspec.structs.replace(run, lab="another")
-    with pytest.raises(UsageError, match="different labs"):
-        noise.measure({"a": run, "b": other, "c": ended(run, 1)})
+    for other in ({"lab": "another"}, {"accelerator": "kvm"}, {"routing": RECEIPT}):
+        runs = {"a": run, "b": msgspec.structs.replace(run, **other), "c": ended(run, 1)}
+        with pytest.raises(UsageError, match="different labs, accelerators"):
+            noise.measure(runs)
     with pytest.raises(UsageError, match="at least 3"):
         noise.measure({"a": run})
 
@@ -83,12 +93,13 @@ def test_noise_command_keeps_the_floor_for_its_workload(tmp_path, monkeypatch):
     kept = json.loads(done.output)["kept"]
     folder = tmp_path / "home" / "labs" / "soft"
     assert kept == str(folder / noise.FILE)
-    assert noise.load(folder, run.workload).spreads["job_time"].runs == 3
-    assert noise.load(folder, {"flow": "write"}) is None
+    assert noise.load(folder, run.workload, run.accelerator).spreads["job_time"].runs == 3
+    assert noise.load(folder, {"flow": "write"}, run.accelerator) is None
+    assert noise.load(folder, run.workload, "kvm") is None
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b'{"schema": 2}', b"[" * 100_000])
 def test_noise_floor_file_that_is_broken_is_named_in_one_sentence(tmp_path, content):
     (tmp_path / noise.FILE).write_bytes(content)
     with pytest.raises(UsageError, match=r"noise-floor\.json: not a noise floor .*measure it again"):
-        noise.load(tmp_path, {})
+        noise.load(tmp_path, {}, None)
