@@ -111,15 +111,20 @@ class LabLease:
         return ()
 
     def release(self, *, was_dirty: bool = False, is_dirty: bool = False) -> None:
-        """Release the lease; a DIRTY part stays reserved for its owner. An inherited lease is not released."""
+        """Release the lease; a DIRTY part stays reserved for its owner. An inherited lease is not released.
+
+        Raises:
+            ReservationLost: there was none any more: others may have used the lab meanwhile.
+        """
         if self._is_inherited:
             return
         me = owner()
-        self.store.change(
+        found = self.store.change(
             lambda now: reservation.leave(
                 now.book, self.token, owner=me, was_dirty=was_dirty, is_dirty=is_dirty, now_s=now.now_s
             )
         )
+        reservation.refresh(found.book, self.token, until_s=found.now_s)
 
 
 def store_of(inventory: Inventory) -> ReservationStore:
@@ -286,8 +291,11 @@ def this_process() -> str:
 
 def is_dead(process: str) -> bool:
     """Return whether a process is known to be dead; False for processes of other machines."""
-    machine, pid, start = process.rsplit(":", 2)
-    return machine == _machine() and _start_of(int(pid)) != start
+    try:
+        machine, pid, start = process.rsplit(":", 2)
+        return machine == _machine() and _start_of(int(pid)) != start
+    except ValueError:  # not written by this version
+        return False
 
 
 def _machine() -> str:

@@ -109,7 +109,10 @@ class ReservationStore:
         stamps = words.split("\n")
         if status or len(stamps) != 3:  # noqa: PLR2004 (boot id, uptime, seconds since 1970)
             raise LabError(f"{self.where}: the reservations cannot be read: {err.strip() or 'no answer'}")
-        boot, up_s, day_s = stamps[0], float(stamps[1]), float(stamps[2])
+        try:
+            boot, up_s, day_s = stamps[0], float(stamps[1]), float(stamps[2])
+        except ValueError as error:
+            raise LabError(f"{self.where}: the reservations cannot be read: its clocks say {stamps[1:]}") from error
         if out.endswith("\nnone\n"):
             return Reading(book=(), now_s=day_s, digest="", boot=boot, up_s=up_s)
         try:

@@ -298,6 +298,8 @@ def test_is_dead_is_false_for_living_and_unknown_processes():
     machine, pid, start = this_process().rsplit(":", 2)
     assert is_dead(f"{machine}:{pid}:{int(start) + 1}")
     assert not is_dead(f"another-boot:pid:[1]:{pid}:1")
+    assert not is_dead("x")
+    assert not is_dead(f"{machine}:pid:{start}")
 
 
 def test_lease_that_was_removed_raises_reservation_lost(home):
@@ -306,6 +308,23 @@ def test_lease_that_was_removed_raises_reservation_lost(home):
         mine._sure_until = 0.0
         mine.heartbeat()
     assert mine._lost is not None
+
+
+def test_lease_that_another_user_took_over_after_the_last_refresh_is_reported_at_the_end(home, other_user):
+    """The process was stopped (SIGSTOP, or a laptop's sleep) after its last refresh, for longer than the lease."""
+    with (
+        pytest.raises(ReservationLost, match="not refreshed in time"),
+        hold(INVENTORY, ["host1"], why="x", mode="exclusive") as mine,
+    ):
+        theirs = entry(token="b", owner="they")
+        mine.store.change(lambda _now: (theirs,))
+    assert mine.store.read().book == (theirs,)
+
+
+def test_store_whose_machine_tells_no_time_is_an_error():
+    store = ReservationStore(where="jump1", folder="/x", lab="x", shell=lambda *_: (0, "boot\nup\n%s\nnone\n", ""))
+    with pytest.raises(LabError, match="jump1: the reservations cannot be read: its clocks say"):
+        store.read()
 
 
 def test_lease_interrupted_while_it_is_taken_does_not_block_its_owner(tmp_path, monkeypatch):
