@@ -56,6 +56,9 @@ class _Soft:
                 identity=folder / "id_ed25519",
                 host_key=snapshot.host_keys[name],
                 remedy=functools.partial(_remedy, folder / "vms" / name / serial_console.FILE),
+                cannot_answer=functools.partial(
+                    serial_console.panic_message, folder / "vms" / name / serial_console.FILE
+                ),
             )
             for name in inventory.machines
         }

@@ -38,7 +38,8 @@ def _default_remedy() -> str:
 class Address:
     """Address and credentials for SSH to a machine. `host_key` is a public key line (`ssh-ed25519 AAAA…`).
 
-    `remedy` is called if the machine does not answer; it returns the known reason and what to do.
+    `remedy` is called if the machine does not answer; it returns the known reason and what to do. `cannot_answer` is
+    called before a connection is opened: a reason is reported at once, instead of after the timeout.
     """
 
     host: str
@@ -47,6 +48,7 @@ class Address:
     identity: Path
     host_key: str
     remedy: Callable[[], str] = _default_remedy
+    cannot_answer: Callable[[], str | None] = lambda: None
 
 
 class SshConnection:
@@ -85,6 +87,8 @@ class SshConnection:
 
     def _connect(self) -> paramiko.Transport:
         where = f"{self.name} ({self.address.user}@{self.address.host}:{self.address.port})"
+        if reason := self.address.cannot_answer():
+            raise Unreachable(f"{where} does not answer: {reason}")
         try:
             raw = socket.create_connection((self.address.host, self.address.port), timeout=CONNECT_TIMEOUT_S)
         except OSError as error:
