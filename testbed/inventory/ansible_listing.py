@@ -7,6 +7,7 @@ file and of the group_vars and host_vars beside it.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -64,6 +65,7 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path}: cannot be read as a text file: {error}") from None
 
 
+@functools.lru_cache(maxsize=16)
 def _refuse_bad_yaml(path: Path, text: str) -> None:
     """Refuse what Ansible takes: bad YAML for an empty inventory, and the last of two equal keys."""
     try:

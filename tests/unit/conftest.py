@@ -27,7 +27,7 @@ def pytest_collection_modifyitems(items):
 def pytest_collection_finish():
     """Leave what is imported and collected out of garbage collection: to look through it takes a tenth of all time."""
     gc.freeze()
-    gc.set_threshold(10_000, 10, 10)
+    gc.set_threshold(50_000, 20, 20)
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import pickle
 import sys
 
@@ -21,13 +22,19 @@ ONE_A_PAGE = (
 DRAWN = {}
 
 
+@pytest.fixture(scope="session")
+def drawn_folder(tmp_path_factory):
+    """The folder of charts that this worker and its siblings have drawn; None without siblings."""
+    return tmp_path_factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else None
+
+
 @pytest.fixture
 def drawn_anew():
     """Draw every chart of this test."""
 
 
 @pytest.fixture(autouse=True)
-def charts_drawn_once(request, monkeypatch):
+def charts_drawn_once(request, monkeypatch, drawn_folder):
     """Draw a chart of each kind once: a page takes a second of matplotlib, and most tests look at another part of it.
 
     Whether a page has the chart is decided each time. `make nightly` draws the charts of all pages.
@@ -36,27 +43,36 @@ def charts_drawn_once(request, monkeypatch):
         return
     module, name = SEVERAL
     if module in sys.modules:
-        monkeypatch.setattr(sys.modules[module], name, _once_for_equal_data(getattr(sys.modules[module], name)))
+        monkeypatch.setattr(
+            sys.modules[module], name, _once_for_equal_data(getattr(sys.modules[module], name), drawn_folder)
+        )
     for module in ONE_A_PAGE:
         if module in sys.modules and not ALL:
-            monkeypatch.setattr(sys.modules[module], "twice", _once_of_a_kind(sys.modules[module].twice))
+            monkeypatch.setattr(sys.modules[module], "twice", _once_of_a_kind(sys.modules[module].twice, drawn_folder))
 
 
-def _once_for_equal_data(chart):
+def _once_for_equal_data(chart, folder):
     def drawn(*args):
-        key = chart.__qualname__, hashlib.sha256(pickle.dumps(args)).digest()
-        if key not in DRAWN:
-            DRAWN[key] = chart(*args)
-        return DRAWN[key]
+        key = chart.__qualname__, hashlib.sha256(pickle.dumps(args)).hexdigest()
+        return _drawn(key, folder, lambda: chart(*args))
 
     return drawn
 
 
-def _once_of_a_kind(twice):
-    def drawn(draw):
-        key = draw.__module__, draw.__qualname__
-        if key not in DRAWN:
-            DRAWN[key] = twice(draw)
-        return DRAWN[key]
+def _once_of_a_kind(twice, folder):
+    return lambda draw: _drawn((draw.__module__, draw.__qualname__), folder, lambda: twice(draw))
 
-    return drawn
+
+def _drawn(key, folder, draw):
+    """Return the chart with this key, which this worker, or another one, may have drawn."""
+    if key not in DRAWN:
+        path = folder and folder / f"chart-{hashlib.sha256(repr(key).encode()).hexdigest()}"
+        if path and path.exists():
+            DRAWN[key] = pickle.loads(path.read_bytes())
+        else:
+            DRAWN[key] = draw()
+            if path:
+                partial = path.with_name(f"{path.name}.{os.getpid()}")
+                partial.write_bytes(pickle.dumps(DRAWN[key]))
+                partial.rename(path)
+    return DRAWN[key]

@@ -49,8 +49,8 @@ def test_no_interleaving_has_two_holders(worlds):
 @pytest.mark.usefixtures("world")
 @pytest.mark.parametrize("broken", some_of(["lock", "digest", "torn", "clock", "sleep", "sync", "dead"], 4))
 def test_model_each_exclusion_mechanism_is_needed(broken):
-    """With any one of them removed, some interleaving has two holders."""
-    assert any(World(seed, broken).run(100).doubles for seed in range(3_000))
+    """With any one of them removed, some interleaving has two holders. Two of them are first seen after seed 200."""
+    assert any(World(seed, broken).run(100).doubles for seed in range(200, 3_000))
 
 
 @pytest.mark.usefixtures("world")
@@ -61,8 +61,9 @@ def test_model_conflict_rule_is_needed(monkeypatch):
 
 @pytest.mark.usefixtures("world")
 def test_model_safety_margin_of_the_lease_is_needed(monkeypatch):
+    """One interleaving in six hundred shows it. The search begins shortly before the first of them."""
     monkeypatch.setattr(lab_lease, "_SURE", 1.0)
-    assert any(World(seed).run(100).doubles for seed in range(3_000))
+    assert any(World(seed).run(100).doubles for seed in range(590, 3_000))
 
 
 def entry(token, until_s=1e12):
