@@ -140,18 +140,21 @@ class Executor:
         self.clock.enter(COMPLETION)
 
     def advance(self, now_ns: int) -> bool:
-        """Apply and send all segments that may be. Return whether the round is complete."""
+        """Send and apply all segments that may be. Return whether the round is complete.
+
+        Sending comes first: peers wait for it.
+        """
         moved = True
         while moved:
             moved = self.clock.needs_credit = False
             self.wake_ns = self.gate.advance(len(self.phases_ns), now_ns)
             # Comparing here first saves a call for each idle lane, of which 16 queue pairs per peer make many.
-            for lane in self.recv_lanes.values():
-                if lane.applied != lane.received:
-                    moved |= self._apply(lane, now_ns)
             for out in self.send_lanes.values():
                 if out.to_repeat or out.posted - out.base != len(out.segments):
                     moved |= self._send(out, now_ns)
+            for lane in self.recv_lanes.values():
+                if lane.applied != lane.received:
+                    moved |= self._apply(lane, now_ns)
             while len(self.phases_ns) < len(self.phases) and self._is_met(*self.phases[len(self.phases_ns)]):
                 now_ns = time.monotonic_ns()
                 self.phases_ns.append(now_ns - self.start_ns)

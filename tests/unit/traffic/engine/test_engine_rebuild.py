@@ -573,3 +573,15 @@ def test_segment_that_is_lost_while_the_rank_does_something_else_is_repeated_at_
     sender.settle(CLOCK.monotonic_ns())
     assert (lane.to_repeat, lane.in_flight[number]) == ([], lost)
     assert lane.requests == before + len(lost) > before
+
+
+def test_rank_that_begins_last_sends_before_it_applies_what_has_arrived(monkeypatch):
+    node, fabric = modules(monkeypatch), Fabric(random.Random(7))
+    ranks_on(fabric, node, CollectiveSpec(algorithm="full-mesh", size_bytes=1 << 14), "all-to-all")
+    *first, last = fabric.tasks.values()
+    for task in first:
+        task.begin(CLOCK.monotonic_ns())
+    fabric.drain()
+    last.begin(CLOCK.monotonic_ns())
+    did = [entry[1] for entry in last.recorder.entries() if entry[1] in ("post", "apply") and entry[2] == 0]
+    assert did == ["post"] * 3 + ["apply"] * 3
