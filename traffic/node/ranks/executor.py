@@ -12,7 +12,7 @@ import time
 import numpy as np
 
 from traffic.node.ranks.gate import Gate
-from traffic.node.ranks.lane import LAST, LaneSetup
+from traffic.node.ranks.lane import LAST, Lane, LaneSetup
 from traffic.node.ranks.parts_clock import COMPLETION, COPY, PartsClock
 from traffic.node.ranks.rank_memory import Memory
 from traffic.node.ranks.recorder import Recorder
@@ -61,7 +61,10 @@ class Executor:
         self.recv_lanes: dict[LaneKey, RecvLane] = {}
         self.send_by_conn: dict[int, SendLane] = {}
         self.recv_by_conn: dict[int, RecvLane] = {}
+        self._unsent: dict[SendLane, None] = {}  # lanes with segments to post in this round, or to repeat
+        self._unapplied: dict[RecvLane, None] = {}  # lanes with segments that have arrived
         self.phases = self._make_lanes(rnic, spec, conns)
+        self._met = 0  # conditions of the open phase that are met: once met, they stay so in this round
         self.round = -1
         self.last_round: int | None = None
         """The last round, once it is known. A peer's flag may name a later round than this one."""
@@ -72,8 +75,8 @@ class Executor:
         self.wake_ns: int | None = None
         """When `advance` must be called at the latest, because a pause of the program ends."""
 
-    def _make_lanes(self, rnic: Rnic, spec: dict[str, Any], conns: dict[int, Conn]) -> list[tuple[Need, Need]]:
-        """Create the lanes, and return the phases of the program (`traffic.node.ranks.segments.Plan`)."""
+    def _make_lanes(self, rnic: Rnic, spec: dict[str, Any], conns: dict[int, Conn]) -> list[list[tuple[Lane, int]]]:
+        """Create the lanes. Return the conditions for the end of each phase: segments that are done on a lane."""
         setup = LaneSetup(
             conns=conns,
             slots=self.slots,
@@ -114,7 +117,11 @@ class Executor:
                 self.recv_by_conn |= dict.fromkeys(numbers, lane)
         if self.send_lanes.keys() != plan.sends.keys() or self.recv_lanes.keys() != plan.recvs.keys():
             raise ValueError(f"connections {spec['lanes']} are not those of the program's segments")
-        return plan.phases
+        return [
+            [(self.recv_lanes[key], number) for key, number in received]
+            + [(self.send_lanes[key], number) for key, number in sent]
+            for received, sent in plan.phases
+        ]
 
     def _ring(self) -> Array:
         return np.zeros(self.slots * self.segment_elements, dtype=self.data.dtype)
@@ -124,6 +131,7 @@ class Executor:
         self.round += 1
         for out in self.send_lanes.values():
             out.base = self.round * len(out.segments)
+            self._unsent[out] = None
         for lane in self.recv_lanes.values():
             lane.base = self.round * len(lane.segments)
 
@@ -133,8 +141,8 @@ class Executor:
         self.phases_ns = []
         self.clock.begin(now_ns)
         self.gate.begin(now_ns)
-        has_data = any(lane.received > lane.base for lane in self.recv_lanes.values())
-        self.first_data_ns = now_ns if has_data else 0
+        self._met = 0
+        self.first_data_ns = now_ns if self._unapplied else 0
         self.clock.enter(COPY)
         self.memory.copy()
         self.clock.enter(COMPLETION)
@@ -148,25 +156,38 @@ class Executor:
         while moved:
             moved = self.clock.needs_credit = False
             self.wake_ns = self.gate.advance(len(self.phases_ns), now_ns)
-            # Comparing here first saves a call for each idle lane, of which 16 queue pairs per peer make many.
-            for out in self.send_lanes.values():
-                if out.to_repeat or out.posted - out.base != len(out.segments):
-                    moved |= self._send(out, now_ns)
-            for lane in self.recv_lanes.values():
-                if lane.applied != lane.received:
-                    moved |= self._apply(lane, now_ns)
-            while len(self.phases_ns) < len(self.phases) and self._is_met(*self.phases[len(self.phases_ns)]):
+            # Most lanes are idle most of the time, and 16 queue pairs per peer make many.
+            for out in list(self._unsent):
+                moved |= self._send(out, now_ns)
+                if not out.to_repeat and out.posted - out.base == len(out.segments):
+                    del self._unsent[out]
+            for lane in list(self._unapplied):
+                moved |= self._apply(lane, now_ns)
+                if lane.applied == lane.received:
+                    del self._unapplied[lane]
+            while len(self.phases_ns) < len(self.phases) and self._is_phase_done():
                 now_ns = time.monotonic_ns()
                 self.phases_ns.append(now_ns - self.start_ns)
+                self._met = 0
                 moved = True
         if len(self.phases_ns) < len(self.phases):
             return False
         # After the last round the queue pairs are destroyed, and with them what is under way.
         return self.round != self.last_round or all(out.acked == out.posted for out in self.send_lanes.values())
 
+    def arrive(self, lane: RecvLane, conn: Conn, sequence: int) -> int | None:
+        """Note a segment (`RecvLane.arrive`)."""
+        self._unapplied[lane] = None
+        return lane.arrive(conn, sequence)
+
+    def resume(self, out: SendLane, conn: Conn) -> list[int]:
+        """Continue on a rebuilt connection (`SendLane.resume`)."""
+        self._unsent[out] = None
+        return out.resume(conn)
+
     def repeat_lost(self, now_ns: int) -> None:
         """Post the segments that were lost with their connection. Between two rounds, only eager lanes have some."""
-        for out in self.send_lanes.values():
+        for out in self._unsent:
             if out.to_repeat:
                 self._repeat(out, now_ns)
 
@@ -188,15 +209,24 @@ class Executor:
                 out.mr.close()
         self.mr.close()
 
+    def _is_phase_done(self) -> bool:
+        needs = self.phases[len(self.phases_ns)]
+        while self._met < len(needs):
+            lane, number = needs[self._met]
+            if lane.done() - lane.base < number:
+                return False
+            self._met += 1
+        return True
+
     def _is_met(self, received: Need, sent: Need) -> bool:
-        """Return whether the segments that must be received are, and the memory of those that must be sent is free."""
+        """Return whether segments are done (`Lane.done`)."""
         for key, number in received:
             lane = self.recv_lanes[key]
-            if lane.applied - lane.base < number:
+            if lane.done() - lane.base < number:
                 return False
         for key, number in sent:
             out = self.send_lanes[key]
-            if (out.acked if out.ring is None else out.posted) - out.base < number:
+            if out.done() - out.base < number:
                 return False
         return True
 

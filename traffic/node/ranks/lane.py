@@ -87,6 +87,10 @@ class Lane:
         """Return how many segments have begun and how many are done, over all rounds."""
         raise NotImplementedError
 
+    def done(self) -> int:
+        """Return the number of segments, over all rounds, that are applied, or whose memory may change again."""
+        raise NotImplementedError
+
     def free_connection(self) -> Conn | None:
         """Return the connection that takes the next request, or None if all are at their limit or down."""
         if not self.has_substitutes:

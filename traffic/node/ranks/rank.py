@@ -111,7 +111,7 @@ class RankTask(Task):
             lane.resume(conn, now_ns)
         else:
             out = self.executor.send_by_conn[conn.number]
-            lost = out.resume(conn)
+            lost = self.executor.resume(out, conn)
             if conn.generation:
                 self.emit(
                     "redone",
@@ -170,7 +170,7 @@ class RankTask(Task):
         if imm & PROBE:
             lane.arrive_probe(conn)
             return
-        number = lane.arrive(conn, imm & MASK)
+        number = executor.arrive(lane, conn, imm & MASK)
         if number is None:
             self.lost(conn, "OUT_OF_SEQUENCE", now_ns)
             return

@@ -46,6 +46,9 @@ class RecvLane(Lane):
     def progress(self) -> tuple[int, int]:
         return self.received, self.applied
 
+    def done(self) -> int:
+        return self.applied
+
     def endpoint(self, conn: Conn) -> dict[str, Any]:
         """Return what the sender needs: the ring, and which segments have arrived and are applied."""
         self._reported[conn.number] = self.applied

@@ -72,6 +72,9 @@ class SendLane(Lane):
     def progress(self) -> tuple[int, int]:
         return self.posted, self.acked
 
+    def done(self) -> int:
+        return self.acked if self.ring is None else self.posted
+
     def copy(self, ring: npt.NDArray[Any], number: int, data: npt.NDArray[Any]) -> None:
         """Copy a segment of an eager lane from the rank's memory to its slot."""
         self.clock.enter(COPY)
