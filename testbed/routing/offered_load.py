@@ -74,7 +74,7 @@ def _shares(fabric: Fabric, flow: Flow, switch: str, target: str) -> tuple[tuple
     # Where the whole way is longer than in a healthy fabric, no next hop of the healthy one is left.
     hops = healthy if set(alive) <= set(healthy) else alive
     return fabric.scheme.choose(
-        Choice(topology=fabric.topology, routing=fabric.routing, flow=flow, hops=hops, alive=alive)
+        Choice(topology=fabric.topology, switch=switch, routing=fabric.routing, flow=flow, hops=hops, alive=alive)
     )
 
 

@@ -14,7 +14,7 @@ If a static next hop is dead, ECMP over the live ones replaces it: the table of 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -43,12 +43,14 @@ class Routing:
     """A scheme's parameters.
 
     Attributes:
-        seed: of the hashes. All switches of a soft lab share one, so two tiers choose alike (hash polarisation).
+        seed: of the hash of queue pairs. All switches share it, so two tiers choose alike (hash polarisation).
+        hash_seeds: of the hash of the 5-tuple, by switch (`Inventory.hash_seed`); one that is not named has `seed`.
         weights: `weighted`: share of each next hop by the name of its link; a link that is not named has 1.
         buckets: `resilient`: buckets of a next-hop group.
     """
 
     seed: int = 1
+    hash_seeds: Mapping[str, int] = field(default_factory=dict)
     weights: dict[str, float] = field(default_factory=dict)
     buckets: int = 128
 
@@ -59,6 +61,7 @@ class Choice:
 
     Attributes:
         topology: the lab.
+        switch: that decides.
         routing: parameters of the scheme.
         flow: the queue pair.
         hops: next hops of a healthy fabric, in the order of the inventory.
@@ -66,6 +69,7 @@ class Choice:
     """
 
     topology: Topology
+    switch: str
     routing: Routing
     flow: Flow
     hops: Sequence[Link]
@@ -178,7 +182,8 @@ def _static(at: Choice, link: Link) -> Shares:
 def _tuple_hash(at: Choice) -> float:
     """Return a number in [0, 1) that is drawn by the 5-tuple. Linux and ASICs have other hashes, equally even."""
     addresses = [_address(at.topology, name) for name in (at.flow.src, at.flow.dst)]
-    key = "|".join([*addresses, "17", str(at.flow.src_port), str(ROCE_PORT), str(at.routing.seed)])
+    seed = at.routing.hash_seeds.get(at.switch, at.routing.seed)
+    key = "|".join([*addresses, "17", str(at.flow.src_port), str(ROCE_PORT), str(seed)])
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=6).digest()) / 2**48
 
 

@@ -138,7 +138,9 @@ def scheme_tables(topology: Topology, scheme: str, routing: Routing) -> SchemeTa
                 hops[prefix] = tuple(link.end(switch.name).netdev for link in links)
                 if chosen.is_static and not chosen.marks:
                     flow = Flow(src="", dst=f"{host.name}:{rnic.name}", size_bytes=1, src_port=0, dst_qpn=0)
-                    at = Choice(topology=topology, routing=routing, flow=flow, hops=links, alive=links)
+                    at = Choice(
+                        topology=topology, switch=switch.name, routing=routing, flow=flow, hops=links, alive=links
+                    )
                     ((link, _share),) = chosen.choose(at)
                     static[prefix] = link.end(switch.name).netdev
         if hops:

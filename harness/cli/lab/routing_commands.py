@@ -124,7 +124,8 @@ def routing_predict(
     inventory = session.inventory()
     topology = inventory.topology
     placed, traffic = _job(inventory, **job)
-    parameters = Routing(weights=_weights(topology, weights))
+    seeds = {switch.name: inventory.hash_seed(switch.name) for switch in topology.switches}
+    parameters = Routing(weights=_weights(topology, weights), hash_seeds=seeds)
     answers = predict(
         topology,
         placed,

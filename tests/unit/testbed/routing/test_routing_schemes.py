@@ -373,6 +373,16 @@ def test_routing_predict_prints_the_conflict_of_the_seed():
     assert answer["draws"] == 1
 
 
+def test_routing_predict_draws_the_spines_choice_apart_from_that_of_the_racks():
+    """Each tier of this lab has a hash seed of its own, so a spine's flows go on over both of its uplinks."""
+    words = ("predict", "--scheme", "ecmp", "--scheme", "e-ecmp", "--draws", "100", "--json")
+    done = CliRunner().invoke(cli, ["--lab", "soft-zones", "routing", *words], standalone_mode=False)
+    by_tuple, by_queue_pair = (one["uplinks"]["ctsw1"] for one in json.loads(done.output))
+    assert by_tuple["p1"] == 1.0
+    assert by_tuple["mean"] < 1.9
+    assert by_queue_pair["p1"] == 2.0, "the marks of all tiers have one seed"
+
+
 def test_routing_conflicts_counts_worse_placements():
     ranks = [word for number in (1, 2, 3, 4) for word in ("--rank", f"host{number}")]
     answer = json.loads(routing("conflicts", *ranks, "--worst", "3", "--json").output)
