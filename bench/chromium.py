@@ -41,7 +41,7 @@ class Browser:
         self._session: str | None = None
         self.requested: list[str] = []
 
-    def ask(self, method: str, **params: Any) -> dict[str, Any]:
+    def send(self, method: str, **params: Any) -> dict[str, Any]:
         """Send a command and wait for its answer."""
         self._asked += 1
         message = {"id": self._asked, "method": method, "params": params}
@@ -57,17 +57,17 @@ class Browser:
     def open(self, page: Path, *, width: int, height: int = 900) -> None:
         """Show a page in a viewport of this width, and wait until it is loaded."""
         self._session = None
-        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        self.ask("Page.enable")
-        self.ask("Network.enable")
-        self.ask("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
-        self.ask("Page.navigate", url=page.as_uri())
+        target = self.send("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        self.send("Page.enable")
+        self.send("Network.enable")
+        self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.send("Page.navigate", url=page.as_uri())
         self._until(lambda heard: heard.get("method") == "Page.loadEventFired")
 
     def value(self, expression: str) -> Any:
         """Evaluate an expression in the page. The page's policy forbids its own scripts, not the debugger's."""
-        answer = self.ask("Runtime.evaluate", expression=expression, returnByValue=True)
+        answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True)
         if "exceptionDetails" in answer:
             raise LabError(f"Chromium, {expression}: {answer['exceptionDetails']}")
         return answer["result"].get("value")

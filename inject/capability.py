@@ -77,20 +77,22 @@ def abilities(lab: Lab, kinds: Sequence[FaultKind] | None = None) -> list[Abilit
                 faults_by_node.setdefault(planned.place.node, []).append(planned)
     with ThreadPoolExecutor(max_workers=max(1, len(faults_by_node))) as pool:
         for answers in pool.map(lambda node: _query(lab, node, faults_by_node[node]), faults_by_node):
-            answers_by_target |= {(each.kind, each.target): each for each in answers}
+            answers_by_target |= {(answer.kind, answer.target): answer for answer in answers}
     return list(answers_by_target.values())
 
 
 def summary(answers: Sequence[Ability]) -> list[tuple[str, str, str, str]]:
     """Return rows of kind, answer, targets and reason; targets with the same answer share a row."""
     rows: dict[tuple[str, str, str], list[str]] = {}
-    for each in answers:
-        rows.setdefault((each.kind, each.can, each.why.replace(each.target, "TARGET")), []).append(each.target)
+    for answer in answers:
+        rows.setdefault((answer.kind, answer.can, answer.why.replace(answer.target, "TARGET")), []).append(
+            answer.target
+        )
     return [(kind, can, first_of(targets, 4), why) for (kind, can, why), targets in rows.items()]
 
 
 def _spec(kind: FaultKind, target: str) -> FaultSpec:
-    params = {one.name: _sample(one) for one in kind.params if one.required or one.name == "share"}
+    params = {param.name: _sample(param) for param in kind.params if param.required or param.name == "share"}
     return FaultSpec(kind=kind.name, target=target, for_s=_FOR_S, params=params)
 
 
@@ -106,7 +108,7 @@ def _unknown(faults: Sequence[PlannedFault], why: str) -> list[Ability]:
 
 
 def _query(lab: Lab, node: str, faults: Sequence[PlannedFault]) -> list[Ability]:
-    requests = [{"actuator": each.request["actuator"], "args": each.request["args"]} for each in faults]
+    requests = [{"actuator": fault.request["actuator"], "args": fault.request["args"]} for fault in faults]
     try:
         lab.ensure_code(node)
         done = lab.carrier(node).run(lab.python(MODULE), stdin=json.dumps(requests), timeout_s=_TIMEOUT_S, check=False)

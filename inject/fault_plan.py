@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from inject.kinds.catalogue import Binding, FaultKind, Fidelity, Param, find
+from inject.kinds.catalogue import Binding, FaultKind, Fidelity, Param, kind_named
 from inject.mechanisms import rack, soft
 from inject.mechanisms.mechanism import Mechanism, Request
 from inject.policy.conflicts import both_claim
@@ -155,7 +155,7 @@ def plan(
         UsageError: unknown kind, parameter or target, or a value out of its range.
         Unsupported: this kind of lab cannot do it.
     """
-    kind = find(spec.kind, where=f"{where}.kind")
+    kind = kind_named(spec.kind, where=f"{where}.kind")
     target = _target(spec, topology, kind, where=where)
     if lab_kind not in kind.fidelity:
         raise Unsupported(
@@ -219,10 +219,10 @@ def plan_all(
     ]
     for second, fault in enumerate(planned):
         for first, other in enumerate(planned[:second]):
-            if thing := both_claim(other, fault, topology):
+            if shared := both_claim(other, fault, topology):
                 raise UsageError(
                     f"{names[second]}: {fault.kind} on {fault.target.text} overlaps {names[first]} "
-                    f"({other.kind} on {other.target.text}): both change {thing}; move one of the windows"
+                    f"({other.kind} on {other.target.text}): both change {shared}; move one of the windows"
                 )
     return _without_shared_bystanders(planned)
 
@@ -247,10 +247,10 @@ def plan_beside(
     """
     planned = plan(spec, topology, lab_kind=lab_kind, index=index, where=where)
     for other in active:
-        if thing := both_claim(other, planned, topology, at_any_time=True):
+        if shared := both_claim(other, planned, topology, at_any_time=True):
             raise UsageError(
                 f"{where}: {planned.kind} on {planned.target.text} conflicts with {other.kind} on "
-                f"{other.target.text}: both change {thing}; clear the active one first"
+                f"{other.target.text}: both change {shared}; clear the active one first"
             )
     return _without_shared_bystanders([*active, planned])
 
@@ -265,9 +265,9 @@ def _without_shared_bystanders(planned: Sequence[PlannedFault]) -> tuple[Planned
     )
 
 
-def _still_bystanders(fault: PlannedFault, others: Sequence[PlannedFault]) -> tuple[str, ...]:
-    moved = {key for other in others for witness in other.must_move for key in witness.any_of}
-    gone = {key.rpartition(".")[0] for other in others for key, value in other.while_on if value is None}
+def _still_bystanders(fault: PlannedFault, other_faults: Sequence[PlannedFault]) -> tuple[str, ...]:
+    moved = {key for other in other_faults for witness in other.must_move for key in witness.any_of}
+    gone = {key.rpartition(".")[0] for other in other_faults for key, value in other.while_on if value is None}
     return tuple(key for key in fault.must_not_move if key not in moved and key.rpartition(".")[0] not in gone)
 
 

@@ -185,7 +185,7 @@ def heal(lab: Lab, *, only: Collection[str] = (), panic: bool = False, timeout_s
     interventions.record(lab.state_dir, "heal --panic" if panic else "heal", covered(lab.topology, only))
     machines = tuple(name for name in lab.nodes() if not only or name in only)
 
-    def one(machine: str) -> list[str]:
+    def heal_machine(machine: str) -> list[str]:
         text = f"{_faults(lab)}true\n" if panic else script(lab, machine)
         try:
             ran = lab.node(machine).run(["sh", "-c", text], check=False, timeout_s=timeout_s)
@@ -193,16 +193,16 @@ def heal(lab: Lab, *, only: Collection[str] = (), panic: bool = False, timeout_s
             return [f"{machine}: failed: {error}"]
         lines = [f"{machine}: {line}" for line in ran.stdout.splitlines()]
         if ran.rc:  # the script ends with 0: it did not come to its end, or never began
-            said = (ran.stderr.strip() or "no message").splitlines()[-1]
-            lines.append(f"{machine}: failed: its script ended with {ran.rc}: {said}")
+            message = (ran.stderr.strip() or "no message").splitlines()[-1]
+            lines.append(f"{machine}: failed: its script ended with {ran.rc}: {message}")
         return lines
 
     with ThreadPoolExecutor(max_workers=len(machines) + 1) as pool:
-        here = pool.submit(_lines_of, lambda: _heal_local(lab, most_s=_REVERT_S if panic else None))
+        local_lines = pool.submit(_lines_of, lambda: _heal_local(lab, most_s=_REVERT_S if panic else None))
         if not panic:
-            wait([here])  # a rebooting or frozen host answers only after its revert beside QEMU
-        parts = list(pool.map(one, machines))
-        lines = [*here.result(), *(line for part in parts for line in part)]
+            wait([local_lines])  # a rebooting or frozen host answers only after its revert beside QEMU
+        parts = list(pool.map(heal_machine, machines))
+        lines = [*local_lines.result(), *(line for part in parts for line in part)]
     if not panic:
         lines += _lines_of(lambda: _provision_again(lab, lines))
     failed = [line for line in lines if ": failed: " in line]
@@ -272,9 +272,9 @@ def _was_up(before: Fingerprint | None, port: Port) -> bool:
     return "UP" in link.split()
 
 
-def _lines_of(what: Callable[[], list[str]]) -> list[str]:
+def _lines_of(action: Callable[[], list[str]]) -> list[str]:
     try:
-        return what()
+        return action()
     except (LabError, RevertFailed, OSError, subprocess.SubprocessError) as error:
         return [f"here: failed: {error}"]
 
@@ -289,7 +289,7 @@ def _heal_local(lab: Lab, *, most_s: float | None) -> list[str]:
     # First: a holder that has no claim yet cannot be found here, but reads this file once it has one.
     with contextlib.suppress(OSError):
         healed_file(lab).write_text(secrets.token_hex(8), encoding="ascii")
-    names = {path.stem for what in ("revert", "claim") for path in folder.glob(f"*.{what}")}
+    names = {path.stem for suffix in ("revert", "claim") for path in folder.glob(f"*.{suffix}")}
     with ThreadPoolExecutor(max_workers=max(1, len(names))) as pool:
         lines = pool.map(lambda name: _heal_local_holder(folder / f"{name}.revert", most_s), sorted(names))
         return [line for part in lines for line in part]
@@ -301,8 +301,8 @@ def _heal_local_holder(stored: Path, most_s: float | None) -> list[str]:
     fields = read_claim(str(claim))
     try:
         if end_holder(str(claim)):
-            what = f"{fields.get('kind')} on {fields.get('target')}" if fields else stored.stem
-            lines = [f"here: {_MARK} ended the holder of {what}"]
+            fault_text = f"{fields.get('kind')} on {fields.get('target')}" if fields else stored.stem
+            lines = [f"here: {_MARK} ended the holder of {fault_text}"]
         patience_s = most_s or (_BACK_S if stored.exists() and REJOIN in stored.read_text() else _REVERT_S)
         with locked(str(claim), within_s=patience_s):
             if stored.exists():
@@ -331,10 +331,10 @@ def _restore_carriers(lab: Lab) -> list[str]:
     if not traits_of(lab.kind).is_emulated:
         return []
     done = []
-    seen = counters.read(lab, [host.name for host in lab.topology.hosts])
+    readings = counters.read(lab, [host.name for host in lab.topology.hosts])
     for host in lab.topology.hosts:
         for netdev in (host.front_end_netdev, *(rnic.netdev for rnic in host.rnics)):
-            if seen[host.name].get(f"{netdev}.carrier") == 0:
+            if readings[host.name].get(f"{netdev}.carrier") == 0:
                 set_link(str(lab.qmp_socket(host.name)), lab.nic_id(host.name, netdev), up=True)
                 done.append(f"{host.name}: {_MARK} restored the carrier of {netdev}")
     return done

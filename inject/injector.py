@@ -41,7 +41,7 @@ Mutation = Literal["noop", "lie"]
 
 def longest_lease_s(faults: Iterable[PlannedFault], *, ttl_s: float = TTL_S) -> float:
     """Return how long after the controller's death the last of these faults may still be in place."""
-    return ttl_s + max((float(each.request.get("patience_s", 0.0)) for each in faults), default=0.0)
+    return ttl_s + max((float(fault.request.get("patience_s", 0.0)) for fault in faults), default=0.0)
 
 
 def audit_fields(planned: PlannedFault) -> dict[str, Any]:
@@ -119,7 +119,7 @@ class Injector:
             with self._opening:
                 if self._is_closed:
                     raise FaultError(f"{planned.kind} on {planned.target.text}: the command is ending")
-                active = [*(each.planned for each in self._open), planned]
+                active = [*(open_fault.planned for open_fault in self._open), planned]
                 blast_radius.check(active, self.lab.inventory_model)
                 safety.check_spacing(active, self.lab.inventory_model)
                 self._check_last_end(planned)
@@ -193,7 +193,7 @@ class Injector:
 
     def claim_of(self, planned: PlannedFault) -> dict[str, Any]:
         """Return what a fault claims on its target, for holders of other sessions to compare and to name."""
-        paths = [(each.path, each.thing) for each in claims_of(planned, self.lab.topology)]
+        paths = [(claim.path, claim.resource) for claim in claims_of(planned, self.lab.topology)]
         return claim_of(planned, paths, session=self._session)
 
     def active(self) -> tuple[PreparedFault, ...]:
@@ -204,9 +204,9 @@ class Injector:
         """Return the other faults that may have moved the counters of `prepared` (`inject.policy.overlap`)."""
         since_ns = prepared.baseline_ns or time.monotonic_ns()
         return [
-            each
-            for each in self._all
-            if each is not prepared and each.may_act_after(since_ns) and not (only_ended and each.ended_ns is None)
+            fault
+            for fault in self._all
+            if fault is not prepared and fault.may_act_after(since_ns) and not (only_ended and fault.ended_ns is None)
         ]
 
     def remove(self, prepared: PreparedFault, receipt: FaultReceipt | None = None) -> None:
@@ -250,8 +250,8 @@ class Injector:
         except BaseException:
             # After a second Ctrl-C, closing its channel makes each holder revert by itself.
             # A fault that was never armed has changed nothing, and cannot any more.
-            begun = [each for each in self._open if each.began_ns is not None]
-            self.abandoned += tuple(f"{each.planned.kind} on {each.planned.target.text}" for each in begun)
+            begun = [fault for fault in self._open if fault.began_ns is not None]
+            self.abandoned += tuple(f"{fault.planned.kind} on {fault.planned.target.text}" for fault in begun)
             for prepared in self._open[:]:
                 prepared.lease.release()
                 if prepared in begun:

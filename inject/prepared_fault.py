@@ -209,8 +209,8 @@ class PreparedFault:
         """Wait until the effects of earlier faults can no longer be mistaken for effects of this one."""
         deadline = time.monotonic() + TAIL_S
         while time.monotonic() < deadline:
-            others = [each.planned for each in self._injector.overlapping(self, only_ended=True)]
-            if not others or not own_evidence(self.planned, others, self._lab.topology)[1]:
+            overlapping = [fault.planned for fault in self._injector.overlapping(self, only_ended=True)]
+            if not overlapping or not own_evidence(self.planned, overlapping, self._lab.topology)[1]:
                 return
             self.lease.pause(0.1)
 
@@ -364,8 +364,8 @@ class PreparedFault:
         return cleared, fired, doubts
 
     def _own_evidence(self) -> tuple[PlannedFault, tuple[str, ...]]:
-        others = [each.planned for each in self._injector.overlapping(self)]
-        return own_evidence(self.planned, others, self._lab.topology)
+        overlapping = [fault.planned for fault in self._injector.overlapping(self)]
+        return own_evidence(self.planned, overlapping, self._lab.topology)
 
 
 def _named(error: Exception) -> str:

@@ -136,7 +136,9 @@ def schedule(
         raise UsageError(f"events: {count}; a schedule must expect at least one event")
     specs: list[FaultSpec] = []
     for spec in profile.make(_Draws(seed, name), topology, duration_s, count):
-        earliest_s = max((each.at_s + each.for_s + _REST_S for each in specs if _conflict(each, spec)), default=0.0)
+        earliest_s = max(
+            (earlier.at_s + earlier.for_s + _REST_S for earlier in specs if _conflict(earlier, spec)), default=0.0
+        )
         at_s = round(max(spec.at_s, earliest_s), 3)
         for_s = round(spec.for_s, 3)
         # A fault that would outlive the schedule is left out.
@@ -145,13 +147,13 @@ def schedule(
     return tuple(sorted(specs, key=lambda spec: (spec.at_s, spec.target, spec.kind)))
 
 
-def _conflict(one: FaultSpec, two: FaultSpec) -> bool:
+def _conflict(spec: FaultSpec, other_spec: FaultSpec) -> bool:
     """Return whether two faults must not overlap: they share a target, or one stops the other's host."""
-    if one.target == two.target:
+    if spec.target == other_spec.target:
         return True
     return any(
         stopped.kind in ("host.freeze", "host.reboot") and stopped.target in other.target.split(":")
-        for stopped, other in ((one, two), (two, one))
+        for stopped, other in ((spec, other_spec), (other_spec, spec))
     )
 
 

@@ -95,9 +95,9 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="inject.reprovision")
     parser.add_argument("inventory", type=Path)
     parser.add_argument("host")
-    what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--look", action="store_true")
-    what.add_argument("--unless", metavar="BOOT")
+    action = parser.add_mutually_exclusive_group(required=True)
+    action.add_argument("--look", action="store_true")
+    action.add_argument("--unless", metavar="BOOT")
     args = parser.parse_args(argv)
     try:
         with open_lab(load(args.inventory)) as lab:

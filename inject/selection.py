@@ -35,8 +35,8 @@ class Selection:
     @property
     def share(self) -> float:
         """The share of a whole period that is taken."""
-        taken = len(self.positions) / self.period
-        return 1 - taken if self.spared else taken
+        listed_share = len(self.positions) / self.period
+        return 1 - listed_share if self.spared else listed_share
 
     def taken_of(self, packets: int) -> int:
         """Return how many of the first `packets` packets are taken, exactly."""
@@ -77,7 +77,9 @@ def by_share(share: float, seed: int) -> Selection:
     spared = share > 0.5  # noqa: PLR2004 - list the smaller part
     listed = 1 - share if spared else share
     counts = range(MOST_POSITIONS, _LEAST_POSITIONS, -1)
-    count = min(counts, key=lambda each: round(abs(each / round(each / listed) - listed) / listed, 12))
+    count = min(
+        counts, key=lambda listed_count: round(abs(listed_count / round(listed_count / listed) - listed) / listed, 12)
+    )
     period = round(count / listed)
     positions: set[int] = set()
     number = 0
@@ -100,5 +102,5 @@ def netem_seed(seed: int) -> int:
     return _draw(seed, "netem") >> 193
 
 
-def _draw(seed: int, what: str) -> int:
-    return int.from_bytes(hashlib.sha256(f"{seed}/{what}".encode()).digest(), "big")
+def _draw(seed: int, name: str) -> int:
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest(), "big")

@@ -111,7 +111,7 @@ def compatible(drawn: Sequence[FaultSpec], accepts: Accepts) -> tuple[FaultSpec,
     Every list becomes a schedule, so shrinking never stops at one that cannot be planned.
     """
     kept: list[FaultSpec] = []
-    for spec in sorted(drawn, key=lambda each: each.at_s):
+    for spec in sorted(drawn, key=lambda spec: spec.at_s):
         if accepts([*kept, spec]):
             kept.append(spec)
     return tuple(kept)

@@ -38,60 +38,62 @@ def examine(inventory: Inventory) -> list[Finding]:
 
 def _tool(name: str, package: str, purpose: str) -> Finding:
     places = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
-    if found := shutil.which(name, path=places):
-        return Finding(what=name, state="ok", found=found)
+    if path := shutil.which(name, path=places):
+        return Finding(what=name, state="ok", found=path)
     advice = f"`apt-get install {package}`" if package else "install faultbed again (`make setup`)"
     return Finding(what=name, state="bad", found=f"missing; it {purpose}", advice=advice)
 
 
 def _memory(inventory: Inventory) -> Finding:
     needed, available = backend_of(inventory.kind).needed_mib(inventory), capacity.available_mib()
-    found = f"{available} MiB available, {inventory.name} needs {needed}"
+    memory = f"{available} MiB available, {inventory.name} needs {needed}"
     if available >= needed or backend_of(inventory.kind).is_up(inventory):
-        return Finding(what="memory", state="ok", found=found)
+        return Finding(what="memory", state="ok", found=memory)
     return Finding(
         what="memory",
         state="bad",
-        found=found,
+        found=memory,
         advice="close other programs, or use a smaller lab: `--lab soft-mini`",
     )
 
 
 def _disks() -> list[Finding]:
     wanted = {
-        "disk for images": (cache_dir(), 0 if image.find() else image.NEEDED_MIB, "FAULTBED_CACHE"),
+        "disk for images": (cache_dir(), 0 if image.cached() else image.NEEDED_MIB, "FAULTBED_CACHE"),
         "disk for labs": (home_dir(), _STATE_MIB, "FAULTBED_HOME"),
-        "disk for building": (Path(tempfile.gettempdir()), 0 if image.find() else image.NEEDED_MIB, "TMPDIR"),
+        "disk for building": (Path(tempfile.gettempdir()), 0 if image.cached() else image.NEEDED_MIB, "TMPDIR"),
     }
     findings = []
-    for what, (folder, needed, variable) in wanted.items():
-        there = next(path for path in (folder, *folder.parents) if path.exists())
-        free = shutil.disk_usage(there).free // 2**20
-        if not os.access(there, os.W_OK):
-            findings.append(Finding(what=what, state="bad", found=f"cannot write in {there}", advice=f"set {variable}"))
+    for check, (folder, needed, variable) in wanted.items():
+        folder_or_parent = next(path for path in (folder, *folder.parents) if path.exists())
+        free = shutil.disk_usage(folder_or_parent).free // 2**20
+        if not os.access(folder_or_parent, os.W_OK):
+            findings.append(
+                Finding(what=check, state="bad", found=f"cannot write in {folder_or_parent}", advice=f"set {variable}")
+            )
         elif free < needed:
             findings.append(
                 Finding(
-                    what=what,
+                    what=check,
                     state="bad",
-                    found=f"{free} MiB free in {there}, {needed} needed",
+                    found=f"{free} MiB free in {folder_or_parent}, {needed} needed",
                     advice=f"free disk space, or set {variable} to a larger disk",
                 )
             )
         else:
-            findings.append(Finding(what=what, state="ok", found=f"{free} MiB free in {there}"))
+            findings.append(Finding(what=check, state="ok", found=f"{free} MiB free in {folder_or_parent}"))
     return findings
 
 
 def _image() -> Finding:
-    found = image.find()
-    if found:
-        return Finding(what="VM image", state="ok", found=f"{found.digest}, Linux {found.kernel_version}")
+    built = image.cached()
+    if built:
+        return Finding(what="VM image", state="ok", found=f"{built.digest}, Linux {built.kernel_version}")
     return Finding(what="VM image", state="note", found="not built yet; `faultbed up` builds it in about a minute")
 
 
 def _accelerator() -> Finding:
-    remembered = accel.remembered(image.find())
+    remembered = accel.remembered(image.cached())
     if not os.access("/dev/kvm", os.R_OK | os.W_OK):
         return Finding(
             what="KVM",

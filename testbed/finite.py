@@ -41,9 +41,9 @@ def require_finite(spec: Any) -> None:
     Raises:
         UsageError: a field is NaN, infinite or too large; the message names it.
     """
-    for one in dataclasses.fields(spec):
-        if wrong := what_is_wrong(getattr(spec, one.name)):
-            raise UsageError(f"{one.name}: {wrong}")
+    for field in dataclasses.fields(spec):
+        if wrong := what_is_wrong(getattr(spec, field.name)):
+            raise UsageError(f"{field.name}: {wrong}")
 
 
 def _search(raw: object, path: str, seen: set[int]) -> tuple[str, str] | None:
@@ -58,6 +58,6 @@ def _search(raw: object, path: str, seen: set[int]) -> tuple[str, str] | None:
         return None
     seen.add(id(raw))
     for at, value in parts:
-        if found := _search(value, at, seen):
-            return found
+        if unusable := _search(value, at, seen):
+            return unusable
     return None

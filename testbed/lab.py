@@ -178,7 +178,7 @@ class Lab:
                 new.close()
         return known
 
-    def ask(self, machine: str, request: Mapping[str, Any], *, timeout_s: float = 60.0) -> dict[str, Any]:
+    def request(self, machine: str, request: Mapping[str, Any], *, timeout_s: float = 60.0) -> dict[str, Any]:
         """Send a request to a machine's watcher; a watcher that has ended (a reboot, a kill) is started again.
 
         Raises:
@@ -188,13 +188,13 @@ class Lab:
         """
         watcher = self.watcher(machine)
         try:
-            return watcher.ask(request, timeout_s=timeout_s)
+            return watcher.request(request, timeout_s=timeout_s)
         except WatcherGone:
             with self._lock:
                 if self._watchers.get(machine) is watcher:
                     del self._watchers[machine]
             watcher.close()
-            return self.watcher(machine).ask(request, timeout_s=timeout_s)
+            return self.watcher(machine).request(request, timeout_s=timeout_s)
 
     def carried(self, nodes: Iterable[str]) -> dict[str, dict[str, str | None]]:
         """Return nodes by the machine that carries them, with their namespaces there (None: the machine itself)."""

@@ -255,7 +255,7 @@ def _verify_play() -> _Play:
 
 
 @dataclass(kw_only=True)
-class _Seen:
+class _Progress:
     """What the events of a run have reported so far; `reached` is true once a task has run on a machine."""
 
     on_event: OnEvent
@@ -296,7 +296,7 @@ class _Seen:
 def _run(play: _Play, site: Site, on_event: OnEvent | None) -> ProvisionResult:
     started = time.monotonic()
     folder = _run_folder(site.artifacts, play.name)
-    seen = _Seen(on_event=on_event or (lambda _event: None))
+    progress = _Progress(on_event=on_event or (lambda _event: None))
     environment = _environment(site)
     with _interruptible() as interrupted:
         runner = ansible_runner.interface.init_runner(
@@ -318,7 +318,7 @@ def _run(play: _Play, site: Site, on_event: OnEvent | None) -> ProvisionResult:
             quiet=True,
             ident="run",
             timeout=play.timeout_s,
-            event_handler=seen.take,
+            event_handler=progress.take,
             cancel_callback=lambda: bool(interrupted),
         )
         # ansible-runner would pass on the whole environment and write it to a file.
@@ -334,16 +334,16 @@ def _run(play: _Play, site: Site, on_event: OnEvent | None) -> ProvisionResult:
     if interrupted:
         raise SystemExit(128 + interrupted[0])  # as a shell reports a process that a signal ended
     if status != "successful":
-        raise _failure(play, status, seen, folder)
+        raise _failure(play, status, progress, folder)
     stats = runner.stats or {}
     return ProvisionResult(
         changed={name: int(count) for name, count in stats.get("changed", {}).items()},
         ok=tuple(sorted(stats.get("ok", {}))),
         failed=tuple(sorted(stats.get("failures", {}))),
         unreachable=tuple(sorted(stats.get("dark", {}))),
-        changes={name: tuple(changes) for name, changes in seen.changes.items() if changes},
-        notes={name: tuple(notes) for name, notes in seen.notes.items() if notes},
-        results=seen.results,
+        changes={name: tuple(changes) for name, changes in progress.changes.items() if changes},
+        notes={name: tuple(notes) for name, notes in progress.notes.items() if notes},
+        results=progress.results,
         seconds=time.monotonic() - started,
     )
 
@@ -455,15 +455,17 @@ def _uses(entry: Path, folder: Path) -> bool:
     return bytes(folder) in argv and not programs.isdisjoint(("ssh", "ansible-playbook"))
 
 
-def _failure(play: _Play, status: str, seen: _Seen, folder: Path) -> LabError:
-    kind = HalfProvisioned if seen.reached and not play.check else LabError
-    where = f"Ansible's output is in {folder / 'artifacts' / 'run' / 'stdout'}"
-    if seen.problems:
-        told = "; ".join(f"{event.node}: {event.task}: {event.detail or event.state}" for event in seen.problems)
-        return kind(f"{play.name}: {told}. {where}")
+def _failure(play: _Play, status: str, progress: _Progress, folder: Path) -> LabError:
+    kind = HalfProvisioned if progress.reached and not play.check else LabError
+    output_hint = f"Ansible's output is in {folder / 'artifacts' / 'run' / 'stdout'}"
+    if progress.problems:
+        problems = "; ".join(
+            f"{event.node}: {event.task}: {event.detail or event.state}" for event in progress.problems
+        )
+        return kind(f"{play.name}: {problems}. {output_hint}")
     if status == "timeout":
-        return kind(f"{play.name} did not end within {play.timeout_s} s. {where}")
-    return kind(f"{play.name}: Ansible ended as {status}: {_last_lines(folder)}. {where}")
+        return kind(f"{play.name} did not end within {play.timeout_s} s. {output_hint}")
+    return kind(f"{play.name}: Ansible ended as {status}: {_last_lines(folder)}. {output_hint}")
 
 
 def _last_lines(folder: Path) -> str:

@@ -16,8 +16,8 @@ def first_of(names: Sequence[object], most: int) -> str:
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
     """Return the known word that resembles `word` most, if one does."""
-    found = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
-    return found[0] if found else None
+    matches = difflib.get_close_matches(word, list(known), n=1, cutoff=0.5)
+    return matches[0] if matches else None
 
 
 def hint(word: str, known: Sequence[str], *, otherwise: str = "there is") -> str:

@@ -92,14 +92,14 @@ def ettr(run: Measurements, base: Baseline | None, impacts: Iterable[Impact], *,
     count = finished_iterations(run.series)
     if not count:
         return None
-    ordered = [sorted(one.iterations, key=lambda step: step.index)[:count] for one in run.series]
+    ordered = [sorted(rank_series.iterations, key=lambda step: step.index)[:count] for rank_series in run.series]
     begins = np.array([[step.start_ns for step in rank] for rank in ordered]).min(axis=0)
     end_ns = int(max(rank[-1].end_ns for rank in ordered))
     storage = np.array([[step.ingest_ns + step.checkpoint_ns for step in rank] for rank in ordered]).max(axis=0)
     # An iteration extends to the start of the next one, so that the time between them counts.
     lengths = np.diff(np.append(begins, end_ns))
     # A loss is no fault that was injected, necessarily: the iteration before it lasts until the restart.
-    losses_ns = [one.progress_ns for one in run.resilience.restarts] if run.resilience is not None else []
+    losses_ns = [restart.progress_ns for restart in run.resilience.restarts] if run.resilience is not None else []
     healthy = begins + lengths <= min([first_fault_ns, *losses_ns])
     if int(healthy.sum()) < _ENOUGH:
         return None
@@ -107,7 +107,7 @@ def ettr(run: Measurements, base: Baseline | None, impacts: Iterable[Impact], *,
     alone_ns, wall_ns = float(alone.mean()), end_ns - int(begins[0])
     waits_ns = float(storage.mean())
     formula = _formula(run, wall_ns=wall_ns, iteration_ns=alone_ns, storage_ns=waits_ns)
-    lost_ns = 0.0 if base is None else sum(one.lost_bytes / base.mean * 1e9 for one in impacts)
+    lost_ns = 0.0 if base is None else sum(impact.lost_bytes / base.mean * 1e9 for impact in impacts)
     return Ettr(
         iterations=count,
         healthy_ns=alone_ns,
@@ -124,11 +124,11 @@ def _formula(run: Measurements, *, wall_ns: int, iteration_ns: float, storage_ns
     """Return the published formula; None without restarts that came to their end."""
     restarts = [] if run.resilience is None else run.resilience.restarts
     recoveries, restored_ns = [], 0
-    for one in restarts:
-        if one.restored_ns is not None:
+    for restart in restarts:
+        if restart.restored_ns is not None:
             # A loss before any progress since the last restore has the progress of the loss before it.
-            recoveries.append(one.restored_ns - max(one.progress_ns, restored_ns))
-            restored_ns = one.restored_ns
+            recoveries.append(restart.restored_ns - max(restart.progress_ns, restored_ns))
+            restored_ns = restart.restored_ns
     every = (run.workload.get("storage") or {}).get("every")
     if not recoveries or not every:
         return None

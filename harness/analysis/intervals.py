@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
     from harness.analysis.ettr import Ettr
 
-__all__ = ["disturbed", "find", "iteration_times", "operation_shares", "operation_times", "ratio_of_means"]
+__all__ = ["disturbed", "intervals_of", "iteration_times", "operation_shares", "operation_times", "ratio_of_means"]
 
 
-def find(
+def intervals_of(
     run: Measurements,
     whole: timeline.Goodput | None,
     base: timeline.Baseline | None,
@@ -163,9 +163,9 @@ def _serving(run: Measurements, serving: Serving, level: float) -> dict[str, Int
     tokens = np.concatenate(requests) if requests else np.zeros(0)
     intervals: dict[str, Interval | None] = {}
     worths = []
-    for name, times, each in (("ttft", first, first), ("tpot", tokens, of_requests)):
-        independent = confidence.independent_of(each)
-        if len(each):
+    for name, times, values in (("ttft", first, first), ("tpot", tokens, of_requests)):
+        independent = confidence.independent_of(values)
+        if len(values):
             worths.append(independent)
         if independent is None:
             continue
@@ -221,10 +221,10 @@ def _dips(
     whole: timeline.Goodput, base: timeline.Baseline, impacts: Mapping[str, timeline.Impact], level: float
 ) -> dict[str, Interval | None]:
     bins = whole.bytes[whole.bin_of(base.start_ns) : whole.bin_of(base.end_ns)]
-    value = min(one.min_ratio for one in impacts.values())
+    value = min(impact.min_ratio for impact in impacts.values())
     windows = sum(
-        (max(one.end_ns, one.cleared_ns + timeline.HOLD_NS) - one.fired_ns) // whole.step_ns + 1
-        for one in impacts.values()
+        (max(impact.end_ns, impact.cleared_ns + timeline.HOLD_NS) - impact.fired_ns) // whole.step_ns + 1
+        for impact in impacts.values()
     )
     width = base.window_ns // whole.step_ns
     interval = confidence.lowest_window(value, bins, width=width, windows=windows, level=level)
@@ -237,7 +237,9 @@ def _mean_ratio(
     whole: timeline.Goodput, base: timeline.Baseline, impacts: Mapping[str, timeline.Impact], level: float
 ) -> Interval | None:
     """Return the interval of the lowest mean under a fault over the mean of the fault-free start."""
-    lowest = min((timeline.while_acting(whole, one) for one in impacts.values()), key=lambda rates: float(rates.mean()))
+    lowest = min(
+        (timeline.while_acting(whole, impact) for impact in impacts.values()), key=lambda rates: float(rates.mean())
+    )
     healthy = whole.bytes_per_s[whole.bin_of(base.start_ns) : whole.bin_of(base.end_ns)]
     return ratio_of_means(lowest, healthy, float(lowest.mean()) / base.mean, level)
 

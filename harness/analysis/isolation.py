@@ -69,8 +69,8 @@ def _why_errors_unknown(run: Measurements, flow: BystanderRun, whole: Goodput | 
     if whole is None or not whole.bytes.any():
         return "it carried nothing"
     silent = whole.bytes == 0
-    for name, one in acting_windows(run).items():
-        around = silent[whole.bin_of(one.start_ns) : whole.bin_of(one.cleared_ns + _MARGIN_NS)]
+    for name, window in acting_windows(run).items():
+        around = silent[whole.bin_of(window.start_ns) : whole.bin_of(window.cleared_ns + _MARGIN_NS)]
         if len(around) and around.all():
             return f"it carried nothing around {name}"
     # A paced flow is silent between its messages, too.
@@ -98,8 +98,8 @@ def _goodput_ratio(run: Measurements, whole: Goodput, base: Baseline | None, lev
         )
     rates = {
         name: rate
-        for name, one in windows.items()
-        if len(rate := whole.bytes_per_s[whole.bin_of(one.start_ns) : whole.bin_of(one.cleared_ns + _MARGIN_NS)])
+        for name, window in windows.items()
+        if len(rate := whole.bytes_per_s[whole.bin_of(window.start_ns) : whole.bin_of(window.cleared_ns + _MARGIN_NS)])
     }
     if missing := sorted({fault.plan.id for fault in run.faults} - set(rates)):
         return Observation(
@@ -123,9 +123,9 @@ def _gap(run: Measurements, flow: BystanderRun, whole: Goodput, base: Baseline |
     silent = whole.bytes == 0
     longest = {
         name: _longest_silence(
-            silent, whole.bin_of(one.start_ns - _MARGIN_NS), whole.bin_of(one.cleared_ns + _MARGIN_NS)
+            silent, whole.bin_of(window.start_ns - _MARGIN_NS), whole.bin_of(window.cleared_ns + _MARGIN_NS)
         )
-        for name, one in acting_windows(run).items()
+        for name, window in acting_windows(run).items()
     }
     if not longest:
         return Observation(value=None, detail="no fault in this run, or none acted")

@@ -107,12 +107,12 @@ def measure(runs: Mapping[str, Measurements]) -> NoiseFloor:
 
 def allow_for(observed: Observed, floor: NoiseFloor | None) -> Observed:
     """Widen `jct_ratio` by the difference that two runs on this lab have."""
-    one, spread = observed.metrics.get("jct_ratio"), floor.spreads.get("job_time") if floor else None
-    if one is None or one.interval is None or spread is None:
+    job_time_ratio, spread = observed.metrics.get("jct_ratio"), floor.spreads.get("job_time") if floor else None
+    if job_time_ratio is None or job_time_ratio.interval is None or spread is None:
         return observed
     source = f"the lab's noise floor of {spread.runs} fault-free runs"
-    interval = widened(one.interval, math.sqrt(2) * spread.log_sd, freedom=spread.runs - 1, source=source)
-    return replace(observed, metrics={**observed.metrics, "jct_ratio": replace(one, interval=interval)})
+    interval = widened(job_time_ratio.interval, math.sqrt(2) * spread.log_sd, freedom=spread.runs - 1, source=source)
+    return replace(observed, metrics={**observed.metrics, "jct_ratio": replace(job_time_ratio, interval=interval)})
 
 
 def load(state_dir: Path, workload: Mapping[str, Any], accelerator: str | None) -> NoiseFloor | None:

@@ -104,9 +104,13 @@ def _kernel(run: Measurements) -> Observation:
     if not run.watched and not errors:
         return Observation(value=None, detail="no machine's log was followed")
     first = f"; the first: {errors[0].node}: {errors[0].text}" if errors else ""
-    followed = [one for one in run.watched if one.no_log is None]
-    lost = [f"{one.name}: its log was not followed: {one.no_log}" for one in run.watched if one.no_log is not None]
-    lost += [f"{one.name} from some time on: {one.lost}" for one in followed if one.lost]
+    followed = [machine for machine in run.watched if machine.no_log is None]
+    lost = [
+        f"{machine.name}: its log was not followed: {machine.no_log}"
+        for machine in run.watched
+        if machine.no_log is not None
+    ]
+    lost += [f"{machine.name} from some time on: {machine.lost}" for machine in followed if machine.lost]
     unknown = f"; nothing is known of {lost[0]}" if lost else ""
     return Observation(
         value=len(errors),
@@ -115,14 +119,14 @@ def _kernel(run: Measurements) -> Observation:
     )
 
 
-def _longest(waits_ns: Sequence[int], what: str) -> Observation:
+def _longest(waits_ns: Sequence[int], storage_use: str) -> Observation:
     if not any(waits_ns):
-        return Observation(value=None, detail=f"no rank waited for {what}: the job has no such storage")
+        return Observation(value=None, detail=f"no rank waited for {storage_use}: the job has no such storage")
     return Observation(value=max(waits_ns) / 1e9, detail=f"longest of {len(waits_ns)} iterations of all ranks")
 
 
 def _latency(flows: Sequence[Sequence[int]]) -> dict[str, Observation]:
-    times = [time_ns for one in flows for time_ns in one]
+    times = [time_ns for times_ns in flows for time_ns in times_ns]
     if not times:
         nothing = Observation(value=None, detail="no flow timed its messages (latency, or probe)")
         return {"latency.p50": nothing, "latency.p99": nothing}
@@ -149,15 +153,15 @@ def _serving(serving: Serving | None) -> dict[str, Observation]:
     if serving is None:
         nothing = Observation(value=None, detail="not an inference job")
         return dict.fromkeys(("ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "slo_attainment"), nothing)
-    tokens = [time_ns for one in serving.tpot_ns for time_ns in one]
+    tokens = [time_ns for times_ns in serving.tpot_ns for time_ns in times_ns]
     metrics = {}
-    for name, times, what in (("ttft", serving.ttft_ns, "requests"), ("tpot", tokens, "tokens after the first")):
+    for name, times, unit in (("ttft", serving.ttft_ns, "requests"), ("tpot", tokens, "tokens after the first")):
         for share in (50, 99):
             value = float(np.percentile(times, share)) / 1e9 if times else None
-            metrics[f"{name}.p{share}"] = Observation(value=value, detail=f"of {len(times)} {what}")
+            metrics[f"{name}.p{share}"] = Observation(value=value, detail=f"of {len(times)} {unit}")
     kept = serving.slo_attainment
-    said = "no SLO was given" if kept is None else f"{len(serving.ttft_ns)} requests were over, of those asked for"
-    metrics["slo_attainment"] = Observation(value=kept, detail=said)
+    detail = "no SLO was given" if kept is None else f"{len(serving.ttft_ns)} requests were over, of those asked for"
+    metrics["slo_attainment"] = Observation(value=kept, detail=detail)
     return metrics
 
 
@@ -200,46 +204,46 @@ def recoveries(
     """
     metrics: dict[str, Observation] = {}
     for fault in run.faults:
-        one = impacts.get(fault.plan.id)
+        impact = impacts.get(fault.plan.id)
         for prefix in ("recovery", "after_clear"):
             metrics[f"{prefix}.{fault.plan.id}"] = (
                 Observation(value=None, detail=f"{fault.plan.id}: {_why_no_impact(base)}")
-                if one is None
-                else _recovery(fault.plan.id, one, prefix, slowest.get(fault.plan.id, 1.0))
+                if impact is None
+                else _recovery(fault.plan.id, impact, prefix, slowest.get(fault.plan.id, 1.0))
             )
     for prefix in ("recovery", "after_clear"):
-        each = [metrics[f"{prefix}.{fault.plan.id}"] for fault in run.faults]
-        metrics[f"{prefix}.total"] = _worst(each)
+        observations = [metrics[f"{prefix}.{fault.plan.id}"] for fault in run.faults]
+        metrics[f"{prefix}.total"] = _worst(observations)
     return metrics
 
 
-def _recovery(fault_id: str, one: timeline.Impact, prefix: str, slowest: float) -> Observation:
-    value_ns = one.recovery_ns if prefix == "recovery" else one.after_clear_ns
-    if one.censored:
-        detail = f"{fault_id}: at least {format_duration(value_ns)}: {one.reason}"
-    elif one.most_ns is not None:
-        most_ns = one.most_ns[0 if prefix == "recovery" else 1]
-        detail = f"{fault_id}: {format_duration(value_ns)} to {format_duration(most_ns)}: {one.reason}"
-    elif one.recovery_ns == 0:
+def _recovery(fault_id: str, impact: timeline.Impact, prefix: str, slowest: float) -> Observation:
+    value_ns = impact.recovery_ns if prefix == "recovery" else impact.after_clear_ns
+    if impact.censored:
+        detail = f"{fault_id}: at least {format_duration(value_ns)}: {impact.reason}"
+    elif impact.most_ns is not None:
+        most_ns = impact.most_ns[0 if prefix == "recovery" else 1]
+        detail = f"{fault_id}: {format_duration(value_ns)} to {format_duration(most_ns)}: {impact.reason}"
+    elif impact.recovery_ns == 0:
         detail = f"{fault_id}: goodput never left its noise floor"
     else:
         detail = (
-            f"{fault_id}: goodput back {format_duration(one.recovery_ns)} after it fired, "
-            f"{format_bytes(one.lost_bytes)} not carried"
+            f"{fault_id}: goodput back {format_duration(impact.recovery_ns)} after it fired, "
+            f"{format_bytes(impact.lost_bytes)} not carried"
         )
-    if slowest < _SLOW and one.recovery_ns and not one.reason:
+    if slowest < _SLOW and impact.recovery_ns and not impact.reason:
         detail += f"; measured against the machine's pace, which fell to {slowest:.2f} of that before the faults"
-    return Observation(value=value_ns / 1e9, detail=detail, censored=one.censored)
+    return Observation(value=value_ns / 1e9, detail=detail, censored=impact.censored)
 
 
-def _worst(each: Sequence[Observation]) -> Observation:
-    if not each:
+def _worst(observations: Sequence[Observation]) -> Observation:
+    if not observations:
         return Observation(value=None, detail="no fault in this run")
-    missing = [one for one in each if one.value is None]
+    missing = [observation for observation in observations if observation.value is None]
     if missing:
         return missing[0]
-    worst = max(each, key=lambda one: float(one.value or 0))
-    censored = [one for one in each if one.censored]
+    worst = max(observations, key=lambda observation: float(observation.value or 0))
+    censored = [observation for observation in observations if observation.censored]
     detail = worst.detail if worst.censored or not censored else f"{worst.detail}; {censored[0].detail}"
     return Observation(value=worst.value, detail=detail, censored=bool(censored))
 
@@ -250,7 +254,7 @@ def recovery_phases(
     """Return the worst fault in each phase; None if no data shows the phase, or it did not end for some fault."""
     metrics = {}
     for name in NAMES:
-        endless = [fault_id for fault_id, steps in by_phase.items() if name not in {one.name for one in steps}]
+        endless = [fault_id for fault_id, steps in by_phase.items() if name not in {phase.name for phase in steps}]
         if name in ENDING and endless:
             metrics[f"recovery.{name}"] = Observation(value=None, detail=f"{endless[0]}: it had no end in this run")
             continue
@@ -258,14 +262,14 @@ def recovery_phases(
         if by_phase and unknown:
             metrics[f"recovery.{name}"] = Observation(value=None, detail=f"{unknown[0]}: {_why_no_impact(base)}")
             continue
-        each = [
-            (one.length_ns, fault_id, one.detail)
+        lengths = [
+            (phase.length_ns, fault_id, phase.detail)
             for fault_id, steps in by_phase.items()
-            for one in steps
-            if one.name == name
+            for phase in steps
+            if phase.name == name
         ]
-        if each:
-            length_ns, fault_id, detail = max(each)
+        if lengths:
+            length_ns, fault_id, detail = max(lengths)
             metrics[f"recovery.{name}"] = Observation(value=length_ns / 1e9, detail=f"{fault_id}: {detail}")
             continue
         why = "nothing shows it: no going back at a captured port" if by_phase else _why_no_impact(base)
@@ -284,19 +288,19 @@ def dips(
     if not impacts:
         missing = Observation(value=None, detail=_why_no_impact(base))
         return {"goodput_min_ratio": missing, "dip": missing}
-    doubtful = {fault_id: one for fault_id, one in impacts.items() if one.slowed_ratio is not None}
+    doubtful = {fault_id: impact for fault_id, impact in impacts.items() if impact.slowed_ratio is not None}
     if doubtful:
-        fault_id, one = next(iter(doubtful.items()))
+        fault_id, impact = next(iter(doubtful.items()))
         unknown = Observation(
             value=None,
-            detail=f"under {fault_id} between {one.slowed_ratio:.2f} and {one.min_ratio:.2f}: {one.reason}",
+            detail=f"under {fault_id} between {impact.slowed_ratio:.2f} and {impact.min_ratio:.2f}: {impact.reason}",
         )
         return {"goodput_min_ratio": unknown, "dip": unknown}
-    fault_id, one = min(impacts.items(), key=lambda item: item[1].min_ratio)
+    fault_id, impact = min(impacts.items(), key=lambda item: item[1].min_ratio)
     detail = f"under {fault_id}, against the mean of the fault-free start"
     return {
-        "goodput_min_ratio": Observation(value=one.min_ratio, detail=detail),
-        "dip": Observation(value=1 - one.min_ratio, detail=detail),
+        "goodput_min_ratio": Observation(value=impact.min_ratio, detail=detail),
+        "dip": Observation(value=1 - impact.min_ratio, detail=detail),
     }
 
 
@@ -309,13 +313,13 @@ def goodput_mean_ratio(
     """Return the mean goodput while the worst fault acted, relative to the fault-free start."""
     missing = [fault.plan.id for fault in run.faults if fault.plan.id not in impacts]
     if whole is None or base is None or not impacts or missing:
-        where = f"{missing[0]}: " if missing else ""
-        return Observation(value=None, detail=f"{where}{_why_no_impact(base)}")
-    doubtful = next((fault_id for fault_id, one in impacts.items() if one.slowed_ratio is not None), None)
+        fault_prefix = f"{missing[0]}: " if missing else ""
+        return Observation(value=None, detail=f"{fault_prefix}{_why_no_impact(base)}")
+    doubtful = next((fault_id for fault_id, impact in impacts.items() if impact.slowed_ratio is not None), None)
     if doubtful is not None:
         return Observation(value=None, detail=f"under {doubtful}: {impacts[doubtful].reason}")
     ratios = {
-        fault_id: float(timeline.while_acting(whole, one).mean()) / base.mean for fault_id, one in impacts.items()
+        fault_id: float(timeline.while_acting(whole, impact).mean()) / base.mean for fault_id, impact in impacts.items()
     }
     worst = min(ratios, key=lambda fault_id: ratios[fault_id])
     seconds = (impacts[worst].cleared_ns - impacts[worst].fired_ns) / 1e9
@@ -383,12 +387,12 @@ def straggler(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> Observ
     if not slow:
         return Observation(value=None, detail="too few iterations with a compute phase before or under the faults")
     top, is_sure = slowest(slow)
-    if top is None and (unknown := sorted(set(fired) - {one.fault_id for one in slow})):
+    if top is None and (unknown := sorted(set(fired) - {slowdown.fault_id for slowdown in slow})):
         return Observation(value=None, detail=f"too few iterations with a compute phase under {unknown[0]}")
     if top is None:
         return Observation(value="none", detail="no rank's compute phase stands out from the others'")
     host = next((rank.host for rank in run.ranks if rank.rank == top.rank), f"rank {top.rank}")
-    said = (
+    words = (
         f"median compute phase {format_duration(top.before_ns)} without a fault (n = {top.iterations[0]}), "
         f"{format_duration(top.during_ns)} under {top.fault_id} (n = {top.iterations[1]}): {top.ratio:.2f} times as "
         "long against the other ranks'"
@@ -397,26 +401,28 @@ def straggler(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> Observ
         by_chance = min(1.0, top.chance * len(slow))
         return Observation(
             value=None,
-            detail=f"{host}'s {said}, as chance would have it in {by_chance:.2g} of all runs (not below {LEVEL:g}); "
+            detail=f"{host}'s {words}, as chance would have it in {by_chance:.2g} of all runs (not below {LEVEL:g}); "
             "a longer fault or shorter iterations would tell",
         )
-    return Observation(value=host, detail=f"{said} (by chance: {top.chance:.1g})")
+    return Observation(value=host, detail=f"{words} (by chance: {top.chance:.1g})")
 
 
 def routing_stages(run: Measurements, by_routing: Mapping[str, Routing]) -> dict[str, Observation]:
     """Return the worst fault in each routing stage; None if routing changed for no fault."""
     left = [
-        f"{fault_id}: {', '.join(one.left[:2])} changed and not back ({len(one.left)} such routes)"
-        for fault_id, one in by_routing.items()
-        if one.left
+        f"{fault_id}: {', '.join(stages.left[:2])} changed and not back ({len(stages.left)} such routes)"
+        for fault_id, stages in by_routing.items()
+        if stages.left
     ]
     # A watcher that is not of a host is of switches.
-    lost = [one for one in run.watched if one.lost and one.name not in run.topology.host_by_name]
-    overflown = next((one for one in run.changes if one.subject == CHANGES_LOST), None)
+    lost = [machine for machine in run.watched if machine.lost and machine.name not in run.topology.host_by_name]
+    overflown = next((change for change in run.changes if change.subject == CHANGES_LOST), None)
     metrics = {}
     for name, of in TIMES.items():
-        each = [
-            (value, fault_id, one.detected_by) for fault_id, one in by_routing.items() if (value := of(one)) is not None
+        times = [
+            (value, fault_id, stages.detected_by)
+            for fault_id, stages in by_routing.items()
+            if (value := of(stages)) is not None
         ]
         why = "routing did not change for any fault" if run.watched else "the lab was not watched"
         if lost:
@@ -428,8 +434,8 @@ def routing_stages(run: Measurements, by_routing: Mapping[str, Routing]) -> dict
             continue
         if name == "restored" and left:
             metrics["routing.restored"] = Observation(value=None, detail=left[0])
-        elif each and not lost:
-            value, fault_id, by = max(each)
+        elif times and not lost:
+            value, fault_id, by = max(times)
             metrics[f"routing.{name}"] = Observation(value=value / 1e9, detail=f"{fault_id}: first {by}")
     return metrics
 
@@ -441,7 +447,7 @@ def slow_rank(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> dict[s
     """
     ranks = slow_ranks(run)
     first_ns = min((start for start, _ in fired.values()), default=None)
-    worst = max(ranks.slow, key=lambda one: one.slowdown, default=None)
+    worst = max(ranks.slow, key=lambda rank: rank.slowdown, default=None)
     if worst is None:
         missing = Observation(value=None, detail=ranks.words)
         return {

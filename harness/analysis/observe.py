@@ -57,22 +57,22 @@ def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
     effects = goodput_effects(run, fired, first_fault_ns=first_ns, level=level)
     total, base, impacts = effects.total, effects.baseline, effects.impacts
     firing = resolutions.firings(run.faults)
-    early_ns = {fault_id: one.early_ns for fault_id, one in firing.items()}
+    early_ns = {fault_id: timing.early_ns for fault_id, timing in firing.items()}
     by_phase = phases(run, impacts, early_ns)
     by_routing = routing(run.changes, fired, early_ns)
     job_time = None if run.twin is None else timeline.job_time_ratio(run.series, run.twin, timeline.job_start_ns(run))
     training = ettr(run, base, impacts.values(), first_fault_ns=first_ns)
     metrics = _metrics(run, fired, effects, by_phase, by_routing, job_time, training)
-    interval_of = intervals.find(run, total, base, impacts, training, level=level)
+    interval_of = intervals.intervals_of(run, total, base, impacts, training, level=level)
     if total is not None:
-        interval_of |= resolutions.find(
+        interval_of |= resolutions.resolutions_of(
             run, total.step_ns, impacts, by_phase, by_routing, firing, effects.beyond_chance
         )
     restarts = phases_of_restarts(run.resilience, fired) if run.resilience is not None else ()
     interval_of |= resolutions.of_restarts(run, times_by_phase(restarts), firing)
     return Observed(
         metrics={
-            **{name: replace(one, interval=interval_of.get(name)) for name, one in metrics.items()},
+            **{name: replace(observation, interval=interval_of.get(name)) for name, observation in metrics.items()},
             **isolation(run, first_fault_ns=first_ns, level=level),
         },
         goodput=total,

@@ -88,21 +88,21 @@ def doubt_slow_downs(
     made no difference. Otherwise the pace must be the same before and after the fault. If measured goodput recovered
     later, `Impact.most_ns` says when; if it did not recover, the recovery is censored.
     """
-    begin, phases = _compute_phases(run, [(one.start_ns, one.cleared_ns) for one in windows.values()])
+    begin, phases = _compute_phases(run, [(window.start_ns, window.cleared_ns) for window in windows.values()])
     checked = {}
-    for fault_id, one in steady.items():
+    for fault_id, impact in steady.items():
         unsteadied = raw.get(fault_id)
-        agrees = unsteadied is not None and not unsteadied.censored and unsteadied.recovery_ns <= one.recovery_ns
-        growth = None if agrees or one.censored else _slower_since(begin, phases, windows, fault_id)
-        checked[fault_id] = one
+        agrees = unsteadied is not None and not unsteadied.censored and unsteadied.recovery_ns <= impact.recovery_ns
+        growth = None if agrees or impact.censored else _slower_since(begin, phases, windows, fault_id)
+        checked[fault_id] = impact
         if growth is None:
             continue
         if unsteadied is not None and not unsteadied.censored:
             most_ns = (unsteadied.recovery_ns, unsteadied.after_clear_ns)
-            checked[fault_id] = replace(one, reason=growth, slowed_ratio=unsteadied.min_ratio, most_ns=most_ns)
+            checked[fault_id] = replace(impact, reason=growth, slowed_ratio=unsteadied.min_ratio, most_ns=most_ns)
         else:
-            slowed = None if unsteadied is None else min(unsteadied.min_ratio, one.min_ratio)
-            checked[fault_id] = replace(one, recovered_ns=None, censored=True, reason=growth, slowed_ratio=slowed)
+            slowed = None if unsteadied is None else min(unsteadied.min_ratio, impact.min_ratio)
+            checked[fault_id] = replace(impact, recovered_ns=None, censored=True, reason=growth, slowed_ratio=slowed)
     return checked
 
 
@@ -112,7 +112,7 @@ def _slower_since(
     """Explain that compute phases grew across a fault, or that it is unknown; None if they did not grow."""
     mine = windows[fault_id]
     before = phases[begin < mine.start_ns][-COMPARED:]
-    later = [one.start_ns for one in windows.values() if one.start_ns > mine.start_ns]
+    later = [window.start_ns for window in windows.values() if window.start_ns > mine.start_ns]
     after = phases[(begin >= mine.cleared_ns) & (begin < min(later, default=np.inf))][:COMPARED]
     if not len(before) or not len(after):
         return "nothing shows whether the machine under the lab became slower with the fault: no compute phase after it"

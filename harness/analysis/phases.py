@@ -55,7 +55,7 @@ def phases(
 
     `early_ns` is by how much a fault may have fired before its observed firing.
     """
-    begins = {fault_id: one.fired_ns - (early_ns or {}).get(fault_id, 0) for fault_id, one in impacts.items()}
+    begins = {fault_id: impact.fired_ns - (early_ns or {}).get(fault_id, 0) for fault_id, impact in impacts.items()}
     return {
         fault_id: tuple(_of(run, impact, begins[fault_id], _until(impact, begins.values(), begins[fault_id])))
         for fault_id, impact in impacts.items()
@@ -70,24 +70,32 @@ def _until(impact: Impact, begins: Iterable[int], mine_ns: int) -> int:
 
 def _of(run: Measurements, impact: Impact, begin_ns: int, until_ns: int) -> list[Phase]:
     fired = impact.fired_ns
-    errors = sorted(one.time_ns for one in run.qps_lost if begin_ns <= one.time_ns < until_ns)
+    errors = sorted(lost_qp.time_ns for lost_qp in run.qps_lost if begin_ns <= lost_qp.time_ns < until_ns)
     backs = (
-        [] if run.packets is None else sorted(one for one in run.packets.goings_back if begin_ns <= one[0] < until_ns)
+        []
+        if run.packets is None
+        else sorted(going_back for going_back in run.packets.goings_back if begin_ns <= going_back[0] < until_ns)
     )
-    rebuilds = [one for one in run.rebuild_marks if begin_ns <= one.error_ns < until_ns]
+    rebuilds = [mark for mark in run.rebuild_marks if begin_ns <= mark.error_ns < until_ns]
     phases_found = []
-    noticed = min([*errors[:1], *(one[0] for one in backs[:1])], default=None)
+    noticed = min([*errors[:1], *(going_back[0] for going_back in backs[:1])], default=None)
     if noticed is not None:
-        what = "a NAK or a timer" if backs and backs[0][0] == noticed else "a queue pair died"
+        notice = "a NAK or a timer" if backs and backs[0][0] == noticed else "a queue pair died"
         if noticed < fired:
-            what += ", sooner than the fault was seen to fire"
+            notice += ", sooner than the fault was seen to fire"
         phases_found.append(
-            Phase(name="detect", start_ns=min(fired, noticed), end_ns=noticed, detail=what, is_from_firing=True)
+            Phase(name="detect", start_ns=min(fired, noticed), end_ns=noticed, detail=notice, is_from_firing=True)
         )
     if backs:
-        seen, again = backs[0]
+        lost_ns, repeated_ns = backs[0]
         phases_found.append(
-            Phase(name="retransmit", start_ns=seen, end_ns=again, detail="the lost packet passed again", is_exact=True)
+            Phase(
+                name="retransmit",
+                start_ns=lost_ns,
+                end_ns=repeated_ns,
+                detail="the lost packet passed again",
+                is_exact=True,
+            )
         )
     dead = errors[0] if errors else fired
     words = f"{len(errors)} completions with an error" if errors else "no queue pair died"
@@ -101,8 +109,8 @@ def _of(run: Measurements, impact: Impact, begin_ns: int, until_ns: int) -> list
             is_from_firing=True,
         )
     )
-    rebuilt_ns = [one.rebuilt_ns for one in rebuilds if one.rebuilt_ns is not None]
-    through = [one.recovered_ns for one in rebuilds if one.recovered_ns is not None]
+    rebuilt_ns = [mark.rebuilt_ns for mark in rebuilds if mark.rebuilt_ns is not None]
+    through = [mark.recovered_ns for mark in rebuilds if mark.recovered_ns is not None]
     if len(rebuilt_ns) == len(rebuilds):
         connected = max([dead, *rebuilt_ns])
         words = f"{len(rebuilds)} queue pairs connected again" if rebuilds else "none had to be"
@@ -114,7 +122,7 @@ def _of(run: Measurements, impact: Impact, begin_ns: int, until_ns: int) -> list
                 Phase(name="first_data", start_ns=connected, end_ns=data, detail=words, is_exact=not rebuilds)
             )
     if impact.recovered_ns is not None:
-        last = max([fired, *(one.end_ns for one in phases_found if one.end_ns <= impact.recovered_ns)])
+        last = max([fired, *(phase.end_ns for phase in phases_found if phase.end_ns <= impact.recovered_ns)])
         phases_found.append(
             Phase(
                 name="hold",

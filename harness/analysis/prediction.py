@@ -160,10 +160,10 @@ def _goodput_under_loss(run: Measurements, observed: Observed) -> Iterator[Predi
     if not in_flight or whole is None or base is None or not base.mean:
         return
     for fault, _, share in _losing(run):
-        one = observed.impacts.get(fault.plan.id)
-        if one is None:
+        impact = observed.impacts.get(fault.plan.id)
+        if impact is None:
             continue
-        rates = whole.bytes_per_s[whole.bin_of(one.fired_ns) : whole.bin_of(one.cleared_ns)]
+        rates = whole.bytes_per_s[whole.bin_of(impact.fired_ns) : whole.bin_of(impact.cleared_ns)]
         if not len(rates):
             continue
         yield Prediction(
@@ -176,28 +176,28 @@ def _goodput_under_loss(run: Measurements, observed: Observed) -> Iterator[Predi
 
 
 def _training(observed: Observed) -> Iterator[Prediction]:
-    one = observed.training
-    if one is None:
+    training = observed.training
+    if training is None:
         return
-    if (formula := one.formula) is not None:
-        noise = one.interval()  # of the time of an iteration, which both sides rest on
+    if (formula := training.formula) is not None:
+        noise = training.interval()  # of the time of an iteration, which both sides rest on
         yield Prediction(
             what="effective training time ratio of a job with restarts (HPCA 2025)",
             model=f"{formula.interruptions} interruptions of {format_duration(formula.recovery_ns)}; a checkpoint "
             f"every {format_duration(formula.interval_ns)} that costs {formula.checkpoint_share:.1%}",
             predicted=f"{formula.predicted:.3f} ({formula.low:.3f} to {formula.high:.3f})",
-            measured=f"{one.ratio:.3f}",
+            measured=f"{training.ratio:.3f}",
             holds=None if noise is None else formula.low <= noise.high and noise.low <= formula.high,
         )
         return
-    if one.predicted is None:
+    if training.predicted is None:
         return
     yield Prediction(
         what="effective training time ratio",
-        model=f"{format_duration(one.lost_ns)} lost by goodput of {format_duration(one.wall_ns)}; "
-        f"{format_duration(one.storage_ns)} of waiting for storage in each iteration",
-        predicted=f"{one.predicted:.3f}",
-        measured=f"{one.ratio:.3f}",
+        model=f"{format_duration(training.lost_ns)} lost by goodput of {format_duration(training.wall_ns)}; "
+        f"{format_duration(training.storage_ns)} of waiting for storage in each iteration",
+        predicted=f"{training.predicted:.3f}",
+        measured=f"{training.ratio:.3f}",
         holds=None,
     )
 
@@ -240,10 +240,10 @@ def _uplinks(run: Measurements) -> tuple[Prediction, ...]:
         if switch.role != "rtsw" or len(uplinks) < 2:  # noqa: PLR2004 - one way is no choice
             continue
         ways = Counter(
-            then
-            for one in run.connections
-            for here, then in itertools.pairwise(one.path)
-            if here == switch.name and then in run.topology.switch_by_name
+            far
+            for connection in run.connections
+            for near, far in itertools.pairwise(connection.path)
+            if near == switch.name and far in run.topology.switch_by_name
         )
         flows = sum(ways.values())
         if flows < 2:  # noqa: PLR2004 - one flow is always the maximum
@@ -273,12 +273,12 @@ def _qp_errors(run: Measurements, observed: Observed) -> tuple[Prediction, ...]:
     params = _qp_of(run)
     least_ns = qp_error_ns(params)
     predictions_found: list[Prediction] = []
-    for fault_id, one in observed.impacts.items():
-        until_ns = one.cleared_ns + _SLACK * least_ns
+    for fault_id, impact in observed.impacts.items():
+        until_ns = impact.cleared_ns + _SLACK * least_ns
         early_ns = observed.firing.get(fault_id, Firing()).early_ns
-        after = [lost.time_ns for lost in run.qps_lost if one.fired_ns - early_ns <= lost.time_ns < until_ns]
+        after = [lost.time_ns for lost in run.qps_lost if impact.fired_ns - early_ns <= lost.time_ns < until_ns]
         if after:
-            took_ns = max(0, min(after) - one.fired_ns)
+            took_ns = max(0, min(after) - impact.fired_ns)
             predictions_found.append(
                 Prediction(
                     what=f"first queue pair in error after {fault_id} fired",

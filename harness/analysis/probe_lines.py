@@ -43,18 +43,21 @@ class Line:
     @property
     def sent(self) -> int:
         """Number of probes and answers that crossed the link."""
-        return sum(one.sent for one in self.windows)
+        return sum(window.sent for window in self.windows)
 
     @property
     def lost(self) -> int:
         """Number of them that were lost anywhere on their path."""
-        return sum(one.lost for one in self.windows)
+        return sum(window.lost for window in self.windows)
 
     @property
     def worst(self) -> float:
         """Highest share of lost or slow probes in a window."""
         return max(
-            (max(one.lost / one.sent, one.slow / one.answered if one.answered else 0.0) for one in self.windows),
+            (
+                max(window.lost / window.sent, window.slow / window.answered if window.answered else 0.0)
+                for window in self.windows
+            ),
             default=0.0,
         )
 
@@ -65,16 +68,16 @@ def lines(trips: Sequence[Trip], *, start_ns: int, end_ns: int) -> tuple[Line, .
     for window in results.windows(trips, length_ns=WINDOW_NS, start_ns=start_ns, end_ns=end_ns):
         for link, at in _of(window).items():
             by_link.setdefault(link, []).append(at)
-    return tuple(Line(link=link, windows=tuple(each)) for link, each in sorted(by_link.items()))
+    return tuple(Line(link=link, windows=tuple(windows)) for link, windows in sorted(by_link.items()))
 
 
 def _of(window: WindowStats) -> dict[tuple[str, str], At]:
     crossed: dict[tuple[str, str], list[int]] = {}
-    for one in window.probes:
-        for link in itertools.pairwise(one.path):
+    for group in window.probes:
+        for link in itertools.pairwise(group.path):
             counts = crossed.setdefault(link, [0, 0, 0, 0])
-            counts[0] += one.sent
-            counts[1] += one.lost
+            counts[0] += group.sent
+            counts[1] += group.lost
     for times in window.paths:
         for link in set(itertools.pairwise(times.places)):
             counts = crossed.setdefault(link, [0, 0, 0, 0])

@@ -21,7 +21,7 @@ from harness.analysis.timeline import HEALTHY_SHARE, Baseline, Goodput, Impact
 from harness.confidence import Interval, resolution
 from harness.record.measurements import FaultRun, Measurements
 
-__all__ = ["Firing", "beyond_chance", "find", "firings", "of_restarts"]
+__all__ = ["Firing", "beyond_chance", "firings", "of_restarts", "resolutions_of"]
 
 _Span = tuple[float, float]
 """The minimum and the maximum of a time, ns."""
@@ -51,7 +51,7 @@ def firings(faults: Iterable[FaultRun]) -> dict[str, Firing]:
     return by_fault
 
 
-def find(
+def resolutions_of(
     run: Measurements,
     step_ns: int,
     impacts: Mapping[str, Impact],
@@ -68,7 +68,7 @@ def find(
     return {
         **_recoveries(run, step_ns, impacts, fired, sure),
         **_phases(
-            run, step_ns, by_phase, fired, {name: _by_chance_ns(one, sure, name) for name, one in impacts.items()}
+            run, step_ns, by_phase, fired, {name: _by_chance_ns(impact, sure, name) for name, impact in impacts.items()}
         ),
         **_routing(run, by_routing, fired),
     }
@@ -81,16 +81,19 @@ def beyond_chance(whole: Goodput, base: Baseline, impacts: Mapping[str, Impact],
     """
     bins = whole.bytes_per_s[whole.bin_of(base.start_ns) : whole.bin_of(base.end_ns)]
     width = base.window_ns // whole.step_ns
-    windows = sum((max(one.end_ns, one.cleared_ns) - one.fired_ns) // whole.step_ns + width for one in impacts.values())
+    windows = sum(
+        (max(impact.end_ns, impact.cleared_ns) - impact.fired_ns) // whole.step_ns + width
+        for impact in impacts.values()
+    )
     floor = max(
         confidence.lowest_by_chance(bins, width=width, windows=windows, level=level) * base.mean, base.floor / 2
     )
     return replace(base, floor=min(floor / HEALTHY_SHARE, base.floor))
 
 
-def _by_chance_ns(one: Impact, sure: Mapping[str, Impact], name: str) -> int:
+def _by_chance_ns(impact: Impact, sure: Mapping[str, Impact], name: str) -> int:
     """Return how much of a recovery chance alone may explain."""
-    return max(0, one.recovery_ns - (sure[name].recovery_ns if name in sure else 0))
+    return max(0, impact.recovery_ns - (sure[name].recovery_ns if name in sure else 0))
 
 
 def _recoveries(
@@ -107,23 +110,23 @@ def _recoveries(
     intervals: dict[str, Interval] = {}
     for prefix in ("recovery", "after_clear"):
         spans: dict[str, _Span] = {}
-        for fault_id, one in impacts.items():
+        for fault_id, impact in impacts.items():
             if prefix == "recovery":
-                length_ns, when = one.recovery_ns, fired.get(fault_id, Firing())
+                length_ns, firing = impact.recovery_ns, fired.get(fault_id, Firing())
             else:
                 # A removal is stamped when it is complete, by its target's clock.
                 off_ns = removed_off_ns.get(fault_id, 0)
-                length_ns, when = one.after_clear_ns, Firing(early_ns=off_ns, late_ns=off_ns)
-            least, most = when.since(length_ns, error_ns) if length_ns else (0, 0)
-            least = when.since(max(0, length_ns - _by_chance_ns(one, sure, fault_id)), error_ns)[0] if least else 0
-            if one.most_ns is not None:
-                longest_ns = one.most_ns[0 if prefix == "recovery" else 1]
-                most = when.since(longest_ns, error_ns)[1] if longest_ns > length_ns else most
+                length_ns, firing = impact.after_clear_ns, Firing(early_ns=off_ns, late_ns=off_ns)
+            least, most = firing.since(length_ns, error_ns) if length_ns else (0, 0)
+            least = firing.since(max(0, length_ns - _by_chance_ns(impact, sure, fault_id)), error_ns)[0] if least else 0
+            if impact.most_ns is not None:
+                longest_ns = impact.most_ns[0 if prefix == "recovery" else 1]
+                most = firing.since(longest_ns, error_ns)[1] if longest_ns > length_ns else most
             spans[fault_id] = (least, most)
         of = "one bin, the clocks' error, when the fault was seen to fire, and what may be noise of goodput"
-        for name, each in (*((name, [span]) for name, span in spans.items()), ("total", [*spans.values()])):
-            if any(most for _, most in each):
-                intervals[f"{prefix}.{name}"] = _interval(each, of=of)
+        for name, group in (*((name, [span]) for name, span in spans.items()), ("total", [*spans.values()])):
+            if any(most for _, most in group):
+                intervals[f"{prefix}.{name}"] = _interval(group, of=of)
     return intervals
 
 
@@ -137,37 +140,39 @@ def _phases(
     spans: dict[str, list[_Span]] = {}
     inexact = set()
     for fault_id, steps in by_phase.items():
-        for one in steps:
-            span: _Span = (one.length_ns, one.length_ns)
-            if not one.is_exact:
-                inexact.add(one.name)
-                when = fired.get(fault_id, Firing()) if one.is_from_firing else Firing()
-                error_ns = run.clock_error_ns + (step_ns if one.name == "hold" else 0)
-                span = when.since(one.length_ns, error_ns)
-                if one.name == "hold":
-                    least_ns = max(0, one.length_ns - by_chance_ns.get(fault_id, 0))
-                    span = when.since(least_ns, error_ns)[0], span[1]
-            spans.setdefault(one.name, []).append(span)
+        for phase in steps:
+            span: _Span = (phase.length_ns, phase.length_ns)
+            if not phase.is_exact:
+                inexact.add(phase.name)
+                firing = fired.get(fault_id, Firing()) if phase.is_from_firing else Firing()
+                error_ns = run.clock_error_ns + (step_ns if phase.name == "hold" else 0)
+                span = firing.since(phase.length_ns, error_ns)
+                if phase.name == "hold":
+                    least_ns = max(0, phase.length_ns - by_chance_ns.get(fault_id, 0))
+                    span = firing.since(least_ns, error_ns)[0], span[1]
+            spans.setdefault(phase.name, []).append(span)
     of = "the clocks' error and when the fault was seen to fire"
     return {
-        f"recovery.{name}": _interval(each, of=f"one bin, what may be noise of goodput, {of}" if name == "hold" else of)
-        for name, each in spans.items()
+        f"recovery.{name}": _interval(
+            phase_spans, of=f"one bin, what may be noise of goodput, {of}" if name == "hold" else of
+        )
+        for name, phase_spans in spans.items()
         if name in inexact
     }
 
 
 def _routing(run: Measurements, by_routing: Mapping[str, Routing], fired: Mapping[str, Firing]) -> dict[str, Interval]:
-    error_ns = max((one.clock_error_ns for one in run.watched), default=0)
+    error_ns = max((machine.clock_error_ns for machine in run.watched), default=0)
     spans: dict[str, list[_Span]] = {}
-    for fault_id, one in by_routing.items():
-        when = fired.get(fault_id, Firing())
+    for fault_id, stages in by_routing.items():
+        firing = fired.get(fault_id, Firing())
         for name, of in TIMES.items():
-            if (length_ns := of(one)) is not None:
-                span = (Firing() if name == "restored" else when).since(length_ns, error_ns)
+            if (length_ns := of(stages)) is not None:
+                span = (Firing() if name == "restored" else firing).since(length_ns, error_ns)
                 spans.setdefault(name, []).append(span)
     return {
-        f"routing.{name}": _interval(each, of="the clocks' error and when the fault was seen to fire")
-        for name, each in spans.items()
+        f"routing.{name}": _interval(stage_spans, of="the clocks' error and when the fault was seen to fire")
+        for name, stage_spans in spans.items()
     }
 
 
@@ -179,21 +184,21 @@ def of_restarts(
     The controller takes both ends of the phases that are not in the result, so they are exact.
     """
     firing = Firing(
-        early_ns=max((one.early_ns for one in fired.values()), default=0),
-        late_ns=max((one.late_ns for one in fired.values()), default=0),
+        early_ns=max((timing.early_ns for timing in fired.values()), default=0),
+        late_ns=max((timing.late_ns for timing in fired.values()), default=0),
     )
-    whens = {"detect": firing, "restore": Firing(), "catch_up": Firing(), "total": firing}
+    timings = {"detect": firing, "restore": Firing(), "catch_up": Firing(), "total": firing}
     return {
         f"restart.{name}": _interval(
-            [when.since(length_ns, run.clock_error_ns) for length_ns, _ in times[name]],
-            of="the clocks' error and when the fault was seen to fire" if when is firing else "the clocks' error",
+            [timing.since(length_ns, run.clock_error_ns) for length_ns, _ in times[name]],
+            of="the clocks' error and when the fault was seen to fire" if timing is firing else "the clocks' error",
         )
-        for name, when in whens.items()
+        for name, timing in timings.items()
         if times.get(name)
     }
 
 
-def _interval(each: Sequence[_Span], *, of: str) -> Interval:
+def _interval(spans: Sequence[_Span], *, of: str) -> Interval:
     """Return the interval of the longest of several times that each lie within a span."""
-    low_ns, high_ns = max(least for least, _ in each), max(most for _, most in each)
+    low_ns, high_ns = max(least for least, _ in spans), max(most for _, most in spans)
     return resolution(low_ns / 1e9, high_ns / 1e9, of=of)

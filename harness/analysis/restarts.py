@@ -168,17 +168,17 @@ def _lost_iterations(run: ResilienceRun) -> Observation:
     What a restart without a restored state lost is part of the next one's. If there is none, more may be lost.
     """
     restarts = run.restarts
-    lost = sum(one.lost_iterations or 0 for one in restarts)
+    lost = sum(restart.lost_iterations or 0 for restart in restarts)
     ends = [
-        f"restart {one.number} from {one.iterations} back to {one.restored_iterations}"
-        for one in restarts
-        if one.lost_iterations is not None
+        f"restart {restart.number} from {restart.iterations} back to {restart.restored_iterations}"
+        for restart in restarts
+        if restart.lost_iterations is not None
     ]
-    unknown = [one for one in restarts if one.lost_iterations is None]
+    unknown = [restart for restart in restarts if restart.lost_iterations is None]
     is_open = bool(unknown) and unknown[-1] is restarts[-1]
-    for one in unknown:
-        reason = "" if one is restarts[-1] else ", because another loss interrupted it"
-        ends.append(f"restart {one.number} restored nothing{reason}")
+    for restart in unknown:
+        reason = "" if restart is restarts[-1] else ", because another loss interrupted it"
+        ends.append(f"restart {restart.number} restored nothing{reason}")
     detail = "; ".join(ends) or "the job was not restarted"
     return Observation(
         value=lost,
@@ -190,25 +190,25 @@ def _lost_iterations(run: ResilienceRun) -> Observation:
 def _state_errors(run: Measurements) -> Observation:
     """Return the wrong elements of the final state; no value if none is wrong but part of it is unknown."""
     states = run.resilience.states if run.resilience is not None else ()
-    wrong = sum(one.wrong for one in states)
+    wrong = sum(state.wrong for state in states)
     unknown = why_state_unknown(run)
     if unknown and not wrong:
         return Observation(value=None, detail=unknown)
-    elements = sum(one.elements for one in states)
-    detail = f"{elements} elements on {len(states)} ranks after {min(one.iterations for one in states)} iterations"
+    elements = sum(state.elements for state in states)
+    detail = f"{elements} elements on {len(states)} ranks after {min(state.iterations for state in states)} iterations"
     return Observation(value=wrong, detail=f"{detail} compared")
 
 
 def why_state_unknown(run: Measurements) -> str:
     """Return why the final state is not known on every rank and after all iterations; empty if it is."""
     states = run.resilience.states if run.resilience is not None else ()
-    reported = {one.rank for one in states}
-    if missing := [one.rank for one in run.series if one.rank not in reported]:
+    reported = {state.rank for state in states}
+    if missing := [rank_series.rank for rank_series in run.series if rank_series.rank not in reported]:
         return f"no state from rank {', '.join(map(str, missing))}"
-    if not sum(one.elements for one in states):
+    if not sum(state.elements for state in states):
         return "no element of a final state was compared"
     planned = run.workload.get("iterations")
-    if early := [one for one in states if isinstance(planned, int) and one.iterations != planned]:
+    if early := [state for state in states if isinstance(planned, int) and state.iterations != planned]:
         return f"the state of rank {early[0].rank} is that after {early[0].iterations} of {planned} iterations"
     return ""
 

@@ -223,10 +223,12 @@ def total(series: Sequence[Goodput]) -> Goodput:
     Raises:
         ValueError: no series, or different grids.
     """
-    if not series or len({(one.t0_ns, one.step_ns, len(one.bytes)) for one in series}) != 1:
+    if not series or len({(goodput.t0_ns, goodput.step_ns, len(goodput.bytes)) for goodput in series}) != 1:
         raise ValueError("series on one and the same grid are needed")
     first = series[0]
-    return Goodput(t0_ns=first.t0_ns, step_ns=first.step_ns, bytes=np.sum([one.bytes for one in series], axis=0))
+    return Goodput(
+        t0_ns=first.t0_ns, step_ns=first.step_ns, bytes=np.sum([goodput.bytes for goodput in series], axis=0)
+    )
 
 
 def rolling_window_ns(ranks: Iterable[RankSeries], step_ns: int, *, until_ns: int | None = None) -> int:
@@ -328,7 +330,7 @@ def impacts(series: Goodput, base: Baseline, windows: Mapping[str, Window]) -> d
             continue
         later = [(other.start_ns, name) for name, other in windows.items() if other.start_ns > window.start_ns]
         until_ns, following = min(later, default=(None, ""))
-        one = impact(
+        measured = impact(
             series,
             base,
             fired_ns=window.fired_ns,
@@ -336,16 +338,16 @@ def impacts(series: Goodput, base: Baseline, windows: Mapping[str, Window]) -> d
             until_ns=until_ns,
             until=f"{following} began" if following else "the data end",
         )
-        if one is not None:
+        if measured is not None:
             earlier = [
                 name
                 for name, other in windows.items()
                 if name != fault_id
                 and other.start_ns <= window.start_ns
-                and one.dip_ns is not None
-                and (one.dip_ns <= other.cleared_ns + HOLD_NS or _was_not_back(other, by_fault.get(name)))
+                and measured.dip_ns is not None
+                and (measured.dip_ns <= other.cleared_ns + HOLD_NS or _was_not_back(other, by_fault.get(name)))
             ]
-            by_fault[fault_id] = _unattributable(one, earlier) if earlier else one
+            by_fault[fault_id] = _unattributable(measured, earlier) if earlier else measured
     return by_fault
 
 
@@ -354,11 +356,11 @@ def _was_not_back(window: Window, impact_of_it: Impact | None) -> bool:
     return window.fired_ns is not None if impact_of_it is None else not impact_of_it.is_back
 
 
-def _unattributable(one: Impact, earlier: Sequence[str]) -> Impact:
+def _unattributable(impact: Impact, earlier: Sequence[str]) -> Impact:
     """Return the impact of a fault whose dip may be that of `earlier` faults, so that its own is unknown."""
     names = " and ".join(sorted(earlier))
     return replace(
-        one,
+        impact,
         recovered_ns=None,
         recovery_ns=0,
         after_clear_ns=0,
@@ -384,8 +386,8 @@ def impact(
     first = series.bin_of(fired_ns)
     if first >= len(means):
         return None
-    last_dip, hold = series.bin_of(cleared_ns + HOLD_NS), HOLD_NS // series.step_ns
-    dip, back = _find_dip(means >= base.healthy, first, last_dip, hold)
+    last_dip, hold_bins = series.bin_of(cleared_ns + HOLD_NS), HOLD_NS // series.step_ns
+    dip, back = _find_dip(means >= base.healthy, first, last_dip, hold_bins)
     # bin_of stops at the end of the series. Compare times, so that a removal near the end does not count as confirmed.
     sure_ns = max(cleared_ns + HOLD_NS, fired_ns if back is None else series.time_of(back) + HOLD_NS)
     is_back = back is None or back < len(means)
@@ -401,14 +403,14 @@ def impact(
     carried = float(series.bytes[first : series.bin_of(back_ns)].sum())
     expected = base.mean * (series.bin_of(back_ns) - first) * series.step_ns / 1e9
     known_ns = series.time_of(end)
-    seen = "not back" if not is_back else "no dip yet" if dip is None else "back, but not yet for long enough"
+    recovery_state = "not back" if not is_back else "no dip yet" if dip is None else "back, but not yet for long enough"
     if is_confirmed:
         reason = (
             f"the fault-free start is too unsteady: its own rolling goodput falls to {base.floor / base.mean:.2f} of "
             f"its mean (at least {STEADY_SHARE:g} is needed)"
         )
     else:
-        reason = _why_censored(seen, until, known_ns - fired_ns, known_ns - cleared_ns)
+        reason = _why_censored(recovery_state, until, known_ns - fired_ns, known_ns - cleared_ns)
     return Impact(
         fired_ns=fired_ns,
         cleared_ns=cleared_ns,
@@ -425,22 +427,22 @@ def impact(
     )
 
 
-def while_acting(series: Goodput, one: Impact) -> NDArray[np.float64]:
+def while_acting(series: Goodput, impact: Impact) -> NDArray[np.float64]:
     """Return the rate (bytes/s) of each bin from a fault's firing to its removal; at least one bin."""
-    first = min(series.bin_of(one.fired_ns), len(series.bytes) - 1)
-    return series.bytes_per_s[first : max(series.bin_of(one.cleared_ns), first + 1)]
+    first = min(series.bin_of(impact.fired_ns), len(series.bytes) - 1)
+    return series.bytes_per_s[first : max(series.bin_of(impact.cleared_ns), first + 1)]
 
 
-def _why_censored(seen: str, until: str, after_fired_ns: int, after_cleared_ns: int) -> str:
-    when = (
+def _why_censored(recovery_state: str, until: str, after_fired_ns: int, after_cleared_ns: int) -> str:
+    elapsed = (
         f"{after_cleared_ns / 1e9:.1f} s after it was cleared"
         if after_cleared_ns > 0
         else f"{after_fired_ns / 1e9:.1f} s after it fired, before it was cleared"
     )
-    return f"{seen} when {until} {when}"
+    return f"{recovery_state} when {until} {elapsed}"
 
 
-def _find_dip(healthy: NDArray[np.bool_], first: int, last_dip: int, hold: int) -> tuple[int | None, int | None]:
+def _find_dip(healthy: NDArray[np.bool_], first: int, last_dip: int, hold_bins: int) -> tuple[int | None, int | None]:
     """Return the bins of the first dip and of its end; the end is `len(healthy)` if it has none.
 
     A relapse within the hold, or before `last_dip`, is the same outage.
@@ -451,7 +453,7 @@ def _find_dip(healthy: NDArray[np.bool_], first: int, last_dip: int, hold: int) 
         return None, None
     end = int(bad[0])
     for index in bad[1:]:
-        if index > max(end + hold, last_dip):
+        if index > max(end + hold_bins, last_dip):
             break
         end = int(index)
     return int(bad[0]), end + 1

@@ -85,8 +85,8 @@ class Label:
     @property
     def name(self) -> str:
         """The experiment's name: letters, digits, dots and dashes."""
-        what = "none" if self.kind is None else f"{self.kind}-{self.target}"
-        return re.sub(r"[^a-z0-9.-]", "-", f"truth-{self.seed}-{self.number:03}-{what}".lower())[:63]
+        fault_text = "none" if self.kind is None else f"{self.kind}-{self.target}"
+        return re.sub(r"[^a-z0-9.-]", "-", f"truth-{self.seed}-{self.number:03}-{fault_text}".lower())[:63]
 
 
 def labels(topology: Topology, *, lab_kind: LabKind, seed: int, places: int, probe: bool = False) -> tuple[Label, ...]:
@@ -153,9 +153,9 @@ _Wanted = tuple[str, str, Mapping[str, str | float]]
 
 def _wanted(topology: Topology, rows: Sequence[_Row], seed: int, places: int) -> Iterator[_Wanted]:
     every = _places(topology)
-    for kind, where, ranges in rows:
+    for kind, place_class, ranges in rows:
         drawn = random.Random(f"{seed}:{kind}:{ranges.get('direction')}")  # noqa: S311 - an experiment, no secret
-        for target in drawn.sample(every[where], min(places, len(every[where]))):
+        for target in drawn.sample(every[place_class], min(places, len(every[place_class]))):
             yield kind, target, {name: _drawn(drawn, within) for name, within in ranges.items()}
 
 
@@ -166,8 +166,8 @@ def _places(topology: Topology) -> dict[_Where, list[str]]:
         "rnic": [f"{host}:{rnic}" for host, rnic in first.items()],
         "host": list(first),
         "gpu": [f"{host.name}:{gpu.name}" for host in topology.hosts for gpu in host.gpus],
-        "switch": [one.name for one in topology.switches],
-        "rtsw": [one.name for one in topology.switches if one.role == "rtsw"],
+        "switch": [switch.name for switch in topology.switches],
+        "rtsw": [switch.name for switch in topology.switches if switch.role == "rtsw"],
     }
 
 
@@ -179,8 +179,8 @@ def _drawn(drawn: random.Random, within: str | _Range) -> str | float:
     return drawn.randint(int(low), int(high)) if float(low).is_integer() else round(drawn.uniform(low, high), 3)
 
 
-def _possible(one: _Wanted, topology: Topology, lab_kind: LabKind) -> bool:
-    kind, target, parameters = one
+def _possible(wanted: _Wanted, topology: Topology, lab_kind: LabKind) -> bool:
+    kind, target, parameters = wanted
     try:
         plan(FaultSpec(kind=kind, target=target, for_s=FOR_S, params=dict(parameters)), topology, lab_kind=lab_kind)
     except FaultbedError:

@@ -70,8 +70,8 @@ class Score:
     @property
     def precision(self) -> Interval | None:
         """Share of confident findings that name a fault."""
-        said = self.found + self.false
-        return share_interval(self.found, said, level=0.95) if said else None
+        confident_findings = self.found + self.false
+        return share_interval(self.found, confident_findings, level=0.95) if confident_findings else None
 
 
 def truths_of(run: Measurements) -> tuple[Truth, ...]:
@@ -92,10 +92,10 @@ def score(runs: Iterable[tuple[Measurements, Sequence[Flight]]], probes: Iterabl
             continue
         counted += 1
         findings = attribute(run, flights, trips)
-        said = [one for one in findings if one.confidence >= CONFIDENT and one.cause != "nothing"]
-        named = [truth for truth in truths if any(truth.named_by(one) for one in said)]
+        confident = [finding for finding in findings if finding.confidence >= CONFIDENT and finding.cause != "nothing"]
+        named = [truth for truth in truths if any(truth.named_by(finding) for finding in confident)]
         named_faults, missed = named_faults + len(named), missed + len(truths) - len(named)
-        false += sum(not any(truth.named_by(one) for truth in truths) for one in said)
+        false += sum(not any(truth.named_by(finding) for truth in truths) for finding in confident)
         if len(truths) <= 1:
             single += 1
             top = findings[0]

@@ -48,17 +48,23 @@ def match_gaps(run: Measurements, signs: Signs, *, among: Iterable[Link], other:
     candidates: list[tuple[float, Link]] = []
     for link in among:
         for near, far in ((link.a.node, link.b.node), (link.b.node, link.a.node)):
-            pairs = [(one.src, one.dst) for one in run.connections if crosses(one, near, far, rnic=link.rnic)]
+            pairs = [
+                (connection.src, connection.dst)
+                for connection in run.connections
+                if crosses(connection, near, far, rnic=link.rnic)
+            ]
             if pairs:
                 at_ends = _log(gaps, [dst for _, dst in pairs], ends) + _log(naks, [src for src, _ in pairs], ends)
                 candidates.append((at_ends, link))
     if not candidates:
         return other
-    best, link = max(candidates, key=lambda one: one[0])
-    if other is not None and any(each == other.link and one > best - _NEAR for one, each in candidates):
+    best, link = max(candidates, key=lambda candidate: candidate[0])
+    if other is not None and any(
+        candidate_link == other.link and score > best - _NEAR for score, candidate_link in candidates
+    ):
         return other
-    share = sum(math.exp(one - best) for one, each in candidates if each == link)
-    share /= sum(math.exp(one - best) for one, _ in candidates)
+    share = sum(math.exp(score - best) for score, candidate_link in candidates if candidate_link == link)
+    share /= sum(math.exp(score - best) for score, _ in candidates)
     if share < _LEAST_SHARE:
         return other
     words = (
@@ -85,8 +91,16 @@ def match_kept(run: Measurements, signs: Signs, switch: str) -> tuple[Link, floa
     candidates: list[tuple[float, Link]] = []
     for link in run.topology.links_of(switch):
         far = link.other(switch).node
-        out = [(one.src, one.dst) for one in run.connections if crosses(one, switch, far, rnic=link.rnic)]
-        back = [(one.src, one.dst) for one in run.connections if crosses(one, far, switch, rnic=link.rnic)]
+        out = [
+            (connection.src, connection.dst)
+            for connection in run.connections
+            if crosses(connection, switch, far, rnic=link.rnic)
+        ]
+        back = [
+            (connection.src, connection.dst)
+            for connection in run.connections
+            if crosses(connection, far, switch, rnic=link.rnic)
+        ]
         if not out:
             continue
         likely = _log(gaps, [dst for _, dst in out], ends) + _log(naks, [src for src, _ in out], ends)
@@ -96,8 +110,8 @@ def match_kept(run: Measurements, signs: Signs, switch: str) -> tuple[Link, floa
         candidates.append((likely, link))
     if not candidates:
         return None
-    best, link = max(candidates, key=lambda one: one[0])
-    share = 1 / sum(math.exp(one - best) for one, _ in candidates)
+    best, link = max(candidates, key=lambda candidate: candidate[0])
+    share = 1 / sum(math.exp(score - best) for score, _ in candidates)
     return (link, share) if share > _LEAST_SHARE else None
 
 

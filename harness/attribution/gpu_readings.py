@@ -60,7 +60,9 @@ def readings_of_run(
     """
     if run.faults and not (drills or rehearsal):
         return ()
-    explained = set[str]() if rehearsal else {name for one in run.faults for name in truth_of(one, run.topology).names}
+    explained = (
+        set[str]() if rehearsal else {name for fault in run.faults for name in truth_of(fault, run.topology).names}
+    )
     events = gpu_events(run, with_synthetic=rehearsal)
     followed = {machine.name for machine in run.watched if machine.no_log is None and machine.lost is None}
     readings = []
@@ -83,11 +85,11 @@ def readings_of_preflight(content: Any, topology: Topology, *, origin: str, at: 
     """Return the readings of a preflight, as `faultbed preflight --json` prints it; none if it checked no GPU."""
     if CHECK.name not in content.get("checked", ()):
         return ()
-    unknown = {_place(one) for one in content.get("not_looked", ()) if one.get("check") == CHECK.name}
+    unknown = {_place(row) for row in content.get("not_looked", ()) if row.get("check") == CHECK.name}
     reached: dict[str, list[Breach]] = {}
-    for one in content["wrong"]:
-        if one["check"] == CHECK.name and (breach := breach_in(str(one.get("found")), do=str(one.get("wanted")))):
-            reached.setdefault(_place(one), []).append(breach)
+    for row in content["wrong"]:
+        if row["check"] == CHECK.name and (breach := breach_in(str(row.get("found")), do=str(row.get("wanted")))):
+            reached.setdefault(_place(row), []).append(breach)
     return tuple(
         GpuReading(name=name, origin=origin, at=at, registers=tuple(reached.get(name, ())), events=None)
         for host in topology.hosts
@@ -99,16 +101,16 @@ def readings_of_preflight(content: Any, topology: Topology, *, origin: str, at: 
 def newest(readings: Iterable[GpuReading]) -> dict[str, GpuReading]:
     """Return the newest state of each GPU, by its name: the newest registers and the newest events that are known."""
     state: dict[str, GpuReading] = {}
-    for one in sorted(readings, key=lambda one: one.at):
-        if (before := state.get(one.name)) is None:
-            state[one.name] = one
+    for reading in sorted(readings, key=lambda reading: reading.at):
+        if (before := state.get(reading.name)) is None:
+            state[reading.name] = reading
         else:
-            registers = before.registers if one.registers is None else one.registers
-            events = before.events if one.events is None else one.events
-            state[one.name] = replace(one, registers=registers, events=events)
+            registers = before.registers if reading.registers is None else reading.registers
+            events = before.events if reading.events is None else reading.events
+            state[reading.name] = replace(reading, registers=registers, events=events)
     return state
 
 
-def _place(one: dict[str, Any]) -> str:
+def _place(row: dict[str, Any]) -> str:
     """Return the place of a row of preflight without the bus address behind it."""
-    return str(one.get("where")).partition(" ")[0]
+    return str(row.get("where")).partition(" ")[0]

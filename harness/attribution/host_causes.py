@@ -37,7 +37,7 @@ _STORAGE_ALL, _STORAGE_ONE = 0.75, 0.6
 """Confidence of long waits for storage: of most ranks, of fewer ranks."""
 _HANG_NS, _HUNG = 1_000_000_000, 0.9
 """Shorter standstills can come from other work on the machine."""
-_WAITED, _TOLD = ((1.5, 0.3), (1.3, 0.6)), 0.45
+_WAITED, _BUSY = ((1.5, 0.3), (1.3, 0.6)), 0.45
 """A host is busy if its programs waited this many times as long as elsewhere, and the excess is this share of the run
 (concurrent waits add up). If all hosts wait, as with probes, the share counts more and the ratio less. Then the
 confidence. A fault's own holder causes 1.3 times and 0.2 on an emulated host."""
@@ -70,23 +70,24 @@ def slow(run: Measurements, deltas: Deltas) -> list[Finding]:
         if name.endswith(".nr_throttled") and count
     }
     by_host = {}
-    for one in slow_ranks(run).slow:
-        gpus = [gpu for node, gpu in throttled if node == one.host]
+    for rank in slow_ranks(run).slow:
+        gpus = [gpu for node, gpu in throttled if node == rank.host]
         words = (
-            f"rank {one.rank} on {one.host} computes about {100 * one.slowdown:.0f} % slower than the others "
-            f"since iteration {one.since}"
+            f"rank {rank.rank} on {rank.host} computes about {100 * rank.slowdown:.0f} % slower than the others "
+            f"since iteration {rank.since}"
         )
-        throttling = (f"{one.host}: {gpu} was throttled {throttled[one.host, gpu]} times" for gpu in gpus)
-        evidence = (words, *throttling, *_held_back(one.host, deltas))
-        name = f"{one.host}:{gpus[0]}" if gpus else _only_gpu(run.topology, one.host)
-        by_host[one.host] = Finding(
+        throttling = (f"{rank.host}: {gpu} was throttled {throttled[rank.host, gpu]} times" for gpu in gpus)
+        evidence = (words, *throttling, *_held_back(rank.host, deltas))
+        name = f"{rank.host}:{gpus[0]}" if gpus else _only_gpu(run.topology, rank.host)
+        by_host[rank.host] = Finding(
             cause="slow-rank", place="gpu", name=name, confidence=0.95 if gpus else 0.75, evidence=evidence
         )
     if len(throttled) == 1:
         ((node, gpu), count), *_ = throttled.items()
-        said = f"{node}: {gpu} was throttled {count} times, no other"
+        throttle_words = f"{node}: {gpu} was throttled {count} times, no other"
         by_host.setdefault(
-            node, Finding(cause="slow-rank", place="gpu", name=f"{node}:{gpu}", confidence=0.8, evidence=(said,))
+            node,
+            Finding(cause="slow-rank", place="gpu", name=f"{node}:{gpu}", confidence=0.8, evidence=(throttle_words,)),
         )
     return list(by_host.values())
 
@@ -97,9 +98,9 @@ def _held_back(host: str, deltas: Deltas) -> Iterator[str]:
     It is no finding: under load all are limited a little.
     """
     for name, held_us in deltas.get(host, {}).items():
-        gpu, _, what = name.partition(".")
-        if what in _HOLDS and held_us > 0:
-            yield f"{host}: {gpu} was held back by {_HOLDS[what]} for {held_us / 1e6:.1f} s"
+        gpu, _, reason = name.partition(".")
+        if reason in _HOLDS and held_us > 0:
+            yield f"{host}: {gpu} was held back by {_HOLDS[reason]} for {held_us / 1e6:.1f} s"
 
 
 def gpu_errors(run: Measurements) -> list[Finding]:
@@ -110,19 +111,19 @@ def gpu_errors(run: Measurements) -> list[Finding]:
             place="gpu",
             name=name,
             confidence=0.9,
-            evidence=(f"{name}: " + ", ".join(f"XID {xid}, {count} times" for xid, count in sorted(seen.items())),),
+            evidence=(f"{name}: " + ", ".join(f"XID {xid}, {count} times" for xid, count in sorted(counts.items())),),
         )
-        for name, seen in gpu_events(run).items()
+        for name, counts in gpu_events(run).items()
     ]
 
 
 def gpu_events(run: Measurements, *, with_synthetic: bool = True) -> dict[str, Counter[int]]:
     """Return the XID events of a run by GPU, counted by number; without synthetic ones, only those of drivers."""
     events: dict[str, Counter[int]] = {}
-    for one in run.kernel:
-        text = one.text or ""
-        if (said := event(text)) is not None and (with_synthetic or SYNTHETIC not in text):
-            events.setdefault(_gpu_at(run.topology, one.node, said[0]), Counter())[said[1]] += 1
+    for record in run.kernel:
+        text = record.text or ""
+        if (gpu_event := event(text)) is not None and (with_synthetic or SYNTHETIC not in text):
+            events.setdefault(_gpu_at(run.topology, record.node, gpu_event[0]), Counter())[gpu_event[1]] += 1
     return events
 
 
@@ -139,14 +140,18 @@ def stood_still(run: Measurements, down: Sequence[Finding]) -> list[Finding]:
 
     A host whose link was down is left out: its engine waits for the kernel, which waits for its RNIC.
     """
-    cut_off = {link.b.node for link in run.topology.links if any(one.name == link.name for one in down)}
+    cut_off = {link.b.node for link in run.topology.links if any(down_link.name == link.name for down_link in down)}
     findings = []
-    for host in dict.fromkeys(one.host for one in run.standstills):
+    for host in dict.fromkeys(standstill.host for standstill in run.standstills):
         if host in cut_off:
             continue
-        others = [one for one in run.standstills if one.host != host]
-        own = [one for one in run.standstills if one.host == host]
-        longest_ns = max(_length_ns(one) - sum(_overlap_ns(one, other) for other in others) for one in own)
+        others_standstills = [standstill for standstill in run.standstills if standstill.host != host]
+        own = [standstill for standstill in run.standstills if standstill.host == host]
+        longest_ns = max(
+            _length_ns(standstill)
+            - sum(_overlap_ns(standstill, other_standstill) for other_standstill in others_standstills)
+            for standstill in own
+        )
         if longest_ns < _HANG_NS:
             continue
         words = f"the traffic engine on {host} did not run for {longest_ns / 1e9:.1f} s, while the others did"
@@ -154,12 +159,12 @@ def stood_still(run: Measurements, down: Sequence[Finding]) -> list[Finding]:
     return findings
 
 
-def _length_ns(one: Standstill) -> int:
-    return one.end_ns - one.start_ns
+def _length_ns(standstill: Standstill) -> int:
+    return standstill.end_ns - standstill.start_ns
 
 
-def _overlap_ns(one: Standstill, two: Standstill) -> int:
-    return max(0, min(one.end_ns, two.end_ns) - max(one.start_ns, two.start_ns))
+def _overlap_ns(standstill: Standstill, other: Standstill) -> int:
+    return max(0, min(standstill.end_ns, other.end_ns) - max(standstill.start_ns, other.start_ns))
 
 
 def storage(run: Measurements) -> list[Finding]:
@@ -173,12 +178,14 @@ def storage(run: Measurements) -> list[Finding]:
     def awake_ns(rank: int, start_ns: int, wait_ns: int) -> int:
         """Return the part of a wait during which the waiting host was running."""
         wait = Standstill(host="", start_ns=start_ns, end_ns=start_ns + wait_ns)
-        return wait_ns - sum(_overlap_ns(wait, one) for one in run.standstills if one.host == hosts.get(rank))
+        return wait_ns - sum(
+            _overlap_ns(wait, standstill) for standstill in run.standstills if standstill.host == hosts.get(rank)
+        )
 
     length_ns = float(np.median([step.end_ns - step.start_ns for _, step in steps]))
     evidence: list[str] = []
     waited: set[int] = set()
-    for what, waits in (
+    for storage_use, waits in (
         (
             "the data of an iteration",
             [(rank, awake_ns(rank, step.start_ns, step.ingest_ns)) for rank, step in steps if step.ingest_ns],
@@ -196,8 +203,10 @@ def storage(run: Measurements) -> list[Finding]:
         long = {rank: wait_ns for rank, wait_ns in waits if wait_ns > max(_OUTSTANDING * usual_ns, length_ns / 2)}
         waited |= long.keys()
         if long:
-            who, longest_ns = "1 rank" if len(long) == 1 else f"{len(long)} ranks", max(long.values())
-            evidence.append(f"{who} waited up to {longest_ns / 1e9:.2f} s for {what}, usually {usual_ns / 1e9:.2f} s")
+            ranks, longest_ns = "1 rank" if len(long) == 1 else f"{len(long)} ranks", max(long.values())
+            evidence.append(
+                f"{ranks} waited up to {longest_ns / 1e9:.2f} s for {storage_use}, usually {usual_ns / 1e9:.2f} s"
+            )
     if not waited:
         return []
     # A rank that waits keeps the others from requesting data; a rank on a slow host waits alone.
@@ -223,7 +232,7 @@ def busy(run: Measurements, deltas: Deltas, known: set[str]) -> list[Finding]:
     ):
         return []
     words = f"{worst}: programs waited {waits[worst] / 1e6:.1f} s for a CPU, on the other hosts {usual_us / 1e6:.1f} s"
-    return [Finding(cause="busy-host", place="rank", name=worst, confidence=_TOLD, evidence=(words,))]
+    return [Finding(cause="busy-host", place="rank", name=worst, confidence=_BUSY, evidence=(words,))]
 
 
 def late_receives(run: Measurements, deltas: Deltas) -> list[Finding]:

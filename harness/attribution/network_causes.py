@@ -30,13 +30,13 @@ def carriers(topology: Topology, deltas: Deltas) -> list[Finding]:
     """Return links with a lost carrier at an end, or the node if all its links lost theirs."""
     gone: dict[str, tuple[Link, str]] = {}
     for link in topology.links:
-        said = [
+        changes = [
             f"{end.node}: carrier of {end.netdev} changed {count} times"
             for end in (link.a, link.b)
             if (count := deltas.get(end.node, {}).get(f"{end.netdev}.carrier_changes", 0))
         ]
-        if said:
-            gone[link.name] = link, "; ".join(said)
+        if changes:
+            gone[link.name] = link, "; ".join(changes)
     for node in (*topology.switch_by_name, *topology.host_by_name):
         links = topology.links_of(node)
         if len(links) > 1 and len(gone) > 1 and {link.name for link in links} == gone.keys():
@@ -53,8 +53,8 @@ def control_plane(topology: Topology, deltas: Deltas) -> list[Finding]:
     """Return the switch common to all closed TCP sessions of switches, or the link."""
 
     def torn(node: str) -> int:
-        seen = deltas.get(node, {})
-        return sum(seen.get(f"tcp.{name}", 0) for name in ("EstabResets", "ActiveOpens", "PassiveOpens"))
+        counters = deltas.get(node, {})
+        return sum(counters.get(f"tcp.{name}", 0) for name in ("EstabResets", "ActiveOpens", "PassiveOpens"))
 
     links = [link for link in topology.uplinks if torn(link.a.node) and torn(link.b.node)]
     if not links:
@@ -79,7 +79,7 @@ def control_plane(topology: Topology, deltas: Deltas) -> list[Finding]:
 
 def withdrawn(run: Measurements) -> list[Finding]:
     """Return the switch whose prefixes others lost, although its links and sessions stayed up."""
-    owners = {str(ipaddress.ip_network(one.loopback)): one.name for one in run.topology.switches}
+    owners = {str(ipaddress.ip_network(switch.loopback)): switch.name for switch in run.topology.switches}
     for host in run.topology.hosts:
         for rnic in host.rnics:
             network = ipaddress.ip_interface(rnic.address).network
@@ -159,7 +159,7 @@ def _lost_within(run: Measurements, signs: Signs) -> list[Finding]:
     """
     if not signs.kept:
         return []
-    name = max(signs.kept, key=lambda one: signs.lost_in[one])
+    name = max(signs.kept, key=lambda switch: signs.lost_in[switch])
     words = f"{name}: {signs.lost_in[name]:,} packets came in and did not go out"
     if (kept := match_kept(run, signs, name)) is not None:
         link, likely = kept
@@ -186,17 +186,18 @@ def _one_lost(run: Measurements, signs: Signs) -> list[Finding]:
     if [count for _, count in gaps] != [1] or [count for _, count in naks] != [1]:
         return []
     (dst, _), (src, _) = *gaps, *naks
-    candidates = [one for one in run.connections if (one.src, one.dst) == (src, dst)]
+    candidates = [connection for connection in run.connections if (connection.src, connection.dst) == (src, dst)]
     if not candidates:
         return []
     host, _, rnic = dst.partition(":")
     link = run.topology.rnic_link(host, rnic)
-    links = {hop for one in candidates for hop in itertools.pairwise(one.path)}
+    links = {hop for connection in candidates for hop in itertools.pairwise(connection.path)}
     evidence = (
         f"one packet was lost: {dst} saw one gap in the PSNs of what it received, {src} got one NAK for it",
         *(
-            f"it may belong to QP {one.rqpn}, whose data takes {' -> '.join(one.path) or 'an unknown path'}"
-            for one in candidates[:_CANDIDATES]
+            f"it may belong to QP {connection.rqpn}, whose data takes "
+            f"{' -> '.join(connection.path) or 'an unknown path'}"
+            for connection in candidates[:_CANDIDATES]
         ),
         *([f"and {len(candidates) - _CANDIDATES} more queue pairs"] if len(candidates) > _CANDIDATES else ()),
     )
@@ -212,12 +213,12 @@ def _too_big(run: Measurements, deltas: Deltas, signs: Signs) -> list[Finding]:
         count = deltas.get(switch.name, {}).get("ip.FragFails", 0)
         if not count:
             continue
-        said = f"{switch.name}: {count} packets too large for the outgoing link"
+        words = f"{switch.name}: {count} packets too large for the outgoing link"
         links = run.topology.links_of(switch.name)
         link = _way_out(run, switch.name, links, signs.dead)
-        evidence: tuple[str, ...] = (said, out_of_retries(signs.dead)) if link else (said,)
+        evidence: tuple[str, ...] = (words, out_of_retries(signs.dead)) if link else (words,)
         if link is None and (best := match(run, signs.losses(), among=links)) is not None:
-            link, evidence = best.link, (said, *best.evidence)
+            link, evidence = best.link, (words, *best.evidence)
         place, name = (
             (place_of_switch(run.topology, switch.name), switch.name)
             if link is None
@@ -233,7 +234,11 @@ def _way_out(run: Measurements, switch: str, links: Sequence[Link], dead: frozen
 
     def likeness(link: Link) -> float:
         far = link.other(switch).node
-        takes = {(one.src, one.dst) for one in run.connections if crosses(one, switch, far, rnic=link.rnic)}
+        takes = {
+            (connection.src, connection.dst)
+            for connection in run.connections
+            if crosses(connection, switch, far, rnic=link.rnic)
+        }
         return len(takes & dead) / len(takes | dead) if takes | dead else 0.0
 
     best = max(links, key=likeness, default=None)
@@ -247,18 +252,18 @@ def _unexplained(
 
     Explanations are links that were down on the path, a host that stood still at an end, and routes that were missing.
     """
-    if any(one.cause == "control-plane" for one in known):
+    if any(finding.cause == "control-plane" for finding in known):
         return frozenset()
-    down = {one.name for one in known if one.cause == "link-down"}
-    hung = {one.name for one in known if one.cause in _AWAY}
+    down = {finding.name for finding in known if finding.cause == "link-down"}
+    hung = {finding.name for finding in known if finding.cause in _AWAY}
     cut_off = {
-        (one.src, one.dst)
-        for one in run.connections
+        (connection.src, connection.dst)
+        for connection in run.connections
         for link in run.topology.links
         if link.name in down
         and (
-            crosses(one, link.a.node, link.b.node, rnic=link.rnic)
-            or crosses(one, link.b.node, link.a.node, rnic=link.rnic)
+            crosses(connection, link.a.node, link.b.node, rnic=link.rnic)
+            or crosses(connection, link.b.node, link.a.node, rnic=link.rnic)
         )
     }
     return frozenset(pair for pair in dead - cut_off if not hung & {end.partition(":")[0] for end in pair})
@@ -269,11 +274,11 @@ def _explained(link: Link | None, signs: Signs, known: Sequence[Finding], *, som
 
     `signs` exclude the explained queue pairs; `some_died` says whether there were any.
     """
-    causes = {one.cause for one in known}
-    if link is not None and any(one.cause == "link-down" and one.name == link.name for one in known):
+    causes = {finding.cause for finding in known}
+    if link is not None and any(finding.cause == "link-down" and finding.name == link.name for finding in known):
         return True
     # Messages after one that found no receive are gaps, too (RNR NAK, then go-back-N).
-    if link is not None and any(one.cause == "late-receives" and one.name == link.b.node for one in known):
+    if link is not None and any(finding.cause == "late-receives" and finding.name == link.b.node for finding in known):
         return True
     if signs.gaps >= _FEW:
         return False

@@ -92,7 +92,7 @@ class Offender:
     @property
     def causes(self) -> tuple[str, ...]:
         """What it is blamed for: thresholds first, then the causes of its strikes."""
-        return (*(one.text for one in self.breaches), *dict.fromkeys(strike.cause for strike in self.strikes))
+        return (*(breach.text for breach in self.breaches), *dict.fromkeys(strike.cause for strike in self.strikes))
 
 
 def strikes_of_run(
@@ -148,15 +148,15 @@ def strikes_of_preflight(content: Any, *, origin: str, at: datetime) -> tuple[St
     """
     wrong = content.get("wrong") if isinstance(content, dict) else None
     if not isinstance(wrong, list) or not all(
-        isinstance(one, dict) and {"check", "where"} <= set(one) for one in wrong
+        isinstance(row, dict) and {"check", "where"} <= set(row) for row in wrong
     ):
         raise UsageError(f"{origin}: not what `faultbed preflight --json` prints; give a file that --out has written")
     best: dict[str, Strike] = {}
     pairs: dict[tuple[str, str], str] = {}
-    for one in wrong:
-        cause, where = str(one["check"]), str(one["where"])
-        src, is_pair, dst = where.partition(" > ")
-        name = where.partition(" ")[0]
+    for row in wrong:
+        cause, place = str(row["check"]), str(row["where"])
+        src, is_pair, dst = place.partition(" > ")
+        name = place.partition(" ")[0]
         if is_pair:
             pairs.setdefault((src, dst), cause)
         elif name and name not in best and cause not in _LEFT_BEHIND:
@@ -192,13 +192,13 @@ def offenders(
     by_name: dict[str, list[Strike]] = {}
     for strike in strikes:
         by_name.setdefault(strike.name, []).append(strike)
-    reached = {name: one for name, one in newest(readings).items() if one.breaches}
+    reached = {name: reading for name, reading in newest(readings).items() if reading.breaches}
     ranking = []
     for name in (*by_name, *(other for other in reached if other not in by_name)):
         of_it, reading = by_name.get(name, []), reached.get(name)
         newest_first = tuple(sorted(of_it, key=lambda strike: strike.at, reverse=True))
         score = sum(strike.weight * 0.5 ** (_age(strike, now) / thresholds.half_life) for strike in of_it)
-        found = reading.breaches if reading else ()
+        breaches = reading.breaches if reading else ()
         by_score = _action(newest_first, score, thresholds)
         times = [strike.at for strike in of_it] + ([reading.at] if reading else [])
         ranking.append(
@@ -207,12 +207,14 @@ def offenders(
                 host=_host_of(topology, name),
                 strikes=newest_first,
                 score=score,
-                action=severest([by_score, *(breach.action for breach in found)]),
-                breaches=found,
+                action=severest([by_score, *(breach.action for breach in breaches)]),
+                breaches=breaches,
                 last=max(times),
             )
         )
-    return tuple(sorted(ranking, key=lambda one: (-ACTIONS.index(one.action), -one.score, one.name)))
+    return tuple(
+        sorted(ranking, key=lambda offender: (-ACTIONS.index(offender.action), -offender.score, offender.name))
+    )
 
 
 def _action(strikes: Sequence[Strike], score: float, thresholds: Thresholds) -> Action:

@@ -44,8 +44,8 @@ class _Ends:
     @property
     def pair(self) -> tuple[int, int] | None:
         """The two ranks; None if an RNIC has several."""
-        (source, *more), (target, *others) = self.ranks
-        return None if more or others else (source, target)
+        (source, *more), (target, *other_targets) = self.ranks
+        return None if more or other_targets else (source, target)
 
     def __str__(self) -> str:
         return "→".join(self.rnics) if self.pair is None else f"rank {self.pair[0]}→{self.pair[1]}"
@@ -55,7 +55,7 @@ def sentences(
     run: Measurements, packets: Evidence, findings: Sequence[Finding] = (), *, most: int = 10
 ) -> tuple[str, ...]:
     """Return sentences about the longest waits, longest first; a loss that `findings` locate on the path is named."""
-    return tuple(one.words for one in waits(run, packets, findings, most=most))
+    return tuple(wait.words for wait in waits(run, packets, findings, most=most))
 
 
 def waits(
@@ -73,14 +73,14 @@ def waits(
         key=lambda item: -item[0],
     )
     ranks_of = _ranks_by_rnic(run)
-    found = []
+    longest = []
     for waited_ns, flow, episode in episodes[:most]:
         rnics = by_ip[flow.src], by_ip[flow.dst]
         ends = _Ends(rnics, (ranks_of[rnics[0]], ranks_of[rnics[1]]))
         sender, receiver = ends.pair or (None, None)
         until_ns = episode.resent_ns - packets.epoch_offset_ns
         iteration = None if receiver is None else _iteration_at(run.series, receiver, until_ns)
-        found.append(
+        longest.append(
             Wait(
                 iteration=iteration,
                 sender=sender,
@@ -90,38 +90,43 @@ def waits(
                 words=_sentence(run, flow, episode, ends=ends, iteration=iteration, by=findings),
             )
         )
-    return tuple(found)
+    return tuple(longest)
 
 
-def _waited_ns(one: Episode) -> int:
+def _waited_ns(episode: Episode) -> int:
     """Return the time from the first sign of the loss until the packet passed again."""
-    return one.silence_ns if one.gap_ns is None else max(one.silence_ns, one.resent_ns - one.gap_ns)
+    return episode.silence_ns if episode.gap_ns is None else max(episode.silence_ns, episode.resent_ns - episode.gap_ns)
 
 
 def _sentence(
-    run: Measurements, flow: FlowReport, one: Episode, *, ends: _Ends, iteration: int | None, by: Sequence[Finding]
+    run: Measurements, flow: FlowReport, episode: Episode, *, ends: _Ends, iteration: int | None, by: Sequence[Finding]
 ) -> str:
-    when = "" if iteration is None else f"iteration {iteration}, "
+    iteration_text = "" if iteration is None else f"iteration {iteration}, "
     return (
-        f"{when}{ends} waited {format_duration(_waited_ns(one))} for a "
-        f"{ {'timer': 'timer', 'nak': 'NAK', 'rnr': 'receiver that was not ready'}[one.cause] } "
-        f"after PSN {one.psn} {_fate(run, flow, one, ends, by)}"
+        f"{iteration_text}{ends} waited {format_duration(_waited_ns(episode))} for a "
+        f"{ {'timer': 'timer', 'nak': 'NAK', 'rnr': 'receiver that was not ready'}[episode.cause] } "
+        f"after PSN {episode.psn} {_fate(run, flow, episode, ends, by)}"
     )
 
 
-def _fate(run: Measurements, flow: FlowReport, one: Episode, ends: _Ends, findings: Sequence[Finding]) -> str:
-    if one.cause == "rnr":
+def _fate(run: Measurements, flow: FlowReport, episode: Episode, ends: _Ends, findings: Sequence[Finding]) -> str:
+    if episode.cause == "rnr":
         return "was rejected"
-    if not one.missing and one.gap_ns is None:
+    if not episode.missing and episode.gap_ns is None:
         return f"had passed {flow.port}: it, or its ACK, was lost behind"
-    link = next((each.name for each in findings if each.cause == "loss" and _on_way(run, ends.rnics, each.name)), None)
+    link = next(
+        (finding.name for finding in findings if finding.cause == "loss" and _on_way(run, ends.rnics, finding.name)),
+        None,
+    )
     return f"was lost at {link}" if link else f"was lost before {flow.port}"
 
 
 def _on_way(run: Measurements, rnics: tuple[str, str], name: str) -> bool:
-    link = next((one for one in run.topology.links if one.name == name), None)
+    link = next((candidate for candidate in run.topology.links if candidate.name == name), None)
     return link is not None and any(
-        {link.a.node, link.b.node} <= set(one.path) for one in run.connections if (one.src, one.dst) == rnics
+        {link.a.node, link.b.node} <= set(connection.path)
+        for connection in run.connections
+        if (connection.src, connection.dst) == rnics
     )
 
 
@@ -141,7 +146,7 @@ def _rnics_by_ip(run: Measurements) -> dict[str, str]:
 
 
 def _iteration_at(series: Sequence[RankSeries], rank: int, at_ns: int) -> int | None:
-    for one in series:
-        if one.rank == rank:
-            return next((step.index for step in one.iterations if step.start_ns <= at_ns <= step.end_ns), None)
+    for rank_series in series:
+        if rank_series.rank == rank:
+            return next((step.index for step in rank_series.iterations if step.start_ns <= at_ns <= step.end_ns), None)
     return None

@@ -37,7 +37,7 @@ _SURE, _AT_HOST = 0.7, 0.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Said:
+class _Evidence:
     """One line of evidence, and the places it points to."""
 
     places: Sequence[tuple[Place, str]]
@@ -51,65 +51,67 @@ class _Said:
 def with_probes(run: Measurements, findings: Sequence[Finding], trips: Sequence[Trip]) -> list[Finding]:
     """Return the findings with the evidence of the probes that were sent while the workload ran."""
     topology, t0_ns = run.topology, run.t0_ns
-    during = [one for one in trips if t0_ns <= one.echo.sent_ns < run.end_ns]
+    during = [trip for trip in trips if t0_ns <= trip.echo.sent_ns < run.end_ns]
     every = [*_losses(topology, during, t0_ns), *_waits(topology, during, t0_ns)]
-    known = [one for one in findings if not _answered_all_along(one, during, every)]
-    for said in every:
-        if not said.places:
+    known = [finding for finding in findings if not _answered_all_along(finding, during, every)]
+    for evidence in every:
+        if not evidence.places:
             continue
-        place, name = said.places[0]
+        place, name = evidence.places[0]
         is_host = place == "rank"
-        sure = (_AT_HOST if is_host else _SURE) / len(said.places)
-        at = next((index for index, one in enumerate(known) if _is_there(one, said, sure)), None)
+        sure = (_AT_HOST if is_host else _SURE) / len(evidence.places)
+        at = next((index for index, finding in enumerate(known) if _is_there(finding, evidence, sure)), None)
         if at is not None:
-            known[at] = msgspec.structs.replace(known[at], evidence=(*known[at].evidence, said.words))
-        elif not said.weak:
+            known[at] = msgspec.structs.replace(known[at], evidence=(*known[at].evidence, evidence.words))
+        elif not evidence.weak:
             known.append(
-                Finding(cause=said.causes[is_host], place=place, name=name, confidence=sure, evidence=(said.words,))
+                Finding(
+                    cause=evidence.causes[is_host], place=place, name=name, confidence=sure, evidence=(evidence.words,)
+                )
             )
     return known
 
 
-def _answered_all_along(known: Finding, trips: Sequence[Trip], every: Sequence[_Said]) -> bool:
+def _answered_all_along(known: Finding, trips: Sequence[Trip], every: Sequence[_Evidence]) -> bool:
     """Return whether a host that seems silent by its peers' timers was probed without any loss or delay.
 
     Timers also expire if a link takes longer than they do.
     """
     if known.cause != "silent-host":
         return False
-    pointed = {part for said in every for _, name in said.places for part in name.split(":")}
-    probed = any(known.name in {end.partition(":")[0] for end in (one.there[0], one.there[-1])} for one in trips)
+    pointed = {part for evidence in every for _, name in evidence.places for part in name.split(":")}
+    probed = any(known.name in {end.partition(":")[0] for end in (trip.there[0], trip.there[-1])} for trip in trips)
     return probed and known.name not in pointed
 
 
-def _is_there(known: Finding, said: _Said, sure: float) -> bool:
+def _is_there(known: Finding, evidence: _Evidence, sure: float) -> bool:
     """Return whether the evidence belongs to a known finding: the same place, or a link of a more confident switch."""
-    names = {name for _, name in said.places}
+    names = {name for _, name in evidence.places}
     upper = {name.partition(":")[0] for name in names}
     return bool(names & {known.name, *_hosts_of(known)}) or (known.name in upper and known.confidence >= sure)
 
 
-def _hosts_of(one: Finding) -> Sequence[str]:
+def _hosts_of(finding: Finding) -> Sequence[str]:
     """Return the host of a finding's host link: evidence for that host also belongs to the link."""
-    return one.name.split(":")[1:2] if one.place == "host-link" else ()
+    return finding.name.split(":")[1:2] if finding.place == "host-link" else ()
 
 
-def _losses(topology: Topology, trips: Sequence[Trip], t0_ns: int) -> list[_Said]:
+def _losses(topology: Topology, trips: Sequence[Trip], t0_ns: int) -> list[_Evidence]:
     return [
-        _Said(
+        _Evidence(
             places=_places(topology, suspect),
             causes=("loss", "silent-host"),
             words=(
                 f"{suspect.lost} of {suspect.sent} probes over {' or '.join(suspect.names)} were lost "
-                f"between {_s(seen.start_ns - t0_ns)} and {_s(seen.end_ns - t0_ns)}"
+                f"between {_seconds(window.start_ns - t0_ns)} and {_seconds(window.end_ns - t0_ns)}"
             ),
         )
-        for seen in results.lossy(trips, length_ns=WINDOW_NS)
-        for suspect in seen.suspects
+        for window in results.lossy(trips, length_ns=WINDOW_NS)
+        for suspect in window.suspects
     ]
 
 
-def _waits(topology: Topology, trips: Sequence[Trip], t0_ns: int) -> list[_Said]:
+def _waits(topology: Topology, trips: Sequence[Trip], t0_ns: int) -> list[_Evidence]:
     if not trips:
         return []
     start_ns, end_ns = trips[0].echo.sent_ns, trips[-1].echo.sent_ns + 1
@@ -119,23 +121,23 @@ def _waits(topology: Topology, trips: Sequence[Trip], t0_ns: int) -> list[_Said]
     for window in every:
         for slow in window.slow:
             by_place.setdefault(slow.place, []).append((slow, window))
-    said = []
-    for windows in sorted(by_place.values(), key=lambda each: -sum(slow.gain for slow, _ in each)):
-        worst, seen = max(windows, key=lambda each: each[0].gain)
-        since, until = (_s(at_ns - t0_ns) for at_ns in (windows[0][1].start_ns, windows[-1][1].end_ns))
-        when = f"in {len(windows)} of {len(every)} windows of {_s(length_ns)}, from {since} to {until}"
-        said.append(
-            _Said(
+    evidence = []
+    for windows in sorted(by_place.values(), key=lambda slow_windows: -sum(slow.gain for slow, _ in slow_windows)):
+        worst, worst_window = max(windows, key=lambda slow_window: slow_window[0].gain)
+        since, until = (_seconds(at_ns - t0_ns) for at_ns in (windows[0][1].start_ns, windows[-1][1].end_ns))
+        period = f"in {len(windows)} of {len(every)} windows of {_seconds(length_ns)}, from {since} to {until}"
+        evidence.append(
+            _Evidence(
                 places=_places(topology, worst),
                 causes=("congestion", "busy-host"),
-                words=f"{_words(worst, seen.paths)}; {when}",
+                words=f"{_words(worst, worst_window.paths)}; {period}",
                 weak=max(slow.times for slow, _ in windows) < _LEAST_TIMES,
             )
         )
-    return said
+    return evidence
 
 
-def _s(ns: int) -> str:
+def _seconds(ns: int) -> str:
     return f"{ns / 1e9:.1f} s"
 
 
@@ -171,20 +173,20 @@ def _link(topology: Topology, near: str, far: str) -> Link | None:
 
 def _words(slow: SlowPlace, paths: Sequence[PathTimes]) -> str:
     """Describe the evidence: how long, compared with what, how often, and the responders' share."""
-    crossing = [one for one in paths if one.responder is not None and _crosses(one, slow.place)]
-    others = [one for one in paths if one.responder is not None and not _crosses(one, slow.place)]
-    held = ""
-    if crossing and others:
-        here, there = (
-            percentile([one.responder.median_ns for one in each if one.responder is not None], 50) / 1e6
-            for each in (crossing, others)
+    crossing = [path for path in paths if path.responder is not None and _crosses(path, slow.place)]
+    elsewhere = [path for path in paths if path.responder is not None and not _crosses(path, slow.place)]
+    responders = ""
+    if crossing and elsewhere:
+        crossing_ms, elsewhere_ms = (
+            percentile([path.responder.median_ns for path in group if path.responder is not None], 50) / 1e6
+            for group in (crossing, elsewhere)
         )
-        held = f"; responders took {here:.2f} ms of it, elsewhere {there:.2f} ms"
+        responders = f"; responders took {crossing_ms:.2f} ms of it, elsewhere {elsewhere_ms:.2f} ms"
     return (
         f"probes over {' or '.join(slow.names)} took {slow.times:.1f} times what they take on like paths, "
-        f"{slow.slow} of {slow.answered} more than {slow.level:g} times{held} ({rtt.STAMPS} times)"
+        f"{slow.slow} of {slow.answered} more than {slow.level:g} times{responders} ({rtt.STAMPS} times)"
     )
 
 
-def _crosses(one: PathTimes, place: tuple[str, ...]) -> bool:
-    return place in one.crossed
+def _crosses(path: PathTimes, place: tuple[str, ...]) -> bool:
+    return place in path.crossed

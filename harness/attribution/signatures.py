@@ -1,11 +1,11 @@
 """Signatures of loss: what loss on each link would change on the RNICs, compared with the counters. Pure.
 
-A queue pair's data goes one way, its ACKs the other. When u→v loses packets,
+A queue pair's data goes one way, its ACKs the other. When near→far loses packets,
 
-    of the data that crosses u→v    the receiver sees gaps, the sender gets NAKs or its timer expires
-    of the ACKs that cross u→v      the sender's timer expires, the receiver gets duplicates
+    of the data that crosses near→far    the receiver sees gaps, the sender gets NAKs or its timer expires
+    of the ACKs that cross near→far      the sender's timer expires, the receiver gets duplicates
 
-If u→v loses everything for longer than the retries last, all queue pairs of both sorts fail. If some packets get
+If near→far loses everything for longer than the retries last, all queue pairs of both sorts fail. If some packets get
 through, which gaps show, any of the first sort may fail. Every directed link therefore predicts a different vector over
 (sign, RNIC). The hypothesis with the smallest angle to the counted vector explains it best (cosine, 0..1).
 
@@ -90,14 +90,14 @@ class Signs:
     @classmethod
     def of(cls, run: Measurements, deltas: Deltas) -> Signs:
         """Return the signs of a run on the RNICs of its workload."""
-        used = sorted({end for one in run.connections for end in (one.src, one.dst)})
+        used = sorted({end for connection in run.connections for end in (connection.src, connection.dst)})
         counts: dict[_Key, float] = {}
         for end in used:
             host, _, rnic = end.partition(":")
-            seen = deltas.get(host, {})
+            counters = deltas.get(host, {})
             for sign, names in _COUNTERS.items():
-                counts[sign, end] = float(max((seen.get(f"{rnic}.{name}", 0) for name in names), default=0))
-            counts["mark", end] = float(seen.get("ip.InCEPkts", 0))
+                counts[sign, end] = float(max((counters.get(f"{rnic}.{name}", 0) for name in names), default=0))
+            counts["mark", end] = float(counters.get("ip.InCEPkts", 0))
         counted = dict(counts)
         for sign in _BACKGROUND:
             usual = float(np.median([counts[sign, end] for end in used])) if used else 0.0
@@ -151,42 +151,46 @@ class Match:
     evidence: tuple[str, ...]
 
 
-def acks_lost(u: str, v: str) -> str:
+def acks_lost(src: str, dst: str) -> str:
     """Return the line of evidence for lost ACKs."""
-    return f"only ACKs were lost, from {u} to {v}: senders' timers ran out, receivers got duplicates and saw no gap"
+    return f"only ACKs were lost, from {src} to {dst}: senders' timers ran out, receivers got duplicates and saw no gap"
 
 
 def match(run: Measurements, signs: Signs, *, among: Iterable[Link], hosts: bool = False) -> Match | None:
     """Return the hypothesis most similar to the signs; None if nothing changed or none is similar."""
-    if not (seen := signs.vector()):
+    if not (observed := signs.vector()):
         return None
     lossy = max(signs.lost_in, key=lambda name: signs.lost_in[name], default="")
     hypotheses: list[tuple[float, Link | None, str]] = []
     unfit: dict[str, float] = {}
     alike: list[str] = []
     for link in among:
-        for u, v in ((link.a.node, link.b.node), (link.b.node, link.a.node)):
-            likeness = _likeness(run, u, v, signs, rnic=link.rnic)
-            unfit[link.name] = min(unfit.get(link.name, 1.0), _unfit(run, u, v, signs, rnic=link.rnic))
-            if signs.lost_on.get((u, v)):
+        for near, far in ((link.a.node, link.b.node), (link.b.node, link.a.node)):
+            likeness = _likeness(run, near, far, signs, rnic=link.rnic)
+            unfit[link.name] = min(unfit.get(link.name, 1.0), _unfit(run, near, far, signs, rnic=link.rnic))
+            if signs.lost_on.get((near, far)):
                 likeness *= _WIRE
-            elif lossy in (u, v):
-                likeness *= _OUT if lossy == u else _IN
+            elif lossy in (near, far):
+                likeness *= _OUT if lossy == near else _IN
             hypotheses.append((likeness, link, ""))
     if hosts and signs.gaps < _FEW and not signs.kept:
         hypotheses += [
-            (_SILENT * _cosine(seen, _silent(run, host, signs)), None, host)
-            for host in sorted({one.dst.partition(":")[0] for one in run.connections})
+            (_SILENT * _cosine(observed, _silent(run, host, signs)), None, host)
+            for host in sorted({connection.dst.partition(":")[0] for connection in run.connections})
             if not _lost_towards(run, host, signs)
         ]
-    best = max(hypotheses, key=lambda one: one[0], default=None)
+    best = max(hypotheses, key=lambda hypothesis: hypothesis[0], default=None)
     if best is None or best[0] < _LEAST:
         return None
     if best[1] is not None:
-        near = [(unfit[one[1].name], one) for one in hypotheses if one[1] is not None and one[0] > best[0] - _NEAR]
-        least, best = min(near, key=lambda one: (one[0], -one[1][0]))
+        rivals = [
+            (unfit[hypothesis[1].name], hypothesis)
+            for hypothesis in hypotheses
+            if hypothesis[1] is not None and hypothesis[0] > best[0] - _NEAR
+        ]
+        least, best = min(rivals, key=lambda rival: (rival[0], -rival[1][0]))
         alike = sorted(
-            {link.name for other, (_, link, _) in near if link and link != best[1] and other < least + _ALIKE}
+            {link.name for other, (_, link, _) in rivals if link and link != best[1] and other < least + _ALIKE}
         )
     evidence = _evidence(signs, lossy)
     if alike:
@@ -201,38 +205,39 @@ def match_acks(run: Measurements, signs: Signs, *, among: Iterable[Link]) -> Mat
     """
     if any(count for (sign, _), count in signs.counts.items() if sign in ("gap", "nak")):
         return None
-    if not (seen := _late_acks(signs)):
+    if not (observed := _late_acks(signs)):
         return None
     lossy = max(signs.lost_in, key=lambda name: signs.lost_in[name], default="")
     hypotheses: list[tuple[float, Link, tuple[str, str]]] = []
     for link in among:
-        for u, v in ((link.a.node, link.b.node), (link.b.node, link.a.node)):
-            prefer = _WIRE if (u, v) in signs.lost_on else _OUT if u == lossy else _IN if v == lossy else 0.0
+        for near, far in ((link.a.node, link.b.node), (link.b.node, link.a.node)):
+            prefer = _WIRE if (near, far) in signs.lost_on else _OUT if near == lossy else _IN if far == lossy else 0.0
             if prefer:
-                likeness = _cosine(seen, _predicted_of_acks(run, u, v, signs, rnic=link.rnic))
-                hypotheses.append((prefer * likeness, link, (u, v)))
-    best = max(hypotheses, key=lambda one: one[0], default=None)
+                likeness = _cosine(observed, _predicted_of_acks(run, near, far, signs, rnic=link.rnic))
+                hypotheses.append((prefer * likeness, link, (near, far)))
+    best = max(hypotheses, key=lambda hypothesis: hypothesis[0], default=None)
     if best is None or best[0] < _LEAST:
         return None
     evidence = (acks_lost(*best[2]), *_evidence(signs, lossy))
     return Match(link=best[1], host="", likeness=min(1.0, best[0]), evidence=evidence)
 
 
-def _likeness(run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | None) -> float:
-    """Return the similarity of the counts to a loss on u→v, of all packets or, if gaps show traffic, of some."""
-    seen = signs.vector()
-    likeness = _cosine(seen, _predicted(run, u, v, signs, rnic=rnic))
+def _likeness(run: Measurements, near: str, far: str, signs: Signs, *, rnic: str | None) -> float:
+    """Return the similarity of the counts to a loss on near→far, of all packets or, if gaps show traffic, of some."""
+    observed = signs.vector()
+    likeness = _cosine(observed, _predicted(run, near, far, signs, rnic=rnic))
     if signs.dead and signs.gaps >= _FEW:
-        likeness = max(likeness, _cosine(seen, _predicted(run, u, v, signs, rnic=rnic, some=True)))
+        likeness = max(likeness, _cosine(observed, _predicted(run, near, far, signs, rnic=rnic, some=True)))
     return likeness
 
 
 def _predicted(
-    run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | None, some: bool = False
+    run: Measurements, near: str, far: str, signs: Signs, *, rnic: str | None, some: bool = False
 ) -> dict[_Key, float]:
-    """Return the signs that loss on u→v would leave, or the marks if `signs` are marks. ACKs weigh less than data.
+    """Return the signs that loss on near→far would leave, or the marks if `signs` are marks. ACKs weigh less than data.
 
-    With `some`, only some packets are lost: of the queue pairs whose data crosses u→v, those that failed are expected.
+    With `some`, only some packets are lost: of the queue pairs whose data crosses near→far, only
+    those that failed are expected.
     """
     predicted: dict[_Key, float] = {}
 
@@ -240,24 +245,24 @@ def _predicted(
         predicted[sign, end] = max(predicted.get((sign, end), 0.0), share * _WEIGHTS[sign])
 
     marks = all(sign in _MARKS for sign, _ in signs.counts)
-    for one in run.connections:
-        forth, back = crosses(one, u, v, rnic=rnic), acks_cross(one, u, v, rnic=rnic)
+    for connection in run.connections:
+        forth, back = crosses(connection, near, far, rnic=rnic), acks_cross(connection, near, far, rnic=rnic)
         if marks and (forth or back):
-            path, share = (one.path, 1.0) if forth else (ack_path(one), _ACKS)
-            add("mark", one.dst if forth else one.src, share)
-            for node in path[path.index(v) :]:
+            path, share = (connection.path, 1.0) if forth else (ack_path(connection), _ACKS)
+            add("mark", connection.dst if forth else connection.src, share)
+            for node in path[path.index(far) :]:
                 if ("passed", node) in signs.counts:
                     add("passed", node, share)
             continue
-        if signs.dead and (((one.src, one.dst) in signs.dead and forth) if some else (forth or back)):
-            add(*_died(one.src, one.dst))
+        if signs.dead and (((connection.src, connection.dst) in signs.dead and forth) if some else (forth or back)):
+            add(*_died(connection.src, connection.dst))
         if forth:
-            add("gap", one.dst)
-            add("nak", one.src)
-            add("timer", one.src)
+            add("gap", connection.dst)
+            add("nak", connection.src)
+            add("timer", connection.src)
         elif back:
-            add("timer", one.src, _ACKS)
-            add("duplicate", one.dst, _ACKS)
+            add("timer", connection.src, _ACKS)
+            add("duplicate", connection.dst, _ACKS)
     return predicted
 
 
@@ -268,7 +273,7 @@ def _late_acks(signs: Signs) -> dict[_Key, float]:
     """
     excess: dict[_Key, float] = {}
     for sign in _BACKGROUND:
-        values = {end: count for (each, end), count in signs.counted.items() if each == sign}
+        values = {end: count for (counted_sign, end), count in signs.counted.items() if counted_sign == sign}
         if not values:
             continue
         usual = float(np.percentile(list(values.values()), 25, method="lower"))
@@ -286,30 +291,36 @@ def _weighed(counts: Mapping[_Key, float], dead: Iterable[tuple[str, str]]) -> d
     return weighed | {_died(*pair): _WEIGHTS["dead"] for pair in dead}
 
 
-def _predicted_of_acks(run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | None) -> dict[_Key, float]:
-    """Return the signs of losing only ACKs on u→v: timers and duplicates in proportion to the affected queue pairs."""
-    hit = [one for one in run.connections if acks_cross(one, u, v, rnic=rnic)]
+def _predicted_of_acks(run: Measurements, near: str, far: str, signs: Signs, *, rnic: str | None) -> dict[_Key, float]:
+    """Return the signs of losing only ACKs on near→far: timers and duplicates, in proportion to queue pairs."""
+    hit = [connection for connection in run.connections if acks_cross(connection, near, far, rnic=rnic)]
     counts: Counter[_Key] = Counter()
-    for one in hit:
-        counts["timer", one.src] += 1
-        counts["duplicate", one.dst] += 1
-    return _weighed(counts, {(one.src, one.dst) for one in hit} if signs.dead else ())
+    for connection in hit:
+        counts["timer", connection.src] += 1
+        counts["duplicate", connection.dst] += 1
+    return _weighed(counts, {(connection.src, connection.dst) for connection in hit} if signs.dead else ())
 
 
-def _unfit(run: Measurements, u: str, v: str, signs: Signs, *, rnic: str | None) -> float:
-    """Return how poorly losses on u→v explain the gaps and NAKs: 0 fully explained, 1 not at all.
+def _unfit(run: Measurements, near: str, far: str, signs: Signs, *, rnic: str | None) -> float:
+    """Return how poorly losses on near→far explain the gaps and NAKs: 0 fully explained, 1 not at all.
 
     A lost packet is a gap at its receiver and a NAK at its sender, so pairs that cross another link do not fit.
     """
-    ends = sorted({end for one in run.connections for end in (one.src, one.dst)})
+    ends = sorted({end for connection in run.connections for end in (connection.src, connection.dst)})
     place = {(sign, end): row for row, (sign, end) in enumerate((s, e) for s in ("gap", "nak") for e in ends)}
     counted = np.array([signs.counts.get(key, 0.0) for key in place])
-    taken = sorted({(one.src, one.dst) for one in run.connections if crosses(one, u, v, rnic=rnic)})
+    crossing = sorted(
+        {
+            (connection.src, connection.dst)
+            for connection in run.connections
+            if crosses(connection, near, far, rnic=rnic)
+        }
+    )
     size = float(np.linalg.norm(counted))
-    if not taken or not size:
+    if not crossing or not size:
         return 1.0
-    lost = np.zeros((len(place), len(taken)))
-    for column, (src, dst) in enumerate(taken):
+    lost = np.zeros((len(place), len(crossing)))
+    for column, (src, dst) in enumerate(crossing):
         lost[place["gap", dst], column] = lost[place["nak", src], column] = 1.0
     best = np.linalg.lstsq(lost, counted, rcond=None)[0]
     return float(np.linalg.norm(lost @ best.clip(min=0.0) - counted)) / size
@@ -321,19 +332,21 @@ def _dead(run: Measurements) -> frozenset[tuple[str, str]]:
     If many fail at once between all hosts, the machine below the VMs stood still, and the network is not the reason.
     """
     moments: list[list[QpError]] = []
-    for one in sorted(run.qps_lost, key=lambda lost: lost.time_ns):
-        if one.status != _RETRIES_EXCEEDED:
+    for lost_qp in sorted(run.qps_lost, key=lambda lost: lost.time_ns):
+        if lost_qp.status != _RETRIES_EXCEEDED:
             continue
-        if not moments or one.time_ns - moments[-1][-1].time_ns > _APART_NS:
+        if not moments or lost_qp.time_ns - moments[-1][-1].time_ns > _APART_NS:
             moments.append([])
-        moments[-1].append(one)
+        moments[-1].append(lost_qp)
     placed: list[list[tuple[str, str]]] = []
     for moment in moments:
-        pairs = [(one.endpoint, one.peer) for one in moment]
+        pairs = [(lost_qp.endpoint, lost_qp.peer) for lost_qp in moment]
         places: Counter[frozenset[str]] = Counter()
-        for one in moment:
-            connection = connection_between(run, (one.endpoint, one.peer), index=one.connection, qpn=one.qpn)
-            places.update({frozenset((end.partition(":")[0],)) for end in (one.endpoint, one.peer)})
+        for lost_qp in moment:
+            connection = connection_between(
+                run, (lost_qp.endpoint, lost_qp.peer), index=lost_qp.connection, qpn=lost_qp.qpn
+            )
+            places.update({frozenset((end.partition(":")[0],)) for end in (lost_qp.endpoint, lost_qp.peer)})
             places.update({frozenset(link) for link in itertools.pairwise(connection.path if connection else ())})
         if max(places.values()) >= _ONE_PLACE * len(pairs):
             placed.append(pairs)
@@ -351,12 +364,12 @@ def _lost_towards(run: Measurements, host: str, signs: Signs) -> bool:
 
 def _silent(run: Measurements, host: str, signs: Signs) -> dict[_Key, float]:
     predicted: dict[_Key, float] = {}
-    for one in run.connections:
-        if one.dst.partition(":")[0] == host:
+    for connection in run.connections:
+        if connection.dst.partition(":")[0] == host:
             if signs.dead:
-                predicted[_died(one.src, one.dst)] = _WEIGHTS["dead"]
-            predicted["timer", one.src] = _WEIGHTS["timer"]
-            predicted["duplicate", one.dst] = _WEIGHTS["duplicate"]
+                predicted[_died(connection.src, connection.dst)] = _WEIGHTS["dead"]
+            predicted["timer", connection.src] = _WEIGHTS["timer"]
+            predicted["duplicate", connection.dst] = _WEIGHTS["duplicate"]
     return predicted
 
 
@@ -365,19 +378,19 @@ def out_of_retries(dead: Iterable[tuple[str, str]]) -> str:
     return f"queue pairs ran out of retries from {', '.join(f'{src} to {dst}' for src, dst in sorted(dead))}"
 
 
-def crosses(one: Connection, u: str, v: str, *, rnic: str | None) -> bool:
-    """Return whether a connection's data goes from u to v; a host's link must be that of the RNIC in use."""
-    return _goes(one.path, one.src, one.dst, (u, v), rnic)
+def crosses(connection: Connection, near: str, far: str, *, rnic: str | None) -> bool:
+    """Return whether a connection's data goes from `near` to `far`; a host's link must be that of the RNIC in use."""
+    return _goes(connection.path, connection.src, connection.dst, (near, far), rnic)
 
 
-def ack_path(one: Connection) -> tuple[str, ...]:
+def ack_path(connection: Connection) -> tuple[str, ...]:
     """Return the path of a connection's ACKs, or its data path reversed if the run did not record it."""
-    return one.ack_path or one.path[::-1]
+    return connection.ack_path or connection.path[::-1]
 
 
-def acks_cross(one: Connection, u: str, v: str, *, rnic: str | None) -> bool:
-    """Return whether a connection's ACKs go from u to v; a host's link must be that of the RNIC in use."""
-    return _goes(ack_path(one), one.dst, one.src, (u, v), rnic)
+def acks_cross(connection: Connection, near: str, far: str, *, rnic: str | None) -> bool:
+    """Return whether a connection's ACKs go from `near` to `far`; a host's link must be that of the RNIC in use."""
+    return _goes(ack_path(connection), connection.dst, connection.src, (near, far), rnic)
 
 
 def _goes(path: tuple[str, ...], src: str, dst: str, link: tuple[str, str], rnic: str | None) -> bool:
@@ -402,15 +415,17 @@ def _lost_in(run: Measurements, deltas: Deltas) -> dict[str, int]:
     """
     lost = {}
     for switch in run.topology.switches:
-        seen = deltas.get(switch.name, {})
+        counters = deltas.get(switch.name, {})
         ports = [link.end(switch.name).netdev for link in run.topology.links_of(switch.name)]
-        if any(seen.get(f"{port}.carrier_changes", 0) for port in ports):
+        if any(counters.get(f"{port}.carrier_changes", 0) for port in ports):
             continue
-        taken, given = (sum(seen.get(f"{layer}.{name}", 0) for layer in ("ip", "ip6")) for name in _ITS_OWN)
-        received = sum(seen.get(f"{port}.rx_packets", 0) for port in ports) - taken
-        sent = sum(seen.get(f"{port}.tx_packets", 0) for port in ports) - given
+        to_switch, from_switch = (
+            sum(counters.get(f"{layer}.{name}", 0) for layer in ("ip", "ip6")) for name in _ITS_OWN
+        )
+        received = sum(counters.get(f"{port}.rx_packets", 0) for port in ports) - to_switch
+        sent = sum(counters.get(f"{port}.tx_packets", 0) for port in ports) - from_switch
         # ARP has no counter, and the ports are read one after the other.
-        if received - sent > (_KEPT_FEW if _IS_EXACT in seen else _LOST_FEW + received // 5000):
+        if received - sent > (_KEPT_FEW if _IS_EXACT in counters else _LOST_FEW + received // 5000):
             lost[switch.name] = received - sent
     return lost
 
@@ -448,5 +463,7 @@ def _evidence(signs: Signs, lossy: str) -> tuple[str, ...]:
         lines.append(out_of_retries(signs.dead))
     if signs.lost_in.get(lossy):
         lines.append(f"{lossy}: {signs.lost_in[lossy]:,} packets came in and did not go out")
-    lines += [f"{u} to {v}: {count:,} packets were sent and did not arrive" for (u, v), count in signs.lost_on.items()]
+    lines += [
+        f"{src} to {dst}: {count:,} packets were sent and did not arrive" for (src, dst), count in signs.lost_on.items()
+    ]
     return tuple(lines)

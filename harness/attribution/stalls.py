@@ -46,11 +46,11 @@ class Stall:
     def describe(self, path: Sequence[str] = (), lost_at: str | None = None) -> str:
         """Return the stall as a sentence; `lost_at` is the link that the attribution names."""
         packet = f" for PSN {self.psn}" if self.psn >= 0 else f" for segment {self.segment}"
-        where = f", lost at {lost_at}" if lost_at else f" over {' → '.join(path)}" if path else ""
+        location = f", lost at {lost_at}" if lost_at else f" over {' → '.join(path)}" if path else ""
         state = "; its queue pair is broken" if self.broken else ""
         return (
             f"iteration {self.iteration}, step {self.step}: rank {self.sender}→{self.receiver} waited "
-            f"{format_duration(self.waited_ns)}{packet}{where}{state}"
+            f"{format_duration(self.waited_ns)}{packet}{location}{state}"
         )
 
 
@@ -76,8 +76,8 @@ def stalls(flights: Sequence[Flight]) -> tuple[Stall, ...]:
         sender, receiver = (peer, flight.rank) if inward else (flight.rank, peer)
         iteration, step, segment = int(match["iteration"]), int(match["step"]), int(match["segment"])
         qpn = int(match["qpn"])
-        last_ns = max((one.at_ns for one in flight.entries if (one.peer, one.qpn) == (peer, qpn)), default=None)
-        begun_ns = max((one.at_ns for one in flight.entries if one.what == "begin"), default=now_ns)
+        last_ns = max((entry.at_ns for entry in flight.entries if (entry.peer, entry.qpn) == (peer, qpn)), default=None)
+        begun_ns = max((entry.at_ns for entry in flight.entries if entry.what == "begin"), default=now_ns)
         connection = _connection(flight, peer, qpn)
         waiting.append(
             Stall(
@@ -94,23 +94,23 @@ def stalls(flights: Sequence[Flight]) -> tuple[Stall, ...]:
                 broken=match["state"] is not None,
             )
         )
-    return tuple(sorted(waiting, key=lambda one: (one.iteration, one.step, one.waiter)))
+    return tuple(sorted(waiting, key=lambda stall: (stall.iteration, stall.step, stall.waiter)))
 
 
 def culprit(flights: Sequence[Flight], run: Measurements) -> Culprit | None:
     """Return the rank at the root of a failed job; None without a recording or a clear result."""
-    waiting = {one.waiter: one for one in stalls(flights)}
+    waiting = {stall.waiter: stall for stall in stalls(flights)}
     recorded = {flight.rank: flight for flight in flights}
     if not waiting:
         return _unheard(recorded, run)
     votes: dict[int, list[str]] = {}
     for start in waiting:
-        rank, seen = start, [start]
-        while rank in waiting and (peer := _peer(waiting[rank])) not in seen:
-            seen.append(peer)
+        rank, visited = start, [start]
+        while rank in waiting and (peer := _peer(waiting[rank])) not in visited:
+            visited.append(peer)
             rank = peer
         if rank not in waiting:
-            chain = " waits for ".join(f"rank {one}" for one in seen)
+            chain = " waits for ".join(f"rank {visited_rank}" for visited_rank in visited)
             votes.setdefault(rank, []).append(chain)
     if not votes:
         return _by_gap(waiting, run)
@@ -123,26 +123,26 @@ def culprit(flights: Sequence[Flight], run: Measurements) -> Culprit | None:
         else f"rank {root} has not joined: {recorded[root].standing}"
     )
     share = len(votes[root]) / len(waiting)
-    first = min(waiting.values(), key=lambda one: (one.iteration, one.step))
+    first = min(waiting.values(), key=lambda stall: (stall.iteration, stall.step))
     return Culprit(rank=root, confidence=0.6 + 0.35 * share, words=(why, max(votes[root], key=len), first.describe()))
 
 
 def _unheard(recorded: Mapping[int, Flight], run: Measurements) -> Culprit | None:
     """Return the only rank without a recording, if the others have one."""
-    silent = [one.rank for one in run.ranks if one.rank not in recorded]
+    silent = [rank.rank for rank in run.ranks if rank.rank not in recorded]
     if len(silent) != 1 or not recorded:
         return None
-    where = next(iter(recorded.values())).standing
-    words = (f"rank {silent[0]} left no recording, the others did when the job failed: {where}",)
+    standing = next(iter(recorded.values())).standing
+    words = (f"rank {silent[0]} left no recording, the others did when the job failed: {standing}",)
     return Culprit(rank=silent[0], confidence=_UNHEARD, words=words)
 
 
 def _by_gap(waiting: Mapping[int, Stall], run: Measurements) -> Culprit | None:
     """Return the rank at most broken queue pairs, if one stands out. All ranks wait in a cycle."""
     ends: dict[int, int] = {}
-    for one in waiting.values():
-        if one.broken:
-            for rank in (one.sender, one.receiver):
+    for stall in waiting.values():
+        if stall.broken:
+            for rank in (stall.sender, stall.receiver):
                 ends[rank] = ends.get(rank, 0) + 1
     ranked = sorted(ends, key=lambda rank: -ends[rank])
     if len(ranked) < 2 or ends[ranked[0]] == ends[ranked[1]] or len(run.ranks) <= 2:  # noqa: PLR2004 - a pair is no circle
@@ -157,7 +157,7 @@ def _peer(stall: Stall) -> int:
 
 def _connection(flight: Flight, peer: int, qpn: int) -> int:
     """Return the number of the connection that a rank's QP belongs to; -1 if its flight recorder does not have it."""
-    mine = (one.connection for one in reversed(flight.entries) if (one.peer, one.qpn) == (peer, qpn))
+    mine = (entry.connection for entry in reversed(flight.entries) if (entry.peer, entry.qpn) == (peer, qpn))
     return next(mine, -1)
 
 
@@ -168,7 +168,7 @@ def _psn(flight: Flight | None, iteration: int, receiver: int, segment: int, con
     each peer.
     """
     for entry in reversed(flight.entries if flight else ()):
-        same = (entry.iteration, entry.peer, entry.segment) == (iteration, receiver, segment)
-        if entry.what == "post" and same and (connection in (-1, entry.connection) or entry.connection < 0):
+        is_segment = (entry.iteration, entry.peer, entry.segment) == (iteration, receiver, segment)
+        if entry.what == "post" and is_segment and (connection in (-1, entry.connection) or entry.connection < 0):
             return entry.psn
     return -1

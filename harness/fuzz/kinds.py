@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from fnmatch import fnmatchcase
 
-from inject.kinds.catalogue import CATALOGUE, find
+from inject.kinds.catalogue import CATALOGUE, kind_named
 from testbed.errors import Unsupported
 from testbed.model.lab_kind import LabKind
 
@@ -23,7 +23,7 @@ def kinds_named(patterns: Collection[str], lab_kind: LabKind) -> tuple[str, ...]
     """
     for pattern in patterns:
         if not any(sign in pattern for sign in "*?["):
-            find(pattern, where="--kinds")
+            kind_named(pattern, where="--kinds")
     named = [
         kind.name
         for kind in CATALOGUE.values()

@@ -30,7 +30,7 @@ class KernelGuard:
     def _read(self) -> list[Change]:
         def changes_of(machine: str) -> list[Change]:
             try:
-                messages = self._lab.ask(machine, {"do": "kernel_log"})["messages"]
+                messages = self._lab.request(machine, {"do": "kernel_log"})["messages"]
             except LabError:  # the machine does not answer, or its log may not be read
                 return []
             at_ns = time.monotonic_ns()

@@ -160,9 +160,9 @@ def planned_spans(edges: Sequence[Sequence[Any]], window_ns: int) -> tuple[Span,
 
 def begun(edges: Sequence[Sequence[Any]], window_ns: int, changes: Sequence[Sequence[Any]]) -> list[Sequence[Any]]:
     """Drop edges that were due within the tolerance before the window's end and were not made."""
-    made = sum(1 for _, _, on in changes if on)
+    onsets_made = sum(1 for _, _, on in changes if on)
     left = [edge for edge in edges if int(edge[0] * 1e9) < window_ns - _FLOOR_NS]
-    return list(edges) if sum(1 for _, on in left if on) < made else left
+    return list(edges) if sum(1 for _, on in left if on) < onsets_made else left
 
 
 def measured_spans(changes: Sequence[Sequence[Any]]) -> tuple[tuple[Span, ...], int]:
@@ -207,18 +207,19 @@ def why_not_as_planned(on_time: OnTime, workload: Span | None = None) -> tuple[s
     during = "" if measured == on_time.measured else " while the workload ran"
     if len(measured) != len(planned):
         if len(planned) == 1:
-            return (f"was on for {_s(total_ns)} of {_s(planned_ns)}{during}",)
-        return (f"was on {len(measured)} times of {len(planned)}, for {_s(total_ns)} of {_s(planned_ns)}{during}",)
+            return (f"was on for {_seconds(total_ns)} of {_seconds(planned_ns)}{during}",)
+        on_for = f"for {_seconds(total_ns)} of {_seconds(planned_ns)}"
+        return (f"was on {len(measured)} times of {len(planned)}, {on_for}{during}",)
     wrong = [*_wrong_spans(measured, planned, during), *_wrong_spans(_gaps(measured), _gaps(planned), during, "off")]
     if len(planned) > 1 and abs(total_ns - planned_ns) > tolerance_ns(planned_ns) + on_time.changing_ns:
-        wrong.append(f"was on for {_s(total_ns)} of {_s(planned_ns)} in all{during}")
+        wrong.append(f"was on for {_seconds(total_ns)} of {_seconds(planned_ns)} in all{during}")
     if not wrong and not on_time.until_cleared and total_ns < _LEAST * planned_ns:
-        wrong.append(f"was on for {_s(total_ns)} of {_s(planned_ns)}{during}, which is less than half")
+        wrong.append(f"was on for {_seconds(total_ns)} of {_seconds(planned_ns)}{during}, which is less than half")
     allowed_ns = 2 * len(planned) * (_SWITCHING_NS + on_time.switching_ns)
     if on_time.changing_ns > allowed_ns:
         wrong.append(
-            f"took {_s(on_time.changing_ns)} to switch on and off, more than the {_s(allowed_ns)} allowed: it is "
-            "unknown how long it was on"
+            f"took {_seconds(on_time.changing_ns)} to switch on and off, more than the {_seconds(allowed_ns)} "
+            "allowed: it is unknown how long it was on"
         )
     return tuple(wrong)
 
@@ -239,19 +240,19 @@ def why_outside(between_ns: Span, workload: Span) -> str | None:
     start_ns, end_ns = workload
     first_ns, last_ns = between_ns
     if first_ns > end_ns:
-        return f"fired {_s(first_ns - end_ns)} after the workload ended"
+        return f"fired {_seconds(first_ns - end_ns)} after the workload ended"
     if last_ns < start_ns:
-        return f"fired {_s(start_ns - last_ns)} before the workload started"
+        return f"fired {_seconds(start_ns - last_ns)} before the workload started"
     if last_ns > end_ns:
-        return f"may have fired after the workload ended: up to {_s(last_ns - end_ns)} later"
+        return f"may have fired after the workload ended: up to {_seconds(last_ns - end_ns)} later"
     if first_ns < start_ns:
-        return f"may have fired before the workload started: up to {_s(start_ns - first_ns)} earlier"
+        return f"may have fired before the workload started: up to {_seconds(start_ns - first_ns)} earlier"
     return None
 
 
 def _wrong_spans(measured: Sequence[Span], planned: Sequence[Span], during: str, word: str = "on") -> list[str]:
     wrong = [
-        f"{word} for {_s(real[1] - real[0])} of {_s(want[1] - want[0])}"
+        f"{word} for {_seconds(real[1] - real[0])} of {_seconds(want[1] - want[0])}"
         for real, want in zip(measured, planned, strict=True)
         if abs((real[1] - real[0]) - (want[1] - want[0])) > tolerance_ns(want[1] - want[0])
     ]
@@ -267,9 +268,9 @@ def _total(spans: Sequence[Span]) -> int:
 
 
 def _gaps(spans: Sequence[Span]) -> list[Span]:
-    return [(one[1], two[0]) for one, two in itertools.pairwise(spans)]
+    return [(earlier[1], later[0]) for earlier, later in itertools.pairwise(spans)]
 
 
-def _s(ns: float) -> str:
+def _seconds(ns: float) -> str:
     """Return seconds as text: two decimals below 10 s, four digits above."""
     return f"{ns / 1e9:.2f} s" if abs(ns) < 1e10 else f"{ns / 1e9:.4g} s"  # noqa: PLR2004

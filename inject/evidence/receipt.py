@@ -136,15 +136,15 @@ class FaultReceipt(Receipt, frozen=True, kw_only=True):
 def not_cleared(receipts: Iterable[Receipt]) -> tuple[str, ...]:
     """Return one sentence for each fault that may still be in place; each of them makes the lab DIRTY."""
     return tuple(
-        f"{each.kind} on {each.target} is not cleared: {each.cleared.error or 'the readback does not show it'}"
-        for each in receipts
-        if not each.cleared.ok
+        f"{receipt.kind} on {receipt.target} is not cleared: {receipt.cleared.error or 'the readback does not show it'}"
+        for receipt in receipts
+        if not receipt.cleared.ok
     )
 
 
 def end_sentence(receipts: Sequence[Receipt], abandoned: Sequence[str], *, ttl_s: float) -> str:
     """Return how faults ended, as far as was observed: `2 faults cleared and verified`; empty without any fault."""
-    cleared = sum(each.cleared.ok for each in receipts)
+    cleared = sum(receipt.cleared.ok for receipt in receipts)
     parts = [f"{cleared} {'fault' if cleared == 1 else 'faults'} cleared and verified"] if cleared else []
     parts += not_cleared(receipts)
     parts += [f"{fault} left to its {ttl_s:g} s lease" for fault in abandoned]
@@ -195,7 +195,12 @@ def judge_fired(
         between_ns=observed.get("between_ns"),
         witness=next(
             itertools.chain(
-                (key for each in planned.must_move for key in each.any_of if moved.get(key, 0) >= each.at_least),
+                (
+                    key
+                    for witness in planned.must_move
+                    for key in witness.any_of
+                    if moved.get(key, 0) >= witness.at_least
+                ),
                 (key for key, value in planned.while_on if key in armed.while_on and armed.while_on[key] == value),
             ),
             None,

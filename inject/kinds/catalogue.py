@@ -26,8 +26,8 @@ __all__ = [
     "Param",
     "ParamType",
     "Trait",
-    "find",
     "has_trait",
+    "kind_named",
 ]
 
 _ALL = (
@@ -64,7 +64,7 @@ def has_trait(name: str, trait: Trait) -> bool:
     return kind is not None and trait in kind.traits
 
 
-def find(name: str, *, where: str = "kind") -> FaultKind:
+def kind_named(name: str, *, where: str = "kind") -> FaultKind:
     """Return the kind of that name.
 
     Raises:

@@ -191,7 +191,7 @@ class LocalChannel:
 
     def receive(self, *, timeout_s: float) -> dict[str, Any] | None:
         """See `testbed.remote.remote_node.Channel.receive`."""
-        return next_message(self._lines, what=self._what, said="", timeout_s=timeout_s)
+        return next_message(self._lines, program=self._what, stderr_note="", timeout_s=timeout_s)
 
     def close(self) -> None:
         """Close the holder's stdin, then wait for guardian and holder. Safe to call twice."""

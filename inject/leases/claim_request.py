@@ -24,7 +24,7 @@ def claim_of(planned: Leased, paths: Iterable[tuple[Sequence[str], str]], *, ses
         session: the session that may hold several claims of one resource.
     """
     return {
-        "paths": [{"path": list(path), "thing": thing} for path, thing in paths],
+        "paths": [{"path": list(path), "thing": resource} for path, resource in paths],
         "session": session,
         "kind": planned.kind,
         "target": planned.target_text,

@@ -48,11 +48,11 @@ def refuse_remote_conflicts(lab: Lab, planned: PlannedFault, claim: Mapping[str,
             refuse_conflicts(str(revert_dir(lab)), dict(claim))
         except Refused as error:
             raise FaultError(f"{where}: {error}") from None
-    elif any(len(each["path"]) <= _WHOLE_HOST for each in claim["paths"]):
+    elif any(len(claimed["path"]) <= _WHOLE_HOST for claimed in claim["paths"]):
         script = f"cat {REVERT_DIR}/*.claim 2>/dev/null; true"
         output = lab.node(planned.target.node).run(["sh", "-c", script], timeout_s=30.0).stdout
         for line in output.splitlines():
             with contextlib.suppress(ValueError):
                 other = json.loads(line)
-                if other.get("session") != claim["session"] and (thing := conflict(other, dict(claim))):
-                    raise FaultError(f"{where}: {thing} {holder_of(other)}")
+                if other.get("session") != claim["session"] and (resource := conflict(other, dict(claim))):
+                    raise FaultError(f"{where}: {resource} {holder_of(other)}")

@@ -45,12 +45,12 @@ def bind(
             f"{where}: {binding.host}: `{' '.join(argv)}` prints no list of queue pairs ({error}): {output[:200]!r}; "
             "give the fault its qp, or install iproute2 4.17 or later there"
         ) from None
-    number = next((each for each in connected if wanted in ("any", each)), None)
+    number = next((qpn for qpn in connected if wanted in ("any", qpn)), None)
     if number is None:
-        there = ", ".join(map(str, connected)) or "none"
+        connected_qpns = ", ".join(map(str, connected)) or "none"
         raise FaultError(
-            f"{where}: {binding.host}:{binding.rnic} has no connected QP {wanted} (connected: {there}); start the "
-            "workload before the fault"
+            f"{where}: {binding.host}:{binding.rnic} has no connected QP {wanted} (connected: {connected_qpns}); "
+            "start the workload before the fault"
         )
     bound["qp"] = number
     if binding.psn_ahead is not None and "psn" not in bound:
@@ -66,5 +66,5 @@ def connected_qps(output: str) -> list[int]:
     """
     listed = json.loads(output or "[]")
     return sorted(
-        int(each["lqpn"]) for each in listed if each.get("type") == "RC" and each.get("state") in ("RTR", "RTS")
+        int(entry["lqpn"]) for entry in listed if entry.get("type") == "RC" and entry.get("state") in ("RTR", "RTS")
     )

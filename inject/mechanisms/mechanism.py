@@ -179,11 +179,11 @@ def flap_edges(request: Request) -> list[list[Any]]:
             raise UsageError(f"{request.where}.count: {count} flaps need a period; add period")
         return [[0.0, True]]
     edges: list[list[Any]] = []
-    for k in itertools.count():
-        down_s, up_s = round(k * period_s, 6), round((k + request.params.get("duty", _HALF)) * period_s, 6)
-        if down_s >= request.for_s or k == count:
+    for number in itertools.count():
+        down_s, up_s = round(number * period_s, 6), round((number + request.params.get("duty", _HALF)) * period_s, 6)
+        if down_s >= request.for_s or number == count:
             return edges
-        if k == MOST_FLAPS:
+        if number == MOST_FLAPS:
             raise UsageError(f"{request.where}.period: more than {MOST_FLAPS} flaps in one window; lengthen the period")
         edges.append([down_s, True])
         if up_s < request.for_s:

@@ -102,7 +102,7 @@ def conflict(other: dict[str, Any], content: dict[str, Any]) -> str | None:
         for theirs in other.get("paths", ()):
             shorter = min(len(mine["path"]), len(theirs["path"]))
             if mine["path"][:shorter] == theirs["path"][:shorter]:
-                return str(max(mine, theirs, key=lambda each: len(each["path"]))["thing"])
+                return str(max(mine, theirs, key=lambda path_claim: len(path_claim["path"]))["thing"])
     return None
 
 
@@ -128,9 +128,9 @@ def _refuse_conflict(path: str, content: dict[str, Any]) -> None:
         raise Refused(f"{path} does not name what its fault holds: run `faultbed heal`")
     if is_held and other.get("session") == content.get("session"):
         return
-    if thing := conflict(other, content):
+    if resource := conflict(other, content):
         left = f"was left changed by {_fault(other)}, whose holder ended without a revert; run `faultbed heal`"
-        raise Refused(f"{thing} {holder_of(other) if is_held else left}")
+        raise Refused(f"{resource} {holder_of(other) if is_held else left}")
 
 
 def _fault(content: dict[str, Any]) -> str:

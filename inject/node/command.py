@@ -18,7 +18,7 @@ TYPE_CHECKING = False  # importing typing costs an emulated CPU 0.2 s
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["answer", "call_on_heartbeat", "found", "heartbeat", "require", "run"]
+__all__ = ["answer", "call_on_heartbeat", "heartbeat", "match_lines", "require", "run"]
 
 _POLL_S = 0.5
 _callbacks: list[Callable[[], None]] = []
@@ -74,7 +74,7 @@ def require(command: list[str], pattern: str, missing: str) -> None:
         output = run(command)
     except OSError as error:
         raise Refused(f"{missing} ({error})") from None
-    if not found(pattern, output):
+    if not match_lines(pattern, output):
         raise Refused(f"{missing} ({answer(command, output)})")
 
 
@@ -83,7 +83,7 @@ def answer(command: list[str], output: str) -> str:
     return f"`{shlex.join(command)}` printed {' '.join(output.split())[-80:]!r}"
 
 
-def found(pattern: str, text: str) -> re.Match[str] | None:
+def match_lines(pattern: str, text: str) -> re.Match[str] | None:
     """Return the first match of a pattern whose anchors are those of lines, as grep sees them."""
     # Python sees an empty line after the last newline, grep does not: `^(None)?$` would match any output.
     return re.search(pattern, text.removesuffix("\n"), re.MULTILINE)

@@ -13,7 +13,7 @@ import time
 from typing import Any
 
 from inject.node.actuator import Actuator, Refused
-from inject.node.command import answer, found, heartbeat, require, run
+from inject.node.command import answer, heartbeat, match_lines, require, run
 from inject.node.management import management_interfaces, on_device
 
 __all__ = ["CommandsActuator"]
@@ -76,10 +76,10 @@ class CommandsActuator(Actuator):
         """Refuse a target that lacks a program or capability, carries management, or is in an unexpected state."""
         for need in self._needs:
             names = need.split("|")
-            there = next((name for name in names if shutil.which(name)), None)
-            if there is None:
+            program = next((name for name in names if shutil.which(name)), None)
+            if program is None:
                 raise Refused(f"there is no {' and no '.join(names)} here; install it, or choose another target")
-            self._known[names[0]] = there
+            self._known[names[0]] = program
         guarded = ({self._guard} if self._guard else set()) | (on_device(self._device) if self._device else set())
         if carries := sorted(guarded & management_interfaces() if guarded else ()):
             raise Refused(f"{', '.join(carries)} carries the management connection: never a target")
@@ -88,12 +88,12 @@ class CommandsActuator(Actuator):
         for name, (unfilled, pattern) in self._remember.items():
             command = self._filled(unfilled)
             output = run(command)
-            match = found(pattern, output)
+            match = match_lines(pattern, output)
             if match is None:
                 raise Refused(f"the value to restore cannot be read ({answer(command, output)})")
             self._known[name] = match[1]
         before = self.read()
-        if before["applied"] or not found(self._pattern(self._normal), self._output()):
+        if before["applied"] or not match_lines(self._pattern(self._normal), self._output()):
             raise Refused(f"unexpected state, not set by faultbed: {before['said']!r}; restore it first")
         self._start_count = self._last_count = self._counted()
         return before
@@ -124,7 +124,7 @@ class CommandsActuator(Actuator):
     def read(self) -> dict[str, Any]:
         output = self._output()
         return {
-            "applied": found(self._pattern(self._applied), output) is not None,
+            "applied": match_lines(self._pattern(self._applied), output) is not None,
             **self._shows,
             "said": output.strip()[-200:],
         }
@@ -156,7 +156,7 @@ class CommandsActuator(Actuator):
             return 0
         command, pattern = self._count
         try:
-            match = found(pattern, run(self._filled(command)))
+            match = match_lines(pattern, run(self._filled(command)))
         except OSError:
             return 0
         return int(match[1]) if match else 0

@@ -63,9 +63,9 @@ def _revert(path: str) -> bool:
                 return True
             done = subprocess.run(["/bin/sh", path], check=False, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
             if done.returncode == 0:
-                for each in (path, claim):
+                for leftover in (path, claim):
                     with contextlib.suppress(FileNotFoundError):
-                        os.unlink(each)  # noqa: PTH108
+                        os.unlink(leftover)  # noqa: PTH108
                 return True
         if time.monotonic() > deadline:
             return False

@@ -170,7 +170,7 @@ class Holder:
             **self.seen,
             "passed": self.actuator.passed() if self.actuator is not None else None,
             # Only edges that the readback confirmed.
-            "edges": [[at, on] for at, on, seen in self.done if seen["applied"] == on],
+            "edges": [[at, on] for at, on, readback in self.done if readback["applied"] == on],
             "changes": self.changes,
             "late_ns": self.late_ns,
             "clear_ns": self.clear_ns,
@@ -243,26 +243,26 @@ class Holder:
                 self.actuator.off()
                 now_ns = done_ns = time.monotonic_ns()
                 self.is_on = False
-            seen = self.actuator.read()
+            readback = self.actuator.read()
         except (OSError, Refused) as error:
             self.failure = str(error)
             self.state = "active"
             self.finish()
             return
         self.state = "active"
-        self.record(now_ns, begun_ns, done_ns, on=on, seen=seen)
+        self.record(now_ns, begun_ns, done_ns, on=on, readback=readback)
         if on and not self.edges and len(self.done) == 1:
             # A fault with one change is on for the whole window, however long the change itself took.
             self.end_ns = done_ns + self.window_ns
-        if on and self.actuator.hits() is None and seen["applied"]:
+        if on and self.actuator.hits() is None and readback["applied"]:
             self.seen["count"] = (self.seen["count"] or 0) + 1
             if self.seen["first_ns"] is None:
                 self.seen |= {"first_ns": now_ns, "between_ns": [now_ns, done_ns]}
 
-    def record(self, at_ns: int, begun_ns: int, done_ns: int, *, on: bool, seen: dict[str, Any]) -> None:
+    def record(self, at_ns: int, begun_ns: int, done_ns: int, *, on: bool, readback: dict[str, Any]) -> None:
         """Record a change with the times of its begin and end; it is an edge only if the readback confirmed it."""
-        self.done.append([at_ns, on, seen])
-        if seen["applied"] == on:
+        self.done.append([at_ns, on, readback])
+        if readback["applied"] == on:
             self.changes.append([begun_ns, done_ns, on])
 
     def sample_last(self) -> None:
@@ -307,7 +307,7 @@ class Holder:
                 self.is_set_up = False
                 off_ns, was_on, self.is_on = time.monotonic_ns(), self.is_on, False
                 if was_on:
-                    self.record(off_ns, begun_ns, off_ns, on=False, seen=self.actuator.read())
+                    self.record(off_ns, begun_ns, off_ns, on=False, readback=self.actuator.read())
                 if self.actuator.poll_s:
                     # The rule is gone, so that the hop's count is final.
                     self.sample(time.monotonic_ns())

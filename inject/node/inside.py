@@ -26,8 +26,8 @@ def vtysh(netns: str | None) -> str:
 
 def unless_gone(netns: str | None, script: str) -> str:
     """Return a script that does nothing if the namespace is gone."""
-    there = f"[ ! -e /run/netns/{netns} ] || " if netns else ""
-    return f"{there}{{ {script.rstrip('; ')}; }}"
+    guard = f"[ ! -e /run/netns/{netns} ] || " if netns else ""
+    return f"{guard}{{ {script.rstrip('; ')}; }}"
 
 
 def name_of(netns: str | None) -> str:

@@ -28,7 +28,7 @@ class Claim:
     """A thing that one fault may change at a time: its path, and its name for people."""
 
     path: Path
-    thing: str
+    resource: str
 
     def meets(self, other: Claim) -> bool:
         """Return whether one claim equals the other or contains it."""
@@ -40,11 +40,11 @@ def claims_of(planned: PlannedFault, topology: Topology) -> tuple[Claim, ...]:
     """Return everything that a planned fault claims while it is on."""
     kind, target = planned.kind, planned.target
     if has_trait(kind, Trait.WHOLE_TARGET):
-        claims = [Claim(path=path, thing=target.text) for path in _whole(planned)]
+        claims = [Claim(path=path, resource=target.text) for path in _whole(planned)]
         if target.kind == "switch":
             claims += [claim for link in topology.links_of(target.node) for claim in _state(link)]
         if not traits_of(planned.lab_kind).is_emulated and has_trait(kind, Trait.BUS_RESCAN):
-            claims.append(Claim(path=("host", target.node, "pci"), thing=f"the PCI buses of {target.node}"))
+            claims.append(Claim(path=("host", target.node, "pci"), resource=f"the PCI buses of {target.node}"))
         return tuple(claims)
     if has_trait(kind, Trait.LINK_STATE) and target.link is not None:
         one_way = has_trait(kind, Trait.ONE_HOP)
@@ -52,26 +52,28 @@ def claims_of(planned: PlannedFault, topology: Topology) -> tuple[Claim, ...]:
     return tuple(_own(planned, topology))
 
 
-def both_claim(one: PlannedFault, two: PlannedFault, topology: Topology, *, at_any_time: bool = False) -> str | None:
+def both_claim(
+    fault: PlannedFault, other_fault: PlannedFault, topology: Topology, *, at_any_time: bool = False
+) -> str | None:
     """Return the name of a thing that two faults would both change at one time; None: they do not conflict.
 
     Args:
-        one: a fault.
-        two: another fault.
+        fault: a fault.
+        other_fault: the fault to compare with it.
         topology: their lab.
         at_any_time: ignore their windows.
     """
-    overlap = one.at_s < two.ends_s and two.at_s < one.ends_s
+    overlap = fault.at_s < other_fault.ends_s and other_fault.at_s < fault.ends_s
     if not (overlap or at_any_time):
         return None
-    theirs = claims_of(two, topology)
+    theirs = claims_of(other_fault, topology)
     met = [
         max(mine, other, key=lambda claim: len(claim.path))
-        for mine in claims_of(one, topology)
+        for mine in claims_of(fault, topology)
         for other in theirs
         if mine.meets(other)
     ]
-    return min(met, key=lambda claim: (len(claim.path), claim.thing)).thing if met else None
+    return min(met, key=lambda claim: (len(claim.path), claim.resource)).resource if met else None
 
 
 def other_host(planned: PlannedFault, topology: Topology) -> str | None:
@@ -103,8 +105,8 @@ def _state(link: Link, *, sender: str | None = None) -> list[Claim]:
     """Return the claim of a link's state (in one direction), as a part of both of its ends."""
     part = ("link", link.name, *([f"from {sender}"] if sender else []))
     far: Path = ("host", link.b.node, "rnic", link.rnic) if link.rnic else ("switch", link.b.node)
-    thing = f"link {link.name}"
-    return [Claim(path=(*end, *part), thing=thing) for end in (("switch", link.a.node), far)]
+    resource = f"link {link.name}"
+    return [Claim(path=(*end, *part), resource=resource) for end in (("switch", link.a.node), far)]
 
 
 def _sender(planned: PlannedFault, link: Link) -> str:
@@ -130,4 +132,4 @@ def _own(planned: PlannedFault, topology: Topology) -> list[Claim]:
         roots.append((*root, "rnic", target.rnic.name))
     if target.node == node and target.gpu is not None and not has_trait(planned.kind, Trait.LOG_ONLY):
         roots.append((*root, "gpu", target.gpu.name))
-    return [Claim(path=(*each, *part), thing=f"{'/'.join(part)} of {' '.join(root)}") for each in roots]
+    return [Claim(path=(*root_path, *part), resource=f"{'/'.join(part)} of {' '.join(root)}") for root_path in roots]

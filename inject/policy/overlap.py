@@ -64,19 +64,19 @@ def own_evidence(
     """
     witnesses, doubts = [], []
     for witness in fault.must_move:
-        takers = {key: [one for one in others if may_move(one, key, topology)] for key in witness.any_of}
-        if left := tuple(key for key, taken in takers.items() if not taken):
+        takers = {key: [other for other in others if may_move(other, key, topology)] for key in witness.any_of}
+        if left := tuple(key for key, moved_by in takers.items() if not moved_by):
             witnesses.append(dataclasses.replace(witness, any_of=left))
         else:
             doubts.append(_doubt(next(iter(takers)), next(iter(takers.values()))[0]))
     states = []
     for state in fault.while_on:
-        if taken := [one for one in others if state in one.while_on]:
-            doubts.append(_doubt(state[0], taken[0]))
+        if held_by := [other for other in others if state in other.while_on]:
+            doubts.append(_doubt(state[0], held_by[0]))
         else:
             states.append(state)
-    held = {key for one in others for key, _ in (*one.while_on, *one.restored)}
-    restored = tuple(state for state in fault.restored if state[0] not in held)
+    others_states = {key for other in others for key, _ in (*other.while_on, *other.restored)}
+    restored = tuple(state for state in fault.restored if state[0] not in others_states)
     own = dataclasses.replace(fault, must_move=tuple(witnesses), while_on=tuple(states), restored=restored)
     return own, tuple(doubts)
 

@@ -46,31 +46,32 @@ def check(planned: PlannedFault, inventory: Inventory, *, confirmed: Collection[
     Raises:
         Forbidden: the message names the line of the policy, and what to do.
     """
-    policy, what = policy_of(inventory), f"{planned.kind} on {planned.target.text}"
+    policy, fault_text = policy_of(inventory), f"{planned.kind} on {planned.target.text}"
     if not any(fnmatchcase(name, pattern) for name in _names(planned.target) for pattern in policy.may_disrupt):
         allowed = ", ".join(policy.may_disrupt) or "nothing"
         raise Forbidden(
-            f"{what}: {inventory.name} does not allow {planned.target.text} to be disrupted; "
+            f"{fault_text}: {inventory.name} does not allow {planned.target.text} to be disrupted; "
             f"faultbed_safety.may_disrupt allows {allowed}"
         )
     other = other_host(planned, inventory.topology)
     if other and not any(fnmatchcase(other, pattern) for pattern in policy.may_disrupt):
         raise Forbidden(
-            f"{what}: it runs on {other}, and {inventory.name} does not allow {other} to be disrupted "
+            f"{fault_text}: it runs on {other}, and {inventory.name} does not allow {other} to be disrupted "
             "(faultbed_safety.may_disrupt)"
         )
     if planned.for_s > policy.longest_fault_s:
         raise Forbidden(
-            f"{what}: {planned.for_s:g} s exceeds the {policy.longest_fault_s:g} s that {inventory.name} allows "
+            f"{fault_text}: {planned.for_s:g} s exceeds the {policy.longest_fault_s:g} s that {inventory.name} allows "
             "(faultbed_safety.longest_fault_s)"
         )
     if CATALOGUE[planned.kind].reversible or policy.irreversible == "allow":
         return
     if policy.irreversible == "never":
-        raise Forbidden(f"{what}: nothing can revert it, and {inventory.name} allows no such kind")
+        raise Forbidden(f"{fault_text}: nothing can revert it, and {inventory.name} allows no such kind")
     if planned.kind not in confirmed:
         raise Forbidden(
-            f"{what}: nothing can revert it; confirm it by hand (`faultbed inject … --confirm {planned.kind}`), or set "
+            f"{fault_text}: nothing can revert it; confirm it by hand (`faultbed inject … --confirm "
+            f"{planned.kind}`), or set "
             "faultbed_safety.irreversible to allow"
         )
 
@@ -98,9 +99,9 @@ def refuse_spacing(earlier: str, later: PlannedFault, apart_s: float, inventory:
     Raises:
         Forbidden: always.
     """
-    how = f"{apart_s:.3g} s after the end of" if apart_s >= 0 else "before the end of"
+    relation = f"{apart_s:.3g} s after the end of" if apart_s >= 0 else "before the end of"
     raise Forbidden(
-        f"{later.kind} on {later.target.text}: it would begin {how} {earlier}; "
+        f"{later.kind} on {later.target.text}: it would begin {relation} {earlier}; "
         f"{inventory.name} requires {policy_of(inventory).min_spacing_s:g} s between faults "
         "(faultbed_safety.min_spacing_s): start it later"
     )

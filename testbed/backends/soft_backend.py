@@ -66,7 +66,7 @@ class _Soft:
 
     def ssh_command(self, inventory: Inventory, machine: str) -> list[str]:
         folder = lab_dir(inventory.name)
-        ports = {one.name: one.ssh_port for one in lifecycle.status(inventory).vms}
+        ports = {machine_status.name: machine_status.ssh_port for machine_status in lifecycle.status(inventory).vms}
         options = (
             "StrictHostKeyChecking=yes",
             f"UserKnownHostsFile={folder / 'known_hosts'}",
@@ -98,7 +98,7 @@ class _Soft:
         return lifecycle.panics(inventory)
 
     def environment(self) -> Environment:
-        built = image.find()
+        built = image.cached()
         return Environment(qemu=vm.qemu_version(), guest_kernel=built.kernel_version if built else None)
 
     def needed_mib(self, inventory: Inventory) -> int:

@@ -22,6 +22,6 @@ def gpu_beside(host: Machine, pcie: str) -> Gpu | None:
     return nearest[0] if most > 1 and len(nearest) == 1 else None
 
 
-def shared_bridges(one: tuple[str, ...], two: tuple[str, ...]) -> int:
+def shared_bridges(path: tuple[str, ...], other_path: tuple[str, ...]) -> int:
     """Return how many steps two PCI paths (root first) have in common; 1 is the root complex alone."""
-    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, two, strict=False)))
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(path, other_path, strict=False)))

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from testbed.errors import LabError
 
-__all__ = ["SCRIPT", "Answers", "split", "stir"]
+__all__ = ["SCRIPT", "Answers", "learning_trigger", "split"]
 
 _MARK = "@@"
 _SPACE = f"""\
@@ -76,8 +76,8 @@ class Answers:
     spaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
-def split(machine: str, text: str, *, said: str = "") -> Answers:
-    """Split the output of `SCRIPT` on a machine into its sections. `said` is its stderr, for the error message.
+def split(machine: str, text: str, *, stderr: str = "") -> Answers:
+    """Split the output of `SCRIPT` on a machine into its sections. `stderr` is its stderr, for the error message.
 
     Raises:
         LabError: the output is incomplete.
@@ -96,16 +96,16 @@ def split(machine: str, text: str, *, said: str = "") -> Answers:
             space, section = name, ""
             spaces[space] = {}
     if section != "end":
-        complained = f"; it said: {said.strip()[-200:]}" if said.strip() else ""
+        complained = f"; it said: {stderr.strip()[-200:]}" if stderr.strip() else ""
         raise LabError(
             f"{machine}: the answer to discovery ends in its section {section!r}: {text[-200:]!r}{complained}"
         )
     return Answers(own=spaces.pop(""), spaces=spaces)
 
 
-def stir(pairs: list[tuple[str, str]]) -> list[str]:
+def learning_trigger(pairs: list[tuple[str, str]]) -> list[str]:
     """Return a command that sends an empty datagram (port 9, discard) from each address to its broadcast address.
 
     A bridge learns from it by which port a host is reached. It has no other source.
     """
-    return ["python3", "-c", _STIR, *(f"{here},{everybody}" for here, everybody in pairs)]
+    return ["python3", "-c", _STIR, *(f"{address},{broadcast}" for address, broadcast in pairs)]

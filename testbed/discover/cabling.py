@@ -56,18 +56,18 @@ class Cable:
 
 def nodes_of(machines: Iterable[Machine]) -> dict[str, Node]:
     """Return hosts with their RNICs' interfaces, and switches with all ports except the one that SSH uses."""
-    found = {}
+    by_name = {}
     for machine in machines:
         if machine.is_host:
             ports = {dev: machine.own.interfaces[dev] for _, dev in machine.rdma if dev in machine.own.interfaces}
-            found[machine.name] = _machine(machine, ports, is_switch=False)
+            by_name[machine.name] = _machine(machine, ports, is_switch=False)
         elif machine.is_switch:
-            ports = {dev: one for dev, one in machine.own.interfaces.items() if dev != machine.came_in_by}
-            found[machine.name] = _machine(machine, ports, is_switch=True)
+            ports = {dev: port for dev, port in machine.own.interfaces.items() if dev != machine.came_in_by}
+            by_name[machine.name] = _machine(machine, ports, is_switch=True)
         for name, space in machine.spaces.items():
             if space.asn is not None:
-                found[name] = Node(name=name, is_switch=True, space=space, ports=space.interfaces, lldp={})
-    return found
+                by_name[name] = Node(name=name, is_switch=True, space=space, ports=space.interfaces, lldp={})
+    return by_name
 
 
 def _machine(machine: Machine, ports: Mapping[str, Interface], *, is_switch: bool) -> Node:
@@ -99,8 +99,8 @@ def cables(nodes: Mapping[str, Node]) -> tuple[dict[End, Cable], list[tuple[End,
         ("bgp", _by_bgp),
     )
     for by, source in sources:
-        found = source(nodes)
-        for near, far in [*found.items(), *((far, near) for near, far in found.items())]:
+        far_of = source(nodes)
+        for near, far in [*far_of.items(), *((far, near) for near, far in far_of.items())]:
             known.setdefault(near, Cable(far=far, by=by))
     contradictions = [
         (near, f"reports {':'.join(cable.far)} (by {cable.by}), which reports {':'.join(back.far)} (by {back.by})")
@@ -114,15 +114,18 @@ def cables(nodes: Mapping[str, Node]) -> tuple[dict[End, Cable], list[tuple[End,
 def unknown_ends(nodes: Mapping[str, Node], known: Mapping[End, Cable]) -> list[tuple[End, str]]:
     """Return ports without a cable in `known` whose neighbour has a MAC that several ports of a switch share."""
     of_mac = _ends_of_macs(nodes)
-    found = []
+    shared = []
     for (name, dev), _ in _ports(nodes):
         for mac in sorted(nodes[name].space.neighbours.get(dev, ())):
-            others = {node for node, _ in of_mac.get(mac, ()) if node != name}
-            if (name, dev) not in known and len(of_mac.get(mac, ())) > 1 and others:
-                found.append(
-                    ((name, dev), f"has the neighbour {mac}, which several ports of {', '.join(sorted(others))} share")
+            other_nodes = {node for node, _ in of_mac.get(mac, ()) if node != name}
+            if (name, dev) not in known and len(of_mac.get(mac, ())) > 1 and other_nodes:
+                shared.append(
+                    (
+                        (name, dev),
+                        f"has the neighbour {mac}, which several ports of {', '.join(sorted(other_nodes))} share",
+                    )
                 )
-    return found
+    return shared
 
 
 def _ports(nodes: Mapping[str, Node]) -> Iterable[tuple[End, Interface]]:
@@ -134,14 +137,14 @@ def _by_lldp(nodes: Mapping[str, Node]) -> dict[End, End]:
     for node in nodes.values():
         for name in node.names:
             called[name].append(node)
-    found = {}
+    far_of = {}
     for name, node in nodes.items():
         for dev, heard in node.lldp.items():
             meant = called[_short(heard.system)]
             port = _port_called(meant[0], heard.ports) if len(meant) == 1 else None
             if dev in node.ports and port is not None:
-                found[name, dev] = (meant[0].name, port)
-    return found
+                far_of[name, dev] = (meant[0].name, port)
+    return far_of
 
 
 def _port_called(node: Node, names: Iterable[str]) -> str | None:
@@ -149,12 +152,12 @@ def _port_called(node: Node, names: Iterable[str]) -> str | None:
 
     SONiC (lldpmgrd) announces the alias as the port's id; as its description ConfigDB's, or else the interface.
     """
-    for said in sorted(names):
-        if said in node.ports:
-            return said
-        if (meant := node.aliases.get(said)) in node.ports:
+    for name in sorted(names):
+        if name in node.ports:
+            return name
+        if (meant := node.aliases.get(name)) in node.ports:
             return meant
-        owners = [dev for dev, port in node.ports.items() if port.mac == said.lower()]
+        owners = [dev for dev, port in node.ports.items() if port.mac == name.lower()]
         if len(owners) == 1:
             return owners[0]
     return None
@@ -162,12 +165,12 @@ def _port_called(node: Node, names: Iterable[str]) -> str | None:
 
 def _by_neighbour(nodes: Mapping[str, Node]) -> dict[End, End]:
     of_mac = {mac: ends[0] for mac, ends in _ends_of_macs(nodes).items() if len(ends) == 1}
-    found = {}
+    far_of = {}
     for (name, dev), _ in _ports(nodes):
         heard = {of_mac[mac] for mac in nodes[name].space.neighbours.get(dev, ()) if mac in of_mac} - {(name, dev)}
         if len(heard) == 1:
-            found[name, dev] = heard.pop()
-    return found
+            far_of[name, dev] = heard.pop()
+    return far_of
 
 
 def _ends_of_macs(nodes: Mapping[str, Node]) -> dict[str, list[End]]:
@@ -182,11 +185,11 @@ def _by_address(nodes: Mapping[str, Node]) -> dict[End, End]:
     for end, port in _ports(nodes):
         for address in port.addresses:
             in_subnet[ipaddress.IPv4Interface(address).network].append(end)
-    found = {}
+    far_of = {}
     for network, ends in in_subnet.items():
         if len(ends) == 2 and network.prefixlen > 8 and nodes[ends[0][0]] is not nodes[ends[1][0]]:  # noqa: PLR2004
-            found[ends[0]] = ends[1]
-    return found
+            far_of[ends[0]] = ends[1]
+    return far_of
 
 
 def _by_bgp(nodes: Mapping[str, Node]) -> dict[End, End]:
@@ -194,11 +197,11 @@ def _by_bgp(nodes: Mapping[str, Node]) -> dict[End, End]:
     for node in nodes.values():
         if node.space.router_id is not None:
             of_router_id[node.space.router_id].append(node)
-    found = {}
+    far_of = {}
     for node in nodes.values():
         for dev, router_id in node.space.peers.items():
             far = of_router_id[router_id]
             back = [dev for dev, other in far[0].space.peers.items() if other == node.space.router_id] if far else []
             if len(far) == 1 and len(back) == 1 and dev in node.ports and back[0] in far[0].ports:
-                found[node.name, dev] = (far[0].name, back[0])
-    return found
+                far_of[node.name, dev] = (far[0].name, back[0])
+    return far_of

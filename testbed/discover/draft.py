@@ -56,8 +56,8 @@ class _Lab:
     reached: Mapping[str, Mapping[str, Any]]
     open: list[Open] = field(default_factory=list)
 
-    def leave(self, place: str, what: str, do: str) -> None:
-        self.open.append(Open(place=place, what=what, do=do))
+    def leave(self, place: str, problem: str, do: str) -> None:
+        self.open.append(Open(place=place, what=problem, do=do))
 
 
 def draft(
@@ -75,14 +75,14 @@ def draft(
         silent: machines that did not, and why; they are open, and not in the draft.
         reached: Ansible variables by machine that say how it is reached (`ansible_host`); they are written down.
     """
-    by_name = {machine.name: machine for machine in sorted(machines, key=lambda each: _natural(each.name))}
+    by_name = {machine.name: machine for machine in sorted(machines, key=lambda machine: _natural(machine.name))}
     nodes = nodes_of(by_name.values())
-    found, contradictions = cables(nodes)
+    by_end, contradictions = cables(nodes)
     lab = _Lab(
         kind="soft" if any(machine.is_soft for machine in by_name.values()) else "rack",
         machines=by_name,
         nodes=nodes,
-        cables=found,
+        cables=by_end,
         mtu=_usual((port.mtu for node in nodes.values() if not node.is_switch for port in node.ports.values()), 9000),
         reached=reached or {},
     )
@@ -91,7 +91,9 @@ def draft(
     racks = _racks(lab, roles)
     zones = _zones(lab, roles)
     hosts = [machine for machine in by_name.values() if machine.is_host]
-    carriers = [each for each in by_name.values() if any(space.asn is not None for space in each.spaces.values())]
+    carriers = [
+        machine for machine in by_name.values() if any(space.asn is not None for space in machine.spaces.values())
+    ]
     for machine in by_name.values():
         if machine not in hosts and machine not in carriers and machine.name not in roles:
             lab.leave(machine.name, *_neither(machine))
@@ -112,47 +114,53 @@ def draft(
                 "racks": {"children": {rack: _rack(rack, members, zones) for rack, members in racks.items()}},
                 "hosts": {"hosts": {host.name: _host(lab, host) for host in hosts}},
                 "switches": {"children": switches},
-                **({"carriers": {"hosts": {each.name: _carrier(lab, each) for each in carriers}}} if carriers else {}),
+                **(
+                    {"carriers": {"hosts": {machine.name: _carrier(lab, machine) for machine in carriers}}}
+                    if carriers
+                    else {}
+                ),
             },
         }
     }
-    how = Counter(cable.by for near, cable in found.items() if near < cable.far)
-    return Draft(name=name, tree=tree, open=tuple(lab.open), cables=dict(sorted(how.items())))
+    counts = Counter(cable.by for near, cable in by_end.items() if near < cable.far)
+    return Draft(name=name, tree=tree, open=tuple(lab.open), cables=dict(sorted(counts.items())))
 
 
 def _leave_cables(lab: _Lab, contradictions: Iterable[tuple[End, str]], silent: Mapping[str, str]) -> None:
     """Leave open the machines that did not answer, and the ends of cables that are unknown."""
-    for each, why in silent.items():
-        lab.leave(each, f"was not asked: {why}", "it is left out, and with it its cables: ask again when it answers")
-    for (node, dev), what in contradictions:
-        lab.leave(f"{node}:{dev}", what, "look at the cable, at both ends")
-    for (node, dev), what in unknown_ends(lab.nodes, lab.cables):
-        lab.leave(f"{node}:{dev}", what, "run lldpd on both ends and ask again, or write the cable by hand")
-    for node, machine in ((each, lab.machines[each]) for each in lab.nodes if each in lab.machines):
+    for name, why in silent.items():
+        lab.leave(
+            name, f"was not queried: {why}", "it is left out, and with it its cables: query it again when it answers"
+        )
+    for (node, dev), problem in contradictions:
+        lab.leave(f"{node}:{dev}", problem, "look at the cable, at both ends")
+    for (node, dev), problem in unknown_ends(lab.nodes, lab.cables):
+        lab.leave(f"{node}:{dev}", problem, "run lldpd on both ends and query again, or write the cable by hand")
+    for node, machine in ((name, lab.machines[name]) for name in lab.nodes if name in lab.machines):
         for dev in sorted(machine.crowded.keys() & lab.nodes[node].ports.keys()):
-            what = f"hears several by LLDP: {'; '.join(machine.crowded[dev])}"
-            lab.leave(f"{node}:{dev}", what, "look what is between, such as a switch that passes LLDP on")
+            problem = f"hears several by LLDP: {'; '.join(machine.crowded[dev])}"
+            lab.leave(f"{node}:{dev}", problem, "look what is between, such as a switch that passes LLDP on")
 
 
 def _neither(machine: Machine) -> tuple[str, str]:
     """Return what a machine is that is neither host nor switch, and what to do about it."""
     if machine.rdma:
-        what = "has RNICs and speaks BGP: a host that routes, or a switch (a Linux box in the way)?"
-        return what, "it is left out: write it by hand, into the group of what it is"
+        problem = "has RNICs and speaks BGP: a host that routes, or a switch (a Linux box in the way)?"
+        return problem, "it is left out: write it by hand, into the group of what it is"
     aside = f": {'; '.join(f'{rnic}: {why}' for rnic, why in machine.aside.items())}" if machine.aside else ""
     return f"is neither a host (no RNIC{aside}) nor a switch (no BGP)", "it is left out: look at it"
 
 
 def text(drafted: Draft) -> str:
     """Return the inventory file: a head that lists what is open, then YAML."""
-    told = ", ".join(f"{count} by {by}" for by, count in drafted.cables.items()) or "none"
+    counts = ", ".join(f"{count} by {by}" for by, count in drafted.cables.items()) or "none"
     lines = [
         f"# {drafted.name}: a draft, written by `faultbed inventory discover` from what the machines said.",
-        f"# Cables found: {told}. `faultbed --lab THIS_FILE inventory check` tells what does not fit.",
+        f"# Cables found: {counts}. `faultbed --lab THIS_FILE inventory check` tells what does not fit.",
     ]
     if drafted.open:
         lines.append("# OPEN, to be filled in by hand:")
-        lines += [f"#   {one.place}: {one.what}; {one.do}" for one in drafted.open]
+        lines += [f"#   {item.place}: {item.what}; {item.do}" for item in drafted.open]
     # A name that a machine or its neighbour reports may hold a line break, behind which a comment would end.
     lines = [re.sub(r"[\n\v\f\r\x1c-\x1e\x85\u2028\u2029]+", " ", line) for line in lines]
     body = yaml.safe_dump(dict(drafted.tree), sort_keys=False, default_flow_style=None, width=200)
@@ -203,8 +211,8 @@ def _front_end(lab: _Lab, host: Machine) -> dict[str, str] | None:
 def _rnic(lab: _Lab, host: Machine, rnic: str, dev: str) -> dict[str, Any]:
     place, port = f"hosts.{host.name}.rnics[{rnic}]", host.own.interfaces.get(dev)
     if port is None:
-        what = f"its interface {dev} is no Ethernet interface of the machine's own network namespace"
-        lab.leave(place, what, "write it by hand")
+        problem = f"its interface {dev} is no Ethernet interface of the machine's own network namespace"
+        lab.leave(place, problem, "write it by hand")
         return {"name": rnic, "netdev": dev}
     entry: dict[str, Any] = {"name": rnic, "netdev": dev, "mac": port.mac}
     if len(port.addresses) == 1:
@@ -214,9 +222,11 @@ def _rnic(lab: _Lab, host: Machine, rnic: str, dev: str) -> dict[str, Any]:
     cable = lab.cables.get((host.name, dev))
     if cable is None or not lab.nodes[cable.far[0]].is_switch:
         heard = host.lldp.get(dev)
-        what = "no switch that was asked is known to be at the other end"
-        what += f"; by LLDP it hears {heard.told}" if heard else ""
-        lab.leave(f"{place}.switch", what, "ask the switch too, run lldpd on both ends, or write switch and gateway")
+        problem = "no switch that was queried is known to be at the other end"
+        problem += f"; by LLDP it hears {heard.description}" if heard else ""
+        lab.leave(
+            f"{place}.switch", problem, "query the switch too, run lldpd on both ends, or write switch and gateway"
+        )
         return entry
     far = lab.nodes[cable.far[0]].ports[cable.far[1]]
     gateway = far.addresses[0].partition("/")[0] if far.addresses else host.own.gateways.get(dev)
@@ -255,7 +265,7 @@ def _switch(lab: _Lab, name: str, zone: str | None) -> dict[str, Any]:
     entry: dict[str, Any] = dict(lab.reached.get(name, {}))
     if zone is not None:
         entry["faultbed_zone"] = zone
-    carrier = next((each for each, found in lab.machines.items() if name in found.spaces), None)
+    carrier = next((carrier_name for carrier_name, candidate in lab.machines.items() if name in candidate.spaces), None)
     if machine is None and carrier is not None:
         entry |= {"faultbed_carrier": carrier, "faultbed_netns": name}
     elif machine is not None:
@@ -293,8 +303,8 @@ def _switch_ports(lab: _Lab, node: Node, machine: Machine | None) -> list[dict[s
         else:
             lab.leave(f"{node.name}:{dev}", "a host port without an address of its own", "write it by hand")
         to_hosts.append(entry | _port_extras(lab, machine, port))
-    to_hosts.sort(key=lambda one: (_natural(one["peer"]), _natural(one["rnic"])))
-    return to_hosts + sorted(to_switches, key=lambda one: _natural(one["peer"]))
+    to_hosts.sort(key=lambda port: (_natural(port["peer"]), _natural(port["rnic"])))
+    return to_hosts + sorted(to_switches, key=lambda port: _natural(port["peer"]))
 
 
 def _carrier(lab: _Lab, carrier: Machine) -> dict[str, Any]:
@@ -314,12 +324,12 @@ def _carrier(lab: _Lab, carrier: Machine) -> dict[str, Any]:
             if len(peers) == 1:
                 ports.append({"netdev": port.name, "mac": port.mac, "peer": peers.pop()})
             else:
-                what = "the bridge has heard no host's front end by this port"
-                lab.leave(f"carriers.{carrier.name}:{port.name}", what, "write its peer by hand")
+                problem = "the bridge has heard no host's front end by this port"
+                lab.leave(f"carriers.{carrier.name}:{port.name}", problem, "write its peer by hand")
     entry: dict[str, Any] = dict(lab.reached.get(carrier.name, {}))
     entry["faultbed_vm"] = {"memory_mib": carrier.memory_mib, "vcpus": carrier.cpus}
     entry["faultbed_management"] = _management(lab, carrier)
-    entry["faultbed_front_end_ports"] = sorted(ports, key=lambda one: _natural(one["peer"]))
+    entry["faultbed_front_end_ports"] = sorted(ports, key=lambda port: _natural(port["peer"]))
     return {key: value for key, value in entry.items() if value is not None}
 
 
@@ -335,7 +345,9 @@ def _roles(lab: _Lab) -> dict[str, str]:
     for name, peers in beside.items():
         roles[name] = "rtsw" if name in rtsws else "ctsw" if name in ctsws else "atsw"
         if not peers:
-            lab.leave(name, "no cable of this switch was found", "ask what it is cabled to, too; run lldpd there")
+            lab.leave(
+                name, "no cable of this switch was found", "query the switch at its other end too; run lldpd there"
+            )
     return roles
 
 
@@ -347,14 +359,14 @@ def _racks(lab: _Lab, roles: Mapping[str, str]) -> dict[str, tuple[str, list[str
         number = re.search(r"[0-9]+$", name)
         of_switch[name] = f"rack{number[0]}" if number else f"rack-{name}"
         racks[of_switch[name]] = (name, [])
-    for host in (each for each in lab.machines.values() if each.is_host):
+    for host in (machine for machine in lab.machines.values() if machine.is_host):
         towards = [lab.cables[host.name, dev].far[0] for _, dev in host.rdma if (host.name, dev) in lab.cables]
         rtsws = [name for name in dict.fromkeys(towards) if name in of_switch]
         if rtsws:
             racks[of_switch[rtsws[0]]][1].append(host.name)
         if len(rtsws) != 1:
-            what = f"its RNICs are cabled to {', '.join(rtsws) or 'no RTSW'}, so its rack is unknown from the cables"
-            lab.leave(f"hosts.{host.name}.rack", what, "put it into the group of its rack")
+            problem = f"its RNICs are cabled to {', '.join(rtsws) or 'no RTSW'}, so its rack is unknown from the cables"
+            lab.leave(f"hosts.{host.name}.rack", problem, "put it into the group of its rack")
     return racks
 
 

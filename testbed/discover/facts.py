@@ -52,7 +52,7 @@ class LldpPeer:
     ports: frozenset[str]
 
     @property
-    def told(self) -> str:
+    def description(self) -> str:
         """`leaf7.example.net (Ethernet8, etp2)`."""
         return f"{self.system} ({', '.join(sorted(self.ports)) or 'no port named'})"
 
@@ -158,67 +158,71 @@ def machine_of(name: str, answers: Answers) -> Machine:
         LabError: a tool prints a structure of another kind than expected; the message names it.
     """
     own = answers.own
-    found = Machine(name=name, own=_space(name, own))
-    found.spaces = {each: _space(f"{name}, namespace {each}", sections) for each, sections in answers.spaces.items()}
-    found.nos = _nos(own.get("os", ""), speaks_bgp=found.own.asn is not None)
-    found.hostname = own.get("hostname", "").strip() or None
-    found.came_in_by = _came_in_by(own.get("ssh", ""), found.own)
+    machine = Machine(name=name, own=_space(name, own))
+    machine.spaces = {
+        space: _space(f"{name}, namespace {space}", sections) for space, sections in answers.spaces.items()
+    }
+    machine.nos = _nos(own.get("os", ""), speaks_bgp=machine.own.asn is not None)
+    machine.hostname = own.get("hostname", "").strip() or None
+    machine.came_in_by = _came_in_by(own.get("ssh", ""), machine.own)
     with _output_of("rdma", name):
-        _take_rdma(found, own.get("rdma", ""))
-    found.paths = {parts[-1]: parts for parts in map(pci_path, own.get("pci", "").split()) if parts}
+        _take_rdma(machine, own.get("rdma", ""))
+    machine.paths = {parts[-1]: parts for parts in map(pci_path, own.get("pci", "").split()) if parts}
     for line in own.get("device", "").splitlines():
         rnic, _, path = line.partition(" ")
         if parts := pci_path(path):
-            found.rnic_pcie[rnic] = parts[-1]
-            found.paths.setdefault(parts[-1], parts)
+            machine.rnic_pcie[rnic] = parts[-1]
+            machine.paths.setdefault(parts[-1], parts)
     for path, _, mbps in (line.partition(":") for line in own.get("speed", "").splitlines()):
         if mbps.strip().isdecimal():
-            found.speeds_gbps[path.split("/")[-2]] = int(mbps) // 1000
+            machine.speeds_gbps[path.split("/")[-2]] = int(mbps) // 1000
     with _output_of("ports", name):
-        for dev, told in _object(own.get("ports", "")).items():
-            found.aliases[str(told.get("alias", dev))] = str(dev)
+        for dev, bmc_address in _object(own.get("ports", "")).items():
+            machine.aliases[str(bmc_address.get("alias", dev))] = str(dev)
             # A SONiC interface is the kernel's door to the ASIC's port: the port's own speed is ConfigDB's.
-            if str(told.get("speed", "")).isdecimal():
-                found.speeds_gbps[str(dev)] = int(told["speed"]) // 1000
-    found.gpus = tuple(_gpus(own.get("gpu", "")))
+            if str(bmc_address.get("speed", "")).isdecimal():
+                machine.speeds_gbps[str(dev)] = int(bmc_address["speed"]) // 1000
+    machine.gpus = tuple(_gpus(own.get("gpu", "")))
     units = (line.rpartition("/")[2] for line in own.get("softgpu", "").split())
-    found.soft_gpus = tuple(sorted(unit.removeprefix("faultbed-").removesuffix(".service") for unit in units))
+    machine.soft_gpus = tuple(sorted(unit.removeprefix("faultbed-").removesuffix(".service") for unit in units))
     heard: dict[str, set[LldpPeer]] = {}
     with _output_of("lldp", name):
         for dev, peer in _lldp(own.get("lldp", "")):
             heard.setdefault(dev, set()).add(peer)
-    found.lldp = {dev: peers.pop() for dev, peers in heard.items() if len(peers) == 1}
-    found.crowded = {dev: tuple(sorted(one.told for one in peers)) for dev, peers in heard.items() if len(peers) > 1}
-    found.memory_mib = _memory_mib(own.get("memory", ""))
+    machine.lldp = {dev: peers.pop() for dev, peers in heard.items() if len(peers) == 1}
+    machine.crowded = {
+        dev: tuple(sorted(peer.description for peer in peers)) for dev, peers in heard.items() if len(peers) > 1
+    }
+    machine.memory_mib = _memory_mib(own.get("memory", ""))
     cpus = own.get("cpus", "").strip()
-    found.cpus = int(cpus) if cpus.isdecimal() else 0
-    if told := re.search(r"^IP Address\s+: (\S+)", own.get("bmc", ""), re.MULTILINE):
-        found.bmc = None if told[1] == "0.0.0.0" else told[1]  # noqa: S104 (a BMC without an address)
-    return found
+    machine.cpus = int(cpus) if cpus.isdecimal() else 0
+    if bmc_address := re.search(r"^IP Address\s+: (\S+)", own.get("bmc", ""), re.MULTILINE):
+        machine.bmc = None if bmc_address[1] == "0.0.0.0" else bmc_address[1]  # noqa: S104 (a BMC without an address)
+    return machine
 
 
-def _take_rdma(found: Machine, body: str) -> None:
+def _take_rdma(machine: Machine, body: str) -> None:
     """Add a machine's RNICs. Those that cannot belong to a back end go to `aside` with the reason."""
-    taken = []
+    rnics = []
     for item in _items(body):
         rnic, dev = item["ifname"], item.get("netdev")
         if not isinstance(rnic, str) or not isinstance(dev, str | None):
             raise TypeError(f"no names: {rnic!r}, {dev!r}")
         rnic = rnic.partition("/")[0]  # up to 2018 iproute2 printed mlx5_0/1 here, with the port (rdma/link.c)
-        port = found.own.interfaces.get(str(dev))
+        port = machine.own.interfaces.get(str(dev))
         if not dev:
-            found.aside[rnic] = "it has no interface: InfiniBand, a representor, or in another network namespace"
-        elif dev == found.came_in_by:
-            found.aside[rnic] = f"SSH comes in by {dev}: it is taken for the front end's"
+            machine.aside[rnic] = "it has no interface: InfiniBand, a representor, or in another network namespace"
+        elif dev == machine.came_in_by:
+            machine.aside[rnic] = f"SSH comes in by {dev}: it is taken for the front end's"
         elif port is not None and port.kind == "bond":
-            found.aside[rnic] = f"{dev} is a bond, and an RNIC of an inventory has one cable"
+            machine.aside[rnic] = f"{dev} is a bond, and an RNIC of an inventory has one cable"
         else:
-            taken.append((rnic, str(dev)))
-    found.rdma = tuple(taken)
+            rnics.append((rnic, str(dev)))
+    machine.rdma = tuple(rnics)
 
 
 @contextlib.contextmanager
-def _output_of(section: str, where: str) -> Iterator[None]:
+def _output_of(section: str, place: str) -> Iterator[None]:
     """Name the tool whose output has another structure than its reader expects.
 
     Raises:
@@ -228,14 +232,14 @@ def _output_of(section: str, where: str) -> Iterator[None]:
         yield
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise LabError(
-            f"{where}: {_TOOL_OF[section]} prints what cannot be read ({type(error).__name__}: {error}); run it by "
+            f"{place}: {_TOOL_OF[section]} prints what cannot be read ({type(error).__name__}: {error}); run it by "
             "hand: its version may not be supported"
         ) from error
 
 
-def _space(where: str, sections: Mapping[str, str]) -> Space:
+def _space(place: str, sections: Mapping[str, str]) -> Space:
     space = Space()
-    with _output_of("ip", where):
+    with _output_of("ip", place):
         for item in _items(sections.get("ip", "")):
             if "ifname" in item and "link_type" in item:
                 _take_interface(space, item)
@@ -246,12 +250,12 @@ def _space(where: str, sections: Mapping[str, str]) -> Space:
     for item in _items(sections.get("fdb", "")):
         if item.get("state") != "permanent" and "mac" in item and "ifname" in item:
             space.learned.setdefault(str(item["ifname"]), set()).add(str(item["mac"]))
-    with _output_of("bgp", where):
+    with _output_of("bgp", place):
         summary = _object(sections.get("bgp", ""))
         if "as" in summary:
             space.asn = int(summary["as"])
             space.router_id = summary.get("routerId")
-    with _output_of("sessions", where):
+    with _output_of("sessions", place):
         sessions = _object(sections.get("sessions", "")).items()
         space.peers = {dev: str(peer["remoteRouterId"]) for dev, peer in sessions if peer.get("remoteRouterId")}
     seed = sections.get("seed", "").strip()
@@ -261,7 +265,7 @@ def _space(where: str, sections: Mapping[str, str]) -> Space:
 
 def _take_interface(space: Space, item: Mapping[str, Any]) -> None:
     addresses = tuple(
-        f"{one['local']}/{one['prefixlen']}" for one in item.get("addr_info", ()) if one.get("family") == "inet"
+        f"{entry['local']}/{entry['prefixlen']}" for entry in item.get("addr_info", ()) if entry.get("family") == "inet"
     )
     if item["link_type"] == "loopback":
         space.loopbacks = tuple(x for x in addresses if not ipaddress.IPv4Interface(x).is_loopback)
@@ -305,8 +309,8 @@ def _gpus(body: str) -> Iterator[Gpu]:
 
 
 def _lldp(body: str) -> Iterator[tuple[str, LldpPeer]]:
-    for told in _listed(_object(body).get("lldp", {}).get("interface")):
-        for netdev, heard in told.items():
+    for interface in _listed(_object(body).get("lldp", {}).get("interface")):
+        for netdev, heard in interface.items():
             port = heard.get("port", {})
             names = {str(_listed(port.get("id"))[0].get("value", "")) if port.get("id") else "", str(port.get("descr"))}
             # With a system name, that is the key; without one, lldpctl puts the chassis itself there.
@@ -324,7 +328,7 @@ def _listed(value: Any) -> list[Any]:
 def _memory_mib(body: str) -> int:
     """Return the memory that the firmware reports, rounded up, because it keeps a few hundred KiB for itself."""
     ranges = [_RAM.match(line) for line in body.splitlines()]
-    total = sum(int(found[2], 16) - int(found[1], 16) + 1 for found in ranges if found)
+    total = sum(int(match[2], 16) - int(match[1], 16) + 1 for match in ranges if match)
     return -(-total // (_RAM_STEP_MIB * _MIB)) * _RAM_STEP_MIB
 
 
@@ -342,10 +346,10 @@ def broadcast(address: str) -> str | None:
 
 def _object(body: str) -> dict[str, Any]:
     try:
-        found = json.loads(body or "{}")
+        decoded = json.loads(body or "{}")
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return decoded if isinstance(decoded, dict) else {}
 
 
 def _items(body: str) -> Iterator[dict[str, Any]]:
@@ -353,8 +357,8 @@ def _items(body: str) -> Iterator[dict[str, Any]]:
     decoder, at = json.JSONDecoder(), 0
     while (at := body.find("[", at)) >= 0:
         try:
-            found, at = decoder.raw_decode(body, at)
+            decoded, at = decoder.raw_decode(body, at)
         except (ValueError, RecursionError):
             at += 1
             continue
-        yield from (item for item in found if isinstance(item, dict))
+        yield from (item for item in decoded if isinstance(item, dict))

@@ -6,37 +6,37 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from testbed.discover.answers import SCRIPT, split, stir
+from testbed.discover.answers import SCRIPT, learning_trigger, split
 from testbed.discover.facts import Machine, broadcast, machine_of
 from testbed.errors import LabError, UsageError
 from testbed.inventory.lab_inventory import Management
 from testbed.remote.remote_node import Node
 
-__all__ = ["ask", "seed"]
+__all__ = ["parse_seed", "query"]
 
 _SEED = re.compile(r"(?P<name>[a-z][a-z0-9-]*)=(?:(?P<user>[^@=]+)@)?(?P<host>[^@:=]+|\[[^]]+\])(?::(?P<port>[0-9]+))?")
 
 
-def seed(said: str) -> tuple[str, Management]:
+def parse_seed(text: str) -> tuple[str, Management]:
     """Parse a machine as the user names it for discovery: `NAME=[USER@]ADDRESS[:PORT]`.
 
     Raises:
         UsageError: the text has another form.
     """
-    found = _SEED.fullmatch(said)
-    if found is None:
-        raise UsageError(f'"{said}" names no machine: write NAME=[USER@]ADDRESS[:PORT], such as host1=192.0.2.11')
-    return found["name"], Management(
+    match = _SEED.fullmatch(text)
+    if match is None:
+        raise UsageError(f'"{text}" names no machine: write NAME=[USER@]ADDRESS[:PORT], such as host1=192.0.2.11')
+    return match["name"], Management(
         netdev=None,
         mac=None,
-        address=found["host"].strip("[]"),
-        port=int(found["port"]) if found["port"] else None,
-        user=found["user"],
+        address=match["host"].strip("[]"),
+        port=int(match["port"]) if match["port"] else None,
+        user=match["user"],
         private_key_file=None,
     )
 
 
-def ask(
+def query(
     nodes: Mapping[str, Node],
     progress: Callable[[str], None],
     *,
@@ -53,30 +53,30 @@ def ask(
         LabError: no machine answers.
     """
 
-    def one(name: str) -> Machine:
+    def query_machine(name: str) -> Machine:
         done = nodes[name].run(["sh", "-c", SCRIPT], check=False, timeout_s=timeout_s)
-        found = machine_of(name, split(name, done.stdout, said=done.stderr))
-        progress(f"{name}: {_what(found)}")
-        return found
+        machine = machine_of(name, split(name, done.stdout, stderr=done.stderr))
+        progress(f"{name}: {_summary(machine)}")
+        return machine
 
-    def perhaps(name: str) -> Machine | None:
+    def query_or_silent(name: str) -> Machine | None:
         try:
-            return one(name)
+            return query_machine(name)
         except LabError as error:
             silent[name] = str(error)
             progress(f"{name}: {error}")
             return None
 
     with ThreadPoolExecutor(max_workers=max(1, len(nodes))) as pool:
-        found = {machine.name: machine for machine in pool.map(perhaps, nodes) if machine is not None}
-        if not found:
+        by_name = {machine.name: machine for machine in pool.map(query_or_silent, nodes) if machine is not None}
+        if not by_name:
             raise LabError(f"no machine answers: {'; '.join(silent.values()) or 'none was given'}")
-        bridges = [name for name, machine in found.items() if _has_bridge(machine)]
+        bridges = [name for name, machine in by_name.items() if _has_bridge(machine)]
         if bridges:
-            hosts = [machine for machine in found.values() if machine.is_host]
+            hosts = [machine for machine in by_name.values() if machine.is_host]
             list(pool.map(lambda host: _stir(nodes[host.name], host), hosts))
-            found |= dict(zip(bridges, pool.map(one, bridges), strict=True))
-    return list(found.values())
+            by_name |= dict(zip(bridges, pool.map(query_machine, bridges), strict=True))
+    return list(by_name.values())
 
 
 def _has_bridge(machine: Machine) -> bool:
@@ -86,17 +86,17 @@ def _has_bridge(machine: Machine) -> bool:
 def _stir(node: Node, host: Machine) -> None:
     rnics = {dev for _, dev in host.rdma}
     pairs = [
-        (address.partition("/")[0], everybody)
+        (address.partition("/")[0], broadcast_address)
         for port in host.own.interfaces.values()
         if port.name not in rnics and port.name != host.came_in_by
         for address in port.addresses
-        if (everybody := broadcast(address))
+        if (broadcast_address := broadcast(address))
     ]
     if pairs:
-        node.run(stir(pairs), timeout_s=60.0)
+        node.run(learning_trigger(pairs), timeout_s=60.0)
 
 
-def _what(machine: Machine) -> str:
+def _summary(machine: Machine) -> str:
     switches: Sequence[str] = [name for name, space in machine.spaces.items() if space.asn is not None]
     if switches:
         return f"carries {len(switches)} switches: {', '.join(switches)}"

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from testbed.inventory.audit_finding import Finding, twice
+from testbed.inventory.audit_finding import Finding, repeated_values
 from testbed.inventory.consistency import Entries
 from testbed.inventory.schema import HostVars, LabVars, OutletVars, SwitchVars
 from testbed.model.lab_kind import traits_of
@@ -44,7 +44,7 @@ def check_access_paths(entries: Entries, variables: Mapping[str, Mapping[str, An
             yield from _ssh(name, variables.get(name, {}))
     yield from _in_plan(doors, lab)
     yield from _shared([*_fabric(entries), *doors, *_controllers(entries, lab)])
-    yield from twice(((f"all.pdus[{i}].name", x.name) for i, x in enumerate(lab.pdus)), "PDU", "each")
+    yield from repeated_values(((f"all.pdus[{i}].name", x.name) for i, x in enumerate(lab.pdus)), "PDU", "each")
     yield from _outlets(entries, lab)
 
 
@@ -65,8 +65,8 @@ def _ssh(name: str, variables: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _machines(entries: Entries, variables: Mapping[str, Mapping[str, Any]]) -> Iterator[_AccessPath]:
     for name in _names(entries):
-        told = variables.get(name, {})
-        address, port = told.get("ansible_host"), told.get("ansible_port")
+        host_vars = variables.get(name, {})
+        address, port = host_vars.get("ansible_host"), host_vars.get("ansible_port")
         yield _AccessPath(
             place=f"{name}.ansible_host",
             kind="SSH",
@@ -105,11 +105,11 @@ def _in_plan(doors: list[_AccessPath], lab: LabVars) -> Iterator[Finding]:
     """Yield SSH addresses outside of the management networks of the IP plan. Names are not resolved."""
     plan = [network for network in map(_network, (x.prefix for x in lab.networks if x.use == "management")) if network]
     for path in doors:
-        found = _ipv4(path.address)
-        if plan and found is not None and not any(found in prefix for prefix in plan):
+        address = _ipv4(path.address)
+        if plan and address is not None and not any(address in prefix for prefix in plan):
             yield Finding(
                 place=path.place,
-                what=f"{found} is in no management network of the IP plan ({', '.join(map(str, plan))})",
+                what=f"{address} is in no management network of the IP plan ({', '.join(map(str, plan))})",
                 do="correct the address, or the plan in faultbed_networks",
             )
 
@@ -122,43 +122,45 @@ def _shared(paths: list[_AccessPath]) -> Iterator[Finding]:
             yield Finding(
                 place=path.place, what=f'not an address "{path.address}"', do="write it without prefix length"
             )
-        others = [one for one in first.get(_bare(path.address), ()) if _clash(one, path)]
-        if others:
+        clashes = [other for other in first.get(_bare(path.address), ()) if _clash(other, path)]
+        if clashes:
             yield Finding(
                 place=path.place,
-                what=f"{path.kind} at {_bare(path.address)} is already {others[0].place}",
+                what=f"{path.kind} at {_bare(path.address)} is already {clashes[0].place}",
                 do="give each an address of its own; otherwise commands for one reach the other",
             )
         first.setdefault(_bare(path.address), []).append(path)
 
 
-def _clash(one: _AccessPath, other: _AccessPath) -> bool:
-    if one.owner == other.owner or one.kind == other.kind == "address":
+def _clash(path: _AccessPath, other: _AccessPath) -> bool:
+    if path.owner == other.owner or path.kind == other.kind == "address":
         return False
-    return one.port == other.port if one.kind == other.kind == "SSH" else True
+    return path.port == other.port if path.kind == other.kind == "SSH" else True
 
 
 def _outlets(entries: Entries, lab: LabVars) -> Iterator[Finding]:
     """Yield wrong or shared outlets, because a power cycle must reach the intended machine only."""
     outlets = {pdu.name: pdu.outlets for pdu in lab.pdus}
     fed = [
-        (f"{place}.power[{index}]", one)
+        (f"{place}.power[{index}]", outlet)
         for place, node in entries.placed()
         if isinstance(node, HostVars | SwitchVars)
-        for index, one in enumerate(node.power)
+        for index, outlet in enumerate(node.power)
     ]
-    yield from twice(((place, f"{one.pdu}:{one.outlet}") for place, one in fed), "outlet", "each machine")
-    for place, one in fed:
-        yield from _outlet(place, one, outlets)
+    yield from repeated_values(
+        ((place, f"{outlet.pdu}:{outlet.outlet}") for place, outlet in fed), "outlet", "each machine"
+    )
+    for place, outlet in fed:
+        yield from _outlet(place, outlet, outlets)
 
 
-def _outlet(place: str, one: OutletVars, outlets: Mapping[str, int]) -> Iterator[Finding]:
-    if one.pdu not in outlets:
+def _outlet(place: str, outlet: OutletVars, outlets: Mapping[str, int]) -> Iterator[Finding]:
+    if outlet.pdu not in outlets:
         do = f"there are {', '.join(outlets) or 'none'} in faultbed_pdus"
-        yield Finding(place=place, what=f'no PDU "{one.pdu}"', do=do)
-    elif not 1 <= one.outlet <= outlets[one.pdu]:
-        what = f"{one.pdu} has outlets 1 to {outlets[one.pdu]}, not {one.outlet}"
-        yield Finding(place=place, what=what, do="read the number on the PDU")
+        yield Finding(place=place, what=f'no PDU "{outlet.pdu}"', do=do)
+    elif not 1 <= outlet.outlet <= outlets[outlet.pdu]:
+        problem = f"{outlet.pdu} has outlets 1 to {outlets[outlet.pdu]}, not {outlet.outlet}"
+        yield Finding(place=place, what=problem, do="read the number on the PDU")
 
 
 def _ipv4(text: str) -> ipaddress.IPv4Address | None:

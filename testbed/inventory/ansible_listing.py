@@ -44,9 +44,9 @@ def listing(path: Path) -> dict[str, Any]:
     _refuse_bad_yaml(path, text)
     kept = cache_dir() / "inventory" / f"{_digest(path, text)}.json"
     with contextlib.suppress(OSError, ValueError):
-        found: dict[str, Any] = json.loads(kept.read_bytes())
-        return found
-    answer = _ask(path)
+        cached: dict[str, Any] = json.loads(kept.read_bytes())
+        return cached
+    answer = _run_ansible_inventory(path)
     with contextlib.suppress(OSError):  # with a read-only cache the next call is slow, too
         kept.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=kept.parent, delete=False) as partial:
@@ -120,11 +120,11 @@ def _inspect(root: yaml.Node) -> tuple[tuple[str, int] | None, int]:
             return sizes[id(node)]
         sizes[id(node)] = 0
         if isinstance(node, yaml.MappingNode):
-            seen: set[str] = set()
+            keys: set[str] = set()
             for key, _ in node.value:
-                if isinstance(key.value, str) and key.value in seen:
+                if isinstance(key.value, str) and key.value in keys:
                     twice.append((key.value, key.start_mark.line + 1))
-                seen.update([key.value] if isinstance(key.value, str) else [])
+                keys.update([key.value] if isinstance(key.value, str) else [])
             size = 1 + sum(size_of(key) + size_of(value) for key, value in node.value)
         elif isinstance(node, yaml.SequenceNode):
             size = 1 + sum(map(size_of, node.value))
@@ -134,7 +134,7 @@ def _inspect(root: yaml.Node) -> tuple[tuple[str, int] | None, int]:
         return size
 
     size = size_of(root)
-    return min(twice, key=lambda one: one[1], default=None), size
+    return min(twice, key=lambda repeated: repeated[1], default=None), size
 
 
 def _digest(path: Path, text: str) -> str:
@@ -147,14 +147,14 @@ def _digest(path: Path, text: str) -> str:
     ]
     contents = (text.encode(), *(content for _, content in beside))
     has_templates = any(mark in content for mark in _TEMPLATES for content in contents)
-    where = path.resolve() if has_templates else path.name
-    digest = hashlib.sha256(f"{version('ansible-core')}\0{where}\0{text}".encode())
+    location = path.resolve() if has_templates else path.name
+    digest = hashlib.sha256(f"{version('ansible-core')}\0{location}\0{text}".encode())
     for file, content in beside:
         digest.update(f"\0{file}\0".encode() + content)
     return digest.hexdigest()
 
 
-def _ask(path: Path) -> dict[str, Any]:
+def _run_ansible_inventory(path: Path) -> dict[str, Any]:
     """Return the output of `ansible-inventory --list`, decoded."""
     beside = Path(sys.executable).with_name("ansible-inventory")
     program = str(beside) if beside.exists() else which("ansible-inventory")

@@ -20,7 +20,7 @@ from typing import Any
 
 from testbed.inventory.access_paths import check_access_paths
 from testbed.inventory.ansible_listing import listing
-from testbed.inventory.audit_finding import Finding, twice
+from testbed.inventory.audit_finding import Finding, repeated_values
 from testbed.inventory.consistency import Entries, build_topology
 from testbed.inventory.fabric_rules import fabric
 from testbed.inventory.lab_inventory import Inventory, entries_of, one_lab
@@ -68,13 +68,13 @@ def audit(path: Path) -> list[Finding]:
         lab = one_lab(path, entries)
         with mistakes.part():
             shapes_of(with_speeds(topology, lab, path), lab, path)
-    found = [
-        Finding(place=x.place, what=x.what, do="correct it there, or the other end that it names")
-        for x in mistakes.found
+    mistaken = [
+        Finding(place=raised.place, what=raised.what, do="correct it there, or the other end that it names")
+        for raised in mistakes.found
     ]
     # What does not fit together is not measured for how well it fits.
-    if found:
-        return found
+    if mistaken:
+        return mistaken
     variables: Mapping[str, Mapping[str, Any]] = answer["_meta"]["hostvars"]
     beyond = [*_beyond(entries), *_safety(entries, names), *check_access_paths(entries, variables)]
     return sorted(beyond, key=lambda finding: finding.place)
@@ -129,7 +129,7 @@ def _doors(inventory: Inventory) -> Iterator[_Door]:
 
 
 def _unanswered(door: _Door) -> Finding | None:
-    told = ""
+    last_error = ""
     for port in door.ports:
         try:
             if door.rmcp:
@@ -137,11 +137,11 @@ def _unanswered(door: _Door) -> Finding | None:
             else:
                 socket.create_connection((door.address, port), timeout=_REACH_TIMEOUT_S).close()
         except OSError as error:
-            told = str(error)
+            last_error = str(error)
         else:
             return None
     ports = " or ".join(map(str, door.ports))
-    return Finding(place=door.place, what=f"{door.address} port {ports} does not answer: {told}", do=door.do)
+    return Finding(place=door.place, what=f"{door.address} port {ports} does not answer: {last_error}", do=door.do)
 
 
 def _ping_rmcp(address: str, port: int) -> None:
@@ -180,23 +180,23 @@ def _safety(entries: Entries, names: set[str]) -> Iterator[Finding]:
         return
     for index, pattern in enumerate(lab.safety.may_disrupt):
         if not fnmatch.filter(names, pattern):
-            what, do = (
+            problem, do = (
                 f'"{pattern}" is the name of nothing here',
                 "write names as `faultbed faults` takes them: host1:*",
             )
-            yield Finding(place=f"all.safety.may_disrupt[{index}]", what=what, do=do)
+            yield Finding(place=f"all.safety.may_disrupt[{index}]", what=problem, do=do)
     if not 0 < lab.safety.longest_fault_s < math.inf:
-        what = f"{lab.safety.longest_fault_s:g} s is no bound on a fault"
-        yield Finding(place="all.safety.longest_fault_s", what=what, do="give seconds, above 0")
+        problem = f"{lab.safety.longest_fault_s:g} s is no bound on a fault"
+        yield Finding(place="all.safety.longest_fault_s", what=problem, do="give seconds, above 0")
     if not 0 <= lab.safety.min_spacing_s < math.inf:
-        what = f"{lab.safety.min_spacing_s:g} s is no spacing of faults"
-        yield Finding(place="all.safety.min_spacing_s", what=what, do="give seconds, 0 or more")
+        problem = f"{lab.safety.min_spacing_s:g} s is no spacing of faults"
+        yield Finding(place="all.safety.min_spacing_s", what=problem, do="give seconds, 0 or more")
     for field in ("most_links", "most_hosts", "most_switches"):
         most = getattr(lab.safety, field)
         if most is not None and most < 1:
-            what = f"{most}: nothing could ever be hurt"
+            problem = f"{most}: nothing could ever be hurt"
             yield Finding(
-                place=f"all.safety.{field}", what=what, do="give 1 or more; may_disrupt says what, if anything"
+                place=f"all.safety.{field}", what=problem, do="give 1 or more; may_disrupt says what, if anything"
             )
 
 
@@ -260,10 +260,10 @@ def _speeds(entries: Entries) -> Iterator[Finding]:
             if port.speed_gbps:
                 cable = frozenset({name, f"{port.peer}:{port.rnic}" if port.rnic else port.peer})
                 ends[cable].append((f"{role}.{name}.ports[{index}].speed_gbps", port.speed_gbps))
-    for found in ends.values():
-        if len({speed for _, speed in found}) > 1:
-            (near, one), (far, other) = found
-            yield Finding(place=near, what=f"{one} Gb/s, but {far} says {other}", do="a cable has one speed")
+    for placed_speeds in ends.values():
+        if len({speed for _, speed in placed_speeds}) > 1:
+            (near, near_gbps), (far, far_gbps) = placed_speeds
+            yield Finding(place=near, what=f"{near_gbps} Gb/s, but {far} says {far_gbps}", do="a cable has one speed")
 
 
 def _affinity(entries: Entries) -> Iterator[Finding]:
@@ -277,7 +277,7 @@ def _affinity(entries: Entries) -> Iterator[Finding]:
                     do=f"it has {', '.join(sorted(known)) or 'none'}",
                 )
         places = [(f"rnics[{x.name}]", x.pcie) for x in host.rnics] + [(f"gpus[{x.name}]", x.pcie) for x in host.gpus]
-        yield from twice(
+        yield from repeated_values(
             ((f"hosts.{name}.{at}.pcie", address) for at, address in places if address), "PCIe address", "each device"
         )
 
@@ -301,7 +301,7 @@ def _networks(lab: LabVars) -> Iterator[Finding]:
         if network.vlan is not None and network.vlan not in _VLANS:
             yield Finding(place=f"all.networks[{index}].vlan", what=f"{network.vlan} is no VLAN", do="1 to 4094")
     vlans = ((f"all.networks[{i}].vlan", str(x.vlan)) for i, x in enumerate(lab.networks) if x.vlan is not None)
-    yield from twice(vlans, "VLAN", "each network")
+    yield from repeated_values(vlans, "VLAN", "each network")
 
 
 def _ip_plan(entries: Entries, lab: LabVars) -> Iterator[Finding]:
@@ -314,14 +314,14 @@ def _ip_plan(entries: Entries, lab: LabVars) -> Iterator[Finding]:
             continue  # told by _networks
     for place, use, address in _addresses(entries):
         try:
-            found = ipaddress.IPv4Interface(address).ip
+            ip = ipaddress.IPv4Interface(address).ip
         except ValueError:
             yield Finding(place=place, what=f'not an address "{address}"', do="write an IPv4 address")
             continue
-        if plan.get(use) and not any(found in prefix for prefix in plan[use]):
+        if plan.get(use) and not any(ip in prefix for prefix in plan[use]):
             yield Finding(
                 place=place,
-                what=f"{found} is in no {use} network of the IP plan ({', '.join(map(str, plan[use]))})",
+                what=f"{ip} is in no {use} network of the IP plan ({', '.join(map(str, plan[use]))})",
                 do="correct the address, or the plan in faultbed_networks",
             )
 
@@ -344,25 +344,30 @@ def _dscp_map(lab: LabVars) -> Iterator[Finding]:
             yield Finding(place=f"{at}.dscp", what=f"{line.dscp} is no DSCP", do="a DSCP is 0 to 63 (RFC 2474)")
         if line.priority not in _PRIORITIES:
             yield Finding(place=f"{at}.priority", what=f"{line.priority} is no priority", do="a priority is 0 to 7")
-    yield from twice(((f"all.dscp_map[{i}].dscp", str(x.dscp)) for i, x in enumerate(lab.dscp_map)), "DSCP", "each")
+    yield from repeated_values(
+        ((f"all.dscp_map[{i}].dscp", str(x.dscp)) for i, x in enumerate(lab.dscp_map)), "DSCP", "each"
+    )
 
 
 def _busbw(lab: LabVars) -> Iterator[Finding]:
     for index, line in enumerate(lab.busbw):
         if line.collective not in _COLLECTIVES:
-            what, do = f'no collective "{line.collective}": no run is ever held to this line', ", ".join(_COLLECTIVES)
-            yield Finding(place=f"all.busbw[{index}].collective", what=what, do=f"there are {do}")
+            problem, do = (
+                f'no collective "{line.collective}": no run is ever held to this line',
+                ", ".join(_COLLECTIVES),
+            )
+            yield Finding(place=f"all.busbw[{index}].collective", what=problem, do=f"there are {do}")
         if line.ranks < 2 or line.size_bytes < 1 or not 0 < line.at_least_gbytes_per_s < math.inf:  # noqa: PLR2004
-            what = f"{line.ranks} ranks, {line.size_bytes} bytes, {line.at_least_gbytes_per_s:g} GB/s bound nothing"
-            yield Finding(place=f"all.busbw[{index}]", what=what, do="2 ranks or more, a size and a rate above 0")
+            problem = f"{line.ranks} ranks, {line.size_bytes} bytes, {line.at_least_gbytes_per_s:g} GB/s bound nothing"
+            yield Finding(place=f"all.busbw[{index}]", what=problem, do="2 ranks or more, a size and a rate above 0")
 
 
 def _qos(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
     priority = {line.dscp: line.priority for line in lab.dscp_map}
     for field, dscp in (("roce_dscp", qos.roce_dscp), ("cnp_dscp", qos.cnp_dscp)):
         if dscp not in priority:
-            what = f"DSCP {dscp} is not in faultbed_dscp_map, so switches put it in priority 0"
-            yield Finding(place=f"all.qos.{field}", what=what, do="add a line for it to the map")
+            problem = f"DSCP {dscp} is not in faultbed_dscp_map, so switches put it in priority 0"
+            yield Finding(place=f"all.qos.{field}", what=problem, do="add a line for it to the map")
     roce, cnp = priority.get(qos.roce_dscp), priority.get(qos.cnp_dscp)
     if roce is not None and qos.pfc_priorities and roce not in qos.pfc_priorities:
         yield Finding(
@@ -378,8 +383,8 @@ def _qos(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
         )
     for priority_paused in qos.pfc_priorities:
         if priority_paused not in _PRIORITIES:
-            what = f"{priority_paused} is no priority"
-            yield Finding(place="all.qos.pfc_priorities", what=what, do="a priority is 0 to 7")
+            problem = f"{priority_paused} is no priority"
+            yield Finding(place="all.qos.pfc_priorities", what=problem, do="a priority is 0 to 7")
     if qos.dcqcn and qos.ecn is None:
         yield Finding(
             place="all.qos.ecn",
@@ -387,8 +392,8 @@ def _qos(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
             do="give ecn with min_kib, max_kib and max_percent, or turn dcqcn off",
         )
     if qos.ecn is not None and not 0 < qos.ecn.min_kib < qos.ecn.max_kib:
-        what = f"marks from {qos.ecn.min_kib} KiB up to {qos.ecn.max_kib} KiB"
-        yield Finding(place="all.qos.ecn", what=what, do="min_kib must be below max_kib, both above 0")
+        problem = f"marks from {qos.ecn.min_kib} KiB up to {qos.ecn.max_kib} KiB"
+        yield Finding(place="all.qos.ecn", what=problem, do="min_kib must be below max_kib, both above 0")
     if qos.ecn is not None and not 0 < qos.ecn.max_percent <= 100:  # noqa: PLR2004 (percent)
         yield Finding(place="all.qos.ecn.max_percent", what=f"{qos.ecn.max_percent} %", do="1 to 100")
 
@@ -410,8 +415,8 @@ def _classes(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
             do="map DSCP 0 to another priority, or do not pause this one",
         )
     if qos.pfc_watchdog_ms is not None and qos.pfc_watchdog_ms <= 0:
-        what, do = f"{qos.pfc_watchdog_ms} ms: every pause is a storm", "give 100 or more, or leave it out for none"
-        yield Finding(place="all.qos.pfc_watchdog_ms", what=what, do=do)
+        problem, do = f"{qos.pfc_watchdog_ms} ms: every pause is a storm", "give 100 or more, or leave it out for none"
+        yield Finding(place="all.qos.pfc_watchdog_ms", what=problem, do=do)
 
 
 def _buffer(qos: QosVars) -> Iterator[Finding]:
@@ -419,12 +424,12 @@ def _buffer(qos: QosVars) -> Iterator[Finding]:
     if buffer is None:
         return
     if not qos.pfc_priorities:
-        what = "lossless buffers, but no priority is paused: switches keep their own"
-        yield Finding(place="all.qos.buffer", what=what, do="pause a priority, or take buffer out")
+        problem = "lossless buffers, but no priority is paused: switches keep their own"
+        yield Finding(place="all.qos.buffer", what=problem, do="pause a priority, or take buffer out")
     if min(buffer.xon_kib, buffer.xoff_kib) <= 0:
-        what = f"reserves {buffer.xon_kib} KiB, headroom {buffer.xoff_kib} KiB"
+        problem = f"reserves {buffer.xon_kib} KiB, headroom {buffer.xoff_kib} KiB"
         yield Finding(
-            place="all.qos.buffer", what=what, do="both must be above 0: without headroom a pause loses packets"
+            place="all.qos.buffer", what=problem, do="both must be above 0: without headroom a pause loses packets"
         )
     for field, alpha in (("alpha", buffer.alpha), ("egress_alpha", buffer.egress_alpha)):
         if alpha not in _ALPHAS:
@@ -433,7 +438,7 @@ def _buffer(qos: QosVars) -> Iterator[Finding]:
 
 def _golden(golden: GoldenVars) -> Iterator[Finding]:
     if golden.pcie_speed_gts is not None and golden.pcie_speed_gts not in _PCIE_GTS:
-        what = f"{golden.pcie_speed_gts:g} GT/s is no speed of PCIe"
-        yield Finding(place="all.golden.pcie_speed_gts", what=what, do="32 is generation 5, 16 generation 4")
+        problem = f"{golden.pcie_speed_gts:g} GT/s is no speed of PCIe"
+        yield Finding(place="all.golden.pcie_speed_gts", what=problem, do="32 is generation 5, 16 generation 4")
     if golden.pcie_width is not None and golden.pcie_width not in _PCIE_WIDTHS:
         yield Finding(place="all.golden.pcie_width", what=f"{golden.pcie_width} lanes", do="1, 2, 4, 8, 16 or 32")

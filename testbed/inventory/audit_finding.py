@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-__all__ = ["Finding", "twice"]
+__all__ = ["Finding", "repeated_values"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,12 +17,12 @@ class Finding:
     do: str
 
 
-def twice(placed: Iterable[tuple[str, str]], what: str, each: str) -> Iterator[Finding]:
+def repeated_values(placed: Iterable[tuple[str, str]], kind: str, owners: str) -> Iterator[Finding]:
     """Yield a finding for each (place, value) whose value an earlier place uses."""
     first: dict[str, str] = {}
     for place, value in placed:
         if value in first:
             yield Finding(
-                place=place, what=f"{what} {value} is already {first[value]}", do=f"{each} must have one of its own"
+                place=place, what=f"{kind} {value} is already {first[value]}", do=f"{owners} must have one of its own"
             )
         first.setdefault(value, place)

@@ -59,17 +59,17 @@ class Entries:
         yield from ((f"carriers.{name}", carrier) for name, carrier in self.carriers.items())
 
 
-class _Taken:
+class _UniqueValues:
     """What must be one place's alone, or one owner's, where an owner may use it at several places."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
         self._by: dict[tuple[str, str], tuple[str, str]] = {}
 
-    def take(self, what: str, value: str, place: str, *, owner: str | None = None) -> None:
-        first, whose = self._by.setdefault((what, value), (place, owner or place))
+    def claim(self, kind: str, value: str, place: str, *, owner: str | None = None) -> None:
+        first, whose = self._by.setdefault((kind, value), (place, owner or place))
         if whose != (owner or place):
-            raise mistake(self.file, place, f"{what} {value} is already {first}")
+            raise mistake(self.file, place, f"{kind} {value} is already {first}")
 
 
 def build_topology(entries: Entries, mistakes: Mistakes | None = None) -> Topology:
@@ -132,7 +132,7 @@ def _host(name: str, host: HostVars) -> Host:
 
 def _check_values(entries: Entries, mistakes: Mistakes) -> None:
     """Each value by itself, and that nothing is used twice."""
-    file, taken = entries.file, _Taken(entries.file)
+    file, unique_values = entries.file, _UniqueValues(entries.file)
     for place, node in entries.placed():
         name = place.partition(".")[2]
         with mistakes.part():
@@ -141,70 +141,72 @@ def _check_values(entries: Entries, mistakes: Mistakes) -> None:
             _check_numbers(file, place, mtu=node.mtu)
             if node.management is not None:
                 at, way_in, shared = f"{place}.management", node.management, _shares_mac(node)
-                _take_netdev(file, taken, at, name, way_in.netdev, way_in.mac, shared=shared)
+                _take_netdev(file, unique_values, at, name, way_in.netdev, way_in.mac, shared=shared)
         if isinstance(node, HostVars):
-            _check_host_values(taken, mistakes, place, name, node)
+            _check_host_values(unique_values, mistakes, place, name, node)
         elif isinstance(node, SwitchVars):
-            _check_switch_values(taken, mistakes, place, name, node)
+            _check_switch_values(unique_values, mistakes, place, name, node)
         else:
-            _check_carrier_values(entries, taken, mistakes, place, node)
+            _check_carrier_values(entries, unique_values, mistakes, place, node)
 
 
-def _check_host_values(taken: _Taken, mistakes: Mistakes, place: str, name: str, host: HostVars) -> None:
-    file = taken.file
+def _check_host_values(unique_values: _UniqueValues, mistakes: Mistakes, place: str, name: str, host: HostVars) -> None:
+    file = unique_values.file
     with mistakes.part():
         at = f"{place}.front_end"
-        _take_netdev(file, taken, at, name, host.front_end.netdev, host.front_end.mac)
-        _take_address(file, taken, f"{at}.address", host.front_end.address)
+        _take_netdev(file, unique_values, at, name, host.front_end.netdev, host.front_end.mac)
+        _take_address(file, unique_values, f"{at}.address", host.front_end.address)
     for index, rnic in enumerate(host.rnics):
         at = f"{place}.rnics[{index}]"
         with mistakes.part():
             _check_device(file, at, rnic.name, rnic.pcie)
-            taken.take(f"the name {name}:", rnic.name, at)
+            unique_values.claim(f"the name {name}:", rnic.name, at)
             _check_numbers(file, at, mtu=rnic.mtu, speed_gbps=rnic.speed_gbps)
-            _take_netdev(file, taken, at, name, rnic.netdev, rnic.mac)
-            _take_address(file, taken, f"{at}.address", rnic.address)
+            _take_netdev(file, unique_values, at, name, rnic.netdev, rnic.mac)
+            _take_address(file, unique_values, f"{at}.address", rnic.address)
     for index, gpu in enumerate(host.gpus):
         with mistakes.part():
             _check_device(file, f"{place}.gpus[{index}]", gpu.name, gpu.pcie)
-            taken.take(f"the name {name}:", gpu.name, f"{place}.gpus[{index}]")
+            unique_values.claim(f"the name {name}:", gpu.name, f"{place}.gpus[{index}]")
 
 
-def _check_switch_values(taken: _Taken, mistakes: Mistakes, place: str, name: str, switch: SwitchVars) -> None:
-    file = taken.file
+def _check_switch_values(
+    unique_values: _UniqueValues, mistakes: Mistakes, place: str, name: str, switch: SwitchVars
+) -> None:
+    file = unique_values.file
     with mistakes.part():
         if not _ASN_MIN <= switch.asn <= _ASN_MAX:
             raise mistake(file, f"{place}.asn", f"must be {_ASN_MIN} to {_ASN_MAX}, not {switch.asn}")
         # Spines of a zone may share one, so that none reaches another one's racks down and up again (RFC 7938, 5.2.1).
         role = place.partition(".")[0]
         sharers = None if role == "rtsw" else f"{role} of {switch.zone}"
-        taken.take("ASN", str(switch.asn), f"{place}.asn", owner=sharers)
+        unique_values.claim("ASN", str(switch.asn), f"{place}.asn", owner=sharers)
         if switch.netns is not None:
             if not _NETNS.fullmatch(switch.netns):
                 words = f'"{switch.netns}" is no namespace; use letters, digits, and - _ . (63 at most)'
                 raise mistake(file, f"{place}.netns", words)
-            taken.take(f"namespace on {switch.carrier}", switch.netns, f"{place}.netns")
-        _take_address(file, taken, f"{place}.loopback", switch.loopback)
+            unique_values.claim(f"namespace on {switch.carrier}", switch.netns, f"{place}.netns")
+        _take_address(file, unique_values, f"{place}.loopback", switch.loopback)
     for index, port in enumerate(switch.ports):
         at = f"{place}.ports[{index}]"
         with mistakes.part():
             _check_numbers(file, at, mtu=port.mtu, speed_gbps=port.speed_gbps)
             check_queue(file, at, queue_kib=port.queue_kib, delay_us=port.delay_us)
-            _take_netdev(file, taken, at, name, port.netdev, port.mac, shared=_shares_mac(switch))
+            _take_netdev(file, unique_values, at, name, port.netdev, port.mac, shared=_shares_mac(switch))
             if (port.rnic is None) != (port.address is None):
                 raise mistake(file, at, "a host port has both rnic and address, an uplink neither")
             if port.address is not None:
-                _take_address(file, taken, f"{at}.address", port.address)
+                _take_address(file, unique_values, f"{at}.address", port.address)
 
 
 def _check_carrier_values(
-    entries: Entries, taken: _Taken, mistakes: Mistakes, place: str, carrier: CarrierVars
+    entries: Entries, unique_values: _UniqueValues, mistakes: Mistakes, place: str, carrier: CarrierVars
 ) -> None:
     name, hosts = place.partition(".")[2], list(entries.hosts)
     for index, port in enumerate(carrier.front_end_ports):
         at = f"{place}.front_end_ports[{index}]"
         with mistakes.part():
-            _take_netdev(entries.file, taken, at, name, port.netdev, port.mac)
+            _take_netdev(entries.file, unique_values, at, name, port.netdev, port.mac)
             if port.peer not in entries.hosts:
                 raise mistake(entries.file, f"{at}.peer", f'no host "{port.peer}"{near(port.peer, hosts)}')
 
@@ -226,29 +228,29 @@ def _check_device(file: Path, place: str, name: str, pcie: str | None) -> None:
     if not _DEVICE.fullmatch(name):
         raise mistake(file, f"{place}.name", f'not a device name "{name}": letters, digits, dots, dashes, underscores')
     if pcie is not None and not _PCIE.fullmatch(pcie):
-        what = f'not a PCIe address as the kernel writes it (0000:18:00.0, small letters) "{pcie}"'
-        raise mistake(file, f"{place}.pcie", what)
+        problem = f'not a PCIe address as the kernel writes it (0000:18:00.0, small letters) "{pcie}"'
+        raise mistake(file, f"{place}.pcie", problem)
 
 
 def _take_netdev(
-    file: Path, taken: _Taken, place: str, node: str, netdev: str, mac: str, *, shared: bool = False
+    file: Path, unique_values: _UniqueValues, place: str, node: str, netdev: str, mac: str, *, shared: bool = False
 ) -> None:
     if not _NETDEV.fullmatch(netdev):
         raise mistake(file, f"{place}.netdev", f'not an interface name of 1 to 15 characters "{netdev}"')
-    taken.take(f"the interface {node}", netdev, f"{place}.netdev")
+    unique_values.claim(f"the interface {node}", netdev, f"{place}.netdev")
     if not _MAC.fullmatch(mac) or int(mac[:2], 16) & 1:
         raise mistake(file, f"{place}.mac", f'not a unicast MAC in small letters "{mac}"')
-    taken.take("MAC", mac, f"{place}.mac", owner=node if shared else None)
+    unique_values.claim("MAC", mac, f"{place}.mac", owner=node if shared else None)
 
 
-def _take_address(file: Path, taken: _Taken, place: str, address: str) -> None:
+def _take_address(file: Path, unique_values: _UniqueValues, place: str, address: str) -> None:
     try:
-        found = ipaddress.IPv4Interface(address)
+        interface = ipaddress.IPv4Interface(address)
     except ValueError:
         raise mistake(file, place, f'not an interface address "{address}"') from None
     if "/" not in address:
         raise mistake(file, place, f'the prefix length is missing, write "{address}/31" or what it is')
-    taken.take("address", str(found.ip), place)
+    unique_values.claim("address", str(interface.ip), place)
 
 
 def _check_soft(entries: Entries, mistakes: Mistakes) -> None:
@@ -320,15 +322,15 @@ def _port(switch: str, port: PortVars, mtu: int, speed_gbps: int | None) -> Port
 def _check_ends(file: Path, near_place: str, port: PortVars, far_place: str, rnic: RnicVars, switch: str) -> None:
     if rnic.switch != switch:
         raise mistake(file, near_place, f"a cable to {far_place}, which says that its switch is {rnic.switch}")
-    here, there = ipaddress.IPv4Interface(str(port.address)), ipaddress.IPv4Interface(rnic.address)
-    if here.network != there.network:
+    near, far = ipaddress.IPv4Interface(str(port.address)), ipaddress.IPv4Interface(rnic.address)
+    if near.network != far.network:
         raise mistake(
             file,
             f"{far_place}.address",
-            f"{rnic.address} is not in {here.network}, the subnet of {near_place}",
+            f"{rnic.address} is not in {near.network}, the subnet of {near_place}",
         )
-    if rnic.gateway != str(here.ip):
-        raise mistake(file, f"{far_place}.gateway", f'"{rnic.gateway}", but {near_place}.address is {here.ip}')
+    if rnic.gateway != str(near.ip):
+        raise mistake(file, f"{far_place}.gateway", f'"{rnic.gateway}", but {near_place}.address is {near.ip}')
 
 
 def _check_rnics(entries: Entries, host_links: list[Link], mistakes: Mistakes) -> None:
@@ -352,8 +354,8 @@ def _uplink(entries: Entries, name: str, index: int, port: PortVars) -> list[Lin
     role, switch = entries.switches[name]
     place = f"{role}.{name}.ports[{index}]"
     if port.peer not in entries.switches or port.peer == name:
-        others = [other for other in entries.switches if other != name]
-        raise mistake(file, f"{place}.peer", f'no other switch "{port.peer}"{near(port.peer, others)}')
+        other_switches = [other for other in entries.switches if other != name]
+        raise mistake(file, f"{place}.peer", f'no other switch "{port.peer}"{near(port.peer, other_switches)}')
     if sum(other.peer == port.peer for other in switch.ports) > 1:
         raise mistake(file, place, f"{name} has two uplinks to {port.peer}; one is all that a link's name can tell")
     peer_role, peer = entries.switches[port.peer]

@@ -28,8 +28,8 @@ def _ends_of_subnets(entries: Entries) -> Iterator[Finding]:
         address = ipaddress.IPv4Interface(text)
         network = address.network
         if network.prefixlen < _PAIR_BITS and address.ip in (network.network_address, network.broadcast_address):
-            what = f"{address} is the first or last address of its subnet, which no interface may have"
-            yield Finding(place=place, what=what, do="give it another one, or make it a /31 (RFC 3021)")
+            problem = f"{address} is the first or last address of its subnet, which no interface may have"
+            yield Finding(place=place, what=problem, do="give it another one, or make it a /31 (RFC 3021)")
 
 
 def _subnets(entries: Entries) -> Iterator[Finding]:
@@ -38,11 +38,11 @@ def _subnets(entries: Entries) -> Iterator[Finding]:
     own = [(ipaddress.IPv4Interface(text).network, place, False) for place, text in _ports(entries)]
     before: tuple[ipaddress.IPv4Network, str, bool] | None = None
     # In this order, what lies within another network comes right behind it, or behind what lies within it, too.
-    for network, place, is_shared in sorted(shared + own, key=lambda one: (one[0], one[1])):
+    for network, place, is_shared in sorted(shared + own, key=lambda placed: (placed[0], placed[1])):
         if before is not None and network.overlaps(before[0]):
             if network != before[0] or not (is_shared and before[2]):
-                what, do = f"its subnet {network} overlaps {before[0]} of {before[1]}", "a cable's subnet is its own"
-                yield Finding(place=place, what=what, do=f"{do}; front ends that share one have one prefix length")
+                problem, do = f"its subnet {network} overlaps {before[0]} of {before[1]}", "a cable's subnet is its own"
+                yield Finding(place=place, what=problem, do=f"{do}; front ends that share one have one prefix length")
         else:
             before = network, place, is_shared
 
@@ -51,8 +51,8 @@ def _loopbacks(entries: Entries) -> Iterator[Finding]:
     for name, (role, switch) in entries.switches.items():
         length = ipaddress.IPv4Interface(switch.loopback).network.prefixlen
         if length != _HOST_BITS:
-            what = f"{switch.loopback} would draw traffic for all of its /{length} to this switch"
-            yield Finding(place=f"{role}.{name}.loopback", what=what, do="write it as a /32")
+            problem = f"{switch.loopback} would draw traffic for all of its /{length} to this switch"
+            yield Finding(place=f"{role}.{name}.loopback", what=problem, do="write it as a /32")
 
 
 def _islands(entries: Entries) -> Iterator[Finding]:
@@ -69,8 +69,8 @@ def _islands(entries: Entries) -> Iterator[Finding]:
         if name not in reached:
             role, switch = entries.switches[name]
             hosts = ", ".join(dict.fromkeys(port.peer for port in switch.ports if port.rnic))
-            what = f"no uplinks lead from {name} ({hosts}) to {with_hosts[0]}: nothing gets from one to the other"
-            yield Finding(place=f"{role}.{name}.ports", what=what, do="add the uplinks, at both ends")
+            problem = f"no uplinks lead from {name} ({hosts}) to {with_hosts[0]}: nothing gets from one to the other"
+            yield Finding(place=f"{role}.{name}.ports", what=problem, do="add the uplinks, at both ends")
 
 
 def _hidden(entries: Entries) -> Iterator[Finding]:
@@ -94,8 +94,8 @@ def _hidden(entries: Entries) -> Iterator[Finding]:
         if missing and refused - passed.keys():
             at = min(refused - passed.keys())
             role, _ = entries.switches[at]
-            what = f"{asns[at]} is in the path of what {origin} announces, so that {missing[0]} never learns it"
-            yield Finding(place=f"{role}.{at}.asn", what=what, do="give it an ASN of its own")
+            problem = f"{asns[at]} is in the path of what {origin} announces, so that {missing[0]} never learns it"
+            yield Finding(place=f"{role}.{at}.asn", what=problem, do="give it an ASN of its own")
             return
 
 

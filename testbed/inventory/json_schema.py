@@ -30,7 +30,7 @@ def schema_text() -> str:
         for field, schema in parts.pop(kind.__name__)["properties"].items():
             known = variables.setdefault(PREFIX + field, schema)
             if known != schema:  # the same variable, wider on one kind of node than on another one
-                ways = [way for one in (known, schema) for way in one.get("anyOf", [one])]
+                ways = [way for variant in (known, schema) for way in variant.get("anyOf", [variant])]
                 variables[PREFIX + field] = {"anyOf": [way for i, way in enumerate(ways) if way not in ways[:i]]}
     parts["vars"] = {
         "type": ["object", "null"],

@@ -129,7 +129,7 @@ class Inventory:
         the same uplink, and the other uplinks stay empty.
         """
         switches = self.topology.switches
-        if not traits_of(self.kind).is_emulated or not any(one.role == "atsw" for one in switches):
+        if not traits_of(self.kind).is_emulated or not any(switch.role == "atsw" for switch in switches):
             return self.ecmp_hash_seed
         tier = ("rtsw", "ctsw", "atsw").index(self.topology.switch_by_name[switch].role)
         return (self.ecmp_hash_seed + tier) % 2**32
@@ -137,8 +137,8 @@ class Inventory:
     @property
     def may_lose_all_uplinks(self) -> bool:
         """Whether all uplinks of a rack switch may be hurt at once (`faultbed_safety.all_uplinks`; soft: yes)."""
-        said = self.safety.all_uplinks if self.safety else None
-        return (said or ("allow" if traits_of(self.kind).has_snapshot else "never")) == "allow"
+        setting = self.safety.all_uplinks if self.safety else None
+        return (setting or ("allow" if traits_of(self.kind).has_snapshot else "never")) == "allow"
 
 
 def load(path: Path) -> Inventory:
@@ -213,11 +213,11 @@ def entries_of(path: Path, answer: Mapping[str, Any], mistakes: Mistakes | None 
     roles: dict[str, SwitchRole] = {"rtsw": "rtsw", "ctsw": "ctsw", "atsw": "atsw"}
 
     def decoded(group: str, kind: type[Vars]) -> dict[str, Vars]:
-        found = {}
+        decoded_nodes = {}
         for name in _members(answer, group):
             with parts.part():
-                found[name] = decode(hostvars.get(name, {}), kind, file=path, place=f"{group}.{name}")
-        return found
+                decoded_nodes[name] = decode(hostvars.get(name, {}), kind, file=path, place=f"{group}.{name}")
+        return decoded_nodes
 
     return Entries(
         file=path,
@@ -232,9 +232,9 @@ def entries_of(path: Path, answer: Mapping[str, Any], mistakes: Mistakes | None 
 
 def _members(answer: Mapping[str, Any], group: str) -> list[str]:
     """Return the names of a group's hosts and of its children's, in the order of the file."""
-    found = answer.get(group, {})
-    names = list(found.get("hosts", []))
-    for child in found.get("children", []):
+    members = answer.get(group, {})
+    names = list(members.get("hosts", []))
+    for child in members.get("children", []):
         names += [name for name in _members(answer, child) if name not in names]
     return names
 
@@ -250,16 +250,16 @@ def one_lab(path: Path, entries: Entries) -> LabVars:
     if first.schema != SCHEMA:
         raise mistake(path, f"{first_place}.schema", f"this version reads schema {SCHEMA}, not {first.schema}")
     if not _LAB_NAME.fullmatch(first.name):
-        what = f'not a lab\'s name "{first.name}": letters, digits, "_", "." and "-", a letter or digit first'
-        raise mistake(path, f"{first_place}.name", what)
+        problem = f'not a lab\'s name "{first.name}": letters, digits, "_", "." and "-", a letter or digit first'
+        raise mistake(path, f"{first_place}.name", problem)
     for place, node in nodes[1:]:
         for name in LabVars.__struct_fields__:
-            one, other = getattr(first, name), getattr(node, name)
-            if one != other:
+            expected, actual = getattr(first, name), getattr(node, name)
+            if expected != actual:
                 raise mistake(
                     path,
                     f"{place}.{name}",
-                    f'"{other}" here but "{one}" for {first_place}: set it once, in `all`',
+                    f'"{actual}" here but "{expected}" for {first_place}: set it once, in `all`',
                 )
     return first
 

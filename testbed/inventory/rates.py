@@ -131,13 +131,13 @@ def _taper(topology: Topology, tier: _Tier, taper: float, speeds: dict[str, floa
             down += speed
         unknown = [link for link in above if speeds[link.name] is None]
         up = sum(speeds[link.name] or 0.0 for link in above)
-        each = (down / taper - up) / len(unknown) if unknown else 0.0
-        if (unknown and each <= 0) or (not unknown and abs(down / up / taper - 1) > _TAPER_TOLERANCE):
-            what = (
+        each_gbps = (down / taper - up) / len(unknown) if unknown else 0.0
+        if (unknown and each_gbps <= 0) or (not unknown and abs(down / up / taper - 1) > _TAPER_TOLERANCE):
+            problem = (
                 f"{taper:g}, but {switch.name} has {down:g} Gb/s below it and {up:g} Gb/s of uplinks, {down / up:.3g}"
             )
-            raise mistake(file, place, f"{what}; change the taper, or speed_gbps or number of its uplinks")
-        speeds |= {link.name: each for link in unknown}
+            raise mistake(file, place, f"{problem}; change the taper, or speed_gbps or number of its uplinks")
+        speeds |= {link.name: each_gbps for link in unknown}
 
 
 def _is_above(topology: Topology, link: Link, switch: str) -> bool:
@@ -183,23 +183,23 @@ def _require_host_rates(topology: Topology, file: Path) -> None:
     """Reject a lab whose uplinks have rates and whose hosts have none: nothing would limit what the hosts send."""
     for link in topology.links:
         if not link.is_uplink and link.a.speed_gbps is None:
-            what = f"{link.name} has no speed, but other links do: the emulated CPUs would set its rate"
-            raise mistake(file, "all.tiers.host.speed_gbps", f"{what}; give it one")
+            problem = f"{link.name} has no speed, but other links do: the emulated CPUs would set its rate"
+            raise mistake(file, "all.tiers.host.speed_gbps", f"{problem}; give it one")
 
 
 def _rate_bps(link: Link, port: Port, scale: float, file: Path) -> int | None:
     if port.speed_gbps is None:
         return None
     rate_bps = 8 * round(port.speed_gbps * 1e9 / scale / 8)  # the kernel counts whole bytes
-    what = f"{link.name} has {port.speed_gbps:.4g} Gb/s, which becomes {rate_bps / 1e6:.3g} Mb/s"
+    problem = f"{link.name} has {port.speed_gbps:.4g} Gb/s, which becomes {rate_bps / 1e6:.3g} Mb/s"
     if rate_bps > MOST_RATE_BPS:
         least = math.ceil(port.speed_gbps * 1e9 / MOST_RATE_BPS)
         limit = f"more than the {MOST_RATE_BPS / 1e6:g} Mb/s that the emulation carries"
-        raise mistake(file, "all.rate_scale", f"{what}, {limit}; make it {least} or more")
+        raise mistake(file, "all.rate_scale", f"{problem}, {limit}; make it {least} or more")
     if rate_bps < LEAST_RATE_BPS:
         most = math.floor(port.speed_gbps * 1e9 / LEAST_RATE_BPS)
         limit = f"less than the {LEAST_RATE_BPS / 1e6:g} Mb/s below which one packet outlasts a timeout"
-        raise mistake(file, "all.rate_scale", f"{what}, {limit}; make it {most} or less")
+        raise mistake(file, "all.rate_scale", f"{problem}, {limit}; make it {most} or less")
     return rate_bps
 
 
@@ -221,8 +221,8 @@ def _refuse_shaping(topology: Topology, lab: LabVars, file: Path) -> None:
         raise mistake(file, "all.rate_scale", "is of soft labs: a rack's links have the rates they have; remove it")
     places = {f"all.tiers.{name}": getattr(lab.tiers, name, None) for name in _TIERS}
     places |= {f"{port.node}:{port.netdev}": port for _, port in _switch_ports(topology)}
-    for place, one in places.items():
+    for place, shaping in places.items():
         for name in ("queue_kib", "delay_us"):
-            if getattr(one, name, None) is not None:
-                what = "is of soft labs: a rack's distance is its fibre, and its queues are its switches'"
-                raise mistake(file, f"{place}.{name}", f"{what}; remove it")
+            if getattr(shaping, name, None) is not None:
+                problem = "is of soft labs: a rack's distance is its fibre, and its queues are its switches'"
+                raise mistake(file, f"{place}.{name}", f"{problem}; remove it")

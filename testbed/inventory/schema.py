@@ -369,21 +369,21 @@ def decode(hostvars: Mapping[str, Any], kind: type[Vars], *, file: Path, place: 
     try:
         return msgspec.convert(ours, kind)
     except msgspec.ValidationError as error:
-        raise _told(str(error), kind=kind, ours=ours, file=file, place=place) from None
+        raise _config_error(str(error), kind=kind, ours=ours, file=file, place=place) from None
 
 
 class Mistake(ConfigError):
     """Something wrong at one place of an inventory."""
 
-    def __init__(self, file: Path, place: str, what: str) -> None:
-        super().__init__(f"{file}: {place}: {what}")
+    def __init__(self, file: Path, place: str, problem: str) -> None:
+        super().__init__(f"{file}: {place}: {problem}")
         self.place = place
-        self.what = what
+        self.what = problem
 
 
-def mistake(file: Path, place: str, what: str) -> Mistake:
+def mistake(file: Path, place: str, problem: str) -> Mistake:
     """Return an error in the common form `FILE: PLACE: WHAT`."""
-    return Mistake(file, place, what)
+    return Mistake(file, place, problem)
 
 
 class Mistakes:
@@ -409,27 +409,27 @@ def near(word: str, known: list[str]) -> str:
     return f"; {hint(word, known, otherwise='there are')}"
 
 
-def _told(message: str, *, kind: type[Any], ours: Mapping[str, Any], file: Path, place: str) -> ConfigError:
+def _config_error(message: str, *, kind: type[Any], ours: Mapping[str, Any], file: Path, place: str) -> ConfigError:
     """Convert a msgspec message (`Expected `int`, got `str` - at `$.vm.memory_mib``) to our form."""
-    what, _, tail = message.partition(" - at `$")
+    problem, _, tail = message.partition(" - at `$")
     path = tail.rstrip("`")
-    where = f"{place}{path}"
-    if found := re.fullmatch(r"Object missing required field `(\w+)`", what):
-        name = found[1] if path else PREFIX + found[1]
-        return mistake(file, where, f"{name} is missing")
-    if found := re.fullmatch(r"Object contains unknown field `(.+)`", what):
+    location = f"{place}{path}"
+    if match := re.fullmatch(r"Object missing required field `(\w+)`", problem):
+        name = match[1] if path else PREFIX + match[1]
+        return mistake(file, location, f"{name} is missing")
+    if match := re.fullmatch(r"Object contains unknown field `(.+)`", problem):
         known = list(_struct_at(kind, path).__struct_fields__)
         if path:
-            return mistake(file, where, f'unknown key "{found[1]}"{near(found[1], known)}')
-        name = PREFIX + found[1]
-        return mistake(file, where, f"unknown variable {name}{near(name, [PREFIX + word for word in known])}")
+            return mistake(file, location, f'unknown key "{match[1]}"{near(match[1], known)}')
+        name = PREFIX + match[1]
+        return mistake(file, location, f"unknown variable {name}{near(name, [PREFIX + word for word in known])}")
     value = _value_at(ours, path)
     shown = "" if isinstance(value, dict | list) else f' "{value}"'
-    if what.startswith("Expected `str") and isinstance(value, int | float):
+    if problem.startswith("Expected `str") and isinstance(value, int | float):
         shown += ": YAML takes it for a number without quotes"  # 10:20:30:40:50:59 and 0000:18:00.0, to base 60
     if isinstance(value, dict) and any(str(key).startswith("__ansible_") for key in value):
         shown = ": a tag of Ansible's (!vault, !unsafe) is not resolved here, write it plainly"
-    return mistake(file, where, f"{what[0].lower()}{what[1:].replace('`', '')}{shown}")
+    return mistake(file, location, f"{problem[0].lower()}{problem[1:].replace('`', '')}{shown}")
 
 
 def _strings(value: object, path: str) -> Iterator[tuple[str, str]]:
@@ -451,15 +451,19 @@ def _steps(path: str) -> list[str]:
 
 def _struct_at(kind: type[Any], path: str) -> type[Any]:
     """Return the struct type that a message path leads to."""
-    found: Any = msgspec.inspect.type_info(kind)
+    schema_type: Any = msgspec.inspect.type_info(kind)
     for step in _steps(path):
         if step.startswith("["):
-            found = found.value_type if isinstance(found, msgspec.inspect.DictType) else found.item_type
+            schema_type = (
+                schema_type.value_type if isinstance(schema_type, msgspec.inspect.DictType) else schema_type.item_type
+            )
         else:
-            found = next(field.type for field in found.fields if field.encode_name == step)
-        if isinstance(found, msgspec.inspect.UnionType):
-            found = next(one for one in found.types if not isinstance(one, msgspec.inspect.NoneType))
-    result: type[Any] = found.cls
+            schema_type = next(field.type for field in schema_type.fields if field.encode_name == step)
+        if isinstance(schema_type, msgspec.inspect.UnionType):
+            schema_type = next(
+                member for member in schema_type.types if not isinstance(member, msgspec.inspect.NoneType)
+            )
+    result: type[Any] = schema_type.cls
     return result
 
 

@@ -222,7 +222,9 @@ def _switches(preset: Preset) -> dict[str, Any]:
         zones = {
             f"ctsw{number}": f"zone{preset.zone_of_rack(preset.racks_of(number)[0])}" for number in preset.all_ctsws
         }
-        ctsw: dict[str, Any] = {"hosts": {name: {"faultbed_zone": zones[name]} | one for name, one in ctsws.items()}}
+        ctsw: dict[str, Any] = {
+            "hosts": {name: {"faultbed_zone": zones[name]} | variables for name, variables in ctsws.items()}
+        }
     else:
         ctsw = {"vars": {"faultbed_zone": "zone1"}, "hosts": ctsws}
     groups = {"rtsw": {"hosts": {f"rtsw{rack}": _rtsw(preset, rack) for rack in preset.all_racks}}, "ctsw": ctsw}

@@ -152,10 +152,10 @@ def select(topology: Topology, text: str) -> tuple[str, ...]:
                 "and * stands for all"
             )
         word, index = match["word"], match["index"]
-        found = _named(topology, scopes, word) if index is None else _chosen(topology, scopes, word, index, text=text)
-        if not found:
+        matches = _named(topology, scopes, word) if index is None else _chosen(topology, scopes, word, index, text=text)
+        if not matches:
             raise UsageError(f'"{text}": {_listed(scopes)} has no {word}; take a class, as in rnic[0], or another name')
-        scopes = tuple(dict.fromkeys(found))
+        scopes = tuple(dict.fromkeys(matches))
     if scopes[0].kind in ("zone", "rack"):
         raise UsageError(
             f'"{text}" is a {scopes[0].kind}, and no target; go on with {_inside(scopes[0].kind)}, as in {text}:host[0]'
@@ -188,42 +188,42 @@ def resolve(topology: Topology, text: str) -> Target:
 
 def _named(topology: Topology, scopes: Iterable[_Scope], word: str) -> list[_Scope]:
     """Return what a step without brackets names: a host or switch of the lab, an RNIC or GPU of a host."""
-    found = []
+    matches = []
     for scope in scopes:
         if scope.kind == "lab" and word in topology.host_by_name:
-            found.append(_Scope(kind="host", name=word))
+            matches.append(_Scope(kind="host", name=word))
         elif scope.kind == "lab" and word in topology.switch_by_name:
-            found.append(_Scope(kind="switch", name=word))
+            matches.append(_Scope(kind="switch", name=word))
         elif scope.kind == "host":
             for kind, names in (("rnic", _rnics(topology, scope)), ("gpu", _gpus(topology, scope))):
-                found += [_Scope(kind=kind, name=name) for name in names if name == f"{scope.name}:{word}"]
-    return found
+                matches += [_Scope(kind=kind, name=name) for name in names if name == f"{scope.name}:{word}"]
+    return matches
 
 
 def _chosen(topology: Topology, scopes: Iterable[_Scope], word: str, index: str, *, text: str) -> list[_Scope]:
     """Return what a step with a class and an index selects inside each of the scopes."""
     if word not in _CLASSES:
         raise UsageError(f'"{text}": no class "{word}"; {hint(word, CLASSES, otherwise="classes are")}')
-    what, found, seen = _CLASSES[word], list[_Scope](), list[_Scope]()
+    target_class, matches, visited = _CLASSES[word], list[_Scope](), list[_Scope]()
     for scope in scopes:
-        seen.append(scope)
-        if scope.kind not in what.inside:
+        visited.append(scope)
+        if scope.kind not in target_class.inside:
             inside = _inside(scope.kind)
             rest = f"it has {inside}" if inside else "end the selector there"
             raise UsageError(f'"{text}": no {word} belongs to a {scope.kind}; {rest}')
-        names = list(dict.fromkeys(what.names(topology, scope)))
+        names = list(dict.fromkeys(target_class.names(topology, scope)))
         if index != "*":
             if not -len(names) <= int(index) < len(names):
                 raise UsageError(f'"{text}" selects nothing: {scope} has {_how_many(word, names)}')
             names = [names[int(index)]]
-        found += [_Scope(kind=what.kind, name=name) for name in names]
-    if not found:
-        raise UsageError(f'"{text}" selects nothing: {_listed(seen)} has no {word}')
-    return found
+        matches += [_Scope(kind=target_class.kind, name=name) for name in names]
+    if not matches:
+        raise UsageError(f'"{text}" selects nothing: {_listed(visited)} has no {word}')
+    return matches
 
 
 def _inside(kind: str) -> str:
-    return ", ".join(word for word, what in _CLASSES.items() if kind in what.inside)
+    return ", ".join(word for word, target_class in _CLASSES.items() if kind in target_class.inside)
 
 
 def _how_many(word: str, names: list[str]) -> str:

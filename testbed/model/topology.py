@@ -256,18 +256,18 @@ class Topology:
     def _resolve_on_switch(self, text: str, switch: str, rest: list[str]) -> Target:
         if not rest:
             return Target(text=text, kind="switch", node=switch)
-        found = [
+        matches = [
             link
             for link in self.links_of(switch)
             if link.other(switch).node == rest[0] and (len(rest) == 1 or rest[1:] == [link.rnic])
         ]
-        if len(found) > 1:
+        if len(matches) > 1:
             raise UsageError(
-                f'"{text}" names {len(found)} links of {switch}: say which, {" or ".join(x.name for x in found)}'
+                f'"{text}" names {len(matches)} links of {switch}: say which, {" or ".join(x.name for x in matches)}'
             )
-        if not found:
+        if not matches:
             raise UsageError(f'no link "{text}" in this lab{self._near(text)}')
-        return Target(text=text, kind="port", node=switch, port=found[0].end(switch), link=found[0])
+        return Target(text=text, kind="port", node=switch, port=matches[0].end(switch), link=matches[0])
 
     def _near(self, text: str) -> str:
         near = nearest(text, self.target_names())

@@ -69,8 +69,8 @@ class Port:
     def _cut_to(self, snap: int) -> None:
         """Attach a filter of one instruction that accepts every frame and keeps this many bytes."""
         program = array.array("B", struct.pack("=HBBI", _RETURN, 0, 0, snap))
-        where = struct.pack("HP", 1, program.buffer_info()[0])
-        self.socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, where)
+        filter_program = struct.pack("HP", 1, program.buffer_info()[0])
+        self.socket.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_program)
 
     def move(self, index: int, out: BinaryIO) -> None:
         """Write the blocks that the kernel has finished, and return them to the kernel."""
@@ -87,8 +87,8 @@ class Port:
 
     def count(self) -> int:
         """Return the frames seen so far, including drops. Reading resets the kernel's own count."""
-        seen, drops, _ = struct.unpack("=III", self.socket.getsockopt(_SOL_PACKET, _STATISTICS, 12))
-        self.seen += seen
+        frames, drops, _ = struct.unpack("=III", self.socket.getsockopt(_SOL_PACKET, _STATISTICS, 12))
+        self.seen += frames
         self.drops += drops
         return self.seen
 
@@ -106,9 +106,11 @@ class Capture:
         self.path, self.limit, self.is_over = str(request["file"]), int(request["limit_bytes"]), False
         os.makedirs(os.path.dirname(self.path), exist_ok=True)
         self.out = open(self.path, "wb", buffering=0)  # noqa: SIM115 - closed by `close`
-        self.ports = [Port(one["name"], one["netns"], one["netdev"], int(request["snap"])) for one in request["ports"]]
-        for port, (seen, counted) in zip(self.ports, self._at_rest()):  # noqa: B905 - Python 3.9
-            port.before, port.counted = seen, counted
+        self.ports = [
+            Port(port["name"], port["netns"], port["netdev"], int(request["snap"])) for port in request["ports"]
+        ]
+        for port, (frames, counted) in zip(self.ports, self._at_rest()):  # noqa: B905 - Python 3.9
+            port.before, port.counted = frames, counted
 
     def move(self) -> None:
         """Empty the rings; above the file's limit they fill up, and the kernel counts its drops."""
@@ -122,11 +124,11 @@ class Capture:
             {
                 "name": port.name,
                 "before": port.before,
-                "captured": seen - port.before,
+                "captured": frames - port.before,
                 "counted": counted - port.counted,
                 "drops": port.drops,
             }
-            for port, (seen, counted) in zip(self.ports, self._at_rest())  # noqa: B905 - Python 3.9
+            for port, (frames, counted) in zip(self.ports, self._at_rest())  # noqa: B905 - Python 3.9
         ]
         # The kernel finishes a partly filled block after its timeout.
         end = time.monotonic() + 4 * _RETIRE_MS / 1000

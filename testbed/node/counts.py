@@ -170,10 +170,10 @@ class Place:
                         values.update(registers)
         return values
 
-    def _is_new(self, what: object, raw: bytes) -> bool:
-        if self._seen.get(what) == raw:
+    def _is_new(self, source: object, raw: bytes) -> bool:
+        if self._seen.get(source) == raw:
             return False
-        self._seen[what] = raw
+        self._seen[source] = raw
         return True
 
     def _queues(self, *, only_new: bool = False) -> Counts:
@@ -206,9 +206,9 @@ class Place:
     def close(self) -> None:
         """Close sockets and files."""
         self._route.close()
-        for each in (self._rdma, self._gpus, self._xids):
-            if each is not None:
-                each.close()
+        for reader in (self._rdma, self._gpus, self._xids):
+            if reader is not None:
+                reader.close()
 
 
 def _is_queue_stats(body: bytes, at: int) -> bool:
@@ -243,18 +243,18 @@ def priority_of(rule: bytes) -> int:
 def link_counts(name: str, flags: int, inside: dict[int, bytes]) -> Counts:
     """Yield an interface's counters and states, from its flags and the attributes of RTM_NEWLINK."""
     yield f"{name}.up", flags & _UP
-    for kind, what in _LINK_NUMBERS.items():
+    for kind, counter in _LINK_NUMBERS.items():
         # The carrier of an interface that is down is undefined; sysfs does not return it either.
-        if kind in inside and (what != "carrier" or flags & _UP):
-            yield f"{name}.{what}", int.from_bytes(inside[kind], "little")
+        if kind in inside and (counter != "carrier" or flags & _UP):
+            yield f"{name}.{counter}", int.from_bytes(inside[kind], "little")
     if 23 in inside:  # noqa: PLR2004 (IFLA_STATS64)
         yield from _traffic(name, inside[23], 0)
 
 
 def _traffic(name: str, body: bytes, at: int) -> Counts:
-    for what, value in zip(_STATS_NAMES, _STATS64.unpack_from(body, at)):  # noqa: B905 - Python 3.9
-        if what is not None:
-            yield f"{name}.{what}", value
+    for counter, value in zip(_STATS_NAMES, _STATS64.unpack_from(body, at)):  # noqa: B905 - Python 3.9
+        if counter is not None:
+            yield f"{name}.{counter}", value
 
 
 class _Gpus:
@@ -293,8 +293,8 @@ def _unit(path: str) -> str:
 def gpu_counts(name: str, stat: str) -> Counts:
     """Parse a cgroup's cpu.stat (Documentation/admin-guide/cgroup-v2.rst)."""
     for line in stat.splitlines():
-        what, value = line.split()
-        yield f"{name}.{what}", int(value)
+        counter, value = line.split()
+        yield f"{name}.{counter}", int(value)
 
 
 def _protocols() -> Counts:

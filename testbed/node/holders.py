@@ -116,7 +116,9 @@ def discard_all(folder: str) -> None:
     Raises:
         OSError: a holder may not be killed, or still runs.
     """
-    for path in sorted({claim_file(path) for what in ("claim", "revert") for path in glob.glob(f"{folder}/*.{what}")}):
+    for path in sorted(
+        {claim_file(path) for suffix in ("claim", "revert") for path in glob.glob(f"{folder}/*.{suffix}")}
+    ):
         end_holder(path)
         with contextlib.suppress(TimeoutError), locked(path, within_s=_REVERT_S):
             pass

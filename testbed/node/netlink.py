@@ -44,7 +44,7 @@ class Netlink:
         self._socket.settimeout(2)
         self._buffer = bytearray(_MOST)
 
-    def ask(self, kind: int, body: bytes, *, flags: int = REQUEST) -> bytes:
+    def request(self, kind: int, body: bytes, *, flags: int = REQUEST) -> bytes:
         """Send a request and return the body of its answer.
 
         Raises:

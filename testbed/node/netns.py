@@ -51,7 +51,7 @@ def port_packets(link: Netlink, netdev: str) -> int:
         OSError: there is no such port.
     """
     request = _IFINFO.pack(0, 0, 0, 0, 0) + attribute(_IFLA_IFNAME, netdev.encode() + b"\0")
-    answer = link.ask(_GETLINK, request)
+    answer = link.request(_GETLINK, request)
     received, sent = _STATS.unpack_from(attributes(answer[_IFINFO.size :])[_IFLA_STATS64])
     return int(received) + int(sent)
 

@@ -61,7 +61,7 @@ def _decision(
     ):
         request += attribute(kind, value)
     with contextlib.suppress(OSError):
-        found = attributes(route.ask(_GETROUTE, request)[_MESSAGE.size :])
-        table = struct.unpack("=I", found[_TABLE])[0] if _TABLE in found else 0
-        return names.get(struct.unpack("=I", found[_OIF])[0]), table
+        reply = attributes(route.request(_GETROUTE, request)[_MESSAGE.size :])
+        table = struct.unpack("=I", reply[_TABLE])[0] if _TABLE in reply else 0
+        return names.get(struct.unpack("=I", reply[_OIF])[0]), table
     return None, 0

@@ -39,7 +39,9 @@ class Rdma:
             devices = [attributes(body) for _, body in self._netlink.dump(_GET, b"")]
         except OSError:  # a kernel without RDMA
             return
-        self._names = {int.from_bytes(one[_INDEX], "little"): one[_NAME].rstrip(b"\0").decode() for one in devices}
+        self._names = {
+            int.from_bytes(device[_INDEX], "little"): device[_NAME].rstrip(b"\0").decode() for device in devices
+        }
 
     def counts(self) -> Iterator[tuple[str, int]]:
         """Yield every counter, as `device.counter`, and its value."""
@@ -68,7 +70,7 @@ class Rdma:
     def _read(self, index: int) -> bytes:
         request = attribute(_INDEX, index.to_bytes(4, "little")) + attribute(_PORT, (1).to_bytes(4, "little"))
         try:
-            return self._netlink.ask(_STAT_GET, request) if self._netlink is not None else b""
+            return self._netlink.request(_STAT_GET, request) if self._netlink is not None else b""
         except OSError:  # the device is gone by now, or its driver has no counters
             return b""
 

@@ -91,13 +91,13 @@ def nft_facts(netfilter: Netlink) -> Facts:
 
 
 def _expressions(raw: bytes) -> Iterator[bytes]:
-    for element in _each(raw):
+    for element in _list_entries(raw):
         expression = attributes(element)
         name = expression.get(1, b"").rstrip(b"\0")
         yield name + (b"" if name in _COUNTING else expression.get(2, b""))
 
 
-def _each(raw: bytes) -> Iterator[bytes]:
+def _list_entries(raw: bytes) -> Iterator[bytes]:
     """Yield the values of attributes that are entries of a list."""
     at = 0
     while at + 4 <= len(raw):
@@ -127,7 +127,7 @@ def is_hardware(netdev: str) -> bool:
 def dcb_fact(route: Netlink, netdev: str) -> Facts:
     """Yield PFC, ETS, priority map and rate limits of an interface; nothing if its driver has no DCB."""
     with contextlib.suppress(OSError):
-        answer = route.ask(_GETDCB, struct.pack("=BBxx", 0, _IEEE_GET) + attribute(1, netdev.encode() + b"\0"))
+        answer = route.request(_GETDCB, struct.pack("=BBxx", 0, _IEEE_GET) + attribute(1, netdev.encode() + b"\0"))
         values = attributes(attributes(answer[4:]).get(_IEEE, b""))
         kept = {
             "pfc": values.get(_PFC, b"")[:_PFC_SETTINGS],
@@ -176,23 +176,23 @@ def resource_facts(programs: Mapping[int, str]) -> Facts:
 
     `programs` are the faultbed programs by process id.
     """
-    held: dict[str, dict[str, int]] = {}
+    resources: dict[str, dict[str, int]] = {}
     try:
         with contextlib.closing(Netlink(20)) as rdma:
             devices = [attributes(body)[1] for _, body in rdma.dump(_DEVICES, b"")]
-            for what, (request, table) in _RESOURCES.items():
+            for kind, (request, table) in _RESOURCES.items():
                 for device in devices:
                     with contextlib.suppress(OSError):
                         for _, body in rdma.dump(request, attribute(1, device)):
-                            for entry in _each(attributes(body).get(table, b"")):
+                            for entry in _list_entries(attributes(body).get(table, b"")):
                                 if (owner := _owner(attributes(entry), programs)) is not None:
-                                    counts = held.setdefault(owner, {})
-                                    counts[what] = counts.get(what, 0) + 1
+                                    counts = resources.setdefault(owner, {})
+                                    counts[kind] = counts.get(kind, 0) + 1
     except OSError as error:
         if os.path.isdir(_INFINIBAND) and os.listdir(_INFINIBAND):  # otherwise there is no RDMA that could be held
             yield "rdma netlink", f"{UNKNOWN}: {error}"
-    for owner, counts in held.items():
-        yield f"rdma resources {owner}", ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
+    for owner, counts in resources.items():
+        yield f"rdma resources {owner}", ", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()))
 
 
 def _owner(entry: Mapping[int, bytes], programs: Mapping[int, str]) -> str | None:
@@ -269,8 +269,8 @@ def _vty(path: str, command: str) -> str:
         vty.settimeout(_ANSWER_S)
         vty.connect(path)
         answer = b""
-        for each in ("enable", command):
-            vty.sendall(each.encode() + b"\0")
+        for line in ("enable", command):
+            vty.sendall(line.encode() + b"\0")
             answer = b""
             while answer[-4:-1] != _END:
                 part = vty.recv(65536)

@@ -93,9 +93,9 @@ def network_facts() -> Facts:
             struct.unpack_from("=i", body, 4)[0]: (struct.unpack_from("=I", body, 8)[0], attributes(body[16:]))
             for _, body in route.dump(_GETLINK, bytes(16))
         }
-        names = {index: _text(found[3]) for index, (_, found) in links.items()}
-        for flags, found in links.values():
-            yield link_fact(flags, found, names)
+        names = {index: _text(attrs[3]) for index, (_, attrs) in links.items()}
+        for flags, attrs in links.values():
+            yield link_fact(flags, attrs, names)
         for _, body in route.dump(_GETADDR, bytes(8)):
             yield from _address(body, names)
         soft = {netdev for _, netdev in _rdma_netdevs()}
@@ -163,22 +163,22 @@ def _scheme_facts(route: Netlink, names: dict[int, str]) -> Facts:
 def nexthop_fact(body: bytes, names: dict[int, str]) -> tuple[str, str]:
     """Return the fact of a next-hop object, or of a group, from an RTM_NEWNEXTHOP body (linux/nexthop.h)."""
     family, _scope, _protocol, _pad, flags = struct.unpack_from("=BBBBI", body)
-    found = attributes(body[8:])
-    subject = f"nexthop {_number(found.get(1))}"
-    if 2 in found:  # noqa: PLR2004 (NHA_GROUP: entries of eight bytes, each begins with the id of a member)
-        members = sorted(struct.unpack_from("=I", found[2], at)[0] for at in range(0, len(found[2]), 8))
+    attrs = attributes(body[8:])
+    subject = f"nexthop {_number(attrs.get(1))}"
+    if 2 in attrs:  # noqa: PLR2004 (NHA_GROUP: entries of eight bytes, each begins with the id of a member)
+        members = sorted(struct.unpack_from("=I", attrs[2], at)[0] for at in range(0, len(attrs[2]), 8))
         return subject, "group " + " ".join(map(str, members))
-    via = f"via {socket.inet_ntop(family, found[6])} " if 6 in found else ""  # noqa: PLR2004 (NHA_GATEWAY)
+    via = f"via {socket.inet_ntop(family, attrs[6])} " if 6 in attrs else ""  # noqa: PLR2004 (NHA_GATEWAY)
     state = [word for bit, word in ((_DEAD, "dead"), (_LINKDOWN, "linkdown")) if flags & bit]
-    return subject, " ".join([f"{via}dev {names.get(_number(found.get(5)))}", *state])
+    return subject, " ".join([f"{via}dev {names.get(_number(attrs.get(5)))}", *state])
 
 
 def _address(body: bytes, names: dict[int, str]) -> Facts:
     family, length, flags, scope, index = struct.unpack_from("=BBBBi", body)
-    found = attributes(body[8:])
+    attrs = attributes(body[8:])
     # Addresses from router advertisements come and go by themselves.
-    if _number(found.get(8), flags) & _PERMANENT:
-        address = socket.inet_ntop(family, found.get(2, found.get(1, b"")))
+    if _number(attrs.get(8), flags) & _PERMANENT:
+        address = socket.inet_ntop(family, attrs.get(2, attrs.get(1, b"")))
         scope_name = {0: "global", 253: "link", 254: "host"}.get(scope, str(scope))
         yield f"address {names[index]} {address}/{length}", scope_name
 
@@ -186,19 +186,19 @@ def _address(body: bytes, names: dict[int, str]) -> Facts:
 def route_facts(body: bytes, names: dict[int, str]) -> Facts:
     """Yield the fact of a route, from an RTM_NEWROUTE body; nothing for routes that come and go by themselves."""
     family, length, _src, _tos, table, protocol, _scope, kind, flags = struct.unpack_from("=BBBBBBBBI", body)
-    found = attributes(body[12:])
-    table = _TABLES.get(number := _number(found.get(15), table), str(number))
+    attrs = attributes(body[12:])
+    table = _TABLES.get(number := _number(attrs.get(15), table), str(number))
     if protocol == _RA or table == "local" or flags & _CLONED:
         return
     if family not in (socket.AF_INET, socket.AF_INET6):
         return
     size = 4 if family == socket.AF_INET else 16
-    to = f"{socket.inet_ntop(family, found.get(1, bytes(size)))}/{length}"
+    to = f"{socket.inet_ntop(family, attrs.get(1, bytes(size)))}/{length}"
     hops = (
-        list(next_hops(found[RTA_MULTIPATH])) if RTA_MULTIPATH in found else [(flags, _number(found.get(4)), 1, found)]
+        list(next_hops(attrs[RTA_MULTIPATH])) if RTA_MULTIPATH in attrs else [(flags, _number(attrs.get(4)), 1, attrs)]
     )
-    hop_texts = sorted(_next_hop(family, flags, index, found, names) for flags, index, _weight, found in hops)
-    subject = f"route {table} {_TYPES.get(kind, kind)} {to} metric {_number(found.get(6))}"
+    hop_texts = sorted(_next_hop(family, flags, index, attrs, names) for flags, index, _weight, attrs in hops)
+    subject = f"route {table} {_TYPES.get(kind, kind)} {to} metric {_number(attrs.get(6))}"
     # Equal prefixes may occur twice in a table: with other metrics, or (fe80::/64) once per interface.
     if protocol == _KERNEL:
         subject += f" dev {names.get(hops[0][1])}"
@@ -213,47 +213,47 @@ def path_mtu_facts(body: bytes, names: dict[int, str], soft: Collection[str]) ->
     fnhe_dump_bucket).
     """
     family, length, _src, _tos, _table, _protocol, _scope, _kind, flags = struct.unpack_from("=BBBBBBBBI", body)
-    found = attributes(body[12:])
-    mtu = attributes(found.get(8, b"")).get(2)  # RTA_METRICS, RTAX_MTU
-    netdev = names.get(_number(found.get(4)), "?")
-    if flags & _CLONED and mtu and netdev in soft and 1 in found:
-        yield f"path mtu {netdev} {socket.inet_ntop(family, found[1])}/{length}", str(_number(mtu))
+    attrs = attributes(body[12:])
+    mtu = attributes(attrs.get(8, b"")).get(2)  # RTA_METRICS, RTAX_MTU
+    netdev = names.get(_number(attrs.get(4)), "?")
+    if flags & _CLONED and mtu and netdev in soft and 1 in attrs:
+        yield f"path mtu {netdev} {socket.inet_ntop(family, attrs[1])}/{length}", str(_number(mtu))
 
 
-def _next_hop(family: int, flags: int, index: int, found: dict[int, bytes], names: dict[int, str]) -> str:
+def _next_hop(family: int, flags: int, index: int, attrs: dict[int, bytes], names: dict[int, str]) -> str:
     via = ""
-    if 5 in found:  # noqa: PLR2004 (RTA_GATEWAY)
-        via = f"via {socket.inet_ntop(family, found[5])}"
-    elif 18 in found:  # noqa: PLR2004 (RTA_VIA: a gateway of the other family)
-        (other,) = struct.unpack_from("=H", found[18])
-        via = f"via {socket.inet_ntop(other, found[18][2:])}"
+    if 5 in attrs:  # noqa: PLR2004 (RTA_GATEWAY)
+        via = f"via {socket.inet_ntop(family, attrs[5])}"
+    elif 18 in attrs:  # noqa: PLR2004 (RTA_VIA: a gateway of the other family)
+        (gateway_family,) = struct.unpack_from("=H", attrs[18])
+        via = f"via {socket.inet_ntop(gateway_family, attrs[18][2:])}"
     state = [word for bit, word in ((_DEAD, "dead"), (_LINKDOWN, "linkdown")) if flags & bit]
     return " ".join(filter(None, [via, f"dev {names.get(index)}", *state]))
 
 
 def _rule(body: bytes) -> tuple[str, str]:
     family, to_length, from_length = struct.unpack_from("=BBB", body)
-    found = attributes(body[12:])
-    table = _number(found.get(15), body[4])
+    attrs = attributes(body[12:])
+    table = _number(attrs.get(15), body[4])
     words = [f"lookup {_TABLES.get(table, table)}"]
     for attr, length, word in ((1, to_length, "to"), (2, from_length, "from")):
-        if attr in found:
-            words.append(f"{word} {socket.inet_ntop(family, found[attr])}/{length}")
+        if attr in attrs:
+            words.append(f"{word} {socket.inet_ntop(family, attrs[attr])}/{length}")
     # Any other condition counts too, in hex. Attribute 21 (its origin) does not, and neither does 14 with "no limit".
-    others = {kind: raw for kind, raw in found.items() if kind not in _RULE_KNOWN and raw != b"\xff\xff\xff\xff"}
-    words += [f"attribute {kind} {raw.hex()}" for kind, raw in sorted(others.items())]
+    conditions = {kind: raw for kind, raw in attrs.items() if kind not in _RULE_KNOWN and raw != b"\xff\xff\xff\xff"}
+    words += [f"attribute {kind} {raw.hex()}" for kind, raw in sorted(conditions.items())]
     name = "6" if family == socket.AF_INET6 else ""
-    return f"rule{name} {_number(found.get(6))} {' '.join(words)}", "there"
+    return f"rule{name} {_number(attrs.get(6))} {' '.join(words)}", "there"
 
 
 def _qdisc(body: bytes, names: dict[int, str]) -> tuple[str, str]:
     # The kernel assigns handles freely; the parent's says where a child is attached.
     _family, index, _handle, parent = struct.unpack_from("=B3xiII", body)
-    found = attributes(body[20:])
-    where = "root" if parent == _ROOT else f"parent {parent >> 16:x}:{parent & 0xFFFF:x}"
-    kind, options = _text(found[1]), found.get(2, b"")
+    attrs = attributes(body[20:])
+    parent_text = "root" if parent == _ROOT else f"parent {parent >> 16:x}:{parent & 0xFFFF:x}"
+    kind, options = _text(attrs[1]), attrs.get(2, b"")
     setting = f"limit {_number(options)}" if kind == "pfifo" else _netem(options) if kind == "netem" else options.hex()
-    return f"qdisc {names[index]} {where}", " ".join(filter(None, [kind, setting]))
+    return f"qdisc {names[index]} {parent_text}", " ".join(filter(None, [kind, setting]))
 
 
 def _netem(options: bytes) -> str:
@@ -262,18 +262,18 @@ def _netem(options: bytes) -> str:
     The seed is left out: each new queue gets another one, and it has no effect on a queue that draws nothing.
     """
     _latency, limit, loss, gap, duplicate, jitter = struct.unpack_from("=6I", options)
-    found = attributes(options[24:])
-    rate = found.get(_NETEM_RATE64) or found.get(_NETEM_RATE, b"")[:4]
+    attrs = attributes(options[24:])
+    rate = attrs.get(_NETEM_RATE64) or attrs.get(_NETEM_RATE, b"")[:4]
     numbers = {
-        "delay_ns": _number(found.get(_NETEM_LATENCY64)),
+        "delay_ns": _number(attrs.get(_NETEM_LATENCY64)),
         "bytes_per_s": _number(rate),
         "loss": loss,
         "gap": gap,
         "duplicate": duplicate,
         "jitter": jitter,
     }
-    others = [f"{kind} {found[kind].hex()}" for kind in _NETEM_DRAWS if any(found.get(kind, b""))]
-    return " ".join([f"limit {limit}", *(f"{name} {value}" for name, value in numbers.items() if value), *others])
+    draws = [f"{kind} {attrs[kind].hex()}" for kind in _NETEM_DRAWS if any(attrs.get(kind, b""))]
+    return " ".join([f"limit {limit}", *(f"{name} {value}" for name, value in numbers.items() if value), *draws])
 
 
 def filter_fact(body: bytes, names: dict[int, str]) -> tuple[str, str]:
@@ -299,8 +299,8 @@ def _machine_facts() -> Facts:
         yield from settings.gid_facts(device.name, port.name)
     for quota in sorted(Path("/sys/fs/cgroup/faultbed.slice").glob("*/cpu.max")):
         yield f"cpu.max {quota.parent.name}", quota.read_text().strip()
-    for folder, what, pattern in (("/run/faultbed/faults", "revert", "*.revert"), ("/run/netns", "netns", "*")):
-        yield from sorted((f"{what} {entry.name}", "there") for entry in Path(folder).glob(pattern))
+    for folder, kind, pattern in (("/run/faultbed/faults", "revert", "*.revert"), ("/run/netns", "netns", "*")):
+        yield from sorted((f"{kind} {entry.name}", "there") for entry in Path(folder).glob(pattern))
     yield "clock", f"set by {stepped_s()} s" if stepped_s() else "not set since it is watched"
     yield "disk", "full" if is_full("/var/lib") else "not full"
     with contextlib.suppress(FileNotFoundError):

@@ -54,7 +54,7 @@ def drifted_ns(before: ClockOffset, after: ClockOffset) -> int:
 
 def widened(first: ClockOffset, *later: ClockOffset) -> ClockOffset:
     """Return the first offset with an error that also covers the true offsets of all later measurements."""
-    errors = [abs(one.offset_ns - first.offset_ns) + one.error_ns for one in later]
+    errors = [abs(offset.offset_ns - first.offset_ns) + offset.error_ns for offset in later]
     return ClockOffset(offset_ns=first.offset_ns, error_ns=max([first.error_ns, *errors]))
 
 

@@ -64,13 +64,13 @@ def read(lab: Lab, nodes: Iterable[str] | None = None, *, timeout_s: float = 60.
             raise LabError(f"no node {name} in lab {lab.name}: choose one of {', '.join(known)}")
     machines = lab.carried(wanted)
 
-    def one(machine: str) -> dict[str, dict[str, int]]:
-        answer = lab.ask(machine, {"do": "counters", "nodes": machines[machine]}, timeout_s=timeout_s)
+    def read_machine(machine: str) -> dict[str, dict[str, int]]:
+        answer = lab.request(machine, {"do": "counters", "nodes": machines[machine]}, timeout_s=timeout_s)
         nodes: dict[str, dict[str, int]] = answer["nodes"]
         return nodes
 
     with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
-        snapshot = {name: values for part in pool.map(one, machines) for name, values in part.items()}
+        snapshot = {name: values for part in pool.map(read_machine, machines) for name, values in part.items()}
     return {name: snapshot[name] for name in wanted}
 
 

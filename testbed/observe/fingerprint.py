@@ -66,14 +66,14 @@ def capture(lab: Lab, *, timeout_s: float = 90.0) -> Fingerprint:
     machines = tuple(name for name in lab.nodes() if at is None or name in at)
     carried = lab.carried((*machines, *(name for name in lab.topology.switch_by_name if lab.netns(name))))
 
-    def one(machine: str) -> dict[str, dict[str, str]]:
-        nodes: dict[str, dict[str, str]] = lab.ask(
+    def capture_machine(machine: str) -> dict[str, dict[str, str]]:
+        nodes: dict[str, dict[str, str]] = lab.request(
             machine, {"do": "state", "nodes": carried[machine]}, timeout_s=timeout_s
         )["nodes"]
         return nodes
 
     with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
-        state = {name: facts for answer in pool.map(one, machines) for name, facts in answer.items()}
+        state = {name: facts for answer in pool.map(capture_machine, machines) for name, facts in answer.items()}
     if reverts := {f"revert {path.stem}": "there" for path in stored_reverts(lab.state_dir).glob("*.revert")}:
         state[CONTROLLER] = reverts
     return Fingerprint(nodes=part(state, lab.topology, covers), covers=covers)
@@ -118,9 +118,9 @@ def _is_learnt(subject: str) -> bool:
 
 
 def _of_ends(subject: str, ends: Collection[str]) -> bool:
-    what, _, rest = subject.partition(" ")
-    named = rest.partition("/" if what in _OF_RDMA else " ")[0]
-    return what in _OF_INTERFACES | _OF_RDMA and named in ends
+    kind, _, rest = subject.partition(" ")
+    named = rest.partition("/" if kind in _OF_RDMA else " ")[0]
+    return kind in _OF_INTERFACES | _OF_RDMA and named in ends
 
 
 def diff(before: Fingerprint, after: Fingerprint) -> list[str]:
@@ -137,7 +137,7 @@ def _differences(before: Fingerprint, after: Fingerprint) -> Iterator[tuple[str,
     for node in sorted({*before.nodes, *after.nodes}):
         was, now = before.nodes.get(node, {}), after.nodes.get(node, {})
         for subject in sorted({*was, *now}):
-            if subject.startswith(_MAY_END) and _held(now, subject) <= _held(was, subject):
+            if subject.startswith(_MAY_END) and _total(now, subject) <= _total(was, subject):
                 continue
             if now.get(subject, "").startswith(UNKNOWN):
                 yield node, subject, f"{node}: {subject} is {now[subject]}"
@@ -149,17 +149,17 @@ def _differences(before: Fingerprint, after: Fingerprint) -> Iterator[tuple[str,
                 yield node, subject, f"{node}: {subject} was {was[subject]}, is {now[subject]}"
 
 
-def unknown(taken: Fingerprint) -> list[str]:
+def unknown(fingerprint: Fingerprint) -> list[str]:
     """Return each fact that could not be read, as a readable line."""
     return [
         f"{node}: {subject} is {text}"
-        for node, facts in sorted(taken.nodes.items())
+        for node, facts in sorted(fingerprint.nodes.items())
         for subject, text in sorted(facts.items())
         if text.startswith(UNKNOWN)
     ]
 
 
-def _held(facts: Mapping[str, str], subject: str) -> int:
+def _total(facts: Mapping[str, str], subject: str) -> int:
     """Return the sum of the numbers of a fact such as `2 running` or `3 mr, 2 qp`."""
     return sum(int(part.split()[0]) for part in facts.get(subject, "0").split(", "))
 
@@ -180,9 +180,9 @@ def _left(lab: Lab, before: Fingerprint) -> list[str]:
     differences = list(_differences(before, capture(lab)))
     if not any(subject.startswith(_OF_TRAFFIC) for _, subject, _ in differences):
         return [line for _, _, line in differences]
-    others = lab.others()  # after the capture: traffic that has ended by now is captured again
+    reserved_by_others = lab.others()  # after the capture: traffic that has ended by now is captured again
     return [
         line
         for node, subject, line in differences
-        if not (subject.startswith(_OF_TRAFFIC) and (node in others or WHOLE_LAB in others))
+        if not (subject.startswith(_OF_TRAFFIC) and (node in reserved_by_others or WHOLE_LAB in reserved_by_others))
     ]

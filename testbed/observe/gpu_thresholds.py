@@ -181,7 +181,7 @@ def breaches(readings: Mapping[str, int | None]) -> tuple[Breach, ...]:
 
 def breach_in(text: str, *, do: str) -> Breach | None:
     """Return the breach whose `text` a preflight has printed; None: it is the text of something else."""
-    action = next((one for one in ACTIONS if text.startswith(f"{one}: ")), None)
+    action = next((known for known in ACTIONS if text.startswith(f"{known}: ")), None)
     return None if action is None else Breach(action=action, text=text, do=do)
 
 
@@ -194,9 +194,9 @@ def xid_breaches(events: Mapping[int, int]) -> tuple[Breach, ...]:
     )
 
 
-def severest_first(found: Iterable[Breach]) -> tuple[Breach, ...]:
+def severest_first(reached: Iterable[Breach]) -> tuple[Breach, ...]:
     """Return breaches in the order in which they need action."""
-    return tuple(sorted(found, key=lambda one: -ACTIONS.index(one.action)))
+    return tuple(sorted(reached, key=lambda breach: -ACTIONS.index(breach.action)))
 
 
 def markdown() -> str:

@@ -102,7 +102,7 @@ def start(lab: Lab, ports: Sequence[str]) -> Capturing:
         LabError: a machine could not capture.
     """
     by_machine: dict[str, dict[str, Port]] = {}
-    for name, port in (port_named(lab.topology, one) for text in ports for one in select(lab.topology, text)):
+    for name, port in (port_named(lab.topology, selected) for text in ports for selected in select(lab.topology, text)):
         by_machine.setdefault(lab.carrier(port.node).name, {})[name] = port
     if len(by_machine) != 1:
         raise UsageError("name at least one port, and ports of one machine only")
@@ -164,20 +164,20 @@ class Capturing:
         # From the capturing machine's wall clock by both monotonic clocks to the controller's wall clock.
         epoch_ns = time.time_ns() - time.monotonic_ns()
         shift_ns = self._clock.offset_ns - int(self._offset_ns) + epoch_ns
-        keep = [one["before"] + one["captured"] for one in answer["ports"]]
-        names = tuple(str(one["name"]) for one in answer["ports"])
+        keep = [port["before"] + port["captured"] for port in answer["ports"]]
+        names = tuple(str(port["name"]) for port in answer["ports"])
         frames = frames_of(content, names, keep=keep, shift_ns=shift_ns)
         counts = np.bincount(frames.interface, minlength=len(names)).tolist()
         return Captured(
             frames=frames,
             proofs=tuple(
                 PortProof(
-                    name=str(one["name"]),
-                    captured=count - one["before"],
-                    counted=one["counted"],
-                    drops=one["drops"],
+                    name=str(port["name"]),
+                    captured=count - port["before"],
+                    counted=port["counted"],
+                    drops=port["drops"],
                 )
-                for one, count in zip(answer["ports"], counts, strict=True)
+                for port, count in zip(answer["ports"], counts, strict=True)
             ),
             epoch_offset_ns=epoch_ns,
             clock_error_ns=self._clock.error_ns,
@@ -227,8 +227,8 @@ def frames_of(content: bytes, names: Sequence[str], *, keep: Sequence[int], shif
             into.append(frame)
             frame += words[frame >> 2]
         at = block + length
-    interface = np.repeat(np.arange(len(names)), [len(each) for each in places])
-    place = np.array([frame for each in places for frame in each], dtype=np.int64)
+    interface = np.repeat(np.arange(len(names)), [len(starts) for starts in places])
+    place = np.array([frame for starts in places for frame in starts], dtype=np.int64)
     fields = {name: _word(data, place, offset) for name, offset in _TPACKET3.items()}
     time_ns = fields["sec"] * 1_000_000_000 + fields["nsec"] + shift_ns
     order = np.argsort(time_ns, kind="stable")

@@ -38,10 +38,10 @@ def read(lab: Lab, switches: Iterable[str]) -> SwitchRouting:
     for name in names:
         if not lab.topology.switch_by_name[name].is_linux:
             raise Unsupported(f"{name}: its routing is not read: it runs {lab.topology.switch_by_name[name].nos}")
-    found: dict[str, dict[str, Any]] = {}
+    states: dict[str, dict[str, Any]] = {}
     held: dict[str, None] = {}
     for machine, nodes in lab.carried(names).items():
-        answer = lab.ask(machine, {"do": "routing", "nodes": nodes})
-        found |= answer["nodes"]
+        answer = lab.request(machine, {"do": "routing", "nodes": nodes})
+        states |= answer["nodes"]
         held |= dict.fromkeys(answer["held"])
-    return SwitchRouting(switches={name: found[name] for name in names}, held=tuple(held))
+    return SwitchRouting(switches={name: states[name] for name in names}, held=tuple(held))

@@ -146,16 +146,16 @@ class Following:
         wanted = (*topology.host_by_name, *topology.switch_by_name) if nodes is None else tuple(nodes)
         machines = self._lab.carried(wanted)
 
-        def one(machine: str) -> None:
+        def follow_machine(machine: str) -> None:
             watcher = self._lab.watcher(machine)
             watcher.renew_clock()
             data = self._data[machine] = _MachineData(watcher=watcher)
             watcher.on_news = lambda message: self._record(data, message)
             request = {"do": "follow", "nodes": machines[machine], "every_ms": every_ms, "tell_ms": tell_ms}
-            data.no_log = self._lab.ask(machine, request).get("no_log")
+            data.no_log = self._lab.request(machine, request).get("no_log")
 
         with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
-            list(pool.map(one, machines))
+            list(pool.map(follow_machine, machines))
 
     def heard_ns(self) -> dict[str, int]:
         """Return when each machine sent its last message (controller time); samples come every `tell_ms`."""
@@ -191,30 +191,40 @@ class Following:
         with self._lock:
             data = dict(self._data)
             return Recorded(
-                samples=tuple(sorted((x for one in data.values() for x in one.samples), key=lambda x: x.at_ns)),
-                changes=tuple(sorted((x for one in data.values() for x in one.changes), key=lambda x: x.at_ns)),
+                samples=tuple(
+                    sorted(
+                        (sample for machine_data in data.values() for sample in machine_data.samples),
+                        key=lambda sample: sample.at_ns,
+                    )
+                ),
+                changes=tuple(
+                    sorted(
+                        (change for machine_data in data.values() for change in machine_data.changes),
+                        key=lambda change: change.at_ns,
+                    )
+                ),
                 machines=tuple(
                     Machine(
                         name=name,
-                        samples=one.count,
-                        busy_ns=one.busy_ns,
-                        clock_error_ns=widened(one.watcher.offset, *one.clocks).error_ns,
+                        samples=machine_data.count,
+                        busy_ns=machine_data.busy_ns,
+                        clock_error_ns=widened(machine_data.watcher.offset, *machine_data.clocks).error_ns,
                         lost=self._lost.get(name),
-                        no_log=one.no_log,
+                        no_log=machine_data.no_log,
                     )
-                    for name, one in data.items()
+                    for name, machine_data in data.items()
                 ),
             )
 
     def close(self) -> None:
         """Stop the machines; safe to call twice."""
 
-        def one(machine: str) -> None:
+        def stop_machine(machine: str) -> None:
             watcher = self._data[machine].watcher
             try:
                 if watcher.on_news is not None:
-                    # Not by `Lab.ask`: a watcher that was restarted follows nothing.
-                    watcher.ask({"do": "unfollow"}, timeout_s=20.0)
+                    # Not by `Lab.request`: a watcher that was restarted follows nothing.
+                    watcher.request({"do": "unfollow"}, timeout_s=20.0)
                     self._data[machine].clocks.append(watcher.clock())
             except LabError as error:
                 self._lost[machine] = str(error)
@@ -222,7 +232,7 @@ class Following:
 
         if self._data:
             with ThreadPoolExecutor(max_workers=len(self._data)) as pool, contextlib.suppress(FaultbedError):
-                list(pool.map(one, self._data))
+                list(pool.map(stop_machine, self._data))
 
     def __enter__(self) -> Self:
         return self

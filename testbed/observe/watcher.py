@@ -49,7 +49,7 @@ class Watcher:
             raise
         threading.Thread(target=self._pump, name=f"watcher of {machine}", daemon=True).start()
 
-    def ask(self, request: Mapping[str, Any], *, timeout_s: float = 60.0) -> dict[str, Any]:
+    def request(self, request: Mapping[str, Any], *, timeout_s: float = 60.0) -> dict[str, Any]:
         """Send a request and return its answer.
 
         Raises:
@@ -72,26 +72,26 @@ class Watcher:
             WatcherGone: the watcher has ended.
             CommandFailed: no answer in time.
         """
-        return clock.measure_by(lambda: int(self.ask({"do": "clock"})["monotonic_ns"]))
+        return clock.measure_by(lambda: int(self.request({"do": "clock"})["monotonic_ns"]))
 
     def renew_clock(self) -> None:
         """Measure the clock offset again, and keep the narrower one, or the new one if the clock has moved."""
         now = self.clock()
         self.offset = clock.renewed(self.offset, now)
 
-    def _answer(self, what: str, deadline: float, timeout_s: float) -> dict[str, Any]:
+    def _answer(self, request: str, deadline: float, timeout_s: float) -> dict[str, Any]:
         while True:
             try:
                 answer = self._answers.get(timeout=max(0.0, deadline - time.monotonic()))
             except queue.Empty:
-                raise CommandFailed(f"{self.machine}: no {what} in {timeout_s:.0f} s") from None
+                raise CommandFailed(f"{self.machine}: no {request} in {timeout_s:.0f} s") from None
             if isinstance(answer, FaultbedError):
                 self._answers.put(answer)
                 raise answer
             # Answers to requests that timed out may come late.
             if answer.get("seq") == self._seq:
                 if answer["event"] == "error":
-                    raise LabError(f"{self.machine}: {what}: {answer.get('error')}")
+                    raise LabError(f"{self.machine}: {request}: {answer.get('error')}")
                 return answer
 
     def _pump(self) -> None:

@@ -93,7 +93,7 @@ def read(path: Path) -> Frames:
         raise UsageError(f"{path}: damaged capture file: {error}; capture again") from error
     if frames is None:
         raise UsageError(f"{path}: neither pcap nor pcapng; unpack a compressed file first")
-    strange = sorted({int(each) for each in frames.link_types} - {ETHERNET, RAW_IP})
+    strange = sorted({int(link_type) for link_type in frames.link_types} - {ETHERNET, RAW_IP})
     if strange:
         raise UsageError(f"{path}: link type {strange[0]}; only Ethernet (1) and raw IP (101) are supported")
     return frames

@@ -74,9 +74,11 @@ class Packets:
     def __len__(self) -> int:
         return len(self.number)
 
-    def take(self, which: NDArray[np.bool_] | Indices) -> Packets:
+    def take(self, selection: NDArray[np.bool_] | Indices) -> Packets:
         """Return some of the packets, in the order given."""
-        columns = {each.name: getattr(self, each.name)[which] for each in fields(self) if each.name not in _SHARED}
+        columns = {
+            field.name: getattr(self, field.name)[selection] for field in fields(self) if field.name not in _SHARED
+        }
         return Packets(addresses=self.addresses, cut=self.cut, not_decoded=self.not_decoded, **columns)
 
 
@@ -103,11 +105,11 @@ def decode(frames: Frames) -> Packets:
     # Frames that end before the UDP ports may or may not be RoCEv2.
     readable = at + 4 <= end[chosen]
     cut = int((too_short & (kept < frames.length)).sum()) + int((frames.length > kept)[chosen[~readable]].sum())
-    chosen, at = (each[readable] for each in (chosen, at))
-    chosen, at = (each[_u16(data, at + 2) == ROCE_PORT] for each in (chosen, at))
+    chosen, at = (column[readable] for column in (chosen, at))
+    chosen, at = (column[_u16(data, at + 2) == ROCE_PORT] for column in (chosen, at))
     whole = at + _UDP_BYTES + _BTH_BYTES <= end[chosen]
     cut += int((~whole).sum())
-    chosen, at = (each[whole] for each in (chosen, at))
+    chosen, at = (column[whole] for column in (chosen, at))
     bth = at + _UDP_BYTES
     v4, ip, end = v4[chosen], ip[chosen], end[chosen]
     opcode = data[bth]
@@ -196,10 +198,10 @@ def _u32(data: Bytes, at: Indices) -> Indices:
     return (_u16(data, at) << 16) | _u16(data, at + 2)
 
 
-def _optional(data: Bytes, at: Indices, there: NDArray[np.bool_], read: object) -> Indices:
+def _optional(data: Bytes, at: Indices, present: NDArray[np.bool_], read: object) -> Indices:
     values = np.full(len(at), -1, dtype=np.int64)
-    where = np.flatnonzero(there)
-    values[where] = read(data, at[where])  # type: ignore[operator]
+    present_at = np.flatnonzero(present)
+    values[present_at] = read(data, at[present_at])  # type: ignore[operator]
     return values
 
 
@@ -251,10 +253,10 @@ def _addresses(
     src, dst = np.zeros(len(ip), dtype=np.int32), np.zeros(len(ip), dtype=np.int32)
     four, six = np.flatnonzero(v4), np.flatnonzero(~v4)
     if len(four):
-        both = np.concatenate([_u32(data, ip[four] + 12), _u32(data, ip[four] + 16)])
+        addresses = np.concatenate([_u32(data, ip[four] + 12), _u32(data, ip[four] + 16)])
         # Without return_inverse numpy need not sort: there are few addresses among many packets.
-        values = np.sort(np.unique(both))
-        index = np.searchsorted(values, both)
+        values = np.sort(np.unique(addresses))
+        index = np.searchsorted(values, addresses)
         names += [str(ipaddress.IPv4Address(int(value))) for value in values]
         src[four], dst[four] = index[: len(four)], index[len(four) :]
     if len(six):

@@ -101,7 +101,7 @@ def _dissect(content: bytes, link_type: int) -> Any:
 
 
 def _fields(layer: Any) -> dict[str, str]:
-    values = {each.name: str(each.i2repr(layer, layer.getfieldval(each.name))) for each in layer.fields_desc}
+    values = {field.name: str(field.i2repr(layer, layer.getfieldval(field.name))) for field in layer.fields_desc}
     if isinstance(layer, BTH):
         values["opcode"] = f"{opcode_name(int(layer.opcode))} (0x{int(layer.opcode):02x})"
         icrc = layer.icrc

@@ -98,7 +98,7 @@ def _bind() -> None:
     names = {opcode: opcode_name(opcode) for opcode in (0x16, 0x17)}
     # Table from which scapy's BTH names its opcodes; these two are missing there.
     _bth_opcodes.update(names)
-    field = next(each for each in BTH.fields_desc if each.name == "opcode")
+    field = next(described for described in BTH.fields_desc if described.name == "opcode")
     field.i2s.update(names)
     field.s2i.update({name: opcode for opcode, name in names.items()})
     AETH.guess_payload_class = _after_aeth

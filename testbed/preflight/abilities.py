@@ -33,7 +33,7 @@ _RELEASE = re.compile(r"\b(20\d{4})\b")
 
 def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
     """Yield the machines whose Python is too old, in the format of the checks."""
-    for name, values in _told(inventory, state):
+    for name, values in _reported_abilities(inventory, state):
         version = _version(values.get("python", ""))
         if version is not None and version < OLDEST_PYTHON:
             yield name, values["python"], "3.9 or later (SONiC 202111)"
@@ -41,7 +41,7 @@ def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[st
 
 def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
     """Yield what is missing on each machine, and what cannot be checked or done without it."""
-    for name, values in _told(inventory, state):
+    for name, values in _reported_abilities(inventory, state):
         if _version(values.get("python", "")) is None:
             yield name, "it does not report its version of Python"
     for host in inventory.topology.hosts:
@@ -51,7 +51,7 @@ def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[s
             yield from _of_sonic(switch, key_values(state[switch.name].raw.get("able", "")))
 
 
-def _told(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, Mapping[str, str]]]:
+def _reported_abilities(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, Mapping[str, str]]]:
     topology = inventory.topology
     for name in (*topology.host_by_name, *topology.switch_by_name):
         yield name, key_values(state[name].raw.get("able", ""))

@@ -31,14 +31,14 @@ class _Bus:
 
 def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
     """Yield pairs that are not near each other, and devices at other addresses than the inventory's."""
-    for host, rnic, bus, found in _pairs(inventory, state):
+    for host, rnic, bus, gpu_is_near in _pairs(inventory, state):
         where, at = f"{host.name}:{rnic.name}", _address(rnic, state[host.name])
         if at is None or at not in bus.paths:
             continue
         if rnic.pcie is not None and rnic.pcie != at:
             yield where, f"is the PCI device {at}", f"{rnic.pcie}, by the inventory"
         gpu = next((gpu for gpu in host.gpus if gpu.name == rnic.gpu), None)
-        if gpu is None or gpu.pcie is None or found:
+        if gpu is None or gpu.pcie is None or gpu_is_near:
             continue
         if gpu.pcie not in bus.paths:
             yield f"{host.name}:{gpu.name}", f"no PCI device at {gpu.pcie}", "the inventory's address"
@@ -91,12 +91,12 @@ def _address(rnic: Rnic, facts: Facts) -> str | None:
 
 
 def _apart(host: Host, bus: _Bus, at: str, name: str, pcie: str) -> str:
-    one, two = bus.numa.get(at), bus.numa.get(pcie)
-    if one is None or two is None:
+    rnic_numa, gpu_numa = bus.numa.get(at), bus.numa.get(pcie)
+    if rnic_numa is None or gpu_numa is None:
         far = f"{name} below another root port; the NUMA nodes are not told"
-    elif one == two:
-        far = f"{name} below another root port of NUMA node {one} (NODE)"
+    elif rnic_numa == gpu_numa:
+        far = f"{name} below another root port of NUMA node {rnic_numa} (NODE)"
     else:
-        far = f"{name} on NUMA node {two}, itself on {one} (SYS)"
+        far = f"{name} on NUMA node {gpu_numa}, itself on {rnic_numa} (SYS)"
     beside = [gpu.name for gpu in host.gpus if shared_bridges(bus.paths[at], bus.paths.get(gpu.pcie or "", ())) > 1]
     return f"{far}; beside it: {', '.join(beside) or 'no GPU of the inventory'}"

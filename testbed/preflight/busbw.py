@@ -73,16 +73,16 @@ def read(text: str) -> Run:
         )
     lines = tuple(
         Measured(
-            size_bytes=int(found["size"]),
-            gbytes_per_s=min(float(found["out"]), float(found["in"])),
-            wrong=sum(int(found[name]) for name in ("out_wrong", "in_wrong") if found[name] != "N/A"),
+            size_bytes=int(match["size"]),
+            gbytes_per_s=min(float(match["out"]), float(match["in"])),
+            wrong=sum(int(match[name]) for name in ("out_wrong", "in_wrong") if match[name] != "N/A"),
         )
-        for found in _LINE.finditer(text)
+        for match in _LINE.finditer(text)
     )
     if not lines:
         raise UsageError("the output has no line of results of nccl-tests; give the whole output of all_reduce_perf")
     test = starting or _TEST.findall(text)
-    if not test and any(found["redop"] == "none" or found["root"] != "-1" for found in _LINE.finditer(text)):
+    if not test and any(match["redop"] == "none" or match["root"] != "-1" for match in _LINE.finditer(text)):
         raise UsageError("the output does not name its collective, which is no all-reduce; give the whole output")
     collective = (
         test[0].replace("_", "-").replace("alltoall", "all-to-all").replace("sendrecv", "send-recv") if test else None
@@ -116,7 +116,7 @@ def _short(run: Run, lines: Sequence[BusbwVars], collective: str) -> Iterable[Sh
         where = f"{collective} of {run.ranks}, {line.size_bytes} bytes"
         if line.wrong:
             yield Short(where=where, found=f"{line.wrong} wrong elements", wanted="none")
-        held = [one for one in lines if one.size_bytes <= line.size_bytes]
-        if held and line.gbytes_per_s < held[-1].at_least_gbytes_per_s:
-            wanted = f"at least {held[-1].at_least_gbytes_per_s:g} GB/s (faultbed_busbw)"
+        bounds = [bound for bound in lines if bound.size_bytes <= line.size_bytes]
+        if bounds and line.gbytes_per_s < bounds[-1].at_least_gbytes_per_s:
+            wanted = f"at least {bounds[-1].at_least_gbytes_per_s:g} GB/s (faultbed_busbw)"
             yield Short(where=where, found=f"busbw {line.gbytes_per_s:g} GB/s", wanted=wanted)

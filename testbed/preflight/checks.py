@@ -74,10 +74,10 @@ class Check:
 def run_checks(inventory: Inventory, state: State, checks: Sequence[Check] | None = None) -> list[Wrong]:
     """Return everything that is wrong in a lab, in the order of the checks (default: `CHECKS`)."""
     return [
-        Wrong(check=check.name, where=where, found=found, wanted=wanted, do=check.do)
+        Wrong(check=check.name, where=where, found=observed, wanted=wanted, do=check.do)
         for check in (CHECKS if checks is None else checks)
         if inventory.kind in check.labs
-        for where, found, wanted in check.wrong(inventory, state)
+        for where, observed, wanted in check.wrong(inventory, state)
     ]
 
 
@@ -122,17 +122,17 @@ def _mac(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
 
 def _mtu(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
     for link in inventory.topology.links:
-        found = {}
+        mtus = {}
         for port in (link.a, link.b):
             interface = state[port.node].interfaces.get(port.netdev)
             if interface is not None:
-                found[f"{port.node}:{port.netdev}"] = (interface.mtu, port)
-        for where, (mtu, port) in found.items():
+                mtus[f"{port.node}:{port.netdev}"] = (interface.mtu, port)
+        for where, (mtu, port) in mtus.items():
             wanted = port.mtu or inventory.mtu
             on_host = link.rnic is not None and port is link.b
             enough = mtu >= wanted if not traits_of(inventory.kind).is_emulated and not on_host else mtu == wanted
             if not enough:
-                other = ", ".join(f"{end} has {size}" for end, (size, _) in found.items() if end != where)
+                other = ", ".join(f"{end} has {size}" for end, (size, _) in mtus.items() if end != where)
                 yield where, f"{mtu}; {other}", str(wanted)
 
 
@@ -146,9 +146,9 @@ def _address(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str
 def _rdma(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
     for host in inventory.topology.hosts:
         for rnic in host.rnics:
-            found = state[host.name].rdma.get(rnic.name)
-            if found != ("ACTIVE", rnic.netdev):
-                shown = f"{found[0]} on {found[1]}" if found else "no such RDMA device"
+            observed = state[host.name].rdma.get(rnic.name)
+            if observed != ("ACTIVE", rnic.netdev):
+                shown = f"{observed[0]} on {observed[1]}" if observed else "no such RDMA device"
                 yield f"{host.name}:{rnic.name}", shown, f"ACTIVE on {rnic.netdev}"
 
 
@@ -168,8 +168,10 @@ def _queue(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]
         wanted = inventory.shapes.get(port.node, {}).get(port.netdev)
         if wanted is not None:
             if interface.shape != wanted:
-                found = _shape_words(interface.shape) if interface.shape else f"{interface.queue}, no rate and no delay"
-                yield where, found, _shape_words(wanted)
+                observed = (
+                    _shape_words(interface.shape) if interface.shape else f"{interface.queue}, no rate and no delay"
+                )
+                yield where, observed, _shape_words(wanted)
         elif interface.queue not in _QUEUES:
             yield where, interface.queue, " or ".join(sorted(_QUEUES))
 
@@ -187,9 +189,9 @@ def _hash(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
             "net.ipv4.fib_multipath_hash_seed": str(inventory.hash_seed(switch.name)),
         }
         for name, value in wanted.items():
-            found = state[switch.name].sysctls.get(name, "missing")
-            if found != value:
-                yield switch.name, f"{name} = {found}", value
+            observed = state[switch.name].sysctls.get(name, "missing")
+            if observed != value:
+                yield switch.name, f"{name} = {observed}", value
 
 
 def _route(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
@@ -198,26 +200,26 @@ def _route(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]
         for rnic in host.rnics:
             port = topology.rnic_link(host.name, rnic.name).a
             wanted = (rnic.netdev, str(port.address).partition("/")[0])
-            found = state[host.name].sends.get(rnic.ip)
-            if found != wanted:
-                shown = f"by {found[0]} to {found[1]}" if found else "nowhere"
+            observed = state[host.name].sends.get(rnic.ip)
+            if observed != wanted:
+                shown = f"by {observed[0]} to {observed[1]}" if observed else "nowhere"
                 yield f"{host.name}:{rnic.name} ({rnic.ip})", f"sends {shown}", f"by {wanted[0]} to {wanted[1]}"
 
 
 def _sessions(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
     for link in inventory.topology.uplinks:
         for port in (link.a, link.b):
-            found = state[port.node].sessions.get(port.netdev, "missing")
-            if found != "Established":
-                yield f"{port.node}:{port.netdev}", f"BGP session {found}", "Established"
+            observed = state[port.node].sessions.get(port.netdev, "missing")
+            if observed != "Established":
+                yield f"{port.node}:{port.netdev}", f"BGP session {observed}", "Established"
 
 
 def _ecmp(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
     for switch in inventory.topology.switches:
         for prefix, count in expected_next_hops(inventory.topology, switch.name).items():
-            found = state[switch.name].next_hops.get(prefix, 0)
-            if found != count:
-                yield switch.name, f"{found} next hops for {prefix}", str(count)
+            observed = state[switch.name].next_hops.get(prefix, 0)
+            if observed != count:
+                yield switch.name, f"{observed} next hops for {prefix}", str(count)
 
 
 def expected_next_hops(topology: Topology, switch: str) -> dict[str, int]:
@@ -250,10 +252,10 @@ def _distances(topology: Topology, start: str) -> dict[str, int]:
     hops, order = {start: 0}, [start]
     for name in order:
         for link in _up(topology, name):
-            there = link.other(name).node
-            if there not in hops:
-                hops[there] = hops[name] + 1
-                order.append(there)
+            neighbour = link.other(name).node
+            if neighbour not in hops:
+                hops[neighbour] = hops[name] + 1
+                order.append(neighbour)
     return hops
 
 

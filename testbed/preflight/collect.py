@@ -118,7 +118,7 @@ def look(lab: Lab, *, timeout_s: float = 120.0, silent: dict[str, str] | None = 
         LabError: an answer is incomplete.
     """
 
-    def one(machine: str) -> dict[str, Facts]:
+    def read_or_silent(machine: str) -> dict[str, Facts]:
         try:
             return read(machine)
         except LabError as error:
@@ -143,7 +143,7 @@ def look(lab: Lab, *, timeout_s: float = 120.0, silent: dict[str, str] | None = 
         offsets = [_offset(facts.wall_s, sent_s, received_s)]
         if not traits_of(lab.inventory_model.kind).is_emulated:  # rack tools take seconds, in which any skew could hide
             offsets += _clock_offsets(lab.node(machine))
-        facts.offset_s, facts.offset_error_s = min(offsets, key=lambda one: one[1])
+        facts.offset_s, facts.offset_error_s = min(offsets, key=lambda offset_and_error: offset_and_error[1])
         host = lab.topology.host_by_name.get(machine)
         if host is not None and host.gpus:
             facts.raw["gpu"] = _gpus(lab, machine, timeout_s=timeout_s)
@@ -151,13 +151,13 @@ def look(lab: Lab, *, timeout_s: float = 120.0, silent: dict[str, str] | None = 
 
     machines = lab.nodes()
     with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
-        return {name: facts for part in pool.map(one, machines) for name, facts in part.items()}
+        return {name: facts for part in pool.map(read_or_silent, machines) for name, facts in part.items()}
 
 
 def _gpus(lab: Lab, machine: str, *, timeout_s: float) -> str:
     """Return NVML's facts of a host's GPUs (of soft GPUs the synthetic ones), as JSON. Not yet run on hardware."""
     try:
-        answer = lab.ask(machine, {"do": "gpus"}, timeout_s=timeout_s)
+        answer = lab.request(machine, {"do": "gpus"}, timeout_s=timeout_s)
     except LabError as error:
         answer = {"why": str(error), "gpus": []}
     return json.dumps(answer)
@@ -317,7 +317,9 @@ def _read_ip(facts: Facts, body: str) -> None:
                 mtu=item["mtu"],
                 mac=item.get("address", ""),
                 addresses=frozenset(
-                    f"{one['local']}/{one['prefixlen']}" for one in item.get("addr_info", ()) if one["family"] == "inet"
+                    f"{address['local']}/{address['prefixlen']}"
+                    for address in item.get("addr_info", ())
+                    if address["family"] == "inet"
                 ),
                 queue=item.get("qdisc", "noqueue"),
             )

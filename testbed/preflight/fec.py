@@ -39,9 +39,9 @@ class FecLook:
 
 def read(text: str) -> FecLook:
     """Parse the output of `testbed.preflight.collect` for one port; values that are not there are missing."""
-    labels = {found[1]: found[2] for found in _LABEL.finditer(text)}
+    labels = {match[1]: match[2] for match in _LABEL.finditer(text)}
     active = _ACTIVE.search(text)
-    counters = {found[1]: int(found[2]) for found in _COUNTER.finditer(text) if found[1] in (*_BEYOND, *_CORRECTED)}
+    counters = {match[1]: int(match[2]) for match in _COUNTER.finditer(text) if match[1] in (*_BEYOND, *_CORRECTED)}
     return FecLook(
         at_s=_float(labels.get("at", "")),
         speed_mbps=int(labels["speed"]) if labels.get("speed", "").isdigit() else None,
@@ -68,25 +68,25 @@ def fec_wrong(first: FecLook, last: FecLook) -> list[tuple[str, str]]:
 def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
     """Yield ports of RNICs with bit errors, in the form of all checks."""
     for where, first, last in _looks(inventory, state):
-        for found, wanted in fec_wrong(read(first), read(last)):
-            yield where, found, wanted
+        for observed, wanted in fec_wrong(read(first), read(last)):
+            yield where, observed, wanted
 
 
 def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
     """Yield ports without these counters: their state is unknown."""
     for where, first, last in _looks(inventory, state):
-        one, two = read(first), read(last)
+        earlier, later = read(first), read(last)
         lacking = []
-        if two.active is None:
+        if later.active is None:
             lacking.append("which FEC is active")
-        if not set(_BEYOND) & set(one.counters) & set(two.counters):
+        if not set(_BEYOND) & set(earlier.counters) & set(later.counters):
             lacking.append("errors beyond FEC")
-        if _ber(one, two) is None:
+        if _ber(earlier, later) is None:
             lacking.append("bits that FEC corrected")
         if lacking:
             output = [line.strip() for line in last.splitlines() if line.strip() and not _LABEL.match(line)]
             words = (
-                f" ({output[0]})" if output and two.active is None else "" if output else " (ethtool prints nothing)"
+                f" ({output[0]})" if output and later.active is None else "" if output else " (ethtool prints nothing)"
             )
             yield where, f"ethtool does not report {', '.join(lacking)}{words}"
 
@@ -106,7 +106,7 @@ def _looks(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[s
     for host in inventory.topology.hosts:
         raw = state[host.name].raw
         for rnic in host.rnics:
-            first, last = (raw.get(f"fec-{which} {rnic.name}", "") for which in ("first", "last"))
+            first, last = (raw.get(f"fec-{moment} {rnic.name}", "") for moment in ("first", "last"))
             yield f"{host.name}:{rnic.name}", first, last
 
 

@@ -21,9 +21,9 @@ _Value = tuple[str, str, str | None, str]
 
 def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str, str]]:
     """Yield the differences, in the form of all checks."""
-    for where, what, value, wanted in _compared(inventory, state):
+    for where, quantity, value, wanted in _compared(inventory, state):
         if value is not None and value != wanted:
-            yield where, f"{what} {value}", f"{wanted} (faultbed_golden)"
+            yield where, f"{quantity} {value}", f"{wanted} (faultbed_golden)"
 
 
 def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
@@ -32,9 +32,9 @@ def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[s
     if golden is None or golden == GoldenVars():
         yield inventory.name, "the inventory has no faultbed_golden to compare with"
         return
-    for where, what, value, _ in _compared(inventory, state):
+    for where, quantity, value, _ in _compared(inventory, state):
         if value is None:
-            yield where, f"the host does not report its {what}"
+            yield where, f"the host does not report its {quantity}"
     for where, board in _boards(inventory, state):
         if golden.rnic_firmware and board and board not in golden.rnic_firmware:
             yield where, f"faultbed_golden.rnic_firmware has no board {board}"

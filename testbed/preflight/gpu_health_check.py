@@ -37,9 +37,12 @@ def _unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
     for host in inventory.topology.hosts:
         if not host.gpus:
             continue
-        said = gpus(state[host.name].raw.get("gpu", ""))
-        if len(said.gpus) < len(host.gpus):
-            yield host.name, f"{len(said.gpus)} of {len(host.gpus)} GPUs answer{f': {said.why}' if said.why else ''}"
+        answer = gpus(state[host.name].raw.get("gpu", ""))
+        if len(answer.gpus) < len(host.gpus):
+            yield (
+                host.name,
+                f"{len(answer.gpus)} of {len(host.gpus)} GPUs answer{f': {answer.why}' if answer.why else ''}",
+            )
     for where, gpu in _gpus(inventory, state):
         if lacking := [name for name, value in readings_of(gpu).items() if value is None]:
             yield where, f"NVML does not report {', '.join(lacking)}"

@@ -16,12 +16,12 @@ from testbed.preflight.rack_formats import (
     gpu_wrong,
     gpus,
     key_values,
-    link_untold,
+    link_unreported,
     link_wrong,
-    pcie_untold,
+    pcie_unreported,
     pcie_wrong,
     qos,
-    qos_untold,
+    qos_unreported,
     qos_wrong,
 )
 
@@ -35,15 +35,15 @@ def _wrong_values(
 
     def check(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
         for where, raw in _of_rnics(inventory, state, tool):
-            for found, wanted in wrong(key_values(raw)):
-                yield where, found, wanted
+            for observed, wanted in wrong(key_values(raw)):
+                yield where, observed, wanted
 
     return check
 
 
 def _pcie_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
     for where, raw in _of_rnics(inventory, state, "pcie"):
-        if lacking := pcie_untold(key_values(raw)):
+        if lacking := pcie_unreported(key_values(raw)):
             yield where, f"sysfs does not report {', '.join(lacking)}"
 
 
@@ -53,7 +53,7 @@ def _link_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]
         values = key_values(raw)
         if "State" not in values:
             yield where, complaint("mlxlink", raw)
-        elif lacking := link_untold(values):
+        elif lacking := link_unreported(values):
             yield where, f"mlxlink does not report {', '.join(lacking)}"
 
 
@@ -89,8 +89,8 @@ def _firmware(inventory: Inventory, state: State) -> Iterator[tuple[str, str, st
     for board, by_rnic in versions.items():
         ((usual, count),) = Counter(by_rnic.values()).most_common(1)
         if count * 2 <= len(by_rnic):
-            found = f"firmware {', '.join(sorted(set(by_rnic.values())))} on {board}, and none of them on most"
-            yield inventory.name, found, "one (faultbed_golden says which)"
+            observed = f"firmware {', '.join(sorted(set(by_rnic.values())))} on {board}, and none of them on most"
+            yield inventory.name, observed, "one (faultbed_golden says which)"
             continue
         for where, version in by_rnic.items():
             if version != usual:
@@ -108,15 +108,15 @@ def _gpus(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
     for host in inventory.topology.hosts:
         if not host.gpus:
             continue
-        said = gpus(state[host.name].raw.get("gpu", ""))
-        if len(said.gpus) != len(host.gpus):
-            why = f" ({said.why})" if said.why else ""
-            yield host.name, f"{len(said.gpus)} GPUs answer{why}", str(len(host.gpus))
-        for gpu in said.gpus:
+        answer = gpus(state[host.name].raw.get("gpu", ""))
+        if len(answer.gpus) != len(host.gpus):
+            why = f" ({answer.why})" if answer.why else ""
+            yield host.name, f"{len(answer.gpus)} GPUs answer{why}", str(len(host.gpus))
+        for gpu in answer.gpus:
             where = f"{host.name}:{gpu.place}"
             answered[where] = gpu
-            for what, wanted in gpu_wrong(gpu):
-                yield where, what, wanted
+            for observed, wanted in gpu_wrong(gpu):
+                yield where, observed, wanted
     yield from _odd_ones(answered)
 
 
@@ -124,12 +124,12 @@ def _odd_ones(answered: Mapping[str, Gpu]) -> Iterator[tuple[str, str, str]]:
     """Report GPUs whose clocks or power limit differ from most others, which is likely a leftover setting."""
     tops = Counter(gpu.sm_max_mhz for gpu in answered.values() if gpu.sm_max_mhz is not None)
     limits = Counter(gpu.power_limit_w for gpu in answered.values() if gpu.power_limit_w is not None)
-    held = sum(gpu.clocks_set for gpu in answered.values())
+    clocks_set = sum(gpu.clocks_set for gpu in answered.values())
     for where, gpu in answered.items():
         if gpu.sm_max_mhz is not None and tops[gpu.sm_max_mhz] * 2 < tops.total():
             usual = tops.most_common(1)[0][0]
             yield where, f"SM clock up to {gpu.sm_max_mhz} MHz", f"{usual} MHz, as most of the others"
-        if gpu.clocks_set and held * 2 < len(answered):
+        if gpu.clocks_set and clocks_set * 2 < len(answered):
             yield where, "its clocks are set or locked", "as the others: `nvidia-smi -rgc`, `nvidia-smi -rac`"
         if gpu.power_limit_w is not None and limits[gpu.power_limit_w] * 2 < limits.total():
             usual = limits.most_common(1)[0][0]
@@ -140,8 +140,8 @@ def _gpus_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]
     for host in inventory.topology.hosts:
         for gpu in gpus(state[host.name].raw.get("gpu", "")).gpus:
             lacking = [
-                what
-                for what, value in (
+                reading
+                for reading, value in (
                     ("ECC mode", gpu.ecc),
                     ("persistence mode", gpu.persistence),
                     ("what holds its clocks", gpu.reasons),
@@ -186,10 +186,10 @@ def _qos(inventory: Inventory, state: State) -> Iterator[tuple[str, str, str]]:
         return
     for where, raw in _of_rnics(inventory, state, "qos"):
         have = qos(raw)
-        for found, wanted in qos_wrong(
+        for observed, wanted in qos_wrong(
             have, trust=profile.trust, pfc=profile.pfc_priorities, priority=inventory.priority_of_dscp
         ):
-            yield where, found, wanted
+            yield where, observed, wanted
 
 
 def _qos_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]:
@@ -200,7 +200,7 @@ def _qos_unseen(inventory: Inventory, state: State) -> Iterator[tuple[str, str]]
         have = qos(raw)
         if have.trust is None and have.pfc is None:
             yield where, complaint("mlnx_qos", raw)
-        elif lacking := qos_untold(have, trust=inventory.qos.trust):
+        elif lacking := qos_unreported(have, trust=inventory.qos.trust):
             yield where, f"mlnx_qos does not report {', '.join(lacking)}"
 
 

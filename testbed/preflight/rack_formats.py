@@ -32,16 +32,16 @@ __all__ = [
     "gpus",
     "keeps_up",
     "key_values",
-    "link_untold",
+    "link_unreported",
     "link_wrong",
-    "pcie_untold",
+    "pcie_unreported",
     "pcie_wrong",
     "qos",
-    "qos_untold",
+    "qos_unreported",
     "qos_wrong",
 ]
 
-Told = tuple[str, str]
+Deviation = tuple[str, str]
 """What was found, and what would be right."""
 
 RAW_BER_MAX = 1e-5
@@ -62,7 +62,7 @@ _REASONS = {
 }
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _SHELL = re.compile(r"^sh: (line )?[0-9]+: ")
-_NOT_TOLD = frozenset({"", "N/A"})
+_NOT_REPORTED = frozenset({"", "N/A"})
 _BERS = (("Raw Physical BER", RAW_BER_MAX), ("Effective Physical BER", EFFECTIVE_BER_MAX))
 _PCIE = tuple(f"{which}_link_{what}" for what in ("speed", "width") for which in ("current", "max"))
 _CHRONY_OFFSET, _CHRONY_FIELDS = 4, 14
@@ -131,12 +131,12 @@ class Qos:
 
 def key_values(text: str) -> dict[str, str]:
     """Parse `Name   : value` lines of mlxlink, or `path:value` lines of sysfs from `grep -H`."""
-    found = {}
+    values = {}
     for line in _COLOUR.sub("", text).splitlines():
         name, colon, value = line.partition(":")
         if colon and value.strip():
-            found[name.strip()] = value.strip()
-    return found
+            values[name.strip()] = value.strip()
+    return values
 
 
 def keeps_up(text: str) -> bool | None:
@@ -144,35 +144,35 @@ def keeps_up(text: str) -> bool | None:
 
     Columns are default, current and next boot (mstflint, mlxcfg_ui.cpp): the middle one counts.
     """
-    found = re.search(
+    match = re.search(
         r"^\W*(?:RO)?[ \t]*KEEP_ETH_LINK_UP_P\d[ \t]+\S+[ \t]+(True\(1\)|False\(0\))[ \t]+\S+", text, re.MULTILINE
     )
-    return found[1] == "True(1)" if found else None
+    return match[1] == "True(1)" if match else None
 
 
 def complaint(tool: str, text: str) -> str:
     """Return the first line of a tool's output in place of an answer: not installed, not permitted, not supported."""
-    said = next((line.strip() for line in _COLOUR.sub("", text).splitlines() if line.strip()), "")
-    said = _SHELL.sub("", said)
-    return f"{tool}: {said[:200]}" if said else f"{tool} says nothing"
+    first_line = next((line.strip() for line in _COLOUR.sub("", text).splitlines() if line.strip()), "")
+    first_line = _SHELL.sub("", first_line)
+    return f"{tool}: {first_line[:200]}" if first_line else f"{tool} says nothing"
 
 
-def pcie_wrong(values: Mapping[str, str]) -> list[Told]:
+def pcie_wrong(values: Mapping[str, str]) -> list[Deviation]:
     """Return what is slower or narrower about a PCIe link than its maximum. `values` are by name of the sysfs file."""
     wrong = []
-    for what in ("speed", "width"):
-        now, most = values.get(f"current_link_{what}"), values.get(f"max_link_{what}")
+    for attribute in ("speed", "width"):
+        now, most = values.get(f"current_link_{attribute}"), values.get(f"max_link_{attribute}")
         if now is not None and most is not None and now != most:
-            wrong.append((f"PCIe {what} {now}", most))
+            wrong.append((f"PCIe {attribute} {now}", most))
     return wrong
 
 
-def pcie_untold(values: Mapping[str, str]) -> list[str]:
+def pcie_unreported(values: Mapping[str, str]) -> list[str]:
     """Return the sysfs files that are missing."""
     return [name for name in _PCIE if name not in values]
 
 
-def link_wrong(values: Mapping[str, str]) -> list[Told]:
+def link_wrong(values: Mapping[str, str]) -> list[Deviation]:
     """Return what is wrong with a link by mlxlink's `values`: it is down, has no FEC, or too many bit errors."""
     wrong = []
     if values.get("State", "Active") != "Active":
@@ -180,23 +180,23 @@ def link_wrong(values: Mapping[str, str]) -> list[Told]:
     if values.get("FEC", "").startswith("No FEC"):
         wrong.append(("no FEC", "RS-FEC, on both ends"))
     for name, most in _BERS:
-        said = values.get(name, "")
-        if said not in _NOT_TOLD and not NO_ERROR_BER.fullmatch(said) and _number(said, default=1.0) > most:
-            wrong.append((f"{name} {said}", f"at most {most:g}"))
+        value = values.get(name, "")
+        if value not in _NOT_REPORTED and not NO_ERROR_BER.fullmatch(value) and _number(value, default=1.0) > most:
+            wrong.append((f"{name} {value}", f"at most {most:g}"))
     # Errors are counted since the last clear, and training a link makes some: where their rate is told, it decides.
     errors, rate = values.get("Effective Physical Errors", ""), values.get("Effective Physical BER", "")
     is_rated = NO_ERROR_BER.fullmatch(rate) or _number(rate, default=1.0) <= EFFECTIVE_BER_MAX
-    if errors not in _NOT_TOLD and _number(errors, default=1.0) > 0 and not is_rated:
+    if errors not in _NOT_REPORTED and _number(errors, default=1.0) > 0 and not is_rated:
         wrong.append((f"{errors} errors that FEC did not correct", "none"))
     return wrong
 
 
-def link_untold(values: Mapping[str, str]) -> list[str]:
+def link_unreported(values: Mapping[str, str]) -> list[str]:
     """Return what mlxlink does not report. A port that is down need only report that."""
     if values.get("State", "Active") != "Active":
         return []
     names = ("State", "FEC", *(name for name, _ in _BERS), "Effective Physical Errors")
-    return [name for name in names if values.get(name, "") in _NOT_TOLD]
+    return [name for name in names if values.get(name, "") in _NOT_REPORTED]
 
 
 def qos(text: str) -> Qos:
@@ -204,9 +204,9 @@ def qos(text: str) -> Qos:
     trust = re.search(r"Priority trust state:\s*(\w+)", text)
     enabled = re.search(r"PFC configuration:.*?enabled\s+((?:[01]\s+){7}[01])", text, re.DOTALL)
     priority = {
-        int(dscp): int(found[1])
-        for found in re.finditer(r"prio:(\d)\s+dscp:([\d,]+)", text)
-        for dscp in found[2].split(",")
+        int(dscp): int(match[1])
+        for match in re.finditer(r"prio:(\d)\s+dscp:([\d,]+)", text)
+        for dscp in match[2].split(",")
         if dscp
     }
     pfc = frozenset(index for index, flag in enumerate(enabled[1].split()) if flag == "1") if enabled else None
@@ -217,7 +217,7 @@ def qos(text: str) -> Qos:
     )
 
 
-def qos_wrong(have: Qos, *, trust: str, pfc: Iterable[int], priority: Mapping[int, int]) -> list[Told]:
+def qos_wrong(have: Qos, *, trust: str, pfc: Iterable[int], priority: Mapping[int, int]) -> list[Deviation]:
     """Return how an RNIC differs from the lab's QoS profile. Only an RNIC that trusts DSCP has a map of DSCPs."""
     wrong = []
     if have.trust is not None and have.trust != trust:
@@ -231,12 +231,12 @@ def qos_wrong(have: Qos, *, trust: str, pfc: Iterable[int], priority: Mapping[in
     return wrong
 
 
-def qos_untold(have: Qos, *, trust: str) -> list[str]:
+def qos_unreported(have: Qos, *, trust: str) -> list[str]:
     """Return the settings that mlnx_qos does not report. It shows the DSCP map only while DSCPs are trusted."""
-    told = {"trust": have.trust is not None, "PFC": have.pfc is not None}
+    reported = {"trust": have.trust is not None, "PFC": have.pfc is not None}
     if trust == have.trust == "dscp":
-        told["the DSCP map"] = bool(have.priority)
-    return [what for what, is_told in told.items() if not is_told]
+        reported["the DSCP map"] = bool(have.priority)
+    return [setting for setting, is_reported in reported.items() if not is_reported]
 
 
 def gpus(text: str) -> Gpus:
@@ -248,7 +248,7 @@ def gpus(text: str) -> Gpus:
         return Gpus(why=why, gpus=())
 
 
-def gpu_wrong(gpu: Gpu) -> list[Told]:
+def gpu_wrong(gpu: Gpu) -> list[Deviation]:
     """Return what is wrong with a GPU: it is silent, throttled, without ECC, or on a narrow PCIe link.
 
     A lower PCIe generation is allowed while the GPU is idle. `testbed.preflight.gpu_health_check` judges its memory and

@@ -67,27 +67,27 @@ class Scrubber:
         """Return the text without secrets; replacements keep the form of the original."""
         lines = [line for line in text.splitlines() if not _SECRET.search(line)]
         scrubbed = "\n".join(lines) + ("\n" if lines else "")
-        scrubbed = _SERIAL.sub(lambda hit: hit[1] + self._instead(hit[2], "SN{:08d}"), scrubbed)
-        scrubbed = _UUID.sub(lambda hit: self._instead(hit[0], "00000000-0000-0000-0000-{:012d}"), scrubbed)
+        scrubbed = _SERIAL.sub(lambda hit: hit[1] + self._replacement(hit[2], "SN{:08d}"), scrubbed)
+        scrubbed = _UUID.sub(lambda hit: self._replacement(hit[0], "00000000-0000-0000-0000-{:012d}"), scrubbed)
         scrubbed = _MAC.sub(lambda hit: self._mac(hit[0]), scrubbed)
         scrubbed = _IPV6.sub(lambda hit: self._ipv6(hit[0]), scrubbed)
         return _IPV4.sub(lambda hit: hit[0] if hit[0] in _KEPT else self._ipv4(hit[0]), scrubbed)
 
-    def _number(self, what: str) -> int:
-        return self._known.setdefault(what, len(self._known) + 1)
+    def _number(self, name: str) -> int:
+        return self._known.setdefault(name, len(self._known) + 1)
 
-    def _instead(self, what: str, form: str) -> str:
-        return form.format(self._number(what.lower()))
+    def _replacement(self, name: str, form: str) -> str:
+        return form.format(self._number(name.lower()))
 
-    def _mac(self, what: str) -> str:
-        number = self._number(what.lower())
+    def _mac(self, name: str) -> str:
+        number = self._number(name.lower())
         return "02:00:00:" + ":".join(f"{byte:02x}" for byte in number.to_bytes(3, "big"))
 
-    def _ipv6(self, what: str) -> str:
-        return f"2001:db8::{self._number(what.lower()):x}"
+    def _ipv6(self, name: str) -> str:
+        return f"2001:db8::{self._number(name.lower()):x}"
 
-    def _ipv4(self, what: str) -> str:
-        number = self._number(what)  # RFC 2544: 198.18.0.0/15 is reserved for benchmarks
+    def _ipv4(self, name: str) -> str:
+        number = self._number(name)  # RFC 2544: 198.18.0.0/15 is reserved for benchmarks
         return f"198.18.{number // 250 % 256}.{number % 250 + 1}"
 
 
@@ -102,7 +102,7 @@ def commands(inventory: Inventory, machine: str) -> str:
 def gather(lab: Lab, *, timeout_s: float = 300.0) -> dict[str, str]:
     """Return the output of every machine of a lab, by name; for a machine that does not answer, the reason."""
 
-    def one(machine: str) -> str:
+    def gather_machine(machine: str) -> str:
         try:
             done = lab.node(machine).run(
                 ["sh", "-c", commands(lab.inventory_model, machine)], check=False, timeout_s=timeout_s
@@ -113,7 +113,7 @@ def gather(lab: Lab, *, timeout_s: float = 300.0) -> dict[str, str]:
 
     machines = lab.nodes()
     with ThreadPoolExecutor(max_workers=max(1, len(machines))) as pool:
-        return dict(zip(machines, pool.map(one, machines), strict=True))
+        return dict(zip(machines, pool.map(gather_machine, machines), strict=True))
 
 
 def write(path: Path, texts: Mapping[str, str]) -> None:

@@ -34,8 +34,8 @@ def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[st
         for link in inventory.topology.links_of(switch.name):
             netdev = link.end(switch.name).netdev
             row = {**ports.get(_GLOBAL, {}), **ports.get(netdev, {})}
-            for found, wanted in _port(row, classes, inventory.qos, inventory.priority_of_dscp):
-                yield f"{switch.name}:{netdev}", found, wanted
+            for observed, wanted in _port(row, classes, inventory.qos, inventory.priority_of_dscp):
+                yield f"{switch.name}:{netdev}", observed, wanted
 
 
 def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
@@ -84,6 +84,6 @@ def _port(
         yield f"no map of DSCPs{f' {name}' if name else ''}: it does not trust them", "trust dscp"
         return
     for dscp, wanted in priority_of.items():
-        found = str(classes[name].get(str(dscp), "0"))
-        if found != str(wanted):
-            yield f"DSCP {dscp} in traffic class {found} ({name})", str(wanted)
+        traffic_class = str(classes[name].get(str(dscp), "0"))
+        if traffic_class != str(wanted):
+            yield f"DSCP {dscp} in traffic class {traffic_class} ({name})", str(wanted)

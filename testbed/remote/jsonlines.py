@@ -11,13 +11,15 @@ from testbed.errors import CommandFailed, LabError
 __all__ = ["next_message"]
 
 
-def next_message(lines: queue.Queue[bytes | None], *, what: str, said: str, timeout_s: float) -> dict[str, Any] | None:
+def next_message(
+    lines: queue.Queue[bytes | None], *, program: str, stderr_note: str, timeout_s: float
+) -> dict[str, Any] | None:
     """Wait for a line and decode it, as `testbed.remote.remote_node.Channel.receive` specifies.
 
     Args:
         lines: the lines in order; the last is followed by None, which stays for the next caller.
-        what: the program, for messages.
-        said: the end of its stderr, for messages; may be empty.
+        program: the program, for messages.
+        stderr_note: the end of its stderr, for messages; may be empty.
         timeout_s: how long to wait.
 
     Raises:
@@ -27,12 +29,12 @@ def next_message(lines: queue.Queue[bytes | None], *, what: str, said: str, time
     try:
         line = lines.get(timeout=timeout_s)
     except queue.Empty:
-        raise CommandFailed(f"{what}: no output for {timeout_s:.0f} s{said}") from None
+        raise CommandFailed(f"{program}: no output for {timeout_s:.0f} s{stderr_note}") from None
     if line is None:
         lines.put(None)
         return None
     try:
         message: dict[str, Any] = json.loads(line)
     except ValueError as error:
-        raise LabError(f"{what}: output that is not JSON: {line[:200]!r}{said}") from error
+        raise LabError(f"{program}: output that is not JSON: {line[:200]!r}{stderr_note}") from error
     return message

@@ -86,26 +86,26 @@ class SshConnection:
             self._transport = None
 
     def _connect(self) -> paramiko.Transport:
-        where = f"{self.name} ({self.address.user}@{self.address.host}:{self.address.port})"
+        server = f"{self.name} ({self.address.user}@{self.address.host}:{self.address.port})"
         if reason := self.address.cannot_answer():
-            raise Unreachable(f"{where} does not answer: {reason}")
+            raise Unreachable(f"{server} does not answer: {reason}")
         try:
             raw = socket.create_connection((self.address.host, self.address.port), timeout=CONNECT_TIMEOUT_S)
         except OSError as error:
-            raise Unreachable(f"{where} does not answer: {error}; {self.address.remedy()}") from error
+            raise Unreachable(f"{server} does not answer: {error}; {self.address.remedy()}") from error
         transport = paramiko.Transport(raw)
         transport.daemon = True
         transport.banner_timeout = CONNECT_TIMEOUT_S
         try:
             transport.start_client(timeout=CONNECT_TIMEOUT_S)
-            self._check_host_key(where, transport.get_remote_server_key())
+            self._check_host_key(server, transport.get_remote_server_key())
             transport.auth_publickey(
                 self.address.user, paramiko.Ed25519Key.from_private_key_file(str(self.address.identity))
             )
         except (paramiko.SSHException, EOFError, OSError) as error:
             transport.close()
             raise Unreachable(
-                f"{where} has no working SSH server: {error or type(error).__name__}; {self.address.remedy()}"
+                f"{server} has no working SSH server: {error or type(error).__name__}; {self.address.remedy()}"
             ) from error
         except BaseException:
             transport.close()
@@ -113,11 +113,11 @@ class SshConnection:
         transport.set_keepalive(5)
         return transport
 
-    def _check_host_key(self, where: str, offered: paramiko.PKey) -> None:
+    def _check_host_key(self, server: str, offered: paramiko.PKey) -> None:
         kind, key = self.address.host_key.split()[:2]
         if (offered.get_name(), offered.get_base64()) != (kind, key):
             raise Unreachable(
-                f"{where} has another host key than the pinned one: it is not the machine that was provisioned; if it "
+                f"{server} has another host key than the pinned one: it is not the machine that was provisioned; if it "
                 "was rebuilt on purpose, run `faultbed down` and `faultbed up`"
             )
 
@@ -183,13 +183,13 @@ class JsonChannel:
     Implements `testbed.remote.remote_node.Channel`.
     """
 
-    def __init__(self, what: str, session: paramiko.Channel) -> None:
-        self._what = what
+    def __init__(self, program: str, session: paramiko.Channel) -> None:
+        self._what = program
         self._session = session
         self._lock = threading.Lock()
         self._lines: queue.Queue[bytes | None] = queue.Queue()
         self._stderr = b""
-        self._reader = threading.Thread(target=self._read, name=f"reader of {what}", daemon=True)
+        self._reader = threading.Thread(target=self._read, name=f"reader of {program}", daemon=True)
         self._reader.start()
 
     def send(self, message: Mapping[str, Any]) -> None:
@@ -202,7 +202,7 @@ class JsonChannel:
 
     def receive(self, *, timeout_s: float) -> dict[str, Any] | None:
         """See `testbed.remote.remote_node.Channel.receive`."""
-        return next_message(self._lines, what=self._what, said=self._stderr_note(), timeout_s=timeout_s)
+        return next_message(self._lines, program=self._what, stderr_note=self._stderr_note(), timeout_s=timeout_s)
 
     def close(self) -> None:
         """See `testbed.remote.remote_node.Channel.close`."""
@@ -240,7 +240,7 @@ def _short(argv: Sequence[str]) -> str:
     return line if len(line) <= 120 else line[:117] + "..."  # noqa: PLR2004 (a line of an error message)
 
 
-def _read_to_end(session: paramiko.Channel, timeout_s: float, what: str) -> tuple[bytes, bytes]:
+def _read_to_end(session: paramiko.Channel, timeout_s: float, program: str) -> tuple[bytes, bytes]:
     deadline = time.monotonic() + timeout_s
     out, err = bytearray(), bytearray()
     session.settimeout(0.05)
@@ -251,7 +251,7 @@ def _read_to_end(session: paramiko.Channel, timeout_s: float, what: str) -> tupl
             data = session.recv(65536)
         except TimeoutError:
             if time.monotonic() > deadline:
-                raise CommandFailed(f"{what} did not end in {timeout_s:.0f} s") from None
+                raise CommandFailed(f"{program} did not end in {timeout_s:.0f} s") from None
             # After a channel is closed, its buffer still has the end of file: the next recv returns it.
             continue
         if not data:
@@ -260,5 +260,5 @@ def _read_to_end(session: paramiko.Channel, timeout_s: float, what: str) -> tupl
     while data := session.recv_stderr(65536):
         err += data
     if not session.exit_status_ready() and session.transport is not None and not session.transport.is_active():
-        raise Unreachable(f"{what}: the connection is gone")
+        raise Unreachable(f"{program}: the connection is gone")
     return bytes(out), bytes(err)

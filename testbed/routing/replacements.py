@@ -98,8 +98,8 @@ def _placed(topology: Topology, rnic: str, moved: dict[str, str]) -> str:
     host, _, name = rnic.partition(":")
     if host not in moved:
         return rnic
-    at = [one.name for one in topology.host_by_name[host].rnics].index(name)
-    there = topology.host_by_name[moved[host]].rnics
-    if at >= len(there):
-        raise UsageError(f"routing conflicts: {moved[host]} has {len(there)} RNICs, so it cannot replace {rnic}")
-    return f"{moved[host]}:{there[at].name}"
+    at = [rnic_entry.name for rnic_entry in topology.host_by_name[host].rnics].index(name)
+    replacements = topology.host_by_name[moved[host]].rnics
+    if at >= len(replacements):
+        raise UsageError(f"routing conflicts: {moved[host]} has {len(replacements)} RNICs, so it cannot replace {rnic}")
+    return f"{moved[host]}:{replacements[at].name}"

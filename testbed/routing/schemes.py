@@ -138,10 +138,10 @@ def _e_ecmp(at: Choice) -> Shares:
 
 def _static_parity(at: Choice) -> Shares:
     host, _, rnic = at.flow.dst.partition(":")
-    number = 1 + [one.name for one in at.topology.hosts].index(host)
+    number = 1 + [candidate.name for candidate in at.topology.hosts].index(host)
     half = (len(at.hops) + 1) // 2
     mine = at.hops[:half] if number % 2 or len(at.hops) == 1 else at.hops[half:]
-    order = [one.name for one in at.topology.host_by_name[host].rnics].index(rnic)
+    order = [candidate.name for candidate in at.topology.host_by_name[host].rnics].index(rnic)
     return _static(at, mine[order % len(mine)])
 
 
@@ -189,7 +189,7 @@ def _tuple_hash(at: Choice) -> float:
 
 def _address(topology: Topology, rnic: str) -> str:
     host, _, name = rnic.partition(":")
-    return next(one.ip for one in topology.host_by_name[host].rnics if one.name == name)
+    return next(candidate.ip for candidate in topology.host_by_name[host].rnics if candidate.name == name)
 
 
 SCHEMES: dict[str, Scheme] = {

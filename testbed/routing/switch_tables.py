@@ -72,33 +72,36 @@ class SchemeTables:
 
     def request(self, switch: str, netns: str | None) -> dict[str, Any]:
         """Return the request to the agent on the switch's machine (JSON)."""
-        one = self.switches[switch]
-        tables = {str(table): port for port, table in one.table_by_port.items()}
+        tables_of_switch = self.switches[switch]
+        tables = {str(table): port for port, table in tables_of_switch.table_by_port.items()}
         rules: list[list[Any]]  # priority, table, prefix or None, mark
         if self.scheme.shares:
             tables, rules = {}, [[PRIORITY, SHARED_TABLE, None, 0]]
         elif self.scheme.marks:
-            rules = [[PRIORITY, table, None, table] for table in one.table_by_port.values()]
+            rules = [[PRIORITY, table, None, table] for table in tables_of_switch.table_by_port.values()]
         else:
-            rules = [[PRIORITY, one.table_by_port[port], prefix, 0] for prefix, port in one.static.items()]
+            rules = [
+                [PRIORITY, tables_of_switch.table_by_port[port], prefix, 0]
+                for prefix, port in tables_of_switch.static.items()
+            ]
         return {
             "netns": netns,
-            "prefixes": {prefix: list(ports) for prefix, ports in one.hops.items()},
+            "prefixes": {prefix: list(ports) for prefix, ports in tables_of_switch.hops.items()},
             "tables": tables,
-            "weights": dict(one.weights) if self.scheme.shares else {},
+            "weights": dict(tables_of_switch.weights) if self.scheme.shares else {},
             "buckets": self.routing.buckets if self.scheme.shares == "buckets" else 0,
             "rules": rules,
-            "marks": self._marks(one) if self.scheme.marks else [],
+            "marks": self._marks(tables_of_switch) if self.scheme.marks else [],
         }
 
-    def _marks(self, one: SwitchTables) -> list[str]:
+    def _marks(self, tables_of_switch: SwitchTables) -> list[str]:
         """Return nftables statements, one for each set of next hops."""
         by_hops: dict[tuple[str, ...], list[str]] = {}
-        for prefix, hops in one.hops.items():
+        for prefix, hops in tables_of_switch.hops.items():
             by_hops.setdefault(hops, []).append(prefix)
         lines = []
         for hops, prefixes in by_hops.items():
-            table_by_port = one.table_by_port
+            table_by_port = tables_of_switch.table_by_port
             choice = ", ".join(f"{index} : {table_by_port[port]}" for index, port in enumerate(hops))
             draw = self.scheme.marks.format(hops=len(hops), seed=self.routing.seed)
             lines.append(

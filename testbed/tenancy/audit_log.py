@@ -64,7 +64,7 @@ def last_fault(state_dir: Path) -> LastFault | None:
             continue
     if not ends:
         return None
-    end_s, _, entry = max(ends.values(), key=lambda each: each[0])
+    end_s, _, entry = max(ends.values(), key=lambda candidate: candidate[0])
     return LastFault(kind=str(entry.get("kind")), target=str(entry.get("target")), ago_s=now_s - end_s)
 
 
@@ -73,14 +73,14 @@ def path_of(state_dir: Path) -> Path:
     return state_dir / "audit.jsonl"
 
 
-def append(state_dir: Path, event: str, **what: Any) -> None:
+def append(state_dir: Path, event: str, **fields: Any) -> None:
     """Append one line.
 
     Raises:
         OSError: it cannot be written; the change that it announces must not be made.
     """
     state_dir.mkdir(parents=True, exist_ok=True)
-    line = json.dumps({"at": datetime.now(UTC).isoformat(), "who": who(), "event": event, **what}, sort_keys=False)
+    line = json.dumps({"at": datetime.now(UTC).isoformat(), "who": who(), "event": event, **fields}, sort_keys=False)
     file = os.open(path_of(state_dir), os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o640)
     try:
         # Behind a torn line, begin a new one.
@@ -94,24 +94,24 @@ def append(state_dir: Path, event: str, **what: Any) -> None:
         os.close(file)
 
 
-def append_before_change(state_dir: Path, event: str, **what: Any) -> None:
+def append_before_change(state_dir: Path, event: str, **fields: Any) -> None:
     """Append one line about a change that is about to be made.
 
     Raises:
         FaultError: it cannot be written, so the change must not be made.
     """
     try:
-        append(state_dir, event, **what)
+        append(state_dir, event, **fields)
     except OSError as error:
         raise FaultError(
             f"{path_of(state_dir)}: {error.strerror or error}; nothing is changed without a record: free disk space"
         ) from error
 
 
-def try_to_append(state_dir: Path, event: str, **what: Any) -> None:
+def try_to_append(state_dir: Path, event: str, **fields: Any) -> None:
     """Append one line about a past event; a full disk must not stop what follows."""
     with contextlib.suppress(OSError):
-        append(state_dir, event, **what)
+        append(state_dir, event, **fields)
 
 
 def entries(state_dir: Path) -> Iterator[dict[str, Any]]:

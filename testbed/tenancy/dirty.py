@@ -92,7 +92,9 @@ def begin(lab: Lab, why: str, *, lease_s: float = LEASE_S, progress: Progress = 
             refuse(folder, lab.name)
             before = fingerprint.capture(lab)
             # Faults of commands that died just now, or that were not compared yet, may still be on.
-            for other in {each.path: each for each in (*running, *in_progress.dead(folder))}.values():
+            for other in {
+                running_mark.path: running_mark for running_mark in (*running, *in_progress.dead(folder))
+            }.values():
                 if overlap(other.covers, before.covers):
                     before = _without(before, other, lab.topology)
             if unknown := fingerprint.unknown(before):
@@ -117,12 +119,12 @@ def end(lab: Lab, work: Work, *, not_cleared: Sequence[str] = ()) -> Outcome:
     """
     folder = lab.state_dir
     marked = bool(not_cleared) and _try_to_mark(folder, not_cleared, work.before)  # before anything can interrupt it
-    others: Sequence[Mark] = ()
+    others_running: Sequence[Mark] = ()
     kept = ""
     try:
         with in_progress.locked(folder):
-            others = _others(folder, work.before.covers)
-            left = _compare(lab, work.before, others)
+            others_running = _others_running(folder, work.before.covers)
+            left = _compare(lab, work.before, others_running)
             if not left and not not_cleared:
                 kept = _try_to_remove(work.mark)
     except Exception as error:  # noqa: BLE001 (a lab that cannot be compared is in an unknown state: DIRTY)
@@ -132,8 +134,8 @@ def end(lab: Lab, work: Work, *, not_cleared: Sequence[str] = ()) -> Outcome:
         raise
     if problems := (*not_cleared, *left):
         return _as_dirty(folder, work, problems, marked=marked)
-    if others:
-        names = ", ".join(other.name for other in others)
+    if others_running:
+        names = ", ".join(running.name for running in others_running)
         return Outcome(
             state="CLEAN", reasons=(), said=f"the lab is compared at the end of {names}, which still run{kept}"
         )
@@ -161,8 +163,8 @@ def admit(lab: Lab, progress: Progress = lambda _: None) -> None:
 def unfinished(folder: Path) -> tuple[str, ...]:
     """Return a sentence for each command that is changing the lab, or was when it was killed."""
     return (
-        *(f"{one.name} is changing it" for one in in_progress.live(folder)),
-        *(f"{one.name} was killed: the next command compares the lab first" for one in in_progress.dead(folder)),
+        *(f"{running.name} is changing it" for running in in_progress.live(folder)),
+        *(f"{killed.name} was killed: the next command compares the lab first" for killed in in_progress.dead(folder)),
     )
 
 
@@ -267,7 +269,7 @@ def refuse(folder: Path, name: str) -> None:
 def baseline(folder: Path) -> Fingerprint | None:
     """Return the lab's state before the command that left it DIRTY, or was killed; None: unknown, or none did."""
     if not is_marked(folder):
-        return next((one.before for one in in_progress.dead(folder)), None)
+        return next((killed.before for killed in in_progress.dead(folder)), None)
     return in_progress.before_of(_read(folder))
 
 
@@ -294,39 +296,39 @@ def settle(lab: Lab) -> list[str]:
 def clean(folder: Path) -> None:
     """Remove the marks: the lab is in a known state. A running command keeps its own mark."""
     _path(folder).unlink(missing_ok=True)
-    for one in in_progress.dead(folder):
-        one.path.unlink(missing_ok=True)
+    for killed in in_progress.dead(folder):
+        killed.path.unlink(missing_ok=True)
 
 
 def _finish_for_the_dead(lab: Lab, progress: Progress) -> None:
     """Make the comparison of each killed command; a difference marks the lab DIRTY."""
     folder = lab.state_dir
-    for one in in_progress.dead(folder):
-        if is_marked(folder) or _others(folder, one.covers):
+    for killed in in_progress.dead(folder):
+        if is_marked(folder) or _others_running(folder, killed.covers):
             continue  # `heal` compares it; or other commands' faults are on, and the last one of them compares it
-        progress(f"{one.name} was killed: comparing the lab with its state before")
-        left = [f"{one.name} was killed; {line}" for line in _left_by(lab, one)]
-        if left and not mark(folder, left, one.before):
+        progress(f"{killed.name} was killed: comparing the lab with its state before")
+        left = [f"{killed.name} was killed; {line}" for line in _left_by(lab, killed)]
+        if left and not mark(folder, left, killed.before):
             continue  # another command has marked another part of the lab meanwhile: healing compares both
-        one.path.unlink(missing_ok=True)
+        killed.path.unlink(missing_ok=True)
 
 
-def _left_by(lab: Lab, one: Mark) -> list[str]:
+def _left_by(lab: Lab, killed: Mark) -> list[str]:
     """Return the differences that a killed command left, once the leases of its faults have expired."""
-    if one.before is None:
-        return [f"{one.path} cannot be read"]
+    if killed.before is None:
+        return [f"{killed.path} cannot be read"]
     covers = lab.ours
     try:
-        return fingerprint.settle(lab, one.before, within_s=one.lease_s + fingerprint.SETTLE_S)
+        return fingerprint.settle(lab, killed.before, within_s=killed.lease_s + fingerprint.SETTLE_S)
     except Exception as error:  # noqa: BLE001 (as in `end`)
         return [f"could not compare: {_error_text(error)}"]
     finally:
         lab.ours = covers
 
 
-def _others(folder: Path, covers: tuple[str, ...]) -> tuple[Mark, ...]:
+def _others_running(folder: Path, covers: tuple[str, ...]) -> tuple[Mark, ...]:
     """Return the running commands of other processes that overlap with these things."""
-    return tuple(other for other in in_progress.live(folder, beside=True) if overlap(other.covers, covers))
+    return tuple(running for running in in_progress.live(folder, beside=True) if overlap(running.covers, covers))
 
 
 def _without(now: Fingerprint, other: Mark, topology: Topology) -> Fingerprint:
@@ -339,11 +341,11 @@ def _without(now: Fingerprint, other: Mark, topology: Topology) -> Fingerprint:
     return Fingerprint(nodes=nodes, covers=now.covers)
 
 
-def _compare(lab: Lab, before: Fingerprint, others: Sequence[Mark]) -> list[str]:
+def _compare(lab: Lab, before: Fingerprint, running_commands: Sequence[Mark]) -> list[str]:
     """Return the differences to `before`, except in parts that other commands are changing: these compare them."""
-    if not others:
+    if not running_commands:
         return fingerprint.settle(lab, before)
-    theirs = {name for other in others for name in other.covers}
+    theirs = {name for command in running_commands for name in command.covers}
     if WHOLE_LAB in theirs:
         return []
     own = Fingerprint(nodes=_outside(before.nodes, lab.topology, theirs), covers=before.covers)

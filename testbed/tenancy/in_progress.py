@@ -115,8 +115,8 @@ def write(folder: Path, *, why: str, before: Fingerprint, lease_s: float) -> Own
         sync_folder(path.parent)
     except BaseException:
         file.close()
-        for one in (temporary, path):
-            one.unlink(missing_ok=True)
+        for written in (temporary, path):
+            written.unlink(missing_ok=True)
         raise
     return Own(path=path, _file=file)
 

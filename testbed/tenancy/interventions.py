@@ -82,7 +82,7 @@ def watch(state_dir: Path) -> None:
         _begun[_key(state_dir)] = current
 
 
-def record(state_dir: Path, what: str, covers: Sequence[str] = (WHOLE_LAB,)) -> None:
+def record(state_dir: Path, command: str, covers: Sequence[str] = (WHOLE_LAB,)) -> None:
     """Record that a command is about to end the faults of a lab, or of the part `covers`. Raises nothing.
 
     A full disk must not keep a fault in place. If the record cannot be written it is removed, which stops every older
@@ -93,13 +93,13 @@ def record(state_dir: Path, what: str, covers: Sequence[str] = (WHOLE_LAB,)) -> 
             current = _read(state_dir)
             entry = {
                 "number": current.number + 1,
-                "what": what,
+                "what": command,
                 "who": _who(),
                 "pid": os.getpid(),
                 "at": f"{datetime.now(UTC):%Y-%m-%d %H:%M:%S} UTC",
                 "covers": list(covers),
                 "machine": _machine(),
-                "processes": [list(each) for each in ancestors().items()],
+                "processes": [list(ancestor) for ancestor in ancestors().items()],
             }
             entries = (*current.entries, entry)[-_MOST_ENTRIES:]
             _write(

@@ -101,13 +101,13 @@ class LabLease:
         with contextlib.suppress(FaultbedError):
             self.refresh()
 
-    def others(self) -> tuple[str, ...]:
+    def held_by_others(self) -> tuple[str, ...]:
         """Return what other live commands hold now; nothing if the store cannot be read."""
         with contextlib.suppress(FaultbedError):
             now = self.store.read()
             entries = reservation.live(now.book, now_s=now.now_s, is_dead=is_dead)
-            theirs = [one for one in entries if one.token != self.token and one.mode in ("shared", "exclusive")]
-            return tuple(sorted({name for one in theirs for name in one.covers}))
+            theirs = [entry for entry in entries if entry.token != self.token and entry.mode in ("shared", "exclusive")]
+            return tuple(sorted({name for entry in theirs for name in entry.covers}))
         return ()
 
     def release(self, *, was_dirty: bool = False, is_dirty: bool = False) -> None:
@@ -226,9 +226,9 @@ def _acquire(
             token = above.token
             return reservation.refresh(now.book, token, until_s=max(above.until_s, now.now_s + ttl_s))
         if beyond := reservation.outside(now.book, me, covers, now_s=now.now_s):
-            what = "the whole lab" if WHOLE_LAB in beyond else ", ".join(beyond)
+            targets = "the whole lab" if WHOLE_LAB in beyond else ", ".join(beyond)
             raise UsageError(
-                f"{why} would touch {what}, which is outside your reservation: `faultbed reserve` with more names, "
+                f"{why} would touch {targets}, which is outside your reservation: `faultbed reserve` with more names, "
                 "or `faultbed release` first"
             )
         entry = Entry(

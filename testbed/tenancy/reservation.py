@@ -78,13 +78,13 @@ def _is_never_dead(_process: str) -> bool:
     return False
 
 
-def conflicts(one: Entry, other: Entry) -> bool:
+def conflicts(entry: Entry, other: Entry) -> bool:
     """Return whether two entries must not exist at the same time."""
-    if one.token == other.token or not overlap(one.covers, other.covers):
+    if entry.token == other.token or not overlap(entry.covers, other.covers):
         return False
-    if one.owner != other.owner:
+    if entry.owner != other.owner:
         return True
-    modes = {one.mode, other.mode}
+    modes = {entry.mode, other.mode}
     if "dirty" in modes:  # its owner sees the lab's own mark, and needs access to heal it
         return False
     # A second booking of the same user would only hide the end of the first one.
@@ -123,7 +123,7 @@ def reserve(
     for entry in left:
         if conflicts(entry, wanted):
             raise Reserved(
-                f"{_things(_common(entry.covers, wanted.covers))} is reserved: {describe(entry, now_s=now_s)}; wait, "
+                f"{_names(_common(entry.covers, wanted.covers))} is reserved: {describe(entry, now_s=now_s)}; wait, "
                 f"choose other targets, or ask; `faultbed release --force{_name_of(entry)}` ends one left behind"
             )
     _refuse_the_last(left, wanted, never_all, now_s=now_s)
@@ -132,14 +132,14 @@ def reserve(
 
 def _refuse_the_last(left: Book, wanted: Entry, never_all: Mapping[str, frozenset[str]], *, now_s: float) -> None:
     """Refuse an entry that, with others, could take down all uplinks of a rack. A single entry may cover all."""
-    others = [entry for entry in left if entry.token != wanted.token and entry.mode != "booking"]
+    others_entries = [entry for entry in left if entry.token != wanted.token and entry.mode != "booking"]
     for switch, links in never_all.items():
         own = links & set(wanted.covers)
-        theirs = [entry for entry in others if links & set(entry.covers) - own]
-        held = own.union(*(entry.covers for entry in theirs))
-        if wanted.mode != "booking" and own and own != links <= held:
+        theirs = [entry for entry in others_entries if links & set(entry.covers) - own]
+        may_be_down = own.union(*(entry.covers for entry in theirs))
+        if wanted.mode != "booking" and own and own != links <= may_be_down:
             raise Reserved(
-                f"{_things(tuple(sorted(own)))}: the other uplinks of {switch} may be down ("
+                f"{_names(tuple(sorted(own)))}: the other uplinks of {switch} may be down ("
                 f"{'; '.join(describe(entry, now_s=now_s) for entry in theirs)}), and the rack behind it with them; "
                 "wait, or choose another target; faultbed_safety.all_uplinks says whether this lab allows it"
             )
@@ -194,10 +194,10 @@ def leave(book: Book, token: str, *, owner: str, was_dirty: bool, is_dirty: bool
 def outside(book: Book, owner: str, covers: Iterable[str], *, now_s: float) -> tuple[str, ...]:
     """Return the part of `covers` outside the owner's bookings; nothing if the owner has none."""
     booked = {
-        thing
+        name
         for entry in live(book, now_s=now_s)
         if (entry.owner, entry.mode) == (owner, "booking")
-        for thing in entry.covers
+        for name in entry.covers
     }
     if not booked or WHOLE_LAB in booked:
         return ()
@@ -210,14 +210,14 @@ def covered(topology: Topology, names: Iterable[str]) -> tuple[str, ...]:
     Raises:
         UsageError: a name is not in the lab.
     """
-    things: set[str] = set()
+    names_covered: set[str] = set()
     for name in names:
         target = topology.resolve(name)
         if target.link is not None:
-            things.add(target.link.name)
+            names_covered.add(target.link.name)
         else:
-            things |= {target.node, *(link.name for link in topology.links_of(target.node))}
-    return tuple(sorted(things)) or (WHOLE_LAB,)
+            names_covered |= {target.node, *(link.name for link in topology.links_of(target.node))}
+    return tuple(sorted(names_covered)) or (WHOLE_LAB,)
 
 
 def describe(entry: Entry, *, now_s: float) -> str:
@@ -231,15 +231,15 @@ def describe(entry: Entry, *, now_s: float) -> str:
     )
 
 
-def overlap(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+def overlap(covers: tuple[str, ...], other_covers: tuple[str, ...]) -> bool:
     """Return whether two lists of covered things have something in common."""
-    return WHOLE_LAB in one or WHOLE_LAB in other or not set(one).isdisjoint(other)
+    return WHOLE_LAB in covers or WHOLE_LAB in other_covers or not set(covers).isdisjoint(other_covers)
 
 
-def _common(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
-    if WHOLE_LAB in one:
-        return other
-    return one if WHOLE_LAB in other else tuple(sorted(set(one) & set(other)))
+def _common(covers: tuple[str, ...], other_covers: tuple[str, ...]) -> tuple[str, ...]:
+    if WHOLE_LAB in covers:
+        return other_covers
+    return covers if WHOLE_LAB in other_covers else tuple(sorted(set(covers) & set(other_covers)))
 
 
 def _name_of(entry: Entry) -> str:
@@ -247,7 +247,7 @@ def _name_of(entry: Entry) -> str:
     return "" if WHOLE_LAB in entry.covers else " " + min(entry.covers, key=lambda name: (":" in name, name))
 
 
-def _things(covers: tuple[str, ...]) -> str:
+def _names(covers: tuple[str, ...]) -> str:
     return "the lab" if WHOLE_LAB in covers else first_of(covers, 3)
 
 

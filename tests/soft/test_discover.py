@@ -16,7 +16,7 @@ pytestmark = pytest.mark.soft
 def test_discover_rebuilds_the_inventory_from_the_machines(lab, tmp_path):
     nodes = {name: lab.node(name) for name in lab.nodes()}
     silent = {}
-    inventory_draft = draft(live.ask(nodes, lambda _: None, silent=silent), name=lab.name)
+    inventory_draft = draft(live.query(nodes, lambda _: None, silent=silent), name=lab.name)
     assert (inventory_draft.open, silent) == ((), {})
     path = tmp_path / "drafted.yml"
     path.write_text(text(inventory_draft))
@@ -28,7 +28,7 @@ def test_discover_rebuilds_the_inventory_from_the_machines(lab, tmp_path):
 
 def test_discover_bgp_sessions_identify_the_switch_at_the_far_end_although_spines_share_an_asn(lab):
     carriers = {carrier.name: lab.node(carrier.name) for carrier in lab.inventory_model.carriers}
-    machines = live.ask(carriers, lambda _: None, silent={})
+    machines = live.query(carriers, lambda _: None, silent={})
     seen = {name: space.peers for machine in machines for name, space in machine.spaces.items() if space.peers}
     router_id = {switch.name: switch.loopback.partition("/")[0] for switch in lab.topology.switches}
     assert seen == {

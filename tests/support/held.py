@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 
-def ask(channel, do, **rest):
+def send_request(channel, do, **rest):
     """The holder's answer to a request."""
     channel.send({"do": do, **rest})
     return channel.receive(timeout_s=30)

@@ -43,7 +43,7 @@ class LocalChannel:
             raise Unreachable(f"{self.what} is gone") from error
 
     def receive(self, *, timeout_s):
-        return next_message(self.lines, what=self.what, said="", timeout_s=timeout_s)
+        return next_message(self.lines, program=self.what, stderr_note="", timeout_s=timeout_s)
 
     def close(self):
         with contextlib.suppress(OSError):

@@ -39,7 +39,7 @@ class Pipe:
             raise Unreachable("gone") from error
 
     def receive(self, *, timeout_s):
-        return next_message(self.lines, what="here", said="", timeout_s=timeout_s)
+        return next_message(self.lines, program="here", stderr_note="", timeout_s=timeout_s)
 
     def close(self):
         with contextlib.suppress(OSError):

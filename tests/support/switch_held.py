@@ -30,13 +30,13 @@ class Controller:
     def read(self) -> dict:
         return json.loads(self.process.stdout.readline())
 
-    def ask(self, do: str, **rest) -> dict:
+    def request(self, do: str, **rest) -> dict:
         self.process.stdin.write(json.dumps({"do": do, **rest}) + "\n")
         self.process.stdin.flush()
         return self.read()
 
     def prepare(self, scheme: str, *, ttl_s: float = 30.0, mutate: str | None = None) -> dict:
-        return self.ask(
+        return self.request(
             "prepare", id=self.name, actuator="scheme", args={"switches": [SCHEMES[scheme]]}, edges=[[0.0, True]],
             window_s=600.0, ttl_s=ttl_s, revert_dir=str(self.folder), mutate=mutate,
             claim={"paths": [{"path": ["machine", "m", "routing"], "thing": "routing of m"}], "session": self.name},
@@ -57,7 +57,7 @@ def main() -> None:
     found: dict = {}
     one = Controller(folder, "one")
     found["prepared"] = one.prepare("static")
-    found["armed"] = one.ask("arm")
+    found["armed"] = one.request("arm")
     found["stored"] = [path.name for path in folder.glob("*.revert")]
     ip(f"route replace {P2} metric 20 proto bgp {HOP.format(port='up2')}")
     found["lag_s"] = until(lambda: P2 not in seen()["tables"]["1001"], every_s=EVERY_S)
@@ -70,13 +70,13 @@ def main() -> None:
 
     silent = Controller(folder, "silent")
     silent.prepare("weighted", ttl_s=0.5)
-    silent.ask("arm")
+    silent.request("arm")
     found["silent"] = {"had_rules": not no_rules(), "after_s": until(no_rules, every_s=EVERY_S)}
     silent.end()
 
     killed = Controller(folder, "killed")
     killed.prepare("resilient")
-    killed.ask("arm")
+    killed.request("arm")
     killed.process.kill()
     killed.process.wait()
     (stored,) = folder.glob("killed.revert")
@@ -87,8 +87,8 @@ def main() -> None:
 
     lazy = Controller(folder, "lazy")
     lazy.prepare("static", mutate="noop")
-    found["noop"] = lazy.ask("arm")
-    found["noop cleared"] = lazy.ask("clear")
+    found["noop"] = lazy.request("arm")
+    found["noop cleared"] = lazy.request("clear")
     lazy.end()
     json.dump(found | {"both": [P2, P3]}, sys.stdout)
 

@@ -121,9 +121,9 @@ def started(folder: Path, name: str, scheme: str) -> Controller:
 def rules_of(folder: Path, scheme: str) -> dict:
     """What a whole life of a scheme puts on the switch."""
     controller = started(folder, "reference", scheme)
-    controller.ask("arm")
+    controller.request("arm")
     state = seen()
-    controller.ask("clear")
+    controller.request("clear")
     controller.end()
     return state
 
@@ -150,7 +150,7 @@ def point(folder: Path, stream: Stream, reference: dict, scheme: str, victim: st
         striker = threading.Thread(target=strike)
         striker.start()
         with contextlib.suppress(ValueError, OSError):  # the end of a line that was killed
-            answer = controller.ask("arm")
+            answer = controller.request("arm")
         if victim == "spine":
             striker.join()
             wait_s(0.05)
@@ -168,7 +168,7 @@ def point(folder: Path, stream: Stream, reference: dict, scheme: str, victim: st
             both(P2)
         wait_s(0.02)
     if victim == "spine":
-        controller.ask("clear")
+        controller.request("clear")
         controller.end()
     left = seen()
     return {

@@ -42,15 +42,15 @@ class _ConnectionState:
         self.connection: Connection | None = None
 
 
-def first_psn(made: int) -> int:
-    """Return the first PSN of the QP end with serial number `made`, which counts from 1.
+def first_psn(number: int) -> int:
+    """Return the first PSN of the QP end with serial number `number`, which counts from 1.
 
     The PSNs are multiples of 2**23 over the golden ratio. No two of 2**23 - 1 ends get the same PSN, and none gets 0.
     The PSNs of n ends are at least about 2**23 / 2.6 n apart (three-distance theorem). A packet of a lost QP is
     therefore out of sequence for its replacement, and a capture can identify queue pairs by their PSNs. Only the lower
     half of the PSN range is used, so that PSNs can count up without wrapping.
     """
-    return made * _GOLDEN % (1 << 23)
+    return number * _GOLDEN % (1 << 23)
 
 
 class ConnectionManager:
@@ -271,7 +271,7 @@ class ConnectionManager:
 
     def _describe(self, state: _ConnectionState) -> Connection:
         src, dst = self._tasks[state.spec.src].endpoint, self._tasks[state.spec.dst].endpoint
-        here, there = state.ends[state.spec.src], state.ends[state.spec.dst]
+        local, remote = state.ends[state.spec.src], state.ends[state.spec.dst]
         spec = self._tasks[state.spec.src].spec
         return Connection(
             index=state.spec.index,
@@ -279,10 +279,10 @@ class ConnectionManager:
             dst=dst.name,
             src_ip=src.address,
             dst_ip=dst.address,
-            lqpn=here["qpn"],
-            rqpn=there["qpn"],
-            sq_psn=here["psn"],
-            rq_psn=there["psn"],
+            lqpn=local["qpn"],
+            rqpn=remote["qpn"],
+            sq_psn=local["psn"],
+            rq_psn=remote["psn"],
             generation=state.generation,
             flow_label=self._label(state),
             transport=spec.get("transport", "rc"),

@@ -464,8 +464,8 @@ class Running(Generic[Result]):
 
     def _on_gone(self, message: Mapping[str, Any], host: str, _now_ns: int) -> None:
         self._dead_hosts.add(host)
-        said = f": {message['error']}" if message.get("error") else ""
-        self.failure = self.failure or f"{host}: the traffic engine is gone{said}"
+        reason = f": {message['error']}" if message.get("error") else ""
+        self.failure = self.failure or f"{host}: the traffic engine is gone{reason}"
 
     def _try_send(self, host: str, message: Mapping[str, Any]) -> None:
         try:

@@ -115,8 +115,8 @@ def check_qp(qp: QpParams) -> None:
     if not 1 <= qp.timeout <= 31:  # noqa: PLR2004  # 5 bits; 0 means no timeout
         raise UsageError(f"QP timeout must be 1 to 31 (4.096 us x 2^timeout), got {qp.timeout}")
     if not 0 <= qp.retry_cnt <= 6:  # noqa: PLR2004
-        said = "rxe treats 7 as 'retry forever', which hides a dead peer"
-        raise UsageError(f"retry_cnt must be 0 to 6, got {qp.retry_cnt}: {said}")
+        reason = "rxe treats 7 as 'retry forever', which hides a dead peer"
+        raise UsageError(f"retry_cnt must be 0 to 6, got {qp.retry_cnt}: {reason}")
     if not 0 <= qp.rnr_retry <= 7:  # noqa: PLR2004  # 7 hides no dead peer: a peer that sends RNR NAKs is alive
         raise UsageError(f"rnr_retry must be 0 to 6, or 7 to retry forever, got {qp.rnr_retry}")
     if qp.mtu not in (1024, 2048, 4096):
@@ -145,12 +145,12 @@ def shared_flow_label(qp: QpParams, entropy: int, number: int) -> int:
     return (qp.flow_label or 1) + number % entropy if entropy else 0
 
 
-def refuse_local(lab_kind: LabKind, what: str, pairs: Iterable[tuple[Endpoint, Endpoint]]) -> None:
+def refuse_local(lab_kind: LabKind, purpose: str, pairs: Iterable[tuple[Endpoint, Endpoint]]) -> None:
     """Reject a connection inside one host of a soft lab: Linux delivers it through lo, where rxe does not listen.
 
     Args:
         lab_kind: the kind of lab.
-        what: what the connections are for, such as `all-reduce (ring) over 4 ranks`.
+        purpose: what the connections are for, such as `all-reduce (ring) over 4 ranks`.
         pairs: both ends of each connection.
 
     Raises:
@@ -159,6 +159,6 @@ def refuse_local(lab_kind: LabKind, what: str, pairs: Iterable[tuple[Endpoint, E
     for src, dst in pairs:
         if traits_of(lab_kind).is_emulated and src.host == dst.host:
             raise UsageError(
-                f"{what}: {src.name} -> {dst.name} is inside one host, and soft RoCE cannot reach its own host over "
+                f"{purpose}: {src.name} -> {dst.name} is inside one host, and soft RoCE cannot reach its own host over "
                 "the fabric; name an RNIC of another host, or order the ranks so that neighbours are on different hosts"
             )

@@ -135,8 +135,8 @@ def straggler(per_rank: Sequence[Sequence[Iteration]]) -> Straggler:
     compute = [percentile((item.compute_ns for item in rank), 50) for rank in per_rank]
     if any(compute):
         rank = max(range(len(compute)), key=compute.__getitem__)
-        others = percentile(compute[:rank] + compute[rank + 1 :], 50)
-        return Straggler(rank=rank, ratio=compute[rank] / others if others else math.inf)
+        median_of_others = percentile(compute[:rank] + compute[rank + 1 :], 50)
+        return Straggler(rank=rank, ratio=compute[rank] / median_of_others if median_of_others else math.inf)
     phases = [percentile((item.comm_ns for item in rank), 50) for rank in per_rank]
     rank = min(range(len(phases)), key=phases.__getitem__)
     return Straggler(rank=rank, ratio=percentile(phases[:rank] + phases[rank + 1 :], 50) / max(phases[rank], 1.0))

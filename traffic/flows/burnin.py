@@ -165,10 +165,12 @@ def outliers(pairs: Sequence[Pair], *, worse_than: float) -> list[Outlier]:
     """Return the pairs that got nothing through or are `worse_than` times worse than the best quarter of their kind."""
     results = []
     for kind in dict.fromkeys(pair.kind for pair in pairs):
-        same = [pair for pair in pairs if pair.kind == kind]
-        usual_us = _usual(sorted(pair.latency_us for pair in same if pair.latency_us is not None))
-        usual_bps = _usual(sorted((pair.goodput_bps for pair in same if pair.goodput_bps is not None), reverse=True))
-        for pair in same:
+        pairs_of_kind = [pair for pair in pairs if pair.kind == kind]
+        usual_us = _usual(sorted(pair.latency_us for pair in pairs_of_kind if pair.latency_us is not None))
+        usual_bps = _usual(
+            sorted((pair.goodput_bps for pair in pairs_of_kind if pair.goodput_bps is not None), reverse=True)
+        )
+        for pair in pairs_of_kind:
             if not pair.goodput_bps or usual_bps > worse_than * pair.goodput_bps:
                 rate = pair.goodput_bps or None
                 ratio = usual_bps / rate if rate else None
@@ -185,14 +187,14 @@ def _usual(best_first: Sequence[float]) -> float:
     return best_first[(len(best_first) - 1) // 4] if best_first else 0.0
 
 
-def _better(one: Pair, other: Pair) -> Pair:
+def _better(first: Pair, second: Pair) -> Pair:
     """Combine the better latency and the better rate of two measurements: noise makes a pair slower, never faster."""
-    latencies = [x for x in (one.latency_us, other.latency_us) if x is not None]
-    rates = [x for x in (one.goodput_bps, other.goodput_bps) if x is not None]
+    latencies = [latency_us for latency_us in (first.latency_us, second.latency_us) if latency_us is not None]
+    rates = [goodput_bps for goodput_bps in (first.goodput_bps, second.goodput_bps) if goodput_bps is not None]
     return Pair(
-        src=one.src,
-        dst=one.dst,
-        kind=one.kind,
+        src=first.src,
+        dst=first.dst,
+        kind=first.kind,
         latency_us=min(latencies, default=None),
         goodput_bps=max(rates, default=None),
     )
@@ -244,8 +246,8 @@ def _seconds(done: Mapping[str, Any]) -> float:
     return float(done["end_ns"] - done["start_ns"]) / 1e9
 
 
-def _task(src: str, dst: str, what: str) -> str:
-    return f"{what} {src} {dst}"
+def _task(src: str, dst: str, measurement: str) -> str:
+    return f"{measurement} {src} {dst}"
 
 
 def _plan(topology: Topology, pairs: Sequence[tuple[str, str, str]], shape: Shape) -> Plan:
@@ -257,8 +259,8 @@ def _plan(topology: Topology, pairs: Sequence[tuple[str, str, str]], shape: Shap
     ]
     specs = {"latency": _spec(LATENCY_BYTES, shape.latency_messages, 1), "bandwidth": large}
     for src, dst, _ in pairs:
-        for what, spec in specs.items():
-            name = _task(src, dst, what)
+        for measurement, spec in specs.items():
+            name = _task(src, dst, measurement)
             tasks.append(TaskPlan(name=name, kind="flow_tx", endpoint=endpoint(topology, src), spec=spec, active=True))
             connections.append(ConnectionSpec(index=len(connections), src=name, dst=f"rx {dst}"))
     return Plan(

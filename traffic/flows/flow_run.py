@@ -188,12 +188,12 @@ def _gpu_of(topology: Topology, end: Endpoint) -> dict[str, Any]:
     place = [rnic.name for rnic in host.rnics].index(end.rnic)
     gpu = host.gpus[place] if place < len(host.gpus) else None
     if gpu is None or gpu.kind == "soft":
-        said = "only a soft GPU" if gpu else "no GPU"
-        raise UsageError(f"{end.name} has {said} at its position, but GPU memory needs a real GPU; use host memory")
+        present = "only a soft GPU" if gpu else "no GPU"
+        raise UsageError(f"{end.name} has {present} at its position, but GPU memory needs a real GPU; use host memory")
     return {"number": place, "pcie": gpu.pcie}
 
 
-def _plan(lab: TrafficLab, what: str, specs: Sequence[FlowSpec], suffixes: Sequence[str]) -> Plan:
+def _plan(lab: TrafficLab, title: str, specs: Sequence[FlowSpec], suffixes: Sequence[str]) -> Plan:
     tasks: list[TaskPlan] = []
     connections: list[ConnectionSpec] = []
     turns = itertools.count()
@@ -209,7 +209,7 @@ def _plan(lab: TrafficLab, what: str, specs: Sequence[FlowSpec], suffixes: Seque
                 ConnectionSpec(index=len(connections), src=ends[0].name, dst=ends[1].name, flow_label=label)
             )
     return Plan(
-        what=what,
+        what=title,
         tasks=tuple(tasks),
         connections=tuple(connections),
         peer_deadline_s=max(spec.peer_deadline_s for spec in specs),
@@ -353,13 +353,13 @@ def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
     totals = _totals(done, part_bytes)
     checked = running.done.get(task if spec.verb == "read" else f"rx{suffix}", {}) if spec.check else {}
     wrong = checked.get("wrong_bytes")
-    said = f"{spec.src} -> {spec.dst}: {wrong} of {checked.get('checked_bytes')} bytes are wrong" if wrong else None
+    problem = f"{spec.src} -> {spec.dst}: {wrong} of {checked.get('checked_bytes')} bytes are wrong" if wrong else None
     errors = tuple(item for item in running.qp_errors if item.connection in own)
     counts = [total.messages for total in totals] or [0]
     return FlowResult(
         spec=spec,
         outcome="failed" if wrong else running.outcome,
-        where=running.failure or said,
+        where=running.failure or problem,
         window=window,
         sent=sum(item["messages"] for item in sent.get("totals", ())) // (spec.qps if spec.spread == "split" else 1),
         messages=min(counts) if spec.spread == "split" else sum(counts),

@@ -72,4 +72,6 @@ def pairs_in(topology: Topology, pattern: str) -> tuple[tuple[str, str], ...]:
         sizes = ", ".join(f"{name} has {len(zones[name])} RNICs" for name in sorted(zones))
         raise UsageError(f"across-zones needs two zones or more, all of one size; {sizes}")
     after = [*members[1:], members[0]]
-    return tuple(pair for ends, others in zip(members, after, strict=True) for pair in zip(ends, others, strict=True))
+    return tuple(
+        pair for ends, next_ends in zip(members, after, strict=True) for pair in zip(ends, next_ends, strict=True)
+    )

@@ -62,18 +62,18 @@ def _drawn(ends: Sequence[str], host_of: Mapping[str, Host], tier: Tier, draw: r
     def fits(source: int, sink: str) -> bool:
         return _crosses(host_of[ends[source]], host_of[sink], tier)
 
-    for here in range(len(ends)):
-        if fits(here, sinks[here]):
+    for index in range(len(ends)):
+        if fits(index, sinks[index]):
             continue
-        others = [
-            there
-            for there in range(len(ends))
-            if fits(here, sinks[there]) and (fits(there, sinks[here]) or not fits(there, sinks[there]))
+        partners = [
+            partner
+            for partner in range(len(ends))
+            if fits(index, sinks[partner]) and (fits(partner, sinks[index]) or not fits(partner, sinks[partner]))
         ]
-        if not others:
+        if not partners:
             return None
-        there = draw.choice(others)
-        sinks[here], sinks[there] = sinks[there], sinks[here]
+        partner = draw.choice(partners)
+        sinks[index], sinks[partner] = sinks[partner], sinks[index]
     return sinks if all(map(fits, range(len(ends)), sinks)) else None
 
 

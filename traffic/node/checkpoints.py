@@ -182,14 +182,14 @@ class Checkpoints:
         try:
             with open(os.path.join(self.folder, name_of(generation, rank, iterations)), "rb") as file:
                 header = json.loads(file.readline(_LONGEST_HEADER))
-            found = {field: int(header[field]) for field in HEADER}
+            fields = {field: int(header[field]) for field in HEADER}
         except (ValueError, KeyError, TypeError):
             return {}, "corrupt: its first line is not that of a checkpoint"
         except OSError as error:
             return {}, f"cannot be read: {error.strerror}"
-        if (found["generation"], found["rank"], found["iterations"]) != (generation, rank, iterations):
+        if (fields["generation"], fields["rank"], fields["iterations"]) != (generation, rank, iterations):
             return {}, "corrupt: its first line names another checkpoint"
-        return found, None
+        return fields, None
 
     def _verify_data(self, header: dict[str, int]) -> str | None:
         size = crc = 0
@@ -282,6 +282,9 @@ def _remove_abandoned(parent: str) -> None:
         if not name.endswith(_LOCKED):
             continue
         path = os.path.join(parent, name)
-        with contextlib.suppress(OSError), open(path) as held:  # OSError: its server is alive, or has just removed it
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with (
+            contextlib.suppress(OSError),
+            open(path) as lock_file,
+        ):  # OSError: its server is alive, or has just removed it
+            fcntl.flock(lock_file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _remove_folder(path.removesuffix(_LOCKED))

@@ -238,8 +238,15 @@ class Engine:
             self.by_qpn.pop((task.rnic.name, conn.qp.qpn), None)
             conn.qp.close()
         sends, receives = task.capacity(conn)
-        others = [one for each in self.tasks.values() if each.rnic is task.rnic for one in each.conns.values()]
-        in_use = sum(sum(one.task.capacity(one)) for one in others if one is not conn and one.qp is not None)
+        conns_on_rnic = [
+            other
+            for other_task in self.tasks.values()
+            if other_task.rnic is task.rnic
+            for other in other_task.conns.values()
+        ]
+        in_use = sum(
+            sum(other.task.capacity(other)) for other in conns_on_rnic if other is not conn and other.qp is not None
+        )
         reject_overrun(task.rnic.name, in_use, sends + receives, entries=task.rnic.cq_entries)
         params = {**task.spec["qp"], "flow_label": request["flow_label"]}
         conn.qp = task.make_qp(sends=sends, receives=receives, psn=request["psn"], params=params)

@@ -32,7 +32,7 @@ class CudaMemory:
                 "the driver of this GPU exports no dma-buf; use the open kernel modules with Linux 5.12 or later, "
                 "or --memory host"
             )
-        self._gpu.hold()
+        self._gpu.make_current()
         self.size = -(-size // _GRAIN) * _GRAIN
         self._pointer = ctypes.c_uint64()
         self._gpu.call("cuMemAlloc_v2", ctypes.byref(self._pointer), ctypes.c_size_t(self.size))

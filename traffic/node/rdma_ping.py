@@ -139,8 +139,8 @@ class _Run:
         for requested in self.request["rnics"]:
             rnic = _Rnic(requested, count)
             self.rnics.append(rnic)
-            others = [(peer, other) for peer in self.request["peers"] for other in peer["rnics"]]
-            for number, (peer, other) in enumerate(others):
+            peer_rnics = [(peer, other) for peer in self.request["peers"] for other in peer["rnics"]]
+            for number, (peer, other) in enumerate(peer_rnics):
                 pair = _Pair(self.host, rnic, peer, other, number)
                 self.pairs.append(pair)
                 self.by_qpn[rnic.name, pair.qp.qp_num] = pair
@@ -208,11 +208,11 @@ class _Run:
         elif completion.wr_id == 0:
             pair.acknowledged_ns = time.monotonic_ns()
         else:
-            got = pair.rnic.mr.read(SIZE, (2 * pair.number + 1) * SIZE)
-            if got == self._payload(pair.there, pair.here):
+            payload = pair.rnic.mr.read(SIZE, (2 * pair.number + 1) * SIZE)
+            if payload == self._payload(pair.there, pair.here):
                 pair.arrived = True
             else:
-                pair.error = f"wrong bytes arrived: {got.hex()}"
+                pair.error = f"wrong bytes arrived: {payload.hex()}"
 
     def talk(self, phase: int, *, until: int) -> None:
         """Repeat this host's state until every peer has reported that it reached `until`, or the deadline passes."""

@@ -68,11 +68,11 @@ def serve(path: str) -> None:
     """Serve clients on the unix socket `path`, in turn, until the process ends."""
     import numpy as np  # `traffic.node.cudagpu` imports this module and does not need numpy
 
-    a, b, out = (np.full((SIDE, SIDE), value, dtype=np.float32) for value in (1.0, 1.0 / SIDE, 0.0))
+    left, right, product = (np.full((SIDE, SIDE), value, dtype=np.float32) for value in (1.0, 1.0 / SIDE, 0.0))
 
     def work(units: int) -> None:
         for _ in range(units):
-            np.matmul(a, b, out=out)
+            np.matmul(left, right, out=product)
 
     work(1)  # the first product includes BLAS initialisation
     with contextlib.suppress(FileNotFoundError):

@@ -95,9 +95,9 @@ class _Client(socketserver.StreamRequestHandler):
         checkpoints = self._checkpoints()
         header, data = {**request, "bytes": size_bytes}, _Data(self.rfile, size_bytes)
         if checkpoints is None or not all(isinstance(header.get(field), int) for field in HEADER):
-            said = "it was started without --keep" if checkpoints is None else f"it needs {', '.join(HEADER)}"
+            reason = "it was started without --keep" if checkpoints is None else f"it needs {', '.join(HEADER)}"
             data.discard()
-            self._reply({"error": f"this storage cannot keep the checkpoint: {said}"})
+            self._reply({"error": f"this storage cannot keep the checkpoint: {reason}"})
             return True
         try:
             problem = checkpoints.store(header, data)

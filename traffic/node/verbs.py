@@ -172,8 +172,8 @@ class Rnic:
 
 def gid_of(address: str) -> str:
     """Return the GID of an IPv4 address, as sysfs writes it."""
-    a, b, c, d = (int(part) for part in address.split("."))
-    return f"0000:0000:0000:0000:0000:ffff:{a << 8 | b:04x}:{c << 8 | d:04x}"
+    octet1, octet2, octet3, octet4 = (int(part) for part in address.split("."))
+    return f"0000:0000:0000:0000:0000:ffff:{octet1 << 8 | octet2:04x}:{octet3 << 8 | octet4:04x}"
 
 
 class RcQp:

@@ -126,17 +126,22 @@ def data_and_ack_paths(
     Raises:
         LabError: a switch could not answer.
     """
-    made = list(connections)
-    flows = {connection.index: _data_flow(connection) for connection in made}
+    listed = list(connections)
+    flows = {connection.index: _data_flow(connection) for connection in listed}
     acks = {
-        one.index: Flow5(src_ip=one.dst_ip, dst_ip=one.src_ip, sport=sport_of(one), dst_qpn=one.lqpn) for one in made
+        connection.index: Flow5(
+            src_ip=connection.dst_ip, dst_ip=connection.src_ip, sport=sport_of(connection), dst_qpn=connection.lqpn
+        )
+        for connection in listed
     }
     by_flow = paths(lab, [*flows.values(), *acks.values()])
     return {index: (by_flow.get(flow, ()), by_flow.get(acks[index], ())) for index, flow in flows.items()}
 
 
-def _data_flow(one: Connection) -> Flow5:
-    return Flow5(src_ip=one.src_ip, dst_ip=one.dst_ip, sport=sport_of(one), dst_qpn=one.rqpn)
+def _data_flow(connection: Connection) -> Flow5:
+    return Flow5(
+        src_ip=connection.src_ip, dst_ip=connection.dst_ip, sport=sport_of(connection), dst_qpn=connection.rqpn
+    )
 
 
 def _is_sprayed(lab: Lab, flow: Flow5, walk: Iterable[str]) -> bool:
@@ -167,7 +172,7 @@ def _query_ports(lab: Lab, at_switch: Mapping[str, list[Flow5]], ports: Mapping[
             ]
             for node, namespace in nodes.items()
         }
-        answer = lab.ask(machine, {"do": "ways", "flows": queries}, timeout_s=QUERY_TIMEOUT_S)
+        answer = lab.request(machine, {"do": "ways", "flows": queries}, timeout_s=QUERY_TIMEOUT_S)
         for node, devices in answer["ports"].items():
             ports_by_flow |= {flow: device or "" for flow, device in zip(at_switch[node], devices, strict=True)}
     return ports_by_flow
@@ -180,11 +185,11 @@ def _mark(lab: Lab, switch: str, flow: Flow5) -> list[int]:
 
 
 def _step(topology: Topology, walk: list[str], ports: dict[Flow5, str], flow: Flow5, device: str) -> None:
-    here = walk[-1]
-    for link in topology.links_of(here):
-        if link.end(here).netdev == device:
-            there = link.other(here)
-            walk.append(there.node)
-            ports[flow] = there.netdev
+    node = walk[-1]
+    for link in topology.links_of(node):
+        if link.end(node).netdev == device:
+            far = link.other(node)
+            walk.append(far.node)
+            ports[flow] = far.netdev
             return
     walk.append("")

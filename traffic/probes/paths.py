@@ -111,18 +111,18 @@ def trips(echoes: Sequence[Echo], queries: Sequence[PathQuery]) -> tuple[tuple[T
 
 
 def _current_paths(lab: Lab, connections: Sequence[Connection]) -> dict[int, tuple[int, int, Path, Path]]:
-    there, back = (
+    forward, backward = (
         data_paths(lab, connections_one_way)
         for connections_one_way in (connections, [_reversed(connection) for connection in connections])
     )
     both_ways = {}
     for connection in connections:
-        both = (
-            _between(there[connection.index], connection.src, connection.dst),
-            _between(back[connection.index], connection.dst, connection.src),
+        pair_of_paths = (
+            _between(forward[connection.index], connection.src, connection.dst),
+            _between(backward[connection.index], connection.dst, connection.src),
         )
-        if all(both):
-            both_ways[connection.index] = connection.lqpn, connection.rqpn, *both
+        if all(pair_of_paths):
+            both_ways[connection.index] = connection.lqpn, connection.rqpn, *pair_of_paths
     return both_ways
 
 

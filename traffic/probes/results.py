@@ -94,13 +94,13 @@ def lossy(trips: Sequence[Trip], *, length_ns: int) -> tuple[WindowStats, ...]:
         suspects = tomography.locate(one_way(chosen), least_gain=least_gain)
         if suspects:
             candidates.append((suspects[0].gain, first, last))
-    taken: list[tuple[int, int]] = []
+    chosen_spans: list[tuple[int, int]] = []
     for _, first, last in sorted(candidates, reverse=True):
-        if all(last <= other_first or other_last <= first for other_first, other_last in taken):
-            taken.append((first, last))
+        if all(last <= other_first or other_last <= first for other_first, other_last in chosen_spans):
+            chosen_spans.append((first, last))
     return tuple(
         window_stats(trips, start_ns=start_ns + first * length_ns, end_ns=min(start_ns + last * length_ns, end_ns))
-        for first, last in taken
+        for first, last in chosen_spans
     )
 
 
@@ -127,9 +127,9 @@ def one_way(trips: Iterable[Trip]) -> tuple[Probes, ...]:
 
 def uncovered(topology: Topology, probes: Sequence[Probes]) -> tuple[str, ...]:
     """Return directed links between RNICs and switches, and between switches, that no probe and no answer crossed."""
-    taken = tomography.links_of(probes)
+    crossed = tomography.links_of(probes)
     links = []
     for link in topology.links:
         far = link.b.node if link.rnic is None else f"{link.b.node}:{link.rnic}"
         links += [(link.a.node, far), (far, link.a.node)]
-    return tuple(f"{near} -> {far}" for near, far in links if not taken.get((near, far), (0, 0))[0])
+    return tuple(f"{near} -> {far}" for near, far in links if not crossed.get((near, far), (0, 0))[0])

@@ -244,8 +244,8 @@ def _ratio_to_others(paths: Sequence[PathTimes], place: tuple[str, ...]) -> floa
     times = []
     for path in paths:
         if path.network is not None and place in path.crossed:
-            others = past.get(len(path.places))
-            like_ns = percentile(others, 50) if others else path.like_ns
+            similar_ns = past.get(len(path.places))
+            like_ns = percentile(similar_ns, 50) if similar_ns else path.like_ns
             times.append(path.network.median_ns / like_ns if like_ns else 0.0)
     return percentile(times, 50)
 

@@ -124,8 +124,8 @@ def _best(probes: Sequence[Probes], background: float | None, least_share: float
             gain = _gain(sent, lost, background, least_share)
         if gain > (suspect.gain if suspect else least_gain):
             # Links before nodes: they are more specific.
-            place, *others = sorted(places, key=lambda place: (-len(place), place))
-            suspect = Suspect(place=place, sent=sent, lost=lost, gain=gain, alike=tuple(others))
+            place, *indistinguishable = sorted(places, key=lambda place: (-len(place), place))
+            suspect = Suspect(place=place, sent=sent, lost=lost, gain=gain, alike=tuple(indistinguishable))
     return suspect
 
 
@@ -140,8 +140,8 @@ def _gain_over_others(sent: int, lost: int, others_sent: int, others_lost: int, 
     """Return the gain with an unknown background. A place that all probes cross has none: there is no comparison."""
     if not others_sent or lost / sent <= max(others_lost / others_sent, least_share):
         return 0.0
-    both = _likelihood(sent, lost, lost / sent) + _likelihood(others_sent, others_lost, others_lost / others_sent)
-    return both - _likelihood(sent + others_sent, lost + others_lost, (lost + others_lost) / (sent + others_sent))
+    separate = _likelihood(sent, lost, lost / sent) + _likelihood(others_sent, others_lost, others_lost / others_sent)
+    return separate - _likelihood(sent + others_sent, lost + others_lost, (lost + others_lost) / (sent + others_sent))
 
 
 def _likelihood(sent: int, lost: int, share: float) -> float:

@@ -8,7 +8,7 @@ blocks; `Layout` defines the lengths of the blocks.
 from __future__ import annotations
 
 from traffic.schedules.algorithms import ALGORITHMS, MIN_RANKS, Shape, algorithms_for, build
-from traffic.schedules.meaning import ALL, COLLECTIVES, REDUCING, ROOTED, held, results
+from traffic.schedules.meaning import ALL, COLLECTIVES, REDUCING, ROOTED, input_blocks, results
 from traffic.schedules.program import (
     Layout,
     Program,
@@ -42,8 +42,8 @@ __all__ = [
     "block_bounds",
     "build",
     "expanded",
-    "held",
     "in_sequence",
+    "input_blocks",
     "longest_share",
     "peers_of",
     "programs",

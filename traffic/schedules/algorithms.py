@@ -30,25 +30,25 @@ class Shape:
     pieces: int = 4
 
 
-Made = tuple[Moves, int, int]
+AlgorithmMoves = tuple[Moves, int, int]
 """Moves, their period, and the number of blocks."""
 
 _FORTH = {"recursive-halving": "recursive-doubling"}
 """Algorithm whose all-gather, run backwards, is the reduction by this algorithm."""
 
 
-def _all_gather(algorithm: str, shape: Shape) -> Made:
+def _all_gather(algorithm: str, shape: Shape) -> AlgorithmMoves:
     return *gather.all_gather(algorithm, shape.ranks, shape.group), shape.ranks
 
 
-def _reduce_scatter(algorithm: str, shape: Shape) -> Made:
+def _reduce_scatter(algorithm: str, shape: Shape) -> AlgorithmMoves:
     """Transpose the mirrored all-gather. It then sends to higher ranks, over the connections of the all-gather."""
-    made, period = gather.all_gather(_FORTH.get(algorithm, algorithm), shape.ranks, shape.group)
-    made = mirrored(made, ranks=shape.ranks, period=period)
-    return transposed(made, ranks=shape.ranks, chunks=shape.ranks, period=period), period, shape.ranks
+    gathered, period = gather.all_gather(_FORTH.get(algorithm, algorithm), shape.ranks, shape.group)
+    gathered = mirrored(gathered, ranks=shape.ranks, period=period)
+    return transposed(gathered, ranks=shape.ranks, chunks=shape.ranks, period=period), period, shape.ranks
 
 
-def _all_reduce(algorithm: str, shape: Shape) -> Made:
+def _all_reduce(algorithm: str, shape: Shape) -> AlgorithmMoves:
     if algorithm == "recursive-doubling":
         return gather.all_reduce_by_doubling(shape.ranks), shape.ranks, 1
     if algorithm == "double-binary-tree":
@@ -57,21 +57,21 @@ def _all_reduce(algorithm: str, shape: Shape) -> Made:
     return after(scatter, _all_gather(_FORTH.get(algorithm, algorithm), shape)[0]), period, chunks
 
 
-def _broadcast(algorithm: str, shape: Shape) -> Made:
-    made = rooted.broadcast(algorithm, shape.ranks, shape.group, shape.pieces, shape.root)
-    return made, shape.ranks, rooted.chunks_of(algorithm, shape.pieces)
+def _broadcast(algorithm: str, shape: Shape) -> AlgorithmMoves:
+    moves = rooted.broadcast(algorithm, shape.ranks, shape.group, shape.pieces, shape.root)
+    return moves, shape.ranks, rooted.chunks_of(algorithm, shape.pieces)
 
 
-def _reduce(algorithm: str, shape: Shape) -> Made:
-    made, period, chunks = _broadcast(_FORTH.get(algorithm, algorithm), shape)
-    return transposed(made, ranks=shape.ranks, chunks=chunks, period=period), period, chunks
+def _reduce(algorithm: str, shape: Shape) -> AlgorithmMoves:
+    moves, period, chunks = _broadcast(_FORTH.get(algorithm, algorithm), shape)
+    return transposed(moves, ranks=shape.ranks, chunks=chunks, period=period), period, chunks
 
 
-def _all_to_all(algorithm: str, shape: Shape) -> Made:
+def _all_to_all(algorithm: str, shape: Shape) -> AlgorithmMoves:
     return *exchange.all_to_all(algorithm, shape.ranks, shape.group), shape.ranks
 
 
-_MAKERS: dict[str, tuple[Callable[[str, Shape], Made], tuple[str, ...]]] = {
+_MAKERS: dict[str, tuple[Callable[[str, Shape], AlgorithmMoves], tuple[str, ...]]] = {
     "all-reduce": (
         _all_reduce,
         ("ring", "recursive-doubling", "recursive-halving", "full-mesh", "double-binary-tree", "hierarchical"),
@@ -112,16 +112,16 @@ def build(collective: str, algorithm: str, shape: Shape) -> Schedule:
     if algorithm not in known:
         raise UsageError(f'no algorithm "{algorithm}" for {collective}; there is {", ".join(known)}')
     _check(collective, algorithm, shape)
-    made, period, chunks = _MAKERS[collective][0](algorithm, shape)
+    moves, period, chunks = _MAKERS[collective][0](algorithm, shape)
     if collective not in _LOCAL_INCLUDED:
-        made = joined(local_copies(collective, period=period, chunks=chunks, root=shape.root), made)
+        moves = joined(local_copies(collective, period=period, chunks=chunks, root=shape.root), moves)
     return Schedule(
         collective=collective,
         algorithm=algorithm,
         ranks=shape.ranks,
         chunks=chunks,
         period=period,
-        moves=made,
+        moves=moves,
         root=shape.root,
     )
 

@@ -30,12 +30,12 @@ def _doubling(ranks: int) -> Moves:
     """Move a block with d ranks to go in step k if bit k of d is set; rank r keeps that block in place r - d."""
     to_go = np.arange(ranks)
     parts = [moves(step=-1, src=0, dst=0, source=to_go, target=-to_go % ranks, from_input=True)]
-    for k in range((ranks - 1).bit_length()):
-        bit = 1 << k
+    for step in range((ranks - 1).bit_length()):
+        bit = 1 << step
         first = np.arange(bit, ranks, 2 * bit)  # distances first .. first + span - 1 have the bit
         span = np.minimum(bit, ranks - first)
         last = first + span - 1
-        parts.append(moves(step=k, src=0, dst=bit, source=-last % ranks, target=(bit - last) % ranks, span=span))
+        parts.append(moves(step=step, src=0, dst=bit, source=-last % ranks, target=(bit - last) % ranks, span=span))
     return joined(*parts)
 
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from testbed.errors import UsageError
 from traffic.schedules.schedule import Moves, Schedule, moves
 
-__all__ = ["ALL", "COLLECTIVES", "REDUCING", "ROOTED", "held", "local_copies", "results"]
+__all__ = ["ALL", "COLLECTIVES", "REDUCING", "ROOTED", "input_blocks", "local_copies", "results"]
 
 ALL = -1
 
@@ -30,7 +30,7 @@ REDUCING = frozenset({"all-reduce", "reduce-scatter", "reduce"})
 ROOTED = frozenset({"broadcast", "reduce"})
 
 
-def held(schedule: Schedule, rank: int) -> tuple[int, int]:
+def input_blocks(schedule: Schedule, rank: int) -> tuple[int, int]:
     """Return the first block and the number of blocks of a rank's input."""
     match schedule.collective:
         case "all-gather" | "barrier":

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from testbed.errors import UsageError
 from traffic.schedules.algorithms import Shape, build
-from traffic.schedules.meaning import held, results
+from traffic.schedules.meaning import input_blocks, results
 from traffic.schedules.schedule import Schedule, expanded
 
 __all__ = [
@@ -83,9 +83,9 @@ class Layout:
         return np.concatenate(([0], np.cumsum(self.counts[:, rank])))
 
 
-def peers_of(made: Sequence[Program]) -> tuple[tuple[int, int], ...]:
+def peers_of(programs_of_ranks: Sequence[Program]) -> tuple[tuple[int, int], ...]:
     """Return every (src, dst) pair that moves data, in order of first use: the connections an executor needs."""
-    uses = sorted((step, program["rank"], dst) for program in made for step, dst, _, _ in program["sends"])
+    uses = sorted((step, program["rank"], dst) for program in programs_of_ranks for step, dst, _, _ in program["sends"])
     return tuple(dict.fromkeys((src, dst) for _, src, dst in uses))
 
 
@@ -118,30 +118,30 @@ def programs(
         (_input(schedule, layout, rank, in_place=in_place), layout.work_bounds(schedule, rank))
         for rank in range(schedule.ranks)
     ]
-    made = [_frame(schedule, layout, rank, in_place=in_place) for rank in range(schedule.ranks)]
+    by_rank = [_frame(schedule, layout, rank, in_place=in_place) for rank in range(schedule.ranks)]
     for row in local.tolist():
-        _add_local(made[row[1]], row, layout.input_bounds(schedule, row[1]), *bounds[row[1]], in_place=in_place)
+        _add_local(by_rank[row[1]], row, layout.input_bounds(schedule, row[1]), *bounds[row[1]], in_place=in_place)
     for step, src, dst, source, target, span, reduce, from_input in moving.tolist():
         offset, count = _extent(bounds[src][0 if from_input else 1], source, span)
         if count:
-            shift = 0 if from_input else made[src]["input"]
-            made[src]["sends"].append([step, dst, int(offset + shift), int(count)])
-            at = int(bounds[dst][1][target]) + made[dst]["input"]
-            made[dst]["recvs"].append([step, src, at, int(count), "reduce" if reduce else "copy"])
+            shift = 0 if from_input else by_rank[src]["input"]
+            by_rank[src]["sends"].append([step, dst, int(offset + shift), int(count)])
+            at = int(bounds[dst][1][target]) + by_rank[dst]["input"]
+            by_rank[dst]["recvs"].append([step, src, at, int(count), "reduce" if reduce else "copy"])
     if closing_barrier:
         tokens = build("barrier", "recursive-doubling", Shape(ranks=schedule.ranks))
         ends = programs(tokens, Layout(elements=schedule.ranks), in_place=True)
-        made = [
+        by_rank = [
             in_sequence(before, with_own_pattern(end, 1), steps=schedule.steps)
-            for before, end in zip(made, ends, strict=True)
+            for before, end in zip(by_rank, ends, strict=True)
         ]
-    return made
+    return by_rank
 
 
 def _input(schedule: Schedule, layout: Layout, rank: int, *, in_place: bool) -> Ints:
     """Return the offsets of the input blocks within the rank's array; undefined for blocks that it does not hold."""
     whole = layout.input_bounds(schedule, rank)
-    return whole if in_place else whole - whole[held(schedule, rank)[0]]
+    return whole if in_place else whole - whole[input_blocks(schedule, rank)[0]]
 
 
 def _extent(bounds: Ints, first: int, span: int) -> tuple[int, int]:
@@ -150,7 +150,7 @@ def _extent(bounds: Ints, first: int, span: int) -> tuple[int, int]:
 
 def _frame(schedule: Schedule, layout: Layout, rank: int, *, in_place: bool) -> Program:
     own = layout.input_bounds(schedule, rank)
-    index, count = _extent(own, *held(schedule, rank))
+    index, count = _extent(own, *input_blocks(schedule, rank))
     size = 0 if in_place else count
     work = layout.work_bounds(schedule, rank)
     return {

@@ -27,22 +27,22 @@ MAX_QPS_PER_PEER = 128
 """As in NCCL (NCCL_IB_QPS_PER_CONNECTION)."""
 
 
-def longest_share(made: Sequence[Program], qps: int) -> int:
+def longest_share(programs: Sequence[Program], qps: int) -> int:
     """Return the elements of the longest message that each of `qps` queue pairs gets at most; 1 without messages."""
-    longest = max((count for program in made for _, _, _, count in program["sends"]), default=1)
+    longest = max((count for program in programs for _, _, _, count in program["sends"]), default=1)
     return -(-longest // qps)
 
 
 def writes_by_queue_pair(
-    made: Sequence[Program], qps: int, spread: str, segment_elements: int
+    programs: Sequence[Program], qps: int, spread: str, segment_elements: int
 ) -> dict[tuple[int, int], list[list[int]]]:
     """Return the elements of each write, by (src, dst) and queue pair; pairs are in order of their first use.
 
     A pair whose messages have fewer elements, or segments, than there are queue pairs uses fewer of them. With
     `OUT_OF_ORDER` queue pairs are chosen while the job runs: the rows are those of taking turns.
     """
-    writes: dict[tuple[int, int], list[list[int]]] = {pair: [] for pair in peers_of(made)}
-    for program in made:
+    writes: dict[tuple[int, int], list[list[int]]] = {pair: [] for pair in peers_of(programs)}
+    for program in programs:
         turns: Counter[int] = Counter()
         for _, dst, _, count in program["sends"]:
             mine = writes[program["rank"], dst]

@@ -26,17 +26,17 @@ def broadcast(algorithm: str, ranks: int, group: int, pieces: int, root: int) ->
     """Return moves that bring all blocks of the root to all ranks. Their period is `ranks`."""
     match algorithm:
         case "ring":
-            made = _chain(ranks, pieces)
+            from_zero = _chain(ranks, pieces)
         case "recursive-doubling":
-            made = _binomial(np.arange(ranks))
+            from_zero = _binomial(np.arange(ranks))
         case "full-mesh":
-            made = moves(step=0, src=0, dst=np.arange(1, ranks), source=0)
+            from_zero = moves(step=0, src=0, dst=np.arange(1, ranks), source=0)
         case "double-binary-tree":
-            made = _from_root(ranks, pieces)
+            from_zero = _from_root(ranks, pieces)
         case _:
             return _hierarchical(ranks, group, root)
-    made["src"], made["dst"] = (made["src"] + root) % ranks, (made["dst"] + root) % ranks
-    return made
+    from_zero["src"], from_zero["dst"] = (from_zero["src"] + root) % ranks, (from_zero["dst"] + root) % ranks
+    return from_zero
 
 
 def _chain(ranks: int, pieces: int) -> Moves:
@@ -48,9 +48,9 @@ def _chain(ranks: int, pieces: int) -> Moves:
 def _binomial(ranks: Ints) -> Moves:
     """In step k each of the first 2^k of `ranks` sends to the rank 2^k positions further on."""
     parts = []
-    for k in range((len(ranks) - 1).bit_length()):
-        dst = np.arange(1 << k, min(2 << k, len(ranks)))
-        parts.append(moves(step=k, src=ranks[dst - (1 << k)], dst=ranks[dst], source=0))
+    for step in range((len(ranks) - 1).bit_length()):
+        dst = np.arange(1 << step, min(2 << step, len(ranks)))
+        parts.append(moves(step=step, src=ranks[dst - (1 << step)], dst=ranks[dst], source=0))
     return joined(*parts) if parts else moves(step=[], src=[], dst=[], source=[])
 
 
@@ -59,8 +59,8 @@ def _hierarchical(ranks: int, group: int, root: int) -> Moves:
     home, local = divmod(root, group)
     groups = ranks // group
     heads = (np.arange(groups) + home) % groups * group + local
-    others = np.arange(1, group)
-    head, other = (axis.ravel() for axis in np.meshgrid(heads, others, indexing="ij"))
+    local_offsets = np.arange(1, group)
+    head, other = (axis.ravel() for axis in np.meshgrid(heads, local_offsets, indexing="ij"))
     within = moves(step=0, src=head, dst=head - local + (local + other) % group, source=0)
     return after(_binomial(heads), within)
 

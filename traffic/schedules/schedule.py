@@ -89,11 +89,11 @@ def moves(
 ) -> Moves:
     """Build moves from columns (arrays of equal length, or single values). `target` defaults to `source`."""
     columns = np.broadcast_arrays(step, src, dst, source, source if target is None else target, span)
-    made = np.empty(columns[0].size, dtype=MOVE)
+    rows = np.empty(columns[0].size, dtype=MOVE)
     for name, column in zip(MOVE.names or (), columns, strict=False):
-        made[name] = column.ravel()
-    made["reduce"], made["from_input"] = reduce, from_input
-    return made
+        rows[name] = column.ravel()
+    rows["reduce"], rows["from_input"] = reduce, from_input
+    return rows
 
 
 def step_count(of: Moves) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from traffic.schedules import ALL, Moves, Schedule, expanded, held, results
+from traffic.schedules import ALL, Moves, Schedule, expanded, input_blocks, results
 
 __all__ = ["contributions", "faults"]
 
@@ -62,7 +62,7 @@ def _inputs_like(schedule: Schedule, full: Numbers) -> Numbers:
     """Keep only the blocks that ranks hold. All others become different numbers, so that their use is detected."""
     other = np.random.default_rng(2).integers(0, 2**64, full.shape, dtype=np.uint64)
     for rank in range(schedule.ranks):
-        first, span = held(schedule, rank)
+        first, span = input_blocks(schedule, rank)
         other[rank, first : first + span] = full[rank, first : first + span]
     return other
 
@@ -94,12 +94,12 @@ def _wrong_results(schedule: Schedule, every: Moves) -> list[str]:
 def _explained(schedule: Schedule, wrong_blocks: list[tuple[int, int, int]]) -> Iterator[str]:
     counts = contributions(schedule) if schedule.ranks <= EXPLAINED_RANKS else None
     for rank, block, source in wrong_blocks[:MOST_SENTENCES]:
-        what = "the reduction over all ranks" if source == ALL else f"what rank {source} has for it"
+        expected = "the reduction over all ranks" if source == ALL else f"what rank {source} has for it"
         has = ""
         if counts is not None:
             parts = ", ".join(f"{n} times rank {of}'s" for of, n in enumerate(counts[rank, block]) if n)
             has = f"; it has {parts or 'no input'}"
-        yield f"rank {rank} does not end with {what} in block {block}{has}"
+        yield f"rank {rank} does not end with {expected} in block {block}{has}"
     if len(wrong_blocks) > MOST_SENTENCES:
         yield f"{len(wrong_blocks) - MOST_SENTENCES} more blocks are wrong"
 

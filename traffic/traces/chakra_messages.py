@@ -71,9 +71,9 @@ def _classes() -> dict[str, Any]:
         for shift, (name, type_) in enumerate(((f"{kind}_val", kind), (f"{kind}_list", f"{kind.capitalize()}List"))):
             _field(attribute, name, FIRST_VALUE + 2 * index + shift, type_, repeated=False).oneof_index = 0
     for message, fields in MESSAGES.items():
-        made = file.message_type.add(name=message)
+        message_type = file.message_type.add(name=message)
         for name, number, type_, repeated in fields:
-            _field(made, name, number, type_, repeated=repeated)
+            _field(message_type, name, number, type_, repeated=repeated)
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return {

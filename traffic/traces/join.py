@@ -91,7 +91,7 @@ def _matched(files: Sequence[RankTrace]) -> list[Operation]:
     Messages between the same two collectives of a rank may change places, if the ranks have them in different orders.
     """
     left = [list(file.parts) for file in files]
-    made: list[Operation] = []
+    operations: list[Operation] = []
     while any(left):
         match_at = next(
             (
@@ -105,10 +105,10 @@ def _matched(files: Sequence[RankTrace]) -> list[Operation]:
         if match_at is None:
             raise ConfigError(_deadlock(files, left))
         parts = [left[rank][index] for rank, index in match_at]
-        made.append(_combined(files, parts))
+        operations.append(_combined(files, parts))
         for rank, index in match_at:
             del left[rank][index]
-    return made
+    return operations
 
 
 def _ready(left: Sequence[Sequence[Part]], rank: int, *, cross: bool) -> list[tuple[int, int]] | None:

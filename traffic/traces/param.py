@@ -111,8 +111,8 @@ def read(file: str, content: bytes, *, rank: int | None, world: int | None) -> R
         if isinstance(part, Part):
             parts.append(dataclasses.replace(part, not_before_ns=record.start_ns or 0))
         elif part is not None:
-            what, blocks = part
-            notes.append(Note(file=file, record=number, what=what, blocks=blocks))
+            text, blocks = part
+            notes.append(Note(file=file, record=number, what=text, blocks=blocks))
     return RankTrace(file=file, rank=rank, world=world, parts=tuple(parts), notes=tuple(notes))
 
 
@@ -121,8 +121,8 @@ def _records(file: str, content: bytes) -> list[_Record]:
         raw = json.loads(content)
     except (ValueError, RecursionError) as error:
         cut = not content.rstrip().endswith((b"]", b"}"))
-        what = "the trace is truncated" if cut else "not JSON"
-        raise ConfigError(f"{file}: {what}: {error}; copy the whole file again") from error
+        problem = "the trace is truncated" if cut else "not JSON"
+        raise ConfigError(f"{file}: {problem}: {error}; copy the whole file again") from error
     if not isinstance(raw, list):
         if isinstance(raw, Mapping) and "nodes" in raw:
             raise ConfigError(
@@ -226,8 +226,8 @@ def _message(number: int, record: _Record, rank: int | None, size: int, *, sends
 def _split(split: Sequence[int] | None, size_bytes: int, item: int, count: int) -> tuple[int, ...]:
     """Return the bytes for each member; equal shares if the trace does not say."""
     if not split:
-        each, more = divmod(size_bytes // item, count)
-        return tuple((each + (index < more)) * item for index in range(count))
+        share, more = divmod(size_bytes // item, count)
+        return tuple((share + (index < more)) * item for index in range(count))
     if len(split) != count:
         raise ValueError(f"a split into {len(split)} parts for a group of {count}")
     if any(part < 0 for part in split):
@@ -264,9 +264,9 @@ def _written(operation: Operation, rank: int, groups: Mapping[tuple[int, ...], i
     whole = operation.size_bytes // item
     if operation.collective == "p2p":
         src, dst = operation.members
-        said = "send" if rank == src else "recv"
+        direction = "send" if rank == src else "recv"
         sizes = {"in_msg_size": whole, "out_msg_size": whole, "dtype": dtype}
-        return {"comms": said, **sizes, "src_rank": src, "dst_rank": dst, "use_batch": False, "pg_id": 0}
+        return {"comms": direction, **sizes, "src_rank": src, "dst_rank": dst, "use_batch": False, "pg_id": 0}
     frame = {"comms": WRITTEN[operation.collective], "pg_id": groups[operation.members], "world_size": count}
     if operation.collective == "barrier":
         return frame

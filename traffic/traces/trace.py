@@ -101,7 +101,7 @@ def fitted(trace: Trace, *, ranks: int, scale: float = 1.0) -> Trace:
     """
     if scale <= 0:
         raise UsageError(f"the scale of a trace must be above 0, got {scale:g}")
-    kept = tuple(made for operation in trace.operations if (made := _cut(operation, ranks, scale)) is not None)
+    kept = tuple(shrunk for operation in trace.operations if (shrunk := _cut(operation, ranks, scale)) is not None)
     if not kept:
         raise UsageError(f"{trace.source}: no operation is among its first {ranks} ranks")
     return dataclasses.replace(trace, ranks=min(ranks, trace.ranks), operations=kept)

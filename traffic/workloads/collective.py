@@ -117,8 +117,8 @@ def _check_algorithm(spec: CollectiveSpec) -> None:
     known = (AUTO, *schedules.algorithms_for(spec.collective))
     if spec.algorithm not in known:
         near = nearest(spec.algorithm, known)
-        said = f'no algorithm "{spec.algorithm}" for {spec.collective}; there is {", ".join(known)}'
-        raise UsageError(f"{said}; did you mean {near}?" if near else said)
+        problem = f'no algorithm "{spec.algorithm}" for {spec.collective}; there is {", ".join(known)}'
+        raise UsageError(f"{problem}; did you mean {near}?" if near else problem)
 
 
 def check(spec: CollectiveSpec) -> None:
@@ -179,12 +179,12 @@ def fit(lab: Fabric, spec: CollectiveSpec) -> tuple[tuple[Endpoint, ...], schedu
     """
     check(spec)
     ranks = place(lab, spec)
-    made = _schedule(lab, spec, ranks)
+    schedule = _schedule(lab, spec, ranks)
     programs = schedules.programs(
-        made, layout(spec, len(ranks)), in_place=spec.in_place, closing_barrier=spec.collective in NOT_SYNCHRONISING
+        schedule, layout(spec, len(ranks)), in_place=spec.in_place, closing_barrier=spec.collective in NOT_SYNCHRONISING
     )
     check_completion_queues(spec, ranks, programs)
-    return ranks, made, programs
+    return ranks, schedule, programs
 
 
 def start(
@@ -196,9 +196,9 @@ def start(
         UsageError: the spec names something that the lab does not have; nothing was started.
         LabError: the job could not be started; nothing is left running.
     """
-    ranks, made, programs = fit(lab, spec)
+    ranks, schedule, programs = fit(lab, spec)
     plan = rank_plan(
-        f"{spec.collective} ({made.algorithm}) over {len(ranks)} ranks",
+        f"{spec.collective} ({schedule.algorithm}) over {len(ranks)} ranks",
         spec,
         ranks,
         programs,
@@ -206,7 +206,7 @@ def start(
         duration_s=spec.duration_s,
         gpus=gpus_of(lab, spec, ranks),
     )
-    return begin(lab, plan, lambda running: _finish(running, spec, made, programs, ranks), on_event, engines)
+    return begin(lab, plan, lambda running: _finish(running, spec, schedule, programs, ranks), on_event, engines)
 
 
 def _busbw(spec: CollectiveSpec, programs: Sequence[Mapping[str, Any]], time_ns: float) -> float:
@@ -220,7 +220,7 @@ def _busbw(spec: CollectiveSpec, programs: Sequence[Mapping[str, Any]], time_ns:
 def _finish(
     running: Running[CollectiveResult],
     spec: CollectiveSpec,
-    made: schedules.Schedule,
+    schedule: schedules.Schedule,
     programs: Sequence[Mapping[str, Any]],
     ranks: tuple[Endpoint, ...],
 ) -> CollectiveResult:
@@ -234,7 +234,7 @@ def _finish(
     return CollectiveResult(
         **common,
         spec=spec,
-        algorithm=made.algorithm,
+        algorithm=schedule.algorithm,
         ends=ends_of(running, ranks),
         window=window_of(running),
         iterations_completed=len(times),

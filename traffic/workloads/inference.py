@@ -86,8 +86,8 @@ def check(spec: InferenceSpec, ranks: int) -> None:
     check_queue_pairs(spec)
     groups = (spec.prefill_ranks, ranks - spec.prefill_ranks) if spec.prefill_ranks else (ranks,)
     if any(group < MIN_GROUP for group in groups):
-        said = " and ".join(str(group) for group in groups)
-        raise UsageError(f"an inference job needs groups of at least 2 ranks, got {said} of {ranks}")
+        sizes = " and ".join(str(group) for group in groups)
+        raise UsageError(f"an inference job needs groups of at least 2 ranks, got {sizes} of {ranks}")
     if not 1 <= spec.tokens <= MAX_TOKENS:
         raise UsageError(f"a request has 1 to {MAX_TOKENS} tokens, got {spec.tokens}")
     if spec.requests < 1:
@@ -105,10 +105,10 @@ def request(spec: InferenceSpec, ranks: int) -> Trace:
     """Return the operations of one request as a trace; the last `tokens` operations are the tokens."""
     first = tuple(range(spec.prefill_ranks or ranks))
     then = tuple(range(spec.prefill_ranks, ranks)) if spec.prefill_ranks else first
-    made: list[tuple[str, tuple[int, ...], int, float]] = [("all-reduce", first, spec.prefill_bytes, spec.prefill_ms)]
+    parts: list[tuple[str, tuple[int, ...], int, float]] = [("all-reduce", first, spec.prefill_bytes, spec.prefill_ms)]
     if spec.prefill_ranks:
-        made += [("p2p", (src, then[src % len(then)]), spec.kv_bytes, 0.0) for src in first]
-    made += [("all-reduce", then, spec.decode_bytes, spec.decode_ms)] * spec.tokens
+        parts += [("p2p", (src, then[src % len(then)]), spec.kv_bytes, 0.0) for src in first]
+    parts += [("all-reduce", then, spec.decode_bytes, spec.decode_ms)] * spec.tokens
     operations = tuple(
         Operation(
             record=number,
@@ -118,7 +118,7 @@ def request(spec: InferenceSpec, ranks: int) -> Trace:
             pauses_ns=(round(pause_ms * 1e6),) * len(members),
             not_before_ns=(0,) * len(members),
         )
-        for number, (name, members, size, pause_ms) in enumerate(made)
+        for number, (name, members, size, pause_ms) in enumerate(parts)
     )
     return Trace(source="inference", format="made", ranks=ranks, operations=operations)
 
@@ -132,8 +132,10 @@ def start(lab: TrafficLab, spec: InferenceSpec, on_event: OnEvent | None = None)
     """
     ranks = len(place(lab, spec))
     check(spec, ranks)
-    made = request(spec, ranks)
-    return replay.start_made(lab, spec, made, lambda done: _result(spec, done), repeat=spec.requests, on_event=on_event)
+    trace = request(spec, ranks)
+    return replay.start_trace(
+        lab, spec, trace, lambda done: _result(spec, done), repeat=spec.requests, on_event=on_event
+    )
 
 
 def run(lab: TrafficLab, spec: InferenceSpec, on_event: OnEvent | None = None) -> InferenceResult:

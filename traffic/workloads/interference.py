@@ -73,13 +73,13 @@ def interference(together: JobResult, by_place: Mapping[Place, JobResult]) -> tu
 
     A group is left out if its job alone failed or had wrong data, or if it has no time in one of the two.
     """
-    found = []
+    interferences = []
     for group in together.groups:
         result = by_place.get((group.phase, tuple(together.ranks[member] for member in group.members)))
         is_right = result is not None and result.outcome != "failed" and not result.wrong_elements
         alone_ns = result.groups[0].time_ns if result is not None and is_right and result.groups else 0.0
         if group.time_ns and alone_ns:
-            found.append(
+            interferences.append(
                 Interference(phase=group.phase, members=group.members, together_ns=group.time_ns, alone_ns=alone_ns)
             )
-    return tuple(found)
+    return tuple(interferences)

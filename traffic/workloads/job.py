@@ -137,9 +137,9 @@ def check(spec: JobSpec) -> None:
     require_finite(spec)
     names = [name for name, _ in spec.grid]
     if not spec.grid or len(set(names)) != len(names) or any(size < 1 for _, size in spec.grid):
-        said = ", ".join(f"{name}={size}" for name, size in spec.grid)
+        sizes = ", ".join(f"{name}={size}" for name, size in spec.grid)
         raise UsageError(
-            f'a grid needs dimensions with different names and sizes of at least 1, such as tp=2,dp=2; got "{said}"'
+            f'a grid needs dimensions with different names and sizes of at least 1, such as tp=2,dp=2; got "{sizes}"'
         )
     if spec.storage is not None:
         storage.check(spec.storage)
@@ -181,7 +181,7 @@ def job_programs(
         UsageError: a phase does not support its shape.
     """
     world = prod(size for _, size in spec.grid)
-    made: list[schedules.Program | None] = [None] * world
+    by_rank: list[schedules.Program | None] = [None] * world
     algorithms, steps = [], 0
     for number, phase in enumerate(spec.phases):
         spec_of_phase = as_spec(spec, phase)
@@ -199,11 +199,11 @@ def job_programs(
         for members in teams:
             for program in schedules.programs(schedule, collective.layout(spec_of_phase, len(members))):
                 mine = schedules.with_own_pattern(schedules.with_world_ranks(program, members, world), number)
-                before = made[mine["rank"]]
-                made[mine["rank"]] = mine if before is None else schedules.in_sequence(before, mine, steps=steps)
+                before = by_rank[mine["rank"]]
+                by_rank[mine["rank"]] = mine if before is None else schedules.in_sequence(before, mine, steps=steps)
         algorithms.append(algorithm)
         steps += schedule.steps
-    return [program for program in made if program is not None], tuple(algorithms)
+    return [program for program in by_rank if program is not None], tuple(algorithms)
 
 
 def _local(phase: JobPhase, group_sizes: set[int]) -> int:
@@ -227,8 +227,8 @@ def fit(lab: Fabric, spec: JobSpec) -> tuple[tuple[Endpoint, ...], list[schedule
     ranks = place(lab, spec)
     expected = prod(size for _, size in spec.grid)
     if len(ranks) != expected:
-        said = " x ".join(f"{name} {size}" for name, size in spec.grid)
-        raise UsageError(f"a grid of {said} has {expected} ranks, but {len(ranks)} RNICs are given")
+        sizes = " x ".join(f"{name} {size}" for name, size in spec.grid)
+        raise UsageError(f"a grid of {sizes} has {expected} ranks, but {len(ranks)} RNICs are given")
     emulated = traits_of(lab.kind).is_emulated
     programs, algorithms = job_programs(
         spec,

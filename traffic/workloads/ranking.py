@@ -83,7 +83,7 @@ def step(spec: RankingSpec, ranks: int) -> Trace:
     """Return the operations of one iteration as a trace."""
     requested = schedules.skewed_counts(spec.embedding_bytes // 4, ranks, spec.skew) * 4
     everybody = tuple(range(ranks))
-    made = [
+    parts = [
         ("all-to-allv", requested.T, 0.0),
         ("all-to-allv", requested, spec.dense_ms),
         ("all-reduce", None, 0.0),
@@ -100,7 +100,7 @@ def step(spec: RankingSpec, ranks: int) -> Trace:
             pauses_ns=(round(pause_ms * 1e6),) * ranks,
             not_before_ns=(0,) * ranks,
         )
-        for number, (name, counts, pause_ms) in enumerate(made)
+        for number, (name, counts, pause_ms) in enumerate(parts)
     )
     return Trace(source="ranking", format="made", ranks=ranks, operations=operations)
 
@@ -114,9 +114,9 @@ def start(lab: TrafficLab, spec: RankingSpec, on_event: OnEvent | None = None) -
     """
     ranks = len(place(lab, spec))
     check(spec, ranks)
-    made = step(spec, ranks)
-    return replay.start_made(
-        lab, spec, made, lambda done: _result(spec, done), repeat=spec.iterations, on_event=on_event
+    trace = step(spec, ranks)
+    return replay.start_trace(
+        lab, spec, trace, lambda done: _result(spec, done), repeat=spec.iterations, on_event=on_event
     )
 
 

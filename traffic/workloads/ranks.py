@@ -192,9 +192,9 @@ def _lanes_of_busiest(spec: RanksSpec, programs: Sequence[schedules.Program]) ->
     Each queue pair is a lane, but with `spray` and `dqplb` all those to one peer are one lane.
     """
     pairs = schedules.peers_of(programs)
-    each = 1 if spec.has_substitutes else spec.qps_per_peer
+    lanes_per_pair = 1 if spec.has_substitutes else spec.qps_per_peer
     lanes = Counter(rank for pair in pairs for rank in pair)
-    return max(lanes.values(), default=0) / 2 * each
+    return max(lanes.values(), default=0) / 2 * lanes_per_pair
 
 
 def _segment_bytes(spec: RanksSpec, programs: Sequence[schedules.Program]) -> int:
@@ -242,15 +242,16 @@ def check_completion_queues(spec: RanksSpec, ranks: Sequence[Endpoint], programs
     Raises:
         UsageError: they can; the message names the RNIC.
     """
-    each = work_requests(_window(spec, programs), _ring_slots(spec, programs))
+    requests_each = work_requests(_window(spec, programs), _ring_slots(spec, programs))
     queue_pairs: Counter[str] = Counter()
     for (src, dst), writes in writes_of(spec, programs).items():
         queue_pairs.update({ranks[src].name: len(writes)})
         queue_pairs.update({ranks[dst].name: len(writes)})
     for rnic, number in queue_pairs.most_common(1):
-        if number * each > CQ_ENTRIES:
+        if number * requests_each > CQ_ENTRIES:
             raise UsageError(
-                f"{rnic} would have {number} queue pairs with {each} work requests each, {number * each} together, and "
+                f"{rnic} would have {number} queue pairs with {requests_each} work requests each, "
+                f"{number * requests_each} together, and "
                 f"its completion queue holds {CQ_ENTRIES}; use fewer queue pairs per peer, ranks or slots"
             )
 
@@ -263,11 +264,14 @@ def writes_of(
     writes = schedules.writes_by_queue_pair(
         programs, spec.qps_per_peer, spec.spread, _segment_bytes(spec, programs) // item
     )
-    return {pair: tuple(tuple(size * item for size in mine) for mine in each) for pair, each in writes.items()}
+    return {
+        pair: tuple(tuple(size * item for size in mine) for mine in by_queue_pair)
+        for pair, by_queue_pair in writes.items()
+    }
 
 
 def rank_plan(
-    what: str,
+    title: str,
     spec: RanksSpec,
     ranks: Sequence[Endpoint],
     programs: Sequence[schedules.Program],
@@ -284,7 +288,9 @@ def rank_plan(
     """
     segment_bytes = _segment_bytes(spec, programs)
     queue_pairs = [
-        (src, dst, number) for (src, dst), each in writes_of(spec, programs).items() for number in range(len(each))
+        (src, dst, number)
+        for (src, dst), by_queue_pair in writes_of(spec, programs).items()
+        for number in range(len(by_queue_pair))
     ]
     connections = tuple(
         ConnectionSpec(
@@ -324,7 +330,7 @@ def rank_plan(
         }
         tasks.append(TaskPlan(name=task_name(rank), kind="rank", endpoint=place, spec=job, active=True))
     return Plan(
-        what=what,
+        what=title,
         tasks=tuple(tasks),
         connections=connections,
         peer_deadline_s=spec.peer_deadline_s,

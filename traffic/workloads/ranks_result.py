@@ -37,7 +37,9 @@ class RanksResult:
     def samples_of(self, rank: int) -> tuple[Sample, ...]:
         """Return the samples of what a rank sent; one that was stored without a task is of the rank on its RNIC."""
         name, task = self.ranks[rank], task_name(rank)
-        return tuple(one for one in self.samples if (one.task == task if one.task else one.endpoint == name))
+        return tuple(
+            sample for sample in self.samples if (sample.task == task if sample.task else sample.endpoint == name)
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, ready for JSON."""

@@ -69,29 +69,29 @@ def of_job(result: JobResult) -> Trace:
     return _trace("job", repeated, result.iterations, spec.dtype)
 
 
-def _trace(what: str, repeated: Sequence[_Repeated], iterations: Sequence[Sequence[Iteration]], dtype: str) -> Trace:
+def _trace(source: str, repeated: Sequence[_Repeated], iterations: Sequence[Sequence[Iteration]], dtype: str) -> Trace:
     operations: list[Operation] = []
     complete = list(zip(*iterations, strict=False))  # iterations that every rank has finished
     base_ns = min((_phase_start_ns(item, 0) for item in (complete[0] if complete else ())), default=0)
     for ranks in complete:
-        for each in repeated:
-            items = [ranks[member] for member in each.members]
-            starts = [_phase_start_ns(item, each.phase) - base_ns for item in items]
+        for operation in repeated:
+            items = [ranks[member] for member in operation.members]
+            starts = [_phase_start_ns(item, operation.phase) - base_ns for item in items]
             operations.append(
                 Operation(
                     record=len(operations),
-                    collective=each.collective,
-                    members=each.members,
-                    size_bytes=each.size_bytes,
-                    root=each.root,
-                    counts=each.counts,
+                    collective=operation.collective,
+                    members=operation.members,
+                    size_bytes=operation.size_bytes,
+                    root=operation.root,
+                    counts=operation.counts,
                     pauses_ns=(0,) * len(items),
                     not_before_ns=tuple(max(0, start) for start in starts),
-                    duration_ns=min(_phase_duration_ns(item, each.phase) for item in items),
+                    duration_ns=min(_phase_duration_ns(item, operation.phase) for item in items),
                     dtype=dtype,
                 )
             )
-    return Trace(source=what, format="recorded", ranks=len(iterations), operations=tuple(operations))
+    return Trace(source=source, format="recorded", ranks=len(iterations), operations=tuple(operations))
 
 
 def _phase_start_ns(item: Iteration, phase: int) -> int:

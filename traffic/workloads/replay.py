@@ -21,9 +21,9 @@ from traffic.workloads.ranks import RanksSpec, check_completion_queues, place, r
 from traffic.workloads.replay_batches import MADE_BYTES, Batch, ReplaySpec, batches, check, whole
 from traffic.workloads.replay_result import Execution, ReplayResult, RoundsResult, result, rounds
 
-__all__ = ["execute", "run", "start", "start_made", "timeout_s"]
+__all__ = ["execute", "run", "start", "start_trace", "timeout_s"]
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 
 SPARE_S = 60.0
 
@@ -42,17 +42,17 @@ def execute(lab: TrafficLab, spec: ReplaySpec, trace: Trace, on_event: OnEvent |
     """Replay a trace like `run`, and return the raw data of all ranks."""
     check(spec)
     ranks = _ranks(lab, spec, trace)
-    made = batches(trace, spec, cost.NETWORKS[lab.kind])
-    plans = [_plan(spec, ranks, batch, number, len(made)) for number, batch in enumerate(made)]
+    trace_batches = batches(trace, spec, cost.NETWORKS[lab.kind])
+    plans = [_plan(spec, ranks, batch, number, len(trace_batches)) for number, batch in enumerate(trace_batches)]
     ended: list[tuple[int, Running[Any]]] = []
-    times = 1 if len(made) == 1 else spec.repeat  # the ranks themselves repeat a single batch
+    times = 1 if len(trace_batches) == 1 else spec.repeat  # the ranks themselves repeat a single batch
     with Engines.start(lab, dict.fromkeys(rank.host for rank in ranks)) as engines:
         for number, plan in [pair for _ in range(times) for pair in enumerate(plans)]:
             with begin(lab, plan, _unchanged, on_event, engines) as running:
                 ended.append((number, running.wait(timeout_s(running, spec.repeat))))
             if running.failure is not None:
                 break
-    return Execution(spec=spec, trace=trace, ranks=ranks, batches=made, runs=tuple(ended))
+    return Execution(spec=spec, trace=trace, ranks=ranks, batches=trace_batches, runs=tuple(ended))
 
 
 def _ranks(lab: TrafficLab, spec: ReplaySpec, trace: Trace) -> tuple[Endpoint, ...]:
@@ -65,15 +65,15 @@ def _ranks(lab: TrafficLab, spec: ReplaySpec, trace: Trace) -> tuple[Endpoint, .
     return ranks[: trace.ranks]
 
 
-def start_made(
+def start_trace(
     lab: TrafficLab,
     spec: RanksSpec,
     trace: Trace,
-    finish: Callable[[Execution], Made],
+    finish: Callable[[Execution], Result],
     *,
     repeat: int,
     on_event: OnEvent | None = None,
-) -> Running[Made]:
+) -> Running[Result]:
     """Start a workload that was converted to a trace, on the ranks of its spec. `finish` builds its result.
 
     Raises:
@@ -103,19 +103,19 @@ def _start_whole(
     spec: ReplaySpec,
     ranks: tuple[Endpoint, ...],
     trace: Trace,
-    finish: Callable[[Execution], Made],
+    finish: Callable[[Execution], Result],
     on_event: OnEvent | None,
-) -> Running[Made]:
+) -> Running[Result]:
     batch = whole(trace, spec, cost.NETWORKS[lab.kind])
 
-    def ended(running: Running[Made]) -> Made:
+    def ended(running: Running[Result]) -> Result:
         return finish(Execution(spec=spec, trace=trace, ranks=ranks, batches=(batch,), runs=((0, running),)))
 
     return begin(lab, _plan(spec, ranks, batch, 0, 1), ended, on_event)
 
 
 def timeout_s(running: Running[Any], rounds: int) -> float:
-    """Return a timeout for `rounds` rounds of a replay that `start_made` has started."""
+    """Return a timeout for `rounds` rounds of a replay that `start_trace` has started."""
     each_s: float = max(task.spec["deadline_ms"] for task in running.plan.tasks) / 1000
     return SPARE_S + running.plan.stall_deadline_s + rounds * each_s
 

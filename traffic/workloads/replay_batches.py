@@ -204,13 +204,13 @@ def whole(trace: Trace, spec: ReplaySpec, network: cost.Network) -> Batch:
         UsageError: it does not fit into one batch, or has an operation that is not supported.
     """
     larger = dataclasses.replace(spec, batch_bytes=MADE_BYTES)
-    made = batches(trace, larger, network, most_operations=MADE_OPERATIONS)
-    if len(made) > 1:
+    single = batches(trace, larger, network, most_operations=MADE_OPERATIONS)
+    if len(single) > 1:
         raise UsageError(
             f"{trace.source} exceeds what a rank can hold at once ({MADE_OPERATIONS} operations, {MADE_BYTES >> 20} "
             "MiB); scale it down, or cut it"
         )
-    return made[0]
+    return single[0]
 
 
 def _waits(operation: Operation, spec: ReplaySpec, base_ns: int) -> list[tuple[int, int]]:

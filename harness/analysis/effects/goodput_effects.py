@@ -41,10 +41,10 @@ class GoodputEffects:
             return {}
         return {
             fault_id: float(
-                of_machine[total.bin_of(one.fired_ns) : total.bin_of(one.fired_ns + one.recovery_ns) + 1].min()
+                of_machine[total.bin_of(impact.fired_ns) : total.bin_of(impact.fired_ns + impact.recovery_ns) + 1].min()
             )
-            for fault_id, one in self.impacts.items()
-            if total.bin_of(one.fired_ns) < len(of_machine)
+            for fault_id, impact in self.impacts.items()
+            if total.bin_of(impact.fired_ns) < len(of_machine)
         }
 
 

@@ -41,9 +41,9 @@ def bisection_of(trials: Sequence[Trial], *, level: float = LEVEL) -> tuple[floa
 
     None: in one of them nothing came through.
     """
-    if not trials or any(min(one.aggregate_bps, one.solo_bps) <= 0 for one in trials):
+    if not trials or any(min(trial.aggregate_bps, trial.solo_bps) <= 0 for trial in trials):
         return None, None
-    logs = [math.log(ratio(one)) for one in trials]
+    logs = [math.log(ratio(trial)) for trial in trials]
     middle = fmean(logs)
     if len(logs) < FIRST:
         return math.exp(middle), None

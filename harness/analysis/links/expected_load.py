@@ -60,20 +60,20 @@ def expected_loads(run: Measurements) -> ExpectedLoad:
     except (UsageError, KeyError, TypeError, ValueError) as error:
         return _nothing(f"its schedule cannot be made again: {error}")
     connections: dict[tuple[str, str], list[Connection]] = {}
-    for one in run.connections:
-        connections.setdefault((one.src, one.dst), []).append(one)
+    for connection in run.connections:
+        connections.setdefault((connection.src, connection.dst), []).append(connection)
     mtu = QpParams.of({k: v for k, v in (run.workload.get("qp") or {}).items() if k in QpParams.__slots__}).mtu
     bytes_by_direction: Counter[tuple[str, str]] = Counter()
     for (src, dst), writes_by_qp in writes_by_pair.items():
         if src.partition(":")[0] == dst.partition(":")[0]:
             continue
         mine = connections.get((src, dst), [])
-        if len(mine) != len(writes_by_qp) or not all(one.path and one.ack_path for one in mine):
+        if len(mine) != len(writes_by_qp) or not all(connection.path and connection.ack_path for connection in mine):
             return _nothing(f"the paths from {src} to {dst} are not known of all {len(writes_by_qp)} queue pairs")
-        for one, writes in zip(mine, writes_by_qp, strict=True):
+        for connection, writes in zip(mine, writes_by_qp, strict=True):
             carried = [_on_the_wire(size, mtu) for size in writes]
-            _add(bytes_by_direction, one.path, operations * sum(data for data, _ in carried), run.topology)
-            _add(bytes_by_direction, one.ack_path, operations * sum(ack for _, ack in carried), run.topology)
+            _add(bytes_by_direction, connection.path, operations * sum(data for data, _ in carried), run.topology)
+            _add(bytes_by_direction, connection.ack_path, operations * sum(ack for _, ack in carried), run.topology)
     return ExpectedLoad(bytes_by_direction=dict(bytes_by_direction))
 
 
@@ -85,12 +85,14 @@ def with_expected(loads: Sequence[LinkLoad], expected: ExpectedLoad) -> tuple[Li
     def beside(direction: Direction) -> Direction:
         return replace(direction, expected_bytes=expected.bytes_by_direction.get((direction.src, direction.dst), 0.0))
 
-    return tuple(replace(one, up=beside(one.up), down=beside(one.down)) if one.is_uplink else one for one in loads)
+    return tuple(
+        replace(load, up=beside(load.up), down=beside(load.down)) if load.is_uplink else load for load in loads
+    )
 
 
 def carried(loads: Sequence[LinkLoad]) -> dict[tuple[str, str], int]:
     """Return the measured bytes of links between switches, by (sending switch, receiving switch)."""
-    directions = [direction for one in loads if one.is_uplink for direction in (one.up, one.down)]
+    directions = [direction for load in loads if load.is_uplink for direction in (load.up, load.down)]
     return {
         (direction.src, direction.dst): direction.size_bytes
         for direction in directions
@@ -130,26 +132,26 @@ def _unpredictable(run: Measurements) -> str:
 
 def _writes_by_pair(run: Measurements) -> dict[tuple[str, str], tuple[tuple[int, ...], ...]]:
     """Return the sizes of the writes that one operation sends from one RNIC to another, on each queue pair."""
-    said = run.workload
+    workload = run.workload
     spec = CollectiveSpec(
-        collective=said["collective"],
-        algorithm=said["algorithm"],
-        dtype=said.get("dtype") or "fp32",
+        collective=workload["collective"],
+        algorithm=workload["algorithm"],
+        dtype=workload.get("dtype") or "fp32",
         ranks=tuple(dict.fromkeys(f"{rank.host}:{rank.rnic}" for rank in run.ranks)),
-        ranks_per_rnic=int(said.get("ranks_per_rnic") or 1),
-        size_bytes=int(said["size_bytes"]),
-        root=int(said.get("root") or 0),
-        skew=float(said.get("skew") or 0.0),
-        in_place=bool(said.get("in_place")),
-        qps_per_peer=int(said.get("qps_per_peer") or 1),
-        spread=said.get("spread") or "split",
+        ranks_per_rnic=int(workload.get("ranks_per_rnic") or 1),
+        size_bytes=int(workload["size_bytes"]),
+        root=int(workload.get("root") or 0),
+        skew=float(workload.get("skew") or 0.0),
+        in_place=bool(workload.get("in_place")),
+        qps_per_peer=int(workload.get("qps_per_peer") or 1),
+        spread=workload.get("spread") or "split",
         iterations=1,
     )
     ranks, _, programs = collective.fit(FabricModel(kind=run.lab_kind, topology=run.topology), spec)
     by_rnics: dict[tuple[str, str], tuple[tuple[int, ...], ...]] = {}
-    for (src, dst), each in writes_of(spec, programs).items():  # in the order of the connections
+    for (src, dst), writes in writes_of(spec, programs).items():  # in the order of the connections
         ends = ranks[src].name, ranks[dst].name
-        by_rnics[ends] = (*by_rnics.get(ends, ()), *each)
+        by_rnics[ends] = (*by_rnics.get(ends, ()), *writes)
     return by_rnics
 
 
@@ -160,6 +162,6 @@ def _on_the_wire(size: int, mtu: int) -> tuple[int, int]:
 
 
 def _add(bytes_by_direction: Counter[tuple[str, str]], path: Sequence[str], size: int, topology: Topology) -> None:
-    for here, then in itertools.pairwise(path):
-        if here in topology.switch_by_name and then in topology.switch_by_name:
-            bytes_by_direction[here, then] += size
+    for near, far in itertools.pairwise(path):
+        if near in topology.switch_by_name and far in topology.switch_by_name:
+            bytes_by_direction[near, far] += size

@@ -55,10 +55,10 @@ def carried_at_most(run: Measurements) -> Mapping[str, float]:
 
 def link_metrics(run: Measurements) -> dict[str, Observation]:
     """Return all metrics of links."""
-    loads = [one for one in link_loads(run) if one.is_uplink]
+    loads = [load for load in link_loads(run) if load.is_uplink]
     most = carried_at_most(run)
-    roles = {one.name: one.role for one in run.topology.switches}
-    tiers = {tier: [one for one in loads if roles[one.up.src] == tier] for tier in _TIERS}
+    roles = {switch.name: switch.role for switch in run.topology.switches}
+    tiers = {tier: [load for load in loads if roles[load.up.src] == tier] for tier in _TIERS}
     by_place: dict[str, list[LinkLoad]] = {str(tier): of_tier for tier, of_tier in tiers.items()}
     metrics = {
         "link_bytes.error": _error(run, loads),
@@ -68,7 +68,7 @@ def link_metrics(run: Measurements) -> dict[str, Observation]:
     for name in names(run.topology):
         kind, _, place = name.partition(".")
         if kind == "mmr":
-            metrics[name] = _spread(kind, by_place.get(place) or [one for one in loads if one.up.src == place])
+            metrics[name] = _spread(kind, by_place.get(place) or [load for load in loads if load.up.src == place])
         else:
             metrics[name] = _utilisation(place, loads, most)
     return metrics
@@ -80,8 +80,8 @@ def _error(run: Measurements, loads: Sequence[LinkLoad]) -> Observation:
         return Observation(value=None, detail=expected.why)
     directions = [
         direction
-        for one in loads
-        for direction in (one.up, one.down)
+        for load in loads
+        for direction in (load.up, load.down)
         if (direction.src, direction.dst) in expected.bytes_by_direction
     ]
     if why := _doubt(directions):
@@ -110,13 +110,13 @@ def _doubt(directions: Sequence[Direction]) -> str:
 def _spread(kind: str, loads: Sequence[LinkLoad]) -> Observation:
     if len(loads) < 2:  # noqa: PLR2004 - one link is always even
         return Observation(value=None, detail=f"it has {len(loads)} uplinks; two are needed")
-    if why := _doubt([one.up for one in loads]):
+    if why := _doubt([load.up for load in loads]):
         return Observation(value=None, detail=why)
-    sizes = [one.up.size_bytes or 0 for one in loads]
+    sizes = [load.up.size_bytes or 0 for load in loads]
     value = max_over_mean(sizes) if kind == "mmr" else jain(sizes)
     if value is None:
         return Observation(value=None, detail="nothing was sent up")
-    largest = max(loads, key=lambda one: one.up.size_bytes or 0)
+    largest = max(loads, key=lambda load: load.up.size_bytes or 0)
     return Observation(value=value, detail=f"of {len(sizes)} uplinks; most on {largest.name}, {_bytes(largest.up)}")
 
 
@@ -129,12 +129,12 @@ def _busier(load: LinkLoad) -> int:
 
 
 def _utilisation(place: str, loads: Sequence[LinkLoad], most: Mapping[str, float]) -> Observation:
-    wanted = [one for one in loads if one.name in most and place in ("max", "mean", one.name)]
+    wanted = [load for load in loads if load.name in most and place in ("max", "mean", load.name)]
     if not wanted:
         return Observation(value=None, detail=_NO_SPEED)
-    if why := _doubt([direction for one in wanted for direction in (one.up, one.down)]):
+    if why := _doubt([direction for load in wanted for direction in (load.up, load.down)]):
         return Observation(value=None, detail=why)
-    shares = {one.name: _busier(one) / most[one.name] for one in wanted}
+    shares = {load.name: _busier(load) / most[load.name] for load in wanted}
     if place == "mean":
         return Observation(
             value=sum(shares.values()) / len(shares), detail=f"over {len(shares)} links between switches"
@@ -145,13 +145,13 @@ def _utilisation(place: str, loads: Sequence[LinkLoad], most: Mapping[str, float
 
 def _bisection(tiers: Mapping[SwitchRole, Sequence[LinkLoad]], most: Mapping[str, float]) -> Observation:
     tier = next((name for name in reversed(_TIERS) if tiers[name]), None)
-    loads = [one for one in tiers[tier] if one.name in most] if tier else []
+    loads = [load for load in tiers[tier] if load.name in most] if tier else []
     if not loads:
         return Observation(value=None, detail=_NO_SPEED if tier else "there are no links between switches")
-    if why := _doubt([one.up for one in loads]):
+    if why := _doubt([load.up for load in loads]):
         return Observation(value=None, detail=why)
-    sent = sum(one.up.size_bytes or 0 for one in loads)
-    value = sent / sum(most[one.name] for one in loads)
+    sent = sum(load.up.size_bytes or 0 for load in loads)
+    value = sent / sum(most[load.name] for load in loads)
     return Observation(value=value, detail=f"{sent:,} bytes up over {len(loads)} uplinks of the {tier} tier")
 
 

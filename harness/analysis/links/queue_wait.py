@@ -44,15 +44,15 @@ def longest_wait(inventory: Inventory, specs: Iterable[FlowSpec]) -> QueueWait |
             continue
         rnic = spec.src if spec.verb == "read" else spec.dst
         depth, _ = shape(spec)
-        each = min(depth * spec.message_bytes, RXE_PACKETS * spec.qp.mtu)
-        queued[rnic] = queued.get(rnic, 0) + spec.qps * each
+        flow_bytes = min(depth * spec.message_bytes, RXE_PACKETS * spec.qp.mtu)
+        queued[rnic] = queued.get(rnic, 0) + spec.qps * flow_bytes
         timeouts[rnic] = min(timeouts.get(rnic, spec.qp.timeout), spec.qp.timeout)
     waits = [
         _wait(rnic, rate_bps, queued[rnic], timeouts[rnic])
         for rnic in queued
         if (rate_bps := _rate_bps(inventory, rnic)) is not None
     ]
-    return max((one for one in waits if one.enough > one.timeout), key=lambda one: one.wait_ns, default=None)
+    return max((wait for wait in waits if wait.enough > wait.timeout), key=lambda wait: wait.wait_ns, default=None)
 
 
 def describe_wait(wait: QueueWait) -> str:

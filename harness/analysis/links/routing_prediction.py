@@ -99,8 +99,8 @@ def job_traffic(
     ranks = rnics * ranks_per_rnic
     grid = grid or ((ALL_RANKS, ranks),)
     if prod(size for _, size in grid) != ranks:
-        said = " x ".join(f"{name} {size}" for name, size in grid)
-        raise UsageError(f"a grid of {said} has {prod(size for _, size in grid)} ranks, but the job has {ranks}")
+        sizes = " x ".join(f"{name} {size}" for name, size in grid)
+        raise UsageError(f"a grid of {sizes} has {prod(size for _, size in grid)} ranks, but the job has {ranks}")
     chosen = []
     for phase in phases:
         shape = shape_for(len(groups(grid, phase.along)[0]), phase.size_bytes)
@@ -184,8 +184,8 @@ def predict(
 
 
 def _spreads(rounds: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
-    names = dict.fromkeys(name for one in rounds for name in one)
-    return {name: _spread([one[name] for one in rounds if name in one]) for name in names}
+    names = dict.fromkeys(name for values in rounds for name in values)
+    return {name: _spread([values[name] for values in rounds if name in values]) for name in names}
 
 
 def _spread(values: Sequence[float]) -> Spread:

@@ -95,8 +95,8 @@ class Detector:
         self.ranks = ranks
         self._peers = _peers(ranks, racks)
         self._drifts = np.zeros(ranks, dtype=np.bool_)
-        for alone in (one for one, drifts in self._peers if drifts):
-            self._drifts[alone] = True
+        for lone_rank in (rank for rank, drifts in self._peers if drifts):
+            self._drifts[lone_rank] = True
         self._limit = float(ranks * mean_iterations)
         self._shift = np.log1p(SLOWDOWNS)
         self._count = self._learn_at = 0
@@ -230,11 +230,11 @@ class _Norm:
         if not drifts.any():
             return steady
         moving = cls._moving(past[-TREND:], at)
-        both = {
+        arrays = {
             name: np.where(drifts, getattr(moving, name), getattr(steady, name))
             for name in ("mean", "slope", "cut", "deviation", "error")
         }
-        return cls(at=at, **both)
+        return cls(at=at, **arrays)
 
     @classmethod
     def _steady(cls, past: Floats, at: int) -> _Norm:

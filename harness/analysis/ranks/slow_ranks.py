@@ -41,10 +41,10 @@ class SlowRanks:
     begins_ns: tuple[int, ...]
     words: str
 
-    def iterations_since(self, time_ns: int, one: SlowRank) -> int | None:
+    def iterations_since(self, time_ns: int, slow: SlowRank) -> int | None:
         """Return iterations from the first one at or after `time_ns` to the alarm; None if the alarm came before."""
         first = int(np.searchsorted(self.begins_ns, time_ns))
-        return one.iteration - first + 1 if one.iteration >= first else None
+        return slow.iteration - first + 1 if slow.iteration >= first else None
 
 
 class StepFeed:
@@ -116,7 +116,7 @@ def _gpu_of(name: str, topology: Topology) -> str:
     """Return the GPU of the ranks on an RNIC: its own, or the one that the host's RNICs without their own share."""
     host_name, _, rnic_name = name.partition(":")
     host = topology.host_by_name.get(host_name)
-    rnic = next((one for one in (host.rnics if host else ()) if one.name == rnic_name), None)
+    rnic = next((candidate for candidate in (host.rnics if host else ()) if candidate.name == rnic_name), None)
     gpu_name = (rnic and rnic.gpu) or next((gpu.name for gpu in (host.gpus if host else ())), None)
     return f"{host_name}:{gpu_name}" if gpu_name else name
 
@@ -176,7 +176,9 @@ def _slow_ranks(series_of: _Same, ranks: _Same, topology: _Same) -> SlowRanks:
 
 def _words(slow: tuple[SlowRank, ...], smallest: float | None, count: int) -> str:
     if slow:
-        return "; ".join(_about([one for one in slow if one.host == host]) for host in {one.host: None for one in slow})
+        return "; ".join(
+            _about([alarm for alarm in slow if alarm.host == host]) for host in {alarm.host: None for alarm in slow}
+        )
     if smallest is None:
         return f"{count} iterations are too few, or too noisy, to know what is normal"
     return f"no rank of {count} iterations; at the end {100 * smallest:.0f} % and more would have shown"
@@ -184,11 +186,11 @@ def _words(slow: tuple[SlowRank, ...], smallest: float | None, count: int) -> st
 
 def _about(alarms: Sequence[SlowRank]) -> str:
     """Return the alarms of a host in words; of several ranks the one that is slowest."""
-    count = len({one.rank for one in alarms})
-    said = alarms if count == 1 else [max(alarms, key=lambda one: one.slowdown)]
+    count = len({alarm.rank for alarm in alarms})
+    alarms_shown = alarms if count == 1 else [max(alarms, key=lambda alarm: alarm.slowdown)]
     host = alarms[0].host if count == 1 else f"{alarms[0].host} ({count} ranks)"
     return "; ".join(
-        f"{host} about {100 * one.slowdown:.0f} % slower since iteration {one.since}, "
-        f"found at iteration {one.iteration}"
-        for one in said
+        f"{host} about {100 * alarm.slowdown:.0f} % slower since iteration {alarm.since}, "
+        f"found at iteration {alarm.iteration}"
+        for alarm in alarms_shown
     )

@@ -57,12 +57,18 @@ def slowdowns(series: Sequence[RankSeries], fired: Mapping[str, _Window]) -> tup
 
     `fired`: first firing and removal, in ns.
     """
-    computed = {one.rank: {step.index: step for step in one.iterations if step.compute_ns > 0} for one in series}
-    whole = sorted(set.intersection(*(set(one) for one in computed.values()))) if computed else []
+    computed = {
+        rank_series.rank: {step.index: step for step in rank_series.iterations if step.compute_ns > 0}
+        for rank_series in series
+    }
+    whole = sorted(set.intersection(*(set(steps_by_index) for steps_by_index in computed.values()))) if computed else []
     slowdowns_found = []
     for rank, steps in computed.items():
-        others = [steps for other, steps in computed.items() if other != rank] or [steps]
-        against = {at: math.log(steps[at].compute_ns / median(one[at].compute_ns for one in others)) for at in whole}
+        other_ranks = [steps for other, steps in computed.items() if other != rank] or [steps]
+        against = {
+            at: math.log(steps[at].compute_ns / median(steps_of_other[at].compute_ns for steps_of_other in other_ranks))
+            for at in whole
+        }
         free = [at for at in whole if not any(_share(steps[at], window) for window in fired.values())]
         for fault_id, window in fired.items():
             under = [at for at in whole if _share(steps[at], window) > _MOST]
@@ -85,9 +91,9 @@ def slowdowns(series: Sequence[RankSeries], fired: Mapping[str, _Window]) -> tup
 
 def slowest(slow: Sequence[Slowdown]) -> tuple[Slowdown | None, bool]:
     """Return the rank that stands out most, and whether chance is excluded; None if no rank was slower by `RATIO`."""
-    large = [one for one in slow if one.ratio >= RATIO]
-    sure = [one for one in large if one.chance * len(slow) <= LEVEL]
-    return max(sure or large, key=lambda one: one.ratio, default=None), bool(sure)
+    large = [slowdown for slowdown in slow if slowdown.ratio >= RATIO]
+    sure = [slowdown for slowdown in large if slowdown.chance * len(slow) <= LEVEL]
+    return max(sure or large, key=lambda slowdown: slowdown.ratio, default=None), bool(sure)
 
 
 def chance(before: Sequence[float], during: Sequence[float]) -> float:
@@ -96,11 +102,11 @@ def chance(before: Sequence[float], during: Sequence[float]) -> float:
     ranks = np.empty(len(values), dtype=np.int64)
     # Ties are ordered with `during` first, which can only increase the probability.
     ranks[np.argsort(values, kind="stable")] = np.arange(1, len(values) + 1)
-    count, total, seen = len(during), len(values), int(ranks[: len(during)].sum())
+    count, total, rank_sum = len(during), len(values), int(ranks[: len(during)].sum())
     if count * len(before) > _EXACT:
         mean, variance = count * (total + 1) / 2, count * len(before) * (total + 1) / 12
-        return 0.5 * math.erfc((seen - 0.5 - mean) / math.sqrt(2 * variance))
-    return float(_ways(count, total)[seen:].sum() / math.comb(total, count))
+        return 0.5 * math.erfc((rank_sum - 0.5 - mean) / math.sqrt(2 * variance))
+    return float(_ways(count, total)[rank_sum:].sum() / math.comb(total, count))
 
 
 @lru_cache(maxsize=64)

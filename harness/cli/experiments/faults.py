@@ -59,7 +59,7 @@ def faults(session: Session, *, kind: str | None, here: bool, as_json: bool) -> 
     """
     kinds = list(catalogue.CATALOGUE.values())
     if kind is not None:
-        kinds = [each for each in kinds if each.name.startswith(kind)] or [catalogue.find(kind)]
+        kinds = [each for each in kinds if each.name.startswith(kind)] or [catalogue.kind_named(kind)]
     if here:
         with open_lab(session.inventory()) as lab:
             found = capability.abilities(lab, kinds)

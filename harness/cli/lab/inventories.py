@@ -75,7 +75,7 @@ def discover(
     if out is not None and out.exists():
         raise UsageError(f"{out} is there already: a draft overwrites nothing, give a new name")
     if machines:
-        drafted = _of_machines(session, dict(map(live.seed, machines)), lab_name or "discovered")
+        drafted = _of_machines(session, dict(map(live.parse_seed, machines)), lab_name or "discovered")
     else:
         drafted = _of_lab(session, lab_name)
     if out is not None:
@@ -101,7 +101,7 @@ def _of_lab(session: Session, lab_name: str | None) -> draft.Draft:
         session.progress() as progress,
     ):
         silent: dict[str, str] = {}
-        found = live.ask({name: lab.node(name) for name in lab.nodes()}, progress, silent=silent)
+        found = live.query({name: lab.node(name) for name in lab.nodes()}, progress, silent=silent)
     # Where the machines of a soft lab answer is chosen when it starts.
     reached = (
         {}
@@ -119,7 +119,7 @@ def _of_machines(session: Session, seeds: dict[str, Management], lab_name: str) 
         except Unreachable as error:  # its host key is not pinned
             silent[name] = str(error)
     with session.progress() as progress:
-        found = live.ask(nodes, progress, silent=silent)
+        found = live.query(nodes, progress, silent=silent)
     reached = {name: _reached(one) for name, one in seeds.items()}
     return draft.draft(found, name=lab_name, reached=reached, silent=silent)
 

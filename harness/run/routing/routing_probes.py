@@ -183,7 +183,7 @@ def _query_kernels(lab: Lab, probes: Sequence[RouteProbe]) -> list[list[tuple[st
     by_switch: dict[str, list[tuple[str | None, int]]] = {}
     for machine, nodes in lab.carried(flows).items():
         request = {node: [namespace, flows[node]] for node, namespace in nodes.items()}
-        answer = lab.ask(machine, {"do": "decisions", "flows": request})
+        answer = lab.request(machine, {"do": "decisions", "flows": request})
         by_switch |= {node: [(port, table) for port, table in each] for node, each in answer["found"].items()}
     answers = []
     for probe in probes:

@@ -23,16 +23,18 @@ __all__ = ["MECHANISMS", "RackMechanism", "resolve"]
 def _by_kind() -> dict[str, RackMechanism]:
     """Map each fault kind to its rack mechanism. A kind with two lists both; the first one sets its fidelity."""
     by_kind: dict[str, RackMechanism] = {}
-    for one in (
+    for mechanism in (
         *sonic.MECHANISMS,
         *rnic.MECHANISMS,
         *host.MECHANISMS,
         *gpu.MECHANISMS,
-        *sonic.BOTH,
+        *sonic.LINK_MECHANISMS,
         *linux.MECHANISMS,
     ):
-        first = by_kind.get(one.kind)
-        by_kind[one.kind] = one if first is None else dataclasses.replace(first, by=f"{first.by}; {one.by}")
+        first = by_kind.get(mechanism.kind)
+        by_kind[mechanism.kind] = (
+            mechanism if first is None else dataclasses.replace(first, by=f"{first.by}; {mechanism.by}")
+        )
     return by_kind
 
 

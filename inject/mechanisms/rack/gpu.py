@@ -43,9 +43,9 @@ MECHANISMS = (
         RackMechanism(
             kind=kind,
             fidelity="modelled",
-            by=f"DCGM: {what} injected into its cache (dcgmi test --inject); the GPU and NVML do not show it",
+            by=f"DCGM: {values} injected into its cache (dcgmi test --inject); the GPU and NVML do not show it",
         )
-        for kind, what in (
+        for kind, values in (
             ("gpu.ecc", "ECC errors and their XID"),
             ("gpu.row-remap", "the flag and its XID"),
             ("gpu.overheat", "a temperature"),
@@ -215,8 +215,8 @@ def _injected(
     entity, tail = "{entity}", re.escape(bus.partition(":")[2])
     look = ("dcgmi", "dmon", "-i", entity, "-e", field, "-c", "1")
 
-    def inject(ahead_s: int, which: str, value: str) -> tuple[str, ...]:
-        return ("dcgmi", "test", "--inject", "--gpuid", entity, "--offset", str(ahead_s), "-f", which, "-v", value)
+    def inject(ahead_s: int, field_id: str, value: str) -> tuple[str, ...]:
+        return ("dcgmi", "test", "--inject", "--gpuid", entity, "--offset", str(ahead_s), "-f", field_id, "-v", value)
 
     was = {"was": (look, r"^GPU +[0-9]+ +([0-9]+)")} if restores else {}
     commands = Commands(
@@ -228,8 +228,8 @@ def _injected(
             ),
             **was,
         },
-        on=tuple(inject(offset_s[0], which, value) for which, value in values.items()),
-        off=tuple(inject(offset_s[1], which, "{was}" if restores else "0") for which in values),
+        on=tuple(inject(offset_s[0], field_id, value) for field_id, value in values.items()),
+        off=tuple(inject(offset_s[1], field_id, "{was}" if restores else "0") for field_id in values),
         look=look,
         applied=f"^GPU +{entity} +{values[field]}( |$)",
         normal=f"^GPU +{entity} +{normal}( |$)",
@@ -257,7 +257,7 @@ def _noisy_neighbour(request: Request) -> Mechanism:
 
 def _lost(request: Request) -> Mechanism:
     bus, host = _bus(request), request.target.node
-    drain, there = ("nvidia-smi", "drain", "-p", bus), f"{PCI}/devices/{bus}"
+    drain, device_path = ("nvidia-smi", "drain", "-p", bus), f"{PCI}/devices/{bus}"
     commands = Commands(
         needs=("nvidia-smi",),
         able=(
@@ -277,11 +277,11 @@ def _lost(request: Request) -> Mechanism:
         # Persistence mode counts as a use of the GPU (nvmlDeviceRemoveGpu).
         on=(("nvidia-smi", "-i", bus, "-pm", "0"), (*drain, "-m", "1"), (*drain, "-r")),
         off=(
-            ("sh", "-c", f"[ -e {there} ] || echo 1 > {PCI}/rescan"),
+            ("sh", "-c", f"[ -e {device_path} ] || echo 1 > {PCI}/rescan"),
             (*drain, "-m", "0"),
             ("sh", "-c", f'[ "{{persistence}}" = Disabled ] || nvidia-smi -i {bus} -pm 1'),
         ),
-        look=("sh", "-c", f"[ -e {there} ] && echo present || echo absent"),
+        look=("sh", "-c", f"[ -e {device_path} ] && echo present || echo absent"),
         applied="^absent$",
         normal="^present$",
         settle_s=20.0,

@@ -79,8 +79,10 @@ def resolve(request: Request) -> Mechanism:
     if request.kind in ("link.down", "link.flap"):
         return _down(request)
     mechanism = soft.resolve(request)
-    witnesses = [Witness(any_of=_on_rack(request, one.any_of), at_least=one.at_least) for one in mechanism.must_move]
-    usable = tuple(one for one in witnesses if one.any_of)
+    witnesses = [
+        Witness(any_of=_on_rack(request, witness.any_of), at_least=witness.at_least) for witness in mechanism.must_move
+    ]
+    usable = tuple(witness for witness in witnesses if witness.any_of)
     if not usable and request.kind in _AT_THE_RNIC:
         fallback = _on_rack(request, counters_of_ends(request, *_AT_THE_RNIC[request.kind]))
         usable = (Witness(any_of=fallback),) if fallback else ()

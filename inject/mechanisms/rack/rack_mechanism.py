@@ -122,16 +122,16 @@ def by_commands(
     patience_s: float | None = None,
 ) -> Mechanism:
     """Return the mechanism of a fault that commands on `node` carry out; each change has its revert beside it."""
-    do, undo = ([shown(words, commands.needs) for words in each] for each in (commands.on, commands.off))
-    both = max(len(do), len(undo))
-    do += ["# (nothing more)"] * (both - len(do))
-    undo += ["# (nothing more)"] * (both - len(undo))
+    do, undo = ([shown(words, commands.needs) for words in lines] for lines in (commands.on, commands.off))
+    length = max(len(do), len(undo))
+    do += ["# (nothing more)"] * (length - len(do))
+    undo += ["# (nothing more)"] * (length - len(undo))
     return Mechanism(
         place=Place(node=node),
         request=holder_request(
             request, "commands", commands.args(shows), claims=claims, edges=edges, patience_s=patience_s
         ),
-        steps=tuple(Step(do=one, undo=two) for one, two in zip(do, undo, strict=True)),
+        steps=tuple(Step(do=command, undo=revert) for command, revert in zip(do, undo, strict=True)),
         must_move=must_move,
         must_not_move=(),
         restored=restored,

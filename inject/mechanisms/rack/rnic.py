@@ -104,14 +104,14 @@ def _remove(request: Request) -> Mechanism:
         raise UsageError(f"{request.where}.target: {request.target.text} is not an RNIC; name one")
     if rnic.pcie is None:
         raise Unsupported(f"{request.where}.target: not supported on this lab: the inventory has no pcie for it")
-    host, there = request.target.node, f"{PCI}/devices/{rnic.pcie}"
+    host, device_path = request.target.node, f"{PCI}/devices/{rnic.pcie}"
     commands = Commands(
         guard=rnic.netdev,
         device=rnic.pcie,
         able=((("test", "-w", f"{PCI}/rescan"), "^", "the PCI bus cannot be rescanned"),),
-        on=(("sh", "-c", f"echo 1 > {there}/remove"),),
-        off=(("sh", "-c", f"[ -e {there} ] || echo 1 > {PCI}/rescan"),),
-        look=("sh", "-c", f"[ -e {there} ] && echo present || echo absent"),
+        on=(("sh", "-c", f"echo 1 > {device_path}/remove"),),
+        off=(("sh", "-c", f"[ -e {device_path} ] || echo 1 > {PCI}/rescan"),),
+        look=("sh", "-c", f"[ -e {device_path} ] && echo present || echo absent"),
         applied="^absent$",
         normal="^present$",
         settle_s=20.0,

@@ -21,7 +21,7 @@ from inject.mechanisms.soft.hop import ends_of
 from testbed.errors import Unsupported, UsageError
 from testbed.model.topology import Port
 
-__all__ = ["ACL_POLL_WAS", "BOTH", "BY_KIND", "MECHANISMS", "ONE_ASIC", "facing"]
+__all__ = ["ACL_POLL_WAS", "BY_KIND", "LINK_MECHANISMS", "MECHANISMS", "ONE_ASIC", "facing"]
 
 ROCE_PORT = "4791"
 _DB = "sonic-db-cli"
@@ -83,7 +83,7 @@ MECHANISMS = (
     ),
     RackMechanism(kind="switch.hash-policy", fidelity="real", by="SONiC: SWITCH_HASH without layer 4, if the ASIC can"),
 )
-BOTH = tuple(
+LINK_MECHANISMS = tuple(
     RackMechanism(kind=kind, fidelity="real", by="SONiC: config interface shutdown and startup (port); mlxlink (RNIC)")
     for kind in ("link.down", "link.flap")
 )
@@ -369,12 +369,12 @@ def _bgp_kill(request: Request) -> Mechanism:
 
 
 def _freeze(request: Request) -> Mechanism:
-    each = [("docker", "exec", "bgp", "pkill", "-{}", "-x", name) for name in ("bgpd", "zebra")]
+    signals = [("docker", "exec", "bgp", "pkill", "-{}", "-x", name) for name in ("bgpd", "zebra")]
     commands = Commands(
         needs=("docker",),
         able=(ONE_ASIC,),
-        on=[tuple(word.replace("{}", "STOP") for word in words) for words in each],
-        off=[tuple(word.replace("{}", "CONT") for word in words) for words in each],
+        on=[tuple(word.replace("{}", "STOP") for word in words) for words in signals],
+        off=[tuple(word.replace("{}", "CONT") for word in words) for words in signals],
         look=("docker", "exec", "bgp", "sh", "-c", "grep ^State: /proc/$(pgrep -x bgpd)/status"),
         applied="^State:.*T",
         normal="^State:.*[SRD]",
@@ -412,8 +412,8 @@ def _hash_policy(request: Request) -> Mechanism:
     ports = [link.end(switch).netdev for link in request.topology.links_of(switch) if link.is_uplink]
     if len(ports) < 2:  # noqa: PLR2004 - a choice needs two
         raise UsageError(f"{request.where}.target: {switch} has {len(ports)} uplink: nothing is hashed; it needs two")
-    where, fields = "SWITCH_HASH|GLOBAL", "DST_IP,SRC_IP"
-    look = (_DB, "CONFIG_DB", "HGET", where, "ecmp_hash@")
+    key, fields = "SWITCH_HASH|GLOBAL", "DST_IP,SRC_IP"
+    look = (_DB, "CONFIG_DB", "HGET", key, "ecmp_hash@")
     able = (_DB, "STATE_DB", "HGET", "SWITCH_CAPABILITY|switch", "ECMP_HASH_CAPABLE")
     commands = Commands(
         needs=(_DB,),
@@ -423,8 +423,8 @@ def _hash_policy(request: Request) -> Mechanism:
             (able, "^true$", "the ASIC's ECMP hash cannot be changed: target a Linux switch"),
         ),
         remember={"was": (look, "^(.*L4_.*)$")},
-        on=((_DB, "CONFIG_DB", "HSET", where, "ecmp_hash@", fields),),
-        off=((_DB, "CONFIG_DB", "HSET", where, "ecmp_hash@", "{was}"),),
+        on=((_DB, "CONFIG_DB", "HSET", key, "ecmp_hash@", fields),),
+        off=((_DB, "CONFIG_DB", "HSET", key, "ecmp_hash@", "{was}"),),
         look=look,
         applied=f"^{fields}$",
         normal="L4_",

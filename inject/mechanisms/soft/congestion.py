@@ -60,11 +60,11 @@ def _background(request: Request) -> Mechanism:
     if target.rnic is None:
         raise UsageError(f"{request.where}.target: {target.text} is not an RNIC; name one, such as host1:rxe0")
     racks = {host.name: host.rack for host in request.topology.hosts}
-    others = [host for host in request.topology.hosts if host.name != target.node]
-    if not others:
+    candidates = [host for host in request.topology.hosts if host.name != target.node]
+    if not candidates:
         raise UsageError(f"{request.where}.target: no other host can send to {target.text}; it needs two")
     # The same RNIC of a host in another rack, so that the flows cross uplinks and compete with others there.
-    source = min(others, key=lambda host: racks[host.name] == racks[target.node])
+    source = min(candidates, key=lambda host: racks[host.name] == racks[target.node])
     names = {rnic.name: rnic for rnic in source.rnics}
     rnic = names.get(target.rnic.name, source.rnics[0])
     rate_bps = round(request.params["rate"] * 1e6)
@@ -97,12 +97,12 @@ def _incast(request: Request) -> Mechanism:
         raise UsageError(f"{request.where}.target: {target.text} is not an RNIC; name one, such as host1:rxe0")
     own = request.topology.rnic_link(target.node, target.rnic.name).a.node
     carrier = on_switch(request, own).node
-    others = [one for one in request.topology.switches if one.name != own and one.carrier == carrier]
-    if len(others) < 2:  # noqa: PLR2004 - many to one
+    senders = [switch for switch in request.topology.switches if switch.name != own and switch.carrier == carrier]
+    if len(senders) < 2:  # noqa: PLR2004 - many to one
         raise UsageError(f"{request.where}.target: an incast needs at least two other switches that can send")
     rate_bps, period_s = round(request.params["rate"] * 1e6), request.params["period"] / 1000
     burst_s = period_s * request.params["duty"]
-    addresses = {one.name: str(ipaddress.ip_interface(one.loopback).ip) for one in others}
+    addresses = {switch.name: str(ipaddress.ip_interface(switch.loopback).ip) for switch in senders}
     expected = rate_bps * request.params["duty"] * request.for_s / 8 / _DATAGRAM_BYTES
     args = {
         "sources": [[name, address] for name, address in addresses.items()],
@@ -132,14 +132,14 @@ def _incast(request: Request) -> Mechanism:
 def _collision(request: Request) -> Mechanism:
     link, port = link_of(request)
     switch = request.topology.switch_by_name[port.node]
-    uplinks = [each for each in request.topology.links_of(switch.name) if each.is_uplink]
+    uplinks = [link for link in request.topology.links_of(switch.name) if link.is_uplink]
     if not link.is_uplink or switch.role != "rtsw":
         raise UsageError(
             f"{request.where}.target: {request.target.text} is not an uplink of an RTSW, named from the RTSW's end"
         )
     if len(uplinks) < 2:  # noqa: PLR2004 - a collision needs a choice
         raise UsageError(f"{request.where}.target: {switch.name} has one uplink, which carries all; it needs two")
-    behind = {each.b.node for each in request.topology.links_of(switch.name) if not each.is_uplink}
+    behind = {link.b.node for link in request.topology.links_of(switch.name) if not link.is_uplink}
     prefixes = sorted(
         {
             str(ipaddress.ip_interface(rnic.address).network)

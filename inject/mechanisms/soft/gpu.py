@@ -114,7 +114,7 @@ def _xid(request: Request) -> Mechanism:
 def _ecc(request: Request) -> Mechanism:
     name, _ = _gpu(request)
     gpu = name.partition("/")[2]
-    error, count, rate = (request.params[what] for what in ("error", "count", "rate"))
+    error, count, rate = (request.params[name_of_param] for name_of_param in ("error", "count", "rate"))
     counter = "ecc_corrected" if error in ("corrected", "high-rate") else "ecc_uncorrected"
     # At a rate, half of the errors: the first one of a second comes at its end, and a starved holder is late.
     at_least = count + int(rate * request.for_s / 2)

@@ -113,13 +113,13 @@ def _rate(request: Request) -> Mechanism:
     hop = hop_of(request)
     rules = ruleset(request, hop, ["meta protocol ip"], detour_act(request, hop))
     queue = f"tbf rate {round(request.params['rate'] * 1_000_000)}bit burst 32kb {_RATE_LATENCY}"
-    seen = [hop.far] if hop.far else [hop.port.node, *(host.name for host in request.topology.hosts)]
+    receivers = [hop.far] if hop.far else [hop.port.node, *(host.name for host in request.topology.hosts)]
     return Mechanism(
         place=hop.place,
         # The count is how often the limit held a packet back: a limit that was never reached has not fired.
         request=detour_request(request, hop, rules, queue=queue, count="overlimits", drain_ms=600),
         steps=detour_steps(request, hop, rules, queue=queue),
-        must_move=(Witness(any_of=tuple(f"{node}/ip.InECT1Pkts" for node in seen)),),
+        must_move=(Witness(any_of=tuple(f"{node}/ip.InECT1Pkts" for node in receivers)),),
         must_not_move=rnic_counters(request.topology, "send_err"),
         shows={"device": hop.port.netdev, "hook": hop.hook, "queue": "tbf"},
     )

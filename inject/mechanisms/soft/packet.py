@@ -171,7 +171,7 @@ def _duplicate(request: Request) -> Mechanism:
 
 
 def _forge(request: Request) -> Mechanism:
-    what, qp, count = (request.params[name] for name in ("what", "qp", "count"))
+    kind, qp, count = (request.params[name] for name in ("what", "qp", "count"))
     hop = hop_of(request)
     link = request.target.link
     if link is None or link.rnic is None or hop.far != link.b.node:
@@ -179,26 +179,26 @@ def _forge(request: Request) -> Mechanism:
     args = {
         "netns": hop.place.netns,
         "device": hop.port.netdev,
-        "what": what,
+        "what": kind,
         "qp": None if qp == "any" else qp,
         "count": count,
     }
     rnic = f"{link.b.node}/{link.rnic}"
-    effects = tuple(f"{rnic}.{name}" for name in _FORGED.get(what, ()))
+    effects = tuple(f"{rnic}.{name}" for name in _FORGED.get(kind, ()))
     to = "a QP" if qp == "any" else f"QP {qp}"
     return Mechanism(
         place=hop.place,
         request=holder_request(request, "forge", args, claims=f"{hop.place.name}/forge/{request.id}"),
         steps=(
             Step(
-                do=f"{count} times: send a {what} out of {hop.port.netdev} of {hop.place.name}, made from a packet "
+                do=f"{count} times: send a {kind} out of {hop.port.netdev} of {hop.place.name}, made from a packet "
                 f"to {to} that is passing (AF_PACKET)",
                 undo="# nothing: a packet that was sent cannot be recalled",
             ),
         ),
         must_move=(_marked(request, hop, "InECT1Pkts"), *((Witness(any_of=effects),) if effects else ())),
         must_not_move=rnic_counters(request.topology, "send_err"),
-        shows={"device": hop.port.netdev, "what": what},
+        shows={"device": hop.port.netdev, "what": kind},
         complete_after=count,
     )
 

@@ -12,30 +12,30 @@ _PERIOD_US = 20_000
 def signalled(
     request: Request,
     argument: str,
-    how: str,
+    signal: str,
     *,
     must_move: tuple[Witness, ...] = (),
     while_on: tuple[tuple[str, int | None], ...] = (),
     restored: tuple[tuple[str, int | None], ...] = (),
 ) -> Mechanism:
-    """Send the signal `how` to every process that has `argument` in its command line."""
-    undo = f"pkill -CONT -f {argument}" if how == "STOP" else "# nothing: the job has to start it again"
+    """Send the signal `signal` to every process that has `argument` in its command line."""
+    undo = f"pkill -CONT -f {argument}" if signal == "STOP" else "# nothing: the job has to start it again"
     return Mechanism(
         place=on_host(request),
         request=holder_request(
             request,
             "process",
-            {"find": {"argument": argument}, "how": how},
+            {"find": {"argument": argument}, "how": signal},
             claims=f"{request.target.node}/{argument}",
         ),
-        steps=(Step(do=f"pkill -{how} -f {argument}", undo=undo),),
+        steps=(Step(do=f"pkill -{signal} -f {argument}", undo=undo),),
         must_move=must_move,
         must_not_move=rnic_counters(request.topology, "send_err"),
         restored=restored,
         of_workload=True,
         shows={"what": argument},
         while_on=while_on,
-        complete_after=1 if how == "KILL" else None,
+        complete_after=1 if signal == "KILL" else None,
     )
 
 

@@ -89,7 +89,7 @@ def _withdraw(request: Request) -> Mechanism:
     place = on_switch(request, switch.name)
     path, line = [f"router bgp {switch.asn}", "address-family ipv4 unicast"], "redistribute connected"
     shell = " ".join(f"-c '{word}'" for word in ("configure terminal", *path))
-    others = tuple(f"{other.name}/ip.InNoRoutes" for other in request.topology.switches if other.name != switch.name)
+    unrouted = tuple(f"{other.name}/ip.InNoRoutes" for other in request.topology.switches if other.name != switch.name)
     return Mechanism(
         place=place,
         request=holder_request(
@@ -101,7 +101,7 @@ def _withdraw(request: Request) -> Mechanism:
                 undo=f"{vtysh(place.netns)} {shell} -c '{line}'",
             ),
         ),
-        must_move=(Witness(any_of=(*others, *rnic_counters(request.topology, "completer_retry_err"))),),
+        must_move=(Witness(any_of=(*unrouted, *rnic_counters(request.topology, "completer_retry_err"))),),
         must_not_move=rnic_counters(request.topology, "send_err"),
         shows={"netns": place.netns, "line": line},
     )
@@ -157,7 +157,7 @@ def _reboot(request: Request) -> Mechanism:
 def _drain(request: Request) -> Mechanism:
     switch = request.topology.switch_by_name[request.target.node]
     ends = [link.other(switch.name) for link in request.topology.links_of(switch.name) if link.is_uplink]
-    others = [
+    detour_counters = [
         f"{end.node}/{link.end(end.node).netdev}.tx_packets"
         for end in ends
         for link in request.topology.links_of(end.node)
@@ -166,7 +166,7 @@ def _drain(request: Request) -> Mechanism:
     # While the switch is drained, its neighbours spread no load over their ports to it. Traffic alone proves no drain:
     # ECMP moves it to the other uplinks anyway.
     shared = [f"{end.node}/{end.netdev}.multipath" for end in ends]
-    if switch.role == "rtsw" or not others:
+    if switch.role == "rtsw" or not detour_counters:
         raise UsageError(
             f"{request.where}.target: {switch.name} is the only path for some hosts: a drain would cut them off; "
             "choose another switch"
@@ -188,11 +188,11 @@ def _drain(request: Request) -> Mechanism:
                 undo=f"{vtysh(place.netns)} {shell} -c 'no {line}'",
             ),
         ),
-        must_move=(Witness(any_of=tuple(others), at_least=_PACKETS),),
+        must_move=(Witness(any_of=tuple(detour_counters), at_least=_PACKETS),),
         # Retransmissions may move: a flow that changes its path can be reordered, and a starved machine pauses.
         must_not_move=(
             *rnic_counters(request.topology, "send_err"),
-            *(f"{each.name}/ip.InNoRoutes" for each in request.topology.switches),
+            *(f"{other_switch.name}/ip.InNoRoutes" for other_switch in request.topology.switches),
         ),
         shows={"netns": place.netns, "line": line},
         while_on=tuple((state, 0) for state in shared),

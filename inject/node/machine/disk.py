@@ -54,11 +54,11 @@ class DiskActuator(Actuator):
 
     def read(self) -> dict[str, Any]:
         """Report whether the file is open, its size, and the free space."""
-        taken = os.fstat(self._file).st_blocks * 512 if self._file >= 0 else 0
+        taken_bytes = os.fstat(self._file).st_blocks * 512 if self._file >= 0 else 0
         return {
             "applied": self._file >= 0,
             "folder": self._folder,
-            "taken_bytes": taken,
+            "taken_bytes": taken_bytes,
             "left_bytes": self._free(),
         }
 

@@ -70,15 +70,15 @@ class MemoryActuator(Actuator):
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as score:  # noqa: PTH123 - start-up time
             score.write("1000")
         os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
-        held: list[mmap.mmap] = []
+        chunks: list[mmap.mmap] = []
         while self._child.is_wanted():
             if _available_mib() > self._left_mib:
-                held.append(mmap.mmap(-1, _CHUNK, flags=_FLAGS))
+                chunks.append(mmap.mmap(-1, _CHUNK, flags=_FLAGS))
                 self._child.add()
                 continue
             time.sleep(_PAUSE_S)
             # The kernel reclaims unused pages first, so use all of them.
-            for chunk in held:
+            for chunk in chunks:
                 chunk[:: mmap.PAGESIZE] = b"." * (_CHUNK // mmap.PAGESIZE)
 
 

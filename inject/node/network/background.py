@@ -92,8 +92,8 @@ class BackgroundActuator(Actuator):
                     sender.setsockopt(socket.IPPROTO_IP, socket.IP_TOS, _ECT1)
                     sender.bind((address, 0))
         except OSError as error:
-            for each in sockets:
-                each.close()
+            for opened in sockets:
+                opened.close()
             raise Refused(f"{address} is not an address of this machine: {error}") from None
         return [sockets[index] for flow in range(self._flows) for index in range(flow, len(sockets), self._flows)]
 

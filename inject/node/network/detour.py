@@ -183,7 +183,7 @@ class DetourActuator(HopActuator):
         if self._route is None:
             return {}
         request = _TCMSG.pack(socket.AF_UNSPEC, socket.if_nametoindex(self._via), 0, _TC_H_ROOT, 0)
-        return attributes(self._route.ask(_RTM_GETQDISC, request, flags=REQUEST | ECHO)[_TCMSG.size :])
+        return attributes(self._route.request(_RTM_GETQDISC, request, flags=REQUEST | ECHO)[_TCMSG.size :])
 
 
 def _kernel() -> tuple[int, ...]:

@@ -137,30 +137,30 @@ def request_after(ack: bytes, frame: bytes) -> int | None:
     bth = _ETHERNET + _IP + _UDP
     if not _fits(frame, "replay", None) or (frame[26:30], frame[30:34]) != (ack[30:34], ack[26:30]):
         return None
-    psn, acked = (int.from_bytes(one[bth + 9 : bth + 12], "big") for one in (frame, ack))
+    psn, acked = (int.from_bytes(raw[bth + 9 : bth + 12], "big") for raw in (frame, ack))
     return psn if 0 < (psn - acked) & _PSN_MASK <= _WINDOW else None
 
 
-def forge(frame: bytes, what: str, psn: int | None = None) -> bytes:
-    """Return an Ethernet frame of the kind `what`, made from the RoCEv2 frame `frame` (IPv4 without options).
+def forge(frame: bytes, kind: str, psn: int | None = None) -> bytes:
+    """Return an Ethernet frame of the kind `kind`, made from the RoCEv2 frame `frame` (IPv4 without options).
 
     `psn` is the PSN that a NAK requests; default: the one after the acknowledgement from which the NAK is made.
     """
     head = bytearray(frame[: _ETHERNET + _IP + _UDP + _BTH])
     rest = _payload(frame)
     bth = _ETHERNET + _IP + _UDP
-    if what == "cnp":
+    if kind == "cnp":
         head[bth], head[bth + 1] = _CNP, head[bth + 1] & 0x0F
         head[bth + 4] |= _BECN
         head[bth + 8 : bth + 12] = bytes(4)
         rest = bytes(16)
-    elif what == "nak":
+    elif kind == "nak":
         after = (int.from_bytes(head[bth + 9 : bth + 12], "big") + 1) & _PSN_MASK
         head[bth + 9 : bth + 12] = (after if psn is None else psn).to_bytes(3, "big")
         rest = bytes([_PSN_ERROR]) + rest[1:]
-    elif what == "stray":
+    elif kind == "stray":
         head[bth + 5 : bth + 8] = _NO_QP.to_bytes(3, "big")
-    elif what == "malformed":
+    elif kind == "malformed":
         head[bth + 1] |= _BAD_TVER
     return _finished(head, rest)
 
@@ -205,7 +205,7 @@ def icrc(packet: bytes) -> int:
     return zlib.crc32(b"\xff" * 8 + masked)
 
 
-def _fits(frame: bytes, what: str, qp: int | None) -> bool:
+def _fits(frame: bytes, kind: str, qp: int | None) -> bool:
     """Return whether a packet can be made from this frame: RoCEv2 over IPv4, to the queue pair, of the class needed."""
     bth = _ETHERNET + _IP + _UDP
     if len(frame) < bth + _BTH + _ICRC or frame[12:15] != b"\x08\x00\x45" or frame[23] != socket.IPPROTO_UDP:
@@ -215,9 +215,9 @@ def _fits(frame: bytes, what: str, qp: int | None) -> bool:
     if qp is not None and int.from_bytes(frame[bth + 5 : bth + 8], "big") != qp:
         return False
     opcode = frame[bth]
-    if what in ("nak", "ack"):
+    if kind in ("nak", "ack"):
         return opcode == _ACK and frame[bth + _BTH] < _FIRST_NAK
-    return opcode in _DATA if what == "replay" else opcode != _CNP
+    return opcode in _DATA if kind == "replay" else opcode != _CNP
 
 
 def _checksum(header: bytes | bytearray) -> int:

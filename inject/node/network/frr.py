@@ -53,7 +53,7 @@ class FrrActuator(Actuator):
     def read(self) -> dict[str, Any]:
         """Report whether the running configuration has the line."""
         running = run([*vtysh(self._netns).split(), "-c", "show running-config"])
-        has_line = any(each.strip() == self._line for each in running.splitlines())
+        has_line = any(line.strip() == self._line for line in running.splitlines())
         return {"applied": has_line is self._add, "netns": self._netns, "line": self._line}
 
     def _argv(self, *, add: bool) -> list[str]:

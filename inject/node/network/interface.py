@@ -93,7 +93,7 @@ class LinkActuator(Actuator):
         if self._route is None:
             raise Refused("not prepared")
         try:
-            return self._route.ask(kind, body, flags=flags)
+            return self._route.request(kind, body, flags=flags)
         except OSError as error:
             raise OSError(error.errno, f"{error.strerror}: {self._device}") from None
 

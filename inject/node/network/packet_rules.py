@@ -113,9 +113,9 @@ class HopActuator(Actuator):
 
     def revert_script(self) -> str:
         """Return a script that removes the table, in case that the socket's end has not removed it already."""
-        nft, one = f"{inside(self._netns)}nft", f"netdev {self._table}"
+        nft, table = f"{inside(self._netns)}nft", f"netdev {self._table}"
         return unless_gone(
-            self._netns, f"{nft} delete table {one} 2>/dev/null; ! {nft} list table {one} >/dev/null 2>&1"
+            self._netns, f"{nft} delete table {table} 2>/dev/null; ! {nft} list table {table} >/dev/null 2>&1"
         )
 
     def on(self) -> None:
@@ -123,9 +123,9 @@ class HopActuator(Actuator):
         if "@psn@" not in self._ruleset or self._qp is None or self._ahead is None:
             self._put(self._ruleset)
             return
-        lead, seen = self._ahead, self._passing(self._qp)
+        lead, current_psn = self._ahead, self._passing(self._qp)
         for _ in range(_TRIES):
-            self._psn = (seen + lead) & _PSN_MASK
+            self._psn = (current_psn + lead) & _PSN_MASK
             self._put(self._ruleset.replace("@psn@", str(self._psn)))
             now = self._passing(self._qp)
             # A packet that the rule drops does not get here (net/core/dev.c, __dev_queue_xmit: egress hooks before
@@ -133,9 +133,9 @@ class HopActuator(Actuator):
             if 0 < (self._psn - now) & _PSN_MASK < _HALF or self._counter():
                 return
             # The PSN passed while the rule was being added: increase the lead by what passes in that time.
-            lead = self._ahead + 2 * ((now - seen) & _PSN_MASK)
+            lead = self._ahead + 2 * ((now - current_psn) & _PSN_MASK)
             self._remove_table()
-            seen = self._passing(self._qp)
+            current_psn = self._passing(self._qp)
         raise Refused(f"PSNs of QP {self._qp} pass faster than a rule can be added; use a psn beyond +{self._ahead}")
 
     def _put(self, ruleset: str) -> None:
@@ -216,7 +216,7 @@ class HopActuator(Actuator):
             + attribute(_OBJ_NAME, name.encode() + b"\0")
             + attribute(_OBJ_TYPE, struct.pack(">I", _OBJECT_COUNTER))
         )
-        counter = attributes(self._counters.ask(_GETOBJ, request)[4:])
+        counter = attributes(self._counters.request(_GETOBJ, request)[4:])
         return int.from_bytes(attributes(counter[_OBJ_DATA])[_COUNTER_PACKETS], "big")
 
     def _tables(self) -> list[dict[str, Any]]:

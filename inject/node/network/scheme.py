@@ -68,8 +68,8 @@ class SchemeActuator(Actuator):
         lines = ["failed="]
         for wanted in self._switches:
             netns = wanted["netns"]
-            there = f"[ ! -e /run/netns/{netns} ] || " if netns else ""
-            lines.append(f"{there}{inside(netns)}sh -c '{SWEEP}' || failed=1")
+            guard = f"[ ! -e /run/netns/{netns} ] || " if netns else ""
+            lines.append(f"{guard}{inside(netns)}sh -c '{SWEEP}' || failed=1")
         return "\n".join([*lines, '[ -z "$failed" ]'])
 
     def on(self) -> None:
@@ -101,16 +101,16 @@ class SchemeActuator(Actuator):
         by_name = {agent.name: agent.counts() for agent in self._agents}
         counts = list(by_name.values())
         whole = all(
-            one["rules"] == one["wanted_rules"] and one["marks"] == one["wanted_marks"] and one["routes"] > 0
-            for one in counts
+            count["rules"] == count["wanted_rules"] and count["marks"] == count["wanted_marks"] and count["routes"] > 0
+            for count in counts
         )
-        left = sorted(name for name, one in by_name.items() if one["left"])
+        left = sorted(name for name, count in by_name.items() if count["left"])
         return {
             "applied": bool(left),
             "whole": bool(counts) and whole,
             "switches": len(counts),
-            "rules": sum(one["rules"] for one in counts),
-            "routes": sum(one["routes"] for one in counts),
+            "rules": sum(count["rules"] for count in counts),
+            "routes": sum(count["routes"] for count in counts),
             "copied": self._copied,
             "left_on": left,
         }

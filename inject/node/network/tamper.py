@@ -60,9 +60,9 @@ class TamperActuator(HopActuator):
         """Start the child that reads the device, then add the rule."""
         if not self._is_set_up:
             self.set_up()
-        with _packets(self._via) as taken, _packets(self._device) as out:
+        with _packets(self._via) as detoured, _packets(self._device) as out:
             out.setsockopt(_SOL_PACKET, _PACKET_QDISC_BYPASS, 1)
-            self._child.start(lambda: self._change(taken, out))
+            self._child.start(lambda: self._change(detoured, out))
         super().on()
 
     def off(self) -> None:
@@ -91,12 +91,12 @@ class TamperActuator(HopActuator):
     def _has_device(self) -> bool:
         return self._via in (name for _, name in socket.if_nameindex())
 
-    def _change(self, taken: socket.socket, out: socket.socket) -> None:
+    def _change(self, detoured: socket.socket, out: socket.socket) -> None:
         """Change packets and send them on, at the holder's priority, because the retransmission is on its way."""
-        taken.settimeout(_POLL_S)
+        detoured.settimeout(_POLL_S)
         while self._child.is_wanted():
             try:
-                frame = taken.recv(65535)
+                frame = detoured.recv(65535)
             except TimeoutError:
                 continue
             except OSError:  # the device is gone

@@ -22,9 +22,9 @@ from testbed.errors import BootFailed, LabError
 __all__ = [
     "BOOT_DEADLINE_S",
     "SNAPSHOT",
-    "each",
     "end",
     "greets",
+    "in_parallel",
     "make_overlay",
     "resume",
     "save_snapshot",
@@ -60,7 +60,7 @@ def start(
             pid=pid, ssh_port=0, start_ticks=vm_process.start_ticks(pid), boot_id=vm_process.boot_id()
         )
         record(started)
-    forwards = each(all_vms, vm.ssh_port)
+    forwards = in_parallel(all_vms, vm.ssh_port)
     for machine, port in zip(all_vms, forwards, strict=True):
         name = machine.machine.name
         started[name] = msgspec.structs.replace(started[name], ssh_port=port)
@@ -141,17 +141,17 @@ def save_snapshot(machine: Vm) -> None:
 def resume(all_vms: Sequence[Vm]) -> None:
     """Resume VMs that were loaded from their snapshot."""
 
-    def one(machine: Vm) -> None:
+    def resume_one(machine: Vm) -> None:
         with Qmp(machine.qmp) as qmp:
             qmp.command("cont")
 
-    each(all_vms, one)
+    in_parallel(all_vms, resume_one)
 
 
-def each(things: Sequence[_S], work: Callable[[_S], _T]) -> list[_T]:
+def in_parallel(items: Sequence[_S], work: Callable[[_S], _T]) -> list[_T]:
     """Run the same work on all things at once; the results are in their order."""
-    with ThreadPoolExecutor(max_workers=max(1, len(things))) as pool:
-        return list(pool.map(work, things))
+    with ThreadPoolExecutor(max_workers=max(1, len(items))) as pool:
+        return list(pool.map(work, items))
 
 
 def end(all_vms: Sequence[Vm], state: LabState | None) -> int:
@@ -160,12 +160,12 @@ def end(all_vms: Sequence[Vm], state: LabState | None) -> int:
     A controller that is killed between starting a VM and recording it leaves one that only its disk identifies.
     """
 
-    def one(machine: Vm) -> int:
+    def end_one(machine: Vm) -> int:
         known = state.vms.get(machine.machine.name) if state else None
         ended = vm.end(machine, known) if known else False
         return ended + sum(vm.end(machine, lost) for lost in unrecorded(machine))
 
-    return sum(each(all_vms, one))
+    return sum(in_parallel(all_vms, end_one))
 
 
 def unrecorded(machine: Vm) -> list[VmState]:

@@ -28,7 +28,7 @@ from pathlib import Path
 from testbed.directories import cache_dir
 from testbed.errors import LabError
 
-__all__ = ["Image", "build", "digest", "find", "images_dir"]
+__all__ = ["Image", "build", "cached", "digest", "images_dir"]
 
 SUITE = "trixie"
 MIRROR = "http://deb.debian.org/debian"
@@ -119,7 +119,7 @@ def images_dir() -> Path:
     return cache_dir() / "images"
 
 
-def find() -> Image | None:
+def cached() -> Image | None:
     """Return the cached image; None if it has not been built."""
     folder = images_dir() / digest()
     return Image(digest=digest(), folder=folder) if (folder / "complete").exists() else None
@@ -137,8 +137,8 @@ def build(progress: Callable[[str], None]) -> Image:
     images = images_dir()
     images.mkdir(parents=True, exist_ok=True)
     with _only_builder(images / ".lock", progress):
-        if found := find():
-            return found
+        if existing := cached():
+            return existing
         _check_can_build(images)
         staging = Path(tempfile.mkdtemp(prefix=".building-", dir=images))
         try:

@@ -102,7 +102,7 @@ def vms(inventory: Inventory) -> tuple[Vm, ...]:
 def _all_vms(inventory: Inventory, folder: Path) -> tuple[Vm, ...]:
     """Return the VMs of a lab, and those of earlier versions of its inventory, which still have folders."""
     now = vms(inventory)
-    names = {one.machine.name for one in now}
+    names = {current.machine.name for current in now}
     earlier = sorted(path for path in folder.glob("vms/*") if path.name not in names)
     return now + tuple(
         Vm(
@@ -204,7 +204,7 @@ def reset(inventory: Inventory, progress: Progress) -> None:
     snapshot = read_snapshot(folder)
     if snapshot is None or not snapshot.complete or snapshot.key != state.key:
         raise DirtyLab(f"{inventory.name} has no snapshot to restore; run `faultbed up --fresh` to build the lab again")
-    built = image.find()
+    built = image.cached()
     if built is None:
         raise LabError(f"the VM image of {inventory.name} is gone from {image.images_dir()}; run `faultbed up --fresh`")
     with locked(folder):
@@ -244,19 +244,20 @@ def status(inventory: Inventory, *, patience_s: float = PATIENCE_S["look"]) -> S
             panic=serial_console.panic(machine.console) if known else None,
         )
 
-    found = fleet.each(vms(inventory), look)
-    if state is None and any(one.alive for one in found):
+    statuses = fleet.in_parallel(vms(inventory), look)
+    if state is None and any(machine_status.alive for machine_status in statuses):
         word = "broken"  # its record is lost; `down` finds its processes by their disks
     elif state is None:
         word = "down, snapshot kept" if snapshot else "down"
     else:
-        word = "up" if all(x.ssh for x in found) and state is not None and state.ready else "broken"
+        is_up = state.ready and all(machine_status.ssh for machine_status in statuses)
+        word = "up" if is_up else "broken"
     return Status(
         name=inventory.name,
         state=word,
         accelerator=state.accelerator if state else None,
         snapshot=snapshot is not None and snapshot.complete,
-        vms=tuple(found),
+        vms=tuple(statuses),
     )
 
 
@@ -317,7 +318,7 @@ def _provision(inventory: Inventory, folder: Path, key: str, host_keys: dict[str
     kept = Snapshot(key=key, host_keys=host_keys, complete=False, node_code=node_archive.archive().digest)
     write(folder / "snapshot.json", kept)  # after a kill, some VMs have the old snapshot and some the new one
     progress("taking the snapshot")
-    fleet.each(vms(inventory), fleet.save_snapshot)
+    fleet.in_parallel(vms(inventory), fleet.save_snapshot)
     write(folder / "snapshot.json", msgspec.structs.replace(kept, complete=True))
 
 
@@ -373,7 +374,7 @@ def _wake(inventory: Inventory, progress: Progress) -> None:
     """Wait for SSH after a snapshot was loaded, and set the guests' wall clocks, which stood still meanwhile."""
     with lab_module.open_lab(inventory) as lab:
         nodes = [lab.node(name) for name in lab.nodes()]
-        fleet.each(nodes, lambda node: node.run(["date", "-u", "-s", f"@{time.time():.3f}"], timeout_s=60))
+        fleet.in_parallel(nodes, lambda node: node.run(["date", "-u", "-s", f"@{time.time():.3f}"], timeout_s=60))
     progress("all VMs answer")
 
 
@@ -428,7 +429,7 @@ def _is_same(running: LabState, inventory: Inventory, progress: Progress) -> boo
             f'a lab named "{inventory.name}" is up from {running.inventory}: `faultbed --lab {running.inventory} down` '
             "ends it, or give this inventory another faultbed_name"
         )
-    built = image.find()
+    built = image.cached()
     if built is None or running.key != snapshot_key.key(inventory, built, running.accelerator):
         return False
     snapshot = read_snapshot(lab_dir(inventory.name))

@@ -65,7 +65,7 @@ class NoCuda(Exception):  # named for a state, like testbed.errors
 
 
 class CudaDevice:
-    """A GPU, by PCIe address or by number; `hold` and `release` its primary context."""
+    """A GPU, by PCIe address or by number; `make_current` and `release` its primary context."""
 
     def __init__(self, *, pcie: str | None, number: int, library: Any) -> None:
         self._cuda = library if library is not None else _load()
@@ -76,13 +76,13 @@ class CudaDevice:
         else:
             self.call("cuDeviceGet", ctypes.byref(self._device), number)
 
-    def attribute(self, which: int) -> int:
+    def attribute(self, number: int) -> int:
         """Return a CUdevice_attribute."""
         value = ctypes.c_int()
-        self.call("cuDeviceGetAttribute", ctypes.byref(value), which, self._device)
+        self.call("cuDeviceGetAttribute", ctypes.byref(value), number, self._device)
         return value.value
 
-    def hold(self) -> None:
+    def make_current(self) -> None:
         """Make its primary context current in this thread."""
         context = ctypes.c_void_p()
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._device)
@@ -107,7 +107,7 @@ class CudaWork:
     def __init__(self, *, pcie: str | None, number: int, library: Any = None) -> None:
         self._gpu = CudaDevice(pcie=pcie, number=number, library=library)
         self._blocks = _BLOCKS * self._gpu.attribute(_PROCESSORS)
-        self._gpu.hold()
+        self._gpu.make_current()
         self._out, self._module, self._kernel = ctypes.c_uint64(), ctypes.c_void_p(), ctypes.c_void_p()
         try:
             self._gpu.call("cuModuleLoadData", ctypes.byref(self._module), _WORK)
@@ -119,7 +119,7 @@ class CudaWork:
             raise
         self._rounds = ctypes.c_uint32(_ROUNDS)
         values = (ctypes.byref(self._out), ctypes.byref(self._rounds))
-        self._arguments = (ctypes.c_void_p * len(values))(*(ctypes.cast(one, ctypes.c_void_p) for one in values))
+        self._arguments = (ctypes.c_void_p * len(values))(*(ctypes.cast(value, ctypes.c_void_p) for value in values))
 
     def compute(self, units: int) -> None:
         """Compute, and return when the GPU is done."""

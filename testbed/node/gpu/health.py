@@ -77,12 +77,12 @@ class Health:
 
 def look(gpus: Iterable[str]) -> dict[str, Any]:
     """Return the health of soft GPUs in the form of `testbed.node.gpu.nvml.look`, as far as they have it."""
-    found = []
+    entries = []
     for at, gpu in enumerate(sorted(gpus)):
         values: dict[str, Any] = Health(gpu).counts()
         flags = {name: bool(values[name]) for name in ("remap_pending", "remap_failed")}
-        found.append({"index": _index(gpu, at), **values, **flags})
-    return {"driver": None, "why": None, "gpus": found}
+        entries.append({"index": _index(gpu, at), **values, **flags})
+    return {"driver": None, "why": None, "gpus": entries}
 
 
 def _index(gpu: str, otherwise: int) -> int:

@@ -71,7 +71,7 @@ def look() -> dict[str, Any]:
     try:
         with _session() as nvml:
             driver = _value(nvml, nvml.nvmlSystemGetDriverVersion)
-            return {"driver": driver, "why": None, "gpus": [_facts(nvml, *one) for one in _handles(nvml)]}
+            return {"driver": driver, "why": None, "gpus": [_facts(nvml, *numbered) for numbered in _handles(nvml)]}
     except NoNvml as error:
         return {"driver": None, "why": str(error), "gpus": []}
 
@@ -239,7 +239,10 @@ def _counts(nvml: ModuleType, gpu: Any) -> Iterator[tuple[str, int]]:
     if (replays := _value(nvml, nvml.nvmlDeviceGetPcieReplayCounter, gpu)) is not None:
         yield "pcie_replays", replays
     wanted = [field for fields in _HELD_NS.values() for field in fields]
-    values = {one.fieldId: one for one in _value(nvml, nvml.nvmlDeviceGetFieldValues, gpu, wanted) or ()}
+    values = {
+        field_value.fieldId: field_value
+        for field_value in _value(nvml, nvml.nvmlDeviceGetFieldValues, gpu, wanted) or ()
+    }
     for name, fields in _HELD_NS.items():
         held_ns = [ns for field in fields if (ns := _number(values.get(field))) is not None]
         if held_ns:
@@ -262,15 +265,15 @@ def _health(nvml: ModuleType, gpu: Any) -> dict[str, int | None]:
     }
 
 
-def _threshold_c(nvml: ModuleType, gpu: Any, which: int, temp_c: int | None) -> int | None:
+def _threshold_c(nvml: ModuleType, gpu: Any, threshold: int, temp_c: int | None) -> int | None:
     """Return a temperature threshold; on GPUs without absolute ones from the margin that is left to it.
 
     `nvidia-smi -q` of an H100: 33 °C with 54 °C left to the maximum, and a slowdown at -2: 33 + 54 + 2 = 89 °C.
     """
-    if (value := _value(nvml, nvml.nvmlDeviceGetTemperatureThreshold, gpu, which)) is not None:
+    if (value := _value(nvml, nvml.nvmlDeviceGetTemperatureThreshold, gpu, threshold)) is not None:
         return int(value)
     left_c = _value(nvml, nvml.nvmlDeviceGetMarginTemperature, gpu)
-    fields = _value(nvml, nvml.nvmlDeviceGetFieldValues, gpu, [_MARGINS[which]]) or ()
+    fields = _value(nvml, nvml.nvmlDeviceGetFieldValues, gpu, [_MARGINS[threshold]]) or ()
     below_c = next((_number(field) for field in fields), None)
     return None if None in (temp_c, left_c, below_c) else temp_c + left_c - below_c
 
@@ -293,7 +296,7 @@ def _reasons(nvml: ModuleType, gpu: Any) -> int:
 
 
 def _pids(nvml: ModuleType, gpu: Any) -> list[int]:
-    return [one.pid for one in nvml.nvmlDeviceGetComputeRunningProcesses_v3(gpu)]
+    return [process.pid for process in nvml.nvmlDeviceGetComputeRunningProcesses_v3(gpu)]
 
 
 def _watts(milliwatts: int | None) -> int | None:

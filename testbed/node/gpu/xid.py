@@ -40,8 +40,8 @@ class XidLog:
     def counts(self) -> Counter[str]:
         """Return the events so far, by GPU."""
         for text in self._new_records():
-            if found := event(text):
-                self._counts[found[0]] += 1
+            if gpu_event := event(text):
+                self._counts[gpu_event[0]] += 1
         return self._counts
 
     def _new_records(self) -> Iterator[str]:

@@ -92,18 +92,24 @@ class SwitchAgent:
         ports = dict.fromkeys(port for hops in self._prefixes.values() for port in hops)
         if missing := [port for port in ports if port not in self._index_of]:
             return f"{self.name}: no port {missing[0]}; check that the lab is provisioned (`faultbed up`)"
-        found = [
+        conflicts = [
             f"a rule of priority {rule.priority} (lookup {rule.table})"
             for rule in self._kernel.rules()
             if rule.priority == PRIORITY or TABLE <= rule.table <= LAST_TABLE
         ]
-        found += [f"a route to {one.prefix} in table {one.table}" for one in self._kernel.routes() if one.table != MAIN]
-        found += [f"a next hop {one.id}" for one in self._kernel.next_hop_objects()]
+        conflicts += [
+            f"a route to {route.prefix} in table {route.table}"
+            for route in self._kernel.routes()
+            if route.table != MAIN
+        ]
+        conflicts += [f"a next hop {next_hop.id}" for next_hop in self._kernel.next_hop_objects()]
         if self._marks and marked_packets(self._netns) is not None:
-            found.append(f"an nftables table {NFT_TABLE}")
-        if not found:
+            conflicts.append(f"an nftables table {NFT_TABLE}")
+        if not conflicts:
             return ""
-        return f"{self.name}: {found[0]} already exists in the range reserved for routing schemes; run `faultbed heal`"
+        return (
+            f"{self.name}: {conflicts[0]} already exists in the range reserved for routing schemes; run `faultbed heal`"
+        )
 
     def apply(self) -> None:
         """Install tables, then nftables marks, then rules, so that a rule never points to an incomplete table.
@@ -187,9 +193,11 @@ class SwitchAgent:
         for route in list(self._kernel.routes()):
             if route.table != MAIN and route.protocol == PROTOCOL:
                 self._kernel.remove_route(route.table, route.prefix)
-        for one in sorted(self._kernel.next_hop_objects(), key=lambda each: -each.id):  # groups before their members
-            if one.protocol == PROTOCOL:
-                self._kernel.remove_next_hop(one.id)
+        for next_hop in sorted(
+            self._kernel.next_hop_objects(), key=lambda next_hop: -next_hop.id
+        ):  # groups before their members
+            if next_hop.protocol == PROTOCOL:
+                self._kernel.remove_next_hop(next_hop.id)
 
     def counts(self) -> dict[str, int]:
         """Count the installed parts of the scheme: its rules, routes and nftables marks, and the required numbers.
@@ -247,7 +255,9 @@ class SwitchAgent:
             return 0
 
     def _copy_groups(self, main: dict[str, list[Hop]]) -> int:
-        installed = {one.id: one for one in self._kernel.next_hop_objects() if one.protocol == PROTOCOL}
+        installed = {
+            next_hop.id: next_hop for next_hop in self._kernel.next_hop_objects() if next_hop.protocol == PROTOCOL
+        }
         ports = list(dict.fromkeys(port for hops in self._prefixes.values() for port in hops))
         id_of = {self._index_of[port]: NEXT_HOP + number for number, port in enumerate(ports)}
         changes = 0
@@ -292,18 +302,21 @@ def read_switch(namespace: str | None) -> dict[str, Any]:
                 hops = [f"{names.get(hop.index, '?')} weight {hop.weight}" for hop in route.hops if hop.is_usable]
             tables.setdefault("main" if route.table == MAIN else str(route.table), {})[route.prefix] = hops
         groups = list(kernel.next_hop_objects())
-        port_of = {one.id: names.get(one.hop.index, "?") for one in groups if one.hop}
+        port_of = {next_hop.id: names.get(next_hop.hop.index, "?") for next_hop in groups if next_hop.hop}
         return {
             "rules": [
-                {"priority": one.priority, "table": one.table, "to": one.prefix, "mark": one.mark or None}
-                for one in kernel.rules()
-                if TABLE <= one.table <= LAST_TABLE
+                {"priority": rule.priority, "table": rule.table, "to": rule.prefix, "mark": rule.mark or None}
+                for rule in kernel.rules()
+                if TABLE <= rule.table <= LAST_TABLE
             ],
             "tables": tables,
             "groups": {
-                str(one.id): {"ports": [port_of.get(member, "?") for member in one.members], "buckets": one.buckets}
-                for one in groups
-                if one.members
+                str(group.id): {
+                    "ports": [port_of.get(member, "?") for member in group.members],
+                    "buckets": group.buckets,
+                }
+                for group in groups
+                if group.members
             },
             "marked": marked_packets(namespace),
         }
@@ -329,7 +342,7 @@ def marked_packets(namespace: str | None) -> list[int] | None:
         raise
     except OSError:
         return None
-    rules = [one["rule"]["expr"] for one in listed if "rule" in one]
+    rules = [entry["rule"]["expr"] for entry in listed if "rule" in entry]
     return [part["counter"]["packets"] for rule in rules for part in rule if "counter" in part]
 
 

@@ -91,11 +91,11 @@ class Kernel:
         """Yield unicast routes of the main table and of those that schemes own."""
         for _, body in self._netlink.dump(_GETROUTE, bytes([socket.AF_INET]) + bytes(11)):
             _family, length, _src, _tos, table, protocol, _scope, kind, flags = _RTMSG.unpack_from(body)
-            found = attributes(body[_RTMSG.size :])
-            table = _number(found.get(_TABLE), table)
+            attrs = attributes(body[_RTMSG.size :])
+            table = _number(attrs.get(_TABLE), table)
             if kind == _UNICAST and (table == MAIN or TABLE <= table <= LAST_TABLE):
-                prefix = f"{socket.inet_ntoa(found.get(_DST, bytes(4)))}/{length}"
-                yield Route(table, prefix, protocol, tuple(_hops(found, flags)), _number(found.get(_NH_ID)))
+                prefix = f"{socket.inet_ntoa(attrs.get(_DST, bytes(4)))}/{length}"
+                yield Route(table, prefix, protocol, tuple(_hops(attrs, flags)), _number(attrs.get(_NH_ID)))
 
     def put_route(self, table: int, prefix: str, hops: Sequence[Hop], group: int = 0) -> None:
         """Add a route of ours, or replace it."""
@@ -116,14 +116,14 @@ class Kernel:
         """Yield every rule."""
         for _, body in self._netlink.dump(_GETRULE, bytes([socket.AF_INET]) + bytes(11)):
             _family, length, *_, table, _res1, _res2, _action, _flags = _RULE.unpack_from(body)
-            found = attributes(body[_RULE.size :])
-            prefix = f"{socket.inet_ntoa(found[_RULE_DST])}/{length}" if _RULE_DST in found else None
+            attrs = attributes(body[_RULE.size :])
+            prefix = f"{socket.inet_ntoa(attrs[_RULE_DST])}/{length}" if _RULE_DST in attrs else None
             yield Rule(
-                _number(found.get(_RULE_PRIORITY)),
-                _number(found.get(_RULE_TABLE), table),
+                _number(attrs.get(_RULE_PRIORITY)),
+                _number(attrs.get(_RULE_TABLE), table),
                 prefix,
-                _number(found.get(_RULE_MARK)),
-                _number(found.get(_RULE_PROTOCOL)),
+                _number(attrs.get(_RULE_MARK)),
+                _number(attrs.get(_RULE_PROTOCOL)),
             )
 
     def add_rule(self, rule: Rule) -> None:
@@ -138,14 +138,14 @@ class Kernel:
         """Yield next-hop objects with ids of the range that schemes own."""
         for _, body in self._netlink.dump(_GETNEXTHOP, bytes(_NHMSG.size)):
             family, _scope, protocol, _pad, flags = _NHMSG.unpack_from(body)
-            found = attributes(body[_NHMSG.size :])
-            number = _number(found.get(_ID))
+            attrs = attributes(body[_NHMSG.size :])
+            number = _number(attrs.get(_ID))
             if number < NEXT_HOP:
                 continue
-            raw = found.get(_GROUP, b"")
+            raw = attrs.get(_GROUP, b"")
             members = tuple(_MEMBER.unpack_from(raw, at)[0] for at in range(0, len(raw), _MEMBER.size))
-            hop = None if raw else Hop(_number(found.get(_NHA_OIF)), family, found.get(_NHA_GATEWAY, b""), flags)
-            table = attributes(found.get(_RESILIENT_GROUP, b""))
+            hop = None if raw else Hop(_number(attrs.get(_NHA_OIF)), family, attrs.get(_NHA_GATEWAY, b""), flags)
+            table = attributes(attrs.get(_RESILIENT_GROUP, b""))
             yield NextHopObject(number, protocol, members, hop, int.from_bytes(table.get(_BUCKETS, b""), sys.byteorder))
 
     def put_next_hop(self, number: int, hop: Hop) -> None:
@@ -160,7 +160,7 @@ class Kernel:
         Timers are 0: a bucket moves at once when a member has come back, not only when it is idle.
         """
         body = _NHMSG.pack(socket.AF_UNSPEC, 0, PROTOCOL, 0, 0) + attribute(_ID, _u32(number))
-        body += attribute(_GROUP, b"".join(_MEMBER.pack(one, 0, 0, 0) for one in members))
+        body += attribute(_GROUP, b"".join(_MEMBER.pack(member, 0, 0, 0) for member in members))
         body += attribute(_GROUP_TYPE, struct.pack("=H", _RESILIENT))
         table = attribute(_BUCKETS, struct.pack("=H", buckets)) + attribute(_IDLE, _u32(0))
         body += attribute(_RESILIENT_GROUP | 0x8000, table + attribute(_UNBALANCED, _u32(0)))
@@ -175,7 +175,7 @@ class Kernel:
         self._netlink.close()
 
     def _change(self, kind: int, body: bytes, *, flags: int = 0) -> None:
-        self._netlink.ask(kind, body, flags=REQUEST | ACK | flags)
+        self._netlink.request(kind, body, flags=REQUEST | ACK | flags)
 
     def _gone(self, kind: int, body: bytes) -> None:
         try:
@@ -191,20 +191,20 @@ def is_of_main(kind: int, body: bytes) -> bool:
     return _number(attributes(body[_RTMSG.size :]).get(_TABLE), body[4]) == MAIN
 
 
-def _hops(found: dict[int, bytes], flags: int) -> Iterator[Hop]:
-    if RTA_MULTIPATH not in found:
-        if _OIF in found:
-            yield _hop(flags, _number(found[_OIF]), found)
+def _hops(attrs: dict[int, bytes], flags: int) -> Iterator[Hop]:
+    if RTA_MULTIPATH not in attrs:
+        if _OIF in attrs:
+            yield _hop(flags, _number(attrs[_OIF]), attrs)
         return
-    for one_flags, index, weight, inside in next_hops(found[RTA_MULTIPATH]):
+    for one_flags, index, weight, inside in next_hops(attrs[RTA_MULTIPATH]):
         yield _hop(one_flags, index, inside, weight=weight)
 
 
-def _hop(flags: int, index: int, found: dict[int, bytes], *, weight: int = 1) -> Hop:
-    if _VIA in found:
-        (family,) = struct.unpack_from("=H", found[_VIA])
-        return Hop(index, family, found[_VIA][2:], flags, weight)
-    return Hop(index, socket.AF_INET, found.get(_GATEWAY, b""), flags, weight)
+def _hop(flags: int, index: int, attrs: dict[int, bytes], *, weight: int = 1) -> Hop:
+    if _VIA in attrs:
+        (family,) = struct.unpack_from("=H", attrs[_VIA])
+        return Hop(index, family, attrs[_VIA][2:], flags, weight)
+    return Hop(index, socket.AF_INET, attrs.get(_GATEWAY, b""), flags, weight)
 
 
 def _route(table: int, prefix: str, flags: int) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 import pytest
-from held import ask
+from held import send_request
 from holder_requests import prepare
 from local_lab import lab_at
 from waiting import until
@@ -49,11 +49,11 @@ def test_holder_arm_request_too_late_is_done_in_full_and_reported(held, qemu, tm
     offset = clock.measure(held)
     prepare(held, tmp_path, window_s=HOLD_S)
     asked_ns = time.monotonic_ns() - 2_500_000_000 - offset.offset_ns
-    answer = ask(held, "arm", at_ns=asked_ns)
+    answer = send_request(held, "arm", at_ns=asked_ns)
     assert answer["event"] == "armed"
     assert answer["late_ns"] >= 2_500_000_000
-    until(lambda: ask(held, "observe")["state"] == "over", within_s=10)
-    seen = ask(held, "observe")
+    until(lambda: send_request(held, "observe")["state"] == "over", within_s=10)
+    seen = send_request(held, "observe")
     (_, on_ns, _), (off_ns, _, _) = seen["changes"]
     assert on_ns - asked_ns > 2_500_000_000
     assert off_ns - on_ns >= HOLD_S * S
@@ -64,9 +64,9 @@ def test_holder_slow_change_does_not_shorten_its_window(held, qemu, tmp_path):
     """The change takes longer than the window, and still stays in effect for the whole window."""
     prepare(held, tmp_path, window_s=HOLD_S)
     qemu.mute_s = 1.5 * HOLD_S
-    ask(held, "arm")
-    until(lambda: ask(held, "observe")["state"] == "over", within_s=10)
-    (begin_ns, on_ns, on), (off_ns, _, off) = ask(held, "observe")["changes"]
+    send_request(held, "arm")
+    until(lambda: send_request(held, "observe")["state"] == "over", within_s=10)
+    (begin_ns, on_ns, on), (off_ns, _, off) = send_request(held, "observe")["changes"]
     assert (on, off) == (True, False)
     assert on_ns - begin_ns >= 1.5 * HOLD_S * S
     assert off_ns - on_ns >= HOLD_S * S

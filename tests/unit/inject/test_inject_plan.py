@@ -11,7 +11,7 @@ from hypothesis import given
 from planned_faults import SAMPLES, SOFT, SOFT_KINDS, assert_shell, flaps, soft, specs
 
 from inject.fault_plan import FaultSpec, plan
-from inject.kinds.catalogue import CATALOGUE, find
+from inject.kinds.catalogue import CATALOGUE, kind_named
 from inject.node.actuator import make
 from testbed.errors import Unsupported, UsageError
 from testbed.inventory import lab_inventory
@@ -220,7 +220,7 @@ def test_plan_of_another_target_differs_in_place_or_readback(kind):
 def test_catalogue_entries_are_complete():
     """No field that a user or a plot needs is empty."""
     for kind in CATALOGUE.values():
-        assert kind is find(kind.name)
+        assert kind is kind_named(kind.name)
         assert all(
             [kind.summary, kind.binding, kind.fidelity, kind.armed_by, kind.must_move, kind.must_not_move, kind.colour]
         )

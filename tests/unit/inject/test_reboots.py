@@ -14,7 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from held import ask, holder_pid
+from held import holder_pid, send_request
 from waiting import until
 
 from inject.evidence.reboots import Boots, boot_of
@@ -39,7 +39,7 @@ def prepare(channel, tmp_path, *, back="true", **rest):
     done = shlex.quote(str(tmp_path / "rejoined"))
     script = f'case "$1" in --look) echo "boot-1";; *) {back} && echo "$@" >>{done};; esac'
     args = {"host": "host1", "socket": str(tmp_path / "qmp"), "rejoin": ["sh", "-c", script, "rejoin"]}
-    return ask(
+    return send_request(
         channel, "prepare", id="t", actuator="vm_reset", args=args, edges=[[0.0, True]], window_s=60.0, ttl_s=1.5,
         revert_dir=str(tmp_path), **rest,
     )  # fmt: skip
@@ -54,10 +54,10 @@ def test_reboot_is_armed_by_qemus_event_and_over_when_the_host_is_back(held, qem
     """The return takes twice as long as a holder may be silent: it sends heartbeats and is not killed."""
     assert prepare(held, tmp_path, back="sleep 2.5")["before"]["boot"] == "boot-1"
     assert qemu.resets == 0
-    armed = ask(held, "arm")
+    armed = send_request(held, "arm")
     assert (armed["readback"]["applied"], armed["readback"]["resets"]) == (True, 1)
     assert (tmp_path / "t.revert").exists()
-    cleared = ask(held, "clear")
+    cleared = send_request(held, "clear")
     assert cleared["ok"]
     assert cleared["observed"]["count"] == 1
     assert not (tmp_path / "t.revert").exists()
@@ -68,7 +68,7 @@ def test_reboot_is_armed_by_qemus_event_and_over_when_the_host_is_back(held, qem
 def test_reboot_host_is_brought_back_whichever_process_dies(held, qemu, tmp_path, how):
     """The stored revert runs once, and leaves a host alone that is still in its old boot."""
     prepare(held, tmp_path)
-    ask(held, "arm")
+    send_request(held, "arm")
     assert (qemu.resets, rejoined(tmp_path)) == (1, [])
     assert (tmp_path / "t.revert").exists()
     if how == "end of the controller":
@@ -84,8 +84,8 @@ def test_reboot_host_is_brought_back_whichever_process_dies(held, qemu, tmp_path
 def test_reboot_host_that_does_not_come_back_is_not_cleared(held, tmp_path):
     """The revert stays on disk for `heal`, and the error says why it failed."""
     prepare(held, tmp_path, back="{ echo no answer; exit 1; }")
-    ask(held, "arm")
-    cleared = ask(held, "clear")
+    send_request(held, "arm")
+    cleared = send_request(held, "clear")
     assert not cleared["ok"]
     assert "no answer" in cleared["error"]
     assert (tmp_path / "t.revert").exists()
@@ -101,15 +101,15 @@ def test_reboot_of_a_paused_vm_is_refused(held, qemu, tmp_path):
 def test_reboot_without_qemus_reset_event_is_not_armed(held, qemu, tmp_path):
     qemu.tells = False
     prepare(held, tmp_path)
-    assert ask(held, "arm")["event"] == "error"
+    assert send_request(held, "arm")["event"] == "error"
     assert rejoined(tmp_path) == ["--unless boot-1"]
 
 
 @pytest.mark.parametrize(("how", "applied"), [("noop", False), ("lie", True)])
 def test_reboot_mutant_resets_nothing(held, qemu, tmp_path, how, applied):
     prepare(held, tmp_path, mutate=how)
-    assert ask(held, "arm")["readback"]["applied"] is applied
-    assert ask(held, "clear")["ok"]
+    assert send_request(held, "arm")["readback"]["applied"] is applied
+    assert send_request(held, "clear")["ok"]
     assert qemu.resets == 0
 
 

@@ -11,7 +11,7 @@ import yaml
 
 from testbed.errors import HalfProvisioned, LabError
 from testbed.inventory.lab_inventory import load
-from testbed.provision import Event, Site, _environment, _failure, _is_passed_on, _Play, _Seen, provision
+from testbed.provision import Event, Site, _environment, _failure, _is_passed_on, _Play, _Progress, provision
 from testbed.shipped import inventories
 
 
@@ -101,7 +101,7 @@ def raw(kind, **result):
 
 def test_provision_events_become_progress_and_results():
     messages = []
-    seen = _Seen(on_event=messages.append)
+    seen = _Progress(on_event=messages.append)
     for event in (
         {"event": "playbook_on_play_start", "event_data": {}},
         {"event": "runner_on_start", "event_data": {"host": "host1", "task": "T"}},
@@ -129,7 +129,7 @@ def test_provision_events_become_progress_and_results():
     ],
 )
 def test_provision_failure_after_contact_says_a_machine_may_be_changed(tmp_path, events, check, half):
-    seen = _Seen(on_event=lambda _: None)
+    seen = _Progress(on_event=lambda _: None)
     for event in events:
         seen.take(raw(event, msg="no wire"))
     error = _failure(_Play(name="rack", timeout_s=1, check=check), "timeout", seen, tmp_path)

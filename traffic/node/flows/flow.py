@@ -101,8 +101,8 @@ class FlowReceiver(Task):
                 self.credits[conn.number] = request(
                     "write-imm", wr_id=CREDIT_ID, mr=self.buffer.mr, address=0, size=0, signalled=True
                 )
-            for made in self.initial_receives(conn):
-                conn.qp.post_recv(made)
+            for receive_request in self.initial_receives(conn):
+                conn.qp.post_recv(receive_request)
 
     def go(self, conn: Conn, now_ns: int) -> None:
         conn.outstanding = 0
@@ -181,11 +181,11 @@ class FlowSender(Task):
         if lane is None:
             lane = self.lanes[conn.number] = self._make_lane(len(self.lanes))
         lane.uncredited = 0
-        for made, _ in lane.keep:
+        for work_requests, _ in lane.keep:
             if self.verb == "atomic":
-                made.set_wr_atomic(conn.peer["rkey"], conn.peer["base"], 1, 0)
+                work_requests.set_wr_atomic(conn.peer["rkey"], conn.peer["base"], 1, 0)
             elif self.verb not in ("send", "send-imm"):
-                made.set_wr_rdma(conn.peer["rkey"], conn.peer["base"])
+                work_requests.set_wr_rdma(conn.peer["rkey"], conn.peer["base"])
         if self.window is not None:
             for _ in range(2 * CREDITS_IN_FLIGHT):
                 conn.qp.post_recv(self.receive)
@@ -202,7 +202,7 @@ class FlowSender(Task):
         for index in range(max(1, self.spec["depth"] // lane.batch)):
             following = None
             for position in range(lane.batch):
-                made = request(
+                work_requests = request(
                     self.verb,
                     wr_id=index,
                     mr=self.buffer.mr,
@@ -211,9 +211,9 @@ class FlowSender(Task):
                     signalled=position == 0,  # built from the tail: the first one built is the last of the chain
                 )
                 if following is not None:
-                    made[0].next_wr = following
-                following = made[0]
-                lane.keep.append(made)
+                    work_requests[0].next_wr = following
+                following = work_requests[0]
+                lane.keep.append(work_requests)
             lane.heads.append(following)
             lane.idle.append(index)
         return lane

@@ -34,18 +34,18 @@ class RnrCount:
     def growth(self) -> dict[str, Any]:
         """Return `counter` (its name) and `count` (its growth) for each kind of counter that this RNIC has."""
         return {
-            what: {"counter": name, "count": value - self.before[what][1]}
-            for what, (name, value) in self._read().items()
-            if what in self.before
+            kind: {"counter": name, "count": value - self.before[kind][1]}
+            for kind, (name, value) in self._read().items()
+            if kind in self.before
         }
 
     def _read(self) -> dict[str, tuple[str, int]]:
         counters = {}
-        for what, names in NAMES.items():
+        for kind, names in NAMES.items():
             for name in names:
                 try:
                     with open(f"{self.folder}/{name}", encoding="ascii") as file:
-                        counters[what] = name, int(file.read())
+                        counters[kind] = name, int(file.read())
                 except OSError:  # another driver's name
                     continue
         return counters

@@ -86,8 +86,8 @@ class UnreliableSender(FlowSender):
     def joined(self, conn: Conn) -> None:
         super().joined(conn)
         if isinstance(conn.qp, UdQp):
-            for made, _ in self.lanes[conn.number].keep:
-                made.set_wr_ud(conn.qp.ah, conn.peer["qpn"], QKEY)
+            for work_requests, _ in self.lanes[conn.number].keep:
+                work_requests.set_wr_ud(conn.qp.ah, conn.peer["qpn"], QKEY)
 
 
 class UnreliableReceiver(FlowReceiver):
@@ -144,8 +144,8 @@ class UnreliableReceiver(FlowReceiver):
                 for number, (count, first_ns, last_ns) in self.counts.items()
             ]
             end_ns = self.last_ns or self.started_ns
-            told = self.extra_results()
-            self.emit("done", task=self.name, start_ns=self.started_ns, end_ns=end_ns, totals=totals, **told)
+            extra = self.extra_results()
+            self.emit("done", task=self.name, start_ns=self.started_ns, end_ns=end_ns, totals=totals, **extra)
 
     def extra_results(self) -> dict[str, Any]:
         """Return fields for the `done` event, besides those of every flow."""

@@ -26,9 +26,14 @@ def result_of(running: ElasticRunning) -> ElasticResult:
     state = running.job
     ranks = tuple(task.endpoint for task in running.plan.tasks)
     generations = range(state.generation + 1)
-    lineages = [[task_name(state.ancestor(rank, one)) for one in generations] for rank in range(len(ranks))]
+    lineages = [
+        [task_name(state.ancestor(rank, generation)) for generation in generations] for rank in range(len(ranks))
+    ]
     per_rank = iterations_by_rank(
-        [[iterations_of(running, lineage[one], generation=one) for one in generations] for lineage in lineages]
+        [
+            [iterations_of(running, lineage[generation], generation=generation) for generation in generations]
+            for lineage in lineages
+        ]
     )
     samples = [
         sample
@@ -40,18 +45,18 @@ def result_of(running: ElasticRunning) -> ElasticResult:
     stored = tuple(
         checkpoint
         for rank, lineage in enumerate(lineages)
-        for one in generations
-        for checkpoint in checkpoints_of(running, lineage[one], rank, generation=one)
+        for generation in generations
+        for checkpoint in checkpoints_of(running, lineage[generation], rank, generation=generation)
     )
     executed = [event.message for event in running.events if event.name == "iteration"]
     unique_iterations = sum(len(iterations) for iterations in per_rank)
     executed_iterations = sum(
-        any(lineage[one["generation_of_job"]] == one["task"] for lineage in lineages) for one in executed
+        any(lineage[message["generation_of_job"]] == message["task"] for lineage in lineages) for message in executed
     )
     common = common_results(running, ranks) | {
         "iterations": per_rank,
-        "samples": tuple(sorted(samples, key=lambda one: (one.start_ns, one.endpoint))),
-        "wrong_elements": sum(one["wrong"] for one in executed),
+        "samples": tuple(sorted(samples, key=lambda sample: (sample.start_ns, sample.endpoint))),
+        "wrong_elements": sum(message["wrong"] for message in executed),
     }
     fields = job.result_fields(running, running.spec, running.algorithms, ranks, per_rank, stored)
     fields["window"] = replace(fields["window"], start_ns=running.started_ns)
@@ -62,12 +67,12 @@ def result_of(running: ElasticRunning) -> ElasticResult:
         states=tuple(
             RankState(
                 rank=rank,
-                iterations=one["iterations"],
-                elements=one["elements"],
-                wrong=one["wrong"],
-                sha256=one["sha256"],
+                iterations=rank_state["iterations"],
+                elements=rank_state["elements"],
+                wrong=rank_state["wrong"],
+                sha256=rank_state["sha256"],
             )
-            for rank, one in sorted(running.states.items())
+            for rank, rank_state in sorted(running.states.items())
         ),
         repeated_iterations=executed_iterations - unique_iterations,
         initialised_ns=running.initialised_ns,

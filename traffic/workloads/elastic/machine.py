@@ -225,8 +225,8 @@ def host_of(rnic: str) -> str:
 def _lost(state: JobState, event: Lost, policy: Policy) -> JobState:
     restarts = state.restarts + 1
     if restarts > policy.most_restarts:
-        said = f"{event.reason}; the job was restarted {policy.most_restarts} times already, and it may not be again"
-        return replace(state, phase="failed", reason=said)
+        reason = f"{event.reason}; the job was restarted {policy.most_restarts} times already, and it may not be again"
+        return replace(state, phase="failed", reason=reason)
     return replace(state, phase="diagnose", restarts=restarts, reason=event.reason)
 
 

@@ -65,8 +65,8 @@ def shrunk_grid(
     """
     names = [name for name, _ in grid]
     if SHRINKS not in names and len(names) > 1:
-        said = ", ".join(f"{name}={size}" for name, size in grid)
-        raise UsageError(f"the grid {said} cannot shrink: it has no dimension {SHRINKS}, whose groups are copies")
+        sizes = ", ".join(f"{name}={size}" for name, size in grid)
+        raise UsageError(f"the grid {sizes} cannot shrink: it has no dimension {SHRINKS}, whose groups are copies")
     axis = names.index(SHRINKS) if SHRINKS in names else 0
     stride = prod(size for _, size in grid[:axis])
     size = grid[axis][1]
@@ -91,16 +91,16 @@ def reschedule(
     if state.cause == "storage":
         return Impossible(reason=f"{state.reason}: without its storage the job has no checkpoint to restart from")
     if not lost or policy.restart == "same":
-        same = tuple(range(len(state.ranks)))
-        return Rescheduled(grid=state.grid, ranks=state.ranks, spares=state.spares, origins=same)
+        unchanged = tuple(range(len(state.ranks)))
+        return Rescheduled(grid=state.grid, ranks=state.ranks, spares=state.spares, origins=unchanged)
     if policy.restart == "spare":
         placed = _on_spares(state, topology, lost, cut)
         if placed is not None:
             return placed
         if policy.without_spare == "fail":
             names = ", ".join(state.ranks[rank] for rank in lost)
-            said = f"{len(state.spares)} spares are left for {names}, and without_spare is fail"
-            return Impossible(reason=f"{state.reason}; {said}")
+            shortage = f"{len(state.spares)} spares are left for {names}, and without_spare is fail"
+            return Impossible(reason=f"{state.reason}; {shortage}")
     return _shrunk(state, lost)
 
 

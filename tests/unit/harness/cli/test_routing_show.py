@@ -27,7 +27,7 @@ def rule(table, *, to=None, mark=None):
 def shown(monkeypatch, state, *words, held=("static-parity",)):
     lab = SimpleNamespace(
         topology=TOPOLOGY, name="soft-3rack", carried=lambda nodes: {"fabric": dict.fromkeys(nodes)},
-        ask=lambda _machine, request: {"nodes": dict.fromkeys(request["nodes"], STATE | state), "held": list(held)},
+        request=lambda _machine, request: {"nodes": dict.fromkeys(request["nodes"], STATE | state), "held": list(held)},
     )  # fmt: skip
     monkeypatch.setattr(routing_commands, "open_lab", lambda _: contextlib.nullcontext(lab))
     return CliRunner().invoke(cli, ["--lab", "soft-3rack", "routing", "show", *words])

@@ -94,7 +94,7 @@ class Kernels:
     def nodes(self):
         return ("host1", "host2", "gone")
 
-    def ask(self, machine, request):
+    def request(self, machine, request):
         assert request == {"do": "kernel_log"}
         if machine == "gone":
             raise Unreachable("gone does not answer")

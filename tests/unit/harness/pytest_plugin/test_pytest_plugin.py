@@ -200,13 +200,13 @@ def rack(monkeypatch, tmp_path):
     """A rack that looks as `rack.now` says, and keeps its state in a folder that is not there yet."""
     state = SimpleNamespace(now=CLEAN, folder=tmp_path / "state", resets=0, kernel=[])
 
-    def ask(_machine, _request):
+    def request(_machine, _request):
         messages, state.kernel = state.kernel, []
         return {"messages": messages}
 
     lab = SimpleNamespace(
         kind="rack", name="r", state_dir=state.folder, forget_connections=lambda: None, close=lambda: None,
-        nodes=lambda: ("host1",), ask=ask, ours=("*",),
+        nodes=lambda: ("host1",), request=request, ours=("*",),
     )  # fmt: skip
     state.session_lab = pytest_lab.SessionLab(lab=lab)
 

@@ -103,7 +103,7 @@ def test_report_page_switches_moments_without_a_script(browser, page):
 
 def test_print_shows_every_moment(browser, page):
     browser.open(page, width=1200)
-    browser.ask("Emulation.setEmulatedMedia", media="print")
+    browser.send("Emulation.setEmulatedMedia", media="print")
 
     assert all(browser.value(SHOWN))
     assert browser.value("document.documentElement.scrollWidth") <= 1200
@@ -111,7 +111,7 @@ def test_print_shows_every_moment(browser, page):
 
 def test_print_of_a_comparison_fits_the_paper(browser, comparison):
     browser.open(comparison, width=794)
-    browser.ask("Emulation.setEmulatedMedia", media="print")
+    browser.send("Emulation.setEmulatedMedia", media="print")
 
     assert browser.value("document.documentElement.scrollWidth") <= 794
     assert browser.value(TOO_WIDE) == []

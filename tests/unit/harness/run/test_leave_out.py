@@ -127,7 +127,7 @@ class FakeLab:
 
         return SimpleNamespace(run=run)
 
-    def ask(self, _machine, _request, *, timeout_s):
+    def request(self, _machine, _request, *, timeout_s):
         del timeout_s
         return health.look(["gpu0"])
 

@@ -81,7 +81,7 @@ class Switches:
     def carried(self, nodes):
         return {"fabric": {node: node for node in nodes}}
 
-    def ask(self, _machine, request):
+    def request(self, _machine, request):
         if request["do"] == "routing":
             return {"nodes": {node: self.state(node) for node in request["nodes"]}, "held": []}
         actual = {node: [self.decide(node, flow) for flow in flows] for node, (_, flows) in request["flows"].items()}
@@ -247,13 +247,13 @@ def test_routing_decisions_that_are_missing_prove_nothing(scheme, monkeypatch):
     tables = scheme_tables(TOPOLOGY, scheme, Routing())
     lab.obeys = tables if tables.switches else None
     assert query_decisions(lab, tables).wrong == ()
-    ask = lab.ask
+    send = lab.request
 
     def truncated(machine, request):
-        answer = ask(machine, request)
+        answer = send(machine, request)
         return {"found": {node: each[:-3] for node, each in answer["found"].items()}} if "found" in answer else answer
 
-    monkeypatch.setattr(lab, "ask", truncated)
+    monkeypatch.setattr(lab, "request", truncated)
     assert any("kernel answered" in one for one in query_decisions(lab, tables).wrong)
 
 

@@ -11,7 +11,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from held import ask, holder_pid
+from held import holder_pid, send_request
 from local_lab import SOFT, lab_at
 from waiting import until
 
@@ -50,7 +50,7 @@ def prepare(channel, tmp_path, name, *, session, edges=None, paths=LINK):
         "paths": paths, "session": session, "kind": f"kind-{name}", "target": "host1:rxe0", "fault": name,
         "controller": f"{session}@there, process 7", "since": "2026-11-25 01:00:00 UTC",
     }  # fmt: skip
-    return ask(
+    return send_request(
         channel, "prepare", id=name, actuator="qmp", args={**args, "python": local_python()}, window_s=60.0, ttl_s=10,
         edges=edges or [[0.0, True]], revert_dir=str(tmp_path / "faults"), claim=claim,
     )  # fmt: skip
@@ -64,7 +64,7 @@ def here(tmp_path):
 def test_claim_of_another_session_is_refused_and_names_the_holder(qemu, tmp_path):
     with holder(tmp_path, "a") as first, holder(tmp_path, "b") as second:
         prepare(first, tmp_path, "a", session="anna")
-        assert ask(first, "arm")["readback"]["applied"]
+        assert send_request(first, "arm")["readback"]["applied"]
         refused = prepare(second, tmp_path, "b", session="ben")
         assert refused["refused"]
         assert refused["error"] == (
@@ -72,8 +72,8 @@ def test_claim_of_another_session_is_refused_and_names_the_holder(qemu, tmp_path
             " end that fault first, or run `faultbed heal`"
         )
         assert qemu.links == [False], "the second one has touched the link of the first"
-        assert ask(first, "observe")["on"]
-        assert ask(first, "clear")["ok"]
+        assert send_request(first, "observe")["on"]
+        assert send_request(first, "clear")["ok"]
         assert prepare(second, tmp_path, "b", session="ben")["event"] == "prepared"
 
 
@@ -88,7 +88,7 @@ def test_claim_of_a_dead_holder_counts_until_its_revert_has_run(qemu, tmp_path):
     """Guardian and holder are killed: nothing locks the claim, and the link is still down."""
     with holder(tmp_path, "a") as first:
         prepare(first, tmp_path, "a", session="anna")
-        ask(first, "arm")
+        send_request(first, "arm")
         pid = holder_pid(first)
         os.kill(pid, signal.SIGSTOP)
         os.kill(first.guardian_pid, signal.SIGKILL)
@@ -110,19 +110,19 @@ def test_end_of_a_holder_whose_fault_is_over_does_not_undo_the_next_one(qemu, tm
     with holder(tmp_path, "b") as second:
         with holder(tmp_path, "a") as first:
             prepare(first, tmp_path, "a", session="anna")
-            assert "refused set_link" in ask(first, "arm")["error"]
-            assert ask(first, "clear")["ok"]
+            assert "refused set_link" in send_request(first, "arm")["error"]
+            assert send_request(first, "clear")["ok"]
             assert prepare(second, tmp_path, "b", session="ben")["event"] == "prepared"
-            assert ask(second, "arm")["readback"]["applied"]
+            assert send_request(second, "arm")["readback"]["applied"]
         assert qemu.links[-1] is False
-        assert ask(second, "clear")["ok"]
+        assert send_request(second, "clear")["ok"]
 
 
 def test_heal_ends_a_flap_that_has_more_edges(qemu, tmp_path):
     """After `heal` nothing changes the link: the holder is gone, no revert is left, and the link stays up."""
     with holder(tmp_path, "a") as flap:
         prepare(flap, tmp_path, "a", session="anna", edges=FLAP)
-        ask(flap, "arm")
+        send_request(flap, "arm")
         pid = holder_pid(flap)
         lines = here(tmp_path)
         assert lines[0] == "here: healed: ended the holder of kind-a on host1:rxe0"
@@ -166,13 +166,13 @@ def test_heal_ends_a_fault_whose_holder_has_not_claimed_yet(qemu, tmp_path, monk
 def test_claim_that_is_gone_or_broken_counts_as_one_of_everything(qemu, tmp_path, how):
     with holder(tmp_path, "a") as first, holder(tmp_path, "b") as second:
         prepare(first, tmp_path, "a", session="anna")
-        ask(first, "arm")
+        send_request(first, "arm")
         claim = tmp_path / "faults" / "a.claim"
         claim.unlink() if how == "removed" else os.truncate(claim, 0)
         refused = prepare(second, tmp_path, "b", session="ben")
         assert refused["refused"]
         assert "a.claim does not name what its fault holds: run `faultbed heal`" in refused["error"]
-        assert ask(first, "clear")["ok"]
+        assert send_request(first, "clear")["ok"]
         assert prepare(second, tmp_path, "b", session="ben")["event"] == "prepared"
 
 
@@ -181,7 +181,7 @@ def test_heal_ends_a_flap_whose_claim_is_gone_or_broken(qemu, tmp_path, how):
     """The stored revert names the holder too."""
     with holder(tmp_path, "a") as flap:
         prepare(flap, tmp_path, "a", session="anna", edges=FLAP)
-        ask(flap, "arm")
+        send_request(flap, "arm")
         pid, claim = holder_pid(flap), tmp_path / "faults" / "a.claim"
         claim.unlink() if how == "removed" else os.truncate(claim, 0)
         assert here(tmp_path)[0].startswith("here: healed: ended the holder of ")
@@ -196,7 +196,7 @@ def test_fault_whose_claim_is_gone_does_not_begin(qemu, tmp_path):
     with holder(tmp_path, "a") as ready:
         prepare(ready, tmp_path, "a", session="anna")
         (tmp_path / "faults" / "a.claim").unlink()
-        refused = ask(ready, "arm")
+        refused = send_request(ready, "arm")
         assert refused["refused"]
         assert "a.claim was removed" in refused["error"]
         assert list((tmp_path / "faults").iterdir()) == []
@@ -292,7 +292,7 @@ def test_reset_and_down_end_local_holders_before_the_vms(qemu, tmp_path, monkeyp
     monkeypatch.setattr(lifecycle.image, "find", object)
     with holder(tmp_path, "a") as flap:
         prepare(flap, tmp_path, "a", session="anna", edges=FLAP)
-        ask(flap, "arm")
+        send_request(flap, "arm")
         pid = holder_pid(flap)
 
         def end(_vms, _state):

@@ -14,7 +14,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from held import ask, holder_pid
+from held import holder_pid, send_request
 from holder_requests import TTL_S, prepare
 from waiting import until
 
@@ -29,7 +29,7 @@ from testbed.observe import clock
 
 def arm(channel, qemu):
     """The fault is there: what is looked for afterwards is its end."""
-    assert ask(channel, "arm")["readback"]["applied"]
+    assert send_request(channel, "arm")["readback"]["applied"]
     assert qemu.links[-1] is False
 
 
@@ -38,16 +38,16 @@ def test_holder_arms_observes_and_clears_a_fault(held, qemu, tmp_path):
     stored = tmp_path / "t.revert"
     assert prepare(held, tmp_path)["event"] == "prepared"
     assert not stored.exists()
-    armed = ask(held, "arm")
+    armed = send_request(held, "arm")
     assert armed["readback"]["applied"]
     assert qemu.links[-1] is False
     assert stored.exists()
-    assert ask(held, "observe")["count"] == 1
-    cleared = ask(held, "clear")
+    assert send_request(held, "observe")["count"] == 1
+    cleared = send_request(held, "clear")
     assert cleared["ok"]
     assert qemu.links[-1] is True
     assert not stored.exists()
-    assert ask(held, "clear") == cleared
+    assert send_request(held, "clear") == cleared
     assert [on for _, on in cleared["observed"]["edges"]] == [True, False]
 
 
@@ -56,9 +56,9 @@ def test_holder_window_starts_and_ends_on_the_targets_clock(held, qemu, tmp_path
     offset = clock.measure(held)
     prepare(held, tmp_path, window_s=0.3)
     at_ns = time.monotonic_ns() + 200_000_000
-    assert ask(held, "arm", at_ns=at_ns - offset.offset_ns)["event"] == "scheduled"
-    until(lambda: ask(held, "observe")["state"] == "over", within_s=3)
-    edges = ask(held, "observe")["edges"]
+    assert send_request(held, "arm", at_ns=at_ns - offset.offset_ns)["event"] == "scheduled"
+    until(lambda: send_request(held, "observe")["state"] == "over", within_s=3)
+    edges = send_request(held, "observe")["edges"]
     on_ns, off_ns = (offset.to_controller(at) for at, _ in edges)
     assert 0 <= on_ns - at_ns < 100_000_000
     assert 0.3e9 <= off_ns - at_ns < 0.5e9
@@ -70,11 +70,11 @@ def test_holder_flap_train_keeps_its_period(held, qemu, tmp_path):
     edges = [[k * 0.2 + (0.0 if on else 0.1), on] for k in range(8) for on in (True, False)]
     prepare(held, tmp_path, window_s=2.0, edges=edges)
     qemu.late_s = late_s
-    ask(held, "arm")
+    send_request(held, "arm")
     assert qemu.is_asked.wait(10)
     qemu.late_s = 0.0
-    until(lambda: ask(held, "observe")["state"] == "over", within_s=10)
-    seen = ask(held, "observe")
+    until(lambda: send_request(held, "observe")["state"] == "over", within_s=10)
+    seen = send_request(held, "observe")
     assert seen["count"] == 8
     first_ns, *_, last_ns = [at_ns for at_ns, on in seen["edges"] if on]
     assert abs(last_ns - first_ns - 7 * 200_000_000) < late_s * 1e9 / 2
@@ -101,7 +101,7 @@ def test_holder_keeps_the_fault_while_it_gets_heartbeats(held, qemu, tmp_path):
     prepare(held, tmp_path)
     arm(held, qemu)
     end = time.monotonic() + 2 * TTL_S
-    until(lambda: ask(held, "beat")["state"] == "active" and time.monotonic() > end, within_s=3 * TTL_S)
+    until(lambda: send_request(held, "beat")["state"] == "active" and time.monotonic() > end, within_s=3 * TTL_S)
     assert qemu.links[-1] is False
 
 
@@ -171,9 +171,9 @@ def test_holder_without_its_guardian_reverts_at_once(held, qemu, tmp_path):
 def test_mutant_does_nothing_and_shows_it_in_the_readback(held, qemu, tmp_path, how, applied, count):
     """The readback shows an action replaced by a no-op unless the mutant lies; the link never moves."""
     prepare(held, tmp_path, mutate=how)
-    assert ask(held, "arm")["readback"]["applied"] is applied
-    assert ask(held, "observe")["count"] == count
-    assert ask(held, "clear")["ok"]
+    assert send_request(held, "arm")["readback"]["applied"] is applied
+    assert send_request(held, "observe")["count"] == count
+    assert send_request(held, "clear")["ok"]
     assert False not in qemu.links
 
 
@@ -181,12 +181,13 @@ def test_holder_refuses_the_impossible_before_any_change(held, qemu, tmp_path):
     """An unknown device, actuator or request gets an answer, and the holder continues."""
     assert "Device not found" in prepare(held, tmp_path, nic="nic-be9")["error"]
     assert (
-        "unknown actuator" in ask(held, "prepare", id="t", revert_dir=str(tmp_path), actuator="magic", args={})["error"]
+        "unknown actuator"
+        in send_request(held, "prepare", id="t", revert_dir=str(tmp_path), actuator="magic", args={})["error"]
     )
-    assert ask(held, "dance")["event"] == "error"
-    assert ask(held, "arm")["event"] == "error"
+    assert send_request(held, "dance")["event"] == "error"
+    assert send_request(held, "arm")["event"] == "error"
     assert qemu.links == []
-    assert ask(held, "beat")["state"] == "idle"
+    assert send_request(held, "beat")["state"] == "idle"
 
 
 def test_holder_channel_that_is_closed_raises_unreachable(held):
@@ -320,9 +321,9 @@ def test_holder_edge_fires_while_it_is_applied(held, qemu, tmp_path):
     """The first bound is before the change; QEMU takes its time to apply it."""
     prepare(held, tmp_path)
     qemu.mute_s = 0.3
-    ask(held, "arm")
+    send_request(held, "arm")
     qemu.mute_s = 0.0
-    seen = ask(held, "observe")
+    seen = send_request(held, "observe")
     first, last = seen["between_ns"]
     assert first == seen["first_ns"] == seen["armed_at_ns"]
     assert last - first >= 0.3e9
@@ -330,5 +331,5 @@ def test_holder_edge_fires_while_it_is_applied(held, qemu, tmp_path):
 
 def test_holder_fault_that_never_fired_has_no_firing_time(held, qemu, tmp_path):
     prepare(held, tmp_path, mutate="noop")
-    ask(held, "arm")
-    assert ask(held, "observe")["between_ns"] is None
+    send_request(held, "arm")
+    assert send_request(held, "observe")["between_ns"] is None

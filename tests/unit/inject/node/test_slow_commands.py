@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
-from held import ask
+from held import send_request
 
 from inject.leases.channels import LocalChannel
 
@@ -62,13 +62,13 @@ def commands(tmp_path):
 )
 def test_holder_with_a_slow_command_is_not_treated_as_dead(holder, tmp_path, actuator, args):
     made = args(tmp_path) if callable(args) else args
-    prepared = ask(
+    prepared = send_request(
         holder, "prepare", id="slow", actuator=actuator, args=made, edges=[[0.0, True]], window_s=60.0, ttl_s=30.0,
         revert_dir=str(tmp_path),
     )  # fmt: skip
     assert prepared["event"] == "prepared", prepared
-    armed = ask(holder, "arm")
+    armed = send_request(holder, "arm")
     assert armed["event"] == "armed", armed
     assert armed["readback"]["applied"]
-    cleared = ask(holder, "clear")
+    cleared = send_request(holder, "clear")
     assert cleared["observed"]["count"] == 1

@@ -372,13 +372,13 @@ def test_discover_silent_machine_is_open_and_the_others_are_drafted():
         "host2": Node(Unreachable("host2 does not answer: no route to host")),
         "host3": Node(""),
     }
-    result = live.ask(nodes, lambda _said: None, silent=silent)
+    result = live.query(nodes, lambda _said: None, silent=silent)
     assert [machine.name for machine in result] == ["host1"]
     actual = {one.place: one.what for one in draft(result, name="lab", silent=silent).open}
-    assert actual["host2"] == "was not asked: host2 does not answer: no route to host"
+    assert actual["host2"] == "was not queried: host2 does not answer: no route to host"
     assert "it said: sudo: a password is required" in actual["host3"]
     with pytest.raises(LabError, match="no machine answers"):
-        live.ask({"host2": nodes["host2"]}, lambda _said: None, silent={})
+        live.query({"host2": nodes["host2"]}, lambda _said: None, silent={})
 
 
 def test_discover_rnics_outside_the_back_end_are_set_aside_and_reported():
@@ -472,12 +472,12 @@ def test_discover_script_is_posix_shell(tmp_path):
 
 
 def test_discover_machines_can_be_named_by_hand():
-    name, way = live.seed("rtsw1=admin@192.0.2.101:2222")
+    name, way = live.parse_seed("rtsw1=admin@192.0.2.101:2222")
     assert (name, way.address, way.user, way.port) == ("rtsw1", "192.0.2.101", "admin", 2222)
-    assert live.seed("host1=h1.example.net")[1].port is None
+    assert live.parse_seed("host1=h1.example.net")[1].port is None
     for wrong in ("host1", "host1=", "=a", "host1=a@b@c"):
         with pytest.raises(UsageError, match="NAME="):
-            live.seed(wrong)
+            live.parse_seed(wrong)
 
 
 JUNK = st.sampled_from(

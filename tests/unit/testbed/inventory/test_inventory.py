@@ -304,19 +304,19 @@ def test_inventory_group_vars_count_and_invalidate_the_cache(tmp_path):
     assert load(path).mtu == 8000
 
 
-@pytest.mark.parametrize(("mtu", "asked"), [("9000", 1), ("{{ 9000 if inventory_dir else 0 }}", 2)])
-def test_inventory_with_group_vars_in_another_folder_is_asked_for_again_only_with_templates(
-    tmp_path, monkeypatch, mtu, asked
+@pytest.mark.parametrize(("mtu", "expected_runs"), [("9000", 1), ("{{ 9000 if inventory_dir else 0 }}", 2)])
+def test_inventory_with_group_vars_in_another_folder_is_read_again_only_with_templates(
+    tmp_path, monkeypatch, mtu, expected_runs
 ):
     """A template may use inventory_dir, so that its answer depends on the folder."""
-    asks = []
-    monkeypatch.setattr(ansible_listing, "_ask", lambda path: asks.append(path) or _listing(MINI))
+    runs = []
+    monkeypatch.setattr(ansible_listing, "_run_ansible_inventory", lambda path: runs.append(path) or _listing(MINI))
     for folder in (tmp_path / "a", tmp_path / "b"):
         (folder / "group_vars").mkdir(parents=True)
         (folder / "lab.yml").write_text(f"# {mtu}\n".replace("{{", "").replace("}}", "") + yaml.safe_dump(MINI))
         (folder / "group_vars" / "all.yml").write_text(f'faultbed_mtu: "{mtu}"\n')
         load(folder / "lab.yml")
-    assert len(asks) == asked
+    assert len(runs) == expected_runs
 
 
 @pytest.mark.process
@@ -324,7 +324,7 @@ def test_inventory_second_load_uses_the_cache(tmp_path, monkeypatch):
     path = tmp_path / "lab.yml"
     path.write_text(yaml.safe_dump(MINI, sort_keys=False))
     first = load(path)
-    monkeypatch.setattr(ansible_listing, "_ask", lambda _path: pytest.fail("asked again"))
+    monkeypatch.setattr(ansible_listing, "_run_ansible_inventory", lambda _path: pytest.fail("queried again"))
     assert load(path) == first
 
 

@@ -192,14 +192,14 @@ def shared(covers, nodes):
     """What a user sees who holds `covers`, of a rack that looks so, and which machines he asks."""
     requests = []
 
-    def ask(machine, _request, **_):
+    def request(machine, _request, **_):
         requests.append(machine)
         if nodes[machine] is None:
             raise Unreachable(f"{machine} boots")
         return {"nodes": {machine: nodes[machine]}}
 
     lab = SimpleNamespace(
-        nodes=lambda: tuple(nodes), topology=RACK.topology, netns=lambda _: None, ask=ask, ours=covers,
+        nodes=lambda: tuple(nodes), topology=RACK.topology, netns=lambda _: None, request=request, ours=covers,
         state_dir=Path("/nowhere"),
         carried=lambda names: {name: {name: None} for name in names},
     )  # fmt: skip

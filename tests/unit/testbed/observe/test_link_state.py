@@ -29,7 +29,7 @@ def test_link_is_down_if_one_of_its_ends_is(end, states, is_down):
 def test_node_that_does_not_answer_is_left_out_of_the_links_that_are_down(silent):
     host = next(link for link in SOFT.topology.links if link.b.node == "host1")
 
-    def ask(machine, request, *, timeout_s):
+    def request(machine, request, *, timeout_s):
         assert timeout_s == 3.0
         if machine in silent:
             raise CommandFailed(f"{machine}: no answer")
@@ -42,6 +42,6 @@ def test_node_that_does_not_answer_is_left_out_of_the_links_that_are_down(silent
             machines.setdefault(name if name.startswith("host") else "fabric", {})[name] = None
         return machines
 
-    lab = SimpleNamespace(topology=SOFT.topology, name="soft", carried=carried, ask=ask)
+    lab = SimpleNamespace(topology=SOFT.topology, name="soft", carried=carried, request=request)
     down = read_down_links(lab, ["host1", UPLINK.b.node], timeout_s=3.0)
     assert down == ({UPLINK.name} if silent else {UPLINK.name, host.name})

@@ -84,8 +84,8 @@ def test_watcher_that_is_dead_raises_watcher_gone(lab):
 def test_lab_restarts_a_watcher_that_has_ended(lab):
     """A reboot of the machine, or a kill, must not blind the lab permanently."""
     fields = {"do": "counters", "nodes": {"here": None}}
-    assert "lo.mtu" in lab.ask("here", fields)["nodes"]["here"]
+    assert "lo.mtu" in lab.request("here", fields)["nodes"]["here"]
     lab.channels[0].process.kill()
     lab.channels[0].process.wait()
-    assert "lo.mtu" in lab.ask("here", fields)["nodes"]["here"]
+    assert "lo.mtu" in lab.request("here", fields)["nodes"]["here"]
     assert len(lab.channels) == 2

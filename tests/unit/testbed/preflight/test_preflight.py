@@ -66,7 +66,7 @@ def test_preflight_rack_clock_is_read_apart_from_slow_tools(monkeypatch):
     lab = SimpleNamespace(
         nodes=lambda: ["host1"],
         node=lambda _name: Node(),
-        ask=lambda *_, **__: {"why": None, "gpus": []},
+        request=lambda *_, **__: {"why": None, "gpus": []},
         inventory_model=rack,
         topology=rack.topology,
     )

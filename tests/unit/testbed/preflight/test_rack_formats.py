@@ -27,12 +27,12 @@ from testbed.preflight.rack_formats import (
     gpu_wrong,
     gpus,
     key_values,
-    link_untold,
+    link_unreported,
     link_wrong,
-    pcie_untold,
+    pcie_unreported,
     pcie_wrong,
     qos,
-    qos_untold,
+    qos_unreported,
     qos_wrong,
 )
 from testbed.remote.remote_node import Completed
@@ -79,7 +79,7 @@ def test_mlxlink_faulty_link_is_reported(old, new, words):
 )
 def test_mlxlink_missing_value_is_unknown_and_neither_good_nor_bad(old, new, untold):
     values = key_values(MLXLINK.replace(old, new))
-    assert (link_wrong(values), link_untold(values)) == ([], [untold])
+    assert (link_wrong(values), link_unreported(values)) == ([], [untold])
 
 
 def test_mlxlink_colours_in_pipes_are_ignored():
@@ -131,14 +131,14 @@ def test_mlnx_qos_missing_value_is_neither_right_nor_wrong():
     ):
         have = qos(MLNX_QOS.replace(old, new))
         assert qos_wrong(have, trust="dscp", pfc=[3], priority={26: 3}) == []
-        assert qos_untold(have, trust="dscp") == [untold]
+        assert qos_unreported(have, trust="dscp") == [untold]
 
 
 def test_mlnx_qos_with_pcp_trust_needs_no_dscp_map():
     """mlnx_qos prints no map then: every DSCP of the inventory used to be reported as wrong."""
     have = qos("Priority trust state: pcp\n" + MLNX_QOS[MLNX_QOS.index("PFC") :])
     assert qos_wrong(have, trust="pcp", pfc=[3], priority={26: 3}) == []
-    assert qos_untold(have, trust="pcp") == []
+    assert qos_unreported(have, trust="pcp") == []
 
 
 def test_pcie_link_below_its_maximum_is_reported():
@@ -150,7 +150,7 @@ def test_pcie_link_below_its_maximum_is_reported():
         ("PCIe speed 16.0 GT/s PCIe", "32.0 GT/s PCIe")
     ]
     assert pcie_wrong({}) == []
-    assert len(pcie_untold({})) == 4
+    assert len(pcie_unreported({})) == 4
 
 
 def change(facts, index, **changed):
@@ -584,7 +584,7 @@ def test_rack_parsers_accept_any_text(text):
     """What they cannot read they leave out; of no text do they make an error, or a value that no tool tells."""
     values = key_values(text)
     assert all(name == name.strip() and value.strip() for name, value in values.items())
-    assert link_wrong(values) or link_untold(values) or values["State"] == "Active"
+    assert link_wrong(values) or link_unreported(values) or values["State"] == "Active"
     result = qos(text)
     assert result.pfc is None or result.pfc <= set(range(8))
     assert set(result.priority.values()) <= set(range(10))

@@ -23,13 +23,13 @@ from samples import samples
 from inject.fault_plan import FaultSpec, plan
 from inject.mechanisms.late_binding import bind, connected_qps
 from inject.mechanisms.mechanism import LateBinding
-from inject.node.command import found
+from inject.node.command import match_lines
 from testbed.backends.rack import power_cycle
 from testbed.discover import answers, facts
 from testbed.errors import FaultError, LabError, UsageError
 from testbed.inventory import lab_inventory
 from testbed.preflight import busbw, collect, fec
-from testbed.preflight.rack_formats import complaint, keeps_up, key_values, link_untold, link_wrong, qos
+from testbed.preflight.rack_formats import complaint, keeps_up, key_values, link_unreported, link_wrong, qos
 from testbed.shipped import inventories, playbooks
 
 FOLDER = DATA / "recorded"
@@ -73,7 +73,7 @@ def test_recorded_outputs_are_fifty_of_thirteen_tools_with_their_origin():
 def test_mlxlink_outputs_are_decoded(one):
     values = key_values(text_of(one))
     assert [found for found, _ in link_wrong(values)] == one["wrong"]
-    assert sorted(link_untold(values)) == sorted(one["untold"])
+    assert sorted(link_unreported(values)) == sorted(one["untold"])
 
 
 @named(of("mlxlink", key="complaint"))
@@ -227,7 +227,7 @@ def value(name, text):
         pattern = next(pattern for words, pattern, _ in shot.request["args"]["able"] if "nvidia-smi" in words)
     else:
         pattern = shot.request["args"]["remember"][what][1]
-    match = found(pattern, text)
+    match = match_lines(pattern, text)
     return "refused" if match is None else match[match.lastindex or 0]
 
 
@@ -252,7 +252,7 @@ def test_parsers_survive_truncated_and_garbled_output(text, start, end, mess, at
     garbled = cut[:at] + mess + cut[at:]
     values = key_values(garbled)
     link_wrong(values)
-    link_untold(values)
+    link_unreported(values)
     assert complaint("tool", garbled).startswith("tool")
     have = qos(garbled)
     assert have.pfc is None or have.pfc <= frozenset(range(8))

@@ -30,11 +30,11 @@ with hold(SOFT, ["host1"], why="traffic flow", mode="shared"):
 
 @pytest.fixture
 def left(monkeypatch):
-    """Differences of a lab with `others` at work that looks as `nodes` after it was quiet."""
+    """Differences of a lab with `held_by_others` at work that looks as `nodes` after it was quiet."""
     monkeypatch.setattr(fingerprint, "SETTLE_S", 0.0)
 
-    def compare(nodes, others):
-        lab = SimpleNamespace(ours=("*",), others=lambda: others)
+    def compare(nodes, held_by_others):
+        lab = SimpleNamespace(ours=("*",), held_by_others=lambda: held_by_others)
         monkeypatch.setattr(fingerprint, "capture", lambda _: Fingerprint(nodes={**QUIET.nodes, **nodes}))
         return fingerprint.settle(lab, QUIET, within_s=0.0)
 
@@ -48,8 +48,8 @@ def test_traffic_of_a_live_command_is_no_leftover(left):
 
 
 def test_traffic_without_a_live_owner_is_a_leftover(left):
-    for others in ((), ("host2",)):
-        assert len(left({"host1": {**QUIET.nodes["host1"], **TRAFFIC}}, others)) == 2
+    for held_by_others in ((), ("host2",)):
+        assert len(left({"host1": {**QUIET.nodes["host1"], **TRAFFIC}}, held_by_others)) == 2
 
 
 def test_leftovers_beside_traffic_of_other_users_are_reported(left):
@@ -63,15 +63,15 @@ def test_others_are_the_live_commands_except_this_one(tmp_path, monkeypatch):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
     path = os.pathsep.join((str(HOUSE), str(SUPPORT)))
     with hold(SOFT, ["host2"], why="inject", mode="shared") as mine:
-        assert mine.others() == ()
+        assert mine.held_by_others() == ()
         command = subprocess.Popen(
             [sys.executable, "-c", IN_ANOTHER_SHELL],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": path},
         )  # fmt: skip
         with command:
             assert command.stdout.readline() == b"held\n"
-            assert "host1" in mine.others()
-            assert "host2" not in mine.others()
+            assert "host1" in mine.held_by_others()
+            assert "host2" not in mine.held_by_others()
             command.kill()
             command.wait()
-            assert mine.others() == (), "a command that was killed excuses nothing"
+            assert mine.held_by_others() == (), "a command that was killed excuses nothing"

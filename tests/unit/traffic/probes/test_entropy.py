@@ -64,13 +64,13 @@ def test_data_paths_of_a_labelled_flow_use_the_port_of_its_label():
     """The switches used to be queried for another source port than that of the packets."""
     requests = []
 
-    def ask(machine, question, *, timeout_s):
+    def request(machine, question, *, timeout_s):
         requests.extend(five[3] for _, fives in question["flows"].values() for five in fives)
         return {"ports": {node: [None] * len(fives) for node, (_, fives) in question["flows"].items()}}
 
     topology = lab_inventory.load(inventories() / "soft.yml").topology
     lab = SimpleNamespace(
-        topology=topology, carried=lambda nodes: {"fabric": dict.fromkeys(nodes)}, ask=ask, scheme=None
+        topology=topology, carried=lambda nodes: {"fabric": dict.fromkeys(nodes)}, request=request, scheme=None
     )
     datagrams = Connection(index=2, **MADE, transport="ud")
     data_paths(lab, [Connection(index=0, **MADE), Connection(index=1, **MADE, flow_label=2), datagrams])
@@ -82,7 +82,7 @@ def test_data_and_ack_paths_use_one_port_and_swapped_addresses():
     topology = lab_inventory.load(inventories() / "soft.yml").topology
     one = Connection(index=4, **MADE)
 
-    def ask(machine, question, *, timeout_s):
+    def request(machine, question, *, timeout_s):
         def port(node, src, sport):
             over = "ctsw1" if src == one.src_ip else "ctsw2"
             links = {link.other(node).node: link.end(node).netdev for link in topology.links_of(node)}
@@ -93,7 +93,7 @@ def test_data_and_ack_paths_use_one_port_and_swapped_addresses():
         return {"ports": {node: [port(node, five[0], five[3]) for five in fives] for node, (_, fives) in flows}}
 
     lab = SimpleNamespace(
-        topology=topology, carried=lambda nodes: {"fabric": dict.fromkeys(nodes)}, ask=ask, scheme=None
+        topology=topology, carried=lambda nodes: {"fabric": dict.fromkeys(nodes)}, request=request, scheme=None
     )
     data, acks = data_and_ack_paths(lab, [one])[4]
     assert (data[0], data[2], acks[2]) == (one.src.partition(":")[0], "ctsw1", "ctsw2")
