@@ -119,8 +119,8 @@ def bench(*, cold: bool, drops: int, losses: int, pairs: int, lab: Path | None, 
         return
     inventory = session.inventory()
     backend_of(inventory.kind).check_can_start(inventory)
-    with session.progress() as progress:
-        lifecycle.up(inventory, progress)
+    with session.progress() as booting:
+        lifecycle.up(inventory, booting)
     session.out.print(
         f"{inventory.name}: {len(lifecycle.vms(inventory))} VMs, {lifecycle.status(inventory).accelerator}, "
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} (numbers of a busy machine mean nothing)"
@@ -132,28 +132,28 @@ def bench(*, cold: bool, drops: int, losses: int, pairs: int, lab: Path | None, 
         "flow": lambda: on_lab(lambda lab: _flow(lab, *ends)),
         "rate": lambda: on_lab(lambda lab: bench_traffic.measure_rates(lab, *ends)),
         "collective": lambda: on_lab(_collective),
-        "mpi": lambda: _mpi(inventory, on_lab(lambda lab: bench_traffic.measure_mpi(lab, told))),
+        "mpi": lambda: _mpi(inventory, on_lab(lambda lab: bench_traffic.measure_mpi(lab, progress))),
         "memory": lambda: on_lab(bench_traffic.measure_memory),
-        "telemetry": lambda: on_lab(lambda lab: bench_telemetry.measure(lab, *ends, told)),
+        "telemetry": lambda: on_lab(lambda lab: bench_telemetry.measure(lab, *ends, progress)),
         "lease": lambda: _lease(inventory),
-        "faults": lambda: on_lab(lambda lab: bench_faults.measure(lab, told, drops=drops)),
-        "report": lambda: bench_pages.measure(inventory, told),
-        "a-a": lambda: on_lab(lambda lab: bench_fault_free.measure(lab, told, pairs=pairs)),
-        "taper": lambda: on_lab(lambda lab: bench_taper.measure(lab, told)),
-        "restart-spare": lambda: on_lab(lambda lab: bench_restarts.measure(lab, "spare", told, losses=losses)),
-        "restart-shrink": lambda: on_lab(lambda lab: bench_restarts.measure(lab, "shrink", told, losses=losses)),
-        "restart-same": lambda: on_lab(lambda lab: bench_restarts.measure(lab, "same", told, losses=losses)),
-        "restart-ettr": lambda: on_lab(lambda lab: bench_restarts.measure_ettr(lab, told, schedules=losses)),
+        "faults": lambda: on_lab(lambda lab: bench_faults.measure(lab, progress, drops=drops)),
+        "report": lambda: bench_pages.measure(inventory, progress),
+        "a-a": lambda: on_lab(lambda lab: bench_fault_free.measure(lab, progress, pairs=pairs)),
+        "taper": lambda: on_lab(lambda lab: bench_taper.measure(lab, progress)),
+        "restart-spare": lambda: on_lab(lambda lab: bench_restarts.measure(lab, "spare", progress, losses=losses)),
+        "restart-shrink": lambda: on_lab(lambda lab: bench_restarts.measure(lab, "shrink", progress, losses=losses)),
+        "restart-same": lambda: on_lab(lambda lab: bench_restarts.measure(lab, "same", progress, losses=losses)),
+        "restart-ettr": lambda: on_lab(lambda lab: bench_restarts.measure_ettr(lab, progress, schedules=losses)),
     }
     failed = []
     for part in wanted:
         rows: list[Row] = []
         try:
-            with session.progress() as told:
-                told(f"measuring {part}")
+            with session.progress() as progress:
+                progress(f"measuring {part}")
                 for row in measures[part]():
                     rows.append(row)
-                    told(": ".join(row[:2]))
+                    progress(": ".join(row[:2]))
         except FaultbedError as error:
             failed.append(part)
             session.err.print(f"{part}: {error}", soft_wrap=True)
@@ -178,8 +178,8 @@ def _show(session: Session, rows: Sequence[Row], *, columns: Sequence[str] = COL
 def _calibration(session: Session) -> None:
     """Show how often intervals lie wholly above or below the truth, and how many there are not, in percent."""
     rows, summary = [], []
-    with session.progress() as told:
-        for of_metric, worst in bench_calibration.measure(told):
+    with session.progress() as progress:
+        for of_metric, worst in bench_calibration.measure(progress):
             rows += of_metric
             summary.append(worst)
     session.out.print("wholly above / below the truth, in % of all series (of which without an interval)")
@@ -196,21 +196,23 @@ def _calibration(session: Session) -> None:
 
 def _schedule() -> Iterator[Row]:
     def checked(collective: str, algorithm: str) -> None:
-        if said := schedule_check.faults(schedules.build(collective, algorithm, schedules.Shape(ranks=1024, group=8))):
-            raise LabError(f"{collective} by {algorithm} is wrong: {said[0]}")
+        if faults := schedule_check.faults(
+            schedules.build(collective, algorithm, schedules.Shape(ranks=1024, group=8))
+        ):
+            raise LabError(f"{collective} by {algorithm} is wrong: {faults[0]}")
 
     def predicted(collective: str, algorithm: str) -> None:
-        made = schedules.build(collective, algorithm, cost.shape_for(24576, 1 << 30, group=8))
-        cost.predict_ns(made, 1 << 30, cost.NETWORKS["rack"], group=8)
+        schedule = schedules.build(collective, algorithm, cost.shape_for(24576, 1 << 30, group=8))
+        cost.predict_ns(schedule, 1 << 30, cost.NETWORKS["rack"], group=8)
 
-    for what, work, most in (
+    for title, work, most in (
         ("schedule made and proven right, 1,024 ranks", checked, 5),
         ("schedule made and its time predicted, 24,576 ranks", predicted, 10),
     ):
         took = {pair: _computed(work, *pair) for pair in schedules.ALGORITHMS}
         slowest = max(took, key=took.__getitem__)
-        which = f"{' by '.join(slowest)}, of {len(took)}"
-        yield what, f"{took[slowest]:.2f} s CPU", which, f"<= {most} s", mark(reached=took[slowest] <= most)
+        slowest_text = f"{' by '.join(slowest)}, of {len(took)}"
+        yield title, f"{took[slowest]:.2f} s CPU", slowest_text, f"<= {most} s", mark(reached=took[slowest] <= most)
 
 
 def _lab(inventory: Inventory, *, cold: bool) -> Iterator[Row]:
@@ -224,8 +226,8 @@ def _lab(inventory: Inventory, *, cold: bool) -> Iterator[Row]:
             "<= 150 s",
             150,
         )
-    if found := image.cached():
-        took = float((found.folder / "complete").read_text().split()[0])
+    if built := image.cached():
+        took = float((built.folder / "complete").read_text().split()[0])
         yield _row("image build (when it was built)", [took], "<= 120 s", 120)
     yield _row("reset", [_timed(lifecycle.reset, inventory, nothing) for _ in range(RESETS)], "<= 6 s", 6)
     resumes = []
@@ -285,8 +287,8 @@ def _is_restored(lab: Lab, kind: str, target: str, params: dict[str, float]) -> 
     if kind == "packet.drop":
         node = lab.node(planned.target.link.a.node if planned.target.link else planned.target.node)
         return "faultbed_" not in node.run(["nft", "list", "tables"]).stdout
-    found = counters.read(lab, {key.partition("/")[0] for key, _ in planned.restored})
-    return all(found[key.partition("/")[0]].get(key.partition("/")[2]) == value for key, value in planned.restored)
+    readings = counters.read(lab, {key.partition("/")[0] for key, _ in planned.restored})
+    return all(readings[key.partition("/")[0]].get(key.partition("/")[2]) == value for key, value in planned.restored)
 
 
 def _computed(work: Callable[..., object], *arguments: object) -> float:
@@ -302,10 +304,10 @@ def _timed(work: Callable[..., object], *arguments: object) -> float:
     return time.monotonic() - started
 
 
-def _row(what: str, seconds: Sequence[float], goal: str, most: float) -> Row:
+def _row(title: str, seconds: Sequence[float], goal: str, most: float) -> Row:
     middle = sorted(seconds)[len(seconds) // 2]
     spread = f"{min(seconds):.1f}..{max(seconds):.1f} s, n={len(seconds)}"
-    return what, f"{middle:.1f} s", spread, goal, mark(reached=middle <= most)
+    return title, f"{middle:.1f} s", spread, goal, mark(reached=middle <= most)
 
 
 def main() -> None:

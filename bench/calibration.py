@@ -79,7 +79,7 @@ class Cell:
         return float(special.bdtrc(max(self.above, self.below) - 1, self.series, ALLOWED)) > _CHANCE
 
     def __str__(self) -> str:
-        above, below, refused = (100 * one / self.series for one in (self.above, self.below, self.refused))
+        above, below, refused = (100 * count / self.series for count in (self.above, self.below, self.refused))
         return f"{above:.2f} / {below:.2f} ({refused:.0f})"
 
 
@@ -129,17 +129,17 @@ def measure(progress: Callable[[str], None] = lambda _: None) -> Iterator[tuple[
             yield rows, worst(f"{metric}, {shape}", list(cells.values()))
 
 
-def worst(what: str, cells: list[Cell]) -> Row:
+def worst(title: str, cells: list[Cell]) -> Row:
     """Return a row of the bench for cells: the largest share of errors on either side."""
     series = cells[0].series
-    above, below = (100 * max(getattr(one, side) for one in cells) / series for side in ("above", "below"))
+    above, below = (100 * max(getattr(cell, side) for cell in cells) / series for side in ("above", "below"))
     error = 100 * math.sqrt(ALLOWED * (1 - ALLOWED) / series)
     return (
-        what,
+        title,
         f"{above:.2f} % / {below:.2f} %",
         f"worst of {len(cells)} cells of {series:,} series, ± {error:.2f} %",
         f"<= {100 * ALLOWED:g} %",
-        mark(reached=all(one.is_calibrated for one in cells)),
+        mark(reached=all(cell.is_calibrated for cell in cells)),
     )
 
 
@@ -236,8 +236,8 @@ def _quantile(shape: Shape, share: float) -> float:
         return float(_lognormal(normal)[0])
     if shape == "shift":
 
-        def missing(x: float) -> float:
-            return float((special.ndtr(x - _SHIFT / 2) + special.ndtr(x + _SHIFT / 2)) / 2 - share)
+        def missing(value: float) -> float:
+            return float((special.ndtr(value - _SHIFT / 2) + special.ndtr(value + _SHIFT / 2)) / 2 - share)
 
         return float(1 + _SPREAD * optimize.brentq(missing, -10, 10))
     return float(1 + _SPREAD * normal[0])
@@ -269,25 +269,25 @@ _MOST = 10
 def measure_until_decided() -> Iterator[Row]:
     """Yield rows about `run --until-decided --most 10` of `jct_ratio` against a bound of 1.05."""
     for spread in (RUN_SPREAD, 1.5 * RUN_SPREAD):
-        said = f"runs that differ by {100 * spread:.1f} %"
-        found = [_until_decided(1.10, spread, seed) for seed in range(_POOLS)]
-        failed = [runs for verdict, runs in found if verdict is Verdict.FAIL]
+        title = f"runs that differ by {100 * spread:.1f} %"
+        outcomes = [_until_decided(1.10, spread, seed) for seed in range(_POOLS)]
+        failed = [runs for verdict, runs in outcomes if verdict is Verdict.FAIL]
         share = len(failed) / _POOLS
         yield (
-            f"jct_ratio of 1.10 against 1.05, {said}: decided within {_MOST} runs",
+            f"jct_ratio of 1.10 against 1.05, {title}: decided within {_MOST} runs",
             f"{100 * share:.1f} %",
-            f"after {np.median(failed):.0f} runs (median); wrong PASS {sum(v is Verdict.PASS for v, _ in found)}",
+            f"after {np.median(failed):.0f} runs (median); wrong PASS {sum(v is Verdict.PASS for v, _ in outcomes)}",
             ">= 90 %" if spread == RUN_SPREAD else "",
             mark(reached=share >= 0.9) if spread == RUN_SPREAD else "",  # noqa: PLR2004 (the goal)
         )
-        found = [_until_decided(1.05, spread, seed) for seed in range(_POOLS)]
+        outcomes = [_until_decided(1.05, spread, seed) for seed in range(_POOLS)]
         wrong = Cell(
             series=_POOLS,
-            above=sum(verdict is Verdict.FAIL for verdict, _ in found),
-            below=sum(verdict is Verdict.PASS for verdict, _ in found),
+            above=sum(verdict is Verdict.FAIL for verdict, _ in outcomes),
+            below=sum(verdict is Verdict.PASS for verdict, _ in outcomes),
             refused=0,
         )
-        yield worst(f"jct_ratio of 1.05 against 1.05, {said}: wrong FAIL / wrong PASS", [wrong])
+        yield worst(f"jct_ratio of 1.05 against 1.05, {title}: wrong FAIL / wrong PASS", [wrong])
 
 
 def measure_a_a() -> Iterator[Row]:
@@ -299,16 +299,16 @@ def measure_a_a() -> Iterator[Row]:
     count, rng = 60, np.random.default_rng(1)
     quiet = np.ones(count, dtype=np.bool_)
     quiet[count // 3 : 2 * count // 3] = False
-    found = []
+    intervals = []
     for run, twin in zip(*(noise("normal", rng, _POOLS, count, 0.5) for _ in range(2)), strict=True):
         drifted = run * math.exp(RUN_SPREAD * rng.normal())
-        found.append(confidence.total_ratio(drifted, twin, quiet=quiet, before=count // 3))
-    decided = [one for one in found if one is not None]
+        intervals.append(confidence.total_ratio(drifted, twin, quiet=quiet, before=count // 3))
+    decided = [interval for interval in intervals if interval is not None]
     wrong = Cell(
         series=_POOLS,
-        above=sum(one.low > 1 for one in decided),
-        below=sum(one.high < 1 for one in decided),
-        refused=len(found) - len(decided),
+        above=sum(interval.low > 1 for interval in decided),
+        below=sum(interval.high < 1 for interval in decided),
+        refused=len(intervals) - len(decided),
     )
     share = 100 * wrong.refused / _POOLS
     yield worst(
@@ -321,17 +321,17 @@ def measure_limits() -> Iterator[Row]:
     count, often, rng = 100, 0.02, np.random.default_rng(2)
     white, slow = (noise("normal", rng, _POOLS, count, memory) - 1 for memory in (0.0, 0.98))
     rare = np.where(rng.random((_POOLS, count)) < often, 0.5, 0.0) + noise("normal", rng, _POOLS, count, 0.0) / 5 + 0.8
-    for what, series, truth in (
+    for noise_name, series, truth in (
         ("white noise that hides a slow one as large (φ = 0.98)", 1 + (white + slow) / math.sqrt(2), 1.0),
         ("one iteration in fifty takes half as long again", rare, 1 + 0.5 * often),
     ):
-        found = [confidence.mean_interval(values) for values in series]
-        decided = [one for one in found if one is not None]
-        wrong = sum(one.low > truth for one in decided), sum(one.high < truth for one in decided)
-        above, below = (100 * one / _POOLS for one in wrong)
+        intervals = [confidence.mean_interval(values) for values in series]
+        decided = [interval for interval in intervals if interval is not None]
+        wrong = sum(interval.low > truth for interval in decided), sum(interval.high < truth for interval in decided)
+        above, below = (100 * count_beyond / _POOLS for count_beyond in wrong)
         refused = 100 * (_POOLS - len(decided)) / _POOLS
-        said = f"{refused:.0f} % without an interval, n = {count}, {_POOLS:,} series"
-        yield f"known limit: {what}", f"{above:.1f} % / {below:.1f} %", said, "", ""
+        details = f"{refused:.0f} % without an interval, n = {count}, {_POOLS:,} series"
+        yield f"known limit: {noise_name}", f"{above:.1f} % / {below:.1f} %", details, "", ""
 
 
 def _until_decided(truth: float, spread: float, seed: int) -> tuple[Verdict, int]:
@@ -340,10 +340,10 @@ def _until_decided(truth: float, spread: float, seed: int) -> tuple[Verdict, int
     expected = [Expectation(metric=TABLE["jct_ratio"], maximum=1.05)]
     trials = [_made_up_run(number, float(value)) for number, value in enumerate(values)]
     for runs in range(FIRST, _MOST + 1):
-        found = pooled.pool(trials[:runs], expected, most=_MOST)
-        if not pooled.undecided(found):
-            return found.verdict, runs
-    return found.verdict, _MOST
+        pooled_file = pooled.pool(trials[:runs], expected, most=_MOST)
+        if not pooled.undecided(pooled_file):
+            return pooled_file.verdict, runs
+    return pooled_file.verdict, _MOST
 
 
 def _made_up_run(number: int, ratio: float) -> pooled.Trial:

@@ -28,7 +28,7 @@ TIMEOUT_S = 120.0
 def installed() -> str | None:
     """Return the path of Chromium or Chrome, under any name that distributions use; None: not installed."""
     names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    return next((found for name in names if (found := shutil.which(name))), None)
+    return next((path for name in names if (path := shutil.which(name))), None)
 
 
 class Browser:
@@ -76,8 +76,8 @@ class Browser:
         deadline = time.monotonic() + TIMEOUT_S
         while True:
             while b"\0" in self._heard:
-                one, _, self._heard = self._heard.partition(b"\0")
-                message: dict[str, Any] = json.loads(one)
+                frame, _, self._heard = self._heard.partition(b"\0")
+                message: dict[str, Any] = json.loads(frame)
                 if message.get("method") == "Network.requestWillBeSent":
                     self.requested.append(message["params"]["request"]["url"])
                 if wanted(message):

@@ -99,10 +99,10 @@ def measure() -> Iterator[Row]:
             mark(reached=rate <= 1),
         )
         for share in SHARES:
-            found = np.array([_delay(noise, share, rng) for _ in range(HEALTHY)])
-            in_time = float(np.mean(found <= 60))  # noqa: PLR2004 (the goal)
-            middle = np.median(found)
-            between = percentile_interval(found, 50, level=0.95)
+            delays = np.array([_delay(noise, share, rng) for _ in range(HEALTHY)])
+            in_time = float(np.mean(delays <= 60))  # noqa: PLR2004 (the goal)
+            middle = np.median(delays)
+            between = percentile_interval(delays, 50, level=0.95)
             spread = (
                 f", median {between.low:.0f}..{between.high:.0f} (95 %)" if between and between.high < np.inf else ""
             )

@@ -56,19 +56,19 @@ def measure(lab: Lab, progress: Callable[[str], None], *, pairs: int = PAIRS) ->
     """
     ranks = tuple(f"{host.name}:{host.rnics[0].name}" for host in lab.topology.hosts[:4])
     spec = CollectiveSpec(size_bytes=SIZE_BYTES, iterations=CHUNK, warmup=5, ranks=ranks, qp=PATIENT, compute_units=2)
-    found: list[Pair] = []
-    while len(found) < pairs:
+    pairs_so_far: list[Pair] = []
+    while len(pairs_so_far) < pairs:
         with collective.start(lab, spec) as running:
             result = running.wait(_PATIENCE_S)
         if result.outcome != "completed" or result.wrong_elements:
             raise LabError(f"bench a-a: a job without a fault ended as {result.outcome} ({result.where})")
-        ends = np.array([[one.end_ns for one in rank] for rank in result.iterations]).max(axis=0)
+        ends = np.array([[iteration.end_ns for iteration in rank] for rank in result.iterations]).max(axis=0)
         more = pairs_of(np.diff(ends).astype(np.float64))
         if not more:
             raise LabError(f"bench a-a: {CHUNK} iterations took less than {APART_S:g} s")
-        found += more
-        progress(f"{len(found)} of {pairs} pairs; iterations of {np.diff(ends).mean() / 1e6:.0f} ms")
-    yield from rows_of(found[:pairs])
+        pairs_so_far += more
+        progress(f"{len(pairs_so_far)} of {pairs} pairs; iterations of {np.diff(ends).mean() / 1e6:.0f} ms")
+    yield from rows_of(pairs_so_far[:pairs])
 
 
 def pairs_of(times_ns: NDArray[np.float64]) -> list[Pair]:
@@ -77,31 +77,31 @@ def pairs_of(times_ns: NDArray[np.float64]) -> list[Pair]:
     ends = np.cumsum([block.sum() for block in blocks])
     quiet = np.ones(BLOCK, dtype=np.bool_)
     quiet[BLOCK // 3 : 2 * BLOCK // 3] = False
-    found = []
+    pairs = []
     for number, run in enumerate(blocks):
         before = np.flatnonzero(ends <= ends[number] - run.sum() - APART_S * 1e9)
         if len(before):
             twin = blocks[int(before[-1])]
             interval = confidence.total_ratio(run, twin, quiet=quiet, before=BLOCK // 3)
-            found.append(Pair(ratio=float(run.sum() / twin.sum()), interval=interval))
-    return found
+            pairs.append(Pair(ratio=float(run.sum() / twin.sum()), interval=interval))
+    return pairs
 
 
 def rows_of(pairs: Sequence[Pair]) -> Iterator[Row]:
     """Yield the number of pairs that a bound on `jct_ratio` would FAIL. A fault-free run must never FAIL."""
     decided = [pair.interval for pair in pairs if pair.interval is not None]
     ratios = [pair.ratio for pair in pairs]
-    said = (
+    details = (
         f"ratios {min(ratios):.2f}..{max(ratios):.2f}, n={len(pairs)}, {len(pairs) - len(decided)} without an interval"
     )
     for bound in (BOUND, LOOSE_BOUND):
-        wrong = sum(one.low > bound for one in decided)
+        wrong = sum(interval.low > bound for interval in decided)
         yield (
             f"fault-free runs of {BLOCK} iterations against fault-free twins: FAIL at jct_ratio <= {bound:g}",
             str(wrong),
-            said,
+            details,
             "0",
             mark(reached=wrong == 0 and bool(decided)),
         )
-    faster = sum(one.high < BOUND for one in decided)
-    yield "the same: faster than the twin by more than the interval (a disturbed machine)", str(faster), said, "", ""
+    faster = sum(interval.high < BOUND for interval in decided)
+    yield "the same: faster than the twin by more than the interval (a disturbed machine)", str(faster), details, "", ""

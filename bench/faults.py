@@ -55,8 +55,8 @@ def measure(lab: Lab, progress: Callable[[str], None], *, drops: int = DROPS) ->
 
 def ends(topology: Topology) -> tuple[str, str]:
     """Return the first RNICs of the first and the last host, which are in different racks if the lab has several."""
-    one, two = topology.hosts[0], topology.hosts[-1]
-    return f"{one.name}:{one.rnics[0].name}", f"{two.name}:{two.rnics[0].name}"
+    first, last = topology.hosts[0], topology.hosts[-1]
+    return f"{first.name}:{first.rnics[0].name}", f"{last.name}:{last.rnics[0].name}"
 
 
 @contextlib.contextmanager
@@ -103,17 +103,17 @@ def _exactness(lab: Lab, journal: Journal, drops: int, progress: Callable[[str],
             ]
             ready = [injector.prepare(fault) for fault in faults]
             before = _gaps(lab, host, rnic)
-            for each in ready:
-                each.arm()
-            receipts = [_when_hit(each) for each in ready]
+            for prepared in ready:
+                prepared.arm()
+            receipts = [_when_hit(prepared) for prepared in ready]
             gaps += _gaps(lab, host, rnic) - before
             hits += sum(receipt.fired.count for receipt in receipts)
             # Faults that are armed together share the counter of gaps, so their sum is compared.
             proved += sum(all(why.startswith(NOT_OWN) for why in receipt.unproven) for receipt in receipts)
             progress(f"{begin + len(batch)} of {drops} single packets: {hits} hits, {gaps} gaps, {proved} proved")
     reached = hits == gaps == proved == drops
-    said = f"{hits} hits, {gaps} gaps, {proved} proved"
-    return f"{drops} single packets lost by QP and PSN", said, "", f"{drops} of each", mark(reached=reached)
+    counts = f"{hits} hits, {gaps} gaps, {proved} proved"
+    return f"{drops} single packets lost by QP and PSN", counts, "", f"{drops} of each", mark(reached=reached)
 
 
 def _share(lab: Lab, journal: Journal, progress: Callable[[str], None]) -> Row:
@@ -131,11 +131,11 @@ def _share(lab: Lab, journal: Journal, progress: Callable[[str], None]) -> Row:
         raise LabError(f"a fault did not fire: {'; '.join(receipt.doubts)}")
     selection = prepared.planned.selection
     planned = selection.taken_of(passed) if selection else 0
-    said = f"{hit:,} of {passed:,} ({hit / passed:.3%}; {planned:,} planned)"
+    counts = f"{hit:,} of {passed:,} ({hit / passed:.3%}; {planned:,} planned)"
     # It is cleared once enough has passed, before its window ends.
     reached = not receipt.doubts and passed >= PACKETS and abs(hit - planned) <= 1
     goal = f"the planned ones, of {PACKETS:,} or more"
-    return f"{SHARE:.0%} of packets lost, chosen by the seed", said, "", goal, mark(reached=reached)
+    return f"{SHARE:.0%} of packets lost, chosen by the seed", counts, "", goal, mark(reached=reached)
 
 
 def _gaps(lab: Lab, host: str, rnic: str) -> int:
@@ -184,10 +184,10 @@ def _period(lab: Lab, journal: Journal) -> Row:
     return _row(f"{FLAPS} flaps of {_PERIOD_S:g} s: off their place", late_ms[1:], 10, worst=True)
 
 
-def _row(what: str, found_ms: Sequence[float], most: float, *, worst: bool = False) -> Row:
+def _row(title: str, found_ms: Sequence[float], most: float, *, worst: bool = False) -> Row:
     ordered = sorted(found_ms)
     middle = ordered[len(ordered) // 2]
     judged = ordered[-1] if worst else middle
     spread = f"{ordered[0]:.1f}..{ordered[-1]:.1f} ms, n={len(ordered)}"
     goal = f"{'each' if worst else 'median'} <= {most:g} ms"
-    return what, f"{middle:.1f} ms", spread, goal, mark(reached=judged <= most)
+    return title, f"{middle:.1f} ms", spread, goal, mark(reached=judged <= most)

@@ -144,21 +144,21 @@ def measure() -> Iterator[Row]:
 
 
 def _check_result(analysis: Analysis, lost: int) -> None:
-    found = sum(flow.missing for flow in analysis.flows), sum(len(flow.broken) for flow in analysis.flows)
-    if found != (lost, 0):
-        raise LabError(f"bench: the capture has {lost} lost packets and no broken rule, but the checker found {found}")
+    counts = sum(flow.missing for flow in analysis.flows), sum(len(flow.broken) for flow in analysis.flows)
+    if counts != (lost, 0):
+        raise LabError(f"bench: the capture has {lost} lost packets and no broken rule, but the checker found {counts}")
 
 
 def _against_tshark(path: Path, ours_s: float) -> Row:
-    what = "same capture: tshark's time for six fields of each packet / our time for all checks"
+    title = "same capture: tshark's time for six fields of each packet / our time for all checks"
     if shutil.which("tshark") is None:
-        return what, "not measured", "no tshark here", ">= 5", ""
+        return title, "not measured", "no tshark here", ">= 5", ""
     argv = ["tshark", "-n", "-r", str(path), "-T", "fields", *(word for name in _FIELDS for word in ("-e", name))]
     begin = time.perf_counter()
     subprocess.run(argv, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
     ratio = (time.perf_counter() - begin) / ours_s
     return (
-        what,
+        title,
         f"{ratio:.1f}",
         "n=1",
         ">= 5",

@@ -74,7 +74,7 @@ def measure(inventory: Inventory, progress: Callable[[str], None]) -> Iterator[R
     """
     source = with_faults()
     decided = loop.decide(decode(source.encode(), source="ten-minutes"), source.encode(), inventory)
-    what = name_of(decided)
+    title = name_of(decided)
     with tempfile.TemporaryDirectory() as folder:
         ran = loop.execute(decided, inventory, out=Path(folder), progress=progress)
         if ran.verdict.verdict is Verdict.ERROR:
@@ -83,21 +83,21 @@ def measure(inventory: Inventory, progress: Callable[[str], None]) -> Iterator[R
         page = run_page.render(ran.run_dir.path)
         took_s, size = time.process_time() - began, page.stat().st_size
         yield (
-            f"{what}: size",
+            f"{title}: size",
             f"{size / 1e6:.2f} MB",
             "",
             f"<= {MOST_BYTES / 1e6:g} MB",
             mark(reached=size <= MOST_BYTES),
         )
-        yield f"{what}: rendered again", f"{took_s:.1f} s CPU", "", "", ""
-        yield _load_time(what, page, Path(folder) / "profile")
+        yield f"{title}: rendered again", f"{took_s:.1f} s CPU", "", "", ""
+        yield _load_time(title, page, Path(folder) / "profile")
 
 
 def _load_time(report: str, page: Path, profile: Path) -> Row:
-    what, goal = f"{report}: from navigation to the load event in Chromium, {WIDTH} pixels wide", f"<= {MOST_S:g} s"
+    title, goal = f"{report}: from navigation to the load event in Chromium, {WIDTH} pixels wide", f"<= {MOST_S:g} s"
     program = chromium.installed()
     if program is None:
-        return what, "not measured", "no Chromium here", goal, ""
+        return title, "not measured", "no Chromium here", goal, ""
     with chromium.browser(program, profile) as browser:
         times = []
         for _ in range(LOADS):
@@ -108,7 +108,7 @@ def _load_time(report: str, page: Path, profile: Path) -> Row:
             times.append(ended_ms / 1e3)
     middle = sorted(times)[LOADS // 2]
     return (
-        what,
+        title,
         f"{middle:.2f} s",
         f"{min(times):.2f}..{max(times):.2f}, n={LOADS}",
         goal,

@@ -66,8 +66,8 @@ def measure(lab: Lab, mode: Mode, progress: Callable[[str], None], *, losses: in
         loss = host_of(choice.choice(ranks)), choice.randrange(FIRST, LAST)
         ends.append(end_of(lab, _with_losses(lab, spec, resilience, [loss]), quiet, mode=mode))
         times = ", ".join(f"{name} {took_ns / 1e9:.2f} s" for name, took_ns in ends[-1].phases_ns.items())
-        said = ends[-1].wrong or f"as without a loss: {times}"
-        progress(f"{mode}, loss {number + 1} of {losses}: {loss[0]} after {loss[1]} iterations: {said}")
+        outcome = ends[-1].wrong or f"as without a loss: {times}"
+        progress(f"{mode}, loss {number + 1} of {losses}: {loss[0]} after {loss[1]} iterations: {outcome}")
     yield from rows_of(mode, ends)
 
 
@@ -103,7 +103,7 @@ def _spec(ranks: Sequence[str], storage: str, iterations: int, every: int) -> Jo
 
 def _quiet(lab: Lab, spec: JobSpec, resilience: Resilience) -> ElasticResult:
     result = driver.start(lab, spec, resilience).wait(PATIENCE_S)
-    if result.outcome == "failed" or result.restarts or any(one.wrong for one in result.states):
+    if result.outcome == "failed" or result.restarts or any(state.wrong for state in result.states):
         raise LabError(f"a job without a loss ended as {result.outcome}, {result.where}; its states: {result.states}")
     return result
 
@@ -138,18 +138,18 @@ def _with_losses(lab: Lab, spec: JobSpec, resilience: Resilience, losses: Sequen
 def end_of(lab: Lab, result: ElasticResult, quiet: ElasticResult, *, mode: Mode, restarts: int = 1) -> JobEnd:
     """Compare a job with losses with a job without. Each loss must cause one restart."""
     every = result.spec.storage.every if result.spec.storage is not None else 0
-    digests = {one.sha256 for one in result.states}
-    wanted = digests if mode == "shrink" else {one.sha256 for one in quiet.states}
+    digests = {state.sha256 for state in result.states}
+    wanted = digests if mode == "shrink" else {state.sha256 for state in quiet.states}
     size = len(quiet.ranks) - (mode == "shrink")
     problems = {
         f"it ended as {result.outcome}: {result.where}": result.outcome != "recovered",
         f"it restarted {len(result.restarts)} times": len(result.restarts) != restarts,
         f"{len(result.ranks)} ranks, {len(result.states)} states": not len(result.ranks) == len(result.states) == size,
-        "wrong elements": result.wrong_elements or any(one.wrong for one in result.states),
-        "not all iterations": any(one.iterations != result.spec.iterations for one in result.states),
+        "wrong elements": result.wrong_elements or any(state.wrong for state in result.states),
+        "not all iterations": any(state.iterations != result.spec.iterations for state in result.states),
         "another state": len(digests) != 1 or digests != wanted,
         "more iterations lost than a checkpoint covers": any(
-            one.lost_iterations is None or one.lost_iterations > every for one in result.restarts
+            restart.lost_iterations is None or restart.lost_iterations > every for restart in result.restarts
         ),
     }
     resilience = resilience_of(result)
@@ -168,9 +168,9 @@ def end_of(lab: Lab, result: ElasticResult, quiet: ElasticResult, *, mode: Mode,
         lab_state="CLEAN",
     )
     return JobEnd(
-        wrong="; ".join(what for what, is_so in problems.items() if is_so) or None,
+        wrong="; ".join(problem for problem, is_so in problems.items() if is_so) or None,
         phases_ns={phase.name: phase.length_ns for _, phases in phases_by_restart for phase in phases},
-        lost_iterations=max((one.lost_iterations or 0 for one in result.restarts), default=0),
+        lost_iterations=max((restart.lost_iterations or 0 for restart in result.restarts), default=0),
         ettr=ettr(run, None, (), first_fault_ns=run.end_ns),
     )
 
@@ -179,8 +179,8 @@ def rows_of(mode: str, ends: list[JobEnd]) -> Iterator[Row]:
     """Yield how many jobs ended right, and the median of each phase over them."""
     right = [end for end in ends if end.wrong is None]
     wrong = "; ".join(end.wrong for end in ends if end.wrong is not None)
-    what = f"{mode}: state after a loss as without one"
-    yield what, f"{len(right)} of {len(ends)}", wrong, f"{len(ends)}", mark(reached=len(right) == len(ends) > 0)
+    title = f"{mode}: state after a loss as without one"
+    yield title, f"{len(right)} of {len(ends)}", wrong, f"{len(ends)}", mark(reached=len(right) == len(ends) > 0)
     if not right:
         return
     lost = [end.lost_iterations for end in right]
@@ -201,9 +201,9 @@ def rows_of(mode: str, ends: list[JobEnd]) -> Iterator[Row]:
 def ettr_rows(ends: list[JobEnd]) -> Iterator[Row]:
     """Yield in how many schedules the measured ETTR, or its own interval, meets the formula's interval."""
     known = [(end.ettr, end.ettr.formula) for end in ends if end.wrong is None and end.ettr and end.ettr.formula]
-    ratios = sorted(one.ratio / formula.predicted for one, formula in known if formula.predicted)
-    inside = sum(formula.low <= one.ratio <= formula.high for one, formula in known)
-    own = [(noise, formula) for one, formula in known if (noise := one.interval()) is not None]
+    ratios = sorted(measured.ratio / formula.predicted for measured, formula in known if formula.predicted)
+    inside = sum(formula.low <= measured.ratio <= formula.high for measured, formula in known)
+    own = [(noise, formula) for measured, formula in known if (noise := measured.interval()) is not None]
     meets = sum(noise.low <= formula.high and formula.low <= noise.high for noise, formula in own)
     wrong = "; ".join(end.wrong for end in ends if end.wrong is not None)
     yield "schedules whose job ended as without a loss, with an ETTR", f"{len(known)} of {len(ends)}", wrong, "", ""
@@ -214,21 +214,20 @@ def ettr_rows(ends: list[JobEnd]) -> Iterator[Row]:
         yield "measured ETTR / predicted", f"{ratios[len(ratios) // 2]:.3f}", spread, "", ""
 
 
-def _ettr_line(one: Ettr | None) -> str:
-    if one is None or one.formula is None:
+def _ettr_line(measured: Ettr | None) -> str:
+    if measured is None or measured.formula is None:
         return "no ETTR: too few iterations before the first loss"
-    noise = one.interval()
+    noise = measured.interval()
     own = "none" if noise is None else f"{noise.low:.3f} to {noise.high:.3f}"
-    formula = one.formula
-    return (
-        f"measured {one.ratio:.3f} ({own}), formula {formula.predicted:.3f} ({formula.low:.3f} to {formula.high:.3f})"
-    )
+    formula = measured.formula
+    predicted = f"{formula.predicted:.3f} ({formula.low:.3f} to {formula.high:.3f})"
+    return f"measured {measured.ratio:.3f} ({own}), formula {predicted}"
 
 
-def _seconds(what: str, times_ns: list[int]) -> Row:
+def _seconds(title: str, times_ns: list[int]) -> Row:
     ordered = sorted(time_ns / 1e9 for time_ns in times_ns)
     return (
-        what,
+        title,
         f"{ordered[len(ordered) // 2]:.2f} s",
         f"{ordered[0]:.2f}..{ordered[-1]:.2f} s, n={len(ordered)}",
         "",

@@ -25,11 +25,11 @@ def decided(interval: Interval, *, least: float = -math.inf, most: float = math.
     return MISSED if interval.high < least or interval.low > most else OPEN
 
 
-def ratio(what: str, ratios: Sequence[float], least: float) -> Row:
+def ratio(title: str, ratios: Sequence[float], least: float) -> Row:
     """Return a row about ratios whose median must be `least` or more."""
     middle = sorted(ratios)[len(ratios) // 2]
     return (
-        what,
+        title,
         f"{middle:.2f}",
         f"{min(ratios):.2f}..{max(ratios):.2f}, n={len(ratios)}",
         f">= {least:g}",

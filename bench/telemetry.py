@@ -73,8 +73,8 @@ def _cpu(lab: Lab, beside: str) -> Row:
     else_used = float(np.median([off[1] - off[0] for _, off in used])) / length_s / cpus
     interval = _interval(shares)
     spread = f"{interval.low:.2%}..{interval.high:.2%} ({interval.level:.0%}), n={CPU_PAIRS}"
-    what = f"CPU time of watching / all {cpus} CPUs, {beside} ({else_used:.1%} used without)"
-    return what, f"{np.median(shares):.2%}", spread, f"<= {MOST_COST:.0%}", decided(interval, most=MOST_COST)
+    title = f"CPU time of watching / all {cpus} CPUs, {beside} ({else_used:.1%} used without)"
+    return title, f"{np.median(shares):.2%}", spread, f"<= {MOST_COST:.0%}", decided(interval, most=MOST_COST)
 
 
 def goodput_bps(samples: Sequence[Sample], span: tuple[int, int]) -> float:
@@ -83,11 +83,15 @@ def goodput_bps(samples: Sequence[Sample], span: tuple[int, int]) -> float:
     Raises:
         LabError: there is no such sample.
     """
-    inside = [one for one in samples if span[0] <= one.start_ns and one.start_ns + one.duration_ns <= span[1]]
+    inside = [
+        sample for sample in samples if span[0] <= sample.start_ns and sample.start_ns + sample.duration_ns <= span[1]
+    ]
     if not inside:
         raise LabError("bench: the flow reported no sample in a measured span; measure again on an idle machine")
-    length_ns = max(one.start_ns + one.duration_ns for one in inside) - min(one.start_ns for one in inside)
-    return sum(one.size_bytes for one in inside) * 8e9 / length_ns
+    length_ns = max(sample.start_ns + sample.duration_ns for sample in inside) - min(
+        sample.start_ns for sample in inside
+    )
+    return sum(sample.size_bytes for sample in inside) * 8e9 / length_ns
 
 
 def cpu_s(pids: Iterable[int]) -> float:

@@ -60,8 +60,8 @@ def measure_rates(lab: Lab, src: str, dst: str) -> Iterator[Row]:
     trips = perftest.round_trips(lab, src=src, dst=dst)
     spread = f"{min(trips):.2f}..{max(trips):.2f}, n={len(trips)}"
     middle = sorted(trips)[len(trips) // 2]
-    what = f"round trip of a write, P50 / 2 x ib_write_lat P50, {perftest.LATENCY_BYTES} B"
-    yield what, f"{middle:.2f}", spread, f"<= {LATENCY_GOAL}", mark(reached=middle <= LATENCY_GOAL)
+    title = f"round trip of a write, P50 / 2 x ib_write_lat P50, {perftest.LATENCY_BYTES} B"
+    yield title, f"{middle:.2f}", spread, f"<= {LATENCY_GOAL}", mark(reached=middle <= LATENCY_GOAL)
 
 
 def measure_rings(lab: Lab) -> Iterator[Row]:
@@ -72,7 +72,7 @@ def measure_rings(lab: Lab) -> Iterator[Row]:
         flow_run.FlowSpec(src=src, dst=dst, duration_s=RING_S) for src, dst in pairs("permutation", ends, shift=1)
     ]
     for size in RING_SIZES:
-        found = []
+        ratios = []
         for _ in range(RING_REPEATS):
             flows = flow_run.start_all(lab, around).wait(RING_S + 60)
             spec = CollectiveSpec(algorithm="ring", size_bytes=size, duration_s=RING_S, ranks=ends, warmup=1)
@@ -80,9 +80,9 @@ def measure_rings(lab: Lab) -> Iterator[Row]:
                 ring = running.wait(RING_S + 120)
             if "failed" in (flows.outcome, ring.outcome) or ring.wrong_elements:
                 raise LabError(f"bench: {flows.where or ring.where or 'wrong elements in the ring'}")
-            found.append(ring.busbw_gbytes_per_s * 8e9 / (flows.goodput_bps / len(ends)))
-        what = f"busbw of ring all-reduce / goodput of flows around the ring, {size} B, {len(ends)} ranks"
-        yield ratio(what, found, RING_GOAL)
+            ratios.append(ring.busbw_gbytes_per_s * 8e9 / (flows.goodput_bps / len(ends)))
+        title = f"busbw of ring all-reduce / goodput of flows around the ring, {size} B, {len(ends)} ranks"
+        yield ratio(title, ratios, RING_GOAL)
 
 
 def measure_spread(lab: Lab) -> Iterator[Row]:
@@ -98,13 +98,13 @@ def measure_spread(lab: Lab) -> Iterator[Row]:
             several_qps = replace(one_qp, qps_per_peer=SPREAD_QPS, spread=spread)
             ratios = []
             for _ in range(SPREAD_REPEATS):
-                one, several = (_time_ns(lab, spec, engines) for spec in (one_qp, several_qps))
-                ratios.append(one / several)
-            what = (
+                one_qp_ns, several_ns = (_time_ns(lab, spec, engines) for spec in (one_qp, several_qps))
+                ratios.append(one_qp_ns / several_ns)
+            title = (
                 f"time of {kind} of {size} B (messages of {size // len(ends)} B, {len(ends)} ranks) "
                 f"with 1 QP per peer / with {SPREAD_QPS}, {spread}"
             )
-            yield ratio(what, ratios, SPREAD_GOAL)
+            yield ratio(title, ratios, SPREAD_GOAL)
 
 
 def _time_ns(lab: Lab, spec: CollectiveSpec, engines: Engines) -> float:
@@ -134,8 +134,8 @@ def measure_mpi(lab: Lab, progress: Callable[[str], None]) -> Iterator[Row]:
             yield f"Open MPI over {transport}", "did not run", str(error)[:160], "", ""
             continue
         for row in rows:
-            what = f"time of Open MPI ({transport}) / ours, {row.collective} ({row.algorithm}) of {row.size_bytes} B"
-            yield what, f"{row.ratio:.2f}", row.times, ">= 1", mark(reached=row.ratio >= 1)
+            title = f"time of Open MPI ({transport}) / ours, {row.collective} ({row.algorithm}) of {row.size_bytes} B"
+            yield title, f"{row.ratio:.2f}", row.times, ">= 1", mark(reached=row.ratio >= 1)
 
 
 def _wires(lab: Lab, progress: Callable[[str], None]) -> Row:
@@ -153,8 +153,8 @@ def _wires(lab: Lab, progress: Callable[[str], None]) -> Row:
             raise LabError(f"bench: flows around the ring failed: {roce.where}")
         ratios.append(tcp_goodput(lab, around, seconds=RING_S) / roce.goodput_bps)
     spread = f"{min(ratios):.2f}..{max(ratios):.2f}, n={len(ratios)}"
-    what = f"goodput of TCP / of RoCE writes around a ring of {len(ends)} hosts"
-    return what, f"{sorted(ratios)[len(ratios) // 2]:.2f}", spread, "", ""
+    title = f"goodput of TCP / of RoCE writes around a ring of {len(ends)} hosts"
+    return title, f"{sorted(ratios)[len(ratios) // 2]:.2f}", spread, "", ""
 
 
 def measure_memory(lab: Lab, *, seconds: float = MEMORY_S) -> Iterator[Row]:
@@ -166,7 +166,7 @@ def measure_memory(lab: Lab, *, seconds: float = MEMORY_S) -> Iterator[Row]:
         ranks=tuple(f"{host}:{lab.topology.host_by_name[host].rnics[0].name}" for host in hosts),
         qp=QpParams(timeout=18),
     )
-    seen: dict[str, list[int]] = {host: [] for host in hosts}
+    sizes_by_host: dict[str, list[int]] = {host: [] for host in hosts}
     with (
         Engines.start(lab, hosts) as engines,
         collective.start(lab, spec, lambda _event: lab.heartbeat(), engines=engines) as running,
@@ -176,11 +176,11 @@ def measure_memory(lab: Lab, *, seconds: float = MEMORY_S) -> Iterator[Row]:
             threading.Event().wait(10.0)
             if time.monotonic() - began >= min(SETTLED_S, seconds / 4) and not running.is_over:
                 for host in hosts:
-                    seen[host].append(_resident_bytes(lab, host, engines.pids[host]))
+                    sizes_by_host[host].append(_resident_bytes(lab, host, engines.pids[host]))
         result = running.wait(120.0)
     if result.outcome != "completed" or result.wrong_elements:
         raise LabError(f"bench: the collective ended as {result.outcome} ({result.where})")
-    for host, sizes in seen.items():
+    for host, sizes in sizes_by_host.items():
         growth = max(sizes) / sizes[0] - 1
         spread = f"{sizes[0] / 2**20:.1f} -> {sizes[-1] / 2**20:.1f} MiB, {result.iterations_completed} iterations"
         goal = f"<= {GROWTH_GOAL:.0%}"

@@ -178,8 +178,8 @@ def noise_of(values: Floats) -> Noise | None:
         return Noise(
             count=count, mean=mean, error=0.0, deviation=0.0, independent=count, memory=0.0, skewness=0.0, kurtosis=0.0
         )
-    found = float(off[1:] @ off[:-1]) / squares
-    unbiased = min(max((found + 1 / count) / (1 - 4 / count), -0.99), 0.99)
+    correlation = float(off[1:] @ off[:-1]) / squares
+    unbiased = min(max((correlation + 1 / count) / (1 - 4 / count), -0.99), 0.99)
     caution = _CAUTION * math.sqrt((1 - unbiased**2) / count + 4 / count**2)
     memory = min(max(unbiased + caution, 0.0), 0.995)
     dependence = _dependence(memory, count)
@@ -241,7 +241,7 @@ def total_ratio(
     count = len(control)
     calm = (treated[quiet], control if quiet_control is None else control[quiet_control])
     noises = [noise_of(part / part.mean()) for part in calm if len(part) >= MIN_VALUES]
-    known = [one for one in noises if one is not None]
+    known = [noise for noise in noises if noise is not None]
     if not noises or len(known) < len(noises):
         return None
     over, under = known[0], known[-1]
@@ -249,9 +249,9 @@ def total_ratio(
     errors = over.error_of(count) * count * _mean_of(calm[0], treated) / float(treated.sum()), under.error_of(count)
     error = math.hypot(*errors)
     skewness = 0.0
-    for one, part, sign in ((over, errors[0], 1), (under, errors[1], -1)):
+    for noise, part, sign in ((over, errors[0], 1), (under, errors[1], -1)):
         if error:
-            skewness += sign * one.skewness_of(count / _dependence(one.memory, count)) * (part / error) ** 3
+            skewness += sign * noise.skewness_of(count / _dependence(noise.memory, count)) * (part / error) ** 3
     down, up = _reach(min(over.independent, under.independent) - 1, skewness, level)
     ratio = float(treated.sum() / control.sum())
     low, high = ratio * math.exp(-down * error), ratio * math.exp(up * error)
@@ -351,7 +351,7 @@ def ratio_interval(over: Interval, under: Interval, ratio: float) -> Interval | 
     """Return the interval of a ratio from those of both values; None: one interval reaches 0."""
     if min(over.low, under.low, ratio) <= 0:
         return None
-    low = math.hypot(*(math.log(one.high / one.low) / 2 for one in (over, under)))
+    low = math.hypot(*(math.log(interval.high / interval.low) / 2 for interval in (over, under)))
     words = f"both intervals: {over.method}"
     return Interval(low=ratio / math.exp(low), high=ratio * math.exp(low), method=words)
 
@@ -381,8 +381,8 @@ def percentile_interval(values: Floats, percent: float, *, level: float = LEVEL)
 
     None: so few values that the outermost ones do not hold it with this probability.
     """
-    found = percentile_bounds(values, percent, independent=len(values), level=level)
-    return found if found is not None and found.low > -math.inf and found.high < math.inf else None
+    interval = percentile_bounds(values, percent, independent=len(values), level=level)
+    return interval if interval is not None and interval.low > -math.inf and interval.high < math.inf else None
 
 
 def percentile_bounds(
@@ -399,9 +399,9 @@ def percentile_bounds(
     below = special.bdtr(np.arange(independent + 1.0), independent, share)
     first = int(np.searchsorted(below, tail, side="right")) - 1
     last = int(np.searchsorted(below, 1 - tail, side="left"))
-    each = len(ordered) / independent
-    low = least if first < 0 else float(ordered[math.floor(first * each)])
-    high = math.inf if last >= independent else float(ordered[min(math.ceil((last + 1) * each), len(ordered)) - 1])
+    spacing = len(ordered) / independent
+    low = least if first < 0 else float(ordered[math.floor(first * spacing)])
+    high = math.inf if last >= independent else float(ordered[min(math.ceil((last + 1) * spacing), len(ordered)) - 1])
     places = " and ".join([*([] if first < 0 else [f"{first + 1}"]), *([] if last >= independent else [f"{last + 1}"])])
     words = f"order statistics {places} of {independent}" if places else f"{independent} are too few for either end"
     return Interval(low=low, high=high, level=level, method=words)
@@ -418,20 +418,20 @@ def _reach(freedom: float, skewness: float, level: float) -> tuple[float, float]
     `skewness` is that of the mean. Willink 2005, equation 13: the t statistic T of a skewed sample is made symmetric by
     G(T), whose inverse stands here.
     """
-    t, b = student(freedom, level), skewness / 6
-    if abs(b) < 1e-6:  # noqa: PLR2004 - the limit is t itself
-        return t, t
+    quantile, third_moment = student(freedom, level), skewness / 6
+    if abs(third_moment) < 1e-6:  # noqa: PLR2004 - the limit is t itself
+        return quantile, quantile
 
     def inverse(x: float) -> float:
-        return float((np.cbrt(1 + 6 * b * (x - b)) - 1) / (2 * b))
+        return float((np.cbrt(1 + 6 * third_moment * (x - third_moment)) - 1) / (2 * third_moment))
 
-    return max(t, inverse(t)), max(t, -inverse(-t))
+    return max(quantile, inverse(quantile)), max(quantile, -inverse(-quantile))
 
 
 def _stray(freedom: float, skewness: float, kurtosis: float, tail: float) -> float:
     """Return how many standard errors a mean strays above the truth with probability `tail` (Cornish and Fisher)."""
-    t = student(freedom, 1 - 2 * tail)
-    return t + max(skewness, 0.0) / 6 * (t * t - 1) + kurtosis / 24 * (t**3 - 3 * t)
+    quantile = student(freedom, 1 - 2 * tail)
+    return quantile + max(skewness, 0.0) / 6 * (quantile * quantile - 1) + kurtosis / 24 * (quantile**3 - 3 * quantile)
 
 
 def _mean_of(calm: Floats, everything: Floats) -> float:

@@ -124,7 +124,11 @@ def noisy_checks(expectations: Sequence[Expectation]) -> int:
 
     `harness.confidence.level_for` turns it into the level that each interval needs.
     """
-    return sum(is_noisy(one.metric, sign, bound) for one in expectations for sign, bound in bounds_of(one))
+    return sum(
+        is_noisy(expectation.metric, sign, bound)
+        for expectation in expectations
+        for sign, bound in bounds_of(expectation)
+    )
 
 
 def is_noisy(metric: Metric, sign: str, bound: float | str) -> bool:
@@ -148,8 +152,8 @@ def check_expectation(
 
 def bounds_of(expectation: Expectation) -> list[tuple[str, float | int | str]]:
     """Return the bounds of an expectation, each with its sign: min, max or equals."""
-    given = ("min", expectation.minimum), ("max", expectation.maximum), ("equals", expectation.equals)
-    return [(sign, bound) for sign, bound in given if bound is not None]
+    bounds = ("min", expectation.minimum), ("max", expectation.maximum), ("equals", expectation.equals)
+    return [(sign, bound) for sign, bound in bounds if bound is not None]
 
 
 _SIGNS = {"min": "observed >= bound", "max": "observed <= bound", "equals": "observed = bound"}
@@ -240,16 +244,18 @@ def _unproven_for(metric: Metric, problems: Mapping[str, Sequence[str]]) -> tupl
         fault_id = metric.name.removeprefix(prefix)
         if metric.name.startswith(prefix) and fault_id in problems:
             return tuple(f"{fault_id}: {problem}" for problem in problems[fault_id])
-    return tuple(f"{fault_id}: {problem}" for fault_id, each in problems.items() for problem in each)
+    return tuple(
+        f"{fault_id}: {problem}" for fault_id, problems_of_fault in problems.items() for problem in problems_of_fault
+    )
 
 
 def _fault_check(fault: FaultRun, problems: Sequence[str], t0_ns: int) -> Check:
     receipt = fault.receipt
-    said = list(problems) or [f"witness: {receipt.fired.witness if receipt else None}", *_on_for(receipt)]
+    evidence = list(problems) or [f"witness: {receipt.fired.witness if receipt else None}", *_on_for(receipt)]
     armed_ns = receipt.armed.at_ns if receipt else None
     late_ns = armed_ns - t0_ns - fault.plan.at_ns if isinstance(armed_ns, int) else 0
     if late_ns > _LATE_NS:
-        said.append(f"{late_ns / 1e9:.1f} s later than planned: the lab was too busy to be looked at before")
+        evidence.append(f"{late_ns / 1e9:.1f} s later than planned: the lab was too busy to be looked at before")
     return Check(
         name=f"fired.{fault.plan.id}",
         verdict=Verdict.INCONCLUSIVE if problems else Verdict.PASS,
@@ -258,7 +264,7 @@ def _fault_check(fault: FaultRun, problems: Sequence[str], t0_ns: int) -> Check:
         unit="count",
         rule="observed >= bound. Armed, fired, seen by a counter or a look, nothing moved that must not, cleared, "
         f"{firing_times.RULE}",
-        detail="; ".join(said),
+        detail="; ".join(evidence),
     )
 
 
@@ -268,23 +274,23 @@ def _routing_checks(plan: Plan, receipt: RoutingReceipt | None) -> list[Check]:
     if not scheme:
         return []
     problems = receipt.unproven if receipt is not None else ("it was never applied",)
-    asked = receipt.decisions if receipt is not None else RoutingDecisions(asked=0, agreed=0)
-    said = [*problems]
+    decisions = receipt.decisions if receipt is not None else RoutingDecisions(asked=0, agreed=0)
+    evidence = [*problems]
     if receipt is not None and not problems:
         marked = "" if receipt.marked is None else f", {sum(receipt.marked.values())} packets marked"
         copied = receipt.cleared.copied
         followed = f", {copied} next hops were changed after BGP" if copied else ""
-        said = [f"{receipt.carried_packets} packets left by ports among which it chooses{marked}{followed}"]
+        evidence = [f"{receipt.carried_packets} packets left by ports among which it chooses{marked}{followed}"]
     return [
         Check(
             name=f"routing.{scheme}",
             verdict=Verdict.INCONCLUSIVE if problems else Verdict.PASS,
-            observed=asked.agreed,
-            bound=asked.asked,
+            observed=decisions.agreed,
+            bound=decisions.asked,
             unit="count",
             rule="observed = bound. Applied, the switches' kernels decide as the scheme does, packets seen, held until "
             "the workload ended, removed",
-            detail="; ".join(said),
+            detail="; ".join(evidence),
         )
     ]
 
@@ -315,7 +321,7 @@ def _workload_checks(run: Measurements) -> list[Check]:
     """
     if run.failure is not None:
         return [_ended("workload", Verdict.FAIL, "The workload ran to its end", f"it failed: {run.failure}")]
-    has_moved = any(any(one.bytes for one in series.samples) or series.iterations for series in run.series)
+    has_moved = any(any(sample.bytes for sample in series.samples) or series.iterations for series in run.series)
     if has_moved or run.errors or run.serving is not None:
         return []
     detail = "no data arrived and no iteration finished, so the effect of the faults is unknown"
@@ -374,7 +380,7 @@ def _state_checks(run: Measurements) -> list[Check]:
     """
     if run.resilience is None or (run.failure is not None and not run.resilience.states):
         return []  # a job that did not end has failed, which is a check of its own
-    wrong, why = sum(one.wrong for one in run.resilience.states), why_state_unknown(run)
+    wrong, why = sum(state.wrong for state in run.resilience.states), why_state_unknown(run)
     unknown = f"; {why}" if why else ""
     complete = Verdict.INCONCLUSIVE if why else Verdict.PASS
     return [
@@ -385,7 +391,7 @@ def _state_checks(run: Measurements) -> list[Check]:
             bound=0,
             unit="count",
             rule="observed = bound. Elements of the final state that an uninterrupted job would not have",
-            detail=f"{sum(one.elements for one in run.resilience.states)} elements on {len(run.resilience.states)} "
+            detail=f"{sum(state.elements for state in run.resilience.states)} elements on {len(run.resilience.states)} "
             f"ranks compared{unknown}",
         )
     ]

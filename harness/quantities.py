@@ -36,15 +36,15 @@ _SIZE_UNITS_BYTES = {
 }
 
 
-def _parse(text: str, units: dict[str, int], what: str, example: str) -> int:
+def _parse(text: str, units: dict[str, int], quantity: str, example: str) -> int:
     match = _NUMBER_AND_UNIT.fullmatch(text)
     if match is None or match["unit"] not in units:
         known = ", ".join(unit for unit in units if unit)
-        raise ValueError(f'"{text}" is not a {what}; write a number and one of {known}, such as "{example}"')
+        raise ValueError(f'"{text}" is not a {quantity}; write a number and one of {known}, such as "{example}"')
     try:
         value = Decimal(match["number"]) * units[match["unit"]]
     except InvalidOperation as error:  # pragma: no cover - the pattern admits decimals only
-        raise ValueError(f'"{text}" is not a {what}') from error
+        raise ValueError(f'"{text}" is not a {quantity}') from error
     if value != value.to_integral_value():
         raise ValueError(f'"{text}" is not a whole number of the smallest unit')
     return int(value)

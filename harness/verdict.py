@@ -191,12 +191,12 @@ def decode(content: bytes) -> VerdictFile:
         msgspec.ValidationError: not a verdict of schema 1.
         ValueError: it is better than its own checks, or a PASS although a fault is not proven.
     """
-    found = msgspec.json.decode(content, type=VerdictFile)
-    bad = next((check for check in found.checks if _RANK[check.verdict] > _RANK[found.verdict]), None)
+    verdict = msgspec.json.decode(content, type=VerdictFile)
+    bad = next((check for check in verdict.checks if _RANK[check.verdict] > _RANK[verdict.verdict]), None)
     if bad is not None:
-        raise ValueError(f"verdict: {found.verdict} although {bad.name} is {bad.verdict}")
-    if found.verdict is Verdict.PASS:
-        unproven = next((fault for fault in found.faults if fault.unproven), None)
+        raise ValueError(f"verdict: {verdict.verdict} although {bad.name} is {bad.verdict}")
+    if verdict.verdict is Verdict.PASS:
+        unproven = next((fault for fault in verdict.faults if fault.unproven), None)
         if unproven is not None:
             raise ValueError(f"verdict: PASS although {unproven.id} is not proven: {unproven.unproven[0]}")
-    return found
+    return verdict

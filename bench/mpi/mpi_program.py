@@ -18,10 +18,10 @@ WARM_UP = 2
 
 def main() -> None:
     """Time each collective at each size, and print a row of JSON for each of them."""
-    asked = json.loads(sys.argv[1])
+    request = json.loads(sys.argv[1])
     world = MPI.COMM_WORLD
-    for name in asked["collectives"]:
-        for size_bytes, iterations in asked["sizes"]:
+    for name in request["collectives"]:
+        for size_bytes, iterations in request["sizes"]:
             sent = np.ones(size_bytes // 4, dtype=np.float32)
             came = np.zeros_like(sent)
             times = []

@@ -134,8 +134,8 @@ def fetch(folder: Path, *, mirror: str, suite: str) -> tuple[Path, ...]:
         for command in (["update"], ["download", *PACKAGES]):
             subprocess.run([*apt, *command], check=True, cwd=folder, capture_output=True, text=True, timeout=300)
     except (OSError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", "") or str(error)
-        raise LabError(f"Open MPI's packages ({suite}) could not be fetched: {said.strip()[-300:]}") from error
+        message = getattr(error, "stderr", "") or str(error)
+        raise LabError(f"Open MPI's packages ({suite}) could not be fetched: {message.strip()[-300:]}") from error
     return tuple(sorted(folder.glob("*.deb")))
 
 
@@ -222,7 +222,7 @@ def _open_mpi(
 ) -> dict[tuple[str, int], list[int]]:
     _, rnic, netdev = _first_rnic(lab.topology, hosts[0])
     counts = [(size, ITERATIONS.get(size, LARGE_ITERATIONS)) for size in sizes]
-    asked = json.dumps({"collectives": COLLECTIVES, "sizes": counts})
+    request = json.dumps({"collectives": COLLECTIVES, "sizes": counts})
     ssh = f"-i {KEY} -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
     command = ["timeout", f"{MPI_TIMEOUT_S:.0f}", "mpirun.openmpi", "--allow-run-as-root", "-np", str(len(hosts))]
     command += ["--host", ",".join(f"{host}:1" for host in hosts), "--prtemca", "plm_ssh_args", ssh]
@@ -231,12 +231,12 @@ def _open_mpi(
     for name in ("prte_if_include", "oob_tcp_if_include"):
         command += ["--prtemca", name, front_end]
     command += [part.format(rnic=rnic, netdev=netdev) for part in TRANSPORTS[transport]]
-    command += ["python3", PROGRAM, asked]
+    command += ["python3", PROGRAM, request]
     try:
-        said = lab.node(hosts[0]).run(command, timeout_s=MPI_TIMEOUT_S + 20).stdout
+        output = lab.node(hosts[0]).run(command, timeout_s=MPI_TIMEOUT_S + 20).stdout
     except CommandFailed as error:
         raise LabError(f"Open MPI over {transport} does not run here: {error}") from error
-    rows = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    rows = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     if wrong := [row for row in rows if not row["right"]]:
         raise LabError(f"Open MPI over {transport} gave a wrong result: {wrong[0]['collective']}")
     return {(row["collective"], row["size_bytes"]): row["times_ns"] for row in rows}

@@ -103,8 +103,8 @@ def against_perftest(
                     theirs.append(bps)
                     failed += tries - 1
             progress(f"{size} B: engine {ours[-1] / 1e9:.3f}, ib_write_bw {theirs[-1] / 1e9:.3f} Gb/s")
-        found = {"engine_bps": tuple(ours), "perftest_bps": tuple(theirs)}
-        rows.append(Row(message_bytes=size, qps=qps, perftest_failed=failed, **found))
+        rates = {"engine_bps": tuple(ours), "perftest_bps": tuple(theirs)}
+        rows.append(Row(message_bytes=size, qps=qps, perftest_failed=failed, **rates))
     return tuple(rows)
 
 
@@ -118,14 +118,14 @@ def round_trips(lab: TrafficLab, *, src: str, dst: str, repeats: int = 3) -> tup
     spec = flow_run.FlowSpec(
         src=src, dst=dst, message_bytes=LATENCY_BYTES, latency=True, depth=1, messages=LATENCY_ITERATIONS, qp=PATIENT
     )
-    found = []
+    ratios = []
     for _ in range(repeats):
         result = flow_run.start(lab, spec).wait(GRACE_S)
         if result.outcome != "completed" or result.latency is None:
             raise LabError(f"bench: the probe ended as {result.outcome} ({result.where or result.qp_errors})")
         theirs_ns, _tries = _with_retries(lambda: ib_write_lat(lab, *ends, size=LATENCY_BYTES))
-        found.append(result.latency.p50_ns / (2 * theirs_ns))
-    return tuple(found)
+        ratios.append(result.latency.p50_ns / (2 * theirs_ns))
+    return tuple(ratios)
 
 
 def _with_retries(test: Callable[[], float]) -> tuple[float, int]:
@@ -153,9 +153,9 @@ def ib_write_bw(lab: TrafficLab, src: Endpoint, dst: Endpoint, *, size: int, qps
     """
     depth = str(max(LEAST_DEPTH, PERFTEST_DEPTH // qps))
     options = ["-q", str(qps), "-t", depth, "-D", f"{max(2, round(seconds))}", "--report_gbits"]
-    said = _perftest(lab, src, dst, ["ib_write_bw", "-s", str(size), *options], limit_s=seconds + GRACE_S)
+    output = _perftest(lab, src, dst, ["ib_write_bw", "-s", str(size), *options], limit_s=seconds + GRACE_S)
     # Columns: bytes, iterations, peak, average, rate.
-    return _column(said, size, 3) * 1e9
+    return _column(output, size, 3) * 1e9
 
 
 def ib_write_lat(lab: TrafficLab, src: Endpoint, dst: Endpoint, *, size: int) -> float:
@@ -165,9 +165,9 @@ def ib_write_lat(lab: TrafficLab, src: Endpoint, dst: Endpoint, *, size: int) ->
         LabError: as `ib_write_bw`.
     """
     command = ["ib_write_lat", "-s", str(size), "-n", str(LATENCY_ITERATIONS)]
-    said = _perftest(lab, src, dst, command, limit_s=GRACE_S)
+    output = _perftest(lab, src, dst, command, limit_s=GRACE_S)
     # Columns: bytes, iterations, t_min, t_max, t_typical (the median), all in us.
-    return _column(said, size, 4) * 1e3
+    return _column(output, size, 4) * 1e3
 
 
 def _perftest(lab: TrafficLab, src: Endpoint, dst: Endpoint, command: list[str], *, limit_s: float) -> str:
@@ -185,9 +185,9 @@ def _perftest(lab: TrafficLab, src: Endpoint, dst: Endpoint, command: list[str],
     with ThreadPoolExecutor(max_workers=1) as pool:
         listening = pool.submit(receiver.run, passive, timeout_s=limit_s + 5, check=False)
         _wait_for_listener(receiver, dst.host)
-        said = sender.run([*active, _front_end(lab.topology, dst.host)], timeout_s=limit_s + 5).stdout
+        output = sender.run([*active, _front_end(lab.topology, dst.host)], timeout_s=limit_s + 5).stdout
         listening.result()
-    return said
+    return output
 
 
 def _front_end(topology: Topology, host: str) -> str:

@@ -56,7 +56,7 @@ def share_of_taper(inventory: Inventory) -> float:
     Raises:
         LabError: ports of the spines have no rates.
     """
-    roles = {one.name: one.role for one in inventory.topology.switches}
+    roles = {switch.name: switch.role for switch in inventory.topology.switches}
     up = down = 0
     for spine in (name for name, role in roles.items() if role == "ctsw"):
         for port, shape in inventory.shapes.get(spine, {}).items():

@@ -76,7 +76,7 @@ def tcp_goodput(lab: TrafficLab, around: Sequence[tuple[str, str]], *, seconds: 
         ]
         for source in sources:
             source.result()
-        said = [json.loads(sink.result().stdout) for sink in sinks]
-    if not all(one["bytes"] for one in said):
+        reports = [json.loads(sink.result().stdout) for sink in sinks]
+    if not all(report["bytes"] for report in reports):
         raise LabError("bench: a TCP connection over the back end carried nothing")
-    return float(sum(one["bytes"] * 8 / one["seconds"] for one in said))
+    return float(sum(report["bytes"] * 8 / report["seconds"] for report in reports))

@@ -64,9 +64,9 @@ class Commands(click.Group):
         """Write the commands under their headings, with wrapped sentences."""
         commands = {name: self.get_command(ctx, name) for name in self.list_commands(ctx)}
         rows = {
-            name: (name, one.get_short_help_str(_SENTENCE))
-            for name, one in commands.items()
-            if one is not None and not one.hidden
+            name: (name, command.get_short_help_str(_SENTENCE))
+            for name, command in commands.items()
+            if command is not None and not command.hidden
         }
         width = max(map(len, rows), default=0)
         for heading, names in self._names.items():

@@ -87,11 +87,11 @@ class Session:
             return
         with self.err.status(Text("working")) as status:  # of a str it would read markup, whatever its console does
 
-            def both(text: str) -> None:
+            def line_and_status(text: str) -> None:
                 line(text)
                 status.update(Text(text))
 
-            yield both
+            yield line_and_status
 
     def json(self, value: Any) -> None:
         """Print one JSON document on stdout. JSON has no NaN and no infinity: such a number is null."""

@@ -52,10 +52,10 @@ def _run(command: click.Command, name: str) -> int:
 
 def _tell_interrupted(error: BaseException) -> int:
     """Say no more than the command has seen; click turns a KeyboardInterrupt into an Abort."""
-    seen = error.__cause__ if isinstance(error, click.Abort) else error
-    if isinstance(seen, Interrupted):
-        _say(f"interrupted: {seen}")
-        return seen.exit_code
+    cause = error.__cause__ if isinstance(error, click.Abort) else error
+    if isinstance(cause, Interrupted):
+        _say(f"interrupted: {cause}")
+        return cause.exit_code
     _say("interrupted; `faultbed status` shows what the lab is like")
     return ExitCode.ERROR
 
@@ -65,8 +65,8 @@ def _tell_unforeseen(error: Exception) -> None:
     if isinstance(error, BrokenPipeError):  # the reader of stdout has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     elif isinstance(error, OSError):
-        where = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
-        _say(f"{where}{error.strerror or error}; correct that, then repeat the command")
+        file_prefix = "" if error.filename is None else f"{os.fsdecode(error.filename)}: "
+        _say(f"{file_prefix}{error.strerror or error}; correct that, then repeat the command")
     else:
         traceback.print_exception(error)
         _say(f"internal error: {type(error).__name__}: {error}; please report it with the lines above")

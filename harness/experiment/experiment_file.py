@@ -228,28 +228,28 @@ def _refuse_without_bystander(parsed: _ExperimentFile, source: str) -> None:
         return
     for index, item in enumerate(parsed.expect):
         if item.metric.startswith("bystander.") and item.metric in METRICS:
-            said = f"{item.metric} needs a bystander: add [bystander] with src and dst"
-            raise fail(source, f"expect[{index}].metric", said)
+            problem = f"{item.metric} needs a bystander: add [bystander] with src and dst"
+            raise fail(source, f"expect[{index}].metric", problem)
 
 
 def _faults(items: tuple[_FaultFile, ...], source: str) -> tuple[Fault, ...]:
-    seen: dict[str, str] = {}
+    paths_by_id: dict[str, str] = {}
     faults = []
     for index, item in enumerate(items):
         path = f"faults[{index}]"
-        fault = _fault(item, path, source, _fault_id(item, seen))
-        if fault.id in seen:
-            raise fail(source, f"{path}.id", f'"{fault.id}" is also the id of {seen[fault.id]}; choose another')
-        seen[fault.id] = path
+        fault = _fault(item, path, source, _fault_id(item, paths_by_id))
+        if fault.id in paths_by_id:
+            raise fail(source, f"{path}.id", f'"{fault.id}" is also the id of {paths_by_id[fault.id]}; choose another')
+        paths_by_id[fault.id] = path
         faults.append(fault)
     return tuple(faults)
 
 
-def _fault_id(item: _FaultFile, seen: dict[str, str]) -> str:
+def _fault_id(item: _FaultFile, paths_by_id: dict[str, str]) -> str:
     if item.id is not None:
         return item.id
     number = 1
-    while (candidate := item.kind if number == 1 else f"{item.kind}-{number}") in seen:
+    while (candidate := item.kind if number == 1 else f"{item.kind}-{number}") in paths_by_id:
         number += 1
     return candidate
 
@@ -258,8 +258,8 @@ def _fault(item: _FaultFile, path: str, source: str, fault_id: str) -> Fault:
     if not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", fault_id):
         raise fail(source, f"{path}.id", f'"{fault_id}" must be lower-case letters, digits, dots and dashes')
     if len(fault_id) > _LONGEST_ID:
-        said = f"has {len(fault_id)} characters, and at most {_LONGEST_ID} fit; files of the run are named by it"
-        raise fail(source, f"{path}.id", f'"{fault_id[:16]}..." {said}: shorten it')
+        problem = f"has {len(fault_id)} characters, and at most {_LONGEST_ID} fit; files of the run are named by it"
+        raise fail(source, f"{path}.id", f'"{fault_id[:16]}..." {problem}: shorten it')
     if f"recovery.{fault_id}" in METRICS:
         raise fail(source, f"{path}.id", f"recovery.{fault_id} is a metric of its own; call the fault something else")
     targets = (item.target,) if isinstance(item.target, str) else item.target
@@ -285,10 +285,10 @@ def _stop(item: _StopFile, path: str, source: str, faults: tuple[Fault, ...]) ->
         raise fail(source, path, "stop conditions are looked at while faults are on, and this experiment has none")
     one_of(item.metric, tuple(STOP_METRICS), source, f"{path}.metric")
     metric = STOP_METRICS[item.metric]
-    given = {"min": item.min, "max": item.max}
-    if given[metric.bound] is None or sum(value is not None for value in given.values()) > 1:
+    bounds_given = {"min": item.min, "max": item.max}
+    if bounds_given[metric.bound] is None or sum(value is not None for value in bounds_given.values()) > 1:
         raise fail(source, path, f"{metric.name} is bounded by {metric.bound} alone")
-    bound = _bound(given[metric.bound], metric, f"{path}.{metric.bound}", source)
+    bound = _bound(bounds_given[metric.bound], metric, f"{path}.{metric.bound}", source)
     lasting_ns = read(parse_duration_ns, item.duration, source, f"{path}.for")
     return Condition(metric=metric, bound=bound or 0.0, for_ns=lasting_ns, verdict=Verdict(item.verdict))
 

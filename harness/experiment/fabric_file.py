@@ -61,9 +61,9 @@ def fabric_of(section: FabricFile | None, source: str) -> Fabric | None:
     if section is None:
         return None
     one_of(section.routing, tuple(SCHEMES), source, "fabric.routing")
-    given = {name: value for name in _TAKEN_BY if (value := getattr(section, name)) is not None}
-    for name in given:
+    parameters = {name: value for name in _TAKEN_BY if (value := getattr(section, name)) is not None}
+    for name in parameters:
         if _TAKEN_BY[name] != section.routing:
-            said = f"is a parameter of {_TAKEN_BY[name]}, not of {section.routing}; remove it"
-            raise fail(source, f"fabric.{name}", said)
-    return Fabric(routing=section.routing, **given)
+            problem = f"is a parameter of {_TAKEN_BY[name]}, not of {section.routing}; remove it"
+            raise fail(source, f"fabric.{name}", problem)
+    return Fabric(routing=section.routing, **parameters)

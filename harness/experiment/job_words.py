@@ -24,13 +24,13 @@ def parse_grid(text: str) -> tuple[tuple[str, int], ...]:
     Raises:
         ValueError: the text has another form.
     """
-    found = []
+    dimensions = []
     for part in text.split(","):
         name, _, size = part.partition("=")
         if not name.strip() or not size.strip().isdecimal():
             raise ValueError(f'"{part}" is not a dimension and its size, as in tp=2')
-        found.append((name.strip(), int(size)))
-    return tuple(found)
+        dimensions.append((name.strip(), int(size)))
+    return tuple(dimensions)
 
 
 def parse_phase(text: str) -> JobPhase:

@@ -80,7 +80,7 @@ def known_paths(raw: Mapping[str, Any]) -> tuple[str, ...]:
     if isinstance(work, Mapping):
         for kind in kinds_in(work)[:1]:
             paths += [f"workload.{key}" for key in WORKLOAD_KEYS[kind] if key not in ("qp", *_SECTIONS)]
-        paths += [f"workload.qp.{one.name}" for one in dataclasses.fields(QpParams)]
+        paths += [f"workload.qp.{field.name}" for field in dataclasses.fields(QpParams)]
         for section in _SECTIONS:
             paths += [f"workload.{section}.{key}" for key in WORKLOAD_KEYS[section] if section in work]
     for section in ("faults", "stop", "expect"):
@@ -115,14 +115,14 @@ def with_values(content: bytes, values: Mapping[str, str], *, source: str) -> tu
         chosen = copy.deepcopy(raw)
         for path, value in zip(values, readings, strict=True):
             _place(chosen, path, value, source)
-        made = experiment_toml(chosen)
+        text_of_experiment = experiment_toml(chosen)
         try:
-            return made, decode(made, source=source)
+            return text_of_experiment, decode(text_of_experiment, source=source)
         except ConfigError as error:
             # A number where text belongs says nothing about the text.
             refused = error if refused is None or "expected `str`" in str(refused) else refused
-    given = ", ".join(f"{path}={text}" for path, text in values.items())
-    raise ConfigError(f"{refused} (with {given})") from refused
+    settings = ", ".join(f"{path}={text}" for path, text in values.items())
+    raise ConfigError(f"{refused} (with {settings})") from refused
 
 
 def _readings(text: str) -> list[Scalar]:
@@ -143,14 +143,14 @@ def _place(raw: dict[str, Any], path: str, value: Scalar, source: str) -> None:
         if match is None:
             raise ConfigError(f"{source}: {path}: not a path; write one like faults[0].set.share")
         steps += [match["key"], *([int(match["index"])] if match["index"] else [])]
-    here: Any = raw
+    section: Any = raw
     for step, after in zip(steps, [*steps[1:], None], strict=True):
         if after is None:
-            here[step] = value
+            section[step] = value
         elif isinstance(step, int):
-            here = here[step]
+            section = section[step]
         else:
-            here = here.setdefault(step, {})
+            section = section.setdefault(step, {})
 
 
 def _leaves(value: Any, path: str) -> Iterator[str]:

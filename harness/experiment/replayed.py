@@ -66,18 +66,18 @@ def trace_of(work: Replay, source: str, ranks: int) -> Trace:
     """
     if digest(work.replay, work.groups, source) != work.sha256:
         raise UsageError(f"{work.replay} has changed since the run was planned; plan it again")
-    found = traces.load(
+    trace = traces.load(
         _file(work.replay, source),
         form=work.format,
         ranks=ranks,
         groups=None if work.groups is None else _file(work.groups, source),
     )
-    if found.ranks > ranks and not work.shrink:
+    if trace.ranks > ranks and not work.shrink:
         raise UsageError(
-            f"{work.replay} is of {found.ranks} ranks, and there are {ranks} RNICs; shrink = true replays what its "
+            f"{work.replay} is of {trace.ranks} ranks, and there are {ranks} RNICs; shrink = true replays what its "
             f"first {ranks} ranks do among themselves"
         )
-    fitted = traces.fitted(found, ranks=ranks, scale=work.scale)
+    fitted = traces.fitted(trace, ranks=ranks, scale=work.scale)
     blocking = [note for note in fitted.notes if note.blocks]
     if blocking and not work.skip_unsupported:
         first = blocking[0]
@@ -109,13 +109,13 @@ def keep(work: Replay, source: str, folder: Path) -> None:
     Raises:
         UsageError: they cannot be copied.
     """
-    where = _file(work.replay, source)
+    trace_path = _file(work.replay, source)
     target = folder / COPY
     try:
         target.mkdir(exist_ok=True)
-        into = target / where.name if where.is_dir() else target
+        into = target / trace_path.name if trace_path.is_dir() else target
         into.mkdir(exist_ok=True)
-        for file in traces.files_of(where):
+        for file in traces.files_of(trace_path):
             shutil.copyfile(file, into / file.name)
         if work.groups is not None:
             shutil.copyfile(_file(work.groups, source), target / Path(work.groups).name)
@@ -125,6 +125,6 @@ def keep(work: Replay, source: str, folder: Path) -> None:
 
 def _file(text: str, source: str) -> Path:
     """Return the file at a path of the experiment `source`, or its copy beside the experiment."""
-    there = Path(source).parent / text
-    copy = Path(source).parent / COPY / there.name
-    return copy if copy.exists() and not there.exists() else there
+    original = Path(source).parent / text
+    copy = Path(source).parent / COPY / original.name
+    return copy if copy.exists() and not original.exists() else original

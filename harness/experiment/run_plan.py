@@ -144,9 +144,9 @@ def decode(content: bytes) -> Plan:
     return msgspec.json.decode(content, type=Plan)
 
 
-def _draw(seed: int, fault_id: str, what: str, choices: int) -> int:
+def _draw(seed: int, fault_id: str, purpose: str, choices: int) -> int:
     """Return a number in [0, choices). The modulo's bias is below 2**-190 for any number of choices here."""
-    digest = hashlib.sha256(f"{seed}/{fault_id}/{what}".encode()).digest()
+    digest = hashlib.sha256(f"{seed}/{fault_id}/{purpose}".encode()).digest()
     return int.from_bytes(digest, "big") % choices
 
 

@@ -26,7 +26,7 @@ import msgspec
 
 from harness.verdict import Check, Verdict, VerdictFile, worst
 
-__all__ = ["METRICS", "MISSING_NS", "Condition", "Guard", "Held", "Metric", "Missing", "judged"]
+__all__ = ["METRICS", "MISSING_NS", "Condition", "Ending", "Guard", "Metric", "Missing", "judged"]
 
 MISSING_NS = 1_000_000_000
 """For how long the value of a condition may be unknown while faults are on."""
@@ -89,7 +89,7 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class Ending:
     """A condition that ended a run: its last value, since when it had held, and when that was seen (controller, ns)."""
 
     condition: Condition
@@ -112,7 +112,7 @@ class Guard:
 
     def __init__(self, conditions: Sequence[Condition] = ()) -> None:
         self.conditions = tuple(conditions)
-        self.held: Held | None = None
+        self.held: Ending | None = None
         self.missing: Missing | None = None
         self.refused: str | None = None
         """Why no fault was armed: what was wrong with the workload before the first one."""
@@ -121,7 +121,7 @@ class Guard:
         self._since_ns: dict[Condition, int] = {}
         self._unknown_ns: dict[Condition, int] = {}
 
-    def look(self, now_ns: int, values: Mapping[str, float | None], *, due: Collection[str] = ()) -> Held | None:
+    def look(self, now_ns: int, values: Mapping[str, float | None], *, due: Collection[str] = ()) -> Ending | None:
         """Compare every condition with the values of now; return the first one that holds.
 
         A value that is None, or absent, is not known: `missing` is set when that lasts, for metrics in `due` and for
@@ -140,7 +140,7 @@ class Guard:
             else:
                 since_ns = self._since_ns.setdefault(condition, now_ns)
                 if self.held is None and now_ns - since_ns >= condition.for_ns:
-                    self.held = Held(condition=condition, value=value, since_ns=since_ns, at_ns=now_ns)
+                    self.held = Ending(condition=condition, value=value, since_ns=since_ns, at_ns=now_ns)
             if value is not None:
                 self.seen[condition] = value
         return self.held
@@ -168,13 +168,13 @@ def judged(verdict: VerdictFile, guard: Guard, *, t0_ns: int) -> VerdictFile:
 
 
 def _check(condition: Condition, guard: Guard, t0_ns: int) -> Check:
-    metric, held = condition.metric, guard.held
+    metric, ending = condition.metric, guard.held
     good = "<=" if metric.bound == "max" else ">="
     lasting = f" for {condition.for_ns / 1e9:g} s" if condition.for_ns else ""
     value: float | None = guard.seen.get(condition)
-    if held is not None and held.condition == condition:
-        value, outcome = held.value, condition.verdict
-        since_s, at_s = (held.since_ns - t0_ns) / 1e9, (held.at_ns - t0_ns) / 1e9
+    if ending is not None and ending.condition == condition:
+        value, outcome = ending.value, condition.verdict
+        since_s, at_s = (ending.since_ns - t0_ns) / 1e9, (ending.at_ns - t0_ns) / 1e9
         detail = f"it held from {since_s:.1f} s on; at {at_s:.1f} s all faults were cleared and the run was ended"
     elif guard.missing is not None and guard.missing.condition == condition:
         outcome = Verdict.INCONCLUSIVE

@@ -26,10 +26,10 @@ def experiment_toml(raw: Mapping[str, Any]) -> bytes:
             continue
         for item in value if isinstance(value, list) else [value]:
             parts += ["", f"[[{_key(name)}]]" if isinstance(value, list) else f"[{_key(name)}]", *lines(item)]
-    made = "\n".join(parts) + "\n"
-    if tomllib.loads(made) != raw:
-        raise AssertionError(f"not the same experiment when read again:\n{made}")
-    return made.encode()
+    text = "\n".join(parts) + "\n"
+    if tomllib.loads(text) != raw:
+        raise AssertionError(f"not the same experiment when read again:\n{text}")
+    return text.encode()
 
 
 def lines(values: Mapping[str, Any]) -> list[str]:

@@ -263,11 +263,11 @@ def workload_of(raw: dict[str, Any], source: str) -> Workload:
     """
     kinds = kinds_in(raw)
     if len(kinds) != 1:
-        said = (
+        problem = (
             'say what runs: collective = "all-reduce", or flow = "write", or a job: grid = "tp=2,dp=2" to train, '
             'requests = 50 to infer, embedding = "1MiB" to rank, or replay = "traces/job.json"'
         )
-        raise fail(source, "workload", said)
+        raise fail(source, "workload", problem)
     kind = _KINDS[kinds[0]]
     return kind.workload_of(convert(raw, kind.file, source, path="workload", section=kinds[0], keys=KEYS), source)
 
@@ -282,10 +282,10 @@ def _flow(flow: _FlowFile, source: str) -> Flow:
         raise fail(source, "workload", 'name src and dst, or a pattern such as "incast"')
 
     def of(parser: Callable[[str], _T], text: str, name: str) -> _T:
-        found = read(parser, text, source, f"workload.{name}")
-        if not found:
+        value = read(parser, text, source, f"workload.{name}")
+        if not value:
             raise fail(source, f"workload.{name}", "must be more than 0")
-        return found
+        return value
 
     words = {name: getattr(flow, name) for name in _FlowFile.__struct_fields__ if name not in _NOT_OF_SPEC}
     spec = FlowWords(verb=flow.flow, **{**words, "qp": _qp(flow.qp, source)}).flow(of)
@@ -339,7 +339,7 @@ def _job(job: _JobFile, source: str) -> Job:
     phases = tuple(
         read(parse_phase, text, source, f"workload.phases[{index}]") for index, text in enumerate(job.phases)
     )
-    made = Job(
+    job_workload = Job(
         grid=read(parse_grid, job.grid, source, "workload.grid"),
         phases=phases,
         dtype=job.dtype,
@@ -354,24 +354,24 @@ def _job(job: _JobFile, source: str) -> Job:
         **_queue_pairs(job, source),
     )
     spec = JobSpec(
-        grid=made.grid,
+        grid=job_workload.grid,
         phases=phases,
-        dtype=made.dtype,
-        redop=made.op,
-        iterations=made.iterations,
-        ranks_per_rnic=made.ranks_per_rnic,
-        storage=made.storage,
+        dtype=job_workload.dtype,
+        redop=job_workload.op,
+        iterations=job_workload.iterations,
+        ranks_per_rnic=job_workload.ranks_per_rnic,
+        storage=job_workload.storage,
     )
     try:
         check_job(spec)
     except UsageError as error:
         raise fail(source, "workload", str(error)) from error
-    if made.resilience is not None:
+    if job_workload.resilience is not None:
         try:
-            check_resilience(spec, made.resilience)
+            check_resilience(spec, job_workload.resilience)
         except UsageError as error:
             raise fail(source, "workload.resilience", str(error)) from error
-    return made
+    return job_workload
 
 
 def _resilience(section: _ResilienceFile, source: str) -> Resilience:
@@ -436,7 +436,7 @@ def _replay(trace: _ReplayFile, source: str) -> Replay:
         sha256 = digest(trace.replay, trace.groups, source)
     except UsageError as error:
         raise fail(source, "workload.replay", str(error)) from error
-    made = Replay(
+    workload = Replay(
         replay=trace.replay,
         sha256=sha256,
         format=trace.format,
@@ -452,10 +452,10 @@ def _replay(trace: _ReplayFile, source: str) -> Replay:
         **_queue_pairs(trace, source),
     )
     try:
-        check_replay(spec_of(made))
+        check_replay(spec_of(workload))
     except UsageError as error:
         raise fail(source, "workload", str(error)) from error
-    return made
+    return workload
 
 
 def _storage(storage: _StorageFile, source: str) -> Storage:

@@ -165,7 +165,11 @@ def _flow(topology: Topology) -> st.SearchStrategy[dict[str, Any]]:
 
 def _pattern(_: Topology) -> st.SearchStrategy[dict[str, Any]]:
     return st.tuples(_shape(), st.sampled_from(tuple(PATTERNS))).map(
-        lambda both: {"flow": both[0]["flow"], "pattern": both[1], **both[0]}
+        lambda shape_and_pattern: {
+            "flow": shape_and_pattern[0]["flow"],
+            "pattern": shape_and_pattern[1],
+            **shape_and_pattern[0],
+        }
     )
 
 

@@ -32,8 +32,8 @@ def kinds_named(patterns: Collection[str], lab_kind: LabKind) -> tuple[str, ...]
         and (kind.reversible or kind.name in patterns)
     ]
     if not named:
-        said = ", ".join(patterns) or "any kind"
+        named_patterns = ", ".join(patterns) or "any kind"
         raise Unsupported(
-            f"--kinds: a {lab_kind} lab has no revertible fault kind of {said}; `faultbed faults` lists them"
+            f"--kinds: a {lab_kind} lab has no revertible fault kind of {named_patterns}; `faultbed faults` lists them"
         )
     return tuple(named)

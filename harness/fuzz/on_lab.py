@@ -47,8 +47,8 @@ class Runner:
             if defect is None:
                 raise
             self._restore(case, see=str(error))
-            said = traceback.format_exception_only(defect)[-1].strip()
-            return Outcome(verdict="ERROR", failures={f"crash.{type(defect).__name__}": said})
+            message = traceback.format_exception_only(defect)[-1].strip()
+            return Outcome(verdict="ERROR", failures={f"crash.{type(defect).__name__}": message})
         interventions.refuse(lab_dir(self.inventory.name), self.inventory.name)
         if finished.verdict.lab_state == "DIRTY":
             self._restore(case, see=str(finished.report))

@@ -79,7 +79,7 @@ def outcome_of(case: Case, verdict: VerdictFile, *, run_dir: Path | None = None)
         bad["lab_restored"] = next(
             (check.detail for check in verdict.checks if check.name == "lab_restored"), "the lab is DIRTY"
         )
-    idle = Counter(one.kind for one in verdict.faults if not one.armed.ok and one.fired.count <= 0)
+    idle = Counter(receipt.kind for receipt in verdict.faults if not receipt.armed.ok and receipt.fired.count <= 0)
     acted = Counter(fault.kind for fault in case.faults) - idle
     expected = {
         name

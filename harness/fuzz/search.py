@@ -72,15 +72,15 @@ class Search:
 
     def _keep_unshrunk(self) -> None:
         """Record failures that appeared while another one was being shrunk, and did not occur again."""
-        for one in self.tried:
-            new = one.outcome.failed - {name for failure in self.failures for name in failure.checks}
+        for trial in self.tried:
+            new = trial.outcome.failed - {name for failure in self.failures for name in failure.checks}
             if new:
                 self.failures.append(
                     Failure(
                         checks=tuple(sorted(new)),
-                        first=one.case,
-                        smallest=one.case,
-                        outcome=one.outcome,
+                        first=trial.case,
+                        smallest=trial.case,
+                        outcome=trial.outcome,
                         is_smallest=False,
                         fails_again=None,
                         runs=1,
@@ -188,8 +188,8 @@ class Search:
             raise _Ended(error) from error
         self.tried.append(Tried(case=case, outcome=outcome, seconds=time.monotonic() - started))
         self._known.setdefault(key, outcome)
-        said = ", ".join(sorted(outcome.failed)) or outcome.verdict
-        self.progress(f"run {len(self.tried)}: {said}: {describe(case)}")
+        result = ", ".join(sorted(outcome.failed)) or outcome.verdict
+        self.progress(f"run {len(self.tried)}: {result}: {describe(case)}")
         return outcome
 
 

@@ -192,12 +192,12 @@ def _doubts(
 def _one_way(frames: Frames, packets: Packets, host_ports: Sequence[int]) -> Iterator[str]:
     """Yield a doubt for each host's port of which one direction alone was captured, beside others with both."""
     directions = {number: set(packets.outbound[packets.port == number].tolist()) - {-1} for number in host_ports}
-    if not any(len(each) > 1 for each in directions.values()):
+    if not any(len(sides) > 1 for sides in directions.values()):
         return  # then no response was captured at all, which is a doubt of its own
-    for number, each in directions.items():
-        if len(each) == 1:
-            which = "left the port towards the host" if each == {1} else "came in from the host"
-            yield f"{frames.interfaces[number]}: all packets {which}: responses were not checked there"
+    for number, sides in directions.items():
+        if len(sides) == 1:
+            captured_side = "left the port towards the host" if sides == {1} else "came in from the host"
+            yield f"{frames.interfaces[number]}: all packets {captured_side}: responses were not checked there"
 
 
 def _begun_again(packets: Packets, flows: Sequence[Flow], ports: Sequence[str]) -> Iterator[tuple[str, bool]]:
@@ -256,16 +256,19 @@ def _unchecked_flows(flows: Sequence[FlowReport], unpaired: Sequence[Unpaired]) 
 
 def _report(packets: Packets, whole: Flow, port: str, *, is_exact: bool) -> FlowReport:
     flow = without_copies(packets, whole)
-    seen = gobackn.track(packets, flow)
-    go_backs, broken = list(episodes(packets, flow, seen)), gobackn.violations(packets, flow, seen) if is_exact else []
+    tracked = gobackn.track(packets, flow)
+    go_backs, broken = (
+        list(episodes(packets, flow, tracked)),
+        gobackn.violations(packets, flow, tracked) if is_exact else [],
+    )
     if flow.is_ambiguous:
         # Without its responses the reason for a retransmission is unknown.
         go_backs = []
     syndrome = packets.syndrome[flow.responses]
-    missing = int((flow.psn[seen.jumps] - seen.top[seen.jumps - 1]).sum())
-    late = _late(flow, seen)
-    distinct, covered = _distinct(flow, seen)
-    never = int(seen.top[-1] - flow.psn.min() - covered)
+    missing = int((flow.psn[tracked.jumps] - tracked.top[tracked.jumps - 1]).sum())
+    late = _late(flow, tracked)
+    distinct, covered = _distinct(flow, tracked)
+    never = int(tracked.top[-1] - flow.psn.min() - covered)
     times = packets.time_ns[np.concatenate([whole.requests[[0, -1]], flow.responses[-1:]])]
     return FlowReport(
         port=port,
@@ -284,8 +287,8 @@ def _report(packets: Packets, whole: Flow, port: str, *, is_exact: bool) -> Flow
         missing=missing,
         returned=max(0, missing - never - late),
         reordered=late,
-        dropped_ahead=int(seen.ahead.sum()),
-        lost_behind=seen.beyond_port,
+        dropped_ahead=int(tracked.ahead.sum()),
+        lost_behind=tracked.beyond_port,
         naks=int(is_nak(syndrome).sum()),
         rnrs=int(is_rnr(syndrome).sum()),
         causes=dict(Counter(item.cause for item in go_backs)),
@@ -300,15 +303,17 @@ def _report(packets: Packets, whole: Flow, port: str, *, is_exact: bool) -> Flow
     )
 
 
-def _late(flow: Flow, seen: gobackn.Track) -> int:
+def _late(flow: Flow, tracked: gobackn.Track) -> int:
     """Count the PSNs in runs that arrived late without a retransmission."""
-    ends = dict(zip(seen.begin.tolist(), seen.end.tolist(), strict=True))
-    return sum(int(flow.psn[ends[at] - 1] + flow.span[ends[at] - 1] - flow.psn[at]) for at in seen.reordered.tolist())
+    ends = dict(zip(tracked.begin.tolist(), tracked.end.tolist(), strict=True))
+    return sum(
+        int(flow.psn[ends[at] - 1] + flow.span[ends[at] - 1] - flow.psn[at]) for at in tracked.reordered.tolist()
+    )
 
 
-def _distinct(flow: Flow, seen: gobackn.Track) -> tuple[int, int]:
+def _distinct(flow: Flow, tracked: gobackn.Track) -> tuple[int, int]:
     """Count the requests with distinct PSNs, and the PSNs that passed at least once."""
-    if not len(seen.backwards) and not len(seen.reordered):
+    if not len(tracked.backwards) and not len(tracked.reordered):
         return len(flow.psn), int(flow.span.sum())
     distinct = len(np.unique(flow.psn))
     if (flow.span == 1).all():

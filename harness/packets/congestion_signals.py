@@ -47,8 +47,8 @@ def congestion(packets: Packets, flow: Flow) -> Congestion | None:
         notified = np.zeros(0, dtype=np.int64)
     else:
         names = np.array(packets.addresses)
-        here = (packets.opcode == CNP) & (packets.port == flow.port) & (packets.dqpn == flow.reply_qpn)
-        notified = np.flatnonzero(here)
+        is_notification = (packets.opcode == CNP) & (packets.port == flow.port) & (packets.dqpn == flow.reply_qpn)
+        notified = np.flatnonzero(is_notification)
         ends = (names[packets.src[notified]] == flow.dst) & (names[packets.dst[notified]] == flow.src)
         notified = notified[ends]
         if flow.is_doubled:

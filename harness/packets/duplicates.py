@@ -72,18 +72,20 @@ def _response_copies(packets: Packets, flow: Flow) -> tuple[NDArray[np.bool_], b
     Compared are opcode, PSN and AETH, and for numbered packets the number. Without numbers, every second one of several
     equal packets counts as a copy, if it follows its predecessor soon.
     """
-    which = flow.responses
-    ident = packets.ident[which]
+    responses = flow.responses
+    ident = packets.ident[responses]
     is_numbered = _is_numbered(ident) or (_is_numbered(packets.ident[flow.requests]) and bool((ident > 0).all()))
     number = ident if is_numbered else np.zeros_like(ident)
-    fields = np.stack([packets.opcode[which], packets.psn[which], packets.syndrome[which], packets.msn[which], number])
-    order = np.lexsort(np.vstack([np.arange(len(which)), fields]))
+    fields = np.stack(
+        [packets.opcode[responses], packets.psn[responses], packets.syndrome[responses], packets.msn[responses], number]
+    )
+    order = np.lexsort(np.vstack([np.arange(len(responses)), fields]))
     equal = (fields[:, order[1:]] == fields[:, order[:-1]]).all(axis=0)
-    copies = np.zeros(len(which), dtype=np.bool_)
+    copies = np.zeros(len(responses), dtype=np.bool_)
     if is_numbered:
         copies[order[1:][equal]] = True
         return copies & (ident != CORRUPTED_ID), True
-    times = packets.time_ns[which][order]
+    times = packets.time_ns[responses][order]
     place = 0
     for at in np.flatnonzero(equal).tolist():
         # `at` and the next one are equal; the first of them is not a copy.
@@ -104,20 +106,20 @@ def _twice(numbers: Indices) -> NDArray[np.bool_]:
 def _without_reason(packets: Packets, flow: Flow, starts: Indices, top: Indices) -> NDArray[np.bool_]:
     copies, after = np.zeros(len(flow.psn), dtype=np.bool_), flow.psn + flow.span
     judge = _Judge.of(packets, flow, starts)
-    here = int(after[starts[0] - 1])
+    next_psn = int(after[starts[0] - 1])
     for at, end in itertools.pairwise([*starts.tolist(), len(flow.psn)]):
-        if int(flow.psn[at]) < here:
+        if int(flow.psn[at]) < next_psn:
             # The run may continue beyond its copies: from there on it is the flow's next part.
-            known = int(np.searchsorted(flow.psn[at:end], here))
+            known = int(np.searchsorted(flow.psn[at:end], next_psn))
             if judge.is_copy(at, known):
                 copies[at : at + known] = True
                 judge.copies.update(range(at, at + known))
-                here = here if at + known == end else int(after[end - 1])
+                next_psn = next_psn if at + known == end else int(after[end - 1])
                 continue
             judge.back = at
             if end < len(flow.psn) and after[end - 1] < top[at - 1] <= flow.psn[end]:
                 continue  # a late packet: the flow continues where it was
-        here = int(after[end - 1])
+        next_psn = int(after[end - 1])
     return copies
 
 
@@ -183,9 +185,9 @@ class _Judge:
     def is_copy(self, at: int, known: int) -> bool:
         """Return whether the sender had no reason to retransmit request `at` and the `known` - 1 that follow it."""
         low = int(self.flow.psn[at])
-        first, last = (int(np.searchsorted(self.place, one, side="right")) for one in (self.back, at))
+        first, last = (int(np.searchsorted(self.place, request, side="right")) for request in (self.back, at))
         is_requested = bool((self.requested[first:last] == low).any())
-        sent = next((one for one in reversed(self._passes(low, at)) if one not in self.copies), None)
+        sent = next((request for request in reversed(self._passes(low, at)) if request not in self.copies), None)
         if sent is None:
             self.filled = low if is_requested else None
             return False

@@ -76,7 +76,7 @@ def ladder_step(silence_ns: int) -> int:
     return max(0, math.floor(math.log2(max(1.0, silence_ns * _EARLY / timeout_ns(0)))))
 
 
-def episodes(packets: Packets, flow: Flow, seen: Track) -> Iterator[Episode]:
+def episodes(packets: Packets, flow: Flow, tracked: Track) -> Iterator[Episode]:
     """Yield the episodes of a flow, in order.
 
     A go-back is a run of requests that begins before the highest PSN seen. If the first transmission was lost before
@@ -85,11 +85,13 @@ def episodes(packets: Packets, flow: Flow, seen: Track) -> Iterator[Episode]:
     times = packets.time_ns[flow.requests]
     syndrome = packets.syndrome[flow.responses]
     signals = np.flatnonzero((syndrome == NAK_SEQUENCE) | is_rnr(syndrome))
-    marks = np.flatnonzero(seen.ahead)
+    marks = np.flatnonzero(tracked.ahead)
     last, retries = 0, (-1, 0)
-    for at in seen.backwards.tolist():
+    for at in tracked.backwards.tolist():
         low = int(flow.psn[at])
-        own = signals[(seen.place[signals] > last) & (seen.place[signals] <= at) & (seen.answer[signals] == low)]
+        own = signals[
+            (tracked.place[signals] > last) & (tracked.place[signals] <= at) & (tracked.answer[signals] == low)
+        ]
         signal = int(own[0]) if len(own) else None
         in_between = marks[np.searchsorted(marks, last) : np.searchsorted(marks, at)]
         retries = (low, retries[1] + 1 if retries[0] == low else 1)
@@ -101,9 +103,9 @@ def episodes(packets: Packets, flow: Flow, seen: Track) -> Iterator[Episode]:
             cause=cause,
             frame=int(packets.number[flow.requests[at]]),
             psn=low % PSN_SPACE,
-            missing=_missing(flow, seen, last, at),
+            missing=_missing(flow, tracked, last, at),
             dropped_ahead=len(in_between),
-            resent=_resent(flow, seen, at),
+            resent=_resent(flow, tracked, at),
             gap_ns=int(times[in_between[0]]) if len(in_between) else None,
             signal_ns=int(packets.time_ns[flow.responses[signal]]) if signal is not None else None,
             resent_ns=int(times[at]),
@@ -123,15 +125,15 @@ def _last_sign_of_life(packets: Packets, flow: Flow, at: int) -> int:
     return before
 
 
-def _missing(flow: Flow, seen: Track, last: int, at: int) -> int:
-    jumps = seen.jumps[(seen.jumps > last) & (seen.jumps < at)]
-    return int((flow.psn[jumps] - seen.top[jumps - 1]).sum())
+def _missing(flow: Flow, tracked: Track, last: int, at: int) -> int:
+    jumps = tracked.jumps[(tracked.jumps > last) & (tracked.jumps < at)]
+    return int((flow.psn[jumps] - tracked.top[jumps - 1]).sum())
 
 
-def _resent(flow: Flow, seen: Track, at: int) -> int:
+def _resent(flow: Flow, tracked: Track, at: int) -> int:
     """Count packets from `at` until the flow passes its previous position, or goes back once more."""
-    stop = int(seen.top[at - 1])
-    later = seen.backwards[np.searchsorted(seen.backwards, at, side="right") :]
+    stop = int(tracked.top[at - 1])
+    later = tracked.backwards[np.searchsorted(tracked.backwards, at, side="right") :]
     end = int(later[0]) if len(later) else len(flow.psn)
     beyond = np.flatnonzero(flow.psn[at:end] >= stop)
     return int(beyond[0]) if len(beyond) else end - at

@@ -38,7 +38,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def missed(self) -> int:
         """Frames that the capture and the port's counters disagree about, plus frames that the kernel dropped."""
-        return sum(abs(one.counted - one.captured) + one.drops for one in self.proofs)
+        return sum(abs(proof.counted - proof.captured) + proof.drops for proof in self.proofs)
 
 
 def keep(captured: Captured, folder: Path, windows: Mapping[str, tuple[int, int]]) -> Evidence:
@@ -50,7 +50,9 @@ def keep(captured: Captured, folder: Path, windows: Mapping[str, tuple[int, int]
         windows: first firing and removal of each fault, controller monotonic ns.
     """
     frames = captured.frames
-    proofs = ", ".join(f"{one.name}: {one.captured} of {one.counted}, {one.drops} drops" for one in captured.proofs)
+    proofs = ", ".join(
+        f"{proof.name}: {proof.captured} of {proof.counted}, {proof.drops} drops" for proof in captured.proofs
+    )
     write_pcapng(folder / CAPTURE, frames, comment=f"captured of counted by the port: {proofs}")
     slices = {}
     for fault_id, (start_ns, end_ns) in windows.items():

@@ -97,10 +97,10 @@ def flows_of(packets: Packets, *, host_ports: Sequence[bool]) -> tuple[list[Flow
         candidates = responses_by_ends.pop(ends, [])
         parts = [part for group in groups for part in _requests(packets, group, candidates)]
         pairing = pair(packets, [part for part, _ in parts], candidates)
-        for (part, mtu), which, is_ambiguous in zip(parts, pairing.partner, pairing.is_ambiguous, strict=True):
-            responses = candidates[which] if which >= 0 and not is_ambiguous else np.zeros(0, dtype=np.int64)
+        for (part, mtu), partner, is_ambiguous in zip(parts, pairing.partner, pairing.is_ambiguous, strict=True):
+            responses = candidates[partner] if partner >= 0 and not is_ambiguous else np.zeros(0, dtype=np.int64)
             flows.append(_flow(packets, part, responses, mtu, host_ports, is_ambiguous=is_ambiguous))
-        unpaired += [_unpaired(packets, candidates[which]) for which in pairing.left]
+        unpaired += [_unpaired(packets, candidates[unmatched]) for unmatched in pairing.left]
     unpaired += [_unpaired(packets, group) for groups in responses_by_ends.values() for group in groups]
     return sorted(flows, key=lambda flow: int(flow.requests[0])), unpaired
 
@@ -121,9 +121,9 @@ def _unpaired(packets: Packets, group: Indices) -> Unpaired:
     )
 
 
-def _groups(packets: Packets, which: NDArray[np.bool_]) -> list[Indices]:
+def _groups(packets: Packets, mask: NDArray[np.bool_]) -> list[Indices]:
     """Group packets by port, source, destination and destination QP, in the order of their first packet."""
-    chosen = np.flatnonzero(which)
+    chosen = np.flatnonzero(mask)
     if not len(chosen):
         return []
     names, ports = len(packets.addresses), int(packets.port.max()) + 1
@@ -212,9 +212,9 @@ def _mtu(packets: Packets, requests: Indices, candidates: Sequence[Indices]) -> 
         return max(256, int(full.max()))
     if (packets.opcode[requests] == READ_REQUEST).any():
         sizes = [
-            int(packets.payload[group[which]].max())
+            int(packets.payload[group[mask]].max())
             for group in candidates
-            if (which := np.isin(packets.opcode[group], _READ_FIRST_OR_MIDDLE)).any()
+            if (mask := np.isin(packets.opcode[group], _READ_FIRST_OR_MIDDLE)).any()
         ]
         if sizes:
             return max(256, *sizes)

@@ -164,16 +164,16 @@ def _go_backs(
     """
     go_backs = []
     after = flow.psn + flow.span
-    here = int(after[starts[0] - 1]) if len(starts) else 0
+    next_psn = int(after[starts[0] - 1]) if len(starts) else 0
     for at, end in itertools.pairwise([*starts.tolist(), len(flow.psn)]):
         low = int(flow.psn[at])
         if at in late:
             continue
         if low < int(top[at - 1]):
             silence = int(packets.time_ns[flow.requests[at]] - packets.time_ns[flow.requests[at - 1]])
-            if low < here or low in requested or silence >= TIMERS_FROM_NS:
+            if low < next_psn or low in requested or silence >= TIMERS_FROM_NS:
                 go_backs.append(at)
-        here = int(after[end - 1])
+        next_psn = int(after[end - 1])
     return np.array(go_backs, dtype=np.int64)
 
 
@@ -210,12 +210,12 @@ def _holes(flow: Flow, top: Indices) -> list[tuple[int, int]]:
     return list(zip(top[jumps - 1].tolist(), flow.psn[jumps].tolist(), strict=True))
 
 
-def violations(packets: Packets, flow: Flow, seen: Track) -> list[Violation]:
+def violations(packets: Packets, flow: Flow, tracked: Track) -> list[Violation]:
     """Return every broken rule of a flow, in the order of the capture."""
     broken = [
-        *_sender_rules(packets, flow, seen),
-        *_opcode_order(packets, flow, seen),
-        *_responder_rules(packets, flow, seen),
+        *_sender_rules(packets, flow, tracked),
+        *_opcode_order(packets, flow, tracked),
+        *_responder_rules(packets, flow, tracked),
     ]
     return sorted(broken, key=lambda violation: violation.frame)
 
@@ -230,7 +230,7 @@ def _violation(packets: Packets, rule: str, at: int, detail: str) -> Violation:
     )
 
 
-def _sender_rules(packets: Packets, flow: Flow, seen: Track) -> list[Violation]:
+def _sender_rules(packets: Packets, flow: Flow, tracked: Track) -> list[Violation]:
     if flow.side != "sender":
         return []
     broken = [
@@ -238,13 +238,14 @@ def _sender_rules(packets: Packets, flow: Flow, seen: Track) -> list[Violation]:
             packets,
             "skipped-psn",
             int(flow.requests[at]),
-            f"{int(flow.psn[at] - seen.top[at - 1])} PSNs from {int(seen.top[at - 1]) % PSN_SPACE} on were never sent",
+            f"{int(flow.psn[at] - tracked.top[at - 1])} PSNs from {int(tracked.top[at - 1]) % PSN_SPACE} on were "
+            "never sent",
         )
-        for at in seen.jumps.tolist()
+        for at in tracked.jumps.tolist()
     ]
     naks = np.flatnonzero(packets.syndrome[flow.responses] == NAK_SEQUENCE)
-    places, requested_psns = seen.place[naks], seen.answer[naks]
-    for at in seen.backwards.tolist():
+    places, requested_psns = tracked.place[naks], tracked.answer[naks]
+    for at in tracked.backwards.tolist():
         before = int(np.searchsorted(places, at, side="right")) - 1
         if before < 0:
             continue
@@ -268,10 +269,10 @@ def _message_tables() -> tuple[NDArray[np.int8], NDArray[np.int8]]:
 _LEAVES, _NEEDS = _message_tables()
 
 
-def _opcode_order(packets: Packets, flow: Flow, seen: Track) -> list[Violation]:
+def _opcode_order(packets: Packets, flow: Flow, tracked: Track) -> list[Violation]:
     opcode = packets.opcode[flow.requests]
     follows = np.ones(len(opcode), dtype=np.bool_)
-    follows[seen.begin] = False
+    follows[tracked.begin] = False
     # A rewind splits a run although its PSNs are consecutive.
     follows[1:] |= flow.psn[1:] == flow.psn[:-1] + flow.span[:-1]
     follows[0] = False
@@ -282,15 +283,15 @@ def _opcode_order(packets: Packets, flow: Flow, seen: Track) -> list[Violation]:
     ]
 
 
-def _responder_rules(packets: Packets, flow: Flow, seen: Track) -> list[Violation]:
-    later = seen.place > 0
-    which = flow.responses[later]
-    answer, before = seen.answer[later], seen.place[later] - 1
-    syndrome = packets.syndrome[which]
-    is_ack = (packets.opcode[which] == ACKNOWLEDGE) & ~is_nak(syndrome) & ~is_rnr(syndrome)
+def _responder_rules(packets: Packets, flow: Flow, tracked: Track) -> list[Violation]:
+    later = tracked.place > 0
+    responses = flow.responses[later]
+    answer, before = tracked.answer[later], tracked.place[later] - 1
+    syndrome = packets.syndrome[responses]
+    is_ack = (packets.opcode[responses] == ACKNOWLEDGE) & ~is_nak(syndrome) & ~is_rnr(syndrome)
     is_sequence = syndrome == NAK_SEQUENCE
     exact = flow.side == "receiver"
-    limit = seen.expected[before] if exact else seen.top[before]
+    limit = tracked.expected[before] if exact else tracked.top[before]
     broken = []
     acked = np.where(is_ack, answer, np.iinfo(np.int64).min)
     highest = np.concatenate([[np.iinfo(np.int64).min], np.maximum.accumulate(acked)[:-1]]) if len(acked) else acked
@@ -302,7 +303,7 @@ def _responder_rules(packets: Packets, flow: Flow, seen: Track) -> list[Violatio
     ):
         for at in np.flatnonzero(wrong).tolist():
             words = detail.format(limit=int(limit[at]) % PSN_SPACE, highest=int(highest[at]) % PSN_SPACE)
-            broken.append(_violation(packets, rule, int(which[at]), words))
+            broken.append(_violation(packets, rule, int(responses[at]), words))
     naks = np.flatnonzero(is_sequence)
     for earlier, later_nak in zip(naks[:-1].tolist(), naks[1:].tolist(), strict=True):
         requested = int(answer[earlier])
@@ -310,7 +311,7 @@ def _responder_rules(packets: Packets, flow: Flow, seen: Track) -> list[Violatio
         if requested == int(answer[later_nak]) and not (between == requested).any():
             broken.append(
                 _violation(
-                    packets, "nak-repeated", int(which[later_nak]), "it had not arrived again since the last NAK"
+                    packets, "nak-repeated", int(responses[later_nak]), "it had not arrived again since the last NAK"
                 )
             )
     return broken

@@ -72,7 +72,7 @@ def pair(packets: Packets, requests: Sequence[Requests], candidates: Sequence[In
     """Pair requesters with groups of responses between the same two addresses at one port."""
     if not candidates:
         return Pairing(partner=(-1,) * len(requests), is_ambiguous=(False,) * len(requests), left=())
-    scores = np.stack([_score(packets, one, candidates) for one in requests])
+    scores = np.stack([_score(packets, requester, candidates) for requester in requests])
     if scores.shape == (1, 1):
         is_pair = bool(scores[0, 0] > _LEAST)
         return Pairing(partner=(0 if is_pair else -1,), is_ambiguous=(False,), left=() if is_pair else (0,))
@@ -83,9 +83,9 @@ def _plain(scores: Scores) -> Pairing | None:
     """Return the pairing if every requester has its own best partner by more than `_MARGIN`; else None."""
     rows, columns = np.arange(scores.shape[0]), scores.shape[1]
     best = scores.argmax(axis=1)
-    others = scores.copy()
-    others[rows, best] = _LEAST
-    if len(set(best.tolist())) < len(rows) or (scores[rows, best] - others.max(axis=1) < _MARGIN).any():
+    without_best = scores.copy()
+    without_best[rows, best] = _LEAST
+    if len(set(best.tolist())) < len(rows) or (scores[rows, best] - without_best.max(axis=1) < _MARGIN).any():
         return None
     left = tuple(sorted(set(range(columns)) - set(best.tolist())))
     return Pairing(partner=tuple(best.tolist()), is_ambiguous=(False,) * len(rows), left=left)
@@ -94,7 +94,7 @@ def _plain(scores: Scores) -> Pairing | None:
 def _score(packets: Packets, requests: Requests, candidates: Sequence[Indices]) -> Scores:
     """Return how well each group of responses matches a requester, from 0 to 1, plus `_SAME_PORT` for an equal port."""
     tried = [group[np.linspace(0, len(group) - 1, min(_TRIED, len(group))).astype(np.int64)] for group in candidates]
-    sizes = np.array([len(each) for each in tried])
+    sizes = np.array([len(sample) for sample in tried])
     every = np.concatenate(tried)
     before = np.searchsorted(requests.places, every) - 1
     # A response from before the first request is no evidence.
@@ -111,8 +111,8 @@ def _score(packets: Packets, requests: Requests, candidates: Sequence[Indices]) 
     counted = np.add.reduceat(follows.astype(np.float64), starts)
     share = np.divide(total, counted, out=np.zeros(len(total)), where=counted > 0)
     sport = packets.sport[requests.places[0]]
-    same = np.array([packets.sport[group[0]] == sport for group in candidates])
-    score: Scores = share + np.where(same & (share > 0), _SAME_PORT, 0.0)
+    is_same_port = np.array([packets.sport[group[0]] == sport for group in candidates])
+    score: Scores = share + np.where(is_same_port & (share > 0), _SAME_PORT, 0.0)
     return score
 
 
@@ -126,7 +126,7 @@ def _assign(scores: Scores) -> Pairing:
     partner = np.where(chosen < columns, chosen, -1)
     is_ambiguous = _exchangeable(scores, partner)
     fits = np.any(scores[is_ambiguous] > _LEAST, axis=0).tolist()
-    left = [which for which in range(columns) if which not in partner and not fits[which]]
+    left = [column for column in range(columns) if column not in partner and not fits[column]]
     return Pairing(partner=tuple(partner.tolist()), is_ambiguous=tuple(is_ambiguous.tolist()), left=tuple(left))
 
 

@@ -29,13 +29,13 @@ def _lines(running: Running[Any]) -> Iterator[str]:
     if by_index:
         yield f"{len(by_index)} iterations; the longest:"
     lengths = {
-        index: max(one.message["end_ns"] for one in events) - min(one.message["start_ns"] for one in events)
+        index: max(event.message["end_ns"] for event in events) - min(event.message["start_ns"] for event in events)
         for index, events in by_index.items()
     }
     for index in sorted(lengths, key=lambda index: -lengths[index])[:_LONGEST]:
         events = by_index[index]
-        at_s = (min(one.message["start_ns"] for one in events) - start_ns) / 1e9
-        yield f"  {index}, at {at_s:.1f} s, {lengths[index] / 1e9:.2f} s: {'; '.join(_rank(one) for one in events)}"
+        at_s = (min(event.message["start_ns"] for event in events) - start_ns) / 1e9
+        yield f"  {index}, at {at_s:.1f} s, {lengths[index] / 1e9:.2f} s: {'; '.join(_rank(event) for event in events)}"
     for error in running.qp_errors:
         at_s = (error.time_ns - start_ns) / 1e9
         yield f"  QP lost at {at_s:.1f} s: {error.endpoint} to {error.peer}, {error.status}"
@@ -53,5 +53,5 @@ def _lines(running: Running[Any]) -> Iterator[str]:
 
 def _rank(event: Any) -> str:
     parts = {name: event.message.get(f"{name}_ns", 0) / 1e9 for name in ("ingest", "compute", "wait", "comm")}
-    said = ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts.items() if seconds >= 0.005)  # noqa: PLR2004
-    return f"{event.message['task']} {said or 'no time'} s"
+    times = ", ".join(f"{name} {seconds:.2f}" for name, seconds in parts.items() if seconds >= 0.005)  # noqa: PLR2004
+    return f"{event.message['task']} {times or 'no time'} s"

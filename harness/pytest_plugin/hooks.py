@@ -149,11 +149,11 @@ def _apply_quarantine(config: pytest.Config, items: list[pytest.Item]) -> None:
         entries = quarantine.read(path, today=today)
     except FaultbedError as error:
         raise pytest.UsageError(str(error)) from error
-    seen = set()
+    matched = set()
     for item in items:
         entry = quarantine.match(entries, item.nodeid)
         if entry is not None:
-            seen.add(entry.test)
+            matched.add(entry.test)
             if entry.expired(today):
                 item.stash[EXPIRED] = entry
             else:
@@ -161,7 +161,7 @@ def _apply_quarantine(config: pytest.Config, items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.xfail(reason=reason, strict=False))
                 item.stash[QUARANTINED] = True
                 item.user_properties.append(("quarantine", reason))
-    if missing := _missing(config, [entry.test for entry in entries if entry.test not in seen], items):
+    if missing := _missing(config, [entry.test for entry in entries if entry.test not in matched], items):
         raise pytest.UsageError(f"{path}: no such test: {', '.join(missing)}; remove the entry or correct its name")
 
 

@@ -79,4 +79,6 @@ def conclude(item: pytest.Item, receipts: Sequence[tuple[FaultReceipt, bool]]) -
 
 def _workloads(item: pytest.Item) -> list[Span]:
     now_ns = time.monotonic_ns()
-    return [(one.started_ns, one.ended_ns if one.is_over else now_ns) for one in item.stash.get(RUNNING, [])]
+    return [
+        (running.started_ns, running.ended_ns if running.is_over else now_ns) for running in item.stash.get(RUNNING, [])
+    ]

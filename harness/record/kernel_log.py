@@ -36,17 +36,17 @@ _STARVED = re.compile(r"lockup|LOCKUP|rcu: |INFO: task .* blocked|NETDEV WATCHDO
 
 def errors(log: Sequence[Change]) -> tuple[Change, ...]:
     """Return the messages that are errors, in order of time."""
-    return tuple(one for one in log if not any(pattern.search(one.text or "") for pattern in _IGNORED))
+    return tuple(change for change in log if not any(pattern.search(change.text or "") for pattern in _IGNORED))
 
 
 def broken(log: Sequence[Change]) -> list[str]:
     """Return a sentence with the first such message for each machine whose kernel is broken."""
-    found: dict[str, str] = {}
-    for one in errors([change for change in log if change.subject == "kernel"]):
-        if _BROKEN.search(one.text or ""):
-            said = f"{one.node}: its kernel broke: {(one.text or '').partition(' ')[2]}"
-            found.setdefault(one.node, f"{said}; run `faultbed reset`, and see its console log")
-    return list(found.values())
+    sentences: dict[str, str] = {}
+    for message in errors([change for change in log if change.subject == "kernel"]):
+        if _BROKEN.search(message.text or ""):
+            problem = f"{message.node}: its kernel broke: {(message.text or '').partition(' ')[2]}"
+            sentences.setdefault(message.node, f"{problem}; run `faultbed reset`, and see its console log")
+    return list(sentences.values())
 
 
 def unhealthy(log: Sequence[Change], *, lab_kind: LabKind) -> list[str]:
@@ -54,12 +54,15 @@ def unhealthy(log: Sequence[Change], *, lab_kind: LabKind) -> list[str]:
 
     Of the machines of a soft lab, which starve each other, lockups and stalls are passed over.
     """
-    found: dict[str, list[str]] = {}
-    for one in log:
-        text = one.text or ""
+    sentences: dict[str, list[str]] = {}
+    for change in log:
+        text = change.text or ""
         if not _UNHEALTHY.search(text) or (traits_of(lab_kind).is_emulated and _STARVED.search(text)):
             continue
-        said = found.setdefault(one.node, [])
-        if len(said) < _MOST and (sentence := f"{one.node}: kernel: {text.partition(' ')[2]}") not in said:
-            said.append(sentence)
-    return [sentence for said in found.values() for sentence in said]
+        sentences_of_node = sentences.setdefault(change.node, [])
+        if (
+            len(sentences_of_node) < _MOST
+            and (sentence := f"{change.node}: kernel: {text.partition(' ')[2]}") not in sentences_of_node
+        ):
+            sentences_of_node.append(sentence)
+    return [sentence for sentences_of_node in sentences.values() for sentence in sentences_of_node]

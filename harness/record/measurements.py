@@ -310,11 +310,17 @@ def connection_between(run: Measurements, ends: tuple[str, str], *, index: int, 
         qpn: the QP's number then. A run without indices has it only if the QP was not rebuilt since: otherwise the only
             connection between the two RNICs is meant, and none if there are several.
     """
-    by_index = [one for one in run.connections if one.index == index and {one.src, one.dst} == set(ends)]
+    by_index = [
+        connection
+        for connection in run.connections
+        if connection.index == index and {connection.src, connection.dst} == set(ends)
+    ]
     if by_index:
         return by_index[0]
-    between = [one for one in run.connections if (one.src, one.dst) == ends]
-    same_number = [one for one in between if one.lqpn == qpn] or [one for one in between if one.rqpn == qpn]
+    between = [connection for connection in run.connections if (connection.src, connection.dst) == ends]
+    same_number = [connection for connection in between if connection.lqpn == qpn] or [
+        connection for connection in between if connection.rqpn == qpn
+    ]
     candidates = same_number or between
     return candidates[0] if len(candidates) == 1 else None
 
@@ -337,9 +343,9 @@ def decode(content: bytes) -> Measurements:
         ValueError: they name a machine or an RNIC that their own topology has not, have a record twice or of another
             time than the run's, lack a rank, or last for more than a month.
     """
-    found = msgspec.json.decode(content, type=Measurements)
-    _refuse_contradictions(found)
-    return found
+    measured = msgspec.json.decode(content, type=Measurements)
+    _refuse_contradictions(measured)
+    return measured
 
 
 def _refuse_contradictions(run: Measurements) -> None:
@@ -397,19 +403,19 @@ def _refuse_series(name: str, several: Sequence[RankSeries], run: Measurements) 
         _refuse_samples(f"{name}: rank {series.rank}", series.samples, run.sample_ns, restarts=restarts)
 
 
-def _refuse_samples(where: str, samples: Sequence[Sample], sample_ns: int, *, restarts: int = 0) -> None:
+def _refuse_samples(place: str, samples: Sequence[Sample], sample_ns: int, *, restarts: int = 0) -> None:
     """Raise ValueError if two samples cover one time: their bytes would count twice.
 
     A rank that restarts on another host continues on another clock, so that two of its samples may overlap there.
     """
     times = sorted(sample.t_ns for sample in samples)
     if twice := _twice(times):
-        raise ValueError(f"{where}: the sample at {twice[0]} ns is there twice")
-    overlapping = [later for one, later in pairwise(times) if later - one < sample_ns // 2]
+        raise ValueError(f"{place}: the sample at {twice[0]} ns is there twice")
+    overlapping = [later for earlier, later in pairwise(times) if later - earlier < sample_ns // 2]
     if len(overlapping) > restarts:
-        raise ValueError(f"{where}: the sample at {overlapping[0]} ns covers the time of another one")
+        raise ValueError(f"{place}: the sample at {overlapping[0]} ns covers the time of another one")
     if any(sample.bytes < 0 for sample in samples):
-        raise ValueError(f"{where}: a sample has less than 0 bytes")
+        raise ValueError(f"{place}: a sample has less than 0 bytes")
 
 
 def _refuse_other_times(several: Sequence[RankSeries], t0_ns: int, end_ns: int) -> None:

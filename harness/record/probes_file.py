@@ -38,23 +38,23 @@ PROBES_SCHEMA = pa.schema(
 many probes had no way that is known and are left out; `trouble`, why they ended early, or have no ways."""
 
 
-def write(found: ProbeTrips, path: Path, *, t0_ns: int) -> None:
+def write(probes: ProbeTrips, path: Path, *, t0_ns: int) -> None:
     """Write probes, with the columns of `PROBES_SCHEMA`."""
     rows = [
         {
-            "t_ns": one.echo.sent_ns,
-            "since_start_ns": one.echo.sent_ns - t0_ns,
-            "connection": one.echo.connection,
-            "there": " ".join(one.there),
-            "back": " ".join(one.back),
-            "came": one.echo.came,
-            "whole_ns": one.echo.whole_ns,
-            "responder_ns": one.echo.responder_ns,
+            "t_ns": trip.echo.sent_ns,
+            "since_start_ns": trip.echo.sent_ns - t0_ns,
+            "connection": trip.echo.connection,
+            "there": " ".join(trip.there),
+            "back": " ".join(trip.back),
+            "came": trip.echo.came,
+            "whole_ns": trip.echo.whole_ns,
+            "responder_ns": trip.echo.responder_ns,
         }
-        for one in found.trips
+        for trip in probes.trips
     ]
-    told = {"t0_ns": str(t0_ns), "stamps": STAMPS, "unknown": str(found.unknown), "trouble": found.trouble or ""}
-    pq.write_table(pa.Table.from_pylist(rows, schema=PROBES_SCHEMA.with_metadata(told)), path)
+    metadata = {"t0_ns": str(t0_ns), "stamps": STAMPS, "unknown": str(probes.unknown), "trouble": probes.trouble or ""}
+    pq.write_table(pa.Table.from_pylist(rows, schema=PROBES_SCHEMA.with_metadata(metadata)), path)
 
 
 def read(path: Path) -> ProbeTrips:
@@ -64,7 +64,7 @@ def read(path: Path) -> ProbeTrips:
         UsageError: the file is missing or has another format, or a probe is repeated.
     """
     table = parquet.read(path, PROBES_SCHEMA)
-    told, columns = table.schema.metadata, table.to_pydict()
+    metadata, columns = table.schema.metadata, table.to_pydict()
     ways = {text: tuple(text.split()) for name in ("there", "back") for text in set(columns[name])}
     trips = tuple(
         Trip(
@@ -78,11 +78,11 @@ def read(path: Path) -> ProbeTrips:
         )
     )
     counts = Counter(trips)
-    if again := next((one.echo for one, count in counts.items() if count > 1), None):
-        said = f"the probe of connection {again.connection} at {again.sent_ns} ns is there twice"
-        raise UsageError(f"{path}: {said}; copy the run directory again")
+    if repeated := next((trip.echo for trip, count in counts.items() if count > 1), None):
+        problem = f"the probe of connection {repeated.connection} at {repeated.sent_ns} ns is there twice"
+        raise UsageError(f"{path}: {problem}; copy the run directory again")
     try:
-        return ProbeTrips(trips=trips, unknown=int(told[b"unknown"]), trouble=told[b"trouble"].decode() or None)
+        return ProbeTrips(trips=trips, unknown=int(metadata[b"unknown"]), trouble=metadata[b"trouble"].decode() or None)
     except (TypeError, KeyError, ValueError) as error:
         raise UsageError(
             f"{path}: cannot be read: its metadata is not that of probes ({error!r}); copy the run directory again, or "

@@ -139,9 +139,9 @@ class RunDir:
         """Write `noise-floor.json`: a floor that is measured again later must not change what the verdict rests on."""
         self._write("noise-floor.json", content)
 
-    def write_packets(self, found: Evidence) -> None:
+    def write_packets(self, packets: Evidence) -> None:
         """Write `packets.json`."""
-        self._write("packets.json", evidence.write(found))
+        self._write("packets.json", evidence.write(packets))
 
     def write_flights(self, flights: Sequence[Flight]) -> None:
         """Write `flights.json`."""
@@ -153,12 +153,12 @@ class RunDir:
             return ()
         return self._decoded("flights.json", msgspec.json.Decoder(tuple[Flight, ...]).decode)
 
-    def write_probes(self, found: ProbeTrips, *, t0_ns: int) -> None:
+    def write_probes(self, probes: ProbeTrips, *, t0_ns: int) -> None:
         """Write `probes.parquet`."""
         from harness.record import probes_file  # noqa: PLC0415 (as above)
 
         with whole(self.path / "probes.parquet") as temporary:
-            probes_file.write(found, temporary, t0_ns=t0_ns)
+            probes_file.write(probes, temporary, t0_ns=t0_ns)
 
     def read_probes(self) -> ProbeTrips:
         """Read `probes.parquet`; a run without that file has no trips."""
@@ -205,9 +205,9 @@ class RunDir:
                 [fault.plan.id for fault in measured.faults],
             ),
         )
-        for what, said, name, other in pairs:
-            if said != other:
-                two = f"{what} {said}, but {other} in {name}: they are of two runs"
+        for field, judged, name, recorded in pairs:
+            if judged != recorded:
+                two = f"{field} {judged}, but {recorded} in {name}: they are of two runs"
                 raise UsageError(f"{self.path / 'verdict.json'}: {two}; copy the run directory again")
 
     def read_environment(self) -> Environment:

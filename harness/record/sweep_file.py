@@ -140,8 +140,8 @@ def read(folder: Path) -> SweepFile | None:
     try:
         return decode(path.read_bytes())
     except (OSError, msgspec.MsgspecError, RecursionError) as error:
-        said = "its runs are kept beside it: remove sweep.json, and sweep again with the same --out"
-        raise UsageError(f"{path}: not as this version writes it: {error}; {said}") from error
+        remedy = "its runs are kept beside it: remove sweep.json, and sweep again with the same --out"
+        raise UsageError(f"{path}: not as this version writes it: {error}; {remedy}") from error
 
 
 def write(sweep: SweepFile, folder: Path) -> Path:
@@ -158,7 +158,7 @@ def write_table(sweep: SweepFile, folder: Path) -> Path:
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     columns = {
-        **{f"over:{one.path}": pa.string() for one in sweep.over},
+        **{f"over:{parameter.path}": pa.string() for parameter in sweep.over},
         "point": pa.int32(), "verdict": pa.string(), "why": pa.string(), "runs": pa.int32(), "metric": pa.string(),
         "unit": pa.string(), "value": pa.float64(), "name": pa.string(), "low": pa.float64(), "high": pa.float64(),
         "level": pa.float64(), "censored": pa.bool_(), "detail": pa.string(), "predicted": pa.float64(),
@@ -171,9 +171,9 @@ def write_table(sweep: SweepFile, folder: Path) -> Path:
 
 def _rows(sweep: SweepFile) -> Iterator[dict[str, object]]:
     for point in sweep.points:
-        found = {value.metric: value for value in point.values}
+        by_metric = {value.metric: value for value in point.values}
         for metric in sweep.metrics:
-            value = found.get(metric)
+            value = by_metric.get(metric)
             is_number = value is not None and isinstance(value.value, int | float)
             yield {
                 **{f"over:{path}": text for path, text in point.parameters.items()},

@@ -38,18 +38,20 @@ CHANGES_SCHEMA = pa.schema(
 
 def write(recorded: Recorded, *, t0_ns: int, telemetry: Path, changes: Path) -> None:
     """Write both files."""
-    rows = [(one.at_ns, one.node, name, value) for one in recorded.samples for name, value in one.values.items()]
+    rows = [
+        (sample.at_ns, sample.node, name, value) for sample in recorded.samples for name, value in sample.values.items()
+    ]
     at_ns, node, name, value = zip(*rows, strict=True) if rows else ((), (), (), ())
     since = [at - t0_ns for at in at_ns]
     table = pa.table([at_ns, since, node, name, value], schema=TELEMETRY_SCHEMA)
     pq.write_table(table.replace_schema_metadata({"t0_ns": str(t0_ns)}), telemetry)
     table = pa.table(
         [
-            [one.at_ns for one in recorded.changes],
-            [one.at_ns - t0_ns for one in recorded.changes],
-            [one.node for one in recorded.changes],
-            [one.subject for one in recorded.changes],
-            [one.text for one in recorded.changes],
+            [change.at_ns for change in recorded.changes],
+            [change.at_ns - t0_ns for change in recorded.changes],
+            [change.node for change in recorded.changes],
+            [change.subject for change in recorded.changes],
+            [change.text for change in recorded.changes],
         ],
         schema=CHANGES_SCHEMA,
     )

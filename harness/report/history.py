@@ -160,13 +160,15 @@ def regressions(past: Sequence[Past]) -> tuple[Regression, ...]:
     earlier: dict[str, list[Past]] = {}
     for run in past:
         before = earlier.setdefault(run.series, [])
-        alike = [one for one in before if one.expectations == run.expectations]
-        decided = next((one for one in reversed(alike) if one.verdict in ("PASS", "FAIL")), None)
+        alike = [earlier_run for earlier_run in before if earlier_run.expectations == run.expectations]
+        decided = next(
+            (earlier_run for earlier_run in reversed(alike) if earlier_run.verdict in ("PASS", "FAIL")), None
+        )
         if decided is not None and (decided.verdict, run.verdict) == ("PASS", "FAIL"):
             words = f"FAIL, and {decided.name} before it was a PASS"
             worse.append(Regression(run=run.name, metric="verdict", words=words))
         for metric in TRACKED:
-            values = [one.metrics[metric] for one in before if one.metrics.get(metric, 0) > 0]
+            values = [earlier_run.metrics[metric] for earlier_run in before if earlier_run.metrics.get(metric, 0) > 0]
             words = _worse(metric, run.metrics.get(metric, 0.0), values)
             if words:
                 worse.append(Regression(run=run.name, metric=metric, words=words))
@@ -179,7 +181,7 @@ def _worse(metric: str, value: float, earlier: Sequence[float]) -> str:
     """Explain a value beyond the prediction interval of earlier ones; empty if it is within."""
     if len(earlier) < MIN_EARLIER or value <= 0:
         return ""
-    logs = [math.log(one) for one in earlier]
+    logs = [math.log(earlier_value) for earlier_value in earlier]
     middle, spread = statistics.fmean(logs), statistics.stdev(logs)
     reach = student(len(logs) - 1, LEVEL) * spread * math.sqrt(1 + 1 / len(logs))
     sign = -1 if metric in HIGHER_IS_BETTER else 1
@@ -195,7 +197,7 @@ def _refresh(index: sqlite3.Connection, runs: Path) -> None:
     known = dict(
         index.execute("SELECT name, changed_ns FROM run UNION SELECT name, changed_ns FROM left_out").fetchall()
     )
-    changed_ns_of = {each.parent.name: each.stat().st_mtime_ns for each in runs.glob("*/verdict.json")}
+    changed_ns_of = {path.parent.name: path.stat().st_mtime_ns for path in runs.glob("*/verdict.json")}
     for name in known.keys() - changed_ns_of.keys():
         _forget(index, name)
     for name in sorted(changed_ns_of):

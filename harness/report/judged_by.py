@@ -19,16 +19,16 @@ def judged_by(then: Environment, now: Environment) -> str | None:
     if then.code is not None and (then.faultbed, then.code) == (now.faultbed, now.code):
         return None
     return (
-        f"Judged by {_who(then)} when it ran; impacts, phases, metrics and attribution shown here are computed by "
-        f"{_who(now)}, and may differ."
+        f"Judged by {_version_text(then)} when it ran; impacts, phases, metrics and attribution shown here are "
+        f"computed by {_version_text(now)}, and may differ."
     )
 
 
-def _who(one: Environment) -> str:
-    version = "" if one.faultbed == "unknown" else f" {one.faultbed}"
-    commit = f"commit {one.git}" if one.git else ""
-    if one.code is not None:
-        return f"faultbed{version} (code {one.code[:8]}{', ' if commit else ''}{commit})"
+def _version_text(environment: Environment) -> str:
+    version = "" if environment.faultbed == "unknown" else f" {environment.faultbed}"
+    commit = f"commit {environment.git}" if environment.git else ""
+    if environment.code is not None:
+        return f"faultbed{version} (code {environment.code[:8]}{', ' if commit else ''}{commit})"
     if version or commit:
         return f"faultbed{version}{f' ({commit})' if commit else ''}, which did not say of which code,"
     return "a version of faultbed that did not say which,"

@@ -151,14 +151,14 @@ def render_html(run: RunDir) -> str:
             cut=_cut(measured),
             kernel=measured.kernel,
             most_lost=_MOST_LOST,
-            stored=any(step.ingest_ns or step.checkpoint_ns for one in measured.series for step in one.iterations),
-            routed={fault_id: one for fault_id, one in observed.routing.items() if one.changes},
-            clock_error_ns=max((one.clock_error_ns for one in measured.watched), default=0),
+            stored=any(step.ingest_ns or step.checkpoint_ns for rank in measured.series for step in rank.iterations),
+            routed={fault_id: stages for fault_id, stages in observed.routing.items() if stages.changes},
+            clock_error_ns=max((machine.clock_error_ns for machine in measured.watched), default=0),
             slow_ranks=slow_ranks(measured),
             predictions=predictions(measured, observed),
             findings=findings,
-            stalled=[_stall(one, measured, findings) for one in stalls(flights)],
-            waits=[one.words for one in waits],
+            stalled=[_stall(stall, measured, findings) for stall in stalls(flights)],
+            waits=[wait.words for wait in waits],
             observed=observed,
             metrics=_metric_rows(observed),
             counters=_counter_rows(measured),
@@ -173,7 +173,7 @@ def _moments(
 ) -> dict[str, Any]:
     """Return the drawings of the fabric at several moments."""
     at_moments = fabric_states.moments(run.topology, _windows(run, faults), changes, t0_ns=run.t0_ns, end_ns=run.end_ns)
-    drawn = [Markup(one) for one in drawing_states.moments_svg(run.topology, at_moments, marks)]  # noqa: S704 - escaped
+    drawn = [Markup(drawing) for drawing in drawing_states.moments_svg(run.topology, at_moments, marks)]  # noqa: S704 - escaped
     plain = drawing_states.plain_svg(run.topology, run.connections) if at_moments else ""
     return {"moments": list(zip(at_moments, drawn, strict=True)), "plain_fabric": Markup(plain)}  # noqa: S704 - escaped
 
@@ -181,14 +181,14 @@ def _moments(
 def _windows(run: Measurements, faults: Sequence[_FaultView]) -> list[fabric_states.Window]:
     return [
         fabric_states.Window(
-            number=one.number,
-            kind=one.run.plan.kind,
-            target=one.run.plan.target,
-            start_ns=run.t0_ns + round(one.band.start_s * 1e9),
-            end_ns=run.t0_ns + round(one.band.end_s * 1e9),
+            number=fault.number,
+            kind=fault.run.plan.kind,
+            target=fault.run.plan.target,
+            start_ns=run.t0_ns + round(fault.band.start_s * 1e9),
+            end_ns=run.t0_ns + round(fault.band.end_s * 1e9),
         )
-        for one in faults
-        if one.band is not None
+        for fault in faults
+        if fault.band is not None
     ]
 
 
@@ -204,20 +204,20 @@ def _gantts(
     """Return the charts of steps around each fault."""
     faults, bands = shown
     recovered_ns = {
-        one.number: impact.recovered_ns
-        for one in faults
-        if (impact := observed.impacts.get(one.run.plan.id)) is not None and impact.recovered_ns is not None
+        fault.number: impact.recovered_ns
+        for fault in faults
+        if (impact := observed.impacts.get(fault.run.plan.id)) is not None and impact.recovered_ns is not None
     }
     charts = step_gantt.gantts(
         run,
         _windows(run, faults),
         recovered_ns=recovered_ns,
         flights=flights,
-        stalled=[(one, _stall(one, run, findings)) for one in stalls(flights)],
+        stalled=[(stall, _stall(stall, run, findings)) for stall in stalls(flights)],
         waits=waits,
         findings=findings,
     )
-    return [(one, page.markup(gantt_plot.gantt_chart(one, bands))) for one in charts]
+    return [(chart, page.markup(gantt_plot.gantt_chart(chart, bands))) for chart in charts]
 
 
 def _over_time(measured: Measurements, recorded: Recorded | None, bands: Sequence[Band]) -> dict[str, Any]:
@@ -227,22 +227,22 @@ def _over_time(measured: Measurements, recorded: Recorded | None, bands: Sequenc
     inside = {"t0_ns": measured.t0_ns, "end_ns": measured.end_ns}
     series = counter_timeline.series(recorded.samples, **inside)
     news = counter_timeline.news(recorded.changes, **inside)
-    sampled = {node: one for node, one in _sampled(recorded, measured).items() if one}
+    sampled = {node: rate for node, rate in _sampled(recorded, measured).items() if rate}
     return {
         "telemetry": page.markup(counter_plot.counters_chart(measured, series, news, bands)) or {},
         "telemetry_series": series,
         "telemetry_shown": counter_timeline.MOST,
         "telemetry_news": news,
         "telemetry_rates": (min(sampled.values()), max(sampled.values())) if sampled else None,
-        "telemetry_lost": [one for one in measured.watched if one.lost],
+        "telemetry_lost": [machine for machine in measured.watched if machine.lost],
     }
 
 
-def _probes(run: Measurements, found: ProbeTrips, bands: Sequence[Band]) -> dict[str, Any]:
+def _probes(run: Measurements, probe_trips: ProbeTrips, bands: Sequence[Band]) -> dict[str, Any]:
     """Return the data of the section about probes."""
-    lines = probe_lines.lines(found.trips, start_ns=run.t0_ns, end_ns=run.end_ns)
+    lines = probe_lines.lines(probe_trips.trips, start_ns=run.t0_ns, end_ns=run.end_ns)
     return {
-        "probed": found if found.trips or found.trouble else None,
+        "probed": probe_trips if probe_trips.trips or probe_trips.trouble else None,
         "probe_lines": lines,
         "probes": page.markup(probe_plot.probes_chart(run, lines, bands)),
         "probe_window_ns": probe_lines.WINDOW_NS,
@@ -257,7 +257,9 @@ def _loads(run: Measurements) -> dict[str, Any]:
     return {
         "load_expected": expected,
         "loads": loads,
-        "load_most": max((way.size_bytes or 0 for one in loads for way in (one.up, one.down)), default=0),
+        "load_most": max(
+            (direction.size_bytes or 0 for load in loads for direction in (load.up, load.down)), default=0
+        ),
         "load_layers": link_load.layers(loads, run.topology),
         "load_fans": link_load.fans(loads, run.topology),
     }
@@ -266,33 +268,35 @@ def _loads(run: Measurements) -> dict[str, Any]:
 def _sampled(recorded: Recorded, run: Measurements) -> dict[str, float]:
     """Return, by node, samples per second in which a counter had changed, while the workload ran."""
     seconds = max(1e-9, (run.end_ns - run.t0_ns) / 1e9)
-    counted = Counter(one.node for one in recorded.samples if run.t0_ns <= one.at_ns <= run.end_ns)
+    counted = Counter(sample.node for sample in recorded.samples if run.t0_ns <= sample.at_ns <= run.end_ns)
     return {node: count / seconds for node, count in counted.items()}
 
 
-def _stall(one: Stall, run: Measurements, findings: Sequence[Finding]) -> str:
+def _stall(stall: Stall, run: Measurements, findings: Sequence[Finding]) -> str:
     """Describe a stall, with the path of its connection, or the link on it that lost packets."""
     names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.ranks}
-    ends = names.get(one.sender, ""), names.get(one.receiver, "")
-    connection = connection_between(run, ends, index=one.connection, qpn=one.qpn)
+    ends = names.get(stall.sender, ""), names.get(stall.receiver, "")
+    connection = connection_between(run, ends, index=stall.connection, qpn=stall.qpn)
     path = connection.path if connection else ()
     links = {link.name: {link.a.node, link.b.node} for link in run.topology.links}
-    lost = (each.name for each in findings if each.cause in {"loss", "link-down"} and each.name in links)
-    return one.describe(path, next((name for name in lost if links[name] <= set(path)), None))
+    lost = (finding.name for finding in findings if finding.cause in {"loss", "link-down"} and finding.name in links)
+    return stall.describe(path, next((name for name in lost if links[name] <= set(path)), None))
 
 
-def _packets(found: Evidence | None, *, is_emulated: bool) -> dict[str, Any]:
+def _packets(evidence: Evidence | None, *, is_emulated: bool) -> dict[str, Any]:
     """Return the data of the section about packets: flows with losses, their episodes by time, flows with marks."""
-    if found is None:
+    if evidence is None:
         return {"packets": None}
-    flows = [flow for flow in found.analysis.flows if flow.missing or flow.again or flow.broken or flow.reordered]
-    episodes = sorted(((flow, one) for flow in flows for one in flow.episodes), key=lambda pair: pair[1].resent_ns)
+    flows = [flow for flow in evidence.analysis.flows if flow.missing or flow.again or flow.broken or flow.reordered]
+    episodes = sorted(
+        ((flow, episode) for flow in flows for episode in flow.episodes), key=lambda pair: pair[1].resent_ns
+    )
     marks = sorted(
-        (flow for flow in found.analysis.flows if flow.congestion is not None),
+        (flow for flow in evidence.analysis.flows if flow.congestion is not None),
         key=lambda flow: -flow.congestion.marked if flow.congestion else 0,
     )
     return {
-        "packets": found,
+        "packets": evidence,
         "packet_marks": marks[:_MARKED],
         "packet_marks_more": len(marks[_MARKED:]),
         "packet_unanswered": is_emulated and not any(flow.congestion.notified for flow in marks if flow.congestion),
@@ -305,16 +309,16 @@ def _packets(found: Evidence | None, *, is_emulated: bool) -> dict[str, Any]:
 def _cut(run: Measurements) -> float | None:
     """Return where the iterations chart cuts its bars (ms), or None if it cuts none."""
     top_ms = goodput_plot.iteration_cut_ms(run.series)
-    cut = any(step.end_ns - step.start_ns > top_ms * 1e6 * 1.001 for one in run.series for step in one.iterations)
+    cut = any(step.end_ns - step.start_ns > top_ms * 1e6 * 1.001 for rank in run.series for step in rank.iterations)
     return top_ms if cut else None
 
 
 def _faults(run: Measurements, verdict: VerdictFile, observed: Observed) -> list[_FaultView]:
     bounds = {fault.plan.id: recovery_check(verdict.checks, fault.plan.id) for fault in run.faults}
-    longest_ns = max((reach_ns(one, bounds[key]) for key, one in observed.impacts.items()), default=1)
+    longest_ns = max((reach_ns(impact, bounds[key]) for key, impact in observed.impacts.items()), default=1)
     views = []
     for index, fault in enumerate(run.faults):
-        one = observed.impacts.get(fault.plan.id)
+        impact = observed.impacts.get(fault.plan.id)
         views.append(
             _FaultView(
                 number=index + 1,
@@ -322,11 +326,13 @@ def _faults(run: Measurements, verdict: VerdictFile, observed: Observed) -> list
                 run=fault,
                 receipt=fault.receipt,
                 reasons=why_unproven_in(run, fault),
-                impact=one,
+                impact=impact,
                 band=fault_bands.band(run, fault, index),
                 fidelity_means=_FIDELITY[fault.receipt.fidelity] if fault.receipt else "",
-                bar=recovery_bar(one, bounds[fault.plan.id], whole_ns=longest_ns),
-                phases=() if one is None else phase_bars(observed.phases.get(fault.plan.id, ()), one, verdict.checks),
+                bar=recovery_bar(impact, bounds[fault.plan.id], whole_ns=longest_ns),
+                phases=()
+                if impact is None
+                else phase_bars(observed.phases.get(fault.plan.id, ()), impact, verdict.checks),
             )
         )
     return views
@@ -346,24 +352,24 @@ def _facts(run: Measurements, observed: Observed) -> list[tuple[str, str, str]]:
         names |= {"ttft.p99": "time to first token, P99", "tpot.p99": "time per output token, P99"}
         units = {"ttft.p99": "s", "tpot.p99": "s", **units}
     for name, unit in units.items():
-        one = observed.metrics[name]
-        text = summary.format_value(one.value, unit)
-        if name == "dip" and isinstance(one.value, float):
-            text = f"{100 * one.value:.0f} %"
-        if name == "jct_ratio" and isinstance(one.value, float):
-            text = f"{one.value:.2f}\N{MULTIPLICATION SIGN}"
-        tiles.append((names[name], ("≥ " if one.censored else "") + text, one.detail))
+        observation = observed.metrics[name]
+        text = summary.format_value(observation.value, unit)
+        if name == "dip" and isinstance(observation.value, float):
+            text = f"{100 * observation.value:.0f} %"
+        if name == "jct_ratio" and isinstance(observation.value, float):
+            text = f"{observation.value:.2f}\N{MULTIPLICATION SIGN}"
+        tiles.append((names[name], ("≥ " if observation.censored else "") + text, observation.detail))
     tiles.append(("QP errors / rebuilds", f"{run.qp_errors} / {run.rebuilds}", "counted by the engine, never hidden"))
     return tiles
 
 
 def _metric_rows(observed: Observed) -> list[tuple[str, str, str]]:
     rows = []
-    for name, one in observed.metrics.items():
+    for name, observation in observed.metrics.items():
         metric = METRICS.get(name) or lookup(name, observed.impacts)
         unit = metric.unit if metric else "s"
-        prefix = "≥ " if one.censored else ""
-        rows.append((name, prefix + summary.format_value(one.value, unit), one.detail))
+        prefix = "≥ " if observation.censored else ""
+        rows.append((name, prefix + summary.format_value(observation.value, unit), observation.detail))
     return rows
 
 

@@ -126,18 +126,18 @@ def read_junit(paths: Iterable[Path]) -> list[Case]:
 
 
 def _case(element: ET.Element) -> Case:
-    outcome, said = "passed", ""
-    quarantined = any(one.get("name") == "quarantine" for one in element.iter("property"))
+    outcome, message = "passed", ""
+    quarantined = any(property_element.get("name") == "quarantine" for property_element in element.iter("property"))
     for kind, word in (("failure", "failed"), ("error", "error"), ("skipped", "skipped")):
         child = element.find(kind)
         if child is not None:
             text = child.get("message") or child.text or ""
-            outcome, said = word, next((line for line in text.strip().splitlines() if line.strip()), "")
+            outcome, message = word, next((line for line in text.strip().splitlines() if line.strip()), "")
             break
     return Case(
         name=_name(element.get("classname", ""), element.get("name", "")),
         outcome=outcome,
-        said=said,
+        said=message,
         seconds=float(element.get("time") or 0),
         quarantined=quarantined,
     )
@@ -178,9 +178,9 @@ def flaky(cases: Sequence[Case]) -> list[tuple[str, int, int]]:
         if case.outcome != "skipped":
             rounds[_ROUND.sub("", case.name)].append(case.outcome)
     return [
-        (name, len(seen) - seen.count("passed"), len(seen))
-        for name, seen in rounds.items()
-        if 0 < seen.count("passed") < len(seen)
+        (name, len(outcomes) - outcomes.count("passed"), len(outcomes))
+        for name, outcomes in rounds.items()
+        if 0 < outcomes.count("passed") < len(outcomes)
     ]
 
 

@@ -64,7 +64,7 @@ def sentence(verdict: VerdictFile, run: Measurements, observed: Observed) -> str
         right = "every element right" if wrong == 0 else f"{wrong:,} elements wrong"
         parts.append(f"{finished} iterations on {len(run.ranks)} ranks, {right}.")
     if verdict.left_out:
-        parts.append(f"Without {', '.join(f'{one.host} ({one.why})' for one in verdict.left_out)}.")
+        parts.append(f"Without {', '.join(f'{exclusion.host} ({exclusion.why})' for exclusion in verdict.left_out)}.")
     return " ".join(part for part in parts if part)
 
 
@@ -87,22 +87,22 @@ def _complaint(check: Check) -> str:
 def _recovery(verdict: VerdictFile, index: int, observed: Observed) -> str:
     """Describe the recovery from one fault, as the judge measured it; empty if not measured or not proven."""
     fault = verdict.faults[index]
-    one = observed.impacts.get(fault.id)
+    impact = observed.impacts.get(fault.id)
     proven = any(check.name == f"fired.{fault.id}" and check.verdict is Verdict.PASS for check in verdict.checks)
-    if one is None or not proven:
+    if impact is None or not proven:
         return ""
-    what = f"{fault.kind} on {fault.target}"
-    if one.censored:
-        return f"{what} took at least {format_duration(one.recovery_ns)}: {one.reason}."
-    if one.recovery_ns == 0:
-        return f"{what} cost no goodput beyond the noise."
-    if one.after_clear_ns == 0:
-        value, name, since = one.recovery_ns, "recovery", "recovered in"
+    fault_text = f"{fault.kind} on {fault.target}"
+    if impact.censored:
+        return f"{fault_text} took at least {format_duration(impact.recovery_ns)}: {impact.reason}."
+    if impact.recovery_ns == 0:
+        return f"{fault_text} cost no goodput beyond the noise."
+    if impact.after_clear_ns == 0:
+        value, name, since = impact.recovery_ns, "recovery", "recovered in"
     else:
-        value, name, since = one.after_clear_ns, "after_clear", "recovered"
+        value, name, since = impact.after_clear_ns, "after_clear", "recovered"
     bound = _bound(verdict.checks, f"{name}.{fault.id}", f"{name}.total")
     suffix = " after it was lifted" if name == "after_clear" else ""
-    return f"{what} {since} {format_duration(value)}{suffix}{bound}."
+    return f"{fault_text} {since} {format_duration(value)}{suffix}{bound}."
 
 
 def _bound(checks: Sequence[Check], *names: str) -> str:
@@ -128,8 +128,8 @@ def describe_workload(run: Measurements) -> str:
         return f"job on a grid of {grid}, {count} phase{'' if count == 1 else 's'}{storage}"
     if "prefill_bytes" in spec:
         split = f", {spec['prefill_ranks']} of them for prefill" if spec["prefill_ranks"] else ""
-        what = f"{spec['requests']} requests of {spec['tokens']} tokens"
-        return f"inference, {what} on {len(run.ranks)} ranks{split}"
+        requests = f"{spec['requests']} requests of {spec['tokens']} tokens"
+        return f"inference, {requests} on {len(run.ranks)} ranks{split}"
     if "embedding_bytes" in spec:
         rows = format_bytes(float(spec["embedding_bytes"]))
         return f"ranking, {rows} of embeddings a rank, skew {spec['skew']:g}, on {len(run.ranks)} ranks"

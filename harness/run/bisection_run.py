@@ -67,7 +67,7 @@ class TierBisection:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data, ready for JSON."""
-        return {**asdict(self), "verdict": str(self.verdict), "ratios": [ratio(one) for one in self.trials]}
+        return {**asdict(self), "verdict": str(self.verdict), "ratios": [ratio(trial) for trial in self.trials]}
 
 
 def has_rates(inventory: Inventory) -> bool:
@@ -86,13 +86,13 @@ def measure(lab: Lab, spec: BisectionSpec, progress: Progress) -> tuple[tuple[Ti
     work = dirty.begin(lab, "bisection", progress=progress)
     try:
         beyond = _beyond(lab, progress)
-        found = tuple(_tier(lab, tier, spec, beyond, progress) for tier in spec.tiers)
+        results = tuple(_tier(lab, tier, spec, beyond, progress) for tier in spec.tiers)
     except BaseException as error:  # noqa: BLE001 (raised again, with what the lab is like)
         ends.reraise(error, lab, work, None)
     outcome = dirty.end(lab, work)
     if outcome.state == "DIRTY":
         progress(outcome.said)
-    return found, outcome.state
+    return results, outcome.state
 
 
 def judged(

@@ -39,17 +39,17 @@ from traffic.engine.run_results import Standstill
 from traffic.flows.flow_run import FlowsResult
 from traffic.probes.results import ProbeTrips
 
-__all__ = ["Found", "measurements_of", "windows"]
+__all__ = ["RunData", "measurements_of", "windows"]
 
-_AS_FOUND = (
+_COPIED = (
     "offered_bps", "carried_bps", "t0_ns", "standstills", "twin", "lab_state", "lab_diff", "is_control", "load",
     "twin_load", "routing",
 )  # fmt: skip
-"""What `Found` and `Measurements` have under one name."""
+"""What `RunData` and `Measurements` have under one name."""
 
 
 @dataclass(kw_only=True)
-class Found:
+class RunData:
     """What a run has found so far; grows as the run goes on, so that an early end keeps what there was.
 
     `lease_s` is how long its faults may outlive the run's process; `injector` does them, None before the first.
@@ -93,85 +93,88 @@ class Found:
         return recorded(self.reads)
 
 
-def measurements_of(decided: Decided, lab: Lab, found: Found) -> Measurements:
+def measurements_of(decided: Decided, lab: Lab, data: RunData) -> Measurements:
     """Return the results of a run in the form of `measurements.json`."""
-    result, work = found.result, decided.experiment.workload
-    found.errors += kernel_log.broken(found.recorded.changes)
+    result, work = data.result, decided.experiment.workload
+    data.errors += kernel_log.broken(data.recorded.changes)
     return Measurements(
         lab=lab.name,
         lab_kind=lab.kind,
         accelerator=lab.accelerator,
         topology=lab.topology,
         rate_scale=lab.inventory_model.rate_scale,
-        end_ns=found.end_ns or time.monotonic_ns(),
+        end_ns=data.end_ns or time.monotonic_ns(),
         clock_error_ns=max(result.clock_error_ns.values(), default=0) if result else 0,
         workload=decided.plan.workload,
         ranks=ranks_of(result),
         series=series_of(result) if result else (),
-        connections=connections_of(result, found.paths),
+        connections=connections_of(result, data.paths),
         qp_errors=len(result.qp_errors) if result else 0,
         rebuilds=len(result.rebuilds) if result else 0,
         qps_lost=tuple(result.qp_errors) if result else (),
         rebuild_marks=tuple(
-            RebuildMark(error_ns=one.error_ns, rebuilt_ns=one.rebuilt_ns, recovered_ns=one.recovered_ns)
-            for one in (result.rebuilds if result else ())
+            RebuildMark(error_ns=rebuild.error_ns, rebuilt_ns=rebuild.rebuilt_ns, recovered_ns=rebuild.recovered_ns)
+            for rebuild in (result.rebuilds if result else ())
         ),
-        faults=tuple(_fault_runs(decided, found)),
-        counters_before={node: dict(values) for node, values in found.before.items()},
-        counters_after={node: dict(values) for node, values in found.after.items()},
-        packets=_packets(found.packets),
-        bystander=None if found.bystander is None else bystander_of(found.bystander),
-        changes=tuple(one for one in found.recorded.changes if one.node in lab.topology.switch_by_name),
-        kernel=tuple(one for one in found.recorded.changes if one.subject == "kernel"),
-        watched=found.recorded.machines,
-        reads=tuple(sorted(found.reads)),
+        faults=tuple(_fault_runs(decided, data)),
+        counters_before={node: dict(values) for node, values in data.before.items()},
+        counters_after={node: dict(values) for node, values in data.after.items()},
+        packets=_packets(data.packets),
+        bystander=None if data.bystander is None else bystander_of(data.bystander),
+        changes=tuple(change for change in data.recorded.changes if change.node in lab.topology.switch_by_name),
+        kernel=tuple(change for change in data.recorded.changes if change.subject == "kernel"),
+        watched=data.recorded.machines,
+        reads=tuple(sorted(data.reads)),
         failure=None if result is None or result.outcome != "failed" else result.where or "nobody knows where",
-        errors=tuple(found.errors),
-        **{name: getattr(found, name) for name in _AS_FOUND},
+        errors=tuple(data.errors),
+        **{name: getattr(data, name) for name in _COPIED},
         **(kind_of(work).measured(work, result) if result else {}),
     )
 
 
-def windows(found: Found) -> dict[str, tuple[int, int]]:
+def windows(data: RunData) -> dict[str, tuple[int, int]]:
     """Return, by fault id, the time of the first firing (or arming) and that of the removal."""
     windows = {}
-    for fault_id, receipt in found.receipts.items():
+    for fault_id, receipt in data.receipts.items():
         start, end = receipt.fired.first_ns or receipt.armed.at_ns, receipt.cleared.at_ns
         if start is not None and end is not None:
             windows[fault_id] = (start, max(start, end))
     return windows
 
 
-def _packets(found: Evidence | None) -> PacketSummary | None:
-    if found is None:
+def _packets(evidence_of_run: Evidence | None) -> PacketSummary | None:
+    if evidence_of_run is None:
         return None
     backs = sorted(
-        ((one.signal_ns or one.resent_ns) - found.epoch_offset_ns, one.resent_ns - found.epoch_offset_ns)
-        for flow in found.analysis.flows
-        for one in flow.episodes
+        (
+            (episode.signal_ns or episode.resent_ns) - evidence_of_run.epoch_offset_ns,
+            episode.resent_ns - evidence_of_run.epoch_offset_ns,
+        )
+        for flow in evidence_of_run.analysis.flows
+        for episode in flow.episodes
     )
     return PacketSummary(
-        frames=found.analysis.frames,
-        missed=found.missed,
-        broken=found.analysis.violations,
+        frames=evidence_of_run.analysis.frames,
+        missed=evidence_of_run.missed,
+        broken=evidence_of_run.analysis.violations,
         goings_back=tuple(backs),
-        doubts=found.analysis.doubts,
+        doubts=evidence_of_run.analysis.doubts,
     )
 
 
-def _fault_runs(decided: Decided, found: Found) -> Iterator[FaultRun]:
+def _fault_runs(decided: Decided, data: RunData) -> Iterator[FaultRun]:
     planned_by_name = {fault.spec.name: fault for fault in decided.faults}
     for scheduled in decided.plan.faults:
         planned = planned_by_name[scheduled.id]
-        got = found.receipts.get(scheduled.id)
-        receipt = got.record(id=scheduled.id) if got else None
+        receipt_of_fault = data.receipts.get(scheduled.id)
+        receipt = receipt_of_fault.record(id=scheduled.id) if receipt_of_fault else None
         yield FaultRun(
             plan=scheduled,
             receipt=receipt,
-            doubts=got.doubts if got else (),
-            edges=got.edges if got else (),
+            doubts=receipt_of_fault.doubts if receipt_of_fault else (),
+            edges=receipt_of_fault.edges if receipt_of_fault else (),
             colour=planned.colour,
-            passed=passed(found.recorded.samples, receipt, node=planned.place.netns or planned.place.node)
+            passed=passed(data.recorded.samples, receipt, node=planned.place.netns or planned.place.node)
             if receipt is not None
             else None,
         )

@@ -18,7 +18,7 @@ from harness.packets import evidence
 from harness.record import rundir
 from harness.record.rundir import RunDir
 from harness.run import ends
-from harness.run.collect_measurements import Found, measurements_of, windows
+from harness.run.collect_measurements import RunData, measurements_of, windows
 from harness.run.control import as_control
 from harness.run.prepare.resolve import Decided
 from harness.verdict import Check, Verdict, VerdictFile
@@ -38,24 +38,24 @@ class Finished:
     report: Path
 
 
-def conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found, floor: noise.NoiseFloor | None) -> Finished:
+def conclude(decided: Decided, lab: Lab, run_dir: RunDir, data: RunData, floor: noise.NoiseFloor | None) -> Finished:
     """Judge a run with what was found, and write down measurements, verdict and report.
 
     Raises:
         OSError: the run directory cannot be written.
     """
     backend = backend_of(lab.kind)
-    found.errors += backend.health(lab.inventory_model)
-    if found.captured is not None:
-        found.packets = evidence.keep(found.captured, run_dir.path, windows(found))
-        run_dir.write_packets(found.packets)
-    if flights := getattr(found.result, "flights", ()):  # flows have none
+    data.errors += backend.health(lab.inventory_model)
+    if data.captured is not None:
+        data.packets = evidence.keep(data.captured, run_dir.path, windows(data))
+        run_dir.write_packets(data.packets)
+    if flights := getattr(data.result, "flights", ()):  # flows have none
         run_dir.write_flights(flights)
-    measured = measurements_of(decided, lab, found)
+    measured = measurements_of(decided, lab, data)
     run_dir.write_measurements(measured)
-    run_dir.write_telemetry(found.recorded, t0_ns=found.t0_ns)
-    if found.probed is not None:
-        run_dir.write_probes(found.probed, t0_ns=found.t0_ns)
+    run_dir.write_telemetry(data.recorded, t0_ns=data.t0_ns)
+    if data.probed is not None:
+        run_dir.write_probes(data.probed, t0_ns=data.t0_ns)
     run_dir.write_environment(
         rundir.describe_environment(
             **dataclasses.asdict(backend.environment()),
@@ -75,10 +75,10 @@ def conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found, floor: n
         observed=observed,
         floor=floor,
         flights=flights,
-        trips=found.probed.trips if found.probed else (),
+        trips=data.probed.trips if data.probed else (),
     )
-    verdict = judged(verdict, found.stops, t0_ns=found.t0_ns)
-    if found.is_control:
+    verdict = judged(verdict, data.stops, t0_ns=data.t0_ns)
+    if data.is_control:
         verdict = as_control(verdict, observed.metrics.get("jct_ratio"))
     verdict = msgspec.structs.replace(verdict, left_out=decided.left_out)
     run_dir.write_verdict(verdict)
@@ -88,18 +88,20 @@ def conclude(decided: Decided, lab: Lab, run_dir: RunDir, found: Found, floor: n
     return Finished(run_dir=run_dir, verdict=verdict, report=report.render(run_dir.path))
 
 
-def not_recorded(decided: Decided, lab: Lab, run_dir: RunDir, found: Found, error: Exception) -> FaultbedError:
+def not_recorded(decided: Decided, lab: Lab, run_dir: RunDir, data: RunData, error: Exception) -> FaultbedError:
     """Return the error of a run that was done and could not be written down, with all that is known of it."""
-    faults = found.injector.end_sentence if found.injector is not None else ""
-    lab_said = f"the lab is {found.lab_state}" + "".join(f": {line}" for line in found.lab_diff[:1])
-    told = "; ".join(filter(None, (*found.errors, f"the run could not be written down: {ends.describe(error)}")))
-    check = Check(name="error", verdict=Verdict.ERROR, observed=None, bound=None, unit="", rule="no error", detail=told)
+    faults = data.injector.end_sentence if data.injector is not None else ""
+    lab_said = f"the lab is {data.lab_state}" + "".join(f": {line}" for line in data.lab_diff[:1])
+    problems = "; ".join(filter(None, (*data.errors, f"the run could not be written down: {ends.describe(error)}")))
+    check = Check(
+        name="error", verdict=Verdict.ERROR, observed=None, bound=None, unit="", rule="no error", detail=problems
+    )
     verdict = VerdictFile(
         experiment=decided.plan.experiment, seed=decided.plan.seed, lab=lab.name, verdict=Verdict.ERROR,
-        checks=(check,), faults=(), lab_state=found.lab_state,
+        checks=(check,), faults=(), lab_state=data.lab_state,
     )  # fmt: skip
     with contextlib.suppress(OSError):
         run_dir.write_verdict(verdict)
     ends.show_unforeseen(error)
-    kind = DirtyLab if found.lab_state == "DIRTY" else LabError
-    return kind("; ".join(filter(None, (f"{run_dir.path}: {told}", faults, lab_said))))
+    kind = DirtyLab if data.lab_state == "DIRTY" else LabError
+    return kind("; ".join(filter(None, (f"{run_dir.path}: {problems}", faults, lab_said))))

@@ -39,4 +39,4 @@ def as_control(verdict: VerdictFile, jct_ratio: Observation | None) -> VerdictFi
         detail=f"armed, zero intensity: no fault did anything; {cost}",
     )
     checks = (check, *verdict.checks)
-    return msgspec.structs.replace(verdict, verdict=worst(one.verdict for one in checks), checks=checks)
+    return msgspec.structs.replace(verdict, verdict=worst(check.verdict for check in checks), checks=checks)

@@ -89,8 +89,8 @@ def sent_bps(workload: Workload, inventory: Inventory, bystander: FlowSpec | Non
     if bystander is not None:
         sources, sinks = (*sources, bystander.src), (*sinks, bystander.dst)
         paced_bps = paced_bps + bystander.rate_bps if paced_bps and bystander.rate_bps else 0.0
-    found = offered_bps(sources, sinks, inventory.topology, inventory.rate_scale)
-    return min(found, paced_bps) if found is not None and paced_bps else found
+    limit_bps = offered_bps(sources, sinks, inventory.topology, inventory.rate_scale)
+    return min(limit_bps, paced_bps) if limit_bps is not None and paced_bps else limit_bps
 
 
 def carried(lab: Lab, offered: float, to_snapshot: Callable[[], None], progress: Progress) -> Carried:
@@ -114,12 +114,12 @@ def carried(lab: Lab, offered: float, to_snapshot: Callable[[], None], progress:
         return known
     progress("measuring what the emulation carries without shapers")
     try:
-        found = measure(lab, key)
+        measured = measure(lab, key)
     finally:
         to_snapshot()
-    progress(f"{found.flows} flows got {found.carried_bps / 1e6:.0f} Mb/s through without shapers")
-    durable.replace(path, msgspec.json.encode(found))
-    return found
+    progress(f"{measured.flows} flows got {measured.carried_bps / 1e6:.0f} Mb/s through without shapers")
+    durable.replace(path, msgspec.json.encode(measured))
+    return measured
 
 
 def measure(lab: Lab, key: str) -> Carried:
@@ -156,7 +156,7 @@ def _cpu_model() -> str:
 
 def _read(path: Path, key: str) -> Carried | None:
     try:
-        found = msgspec.json.decode(path.read_bytes(), type=Carried)
+        recorded = msgspec.json.decode(path.read_bytes(), type=Carried)
     except (OSError, msgspec.MsgspecError):
         return None
-    return found if found.key == key else None
+    return recorded if recorded.key == key else None

@@ -45,26 +45,26 @@ def reraise(
     """
     try:
         outcome = finish(lab, work, injector, left=left)
-        said, is_dirty = outcome.said, outcome.state == "DIRTY"
+        lab_sentence, is_dirty = outcome.said, outcome.state == "DIRTY"
     except KeyboardInterrupt as second:
-        error, said, is_dirty = second, _NOT_COMPARED, True
-    interrupted(error, injector, said, is_dirty=is_dirty)
+        error, lab_sentence, is_dirty = second, _NOT_COMPARED, True
+    interrupted(error, injector, lab_sentence, is_dirty=is_dirty)
     if is_dirty and isinstance(error, Exception):
         show_unforeseen(error)
-        raise DirtyLab(f"{describe(error)}; {said}") from error
+        raise DirtyLab(f"{describe(error)}; {lab_sentence}") from error
     raise error
 
 
-def interrupted(error: BaseException, injector: Injector | None, said: str, *, is_dirty: bool) -> None:
+def interrupted(error: BaseException, injector: Injector | None, lab_sentence: str, *, is_dirty: bool) -> None:
     """Raise Interrupted when that is what happened.
 
     Raises:
-        Interrupted: with what was seen of the faults, and of the lab (`said`).
+        Interrupted: with what was seen of the faults, and of the lab (`lab_sentence`).
     """
     if isinstance(error, KeyboardInterrupt):
         faults = injector.end_sentence if injector is not None else ""
         code = ExitCode.DIRTY if is_dirty else ExitCode.ERROR
-        raise Interrupted("; ".join(filter(None, (faults, said))), exit_code=code) from error
+        raise Interrupted("; ".join(filter(None, (faults, lab_sentence))), exit_code=code) from error
 
 
 def describe(error: BaseException) -> str:

@@ -21,16 +21,16 @@ def stem_now() -> str:
     return f"{STEM}-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
 
 
-def writer(folder: Path, stem: str, tell: Callable[[str], None]) -> OnEvent:
+def writer(folder: Path, stem: str, report: Callable[[str], None]) -> OnEvent:
     """Return a handler of workload events that writes each `flights` event to the next free `stem`-N.json in `folder`.
 
-    `tell` receives the file's path and the position of each rank. It receives a failed write, too: the workload goes
+    `report` receives the file's path and the position of each rank. It receives a failed write, too: the workload goes
     on.
     """
 
     def on_event(event: dict[str, Any]) -> None:
         if event["event"] == "flights":
-            _write(event, folder, stem, tell)
+            _write(event, folder, stem, report)
 
     return on_event
 
@@ -45,15 +45,15 @@ def to_each(*handlers: OnEvent) -> OnEvent:
     return on_event
 
 
-def _write(event: dict[str, Any], folder: Path, stem: str, tell: Callable[[str], None]) -> None:
+def _write(event: dict[str, Any], folder: Path, stem: str, report: Callable[[str], None]) -> None:
     flights, silent = event["flights"], event["silent"]
     if not flights and not silent:
-        tell("asked for flight recorders (SIGUSR1): only ranks have them, and this workload has none")
+        report("asked for flight recorders (SIGUSR1): only ranks have them, and this workload has none")
         return
     for flight in flights:
-        tell(f"rank {flight.rank} on {flight.endpoint}: {flight.standing}")
+        report(f"rank {flight.rank} on {flight.endpoint}: {flight.standing}")
     if silent:
-        tell(f"nothing was heard of {', '.join(silent)}")
+        report(f"nothing was heard of {', '.join(silent)}")
     if not flights:
         return
     number = 1
@@ -62,6 +62,6 @@ def _write(event: dict[str, Any], folder: Path, stem: str, tell: Callable[[str],
     try:
         rundir.write_flights(path, flights)
     except OSError as error:
-        tell(f"flight recorders of {len(flights)} ranks: {path}: {error.strerror or error}")
+        report(f"flight recorders of {len(flights)} ranks: {path}: {error.strerror or error}")
         return
-    tell(f"flight recorders of {len(flights)} ranks: {path}")
+    report(f"flight recorders of {len(flights)} ranks: {path}")

@@ -29,24 +29,26 @@ def passed(samples: Iterable[Sample], receipt: Receipt, *, node: str) -> tuple[i
         receipt: of a fault in the hop: its readback names device and hook.
         node: the switch that the device is of.
     """
-    where: Mapping[str, Any] = receipt.armed.readback or {}
+    hook: Mapping[str, Any] = receipt.armed.readback or {}
     armed_ns, cleared_ns = receipt.armed.at_ns, receipt.cleared.at_ns
     first_ns, last_ns = receipt.fired.first_ns, receipt.fired.last_ns
-    if where.get("hook") not in {"egress", "ingress"} or not isinstance(armed_ns, int):
+    if hook.get("hook") not in {"egress", "ingress"} or not isinstance(armed_ns, int):
         return None
     if not isinstance(cleared_ns, int) or first_ns is None or last_ns is None:
         return None
     # What a rule drops on its way out, the device has not counted; on its way in, it has.
-    egress = where["hook"] == "egress"
+    egress = hook["hook"] == "egress"
     unseen = receipt.fired.count if egress and receipt.kind in _DROPS else 0
-    name = f"{where.get('device')}.{'tx' if egress else 'rx'}_packets"
-    seen = [(one.at_ns, one.values[name]) for one in samples if one.node == node and name in one.values]
-    before = [value for at_ns, value in seen if at_ns <= armed_ns - _SLACK_NS]
-    after = [value for at_ns, value in seen if at_ns >= cleared_ns + _SLACK_NS]
-    inside = [value for at_ns, value in seen if first_ns <= at_ns <= last_ns]
+    name = f"{hook.get('device')}.{'tx' if egress else 'rx'}_packets"
+    readings = [
+        (sample.at_ns, sample.values[name]) for sample in samples if sample.node == node and name in sample.values
+    ]
+    before = [value for at_ns, value in readings if at_ns <= armed_ns - _SLACK_NS]
+    after = [value for at_ns, value in readings if at_ns >= cleared_ns + _SLACK_NS]
+    inside = [value for at_ns, value in readings if first_ns <= at_ns <= last_ns]
     if not before:
         return None
     least = delta(inside[0], inside[-1]) if inside else 0
     # A port that carried nothing any more has no sample after the end: its last value still stands.
-    most = delta(before[-1], after[0] if after else seen[-1][1])
+    most = delta(before[-1], after[0] if after else readings[-1][1])
     return least, most + unseen

@@ -22,7 +22,7 @@ from harness.record.measurements import RankSeries
 from harness.record.rundir import RunDir
 from harness.record.workload_series import series_of
 from harness.run import beside_workload, emulation_limit, ends, flight_dump, workload
-from harness.run.collect_measurements import Found
+from harness.run.collect_measurements import RunData
 from harness.run.conclude import Finished, conclude, not_recorded
 from harness.run.faults.drive_faults import drive_all, end_early, prepare_all
 from harness.run.faults.live_guard import Live, Watching
@@ -85,12 +85,12 @@ def execute(
     """
     mutate = "noop" if control else mutate
     if reason := refusal(decided, inventory):
-        what = {"kind": "run", "target": decided.experiment.name}
-        audit_log.append(lab_dir(inventory.name), "forbidden", **what, detail=str(reason))
+        subject = {"kind": "run", "target": decided.experiment.name}
+        audit_log.append(lab_dir(inventory.name), "forbidden", **subject, detail=str(reason))
         raise reason
     if not traits_of(inventory.kind).has_snapshot:  # a soft lab is one snapshot: it is reset, and compared, as a whole
-        others = [host for host in inventory.topology.host_by_name if host not in decided.hosts]
-        inventory = without_hosts(inventory, others)
+        other_hosts = [host for host in inventory.topology.host_by_name if host not in decided.hosts]
+        inventory = without_hosts(inventory, other_hosts)
     with open_lab(inventory) as lab:
         lab.guard = _guard_of(lab, guard)
         if not traits_of(lab.kind).has_snapshot:  # a soft lab is one snapshot
@@ -99,7 +99,7 @@ def execute(
         dirty.refuse(lab.state_dir, lab.name)  # what a killed command left is found by `dirty.begin`, or reset
         floor = noise.load(lab.state_dir, decided.plan.workload, lab.accelerator)
         run_dir = _make_run_dir(decided, inventory, out, control=control)
-        found = Found(
+        data = RunData(
             stops=Guard(decided.experiment.stops),
             lease_s=_lease_s(decided),
             is_control=control,
@@ -107,16 +107,16 @@ def execute(
         )
         with Journal(run_dir.journal) as journal:
             on_flights = flight_dump.writer(run_dir.path, flight_dump.STEM, progress)
-            _guarded(decided, lab, journal, found, progress, mutate, on_flights)
+            _guarded(decided, lab, journal, data, progress, mutate, on_flights)
         if journal.failure is not None:
-            found.errors.append(f"{journal.path}: {ends.describe(journal.failure)}; what was done is not all recorded")
+            data.errors.append(f"{journal.path}: {ends.describe(journal.failure)}; what was done is not all recorded")
         try:
-            return conclude(decided, lab, run_dir, found, floor)
+            return conclude(decided, lab, run_dir, data, floor)
         except Exception as error:  # a full disk, or a defect of ours: the lab's state is told all the same
-            raise not_recorded(decided, lab, run_dir, found, error) from error
+            raise not_recorded(decided, lab, run_dir, data, error) from error
         except KeyboardInterrupt as error:
-            said = f"the lab was compared before: {found.lab_state}; {run_dir.path} has no verdict"
-            ends.interrupted(error, found.injector, said, is_dirty=found.lab_state == "DIRTY")
+            lab_sentence = f"the lab was compared before: {data.lab_state}; {run_dir.path} has no verdict"
+            ends.interrupted(error, data.injector, lab_sentence, is_dirty=data.lab_state == "DIRTY")
             raise
 
 
@@ -129,7 +129,7 @@ def _make_run_dir(decided: Decided, inventory: Inventory, out: Path, *, control:
         seed=decided.plan.seed,
         lab=str(inventory.path),
         started=datetime.now(UTC),
-        without=[one.host for one in decided.left_out],
+        without=[exclusion.host for exclusion in decided.left_out],
         control=control,
     )
     code.digest()  # read now: the source may be edited while the run goes on
@@ -149,7 +149,7 @@ def _guarded(
     decided: Decided,
     lab: Lab,
     journal: Journal,
-    found: Found,
+    data: RunData,
     progress: Progress,
     mutate: Mutation | None,
     on_flights: OnEvent,
@@ -162,79 +162,81 @@ def _guarded(
     interrupt: BaseException | None = None
     try:
         _to_known_state(lab, journal, progress)
-        work = dirty.begin(lab, f"run {journal.path.parent.name}", lease_s=found.lease_s, progress=progress)
-        _compare_with_emulation(decided, lab, journal, found, progress)
-        if found.is_control or wants_twin(decided.experiment):
-            with _routed(decided, lab, journal, found, progress, is_twin=True):
-                found.twin, found.twin_load = _run_twin(decided, lab, journal, progress, on_flights)
+        work = dirty.begin(lab, f"run {journal.path.parent.name}", lease_s=data.lease_s, progress=progress)
+        _compare_with_emulation(decided, lab, journal, data, progress)
+        if data.is_control or wants_twin(decided.experiment):
+            with _routed(decided, lab, journal, data, progress, is_twin=True):
+                data.twin, data.twin_load = _run_twin(decided, lab, journal, progress, on_flights)
             _to_known_state(lab, journal, progress)
-        with _routed(decided, lab, journal, found, progress):
-            _with_faults(decided, lab, journal, found, progress, mutate, on_flights)
+        with _routed(decided, lab, journal, data, progress):
+            _with_faults(decided, lab, journal, data, progress, mutate, on_flights)
     except Exception as error:  # noqa: BLE001 (whatever went wrong, the lab is compared)
-        found.errors.append(ends.describe(error))
+        data.errors.append(ends.describe(error))
         trace = "" if isinstance(error, FaultbedError) else "".join(traceback.format_exception(error))
         journal.note("error", error=ends.describe(error), trace=trace)
     except BaseException as error:  # noqa: BLE001 (raised again below)
         interrupt = error
-    if (said := interventions.since_begin(lab.state_dir, lab.ours)) and not any(said in one for one in found.errors):
+    if (intervention := interventions.since_begin(lab.state_dir, lab.ours)) and not any(
+        intervention in error for error in data.errors
+    ):
         # Also where all faults were over by then: what the run has measured is not its own doing alone.
-        found.errors.append(said)
-        journal.note("error", error=said, trace="")
+        data.errors.append(intervention)
+        journal.note("error", error=intervention, trace="")
     if work is None:
         if interrupt is not None:
             raise interrupt
-        found.lab_state, found.lab_diff = "DIRTY", ("not compared: the lab could not be looked at before the run",)
+        data.lab_state, data.lab_diff = "DIRTY", ("not compared: the lab could not be looked at before the run",)
     else:
         progress("comparing the lab with what it was before")
-        left = routing_scheme.not_removed(found.routing)
+        left = routing_scheme.not_removed(data.routing)
         if interrupt is not None:
-            ends.reraise(interrupt, lab, work, found.injector, left)
-        outcome = ends.finish(lab, work, found.injector, tuple(found.receipts.values()), left)
-        found.lab_state, found.lab_diff = outcome.state, outcome.reasons
+            ends.reraise(interrupt, lab, work, data.injector, left)
+        outcome = ends.finish(lab, work, data.injector, tuple(data.receipts.values()), left)
+        data.lab_state, data.lab_diff = outcome.state, outcome.reasons
         if outcome.state == "DIRTY":
             progress(outcome.said)
-    journal.note("lab", state=found.lab_state, diff=list(found.lab_diff))
+    journal.note("lab", state=data.lab_state, diff=list(data.lab_diff))
 
 
 @contextlib.contextmanager
 def _routed(
-    decided: Decided, lab: Lab, journal: Journal, found: Found, progress: Progress, *, is_twin: bool = False
+    decided: Decided, lab: Lab, journal: Journal, data: RunData, progress: Progress, *, is_twin: bool = False
 ) -> Iterator[None]:
     """Run the block under the experiment's routing scheme, and keep its receipt, also when it cannot be applied."""
-    fabric, found.routing = decided.experiment.fabric, None
+    fabric, data.routing = decided.experiment.fabric, None
     if fabric is None:
         yield
         return
     progress(f"applying the routing scheme {fabric.routing}")
-    scheme = routing_scheme.scheme_of(lab, fabric, journal, mutate=found.mutate_routing)
+    scheme = routing_scheme.scheme_of(lab, fabric, journal, mutate=data.mutate_routing)
     if not is_twin:  # a comparison with a twin that was routed otherwise proves nothing
-        scheme.doubts += [f"fault-free twin: {one}" for one in found.twin_not_routed]
+        scheme.doubts += [f"fault-free twin: {reason}" for reason in data.twin_not_routed]
     try:
         with scheme.applied(journal):
-            asked = scheme.decisions
-            progress(f"{fabric.routing}: the kernels agree in {asked.agreed} of {asked.asked} decisions")
+            decisions = scheme.decisions
+            progress(f"{fabric.routing}: the kernels agree in {decisions.agreed} of {decisions.asked} decisions")
             yield
             if is_twin:
                 scheme.check_still_applied()
             else:
-                paths = [one for both in found.paths.values() for one in both]
-                scheme.check_end(found.before, found.after, seconds=found.counted_s, paths=paths)
+                paths = [path for paths_of_connection in data.paths.values() for path in paths_of_connection]
+                scheme.check_end(data.before, data.after, seconds=data.counted_s, paths=paths)
     finally:
-        found.routing = scheme.receipt()
+        data.routing = scheme.receipt()
         if is_twin:
-            found.twin_not_routed = tuple(scheme.not_applied())
+            data.twin_not_routed = tuple(scheme.not_applied())
 
 
-def _compare_with_emulation(decided: Decided, lab: Lab, journal: Journal, found: Found, progress: Progress) -> None:
+def _compare_with_emulation(decided: Decided, lab: Lab, journal: Journal, data: RunData, progress: Progress) -> None:
     """Find out what the emulation carries, where a soft lab's links have rates. If that fails, it stays unknown."""
     experiment = decided.experiment
-    found.offered_bps = emulation_limit.sent_bps(experiment.workload, lab.inventory_model, experiment.bystander)
-    if found.offered_bps is None:
+    data.offered_bps = emulation_limit.sent_bps(experiment.workload, lab.inventory_model, experiment.bystander)
+    if data.offered_bps is None:
         return
     again = functools.partial(_to_known_state, lab, journal, progress)
     try:
-        with journal.doing("emulation", offered_bps=found.offered_bps):
-            found.carried_bps = emulation_limit.carried(lab, found.offered_bps, again, progress).carried_bps
+        with journal.doing("emulation", offered_bps=data.offered_bps):
+            data.carried_bps = emulation_limit.carried(lab, data.offered_bps, again, progress).carried_bps
     except emulation_limit.NotMeasured as error:
         progress(str(error))
 
@@ -286,14 +288,14 @@ def _with_faults(
     decided: Decided,
     lab: Lab,
     journal: Journal,
-    found: Found,
+    data: RunData,
     progress: Progress,
     mutate: Mutation | None,
     on_flights: OnEvent,
 ) -> None:
     ports, live = decided.experiment.capture, Live()
-    found.injector = Injector(lab, journal, mutate=mutate)
-    with found.injector as injector, contextlib.ExitStack() as taps:
+    data.injector = Injector(lab, journal, mutate=mutate)
+    with data.injector as injector, contextlib.ExitStack() as taps:
         if ports:
             progress(f"capturing at {', '.join(ports)}")
             capturing = taps.enter_context(packet_capture.start(lab, ports))
@@ -308,7 +310,7 @@ def _with_faults(
         live.heard_ns = following.heard_ns
         # What it costs to start all these is not what the run did: an emulated host waits ten seconds for a holder.
         counted_from_s = time.monotonic()
-        found.before = counters.read(lab)
+        data.before = counters.read(lab)
         work = decided.experiment.workload
         online = taps.enter_context(Online(kind_of(work).rank_names(work), lab.topology, progress))
         live.slow_ranks = online.count
@@ -316,31 +318,31 @@ def _with_faults(
         with journal.doing("workload", workload=decided.plan.workload):
             running = workload.start(decided.experiment, lab, on_event)
             with running:
-                found.t0_ns, load = running.started_ns, MachineLoad.watch()
+                data.t0_ns, load = running.started_ns, MachineLoad.watch()
                 progress("workload is running")
-                with journal.doing("paths"), found.reading():
-                    found.paths = workload.paths_of(lab, running)
+                with journal.doing("paths"), data.reading():
+                    data.paths = workload.paths_of(lab, running)
                 if ready:
                     live.is_over, live.standstills = lambda: running.ended_ns > 0, lambda: tuple(running.standstills)
-                    live.reads = lambda: [*found.reads, *(read for each in ready for read in each.reads)]
+                    live.reads = lambda: [*data.reads, *(read for fault in ready for read in fault.reads)]
                     live.needs_baseline = needs_baseline(decided.experiment)
-                    live.begin(start_ns=found.t0_ns, fault_ns=found.t0_ns + decided.plan.faults[0].at_ns)
-                    with Watching(found.stops, live, lab.guard) as watching:
-                        drive_all(lab, ready, running, found, watching, progress)
-                    end_early(watching, running, journal, found, progress)
-                found.result = running.wait(workload.patience_s(decided.experiment, running))
-                found.load = load()
-        found.end_ns = running.ended_ns
+                    live.begin(start_ns=data.t0_ns, fault_ns=data.t0_ns + decided.plan.faults[0].at_ns)
+                    with Watching(data.stops, live, lab.guard) as watching:
+                        drive_all(lab, ready, running, data, watching, progress)
+                    end_early(watching, running, journal, data, progress)
+                data.result = running.wait(workload.patience_s(decided.experiment, running))
+                data.load = load()
+        data.end_ns = running.ended_ns
         # Not those of connecting: that waits for the kernel now and then.
-        found.standstills = tuple(one for one in running.standstills if one.end_ns > found.t0_ns)
-        found.recorded = following.stop()
+        data.standstills = tuple(standstill for standstill in running.standstills if standstill.end_ns > data.t0_ns)
+        data.recorded = following.stop()
         if beside is not None:
-            found.bystander = beside_workload.stop_bystander(beside)
+            data.bystander = beside_workload.stop_bystander(beside)
         if probing is not None:
             probing.stop()
-            found.probed = probing.collected()
+            data.probed = probing.collected()
         if ports:
             progress("fetching the captured packets")
-            found.captured = capturing.stop()
-        found.after = counters.read(lab)
-        found.counted_s = time.monotonic() - counted_from_s
+            data.captured = capturing.stop()
+        data.after = counters.read(lab)
+        data.counted_s = time.monotonic() - counted_from_s

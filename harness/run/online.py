@@ -33,8 +33,8 @@ class Online:
         tell: receives each alarm once, in plain words.
     """
 
-    def __init__(self, ranks: Sequence[str], topology: Topology, tell: Callable[[str], None]) -> None:
-        self._ranks, self._tell = tuple(ranks), tell
+    def __init__(self, ranks: Sequence[str], topology: Topology, report: Callable[[str], None]) -> None:
+        self._ranks, self._tell = tuple(ranks), report
         self._number = {task_name(rank): rank for rank in range(len(ranks))}
         self._lock = threading.Lock()
         self._feed = StepFeed(ranks, topology)
@@ -64,10 +64,10 @@ class Online:
             while (step := self._steps.get()) is not None:
                 with self._lock:
                     alarms = self._feed.add(*step)
-                for one in alarms:
+                for alarm in alarms:
                     self._say(
-                        f"rank {one.rank} ({self._ranks[one.rank]}) computes about {100 * one.slowdown:.0f} % slower "
-                        f"since iteration {one.since}; found at iteration {one.iteration}"
+                        f"rank {alarm.rank} ({self._ranks[alarm.rank]}) computes about {100 * alarm.slowdown:.0f} % "
+                        f"slower since iteration {alarm.since}; found at iteration {alarm.iteration}"
                     )
         except Exception as error:  # noqa: BLE001  # a defect of ours must not leave faults unguarded
             self._error = FaultbedError(f"slow ranks are no longer looked for: {type(error).__name__}: {error}")

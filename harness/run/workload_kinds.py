@@ -107,8 +107,8 @@ class _Ranks:
                 names.check_rnic(path, rank)
                 ranks.append(rank)
         if repeated := sorted({rank for rank in ranks if ranks.count(rank) > 1}):
-            said = f"{repeated[0]} is there twice; name each RNIC once (ranks_per_rnic gives RNICs several ranks)"
-            raise names.error("workload.ranks", said)
+            problem = f"{repeated[0]} is there twice; name each RNIC once (ranks_per_rnic gives RNICs several ranks)"
+            raise names.error("workload.ranks", problem)
         if len(ranks) < 2:  # noqa: PLR2004 - a ring needs two
             raise names.error("workload.ranks", f"a collective needs at least 2 ranks, not {len(ranks)}")
         return self._fit_ranked(names, replace(work, ranks=tuple(ranks)))
@@ -163,8 +163,8 @@ class _Collective(_Ranks):
         return {"summary": workload_series.summary_of(result)}
 
     def _check(self, lab: Fabric, work: Collective) -> None:
-        places, made, programs = collective.fit(lab, collective_spec(work))
-        _refuse_local(lab, f"{work.collective} ({made.algorithm}) over", places, programs)
+        places, schedule, programs = collective.fit(lab, collective_spec(work))
+        _refuse_local(lab, f"{work.collective} ({schedule.algorithm}) over", places, programs)
 
 
 class _Flows(_Ranks):
@@ -212,11 +212,11 @@ class _Job(_Ranks):
         ranks = len(self.rank_names(work))
         if ranks != (wanted := prod(size for _, size in work.grid)):
             on = f"{len(work.ranks)} RNICs with {work.ranks_per_rnic} each"
-            where = on if work.ranks_per_rnic > 1 else f"{ranks} RNICs"
-            raise names.error("workload.grid", f"has {wanted} ranks, but there are {where}")
+            ranks_text = on if work.ranks_per_rnic > 1 else f"{ranks} RNICs"
+            raise names.error("workload.grid", f"has {wanted} ranks, but there are {ranks_text}")
         if work.storage and work.storage.host not in names.topology.host_by_name:
-            said = f'no host "{work.storage.host}"; there is {", ".join(names.topology.host_by_name)}'
-            raise names.error("workload.storage.host", said)
+            problem = f'no host "{work.storage.host}"; there is {", ".join(names.topology.host_by_name)}'
+            raise names.error("workload.storage.host", problem)
         super()._fit_ranked(names, work)
         if work.resilience is None:
             return work
@@ -299,8 +299,8 @@ def kind_of(work: Workload) -> WorkloadKind[Any]:
 def flow_specs(work: Flow) -> list[FlowSpec]:
     """Return the `FlowSpec` of each flow of a workload; with `probe`, one of its probe beside each."""
     words, duration_s = _same_words(FlowSpec, work), work.duration_ns / 1e9
-    one = FlowSpec(**words, message_bytes=work.size_bytes, verb=work.flow, duration_s=duration_s)
-    return [spec for pair in work.pairs for spec in between(one, *pair, probe=work.probe)]
+    flow_of_pair = FlowSpec(**words, message_bytes=work.size_bytes, verb=work.flow, duration_s=duration_s)
+    return [spec for pair in work.pairs for spec in between(flow_of_pair, *pair, probe=work.probe)]
 
 
 def job_spec(work: Job) -> JobSpec:
@@ -314,9 +314,9 @@ def collective_spec(work: Collective) -> CollectiveSpec:
     return CollectiveSpec(**_same_words(CollectiveSpec, work), redop=work.op, duration_s=duration_s)
 
 
-def _refuse_local(lab: Fabric, what: str, places: Sequence[Endpoint], programs: Sequence[dict[str, Any]]) -> None:
+def _refuse_local(lab: Fabric, title: str, places: Sequence[Endpoint], programs: Sequence[dict[str, Any]]) -> None:
     pairs = [(places[src], places[dst]) for src, dst in peers_of(programs)]
-    refuse_local(lab.kind, f"{what} {len(places)} ranks", pairs)
+    refuse_local(lab.kind, f"{title} {len(places)} ranks", pairs)
 
 
 def _fit_resilience(names: LabNames, work: Job, resilience: Resilience) -> Resilience:
@@ -329,8 +329,10 @@ def _fit_resilience(names: LabNames, work: Job, resilience: Resilience) -> Resil
             with names.at(path):
                 spare = endpoint(names.topology, name)
             if spare.host in hosts:
-                said = f"{spare.name} cannot be a spare: the job has a rank on {spare.host}; name a host without a rank"
-                raise names.error(path, said)
+                problem = (
+                    f"{spare.name} cannot be a spare: the job has a rank on {spare.host}; name a host without a rank"
+                )
+                raise names.error(path, problem)
             spares.append(spare.name)
     resilience = replace(resilience, spares=tuple(dict.fromkeys(spares)))
     with names.at("workload.resilience"):
@@ -340,5 +342,5 @@ def _fit_resilience(names: LabNames, work: Job, resilience: Resilience) -> Resil
 
 def _same_words(spec: type, work: Any) -> dict[str, Any]:
     """Return the fields that a workload and its traffic spec have in common, by name."""
-    of_spec = {one.name for one in dataclasses.fields(spec)}
-    return {one.name: getattr(work, one.name) for one in dataclasses.fields(work) if one.name in of_spec}
+    of_spec = {field.name for field in dataclasses.fields(spec)}
+    return {field.name: getattr(work, field.name) for field in dataclasses.fields(work) if field.name in of_spec}

@@ -45,30 +45,32 @@ def attribute(session: Session, *, run_dirs: tuple[Path, ...], as_json: bool) ->
     for path, measured, _, _ in runs:
         if (original := originals.setdefault(digest_of(measured), path)) != path:
             raise UsageError(f"{path} is a copy of {original}; name each run once")
-    found = {path: attribute_run(measured, flights, probes) for path, measured, flights, probes in runs}
+    findings_by_run = {path: attribute_run(measured, flights, probes) for path, measured, flights, probes in runs}
     total = confusion.score(((measured, flights) for _, measured, flights, _ in runs), [probes for *_, probes in runs])
     if as_json:
         session.json(
             {
-                "runs": {str(path): msgspec.to_builtins(each) for path, each in found.items()},
+                "runs": {str(path): msgspec.to_builtins(findings) for path, findings in findings_by_run.items()},
                 "judged": total.runs,
                 "precision": _parts(total.precision, total.found, total.found + total.false),
                 "recall": _parts(total.recall, total.found, total.found + total.missed),
                 "single": {"runs": total.single, "right": total.right, "network_right": total.network_right},
-                "matrix": [{"true": true, "said": said, "runs": n} for (true, said), n in sorted(total.matrix.items())],
+                "matrix": [
+                    {"true": true, "said": named, "runs": n} for (true, named), n in sorted(total.matrix.items())
+                ],
             }
         )
         return
     rows = [
         (
             path.resolve().name,
-            one.cause,
-            f"{one.place} {one.name}",
-            f"{one.confidence:.2f}",
-            "; ".join(one.evidence[:3]),
+            finding.cause,
+            f"{finding.place} {finding.name}",
+            f"{finding.confidence:.2f}",
+            "; ".join(finding.evidence[:3]),
         )
-        for path, each in found.items()
-        for one in each
+        for path, findings in findings_by_run.items()
+        for finding in findings
     ]
     session.table(("run", "cause", "place", "confidence", "evidence"), rows)
     if total.precision and total.recall:
@@ -131,12 +133,12 @@ def campaign(
     if only_plan:
         rows = [
             (
-                one.name,
-                one.kind or "none",
-                one.target,
-                ", ".join(f"{name} {value}" for name, value in one.parameters.items()),
+                label.name,
+                label.kind or "none",
+                label.target,
+                ", ".join(f"{name} {value}" for name, value in label.parameters.items()),
             )
-            for one in wanted
+            for label in wanted
         ]
         session.table(("run", "fault", "place", "with"), rows)
         return ExitCode.PASS
@@ -162,7 +164,9 @@ def campaign(
             in_error = in_error + 1 if finished.verdict.verdict == Verdict.ERROR else 0
             if in_error == _ERRORS:
                 raise LabError(f"the last {_ERRORS} runs of the campaign were errors: {_outcome(finished.verdict)}")
-    return exit_code(worst(Verdict.PASS if one is Verdict.FAIL else one for one in (Verdict.PASS, *verdicts)), "CLEAN")
+    return exit_code(
+        worst(Verdict.PASS if verdict is Verdict.FAIL else verdict for verdict in (Verdict.PASS, *verdicts)), "CLEAN"
+    )
 
 
 def _is_done(out: Path, name: str) -> bool:
@@ -173,10 +177,10 @@ def _is_done(out: Path, name: str) -> bool:
 
 def _outcome(verdict: VerdictFile) -> str:
     if verdict.verdict == Verdict.ERROR:
-        failed = next((one.detail for one in verdict.checks if one.verdict == Verdict.ERROR), "no check says why")
+        failed = next((check.detail for check in verdict.checks if check.verdict == Verdict.ERROR), "no check says why")
         return f"ERROR, {failed}"
-    said = verdict.attribution[0]
-    return f"{verdict.verdict}, said to be {said.cause} at {said.name or 'nowhere'}"
+    top = verdict.attribution[0]
+    return f"{verdict.verdict}, said to be {top.cause} at {top.name or 'nowhere'}"
 
 
 def _parts(interval: Interval | None, count: int, of: int) -> dict[str, float] | None:

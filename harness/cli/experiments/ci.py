@@ -16,7 +16,7 @@ from testbed.errors import UsageError
 __all__ = ["COMMANDS"]
 
 _From = TypeVar("_From")
-_Found = TypeVar("_Found")
+_Row = TypeVar("_Row")
 
 
 @click.command()
@@ -58,7 +58,7 @@ def summary(
     """
     verdicts, unfinished, broken = step_summary.read_verdicts(runs) if runs else ([], [], [])
     cases = [case for path in junit for case in _or_none(step_summary.read_junit, (path,), broken)]
-    found = _or_none(step_summary.read_preflight, preflight, broken) if preflight else []
+    preflight_result = _or_none(step_summary.read_preflight, preflight, broken) if preflight else []
     page = step_summary.markdown(
         title,
         cases,
@@ -66,7 +66,7 @@ def summary(
         unfinished,
         steps=[step_summary.parse_step(text) for text in steps],
         missing=[str(path) for path in junit if not path.exists()],
-        preflight=found,
+        preflight=preflight_result,
         broken=broken,
         worse=_or_none(partial(_worse, runs), kept, broken) if kept and kept.is_dir() else [],
     )
@@ -78,7 +78,7 @@ def summary(
         file.write(page)
 
 
-def _or_none(read: Callable[[_From], list[_Found]], source: _From, broken: list[str]) -> list[_Found]:
+def _or_none(read: Callable[[_From], list[_Row]], source: _From, broken: list[str]) -> list[_Row]:
     """Return what `read` returns. A file that cannot be read is named on the page, which is written nevertheless."""
     try:
         return read(source)
@@ -89,9 +89,13 @@ def _or_none(read: Callable[[_From], list[_Found]], source: _From, broken: list[
 
 def _worse(runs: Path | None, kept: Path) -> list[str]:
     """Return the regressions of these runs, or without `runs` those of all kept runs."""
-    these = {path.name for path in runs.glob("*")} if runs else None
-    found = history.regressions(history.read(history.update(kept)).past)
-    return [f"{one.run}: {one.metric} {one.words}" for one in found if these is None or one.run in these]
+    names = {path.name for path in runs.glob("*")} if runs else None
+    regressions = history.regressions(history.read(history.update(kept)).past)
+    return [
+        f"{regression.run}: {regression.metric} {regression.words}"
+        for regression in regressions
+        if names is None or regression.run in names
+    ]
 
 
 COMMANDS = (summary,)

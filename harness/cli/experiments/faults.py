@@ -59,24 +59,24 @@ def faults(session: Session, *, kind: str | None, here: bool, as_json: bool) -> 
     """
     kinds = list(catalogue.CATALOGUE.values())
     if kind is not None:
-        kinds = [each for each in kinds if each.name.startswith(kind)] or [catalogue.kind_named(kind)]
+        kinds = [known for known in kinds if known.name.startswith(kind)] or [catalogue.kind_named(kind)]
     if here:
         with open_lab(session.inventory()) as lab:
-            found = capability.abilities(lab, kinds)
+            answers = capability.abilities(lab, kinds)
         if as_json:
-            session.json([dataclasses.asdict(each) for each in found])
+            session.json([dataclasses.asdict(answer) for answer in answers])
         else:
-            session.table(("kind", "here", "targets", "why"), capability.summary(found))
+            session.table(("kind", "here", "targets", "why"), capability.summary(answers))
         return
     if as_json:
-        session.json([_kind_as_json(each) for each in kinds])
+        session.json([_kind_as_json(known) for known in kinds])
         return
     if kind is None:
         session.table(("kind", "targets", "fidelity", "reverted by", "what it does"), fault_page.table())
         session.out.print("faultbed faults KIND tells the parameters of one, and what proves it")
         return
-    for each in kinds:
-        _show_kind(session, each)
+    for known in kinds:
+        _show_kind(session, known)
 
 
 @click.command()
@@ -173,9 +173,9 @@ def heal(session: Session, *, machines: tuple[str, ...], panic: bool, as_json: b
     _only_machines(inventory, machines)
     # Panic ignores reservations: it also removes the faults of other sessions.
     holding = contextlib.nullcontext() if panic else hold(inventory, machines, why="heal", mode="exclusive")
-    state, what = lab_dir(inventory.name), {"kind": "panic" if panic else "", "target": " ".join(machines) or "all"}
+    state, subject = lab_dir(inventory.name), {"kind": "panic" if panic else "", "target": " ".join(machines) or "all"}
     with open_lab(inventory) as lab, holding:
-        audit_log.try_to_append(state, "healing", **what)  # a full disk must not keep a fault in place
+        audit_log.try_to_append(state, "healing", **subject)  # a full disk must not keep a fault in place
         try:
             with contextlib.ExitStack() as marked:
                 with contextlib.suppress(OSError):  # a full disk must not keep a fault in place
@@ -183,9 +183,9 @@ def heal(session: Session, *, machines: tuple[str, ...], panic: bool, as_json: b
                 done = heal_lab(lab, only=machines, panic=panic)
             left = [] if panic else dirty.settle(lab)
         except BaseException as error:
-            audit_log.try_to_append(state, "not healed", **what, detail=audit_log.error_text(error))
+            audit_log.try_to_append(state, "not healed", **subject, detail=audit_log.error_text(error))
             raise
-        audit_log.try_to_append(state, "not healed" if left else "healed", **what, detail="; ".join([*done, *left]))
+        audit_log.try_to_append(state, "not healed" if left else "healed", **subject, detail="; ".join([*done, *left]))
     if as_json:
         session.json({"done": done, "left": left})
     else:
@@ -266,10 +266,10 @@ def _watch(lab: Lab, prepared: PreparedFault, for_s: float, progress: Any) -> No
     last = None
     while (left_s := deadline - time.monotonic()) > 0:
         threading.Event().wait(min(OBSERVE_S, left_s))
-        seen = prepared.observe()
+        observed = prepared.observe()
         lab.guard()
-        if seen.get("count") != last:
-            last = seen.get("count")
+        if observed.get("count") != last:
+            last = observed.get("count")
             progress(f"fired so far: {last}")
 
 
@@ -320,8 +320,10 @@ def _show_plan(session: Session, planned: PlannedFault, *, as_json: bool) -> Non
         session.out.print(f"held on {planned.place.node} by {unit}; not yet run on hardware", soft_wrap=True)
     moves = " and ".join(" or ".join(witness.any_of) for witness in planned.must_move)
     reads = " and ".join(f"{name} reads {value}" for name, value in planned.while_on)
-    told = [f"this moves: {moves}"] * bool(moves) + [f"meanwhile {reads}"] * bool(reads)
-    session.out.print(f"fired when {', and '.join(told) or 'it reads back so; nothing else can tell'}", soft_wrap=True)
+    proofs = [f"this moves: {moves}"] * bool(moves) + [f"meanwhile {reads}"] * bool(reads)
+    session.out.print(
+        f"fired when {', and '.join(proofs) or 'it reads back so; nothing else can tell'}", soft_wrap=True
+    )
     session.out.print(f"and this does not: {', '.join(planned.must_not_move) or 'nothing is named'}", soft_wrap=True)
 
 

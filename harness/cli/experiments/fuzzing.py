@@ -114,7 +114,7 @@ def fuzz(
         raise end
     if search.failures:
         return ExitCode.FAIL
-    showed_something = any(Verdict(one.outcome.verdict).is_conclusive for one in search.tried)
+    showed_something = any(Verdict(trial.outcome.verdict).is_conclusive for trial in search.tried)
     return ExitCode.PASS if showed_something else ExitCode.INCONCLUSIVE
 
 
@@ -153,7 +153,7 @@ def _show_plan(session: Session, search: Search, count: int, *, as_json: bool) -
     search.may_run = lambda: len(search.tried) < count
     search.database = None
     search.go()
-    cases = [one.case for one in search.tried]
+    cases = [trial.case for trial in search.tried]
     if as_json:
         session.json([_plain(case) for case in cases])
         return ExitCode.PASS
@@ -168,45 +168,51 @@ def _show_plan(session: Session, search: Search, count: int, *, as_json: bool) -
 
 def _plain(case: Case) -> dict[str, object]:
     faults = [
-        {"kind": one.kind, "target": one.target, "at_s": one.at_s, "for_s": one.for_s, "params": dict(one.params)}
-        for one in case.faults
+        {
+            "kind": fault.kind,
+            "target": fault.target,
+            "at_s": fault.at_s,
+            "for_s": fault.for_s,
+            "params": dict(fault.params),
+        }
+        for fault in case.faults
     ]
     return {"workload": {**case.workload, "duration_s": duration_s(case)}, "faults": faults}
 
 
 def _show(session: Session, search: Search, folders: Sequence[Path], *, as_json: bool) -> None:
-    verdicts = Counter(str(one.outcome.verdict) for one in search.tried)
-    drawn = Counter(fault.kind for one in search.tried for fault in one.case.faults)
+    verdicts = Counter(str(trial.outcome.verdict) for trial in search.tried)
+    drawn = Counter(fault.kind for trial in search.tried for fault in trial.case.faults)
     unproven: dict[str, list[str]] = {}
-    for one in search.tried:
-        for fault in one.outcome.unproven:
+    for trial in search.tried:
+        for fault in trial.outcome.unproven:
             unproven.setdefault(fault.kind, []).append(f"{fault.target}: {fault.reason}")
     if as_json:
         session.json(
             {
                 "seed": search.seed,
                 "runs": len(search.tried),
-                "seconds": round(sum(one.seconds for one in search.tried), 1),
+                "seconds": round(sum(trial.seconds for trial in search.tried), 1),
                 "verdicts": verdicts,
                 "faults": drawn,
                 "unproven": unproven,
-                "found": [_found(failure, folder) for failure, folder in zip(search.failures, folders, strict=True)],
+                "found": [_as_json(failure, folder) for failure, folder in zip(search.failures, folders, strict=True)],
             }
         )
         return
     if unproven:
         session.table(
             ("not proven", "of", "first reason"),
-            [(kind, f"{len(said)} of {drawn[kind]}", said[0]) for kind, said in sorted(unproven.items())],
+            [(kind, f"{len(reasons)} of {drawn[kind]}", reasons[0]) for kind, reasons in sorted(unproven.items())],
             title="Faults that were not proven (no failure of the workload)",
         )
         session.out.print()
     for failure, folder in zip(search.failures, folders, strict=True):
         _show_failure(session, failure, folder)
     counted = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items())) or "no run"
-    found = f"{len(search.failures)} found" if search.failures else "nothing found"
+    result = f"{len(search.failures)} found" if search.failures else "nothing found"
     style = "bold red" if search.failures else "bold green" if search.tried else "bold yellow"
-    session.out.print(Text.assemble((found, style), f" in {len(search.tried)} runs ({counted}), seed {search.seed}"))
+    session.out.print(Text.assemble((result, style), f" in {len(search.tried)} runs ({counted}), seed {search.seed}"))
 
 
 def _show_failure(session: Session, failure: Failure, folder: Path) -> None:
@@ -225,7 +231,7 @@ def _show_failure(session: Session, failure: Failure, folder: Path) -> None:
     session.out.print(f"  {folder / 'experiment.toml'}; to run it again: {folder / 'repro.sh'}\n", soft_wrap=True)
 
 
-def _found(failure: Failure, folder: Path) -> dict[str, object]:
+def _as_json(failure: Failure, folder: Path) -> dict[str, object]:
     return {
         "checks": {name: failure.outcome.failures.get(name, "") for name in failure.checks},
         "first": _plain(failure.first),

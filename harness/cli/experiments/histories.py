@@ -81,36 +81,38 @@ def history(session: Session, *, runs: Path, last: int, as_json: bool) -> None:
 
     The index (.history.sqlite in the folder) is brought up to date first; it may be removed at any time.
     """
-    found = history_module.read(history_module.update(runs))
-    past = found.past
+    index = history_module.read(history_module.update(runs))
+    past = index.past
     worse = history_module.regressions(past)
     if as_json:
         session.json(
             {
-                "runs": [asdict(one) for one in past[-last:]],
-                "regressions": [asdict(one) for one in worse],
-                "left_out": found.left_out,
+                "runs": [asdict(past_run) for past_run in past[-last:]],
+                "regressions": [asdict(regression) for regression in worse],
+                "left_out": index.left_out,
             }
         )
         return
-    marked = {one.run for one in worse}
+    marked = {regression.run for regression in worse}
     rows = [
         (
-            styled("▼", "red") if one.name in marked else "",
-            one.name,
-            one.verdict,
+            styled("▼", "red") if past_run.name in marked else "",
+            past_run.name,
+            past_run.verdict,
             *(
-                summary.format_value(one.metrics.get(name), METRICS[name].unit)
+                summary.format_value(past_run.metrics.get(name), METRICS[name].unit)
                 for name in ("jct_ratio", "recovery.total", "dip", "iterations")
             ),
-            one.version,
+            past_run.version,
         )
-        for one in past[-last:]
+        for past_run in past[-last:]
     ]
     session.table(("", "run", "verdict", "jct_ratio", "recovery.total", "dip", "iterations", "version"), rows)
-    for one in worse:
-        session.out.print(Text.assemble(("▼", "red"), f" {one.run}: {one.metric} {one.words}"), soft_wrap=True)
-    for name, why in found.left_out.items():
+    for regression in worse:
+        session.out.print(
+            Text.assemble(("▼", "red"), f" {regression.run}: {regression.metric} {regression.words}"), soft_wrap=True
+        )
+    for name, why in index.left_out.items():
         session.out.print(Text.assemble((f"{name} is left out: ", "yellow"), why), soft_wrap=True)
 
 
@@ -119,16 +121,16 @@ PAIR = 2
 
 def show_comparison(session: Session, first: Path, second: Path, *, html: Path | None, as_json: bool) -> None:
     """Print how run B compares with run A, and write the page of it: to `html`, else to B's directory."""
-    a, b = open_run(first), open_run(second)
-    plans = a.read_plan(), b.read_plan()
+    run_a, run_b = open_run(first), open_run(second)
+    plans = run_a.read_plan(), run_b.read_plan()
     apart = differences(*plans)
-    measured = a.read_measurements()
+    measured = run_a.read_measurements()
     floor = noise_module.load(lab_dir(measured.lab), measured.workload, measured.accelerator)
-    rows = compare(measured, b.read_measurements(), floor=floor)
-    page, why_not = _page(a, b, rows, html)
+    rows = compare(measured, run_b.read_measurements(), floor=floor)
+    page, why_not = _page(run_a, run_b, rows, html)
     if as_json:
-        found = {"a": first, "b": second, "differ": apart, "metrics": [asdict(row) for row in rows]}
-        session.json({**found, "differences": [asdict(one) for one in of_plans(*plans)], "html": page})
+        document = {"a": first, "b": second, "differ": apart, "metrics": [asdict(row) for row in rows]}
+        session.json({**document, "differences": [asdict(difference) for difference in of_plans(*plans)], "html": page})
         return
     colours = {"better": "green", "worse": "red"}
     session.table(
@@ -146,8 +148,8 @@ def show_comparison(session: Session, first: Path, second: Path, *, html: Path |
         ],
     )
     for line in apart:
-        said = Text.assemble(("A and B differ in more than one thing:", "yellow"), f" {line}")
-        session.out.print(said, soft_wrap=True)
+        warning = Text.assemble(("A and B differ in more than one thing:", "yellow"), f" {line}")
+        session.out.print(warning, soft_wrap=True)
     if floor is None:
         session.out.print(
             "no noise floor is kept for this lab, accelerator and workload: what runs differ by anyhow is not in these"
@@ -155,13 +157,13 @@ def show_comparison(session: Session, first: Path, second: Path, *, html: Path |
     session.out.print(f"page {page}" if page else f"no page: {why_not}", soft_wrap=True)
 
 
-def _page(a: RunDir, b: RunDir, rows: Sequence[Row], html: Path | None) -> tuple[Path | None, str]:
+def _page(run_a: RunDir, run_b: RunDir, rows: Sequence[Row], html: Path | None) -> tuple[Path | None, str]:
     """Return the page's path, or the reason why it was not written. The numbers are shown in either case."""
     # matplotlib takes a second to import, and most commands draw nothing.
     from harness.report.comparison import compare_page as compare_report  # noqa: PLC0415
 
     try:
-        return compare_report.render(a, b, rows, html or compare_report.default_path(a, b)), ""
+        return compare_report.render(run_a, run_b, rows, html or compare_report.default_path(run_a, run_b)), ""
     except UsageError as error:
         if html is not None:
             raise

@@ -120,12 +120,12 @@ def offenders_command(
             click.echo("\n".join(lines))
         return
     if as_json:
-        session.json({**counts, "rehearsal": rehearse, "offenders": [_plain(one) for one in ranking]})
+        session.json({**counts, "rehearsal": rehearse, "offenders": [_plain(offender) for offender in ranking]})
         return
     _show(session, ranking, counts, drills=drills or rehearse)
     if rehearse:
-        said = "a rehearsal: injected faults count as if they were real; drain nothing because of this list"
-        session.out.print(Text(said, style="yellow"), soft_wrap=True)
+        warning = "a rehearsal: injected faults count as if they were real; drain nothing because of this list"
+        session.out.print(Text(warning, style="yellow"), soft_wrap=True)
 
 
 def _runs_of(
@@ -180,15 +180,17 @@ def _preflights_of(lab: str, files: Sequence[Path], counts: dict[str, int]) -> I
 
 def _written(path: Path, content: object) -> datetime:
     """Return when a preflight was written: what it says, or else the time of its file, which a copy renews."""
-    said = content.get("at") if isinstance(content, dict) else None
-    if said is None:
+    stamp = content.get("at") if isinstance(content, dict) else None
+    if stamp is None:
         return datetime.fromtimestamp(path.stat().st_mtime, UTC)
     try:
-        at = datetime.fromisoformat(str(said))
+        at = datetime.fromisoformat(str(stamp))
     except ValueError:
         at = None
     if at is None or at.tzinfo is None:
-        raise UsageError(f"--preflight {path}: at: {said!r} is no time with a zone; give a file that --out has written")
+        raise UsageError(
+            f"--preflight {path}: at: {stamp!r} is no time with a zone; give a file that --out has written"
+        )
     return at
 
 
@@ -209,24 +211,24 @@ def _duration(text: str) -> timedelta:
 def _handed_over(form: str, ranking: Sequence[Offender], topology: Topology) -> Iterator[str]:
     """Yield the lines for a scheduler: drained hosts, or the hosts that remain."""
     drained: dict[str, Offender] = {}
-    for one in ranking:
-        if one.action != "watch" and one.host:
-            drained.setdefault(one.host, one)
+    for offender in ranking:
+        if offender.action != "watch" and offender.host:
+            drained.setdefault(offender.host, offender)
     if form == "hostfile":
         yield from (host.name for host in topology.hosts if host.name not in drained)
         return
-    for host, one in drained.items():
-        why = f"faultbed: {one.causes[0]} at {one.name}, score {one.score:.1f}"
+    for host, offender in drained.items():
+        why = f"faultbed: {offender.causes[0]} at {offender.name}, score {offender.score:.1f}"
         if form == "slurm":
             yield shlex.join(["scontrol", "update", f"NodeName={host}", "State=DRAIN", f"Reason={why}"])
         else:
-            yield shlex.join(["kubectl", "taint", "nodes", host, f"faultbed.io/offender={one.action}:NoSchedule"])
+            yield shlex.join(["kubectl", "taint", "nodes", host, f"faultbed.io/offender={offender.action}:NoSchedule"])
 
 
-def _plain(one: Offender) -> dict[str, object]:
-    said = {**dataclasses.asdict(one), "last": one.last.isoformat()}
-    said["strikes"] = [{**strike, "at": strike["at"].isoformat()} for strike in said["strikes"]]
-    return said
+def _plain(offender: Offender) -> dict[str, object]:
+    fields = {**dataclasses.asdict(offender), "last": offender.last.isoformat()}
+    fields["strikes"] = [{**strike, "at": strike["at"].isoformat()} for strike in fields["strikes"]]
+    return fields
 
 
 def _show(session: Session, ranking: Sequence[Offender], counts: dict[str, int], *, drills: bool) -> None:
@@ -235,27 +237,27 @@ def _show(session: Session, ranking: Sequence[Offender], counts: dict[str, int],
     if ranking:
         rows = [
             (
-                one.name,
-                str(len(one.strikes)),
-                f"{one.score:.2f}",
-                ", ".join(one.causes),
-                f"{one.last:%Y-%m-%d %H:%M}",
-                styled(one.action, _COLOURS[one.action]),
+                offender.name,
+                str(len(offender.strikes)),
+                f"{offender.score:.2f}",
+                ", ".join(offender.causes),
+                f"{offender.last:%Y-%m-%d %H:%M}",
+                styled(offender.action, _COLOURS[offender.action]),
             )
-            for one in ranking
+            for offender in ranking
         ]
         session.table(("what", "strikes", "score", "causes", "last (UTC)", "do"), rows)
     session.out.print(f"{looked}: {_count(len(ranking), 'place')} blamed", soft_wrap=True)
     if counts["copies"]:
         copies = f"{counts['copies']} {'copy' if counts['copies'] == 1 else 'copies'}"
         session.out.print(Text(f"left out: {copies}", style="dim"))
-    for what, noun in (("other_labs", "run"), ("other_preflights", "preflight")):
-        if counts[what]:
-            session.out.print(Text(f"left out: {_count(counts[what], noun)} of other labs", style="dim"))
+    for counter, noun in (("other_labs", "run"), ("other_preflights", "preflight")):
+        if counts[counter]:
+            session.out.print(Text(f"left out: {_count(counts[counter], noun)} of other labs", style="dim"))
     if left_out:
         drill = _count(left_out, "run")
-        said = f"left out: {drill} with injected faults; --drills counts what those faults do not explain"
-        session.out.print(Text(said, style="dim"), soft_wrap=True)
+        note = f"left out: {drill} with injected faults; --drills counts what those faults do not explain"
+        session.out.print(Text(note, style="dim"), soft_wrap=True)
 
 
 def _count(number: int, noun: str) -> str:

@@ -21,7 +21,7 @@ from testbed.packets.bth import timeout_ns
 
 __all__ = ["COMMANDS"]
 
-_TOLD = 20
+_MOST_ROWS = 20
 """Episodes and broken rules printed; `--json` has all that the analysis keeps."""
 
 
@@ -72,25 +72,25 @@ def _explain(session: Session, frames: capture_file.Frames, frame: int, *, as_js
     # Imported here: scapy takes half a second, and one frame in a million is looked at this way.
     from testbed.packets.explain import explain  # noqa: PLC0415
 
-    found = explain(frames, frame)
+    frame_fields = explain(frames, frame)
     if as_json:
-        session.json(msgspec.to_builtins(found))
+        session.json(msgspec.to_builtins(frame_fields))
     else:
-        where = {None: "", True: ", sent by the port", False: ", received by the port"}[found.outbound]
-        at = f" at {found.port}" if found.port else ""
+        direction = {None: "", True: ", sent by the port", False: ", received by the port"}[frame_fields.outbound]
+        at = f" at {frame_fields.port}" if frame_fields.port else ""
         session.out.print(
-            f"frame {found.frame}{at}{where}, {found.time_ns / 1e9:.9f} s: {found.length:,} bytes, "
-            f"{found.captured:,} of them captured",
+            f"frame {frame_fields.frame}{at}{direction}, {frame_fields.time_ns / 1e9:.9f} s: {frame_fields.length:,} "
+            f"bytes, {frame_fields.captured:,} of them captured",
             soft_wrap=True,
         )
         rows = [
             (layer.name if first else "", name, value)
-            for layer in found.layers
+            for layer in frame_fields.layers
             for first, (name, value) in zip((True, *[False] * len(layer.fields)), layer.fields.items(), strict=False)
         ]
         session.table(("header", "field", "value"), rows)
-        session.out.print(f"payload: {found.payload_bytes:,} bytes; ICRC: {found.icrc}")
-    return {"right": ExitCode.PASS, "wrong": ExitCode.FAIL}.get(found.icrc, ExitCode.INCONCLUSIVE)
+        session.out.print(f"payload: {frame_fields.payload_bytes:,} bytes; ICRC: {frame_fields.icrc}")
+    return {"right": ExitCode.PASS, "wrong": ExitCode.FAIL}.get(frame_fields.icrc, ExitCode.INCONCLUSIVE)
 
 
 def _show(session: Session, analysis: Analysis) -> None:
@@ -98,16 +98,18 @@ def _show(session: Session, analysis: Analysis) -> None:
     counted = ("requests", "missing", "again", "NAK", "RNR", "timer", "reordered", "duplicates")
     columns = ("flow", "seen at", *counted, "broken rules")
     session.table(columns, [_row(flow) for flow in analysis.flows])
-    told = list(_episodes(analysis))
-    if told:
+    episodes = list(_episodes(analysis))
+    if episodes:
         session.out.print()
-        session.table(("frame", "flow", "went back to", "because", "lost", "sent again", "times"), told[:_TOLD])
-        if len(told) > _TOLD:
-            session.out.print(f"... and {len(told) - _TOLD} more; --json has them")
+        session.table(
+            ("frame", "flow", "went back to", "because", "lost", "sent again", "times"), episodes[:_MOST_ROWS]
+        )
+        if len(episodes) > _MOST_ROWS:
+            session.out.print(f"... and {len(episodes) - _MOST_ROWS} more; --json has them")
     for flow in analysis.flows:
-        for one in flow.violations[:_TOLD]:
-            said = f" frame {one.frame}, {_name(flow)}, PSN {one.psn}: {one.detail}"
-            session.out.print(Text.assemble((one.rule, "red"), said), soft_wrap=True)
+        for violation in flow.violations[:_MOST_ROWS]:
+            details = f" frame {violation.frame}, {_name(flow)}, PSN {violation.psn}: {violation.detail}"
+            session.out.print(Text.assemble((violation.rule, "red"), details), soft_wrap=True)
     for note in analysis.notes:
         session.out.print(note, soft_wrap=True)
     for doubt in analysis.doubts:
@@ -124,10 +126,10 @@ def _row(flow: FlowReport) -> tuple[str, ...]:
     broken = ", ".join(f"{rule} {count}" for rule, count in flow.broken.items())
     broken = broken or ("not known" if flow.is_ambiguous else "none")
     causes = (str(flow.causes.get(cause, 0)) for cause in ("nak", "rnr", "timer"))
-    where = f"{flow.port} ({flow.side})" if flow.port else flow.side
+    place = f"{flow.port} ({flow.side})" if flow.port else flow.side
     return (
         _name(flow),
-        where,
+        place,
         f"{flow.requests:,}",
         str(flow.missing),
         str(flow.again),
@@ -140,20 +142,20 @@ def _row(flow: FlowReport) -> tuple[str, ...]:
 
 def _episodes(analysis: Analysis) -> Iterator[tuple[str, ...]]:
     for flow in analysis.flows:
-        for one in flow.episodes:
-            if one.timeout_step is not None:
-                step = f"4.096 us * 2**{one.timeout_step} = {format_duration(timeout_ns(one.timeout_step))}"
-                times = f"silent for {format_duration(one.silence_ns)} ({step}), retry {one.retry}"
+        for episode in flow.episodes:
+            if episode.timeout_step is not None:
+                step = f"4.096 us * 2**{episode.timeout_step} = {format_duration(timeout_ns(episode.timeout_step))}"
+                times = f"silent for {format_duration(episode.silence_ns)} ({step}), retry {episode.retry}"
             else:
-                split = ((one.generation_ns, "to NAK"), (one.reaction_ns, "to the packet"))
-                times = ", ".join(f"{format_duration(ns)} {what}" for ns, what in split if ns is not None)
+                split = ((episode.generation_ns, "to NAK"), (episode.reaction_ns, "to the packet"))
+                times = ", ".join(f"{format_duration(ns)} {reached}" for ns, reached in split if ns is not None)
             yield (
-                str(one.frame),
+                str(episode.frame),
                 _name(flow),
-                f"PSN {one.psn}",
-                one.cause,
-                str(one.missing),
-                str(one.resent),
+                f"PSN {episode.psn}",
+                episode.cause,
+                str(episode.missing),
+                str(episode.resent),
                 times,
             )
 

@@ -44,11 +44,11 @@ def profile(
     Without a NAME, lists the profiles. The same seed gives the same schedule, with the same SHA-256.
     """
     if name is None:
-        rows = [(each.name, str(each.events), each.summary) for each in PROFILES.values()]
+        rows = [(known.name, str(known.events), known.summary) for known in PROFILES.values()]
         session.table(("profile", "events", "what it is like"), rows)
         return
     inventory = session.inventory()
-    inventory = without_hosts(inventory, [one.host for one in leave_out.by_hand(inventory, without)])
+    inventory = without_hosts(inventory, [exclusion.host for exclusion in leave_out.by_hand(inventory, without)])
     after_s = parse_duration(after)
     specs = schedule(name, inventory.topology, seed=seed, duration_s=parse_duration(duration), events=events)
     specs = tuple(replace(spec, at_s=spec.at_s + after_s) for spec in specs)

@@ -119,9 +119,9 @@ def run(
     backend, resets = backend_of(inventory.kind), traits_of(inventory.kind).has_snapshot
     if leave_out and not resets:  # before anything is reserved: that depends on which hosts take part
         with session.progress() as progress:
-            left_out = leave_out_module.find(inventory, ALL_CHECKS, left_out, progress)
+            left_out = leave_out_module.excluded_hosts(inventory, ALL_CHECKS, left_out, progress)
     trials = _decide(loaded, source, inventory, seeds, left_out)
-    names = () if resets else {name for one in trials for name in run_module.touched(one, inventory.topology)}
+    names = () if resets else {name for trial in trials for name in run_module.touched(trial, inventory.topology)}
     with (
         hold(inventory, sorted(names), why=f"run {decided.plan.experiment}", mode="exclusive") as holding,
         session.progress(also=holding.heartbeat) as progress,
@@ -129,13 +129,13 @@ def run(
         backend.make_ready(inventory, progress)
         if resets and leave_out:
             backend.reset(inventory, progress)  # what a run finds is the snapshot, not what is there now
-            left_out = leave_out_module.find(inventory, ALL_CHECKS, left_out, progress)
+            left_out = leave_out_module.excluded_hosts(inventory, ALL_CHECKS, left_out, progress)
             trials = _decide(loaded, source, inventory, seeds, left_out)
         runs = _execute_all(trials, inventory, out, progress, holding, most=most, control=control)
     if len(trials) == 1:
         _show(session, runs[0], as_json=as_json)
         return exit_code(runs[0].verdict.verdict, runs[0].verdict.lab_state)
-    pool = pooled.pool([_trial(one, loaded) for one in runs], loaded.expectations, most=most)
+    pool = pooled.pool([_trial(finished, loaded) for finished in runs], loaded.expectations, most=most)
     written = rundir.write_pooled(runs[0].run_dir, pooled.encode(pool))
     _show_repeated(session, runs, pool, written, wanted=None if most else repeat, as_json=as_json)
     return exit_code(pool.verdict, pool.lab_state)
@@ -167,7 +167,7 @@ def _decide(
     except (Unsupported, UsageError) as error:
         if not left_out:
             raise
-        without = ", ".join(f"{one.host} ({one.why})" for one in left_out)
+        without = ", ".join(f"{exclusion.host} ({exclusion.why})" for exclusion in left_out)
         kind = Unsupported if isinstance(error, Unsupported) else UsageError
         raise kind(f"{error}; left out: {without}") from None
 
@@ -185,21 +185,23 @@ def _execute_all(
     """Execute the runs, one after the other; with `most`, until all of them together decide."""
     runs: list[Finished] = []
     pool: list[pooled.Trial] = []
-    for one in trials:
+    for trial in trials:
         runs.append(
-            run_module.execute(one, inventory, out=out, progress=progress, guard=holding.refresh, control=control)
+            run_module.execute(trial, inventory, out=out, progress=progress, guard=holding.refresh, control=control)
         )
-        said = runs[-1].verdict
+        verdict = runs[-1].verdict
         if len(trials) > 1:
-            progress(f"run {len(runs)} of {len(trials)}, seed {said.seed}: {said.verdict}, lab {said.lab_state}")
-        if said.lab_state == "DIRTY":
+            progress(
+                f"run {len(runs)} of {len(trials)}, seed {verdict.seed}: {verdict.verdict}, lab {verdict.lab_state}"
+            )
+        if verdict.lab_state == "DIRTY":
             break  # nothing after it could be trusted
         if most is None:
             continue
-        pool.append(_trial(runs[-1], one.experiment))
-        found = pooled.pool(pool, one.experiment.expectations, most=most)
-        progress(f"after {len(runs)} runs: {found.verdict}{_open_checks(found)}")
-        if not pooled.undecided(found):
+        pool.append(_trial(runs[-1], trial.experiment))
+        pooled_file = pooled.pool(pool, trial.experiment.expectations, most=most)
+        progress(f"after {len(runs)} runs: {pooled_file.verdict}{_open_checks(pooled_file)}")
+        if not pooled.undecided(pooled_file):
             break
     return runs
 
@@ -231,16 +233,20 @@ def report(session: Session, *, run_dirs: tuple[Path, ...], compare: bool, html:
         )
     if len(run_dirs) != 1:
         raise click.UsageError("one run directory, or two with --compare")
-    found = rundir.open_run(run_dirs[0])
-    verdict = found.read_verdict()
+    directory = rundir.open_run(run_dirs[0])
+    verdict = directory.read_verdict()
     # matplotlib takes a second to import, and most commands draw nothing.
     from harness.report import run_page as report_module  # noqa: PLC0415
 
-    _show(session, Finished(run_dir=found, verdict=verdict, report=report_module.render(found.path)), as_json=as_json)
+    _show(
+        session,
+        Finished(run_dir=directory, verdict=verdict, report=report_module.render(directory.path)),
+        as_json=as_json,
+    )
 
 
-def _open_checks(found: pooled.PooledFile) -> str:
-    still = [check for check in found.checks if check.verdict is Verdict.INCONCLUSIVE]
+def _open_checks(pooled_file: pooled.PooledFile) -> str:
+    still = [check for check in pooled_file.checks if check.verdict is Verdict.INCONCLUSIVE]
     return "".join(f"; {check.name}: {check.detail}" for check in still[:1])
 
 
@@ -253,35 +259,43 @@ def _show_repeated(
     wanted: int | None,
     as_json: bool,
 ) -> None:
-    found = repeated.over([one.verdict for one in runs])
+    checks_over_runs = repeated.over([finished.verdict for finished in runs])
     if as_json:
         done = [
-            {"seed": said.seed, "verdict": said.verdict, "lab_state": said.lab_state, "run_dir": one.run_dir.path}
-            for one in runs
-            for said in [one.verdict]
+            {
+                "seed": verdict.seed,
+                "verdict": verdict.verdict,
+                "lab_state": verdict.lab_state,
+                "run_dir": finished.run_dir.path,
+            }
+            for finished in runs
+            for verdict in [finished.verdict]
         ]
-        checks = [{**msgspec.to_builtins(one), "median": one.median} for one in found]
+        checks = [{**msgspec.to_builtins(check), "median": check.median} for check in checks_over_runs]
         session.json(
             {"runs": done, "checks": checks, "pooled": {**msgspec.to_builtins(pool), "file": written}},
         )
         return
     session.table(
         ("seed", "", "run"),
-        [(str(one.verdict.seed), _marked(one.verdict.verdict), str(one.run_dir.path)) for one in runs],
+        [
+            (str(finished.verdict.seed), _marked(finished.verdict.verdict), str(finished.run_dir.path))
+            for finished in runs
+        ],
     )
     session.out.print()
     session.table(
         ("check", "passed", "of all runs", "observed: median", "lowest .. highest", "bound"),
         [
             (
-                one.name,
-                f"{one.verdicts[Verdict.PASS]} of {len(runs)}",
-                f"{one.passed.low:.0%} .. {one.passed.high:.0%}",
-                _span(one.median, one.middle, one.unit),
-                " .. ".join(summary.format_value(end(one.values), one.unit) for end in (min, max) if one.values),
-                "" if one.bound is None else summary.format_value(one.bound, one.unit),
+                check.name,
+                f"{check.verdicts[Verdict.PASS]} of {len(runs)}",
+                f"{check.passed.low:.0%} .. {check.passed.high:.0%}",
+                _span(check.median, check.middle, check.unit),
+                " .. ".join(summary.format_value(end(check.values), check.unit) for end in (min, max) if check.values),
+                "" if check.bound is None else summary.format_value(check.bound, check.unit),
             )
-            for one in found
+            for check in checks_over_runs
         ],
     )
     session.out.print(f"\nshares and medians with {repeated.LEVEL:.0%} intervals: exact binomial, order statistics")
@@ -337,8 +351,8 @@ def _show_plan(session: Session, decided: Decided, *, as_json: bool) -> None:
     if as_json:
         session.out.print(plan_module.encode(decided.plan).decode(), end="", soft_wrap=True)
         return
-    said = f", seed {decided.plan.seed}: nothing is done yet"
-    session.out.print(Text.assemble((decided.plan.experiment, "bold"), said))
+    words = f", seed {decided.plan.seed}: nothing is done yet"
+    session.out.print(Text.assemble((decided.plan.experiment, "bold"), words))
     if fabric := decided.plan.fabric:
         chosen = ", ".join((fabric.fidelity, *(f"{name} {value}" for name, value in fabric.parameters.items())))
         session.out.print(f"routing scheme {fabric.routing} ({chosen}) on the switches while the workload runs")

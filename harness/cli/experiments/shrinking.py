@@ -69,9 +69,9 @@ class _Search:
         )
         finished = run_module.execute(decided, self.inventory, out=self.out, progress=self.progress, guard=self.guard)
         self.tried.append((some, finished))
-        said = finished.verdict
-        self.progress(f"run {len(self.tried)}, {self.named(some)}: {said.verdict}")
-        if said.lab_state == "DIRTY" and not backend_of(self.inventory.kind).reset(self.inventory, self.progress):
+        verdict = finished.verdict
+        self.progress(f"run {len(self.tried)}, {self.named(some)}: {verdict.verdict}")
+        if verdict.lab_state == "DIRTY" and not backend_of(self.inventory.kind).reset(self.inventory, self.progress):
             raise DirtyLab(f"{self.inventory.name} is DIRTY after {self.named(some)}; run `faultbed heal`, then repeat")
         return finished
 
@@ -141,22 +141,22 @@ def _failed(finished: Finished) -> frozenset[str]:
 def _show(
     session: Session, search: _Search, left: tuple[int, ...], again: Finished, target: Path, *, as_json: bool
 ) -> None:
-    held = bool(_failed(again) & search.wanted)
+    fails_again = bool(_failed(again) & search.wanted)
     if as_json:
         session.json(
             {
                 "experiment": search.experiment.name,
                 "failed": sorted(search.wanted),
                 "smallest": [search.ids[number] for number in left],
-                "again": held,
+                "again": fails_again,
                 "file": target,
                 "runs": [
                     {
                         "faults": [search.ids[number] for number in some],
-                        "verdict": one.verdict.verdict,
-                        "run_dir": one.run_dir.path,
+                        "verdict": finished.verdict.verdict,
+                        "run_dir": finished.run_dir.path,
                     }
-                    for some, one in search.tried
+                    for some, finished in search.tried
                 ],
             }
         )
@@ -166,14 +166,16 @@ def _show(
         [
             (
                 search.named(some),
-                str(one.verdict.verdict),
-                ", ".join(sorted(_failed(one) & search.wanted)),
-                str(one.run_dir.path),
+                str(finished.verdict.verdict),
+                ", ".join(sorted(_failed(finished) & search.wanted)),
+                str(finished.run_dir.path),
             )
-            for some, one in search.tried
+            for some, finished in search.tried
         ],
     )
-    once_more = "and fails again" if held else "which did not fail when run once more: by chance? (`run --repeat`)"
+    once_more = (
+        "and fails again" if fails_again else "which did not fail when run once more: by chance? (`run --repeat`)"
+    )
     session.out.print(
         Text.assemble(
             "\nsmallest: ",

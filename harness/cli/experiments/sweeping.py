@@ -73,31 +73,31 @@ def sweep(
     experiment_module.load(experiment)
     parameters = [parse(text) for text in overs]
     points = points_of(content, parameters, inventory, source=str(experiment), seed=seed, repeat=repeat)
-    found = Sweep.open(out, inventory, parameters, points, metrics_for(points, names))
+    opened = Sweep.open(out, inventory, parameters, points, metrics_for(points, names))
     if only_plan:
-        _show_plan(session, found, as_json=as_json)
+        _show_plan(session, opened, as_json=as_json)
         return 0
-    decided = [one for point in points for one in point.runs]
+    decided = [trial for point in points for trial in point.runs]
     whole = traits_of(inventory.kind).has_snapshot
-    taken = () if whole else {name for one in decided for name in touched(one, inventory.topology)}
-    if found.pending_runs():
+    targets = () if whole else {name for trial in decided for name in touched(trial, inventory.topology)}
+    if opened.pending_runs():
         with (
-            hold(inventory, sorted(taken), why=f"sweep {points[0].experiment.name}", mode="exclusive") as holding,
+            hold(inventory, sorted(targets), why=f"sweep {points[0].experiment.name}", mode="exclusive") as holding,
             session.progress(also=holding.heartbeat) as progress,
         ):
             backend_of(inventory.kind).make_ready(inventory, progress)
-            result = found.execute(progress=progress, guard=holding.refresh)
+            result = opened.execute(progress=progress, guard=holding.refresh)
     else:
-        result = found.write_outputs()
+        result = opened.write_outputs()
     _show(session, result, out, as_json=as_json)
     return exit_code(result.verdict, result.lab_state)
 
 
-def _show_plan(session: Session, found: Sweep, *, as_json: bool) -> None:
-    each, left = found.expected_s(), found.pending_runs()
-    counts = {point.number: sum(one.number == point.number for one, _ in left) for point in found.points}
+def _show_plan(session: Session, opened: Sweep, *, as_json: bool) -> None:
+    expected_s, left = opened.expected_s(), opened.pending_runs()
+    counts = {point.number: sum(trial.number == point.number for trial, _ in left) for point in opened.points}
     times = {
-        number: 0.0 if not count else None if (time := each[number]) is None else round(time * count, 1)
+        number: 0.0 if not count else None if (time := expected_s[number]) is None else round(time * count, 1)
         for number, count in counts.items()
     }
     known = [time for time in times.values() if time is not None]
@@ -111,12 +111,12 @@ def _show_plan(session: Session, found: Sweep, *, as_json: bool) -> None:
                 "left": counts[point.number],
                 "expected_s": times[point.number],
             }
-            for point in found.points
+            for point in opened.points
         ]
-        session.json({"points": rows, "expected_s": whole_s, "metrics": [metric.name for metric in found.metrics]})
+        session.json({"points": rows, "expected_s": whole_s, "metrics": [metric.name for metric in opened.metrics]})
         return
     session.table(
-        ("point", *(one.path for one in found.parameters), "runs", "done", "expected"),
+        ("point", *(parameter.path for parameter in opened.parameters), "runs", "done", "expected"),
         [
             (
                 str(point.number),
@@ -125,7 +125,7 @@ def _show_plan(session: Session, found: Sweep, *, as_json: bool) -> None:
                 str(len(point.runs) - counts[point.number]),
                 _time(times[point.number]),
             )
-            for point in found.points
+            for point in opened.points
         ],
     )
     runs = f"{len(left)} run{'' if len(left) == 1 else 's'} to make"
@@ -145,7 +145,7 @@ def _show(session: Session, result: SweepFile, out: Path, *, as_json: bool) -> N
         return
     with_model = ("predicted",) if result.model else ()
     session.table(
-        (*(one.path for one in result.over), "", *result.metrics, *with_model, "why"),
+        (*(parameter.path for parameter in result.over), "", *result.metrics, *with_model, "why"),
         [
             (
                 *point.parameters.values(),
@@ -166,8 +166,8 @@ def _show(session: Session, result: SweepFile, out: Path, *, as_json: bool) -> N
 
 
 def _predicted(point: SweptPoint) -> str:
-    found: Sequence[float] = [value.predicted for value in point.values if value.predicted is not None]
-    return f"{found[0]:.2f} at most" if found else ""
+    predictions: Sequence[float] = [value.predicted for value in point.values if value.predicted is not None]
+    return f"{predictions[0]:.2f} at most" if predictions else ""
 
 
 def _state(point: SweptPoint) -> Text:

@@ -23,9 +23,9 @@ __all__ = ["COMMANDS"]
 @pass_session
 def audit(session: Session, *, last: int, as_json: bool) -> None:
     """Show who did what to the lab from here, when, and how it is undone."""
-    found = list(audit_log.entries(lab_dir(session.inventory().name)))[-last:]
+    entries = list(audit_log.entries(lab_dir(session.inventory().name)))[-last:]
     if as_json:
-        session.json(found)
+        session.json(entries)
         return
     rows = [
         (
@@ -35,7 +35,7 @@ def audit(session: Session, *, last: int, as_json: bool) -> None:
             f"{entry.get('kind', '')} {entry.get('target', '')}".strip(),
             str(entry.get("detail", "")) or "; ".join(entry.get("revert", ())),
         )
-        for entry in found
+        for entry in entries
     ]
     session.table(("when (UTC)", "who", "", "what", "revert, or why"), rows)
 
@@ -63,8 +63,8 @@ def power_cycle(session: Session, *, host: str, as_json: bool) -> None:
     if as_json:
         session.json(dataclasses.asdict(planned))
         return
-    said = f" of {host}: it cannot be reverted; nothing is done, run these by hand"
-    session.out.print(Text.assemble(("power cycle", "bold"), said))
+    warning = f" of {host}: it cannot be reverted; nothing is done, run these by hand"
+    session.out.print(Text.assemble(("power cycle", "bold"), warning))
     for command in planned.commands:
         session.out.print(f"  {command}", soft_wrap=True)
 

@@ -85,7 +85,7 @@ def discover(
     elif out is None:
         sys.stdout.write(draft.text(drafted))
     else:
-        rows = [(one.place, one.what, one.do) for one in drafted.open]
+        rows = [(item.place, item.what, item.do) for item in drafted.open]
         if rows:
             session.table(("open", "what", "do"), rows)
         cables = ", ".join(f"{count} by {by}" for by, count in drafted.cables.items()) or "none"
@@ -101,14 +101,14 @@ def _of_lab(session: Session, lab_name: str | None) -> draft.Draft:
         session.progress() as progress,
     ):
         silent: dict[str, str] = {}
-        found = live.query({name: lab.node(name) for name in lab.nodes()}, progress, silent=silent)
+        answered = live.query({name: lab.node(name) for name in lab.nodes()}, progress, silent=silent)
     # Where the machines of a soft lab answer is chosen when it starts.
     reached = (
         {}
         if traits_of(inventory.kind).is_emulated
-        else {name: _reached(one) for name, one in inventory.management.items()}
+        else {name: _reached(management) for name, management in inventory.management.items()}
     )
-    return draft.draft(found, name=lab_name or inventory.name, reached=reached, silent=silent)
+    return draft.draft(answered, name=lab_name or inventory.name, reached=reached, silent=silent)
 
 
 def _of_machines(session: Session, seeds: dict[str, Management], lab_name: str) -> draft.Draft:
@@ -119,14 +119,18 @@ def _of_machines(session: Session, seeds: dict[str, Management], lab_name: str) 
         except Unreachable as error:  # its host key is not pinned
             silent[name] = str(error)
     with session.progress() as progress:
-        found = live.query(nodes, progress, silent=silent)
-    reached = {name: _reached(one) for name, one in seeds.items()}
-    return draft.draft(found, name=lab_name, reached=reached, silent=silent)
+        answered = live.query(nodes, progress, silent=silent)
+    reached = {name: _reached(management) for name, management in seeds.items()}
+    return draft.draft(answered, name=lab_name, reached=reached, silent=silent)
 
 
 def _reached(management: Management) -> dict[str, Any]:
-    told = {"ansible_host": management.address, "ansible_port": management.port, "ansible_user": management.user}
-    return {key: value for key, value in told.items() if value is not None}
+    ansible_vars = {
+        "ansible_host": management.address,
+        "ansible_port": management.port,
+        "ansible_user": management.user,
+    }
+    return {key: value for key, value in ansible_vars.items() if value is not None}
 
 
 COMMANDS = (inventory,)

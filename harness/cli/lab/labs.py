@@ -28,7 +28,7 @@ from testbed.tenancy import dirty
 from testbed.tenancy.lab_lease import hold
 from testbed.tenancy.reservation import Entry
 
-__all__ = ["COMMANDS", "there"]
+__all__ = ["COMMANDS", "ssh_arguments"]
 
 
 @click.command()
@@ -65,8 +65,8 @@ def up(session: Session, *, fresh: bool) -> None:
         hold(inventory, why="up", mode="exclusive") as holding,
         session.progress(also=holding.heartbeat) as progress,
     ):
-        how = backend.up(inventory, progress, fresh=fresh)
-    session.err.print(Text.assemble((inventory.name, "green"), f" is up ({how}): `faultbed status` shows it"))
+        started = backend.up(inventory, progress, fresh=fresh)
+    session.err.print(Text.assemble((inventory.name, "green"), f" is up ({started}): `faultbed status` shows it"))
 
 
 @click.command()
@@ -86,16 +86,20 @@ def status(session: Session, *, as_json: bool) -> int:
     entries, now_s = entries_of(inventory)
     marked, unfinished = (look(lab_dir(inventory.name)) for look in (dirty.reasons, dirty.unfinished))
     if as_json:
-        told = {"dirty": marked, "unfinished": unfinished, "reservations": [to_json(entry, now_s) for entry in entries]}
-        session.json({**dataclasses.asdict(now), **told})
+        marks = {
+            "dirty": marked,
+            "unfinished": unfinished,
+            "reservations": [to_json(entry, now_s) for entry in entries],
+        }
+        session.json({**dataclasses.asdict(now), **marks})
     else:
-        said = (
+        words = (
             f": {now.state}"
             + (f", {now.accelerator}" if now.accelerator else "")
             + (", snapshot" if now.snapshot else "")
             + f"; {_size(inventory.topology)}"
         )
-        session.out.print(Text.assemble((now.name, "bold"), said))
+        session.out.print(Text.assemble((now.name, "bold"), words))
         rows = [
             (x.name, "alive" if x.alive else "dead", "answers" if x.ssh else "silent", f"127.0.0.1:{x.ssh_port or '-'}")
             for x in now.vms
@@ -120,11 +124,11 @@ def _rack_status(session: Session, inventory: Inventory, *, as_json: bool) -> in
     except LabError as error:  # the rest of what is known is told all the same
         unread = str(error)
     if as_json:
-        told = None if unread else [to_json(entry, now_s) for entry in entries]
-        session.json({**dataclasses.asdict(now), "reservations": told, "reservations_unread": unread})
+        reservations = None if unread else [to_json(entry, now_s) for entry in entries]
+        session.json({**dataclasses.asdict(now), "reservations": reservations, "reservations_unread": unread})
     else:
-        said = f": {now.state}; {_size(inventory.topology)}"
-        session.out.print(Text.assemble((now.name, "bold"), said), soft_wrap=True)
+        words = f": {now.state}; {_size(inventory.topology)}"
+        session.out.print(Text.assemble((now.name, "bold"), words), soft_wrap=True)
         rows = [(x.name, x.role, "answers" if x.ssh else "silent", x.at, x.why or "") for x in now.machines]
         session.table(("machine", "is a", "SSH", "at", "in the way"), rows)
         _show_dirty(session, now.dirty, now.unfinished)
@@ -143,8 +147,8 @@ def _size(topology: Topology) -> str:
 
 def _show_dirty(session: Session, reasons: tuple[str, ...], unfinished: tuple[str, ...] = ()) -> None:
     if reasons:
-        said = ": it refuses work until `faultbed heal` has reverted this:"
-        session.out.print(Text.assemble(("DIRTY", "red"), said))
+        words = ": it refuses work until `faultbed heal` has reverted this:"
+        session.out.print(Text.assemble(("DIRTY", "red"), words))
     for reason in reasons:
         session.out.print(f"  {reason}", soft_wrap=True)
     for sentence in unfinished:
@@ -171,10 +175,10 @@ def down(session: Session, *, purge: bool) -> None:
     backend = backend_of(inventory.kind)
     backend.check_can_start(inventory)
     with hold(inventory, why="down", mode="exclusive"):
-        there = backend.down(inventory)
+        was_up = backend.down(inventory)
         if purge:
             backend.purge(inventory)
-    session.err.print(f"{inventory.name} {'is down' if there else 'was not up'}")
+    session.err.print(f"{inventory.name} {'is down' if was_up else 'was not up'}")
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
@@ -191,14 +195,14 @@ def ssh(session: Session, node: str, command: tuple[str, ...]) -> NoReturn:
         argv = backend_of(inventory.kind).ssh_command(inventory, lab.carrier(node).name)
         netns = lab.netns(node)
     terminal = ["-t"] if not command and sys.stdin.isatty() else []
-    argv = [*argv, *terminal, "127.0.0.1", *there(command, netns)]
+    argv = [*argv, *terminal, "127.0.0.1", *ssh_arguments(command, netns)]
     try:
         os.execvp(argv[0], argv)  # noqa: S606 (no shell is the point)
     except FileNotFoundError as error:
         raise LabError("ssh not found: `apt-get install openssh-client` installs it") from error
 
 
-def there(command: tuple[str, ...], netns: str | None) -> list[str]:
+def ssh_arguments(command: tuple[str, ...], netns: str | None) -> list[str]:
     """Return the command for ssh: no argument, or a single one.
 
     ssh puts its arguments together with spaces, and a shell takes them apart again (ssh(1)): `-c "show bgp summary"`

@@ -86,16 +86,16 @@ def preflight(
         session.progress() as progress,
     ):
         lab.guard = holding.refresh
-        found = preflight_module.preflight(lab, progress, with_burnin=not no_burn_in, leave_out=leave_out)
+        result = preflight_module.preflight(lab, progress, with_burnin=not no_burn_in, leave_out=leave_out)
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        dated = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **found.to_dict()}
+        dated = {"at": datetime.now(UTC).isoformat(timespec="seconds"), **result.to_dict()}
         out.write_text(json.dumps(dated, indent=2) + "\n", encoding="utf-8")
     if as_json:
-        session.json(found.to_dict())
+        session.json(result.to_dict())
     else:
-        _show(session, found)
-    return ExitCode.FAIL if (found.rest if leave_out else found.wrong) else ExitCode.PASS
+        _show(session, result)
+    return ExitCode.FAIL if (result.rest if leave_out else result.wrong) else ExitCode.PASS
 
 
 def _busbw(session: Session, inventory: Inventory, file: Path, *, as_json: bool) -> int:
@@ -109,36 +109,41 @@ def _busbw(session: Session, inventory: Inventory, file: Path, *, as_json: bool)
     except UsageError as error:
         raise UsageError(f"--busbw {file}: {error}") from None
     if as_json:
-        session.json({"run": asdict(run), "short": [asdict(one) for one in short]})
+        session.json({"run": asdict(run), "short": [asdict(shortfall) for shortfall in short]})
     else:
         if short:
-            session.table(("where", "found", "right is"), [(one.where, one.found, one.wanted) for one in short])
+            session.table(
+                ("where", "found", "right is"),
+                [(shortfall.where, shortfall.found, shortfall.wanted) for shortfall in short],
+            )
         session.out.print(f"{file}: {len(short) or 'nothing'} short in {len(run.lines)} sizes", soft_wrap=True)
     return ExitCode.FAIL if short else ExitCode.PASS
 
 
-def _show(session: Session, found: preflight_module.Preflight) -> None:
-    bad, unseen = {wrong.check for wrong in found.wrong}, {one.check for one in found.not_looked}
-    nothing = [one for one in dict.fromkeys(one.check for one in found.not_looked) if one not in found.checked]
-    marks = [(_mark(name, bad, unseen), name) for name in found.checked]
+def _show(session: Session, result: preflight_module.Preflight) -> None:
+    bad, unseen = {wrong.check for wrong in result.wrong}, {item.check for item in result.not_looked}
+    nothing = [name for name in dict.fromkeys(name.check for name in result.not_looked) if name not in result.checked]
+    marks = [(_mark(name, bad, unseen), name) for name in result.checked]
     session.table(("", "check"), [*marks, *((styled("not looked at", "yellow"), name) for name in nothing)])
-    if found.wrong:
-        rows = [(wrong.check, wrong.where, wrong.found, wrong.wanted) for wrong in found.wrong]
+    if result.wrong:
+        rows = [(wrong.check, wrong.where, wrong.found, wrong.wanted) for wrong in result.wrong]
         session.table(("check", "where", "found", "right is"), rows)
-        for name, do in dict.fromkeys((wrong.check, wrong.do) for wrong in found.wrong):
+        for name, do in dict.fromkeys((wrong.check, wrong.do) for wrong in result.wrong):
             session.out.print(Text.assemble("  ", (name, "bold"), f": {do}"), soft_wrap=True)
-    if found.burnin is not None:
-        for kind in dict.fromkeys(pair.kind for pair in found.burnin.pairs):
-            pairs = [pair for pair in found.burnin.pairs if pair.kind == kind]
+    if result.burnin is not None:
+        for kind in dict.fromkeys(pair.kind for pair in result.burnin.pairs):
+            pairs = [pair for pair in result.burnin.pairs if pair.kind == kind]
             rates = sorted(pair.goodput_bps for pair in pairs if pair.goodput_bps is not None)
             if rates:
-                told = f"{len(pairs)} pairs, goodput {rates[0] / 1e9:.3f} to {rates[-1] / 1e9:.3f} Gb/s"
-                session.out.print(f"{kind}: {told}")
-    _show_not_looked(session, found)
-    for one in found.leave_out:
-        session.out.print(Text.assemble("leave out ", (one.host, "bold"), f": {one.why}"), soft_wrap=True)
-    told = f", {len(nothing)} not looked at" if nothing else ""
-    session.out.print(f"{found.lab}: {len(found.wrong) or 'nothing'} wrong in {len(found.checked)} checks{told}")
+                unchecked = f"{len(pairs)} pairs, goodput {rates[0] / 1e9:.3f} to {rates[-1] / 1e9:.3f} Gb/s"
+                session.out.print(f"{kind}: {unchecked}")
+    _show_not_looked(session, result)
+    for exclusion in result.leave_out:
+        session.out.print(Text.assemble("leave out ", (exclusion.host, "bold"), f": {exclusion.why}"), soft_wrap=True)
+    unchecked = f", {len(nothing)} not looked at" if nothing else ""
+    session.out.print(
+        f"{result.lab}: {len(result.wrong) or 'nothing'} wrong in {len(result.checked)} checks{unchecked}"
+    )
 
 
 def _mark(name: str, bad: set[str], unseen: set[str]) -> Text:
@@ -148,14 +153,20 @@ def _mark(name: str, bad: set[str], unseen: set[str]) -> Text:
     return styled("in part", "yellow") if name in unseen else styled("right", "green")
 
 
-def _show_not_looked(session: Session, found: preflight_module.Preflight) -> None:
+def _show_not_looked(session: Session, result: preflight_module.Preflight) -> None:
     """Each reason once, with how many places it is of."""
     places: dict[tuple[str, str], list[str]] = {}
-    for one in found.not_looked:
-        places.setdefault((one.check, one.why), []).append(one.where)
+    for item in result.not_looked:
+        places.setdefault((item.check, item.why), []).append(item.where)
     rows = [
-        (check, where[0] if len(where) == 1 else f"{where[0]} and {len(where) - 1} more", why)
-        for (check, why), where in places.items()
+        (
+            check,
+            places_of_reason[0]
+            if len(places_of_reason) == 1
+            else f"{places_of_reason[0]} and {len(places_of_reason) - 1} more",
+            why,
+        )
+        for (check, why), places_of_reason in places.items()
     ]
     if rows:
         session.table(("not looked at", "where", "why"), rows)

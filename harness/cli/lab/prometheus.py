@@ -28,14 +28,14 @@ def exposition(lab: str, counters: Snapshot, *, increments: bool = False) -> str
     With `increments` the values are how much each moved within some time: those are gauges.
     """
     families: dict[str, list[tuple[str, int, str]]] = {}
-    for what, labels, value in _samples(lab, counters):
-        families.setdefault(_metric(what), []).append((labels, value, what))
+    for name, labels, value in _samples(lab, counters):
+        families.setdefault(_metric(name), []).append((labels, value, name))
     lines = []
     for metric, samples in sorted(families.items()):
-        what = min(what for *_, what in samples)
-        is_state = what in STATES
-        said = "State" if is_state else "Increment of counter" if increments else "Counter"
-        lines.append(f"# HELP {metric} {said} {_help_text(what)} of a node's kernel, driver or RNIC.")
+        name = min(name for *_, name in samples)
+        is_state = name in STATES
+        kind = "State" if is_state else "Increment of counter" if increments else "Counter"
+        lines.append(f"# HELP {metric} {kind} {_help_text(name)} of a node's kernel, driver or RNIC.")
         lines.append(f"# TYPE {metric} {'gauge' if is_state or increments else 'counter'}")
         lines += [f"{metric}{{{labels}}} {value}" for labels, value, _ in sorted(samples)]
     return "".join(f"{line}\n" for line in lines)
@@ -45,15 +45,15 @@ def _samples(lab: str, counters: Snapshot) -> Iterator[tuple[str, str, int]]:
     """Yield (metric name without the device, labels, value) of each counter."""
     for node, values in counters.items():
         for name, value in values.items():
-            device, _, what = name.rpartition(".")
+            device, _, counter = name.rpartition(".")
             labels = [("lab", lab), ("node", node), ("device", device)]
-            if _NOT_A_NAME.search(what):
-                labels.append(("counter", what))
-            yield what, ",".join(f'{key}="{_escaped(text)}"' for key, text in labels), value
+            if _NOT_A_NAME.search(counter):
+                labels.append(("counter", counter))
+            yield counter, ",".join(f'{key}="{_escaped(text)}"' for key, text in labels), value
 
 
-def _metric(what: str) -> str:
-    return f"faultbed_{_NOT_A_NAME.sub('_', what)}"
+def _metric(name: str) -> str:
+    return f"faultbed_{_NOT_A_NAME.sub('_', name)}"
 
 
 def _help_text(text: str) -> str:

@@ -49,24 +49,24 @@ def provision(
     if not check:
         allow(inventory, names)
     why = f"{'teardown' if teardown else 'provision'}{' --check' if check else ''}"
-    held = () if traits_of(inventory.kind).has_snapshot else machines
+    reserved = () if traits_of(inventory.kind).has_snapshot else machines
     with (
         open_lab(inventory) as lab,
-        hold(inventory, held, why=why, mode="shared" if check else "exclusive") as holding,
+        hold(inventory, reserved, why=why, mode="shared" if check else "exclusive") as holding,
         session.progress(also=holding.heartbeat) as progress,
     ):
 
-        def told(event: Event) -> None:
+        def report(event: Event) -> None:
             if event.state not in {"started", "skipped"}:
                 progress(f"{event.node}: {event.task}: {event.state}")
 
         if check:
             site = provision_module.site_of(lab)
-            done = provision_module.play(site, playbook, check=True, tags=roles, machines=machines, on_event=told)
+            done = provision_module.play(site, playbook, check=True, tags=roles, machines=machines, on_event=report)
         else:
             if not dirty.left_by(lab.state_dir).startswith(_PROVISION):  # that one is run again, or undone, now
                 dirty.admit(lab, progress)
-            done = _do(lab, playbook, machines, roles, told)
+            done = _do(lab, playbook, machines, roles, report)
     _show(session, inventory, done, check=check, as_json=as_json)
 
 
@@ -123,18 +123,20 @@ def allow(inventory: Inventory, names: Sequence[str]) -> None:
 
 def _do(lab: Lab, playbook: str, machines: Sequence[str], roles: Sequence[str], on_event: OnEvent) -> ProvisionResult:
     """Run it, with a line in the audit before and after."""
-    what = {"kind": " ".join([playbook, *roles]), "target": " ".join(machines) or "all machines"}
+    subject = {"kind": " ".join([playbook, *roles]), "target": " ".join(machines) or "all machines"}
     revert = [] if playbook == "rack-teardown" else [f"faultbed provision --teardown {' '.join(machines)}".strip()]
-    audit_log.append(lab.state_dir, "provisioning", **what, revert=revert)
+    audit_log.append(lab.state_dir, "provisioning", **subject, revert=revert)
     try:
         with dirty.changing(lab.state_dir, _command(playbook), leaves_unknown=(HalfProvisioned,)):
             done = provision_module.play(
                 provision_module.site_of(lab), playbook, tags=roles, machines=machines, on_event=on_event
             )
     except FaultbedError as error:
-        audit_log.append(lab.state_dir, "provisioning failed", **what, detail=str(error))
+        audit_log.append(lab.state_dir, "provisioning failed", **subject, detail=str(error))
         raise
-    audit_log.append(lab.state_dir, "provisioned", **what, detail=f"{sum(done.changed.values())} tasks changed things")
+    audit_log.append(
+        lab.state_dir, "provisioned", **subject, detail=f"{sum(done.changed.values())} tasks changed things"
+    )
     return done
 
 

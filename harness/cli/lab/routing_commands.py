@@ -136,15 +136,15 @@ def routing_predict(
         seed=seed,
     )
     if as_json:
-        session.json([dataclasses.asdict(one) for one in answers])
+        session.json([dataclasses.asdict(answer) for answer in answers])
         return
-    columns = list(dict.fromkeys(name for one in answers for name in (*one.uplinks, *one.tiers)))
+    columns = list(dict.fromkeys(name for answer in answers for name in (*answer.uplinks, *answer.tiers)))
     if not columns:
         session.out.print("no switch of this lab sends these flows up over more than one link: every scheme is alike")
         return
     rows = [
-        (one.scheme, str(one.draws), *(_cell({**one.uplinks, **one.tiers}.get(name)) for name in columns))
-        for one in answers
+        (answer.scheme, str(answer.draws), *(_cell({**answer.uplinks, **answer.tiers}.get(name)) for name in columns))
+        for answer in answers
     ]
     session.table(("scheme", "draws", *columns), rows)
 
@@ -186,10 +186,10 @@ def routing_conflicts(
     before = next(replacements(fabric, placed, flows, replaced=0))
     count = conflicts = 0
     kept: list[Replacement] = []
-    for one in replacements(fabric, placed, flows, replaced=replaced):
+    for candidate in replacements(fabric, placed, flows, replaced=replaced):
         count += 1
-        conflicts += one.mmr > before.mmr * _EVEN
-        kept = heapq.nlargest(worst, [*kept, one], key=lambda placement: placement.mmr)
+        conflicts += candidate.mmr > before.mmr * _EVEN
+        kept = heapq.nlargest(worst, [*kept, candidate], key=lambda placement: placement.mmr)
     if experiment is not None:
         pairs = ((endpoint(topology, flow.src), endpoint(topology, flow.dst)) for flow in flows(kept[0].ranks))
         refuse_local(inventory.kind, "--write: the job", pairs)
@@ -201,7 +201,7 @@ def routing_conflicts(
                 "before": dataclasses.asdict(before),
                 "placements": count,
                 "worse": conflicts,
-                "worst": [dataclasses.asdict(one) for one in kept],
+                "worst": [dataclasses.asdict(placement) for placement in kept],
             }
         )
         return
@@ -209,12 +209,12 @@ def routing_conflicts(
         ("replaced", "ranks", "switch", "MMR"),
         [
             (
-                ", ".join(f"{gone} by {come}" for gone, come in one.moved) or "none",
-                " ".join(one.ranks),
-                one.switch,
-                f"{one.mmr:.2f}",
+                ", ".join(f"{gone} by {come}" for gone, come in placement.moved) or "none",
+                " ".join(placement.ranks),
+                placement.switch,
+                f"{placement.mmr:.2f}",
             )
-            for one in (before, *kept)
+            for placement in (before, *kept)
         ],
     )
     session.out.print(f"{scheme}: {conflicts} of {count} placements load some switch's uplinks less evenly than before")
@@ -236,38 +236,43 @@ def routing_show(session: Session, *, switches: tuple[str, ...], as_json: bool) 
         known = tuple(lab.topology.switch_by_name)
         if unknown := [name for name in switches if name not in known]:
             raise UsageError(f"no switch {', '.join(unknown)} in {lab.name}; {hint(unknown[0], known)}")
-        found = switch_routing.read(lab, switches or known)
+        state = switch_routing.read(lab, switches or known)
     if as_json:
-        session.json({"schemes": found.held, "switches": found.switches})
+        session.json({"schemes": state.held, "switches": state.switches})
         return
-    rows = [(name, *row) for name, one in found.switches.items() for row in _routing_rows(one)]
+    rows = [(name, *row) for name, switch_state in state.switches.items() for row in _routing_rows(switch_state)]
     session.table(("switch", "packets", "table", "next hops"), rows)
-    left = [name for name, one in found.switches.items() if one["rules"] and not found.held]
+    left = [name for name, switch_state in state.switches.items() if switch_state["rules"] and not state.held]
     if left:
         session.out.print(f"rules on {', '.join(left)}, and no scheme is held: left behind; run `faultbed heal`")
     else:
         session.out.print(
-            f"scheme: {', '.join(found.held) or 'none; switches route by BGP and the ECMP of the kernel'}"
+            f"scheme: {', '.join(state.held) or 'none; switches route by BGP and the ECMP of the kernel'}"
         )
 
 
-def _routing_rows(one: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+def _routing_rows(switch_state: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """Return (packets, table, next hops) of a switch's rules, and of what BGP spreads over several next hops."""
     rows = []
-    for rule in one["rules"]:
-        routes = one["tables"].get(str(rule["table"]), {})
+    for rule in switch_state["rules"]:
+        routes = switch_state["tables"].get(str(rule["table"]), {})
         hops = [routes[rule["to"]]] if rule["to"] in routes else list(routes.values()) if rule["to"] is None else []
-        groups = [one["groups"].get(hop.removeprefix("group "), {}) for each in hops for hop in each]
+        groups = [
+            switch_state["groups"].get(hop.removeprefix("group "), {})
+            for hops_of_route in hops
+            for hop in hops_of_route
+        ]
         ports = dict.fromkeys(
-            [port for group in groups for port in group.get("ports", ())] or [hop for each in hops for hop in each]
+            [port for group in groups for port in group.get("ports", ())]
+            or [hop for hops_of_route in hops for hop in hops_of_route]
         )
         buckets = max((group.get("buckets", 0) for group in groups), default=0)
-        what = f"to {rule['to']}" if rule["to"] else f"with mark {rule['mark']}" if rule["mark"] else "all"
-        said = ", ".join(ports) + (f" ({buckets} buckets)" if buckets else "")
-        rows.append((what, str(rule["table"]), said or "none: as BGP"))
-    if one["marked"] is not None:
-        rows.append((f"{sum(one['marked'])} marked so far", "nftables", ""))
-    spread = Counter(", ".join(hops) for hops in one["tables"].get("main", {}).values() if len(hops) > 1)
+        packets = f"to {rule['to']}" if rule["to"] else f"with mark {rule['mark']}" if rule["mark"] else "all"
+        hops_text = ", ".join(ports) + (f" ({buckets} buckets)" if buckets else "")
+        rows.append((packets, str(rule["table"]), hops_text or "none: as BGP"))
+    if switch_state["marked"] is not None:
+        rows.append((f"{sum(switch_state['marked'])} marked so far", "nftables", ""))
+    spread = Counter(", ".join(hops) for hops in switch_state["tables"].get("main", {}).values() if len(hops) > 1)
     return [*rows, *((f"to {count} prefixes", "main (BGP)", hops) for hops, count in spread.items())]
 
 
@@ -319,8 +324,8 @@ def _workload(traffic: JobTraffic) -> str:
         (only,) = traffic.phases
         words = {"collective": only.collective, "algorithm": only.algorithm, "size": f"{only.size_bytes}B"}
     else:
-        said = [f"{one.along}:{one.collective}:{one.size_bytes}B:{one.algorithm}" for one in traffic.phases]
-        words = {"grid": ",".join(f"{name}={size}" for name, size in traffic.grid), "phases": said}
+        phases = [f"{phase.along}:{phase.collective}:{phase.size_bytes}B:{phase.algorithm}" for phase in traffic.phases]
+        words = {"grid": ",".join(f"{name}={size}" for name, size in traffic.grid), "phases": phases}
     return "\n".join(f"{key} = {inline(value)}" for key, value in words.items())
 
 
@@ -358,9 +363,9 @@ def _job(
 
 def _refuse_collective() -> None:
     """Refuse options that describe one collective, beside a grid."""
-    given = click.get_current_context().get_parameter_source
+    source_of = click.get_current_context().get_parameter_source
     for name in ("collective", "algorithm", "size"):
-        if given(name) is not ParameterSource.DEFAULT:
+        if source_of(name) is not ParameterSource.DEFAULT:
             raise UsageError(f"--{name} is of one collective of all ranks; with --grid, say it in --phase")
 
 

@@ -55,22 +55,22 @@ class Screen:
     recent: deque[str] = field(default_factory=lambda: deque(maxlen=_RECENT))
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def sample(self, one: telemetry.Sample) -> None:
+    def sample(self, reading: telemetry.Sample) -> None:
         """Record the counters of a node."""
         with self.lock:
-            for name, value in one.values.items():
-                key = (one.node, name)
-                at_ns, before = self.last.get(key, (one.at_ns, value))
-                if name.endswith("x_bytes") and one.at_ns > at_ns:  # of rx and tx; what waits in a queue has none
-                    self.rates[key] = counters.delta(before, value) * 1e9 / (one.at_ns - at_ns)
-                self.last[key] = (one.at_ns, value)
+            for name, value in reading.values.items():
+                key = (reading.node, name)
+                at_ns, before = self.last.get(key, (reading.at_ns, value))
+                if name.endswith("x_bytes") and reading.at_ns > at_ns:  # of rx and tx; what waits in a queue has none
+                    self.rates[key] = counters.delta(before, value) * 1e9 / (reading.at_ns - at_ns)
+                self.last[key] = (reading.at_ns, value)
                 self.first.setdefault(key, value)
 
-    def change(self, one: telemetry.Change) -> None:
+    def change(self, event: telemetry.Change) -> None:
         """Record a change that a kernel has reported."""
         with self.lock:
-            at_s = (one.at_ns - self.began_ns) / 1e9
-            self.recent.appendleft(f"{at_s:7.2f} s  {one.node}: {one.subject} {one.text or 'is gone'}")
+            at_s = (event.at_ns - self.began_ns) / 1e9
+            self.recent.appendleft(f"{at_s:7.2f} s  {event.node}: {event.subject} {event.text or 'is gone'}")
 
     def table(self, rows: int, *, now_ns: int, heard_ns: Mapping[str, int]) -> Table:
         """Return a frame for a terminal with `rows` rows.
@@ -83,8 +83,8 @@ class Screen:
         table.add_column("now", no_wrap=True)
         for machine, at_ns in sorted(heard_ns.items()):
             if now_ns - at_ns > SILENT_NS:
-                said = _cut(f"no telemetry for {(now_ns - at_ns) / 1e9:.0f} s", "red")
-                table.add_row(machine, said, styled("silent", "red"))
+                message = _cut(f"no telemetry for {(now_ns - at_ns) / 1e9:.0f} s", "red")
+                table.add_row(machine, message, styled("silent", "red"))
         with self.lock:
             most = max(_LEAST, rows - _RECENT - _FRAME)
             live = {
@@ -106,12 +106,12 @@ class Screen:
 
     def _grown_errors(self) -> list[tuple[str, str, int]]:
         """Return the error counters that have grown since the start, the largest growth first."""
-        found = [
+        grown = [
             (node, name, moved)
             for (node, name), (_, value) in self.last.items()
             if name.rpartition(".")[2] in _ERRORS and (moved := counters.delta(self.first[node, name], value))
         ]
-        return sorted(found, key=lambda one: (-one[2], one[0], one[1]))
+        return sorted(grown, key=lambda row: (-row[2], row[0], row[1]))
 
 
 def _cut(text: str, style: str = "") -> Text:

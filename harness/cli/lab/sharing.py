@@ -67,9 +67,9 @@ def release(session: Session, *, names: tuple[str, ...], force: bool, as_json: b
     now = store_of(inventory).change(rule)
     for entry in gone:
         if entry.owner != owner():
-            said = reservation.describe(entry, now_s=now.now_s)
+            detail = reservation.describe(entry, now_s=now.now_s)
             target = " ".join(entry.covers)
-            audit_log.append(lab_dir(inventory.name), "released by force", target=target, detail=said)
+            audit_log.append(lab_dir(inventory.name), "released by force", target=target, detail=detail)
     if as_json:
         session.json([to_json(entry, now.now_s) for entry in gone])
         return

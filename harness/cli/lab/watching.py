@@ -42,16 +42,16 @@ def counters(
     faultbed counters --prometheus > faultbed.prom     for the node exporter's textfile collector
     """  # noqa: D301 (click's mark for text that is not to be wrapped)
     with open_lab(session.inventory()) as lab:
-        found = _matching(lab, nodes, pattern)
+        snapshot = _matching(lab, nodes, pattern)
         if seconds is not None:
             time.sleep(seconds)
-            found = _moved(found, _matching(lab, nodes, pattern))
+            snapshot = _moved(snapshot, _matching(lab, nodes, pattern))
         if prometheus:
-            click.echo(exposition(lab.name, found, increments=seconds is not None), nl=False)
+            click.echo(exposition(lab.name, snapshot, increments=seconds is not None), nl=False)
         elif as_json:
-            session.json(found)
+            session.json(snapshot)
         else:
-            rows = [(node, name, f"{value:,}") for node, values in found.items() for name, value in values.items()]
+            rows = [(node, name, f"{value:,}") for node, values in snapshot.items() for name, value in values.items()]
             session.table(("node", "counter", "in that time" if seconds else "value"), rows)
 
 
@@ -59,18 +59,18 @@ def _matching(lab: Lab, nodes: tuple[str, ...], pattern: str) -> dict[str, dict[
     known = (*lab.topology.host_by_name, *lab.topology.switch_by_name)
     if unknown := [node for node in nodes if node not in known]:
         raise UsageError(f"no node {', '.join(unknown)} in {lab.name}: it has {', '.join(known)}")
-    found = counters_module.read(lab, nodes or None)
+    snapshot = counters_module.read(lab, nodes or None)
     return {
         node: {name: value for name, value in sorted(values.items()) if fnmatch.fnmatchcase(name, pattern)}
-        for node, values in found.items()
+        for node, values in snapshot.items()
     }
 
 
 def _moved(before: dict[str, dict[str, int]], after: dict[str, dict[str, int]]) -> dict[str, dict[str, int]]:
-    found = counters_module.deltas(before, after)
+    growth = counters_module.deltas(before, after)
     for node, values in after.items():
-        found[node] |= {name: value for name, value in values.items() if name not in before.get(node, {})}
-    return {node: {name: count for name, count in sorted(values.items()) if count} for node, values in found.items()}
+        growth[node] |= {name: value for name, value in values.items() if name not in before.get(node, {})}
+    return {node: {name: count for name, count in sorted(values.items()) if count} for node, values in growth.items()}
 
 
 @click.command()

@@ -27,13 +27,13 @@ def of_ranks(result: RanksResult) -> Rows:
         {
             "rank": rank,
             "rnic": result.ranks[rank],
-            "iteration": one.index,
-            "start_ns": one.start_ns,
-            "duration_ns": one.end_ns - one.start_ns,
-            **{name: getattr(one, name) for name in _ITERATION},
+            "iteration": iteration.index,
+            "start_ns": iteration.start_ns,
+            "duration_ns": iteration.end_ns - iteration.start_ns,
+            **{name: getattr(iteration, name) for name in _ITERATION},
         }
         for rank, iterations in enumerate(result.iterations)
-        for one in iterations
+        for iteration in iterations
     ]
     return _from_zero(rows)
 

@@ -77,8 +77,10 @@ def bisection(
             f"the links of {inventory.name} have no rates, so that this machine decides what flows get; use a lab with "
             "faultbed_rate_scale, such as soft-zones"
         )
-        found = tuple(bisection_run.judged(tier, (), None, least=least, beyond=why, level=LEVEL) for tier in spec.tiers)
-        return _end(session, inventory, found, as_json=as_json)
+        results = tuple(
+            bisection_run.judged(tier, (), None, least=least, beyond=why, level=LEVEL) for tier in spec.tiers
+        )
+        return _end(session, inventory, results, as_json=as_json)
     backend, traits = backend_of(inventory.kind), traits_of(inventory.kind)
     names = [] if traits.has_snapshot else [host.name for host in inventory.topology.hosts]
     with (
@@ -92,8 +94,8 @@ def bisection(
             if not traits.has_snapshot:
                 lab.ours = holding.covers
             dirty.refuse(lab.state_dir, lab.name)
-            found, lab_state = bisection_run.measure(lab, spec, progress)
-    return _end(session, inventory, found, lab_state=lab_state, as_json=as_json)
+            results, lab_state = bisection_run.measure(lab, spec, progress)
+    return _end(session, inventory, results, lab_state=lab_state, as_json=as_json)
 
 
 def _tiers(inventory: Inventory, names: tuple[str, ...]) -> tuple[Tier, ...]:
@@ -102,46 +104,46 @@ def _tiers(inventory: Inventory, names: tuple[str, ...]) -> tuple[Tier, ...]:
     Raises:
         UsageError: the lab has none, or not one that was named.
     """
-    there = tiers_of(inventory.topology)
-    if missing := [name for name in names if name not in there]:
-        has = f"it has {', '.join(there)}" if there else "it has none"
+    crossed = tiers_of(inventory.topology)
+    if missing := [name for name in names if name not in crossed]:
+        has = f"it has {', '.join(crossed)}" if crossed else "it has none"
         raise UsageError(f"--tier {missing[0]}: no permutation of all RNICs of {inventory.name} crosses it; {has}")
-    if not there:
+    if not crossed:
         raise UsageError(f"{inventory.name}: a permutation needs at least two hosts with as many RNICs")
-    return tuple(tier for tier in there if not names or tier in names)
+    return tuple(tier for tier in crossed if not names or tier in names)
 
 
 def _end(
     session: Session,
     inventory: Inventory,
-    found: tuple[TierBisection, ...],
+    results: tuple[TierBisection, ...],
     *,
     lab_state: LabState | None = None,
     as_json: bool,
 ) -> int:
     """Print the result, and return the exit code. `lab_state` None: the lab was not used."""
-    verdict = worst(one.verdict for one in found)
+    verdict = worst(result.verdict for result in results)
     if lab_state == "DIRTY":  # nothing is shown by a lab whose state is unknown
         verdict = worst((verdict, Verdict.INCONCLUSIVE))
     code = exit_code(verdict, lab_state or "CLEAN")
     if as_json:
-        tiers = [one.to_dict() for one in found]
+        tiers = [result.to_dict() for result in results]
         session.json({"lab": inventory.name, "verdict": str(verdict), "lab_state": lab_state, "tiers": tiers})
         return code
-    level = max((one.interval.level for one in found if one.interval is not None), default=LEVEL)
+    level = max((result.interval.level for result in results if result.interval is not None), default=LEVEL)
     session.table(
         ("tier", "flows", "", "effective bisection", f"{100 * level:.5g} % interval", "uplinks used", "why"),
         [
             (
-                one.tier,
-                str(one.flows or ""),
-                styled(str(one.verdict), COLOURS[one.verdict]),
-                "" if one.value is None else f"{one.value:.3f}",
-                "" if one.interval is None else f"{one.interval.low:.3f} .. {one.interval.high:.3f}",
-                "" if one.utilisation is None else f"{one.utilisation:.2f}",
-                one.detail if one.verdict is not Verdict.PASS else "",
+                result.tier,
+                str(result.flows or ""),
+                styled(str(result.verdict), COLOURS[result.verdict]),
+                "" if result.value is None else f"{result.value:.3f}",
+                "" if result.interval is None else f"{result.interval.low:.3f} .. {result.interval.high:.3f}",
+                "" if result.utilisation is None else f"{result.utilisation:.2f}",
+                result.detail if result.verdict is not Verdict.PASS else "",
             )
-            for one in found
+            for result in results
         ],
     )
     session.out.print("the lab was not used" if lab_state is None else f"lab {lab_state}")

@@ -109,8 +109,8 @@ def job(
     )
     places, _, algorithms = job_module.fit(session.inventory(), spec)
     jobs_alone = interference.alone(spec, [place.name for place in places], algorithms) if alone else {}
-    for one in jobs_alone.values():
-        job_module.fit(session.inventory(), one)
+    for spec_alone in jobs_alone.values():
+        job_module.fit(session.inventory(), spec_alone)
     check_record(record)
     result = run_ranks(session, ranks, f"job {grid}", partial(_start, spec))
     if record is not None:
@@ -120,7 +120,11 @@ def job(
     by_place = {} if code else _run_alone(session, jobs_alone)
     disturbed = interference.interference(result, by_place)
     if as_json:
-        more = {"interference": [{**asdict(one), "ratio": one.ratio} for one in disturbed]} if alone else {}
+        more = (
+            {"interference": [{**asdict(disturbance), "ratio": disturbance.ratio} for disturbance in disturbed]}
+            if alone
+            else {}
+        )
         session.json(result.to_dict() | more)
     else:
         _print_groups(session, spec, result, disturbed)
@@ -130,19 +134,21 @@ def job(
             f"P99 {result.iteration_p99_ns / 1e6:.1f}"
         )
         if result.storage_times is not None:
-            session.out.print(_said_of(result.storage_times))
+            session.out.print(_storage_text(result.storage_times))
     if code and alone:
         session.err.print("no group was run alone, because the whole job failed")
-    return max([code, *(_code(session, one, what=_alone(jobs_alone[place])) for place, one in by_place.items())])
+    return max(
+        [code, *(_code(session, job_result, title=_alone(jobs_alone[place])) for place, job_result in by_place.items())]
+    )
 
 
-def _code(session: Session, result: JobResult, what: str = "") -> int:
-    """Return the exit code for one job, and report on stderr what is not a plain success, of the job `what`."""
+def _code(session: Session, result: JobResult, title: str = "") -> int:
+    """Return the exit code for one job, and report on stderr what is not a plain success, of the job `title`."""
     if result.wrong_elements:
-        if what:
-            session.err.print(f"{what}: {result.wrong_elements} wrong elements", soft_wrap=True)
+        if title:
+            session.err.print(f"{title}: {result.wrong_elements} wrong elements", soft_wrap=True)
         return ExitCode.FAIL
-    return exit_code(session, result.outcome, f"{what}: {result.where}" if what else result.where)
+    return exit_code(session, result.outcome, f"{title}: {result.where}" if title else result.where)
 
 
 def _storage(host: str, ingest: str, checkpoint: str) -> Storage | None:
@@ -153,19 +159,22 @@ def _storage(host: str, ingest: str, checkpoint: str) -> Storage | None:
     return storage_of(host, ingest, checkpoint, lambda parser, text, name: parsed(f"--{name}", parser, text))
 
 
-def _said_of(times: StorageTimes) -> str:
-    said = f"waits for data: P50 {times.ingest_wait_p50_ns / 1e6:.1f} ms, P99 {times.ingest_wait_p99_ns / 1e6:.1f} ms"
+def _storage_text(times: StorageTimes) -> str:
+    words = f"waits for data: P50 {times.ingest_wait_p50_ns / 1e6:.1f} ms, P99 {times.ingest_wait_p99_ns / 1e6:.1f} ms"
     if not times.checkpoints:
-        return said
+        return words
     return (
-        f"{said}; {times.checkpoints} checkpoints, stored in P50 {times.stored_p50_ns / 1e6:.0f} ms, at most "
+        f"{words}; {times.checkpoints} checkpoints, stored in P50 {times.stored_p50_ns / 1e6:.0f} ms, at most "
         f"{times.stored_max_ns / 1e6:.0f}; ranks waited P50 {times.checkpoint_wait_p50_ns / 1e6:.0f} ms for them, "
         f"at most {times.checkpoint_wait_max_ns / 1e6:.0f}"
     )
 
 
 def _run_alone(session: Session, jobs: Mapping[Place, JobSpec]) -> dict[Place, JobResult]:
-    return {place: run_ranks(session, one.ranks, _alone(one), partial(_start, one)) for place, one in jobs.items()}
+    return {
+        place: run_ranks(session, spec_alone.ranks, _alone(spec_alone), partial(_start, spec_alone))
+        for place, spec_alone in jobs.items()
+    }
 
 
 def _alone(spec: JobSpec) -> str:
@@ -178,19 +187,22 @@ def _start(spec: JobSpec, lab: Lab, on_event: OnEvent) -> Running[JobResult]:
 
 
 def _print_groups(session: Session, spec: JobSpec, result: JobResult, disturbed: Sequence[Interference]) -> None:
-    ratios = {(one.phase, one.members): (f"{one.alone_ns / 1e3:.0f}", f"{one.ratio:.2f}") for one in disturbed}
+    ratios = {
+        (disturbance.phase, disturbance.members): (f"{disturbance.alone_ns / 1e3:.0f}", f"{disturbance.ratio:.2f}")
+        for disturbance in disturbed
+    }
     rows = [
         (
-            spec.phases[one.phase].along,
-            spec.phases[one.phase].collective,
-            result.algorithms[one.phase],
-            str(spec.phases[one.phase].size_bytes),
-            " ".join(str(rank) for rank in one.members),
-            f"{one.time_ns / 1e3:.0f}",
-            f"{one.busbw_gbytes_per_s:.5f}",
-            *(ratios.get((one.phase, one.members), ("", "")) if ratios else ()),
+            spec.phases[group.phase].along,
+            spec.phases[group.phase].collective,
+            result.algorithms[group.phase],
+            str(spec.phases[group.phase].size_bytes),
+            " ".join(str(rank) for rank in group.members),
+            f"{group.time_ns / 1e3:.0f}",
+            f"{group.busbw_gbytes_per_s:.5f}",
+            *(ratios.get((group.phase, group.members), ("", "")) if ratios else ()),
         )
-        for one in result.groups
+        for group in result.groups
     ]
     columns = ("along", "collective", "algorithm", "size(B)", "ranks", "time(us)", "busbw(GB/s)")
     session.table((*columns, *(("alone(us)", "interference") if ratios else ())), rows)

@@ -58,20 +58,20 @@ def _exit_code(result: ProbeResult) -> ExitCode:
 
 
 def _show(session: Session, result: ProbeResult) -> None:
-    named = {name for one in result.suspects for name in one.names}
+    named = {name for suspect in result.suspects for name in suspect.names}
     rows = [
         (name, f"{sent:,}", f"{lost:,}", f"{100 * lost / sent:.2f} %" if sent else "", "lossy" if name in named else "")
         for name, (sent, lost) in result.links.items()
     ]
     session.table(("link", "probes", "lost", "share", ""), rows)
-    for one in result.suspects:
-        share = share_interval(one.lost, one.sent, level=0.95)
+    for suspect in result.suspects:
+        share = share_interval(suspect.lost, suspect.sent, level=0.95)
         session.out.print(
-            f"{' or '.join(one.names)} loses {100 * one.lost / one.sent:.1f} % of what crosses it "
-            f"({100 * share.low:.1f} to {100 * share.high:.1f} %; {one.lost:,} of {one.sent:,} probes)"
+            f"{' or '.join(suspect.names)} loses {100 * suspect.lost / suspect.sent:.1f} % of what crosses it "
+            f"({100 * share.low:.1f} to {100 * share.high:.1f} %; {suspect.lost:,} of {suspect.sent:,} probes)"
         )
     if not result.suspects:
-        sent, lost = sum(one.sent for one in result.probes), sum(one.lost for one in result.probes)
+        sent, lost = sum(group.sent for group in result.probes), sum(group.lost for group in result.probes)
         session.out.print(f"no place loses more than chance: {lost:,} of {sent:,} probes")
     _show_times(session, result)
     if result.uncovered:
@@ -82,24 +82,24 @@ def _show(session: Session, result: ProbeResult) -> None:
 
 def _show_times(session: Session, result: ProbeResult) -> None:
     """Print the slowest round trips, compared with paths of the same number of hops, and the places that cause them."""
-    answered = [one for one in result.paths if one.network is not None and one.responder is not None]
+    answered = [path for path in result.paths if path.network is not None and path.responder is not None]
     if not answered:
         session.out.print("no probe was answered, so round trips are unknown")
         return
-    ordered = sorted(answered, key=lambda one: -(one.times or 0.0))
+    ordered = sorted(answered, key=lambda path: -(path.times or 0.0))
     session.out.print()
     session.table(
         ("there and back", "answered", "network: min", "median", "P99", "of like paths", "responder: median", "P99"),
         [
             (
-                _way(one),
-                f"{one.answered:,} of {one.sent:,}",
-                *(format_duration(ns) for ns in (one.network.min_ns, one.network.median_ns, one.network.p99_ns)),
-                "" if one.times is None else f"{one.times:.2f}",
-                *(format_duration(ns) for ns in (one.responder.median_ns, one.responder.p99_ns)),
+                _way(path),
+                f"{path.answered:,} of {path.sent:,}",
+                *(format_duration(ns) for ns in (path.network.min_ns, path.network.median_ns, path.network.p99_ns)),
+                "" if path.times is None else f"{path.times:.2f}",
+                *(format_duration(ns) for ns in (path.responder.median_ns, path.responder.p99_ns)),
             )
-            for one in ordered[:_SHOWN]
-            if one.network is not None and one.responder is not None
+            for path in ordered[:_SHOWN]
+            if path.network is not None and path.responder is not None
         ],
     )
     if len(ordered) > _SHOWN:
@@ -116,10 +116,10 @@ def _show_times(session: Session, result: ProbeResult) -> None:
     )
 
 
-def _way(one: PathTimes) -> str:
+def _way(path: PathTimes) -> str:
     """Return a path as `host1:rxe0 rtsw1 ctsw1 rtsw2 host3:rxe0`, with the return path if that differs."""
-    there = " ".join(one.path)
-    return there if one.back == one.path[::-1] else f"{there}, back by {' '.join(one.back[1:-1])}"
+    forward = " ".join(path.path)
+    return forward if path.back == path.path[::-1] else f"{forward}, back by {' '.join(path.back[1:-1])}"
 
 
 COMMANDS = (probe,)

@@ -87,10 +87,10 @@ def replay_command(
     spec = ReplaySpec(ranks=mine, speed=speed, pauses=not no_compute, repeat=repeat, **queue_pairs)
     check(spec)
     network = cost.NETWORKS[inventory.kind]
-    made = batches(trace, spec, network)
+    planned_batches = batches(trace, spec, network)
     blocking = [note for note in trace.notes if note.blocks]
     if dry_run:
-        _tell_plan(session, spec, trace, made, as_json=as_json)
+        _tell_plan(session, spec, trace, planned_batches, as_json=as_json)
         return ExitCode.PASS
     for note in trace.notes if not as_json else ():
         session.err.print(styled(f"{note.file} record {note.record}: {note.what}", "dim"), soft_wrap=True)
@@ -115,30 +115,32 @@ def _replay(session: Session, inventory: Inventory, spec: ReplaySpec, trace: Tra
         return replay.run(lab, spec, trace, on_event=teller(lab, progress))
 
 
-def _tell_plan(session: Session, spec: ReplaySpec, trace: Trace, made: tuple[Batch, ...], *, as_json: bool) -> None:
+def _tell_plan(
+    session: Session, spec: ReplaySpec, trace: Trace, planned_batches: tuple[Batch, ...], *, as_json: bool
+) -> None:
     rows = [
-        (one, algorithm, waits)
-        for batch in made
-        for one, algorithm, waits in zip(batch.operations, batch.algorithms, _waits(batch), strict=True)
+        (operation, algorithm, waits)
+        for batch in planned_batches
+        for operation, algorithm, waits in zip(batch.operations, batch.algorithms, _waits(batch), strict=True)
     ]
     if as_json:
         plan: dict[str, Any] = {
             "source": trace.source,
             "format": trace.format,
             "ranks": dict(enumerate(spec.ranks)),
-            "batches": len(made),
+            "batches": len(planned_batches),
             "operations": [
                 {
-                    "record": one.record,
-                    "collective": one.collective,
+                    "record": operation.record,
+                    "collective": operation.collective,
                     "algorithm": algorithm,
-                    "size_bytes": one.size_bytes,
-                    "members": one.members,
-                    "root": one.root,
-                    "counts_bytes": one.counts,
+                    "size_bytes": operation.size_bytes,
+                    "members": operation.members,
+                    "root": operation.root,
+                    "counts_bytes": operation.counts,
                     "wait_ns": wait,
                 }
-                for one, algorithm, wait in rows
+                for operation, algorithm, wait in rows
             ],
             "not_replayed": [
                 {"file": note.file, "record": note.record, "what": note.what, "blocks": note.blocks}
@@ -151,36 +153,36 @@ def _tell_plan(session: Session, spec: ReplaySpec, trace: Trace, made: tuple[Bat
         PLAN_COLUMNS,
         [
             (
-                str(one.record),
-                one.collective,
+                str(operation.record),
+                operation.collective,
                 algorithm,
-                str(one.size_bytes),
-                " ".join(str(member) for member in one.members),
+                str(operation.size_bytes),
+                " ".join(str(member) for member in operation.members),
                 format_duration(wait) if wait else "",
             )
-            for one, algorithm, wait in rows
+            for operation, algorithm, wait in rows
         ],
     )
-    kinds = Counter(one.collective for one, _, _ in rows)
-    size = format_bytes(sum(one.size_bytes for one, _, _ in rows))
+    kinds = Counter(operation.collective for operation, _, _ in rows)
+    size = format_bytes(sum(operation.size_bytes for operation, _, _ in rows))
     session.out.print(
         f"{trace.source} ({trace.format}): {', '.join(f'{count} {kind}' for kind, count in kinds.items())}; {size} in "
-        f"{len(made)} batch{'es' if len(made) > 1 else ''}",
+        f"{len(planned_batches)} batch{'es' if len(planned_batches) > 1 else ''}",
         soft_wrap=True,
     )
     session.out.print("ranks: " + ", ".join(f"{rank} on {name}" for rank, name in enumerate(spec.ranks)))
     for note in trace.notes:
         stands = styled("not supported", "red") if note.blocks else "skipped"
-        said = f": {note.file} record {note.record}: {note.what}"
-        session.out.print(Text.assemble(stands, said), soft_wrap=True)
+        details = f": {note.file} record {note.record}: {note.what}"
+        session.out.print(Text.assemble(stands, details), soft_wrap=True)
 
 
 def _waits(batch: Batch) -> list[int]:
     """Return, by operation, the longest time in ns that its first member waits by the program alone."""
     waits = []
-    for one, gates in zip(batch.operations, batch.gates, strict=True):
+    for operation, gates in zip(batch.operations, batch.gates, strict=True):
         gate = gates[0]
-        waits.append(0 if gate is None else max(batch.programs[one.members[0]]["pauses"][gate][1:]))
+        waits.append(0 if gate is None else max(batch.programs[operation.members[0]]["pauses"][gate][1:]))
     return waits
 
 
@@ -189,16 +191,16 @@ def _tell(session: Session, result: ReplayResult) -> None:
         COLUMNS,
         [
             (
-                str(one.record),
-                one.collective,
-                one.algorithm,
-                str(one.size_bytes),
-                " ".join(str(member) for member in one.members),
-                f"{one.time_ns / 1e3:.0f}",
-                f"{one.busbw_gbytes_per_s:.5f}",
-                f"{one.recorded_ns / 1e3:.0f}" if one.recorded_ns else "",
+                str(operation.record),
+                operation.collective,
+                operation.algorithm,
+                str(operation.size_bytes),
+                " ".join(str(member) for member in operation.members),
+                f"{operation.time_ns / 1e3:.0f}",
+                f"{operation.busbw_gbytes_per_s:.5f}",
+                f"{operation.recorded_ns / 1e3:.0f}" if operation.recorded_ns else "",
             )
-            for one in result.operations
+            for operation in result.operations
         ],
     )
     often = "once" if result.spec.repeat == 1 else f"{result.spec.repeat} times"

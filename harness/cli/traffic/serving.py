@@ -73,7 +73,7 @@ def inference_command(
         decode_bytes=read_size(decode),
         **options,
     )
-    result = _run(session, ranks, "inference", lambda lab, tell: inference.run(lab, spec, on_event=tell))
+    result = _run(session, ranks, "inference", lambda lab, report: inference.run(lab, spec, on_event=report))
     write_rows(session, rows_file.of_ranks(result), out)
     if as_json:
         session.json(result.to_dict())
@@ -143,7 +143,7 @@ def ranking_command(
         iterations=iterations,
         **queue_pairs,
     )
-    result = _run(session, ranks, "ranking", lambda lab, tell: ranking.run(lab, spec, on_event=tell))
+    result = _run(session, ranks, "ranking", lambda lab, report: ranking.run(lab, spec, on_event=report))
     write_rows(session, rows_file.of_ranks(result), out)
     if as_json:
         session.json(result.to_dict())
@@ -166,11 +166,11 @@ def ranking_command(
     return ExitCode.FAIL if result.wrong_elements else exit_code(session, result.outcome, result.where)
 
 
-def _run(session: Session, ranks: Sequence[str], what: str, run: Callable[[Lab, OnEvent], T]) -> T:
+def _run(session: Session, ranks: Sequence[str], title: str, run: Callable[[Lab, OnEvent], T]) -> T:
     inventory = session.inventory()
     with (
-        session.working(inventory, hosts_of(inventory.topology, ranks), why=f"traffic {what}") as lab,
+        session.working(inventory, hosts_of(inventory.topology, ranks), why=f"traffic {title}") as lab,
         session.progress() as progress,
     ):
-        progress(f"connecting the ranks of the {what} job")
+        progress(f"connecting the ranks of the {title} job")
         return run(lab, teller(lab, progress))

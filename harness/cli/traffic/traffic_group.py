@@ -180,19 +180,21 @@ def flow(
             result = running.wait((specs[0].duration_s or 0) + PATIENCE_S)
         if perftest_json is not None:
             sender = endpoint(lab.topology, specs[0].src)
-            said = perftest_json_module.document(result.flows[0], gid_index=gid_index(lab.node(sender.host), sender))
-            perftest_json.write_text(said)
+            counts = perftest_json_module.document(result.flows[0], gid_index=gid_index(lab.node(sender.host), sender))
+            perftest_json.write_text(counts)
     write_rows(session, rows_file.of_flows(result.flows), out)
     if as_json:
         session.json(result.to_dict())
     else:
-        session.table(FLOW_COLUMNS, [_flow_row(one) for one in result.flows])
-        for one in result.flows:
-            if one.rnr is not None:
-                session.out.print(f"{one.spec.src} -> {one.spec.dst}: {one.rnr}", soft_wrap=True)
-            if one.checked_bytes is not None:
-                said = f"{one.checked_bytes} bytes checked, {one.wrong_bytes} wrong"
-                session.out.print(f"{one.spec.src} -> {one.spec.dst}: {said}", soft_wrap=True)
+        session.table(FLOW_COLUMNS, [_flow_row(flow_result) for flow_result in result.flows])
+        for flow_result in result.flows:
+            if flow_result.rnr is not None:
+                session.out.print(
+                    f"{flow_result.spec.src} -> {flow_result.spec.dst}: {flow_result.rnr}", soft_wrap=True
+                )
+            if flow_result.checked_bytes is not None:
+                counts = f"{flow_result.checked_bytes} bytes checked, {flow_result.wrong_bytes} wrong"
+                session.out.print(f"{flow_result.spec.src} -> {flow_result.spec.dst}: {counts}", soft_wrap=True)
         if len(result.flows) > 1:
             fairness = "" if result.jain_index is None else f", Jain index {result.jain_index:.3f}"
             session.out.print(f"{len(result.flows)} flows: {result.goodput_bps / 1e9:.3f} Gb/s in all{fairness}")
@@ -314,7 +316,7 @@ def collective(
     collective_module.fit(session.inventory(), spec)
     check_record(record)
     result = run_ranks(
-        session, ranks, f"collective {name}", lambda lab, tell: collective_module.start(lab, spec, on_event=tell)
+        session, ranks, f"collective {name}", lambda lab, report: collective_module.start(lab, spec, on_event=report)
     )
     if record is not None:
         write_record(session, recording.of_collective(result), record, record_format)
@@ -381,14 +383,14 @@ def check_names(topology: Topology, names: Iterable[str]) -> None:
             endpoint(topology, name)
 
 
-def run_ranks(session: Session, ranks: Sequence[str], what: str, start: Callable[[Lab, OnEvent], Running[T]]) -> T:
+def run_ranks(session: Session, ranks: Sequence[str], title: str, start: Callable[[Lab, OnEvent], Running[T]]) -> T:
     """Start work on ranks (RNIC names; none: all hosts) and wait until it is over."""
     inventory = session.inventory()
     with (
-        session.working(inventory, hosts_of(inventory.topology, ranks), why=f"traffic {what}") as lab,
+        session.working(inventory, hosts_of(inventory.topology, ranks), why=f"traffic {title}") as lab,
         session.progress() as progress,
     ):
-        progress(f"connecting the ranks of {what}")
+        progress(f"connecting the ranks of {title}")
         with start(lab, teller(lab, progress)) as running:
             # It ends by its iterations; how long those take is the lab's affair. Its stall deadline ends a hang.
             while not running.is_over:
@@ -398,28 +400,28 @@ def run_ranks(session: Session, ranks: Sequence[str], what: str, start: Callable
 
 def teller(lab: Lab, progress: Any) -> Any:
     """Tell at most every two seconds what the traffic's events add up to."""
-    seen = {"bytes": 0, "iterations": 0, "told": time.monotonic()}
+    totals = {"bytes": 0, "iterations": 0, "told": time.monotonic()}
     write_flights = flight_dump.writer(Path.cwd(), flight_dump.stem_now(), progress)
 
-    def tell(event: dict[str, Any]) -> None:
+    def report(event: dict[str, Any]) -> None:
         lab.heartbeat()
         write_flights(event)
         match event["event"]:
             case "sample" if event.get("has_arrived", True):
-                seen["bytes"] += sum(event["sizes"])
+                totals["bytes"] += sum(event["sizes"])
             case "iteration":
-                seen["iterations"] = max(seen["iterations"], event["index"] + 1)
+                totals["iterations"] = max(totals["iterations"], event["index"] + 1)
             case "qp_error" | "rebuilt" as name:
-                progress(_told(name, event))
-        if time.monotonic() - seen["told"] > TELL_EVERY_S:
-            seen["told"] = time.monotonic()
-            done = f"{seen['iterations']} iterations, " if seen["iterations"] else ""
-            progress(f"{done}{seen['bytes'] / 1e6:.1f} MB arrived" if done or seen["bytes"] else "running")
+                progress(_event_text(name, event))
+        if time.monotonic() - totals["told"] > TELL_EVERY_S:
+            totals["told"] = time.monotonic()
+            done = f"{totals['iterations']} iterations, " if totals["iterations"] else ""
+            progress(f"{done}{totals['bytes'] / 1e6:.1f} MB arrived" if done or totals["bytes"] else "running")
 
-    return tell
+    return report
 
 
-def _told(name: str, event: dict[str, Any]) -> str:
+def _event_text(name: str, event: dict[str, Any]) -> str:
     if name == "qp_error":
         error = event["qp_error"]
         return f"QP lost: {error.endpoint} -> {error.peer}, {error.status}"
@@ -444,19 +446,21 @@ def _exit_code_of_flows(session: Session, result: FlowsResult) -> int:
 
     A flow whose bytes were to be checked, and of which none was, is INCONCLUSIVE.
     """
-    if any(one.wrong_bytes for one in result.flows):
+    if any(flow_result.wrong_bytes for flow_result in result.flows):
         return ExitCode.FAIL
     code = exit_code(session, result.outcome, result.where)
     if code:
         return code
-    if silent := [one.spec for one in result.flows if not one.size_bytes]:
+    if silent := [flow_result.spec for flow_result in result.flows if not flow_result.size_bytes]:
         sentence = (
             f": no message arrived on {_named(silent)}; look for lost packets (faultbed probe), or use smaller "
             "messages (--size, --depth) or a longer timeout (--qp timeout=20) on slow links"
         )
         session.err.print(Text.assemble(("no data", "red"), sentence), soft_wrap=True)
         return ExitCode.FAIL
-    if unchecked := [one.spec for one in result.flows if one.spec.check and not one.checked_bytes]:
+    if unchecked := [
+        flow_result.spec for flow_result in result.flows if flow_result.spec.check and not flow_result.checked_bytes
+    ]:
         sentence = f": no byte of {_named(unchecked)} was checked; let it run longer (--for)"
         session.err.print(Text.assemble(("not checked", "yellow"), sentence), soft_wrap=True)
         return ExitCode.INCONCLUSIVE

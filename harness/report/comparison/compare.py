@@ -32,9 +32,9 @@ from harness.proof import why_unproven_in
 from harness.record.measurements import Measurements
 from harness.report.comparison.differences import of_plans, words
 
-__all__ = ["HIGHER_IS_BETTER", "Row", "Says", "compare", "differences"]
+__all__ = ["HIGHER_IS_BETTER", "Outcome", "Row", "compare", "differences"]
 
-Says = Literal["better", "worse", "no difference shown", "not comparable"]
+Outcome = Literal["better", "worse", "no difference shown", "not comparable"]
 HIGHER_IS_BETTER = frozenset(
     {"goodput.mean", "busbw.mean", "goodput_min_ratio", "goodput_mean_ratio", "iterations", "ettr", "slo_attainment"}
 )
@@ -58,26 +58,26 @@ class Row:
     b: float | str | None
     ratio: float | None
     interval: Interval | None
-    says: Says
+    says: Outcome
     why: str
     own: Interval | None = None
 
 
-def differences(a: Plan, b: Plan) -> tuple[str, ...]:
+def differences(first: Plan, second: Plan) -> tuple[str, ...]:
     """Describe every difference between two plans; empty for the same experiment, seed, faults and lab."""
-    return words(of_plans(a, b))
+    return words(of_plans(first, second))
 
 
-def compare(a: Measurements, b: Measurements, *, floor: NoiseFloor | None = None) -> tuple[Row, ...]:
-    """Compare B with A, job time first. A run that does not show what it is about is neither better nor worse."""
-    seen_a, seen_b = observe(a), observe(b)
-    rows = [_job_time(a, b, seen_a, seen_b, floor)]
-    for name, left in seen_a.metrics.items():
-        right = seen_b.metrics.get(name)
+def compare(run_a: Measurements, run_b: Measurements, *, floor: NoiseFloor | None = None) -> tuple[Row, ...]:
+    """Compare B with A, job time first. A run with an error or without its evidence is neither better nor worse."""
+    observed_a, observed_b = observe(run_a), observe(run_b)
+    rows = [_job_time(run_a, run_b, observed_a, observed_b, floor)]
+    for name, left in observed_a.metrics.items():
+        right = observed_b.metrics.get(name)
         if right is not None and not (left.value is None and right.value is None):
-            metric = METRICS.get(name) or lookup(name, seen_a.impacts)
+            metric = METRICS.get(name) or lookup(name, observed_a.impacts)
             rows.append(_row(name, metric.unit if metric else "s", left, right, floor))
-    doubt = next((f"{letter}: {why}" for letter, run in (("A", a), ("B", b)) for why in _doubts(run)), None)
+    doubt = next((f"{letter}: {why}" for letter, run in (("A", run_a), ("B", run_b)) for why in _doubts(run)), None)
     if doubt is None:
         return tuple(rows)
     return tuple(replace(row, says="not comparable", why=doubt) if row.interval is not None else row for row in rows)
@@ -96,19 +96,21 @@ def _doubts(run: Measurements) -> Iterator[str]:
         yield from (f"{run.routing.scheme} is not proven: {reason}" for reason in run.routing.unproven)
 
 
-def _job_time(a: Measurements, b: Measurements, seen_a: Observed, seen_b: Observed, floor: NoiseFloor | None) -> Row:
-    count = min(finished_iterations(a.series), finished_iterations(b.series))
+def _job_time(
+    run_a: Measurements, run_b: Measurements, observed_a: Observed, observed_b: Observed, floor: NoiseFloor | None
+) -> Row:
+    count = min(finished_iterations(run_a.series), finished_iterations(run_b.series))
     if count == 0:
         why = "no iteration that both runs finished"
         return Row(
             metric="job time", unit="s", a=None, b=None, ratio=None, interval=None, says="not comparable", why=why
         )
-    times_a, times_b = (iteration_times(one.series, count, timeline.job_start_ns(one)) for one in (a, b))
+    times_a, times_b = (iteration_times(run.series, count, timeline.job_start_ns(run)) for run in (run_a, run_b))
     interval = confidence.total_ratio(
         times_b,
         times_a,
-        quiet=~disturbed(b, seen_b.impacts, times_b),
-        quiet_control=~disturbed(a, seen_a.impacts, times_a),
+        quiet=~disturbed(run_b, observed_b.impacts, times_b),
+        quiet_control=~disturbed(run_a, observed_a.impacts, times_a),
         before=0,
     )
     own, interval = interval, _widened("job time", interval, floor)
@@ -120,7 +122,7 @@ def _job_time(a: Measurements, b: Measurements, seen_a: Observed, seen_b: Observ
         b=float(times_b.sum()) / 1e9,
         ratio=ratio,
         interval=interval,
-        says=_says("job time", interval),
+        says=_outcome("job time", interval),
         why=f"the first {count} iterations; " + (str(interval) if interval else "too few to know their noise"),
         own=own,
     )
@@ -134,13 +136,13 @@ def _row(name: str, unit: str, left: Observation, right: Observation, floor: Noi
         b=right.value,
         ratio=None,
         interval=None,
-        says=_same(left, right),
+        says=_of_counts(left, right),
         why=right.detail,
     )
     if not (isinstance(left.value, int | float) and isinstance(right.value, int | float) and left.value > 0):
         return row
     ratio = float(right.value) / float(left.value)
-    if _once(left) or _once(right):
+    if _is_resolution_only(left) or _is_resolution_only(right):
         return replace(row, ratio=ratio, why="it happened once in each run; only repeats can compare it")
     if not (left.interval and right.interval) or left.censored or right.censored:
         return replace(row, ratio=ratio)
@@ -149,7 +151,7 @@ def _row(name: str, unit: str, left: Observation, right: Observation, floor: Noi
     own = confidence.ratio_interval(right.interval, left.interval, ratio)
     interval = _widened(name, own, floor)
     why = str(interval) if interval else "one of the intervals reaches to 0"
-    return replace(row, ratio=ratio, interval=interval, own=own, says=_says(name, interval), why=why)
+    return replace(row, ratio=ratio, interval=interval, own=own, says=_outcome(name, interval), why=why)
 
 
 def _widened(name: str, interval: Interval | None, floor: NoiseFloor | None) -> Interval | None:
@@ -163,17 +165,17 @@ def _widened(name: str, interval: Interval | None, floor: NoiseFloor | None) -> 
     )
 
 
-def _once(one: Observation) -> bool:
+def _is_resolution_only(observation: Observation) -> bool:
     """Return whether the interval only reflects the measurement's resolution, not the variation between runs."""
-    return one.interval is not None and one.interval.level == 1
+    return observation.interval is not None and observation.interval.level == 1
 
 
-def _same(left: Observation, right: Observation) -> Says:
+def _of_counts(left: Observation, right: Observation) -> Outcome:
     """Compare counts and names: equal values show no difference, unequal ones decide nothing without repeats."""
     return "no difference shown" if left.value == right.value else "not comparable"
 
 
-def _says(name: str, interval: Interval | None) -> Says:
+def _outcome(name: str, interval: Interval | None) -> Outcome:
     if interval is None:
         return "not comparable"
     if interval.low > 1:

@@ -49,18 +49,18 @@ class _RecoveryView:
     bounded: bool
 
 
-def default_path(a: RunDir, b: RunDir) -> Path:
+def default_path(run_a: RunDir, run_b: RunDir) -> Path:
     """Return the default location of the page: in B's directory, named after A."""
-    return b.path / f"compare-with-{a.path.resolve().name}.html"
+    return run_b.path / f"compare-with-{run_a.path.resolve().name}.html"
 
 
-def render(a: RunDir, b: RunDir, rows: Sequence[Row], out: Path) -> Path:
+def render(run_a: RunDir, run_b: RunDir, rows: Sequence[Row], out: Path) -> Path:
     """Write the page to `out` and return it; `rows` are those of `harness.report.comparison.compare`.
 
     Raises:
         UsageError: a file of one of the runs cannot be read, or `out` is not writable.
     """
-    html = render_html(a, b, rows)
+    html = render_html(run_a, run_b, rows)
     try:
         out.write_text(html, encoding="utf-8")
     except OSError as error:
@@ -68,36 +68,36 @@ def render(a: RunDir, b: RunDir, rows: Sequence[Row], out: Path) -> Path:
     return out
 
 
-def render_html(a: RunDir, b: RunDir, rows: Sequence[Row]) -> str:
+def render_html(run_a: RunDir, run_b: RunDir, rows: Sequence[Row]) -> str:
     """Return the page as text."""
-    one, two = _side("A", a), _side("B", b)
-    checks = compared_runs.check_pairs(one.verdict.checks, two.verdict.checks)
+    side_a, side_b = _side("A", run_a), _side("B", run_b)
+    checks = compared_runs.check_pairs(side_a.verdict.checks, side_b.verdict.checks)
     decided = [row for row in rows if row.interval is not None]
     rest = [row for row in rows if row.interval is None]
     return (
         page.environment()
         .get_template("compare.html.j2")
         .render(
-            sides=(one, two),
-            a=one,
-            b=two,
+            sides=(side_a, side_b),
+            a=side_a,
+            b=side_b,
             headline=compared_runs.headline(rows),
-            sentence=compared_runs.describe(one, two, rows, checks),
-            workload=summary.describe_workload(one.run),
-            facts=_facts(one, two, rows, checks),
-            plans=differences.of_plans(one.plan, two.plan),
-            labs=differences.of_labs(one.run, two.run),
-            environments=differences.of_environments(a.read_environment(), b.read_environment()),
-            unlike_lines=compared_runs.unlike_lines(one, two),
+            sentence=compared_runs.describe(side_a, side_b, rows, checks),
+            workload=summary.describe_workload(side_a.run),
+            facts=_facts(side_a, side_b, rows, checks),
+            plans=differences.of_plans(side_a.plan, side_b.plan),
+            labs=differences.of_labs(side_a.run, side_b.run),
+            environments=differences.of_environments(run_a.read_environment(), run_b.read_environment()),
+            unlike_lines=compared_runs.unlike_lines(side_a, side_b),
             decided=forest.forest(decided),
             once=forest.forest(rest),
             bare=[row for row in rest if row.ratio is None],
             floored=any(row.own != row.interval for row in rows),
-            goodput=page.markup(compare_plots.goodput_chart(one, two)),
-            aligned=compare_plots.aligned(one, two),
-            recoveries=_recoveries(one, two),
+            goodput=page.markup(compare_plots.goodput_chart(side_a, side_b)),
+            aligned=compare_plots.aligned(side_a, side_b),
+            recoveries=_recoveries(side_a, side_b),
             checks=checks,
-            **_loads(one, two),
+            **_loads(side_a, side_b),
         )
     )
 
@@ -116,16 +116,24 @@ def _side(letter: str, run: RunDir) -> Side:
 
 
 def _facts(
-    a: Side, b: Side, rows: Sequence[Row], checks: Sequence[compared_runs.CheckPair]
+    side_a: Side, side_b: Side, rows: Sequence[Row], checks: Sequence[compared_runs.CheckPair]
 ) -> list[tuple[str, str, str]]:
     """Return the tiles under the headline: (name, value, origin)."""
-    tiles = [("verdict, A then B", f"{a.verdict.verdict} → {b.verdict.verdict}", _states(a.verdict, b.verdict))]
+    tiles = [
+        (
+            "verdict, A then B",
+            f"{side_a.verdict.verdict} → {side_b.verdict.verdict}",
+            _states(side_a.verdict, side_b.verdict),
+        )
+    ]
     by_name = {row.metric: row for row in rows}
     for name, label in (("job time", "job time, B over A"), ("goodput.mean", "mean goodput, B over A")):
         row = by_name.get(name)
         if row is not None and row.ratio is not None:
-            said = "no interval" if row.interval is None else f"{row.interval.low:.3f} to {row.interval.high:.3f}"
-            tiles.append((label, f"{row.ratio:.3f}", f"{said}: {row.says}"))
+            interval_text = (
+                "no interval" if row.interval is None else f"{row.interval.low:.3f} to {row.interval.high:.3f}"
+            )
+            tiles.append((label, f"{row.ratio:.3f}", f"{interval_text}: {row.says}"))
     for name, label in (("recovery.total", "worst recovery, A then B"), ("dip", "deepest dip, A then B")):
         row = by_name.get(name)
         if row is not None:
@@ -136,13 +144,13 @@ def _facts(
     return tiles
 
 
-def _states(a: VerdictFile, b: VerdictFile) -> str:
-    return f"lab afterwards {a.lab_state} and {b.lab_state}"
+def _states(verdict_a: VerdictFile, verdict_b: VerdictFile) -> str:
+    return f"lab afterwards {verdict_a.lab_state} and {verdict_b.lab_state}"
 
 
-def _recoveries(a: Side, b: Side) -> list[_RecoveryView]:
+def _recoveries(side_a: Side, side_b: Side) -> list[_RecoveryView]:
     views = []
-    for index, pair in enumerate(compared_runs.recovery_pairs(a, b)):
+    for index, pair in enumerate(compared_runs.recovery_pairs(side_a, side_b)):
         fault = pair.a.fault or pair.b.fault
         if fault is None:
             continue
@@ -153,26 +161,32 @@ def _recoveries(a: Side, b: Side) -> list[_RecoveryView]:
                 pair=pair,
                 what=f"{fault.plan.kind} on {fault.plan.target}",
                 phases=pair.phases,
-                bounded=any(one is not None and one.bound_s is not None for _, *both in pair.phases for one in both),
+                bounded=any(
+                    phase_bar is not None and phase_bar.bound_s is not None
+                    for _, *phase_bars_of_sides in pair.phases
+                    for phase_bar in phase_bars_of_sides
+                ),
             )
         )
     return views
 
 
-def _loads(a: Side, b: Side) -> Mapping[str, Any]:
+def _loads(side_a: Side, side_b: Side) -> Mapping[str, Any]:
     """Return the data of the table of links."""
-    both = [link_load.link_loads(side.run) for side in (a, b)]
+    loads_of_sides = [link_load.link_loads(side.run) for side in (side_a, side_b)]
     loads = [
         _Loads(
-            most=max((way.size_bytes or 0 for one in side_loads for way in (one.up, one.down)), default=0),
+            most=max(
+                (direction.size_bytes or 0 for load in side_loads for direction in (load.up, load.down)), default=0
+            ),
             layers=link_load.layers(side_loads, side.run.topology),
             fans=link_load.fans(side_loads, side.run.topology),
         )
-        for side, side_loads in zip((a, b), both, strict=True)
+        for side, side_loads in zip((side_a, side_b), loads_of_sides, strict=True)
     ]
-    return {"loads": loads, "load_pairs": compared_runs.load_pairs(*_as_two(both))}
+    return {"loads": loads, "load_pairs": compared_runs.load_pairs(*_as_two(loads_of_sides))}
 
 
-def _as_two(both: Sequence[Sequence[LinkLoad]]) -> tuple[Sequence[LinkLoad], Sequence[LinkLoad]]:
-    first, second = both
+def _as_two(pair: Sequence[Sequence[LinkLoad]]) -> tuple[Sequence[LinkLoad], Sequence[LinkLoad]]:
+    first, second = pair
     return first, second

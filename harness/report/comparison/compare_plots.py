@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from harness.report.comparison.compared_runs import Side, origin_ns
 from harness.report.plots import fault_bands
-from harness.report.plots.charts import GOODPUT, INK, LINE, OTHER, STYLE, Band, Chart, bare, svg, twice
+from harness.report.plots.charts import GOODPUT, INK, LINE, OTHER, STYLE, Band, Chart, bare, both_widths, svg
 from harness.report.plots.goodput_plot import healthy_line, rolled
 from harness.report.plots.thinning import extremes, spans
 
@@ -24,47 +24,47 @@ _LANE_IN = 0.22
 _COLOURS = (GOODPUT, OTHER)
 
 
-def aligned(a: Side, b: Side) -> bool:
+def aligned(side_a: Side, side_b: Side) -> bool:
     """Return whether both runs have a first fault to align them; otherwise they are aligned at their start."""
-    return origin_ns(a) is not None and origin_ns(b) is not None
+    return origin_ns(side_a) is not None and origin_ns(side_b) is not None
 
 
 @mpl.rc_context(STYLE)
-def goodput_chart(a: Side, b: Side) -> Chart | None:
+def goodput_chart(side_a: Side, side_b: Side) -> Chart | None:
     """Draw rolling goodput of all ranks of A and B, with a lane for each run's faults. None without samples of both."""
-    if any(side.observed.goodput is None or not len(side.observed.goodput.bytes) for side in (a, b)):
+    if any(side.observed.goodput is None or not len(side.observed.goodput.bytes) for side in (side_a, side_b)):
         return None
-    origins = [_origin_s(side, at_fault=aligned(a, b)) for side in (a, b)]
-    bands = [_bands(side, origin) for side, origin in zip((a, b), origins, strict=True)]
+    origins = [_origin_s(side, at_fault=aligned(side_a, side_b)) for side in (side_a, side_b)]
+    bands = [_bands(side, origin) for side, origin in zip((side_a, side_b), origins, strict=True)]
     ends = [
         ((side.run.t0_ns / 1e9) - origin, (side.run.end_ns / 1e9) - origin)
-        for side, origin in zip((a, b), origins, strict=True)
+        for side, origin in zip((side_a, side_b), origins, strict=True)
     ]
 
     def draw(width: float, *, narrow: bool) -> str:
         height = 2.2 if narrow else 2.8
-        lanes = [one for one in bands if one]
+        lanes = [lane_bands for lane_bands in bands if lane_bands]
         figure = Figure(figsize=(width, height + _LANE_IN * len(lanes) + 0.5))
         heights = [height, *[_LANE_IN] * len(lanes)]
         rows = figure.subplots(
             len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights, "hspace": 0.12}
         )[:, 0]
-        _lines(rows[0], (a, b), origins, narrow=narrow)
+        _lines(rows[0], (side_a, side_b), origins, narrow=narrow)
         for axes, letter, lane in zip(
-            rows[1:], [letter for letter, one in zip("AB", bands, strict=True) if one], lanes, strict=True
+            rows[1:], [letter for letter, lane_bands in zip("AB", bands, strict=True) if lane_bands], lanes, strict=True
         ):
             _lane(axes, letter, lane)
-        if aligned(a, b):
+        if aligned(side_a, side_b):
             for axes in rows:
                 axes.axvline(0, color=INK, linewidth=0.8, zorder=1)
         rows[-1].set_xlim(min(start for start, _ in ends), max(end for _, end in ends))
         for axes in rows[:-1]:
             axes.tick_params(axis="x", labelbottom=False, length=0)
-        since = "the first fault fired" if aligned(a, b) else "the workload's start"
+        since = "the first fault fired" if aligned(side_a, side_b) else "the workload's start"
         rows[-1].set_xlabel(f"seconds since {since}, in each run")
         return svg(figure, f"compare-{'narrow' if narrow else 'wide'}", narrow=narrow, top_in=0.1)
 
-    return twice(draw)
+    return both_widths(draw)
 
 
 def _origin_s(side: Side, *, at_fault: bool) -> float:
@@ -77,9 +77,14 @@ def _bands(side: Side, origin_s: float) -> list[Band]:
     shift = side.run.t0_ns / 1e9 - origin_s
     bands = [fault_bands.band(side.run, fault, index) for index, fault in enumerate(side.run.faults)]
     return [
-        Band(start_s=one.start_s + shift, end_s=one.end_s + shift, number=one.number, colour=one.colour)
-        for one in bands
-        if one is not None
+        Band(
+            start_s=fault_band.start_s + shift,
+            end_s=fault_band.end_s + shift,
+            number=fault_band.number,
+            colour=fault_band.colour,
+        )
+        for fault_band in bands
+        if fault_band is not None
     ]
 
 

@@ -78,8 +78,8 @@ class CheckPair:
     @property
     def bounds(self) -> tuple[Check, ...]:
         """The checks with a bound; only one of them if both runs have the same bound."""
-        bounded = [one for one in (self.a, self.b) if one is not None and one.bound is not None]
-        return tuple(bounded[:1] if len({(one.bound, one.rule, one.unit) for one in bounded}) == 1 else bounded)
+        bounded = [check for check in (self.a, self.b) if check is not None and check.bound is not None]
+        return tuple(bounded[:1] if len({(check.bound, check.rule, check.unit) for check in bounded}) == 1 else bounded)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,45 +114,48 @@ class LoadPair:
     b: LinkLoad | None
 
 
-def check_pairs(a: Sequence[Check], b: Sequence[Check]) -> tuple[CheckPair, ...]:
+def check_pairs(checks_a: Sequence[Check], checks_b: Sequence[Check]) -> tuple[CheckPair, ...]:
     """Return every check of either run: changed verdicts first, then in A's order, then checks that only B has."""
-    pairs = [CheckPair(name=name, a=one, b=two) for name, one, two in _paired(a, b)]
+    pairs = [CheckPair(name=name, a=check_a, b=check_b) for name, check_a, check_b in _paired(checks_a, checks_b)]
     return tuple(sorted(pairs, key=lambda pair: not pair.changed))
 
 
-def recovery_pairs(a: Side, b: Side) -> tuple[RecoveryPair, ...]:
+def recovery_pairs(side_a: Side, side_b: Side) -> tuple[RecoveryPair, ...]:
     """Return every fault of either run. All bars share one scale; the phases of one fault share another."""
-    ids = tuple(dict.fromkeys(fault.plan.id for side in (a, b) for fault in side.run.faults))
+    ids = tuple(dict.fromkeys(fault.plan.id for side in (side_a, side_b) for fault in side.run.faults))
     reaches = [
         reach_ns(impact, recovery_check(side.verdict.checks, fault_id))
-        for side in (a, b)
+        for side in (side_a, side_b)
         for fault_id, impact in side.observed.impacts.items()
     ]
     whole_ns = max(reaches, default=1)
     return tuple(
         RecoveryPair(
             fault_id=fault_id,
-            a=_recovery(a, fault_id, whole_ns),
-            b=_recovery(b, fault_id, whole_ns),
-            phases=_phases(a, b, fault_id),
+            a=_recovery(side_a, fault_id, whole_ns),
+            b=_recovery(side_b, fault_id, whole_ns),
+            phases=_phases(side_a, side_b, fault_id),
         )
         for fault_id in ids
     )
 
 
-def load_pairs(a: Sequence[LinkLoad], b: Sequence[LinkLoad]) -> tuple[LoadPair, ...]:
+def load_pairs(loads_a: Sequence[LinkLoad], loads_b: Sequence[LinkLoad]) -> tuple[LoadPair, ...]:
     """Return every link of either run, those between switches first."""
-    uplinks = {one.name for one in (*a, *b) if one.is_uplink}
-    pairs = [LoadPair(name=name, is_uplink=name in uplinks, a=one, b=two) for name, one, two in _paired(a, b)]
+    uplinks = {load.name for load in (*loads_a, *loads_b) if load.is_uplink}
+    pairs = [
+        LoadPair(name=name, is_uplink=name in uplinks, a=load_a, b=load_b)
+        for name, load_a, load_b in _paired(loads_a, loads_b)
+    ]
     return tuple(sorted(pairs, key=lambda pair: not pair.is_uplink))
 
 
-def _paired(a: Sequence[_Named], b: Sequence[_Named]) -> Iterator[tuple[str, _Named | None, _Named | None]]:
+def _paired(items_a: Sequence[_Named], items_b: Sequence[_Named]) -> Iterator[tuple[str, _Named | None, _Named | None]]:
     """Yield each name of either run with what each run has of it, in A's order."""
-    mine: dict[str, _Named] = {one.name: one for one in a}
-    other: dict[str, _Named] = {one.name: one for one in b}
-    for name in dict.fromkeys((*mine, *other)):
-        yield name, mine.get(name), other.get(name)
+    mine: dict[str, _Named] = {item.name: item for item in items_a}
+    others: dict[str, _Named] = {item.name: item for item in items_b}
+    for name in dict.fromkeys((*mine, *others)):
+        yield name, mine.get(name), others.get(name)
 
 
 def origin_ns(side: Side) -> int | None:
@@ -164,7 +167,7 @@ def origin_ns(side: Side) -> int | None:
 def headline(rows: Sequence[Row]) -> str:
     """Return how B compares, in a few words and never beyond what the intervals show."""
     by_says: Mapping[str, list[str]] = {
-        says: [row.metric for row in rows if row.says == says] for says in ("worse", "better")
+        outcome: [row.metric for row in rows if row.says == outcome] for outcome in ("worse", "better")
     }
     worse, better = by_says["worse"], by_says["better"]
     if worse and better:
@@ -176,58 +179,60 @@ def headline(rows: Sequence[Row]) -> str:
     return "No difference shown between A and B"
 
 
-def describe(a: Side, b: Side, rows: Sequence[Row], checks: Sequence[CheckPair]) -> str:
+def describe(side_a: Side, side_b: Side, rows: Sequence[Row], checks: Sequence[CheckPair]) -> str:
     """Describe the comparison in two or three sentences: job time, verdicts, checks."""
     parts = []
     job = next((row for row in rows if row.metric == "job time"), None)
     if job is not None and job.ratio is not None:
         parts.append(f"For the same iterations B took {job.ratio:.3f} of A's time{_hidden(job)}.")
-    if a.verdict.verdict == b.verdict.verdict:
-        parts.append(f"Both runs ended {a.verdict.verdict}.")
+    if side_a.verdict.verdict == side_b.verdict.verdict:
+        parts.append(f"Both runs ended {side_a.verdict.verdict}.")
     else:
-        parts.append(f"The verdict went from {a.verdict.verdict} to {b.verdict.verdict}.")
+        parts.append(f"The verdict went from {side_a.verdict.verdict} to {side_b.verdict.verdict}.")
     changed = [pair.name for pair in checks if pair.changed]
     if changed:
         parts.append(f"{len(changed)} of {len(checks)} checks came out otherwise: {first_of(changed, _NAMED)}.")
     return " ".join(parts)
 
 
-def unlike_lines(a: Side, b: Side) -> tuple[str, ...]:
+def unlike_lines(side_a: Side, side_b: Side) -> tuple[str, ...]:
     """Return the unified diff of the two experiment files."""
-    lines = difflib.unified_diff(a.experiment.splitlines(), b.experiment.splitlines(), "A", "B", lineterm="", n=2)
+    lines = difflib.unified_diff(
+        side_a.experiment.splitlines(), side_b.experiment.splitlines(), "A", "B", lineterm="", n=2
+    )
     return tuple(lines)
 
 
 def _hidden(job: Row) -> str:
     """Describe the interval; if it shows no difference, include the largest difference that it could hide."""
-    one = job.interval
-    if one is None:
+    interval = job.interval
+    if interval is None:
         return "; there are too few to know their noise"
-    said = f" ({100 * one.level:g} % interval {one.low:.3f} to {one.high:.3f})"
-    if job.says != "no difference shown" or one.low <= 0:
-        return said
-    most = max(one.high - 1, 1 - one.low)
-    return f"{said}, which shows no difference and could hide one of {100 * most:.1f} %"
+    words = f" ({100 * interval.level:g} % interval {interval.low:.3f} to {interval.high:.3f})"
+    if job.says != "no difference shown" or interval.low <= 0:
+        return words
+    most = max(interval.high - 1, 1 - interval.low)
+    return f"{words}, which shows no difference and could hide one of {100 * most:.1f} %"
 
 
 def _recovery(side: Side, fault_id: str, whole_ns: int) -> Recovery:
     impact = side.observed.impacts.get(fault_id)
     bound = recovery_check(side.verdict.checks, fault_id)
-    fault = next((one for one in side.run.faults if one.plan.id == fault_id), None)
+    fault = next((candidate for candidate in side.run.faults if candidate.plan.id == fault_id), None)
     return Recovery(fault=fault, impact=impact, bar=recovery_bar(impact, bound, whole_ns=whole_ns))
 
 
-def _phases(a: Side, b: Side, fault_id: str) -> tuple[tuple[str, PhaseBar | None, PhaseBar | None], ...]:
+def _phases(side_a: Side, side_b: Side, fault_id: str) -> tuple[tuple[str, PhaseBar | None, PhaseBar | None], ...]:
     phases_of_sides = []
-    for side in (a, b):
+    for side in (side_a, side_b):
         impact = side.observed.impacts.get(fault_id)
         phases_of_sides.append((side.observed.phases.get(fault_id, ()), impact, side.verdict.checks))
     whole_ns = max(
         (phases_reach_ns(steps, impact, checks) for steps, impact, checks in phases_of_sides if impact), default=1.0
     )
     bars = [
-        {} if impact is None else {one.phase.name: one for one in phase_bars(steps, impact, checks, whole_ns=whole_ns)}
+        {} if impact is None else {bar.phase.name: bar for bar in phase_bars(steps, impact, checks, whole_ns=whole_ns)}
         for steps, impact, checks in phases_of_sides
     ]
-    order = dict.fromkeys(one.name for steps, _, _ in phases_of_sides for one in steps)
+    order = dict.fromkeys(phase.name for steps, _, _ in phases_of_sides for phase in steps)
     return tuple((name, bars[0].get(name), bars[1].get(name)) for name in order if name in bars[0] or name in bars[1])

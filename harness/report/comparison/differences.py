@@ -33,99 +33,116 @@ class Difference:
     b: str
 
 
-def of_plans(a: Plan, b: Plan) -> tuple[Difference, ...]:
+def of_plans(plan_a: Plan, plan_b: Plan) -> tuple[Difference, ...]:
     """Compare two plans: what identifies them, what they record, the workload's fields, and each fault."""
     plain: Mapping[str, tuple[Any, Any]] = {
-        "experiment": (a.experiment, b.experiment),
-        "seed": (a.seed, b.seed),
-        "inventory": (a.inventory[:12], b.inventory[:12]),
-        "version of faultbed": (a.faultbed, b.faultbed),
-        "captured ports": (_ports(a), _ports(b)),
-        "probes": (_probes(a), _probes(b)),
-        "bystander": (_bystander(a), _bystander(b)),
-        "routing scheme": (_scheme(a), _scheme(b)),
+        "experiment": (plan_a.experiment, plan_b.experiment),
+        "seed": (plan_a.seed, plan_b.seed),
+        "inventory": (plan_a.inventory[:12], plan_b.inventory[:12]),
+        "version of faultbed": (plan_a.faultbed, plan_b.faultbed),
+        "captured ports": (_ports(plan_a), _ports(plan_b)),
+        "probes": (_probes(plan_a), _probes(plan_b)),
+        "bystander": (_bystander(plan_a), _bystander(plan_b)),
+        "routing scheme": (_scheme(plan_a), _scheme(plan_b)),
     }
     differences = [
-        Difference(part="plan", what=what, a=str(one), b=str(two)) for what, (one, two) in plain.items() if one != two
+        Difference(part="plan", what=name, a=str(value_a), b=str(value_b))
+        for name, (value_a, value_b) in plain.items()
+        if value_a != value_b
     ]
-    differences += _of_mappings("workload", a.workload, b.workload)
-    mine, other = ({fault.id: fault for fault in plan.faults} for plan in (a, b))
+    differences += _of_mappings("workload", plan_a.workload, plan_b.workload)
+    mine, other = ({fault.id: fault for fault in plan.faults} for plan in (plan_a, plan_b))
     for fault_id in dict.fromkeys((*mine, *other)):
         differences += _of_faults(fault_id, mine.get(fault_id), other.get(fault_id))
     return tuple(differences)
 
 
-def of_labs(a: Measurements, b: Measurements) -> tuple[Difference, ...]:
+def of_labs(run_a: Measurements, run_b: Measurements) -> tuple[Difference, ...]:
     """Compare the lab, its topology, and the paths of the workload's queue pairs."""
     plain: Mapping[str, tuple[Any, Any]] = {
-        "lab": (a.lab, b.lab),
-        "kind of lab": (a.lab_kind, b.lab_kind),
-        "accelerator": (a.accelerator or "none", b.accelerator or "none"),
-        "ranks": (_ranks(a), _ranks(b)),
+        "lab": (run_a.lab, run_b.lab),
+        "kind of lab": (run_a.lab_kind, run_b.lab_kind),
+        "accelerator": (run_a.accelerator or "none", run_b.accelerator or "none"),
+        "ranks": (_ranks(run_a), _ranks(run_b)),
     }
     differences = [
-        Difference(part="lab", what=what, a=str(one), b=str(two)) for what, (one, two) in plain.items() if one != two
+        Difference(part="lab", what=name, a=str(value_a), b=str(value_b))
+        for name, (value_a, value_b) in plain.items()
+        if value_a != value_b
     ]
-    if a.topology != b.topology:
-        differences.append(Difference(part="lab", what="topology", a=_nodes(a), b=_nodes(b)))
-    differences += _of_ways(a.connections, b.connections)
+    if run_a.topology != run_b.topology:
+        differences.append(Difference(part="lab", what="topology", a=_nodes(run_a), b=_nodes(run_b)))
+    differences += _of_ways(run_a.connections, run_b.connections)
     return tuple(differences)
 
 
-def of_environments(a: Environment, b: Environment) -> tuple[Difference, ...]:
+def of_environments(environment_a: Environment, environment_b: Environment) -> tuple[Difference, ...]:
     """Compare the controllers and their machines."""
-    return tuple(_of_mappings("environment", _flat(a), _flat(b)))
+    return tuple(_of_mappings("environment", _flat(environment_a), _flat(environment_b)))
 
 
-def words(found: Sequence[Difference]) -> tuple[str, ...]:
+def words(differences: Sequence[Difference]) -> tuple[str, ...]:
     """Describe differences of plans in one line each, with one line for the workload and one for the faults."""
-    lines = [f"{one.what}: {one.a} and {one.b}" for one in found if one.part == "plan"]
-    changed = [f"{one.what} {one.a} and {one.b}" for one in found if one.part == "workload"]
+    lines = [
+        f"{difference.what}: {difference.a} and {difference.b}"
+        for difference in differences
+        if difference.part == "plan"
+    ]
+    changed = [
+        f"{difference.what} {difference.a} and {difference.b}"
+        for difference in differences
+        if difference.part == "workload"
+    ]
     if changed:
         lines.append(f"workload: {', '.join(changed)}")
-    if any(one.part == "faults" for one in found):
+    if any(difference.part == "faults" for difference in differences):
         lines.append("the faults, or their times")
     return tuple(lines)
 
 
-def _of_mappings(part: Part, a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
-    keys = sorted(key for key in {*a, *b} if a.get(key) != b.get(key))
-    return [Difference(part=part, what=key, a=_said(a.get(key)), b=_said(b.get(key))) for key in keys]
+def _of_mappings(part: Part, mapping_a: Mapping[str, Any], mapping_b: Mapping[str, Any]) -> list[Difference]:
+    keys = sorted(key for key in {*mapping_a, *mapping_b} if mapping_a.get(key) != mapping_b.get(key))
+    return [
+        Difference(part=part, what=key, a=_text_of(mapping_a.get(key)), b=_text_of(mapping_b.get(key))) for key in keys
+    ]
 
 
-def _of_faults(fault_id: str, a: ScheduledFault | None, b: ScheduledFault | None) -> Iterator[Difference]:
-    if a is None or b is None:
-        yield Difference(part="faults", what=fault_id, a=_fault(a), b=_fault(b))
+def _of_faults(fault_id: str, fault_a: ScheduledFault | None, fault_b: ScheduledFault | None) -> Iterator[Difference]:
+    if fault_a is None or fault_b is None:
+        yield Difference(part="faults", what=fault_id, a=_fault(fault_a), b=_fault(fault_b))
         return
     pairs: Mapping[str, tuple[Any, Any]] = {
-        "kind": (a.kind, b.kind),
-        "target": (a.target, b.target),
-        "at": (format_duration(a.at_ns), format_duration(b.at_ns)),
-        "for": (format_duration(a.duration_ns), format_duration(b.duration_ns)),
-        "seed": (a.seed, b.seed),
-        **{key: (a.parameters.get(key), b.parameters.get(key)) for key in sorted({*a.parameters, *b.parameters})},
+        "kind": (fault_a.kind, fault_b.kind),
+        "target": (fault_a.target, fault_b.target),
+        "at": (format_duration(fault_a.at_ns), format_duration(fault_b.at_ns)),
+        "for": (format_duration(fault_a.duration_ns), format_duration(fault_b.duration_ns)),
+        "seed": (fault_a.seed, fault_b.seed),
+        **{
+            key: (fault_a.parameters.get(key), fault_b.parameters.get(key))
+            for key in sorted({*fault_a.parameters, *fault_b.parameters})
+        },
     }
-    for key, (one, two) in pairs.items():
-        if one != two:
-            yield Difference(part="faults", what=f"{fault_id}: {key}", a=_said(one), b=_said(two))
+    for key, (value_a, value_b) in pairs.items():
+        if value_a != value_b:
+            yield Difference(part="faults", what=f"{fault_id}: {key}", a=_text_of(value_a), b=_text_of(value_b))
 
 
-def _fault(one: ScheduledFault | None) -> str:
-    if one is None:
+def _fault(fault: ScheduledFault | None) -> str:
+    if fault is None:
         return NOTHING
-    return f"{one.kind} on {one.target} at {format_duration(one.at_ns)} for {format_duration(one.duration_ns)}"
+    return f"{fault.kind} on {fault.target} at {format_duration(fault.at_ns)} for {format_duration(fault.duration_ns)}"
 
 
-def _of_ways(a: Sequence[Connection], b: Sequence[Connection]) -> list[Difference]:
+def _of_ways(connections_a: Sequence[Connection], connections_b: Sequence[Connection]) -> list[Difference]:
     """Compare the paths of queue pairs between the same two RNICs, in order."""
-    mine, other = _by_ends(a), _by_ends(b)
+    mine, other = _by_ends(connections_a), _by_ends(connections_b)
     shared = [
-        (one, two)
+        (path_a, path_b)
         for ends in mine.keys() & other.keys()
-        for one, two in zip(mine[ends], other[ends], strict=False)
-        if one and two
+        for path_a, path_b in zip(mine[ends], other[ends], strict=False)
+        if path_a and path_b
     ]
-    moved = sum(one != two for one, two in shared)
+    moved = sum(path_a != path_b for path_a, path_b in shared)
     if not moved:
         return []
     of_all = f"those of {len(shared)} queue pairs"
@@ -134,8 +151,8 @@ def _of_ways(a: Sequence[Connection], b: Sequence[Connection]) -> list[Differenc
 
 def _by_ends(connections: Sequence[Connection]) -> dict[tuple[str, str], list[tuple[str, ...]]]:
     paths: dict[tuple[str, str], list[tuple[str, ...]]] = defaultdict(list)
-    for one in connections:
-        paths[one.src, one.dst].append(one.path)
+    for connection in connections:
+        paths[connection.src, connection.dst].append(connection.path)
     return paths
 
 
@@ -168,7 +185,7 @@ def _scheme(plan: Plan) -> str:
 
 
 def _ranks(run: Measurements) -> str:
-    return ", ".join(f"{one.host}:{one.rnic}" for one in run.ranks)
+    return ", ".join(f"{rank.host}:{rank.rnic}" for rank in run.ranks)
 
 
 def _nodes(run: Measurements) -> str:
@@ -176,5 +193,5 @@ def _nodes(run: Measurements) -> str:
     return f"{len(topology.hosts)} hosts, {len(topology.switches)} switches, {len(topology.links)} links"
 
 
-def _said(value: Any) -> str:
+def _text_of(value: Any) -> str:
     return NOTHING if value is None else str(value)

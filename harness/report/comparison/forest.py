@@ -68,7 +68,9 @@ def forest(rows: Sequence[Row]) -> Forest:
 
     marks = []
     for row, ratio in shown:
-        ends = [end for one in (row.interval, row.own) if one is not None for end in (one.low, one.high)]
+        ends = [
+            end for interval in (row.interval, row.own) if interval is not None for end in (interval.low, interval.high)
+        ]
         ends.append(ratio)
         own, wide = row.own, row.interval
         marks.append(
@@ -91,13 +93,13 @@ def _reach(rows: Sequence[Row]) -> float:
     values = [row.ratio for row in rows if row.ratio is not None]
     values += [end for row in rows if row.interval for end in (row.interval.low, row.interval.high)]
     logs = [abs(math.log(value)) for value in values if 0 < value < math.inf]
-    return min(max([_ROOM * one for one in logs] + [math.log(_LEAST)]), math.log(_MOST))
+    return min(max([_ROOM * log for log in logs] + [math.log(_LEAST)]), math.log(_MOST))
 
 
 def _ticks(reach: float, place: Callable[[float], float]) -> tuple[Tick, ...]:
     """Return 1 and, on both sides, the largest round ratio that fits and one about half as far."""
-    fit = [one for one in _TICKS if math.log(one) <= reach * 0.92]
-    half = [one for one in fit if math.log(one) <= reach * 0.55]
+    fit = [tick for tick in _TICKS if math.log(tick) <= reach * 0.92]
+    half = [tick for tick in fit if math.log(tick) <= reach * 0.55]
     chosen = {1.0, *fit[-1:], *half[-1:]}
-    ratios = sorted({*chosen, *(1 / one for one in chosen)})
-    return tuple(Tick(left=place(one), text=f"{one:.2f}".rstrip("0").rstrip(".")) for one in ratios)
+    ratios = sorted({*chosen, *(1 / ratio for ratio in chosen)})
+    return tuple(Tick(left=place(ratio), text=f"{ratio:.2f}".rstrip("0").rstrip(".")) for ratio in ratios)

@@ -75,9 +75,9 @@ def _carried(topology: Topology, connections: Iterable[Connection]) -> Counter[s
     count: Counter[str] = Counter()
     for connection in connections:
         ends = {connection.src, connection.dst}
-        for one, other in zip(connection.path, connection.path[1:], strict=False):
-            for link in topology.links_of(one):
-                facing = link.other(one).node == other
+        for node, following in zip(connection.path, connection.path[1:], strict=False):
+            for link in topology.links_of(node):
+                facing = link.other(node).node == following
                 if facing and (link.is_uplink or f"{link.b.node}:{link.rnic}" in ends):
                     count[link.name] += 1
     return count
@@ -120,7 +120,7 @@ def _host(layout: Layout, topology: Topology, host: Host, colours: dict[str, str
         (f'<g class="host"><rect x="{x:g}" y="{layout.host_y:g}" width="{HOST_W}" height="{HOST_H}" rx="7"{stroke}/>'),
         f'<text class="name" x="{x + HOST_W / 2:g}" y="{layout.host_y + 41:g}">{escape(host.name)}</text>',
     ]
-    for name in (*(one.name for one in host.rnics), *(one.name for one in host.gpus)):
+    for name in (*(device.name for device in host.rnics), *(device.name for device in host.gpus)):
         place = f"{host.name}:{name}"
         chip = box(layout, topology, place)
         if chip is not None:
@@ -139,14 +139,14 @@ def _chip(chip: Box, name: str, colour: str | None) -> str:
 
 def badges(layout: Layout, topology: Topology, marks: Sequence[Mark]) -> list[str]:
     """Draw a numbered circle next to each fault's target that the lab has."""
-    taken: Counter[tuple[float, float]] = Counter()
+    badges_at: Counter[tuple[float, float]] = Counter()
     parts = []
     for mark in marks:
         place = spot(layout, topology, mark.target)
         if place is None:
             continue
-        x, y = place[0] + 20 * taken[place], place[1]
-        taken[place] += 1
+        x, y = place[0] + 20 * badges_at[place], place[1]
+        badges_at[place] += 1
         parts.append(
             f'<g class="badge"><circle cx="{x:g}" cy="{y:g}" r="9.5" style="stroke:{escape(mark.colour)}"/>'
             f'<text x="{x:g}" y="{y + 4:g}">{mark.number}</text></g>'

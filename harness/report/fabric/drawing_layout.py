@@ -67,7 +67,9 @@ def lay_out(topology: Topology) -> Layout:
         racks[rack] = (begin, x)
         x += _GAP * 2
     width = max(x - _GAP, 240.0)
-    tiers = [row for role in ("atsw", "ctsw") if (row := [one for one in topology.switches if one.role == role])]
+    tiers = [
+        row for role in ("atsw", "ctsw") if (row := [switch for switch in topology.switches if switch.role == role])
+    ]
     rtsw_y = float(_TOP_Y + _BETWEEN * max(1, len(tiers)))
     host_y = rtsw_y + _TO_HOSTS
     switches: dict[str, tuple[float, float]] = {}
@@ -101,7 +103,7 @@ def link_of(topology: Topology, target: str) -> str | None:
 
 def rnic_x(layout: Layout, host: Host, rnic: str) -> float:
     """Return the centre of an RNIC, where its link ends."""
-    names = [one.name for one in host.rnics]
+    names = [candidate.name for candidate in host.rnics]
     return layout.hosts[host.name] + HOST_W * (names.index(rnic) + 0.5) / len(names)
 
 

@@ -33,24 +33,24 @@ def plain_svg(topology: Topology, connections: Iterable[Connection] = ()) -> str
 def moments_svg(topology: Topology, moments: Sequence[Moment], marks: Sequence[Mark]) -> tuple[str, ...]:
     """Return a drawing for each moment. `marks` are the badges of all faults; active ones are drawn."""
     layout = lay_out(topology)
-    return tuple(_moment(layout, topology, one, marks) for one in moments)
+    return tuple(_moment(layout, topology, moment, marks) for moment in moments)
 
 
-def _moment(layout: Layout, topology: Topology, one: Moment, marks: Sequence[Mark]) -> str:
-    colours = {mark.target: mark.colour for mark in marks if mark.number in one.faults}
-    on = [mark for mark in marks if mark.number in one.faults]
+def _moment(layout: Layout, topology: Topology, moment: Moment, marks: Sequence[Mark]) -> str:
+    colours = {mark.target: mark.colour for mark in marks if mark.number in moment.faults}
+    on = [mark for mark in marks if mark.number in moment.faults]
     parts = [f'<use href="#{_PLAIN}"/>']
     links = {link.name: link for link in topology.links}
-    for name, states in one.links.items():
+    for name, states in moment.links.items():
         if name in links:
             ends = ends_of(layout, topology, links[name])
             parts += [_line(ends, state, _colour(name, colours)) for state in states]
-    for name, states in one.nodes.items():
+    for name, states in moment.nodes.items():
         frame = box(layout, topology, name)
         if frame is not None:
             parts += [_frame(frame, state, _colour(name, colours)) for state in states]
     parts += badges(layout, topology, on)
-    label = f"Fabric at {one.at_s:.1f} s ({one.title}): {one.told}."
+    label = f"Fabric at {moment.at_s:.1f} s ({moment.title}): {moment.summary}."
     return (
         f'<svg class="fabric" viewBox="0 0 {layout.width:g} {layout.height:g}" role="img" '
         f'aria-label="{escape(label)}">{"".join(parts)}</svg>'
@@ -69,10 +69,10 @@ def _style(state: State, colour: str | None) -> str:
 
 def _line(ends: tuple[float, float, float, float], state: State, colour: str | None) -> str:
     ax, ay, bx, by = ends
-    where = f'x1="{ax:g}" y1="{ay:g}" x2="{bx:g}" y2="{by:g}"'
+    ends_attributes = f'x1="{ax:g}" y1="{ay:g}" x2="{bx:g}" y2="{by:g}"'
     # Dashes show what is below them, so cover it first.
-    under = f'<line class="state under" {where}/>' if state == "down" else ""
-    return f'{under}<line class="state s-{state}" {where}{_style(state, colour)}/>'
+    under = f'<line class="state under" {ends_attributes}/>' if state == "down" else ""
+    return f'{under}<line class="state s-{state}" {ends_attributes}{_style(state, colour)}/>'
 
 
 def _frame(frame: Box, state: State, colour: str | None) -> str:

@@ -54,7 +54,7 @@ class Moment:
     faults: tuple[int, ...]
     links: Mapping[str, tuple[State, ...]]
     nodes: Mapping[str, tuple[State, ...]]
-    told: str
+    summary: str
 
 
 def moments(
@@ -63,18 +63,25 @@ def moments(
     """Return moments before the first fault, after each firing, at each removal and at the end; none without faults."""
     if not windows:
         return ()
-    ordered = sorted(changes, key=lambda one: one.at_ns)
-    times = [("before", max(t0_ns, min(one.start_ns for one in windows) - 1))]
+    ordered = sorted(changes, key=lambda change: change.at_ns)
+    times = [("before", max(t0_ns, min(window.start_ns for window in windows) - 1))]
     lifted = len(windows) * 2 + 2 <= MOST
-    for one in sorted(windows, key=lambda each: each.start_ns)[: MOST - 2]:
-        times.append((f"{one.number} on", min(one.start_ns + _SETTLE_NS, max(one.start_ns, one.end_ns - 1))))
+    for window in sorted(windows, key=lambda candidate: candidate.start_ns)[: MOST - 2]:
+        times.append(
+            (f"{window.number} on", min(window.start_ns + _SETTLE_NS, max(window.start_ns, window.end_ns - 1)))
+        )
         if lifted:
-            times.append((f"{one.number} lifted", one.end_ns))
+            times.append((f"{window.number} lifted", window.end_ns))
     times.append(("end", max(end_ns, *(at_ns for _, at_ns in times))))
-    times.sort(key=lambda each: each[1])
+    times.sort(key=lambda time: time[1])
     known = _Known(topology, ordered)
     return tuple(
-        _moment(title, (at_ns - t0_ns) / 1e9, [one for one in windows if one.start_ns <= at_ns < one.end_ns], states)
+        _moment(
+            title,
+            (at_ns - t0_ns) / 1e9,
+            [window for window in windows if window.start_ns <= at_ns < window.end_ns],
+            states,
+        )
         for title, at_ns in times
         for states in [_states(topology, windows, known, at_ns)]
     )
@@ -99,7 +106,7 @@ class _Known:
         for (node, subject), reports in self._reports.items():
             kind, _, netdev = subject.partition(" ")
             link = self._link_of_port.get((node, netdev)) if kind == "link" else None
-            was_down = [link_state(one.text) != "up" for one in reports if one.at_ns <= at_ns]
+            was_down = [link_state(report.text) != "up" for report in reports if report.at_ns <= at_ns]
             if link is not None and any(was_down):
                 ever.add(link)
                 if was_down[-1]:
@@ -116,7 +123,9 @@ class _Known:
             first, last = reports[0].text, reports[-1].text
             came_back = first != last
             was_changed = [
-                one.text != last if came_back else one.text == first for one in reports if one.at_ns <= at_ns
+                report.text != last if came_back else report.text == first
+                for report in reports
+                if report.at_ns <= at_ns
             ]
             if any(was_changed):
                 ever.add(node)
@@ -132,13 +141,13 @@ def _states(
     routes, ever_rerouted = known.rerouted(at_ns)
     links: dict[str, list[State]] = {}
     nodes: dict[str, list[State]] = {}
-    for one in windows:
+    for window in windows:
         # A fault on an RNIC is drawn on the RNIC, although a link ends there.
-        link = link_of(topology, one.target) if one.target not in _things(topology) else None
-        place = links.setdefault(link, []) if link else nodes.setdefault(one.target, [])
-        if one.start_ns <= at_ns < one.end_ns:
+        link = link_of(topology, window.target) if window.target not in _device_names(topology) else None
+        place = links.setdefault(link, []) if link else nodes.setdefault(window.target, [])
+        if window.start_ns <= at_ns < window.end_ns:
             place.append("fault")
-        elif one.end_ns <= at_ns:
+        elif window.end_ns <= at_ns:
             place.append("recovered")
     for name in ever_down:
         links.setdefault(name, []).append("down" if name in down else "recovered")
@@ -147,20 +156,20 @@ def _states(
     return _settled(links), _settled(nodes), routes
 
 
-def _things(topology: Topology) -> set[str]:
+def _device_names(topology: Topology) -> set[str]:
     return {
         f"{host.name}:{name}"
         for host in topology.hosts
-        for name in (*(one.name for one in host.rnics), *(one.name for one in host.gpus))
+        for name in (*(device.name for device in host.rnics), *(device.name for device in host.gpus))
     }
 
 
 def _settled(states: Mapping[str, Sequence[State]]) -> dict[str, tuple[State, ...]]:
     """Remove duplicates from states; `recovered` remains only if there is no other state."""
     settled: dict[str, tuple[State, ...]] = {}
-    for place, each in states.items():
-        amiss = tuple(state for state in dict.fromkeys(each) if state != "recovered")
-        if each:
+    for place, states_of_place in states.items():
+        amiss = tuple(state for state in dict.fromkeys(states_of_place) if state != "recovered")
+        if states_of_place:
             settled[place] = amiss or ("recovered",)
     return settled
 
@@ -172,9 +181,9 @@ def _moment(
     states: tuple[dict[str, tuple[State, ...]], dict[str, tuple[State, ...]], dict[str, int]],
 ) -> Moment:
     links, nodes, routes = states
-    down = sorted(name for name, each in links.items() if "down" in each)
-    back = sorted(name for name, each in (links | nodes).items() if each == ("recovered",))
-    sentences = [f"fault {one.number} ({one.kind} on {one.target}) is on" for one in on]
+    down = sorted(name for name, states_of_link in links.items() if "down" in states_of_link)
+    back = sorted(name for name, states_of_place in (links | nodes).items() if states_of_place == ("recovered",))
+    sentences = [f"fault {window.number} ({window.kind} on {window.target}) is on" for window in on]
     if down:
         sentences.append(f"no carrier: {', '.join(down)}")
     if routes:
@@ -186,8 +195,8 @@ def _moment(
     return Moment(
         title=title,
         at_s=at_s,
-        faults=tuple(one.number for one in on),
+        faults=tuple(window.number for window in on),
         links=links,
         nodes=nodes,
-        told="; ".join(sentences) or "nothing amiss",
+        summary="; ".join(sentences) or "nothing amiss",
     )

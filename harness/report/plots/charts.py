@@ -38,11 +38,11 @@ __all__ = [
     "Band",
     "Chart",
     "bare",
+    "both_widths",
     "named_row",
     "shade",
     "svg",
     "time_axis",
-    "twice",
 ]
 
 _INKS = {
@@ -95,7 +95,7 @@ class Chart:
     narrow: str
 
 
-def twice(draw: Callable[..., str]) -> Chart:
+def both_widths(draw: Callable[..., str]) -> Chart:
     """Build both widths of a chart with a function of the width in inches and of `narrow`."""
     return Chart(wide=draw(9.6, narrow=False), narrow=draw(3.7, narrow=True))
 

@@ -19,10 +19,10 @@ from harness.report.plots.charts import (
     STYLE,
     Band,
     Chart,
+    both_widths,
     named_row,
     svg,
     time_axis,
-    twice,
 )
 from harness.report.plots.counter_timeline import MOST, News, NewsKind, Series, Step, thinned
 
@@ -55,7 +55,7 @@ def counters_chart(
     run: Measurements, series: Sequence[Series], news: Sequence[News], bands: Sequence[Band]
 ) -> Chart | None:
     """Draw the growth of the first `MOST` series, and marks for events. None if there is neither."""
-    shown = sorted(series[:MOST], key=lambda one: (one.words, one.place))
+    shown = sorted(series[:MOST], key=lambda drawn: (drawn.words, drawn.place))
     rows_of_news = _rows(news)
     if not shown and not rows_of_news:
         return None
@@ -67,11 +67,11 @@ def counters_chart(
             len(heights), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights, "hspace": 0.95}
         )[:, 0]
         seconds = (run.end_ns - run.t0_ns) / 1e9
-        for axes, one in zip(rows, shown, strict=False):
-            steps = thinned(one.steps, seconds / _MOST_STEPS)
+        for axes, drawn in zip(rows, shown, strict=False):
+            steps = thinned(drawn.steps, seconds / _MOST_STEPS)
             peak = max(step.per_s for step in steps)
             _steps(axes, steps)
-            named_row(axes, one.label if not narrow else f"{one.place} {one.words}", peak * 1.1, bands)
+            named_row(axes, drawn.label if not narrow else f"{drawn.place} {drawn.words}", peak * 1.1, bands)
             axes.set_yticks([peak], [f"{peak:.3g}/s"])
         for axes, (name, events) in zip(rows[len(shown) :], rows_of_news.items(), strict=True):
             named_row(axes, name, 1.0, bands)
@@ -79,17 +79,17 @@ def counters_chart(
         time_axis(list(rows), run)
         return svg(figure, f"counters-{'narrow' if narrow else 'wide'}", narrow=narrow, top_in=0.24)
 
-    return twice(draw)
+    return both_widths(draw)
 
 
 def _rows(news: Sequence[News]) -> dict[str, list[News]]:
     """Group events by row: each node with changes of links or routes, then all other nodes' kernel logs together."""
-    names = sorted({one.node for one in news if one.kind != "kernel"})
-    rows = {name: [one for one in news if one.node == name] for name in names[:MOST_NODES]}
-    logs = [one for one in news if one.kind == "kernel" and one.node not in rows]
-    who = sorted({one.node for one in logs})
+    names = sorted({item.node for item in news if item.kind != "kernel"})
+    rows = {name: [item for item in news if item.node == name] for name in names[:MOST_NODES]}
+    logs = [item for item in news if item.kind == "kernel" and item.node not in rows]
+    machines = sorted({item.node for item in logs})
     if logs:
-        rows[f"kernel logs of {', '.join(who) if len(who) <= _FEW else f'{len(who)} machines'}"] = logs
+        rows[f"kernel logs of {', '.join(machines) if len(machines) <= _FEW else f'{len(machines)} machines'}"] = logs
     return rows
 
 
@@ -107,18 +107,18 @@ def _marks(axes: Axes, news: Sequence[News], seconds: float, *, inches: float, n
     """Draw the marks of one node, labelled beside them if there is room, else above, else only in the list."""
     per_inch = seconds / inches
     free_s = above_s = 0.0
-    for index, one in enumerate(news):
-        shape, colour = _SIGNS[one.kind]
+    for index, item in enumerate(news):
+        shape, colour = _SIGNS[item.kind]
         size = 7 if shape == "|" else 4.5
-        axes.plot([one.start_s], [0.3], shape, color=colour, markersize=size, linewidth=0, clip_on=False)
-        begin_s = one.start_s + _BESIDE_IN * per_inch
-        end_s = begin_s + len(one.words) * _LETTER_IN * per_inch
-        if one.kind == "kernel" or narrow or end_s > seconds:
+        axes.plot([item.start_s], [0.3], shape, color=colour, markersize=size, linewidth=0, clip_on=False)
+        begin_s = item.start_s + _BESIDE_IN * per_inch
+        end_s = begin_s + len(item.words) * _LETTER_IN * per_inch
+        if item.kind == "kernel" or narrow or end_s > seconds:
             continue
         next_s = next((later.start_s for later in news[index + 1 :] if later.start_s > begin_s), seconds)
-        if one.start_s >= free_s and end_s <= next_s:
-            axes.text(begin_s, 0.3, one.words, fontsize=7.5, color=INK, va="center", ha="left")
+        if item.start_s >= free_s and end_s <= next_s:
+            axes.text(begin_s, 0.3, item.words, fontsize=7.5, color=INK, va="center", ha="left")
             free_s = end_s
-        elif one.start_s >= above_s:
-            axes.text(one.start_s, 0.86, one.words, fontsize=7.5, color=INK, va="center", ha="left")
+        elif item.start_s >= above_s:
+            axes.text(item.start_s, 0.86, item.words, fontsize=7.5, color=INK, va="center", ha="left")
             above_s = end_s

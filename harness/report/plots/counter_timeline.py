@@ -119,25 +119,25 @@ def series(samples: Sequence[Sample], *, t0_ns: int, end_ns: int) -> tuple[Serie
             if name.rpartition(".")[2] in TROUBLE:
                 values.setdefault((sample.node, name), {})[sample.at_ns] = value
     grown = [
-        one
-        for (node, name), seen in values.items()
-        if (one := _series(node, name, sorted(times[node]), seen, (t0_ns, end_ns))) is not None
+        grown_series
+        for (node, name), readings in values.items()
+        if (grown_series := _series(node, name, sorted(times[node]), readings, (t0_ns, end_ns))) is not None
     ]
-    grown.sort(key=lambda one: (-one.grown, one.node, one.name))
+    grown.sort(key=lambda grown_series: (-grown_series.grown, grown_series.node, grown_series.name))
     by_meaning: dict[str, list[Series]] = {words: [] for words in TROUBLE.values()}
-    for one in grown:
-        by_meaning[one.words].append(one)
+    for grown_series in grown:
+        by_meaning[grown_series.words].append(grown_series)
     turns = itertools.zip_longest(*by_meaning.values())
-    return tuple(one for turn in turns for one in turn if one is not None)
+    return tuple(grown_series for turn in turns for grown_series in turn if grown_series is not None)
 
 
 def _series(
-    node: str, name: str, times_ns: Sequence[int], seen: Mapping[int, int], within: tuple[int, int]
+    node: str, name: str, times_ns: Sequence[int], readings: Mapping[int, int], within: tuple[int, int]
 ) -> Series | None:
     t0_ns, end_ns = within
     steps, grown, last, last_ns = [], 0, None, 0
     for at_ns in times_ns:
-        value = seen.get(at_ns, last)
+        value = readings.get(at_ns, last)
         if value is None:
             continue
         start_ns, stop_ns = max(last_ns, t0_ns), min(at_ns, end_ns)
@@ -168,7 +168,7 @@ def _joined(steps: Sequence[Step]) -> Step:
     start_s, end_s = steps[0].start_s, steps[-1].end_s
     if len(steps) == 1:
         return steps[0]
-    grown = sum(one.per_s * (one.end_s - one.start_s) for one in steps)
+    grown = sum(step.per_s * (step.end_s - step.start_s) for step in steps)
     return Step(start_s=start_s, end_s=end_s, per_s=grown / (end_s - start_s))
 
 
@@ -187,40 +187,45 @@ def news(changes: Iterable[Change], *, t0_ns: int, end_ns: int) -> tuple[News, .
     marks: list[News] = []
     latest: dict[tuple[str, NewsKind, str], int] = {}
     before: dict[tuple[str, str], str | None] = {}
-    for change in sorted(changes, key=lambda one: one.at_ns):
+    for change in sorted(changes, key=lambda change: change.at_ns):
         key = change.node, change.subject
-        said = _said(change, before.get(key), known=key in before)
+        mark = _mark_of(change, before.get(key), known=key in before)
         before[key] = change.text
-        if said is None or not t0_ns <= change.at_ns <= end_ns:
+        if mark is None or not t0_ns <= change.at_ns <= end_ns:
             continue
-        kind, words = said
+        kind, words = mark
         at_s = (change.at_ns - t0_ns) / 1e9
         index = latest.get((change.node, kind, words))
         if index is not None and at_s - marks[index].end_s <= TOGETHER_NS / 1e9:
-            one = marks[index]
+            latest_mark = marks[index]
             marks[index] = News(
-                node=one.node, start_s=one.start_s, end_s=at_s, kind=kind, words=words, count=one.count + 1
+                node=latest_mark.node,
+                start_s=latest_mark.start_s,
+                end_s=at_s,
+                kind=kind,
+                words=words,
+                count=latest_mark.count + 1,
             )
             continue
         latest[change.node, kind, words] = len(marks)
         marks.append(News(node=change.node, start_s=at_s, end_s=at_s, kind=kind, words=words, count=1))
-    return tuple(_counted(one) for one in marks)
+    return tuple(_counted(mark) for mark in marks)
 
 
-def _said(change: Change, before: str | None, *, known: bool) -> tuple[NewsKind, str] | None:
+def _mark_of(change: Change, before: str | None, *, known: bool) -> tuple[NewsKind, str] | None:
     """Describe a change in a few words; None if nothing changed."""
-    what, _, name = change.subject.partition(" ")
-    if what == "kernel":
+    kind, _, name = change.subject.partition(" ")
+    if kind == "kernel":
         return "kernel", "kernel log"
     if known and before == change.text:
         return None
-    if what == "link":
+    if kind == "link":
         state = link_state(change.text)
         if state == "up" and (not known or link_state(before) == "up"):
             # A first event of a link with carrier reports its settings: carrier can only return after it was lost.
             return "link", f"{name} {_settings(change.text)}"
         return ("up" if state == "up" else "down"), f"{name} {state}"
-    noun = "next hop" if what == "nexthop" else "route"
+    noun = "next hop" if kind == "nexthop" else "route"
     if change.text is None:
         return "gone", f"{noun} gone"
     ways = sorted({word for dev, word in itertools.pairwise(change.text.replace(",", " ").split()) if dev == "dev"})
@@ -233,9 +238,9 @@ def _settings(text: str | None) -> str:
     return " ".join(f"{name} {value}" for name, value in itertools.pairwise(words) if name in {"mtu", "qdisc"})
 
 
-def _counted(one: News) -> News:
-    if one.count == 1 or one.kind not in {"routes", "gone"}:
-        return one
-    noun, _, rest = one.words.rpartition(" gone") if one.kind == "gone" else one.words.partition(" →")
-    words = f"{one.count} {noun}s gone" if one.kind == "gone" else f"{one.count} {noun}s →{rest}"
-    return News(node=one.node, start_s=one.start_s, end_s=one.end_s, kind=one.kind, words=words, count=one.count)
+def _counted(mark: News) -> News:
+    if mark.count == 1 or mark.kind not in {"routes", "gone"}:
+        return mark
+    noun, _, rest = mark.words.rpartition(" gone") if mark.kind == "gone" else mark.words.partition(" →")
+    words = f"{mark.count} {noun}s gone" if mark.kind == "gone" else f"{mark.count} {noun}s →{rest}"
+    return News(node=mark.node, start_s=mark.start_s, end_s=mark.end_s, kind=mark.kind, words=words, count=mark.count)

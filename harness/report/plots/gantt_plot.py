@@ -22,9 +22,9 @@ from harness.report.plots.charts import (
     Band,
     Chart,
     bare,
+    both_widths,
     shade,
     svg,
-    twice,
 )
 from harness.report.plots.step_gantt import Bar, BarKind, Gantt, StallMark
 
@@ -48,28 +48,30 @@ _LETTER_IN = 0.062
 
 
 @mpl.rc_context(STYLE)
-def gantt_chart(one: Gantt, bands: Sequence[Band]) -> Chart:
+def gantt_chart(chart: Gantt, bands: Sequence[Band]) -> Chart:
     """Draw both widths of a chart; `bands` are those of all faults."""
-    inside = [band for band in bands if band.end_s > one.start_s and band.start_s < one.end_s]
+    inside = [band for band in bands if band.end_s > chart.start_s and band.start_s < chart.end_s]
 
     def draw(width: float, *, narrow: bool) -> str:
-        figure = Figure(figsize=(width, 0.46 * len(one.rows) + 0.75))
+        figure = Figure(figsize=(width, 0.46 * len(chart.rows) + 0.75))
         axes = figure.subplots()
-        axes.set_xlim(one.start_s, one.end_s)
-        axes.set_ylim(len(one.rows) - 0.6, -0.75)
+        axes.set_xlim(chart.start_s, chart.end_s)
+        axes.set_ylim(len(chart.rows) - 0.6, -0.75)
         shade(axes, inside)
         bare(axes)
         axes.set_yticks([])
-        for index, row in enumerate(one.rows):
+        for index, row in enumerate(chart.rows):
             for kind, colour in _COLOURS.items():
                 _bars(axes, [bar for bar in row.bars if bar.kind == kind], index, colour, is_open=kind == "open")
-            axes.text(one.start_s, index - _THICK / 2 - 0.06, row.name, fontsize=8.5, color=INK, ha="left", va="bottom")
-            if one.stall.rank == row.rank:
-                _frame(axes, one, one.stall, index, inches=width - 0.72)
+            axes.text(
+                chart.start_s, index - _THICK / 2 - 0.06, row.name, fontsize=8.5, color=INK, ha="left", va="bottom"
+            )
+            if chart.stall.rank == row.rank:
+                _frame(axes, chart, chart.stall, index, inches=width - 0.72)
         axes.set_xlabel("seconds since the workload's start")
-        return svg(figure, f"gantt-{one.fault}-{'narrow' if narrow else 'wide'}", narrow=narrow, top_in=0.04)
+        return svg(figure, f"gantt-{chart.fault}-{'narrow' if narrow else 'wide'}", narrow=narrow, top_in=0.04)
 
-    return twice(draw)
+    return both_widths(draw)
 
 
 def _bars(axes: Axes, bars: Sequence[Bar], row: int, colour: str, *, is_open: bool) -> None:
@@ -91,12 +93,12 @@ def _bars(axes: Axes, bars: Sequence[Bar], row: int, colour: str, *, is_open: bo
     axes.vlines([bar.start_s for bar in bars], low, high, color=MUTED, linewidth=0.3)
 
 
-def _frame(axes: Axes, one: Gantt, stall: StallMark, row: int, *, inches: float) -> None:
+def _frame(axes: Axes, chart: Gantt, stall: StallMark, row: int, *, inches: float) -> None:
     low, width_s = row - _THICK / 2, stall.end_s - stall.start_s
     frame = Rectangle((stall.start_s, low), width_s, _THICK, facecolor="none", edgecolor=FAIL, linewidth=2.0, zorder=4)
     axes.add_patch(frame)
-    per_inch = (one.end_s - one.start_s) / inches
+    per_inch = (chart.end_s - chart.start_s) / inches
     words = f"▼ {stall.short}"
     # Next to the row's name, and inside the chart.
-    begin_s = min(max(stall.start_s, one.start_s + 0.95 * per_inch), one.end_s - len(words) * _LETTER_IN * per_inch)
+    begin_s = min(max(stall.start_s, chart.start_s + 0.95 * per_inch), chart.end_s - len(words) * _LETTER_IN * per_inch)
     axes.text(begin_s, low - 0.06, words, fontsize=8, color=FAIL, ha="left", va="bottom", fontweight="bold")

@@ -27,11 +27,11 @@ from harness.report.plots.charts import (
     Band,
     Chart,
     bare,
+    both_widths,
     named_row,
     shade,
     svg,
     time_axis,
-    twice,
 )
 from harness.report.plots.thinning import extremes, longest, spans
 
@@ -64,8 +64,8 @@ def goodput_chart(run: Measurements, observed: Observed, bands: Sequence[Band]) 
         return None
     names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.ranks}
     ranks = list(observed.per_rank.items())[:_MAX_ROWS]
-    highest = max((float(rolled(one, observed).max(initial=0)) for _, one in ranks), default=0) or 1.0
-    rows = [(names.get(rank, f"rank {rank}"), one, highest) for rank, one in ranks]
+    highest = max((float(rolled(rank_goodput, observed).max(initial=0)) for _, rank_goodput in ranks), default=0) or 1.0
+    rows = [(names.get(rank, f"rank {rank}"), rank_goodput, highest) for rank, rank_goodput in ranks]
     if run.bystander is not None and (beside := bystander_goodput(run)) is not None:
         # A row of its own scale: it is another flow, and is often paced.
         name = f"bystander {run.bystander.src} to {run.bystander.dst}"
@@ -80,17 +80,17 @@ def goodput_chart(run: Measurements, observed: Observed, bands: Sequence[Band]) 
         top = figure.add_subplot(grid[0])
         _total_axes(top, observed, bands, spans(narrow=narrow))
         below = [figure.add_subplot(grid[1 + index], sharex=top) for index in range(len(rows))]
-        for axes, (name, one, scale) in zip(below, rows, strict=True):
-            rates = rolled(one, observed)
+        for axes, (name, row_goodput, scale) in zip(below, rows, strict=True):
+            rates = rolled(row_goodput, observed)
             drawn = extremes(rates, spans(narrow=narrow))
-            times = (drawn + 0.5) * one.step_ns / 1e9
+            times = (drawn + 0.5) * row_goodput.step_ns / 1e9
             axes.fill_between(times, rates[drawn], color=SOFT, linewidth=0)
             axes.plot(times, rates[drawn], color=GOODPUT, linewidth=0.9)
             named_row(axes, name, scale * 1.1, bands)
         time_axis([top, *below], run)
         return svg(figure, f"goodput-{'narrow' if narrow else 'wide'}", narrow=narrow, top_in=0.06)
 
-    return twice(draw)
+    return both_widths(draw)
 
 
 @mpl.rc_context(STYLE)
@@ -105,40 +105,40 @@ def iterations_chart(run: Measurements, bands: Sequence[Band]) -> Chart | None:
     def draw(width: float, *, narrow: bool) -> str:
         figure = Figure(figsize=(width, (0.66 if narrow else 0.78) * len(rows) + 0.6))
         axes = figure.subplots(len(rows), 1, sharex=True, squeeze=False, gridspec_kw={"hspace": 0.3})[:, 0]
-        for one, series in zip(axes, rows, strict=True):
-            _stack(one, series, run, top_ms, spans(narrow=narrow))
-            named_row(one, names.get(series.rank, f"rank {series.rank}"), top_ms * 1.04, bands)
-            one.set_yticks([top_ms], [format_duration(top_ms * 1e6)])
+        for rank_axes, series in zip(axes, rows, strict=True):
+            _stack(rank_axes, series, run, top_ms, spans(narrow=narrow))
+            named_row(rank_axes, names.get(series.rank, f"rank {series.rank}"), top_ms * 1.04, bands)
+            rank_axes.set_yticks([top_ms], [format_duration(top_ms * 1e6)])
         time_axis(list(axes), run)
         return svg(figure, f"iterations-{'narrow' if narrow else 'wide'}", narrow=narrow, top_in=0.24)
 
-    return twice(draw)
+    return both_widths(draw)
 
 
-def rolled(one: timeline.Goodput, observed: Observed) -> NDArray[np.float64]:
+def rolled(goodput: timeline.Goodput, observed: Observed) -> NDArray[np.float64]:
     """Return the centred rolling mean in Mb/s over the judge's window (machine time); shorter at both ends."""
     window_ns = observed.baseline.window_ns if observed.baseline else timeline.ROLLING_NS
-    width = max(1, window_ns // one.step_ns)
-    edges = np.arange(len(one.bytes) + 1, dtype=np.float64)
-    machine = np.concatenate(([0.0], np.cumsum(paces(one, observed))))
+    width = max(1, window_ns // goodput.step_ns)
+    edges = np.arange(len(goodput.bytes) + 1, dtype=np.float64)
+    machine = np.concatenate(([0.0], np.cumsum(paces(goodput, observed))))
     middle = (machine[:-1] + machine[1:]) / 2
     since, until = (np.interp(middle + half, machine, edges) for half in (-width / 2, width / 2))
-    carried = np.concatenate(([0.0], np.cumsum(one.bytes)))
+    carried = np.concatenate(([0.0], np.cumsum(goodput.bytes)))
     means = (np.interp(until, edges, carried) - np.interp(since, edges, carried)) / (until - since)
-    rate: NDArray[np.float64] = means * 8 / 1e6 / (one.step_ns / 1e9)
+    rate: NDArray[np.float64] = means * 8 / 1e6 / (goodput.step_ns / 1e9)
     return rate
 
 
-def paces(one: timeline.Goodput, observed: Observed) -> NDArray[np.float64]:
+def paces(goodput: timeline.Goodput, observed: Observed) -> NDArray[np.float64]:
     """Return the machine's pace in each bin; 1 if it is unknown or not needed."""
-    return np.ones(len(one.bytes)) if observed.pace is None else observed.pace
+    return np.ones(len(goodput.bytes)) if observed.pace is None else observed.pace
 
 
-def healthy_line(one: timeline.Goodput, observed: Observed) -> NDArray[np.float64] | None:
+def healthy_line(goodput: timeline.Goodput, observed: Observed) -> NDArray[np.float64] | None:
     """Return healthy goodput in Mb/s in each bin, which follows the machine's pace; None without a baseline."""
     if observed.baseline is None:
         return None
-    line: NDArray[np.float64] = observed.baseline.healthy * 8 / 1e6 * paces(one, observed)
+    line: NDArray[np.float64] = observed.baseline.healthy * 8 / 1e6 * paces(goodput, observed)
     return line
 
 
@@ -178,7 +178,7 @@ def _total_axes(axes: Axes, observed: Observed, bands: Sequence[Band], most: int
 
 def iteration_cut_ms(ranks: Sequence[RankSeries]) -> float:
     """Return where bars of the iterations chart are cut, so that one stalled iteration does not flatten all others."""
-    lengths = [(step.end_ns - step.start_ns) / 1e6 for one in ranks for step in one.iterations]
+    lengths = [(step.end_ns - step.start_ns) / 1e6 for rank in ranks for step in rank.iterations]
     return float(min(max(lengths), _CUT * np.median(lengths))) if lengths else 0.0
 
 

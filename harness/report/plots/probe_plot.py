@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from harness.analysis.probe_lines import Line
 from harness.record.measurements import Measurements
-from harness.report.plots.charts import COMM, FAIL, STYLE, Band, Chart, named_row, svg, time_axis, twice
+from harness.report.plots.charts import COMM, FAIL, STYLE, Band, Chart, both_widths, named_row, svg, time_axis
 
 __all__ = ["MOST", "probes_chart", "worst"]
 
@@ -21,8 +21,8 @@ MOST = 8
 
 def worst(lines: Sequence[Line]) -> tuple[Line, ...]:
     """Return the links to draw: those with the highest share of lost or slow probes in a window, by name."""
-    hurt = [one for one in lines if one.worst]
-    return tuple(sorted(sorted(hurt, key=lambda one: -one.worst)[:MOST], key=lambda one: one.link))
+    hurt = [line for line in lines if line.worst]
+    return tuple(sorted(sorted(hurt, key=lambda line: -line.worst)[:MOST], key=lambda line: line.link))
 
 
 @mpl.rc_context(STYLE)
@@ -31,20 +31,22 @@ def probes_chart(run: Measurements, lines: Sequence[Line], bands: Sequence[Band]
     shown = worst(lines)
     if not shown:
         return None
-    top = max(_LEAST_TOP, *(one.worst for one in shown))
+    top = max(_LEAST_TOP, *(line.worst for line in shown))
 
     def draw(width: float, *, narrow: bool) -> str:
         figure = Figure(figsize=(width, 0.5 * len(shown) + 0.75))
         rows = figure.subplots(len(shown), 1, sharex=True, squeeze=False, gridspec_kw={"hspace": 0.95})[:, 0]
         for axes, line in zip(rows, shown, strict=True):
-            for one in line.windows:
-                edges = (np.array([one.start_ns, one.end_ns]) - run.t0_ns) / 1e9
-                axes.stairs([one.lost / one.sent], edges, fill=True, color=FAIL, linewidth=0)
-                if one.answered:
-                    axes.plot(edges, [one.slow / one.answered] * 2, color=COMM, linewidth=1.4, solid_capstyle="butt")
+            for window in line.windows:
+                edges = (np.array([window.start_ns, window.end_ns]) - run.t0_ns) / 1e9
+                axes.stairs([window.lost / window.sent], edges, fill=True, color=FAIL, linewidth=0)
+                if window.answered:
+                    axes.plot(
+                        edges, [window.slow / window.answered] * 2, color=COMM, linewidth=1.4, solid_capstyle="butt"
+                    )
             named_row(axes, line.name, 1.05 * top, bands)
             axes.set_yticks([top], [f"{100 * top:.0f} %"])
         time_axis(list(rows), run)
         return svg(figure, f"probes-{'narrow' if narrow else 'wide'}", narrow=narrow, top_in=0.24)
 
-    return twice(draw)
+    return both_widths(draw)

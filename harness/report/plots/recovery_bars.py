@@ -64,7 +64,7 @@ def recovery_bar(impact: Impact | None, bound: Check | None, *, whole_ns: int) -
 
 def phases_reach_ns(steps: Sequence[Phase], impact: Impact, checks: Sequence[Check]) -> float:
     """Return the extent of phases in ns since the fault fired, including bounds that are not far away."""
-    took_ns = max([1, impact.recovery_ns, *(one.end_ns - impact.fired_ns for one in steps)])
+    took_ns = max([1, impact.recovery_ns, *(phase.end_ns - impact.fired_ns for phase in steps)])
     ends_ns = _ends_of_bounds(steps, impact, checks)
     return max([took_ns, *(end_ns for end_ns in ends_ns.values() if end_ns <= _REACH * took_ns)])
 
@@ -81,27 +81,31 @@ def phase_bars(
     whole_ns = phases_reach_ns(steps, impact, checks) if whole_ns is None else whole_ns
     bars = tuple(
         PhaseBar(
-            phase=one,
-            left=100 * max(0, one.start_ns - impact.fired_ns) / whole_ns,
-            width=100 * max(0, one.end_ns - max(one.start_ns, impact.fired_ns)) / whole_ns,
-            bound_s=bounds.get(one.name),
-            bound_left=100 * ends_ns[one.name] / whole_ns if ends_ns.get(one.name, math.inf) <= whole_ns else None,
-            broken=one.name in bounds and one.length_ns > bounds[one.name] * 1e9,
+            phase=phase,
+            left=100 * max(0, phase.start_ns - impact.fired_ns) / whole_ns,
+            width=100 * max(0, phase.end_ns - max(phase.start_ns, impact.fired_ns)) / whole_ns,
+            bound_s=bounds.get(phase.name),
+            bound_left=100 * ends_ns[phase.name] / whole_ns if ends_ns.get(phase.name, math.inf) <= whole_ns else None,
+            broken=phase.name in bounds and phase.length_ns > bounds[phase.name] * 1e9,
         )
-        for one in steps
-        if one.length_ns or one.name in bounds or not one.is_exact
+        for phase in steps
+        if phase.length_ns or phase.name in bounds or not phase.is_exact
     )
     return bars if len(bars) > 1 or bounds else ()
 
 
 def _bounds_s(steps: Sequence[Phase], checks: Sequence[Check]) -> dict[str, float]:
-    return {one.name: bound for one in steps if (bound := _bound_s(checks, f"recovery.{one.name}")) is not None}
+    return {phase.name: bound for phase in steps if (bound := _bound_s(checks, f"recovery.{phase.name}")) is not None}
 
 
 def _ends_of_bounds(steps: Sequence[Phase], impact: Impact, checks: Sequence[Check]) -> dict[str, float]:
     """Return the position of each phase's bound, in ns since the fault fired."""
     bounds = _bounds_s(steps, checks)
-    return {one.name: one.start_ns - impact.fired_ns + bounds[one.name] * 1e9 for one in steps if one.name in bounds}
+    return {
+        phase.name: phase.start_ns - impact.fired_ns + bounds[phase.name] * 1e9
+        for phase in steps
+        if phase.name in bounds
+    }
 
 
 def _bound_s(checks: Sequence[Check], name: str) -> float | None:
@@ -121,9 +125,9 @@ def recovery_check(checks: Sequence[Check], fault_id: str) -> Check | None:
     return None
 
 
-def _end_of_bound(check: Check | None, one: Impact) -> int:
+def _end_of_bound(check: Check | None, impact: Impact) -> int:
     """Return the position of a bound on the bar, in ns since the fault fired."""
     if check is None or not isinstance(check.bound, int | float):
         return 0
-    begin = one.cleared_ns - one.fired_ns if check.name.startswith("after_clear") else 0
+    begin = impact.cleared_ns - impact.fired_ns if check.name.startswith("after_clear") else 0
     return begin + int(check.bound * 1e9)

@@ -134,18 +134,20 @@ def gantts(
         return ()
     medians = _medians(bars)
     usual_s = (
-        statistics.median([one.end_ns - one.start_ns for series in run.series for one in series.iterations] or [1e8])
+        statistics.median(
+            [iteration.end_ns - iteration.start_ns for series in run.series for iteration in series.iterations] or [1e8]
+        )
         / 1e9
     )
     silent = _silent(run, flights)
     charts = []
-    for window in sorted(windows, key=lambda each: each.start_ns)[:MOST]:
+    for window in sorted(windows, key=lambda candidate: candidate.start_ns)[:MOST]:
         until_ns = max(window.end_ns, recovered_ns.get(window.number, 0)) + round(usual_s * 1e9)
         span_s = (window.start_ns - run.t0_ns) / 1e9, (until_ns - run.t0_ns) / 1e9
         worst = _worst(bars, medians, span_s)
         if worst is not None:
             charts.append(
-                _gantt(run, window, bars, worst, usual_s, told=_KnownStalls(stalled, waits, findings, silent))
+                _gantt(run, window, bars, worst, usual_s, known_stalls=_KnownStalls(stalled, waits, findings, silent))
             )
     return tuple(charts)
 
@@ -157,21 +159,21 @@ def _bars(run: Measurements, flights: Sequence[Flight]) -> dict[int, tuple[Bar, 
     by_rank: dict[int, tuple[Bar, ...]] = {}
     flown = {flight.rank: flight for flight in flights}
     for series in run.series:
-        known = [bar for one in series.iterations for bar in _parts(one, run.t0_ns)]
-        last_ns = max((one.end_ns for one in series.iterations), default=run.t0_ns)
+        known = [bar for iteration in series.iterations for bar in _parts(iteration, run.t0_ns)]
+        last_ns = max((iteration.end_ns for iteration in series.iterations), default=run.t0_ns)
         if series.rank in flown:
             known += _flown(flown[series.rank], last_ns, t0_ns=run.t0_ns, now_ns=now_ns)
         by_rank[series.rank] = tuple(sorted(known, key=lambda bar: bar.start_s))
     return by_rank
 
 
-def _parts(one: Iteration, t0_ns: int) -> list[Bar]:
-    at_ns, bars = one.start_ns, []
+def _parts(iteration: Iteration, t0_ns: int) -> list[Bar]:
+    at_ns, bars = iteration.start_ns, []
     for kind in _PARTS:
-        length_ns = getattr(one, f"{kind}_ns")
+        length_ns = getattr(iteration, f"{kind}_ns")
         if length_ns:
             start_s, end_s = (at_ns - t0_ns) / 1e9, (at_ns + length_ns - t0_ns) / 1e9
-            bars.append(Bar(kind=kind, iteration=one.index, start_s=start_s, end_s=end_s))
+            bars.append(Bar(kind=kind, iteration=iteration.index, start_s=start_s, end_s=end_s))
         at_ns += length_ns
     return bars
 
@@ -179,11 +181,11 @@ def _parts(one: Iteration, t0_ns: int) -> list[Bar]:
 def _flown(flight: Flight, last_ns: int, *, t0_ns: int, now_ns: int) -> list[Bar]:
     """Return the iterations after the last reported one, from the recorder, which also counts the warm-up."""
     begun = {
-        one.iteration: one.at_ns
-        for one in flight.entries
-        if one.what == "begin" and one.at_ns >= last_ns - _ROUNDING_NS
+        entry.iteration: entry.at_ns
+        for entry in flight.entries
+        if entry.what == "begin" and entry.at_ns >= last_ns - _ROUNDING_NS
     }
-    ended = {one.iteration: one.at_ns for one in flight.entries if one.what == "end"}
+    ended = {entry.iteration: entry.at_ns for entry in flight.entries if entry.what == "end"}
     return [
         Bar(
             kind="whole" if index in ended else "open",
@@ -198,18 +200,18 @@ def _flown(flight: Flight, last_ns: int, *, t0_ns: int, now_ns: int) -> list[Bar
 def _silent(run: Measurements, flights: Sequence[Flight]) -> dict[int, float]:
     heard = {flight.rank for flight in flights}
     return {
-        one.rank: (max((each.end_ns for each in one.iterations), default=run.t0_ns) - run.t0_ns) / 1e9
-        for one in run.series
-        if heard and one.rank not in heard
+        rank.rank: (max((iteration.end_ns for iteration in rank.iterations), default=run.t0_ns) - run.t0_ns) / 1e9
+        for rank in run.series
+        if heard and rank.rank not in heard
     }
 
 
 def _medians(bars: Mapping[int, Sequence[Bar]]) -> dict[tuple[int, BarKind], float]:
     lengths: dict[tuple[int, BarKind], list[float]] = {}
-    for rank, each in bars.items():
-        for bar in each:
+    for rank, rank_bars in bars.items():
+        for bar in rank_bars:
             lengths.setdefault((rank, bar.kind), []).append(bar.end_s - bar.start_s)
-    return {key: statistics.median(each) for key, each in lengths.items()}
+    return {key: statistics.median(bar_lengths) for key, bar_lengths in lengths.items()}
 
 
 def _worst(
@@ -219,8 +221,8 @@ def _worst(
 ) -> _Worst | None:
     """Return the bar that is longest relative to its rank's median, among those that overlap a span of time."""
     best: tuple[float, _Worst] | None = None
-    for rank, each in bars.items():
-        for bar in each:
+    for rank, rank_bars in bars.items():
+        for bar in rank_bars:
             if bar.end_s <= span_s[0] or bar.start_s >= span_s[1]:
                 continue
             # An iteration without an end has no comparison; all of it counts.
@@ -240,27 +242,27 @@ def _gantt(
     worst: _Worst,
     usual_s: float,
     *,
-    told: _KnownStalls,
+    known_stalls: _KnownStalls,
 ) -> Gantt:
     fired_s = (window.start_ns - run.t0_ns) / 1e9
     near = abs(worst.bar.start_s - fired_s) <= _FAR * usual_s
     start_s = max(0.0, (min(worst.bar.start_s, fired_s) if near else worst.bar.start_s) - _BEFORE * usual_s)
-    last_s = max(bar.end_s for each in bars.values() for bar in each)
+    last_s = max(bar.end_s for rank_bars in bars.values() for bar in rank_bars)
     end_s = min(worst.bar.end_s + _AFTER * usual_s, last_s + usual_s / 2)
-    names = {one.rank: f"{one.host}:{one.rnic}" for one in run.ranks}
-    stall = _mark(run, worst, names, told=told)
+    names = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in run.ranks}
+    stall = _mark(run, worst, names, known_stalls=known_stalls)
     rows = [
         Row(
             rank=rank,
             name=names.get(rank, f"rank {rank}"),
-            bars=tuple(bar for bar in each if bar.end_s > start_s and bar.start_s < end_s),
+            bars=tuple(bar for bar in rank_bars if bar.end_s > start_s and bar.start_s < end_s),
         )
-        for rank, each in bars.items()
+        for rank, rank_bars in bars.items()
     ]
     if len(rows) > MOST_ROWS:
-        longest = {one.rank: max((bar.end_s - bar.start_s for bar in one.bars), default=0.0) for one in rows}
-        kept = sorted(rows, key=lambda one: (one.rank != stall.rank, -longest[one.rank]))[:MOST_ROWS]
-        rows = sorted(kept, key=lambda one: one.rank)
+        longest = {row.rank: max((bar.end_s - bar.start_s for bar in row.bars), default=0.0) for row in rows}
+        kept = sorted(rows, key=lambda row: (row.rank != stall.rank, -longest[row.rank]))[:MOST_ROWS]
+        rows = sorted(kept, key=lambda row: row.rank)
     return Gantt(fault=window.number, start_s=start_s, end_s=end_s, rows=tuple(rows), stall=stall)
 
 
@@ -269,20 +271,20 @@ def _mark(
     worst: _Worst,
     names: Mapping[int, str],
     *,
-    told: _KnownStalls,
+    known_stalls: _KnownStalls,
 ) -> StallMark:
     """Describe the stall from the most detailed source."""
-    if worst.kind == "open" and told.stalled:
-        one, words = max(told.stalled, key=lambda each: each[0].waited_ns)
+    if worst.kind == "open" and known_stalls.stalled:
+        stall, words = max(known_stalls.stalled, key=lambda known: known[0].waited_ns)
         return StallMark(
-            rank=one.waiter,
-            start_s=max(worst.bar.start_s, worst.bar.end_s - one.waited_ns / 1e9),
+            rank=stall.waiter,
+            start_s=max(worst.bar.start_s, worst.bar.end_s - stall.waited_ns / 1e9),
             end_s=worst.bar.end_s,
-            short=f"step {one.step}, rank {one.sender}→{one.receiver}",
+            short=f"step {stall.step}, rank {stall.sender}→{stall.receiver}",
             words=words,
         )
-    if worst.kind == "open" and len(told.silent) == 1:
-        ((rank, last_s),) = told.silent.items()
+    if worst.kind == "open" and len(known_stalls.silent) == 1:
+        ((rank, last_s),) = known_stalls.silent.items()
         return StallMark(
             rank=rank,
             start_s=last_s,
@@ -291,7 +293,7 @@ def _mark(
             words=f"rank {rank} ({names.get(rank, '?')}) left no recording, the others did; it reported nothing after "
             f"{last_s:.2f} s",
         )
-    for wait in told.waits:
+    for wait in known_stalls.waits:
         if wait.receiver is not None and wait.iteration == worst.bar.iteration:
             until_s = (wait.until_ns - run.t0_ns) / 1e9
             return StallMark(
@@ -317,20 +319,22 @@ def _mark(
         start_s=worst.bar.start_s,
         end_s=worst.bar.end_s,
         short=f"iteration {worst.bar.iteration}, {format_duration(length_s * 1e9)}",
-        words=words + _died(run, worst, name, told.findings),
+        words=words + _died(run, worst, name, known_stalls.findings),
     )
 
 
 def _died(run: Measurements, worst: _Worst, name: str, findings: Sequence[Finding]) -> str:
     """Describe a failed queue pair of the rank, with its path, or the link on it that the attribution names."""
-    for one in run.qps_lost:
-        at_s = (one.time_ns - run.t0_ns) / 1e9
-        if name not in {one.endpoint, one.peer} or not worst.bar.start_s <= at_s <= worst.bar.end_s:
+    for lost_qp in run.qps_lost:
+        at_s = (lost_qp.time_ns - run.t0_ns) / 1e9
+        if name not in {lost_qp.endpoint, lost_qp.peer} or not worst.bar.start_s <= at_s <= worst.bar.end_s:
             continue
-        connection = connection_between(run, (one.endpoint, one.peer), index=one.connection, qpn=one.qpn)
+        connection = connection_between(
+            run, (lost_qp.endpoint, lost_qp.peer), index=lost_qp.connection, qpn=lost_qp.qpn
+        )
         path = connection.path if connection else ()
         links = {link.name: {link.a.node, link.b.node} for link in run.topology.links}
-        lossy_link = next((each.name for each in findings if links.get(each.name, {""}) <= set(path)), None)
-        where = f", stalled at {lossy_link}" if lossy_link else f" over {' → '.join(path)}" if path else ""
-        return f"; its queue pair {one.endpoint} → {one.peer} died meanwhile ({one.status}){where}"
+        lossy_link = next((finding.name for finding in findings if links.get(finding.name, {""}) <= set(path)), None)
+        location = f", stalled at {lossy_link}" if lossy_link else f" over {' → '.join(path)}" if path else ""
+        return f"; its queue pair {lost_qp.endpoint} → {lost_qp.peer} died meanwhile ({lost_qp.status}){location}"
     return ""

@@ -22,8 +22,8 @@ from harness.report.plots.charts import (
     STYLE,
     Chart,
     bare,
+    both_widths,
     svg,
-    twice,
 )
 from harness.report.sweeps.sweep_text import is_shown, state
 
@@ -91,7 +91,7 @@ def sweep_chart(sweep: SweepFile) -> Chart | None:
             )
         return svg(figure, f"sweep-{'narrow' if narrow else 'wide'}", narrow=narrow, top_in=0.1 + legend_in)
 
-    return twice(draw)
+    return both_widths(draw)
 
 
 def _lines(sweep: SweepFile) -> list[tuple[str, list[SweptPoint]]]:
@@ -107,11 +107,11 @@ def _lines(sweep: SweepFile) -> list[tuple[str, list[SweptPoint]]]:
 def _row(axes: Axes, metric: str, lines: Sequence[tuple[str, Sequence[SweptPoint]]], at: dict[str, float]) -> None:
     for index, (words, points) in enumerate(lines):
         colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
-        where = [at[list(point.parameters.values())[-1]] for point in points]
-        shown = [(x, value) for x, point in zip(where, points, strict=True) if (value := _number(point, metric))]
+        positions = [at[list(point.parameters.values())[-1]] for point in points]
+        shown = [(x, value) for x, point in zip(positions, points, strict=True) if (value := _number(point, metric))]
         # A line over a gap would show what was not measured: it is broken there.
         heights = [_height(_number(point, metric)) for point in points]
-        axes.plot(where, heights, color=colour, linewidth=1.2)
+        axes.plot(positions, heights, color=colour, linewidth=1.2)
         axes.plot([], [], color=colour, linewidth=1.2, marker=marker, markersize=5, label=words)
         for x, value in shown:
             y = _height(value)
@@ -122,7 +122,7 @@ def _row(axes: Axes, metric: str, lines: Sequence[tuple[str, Sequence[SweptPoint
         modelled = [(x, value.predicted) for x, value in shown if value.predicted is not None]
         if modelled:
             axes.plot(*zip(*modelled, strict=True), color=colour, linewidth=1, linestyle=(0, (4, 2)))
-        for x, point in zip(where, points, strict=True):
+        for x, point in zip(positions, points, strict=True):
             if not is_shown(point):
                 axes.text(
                     x, _MARGIN, "?" if point.verdict else "·", color=MUTED, ha="center", fontweight="bold",
@@ -140,10 +140,10 @@ def _row(axes: Axes, metric: str, lines: Sequence[tuple[str, Sequence[SweptPoint
 
 def _number(point: SweptPoint, metric: str) -> SweptValue | None:
     """Return a metric at a point, if it is a number and the point shows something."""
-    found = next((one for one in point.values if one.metric == metric), None)
-    if found is None or not is_shown(point) or isinstance(found.value, str | None):
+    value = next((candidate for candidate in point.values if candidate.metric == metric), None)
+    if value is None or not is_shown(point) or isinstance(value.value, str | None):
         return None
-    return found
+    return value
 
 
 def _tops(value: SweptValue) -> Iterator[float]:

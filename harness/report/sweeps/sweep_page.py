@@ -23,7 +23,7 @@ def render(sweep: SweepFile, folder: Path) -> Path:
 
 def render_html(sweep: SweepFile) -> str:
     """Return the page as text."""
-    found = {name: lookup(name, [name.partition(".")[2]]) for name in sweep.metrics}
+    metrics = {name: lookup(name, [name.partition(".")[2]]) for name in sweep.metrics}
     return (
         page.environment()
         .get_template("sweep.html.j2")
@@ -33,6 +33,6 @@ def render_html(sweep: SweepFile) -> str:
             sentence=sweep_text.sentence(sweep),
             cell=sweep_text.cell,
             state=sweep_text.state,
-            meanings={name: metric.meaning for name, metric in found.items() if metric is not None},
+            meanings={name: metric.meaning for name, metric in metrics.items() if metric is not None},
         )
     )

@@ -23,7 +23,7 @@ def cell(point: SweptPoint, metric: str) -> str:
     """Return a metric at a point: `0.83 (0.80 .. 0.86)`, or the verdict of a point that shows nothing."""
     if not is_shown(point):
         return state(point)
-    value = next((one for one in point.values if one.metric == metric), None)
+    value = next((candidate for candidate in point.values if candidate.metric == metric), None)
     if value is None or value.value is None:
         return "no value"
     text = ("≥ " if value.censored else "") + format_value(value.value, value.unit)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from harness.run import ends
-from harness.run.collect_measurements import Found
+from harness.run.collect_measurements import RunData
 from harness.run.faults.live_guard import Watching
 from inject.evidence.receipt import FaultReceipt
 from inject.fault_plan import PlannedFault
@@ -36,38 +36,38 @@ def prepare_all(injector: Injector, faults: Sequence[PlannedFault]) -> list[Prep
     ready: dict[str, PreparedFault] = {}
     failures: list[BaseException] = []
 
-    def one(planned: PlannedFault) -> None:
+    def prepare(planned: PlannedFault) -> None:
         try:
             ready[planned.id] = injector.prepare(planned, later=True)
         except Exception as error:  # noqa: BLE001 (raised again below, where the run can see it)
             failures.append(error)
 
-    _all_threads([threading.Thread(target=one, args=(planned,)) for planned in faults])
+    _all_threads([threading.Thread(target=prepare, args=(planned,)) for planned in faults])
     if failures:
         raise failures[0]
     return [ready[planned.id] for planned in faults]
 
 
-def end_early(watching: Watching, running: Running[Any], journal: Journal, found: Found, progress: Progress) -> None:
+def end_early(watching: Watching, running: Running[Any], journal: Journal, data: RunData, progress: Progress) -> None:
     """Stop the workload if the live guard has stopped the run, and report why; does nothing otherwise.
 
     All faults must be cleared.
     """
     if not watching.stopped.is_set():
         return
-    stops = found.stops
+    stops = data.stops
     if stops.held is not None:
         condition = stops.held.condition
-        said = f"stopped: {condition.metric.name} was {stops.held.value:g}, bound {condition.bound:g}"
+        reason = f"stopped: {condition.metric.name} was {stops.held.value:g}, bound {condition.bound:g}"
     elif stops.missing is not None:
-        said = f"stopped: no more data of {stops.missing.condition.metric.name}, which a stop condition needs"
+        reason = f"stopped: no more data of {stops.missing.condition.metric.name}, which a stop condition needs"
     elif stops.refused is not None:
-        said = f"no fault was armed: {stops.refused}"
+        reason = f"no fault was armed: {stops.refused}"
     else:
-        said = f"stopped: {watching.error}"
-        found.errors.append(str(watching.error))
-    journal.note("stop", said=said)
-    progress(said)
+        reason = f"stopped: {watching.error}"
+        data.errors.append(str(watching.error))
+    journal.note("stop", said=reason)
+    progress(reason)
     running.stop()
 
 
@@ -75,7 +75,7 @@ def drive_all(
     lab: Lab,
     ready: Sequence[PreparedFault],
     running: Running[Any],
-    found: Found,
+    data: RunData,
     watching: Watching,
     progress: Progress,
 ) -> None:
@@ -84,24 +84,24 @@ def drive_all(
     An error of a thread becomes an error of the run.
     """
 
-    def one(prepared: PreparedFault) -> None:
+    def drive_to_end(prepared: PreparedFault) -> None:
         planned = prepared.planned
         name = planned.spec.name
         try:
             with contextlib.suppress(FaultbedError):
                 # A fault that cannot be armed has a receipt that says so: the judge's business, not an error of ours.
-                _drive(lab, prepared, found.t0_ns, running, watching.stopped, progress)
+                _drive(lab, prepared, data.t0_ns, running, watching.stopped, progress)
         except Exception as error:  # noqa: BLE001 (the fault must not stay until the workload ends)
-            found.errors.append(f"{name}: {ends.describe(error)}")
+            data.errors.append(f"{name}: {ends.describe(error)}")
         try:
-            found.receipts[name] = prepared.clear(keep_holder=True)
+            data.receipts[name] = prepared.clear(keep_holder=True)
         except Exception as error:  # noqa: BLE001 (a thread's exception would be lost: the run would miss a receipt)
-            found.errors.append(f"{name}: not known to be cleared: {ends.describe(error)}")
+            data.errors.append(f"{name}: not known to be cleared: {ends.describe(error)}")
             return
-        found.reads += prepared.reads
-        progress(f"{planned.kind} on {planned.target.text}: {_brief(found.receipts[name])}")
+        data.reads += prepared.reads
+        progress(f"{planned.kind} on {planned.target.text}: {_brief(data.receipts[name])}")
 
-    _all_threads([threading.Thread(target=one, args=(prepared,)) for prepared in ready])
+    _all_threads([threading.Thread(target=drive_to_end, args=(prepared,)) for prepared in ready])
 
 
 def _drive(

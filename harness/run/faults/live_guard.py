@@ -96,10 +96,10 @@ class Live:
         heard = self.heard_ns() if self.heard_ns is not None else {}
         slow = self.slow_ranks() if self.slow_ranks is not None else None
         with self._lock:
-            told = self._is_told(now_ns)
+            is_known = self._is_told(now_ns)
             return {
-                "qp_errors": self._qp_errors if told else None,
-                "goodput_ratio": self._goodput_ratio(now_ns) if told else None,
+                "qp_errors": self._qp_errors if is_known else None,
+                "goodput_ratio": self._goodput_ratio(now_ns) if is_known else None,
                 "silence": max(((now_ns - at_ns) / 1e9 for at_ns in heard.values()), default=None),
                 "kernel.broken": len(kernel_log.broken(self._kernel)),
                 "slow_ranks": slow,
@@ -162,8 +162,8 @@ def _no_progress(sizes: np.ndarray[Any, np.dtype[np.float64]]) -> str | None:
 
 def _standstill(standstills: Sequence[Standstill], start_ns: int, now_ns: int) -> str | None:
     stood_ns: Counter[str] = Counter()
-    for one in standstills:
-        stood_ns[one.host] += max(0, one.end_ns - max(one.start_ns, start_ns))
+    for standstill in standstills:
+        stood_ns[standstill.host] += max(0, standstill.end_ns - max(standstill.start_ns, start_ns))
     host, most_ns = max(stood_ns.items(), key=lambda item: item[1], default=("", 0))
     if most_ns <= STANDSTILL_SHARE * (now_ns - start_ns):
         return None
@@ -208,10 +208,10 @@ class Watching:
     def look(self) -> None:
         """Check the stop conditions and the reservation once."""
         now_ns = time.monotonic_ns()
-        held = self._guard.look(now_ns, self._live.values(now_ns), due=self._live.due(now_ns))
-        if held is None and self._guard.missing is None:
+        broken_condition = self._guard.look(now_ns, self._live.values(now_ns), due=self._live.due(now_ns))
+        if broken_condition is None and self._guard.missing is None:
             self._guard.refused = self._live.unhealthy(now_ns)
-        if held is not None or self._guard.missing is not None or self._guard.refused is not None:
+        if broken_condition is not None or self._guard.missing is not None or self._guard.refused is not None:
             self.stopped.set()
             return
         try:

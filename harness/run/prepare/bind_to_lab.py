@@ -74,12 +74,12 @@ def hosts_of(workload: Workload) -> tuple[str, ...]:
 
 def needs_baseline(experiment: Experiment) -> bool:
     """Return whether an expectation compares with the run's own fault-free start."""
-    return any(one.metric.name.startswith(_NEEDS_BASELINE) for one in experiment.expectations)
+    return any(expectation.metric.name.startswith(_NEEDS_BASELINE) for expectation in experiment.expectations)
 
 
 def wants_twin(experiment: Experiment) -> bool:
     """Return whether an expectation compares with a fault-free twin of the run."""
-    return any(one.metric.name == "jct_ratio" for one in experiment.expectations)
+    return any(expectation.metric.name == "jct_ratio" for expectation in experiment.expectations)
 
 
 def refuse_absent(experiment: Experiment, faults: Sequence[PlannedFault], places: Mapping[str, str]) -> None:
@@ -93,14 +93,14 @@ def refuse_absent(experiment: Experiment, faults: Sequence[PlannedFault], places
         if not fault.of_workload:
             continue
         if not fault.kind.startswith("storage."):
-            there, what = hosts_of(workload), "no rank"
+            hosts, missing = hosts_of(workload), "no rank"
         else:
             host = kind_of(workload).storage_host(workload)
-            there, what = (host,) if host else (), "no storage ([workload.storage])"
-        if fault.target.node not in there:
-            where = f"; it has on {', '.join(there)}" if there else ""
-            said = f"{fault.kind} on {fault.target.text}: the workload has {what} there{where}"
-            raise ConfigError(f"{experiment.source}: {places[fault.spec.name]}: {said}")
+            hosts, missing = (host,) if host else (), "no storage ([workload.storage])"
+        if fault.target.node not in hosts:
+            placement = f"; it has on {', '.join(hosts)}" if hosts else ""
+            problem = f"{fault.kind} on {fault.target.text}: the workload has {missing} there{placement}"
+            raise ConfigError(f"{experiment.source}: {places[fault.spec.name]}: {problem}")
 
 
 def _fit_capture(experiment: Experiment, names: LabNames) -> tuple[str, ...]:
@@ -122,9 +122,9 @@ def _fit_faults(experiment: Experiment, names: LabNames) -> tuple[Fault, ...]:
         path = f"faults[{index}]"
         targets: list[str] = []
         for choice, text in enumerate(fault.targets):
-            where = f"{path}.target" if len(fault.targets) == 1 else f"{path}.target[{choice}]"
-            for target in names.select(where, text):
-                with names.at(where):
+            place = f"{path}.target" if len(fault.targets) == 1 else f"{path}.target[{choice}]"
+            for target in names.select(place, text):
+                with names.at(place):
                     names.topology.resolve(target)
                 targets.append(target)
         parameters = {
@@ -186,8 +186,8 @@ def _fit_stops(experiment: Experiment, names: LabNames) -> None:
     computes = kind_of(work).computes(work)
     for index, condition in enumerate(experiment.stops):
         if condition.metric.name == "slow_ranks" and not computes:
-            said = "slow_ranks compares compute phases, and this workload has none (compute_units)"
-            raise names.error(f"stop[{index}].metric", said)
+            problem = "slow_ranks compares compute phases, and this workload has none (compute_units)"
+            raise names.error(f"stop[{index}].metric", problem)
         if condition.metric.name == "goodput_ratio":
             _refuse_short_start(names, f"stop[{index}].metric", "goodput_ratio", first_ns)
 

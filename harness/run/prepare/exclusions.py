@@ -20,7 +20,7 @@ from testbed.preflight.checks import Check, State, Wrong, run_checks
 from testbed.preflight.collect import look
 from traffic.flows.burnin import Outlier, ends_in_common
 
-__all__ = ["REACH", "Unfit", "by_hand", "find", "of_outliers", "only", "silent_hosts", "unfit"]
+__all__ = ["REACH", "Unfit", "by_hand", "excluded_hosts", "of_outliers", "only", "silent_hosts", "unfit"]
 
 REACH = "reach"
 _BY_HAND = "named by hand"
@@ -40,9 +40,9 @@ def by_hand(inventory: Inventory, names: Iterable[str]) -> tuple[LeftOut, ...]:
     Raises:
         UsageError: the lab has no such host.
     """
-    found = tuple(dict.fromkeys(names))
-    _refuse_unknown(inventory, found, option="--without ")
-    return tuple(LeftOut(host=name, why=_BY_HAND) for name in found)
+    excluded = tuple(dict.fromkeys(names))
+    _refuse_unknown(inventory, excluded, option="--without ")
+    return tuple(LeftOut(host=name, why=_BY_HAND) for name in excluded)
 
 
 def only(inventory: Inventory, hosts: Collection[str]) -> Inventory:
@@ -52,16 +52,16 @@ def only(inventory: Inventory, hosts: Collection[str]) -> Inventory:
         UsageError: the lab has no such host.
     """
     _refuse_unknown(inventory, hosts)
-    others = [name for name in inventory.topology.host_by_name if name not in hosts]
-    return without_hosts(inventory, others) if hosts else inventory
+    other_hosts = [name for name in inventory.topology.host_by_name if name not in hosts]
+    return without_hosts(inventory, other_hosts) if hosts else inventory
 
 
 def _refuse_unknown(inventory: Inventory, names: Iterable[str], *, option: str = "") -> None:
     known = list(inventory.topology.host_by_name)
     for name in names:
         if name not in known:
-            said = f"{option}{name}: " if option else ""
-            raise UsageError(f'{said}no host "{name}" in {inventory.name}{near(name, known)}')
+            prefix = f"{option}{name}: " if option else ""
+            raise UsageError(f'{prefix}no host "{name}" in {inventory.name}{near(name, known)}')
 
 
 def unfit(inventory: Inventory, state: State, checks: Sequence[Check], already: Iterable[LeftOut] = ()) -> Unfit:
@@ -69,14 +69,14 @@ def unfit(inventory: Inventory, state: State, checks: Sequence[Check], already: 
 
     Consequences of a faulty host elsewhere, such as a prefix without a route, disappear when the host is excluded.
     """
-    out = {one.host: one for one in already}
+    out = {exclusion.host: exclusion for exclusion in already}
     while True:
         part = without_hosts(inventory, out)
         wrong = run_checks(part, {name: facts for name, facts in state.items() if name not in out}, checks)
         at: dict[str, list[Wrong]] = {}
-        for one in wrong:
-            if host := _host_of(part.topology, one.where):
-                at.setdefault(host, []).append(one)
+        for finding in wrong:
+            if host := _host_of(part.topology, finding.where):
+                at.setdefault(host, []).append(finding)
         if not at:
             return Unfit(hosts=tuple(out.values()), rest=tuple(wrong))
         out |= {host: LeftOut(host=host, why=_why(some)) for host, some in at.items()}
@@ -87,8 +87,8 @@ def of_outliers(outliers: Iterable[Outlier], already: Iterable[LeftOut]) -> tupl
 
     If a pair shares no host with another such pair, the faulty end is ambiguous, and both hosts are excluded.
     """
-    known = {one.host for one in already}
-    pairs = ({end.partition(":")[0] for end in (one.pair.src, one.pair.dst)} for one in outliers)
+    known = {exclusion.host for exclusion in already}
+    pairs = ({end.partition(":")[0] for end in (outlier.pair.src, outlier.pair.dst)} for outlier in outliers)
     return tuple(
         LeftOut(host=host, why=f"burn-in: {most} pairs with it are slow or dead")
         for hosts, most in ends_in_common(pair for pair in pairs if not pair & known)
@@ -101,7 +101,7 @@ def silent_hosts(silent: Mapping[str, str]) -> tuple[LeftOut, ...]:
     return tuple(LeftOut(host=host, why=f"{REACH}: {why}") for host, why in silent.items())
 
 
-def find(
+def excluded_hosts(
     inventory: Inventory, checks: Sequence[Check], already: Sequence[LeftOut], progress: Callable[[str], None]
 ) -> tuple[LeftOut, ...]:
     """Look at every machine (no burn-in) and say which hosts a run must do without, `already` among them.
@@ -111,19 +111,19 @@ def find(
     """
     progress("preflight: which hosts are fit")
     silent: dict[str, str] = {}
-    with open_lab(without_hosts(inventory, [one.host for one in already])) as lab:
+    with open_lab(without_hosts(inventory, [exclusion.host for exclusion in already])) as lab:
         state = look(lab, silent=silent)
-    found = unfit(inventory, state, checks, [*already, *silent_hosts(silent)])
-    if found.rest:
-        first = found.rest[0]
-        more = f", and {len(found.rest) - 1} more" if len(found.rest) > 1 else ""
+    fitness = unfit(inventory, state, checks, [*already, *silent_hosts(silent)])
+    if fitness.rest:
+        first = fitness.rest[0]
+        more = f", and {len(fitness.rest) - 1} more" if len(fitness.rest) > 1 else ""
         raise LabError(
             f"{inventory.name}: {first.check} at {first.where}: {first.found}, right is {first.wanted}{more}; "
             "no host can be left out for that: `faultbed preflight` tells all, or run without --leave-out"
         )
-    for one in found.hosts:
-        progress(f"leaving out {one.host}: {one.why}")
-    return found.hosts
+    for exclusion in fitness.hosts:
+        progress(f"leaving out {exclusion.host}: {exclusion.why}")
+    return fitness.hosts
 
 
 def _host_of(topology: Topology, where: str) -> str | None:

@@ -31,8 +31,8 @@ def fit_bystander(names: LabNames, flow: FlowSpec | None, endpoints: Sequence[st
         names.check_rnic(f"bystander.{end}", name)
         if name in endpoints:
             free = [other for other in names.topology.rnic_names if other not in endpoints]
-            others = f"use one of {', '.join(free)}" if free else "give the workload fewer ranks"
-            raise names.error(f"bystander.{end}", f"{name} is already used by the workload; {others}")
+            remedy = f"use one of {', '.join(free)}" if free else "give the workload fewer ranks"
+            raise names.error(f"bystander.{end}", f"{name} is already used by the workload; {remedy}")
     if ends["src"] == ends["dst"]:
         raise names.error("bystander.dst", f"src and dst are the same RNIC ({ends['dst']}); choose two")
     with names.at("bystander.qp"):
@@ -62,5 +62,5 @@ def refuse_faults_on_bystander(
     for fault in faults:
         affected = set(touches(fault, topology)) | ({fault.target.link.name} if fault.target.link else set())
         if shared := sorted(used & affected):
-            said = f"{fault.kind} on {fault.target.text} affects {shared[0]}, which the bystander uses; move one"
-            raise ConfigError(f"{experiment.source}: {places[fault.spec.name]}: {said}")
+            problem = f"{fault.kind} on {fault.target.text} affects {shared[0]}, which the bystander uses; move one"
+            raise ConfigError(f"{experiment.source}: {places[fault.spec.name]}: {problem}")

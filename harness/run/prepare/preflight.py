@@ -71,11 +71,11 @@ def names(inventory: Inventory) -> tuple[str, ...]:
 
 def _unseen(inventory: Inventory, state: State, out: Iterable[str], *, with_burnin: bool) -> list[NotLooked]:
     """Return what is not checked. For the burn-in these are the RNICs in `out`, or all."""
-    found = not_looked(inventory, state, ALL_CHECKS)
+    unchecked = not_looked(inventory, state, ALL_CHECKS)
     if not with_burnin:
-        return [*found, NotLooked(check=BURNIN, where=inventory.name, why="it was left out (--no-burn-in)")]
+        return [*unchecked, NotLooked(check=BURNIN, where=inventory.name, why="it was left out (--no-burn-in)")]
     why = "another check has found this RNIC unfit to carry anything"
-    return [*found, *(NotLooked(check=BURNIN, where=rnic, why=why) for rnic in sorted(out))]
+    return [*unchecked, *(NotLooked(check=BURNIN, where=rnic, why=why) for rnic in sorted(out))]
 
 
 def preflight(
@@ -100,15 +100,15 @@ def preflight(
     unseen = _unseen(answering, state, out, with_burnin=with_burnin)
     done = None
     if with_burnin:
-        done, found = _burn_in(lab, out, progress)
-        wrong += found
+        done, burnin_findings = _burn_in(lab, out, progress)
+        wrong += burnin_findings
         if done is None:
-            rest += found
+            rest += burnin_findings
         else:
             left_out += of_outliers(done.outliers, left_out)
             unseen += [NotLooked(check=BURNIN, where=f"{src} > {dst}", why=_UNTRIED) for src, dst in done.unmeasured]
-            rest += _untried(inventory, done, {one.host for one in left_out})
-    whole = {one.check for one in unseen if one.where == inventory.name}
+            rest += _untried(inventory, done, {exclusion.host for exclusion in left_out})
+    whole = {item.check for item in unseen if item.where == inventory.name}
     return Preflight(
         lab=inventory.name,
         checked=tuple(name for name in names(inventory) if name not in whole),
@@ -123,8 +123,8 @@ def preflight(
 def _burn_in(lab: Lab, out: set[str], progress: Callable[[str], None]) -> tuple[Burnin | None, list[Wrong]]:
     """Run the burn-in of all RNICs but `out`. Return it (None: it failed) and its findings."""
     inventory = lab.inventory_model
-    told = f", without {', '.join(sorted(out))}" if out else ""
-    progress(f"burn-in: latency and bandwidth of all pairs, one after the other{told}")
+    without = f", without {', '.join(sorted(out))}" if out else ""
+    progress(f"burn-in: latency and bandwidth of all pairs, one after the other{without}")
     try:
         done = burnin.measure(
             lab,
@@ -145,26 +145,26 @@ def _untried(inventory: Inventory, done: Burnin, out: set[str]) -> list[Wrong]:
     left = [pair for pair in done.unmeasured if not out & {end.partition(":")[0] for end in pair}]
     if not left:
         return []
-    found = f"{len(left)} pairs were not measured: too many others were dead"
+    observed = f"{len(left)} pairs were not measured: too many others were dead"
     do = "mend the dead ones or do without their hosts, then run the burn-in again"
-    return [Wrong(check=BURNIN, where=inventory.name, found=found, wanted="every pair measured", do=do)]
+    return [Wrong(check=BURNIN, where=inventory.name, found=observed, wanted="every pair measured", do=do)]
 
 
-def _silent(one: tuple[str, str]) -> Wrong:
-    host, why = one
+def _silent(host_and_reason: tuple[str, str]) -> Wrong:
+    host, why = host_and_reason
     return Wrong(check=REACH, where=host, found=f"does not answer: {why}", wanted="answers", do=_DO_REACH)
 
 
 def broken(topology: Topology, wrong: Iterable[Wrong]) -> set[str]:
     """Return the RNICs that a check found unfit to carry traffic, at either end of their link."""
     at = {item.where.partition(" ")[0] for item in wrong if item.check in _FATAL}
-    found = set()
+    unfit_rnics = set()
     for link in topology.links:
         if link.rnic is not None:
             name = f"{link.b.node}:{link.rnic}"
             if at & {name, f"{link.a.node}:{link.a.netdev}", f"{link.b.node}:{link.b.netdev}"}:
-                found.add(name)
-    return found
+                unfit_rnics.add(name)
+    return unfit_rnics
 
 
 def suspects(outliers: tuple[Outlier, ...]) -> list[str]:
@@ -193,8 +193,8 @@ def _stale(inventory: Inventory) -> list[Wrong]:
 def _as_wrong(outlier: Outlier) -> Wrong:
     pair = outlier.pair
     if outlier.value is None or outlier.ratio is None:
-        found, wanted = "nothing got through", f"{outlier.what} {outlier.usual:.0f}"
+        observed, wanted = "nothing got through", f"{outlier.what} {outlier.usual:.0f}"
     else:
-        found = f"{outlier.what} {outlier.value:.0f}, {outlier.ratio:.2f} times worse"
+        observed = f"{outlier.what} {outlier.value:.0f}, {outlier.ratio:.2f} times worse"
         wanted = f"near the {outlier.usual:.0f} that the best quarter of its kind has ({pair.kind})"
-    return Wrong(check=BURNIN, where=f"{pair.src} > {pair.dst}", found=found, wanted=wanted, do=_DO_BURNIN)
+    return Wrong(check=BURNIN, where=f"{pair.src} > {pair.dst}", found=observed, wanted=wanted, do=_DO_BURNIN)

@@ -60,7 +60,7 @@ def decide(
         UsageError: a fault that does not exist or does not fit its target.
         Unsupported: the lab is too small, or has no way to do a fault.
     """
-    inventory = without_hosts(inventory, [one.host for one in left_out])
+    inventory = without_hosts(inventory, [exclusion.host for exclusion in left_out])
     if experiment.lab_kind not in (None, inventory.kind):
         raise Unsupported(f"{experiment.source}: it is for a {experiment.lab_kind} lab; {inventory.name} is none")
     lacking = unmet(experiment.needs, inventory.topology)

@@ -42,19 +42,19 @@ def tails(most: int, tail: float) -> tuple[float, ...]:
     grid = np.arange(-reach, reach + _STEP, _STEP)
     density = np.exp(-(grid**2) / (2 * FIRST)) / math.sqrt(2 * math.pi * FIRST)
     kernel = np.exp(-(np.arange(-_FAR, _FAR + _STEP, _STEP) ** 2) / 2) / math.sqrt(2 * math.pi)
-    found, spent, owed = [], 0.0, 0.0
+    tails_of_looks, spent, owed = [], 0.0, 0.0
     for runs in range(FIRST, most + 1):
         until = 2 * float(special.ndtr(special.ndtri(_MARGIN * tail / 2) / math.sqrt(runs / most)))
         owed += until - spent
         spent = until
         if owed < _NOTHING:
-            found.append(0.0)
+            tails_of_looks.append(0.0)
         else:
             beyond = np.cumsum(density[::-1]) * _STEP
             at = len(grid) - int(np.searchsorted(beyond, owed))
             boundary = grid[min(at, len(grid) - 1)]
-            found.append(float(special.ndtr(-boundary / math.sqrt(runs))))
+            tails_of_looks.append(float(special.ndtr(-boundary / math.sqrt(runs))))
             owed -= float(density[grid >= boundary].sum()) * _STEP
             density[grid >= boundary] = 0.0
         density = np.convolve(density, kernel, mode="same") * _STEP
-    return tuple(found)
+    return tuple(tails_of_looks)

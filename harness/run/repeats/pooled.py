@@ -115,10 +115,10 @@ def pool(trials: Sequence[Trial], expectations: Sequence[Expectation], *, most: 
     kept = [trial for trial in trials if left_out[trial.run_dir] is None]
     noisy = noisy_checks(expectations)
     checks = [
-        _noisy_check(one.metric, sign, bound, kept, noisy, most)
-        for one in expectations
-        for sign, bound in bounds_of(one)
-        if is_noisy(one.metric, sign, bound) and not isinstance(bound, str)
+        _noisy_check(expectation.metric, sign, bound, kept, noisy, most)
+        for expectation in expectations
+        for sign, bound in bounds_of(expectation)
+        if is_noisy(expectation.metric, sign, bound) and not isinstance(bound, str)
     ]
     by_interval = {_question(check) for check in checks}
     checks = [_enough(trials, kept, noisy), *_exact_checks(trials, left_out, by_interval), *checks]
@@ -170,18 +170,20 @@ def _exact_checks(
     trials: Sequence[Trial], left_out: Mapping[str, str | None], by_interval: set[tuple[str, str, str]]
 ) -> tuple[Check, ...]:
     """Return the worst of each check that no interval decides; of a run that is left out, only what is wrong counts."""
-    found: dict[tuple[str, str, str], list[tuple[Trial, Check]]] = {}
+    by_question: dict[tuple[str, str, str], list[tuple[Trial, Check]]] = {}
     for trial in trials:
         for check in trial.verdict.checks:
             is_wrong = check.verdict in (Verdict.FAIL, Verdict.ERROR)
             if _question(check) in by_interval:
                 continue
             if is_wrong or left_out[trial.run_dir] is None:
-                found.setdefault(_question(check), []).append((trial, check))
+                by_question.setdefault(_question(check), []).append((trial, check))
     checks = []
-    for each in found.values():
-        trial, check = next(one for one in each if one[1].verdict is worst(check.verdict for _, check in each))
-        several = f"worst of {len(each)} runs, seed {trial.verdict.seed}"
+    for checks_of_runs in by_question.values():
+        trial, check = next(
+            pair for pair in checks_of_runs if pair[1].verdict is worst(check.verdict for _, check in checks_of_runs)
+        )
+        several = f"worst of {len(checks_of_runs)} runs, seed {trial.verdict.seed}"
         checks.append(msgspec.structs.replace(check, detail=f"{several}: {check.detail}" if check.detail else several))
     return tuple(checks)
 
@@ -193,7 +195,9 @@ def _question(check: Check) -> tuple[str, str, str]:
 
 def _noisy_check(metric: Metric, sign: str, bound: float, kept: Sequence[Trial], noisy: int, most: int | None) -> Check:
     observations = [
-        one for trial in kept if (one := trial.metrics.get(metric.name)) is not None and _is_number(one.value)
+        observation
+        for trial in kept
+        if (observation := trial.metrics.get(metric.name)) is not None and _is_number(observation.value)
     ]
     missing = len(kept) - len(observations)
     level = level_for(noisy)
@@ -230,20 +234,20 @@ def _decided_by(metric: Metric, observations: Sequence[Observation], most: int |
         return None
     if most is None:
         return _interval(metric, observations, tail)
-    each = [
-        one
+    intervals = [
+        interval
         for runs, spent in enumerate(tails(most, tail), start=FIRST)
         if runs <= len(observations) and spent > 0
-        if (one := _interval(metric, observations[:runs], spent)) is not None
+        if (interval := _interval(metric, observations[:runs], spent)) is not None
     ]
-    if not each:
+    if not intervals:
         return None
-    low, high = max(one.low for one in each), min(one.high for one in each)
-    return None if low > high else Interval(low=low, high=high, method=each[-1].method)
+    low, high = max(interval.low for interval in intervals), min(interval.high for interval in intervals)
+    return None if low > high else Interval(low=low, high=high, method=intervals[-1].method)
 
 
 def _interval(metric: Metric, observations: Sequence[Observation], tail: float) -> Interval | None:
-    values = np.array([one.value for one in observations], dtype=np.float64)
+    values = np.array([observation.value for observation in observations], dtype=np.float64)
     by_log = is_unbiased(metric) and bool((values > 0).all())
     scaled = np.log(values) if by_log else values
     reach = student(len(values) - 1, 1 - 2 * tail) * float(scaled.std(ddof=1)) / math.sqrt(len(values))
@@ -251,13 +255,13 @@ def _interval(metric: Metric, observations: Sequence[Observation], tail: float) 
     if is_unbiased(metric):
         low, high = (math.exp(low), math.exp(high)) if by_log else (max(0.0, low), high)
         return Interval(low=low, high=high, method=f"Student's t of {len(values)} runs")
-    own = [one.interval for one in observations]
+    own = [observation.interval for observation in observations]
     # An end that is no number would be dropped by min and max.
-    known = [one for one in own if one is not None and not math.isnan(one.low + one.high)]
+    known = [interval for interval in own if interval is not None and not math.isnan(interval.low + interval.high)]
     if len(known) < len(own):
         return None
-    low = min(low, float(np.mean([one.low for one in known])))
-    high = max(high, float(np.mean([one.high for one in known])))
+    low = min(low, float(np.mean([interval.low for interval in known])))
+    high = max(high, float(np.mean([interval.high for interval in known])))
     return Interval(
         low=low, high=high, method=f"Student's t of {len(values)} runs, and the mean of their own intervals"
     )
@@ -275,17 +279,17 @@ def _is_number(value: object) -> TypeGuard[float]:
 
 def pooled_observation(metric: Metric, observations: Sequence[Observation], *, level: float = LEVEL) -> Observation:
     """Return the value of several runs together, with its interval from the third run on."""
-    values = [one.value for one in observations if _is_number(one.value)]
+    values = [observation.value for observation in observations if _is_number(observation.value)]
     if not values or len(values) < len(observations):
-        names = {one.value for one in observations}
+        names = {observation.value for observation in observations}
         value = names.pop() if len(names) == 1 else None
-        said = f"the same in {len(observations)} runs" if value is not None else "not in every run, or not the same"
-        return Observation(value=value, detail=said)
+        detail = f"the same in {len(observations)} runs" if value is not None else "not in every run, or not the same"
+        return Observation(value=value, detail=detail)
     interval = _interval(metric, observations, tail_of(level)) if len(values) >= FIRST else None
     return Observation(
         value=_middle(metric, observations),
         detail=f"{len(values)} runs, {min(values):.4g} to {max(values):.4g}",
-        censored=any(one.censored for one in observations),
+        censored=any(observation.censored for observation in observations),
         interval=interval,
     )
 
@@ -307,7 +311,7 @@ def why_left_out(verdict: VerdictFile) -> str | None:
 
 
 def _middle(metric: Metric, observations: Sequence[Observation]) -> float | None:
-    values = np.array([one.value for one in observations], dtype=np.float64)
+    values = np.array([observation.value for observation in observations], dtype=np.float64)
     if not len(values):
         return None
     if is_unbiased(metric) and bool((values > 0).all()):

@@ -47,11 +47,11 @@ def over(verdicts: Sequence[VerdictFile]) -> tuple[Repeated, ...]:
 
     A run that a check is missing from (it ended in an ERROR) did not pass it.
     """
-    found: dict[tuple[str, str, str], list[Check]] = {}
+    checks_by_name: dict[tuple[str, str, str], list[Check]] = {}
     for verdict in verdicts:
         for check in verdict.checks:
-            found.setdefault((check.name, check.unit, str(check.bound)), []).append(check)
-    return tuple(_one(checks, len(verdicts)) for checks in found.values())
+            checks_by_name.setdefault((check.name, check.unit, str(check.bound)), []).append(check)
+    return tuple(_one(checks, len(verdicts)) for checks in checks_by_name.values())
 
 
 def _one(checks: Sequence[Check], runs: int) -> Repeated:

@@ -38,11 +38,11 @@ def smallest(count: int, fails: Callable[[tuple[int, ...]], bool]) -> tuple[int,
     left, parts = tuple(range(count)), 2
     while len(left) > 1:
         chunks = _split(left, parts)
-        rests = [tuple(one for one in left if one not in chunk) for chunk in chunks] if parts > 2 else []  # noqa: PLR2004
-        found = next((some for some in (*chunks, *rests) if failing(some)), None)
-        if found is not None:
-            parts = max(2, parts - 1) if found in rests else 2
-            left = found
+        rests = [tuple(number for number in left if number not in chunk) for chunk in chunks] if parts > 2 else []  # noqa: PLR2004
+        failing_part = next((some for some in (*chunks, *rests) if failing(some)), None)
+        if failing_part is not None:
+            parts = max(2, parts - 1) if failing_part in rests else 2
+            left = failing_part
         elif parts >= len(left):
             break
         else:
@@ -83,10 +83,10 @@ def without(source: bytes, ids: Sequence[str], keep: Sequence[int]) -> bytes:
             kept.append(_tail(piece))
         else:
             kept.append(piece)
-    made = "".join(kept)
-    if [one.get("id") for one in tomllib.loads(made).get("faults", ())] != [ids[number] for number in keep]:
+    text_without = "".join(kept)
+    if [fault.get("id") for fault in tomllib.loads(text_without).get("faults", ())] != [ids[number] for number in keep]:
         raise ConfigError("the file is written in a way that its faults cannot be taken away one by one")
-    return made.encode()
+    return text_without.encode()
 
 
 def _split(some: tuple[int, ...], parts: int) -> list[tuple[int, ...]]:

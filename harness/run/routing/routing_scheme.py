@@ -249,9 +249,9 @@ def _has_choice(lab: Lab, path: Sequence[str], counters: Collection[str]) -> boo
     """Return whether a path leaves some switch by one of the ports of `_counters_of_choice`."""
     steps = set(itertools.pairwise(path))
     return any(
-        (here.node, then.node) in steps and f"{here.node}/{here.netdev}.tx_packets" in counters
+        (near.node, far.node) in steps and f"{near.node}/{near.netdev}.tx_packets" in counters
         for link in lab.topology.links
-        for here, then in ((link.a, link.b), (link.b, link.a))
+        for near, far in ((link.a, link.b), (link.b, link.a))
     )
 
 

@@ -37,13 +37,16 @@ def swept_point(point: Point, runs: Sequence[RunDir], metrics: Sequence[Metric],
     swept = SweptPoint(
         number=point.number,
         parameters=dict(point.parameters),
-        runs=tuple(_swept_run(run, said, folder) for run, said in zip(runs, verdicts, strict=True)),
+        runs=tuple(_swept_run(run, verdict_of_run, folder) for run, verdict_of_run in zip(runs, verdicts, strict=True)),
     )
-    is_dirty = any(said.lab_state == "DIRTY" for said in verdicts)
+    is_dirty = any(verdict_of_run.lab_state == "DIRTY" for verdict_of_run in verdicts)
     if not runs or (len(runs) < len(point.runs) and not is_dirty):
         return swept
     level = level_for(noisy_checks(point.experiment.expectations))
-    trials = [trial_of(run, said, point.experiment.expectations) for run, said in zip(runs, verdicts, strict=True)]
+    trials = [
+        trial_of(run, verdict_of_run, point.experiment.expectations)
+        for run, verdict_of_run in zip(runs, verdicts, strict=True)
+    ]
     checks: Sequence[Check] = verdicts[0].checks
     verdict = verdicts[0].verdict
     if len(trials) > 1:
@@ -68,12 +71,12 @@ def took_s(run: RunDir) -> float:
     return max(0.0, (run.path / "verdict.json").stat().st_mtime - run.started.timestamp())
 
 
-def _swept_run(run: RunDir, said: VerdictFile, folder: Path) -> SweptRun:
+def _swept_run(run: RunDir, verdict: VerdictFile, folder: Path) -> SweptRun:
     return SweptRun(
-        seed=said.seed,
+        seed=verdict.seed,
         run_dir=str(run.path.relative_to(folder)),
-        verdict=said.verdict,
-        lab_state=said.lab_state,
+        verdict=verdict.verdict,
+        lab_state=verdict.lab_state,
         took_s=round(took_s(run), 1),
     )
 
@@ -82,15 +85,15 @@ def _why(verdict: Verdict, checks: Sequence[Check]) -> str:
     """Return the first check that made a verdict what it is, unless that is PASS."""
     if verdict is Verdict.PASS:
         return ""
-    return next((f"{one.name}: {one.detail}" for one in checks if one.verdict is verdict), "no check was made")
+    return next((f"{check.name}: {check.detail}" for check in checks if check.verdict is verdict), "no check was made")
 
 
 def _unknown(metrics: Sequence[Metric], trials: Sequence[Trial], level: float) -> str:
     """Return the first metric without a value, and why; empty: all have one."""
     for metric in metrics:
-        found = point_value(metric, _that_count(trials), Verdict.PASS, level=level)
-        if found.value is None:
-            return f"{metric.name}: {found.detail}"
+        observation = point_value(metric, _that_count(trials), Verdict.PASS, level=level)
+        if observation.value is None:
+            return f"{metric.name}: {observation.detail}"
     return ""
 
 
@@ -104,17 +107,17 @@ def _that_count(trials: Sequence[Trial]) -> list[Mapping[str, Observation]]:
 def _value(
     metric: Metric, trials: Sequence[Trial], verdict: Verdict, level: float, predicted: float | None
 ) -> SweptValue:
-    found = point_value(metric, _that_count(trials), verdict, level=level)
-    interval = found.interval
+    observation = point_value(metric, _that_count(trials), verdict, level=level)
+    interval = observation.interval
     return SweptValue(
         metric=metric.name,
         unit=metric.unit,
-        value=found.value,
+        value=observation.value,
         low=None if interval is None else interval.low,
         high=None if interval is None or math.isinf(interval.high) else interval.high,
         level=None if interval is None else interval.level,
-        censored=found.censored,
-        detail=found.detail if interval is None else f"{found.detail}; {interval.method}",
+        censored=observation.censored,
+        detail=observation.detail if interval is None else f"{observation.detail}; {interval.method}",
         predicted=predicted if metric.name == "goodput_mean_ratio" else None,
     )
 
@@ -125,10 +128,12 @@ def point_value(
     """Return a metric at a point; no value where the point shows nothing, or the machine was disturbed."""
     if not verdict.is_conclusive:
         return Observation(value=None, detail=f"the point is {verdict}")
-    observations = [one.get(metric.name) or Observation(value=None, detail="not measured") for one in runs]
+    observations = [
+        metrics_of_run.get(metric.name) or Observation(value=None, detail="not measured") for metrics_of_run in runs
+    ]
     if not observations:
         return Observation(value=None, detail="no run counts: a condition of it is not met, or a fault not proven")
-    found = observations[0] if len(observations) == 1 else pooled_observation(metric, observations, level=level)
-    if reason := disturbed(metric.name, found):
+    observation = observations[0] if len(observations) == 1 else pooled_observation(metric, observations, level=level)
+    if reason := disturbed(metric.name, observation):
         return Observation(value=None, detail=reason)
-    return found
+    return observation

@@ -58,26 +58,28 @@ def points_of(
         Unsupported: the lab cannot do it.
         Forbidden: the lab's owner does not allow it.
     """
-    paths = [one.path for one in parameters]
+    paths = [parameter.path for parameter in parameters]
     if len(set(paths)) < len(paths):
         raise UsageError(f"--over: {max(paths, key=paths.count)} is given twice; put its values after one --over")
     count = repeat
-    for one in parameters:
-        count *= len(one.values)
+    for parameter in parameters:
+        count *= len(parameter.values)
     if count > MOST_RUNS:
         raise UsageError(f"{count} runs, of at most {MOST_RUNS}; give fewer values, or a smaller --repeat")
     points: list[Point] = []
-    for number, values in enumerate(itertools.product(*(one.values for one in parameters)), start=1):
+    for number, values in enumerate(itertools.product(*(parameter.values for parameter in parameters)), start=1):
         chosen = dict(zip(paths, values, strict=True))
-        made, experiment = with_values(content, chosen, source=source)
+        content_of_point, experiment = with_values(content, chosen, source=source)
         first = experiment.seed if seed is None else seed
-        runs = tuple(decide(experiment, made, inventory, seed=first + index) for index in range(repeat))
+        runs = tuple(decide(experiment, content_of_point, inventory, seed=first + index) for index in range(repeat))
         for decided in runs:
             if reason := refusal(decided, inventory):
                 raise reason
-        same = next((point for point in points if point.runs[0].source == made), None)
-        if same is not None:
-            raise UsageError(f"--over: points {same.number} ({same.name}) and {number} are the same; remove one")
+        duplicate = next((point for point in points if point.runs[0].source == content_of_point), None)
+        if duplicate is not None:
+            raise UsageError(
+                f"--over: points {duplicate.number} ({duplicate.name}) and {number} are the same; remove one"
+            )
         points.append(Point(number=number, parameters=chosen, experiment=runs[0].experiment, runs=runs))
     return tuple(points)
 
@@ -90,17 +92,19 @@ def metrics_for(points: Sequence[Point], names: Sequence[str]) -> tuple[Metric, 
     """
     experiment = points[0].experiment
     ids = [fault.id for fault in experiment.faults]
-    found = []
+    chosen_metrics = []
     for name in dict.fromkeys(names):
         metric = metrics_module.lookup(name, ids)
         if metric is None:
             near = metrics_module.nearest(name, ids)
             hint = f"did you mean {near}?" if near else f"there is {', '.join(metrics_module.METRICS)}"
             raise UsageError(f'--metric: no metric "{name}"; {hint}')
-        found.append(metric)
-    found = found or list(dict.fromkeys(one.metric for one in experiment.expectations))
-    if found:
-        return tuple(found)
+        chosen_metrics.append(metric)
+    chosen_metrics = chosen_metrics or list(
+        dict.fromkeys(expectation.metric for expectation in experiment.expectations)
+    )
+    if chosen_metrics:
+        return tuple(chosen_metrics)
     return (metrics_module.METRICS[kind_of(experiment.workload).default_metric(has_faults=bool(ids))],)
 
 
@@ -116,11 +120,11 @@ def expected_s(points: Sequence[Point], took_s: Mapping[int, Sequence[float]]) -
     by_number = {point.number: point for point in points}
     around = [
         took - work
-        for number, each in took_s.items()
-        for took in each
+        for number, took_of_point in took_s.items()
+        for took in took_of_point
         if number in by_number and (work := by_number[number].workload_s) is not None
     ]
-    every = [took for each in took_s.values() for took in each]
+    every = [took for took_of_point in took_s.values() for took in took_of_point]
     beside = statistics.median(around) if around else _AROUND_S
     otherwise = statistics.median(every) if every else None
     return {

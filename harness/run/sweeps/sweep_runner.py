@@ -92,9 +92,9 @@ class Sweep:
         before = sweep_file.read(folder)
         name = points[0].experiment.name
         if before is not None and (before.experiment, before.lab) != (name, inventory.name):
-            held = f"{before.experiment} on {before.lab}"
+            stored = f"{before.experiment} on {before.lab}"
             raise UsageError(
-                f"{folder}: holds a sweep of {held}, not of {name} on {inventory.name}; choose another --out"
+                f"{folder}: holds a sweep of {stored}, not of {name} on {inventory.name}; choose another --out"
             )
         return cls(
             folder=folder, inventory=inventory, parameters=parameters, points=points, metrics=metrics,
@@ -160,7 +160,7 @@ class Sweep:
             lab=self.inventory.name,
             seed=self.points[0].runs[0].plan.seed,
             repeat=len(self.points[0].runs),
-            over=tuple(SweptParameter(path=one.path, values=one.values) for one in self.parameters),
+            over=tuple(SweptParameter(path=parameter.path, values=parameter.values) for parameter in self.parameters),
             metrics=tuple(metric.name for metric in self.metrics),
             verdict=sweep_file.verdict_of(points),
             lab_state="DIRTY" if self.is_dirty else sweep_file.lab_state_of(points),
@@ -188,13 +188,14 @@ class Sweep:
         """Make runs pending again that were made on another kind of machine: their times cannot be compared."""
         mine = _machine_of(newest)
         for number, runs in self.finished_runs.items():
-            same = [run for run in runs if _machine_of(run) == mine]
-            if dropped := len(runs) - len(same):
-                others = next(_machine_of(run) for run in runs if run not in same)
+            comparable = [run for run in runs if _machine_of(run) == mine]
+            if dropped := len(runs) - len(comparable):
+                other_machine = next(_machine_of(run) for run in runs if run not in comparable)
                 progress(
-                    f"point {number}: {dropped} finished runs discarded: made with {others}, the newest with {mine}"
+                    f"point {number}: {dropped} finished runs discarded: made with {other_machine}, the newest with "
+                    f"{mine}"
                 )
-                self.finished_runs[number] = same
+                self.finished_runs[number] = comparable
 
     def _swept_point(self, point: Point) -> SweptPoint:
         """Judge a point by its finished runs; again only when there are more, because each run has to be observed."""
@@ -225,16 +226,16 @@ def find_finished_runs(runs: Path, points: Sequence[Point]) -> dict[int, list[Ru
         for point in points
         for decided in point.runs
     }
-    found: dict[tuple[int, int], RunDir] = {}
+    runs_by_point: dict[tuple[int, int], RunDir] = {}
     newest: RunDir | None = None
     for path in sorted(runs.iterdir()) if runs.is_dir() else ():
         match = _match_point(RunDir(path), by_plan)
         if match is not None:
-            newest = found[match] = RunDir(path)
+            newest = runs_by_point[match] = RunDir(path)
     if newest is not None:
-        found = {match: run for match, run in found.items() if _machine_of(run) == _machine_of(newest)}
+        runs_by_point = {match: run for match, run in runs_by_point.items() if _machine_of(run) == _machine_of(newest)}
     finished: dict[int, list[RunDir]] = {}
-    for (number, _), run in sorted(found.items()):
+    for (number, _), run in sorted(runs_by_point.items()):
         finished.setdefault(number, []).append(run)
     return finished
 

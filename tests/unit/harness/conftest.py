@@ -48,7 +48,9 @@ def charts_drawn_once(request, monkeypatch, drawn_folder):
         )
     for module in ONE_A_PAGE:
         if module in sys.modules and not ALL:
-            monkeypatch.setattr(sys.modules[module], "twice", _once_of_a_kind(sys.modules[module].twice, drawn_folder))
+            monkeypatch.setattr(
+                sys.modules[module], "both_widths", _once_of_a_kind(sys.modules[module].both_widths, drawn_folder)
+            )
 
 
 def _once_for_equal_data(chart, folder):
@@ -59,8 +61,8 @@ def _once_for_equal_data(chart, folder):
     return drawn
 
 
-def _once_of_a_kind(twice, folder):
-    return lambda draw: _drawn((draw.__module__, draw.__qualname__), folder, lambda: twice(draw))
+def _once_of_a_kind(both_widths, folder):
+    return lambda draw: _drawn((draw.__module__, draw.__qualname__), folder, lambda: both_widths(draw))
 
 
 def _drawn(key, folder, draw):

@@ -112,7 +112,7 @@ def test_cli_plan_is_equal_for_equal_seeds_only(faultbed):
 )
 def test_ssh_command_arguments_arrive_as_typed(words, netns, there):
     """The shell at the other end takes apart what ssh puts together."""
-    assert labs.there(words, netns) == there
+    assert labs.ssh_arguments(words, netns) == there
 
 
 def test_cli_faults_table_is_available_as_json(faultbed):

@@ -243,7 +243,7 @@ def test_reset_is_recorded_before_a_vm_is_ended(folder, monkeypatch):
         monkeypatch.setattr(
             lifecycle, name, lambda _: SimpleNamespace(key="k", complete=True, vms={}, accelerator="tcg")
         )
-    monkeypatch.setattr(lifecycle.image, "find", object)
+    monkeypatch.setattr(lifecycle.image, "cached", object)
     monkeypatch.setattr(lifecycle, "vms", lambda _: ())
     monkeypatch.setattr(lifecycle, "_resume", lambda *_, **__: None)
     seen = []

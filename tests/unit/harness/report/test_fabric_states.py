@@ -39,12 +39,12 @@ def test_fabric_states_link_down_reroutes_its_switch():
         ("1 lifted", 13),
         ("end", 20),
     ]
-    assert (seen["before"].links, seen["before"].nodes, seen["before"].told) == ({}, {}, "nothing amiss")
+    assert (seen["before"].links, seen["before"].nodes, seen["before"].summary) == ({}, {}, "nothing amiss")
     assert seen["1 on"].links == {"rtsw1:ctsw1": ("fault", "down")}
     assert seen["1 on"].nodes == {"rtsw1": ("routes",)}
     assert seen["1 on"].faults == (1,)
     assert seen["1 lifted"].links == {"rtsw1:ctsw1": ("down",)}
-    assert seen["1 lifted"].told == "no carrier: rtsw1:ctsw1; routes otherwise: 1 on rtsw1"
+    assert seen["1 lifted"].summary == "no carrier: rtsw1:ctsw1; routes otherwise: 1 on rtsw1"
     assert seen["end"].links == {"rtsw1:ctsw1": ("recovered",)}
     assert seen["end"].nodes == {"rtsw1": ("recovered",)}
 

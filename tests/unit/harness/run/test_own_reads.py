@@ -13,7 +13,7 @@ import pytest
 from synthetic_run import T0, soft_topology, synthetic_run
 
 from harness.analysis.observe import observe
-from harness.run.collect_measurements import Found
+from harness.run.collect_measurements import RunData
 from harness.run.faults import drive_faults
 from inject.fault_plan import FaultSpec, plan
 from inject.prepared_fault import PreparedFault
@@ -72,7 +72,7 @@ def test_run_loop_keeps_the_reads_of_each_fault_even_when_it_cannot_be_armed(mon
     monkeypatch.setattr(drive_faults, "_drive", refuse)
     receipt = Mock(proved=False, doubts=("not now",), unproven=("not now",))
     fault = SimpleNamespace(planned=ONE, reads=[(5, 9)], clear=lambda keep_holder: receipt)
-    result = Found()
+    result = RunData()
     with result.reading():
         pass
     driven(fault, result)
@@ -88,7 +88,7 @@ def test_run_loop_reports_a_fault_whose_clearing_ends_in_an_exception(monkeypatc
         raise RuntimeError("no such key")
 
     monkeypatch.setattr(drive_faults, "_drive", lambda *_: None)
-    result = Found()
+    result = RunData()
     driven(SimpleNamespace(planned=ONE, reads=[], clear=broken), result)
 
     assert result.receipts == {}

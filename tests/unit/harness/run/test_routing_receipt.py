@@ -16,7 +16,7 @@ from harness.experiment.fabric_file import Fabric
 from harness.judge import judge
 from harness.report import run_page as report
 from harness.run import loop
-from harness.run.collect_measurements import Found
+from harness.run.collect_measurements import RunData
 from harness.run.routing import routing_scheme
 from harness.run.routing.routing_probes import query_decisions
 from harness.verdict import RoutingReceipt, Verdict, decode, encode
@@ -294,7 +294,7 @@ def test_routing_scheme_possibly_left_behind_makes_the_lab_dirty(apply):
 def test_routing_scheme_that_cannot_be_applied_leaves_its_own_receipt(monkeypatch, tmp_path, releases):
     """Neither none, nor that of the fault-free twin before: what a failed application left makes the lab DIRTY."""
     monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
-    lab, found = Switches(), Found()
+    lab, found = Switches(), RunData()
     decided = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")))
     with Journal(tmp_path / "journal.jsonl") as journal:
         with loop._routed(decided, lab, journal, found, lambda _: None, is_twin=True):
@@ -315,7 +315,7 @@ def test_routing_scheme_that_cannot_be_applied_leaves_its_own_receipt(monkeypatc
 def test_routing_scheme_that_did_not_route_the_twin_proves_nothing(monkeypatch, tmp_path, obeyed):
     """What is compared with the twin was routed otherwise than it, though the run itself had its scheme."""
     monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
-    lab, found = Switches(), Found(before=BEFORE, after=AFTER, counted_s=10.0)
+    lab, found = Switches(), RunData(before=BEFORE, after=AFTER, counted_s=10.0)
     decided = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")))
     with Journal(tmp_path / "journal.jsonl") as journal:
         found.mutate_routing = None if obeyed else "lie"
@@ -336,7 +336,7 @@ def test_routing_scheme_that_did_not_route_the_twin_proves_nothing(monkeypatch, 
 def test_routing_scheme_removed_while_the_twin_ran_proves_nothing(monkeypatch, tmp_path):
     """The holder was alive, and nobody read the rules at the end of the twin."""
     monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
-    lab, found = Switches(), Found(before=BEFORE, after=AFTER, counted_s=10.0)
+    lab, found = Switches(), RunData(before=BEFORE, after=AFTER, counted_s=10.0)
     decided = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")))
     with Journal(tmp_path / "journal.jsonl") as journal:
         with loop._routed(decided, lab, journal, found, lambda _: None, is_twin=True):

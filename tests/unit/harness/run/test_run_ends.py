@@ -12,7 +12,7 @@ from local_lab import lab_at as soft_lab_at
 from shared_lab import change, lab_at
 
 from harness.run import loop
-from harness.run.collect_measurements import Found
+from harness.run.collect_measurements import RunData
 from harness.run.conclude import not_recorded
 from harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArmed, SchemeCleared
 from inject.fault_plan import FaultSpec, plan
@@ -216,7 +216,7 @@ def test_run_with_two_ctrl_c_before_its_fault_is_armed_is_not_dirty(soft, tmp_pa
 @pytest.mark.parametrize(("state", "kind"), [("CLEAN", LabError), ("DIRTY", DirtyLab)])
 def test_run_that_cannot_be_recorded_says_how_faults_and_lab_ended(tmp_path, state, kind):
     receipt = SimpleNamespace(cleared=SimpleNamespace(ok=True))
-    result = Found(lab_state=state, lab_diff=() if state == "CLEAN" else ("host1: link be0 is DOWN",))
+    result = RunData(lab_state=state, lab_diff=() if state == "CLEAN" else ("host1: link be0 is DOWN",))
     with Journal(tmp_path / "journal") as journal:
         result.injector = Injector(SimpleNamespace(), journal)
     result.injector.receipts = (receipt, receipt)

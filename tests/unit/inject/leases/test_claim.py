@@ -289,7 +289,7 @@ def test_reset_and_down_end_local_holders_before_the_vms(qemu, tmp_path, monkeyp
         "_resume": lambda *_, **__: None,
     }.items():  # fmt: skip
         monkeypatch.setattr(lifecycle, name, value)
-    monkeypatch.setattr(lifecycle.image, "find", object)
+    monkeypatch.setattr(lifecycle.image, "cached", object)
     with holder(tmp_path, "a") as flap:
         prepare(flap, tmp_path, "a", session="anna", edges=FLAP)
         send_request(flap, "arm")

@@ -32,7 +32,7 @@ def error_after(tmp_path, monkeypatch):
     def change(edit):
         tree = copy.deepcopy(MINI)
         edit(tree["all"]["children"], tree["all"]["vars"])
-        monkeypatch.setattr(ansible_listing, "_ask", lambda _path: _listing(tree))
+        monkeypatch.setattr(ansible_listing, "_run_ansible_inventory", lambda _path: _listing(tree))
         path = tmp_path / "lab.yml"
         path.write_text(yaml.safe_dump(tree, sort_keys=False))
         with pytest.raises(ConfigError) as error:
@@ -351,7 +351,7 @@ def test_inventory_any_broken_value_is_a_config_error_with_file_and_place(tmp_pa
     node, key = data.draw(st.sampled_from(leaves))
     node[key] = data.draw(st.none() | st.integers() | st.text(max_size=8) | st.lists(st.integers(), max_size=2))
     path = tmp_path / "lab.yml"
-    monkeypatch.setattr(ansible_listing, "_ask", lambda _path: _listing(tree))
+    monkeypatch.setattr(ansible_listing, "_run_ansible_inventory", lambda _path: _listing(tree))
     path.write_text(yaml.safe_dump(tree, sort_keys=False))
     try:
         load(path)
