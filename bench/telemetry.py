@@ -49,7 +49,7 @@ def measure(lab: Lab, src: str, dst: str, progress: Callable[[str], None]) -> It
     Raises:
         LabError: a flow failed.
     """
-    progress(f"a flow, watched and not by turns: {PAIRS} pairs of {WINDOW_S:g} s")
+    progress(f"a flow, in turn with and without telemetry: {PAIRS} pairs of {WINDOW_S:g} s")
     with _Flow(lab, src, dst) as running:
         spans = [_pair(lab, number, WINDOW_S, time.monotonic_ns) for number in range(PAIRS)]
     ratios = [goodput_bps(running.samples, on) / goodput_bps(running.samples, off) for on, off in spans]
@@ -65,15 +65,15 @@ def measure(lab: Lab, src: str, dst: str, progress: Callable[[str], None]) -> It
         yield _cpu(lab, f"{PACED_BPS / 1e6:g} Mb/s")
 
 
-def _cpu(lab: Lab, beside: str) -> Row:
+def _cpu(lab: Lab, load: str) -> Row:
     pids = [*(lab.vm_pid(name) for name in lab.nodes()), os.getpid()]
     cpus, length_s = len(os.sched_getaffinity(0)), CPU_WINDOW_S - SETTLE_S
     used = [_pair(lab, number, CPU_WINDOW_S, lambda: cpu_s(pids)) for number in range(CPU_PAIRS)]
     shares = [((on[1] - on[0]) - (off[1] - off[0])) / length_s / cpus for on, off in used]
-    else_used = float(np.median([off[1] - off[0] for _, off in used])) / length_s / cpus
+    other_share = float(np.median([off[1] - off[0] for _, off in used])) / length_s / cpus
     interval = _interval(shares)
     spread = f"{interval.low:.2%}..{interval.high:.2%} ({interval.level:.0%}), n={CPU_PAIRS}"
-    title = f"CPU time of watching / all {cpus} CPUs, {beside} ({else_used:.1%} used without)"
+    title = f"CPU time of watching / all {cpus} CPUs, {load} ({other_share:.1%} used without)"
     return title, f"{np.median(shares):.2%}", spread, f"<= {MOST_COST:.0%}", decided(interval, most=MOST_COST)
 
 

@@ -1,4 +1,4 @@
-"""One rule for every performance bound: an interval for what was measured, and where the bound lies to it. Pure.
+"""One rule for every performance bound: compare the bound with the confidence interval of the measured value. Pure.
 
     interval wholly inside the bound    PASS
     interval wholly outside             FAIL
@@ -20,9 +20,9 @@ measures how often each kind of interval errs.
 * There is no interval from fewer than `MIN_INDEPENDENT` independent values, from a mean that one tail dominates, or
   from a series whose level moves: its cumulative sum then strays too far (Inclan and Tiao's form of the CUSUM test).
 
-**A ratio against a twin** (`total_ratio`) holds the fault's own effect fixed: its noise is what iterations differ by
-where no fault acted, in the run and in the twin. A lab is not the same twice either: by how much the run differed from
-its twin *before the first fault* is known, and the interval is widened to hold the ratio with and without that drift.
+**A ratio against a twin** (`total_ratio`) treats the fault's effect as fixed. Its noise is that of the iterations that
+no fault affected, in the run and in the twin. Two runs on one lab also differ as a whole. The difference *before the
+first fault* is known, and the interval is widened to hold the ratio with and without that drift.
 
 **A minimum over windows** (`lowest_window`) is lower than the truth by chance alone, the more windows there are. Its
 lower end has the noise of one window, its upper end that of the lowest of all (Bonferroni over every window).
@@ -93,7 +93,7 @@ _RULE = "decided by its {level:g} % interval: PASS wholly inside, FAIL wholly ou
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """Where the true value lies with probability `level`; `method` says how that was found."""
+    """A range that holds the true value with probability `level`; `method` says how it was computed."""
 
     low: float
     high: float
@@ -102,7 +102,7 @@ class Interval:
 
     @property
     def rule(self) -> str:
-        """The rule in words, as it stands in a check."""
+        """The rule in words, as a check shows it."""
         return _RULE.format(level=100 * self.level)
 
     def __str__(self) -> str:
@@ -138,7 +138,7 @@ class Noise:
     """What is known about the noise of `count` values that depend on their own past.
 
     `error` is the standard error of `mean`, `deviation` that of one value, both in the values' unit. `independent` is
-    how many independent values are worth as much, `memory` the lag-1 correlation that was reckoned with. `skewness`
+    the number of independent values with the same information, `memory` the lag-1 correlation used. `skewness`
     and `kurtosis` (excess) are those of one value, with the part of the tails that a sample rarely shows.
     """
 
@@ -172,13 +172,13 @@ def noise_of(values: Floats) -> Noise | None:
     if count < MIN_VALUES or not np.isfinite(values).all():
         return None
     mean = float(values.mean())
-    off = values - mean
-    squares = float(off @ off)
+    deviations = values - mean
+    squares = float(deviations @ deviations)
     if squares <= (1e-12 * mean) ** 2 * count:
         return Noise(
             count=count, mean=mean, error=0.0, deviation=0.0, independent=count, memory=0.0, skewness=0.0, kurtosis=0.0
         )
-    correlation = float(off[1:] @ off[:-1]) / squares
+    correlation = float(deviations[1:] @ deviations[:-1]) / squares
     unbiased = min(max((correlation + 1 / count) / (1 - 4 / count), -0.99), 0.99)
     caution = _CAUTION * math.sqrt((1 - unbiased**2) / count + 4 / count**2)
     memory = min(max(unbiased + caution, 0.0), 0.995)
@@ -188,9 +188,9 @@ def noise_of(values: Floats) -> Noise | None:
         return None
     variance = squares / (count - dependence)
     error = math.sqrt(variance / independent)
-    strays = float(np.abs(np.cumsum(off)).max()) / (count * error)
-    skewness = _TAIL_UNSEEN * float((off**3).mean()) / (squares / count) ** 1.5
-    if strays > _STRAYS or abs(skewness) / math.sqrt(independent) > _SKEWED:
+    cusum_range = float(np.abs(np.cumsum(deviations)).max()) / (count * error)
+    skewness = _TAIL_UNSEEN * float((deviations**3).mean()) / (squares / count) ** 1.5
+    if cusum_range > _STRAYS or abs(skewness) / math.sqrt(independent) > _SKEWED:
         return None
     return Noise(
         count=count,
@@ -200,14 +200,15 @@ def noise_of(values: Floats) -> Noise | None:
         independent=independent,
         memory=memory,
         skewness=skewness,
-        kurtosis=_TAIL_UNSEEN * max(float((off**4).mean()) / (squares / count) ** 2 - 3, 0.0) + math.sqrt(24 / count),
+        kurtosis=_TAIL_UNSEEN * max(float((deviations**4).mean()) / (squares / count) ** 2 - 3, 0.0)
+        + math.sqrt(24 / count),
     )
 
 
 def independent_of(values: Floats) -> float | None:
-    """Return how many independent values a series is worth, by its ranks: for percentiles and shares of it.
+    """Return the number of independent values that a series is worth, from its ranks; for its percentiles and shares.
 
-    No share of a series depends on the past more than its ranks do. None: as `noise_of`.
+    No share of a series is more correlated than its ranks are. None: as `noise_of`.
     """
     _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
     ranks = np.cumsum(counts) - (counts - 1) / 2
@@ -227,35 +228,44 @@ def total_ratio(
     """Return the interval of the ratio of two sums of paired values, such as iteration times of a run and its twin.
 
     Args:
-        treated: times in the run, of its first k iterations.
-        control: times in the twin, of the same.
-        quiet: which of `treated` no fault touched; where these are too few, the run is as noisy as its twin.
-        before: how many of the first came before any fault; 0: the drift between run and twin is not known.
-        quiet_control: the same of `control`; None: all of it, for a twin has no faults.
-        level: of the interval.
+        treated: times of the first k iterations of the run.
+        control: times of the same iterations of the twin.
+        quiet: mask of the iterations of `treated` that no fault affected. If they are too few, the twin's noise is
+            used.
+        before: number of iterations before the first fault; 0: the drift between run and twin is unknown.
+        quiet_control: the same mask for `control`; None: all iterations, because a twin has no faults.
+        level: confidence level of the interval.
 
-    None: too few values to know their noise, or a level that moved.
+    Returns:
+        The interval; None: too few values to know their noise, or their level moved.
     """
     if not control.all():
         return None
     count = len(control)
-    calm = (treated[quiet], control if quiet_control is None else control[quiet_control])
-    noises = [noise_of(part / part.mean()) for part in calm if len(part) >= MIN_VALUES]
+    quiet_parts = (treated[quiet], control if quiet_control is None else control[quiet_control])
+    noises = [noise_of(part / part.mean()) for part in quiet_parts if len(part) >= MIN_VALUES]
     known = [noise for noise in noises if noise is not None]
     if not noises or len(known) < len(noises):
         return None
-    over, under = known[0], known[-1]
-    # Of a run that its fault made longer, the noise is a smaller share.
-    errors = over.error_of(count) * count * _mean_of(calm[0], treated) / float(treated.sum()), under.error_of(count)
+    run_noise, twin_noise = known[0], known[-1]
+    # If the fault made the run longer, its noise is a smaller share of the total.
+    errors = (
+        run_noise.error_of(count) * count * _mean_of(quiet_parts[0], treated) / float(treated.sum()),
+        twin_noise.error_of(count),
+    )
     error = math.hypot(*errors)
     skewness = 0.0
-    for noise, part, sign in ((over, errors[0], 1), (under, errors[1], -1)):
+    for noise, error_of_part, sign in ((run_noise, errors[0], 1), (twin_noise, errors[1], -1)):
         if error:
-            skewness += sign * noise.skewness_of(count / _dependence(noise.memory, count)) * (part / error) ** 3
-    down, up = _reach(min(over.independent, under.independent) - 1, skewness, level)
+            skewness += (
+                sign * noise.skewness_of(count / _dependence(noise.memory, count)) * (error_of_part / error) ** 3
+            )
+    down, up = _reach(min(run_noise.independent, twin_noise.independent) - 1, skewness, level)
     ratio = float(treated.sum() / control.sum())
     low, high = ratio * math.exp(-down * error), ratio * math.exp(up * error)
-    words = f"{over.count} fault-free iterations of the run, {over}; {under.count} of its twin, {under}"
+    words = (
+        f"{run_noise.count} fault-free iterations of the run, {run_noise}; {twin_noise.count} of its twin, {twin_noise}"
+    )
     if before >= 2:  # noqa: PLR2004 - a drift from few is a wild one, and makes the interval wide
         drift = float(treated[:before].sum() / control[:before].sum())
         low, high = low / max(1.0, drift), high / min(1.0, drift)
@@ -266,7 +276,7 @@ def total_ratio(
 def lowest_window(value: float, baseline: Floats, *, width: int, windows: int, level: float = LEVEL) -> Interval | None:
     """Return the interval of the lowest of `windows` windows, of `width` bins each, over the mean of the baseline.
 
-    `value` is what came out. The noise of a window is that of the baseline's bins. None: as `noise_of`.
+    `value` is the observed ratio. The noise of a window is that of the baseline's bins. None: as `noise_of`.
     """
     mean = float(baseline.mean()) if len(baseline) else 0.0
     noise = noise_of(baseline / mean) if mean > 0 and len(baseline) >= 2 * width else None
@@ -281,9 +291,9 @@ def lowest_window(value: float, baseline: Floats, *, width: int, windows: int, l
 def lowest_by_chance(baseline: Floats, *, width: int, windows: int, level: float = LEVEL) -> float:
     """Return the share of the baseline's mean that none of `windows` windows falls below by chance alone.
 
-    The noise of a window is that of the baseline's bins, or what the baseline's own windows differ by, whichever is
-    less: bins of a workload that sends in bursts differ by more than windows that hold whole iterations. It is 0 where
-    noise may take all of it, or is not known.
+    The noise of a window is computed from the baseline's bins and from the baseline's own windows; the smaller one
+    counts, because bins of a bursty workload differ more than windows that hold whole iterations. The share is 0 if the
+    noise is unknown, or large enough to explain any fall.
     """
     mean = float(baseline.mean()) if len(baseline) else 0.0
     if mean <= 0 or len(baseline) < 3 * width:
@@ -298,7 +308,7 @@ def lowest_by_chance(baseline: Floats, *, width: int, windows: int, level: float
 
 
 def _window_reach(noise: Noise, *, width: int, windows: int, level: float) -> tuple[float, float]:
-    """Return how far one window strays above the mean, and the lowest of all below it, as shares of the mean."""
+    """Return how far one window may be above the mean, and the lowest of all below it, as shares of the mean."""
     freedom, error = noise.independent - 1, noise.error_of(width)
     values = max(width / _dependence(noise.memory, width), 1.0)
     shape = noise.skewness_of(values), noise.kurtosis / values
@@ -390,8 +400,8 @@ def percentile_bounds(
 ) -> Interval | None:
     """Return a percentile's interval for values that depend on each other; only so many are `independent`.
 
-    Where the outermost values do not hold the percentile, the interval reaches to `least` or to infinity: such a one
-    may still lie wholly on the wrong side of a bound. None: no values.
+    If the outermost values do not hold the percentile, the interval extends to `least` or to infinity. It may still lie
+    wholly on the wrong side of a bound. None: no values.
     """
     ordered, share, tail = np.sort(values), percent / 100, tail_of(level)
     if not 0 < independent <= len(ordered) or not 0 < share < 1:
@@ -415,25 +425,25 @@ def _dependence(memory: float, count: int) -> float:
 def _reach(freedom: float, skewness: float, level: float) -> tuple[float, float]:
     """Return how many standard errors an interval of a mean reaches down and up; at least as far as Student's t.
 
-    `skewness` is that of the mean. Willink 2005, equation 13: the t statistic T of a skewed sample is made symmetric by
-    G(T), whose inverse stands here.
+    `skewness` is that of the mean. Willink 2005, equation 13: G(T) makes the t statistic T of a skewed sample
+    symmetric; `inverse` is its inverse.
     """
-    quantile, third_moment = student(freedom, level), skewness / 6
-    if abs(third_moment) < 1e-6:  # noqa: PLR2004 - the limit is t itself
-        return quantile, quantile
+    t, scaled_skewness = student(freedom, level), skewness / 6
+    if abs(scaled_skewness) < 1e-6:  # noqa: PLR2004 - the limit is t itself
+        return t, t
 
     def inverse(x: float) -> float:
-        return float((np.cbrt(1 + 6 * third_moment * (x - third_moment)) - 1) / (2 * third_moment))
+        return float((np.cbrt(1 + 6 * scaled_skewness * (x - scaled_skewness)) - 1) / (2 * scaled_skewness))
 
-    return max(quantile, inverse(quantile)), max(quantile, -inverse(-quantile))
+    return max(t, inverse(t)), max(t, -inverse(-t))
 
 
 def _stray(freedom: float, skewness: float, kurtosis: float, tail: float) -> float:
     """Return how many standard errors a mean strays above the truth with probability `tail` (Cornish and Fisher)."""
-    quantile = student(freedom, 1 - 2 * tail)
-    return quantile + max(skewness, 0.0) / 6 * (quantile * quantile - 1) + kurtosis / 24 * (quantile**3 - 3 * quantile)
+    t = student(freedom, 1 - 2 * tail)
+    return t + max(skewness, 0.0) / 6 * (t * t - 1) + kurtosis / 24 * (t**3 - 3 * t)
 
 
-def _mean_of(calm: Floats, everything: Floats) -> float:
-    """Return the mean of the calm values, or of all where there are none."""
-    return float(calm.mean()) if len(calm) else float(everything.mean())
+def _mean_of(quiet: Floats, everything: Floats) -> float:
+    """Return the mean of the quiet values, or of all values if there are none."""
+    return float(quiet.mean()) if len(quiet) else float(everything.mean())

@@ -157,16 +157,16 @@ def _serving(run: Measurements, serving: Serving, level: float) -> dict[str, Int
     token begins on one host and ends on another one, so that the errors of both clocks are in it.
     """
     error_s = 2 * run.clock_error_ns / 1e9
-    first = np.array(serving.ttft_ns, dtype=np.float64) / 1e9
+    first_tokens = np.array(serving.ttft_ns, dtype=np.float64) / 1e9
     requests = [np.array(times_ns, dtype=np.float64) / 1e9 for times_ns in serving.tpot_ns if times_ns]
-    of_requests = np.array([times.mean() for times in requests])
+    request_means = np.array([times.mean() for times in requests])
     tokens = np.concatenate(requests) if requests else np.zeros(0)
     intervals: dict[str, Interval | None] = {}
-    worths = []
-    for name, times, values in (("ttft", first, first), ("tpot", tokens, of_requests)):
+    independent_counts = []
+    for name, times, values in (("ttft", first_tokens, first_tokens), ("tpot", tokens, request_means)):
         independent = confidence.independent_of(values)
         if len(values):
-            worths.append(independent)
+            independent_counts.append(independent)
         if independent is None:
             continue
         for percent in (50, 99):
@@ -174,13 +174,14 @@ def _serving(run: Measurements, serving: Serving, level: float) -> dict[str, Int
                 times, percent, independent=int(independent), least=0.0, level=level
             )
             intervals[f"{name}.p{percent}"] = _by_two_clocks(interval, error_s) if name == "ttft" else interval
-    known = [worth for worth in worths if worth is not None]
-    if serving.slo_attainment is not None and known and len(known) == len(worths):
-        kept = round(serving.slo_attainment * len(first))
-        doubtful = _within_clock_error(run, first, error_s)
-        least, most = max(0, kept - doubtful), min(len(first), kept + doubtful)
+    known = [count for count in independent_counts if count is not None]
+    if serving.slo_attainment is not None and known and len(known) == len(independent_counts):
+        kept = round(serving.slo_attainment * len(first_tokens))
+        doubtful = _within_clock_error(run, first_tokens, error_s)
+        least, most = max(0, kept - doubtful), min(len(first_tokens), kept + doubtful)
         low, high = (
-            confidence.share_interval(count, len(first), level=level, independent=min(known)) for count in (least, most)
+            confidence.share_interval(met, len(first_tokens), level=level, independent=min(known))
+            for met in (least, most)
         )
         method = (
             f"{high.method}; {doubtful} requests are within the clocks' error of slo_ttft" if doubtful else low.method
@@ -205,9 +206,9 @@ def _within_clock_error(run: Measurements, first: NDArray[np.float64], error_s: 
 def _latency(flows: Sequence[Sequence[int]], level: float) -> dict[str, Interval | None]:
     """Return the intervals of percentiles of timed messages; those of one flow depend on each other."""
     series = [np.array(times_ns, dtype=np.float64) / 1e9 for times_ns in flows]
-    worths = [confidence.independent_of(times) for times in series]
-    known = [worth for worth in worths if worth is not None]
-    if not series or len(known) < len(worths):
+    independent_counts = [confidence.independent_of(times) for times in series]
+    known = [count for count in independent_counts if count is not None]
+    if not series or len(known) < len(independent_counts):
         return {}
     return {
         f"latency.p{percent}": confidence.percentile_bounds(

@@ -1,13 +1,13 @@
 """Recovery in phases: where the time went between a fault's first firing and goodput's return. Pure.
 
-    detect      firing → an end noticed: a NAK passed a captured port, a sender's timer expired, or a QP failed
+    detect      firing → an end noticed the loss: a NAK passed a captured port, a sender's timer expired, or a QP failed
     retransmit  noticed → the lost packet passes again (captured ports only)
     qp_error    firing → the first completion with an error
     rebuild     that error → the last failed queue pair is connected again, with its GID looked up again
     first_data  connected again → its first data has completed
     hold        the last mark of the above → goodput is back permanently (`harness.analysis.timeline`)
 
-A phase that did not happen is 0 (no queue pair failed). A phase that no data shows, or that did not end, is missing.
+A phase that did not happen has length 0. A phase that no data shows, or that did not end, is missing.
 Marks belong to the fault in whose window they lie, extended by `LATE_NS`. A window begins when the fault may have fired
 first, which is before its observed firing: a NAK needs a few milliseconds, and the counter is read every 20 ms.
 """
@@ -57,7 +57,9 @@ def phases(
     """
     begins = {fault_id: impact.fired_ns - (early_ns or {}).get(fault_id, 0) for fault_id, impact in impacts.items()}
     return {
-        fault_id: tuple(_of(run, impact, begins[fault_id], _until(impact, begins.values(), begins[fault_id])))
+        fault_id: tuple(
+            _phases_of_fault(run, impact, begins[fault_id], _until(impact, begins.values(), begins[fault_id]))
+        )
         for fault_id, impact in impacts.items()
     }
 
@@ -68,7 +70,7 @@ def _until(impact: Impact, begins: Iterable[int], mine_ns: int) -> int:
     return min([end, *(begin for begin in begins if begin > mine_ns)])
 
 
-def _of(run: Measurements, impact: Impact, begin_ns: int, until_ns: int) -> list[Phase]:
+def _phases_of_fault(run: Measurements, impact: Impact, begin_ns: int, until_ns: int) -> list[Phase]:
     fired = impact.fired_ns
     errors = sorted(lost_qp.time_ns for lost_qp in run.qps_lost if begin_ns <= lost_qp.time_ns < until_ns)
     backs = (

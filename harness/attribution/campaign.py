@@ -31,9 +31,9 @@ _BRISK_BYTES = 16 << 10
 _BRISK = frozenset({"congestion.late-receives"})
 """Kinds that need a job without compute: otherwise late receives are posted before they are needed."""
 
-_Where = Literal["link", "rnic", "host", "gpu", "switch", "rtsw"]
+_PlaceClass = Literal["link", "rnic", "host", "gpu", "switch", "rtsw"]
 _Range = tuple[float, float]
-_Row = tuple[str, _Where, Mapping[str, str | _Range]]
+_Row = tuple[str, _PlaceClass, Mapping[str, str | _Range]]
 _ROWS: tuple[_Row, ...] = (
     ("packet.drop", "link", {"share": (0.02, 0.1), "direction": "to"}),
     ("packet.drop", "link", {"share": (0.02, 0.1), "direction": "from"}),
@@ -106,10 +106,10 @@ def labels(topology: Topology, *, lab_kind: LabKind, seed: int, places: int, pro
     return tuple(chosen)
 
 
-def in_turn(some: Iterable[Label]) -> list[Label]:
+def in_turn(runs: Iterable[Label]) -> list[Label]:
     """Interleave the kinds: one run of each, then a second one of each. A campaign that ends early has covered all."""
     by_kind: dict[str | None, list[Label]] = {}
-    for label in some:
+    for label in runs:
         by_kind.setdefault(label.kind, []).append(label)
     return [label for rounds in itertools.zip_longest(*by_kind.values()) for label in rounds if label is not None]
 
@@ -152,14 +152,14 @@ _Wanted = tuple[str, str, Mapping[str, str | float]]
 
 
 def _wanted(topology: Topology, rows: Sequence[_Row], seed: int, places: int) -> Iterator[_Wanted]:
-    every = _places(topology)
+    places_by_class = _places(topology)
     for kind, place_class, ranges in rows:
-        drawn = random.Random(f"{seed}:{kind}:{ranges.get('direction')}")  # noqa: S311 - an experiment, no secret
-        for target in drawn.sample(every[place_class], min(places, len(every[place_class]))):
-            yield kind, target, {name: _drawn(drawn, within) for name, within in ranges.items()}
+        rng = random.Random(f"{seed}:{kind}:{ranges.get('direction')}")  # noqa: S311 - an experiment, no secret
+        for target in rng.sample(places_by_class[place_class], min(places, len(places_by_class[place_class]))):
+            yield kind, target, {name: _drawn(rng, within) for name, within in ranges.items()}
 
 
-def _places(topology: Topology) -> dict[_Where, list[str]]:
+def _places(topology: Topology) -> dict[_PlaceClass, list[str]]:
     first = {host.name: host.rnics[0].name for host in topology.hosts}
     return {
         "link": [link.name for link in topology.links if link.is_uplink or first.get(link.b.node) == link.rnic],
@@ -171,12 +171,12 @@ def _places(topology: Topology) -> dict[_Where, list[str]]:
     }
 
 
-def _drawn(drawn: random.Random, within: str | _Range) -> str | float:
+def _drawn(rng: random.Random, allowed: str | _Range) -> str | float:
     """Draw a value from a range; whole numbers if the lower end is one."""
-    if isinstance(within, str):
-        return within
-    low, high = within
-    return drawn.randint(int(low), int(high)) if float(low).is_integer() else round(drawn.uniform(low, high), 3)
+    if isinstance(allowed, str):
+        return allowed
+    low, high = allowed
+    return rng.randint(int(low), int(high)) if float(low).is_integer() else round(rng.uniform(low, high), 3)
 
 
 def _possible(wanted: _Wanted, topology: Topology, lab_kind: LabKind) -> bool:

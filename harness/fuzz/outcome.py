@@ -11,7 +11,7 @@ from harness.fuzz.case import Case
 from harness.verdict import Verdict, VerdictFile
 from inject.kinds.catalogue import CATALOGUE
 
-__all__ = ["Failure", "Outcome", "Tried", "Unproven", "outcome_of"]
+__all__ = ["CaseRun", "Failure", "Outcome", "Unproven", "outcome_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,8 +43,8 @@ class Outcome:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tried:
-    """A case that was run."""
+class CaseRun:
+    """One run of a case."""
 
     case: Case
     outcome: Outcome
@@ -71,8 +71,8 @@ class Failure:
 def outcome_of(case: Case, verdict: VerdictFile, *, run_dir: Path | None = None) -> Outcome:
     """Judge the verdict of a run.
 
-    A check that is FAIL or ERROR is a failure, and so is a DIRTY lab. INCONCLUSIVE is none: a fault that is not proven
-    is reported apart. A fault excuses the checks that it is there to fail only if it was armed or fired.
+    A check that is FAIL or ERROR is a failure, and so is a DIRTY lab. INCONCLUSIVE is no failure: an
+    unproven fault is reported separately. A fault excuses the checks that its kind may fail, if it was armed or fired.
     """
     bad = {check.name: check.detail for check in verdict.checks if check.verdict in (Verdict.FAIL, Verdict.ERROR)}
     if verdict.lab_state == "DIRTY":

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 from harness.fuzz.case import Case, describe, size, to_toml
-from harness.fuzz.outcome import Failure, Outcome, Tried
+from harness.fuzz.outcome import CaseRun, Failure, Outcome
 
 __all__ = ["Search"]
 
@@ -51,7 +51,7 @@ class Search:
     key: str
     seed: int
     progress: Callable[[str], None]
-    tried: list[Tried] = field(default_factory=list)
+    tried: list[CaseRun] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
     _known: dict[str, Outcome] = field(default_factory=dict)
 
@@ -186,7 +186,7 @@ class Search:
         except Exception as error:
             # hypothesis would take it for a failure of the case, and shrink it.
             raise _Ended(error) from error
-        self.tried.append(Tried(case=case, outcome=outcome, seconds=time.monotonic() - started))
+        self.tried.append(CaseRun(case=case, outcome=outcome, seconds=time.monotonic() - started))
         self._known.setdefault(key, outcome)
         result = ", ".join(sorted(outcome.failed)) or outcome.verdict
         self.progress(f"run {len(self.tried)}: {result}: {describe(case)}")

@@ -49,8 +49,8 @@ def congestion(packets: Packets, flow: Flow) -> Congestion | None:
         names = np.array(packets.addresses)
         is_notification = (packets.opcode == CNP) & (packets.port == flow.port) & (packets.dqpn == flow.reply_qpn)
         notified = np.flatnonzero(is_notification)
-        ends = (names[packets.src[notified]] == flow.dst) & (names[packets.dst[notified]] == flow.src)
-        notified = notified[ends]
+        belongs_to_flow = (names[packets.src[notified]] == flow.dst) & (names[packets.dst[notified]] == flow.src)
+        notified = notified[belongs_to_flow]
         if flow.is_doubled:
             # All CNPs of a flow are identical. With two capture points, every second one is a copy.
             notified = notified[::2]

@@ -23,14 +23,14 @@ _IGNORED = (
     re.compile(r"^\d rcu: .*(self-detected stall|detected stalls|detected expedited stalls)"),
     re.compile(r"^\d (watchdog: )?BUG: soft lockup"),
     re.compile(r"^\d (clocksource|hrtimer|perf|sched): "),
-    # What the fault gpu.xid writes by itself, and signs; a driver never signs so.
+    # Messages that the fault gpu.xid writes. They carry its mark, which a driver never writes.
     re.compile(rf"^\d {EVENT.pattern}, {SYNTHETIC}"),
 )
 _UNHEALTHY = re.compile(
     rf"{_BROKEN.pattern}|^\d WARNING: |(soft|hard) (lockup|LOCKUP)|\brcu: .*stall|INFO: task .* blocked|NETDEV WATCHDOG"
 )
-# VMs that share two CPUs, or stand still for a while (host.freeze), miss what these watch.
 _MOST = 5
+# Watchdogs that fire on VMs that share two CPUs, or stand still for a while (host.freeze).
 _STARVED = re.compile(r"lockup|LOCKUP|rcu: |INFO: task .* blocked|NETDEV WATCHDOG")
 
 
@@ -40,7 +40,7 @@ def errors(log: Sequence[Change]) -> tuple[Change, ...]:
 
 
 def broken(log: Sequence[Change]) -> list[str]:
-    """Return a sentence with the first such message for each machine whose kernel is broken."""
+    """Return a sentence for each machine whose kernel is broken, with the first message that shows it."""
     sentences: dict[str, str] = {}
     for message in errors([change for change in log if change.subject == "kernel"]):
         if _BROKEN.search(message.text or ""):
@@ -50,9 +50,9 @@ def broken(log: Sequence[Change]) -> list[str]:
 
 
 def unhealthy(log: Sequence[Change], *, lab_kind: LabKind) -> list[str]:
-    """Return a sentence for each warning, bug or lockup that a kernel has reported, each machine's first ones.
+    """Return a sentence for each warning, bug or lockup that a kernel has reported, at most `_MOST` for each machine.
 
-    Of the machines of a soft lab, which starve each other, lockups and stalls are passed over.
+    Lockups and stalls are ignored on a soft lab, whose machines starve each other.
     """
     sentences: dict[str, list[str]] = {}
     for change in log:

@@ -74,7 +74,7 @@ def query(
         bridges = [name for name, machine in by_name.items() if _has_bridge(machine)]
         if bridges:
             hosts = [machine for machine in by_name.values() if machine.is_host]
-            list(pool.map(lambda host: _stir(nodes[host.name], host), hosts))
+            list(pool.map(lambda host: _trigger_learning(nodes[host.name], host), hosts))
             by_name |= dict(zip(bridges, pool.map(query_machine, bridges), strict=True))
     return list(by_name.values())
 
@@ -83,7 +83,7 @@ def _has_bridge(machine: Machine) -> bool:
     return any(port.master for space in machine.spaces.values() for port in space.interfaces.values())
 
 
-def _stir(node: Node, host: Machine) -> None:
+def _trigger_learning(node: Node, host: Machine) -> None:
     rnics = {dev for _, dev in host.rdma}
     pairs = [
         (address.partition("/")[0], broadcast_address)

@@ -23,7 +23,7 @@ from testbed.inventory.ansible_listing import listing
 from testbed.inventory.audit_finding import Finding, repeated_values
 from testbed.inventory.consistency import Entries, build_topology
 from testbed.inventory.fabric_rules import fabric
-from testbed.inventory.lab_inventory import Inventory, entries_of, one_lab
+from testbed.inventory.lab_inventory import Inventory, entries_of, lab_wide_vars
 from testbed.inventory.rates import shapes_of, with_speeds
 from testbed.inventory.schema import GoldenVars, LabVars, Mistakes, QosVars
 from testbed.model.lab_kind import traits_of
@@ -61,11 +61,11 @@ def audit(path: Path) -> list[Finding]:
     names: set[str] = set()
     if not mistakes.found:
         with mistakes.part():
-            one_lab(path, entries)
+            lab_wide_vars(path, entries)
         topology = build_topology(entries, mistakes)
         names = set(topology.target_names())
     if not mistakes.found:
-        lab = one_lab(path, entries)
+        lab = lab_wide_vars(path, entries)
         with mistakes.part():
             shapes_of(with_speeds(topology, lab, path), lab, path)
     mistaken = [

@@ -1,7 +1,7 @@
 """An Ansible inventory as the model of a lab.
 
-`load` asks Ansible itself (`testbed.inventory.ansible_listing`), so that groups, group variables and everything else
-mean what they mean to Ansible; what comes out is decoded strictly (`testbed.inventory.schema`) and cross-checked
+`load` lets Ansible read the inventory (`testbed.inventory.ansible_listing`), so groups and group variables follow
+Ansible's rules. The result is decoded strictly (`testbed.inventory.schema`) and cross-checked
 (`testbed.inventory.consistency`).
 """
 
@@ -39,7 +39,7 @@ from testbed.inventory.schema import (
 from testbed.model.lab_kind import LabKind, traits_of
 from testbed.model.topology import SwitchRole, Topology
 
-__all__ = ["Carrier", "FrontEndPort", "Inventory", "Management", "VmResources", "entries_of", "load", "one_lab"]
+__all__ = ["Carrier", "FrontEndPort", "Inventory", "Management", "VmResources", "entries_of", "lab_wide_vars", "load"]
 
 SCHEMA = 1
 _LAB_NAME = re.compile(r"\w[\w.-]*")  # files and reservations are named after it
@@ -47,7 +47,7 @@ _LAB_NAME = re.compile(r"\w[\w.-]*")  # files and reservations are named after i
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmResources:
-    """What a soft machine gets of its host."""
+    """The memory and CPUs of a soft machine."""
 
     memory_mib: int
     vcpus: int
@@ -55,7 +55,7 @@ class VmResources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Management:
-    """How a machine is reached; in a soft lab only `netdev` and `mac` are known before it runs."""
+    """The management access of a machine; in a soft lab only `netdev` and `mac` are known before it runs."""
 
     netdev: str | None
     mac: str | None
@@ -87,13 +87,13 @@ class Carrier:
 class Inventory:
     """A lab as its inventory describes it.
 
-    `management` has every node that one can log in to: hosts, carriers, and switches that are machines.
-    `jump` is the jump host of a rack lab (its name, how to reach it), which is no part of the lab that faults or
-    comparisons look at. `vms` has the resources of each soft machine, `netns` the namespace of each soft switch;
-    `mtu` is the back end's. `shapes` says how a soft lab's switches shape their ports, by switch and port: the speeds
-    of the topology divided by `rate_scale`. `qos` and `priority_of_dscp` are a rack lab's profile and DSCP map,
-    `safety` what its owner allows, `bmcs` the hosts' baseboard management controllers, `pdus` its power distribution
-    units, `busbw` how fast collectives must be, `golden` which versions hosts must have.
+    `management` has every node with a login: hosts, carriers, and switches that are machines. `jump` is the jump host
+    of a rack lab (name and access), which faults and comparisons ignore. `vms` has the resources of each soft machine,
+    `netns` the namespace of each soft switch; `mtu` is the back end's. `shapes` says how a soft lab's switches shape
+    their ports, by switch and port: the speeds of the topology divided by `rate_scale`. `qos` and `priority_of_dscp`
+    are a rack lab's profile and DSCP map, `safety` what its owner allows, `bmcs` the hosts' baseboard management
+    controllers, `pdus` its power distribution units, `busbw` how fast collectives must be, `golden` which versions
+    hosts must have.
     """
 
     path: Path
@@ -119,7 +119,7 @@ class Inventory:
 
     @property
     def machines(self) -> tuple[str, ...]:
-        """Names of the nodes that one can log in to, hosts first."""
+        """Names of the nodes with a login, hosts first."""
         return tuple(self.management)
 
     def hash_seed(self, switch: str) -> int:
@@ -136,7 +136,7 @@ class Inventory:
 
     @property
     def may_lose_all_uplinks(self) -> bool:
-        """Whether all uplinks of a rack switch may be hurt at once (`faultbed_safety.all_uplinks`; soft: yes)."""
+        """Whether all uplinks of a rack switch may be affected at once (`faultbed_safety.all_uplinks`; soft: yes)."""
         setting = self.safety.all_uplinks if self.safety else None
         return (setting or ("allow" if traits_of(self.kind).has_snapshot else "never")) == "allow"
 
@@ -145,11 +145,11 @@ def load(path: Path) -> Inventory:
     """Read an inventory.
 
     Raises:
-        ConfigError: the file is missing, not YAML, not ours, or wrong; the message names the place.
+        ConfigError: the file is missing, not YAML, not a faultbed inventory, or invalid; the message names the place.
     """
     answer = listing(path)
     entries = entries_of(path, answer)
-    lab = one_lab(path, entries)
+    lab = lab_wide_vars(path, entries)
     topology = with_speeds(build_topology(entries), lab, path)
     return Inventory(
         path=path,
@@ -159,7 +159,9 @@ def load(path: Path) -> Inventory:
         carriers=tuple(
             Carrier(
                 name=name,
-                switches=tuple(x for x, (_, switch) in entries.switches.items() if switch.carrier == name),
+                switches=tuple(
+                    switch_name for switch_name, (_, switch) in entries.switches.items() if switch.carrier == name
+                ),
                 front_end_ports=tuple(
                     FrontEndPort(netdev=port.netdev, mac=port.mac, peer=port.peer) for port in carrier.front_end_ports
                 ),
@@ -184,7 +186,7 @@ def load(path: Path) -> Inventory:
         pdus=tuple(lab.pdus),
         golden=lab.golden,
         bmcs={name: host.bmc for name, host in entries.hosts.items() if host.bmc is not None},
-        jump=next(((name, _reached(None, answer, name)) for name in entries.jumps), None),
+        jump=next(((name, _management_of(None, answer, name)) for name in entries.jumps), None),
     )
 
 
@@ -239,7 +241,7 @@ def _members(answer: Mapping[str, Any], group: str) -> list[str]:
     return names
 
 
-def one_lab(path: Path, entries: Entries) -> LabVars:
+def lab_wide_vars(path: Path, entries: Entries) -> LabVars:
     """Return the lab-wide variables, which must be the same on every node.
 
     Raises:
@@ -270,10 +272,10 @@ def _management(entries: Entries, answer: Mapping[str, Any]) -> dict[str, Manage
         **{name: switch for name, (_, switch) in entries.switches.items() if switch.carrier is None},
         **entries.carriers,
     }
-    return {name: _reached(node.management, answer, name) for name, node in nodes.items()}
+    return {name: _management_of(node.management, answer, name) for name, node in nodes.items()}
 
 
-def _reached(management: ManagementVars | None, answer: Mapping[str, Any], name: str) -> Management:
+def _management_of(management: ManagementVars | None, answer: Mapping[str, Any], name: str) -> Management:
     variables: Mapping[str, Any] = answer["_meta"]["hostvars"].get(name, {})
     return Management(
         netdev=management.netdev if management else None,

@@ -4,7 +4,7 @@
     firmware  /sys/class/infiniband/NAME/{fw_ver,board_id}
     mlxlink   `mlxlink -d NAME -c`, text, with colours in a pipe too          (mstflint, mlxlink/modules/printutil)
     qos       `mlnx_qos -i NETDEV`, text                                      (MLNX_OFED, "mlnx_qos")
-    gpu       what the host's watcher tells by NVML, JSON                     (testbed.node.gpu.nvml)
+    gpu       what the host's watcher reads by NVML, JSON                     (testbed.node.gpu.nvml)
     chrony    `chronyc -c tracking`                                           (chronyc(1), "-c")
 
 Each parser returns plain data. It omits what it cannot parse, and the check that needs it reports that.
@@ -42,13 +42,13 @@ __all__ = [
 ]
 
 Deviation = tuple[str, str]
-"""What was found, and what would be right."""
+"""The observed value, and the right one."""
 
 RAW_BER_MAX = 1e-5
-"""Before FEC. A PAM4 lane may have 2.4e-4 by IEEE 802.3 (annex 120E) and still lose nothing; this is well below it, an
-early sign."""
+"""Bit error rate before FEC. IEEE 802.3 (annex 120E) allows a PAM4 lane 2.4e-4 without loss. This bound is well below
+that, as an early sign."""
 EFFECTIVE_BER_MAX = 1e-15
-"""After FEC; what most ports' data sheets promise."""
+"""Bit error rate after FEC that most ports' data sheets promise."""
 NO_ERROR_BER = re.compile(r"15E-255")
 """What mlxlink prints when it has seen no error at all."""
 
@@ -64,7 +64,7 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _SHELL = re.compile(r"^sh: (line )?[0-9]+: ")
 _NOT_REPORTED = frozenset({"", "N/A"})
 _BERS = (("Raw Physical BER", RAW_BER_MAX), ("Effective Physical BER", EFFECTIVE_BER_MAX))
-_PCIE = tuple(f"{which}_link_{what}" for what in ("speed", "width") for which in ("current", "max"))
+_PCIE = tuple(f"{bound}_link_{attribute}" for attribute in ("speed", "width") for bound in ("current", "max"))
 _CHRONY_OFFSET, _CHRONY_FIELDS = 4, 14
 
 
@@ -113,7 +113,7 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """All of a host, with the version of their driver; `why` there are none."""
+    """All GPUs of a host, with their driver's version; `why` says why there are none."""
 
     driver: str | None = None
     why: str | None = None
@@ -183,7 +183,8 @@ def link_wrong(values: Mapping[str, str]) -> list[Deviation]:
         value = values.get(name, "")
         if value not in _NOT_REPORTED and not NO_ERROR_BER.fullmatch(value) and _number(value, default=1.0) > most:
             wrong.append((f"{name} {value}", f"at most {most:g}"))
-    # Errors are counted since the last clear, and training a link makes some: where their rate is told, it decides.
+    # Errors are counted since the last clear, and training a link makes some. If their rate is reported, the rate
+    # decides.
     errors, rate = values.get("Effective Physical Errors", ""), values.get("Effective Physical BER", "")
     is_rated = NO_ERROR_BER.fullmatch(rate) or _number(rate, default=1.0) <= EFFECTIVE_BER_MAX
     if errors not in _NOT_REPORTED and _number(errors, default=1.0) > 0 and not is_rated:

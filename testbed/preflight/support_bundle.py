@@ -1,8 +1,8 @@
-"""Output of a rack's tools in one file for a bug report, without secrets. Changes nothing.
+"""Collect the output of a rack's tools in one file for a bug report, without secrets. Changes nothing.
 
-It has the commands of preflight, and those whose output a fault depends on. Addresses, MACs, serial numbers and UUIDs
-are replaced consistently by others of the same form, so that parsers can read the bundle. Lines with a password, a key
-or a community are removed. Names are those of the inventory. Not yet run on hardware.
+The bundle has the output of preflight's commands, and of those that faults depend on. Addresses, MACs, serial numbers
+and UUIDs are replaced consistently by others of the same form, so that parsers can read the bundle. Lines with a
+password, a key or a community are removed. Names are those of the inventory. Not yet run on hardware.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class Scrubber:
 def commands(inventory: Inventory, machine: str) -> str:
     """Return the shell script that prints everything of a machine; each output follows a line with its command."""
     switch = inventory.topology.switch_by_name.get(machine)
-    more = _HOST if switch is None else _SONIC if switch.nos == "sonic" else ()
-    lines = [f"echo '$ {command.replace(chr(39), chr(34))}'; {{ {command}; }} 2>&1" for command in more]
+    extra_commands = _HOST if switch is None else _SONIC if switch.nos == "sonic" else ()
+    lines = [f"echo '$ {command.replace(chr(39), chr(34))}'; {{ {command}; }} 2>&1" for command in extra_commands]
     return "\n".join(["export LC_ALL=C", *lines, f"( {script(inventory, machine)}\n)"])
 
 

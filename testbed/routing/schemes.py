@@ -1,7 +1,7 @@
 """Routing schemes: how a switch chooses among equal-cost next hops. Pure.
 
     ecmp            hash of the 5-tuple: every packet of a queue pair takes one path (RFC 2992)
-    e-ecmp          hash of the destination queue pair in the BTH, which a low-entropy source port does not spoil
+    e-ecmp          hash of the destination queue pair in the BTH, unaffected by source ports of low entropy
     static-parity   odd-numbered destination hosts by the first half of the next hops, even-numbered ones by the second
     pinned          a next hop for each slice of a rack's RNICs, whichever host sends
     spray           every packet by the next hop in turn
@@ -29,7 +29,7 @@ __all__ = ["SCHEMES", "Choice", "Flow", "Routing", "Scheme", "scheme_named"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flow:
-    """What one queue pair carries. `src` and `dst` are RNICs (`host1:rxe0`)."""
+    """The traffic of one queue pair. `src` and `dst` are RNICs (`host1:rxe0`)."""
 
     src: str
     dst: str
@@ -43,10 +43,10 @@ class Routing:
     """A scheme's parameters.
 
     Attributes:
-        seed: of the hash of queue pairs. All switches share it, so two tiers choose alike (hash polarisation).
-        hash_seeds: of the hash of the 5-tuple, by switch (`Inventory.hash_seed`); one that is not named has `seed`.
-        weights: `weighted`: share of each next hop by the name of its link; a link that is not named has 1.
-        buckets: `resilient`: buckets of a next-hop group.
+        seed: seed of the hash of queue pairs. All switches share it, so two tiers choose alike (hash polarisation).
+        hash_seeds: seed of the hash of the 5-tuple, by switch (`Inventory.hash_seed`); other switches have `seed`.
+        weights: `weighted`: share of each next hop, by the name of its link; other links have 1.
+        buckets: `resilient`: number of buckets of a next-hop group.
     """
 
     seed: int = 1
@@ -57,7 +57,7 @@ class Routing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """What a switch decides on.
+    """Inputs of a switch's choice of a next hop.
 
     Attributes:
         topology: the lab.
@@ -65,7 +65,7 @@ class Choice:
         routing: parameters of the scheme.
         flow: the queue pair.
         hops: next hops of a healthy fabric, in the order of the inventory.
-        alive: those that live.
+        alive: next hops that are up.
     """
 
     topology: Topology
@@ -82,19 +82,19 @@ Shares = tuple[tuple[Link, float], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheme:
-    """A way to choose among next hops.
+    """A rule that chooses among next hops.
 
     Attributes:
-        name: as an experiment spells it.
+        name: the name in an experiment.
         summary: one line for people.
-        is_static: whether it ignores what flows: two runs on one placement load the links alike.
+        is_static: whether the choice depends on the placement only: two runs on one placement load the links alike.
         choose: shares of a flow over the live next hops.
-        parameter: the parameter that it takes, as `[fabric]` of an experiment spells it.
-        fidelity: of the scheme on a soft lab.
+        parameter: its parameter, by the name in `[fabric]` of an experiment.
+        fidelity: how real the scheme is on a soft lab.
         marks: nftables expression that draws a next hop's number for each packet, with `{hops}` and `{seed}`; empty:
             packets are not marked.
         is_per_packet: whether packets of one queue pair get different marks.
-        shares: what of the kernel's next hops has the shares of the scheme; None: no hash of the kernel chooses.
+        shares: the attribute of the kernel's next-hop group with the shares; None: the kernel's hash does not choose.
     """
 
     name: str
@@ -126,70 +126,70 @@ def scheme_named(name: str) -> Scheme:
     return SCHEMES[name]
 
 
-def _ecmp(at: Choice) -> Shares:
-    return _all_on(at.alive[int(_tuple_hash(at) * len(at.alive))])
+def _ecmp(choice: Choice) -> Shares:
+    return _all_on(choice.alive[int(_tuple_hash(choice) * len(choice.alive))])
 
 
-def _e_ecmp(at: Choice) -> Shares:
+def _e_ecmp(choice: Choice) -> Shares:
     # A mark is set for each next hop of the healthy fabric; the table of a dead one is empty.
-    mark = nft_jhash(at.flow.dst_qpn.to_bytes(3, "big"), modulus=len(at.hops), seed=at.routing.seed)
-    return _static(at, at.hops[mark])
+    mark = nft_jhash(choice.flow.dst_qpn.to_bytes(3, "big"), modulus=len(choice.hops), seed=choice.routing.seed)
+    return _static(choice, choice.hops[mark])
 
 
-def _static_parity(at: Choice) -> Shares:
-    host, _, rnic = at.flow.dst.partition(":")
-    number = 1 + [candidate.name for candidate in at.topology.hosts].index(host)
-    half = (len(at.hops) + 1) // 2
-    mine = at.hops[:half] if number % 2 or len(at.hops) == 1 else at.hops[half:]
-    order = [candidate.name for candidate in at.topology.host_by_name[host].rnics].index(rnic)
-    return _static(at, mine[order % len(mine)])
+def _static_parity(choice: Choice) -> Shares:
+    host, _, rnic = choice.flow.dst.partition(":")
+    number = 1 + [host_entry.name for host_entry in choice.topology.hosts].index(host)
+    half = (len(choice.hops) + 1) // 2
+    half_hops = choice.hops[:half] if number % 2 or len(choice.hops) == 1 else choice.hops[half:]
+    order = [rnic_entry.name for rnic_entry in choice.topology.host_by_name[host].rnics].index(rnic)
+    return _static(choice, half_hops[order % len(half_hops)])
 
 
-def _pinned(at: Choice) -> Shares:
-    rack = at.topology.host_by_name[at.flow.dst.partition(":")[0]].rack
-    slices = [f"{host.name}:{rnic.name}" for host in at.topology.hosts if host.rack == rack for rnic in host.rnics]
-    return _static(at, at.hops[slices.index(at.flow.dst) % len(at.hops)])
+def _pinned(choice: Choice) -> Shares:
+    rack = choice.topology.host_by_name[choice.flow.dst.partition(":")[0]].rack
+    slices = [f"{host.name}:{rnic.name}" for host in choice.topology.hosts if host.rack == rack for rnic in host.rnics]
+    return _static(choice, choice.hops[slices.index(choice.flow.dst) % len(choice.hops)])
 
 
-def _spray(at: Choice) -> Shares:
-    return tuple((link, 1 / len(at.alive)) for link in at.alive)
+def _spray(choice: Choice) -> Shares:
+    return tuple((link, 1 / len(choice.alive)) for link in choice.alive)
 
 
-def _weighted(at: Choice) -> Shares:
-    weights = [at.routing.weights.get(link.name, 1.0) for link in at.alive]
-    left = _tuple_hash(at) * sum(weights)
-    for link, weight in zip(at.alive, weights, strict=True):
-        left -= weight
-        if left < 0:
+def _weighted(choice: Choice) -> Shares:
+    weights = [choice.routing.weights.get(link.name, 1.0) for link in choice.alive]
+    remaining = _tuple_hash(choice) * sum(weights)
+    for link, weight in zip(choice.alive, weights, strict=True):
+        remaining -= weight
+        if remaining < 0:
             return _all_on(link)
-    return _all_on(at.alive[-1])
+    return _all_on(choice.alive[-1])
 
 
-def _resilient(at: Choice) -> Shares:
-    bucket = int(_tuple_hash(at) * at.routing.buckets)
-    link = at.hops[bucket % len(at.hops)]
-    return _all_on(link if link in at.alive else at.alive[bucket // len(at.hops) % len(at.alive)])
+def _resilient(choice: Choice) -> Shares:
+    bucket = int(_tuple_hash(choice) * choice.routing.buckets)
+    link = choice.hops[bucket % len(choice.hops)]
+    return _all_on(link if link in choice.alive else choice.alive[bucket // len(choice.hops) % len(choice.alive)])
 
 
 def _all_on(link: Link) -> Shares:
     return ((link, 1.0),)
 
 
-def _static(at: Choice, link: Link) -> Shares:
-    return _all_on(link) if link in at.alive else _ecmp(at)
+def _static(choice: Choice, link: Link) -> Shares:
+    return _all_on(link) if link in choice.alive else _ecmp(choice)
 
 
-def _tuple_hash(at: Choice) -> float:
+def _tuple_hash(choice: Choice) -> float:
     """Return a number in [0, 1) that is drawn by the 5-tuple. Linux and ASICs have other hashes, equally even."""
-    addresses = [_address(at.topology, name) for name in (at.flow.src, at.flow.dst)]
-    seed = at.routing.hash_seeds.get(at.switch, at.routing.seed)
-    key = "|".join([*addresses, "17", str(at.flow.src_port), str(ROCE_PORT), str(seed)])
+    addresses = [_address(choice.topology, name) for name in (choice.flow.src, choice.flow.dst)]
+    seed = choice.routing.hash_seeds.get(choice.switch, choice.routing.seed)
+    key = "|".join([*addresses, "17", str(choice.flow.src_port), str(ROCE_PORT), str(seed)])
     return int.from_bytes(hashlib.blake2b(key.encode(), digest_size=6).digest()) / 2**48
 
 
 def _address(topology: Topology, rnic: str) -> str:
     host, _, name = rnic.partition(":")
-    return next(candidate.ip for candidate in topology.host_by_name[host].rnics if candidate.name == name)
+    return next(rnic_entry.ip for rnic_entry in topology.host_by_name[host].rnics if rnic_entry.name == name)
 
 
 SCHEMES: dict[str, Scheme] = {

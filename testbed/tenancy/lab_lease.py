@@ -1,7 +1,7 @@
 """Leases of a part of a lab, for as long as a command changes it.
 
-Progress of the command refreshes a lease (`LabLease.refresh`), never a thread of its own: a command that hangs loses
-it. Once it is lost, the next refresh raises, and the command must not change the lab any more.
+The command refreshes its lease when it makes progress (`LabLease.refresh`), and no thread does: a command that hangs
+loses its lease. After a loss the next refresh raises, and the command must not change the lab any more.
 
 Expiry uses CLOCK_BOOTTIME, which advances during suspend: a laptop that wakes up must not believe its lease is fresh.
 """
@@ -43,8 +43,8 @@ __all__ = [
 ]
 
 TTL_S = 300.0
-"""How long a lease outlives its last refresh. Longer than a run on a starved machine is ever silent; the lease of a
-process that has died on this machine is free at once."""
+"""Time from the last refresh to the end of a lease. A run on a starved machine is never silent for so long. The lease
+of a process that died on this machine is free at once."""
 
 
 _SURE = 0.8
@@ -59,7 +59,7 @@ INHERITED = "FAULTBED_HOLDING"
 
 @dataclass(kw_only=True)
 class LabLease:
-    """A part of a lab that this command holds. Thread-safe; `refresh` calls the store once in a fifth of the time."""
+    """A part of a lab that this command holds. Thread-safe. `refresh` calls the store once per fifth of the lease."""
 
     store: ReservationStore
     token: str
@@ -140,11 +140,11 @@ def store_of(inventory: Inventory) -> ReservationStore:
 def hold(
     inventory: Inventory, names: Iterable[str] = (), *, why: str, mode: Mode, ttl_s: float = TTL_S
 ) -> Iterator[LabLease]:
-    """Hold a lease of the things of these names, or of the whole lab, while the block runs.
+    """Hold a lease of the named targets, or of the whole lab, while the block runs.
 
     Raises:
         Reserved: another user holds a part of it.
-        UsageError: there is no such thing, or it is outside this user's bookings.
+        UsageError: a name is not in the lab, or is outside this user's bookings.
         ReservationLost: at the end, if the lease was lost meanwhile.
     """
     interventions.watch(lab_dir(inventory.name))
@@ -172,7 +172,7 @@ def reserve_by_hand(inventory: Inventory, names: Iterable[str], *, for_s: float,
 
     Raises:
         Reserved: another user holds a part of it.
-        UsageError: there is no such thing.
+        UsageError: a name is not in the lab.
     """
     wanted = covered(inventory.topology, names)
     me = owner()
@@ -221,12 +221,12 @@ def _acquire(
 
     def rule(now: Reading) -> reservation.Book:
         nonlocal token
-        above = next((entry for entry in now.book if entry.token == os.environ.get(INHERITED)), None)
-        if above is not None and (WHOLE_LAB in above.covers or set(covers) <= set(above.covers)):
-            token = above.token
-            return reservation.refresh(now.book, token, until_s=max(above.until_s, now.now_s + ttl_s))
-        if beyond := reservation.outside(now.book, me, covers, now_s=now.now_s):
-            targets = "the whole lab" if WHOLE_LAB in beyond else ", ".join(beyond)
+        inherited = next((entry for entry in now.book if entry.token == os.environ.get(INHERITED)), None)
+        if inherited is not None and (WHOLE_LAB in inherited.covers or set(covers) <= set(inherited.covers)):
+            token = inherited.token
+            return reservation.refresh(now.book, token, until_s=max(inherited.until_s, now.now_s + ttl_s))
+        if uncovered := reservation.outside(now.book, me, covers, now_s=now.now_s):
+            targets = "the whole lab" if WHOLE_LAB in uncovered else ", ".join(uncovered)
             raise UsageError(
                 f"{why} would touch {targets}, which is outside your reservation: `faultbed reserve` with more names, "
                 "or `faultbed release` first"
@@ -248,9 +248,8 @@ def _acquire(
         store.change(rule)
     except (Reserved, UsageError):
         raise
-    except (
-        BaseException
-    ):  # interrupted, perhaps after the write: remove the entry, which would block us for a whole lease
+    except BaseException:
+        # Interrupted, perhaps after the write. The entry would block this user for a whole lease, so remove it.
         if token != os.environ.get(INHERITED):
             with contextlib.suppress(FaultbedError):
                 store.change(lambda now: reservation.release(now.book, token))

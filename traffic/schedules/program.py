@@ -94,9 +94,9 @@ def programs(
 ) -> list[Program]:
     """Return the program of each rank. All offsets and counts are in elements of the rank's one array.
 
-    `fills` are `[offset, count, index, kept]`: element `index` and following of the rank's pattern, and whether it is
-    an input that the collective must not change. `copies` are `[to, from, count]`. `sends` are `[step, dst, offset,
-    count]`, `recvs` are `[step, src, offset, count, op]`, both in step order; empty ones are left out on both sides. A
+    `fills` are `[offset, count, index, kept]`: where to write elements `index` and following of the rank's pattern, and
+    whether they are an input that the collective must not change. `copies` are `[to, from, count]`. `sends` are `[step,
+    dst, offset, count]`, `recvs` are `[step, src, offset, count, op]`, both in step order, without empty messages. A
     rank enters a step of `fences` when all earlier work is done. `results` are `[offset, count, source, index]`: a
     source below 0 is a reduction over `groups[-1 - source]`.
 
@@ -126,8 +126,8 @@ def programs(
         if count:
             shift = 0 if from_input else by_rank[src]["input"]
             by_rank[src]["sends"].append([step, dst, int(offset + shift), int(count)])
-            at = int(bounds[dst][1][target]) + by_rank[dst]["input"]
-            by_rank[dst]["recvs"].append([step, src, at, int(count), "reduce" if reduce else "copy"])
+            offset_at_dst = int(bounds[dst][1][target]) + by_rank[dst]["input"]
+            by_rank[dst]["recvs"].append([step, src, offset_at_dst, int(count), "reduce" if reduce else "copy"])
     if closing_barrier:
         tokens = build("barrier", "recursive-doubling", Shape(ranks=schedule.ranks))
         ends = programs(tokens, Layout(elements=schedule.ranks), in_place=True)
@@ -179,13 +179,13 @@ def _results(schedule: Schedule, layout: Layout, rank: int, work: Ints, shift: i
 def _add_local(program: Program, row: Any, whole: Ints, inputs: Ints, work: Ints, *, in_place: bool) -> None:
     _, _, _, source, target, span, _, _ = row
     offset, count = _extent(inputs, source, span)
-    to = int(work[target]) + program["input"]
+    offset_in_array = int(work[target]) + program["input"]
     if not count:
         return
     if in_place:
-        program["fills"].append([to, count, int(whole[source]), 0])
+        program["fills"].append([offset_in_array, count, int(whole[source]), 0])
     else:
-        program["copies"].append([to, offset, count])
+        program["copies"].append([offset_in_array, offset, count])
 
 
 def in_sequence(first: Program, second: Program, *, steps: int) -> Program:
@@ -195,15 +195,19 @@ def in_sequence(first: Program, second: Program, *, steps: int) -> Program:
         **first,
         "elements": shift + second["elements"],
         "groups": first["groups"] + second["groups"],
-        "fills": first["fills"] + [[at + shift, n, index, kept] for at, n, index, kept in second["fills"]],
-        "copies": first["copies"] + [[to + shift, of + shift, n] for to, of, n in second["copies"]],
-        "sends": first["sends"] + [[step + steps, to, at + shift, n] for step, to, at, n in second["sends"]],
-        "recvs": first["recvs"] + [[step + steps, of, at + shift, n, op] for step, of, at, n, op in second["recvs"]],
+        "fills": first["fills"]
+        + [[offset + shift, count, index, kept] for offset, count, index, kept in second["fills"]],
+        "copies": first["copies"]
+        + [[target + shift, source + shift, count] for target, source, count in second["copies"]],
+        "sends": first["sends"]
+        + [[step + steps, dst, offset + shift, count] for step, dst, offset, count in second["sends"]],
+        "recvs": first["recvs"]
+        + [[step + steps, src, offset + shift, count, op] for step, src, offset, count, op in second["recvs"]],
         "fences": [*first["fences"], steps, *(step + steps for step in second["fences"])],
         "results": first["results"]
         + [
-            [at + shift, n, source if source >= 0 else source - groups, index]
-            for at, n, source, index in second["results"]
+            [offset + shift, count, source if source >= 0 else source - groups, index]
+            for offset, count, source, index in second["results"]
         ],
     }
 
@@ -213,11 +217,13 @@ def with_own_pattern(program: Program, number: int) -> Program:
 
     `number` must be the same for all ranks.
     """
-    other = PATTERN_SHIFT * number
+    pattern_offset = PATTERN_SHIFT * number
     return {
         **program,
-        "fills": [[at, n, index + other, kept] for at, n, index, kept in program["fills"]],
-        "results": [[at, n, source, index + other] for at, n, source, index in program["results"]],
+        "fills": [[offset, count, index + pattern_offset, kept] for offset, count, index, kept in program["fills"]],
+        "results": [
+            [offset, count, source, index + pattern_offset] for offset, count, source, index in program["results"]
+        ],
     }
 
 

@@ -128,7 +128,7 @@ def inject(
     confirmed = (confirm,) if confirm else ()
     if only_plan:
         _show_plan(session, planned, as_json=as_json)
-        _tell_policy(session, planned, inventory, confirmed)
+        _report_policy(session, planned, inventory, confirmed)
         return ExitCode.PASS
     try:
         _refuse(planned, inventory, confirmed)
@@ -141,14 +141,16 @@ def inject(
         injector = None
         try:
             path = journal or _journal_of(lab, kind)
-            with Journal(path) as written:
-                injector = Injector(lab, written, confirmed=confirmed)
-                receipt = _do(session, lab, injector, planned)
+            with Journal(path) as opened_journal:
+                injector = Injector(lab, opened_journal, confirmed=confirmed)
+                receipt = _inject(session, lab, injector, planned)
             outcome = ends.finish(lab, work, injector)
         except BaseException as error:  # noqa: BLE001 (raised again with what was seen)
             ends.reraise(error, lab, work, injector)
-        if written.failure is not None:
-            session.err.print(f"{path}: {ends.describe(written.failure)}; the journal is incomplete", soft_wrap=True)
+        if opened_journal.failure is not None:
+            session.err.print(
+                f"{path}: {ends.describe(opened_journal.failure)}; the journal is incomplete", soft_wrap=True
+            )
     _show_receipt(session, receipt, outcome, as_json=as_json)
     if outcome.state == "DIRTY":
         return ExitCode.DIRTY
@@ -207,8 +209,8 @@ def _show_healed(session: Session, done: list[str], left: list[str]) -> None:
     reverted = sum(not is_foreign(line) for line in done)
     session.out.print("nothing to heal" if not reverted else f"{reverted} reverted")
     if left:
-        way_out = " still; on a soft lab `faultbed reset` goes back to the snapshot"
-        session.out.print(Text.assemble(("DIRTY", "red"), way_out))
+        remedy = " still; on a soft lab `faultbed reset` goes back to the snapshot"
+        session.out.print(Text.assemble(("DIRTY", "red"), remedy))
         for line in left:
             session.out.print(f"  {line}", soft_wrap=True)
 
@@ -239,7 +241,7 @@ def _refuse(planned: PlannedFault, inventory: Inventory, confirmed: tuple[str, .
     blast_radius.check([planned], inventory)
 
 
-def _tell_policy(session: Session, planned: PlannedFault, inventory: Inventory, confirmed: tuple[str, ...]) -> None:
+def _report_policy(session: Session, planned: PlannedFault, inventory: Inventory, confirmed: tuple[str, ...]) -> None:
     """Report on stderr whether the lab's policy forbids the fault. stdout keeps the plan, which may be JSON."""
     try:
         _refuse(planned, inventory, confirmed)
@@ -247,7 +249,7 @@ def _tell_policy(session: Session, planned: PlannedFault, inventory: Inventory, 
         session.err.print(f"would be refused: {reason}", soft_wrap=True)
 
 
-def _do(session: Session, lab: Lab, injector: Injector, planned: PlannedFault) -> FaultReceipt:
+def _inject(session: Session, lab: Lab, injector: Injector, planned: PlannedFault) -> FaultReceipt:
     with session.progress() as progress, injector:
         progress(f"preparing {planned.kind} on {planned.target.text}")
         prepared = injector.prepare(planned)
@@ -351,7 +353,7 @@ def _show_receipt(session: Session, receipt: FaultReceipt, outcome: dirty.Outcom
     moved = {name: delta for name, delta in fired.must_move.items() if delta}
     rows = [
         ("armed", _yes(receipt.armed.ok), receipt.armed.error or _short(receipt.armed.readback)),
-        ("fired", _yes(fired.count > 0), f"{fired.count} times{_of(fired)}; moved: {_short(moved) or 'nothing'}"),
+        ("fired", _yes(fired.count > 0), f"{fired.count} times{_hit_text(fired)}; moved: {_short(moved) or 'nothing'}"),
         ("cleared", _yes(receipt.cleared.ok), receipt.cleared.error or _short(receipt.cleared.readback)),
     ]
     session.table(("receipt", "", ""), rows, title=f"{receipt.kind} on {receipt.target} ({receipt.fidelity})")
@@ -364,7 +366,7 @@ def _show_receipt(session: Session, receipt: FaultReceipt, outcome: dirty.Outcom
             session.out.print(f"  {line}", soft_wrap=True)
 
 
-def _of(fired: Fired) -> str:
+def _hit_text(fired: Fired) -> str:
     passed = "" if fired.passed is None else f", of {fired.passed} packets"
     return passed + (f", {fired.selection}" if fired.selection else "")
 

@@ -259,7 +259,7 @@ def _show_repeated(
     wanted: int | None,
     as_json: bool,
 ) -> None:
-    checks_over_runs = repeated.over([finished.verdict for finished in runs])
+    checks_over_runs = repeated.repeated_checks([finished.verdict for finished in runs])
     if as_json:
         done = [
             {

@@ -66,7 +66,7 @@ def provision(
         else:
             if not dirty.left_by(lab.state_dir).startswith(_PROVISION):  # that one is run again, or undone, now
                 dirty.admit(lab, progress)
-            done = _do(lab, playbook, machines, roles, report)
+            done = _play(lab, playbook, machines, roles, report)
     _show(session, inventory, done, check=check, as_json=as_json)
 
 
@@ -121,7 +121,7 @@ def allow(inventory: Inventory, names: Sequence[str]) -> None:
         )
 
 
-def _do(lab: Lab, playbook: str, machines: Sequence[str], roles: Sequence[str], on_event: OnEvent) -> ProvisionResult:
+def _play(lab: Lab, playbook: str, machines: Sequence[str], roles: Sequence[str], on_event: OnEvent) -> ProvisionResult:
     """Run it, with a line in the audit before and after."""
     subject = {"kind": " ".join([playbook, *roles]), "target": " ".join(machines) or "all machines"}
     revert = [] if playbook == "rack-teardown" else [f"faultbed provision --teardown {' '.join(machines)}".strip()]

@@ -69,7 +69,7 @@ def differences(first: Plan, second: Plan) -> tuple[str, ...]:
 
 
 def compare(run_a: Measurements, run_b: Measurements, *, floor: NoiseFloor | None = None) -> tuple[Row, ...]:
-    """Compare B with A, job time first. A run with an error or without its evidence is neither better nor worse."""
+    """Compare B with A, job time first. A run with a doubt, as in `_doubts`, is neither better nor worse."""
     observed_a, observed_b = observe(run_a), observe(run_b)
     rows = [_job_time(run_a, run_b, observed_a, observed_b, floor)]
     for name, left in observed_a.metrics.items():

@@ -1,8 +1,8 @@
-"""One experiment, run several times with seeds that follow each other: how often each check held. Pure.
+"""One experiment, run several times with seeds that follow each other: how often each check passed. Pure.
 
-The seeds decide what the experiment leaves to chance (moments, places), so that the runs are trials of it: the share
-that passed has an exact binomial interval, the observed value the interval of its median by order statistics, whatever
-its distribution. A single run says whether it held once; this says how often it does.
+The seeds select what the experiment leaves open (times, targets), so the runs are independent trials. The share of runs
+that passed has an exact binomial interval. The median of the observed values has an interval by order statistics, which
+holds for any distribution.
 """
 
 from __future__ import annotations
@@ -16,16 +16,17 @@ import numpy as np
 from harness.confidence import Interval, percentile_interval, share_interval
 from harness.verdict import Check, Verdict, VerdictFile
 
-__all__ = ["LEVEL", "Repeated", "over"]
+__all__ = ["LEVEL", "Repeated", "repeated_checks"]
 
 LEVEL = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeated:
-    """One check over all runs. `values` are what was observed, where it was a number, in the order of the runs.
+    """One check over all runs. `values` are the numbers that were observed, in the order of the runs.
 
-    `passed` is the share of runs in which it held, `middle` the interval of the median; None: too few numbers for one.
+    `passed` is the interval of the share of runs that passed it, `middle` the interval of the median; None: too few
+    numbers for one.
     """
 
     name: str
@@ -42,19 +43,19 @@ class Repeated:
         return float(np.median(self.values)) if self.values else None
 
 
-def over(verdicts: Sequence[VerdictFile]) -> tuple[Repeated, ...]:
-    """Each check of the runs of one experiment, in the order of the first run that has it; `lab_restored` too.
+def repeated_checks(verdicts: Sequence[VerdictFile]) -> tuple[Repeated, ...]:
+    """Return the checks of all runs of one experiment, `lab_restored` included, in order of their first run.
 
-    A run that a check is missing from (it ended in an ERROR) did not pass it.
+    A run that lacks a check, because it ended in an ERROR, counts as not passed.
     """
     checks_by_name: dict[tuple[str, str, str], list[Check]] = {}
     for verdict in verdicts:
         for check in verdict.checks:
             checks_by_name.setdefault((check.name, check.unit, str(check.bound)), []).append(check)
-    return tuple(_one(checks, len(verdicts)) for checks in checks_by_name.values())
+    return tuple(_repeated(checks, len(verdicts)) for checks in checks_by_name.values())
 
 
-def _one(checks: Sequence[Check], runs: int) -> Repeated:
+def _repeated(checks: Sequence[Check], runs: int) -> Repeated:
     values = tuple(
         float(check.observed)
         for check in checks

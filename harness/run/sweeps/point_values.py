@@ -30,8 +30,8 @@ MODEL = (
 def swept_point(point: Point, runs: Sequence[RunDir], metrics: Sequence[Metric], folder: Path) -> SweptPoint:
     """Judge the runs of a point that are done; a point has a verdict once all of its runs are.
 
-    A DIRTY lab ends a sweep: the point then has the verdict of the runs that it has. A point that passes, and has no
-    value of a metric, is INCONCLUSIVE: it does not show what the sweep is about.
+    A DIRTY lab ends a sweep: the point then has the verdict of the runs that it has. A point that passes without
+    a value of some metric is INCONCLUSIVE: it does not show what the sweep measures.
     """
     verdicts = [run.read_verdict() for run in runs]
     swept = SweptPoint(
@@ -54,7 +54,7 @@ def swept_point(point: Point, runs: Sequence[RunDir], metrics: Sequence[Metric],
         checks, verdict = pool.checks, pool.verdict
     predicted = goodput_under_loss(runs[0].read_measurements())
     why = _why(verdict, checks)
-    if verdict is Verdict.PASS and (unknown := _unknown(metrics, trials, level)):
+    if verdict is Verdict.PASS and (unknown := _first_unknown(metrics, trials, level)):
         verdict, why = Verdict.INCONCLUSIVE, unknown
     return SweptPoint(
         number=swept.number,
@@ -88,17 +88,17 @@ def _why(verdict: Verdict, checks: Sequence[Check]) -> str:
     return next((f"{check.name}: {check.detail}" for check in checks if check.verdict is verdict), "no check was made")
 
 
-def _unknown(metrics: Sequence[Metric], trials: Sequence[Trial], level: float) -> str:
+def _first_unknown(metrics: Sequence[Metric], trials: Sequence[Trial], level: float) -> str:
     """Return the first metric without a value, and why; empty: all have one."""
     for metric in metrics:
-        observation = point_value(metric, _that_count(trials), Verdict.PASS, level=level)
+        observation = point_value(metric, _counted_metrics(trials), Verdict.PASS, level=level)
         if observation.value is None:
             return f"{metric.name}: {observation.detail}"
     return ""
 
 
-def _that_count(trials: Sequence[Trial]) -> list[Mapping[str, Observation]]:
-    """Return the observations of the runs that count; one that left the lab DIRTY does not."""
+def _counted_metrics(trials: Sequence[Trial]) -> list[Mapping[str, Observation]]:
+    """Return the metrics of the runs that count; a run that left the lab DIRTY does not."""
     return [
         trial.metrics for trial in trials if why_left_out(trial.verdict) is None and trial.verdict.lab_state == "CLEAN"
     ]
@@ -107,7 +107,7 @@ def _that_count(trials: Sequence[Trial]) -> list[Mapping[str, Observation]]:
 def _value(
     metric: Metric, trials: Sequence[Trial], verdict: Verdict, level: float, predicted: float | None
 ) -> SweptValue:
-    observation = point_value(metric, _that_count(trials), verdict, level=level)
+    observation = point_value(metric, _counted_metrics(trials), verdict, level=level)
     interval = observation.interval
     return SweptValue(
         metric=metric.name,

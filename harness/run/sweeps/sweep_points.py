@@ -21,9 +21,9 @@ from testbed.inventory.lab_inventory import Inventory
 __all__ = ["MOST_RUNS", "Point", "expected_s", "metrics_for", "points_of"]
 
 MOST_RUNS = 1000
-"""Runs of one sweep, at most: each takes the better part of a minute."""
-_AROUND_S = 25.0
-"""What a run takes beside its workload (reset, holders, comparison, report) until the first one has been timed."""
+"""Most runs of one sweep: a run takes nearly a minute."""
+_OVERHEAD_S = 25.0
+"""Time of a run without its workload (reset, holders, comparison, report), used until a run has been timed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,12 +37,12 @@ class Point:
 
     @property
     def name(self) -> str:
-        """The point in one phrase for people."""
+        """The point's values as text."""
         return ", ".join(f"{path}={value}" for path, value in self.parameters.items())
 
     @property
     def workload_s(self) -> float | None:
-        """How long the workload of one run takes, a fault-free twin included; None: it goes by iterations."""
+        """How long the workload of one run takes, a fault-free twin included; None: it ends by iterations."""
         length_ns = duration_ns(self.experiment.workload)
         return None if length_ns is None else length_ns / 1e9 * (2 if wants_twin(self.experiment) else 1)
 
@@ -54,7 +54,7 @@ def points_of(
 
     Raises:
         ConfigError: a path or a value is wrong, or an experiment does not fit the lab.
-        UsageError: a path is there twice, too many runs, or a fault does not fit its target.
+        UsageError: a path is given twice, there are too many runs, or a fault does not fit its target.
         Unsupported: the lab cannot do it.
         Forbidden: the lab's owner does not allow it.
     """
@@ -115,18 +115,19 @@ def expected_s(points: Sequence[Point], took_s: Mapping[int, Sequence[float]]) -
         points: all points of the sweep.
         took_s: how long the runs of points that are done took, by number.
 
-    A workload that goes by iterations takes as long as the runs that are done, and is unknown (None) before those.
+    The time of a workload that ends by iterations is the median of the finished runs; None before the first one.
     """
     by_number = {point.number: point for point in points}
-    around = [
+    overheads_s = [
         took - work
         for number, took_of_point in took_s.items()
         for took in took_of_point
         if number in by_number and (work := by_number[number].workload_s) is not None
     ]
-    every = [took for took_of_point in took_s.values() for took in took_of_point]
-    beside = statistics.median(around) if around else _AROUND_S
-    otherwise = statistics.median(every) if every else None
+    all_took_s = [took for took_of_point in took_s.values() for took in took_of_point]
+    overhead_s = statistics.median(overheads_s) if overheads_s else _OVERHEAD_S
+    median_s = statistics.median(all_took_s) if all_took_s else None
     return {
-        point.number: otherwise if (work := point.workload_s) is None else max(work, work + beside) for point in points
+        point.number: median_s if (work := point.workload_s) is None else max(work, work + overhead_s)
+        for point in points
     }

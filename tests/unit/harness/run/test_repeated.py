@@ -19,7 +19,7 @@ from harness.run.repeats.pooled import decode
 
 def test_shares_and_medians_have_their_intervals():
     runs = [verdict(n, ("recovery.total", PASS if n < 9 else FAIL, 1.0 + n / 10, 2.0)) for n in range(12)]
-    (one,) = repeated.over(runs)
+    (one,) = repeated.repeated_checks(runs)
     assert (one.verdicts[PASS], one.verdicts[FAIL]) == (9, 3)
     assert 0.42 < one.passed.low < 0.43
     assert 0.94 < one.passed.high < 0.95
@@ -30,13 +30,13 @@ def test_shares_and_medians_have_their_intervals():
 def test_repeated_run_without_a_check_did_not_pass_it():
     """The run ended in an ERROR before anything was checked."""
     runs = [verdict(1, ("dip", PASS, 0.5, 1.0)), verdict(2, ("harness", ERROR, None, None), said=ERROR)]
-    dip, harness = repeated.over(runs)
+    dip, harness = repeated.repeated_checks(runs)
     assert (dip.name, dip.passed.method) == ("dip", "exact binomial, 1 of 2")
     assert (harness.values, harness.median, harness.middle) == ((), None, None)
 
 
 def test_five_numbers_are_too_few_for_the_interval_of_a_median():
-    (one,) = repeated.over([verdict(n, ("dip", PASS, float(n), None)) for n in range(5)])
+    (one,) = repeated.repeated_checks([verdict(n, ("dip", PASS, float(n), None)) for n in range(5)])
     assert one.middle is None
     assert one.median == 2.0
 
