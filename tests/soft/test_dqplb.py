@@ -51,7 +51,7 @@ def operations(result):
 
 
 @pytest.mark.parametrize("spread", ["dqplb", "split"])
-def test_job_on_an_uplink_that_dies_carries_on_with_dqplb_and_stands_still_without(lab, traffic, inject, spread):
+def test_job_survives_a_dead_uplink_with_dqplb_and_stalls_without(lab, traffic, inject, spread):
     """RoCEv2 is lost on one uplink, which BGP does not notice: queue pairs die there, and again when they are rebuilt.
 
     With `split`, every message needs every queue pair: the job waits until the uplink carries again. That shows what

@@ -102,7 +102,7 @@ def listed(readings, strikes=(), *, topology):
     return {one.name: (one.host, one.action) for one in ranking if one.action != "watch"}
 
 
-def test_preflight_names_a_gpu_beyond_its_threshold_and_offenders_return_it(lab, tmp_path):
+def test_preflight_reports_a_gpu_beyond_a_threshold_and_offenders_sends_it_to_repair(lab, tmp_path):
     """The detectors see the synthetic failure as they would see a real one, and nothing after the reset."""
     planned = plan(
         FaultSpec(kind="gpu.row-remap", target="host2:gpu0", for_s=120.0, params={"state": "failed"}),

@@ -88,7 +88,7 @@ def test_faults_beside_the_bystanders_path_leave_it_alone(lab, tmp_path, group):
     assert by_name["bystander.goodput_ratio"].observed > 0.8
 
 
-def test_loss_on_both_uplinks_of_its_switch_is_seen_by_the_bystander(lab, tmp_path):
+def test_bystander_is_affected_by_loss_on_both_uplinks_of_its_switch(lab, tmp_path):
     faults = [("packet.drop", f"rtsw1:ctsw{spine}", "share = 0.3") for spine in (1, 2)]
     finished, checks = run(lab, tmp_path, faults)
     assert finished.verdict.lab_state == "CLEAN"

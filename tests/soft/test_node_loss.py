@@ -82,7 +82,7 @@ def test_job_that_loses_a_host_ends_in_the_state_of_an_uninterrupted_one(lab, tm
 
 
 @HOWS
-def test_job_that_waits_for_its_host_ends_in_the_state_of_an_uninterrupted_one(lab, tmp_path, uninterrupted, text):
+def test_job_that_waits_for_its_host_ends_in_the_uninterrupted_state(lab, tmp_path, uninterrupted, text):
     quiet = states_without_a_loss(uninterrupted, lab, tmp_path)
     text = restarting(text, "same").replace('max = "90s"', 'max = "300s"')  # a host boots and is provisioned meanwhile
     verdict, measured = finished(text, lab, tmp_path)

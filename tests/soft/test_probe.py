@@ -79,7 +79,7 @@ set = { delay = 200 }
 
 
 @pytest.mark.slow
-def test_probes_beside_a_job_name_the_delaying_link_and_its_window(lab, tmp_path):
+def test_probes_during_a_job_locate_the_delaying_link_and_its_window(lab, tmp_path):
     """A delay moves no rxe counter that shows its place; only the probes do."""
     source = BESIDE.encode()
     decided = run.decide(decode(source, source="here.toml"), source, lab.inventory_model)

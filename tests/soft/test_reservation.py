@@ -21,7 +21,7 @@ def entry(user, now_s):
     )  # fmt: skip
 
 
-def test_reservation_one_of_several_users_gets_the_lab_and_others_learn_who(lab):
+def test_reservation_one_of_several_users_gets_the_lab_and_the_others_get_the_holders_name(lab):
     """All try at once over SSH, on a machine with a clock of its own; leftovers are removed."""
     node = lab.node("host1")
     store = node_store(node, lab="test-of-reservations")

@@ -56,7 +56,7 @@ def test_goodput_across_zones_is_goodput_within_zones_divided_by_the_taper(lab):
     assert across / inside == pytest.approx(up / down, rel=0.1)
 
 
-def test_spine_without_a_rack_does_not_reach_it_through_another_spine(lab, put_back):
+def test_spine_does_not_reach_a_rack_through_another_spine(lab, put_back):
     """The spine withdraws the rack's route, so all others avoid it; no session flaps."""
     network = ipaddress.IPv4Interface(lab.topology.links_of("rtsw1")[0].a.address).network
 

@@ -69,7 +69,7 @@ def test_interval_is_as_narrow_as_the_noise_allows():
     assert np.median([one.high - one.low for one in actual]) < 0.04
 
 
-def test_interval_does_not_count_the_faults_own_effect_as_noise():
+def test_interval_excludes_the_faults_effect_from_the_noise():
     """One stall is as long as ten iterations: the ratio's interval is as narrow as without it."""
     rng = np.random.default_rng(7)
     run, twin = noisy(rng, 100, spread=0.02, tail=0.0), noisy(rng, 100, spread=0.02, tail=0.0)

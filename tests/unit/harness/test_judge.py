@@ -517,7 +517,7 @@ def test_counter_that_was_reset_or_removed_is_a_lower_bound(after, expected):
     assert verdict_of(run, at_most("nak_episodes", 5)).checks[-2].verdict is expected
 
 
-def test_straggler_is_unknown_if_a_fault_had_too_few_iterations():
+def test_straggler_is_unknown_with_too_few_iterations_under_a_fault():
     run = synthetic_run()
     fired = {"uplink": (run.t0_ns, run.t0_ns + 10), "loss": (run.t0_ns + 20_000_000_000, run.t0_ns + 24_000_000_000)}
     result = straggler(run, fired)
@@ -526,7 +526,7 @@ def test_straggler_is_unknown_if_a_fault_had_too_few_iterations():
 
 
 @pytest.mark.parametrize("of", ["run", "twin"])
-def test_job_time_of_iterations_before_the_faults_says_nothing_about_them(of):
+def test_job_time_of_iterations_before_the_faults_is_inconclusive(of):
     """A twin that finished a fifth of the iterations is compared over those; the first fault came later."""
     run = synthetic_run()
     short = tuple(msgspec.structs.replace(one, iterations=one.iterations[:20]) for one in run.series)
@@ -560,7 +560,7 @@ def test_retransmissions_of_an_rnic_whose_counters_were_never_read_are_unknown(w
     assert "host3:rxe0 gave no such counter" in check.detail
 
 
-def test_verdict_file_that_is_better_than_its_own_checks_is_refused():
+def test_verdict_file_better_than_its_checks_is_rejected():
     """A file that was edited, or put together from two runs."""
     good = verdict_of(synthetic_run(), at_most("qp_errors", 100))
     assert decode(encode(good)) == good

@@ -62,7 +62,7 @@ def test_planned_spans_follow_the_edges_until_the_window_ends(edges, window_s, s
 
 
 @pytest.mark.parametrize(("made", "phases"), [(2, 2), (3, 3)])
-def test_train_cleared_at_an_edge_is_planned_with_that_edge_only_if_it_was_made(made, phases):
+def test_flaps_cleared_at_an_edge_include_the_edge_only_if_it_was_made(made, phases):
     edges = [[k * 0.6 + (0.0 if up else 0.3), up] for k in range(9) for up in (True, False)]
     changes = [(int((k * 0.6 + late) * S), int((k * 0.6 + late) * S) + MS, up) for k in range(made) for late, up in
                ((0.0, True), (0.05 if k == 2 else 0.3, False))]  # fmt: skip
@@ -125,7 +125,7 @@ def test_every_edge_of_a_train_counts(spans_s, word):
 
 
 @pytest.mark.parametrize(("on_s", "good"), [(0.0, False), (0.0016, False), (0.02, False), (0.03, True), (0.12, True)])
-def test_fault_shorter_than_the_tolerance_must_be_on_for_half_of_its_time(on_s, good):
+def test_fault_shorter_than_the_tolerance_must_be_on_for_half_of_its_window(on_s, good):
     """100 ms exceed a window of 50 ms: a fault that was on for 1.6 ms of it used to count as proven."""
     reasons = why_not_as_planned(on((5, 5 + on_s), planned=[(0, 0.05)]))
     assert (reasons == ()) is good
@@ -134,7 +134,7 @@ def test_fault_shorter_than_the_tolerance_must_be_on_for_half_of_its_time(on_s, 
     assert why_not_as_planned(on((5, 5 + on_s), planned=[(0, 0.05)], until_cleared=True)) == ()
 
 
-def test_train_of_short_flaps_that_switching_ate_up_is_not_as_planned():
+def test_short_flaps_consumed_by_switching_are_not_as_planned():
     """25 flaps of 100 ms, each on for 4 ms: slow switching excused all that was missing."""
     planned = [(k * 0.2, k * 0.2 + 0.1) for k in range(25)]
     spans = [(k * 0.2, k * 0.2 + 0.004) for k in range(25)]
@@ -200,7 +200,7 @@ ONE_SHOT = {"switch.bgp-reset", "host.reboot", "host.rank-kill", "gpu.xid", "pac
 
 
 @pytest.mark.parametrize("kind", SAMPLES)
-def test_kind_that_is_over_once_it_has_struck_says_so(kind):
+def test_one_shot_kind_is_complete_after_its_hits_and_others_last_for_their_window(kind):
     """All other kinds last for their window, and a shorter time is not as planned."""
     target, params = SAMPLES[kind]
     planned = soft(kind, target, for_s=5.0, **params)
@@ -324,7 +324,7 @@ def test_fault_within_one_of_several_workloads_is_proven():
     assert proof.why_unproven(receipt) == ()
 
 
-def test_fault_complete_by_its_hits_had_all_of_them_while_the_workload_ran():
+def test_fault_complete_by_hits_needs_all_hits_while_the_workload_runs():
     """The last of three forged packets came after the job's end: complete, but not while it ran."""
     run = synthetic_run()
     first_ns, beyond_ns = run.end_ns - S, run.end_ns + 2 * S

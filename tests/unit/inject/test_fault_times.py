@@ -84,7 +84,7 @@ def test_fault_with_its_whole_window_is_proven(lab, injecting):
 
 
 @pytest.mark.parametrize("until_cleared", [False, True])
-def test_fault_cleared_before_its_window_is_over_is_proven_only_where_clearing_ends_it(lab, injecting, until_cleared):
+def test_fault_cleared_early_is_proven_only_if_its_kind_ends_by_clearing(lab, injecting, until_cleared):
     """In a run the plan says a minute; a test clears its fault when it has seen enough."""
     with injecting(until_cleared=until_cleared) as injector:
         prepared = injector.prepare(flap(lab, 60.0))
@@ -97,7 +97,7 @@ def test_fault_cleared_before_its_window_is_over_is_proven_only_where_clearing_e
         assert "of 60 s" in receipt.unproven[0]
 
 
-def test_train_cleared_in_its_middle_is_proven_only_where_clearing_ends_it(lab, injecting, monkeypatch):
+def test_flaps_cleared_midway_are_proven_only_if_their_kind_ends_by_clearing(lab, injecting, monkeypatch):
     monkeypatch.setattr(witnesses, "SETTLE_S", 0.5)  # the 97 flaps that do not come are not waited for
     planned = flap(lab, 60.0, period=0.6, duty=0.5)
     actual = {}
@@ -112,7 +112,7 @@ def test_train_cleared_in_its_middle_is_proven_only_where_clearing_ends_it(lab, 
     assert not [reason for reason in actual[True].unproven if "was o" in reason]
 
 
-def test_late_fault_says_how_late(lab, injecting):
+def test_late_fault_reports_its_delay(lab, injecting):
     with injecting() as injector:
         prepared = injector.prepare(flap(lab, HOLD_S))
         prepared.arm(at_ns=time.monotonic_ns() - 3 * S)
@@ -122,7 +122,7 @@ def test_late_fault_says_how_late(lab, injecting):
     assert receipt.unproven == ()
 
 
-def test_fault_that_is_called_off_says_why(lab, injecting):
+def test_cancelled_fault_reports_the_reason(lab, injecting):
     with injecting() as injector:
         prepared = injector.prepare(flap(lab, HOLD_S))
         prepared.cancel("the workload ended 2.1 s before the fault was due")
@@ -132,7 +132,7 @@ def test_fault_that_is_called_off_says_why(lab, injecting):
     assert "the workload ended 2.1 s" in proof.why_unproven(receipt, receipt.doubts)[0]
 
 
-def test_fault_right_behind_another_one_waits_for_evidence_of_its_own(lab, injecting):
+def test_fault_directly_after_another_waits_for_own_evidence(lab, injecting):
     """The first fault's carrier returns while the second one's counters are compared: the cause is ambiguous."""
     planned, collected = flap(lab, HOLD_S), []
     with injecting() as injector:

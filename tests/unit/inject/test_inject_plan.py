@@ -231,7 +231,7 @@ RACK = lab_inventory.load(inventories() / "rack-h100.example.yml").topology
 
 
 @pytest.mark.parametrize("name", CATALOGUE)
-def test_example_of_kind_can_be_planned_as_it_is_typed(name):
+def test_example_command_of_each_kind_can_be_planned(name):
     kind = CATALOGUE[name]
     lab_kind = "soft" if "soft" in kind.fidelity else "rack"
     words = shlex.split(kind.command)

@@ -122,7 +122,7 @@ def test_profile_categories_agree_with_the_published_table_at_419_events():
     assert 0.2 < sum(chances) / 40 < 0.8, "and the fit is not too good to be drawn"
 
 
-def test_profile_fatal_kills_ranks_and_reboots_hosts_where_the_other_one_hangs_and_freezes():
+def test_profile_fatal_kills_and_reboots_instead_of_hangs_and_freezes():
     plain = schedule("llama3-54d", SOFT, seed=7, duration_s=36_000, events=400)
     fatal = schedule("llama3-54d-fatal", SOFT, seed=7, duration_s=36_000, events=400)
     kinds, others = Counter(spec.kind for spec in fatal), Counter(spec.kind for spec in plain)

@@ -221,7 +221,7 @@ def test_rejoin_program_runs_from_any_directory_and_environment(tmp_path, monkey
     assert done.stderr.startswith("host2: soft is not up")
 
 
-def test_reboot_is_planned_beside_qemu_and_witnessed_by_its_boot():
+def test_reboot_runs_next_to_qemu_and_is_proven_by_the_boot_id():
     planned = plan(FaultSpec(kind="host.reboot", target="host2", for_s=1.0), SOFT.topology, lab_kind="soft")
     assert (planned.place.local, planned.binding, planned.fidelity) == (True, "local", "real")
     assert planned.must_move[0].any_of == ("host2/boots",)
@@ -230,7 +230,7 @@ def test_reboot_is_planned_beside_qemu_and_witnessed_by_its_boot():
     assert planned.request["patience_s"] > 300
 
 
-def test_reboot_needs_confirmation_if_the_policy_says_so():
+def test_reboot_needs_the_confirmation_that_the_policy_requires():
     planned = plan(FaultSpec(kind="host.reboot", target="host2", for_s=1.0), SOFT.topology, lab_kind="soft")
     check(planned, SOFT)
     policy = SafetyVars(may_disrupt=["*"], longest_fault_s=60.0, irreversible="confirm")

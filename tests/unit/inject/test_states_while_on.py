@@ -68,7 +68,7 @@ def test_states_while_on_of_window_that_ends_meanwhile_are_the_last_within_it():
 @pytest.mark.parametrize(
     ("while_on", "says"), [({}, "give it a longer window"), ({BUSY: 0}, "was 0 while the fault was on")]
 )
-def test_receipt_says_whether_a_state_was_wrong_or_not_read(while_on, says):
+def test_receipt_distinguishes_a_wrong_state_from_an_unread_one(while_on, says):
     armed = Armed(ok=True, readback={"applied": True, **PLANNED.shows}, while_on=while_on)
     _, doubts = judge_fired(PLANNED, armed=armed, observed={"count": 1}, before={}, after={})
     assert any(says in one for one in doubts), doubts

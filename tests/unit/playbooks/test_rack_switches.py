@@ -339,7 +339,7 @@ def test_sonic_run_interrupted_before_the_bgp_restart_is_completed(switch):
     assert switch.db() == BEFORE
 
 
-def test_sonic_bgp_is_restarted_for_its_mode_although_its_file_is_unchanged(switch):
+def test_sonic_bgp_restarts_for_a_mode_change_with_an_unchanged_file(switch):
     """After `config reload` of an unsaved configuration the container runs in the switch's old mode."""
     switch()
     switch.there()
@@ -494,7 +494,7 @@ def test_frr_that_has_never_read_our_files_is_left_alone(linux):
     assert linux.commands() == []
 
 
-def test_linux_switch_port_without_dcb_says_so(load, saved_state, changes, monkeypatch):
+def test_linux_switch_port_without_dcb_is_reported(load, saved_state, changes, monkeypatch):
     role = load(playbooks() / "module_utils/faultbed_dcb.py")
     monkeypatch.setattr(role, "run", lambda _argv: "")
     with pytest.raises(role.StateError, match="set frr_switch_dcb to false"):

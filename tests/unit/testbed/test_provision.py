@@ -128,7 +128,7 @@ def test_provision_events_become_progress_and_results():
         (["runner_on_ok", "runner_on_failed"], True, False),
     ],
 )
-def test_provision_failure_after_contact_says_a_machine_may_be_changed(tmp_path, events, check, half):
+def test_provision_failure_after_contact_warns_of_changed_machines(tmp_path, events, check, half):
     seen = _Progress(on_event=lambda _: None)
     for event in events:
         seen.take(raw(event, msg="no wire"))

@@ -73,7 +73,7 @@ def test_expected_bytes_of_several_queue_pairs_follow_from_the_path_of_each(spre
     assert "not known of all 4 queue pairs" in expected_loads(ring(workload=workload)).why
 
 
-def test_expected_bytes_of_several_ranks_on_an_rnic_are_those_of_all_of_them():
+def test_expected_bytes_of_an_rnic_sum_over_its_ranks():
     """Two rings' worth of ranks in one ring: the order of RNICs repeats, and each message has an eighth of the data."""
     run = ring()
     ranks = tuple(msgspec.structs.replace(one, rank=one.rank + 4 * turn) for turn in (0, 1) for one in run.ranks)
@@ -104,7 +104,7 @@ def test_link_bytes_error_is_the_share_that_was_not_expected():
         ({"connections": ()}, "the paths from host1:rxe0 to host2:rxe0 are not known"),
     ],
 )
-def test_expected_loads_that_cannot_be_computed_say_why(changes, why):
+def test_expected_loads_that_cannot_be_computed_have_a_reason(changes, why):
     run = measured(ring(**changes), by_hand(ring()))
     assert why in expected_loads(run).why
     observation = observe(run).metrics["link_bytes.error"]

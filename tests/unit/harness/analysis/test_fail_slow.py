@@ -33,7 +33,7 @@ def test_fail_slow_compares_each_rank_with_the_middle_half(logs):
 
 @pytest.mark.parametrize("ranks_per_rnic", [1, 2, 8])
 @pytest.mark.parametrize("hosts", [["host1", "host3"], ["host1", "host2", "host3", "host4"]], ids=len)
-def test_fail_slow_a_slow_gpu_is_found_with_any_number_of_ranks_on_it(ranks_per_rnic, hosts):
+def test_fail_slow_detects_a_slow_gpu_with_any_number_of_ranks(ranks_per_rnic, hosts):
     """The ranks of an RNIC share its host's GPU; the two racks have one host each, or two."""
     run = synthetic_run()
     noise = np.random.default_rng(3)
@@ -129,7 +129,7 @@ def test_fail_slow_two_percent_are_detected_among_drifting_racks(ranks):
     assert np.median([one.iteration - 400 for one in collected] + [100] * (12 - len(collected))) < 60
 
 
-def test_fail_slow_rank_alone_in_its_rack_is_compared_with_its_line():
+def test_fail_slow_rank_alone_in_its_rack_is_compared_with_its_trend():
     noise = Noise(deviation=0.01, memory=0.0, long=0.0, ranks=4, racks=4)
     times = made_up(noise, 700, np.random.default_rng(3))
     times[600:, 2] *= 1.02

@@ -55,7 +55,7 @@ def test_bystander_that_no_fault_touches_has_a_ratio_of_one():
     assert found["bystander.qp_errors"].value == 0
 
 
-def test_bystander_that_a_fault_slows_has_the_ratio_and_the_fault_that_did_it():
+def test_slowed_bystander_has_its_ratio_and_the_responsible_fault():
     name, window = max(acting_windows(RUN).items(), key=lambda item: item[1].cleared_ns - item[1].start_ns)
     found = metrics_of(with_bystander(during(window, 0.5)))["bystander.goodput_ratio"]
     length_s = (window.cleared_ns - window.start_ns) / 1e9

@@ -73,7 +73,7 @@ def test_latency_times_round_trip_and_old_files_have_none():
     assert measurements.decode(msgspec.json.encode(old)).latencies_ns == ()
 
 
-def test_latency_interval_without_an_upper_end_says_so():
+def test_latency_interval_without_an_upper_end_is_reported_as_open():
     value = SweptValue(metric="latency.p99", unit="s", value=0.004, low=0.003)
     point = SweptPoint(number=1, parameters={}, verdict=Verdict.PASS, values=(value,))
     assert cell(point, "latency.p99") == "4 ms (3 ms or more)"

@@ -140,7 +140,7 @@ def test_report_lists_each_link_with_its_load(tmp_path):
     assert "rtsw1: JFI 0.80, MMR 1.50 over 2 uplinks" in text
 
 
-def test_report_without_link_counters_says_so(tmp_path):
+def test_report_without_link_counters_reports_their_absence(tmp_path):
     page = report.render(finished(tmp_path, synthetic_run()).path).read_text(encoding="utf-8")
 
     assert "No port's bytes were read" in page

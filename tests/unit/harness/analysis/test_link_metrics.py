@@ -70,7 +70,7 @@ def test_link_utilisation_is_relative_to_the_shaped_rate():
     assert metrics["bisection"].value == pytest.approx(0.1 / 8, rel=1e-2)
 
 
-def test_link_metrics_without_rates_have_no_utilisation_and_say_why():
+def test_link_metrics_without_rates_have_no_utilisation_but_a_reason():
     metrics = link_metrics(counted(every_uplink(5), scale=None))
     for name in ("bisection", "link_utilisation.max", "link_utilisation.rtsw1:ctsw1"):
         assert metrics[name].value is None

@@ -35,7 +35,7 @@ def test_machine_load_shares_are_growth_over_time(tmp_path, monkeypatch):
     assert load() == MachineLoad(wall_ns=2_000_000_000, cpu=0.5, io=0.1, memory=0.0, steal=0.2)
 
 
-def test_machine_load_without_pressure_files_says_so(tmp_path):
+def test_machine_load_without_pressure_files_is_unknown(tmp_path):
     result = MachineLoad.watch(tmp_path)()
 
     assert (result.cpu, result.io, result.memory, result.steal) == (None, None, None, None)
@@ -82,7 +82,7 @@ def test_judge_run_faster_than_its_twin_is_inconclusive(sign, bound):
     assert "machine was disturbed" in check.detail
 
 
-def test_judge_run_as_fast_as_its_twin_within_its_interval_passes():
+def test_judge_run_whose_interval_holds_the_twins_time_passes():
     same = Observation(value=0.98, detail="", interval=Interval(low=0.94, high=1.02, method="bootstrap"))
     (check,) = check_expectation(Expectation(metric=METRICS["jct_ratio"], maximum=3.0), same, ())
 

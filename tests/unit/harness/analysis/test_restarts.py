@@ -85,7 +85,7 @@ def test_restart_phases_begin_at_the_firing_that_caused_the_loss():
     assert phases[0].length_ns == 4 * S, "without a fault, from the last progress"
 
 
-def test_restart_interrupted_by_another_loss_has_only_its_first_phases():
+def test_restart_interrupted_by_a_second_loss_has_only_its_first_phases():
     first = replace(PLAIN, initialised_ns=None, restored_ns=None, caught_up_ns=None, restored_iterations=None)
     second = replace(PLAIN, number=2, noticed_ns=T0 + 12 * S, diagnosed_ns=T0 + 13 * S, rescheduled_ns=T0 + 14 * S,
                      initialised_ns=T0 + 15 * S, restored_ns=T0 + 16 * S, caught_up_ns=T0 + 17 * S)  # fmt: skip
@@ -262,7 +262,7 @@ def test_judge_rank_without_final_state_is_no_pass(reporting, wrong, expected):
     ({"elements": 0}, "no element of a final state was compared"),
     ({"iterations": 10}, "the state of rank 0 is that after 10 of 100 iterations"),
 ])  # fmt: skip
-def test_judge_state_of_nothing_or_of_too_early_is_no_pass(changes, says):
+def test_judge_missing_or_premature_final_state_is_no_pass(changes, says):
     """Such a state has no wrong element, because there was none to compare or because the job was not over."""
     run = job(PLAIN)
     states = tuple(replace(one, **changes) for one in run.resilience.states)
@@ -376,7 +376,7 @@ def test_wrong_elements_of_a_repeated_iteration_count():
     assert observe(msgspec.structs.replace(run, resilience=repeated)).metrics["wrong_elements"].value == 1024
 
 
-def test_iteration_whose_record_died_with_its_engine_is_left_out_for_all_ranks():
+def test_iteration_without_one_ranks_record_is_excluded_for_all_ranks():
     """The job did not repeat the iteration, because its state was stored. All ranks must still be compared by index."""
 
     def steps(*indices, at=0):

@@ -281,7 +281,7 @@ def test_impacts_second_fault_during_an_unrecovered_first_is_censored():
     assert (impacts["second"].censored, impacts["second"].recovery_ns) == (True, 0)
 
 
-def test_impacts_armed_fault_that_was_not_seen_to_fire_is_suspected_too():
+def test_impacts_armed_fault_without_observed_firing_is_a_suspect():
     one = steady(40, [(16, 18, 0.1)])
     base = timeline.baseline(one, first_fault_ns=10 * S, window_ns=S)
     result = timeline.impacts(

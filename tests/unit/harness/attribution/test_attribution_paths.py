@@ -87,7 +87,7 @@ def test_probes_round_trips_add_evidence_to_an_existing_finding(labelled):
 
 
 @pytest.mark.parametrize(("confidence", "told"), [(0.4, True), (0.9, False)])
-def test_probes_add_a_link_beside_its_switch_unless_the_switch_is_certain(confidence, told):
+def test_probes_add_a_link_finding_unless_its_switch_is_certain(confidence, told):
     """An uncertain finding about a switch (16 packets lost by rtsw2) used to absorb the probes' evidence on one of its
     links.
     """
@@ -141,7 +141,7 @@ def test_probes_lost_for_part_of_the_run_name_the_place(place, cause, name):
     assert "were lost between 8.0 s and 10.0 s" in finding.evidence[0]
 
 
-def test_probes_lost_rarely_but_throughout_are_found_over_the_whole_run():
+def test_probes_rare_loss_is_detected_over_the_whole_run():
     run = Network(3).run().measured(None, "")
     (finding,) = attribute(run, (), probed(("ctsw1", "rtsw2"), times=1.0, lost=0.05))
     assert finding.cause == "loss"

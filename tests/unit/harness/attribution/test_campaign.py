@@ -183,7 +183,7 @@ def test_campaign_repeats_runs_that_were_errors_and_no_other_ones(campaign_of):
     assert campaign_of([verdict_of("PASS")], *ONLY)[1] == 0
 
 
-def test_campaign_whose_last_run_leaves_a_lab_dirty_that_cannot_be_reset_says_so(campaign_of, monkeypatch):
+def test_campaign_reports_a_dirty_lab_that_cannot_be_reset(campaign_of, monkeypatch):
     """A rack has no snapshot: the campaign ended with 0 on a DIRTY lab."""
     backend = SimpleNamespace(make_ready=lambda *_: None, reset=lambda *_: False)
     monkeypatch.setattr(attribution, "backend_of", lambda _kind: backend)

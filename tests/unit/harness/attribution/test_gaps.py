@@ -61,7 +61,7 @@ def counting(**more):
     return msgspec.structs.replace(RUN, counters_after=after)
 
 
-def test_gaps_three_at_one_host_among_timers_everywhere_are_a_loss_there():
+def test_gaps_at_one_host_are_a_loss_despite_timeouts_everywhere():
     """The counts of a shallow queue: two NAKs, and fewer timers and duplicates than elsewhere."""
     assert attribute(counting(host4_out_of_seq_request=1)) == (NOTHING,)
     (finding,) = attribute(counting(host4_out_of_seq_request=3, host1_rcvd_seq_err=1, host3_rcvd_seq_err=1))

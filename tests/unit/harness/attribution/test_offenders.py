@@ -150,7 +150,7 @@ def test_preflight_blames_the_end_that_slow_pairs_have_in_common(pairs, blamed):
     assert [one.name for one in result] == blamed
 
 
-def test_preflight_pair_of_an_end_that_another_check_found_wrong_blames_no_other_end():
+def test_preflight_slow_pair_with_an_already_failed_end_blames_only_that_end():
     link = {"check": "link", "where": "host3:rxe0", "found": "down", "wanted": "up", "do": ""}
     wrong = [*outliers("host1:rxe0 > host3:rxe0", "host1:rxe0 > host3:rxe0"), link]
     result = strikes_of_preflight({"wrong": wrong}, origin="p.json", at=NOW)
@@ -158,7 +158,7 @@ def test_preflight_pair_of_an_end_that_another_check_found_wrong_blames_no_other
 
 
 @pytest.mark.parametrize("check", ["leftovers", "reservations"])
-def test_preflight_blames_no_host_for_what_a_fault_left_behind(check):
+def test_preflight_leftovers_of_faults_are_no_strikes(check):
     """The injector would send its own victims to repair."""
     wrong = [{"check": check, "where": "host2", "found": "a fault holder", "wanted": "none", "do": "heal"}]
     assert strikes_of_preflight({"wrong": wrong}, origin="p.json", at=NOW) == ()
@@ -364,7 +364,7 @@ def listed(*runs, strikes=(), **options):
         ({"xids": (64,)}, "RMA", "RMA: XID 64, 1 times"),
     ],
 )
-def test_gpu_reading_beyond_its_threshold_acts_at_once_and_below_it_is_listed(run, action, cause):
+def test_gpu_reading_beyond_a_threshold_needs_action_and_below_it_is_listed(run, action, cause):
     ((name, actual, first),) = listed(gpu_run(**run))
     assert (name, actual) == ("host2:gpu0", action)
     assert first.startswith(cause)
@@ -403,13 +403,13 @@ def test_gpu_event_that_a_fault_wrote_drains_nothing_but_in_a_rehearsal():
     assert [action for _, action, _ in listed(run, rehearsal=True)] == ["drain"]
 
 
-def test_gpu_of_a_run_with_its_fault_is_read_in_a_rehearsal_alone():
+def test_gpu_reading_of_a_run_with_its_fault_counts_only_in_a_rehearsal():
     run = gpu_run(xids=(95,), kind="gpu.ecc", synthetic=True, ecc_uncorrected=1)
     assert listed(run) == listed(run, drills=True) == []
     assert [(name, action) for name, action, _ in listed(run, rehearsal=True)] == [("host2:gpu0", "drain")]
 
 
-def test_gpu_without_readings_says_nothing_about_an_earlier_breach():
+def test_gpu_run_without_readings_keeps_an_earlier_breach():
     silent = msgspec.structs.replace(gpu_run(), counters_after={})
     assert [action for _, action, _ in listed(gpu_run(remap_failed=1), silent)] == ["RMA"]
 

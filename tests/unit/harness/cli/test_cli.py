@@ -259,14 +259,14 @@ def test_cli_bisection_and_others_load_neither_run_nor_inject():
     assert not {"harness.cli.experiments.runs", "harness.cli.experiments.faults"} & set(loaded)
 
 
-def test_cli_command_whose_package_is_missing_says_so():
+def test_cli_command_names_its_missing_package():
     group = Commands(sections={"Lab": {"harness.cli.no_such_module": "up"}})
     with pytest.raises(FaultbedError, match=r"no_such_module'; run `make setup` to install what is missing"):
         CliRunner().invoke(group, ["up"], catch_exceptions=False)
 
 
 @pytest.mark.process
-def test_console_closed_by_its_reader_does_not_end_the_command():
+def test_closed_output_pipe_does_not_end_the_command():
     """With `faultbed run ... | head` rich would end the process in the middle of a fault with 1, which means FAIL."""
     code = (
         "import os; from pathlib import Path; from harness.cli.context import Session\n"

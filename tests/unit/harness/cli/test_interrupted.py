@@ -90,7 +90,7 @@ def test_one_ctrl_c_clears_without_a_dirty_mark(qemu, tmp_path, mute_s):
     assert not dirty.is_marked(tmp_path)
 
 
-def test_clear_all_with_a_fault_that_stays_clears_the_others_and_names_it(tmp_path):
+def test_clear_all_clears_the_other_faults_and_names_the_one_that_stays(tmp_path):
     """Ctrl-C comes during two faults, one of which cannot be reverted."""
     cleared = []
 

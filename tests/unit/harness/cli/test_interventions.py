@@ -137,7 +137,7 @@ def flap():
     return plan(FaultSpec(kind="link.flap", target="host1:rxe0", for_s=60.0), SOFT.topology, lab_kind="soft")
 
 
-def test_fault_that_stands_ready_is_not_armed_after_another_shell_has_healed(qemu, folder, tmp_path):
+def test_prepared_fault_is_not_armed_after_a_heal_from_a_different_shell(qemu, folder, tmp_path):
     """The fault's holder survives, as if `heal` could not see it yet."""
     with Journal(tmp_path / "journal") as journal, Injector(lab_at(folder), journal) as injector:
         prepared = injector.prepare(flap())
@@ -150,7 +150,7 @@ def test_fault_that_stands_ready_is_not_armed_after_another_shell_has_healed(qem
     assert False not in qemu.links
 
 
-def test_fault_of_a_process_that_heals_its_own_lab_is_armed(qemu, folder, tmp_path):
+def test_fault_is_armed_after_a_heal_by_the_same_process(qemu, folder, tmp_path):
     """A test session heals and injects again, and so does a program that it starts."""
     with Journal(tmp_path / "journal") as journal, Injector(lab_at(folder), journal) as injector:
         interventions.watch(folder)
@@ -177,7 +177,7 @@ def test_hold_of_a_lab_is_the_beginning_of_a_command(folder):
             interventions.refuse(folder, "soft")
 
 
-def test_intervention_on_another_lab_or_another_part_does_not_count(folder, tmp_path):
+def test_intervention_outside_the_commands_lab_and_part_is_ignored(folder, tmp_path):
     other = tmp_path / "labs" / "other"
     for each in (folder, other):
         interventions.watch(each)
@@ -189,7 +189,7 @@ def test_intervention_on_another_lab_or_another_part_does_not_count(folder, tmp_
     assert "`faultbed heal`" in interventions.since_begin(folder, ("link1",))
 
 
-def test_own_intervention_does_not_hide_that_of_another_shell(folder):
+def test_own_intervention_does_not_hide_one_from_a_different_shell(folder):
     interventions.watch(folder)
     in_another_shell(folder, "reset")
     interventions.record(folder, "reset")

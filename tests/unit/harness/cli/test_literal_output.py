@@ -78,7 +78,7 @@ def test_progress_and_its_spinner_print_text_literally(session, place, capsys, d
     assert bool(frames) == (place == "terminal"), "the spinner's last frame"
 
 
-def test_json_of_what_is_no_number_can_be_read_by_any_program(capsys):
+def test_json_with_nan_or_infinity_is_standard_json(capsys):
     """Traffic that failed before its first iteration has percentiles of nothing."""
     Session(None).json({"p50": float("nan"), "all": [float("inf"), 1.5], 3: (None, "NaN")})
 

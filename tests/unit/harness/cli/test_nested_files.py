@@ -31,7 +31,7 @@ EXPERIMENT = "tests/experiments/demo.toml"
         (LISTS, "preflight --busbw FILE"),
     ],
 )
-def test_command_given_a_file_nested_too_deep_names_it(tmp_path, content, command):
+def test_command_names_an_input_file_that_is_nested_too_deep(tmp_path, content, command):
     file = tmp_path / "deep"
     file.write_text(content)
     done = CliRunner().invoke(cli, command.replace("FILE", str(file)).split(), standalone_mode=False)
@@ -39,7 +39,7 @@ def test_command_given_a_file_nested_too_deep_names_it(tmp_path, content, comman
     assert str(file) in str(done.exception)
 
 
-def test_summary_names_a_preflight_file_nested_too_deep_on_its_page(tmp_path):
+def test_summary_page_names_a_preflight_file_that_is_nested_too_deep(tmp_path):
     file = tmp_path / "deep.json"
     file.write_text(f'{{"other": {OBJECTS}, "wrong": []}}')
     done = CliRunner().invoke(cli, ["summary", "--preflight", str(file)], standalone_mode=False)
@@ -54,7 +54,7 @@ def test_summary_names_a_preflight_file_nested_too_deep_on_its_page(tmp_path):
         ("q.toml", lambda folder: quarantine.read(folder / "q.toml", today=dt.date(2026, 11, 26))),
     ],
 )
-def test_reader_given_a_file_nested_too_deep_names_it(tmp_path, name, read):
+def test_reader_names_an_input_file_that_is_nested_too_deep(tmp_path, name, read):
     (tmp_path / name).write_text(f'{{"points": {OBJECTS}}}' if name.endswith("json") else f"quarantine = {LISTS}")
     with pytest.raises(FaultbedError, match=name):
         read(tmp_path)

@@ -59,7 +59,7 @@ def test_routing_show_lists_table_and_next_hop(monkeypatch, state, row):
     assert "scheme: static-parity" in done.output
 
 
-def test_routing_show_reports_rules_without_a_holder_as_left_behind(monkeypatch):
+def test_routing_show_reports_rules_without_a_holder_as_leftovers(monkeypatch):
     done = shown(monkeypatch, {"rules": [rule(1001, mark=1001)]}, "rtsw1", held=())
 
     assert "rules on rtsw1, and no scheme is held: left behind; run `faultbed heal`" in done.output

@@ -77,7 +77,7 @@ def test_top_error_counters_do_not_push_changes_off_the_screen():
     assert any("link ctsw1 is gone" in line for line in lines)
 
 
-def test_top_names_a_silent_machine_and_does_not_show_its_ports_as_idle():
+def test_top_marks_a_machine_silent_instead_of_its_ports_idle():
     heard = {"host1": BEGAN + 2 * S, "fabric": BEGAN}
     quiet = rendered(snapshot(), width=60, heard_ns=heard)
     assert not any("silent" in line for line in quiet)

@@ -94,7 +94,7 @@ def test_fault_of_the_bystander_itself_is_refused(kind, target, parameters, wher
 
 
 @pytest.mark.parametrize("target", ["rtsw1:host1:rxe0", "rtsw1:ctsw1"])
-def test_fault_beside_the_bystander_is_taken_and_its_hosts_are_reserved(target):
+def test_fault_off_the_bystanders_path_is_accepted_and_the_bystanders_hosts_are_reserved(target):
     text = TEXT.format(OTHERS) + FAULT.format("packet.drop", target, "set = { share = 0.1 }")
     decided = decide(read(text), text.encode(), SOFT)
     assert {"host1", "host2", "host3", "host4"} <= set(touched(decided, SOFT.topology))

@@ -111,7 +111,7 @@ def test_parameter_value_is_converted_for_its_place():
         ("expect[0].max", "nan", "x.toml: expect[0]"),
     ],
 )
-def test_parameter_with_a_wrong_path_or_value_is_rejected_with_its_place(path, value, says):
+def test_parameter_with_a_wrong_path_or_value_is_rejected_with_its_location(path, value, says):
     assert says in refused(DEMO, path, value)
 
 

@@ -47,7 +47,7 @@ def test_count_of_the_first_packets_is_the_sum_of_the_single_ones(share, seed, p
 
 
 @given(SHARES, SEEDS)
-def test_same_seed_draws_the_same_packets_and_another_seed_others(share, seed):
+def test_selection_is_reproducible_per_seed_and_differs_between_seeds(share, seed):
     assert by_share(share, seed) == by_share(share, seed)
     assert by_share(share, seed).positions != by_share(share, seed + 1).positions
 

@@ -197,7 +197,7 @@ def test_search_interrupted_reports_its_findings(tmp_path, error):
     assert not failure.is_smallest
 
 
-def test_search_failure_seen_once_is_reported_as_not_repeated(tmp_path):
+def test_search_failure_without_a_second_occurrence_is_reported_as_not_repeated(tmp_path):
     seen = []
 
     def run(case):
@@ -389,7 +389,7 @@ def fake_lab(monkeypatch, tmp_path):
     return invoke
 
 
-def test_fuzz_command_exit_code_says_whether_failures_were_found(fake_lab, tmp_path):
+def test_fuzz_exit_code_shows_whether_failures_were_detected(fake_lab, tmp_path):
     words = ("--kinds", "link.down", "--kinds", "packet.drop", "--workloads", "collective")
     nothing = fake_lab(Fake(), "--examples", "5", *words)
     assert nothing.return_value == 0

@@ -190,7 +190,7 @@ def test_capture_of_an_idle_port_has_no_count_of_broken_rules(tmp_path):
     assert "rtsw1:ctsw1" in seen.detail
 
 
-def test_command_of_a_run_with_an_idle_port_ends_as_its_metric_does(tmp_path):
+def test_packets_command_on_a_run_with_an_idle_port_has_the_verdict_of_its_metric(tmp_path):
     """The run was INCONCLUSIVE about its idle port, while `faultbed packets` of the same run ended with 0."""
     from click.testing import CliRunner
 

@@ -102,7 +102,7 @@ def test_pairing_within_one_window_and_equal_source_ports_is_ambiguous():
     assert "512, 513" in doubt
 
 
-def test_pairing_within_one_window_and_own_source_ports_is_right():
+def test_pairing_is_correct_within_one_window_with_distinct_source_ports():
     analysis = analyse(several((100, 101), sports=(7, 8), window=8, lag=1).frames())
     assert pairs(analysis) == {0x200: 0x100, 0x201: 0x101}
     assert analysis.doubts == ()

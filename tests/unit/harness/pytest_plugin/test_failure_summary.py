@@ -58,5 +58,5 @@ def test_failure_summary_lists_lost_queue_pairs_and_waiting_ranks():
     assert "not over" in text
 
 
-def test_failure_summary_of_a_failed_workload_says_why():
+def test_failure_summary_of_a_failed_workload_has_the_reason():
     assert summary_of(running(over=True, failure="host3: gone")).startswith("ring of 2: failed, host3: gone")

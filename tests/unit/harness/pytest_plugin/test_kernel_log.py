@@ -76,7 +76,7 @@ def test_unhealthy_kernel_log_lines_by_kind_of_lab(text, soft, rack):
         assert bool(kernel_log.unhealthy([said(text)], lab_kind=kind)) is counts
 
 
-def test_unhealthy_kernel_names_the_machine_and_says_each_thing_once():
+def test_unhealthy_kernel_reports_each_message_once_with_its_machine():
     warning = said("4 WARNING: CPU: 0 PID: 7 at net/core/dev.c:1")
     assert kernel_log.unhealthy([warning, warning], lab_kind="soft") == [
         "host1: kernel: WARNING: CPU: 0 PID: 7 at net/core/dev.c:1"
@@ -133,7 +133,7 @@ def test_watcher_returns_the_kernel_log_since_the_last_request(monkeypatch, tmp_
     watching.log.close()
 
 
-def test_xid_event_written_by_the_fault_does_not_count_and_a_drivers_does():
+def test_xid_event_of_a_driver_counts_and_a_synthetic_one_does_not():
     """The fault's own line made `kernel.errors max = 0` fail, with every experiment that injects it."""
     log = [
         said(f"3 NVRM: Xid (PCI:gpu0): 79, {SYNTHETIC}"),

@@ -80,7 +80,7 @@ def receipt_of(properties):
     return content
 
 
-def test_proven_fault_passes_and_says_what_the_command_line_would(session):
+def test_proven_fault_passes_with_the_receipt_of_the_command_line(session):
     results, result = session("def test_it(inject):\n    inject('link.flap', 'host1:rxe0').arm()\n")
     result.assert_outcomes(passed=1)
     assert results["test_it"]["faultbed_exit_code"] == "0"
@@ -254,14 +254,14 @@ def test_it(inject, monkeypatch):
 
 
 @pytest.mark.parametrize("prove", ["True", "False"])
-def test_fault_not_cleared_fails_its_test_with_prove_false_too(session, prove):
+def test_uncleared_fault_fails_its_test_even_with_prove_false(session, prove):
     results, result = session(NOT_CLEARED.replace("PROVE", prove))
     result.assert_outcomes(passed=1, errors=1)
     assert results["test_it"]["faultbed_exit_code"] == "5"
     result.stdout.fnmatch_lines(["*link.flap on host1:rxe0 is not cleared: the port is still down*"])
 
 
-def test_test_that_has_failed_is_not_failed_again_by_its_unproven_fault(session):
+def test_failed_test_gets_no_second_failure_from_an_unproven_fault(session):
     results, result = session("def test_it(inject):\n    inject('link.flap', 'host1:rxe0')\n    assert False\n")
     result.assert_outcomes(failed=1)
     assert results["test_it"]["faultbed_exit_code"] == "2"

@@ -284,7 +284,7 @@ def test_session_after_a_killed_one_compares_the_rack_with_the_earlier_baseline(
     assert dirty.is_marked(rack.folder) == (left is DEBRIS)
 
 
-def test_session_is_marked_while_it_works_and_not_after_it(pytester, rack):
+def test_session_has_a_running_mark_until_it_ends(pytester, rack):
     pytester.makepyfile(
         test_x="""
 from harness.pytest_plugin import hooks
@@ -687,7 +687,7 @@ def test_session_lab_dropped_after_an_error_takes_its_mark_along(rack):
     assert pytest_lab._SESSION_LAB not in config.stash
 
 
-def test_session_lab_dropped_with_unknown_state_leaves_its_mark_to_the_next_command(rack):
+def test_session_lab_dropped_with_unknown_state_keeps_its_mark_for_the_next_command(rack):
     """After an interrupted test only the mark tells the next command to compare the lab."""
     config = SimpleNamespace(stash=pytest.Stash())
     config.stash[pytest_lab._SESSION_LAB] = rack.session_lab

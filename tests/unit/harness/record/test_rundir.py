@@ -127,7 +127,7 @@ def test_repro_runs_the_same_experiment_and_seed_from_anywhere(tmp_path):
     ]
 
 
-def test_repro_without_faultbed_on_path_says_so(tmp_path):
+def test_repro_reports_that_faultbed_is_not_on_path(tmp_path):
     done = subprocess.run(
         [make(tmp_path).path / "repro.sh"],
         env={"PATH": "/usr/bin:/bin"},
@@ -318,7 +318,7 @@ def checkout(folder, place="."):
     return module
 
 
-def test_environment_of_a_checkout_names_its_commit_and_that_it_was_changed(tmp_path, monkeypatch):
+def test_environment_of_a_modified_checkout_has_its_commit_and_a_dirty_mark(tmp_path, monkeypatch):
     module = checkout(tmp_path)
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-m", "x")

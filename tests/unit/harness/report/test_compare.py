@@ -39,7 +39,7 @@ def test_compare_run_with_itself_shows_no_difference():
         assert row.says in {"no difference shown", "not comparable"}
 
 
-def test_compare_run_half_as_long_again_is_worse_and_its_reverse_better():
+def test_compare_run_of_150_percent_time_is_worse_and_the_reverse_is_better():
     run = without_faults(synthetic_run())
     slow = without_faults(synthetic_run(), 1.5)
     worse, better = compare(run, slow)[0], compare(slow, run)[0]

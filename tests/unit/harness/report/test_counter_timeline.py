@@ -187,13 +187,13 @@ def test_report_shows_which_counters_moved_and_when(tmp_path):
     assert "9.500 s" in page
 
 
-def test_report_without_telemetry_says_so(tmp_path):
+def test_report_without_telemetry_reports_its_absence(tmp_path):
     page = report.render(finished(tmp_path, synthetic_run()).path).read_text(encoding="utf-8")
 
     assert "No telemetry was kept of this run" in page
 
 
-def test_report_of_a_quiet_run_says_nothing_moved(tmp_path):
+def test_report_of_a_quiet_run_shows_that_no_counter_moved(tmp_path):
     directory = finished(tmp_path, synthetic_run())
     quiet = dataclasses.replace(RECORDED, samples=(sample(1, be0__rx_bytes=5),), changes=())
     directory.write_telemetry(quiet, t0_ns=T0)

@@ -96,7 +96,7 @@ def test_report_of_the_same_run_has_the_same_bytes(tmp_path):
     assert report.render_html(directory) == report.render_html(directory)
 
 
-def test_report_of_a_run_without_firing_says_it_proves_nothing(tmp_path):
+def test_report_of_a_run_without_firing_shows_that_it_proves_nothing(tmp_path):
     html = report.render(finished(tmp_path, synthetic_run(fired=False)).path).read_text(encoding="utf-8")
 
     assert "This run proves nothing" in html
@@ -199,7 +199,7 @@ def test_report_describes_ecn_marks_and_cnps_by_flow(tmp_path):
     assert "No RNIC here answers a mark" not in text
 
 
-def test_report_of_unanswered_ecn_marks_says_so(tmp_path):
+def test_report_shows_ecn_marks_without_a_cnp(tmp_path):
     wire = Wire()
     wire.request(0, 1)
     wire.request(1000, 2, ecn=3)
@@ -285,7 +285,7 @@ def test_report_by_another_version_names_the_judging_version(tmp_path, other, wh
     assert f"are computed by faultbed {here.faultbed} (code {here.code[:8]}" in shown
 
 
-def test_report_by_other_code_of_the_same_version_says_so(tmp_path):
+def test_report_by_different_code_of_the_same_version_shows_it(tmp_path):
     directory = finished(tmp_path, synthetic_run())
     directory.write_environment(msgspec.structs.replace(directory.read_environment(), code="aa01" * 4))
 

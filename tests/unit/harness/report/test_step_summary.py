@@ -56,7 +56,7 @@ def test_step_summary_decodes_junit(cases):
     assert flaky(cases) == [("tests/soft/test_lab::test_ok", 1, 2)]
 
 
-def test_step_summary_lists_what_needs_attention(cases):
+def test_step_summary_lists_failures_flakes_and_quarantine(cases):
     page = markdown("nightly", cases, [verdict(), verdict("storm", "INCONCLUSIVE", fired=0)], ["20261121T-killed-1"])
     assert page.startswith("## ❌ nightly\n")
     for words in (

@@ -145,7 +145,7 @@ def test_bisection_rejects_what_the_lab_lacks(words, says):
         (KeyboardInterrupt(), Interrupted, "DIRTY"),
     ],
 )
-def test_bisection_that_ends_early_compares_the_lab_and_says_what_it_is_like(monkeypatch, error, raised, state):
+def test_bisection_that_ends_early_compares_the_lab_and_reports_its_state(monkeypatch, error, raised, state):
     output = f"the lab is {state}"
     monkeypatch.setattr(dirty, "begin", lambda *_, **__: "work")
     monkeypatch.setattr(dirty, "end", lambda *_, **__: Outcome(state=state, reasons=(), said=output))
@@ -163,7 +163,7 @@ def test_bisection_that_ends_early_compares_the_lab_and_says_what_it_is_like(mon
         assert caught.value.exit_code == (5 if state == "DIRTY" else 3)
 
 
-def test_bisection_of_a_lab_that_was_not_used_says_nothing_of_its_state(monkeypatch, tmp_path):
+def test_bisection_without_use_of_the_lab_reports_no_lab_state(monkeypatch, tmp_path):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
     monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda *_: pytest.fail("the lab was touched"))
     done = CliRunner().invoke(cli, ["--lab", "soft", "bisection", "--json"], standalone_mode=False)

@@ -64,7 +64,7 @@ def test_as_control_reports_harness_cost_with_its_interval():
 
 
 @pytest.mark.parametrize("cost", [None, Observation(value=None, detail="this run has no fault-free twin")])
-def test_as_control_without_a_measurement_says_so(cost):
+def test_as_control_without_a_measurement_reports_an_unknown_cost(cost):
     (check,) = as_control(verdict_of(), cost).checks
 
     assert check.observed is None

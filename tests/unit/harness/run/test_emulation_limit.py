@@ -122,7 +122,7 @@ def test_emulation_limit_exceeded_is_measured_again(monkeypatch, tmp_path):
     assert world.did == ["measure", "reset"] * 2
 
 
-def test_emulation_limit_of_another_machine_or_inventory_does_not_count(monkeypatch, tmp_path):
+def test_emulation_limit_of_a_different_machine_or_inventory_is_ignored(monkeypatch, tmp_path):
     world = World(monkeypatch, tmp_path, 117e6, 400e6)
     world(50e6)
     assert world(50e6, replace_lab(world.lab, accelerator="kvm")) == 400e6

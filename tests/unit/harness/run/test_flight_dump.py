@@ -63,7 +63,7 @@ def run_with(told, folder, lab, **change):
     return collective.start(lab, spec, on_event=flight_dump.writer(folder, flight_dump.STEM, told))
 
 
-def test_flight_dump_is_written_and_the_run_completes_as_without_it(tmp_path):
+def test_flight_dump_is_written_and_does_not_affect_the_run(tmp_path):
     progress, lab = Told(), RankLab(lambda engine: None)
     running = run_with(progress, tmp_path, lab)
     ask()
@@ -138,7 +138,7 @@ def test_flight_dump_of_a_flow_or_to_an_unwritable_path_does_not_end_the_run(tmp
     running.wait(20)
 
 
-def test_flight_dump_of_a_command_goes_to_its_working_directory(tmp_path, monkeypatch):
+def test_flight_dump_of_a_command_is_written_to_its_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     progress = Told()
     tell = teller(SimpleNamespace(heartbeat=lambda: None), progress)

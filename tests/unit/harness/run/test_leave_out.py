@@ -72,7 +72,7 @@ def test_without_hosts_removes_every_trace_of_an_excluded_host():
         (["wrong route", "fault's unit"], ["host1"]),
     ],
 )
-def test_unfit_host_has_a_finding_at_itself_or_its_port(planted, hosts):
+def test_host_is_unfit_with_a_finding_on_the_host_or_its_switch_port(planted, hosts):
     state = healthy()
     for name in planted:
         PLANTED[name][0](state)

@@ -86,7 +86,7 @@ def finished(times, counts):
 
 @settings(max_examples=samples(30), deadline=None)
 @given(st.integers(2, 8), st.integers(50, 70), st.booleans(), st.randoms(use_true_random=False))
-def test_online_alarms_equal_those_of_the_finished_run(ranks, since, in_order, random):
+def test_online_alarms_equal_the_finished_runs_alarms(ranks, since, in_order, random):
     """Ranks report in any order and stop anywhere: both use the iterations that all have finished, in order."""
     times = compute_ns(ranks, 130, slow=ranks - 1, since=since, seed=random.randrange(20))
     counts = [random.randint(100, 130) for _ in range(ranks)]
@@ -158,7 +158,7 @@ def test_online_count_is_unknown_before_enough_iterations():
     ],
     ids=["one rank", "nothing computed", "flows"],
 )
-def test_online_says_nothing_where_nothing_can_be_compared(ranks, told):
+def test_online_reports_nothing_without_ranks_to_compare(ranks, told):
     assert audit_fields(told, ranks) == ([], None)
 
 

@@ -65,7 +65,7 @@ def driven(fault, result):
     )
 
 
-def test_run_loop_keeps_the_reads_of_each_fault_even_when_it_cannot_be_armed(monkeypatch):
+def test_run_loop_records_counter_reads_of_faults_that_could_not_be_armed(monkeypatch):
     def refuse(*_, **__):
         raise FaultError("not now")
 
@@ -97,7 +97,7 @@ def test_run_loop_reports_a_fault_whose_clearing_ends_in_an_exception(monkeypatc
     assert "no such key" in result.errors[0]
 
 
-def test_observe_load_of_own_reads_does_not_lower_the_noise_floor():
+def test_observe_dip_by_own_counter_reads_does_not_lower_the_noise_floor():
     """Reading the counters before the first fault takes two thirds of goodput for a second and a half."""
     run = synthetic_run()
     begin_ns, end_ns = T0 + 5 * S, T0 + 6_500_000_000

@@ -75,7 +75,7 @@ def test_repeat_uses_the_next_seed_for_each_run(executed):
     assert done.return_value == 0
 
 
-def test_run_repeated_is_decided_once_and_written_beside_the_runs(executed):
+def test_repeated_run_has_one_pooled_verdict_next_to_the_runs(executed):
     done = CliRunner().invoke(cli, ["run", DEMO, "--repeat", "3", "--json"], standalone_mode=False)
     pool = json.loads(done.stdout)["pooled"]
     assert Path(pool["file"]).parent.name == f"{Path(pool['runs'][0]['run_dir']).name}-pooled"
@@ -98,7 +98,7 @@ def test_repeat_exit_code_is_the_pool_and_a_dirty_lab_ends_it(executed):
     assert done.return_value == 5
 
 
-def test_run_until_decided_ends_as_soon_as_all_runs_together_decide(executed):
+def test_run_until_decided_ends_when_the_pooled_runs_decide(executed):
     """These runs are all alike: the first look that has any risk to spend decides."""
     done = CliRunner().invoke(cli, ["run", DEMO, "--seed", "7", "--until-decided"], standalone_mode=False)
     assert executed() == [7, 8, 9]

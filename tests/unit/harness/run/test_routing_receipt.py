@@ -291,7 +291,7 @@ def test_routing_scheme_possibly_left_behind_makes_the_lab_dirty(apply):
 
 
 @pytest.mark.parametrize("releases", [True, False])
-def test_routing_scheme_that_cannot_be_applied_leaves_its_own_receipt(monkeypatch, tmp_path, releases):
+def test_routing_scheme_that_cannot_be_applied_has_a_receipt(monkeypatch, tmp_path, releases):
     """Neither none, nor that of the fault-free twin before: what a failed application left makes the lab DIRTY."""
     monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
     lab, found = Switches(), RunData()

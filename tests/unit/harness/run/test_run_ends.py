@@ -94,7 +94,7 @@ def test_run_ended_by_ctrl_c_with_a_routing_scheme_left_is_dirty(lab, tmp_path, 
     assert dirty.reasons(tmp_path)[0].startswith("routing scheme pinned not removed: its removal was not read back")
 
 
-def test_run_with_a_second_ctrl_c_during_the_comparison_says_that_it_was_not_made(lab, tmp_path, monkeypatch):
+def test_run_second_ctrl_c_during_the_comparison_reports_a_missing_comparison(lab, tmp_path, monkeypatch):
     def with_faults(*_):
         monkeypatch.setattr(fingerprint, "settle", with_faults)
         raise KeyboardInterrupt
@@ -161,7 +161,7 @@ def test_run_with_a_fault_that_is_not_cleared_is_dirty_whatever_the_fingerprint_
     assert dirty.reasons(tmp_path) == found.lab_diff
 
 
-def test_run_with_one_ctrl_c_in_a_fault_says_that_it_is_cleared(soft, tmp_path, monkeypatch):
+def test_run_ctrl_c_during_a_fault_reports_that_the_fault_is_cleared(soft, tmp_path, monkeypatch):
     def with_faults(_decided, lab, journal, found, *_):
         armed(lab, journal, found)
         with found.injector:
@@ -214,7 +214,7 @@ def test_run_with_two_ctrl_c_before_its_fault_is_armed_is_not_dirty(soft, tmp_pa
 
 
 @pytest.mark.parametrize(("state", "kind"), [("CLEAN", LabError), ("DIRTY", DirtyLab)])
-def test_run_that_cannot_be_recorded_says_how_faults_and_lab_ended(tmp_path, state, kind):
+def test_run_that_cannot_be_recorded_reports_the_final_state_of_faults_and_lab(tmp_path, state, kind):
     receipt = SimpleNamespace(cleared=SimpleNamespace(ok=True))
     result = RunData(lab_state=state, lab_diff=() if state == "CLEAN" else ("host1: link be0 is DOWN",))
     with Journal(tmp_path / "journal") as journal:

@@ -379,7 +379,7 @@ def test_drive_workload_over_during_the_baseline_arms_nothing():
     assert "could not be armed by then" in fault.reason
 
 
-def test_drive_workload_over_while_the_fault_waits_for_its_time_gives_it_up():
+def test_drive_drops_a_fault_whose_workload_ends_before_its_time():
     fault, running = Fault(), SimpleNamespace(is_over=False, ended_ns=0)
     lines = []
 

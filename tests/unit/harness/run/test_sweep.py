@@ -140,7 +140,7 @@ def test_sweep_expected_time_is_the_workloads_until_runs_were_timed():
     assert timed == {1: 140.0, 2: 200.0}
 
 
-def test_default_metrics_are_those_that_the_file_bounds():
+def test_default_metrics_are_the_bounded_ones():
     _, made = points()
     expected = list(dict.fromkeys(one.metric.name for one in made[0].experiment.expectations))
     assert [one.name for one in metrics_for(made, ())] == expected
@@ -210,7 +210,7 @@ def test_finished_run_of_other_sources_or_without_intensity_is_not_reused(tmp_pa
     assert [run.path for run in find_finished_runs(tmp_path, [point])[1]] == [ours.run_dir.path]
 
 
-def test_sweep_resumed_on_another_kind_of_machine_makes_all_runs_there(executed):
+def test_sweep_resumed_on_a_different_machine_repeats_all_runs(executed):
     """A time under KVM beside one under TCG is a curve of two machines."""
     executed.acts = {1: {"accelerator": "kvm"}, 2: KeyboardInterrupt()}
     swept(executed)
@@ -240,7 +240,7 @@ def test_sweep_truncated_verdict_is_run_again(executed):
     assert executed.shares == [0.1, 0.2, 0.4, 0.2]
 
 
-def test_sweep_run_with_the_verdict_of_another_run_is_made_again(executed):
+def test_sweep_repeats_a_run_whose_verdict_belongs_to_a_different_run(executed):
     """A verdict.json of another seed that was copied over this one: the point would have the verdict of that run."""
     swept(executed)
     one, two, _ = sorted(executed.folder.glob("runs/*/verdict.json"))
@@ -277,7 +277,7 @@ def test_run_with_an_unmet_condition_has_no_number_though_its_verdict_is_fail(na
     assert (value.value, value.detail.startswith("no run counts")) == (None, True)
 
 
-def test_error_of_one_point_stays_its_own_and_is_retried(executed):
+def test_sweep_error_affects_one_point_only_and_is_retried(executed):
     executed.acts = {1: {"error": "host3: gone"}}
     assert swept(executed).return_value == 3
     result = sweep_file.read(executed.folder)

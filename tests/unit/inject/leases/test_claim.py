@@ -77,7 +77,7 @@ def test_claim_of_another_session_is_refused_and_names_the_holder(qemu, tmp_path
         assert prepare(second, tmp_path, "b", session="ben")["event"] == "prepared"
 
 
-def test_claim_of_the_same_session_is_left_to_its_planner(qemu, tmp_path):
+def test_claims_of_one_session_do_not_conflict(qemu, tmp_path):
     """An experiment may take one link down twice: both holders are ready from its beginning."""
     with holder(tmp_path, "a") as first, holder(tmp_path, "b") as second:
         prepare(first, tmp_path, "a", session="anna")
@@ -258,7 +258,7 @@ def test_end_holder_with_a_reused_pid_kills_nothing(tmp_path):
         (["host", "host1", "rnic", "rxe0"], ["host", "host1", "rnic", "rxe1"], False),
     ],
 )
-def test_claims_collide_where_one_is_the_other_or_inside_it(tmp_path, mine, theirs, collide):
+def test_claims_conflict_if_equal_or_nested(tmp_path, mine, theirs, collide):
     held = Claim.acquire(str(tmp_path / "a.revert"), {"session": "a", "paths": [{"path": theirs, "thing": "theirs"}]})
     actual = {"session": "b", "paths": [{"path": mine, "thing": "mine"}]}
     with pytest.raises(Refused) if collide else contextlib.nullcontext():
@@ -323,7 +323,7 @@ def two_places(tmp_path, there=""):
     return lab, requests
 
 
-def test_fault_in_a_guest_is_refused_while_another_session_reboots_it_from_outside(tmp_path):
+def test_fault_in_a_guest_is_refused_during_a_reboot_by_a_different_session(tmp_path):
     """The reboot's claim lies beside QEMU: the guest does not know of it."""
     lab, _ = two_places(tmp_path)
     outside, inside = planned_of("host.reboot", "host1"), planned_of("gpu.throttle", "host1:gpu0", percent=50)
@@ -339,7 +339,7 @@ def test_fault_in_a_guest_is_refused_while_another_session_reboots_it_from_outsi
 
 
 @pytest.mark.parametrize("kind", ["host.reboot", "host.freeze"])
-def test_whole_host_fault_is_refused_while_another_session_holds_a_fault_inside(tmp_path, kind):
+def test_whole_host_fault_is_refused_during_a_fault_inside_the_host(tmp_path, kind):
     inside = planned_of("gpu.throttle", "host1:gpu0", percent=50)
     lab, request = two_places(tmp_path)
     theirs = Injector(lab, journal=None).claim_of(inside)

@@ -80,7 +80,7 @@ def test_slow_receiver_gets_a_share_of_a_cpu():
     assert Path(RANKS_CGROUP).name == "faultbed-ranks.service"
 
 
-def test_drain_is_seen_on_the_other_uplinks_and_makes_no_black_hole():
+def test_drain_moves_traffic_to_other_uplinks_without_a_black_hole():
     planned = soft("switch.drain", "ctsw1")
     assert planned.must_move[0].any_of == ("rtsw1/ctsw2.tx_packets", "rtsw2/ctsw2.tx_packets")
     assert planned.while_on == (("rtsw1/ctsw1.multipath", 0), ("rtsw2/ctsw1.multipath", 0))
@@ -117,7 +117,7 @@ def test_hash_collision_needs_more_than_one_uplink():
 
 
 @pytest.mark.parametrize("kind", ["link.down", "link.flap"])
-def test_link_of_an_rnic_may_move_its_own_send_errors_and_no_others(kind):
+def test_link_fault_of_an_rnic_may_move_only_its_own_send_errors(kind):
     """A packet sent as the carrier goes has no route: two of eight such faults used to be unproven for it."""
     every = {f"{host.name}/{rnic.name}.send_err" for host in SOFT.hosts for rnic in host.rnics}
     assert set(soft(kind, "host1:rxe0").must_not_move) == every - {"host1/rxe0.send_err"}

@@ -100,7 +100,7 @@ def test_capability_is_each_machines_answer_and_changes_nothing(tools):
     assert any(row[1] == "unknown" and "more" in row[2] for row in rows)
 
 
-def test_probe_of_an_old_python_says_what_is_needed(monkeypatch):
+def test_ability_probe_on_an_old_python_reports_the_required_version(monkeypatch):
     monkeypatch.setattr(probe, "OLDEST", (9, 0))
     assert "faults need 3.9 (SONiC 202111) or later" in probe.able({"actuator": "commands", "args": {}})["why"]
 

@@ -283,7 +283,7 @@ def lost(tools, tmp_path, monkeypatch):
     return make("commands", dict(planned.request["args"])), device, tools
 
 
-def test_gpu_leaves_the_bus_by_its_driver_and_is_found_again(lost):
+def test_gpu_is_removed_from_the_bus_by_its_driver_and_rescanned(lost):
     actuator, device, tools = lost
     before = tools.read_text()
     actuator.prepare()

@@ -342,7 +342,7 @@ class Passing(HopActuator):
 
 
 @pytest.mark.parametrize(("pace", "ahead", "start"), [(1, 100, 1000), (400, 100, 1000), (400, 100, 0xFFFF00)])
-def test_drop_rule_is_aimed_again_until_its_psn_lies_ahead(pace, ahead, start):
+def test_drop_rule_is_added_again_until_its_psn_is_ahead(pace, ahead, start):
     """The PSN lies ahead however slow the rule's creation, and across the wrap of PSNs."""
     hop = Passing(pace)
     hop.now = start

@@ -105,7 +105,7 @@ def test_holder_keeps_the_fault_while_it_gets_heartbeats(held, qemu, tmp_path):
     assert qemu.links[-1] is False
 
 
-def test_prepare_of_a_second_fault_leaves_the_link_as_it_is(held, qemu, tmp_path):
+def test_prepare_of_a_second_fault_does_not_change_the_link(held, qemu, tmp_path):
     """Preparing only reads: a link that another fault holds down stays down."""
     prepare(held, tmp_path)
     assert qemu.links == []
@@ -286,7 +286,7 @@ def test_holder_first_hit_is_not_stamped_with_the_readbacks_end():
     assert one.done[0][0] <= one.seen["first_ns"] <= read_ns[0]
 
 
-def test_holder_first_hit_lies_between_the_reading_before_it_and_the_one_that_saw_it():
+def test_holder_first_hit_lies_between_the_two_readings_around_it():
     """A reading takes time, and so does the change: each bound uses the end that is certain."""
     counts, requests = iter([0, 0, 3, 9]), []
 

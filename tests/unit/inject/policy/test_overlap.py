@@ -170,7 +170,7 @@ def test_limits_of_two_uplinks_to_different_spines_keep_their_own_evidence():
     assert may_move(soft("link.rate", "ctsw1:rtsw1", rate=10.0, **LONG), "rtsw1/ip.InECT1Pkts", SOFT)
 
 
-def test_switch_port_down_beside_another_loss_has_no_evidence_of_its_own():
+def test_switch_port_down_during_another_loss_has_no_own_evidence():
     """A VM's carrier stays up when its switch port goes down, so an unmoved carrier must not be the reason."""
     port = soft("link.down", "rtsw1:host1:rxe0", **LONG)
     assert not any("carrier" in key for witness in port.must_move for key in witness.any_of)

@@ -146,7 +146,7 @@ def check_one(data, soft_labs, sizes):
 
 @settings(max_examples=samples(25), suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_policy_no_accepted_plan_goes_beyond_it(data, soft_labs):
+def test_policy_bounds_hold_for_every_accepted_plan(data, soft_labs):
     check_one(data, soft_labs, FEW)
 
 
@@ -157,7 +157,7 @@ def test_policy_no_accepted_plan_goes_beyond_it(data, soft_labs):
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 @given(data=st.data())
-def test_policy_no_accepted_plan_goes_beyond_it_in_ten_thousand(data, soft_labs):
+def test_policy_bounds_hold_for_ten_thousand_accepted_plans(data, soft_labs):
     check_one(data, soft_labs, MANY)
 
 

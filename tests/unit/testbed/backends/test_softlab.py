@@ -156,7 +156,7 @@ def test_state_of_another_version_is_an_error_with_a_remedy(tmp_path):
         lab_state.read_state(tmp_path)
 
 
-def test_reset_of_a_lab_that_is_down_says_so(monkeypatch, soft, tmp_path):
+def test_reset_of_a_lab_that_is_down_is_refused_with_the_reason(monkeypatch, soft, tmp_path):
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
     with pytest.raises(LabError, match="soft is not up; start it with `faultbed up`"):
         lifecycle.reset(soft, lambda _: None)

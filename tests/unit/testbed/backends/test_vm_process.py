@@ -142,7 +142,7 @@ def test_end_recorded_qemu_from_another_environment_ends_it(mini, folder, machin
     assert not (folder / "state.json").exists()
 
 
-def test_vm_that_is_slow_to_answer_is_asked_again_before_its_lab_is_broken(mini, folder, machine, qemu, monkeypatch):
+def test_slow_vm_is_queried_again_before_its_lab_counts_as_broken(mini, folder, machine, qemu, monkeypatch):
     record(folder, qemu(machine))
     needs_s = lifecycle.PATIENCE_S["look"] + 1
     monkeypatch.setattr(lifecycle.fleet, "greets", lambda _port, *, timeout_s: timeout_s > needs_s)
@@ -153,7 +153,7 @@ def test_vm_that_is_slow_to_answer_is_asked_again_before_its_lab_is_broken(mini,
 
 
 @pytest.mark.parametrize("lost", ["missing", "damaged"])
-def test_lost_record_qemu_is_found_by_its_disk_and_ended(mini, folder, machine, qemu, run, lost):
+def test_qemu_without_a_record_is_identified_by_its_disk_and_ended(mini, folder, machine, qemu, run, lost):
     """The decoy process also names every socket and disk, but is no QEMU and must survive."""
     innocent = decoy(run, machine)
     child = qemu(machine)

@@ -135,7 +135,7 @@ def test_nvml_older_name_of_the_clock_reasons_is_supported(monkeypatch, tmp_path
     assert dict(nvml.counts(None))["gpu0.clocks_set"] == 1
 
 
-def test_nvml_machine_without_a_driver_says_so_without_an_import(monkeypatch):
+def test_nvml_reports_a_missing_driver_without_an_import(monkeypatch):
     monkeypatch.setattr(nvml, "_DRIVER", "/nowhere/version")
     monkeypatch.setitem(__import__("sys").modules, "pynvml", None)  # to import it is an error
     assert nvml.look() == {

@@ -220,7 +220,7 @@ def test_frr_facts_are_read_from_the_daemons_sockets(monkeypatch, tmp_path):
     assert set(actual.values()) == {"configured"}
 
 
-def test_frr_facts_of_a_daemon_that_does_not_answer_say_so(monkeypatch, tmp_path):
+def test_frr_facts_of_a_silent_daemon_are_unknown(monkeypatch, tmp_path):
     """Stopped by a fault: it accepts, and is silent."""
     monkeypatch.setattr(settings, "_FRR", str(tmp_path))
     monkeypatch.setattr(settings, "_ANSWER_S", 0.05)

@@ -242,7 +242,7 @@ def test_next_start_after_a_kill_reaches_the_same_rules_and_the_kill_left_nothin
         assert one["again"] == killed["reference"][one["scheme"]], one
 
 
-def test_nft_that_does_not_answer_says_nothing_about_its_table(monkeypatch):
+def test_nft_timeout_leaves_the_state_of_the_table_unknown(monkeypatch):
     """A table that was taken for absent stayed behind, and the removal of the scheme was reported as complete."""
 
     def hangs(*_args, **_options):

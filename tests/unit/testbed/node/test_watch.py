@@ -61,7 +61,7 @@ def test_watcher_invalid_request_is_an_error_and_not_its_end(program, line):
     assert program.ask(do="clock")["event"] == "clock"
 
 
-def test_watcher_says_that_it_cannot_follow_the_kernel_log(monkeypatch):
+def test_watcher_reports_a_kernel_log_that_it_cannot_follow(monkeypatch):
     """Nothing in a log that was not opened is not the same as nothing in the log."""
 
     def refuse():

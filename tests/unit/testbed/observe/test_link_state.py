@@ -26,7 +26,7 @@ def test_link_is_down_if_one_of_its_ends_is(end, states, is_down):
 
 
 @pytest.mark.parametrize("silent", [(), ("host1",)])
-def test_node_that_does_not_answer_is_left_out_of_the_links_that_are_down(silent):
+def test_links_down_exclude_a_node_that_does_not_answer(silent):
     host = next(link for link in SOFT.topology.links if link.b.node == "host1")
 
     def request(machine, request, *, timeout_s):

@@ -47,14 +47,14 @@ def test_explain_names_every_header_and_its_fields(tmp_path):
 
 
 @pytest.mark.parametrize("place", [43, 53, 60, 90, -1])
-def test_explain_of_a_damaged_frame_says_that_the_icrc_is_wrong(tmp_path, place):
+def test_explain_of_a_damaged_frame_reports_a_wrong_icrc(tmp_path, place):
     """One bit flips in the BTH, the PSN, the RETH, the payload or the ICRC itself."""
     content = bytearray(bytes(WRITE))
     content[place] ^= 0x10
     assert explain(read(written(tmp_path, bytes(content))), 1).icrc == "wrong"
 
 
-def test_explain_of_a_cut_frame_does_not_judge_its_icrc(tmp_path):
+def test_explain_of_a_truncated_frame_leaves_the_icrc_unknown(tmp_path):
     wire = go_back_n(count=4, losses=set()).wire
     write_pcapng(tmp_path / "a.pcapng", wire.frames(snap=70))
     explanation = explain(read(tmp_path / "a.pcapng"), 1)

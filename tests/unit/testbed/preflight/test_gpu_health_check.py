@@ -59,7 +59,7 @@ def test_gpu_health_breach_names_gpu_counter_threshold_and_remedy(monkeypatch, t
     assert do in remedy
 
 
-def test_gpu_health_of_a_soft_host_is_what_its_watcher_answers(monkeypatch, tmp_path):
+def test_gpu_health_of_a_soft_host_comes_from_its_watcher(monkeypatch, tmp_path):
     """The real watcher over a real folder of cgroups: a GPU that is gone from it is not looked at."""
     for name in ("gpu0", "gpu1"):
         (tmp_path / f"faultbed-{name}.service").mkdir()

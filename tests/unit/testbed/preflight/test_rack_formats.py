@@ -260,7 +260,7 @@ def test_rack_checks_of_a_host_without_tool_output_are_not_passed():
     assert {one.where.partition(":")[0] for one in not_looked(RACK, state, RACK_CHECKS)} == {"host1", "rtsw1"}
 
 
-def test_rack_checks_say_why_a_tool_printed_nothing():
+def test_rack_checks_report_why_a_tool_printed_nothing():
     state = rack_state()
     raw = state["host1"].raw
     raw["mlxlink mlx5_0"] = "sh: 27: mlxlink: not found\n"
@@ -294,7 +294,7 @@ def test_firmware_two_versions_equally_frequent_blame_no_host():
     )
 
 
-def test_firmware_wrong_on_every_rnic_is_found_by_the_golden_configuration():
+def test_golden_configuration_detects_firmware_that_is_wrong_on_every_rnic():
     """A majority cannot show it: `firmware` is silent, `golden` names each RNIC."""
     state = rack_state()
     for host in RACK.topology.hosts:
@@ -307,7 +307,7 @@ def test_firmware_wrong_on_every_rnic_is_found_by_the_golden_configuration():
     assert len(findings) == 3 * 32
 
 
-def test_golden_check_without_a_golden_configuration_says_so():
+def test_golden_check_reports_a_missing_configuration_or_board():
     inventory = dataclasses.replace(RACK, golden=None)
     (told,) = [one for one in not_looked(inventory, rack_state(), RACK_CHECKS) if one.check == "golden"]
     assert (told.where, told.why) == ("rack-h100", "the inventory has no faultbed_golden to compare with")
@@ -466,7 +466,7 @@ def test_mtu_check_uses_the_inventorys_mtu_of_each_port():
     assert (wrong.where, wrong.wanted) == ("rtsw1:Ethernet8", "9216")
 
 
-def test_fec_check_of_a_driver_without_counters_is_neither_right_nor_wrong():
+def test_fec_check_of_a_driver_without_counters_is_unknown():
     state = rack_state()
     output = "at: 1.0\nspeed: 400000\nnetlink error: Operation not supported\n"
     state["host1"].raw["fec-first mlx5_0"] = state["host1"].raw["fec-last mlx5_0"] = output
@@ -500,7 +500,7 @@ def test_gpu_settings_check_reports_one_deviating_gpu_and_not_a_uniform_setting(
     }
 
 
-def test_gpu_check_says_why_there_are_no_gpus():
+def test_gpu_check_reports_why_there_are_no_gpus():
     state = rack_state()
     state["host1"].raw["gpu"] = json.dumps({"driver": None, "why": "NVML: Driver Not Loaded", "gpus": []})
     state["host2"].raw["gpu"] = "Traceback: no such thing"
@@ -543,7 +543,7 @@ def test_collect_queries_gpus_of_hosts_and_not_of_switches():
     assert "gpu" not in silent["rtsw1"].raw
 
 
-def test_rack_check_on_a_soft_lab_says_why_it_does_not_apply():
+def test_rack_check_on_a_soft_lab_reports_why_it_does_not_apply():
     soft = inventory_module.load(shipped.inventories() / "soft.yml")
     told = not_looked(soft, {}, RACK_CHECKS)
     assert [one.check for one in told] == [check.name for check in RACK_CHECKS]

@@ -94,11 +94,11 @@ def test_hash_policy_of_an_asic_that_does_not_report_the_capability_is_refused(t
         ("gpu.xid", "a value injected into its cache"),
     ],
 )
-def test_what_a_mechanism_cannot_promise_is_said_in_the_catalogue(kind, words):
+def test_catalogue_documents_the_limits_of_each_mechanism(kind, words):
     assert words in MECHANISMS[kind].by
 
 
-def test_xid_is_dated_now_and_goes_to_dcgms_own_number_of_the_gpu(tools):
+def test_xid_has_the_current_time_and_dcgms_number_of_the_gpu(tools):
     """dcgmi dates an injected value a second ahead, and numbers GPUs in another order than NVML."""
     xid = actuator("gpu.xid", "host1:gpu0", xid=79)
     xid.prepare()
@@ -307,7 +307,7 @@ def test_bgp_kill_holds_and_its_revert_is_not_stopped_by_the_start_limit(tools):
         assert json.loads(tools.read_text())["CONFIG_DB"]["FEATURE|bgp"]["auto_restart"] == "enabled"
 
 
-def test_bgp_kill_is_refused_where_the_restart_cannot_be_turned_off(tools):
+def test_bgp_kill_is_refused_if_the_restart_cannot_be_disabled(tools):
     state = json.loads(tools.read_text())
     state["CONFIG_DB"]["FEATURE|bgp"]["auto_restart"] = "always_enabled"
     edit(tools, **state)

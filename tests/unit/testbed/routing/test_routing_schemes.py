@@ -291,7 +291,7 @@ def test_flows_of_a_collective_split_each_pair_over_its_queue_pairs():
     assert len({one.dst_qpn for one in flows}) == len(flows)
 
 
-def test_flows_of_several_ranks_per_rnic_are_those_of_the_repeated_order():
+def test_flows_with_several_ranks_per_rnic_follow_the_repeated_order():
     """Each pair of RNICs has the flows of four pairs of ranks; ranks on one RNIC exchange two more flows."""
     flows = flows_of(one_collective(ranks_per_rnic=2, size_bytes=8192), JOB, np.random.default_rng(1))
     counts = Counter((one.src, one.dst) for one in flows)
@@ -311,7 +311,7 @@ def test_prediction_with_several_ranks_per_rnic_has_their_flows_and_none_inside_
     assert few.uplinks["rtsw1"].mean > more.uplinks["rtsw1"].mean > 1
 
 
-def test_prediction_of_a_ring_of_several_ranks_per_rnic_goes_round_all_of_them():
+def test_prediction_of_a_ring_with_several_ranks_per_rnic_includes_all_ranks():
     """Four ranks on two RNICs of two racks: each sends to the other rack, as the order of RNICs repeats."""
     pair = ("host1:rxe0", "host3:rxe0")
     traffic = one_collective("all-reduce", algorithm="ring", rnics=pair, ranks_per_rnic=2)
@@ -319,7 +319,7 @@ def test_prediction_of_a_ring_of_several_ranks_per_rnic_goes_round_all_of_them()
     assert Counter((one.src, one.dst) for one in flows) == {pair: 2, pair[::-1]: 2}
 
 
-def test_flows_of_a_grid_are_what_the_job_itself_sends():
+def test_flows_of_a_grid_match_what_the_job_sends():
     """The other way to the same bytes: the programs that the ranks of such a job run, on the lab's inventory."""
     phases = (
         JobPhase(along="dp", collective="all-reduce", size_bytes=1 << 20),

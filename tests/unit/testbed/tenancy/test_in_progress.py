@@ -141,7 +141,7 @@ def test_heal_after_a_kill_compares_with_the_state_before_it(lab, tmp_path, comm
     assert not dirty.is_marked(tmp_path)
 
 
-def test_reset_removes_the_marks_of_the_dead_and_keeps_those_of_the_living(lab, tmp_path, command):
+def test_reset_removes_marks_of_dead_commands_only(lab, tmp_path, command):
     command("run demo").kill()
     own = dirty.begin(lab, "run other") if not dirty.clean(tmp_path) else None
     dirty.clean(tmp_path)
@@ -211,7 +211,7 @@ def test_begin_without_room_for_the_mark_changes_nothing(lab, tmp_path, monkeypa
     assert dirty.unfinished(tmp_path) == ()
 
 
-def test_end_without_room_for_the_dirty_mark_says_so_and_is_dirty(lab, tmp_path, monkeypatch):
+def test_end_without_room_for_the_dirty_mark_is_dirty_and_reports_it(lab, tmp_path, monkeypatch):
     """The progress mark on disk becomes the dirty mark, so heal still knows how the lab looked before."""
     work = dirty.begin(lab, "run demo")
     change(tmp_path, "host1", "DOWN")
@@ -226,7 +226,7 @@ def test_end_without_room_for_the_dirty_mark_says_so_and_is_dirty(lab, tmp_path,
 
 
 @pytest.mark.parametrize("why", ["full disk", "mark of another command"])
-def test_session_whose_lab_cannot_be_marked_leaves_its_own_mark(lab, tmp_path, monkeypatch, why):
+def test_session_whose_lab_cannot_be_marked_dirty_keeps_its_running_mark(lab, tmp_path, monkeypatch, why):
     """The session's mark used to be removed at its end, and with it all knowledge of what a test had left."""
     keeper = SessionLab(lab=lab, work_mark=dirty.begin(lab, "pytest"))
     change(tmp_path, "host1", "DOWN")
@@ -260,7 +260,7 @@ def test_killed_commands_leftovers_survive_a_dirty_mark_by_another_command(lab, 
     assert dirty.unfinished(tmp_path) == ()
 
 
-def test_end_whose_mark_cannot_be_removed_is_clean_and_says_so(lab, tmp_path, monkeypatch):
+def test_end_is_clean_and_reports_a_mark_that_cannot_be_removed(lab, tmp_path, monkeypatch):
     """The file system has become read-only; the lab was compared and is unchanged."""
 
     def read_only(*_, **__):
@@ -296,7 +296,7 @@ def test_two_dirty_commands_are_both_compared_by_heal(lab, tmp_path):
     assert dirty.settle(lab) == []
 
 
-def test_begin_while_another_command_is_killed_does_not_take_its_fault_as_baseline(lab, tmp_path, command, monkeypatch):
+def test_begin_excludes_the_fault_of_a_command_killed_meanwhile_from_the_baseline(lab, tmp_path, command, monkeypatch):
     """The target reverts later: a baseline taken during the fault would then differ for ever."""
     a = command("inject A")
     change(tmp_path, "host1", "DOWN by A")
@@ -316,9 +316,7 @@ def test_begin_while_another_command_is_killed_does_not_take_its_fault_as_baseli
     assert dirty.unfinished(tmp_path) == ()
 
 
-def test_begin_beside_a_dead_uncompared_command_does_not_take_its_fault_as_baseline(
-    lab, tmp_path, command, monkeypatch
-):
+def test_begin_excludes_the_fault_of_a_dead_uncompared_command_from_the_baseline(lab, tmp_path, command, monkeypatch):
     """A live command on a part of the same lab prevents the comparison; the dead one's lease may still run."""
     monkeypatch.setattr(fingerprint, "part", lambda nodes, _, covers: {n: f for n, f in nodes.items() if n in covers})
     (tmp_path / "working").mkdir()
@@ -364,7 +362,7 @@ def test_two_simultaneous_dirty_marks_are_both_compared_by_heal(lab, tmp_path, m
         {"before": CLEAN, "covers": 2},
     ],
 )  # fmt: skip
-def test_marks_of_another_version_are_no_traceback_and_never_a_clean_lab(lab, tmp_path, strange):
+def test_marks_of_a_different_version_are_reported_and_never_count_as_clean(lab, tmp_path, strange):
     """With fields of other types the lab is unknown; what they do say is compared."""
     (tmp_path / "working").mkdir()
     (tmp_path / "working" / "1-1.json").write_text(json.dumps(strange))
@@ -377,7 +375,7 @@ def test_marks_of_another_version_are_no_traceback_and_never_a_clean_lab(lab, tm
     assert dirty.reasons(tmp_path) == ("its state is unknown",)
 
 
-def test_command_of_another_container_with_the_process_id_of_ours_is_another_command(lab, tmp_path):
+def test_command_in_a_different_container_with_our_process_id_is_distinct(lab, tmp_path):
     """Process ids repeat there: its fault is not taken for normal, and its mark is not overwritten."""
     theirs = dirty.begin(lab, "inject there")
     decoded = json.loads(theirs.mark.path.read_text())

@@ -73,7 +73,7 @@ with dirty.changing(Path(sys.argv[1]), sys.argv[2]):
 
 
 @pytest.mark.parametrize("command", ["heal", "provision"])
-def test_command_killed_in_the_middle_leaves_the_lab_dirty_until_it_runs_again(tmp_path, command):
+def test_command_killed_midway_leaves_the_lab_dirty_until_repeated(tmp_path, command):
     process = subprocess.Popen(
         [sys.executable, "-c", KILLED, str(tmp_path), command], stdout=subprocess.PIPE, cwd=HOUSE
     )
@@ -160,7 +160,7 @@ def rack(tmp_path, monkeypatch):
     return path
 
 
-def test_provision_that_is_interrupted_leaves_the_rack_dirty_until_it_runs_again(rack, monkeypatch):
+def test_interrupted_provision_leaves_the_rack_dirty_until_repeated(rack, monkeypatch):
     done = provision.ProvisionResult(
         changed={}, ok=("host1",), failed=(), unreachable=(), changes={}, notes={}, results={}, seconds=1.0
     )
@@ -178,7 +178,7 @@ def test_provision_that_is_interrupted_leaves_the_rack_dirty_until_it_runs_again
     assert not dirty.is_marked(lab_dir("rack-h100"))
 
 
-def test_provision_that_fails_leaves_the_rack_dirty_until_it_runs_again_or_is_undone(rack, monkeypatch):
+def test_failed_provision_leaves_the_rack_dirty_until_repeated_or_torn_down(rack, monkeypatch):
     """Some machines may be changed, and the next run used to take their state as the baseline."""
     calls = []
 

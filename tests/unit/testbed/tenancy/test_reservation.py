@@ -60,7 +60,7 @@ def test_conflicts_is_symmetric_and_follows_the_rule(one, other, expected):
     assert conflicts(one, other) == conflicts(other, one) == expected
 
 
-def test_reserved_error_says_who_why_and_how_long():
+def test_reserved_error_names_holder_reason_and_end():
     book = reserve((), entry(owner="ada", since_s=0, until_s=7200), now_s=0)
     with pytest.raises(Reserved) as error:
         reserve(book, entry("b", "bob"), now_s=1800)
@@ -123,7 +123,7 @@ def test_claim_of_a_racks_last_uplink_is_refused(monkeypatch, tmp_path):
     assert not rack.may_lose_all_uplinks
 
 
-def test_claim_left_dirty_on_a_rack_is_withheld_until_it_is_healed(monkeypatch, tmp_path):
+def test_dirty_part_of_a_rack_stays_reserved_until_healed(monkeypatch, tmp_path):
     """The mark is on its owner's machine; other users learn of it when they request the lab."""
     rack = inventory_module.load(shipped.inventories() / "rack-h100.example.yml")
     store, homes = local_store(tmp_path, lab=rack.name), {name: tmp_path / name for name in ("ada", "bob")}
@@ -327,7 +327,7 @@ def test_store_whose_machine_tells_no_time_is_an_error():
         store.read()
 
 
-def test_lease_interrupted_while_it_is_taken_does_not_block_its_owner(tmp_path, monkeypatch):
+def test_lease_interrupted_during_acquisition_does_not_block_the_owner(tmp_path, monkeypatch):
     """The write succeeds but its answer is lost: the next attempt must not wait for its own lease."""
     store = local_store(tmp_path, lab="x")
     real, cuts = store.shell, []

@@ -359,7 +359,7 @@ class CountedQp(RcQp):
         super().post_send(head)
 
 
-def test_recorded_psns_of_a_rebuilt_queue_pair_are_those_of_its_packets(monkeypatch):
+def test_recorded_psns_of_a_rebuilt_queue_pair_match_its_packets(monkeypatch):
     """The empty write that probes the path of a rebuilt queue pair takes a PSN too, at both ends."""
     monkeypatch.setattr("memory_fabric.RcQp", CountedQp)
     monkeypatch.setitem(MadeAgain.make_again.__globals__, "RcQp", CountedQp)
@@ -532,7 +532,7 @@ def test_operation_of_short_messages_ends_before_its_acknowledgements_but_not_th
     all_is_right(fabric)
 
 
-def test_segment_that_is_lost_after_its_operation_is_repeated_with_its_own_data(monkeypatch):
+def test_segment_lost_after_its_operation_is_resent_with_the_original_data(monkeypatch):
     """Rank 0 is in its last operation when its data of both operations is lost: the first is not marked as the last."""
     node, fabric = modules(monkeypatch), HeldAcks(random.Random(7))
     spec = CollectiveSpec(algorithm="full-mesh", size_bytes=1 << 14)
@@ -563,7 +563,7 @@ def test_segment_that_is_lost_after_its_operation_is_repeated_with_its_own_data(
 
 
 @pytest.mark.parametrize("activity", ["compute", "data", "checkpoint"])
-def test_segment_that_is_lost_while_the_rank_does_something_else_is_repeated_at_once(ring, activity):
+def test_segment_lost_while_the_rank_is_busy_is_resent_immediately(ring, activity):
     """Its peers may wait for it meanwhile."""
     sender = ring.tasks["rank0"]
     (lane,) = sender.executor.send_lanes.values()

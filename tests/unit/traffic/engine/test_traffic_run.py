@@ -129,7 +129,7 @@ def test_wait_times_out_and_leaves_nothing_running():
     assert all(engine.ended for engine in lab.engines)
 
 
-def test_wait_says_when_the_aborted_run_may_still_be_ending(monkeypatch):
+def test_wait_error_warns_that_the_aborted_run_may_still_be_ending(monkeypatch):
     """The run's thread is busy with an engine that is slow to answer, as at the end of a start over SSH."""
     monkeypatch.setattr("traffic.engine.running_traffic.ABORT_TIMEOUT_S", 0.3)
     release = threading.Event()

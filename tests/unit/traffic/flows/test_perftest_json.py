@@ -71,7 +71,7 @@ def test_perftest_json_has_the_keys_and_units_of_ib_write_bw():
 
 
 @pytest.mark.parametrize(("verb", "part"), [("write", 2), ("send", 2), ("read", 1)])
-def test_perftest_json_latencies_are_microseconds_and_one_way_as_in_perftest(verb, part):
+def test_perftest_json_latencies_are_one_way_in_microseconds(verb, part):
     results = perftest_json.report(result(TIMES, verb=verb, depth=1), gid_index=1)
     assert list(results["test_info"]) == [key for key in INFO if key != "CQ_Moderation"]
     assert list(results["results"]) == LATENCY

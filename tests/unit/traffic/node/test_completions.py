@@ -66,7 +66,7 @@ def test_flow_deeper_than_the_completion_queue_is_refused_with_the_limit():
         flow_spec.check(spec_of(("rc", "send", False), 4, 4096))
 
 
-def test_engine_qp_beside_too_many_others_is_refused(monkeypatch):
+def test_engine_rejects_a_qp_that_exceeds_the_rnics_completion_queue(monkeypatch):
     """Two flows on one RNIC, each of which would fit alone."""
     modules(monkeypatch)
     verbs = sys.modules["traffic.node.verbs"]

@@ -77,7 +77,7 @@ def test_cuda_refused_call_is_an_error_and_frees_the_memory():
         CudaMemory(1, pcie=None, number=1, library=Driver(dma_buf=0))
 
 
-def test_cuda_host_without_a_driver_says_so():
+def test_cuda_reports_a_host_without_a_driver():
     with pytest.raises(NoCuda, match="no CUDA driver on this host"):
         CudaMemory(1, pcie=None, number=0)
 

@@ -90,7 +90,7 @@ def regions(draw):
     choice=st.randoms(use_true_random=False),
 )
 @settings(max_examples=samples(60), deadline=None)
-def test_regions_hold_what_each_would_alone_and_every_wrong_element_counts(of, dtype, redop, choice):
+def test_regions_match_separate_regions_and_count_every_wrong_element(of, dtype, redop, choice):
     (rows, length), of_ranks = of, Pattern(4, dtype, redop)
     data = np.zeros(length, dtype=elements.STORED[dtype])
     alone = data.copy()
@@ -168,7 +168,7 @@ def test_exactly_rounds_any_quotient_to_nearest_even(dtype, divisor, numbers):
     assert bits == [nearest(Fraction(number, divisor), dtype) for number in numbers]
 
 
-def test_count_wrong_of_a_flipped_sign_bit_of_zero_counts_it():
+def test_count_wrong_counts_a_flipped_sign_bit_of_zero():
     """A numeric comparison calls -0.0 and 0.0 equal; moved data must be equal in every bit."""
     period = Pattern(4, "fp32", "sum").period(1, 3)
     data = np.empty(4 * pattern.PERIOD, dtype=np.float32)

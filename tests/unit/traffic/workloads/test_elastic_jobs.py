@@ -205,7 +205,7 @@ def test_job_waits_for_a_host_that_comes_back(lab, uninterrupted, monkeypatch):
     assert all(later - before >= rejoin.RETRY_S for (before, _), (later, _) in pairwise(attempts))
 
 
-def test_job_waits_once_for_a_host_that_does_not_come_back(lab):
+def test_job_waits_only_once_for_a_host_that_stays_away(lab):
     running = driver.start(lab, SPEC, Resilience(policy=Policy(restart="same"), rejoin_s=1))
     after(running, 20)
     lab.kill("host1")
@@ -297,7 +297,7 @@ def test_loss_of_the_storage_during_the_restore_fails_with_the_reason(lab):
     assert "without its storage the job has no checkpoint" in result.where
 
 
-def test_two_losses_with_one_spare_shrink_if_the_experiment_says_so(lab):
+def test_two_losses_with_one_spare_shrink_the_job_if_configured(lab):
     spec = replace(SPEC, grid=(("dp", 4),), ranks=(*SPEC.ranks, "host4:rxe0"))
     running = started(lab, spec, without_spare="shrink")
     after(running, 50)
@@ -412,7 +412,7 @@ def test_spare_on_a_host_of_the_job_is_refused(lab):
     assert not any(lab.engines_of(host.name) for host in lab.topology.hosts)
 
 
-def test_engine_that_stood_still_before_it_has_tasks_reports_only_its_clock(lab):
+def test_engine_standstill_before_any_task_reports_only_its_clock(lab):
     """The controller measures the clock first, and takes any other message for a defect."""
     channel = lab.node("host1").open(lab.python(engine_client.MODULE))
     channel.send({"do": "clock"})
@@ -549,7 +549,7 @@ def test_message_of_an_engine_that_was_given_up_is_discarded():
     assert (engines.events.empty(), engines.heard_ns) == (True, {})
 
 
-def test_message_that_was_on_its_way_is_no_answer_to_a_ping():
+def test_message_sent_before_a_ping_does_not_answer_it():
     """An engine that was killed a moment ago is lost, although its last messages are still being read."""
     engines, seen = engine_client.Engines(), []
 
@@ -595,7 +595,7 @@ def test_job_that_shrinks_has_the_state_of_both_sizes_and_the_checkpoints_of_its
     assert running.job.phase == "finished"
 
 
-def test_job_that_loses_a_rank_after_it_was_stopped_does_not_restart(lab):
+def test_stopped_job_does_not_restart_after_the_loss_of_a_rank(lab):
     running = started(lab)
     after(running, 20)
     lab.freeze("host2")  # so that the job is not over before the loss

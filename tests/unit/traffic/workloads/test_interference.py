@@ -58,7 +58,7 @@ def test_sixteen_two_rank_collectives_share_two_rnics_with_correct_results(lab):
     assert all(one.ratio == one.together_ns / one.alone_ns > 0 for one in disturbed)
 
 
-def test_interference_compares_each_group_with_its_rnics_alone_and_leaves_out_what_did_not_run():
+def test_interference_compares_each_group_with_a_run_alone_and_skips_groups_that_did_not_run():
     """Two phases over four RNICs: groups along dp have other RNICs than those along tp."""
     spec = JobSpec(
         grid=(("tp", 2), ("dp", 2)), phases=(PHASE, JobPhase(along="dp", collective="all-reduce", size_bytes=4096))

@@ -98,7 +98,7 @@ def test_queue_pairs_that_overrun_a_completion_queue_are_refused_before_the_run(
         collective.fit(inventory, CollectiveSpec(**spec, qps_per_peer=32))
 
 
-def test_work_requests_of_the_plan_are_those_of_the_engine(monkeypatch):
+def test_work_requests_of_the_plan_match_the_engine(monkeypatch):
     node = modules(monkeypatch)
     assert ranks.CREDITS == node.rank.CREDITS_IN_FLIGHT
     for window, slots in ((2, 2), (4, 16), (64, 64)):

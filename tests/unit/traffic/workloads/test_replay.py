@@ -101,7 +101,7 @@ def test_gate_opens_after_its_pause_and_not_before_its_time():
 
 
 @pytest.mark.parametrize("batch_bytes", [32 << 20, 600_000])
-def test_operation_times_are_those_of_the_member_that_waited_least(batch_bytes):
+def test_operation_time_is_that_of_the_member_that_waits_least(batch_bytes):
     lab = TraceLab(lambda engine: engine.over())
     trace = traces.load(TRACES / "ranking.json")
     result = replay.run(lab, ReplaySpec(repeat=2, batch_bytes=batch_bytes), trace)
@@ -214,7 +214,7 @@ def test_replay_dry_run_lists_operations_without_a_lab(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("repeat", "often"), [(1, "once"), (2, "2 times")])
-def test_replay_summary_says_how_often_it_ran(repeat, often, capsys):
+def test_replay_summary_shows_the_number_of_repetitions(repeat, often, capsys):
     done = ReplayResult(
         spec=ReplaySpec(repeat=repeat), source="x", outcome="completed", where=None, ranks=(), operations=(),
         wrong_elements=0, time_ns=470_000_000, qp_errors=(), rebuilds=(),

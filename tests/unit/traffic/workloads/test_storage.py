@@ -306,7 +306,7 @@ def test_older_checkpoints_are_removed_and_a_new_generation_replaces_the_old_one
     assert newest_of(server)["generation"] == 1
 
 
-def test_rank_that_is_ahead_does_not_remove_its_part_of_the_newest_complete_set(server, loop):
+def test_rank_ahead_of_others_keeps_its_part_of_the_newest_complete_checkpoint(server, loop):
     """With `async` one rank may have stored several checkpoints before another one has stored its first."""
     for rank, iterations in ((0, (0, 1)), (1, (0, 1)), (0, (2, 3, 4, 5))):
         for iteration in iterations:
@@ -321,7 +321,7 @@ def test_checkpoints_are_removed_when_the_controller_is_gone(server, loop, tmp_p
     assert not (tmp_path / "job").exists()
 
 
-def test_checkpoints_of_a_killed_server_are_removed_by_the_next_one_and_those_of_others_are_not(server, loop, tmp_path):
+def test_next_server_removes_checkpoints_of_a_killed_server_only(server, loop, tmp_path):
     stored_by(server, loop, 0, 0, b"s")
 
     def other(name):
@@ -425,7 +425,7 @@ def test_time_to_find_the_newest_set_grows_with_what_is_kept():
     assert storage_service.newest_timeout_s(storage, 8) > 8 * (1 << 30) / 5_000_000 > small >= 30
 
 
-def test_checkpoint_that_cannot_be_read_is_named_and_the_one_before_is_used(tmp_path, monkeypatch, server, loop):
+def test_unreadable_checkpoint_is_reported_and_the_previous_one_is_restored(tmp_path, monkeypatch, server, loop):
     """The disk fails after the first line of the checkpoint."""
     for iteration in (0, 1):
         stored_by(server, loop, 0, iteration, b"s", ranks=1)
@@ -482,7 +482,7 @@ def test_checkpoint_that_does_not_fit_the_disk_is_refused_with_the_reason(server
     assert newest_of(server)["rejected"] == []
 
 
-def test_folder_that_cannot_be_removed_keeps_the_lock_file_that_leads_to_it(tmp_path):
+def test_folder_that_cannot_be_removed_keeps_its_lock_file(tmp_path):
     """A file in its place cannot be removed as a folder."""
     (tmp_path / "abandoned").write_text("")
     (tmp_path / "abandoned.lock").write_text("")
