@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from harness.run import loop
-from harness.run.collect_measurements import Found
+from harness.run.collect_measurements import RunData
 from inject.journal import Journal
 
 
@@ -15,7 +15,7 @@ def run(lab, journal_path, monkeypatch, with_faults):
     monkeypatch.setattr(loop, "wants_twin", lambda _: False)
     monkeypatch.setattr(loop.emulation_limit, "sent_bps", lambda *_: None)
     decided = SimpleNamespace(experiment=SimpleNamespace(fabric=None, workload=None, bystander=None))
-    result = Found()
+    result = RunData()
     with Journal(journal_path) as journal:
         loop._guarded(decided, lab, journal, result, lambda _: None, None, None)
     return result

@@ -19,7 +19,7 @@ from local_lab import SOFT, Here, lab_at
 
 from harness.cli import ending
 from harness.run import loop
-from harness.run.collect_measurements import Found
+from harness.run.collect_measurements import RunData
 from harness.run.faults import drive_faults
 from inject.fault_plan import FaultSpec, plan
 from inject.injector import longest_lease_s
@@ -85,7 +85,7 @@ def run(folder: Path) -> int:
         experiment=SimpleNamespace(capture=(), probe=None, fabric=None, workload=SimpleNamespace(ranks=())),
         plan=SimpleNamespace(workload="nothing", faults=(times,)), faults=(replace(planned, at_s=FAULT_AT_S),),
     )  # fmt: skip
-    result = Found(lease_s=longest_lease_s([planned]))
+    result = RunData(lease_s=longest_lease_s([planned]))
     with Here(folder).progress() as progress, Journal(folder / "run" / "journal.jsonl") as journal:
         loop._guarded(decided, lab, journal, result, progress, None, lambda _: None)
     click.echo(f"lab {result.lab_state}; errors {result.errors}")

@@ -25,7 +25,7 @@ from harness.confidence import Interval
 from harness.experiment.run_plan import Plan, PlannedFabric
 from harness.record.measurements import Serving
 from harness.report import history
-from harness.report.comparison.compare import _says, compare, differences
+from harness.report.comparison.compare import _outcome, compare, differences
 from harness.report.history import Past, regressions
 from testbed.errors import UsageError
 
@@ -175,9 +175,9 @@ def test_compare_percentile_without_upper_bound_is_not_compared():
 
 @pytest.mark.parametrize("name", ["ettr", "slo_attainment", "goodput.mean"])
 def test_compare_lower_share_of_success_is_worse(name):
-    assert _says(name, Interval(low=0.6, high=0.8, method="")) == "worse"
-    assert _says(name, Interval(low=1.1, high=1.3, method="")) == "better"
-    assert _says("dip", Interval(low=0.6, high=0.8, method="")) == "better"
+    assert _outcome(name, Interval(low=0.6, high=0.8, method="")) == "worse"
+    assert _outcome(name, Interval(low=1.1, high=1.3, method="")) == "better"
+    assert _outcome("dip", Interval(low=0.6, high=0.8, method="")) == "better"
 
 
 def test_regressions_pass_turned_fail_is_reported():

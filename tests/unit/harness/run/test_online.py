@@ -25,7 +25,7 @@ from harness.experiment.experiment_file import decode
 from harness.experiment.stop import METRICS, Condition, Guard
 from harness.record.measurements import Iteration, Rank, RankSeries
 from harness.run import loop as run_module
-from harness.run.collect_measurements import Found
+from harness.run.collect_measurements import RunData
 from harness.run.faults.live_guard import Live, Watching
 from harness.run.online import Online
 from harness.run.prepare.bind_to_lab import fit
@@ -221,7 +221,7 @@ def test_online_watches_a_run_without_faults(tmp_path, monkeypatch):
     monkeypatch.setattr(run_module.workload, "paths_of", lambda *_: {})
     experiment = fit(decode(HEALTHY.encode(), source="x.toml"), ComputingLab.topology, "soft")
     decided = SimpleNamespace(experiment=experiment, plan=SimpleNamespace(workload={}), faults=())
-    lab, lines, result = ComputingLab(None), [], Found()
+    lab, lines, result = ComputingLab(None), [], RunData()
     lab.heartbeat = lambda: None
     with Journal(tmp_path / "journal") as journal:
         run_module._with_faults(decided, lab, journal, result, lines.append, None, lambda _: None)

@@ -28,7 +28,7 @@ from harness.report.sweeps.sweep_chart import axis_values, sweep_chart
 from harness.report.sweeps.sweep_page import render_html
 from harness.run.loop import Finished
 from harness.run.repeats.pooled import Trial, why_left_out
-from harness.run.sweeps.point_values import _that_count, point_value
+from harness.run.sweeps.point_values import _counted_metrics, point_value
 from harness.run.sweeps.sweep_points import expected_s, metrics_for, points_of
 from harness.run.sweeps.sweep_runner import Sweep, find_finished_runs
 from harness.verdict import Check, Verdict, VerdictFile, worst
@@ -273,7 +273,7 @@ def test_run_with_an_unmet_condition_has_no_number_though_its_verdict_is_fail(na
     )
     trials = [Trial(run_dir="x", verdict=verdict, metrics={"goodput.mean": Observation(value=1.0, detail="")})]
     assert "not seen" in why_left_out(verdict)
-    value = point_value(METRICS["goodput.mean"], _that_count(trials), Verdict.FAIL, level=0.99)
+    value = point_value(METRICS["goodput.mean"], _counted_metrics(trials), Verdict.FAIL, level=0.99)
     assert (value.value, value.detail.startswith("no run counts")) == (None, True)
 
 
