@@ -63,7 +63,7 @@ class Lab:
 
         Set by the holder of the lease.
         """
-        self.others: Callable[[], tuple[str, ...]] = tuple
+        self.held_by_others: Callable[[], tuple[str, ...]] = tuple
         """Names of what other commands hold now, as in `ours`; set by the holder of the lease."""
         self.scheme: SchemeTables | None = None
         """Routing scheme that is applied to the switches, set by what applies it; None: BGP's own ECMP."""

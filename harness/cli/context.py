@@ -61,7 +61,7 @@ class Session:
             DirtyLab: the lab differs from its recorded state.
         """
         with open_lab(inventory) as lab, hold(inventory, names, why=why, mode="shared") as holding:
-            lab.guard, lab.others = holding.refresh, holding.held_by_others
+            lab.guard, lab.held_by_others = holding.refresh, holding.held_by_others
             if not traits_of(lab.kind).has_snapshot:  # a soft lab is one user's
                 lab.ours = holding.covers
             with self.progress() as progress:

@@ -180,7 +180,7 @@ def _left(lab: Lab, before: Fingerprint) -> list[str]:
     differences = list(_differences(before, capture(lab)))
     if not any(subject.startswith(_OF_TRAFFIC) for _, subject, _ in differences):
         return [line for _, _, line in differences]
-    reserved_by_others = lab.others()  # after the capture: traffic that has ended by now is captured again
+    reserved_by_others = lab.held_by_others()  # after the capture: traffic that has ended by now is captured again
     return [
         line
         for node, subject, line in differences

@@ -70,9 +70,9 @@ def test_every_algorithm_gives_the_right_result(lab, subtests):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("signal", "deadline_s", "says"), [("KILL", 60.0, "engine is gone"), ("STOP", 6.0, "not over after")]
+    ("signal", "deadline_s", "message"), [("KILL", 60.0, "engine is gone"), ("STOP", 6.0, "not over after")]
 )
-def test_lost_rank_is_a_typed_failure_of_all_other_ranks(lab, signal, deadline_s, says):
+def test_lost_rank_is_a_typed_failure_of_all_other_ranks(lab, signal, deadline_s, message):
     """A killed rank is detected at once, a stopped one at its peers' deadline: its kernel keeps acknowledging."""
     hosts = [host.name for host in lab.topology.hosts[:4]]
     with Engines.start(lab, hosts) as engines:
@@ -90,7 +90,7 @@ def test_lost_rank_is_a_typed_failure_of_all_other_ranks(lab, signal, deadline_s
         took_s = time.monotonic() - began
 
     assert result.outcome == "failed"
-    assert says in result.where
+    assert message in result.where
     assert took_s < deadline_s + 20.0, "its end is to come by the deadline"
     assert [end.outcome for end in result.ends] == ["failed"] * 4
     assert result.ends[2].where == "its engine sent no flight recorder at the end"
@@ -260,7 +260,9 @@ def test_replay_of_recorded_job_and_chakra_trace_matches(lab, tmp_path):
     )
     for one in (quick, slow):
         assert (one.outcome, one.wrong_elements) == ("completed", 0), one.where
-        assert [found.collective for found in one.operations] == [found.collective for found in trace.operations]
+        assert [operation.collective for operation in one.operations] == [
+            operation.collective for operation in trace.operations
+        ]
     # 2 + 3 + 1 ms of compute, a hundred times slower, twice; no part of that is in what rank 0's operations took.
     assert 2 * sum(one.time_ns for one in slow.operations if 0 in one.members) <= slow.time_ns - 2 * 600e6
 

@@ -126,15 +126,15 @@ class Rank:
 
     def took_s(self, units):
         """How long the GPU took for them."""
-        told = []
-        self.client.compute(units, told.append)
-        while not told:
+        durations_ns = []
+        self.client.compute(units, durations_ns.append)
+        while not durations_ns:
             ready = self.selector.select(PATIENCE_S)
             assert ready, f"{units} units are not done after {PATIENCE_S} s"
             for key, _ in ready:
                 key.data()
-        assert told[0] is not None, self.client.error
-        return told[0] / 1e9
+        assert durations_ns[0] is not None, self.client.error
+        return durations_ns[0] / 1e9
 
     @property
     def pid(self):
@@ -167,11 +167,11 @@ def test_gpu_neighbours_compute_are_counted_and_end(rank, pcie):
         neighbours.on()
         done = neighbours.hits()
         until(lambda: neighbours.hits() > done)
-        seen = neighbours.read()
-        assert (seen["applied"], seen["processes"]) == (True, 2)
+        reading = neighbours.read()
+        assert (reading["applied"], reading["processes"]) == (True, 2)
         # In a container NVML tells process ids of the host's: then nobody is found, and the fault is not proved.
         if rank.pid in nvml.computing(pcie):
-            assert seen["computing"] == 2
+            assert reading["computing"] == 2
         assert min(rank.took_s(200) for _ in range(3)) / alone_s > 1.5, "time slices among three processes"
     finally:
         neighbours.off()

@@ -41,8 +41,8 @@ class Case:
             args = self.planned.request["args"]
             listed = lab.node(args["netns"]).run(["nft", "list", "tables", "netdev"], check=False)
             return listed.rc == 0 and args["table"] not in listed.stdout
-        seen = counters.read(lab, [key.split("/")[0] for key, _ in self.planned.restored])
-        return all(seen[key.split("/")[0]].get(key.split("/")[1]) == value for key, value in self.planned.restored)
+        current = counters.read(lab, [key.split("/")[0] for key, _ in self.planned.restored])
+        return all(current[key.split("/")[0]].get(key.split("/")[1]) == value for key, value in self.planned.restored)
 
 
 def case(lab: Lab, name: str, *, for_s: float = 3.0) -> Case:

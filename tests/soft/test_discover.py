@@ -29,9 +29,9 @@ def test_discover_rebuilds_the_inventory_from_the_machines(lab, tmp_path):
 def test_discover_bgp_sessions_identify_the_switch_at_the_far_end_although_spines_share_an_asn(lab):
     carriers = {carrier.name: lab.node(carrier.name) for carrier in lab.inventory_model.carriers}
     machines = live.query(carriers, lambda _: None, silent={})
-    seen = {name: space.peers for machine in machines for name, space in machine.spaces.items() if space.peers}
+    peers = {name: space.peers for machine in machines for name, space in machine.spaces.items() if space.peers}
     router_id = {switch.name: switch.loopback.partition("/")[0] for switch in lab.topology.switches}
-    assert seen == {
+    assert peers == {
         switch.name: {
             link.end(switch.name).netdev: router_id[link.other(switch.name).node]
             for link in lab.topology.links_of(switch.name)

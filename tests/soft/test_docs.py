@@ -83,13 +83,13 @@ class Terminal:
     def is_over(self):
         return self.process.poll() is not None
 
-    def said(self):
+    def output(self):
         return self.log.read_text(errors="replace")
 
-    def says(self, word):
-        """Wait until it has said that."""
-        until(lambda: word in self.said() or self.is_over, within_s=PATIENCE_S)
-        assert word in self.said(), self.said()
+    def wait_for_output(self, word):
+        """Wait until it has printed that."""
+        until(lambda: word in self.output() or self.is_over, within_s=PATIENCE_S)
+        assert word in self.output(), self.output()
 
     def ends(self):
         return self.process.wait(PATIENCE_S)
@@ -118,7 +118,7 @@ def terminal(text, folder, env):
 def typed(text, folder, env, *, patience_s=PATIENCE_S):
     """Type a command and wait for its end: its exit code, and what it said."""
     with terminal(text, folder, env) as one:
-        return one.process.wait(patience_s), one.said()
+        return one.process.wait(patience_s), one.output()
 
 
 def check(text, expected, folder, env, **patience):
@@ -159,14 +159,14 @@ def test_documented_link_flap_under_a_flow(lab, folder):
     """Two terminals: the receipt has three parts, and the flow completes. Half of its documented minute is enough."""
     env = of_lab(lab)
     with terminal(f"{FLOW} --for 30s", folder, env) as flow:
-        flow.says("acknowledged")  # it moves bytes; the fault has the rest of the time to be typed and armed
+        flow.wait_for_output("acknowledged")  # it moves bytes; the fault has the rest of the time to be typed and armed
         with terminal(FLAP, folder, env) as fault:
-            fault.says("armed: ")
+            fault.wait_for_output("armed: ")
             assert not flow.is_over, "the flow was over before the link was down"
-            assert fault.ends() == 0, fault.said()
-        assert flow.ends() == 0, flow.said()
-    assert "goodput[Gb/s]" in flow.said()
-    assert re.findall(r"^(armed|fired|cleared) +yes", fault.said(), re.MULTILINE) == ["armed", "fired", "cleared"]
+            assert fault.ends() == 0, fault.output()
+        assert flow.ends() == 0, flow.output()
+    assert "goodput[Gb/s]" in flow.output()
+    assert re.findall(r"^(armed|fired|cleared) +yes", fault.output(), re.MULTILINE) == ["armed", "fired", "cleared"]
 
 
 @pytest.mark.slow
@@ -174,12 +174,12 @@ def test_documented_probe_names_the_lossy_link(lab, folder):
     """Two terminals. The link is named with its direction; no RNIC misses a datagram: nothing is proved."""
     env = of_lab(lab)
     with terminal(LOSS, folder, env) as fault:
-        fault.says("armed: ")
+        fault.wait_for_output("armed: ")
         code, output = typed(PROBE, folder, env)
-        assert fault.ends() == 2, fault.said()
+        assert fault.ends() == 2, fault.output()
     assert code == 1, output
     assert re.search(r"rtsw2 -> host3:rxe1\b.* loses .* of what crosses it", output), output
-    assert "not proved: no independent witness" in fault.said()
+    assert "not proved: no independent witness" in fault.output()
 
 
 @pytest.mark.slow

@@ -87,5 +87,5 @@ def rate_of(lab, node, key, seconds):
 
 def read_at(lab, node):
     asked_s = time.monotonic()
-    seen = counters.read(lab, [node])
-    return seen, (asked_s + time.monotonic()) / 2
+    values = counters.read(lab, [node])
+    return values, (asked_s + time.monotonic()) / 2

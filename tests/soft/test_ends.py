@@ -144,11 +144,11 @@ def differences(lab: Lab, before: fingerprint.Fingerprint) -> list[str]:
     return fingerprint.diff(before, fingerprint.capture(lab))
 
 
-def lies(inventory: Inventory, before: fingerprint.Fingerprint, end: End, rc: int, said: str) -> Iterator[str]:
+def lies(inventory: Inventory, before: fingerprint.Fingerprint, end: End, rc: int, output: str) -> Iterator[str]:
     """What faultbed said, or left unsaid, that is not so; afterwards the lab is as before."""
     folder = lab_dir(inventory.name)
     marked, unfinished = dirty.reasons(folder), [mark.name for mark in in_progress.dead(folder)]
-    about = f"{end}: exit code {rc}, marked {marked}, unfinished {unfinished}, said {said!r}"
+    about = f"{end}: exit code {rc}, marked {marked}, unfinished {unfinished}, said {output!r}"
     # A VM of a busy machine has taken more than the three seconds of `faultbed status` to greet.
     patience_s = lifecycle.PATIENCE_S["before ending"]
     was_up = (state := lifecycle.status(inventory, patience_s=patience_s).state) == "up"

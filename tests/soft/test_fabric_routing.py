@@ -186,16 +186,16 @@ def test_fault_and_its_twin_run_under_the_routing_scheme(lab, tmp_path, mutate, 
     assert result.lab_state == "CLEAN"
     assert result.routing.unproven == ()
     assert finished.run_dir.read_measurements().twin
-    asked = [
+    decisions = [
         entry["data"]
         for line in (finished.run_dir.path / "journal.jsonl").read_text().splitlines()
         if (entry := json.loads(line))["op"] == "routing.decisions" and "asked" in entry["data"]
     ]
-    assert [(one["asked"] > 0, one["wrong"]) for one in asked] == [(True, [])] * 2, "of the twin, and of the run"
+    assert [(one["asked"] > 0, one["wrong"]) for one in decisions] == [(True, [])] * 2, "of the twin, and of the run"
     assert not any(rules(lab).values())
 
 
-def held(lab, journal, scheme):
+def armed_lease(lab, journal, scheme):
     tables = scheme_tables(lab.topology, scheme, Routing())
     lease = SchemeLease(lab, tables, lab.carrier("rtsw1").name, journal)
     lease.apply()
@@ -206,7 +206,7 @@ def held(lab, journal, scheme):
 def test_routing_scheme_ends_with_its_controller(lab, tmp_path):
     """The channel ends, as when the controller is killed; the fixture checks that the lab looks as before."""
     with Journal(tmp_path / "journal.jsonl") as journal:
-        lease = held(lab, journal, "static-parity")
+        lease = armed_lease(lab, journal, "static-parity")
         assert any(rules(lab).values())
         lease.lease.release()
         print(f"BGP's again after {until(lambda: not any(rules(lab).values()), within_s=12.0):.1f} s")
@@ -222,8 +222,8 @@ def test_heal_removes_a_routing_scheme_without_a_holder(lab):
     ):
         lab.node("rtsw1").run(["ip", *words.split()])
     left = fingerprint.settle(lab, before, within_s=0.0)
-    seen = {word for line in left for word in ("rule", "route", "nexthop") if word in line.split()}
-    assert seen == {"rule", "route", "nexthop"}, left
+    kinds = {word for line in left for word in ("rule", "route", "nexthop") if word in line.split()}
+    assert kinds == {"rule", "route", "nexthop"}, left
     healed = heal(lab)
     assert any("removed the routing scheme in rtsw1" in line for line in healed), healed
     assert fingerprint.settle(lab, before) == []
@@ -232,7 +232,7 @@ def test_heal_removes_a_routing_scheme_without_a_holder(lab):
 def test_withdrawn_prefix_leaves_the_routing_schemes_tables(lab, tmp_path):
     """The far rack is withdrawn by one spine: the near switch's table of that uplink loses it, the other keeps it."""
     with Journal(tmp_path / "journal.jsonl") as journal:
-        lease = held(lab, journal, "pinned")
+        lease = armed_lease(lab, journal, "pinned")
 
         def tables():
             return switch_routing.read(lab, ["rtsw1"]).switches["rtsw1"]["tables"]
@@ -260,11 +260,11 @@ def test_odd_and_even_hosts_load_the_uplinks_as_computed(lab, tmp_path, hosts, r
     """A replaced host doubles the load of one uplink of rack 1."""
     finished = run(lab, tmp_path, "static-parity", hosts, iterations=20)
 
-    seen = {switch: mmr(finished, switch) for switch in ("rtsw1", *others)}
-    print(hosts, seen)
-    assert seen["rtsw1"] == pytest.approx(rack1, abs=0.1)
+    ratios = {switch: mmr(finished, switch) for switch in ("rtsw1", *others)}
+    print(hosts, ratios)
+    assert ratios["rtsw1"] == pytest.approx(rack1, abs=0.1)
     for switch, value in others.items():
-        assert seen[switch] == pytest.approx(value, abs=0.1)
+        assert ratios[switch] == pytest.approx(value, abs=0.1)
 
 
 @pytest.mark.needs("hosts >= 6")
@@ -301,7 +301,7 @@ def test_collision_costs_an_all_reduce_time_by_its_algorithm(lab, tmp_path):
     times_ms = {}
     with Journal(tmp_path / "journal.jsonl") as journal, Engines.start(lab, hosts) as engines:
         for scheme in ("static-parity", "e-ecmp"):
-            lease = held(lab, journal, scheme)
+            lease = armed_lease(lab, journal, scheme)
             for algorithm in ("ring", "double-binary-tree", "recursive-halving"):
                 for size_kib in (8, 256):
                     spec = CollectiveSpec(

@@ -124,8 +124,8 @@ def test_preflight_reports_a_gpu_beyond_a_threshold_and_offenders_sends_it_to_re
     assert [one for one in afterwards.wrong if one.check == "gpu-health"] == []
     assert [one for one in afterwards.not_looked if one.check == "gpu-health"] == []
     first, second = (
-        readings_of_preflight(found.to_dict(), lab.topology, origin="p.json", at=datetime.fromtimestamp(at, UTC))
-        for at, found in enumerate((during, afterwards))
+        readings_of_preflight(outcome.to_dict(), lab.topology, origin="p.json", at=datetime.fromtimestamp(at, UTC))
+        for at, outcome in enumerate((during, afterwards))
     )
     assert listed(first, topology=lab.topology) == {"host2:gpu0": ("host2", "RMA")}
     assert listed([*first, *second], topology=lab.topology) == {}

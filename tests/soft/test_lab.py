@@ -162,7 +162,7 @@ def test_fingerprint_shows_everything_a_fault_can_touch(lab):
     for node in ("host1", "rtsw1"):
         lab.node(node).run(["sh", "-ec", "; ".join(do for where, do, _, _ in TOUCHED if where == node)])
     lines = fingerprint.diff(before, fingerprint.capture(lab))
-    unseen = [what for node, _, _, what in TOUCHED if not any(node in line and what in line for line in lines)]
+    unseen = [words for node, _, _, words in TOUCHED if not any(node in line and words in line for line in lines)]
     assert not unseen, lines
     for node in ("host1", "rtsw1"):
         lab.node(node).run(["sh", "-ec", "; ".join(undo for where, _, undo, _ in TOUCHED if where == node)])
@@ -210,12 +210,12 @@ def test_slow_vm_does_not_end_its_lab(lab):
     os.kill(pid, signal.SIGSTOP)
     goes_on = threading.Timer(lifecycle.PATIENCE_S["look"] + 2, os.kill, (pid, signal.SIGCONT))
     goes_on.start()
-    said: list[str] = []
+    lines: list[str] = []
     try:
-        assert lifecycle.up(lab.inventory_model, said.append) == "already up"
+        assert lifecycle.up(lab.inventory_model, lines.append) == "already up"
     finally:
         goes_on.join()
-    assert any("slow to answer" in line for line in said)
+    assert any("slow to answer" in line for line in lines)
     assert {one.name: one.pid for one in lifecycle.status(lab.inventory_model).vms} == before
 
 
@@ -223,12 +223,12 @@ def renewed_for_another_version(inventory):
     """A snapshot of another faultbed's node code is provisioned once more, and once only: its GPUs ran that code."""
     path = lab_dir(inventory.name) / "snapshot.json"
     write(path, msgspec.structs.replace(read_snapshot(path.parent), node_code="0" * 16))
-    said: list[str] = []
-    assert lifecycle.up(inventory, said.append) == "resumed"
-    assert any("another version of faultbed" in line for line in said)
+    lines: list[str] = []
+    assert lifecycle.up(inventory, lines.append) == "resumed"
+    assert any("another version of faultbed" in line for line in lines)
     with lab_module.open_lab(inventory) as again:
         assert sum(provision.provision(provision.site_of(again)).changed.values()) == 0
-    assert lifecycle.up(inventory, said.append) == "already up"
+    assert lifecycle.up(inventory, lines.append) == "already up"
 
 
 @pytest.mark.slow

@@ -52,14 +52,14 @@ def test_rack_roles_converge_a_host_and_restore_it(lab):
     done = provision.play(site, "rack", extra=WANTED)
     assert done.changes == would.changes, "a check tells what is then done"
     assert provision.play(site, "rack", extra=WANTED).changes == {}
-    for said in looks().values():
-        assert said.splitlines()[:3] == ["16777216", "8192", "4"]
+    for state in looks().values():
+        assert state.splitlines()[:3] == ["16777216", "8192", "4"]
         assert all(
-            name in said
+            name in state
             for name in ("90-faultbed.conf", "90-faultbed-be0.network", "faultbed-ptp4l.service", "faultbed.conf")
         )
         records = ("base_host.json", "split_host.json", "time_host.json", "frr_switch.json")
-        assert all(name in said for name in records)
+        assert all(name in state for name in records)
     assert set(provision.play(site, "rack-teardown").changes) == set(hosts)
     assert looks() == result
     assert fingerprint.diff(before, fingerprint.capture(lab)) == []

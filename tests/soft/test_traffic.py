@@ -52,11 +52,11 @@ def test_udp_source_ports_match_their_prediction(lab, subtests):
     specs.append(FlowSpec(**fields, entropy=2, qp=QpParams(timeout=18)))
     with packet_capture.start(lab, [src]) as running:
         result = flow_run.start_all(lab, specs).wait(60.0)
-        seen = decode(running.stop().frames)
+        packets = decode(running.stop().frames)
     for one in result.connections:
         with subtests.test(transport=one.transport, flow_label=one.flow_label, lqpn=one.lqpn, rqpn=one.rqpn):
-            own = (seen.src == seen.addresses.index(one.src_ip)) & (seen.dqpn == one.rqpn)
-            assert set(seen.sport[own].tolist()) == {sport_of(one)}
+            own = (packets.src == packets.addresses.index(one.src_ip)) & (packets.dqpn == one.rqpn)
+            assert set(packets.sport[own].tolist()) == {sport_of(one)}
     assert sorted(one.flow_label for one in result.flows[-1].connections) == [1, 1, 2, 2]
     assert len({sport_of(one) for one in result.flows[-1].connections}) == 2
 

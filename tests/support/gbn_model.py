@@ -106,7 +106,7 @@ def go_back_n(*, count, losses, first_psn=0, message=4, window=8, at="receiver",
     played = Played(wire=Wire(), lost=0, naks=0, timeouts=0, ahead=0, again=0)
     at_receiver = at == "receiver"
     receiver = _Receiver(count=count, message=message)
-    now, sent, base, position, seen = 1_000_000, 0, 0, 0, set()
+    now, sent, base, position, transmitted = 1_000_000, 0, 0, 0, set()
     while base < count:
         answers = []
         end = min(base + window, count)
@@ -116,8 +116,8 @@ def go_back_n(*, count, losses, first_psn=0, message=4, window=8, at="receiver",
             sent += 1
             played.lost += is_lost
             if not (at_receiver and is_lost):
-                played.again += index in seen
-                seen.add(index)
+                played.again += index in transmitted
+                transmitted.add(index)
                 played.wire.request(now, first_psn + index, opcode_of(index, message), outbound=at_receiver)
             if not is_lost:
                 answers += receiver.take(index)

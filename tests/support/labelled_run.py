@@ -58,29 +58,29 @@ class Network:
             for near, far in ((link.a, link.b), (link.b, link.a))
         }
 
-    def move(self, path, packets, hurt, share, what):
+    def move(self, path, packets, hurt, share, effect):
         """Send packets along a path; how many arrive, and how many of the others a switch swallowed."""
         for u, v in itertools.pairwise(path):
-            if (u, v) == hurt and what in ("drop", "mtu"):
+            if (u, v) == hurt and effect in ("drop", "mtu"):
                 lost = int(self.rng.binomial(packets, share))
-                self.counts[u, "ip.FragFails"] += lost if what == "mtu" else 0
+                self.counts[u, "ip.FragFails"] += lost if effect == "mtu" else 0
                 packets -= lost
             self.counts[u, f"{self.ports[u, v]}.tx_packets"] += packets
             self.counts[v, f"{self.ports[v, u]}.rx_packets"] += packets
         return packets
 
-    def run(self, hurt=None, share=0.0, what="drop"):
+    def run(self, hurt=None, share=0.0, effect="drop"):
         for one in connections():
             (src, dst) = (end.partition(":")[0] for end in (one.src, one.dst))
-            lost = PACKETS - self.move(one.path, PACKETS, hurt, share, what)
-            what_of_acks = "drop" if what == "ack" else what
+            lost = PACKETS - self.move(one.path, PACKETS, hurt, share, effect)
+            what_of_acks = "drop" if effect == "ack" else effect
             unheard = PACKETS // 4 - self.move(one.path[::-1], PACKETS // 4, hurt, share, what_of_acks)
             self.counts[dst, "rxe0.out_of_seq_request"] += lost
             self.counts[src, "rxe0.rcvd_seq_err"] += int(self.rng.binomial(lost, 0.9))
             timers = int(self.rng.binomial(lost, 0.1)) + int(self.rng.binomial(unheard, 0.05))
             self.counts[src, "rxe0.completer_retry_err"] += timers
             self.counts[dst, "rxe0.duplicate_request"] += timers
-            if what == "mark" and hurt in itertools.pairwise(one.path):
+            if effect == "mark" and hurt in itertools.pairwise(one.path):
                 self.counts[dst, "ip.InCEPkts"] += int(self.rng.binomial(PACKETS, share))
         return self
 

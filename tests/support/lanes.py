@@ -54,9 +54,9 @@ class Lanes:
             if self.wire[key] and self.met(dst, lane[self.applied[key]]):
                 yield "apply", *key
 
-    def do(self, what, src, dst, qp):
+    def do(self, action, src, dst, qp):
         key = src, dst, qp
-        if what == "send":
+        if action == "send":
             segment = self.plans[src].sends[dst, qp][self.sent[key]]
             self.wire[key].append(self.data[src][segment.offset : segment.offset + segment.size].copy())
             self.sent[key] += 1

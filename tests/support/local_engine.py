@@ -138,11 +138,11 @@ class Rnic:
         return stream
 
     def arrived(self, stream, head, payload):
-        what, dst, src, wr_id, address, _size, imm, signalled = head
+        opcode, dst, src, wr_id, address, _size, imm, signalled = head
         qp = self.qps.get(dst)
         if qp is None or not qp.up:
             return  # nobody confirms it
-        if what == ACK:
+        if opcode == ACK:
             while qp.pending and qp.pending[0][0] != wr_id:
                 qp.pending.popleft()
             if qp.pending:

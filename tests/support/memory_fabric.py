@@ -154,9 +154,9 @@ class Fabric:
 
     def connect(self, connections):
         for end in (end for ends in connections for end in ends):
-            end.told = {**end.task.endpoint(end), "psn": 256}
+            end.reported_endpoint = {**end.task.endpoint(end), "psn": 256}
         for end in (end for ends in connections for end in ends):
-            end.peer = end.other.told
+            end.peer = end.other.reported_endpoint
             end.state = "joined"
             end.task.joined(end)
         for end in (end for ends in connections for end in ends):

@@ -127,9 +127,9 @@ class Library:
             if one.fieldId in (limits := self._card(handle).tlimits):
                 one.nvmlReturn, one.valueType, one.value.siVal = _OK, 5, limits[one.fieldId]
                 continue
-            held = self._card(handle).held_ns.get(one.fieldId)
-            one.nvmlReturn = _NOT_SUPPORTED if held is None else _OK
-            one.valueType, one.value.ullVal = 3, held or 0
+            held_ns = self._card(handle).held_ns.get(one.fieldId)
+            one.nvmlReturn = _NOT_SUPPORTED if held_ns is None else _OK
+            one.valueType, one.value.ullVal = 3, held_ns or 0
         return _OK
 
     def nvmlDeviceGetClockInfo(self, handle, kind, mhz):  # noqa: N802

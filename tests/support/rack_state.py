@@ -70,7 +70,7 @@ CHRONY = (
 )
 
 
-def told(*changed, driver="550.54.15"):
+def gpu_report(*changed, driver="550.54.15"):
     """What a host's watcher says of GPUs that are healthy but for what is changed, one a dict."""
     return json.dumps({"event": "gpus", "driver": driver, "why": None, "gpus": [GPU | each for each in changed]})
 
@@ -145,7 +145,7 @@ def rack_state():
             facts.raw["pci"], facts.raw["numa"] = bus(host)
             path = next(path for path in facts.raw["pci"].split() if path.endswith(rnic.pcie))
             facts.raw[f"device {rnic.name}"] = path
-        facts.raw["gpu"] = told(*({"index": index} for index in range(8)))
+        facts.raw["gpu"] = gpu_report(*({"index": index} for index in range(8)))
         facts.raw["chrony"] = CHRONY
         facts.raw["able"] = HOST_ABLE
     for switch in RACK.topology.switches:

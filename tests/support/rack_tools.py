@@ -109,8 +109,8 @@ def do_sonic_cfggen(state, argv):
 
 
 def do_counterpoll(state, argv):
-    area, what, interval = argv
-    assert (area, what) == ("acl", "interval")
+    area, field, interval = argv
+    assert (area, field) == ("acl", "interval")
     if not 1000 <= int(interval) <= 30000:
         sys.exit(f"Error: Invalid value for 'POLL_INTERVAL': {interval} is not in the range 1000<=x<=30000.")
     state["CONFIG_DB"].setdefault("FLEX_COUNTER_TABLE|ACL", {})["POLL_INTERVAL"] = interval
@@ -132,10 +132,10 @@ def do_config(state, argv):
     if argv[:3] == ["feature", "autorestart", "bgp"]:
         state["CONFIG_DB"]["FEATURE|bgp"]["auto_restart"] = argv[3]
         return
-    area, what, port, *rest = argv
+    area, field, port, *rest = argv
     assert area == "interface"
     entry = state["CONFIG_DB"][f"PORT|{port}"]
-    entry.update({"mtu": rest[0]} if what == "mtu" else {"admin_status": {"shutdown": "down", "startup": "up"}[what]})
+    entry.update({"mtu": rest[0]} if field == "mtu" else {"admin_status": {"shutdown": "down", "startup": "up"}[field]})
 
 
 def do_aclshow(state, argv):
@@ -242,10 +242,10 @@ def do_nvidia_smi(state, argv):
 
 def _drain(state, pci, argv):
     """Drain, remove or re-enable a GPU; without a kernel, also find what a PCI rescan finds."""
-    (bus, what), device = (argv[1], argv[2]), pci / "devices" / argv[1]
+    (bus, action), device = (argv[1], argv[2]), pci / "devices" / argv[1]
     if (pci / "rescan").read_text():
         device.mkdir(exist_ok=True)
-    if what == "-r":
+    if action == "-r":
         if not state["drained"] or state["persistence"] == "Enabled" or state["computing"]:
             sys.exit(f"Failed to remove GPU {bus}: In use by another client")
         device.rmdir()

@@ -133,8 +133,8 @@ class User:
 
     def believes(self):
         """What it would touch now without asking anybody."""
-        held = self.holding
-        return held is not None and held._lost is None and self.clock_s() < held._sure_until
+        lease = self.holding
+        return lease is not None and lease._lost is None and self.clock_s() < lease._sure_until
 
     def live(self):
         """The thread of it: one process after the other, until the world ends."""
@@ -160,12 +160,12 @@ class User:
             self.store.change(lambda now: release(now.book, f"booking-{self.owner}"))
             return
         names, mode = chance.choice(self.world.names), chance.choice(MODES)
-        with lab_lease.hold(INVENTORY, names, why="model", mode=mode, ttl_s=TTL_S) as held:
-            self.holding, self.mode, self.got = held, mode, self.got + 1
+        with lab_lease.hold(INVENTORY, names, why="model", mode=mode, ttl_s=TTL_S) as lease:
+            self.holding, self.mode, self.got = lease, mode, self.got + 1
             for _ in range(chance.randrange(12)):
                 self.world.pause(self)
                 try:
-                    chance.choice((held.refresh, held.heartbeat))()
+                    chance.choice((lease.refresh, lease.heartbeat))()
                 except FaultbedError:
                     self.lost += 1
                     raise

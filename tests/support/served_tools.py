@@ -72,10 +72,10 @@ def _pipes() -> Path:
 
 def _serve(folder: Path) -> None:
     # Both pipes are open for reading and writing here, so that neither ever ends.
-    asked, answered = (os.open(folder / name, os.O_RDWR) for name in ("asked", "answered"))
+    requests, answered = (os.open(folder / name, os.O_RDWR) for name in ("asked", "answered"))
     rest = b""
     while True:
-        *words, rest = (rest + os.read(asked, 1 << 16)).split(b"\0")
+        *words, rest = (rest + os.read(requests, 1 << 16)).split(b"\0")
         if not words or len(words) < int(words[0]) + 2:
             rest = b"\0".join((*words, rest))
             continue

@@ -54,24 +54,24 @@ def no_rules() -> bool:
 def main() -> None:
     folder = Path(sys.argv[1])
     make_switch()
-    found: dict = {}
+    results: dict = {}
     one = Controller(folder, "one")
-    found["prepared"] = one.prepare("static")
-    found["armed"] = one.request("arm")
-    found["stored"] = [path.name for path in folder.glob("*.revert")]
+    results["prepared"] = one.prepare("static")
+    results["armed"] = one.request("arm")
+    results["stored"] = [path.name for path in folder.glob("*.revert")]
     ip(f"route replace {P2} metric 20 proto bgp {HOP.format(port='up2')}")
-    found["lag_s"] = until(lambda: P2 not in seen()["tables"]["1001"], every_s=EVERY_S)
+    results["lag_s"] = until(lambda: P2 not in seen()["tables"]["1001"], every_s=EVERY_S)
     both(P2)
     until(lambda: P2 in seen()["tables"]["1001"])
     second = Controller(folder, "second")
-    found["second"] = second.prepare("marked")
+    results["second"] = second.prepare("marked")
     second.end()
-    found["left by eof"] = (one.end(), seen(), [path.name for path in folder.glob("*.revert")])
+    results["left by eof"] = (one.end(), seen(), [path.name for path in folder.glob("*.revert")])
 
     silent = Controller(folder, "silent")
     silent.prepare("weighted", ttl_s=0.5)
     silent.request("arm")
-    found["silent"] = {"had_rules": not no_rules(), "after_s": until(no_rules, every_s=EVERY_S)}
+    results["silent"] = {"had_rules": not no_rules(), "after_s": until(no_rules, every_s=EVERY_S)}
     silent.end()
 
     killed = Controller(folder, "killed")
@@ -82,15 +82,15 @@ def main() -> None:
     (stored,) = folder.glob("killed.revert")
     before = not no_rules()
     code = subprocess.run(["sh", str(stored)], check=False).returncode
-    found["killed"] = {"had_rules": before, "code": code, "after": seen()}
+    results["killed"] = {"had_rules": before, "code": code, "after": seen()}
     stored.unlink()
 
     lazy = Controller(folder, "lazy")
     lazy.prepare("static", mutate="noop")
-    found["noop"] = lazy.request("arm")
-    found["noop cleared"] = lazy.request("clear")
+    results["noop"] = lazy.request("arm")
+    results["noop cleared"] = lazy.request("clear")
     lazy.end()
-    json.dump(found | {"both": [P2, P3]}, sys.stdout)
+    json.dump(results | {"both": [P2, P3]}, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -196,27 +196,27 @@ def main() -> None:
         Path(f"/proc/sys/net/ipv4/conf/{name}/rp_filter").write_text("0")
     Path("/proc/sys/net/ipv4/fib_multipath_hash_policy").write_text("1")
     stream, choice = Stream(), random.Random(seed)
-    found: dict = {"reference": {scheme: rules_of(folder, scheme) for scheme in SCHEMES}}
+    results: dict = {"reference": {scheme: rules_of(folder, scheme) for scheme in SCHEMES}}
     with stream.flowing():
         wait_s(0.05)
         ip(f"rule add priority 900 to {P2} blackhole")
         wait_s(0.05)
         ip("rule del priority 900")
         wait_s(0.05)
-    found["blackholed on purpose"] = len(stream.lost)
+    results["blackholed on purpose"] = len(stream.lost)
     with stream.flowing():
         wait_s(0.02)
         spine_dies()
         wait_s(0.05)
         spine_returns()
         wait_s(0.02)
-    found["lost by BGP alone"] = len(stream.lost)
+    results["lost by BGP alone"] = len(stream.lost)
     drawn = [
         (choice.choice(list(SCHEMES)), victim, choice.uniform(0, choice.choice(WITHIN_S)))
         for victim, _ in zip(["holder", "controller", "spine"] * points, range(points), strict=False)
     ]
-    found["points"] = [point(folder, stream, found["reference"][one[0]], *one) for one in drawn]
-    json.dump(found, sys.stdout)
+    results["points"] = [point(folder, stream, results["reference"][one[0]], *one) for one in drawn]
+    json.dump(results, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -81,36 +81,36 @@ def facts() -> set[tuple[str, str]]:
 def life(wanted: dict) -> dict[str, dict]:
     """Apply a scheme, withdraw a prefix from one uplink, take that uplink down and up again, and remove the scheme."""
     agent, before = SwitchAgent(wanted), facts()
-    found: dict = {"refused": agent.conflict()}
+    results: dict = {"refused": agent.conflict()}
     agent.apply()
-    found["facts"] = sorted({subject.split()[0] for subject, _ in facts() ^ before})
-    found["applied"] = seen()
-    found["decision"] = ip("route get 10.77.3.1").split(" uid")[0]
-    found["marked decision"] = ip("route get 10.77.3.1 mark 1001").split(" uid")[0]
-    found["asked"] = decisions(None, [FLOW, [*FLOW, 1001], [*FLOW, 1002]])
-    found["idle"] = agent.follow()
+    results["facts"] = sorted({subject.split()[0] for subject, _ in facts() ^ before})
+    results["applied"] = seen()
+    results["decision"] = ip("route get 10.77.3.1").split(" uid")[0]
+    results["marked decision"] = ip("route get 10.77.3.1 mark 1001").split(" uid")[0]
+    results["asked"] = decisions(None, [FLOW, [*FLOW, 1001], [*FLOW, 1002]])
+    results["idle"] = agent.follow()
     ip(f"route replace {P2} metric 20 proto bgp {HOP.format(port='up2')}")
-    found["told"] = agent.drain()
+    results["told"] = agent.drain()
     agent.follow()
-    found["withdrawn"] = seen()
+    results["withdrawn"] = seen()
     ip("link set up1 down")
-    found["at once"] = seen()
+    results["at once"] = seen()
     agent.drain()
     agent.follow()
-    found["down"] = seen()
-    found["without uplink"] = ip("route get 10.77.2.1 mark 1001").split(" uid")[0]
+    results["down"] = seen()
+    results["without uplink"] = ip("route get 10.77.2.1 mark 1001").split(" uid")[0]
     ip("link set up1 up")
     both(P2)
     both(P3)
     agent.drain()
     agent.follow()
-    found["up"] = seen()
+    results["up"] = seen()
     agent.remove()
     agent.remove()
-    found["removed"] = {**seen(), "left": agent.counts()["left"]}
-    found["facts left"] = sorted(subject for subject, _ in facts() ^ before)
+    results["removed"] = {**seen(), "left": agent.counts()["left"]}
+    results["facts left"] = sorted(subject for subject, _ in facts() ^ before)
     agent.close()
-    return found
+    return results
 
 
 def make_switch() -> None:

@@ -74,11 +74,11 @@ def main() -> None:
         return agent
 
     each = [frame(mac, qpn) for qpn in QPNS]
-    found: dict = {"bgp": carried(each)}
+    results: dict = {"bgp": carried(each)}
     agent = under("pinned", static={P2: "up2"})
-    found["pinned"] = carried(each)
+    results["pinned"] = carried(each)
     ip("link set up2 down")
-    found["pinned, its uplink down"] = carried(each)
+    results["pinned, its uplink down"] = carried(each)
     ip("link set up2 up")
     ip("neigh replace 169.254.0.1 lladdr 02:00:00:00:00:02 dev up2 nud permanent")
     both(P2)
@@ -86,14 +86,14 @@ def main() -> None:
     agent.close()
     if shutil.which("nft"):
         agent = under("spray")
-        found["spray"] = carried(each)
+        results["spray"] = carried(each)
         agent.remove()
         agent = under("e-ecmp")
         packets = {qpn: carried([frame(mac, qpn)]) for qpn in QPNS}
-        found["e-ecmp"] = {qpn: next(port for port, count in one.items() if count) for qpn, one in packets.items()}
+        results["e-ecmp"] = {qpn: next(port for port, count in one.items() if count) for qpn, one in packets.items()}
         agent.remove()
-    found["after"] = carried(each)
-    json.dump(found, sys.stdout)
+    results["after"] = carried(each)
+    json.dump(results, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -288,9 +288,9 @@ def _fault(fault_id, kind, target, window, length, parameters, colour, moved, st
 def fired_between(run, fault_id, early_ns, late_ns):
     """The run with a fault that was seen to fire so much after it may have, and before."""
 
-    def seen(fault):
+    def observed(fault):
         first_ns = fault.receipt.fired.first_ns
         fired = replace(fault.receipt.fired, between_ns=(first_ns - early_ns, first_ns + late_ns))
         return replace(fault, receipt=replace(fault.receipt, fired=fired))
 
-    return replace(run, faults=tuple(seen(one) if one.plan.id == fault_id else one for one in run.faults))
+    return replace(run, faults=tuple(observed(one) if one.plan.id == fault_id else one for one in run.faults))

@@ -18,8 +18,8 @@ def test_bench_missing_lab_is_one_sentence(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of this process stay
     with pytest.raises(SystemExit) as ended:
         bench.main()
-    said = capsys.readouterr().err
+    error = capsys.readouterr().err
     assert ended.value.code == ExitCode.USAGE
-    assert said.startswith("faultbed: ")
-    assert str(missing) in said
-    assert "Traceback" not in said
+    assert error.startswith("faultbed: ")
+    assert str(missing) in error
+    assert "Traceback" not in error

@@ -27,9 +27,9 @@ def lab(tmp_path, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_bench_restart_state_after_each_of_twenty_losses_is_as_without_one(lab, mode):
-    said = []
-    first, lost, *phases = restarts.measure(lab, mode, said.append, losses=20)
-    assert first == (f"{mode}: state after a loss as without one", "20 of 20", "", "20", REACHED), said
+    lines = []
+    first, lost, *phases = restarts.measure(lab, mode, lines.append, losses=20)
+    assert first == (f"{mode}: state after a loss as without one", "20 of 20", "", "20", REACHED), lines
     assert (lost[0], lost[-1]) == (f"{mode}: iterations lost", REACHED)
     names = [row[0].removeprefix(f"{mode}: ") for row in phases]
     assert names[:-1] == ["detect", "diagnose", "reschedule", "initialise", "restore", "catch_up"]
@@ -48,13 +48,13 @@ def test_bench_restart_that_restores_nothing_is_missed(lab, monkeypatch):
 
 @pytest.mark.slow
 def test_bench_ettr_counts_the_schedules_inside_the_formulas_interval(lab):
-    said = []
-    counted, *rows, ratio = restarts.measure_ettr(lab, said.append, schedules=1)
-    assert counted == ("schedules whose job ended as without a loss, with an ETTR", "1 of 1", "", "", ""), said
+    lines = []
+    counted, *rows, ratio = restarts.measure_ettr(lab, lines.append, schedules=1)
+    assert counted == ("schedules whose job ended as without a loss, with an ETTR", "1 of 1", "", "", ""), lines
     assert rows[0][1] in ("0 of 1", "1 of 1")
     assert rows[1][1] in ("0 of 0", "0 of 1", "1 of 1")
     assert "n=1" in ratio[2]
-    assert "measured 0." in said[0]
+    assert "measured 0." in lines[0]
 
 
 def test_bench_ettr_of_a_schedule_that_the_formula_gives_nothing_has_no_ratio():

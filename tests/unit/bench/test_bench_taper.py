@@ -32,8 +32,8 @@ def test_lab_without_rates_is_refused_by_name():
 
 
 @pytest.mark.parametrize(
-    ("ratios", "says"),
+    ("ratios", "decision"),
     [([0.36, 0.35, 0.36, 0.35], REACHED), ([0.30, 0.30, 0.31, 0.30], MISSED), ([0.30, 0.42, 0.33, 0.38], OPEN)],
 )
-def test_row_is_decided_only_by_a_whole_interval(ratios, says):
-    assert row_of(ratios, 0.357)[-1] == says
+def test_row_is_decided_only_by_a_whole_interval(ratios, decision):
+    assert row_of(ratios, 0.357)[-1] == decision

@@ -41,9 +41,9 @@ def test_cpu_time_is_the_kernels_count_over_all_processes():
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "said"),
+    ("low", "high", "decision"),
     [(0.99, 1.1, REACHED), (0.95, 1.1, OPEN), (0.95, 0.98, MISSED), (0.95, 0.99, OPEN)],
 )
-def test_goal_is_decided_when_the_whole_interval_is_on_one_side(low, high, said):
-    assert decided(Interval(low=low, high=high, method="exact"), least=0.99) == said
-    assert decided(Interval(low=-high, high=-low, method="exact"), most=-0.99) == said
+def test_goal_is_decided_when_the_whole_interval_is_on_one_side(low, high, decision):
+    assert decided(Interval(low=low, high=high, method="exact"), least=0.99) == decision
+    assert decided(Interval(low=-high, high=-low, method="exact"), most=-0.99) == decision

@@ -199,7 +199,7 @@ def broken(receipt, **changes):
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"armed": Armed(ok=False)}, "armed"),
         ({"armed": Armed()}, "armed"),
@@ -213,7 +213,7 @@ def broken(receipt, **changes):
         ({"cleared": Cleared()}, "cleared"),
     ],
 )
-def test_judge_each_missing_proof_is_inconclusive(changes, says):
+def test_judge_each_missing_proof_is_inconclusive(changes, message):
     run = synthetic_run()
     first = run.faults[0]
     receipt = broken(first.receipt, **changes)
@@ -223,7 +223,7 @@ def test_judge_each_missing_proof_is_inconclusive(changes, says):
     verdict = verdict_of(msgspec.structs.replace(run, faults=faults), at_most("wrong_elements", 0))
 
     assert len(problems) == 1
-    assert says in problems[0]
+    assert message in problems[0]
     assert verdict.verdict is INCONCLUSIVE
 
 
@@ -477,8 +477,8 @@ def test_routing_times_are_unknown_if_the_switches_were_lost():
     )
     run = msgspec.structs.replace(run, changes=changes)
     assert observe(watched(run, ("host1", "gone"))).metrics["routing.converged"].value is not None
-    said = Change(node="rtsw1", subject="kernel", at_ns=changes[1].at_ns + 10**9, text="3 mlxsw: a port is hot")
-    talks = observe(watched(msgspec.structs.replace(run, changes=(*changes, said)), ("host1", None)))
+    kernel_line = Change(node="rtsw1", subject="kernel", at_ns=changes[1].at_ns + 10**9, text="3 mlxsw: a port is hot")
+    talks = observe(watched(msgspec.structs.replace(run, changes=(*changes, kernel_line)), ("host1", None)))
     assert talks.metrics["routing.converged"] == observe(watched(run, ("host1", None))).metrics["routing.converged"]
     dropped = Change(node="rtsw1", subject=CHANGES_LOST, at_ns=changes[1].at_ns + 1, text="lost: No buffer space")
     many = observe(watched(msgspec.structs.replace(run, changes=(*changes, dropped)), ("host1", None)))

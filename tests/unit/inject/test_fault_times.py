@@ -53,11 +53,11 @@ def test_holder_arm_request_too_late_is_done_in_full_and_reported(held, qemu, tm
     assert answer["event"] == "armed"
     assert answer["late_ns"] >= 2_500_000_000
     until(lambda: send_request(held, "observe")["state"] == "over", within_s=10)
-    seen = send_request(held, "observe")
-    (_, on_ns, _), (off_ns, _, _) = seen["changes"]
+    observed = send_request(held, "observe")
+    (_, on_ns, _), (off_ns, _, _) = observed["changes"]
     assert on_ns - asked_ns > 2_500_000_000
     assert off_ns - on_ns >= HOLD_S * S
-    assert seen["late_ns"] == answer["late_ns"]
+    assert observed["late_ns"] == answer["late_ns"]
 
 
 def test_holder_slow_change_does_not_shorten_its_window(held, qemu, tmp_path):

@@ -84,14 +84,14 @@ def flapping():
     return plan(FaultSpec(kind="link.flap", target="host1:rxe0", for_s=60.0), SOFT.topology, lab_kind="soft")
 
 
-@pytest.mark.parametrize("what", ["the journal", "every file"])
-def test_clear_with_a_disk_that_fills_up_after_arming_clears_and_gives_a_receipt(qemu, tmp_path, disk, what):
+@pytest.mark.parametrize("full_disk", ["the journal", "every file"])
+def test_clear_with_a_disk_that_fills_up_after_arming_clears_and_gives_a_receipt(qemu, tmp_path, disk, full_disk):
     """Real holder and guardian; the controller's writes fail from the moment the fault is in place."""
     with Journal(tmp_path / "journal") as journal, Injector(lab_at(tmp_path), journal) as injector:
         prepared = injector.prepare(flapping())
         assert prepared.arm().ok
         assert qemu.links[-1] is False
-        disk.of = journal if what == "the journal" else None
+        disk.of = journal if full_disk == "the journal" else None
         disk.is_full = True
         receipt = prepared.clear()
         disk.is_full = False

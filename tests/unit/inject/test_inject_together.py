@@ -54,7 +54,7 @@ def test_same_fault_twice_collides_unless_its_kind_composes(kind):
 
 
 @pytest.mark.parametrize(
-    ("one", "two", "thing"),
+    ("one", "two", "resource"),
     [
         (("switch.reboot", "rtsw1"), ("link.down", "rtsw1:ctsw1"), "link rtsw1:ctsw1"),
         (("switch.reboot", "rtsw1"), ("link.down", "ctsw1:rtsw1"), "link rtsw1:ctsw1"),
@@ -74,7 +74,7 @@ def test_same_fault_twice_collides_unless_its_kind_composes(kind):
         (("host.cpu-steal", "host1"), ("gpu.noisy-neighbour", "host1:gpu0"), "hog of host host1"),
     ],
 )
-def test_fault_inside_a_claimed_resource_collides(one, two, thing):
+def test_fault_inside_a_claimed_resource_collides(one, two, resource):
     """The conflict names both faults and the resource, whichever comes first."""
     specs = [
         FaultSpec(kind=kind, target=target, for_s=5.0, params=SAMPLES[kind][1] if kind in SAMPLES else {})
@@ -84,7 +84,7 @@ def test_fault_inside_a_claimed_resource_collides(one, two, thing):
         refused = collide(*pair)
         assert refused is not None
         assert all(f"{spec.kind} on {spec.target}" in refused for spec in pair)
-        assert f"{thing};" in refused
+        assert f"{resource};" in refused
 
 
 @pytest.mark.parametrize(

@@ -93,19 +93,19 @@ def test_profile_digest_is_the_same_in_another_process():
 def test_profile_causes_have_their_published_frequencies():
     """419 interruptions; over many draws each kind's share is the table's, within four standard deviations."""
     assert sum(category.count for category in LLAMA3_54D) == 419
-    seen = Counter(
+    counts = Counter(
         spec.kind
         for seed in range(60)
         for spec in schedule("llama3-54d", SOFT, seed=seed, duration_s=36_000, events=50)
     )
-    total = sum(seen.values())
+    total = sum(counts.values())
     known = {category.kind: 0 for category in LLAMA3_54D if category.kind}
     for category in LLAMA3_54D:
         if category.kind:
             known[category.kind] += category.count
     for kind, count in known.items():
         share = count / sum(known.values())
-        assert abs(seen[kind] - total * share) <= 4 * (total * share * (1 - share)) ** 0.5
+        assert abs(counts[kind] - total * share) <= 4 * (total * share * (1 - share)) ** 0.5
 
 
 def test_profile_categories_agree_with_the_published_table_at_419_events():
@@ -115,8 +115,8 @@ def test_profile_categories_agree_with_the_published_table_at_419_events():
     expected = [*(names[name] for name in often), sum(count for count in names.values() if count < 5)]
     chances = []
     for seed in range(40):
-        seen = Counter(category.name for category in drawn_categories(seed, 419))
-        observed = [*(seen[name] for name in often), sum(seen[name] for name in names.keys() - set(often))]
+        counts = Counter(category.name for category in drawn_categories(seed, 419))
+        observed = [*(counts[name] for name in often), sum(counts[name] for name in names.keys() - set(often))]
         chances.append(float(chisquare(observed, expected).pvalue))
     assert min(chances) > 0.05 / 40, "the chance of a false alarm in any of 40 seeds is 5 %"
     assert 0.2 < sum(chances) / 40 < 0.8, "and the fit is not too good to be drawn"

@@ -142,25 +142,27 @@ def lab_of(machine):
 def test_connection_to_a_rebooted_host_is_closed_unless_the_host_answers(monkeypatch, error, closed):
     """A job that restarted on the host may have opened it after the reboot."""
     address = Address(host="127.0.0.1", port=1, user="root", identity=Path("key"), host_key="ssh-ed25519 AAAA")
-    lab, seen = Lab(SOFT, {"host1": address}, accelerator="kvm"), []
+    lab, closed_connections = Lab(SOFT, {"host1": address}, accelerator="kvm"), []
 
     def run(*_, **__):
         if error is not None:
             raise error
 
     monkeypatch.setattr("testbed.lab.SshNode.run", run)
-    monkeypatch.setattr("testbed.lab.SshConnection.close", lambda connection: seen.append(connection.name))
+    monkeypatch.setattr(
+        "testbed.lab.SshConnection.close", lambda connection: closed_connections.append(connection.name)
+    )
     lab.forget_dead("host1")
-    assert seen == closed
+    assert closed_connections == closed
 
 
 def test_clearing_a_reboot_keeps_a_connection_to_the_host_that_answers():
     """Whoever clears it does not know who has opened the connection since."""
-    seen = []
+    forgotten = []
     planned = plan(FaultSpec(kind="host.reboot", target="host1", for_s=2.0), SOFT.topology, lab_kind="soft")
-    fault = SimpleNamespace(planned=planned, _lab=SimpleNamespace(forget_dead=seen.append))
+    fault = SimpleNamespace(planned=planned, _lab=SimpleNamespace(forget_dead=forgotten.append))
     cleared, _, doubts = PreparedFault._judge(fault, Cleared(ok=True), {"count": 1})
-    assert seen == ["host1"]
+    assert forgotten == ["host1"]
     assert (cleared.ok, len(doubts)) == (False, 1), "its evidence cannot be read here"
 
 

@@ -77,8 +77,8 @@ def test_receipt_each_missing_part_is_a_doubt(change, word):
 def test_receipt_state_not_confirmed_by_a_second_reading_is_a_doubt():
     """The holder's own word is not enough if a second source exists."""
     planned = dataclasses.replace(FLAP, while_on=(("rtsw1/ctsw1.mtu", 1500),))
-    for seen, doubted in ((1500, False), (4200, True), (None, True)):
-        armed = msgspec.structs.replace(armed_at(planned), while_on={"rtsw1/ctsw1.mtu": seen})
+    for second_mtu, doubted in ((1500, False), (4200, True), (None, True)):
+        armed = msgspec.structs.replace(armed_at(planned), while_on={"rtsw1/ctsw1.mtu": second_mtu})
         _, doubts = judged(planned, armed=armed, moved={WITNESS: 1})
         assert bool(doubts) is doubted
 
@@ -178,8 +178,8 @@ def test_receipt_is_the_faults_element_of_a_verdict():
     assert said_too["selection"] == "selected by seed 1, period 10240"
     assert receipt.proved
 
-    seen, _ = judged(moved={WITNESS: 1}, observed={**DONE, "between_ns": (9, 12)})
-    element = json.loads(json.dumps(msgspec.structs.replace(receipt, fired=seen).to_json()))
+    firing, _ = judged(moved={WITNESS: 1}, observed={**DONE, "between_ns": (9, 12)})
+    element = json.loads(json.dumps(msgspec.structs.replace(receipt, fired=firing).to_json()))
     assert element["fired"]["between_ns"] == [9, 12]
 
 

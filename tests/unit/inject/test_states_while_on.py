@@ -21,7 +21,7 @@ BUSY = "host2/hogs.running"
 
 
 @pytest.mark.parametrize(
-    ("seen", "state", "kept"),
+    ("states", "state", "kept"),
     [
         ({BUSY: 1}, "active", {BUSY: 1}),
         ({BUSY: 0}, "active", {BUSY: 0}),
@@ -29,14 +29,14 @@ BUSY = "host2/hogs.running"
         ({BUSY: 1}, "over", {BUSY: 1}),
     ],
 )
-def test_state_read_after_the_window_is_no_evidence(seen, state, kept, monkeypatch):
+def test_state_read_after_the_window_is_no_evidence(states, state, kept, monkeypatch):
     """A starved host answers late: after three seconds the fault was over, and the state looked as if it never
     acted.
     """
     monkeypatch.setattr(prepared_fault, "STATES_S", 0.0)
     prepared = SimpleNamespace(
         planned=PLANNED,
-        _witnesses=SimpleNamespace(states=lambda _: seen),
+        _witnesses=SimpleNamespace(states=lambda _: states),
         lease=SimpleNamespace(request=lambda _: {"state": state}),
     )
     assert PreparedFault._states_while_on(prepared) == kept
@@ -66,9 +66,9 @@ def test_states_while_on_of_window_that_ends_meanwhile_are_the_last_within_it():
 
 
 @pytest.mark.parametrize(
-    ("while_on", "says"), [({}, "give it a longer window"), ({BUSY: 0}, "was 0 while the fault was on")]
+    ("while_on", "doubt"), [({}, "give it a longer window"), ({BUSY: 0}, "was 0 while the fault was on")]
 )
-def test_receipt_distinguishes_a_wrong_state_from_an_unread_one(while_on, says):
+def test_receipt_distinguishes_a_wrong_state_from_an_unread_one(while_on, doubt):
     armed = Armed(ok=True, readback={"applied": True, **PLANNED.shows}, while_on=while_on)
     _, doubts = judge_fired(PLANNED, armed=armed, observed={"count": 1}, before={}, after={})
-    assert any(says in one for one in doubts), doubts
+    assert any(doubt in one for one in doubts), doubts

@@ -53,9 +53,9 @@ def switches(preset):
 
 @pytest.mark.process
 def test_playbooks_are_well_formed():
-    found = sorted(playbooks().glob("*.yml"))
-    assert {path.name for path in found} == {"provision.yml", "verify.yml", "rack.yml", "rack-teardown.yml"}
-    argv = [BIN / "ansible-playbook", "--syntax-check", "-i", inventories() / "soft.yml", *found]
+    files = sorted(playbooks().glob("*.yml"))
+    assert {path.name for path in files} == {"provision.yml", "verify.yml", "rack.yml", "rack-teardown.yml"}
+    argv = [BIN / "ansible-playbook", "--syntax-check", "-i", inventories() / "soft.yml", *files]
     done = subprocess.run(list(map(str, argv)), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
@@ -140,8 +140,8 @@ class Changes:
     def __init__(self, *, check=False):
         self.check, self.made = check, []
 
-    def really(self, what):
-        self.made.append(what)
+    def really(self, name):
+        self.made.append(name)
         return not self.check
 
 

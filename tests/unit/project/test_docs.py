@@ -26,8 +26,8 @@ TYPED = HOUSE / "tests" / "soft" / "test_docs.py"
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_documented_commands_would_parse(path, monkeypatch):
     monkeypatch.chdir(HOUSE)
-    for found in commands(path):
-        words = [NAMED.get(word, word) for word in shlex.split(found)]
+    for command in commands(path):
+        words = [NAMED.get(word, word) for word in shlex.split(command)]
         if words[0] == "make":
             assert set(words[1:]) <= TARGETS, words
         elif words[0] == "faultbed":
@@ -51,7 +51,7 @@ def test_documented_commands_are_run_or_have_a_reason():
     """Each is in exactly one table, and no table has a command that no page shows."""
     tabled = Counter(text for table in TABLES for text in table)
     assert [text for text, count in tabled.items() if count > 1] == []
-    actual = {found for path in PAGES for found in commands(path)}
+    actual = {command for path in PAGES for command in commands(path)}
     assert actual - set(tabled) == set(), "tests/soft/documented.py says where each command is run"
     assert set(tabled) - actual == set(), "no page has it any more"
 
@@ -68,7 +68,7 @@ def test_documented_command_sequences_have_a_test():
 
 
 @pytest.mark.parametrize(
-    ("page", "found"),
+    ("page", "expected"),
     [
         ("```sh\nfaultbed up  # now\n```\n", ["faultbed up"]),
         (
@@ -78,11 +78,11 @@ def test_documented_command_sequences_have_a_test():
         ("```python\nfaultbed = 1\n```\n`faultbed --lab soft-mini up`", ["faultbed --lab soft-mini up"]),
     ],
 )
-def test_commands_are_found_only_in_shell_and_text_blocks(page, found, tmp_path):
+def test_commands_are_found_only_in_shell_and_text_blocks(page, expected, tmp_path):
     """A block of another language used to hide every block behind it."""
     path = tmp_path / "page.md"
     path.write_text(page)
-    assert list(commands(path)) == found
+    assert list(commands(path)) == expected
 
 
 WHOLE = {

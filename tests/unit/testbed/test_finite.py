@@ -90,16 +90,16 @@ def test_experiment_format_has_float_fields_in_known_sections_only():
 
 
 @pytest.mark.parametrize(
-    ("bounds", "says"),
+    ("bounds", "message"),
     [
         ("min = 3\nmax = 1", "expect[0]: min (3) is above max (1)"),
         ("min = nan\nmax = 1", "expect[0].min: nan is not a finite number"),
         ("equals = nan", "expect[0].equals: nan is not a finite number"),
     ],
 )
-def test_expectation_with_contradictory_bounds_is_refused(bounds, says):
+def test_expectation_with_contradictory_bounds_is_refused(bounds, message):
     text = f'name = "x"\n[workload]\n{COLLECTIVE}[[expect]]\nmetric = "qp_errors"\n{bounds}\n'
-    assert says in refused(text)
+    assert message in refused(text)
 
 
 def test_expectation_with_contradictory_times_is_refused():

@@ -101,7 +101,7 @@ def raw(kind, **result):
 
 def test_provision_events_become_progress_and_results():
     messages = []
-    seen = _Progress(on_event=messages.append)
+    progress = _Progress(on_event=messages.append)
     for event in (
         {"event": "playbook_on_play_start", "event_data": {}},
         {"event": "runner_on_start", "event_data": {"host": "host1", "task": "T"}},
@@ -110,12 +110,12 @@ def test_provision_events_become_progress_and_results():
         raw("runner_on_ok", changed=False, notes=["d"]),
         raw("runner_on_failed", msg="no wire"),
     ):
-        assert seen.take(event)
+        assert progress.take(event)
     assert [event.state for event in messages] == ["started", "changed", "ok", "ok", "failed"]
     assert messages[1] == Event(node="host1", task="T", state="changed", detail="a; b", seconds=1.5)
-    assert seen.changes == {"host1": ["a", "b"]}
-    assert seen.notes == {"host1": ["c", "d"]}, "those of all tasks, not of the last"
-    assert [problem.detail for problem in seen.problems] == ["no wire"]
+    assert progress.changes == {"host1": ["a", "b"]}
+    assert progress.notes == {"host1": ["c", "d"]}, "those of all tasks, not of the last"
+    assert [problem.detail for problem in progress.problems] == ["no wire"]
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_provision_events_become_progress_and_results():
     ],
 )
 def test_provision_failure_after_contact_warns_of_changed_machines(tmp_path, events, check, half):
-    seen = _Progress(on_event=lambda _: None)
+    progress = _Progress(on_event=lambda _: None)
     for event in events:
-        seen.take(raw(event, msg="no wire"))
-    error = _failure(_Play(name="rack", timeout_s=1, check=check), "timeout", seen, tmp_path)
+        progress.take(raw(event, msg="no wire"))
+    error = _failure(_Play(name="rack", timeout_s=1, check=check), "timeout", progress, tmp_path)
     assert isinstance(error, HalfProvisioned) is half

@@ -26,21 +26,21 @@ CACHE = str(cache_dir())
 """That of all tests: Ansible takes half a second to list an inventory."""
 
 
-def asked(inventory, *, check=False, roles=(), teardown=False):
+def playbook(inventory, *, check=False, roles=(), teardown=False):
     return playbook_of(inventory, check=check, roles=roles, teardown=teardown)
 
 
 def test_provision_playbook_and_limits_of_each_kind_of_lab():
-    assert asked(RACK) == asked(RACK, check=True, roles=("rnic_host", "gpu_host")) == "rack"
-    assert asked(RACK, teardown=True) == "rack-teardown"
-    assert asked(SOFT, check=True) == "provision"
+    assert playbook(RACK) == playbook(RACK, check=True, roles=("rnic_host", "gpu_host")) == "rack"
+    assert playbook(RACK, teardown=True) == "rack-teardown"
+    assert playbook(SOFT, check=True) == "provision"
     for wrong in ({}, {"teardown": True}, {"check": True, "roles": ("base_host",)}):
         with pytest.raises(UsageError, match="`faultbed up` provisions it"):
-            asked(SOFT, **wrong)
+            playbook(SOFT, **wrong)
     with pytest.raises(UsageError, match="did you mean rnic_host"):
-        asked(RACK, roles=("rnic_hots",))
+        playbook(RACK, roles=("rnic_hots",))
     with pytest.raises(UsageError, match="leave out --tags"):
-        asked(RACK, roles=("rnic_host",), teardown=True)
+        playbook(RACK, roles=("rnic_host",), teardown=True)
 
 
 def test_provision_only_machines_that_may_be_disrupted():

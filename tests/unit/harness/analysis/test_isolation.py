@@ -46,21 +46,21 @@ def metrics_of(run):
 
 
 def test_bystander_that_no_fault_touches_has_a_ratio_of_one():
-    found = metrics_of(with_bystander(steady))
-    ratio = found["bystander.goodput_ratio"]
+    metrics = metrics_of(with_bystander(steady))
+    ratio = metrics["bystander.goodput_ratio"]
     assert ratio.value == pytest.approx(1, abs=0.03)
     assert ratio.interval.low < 1 < ratio.interval.high
-    assert found["bystander.gap"].value == 0
-    assert (found["bystander.gap"].interval.low, found["bystander.gap"].interval.high) == (0, pytest.approx(0.2))
-    assert found["bystander.qp_errors"].value == 0
+    assert metrics["bystander.gap"].value == 0
+    assert (metrics["bystander.gap"].interval.low, metrics["bystander.gap"].interval.high) == (0, pytest.approx(0.2))
+    assert metrics["bystander.qp_errors"].value == 0
 
 
 def test_slowed_bystander_has_its_ratio_and_the_responsible_fault():
     name, window = max(acting_windows(RUN).items(), key=lambda item: item[1].cleared_ns - item[1].start_ns)
-    found = metrics_of(with_bystander(during(window, 0.5)))["bystander.goodput_ratio"]
+    ratio = metrics_of(with_bystander(during(window, 0.5)))["bystander.goodput_ratio"]
     length_s = (window.cleared_ns - window.start_ns) / 1e9
-    assert found.value == pytest.approx((0.5 * length_s + 1) / (length_s + 1), abs=0.04)
-    assert f"around {name} " in found.detail
+    assert ratio.value == pytest.approx((0.5 * length_s + 1) / (length_s + 1), abs=0.04)
+    assert f"around {name} " in ratio.detail
 
 
 def test_bystander_silent_while_a_fault_is_removed_has_a_gap():
@@ -152,9 +152,9 @@ def test_bystander_gap_that_the_end_of_the_data_cuts_short_is_at_least_that_long
 
 def test_bystander_without_faults_has_no_ratio():
     run = msgspec.structs.replace(with_bystander(steady), faults=())
-    found = metrics_of(run)
-    assert found["bystander.goodput_ratio"].value is None
-    assert found["bystander.gap"].value is None
+    metrics = metrics_of(run)
+    assert metrics["bystander.goodput_ratio"].value is None
+    assert metrics["bystander.gap"].value is None
 
 
 @pytest.mark.parametrize(
@@ -168,8 +168,8 @@ def test_bystander_that_no_fault_touched_passes_only_if_the_faults_fired(name, b
 
 
 def _verdict_of(name, run, expected):
-    found = judge(plan=PLAN, expectations=expected, run=run, observed=observe(run))
-    return next(check.verdict for check in found.checks if check.name.startswith(name))
+    judgement = judge(plan=PLAN, expectations=expected, run=run, observed=observe(run))
+    return next(check.verdict for check in judgement.checks if check.name.startswith(name))
 
 
 @pytest.mark.usefixtures("drawn_anew")

@@ -53,10 +53,10 @@ def test_phases_detect_and_retransmit_come_from_packets(run, fired):
     """A NAK comes 5 ms after the firing, the packet 2 ms later; an earlier go-back is not this fault's."""
     at = fired["loss"]
     backs = ((at - 50 * MS, at - 40 * MS), (at + 5 * MS, at + 7 * MS), (at + 9 * MS, at + 90 * MS))
-    seen = msgspec.structs.replace(run, packets=PacketSummary(frames=9, missed=0, broken=0, goings_back=backs))
-    phases = lengths(seen, "loss")
+    captured = msgspec.structs.replace(run, packets=PacketSummary(frames=9, missed=0, broken=0, goings_back=backs))
+    phases = lengths(captured, "loss")
     assert (phases["detect"], phases["retransmit"]) == (5 * MS, 2 * MS)
-    assert observe(seen).metrics["recovery.detect"].value == pytest.approx(0.005)
+    assert observe(captured).metrics["recovery.detect"].value == pytest.approx(0.005)
 
 
 def test_phases_rebuild_without_end_has_no_length(run, fired):
@@ -87,13 +87,13 @@ def test_phases_assign_a_nak_before_the_observed_firing_to_its_fault(run, fired)
     backs = ((at - 3 * MS, at + 4 * MS), (at + 80 * MS, at + 90 * MS))
     assert lengths(with_backs(run, *backs), "loss")["detect"] == 80 * MS
 
-    seen = fired_between(with_backs(run, *backs), "loss", 20 * MS, 2 * MS)
+    bounded = fired_between(with_backs(run, *backs), "loss", 20 * MS, 2 * MS)
 
-    one = observe(seen).metrics["recovery.detect"]
+    one = observe(bounded).metrics["recovery.detect"]
     assert (one.value, one.interval.low) == (0, 0)
     assert one.interval.high == pytest.approx((20 * MS + run.clock_error_ns) / 1e9)
-    assert lengths(seen, "loss")["retransmit"] == 7 * MS
-    assert observe(seen).metrics["recovery.retransmit"].interval is None
+    assert lengths(bounded, "loss")["retransmit"] == 7 * MS
+    assert observe(bounded).metrics["recovery.retransmit"].interval is None
 
 
 def test_phases_interval_is_as_wide_as_the_uncertainty_of_the_firing(run, fired):

@@ -25,9 +25,9 @@ def test_one_flow_waits_for_its_window_of_64_packets():
     assert (wait.rnic, wait.rate_bps, wait.queued_bytes) == ("host3:rxe0", RATE_BPS, 64 * 4096)
     assert wait.wait_ns == pytest.approx(64 * 4096 * 8e9 / RATE_BPS)
     assert (wait.timeout, wait.enough) == (14, 17)
-    said = describe_wait(wait)
-    assert "256 KiB wait for the 6.25 Mb/s of host3:rxe0" in said
-    assert "--qp timeout=17, or a smaller --depth" in said
+    text = describe_wait(wait)
+    assert "256 KiB wait for the 6.25 Mb/s of host3:rxe0" in text
+    assert "--qp timeout=17, or a smaller --depth" in text
 
 
 def test_all_flows_to_an_rnic_share_its_link():

@@ -258,18 +258,18 @@ def test_judge_rank_without_final_state_is_no_pass(reporting, wrong, expected):
     assert checks["state"].detail.partition("no state from rank ")[2] == ", ".join(missing)
 
 
-@pytest.mark.parametrize(("changes", "says"), [
+@pytest.mark.parametrize(("changes", "reason"), [
     ({"elements": 0}, "no element of a final state was compared"),
     ({"iterations": 10}, "the state of rank 0 is that after 10 of 100 iterations"),
 ])  # fmt: skip
-def test_judge_missing_or_premature_final_state_is_no_pass(changes, says):
+def test_judge_missing_or_premature_final_state_is_no_pass(changes, reason):
     """Such a state has no wrong element, because there was none to compare or because the job was not over."""
     run = job(PLAIN)
     states = tuple(replace(one, **changes) for one in run.resilience.states)
     run = msgspec.structs.replace(run, resilience=msgspec.structs.replace(run.resilience, states=states))
     checks = {one.name: one for one in verdict_of(run, Expectation(metric=METRICS["state_errors"], equals=0)).checks}
     assert (checks["state"].verdict, checks["state_errors"].verdict) == (Verdict.INCONCLUSIVE,) * 2
-    assert says in checks["state"].detail
+    assert reason in checks["state"].detail
 
 
 def test_judge_unfinished_restart_fails():

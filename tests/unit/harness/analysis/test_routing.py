@@ -103,7 +103,11 @@ def test_routing_change_before_the_observed_firing_belongs_to_the_fault():
     """A hop is read every 20 ms or less often, and a switch may be quicker. The change is not the previous fault's."""
     changes = (change(9.99, "link ctsw1"), change(10.5, "route x"), change(19.99, "route y"))
     fired = {"cut": (10 * S, 12 * S), "next": (20 * S, 22 * S)}
-    seen = routing(changes, fired, {"cut": 20_000_000, "next": 20_000_000})
-    assert (seen["cut"].detected_by, seen["cut"].detected_ns, seen["cut"].changes) == ("rtsw1: link ctsw1", 0, 2)
-    assert (seen["next"].detected_by, seen["next"].detected_ns) == ("rtsw1: route y", 0)
+    by_fault = routing(changes, fired, {"cut": 20_000_000, "next": 20_000_000})
+    assert (by_fault["cut"].detected_by, by_fault["cut"].detected_ns, by_fault["cut"].changes) == (
+        "rtsw1: link ctsw1",
+        0,
+        2,
+    )
+    assert (by_fault["next"].detected_by, by_fault["next"].detected_ns) == ("rtsw1: route y", 0)
     assert routing(changes, fired)["cut"].detected_by == "rtsw1: route x"

@@ -109,10 +109,10 @@ def test_chance_equals_the_enumeration_of_all_splits(before, during):
     values = during + before
     order = sorted(range(len(values)), key=lambda at: (values[at], at))
     rank = {at: place + 1 for place, at in enumerate(order)}
-    seen = sum(rank[at] for at in range(len(during)))
+    rank_sum = sum(rank[at] for at in range(len(during)))
     ways = list(itertools.combinations(range(1, len(values) + 1), len(during)))
 
-    assert chance(before, during) == pytest.approx(sum(sum(way) >= seen for way in ways) / len(ways))
+    assert chance(before, during) == pytest.approx(sum(sum(way) >= rank_sum for way in ways) / len(ways))
 
 
 def test_chance_approximation_agrees_with_the_exact_value(monkeypatch):

@@ -86,19 +86,19 @@ def test_probes_round_trips_add_evidence_to_an_existing_finding(labelled):
     assert len(after[0].evidence) == len(before[0].evidence) + 1
 
 
-@pytest.mark.parametrize(("confidence", "told"), [(0.4, True), (0.9, False)])
-def test_probes_add_a_link_finding_unless_its_switch_is_certain(confidence, told):
+@pytest.mark.parametrize(("confidence", "is_added"), [(0.4, True), (0.9, False)])
+def test_probes_add_a_link_finding_unless_its_switch_is_certain(confidence, is_added):
     """An uncertain finding about a switch (16 packets lost by rtsw2) used to absorb the probes' evidence on one of its
     links.
     """
     known = Finding(cause="loss", place="rtsw", name="rtsw2", confidence=confidence, evidence=("16 packets",))
     findings = with_probes(Network(3).run().measured(None, ""), [known], probed(("rtsw2", "host3:rxe1")))
-    assert [one.name for one in findings] == ["rtsw2", *(["rtsw2:host3:rxe1"] if told else [])]
-    assert len(findings[0].evidence) == (1 if told else 2)
+    assert [one.name for one in findings] == ["rtsw2", *(["rtsw2:host3:rxe1"] if is_added else [])]
+    assert len(findings[0].evidence) == (1 if is_added else 2)
 
 
 @pytest.mark.parametrize(
-    ("place", "told"),
+    ("place", "names"),
     [
         ((), []),
         (("rtsw2", "host3:rxe1"), ["rtsw2:host3:rxe1"]),
@@ -106,11 +106,11 @@ def test_probes_add_a_link_finding_unless_its_switch_is_certain(confidence, told
         (("rtsw1", "host1:rxe0"), ["host1", "rtsw1:host1:rxe0"]),
     ],
 )
-def test_probes_answered_by_a_host_clear_it_of_silence(place, told):
+def test_probes_answered_by_a_host_clear_it_of_silence(place, names):
     """Peers' timers also expire when a link delays; what probes say about that link stays."""
     silent = Finding(cause="silent-host", place="rank", name="host1", confidence=0.56, evidence=("35 timers",))
     run = Network(3).run().measured(None, "")
-    assert [one.name for one in with_probes(run, [silent], probed(place))] == told
+    assert [one.name for one in with_probes(run, [silent], probed(place))] == names
     assert with_probes(run, [silent], ()) == [silent]
 
 

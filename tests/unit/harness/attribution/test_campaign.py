@@ -115,7 +115,7 @@ def test_campaign_command_lists_planned_runs():
     assert "packet.drop" not in done.output
 
 
-class Held:
+class Reservation:
     """A reservation that is never lost."""
 
     def heartbeat(self):
@@ -137,7 +137,7 @@ def verdict_of(word, lab_state="CLEAN"):
 def campaign_of(monkeypatch, tmp_path):
     """Run a campaign whose runs come to these verdicts, in turn and again; the command's result and their number."""
     monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda *_, **__: None)
-    monkeypatch.setattr(attribution, "hold", lambda *_, **__: contextlib.nullcontext(Held()))
+    monkeypatch.setattr(attribution, "hold", lambda *_, **__: contextlib.nullcontext(Reservation()))
 
     def run(verdicts, *options):
         began = []

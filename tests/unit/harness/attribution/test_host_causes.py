@@ -118,8 +118,8 @@ def test_host_cause_cpu_waits_are_a_busy_host_with_low_confidence():
     assert (finding.cause, finding.name, finding.confidence < 0.5) == ("busy-host", "host4", True)
 
 
-@pytest.mark.parametrize(("more", "said"), [(0.5, "nothing"), (0.7, "busy-host")])
-def test_host_cause_busy_host_among_busy_hosts_needs_a_larger_share(more, said):
+@pytest.mark.parametrize(("more", "cause"), [(0.5, "nothing"), (0.7, "busy-host")])
+def test_host_cause_busy_host_among_busy_hosts_needs_a_larger_share(more, cause):
     """Beside probes: all wait for twice the time of the run, one a third as long again, and some."""
     network = Network(3).run()
     lasting_us = network.measured(None, "").end_ns - network.measured(None, "").t0_ns
@@ -127,7 +127,7 @@ def test_host_cause_busy_host_among_busy_hosts_needs_a_larger_share(more, said):
     for host in HOSTS:
         network.counts[host, "cpu0.wait_us"] += round(1.8 * lasting_us)
     network.counts["host2", "cpu0.wait_us"] += round(more * lasting_us)
-    assert attribute(network.measured(None, ""))[0].cause == said
+    assert attribute(network.measured(None, ""))[0].cause == cause
 
 
 def test_host_cause_xid_events_name_the_gpu():
@@ -136,10 +136,10 @@ def test_host_cause_xid_events_name_the_gpu():
     host = run.topology.hosts[0]
     gpu = host.gpus[0].name
 
-    def told(address, xid):
+    def xid_event(address, xid):
         return Change(at_ns=run.t0_ns, node=host.name, subject="kernel", text=f"3 NVRM: Xid (PCI:{address}): {xid}, x")
 
-    log = (told(gpu, 63), told(gpu, 63), told("0000:ff:00", 79))
+    log = (xid_event(gpu, 63), xid_event(gpu, 63), xid_event("0000:ff:00", 79))
     actual = {one.name: one for one in attribute(msgspec.structs.replace(run, kernel=log)) if one.cause == "gpu-error"}
     assert actual.keys() == {f"{host.name}:{gpu}", host.name}
     assert actual[f"{host.name}:{gpu}"].evidence == (f"{host.name}:{gpu}: XID 63, 2 times",)
@@ -150,15 +150,15 @@ def test_host_cause_rnr_naks_name_the_host_with_late_receives(name):
     """The RNIC counts the RNR NAKs it sent under one of several names; two may be start-up."""
     run = synthetic_run()
 
-    def found(count):
+    def blamed_hosts(count):
         after = {node: dict(names) for node, names in run.counters_after.items()}
         before = {node: dict(names) for node, names in run.counters_before.items()}
         before["host2"][f"rxe0.{name}"], after["host2"][f"rxe0.{name}"] = 7, 7 + count
         findings = attribute(msgspec.structs.replace(run, counters_before=before, counters_after=after))
         return [one.name for one in findings if one.cause == "late-receives"]
 
-    assert found(40) == ["host2"]
-    assert found(2) == []
+    assert blamed_hosts(40) == ["host2"]
+    assert blamed_hosts(2) == []
 
 
 def test_host_cause_gaps_after_late_receives_are_no_loss():

@@ -306,7 +306,7 @@ def test_offenders_hands_over_to_schedulers(runs):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (("--runs", "no-such-folder"), "--runs no-such-folder: no such folder"),
         (("--runs", ".", "--half-life", "soon"), "--half-life soon"),
@@ -314,10 +314,10 @@ def test_offenders_hands_over_to_schedulers(runs):
         (("--runs", ".", "--drain", "5", "--rma", "2"), "want 0 < drain <= RMA"),
     ],
 )
-def test_offenders_command_rejects_invalid_parameters(words, says):
+def test_offenders_command_rejects_invalid_parameters(words, message):
     error = command(*words).exception
     assert isinstance(error, UsageError), error
-    assert says in str(error)
+    assert message in str(error)
 
 
 # GPU readings and thresholds
@@ -453,7 +453,7 @@ def test_gpu_breach_is_handed_over_with_its_reason_and_a_rehearsal_is_not(tmp_pa
     assert isinstance(refused.exception, UsageError)
     assert "--rehearse" in str(refused.exception)
     for words, is_one in (((), False), (("--rehearse",), True)):
-        said = CliRunner().invoke(cli, ["offenders", *empty, *words, "--json"])
-        assert json.loads(said.output)["rehearsal"] is is_one
+        listed = CliRunner().invoke(cli, ["offenders", *empty, *words, "--json"])
+        assert json.loads(listed.output)["rehearsal"] is is_one
     shown = CliRunner().invoke(cli, ["offenders", *empty, "--rehearse"])
     assert "a rehearsal" in shown.output

@@ -80,12 +80,12 @@ def qemu(folder):
     server.close()
 
 
-def in_another_shell(folder, what, covers=("*",)):
+def in_another_shell(folder, name, covers=("*",)):
     """Record an intervention as a process that is not below this one."""
     before = interventions._read(folder).number
     code = (
         "import sys, pathlib; from testbed.tenancy import interventions;"
-        f"interventions.record(pathlib.Path({str(folder)!r}), {what!r}, {covers!r})"
+        f"interventions.record(pathlib.Path({str(folder)!r}), {name!r}, {covers!r})"
     )
     subprocess.run(["setsid", "-f", sys.executable, "-c", code], check=True, cwd=HOUSE, timeout=30)
     until(lambda: interventions._read(folder).number == before + 1, within_s=20)
@@ -105,7 +105,7 @@ def purged_by(_):
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    ("end", "said"),
+    ("end", "reason"),
     [
         (healed_by, r"`faultbed heal --panic` \(.*, process PID\) ended the faults of this lab at 20..-.* UTC"),
         (down_by, r"`faultbed down` \(.*, process PID\) ended the faults of this lab at 20..-.* UTC"),
@@ -113,7 +113,7 @@ def purged_by(_):
     ],
     ids=["heal", "down", "purge"],
 )
-def test_command_with_two_faults_begins_no_second_one_after_the_lab_was_put_back(qemu, folder, tmp_path, end, said):
+def test_command_with_two_faults_begins_no_second_one_after_the_lab_was_put_back(qemu, folder, tmp_path, end, reason):
     """Real holders. The command is a process of its own, the one that puts the lab back is this one."""
     path = os.pathsep.join((str(HOUSE), str(SUPPORT)))
     command = subprocess.Popen(
@@ -125,10 +125,12 @@ def test_command_with_two_faults_begins_no_second_one_after_the_lab_was_put_back
         end(folder)
         changes = len(qemu.links)
         out, _ = command.communicate("\n", timeout=60)
-    said = said.replace("PID", str(os.getpid()))
-    assert re.search(said, out), out
+    reason = reason.replace("PID", str(os.getpid()))
+    assert re.search(reason, out), out
     if end is healed_by:
-        assert re.search(f"^first: .*{said}", out, re.MULTILINE), "the receipt does not say what ended the first fault"
+        assert re.search(f"^first: .*{reason}", out, re.MULTILINE), (
+            "the receipt does not say what ended the first fault"
+        )
     assert "this command begins no other fault: run it again" in out
     assert False not in qemu.links[changes:], "the second fault took the link down"
 
@@ -246,10 +248,10 @@ def test_reset_is_recorded_before_a_vm_is_ended(folder, monkeypatch):
     monkeypatch.setattr(lifecycle.image, "cached", object)
     monkeypatch.setattr(lifecycle, "vms", lambda _: ())
     monkeypatch.setattr(lifecycle, "_resume", lambda *_, **__: None)
-    seen = []
-    monkeypatch.setattr(fleet, "end", lambda *_: seen.append(interventions._read(folder).entries[-1]["what"]))
+    entries = []
+    monkeypatch.setattr(fleet, "end", lambda *_: entries.append(interventions._read(folder).entries[-1]["what"]))
     lifecycle.reset(SOFT, lambda _: None)
-    assert seen == ["reset"]
+    assert entries == ["reset"]
 
 
 def run_with(lab, tmp_path, monkeypatch, with_faults):

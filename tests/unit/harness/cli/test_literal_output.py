@@ -112,4 +112,4 @@ def test_command_line_code_contains_no_markup():
     markup = re.compile(r"\[/[a-z ]*\]|rich\.markup|from_markup|markup=True")
     files = sorted((HOUSE / "harness" / "cli").rglob("*.py"))
     assert files
-    assert [f"{path.name}: {found}" for path in files for found in markup.findall(path.read_text())] == []
+    assert [f"{path.name}: {tag}" for path in files for tag in markup.findall(path.read_text())] == []

@@ -105,13 +105,13 @@ def _wrong(end, folder, qemu):
             moment = time.monotonic() + end.apart_s
         output = process.communicate(timeout=END_S)[0]
     is_up = not qemu.links or qemu.links[-1]
-    return list(_lies(end, folder, qemu, rc=process.returncode, said=output, is_up=is_up))
+    return list(_lies(end, folder, qemu, rc=process.returncode, output=output, is_up=is_up))
 
 
-def _lies(end, folder, qemu, *, rc, said, is_up):
+def _lies(end, folder, qemu, *, rc, output, is_up):
     is_marked, unfinished = dirty.is_marked(folder), dirty.unfinished(folder)
-    about = f"{end}: exit code {rc}, marked {is_marked}, unfinished {unfinished}, up {is_up}, said {said!r}"
-    if "cleared and verified" in said and not is_up:
+    about = f"{end}: exit code {rc}, marked {is_marked}, unfinished {unfinished}, up {is_up}, said {output!r}"
+    if "cleared and verified" in output and not is_up:
         yield f"claims that it has cleared: {about}"
     if not is_marked and not unfinished and (not is_up or rc == 5):
         yield f"false CLEAN: {about}"

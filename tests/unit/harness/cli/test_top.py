@@ -114,14 +114,14 @@ def test_top_ends_after_its_duration(monkeypatch):
 def test_top_survives_a_machine_that_stops_answering(monkeypatch):
     """A watcher is killed during the view: the view continues and ends on time."""
     lab = Watched()
-    seen = threading.Event()
+    has_sample = threading.Event()
     frames = []
 
-    class Seen(Screen):
+    class KillingScreen(Screen):
         def sample(self, one):
             super().sample(one)
-            if not seen.is_set():
-                seen.set()
+            if not has_sample.is_set():
+                has_sample.set()
                 lab.channels[0].process.send_signal(signal.SIGKILL)
 
         def table(self, rows, *, now_ns, heard_ns):
@@ -129,10 +129,10 @@ def test_top_survives_a_machine_that_stops_answering(monkeypatch):
             # As if it had been silent for longer than anybody wants to wait here.
             return super().table(rows, now_ns=now_ns + SILENT_NS, heard_ns=heard_ns)
 
-    monkeypatch.setattr(watching, "Screen", Seen)
+    monkeypatch.setattr(watching, "Screen", KillingScreen)
     done = top(monkeypatch, lab, "--for", "2.5")
     assert done.exception is None, done.exception
-    assert seen.is_set()
+    assert has_sample.is_set()
     assert len(frames) >= 3
     assert "silent" in done.output
 

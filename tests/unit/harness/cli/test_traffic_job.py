@@ -31,13 +31,13 @@ def run(tmp_path, monkeypatch):
     def run(*words, broken=None):
         ran = []
 
-        def run_ranks(session, ranks, what, start):
+        def run_ranks(session, ranks, name, start):
             del session, ranks
-            ran.append(what)
+            ran.append(name)
             with start(lab, lambda _: None) as running:
                 result = running.wait(60)
             assert (result.outcome, result.where, result.wrong_elements) == ("completed", None, 0)
-            return replace(result, **(broken or {}).get(what, {}))
+            return replace(result, **(broken or {}).get(name, {}))
 
         monkeypatch.setattr(jobs, "run_ranks", run_ranks)
         done = CliRunner().invoke(cli, ["--lab", "soft", "traffic", "job", *words], standalone_mode=False)
@@ -54,17 +54,17 @@ def test_groups_run_alone_and_all_went_well(run):
 
 
 @pytest.mark.parametrize(
-    ("change", "code", "said"),
+    ("change", "code", "message"),
     [
         ({"outcome": "failed", "where": "host3: the engine is gone"}, ExitCode.ERROR, f"{FIRST}: host3: the engine is"),
         ({"wrong_elements": 4096}, ExitCode.FAIL, f"{FIRST}: 4096 wrong elements"),
     ],
 )
-def test_a_group_that_fails_alone_has_no_ratio_and_fails_the_command(run, change, code, said):
+def test_a_group_that_fails_alone_has_no_ratio_and_fails_the_command(run, change, code, message):
     done, ran = run(*TWO_GROUPS, "--json", broken={FIRST: change})
     assert done.return_value == code
     assert len(ran) == 3
-    assert said in done.stderr
+    assert message in done.stderr
     assert [one["members"] for one in json.loads(done.stdout)["interference"]] == [[1, 3]]
 
 

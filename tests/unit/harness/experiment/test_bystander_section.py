@@ -50,7 +50,7 @@ def test_bystander_is_in_the_plan_with_its_rnics_and_absent_without_a_section():
 
 
 @pytest.mark.parametrize(
-    ("section", "says"),
+    ("section", "message"),
     [
         ('src = "host2:rxe1"', "bystander: object missing required field `dst`"),
         (f'{OTHERS}\nsise = "4KiB"', 'bystander: no key "sise" here; did you mean size?'),
@@ -69,13 +69,13 @@ def test_bystander_is_in_the_plan_with_its_rnics_and_absent_without_a_section():
         ('src = "rnic[*]"\ndst = "host4:rxe1"', "bystander.src: "),
     ],
 )
-def test_bystander_section_is_refused_with_its_path(section, says):
-    assert f"x.toml: {says}" in refused(TEXT.format(section))
+def test_bystander_section_is_refused_with_its_path(section, message):
+    assert f"x.toml: {message}" in refused(TEXT.format(section))
 
 
 def test_bystander_metric_without_a_bystander_is_refused():
-    said = refused(PLAIN + '[[expect]]\nmetric = "bystander.gap"\nmax = "1s"\n')
-    assert said == "x.toml: expect[0].metric: bystander.gap needs a bystander: add [bystander] with src and dst"
+    message = refused(PLAIN + '[[expect]]\nmetric = "bystander.gap"\nmax = "1s"\n')
+    assert message == "x.toml: expect[0].metric: bystander.gap needs a bystander: add [bystander] with src and dst"
 
 
 @pytest.mark.parametrize(

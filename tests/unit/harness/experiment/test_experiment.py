@@ -57,7 +57,7 @@ def test_experiment_quantities_become_numbers_and_the_result_is_frozen():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "path", "says"),
+    ("old", "new", "path", "reason"),
     [
         ("rtsw1:ctsw1", "rtsw9:ctsw1", "faults[0].target", "did you mean rtsw2:ctsw1?"),
         ('kind = "link.flap"', 'kind = "link.flap"\nduratoin = "1s"', "faults[0]", 'no key "duratoin"'),
@@ -103,13 +103,13 @@ def test_experiment_quantities_become_numbers_and_the_result_is_frozen():
         ),
     ],
 )
-def test_experiment_error_names_its_path(old, new, path, says):
+def test_experiment_error_names_its_path(old, new, path, reason):
     assert old in GOOD
 
     message = refused(GOOD.replace(old, new, 1))
 
     assert message.startswith(f"x.toml: {path}: " if path else "x.toml: ")
-    assert says in message
+    assert reason in message
 
 
 def test_experiment_absolute_rate_bound_is_rejected_on_a_soft_lab():
@@ -183,7 +183,7 @@ def test_experiment_collective_takes_the_command_lines_parameters():
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "says"),
+    ("name", "more", "message"),
     [
         ("all-reduc", "", 'workload.collective: no collective "all-reduc"; did you mean all-reduce'),
         ("all-to-all", 'algorithm = "ring"', 'workload.algorithm: no algorithm "ring"; there is auto, full-mesh'),
@@ -192,8 +192,8 @@ def test_experiment_collective_takes_the_command_lines_parameters():
         ("broadcast", "root = -1", "workload.root: expected `int` >= 0"),
     ],
 )
-def test_experiment_unknown_collective_is_rejected_with_its_path(name, more, says):
-    with pytest.raises(ConfigError, match=re.escape(says)):
+def test_experiment_unknown_collective_is_rejected_with_its_path(name, more, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         decode(COLLECTIVE.format(name, more).encode(), source="x.toml")
 
 
@@ -201,13 +201,13 @@ def test_experiment_unknown_collective_is_rejected_with_its_path(name, more, say
 def test_experiment_every_workload_accepts_qp_parameters(text):
     work = read(text.format("[workload.qp]\ntimeout = 18\nmtu = 1024")).workload
     assert (work.qp.timeout, work.qp.mtu, work.qp.retry_cnt) == (18, 1024, 6)
-    for values, says in (
+    for values, message in (
         ("retry_cnt = 7", "workload.qp: retry_cnt must be 0 to 6, got 7: rxe treats 7 as 'retry forever'"),
         ("mtu = 1500", "workload.qp: path MTU must be 1024, 2048 or 4096, got 1500"),
         ("timeuot = 1", 'workload.qp: no QP parameter "timeuot"; did you mean timeout?'),
         ('timeout = "18"', "workload.qp"),
     ):
-        with pytest.raises(ConfigError, match=re.escape(says)):
+        with pytest.raises(ConfigError, match=re.escape(message)):
             read(text.format(f"[workload.qp]\n{values}"))
 
 
@@ -232,7 +232,7 @@ for = "1s"
 
 
 @pytest.mark.parametrize(
-    ("kind", "target", "at", "more", "says"),
+    ("kind", "target", "at", "more", "message"),
     [
         ("packet.drop", "rtsw1:ctsw2", "8s", "set = { share = 7 }", "x.toml: faults[1].share: 7 is not in"),
         ("gpu.throttle", "rtsw1:ctsw2", "8s", "", "x.toml: faults[1].target: gpu.throttle cannot target"),
@@ -240,14 +240,14 @@ for = "1s"
         ("storage.stall", "host1", "8s", "", "x.toml: faults[1]: storage.stall on host1: the workload has no storage"),
     ],
 )
-def test_experiment_misfit_fault_is_named_by_its_place_in_the_file(kind, target, at, more, says):
+def test_experiment_misfit_fault_is_named_by_its_place_in_the_file(kind, target, at, more, message):
     """The plan orders faults by time, so an index into it would name another fault."""
     text = TWO_FAULTS.format(kind=kind, target=target, at=at, more=more).encode()
 
     with pytest.raises(FaultbedError) as caught:
         decide(decode(text, source="x.toml"), text, lab_inventory.load(inventories() / "soft.yml"))
 
-    assert str(caught.value).startswith(says)
+    assert str(caught.value).startswith(message)
 
 
 @pytest.mark.parametrize(

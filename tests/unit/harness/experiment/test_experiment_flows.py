@@ -99,7 +99,7 @@ def test_experiment_flow_has_every_option_of_the_command():
 
 
 @pytest.mark.parametrize(
-    ("more", "says"),
+    ("more", "message"),
     [
         ('transport = "tcp"', 'workload.transport: no transport "tcp"; there is rc, uc, ud'),
         ('on = "20ms"', "workload: a flow with bursts needs both"),
@@ -111,8 +111,8 @@ def test_experiment_flow_has_every_option_of_the_command():
         ('transport = "ud"\nsize = "1KiB"', "workload: ud carries send"),
     ],
 )
-def test_experiment_impossible_flow_is_rejected(more, says):
-    with pytest.raises(ConfigError, match=re.escape(says)):
+def test_experiment_impossible_flow_is_rejected(more, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         read(PATTERN.format(f'pattern = "incast"\n{more}'))
 
 
@@ -122,13 +122,13 @@ PATTERN = 'name = "x"\n[workload]\nflow = "write"\nduration = "9s"\n{}\n'
 def test_experiment_pattern_becomes_a_flow_workload():
     work = fit(read(PATTERN.format('pattern = "incast"')), soft_topology(), "soft").workload
     assert work.pairs == tuple((f"host{number}:rxe0", "host1:rxe0") for number in (2, 3, 4))
-    for more, says in (
+    for more, message in (
         ('pattern = "incst"', 'workload.pattern: no pattern "incst"; did you mean incast?'),
         ("", "workload: name src and dst, or a pattern"),
         ('src = "host1:rxe0"', "workload: name src and dst, or a pattern"),
         ('src = "a"\ndst = "b"\npattern = "incast"', "workload: name src and dst, or a pattern"),
     ):
-        with pytest.raises(ConfigError, match=re.escape(says)):
+        with pytest.raises(ConfigError, match=re.escape(message)):
             read(PATTERN.format(more))
 
 
@@ -138,14 +138,14 @@ def test_experiment_flow_takes_verb_and_spread():
 
 
 @pytest.mark.parametrize(
-    ("verb", "more", "says"),
+    ("verb", "more", "message"),
     [
         ("push", "", 'workload.flow: no flow "push"; there is write, send, read, atomic'),
         ("send", 'spread = "splitt"', 'workload.spread: no spread "splitt"; did you mean split?'),
     ],
 )
-def test_experiment_unknown_flow_is_rejected_with_its_path(verb, more, says):
-    with pytest.raises(ConfigError, match=re.escape(says)):
+def test_experiment_unknown_flow_is_rejected_with_its_path(verb, more, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         decode(FLOW.format(verb, more).encode(), source="x.toml")
 
 
@@ -163,10 +163,10 @@ ranks = ["host1:rxe0", "host1:rxe1"]
 }
 
 
-@pytest.mark.parametrize(("says", "text"), INSIDE_ONE_HOST.items())
-def test_experiment_traffic_within_a_host_is_rejected_on_a_soft_lab_only(says, text):
+@pytest.mark.parametrize(("message", "text"), INSIDE_ONE_HOST.items())
+def test_experiment_traffic_within_a_host_is_rejected_on_a_soft_lab_only(message, text):
     """A run found it only once the lab was reset, and was an ERROR."""
     output = refused(text)
-    assert says in output
+    assert message in output
     assert "host1:rxe0 -> host1:rxe1 is inside one host" in output
     fit(read(text), soft_topology(), "rack")

@@ -36,7 +36,7 @@ def test_experiment_job_becomes_a_workload_with_a_plain_plan():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("old", "new", "message"),
     [
         ("tp=2", "tp", 'workload.grid: "tp" is not a dimension'),
         ("tp:all", "pp:all", 'workload: the grid has no dimension "pp"; it has tp, dp'),
@@ -47,8 +47,8 @@ def test_experiment_job_becomes_a_workload_with_a_plain_plan():
         ("grid", 'flow = "write"\ngrid', "workload: say what runs: "),
     ],
 )
-def test_experiment_invalid_job_is_rejected_with_its_path(old, new, says):
-    with pytest.raises(ConfigError, match=re.escape(says)):
+def test_experiment_invalid_job_is_rejected_with_its_path(old, new, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
         read(JOB.format("").replace(old, new, 1))
 
 
@@ -65,14 +65,14 @@ def test_experiment_workload_on_ranks_takes_queue_pairs_per_peer(head):
     text = f'name = "q"\n[workload]\n{head}\nqps_per_peer = 4\nspread = "round-robin"\nentropy = 2\n'
     work = decode(text.encode(), source="q.toml").workload
     assert (work.qps_per_peer, work.spread, work.entropy) == (4, "round-robin", 2)
-    for old, new, says in (
+    for old, new, message in (
         ("qps_per_peer = 4", "qps_per_peer = 0", "workload.qps_per_peer"),
         ("round-robin", "each", 'workload.spread: no spread "each"; '),
         ("entropy = 2", "entropy = 5000", "QPs can share 1 to 4096 source ports"),
     ):
         with pytest.raises(ConfigError) as caught:
             decode(text.replace(old, new).encode(), source="q.toml")
-        assert says in str(caught.value)
+        assert message in str(caught.value)
 
 
 def test_experiment_job_with_several_ranks_per_rnic_fits_a_grid_of_all_of_them():
@@ -87,14 +87,14 @@ ranks_per_rnic = 16
 """
     fitted = fit(decode(text.encode(), source="s.toml"), soft_topology(), "soft").workload
     assert (fitted.ranks, fitted.ranks_per_rnic) == (("host1:rxe0", "host3:rxe0"), 16)
-    for old, new, says in (
+    for old, new, message in (
         ("ranks_per_rnic = 16", "ranks_per_rnic = 8", "has 32 ranks, but there are 2 RNICs with 8 each"),
         ("ranks_per_rnic = 16", "ranks_per_rnic = 0", "workload.ranks_per_rnic"),
         ('"host3:rxe0"]', '"host1:rxe0"]', "host1:rxe0 is there twice; name each RNIC once (ranks_per_rnic gives"),
     ):
         with pytest.raises(ConfigError) as caught:
             fit(decode(text.replace(old, new).encode(), source="s.toml"), soft_topology(), "soft")
-        assert says in str(caught.value)
+        assert message in str(caught.value)
 
 
 def test_experiment_grid_the_lab_cannot_fill_is_rejected():
@@ -122,7 +122,7 @@ def test_experiment_job_names_its_storage():
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ("", "storage on host4 is not used"),
         ('ingests = "64KiB"', 'workload.storage: no key "ingests" here; did you mean ingest?'),
@@ -132,10 +132,10 @@ def test_experiment_job_names_its_storage():
         ('checkpoint = "1MiB:0"', "interval at least 1 iteration"),
     ],
 )
-def test_experiment_invalid_storage_is_rejected_with_its_path(line, said):
+def test_experiment_invalid_storage_is_rejected_with_its_path(line, message):
     with pytest.raises(ConfigError) as caught:
         decode((STORED_JOB + line).encode(), source="job.toml")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_experiment_storage_on_a_missing_host_is_rejected():
@@ -154,7 +154,7 @@ for = "2s"
 
 
 @pytest.mark.parametrize(
-    ("kind", "target", "said"),
+    ("kind", "target", "missing"),
     [
         ("storage.stall", "host4", None),
         ("storage.burst", "host4", None),
@@ -164,17 +164,17 @@ for = "2s"
         ("host.rank-kill", "host3", r"no rank there; it has on host1, host2"),
     ],
 )
-def test_experiment_fault_of_a_program_the_workload_lacks_is_rejected(kind, target, said):
+def test_experiment_fault_of_a_program_the_workload_lacks_is_rejected(kind, target, missing):
     two_ranks = STORED_JOB.replace("dp=4", "dp=2").replace(
         "iterations", 'ranks = ["host1:rxe0", "host2:rxe0"]\niterations'
     )
     text = two_ranks + 'ingest = "1KiB"' + FAULT_OF_A_PROGRAM.format(kind=kind, target=target)
     made = decode(text.encode(), source="job.toml")
     lab = lab_inventory.load(shipped.inventories() / "soft.yml")
-    if said is None:
+    if missing is None:
         assert [fault.of_workload for fault in run.decide(made, text.encode(), lab).faults] == [True]
     else:
-        with pytest.raises(ConfigError, match=rf"faults\[0\]: {kind} on {target}: the workload has {said}"):
+        with pytest.raises(ConfigError, match=rf"faults\[0\]: {kind} on {target}: the workload has {missing}"):
             run.decide(made, text.encode(), lab)
 
 
@@ -219,7 +219,7 @@ def test_experiment_ranking_job_becomes_a_workload():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         (
             SERVING.replace("tokens = 8", "prefill_ranks = 3"),
@@ -231,8 +231,8 @@ def test_experiment_ranking_job_becomes_a_workload():
         (RANKING + "requests = 3", r"workload: say what runs"),
     ],
 )
-def test_experiment_invalid_serving_job_is_rejected_with_its_path(text, said):
-    with pytest.raises(ConfigError, match=said):
+def test_experiment_invalid_serving_job_is_rejected_with_its_path(text, message):
+    with pytest.raises(ConfigError, match=message):
         fit(decode(text.encode(), source="x.toml"), soft_topology(), "soft")
 
 
@@ -283,7 +283,7 @@ def test_experiment_job_with_restarts_has_time_for_every_restart(line, waits_s):
 
 
 @pytest.mark.parametrize(
-    ("changes", "line", "said"),
+    ("changes", "line", "message"),
     [
         ({}, "", "workload.resilience: restart = spare needs at least one spare"),
         ({}, 'restart = "spares"', 'workload.resilience.restart: no restart "spares"; did you mean spare?'),
@@ -306,28 +306,28 @@ def test_experiment_job_with_restarts_has_time_for_every_restart(line, waits_s):
         ({'"512KiB:10"': '"512KiB:10"\nkeep = 1'}, 'spares = ["host4"]', "workload.storage.keep"),
     ],
 )
-def test_experiment_invalid_restart_is_rejected_with_its_path(changes, line, said):
+def test_experiment_invalid_restart_is_rejected_with_its_path(changes, line, message):
     text = SURVIVING_JOB + line
     for old, new in changes.items():
         assert old in text
         text = text.replace(old, new)
     with pytest.raises(ConfigError) as caught:
         decode(text.encode(), source="job.toml")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "message"),
     [
         ('spares = ["host2:rxe1"]', "workload.resilience.spares[0]: host2:rxe1 cannot be a spare: the job has a rank"),
         ('spares = ["host9"]', "workload.resilience.spares[0]: "),
         ('spares = ["host4:rxe0", "rtsw1"]', "workload.resilience.spares[1]: "),
     ],
 )
-def test_experiment_invalid_spare_is_rejected_with_its_path(line, said):
+def test_experiment_invalid_spare_is_rejected_with_its_path(line, message):
     with pytest.raises(ConfigError) as caught:
         fit(decode((SURVIVING_JOB + line).encode(), source="job.toml"), soft_topology(), "soft")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_checkpoint_smaller_than_the_state_is_refused():

@@ -53,7 +53,7 @@ def test_fabric_section_absent_leaves_the_plan_unchanged():
 
 
 @pytest.mark.parametrize(
-    ("section", "says"),
+    ("section", "message"),
     [
         ("", "fabric: object missing required field `routing`"),
         ('routing = "sprey"', 'fabric.routing: no routing "sprey"; did you mean spray?'),
@@ -68,8 +68,8 @@ def test_fabric_section_absent_leaves_the_plan_unchanged():
         ('routing = "weighted"\nweights = { "rtsw1:ctsw1" = 0 }', "fabric.weights"),
     ],
 )
-def test_fabric_section_invalid_value_is_rejected_with_its_path(section, says):
-    assert says in str(refused(TEXT + section))
+def test_fabric_section_invalid_value_is_rejected_with_its_path(section, message):
+    assert message in str(refused(TEXT + section))
 
 
 def test_fabric_section_weight_of_an_unknown_link_names_the_nearest_link():

@@ -35,7 +35,7 @@ def test_parse_reads_values_in_order_and_commas_within_quotes():
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("workload.size", "write PATH=V1,V2"),
         ("=1", "write PATH=V1,V2"),
@@ -44,8 +44,8 @@ def test_parse_reads_values_in_order_and_commas_within_quotes():
         ("workload.qps=1,2,1", "1 is there twice; use --repeat"),
     ],
 )
-def test_parse_rejects_invalid_parameters(text, says):
-    with pytest.raises(UsageError, match=says):
+def test_parse_rejects_invalid_parameters(text, message):
+    with pytest.raises(UsageError, match=message):
         parse(text)
 
 
@@ -97,7 +97,7 @@ def test_parameter_value_is_converted_for_its_place():
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "says"),
+    ("path", "value", "message"),
     [
         ("workload.colective", "x", "no such parameter; did you mean workload.collective?"),
         ("faults[1].set.shar", "1", "did you mean faults[1].set.share?"),
@@ -111,8 +111,8 @@ def test_parameter_value_is_converted_for_its_place():
         ("expect[0].max", "nan", "x.toml: expect[0]"),
     ],
 )
-def test_parameter_with_a_wrong_path_or_value_is_rejected_with_its_location(path, value, says):
-    assert says in refused(DEMO, path, value)
+def test_parameter_with_a_wrong_path_or_value_is_rejected_with_its_location(path, value, message):
+    assert message in refused(DEMO, path, value)
 
 
 @given(st.text(min_size=1, max_size=20), st.text(max_size=20))

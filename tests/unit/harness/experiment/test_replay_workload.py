@@ -79,7 +79,7 @@ def test_replay_trace_with_fewer_ranks_uses_the_first_ones(folder):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "says"),
+    ("old", "new", "message"),
     [
         ("traces/ranking.json", "traces/absent.json", "workload.replay: .*absent.json: no such trace"),
         ("traces/ranking.json", "traces", "workload.replay: .*no file in the folder is named like a rank's trace"),
@@ -96,10 +96,10 @@ def test_replay_trace_with_fewer_ranks_uses_the_first_ones(folder):
         ("repeat = 2", "qp = { retry_cnt = 7 }", "workload.qp: retry_cnt must be 0 to 6"),
     ],
 )  # fmt: skip
-def test_replay_impossible_trace_is_rejected_with_its_path(folder, old, new, says):
+def test_replay_impossible_trace_is_rejected_with_its_path(folder, old, new, message):
     path = written(folder)
     path.write_text(path.read_text().replace(old, new))
-    with pytest.raises(ConfigError, match=says) as caught:
+    with pytest.raises(ConfigError, match=message) as caught:
         fitted(path)
     assert str(caught.value).startswith(f"{path}: workload")
 

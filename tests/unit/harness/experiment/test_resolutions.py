@@ -77,7 +77,7 @@ def test_recovery_that_is_censored_by_noise_alone_fails_no_bound():
 def test_interval_of_a_recovery_begins_where_goodput_is_no_noise():
     """An RNIC at 70 % in noise of 20 %: it may have been back at any time, and was by its floor after 10 s."""
     rng = np.random.default_rng(8)
-    seen = observe(noisy_run(rng, sd=0.2, phi=0.5, start_s=15, length_s=10, share=0.7)).metrics["recovery.total"]
-    assert seen.interval is not None
-    assert seen.interval.low < 1
-    assert seen.interval.high > 9
+    recovery = observe(noisy_run(rng, sd=0.2, phi=0.5, start_s=15, length_s=10, share=0.7)).metrics["recovery.total"]
+    assert recovery.interval is not None
+    assert recovery.interval.low < 1
+    assert recovery.interval.high > 9

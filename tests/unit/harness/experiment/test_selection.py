@@ -69,8 +69,8 @@ def test_selection_gaps_are_random():
         positions = by_share(share, seed).positions
         gaps += [after - before for before, after in itertools.pairwise(positions)]
     for gap in range(1, 400):
-        seen = sum(one <= gap for one in gaps) / len(gaps)
-        assert seen == pytest.approx(1 - (1 - share) ** gap, abs=0.02)
+        observed_share = sum(one <= gap for one in gaps) / len(gaps)
+        assert observed_share == pytest.approx(1 - (1 - share) ** gap, abs=0.02)
 
 
 def test_positions_are_equally_likely():

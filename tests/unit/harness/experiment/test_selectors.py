@@ -84,7 +84,7 @@ def test_select_all_of_each_class_gives_targets_of_every_shipped_lab(name, word)
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         (
             "uplink[4]",
@@ -111,9 +111,9 @@ def test_select_all_of_each_class_gives_targets_of_every_shipped_lab(name, word)
         ("host[9999999]", r"is no selector"),
     ],
 )
-def test_select_without_a_match_lists_what_the_lab_has(text, says):
+def test_select_without_a_match_lists_what_the_lab_has(text, message):
     assert is_selector(text)
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         select(SOFT.topology, text)
 
 

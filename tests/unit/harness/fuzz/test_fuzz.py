@@ -134,17 +134,17 @@ def test_search_finds_two_failure_modes_separately(tmp_path):
 
 def test_search_failure_met_only_while_another_is_shrunk_is_kept(tmp_path):
     """The failure was seen once: it is reported unshrunk."""
-    seen = []
+    cases = []
 
     def once(case):
-        seen.append(case)
-        return len(seen) == 12
+        cases.append(case)
+        return len(cases) == 12
 
     made = search(tmp_path, Fake(workload=lambda case: len(case.faults) > 1, harness=once))
     made.go()
     assert [failure.checks for failure in made.failures] == [("workload",), ("harness",)]
     other = made.failures[1]
-    assert to_toml(other.smallest) == to_toml(seen[11])
+    assert to_toml(other.smallest) == to_toml(cases[11])
     assert not other.is_smallest
 
 
@@ -198,11 +198,11 @@ def test_search_interrupted_reports_its_findings(tmp_path, error):
 
 
 def test_search_failure_without_a_second_occurrence_is_reported_as_not_repeated(tmp_path):
-    seen = []
+    cases = []
 
     def run(case):
-        seen.append(case)
-        return Outcome(verdict="FAIL", failures={"workload": "once"}) if len(seen) == 3 else PASSED
+        cases.append(case)
+        return Outcome(verdict="FAIL", failures={"workload": "once"}) if len(cases) == 3 else PASSED
 
     made = search(tmp_path, run)
     made.go()
@@ -263,8 +263,8 @@ def verdict(*, faults=(), lab_state="CLEAN", **checks):
     return VerdictFile(
         experiment="fuzz", seed=1, lab="soft-mini", verdict=max(checks.values(), default=Verdict.PASS),
         checks=tuple(
-            Check(name=name, verdict=said, observed=None, bound=None, unit="", rule="", detail=f"why {name}")
-            for name, said in checks.items()
+            Check(name=name, verdict=outcome, observed=None, bound=None, unit="", rule="", detail=f"why {name}")
+            for name, outcome in checks.items()
         ),
         faults=tuple(faults), lab_state=lab_state,
     )  # fmt: skip

@@ -78,7 +78,7 @@ def test_capture_ring_with_a_damaged_block_is_an_error():
 
 
 @pytest.mark.parametrize(
-    ("asked", "name"),
+    ("selector", "name"),
     [
         ("rtsw2:host4:rxe0", "rtsw2:host4:rxe0"),
         ("host4:rxe0", "rtsw2:host4:rxe0"),
@@ -86,9 +86,9 @@ def test_capture_ring_with_a_damaged_block_is_an_error():
         ("ctsw1:rtsw1", "ctsw1:rtsw1"),
     ],
 )
-def test_capture_ports_resolve_from_selectors(asked, name):
+def test_capture_ports_resolve_from_selectors(selector, name):
     """A switch port, or the RNIC that it faces."""
-    result, port = port_named(soft_topology(), asked)
+    result, port = port_named(soft_topology(), selector)
     assert result == name
     assert port.node == name.partition(":")[0]
 
@@ -185,9 +185,9 @@ def test_capture_of_an_idle_port_has_no_count_of_broken_rules(tmp_path):
     result = evidence.keep(idle, tmp_path, {})
     assert result.analysis.doubts == ("no request of a reliable connection passed rtsw1:ctsw1: nothing to check there",)
     run = msgspec.structs.replace(synthetic_run(seconds=12.0), packets=_packets(result))
-    seen = observe(run).metrics["capture.broken_rules"]
-    assert seen.value is None
-    assert "rtsw1:ctsw1" in seen.detail
+    broken_rules = observe(run).metrics["capture.broken_rules"]
+    assert broken_rules.value is None
+    assert "rtsw1:ctsw1" in broken_rules.detail
 
 
 def test_packets_command_on_a_run_with_an_idle_port_has_the_verdict_of_its_metric(tmp_path):

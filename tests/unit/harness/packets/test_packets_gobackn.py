@@ -256,9 +256,9 @@ def test_congestion_pairs_marked_packets_with_cnps():
     wire.request(2000, 3, ecn=3)
     wire.put(5000, frame(B, A, opcode=0x81, dqpn=LQPN, psn=0, payload=16, becn=1), outbound=False)
     wire.put(90_000, frame(B, A, opcode=0x81, dqpn=LQPN, psn=0, payload=16, becn=1), outbound=False)
-    seen = only_flow(wire).congestion
-    assert (seen.marked, seen.notified, seen.unprovoked) == (2, 2, 1)
-    assert (seen.delay_median_ns, seen.interval_min_ns) == (4000, 85_000)
+    congestion = only_flow(wire).congestion
+    assert (congestion.marked, congestion.notified, congestion.unprovoked) == (2, 2, 1)
+    assert (congestion.delay_median_ns, congestion.interval_min_ns) == (4000, 85_000)
 
 
 def test_analysis_survives_encoding():
@@ -319,14 +319,14 @@ def test_analysis_of_unordered_frames_only_adds_a_note(play, at, seed):
     played.wire.packets = [played.wire.packets[place] for place in order]
     all_analysis = analyse(played.wire.frames())
 
-    def told(analysis, numbers):
+    def renumbered(analysis, numbers):
         flows = [msgspec.to_builtins(flow) for flow in analysis.flows]
         for flow in flows:
             for episode in flow["episodes"]:
                 episode["frame"] = numbers[episode["frame"]]
         return flows
 
-    assert told(all_analysis, {number: number for number in frame_of}) == told(want, frame_of)
+    assert renumbered(all_analysis, {number: number for number in frame_of}) == renumbered(want, frame_of)
     assert bool(all_analysis.notes) == (list(order) != sorted(order))
     assert all("go back by" in doubt for doubt in all_analysis.doubts)
 

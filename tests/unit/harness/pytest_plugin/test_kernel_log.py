@@ -14,12 +14,12 @@ from testbed.node.gpu.xid import SYNTHETIC
 from testbed.observe.telemetry import Change
 
 
-def said(text, node="host1", subject="kernel"):
+def log_entry(text, node="host1", subject="kernel"):
     return Change(at_ns=1, node=node, subject=subject, text=text)
 
 
 @pytest.mark.parametrize(
-    ("record", "told"),
+    ("record", "expected"),
     [
         ("3,812,55001,-;rxe0: link lost\n SUBSYSTEM=net\n", "3 rxe0: link lost"),
         ("11,813,55002,-;of a daemon, facility 1, level 3", "3 of a daemon, facility 1, level 3"),
@@ -28,15 +28,15 @@ def said(text, node="host1", subject="kernel"):
         ("4,816,55005,c;a warning of somebody else", None),
     ],
 )
-def test_kernel_log_reports_errors_and_warnings_of_kernel_code(record, told):
-    assert watch.KernelLog.text_of(record.encode()) == told
+def test_kernel_log_reports_errors_and_warnings_of_kernel_code(record, expected):
+    assert watch.KernelLog.text_of(record.encode()) == expected
 
 
 def test_kernel_log_messages_of_a_busy_machine_are_no_errors():
     log = [
-        said("3 rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:"),
-        said("0 watchdog: BUG: soft lockup - CPU#0 stuck for 26s!"),
-        said("3 rxe0: failed to do something"),
+        log_entry("3 rcu: INFO: rcu_preempt detected stalls on CPUs/tasks:"),
+        log_entry("0 watchdog: BUG: soft lockup - CPU#0 stuck for 26s!"),
+        log_entry("3 rxe0: failed to do something"),
     ]
     assert kernel_log.errors(log) == (log[2],)
     assert kernel_log.broken(log) == []
@@ -52,7 +52,9 @@ def test_kernel_log_messages_of_a_busy_machine_are_no_errors():
     ],
 )
 def test_broken_kernel_is_named_once_with_the_remedy(text):
-    result = kernel_log.broken([said(text), said(text), said("3 worse"), said("UP mtu 1500", subject="link be0")])
+    result = kernel_log.broken(
+        [log_entry(text), log_entry(text), log_entry("3 worse"), log_entry("UP mtu 1500", subject="link be0")]
+    )
     assert len(result) == 1
     assert result[0].startswith(f"host1: its kernel broke: {text[2:]}; run `faultbed reset`")
 
@@ -73,11 +75,11 @@ def test_broken_kernel_is_named_once_with_the_remedy(text):
 def test_unhealthy_kernel_log_lines_by_kind_of_lab(text, soft, rack):
     """VMs that starve each other report lockups of which no machine is ill."""
     for kind, counts in (("soft", soft), ("rack", rack)):
-        assert bool(kernel_log.unhealthy([said(text)], lab_kind=kind)) is counts
+        assert bool(kernel_log.unhealthy([log_entry(text)], lab_kind=kind)) is counts
 
 
 def test_unhealthy_kernel_reports_each_message_once_with_its_machine():
-    warning = said("4 WARNING: CPU: 0 PID: 7 at net/core/dev.c:1")
+    warning = log_entry("4 WARNING: CPU: 0 PID: 7 at net/core/dev.c:1")
     assert kernel_log.unhealthy([warning, warning], lab_kind="soft") == [
         "host1: kernel: WARNING: CPU: 0 PID: 7 at net/core/dev.c:1"
     ]
@@ -136,7 +138,7 @@ def test_watcher_returns_the_kernel_log_since_the_last_request(monkeypatch, tmp_
 def test_xid_event_of_a_driver_counts_and_a_synthetic_one_does_not():
     """The fault's own line made `kernel.errors max = 0` fail, with every experiment that injects it."""
     log = [
-        said(f"3 NVRM: Xid (PCI:gpu0): 79, {SYNTHETIC}"),
-        said("3 NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus."),
+        log_entry(f"3 NVRM: Xid (PCI:gpu0): 79, {SYNTHETIC}"),
+        log_entry("3 NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus."),
     ]
     assert kernel_log.errors(log) == (log[1],)

@@ -459,18 +459,18 @@ def test_wide(lab): ...
 
 
 @pytest.mark.parametrize(
-    ("option", "need", "says"),
+    ("option", "need", "message"),
     [
         ("--lab=nosuch", "rdma", 'no inventory "nosuch"*soft-mini*'),
         ("--lab=soft", "uplinkz >= 2", 'test_x.py::test_wide: no need "uplinkz >= 2"*uplinks*'),
     ],
 )
-def test_plugin_unknown_lab_or_need_is_one_sentence_before_the_first_test(pytester, option, need, says):
+def test_plugin_unknown_lab_or_need_is_one_sentence_before_the_first_test(pytester, option, need, message):
     """This used to be a traceback of sixty lines for every test that uses the lab, and the other tests ran."""
     pytester.makepyfile(test_x=NEEDY.format(need=need) + "def test_pure(): ...\n")
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", option)
     assert result.ret == pytest.ExitCode.USAGE_ERROR
-    result.stderr.fnmatch_lines([f"ERROR: {says}"])
+    result.stderr.fnmatch_lines([f"ERROR: {message}"])
     result.assert_outcomes()
 
 
@@ -550,7 +550,7 @@ def test_plugin_without_configured_experiments_leaves_toml_files_alone(pytester)
 
 
 @pytest.mark.parametrize(
-    ("asked", "collected"),
+    ("configured", "collected"),
     [
         ("mine", {"a", "deep"}),
         ("mine/a.toml", {"a"}),
@@ -559,8 +559,8 @@ def test_plugin_without_configured_experiments_leaves_toml_files_alone(pytester)
         ("", set()),
     ],
 )
-def test_plugin_collects_experiments_of_configured_files_and_folders(pytester, asked, collected):
-    pytester.makeini(f"[pytest]\nfaultbed_experiments = {asked}\n")
+def test_plugin_collects_experiments_of_configured_files_and_folders(pytester, configured, collected):
+    pytester.makeini(f"[pytest]\nfaultbed_experiments = {configured}\n")
     for name in ("mine/a.toml", "mine/deeper/deep.toml", "other/o.toml", "experiments/e.toml"):
         path = pytester.path / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,7 @@ def test_quarantine_includes_its_last_day():
 
 
 @pytest.mark.parametrize(
-    ("nodeid", "found"),
+    ("nodeid", "matches"),
     [
         ("t.py::test_a", True),
         ("t.py::test_a[round3]", True),
@@ -34,8 +34,8 @@ def test_quarantine_includes_its_last_day():
         ("t.py::test_b", False),
     ],
 )
-def test_quarantine_matches_each_repetition_of_a_test(nodeid, found):
-    assert (match((entry(),), nodeid) is not None) == found
+def test_quarantine_matches_each_repetition_of_a_test(nodeid, matches):
+    assert (match((entry(),), nodeid) is not None) == matches
 
 
 def test_quarantine_of_a_parameter_matches_its_repetitions():

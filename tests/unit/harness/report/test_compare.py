@@ -264,9 +264,9 @@ def test_history_index_of_another_version_is_rebuilt(tmp_path):
 def test_history_skips_values_that_are_not_numbers(tmp_path, monkeypatch):
     """SQLite stores NaN as NULL, which compares with nothing."""
     finished(tmp_path, synthetic_run())
-    seen = history.observe(synthetic_run())
-    odd = {name: replace(one, value=math.nan) for name, one in seen.metrics.items()}
-    monkeypatch.setattr(history, "observe", lambda _: replace(seen, metrics=odd))
+    observations = history.observe(synthetic_run())
+    odd = {name: replace(one, value=math.nan) for name, one in observations.metrics.items()}
+    monkeypatch.setattr(history, "observe", lambda _: replace(observations, metrics=odd))
     (only,) = history.read(history.update(tmp_path)).past
     assert only.metrics == {}
 

@@ -31,30 +31,30 @@ def at(windows, changes):
 
 
 def test_fabric_states_link_down_reroutes_its_switch():
-    seen = at([window()], FLAP)
+    states = at([window()], FLAP)
 
-    assert [(one.title, one.at_s) for one in seen.values()] == [
+    assert [(one.title, one.at_s) for one in states.values()] == [
         ("before", 9.999999999),
         ("1 on", 11),
         ("1 lifted", 13),
         ("end", 20),
     ]
-    assert (seen["before"].links, seen["before"].nodes, seen["before"].summary) == ({}, {}, "nothing amiss")
-    assert seen["1 on"].links == {"rtsw1:ctsw1": ("fault", "down")}
-    assert seen["1 on"].nodes == {"rtsw1": ("routes",)}
-    assert seen["1 on"].faults == (1,)
-    assert seen["1 lifted"].links == {"rtsw1:ctsw1": ("down",)}
-    assert seen["1 lifted"].summary == "no carrier: rtsw1:ctsw1; routes otherwise: 1 on rtsw1"
-    assert seen["end"].links == {"rtsw1:ctsw1": ("recovered",)}
-    assert seen["end"].nodes == {"rtsw1": ("recovered",)}
+    assert (states["before"].links, states["before"].nodes, states["before"].summary) == ({}, {}, "nothing amiss")
+    assert states["1 on"].links == {"rtsw1:ctsw1": ("fault", "down")}
+    assert states["1 on"].nodes == {"rtsw1": ("routes",)}
+    assert states["1 on"].faults == (1,)
+    assert states["1 lifted"].links == {"rtsw1:ctsw1": ("down",)}
+    assert states["1 lifted"].summary == "no carrier: rtsw1:ctsw1; routes otherwise: 1 on rtsw1"
+    assert states["end"].links == {"rtsw1:ctsw1": ("recovered",)}
+    assert states["end"].nodes == {"rtsw1": ("recovered",)}
 
 
 def test_fabric_states_changed_route_is_never_recovered():
     for text in (None, ONE):
         assert at([window()], [change(11, "rtsw1", ROUTE, text)])["end"].nodes == {"rtsw1": ("routes",)}
     again = [change(11, "rtsw1", ROUTE, ONE), change(12, "rtsw1", ROUTE, TWO), change(14, "rtsw1", ROUTE, ONE)]
-    seen = at([window()], again)
-    assert [seen[title].nodes for title in ("1 on", "1 lifted", "end")] == [
+    states = at([window()], again)
+    assert [states[title].nodes for title in ("1 on", "1 lifted", "end")] == [
         {"rtsw1": ("routes",)},
         {"rtsw1": ("recovered",)},
         {"rtsw1": ("routes",)},
@@ -62,22 +62,22 @@ def test_fabric_states_changed_route_is_never_recovered():
 
 
 def test_fabric_states_route_added_and_removed_by_a_fault_is_recovered():
-    seen = at([window()], [change(10.5, "rtsw1", ROUTE, ONE), change(13, "rtsw1", ROUTE, None)])
+    states = at([window()], [change(10.5, "rtsw1", ROUTE, ONE), change(13, "rtsw1", ROUTE, None)])
 
-    assert seen["1 on"].nodes == {"rtsw1": ("routes",)}
-    assert seen["end"].nodes == {"rtsw1": ("recovered",)}
+    assert states["1 on"].nodes == {"rtsw1": ("routes",)}
+    assert states["end"].nodes == {"rtsw1": ("recovered",)}
 
 
 def test_fabric_states_fault_is_marked_at_its_target():
     """An RNIC, a GPU and a host are marked themselves, an uplink by either of its names."""
     targets = ["host3:rxe0", "host2:gpu0", "host4", "ctsw2", "ctsw1:rtsw2"]
-    seen = at([window(number, target) for number, target in enumerate(targets, 1)], ())["end"]
+    final = at([window(number, target) for number, target in enumerate(targets, 1)], ())["end"]
     on = at([window(number, target) for number, target in enumerate(targets, 1)], ())["1 on"]
 
     assert set(on.nodes) == {"host3:rxe0", "host2:gpu0", "host4", "ctsw2"}
     assert on.links == {"rtsw2:ctsw1": ("fault",)}
     assert on.faults == (1, 2, 3, 4, 5)
-    assert set(seen.nodes.values()) == {("recovered",)}
+    assert set(final.nodes.values()) == {("recovered",)}
 
 
 def test_fabric_states_many_faults_are_a_few_moments_in_time_order():

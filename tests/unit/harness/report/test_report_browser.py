@@ -68,11 +68,13 @@ def test_report_page_fits_every_window_width(browser, either, width):
     assert browser.value(TOO_WIDE) == []
 
 
-@pytest.mark.parametrize(("width", "seen", "hidden"), [(500, "narrow", "wide"), (1200, "wide", "narrow")])
-def test_report_page_has_charts_for_each_width(browser, either, width, seen, hidden):
+@pytest.mark.parametrize(("width", "visible", "hidden"), [(500, "narrow", "wide"), (1200, "wide", "narrow")])
+def test_report_page_has_charts_for_each_width(browser, either, width, visible, hidden):
     browser.open(either, width=width)
 
-    shown = f'[...document.querySelectorAll(".only-{seen} svg")].every(one => one.getBoundingClientRect().height > 50)'
+    shown = (
+        f'[...document.querySelectorAll(".only-{visible} svg")].every(one => one.getBoundingClientRect().height > 50)'
+    )
     assert browser.value(shown)
     assert browser.value(
         f'[...document.querySelectorAll(".only-{hidden} svg")].every(one => !one.getClientRects().length)'

@@ -100,9 +100,9 @@ def test_step_summary_decodes_run_directories(tmp_path):
     verdicts, unfinished, broken = read_verdicts(tmp_path)
     assert ([one.experiment for one in verdicts], unfinished, broken) == (["demo"], ["20261121T2-demo-8"], [])
     (tmp_path / "20261121T2-demo-8" / "verdict.json").write_text(json.dumps({"schema": 2}))
-    verdicts, unfinished, (told,) = read_verdicts(tmp_path)
+    verdicts, unfinished, (notes,) = read_verdicts(tmp_path)
     assert ([one.experiment for one in verdicts], unfinished) == (["demo"], [])
-    assert "verdict.json: not as this version writes it" in told
+    assert "verdict.json: not as this version writes it" in notes
 
 
 def test_step_summary_rejects_a_file_that_is_not_junit(tmp_path):

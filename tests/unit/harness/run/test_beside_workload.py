@@ -71,10 +71,10 @@ def test_trip_after_the_last_answer_has_no_path():
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=40), st.lists(st.integers(0, 400)))
-def test_trips_never_have_a_path_that_no_switch_reported(told, times):
+def test_trips_never_have_a_path_that_no_switch_reported(schedule, times):
     """Oracle: the last answer that ended before the trip, and the first one that began after it."""
     every, now = [], 0
-    for gap, is_other in told:
+    for gap, is_other in schedule:
         every.append(path_query(now, now + 2, OTHER if is_other else THERE))
         now += 3 + gap
     with_path, unknown = trips(sent(*times), every)
@@ -96,7 +96,7 @@ def test_path_tracker_queries_at_start_at_changes_and_at_end(monkeypatch):
     turns = iter([THERE, OTHER, LabError("a switch is frozen"), THERE])
     output = threading.Semaphore(0)
 
-    def told(_lab, connections):
+    def lookup(_lab, connections):
         if connections[0].src != "host1:rxe0":
             return {0: ("host3", "rtsw2", "ctsw1", "rtsw1", "host1")}
         output.release()
@@ -105,7 +105,7 @@ def test_path_tracker_queries_at_start_at_changes_and_at_end(monkeypatch):
             raise way
         return {0: (way[0].partition(":")[0], *way[1:-1], way[-1].partition(":")[0])}
 
-    monkeypatch.setattr(paths, "data_paths", told)
+    monkeypatch.setattr(paths, "data_paths", lookup)
     monkeypatch.setattr(paths, "SPACING_S", 0.01)
     following = PathTracker(None, lambda: [connection()])
     following.open()
@@ -176,11 +176,11 @@ def test_probe_section_may_be_empty_or_set_rates():
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [("rate = 0", "probe.rate"), ("qps = 65", "probe.qps"), ("every = 1", 'no key "every" here; it has rate, qps')],
 )
-def test_probe_section_with_invalid_values_is_rejected_with_its_path(text, said):
-    with pytest.raises(ConfigError, match=said):
+def test_probe_section_with_invalid_values_is_rejected_with_its_path(text, message):
+    with pytest.raises(ConfigError, match=message):
         read(COLLECTIVE.format("all-reduce", f"[probe]\n{text}"))
 
 

@@ -126,14 +126,14 @@ def test_bisection_of_a_lab_without_rates_is_inconclusive_and_touches_nothing(mo
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["--lab", "soft-mini", "bisection", "--tier", "zone"], "no permutation of all RNICs of soft-mini crosses it"),
         (["--lab", "soft", "bisection", "--size", "big"], "--size big"),
     ],
 )
-def test_bisection_rejects_what_the_lab_lacks(words, says):
-    assert says in str(CliRunner().invoke(cli, words, standalone_mode=False).exception)
+def test_bisection_rejects_what_the_lab_lacks(words, message):
+    assert message in str(CliRunner().invoke(cli, words, standalone_mode=False).exception)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_bisection_without_use_of_the_lab_reports_no_lab_state(monkeypatch, tmp_
 def test_bisection_table_states_the_level_of_its_intervals(monkeypatch, tmp_path, tiers, header, lab_state):
     """With --min, each tier is a check that can fail by chance: three of them need wider intervals than 99 %."""
     names = ("rack", "zone", "fabric")[:tiers]
-    found = tuple(
+    results = tuple(
         judged(name, trials(0.95, 0.96, 0.97), 0.8, least=0.5, beyond="", level=level_for(tiers)) for name in names
     )
     holding = SimpleNamespace(heartbeat=lambda: None, refresh=lambda: None)
@@ -188,7 +188,7 @@ def test_bisection_table_states_the_level_of_its_intervals(monkeypatch, tmp_path
     monkeypatch.setattr(bisecting, "open_lab", lambda _: contextlib.nullcontext(lab))
     monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda *_: "already up")
     monkeypatch.setattr("testbed.backends.soft.lifecycle.reset", lambda *_: None)
-    monkeypatch.setattr(bisection_run, "measure", lambda *_: (found, lab_state))
+    monkeypatch.setattr(bisection_run, "measure", lambda *_: (results, lab_state))
     done = CliRunner().invoke(cli, ["--lab", "soft-zones", "bisection", "--min", "0.5"], standalone_mode=False)
     assert header in done.stdout
     assert f"lab {lab_state}" in done.stdout

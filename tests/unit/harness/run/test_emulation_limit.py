@@ -91,9 +91,9 @@ def test_run_within_half_the_emulation_limit_passes():
 class World:
     """What `carried` does to a lab, in order; `found` are what the measurements find, one after the other."""
 
-    def __init__(self, monkeypatch, tmp_path, *found):
+    def __init__(self, monkeypatch, tmp_path, *limits):
         self.did = []
-        self.found = list(found)
+        self.found = list(limits)
         monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
         monkeypatch.setattr(emulation_limit, "measure", self.measure)
         self.lab = SimpleNamespace(name="soft-zones", inventory_model=ZONES, accelerator="tcg")

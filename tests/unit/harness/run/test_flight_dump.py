@@ -36,7 +36,7 @@ def _handler():
     dump_signal.take_request()
 
 
-class Told:
+class ProgressLines:
     """Progress lines in a queue; `until` waits for one with given words."""
 
     def __init__(self):
@@ -58,13 +58,13 @@ def ask():
     os.kill(os.getpid(), signal.SIGUSR1)
 
 
-def run_with(told, folder, lab, **change):
+def run_with(progress, folder, lab, **change):
     spec = collective.CollectiveSpec(algorithm="ring", iterations=1, **change)
-    return collective.start(lab, spec, on_event=flight_dump.writer(folder, flight_dump.STEM, told))
+    return collective.start(lab, spec, on_event=flight_dump.writer(folder, flight_dump.STEM, progress))
 
 
 def test_flight_dump_is_written_and_does_not_affect_the_run(tmp_path):
-    progress, lab = Told(), RankLab(lambda engine: None)
+    progress, lab = ProgressLines(), RankLab(lambda engine: None)
     running = run_with(progress, tmp_path, lab)
     ask()
     lines = progress.until("flights-asked-1.json")
@@ -91,7 +91,7 @@ def test_flight_dump_by_the_api_is_not_a_failure_dump():
 
 
 def test_flight_dump_during_warmup_before_the_run_has_a_handle(tmp_path):
-    progress, lab, made = Told(), RankLab(lambda engine: ask() if engine.host == "host1" else None), []
+    progress, lab, made = ProgressLines(), RankLab(lambda engine: ask() if engine.host == "host1" else None), []
     thread = threading.Thread(target=lambda: made.append(run_with(progress, tmp_path, lab, warmup=1)), daemon=True)
     thread.start()
     progress.until("flights-asked-1.json")
@@ -114,7 +114,7 @@ class MuteLab(RankLab):
 
 def test_flight_dump_names_ranks_that_do_not_answer_in_time(tmp_path, monkeypatch):
     monkeypatch.setattr("traffic.engine.running_traffic.DUMP_TIMEOUT_NS", 300_000_000)
-    progress = Told()
+    progress = ProgressLines()
     with run_with(progress, tmp_path, MuteLab(lambda engine: None)):
         ask()
         lines = progress.until("flights-asked-1.json")
@@ -123,7 +123,7 @@ def test_flight_dump_names_ranks_that_do_not_answer_in_time(tmp_path, monkeypatc
 
 
 def test_flight_dump_of_a_flow_or_to_an_unwritable_path_does_not_end_the_run(tmp_path):
-    progress = Told()
+    progress = ProgressLines()
     running = Lab(lambda engine: None).start(flight_dump.writer(tmp_path, flight_dump.STEM, progress))
     ask()
     progress.until("this workload has none")
@@ -140,7 +140,7 @@ def test_flight_dump_of_a_flow_or_to_an_unwritable_path_does_not_end_the_run(tmp
 
 def test_flight_dump_of_a_command_is_written_to_its_working_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    progress = Told()
+    progress = ProgressLines()
     tell = teller(SimpleNamespace(heartbeat=lambda: None), progress)
     tell({"event": "flights", "time_ns": 0, "silent": [], "flights": [
         Flight(rank=0, endpoint="host1:rxe0", standing="iteration 1, compute", entries=())]})  # fmt: skip

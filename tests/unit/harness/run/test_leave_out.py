@@ -43,8 +43,8 @@ duration = "20s"
 HOST2 = LeftOut(host="host2", why="gid: host2:rxe1: not in the GID table")
 
 
-def names(found):
-    return [one.host for one in found.hosts]
+def names(exclusions):
+    return [one.host for one in exclusions.hosts]
 
 
 def outlier(src, dst):
@@ -301,11 +301,11 @@ def test_preflight_reports_an_unreachable_host(looked):
 def test_preflight_of_some_hosts_checks_and_reserves_only_them(looked, monkeypatch):
     """Somebody works on host4, which is sick, too: neither is any matter of who asks for host1 and host2."""
     PLANTED["missing GID"][0](looked.state)
-    seen = []
+    measured = []
 
     def measure(lab, **_options):
-        covers = {thing for entry in store_of(INVENTORY).read().book for thing in entry.covers}
-        seen.append((sorted(lab.topology.host_by_name), sorted(thing for thing in covers if ":" not in thing)))
+        covers = {name for entry in store_of(INVENTORY).read().book for name in entry.covers}
+        measured.append((sorted(lab.topology.host_by_name), sorted(name for name in covers if ":" not in name)))
         return Burnin(pairs=(), outliers=(), rounds=1)
 
     monkeypatch.setattr(preflight.burnin, "measure", measure)
@@ -313,7 +313,7 @@ def test_preflight_of_some_hosts_checks_and_reserves_only_them(looked, monkeypat
         assert call("preflight", "host1", "host2").return_value == 0
         with pytest.raises(Reserved):
             raise call("preflight").exception
-    assert seen == [(["host1", "host2"], ["host1", "host2", "host4"])]
+    assert measured == [(["host1", "host2"], ["host1", "host2", "host4"])]
     assert call("preflight", "host4").return_value == 1
     with pytest.raises(UsageError, match='no host "host9" in soft'):
         raise call("preflight", "host9").exception

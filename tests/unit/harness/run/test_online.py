@@ -62,11 +62,11 @@ def events(times, start=0):
     return [event(rank, start + index, one) for index, row in enumerate(times) for rank, one in enumerate(row)]
 
 
-def audit_fields(told, ranks=4):
+def audit_fields(events, ranks=4):
     """Return the lines printed for the events and the number of slow ranks at the end."""
     lines = []
     with Online(RNICS[:ranks], soft_topology(), lines.append) as online:
-        for one in told:
+        for one in events:
             online.on_event(one)
     return lines, online.count()
 
@@ -150,7 +150,7 @@ def test_online_count_is_unknown_before_enough_iterations():
 
 
 @pytest.mark.parametrize(
-    ("ranks", "told"),
+    ("ranks", "events"),
     [
         (1, events(compute_ns(4, 150)[:, :1])),
         (4, events(0 * compute_ns(4, 150))),
@@ -158,8 +158,8 @@ def test_online_count_is_unknown_before_enough_iterations():
     ],
     ids=["one rank", "nothing computed", "flows"],
 )
-def test_online_reports_nothing_without_ranks_to_compare(ranks, told):
-    assert audit_fields(told, ranks) == ([], None)
+def test_online_reports_nothing_without_ranks_to_compare(ranks, events):
+    assert audit_fields(events, ranks) == ([], None)
 
 
 def test_online_stops_when_a_rank_computes_nothing():

@@ -44,8 +44,8 @@ def ratios(rng, truth, runs):
     return truth * np.exp(SPREAD * rng.normal(size=runs))
 
 
-def named(found, name):
-    return next(one for one in found.checks if one.name == name)
+def named(judgement, name):
+    return next(one for one in judgement.checks if one.name == name)
 
 
 def test_pool_of_undecided_runs_decides():

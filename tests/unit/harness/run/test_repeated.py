@@ -113,15 +113,15 @@ def test_run_until_decided_ends_at_most(executed, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (["--until-decided", "--repeat", "3"], "give one of them"),
         (["--most", "5"], "--most is of --until-decided"),
     ],
 )
-def test_options_of_repeated_runs_that_contradict_each_other_are_refused(executed, words, says):
+def test_options_of_repeated_runs_that_contradict_each_other_are_refused(executed, words, message):
     done = CliRunner().invoke(cli, ["run", DEMO, *words], standalone_mode=False)
-    assert says in str(done.exception)
+    assert message in str(done.exception)
     assert executed() == []
 
 

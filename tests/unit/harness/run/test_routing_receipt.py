@@ -210,7 +210,7 @@ def test_routing_rules_left_by_another_scheme_are_not_ecmp(apply, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("scheme", "changes", "says"),
+    ("scheme", "changes", "reason_part"),
     [
         ("e-ecmp", {"marks": False}, "no switch marked a packet"),
         ("spray", {"marks": False}, "no switch marked a packet"),
@@ -233,10 +233,10 @@ def test_routing_rules_left_by_another_scheme_are_not_ecmp(apply, monkeypatch):
         ("pinned", {"after": {}}, "only 0 packets left by the ports the scheme chooses among (at least 280 needed)"),
     ],
 )
-def test_routing_scheme_not_seen_to_route_the_workload_is_inconclusive(apply, scheme, changes, says):
+def test_routing_scheme_not_seen_to_route_the_workload_is_inconclusive(apply, scheme, changes, reason_part):
     receipt = apply(scheme, **changes)
 
-    assert any(says in reason for reason in receipt.unproven)
+    assert any(reason_part in reason for reason in receipt.unproven)
     assert verdict_of(scheme, receipt).verdict is Verdict.INCONCLUSIVE
 
 
@@ -294,56 +294,56 @@ def test_routing_scheme_possibly_left_behind_makes_the_lab_dirty(apply):
 def test_routing_scheme_that_cannot_be_applied_has_a_receipt(monkeypatch, tmp_path, releases):
     """Neither none, nor that of the fault-free twin before: what a failed application left makes the lab DIRTY."""
     monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
-    lab, found = Switches(), RunData()
+    lab, result = Switches(), RunData()
     decided = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")))
     with Journal(tmp_path / "journal.jsonl") as journal:
-        with loop._routed(decided, lab, journal, found, lambda _: None, is_twin=True):
+        with loop._routed(decided, lab, journal, result, lambda _: None, is_twin=True):
             pass
-        assert found.routing.cleared.ok is True
+        assert result.routing.cleared.ok is True
         lab.refuses, lab.releases = True, releases
         with (
             pytest.raises(FaultError, match="rule of priority 1000"),
-            loop._routed(decided, lab, journal, found, lambda _: None),
+            loop._routed(decided, lab, journal, result, lambda _: None),
         ):
             pytest.fail("no workload runs without its scheme")
 
-    assert found.routing.unproven[0].startswith("not applied: rtsw1: a rule of priority 1000")
-    assert (routing_scheme.not_removed(found.routing) == ()) is releases
+    assert result.routing.unproven[0].startswith("not applied: rtsw1: a rule of priority 1000")
+    assert (routing_scheme.not_removed(result.routing) == ()) is releases
 
 
 @pytest.mark.parametrize("obeyed", [True, False])
 def test_routing_scheme_that_did_not_route_the_twin_proves_nothing(monkeypatch, tmp_path, obeyed):
     """What is compared with the twin was routed otherwise than it, though the run itself had its scheme."""
     monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
-    lab, found = Switches(), RunData(before=BEFORE, after=AFTER, counted_s=10.0)
+    lab, result = Switches(), RunData(before=BEFORE, after=AFTER, counted_s=10.0)
     decided = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")))
     with Journal(tmp_path / "journal.jsonl") as journal:
-        found.mutate_routing = None if obeyed else "lie"
-        with loop._routed(decided, lab, journal, found, lambda _: None, is_twin=True):
+        result.mutate_routing = None if obeyed else "lie"
+        with loop._routed(decided, lab, journal, result, lambda _: None, is_twin=True):
             pass
-        found.mutate_routing = None
-        with loop._routed(decided, lab, journal, found, lambda _: None):
+        result.mutate_routing = None
+        with loop._routed(decided, lab, journal, result, lambda _: None):
             pass
-    assert found.routing.armed.ok is True
-    assert found.routing.decisions.wrong == ()
+    assert result.routing.armed.ok is True
+    assert result.routing.decisions.wrong == ()
     if obeyed:
-        assert found.routing.unproven == ()
+        assert result.routing.unproven == ()
     else:
-        assert found.routing.unproven[0].startswith("fault-free twin: rtsw1 to 10.77.")
-        assert verdict_of("pinned", found.routing).verdict is Verdict.INCONCLUSIVE
+        assert result.routing.unproven[0].startswith("fault-free twin: rtsw1 to 10.77.")
+        assert verdict_of("pinned", result.routing).verdict is Verdict.INCONCLUSIVE
 
 
 def test_routing_scheme_removed_while_the_twin_ran_proves_nothing(monkeypatch, tmp_path):
     """The holder was alive, and nobody read the rules at the end of the twin."""
     monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
-    lab, found = Switches(), RunData(before=BEFORE, after=AFTER, counted_s=10.0)
+    lab, result = Switches(), RunData(before=BEFORE, after=AFTER, counted_s=10.0)
     decided = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")))
     with Journal(tmp_path / "journal.jsonl") as journal:
-        with loop._routed(decided, lab, journal, found, lambda _: None, is_twin=True):
+        with loop._routed(decided, lab, journal, result, lambda _: None, is_twin=True):
             lab.obeys = None
-        with loop._routed(decided, lab, journal, found, lambda _: None):
+        with loop._routed(decided, lab, journal, result, lambda _: None):
             pass
-    assert found.routing.unproven[0] == (
+    assert result.routing.unproven[0] == (
         "fault-free twin: rtsw1: 8 of 8 rules of the scheme missing at the end of the workload"
     )
 

@@ -81,10 +81,10 @@ def test_run_ended_by_ctrl_c_compares_the_lab_and_reports_the_result(lab, tmp_pa
 def test_run_ended_by_ctrl_c_with_a_routing_scheme_left_is_dirty(lab, tmp_path, monkeypatch):
     """The lab looks as before, as a scheme may be seen by no fingerprint: its receipt says that it was not removed."""
 
-    def with_faults(_decided, _lab, _journal, found, *_):
-        asked = RoutingDecisions(asked=1, agreed=1)
-        found.routing = RoutingReceipt(
-            scheme="pinned", fidelity="real", armed=SchemeArmed(ok=True), decisions=asked, cleared=SchemeCleared()
+    def with_faults(_decided, _lab, _journal, result, *_):
+        decisions = RoutingDecisions(asked=1, agreed=1)
+        result.routing = RoutingReceipt(
+            scheme="pinned", fidelity="real", armed=SchemeArmed(ok=True), decisions=decisions, cleared=SchemeCleared()
         )
         raise KeyboardInterrupt
 
@@ -128,11 +128,11 @@ def soft(qemu, tmp_path, monkeypatch):
     return SimpleNamespace(lab=lab, qemu=qemu)
 
 
-def armed(lab, journal, found):
+def armed(lab, journal, result):
     """A link that is down, and its injector in the run's hands as in `_with_faults`."""
     planned = plan(FaultSpec(kind="link.down", target="host1:rxe0", for_s=60.0), SOFT.topology, lab_kind="soft")
-    found.injector = Injector(lab, journal)
-    prepared = found.injector.prepare(planned)
+    result.injector = Injector(lab, journal)
+    prepared = result.injector.prepare(planned)
     assert prepared.arm().ok
     return prepared
 
@@ -149,22 +149,22 @@ def refuse_the_revert(qemu):
 
 
 def test_run_with_a_fault_that_is_not_cleared_is_dirty_whatever_the_fingerprint_shows(soft, tmp_path, monkeypatch):
-    def with_faults(_decided, lab, journal, found, *_):
-        prepared = armed(lab, journal, found)
+    def with_faults(_decided, lab, journal, result, *_):
+        prepared = armed(lab, journal, result)
         refuse_the_revert(soft.qemu)
-        with found.injector:
-            found.receipts["x"] = prepared.clear(keep_holder=True)
+        with result.injector:
+            result.receipts["x"] = prepared.clear(keep_holder=True)
 
-    found = run(soft.lab, tmp_path, monkeypatch, with_faults)
-    assert found.lab_state == "DIRTY"
-    assert found.lab_diff[0].startswith("link.down on host1:rxe0 is not cleared: ")
-    assert dirty.reasons(tmp_path) == found.lab_diff
+    result = run(soft.lab, tmp_path, monkeypatch, with_faults)
+    assert result.lab_state == "DIRTY"
+    assert result.lab_diff[0].startswith("link.down on host1:rxe0 is not cleared: ")
+    assert dirty.reasons(tmp_path) == result.lab_diff
 
 
 def test_run_ctrl_c_during_a_fault_reports_that_the_fault_is_cleared(soft, tmp_path, monkeypatch):
-    def with_faults(_decided, lab, journal, found, *_):
-        armed(lab, journal, found)
-        with found.injector:
+    def with_faults(_decided, lab, journal, result, *_):
+        armed(lab, journal, result)
+        with result.injector:
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted) as caught:
@@ -177,10 +177,10 @@ def test_run_with_a_second_ctrl_c_while_it_clears_is_marked_and_claims_nothing(s
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    def with_faults(_decided, lab, journal, found, *_):
-        armed(lab, journal, found)
+    def with_faults(_decided, lab, journal, result, *_):
+        armed(lab, journal, result)
         monkeypatch.setattr("inject.prepared_fault.PreparedFault._clear", interrupted)
-        with found.injector:
+        with result.injector:
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted) as caught:
@@ -197,12 +197,12 @@ def test_run_with_two_ctrl_c_before_its_fault_is_armed_is_not_dirty(soft, tmp_pa
     def interrupted(*_):
         raise KeyboardInterrupt
 
-    def with_faults(_decided, lab, journal, found, *_):
+    def with_faults(_decided, lab, journal, result, *_):
         planned = plan(FaultSpec(kind="link.down", target="host1:rxe0", for_s=60.0), SOFT.topology, lab_kind="soft")
-        found.injector = Injector(lab, journal)
-        found.injector.prepare(planned)
+        result.injector = Injector(lab, journal)
+        result.injector.prepare(planned)
         monkeypatch.setattr("inject.prepared_fault.PreparedFault._clear", interrupted)
-        with found.injector:
+        with result.injector:
             raise KeyboardInterrupt
 
     with pytest.raises(Interrupted) as caught:

@@ -58,33 +58,33 @@ def test_run_flows_returns_result_and_window_and_refreshes_the_lease(fabric):
 
 
 @pytest.mark.parametrize(
-    ("specs", "says"),
+    ("specs", "message"),
     [([ONE, OTHER], "host1:rxe0 to host2:rxe0 and 1 more: QP 3"), ([ONE], "host1:rxe0 to host2:rxe0: QP 3")],
 )
-def test_run_flows_with_a_failed_flow_is_an_error_with_its_place(fabric, specs, says):
+def test_run_flows_with_a_failed_flow_is_an_error_with_its_place(fabric, specs, message):
     fabric.outcome, fabric.where = "failed", "QP 3: retry exceeded"
     with pytest.raises(LabError) as caught:
         run_flows(fabric.lab, specs)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("changes", "says"),
+    ("changes", "message"),
     [
         ({"outcome": "failed", "where": "QP 3: retry exceeded"}, "QP 3: retry exceeded; try it again"),
         ({"goodput_bps": 0.0}, "nothing came through in 8 s; try it again"),
         ({"error": LabError("host1: no engine")}, "host1: no engine; try it again"),
     ],
 )
-def test_emulation_limit_is_not_measured_by_flows_that_fail(fabric, changes, says):
+def test_emulation_limit_is_not_measured_by_flows_that_fail(fabric, changes, message):
     vars(fabric).update(changes)
-    with pytest.raises(NotMeasured, match=says):
+    with pytest.raises(NotMeasured, match=message):
         emulation_limit.measure(fabric.lab, "key")
 
 
 def test_emulation_limit_is_the_goodput_of_all_rnics(fabric):
-    found = emulation_limit.measure(fabric.lab, "key")
-    assert (found.flows, found.carried_bps) == (8, 48e6)
+    limit = emulation_limit.measure(fabric.lab, "key")
+    assert (limit.flows, limit.carried_bps) == (8, 48e6)
 
 
 def test_bisection_on_an_emulation_of_unknown_capacity_is_inconclusive(fabric, monkeypatch):

@@ -112,7 +112,7 @@ def test_points_are_all_combinations_and_the_last_parameter_changes_fastest():
 
 
 @pytest.mark.parametrize(
-    ("overs", "error", "says"),
+    ("overs", "error", "message"),
     [
         ([f"{SHARE}=0.1", f"{SHARE}=0.2"], UsageError, "is given twice"),
         ([f"{SHARE}=0.1,0.10"], UsageError, "are the same; remove one"),
@@ -121,10 +121,10 @@ def test_points_are_all_combinations_and_the_last_parameter_changes_fastest():
         (["faults[1].target=host3:rxe1,host9:rxe1"], ConfigError, "host9"),
     ],
 )
-def test_sweep_invalid_points_are_rejected_before_the_first_run(overs, error, says):
+def test_sweep_invalid_points_are_rejected_before_the_first_run(overs, error, message):
     with pytest.raises(error) as caught:
         points(*overs)
-    assert says in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_sweep_with_too_many_runs_is_rejected():

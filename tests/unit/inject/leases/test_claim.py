@@ -207,9 +207,9 @@ def test_claim_is_complete_although_the_disk_takes_parts(tmp_path, monkeypatch):
     """A truncated claim would protect nothing."""
     write = os.write
     monkeypatch.setattr(claim_module.os, "write", lambda fd, data: write(fd, data[:7]))
-    held = Claim.acquire(str(tmp_path / "a.revert"), {"session": "a", "paths": LINK})
+    claim = Claim.acquire(str(tmp_path / "a.revert"), {"session": "a", "paths": LINK})
     assert read_claim(str(tmp_path / "a.claim"))["paths"] == LINK
-    held.release()
+    claim.release()
 
 
 def test_heal_waits_for_a_running_revert(tmp_path):
@@ -259,11 +259,11 @@ def test_end_holder_with_a_reused_pid_kills_nothing(tmp_path):
     ],
 )
 def test_claims_conflict_if_equal_or_nested(tmp_path, mine, theirs, collide):
-    held = Claim.acquire(str(tmp_path / "a.revert"), {"session": "a", "paths": [{"path": theirs, "thing": "theirs"}]})
+    claim = Claim.acquire(str(tmp_path / "a.revert"), {"session": "a", "paths": [{"path": theirs, "thing": "theirs"}]})
     actual = {"session": "b", "paths": [{"path": mine, "thing": "mine"}]}
     with pytest.raises(Refused) if collide else contextlib.nullcontext():
         Claim.acquire(str(tmp_path / "b.revert"), actual).release()
-    held.release()
+    claim.release()
     Claim.acquire(str(tmp_path / "b.revert"), actual).release()
     assert list(tmp_path.iterdir()) == []
 
@@ -281,7 +281,7 @@ def test_injector_claims_what_the_planner_compares(tmp_path):
 @pytest.mark.parametrize("how", ["reset", "down"])
 def test_reset_and_down_end_local_holders_before_the_vms(qemu, tmp_path, monkeypatch, how):
     """A flap by hand went on at the new VMs, without a stored revert: its socket has the same path."""
-    seen = []
+    states = []
     state, snapshot = SimpleNamespace(key="k", accelerator="tcg", vms={}), SimpleNamespace(key="k", complete=True)
     for name, value in {
         "lab_dir": lambda _: tmp_path, "_check_owner": lambda _: None, "read_state": lambda _: state,
@@ -296,12 +296,12 @@ def test_reset_and_down_end_local_holders_before_the_vms(qemu, tmp_path, monkeyp
         pid = holder_pid(flap)
 
         def end(_vms, _state):
-            seen.extend([identity(pid)["started"], *fingerprint.stored_reverts(tmp_path).iterdir()])
+            states.extend([identity(pid)["started"], *fingerprint.stored_reverts(tmp_path).iterdir()])
             return 0
 
         monkeypatch.setattr(lifecycle.fleet, "end", end)
         getattr(lifecycle, how)(*(SOFT, print)[: 2 if how == "reset" else 1])
-        assert seen == [None]
+        assert states == [None]
         flap._process.wait(timeout=10)
 
 
@@ -328,13 +328,13 @@ def test_fault_in_a_guest_is_refused_during_a_reboot_by_a_different_session(tmp_
     lab, _ = two_places(tmp_path)
     outside, inside = planned_of("host.reboot", "host1"), planned_of("gpu.throttle", "host1:gpu0", percent=50)
     mine, theirs = (Injector(lab, journal=None).claim_of(fault) for fault in (inside, outside))
-    held = Claim.acquire(str(tmp_path / "faults" / "a.revert"), theirs)
+    claim = Claim.acquire(str(tmp_path / "faults" / "a.revert"), theirs)
     with pytest.raises(FaultError, match=r"gpu.throttle: .* is held by host\.reboot on host1"):
         refuse_remote_conflicts(lab, inside, mine, where="gpu.throttle")
     refuse_remote_conflicts(lab, inside, {**mine, "session": theirs["session"]}, where="gpu.throttle")
     other = planned_of("gpu.throttle", "host2:gpu0", percent=50)
     refuse_remote_conflicts(lab, other, Injector(lab, journal=None).claim_of(other), where="gpu.throttle")
-    held.release()
+    claim.release()
     refuse_remote_conflicts(lab, inside, mine, where="gpu.throttle")
 
 

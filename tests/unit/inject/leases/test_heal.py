@@ -109,18 +109,18 @@ def test_heal_panic_reverts_everywhere_at_once(tmp_path):
 def test_heal_of_a_machine_whose_script_did_not_end_is_no_success(tmp_path, monkeypatch, panic):
     """sudo refused, or the shell was killed: nothing printed does not mean that nothing was left."""
     monkeypatch.setattr(heal_module, "_restore_carriers", lambda _: [])
-    said = "sudo: a password is required"
+    error = "sudo: a password is required"
     lab = lab_of(tmp_path, lambda *_: "")
     whole = lab.node
 
     def refuses(name):
         one = whole(name)
         if name == "host2":
-            one.run = lambda argv, **_: Completed(argv=tuple(argv), rc=1, stdout="", stderr=f"{said}\n")
+            one.run = lambda argv, **_: Completed(argv=tuple(argv), rc=1, stdout="", stderr=f"{error}\n")
         return one
 
     lab.node = refuses
-    with pytest.raises(RevertFailed, match=f"host2: failed: its script ended with 1: {said}"):
+    with pytest.raises(RevertFailed, match=f"host2: failed: its script ended with 1: {error}"):
         heal(lab, panic=panic)
 
 
@@ -132,11 +132,11 @@ def test_heal_reports_a_switch_whose_namespace_cannot_be_entered(tmp_path):
     text = script(lab_of(tmp_path, None), "fabric")
     begin = text.index("switches=")
     part = text[begin : text.index("for x in ")].replace("/run/netns", str(tmp_path))
-    said = subprocess.run(
+    done = subprocess.run(
         ["sh", "-c", part.replace('sh -c "$sweep"\n', "", 1)], capture_output=True, text=True, check=False,
         env={"PATH": f"{tmp_path}:{os.environ['PATH']}"},
     )  # fmt: skip
-    assert said.stdout.splitlines() == ["failed: namespace rtsw1 could not be entered"]
+    assert done.stdout.splitlines() == ["failed: namespace rtsw1 could not be entered"]
 
 
 def test_heal_failed_revert_does_not_prevent_the_others(tmp_path):

@@ -132,7 +132,7 @@ def test_gilbert_elliott_simulation_of_netem_gives_the_share():
 
 
 @pytest.mark.parametrize(
-    ("params", "said"),
+    ("params", "message"),
     [
         ({"share": 0.1, "loss_bad": 0.5}, "add burst"),
         ({"share": 0.1, "burst": 5, "loss_good": 0.2}, "is not between the loss in the good state"),
@@ -140,8 +140,8 @@ def test_gilbert_elliott_simulation_of_netem_gives_the_share():
         ({"share": 0.45, "burst": 1, "loss_bad": 0.5}, "is impossible with bursts of 1 packets"),
     ],
 )
-def test_gilbert_elliott_impossible_parameters_are_rejected(params, said):
-    with pytest.raises(UsageError, match=said):
+def test_gilbert_elliott_impossible_parameters_are_rejected(params, message):
+    with pytest.raises(UsageError, match=message):
         soft("packet.drop", "host1:rxe0", **params)
 
 

@@ -65,8 +65,8 @@ class Machines:
         return Completed(argv=tuple(argv), rc=done.returncode, stdout=done.stdout, stderr=done.stderr)
 
 
-def told(found, kind, target):
-    (one,) = [each for each in found if (each.kind, each.target) == (kind, target)]
+def ability_of(abilities, kind, target):
+    (one,) = [each for each in abilities if (each.kind, each.target) == (kind, target)]
     return one
 
 
@@ -85,15 +85,15 @@ def test_capability_is_each_machines_answer_and_changes_nothing(tools):
     lab = Machines("host2", "rtsw2", "rtsw3", "rtsw4", "host3", "host4")
     result = capability.abilities(lab, kinds)
     assert tools.read_text() == before
-    assert told(result, "switch.withdraw", "rtsw1").can == "yes"
-    kept = told(result, "link.flap", "host1:mlx5_0")
+    assert ability_of(result, "switch.withdraw", "rtsw1").can == "yes"
+    kept = ability_of(result, "link.flap", "host1:mlx5_0")
     assert (kept.can, "KEEP_ETH_LINK_UP_P1=0" in kept.why) == ("no", True)
     assert "rtsw1:host1:mlx5_0" in kept.why, "where to aim instead"
-    assert told(result, "link.flap", "rtsw1:host1:mlx5_0").can == "yes"
-    shaped = told(result, "link.rate", "rtsw1:host1:mlx5_0")
+    assert ability_of(result, "link.flap", "rtsw1:host1:mlx5_0").can == "yes"
+    shaped = ability_of(result, "link.rate", "rtsw1:host1:mlx5_0")
     assert (shaped.can, "orchagent" in shaped.why) == ("no", True)
-    assert "it needs a Linux switch" in told(result, "packet.reorder", "rtsw1:host1:mlx5_0").why
-    silent = told(result, "link.flap", "host2:mlx5_0")
+    assert "it needs a Linux switch" in ability_of(result, "packet.reorder", "rtsw1:host1:mlx5_0").why
+    silent = ability_of(result, "link.flap", "host2:mlx5_0")
     assert (silent.can, silent.why) == ("unknown", "host2 does not answer")
     rows = capability.summary(result)
     assert len(rows) < len(result)

@@ -202,8 +202,8 @@ def test_rack_unsupported_fault_is_rejected_at_plan_time(kind, target, params, w
     assert all(word in str(caught.value) for word in words), caught.value
 
 
-@pytest.mark.parametrize(("kind", "target", "params", "told"), HOPS)
-def test_linux_switch_is_a_software_hop_on_the_machine_itself(kind, target, params, told):
+@pytest.mark.parametrize(("kind", "target", "params", "counter"), HOPS)
+def test_linux_switch_is_a_software_hop_on_the_machine_itself(kind, target, params, counter):
     """The mechanism is the soft lab's without a namespace; witnesses are counters that hardware RNICs or kernels
     have.
     """
@@ -214,7 +214,7 @@ def test_linux_switch_is_a_software_hop_on_the_machine_itself(kind, target, para
     text = json.dumps(planned.to_json())
     assert not re.search(r"netns exec|ip -n|tc -n|vtysh -N|/run/netns|None[ /]", text), text
     told_by = [key for witness in planned.must_move for key in witness.any_of]
-    assert planned.must_move[0].any_of[0] == told
+    assert planned.must_move[0].any_of[0] == counter
     rxe_alone = set(COUNTERS) - set(COUNTERS.values()) | {"send_err"}
     on_hosts = [key for key in (*told_by, *planned.must_not_move) if key.startswith("host")]
     assert not [key for key in on_hosts if key.partition(".")[2] in rxe_alone or "/ip." in key]
@@ -372,10 +372,10 @@ def test_gpu_neighbours_compute_and_end(neighbours):
     neighbours.on()
     done = neighbours.hits()
     assert done >= 2
-    seen = neighbours.read()
+    reading = neighbours.read()
     planned = shot("gpu.noisy-neighbour", "host1:gpu0", neighbours=2)
-    assert {name: seen[name] for name in planned.shows} == dict(planned.shows)
-    assert seen["applied"]
+    assert {name: reading[name] for name in planned.shows} == dict(planned.shows)
+    assert reading["applied"]
     until(lambda: neighbours.hits() > done)
     neighbours.off()
     assert not neighbours.read()["applied"]
@@ -407,10 +407,10 @@ def test_patterns_match_the_same_lines_in_python_and_grep(kind, target, params):
     args = shot(kind, target, **params).request["args"]
     lines = ["up", "down", "Active", "None", "x1500", "1500", "State:\tT (stopped)", "held 0x2", "GPU 0     79"]
     for pattern in (args["applied"], args["normal"]):
-        found = subprocess.run(
+        matching = subprocess.run(
             ["grep", "-E", "--", pattern], input="\n".join(lines), text=True, check=False, capture_output=True
         ).stdout
-        assert found.splitlines() == [line for line in lines if re.search(pattern, line, re.MULTILINE)], pattern
+        assert matching.splitlines() == [line for line in lines if re.search(pattern, line, re.MULTILINE)], pattern
 
 
 def test_rack_user_other_than_root_uses_sudo(tmp_path):

@@ -40,13 +40,13 @@ def state(pid):
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-def found(sleeper):
+def process_key(sleeper):
     return {"pid": sleeper.pid, "comm": "sleep"}
 
 
 def test_process_actuator_stops_and_continues_a_process(sleeper):
     """STOP and CONT are read back; a repeated request changes nothing."""
-    actuator = ProcessActuator(find=found(sleeper), how="STOP")
+    actuator = ProcessActuator(find=process_key(sleeper), how="STOP")
     assert not actuator.prepare()["applied"]
     actuator.on()
     assert actuator.read()["applied"]
@@ -58,7 +58,7 @@ def test_process_actuator_stops_and_continues_a_process(sleeper):
 
 def test_process_stored_revert_continues_it_any_number_of_times(sleeper):
     """The script is idempotent, whichever process runs it."""
-    actuator = ProcessActuator(find=found(sleeper), how="STOP")
+    actuator = ProcessActuator(find=process_key(sleeper), how="STOP")
     actuator.prepare()
     actuator.on()
     until(lambda: state(sleeper.pid) == "T")
@@ -69,7 +69,7 @@ def test_process_stored_revert_continues_it_any_number_of_times(sleeper):
 
 def test_process_stored_revert_never_signals_a_reused_pid(sleeper):
     """A pid given to another process has another start time, and that process is left alone."""
-    actuator = ProcessActuator(find=found(sleeper), how="STOP")
+    actuator = ProcessActuator(find=process_key(sleeper), how="STOP")
     actuator.prepare()
     script = actuator.revert_script()
     started = Path(f"/proc/{sleeper.pid}/stat").read_text().rpartition(")")[2].split()[19]
@@ -83,7 +83,7 @@ def test_process_stored_revert_never_signals_a_reused_pid(sleeper):
 
 def test_process_actuator_killed_process_stays_gone(sleeper):
     """Nothing reverts the death of a rank; cleared means that the fault no longer acts."""
-    actuator = ProcessActuator(find=found(sleeper), how="KILL")
+    actuator = ProcessActuator(find=process_key(sleeper), how="KILL")
     actuator.prepare()
     actuator.on()
     assert actuator.read()["applied"]
@@ -102,7 +102,7 @@ def test_process_actuator_refuses_a_missing_foreign_or_stopped_process(sleeper):
     os.kill(sleeper.pid, 19)
     until(lambda: state(sleeper.pid) == "T")
     with pytest.raises(Refused, match="stopped already"):
-        ProcessActuator(find=found(sleeper), how="STOP").prepare()
+        ProcessActuator(find=process_key(sleeper), how="STOP").prepare()
 
 
 def test_hog_actuator_starts_and_ends_its_busy_processes():
@@ -174,13 +174,13 @@ def test_background_actuator_sends_datagrams_until_it_is_off():
             patch.setattr("inject.node.network.background._DISCARD", listener.getsockname()[1])
             actuator.on()
         assert actuator.read()["applied"]
-        seen = [listener.recvmsg(2000, 100) for _ in range(20)]
+        datagrams = [listener.recvmsg(2000, 100) for _ in range(20)]
         sender = Path(f"/proc/{actuator._child._pid}")
         assert sender.exists()
         actuator.off()
-    assert {len(data) for data, *_ in seen} == {1000 - 28}
-    assert {told[0][2][0] for _, told, *_ in seen} == {1}
-    assert len({came_from for *_, came_from in seen}) == 2
+    assert {len(data) for data, *_ in datagrams} == {1000 - 28}
+    assert {ancillary[0][2][0] for _, ancillary, *_ in datagrams} == {1}
+    assert len({came_from for *_, came_from in datagrams}) == 2
     sent = actuator.hits()
     # The last one may have come before its sender, who is dead by now, could count it.
     assert sent >= 19

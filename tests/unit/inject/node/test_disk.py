@@ -38,9 +38,9 @@ def test_disk_full_uses_an_unnamed_file(tmp_path, monkeypatch):
     monkeypatch.undo()
     disk = filling(tmp_path, monkeypatch)
     disk.on()
-    seen = disk.read()
-    assert seen["applied"]
-    assert seen["taken_bytes"] >= SIZE
+    reading = disk.read()
+    assert reading["applied"]
+    assert reading["taken_bytes"] >= SIZE
     assert list(tmp_path.iterdir()) == [], "a name would outlive the process and a reboot"
     disk.off()
     assert not disk.read()["applied"]

@@ -17,8 +17,8 @@ ACK = bytes(NETWORK / BTH(opcode="RC_ACKNOWLEDGE", dqpn=17, psn=0xFFFFFF, ackreq
 DATA = bytes(NETWORK / BTH(opcode="RC_RDMA_WRITE_MIDDLE", dqpn=17, psn=291) / Raw(bytes(range(64))))
 
 
-def forged(what, template):
-    return Ether(forge(template, what))
+def forged(kind, template):
+    return Ether(forge(template, kind))
 
 
 def icrc_is_right(frame):
@@ -29,11 +29,11 @@ def icrc_is_right(frame):
     return Ether(bytes(again))[BTH].icrc == output
 
 
-@pytest.mark.parametrize("what", WHATS)
+@pytest.mark.parametrize("kind", WHATS)
 @pytest.mark.parametrize("template", [ACK, DATA], ids=["ack", "data"])
-def test_forge_recomputes_lengths_checksums_and_the_icrc(what, template):
+def test_forge_recomputes_lengths_checksums_and_the_icrc(kind, template):
     """Nothing is rejected before it is looked at; and each is dyed."""
-    frame = forged(what, template)
+    frame = forged(kind, template)
     assert frame[IP].len == len(bytes(frame)) - 14
     assert frame[UDP].len == frame[IP].len - 20
     assert frame[IP].tos & 3 == 1
@@ -53,8 +53,8 @@ def test_forge_changes_only_the_requested_field():
     assert len(forged("cnp", DATA)) == 14 + 20 + 8 + 12 + 16 + 4
     assert forged("stray", DATA)[BTH].dqpn not in (0, 1, 17)
     assert forged("malformed", DATA)[BTH].version == 15
-    for what, template in (("ack", ACK), ("replay", DATA)):
-        frame = Ether(forge(template, what))
+    for kind, template in (("ack", ACK), ("replay", DATA)):
+        frame = Ether(forge(template, kind))
         assert bytes(frame[BTH]) == bytes(Ether(template)[BTH])
 
 

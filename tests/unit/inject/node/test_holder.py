@@ -74,9 +74,9 @@ def test_holder_flap_train_keeps_its_period(held, qemu, tmp_path):
     assert qemu.is_asked.wait(10)
     qemu.late_s = 0.0
     until(lambda: send_request(held, "observe")["state"] == "over", within_s=10)
-    seen = send_request(held, "observe")
-    assert seen["count"] == 8
-    first_ns, *_, last_ns = [at_ns for at_ns, on in seen["edges"] if on]
+    observed = send_request(held, "observe")
+    assert observed["count"] == 8
+    first_ns, *_, last_ns = [at_ns for at_ns, on in observed["edges"] if on]
     assert abs(last_ns - first_ns - 7 * 200_000_000) < late_s * 1e9 / 2
 
 
@@ -323,9 +323,9 @@ def test_holder_edge_fires_while_it_is_applied(held, qemu, tmp_path):
     qemu.mute_s = 0.3
     send_request(held, "arm")
     qemu.mute_s = 0.0
-    seen = send_request(held, "observe")
-    first, last = seen["between_ns"]
-    assert first == seen["first_ns"] == seen["armed_at_ns"]
+    observed = send_request(held, "observe")
+    first, last = observed["between_ns"]
+    assert first == observed["first_ns"] == observed["armed_at_ns"]
     assert last - first >= 0.3e9
 
 

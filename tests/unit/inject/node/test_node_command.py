@@ -33,15 +33,15 @@ def test_node_command_returns_quickly_with_its_whole_output():
 
 
 @pytest.mark.parametrize(
-    ("argv", "says"),
+    ("argv", "message"),
     [
         (["sh", "-c", "echo broken >&2; exit 3"], "ended with 3: broken"),
         (["sleep", "30"], "did not end within 1 s"),
         (["/no/such/program"], "No such file"),
     ],
 )
-def test_node_command_failure_is_an_oserror(argv, says):
-    with pytest.raises(OSError, match=says):
+def test_node_command_failure_is_an_oserror(argv, message):
+    with pytest.raises(OSError, match=message):
         run(argv, timeout_s=1)
 
 

@@ -255,9 +255,9 @@ def test_audit_reports_a_policy_that_matches_nothing(tmp_path):
     path = tmp_path / "lab.yml"
     policy = "faultbed_safety: {may_disrupt: ['host1:*', 'host9'], longest_fault_s: 0}, faultbed_schema: 1"
     path.write_text(text.replace("faultbed_schema: 1", policy))
-    assert [found.place for found in audit(path)] == ["all.safety.longest_fault_s", "all.safety.may_disrupt[1]"]
+    assert [finding.place for finding in audit(path)] == ["all.safety.longest_fault_s", "all.safety.may_disrupt[1]"]
     path.write_text(text.replace("faultbed_schema: 1", "faultbed_safety: {most_hosts: 0}, faultbed_schema: 1"))
-    assert [found.place for found in audit(path)] == ["all.safety.most_hosts"]
+    assert [finding.place for finding in audit(path)] == ["all.safety.most_hosts"]
 
 
 def test_power_cycle_needs_policy_dirty_lab_and_bmc():

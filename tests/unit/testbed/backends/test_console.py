@@ -16,7 +16,7 @@ DOUBLE_FAULT = """[  OK  ] Reached target multi-user.target\r
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("log", "words"),
     [
         (
             DOUBLE_FAULT,
@@ -27,8 +27,8 @@ DOUBLE_FAULT = """[  OK  ] Reached target multi-user.target\r
         ("", None),
     ],
 )
-def test_panic_is_found_in_the_kernels_words(tmp_path, said, words):
-    (tmp_path / "console.log").write_bytes(said.encode())
+def test_panic_is_found_in_the_kernels_words(tmp_path, log, words):
+    (tmp_path / "console.log").write_bytes(log.encode())
     assert panic(tmp_path / "console.log") == words
 
 

@@ -157,12 +157,12 @@ def _lldp(topology, name):
 
 
 def drafted(answers, name="lab", reached=None):
-    return draft([machine_of(each, found) for each, found in answers.items()], name=name, reached=reached)
+    return draft([machine_of(each, reply) for each, reply in answers.items()], name=name, reached=reached)
 
 
-def loaded(found, tmp_path):
+def loaded(inventory_draft, tmp_path):
     path = tmp_path / "drafted.yml"
-    path.write_text(text(found))
+    path.write_text(text(inventory_draft))
     return inventory_module.load(path)
 
 
@@ -195,13 +195,13 @@ def test_discover_keeps_pcie_speed_gpu_mtu_and_bmc_of_a_rack(tmp_path):
         usual = isinstance(value, list) and [{k: v for k, v in x.items() if (k, v) != ("mtu", 9000)} for x in value]
         return usual or value
 
-    got = {}
-    _collect(inventory_draft.tree["all"], got)
+    collected = {}
+    _collect(inventory_draft.tree["all"], collected)
     for name in ("host1", "host4", "rtsw2", "ctsw3"):
         for key in ("ansible_host", "faultbed_rnics", "faultbed_gpus", "faultbed_ports", "faultbed_front_end"):
-            assert got[name].get(key) == short(wanted[name].get(key)), (name, key)
-    assert got["host1"]["faultbed_bmc"] == {"address": "198.51.100.11"}
-    assert got["rtsw1"]["faultbed_nos"] == "sonic"
+            assert collected[name].get(key) == short(wanted[name].get(key)), (name, key)
+    assert collected["host1"]["faultbed_bmc"] == {"address": "198.51.100.11"}
+    assert collected["rtsw1"]["faultbed_nos"] == "sonic"
     assert inventory_draft.cables == {"lldp": len(inventory.topology.links)}
 
 

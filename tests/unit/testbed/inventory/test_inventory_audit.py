@@ -34,7 +34,7 @@ def _own_cache(tmp_path_factory):
 def findings(monkeypatch):
     """(place, what) of what is found when the variables of the rack example are edited."""
 
-    def found(edit):
+    def audit_edited(edit):
         answer = copy.deepcopy(LISTING)
         hosts = answer["_meta"]["hostvars"]
         edit(hosts)
@@ -43,7 +43,7 @@ def findings(monkeypatch):
         assert all(finding.do for finding in result)
         return [(finding.place, finding.what) for finding in result]
 
-    return found
+    return audit_edited
 
 
 def everywhere(name, change):
@@ -447,10 +447,10 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("edit", "place", "what"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
-def test_audit_finds_each_mistake_at_its_place(findings, edit, place, what):
+@pytest.mark.parametrize(("edit", "place", "words"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
+def test_audit_finds_each_mistake_at_its_place(findings, edit, place, words):
     all_findings = findings(edit)
-    assert any(at == place and what in said for at, said in all_findings), all_findings
+    assert any(at == place and words in message for at, message in all_findings), all_findings
 
 
 def test_audit_reports_all_mistakes_at_once(findings):

@@ -209,7 +209,7 @@ def test_preflight_finds_a_shaper_that_is_gone_or_has_another_rate():
     assert facts.shape == dataclasses.replace(wanted, packets=10001)
     slower = parse(QDISCS.replace("RATE", "1000"))["ctsw1"].interfaces["atsw1"]
 
-    def found(interface):
+    def check_link(interface):
         class Only(dict):
             def __missing__(self, _name):
                 return parse("@@node none\n@@end\n")["none"]
@@ -218,10 +218,10 @@ def test_preflight_finds_a_shaper_that_is_gone_or_has_another_rate():
         state["ctsw1"].interfaces["atsw1"] = interface
         return [wrong for wrong in run_checks(lab, state) if wrong.check == "queue"]
 
-    assert found(dataclasses.replace(facts, shape=wanted)) == []
-    (gone,) = found(dataclasses.replace(facts, shape=None, queue="noqueue"))
+    assert check_link(dataclasses.replace(facts, shape=wanted)) == []
+    (gone,) = check_link(dataclasses.replace(facts, shape=None, queue="noqueue"))
     assert (gone.where, gone.found) == ("ctsw1:atsw1", "noqueue, no rate and no delay")
-    (other,) = found(slower)
+    (other,) = check_link(slower)
     assert "0.008 Mb/s, 500 us" in other.found
 
 

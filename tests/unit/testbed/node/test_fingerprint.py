@@ -116,7 +116,7 @@ def exception(*, mtu, flags=0x200):
     """What ICMP taught the kernel of one address, as it stands in a dump of routes."""
     header = struct.pack("=BBBBBBBBI", socket.AF_INET, 32, 0, 0, 100, 3, 0, 1, flags)
     known = {10: 10} | ({2: mtu} if mtu else {})
-    metrics = attribute(8, b"".join(attribute(what, struct.pack("=I", value)) for what, value in known.items()))
+    metrics = attribute(8, b"".join(attribute(number, struct.pack("=I", value)) for number, value in known.items()))
     to, by = attribute(1, socket.inet_aton("10.77.2.1")), attribute(4, struct.pack("=I", 1))
     return header + to + by + metrics
 
@@ -264,8 +264,8 @@ def test_fingerprint_has_cpu_hogs_and_stopped_programs(tmp_path):
 def test_fingerprint_resources_of_an_ended_program_are_no_difference_and_more_are():
     """Manual traffic may end before the manual fault that began during it."""
     none, some, more = (
-        Fingerprint(nodes={"h": {"rdma resources traffic.node.engine": said} if said else {}})
-        for said in ("", "2 mr, 4 qp", "2 mr, 5 qp")
+        Fingerprint(nodes={"h": {"rdma resources traffic.node.engine": resources} if resources else {}})
+        for resources in ("", "2 mr, 4 qp", "2 mr, 5 qp")
     )
     assert fingerprint.diff(some, none) == fingerprint.diff(more, some) == []
     assert fingerprint.diff(some, more) == ["h: rdma resources traffic.node.engine was 2 mr, 4 qp, is 2 mr, 5 qp"]
@@ -307,5 +307,5 @@ def test_fingerprint_shows_a_revert_stored_beside_qemu(tmp_path):
 def test_fingerprint_of_a_part_drops_learnt_routes_and_keeps_configuration():
     """Others' faults change a switch's learnt routes; a line of its configuration may end with the same word."""
     facts = {"route main unicast 10.0.0.0/8 metric 20 bgp": "via x", "frr bgpd router bgp 1 / redistribute bgp": "y"}
-    held = fingerprint.part({"rtsw1": facts}, RACK.topology, ("rtsw1",))
-    assert list(held["rtsw1"]) == ["frr bgpd router bgp 1 / redistribute bgp"]
+    partial = fingerprint.part({"rtsw1": facts}, RACK.topology, ("rtsw1",))
+    assert list(partial["rtsw1"]) == ["frr bgpd router bgp 1 / redistribute bgp"]

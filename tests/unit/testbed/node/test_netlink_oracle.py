@@ -55,8 +55,8 @@ def test_netlink_link_is_decoded_as_pyroute2_encodes_it(name, mtu, up, carrier, 
     assert actual[f"{name}.mtu"] == mtu
     assert actual[f"{name}.carrier_down_count"] == downs
     assert actual.get(f"{name}.carrier") == (carrier if up else None)
-    kept = {what for what in STATS if not what.endswith("errors")}
-    assert {what: actual[f"{name}.{what}"] for what in kept} == {what: stats[what] for what in kept}
+    kept = {counter for counter in STATS if not counter.endswith("errors")}
+    assert {counter: actual[f"{name}.{counter}"] for counter in kept} == {counter: stats[counter] for counter in kept}
 
 
 @given(prio=st.integers(1, 0xFFFF), hook=st.sampled_from([(0xFFFFFFF2, "ingress"), (0xFFFFFFF3, "egress")]))
@@ -110,7 +110,7 @@ def test_next_hops_of_single_path_route_are_none():
 
 def test_netlink_links_of_this_machine_match_pyroute2():
     with IPRoute() as route:
-        seen = {
+        by_name = {
             link.get("IFLA_IFNAME"): (link.get("IFLA_MTU"), link["flags"] & 1, link.get("IFLA_CARRIER_CHANGES"))
             for link in route.get_links()
         }
@@ -120,9 +120,9 @@ def test_netlink_links_of_this_machine_match_pyroute2():
     finally:
         place.close()
 
-    assert seen
-    for name, expected in seen.items():
-        assert tuple(result[f"{name}.{what}"] for what in ("mtu", "up", "carrier_changes")) == expected
+    assert by_name
+    for name, expected in by_name.items():
+        assert tuple(result[f"{name}.{field}"] for field in ("mtu", "up", "carrier_changes")) == expected
 
 
 @pytest.mark.parametrize("cut", [3, 4, 7])

@@ -181,11 +181,11 @@ def test_nvml_constants_match_nvidia_ml_py():
     """The constants are copied so that a machine without a GPU need not import 8,000 lines."""
     assert pynvml.nvmlClocksEventReasonApplicationsClocksSetting == nvml._APPLICATIONS
     assert pynvml.nvmlClocksEventReasonSwPowerCap == nvml._POWER
-    held = {name.removeprefix("NVML_FI_DEV_CLOCKS_EVENT_REASON_"): getattr(pynvml, name) for name in dir(pynvml)}
+    reasons = {name.removeprefix("NVML_FI_DEV_CLOCKS_EVENT_REASON_"): getattr(pynvml, name) for name in dir(pynvml)}
     assert {
-        "power_capped_us": (held["SW_POWER_CAP"],),
-        "thermal_slowdown_us": (held["SW_THERM_SLOWDOWN"], held["HW_THERM_SLOWDOWN"]),
-        "power_brake_us": (held["HW_POWER_BRAKE_SLOWDOWN"],),
+        "power_capped_us": (reasons["SW_POWER_CAP"],),
+        "thermal_slowdown_us": (reasons["SW_THERM_SLOWDOWN"], reasons["HW_THERM_SLOWDOWN"]),
+        "power_brake_us": (reasons["HW_POWER_BRAKE_SLOWDOWN"],),
     } == nvml._HELD_NS
     assert (nvml._SM, nvml._UNCORRECTED, nvml._VOLATILE) == (
         pynvml.NVML_CLOCK_SM,

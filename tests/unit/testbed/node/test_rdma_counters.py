@@ -46,7 +46,7 @@ class Kernel:
         for index in self.devices:
             yield 0, attribute(1, struct.pack("=I", index)) + attribute(2, f"rxe{index}".encode() + b"\0")
 
-    def ask(self, _kind, body):
+    def request(self, _kind, body):
         index = struct.unpack_from("=I", body, 4)[0]
         if self.devices[index] is None:
             raise OSError(19, "No such device")

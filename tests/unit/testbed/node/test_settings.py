@@ -57,8 +57,14 @@ def test_nft_facts_count_no_packets_and_no_handles():
 def test_nft_facts_see_a_rule_that_changed_in_a_table_that_stays():
     """The table is there before and after; one rule more, another limit, another order or policy is a difference."""
     drop, limit = expression(b"immediate", b"drop"), expression(b"limit", b"7")
-    seen = [nft(drop, limit), nft(drop), nft(limit, drop), nft(drop, expression(b"limit", b"8")), nft(drop, policy=0)]
-    assert len({one["nft table netdev hop"] for one in seen}) == len(seen)
+    fact_sets = [
+        nft(drop, limit),
+        nft(drop),
+        nft(limit, drop),
+        nft(drop, expression(b"limit", b"8")),
+        nft(drop, policy=0),
+    ]
+    assert len({one["nft table netdev hop"] for one in fact_sets}) == len(fact_sets)
 
 
 def test_nft_facts_skip_tables_of_iptables():
@@ -67,12 +73,14 @@ def test_nft_facts_skip_tables_of_iptables():
     assert output == {"nft table ip nat": "there"}
 
 
-@pytest.mark.parametrize(("state", "told"), [(0x80, True), (0x02, False), (0x04, False), (0x20, False), (0x40, False)])
-def test_neighbour_facts_are_the_configured_ones(state, told):
+@pytest.mark.parametrize(
+    ("state", "is_reported"), [(0x80, True), (0x02, False), (0x04, False), (0x20, False), (0x40, False)]
+)
+def test_neighbour_facts_are_the_configured_ones(state, is_reported):
     """Only permanent entries are kept; reachable, stale, failed and multicast ones age."""
     body = struct.pack("=B3xiHBB", socket.AF_INET, 2, state, 0, 1)
     body += attribute(1, socket.inet_aton("10.77.1.2")) + attribute(2, bytes.fromhex("020000000001"))
-    expected = [("neighbour be0 10.77.1.2", "02:00:00:00:00:01")] if told else []
+    expected = [("neighbour be0 10.77.1.2", "02:00:00:00:00:01")] if is_reported else []
     assert list(settings.neighbour_facts(body, {2: "be0"})) == expected
 
 
@@ -81,7 +89,7 @@ def test_dcb_fact_has_the_settings_without_the_pfc_counters():
         def __init__(self, enabled, frames):
             self.pfc = struct.pack("=BBBxH", 8, enabled, 0, 0) + struct.pack("=16Q", *[frames] * 16)
 
-        def ask(self, kind, body):
+        def request(self, kind, body):
             assert (kind, body[1]) == (78, 21)
             return bytes(4) + attribute(13, attribute(2, self.pfc) + attribute(1, b"\1" * 59))
 
@@ -92,7 +100,7 @@ def test_dcb_fact_has_the_settings_without_the_pfc_counters():
 
 def test_dcb_fact_of_a_driver_without_dcb_is_none():
     class Route:
-        def ask(self, *_):
+        def request(self, *_):
             raise OSError(95, "Operation not supported")
 
     assert list(settings.dcb_fact(Route(), "eth0")) == []
@@ -101,18 +109,18 @@ def test_dcb_fact_of_a_driver_without_dcb_is_none():
 def test_ethtool_fact_leaves_out_what_a_link_negotiates(monkeypatch):
     """The configured FEC mode is kept; the active one changes with the link."""
 
-    def told(active):
+    def facts_of(active):
         numbers = {0x12: (1, 1, 0), 0x10: tuple(range(8)), 0x50: (active, 4, 0)}
 
-        def asked(_control, _netdev, command, _count):
+        def fake_ethtool(_control, _netdev, command, _count):
             if command not in numbers:
                 raise OSError(95, "Operation not supported")
             return numbers[command]
 
-        monkeypatch.setattr(settings, "_ethtool", asked)
+        monkeypatch.setattr(settings, "_ethtool", fake_ethtool)
         return list(settings.ethtool_fact("eth0"))
 
-    assert told(4) == told(0) == [("ethtool eth0", "pause 1 1 0, rings 0 1 2 3 4 5 6 7, fec 4")]
+    assert facts_of(4) == facts_of(0) == [("ethtool eth0", "pause 1 1 0, rings 0 1 2 3 4 5 6 7, fec 4")]
 
 
 def test_ethtool_fact_of_an_interface_without_such_settings_is_none():
@@ -199,10 +207,10 @@ def daemon(folder, name, answer):
             with contextlib.suppress(OSError):
                 client, _ = server.accept()
                 with client:
-                    for said in ("", answer):
+                    for chunk in ("", answer):
                         assert client.recv(4096).endswith(b"\0")
-                        client.sendall(said.encode()[:7])
-                        client.sendall(said.encode()[7:] + bytes(4))
+                        client.sendall(chunk.encode()[:7])
+                        client.sendall(chunk.encode()[7:] + bytes(4))
 
         thread = threading.Thread(target=serve, daemon=True)
         if answer is not None:
@@ -239,16 +247,19 @@ def test_sonic_facts_show_a_row_left_in_the_configuration(monkeypatch, tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     tool = tmp_path / "sonic-cfggen"
 
-    def told(rows):
+    def facts_of(rows):
         tool.write_text(f"#!/bin/sh\necho '{rows}'\n")
         tool.chmod(0o755)
         return dict(settings.sonic_facts())
 
-    one, two = told('{"ACL_RULE": {"A|1": {"PRIORITY": "9"}}}'), told('{"ACL_RULE": {"A|1": {"PRIORITY": "8"}}}')
+    one, two = (
+        facts_of('{"ACL_RULE": {"A|1": {"PRIORITY": "9"}}}'),
+        facts_of('{"ACL_RULE": {"A|1": {"PRIORITY": "8"}}}'),
+    )
     assert list(one) == ["config_db ACL_RULE"]
     assert one != two
     monkeypatch.setattr(settings, "_SONIC", "/nowhere")
-    assert told("{}") == {}
+    assert facts_of("{}") == {}
 
 
 @pytest.mark.parametrize(("tool", "subject"), [("sonic-cfggen", "config_db"), ("vtysh", "frr vtysh")])

@@ -141,7 +141,7 @@ def test_fingerprint_shows_a_routing_scheme_left_behind_and_not_a_removed_one(re
 
 
 @pytest.mark.parametrize(
-    ("what", "says"),
+    ("kind", "message"),
     [
         ("rule", "a rule of priority 1000 (lookup 77)"),
         ("route", "a route to 10.9.0.0/16 in table 1500"),
@@ -149,8 +149,8 @@ def test_fingerprint_shows_a_routing_scheme_left_behind_and_not_a_removed_one(re
         ("port", "no port up9; check that the lab is provisioned"),
     ],
 )
-def test_switch_agent_foreign_state_in_its_ranges_is_refused_by_name(recorded, what, says):
-    assert says in recorded["foreign"][what]
+def test_switch_agent_foreign_state_in_its_ranges_is_refused_by_name(recorded, kind, message):
+    assert message in recorded["foreign"][kind]
 
 
 def test_switch_agent_stored_revert_removes_only_our_state():

@@ -80,7 +80,7 @@ def test_watcher_samples_until_stopped(program):
     assert batch["busy_ns"] > 0
     assert [at_ns for at_ns, _ in batch["samples"]] == sorted(at_ns for at_ns, _ in batch["samples"])
     program.send('{"do":"unfollow"}')
-    while (said := program.next())["event"] == "samples":
+    while (event := program.next())["event"] == "samples":
         pass
-    assert said["event"] == "unfollowed"
+    assert event["event"] == "unfollowed"
     assert program.ask(do="clock")["event"] == "clock"

@@ -69,8 +69,8 @@ def test_watcher_late_answer_is_not_taken_for_the_next_one(lab):
     """A request that timed out leaves an answer behind; the next request gets its own."""
     watcher = lab.watcher("here")
     with pytest.raises(CommandFailed, match="no state in 0 s"):
-        watcher.ask({"do": "state", "nodes": {"here": None}}, timeout_s=0.0)
-    assert "lo.mtu" in watcher.ask({"do": "counters", "nodes": {"here": None}})["nodes"]["here"]
+        watcher.request({"do": "state", "nodes": {"here": None}}, timeout_s=0.0)
+    assert "lo.mtu" in watcher.request({"do": "counters", "nodes": {"here": None}})["nodes"]["here"]
 
 
 def test_watcher_that_is_dead_raises_watcher_gone(lab):
@@ -78,7 +78,7 @@ def test_watcher_that_is_dead_raises_watcher_gone(lab):
     watcher = lab.watcher("here")
     lab.channels[0].process.kill()
     with pytest.raises(WatcherGone):
-        watcher.ask({"do": "clock"}, timeout_s=10.0)
+        watcher.request({"do": "clock"}, timeout_s=10.0)
 
 
 def test_lab_restarts_a_watcher_that_has_ended(lab):

@@ -32,8 +32,8 @@ def written(tmp_path, *contents):
     return path
 
 
-def fields_of(found, name):
-    (layer,) = (one for one in found.layers if one.name == name)
+def fields_of(explanation, name):
+    (layer,) = (one for one in explanation.layers if one.name == name)
     return layer.fields
 
 

@@ -85,12 +85,12 @@ def test_decode_returns_every_header_as_sent(packet):
     """After encoding and dissection the layers and fields are equal; encoded again, so are the bytes."""
     wire = bytes(packet)
     again = Ether(wire)
-    want, got = packet[BTH], again[BTH]
+    want, decoded_header = packet[BTH], again[BTH]
     while want:
-        assert type(got) is type(want)
+        assert type(decoded_header) is type(want)
         for name in want.fields:
-            assert getattr(got, name) == getattr(want, name), name
-        want, got = want.payload, got.payload
+            assert getattr(decoded_header, name) == getattr(want, name), name
+        want, decoded_header = want.payload, decoded_header.payload
     assert again[BTH].icrc is not None
     assert bytes(again) == wire
 
@@ -114,22 +114,22 @@ def test_decode_agrees_with_scapy(sent, kind, tmp_path_factory):
     columns = decode(read(path))
     assert len(columns) == len(sent)
     for index, packet in enumerate(sent):
-        seen = Ether(bytes(packet))
-        bth = seen[BTH]
-        network = seen[IP] if IP in seen else seen[IPv6]
+        scapy_packet = Ether(bytes(packet))
+        bth = scapy_packet[BTH]
+        network = scapy_packet[IP] if IP in scapy_packet else scapy_packet[IPv6]
         assert columns.time_ns[index] == 1_700_000_000_000_000_000 + index * 250_000_000
         assert columns.addresses[columns.src[index]] == network.src
         assert columns.addresses[columns.dst[index]] == network.dst
-        assert columns.ecn[index] == ((network.tos if IP in seen else network.tc) & 3)
-        assert columns.sport[index] == seen[UDP].sport
+        assert columns.ecn[index] == ((network.tos if IP in scapy_packet else network.tc) & 3)
+        assert columns.sport[index] == scapy_packet[UDP].sport
         assert (columns.opcode[index], columns.dqpn[index]) == (bth.opcode, bth.dqpn)
         assert (columns.psn[index], columns.ack_req[index]) == (bth.psn, bth.ackreq)
         # A READ response's AETH is read, a UD packet's headers are not.
         is_rc = bth.opcode < 0x20
-        assert columns.syndrome[index] == (seen[AETH].syndrome if is_rc and AETH in seen else -1)
-        assert columns.msn[index] == (seen[AETH].msn if is_rc and AETH in seen else -1)
-        assert columns.dma_bytes[index] == (seen[RETH].dmalen if is_rc and RETH in seen else -1)
-        assert columns.payload[index] == max(0, len(seen[Raw].load) - bth.padcount)
+        assert columns.syndrome[index] == (scapy_packet[AETH].syndrome if is_rc and AETH in scapy_packet else -1)
+        assert columns.msn[index] == (scapy_packet[AETH].msn if is_rc and AETH in scapy_packet else -1)
+        assert columns.dma_bytes[index] == (scapy_packet[RETH].dmalen if is_rc and RETH in scapy_packet else -1)
+        assert columns.payload[index] == max(0, len(scapy_packet[Raw].load) - bth.padcount)
         assert columns.wire[index] == len(bytes(packet))
 
 

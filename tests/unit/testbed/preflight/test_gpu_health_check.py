@@ -43,7 +43,7 @@ def test_gpu_health_of_healthy_gpus_is_right_on_both_kinds_of_lab(monkeypatch, t
 
 
 @pytest.mark.parametrize(
-    ("registers", "found", "do"),
+    ("registers", "message", "do"),
     [
         ({"memory": {"ecc_uncorrected": 2}}, "drain: ecc_uncorrected is 2 (from 1 on)", "reset the GPU"),
         ({"rows": {"remap_pending": 1}}, "drain: remap_pending is 1 (from 1 on)", "remaps the row"),
@@ -52,10 +52,10 @@ def test_gpu_health_of_healthy_gpus_is_right_on_both_kinds_of_lab(monkeypatch, t
         ({"heat": {"temp_c": 96}}, "drain: temp_c is 96 (from 95 on)", "power-cycle"),
     ],
 )
-def test_gpu_health_breach_names_gpu_counter_threshold_and_remedy(monkeypatch, tmp_path, registers, found, do):
+def test_gpu_health_breach_names_gpu_counter_threshold_and_remedy(monkeypatch, tmp_path, registers, message, do):
     ((where, actual, remedy),) = wrong(SOFT, soft_state(monkeypatch, tmp_path, **registers))
     assert where == "host2:gpu0"
-    assert actual.startswith(found)
+    assert actual.startswith(message)
     assert do in remedy
 
 
@@ -68,8 +68,8 @@ def test_gpu_health_of_a_soft_host_comes_from_its_watcher(monkeypatch, tmp_path)
     answer = {"event": "gpus", "seq": 7, **Watch().gpus({})}
     state["host2"].raw["gpu"] = json.dumps(answer)
     assert [gpu.place for gpu in gpus(state["host2"].raw["gpu"]).gpus] == ["gpu0", "gpu1"]
-    ((where, found, _),) = wrong(SOFT, state)
-    assert (where, found.partition(":")[0]) == ("host2:gpu0", "RMA")
+    ((where, message, _),) = wrong(SOFT, state)
+    assert (where, message.partition(":")[0]) == ("host2:gpu0", "RMA")
     for name in ("gpu0", "gpu1"):
         (tmp_path / f"faultbed-{name}.service").rmdir()
     state["host2"].raw["gpu"] = json.dumps(Watch().gpus({}))
@@ -97,7 +97,7 @@ def test_gpu_health_of_a_rack_is_named_by_bus_address():
     decoded = json.loads(state["host1"].raw["gpu"])
     decoded["gpus"][3] |= {"remap_failed": True, "remapped_rows": 512}
     state["host1"].raw["gpu"] = json.dumps(decoded)
-    assert [found.partition(" is")[0] for _, found, _ in wrong(RACK, state)] == [
+    assert [message.partition(" is")[0] for _, message, _ in wrong(RACK, state)] == [
         "RMA: remapped_rows",
         "RMA: remap_failed",
     ]

@@ -137,8 +137,8 @@ def test_preflight_leftovers_of_a_tool_that_failed_are_not_right(tmp_path, nft, 
     lines = [*collect._IN_NAMESPACE.splitlines()[1:2], *collect._ON_MACHINE.splitlines()[4:5]]
     text = "\n".join(["echo @@node host1", *lines, "echo @@end"])
     path = str(tmp_path) if nft is None else f"{tmp_path}:{os.environ['PATH']}"
-    said = subprocess.run(["/bin/sh", "-c", text], capture_output=True, text=True, check=True, env={"PATH": path})
-    state = parse(said.stdout)
+    done = subprocess.run(["/bin/sh", "-c", text], capture_output=True, text=True, check=True, env={"PATH": path})
+    state = parse(done.stdout)
     assert state["host1"].failed == failed
     check = next(one for one in CHECKS if one.name == "leftovers")
     unseen = not_looked(INVENTORY, state, [check])
@@ -176,7 +176,7 @@ def test_preflight_truncated_answer_is_rejected(at):
 
 
 @pytest.mark.parametrize(
-    ("section", "said"),
+    ("section", "output"),
     [
         ("ip", '[{"ifname": "be0", "flags": ["UP"]}]'),
         ("ip", "[{broken"),
@@ -187,10 +187,10 @@ def test_preflight_truncated_answer_is_rejected(at):
         ("sends", "[1, 2]"),
     ],
 )
-def test_preflight_unreadable_section_is_an_error_that_names_it(section, said):
+def test_preflight_unreadable_section_is_an_error_that_names_it(section, output):
     """Each used to be a traceback."""
     with pytest.raises(LabError, match=f"the answer to '{section}' cannot be parsed"):
-        parse(f"@@node host1\n@@{section}\n{said}\n@@end\n")
+        parse(f"@@node host1\n@@{section}\n{output}\n@@end\n")
 
 
 def test_preflight_machine_that_denies_access_is_named_with_its_message():
@@ -233,7 +233,7 @@ def done_of(pairs, *, dead=()):
     for src, dst, _ in pairs:
         if (src, dst) in dead:
             return done
-        done |= {f"{what} {src} {dst}": {"start_ns": 0, "end_ns": 10**6} for what in ("latency", "bandwidth")}
+        done |= {f"{test} {src} {dst}": {"start_ns": 0, "end_ns": 10**6} for test in ("latency", "bandwidth")}
     return done
 
 

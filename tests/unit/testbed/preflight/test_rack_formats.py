@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from preflight_states import healthy
-from rack_state import CHRONY, FIRST, LAST, MLNX_QOS, MLXLINK, PCIE, RACK, rack_state, told
+from rack_state import CHRONY, FIRST, LAST, MLNX_QOS, MLXLINK, PCIE, RACK, gpu_report, rack_state
 from samples import samples
 
 from testbed import shipped
@@ -65,7 +65,7 @@ def test_mlxlink_healthy_link_has_no_finding():
     ],
 )
 def test_mlxlink_faulty_link_is_reported(old, new, words):
-    assert words in [found for found, _ in link_wrong(key_values(MLXLINK.replace(old, new)))]
+    assert words in [message for message, _ in link_wrong(key_values(MLXLINK.replace(old, new)))]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_mlnx_qos_output_is_decoded():
 )
 def test_mlnx_qos_deviation_is_reported(old, new, words):
     wrong = qos_wrong(qos(MLNX_QOS.replace(old, new)), trust="dscp", pfc=[3], priority={26: 3})
-    assert words in [found for found, _ in wrong]
+    assert words in [message for message, _ in wrong]
 
 
 def test_mlnx_qos_missing_value_is_neither_right_nor_wrong():
@@ -161,7 +161,7 @@ def change(facts, index, **changed):
 
 
 def test_gpu_healthy_has_no_finding():
-    (gpu,) = gpus(told({})).gpus
+    (gpu,) = gpus(gpu_report({})).gpus
     assert (gpu.bus_id, gpu.sm_mhz, gpu.place) == ("00000000:19:00.0", 1980, "gpu0 (00000000:19:00.0)")
     assert gpu_wrong(gpu) == []
 
@@ -178,12 +178,12 @@ def test_gpu_healthy_has_no_finding():
     ],
 )
 def test_gpu_fault_is_reported(changed, words):
-    (gpu,) = gpus(told(changed)).gpus
-    assert words in [found for found, _ in gpu_wrong(gpu)]
+    (gpu,) = gpus(gpu_report(changed)).gpus
+    assert words in [message for message, _ in gpu_wrong(gpu)]
 
 
 def test_gpu_idle_has_no_finding():
-    (gpu,) = gpus(told({"reasons": 0x1, "sm_mhz": 345, "pcie": [1, 16]})).gpus
+    (gpu,) = gpus(gpu_report({"reasons": 0x1, "sm_mhz": 345, "pcie": [1, 16]})).gpus
     assert gpu_wrong(gpu) == []
 
 
@@ -270,13 +270,13 @@ def test_rack_checks_report_why_a_tool_printed_nothing():
     raw["pcie mlx5_0"] = "current_link_speed: 32.0 GT/s PCIe\nmax_link_speed: 32.0 GT/s PCIe"
     raw["chrony"] = "sh: 1: chronyc: not found"
     assert run_checks(RACK, state, RACK_CHECKS) == []
-    told = {(one.check, one.where): one.why for one in not_looked(RACK, state, RACK_CHECKS)}
-    assert told["link-quality", "host1:mlx5_0"] == "mlxlink: mlxlink: not found"
-    assert told["link-quality", "host1:mlx5_1"] == "mlxlink: -E- Permission denied"
-    assert told["qos", "host1:mlx5_0"] == "mlnx_qos: mlnx_qos: not found"
-    assert told["firmware", "host1:mlx5_0"].startswith("board and firmware")
-    assert told["pcie", "host1:mlx5_0"] == "sysfs does not report current_link_width, max_link_width"
-    assert "phc2sys" in told["time", "host1"]
+    reasons = {(one.check, one.where): one.why for one in not_looked(RACK, state, RACK_CHECKS)}
+    assert reasons["link-quality", "host1:mlx5_0"] == "mlxlink: mlxlink: not found"
+    assert reasons["link-quality", "host1:mlx5_1"] == "mlxlink: -E- Permission denied"
+    assert reasons["qos", "host1:mlx5_0"] == "mlnx_qos: mlnx_qos: not found"
+    assert reasons["firmware", "host1:mlx5_0"].startswith("board and firmware")
+    assert reasons["pcie", "host1:mlx5_0"] == "sysfs does not report current_link_width, max_link_width"
+    assert "phc2sys" in reasons["time", "host1"]
     raw["chrony"] = "506 Cannot talk to daemon"
     (finding,) = run_checks(RACK, state, RACK_CHECKS)
     assert finding.found == "not synchronised (chronyc: 506 Cannot talk to daemon)"
@@ -309,11 +309,11 @@ def test_golden_configuration_detects_firmware_that_is_wrong_on_every_rnic():
 
 def test_golden_check_reports_a_missing_configuration_or_board():
     inventory = dataclasses.replace(RACK, golden=None)
-    (told,) = [one for one in not_looked(inventory, rack_state(), RACK_CHECKS) if one.check == "golden"]
-    assert (told.where, told.why) == ("rack-h100", "the inventory has no faultbed_golden to compare with")
+    (unchecked,) = [one for one in not_looked(inventory, rack_state(), RACK_CHECKS) if one.check == "golden"]
+    assert (unchecked.where, unchecked.why) == ("rack-h100", "the inventory has no faultbed_golden to compare with")
     other = dataclasses.replace(RACK, golden=GoldenVars(rnic_firmware={"MT_0000000223": "20.36.1010"}))
-    told = {one.why for one in not_looked(other, rack_state(), RACK_CHECKS)}
-    assert told == {"faultbed_golden.rnic_firmware has no board MT_0000000838"}
+    unchecked = {one.why for one in not_looked(other, rack_state(), RACK_CHECKS)}
+    assert unchecked == {"faultbed_golden.rnic_firmware has no board MT_0000000838"}
 
 
 def test_gpu_affinity_reports_the_distance_to_its_rnic():
@@ -342,9 +342,9 @@ def test_gpu_affinity_of_a_swapped_pair_names_the_nearest_gpu():
 
 
 def edited(state, switch, table, edit):
-    told = json.loads(state[switch].raw["configdb"])
-    edit(told[table])
-    state[switch].raw["configdb"] = json.dumps(told)
+    tables = json.loads(state[switch].raw["configdb"])
+    edit(tables[table])
+    state[switch].raw["configdb"] = json.dumps(tables)
     wrong = [one for one in run_checks(RACK, state, RACK_CHECKS) if one.check == "switch-qos"]
     return [(one.where, one.found) for one in wrong]
 
@@ -359,15 +359,15 @@ def edited(state, switch, table, edit):
     ],
 )
 def test_switch_port_qos_deviation_is_reported(edit, words):
-    ((where, found),) = edited(rack_state(), "rtsw1", "PORT_QOS_MAP", edit)
+    ((where, message),) = edited(rack_state(), "rtsw1", "PORT_QOS_MAP", edit)
     assert where == "rtsw1:Ethernet8"
-    assert found.startswith(words)
+    assert message.startswith(words)
 
 
 def test_switch_dscp_map_deviation_is_reported_at_each_port():
     findings = edited(rack_state(), "ctsw1", "DSCP_TO_TC_MAP", lambda maps: maps["FAULTBED"].update({"26": "4"}))
-    told = "DSCP 26 in traffic class 4 (FAULTBED)"
-    assert findings == [("ctsw1:Ethernet0", told), ("ctsw1:Ethernet8", told)]
+    message = "DSCP 26 in traffic class 4 (FAULTBED)"
+    assert findings == [("ctsw1:Ethernet0", message), ("ctsw1:Ethernet8", message)]
 
 
 def test_switch_qos_accepts_every_sonic_syntax():
@@ -391,8 +391,8 @@ def test_switch_qos_that_cannot_be_read_is_not_checked():
     state["rtsw1"].raw["configdb"] = "sh: 9: sonic-cfggen: not found\nTraceback (most recent call last):"
     state["rtsw2"].raw["configdb"] = ""
     assert run_checks(RACK, state, RACK_CHECKS) == []
-    told = {one.where: one.why for one in not_looked(RACK, state, RACK_CHECKS)}
-    assert told == {"rtsw1": "sonic-cfggen: sonic-cfggen: not found", "rtsw2": "sonic-cfggen says nothing"}
+    reasons = {one.where: one.why for one in not_looked(RACK, state, RACK_CHECKS)}
+    assert reasons == {"rtsw1": "sonic-cfggen: sonic-cfggen: not found", "rtsw2": "sonic-cfggen says nothing"}
     assert "sonic-cfggen" not in script(RACK, "host1")
 
 
@@ -528,7 +528,7 @@ class Answering:
         output = f"@@node {name}\n@@clock\n1.0\n@@end\n" if name else "1.0\n"
         return Completed(argv=tuple(argv), rc=0, stdout=output, stderr="")
 
-    def ask(self, machine, request, *, timeout_s):
+    def request(self, machine, request, *, timeout_s):
         assert (machine, request) == ("host1", {"do": "gpus"})
         if isinstance(self._gpus, Exception):
             raise self._gpus
@@ -536,7 +536,7 @@ class Answering:
 
 
 def test_collect_queries_gpus_of_hosts_and_not_of_switches():
-    decoded = json.loads(told({}))
+    decoded = json.loads(gpu_report({}))
     assert gpus(look(Answering(decoded))["host1"].raw["gpu"]).gpus[0].sm_mhz == 1980
     silent = look(Answering(LabError("host1: python3 is not there")))
     assert gpus(silent["host1"].raw["gpu"]).why == "host1: python3 is not there"
@@ -545,9 +545,9 @@ def test_collect_queries_gpus_of_hosts_and_not_of_switches():
 
 def test_rack_check_on_a_soft_lab_reports_why_it_does_not_apply():
     soft = inventory_module.load(shipped.inventories() / "soft.yml")
-    told = not_looked(soft, {}, RACK_CHECKS)
-    assert [one.check for one in told] == [check.name for check in RACK_CHECKS]
-    assert {one.where for one in told} == {"soft"}
+    unchecked = not_looked(soft, {}, RACK_CHECKS)
+    assert [one.check for one in unchecked] == [check.name for check in RACK_CHECKS]
+    assert {one.where for one in unchecked} == {"soft"}
     for check in (*CHECKS, *RACK_CHECKS):
         assert bool(check.elsewhere) == (len(check.labs) == 1), check.name
 
@@ -573,7 +573,7 @@ def test_chrony_offset_is_decoded():
 @st.composite
 def spoilt(draw):
     """Any text, or what a tool prints with a part of it cut out, or another text in its place."""
-    output = draw(st.sampled_from(["", MLXLINK, MLNX_QOS, told({}), CHRONY, FIRST]))
+    output = draw(st.sampled_from(["", MLXLINK, MLNX_QOS, gpu_report({}), CHRONY, FIRST]))
     begin = draw(st.integers(0, len(output)))
     return output[:begin] + draw(st.text(max_size=20)) + output[begin + draw(st.integers(0, 20)) :]
 

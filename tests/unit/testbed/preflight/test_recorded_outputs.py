@@ -72,7 +72,7 @@ def test_recorded_outputs_are_fifty_of_thirteen_tools_with_their_origin():
 @named(of("mlxlink", key="wrong"))
 def test_mlxlink_outputs_are_decoded(one):
     values = key_values(text_of(one))
-    assert [found for found, _ in link_wrong(values)] == one["wrong"]
+    assert [message for message, _ in link_wrong(values)] == one["wrong"]
     assert sorted(link_unreported(values)) == sorted(one["untold"])
 
 
@@ -170,12 +170,12 @@ def test_dcgmi_gpu_number_is_found_by_its_bus_address(one):
 
 @named(of("rdma", key="links"))
 def test_rdma_link_outputs_are_decoded(one):
-    seen = collect.Facts()
-    collect._read_rdma(seen, text_of(one))
-    assert {name: list(link) for name, link in seen.rdma.items()} == one["links"]
-    found = facts.machine_of("host1", answers.Answers(own={"rdma": text_of(one)}, spaces={}))
-    assert dict(found.rdma) == one["rnics"]
-    assert set(found.aside) == set(one["links"]) - set(one["rnics"]), "each other link is reported with its reason"
+    facts_read = collect.Facts()
+    collect._read_rdma(facts_read, text_of(one))
+    assert {name: list(link) for name, link in facts_read.rdma.items()} == one["links"]
+    machine = facts.machine_of("host1", answers.Answers(own={"rdma": text_of(one)}, spaces={}))
+    assert dict(machine.rdma) == one["rnics"]
+    assert set(machine.aside) == set(one["links"]) - set(one["rnics"]), "each other link is reported with its reason"
 
 
 class OneOutput:
@@ -220,13 +220,13 @@ def test_nvidia_smi_persistence_modes_are_decoded(one):
 
 def value(name, text):
     """What a fault of a GPU reads in a text: a value to restore or to compute with; `processes`: that there is none."""
-    kind, _, what = name.partition(" ")
+    kind, _, item = name.partition(" ")
     params = {} if kind == "gpu.lost" else {"percent": 20}
     shot = plan(FaultSpec(kind=kind, target="host1:gpu0", for_s=5.0, params=params), RACK, lab_kind="rack")
-    if what == "processes":
+    if item == "processes":
         pattern = next(pattern for words, pattern, _ in shot.request["args"]["able"] if "nvidia-smi" in words)
     else:
-        pattern = shot.request["args"]["remember"][what][1]
+        pattern = shot.request["args"]["remember"][item][1]
     match = match_lines(pattern, text)
     return "refused" if match is None else match[match.lastindex or 0]
 

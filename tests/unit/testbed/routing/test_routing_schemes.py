@@ -228,15 +228,15 @@ def test_conflicts_of_single_replacements_of_a_parity_job():
 
 
 @pytest.mark.parametrize(
-    ("scheme", "ranks", "replaced", "says"),
+    ("scheme", "ranks", "replaced", "message"),
     [
         ("ecmp", JOB, 1, "ecmp chooses by queue pair"),
         ("pinned", JOB, 3, "cannot replace 3 of 4 hosts; 2 hosts"),
         ("pinned", tuple(f"host{number}:rxe0" for number in range(1, 7)), 1, "0 hosts of this lab have no rank"),
     ],
 )
-def test_conflicts_that_cannot_be_searched_are_refused(scheme, ranks, replaced, says):
-    with pytest.raises(UsageError, match=says):
+def test_conflicts_that_cannot_be_searched_are_refused(scheme, ranks, replaced, message):
+    with pytest.raises(UsageError, match=message):
         list(replacements(Fabric.of(LAB, scheme_named(scheme)), ranks, all_pairs, replaced=replaced))
 
 
@@ -392,7 +392,7 @@ def test_routing_conflicts_counts_worse_placements():
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         (("predict", "--rank", "host1"), "a job needs at least 2 ranks; got 1"),
         (("predict", "--rank", "host1", "--rank", "host1:rxe0"), "host1:rxe0 is named twice"),
@@ -414,10 +414,10 @@ def test_routing_conflicts_counts_worse_placements():
         (("predict", "--failed", "rtsw1"), "no link between switches is called rtsw1"),
     ],
 )
-def test_routing_command_rejects_invalid_arguments(words, says):
+def test_routing_command_rejects_invalid_arguments(words, message):
     error = routing(*words).exception
     assert isinstance(error, UsageError), error
-    assert says in str(error)
+    assert message in str(error)
 
 
 def test_routing_weight_that_is_no_number_is_a_usage_error():

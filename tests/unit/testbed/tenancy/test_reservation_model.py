@@ -33,15 +33,15 @@ def world(monkeypatch):
 @pytest.mark.usefixtures("world")
 @pytest.mark.parametrize("worlds", [300, pytest.param(10_000, marks=pytest.mark.slow)])
 def test_no_interleaving_has_two_holders(worlds):
-    got = lost = boots = 0
+    acquired = lost = boots = 0
     for seed in range(worlds):
         done = World(seed).run(STEPS)
         assert done.doubles == [], f"seed {seed}"
-        got += sum(user.got for user in done.users)
+        acquired += sum(user.got for user in done.users)
         lost += sum(user.lost for user in done.users)
         boots += done.jump.boots - 1
     # They did get what they asked for, and did lose it, and the jump host did lose its power.
-    assert got > worlds / 2
+    assert acquired > worlds / 2
     assert lost > worlds / 10
     assert boots > worlds
 
@@ -91,7 +91,7 @@ def test_store_write_killed_at_any_command_leaves_the_old_or_the_new_book(tmp_pa
     for name in COMMANDS:
         (tmp_path / name).write_text(KILLER % (shutil.which("flock"), shutil.which("cat"), shutil.which(name)))
         (tmp_path / name).chmod(0o755)
-    seen, number, killed = set(), 0, True
+    outcomes, number, killed = set(), 0, True
     while killed:
         number += 1
         store = local_store(tmp_path / f"lab{number}", lab="x")
@@ -116,9 +116,9 @@ def test_store_write_killed_at_any_command_leaves_the_old_or_the_new_book(tmp_pa
             killed = True
         now = store.read()
         assert [one.token for one in now.book] in (["old"], ["new"]), f"killed at command {number}"
-        seen |= {(killed, now.book[0].token)}
+        outcomes |= {(killed, now.book[0].token)}
         assert store.write((entry("next"),), after=now)
-    assert seen == {(True, "old"), (True, "new"), (False, "new")}
+    assert outcomes == {(True, "old"), (True, "new"), (False, "new")}
     assert number > len(COMMANDS)
 
 

@@ -37,9 +37,9 @@ class MadeAgain(Fabric):
             end.task.mark_lost(end, 0)
             end.state, end.rebuilding, end.qp = "ready", True, RcQp(self, end)
             end.generation += 1
-            end.told = {**end.task.endpoint(end), "psn": 256}
+            end.reported_endpoint = {**end.task.endpoint(end), "psn": 256}
         for end in (first, last):
-            end.peer, end.state = end.other.told, "joined"
+            end.peer, end.state = end.other.reported_endpoint, "joined"
             end.task.joined(end)
         first.state = "up"
         first.task.go(first, CLOCK.monotonic_ns())
@@ -81,10 +81,10 @@ class Chaos(Fabric):
             end.task.mark_lost(end, 0)
             self.lines.pop(end, None)
             end.rebuilding, end.qp, end.state, end.generation = True, RcQp(self, end), "ready", generation
-            end.told = {**end.task.endpoint(end), "psn": 256}
+            end.reported_endpoint = {**end.task.endpoint(end), "psn": 256}
             yield
         for end in self.choice.sample(connection, 2):
-            end.peer, end.state = end.other.told, "joined"
+            end.peer, end.state = end.other.reported_endpoint, "joined"
             end.task.joined(end)
             yield
         for end in self.choice.sample(connection, 2):
@@ -378,11 +378,11 @@ def test_recorded_psns_of_a_rebuilt_queue_pair_match_its_packets(monkeypatch):
 
     segments = len(sender.task.executor.send_by_conn[sender.number].segments)
     recorded = {"post": {}, "arrive": {}}
-    for end, what in ((sender, "post"), (receiver, "arrive")):
+    for end, entry_kind in ((sender, "post"), (receiver, "arrive")):
         for entry in end.task.recorder.entries():
             one = dict(zip(node.rank.FIELDS, entry, strict=True))
-            if (one["what"], one["connection"]) == (what, end.number):
-                recorded[what][one["iteration"] * segments + one["segment"]] = one["psn"]
+            if (one["what"], one["connection"]) == (entry_kind, end.number):
+                recorded[entry_kind][one["iteration"] * segments + one["segment"]] = one["psn"]
     wire = {
         request: psn
         for (generation, number, request), psn in fabric.psns.items()
@@ -509,8 +509,8 @@ class HeldAcks(MadeAgain):
 
     def release(self):
         """Deliver everything that was held back; what that causes is held back again."""
-        held, self.held = self.held, []
-        for conn, chain in held:
+        released, self.held = self.held, []
+        for conn, chain in released:
             super().arrive(conn, chain, CLOCK.monotonic_ns())
 
     def ended(self, name="rank0"):

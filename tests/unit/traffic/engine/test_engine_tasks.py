@@ -275,8 +275,8 @@ def test_late_receives_fault_delays_a_collective_with_correct_results(late_path,
 
 def test_late_receives_without_a_valid_fault_file_delay_nothing(late_path):
     one = late.LateReceives()
-    for said in ("", "soon", "-"):
-        late_path.write_text(said)
+    for content in ("", "soon", "-"):
+        late_path.write_text(content)
         one.check_fault()
         assert one.ns == 0
     late_path.write_text("250\n")

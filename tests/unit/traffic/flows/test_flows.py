@@ -81,10 +81,10 @@ def test_permutation_gives_each_rnic_one_send_and_one_receive(count, shift):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"), [(("star", ENDS), "there is incast"), (("incast", ENDS[:1]), "at least 2")]
+    ("arguments", "message"), [(("star", ENDS), "there is incast"), (("incast", ENDS[:1]), "at least 2")]
 )
-def test_flow_patterns_reject_invalid_arguments(arguments, says):
-    with pytest.raises(UsageError, match=says):
+def test_flow_patterns_reject_invalid_arguments(arguments, message):
+    with pytest.raises(UsageError, match=message):
         matrix.pairs(*arguments)
 
 
@@ -103,8 +103,8 @@ def test_grants_never_exceed_the_limit_and_reach_every_sender(admit, senders, ch
     grants = Grants(admit)
     under_way, had = [], dict.fromkeys(range(senders), 0)
 
-    def granted(found):
-        for who in found:
+    def granted(engines):
+        for who in engines:
             under_way.append(who)
             had[who] += 1
         assert len(under_way) <= admit

@@ -20,7 +20,7 @@ FLOW = {"src": "host1:rxe0", "dst": "host3:rxe0", "duration_s": 1.0}
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"message_bytes": 0}, "message size must be 1 byte"),
         ({"qps": 0}, "1 to 64 QPs"),
@@ -70,13 +70,13 @@ FLOW = {"src": "host1:rxe0", "dst": "host3:rxe0", "duration_s": 1.0}
         ({"transport": "uc", "latency": True}, "arrivals are not acknowledged"),
     ],
 )
-def test_flow_spec_rejects_invalid_values(change, says):
-    with pytest.raises(UsageError, match=says):
+def test_flow_spec_rejects_invalid_values(change, message):
+    with pytest.raises(UsageError, match=message):
         flow_run.start(NothingStarts(), flow_run.FlowSpec(**{**FLOW, **change}))
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"size_bytes": 0}, "multiple of 4 bytes .* above 0"),
         ({"size_bytes": 1022}, "multiple of 4 bytes"),
@@ -108,8 +108,8 @@ def test_flow_spec_rejects_invalid_values(change, says):
         ({"deadline_s": 0.0}, "deadline must be above 0 s"),
     ],
 )
-def test_collective_spec_rejects_invalid_values(change, says):
-    with pytest.raises(UsageError, match=says):
+def test_collective_spec_rejects_invalid_values(change, message):
+    with pytest.raises(UsageError, match=message):
         collective.start(NothingStarts(), collective.CollectiveSpec(**{"iterations": 3, **change}))
 
 

@@ -122,9 +122,9 @@ def test_gpu_process_answers_as_a_soft_gpu_does():
         serving = threading.Thread(target=cudagpu.serve, args=(theirs, work))
         serving.start()
         with ours.makefile("rwb", buffering=0) as lines:
-            for asked, told in (('{"units": 2}', "units"), ("nonsense", "error"), ('{"units": -1}', "error")):
-                lines.write(asked.encode() + b"\n")
-                assert told in json.loads(lines.readline())
+            for request, reply_key in (('{"units": 2}', "units"), ("nonsense", "error"), ('{"units": -1}', "error")):
+                lines.write(request.encode() + b"\n")
+                assert reply_key in json.loads(lines.readline())
         ours.shutdown(socket.SHUT_WR)
         serving.join(10)
         assert not serving.is_alive()
@@ -179,7 +179,7 @@ def test_flow_ends_use_the_gpu_beside_their_rnic():
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({}, "only a soft GPU at its position"),
         ({"src": "host1:rxe1"}, "no GPU at its position"),
@@ -187,7 +187,7 @@ def test_flow_ends_use_the_gpu_beside_their_rnic():
         ({"memory": "hbm"}, 'no memory "hbm"; there is host, cuda'),
     ],
 )
-def test_soft_lab_rejects_cuda_memory(change, says):
+def test_soft_lab_rejects_cuda_memory(change, message):
     spec = FlowSpec(**{"src": "host1:rxe0", "dst": "host3:rxe0", "memory": "cuda", "messages": 1, **change})
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match=message):
         flow_run._tasks(Lab("soft.yml"), spec, "")

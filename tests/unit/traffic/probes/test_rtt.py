@@ -121,9 +121,9 @@ def test_slow_responder_does_not_slow_the_network_time(extra, seed):
     late = [
         dataclasses.replace(one, echo=echo(one.echo.whole_ns + extra, one.echo.responder_ns + extra)) for one in made
     ]
-    usual, held = times_of(made), times_of(late)
-    assert [one.network for one in held] == [one.network for one in usual]
-    assert all(b.responder.median_ns == a.responder.median_ns + extra for a, b in zip(usual, held, strict=True))
+    usual, delayed = times_of(made), times_of(late)
+    assert [one.network for one in delayed] == [one.network for one in usual]
+    assert all(b.responder.median_ns == a.responder.median_ns + extra for a, b in zip(usual, delayed, strict=True))
 
 
 def test_path_times_cover_answered_probes_only():

@@ -63,12 +63,12 @@ def test_schedule_check_detects_a_misdirected_move(collective, algorithm, data):
     whole = build(collective, algorithm, data.draw(shapes(most=9)))
     moves = whole.moves.copy()
     row = data.draw(st.integers(0, len(moves) - 1))
-    what = data.draw(st.sampled_from(["target", "reduce"] if whole.chunks > 1 else ["reduce"]))
-    if what == "reduce":
+    field = data.draw(st.sampled_from(["target", "reduce"] if whole.chunks > 1 else ["reduce"]))
+    if field == "reduce":
         moves["reduce"][row] = not moves["reduce"][row]
     else:
         moves["target"][row] = (moves["target"][row] + 1) % whole.chunks
-    if what == "target" and moves["span"][row] == whole.chunks:
+    if field == "target" and moves["span"][row] == whole.chunks:
         return  # all blocks, moved round by one, at every rank alike: may be right again
     assert schedule_check.faults(dataclasses.replace(whole, moves=moves))
 
@@ -88,9 +88,9 @@ def test_schedule_check_explains_errors():
 # On real numbers, in elements: programs are what the nodes get.
 
 
-def check_memories(made, found, elements, reduce):
+def check_memories(made, memories, elements, reduce):
     everything = reduce.reduce([inputs_of(rank, elements) for rank in range(len(made))])
-    for program, memory in zip(made, found, strict=True):
+    for program, memory in zip(made, memories, strict=True):
         assert program["results"] or "reduce"
         for offset, count, source, index in program["results"]:
             want = everything if source == ALL else inputs_of(source, elements)
@@ -251,7 +251,7 @@ def test_auto_algorithm_depends_on_size_and_rank_count():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "what"),
+    ("arguments", "message"),
     [
         (("all-reduce", "ring", Shape(ranks=1)), "at least 2 ranks"),
         (("all-reduce", "star", Shape(ranks=4)), 'no algorithm "star" for all-reduce; there is ring'),
@@ -261,8 +261,8 @@ def test_auto_algorithm_depends_on_size_and_rank_count():
         (("all-reduce", "double-binary-tree", Shape(ranks=4, pieces=0)), "1 to 64 pieces"),
     ],
 )
-def test_schedule_refusals_list_the_alternatives(arguments, what):
-    with pytest.raises(UsageError, match=what):
+def test_schedule_refusals_list_the_alternatives(arguments, message):
+    with pytest.raises(UsageError, match=message):
         build(*arguments)
 
 

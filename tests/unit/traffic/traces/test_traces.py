@@ -86,12 +86,12 @@ def test_saved_trace_loads_with_the_same_operations(rows, form, tmp_path_factory
         if form == "param":
             assert [o.not_before_ns[o.members.index(rank)] for o in mine] == want
         else:  # pauses, in whole microseconds, and what the operations themselves took
-            now, got = 0, []
+            now, times = 0, []
             for one in mine:
                 now += one.pauses_ns[one.members.index(rank)]
-                got.append(now)
+                times.append(now)
                 now += one.duration_ns
-            assert got == want
+            assert times == want
 
 
 def test_all_to_allv_splits_survive_param_and_are_rejected_by_chakra(tmp_path):
@@ -146,7 +146,7 @@ REDUCE = {"comms": "all_reduce", "in_msg_size": 4, "out_msg_size": 4, "dtype": "
 
 
 @pytest.mark.parametrize(
-    ("record", "says"),
+    ("record", "message"),
     [
         ({**REDUCE, "dtype": "float8"}, 'record 1: unknown data type "float8"'),
         ({"comms": "all_reduce", "world_size": 2}, "record 1: all_reduce needs in_msg_size"),
@@ -159,8 +159,8 @@ REDUCE = {"comms": "all_reduce", "in_msg_size": 4, "out_msg_size": 4, "dtype": "
         ({"markers": []}, "record 1: the record has neither comms nor compute"),
     ],
 )
-def test_invalid_param_record_is_rejected_with_its_number(record, says):
-    with pytest.raises(ConfigError, match=f"t.json: {says}"):
+def test_invalid_param_record_is_rejected_with_its_number(record, message):
+    with pytest.raises(ConfigError, match=f"t.json: {message}"):
         param.read("t.json", json.dumps([REDUCE, record]).encode(), rank=None, world=None)
 
 
@@ -183,7 +183,7 @@ def node(number, kind=wire.COLL, deps=(), **attr):
 
 
 @pytest.mark.parametrize(
-    ("nodes", "says"),
+    ("nodes", "message"),
     [
         (
             [node(1, comm_type=0, comm_size=8, pg_name="tp")],
@@ -197,8 +197,8 @@ def node(number, kind=wire.COLL, deps=(), **attr):
         ([node(1, kind=77)], "unknown node type 77"),
     ],
 )
-def test_invalid_chakra_node_is_rejected_with_its_record(nodes, says):
-    with pytest.raises(ConfigError, match=f"j.0.et: .*{says}|j.0.et: {says}"):
+def test_invalid_chakra_node_is_rejected_with_its_record(nodes, message):
+    with pytest.raises(ConfigError, match=f"j.0.et: .*{message}|j.0.et: {message}"):
         chakra.read("j.0.et", written(*nodes), rank=0, world=2, groups={})
 
 
@@ -240,15 +240,15 @@ def test_traces_whose_roots_differ_are_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "message"),
     [
         ("nowhere", "no such trace"),
         ("tensor-parallel/layer.0.et", "name their folder"),
         ("../..", "no file in the folder is named"),
     ],
 )
-def test_load_of_a_path_without_a_trace_is_refused(name, says):
-    with pytest.raises(UsageError, match=says):
+def test_load_of_a_path_without_a_trace_is_refused(name, message):
+    with pytest.raises(UsageError, match=message):
         traces.load(TRACES / name)
 
 

@@ -98,14 +98,14 @@ def test_collective_on_engines_of_too_few_hosts_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("message", "says"),
+    ("message", "position"),
     [
         ({"phase": "compute", "iteration": 5, "lanes": []}, "iteration 5, compute"),
         ({"phase": "comm", "iteration": 5, "lanes": []}, "iteration 5, at its end"),
     ],
 )
-def test_rank_position_without_waiting_is_its_phase(message, says):
-    assert flight_recorder.standing(message) == says
+def test_rank_position_without_waiting_is_its_phase(message, position):
+    assert flight_recorder.standing(message) == position
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 8, 16, 32])

@@ -551,7 +551,7 @@ def test_message_of_an_engine_that_was_given_up_is_discarded():
 
 def test_message_sent_before_a_ping_does_not_answer_it():
     """An engine that was killed a moment ago is lost, although its last messages are still being read."""
-    engines, seen = engine_client.Engines(), []
+    engines, answers = engine_client.Engines(), []
 
     class Channel:
         def send(self, message):
@@ -559,14 +559,14 @@ def test_message_sent_before_a_ping_does_not_answer_it():
 
         def receive(self, *, timeout_s):
             del timeout_s
-            seen.append(dict(engines.answered))
+            answers.append(dict(engines.answered))
             return replies.pop(0) if replies else None
 
     replies = [{"event": "iteration"}]
     engines._channels["host1"], engines.offsets["host1"] = Channel(), ClockOffset(offset_ns=0, error_ns=0)
     numbers = [engines.ping("host1"), engines.ping("host1")]
     engines._pump("host1")
-    assert seen == [{}, {}, {"host1": numbers[0]}, {"host1": numbers[1]}]
+    assert answers == [{}, {}, {"host1": numbers[0]}, {"host1": numbers[1]}]
     assert engines.ping("host2") > numbers[1] > numbers[0] > 0
 
 

@@ -212,7 +212,7 @@ LAB = SimpleNamespace(kind="soft", topology=THREE_RACKS)
 
 
 @pytest.mark.parametrize(
-    ("changes", "policy", "spares", "said"),
+    ("changes", "policy", "spares", "message"),
     [
         ({"storage": None}, Policy(), SPARES, "this one stores none"),
         ({"storage": Storage(host="host6", ingest_bytes=1)}, Policy(), SPARES, "this one stores none"),
@@ -236,14 +236,14 @@ LAB = SimpleNamespace(kind="soft", topology=THREE_RACKS)
         ),
     ],
 )
-def test_job_that_could_not_be_restarted_is_refused(changes, policy, spares, said):
+def test_job_that_could_not_be_restarted_is_refused(changes, policy, spares, message):
     spec = replace(SPEC, **changes)
     if "grid" in changes and "tp" in dict(changes["grid"]):
         spec = replace(spec, phases=(replace(SPEC.phases[0], along="tp"),))
-    if said is None:
+    if message is None:
         check_on_lab(LAB, spec, Resilience(policy=policy, spares=spares))
         return
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError, match=message):
         check_on_lab(LAB, spec, Resilience(policy=policy, spares=spares))
 
 

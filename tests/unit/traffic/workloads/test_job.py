@@ -107,12 +107,12 @@ def test_job_hierarchical_phase_follows_rank_placement(name, choice):
     assert_right_whoever_is_slow(made, 1, 7, choice)
 
 
-@pytest.mark.parametrize("found", [{(0, 1): 1, (2, 3): 1}, {(0, 1): 2, (2, 3): 1}])
-def test_job_hierarchical_phase_without_a_hierarchy_is_rejected(found):
+@pytest.mark.parametrize("error", [{(0, 1): 1, (2, 3): 1}, {(0, 1): 2, (2, 3): 1}])
+def test_job_hierarchical_phase_without_a_hierarchy_is_rejected(error):
     """Such a phase used to be a plain ring under that name."""
     phase = JobPhase(along="dp", collective="all-reduce", size_bytes=96, algorithm="hierarchical")
     with pytest.raises(UsageError, match="hierarchical all-reduce along dp needs groups that span several hosts"):
-        job.job_programs(JobSpec(grid=(("dp", 2), ("tp", 2)), phases=(phase,)), NETWORK, found.__getitem__)
+        job.job_programs(JobSpec(grid=(("dp", 2), ("tp", 2)), phases=(phase,)), NETWORK, error.__getitem__)
 
 
 RACK = cost.NETWORKS["rack"]
@@ -196,7 +196,7 @@ DP = JobPhase(along="dp", collective="all-reduce", size_bytes=4096)
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"grid": ()}, "a grid needs dimensions"),
         ({"grid": (("dp", 2), ("dp", 2))}, 'different names .* got "dp=2, dp=2"'),
@@ -213,6 +213,6 @@ DP = JobPhase(along="dp", collective="all-reduce", size_bytes=4096)
         ),
     ],
 )
-def test_job_rejects_invalid_specs(change, says):
-    with pytest.raises(UsageError, match=says):
+def test_job_rejects_invalid_specs(change, message):
+    with pytest.raises(UsageError, match=message):
         job.start(NothingStarts(), JobSpec(**{"grid": (("tp", 2), ("dp", 2)), "phases": (DP,), **change}))

@@ -74,7 +74,7 @@ def test_writes_of_each_queue_pair_are_planned_by_its_spread(lab, collective_nam
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"qps_per_peer": 0}, "qps_per_peer must be 1 to 128, got 0"),
         ({"qps_per_peer": 129}, "qps_per_peer must be 1 to 128, got 129"),
@@ -85,8 +85,8 @@ def test_writes_of_each_queue_pair_are_planned_by_its_spread(lab, collective_nam
         ({"entropy": 4097}, "QPs can share 1 to 4096 source ports"),
     ],
 )
-def test_queue_pairs_out_of_range_are_refused(change, says):
-    with pytest.raises(UsageError, match=says):
+def test_queue_pairs_out_of_range_are_refused(change, message):
+    with pytest.raises(UsageError, match=message):
         collective.check(CollectiveSpec(iterations=1, **change))
 
 

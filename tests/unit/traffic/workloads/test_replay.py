@@ -122,7 +122,7 @@ def test_failed_replay_reports_where_and_stops():
 
 
 @pytest.mark.parametrize(
-    ("change", "says"),
+    ("change", "message"),
     [
         ({"dtype": "bf16"}, "a replay carries fp32 or int32"),
         ({"repeat": 0}, "at least once"),
@@ -131,8 +131,8 @@ def test_failed_replay_reports_where_and_stops():
         ({"ranks": ("host1:rxe0", "host2:rxe0")}, "has 4 ranks, but there are 2 RNICs"),
     ],
 )
-def test_replay_refusals_come_before_anything_starts(change, says):
-    with pytest.raises(UsageError, match=says):
+def test_replay_refusals_come_before_anything_starts(change, message):
+    with pytest.raises(UsageError, match=message):
         replay.run(NothingStarts(), ReplaySpec(**change), traces.load(TRACES / "ranking.json"))
 
 

@@ -99,7 +99,7 @@ def test_ranking_job_reports_its_phases_and_its_mmr():
 
 
 @pytest.mark.parametrize(
-    ("module", "spec", "says"),
+    ("module", "spec", "message"),
     [
         (inference, InferenceSpec(tokens=0), "1 to 200 tokens"),
         (inference, InferenceSpec(requests=0), "at least 1 request"),
@@ -113,6 +113,6 @@ def test_ranking_job_reports_its_phases_and_its_mmr():
         (ranking, RankingSpec(ranks=("host1:rxe0",)), "at least 2 ranks"),
     ],
 )
-def test_replay_refusals_come_before_anything_starts(module, spec, says):
-    with pytest.raises(UsageError, match=says):
+def test_replay_refusals_come_before_anything_starts(module, spec, message):
+    with pytest.raises(UsageError, match=message):
         module.run(NothingStarts(), spec)

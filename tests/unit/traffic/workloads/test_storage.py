@@ -201,7 +201,7 @@ def test_feed_staggered_checkpoints_alternate_between_ranks(server, loop):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"mode": "later"}, "sync, staggered, async"),
         ({"every": 0}, "interval at least 1 iteration"),
@@ -209,8 +209,8 @@ def test_feed_staggered_checkpoints_alternate_between_ranks(server, loop):
         ({"ingest_bytes": 0}, "is not used"),
     ],
 )
-def test_storage_with_invalid_values_is_refused(changes, said):
-    with pytest.raises(UsageError, match=said):
+def test_storage_with_invalid_values_is_refused(changes, message):
+    with pytest.raises(UsageError, match=message):
         storage_service.check(Storage(**{"host": "host4", "ingest_bytes": 1} | changes))
 
 
@@ -273,7 +273,7 @@ def test_restored_state_is_followed_by_filler_up_to_the_size_of_the_checkpoint(s
 
 
 @pytest.mark.parametrize(
-    ("spoil", "said"),
+    ("spoil", "reason"),
     [
         (lambda path: path.write_bytes(path.read_bytes()[:-1] + b"!"), "checksum mismatch"),
         (lambda path: path.write_bytes(path.read_bytes()[:-5]), "it has 59 of 64 bytes"),
@@ -281,7 +281,7 @@ def test_restored_state_is_followed_by_filler_up_to_the_size_of_the_checkpoint(s
         (lambda path: path.rename(f"{path}.unfinished"), "half-written"),
     ],
 )
-def test_corrupt_or_half_written_checkpoint_is_named_and_the_one_before_is_used(server, loop, tmp_path, spoil, said):
+def test_corrupt_or_half_written_checkpoint_is_named_and_the_one_before_is_used(server, loop, tmp_path, spoil, reason):
     for iteration in (1, 3):
         for rank in (0, 1):
             stored_by(server, loop, rank, iteration, b"s")
@@ -289,7 +289,7 @@ def test_corrupt_or_half_written_checkpoint_is_named_and_the_one_before_is_used(
     spoil(tmp_path / "job" / name)
     newest = newest_of(server)
     assert newest["iterations"] == 2
-    assert [why for file, why in newest["rejected"] if file == name and said in why], newest
+    assert [why for file, why in newest["rejected"] if file == name and reason in why], newest
 
 
 def test_older_checkpoints_are_removed_and_a_new_generation_replaces_the_old_one(server, loop, tmp_path):
