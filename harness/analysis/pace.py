@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,7 +60,8 @@ def pace(
     before = phases[(begin >= start_ns) & (begin < until_ns)]
     if not len(before):
         return None
-    around = [float(np.median(phases[max(0, at - AROUND) : at + AROUND + 1])) for at in range(len(phases))]
+    ordered = phases.tolist()  # for a few values `statistics` takes a tenth of the time of NumPy
+    around = [median(ordered[max(0, at - AROUND) : at + AROUND + 1]) for at in range(len(ordered))]
     middle = grid.t0_ns + (np.arange(len(grid.bytes)) + 0.5) * grid.step_ns
     paces: NDArray[np.float64] = np.minimum(1.0, float(np.median(before)) / np.interp(middle, begin, around))
     paces[middle < until_ns] = 1.0
@@ -76,7 +78,7 @@ def _compute_phases(run: Measurements, fired: Collection[_Window]) -> tuple[NDAr
             by_index.setdefault(step.index, []).append(step.compute_ns)
     complete = sorted(index for index, times in by_index.items() if len(times) >= MIN_RANKS)
     begin = np.array([begins[index] for index in complete], dtype=np.float64)
-    return begin, np.array([np.median(by_index[index]) for index in complete], dtype=np.float64)
+    return begin, np.array([median(by_index[index]) for index in complete], dtype=np.float64)
 
 
 def doubt_slow_downs(

@@ -208,13 +208,13 @@ def goodput(
     Samples may come in any order; a missing one counts as silence.
     """
     bins = max(0, -(-(end_ns - start_ns) // step_ns))
-    grid = np.zeros(bins, dtype=np.float64)
+    grid = [0.0] * bins
     for sample in samples:
         first, last = sample.t_ns - start_ns, sample.t_ns - start_ns + sample_ns
         for index in range(max(0, first // step_ns), min(bins, -(-last // step_ns))):
             overlap = min(last, (index + 1) * step_ns) - max(first, index * step_ns)
             grid[index] += sample.bytes * overlap / sample_ns
-    return Goodput(t0_ns=start_ns, step_ns=step_ns, bytes=grid)
+    return Goodput(t0_ns=start_ns, step_ns=step_ns, bytes=np.array(grid, dtype=np.float64))
 
 
 def total(series: Sequence[Goodput]) -> Goodput:

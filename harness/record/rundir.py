@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 import platform
 import shlex
@@ -363,7 +364,7 @@ def describe_environment(
     """Return the versions and settings of this controller, without environment variables, host or user name."""
     return Environment(
         faultbed=_version("faultbed") or "unknown",
-        git=_git_describe(),
+        git=_commit(),
         code=code.digest(),
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
@@ -378,6 +379,13 @@ def describe_environment(
     )
 
 
+@functools.cache
+def _commit() -> str | None:
+    """Return the commit of the running faultbed's code, read once per process, as its digest is."""
+    return _git_describe(_ROOT)
+
+
+@functools.cache
 def _version(package: str) -> str | None:
     try:
         return metadata.version(package)
@@ -385,7 +393,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _git_describe(root: Path = _ROOT) -> str | None:
+def _git_describe(root: Path) -> str | None:
     """Return the commit of this code, marked when it was changed; None outside a checkout of faultbed.
 
     A package installed below some other project's checkout (its `.venv`, a vendored copy) is no part of that: the
