@@ -239,7 +239,8 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
 
     `rate_scale`: a soft lab shapes its links to the topology's speeds divided by it; None: it does not.
     `offered_bps` is what the workload may send by these rates, `carried_bps` what the emulation carries without them.
-    `t0_ns` to `end_ns` is the workload's own time: silence after its end would read as a stall.
+    `t0_ns` to `end_ns` is the workload's own time: silence after its end would read as a stall. It sends from
+    `began_ns` on, when its warm-up begins; 0: the run is older than that, or it had no workload.
     `counters_before` and `counters_after` map a node to its counters, RNIC counters named
     `rxe0.out_of_seq_request`. `twin` are the iterations of the fault-free run from the same snapshot.
     `changes` are those of the switches while the workload ran; `telemetry.parquet` has what was counted.
@@ -263,6 +264,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     rate_scale: float | None = None
     offered_bps: float | None = None
     carried_bps: float | None = None
+    began_ns: int = 0
     t0_ns: int
     end_ns: int
     sample_ns: int = 100_000_000

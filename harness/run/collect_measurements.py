@@ -42,8 +42,8 @@ from traffic.probes.results import ProbeTrips
 __all__ = ["RunData", "measurements_of", "windows"]
 
 _COPIED = (
-    "offered_bps", "carried_bps", "t0_ns", "standstills", "twin", "lab_state", "lab_diff", "is_control", "load",
-    "twin_load", "routing",
+    "offered_bps", "carried_bps", "began_ns", "t0_ns", "standstills", "twin", "lab_state", "lab_diff", "is_control",
+    "load", "twin_load", "routing",
 )  # fmt: skip
 """What `RunData` and `Measurements` have under one name."""
 
@@ -57,6 +57,7 @@ class RunData:
     to believe that the routing scheme did not route the fault-free twin.
     """
 
+    began_ns: int = 0
     t0_ns: int = 0
     end_ns: int = 0
     stops: Guard = field(default_factory=Guard)

@@ -318,7 +318,7 @@ def _with_faults(
         with journal.doing("workload", workload=decided.plan.workload):
             running = workload.start(decided.experiment, lab, on_event)
             with running:
-                data.t0_ns, load = running.started_ns, MachineLoad.watch()
+                data.began_ns, data.t0_ns, load = running.began_ns, running.started_ns, MachineLoad.watch()
                 progress("workload is running")
                 with journal.doing("paths"), data.reading():
                     data.paths = workload.paths_of(lab, running)

@@ -33,7 +33,8 @@ class Workload:
     """Nothing, for a while."""
 
     def __init__(self) -> None:
-        self.started_ns, self.ended_ns, self.standstills = time.monotonic_ns(), 0, ()
+        self.began_ns = self.started_ns = time.monotonic_ns()
+        self.ended_ns, self.standstills = 0, ()
         self._is_over = threading.Event()
         self._timer = threading.Timer(LASTS_S, self.stop)
         self._timer.daemon = True

@@ -66,7 +66,7 @@ class Running(Generic[Result]):
         self.events: list[Event] = []
         self.failure: str | None = None
         self.done: dict[str, Mapping[str, Any]] = {}
-        self.started_ns = self.ended_ns = 0
+        self.began_ns = self.started_ns = self.ended_ns = 0
         self._engines = engines
         self._finish = finish
         self._on_event = on_event
@@ -257,7 +257,7 @@ class Running(Generic[Result]):
 
     def _start(self) -> None:
         self._prepare()
-        self.started_ns = self._progress_ns = time.monotonic_ns()
+        self.began_ns = self.started_ns = self._progress_ns = time.monotonic_ns()
         active = [task for task in self.plan.tasks if task.active]
         for task in active[: 1 if self.plan.one_by_one else None]:
             self._begin_task(task)

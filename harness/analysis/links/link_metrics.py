@@ -42,8 +42,11 @@ def names(topology: Topology) -> tuple[str, ...]:
 
 
 def carried_at_most(run: Measurements) -> Mapping[str, float]:
-    """Return the bytes that each link between switches can carry in the workload's time, if its speed is known."""
-    seconds, scale = max(0, run.end_ns - run.t0_ns) / 1e9, run.rate_scale or 1.0
+    """Return the bytes that each link between switches can carry in the workload's time, if its speed is known.
+
+    Its warm-up is part of that time: the ports count its bytes, too.
+    """
+    seconds, scale = max(0, run.end_ns - (run.began_ns or run.t0_ns)) / 1e9, run.rate_scale or 1.0
     if traits_of(run.lab_kind).is_emulated and run.rate_scale is None:
         return {}  # nothing makes the speed true
     return {

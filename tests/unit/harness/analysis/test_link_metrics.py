@@ -70,6 +70,15 @@ def test_link_utilisation_is_relative_to_the_shaped_rate():
     assert metrics["bisection"].value == pytest.approx(0.1 / 8, rel=1e-2)
 
 
+def test_link_utilisation_is_over_the_time_of_the_warm_up_too():
+    """The ports count its bytes: two seconds of warm-up and eight of work keep a link half busy, not 5/8."""
+    link = next(one for one in ZONES.topology.uplinks if one.name == "ctsw1:atsw1")
+    half = round(link.a.speed_gbps * 1e9 / ZONES.rate_scale / 8 * (2 + SECONDS) / 2)
+    run = counted(every_uplink(0, ctsw1_atsw1=half))
+    run = msgspec.structs.replace(run, began_ns=run.t0_ns - 2 * 10**9)
+    assert link_metrics(run)["link_utilisation.max"].value == pytest.approx(0.5, rel=1e-3)
+
+
 def test_link_metrics_without_rates_have_no_utilisation_but_a_reason():
     metrics = link_metrics(counted(every_uplink(5), scale=None))
     for name in ("bisection", "link_utilisation.max", "link_utilisation.rtsw1:ctsw1"):

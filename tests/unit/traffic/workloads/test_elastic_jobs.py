@@ -591,6 +591,7 @@ def test_job_that_shrinks_has_the_state_of_both_sizes_and_the_checkpoints_of_its
     (restart,) = result.restarts
     before = [one.iteration for one in result.checkpoints if one.rank == 1 and one.end_ns < restart.noticed_ns]
     assert before[:3] == [19, 39, 59]
+    assert running.began_ns < running.started_ns, "warm-up"
     assert running.started_ns == result.window.start_ns < restart.progress_ns < result.window.end_ns
     assert running.job.phase == "finished"
 
