@@ -10,6 +10,7 @@ end counts if it has more (the netdev of a hardware RNIC does not count RDMA). C
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,7 +28,8 @@ class Direction:
     """What one direction of a link carried.
 
     `size_bytes` is None if no port was read. `at_least` means that a counter was reset between the readings. `share` is
-    the share of all bytes that the switch and its equal-cost links carried in this direction (`link_loads`).
+    the share of all bytes that the switch and its equal-cost links carried in this direction (`link_loads`); None: they
+    are not all known.
     `expected_bytes` is the expected load (`harness.analysis.links.expected_load`); None: unknown.
     """
 
@@ -37,6 +39,11 @@ class Direction:
     at_least: bool
     share: float | None = None
     expected_bytes: float | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its bytes are known as a whole."""
+        return self.size_bytes is not None and not self.at_least
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +58,7 @@ class LinkLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """All links from switches of one role to those of another, of which `count` were read."""
+    """All links from switches of one role to those of another. There is none if a link's bytes are not known."""
 
     src: str
     dst: str
@@ -78,16 +85,17 @@ def link_loads(run: Measurements) -> tuple[LinkLoad, ...]:
     booted = counters.restarted(run.counters_before, run.counters_after).keys()
     hosts = (link for link in topology.links if not link.is_uplink)
     loads = [_load(run, link, booted) for link in (*topology.uplinks, *hosts)]
-    sums: dict[tuple[str, bool], int] = {}
+    sums: dict[tuple[str, bool], float] = {}
     for load in loads:
         if load.is_uplink:
             for is_up, direction in ((True, load.up), (False, load.down)):
                 key = load.up.src, is_up
-                sums[key] = sums.get(key, 0) + (direction.size_bytes or 0)
+                known = direction.size_bytes if direction.is_known else None
+                sums[key] = sums.get(key, 0) + (math.nan if known is None else known)
 
     def shared(load: LinkLoad, direction: Direction, *, is_up: bool) -> Direction:
         whole = sums.get((load.up.src, is_up), 0)
-        if not load.is_uplink or direction.size_bytes is None or not whole:
+        if not load.is_uplink or direction.size_bytes is None or not whole or math.isnan(whole):
             return direction
         return replace(direction, share=direction.size_bytes / whole)
 
@@ -98,17 +106,16 @@ def link_loads(run: Measurements) -> tuple[LinkLoad, ...]:
 
 def layers(loads: Sequence[LinkLoad], topology: Topology) -> tuple[Layer, ...]:
     """Return both directions between each two layers with more than one link; none without traffic."""
-    by_roles: dict[tuple[str, str], list[int]] = {}
+    by_roles: dict[tuple[str, str], list[Direction]] = {}
     for load in loads:
         if load.is_uplink:
             for direction in (load.up, load.down):
                 roles = topology.switch_by_name[direction.src].role, topology.switch_by_name[direction.dst].role
-                if direction.size_bytes is not None:
-                    by_roles.setdefault(roles, []).append(direction.size_bytes)
+                by_roles.setdefault(roles, []).append(direction)
     return tuple(
-        Layer(src=src, dst=dst, count=len(sizes), mmr=mmr)
-        for (src, dst), sizes in by_roles.items()
-        if (mmr := max_over_mean(sizes)) is not None
+        Layer(src=src, dst=dst, count=len(directions), mmr=mmr)
+        for (src, dst), directions in by_roles.items()
+        if (mmr := max_over_mean(_sizes(directions))) is not None
     )
 
 
@@ -116,15 +123,18 @@ def fans(loads: Sequence[LinkLoad], topology: Topology) -> tuple[Fan, ...]:
     """Return what each switch sent over its uplinks; none for a switch with one uplink or without traffic."""
     fans_found = []
     for switch in topology.switches:
-        sizes = [
-            load.up.size_bytes
-            for load in loads
-            if load.is_uplink and load.up.src == switch.name and load.up.size_bytes is not None
-        ]
+        sizes = _sizes([load.up for load in loads if load.is_uplink and load.up.src == switch.name])
         mmr, jfi = max_over_mean(sizes), jain(sizes)
         if mmr is not None and jfi is not None:
             fans_found.append(Fan(switch=switch.name, count=len(sizes), mmr=mmr, jfi=jfi))
     return tuple(fans_found)
+
+
+def _sizes(directions: Sequence[Direction]) -> list[int]:
+    """Return the bytes of directions that are compared; nothing if those of one are not known."""
+    if not all(direction.is_known for direction in directions):
+        return []
+    return [direction.size_bytes or 0 for direction in directions]
 
 
 def jain(sizes: Sequence[float]) -> float | None:

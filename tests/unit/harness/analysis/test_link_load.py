@@ -119,6 +119,20 @@ def test_link_load_after_a_counter_reset_is_a_lower_bound():
     assert not loads["rtsw1:ctsw2"].up.at_least
 
 
+@pytest.mark.parametrize("now", [None, 40], ids=["unread", "reset"])
+def test_link_shares_and_evenness_need_all_links(now):
+    """The other uplink of rtsw1 would be all of what it sent, and the fabric even."""
+    run = counted(UPLINKS)
+    port = {} if now is None else {"ctsw1.tx_bytes": now}
+    left = {name: value for name, value in run.counters_after["rtsw1"].items() if name != "ctsw1.tx_bytes"}
+    run = msgspec.structs.replace(run, counters_after={**run.counters_after, "rtsw1": left | port})
+    loads = {one.name: one for one in link_loads(run)}
+    assert loads["rtsw1:ctsw2"].up.share is None
+    assert loads["rtsw2:ctsw1"].up.share == 0.5
+    assert [(one.src, one.dst) for one in layers(loads.values(), run.topology)] == [("ctsw", "rtsw")]
+    assert [one.switch for one in fans(loads.values(), run.topology)] == ["rtsw2"]
+
+
 def test_link_load_of_a_switch_that_booted_is_a_lower_bound():
     """Its ports' counters are higher by now, but the counters that only a boot resets are not."""
     run = counted(UPLINKS)
