@@ -72,12 +72,19 @@ class Lane:
         self.segments = segments  # of one round
         self.limit = limit
         self.conns = setup.conns
-        self.mtu = setup.mtu
         self.item_bytes = setup.item_bytes
+        self.sizes_bytes = [segment.size * setup.item_bytes for segment in segments]
+        self.packets = [packets(size_bytes, setup.mtu) for size_bytes in self.sizes_bytes]
         self.recorder = setup.recorder
         self.clock = setup.clock
         self.base = 0  # number of the first segment of this round
         self.psns = dict.fromkeys(conn_numbers, 0)  # PSN of the next segment's first packet, by connection
+
+    def next_psn(self, conn: Conn, index: int) -> int:
+        """Return the PSN of a segment's first packet, and advance the connection's past the segment."""
+        psn = self.psns[conn.number]
+        self.psns[conn.number] = (psn + self.packets[index]) & MASK
+        return psn
 
     def load(self, conn: Conn) -> int:
         """Return the number of requests in flight on a connection that count against `limit`."""

@@ -58,7 +58,6 @@ class RankTask(Task):
         self.deadline_ns = spec["deadline_ms"] * 1_000_000
         self.recorder = Recorder()
         self.memory = Memory(program, spec["dtype"], spec["redop"])
-        self.item_bytes = self.memory.array.itemsize
         self.executor = Executor(rnic, spec, self.conns, self.memory, self.recorder)
         self.receive = recv_request(RECV_ID, self.executor.mr)
         self.gpu = GpuClient(spec["gpu"], selector) if spec["compute_units"] else None
@@ -119,7 +118,7 @@ class RankTask(Task):
                     conn=conn.number,
                     generation=conn.generation,
                     segments=len(lost),
-                    size_bytes=sum(out.segments[number % len(out.segments)].size for number in lost) * self.item_bytes,
+                    size_bytes=sum(out.sizes_bytes[number % len(out.segments)] for number in lost),
                 )
                 if out.has_substitutes:
                     out.probe(conn, now_ns)
@@ -175,7 +174,7 @@ class RankTask(Task):
             self.lost(conn, "OUT_OF_SEQUENCE", now_ns)
             return
         round_number, index = divmod(number, len(lane.segments))
-        self.series.add(now_ns, lane.segments[index].size * self.item_bytes)
+        self.series.add(now_ns, lane.sizes_bytes[index])
         if imm & LAST:
             executor.last_round = round_number
         if self.activity == "comm" and not executor.first_data_ns:

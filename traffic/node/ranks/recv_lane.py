@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from traffic.node.ranks.lane import MASK, Lane, LaneSetup, packets
+from traffic.node.ranks.lane import MASK, Lane, LaneSetup
 from traffic.node.ranks.parts_clock import COMPLETION, POST
 from traffic.node.ranks.segments import Segment
 from traffic.node.verbs import write_request
@@ -80,10 +80,8 @@ class RecvLane(Lane):
         while self._arrived & 1:
             self._arrived >>= 1
             self.received += 1
-        psn = self.psns[conn.number]
+        psn = self.next_psn(conn, number % len(self.segments))
         self.recorder.add_segment("arrive", self, conn, number, psn)
-        size_bytes = self.segments[number % len(self.segments)].size * self.item_bytes
-        self.psns[conn.number] = (psn + packets(size_bytes, self.mtu)) & MASK
         return number
 
     def arrive_probe(self, conn: Conn) -> None:

@@ -7,7 +7,7 @@ acknowledgements of its own segments, as with the eager protocol of MPI and the 
 
 from __future__ import annotations
 
-from traffic.node.ranks.lane import MASK, PROBE, PROBE_CONFIRMED, Lane, LaneSetup, packets
+from traffic.node.ranks.lane import MASK, PROBE, PROBE_CONFIRMED, Lane, LaneSetup
 from traffic.node.ranks.parts_clock import COMPLETION, COPY, POST
 from traffic.node.ranks.segments import Segment
 from traffic.node.verbs import write_request
@@ -85,18 +85,15 @@ class SendLane(Lane):
     def post(self, conn: Conn, number: int, flags: int, now_ns: int) -> None:
         """Post a segment on a connection, with `flags` in its immediate."""
         self.clock.enter(POST)
-        segment = self.segments[number % len(self.segments)]
+        index = number % len(self.segments)
         request, sge = self._write, self._sge
-        size_bytes = segment.size * self.item_bytes
         slot = number % self.slots * self.segment_bytes
-        sge.addr = self.address + (segment.offset * self.item_bytes if self.ring is None else slot)
-        sge.length = size_bytes
+        sge.addr = self.address + (slot if self.ring is not None else self.segments[index].offset * self.item_bytes)
+        sge.length = self.sizes_bytes[index]
         request.set_wr_rdma(conn.peer["rkey"], conn.peer["base"] + slot)
         request.imm_data = (number & MASK) | flags
         request.wr_id = number
-        psn = self.psns[conn.number]
-        self.recorder.add_segment("post", self, conn, number, psn)
-        self.psns[conn.number] = (psn + packets(size_bytes, self.mtu)) & MASK
+        self.recorder.add_segment("post", self, conn, number, self.next_psn(conn, index))
         self.in_flight[conn.number].append(number)
         self.requests += 1
         conn.count_request(now_ns)
