@@ -1,6 +1,6 @@
 """Input data for which every result is known in closed form, so that each element of a collective can be verified.
 
-Element k of rank r's input in iteration i is a hash of (k mod 4099, r, i), modulo a number so small that the sum over
+Element k of rank r's input in iteration i is a hash of (k mod 4099, r, i), scaled to numbers so small that the sum over
 all ranks is exact in the element type, in any order. 4099 is prime and no segment size is a multiple of it. A segment
 in the wrong place, of another rank or of an earlier iteration therefore does not match.
 
@@ -34,7 +34,7 @@ caches, and malloc maps new pages for each of them."""
 _PLACES = np.tile(np.arange(PERIOD, dtype=np.uint32) * np.uint32(0x9E3779B1), 2)
 """The hashed positions of two periods: a slice of it is a part of the pattern that begins anywhere in the period."""
 _RANK_FACTOR, _MIX_FACTOR = np.uint32(0x85EBCA6B), np.uint32(0x2C1B3C6D)
-_SHIFTS = np.uint32(15), np.uint32(13)
+_SHIFTS, _HALF = (np.uint32(15), np.uint32(13)), np.uint32(16)
 
 
 class Pattern:
@@ -44,8 +44,8 @@ class Pattern:
         self.ranks = ranks
         self.dtype = dtype
         self.redop = redop
-        self.modulus = max(2, min(MOST, EXACT[dtype] // ranks + 1))
-        self._divisor = np.uint32(self.modulus)
+        self.values = max(2, min(MOST, EXACT[dtype] // ranks + 1))  # how many different numbers occur, from 0 on
+        self._scale = np.uint32(self.values)
         self._tables: dict[int, Array] = {}
 
     def hashed(self, members: Array, places: Array, iteration: int) -> Array:
@@ -57,7 +57,10 @@ class Pattern:
         mixed ^= mixed >> _SHIFTS[0]
         mixed *= _MIX_FACTOR
         mixed ^= mixed >> _SHIFTS[1]
-        mixed %= self._divisor
+        # The upper half, scaled to less than `values`: an emulated CPU takes much longer for a division.
+        mixed >>= _HALF
+        mixed *= self._scale
+        mixed >>= _HALF
         if members.shape[1] == 1:
             return mixed[:, 0]
         reduced: Array = mixed.max(axis=1) if self.redop == "max" else mixed.sum(axis=1, dtype=np.uint32)
@@ -83,7 +86,7 @@ class Pattern:
         divisor = members if self.redop == "avg" else 1
         table = self._tables.get(divisor)
         if table is None:
-            largest = self.ranks * (self.modulus - 1)
+            largest = self.ranks * (self.values - 1)
             table = self._tables[divisor] = exactly(np.arange(largest + 1), divisor, self.dtype)
         looked_up: Array = table.take(numbers)
         return looked_up

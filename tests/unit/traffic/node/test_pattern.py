@@ -108,6 +108,22 @@ def test_regions_match_separate_regions_and_count_every_wrong_element(of, dtype,
 
 @pytest.mark.parametrize("dtype", sorted(elements.STORED))
 @pytest.mark.parametrize("ranks", [2, 8, 128])
+def test_pattern_has_all_its_numbers_about_equally_often(dtype, ranks):
+    of = Pattern(ranks, dtype, "sum")
+    numbers = np.concatenate(
+        [
+            of.hashed(pattern.ranks_of([[1]]), pattern.places_of([0], pattern.PERIOD), iteration)[0]
+            for iteration in range(8)
+        ]
+    )
+    counts = np.bincount(numbers, minlength=of.values)
+    assert len(counts) == of.values
+    assert counts.min() > 0.5 * len(numbers) / of.values
+    assert counts.max() < 1.5 * len(numbers) / of.values
+
+
+@pytest.mark.parametrize("dtype", sorted(elements.STORED))
+@pytest.mark.parametrize("ranks", [2, 8, 128])
 def test_count_wrong_detects_other_positions_ranks_and_iterations(dtype, ranks):
     """Even of numbers as small as bf16 needs for 128 ranks, a good part differs."""
     of = Pattern(ranks, dtype, "sum")
