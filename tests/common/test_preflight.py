@@ -19,5 +19,5 @@ def test_preflight_healthy_lab_burns_in_every_pair(lab):
     assert result.wrong == ()
     measured = result.burnin.pairs
     rnics = [(host.name, rnic.name) for host in lab.topology.hosts for rnic in host.rnics]
-    assert len(measured) == sum(1 for one in rnics for two in rnics if one[0] != two[0])
+    assert len(measured) == sum(1 for rnic in rnics for two in rnics if rnic[0] != two[0])
     assert all(pair.latency_us > 0 and pair.goodput_bps > 0 for pair in measured)

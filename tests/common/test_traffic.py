@@ -132,10 +132,12 @@ def test_job_two_by_two_grid_reduces_along_both_dimensions(lab):
     with job.start(lab, spec) as running:
         result = running.wait(120.0)
     assert result.outcome == "completed", result.where
-    assert sorted((one.rank, one.iteration) for one in result.checkpoints) == [(r, i) for r in range(4) for i in (1, 3)]
+    assert sorted((checkpoint.rank, checkpoint.iteration) for checkpoint in result.checkpoints) == [
+        (r, i) for r in range(4) for i in (1, 3)
+    ]
     assert result.wrong_elements == 0
     assert result.iterations_completed == 4
-    assert [(one.phase, one.members) for one in result.groups] == [
+    assert [(group.phase, group.members) for group in result.groups] == [
         (0, (0, 1)),
         (0, (2, 3)),
         (1, (0, 2)),
@@ -143,7 +145,7 @@ def test_job_two_by_two_grid_reduces_along_both_dimensions(lab):
         (2, (0, 2)),
         (2, (1, 3)),
     ]
-    assert all(one.time_ns > 0 and one.busbw_gbytes_per_s > 0 for one in result.groups)
+    assert all(group.time_ns > 0 and group.busbw_gbytes_per_s > 0 for group in result.groups)
     for rank in result.iterations:
         for item in rank:
             assert item.compute_ns > 0
@@ -227,7 +229,7 @@ def test_flows_of_every_kind_carry_their_specified_load(lab, subtests):
             bulk = [{"src": one, "dst": other, "duration_s": 3.0, "depth": 4} for one, other in pairs]
             probe = {"message_bytes": 64, "depth": 1, "latency": True, "rate_bps": 51200, "duration_s": 3.0}
             *flows, beside = run(*bulk, {**probe, "src": pairs[0][0], "dst": pairs[0][1]})
-            assert all(one.messages > 0 for one in flows)
+            assert all(flow.messages > 0 for flow in flows)
             assert beside.latency.count == beside.messages > 0
             assert 0 < beside.latency.p50_ns <= beside.latency.p99_ns <= beside.latency.max_ns
 
@@ -249,8 +251,8 @@ def test_replay_of_recorded_job_and_chakra_trace_matches(lab, tmp_path):
     traces.save(recorded, tmp_path / "job", form="chakra")
     result = replay.run(lab, ReplaySpec(ranks=RANKS, qp=PATIENT), traces.load(tmp_path / "job"))
     assert (result.outcome, result.wrong_elements) == ("completed", 0), result.where
-    assert sorted((one.collective, one.members) for one in result.operations) == sorted(
-        (one.collective, one.members) for one in recorded.operations
+    assert sorted((operation.collective, operation.members) for operation in result.operations) == sorted(
+        (operation.collective, operation.members) for operation in recorded.operations
     )
 
     trace = traces.load(DATA / "tensor-parallel")
@@ -264,7 +266,10 @@ def test_replay_of_recorded_job_and_chakra_trace_matches(lab, tmp_path):
             operation.collective for operation in trace.operations
         ]
     # 2 + 3 + 1 ms of compute, a hundred times slower, twice; no part of that is in what rank 0's operations took.
-    assert 2 * sum(one.time_ns for one in slow.operations if 0 in one.members) <= slow.time_ns - 2 * 600e6
+    assert (
+        2 * sum(operation.time_ns for operation in slow.operations if 0 in operation.members)
+        <= slow.time_ns - 2 * 600e6
+    )
 
 
 def test_inference_decodes_after_prefill_and_ranking_hot_shards_send_more(lab):

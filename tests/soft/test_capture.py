@@ -58,10 +58,10 @@ def test_lost_packet_is_one_gap_one_nak_and_one_go_back_n_in_the_capture(lab, tr
     analysis = analyse(capture_file.read(tmp_path / "capture.pcapng"))
     flows = {flow.dqpn: flow for flow in analysis.flows if flow.side == "receiver"}
     assert set(flows) == {each.rqpn for each in flow.connections}
-    assert analysis.violations == 0, [one.broken for one in analysis.flows]
+    assert analysis.violations == 0, [flow.broken for flow in analysis.flows]
     hit, other = flows[struck.rqpn], flows[flow.connections[1].rqpn]
     assert hit.reply_qpn == struck.lqpn
-    (episode,) = (one for one in hit.episodes if one.psn == armed.learned["psn"])
+    (episode,) = (episode for episode in hit.episodes if episode.psn == armed.learned["psn"])
     assert (episode.cause, episode.missing, episode.retry) == ("nak", 1, 1)
     assert (hit.missing, hit.returned, hit.naks, hit.causes) == (1, 1, 1, {"nak": 1})
     assert (other.missing, other.naks, other.episodes) == (0, 0, ())

@@ -79,7 +79,7 @@ def test_job_survives_a_dead_uplink_with_dqplb_and_stalls_without(lab, traffic, 
     least = len(dead) if spread == "dqplb" else 1
     fault = inject("packet.drop", UPLINK, share=1.0)
     armed = fault.arm()
-    until(lambda: len({one.connection for one in job.qp_errors}) >= least, within_s=DEAD_S)
+    until(lambda: len({error.connection for error in job.qp_errors}) >= least, within_s=DEAD_S)
     wait_s(DEAD_S - BUDGET_S)
     died = len(job.qp_errors)
     begin, end = armed.at_ns, time.monotonic_ns()
@@ -92,7 +92,7 @@ def test_job_survives_a_dead_uplink_with_dqplb_and_stalls_without(lab, traffic, 
     during = [at for at in operations(result) if begin + 2 * BUDGET_S * 1e9 < at[0] and at[1] < end]
     before = [after - at for at, after in operations(result) if after < begin]
     pauses = [right - left for (_, left), (_, right) in itertools.pairwise(operations(result))]
-    redone = sum(one.redone_segments for one in result.rebuilds)
+    redone = sum(rebuild.redone_segments for rebuild in result.rebuilds)
     print(
         f"{spread}: {len(dead)} of {len(result.connections)} queue pairs on the uplink, {died} deaths, "
         f"{len(during)} operations while it was dead for {(end - begin) / 1e9:.1f} s "
@@ -101,10 +101,10 @@ def test_job_survives_a_dead_uplink_with_dqplb_and_stalls_without(lab, traffic, 
         f"{redone} segments moved in {len(result.rebuilds)} rebuilds, {result.wrong_elements} wrong elements"
     )
     assert (result.outcome, result.where, result.wrong_elements) == ("recovered", None, 0)
-    lost = {one.connection for one in result.qp_errors}
+    lost = {error.connection for error in result.qp_errors}
     assert lost <= dead, "only queue pairs on that uplink died"
     assert len(lost) >= least
-    assert all(one.recovered_ns is not None for one in result.rebuilds), "each carried data again in the end"
+    assert all(rebuild.recovered_ns is not None for rebuild in result.rebuilds), "each carried data again in the end"
     assert operations(result)[-1][1] > cleared.at_ns
     if spread == "dqplb":
         assert redone > 0

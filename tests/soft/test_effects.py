@@ -65,7 +65,7 @@ def test_link_rate_limits_the_ports_bytes_to_the_rate(lab, traffic, fault_on):
     """Within 5 %, by the port's own count of bytes, while a flow that could send more is under way."""
     src, dst = ends(lab)
     host, _, rnic = dst.partition(":")
-    link = next(one for one in lab.topology.links_of(host) if one.rnic == rnic)
+    link = next(link for link in lab.topology.links_of(host) if link.rnic == rnic)
     node, key = link.a.node, f"{link.a.node}/{link.a.netdev}.tx_bytes"
     sent = traffic.flow(src, dst, message_bytes=16384, depth=4, duration_s=300.0, op_deadline_s=60.0, qp=PATIENT)
     unlimited = rate_of(lab, node, key, 5.0)

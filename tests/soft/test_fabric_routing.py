@@ -191,7 +191,9 @@ def test_fault_and_its_twin_run_under_the_routing_scheme(lab, tmp_path, mutate, 
         for line in (finished.run_dir.path / "journal.jsonl").read_text().splitlines()
         if (entry := json.loads(line))["op"] == "routing.decisions" and "asked" in entry["data"]
     ]
-    assert [(one["asked"] > 0, one["wrong"]) for one in decisions] == [(True, [])] * 2, "of the twin, and of the run"
+    assert [(decision["asked"] > 0, decision["wrong"]) for decision in decisions] == [(True, [])] * 2, (
+        "of the twin, and of the run"
+    )
     assert not any(rules(lab).values())
 
 
@@ -243,7 +245,7 @@ def test_withdrawn_prefix_leaves_the_routing_schemes_tables(lab, tmp_path):
             until(lambda: not any(one.startswith("10.77.2.") for one in tables().get("1001", {})), within_s=20.0)
             now = tables()
             assert set(now["1002"]) == prefixes
-            assert all(now["main"][one] == ["ctsw2"] for one in prefixes if one.startswith("10.77.2."))
+            assert all(now["main"][prefix] == ["ctsw2"] for prefix in prefixes if prefix.startswith("10.77.2."))
         finally:
             lab.node("ctsw1").run(["ip", "link", "set", "rtsw2", "up"])
         until(lambda: set(tables().get("1001", {})) == prefixes, within_s=60.0)

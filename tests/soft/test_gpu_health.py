@@ -114,15 +114,15 @@ def test_preflight_reports_a_gpu_beyond_a_threshold_and_offenders_sends_it_to_re
         assert prepared.arm().ok
         during = preflight(lab, print, with_burnin=False)
         assert prepared.clear().proved
-    (wrong,) = (one for one in during.wrong if one.check == "gpu-health")
+    (wrong,) = (finding for finding in during.wrong if finding.check == "gpu-health")
     assert (wrong.where, wrong.found) == (
         "host2:gpu0",
         "RMA: remap_failed is 1 (from 1 on): a row could not be remapped",
     )
     assert "return the GPU" in wrong.wanted
     afterwards = preflight(lab, print, with_burnin=False)
-    assert [one for one in afterwards.wrong if one.check == "gpu-health"] == []
-    assert [one for one in afterwards.not_looked if one.check == "gpu-health"] == []
+    assert [finding for finding in afterwards.wrong if finding.check == "gpu-health"] == []
+    assert [unchecked for unchecked in afterwards.not_looked if unchecked.check == "gpu-health"] == []
     first, second = (
         readings_of_preflight(outcome.to_dict(), lab.topology, origin="p.json", at=datetime.fromtimestamp(at, UTC))
         for at, outcome in enumerate((during, afterwards))
@@ -141,14 +141,14 @@ def test_job_whose_gpu_has_an_uncontained_error_restarts_on_the_spare_and_its_ho
     lab.forget_connections()
     measured = done.run_dir.read_measurements()
     print(done.verdict.verdict, [(check.name, check.verdict, check.observed) for check in done.verdict.checks])
-    print([(one.cause, one.hosts, one.after, one.reason) for one in measured.resilience.restarts])
+    print([(restart.cause, restart.hosts, restart.after, restart.reason) for restart in measured.resilience.restarts])
     print(done.verdict.attribution)
     assert done.verdict.verdict is Verdict.PASS, done.verdict
     (restart,) = measured.resilience.restarts
     assert (restart.cause, restart.hosts) == ("gpu", ("host3",))
     assert restart.after == ("host1:rxe0", "host2:rxe0", "host4:rxe0")
     assert "XID 95" in restart.reason
-    assert {one.wrong for one in measured.resilience.states} == {0}
+    assert {state.wrong for state in measured.resilience.states} == {0}
     now = {"origin": "run", "at": datetime.now(UTC)}
     assert listed(readings_of_run(measured, **now), topology=lab.topology) == {}, "the injector blames nobody"
     readings = readings_of_run(measured, **now, rehearsal=True)

@@ -177,7 +177,7 @@ def test_provision_second_run_changes_nothing(lab):
     proof = provision.verify(provision.site_of(lab))
     pings = sum(int(result.get("pairs", 0)) for result in proof.results.values())
     rnics = [(host.name, rnic.name) for host in lab.topology.hosts for rnic in host.rnics]
-    assert pings == sum(1 for one in rnics for two in rnics if one[0] != two[0])
+    assert pings == sum(1 for rnic in rnics for two in rnics if rnic[0] != two[0])
 
 
 def test_dead_vm_is_named_and_reset_restarts_it(lab):
@@ -186,7 +186,7 @@ def test_dead_vm_is_named_and_reset_restarts_it(lab):
     before = fingerprint.capture(lab)
     with contextlib.suppress(FaultbedError):  # it takes its SSH server with it
         lab.node(first).run(["sh", "-c", "echo c > /proc/sysrq-trigger"], timeout_s=5)
-    pid = next(one.pid for one in lifecycle.status(lab.inventory_model).vms if one.name == last)
+    pid = next(vm.pid for vm in lifecycle.status(lab.inventory_model).vms if vm.name == last)
     os.kill(pid, signal.SIGKILL)
     lab.forget_connections()
     with pytest.raises(Unreachable, match=rf"{first} .*kernel panicked: sysrq triggered crash.*faultbed reset"):
@@ -195,8 +195,8 @@ def test_dead_vm_is_named_and_reset_restarts_it(lab):
         lab.node(last).run(["true"])
     now = lifecycle.status(lab.inventory_model)
     assert now.state == "broken"
-    assert [one.name for one in now.vms if not one.alive] == [last]
-    assert [one.name for one in now.vms if one.panic] == [first]
+    assert [vm.name for vm in now.vms if not vm.alive] == [last]
+    assert [vm.name for vm in now.vms if vm.panic] == [first]
     lifecycle.reset(lab.inventory_model, lambda _: None)
     lab.forget_connections()
     assert lifecycle.status(lab.inventory_model, patience_s=30).state == "up"
@@ -205,7 +205,7 @@ def test_dead_vm_is_named_and_reset_restarts_it(lab):
 
 def test_slow_vm_does_not_end_its_lab(lab):
     """A VM is stopped for longer than one status check takes: `up` waits for it and restarts nothing."""
-    before = {one.name: one.pid for one in lifecycle.status(lab.inventory_model).vms}
+    before = {vm.name: vm.pid for vm in lifecycle.status(lab.inventory_model).vms}
     pid = before[lab.topology.hosts[-1].name]
     os.kill(pid, signal.SIGSTOP)
     goes_on = threading.Timer(lifecycle.PATIENCE_S["look"] + 2, os.kill, (pid, signal.SIGCONT))
@@ -216,7 +216,7 @@ def test_slow_vm_does_not_end_its_lab(lab):
     finally:
         goes_on.join()
     assert any("slow to answer" in line for line in lines)
-    assert {one.name: one.pid for one in lifecycle.status(lab.inventory_model).vms} == before
+    assert {vm.name: vm.pid for vm in lifecycle.status(lab.inventory_model).vms} == before
 
 
 def renewed_for_another_version(inventory):

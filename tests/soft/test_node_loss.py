@@ -59,7 +59,7 @@ def uninterrupted():
 
 
 def states_of(measured):
-    return [(one.rank, one.iterations, one.wrong, one.sha256) for one in measured.resilience.states]
+    return [(state.rank, state.iterations, state.wrong, state.sha256) for state in measured.resilience.states]
 
 
 def states_without_a_loss(uninterrupted, lab, tmp_path):
@@ -134,23 +134,24 @@ def test_job_goes_on_through_the_interruptions_of_a_published_run(lab, tmp_path)
     ranks = without_hosts(lab.inventory_model, ["host4"]).topology
     specs = schedule("llama3-54d-fatal", ranks, seed=11, duration_s=120, events=5)
     faults = "".join(
-        f'[[faults]]\nkind = "{one.kind}"\ntarget = "{one.target}"\nat = "{8 + one.at_s:.3f}s"\nfor = "{one.for_s}s"\n'
-        f"set = {toml_text.inline(dict(one.params))}\n"
-        for one in specs
+        f'[[faults]]\nkind = "{spec.kind}"\ntarget = "{spec.target}"\n'
+        f'at = "{8 + spec.at_s:.3f}s"\nfor = "{spec.for_s}s"\n'
+        f"set = {toml_text.inline(dict(spec.params))}\n"
+        for spec in specs
     )
     print(faults)
     text = restarting(QUIET, "same").replace("iterations = 120", "iterations = 1800")
     verdict, measured = finished(text.replace("[[expect]]", faults + "[[expect]]", 1), lab, tmp_path)
-    checks = {one.name: one for one in verdict.checks}
+    checks = {check.name: check for check in verdict.checks}
     assert checks["state_errors"].verdict is Verdict.PASS, checks
     assert verdict.verdict in (Verdict.PASS, Verdict.INCONCLUSIVE), checks
     assert measured.resilience.restarts
-    assert max(one.lost_iterations or 0 for one in measured.resilience.restarts) <= 10
+    assert max(restart.lost_iterations or 0 for restart in measured.resilience.restarts) <= 10
 
 
 def test_restart_that_restores_nothing_is_no_pass(lab, tmp_path):
     """The mutation: the ranks go on from the number of the checkpoint, but with an empty state."""
     verdict, measured = finished(KILLED, lab, tmp_path, restores=False)
     assert verdict.verdict is Verdict.FAIL
-    assert {one.name for one in verdict.checks if one.verdict is Verdict.FAIL} == {"state", "state_errors"}
+    assert {check.name for check in verdict.checks if check.verdict is Verdict.FAIL} == {"state", "state_errors"}
     assert measured.resilience.restarts

@@ -142,7 +142,7 @@ def test_packet_faults_lose_no_packet_of_a_bystander(lab, tmp_path):
 def test_detour_is_set_up_and_removed_without_packet_loss(lab, tmp_path, warm):
     """The port itself drops nothing: adding and removing a clsact under a flow used to cost 127 of its packets."""
     host, _, rnic = ends(lab)[1].partition(":")
-    link = next(one for one in lab.topology.links_of(host) if one.rnic == rnic)
+    link = next(link for link in lab.topology.links_of(host) if link.rnic == rnic)
     port = f"{link.a.node}/{link.a.netdev}"
     before = counters.read(lab)
     with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:

@@ -112,12 +112,12 @@ def test_burnin_names_the_slow_link(lab, put_back):
     result = preflight(lab, lambda _: None)
     assert {wrong.check for wrong in result.wrong} == {"queue", BURNIN}
     assert suspects(result.burnin.outliers)[0] == f"host2:{rnic}"
-    assert all(f"host2:{rnic}" in (one.pair.src, one.pair.dst) for one in result.burnin.outliers)
+    assert all(f"host2:{rnic}" in (outlier.pair.src, outlier.pair.dst) for outlier in result.burnin.outliers)
 
 
 def test_preflight_hardware_checks_are_listed_as_not_checked(lab):
     result = preflight(lab, lambda _: None, with_burnin=False)
-    whole = {one.check for one in result.not_looked if one.where == lab.name}
+    whole = {unchecked.check for unchecked in result.not_looked if unchecked.where == lab.name}
     assert {"pcie", "fec", "golden", "affinity", "gpu", BURNIN} <= whole
     assert not whole & set(result.checked)
     assert (result.leave_out, result.rest) == ((), ())
@@ -128,5 +128,5 @@ def test_preflight_leaves_out_a_sick_host_only(lab, put_back):
     rnic = lab.topology.host_by_name["host2"].rnics[1]
     lab.node("host2").run(["ip", "address", "del", rnic.address, "dev", rnic.netdev])
     result = preflight(lab, lambda _: None, with_burnin=False, leave_out=True)
-    assert [one.host for one in result.leave_out] == ["host2"]
+    assert [exclusion.host for exclusion in result.leave_out] == ["host2"]
     assert result.rest == ()

@@ -40,8 +40,8 @@ def test_probes_name_the_delaying_link_and_tell_network_from_hosts(lab, inject):
     """A healthy fabric has no suspect. Then one direction of an RNIC's link takes 200 ms more, as no process does."""
     healthy = prober.run(lab, SPEC)
     assert healthy.suspects == (), healthy.suspects
-    answered = sum(one.answered for one in healthy.paths)
-    assert answered > 0.9 * sum(one.sent for one in healthy.paths)
+    answered = sum(path.answered for path in healthy.paths)
+    assert answered > 0.9 * sum(path.sent for path in healthy.paths)
     assert not any("host3:rxe1" in name for one in healthy.slow for name in one.names), healthy.slow
     fault = inject("packet.delay", "host3:rxe1", delay=200)
     fault.arm()
@@ -52,8 +52,8 @@ def test_probes_name_the_delaying_link_and_tell_network_from_hosts(lab, inject):
     assert len(actual) == 1, hurt.slow
     assert actual[0] == hurt.slow[0]
     assert actual[0].times > 2
-    over = [one for one in hurt.paths if "host3:rxe1" in one.places and one.responder is not None]
-    others = [one for one in healthy.paths if "host3:rxe1" in one.places and one.responder is not None]
+    over = [path for path in hurt.paths if "host3:rxe1" in path.places and path.responder is not None]
+    others = [path for path in healthy.paths if "host3:rxe1" in path.places and path.responder is not None]
     assert min(one.network.median_ns for one in over) > 3 * max(one.network.min_ns for one in others)
 
 

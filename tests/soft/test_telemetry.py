@@ -32,14 +32,18 @@ def test_telemetry_link_down_is_reported_by_both_switches_with_moved_routes(lab)
         # A sample of an emulated machine that is busy comes every 4 s.
         until(lambda: time.monotonic_ns() - began_ns > 9e9, within_s=PATIENCE_S)
         recorded = following.stop()
-    lost = [one for one in recorded.changes if one.subject == "link ctsw1" and one.node == "rtsw1"]
+    lost = [change for change in recorded.changes if change.subject == "link ctsw1" and change.node == "rtsw1"]
     error_ns = max(machine.clock_error_ns for machine in recorded.machines)
     assert "LOWER_UP" not in (lost[0].text or ""), lost[0]
     assert began_ns - error_ns <= lost[0].at_ns <= down_ns + error_ns
-    later = {one.node for one in recorded.changes if one.subject.startswith("route ") and one.at_ns > lost[0].at_ns}
+    later = {
+        change.node
+        for change in recorded.changes
+        if change.subject.startswith("route ") and change.at_ns > lost[0].at_ns
+    }
     assert {"rtsw1", "rtsw2"} <= later
-    assert "3 faultbed: a test of the log" in [one.text for one in recorded.changes if one.node == "host1"]
-    assert {one.node for one in recorded.samples} >= {"rtsw1", "host1"}
+    assert "3 faultbed: a test of the log" in [change.text for change in recorded.changes if change.node == "host1"]
+    assert {sample.node for sample in recorded.samples} >= {"rtsw1", "host1"}
     for machine in recorded.machines:
         assert machine.lost is None
         assert machine.samples >= 2

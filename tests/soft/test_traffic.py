@@ -57,8 +57,8 @@ def test_udp_source_ports_match_their_prediction(lab, subtests):
         with subtests.test(transport=one.transport, flow_label=one.flow_label, lqpn=one.lqpn, rqpn=one.rqpn):
             own = (packets.src == packets.addresses.index(one.src_ip)) & (packets.dqpn == one.rqpn)
             assert set(packets.sport[own].tolist()) == {sport_of(one)}
-    assert sorted(one.flow_label for one in result.flows[-1].connections) == [1, 1, 2, 2]
-    assert len({sport_of(one) for one in result.flows[-1].connections}) == 2
+    assert sorted(connection.flow_label for connection in result.flows[-1].connections) == [1, 1, 2, 2]
+    assert len({sport_of(connection) for connection in result.flows[-1].connections}) == 2
 
 
 def test_late_receives_cause_rnr_naks_at_the_sender(lab, subtests):

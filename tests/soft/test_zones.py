@@ -46,7 +46,7 @@ def goodput_bps(lab, pattern):
 def test_goodput_across_zones_is_goodput_within_zones_divided_by_the_taper(lab):
     shapes = lab.inventory_model.shapes
     spine = shapes["ctsw1"]
-    roles = {one.name: one.role for one in lab.topology.switches}
+    roles = {switch.name: switch.role for switch in lab.topology.switches}
     down = sum(shape.rate_bps for port, shape in spine.items() if roles[port] == "rtsw")
     up = sum(shape.rate_bps for port, shape in spine.items() if roles[port] == "atsw")
     inside, across = goodput_bps(lab, "in-zone"), goodput_bps(lab, "across-zones")

@@ -69,9 +69,9 @@ class Wire:
             start=np.array(starts, dtype=np.int64),
             captured=np.array(captured, dtype=np.int64),
             length=np.array(length, dtype=np.int64),
-            time_ns=np.array([one[0] for one in self.packets], dtype=np.int64),
+            time_ns=np.array([packet[0] for packet in self.packets], dtype=np.int64),
             interface=np.zeros(count, dtype=np.int16),
-            outbound=np.array([one[2] for one in self.packets], dtype=np.int8),
+            outbound=np.array([packet[2] for packet in self.packets], dtype=np.int8),
             interfaces=(self.name,),
             link_types=np.array([ETHERNET], dtype=np.int64),
         )

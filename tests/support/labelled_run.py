@@ -132,8 +132,10 @@ class Network:
 def slowed(series, rank, factor=1.5):
     """Rank `rank` computes slower from the 70th iteration on."""
     steps = tuple(
-        msgspec.structs.replace(one, compute_ns=round(one.compute_ns * factor)) if one.index >= 70 else one
-        for one in series[rank].iterations
+        msgspec.structs.replace(iteration, compute_ns=round(iteration.compute_ns * factor))
+        if iteration.index >= 70
+        else iteration
+        for iteration in series[rank].iterations
     )
     return tuple(msgspec.structs.replace(one, iterations=steps) if one.rank == rank else one for one in series)
 
@@ -142,7 +144,7 @@ def campaign(seed=1):
     """One run for each kind and place that carries the workload: (kind, target, measurements)."""
     topology = soft_topology()
     links = [link for link in topology.links if link.rnic in (None, "rxe0")]
-    used = {pair for one in connections() for pair in itertools.pairwise(one.path)}
+    used = {pair for connection in connections() for pair in itertools.pairwise(connection.path)}
     for index, link in enumerate(links):
         for number, (u, v) in enumerate(((link.a.node, link.b.node), (link.b.node, link.a.node))):
             if (u, v) not in used:

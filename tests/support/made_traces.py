@@ -51,4 +51,8 @@ def drawn_trace(rows):
 
 
 def by_rank(trace, rank):
-    return [(one.collective, one.members, one.size_bytes, one.root) for one in trace.operations if rank in one.members]
+    return [
+        (operation.collective, operation.members, operation.size_bytes, operation.root)
+        for operation in trace.operations
+        if rank in operation.members
+    ]

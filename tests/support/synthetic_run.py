@@ -293,4 +293,4 @@ def fired_between(run, fault_id, early_ns, late_ns):
         fired = replace(fault.receipt.fired, between_ns=(first_ns - early_ns, first_ns + late_ns))
         return replace(fault, receipt=replace(fault.receipt, fired=fired))
 
-    return replace(run, faults=tuple(observed(one) if one.plan.id == fault_id else one for one in run.faults))
+    return replace(run, faults=tuple(observed(fault) if fault.plan.id == fault_id else fault for fault in run.faults))

@@ -64,7 +64,7 @@ def test_interval_is_as_narrow_as_the_noise_allows():
     """A quiet lab decides within 2 %: an interval that is always wide would never fail wrongly, and never decide."""
     rng = np.random.default_rng(6)
     pairs = [pair(rng, count=150, spread=0.02, memory=0.3, drift=0.0, before=0, tail=0.0) for _ in range(20)]
-    actual = [one for one in pairs if one is not None]
+    actual = [pair for pair in pairs if pair is not None]
     assert len(actual) >= 15
     assert np.median([one.high - one.low for one in actual]) < 0.04
 

@@ -80,6 +80,6 @@ def test_ettr_is_a_metric_with_a_prediction():
     observed = observe(run)
     value = observed.metrics["ettr"].value
     assert 0.75 < value < 1
-    (output,) = (one for one in predictions(run, observed) if one.what.startswith("effective"))
+    (output,) = (prediction for prediction in predictions(run, observed) if prediction.what.startswith("effective"))
     assert output.measured == f"{value:.3f}"
     assert float(output.predicted) == pytest.approx(value, abs=0.1)

@@ -20,8 +20,10 @@ def ring(**changes):
     """A ring all-reduce of 1 MiB over four hosts in two racks, whose ACKs came back over another spine."""
     run = synthetic_run()
     connections = tuple(
-        msgspec.structs.replace(one, ack_path=BACK.get(one.src.partition(":")[0], tuple(reversed(one.path))))
-        for one in run.connections
+        msgspec.structs.replace(
+            connection, ack_path=BACK.get(connection.src.partition(":")[0], tuple(reversed(connection.path)))
+        )
+        for connection in run.connections
     )
     return msgspec.structs.replace(run, **({"connections": connections, "qp_errors": 0, "rebuilds": 0} | changes))
 
@@ -61,8 +63,10 @@ def test_expected_bytes_of_several_queue_pairs_follow_from_the_path_of_each(spre
     workload = dict(run.workload) | {"qps_per_peer": 4, "spread": spread}
     other = {"host2:rxe0": ("host2", "rtsw1", "ctsw2", "rtsw2", "host3")}
     connections = tuple(
-        msgspec.structs.replace(one, path=other.get(one.src, one.path) if number == 3 else one.path)
-        for one in run.connections
+        msgspec.structs.replace(
+            connection, path=other.get(connection.src, connection.path) if number == 3 else connection.path
+        )
+        for connection in run.connections
         for number in range(4)
     )
     result = expected_loads(ring(workload=workload, connections=connections))
@@ -76,8 +80,8 @@ def test_expected_bytes_of_several_queue_pairs_follow_from_the_path_of_each(spre
 def test_expected_bytes_of_an_rnic_sum_over_its_ranks():
     """Two rings' worth of ranks in one ring: the order of RNICs repeats, and each message has an eighth of the data."""
     run = ring()
-    ranks = tuple(msgspec.structs.replace(one, rank=one.rank + 4 * turn) for turn in (0, 1) for one in run.ranks)
-    connections = tuple(one for one in run.connections for _ in (0, 1))
+    ranks = tuple(msgspec.structs.replace(rank, rank=rank.rank + 4 * turn) for turn in (0, 1) for rank in run.ranks)
+    connections = tuple(connection for connection in run.connections for _ in (0, 1))
     result = expected_loads(
         ring(workload=dict(run.workload) | {"ranks_per_rnic": 2}, ranks=ranks, connections=connections)
     )

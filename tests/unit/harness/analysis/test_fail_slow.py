@@ -156,7 +156,7 @@ def test_fail_slow_recovered_rank_can_raise_a_second_alarm():
     times[300:350, 2] *= 1.3
     times[500:, 2] *= 1.3
     alarms = [one for one in detect(times) if one.rank == 2]
-    assert [one.iteration // 100 for one in alarms] == [3, 5]
+    assert [alarm.iteration // 100 for alarm in alarms] == [3, 5]
 
 
 def test_fail_slow_while_learning_reports_none():
@@ -213,7 +213,7 @@ def test_slow_ranks_without_compute_are_unknown():
     run = synthetic_run()
     idle = tuple(
         msgspec.structs.replace(
-            rank, iterations=tuple(msgspec.structs.replace(one, compute_ns=0) for one in rank.iterations)
+            rank, iterations=tuple(msgspec.structs.replace(iteration, compute_ns=0) for iteration in rank.iterations)
         )
         for rank in run.series
     )

@@ -86,7 +86,9 @@ def test_bystander_that_fell_silent_without_an_error_has_no_known_number_of_erro
     assert doubt in errors.detail
     expectation = Expectation(metric=METRICS["bystander.qp_errors"], maximum=0)
     verdict = judge(plan=PLAN, expectations=[expectation], run=run, observed=observe(run))
-    assert next(one for one in verdict.checks if one.name == "bystander.qp_errors").verdict is Verdict.INCONCLUSIVE
+    assert (
+        next(check for check in verdict.checks if check.name == "bystander.qp_errors").verdict is Verdict.INCONCLUSIVE
+    )
 
 
 def test_bystander_with_a_message_every_second_has_a_known_number_of_errors():

@@ -53,7 +53,7 @@ def test_link_load_mmr_and_jain_of_known_loads(sizes, mmr, jfi):
 
 
 def test_link_load_direction_is_what_its_sender_sent():
-    loads = {one.name: one for one in link_loads(counted(UPLINKS))}
+    loads = {load.name: load for load in link_loads(counted(UPLINKS))}
 
     one = loads["rtsw1:ctsw1"]
     assert (one.up.src, one.up.dst, one.up.size_bytes, one.up.share) == ("rtsw1", "ctsw1", 3000, 0.75)
@@ -81,8 +81,8 @@ def test_link_load_layers_and_fans():
 
 def test_link_load_host_link_up_is_from_the_host():
     loads = {
-        one.name: one
-        for one in link_loads(counted({("host1", "be0.tx_bytes"): 70, ("rtsw1", "host1-rxe0.tx_bytes"): 90}))
+        load.name: load
+        for load in link_loads(counted({("host1", "be0.tx_bytes"): 70, ("rtsw1", "host1-rxe0.tx_bytes"): 90}))
     }
 
     one = loads["rtsw1:host1:rxe0"]
@@ -94,8 +94,8 @@ def test_link_load_host_link_up_is_from_the_host():
 def test_link_load_far_end_counts_if_it_has_more():
     """A hardware RNIC's netdev does not see RDMA; the switch port that receives it does."""
     loads = {
-        one.name: one
-        for one in link_loads(counted({("host1", "be0.tx_bytes"): 7, ("rtsw1", "host1-rxe0.rx_bytes"): 900}))
+        load.name: load
+        for load in link_loads(counted({("host1", "be0.tx_bytes"): 7, ("rtsw1", "host1-rxe0.rx_bytes"): 900}))
     }
 
     assert loads["rtsw1:host1:rxe0"].up.size_bytes == 900
@@ -105,14 +105,14 @@ def test_link_load_of_an_unread_port_is_none():
     run = counted({})
     loads = link_loads(run)
 
-    assert all(way.size_bytes is None and way.share is None for one in loads for way in (one.up, one.down))
+    assert all(way.size_bytes is None and way.share is None for load in loads for way in (load.up, load.down))
     assert layers(loads, run.topology) == () == fans(loads, run.topology)
 
 
 def test_link_load_after_a_counter_reset_is_a_lower_bound():
     run = counted(UPLINKS)
     after = {**run.counters_after, "rtsw1": {**run.counters_after["rtsw1"], "ctsw1.tx_bytes": 40}}
-    loads = {one.name: one for one in link_loads(msgspec.structs.replace(run, counters_after=after))}
+    loads = {load.name: load for load in link_loads(msgspec.structs.replace(run, counters_after=after))}
 
     assert loads["rtsw1:ctsw1"].up.size_bytes == 40
     assert loads["rtsw1:ctsw1"].up.at_least
@@ -139,7 +139,7 @@ def test_link_load_of_a_switch_that_booted_is_a_lower_bound():
     start = {**run.counters_before, "rtsw1": run.counters_before["rtsw1"] | {"ip.InReceives": 9, "tcp.InSegs": 9}}
     end = {**run.counters_after, "rtsw1": run.counters_after["rtsw1"] | {"ip.InReceives": 1, "tcp.InSegs": 1}}
     run = msgspec.structs.replace(run, counters_before=start, counters_after=end)
-    loads = {one.name: one for one in link_loads(run)}
+    loads = {load.name: load for load in link_loads(run)}
     assert loads["rtsw1:ctsw1"].up.at_least
     assert not loads["rtsw2:ctsw1"].up.at_least
 

@@ -92,8 +92,8 @@ def slowed_from(run, slow_ns):
         return msgspec.structs.replace(
             series,
             samples=tuple(
-                msgspec.structs.replace(one, bytes=one.bytes // (2 if one.t_ns >= slow_ns else 1))
-                for one in series.samples
+                msgspec.structs.replace(sample, bytes=sample.bytes // (2 if sample.t_ns >= slow_ns else 1))
+                for sample in series.samples
             ),
             iterations=tuple(
                 msgspec.structs.replace(step, compute_ns=step.compute_ns * (2 if step.start_ns >= slow_ns else 1))

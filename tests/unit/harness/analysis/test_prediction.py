@@ -37,7 +37,7 @@ def test_prediction_queue_pair_dies_after_its_last_retry():
 
 
 def of(run):
-    return {one.what.split()[0]: one for one in predictions(run, observe(run))}
+    return {prediction.what.split()[0]: prediction for prediction in predictions(run, observe(run))}
 
 
 def test_prediction_of_a_collective_has_its_model():
@@ -49,7 +49,7 @@ def test_prediction_of_a_collective_has_its_model():
 def test_prediction_of_an_automatic_algorithm_uses_the_chosen_one():
     run = synthetic_run()
     auto = msgspec.structs.replace(run, workload={**run.workload, "algorithm": "auto"})
-    assert any("all-reduce over 4 ranks" in one.what for one in predictions(auto, observe(auto)))
+    assert any("all-reduce over 4 ranks" in prediction.what for prediction in predictions(auto, observe(auto)))
 
 
 def test_prediction_of_a_flow_has_no_collective_model():
@@ -59,7 +59,7 @@ def test_prediction_of_a_flow_has_no_collective_model():
 
 def test_prediction_counts_uplinks_by_the_paths():
     run = msgspec.structs.replace(synthetic_run(), connections=connections())
-    actual = [one for one in predictions(run, observe(run)) if "uplinks of rtsw1" in one.what]
+    actual = [prediction for prediction in predictions(run, observe(run)) if "uplinks of rtsw1" in prediction.what]
     assert actual[0].measured == "1.33 (ctsw1 2, ctsw2 1)"
     assert actual[0].holds
 

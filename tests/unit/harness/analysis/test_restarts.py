@@ -52,7 +52,7 @@ def resilience(*restarts, wrong=0):
 def job(*restarts, count=100, wrong=0):
     """Two ranks with iterations of 100 ms; after each restart they go on from its checkpoint."""
     steps, now = {}, T0
-    left = [one for one in restarts if one.restored_ns is not None]
+    left = [restart for restart in restarts if restart.restored_ns is not None]
     index = 0
     while index < count:
         if left and index == left[0].iterations:
@@ -214,8 +214,12 @@ def test_ettr_formula_counts_an_outage_once_if_the_next_loss_comes_before_progre
 
 
 def test_ettr_formula_is_a_row_of_the_predictions():
-    rows = [one for one in predictions(job(PLAIN), observe(job(PLAIN))) if "job with restarts" in one.what]
-    assert [one.predicted for one in rows] == ["0.541 (0.515 to 0.566)"]
+    rows = [
+        prediction
+        for prediction in predictions(job(PLAIN), observe(job(PLAIN)))
+        if "job with restarts" in prediction.what
+    ]
+    assert [row.predicted for row in rows] == ["0.541 (0.515 to 0.566)"]
 
 
 def verdict_of(run, *expectations):
@@ -228,7 +232,7 @@ def _plan_of(run):
 
 
 def test_judge_restarts_and_state_are_checks_of_the_verdict():
-    checks = {one.name: one for one in verdict_of(job(PLAIN)).checks}
+    checks = {check.name: check for check in verdict_of(job(PLAIN)).checks}
     assert (checks["restart.1"].verdict, checks["restart.1"].observed) == (Verdict.PASS, 8.5)
     output = checks["restart.1"].detail
     assert "lost host: host3; reason: host3: no message" in output
@@ -242,7 +246,7 @@ def test_judge_wrong_state_fails_without_any_expectation():
     """The mutation: a restart that restores nothing."""
     verdict = verdict_of(job(PLAIN, wrong=499))
     assert verdict.verdict is Verdict.FAIL
-    assert {one.name: one.verdict for one in verdict.checks}["state"] is Verdict.FAIL
+    assert {check.name: check.verdict for check in verdict.checks}["state"] is Verdict.FAIL
 
 
 @pytest.mark.parametrize(("reporting", "wrong", "expected"), [
@@ -250,9 +254,11 @@ def test_judge_wrong_state_fails_without_any_expectation():
 ])  # fmt: skip
 def test_judge_rank_without_final_state_is_no_pass(reporting, wrong, expected):
     run = job(PLAIN, wrong=wrong)
-    states = tuple(one for one in run.resilience.states if one.rank in reporting)
+    states = tuple(state for state in run.resilience.states if state.rank in reporting)
     run = msgspec.structs.replace(run, resilience=msgspec.structs.replace(run.resilience, states=states))
-    checks = {one.name: one for one in verdict_of(run, Expectation(metric=METRICS["state_errors"], equals=0)).checks}
+    checks = {
+        check.name: check for check in verdict_of(run, Expectation(metric=METRICS["state_errors"], equals=0)).checks
+    }
     assert (checks["state"].verdict, checks["state_errors"].verdict) == (expected, expected)
     missing = [f"{rank}" for rank in (0, 1) if rank not in reporting]
     assert checks["state"].detail.partition("no state from rank ")[2] == ", ".join(missing)
@@ -265,9 +271,11 @@ def test_judge_rank_without_final_state_is_no_pass(reporting, wrong, expected):
 def test_judge_missing_or_premature_final_state_is_no_pass(changes, reason):
     """Such a state has no wrong element, because there was none to compare or because the job was not over."""
     run = job(PLAIN)
-    states = tuple(replace(one, **changes) for one in run.resilience.states)
+    states = tuple(replace(state, **changes) for state in run.resilience.states)
     run = msgspec.structs.replace(run, resilience=msgspec.structs.replace(run.resilience, states=states))
-    checks = {one.name: one for one in verdict_of(run, Expectation(metric=METRICS["state_errors"], equals=0)).checks}
+    checks = {
+        check.name: check for check in verdict_of(run, Expectation(metric=METRICS["state_errors"], equals=0)).checks
+    }
     assert (checks["state"].verdict, checks["state_errors"].verdict) == (Verdict.INCONCLUSIVE,) * 2
     assert reason in checks["state"].detail
 
@@ -278,20 +286,22 @@ def test_judge_unfinished_restart_fails():
         run, failure="no spare is left", resilience=msgspec.structs.replace(run.resilience, states=())
     )
     verdict = verdict_of(run, Expectation(metric=METRICS["state_errors"], equals=0))
-    by_name = {one.name: one.verdict for one in verdict.checks}
+    by_name = {check.name: check.verdict for check in verdict.checks}
     assert (by_name["restart.1"], by_name["state_errors"]) == (Verdict.FAIL, Verdict.INCONCLUSIVE)
 
 
 def test_judge_restart_that_the_end_of_the_job_cut_short_is_inconclusive():
     """A stop condition ends the job before it has caught up: nothing failed, and nothing was shown."""
-    check = next(one for one in verdict_of(job(replace(PLAIN, caught_up_ns=None))).checks if one.name == "restart.1")
+    check = next(
+        check for check in verdict_of(job(replace(PLAIN, caught_up_ns=None))).checks if check.name == "restart.1"
+    )
     assert (check.verdict, check.observed) == (Verdict.INCONCLUSIVE, None)
     assert check.rule == "The job caught up after this restart, or another loss interrupted it"
 
 
 def test_judge_restart_that_another_loss_interrupted_passes():
     first = replace(PLAIN, initialised_ns=None, restored_ns=None, caught_up_ns=None, restored_iterations=None)
-    checks = {one.name: one.verdict for one in verdict_of(job(first, loss(45, number=2))).checks}
+    checks = {check.name: check.verdict for check in verdict_of(job(first, loss(45, number=2))).checks}
     assert (checks["restart.1"], checks["restart.2"]) == (Verdict.PASS, Verdict.PASS)
 
 
@@ -403,5 +413,5 @@ def test_phase_that_another_loss_cut_short_took_at_least_that_long():
     assert "restart 1" in initialise.detail
     assert (observed.metrics["restart.restore"].value, observed.metrics["restart.restore"].censored) == (1, False)
     expectation = Expectation(metric=METRICS["restart.initialise"], maximum=10)
-    check = next(one for one in verdict_of(run, expectation).checks if one.name == "restart.initialise")
+    check = next(check for check in verdict_of(run, expectation).checks if check.name == "restart.initialise")
     assert check.verdict is not Verdict.PASS

@@ -78,7 +78,7 @@ def test_straggler_ignores_phases_partly_under_the_fault():
     rows = [(700, 700, 700)] * 12 + [(700, 1600, 700)] + [(700, 1500, 700)] * 4
     fault = {"slow-gpu": (12 * STEP_NS + 1_200_000_000, len(rows) * STEP_NS)}
 
-    (slow,) = [one for one in slowdowns(series(rows), fault) if one.rank == 1]
+    (slow,) = [slowdown for slowdown in slowdowns(series(rows), fault) if slowdown.rank == 1]
     assert slow.iterations == (12, 4)
     assert slow.ratio == pytest.approx(1500 / 700)
     assert slowest([slow])[1]

@@ -269,7 +269,7 @@ def test_impacts_first_dip_after_the_second_firing_is_assigned_to_neither():
 def test_impacts_of_distant_faults_contain_only_their_own_dip():
     impacts = two_faults(steady(60, [(10, 13, 0.0), (30, 32, 0.2)]), (10, 12), (30, 31))
 
-    assert [(one.censored, one.recovery_ns) for one in impacts.values()] == [(False, 3 * S), (False, 2 * S)]
+    assert [(impact.censored, impact.recovery_ns) for impact in impacts.values()] == [(False, 3 * S), (False, 2 * S)]
 
 
 def test_impacts_second_fault_during_an_unrecovered_first_is_censored():

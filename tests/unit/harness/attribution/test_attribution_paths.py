@@ -74,7 +74,7 @@ def test_probes_long_round_trips_without_loss_name_the_place(place, cause, kind,
 def test_probes_round_trips_add_evidence_to_an_existing_finding(labelled):
     truth, run = next((truth, run) for truth, kind, run in labelled if attribute(run)[0].cause == "loss")
     before = attribute(run)
-    link = next(one for one in run.topology.links if one.name == before[0].name)
+    link = next(link for link in run.topology.links if link.name == before[0].name)
     near, far = link.a.node, link.b.node if link.rnic is None else f"{link.b.node}:{link.rnic}"
     after = attribute(run, (), probed((near, far)))
     assert (after[0].cause, after[0].name, after[0].confidence) == (
@@ -93,7 +93,7 @@ def test_probes_add_a_link_finding_unless_its_switch_is_certain(confidence, is_a
     """
     known = Finding(cause="loss", place="rtsw", name="rtsw2", confidence=confidence, evidence=("16 packets",))
     findings = with_probes(Network(3).run().measured(None, ""), [known], probed(("rtsw2", "host3:rxe1")))
-    assert [one.name for one in findings] == ["rtsw2", *(["rtsw2:host3:rxe1"] if is_added else [])]
+    assert [finding.name for finding in findings] == ["rtsw2", *(["rtsw2:host3:rxe1"] if is_added else [])]
     assert len(findings[0].evidence) == (1 if is_added else 2)
 
 
@@ -110,7 +110,7 @@ def test_probes_answered_by_a_host_clear_it_of_silence(place, names):
     """Peers' timers also expire when a link delays; what probes say about that link stays."""
     silent = Finding(cause="silent-host", place="rank", name="host1", confidence=0.56, evidence=("35 timers",))
     run = Network(3).run().measured(None, "")
-    assert [one.name for one in with_probes(run, [silent], probed(place))] == names
+    assert [finding.name for finding in with_probes(run, [silent], probed(place))] == names
     assert with_probes(run, [silent], ()) == [silent]
 
 

@@ -103,7 +103,7 @@ def test_stall_cycle_over_broken_queue_pairs_ends_at_the_root():
 def test_stall_root_without_recording_is_found_before_any_rank_waits():
     """A rank is killed while all compute. If two are silent, the root is ambiguous."""
     run = synthetic_run()
-    flights = [Flight(rank=one.rank, endpoint="", standing="iteration 3, compute", entries=()) for one in run.ranks]
+    flights = [Flight(rank=rank.rank, endpoint="", standing="iteration 3, compute", entries=()) for rank in run.ranks]
     assert stalls.culprit(flights[:2] + flights[3:], run).rank == 2
     assert stalls.culprit(flights[2:], run) is None
     assert stalls.culprit(flights, run) is None
@@ -116,7 +116,7 @@ def test_stall_without_waiting_ranks_has_no_root():
 
 def test_synthetic_workload_paths_use_existing_hops():
     network = Network(1)
-    hops = Counter(pair for one in connections() for pair in itertools.pairwise(one.path))
+    hops = Counter(pair for connection in connections() for pair in itertools.pairwise(connection.path))
     assert set(hops) <= set(network.ports)
 
 

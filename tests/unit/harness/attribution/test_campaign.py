@@ -37,13 +37,13 @@ def labels(lab):
 
 
 def test_campaign_has_enough_runs_of_every_kind(labels):
-    kinds = Counter(one.kind for one in labels)
+    kinds = Counter(label.kind for label in labels)
     assert len(labels) >= 60
     assert kinds[None] >= 6
     unnoticed = {"host.clock-step", "host.disk-full"}
     harmful = {name for name, kind in CATALOGUE.items() if name.startswith(("link.", "host.", "gpu."))} - unnoticed
     assert {name for name in harmful if "soft" in CATALOGUE[name].fidelity} <= set(kinds)
-    assert len({one.name for one in labels}) == len(labels)
+    assert len({label.name for label in labels}) == len(labels)
 
 
 def test_campaign_seed_draws_places_and_strengths(lab, labels):
@@ -51,16 +51,16 @@ def test_campaign_seed_draws_places_and_strengths(lab, labels):
 
     def drawn(seed):
         labelled_runs = campaign.labels(lab.topology, lab_kind="soft", seed=seed, places=3)
-        return [(one.kind, one.target, one.parameters) for one in labelled_runs]
+        return [(run.kind, run.target, run.parameters) for run in labelled_runs]
 
     assert drawn(1) == drawn(1) != drawn(2)
     assert Counter(kind for kind, *_ in drawn(1)) == Counter(kind for kind, *_ in drawn(2))
-    assert drawn(1) == [(one.kind, one.target, one.parameters) for one in labels]
+    assert drawn(1) == [(label.kind, label.target, label.parameters) for label in labels]
 
 
 def test_campaign_of_all_places_has_each_once(lab):
     labelled_runs = campaign.labels(lab.topology, lab_kind="soft", seed=1, places=100)
-    links = [one.target for one in labelled_runs if one.kind == "link.down"]
+    links = [run.target for run in labelled_runs if run.kind == "link.down"]
     assert len(links) == len(set(links)) == 8
 
 
@@ -86,7 +86,7 @@ def test_campaign_with_probes_adds_faults_only_probes_can_place(lab):
 
 def test_campaign_ended_early_has_covered_every_kind(labels):
     ordered = campaign.in_turn(labels)
-    kinds = {one.kind for one in labels}
+    kinds = {label.kind for label in labels}
     assert {one.kind for one in ordered[: len(kinds)]} == kinds
     assert sorted(ordered, key=lambda one: one.number) == list(labels)
 
@@ -102,10 +102,10 @@ def test_campaign_runs_can_all_be_planned(labels, lab):
 def test_campaign_of_a_lab_has_only_kinds_the_lab_supports(labels):
     """A rack lab has no mechanism to delay packets and no VM to stop."""
     rack = load(SOFT.with_name("rack-h100.example.yml"))
-    on_rack = {one.kind for one in campaign.labels(rack.topology, lab_kind="rack", seed=1, places=3)} - {None}
+    on_rack = {label.kind for label in campaign.labels(rack.topology, lab_kind="rack", seed=1, places=3)} - {None}
     assert on_rack
     assert on_rack <= {name for name, kind in CATALOGUE.items() if "rack" in kind.fidelity}
-    assert on_rack < {one.kind for one in labels}
+    assert on_rack < {label.kind for label in labels}
 
 
 def test_campaign_command_lists_planned_runs():

@@ -28,7 +28,11 @@ def signs_of(pairs):
 def directed():
     for link in RUN.topology.links:
         for near, far in ((link.a.node, link.b.node), (link.b.node, link.a.node)):
-            pairs = [(one.src, one.dst) for one in RUN.connections if crosses(one, near, far, rnic=link.rnic)]
+            pairs = [
+                (connection.src, connection.dst)
+                for connection in RUN.connections
+                if crosses(connection, near, far, rnic=link.rnic)
+            ]
             if pairs:
                 yield link, pairs
 

@@ -37,7 +37,7 @@ def test_host_cause_one_lower_counter_is_no_reboot():
     before = {**run.counters_before, "host3": {"ip.InDelivers": 9, "rxe0.sent_pkts": 9, "clock.stepped": 9}}
     after = {**run.counters_after, "host3": {"ip.InDelivers": 8, "rxe0.sent_pkts": 0, "clock.stepped": 0}}
     run = msgspec.structs.replace(run, counters_before=before, counters_after=after)
-    assert "host-reboot" not in {one.cause for one in attribute(run)}
+    assert "host-reboot" not in {finding.cause for finding in attribute(run)}
 
 
 def fed(*, ingest_ms=5, checkpoint_ms=0, slow_ranks=(), slow_ms=0):
@@ -105,7 +105,7 @@ def test_host_cause_standstill_of_a_host_without_link_is_no_second_finding():
     run = network.carrier(link).measured(None, "")
     still = Standstill(host="host1", start_ns=0, end_ns=2500 * MS)
     findings = attribute(msgspec.structs.replace(run, standstills=(still,)))
-    assert [(one.cause, one.name) for one in findings] == [("link-down", link.name)]
+    assert [(finding.cause, finding.name) for finding in findings] == [("link-down", link.name)]
 
 
 def test_host_cause_cpu_waits_are_a_busy_host_with_low_confidence():
@@ -140,7 +140,11 @@ def test_host_cause_xid_events_name_the_gpu():
         return Change(at_ns=run.t0_ns, node=host.name, subject="kernel", text=f"3 NVRM: Xid (PCI:{address}): {xid}, x")
 
     log = (xid_event(gpu, 63), xid_event(gpu, 63), xid_event("0000:ff:00", 79))
-    actual = {one.name: one for one in attribute(msgspec.structs.replace(run, kernel=log)) if one.cause == "gpu-error"}
+    actual = {
+        finding.name: finding
+        for finding in attribute(msgspec.structs.replace(run, kernel=log))
+        if finding.cause == "gpu-error"
+    }
     assert actual.keys() == {f"{host.name}:{gpu}", host.name}
     assert actual[f"{host.name}:{gpu}"].evidence == (f"{host.name}:{gpu}: XID 63, 2 times",)
 
@@ -155,7 +159,7 @@ def test_host_cause_rnr_naks_name_the_host_with_late_receives(name):
         before = {node: dict(names) for node, names in run.counters_before.items()}
         before["host2"][f"rxe0.{name}"], after["host2"][f"rxe0.{name}"] = 7, 7 + count
         findings = attribute(msgspec.structs.replace(run, counters_before=before, counters_after=after))
-        return [one.name for one in findings if one.cause == "late-receives"]
+        return [finding.name for finding in findings if finding.cause == "late-receives"]
 
     assert blamed_hosts(40) == ["host2"]
     assert blamed_hosts(2) == []
@@ -185,7 +189,7 @@ def test_host_cause_memory_waits_are_low_memory():
             before.setdefault(host.name, {})["memory.stalled_us"] = 5
             after.setdefault(host.name, {})["memory.stalled_us"] = 5 + (us if host.name == "host2" else 0)
         findings = attribute(msgspec.structs.replace(run, counters_before=before, counters_after=after))
-        return [one.name for one in findings if one.cause == "low-memory"]
+        return [finding.name for finding in findings if finding.cause == "low-memory"]
 
     assert stalled(900_000) == ["host2"]
     assert stalled(20_000) == []
@@ -204,4 +208,4 @@ def test_host_cause_gpu_clock_limits_are_evidence_but_no_finding():
     assert (findings.cause, findings.name) == ("slow-rank", "host2:gpu0")
     assert "host2: gpu0 was held back by its power limit for 1.2 s" in findings.evidence
     assert not any("heat" in one for one in findings.evidence)
-    assert [one.name for one in attribute(run) if one.cause == "slow-rank"] == ["host2:gpu0"]
+    assert [finding.name for finding in attribute(run) if finding.cause == "slow-rank"] == ["host2:gpu0"]

@@ -38,7 +38,7 @@ def test_attribution_effects_of_a_link_down_are_no_second_finding():
     link = network.topology.uplinks[0]
     network.carrier(link)
     network.counts["host1", "rxe0.completer_retry_err"] += 40
-    assert [one.cause for one in attribute(network.measured("link.down", link.name))] == ["link-down"]
+    assert [finding.cause for finding in attribute(network.measured("link.down", link.name))] == ["link-down"]
 
 
 def without_routes(run, *lost):
@@ -54,7 +54,7 @@ def test_attribution_withdrawn_prefixes_name_their_switch():
     quiet = Network(3).run().measured(None, "")
     link = quiet.topology.rnic_link("host3", "rxe0")
     prefixes = [str(ip_interface(rnic.address).network) for rnic in quiet.topology.host_by_name["host3"].rnics]
-    others = [one.name for one in quiet.topology.switches if one.name != link.a.node][:3]
+    others = [switch.name for switch in quiet.topology.switches if switch.name != link.a.node][:3]
     (finding,) = attribute(without_routes(quiet, *[(node, prefix) for node in others for prefix in prefixes]))
     assert (finding.cause, finding.name, finding.is_network) == ("control-plane", link.a.node, True)
     assert attribute(without_routes(quiet, (others[0], prefixes[0]))) == (NOTHING,), "one alone may have forgotten"
@@ -75,8 +75,12 @@ def with_dead(run, pairs):
     return msgspec.structs.replace(run, qps_lost=lost)
 
 
-TO_HOST1 = [(one.src[:5], one.dst[:5]) for one in connections() if one.dst == "host1:rxe0"]
-OF_HOST1 = [(one.src[:5], one.dst[:5]) for one in connections() if "host1:rxe0" in (one.src, one.dst)]
+TO_HOST1 = [(connection.src[:5], connection.dst[:5]) for connection in connections() if connection.dst == "host1:rxe0"]
+OF_HOST1 = [
+    (connection.src[:5], connection.dst[:5])
+    for connection in connections()
+    if "host1:rxe0" in (connection.src, connection.dst)
+]
 
 
 def test_attribution_black_hole_link_is_where_dead_queue_pairs_cross():
@@ -96,7 +100,7 @@ def test_attribution_queue_pair_dead_on_a_lossy_link_names_that_link(host):
     """A shallow queue once lost eight packets and one queue pair of five, and nothing was found."""
     network = Network(12)
     link = network.topology.rnic_link(host, "rxe0")
-    crossing = [one for one in connections() if one.dst == f"{host}:rxe0"]
+    crossing = [connection for connection in connections() if connection.dst == f"{host}:rxe0"]
     run = network.run((link.a.node, host), 0.0006).measured("congestion.shallow-queue", link.name)
 
     for one in crossing:
@@ -119,14 +123,14 @@ def test_attribution_retries_exhausted_while_routes_are_gone_are_no_second_findi
     network.counts["rtsw2", f"{network.ports['rtsw2', 'host3']}.rx_packets"] += 3897
     across = [(a, b) for a, b in itertools.permutations(HOSTS, 2) if ("host1" in (a, b)) != ("host2" in (a, b))]
     findings = attribute(with_dead(network.measured(None, ""), across))
-    assert [(one.cause, one.name) for one in findings] == [("control-plane", "rtsw1")]
+    assert [(finding.cause, finding.name) for finding in findings] == [("control-plane", "rtsw1")]
 
 
 def test_attribution_host_standstill_explains_its_dead_queue_pairs():
     run = Network(8).run().measured(None, "")
     still = Standstill(host="host1", start_ns=0, end_ns=1100 * MS)
     findings = attribute(msgspec.structs.replace(with_dead(run, TO_HOST1[:1]), standstills=(still,)))
-    assert [(one.cause, one.name) for one in findings] == [("hung-rank", "host1")]
+    assert [(finding.cause, finding.name) for finding in findings] == [("hung-rank", "host1")]
     elsewhere = attribute(msgspec.structs.replace(with_dead(run, [("host3", "host4")]), standstills=(still,)))
     assert len(elsewhere) == 2, "what died far from it has another reason"
 
@@ -148,8 +152,10 @@ def test_attribution_queue_pairs_dead_on_a_downed_link_are_no_second_finding():
     link = network.topology.rnic_link("host1", "rxe0")
     network.counts["rtsw2", "host3-rxe0.rx_packets"] += 300
     run = network.carrier(link).measured(None, "")
-    assert [one.cause for one in attribute(with_dead(run, TO_HOST1))] == ["link-down"]
-    elsewhere = [pair for pair in ((one.src[:5], one.dst[:5]) for one in connections()) if "host3" in pair]
+    assert [finding.cause for finding in attribute(with_dead(run, TO_HOST1))] == ["link-down"]
+    elsewhere = [
+        pair for pair in ((connection.src[:5], connection.dst[:5]) for connection in connections()) if "host3" in pair
+    ]
     assert len(attribute(with_dead(run, elsewhere))) == 2
 
 
@@ -171,7 +177,7 @@ def test_attribution_packets_missing_at_a_distant_switch_do_not_clear_a_silent_h
     network = Network(7).run()
     network.counts["rtsw2", "host3-rxe0.rx_packets"] += 170
     findings = attribute(with_dead(network.measured(None, ""), TO_HOST1))
-    assert [(one.cause, one.name) for one in findings] == [("silent-host", "host1")]
+    assert [(finding.cause, finding.name) for finding in findings] == [("silent-host", "host1")]
 
 
 def test_attribution_packets_kept_by_a_switch_are_a_loss_in_it_without_other_signs():
@@ -206,7 +212,9 @@ def test_attribution_dead_queue_pairs_locate_a_loss_in_either_direction():
     """A slow uplink lost data of some and ACKs of others; too few queue pairs died to suggest a dead link."""
     network = balanced(Network(4).run())
     network.counts["rtsw1", f"{network.ports['rtsw1', 'host1']}.rx_packets"] += 198
-    across = [one for one in connections() if "rtsw1" in one.path[:2] and len(one.path) == 5]
+    across = [
+        connection for connection in connections() if "rtsw1" in connection.path[:2] and len(connection.path) == 5
+    ]
     link = f"rtsw1:{across[0].path[2]}"
     mine = [one for one in across if one.path[2] == across[0].path[2]][:2]
     dead = [(one.src[:5], one.dst[:5]) for one in mine]
@@ -291,11 +299,19 @@ def test_attribution_queue_pair_lost_in_a_flap_is_no_sign_of_loss_elsewhere():
     )
     run = msgspec.structs.replace(network.measured(None, ""), connections=around)
     findings = attribute(with_dead(run, [("host4", "host1")]))
-    assert [(one.cause, one.name) for one in findings] == [("link-down", "rtsw1:ctsw1"), ("loss", "rtsw2:host3:rxe0")]
+    assert [(finding.cause, finding.name) for finding in findings] == [
+        ("link-down", "rtsw1:ctsw1"),
+        ("loss", "rtsw2:host3:rxe0"),
+    ]
 
 
 ACK_LINKS = sorted(
-    {pair for one in connections() for pair in itertools.pairwise(one.path[::-1]) if "host" not in pair[0]}
+    {
+        pair
+        for connection in connections()
+        for pair in itertools.pairwise(connection.path[::-1])
+        if "host" not in pair[0]
+    }
 )
 
 
@@ -316,11 +332,11 @@ def test_loss_of_acks_follows_their_recorded_path():
     run = Network(22).run(("rtsw2", "ctsw1"), 0.2, "ack").measured(None, "")
     turned = tuple(
         msgspec.structs.replace(
-            one,
-            path=tuple(other.get(node, node) for node in one.path),
-            ack_path=one.path[::-1],
+            connection,
+            path=tuple(other.get(node, node) for node in connection.path),
+            ack_path=connection.path[::-1],
         )
-        for one in run.connections
+        for connection in run.connections
     )
     result = attribute(msgspec.structs.replace(run, connections=turned))[0]
     assert (result.cause, result.name) == ("loss", "rtsw2:ctsw1")
@@ -332,4 +348,6 @@ def test_attribution_timers_and_duplicates_without_lost_packets_are_no_ack_loss(
     network.counts["host1", "rxe0.completer_retry_err"] += 80
     for host in ("host2", "host3"):
         network.counts[host, "rxe0.duplicate_request"] += 80
-    assert all("only ACKs" not in line for one in attribute(network.measured(None, "")) for line in one.evidence)
+    assert all(
+        "only ACKs" not in line for finding in attribute(network.measured(None, "")) for line in finding.evidence
+    )

@@ -50,7 +50,7 @@ def verdict(*findings, lab="soft"):
 
 def measured(kind=None, target=None, *, ranks=("host1", "host2", "host3", "host4")):
     run = Network(seed=1).measured(kind, target)
-    return msgspec.structs.replace(run, ranks=tuple(one for one in run.ranks if one.host in ranks))
+    return msgspec.structs.replace(run, ranks=tuple(rank for rank in run.ranks if rank.host in ranks))
 
 
 def strikes(*findings, kind=None, target=None, drills=False, ranks=("host1", "host2", "host3", "host4")):
@@ -379,7 +379,9 @@ def test_xid_event_is_ended_by_a_newer_run_that_followed_the_kernel_log_and_by_n
     bad = gpu_run(xids=(74,))
 
     def actions(*readings):
-        return [one.action for one in offenders([], TOPOLOGY, Thresholds(), now=NOW, readings=sum(readings, ()))]
+        return [
+            offender.action for offender in offenders([], TOPOLOGY, Thresholds(), now=NOW, readings=sum(readings, ()))
+        ]
 
     before = readings_of_run(bad, origin="bad", at=NOW - timedelta(days=2))
     looked = readings_of_preflight(preflight_of(), TOPOLOGY, origin="p.json", at=NOW - timedelta(days=1))
@@ -391,7 +393,7 @@ def test_xid_event_is_ended_by_a_newer_run_that_followed_the_kernel_log_and_by_n
 
 def test_gpu_threshold_adds_to_strikes_and_never_weakens_them():
     five = [strike("host2:gpu0", days_ago=day) for day in range(5)]
-    assert [one.action for one in offenders(five, TOPOLOGY, Thresholds(), now=NOW)] == ["RMA"]
+    assert [offender.action for offender in offenders(five, TOPOLOGY, Thresholds(), now=NOW)] == ["RMA"]
     ((name, action, cause),) = listed(gpu_run(ecc_corrected=1), strikes=five)
     assert (name, action) == ("host2:gpu0", "RMA")
     assert cause.startswith("watch: ecc_corrected")
@@ -431,14 +433,15 @@ def test_gpu_breach_of_a_preflight_is_read_from_its_file_and_ended_by_a_newer_on
 
     def actions(*each):
         return [
-            (one.name, one.action) for one in offenders([], TOPOLOGY, Thresholds(), now=NOW, readings=sum(each, ()))
+            (offender.name, offender.action)
+            for offender in offenders([], TOPOLOGY, Thresholds(), now=NOW, readings=sum(each, ()))
         ]
 
     assert actions(readings(bad)) == [("host2:gpu0", "RMA")]
     assert actions(readings(bad, 1), readings(preflight_of())) == []
     assert actions(readings(bad, 1), readings(preflight_of(not_looked=("host2",)))) == [("host2:gpu0", "RMA")]
     assert actions(readings(bad, 1), readings(preflight_of(checked=("link",)))) == [("host2:gpu0", "RMA")]
-    assert all(isinstance(one, GpuReading) for one in readings(bad))
+    assert all(isinstance(reading, GpuReading) for reading in readings(bad))
 
 
 def test_gpu_breach_is_handed_over_with_its_reason_and_a_rehearsal_is_not(tmp_path):

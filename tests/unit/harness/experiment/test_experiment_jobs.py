@@ -26,7 +26,7 @@ def test_experiment_job_becomes_a_workload_with_a_plain_plan():
     experiment = fit(read(JOB.format("")), soft_topology(), "soft")
     work = experiment.workload
     assert (work.grid, duration_ns(work)) == ((("tp", 2), ("dp", 2)), None)
-    assert [(one.along, one.size_bytes, one.algorithm) for one in work.phases] == [
+    assert [(phase.along, phase.size_bytes, phase.algorithm) for phase in work.phases] == [
         ("tp", 65536, "auto"),
         ("dp", 1 << 20, "ring"),
     ]

@@ -143,7 +143,7 @@ def test_replay_repeats_rounds_and_measures_like_other_jobs(folder):
     assert workload.patience_s(experiment, running) > 2 * 6 * 120, "each of six operations has its time, in each round"
     result = running.wait(20)
     assert (result.outcome, result.iterations_completed, result.wrong_elements) == ("completed", 2, 0)
-    assert [one.record for one in result.operations] == [1, 4, 5, 6, 7, 8]
+    assert [operation.record for operation in result.operations] == [1, 4, 5, 6, 7, 8]
     assert [len(one.iterations) for one in workload_series.series_of(result)] == [2] * 4
     assert lab.beats
     decided = plan(experiment, inventory_digest="0", version="1")

@@ -133,7 +133,7 @@ def test_select_of_any_text_returns_targets_of_the_lab_or_rejects_it(text, name)
     assert names == select(topology, text)
     assert len(set(names)) == len(names) > 0
     if is_selector(text):
-        assert [topology.resolve(one).text for one in names] == list(names)
+        assert [topology.resolve(name).text for name in names] == list(names)
     else:
         assert names == (text,)
 

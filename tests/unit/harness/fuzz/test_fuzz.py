@@ -185,7 +185,7 @@ def test_search_interrupted_reports_its_findings(tmp_path, error):
     inner = Fake(workload=overlap_on_one_host)
 
     def run(case):
-        if any(overlap_on_one_host(one) for one in inner.cases):
+        if any(overlap_on_one_host(case) for case in inner.cases):
             raise error
         return inner(case)
 
@@ -233,7 +233,9 @@ def test_drawn_case_fits_the_lab(case):
     decoded = experiment.decode(source, source="case")
     decided = decide(decoded, source, MINI)
     assert refusal(decided, MINI) is None
-    assert [(one.kind, one.target.text) for one in decided.faults] == [(one.kind, one.target) for one in case.faults]
+    assert [(fault.kind, fault.target.text) for fault in decided.faults] == [
+        (fault.kind, fault.target) for fault in case.faults
+    ]
     assert all(fault.at_s + fault.for_s < duration_s(case) for fault in case.faults)
     assert tomllib.loads(source.decode())["seed"] == 1
 

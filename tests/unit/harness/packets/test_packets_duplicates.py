@@ -42,7 +42,10 @@ def double(wire, chosen, *, after=0):
 def story(flow):
     """All but what copies change, and the numbers of frames."""
     actual = {name: value for name, value in msgspec.structs.asdict(flow).items() if name not in OWN}
-    episodes = [(one.cause, one.psn, one.missing, one.resent, one.retry, one.signal_ns) for one in flow.episodes]
+    episodes = [
+        (episode.cause, episode.psn, episode.missing, episode.resent, episode.retry, episode.signal_ns)
+        for episode in flow.episodes
+    ]
     return actual, episodes
 
 
@@ -77,7 +80,7 @@ def test_duplicates_finds_numbered_copies_at_any_delay(play, chosen, after):
     flow = only_flow(played.wire)
     assert flow.duplicates == planted
     assert (flow.again, flow.missing, flow.reordered) == (before.again, before.missing, before.reordered)
-    assert [one.psn for one in flow.episodes] == [one.psn for one in before.episodes]
+    assert [episode.psn for episode in flow.episodes] == [episode.psn for episode in before.episodes]
 
 
 def test_duplicates_single_copy_is_no_retransmission():
@@ -175,7 +178,7 @@ def test_episodes_loss_during_a_go_back_is_one_go_back():
     wire.response(70 * MS + 100, 12, NAK)
     for index in range(2, 8):
         wire.request(71 * MS + index, 10 + index)
-    assert [(one.cause, one.psn) for one in only_flow(wire).episodes] == [("timer", 10), ("nak", 12)]
+    assert [(episode.cause, episode.psn) for episode in only_flow(wire).episodes] == [("timer", 10), ("nak", 12)]
 
 
 @pytest.mark.parametrize("twice", [False, True])

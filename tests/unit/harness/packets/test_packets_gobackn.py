@@ -72,7 +72,7 @@ def test_gobackn_timer_episodes_count_their_retries():
     wire.response(1000, 9, outbound=True)
     for retry in range(4):
         wire.request(2000 + retry * 67 * MS, 10, outbound=False)
-    assert [(one.retry, one.psn, one.cause) for one in only_flow(wire).episodes] == [
+    assert [(episode.retry, episode.psn, episode.cause) for episode in only_flow(wire).episodes] == [
         (1, 10, "timer"),
         (2, 10, "timer"),
         (3, 10, "timer"),
@@ -196,7 +196,7 @@ def test_gobackn_separates_rnr_from_loss():
     wire.request(5 * MS, 6)
     wire.response(5 * MS + 100, 6)
     flow = only_flow(wire)
-    assert [one.cause for one in flow.episodes] == ["rnr"]
+    assert [episode.cause for episode in flow.episodes] == ["rnr"]
     assert (flow.rnrs, flow.naks, flow.broken) == (1, 0, {})
 
 
@@ -211,7 +211,7 @@ def test_gobackn_nak_below_passed_psns_is_a_loss_behind_the_port():
     wire.response(3000, 15)
     flow = only_flow(wire)
     assert (flow.lost_behind, flow.missing, flow.broken) == (1, 0, {})
-    assert [one.cause for one in flow.episodes] == ["nak"]
+    assert [episode.cause for episode in flow.episodes] == ["nak"]
 
 
 def test_gobackn_capture_that_begins_in_an_episode_breaks_no_rule():

@@ -66,7 +66,7 @@ def session(pytester, monkeypatch, forked):
         result = pytest.RunResult(done.returncode, done.stdout.splitlines(), done.stderr.splitlines(), 0.0)
         cases = ET.parse(pytester.path / "junit.xml").iter("testcase")
         actual = {
-            one.get("name"): {each.get("name"): each.get("value") for each in one.iter("property")} for one in cases
+            case.get("name"): {each.get("name"): each.get("value") for each in case.iter("property")} for case in cases
         }
         return actual, result
 
@@ -112,8 +112,8 @@ def test_every_test_fails_whose_fault_has_no_action(session, how):
     results, result = session(NOOP.replace("HOW", how))
     result.assert_outcomes(passed=6, errors=6)
     assert len(results) == 6
-    assert {one["faultbed_exit_code"] for one in results.values()} == {"2"}
-    assert all(receipt_of(one)["unproven"] for one in results.values())
+    assert {result["faultbed_exit_code"] for result in results.values()} == {"2"}
+    assert all(receipt_of(result)["unproven"] for result in results.values())
     result.stdout.fnmatch_lines(["*on host1:rxe0 is not proven: *"])
     assert result.ret == pytest.ExitCode.TESTS_FAILED
 

@@ -37,8 +37,8 @@ def pair(tmp_path_factory):
     b = finished(root, otherwise(), name="b")
     verdict = b.read_verdict()
     checks = tuple(
-        msgspec.structs.replace(one, verdict="FAIL", detail="too long") if one.name == "jct_ratio" else one
-        for one in verdict.checks
+        msgspec.structs.replace(check, verdict="FAIL", detail="too long") if check.name == "jct_ratio" else check
+        for check in verdict.checks
     )
     b.write_verdict(msgspec.structs.replace(verdict, checks=checks, verdict="FAIL"))
     b.write_plan(msgspec.structs.replace(b.read_plan(), workload={"size_bytes": 2, "collective": "all-reduce"}))
@@ -180,7 +180,7 @@ def test_report_compare_command_writes_the_page_and_prints_its_path(pair, tmp_pa
     output = json.loads(reported.output)
     assert output["html"] == str(chosen)
     assert chosen.read_text(encoding="utf-8") == first
-    assert {one["what"] for one in output["differences"]} >= {"size_bytes"}
+    assert {difference["what"] for difference in output["differences"]} >= {"size_bytes"}
 
     assert CliRunner().invoke(cli, ["report", runs[0], "--html", str(chosen)]).exit_code == 2
     nowhere = tmp_path / "no" / "ab.html"

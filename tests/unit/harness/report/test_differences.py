@@ -37,12 +37,12 @@ def test_differences_list_each_decided_field_of_a_fault():
     first, second, third = PLAN.faults
     later = msgspec.structs.replace(first, at_ns=first.at_ns + 10**9, parameters={"share": 0.5})
     differences = of_plans(PLAN, msgspec.structs.replace(PLAN, faults=(later, third)))
-    actual = {one.what: (one.a, one.b) for one in differences}
+    actual = {difference.what: (difference.a, difference.b) for difference in differences}
     assert actual["uplink: at"] == ("9.37 s", "10.4 s")
     assert actual["uplink: share"] == ("—", "0.5")
     assert actual["loss"][1] == "—"
     assert "packet.drop on host3:rxe0" in actual["loss"][0]
-    assert {one.part for one in differences} == {"faults"}
+    assert {difference.part for difference in differences} == {"faults"}
     assert words(differences) == ("the faults, or their times",)
     assert second.id == "loss"
 

@@ -27,13 +27,13 @@ FLAP = (
 
 def at(windows, changes):
     states = moments(soft_topology(), windows, changes, t0_ns=T0, end_ns=T0 + 20 * S)
-    return {one.title: one for one in states}
+    return {state.title: state for state in states}
 
 
 def test_fabric_states_link_down_reroutes_its_switch():
     states = at([window()], FLAP)
 
-    assert [(one.title, one.at_s) for one in states.values()] == [
+    assert [(state.title, state.at_s) for state in states.values()] == [
         ("before", 9.999999999),
         ("1 on", 11),
         ("1 lifted", 13),
@@ -85,7 +85,7 @@ def test_fabric_states_many_faults_are_a_few_moments_in_time_order():
     states = moments(soft_topology(), windows, (), t0_ns=T0, end_ns=T0 + 40 * S)
 
     assert len(states) == MOST
-    assert [one.at_s for one in states] == sorted(one.at_s for one in states)
+    assert [state.at_s for state in states] == sorted(state.at_s for state in states)
     assert moments(soft_topology(), [], FLAP, t0_ns=T0, end_ns=T0 + 40 * S) == ()
 
 

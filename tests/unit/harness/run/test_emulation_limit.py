@@ -68,7 +68,7 @@ def judged(**fields):
 
 def test_run_beyond_half_the_emulation_limit_is_inconclusive_with_both_numbers():
     output = judged(offered_bps=60e6, carried_bps=117e6)
-    check = next(one for one in output.checks if one.name == "emulation")
+    check = next(check for check in output.checks if check.name == "emulation")
     assert (output.verdict, check.verdict) == (Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE)
     assert (check.observed, check.bound) == (60.0, 58.5)
     assert "the workload may send 60 Mb/s; the emulation forwards 117 Mb/s in total" in check.detail
@@ -77,14 +77,14 @@ def test_run_beyond_half_the_emulation_limit_is_inconclusive_with_both_numbers()
 
 def test_run_without_a_measurement_of_the_emulation_is_inconclusive():
     output = judged(offered_bps=50e6, carried_bps=None)
-    check = next(one for one in output.checks if one.name == "emulation")
+    check = next(check for check in output.checks if check.name == "emulation")
     assert (output.verdict, check.verdict, check.bound) == (Verdict.INCONCLUSIVE, Verdict.INCONCLUSIVE, None)
     assert "could not be measured" in check.detail
 
 
 def test_run_within_half_the_emulation_limit_passes():
     assert judged(offered_bps=50e6, carried_bps=117e6).verdict is Verdict.PASS
-    assert "emulation" not in {one.name for one in judged().checks}
+    assert "emulation" not in {check.name for check in judged().checks}
     assert not emulation_headroom.exceeds_headroom(50e6, 100e6), "just half of it is not beyond"
 
 

@@ -44,7 +44,7 @@ HOST2 = LeftOut(host="host2", why="gid: host2:rxe1: not in the GID table")
 
 
 def names(exclusions):
-    return [one.host for one in exclusions.hosts]
+    return [exclusion.host for exclusion in exclusions.hosts]
 
 
 def outlier(src, dst):
@@ -278,10 +278,10 @@ def test_preflight_lists_hosts_to_leave_out_and_skipped_checks(looked):
     assert "leave out host4: gid" in done.output
     assert "not looked at" in done.output
     output = json.loads(call(*argv, "--json", "--leave-out").stdout)
-    assert [one["host"] for one in output["leave_out"]] == ["host4"]
+    assert [exclusion["host"] for exclusion in output["leave_out"]] == ["host4"]
     assert output["rest"] == []
     assert call(*argv, "--leave-out").return_value == 0
-    unseen = {one["check"]: one["why"] for one in output["not_looked"]}
+    unseen = {unchecked["check"]: unchecked["why"] for unchecked in output["not_looked"]}
     assert {"fec", "golden", "affinity", "gpu", "burn-in"} <= set(unseen)
     assert not set(unseen) & set(output["checked"])
     assert all(unseen.values())
@@ -293,8 +293,8 @@ def test_preflight_reports_an_unreachable_host(looked):
         raise call("preflight", "--no-burn-in").exception
     done = call("preflight", "--no-burn-in", "--leave-out", "--json")
     output = json.loads(done.stdout)
-    assert [(one["check"], one["where"]) for one in output["wrong"]] == [("reach", "host3")]
-    assert [one["host"] for one in output["leave_out"]] == ["host3"]
+    assert [(finding["check"], finding["where"]) for finding in output["wrong"]] == [("reach", "host3")]
+    assert [exclusion["host"] for exclusion in output["leave_out"]] == ["host3"]
     assert done.return_value == 0
 
 
@@ -323,7 +323,7 @@ def test_preflight_burnin_can_exclude_hosts(looked, monkeypatch):
     done = Burnin(pairs=(), outliers=(outlier("host2", "host1"), outlier("host3", "host2")), rounds=2)
     monkeypatch.setattr(preflight.burnin, "measure", lambda *_args, **_options: done)
     output = json.loads(call("preflight", "--leave-out", "--json").stdout)
-    assert [one["host"] for one in output["leave_out"]] == ["host2"]
+    assert [exclusion["host"] for exclusion in output["leave_out"]] == ["host2"]
     assert len(output["wrong"]) == 2
     assert output["rest"] == []
 
@@ -337,7 +337,7 @@ def test_preflight_unmeasured_pairs_are_listed_and_fail_unless_excluded(looked, 
     monkeypatch.setattr(preflight.burnin, "measure", lambda *_args, **_options: done)
     ended = call("preflight", "--leave-out", "--json")
     output = json.loads(ended.stdout)
-    assert [one["host"] for one in output["leave_out"]] == ["host2"]
+    assert [exclusion["host"] for exclusion in output["leave_out"]] == ["host2"]
     assert {"check": "burn-in", "where": " > ".join(left), "why": preflight._UNTRIED} in output["not_looked"]
     assert (ended.return_value, len(output["rest"])) == (ends_with, ends_with)
 

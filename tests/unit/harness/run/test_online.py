@@ -102,12 +102,12 @@ def test_online_alarms_equal_the_finished_runs_alarms(ranks, since, in_order, ra
     alarms = [replace(one, rank=rank) for one in detect(by_gpu, racks=racks) for rank in of_gpu[one.rank]]
     assert alarms
     assert lines == [
-        f"rank {one.rank} ({RNICS[one.rank]}) computes about {100 * one.slowdown:.0f} % slower "
-        f"since iteration {one.since}; found at iteration {one.iteration}"
-        for one in alarms
+        f"rank {alarm.rank} ({RNICS[alarm.rank]}) computes about {100 * alarm.slowdown:.0f} % slower "
+        f"since iteration {alarm.since}; found at iteration {alarm.iteration}"
+        for alarm in alarms
     ]
     assert [(one.rank, one.iteration, one.since, one.slowdown) for one in slow_ranks(finished(times, counts)).slow] == [
-        (one.rank, one.iteration, one.since, one.slowdown) for one in alarms
+        (alarm.rank, alarm.iteration, alarm.since, alarm.slowdown) for alarm in alarms
     ]
 
 

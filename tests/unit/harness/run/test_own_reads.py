@@ -107,8 +107,10 @@ def test_observe_dip_by_own_counter_reads_does_not_lower_the_noise_floor():
             msgspec.structs.replace(
                 series,
                 samples=tuple(
-                    msgspec.structs.replace(one, bytes=one.bytes // 3) if begin_ns <= one.t_ns < end_ns else one
-                    for one in series.samples
+                    msgspec.structs.replace(sample, bytes=sample.bytes // 3)
+                    if begin_ns <= sample.t_ns < end_ns
+                    else sample
+                    for sample in series.samples
                 ),
             )
             for series in run.series

@@ -45,7 +45,7 @@ def ratios(rng, truth, runs):
 
 
 def named(judgement, name):
-    return next(one for one in judgement.checks if one.name == name)
+    return next(check for check in judgement.checks if check.name == name)
 
 
 def test_pool_of_undecided_runs_decides():
@@ -148,7 +148,7 @@ def test_pool_excludes_and_names_a_run_with_an_unproven_fault():
         metrics={"jct_ratio": Observation(value=0.5, detail="")},
     )
     pooled = pool([*trials([1.10, 1.12, 1.09, 1.11]), unproven], JCT)
-    assert [one.left_out for one in pooled.runs][-1] == "loss is not proven: it never fired"
+    assert [run.left_out for run in pooled.runs][-1] == "loss is not proven: it never fired"
     assert named(pooled, "jct_ratio").observed == pytest.approx(1.105, abs=1e-3)
     assert (named(pooled, "pooled_runs").observed, named(pooled, "pooled_runs").verdict) == (4, PASS)
 

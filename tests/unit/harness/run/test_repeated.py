@@ -69,7 +69,7 @@ def test_repeat_uses_the_next_seed_for_each_run(executed):
     done = CliRunner().invoke(cli, ["run", DEMO, "--seed", "40", "--repeat", "3", "--json"], standalone_mode=False)
     assert executed() == [40, 41, 42]
     output = json.loads(done.stdout)
-    assert [one["seed"] for one in output["runs"]] == [40, 41, 42]
+    assert [run["seed"] for run in output["runs"]] == [40, 41, 42]
     assert output["checks"][0]["passed"]["method"] == "exact binomial, 3 of 3"
     assert output["checks"][0]["median"] == pytest.approx(0.2)
     assert done.return_value == 0

@@ -254,7 +254,7 @@ def test_routing_decisions_that_are_missing_prove_nothing(scheme, monkeypatch):
         return {"found": {node: each[:-3] for node, each in answer["found"].items()}} if "found" in answer else answer
 
     monkeypatch.setattr(lab, "request", truncated)
-    assert any("kernel answered" in one for one in query_decisions(lab, tables).wrong)
+    assert any("kernel answered" in finding for finding in query_decisions(lab, tables).wrong)
 
 
 def test_routing_weights_the_kernel_does_not_keep_are_reported(apply, monkeypatch):

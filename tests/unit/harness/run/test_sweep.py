@@ -105,7 +105,7 @@ def test_points_are_all_combinations_and_the_last_parameter_changes_fastest():
     assert [list(one.parameters.values()) for one in made] == [
         ["0.1", "1MiB"], ["0.1", "2MiB"], ["0.2", "1MiB"], ["0.2", "2MiB"],
     ]  # fmt: skip
-    assert [one.plan.seed for one in made[3].runs] == [5, 6]
+    assert [run.plan.seed for run in made[3].runs] == [5, 6]
     assert made[3].runs[0].plan.faults[1].parameters["share"] == 0.2
     assert made[3].runs[0].plan.workload["size_bytes"] == 2 << 20
     assert made[0].name == f"{SHARE}=0.1, workload.size=1MiB"
@@ -142,9 +142,9 @@ def test_sweep_expected_time_is_the_workloads_until_runs_were_timed():
 
 def test_default_metrics_are_the_bounded_ones():
     _, made = points()
-    expected = list(dict.fromkeys(one.metric.name for one in made[0].experiment.expectations))
-    assert [one.name for one in metrics_for(made, ())] == expected
-    assert [one.name for one in metrics_for(made, ["dip", "dip"])] == ["dip"]
+    expected = list(dict.fromkeys(expectation.metric.name for expectation in made[0].experiment.expectations))
+    assert [metric.name for metric in metrics_for(made, ())] == expected
+    assert [metric.name for metric in metrics_for(made, ["dip", "dip"])] == ["dip"]
     with pytest.raises(UsageError, match="did you mean goodput_min_ratio"):
         metrics_for(made, ["goodput_min_rato"])
 
@@ -152,7 +152,7 @@ def test_default_metrics_are_the_bounded_ones():
 def test_sweep_plan_prints_points_and_touches_nothing(executed):
     done = swept(executed, "--plan", "--json")
     output = json.loads(done.stdout)
-    assert [one["parameters"][SHARE] for one in output["points"]] == ["0.1", "0.2", "0.4"]
+    assert [point["parameters"][SHARE] for point in output["points"]] == ["0.1", "0.2", "0.4"]
     assert output["expected_s"] == pytest.approx(3 * output["points"][0]["expected_s"])
     assert "nothing is done yet" in swept(executed, "--plan").stdout
     assert executed.shares == []
@@ -192,7 +192,7 @@ def test_sweep_ended_by_ctrl_c_is_usable_and_resumes_with_the_partial_point(exec
     done = swept(executed)
     assert isinstance(done.exception, KeyboardInterrupt | SystemExit) or done.exit_code != 0
     partial = sweep_file.read(executed.folder)
-    assert [sweep_text.state(one) for one in partial.points] == ["PASS", "not run", "not run"]
+    assert [sweep_text.state(point) for point in partial.points] == ["PASS", "not run", "not run"]
     assert (partial.verdict, partial.is_complete) == (Verdict.INCONCLUSIVE, False)
     assert (executed.folder / "sweep.html").exists()
     assert swept(executed).return_value == 0
@@ -256,7 +256,7 @@ def test_point_whose_faults_did_nothing_is_inconclusive_and_has_no_number(execut
     done = swept(executed, "--metric", "dip", "--metric", "goodput_mean_ratio")
     assert done.return_value == 2
     result = sweep_file.read(executed.folder)
-    assert [one.verdict for one in result.points] == [Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.PASS]
+    assert [point.verdict for point in result.points] == [Verdict.PASS, Verdict.INCONCLUSIVE, Verdict.PASS]
     assert [value.value for value in result.points[1].values] == [None, None]
     assert sweep_text.cell(result.points[1], "dip") == "INCONCLUSIVE"
     assert "fired." in result.points[1].why
@@ -281,7 +281,7 @@ def test_sweep_error_affects_one_point_only_and_is_retried(executed):
     executed.acts = {1: {"error": "host3: gone"}}
     assert swept(executed).return_value == 3
     result = sweep_file.read(executed.folder)
-    assert [one.verdict for one in result.points] == [Verdict.ERROR, Verdict.PASS, Verdict.PASS]
+    assert [point.verdict for point in result.points] == [Verdict.ERROR, Verdict.PASS, Verdict.PASS]
     assert result.points[0].why == "harness: host3: gone"
     assert all(value.value is None for value in result.points[0].values)
     assert swept(executed).return_value == 0
@@ -298,7 +298,7 @@ def test_dirty_lab_ends_the_sweep_with_its_exit_code(executed):
 
 def test_repeated_point_is_pooled_after_its_last_run(executed):
     parameters, made = points(f"{SHARE}=0.1", repeat=3)
-    runs = [written(one, executed.folder / "runs").run_dir for one in made[0].runs[:2]]
+    runs = [written(run, executed.folder / "runs").run_dir for run in made[0].runs[:2]]
     assert len(runs) == 2
     result = Sweep.open(executed.folder, SOFT, parameters, made, metrics_for(made, ["jct_ratio"])).snapshot()
     assert (result.points[0].verdict, len(result.points[0].runs)) == (None, 2)
@@ -374,7 +374,7 @@ def test_sweep_page_without_numbers_has_no_plot():
 
 def test_value_of_an_inconclusive_point_is_never_shown_even_if_the_file_has_one():
     sweep = made_sweep(0.8, 0.6, verdicts=[Verdict.INCONCLUSIVE, Verdict.ERROR])
-    assert [sweep_text.cell(one, "goodput_mean_ratio") for one in sweep.points] == ["INCONCLUSIVE", "ERROR"]
+    assert [sweep_text.cell(point, "goodput_mean_ratio") for point in sweep.points] == ["INCONCLUSIVE", "ERROR"]
     assert sweep_chart(sweep) is None
 
 
@@ -422,7 +422,7 @@ def test_sweep_ended_by_an_error_records_the_lab_state_of_that_error(executed, e
     executed.acts = {2: error}
     swept(executed)
     result = sweep_file.read(executed.folder)
-    assert (result.lab_state, [len(one.runs) for one in result.points]) == (state, [1, 0, 0])
+    assert (result.lab_state, [len(point.runs) for point in result.points]) == (state, [1, 0, 0])
     page = parsed((executed.folder / "sweep.html").read_text())
     assert f"1 run, lab {state}" in " ".join(page.text)
 

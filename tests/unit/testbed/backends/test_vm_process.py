@@ -36,7 +36,7 @@ def folder(mini):
 @pytest.fixture
 def machine(mini, folder):
     """The VM host1 of the lab."""
-    result = next(one for one in lifecycle.vms(mini) if one.machine.name == "host1")
+    result = next(vm for vm in lifecycle.vms(mini) if vm.machine.name == "host1")
     private_dir(result.folder)
     return result
 
@@ -121,7 +121,7 @@ def test_running_lab_keeps_the_sockets_it_was_started_with(mini, folder, machine
     state = read_state(folder)
     write(folder / "state.json", LabState(**{**_fields(state), "sockets": str(tmp_path)}))
     assert sockets_of(folder) == tmp_path
-    assert {one.sockets for one in lifecycle.vms(mini)} == {tmp_path}
+    assert {vm.sockets for vm in lifecycle.vms(mini)} == {tmp_path}
 
 
 def _fields(state):
@@ -135,7 +135,7 @@ def test_end_recorded_qemu_from_another_environment_ends_it(mini, folder, machin
     record(folder, child)
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     monkeypatch.setenv("TMPDIR", "/var/tmp")
-    now = next(one for one in lifecycle.status(mini).vms if one.name == "host1")
+    now = next(vm for vm in lifecycle.status(mini).vms if vm.name == "host1")
     assert (now.pid, now.alive) == (child.pid, True)
     assert lifecycle.down(mini)
     assert vm_process.start_ticks(child.pid) == 0, "the process is still there"
@@ -148,7 +148,7 @@ def test_slow_vm_is_queried_again_before_its_lab_counts_as_broken(mini, folder, 
     monkeypatch.setattr(lifecycle.fleet, "greets", lambda _port, *, timeout_s: timeout_s > needs_s)
     lines = []
     now = lifecycle.patient_status(mini, lines.append)
-    assert [one.ssh for one in now.vms if one.name == "host1"] == [True]
+    assert [vm.ssh for vm in now.vms if vm.name == "host1"] == [True]
     assert lines == ["host1: slow to answer; waiting up to 15 s"]
 
 
@@ -162,7 +162,7 @@ def test_qemu_without_a_record_is_identified_by_its_disk_and_ended(mini, folder,
     else:
         now = lifecycle.status(mini)
         assert now.state == "broken"
-        assert next(one for one in now.vms if one.name == "host1").pid == child.pid
+        assert next(vm for vm in now.vms if vm.name == "host1").pid == child.pid
     assert lifecycle.down(mini)
     assert vm_process.start_ticks(child.pid) == 0, "the process is still there"
     assert innocent.poll() is None
@@ -218,7 +218,7 @@ def test_end_process_id_reused_by_another_program_signals_nothing(mini, folder, 
         assert not vm.is_alive(machine, wrong)
         assert not vm.end(machine, wrong)
     record(folder, child)
-    assert not any(one.alive for one in lifecycle.status(mini).vms)
+    assert not any(vm.alive for vm in lifecycle.status(mini).vms)
     lifecycle.down(mini)
     assert child.poll() is None
 

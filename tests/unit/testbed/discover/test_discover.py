@@ -323,7 +323,7 @@ def test_discover_gaps_are_reported_with_their_place():
     assert "no cable" in gaps["ctsw2"].what
     assert "ctsw2.loopback" in gaps
     assert "neither a host" in opened(answers | {"printer": Answers(own={})})["printer"].what
-    assert all(one.do for one in gaps.values())
+    assert all(gap.do for gap in gaps.values())
 
 
 def test_discover_draft_lists_its_gaps_at_its_head():

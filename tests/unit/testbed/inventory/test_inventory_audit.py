@@ -574,7 +574,7 @@ def test_inventory_check_command_exit_code_and_json(faultbed, tmp_path):
     bad.write_text(yaml.safe_dump(tree, sort_keys=False))
     done = faultbed("--lab", str(bad), "inventory", "check", "--json")
     assert done.returncode == 1
-    assert [one["place"] for one in json.loads(done.stdout)] == ["hosts.host2.rnics[0].mac"]
+    assert [finding["place"] for finding in json.loads(done.stdout)] == ["hosts.host2.rnics[0].mac"]
     assert "hosts.host2.rnics[0].mac" in faultbed("--lab", str(bad), "inventory", "check").stdout
     assert faultbed("--lab", "nowhere.yml", "inventory", "check").returncode == 4
 

@@ -58,7 +58,7 @@ def test_taper_decides_the_rate_of_the_uplinks(changed, taper):
 
 def test_rates_shape_every_switch_port_and_no_host_port(changed):
     lab = load(changed(lambda _g, _v: None))
-    assert set(lab.shapes) == {one.name for one in lab.topology.switches}
+    assert set(lab.shapes) == {switch.name for switch in lab.topology.switches}
     for link in lab.topology.links:
         assert link.a.netdev in lab.shapes[link.a.node]
         assert (link.b.netdev in lab.shapes.get(link.b.node, {})) == link.is_uplink
@@ -113,8 +113,8 @@ def test_labs_without_rates_are_not_shaped():
             lambda g, v: [
                 g["switches"]["children"].pop("atsw"),
                 *(
-                    one.update(faultbed_ports=[x for x in one["faultbed_ports"] if x["peer"].startswith("rtsw")])
-                    for one in g["switches"]["children"]["ctsw"]["hosts"].values()
+                    host.update(faultbed_ports=[x for x in host["faultbed_ports"] if x["peer"].startswith("rtsw")])
+                    for host in g["switches"]["children"]["ctsw"]["hosts"].values()
                 ),
             ],
             "all.tiers.ctsw: this lab has no uplinks of spines to aggregation switches; add them at both ends",
@@ -163,8 +163,8 @@ def test_rates_on_a_rack_check_the_taper_and_shape_nothing(changed, monkeypatch)
 
     link = load(inventories() / "rack-h100.example.yml").topology.uplinks[0]
     topology = load(inventories() / "rack-h100.example.yml").topology
-    below = [one for one in topology.links_of(link.a.node) if not one.is_uplink]
-    above = [one for one in topology.links_of(link.a.node) if one.is_uplink]
+    below = [link for link in topology.links_of(link.a.node) if not link.is_uplink]
+    above = [link for link in topology.links_of(link.a.node) if link.is_uplink]
     taper = sum(one.a.speed_gbps for one in below) / sum(one.a.speed_gbps for one in above)
     assert with_vars(faultbed_tiers={"rtsw": {"taper": taper}}).shapes == {}
     with pytest.raises(ConfigError, match=r"all\.tiers\.rtsw\.taper: "):
@@ -237,16 +237,16 @@ def used_paths(topology, lost):
     BGP as the lab runs it: all shortest AS paths are used, the first one is passed on, who finds its own ASN in a path
     refuses it.
     """
-    asn = {one.name: one.asn for one in topology.switches}
+    asn = {switch.name: switch.asn for switch in topology.switches}
     peers = {
-        one.name: [
-            link.other(one.name).node
-            for link in topology.links_of(one.name)
+        switch.name: [
+            link.other(switch.name).node
+            for link in topology.links_of(switch.name)
             if link.is_uplink and link.name not in lost
         ]
-        for one in topology.switches
+        for switch in topology.switches
     }
-    for origin in (one.name for one in topology.switches if one.role == "rtsw"):
+    for origin in (switch.name for switch in topology.switches if switch.role == "rtsw"):
         best, order = {origin: [origin]}, [origin]
         for name in order:
             for peer in peers[name]:
@@ -261,7 +261,7 @@ def used_paths(topology, lost):
 
 def valleys(topology, lost):
     """Paths that go down to a switch of a lower tier and then up again."""
-    level = {one.name: ("rtsw", "ctsw", "atsw").index(one.role) for one in topology.switches}
+    level = {switch.name: ("rtsw", "ctsw", "atsw").index(switch.role) for switch in topology.switches}
     for path in used_paths(topology, lost):
         steps = [level[b] - level[a] for a, b in itertools.pairwise(path)]
         if any(before < 0 < after for before, after in itertools.pairwise(steps)):
@@ -272,7 +272,9 @@ def test_routing_has_no_valley_when_a_link_or_spine_is_lost():
     topology = load(inventories() / "soft-zones.yml").topology
     losses = [{link.name} for link in topology.uplinks]
     losses += [
-        {x.name for x in topology.links_of(one.name) if x.is_uplink} for one in topology.switches if one.role != "rtsw"
+        {x.name for x in topology.links_of(switch.name) if x.is_uplink}
+        for switch in topology.switches
+        if switch.role != "rtsw"
     ]
     for lost in losses:
         assert list(valleys(topology, lost)) == []

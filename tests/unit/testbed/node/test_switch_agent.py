@@ -225,11 +225,16 @@ def killed(tmp_path_factory):
 
 @pytest.mark.slow
 def test_no_packet_is_blackholed_when_holder_controller_or_spine_dies_at_a_drawn_time(killed):
-    print([(one["victim"], one["scheme"], one["delay_ms"], one["sent"], one["lost"]) for one in killed["points"]])
+    print(
+        [
+            (point["victim"], point["scheme"], point["delay_ms"], point["sent"], point["lost"])
+            for point in killed["points"]
+        ]
+    )
     assert killed["blackholed on purpose"] > 10, "the count would show it"
-    victims = Counter(one["victim"] for one in killed["points"])
+    victims = Counter(point["victim"] for point in killed["points"])
     assert victims == {"holder": 7, "controller": 7, "spine": 6}
-    assert {one["scheme"] for one in killed["points"]} == set(SCHEMES)
+    assert {point["scheme"] for point in killed["points"]} == set(SCHEMES)
     for one in killed["points"]:
         assert one["sent"] > 0, one
         assert one["lost"] <= killed["lost by BGP alone"] == 0, one

@@ -151,7 +151,7 @@ def test_after_clear_interval_holds_the_error_of_the_target_clock():
     def off(receipt):
         return change(receipt, cleared=change(receipt.cleared, clock_error_ns=70_000_000))
 
-    faults = tuple(change(one, receipt=off(one.receipt)) for one in run.faults)
+    faults = tuple(change(fault, receipt=off(fault.receipt)) for fault in run.faults)
     plain, reported = observe(run).metrics, observe(msgspec.structs.replace(run, faults=faults)).metrics
     names = [name for name, one in plain.items() if name.startswith("after_clear.") and one.value and one.interval]
 

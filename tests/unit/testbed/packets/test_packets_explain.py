@@ -33,7 +33,7 @@ def written(tmp_path, *contents):
 
 
 def fields_of(explanation, name):
-    (layer,) = (one for one in explanation.layers if one.name == name)
+    (layer,) = (layer for layer in explanation.layers if layer.name == name)
     return layer.fields
 
 

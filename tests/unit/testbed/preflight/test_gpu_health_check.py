@@ -33,7 +33,7 @@ def soft_state(monkeypatch, folder, **set_by_part):
 
 
 def wrong(inventory, state):
-    return [(one.where, one.found, one.wanted) for one in run_checks(inventory, state, [CHECK])]
+    return [(finding.where, finding.found, finding.wanted) for finding in run_checks(inventory, state, [CHECK])]
 
 
 def test_gpu_health_of_healthy_gpus_is_right_on_both_kinds_of_lab(monkeypatch, tmp_path):
@@ -73,7 +73,7 @@ def test_gpu_health_of_a_soft_host_comes_from_its_watcher(monkeypatch, tmp_path)
     for name in ("gpu0", "gpu1"):
         (tmp_path / f"faultbed-{name}.service").rmdir()
     state["host2"].raw["gpu"] = json.dumps(Watch().gpus({}))
-    assert [one.where for one in not_looked(SOFT, state, [CHECK])] == ["host2"]
+    assert [unchecked.where for unchecked in not_looked(SOFT, state, [CHECK])] == ["host2"]
 
 
 @pytest.mark.parametrize("registers", [{"memory": {"ecc_corrected": 900}}, {"heat": {"temp_c": 88}}])
@@ -86,7 +86,7 @@ def test_gpu_health_that_is_not_reported_is_not_looked_at(monkeypatch, tmp_path)
     state["host1"].raw["gpu"] = json.dumps({"driver": None, "why": None, "gpus": [{"index": 0, "temp_c": 95}]})
     state["host2"].raw["gpu"] = json.dumps({"driver": None, "why": "the GPU is gone", "gpus": []})
     assert wrong(SOFT, state) == []
-    unseen = {one.where: one.why for one in not_looked(SOFT, state, [CHECK])}
+    unseen = {unchecked.where: unchecked.why for unchecked in not_looked(SOFT, state, [CHECK])}
     assert unseen.keys() == {"host1:gpu0", "host2"}
     assert "ecc_uncorrected" in unseen["host1:gpu0"]
     assert unseen["host2"] == "0 of 1 GPUs answer: the GPU is gone"

@@ -255,7 +255,7 @@ def test_burnin_stops_after_a_few_dead_pairs_without_blaming_the_rest(monkeypatc
     assert len(burnin._round(None, pairs, SHAPE, None)) == burnin.MAX_DEAD
     done = burnin.measure(lab, worse_than=4)
     assert len(done.unmeasured) == 48 - burnin.MAX_DEAD
-    assert not set(done.unmeasured) & {(one.src, one.dst) for one in done.pairs}
+    assert not set(done.unmeasured) & {(pair.src, pair.dst) for pair in done.pairs}
 
 
 def test_burnin_dead_rnic_is_not_tried_with_all_others(monkeypatch):
@@ -265,7 +265,7 @@ def test_burnin_dead_rnic_is_not_tried_with_all_others(monkeypatch):
     monkeypatch.setattr(burnin, "_attempt", lambda _lab, left, _shape, _on_event: done_of(left, dead=dead))
     done = burnin.measure(lab, worse_than=4)
     assert all(sick in pair for pair in done.unmeasured)
-    assert {(one.pair.src, one.pair.dst) for one in done.outliers} | set(done.unmeasured) == dead
+    assert {(outlier.pair.src, outlier.pair.dst) for outlier in done.outliers} | set(done.unmeasured) == dead
     assert len(done.pairs) == 48 - len(done.unmeasured)
 
 
@@ -320,7 +320,10 @@ def test_outliers_are_slow_dead_or_late_pairs():
     usual = [pair(src=f"h{number}:x") for number in range(6)]
     assert outliers(usual, worse_than=4) == []
     slow, dead, late = pair("s:x", goodput_bps=1e6), pair("d:x", goodput_bps=None), pair("l:x", latency_us=900.0)
-    actual = {one.pair.src: (one.what, one.ratio) for one in outliers([*usual, slow, dead, late], worse_than=4)}
+    actual = {
+        outlier.pair.src: (outlier.what, outlier.ratio)
+        for outlier in outliers([*usual, slow, dead, late], worse_than=4)
+    }
     assert actual == {"s:x": ("goodput_bps", 100.0), "d:x": ("goodput_bps", None), "l:x": ("latency_us", 9.0)}
 
 

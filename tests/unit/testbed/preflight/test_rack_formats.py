@@ -253,11 +253,14 @@ def test_rack_checks_find_each_fault_at_its_place(check, where, key, old, new):
 def test_rack_checks_of_a_host_without_tool_output_are_not_passed():
     """Each check says so without a finding: a host used to be excluded for a tool that was never installed."""
     state = rack_state() | {"host1": Facts(), "rtsw1": Facts()}
-    wrong = {one.check for one in run_checks(RACK, state, RACK_CHECKS)}
-    unseen = {one.check for one in not_looked(RACK, state, RACK_CHECKS)}
+    wrong = {finding.check for finding in run_checks(RACK, state, RACK_CHECKS)}
+    unseen = {unchecked.check for unchecked in not_looked(RACK, state, RACK_CHECKS)}
     assert wrong | unseen == {check.name for check in RACK_CHECKS}
     assert wrong == {"gpu"}
-    assert {one.where.partition(":")[0] for one in not_looked(RACK, state, RACK_CHECKS)} == {"host1", "rtsw1"}
+    assert {unchecked.where.partition(":")[0] for unchecked in not_looked(RACK, state, RACK_CHECKS)} == {
+        "host1",
+        "rtsw1",
+    }
 
 
 def test_rack_checks_report_why_a_tool_printed_nothing():
@@ -270,7 +273,7 @@ def test_rack_checks_report_why_a_tool_printed_nothing():
     raw["pcie mlx5_0"] = "current_link_speed: 32.0 GT/s PCIe\nmax_link_speed: 32.0 GT/s PCIe"
     raw["chrony"] = "sh: 1: chronyc: not found"
     assert run_checks(RACK, state, RACK_CHECKS) == []
-    reasons = {(one.check, one.where): one.why for one in not_looked(RACK, state, RACK_CHECKS)}
+    reasons = {(unchecked.check, unchecked.where): unchecked.why for unchecked in not_looked(RACK, state, RACK_CHECKS)}
     assert reasons["link-quality", "host1:mlx5_0"] == "mlxlink: mlxlink: not found"
     assert reasons["link-quality", "host1:mlx5_1"] == "mlxlink: -E- Permission denied"
     assert reasons["qos", "host1:mlx5_0"] == "mlnx_qos: mlnx_qos: not found"
@@ -287,7 +290,7 @@ def test_firmware_two_versions_equally_frequent_blame_no_host():
     for host in RACK.topology.hosts[:2]:
         for rnic in host.rnics:
             state[host.name].raw[f"firmware {rnic.name}"] = "MT_0000000838\n28.36.1010"
-    (actual,) = [one for one in run_checks(RACK, state, RACK_CHECKS) if one.check == "firmware"]
+    (actual,) = [finding for finding in run_checks(RACK, state, RACK_CHECKS) if finding.check == "firmware"]
     assert (actual.where, actual.found) == (
         "rack-h100",
         "firmware 28.36.1010, 28.39.1002 on MT_0000000838, and none of them on most",
@@ -302,17 +305,19 @@ def test_golden_configuration_detects_firmware_that_is_wrong_on_every_rnic():
             state[host.name].raw[f"firmware {rnic.name}"] = "MT_0000000838\n28.36.1010"
             state[host.name].raw[f"pcie {rnic.name}"] = PCIE.replace("width: 16", "width: 8").replace("32.0", "16.0")
     findings = run_checks(RACK, state, RACK_CHECKS)
-    assert {one.check for one in findings} == {"golden"}
-    assert {one.found for one in findings} == {"firmware 28.36.1010", "PCIe speed (GT/s) 16", "PCIe width 8"}
+    assert {finding.check for finding in findings} == {"golden"}
+    assert {finding.found for finding in findings} == {"firmware 28.36.1010", "PCIe speed (GT/s) 16", "PCIe width 8"}
     assert len(findings) == 3 * 32
 
 
 def test_golden_check_reports_a_missing_configuration_or_board():
     inventory = dataclasses.replace(RACK, golden=None)
-    (unchecked,) = [one for one in not_looked(inventory, rack_state(), RACK_CHECKS) if one.check == "golden"]
+    (unchecked,) = [
+        unchecked for unchecked in not_looked(inventory, rack_state(), RACK_CHECKS) if unchecked.check == "golden"
+    ]
     assert (unchecked.where, unchecked.why) == ("rack-h100", "the inventory has no faultbed_golden to compare with")
     other = dataclasses.replace(RACK, golden=GoldenVars(rnic_firmware={"MT_0000000223": "20.36.1010"}))
-    unchecked = {one.why for one in not_looked(other, rack_state(), RACK_CHECKS)}
+    unchecked = {unchecked.why for unchecked in not_looked(other, rack_state(), RACK_CHECKS)}
     assert unchecked == {"faultbed_golden.rnic_firmware has no board MT_0000000838"}
 
 
@@ -345,8 +350,8 @@ def edited(state, switch, table, edit):
     tables = json.loads(state[switch].raw["configdb"])
     edit(tables[table])
     state[switch].raw["configdb"] = json.dumps(tables)
-    wrong = [one for one in run_checks(RACK, state, RACK_CHECKS) if one.check == "switch-qos"]
-    return [(one.where, one.found) for one in wrong]
+    wrong = [finding for finding in run_checks(RACK, state, RACK_CHECKS) if finding.check == "switch-qos"]
+    return [(finding.where, finding.found) for finding in wrong]
 
 
 @pytest.mark.parametrize(
@@ -391,7 +396,7 @@ def test_switch_qos_that_cannot_be_read_is_not_checked():
     state["rtsw1"].raw["configdb"] = "sh: 9: sonic-cfggen: not found\nTraceback (most recent call last):"
     state["rtsw2"].raw["configdb"] = ""
     assert run_checks(RACK, state, RACK_CHECKS) == []
-    reasons = {one.where: one.why for one in not_looked(RACK, state, RACK_CHECKS)}
+    reasons = {unchecked.where: unchecked.why for unchecked in not_looked(RACK, state, RACK_CHECKS)}
     assert reasons == {"rtsw1": "sonic-cfggen: sonic-cfggen: not found", "rtsw2": "sonic-cfggen says nothing"}
     assert "sonic-cfggen" not in script(RACK, "host1")
 
@@ -402,7 +407,7 @@ def test_switch_without_any_qos_is_wrong_at_every_port(tmp_path):
     tables = {"PORT": {"Ethernet0": {}}, "TACPLUS": {"global": {"passkey": "x"}}}
     state["ctsw1"].raw["configdb"] = configdb_of(tmp_path, tables)
     assert "passkey" not in state["ctsw1"].raw["configdb"]
-    actual = {(one.where, one.found) for one in run_checks(RACK, state, RACK_CHECKS)}
+    actual = {(finding.where, finding.found) for finding in run_checks(RACK, state, RACK_CHECKS)}
     assert {where for where, _ in actual} == {"ctsw1:Ethernet0", "ctsw1:Ethernet8"}
     assert {actual for _, actual in actual} == {"PFC on no priority", "no map of DSCPs: it does not trust them"}
 
@@ -439,9 +444,9 @@ def test_speed_check_finds_all_links_at_half_speed():
     for facts in state.values():
         for name in [name for name in facts.raw if name.startswith("fec-")]:
             facts.raw[name] = facts.raw[name].replace("speed: 400000", "speed: 200000")
-    assert [one.check for one in run_checks(RACK, state, RACK_CHECKS)] == ["speed"] * 32
+    assert [finding.check for finding in run_checks(RACK, state, RACK_CHECKS)] == ["speed"] * 32
     state["host1"].raw["fec-last mlx5_0"] = "speed: \nActive FEC encoding: RS"
-    (unseen,) = [one for one in not_looked(RACK, state, RACK_CHECKS) if one.check == "speed"]
+    (unseen,) = [unchecked for unchecked in not_looked(RACK, state, RACK_CHECKS) if unchecked.check == "speed"]
     assert (unseen.where, unseen.why[:28]) == ("host1:mlx5_0", "the kernel does not report i")
 
 
@@ -492,8 +497,8 @@ def test_gpu_settings_check_reports_one_deviating_gpu_and_not_a_uniform_setting(
     state = rack_state()
     change(state["host3"], 5, reasons=0x0, sm_mhz=1410, sm_max_mhz=1755, power_limit_w=350)
     findings = run_checks(RACK, state, RACK_CHECKS)
-    assert {one.where for one in findings} == {"host3:gpu5 (00000000:19:00.0)"}
-    assert {one.found for one in findings} == {
+    assert {finding.where for finding in findings} == {"host3:gpu5 (00000000:19:00.0)"}
+    assert {finding.found for finding in findings} == {
         "SM clock up to 1755 MHz",
         "its clocks are set or locked",
         "power limit 350 W",
@@ -504,7 +509,7 @@ def test_gpu_check_reports_why_there_are_no_gpus():
     state = rack_state()
     state["host1"].raw["gpu"] = json.dumps({"driver": None, "why": "NVML: Driver Not Loaded", "gpus": []})
     state["host2"].raw["gpu"] = "Traceback: no such thing"
-    first, second = [one for one in run_checks(RACK, state, RACK_CHECKS) if one.check == "gpu"]
+    first, second = [finding for finding in run_checks(RACK, state, RACK_CHECKS) if finding.check == "gpu"]
     assert first.found == "0 GPUs answer (NVML: Driver Not Loaded)"
     assert second.found == "0 GPUs answer (the host did not tell of its GPUs: Traceback: no such thing)"
 
@@ -546,8 +551,8 @@ def test_collect_queries_gpus_of_hosts_and_not_of_switches():
 def test_rack_check_on_a_soft_lab_reports_why_it_does_not_apply():
     soft = inventory_module.load(shipped.inventories() / "soft.yml")
     unchecked = not_looked(soft, {}, RACK_CHECKS)
-    assert [one.check for one in unchecked] == [check.name for check in RACK_CHECKS]
-    assert {one.where for one in unchecked} == {"soft"}
+    assert [unchecked_item.check for unchecked_item in unchecked] == [check.name for check in RACK_CHECKS]
+    assert {unchecked_item.where for unchecked_item in unchecked} == {"soft"}
     for check in (*CHECKS, *RACK_CHECKS):
         assert bool(check.elsewhere) == (len(check.labs) == 1), check.name
 

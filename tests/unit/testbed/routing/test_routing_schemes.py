@@ -205,7 +205,7 @@ def test_resilient_moves_only_the_flows_of_the_dead_next_hop():
 )
 def test_scheme_delivers_every_byte_and_uses_no_failed_link(name, flows, failed):
     load = offered_load(Fabric.of(LAB, scheme_named(name), failed=failed), flows)
-    sent = sum(one.size_bytes for one in flows)
+    sent = sum(flow.size_bytes for flow in flows)
     spines = {"ctsw1", "ctsw2"}
     assert sum(size for (_, by), size in load.items() if by == "rtsw1") == pytest.approx(sent)
     assert sum(size for (_, by), size in load.items() if by in spines) == pytest.approx(sent)
@@ -287,19 +287,19 @@ def test_prediction_is_inside_the_exact_distribution():
 def test_flows_of_a_collective_split_each_pair_over_its_queue_pairs():
     flows = flows_of(one_collective(qps_per_peer=4, size_bytes=4096), JOB, np.random.default_rng(1))
     assert len(flows) == 4 * 3 * 4
-    assert sum(one.size_bytes for one in flows) == pytest.approx(4 * 3 * 1024)
-    assert len({one.dst_qpn for one in flows}) == len(flows)
+    assert sum(flow.size_bytes for flow in flows) == pytest.approx(4 * 3 * 1024)
+    assert len({flow.dst_qpn for flow in flows}) == len(flows)
 
 
 def test_flows_with_several_ranks_per_rnic_follow_the_repeated_order():
     """Each pair of RNICs has the flows of four pairs of ranks; ranks on one RNIC exchange two more flows."""
     flows = flows_of(one_collective(ranks_per_rnic=2, size_bytes=8192), JOB, np.random.default_rng(1))
-    counts = Counter((one.src, one.dst) for one in flows)
+    counts = Counter((flow.src, flow.dst) for flow in flows)
     assert {pair: count for pair, count in counts.items() if pair[0] != pair[1]} == dict.fromkeys(
         itertools.permutations(JOB, 2), 4
     )
     assert {counts[rnic, rnic] for rnic in JOB} == {2}
-    assert {one.size_bytes for one in flows} == {1024}
+    assert {flow.size_bytes for flow in flows} == {1024}
 
 
 def test_prediction_with_several_ranks_per_rnic_has_their_flows_and_none_inside_an_rnic():
@@ -316,7 +316,7 @@ def test_prediction_of_a_ring_with_several_ranks_per_rnic_includes_all_ranks():
     pair = ("host1:rxe0", "host3:rxe0")
     traffic = one_collective("all-reduce", algorithm="ring", rnics=pair, ranks_per_rnic=2)
     flows = flows_of(traffic, pair, np.random.default_rng(1))
-    assert Counter((one.src, one.dst) for one in flows) == {pair: 2, pair[::-1]: 2}
+    assert Counter((flow.src, flow.dst) for flow in flows) == {pair: 2, pair[::-1]: 2}
 
 
 def test_flows_of_a_grid_match_what_the_job_sends():
@@ -335,7 +335,7 @@ def test_flows_of_a_grid_match_what_the_job_sends():
             sent[ranks[mine["rank"]].name, ranks[peer].name] += 4 * length
 
     traffic = job_traffic(phases, rnics=len(JOB), lab_kind="soft", grid=grid, qps_per_peer=2)
-    assert tuple(one.algorithm for one in traffic.phases) == algorithms
+    assert tuple(phase.algorithm for phase in traffic.phases) == algorithms
     predicted = Counter()
     for flow in flows_of(traffic, JOB, np.random.default_rng(1)):
         predicted[flow.src, flow.dst] += flow.size_bytes
@@ -377,7 +377,7 @@ def test_routing_predict_draws_the_spines_choice_apart_from_that_of_the_racks():
     """Each tier of this lab has a hash seed of its own, so a spine's flows go on over both of its uplinks."""
     words = ("predict", "--scheme", "ecmp", "--scheme", "e-ecmp", "--draws", "100", "--json")
     done = CliRunner().invoke(cli, ["--lab", "soft-zones", "routing", *words], standalone_mode=False)
-    by_tuple, by_queue_pair = (one["uplinks"]["ctsw1"] for one in json.loads(done.output))
+    by_tuple, by_queue_pair = (scheme["uplinks"]["ctsw1"] for scheme in json.loads(done.output))
     assert by_tuple["p1"] == 1.0
     assert by_tuple["mean"] < 1.9
     assert by_queue_pair["p1"] == 2.0, "the marks of all tiers have one seed"
@@ -433,7 +433,7 @@ def test_conflicts_write_the_experiment_that_reproduces_the_worst_placement(tmp_
     experiment = fit(experiment_file.load(path), LAB, "soft")
 
     assert experiment.fabric.routing == "static-parity"
-    bound = next(one for one in experiment.expectations if one.metric.name.startswith("mmr."))
+    bound = next(expectation for expectation in experiment.expectations if expectation.metric.name.startswith("mmr."))
     flows = flows_of(one_collective(), experiment.workload.ranks, np.random.default_rng(1))
     load = offered_load(Fabric.of(LAB, scheme_named("static-parity")), flows)
     assert bound.minimum < uplink_mmr(LAB, load)[bound.metric.name.removeprefix("mmr.")] < bound.maximum
@@ -460,7 +460,7 @@ def test_conflicts_write_a_job_on_a_grid(tmp_path):
     assert done.exit_code == 0, done.output
     workload = fit(experiment_file.load(tmp_path / "x.toml"), LAB, "soft").workload
     assert workload.grid == (("tp", 2), ("dp", 2))
-    assert [(one.along, one.collective, one.size_bytes, one.algorithm) for one in workload.phases] == [
+    assert [(phase.along, phase.collective, phase.size_bytes, phase.algorithm) for phase in workload.phases] == [
         ("dp", "all-reduce", 1 << 20, "ring"),
         ("tp", "all-to-all", 1 << 16, "full-mesh"),
     ]

@@ -387,7 +387,7 @@ def test_lease_is_inherited_by_programs_of_its_holder(home, monkeypatch):
         monkeypatch.setenv(lease_module.INHERITED, above.token)
         with hold(INVENTORY, ["host1"], why="inject", mode="shared") as below:
             assert below.token == above.token
-        assert [one.token for one in above.store.read().book] == [above.token]
+        assert [reservation.token for reservation in above.store.read().book] == [above.token]
 
 
 @pytest.fixture

@@ -115,7 +115,7 @@ def test_store_write_killed_at_any_command_leaves_the_old_or_the_new_book(tmp_pa
         except LabError:
             killed = True
         now = store.read()
-        assert [one.token for one in now.book] in (["old"], ["new"]), f"killed at command {number}"
+        assert [reservation.token for reservation in now.book] in (["old"], ["new"]), f"killed at command {number}"
         outcomes |= {(killed, now.book[0].token)}
         assert store.write((entry("next"),), after=now)
     assert outcomes == {(True, "old"), (True, "new"), (False, "new")}
@@ -134,7 +134,7 @@ def test_store_write_with_truncated_input_changes_nothing(tmp_path):
         )  # fmt: skip
         with pytest.raises(LabError, match="not all of it arrived"):
             cut.write((), after=store.read())
-        assert [one.token for one in store.read().book] == ["old"]
+        assert [reservation.token for reservation in store.read().book] == ["old"]
 
 
 def test_store_write_that_hangs_does_not_block_others(tmp_path):
@@ -208,6 +208,6 @@ def test_store_clock_change_ends_no_lease_and_a_boot_keeps_the_remaining_time(tm
     store.change(lambda now: now.book)
     stamps |= {"up": 15.0, "day": 99000.0}
     result = store.read()
-    assert (result.now_s, [one.until_s for one in result.book]) == (8010.0, [8300.0, 9000.0])
+    assert (result.now_s, [reservation.until_s for reservation in result.book]) == (8010.0, [8300.0, 9000.0])
     stamps |= {"boot": "b3", "up": 1.0, "day": 0.0}  # no battery
     assert store.read().now_s == 8000.0

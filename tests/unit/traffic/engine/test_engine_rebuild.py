@@ -543,7 +543,9 @@ def test_segment_lost_after_its_operation_is_resent_with_the_original_data(monke
     for task in plan.tasks:
         made = node.rank.RankTask(task.name, Rnic("rxe0"), dict(task.spec), fabric.emit_for(task.name), None)
         fabric.tasks[task.name] = made
-    fabric.connect([fabric.connection(node, one.index, one.src, one.dst) for one in plan.connections])
+    fabric.connect(
+        [fabric.connection(node, connection.index, connection.src, connection.dst) for connection in plan.connections]
+    )
     fabric.lost = {"rank0"}
     for task in fabric.tasks.values():
         task.begin(CLOCK.monotonic_ns())

@@ -35,7 +35,9 @@ def ranks_of(monkeypatch, spec, iterations=3):
     for task in plan.tasks:
         made = node.rank.RankTask(task.name, Rnic("rxe0"), dict(task.spec), fabric.emit_for(task.name), None)
         fabric.tasks[task.name] = made
-    fabric.connect([fabric.connection(node, one.index, one.src, one.dst) for one in plan.connections])
+    fabric.connect(
+        [fabric.connection(node, connection.index, connection.src, connection.dst) for connection in plan.connections]
+    )
     return fabric
 
 

@@ -49,7 +49,9 @@ def test_standstill_is_reported_in_controller_time():
 def test_connection_reports_flow_label_and_transport(transport, label):
     lab = Lab(lambda engine: engine.done())
     with lab.start(qp=QpParams(flow_label=label), transport=transport, verb="send") as running:
-        assert [(one.transport, one.flow_label) for one in running.connections] == [(transport, label)]
+        assert [(connection.transport, connection.flow_label) for connection in running.connections] == [
+            (transport, label)
+        ]
         running.abort("it has been seen")
 
 
@@ -58,7 +60,7 @@ def test_flows_with_entropy_share_flow_labels_in_turn(base, labels):
     """Each engine receives the label of each of its QPs, and the connections report it."""
     lab = Lab(lambda engine: engine.done())
     with lab.start(qps=4, entropy=3, qp=QpParams(flow_label=base)) as running:
-        assert [one.flow_label for one in running.connections] == labels
+        assert [connection.flow_label for connection in running.connections] == labels
         running.abort("it has been seen")
     for engine in lab.engines:
         assert engine.labels == labels

@@ -183,11 +183,11 @@ def test_echo_flow_numbers_answers_and_stamps_probes_at_both_ends(made, monkeypa
         for end in ("tx", "rx")
     }
     results = echoes(rows["tx"], rows["rx"])
-    assert sum(one.came for one in results) == sum(total["messages"] for total in done["rx"]["totals"])
+    assert sum(result.came for result in results) == sum(total["messages"] for total in done["rx"]["totals"])
     sent = sum(total["messages"] for total in done["tx"]["totals"])
-    answered = [one for one in results if one.network_ns is not None]
+    answered = [result for result in results if result.network_ns is not None]
     assert len(results) == sent > 30
-    assert {one.connection for one in results} == {0, 1, 2}
+    assert {result.connection for result in results} == {0, 1, 2}
     if made is Fabric:
         assert len(answered) == sent, "the end waits for the last answers"
         assert sum(total["messages"] for total in done["rx"]["totals"]) == sent

@@ -21,7 +21,7 @@ ALL = (0, 1, 2, 3)
 
 
 def summary(trace):
-    return [(one.collective, one.members, one.size_bytes) for one in trace.operations]
+    return [(operation.collective, operation.members, operation.size_bytes) for operation in trace.operations]
 
 
 def test_param_trace_for_all_ranks_converts_elements_to_bytes():
@@ -36,7 +36,7 @@ def test_param_trace_for_all_ranks_converts_elements_to_bytes():
     ]
     assert trace.operations[0].counts == ((16384,) * 4,) * 4
     assert trace.operations[3].root == 2
-    assert [one.not_before_ns[0] // 1_000_000 for one in trace.operations] == [0, 20, 30, 32, 40, 50]
+    assert [operation.not_before_ns[0] // 1_000_000 for operation in trace.operations] == [0, 20, 30, 32, 40, 50]
     assert [(note.record, note.blocks) for note in trace.notes] == [(3, False)]
 
 
@@ -64,7 +64,7 @@ def test_chakra_trace_written_by_protoc_follows_its_graph():
         ("all-to-all", ALL, 16384),
         ("barrier", ALL, 4),
     ]
-    pauses = [one.pauses_ns for one in trace.operations]
+    pauses = [operation.pauses_ns for operation in trace.operations]
     assert pauses[0] == (2_000_000, 2_000_000), "the longer one of two ways through compute"
     assert pauses[4] == (1_000_000, 1_000_000)
     assert pauses[5] == (0, 1_000_000, 0, 1_000_000), "what is before a message is not before what follows it again"

@@ -73,7 +73,7 @@ def in_phase(running, phase):
 
 
 def digests(result):
-    return {one.sha256 for one in result.states}
+    return {state.sha256 for state in result.states}
 
 
 @pytest.fixture(scope="module")
@@ -88,15 +88,15 @@ def uninterrupted(tmp_path_factory):
     finally:
         lab.close()
     assert (result.outcome, result.restarts, result.repeated_iterations) == ("completed", (), 0)
-    assert [one.wrong for one in result.states] == [0, 0, 0]
+    assert [state.wrong for state in result.states] == [0, 0, 0]
     assert result.states[0].elements == 4096
     return digests(result)
 
 
 def assert_right(result, uninterrupted, restarts=1, every=EVERY):
     assert result.outcome == "recovered", result.where
-    assert [one.wrong for one in result.states] == [0] * len(result.ranks)
-    assert {one.iterations for one in result.states} == {SPEC.iterations}
+    assert [state.wrong for state in result.states] == [0] * len(result.ranks)
+    assert {state.iterations for state in result.states} == {SPEC.iterations}
     assert digests(result) == uninterrupted
     assert result.wrong_elements == 0
     assert len(result.restarts) == restarts
@@ -118,7 +118,7 @@ def test_job_whose_host_is_lost_restarts_on_the_spare_with_the_same_result(lab, 
     result = running.wait(PATIENCE_S)
     assert_right(result, uninterrupted)
     assert result.ranks == ("host1:rxe0", "host5:rxe0", "host3:rxe0")
-    assert {(one.task, one.endpoint) for one in result.samples} == {
+    assert {(sample.task, sample.endpoint) for sample in result.samples} == {
         (f"rank{rank}", name) for rank, name in enumerate(result.ranks)
     }
     (restart,) = result.restarts
@@ -308,7 +308,7 @@ def test_two_losses_with_one_spare_shrink_the_job_if_configured(lab):
     result = running.wait(PATIENCE_S)
     assert result.outcome == "recovered", result.where
     assert (result.ranks, result.spec.grid) == (("host1:rxe0", "host4:rxe0"), (("dp", 2),))
-    assert [(one.wrong, one.iterations) for one in result.states] == [(0, SPEC.iterations)] * 2
+    assert [(state.wrong, state.iterations) for state in result.states] == [(0, SPEC.iterations)] * 2
     assert len(digests(result)) == 1
 
 
@@ -393,7 +393,7 @@ def test_restart_without_restoring_the_state_is_detected(lab, uninterrupted):
     result = running.wait(PATIENCE_S)
     assert (result.outcome, result.wrong_elements) == ("recovered", 0)
     assert digests(result) != uninterrupted
-    assert all(one.wrong > 0.9 * one.elements for one in result.states)
+    assert all(state.wrong > 0.9 * state.elements for state in result.states)
 
 
 def test_job_that_is_stopped_does_not_restart(lab):
@@ -402,7 +402,7 @@ def test_job_that_is_stopped_does_not_restart(lab):
     running.stop()
     result = running.wait(30)
     assert result.outcome == "completed"
-    assert [one.wrong for one in result.states] == [0, 0, 0]
+    assert [state.wrong for state in result.states] == [0, 0, 0]
     assert result.iterations_completed < SPEC.iterations
 
 
@@ -464,7 +464,7 @@ def test_loss_while_warming_up_does_not_keep_the_caller_until_the_job_is_over(la
     assert (running.is_over, running.job.generation, events.count("ready")) == (False, 1, 1)
     result = running.wait(PATIENCE_S)
     assert (result.outcome, result.restarts[0].restored_iterations) == ("recovered", 0), result.where
-    assert [one.wrong for one in result.states] == [0, 0, 0]
+    assert [state.wrong for state in result.states] == [0, 0, 0]
     assert events.count("ready") == 1
 
 
@@ -483,7 +483,7 @@ def test_loss_after_the_last_checkpoint_executes_no_further_iteration(lab, unint
     assert_right(result, uninterrupted)
     (restart,) = result.restarts
     assert (restart.restored_iterations, restart.lost_iterations) == (SPEC.iterations, 0)
-    assert {one.iterations for one in result.states} == {SPEC.iterations}
+    assert {state.iterations for state in result.states} == {SPEC.iterations}
 
 
 def test_job_that_cannot_restart_has_the_flight_recorders_of_the_ranks_that_are_left(lab):
@@ -583,13 +583,20 @@ def test_job_that_shrinks_has_the_state_of_both_sizes_and_the_checkpoints_of_its
     result = running.wait(PATIENCE_S)
     assert (result.outcome, result.ranks) == ("recovered", ("host1:rxe0", "host3:rxe0")), result.where
     assert result.spec.grid == (("dp", 2),)
-    assert [(one.wrong, one.iterations) for one in result.states] == [(0, SPEC.iterations)] * 2
+    assert [(state.wrong, state.iterations) for state in result.states] == [(0, SPEC.iterations)] * 2
     assert result.iterations_completed == SPEC.iterations
     host_of = {event.message["start_ns"]: event.host for event in running.events if event.name == "stored"}
-    hosts = {rank: {host_of[one.start_ns] for one in result.checkpoints if one.rank == rank} for rank in (0, 1)}
+    hosts = {
+        rank: {host_of[checkpoint.start_ns] for checkpoint in result.checkpoints if checkpoint.rank == rank}
+        for rank in (0, 1)
+    }
     assert hosts == {0: {"host1"}, 1: {"host3"}}
     (restart,) = result.restarts
-    before = [one.iteration for one in result.checkpoints if one.rank == 1 and one.end_ns < restart.noticed_ns]
+    before = [
+        checkpoint.iteration
+        for checkpoint in result.checkpoints
+        if checkpoint.rank == 1 and checkpoint.end_ns < restart.noticed_ns
+    ]
     assert before[:3] == [19, 39, 59]
     assert running.began_ns < running.started_ns, "warm-up"
     assert running.started_ns == result.window.start_ns < restart.progress_ns < result.window.end_ns

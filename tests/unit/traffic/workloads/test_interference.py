@@ -42,7 +42,7 @@ def test_sixteen_two_rank_collectives_share_two_rnics_with_correct_results(lab):
     assert (together.outcome, together.where, together.wrong_elements) == ("completed", None, 0)
     assert [len(rank) for rank in together.iterations] == [3] * 32
     assert len(together.connections) == 32
-    assert {(one.src, one.dst) for one in together.connections} == {
+    assert {(connection.src, connection.dst) for connection in together.connections} == {
         ("host1:rxe0", "host3:rxe0"),
         ("host3:rxe0", "host1:rxe0"),
     }

@@ -37,16 +37,16 @@ def test_engines_run_a_collective_over_four_queue_pairs_per_peer_with_correct_re
         result = running.wait(60)
     assert (result.outcome, result.where, result.wrong_elements) == ("completed", None, 0)
     assert result.checked_elements == 4 * 3 * (1 << 16)
-    pairs = Counter((one.src, one.dst) for one in result.connections)
+    pairs = Counter((connection.src, connection.dst) for connection in result.connections)
     assert len(pairs) == 12
     assert set(pairs.values()) == {4}
-    assert len({(one.src, one.lqpn) for one in result.connections}) == 48
+    assert len({(connection.src, connection.lqpn) for connection in result.connections}) == 48
 
 
 def test_queue_pairs_with_entropy_share_flow_labels_in_turn(lab):
     spec = CollectiveSpec(**{name: getattr(SPEC, name) for name in SPEC.__dataclass_fields__} | {"entropy": 1})
     with collective.start(lab, spec) as running:
-        assert {one.flow_label for one in running.connections} == {1}
+        assert {connection.flow_label for connection in running.connections} == {1}
         running.wait(60)
 
 

@@ -177,7 +177,7 @@ def test_job_that_loses_hosts_at_random_ends_with_the_right_state_or_the_reason(
     verdict = verdict_of(lab, result)
     for name, value in (("losses", inflicted), ("verdict", verdict.verdict.value), ("where", result.where)):
         record_property(name, value)
-    by_name = {one.name: one.verdict for one in verdict.checks}
+    by_name = {check.name: check.verdict for check in verdict.checks}
     about = f"{policy} {losses}: {verdict}"
     assert verdict.verdict is not Verdict.ERROR, about
     if result.outcome == "failed":
@@ -185,16 +185,18 @@ def test_job_that_loses_hosts_at_random_ends_with_the_right_state_or_the_reason(
         assert verdict.verdict is Verdict.FAIL, about
     else:
         assert by_name["state"] is Verdict.PASS, about
-        assert {one.iterations for one in result.states} == {SPEC.iterations}, about
-        digests = {one.sha256 for one in result.states}
+        assert {state.iterations for state in result.states} == {SPEC.iterations}, about
+        digests = {state.sha256 for state in result.states}
         assert len(digests) == 1, about
         assert len(result.ranks) < len(SPEC.ranks) or digests == {state_without_a_loss(lab)}, about
-    assert all(one.lost_iterations is None or one.lost_iterations <= SPEC.storage.every for one in result.restarts)
+    assert all(
+        restart.lost_iterations is None or restart.lost_iterations <= SPEC.storage.every for restart in result.restarts
+    )
 
 
 def test_hundred_losses_are_drawn_of_every_sort():
     losses = [one for seed in range(CASES) for one in drawn(seed)[1]]
     assert len(losses) >= 100
-    assert {one.how for one in losses} == set(HOWS)
-    assert {one.host for one in losses} == {*HOSTS, STORAGE}
-    assert {one.moment for one in losses if isinstance(one.moment, str)} == set(PHASES)
+    assert {loss.how for loss in losses} == set(HOWS)
+    assert {loss.host for loss in losses} == {*HOSTS, STORAGE}
+    assert {loss.moment for loss in losses if isinstance(loss.moment, str)} == set(PHASES)

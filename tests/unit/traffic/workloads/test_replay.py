@@ -45,7 +45,7 @@ NETWORK = cost.NETWORKS["soft"]
 def test_batches_with_any_slow_rank_give_correct_results(rows, segment, most, choice):
     trace = drawn_trace(rows)
     batches = replay_batches.batches(trace, ReplaySpec(batch_bytes=most), NETWORK)
-    assert [one for batch in batches for one in batch.operations] == list(trace.operations)
+    assert [operation for batch in batches for operation in batch.operations] == list(trace.operations)
     for batch in batches:
         programs, longest = list(batch.programs), 30_000  # patterns of later phases begin further on
         assert max(program["elements"] for program in programs) * 4 <= most
@@ -54,7 +54,7 @@ def test_batches_with_any_slow_rank_give_correct_results(rows, segment, most, ch
             lanes.do(*choice.choice(ready))
         assert lanes.are_done()
         for program, memory, plan in zip(programs, lanes.data, lanes.plans, strict=True):
-            mine = [one for one in batch.operations if program["rank"] in one.members]
+            mine = [operation for operation in batch.operations if program["rank"] in operation.members]
             assert len(plan.phases) == max(1, len(mine))
             for offset, count, source, index in program["results"]:
                 members = program["groups"][-1 - source] if source < 0 else [source]
@@ -106,8 +106,8 @@ def test_operation_time_is_that_of_the_member_that_waits_least(batch_bytes):
     trace = traces.load(TRACES / "ranking.json")
     result = replay.run(lab, ReplaySpec(repeat=2, batch_bytes=batch_bytes), trace)
     assert (result.outcome, result.where) == ("completed", None)
-    assert [one.record for one in result.operations] == [1, 4, 5, 6, 7, 8]
-    assert {one.time_ns for one in result.operations} == {1_000_000}
+    assert [operation.record for operation in result.operations] == [1, 4, 5, 6, 7, 8]
+    assert {operation.time_ns for operation in result.operations} == {1_000_000}
     assert result.operations[0].busbw_gbytes_per_s == pytest.approx(3 * 16384 / 1e6)
     assert len(lab.engines) == 4, "lent from batch to batch"
     assert all(engine.ended for engine in lab.engines)
@@ -190,7 +190,7 @@ def test_recorded_collective_keeps_its_operations(name, tmp_path):
     for rank in range(3):
         assert by_rank(again, rank) == by_rank(trace, rank)
     if name == "send-recv":
-        assert {one.members for one in again.operations} == {(0, 1), (1, 2), (2, 0)}
+        assert {operation.members for operation in again.operations} == {(0, 1), (1, 2), (2, 0)}
     elif name == "all-to-allv":
         counts = collective.layout(spec, 3).counts * 4
         assert again.operations[0].counts == tuple(tuple(row) for row in counts.tolist())
@@ -206,7 +206,7 @@ def test_replay_dry_run_lists_operations_without_a_lab(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     plan = json.loads(done.stdout)
     assert plan["ranks"]["3"] == "host4:rxe0"
-    assert [one["collective"] for one in plan["operations"]][:3] == ["all-reduce", "all-reduce", "p2p"]
+    assert [operation["collective"] for operation in plan["operations"]][:3] == ["all-reduce", "all-reduce", "p2p"]
     assert plan["operations"][2]["wait_ns"] == 5_000_000
     done = CliRunner().invoke(cli, ["traffic", "replay", str(TRACES / "ranking.json"), "--dry-run"])
     assert "skipped: " in done.stdout

@@ -47,7 +47,9 @@ class PacedLab(RankLab):
 def test_inference_one_group_prefills_and_then_decodes_token_by_token():
     spec = InferenceSpec(tokens=3, prefill_ms=5, decode_ms=2, prefill_bytes=1 << 16, decode_bytes=1 << 12)
     trace = inference.request(spec, 4)
-    assert [(one.members, one.size_bytes, one.pauses_ns[0] // MS) for one in trace.operations] == [
+    assert [
+        (operation.members, operation.size_bytes, operation.pauses_ns[0] // MS) for operation in trace.operations
+    ] == [
         ((0, 1, 2, 3), 1 << 16, 5),
         *[((0, 1, 2, 3), 1 << 12, 2)] * 3,
     ]
@@ -55,7 +57,7 @@ def test_inference_one_group_prefills_and_then_decodes_token_by_token():
 
 def test_inference_split_groups_send_each_prefill_cache_to_a_decode_rank():
     trace = inference.request(InferenceSpec(tokens=1, prefill_ranks=3), 5)
-    assert [one.members for one in trace.operations] == [(0, 1, 2), (0, 3), (1, 4), (2, 3), (3, 4)]
+    assert [operation.members for operation in trace.operations] == [(0, 1, 2), (0, 3), (1, 4), (2, 3), (3, 4)]
     (batch,) = replay_batches.batches(trace, ReplaySpec(batch_bytes=1 << 28), NETWORK)
     assert batch.phases[-1] == (2, 1), "rank 3 gets two caches before it decodes"
 
