@@ -36,19 +36,19 @@ class Browser:
 
     def __init__(self, to_browser: int, from_browser: int) -> None:
         self._out, self._in = to_browser, from_browser
-        self._heard = b""
-        self._asked = 0
+        self._received = b""
+        self._last_id = 0
         self._session: str | None = None
         self.requested: list[str] = []
 
     def send(self, method: str, **params: Any) -> dict[str, Any]:
         """Send a command and wait for its answer."""
-        self._asked += 1
-        message = {"id": self._asked, "method": method, "params": params}
+        self._last_id += 1
+        message = {"id": self._last_id, "method": method, "params": params}
         if self._session is not None:
             message["sessionId"] = self._session
         os.write(self._out, json.dumps(message).encode() + b"\0")
-        answer = self._until(lambda heard: heard.get("id") == self._asked)
+        answer = self._wait_for(lambda message: message.get("id") == self._last_id)
         if "error" in answer:
             raise LabError(f"Chromium, {method}: {answer['error']}")
         result: dict[str, Any] = answer["result"]
@@ -63,7 +63,7 @@ class Browser:
         self.send("Network.enable")
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         self.send("Page.navigate", url=page.as_uri())
-        self._until(lambda heard: heard.get("method") == "Page.loadEventFired")
+        self._wait_for(lambda message: message.get("method") == "Page.loadEventFired")
 
     def value(self, expression: str) -> Any:
         """Evaluate an expression in the page. The page's policy forbids its own scripts, not the debugger's."""
@@ -72,15 +72,15 @@ class Browser:
             raise LabError(f"Chromium, {expression}: {answer['exceptionDetails']}")
         return answer["result"].get("value")
 
-    def _until(self, wanted: Any) -> dict[str, Any]:
+    def _wait_for(self, is_wanted: Any) -> dict[str, Any]:
         deadline = time.monotonic() + TIMEOUT_S
         while True:
-            while b"\0" in self._heard:
-                frame, _, self._heard = self._heard.partition(b"\0")
+            while b"\0" in self._received:
+                frame, _, self._received = self._received.partition(b"\0")
                 message: dict[str, Any] = json.loads(frame)
                 if message.get("method") == "Network.requestWillBeSent":
                     self.requested.append(message["params"]["request"]["url"])
-                if wanted(message):
+                if is_wanted(message):
                     return message
             left = deadline - time.monotonic()
             if left <= 0:
@@ -89,7 +89,7 @@ class Browser:
                 more = os.read(self._in, 1 << 16)
                 if not more:
                     raise LabError("Chromium has ended")
-                self._heard += more
+                self._received += more
 
 
 @contextlib.contextmanager
@@ -116,7 +116,7 @@ def browser(program: str, profile: Path) -> Iterator[Browser]:
     finally:
         os.close(command_in)
         with contextlib.suppress(ProcessLookupError):
-            # Of its own session: nothing but it and what it started.
+            # The process group has only Chromium and the processes that it started.
             os.killpg(process.pid, signal.SIGKILL)
         process.wait(TIMEOUT_S)
         os.close(answer_out)

@@ -49,7 +49,7 @@ class Pair:
 
 
 def measure(lab: Lab, progress: Callable[[str], None], *, pairs: int = PAIRS) -> Iterator[Row]:
-    """Run fault-free jobs until there are `pairs` pairs of blocks; yield rows about what their intervals say.
+    """Run fault-free jobs until there are `pairs` pairs of blocks; yield rows about the verdicts of their intervals.
 
     Raises:
         LabError: a job failed, or its result was wrong.

@@ -14,7 +14,7 @@ REACHED, MISSED, OPEN = "reached", "missed", "undecided"
 
 
 def mark(*, reached: bool) -> str:
-    """Return the last cell of a row."""
+    """Return the last cell of a row without an interval: whether its goal is reached."""
     return REACHED if reached else MISSED
 
 

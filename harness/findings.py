@@ -39,8 +39,8 @@ Place = Literal[
     "not-network",
     "none",
 ]
-"""`rnic` and `not-network` (something else, but no switch or link) are in the set for labs that can show
-them; nothing of ours finds them yet. `none`: there is nothing to place."""
+"""No rule reports `rnic` or `not-network` (neither a switch nor a link) yet; labs that can show them may need them.
+`none`: there is no cause, so that there is no place."""
 CAUSES: tuple[str, ...] = get_args(Cause)
 PLACES: tuple[str, ...] = get_args(Place)
 _NETWORK: frozenset[str] = frozenset({"rnic", "host-link", "rtsw", "rtsw-ctsw-link", "ctsw", "zone-uplink"})

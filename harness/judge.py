@@ -7,17 +7,17 @@ The rules, in the order in which they are applied:
 3. Every planned fault is a check of its own. It is PASS when the fault provably fired: armed by readback, fired count
    above 0, at least one `must_move` counter moved, no `must_not_move` counter moved, cleared by readback, first fired
    while the workload ran, and on for as long as planned (`harness.proof`). Everything else, including no receipt at
-   all, is INCONCLUSIVE: the question was never put.
+   all, is INCONCLUSIVE: the effect of the fault was not tested.
    A routing scheme that the experiment chose is such a check, too (`harness.run.routing.routing_scheme`): without proof
    that it routed the workload the run is INCONCLUSIVE.
 4. Every expectation is a check. No value: INCONCLUSIVE. A performance is decided by its interval (`statistics`), and
-   INCONCLUSIVE without one; several noisy checks share a risk of 1 % of a wrong FAIL (Bonferroni). A count or a name,
-   and a share of which all is asked: PASS inside the bound, FAIL outside. A censored value (the truth is at least it)
-   fails a maximum that it already exceeds, else it is INCONCLUSIVE.
-5. A check whose metric is *about faults* is INCONCLUSIVE, whichever way it fell, unless the faults it is about provably
-   fired. A check that is not (wrong data is wrong data) stands.
-6. A DIRTY lab is a check with verdict INCONCLUSIVE, so the run is never a PASS on it. So is a soft lab whose links may
-   ask for more than half of what its emulation carries.
+   INCONCLUSIVE without one; several noisy checks share a risk of 1 % of a wrong FAIL (Bonferroni). A count, a name, and
+   a share that must be all of it need no interval: PASS inside the bound, FAIL outside. A censored value (the truth is
+   at least it) fails a maximum that it already exceeds, else it is INCONCLUSIVE.
+5. A check whose metric is *about faults* is INCONCLUSIVE, whatever its value, unless the faults it is about provably
+   fired. Other checks stand: wrong data is wrong even if no fault fired.
+6. A DIRTY lab is a check with verdict INCONCLUSIVE, so the run is never a PASS on it. So is a soft lab whose offered
+   load is more than half of what its emulation can forward.
 7. The run's verdict is the worst of its checks (`verdict.worst`); a run without any check is INCONCLUSIVE.
 """
 
@@ -132,7 +132,7 @@ def noisy_checks(expectations: Sequence[Expectation]) -> int:
 
 
 def is_noisy(metric: Metric, sign: str, bound: float | str) -> bool:
-    """Return whether a check is decided by an interval; a share of which all is demanded is not."""
+    """Return whether a check is decided by an interval; a share whose minimum is all of it is not."""
     return metric.is_noisy and not (sign == "min" and metric.most is not None and bound == metric.most)
 
 
@@ -305,13 +305,13 @@ def _on_for(receipt: Receipt | None) -> list[str]:
     return [f"on for {on_s:.2f} s of {planned_s:.2f} s (tolerance {off_s:.2f} s), {switching}"]
 
 
-def _ended(name: str, verdict: Verdict, rule: str, detail: str) -> Check:
+def _worded_check(name: str, verdict: Verdict, rule: str, detail: str) -> Check:
     """Return a check without a number, whose result is described in words."""
     return Check(name=name, verdict=verdict, observed=None, bound=None, unit="", rule=rule, detail=detail)
 
 
 def _error_checks(errors: Sequence[str]) -> list[Check]:
-    return [_ended("harness", Verdict.ERROR, "The harness itself did its work", sentence) for sentence in errors]
+    return [_worded_check("harness", Verdict.ERROR, "The harness itself did its work", sentence) for sentence in errors]
 
 
 def _workload_checks(run: Measurements) -> list[Check]:
@@ -320,12 +320,12 @@ def _workload_checks(run: Measurements) -> list[Check]:
     A workload that moved no data does not show what the faults do to it, although a bound on errors would hold.
     """
     if run.failure is not None:
-        return [_ended("workload", Verdict.FAIL, "The workload ran to its end", f"it failed: {run.failure}")]
+        return [_worded_check("workload", Verdict.FAIL, "The workload ran to its end", f"it failed: {run.failure}")]
     has_moved = any(any(sample.bytes for sample in series.samples) or series.iterations for series in run.series)
     if has_moved or run.errors or run.serving is not None:
         return []
     detail = "no data arrived and no iteration finished, so the effect of the faults is unknown"
-    return [_ended("workload", Verdict.INCONCLUSIVE, "The workload moves data", detail)]
+    return [_worded_check("workload", Verdict.INCONCLUSIVE, "The workload moves data", detail)]
 
 
 def _emulation_checks(run: Measurements) -> tuple[Check, ...]:

@@ -2,7 +2,7 @@
 
 Each machine runs the code that would carry out the fault, up to the point before the first change
 (`inject.node.probe`). That finds the release and the ASIC of a switch, its ACLs and containers, a firmware that keeps
-ports up, missing tools, and state that is not ours. Nothing is changed, and nothing is reserved.
+ports up, missing tools, and state that faultbed did not make. Nothing is changed, and nothing is reserved.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ Path = tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A thing that one fault may change at a time: its path, and its name for people."""
+    """A resource that only one fault may change at a time: its path, and its name for people."""
 
     path: Path
     resource: str
@@ -55,7 +55,7 @@ def claims_of(planned: PlannedFault, topology: Topology) -> tuple[Claim, ...]:
 def both_claim(
     fault: PlannedFault, other_fault: PlannedFault, topology: Topology, *, at_any_time: bool = False
 ) -> str | None:
-    """Return the name of a thing that two faults would both change at one time; None: they do not conflict.
+    """Return the name of a resource that two faults would both change at one time; None: they do not conflict.
 
     Args:
         fault: a fault.
