@@ -13,7 +13,7 @@ _CONDITIONS = frozenset({"emulation", *(f"routing.{scheme}" for scheme in SCHEME
 
 
 def is_condition(name: str) -> bool:
-    """Return whether a check is one of these; a metric such as `routing.converged` is not."""
+    """Return whether a check is such a condition; a metric such as `routing.converged` is not."""
     return name.startswith("fired.") or name in _CONDITIONS
 
 

@@ -24,7 +24,7 @@ _UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Base of what stands in the file, before quantities are read."""
+    """Base of the sections of a file as they are written, before quantities are read."""
 
 
 def fail(source: str, path: str, message: str) -> ConfigError:
@@ -35,7 +35,9 @@ def fail(source: str, path: str, message: str) -> ConfigError:
 def convert(
     raw: object, type_: type[_T], source: str, *, keys: Mapping[str, tuple[str, ...]], path: str = "", section: str = ""
 ) -> _T:
-    """Convert the value at `path` of the file `source` to `type_`. `keys` are those of each section, for hints.
+    """Convert the value at `path` of the file `source` to `type_`.
+
+    `keys` are the known keys of each section, for hints.
 
     Raises:
         ConfigError: it is something else, or a number in it is NaN, infinite or too large.
@@ -50,12 +52,12 @@ def convert(
         raise fail(source, *_explain(str(error), path, section, keys)) from error
 
 
-def _explain(message: str, at: str, section: str, keys: Mapping[str, tuple[str, ...]]) -> tuple[str, str]:
+def _explain(message: str, prefix: str, section: str, keys: Mapping[str, tuple[str, ...]]) -> tuple[str, str]:
     """Split msgspec's message into the path inside the file and a sentence; hint at a misspelt key."""
     match = _AT_PATH.search(message)
     inner = match["path"] if match else ""
     sentence = _AT_PATH.sub("", message)
-    path = ".".join(part for part in (at, inner) if part)
+    path = ".".join(part for part in (prefix, inner) if part)
     unknown = _UNKNOWN.match(sentence)
     if unknown:
         known = keys.get(re.sub(r"\[.*", "", inner) or section, ())

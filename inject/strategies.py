@@ -23,7 +23,7 @@ Accepts = Callable[[Sequence[FaultSpec]], bool]
 """Return whether a schedule can be planned; the default plans it on the topology."""
 
 _WIDE = 1000
-"""A range whose ends are this far apart is drawn from by order of magnitude: 0.1 ms, 1 ms, 10 ms and so on."""
+"""Values of a range whose ends are this factor apart are drawn by order of magnitude: 0.1 ms, 1 ms, 10 ms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +82,12 @@ def fault_specs(
     able = [kind for kind in CATALOGUE.values() if lab_kind in kind.fidelity]
     chosen = [kind for kind in able if (kind.reversible if wanted is None else kind.name in wanted)]
     targets = {kind.name: _targets(kind, topology, grid, accepts) for kind in chosen}
-    left = [kind for kind in chosen if targets[kind.name]]
-    if not left:
+    possible = [kind for kind in chosen if targets[kind.name]]
+    if not possible:
         return st.nothing()
     # Made once: hypothesis checks a new strategy at every draw, which takes longer than the draw.
-    specs_of = {kind.name: _of_kind(kind, targets[kind.name], grid, accepts) for kind in left}
-    return st.sampled_from(left).flatmap(lambda kind: specs_of[kind.name])
+    specs_of = {kind.name: _of_kind(kind, targets[kind.name], grid, accepts) for kind in possible}
+    return st.sampled_from(possible).flatmap(lambda kind: specs_of[kind.name])
 
 
 def schedules(
@@ -138,12 +138,12 @@ def _targets(kind: FaultKind, topology: Topology, grid: Grid, accepts: Accepts) 
         **({"share": 0.001} if Trait.NEEDS_SELECTION in kind.traits else {}),
     }
 
-    def takes(target: str) -> bool:
+    def is_accepted(target: str) -> bool:
         spec = FaultSpec(kind=kind.name, target=target, at_s=grid.earliest_s, for_s=grid.longest_s, params=least)
         return accepts([spec])
 
     fitting = [name for name in topology.target_names() if topology.resolve(name).kind in kind.targets]
-    return [name for name in fitting if takes(name)]
+    return [name for name in fitting if is_accepted(name)]
 
 
 def _of_kind(kind: FaultKind, targets: Sequence[str], grid: Grid, accepts: Accepts) -> st.SearchStrategy[FaultSpec]:

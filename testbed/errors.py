@@ -9,6 +9,7 @@ Each message says where, what is wrong, and what to do; `exit_code` is the exit 
     │   ├── Unreachable (3)       a node does not answer, or its host key is not the pinned one
     │   ├── BootFailed (3)        a VM did not come up by its deadline
     │   ├── CommandFailed (3)     a command on a node ended with an error or ran past its deadline
+    │   ├── HalfProvisioned (3)   provisioning failed after it may have changed a machine
     │   └── DirtyLab (5)          the lab is not in its baseline state, or its state is unknown
     └── FaultError (3)            the injector could not do its work
         ├── Unsupported (4)       this lab cannot do this fault

@@ -64,9 +64,9 @@ class Lab:
         Set by the holder of the lease.
         """
         self.held_by_others: Callable[[], tuple[str, ...]] = tuple
-        """Names of what other commands hold now, as in `ours`; set by the holder of the lease."""
+        """Names of hosts, switches and links that other commands have reserved now; set by the holder of the lease."""
         self.scheme: SchemeTables | None = None
-        """Routing scheme that is applied to the switches, set by what applies it; None: BGP's own ECMP."""
+        """Routing scheme that is applied to the switches, set by the code that applies it; None: BGP's own ECMP."""
 
     def __enter__(self) -> Self:
         return self
