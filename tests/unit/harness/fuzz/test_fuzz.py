@@ -415,7 +415,7 @@ def test_fuzz_command_whose_runs_show_nothing_is_no_pass(fake_lab):
 def test_fuzz_command_keeps_findings_of_an_earlier_search(fake_lab, tmp_path):
     first, second = (tmp_path / "out" / f"found-{number}" / "experiment.toml" for number in (1, 2))
     for kind in ("link.down", "packet.drop"):
-        result = fake_lab(Fake(workload=lambda case: bool(case.faults)), "--kinds", kind, "--examples", "40")
+        result = fake_lab(Fake(workload=lambda case: bool(case.faults)), "--kinds", kind, "--examples", "20")
         assert result.return_value == 1
     assert 'kind = "link.down"' in first.read_text()
     assert 'kind = "packet.drop"' in second.read_text()
