@@ -73,14 +73,15 @@ def wrong(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[st
 
 
 def unseen(inventory: Inventory, state: Mapping[str, Facts]) -> Iterator[tuple[str, str]]:
-    """Yield ports without these counters: their state is unknown."""
+    """Yield ports without these counters, or whose counters were reset between the readings: their state is unknown."""
     for where, first, last in _looks(inventory, state):
         earlier, later = read(first), read(last)
         lacking = []
         if later.active is None:
             lacking.append("which FEC is active")
-        if not set(_BEYOND) & set(earlier.counters) & set(later.counters):
-            lacking.append("errors beyond FEC")
+        both = set(_BEYOND) & set(earlier.counters) & set(later.counters)
+        if not both or any(later.counters[name] < earlier.counters[name] for name in both):
+            lacking.append("errors beyond FEC" + (", whose counters were reset meanwhile" if both else ""))
         if _ber(earlier, later) is None:
             lacking.append("bits that FEC corrected")
         if lacking:

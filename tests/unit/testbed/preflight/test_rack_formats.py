@@ -488,6 +488,16 @@ def test_mlxlink_errors_from_link_training_are_no_finding():
     assert fec.fec_wrong(fec.read(LAST.replace(": 17", ": 99")), fec.read(LAST)) == []
 
 
+def test_fec_check_of_counters_that_were_reset_between_its_readings_is_unknown():
+    state = rack_state()
+    state["host1"].raw["fec-first mlx5_0"] = LAST.replace(": 17", ": 99")
+    state["host1"].raw["fec-last mlx5_0"] = LAST.replace("at: ", "at: 9")
+    assert run_checks(RACK, state, RACK_CHECKS) == []
+    (unseen,) = not_looked(RACK, state, RACK_CHECKS)
+    assert (unseen.check, unseen.where) == ("fec", "host1:mlx5_0")
+    assert "errors beyond FEC, whose counters were reset meanwhile" in unseen.why
+
+
 def test_gpu_settings_check_reports_one_deviating_gpu_and_not_a_uniform_setting():
     state = rack_state()
     for host in RACK.topology.hosts:
