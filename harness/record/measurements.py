@@ -249,7 +249,7 @@ class Measurements(msgspec.Struct, frozen=True, kw_only=True):
     `is_control`: every fault was armed with zero intensity (`harness.run.control`).
     `load` and `twin_load` are how busy the controller was during the run's workload and its twin's.
     `failure` says where the workload stood when it failed; None: it did not, or there was none.
-    `latencies_ns` are the times of the messages of each flow that timed them, in order: every one, or every k-th.
+    `latencies_ns` are the times of the messages of each flow that timed them, in order: all, or every k-th of each.
     `errors` are the sentences of what went wrong in the harness itself; any of them makes the run an ERROR.
     `routing` is the receipt of the run's routing scheme; None: the experiment chose none, or it was never applied.
     `lab_diff` is the fingerprint after the run against the one before: empty and `lab_state` CLEAN, or the

@@ -100,9 +100,13 @@ def serving_of(result: InferenceResult) -> Serving:
 
 
 def latencies_of(result: FlowsResult) -> tuple[tuple[int, ...], ...]:
-    """Return the message times of each flow that measured them, thinned to every k-th if there are many."""
-    flows = result.flows
-    return tuple(flow.latencies_ns[:: -(-len(flow.latencies_ns) // _MOST_TIMES)] for flow in flows if flow.latencies_ns)
+    """Return the message times of each flow that measured them, thinned to every k-th if there are many.
+
+    All flows have the same k, so that each message counts alike in a percentile of all.
+    """
+    timed = [flow.latencies_ns for flow in result.flows if flow.latencies_ns]
+    step = -(-max(map(len, timed), default=1) // _MOST_TIMES)
+    return tuple(times_ns[::step] for times_ns in timed)
 
 
 def bystander_of(result: FlowsResult) -> BystanderRun:

@@ -38,6 +38,14 @@ def test_latency_percentiles_cover_all_timed_messages():
         assert one.detail == "of 1800 timed messages of 2 flows"
 
 
+def test_latency_percentiles_of_thinned_times_count_each_message_alike():
+    """Ten of eleven messages took 10 us: that is their median, not a value between the two flows."""
+    flows = [SimpleNamespace(latencies_ns=(10_000,) * 50_000), SimpleNamespace(latencies_ns=(1_000_000,) * 5_000)]
+    kept = latencies_of(SimpleNamespace(flows=flows))
+    assert [len(one) for one in kept] == [5_000, 500]
+    assert observed(*kept)["latency.p50"].value == 10e-6
+
+
 def test_run_without_timed_messages_has_no_percentile():
     one = observed()["latency.p99"]
     assert (one.value, one.interval) == (None, None)
