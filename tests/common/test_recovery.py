@@ -15,15 +15,28 @@ PATIENT = QpParams(timeout=18)
 """An ACK timeout of 1.07 s: on a busy machine a virtual CPU that pauses is not a lost packet."""
 
 
+def wait_for_iterations(job, count):
+    """Wait until every rank has ended so many more iterations, or the job is over, however long that takes here."""
+
+    def ended():
+        names = [event.message["task"] for event in list(job.events) if event.name == "iteration"]
+        return min(names.count(task.name) for task in job.plan.tasks)
+
+    wanted = ended() + count
+    until(lambda: ended() >= wanted or job.is_over, within_s=120.0)
+
+
 @pytest.mark.needs("rdma", "uplinks >= 2", "hosts >= 4")
 def test_job_survives_uplink_flap_with_correct_results(lab, traffic, inject):
     """eBGP moves the traffic off a flapping uplink that is in use: the job completes and all sums are correct."""
     fault = inject("link.flap", "uplink[0]", for_s=2.0)
-    job = traffic.collective(ranks=RANKS, size_bytes=1 << 18, duration_s=14.0, qp=PATIENT)
-    wait_s(5.0)
+    job = traffic.collective(ranks=RANKS, size_bytes=1 << 18, duration_s=300.0, qp=PATIENT)
+    wait_for_iterations(job, 2)
     assert fault.arm().ok
     wait_s(2.0)
     receipt = fault.clear()
+    wait_for_iterations(job, 2)  # the first of them had begun before the link came back
+    job.stop()
     result = job.wait(120.0)
 
     assert receipt.proved, receipt.doubts
@@ -38,27 +51,18 @@ def test_job_survives_uplink_flap_with_correct_results(lab, traffic, inject):
 def test_job_results_are_correct_under_packet_loss(lab, traffic, inject):
     """2 % of the packets to one RNIC are lost: go-back-N repairs each of them, and no element is wrong."""
     fault = inject("packet.drop", "host[2]:rnic[0]", share=0.02)
-    job = traffic.collective(ranks=RANKS, size_bytes=1 << 18, duration_s=12.0)
-    wait_s(3.0)
+    job = traffic.collective(ranks=RANKS, size_bytes=1 << 18, duration_s=300.0)
+    wait_for_iterations(job, 1)
     assert fault.arm().ok
     wait_s(5.0)
     receipt = fault.clear()
+    wait_for_iterations(job, 2)
+    job.stop()
     result = job.wait(120.0)
 
     assert receipt.proved, receipt.doubts
     assert result.wrong_elements == 0
     assert result.outcome in ("completed", "recovered")
-
-
-def wait_for_iterations(job, count):
-    """Wait until every rank has ended so many more iterations, however long they take on this machine."""
-
-    def ended():
-        names = [event.message["task"] for event in list(job.events) if event.name == "iteration"]
-        return min(names.count(task.name) for task in job.plan.tasks)
-
-    wanted = ended() + count
-    until(lambda: ended() >= wanted, within_s=120.0)
 
 
 @pytest.mark.needs("rdma", "gpu", "hosts >= 4")
@@ -92,11 +96,13 @@ def test_throttled_gpu_slows_the_job_and_is_the_straggler(lab, traffic, inject):
 def test_dead_link_kills_queue_pair_and_job_rebuilds_it(lab, traffic, inject):
     """A host link is down for longer than the retry budget: the QP dies, is rebuilt, and results are correct."""
     fault = inject("link.flap", "host[0]:downlink[0]", for_s=4.0)
-    job = traffic.collective(ranks=RANKS, size_bytes=1 << 17, duration_s=16.0, qp=QpParams(timeout=14, retry_cnt=3))
-    wait_s(4.0)
+    job = traffic.collective(ranks=RANKS, size_bytes=1 << 17, duration_s=300.0, qp=QpParams(timeout=14, retry_cnt=3))
+    wait_for_iterations(job, 1)
     assert fault.arm().ok
     wait_s(4.0)
     receipt = fault.clear()
+    wait_for_iterations(job, 2)
+    job.stop()
     result = job.wait(120.0)
 
     assert receipt.proved, receipt.doubts

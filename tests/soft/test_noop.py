@@ -16,7 +16,7 @@ seed = 1
 collective = "all-reduce"
 algorithm = "ring"
 size = "128KiB"
-duration = "14s"
+duration = "11s"
 compute_units = 2
 
 [[faults]]
@@ -24,22 +24,22 @@ id = "flap"
 kind = "link.flap"
 target = "rtsw1:ctsw1"
 at = "5s"
-for = "2s"
+for = "1s"
 
 [[faults]]
 id = "drop"
 kind = "packet.drop"
 target = "host3:rxe0"
-at = "8s"
-for = "2s"
+at = "6500ms"
+for = "1s"
 set = { share = 0.05 }
 
 [[faults]]
 id = "throttle"
 kind = "gpu.throttle"
 target = "host2:gpu0"
-at = "11s"
-for = "2s"
+at = "8s"
+for = "1s"
 set = { percent = 50 }
 
 [[expect]]
