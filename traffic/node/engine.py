@@ -64,6 +64,7 @@ class Engine:
         self.late_receives = LateReceives()
         self.buffer = b""
         self.unwritten: list[dict[str, Any]] = []
+        self.writes_soon = False
         self.open = True
 
     def emit(self, event: str, **fields: object) -> None:
@@ -72,14 +73,20 @@ class Engine:
         The event `iteration` is written with the next other event, at the latest at the next tick. A write takes 5 ms
         on an emulated CPU, and sshd as long again; an operation of a small collective takes less. Events that are
         encoded together find the encoder in the CPU's caches.
+
+        The iterations of a job with checkpoints are written as soon as the engine has nothing else to do. Those that a
+        lost host has not written are missing in the results, unless the job repeats them.
         """
         self.unwritten.append({"event": event, **fields})
         if event != "iteration":
             self._write()
+        elif any(task.keeps_checkpoints for task in self.tasks.values()):
+            self.writes_soon = True
 
     def _write(self) -> None:
         lines = "".join(ENCODE(event) + "\n" for event in self.unwritten).encode()
         self.unwritten = []
+        self.writes_soon = False
         while lines:
             lines = lines[os.write(1, lines) :]
 
@@ -115,12 +122,14 @@ class Engine:
     def _wait(self, until_ns: int) -> None:
         """Wait for events until a time, and handle those that came."""
         slept_ns = time.monotonic_ns()
-        ready = self.selector.select(max(0.0, (until_ns - slept_ns) / 1e9))
+        ready = self.selector.select(0.0 if self.writes_soon else max(0.0, (until_ns - slept_ns) / 1e9))
         woke_ns = time.monotonic_ns()
         for task in self.tasks.values():
             task.slept(slept_ns, woke_ns)
         for key, _ in ready:
             key.data()
+        if self.writes_soon and not ready:
+            self._write()
 
     def close(self) -> None:
         """Release everything: tasks first, then the devices that they use."""

@@ -49,6 +49,8 @@ class Task:
 
     has_arrived = True
     """Whether the bytes of its samples have arrived at their receiver."""
+    keeps_checkpoints = False
+    """Whether it can go on from a checkpoint, after its host was lost."""
 
     def __init__(self, name: str, rnic: Rnic, spec: dict[str, Any], emit: Callable[..., None]) -> None:
         self.name = name

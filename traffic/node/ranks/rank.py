@@ -64,6 +64,7 @@ class RankTask(Task):
         storage = spec.get("storage")
         self.state = State(program["results"] if storage and storage["checkpoint_bytes"] else [])
         self.feed = None
+        self.keeps_checkpoints = bool(storage and storage["checkpoint_bytes"])
         if storage:
             self.feed = Feed(
                 program["rank"],

@@ -334,6 +334,14 @@ def test_engine_writes_iterations_together_at_the_tick(engine):
     assert [json.loads(line)["index"] for line in written.splitlines()] == [0, 1]
 
 
+def test_engine_with_nothing_to_do_writes_the_iterations_of_a_job_with_checkpoints(engine):
+    engine.tasks["rank0"] = SimpleNamespace(keeps_checkpoints=True, slept=lambda *_: None)
+    engine.emit("iteration", index=0)
+    assert engine.written == []
+    engine._wait(1 << 62)  # it returns at once: there is something to write
+    assert len(engine.written) == 1
+
+
 def test_engine_arms_the_notification_after_the_polls_and_settles_once_per_batch(engine):
     calls = []
 
