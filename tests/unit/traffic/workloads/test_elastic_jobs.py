@@ -93,7 +93,8 @@ def uninterrupted(tmp_path_factory):
     return digests(result)
 
 
-def assert_right(result, uninterrupted, restarts=1, every=EVERY):
+def assert_right(result, uninterrupted, restarts=1, every=EVERY, last=SPEC.iterations - 1):
+    """`last` is the first iteration that may be the last one with a record."""
     assert result.outcome == "recovered", result.where
     assert [state.wrong for state in result.states] == [0] * len(result.ranks)
     assert {state.iterations for state in result.states} == {SPEC.iterations}
@@ -104,7 +105,7 @@ def assert_right(result, uninterrupted, restarts=1, every=EVERY):
     (recorded,) = indices  # the same of every rank
     # A killed engine may take the records of its last iterations along.
     assert len(recorded) >= SPEC.iterations - 3 * restarts
-    assert recorded[-1] == SPEC.iterations - 1
+    assert last <= recorded[-1] < SPEC.iterations
     for restart in result.restarts:
         assert restart.lost_iterations is None or restart.lost_iterations <= every
 
@@ -480,7 +481,8 @@ def test_loss_after_the_last_checkpoint_executes_no_further_iteration(lab, unint
 
     monkeypatch.setattr(driver.ElasticRunning, "_on_done", lose_a_rank)
     result = started(lab).wait(PATIENCE_S)
-    assert_right(result, uninterrupted)
+    # The storage has a rank's last checkpoint before its engine writes the record of that iteration, or is killed.
+    assert_right(result, uninterrupted, last=SPEC.iterations - 2)
     (restart,) = result.restarts
     assert (restart.restored_iterations, restart.lost_iterations) == (SPEC.iterations, 0)
     assert {state.iterations for state in result.states} == {SPEC.iterations}
