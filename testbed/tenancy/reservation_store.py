@@ -33,6 +33,8 @@ from testbed.tenancy.reservation import Book, Entry
 __all__ = ["FOLDER", "Reading", "ReservationStore", "local_store", "node_store"]
 
 FOLDER = "/var/lib/faultbed/reservations"
+SHELL_S = 60.0
+"""How long a command of the store may take on this machine. It waits for a lock for at most 20 s."""
 """Folder on the jump host. If several accounts share it, it must be writable for their group."""
 
 _READ = """\
@@ -192,7 +194,13 @@ def local_store(lab_folder: Path, *, lab: str) -> ReservationStore:
     def shell(argv: Sequence[str], stdin: str | None) -> tuple[int, str, str]:
         if stdin is not None:
             private_dir(lab_folder)
-        done = subprocess.run(argv, input=stdin or "", capture_output=True, text=True, check=False, timeout=60)
+        try:
+            done = subprocess.run(argv, input=stdin or "", capture_output=True, text=True, check=False, timeout=SHELL_S)
+        except subprocess.TimeoutExpired as error:
+            raise LabError(
+                f"this machine: {lab_folder} does not answer for {SHELL_S:g} s, so nothing can be reserved; "
+                "see whether its file system hangs"
+            ) from error
         return done.returncode, done.stdout, done.stderr
 
     return ReservationStore(where="this machine", folder=str(lab_folder / "reservations"), lab=lab, shell=shell)

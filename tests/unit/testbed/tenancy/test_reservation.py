@@ -123,6 +123,13 @@ def test_claim_of_a_racks_last_uplink_is_refused(monkeypatch, tmp_path):
     assert not rack.may_lose_all_uplinks
 
 
+def test_store_on_a_disk_that_hangs_is_an_error_that_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr("testbed.tenancy.reservation_store.SHELL_S", 0.01)
+    monkeypatch.setattr("testbed.tenancy.reservation_store._READ", "sleep 5")
+    with pytest.raises(LabError, match="does not answer for 0.01 s"):
+        local_store(tmp_path, lab="soft").read()
+
+
 def test_dirty_part_of_a_rack_stays_reserved_until_healed(monkeypatch, tmp_path):
     """The mark is on its owner's machine; other users learn of it when they request the lab."""
     rack = inventory_module.load(shipped.inventories() / "rack-h100.example.yml")
