@@ -64,7 +64,7 @@ def test_compare_page_is_valid_and_offline_without_scripts(html):
 def test_compare_page_lists_differences_before_measurements(html):
     text = text_of(html)
     assert text.index("What differs before anything is measured") < text.index("Metrics, B over A")
-    assert "workload: size_bytes 1048576 2" in text
+    assert "workload: size_bytes 262144 2" in text
     assert "guest kernel — 6.99" in text
     assert "The plans differ" in text
 

@@ -181,7 +181,7 @@ def test_sweep_resumed_runs_only_new_points(executed):
     assert swept(executed).return_value == 0
     assert len(executed.shares) == 3
     assert (executed.folder / "sweep.json").read_bytes() == first
-    swept(executed, "--over", "workload.size=1MiB")
+    swept(executed, "--over", "workload.size=256KiB")
     assert len(executed.shares) == 3, "the file has this size: the points are the same"
     swept(executed, "--repeat", "2")
     assert len(executed.shares) == 6

@@ -126,7 +126,7 @@ def test_claim_of_a_racks_last_uplink_is_refused(monkeypatch, tmp_path):
 def test_store_on_a_disk_that_hangs_is_an_error_that_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr("testbed.tenancy.reservation_store.SHELL_S", 0.01)
     monkeypatch.setattr("testbed.tenancy.reservation_store._READ", "sleep 5")
-    with pytest.raises(LabError, match="does not answer for 0.01 s"):
+    with pytest.raises(LabError, match=r"does not answer for 0\.01 s"):
         local_store(tmp_path, lab="soft").read()
 
 
