@@ -159,7 +159,7 @@ def test_documented_link_flap_under_a_flow(lab, folder):
     """Two terminals: the receipt has three parts, and the flow completes. Half of its documented minute is enough."""
     env = of_lab(lab)
     with terminal(f"{FLOW} --for 30s", folder, env) as flow:
-        flow.wait_for_output("acknowledged")  # it moves bytes; the fault has the rest of the time to be typed and armed
+        flow.wait_for_output("arrived")  # it moves bytes; the fault has the rest of the time to be typed and armed
         with terminal(FLAP, folder, env) as fault:
             fault.wait_for_output("armed: ")
             assert not flow.is_over, "the flow was over before the link was down"
