@@ -68,6 +68,24 @@ def test_report_page_fits_every_window_width(browser, either, width):
     assert browser.value(TOO_WIDE) == []
 
 
+@pytest.fixture(scope="module")
+def loaded_page(tmp_path_factory):
+    return report.render(finished(tmp_path_factory.mktemp("runs"), with_loads(synthetic_run())).path)
+
+
+@pytest.mark.parametrize("width", [500, 1200])
+def test_loads_of_links_with_long_sizes_fit_their_column(browser, loaded_page, width):
+    """Measured and expected bytes side by side were wider than the card: the page could be scrolled to the right."""
+    browser.open(loaded_page, width=width)
+    long = '100.02 MiB <small>100 %</small> <small class="expected">100.02 MiB expected</small>'
+    cells = "[...document.querySelectorAll('.loads > table td')]"
+    assert browser.value(f"{cells}.map(cell => {{ cell.innerHTML = '{long}' }}).length")
+
+    assert browser.value("document.documentElement.scrollWidth") <= width
+    right = "document.querySelector('.loads').getBoundingClientRect().right"
+    assert browser.value(f"{cells}.every(cell => cell.getBoundingClientRect().right <= {right} + 1)")
+
+
 @pytest.mark.parametrize(("width", "visible", "hidden"), [(500, "narrow", "wide"), (1200, "wide", "narrow")])
 def test_report_page_has_charts_for_each_width(browser, either, width, visible, hidden):
     browser.open(either, width=width)
