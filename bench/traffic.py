@@ -37,7 +37,11 @@ LATENCY_GOAL = 1.3
 RING_SIZES = (1 << 20, 1 << 22)
 RING_S, RING_REPEATS, RING_GOAL = 8.0, 3, 0.85
 SPREAD_SIZES, SPREAD_QPS, SPREAD_GOAL = (1 << 20, 4 << 20), 4, 0.95
-SPREADS = (("all-to-all", "split"), ("all-reduce", "split"), ("all-reduce", "round-robin"))
+SPREADS = (
+    ("all-to-all", "full-mesh", "split"),
+    ("all-reduce", "ring", "split"),
+    ("all-reduce", "ring", "round-robin"),
+)
 """An all-to-all has one message to each peer: messages that take turns would use one queue pair."""
 SPREAD_ITERATIONS, SPREAD_REPEATS = 15, 5
 MEMORY_S = 600.0
@@ -89,12 +93,16 @@ def measure_spread(lab: Lab) -> Iterator[Row]:
     """Yield the time of a collective with one queue pair per peer over its time with several, by spread and size."""
     ends = tuple(f"{host.name}:{host.rnics[0].name}" for host in lab.topology.hosts[:4])
     with Engines.start(lab, [host.name for host in lab.topology.hosts[:4]]) as engines:
-        for (kind, spread), size in product(SPREADS, SPREAD_SIZES):
+        for (kind, algorithm, spread), size in product(SPREADS, SPREAD_SIZES):
             one_qp = CollectiveSpec(
-                collective=kind, size_bytes=size, iterations=SPREAD_ITERATIONS, warmup=2, ranks=ends, qp=PATIENT
+                collective=kind,
+                algorithm=algorithm,
+                size_bytes=size,
+                iterations=SPREAD_ITERATIONS,
+                warmup=2,
+                ranks=ends,
+                qp=PATIENT,
             )
-            if kind == "all-reduce":
-                one_qp = replace(one_qp, algorithm="ring")
             several_qps = replace(one_qp, qps_per_peer=SPREAD_QPS, spread=spread)
             ratios = []
             for _ in range(SPREAD_REPEATS):

@@ -322,7 +322,7 @@ class HalfDeadPath(DeadPath):
 
 
 def test_dqplb_sends_no_credit_on_a_path_that_is_dead_in_one_direction(monkeypatch):
-    """The test message arrives, and its ACK does not. A credit on that queue pair would be lost, and nobody knows."""
+    """The test message arrives, and its ACK does not. A credit on that queue pair would be lost without any sign."""
     node = modules(monkeypatch)
     spec = CollectiveSpec(
         algorithm="full-mesh", size_bytes=1 << 14, segment_bytes=512, slots=4, qps_per_peer=4, spread="dqplb"
