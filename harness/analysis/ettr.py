@@ -10,8 +10,9 @@ known for each fault: `lost` is the time that fault-free goodput would have need
 A job without restarts continues where it stood, so no work is repeated and D / 2 is 0; w includes the wait for data.
 
 A job with restarts has all inputs of the published formula: the number of interruptions, u from the loss until the
-state was restored, D as the checkpoint interval in fault-free iterations, and w. The interval of the prediction comes
-from the moments of the losses: the work lost by each is anything between 0 and D, all equally likely.
+state was restored, D as the checkpoint interval in fault-free iterations, and w. The interval of the prediction has
+two sources: the moments of the losses (the work lost by each is anything between 0 and D, all equally likely), and the
+noise of the iterations, by which the later ones differ from the fault-free start.
 
 The time of an iteration is the mean over the run's own fault-free start, without its waits for storage. Both sides use
 that start, but neither the later iterations nor the later bytes.
@@ -22,17 +23,23 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from harness.analysis.timeline import Baseline, Impact, finished_iterations
-from harness.confidence import LEVEL, Interval, mean_interval
+from harness.confidence import LEVEL, Interval, mean_interval, noise_of, student
 from harness.record.measurements import Measurements
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 __all__ = ["Ettr", "Formula", "ettr"]
 
 _UNIFORM_HALF = 0.475
 """Half of the range that holds 95 % of a value uniform over [0, 1]."""
+_FORMULA_LEVEL = 0.95
+"""Share of measured ratios that the formula's interval holds."""
 _NORMAL = 1.96
 """Standard deviations on either side that hold 95 % of a normal value."""
 _ENOUGH = 3
@@ -41,19 +48,29 @@ _ENOUGH = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Formula:
-    """The published formula for a job with `interruptions`, with its inputs; `low` to `high` hold with 95 %.
+    """The published formula for a job with `interruptions`, with its inputs.
 
-    `recovery_ns` is the mean time from a loss until the state was restored, `interval_ns` the work between two
-    checkpoints, `checkpoint_share` w / D.
+    `low` to `high` hold the measured ratio with 95 %; None: the noise of the iterations is unknown. `recovery_ns` is
+    the mean time from a loss until the state was restored, `interval_ns` the work between two checkpoints,
+    `checkpoint_share` w / D.
     """
 
     predicted: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
     interruptions: int
     recovery_ns: float
     interval_ns: float
     checkpoint_share: float
+
+    def holds(self, ratio: float) -> bool | None:
+        """Return whether a measured ratio is in the interval; None: there is none."""
+        return None if self.low is None or self.high is None else self.low <= ratio <= self.high
+
+    def __str__(self) -> str:
+        if self.low is None or self.high is None:
+            return f"{self.predicted:.3f} (no interval: the noise of the iterations is unknown)"
+        return f"{self.predicted:.3f} (95 %: {self.low:.3f} to {self.high:.3f})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +123,7 @@ def ettr(run: Measurements, base: Baseline | None, impacts: Iterable[Impact], *,
     alone = (lengths - storage)[healthy].astype(np.float64)
     alone_ns, wall_ns = float(alone.mean()), end_ns - int(begins[0])
     waits_ns = float(storage.mean())
-    formula = _formula(run, wall_ns=wall_ns, iteration_ns=alone_ns, storage_ns=waits_ns)
+    formula = _formula(run, wall_ns=wall_ns, alone=alone, later=count - len(alone), storage_ns=waits_ns)
     lost_ns = 0.0 if base is None else sum(impact.lost_bytes / base.mean * 1e9 for impact in impacts)
     return Ettr(
         iterations=count,
@@ -120,8 +137,13 @@ def ettr(run: Measurements, base: Baseline | None, impacts: Iterable[Impact], *,
     )
 
 
-def _formula(run: Measurements, *, wall_ns: int, iteration_ns: float, storage_ns: float) -> Formula | None:
-    """Return the published formula; None without restarts that came to their end."""
+def _formula(
+    run: Measurements, *, wall_ns: int, alone: NDArray[np.float64], later: int, storage_ns: float
+) -> Formula | None:
+    """Return the published formula; None without restarts that came to their end.
+
+    `alone` are the fault-free iterations, `later` the number of the other ones.
+    """
     restarts = [] if run.resilience is None else run.resilience.restarts
     recoveries, restored_ns = [], 0
     for restart in restarts:
@@ -132,6 +154,7 @@ def _formula(run: Measurements, *, wall_ns: int, iteration_ns: float, storage_ns
     every = (run.workload.get("storage") or {}).get("every")
     if not recoveries or not every:
         return None
+    iteration_ns = float(alone.mean())
     count, interval_ns = len(recoveries), int(every) * iteration_ns
     share = storage_ns / iteration_ns
     recovery_ns = sum(recoveries) / count
@@ -142,12 +165,29 @@ def _formula(run: Measurements, *, wall_ns: int, iteration_ns: float, storage_ns
 
     # The mean of n values that are uniform over [0, 1]: exact for one, and close to normal for more.
     half = _UNIFORM_HALF if count == 1 else min(_UNIFORM_HALF, _NORMAL * math.sqrt(1 / (12 * count)))
+    predicted, noise = ratio(0.5), _reach_of_noise(alone, later)
+    low = high = None
+    if noise is not None:
+        low = max(0.0, predicted - math.hypot(predicted - ratio(0.5 + half), predicted * noise))
+        high = predicted + math.hypot(ratio(0.5 - half) - predicted, predicted * noise)
     return Formula(
-        predicted=ratio(0.5),
-        low=ratio(0.5 + half),
-        high=ratio(0.5 - half),
+        predicted=predicted,
+        low=low,
+        high=high,
         interruptions=count,
         recovery_ns=recovery_ns,
         interval_ns=interval_ns,
         checkpoint_share=share,
     )
+
+
+def _reach_of_noise(alone: NDArray[np.float64], later: int) -> float | None:
+    """Return by how much, with 95 %, the mean of all iterations differs from that of the fault-free ones, as a share.
+
+    None: the noise is unknown.
+    """
+    noise = noise_of(alone)
+    if noise is None:
+        return None
+    difference = math.hypot(noise.error, noise.error_of(later)) if later else 0.0
+    return student(noise.independent - 1, _FORMULA_LEVEL) * difference / noise.mean * later / (later + len(alone))

@@ -373,8 +373,7 @@ def training_ratio(training: Ettr | None) -> Observation:
     )
     if (formula := training.formula) is not None:
         detail += (
-            f"; published formula {formula.predicted:.3f}, for 95 % of the moments of a loss {formula.low:.3f} to "
-            f"{formula.high:.3f}: {formula.interruptions} interruptions of "
+            f"; published formula {formula}: {formula.interruptions} interruptions of "
             f"{format_duration(formula.recovery_ns)}, a checkpoint every {format_duration(formula.interval_ns)} that "
             f"costs {formula.checkpoint_share:.1%}"
         )

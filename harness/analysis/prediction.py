@@ -180,14 +180,13 @@ def _training(observed: Observed) -> Iterator[Prediction]:
     if training is None:
         return
     if (formula := training.formula) is not None:
-        noise = training.interval()  # of the time of an iteration, which both sides rest on
         yield Prediction(
             what="effective training time ratio of a job with restarts (HPCA 2025)",
             model=f"{formula.interruptions} interruptions of {format_duration(formula.recovery_ns)}; a checkpoint "
             f"every {format_duration(formula.interval_ns)} that costs {formula.checkpoint_share:.1%}",
-            predicted=f"{formula.predicted:.3f} ({formula.low:.3f} to {formula.high:.3f})",
+            predicted=str(formula),
             measured=f"{training.ratio:.3f}",
-            holds=None if noise is None else formula.low <= noise.high and noise.low <= formula.high,
+            holds=formula.holds(training.ratio),
         )
         return
     if training.predicted is None:
