@@ -12,8 +12,9 @@ The rules, in the order in which they are applied:
    that it routed the workload the run is INCONCLUSIVE.
 4. Every expectation is a check. No value: INCONCLUSIVE. A performance is decided by its interval (`statistics`), and
    INCONCLUSIVE without one; several noisy checks share a risk of 1 % of a wrong FAIL (Bonferroni). A count, a name, and
-   a share that must be all of it need no interval: PASS inside the bound, FAIL outside. A censored value (the truth is
-   at least it) fails a maximum that it already exceeds, else it is INCONCLUSIVE.
+   a share that must be all of it need no interval: PASS inside the bound, FAIL outside, INCONCLUSIVE where errors of
+   measurement leave both open. A censored value (the truth is at least it) fails a maximum that it already exceeds,
+   else it is INCONCLUSIVE.
 5. A check whose metric is *about faults* is INCONCLUSIVE, whatever its value, unless the faults it is about provably
    fired. Other checks stand: wrong data is wrong even if no fault fired.
 6. A DIRTY lab is a check with verdict INCONCLUSIVE, so the run is never a PASS on it. So is a soft lab whose offered
@@ -175,7 +176,7 @@ def _bound_check(
     elif isinstance(value, float) and not math.isfinite(value):
         value, verdict, detail = None, Verdict.INCONCLUSIVE, f"{value} is no value; {detail}"
     elif metric.is_noisy and not is_noisy(metric, sign, bound):
-        verdict = _compare(sign, value, bound, censored=observation.censored)
+        verdict = _compare_ends(sign, value, bound, observation)
     elif (interval := _deciding(sign, observation)) is not None and not isinstance(bound, str):
         verdict = decide("max" if sign == "max" else "min", bound, interval)
         rule, detail = f"{rule}, {interval.rule}{risk(interval.level, noisy)}", f"{detail}; {interval}"
@@ -183,7 +184,7 @@ def _bound_check(
         verdict = Verdict.INCONCLUSIVE
         detail = f"{detail}; {NO_INTERVAL}"
     else:
-        verdict = _compare(sign, value, bound, censored=observation.censored)
+        verdict = _compare_ends(sign, value, bound, observation)
         if observation.censored and verdict is Verdict.FAIL and _is_within(bound, observation.interval):
             verdict = Verdict.INCONCLUSIVE
             detail = f"{detail}; some of it may be by chance: {observation.interval}"
@@ -221,6 +222,13 @@ def _deciding(sign: str, observation: Observation) -> Interval | None:
 def _is_within(bound: float | str, interval: Interval | None) -> bool:
     """Return whether a censored value may be below its maximum: the lower end of its interval is."""
     return interval is not None and not isinstance(bound, str) and interval.low <= bound
+
+
+def _compare_ends(sign: str, value: float | str, bound: float | str, observation: Observation) -> Verdict:
+    """Compare every value that errors of measurement leave open; INCONCLUSIVE where they disagree."""
+    ends = observation.between or (value,)
+    verdicts = {_compare(sign, end, bound, censored=observation.censored) for end in ends}
+    return verdicts.pop() if len(verdicts) == 1 else Verdict.INCONCLUSIVE
 
 
 def _compare(sign: str, value: float | str, bound: float | str, *, censored: bool) -> Verdict:

@@ -17,13 +17,22 @@ from harness.analysis import timeline
 from harness.confidence import LEVEL, Interval
 from harness.record.measurements import Measurements, RankSeries, Serving
 from traffic.engine.latency_split import PARTS
+from traffic.workloads.service_level import kept_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from harness.analysis.ettr import Ettr
 
-__all__ = ["disturbed", "intervals_of", "iteration_times", "operation_shares", "operation_times", "ratio_of_means"]
+__all__ = [
+    "attainment_range",
+    "disturbed",
+    "intervals_of",
+    "iteration_times",
+    "operation_shares",
+    "operation_times",
+    "ratio_of_means",
+]
 
 
 def intervals_of(
@@ -176,16 +185,14 @@ def _serving(run: Measurements, serving: Serving, level: float) -> dict[str, Int
             intervals[f"{name}.p{percent}"] = _by_two_clocks(interval, error_s) if name == "ttft" else interval
     known = [count for count in independent_counts if count is not None]
     if serving.slo_attainment is not None and known and len(known) == len(independent_counts):
-        kept = round(serving.slo_attainment * len(first_tokens))
-        doubtful = _within_clock_error(run, first_tokens, error_s)
-        least, most = max(0, kept - doubtful), min(len(first_tokens), kept + doubtful)
+        ends, doubt = attainment_range(run, serving) or ((serving.slo_attainment, serving.slo_attainment), "")
         low, high = (
-            confidence.share_interval(met, len(first_tokens), level=level, independent=min(known))
-            for met in (least, most)
+            confidence.share_interval(
+                round(share * len(first_tokens)), len(first_tokens), level=level, independent=min(known)
+            )
+            for share in ends
         )
-        method = (
-            f"{high.method}; {doubtful} requests are within the clocks' error of slo_ttft" if doubtful else low.method
-        )
+        method = f"{high.method}; {doubt}" if doubt else low.method
         intervals["slo_attainment"] = replace(low, high=high.high, method=method)
     return intervals
 
@@ -197,10 +204,27 @@ def _by_two_clocks(interval: Interval | None, error_s: float) -> Interval | None
     return replace(interval, low=max(0.0, interval.low - error_s), high=interval.high + error_s, method=method)
 
 
-def _within_clock_error(run: Measurements, first: NDArray[np.float64], error_s: float) -> int:
-    """Return how many requests may have kept the objective of the time to first token or not, by their clocks."""
-    objective_s = float(run.workload.get("slo_ttft_ms") or 0.0) / 1e3
-    return int((np.abs(first - objective_s) <= error_s).sum()) if objective_s and error_s else 0
+def attainment_range(run: Measurements, serving: Serving) -> tuple[tuple[float, float], str] | None:
+    """Return the lowest and highest SLO attainment that the clocks leave open, and why; None: they leave nothing open.
+
+    A time to first token begins on one host and ends on another one, so that the errors of both clocks are in it.
+    """
+    if serving.slo_attainment is None or not serving.ttft_ns:
+        return None
+    kept = kept_of(
+        serving.ttft_ns,
+        serving.tpot_ns,
+        slo_ttft_ms=float(run.workload.get("slo_ttft_ms") or 0.0),
+        slo_tpot_ms=float(run.workload.get("slo_tpot_ms") or 0.0),
+        error_ns=2 * run.clock_error_ns,
+    )
+    doubtful = kept.may_have_missed + kept.may_have_kept
+    if not doubtful:
+        return None
+    requests = max(int(run.workload.get("requests") or 0), len(serving.ttft_ns))
+    low = max(0.0, serving.slo_attainment - kept.may_have_missed / requests)
+    high = min(1.0, serving.slo_attainment + kept.may_have_kept / requests)
+    return (low, high), f"{doubtful} requests are within the clocks' error of slo_ttft"
 
 
 def _latency(flows: Sequence[Sequence[int]], level: float) -> dict[str, Interval | None]:

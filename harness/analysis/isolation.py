@@ -54,7 +54,10 @@ def isolation(run: Measurements, *, first_fault_ns: int, level: float) -> dict[s
         return dict.fromkeys((_RATIO, _GAP, _ERRORS), Observation(value=None, detail="this run has no bystander"))
     whole = bystander_goodput(run)
     is_dead = whole is None or not whole.bytes.any() or flow.failure is not None
-    errors = _errors(flow, first_fault_ns, doubt=_why_errors_unknown(run, flow, whole, first_fault_ns))
+    receipts = [fault.receipt for fault in run.faults if fault.receipt is not None]
+    error_ns = run.clock_error_ns + max((receipt.armed.clock_error_ns or 0 for receipt in receipts), default=0)
+    doubt = _why_errors_unknown(run, flow, whole, first_fault_ns)
+    errors = _errors(flow, first_fault_ns, error_ns=error_ns, doubt=doubt)
     if whole is None or is_dead:
         why = flow.failure or f"no data arrived from {flow.src} to {flow.dst}"
         return {**dict.fromkeys((_RATIO, _GAP), Observation(value=None, detail=f"bystander: {why}")), _ERRORS: errors}
@@ -79,14 +82,25 @@ def _why_errors_unknown(run: Measurements, flow: BystanderRun, whole: Goodput | 
     return "it carried nothing at the end" if ending > max(usual, _MARGIN_NS // whole.step_ns) else ""
 
 
-def _errors(flow: BystanderRun, first_fault_ns: int, *, doubt: str) -> Observation:
+def _errors(flow: BystanderRun, first_fault_ns: int, *, error_ns: int, doubt: str) -> Observation:
+    """Return the errors after the fault-free start; those within the clocks' error of its end may be of either side."""
     early = sum(at_ns < first_fault_ns for at_ns in flow.qp_errors)
+    least, most = (
+        sum(at_ns >= first_fault_ns + by_ns for at_ns in flow.qp_errors) for by_ns in (error_ns + 1, -error_ns)
+    )
     detail = f"of the flow from {flow.src} to {flow.dst}, as the traffic engine reports"
     if early:
         detail += f"; {early} more failed before the first fault: raise timeout in bystander.qp on a busy lab"
+    if least < most:
+        detail += f"; {most - least} failed within the clocks' error of the first fault's arming"
     if doubt:
         detail += f"; {doubt}"
-    return Observation(value=len(flow.qp_errors) - early, detail=detail, censored=bool(doubt))
+    return Observation(
+        value=len(flow.qp_errors) - early,
+        detail=detail,
+        censored=bool(doubt),
+        between=(least, most) if least < most else None,
+    )
 
 
 def _goodput_ratio(run: Measurements, whole: Goodput, base: Baseline | None, level: float) -> Observation:

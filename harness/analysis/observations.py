@@ -15,7 +15,7 @@ import numpy as np
 
 from harness.analysis import timeline
 from harness.analysis.ettr import Ettr
-from harness.analysis.intervals import operation_shares
+from harness.analysis.intervals import attainment_range, operation_shares
 from harness.analysis.phases import ENDING, NAMES, Phase
 from harness.analysis.ranks.slow_ranks import slow_ranks
 from harness.analysis.ranks.straggler import LEVEL, slowdowns, slowest
@@ -57,12 +57,14 @@ class Observation:
     """A metric's value in its unit, or None, and its origin. `censored`: the true value is at least this one.
 
     `interval` is where the value would lie if the run were repeated; None for a count, a name, or too little data.
+    `between` are the lowest and highest values that errors of measurement leave open in this run; None: only `value`.
     """
 
     value: Value | None
     detail: str
     censored: bool = False
     interval: Interval | None = None
+    between: tuple[float, float] | None = None
 
 
 def plain(run: Measurements) -> dict[str, Observation]:
@@ -81,7 +83,7 @@ def plain(run: Measurements) -> dict[str, Observation]:
         ),
         **_latency(run.latencies_ns),
         **_split(run.series),
-        **_serving(run.serving),
+        **_serving(run, run.serving),
         "qp_errors": Observation(value=run.qp_errors, detail="completions with an error status, by the engine"),
         "rebuilds": Observation(value=run.rebuilds, detail="queue pairs connected again, as the engine reports"),
     }
@@ -149,7 +151,7 @@ def _split(ranks: Sequence[RankSeries]) -> dict[str, Observation]:
     }
 
 
-def _serving(serving: Serving | None) -> dict[str, Observation]:
+def _serving(run: Measurements, serving: Serving | None) -> dict[str, Observation]:
     if serving is None:
         nothing = Observation(value=None, detail="not an inference job")
         return dict.fromkeys(("ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "slo_attainment"), nothing)
@@ -161,7 +163,9 @@ def _serving(serving: Serving | None) -> dict[str, Observation]:
             metrics[f"{name}.p{share}"] = Observation(value=value, detail=f"of {len(times)} {unit}")
     kept = serving.slo_attainment
     detail = "no SLO was given" if kept is None else f"{len(serving.ttft_ns)} requests were over, of those asked for"
-    metrics["slo_attainment"] = Observation(value=kept, detail=detail)
+    between, doubt = attainment_range(run, serving) or (None, "")
+    detail = f"{detail}; {doubt}" if doubt else detail
+    metrics["slo_attainment"] = Observation(value=kept, detail=detail, between=between)
     return metrics
 
 

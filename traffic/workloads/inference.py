@@ -27,6 +27,7 @@ from traffic.workloads import replay
 from traffic.workloads.ranks import RanksSpec, check_queue_pairs, place
 from traffic.workloads.ranks_result import RanksResult, common_results
 from traffic.workloads.replay_result import Execution
+from traffic.workloads.service_level import kept_of
 
 __all__ = ["InferenceResult", "InferenceSpec", "check", "request", "run", "start"]
 
@@ -74,6 +75,19 @@ class InferenceResult(RanksResult):
     tpot_p95_ns: float
     tpot_p99_ns: float
     slo_attainment: float
+
+    @property
+    def slo_attainment_range(self) -> tuple[float, float]:
+        """Lowest and highest attainment that the errors of the clocks leave open."""
+        kept = kept_of(
+            self.ttft_ns,
+            self.tpot_ns,
+            slo_ttft_ms=self.spec.slo_ttft_ms,
+            slo_tpot_ms=self.spec.slo_tpot_ms,
+            error_ns=2 * max(self.clock_error_ns.values(), default=0),
+        )
+        low, high = kept.requests - kept.may_have_missed, kept.requests + kept.may_have_kept
+        return low / self.spec.requests, high / self.spec.requests
 
 
 def check(spec: InferenceSpec, ranks: int) -> None:
@@ -158,7 +172,7 @@ def _result(spec: InferenceSpec, done: Execution) -> InferenceResult:
         ttft_ns.append(max(ends[0]) - min(row[member].start_ns for member in done.trace.operations[0].members))
         tpot_ns.append(tuple(_slowest(later, sooner) for sooner, later in pairwise(ends)))
     all_ns = [time_ns for operation in tpot_ns for time_ns in operation]
-    kept = sum(_kept(spec, *times) for times in zip(ttft_ns, tpot_ns, strict=True))
+    kept = kept_of(ttft_ns, tpot_ns, slo_ttft_ms=spec.slo_ttft_ms, slo_tpot_ms=spec.slo_tpot_ms)
     return InferenceResult(
         **common_results(running, done.ranks),
         spec=spec,
@@ -170,7 +184,7 @@ def _result(spec: InferenceSpec, done: Execution) -> InferenceResult:
         tpot_p50_ns=traffic_metrics.percentile(all_ns, 50),
         tpot_p95_ns=traffic_metrics.percentile(all_ns, 95),
         tpot_p99_ns=traffic_metrics.percentile(all_ns, 99),
-        slo_attainment=kept / spec.requests,
+        slo_attainment=kept.requests / spec.requests,
     )
 
 
@@ -180,9 +194,3 @@ def _ended_ns(item: Iteration, phase: int) -> int:
 
 def _slowest(later: Sequence[int], sooner: Sequence[int]) -> int:
     return max(b - a for a, b in zip(sooner, later, strict=True))
-
-
-def _kept(spec: InferenceSpec, ttft_ns: int, tpot_ns: Sequence[int]) -> bool:
-    mean_ns = sum(tpot_ns) / len(tpot_ns) if tpot_ns else 0.0
-    in_time = not spec.slo_ttft_ms or ttft_ns <= spec.slo_ttft_ms * 1e6
-    return in_time and (not spec.slo_tpot_ms or mean_ns <= spec.slo_tpot_ms * 1e6)

@@ -126,6 +126,38 @@ def test_judge_time_to_first_token_is_known_to_the_clocks_of_two_hosts(metric, b
     assert check.verdict is expected, check.detail
 
 
+@pytest.mark.parametrize(
+    ("late_ms", "error_ms", "tpot_ms", "expected"),
+    [
+        (-50, 0, 0, PASS),
+        (+50, 0, 0, FAIL),
+        (-50, 30, 0, INCONCLUSIVE),  # two clocks are wrong by 60 ms together
+        (+50, 30, 0, INCONCLUSIVE),
+        (-50, 20, 0, PASS),
+        (+50, 20, 0, FAIL),
+        (+50, 30, 90, FAIL),  # its tokens were late, and those begin and end on one host
+    ],
+)
+def test_judge_full_share_is_inconclusive_if_the_clocks_leave_one_request_open(late_ms, error_ms, tpot_ms, expected):
+    """15 of 16 requests keep an objective of 1 s; one is 50 ms from it, as a clock of either host may be."""
+    missed = late_ms > 0 or bool(tpot_ms)
+    run = served(*([0.5] * 15), 1 + late_ms / 1e3, kept=15 / 16 if missed else 1.0)
+    workload = {**run.workload, "slo_ttft_ms": 1000.0, "slo_tpot_ms": float(tpot_ms)}
+    run = msgspec.structs.replace(run, workload=workload, clock_error_ns=error_ms * 1_000_000)
+    checks = verdict_of(run, Expectation(metric=lookup("slo_attainment", []), minimum=1.0)).checks
+    (check,) = (check for check in checks if check.name == "slo_attainment")
+    assert check.verdict is expected, check.detail
+    if expected is INCONCLUSIVE:
+        assert "1 requests are within the clocks' error of slo_ttft" in check.detail
+
+
+def test_judge_full_share_fails_if_one_request_missed_and_another_is_left_open():
+    run = served(*([0.5] * 14), 0.99, 3.0, kept=15 / 16)
+    run = msgspec.structs.replace(run, workload={**run.workload, "slo_ttft_ms": 1000.0}, clock_error_ns=30_000_000)
+    checks = verdict_of(run, Expectation(metric=lookup("slo_attainment", []), minimum=1.0)).checks
+    assert next(check for check in checks if check.name == "slo_attainment").verdict is FAIL
+
+
 def test_judge_censored_value_is_not_decided_by_an_interval():
     interval = Interval(low=4.9, high=5.1, method="made up")
     observation = Observation(value=5.0, detail="", censored=True, interval=interval)

@@ -185,3 +185,23 @@ def test_bystander_makes_bytes_of_links_unpredictable_and_round_trips():
     run = with_bystander(steady)
     assert "bystander" in expected_loads(run).why
     assert measurements.decode(measurements.encode(run)) == run
+
+
+@pytest.mark.parametrize(
+    ("apart_ms", "error_ms", "verdict"),
+    [
+        (-20, 30, Verdict.INCONCLUSIVE),
+        (+20, 30, Verdict.INCONCLUSIVE),
+        (-20, 10, Verdict.PASS),
+        (+20, 10, Verdict.FAIL),
+    ],
+)
+def test_qp_error_of_the_bystander_within_the_clocks_error_of_the_arming_decides_nothing(apart_ms, error_ms, verdict):
+    """It was taken for one of the fault-free start, or charged to the fault, by 20 ms that a clock may be wrong by."""
+    run = with_bystander(steady, qp_errors=(FIRST.start_ns + apart_ms * MS,))
+    receipts = [fault.receipt for fault in run.faults]
+    own_ns = max(receipt.armed.clock_error_ns or 0 for receipt in receipts if receipt is not None)
+    assert own_ns < 10 * MS
+    run = msgspec.structs.replace(run, clock_error_ns=error_ms * MS)
+    expected = (Expectation(metric=METRICS["bystander.qp_errors"], maximum=0),)
+    assert _verdict_of("bystander.qp_errors", run, expected) is verdict

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import pytest
 from engine_labs import RANK_OF, NothingStarts, RankEngine, RankLab
@@ -13,6 +14,7 @@ from traffic.workloads import inference, ranking, replay_batches
 from traffic.workloads.inference import InferenceSpec
 from traffic.workloads.ranking import RankingSpec
 from traffic.workloads.replay_batches import ReplaySpec
+from traffic.workloads.service_level import kept_of
 
 NETWORK = cost.NETWORKS["soft"]
 MS = 1_000_000
@@ -78,6 +80,31 @@ def test_inference_times_are_the_slowest_ranks_and_slo_attainment_is_counted():
     assert result.tpot_p50_ns == 6 * MS
     assert result.slo_attainment <= 0.5, "the second one's tokens were late"
     assert inference.run(PacedLab(ends), InferenceSpec(tokens=4, requests=2)).slo_attainment == 1
+
+
+@pytest.mark.parametrize(
+    ("first_ms", "error_ms", "expected"),
+    [(990, 0, (2, 0, 0)), (990, 20, (2, 1, 0)), (1010, 20, (1, 0, 1)), (1010, 5, (1, 0, 0)), (1000, 0, (2, 0, 0))],
+)
+def test_requests_within_the_clocks_error_of_their_objective_are_left_open(first_ms, error_ms, expected):
+    kept = kept_of(
+        [500 * MS, first_ms * MS, 999 * MS],
+        [(5 * MS,), (), (50 * MS, 60 * MS)],  # the third one's tokens are late: its first token does not matter
+        slo_ttft_ms=1000,
+        slo_tpot_ms=20,
+        error_ns=error_ms * MS,
+    )
+    assert (kept.requests, kept.may_have_missed, kept.may_have_kept) == expected
+
+
+def test_inference_attainment_range_holds_what_the_clocks_leave_open():
+    ends = [10, 11, 12, 13, 14]
+    result = inference.run(PacedLab(lambda *_: ends), InferenceSpec(tokens=4, requests=2))
+    late = replace(
+        result, spec=replace(result.spec, slo_ttft_ms=1000), ttft_ns=(990 * MS, 1010 * MS), clock_error_ns={"host1": 0}
+    )
+    assert late.slo_attainment_range == (0.5, 0.5)
+    assert replace(late, clock_error_ns={"host1": 0, "host2": 10 * MS}).slo_attainment_range == (0.0, 1.0)
 
 
 def test_ranking_hot_shards_send_more_and_receive_as_many_gradients():
