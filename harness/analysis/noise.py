@@ -1,37 +1,58 @@
 """The noise floor of a lab: how much fault-free runs of one workload differ from each other (A/A). Pure.
 
-    floor = measure({"20261121T...-aa-1": measurements, ...})
+    floor = measure({"20261121T...-aa-1": (conditions, measurements), ...})
 
 Fault-free runs count, and so do the fault-free twins of other runs. For each quantity the deviation of its logarithm is
 stored: two fault-free runs differ by more than `Spread.pair` in only 1 % of cases. A bound closer to 1 than that cannot
 be decided on this lab, however long the run is. The judge widens `jct_ratio` by it.
+
+A floor holds under the conditions that it was measured under (`Conditions`), and is used for no other run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import msgspec
 import numpy as np
 
 from harness.analysis.intervals import iteration_times, operation_times
+from harness.analysis.links import emulation_headroom
 from harness.analysis.observe import Observed
 from harness.analysis.timeline import finished_iterations
 from harness.confidence import LEVEL, student, widened
+from harness.experiment.run_plan import Plan, PlannedBystander, PlannedProbes
 from harness.json_text import json_text
 from harness.record.copies import digest_of
 from harness.record.measurements import Measurements, RankSeries
+from harness.record.rundir import RunDir
 from testbed.errors import UsageError
 
-__all__ = ["FILE", "MIN_RUNS", "NoiseFloor", "Spread", "allow_for", "decode", "encode", "load", "measure"]
+__all__ = [
+    "FILE",
+    "MIN_RUNS",
+    "Conditions",
+    "NoiseFloor",
+    "Spread",
+    "allow_for",
+    "conditions_in",
+    "conditions_of",
+    "decode",
+    "differing",
+    "encode",
+    "load",
+    "measure",
+]
 
 FILE = "noise-floor.json"
 """File in a lab's state folder that holds its noise floor."""
 MIN_RUNS = 3
+
+_Value = TypeVar("_Value")
 
 
 class Spread(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,47 +69,103 @@ class Spread(msgspec.Struct, frozen=True, kw_only=True):
         return math.exp(student(self.runs - 1, LEVEL) * math.sqrt(2) * self.log_sd)
 
 
+class Conditions(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything recorded of a run that its noise depends on.
+
+    `inventory` is the digest of the lab's file, which has its links, rates and VMs. `accelerator` is that of the VMs,
+    `cpus` the number of CPUs of the controller, which carries a soft lab. `workload` is as planned, with its ranks and
+    queue pairs. `routing` is the routing scheme with its parameters; None: BGP's ECMP. `capture`, `probe` and
+    `bystander` ran beside the workload; they are empty or None if there were none.
+    """
+
+    lab: str
+    inventory: str
+    accelerator: str | None
+    cpus: int
+    workload: dict[str, Any]
+    routing: tuple[str, dict[str, Any]] | None = None
+    capture: tuple[str, ...] = ()
+    probe: PlannedProbes | None = None
+    bystander: PlannedBystander | None = None
+
+
 class NoiseFloor(msgspec.Struct, frozen=True, kw_only=True):
     """Contents of `noise-floor.json`.
 
-    `accelerator` (that of the VMs), `workload` and `iterations` describe the runs; `sources` lists them.
+    `conditions` and `iterations` describe the runs; `sources` lists them. `conditions` None: an older version measured
+    it, so that what it holds for is unknown.
     """
 
     schema: Literal[1] = 1
-    lab: str
-    accelerator: str | None = None
-    workload: dict[str, Any]
+    conditions: Conditions | None = None
     iterations: int
     sources: tuple[str, ...]
     spreads: dict[str, Spread]
 
 
-def measure(runs: Mapping[str, Measurements]) -> NoiseFloor:
-    """Return the noise floor from runs of one workload on one lab, by name.
+def conditions_of(plan: Plan, *, lab: str, accelerator: str | None, cpus: int) -> Conditions:
+    """Return the conditions of a run by its plan, its lab and the machine of its controller."""
+    fabric = plan.fabric or None
+    conditions = Conditions(
+        lab=lab,
+        inventory=plan.inventory,
+        accelerator=accelerator,
+        cpus=cpus,
+        workload=plan.workload,
+        routing=None if fabric is None else (fabric.routing, fabric.parameters),
+        capture=plan.capture or (),
+        probe=plan.probe or None,
+        bystander=plan.bystander or None,
+    )
+    return _as_read(conditions, Conditions)
+
+
+def conditions_in(directory: RunDir, measured: Measurements) -> Conditions:
+    """Return the conditions of a finished run.
 
     Raises:
-        UsageError: different labs, accelerators, workloads or routing schemes, one run twice, or fewer than `MIN_RUNS`
-            fault-free series.
+        UsageError: its plan or environment cannot be read.
+    """
+    return conditions_of(
+        directory.read_plan(),
+        lab=measured.lab,
+        accelerator=measured.accelerator,
+        cpus=directory.read_environment().cpu_count,
+    )
+
+
+def differing(one: Conditions, other: Conditions) -> tuple[str, ...]:
+    """Return the names of the conditions in which two runs differ."""
+    return tuple(name for name in Conditions.__struct_fields__ if getattr(one, name) != getattr(other, name))
+
+
+def measure(runs: Mapping[str, tuple[Conditions, Measurements]]) -> NoiseFloor:
+    """Return the noise floor from runs under the same conditions, by name.
+
+    Raises:
+        UsageError: different conditions, one run twice, or fewer than `MIN_RUNS` fault-free series.
     """
     names: dict[str, str] = {}
-    for name, run in runs.items():
+    for name, (_, run) in runs.items():
         if (first := names.setdefault(digest_of(run), name)) != name:
             raise UsageError(
                 f"{name} is a copy of {first}: it does not differ from it by any noise; name each run once"
             )
-    if len({_conditions(run) for run in runs.values()}) > 1:
-        raise UsageError(
-            "runs of different labs, accelerators, workloads or routing schemes have no common noise; name runs of one "
-            "experiment on one machine"
-        )
-    series = {name: part for name, run in runs.items() for name, part in _fault_free(name, run)}
+    (first, (conditions, _)), *_ = runs.items()
+    for name, (others, _) in runs.items():
+        if apart := differing(conditions, others):
+            raise UsageError(
+                f"{first} and {name} differ in {', '.join(apart)}: they have no common noise; name runs of one "
+                "experiment on one lab and machine"
+            )
+    series = {name: part for name, run in runs.items() for name, part in _fault_free(name, *run)}
     iterations = min((finished_iterations(part) for part in series.values()), default=0)
     if len(series) < MIN_RUNS or iterations == 0:
         raise UsageError(
             f"{len(series)} fault-free series with {iterations} common iterations; a noise floor needs at least "
-            f"{MIN_RUNS}: runs of an experiment without faults, or twins of runs that bound jct_ratio"
+            f"{MIN_RUNS}: runs of an experiment without faults, or twins of runs that bound jct_ratio; a run whose "
+            "routing scheme is not proven, or with more load than the emulation forwards, does not count"
         )
-    measured = next(iter(runs.values()))
     spreads = {
         "job_time": _spread([iteration_times(part, iterations).sum() / 1e9 for part in series.values()], "s"),
         "iteration": _spread([np.median(iteration_times(part, iterations)) / 1e9 for part in series.values()], "s"),
@@ -96,9 +173,7 @@ def measure(runs: Mapping[str, Measurements]) -> NoiseFloor:
         "compute": _spread([_compute_s(part, iterations) for part in series.values()], "s"),
     }
     return NoiseFloor(
-        lab=measured.lab,
-        accelerator=measured.accelerator,
-        workload=measured.workload,
+        conditions=conditions,
         iterations=iterations,
         sources=tuple(series),
         spreads={name: spread for name, spread in spreads.items() if spread is not None},
@@ -115,8 +190,11 @@ def allow_for(observed: Observed, floor: NoiseFloor | None) -> Observed:
     return replace(observed, metrics={**observed.metrics, "jct_ratio": replace(job_time_ratio, interval=interval)})
 
 
-def load(state_dir: Path, workload: Mapping[str, Any], accelerator: str | None) -> NoiseFloor | None:
-    """Return the noise floor stored for a lab; None if there is none, or one of another workload or accelerator.
+def load(state_dir: Path, conditions: Conditions, say: Callable[[str], object] = lambda _: None) -> NoiseFloor | None:
+    """Load the noise floor that is stored for a lab.
+
+    Returns None if there is none, or one that was measured under other conditions; `say` is called with the reason of
+    the latter.
 
     Raises:
         UsageError: the stored file is not a noise floor.
@@ -129,8 +207,16 @@ def load(state_dir: Path, workload: Mapping[str, Any], accelerator: str | None) 
             f"{path}: not a noise floor as this version writes it: {error}; remove it, or measure it again with "
             "`faultbed noise`"
         ) from error
-    fits = floor is not None and (floor.workload, floor.accelerator) == (workload, accelerator)
-    return floor if fits else None
+    if floor is None:
+        return None
+    apart = ("unknown conditions",) if floor.conditions is None else differing(floor.conditions, conditions)
+    if apart:
+        say(
+            f"{path} is not used: it was measured with another {', '.join(apart)}; measure it under those of this run "
+            "with `faultbed noise`"
+        )
+        return None
+    return floor
 
 
 def encode(floor: NoiseFloor) -> bytes:
@@ -147,19 +233,24 @@ def decode(content: bytes) -> NoiseFloor:
     return msgspec.json.decode(content, type=NoiseFloor)
 
 
-def _conditions(run: Measurements) -> bytes:
-    """Return what the noise of a run depends on, as far as its measurements say."""
-    scheme = run.routing and (run.routing.scheme, run.routing.parameters)
-    return msgspec.json.encode((run.lab, run.accelerator, run.workload, scheme), order="sorted")
-
-
-def _fault_free(name: str, run: Measurements) -> list[tuple[str, Sequence[RankSeries]]]:
+def _fault_free(name: str, conditions: Conditions, run: Measurements) -> list[tuple[str, Sequence[RankSeries]]]:
+    """Return the series of a run without faults, and of its twin; none if the conditions were not those of the plan."""
+    routing = None if run.routing is None else (run.routing.scheme, _as_read(run.routing.parameters, dict[str, Any]))
+    is_as_planned = routing == conditions.routing and not (run.routing and run.routing.unproven)
+    overloaded = run.offered_bps is not None and emulation_headroom.exceeds_headroom(run.offered_bps, run.carried_bps)
+    if not is_as_planned or overloaded:
+        return []
     series: list[tuple[str, Sequence[RankSeries]]] = []
     if not run.faults and not run.errors and run.failure is None and finished_iterations(run.series):
         series.append((name, run.series))
     if run.twin is not None and finished_iterations(run.twin):
         series.append((f"{name} (twin)", run.twin))
     return series
+
+
+def _as_read(value: _Value, kind: type[_Value]) -> _Value:
+    """Return a value as it is read from a file: only then are equal ones equal."""
+    return msgspec.json.decode(msgspec.json.encode(value), type=kind)
 
 
 def _compute_s(ranks: Sequence[RankSeries], iterations: int) -> float:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -97,7 +98,10 @@ def execute(
             lab.ours = covered(lab.topology, touched(decided, lab.topology))
         _refuse_after_intervention(lab)
         dirty.refuse(lab.state_dir, lab.name)  # what a killed command left is found by `dirty.begin`, or reset
-        floor = noise.load(lab.state_dir, decided.plan.workload, lab.accelerator)
+        conditions = noise.conditions_of(
+            decided.plan, lab=lab.name, accelerator=lab.accelerator, cpus=os.cpu_count() or 0
+        )
+        floor = noise.load(lab.state_dir, conditions, say=progress)
         run_dir = _make_run_dir(decided, inventory, out, control=control)
         data = RunData(
             stops=Guard(decided.experiment.stops),

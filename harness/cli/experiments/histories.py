@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import msgspec
 from rich.text import Text
 
 from harness.analysis import noise as noise_module
+from harness.analysis.noise import Conditions, NoiseFloor
 from harness.cli.context import Session, json_option, pass_session, styled
 from harness.experiment.metrics import METRICS
 from harness.record.rundir import RunDir, open_run
@@ -40,8 +41,12 @@ def noise(session: Session, *, run_dirs: tuple[Path, ...], out: Path | None, as_
 
     RUN_DIRS are runs without faults, or any runs with a fault-free twin. The judge widens intervals by what it finds.
     """
-    floor = noise_module.measure({str(path): open_run(path).read_measurements() for path in run_dirs})
-    kept = out or lab_dir(floor.lab) / noise_module.FILE
+    runs = {str(path): (directory := open_run(path), directory.read_measurements()) for path in run_dirs}
+    floor = noise_module.measure(
+        {name: (noise_module.conditions_in(directory, run), run) for name, (directory, run) in runs.items()}
+    )
+    _, measured = next(iter(runs.values()))
+    kept = out or lab_dir(measured.lab) / noise_module.FILE
     kept.parent.mkdir(parents=True, exist_ok=True)
     kept.write_bytes(noise_module.encode(floor))
     if as_json:
@@ -124,9 +129,12 @@ def show_comparison(session: Session, first: Path, second: Path, *, html: Path |
     run_a, run_b = open_run(first), open_run(second)
     plans = run_a.read_plan(), run_b.read_plan()
     apart = differences(*plans)
-    measured = run_a.read_measurements()
-    floor = noise_module.load(lab_dir(measured.lab), measured.workload, measured.accelerator)
-    rows = compare(measured, run_b.read_measurements(), floor=floor)
+    measured, measured_b = run_a.read_measurements(), run_b.read_measurements()
+    floor, unfit = _floor_of(
+        lab_dir(measured.lab),
+        {"A": noise_module.conditions_in(run_a, measured), "B": noise_module.conditions_in(run_b, measured_b)},
+    )
+    rows = compare(measured, measured_b, floor=floor)
     page, why_not = _page(run_a, run_b, rows, html)
     if as_json:
         document = {"a": first, "b": second, "differ": apart, "metrics": [asdict(row) for row in rows]}
@@ -152,9 +160,25 @@ def show_comparison(session: Session, first: Path, second: Path, *, html: Path |
         session.out.print(warning, soft_wrap=True)
     if floor is None:
         session.out.print(
-            "no noise floor is kept for this lab, accelerator and workload: what runs differ by anyhow is not in these"
+            "no noise floor is kept for these runs' conditions: what runs differ by anyhow is not in these numbers"
         )
+    for line in unfit:
+        session.out.print(line, soft_wrap=True)
     session.out.print(f"page {page}" if page else f"no page: {why_not}", soft_wrap=True)
+
+
+def _floor_of(state_dir: Path, conditions: Mapping[str, Conditions]) -> tuple[NoiseFloor | None, list[str]]:
+    """Return the lab's noise floor if it fits one of the runs, and a sentence for each run that it does not fit.
+
+    Without it the interval would hold no difference between runs at all, so a floor of one of them is better than none.
+    """
+    fitting, unfit = None, []
+    for letter, of_run in conditions.items():
+        reasons: list[str] = []
+        floor = noise_module.load(state_dir, of_run, reasons.append)
+        fitting = fitting or floor
+        unfit += [f"{letter}: {reason}" for reason in reasons]
+    return fitting, unfit
 
 
 def _page(run_a: RunDir, run_b: RunDir, rows: Sequence[Row], html: Path | None) -> tuple[Path | None, str]:

@@ -23,5 +23,5 @@ def trial_of(run: RunDir, verdict: VerdictFile, expectations: Sequence[Expectati
     """
     measured = run.read_measurements()
     observed = observe(measured, level=level_for(noisy_checks(expectations)))
-    floor = noise.load(run.path, measured.workload, measured.accelerator)
+    floor = noise.load(run.path, noise.conditions_in(run, measured))
     return Trial(run_dir=str(run.path), verdict=verdict, metrics=noise.allow_for(observed, floor).metrics)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import shutil
+from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
 from click.testing import CliRunner
 from finished_run import finished
+from judged_runs import PLAN
 from repeated_runs import without_faults
 from synthetic_run import synthetic_run
 
 from harness.analysis import noise
 from harness.analysis.observe import observe
 from harness.cli.main import cli
+from harness.experiment.run_plan import PlannedBystander, PlannedFabric, PlannedProbes
+from harness.record.rundir import RunDir
 from harness.verdict import RoutingDecisions, RoutingReceipt, SchemeArmed, SchemeCleared
 from testbed.errors import UsageError
 
@@ -28,10 +32,23 @@ RECEIPT = RoutingReceipt(
 )
 
 
+FLOW = PlannedBystander(
+    src="host2:rxe1", dst="host4:rxe1", verb="write", message_bytes=4096, qps=1, depth=1, rate_bps=0.0
+)
+CONDITIONS = noise.Conditions(
+    lab="soft", inventory="9f", accelerator="tcg", cpus=2, workload={"collective": "all-reduce"}
+)
+
+
+def alike(runs, conditions=CONDITIONS):
+    """Runs under the same conditions, as `measure` takes them."""
+    return {name: (conditions, run) for name, run in runs.items()}
+
+
 def test_noise_floor_recovers_the_deviation_between_runs():
     factors = np.exp(0.05 * np.random.default_rng(3).normal(size=12))
     run = synthetic_run()
-    floor = noise.measure({f"aa-{index}": without_faults(run, factor) for index, factor in enumerate(factors)})
+    floor = noise.measure(alike({f"aa-{index}": without_faults(run, factor) for index, factor in enumerate(factors)}))
     assert floor.spreads["job_time"].log_sd == pytest.approx(np.log(factors).std(ddof=1), rel=1e-3)
     assert floor.spreads["job_time"].pair > np.exp(2.576 * np.sqrt(2) * np.log(factors).std(ddof=1))
     assert noise.decode(noise.encode(floor)) == floor
@@ -46,7 +63,7 @@ def test_noise_floor_of_one_run_under_several_names_is_rejected(tmp_path):
     """Copies differ by nothing: the floor would be 0, and every difference beyond noise."""
     run = synthetic_run()
     with pytest.raises(UsageError, match="b is a copy of a"):
-        noise.measure({"a": run, "b": run, "c": ended(run, 1)})
+        noise.measure(alike({"a": run, "b": run, "c": ended(run, 1)}))
     first = finished(tmp_path, run).path
     for name in ("copy", "again"):
         shutil.copytree(first, tmp_path / name)
@@ -58,25 +75,78 @@ def test_noise_floor_of_one_run_under_several_names_is_rejected(tmp_path):
 
 def test_noise_floor_uses_only_the_twin_of_a_run_with_faults():
     run = synthetic_run()
-    floor = noise.measure({name: ended(run, number) for number, name in enumerate("abc")})
+    floor = noise.measure(alike({name: ended(run, number) for number, name in enumerate("abc")}))
     assert floor.sources == ("a (twin)", "b (twin)", "c (twin)")
 
 
-def test_noise_floor_of_different_conditions_or_too_few_runs_is_rejected():
+OTHERWISE = (
+    {"lab": "another"},
+    {"inventory": "aa"},
+    {"accelerator": "kvm"},
+    {"cpus": 64},
+    {"workload": {"collective": "all-reduce", "qps_per_peer": 4}},
+    {"routing": ("pinned", {})},
+    {"capture": ("rtsw1:ctsw1",)},
+    {"probe": PlannedProbes(per_s=10, qps=1)},
+    {"bystander": FLOW},
+)
+
+
+def test_every_condition_is_one_of_those_that_keep_a_floor_from_a_run():
+    assert [name for changed in OTHERWISE for name in changed] == list(noise.Conditions.__struct_fields__)
+
+
+@pytest.mark.parametrize("changed", OTHERWISE, ids=lambda changed: next(iter(changed)))
+def test_noise_floor_of_other_conditions_is_not_measured_and_not_used(tmp_path, changed):
+    """A floor without a routing scheme widened the intervals of a run with one, and the other way round."""
     run = synthetic_run()
-    for other in ({"lab": "another"}, {"accelerator": "kvm"}, {"routing": RECEIPT}):
-        runs = {"a": run, "b": msgspec.structs.replace(run, **other), "c": ended(run, 1)}
-        with pytest.raises(UsageError, match="different labs, accelerators"):
-            noise.measure(runs)
+    other = msgspec.structs.replace(CONDITIONS, **changed)
+    runs = {"a": (CONDITIONS, run), "b": (other, ended(run, 1)), "c": (CONDITIONS, ended(run, 2))}
+    with pytest.raises(UsageError, match=f"a and b differ in {next(iter(changed))}: they have no common noise"):
+        noise.measure(runs)
+    for own, foreign in ((CONDITIONS, other), (other, CONDITIONS)):
+        floor = noise.NoiseFloor(conditions=own, iterations=5, sources=(), spreads={})
+        (tmp_path / noise.FILE).write_bytes(noise.encode(floor))
+        reasons = []
+        assert noise.load(tmp_path, own, reasons.append) == floor
+        assert not reasons
+        assert noise.load(tmp_path, foreign, reasons.append) is None
+        (reason,) = reasons
+        assert f"is not used: it was measured with another {next(iter(changed))}" in reason
+
+
+def test_noise_floor_of_an_older_version_is_not_used(tmp_path):
+    """It says neither the routing scheme nor the machine that it was measured with."""
+    old = {"schema": 1, "lab": "soft", "workload": CONDITIONS.workload, "iterations": 5, "sources": [], "spreads": {}}
+    (tmp_path / noise.FILE).write_bytes(msgspec.json.encode(old))
+    reasons = []
+    assert noise.load(tmp_path, CONDITIONS, reasons.append) is None
+    assert "unknown conditions" in reasons[0]
+
+
+def test_noise_floor_needs_three_series_that_ran_as_planned():
+    run = synthetic_run()
     with pytest.raises(UsageError, match="at least 3"):
-        noise.measure({"a": run})
+        noise.measure(alike({"a": run}))
+    runs = {name: ended(run, number) for number, name in enumerate("abc")}
+    unproven = msgspec.structs.replace(RECEIPT, unproven=("no packet was marked",))
+    routed = msgspec.structs.replace(CONDITIONS, routing=("pinned", {}))
+    for receipt in (None, unproven):
+        several = {name: msgspec.structs.replace(run, routing=receipt) for name, run in runs.items()}
+        with pytest.raises(UsageError, match=r"0 fault-free series .* scheme is not proven"):
+            noise.measure(alike(several, routed))
+    proven = {name: msgspec.structs.replace(run, routing=RECEIPT) for name, run in runs.items()}
+    assert len(noise.measure(alike(proven, routed)).sources) == 3
+    crowded = {name: msgspec.structs.replace(run, offered_bps=9e9, carried_bps=1e9) for name, run in runs.items()}
+    with pytest.raises(UsageError, match="0 fault-free series"):
+        noise.measure(alike(crowded))
 
 
 def test_noise_floor_widens_the_interval():
     observed = observe(synthetic_run())
     plain = observed.metrics["jct_ratio"].interval
     spread = noise.Spread(runs=10, middle=40.0, unit="s", log_sd=0.2)
-    floor = noise.NoiseFloor(lab="soft", workload={}, iterations=5, sources=(), spreads={"job_time": spread})
+    floor = noise.NoiseFloor(iterations=5, sources=(), spreads={"job_time": spread})
     wide = noise.allow_for(observed, floor).metrics["jct_ratio"].interval
     assert wide.low < plain.low
     assert wide.high > plain.high
@@ -93,13 +163,46 @@ def test_noise_command_keeps_the_floor_for_its_workload(tmp_path, monkeypatch):
     kept = json.loads(done.output)["kept"]
     folder = tmp_path / "home" / "labs" / "soft"
     assert kept == str(folder / noise.FILE)
-    assert noise.load(folder, run.workload, run.accelerator).spreads["job_time"].runs == 3
-    assert noise.load(folder, {"flow": "write"}, run.accelerator) is None
-    assert noise.load(folder, run.workload, "kvm") is None
+    conditions = noise.conditions_in(RunDir(Path(folders[0])), run)
+    assert noise.load(folder, conditions).spreads["job_time"].runs == 3
+    assert noise.load(folder, msgspec.structs.replace(conditions, workload={"flow": "write"})) is None
+
+
+def test_comparison_says_which_run_the_noise_floor_does_not_fit(tmp_path, monkeypatch):
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
+    run = synthetic_run()
+    a, b = finished(tmp_path, run, name="a"), finished(tmp_path, run, name="b")
+    fabric = PlannedFabric(routing="pinned", fidelity="real")
+    b.write_plan(msgspec.structs.replace(b.read_plan(), fabric=fabric))
+    folder = tmp_path / "home" / "labs" / "soft"
+    folder.mkdir(parents=True)
+    spread = noise.Spread(runs=10, middle=40.0, unit="s", log_sd=0.2)
+    for fitting, other in ((a, "B"), (b, "A")):
+        conditions = noise.conditions_in(fitting, run)
+        floor = noise.NoiseFloor(conditions=conditions, iterations=5, sources=(), spreads={"job_time": spread})
+        (folder / noise.FILE).write_bytes(noise.encode(floor))
+        done = CliRunner().invoke(cli, ["report", "--compare", str(a.path), str(b.path)], standalone_mode=False)
+        assert done.exception is None
+        assert f"{other}: {folder / noise.FILE} is not used: it was measured with another routing" in done.output
+        assert "no noise floor is kept" not in done.output
+
+
+def test_noise_conditions_are_those_of_plan_and_environment(tmp_path):
+    fabric = PlannedFabric(routing="pinned", fidelity="real", parameters={"uplinks": (1, 2)})
+    planned = msgspec.structs.replace(PLAN, fabric=fabric, capture=("rtsw1:ctsw1",), bystander=FLOW)
+    conditions = noise.conditions_of(planned, lab="soft", accelerator="tcg", cpus=8)
+    assert conditions.routing == ("pinned", {"uplinks": [1, 2]}), "as it is read from a file"
+    assert (conditions.capture, conditions.bystander, conditions.cpus) == (("rtsw1:ctsw1",), FLOW, 8)
+    plain = noise.conditions_of(PLAN, lab="soft", accelerator="tcg", cpus=8)
+    assert noise.differing(conditions, plain) == ("routing", "capture", "bystander")
+    run = synthetic_run()
+    directory = finished(tmp_path, run)
+    assert noise.conditions_in(directory, run).cpus == directory.read_environment().cpu_count
+    assert noise.conditions_in(directory, run).workload == directory.read_plan().workload
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b'{"schema": 2}', b"[" * 100_000])
 def test_noise_floor_file_that_is_broken_is_named_in_one_sentence(tmp_path, content):
     (tmp_path / noise.FILE).write_bytes(content)
     with pytest.raises(UsageError, match=r"noise-floor\.json: not a noise floor .*measure it again"):
-        noise.load(tmp_path, {}, None)
+        noise.load(tmp_path, CONDITIONS)

@@ -75,7 +75,7 @@ def test_compare_run_that_measured_the_machine_is_neither_better_nor_worse():
 def test_compare_change_within_the_noise_floor_is_no_difference():
     run = without_faults(synthetic_run())
     spread = Spread(runs=10, middle=40.0, unit="s", log_sd=0.2)
-    floor = NoiseFloor(lab="soft", workload={}, iterations=5, sources=(), spreads={"job_time": spread})
+    floor = NoiseFloor(iterations=5, sources=(), spreads={"job_time": spread})
     row = compare(run, without_faults(synthetic_run(), 1.2), floor=floor)[0]
     assert row.says == "no difference shown"
     assert "noise floor" in row.why

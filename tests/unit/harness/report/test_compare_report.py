@@ -107,7 +107,8 @@ def test_compare_page_has_both_commands_and_the_common_axis(html, pair):
 def test_compare_page_draws_the_noise_floor_around_the_runs_interval(tmp_path):
     run = synthetic_run()
     a, b = finished(tmp_path, run, name="a"), finished(tmp_path, run, name="b")
-    floor = noise.measure({f"aa-{factor}": without_faults(run, factor) for factor in (1, 1.1, 0.9, 1.05)})
+    conditions = noise.conditions_in(a, run)
+    floor = noise.measure({f"aa-{factor}": (conditions, without_faults(run, factor)) for factor in (1, 1.1, 0.9, 1.05)})
     rows = compare(run, run, floor=floor)
     by_name = {row.metric: row for row in rows}
     for name in ("job time", "goodput.mean", "busbw.mean", "jct_ratio"):

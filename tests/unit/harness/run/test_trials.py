@@ -21,14 +21,13 @@ def test_trial_of_a_repeated_run_holds_the_noise_floor_of_its_directory(tmp_path
     repeated = Finished(run_dir=directory, verdict=directory.read_verdict(), report=directory.report)
     plain = _trial(repeated, experiment).metrics["jct_ratio"].interval
     spread = noise.Spread(runs=10, middle=40.0, unit="s", log_sd=0.2)
-    floor = noise.NoiseFloor(
-        lab="soft", accelerator=run.accelerator, workload=run.workload, iterations=5, sources=(),
-        spreads={"job_time": spread},
-    )  # fmt: skip
+    conditions = noise.conditions_in(directory, run)
+    floor = noise.NoiseFloor(conditions=conditions, iterations=5, sources=(), spreads={"job_time": spread})
     directory.write_noise_floor(noise.encode(floor))
     result = _trial(repeated, experiment).metrics
     assert result["jct_ratio"].interval.low < plain.low < plain.high < result["jct_ratio"].interval.high
     other = {name: one for name, one in result.items() if name != "jct_ratio"}
     assert other == {name: one for name, one in observe(run, level=plain.level).metrics.items() if name != "jct_ratio"}
-    directory.write_noise_floor(noise.encode(msgspec.structs.replace(floor, workload={"flow": "write"})))
+    elsewhere = msgspec.structs.replace(conditions, workload={"flow": "write"})
+    directory.write_noise_floor(noise.encode(msgspec.structs.replace(floor, conditions=elsewhere)))
     assert _trial(repeated, experiment).metrics["jct_ratio"].interval == plain, "the floor of another workload"
