@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from harness.pytest_plugin.keys import (
+    ANY_FAILED,
     AT_END,
     EXPERIMENTS,
     EXPIRED,
@@ -255,7 +256,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Fail a test whose quarantine has expired. A test that is rerun starts without what its last attempt left."""
-    item.stash[FAILED], item.stash[NOT_CLEARED], item.stash[RUNNING] = False, (), []
+    item.stash[FAILED] = item.stash[ANY_FAILED] = False
+    item.stash[NOT_CLEARED], item.stash[RUNNING] = (), []
     item.user_properties[:] = item.stash.setdefault(PROPERTIES, item.user_properties.copy())
     entry = item.stash.get(EXPIRED, None)
     if entry is not None:
@@ -391,8 +393,8 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Add the workloads of a failed test to its report. Neither quarantine nor xfail excuses a lab that is DIRTY."""
     report = yield
+    excused = False
     if call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
-        item.stash[FAILED] = True
         excused = hasattr(report, "wasxfail")
         error = call.excinfo.value
         # An error at the end of a test may leave the lab changed, unless it says that the lab is clean.
@@ -401,6 +403,9 @@ def pytest_runtest_makereport(
         if excused and (_leaves_dirty(error) or (at_end and not reports_clean)):
             report.outcome = "failed"
             del report.wasxfail
+    # The report of a subtest comes before that of its test. A subtest that is excused does not excuse the whole test.
+    item.stash[ANY_FAILED] = item.stash.get(ANY_FAILED, False) or report.failed
+    item.stash[FAILED] = item.stash[ANY_FAILED] or excused
     if report.when == "call" and not report.skipped:
         item.config.stash[RAN] = True
     if report.when == "call" and report.failed and (started := item.stash.get(RUNNING, [])):

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from traffic.engine.running_traffic import Running
 
 __all__ = [
+    "ANY_FAILED",
     "AT_END",
     "EXPERIMENTS",
     "EXPIRED",
@@ -35,7 +36,10 @@ QUARANTINED: pytest.StashKey[bool] = pytest.StashKey()
 """On an item: whether it is in quarantine, so that its failure is excused."""
 
 FAILED: pytest.StashKey[bool] = pytest.StashKey()
-"""On an item: whether one of the phases of its latest attempt has failed."""
+"""On an item: whether its latest attempt has failed, excused or not."""
+
+ANY_FAILED: pytest.StashKey[bool] = pytest.StashKey()
+"""On an item: whether a phase or a subtest of its latest attempt has failed without an excuse (xfail)."""
 
 PROPERTIES: pytest.StashKey[Iterable[tuple[str, object]]] = pytest.StashKey()
 """On an item: its JUnit properties before its first attempt."""

@@ -267,6 +267,35 @@ def test_failed_test_gets_no_second_failure_from_an_unproven_fault(session):
     assert results["test_it"]["faultbed_exit_code"] == "2"
 
 
+SUBTESTS = """
+import pytest
+
+@pytest.fixture
+def fault_mutation():
+    return "noop"
+
+def test_excused(still, inject, subtests):
+    inject("link.flap", "host1:rxe0", for_s=0.2).arm()
+    with subtests.test("known"):
+        pytest.xfail("a known defect")
+
+def test_failed(still, inject, subtests):
+    inject("link.flap", "host1:rxe0", for_s=0.2).arm()
+    with subtests.test("new"):
+        assert False
+    with subtests.test("known"):
+        pytest.xfail("a known defect")
+"""
+
+
+def test_expected_failure_of_a_subtest_does_not_excuse_a_fault_that_did_nothing(session):
+    """A test passed whose fault had no action, because one of its subtests had failed as expected."""
+    results, result = session(SUBTESTS)
+    result.assert_outcomes(passed=1, failed=2, errors=1)
+    assert {result["faultbed_exit_code"] for result in results.values()} == {"2"}
+    result.stdout.fnmatch_lines(["*ERROR at teardown of test_excused*", "*on host1:rxe0 is not proven: *"])
+
+
 def test_interrupted_session_reports_what_is_unproven(session):
     """After Ctrl-C during a fault, pytest used to end with an internal error of the plugin."""
     text = "def test_it(still, inject):\n    inject('link.flap', 'host1:rxe0').arm()\n    raise KeyboardInterrupt\n"
