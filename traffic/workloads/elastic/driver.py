@@ -210,7 +210,9 @@ class ElasticRunning(Running[ElasticResult]):
         self.states[rank_of(message["task"])] = dict(message)
 
     def _on_warm(self, message: Mapping[str, Any], host: str, now_ns: int) -> None:
-        if self._warming_up:
+        if message["wrong"]:
+            self._is_ending = True  # wrong results are no loss: a restart would only hide them
+        if self._warming_up or message["wrong"]:
             super()._on_warm(message, host, now_ns)
         self._progress_ns = now_ns  # a job that restarts without a checkpoint warms up again, but starts only once
 

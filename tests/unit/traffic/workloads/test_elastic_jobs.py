@@ -469,6 +469,28 @@ def test_loss_while_warming_up_does_not_keep_the_caller_until_the_job_is_over(la
     assert events.count("ready") == 1
 
 
+@pytest.mark.parametrize("is_first", [True, False])
+def test_wrong_results_while_warming_up_fail_the_job_and_are_no_loss(lab, is_first):
+    """A restart hid the wrong results of the first warm-up, and nothing looked at those of the warm-up after a loss."""
+    spoil, warmup = lab.folder / "spoil", 300
+
+    def note(event):
+        if event["event"] == ("qps" if is_first else "restart"):
+            spoil.touch()
+        if event["event"] == ("restart" if is_first else "iteration"):
+            spoil.unlink(missing_ok=True)
+
+    spec = replace(SPEC, warmup=warmup, storage=replace(SPEC.storage, every=250))
+    running = driver.start(lab, spec, Resilience(policy=Policy(), spares=("host5:rxe0",)), on_event=note)
+    if not is_first:
+        after(running, 1)
+        lab.kill("host2")
+    result = running.wait(PATIENCE_S)
+    assert result.outcome == "failed"
+    assert "wrong elements already while warming up" in result.where
+    assert len(result.restarts) == (0 if is_first else 1)
+
+
 def test_loss_after_the_last_checkpoint_executes_no_further_iteration(lab, uninterrupted, tmp_path, monkeypatch):
     handle_done = driver.ElasticRunning._on_done
 
