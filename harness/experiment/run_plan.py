@@ -84,7 +84,7 @@ class PlannedFabric(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """`plan.json`. `inventory` is the SHA-256 of the inventory file, `faultbed` the version that planned."""
+    """`plan.json`. `inventory` is the inventory's digest, `faultbed` the version that planned."""
 
     schema: Literal[1] = 1
     faultbed: str

@@ -145,7 +145,7 @@ def measure(lab: Lab, key: str) -> Carried:
 def _key(lab: Lab) -> str:
     state = read_state(lab_dir(lab.name))
     words = os.cpu_count(), _cpu_model(), lab.accelerator, state.key if state else None
-    return hashlib.sha256(lab.inventory_model.path.read_bytes() + "/".join(map(str, words)).encode()).hexdigest()
+    return hashlib.sha256("/".join(map(str, (lab.inventory_model.digest, *words))).encode()).hexdigest()
 
 
 def _cpu_model() -> str:

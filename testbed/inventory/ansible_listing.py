@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from importlib.metadata import version
 from pathlib import Path
 from shutil import which
@@ -26,7 +27,7 @@ from testbed.errors import ConfigError, UsageError
 from testbed.inventory.schema import near
 from testbed.shipped import playbooks
 
-__all__ = ["listing"]
+__all__ = ["digest_of", "listing"]
 
 _MOST_VALUES = 1_000_000
 _ASK_TIMEOUT_S = 60.0
@@ -137,14 +138,32 @@ def _inspect(root: yaml.Node) -> tuple[tuple[str, int] | None, int]:
     return min(twice, key=lambda repeated: repeated[1], default=None), size
 
 
-def _digest(path: Path, text: str) -> str:
-    """Return a digest of what Ansible would read. It includes the path for templates, which may use inventory_dir."""
-    beside = [
+def digest_of(path: Path, answer: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of an inventory: of the file, and of the group_vars and host_vars beside it that it uses.
+
+    `answer` is its listing, which names its groups and hosts.
+    """
+    digest = hashlib.sha256(path.read_bytes())
+    used = {"all", *answer, *answer.get("_meta", {}).get("hostvars", {})}
+    for file, content in _vars_beside(path):
+        if {file.parts[1], Path(file.parts[1]).stem} & used:
+            digest.update(f"\0{file}\0".encode() + content)
+    return digest.hexdigest()
+
+
+def _vars_beside(path: Path) -> list[tuple[Path, bytes]]:
+    """Return the files in the folders of variables beside an inventory, each with its content."""
+    return [
         (file.relative_to(path.parent), file.read_bytes())
         for folder in ("group_vars", "host_vars")
         for file in sorted((path.parent / folder).rglob("*"))
         if file.is_file()
     ]
+
+
+def _digest(path: Path, text: str) -> str:
+    """Return a digest of what Ansible would read. It includes the path for templates, which may use inventory_dir."""
+    beside = _vars_beside(path)
     contents = (text.encode(), *(content for _, content in beside))
     has_templates = any(mark in content for mark in _TEMPLATES for content in contents)
     location = path.resolve() if has_templates else path.name

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from testbed.errors import ConfigError
-from testbed.inventory.ansible_listing import listing
+from testbed.inventory.ansible_listing import digest_of, listing
 from testbed.inventory.consistency import Entries, build_topology
 from testbed.inventory.rates import Shape, shapes_of, with_speeds
 from testbed.inventory.schema import (
@@ -93,7 +93,7 @@ class Inventory:
     their ports, by switch and port: the speeds of the topology divided by `rate_scale`. `qos` and `priority_of_dscp`
     are a rack lab's profile and DSCP map, `safety` what its owner allows, `bmcs` the hosts' baseboard management
     controllers, `pdus` its power distribution units, `busbw` how fast collectives must be, `golden` which versions
-    hosts must have.
+    hosts must have. `digest` is the SHA-256 of what was read: the file, and the variables beside it that it uses.
     """
 
     path: Path
@@ -116,6 +116,7 @@ class Inventory:
     busbw: tuple[BusbwVars, ...] = ()
     pdus: tuple[PduVars, ...] = ()
     golden: GoldenVars | None = None
+    digest: str = ""
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -153,6 +154,7 @@ def load(path: Path) -> Inventory:
     topology = with_speeds(build_topology(entries), lab, path)
     return Inventory(
         path=path,
+        digest=digest_of(path, answer),
         name=lab.name,
         kind=lab.kind,
         topology=topology,

@@ -1,8 +1,8 @@
 """A traffic engine on this machine: its verbs go over unix sockets to engines in other processes. No RDMA is needed.
 
 `start` forks an engine from a process that has imported what engines need: imports cost more than most tests' traffic.
-FOLDER has a socket for each RNIC's address. While it has a file `spoil`, a bit of each write arrives inverted, below the
-checksums of RDMA. `start_program` forks another program of a node, such as the storage.
+FOLDER has a socket for each RNIC's address. While it has a file `spoil`, a bit of each write arrives inverted, below
+the checksums of RDMA. `start_program` forks another program of a node, such as the storage.
 
 It stands behind `traffic.node.verbs`. A write moves memory in the other process and completes when that is confirmed. A
 request that nobody confirms within `RETRY_S`, as its process was killed or stopped, fails as on RDMA: RETRY_EXC_ERR.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import metadata
@@ -67,8 +66,7 @@ def decide(
     if lacking:
         raise Unsupported(f"{experiment.source}: {inventory.name} is not enough for it: {'; '.join(lacking)}")
     fitted = fit(experiment, inventory.topology, inventory.kind)
-    digest = hashlib.sha256(inventory.path.read_bytes()).hexdigest()
-    planned = plan_module.plan(fitted, seed=seed, inventory_digest=digest, version=_version("faultbed"))
+    planned = plan_module.plan(fitted, seed=seed, inventory_digest=inventory.digest, version=_version("faultbed"))
     faults = _planned(fitted, planned, inventory)
     if not traits_of(inventory.kind).has_snapshot:
         inventory = _of_the_run(fitted, faults, inventory)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import house
@@ -144,7 +143,7 @@ def test_emulation_limit_key_depends_on_the_rates(monkeypatch, tmp_path):
     world(50e6)
     other = tmp_path / "other.yml"
     other.write_text(ZONES.path.read_text().replace("64000", "32000"))
-    assert world(40e6, replace_lab(world.lab, inventory_model=replace(ZONES, path=other))) == 90e6
+    assert world(40e6, replace_lab(world.lab, inventory_model=lab_inventory.load(other))) == 90e6
 
 
 @pytest.mark.parametrize("offered", [float("nan"), -1.0, float("inf")])

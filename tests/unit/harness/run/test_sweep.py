@@ -41,9 +41,9 @@ SHARE = "faults[1].set.share"
 OVER = f"{SHARE}=0.1,0.2,0.4"
 
 
-def points(*overs, repeat=1, seed=None):
+def points(*overs, repeat=1, seed=None, inventory=SOFT):
     parameters = [parse(text) for text in overs or (OVER,)]
-    made = points_of(house.DEMO.read_bytes(), parameters, SOFT, source="demo", seed=seed, repeat=repeat)
+    made = points_of(house.DEMO.read_bytes(), parameters, inventory, source="demo", seed=seed, repeat=repeat)
     return parameters, made
 
 
@@ -208,6 +208,24 @@ def test_finished_run_of_other_sources_or_without_intensity_is_not_reused(tmp_pa
     assert find_finished_runs(tmp_path, [point]) == {}
     ours = written(decided, tmp_path)
     assert [run.path for run in find_finished_runs(tmp_path, [point])[1]] == [ours.run_dir.path]
+
+
+@pytest.mark.process
+def test_finished_run_with_other_group_variables_of_the_inventory_is_not_reused(tmp_path):
+    """Group variables are a part of the inventory: a sweep that was resumed mixed runs with two hash seeds."""
+    path, beside = tmp_path / "soft.yml", tmp_path / "group_vars"
+    path.write_text(SOFT.path.read_text().replace(", faultbed_ecmp_hash_seed: 12345", ""))
+    beside.mkdir()
+
+    def point_with(seed):
+        (beside / "all.yml").write_text(f"faultbed_ecmp_hash_seed: {seed}\n")
+        return points("workload.size=4KiB", inventory=lab_inventory.load(path))[1]
+
+    before = point_with(1)
+    written(before[0].runs[0], tmp_path / "runs")
+    (beside / "rack_h100.yml").write_text("faultbed_mtu: 9000\n")  # a group that this inventory does not have
+    assert set(find_finished_runs(tmp_path / "runs", point_with(1))) == {1}
+    assert find_finished_runs(tmp_path / "runs", point_with(2)) == {}
 
 
 def test_sweep_resumed_on_a_different_machine_repeats_all_runs(executed):
