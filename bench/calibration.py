@@ -1,9 +1,10 @@
-"""Part `calibration` of the bench: how often intervals err on synthetic noise with a bound exactly on the truth.
+"""Part `calibration` of the bench: how often verdicts on synthetic noise are wrong if the bound is the true value.
 
-A bound on the truth leaves 0.5 % for a wrong FAIL and 0.5 % for a wrong PASS; INCONCLUSIVE is never wrong. Noise is
-AR(1) with lag-1 correlation φ, its values normal, heavy-tailed (Student's t with 3 degrees of freedom), or lognormal
-(deviation of the logarithm 0.5). With *shift* the level of normal noise moves once, by two deviations, somewhere in the
-middle half of the series; the truth is half way between the levels.
+An interval lies wholly above the true value in 0.5 % of cases (a wrong FAIL), and wholly below it in 0.5 % (a wrong
+PASS). INCONCLUSIVE is never wrong. Noise is AR(1) with lag-1 correlation φ. Its values are normal, heavy-tailed
+(Student's t with 3 degrees of freedom), or lognormal (deviation of the logarithm 0.5). With *shift*, the level of
+normal noise moves once, by two deviations, somewhere in the middle half of the series; the true value is half way
+between the two levels.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ _SPREAD = 0.1
 _LOG_SPREAD = 0.5
 _SHIFT = 2.0
 _CHANCE = 1e-4
-"""If the simulation would show so many errors with a lower probability than this, the interval is not calibrated."""
+"""Significance level: an interval is not calibrated if at least as many errors are less probable than this."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +76,7 @@ class Cell:
 
     @property
     def is_calibrated(self) -> bool:
-        """Whether chance explains the errors beyond the share `ALLOWED`."""
+        """Whether the errors are compatible with the share `ALLOWED`."""
         return float(special.bdtrc(max(self.above, self.below) - 1, self.series, ALLOWED)) > _CHANCE
 
     def __str__(self) -> str:
@@ -117,7 +118,7 @@ def cell(metric: str, shape: Shape, count: int, memory: float, *, series: int = 
 
 
 def measure(progress: Callable[[str], None] = lambda _: None) -> Iterator[tuple[list[Row], Row]]:
-    """Yield by metric and noise: a row for each length, and one with the worst cell of all."""
+    """Yield, for each metric and noise, one row per length and a row with the worst cell."""
     for metric in METRICS:
         for shape in SHAPES:
             progress(f"{metric}, {shape}")
@@ -152,7 +153,7 @@ def _mean(rng: np.random.Generator, shape: Shape, count: int, memory: float, ser
 
 
 def _mean_ratio(rng: np.random.Generator, shape: Shape, count: int, memory: float, series: int) -> _Pairs:
-    """Yield (interval, true ratio) of a fault that leaves 60 % of goodput, with as many bins before as during it."""
+    """Yield (interval, true ratio) of a fault that leaves 60 % of goodput, with equally many bins before and during."""
     under = noise(shape, rng, series, count, memory)
     for before, values in zip(noise(shape, rng, series, count, memory), 0.6 * under, strict=True):
         clean, hurt = confidence.mean_interval(before), confidence.mean_interval(values)
@@ -176,7 +177,10 @@ def _jct(rng: np.random.Generator, shape: Shape, count: int, memory: float, seri
 
 
 def _lowest(dip: float) -> Callable[[np.random.Generator, Shape, int, float, int], _Pairs]:
-    """Return pairs for a fault of 12 s: one of its seconds has the share `dip` of a baseline of `count` bins."""
+    """Return a generator of (interval, `dip`) for a fault of 12 s, in one second of which goodput falls to `dip`.
+
+    `dip` is a share of the baseline, which has `count` bins.
+    """
 
     def pairs(rng: np.random.Generator, shape: Shape, count: int, memory: float, series: int) -> _Pairs:
         width, after = 10, 120
@@ -260,8 +264,8 @@ METRICS: dict[str, Callable[[np.random.Generator, Shape, int, float, int], _Pair
 RUN_SPREAD = 0.027
 """Deviation of the logarithm of jct_ratio between fault-free runs of 40 iterations on a soft lab.
 
-Assumed from docs/numbers.md: 99 % intervals of such runs were 10 % wide on either side (5 to 17), with the drift
-between runs. The method used then took 3.7 standard errors.
+Derived from docs/numbers.md: 99 % intervals of such runs extended 10 % to either side (5 to 17 %), including the drift
+between runs. The method of that time took 3.7 standard errors.
 """
 _POOLS = 1000
 _MOST = 10
@@ -294,8 +298,8 @@ def measure_until_decided() -> Iterator[Row]:
 def measure_a_a() -> Iterator[Row]:
     """Yield a row about synthetic fault-free runs against their fault-free twins, which drift by `RUN_SPREAD` overall.
 
-    A fault without effect acts in the middle third. Without any fault, the whole run would be a measurement of the
-    difference between run and twin, and no verdict could be wrong.
+    A fault without effect acts in the middle third. Without a fault, the whole run would measure the difference between
+    run and twin, and no verdict could be wrong.
     """
     count, rng = 60, np.random.default_rng(1)
     quiet = np.ones(count, dtype=np.bool_)

@@ -1,9 +1,9 @@
 """Parts `restart-*` of the bench: whether a restarted job has the state of a job without a loss, and phase times.
 
-A loss is an engine that is killed after a random iteration, on a host that continues to run. There is one job per loss,
-so each result is compared. With `shrink`, the state depends on the ranks before the loss and on the fewer ranks after
-it. Each rank compares it element by element with the closed form (`traffic.node.ranks.rank_state`), and all ranks must
-have the same state.
+A loss is an engine that is killed after a random iteration, on a host that continues to run. Each job has one loss, so
+that the result of every loss is compared. With `shrink`, the state depends on the ranks before the loss and on the
+fewer ranks after it. Each rank compares it element by element with the closed form (`traffic.node.ranks.rank_state`),
+and all ranks must have the same state.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LOSSES = 20
 PARTS = (*(f"restart-{mode}" for mode in MODES), "restart-ettr")
 EVERY, ITERATIONS = 5, 36
 LONG_EVERY, LONG_ITERATIONS = 50, 400
-"""Long enough for the moments of the losses, not the noise of the iterations, to decide what ETTR comes out."""
+"""Long enough that ETTR depends on the times of the losses rather than on the noise of the iterations."""
 FIRST, LAST = 6, 26
 """Iterations after which an engine is killed: a checkpoint is complete, and enough iterations are left to catch up."""
 PATIENCE_S = 180.0
@@ -146,8 +146,10 @@ def end_of(lab: Lab, result: ElasticResult, quiet: ElasticResult, *, mode: Mode,
         f"it restarted {len(result.restarts)} times": len(result.restarts) != restarts,
         f"{len(result.ranks)} ranks, {len(result.states)} states": not len(result.ranks) == len(result.states) == size,
         "wrong elements": result.wrong_elements or any(state.wrong for state in result.states),
-        "not all iterations": any(state.iterations != result.spec.iterations for state in result.states),
-        "another state": len(digests) != 1 or digests != wanted,
+        "a rank did not finish all iterations": any(
+            state.iterations != result.spec.iterations for state in result.states
+        ),
+        "state differs from the job without a loss": len(digests) != 1 or digests != wanted,
         "more iterations lost than a checkpoint covers": any(
             restart.lost_iterations is None or restart.lost_iterations > every for restart in result.restarts
         ),
@@ -176,7 +178,7 @@ def end_of(lab: Lab, result: ElasticResult, quiet: ElasticResult, *, mode: Mode,
 
 
 def rows_of(mode: str, ends: list[JobEnd]) -> Iterator[Row]:
-    """Yield how many jobs ended right, and the median of each phase over them."""
+    """Yield the number of jobs that ended correctly, and the median of each of their phases."""
     right = [end for end in ends if end.wrong is None]
     wrong = "; ".join(end.wrong for end in ends if end.wrong is not None)
     title = f"{mode}: state after a loss as without one"
@@ -195,7 +197,7 @@ def rows_of(mode: str, ends: list[JobEnd]) -> Iterator[Row]:
     totals = [sum(end.phases_ns.values()) for end in right]
     for phase in right[0].phases_ns:
         yield _seconds(f"{mode}: {phase}", [end.phases_ns[phase] for end in right])
-    yield _seconds(f"{mode}: from the last iteration before the loss to where the job was", totals)
+    yield _seconds(f"{mode}: from the last iteration before the loss until the job had caught up", totals)
 
 
 def ettr_rows(ends: list[JobEnd]) -> Iterator[Row]:

@@ -61,7 +61,7 @@ def _explain(message: str, prefix: str, section: str, keys: Mapping[str, tuple[s
     unknown = _UNKNOWN.match(sentence)
     if unknown:
         known = keys.get(re.sub(r"\[.*", "", inner) or section, ())
-        sentence = f'no key "{unknown["name"]}" here; {hint(unknown["name"], known, otherwise="it has")}'
+        sentence = f'no key "{unknown["name"]}" here; {hint(unknown["name"], known)}'
     return path, sentence[:1].lower() + sentence[1:]
 
 

@@ -294,8 +294,8 @@ def _params(spec: FaultSpec, kind: FaultKind, topology: Topology, *, where: str)
     names = [param.name for param in kind.params]
     for name in spec.params:
         if name not in names:
-            known = hint(name, names, otherwise="its parameters:")
-            raise UsageError(f'{where}.{name}: {kind.name} has no parameter "{name}"; {known}')
+            advice = hint(name, names)
+            raise UsageError(f'{where}.{name}: {kind.name} has no parameter "{name}"; {advice}')
     values: dict[str, Any] = {}
     for param in kind.params:
         if param.name in spec.params:

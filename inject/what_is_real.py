@@ -18,7 +18,7 @@ _HEAD = """\
 Written by `python -m inject.what_is_real > docs/what-is-real.md`; change that, or the catalogue, not this page.
 
 - **real**: the real cause with its real effect.
-- **emulated**: the real symptom of another cause. What reacts to it reacts as usual.
+- **emulated**: the real symptom, produced by another cause. Software that reacts to the symptom reacts as usual.
 - **modelled**: computed or recorded; no packet shows it.
 
 A number of a soft lab is meaningful only as a ratio to another number of the same run, never in Gb/s. **Nothing here
@@ -32,7 +32,7 @@ has been run on rack hardware yet.** Once it has, the kind says so in the catalo
 | verbs, queue pairs, completions | real: pyverbs | real: pyverbs | not yet |
 | links, carrier | emulated: sockets between VMs, veth between switches | real | not yet |
 | eBGP, ECMP, hash | real: FRR and the Linux kernel | real: the switch's, another hash | not yet |
-| routing schemes (`[fabric]`) | real: the kernel's; E-ECMP emulated: its hash is ours | refused | not yet |
+| routing schemes (`[fabric]`) | real: the kernel's; E-ECMP emulated: faultbed computes its hash | refused | not yet |
 | congestion: queues, ECN marks | emulated: tc and nftables in the fabric | real: the ASIC's | not yet |
 | DCQCN | none: rxe does not react to CNPs | real: the RNIC's | not yet |
 | PFC | none | real | not yet |
@@ -41,7 +41,7 @@ has been run on rack hardware yet.** Once it has, the kind says so in the catalo
 | GPU memory in transfers (GPUDirect) | none: host memory | real | not yet |
 | latency and bandwidth | emulated: those of a VM's CPU | real | not yet |
 | rate, queue and delay of a link (`faultbed_rate_scale`) | emulated: netem on switch ports | real | not yet |
-| cost of 24,576 ranks (`python -m bench schedule`) | modelled | modelled | not meant to be |
+| cost of 24,576 ranks (`python -m bench schedule`) | modelled | modelled | not planned |
 | training jobs: sizes and order of collectives | modelled from published shapes | modelled | not yet |
 
 ## Faults
@@ -49,8 +49,9 @@ has been run on rack hardware yet.** Once it has, the kind says so in the catalo
 _TAIL = """
 ## How this page stays correct
 
-A test generates it again and compares. A kind counts as tried on a lab only if a test has proved its receipt there:
-armed, fired with a witness, cleared. A kind that a lab cannot do is refused when it is planned, never passed.
+A test generates this page again and compares the two. A kind counts as tried on a lab only if a test has proved its
+receipt there: armed, fired with a witness, cleared. A kind that a lab does not support is refused when it is planned,
+and never passes.
 """
 
 

@@ -20,7 +20,9 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
-def hint(word: str, known: Sequence[str], *, otherwise: str = "there is") -> str:
-    """Return the end of a refusal: `did you mean ring?`, or all known words after `otherwise`."""
+def hint(word: str, known: Sequence[str]) -> str:
+    """Return the advice after an unknown word: `did you mean ring?`, or the words to choose from."""
     near = nearest(word, known)
-    return f"did you mean {near}?" if near else f"{otherwise} {', '.join(known) or 'none'}"
+    if near:
+        return f"did you mean {near}?"
+    return f"choose one of {', '.join(known)}" if known else "there is none"

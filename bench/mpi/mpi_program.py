@@ -23,20 +23,20 @@ def main() -> None:
     for name in request["collectives"]:
         for size_bytes, iterations in request["sizes"]:
             sent = np.ones(size_bytes // 4, dtype=np.float32)
-            came = np.zeros_like(sent)
+            received = np.zeros_like(sent)
             times = []
             for number in range(WARM_UP + iterations):
-                came[:] = 0
+                received[:] = 0
                 world.Barrier()
                 begun = time.monotonic_ns()
                 if name == "all-reduce":
-                    world.Allreduce(sent, came, op=MPI.SUM)
+                    world.Allreduce(sent, received, op=MPI.SUM)
                 else:
-                    world.Alltoall(sent, came)
+                    world.Alltoall(sent, received)
                 took = world.allreduce(time.monotonic_ns() - begun, op=MPI.MIN)
                 if number >= WARM_UP:
                     times.append(took)
-            right = float(came[0]) == (world.size if name == "all-reduce" else 1.0)
+            right = float(received[0]) == (world.size if name == "all-reduce" else 1.0)
             if world.rank == 0:
                 row = {"collective": name, "size_bytes": size_bytes, "times_ns": times, "right": right}
                 sys.stdout.write(json.dumps(row) + "\n")

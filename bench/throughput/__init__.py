@@ -1,1 +1,1 @@
-"""Throughput against something measured in the same run: perftest, TCP on the same wires, the rates of a lab."""
+"""Throughput relative to a reference of the same run: perftest, TCP on the same links, or the lab's set rates."""

@@ -4,18 +4,20 @@
     predicted    (1 - lost / wall) / (1 + w / D)
 
 The prediction is that of Kokolis et al., "Revisiting Reliability in Large-Scale Machine Learning Research Clusters"
-(HPCA 2025, arXiv 2410.21680), E[ETTR] = (1 - N r (u + D / 2)) / (1 + w / D). Interruptions at rate N r cost u to
-recover and half of the work between two checkpoints; a checkpoint stops a job for w after each D of work. Here N r u is
-known for each fault: `lost` is the time that fault-free goodput would have needed for the bytes that were not carried.
-A job without restarts continues where it stood, so no work is repeated and D / 2 is 0; w includes the wait for data.
+(HPCA 2025, arXiv 2410.21680), E[ETTR] = (1 - N r (u + D / 2)) / (1 + w / D). Interruptions have the rate N r. Each
+costs u to recover and half of the work between two checkpoints. A checkpoint stops a job for w after each D of work.
+
+A job without restarts continues where it stood: no work is repeated, and D / 2 becomes 0. Instead of N r u, the faults'
+own `lost` is known: the time that fault-free goodput would have needed for the bytes that were not carried. w includes
+the wait for data.
 
 A job with restarts has all inputs of the published formula: the number of interruptions, u from the loss until the
 state was restored, D as the checkpoint interval in fault-free iterations, and w. The interval of the prediction has
 two sources: the moments of the losses (the work lost by each is anything between 0 and D, all equally likely), and the
 noise of the iterations, by which the later ones differ from the fault-free start.
 
-The time of an iteration is the mean over the run's own fault-free start, without its waits for storage. Both sides use
-that start, but neither the later iterations nor the later bytes.
+The time of an iteration is the mean over the run's own fault-free start, without its waits for storage. Measurement and
+prediction share only that: the measurement counts the later iterations, the prediction the later bytes and waits.
 """
 
 from __future__ import annotations
@@ -115,7 +117,7 @@ def ettr(run: Measurements, base: Baseline | None, impacts: Iterable[Impact], *,
     storage = np.array([[step.ingest_ns + step.checkpoint_ns for step in rank] for rank in ordered]).max(axis=0)
     # An iteration extends to the start of the next one, so that the time between them counts.
     lengths = np.diff(np.append(begins, end_ns))
-    # A loss is no fault that was injected, necessarily: the iteration before it lasts until the restart.
+    # A loss may have another cause than an injected fault, and the iteration before it lasts until the restart.
     losses_ns = [restart.progress_ns for restart in run.resilience.restarts] if run.resilience is not None else []
     healthy = begins + lengths <= min([first_fault_ns, *losses_ns])
     if int(healthy.sum()) < _ENOUGH:
@@ -140,7 +142,7 @@ def ettr(run: Measurements, base: Baseline | None, impacts: Iterable[Impact], *,
 def _formula(
     run: Measurements, *, wall_ns: int, alone: NDArray[np.float64], later: int, storage_ns: float
 ) -> Formula | None:
-    """Return the published formula; None without restarts that came to their end.
+    """Return the published formula; None if no restart restored the job's state.
 
     `alone` are the fault-free iterations, `later` the number of the other ones.
     """
@@ -148,7 +150,7 @@ def _formula(
     recoveries, restored_ns = [], 0
     for restart in restarts:
         if restart.restored_ns is not None:
-            # A loss before any progress since the last restore has the progress of the loss before it.
+            # If no iteration finished since the last restore, `progress_ns` is still that of the loss before.
             recoveries.append(restart.restored_ns - max(restart.progress_ns, restored_ns))
             restored_ns = restart.restored_ns
     every = (run.workload.get("storage") or {}).get("every")

@@ -161,7 +161,7 @@ def _gap(run: Measurements, flow: BystanderRun, whole: Goodput, base: Baseline |
 def _longest_silence(silent: NDArray[np.bool_], first: int, last: int) -> tuple[int, bool]:
     """Return the length of the longest stretch of silent bins, and whether a longer one may be cut by the end of data.
 
-    Only what begins before bin `last` counts, and only from bin `first` on; it may end later than `last`.
+    A stretch must begin before bin `last` and may end later. The part of it before bin `first` does not count.
     """
     edges = np.flatnonzero(np.diff(silent[first:].astype(np.int8), prepend=0, append=0)).reshape(-1, 2)
     counted = [(int(begin), int(end)) for begin, end in edges if begin < last - first]

@@ -148,9 +148,7 @@ def measure(runs: Mapping[str, tuple[Conditions, Measurements]]) -> NoiseFloor:
     names: dict[str, str] = {}
     for name, (_, run) in runs.items():
         if (first := names.setdefault(digest_of(run), name)) != name:
-            raise UsageError(
-                f"{name} is a copy of {first}: it does not differ from it by any noise; name each run once"
-            )
+            raise UsageError(f"{name} is a copy of {first}, so it adds no information about noise; name each run once")
     (first, (conditions, _)), *_ = runs.items()
     for name, (others, _) in runs.items():
         if apart := differing(conditions, others):

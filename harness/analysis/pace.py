@@ -10,7 +10,7 @@ pace.
 A slow-down that begins with a fault is not excused (`doubt_slow_downs`): the machine or the fault may slow all ranks.
 If goodput recovered only thanks to the pace, the recovery is censored with that reason.
 
-Hosts of a rack lab have their own cores, so their goodput is not steadied. Nor is that of a workload without compute.
+Goodput is not steadied on a rack lab, whose hosts have their own cores, or for a workload without compute phases.
 """
 
 from __future__ import annotations
@@ -111,13 +111,13 @@ def doubt_slow_downs(
 def _slower_since(
     begin: NDArray[np.float64], phases: NDArray[np.float64], windows: Mapping[str, Window], fault_id: str
 ) -> str | None:
-    """Explain that compute phases grew across a fault, or that it is unknown; None if they did not grow."""
-    mine = windows[fault_id]
-    before = phases[begin < mine.start_ns][-COMPARED:]
-    later = [window.start_ns for window in windows.values() if window.start_ns > mine.start_ns]
-    after = phases[(begin >= mine.cleared_ns) & (begin < min(later, default=np.inf))][:COMPARED]
+    """Return how compute phases grew across a fault, or why that is unknown; None if they did not grow."""
+    own = windows[fault_id]
+    before = phases[begin < own.start_ns][-COMPARED:]
+    later = [window.start_ns for window in windows.values() if window.start_ns > own.start_ns]
+    after = phases[(begin >= own.cleared_ns) & (begin < min(later, default=np.inf))][:COMPARED]
     if not len(before) or not len(after):
-        return "nothing shows whether the machine under the lab became slower with the fault: no compute phase after it"
+        return "whether the machine under the lab became slower is unknown: no compute phase before or after the fault"
     growth = float(np.median(after) / np.median(before))
     if growth <= _SLOWER:
         return None
@@ -129,7 +129,7 @@ def _slower_since(
             return None
     return (
         f"all ranks compute {growth:.2f} times as long since the fault (medians of {len(before)} iterations before it "
-        f"and {len(after)} after it): goodput is back only if the machine under the lab caused that; nothing shows it"
+        f"and {len(after)} after it); goodput is back only if the machine under the lab caused that: not proven"
     )
 
 

@@ -7,15 +7,15 @@ collectives.
 compared with the paths reported by the switches' kernels.
 
 **QP error.** A requester sends a packet retry_cnt + 1 times and waits each time for at least 4.096 us x 2^timeout, at
-most four times that (InfiniBand specification, volume 1, transport timer), compared with the first completion with an
-error.
+most four times that (InfiniBand specification, volume 1, transport timer). The sum is compared with the time of the
+first completion with an error.
 
-**Losses.** The seed decides which of the packets that pass a hop are hit (`inject.selection`), so their number is
-known for the minimum and for the maximum of packets that passed. It is compared with the hop's own count.
+**Losses.** The seed decides which of the packets that pass a hop are hit (`inject.selection`). The minimum and maximum
+number of packets that passed therefore give a range of hits, which is compared with the hop's own count.
 
-**Goodput under loss.** A sender that goes back n packets for each lost one: (1 - p) / (1 - p + n p), with n packets in
-flight per queue pair (rxe: 64 at most), compared with the mean during the fault over that of the fault-free start.
-Waiting for NAKs and timers comes on top, so it is an upper bound.
+**Goodput under loss.** A sender that goes back n packets for each lost one keeps (1 - p) / (1 - p + n p) of its
+goodput, with n packets in flight per queue pair (rxe: 64 at most). Waiting for NAKs and timers comes on top, so this is
+an upper bound. It is compared with the mean during the fault over that of the fault-free start.
 
 **Training time.** Time lost to faults and storage, by `harness.analysis.ettr`, compared with the finished iterations.
 """
@@ -51,7 +51,7 @@ DRAWS = 4000
 _SLACK = 4
 """A timer may take up to four times its nominal time."""
 _BETWEEN_COUNTERS = 1
-"""Packets that may be between the counter of what passed and that of what was hit when both are read."""
+"""Packets that may be between the counter of passed packets and the counter of hits when both are read."""
 _RXE_WINDOW = 64
 """Packets that an rxe queue pair has in flight (rxe_param.h, RXE_INFLIGHT_SKBS_PER_QP_HIGH)."""
 
@@ -105,7 +105,7 @@ def goodput_share(share: float, in_flight: int) -> float:
 
 
 def _losing(run: Measurements) -> Iterator[tuple[FaultRun, Receipt, float]]:
-    """Return faults that lose a share of all packets, with that share."""
+    """Yield each fault that loses a share of all packets, with its receipt and that share."""
     for fault in run.faults:
         parameters = fault.plan.parameters
         share = parameters.get("share")
@@ -140,7 +140,7 @@ def _losses(run: Measurements) -> Iterator[Prediction]:
 
 
 def goodput_under_loss(run: Measurements) -> float | None:
-    """Return the upper bound of `goodput_mean_ratio` in a run of flows that lose packets; None if it has no such."""
+    """Return the upper bound of `goodput_mean_ratio` in a run of flows whose faults all lose packets; else None."""
     in_flight = _in_flight(run)
     shares = [share for _, _, share in _losing(run)]
     return goodput_share(max(shares), in_flight) if shares and in_flight and len(run.faults) == len(shares) else None
@@ -167,8 +167,8 @@ def _goodput_under_loss(run: Measurements, observed: Observed) -> Iterator[Predi
         if not len(rates):
             continue
         yield Prediction(
-            what=f"goodput under {fault.plan.id}, of that of the fault-free start",
-            model=f"go-back-N: {in_flight} packets again for each one of {share:g} that is lost; no waiting",
+            what=f"goodput under {fault.plan.id}, relative to the fault-free start",
+            model=f"go-back-N: share {share:g} lost, {in_flight} packets resent for each lost one, no waiting",
             predicted=f"{goodput_share(share, in_flight):.2f} at most",
             measured=f"{float(np.mean(rates)) / base.mean:.2f}",
             holds=None,
@@ -193,8 +193,8 @@ def _training(observed: Observed) -> Iterator[Prediction]:
         return
     yield Prediction(
         what="effective training time ratio",
-        model=f"{format_duration(training.lost_ns)} lost by goodput of {format_duration(training.wall_ns)}; "
-        f"{format_duration(training.storage_ns)} of waiting for storage in each iteration",
+        model=f"{format_duration(training.lost_ns)} of {format_duration(training.wall_ns)} lost to low goodput; "
+        f"each iteration waits {format_duration(training.storage_ns)} for storage",
         predicted=f"{training.predicted:.3f}",
         measured=f"{training.ratio:.3f}",
         holds=None,
@@ -218,7 +218,7 @@ def _collective(run: Measurements) -> tuple[Prediction, ...]:
     return (
         Prediction(
             what=f"{name} {spec['collective']} over {len(run.ranks)} ranks",
-            model="alpha-beta; without congestion and without other work on the machine",
+            model="alpha-beta, without congestion and without other work on the machine",
             predicted=format_duration(predicted_ns),
             measured=f"{format_duration(measured_ns)}, {measured_ns / predicted_ns:.1f} times that",
             holds=None,
@@ -236,25 +236,26 @@ def _uplinks(run: Measurements) -> tuple[Prediction, ...]:
     predictions_found = []
     for switch in run.topology.switches:
         uplinks = [link for link in run.topology.links_of(switch.name) if link.is_uplink]
-        if switch.role != "rtsw" or len(uplinks) < 2:  # noqa: PLR2004 - one way is no choice
+        if switch.role != "rtsw" or len(uplinks) < 2:  # noqa: PLR2004 - one uplink leaves no choice
             continue
-        ways = Counter(
+        qps_by_uplink = Counter(
             far
             for connection in run.connections
             for near, far in itertools.pairwise(connection.path)
             if near == switch.name and far in run.topology.switch_by_name
         )
-        flows = sum(ways.values())
+        flows = sum(qps_by_uplink.values())
         if flows < 2:  # noqa: PLR2004 - one flow is always the maximum
             continue
         low, middle, high = max_over_mean(flows, len(uplinks))
-        measured = max(ways.values()) / (flows / len(uplinks))
+        measured = max(qps_by_uplink.values()) / (flows / len(uplinks))
+        counts = ", ".join(f"{name} {count}" for name, count in sorted(qps_by_uplink.items()))
         predictions_found.append(
             Prediction(
                 what=f"queue pairs on the {len(uplinks)} uplinks of {switch.name}: maximum over mean",
                 model=f"{flows} queue pairs, each on a link at random",
                 predicted=f"{middle:.2f} ({low:.2f} to {high:.2f} in 90 % of cases)",
-                measured=f"{measured:.2f} ({', '.join(f'{name} {count}' for name, count in sorted(ways.items()))})",
+                measured=f"{measured:.2f} ({counts})",
                 holds=low <= measured <= high,
             )
         )
@@ -281,7 +282,7 @@ def _qp_errors(run: Measurements, observed: Observed) -> tuple[Prediction, ...]:
             predictions_found.append(
                 Prediction(
                     what=f"first queue pair in error after {fault_id} fired",
-                    model=f"{params.retry_cnt + 1} sendings, timeout {params.timeout}",
+                    model=f"{params.retry_cnt + 1} transmissions, timeout {params.timeout}",
                     predicted=f"{format_duration(least_ns)} to {format_duration(_SLACK * least_ns)} after the loss",
                     measured=format_duration(took_ns),
                     holds=took_ns + early_ns >= least_ns - run.clock_error_ns,

@@ -7,11 +7,12 @@
     restore     queue pairs connected      -> all ranks have the state of the newest intact checkpoint
     catch_up    state restored             -> every iteration finished before the loss finished again
 
-A restart that another loss interrupts has no later phases, and the phase that it was in took at least until then. The
-`detect` phase of the next restart then begins when the interrupted restart's loss was noticed, unless a fault fired
-later; the total of the next one includes the interrupted one. Of several faults, the first one after the last iteration
-that all ranks finished counts. Without a fault, `detect` begins at the end of that iteration, which is at most one
-iteration before the loss.
+If another loss interrupts a restart, its current phase lasted at least until then, and it has no later phases. The next
+restart's `detect` begins when the interrupted restart's loss was noticed, or when a later fault fired. The next
+restart's total includes the interrupted restart.
+
+With several faults, `detect` begins at the first one that fired after the last iteration that all ranks finished.
+Without a fault it begins at the end of that iteration, which is at most one iteration before the loss.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _DETAILS = {
     "reschedule": "the other ranks were stopped, and all ranks had a place",
     "initialise": "all ranks had engines, memory and connections",
     "restore": "all ranks had the state of a checkpoint",
-    "catch_up": "what was finished before was finished again",
+    "catch_up": "all iterations finished before the loss were finished again",
 }
 
 
@@ -94,7 +95,7 @@ def restart_metrics(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> 
 
 
 def times_by_phase(restarts: Sequence[tuple[Restart, tuple[Phase, ...]]]) -> dict[str, list[tuple[int, str]]]:
-    """Return the times (ns) of each phase, and under `total` those of whole outages, each with its restart in words."""
+    """Return (duration in ns, description of the restart) by phase; `total` has the durations of whole outages."""
     durations_by_phase: dict[str, list[tuple[int, str]]] = {}
     outage_ns: int | None = None
     for restart, phases in restarts:
@@ -109,9 +110,9 @@ def times_by_phase(restarts: Sequence[tuple[Restart, tuple[Phase, ...]]]) -> dic
 
 
 def _interrupted(restarts: Sequence[tuple[Restart, tuple[Phase, ...]]]) -> dict[str, list[tuple[int, str]]]:
-    """Return, by phase, how long each phase had lasted when another loss interrupted it, with its restart in words.
+    """Return (ns until another loss interrupted it, description of the restart) of each interrupted phase, by phase.
 
-    A phase that timed out ends so, too: the longest one may be among them.
+    A phase that timed out also ends this way, so an interrupted phase may be the longest one.
     """
     lasted_by_phase: dict[str, list[tuple[int, str]]] = {}
     for (restart, phases), (then, _) in itertools.pairwise(restarts):
@@ -165,7 +166,8 @@ def _cause_and_hosts(restart: Restart) -> str:
 def _lost_iterations(run: ResilienceRun) -> Observation:
     """Return the finished iterations that all restarts together had to repeat.
 
-    What a restart without a restored state lost is part of the next one's. If there is none, more may be lost.
+    If a restart restored no state, the next restart's count includes its losses. Without a next restart, the value is a
+    lower bound.
     """
     restarts = run.restarts
     lost = sum(restart.lost_iterations or 0 for restart in restarts)
@@ -200,7 +202,7 @@ def _state_errors(run: Measurements) -> Observation:
 
 
 def why_state_unknown(run: Measurements) -> str:
-    """Return why the final state is not known on every rank and after all iterations; empty if it is."""
+    """Return why some rank's state after all iterations is unknown; empty if all states are known."""
     states = run.resilience.states if run.resilience is not None else ()
     reported = {state.rank for state in states}
     if missing := [rank_series.rank for rank_series in run.series if rank_series.rank not in reported]:
@@ -209,15 +211,12 @@ def why_state_unknown(run: Measurements) -> str:
         return "no element of a final state was compared"
     planned = run.workload.get("iterations")
     if early := [state for state in states if isinstance(planned, int) and state.iterations != planned]:
-        return f"the state of rank {early[0].rank} is that after {early[0].iterations} of {planned} iterations"
+        return f"rank {early[0].rank} reported its state after {early[0].iterations} of {planned} iterations"
     return ""
 
 
 def describe(restart: Restart, phases: Sequence[Phase]) -> str:
-    """Return one line about a restart.
-
-    It has the loss, the reason, the moved ranks, the length of each phase, and the repeated iterations.
-    """
+    """Describe a restart in one line: lost hosts, reason, moved ranks, length of each phase, repeated iterations."""
     moved = [f"{old} -> {new}" for old, new in zip(restart.before, restart.after, strict=False) if old != new]
     if len(restart.after) not in (0, len(restart.before)):
         moved = [f"{len(restart.before)} ranks -> {len(restart.after)} ranks"]

@@ -16,14 +16,14 @@ How each cause is recognised:
     silent-host    the signature of a host that hangs: timers at its peers, no gap, no packet missing in a switch
     congestion     CE marks, located by the same signatures; or, in a run with probes, a link or switch that makes
                    round trips long (a queue, a delay, a limited rate: the same symptom)
-    slow-rank      the detector of slow ranks (`harness.analysis.ranks.slow_ranks`), or the one GPU that counted
-                   throttling
+    slow-rank      the detector of slow ranks (`harness.analysis.ranks.slow_ranks`) named it, or one GPU alone was
+                   throttled
     gpu-error      a GPU's driver wrote errors (XID events) to the kernel log
     lost-rank      a flight recorder ends before the others (`harness.attribution.stalls`)
     hung-rank      the engine of one host did not run for a while in which the others did
     host-reboot    counters that a host's kernel keeps from boot on are lower than before
     late-receives  RNICs of one host reported to their peers that no receive was posted (RNR)
-    slow-storage   ranks that did run waited for data or checkpoints much longer than usual in this run
+    slow-storage   ranks on running hosts waited for data or checkpoints much longer than usual in this run
     low-memory     programs of one host waited for memory
     busy-host      programs of one host waited for a CPU much longer than on other hosts, and it has no other finding
     nothing        none of the above

@@ -1,7 +1,7 @@
-"""A campaign with known faults: short runs, one for each kind of fault at some places that carry the job. Pure.
+"""A campaign with known faults: short runs, each with one kind of fault at a place that the job uses. Pure.
 
-The job is an all-to-all, so that every RNIC exchanges data with every other one. Each run has one fault, some have
-none. `harness.attribution.confusion` scores the attribution of each run against its fault.
+The job is an all-to-all, so that every RNIC exchanges data with every other one. Every tenth run has no fault.
+`harness.attribution.confusion` scores the attribution of each run against its fault.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _SIZE_BYTES = 256 << 10
 _LONGER_S = {"host.memory-pressure": 14, "host.cpu-steal": 6, "congestion.late-receives": 8}
 """Kinds that need longer: memory is taken gradually (30 MiB per second on a busy machine), CPU pressure takes seconds
 to be reported, and a rank has eight receives posted ahead."""
-_BRISK_BYTES = 16 << 10
-_BRISK = frozenset({"congestion.late-receives"})
+_COMPUTELESS_BYTES = 16 << 10
+_COMPUTELESS = frozenset({"congestion.late-receives"})
 """Kinds that need a job without compute: otherwise late receives are posted before they are needed."""
 
 _PlaceClass = Literal["link", "rnic", "host", "gpu", "switch", "rtsw"]
@@ -67,7 +67,8 @@ _ROWS: tuple[_Row, ...] = (
     ("gpu.row-remap", "gpu", {"state": "pending"}),
     ("gpu.overheat", "gpu", {"celsius": (89, 94)}),
 )
-"""Kinds that must not affect a job (clock-step, disk-full, drain, hash-policy, freeze) leave nothing to attribute."""
+"""Kinds that must not affect a job (clock-step, disk-full, drain, hash-policy, freeze) are left out: they leave nothing
+to attribute."""
 _PROBED_ROWS: tuple[_Row, ...] = (("packet.delay", "link", {"delay": (100, 300), "direction": "to"}),)
 """Only for campaigns with probes: delayed packets move no counter that locates them."""
 
@@ -96,8 +97,8 @@ def labels(topology: Topology, *, lab_kind: LabKind, seed: int, places: int, pro
     included.
     """
     chosen: list[Label] = []
-    for candidate in _wanted(topology, (*_ROWS, *(_PROBED_ROWS if probe else ())), seed, places):
-        if not _possible(candidate, topology, lab_kind):
+    for candidate in _candidates(topology, (*_ROWS, *(_PROBED_ROWS if probe else ())), seed, places):
+        if not _is_supported(candidate, topology, lab_kind):
             continue
         if len(chosen) % 10 == 9:  # noqa: PLR2004 - every tenth
             chosen.append(Label(number=len(chosen), seed=seed, kind=None))
@@ -107,7 +108,7 @@ def labels(topology: Topology, *, lab_kind: LabKind, seed: int, places: int, pro
 
 
 def in_turn(runs: Iterable[Label]) -> list[Label]:
-    """Interleave the kinds: one run of each, then a second one of each. A campaign that ends early has covered all."""
+    """Interleave the kinds: one run of each, then a second one of each, so that an early end leaves out no kind."""
     by_kind: dict[str | None, list[Label]] = {}
     for label in runs:
         by_kind.setdefault(label.kind, []).append(label)
@@ -117,8 +118,8 @@ def in_turn(runs: Iterable[Label]) -> list[Label]:
 def experiment(label: Label, topology: Topology, *, probe: bool = False) -> bytes:
     """Return the experiment file of one run (TOML), with or without probes."""
     ranks = [f"{host.name}:{host.rnics[0].name}" for host in topology.hosts]
-    is_brisk = label.kind in _BRISK
-    block_bytes = 4 * ((_BRISK_BYTES if is_brisk else _SIZE_BYTES) // (4 * len(ranks)))
+    is_computeless = label.kind in _COMPUTELESS
+    block_bytes = 4 * ((_COMPUTELESS_BYTES if is_computeless else _SIZE_BYTES) // (4 * len(ranks)))
     lasting_s = _LONGER_S.get(label.kind or "", FOR_S)
     lines = [
         f'name = "{label.name}"',
@@ -128,8 +129,8 @@ def experiment(label: Label, topology: Topology, *, probe: bool = False) -> byte
         f'size = "{block_bytes * len(ranks)}"',
         f"ranks = {inline(ranks)}",
         f'duration = "{DURATION_S + lasting_s - FOR_S}s"',
-        "compute_units = 0" if is_brisk else "compute_units = 8",
-        *(["qp = { rnr_retry = 7 }"] if is_brisk else []),  # NCCL's default
+        "compute_units = 0" if is_computeless else "compute_units = 8",
+        *(["qp = { rnr_retry = 7 }"] if is_computeless else []),  # NCCL's default
         "[[expect]]",
         'metric = "wrong_elements"',
         "max = 0",
@@ -148,10 +149,11 @@ def experiment(label: Label, topology: Topology, *, probe: bool = False) -> byte
     return ("\n".join(lines) + "\n").encode()
 
 
-_Wanted = tuple[str, str, Mapping[str, str | float]]
+_Candidate = tuple[str, str, Mapping[str, str | float]]
+"""(kind, target, parameters)."""
 
 
-def _wanted(topology: Topology, rows: Sequence[_Row], seed: int, places: int) -> Iterator[_Wanted]:
+def _candidates(topology: Topology, rows: Sequence[_Row], seed: int, places: int) -> Iterator[_Candidate]:
     places_by_class = _places(topology)
     for kind, place_class, ranges in rows:
         rng = random.Random(f"{seed}:{kind}:{ranges.get('direction')}")  # noqa: S311 - an experiment, no secret
@@ -179,8 +181,8 @@ def _drawn(rng: random.Random, allowed: str | _Range) -> str | float:
     return rng.randint(int(low), int(high)) if float(low).is_integer() else round(rng.uniform(low, high), 3)
 
 
-def _possible(wanted: _Wanted, topology: Topology, lab_kind: LabKind) -> bool:
-    kind, target, parameters = wanted
+def _is_supported(candidate: _Candidate, topology: Topology, lab_kind: LabKind) -> bool:
+    kind, target, parameters = candidate
     try:
         plan(FaultSpec(kind=kind, target=target, for_s=FOR_S, params=dict(parameters)), topology, lab_kind=lab_kind)
     except FaultbedError:

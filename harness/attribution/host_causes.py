@@ -36,11 +36,14 @@ _OUTSTANDING = 5
 _STORAGE_ALL, _STORAGE_ONE = 0.75, 0.6
 """Confidence of long waits for storage: of most ranks, of fewer ranks."""
 _HANG_NS, _HUNG = 1_000_000_000, 0.9
-"""Shorter standstills can come from other work on the machine."""
+"""Minimum standstill, and the confidence. Other work on the machine can cause shorter standstills."""
 _WAITED, _BUSY = ((1.5, 0.3), (1.3, 0.6)), 0.45
-"""A host is busy if its programs waited this many times as long as elsewhere, and the excess is this share of the run
-(concurrent waits add up). If all hosts wait, as with probes, the share counts more and the ratio less. Then the
-confidence. A fault's own holder causes 1.3 times and 0.2 on an emulated host."""
+"""Thresholds (ratio, share) of a busy host, and the confidence.
+
+A host is busy if its programs waited for a CPU more than `ratio` times as long as on the other hosts, and the excess is
+more than `share` of the run (concurrent waits add up). The second pair is for runs in which all hosts wait, for example
+with probes. For comparison: the holder of a fault alone causes (1.3, 0.2) on an emulated host.
+"""
 _STALLED_US, _SHORT = 200_000, 0.8
 """Minimum excess wait for memory, and the confidence."""
 _RNR, _RNRS, _LATE = "send_rnr_err", 3, 0.85
@@ -62,7 +65,7 @@ def rebooted(run: Measurements) -> list[Finding]:
 
 
 def slow(run: Measurements, deltas: Deltas) -> list[Finding]:
-    """Return ranks that compute slower than the others, and the one GPU that counted throttling."""
+    """Return ranks that compute slower than the others, and a GPU that was throttled if it was the only one."""
     throttled = {
         (node, name.partition(".")[0]): count
         for node, names in deltas.items()
@@ -93,9 +96,9 @@ def slow(run: Measurements, deltas: Deltas) -> list[Finding]:
 
 
 def _held_back(host: str, deltas: Deltas) -> Iterator[str]:
-    """Return what limited the clocks of a rack's GPUs, by NVML.
+    """Yield what limited the clocks of a host's GPUs, by NVML.
 
-    It is no finding: under load all are limited a little.
+    This is evidence, not a finding: under load, every GPU is limited a little.
     """
     for name, held_us in deltas.get(host, {}).items():
         gpu, _, reason = name.partition(".")
@@ -136,7 +139,7 @@ def _gpu_at(topology: Topology, host: str, address: str) -> str:
 
 
 def stood_still(run: Measurements, down: Sequence[Finding]) -> list[Finding]:
-    """Return hosts whose engine stood still alone. A simultaneous standstill is caused by the machine below the VMs.
+    """Return hosts whose engine stood still while the others ran; simultaneous standstills come from the machine below.
 
     A host whose link was down is left out: its engine waits for the kernel, which waits for its RNIC.
     """
@@ -168,7 +171,7 @@ def _overlap_ns(standstill: Standstill, other: Standstill) -> int:
 
 
 def storage(run: Measurements) -> list[Finding]:
-    """Return the storage of the job, if ranks that did run waited for it much longer than usual."""
+    """Return the storage of the job, if ranks on running hosts waited for it much longer than usual."""
     host = (run.workload.get("storage") or {}).get("host")
     hosts = {rank.rank: rank.host for rank in run.ranks}
     steps = [(rank.rank, step) for rank in run.series for step in rank.iterations]
@@ -209,7 +212,7 @@ def storage(run: Measurements) -> list[Finding]:
             )
     if not waited:
         return []
-    # A rank that waits keeps the others from requesting data; a rank on a slow host waits alone.
+    # Slow storage may also show on few ranks: a waiting rank keeps the others from requesting data.
     sure = _STORAGE_ALL if len(waited) >= len(run.series) / 2 else _STORAGE_ONE
     return [Finding(cause="slow-storage", place="storage", name=host, confidence=sure, evidence=tuple(evidence))]
 
@@ -222,7 +225,7 @@ def busy(run: Measurements, deltas: Deltas, known: set[str]) -> list[Finding]:
         )
         for host in dict.fromkeys(rank.host for rank in run.ranks)
     }
-    if len(waits) < 3:  # noqa: PLR2004 - of two hosts neither is known to be the usual one
+    if len(waits) < 3:  # noqa: PLR2004 - with two hosts, neither is known to be the normal one
         return []
     worst = max(waits, key=lambda host: waits[host])
     usual_us = float(np.median([us for host, us in waits.items() if host != worst]))

@@ -54,7 +54,7 @@ def parse_need(text: str) -> Need:
     match = _NEED.fullmatch(text)
     known = (*_FEATURES, *_COUNTS)
     if match is None or match["name"] not in known:
-        raise ValueError(f'no need "{text}"; {hint(text.split(" ", maxsplit=1)[0], known, otherwise="a lab has")}')
+        raise ValueError(f'no need "{text}"; {hint(text.split(" ", maxsplit=1)[0], known)}')
     if match["name"] in _FEATURES:
         if match["op"]:
             raise ValueError(f'"{match["name"]}" is there or not; write it without "{match["op"]} {match["number"]}"')

@@ -108,7 +108,7 @@ def with_values(content: bytes, values: Mapping[str, str], *, source: str) -> tu
     for path in values:
         if path not in known:
             near = nearest(path, known)
-            hint = f"did you mean {near}?" if near else f"there is {first_of(known, _MAX_LISTED)}"
+            hint = f"did you mean {near}?" if near else f"choose one of {first_of(known, _MAX_LISTED)}"
             raise ConfigError(f"{source}: {path}: this experiment has no such parameter; {hint}")
     refused: ConfigError | None = None
     for readings in itertools.product(*(_readings(text) for text in values.values())):

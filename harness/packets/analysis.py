@@ -36,15 +36,22 @@ KEPT = 1000
 class FlowReport(msgspec.Struct, frozen=True, kw_only=True):
     """One direction of one queue pair at one captured port.
 
-    requests         packets of the requester; `responses` are those back payload_bytes    of the requests, each
-    transmission counted again            retransmitted requests: they had passed before duplicates       requests that
-    had passed before and were not retransmitted: copies made on the path response_duplicates  copies of responses made
-    on the path missing          skipped PSNs: lost before this port, or late returned         of the missing ones,
-    those that arrived by retransmission reordered        of the missing ones, those that arrived late without a
-    retransmission dropped_ahead    requests out of order that the receiver had to drop lost_behind      NAKs for
-    packets that had passed the receiver's port naks, rnrs       negative acknowledgements causes           episodes by
-    cause: nak, rnr, timer is_ambiguous     responses match several queue pairs: rules of responses and causes were not
-    checked is_doubled      a host's port has each packet twice: rules of that port were not checked
+    requests             packets of the requester
+    responses            packets of the responder
+    payload_bytes        payload of the requests; each transmission counts
+    again                retransmitted requests, which had passed before
+    duplicates           requests that had passed before and were not retransmitted: copies made on the path
+    response_duplicates  copies of responses made on the path
+    missing              skipped PSNs: lost before this port, or late
+    returned             missing PSNs that arrived by retransmission
+    reordered            missing PSNs that arrived late without a retransmission
+    dropped_ahead        requests out of order that the receiver had to drop
+    lost_behind          NAKs for packets that had passed the receiver's port
+    naks, rnrs           negative acknowledgements
+    causes               episodes by cause: nak, rnr, timer
+    broken               violations by rule
+    is_ambiguous         responses match several queue pairs: rules of responses and causes were not checked
+    is_doubled           a host's port has each packet twice: rules of that port were not checked
     """
 
     port: str
@@ -190,10 +197,10 @@ def _doubts(
 
 
 def _one_way(frames: Frames, packets: Packets, host_ports: Sequence[int]) -> Iterator[str]:
-    """Yield a doubt for each host's port of which one direction alone was captured, beside others with both."""
+    """Yield a doubt for each host port where only one direction was captured, if another port has both."""
     directions = {number: set(packets.outbound[packets.port == number].tolist()) - {-1} for number in host_ports}
     if not any(len(sides) > 1 for sides in directions.values()):
-        return  # then no response was captured at all, which is a doubt of its own
+        return  # no response was captured at all, which `_doubts` reports
     for number, sides in directions.items():
         if len(sides) == 1:
             captured_side = "left the port towards the host" if sides == {1} else "came in from the host"
@@ -201,7 +208,7 @@ def _one_way(frames: Frames, packets: Packets, host_ports: Sequence[int]) -> Ite
 
 
 def _begun_again(packets: Packets, flows: Sequence[Flow], ports: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """Yield each flow that begins with other PSNs than an earlier one of its queue pair, and if the reason is known.
+    """Yield a sentence for each flow that does not continue the PSNs of its queue pair, and if the reason is known.
 
     A responder's message sequence number (MSN) only goes back when its queue pair is connected again.
     """
@@ -216,12 +223,12 @@ def _begun_again(packets: Packets, flows: Sequence[Flow], ports: Sequence[str]) 
         first, final = first[first >= 0][:1], final[final >= 0][-1:]
         is_known = bool(len(first) and len(final) and distance(first, final)[0] < 0)
         name = f"{flow.src} -> {flow.dst} QP {flow.dqpn}{f' at {ports[flow.port]}' if ports[flow.port] else ''}"
-        goes_on = f"PSNs go on at {int(flow.psn[0]) % PSN_SPACE:,} instead of {_after(before):,}"
+        jump = f"PSNs continue at {int(flow.psn[0]) % PSN_SPACE:,} instead of {_after(before):,}"
         yield (
-            (f"{name}: connected again under the same number ({goes_on})", True)
+            (f"{name}: connected again under the same number ({jump})", True)
             if is_known
             else (
-                f"{name}: {goes_on}: it was connected again, or packets between are missing; not checked there",
+                f"{name}: {jump}: it was connected again, or packets are missing in between; the gap was not checked",
                 False,
             )
         )
@@ -235,8 +242,8 @@ def _unchecked_flows(flows: Sequence[FlowReport], unpaired: Sequence[Unpaired]) 
     for flow in flows:
         if flow.is_doubled:
             yield (
-                f"{flow.src} -> {flow.dst} QP {flow.dqpn} at {flow.port}: each packet is in the capture twice, as of "
-                "two capture points, so rules that hold at a host's port alone were not checked"
+                f"{flow.src} -> {flow.dst} QP {flow.dqpn} at {flow.port}: the capture has each packet twice, as if "
+                "captured at two points, so rules that hold only at a host's port were not checked"
             )
     for port, src, dst in dict.fromkeys((item.port, item.src, item.dst) for item in flows if item.is_ambiguous):
         qpns = sorted(

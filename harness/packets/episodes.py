@@ -38,13 +38,17 @@ _EARLY = 1.02
 class Episode:
     """One go-back. Times are ns of the capture's clock, durations are ns; None if it does not apply.
 
-    frame            of the first retransmitted packet psn              from which the sender retransmitted, 24 bits
-    missing          PSNs that were lost before this port and are missing when the go-back begins dropped_ahead
-    packets out of order that the receiver had to drop since the last go-back resent           packets retransmitted
-    until the flow was where it had been gap_ns           when the first packet out of order passed signal_ns
-    when the NAK passed resent_ns        when the first packet passed again silence_ns       how long the flow had been
-    silent before that retry            1 for the first go-back to this PSN, 2 for the second, ... timeout_step     t of
-    the timeout 4.096 us * 2**t that the silence reached; timer episodes only
+    frame            frame of the first retransmitted packet
+    psn              PSN from which the sender retransmitted, 24 bits
+    missing          PSNs that were lost before this port and are missing when the go-back begins
+    dropped_ahead    packets out of order that the receiver had to drop since the last go-back
+    resent           packets retransmitted until the flow was where it had been
+    gap_ns           when the first packet out of order passed
+    signal_ns        when the NAK passed
+    resent_ns        when the first packet passed again
+    silence_ns       how long the flow had been silent before that
+    retry            1 for the first go-back to this PSN, 2 for the second, ...
+    timeout_step     t of the timeout 4.096 us * 2**t that the silence reached; timer episodes only
     """
 
     cause: Cause

@@ -215,7 +215,7 @@ class _Job(_Ranks):
             ranks_text = on if work.ranks_per_rnic > 1 else f"{ranks} RNICs"
             raise names.error("workload.grid", f"has {wanted} ranks, but there are {ranks_text}")
         if work.storage and work.storage.host not in names.topology.host_by_name:
-            problem = f'no host "{work.storage.host}"; there is {", ".join(names.topology.host_by_name)}'
+            problem = f'no host "{work.storage.host}"; choose one of {", ".join(names.topology.host_by_name)}'
             raise names.error("workload.storage.host", problem)
         super()._fit_ranked(names, work)
         if work.resilience is None:

@@ -72,4 +72,4 @@ def kind_named(name: str, *, where: str = "kind") -> FaultKind:
     """
     if name in CATALOGUE:
         return CATALOGUE[name]
-    raise UsageError(f'{where}: no fault kind "{name}"; {hint(name, list(CATALOGUE), otherwise="there are")}')
+    raise UsageError(f'{where}: no fault kind "{name}"; {hint(name, list(CATALOGUE))}')

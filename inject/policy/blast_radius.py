@@ -23,7 +23,7 @@ __all__ = ["BlastRadius", "blast_radius_of", "check"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlastRadius:
-    """Names of the affected parts of a lab. `uplinks` include all those of an affected switch."""
+    """Names of the affected parts of a lab. `uplinks` has all uplinks of a switch whose fault cuts them."""
 
     links: frozenset[str] = frozenset()
     hosts: frozenset[str] = frozenset()

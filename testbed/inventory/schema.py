@@ -406,7 +406,7 @@ class Mistakes:
 
 def near(word: str, known: list[str]) -> str:
     """Return the end of a message about an unknown word: the nearest known word, or all of them."""
-    return f"; {hint(word, known, otherwise='there are')}"
+    return f"; {hint(word, known)}"
 
 
 def _config_error(message: str, *, kind: type[Any], ours: Mapping[str, Any], file: Path, place: str) -> ConfigError:

@@ -11,9 +11,9 @@ __all__ = ["without_hosts"]
 
 
 def without_hosts(inventory: Inventory, names: Collection[str]) -> Inventory:
-    """Return the inventory without some hosts: they are not in the topology or the access paths. Switches stay.
+    """Return the inventory without some hosts, their links and their access paths. Switches stay.
 
-    Start and reset a soft lab with the whole inventory, to which its VMs and the name of its snapshot belong.
+    Never start or reset a soft lab with the result: its VMs and the key of its snapshot depend on all hosts.
     """
     if not names:
         return inventory
@@ -25,7 +25,7 @@ def without_hosts(inventory: Inventory, names: Collection[str]) -> Inventory:
             hosts=tuple(host for host in topology.hosts if host.name not in names),
             links=tuple(link for link in topology.links if link.b.node not in names),
         ),
-        management={name: way for name, way in inventory.management.items() if name not in names},
+        management={name: path for name, path in inventory.management.items() if name not in names},
         vms={name: size for name, size in inventory.vms.items() if name not in names},
         bmcs={name: bmc for name, bmc in inventory.bmcs.items() if name not in names},
     )

@@ -203,7 +203,7 @@ def _named(topology: Topology, scopes: Iterable[_Scope], word: str) -> list[_Sco
 def _chosen(topology: Topology, scopes: Iterable[_Scope], word: str, index: str, *, text: str) -> list[_Scope]:
     """Return what a step with a class and an index selects inside each of the scopes."""
     if word not in _CLASSES:
-        raise UsageError(f'"{text}": no class "{word}"; {hint(word, CLASSES, otherwise="classes are")}')
+        raise UsageError(f'"{text}": no class "{word}"; {hint(word, CLASSES)}')
     target_class, matches, visited = _CLASSES[word], list[_Scope](), list[_Scope]()
     for scope in scopes:
         visited.append(scope)

@@ -10,12 +10,12 @@ JSON lines on stdin and stdout, times in ns of this machine:
     an error            {"event":"error","error":"..."}
 
 The kernel writes frames into a ring of blocks (packet_mmap, TPACKET_V3; linux/if_packet.h), and whole blocks are
-written to the file unchanged: Python handles no single frame, because on a switch that forwards, each microsecond is a
-packet's. The file consists of blocks, each behind two 32-bit words: index of the port, and length.
+written to the file unchanged. Python never handles single frames, because the switch needs its CPU time for forwarding.
+The file is a sequence of blocks. Two 32-bit words precede each block: the index of its port, and its length.
 
-The proof: the port's own counters (received + sent) and the socket's count are read while both are at rest, at the
-start and at the end. `counted` is the growth of the one, `captured` that of the other; both must be equal, without
-drops. `before` frames at the head of the file arrived before the first reading of the counters.
+The proof: the port's own counters (received + sent) and the socket's count are read at the start and at the end, when
+neither moves. `counted` is the growth of the port's counters, `captured` that of the socket's count. They must be equal
+and `drops` must be 0. The first `before` frames of the file arrived before the first reading.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Port:
     def __init__(self, name: str, namespace: str | None, netdev: str, snap: int) -> None:
         self.name, self.netdev = name, netdev
         self.link = netns.open_route(namespace)
-        # Without a protocol it receives nothing until it is bound, so that it has no frames of other ports.
+        # Protocol 0: the socket receives nothing until it is bound, so it never has frames of other ports.
         self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0)
         self.socket.setsockopt(_SOL_PACKET, _VERSION, _TPACKET_V3)
         self._cut_to(snap)
@@ -167,7 +167,7 @@ def epoch_offset_ns() -> int:
 
 
 class Server:
-    """Serves one capture at most, which is removed with its file when the controller is gone."""
+    """A server of at most one capture. When the controller is gone, it removes the capture and its file."""
 
     def __init__(self) -> None:
         self.capture: Capture | None = None
@@ -188,7 +188,8 @@ class Server:
                 "bytes": self.capture.out.tell(),
                 "epoch_offset_ns": epoch_offset_ns(),
             }
-        return {"event": "error", "error": f"cannot {do} now"}
+        state = "no capture is running" if self.capture is None else "a capture exists already"
+        return {"event": "error", "error": f"request {do} is not possible: {state}"}
 
 
 def main() -> int:

@@ -22,12 +22,12 @@ _HOME = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
 def enter(netns: str | None) -> None:
     """Enter a namespace; None: the one in which the process started. Sockets opened from now on belong to it.
 
-    A process that never leaves its own namespace works with any Python.
+    Staying in the first namespace works with any Python.
 
     Raises:
         OSError: there is no namespace of that name, or this Python (before 3.12) cannot enter one.
     """
-    global _away  # noqa: PLW0603 (it is the process that is in a namespace)
+    global _away  # noqa: PLW0603 (the namespace belongs to the process)
     if netns is None and not _away:
         return
     if sys.version_info < (3, 12):

@@ -40,13 +40,20 @@ class Packets:
 
     `not_decoded` counts RoCEv2 packets that are left out: fragments, and those behind extension headers of IPv6.
 
-    number      of the frame in the file, from 1, as in Wireshark time_ns     time stamp of the file port
-    interface of the file (`Frames.interfaces`) outbound    1: left the captured interface, 0: came in, -1: the file
-    does not say src, dst    index into `addresses` sport       UDP source port ecn         two bits of the IP header; 3
-    is congestion experienced ident       identification in the IPv4 header, -1 for IPv6 opcode, dqpn, psn, ack_req
-    BTH syndrome    AETH, -1 if there is none msn         AETH, -1 if there is none dma_bytes   length in the RETH, -1
-    if there is none payload     bytes after all headers, from the IP length, without padding and ICRC wire        bytes
-    of the frame on the wire
+        number       number of the frame in the file, from 1, as in Wireshark
+        time_ns      time stamp in the file
+        port         interface in the file (index into `Frames.interfaces`)
+        outbound     1: left the captured interface, 0: came in, -1: not recorded in the file
+        src, dst     index into `addresses`
+        sport        UDP source port
+        ecn          two bits of the IP header; 3 is congestion experienced
+        ident        identification in the IPv4 header; -1 for IPv6
+        opcode, dqpn, psn, ack_req       from the BTH
+        syndrome     from the AETH; -1 without an AETH
+        msn          from the AETH; -1 without an AETH
+        dma_bytes    length in the RETH; -1 without a RETH
+        payload      bytes after all headers, from the IP length, without padding and ICRC
+        wire         bytes of the frame on the wire
     """
 
     addresses: tuple[str, ...]

@@ -1,10 +1,9 @@
 """Burn-in: latency and bandwidth between every two RNICs of different hosts, one pair at a time, and the outliers.
 
-Each ordered pair gets a reliable connection and two measurements: small writes, one at a time (their mean is a round
-trip to the RNIC and back), and large writes kept in flight. A pair is compared with the other pairs of its kind (same
-rack, across racks, across zones) by the ratio to what is usual, because absolute figures do not carry over between
-machines.
-Outliers are measured again; only a pair that is an outlier every time is reported.
+Each ordered pair gets a reliable connection and two measurements: small writes, one at a time (their mean time is the
+round trip to the remote RNIC), and large writes, several in flight. A pair is compared with the other pairs of its kind
+(same rack, across racks, across zones). The result is a ratio, because absolute values do not carry over between
+machines. Outliers are measured again; only a pair that is an outlier every time is reported.
 """
 
 from __future__ import annotations
@@ -50,9 +49,9 @@ SHAPES = {
     "soft": Shape(latency_messages=16, bandwidth_bytes=64 << 10, bandwidth_messages=8),
     "rack": Shape(latency_messages=256, bandwidth_bytes=1 << 20, bandwidth_messages=256),
 }
-"""By kind of lab. 512 KiB last long enough on soft RNICs. At 400 Gb/s they take 10 us, less than the overhead of the
-sender's own program, so a link of half the speed would not stand out. 256 MiB take 5.4 ms (calculated; not yet run on
-hardware)."""
+"""Shape by kind of lab. Soft RNICs take long enough for 512 KiB. At 400 Gb/s that takes 10 us, less than the overhead
+of the sender's program, which would hide a link of half the speed. Racks therefore transfer 256 MiB in 5.4 ms
+(calculated; not yet run on hardware)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +77,9 @@ class Outlier:
 
 
 def ends_in_common(pairs: Iterable[AbstractSet[str]]) -> Iterator[tuple[tuple[str, ...], int]]:
-    """Yield the end that most pairs have in common, and their number; then that of the remaining pairs, and so on.
+    """Yield the end that most pairs share, with their number; then the same for the remaining pairs, and so on.
 
-    Several ends come at once if as many pairs have each of them.
+    If equally many pairs share each of several ends, these ends are yielded together.
     """
     left = list(pairs)
     while left:
@@ -147,17 +146,17 @@ def measure(
     Raises:
         LabError: the measurement could not be started.
     """
-    everyone = [pair for pair in pairs_of(lab.topology) if pair[0] not in leave_out and pair[1] not in leave_out]
-    results = {(pair.src, pair.dst): pair for pair in _round(lab, everyone, shape, on_event)}
+    all_pairs = [pair for pair in pairs_of(lab.topology) if pair[0] not in leave_out and pair[1] not in leave_out]
+    results = {(pair.src, pair.dst): pair for pair in _round(lab, all_pairs, shape, on_event)}
     suspects = outliers(list(results.values()), worse_than=worse_than)
     done = 1
     while suspects and done < rounds:
-        repeated = [item for item in everyone if (item[0], item[1]) in {(x.pair.src, x.pair.dst) for x in suspects}]
+        repeated = [item for item in all_pairs if (item[0], item[1]) in {(x.pair.src, x.pair.dst) for x in suspects}]
         for pair in _round(lab, repeated, shape, on_event):
             results[pair.src, pair.dst] = _better(results[pair.src, pair.dst], pair)
         suspects = outliers(list(results.values()), worse_than=worse_than)
         done += 1
-    unmeasured = tuple((src, dst) for src, dst, _ in everyone if (src, dst) not in results)
+    unmeasured = tuple((src, dst) for src, dst, _ in all_pairs if (src, dst) not in results)
     return Burnin(pairs=tuple(results.values()), outliers=tuple(suspects), rounds=done, unmeasured=unmeasured)
 
 
@@ -183,7 +182,7 @@ def outliers(pairs: Sequence[Pair], *, worse_than: float) -> list[Outlier]:
 
 
 def _usual(best_first: Sequence[float]) -> float:
-    """Return the worst value of the best quarter (of up to seven values the best or the second); 0 if there is none."""
+    """Return the last value of the best quarter: the best of up to 4, the second best of 5 to 8; 0 without values."""
     return best_first[(len(best_first) - 1) // 4] if best_first else 0.0
 
 
@@ -203,19 +202,19 @@ def _better(first: Pair, second: Pair) -> Pair:
 def _round(
     lab: TrafficLab, pairs: Sequence[tuple[str, str, str]], shape: Shape, on_event: OnEvent | None
 ) -> list[Pair]:
-    """Measure pairs in order. A dead pair ends its attempt, and a new attempt continues with the next pair."""
+    """Measure pairs in order. A dead pair ends an attempt, and a new attempt continues with the pair after it."""
     results: list[Pair] = []
     left, dead, dead_ends = list(pairs), 0, Counter[str]()
     while left and dead < MAX_DEAD:
         chunk = left[:PAIRS_AT_ONCE]
         done = _attempt(lab, chunk, shape, on_event)
         measured = [_pair(item, done, shape) for item in chunk]
-        whole = next((i for i, x in enumerate(measured) if x.latency_us is None or x.goodput_bps is None), len(chunk))
-        tried = measured[: whole + 1]
+        dead_at = next((i for i, x in enumerate(measured) if x.latency_us is None or x.goodput_bps is None), len(chunk))
+        tried = measured[: dead_at + 1]
         results += tried
-        if whole < len(chunk):
+        if dead_at < len(chunk):
             dead += 1
-            dead_ends.update(chunk[whole][:2])
+            dead_ends.update(chunk[dead_at][:2])
         left = [pair for pair in left[len(tried) :] if max(dead_ends[pair[0]], dead_ends[pair[1]]) < DEAD_END]
     return results
 
@@ -223,7 +222,7 @@ def _round(
 def _attempt(
     lab: TrafficLab, pairs: Sequence[tuple[str, str, str]], shape: Shape, on_event: OnEvent | None
 ) -> dict[str, Mapping[str, Any]]:
-    """Run all pairs in sequence and return the `done` events. Tasks after a stall have none."""
+    """Run all pairs in sequence and return the `done` events by task. A task that a stall prevented has no event."""
     plan = _plan(lab.topology, pairs, shape)
     with begin(lab, plan, lambda running: dict(running.done), on_event) as running:
         return running.wait(len(pairs) * PAIR_TIMEOUT_S + plan.stall_deadline_s)

@@ -125,9 +125,9 @@ def check(spec: FlowSpec) -> None:
     """
     require_finite(spec)
     if spec.verb not in VERBS:
-        raise UsageError(f'no verb "{spec.verb}"; there is {", ".join(VERBS)}')
+        raise UsageError(f'no verb "{spec.verb}"; choose one of {", ".join(VERBS)}')
     if spec.spread not in SPREADS:
-        raise UsageError(f'no spread "{spec.spread}" of messages over QPs; there is {", ".join(SPREADS)}')
+        raise UsageError(f'no spread "{spec.spread}" of messages over QPs; choose one of {", ".join(SPREADS)}')
     _check_transport(spec)
     if spec.verb == "atomic" and spec.message_bytes != ATOMIC_BYTES:
         raise UsageError(f"an atomic has {ATOMIC_BYTES} bytes, got {spec.message_bytes}")
@@ -165,7 +165,7 @@ def check_on(lab_kind: LabKind, *, transport: str, qp: QpParams, entropy: int = 
 
 def _check_transport(spec: FlowSpec) -> None:
     if spec.transport not in TRANSPORTS:
-        raise UsageError(f'no transport "{spec.transport}"; there is {", ".join(TRANSPORTS)}')
+        raise UsageError(f'no transport "{spec.transport}"; choose one of {", ".join(TRANSPORTS)}')
     if spec.verb not in TRANSPORTS[spec.transport]:
         raise UsageError(f"{spec.transport} carries {' and '.join(TRANSPORTS[spec.transport])}, not {spec.verb}")
     if spec.admit < 0 or (spec.admit and (spec.transport != "rc" or spec.verb != "write" or spec.spread != "each")):
@@ -203,7 +203,7 @@ def _check_qps(spec: FlowSpec) -> None:
 
 def _check_memory(spec: FlowSpec) -> None:
     if spec.memory not in MEMORIES:
-        raise UsageError(f'no memory "{spec.memory}"; there is {", ".join(MEMORIES)}')
+        raise UsageError(f'no memory "{spec.memory}"; choose one of {", ".join(MEMORIES)}')
     if spec.memory == "cuda" and (spec.transport != "rc" or spec.admit or spec.verb in ("send", "write-imm")):
         raise UsageError("GPU memory supports writes, reads and atomics over rc, without admission")
 

@@ -11,7 +11,7 @@ __all__ = ["PATTERNS", "ZONE_PATTERNS", "first_rnics", "pairs", "pairs_in"]
 
 PATTERNS = ("incast", "outcast", "permutation", "all-pairs")
 ZONE_PATTERNS = ("in-zone", "across-zones")
-"""Patterns of all RNICs, not only the first one of each host: what the links above them carry is full."""
+"""Patterns of all RNICs, which can fill the links above the racks. The others use only the first RNIC of each host."""
 MIN_ENDS = 2
 
 
@@ -19,15 +19,15 @@ def pairs(pattern: str, ends: Sequence[str], *, shift: int = 0) -> tuple[tuple[s
     """Return the (src, dst) of every flow.
 
     incast: all RNICs send to the first of `ends`. outcast: the first one sends to all others. permutation: each RNIC
-    sends to the one `shift` positions further on and receives from one (0: half of the list, which is another rack if
-    there are two). all-pairs: each RNIC sends to every other one.
+    sends to the one `shift` positions further on, and receives from one. Shift 0 means half of the list, which is
+    another rack if there are two. all-pairs: each RNIC sends to every other one.
 
     Raises:
         UsageError: the pattern is unknown, there are too few ends, or the shift maps each RNIC to itself.
     """
     count = len(ends)
     if pattern not in PATTERNS:
-        raise UsageError(f'no pattern "{pattern}"; there is {", ".join(PATTERNS)}')
+        raise UsageError(f'no pattern "{pattern}"; choose one of {", ".join(PATTERNS)}')
     if count < MIN_ENDS:
         raise UsageError(f"{pattern} needs at least {MIN_ENDS} RNICs, got {count}")
     match pattern:
@@ -54,8 +54,8 @@ def first_rnics(topology: Topology) -> list[str]:
 def pairs_in(topology: Topology, pattern: str) -> tuple[tuple[str, str], ...]:
     """Return (src, dst) of every flow of a pattern in a lab.
 
-    in-zone: every RNIC sends half way round its zone, which is another rack where there are two. across-zones: every
-    RNIC sends to the one at its place in the next zone. All others are between the first RNICs of all hosts.
+    in-zone: a permutation of the RNICs of each zone, with shift 0. across-zones: every RNIC sends to the RNIC at the
+    same position in the next zone. Other patterns: `pairs` of the first RNICs of all hosts.
 
     Raises:
         UsageError: as `pairs`; or the lab has no zones that fit the pattern.

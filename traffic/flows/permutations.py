@@ -43,7 +43,7 @@ def permutation(topology: Topology, tier: Tier, *, seed: int, number: int) -> tu
     """
     if not _is_possible(topology, tier):
         raise UsageError(
-            f"no permutation of all RNICs crosses the tier {tier}; there is {', '.join(tiers_of(topology))}"
+            f"no permutation of all RNICs crosses the tier {tier}; choose one of {', '.join(tiers_of(topology))}"
         )
     host_of = {f"{host.name}:{rnic.name}": host for host in topology.hosts for rnic in host.rnics}
     draw = random.Random(f"{seed}/{tier}/{number}")  # noqa: S311 (a permutation, not a secret)

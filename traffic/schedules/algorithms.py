@@ -98,7 +98,7 @@ def algorithms_for(collective: str) -> tuple[str, ...]:
         UsageError: there is no such collective.
     """
     if collective not in _MAKERS:
-        raise UsageError(f'no collective "{collective}"; there is {", ".join(COLLECTIVES)}')
+        raise UsageError(f'no collective "{collective}"; choose one of {", ".join(COLLECTIVES)}')
     return _MAKERS[collective][1]
 
 
@@ -110,7 +110,7 @@ def build(collective: str, algorithm: str, shape: Shape) -> Schedule:
     """
     known = algorithms_for(collective)
     if algorithm not in known:
-        raise UsageError(f'no algorithm "{algorithm}" for {collective}; there is {", ".join(known)}')
+        raise UsageError(f'no algorithm "{algorithm}" for {collective}; choose one of {", ".join(known)}')
     _check(collective, algorithm, shape)
     moves, period, chunks = _MAKERS[collective][0](algorithm, shape)
     if collective not in _LOCAL_INCLUDED:

@@ -78,5 +78,5 @@ def results(schedule: Schedule, rank: int) -> npt.NDArray[np.int64]:
         case "all-to-all" | "all-to-allv":
             return np.stack([every, np.ones_like(every), every, np.full_like(every, rank)], axis=1)
         case unknown:
-            raise UsageError(f'no collective "{unknown}"; there is {", ".join(COLLECTIVES)}')
+            raise UsageError(f'no collective "{unknown}"; choose one of {", ".join(COLLECTIVES)}')
     return np.array(rows, dtype=np.int64).reshape(-1, 4)

@@ -110,11 +110,11 @@ def read_stream(file: str, content: bytes) -> Iterator[Any]:
     """Yield the GlobalMetadata and all Nodes.
 
     Raises:
-        ConfigError: the file is truncated or has other messages; with the record number, from 0 at the first node.
+        ConfigError: the file is truncated or has other messages. The error numbers the nodes from 0.
     """
     at, number = 0, -1
     while at < len(content):
-        record = "its head" if number < 0 else f"record {number}"
+        record = "its GlobalMetadata" if number < 0 else f"record {number}"
         size, start = _varint(file, content, at, record)
         if start + size > len(content):
             raise ConfigError(

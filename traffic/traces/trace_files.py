@@ -24,7 +24,7 @@ NAMED = re.compile(r"(?:.*?[._-])?(?:rank)?(?P<rank>[0-9]+)\.(?P<ending>json|jso
 def load(path: Path, *, form: str | None = None, ranks: int | None = None, groups: Path | None = None) -> Trace:
     """Load a trace: a folder with one file per rank (`3.json`, `name.3.et`), or one PARAM file for all ranks."""
     if form is not None and form not in FORMATS:
-        raise UsageError(f'no trace format "{form}"; there is {", ".join(FORMATS)}')
+        raise UsageError(f'no trace format "{form}"; choose one of {", ".join(FORMATS)}')
     files = _files(path)
     formats = {ENDINGS[_ending(file)] for file in files.values()}
     form = form or formats.pop()
@@ -127,7 +127,7 @@ def save(trace: Trace, folder: Path, *, form: str) -> tuple[Path, ...]:
         UsageError: the folder is not empty, or the format cannot represent the trace.
     """
     if form not in FORMATS:
-        raise UsageError(f'no trace format "{form}"; there is {", ".join(FORMATS)}')
+        raise UsageError(f'no trace format "{form}"; choose one of {", ".join(FORMATS)}')
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder}: exists and is not an empty folder; name another one")
     content_for, name = (param.content_for, "{}.json") if form == "param" else (chakra.content_for, "rank.{}.et")

@@ -97,9 +97,9 @@ class CollectiveResult(RanksResult):
 
 def _check_buffer(spec: CollectiveSpec) -> None:
     if spec.dtype not in ITEM_BYTES:
-        raise UsageError(f'no data type "{spec.dtype}"; there is {", ".join(ITEM_BYTES)}')
+        raise UsageError(f'no data type "{spec.dtype}"; choose one of {", ".join(ITEM_BYTES)}')
     if spec.redop not in REDOPS:
-        raise UsageError(f'no reduction "{spec.redop}"; there is {", ".join(REDOPS)}')
+        raise UsageError(f'no reduction "{spec.redop}"; choose one of {", ".join(REDOPS)}')
     item = ITEM_BYTES[spec.dtype]
     if spec.size_bytes <= 0 or spec.size_bytes % item:
         raise UsageError(
@@ -117,7 +117,7 @@ def _check_algorithm(spec: CollectiveSpec) -> None:
     known = (AUTO, *schedules.algorithms_for(spec.collective))
     if spec.algorithm not in known:
         near = nearest(spec.algorithm, known)
-        problem = f'no algorithm "{spec.algorithm}" for {spec.collective}; there is {", ".join(known)}'
+        problem = f'no algorithm "{spec.algorithm}" for {spec.collective}; choose one of {", ".join(known)}'
         raise UsageError(f"{problem}; did you mean {near}?" if near else problem)
 
 

@@ -113,7 +113,7 @@ def check_queue_pairs(spec: RanksSpec) -> None:
         raise UsageError(f"qps_per_peer must be 1 to {schedules.MAX_QPS_PER_PEER}, got {spec.qps_per_peer}")
     if spec.spread not in schedules.SPREADS:
         known = ", ".join(schedules.SPREADS)
-        raise UsageError(f'no spread "{spec.spread}" of messages over queue pairs; there is {known}')
+        raise UsageError(f'no spread "{spec.spread}" of messages over queue pairs; choose one of {known}')
     check_entropy(spec.entropy)
 
 

@@ -72,7 +72,7 @@ def check(spec: ReplaySpec) -> None:
     if spec.dtype not in ITEM_BYTES or ITEM_BYTES[spec.dtype] != 4:  # noqa: PLR2004  # sizes are multiples of 4
         raise UsageError(f'a replay carries fp32 or int32, got "{spec.dtype}"')
     if spec.redop not in REDOPS:
-        raise UsageError(f'no reduction "{spec.redop}"; there is {", ".join(REDOPS)}')
+        raise UsageError(f'no reduction "{spec.redop}"; choose one of {", ".join(REDOPS)}')
     if spec.repeat < 1:
         raise UsageError(f"a replay runs at least once, got {spec.repeat}")
     if spec.speed <= 0:

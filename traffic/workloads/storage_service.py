@@ -1,7 +1,6 @@
 """Storage of a job: a host serves data and stores checkpoints over the front end, by TCP (`traffic.node.storage`).
 
-The server lives as long as its channel, so it also ends when the controller is gone. It then removes the checkpoints of
-the job.
+The server exits when its channel closes, also because the controller is gone. It then removes the job's checkpoints.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ __all__ = [
 ]
 
 MODULE = "traffic.node.storage"
-FOLDER = "/var/tmp/faultbed-checkpoints"  # noqa: S108  # on the storage host; its jobs each have a folder in it
+FOLDER = "/var/tmp/faultbed-checkpoints"  # noqa: S108  # on the storage host; each job has its own folder in it
 LEAST_KEPT = 2
-"""While a set is being written, the one before must stay whole."""
+"""The previous set of checkpoints must stay complete while the next one is written."""
 PING_TIMEOUT_S = 15.0
-"""An emulated host may stand still for seconds."""
+"""An emulated host may stall for seconds."""
 NEWEST_TIMEOUT_S = 30.0
 VERIFIED_BYTES_PER_S = 5_000_000
-"""Rate at which an emulated host reads and verifies checkpoints, at the least."""
+"""Lowest rate at which an emulated host reads and verifies checkpoints."""
 MODES = ("sync", "staggered", "async")
 
 
@@ -65,9 +64,9 @@ class Storage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSet:
-    """The newest complete and intact checkpoints: those of all `ranks` of a `generation`, after so many `iterations`.
+    """The newest complete and intact set of checkpoints: all `ranks` of a `generation`, after `iterations` iterations.
 
-    All three are None if there is none. `rejected` are (name, reason) of newer ones that were passed over.
+    All three are None if there is no such set. `rejected` has (name, reason) of each newer checkpoint that is not used.
     """
 
     iterations: int | None
@@ -96,7 +95,7 @@ def check(storage: Storage) -> None:
         UsageError: a value is invalid; the message names it.
     """
     if storage.mode not in MODES:
-        raise UsageError(f'no checkpoint mode "{storage.mode}"; there is {", ".join(MODES)}')
+        raise UsageError(f'no checkpoint mode "{storage.mode}"; choose one of {", ".join(MODES)}')
     if min(storage.ingest_bytes, storage.checkpoint_bytes) < 0 or storage.every < 1:
         raise UsageError(
             "sizes of data and checkpoints must be at least 0, and a checkpoint interval at least 1 iteration"
@@ -108,9 +107,9 @@ def check(storage: Storage) -> None:
 
 
 def newest_timeout_s(storage: Storage, ranks: int) -> float:
-    """Return how long the server may take to find the newest intact set: in the worst case it reads all that it keeps.
+    """Return a timeout for finding the newest intact set. In the worst case the server reads every checkpoint.
 
-    A rank that is ahead may have stored one more than the sets that are kept.
+    A rank that is ahead may have stored one checkpoint more than `keep`.
     """
     return NEWEST_TIMEOUT_S + (storage.keep + 1) * ranks * storage.checkpoint_bytes / VERIFIED_BYTES_PER_S
 
@@ -184,7 +183,9 @@ def serve(lab: TrafficLab, host: str, *, keep: int = 3, folder: str = FOLDER) ->
     host = select_one(lab.topology, host)
     server = lab.topology.host_by_name.get(host)
     if server is None:
-        raise UsageError(f'storage on "{host}": there is no such host; there is {", ".join(lab.topology.host_by_name)}')
+        raise UsageError(
+            f'storage on "{host}": there is no such host; choose one of {", ".join(lab.topology.host_by_name)}'
+        )
     address = server.front_end_address.split("/")[0]
     lab.ensure_code(host)
     channel = lab.node(host).open(

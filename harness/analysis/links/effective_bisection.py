@@ -1,4 +1,4 @@
-"""Effective bisection: what n flows get at once, over n times what one gets alone. Pure.
+"""Effective bisection: the rate of n concurrent flows, over n times the rate of a flow that runs alone. Pure.
 
     effective bisection = aggregate / (n x solo)        (Hoefler, Schneider, Lumsdaine 2008, IEEE Cluster)
 
@@ -18,8 +18,8 @@ from harness.confidence import LEVEL, Interval, student
 
 __all__ = ["Trial", "bisection_of", "ratio"]
 
-FIRST = 3
-"""Permutations from which there is an interval: two have no deviation worth the name."""
+MIN_PERMUTATIONS = 3
+"""Minimum number of permutations for an interval: the deviation of two is too uncertain."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,13 +39,13 @@ def ratio(trial: Trial) -> float:
 def bisection_of(trials: Sequence[Trial], *, level: float = LEVEL) -> tuple[float | None, Interval | None]:
     """Return the effective bisection of several permutations, and its interval from the third one on.
 
-    None: in one of them nothing came through.
+    Both are None if no data arrived in some permutation.
     """
     if not trials or any(min(trial.aggregate_bps, trial.solo_bps) <= 0 for trial in trials):
         return None, None
     logs = [math.log(ratio(trial)) for trial in trials]
     middle = fmean(logs)
-    if len(logs) < FIRST:
+    if len(logs) < MIN_PERMUTATIONS:
         return math.exp(middle), None
     reach = student(len(logs) - 1, level) * stdev(logs) / math.sqrt(len(logs))
     words = f"Student's t of {len(logs)} permutations"

@@ -50,15 +50,15 @@ class ExpectedLoad:
 def expected_loads(run: Measurements) -> ExpectedLoad:
     """Return the expected load of a collective whose operations were all counted."""
     if why := _unpredictable(run):
-        return _nothing(why)
+        return _unknown(why)
     operations = timeline.finished_iterations(run.series)
     if not operations:
-        return _nothing("no operation was finished")
+        return _unknown("no operation was finished")
     operations += int(run.workload.get("warmup") or 0)
     try:
         writes_by_pair = _writes_by_pair(run)
     except (UsageError, KeyError, TypeError, ValueError) as error:
-        return _nothing(f"its schedule cannot be made again: {error}")
+        return _unknown(f"the schedule cannot be rebuilt from the run's measurements: {error}")
     connections: dict[tuple[str, str], list[Connection]] = {}
     for connection in run.connections:
         connections.setdefault((connection.src, connection.dst), []).append(connection)
@@ -67,10 +67,11 @@ def expected_loads(run: Measurements) -> ExpectedLoad:
     for (src, dst), writes_by_qp in writes_by_pair.items():
         if src.partition(":")[0] == dst.partition(":")[0]:
             continue
-        mine = connections.get((src, dst), [])
-        if len(mine) != len(writes_by_qp) or not all(connection.path and connection.ack_path for connection in mine):
-            return _nothing(f"the paths from {src} to {dst} are not known of all {len(writes_by_qp)} queue pairs")
-        for connection, writes in zip(mine, writes_by_qp, strict=True):
+        of_pair = connections.get((src, dst), [])
+        is_complete = len(of_pair) == len(writes_by_qp)
+        if not is_complete or not all(connection.path and connection.ack_path for connection in of_pair):
+            return _unknown(f"the path of some of the {len(writes_by_qp)} queue pairs from {src} to {dst} is unknown")
+        for connection, writes in zip(of_pair, writes_by_qp, strict=True):
             carried = [_on_the_wire(size, mtu) for size in writes]
             _add(bytes_by_direction, connection.path, operations * sum(data for data, _ in carried), run.topology)
             _add(bytes_by_direction, connection.ack_path, operations * sum(ack for _, ack in carried), run.topology)
@@ -113,12 +114,12 @@ def worst_difference(expected: ExpectedLoad, measured: Mapping[tuple[str, str], 
     return shares[worst], f"{worst[0]} to {worst[1]}"
 
 
-def _nothing(why: str) -> ExpectedLoad:
+def _unknown(why: str) -> ExpectedLoad:
     return ExpectedLoad(bytes_by_direction={}, why=why)
 
 
 def _unpredictable(run: Measurements) -> str:
-    """Say why the bytes of links do not follow from what is known of a run; empty: they do."""
+    """Return why the bytes of links cannot be predicted for a run; empty if they can."""
     if "collective" not in run.workload:
         return "only a collective's bytes follow from its schedule"
     if (spread := run.workload.get("spread")) in OUT_OF_ORDER and int(run.workload.get("qps_per_peer") or 1) > 1:
@@ -126,7 +127,7 @@ def _unpredictable(run: Measurements) -> str:
     if run.bystander is not None:
         return "the bystander's bytes are on the links too"
     if run.rebuilds or run.qp_errors:
-        return "queue pairs were rebuilt, and took other paths afterwards"
+        return "queue pairs failed or were rebuilt, and may have taken other paths afterwards"
     return ""
 
 

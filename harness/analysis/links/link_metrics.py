@@ -1,13 +1,15 @@
 """How evenly and how far a run used the links between switches, as metrics. Pure.
 
-    mmr.TIER, mmr.SWITCH      maximum over mean of the bytes that uplinks sent up: of all switches of a tier, or of one
+    mmr.TIER, mmr.SWITCH      maximum over mean of the bytes that the uplinks of a tier, or of one switch, sent up
     jfi                       Jain's index of the bytes that the uplinks of all rack switches sent up
-    link_utilisation.LINK     bytes of a link's busier direction over what it can carry in the workload's time;
-                              .max and .mean of all links between switches
-    link_bytes.error          largest difference of a link's bytes to those that schedule, placement and ECMP let expect
-    bisection                 bytes that the uplinks of the highest tier sent up over what they can carry
+    link_utilisation.LINK     bytes of a link's busier direction over its capacity; .max and .mean of all links between
+                              switches
+    link_bytes.error          largest difference between a link's bytes and those expected from schedule, placement and
+                              ECMP
+    bisection                 bytes that the uplinks of the highest tier sent up over their capacity
 
-What a link can carry is its speed in the inventory, divided by the lab's rate_scale where its ports are shaped.
+The capacity of a link is its speed in the inventory times the workload's time, divided by the lab's rate_scale if its
+ports are shaped.
 Definitions: IETF BMWG drafts on AI fabrics (draft-calabria-bmwg-ai-fabric-training-bench), Jain's DEC-TR-301.
 """
 
@@ -29,7 +31,7 @@ _TIERS: tuple[SwitchRole, ...] = ("rtsw", "ctsw")
 
 
 def names(topology: Topology) -> tuple[str, ...]:
-    """Return the metrics of links in a lab of this topology that not all labs have."""
+    """Return the names of link metrics that depend on the topology of the lab."""
     uplinks = [link.a.node for link in topology.uplinks]
     roles = [topology.switch_by_name[name].role for name in uplinks]
     return (
@@ -44,11 +46,11 @@ def names(topology: Topology) -> tuple[str, ...]:
 def carried_at_most(run: Measurements) -> Mapping[str, float]:
     """Return the bytes that each link between switches can carry in the workload's time, if its speed is known.
 
-    Its warm-up is part of that time: the ports count its bytes, too.
+    The time includes the warm-up, because the ports count its bytes, too.
     """
     seconds, scale = max(0, run.end_ns - (run.began_ns or run.t0_ns)) / 1e9, run.rate_scale or 1.0
     if traits_of(run.lab_kind).is_emulated and run.rate_scale is None:
-        return {}  # nothing makes the speed true
+        return {}  # without shaped ports, an emulated link does not have the speed of the inventory
     return {
         link.name: link.a.speed_gbps * 1e9 / scale / 8 * seconds
         for link in run.topology.uplinks
@@ -96,9 +98,9 @@ def _error(run: Measurements, loads: Sequence[LinkLoad]) -> Observation:
 
 
 def _doubt(directions: Sequence[Direction]) -> str:
-    """Say why the bytes of these directions are not known as a whole; empty: they are.
+    """Return why the bytes of some of these directions are unknown; empty if all are known.
 
-    What was not read may be what the rest is to be compared with: the busiest link, or the only idle one.
+    All of them are needed: the unknown direction may be the busiest one, or the only idle one.
     """
     unread = [direction for direction in directions if direction.size_bytes is None]
     if unread:
@@ -118,7 +120,7 @@ def _spread(kind: str, loads: Sequence[LinkLoad]) -> Observation:
     sizes = [load.up.size_bytes or 0 for load in loads]
     value = max_over_mean(sizes) if kind == "mmr" else jain(sizes)
     if value is None:
-        return Observation(value=None, detail="nothing was sent up")
+        return Observation(value=None, detail="no uplink sent a byte up")
     largest = max(loads, key=lambda load: load.up.size_bytes or 0)
     return Observation(value=value, detail=f"of {len(sizes)} uplinks; most on {largest.name}, {_bytes(largest.up)}")
 

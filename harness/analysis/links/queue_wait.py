@@ -1,7 +1,7 @@
 """How long packets wait for a slow link of a soft lab, against the ACK timeout of the queue pairs that sent them. Pure.
 
-A sender that gets no ACK within its timeout repeats packets that are only queued, and after `retry_cnt` repetitions the
-queue pair fails, although nothing was lost. The link to the receiving RNIC decides: all flows to it share that link.
+A sender that gets no ACK within its timeout retransmits packets that are only queued. After `retry_cnt` retries the
+queue pair fails, although no packet was lost. All flows to an RNIC share the link to it, so that link is checked.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ RXE_PACKETS = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueWait:
-    """What may wait for the link to an RNIC, and how long the last of it waits.
+    """Queue for the link to an RNIC: the bytes that may be queued, and how long the last of them waits.
 
-    `timeout` is the least exponent of the flows' ACK timeouts, `enough` the least one that is longer than the wait.
+    `timeout` is the smallest exponent of the flows' ACK timeouts, `enough` the smallest one that exceeds the wait.
     """
 
     rnic: str
@@ -40,7 +40,7 @@ def longest_wait(inventory: Inventory, specs: Iterable[FlowSpec]) -> QueueWait |
     queued: dict[str, int] = {}
     timeouts: dict[str, int] = {}
     for spec in specs:
-        if spec.transport != "rc":  # the others have no timeout
+        if spec.transport != "rc":  # UC and UD have no ACK timeout
             continue
         rnic = spec.src if spec.verb == "read" else spec.dst
         depth, _ = shape(spec)
@@ -60,8 +60,8 @@ def describe_wait(wait: QueueWait) -> str:
     timeout = format_duration(timeout_ns(wait.timeout))
     return (
         f"up to {format_bytes(wait.queued_bytes)} wait for the {format_rate(wait.rate_bps / 8)} of {wait.rnic}, the "
-        f"last of it for {format_duration(wait.wait_ns)}: longer than the ACK timeout of {timeout}, so that senders "
-        f"repeat what is only queued; take --qp timeout={wait.enough}, or a smaller --depth"
+        f"last of it for {format_duration(wait.wait_ns)}: longer than the ACK timeout of {timeout}, so senders "
+        f"retransmit packets that are only queued; use --qp timeout={wait.enough} or a smaller --depth"
     )
 
 
@@ -74,7 +74,7 @@ def _wait(rnic: str, rate_bps: int, queued_bytes: int, timeout: int) -> QueueWai
 
 
 def _rate_bps(inventory: Inventory, rnic: str) -> int | None:
-    """Return the rate of the switch port to an RNIC; None: it sends as fast as it can."""
+    """Return the rate of the switch port to an RNIC; None if the port is not shaped."""
     host, _, name = rnic.partition(":")
     link = inventory.topology.rnic_link(host, name)
     port = link.other(host)

@@ -34,7 +34,7 @@ class SlowRank:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowRanks:
-    """All alarms of a run; the `smallest` slow-down searched for at its end; `begins_ns` of the iterations."""
+    """All alarms of a run, the `smallest` slow-down that was detectable at its end, and the start of each iteration."""
 
     slow: tuple[SlowRank, ...]
     smallest: float | None
@@ -50,10 +50,10 @@ class SlowRanks:
 class StepFeed:
     """Collects the ranks' compute phases in any order, and passes whole iterations to the detector in order.
 
-    Ranks that share a GPU become slow together, and would pass for each other's healthy neighbours. So the detector
-    gets one time for each GPU, the median of its ranks, and an alarm for a GPU is one for each of its ranks.
+    Ranks that share a GPU become slow together, so none of them is a healthy reference for the others. The detector
+    therefore gets one time for each GPU, the median of its ranks. An alarm for a GPU is an alarm for each of its ranks.
 
-    An iteration is whole when every rank has reported it, and is passed on after all earlier ones, from index 0 on.
+    An iteration is whole when every rank has reported it. It is passed on after all earlier ones, from index 0 on.
     Iterations that some ranks never finish are ignored. Detection ends with an iteration in which a rank computed
     nothing, and does not start for jobs on fewer than `MIN_RANKS` GPUs.
 
@@ -81,7 +81,7 @@ class StepFeed:
 
     @property
     def smallest(self) -> float | None:
-        """The smallest slow-down that is searched for on every rank now; None while learning or if not applicable."""
+        """The smallest slow-down that is detectable on every rank now; None while learning, or without a detector."""
         return None if self._detector is None else self._detector.smallest
 
     @property
@@ -113,7 +113,7 @@ class StepFeed:
 
 
 def _gpu_of(name: str, topology: Topology) -> str:
-    """Return the GPU of the ranks on an RNIC: its own, or the one that the host's RNICs without their own share."""
+    """Return the GPU of the ranks on an RNIC: the RNIC's own GPU, or else the host's first one; without GPUs `name`."""
     host_name, _, rnic_name = name.partition(":")
     host = topology.host_by_name.get(host_name)
     rnic = next((candidate for candidate in (host.rnics if host else ()) if candidate.name == rnic_name), None)
@@ -122,12 +122,15 @@ def _gpu_of(name: str, topology: Topology) -> str:
 
 
 def slow_ranks(run: Measurements) -> SlowRanks:
-    """Feed a run's compute phases to a detector. What it says of the last two runs is kept."""
-    return _slow_ranks(_Same(run.series), _Same(run.ranks), _Same(run.topology))
+    """Return the alarms of the detector for a run's compute phases. The results of the last two runs are cached.
+
+    The judge and several parts of the report each call this.
+    """
+    return _slow_ranks(_ByIdentity(run.series), _ByIdentity(run.ranks), _ByIdentity(run.topology))
 
 
-class _Same:
-    """A key that is equal to another one if both have the same object. The judge, the page and its parts ask again."""
+class _ByIdentity:
+    """A cache key that compares objects by identity, because measurements are too large to compare by value."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -136,11 +139,11 @@ class _Same:
         return id(self.value)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and self.value is other.value
+        return isinstance(other, _ByIdentity) and self.value is other.value
 
 
 @functools.lru_cache(maxsize=2)
-def _slow_ranks(series_of: _Same, ranks: _Same, topology: _Same) -> SlowRanks:
+def _slow_ranks(series_of: _ByIdentity, ranks: _ByIdentity, topology: _ByIdentity) -> SlowRanks:
     every: tuple[RankSeries, ...] = series_of.value
     hosts = {rank.rank: rank.host for rank in ranks.value}
     rnics = {rank.rank: f"{rank.host}:{rank.rnic}" for rank in ranks.value}
@@ -181,11 +184,13 @@ def _words(slow: tuple[SlowRank, ...], smallest: float | None, count: int) -> st
         )
     if smallest is None:
         return f"{count} iterations are too few, or too noisy, to know what is normal"
-    return f"no rank of {count} iterations; at the end {100 * smallest:.0f} % and more would have shown"
+    return (
+        f"no slow rank in {count} iterations; at the end, slow-downs of {100 * smallest:.0f} % or more were detectable"
+    )
 
 
 def _about(alarms: Sequence[SlowRank]) -> str:
-    """Return the alarms of a host in words; of several ranks the one that is slowest."""
+    """Describe the alarms of a host; if several ranks are slow, only the slowest."""
     count = len({alarm.rank for alarm in alarms})
     alarms_shown = alarms if count == 1 else [max(alarms, key=lambda alarm: alarm.slowdown)]
     host = alarms[0].host if count == 1 else f"{alarms[0].host} ({count} ranks)"

@@ -31,7 +31,7 @@ def fit_bystander(names: LabNames, flow: FlowSpec | None, endpoints: Sequence[st
         names.check_rnic(f"bystander.{end}", name)
         if name in endpoints:
             free = [other for other in names.topology.rnic_names if other not in endpoints]
-            remedy = f"use one of {', '.join(free)}" if free else "give the workload fewer ranks"
+            remedy = f"choose one of {', '.join(free)}" if free else "give the workload fewer ranks"
             raise names.error(f"bystander.{end}", f"{name} is already used by the workload; {remedy}")
     if ends["src"] == ends["dst"]:
         raise names.error("bystander.dst", f"src and dst are the same RNIC ({ends['dst']}); choose two")

@@ -97,7 +97,7 @@ def metrics_for(points: Sequence[Point], names: Sequence[str]) -> tuple[Metric, 
         metric = metrics_module.lookup(name, ids)
         if metric is None:
             near = metrics_module.nearest(name, ids)
-            hint = f"did you mean {near}?" if near else f"there is {', '.join(metrics_module.METRICS)}"
+            hint = f"did you mean {near}?" if near else f"choose one of {', '.join(metrics_module.METRICS)}"
             raise UsageError(f'--metric: no metric "{name}"; {hint}')
         chosen_metrics.append(metric)
     chosen_metrics = chosen_metrics or list(

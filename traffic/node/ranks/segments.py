@@ -2,7 +2,7 @@
 
 A lane is one queue pair to or from one peer. The segments of a lane are numbered from 0 in the order in which they
 travel, so both ends use the same numbers without exchanging them. With `spray` and `dqplb` all queue pairs of a peer
-are one lane, which is planned here like one queue pair (`traffic.node.ranks.lane`). With several lanes, `spread` is
+are one lane, which is planned here like one queue pair (`traffic.node.ranks.lane`). Otherwise `spread` is one of
 
     split         every message is cut into equal parts, one for each queue pair (NCCL_IB_SPLIT_DATA_ON_QPS=1)
     round-robin   whole segments take the queue pairs in turn (NCCL_IB_SPLIT_DATA_ON_QPS=0)

@@ -91,7 +91,7 @@ def test_prediction_uses_the_queue_pairs_own_parameters():
     quick = {**QpParams().to_dict(), "timeout": 8, "retry_cnt": 1}
     request = msgspec.structs.replace(run, qps_lost=died, workload={**run.workload, "qp": quick}, clock_error_ns=0)
     assert of(request)["first"].holds is True
-    assert of(request)["first"].model == "2 sendings, timeout 8"
+    assert of(request)["first"].model == "2 transmissions, timeout 8"
     of_before = msgspec.structs.replace(run, qps_lost=died, clock_error_ns=0)
     assert of(of_before)["first"].holds is False
 
@@ -135,7 +135,7 @@ def test_prediction_of_goodput_under_go_back_n():
     flow = {"flow": "write", "size_bytes": 65536, "depth": 2, "qps": 4}
     run = msgspec.structs.replace(lossy(synthetic_run(), passed=None), workload=flow)
     one = of(run)["goodput"]
-    assert "32 packets again" in one.model
+    assert "32 packets resent for each lost one" in one.model
     assert one.predicted == "0.60 at most"
     assert 0 < float(one.measured) < 1
 

@@ -27,7 +27,7 @@ def test_one_flow_waits_for_its_window_of_64_packets():
     assert (wait.timeout, wait.enough) == (14, 17)
     text = describe_wait(wait)
     assert "256 KiB wait for the 6.25 Mb/s of host3:rxe0" in text
-    assert "--qp timeout=17, or a smaller --depth" in text
+    assert "--qp timeout=17 or a smaller --depth" in text
 
 
 def test_all_flows_to_an_rnic_share_its_link():

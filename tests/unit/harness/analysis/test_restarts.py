@@ -290,7 +290,7 @@ def test_judge_rank_without_final_state_is_no_pass(reporting, wrong, expected):
 
 @pytest.mark.parametrize(("changes", "reason"), [
     ({"elements": 0}, "no element of a final state was compared"),
-    ({"iterations": 10}, "the state of rank 0 is that after 10 of 100 iterations"),
+    ({"iterations": 10}, "rank 0 reported its state after 10 of 100 iterations"),
 ])  # fmt: skip
 def test_judge_missing_or_premature_final_state_is_no_pass(changes, reason):
     """Such a state has no wrong element, because there was none to compare or because the job was not over."""

@@ -59,7 +59,7 @@ def test_bystander_is_in_the_plan_with_its_rnics_and_absent_without_a_section():
         (f"{OTHERS}\nrate = nan", "bystander.rate: "),
         (
             'src = "host1:rxe0"\ndst = "host4:rxe1"',
-            "bystander.src: host1:rxe0 is already used by the workload; use one of host1:",
+            "bystander.src: host1:rxe0 is already used by the workload; choose one of host1:",
         ),
         (
             'src = "host2:rxe1"\ndst = "host2:rxe1"',

@@ -186,9 +186,9 @@ def test_experiment_collective_takes_the_command_lines_parameters():
     ("name", "more", "message"),
     [
         ("all-reduc", "", 'workload.collective: no collective "all-reduc"; did you mean all-reduce'),
-        ("all-to-all", 'algorithm = "ring"', 'workload.algorithm: no algorithm "ring"; there is auto, full-mesh'),
+        ("all-to-all", 'algorithm = "ring"', 'workload.algorithm: no algorithm "ring"; choose one of auto, full-mesh'),
         ("all-reduce", 'dtype = "fp8"', 'workload.dtype: no dtype "fp8"; did you mean'),
-        ("all-reduce", 'op = "prod"', 'workload.op: no op "prod"; there is sum, max, avg'),
+        ("all-reduce", 'op = "prod"', 'workload.op: no op "prod"; choose one of sum, max, avg'),
         ("broadcast", "root = -1", "workload.root: expected `int` >= 0"),
     ],
 )

@@ -101,7 +101,7 @@ def test_experiment_flow_has_every_option_of_the_command():
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ('transport = "tcp"', 'workload.transport: no transport "tcp"; there is rc, uc, ud'),
+        ('transport = "tcp"', 'workload.transport: no transport "tcp"; choose one of rc, uc, ud'),
         ('on = "20ms"', "workload: a flow with bursts needs both"),
         ('on = "20"', 'workload.on: "20" is not a duration'),
         ("rate = -1", "workload.rate"),
@@ -140,7 +140,7 @@ def test_experiment_flow_takes_verb_and_spread():
 @pytest.mark.parametrize(
     ("verb", "more", "message"),
     [
-        ("push", "", 'workload.flow: no flow "push"; there is write, send, read, atomic'),
+        ("push", "", 'workload.flow: no flow "push"; choose one of write, send, read, atomic'),
         ("send", 'spread = "splitt"', 'workload.spread: no spread "splitt"; did you mean split?'),
     ],
 )

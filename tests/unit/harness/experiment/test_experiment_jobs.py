@@ -42,7 +42,7 @@ def test_experiment_job_becomes_a_workload_with_a_plain_plan():
         ("tp:all", "pp:all", 'workload: the grid has no dimension "pp"; it has tp, dp'),
         ("64KiB", "64KB!", "workload.phases[0]: "),
         ("all-gather", "gossip", 'workload: no collective "gossip"'),
-        (":ring", ":rong", 'workload: no algorithm "rong" for all-gather; there is auto, ring'),
+        (":ring", ":rong", 'workload: no algorithm "rong" for all-gather; choose one of auto, ring'),
         ("iterations", "iteration", 'workload: no key "iteration" here; did you mean iterations?'),
         ("grid", 'flow = "write"\ngrid', "workload: say what runs: "),
     ],
@@ -128,7 +128,7 @@ def test_experiment_job_names_its_storage():
         ('ingests = "64KiB"', 'workload.storage: no key "ingests" here; did you mean ingest?'),
         ('ingest = "64 parsecs"', "workload.storage.ingest: "),
         ('checkpoint = "1MiB:often"', 'workload.storage.checkpoint: "often" is not a number of iterations'),
-        ('checkpoint = "1MiB:5:later"', 'no checkpoint mode "later"; there is sync, staggered, async'),
+        ('checkpoint = "1MiB:5:later"', 'no checkpoint mode "later"; choose one of sync, staggered, async'),
         ('checkpoint = "1MiB:0"', "interval at least 1 iteration"),
     ],
 )
@@ -140,7 +140,7 @@ def test_experiment_invalid_storage_is_rejected_with_its_path(line, message):
 
 def test_experiment_storage_on_a_missing_host_is_rejected():
     made = decode((STORED_JOB.replace("host4", "host9") + 'ingest = "1KiB"').encode(), source="job.toml")
-    with pytest.raises(ConfigError, match=r'workload\.storage\.host: no host "host9"; there is host1'):
+    with pytest.raises(ConfigError, match=r'workload\.storage\.host: no host "host9"; choose one of host1'):
         fit(made, soft_topology(), "soft")
 
 

@@ -177,7 +177,11 @@ def test_probe_section_may_be_empty_or_set_rates():
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("rate = 0", "probe.rate"), ("qps = 65", "probe.qps"), ("every = 1", 'no key "every" here; it has rate, qps')],
+    [
+        ("rate = 0", "probe.rate"),
+        ("qps = 65", "probe.qps"),
+        ("every = 1", 'no key "every" here; choose one of rate, qps'),
+    ],
 )
 def test_probe_section_with_invalid_values_is_rejected_with_its_path(text, message):
     with pytest.raises(ConfigError, match=message):

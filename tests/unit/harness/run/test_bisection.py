@@ -40,7 +40,9 @@ def test_bisection_tiers_are_those_all_rnics_can_cross():
     assert tiers_of(soft_topology()) == ("rack", "zone")
     lone = replace(soft_topology(), hosts=soft_topology().hosts[:3])
     assert tiers_of(lone) == (), "the third host has a rack of its own, and half of the RNICs are too few"
-    with pytest.raises(UsageError, match="no permutation of all RNICs crosses the tier fabric; there is rack, zone"):
+    with pytest.raises(
+        UsageError, match="no permutation of all RNICs crosses the tier fabric; choose one of rack, zone"
+    ):
         permutation(soft_topology(), "fabric", seed=1, number=0)
 
 

@@ -81,7 +81,7 @@ def test_permutation_gives_each_rnic_one_send_and_one_receive(count, shift):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"), [(("star", ENDS), "there is incast"), (("incast", ENDS[:1]), "at least 2")]
+    ("arguments", "message"), [(("star", ENDS), "choose one of incast"), (("incast", ENDS[:1]), "at least 2")]
 )
 def test_flow_patterns_reject_invalid_arguments(arguments, message):
     with pytest.raises(UsageError, match=message):

@@ -184,7 +184,7 @@ def test_flow_ends_use_the_gpu_beside_their_rnic():
         ({}, "only a soft GPU at its position"),
         ({"src": "host1:rxe1"}, "no GPU at its position"),
         ({"verb": "send"}, "GPU memory supports writes"),
-        ({"memory": "hbm"}, 'no memory "hbm"; there is host, cuda'),
+        ({"memory": "hbm"}, 'no memory "hbm"; choose one of host, cuda'),
     ],
 )
 def test_soft_lab_rejects_cuda_memory(change, message):

@@ -254,8 +254,8 @@ def test_auto_algorithm_depends_on_size_and_rank_count():
     ("arguments", "message"),
     [
         (("all-reduce", "ring", Shape(ranks=1)), "at least 2 ranks"),
-        (("all-reduce", "star", Shape(ranks=4)), 'no algorithm "star" for all-reduce; there is ring'),
-        (("all-in", "ring", Shape(ranks=4)), 'no collective "all-in"; there is all-reduce'),
+        (("all-reduce", "star", Shape(ranks=4)), 'no algorithm "star" for all-reduce; choose one of ring'),
+        (("all-in", "ring", Shape(ranks=4)), 'no collective "all-in"; choose one of all-reduce'),
         (("broadcast", "ring", Shape(ranks=4, root=4)), "root of broadcast must be a rank from 0 to 3, got 4"),
         (("all-reduce", "hierarchical", Shape(ranks=7, group=2)), "7 ranks are not a multiple of 2"),
         (("all-reduce", "double-binary-tree", Shape(ranks=4, pieces=0)), "1 to 64 pieces"),

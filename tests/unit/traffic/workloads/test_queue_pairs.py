@@ -80,7 +80,7 @@ def test_writes_of_each_queue_pair_are_planned_by_its_spread(lab, collective_nam
         ({"qps_per_peer": 129}, "qps_per_peer must be 1 to 128, got 129"),
         (
             {"spread": "each"},
-            'no spread "each" of messages over queue pairs; there is split, round-robin, spray, dqplb',
+            'no spread "each" of messages over queue pairs; choose one of split, round-robin, spray, dqplb',
         ),
         ({"entropy": 4097}, "QPs can share 1 to 4096 source ports"),
     ],
