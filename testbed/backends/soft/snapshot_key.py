@@ -15,6 +15,9 @@ from testbed.inventory.lab_inventory import Inventory
 
 __all__ = ["key"]
 
+_PRESET_SEED = 12345
+"""ECMP hash seed of the inventories that come with faultbed. It is not hashed: older snapshots of such a lab still fit."""
+
 
 def key(inventory: Inventory, built: Image, accelerator: accel.Accelerator) -> str:
     """Return the key of an inventory, an image, the emulated machine and the playbooks."""
@@ -23,6 +26,14 @@ def key(inventory: Inventory, built: Image, accelerator: accel.Accelerator) -> s
     playbooks = shipped.playbooks()
     for path in provision.files_of_soft_labs(playbooks):
         rest.update(str(path.relative_to(playbooks)).encode() + b"\0" + path.read_bytes())
-    parts = (inventory.topology, machines(inventory), inventory.mtu, *([inventory.shapes] if inventory.shapes else []))
+    seed = inventory.ecmp_hash_seed
+    parts = (
+        inventory.topology,
+        machines(inventory),
+        inventory.mtu,
+        *([inventory.shapes] if inventory.shapes else []),
+        *([f"hash seed {seed}"] if seed != _PRESET_SEED else []),
+        *(f"{switch} is {netns}" for switch, netns in inventory.netns.items() if netns != switch),
+    )
     lab = hashlib.sha256(repr(parts).encode())
     return f"{lab.hexdigest()[:12]}-{rest.hexdigest()[:12]}"

@@ -8,11 +8,12 @@ import signal
 import socket
 import stat
 import tarfile
+from dataclasses import replace
 
 import pytest
 
 from testbed import shipped
-from testbed.backends.soft import accel, capacity, image, lab_state, lifecycle, ssh_access, vm
+from testbed.backends.soft import accel, capacity, image, lab_state, lifecycle, snapshot_key, ssh_access, vm
 from testbed.backends.soft.ignored_signals import ignored_signals
 from testbed.backends.soft.image import Image
 from testbed.backends.soft.vm import Vm
@@ -49,6 +50,13 @@ def test_softlab_every_wire_has_one_host_end_and_one_carrier_end(soft):
                 ends[nic.wire].add(nic.end)
     assert len(ends) == 12
     assert set(map(frozenset, ends.values())) == {frozenset({"host", "carrier"})}
+
+
+def test_snapshot_of_a_lab_with_another_hash_seed_or_namespace_does_not_fit(soft, monkeypatch):
+    """`up` left a lab running whose switches hashed with the seed of before, although the inventory had a new one."""
+    monkeypatch.setattr(vm, "qemu_version", lambda: "7")
+    changes = ({}, {"ecmp_hash_seed": 7}, {"ecmp_hash_seed": 8}, {"netns": {**soft.netns, "rtsw1": "other"}})
+    assert len({snapshot_key.key(replace(soft, **change), IMAGE, "tcg") for change in changes}) == len(changes)
 
 
 def test_softlab_macs_are_unique(soft):
