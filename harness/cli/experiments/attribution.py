@@ -113,7 +113,7 @@ def _square(matrix: Counter[tuple[str, str]]) -> tuple[tuple[str, ...], list[tup
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("runs/campaign"),
     show_default=True,
-    help="Folder of run directories; runs that are there already are not done again.",
+    help="Folder of run directories; a run that is there already, of this lab and these options, is not repeated.",
 )
 @pass_session
 def campaign(
@@ -150,9 +150,9 @@ def campaign(
         backend_of(inventory.kind).make_ready(inventory, progress)
         in_error = 0
         for label in wanted:
-            if _is_done(out, label.name):
-                continue
             source = campaign_module.experiment(label, inventory.topology, probe=probe)
+            if _is_done(out, label.name, source, inventory.digest):
+                continue
             decided = run_module.decide(experiment_module.decode(source, source=label.name), source, inventory)
             finished = run_module.execute(decided, inventory, out=out, progress=progress, guard=holding.refresh)
             if finished.verdict.lab_state == "DIRTY" and not backend_of(inventory.kind).reset(inventory, progress):
@@ -169,10 +169,18 @@ def campaign(
     )
 
 
-def _is_done(out: Path, name: str) -> bool:
-    """Return whether a run of this name is over, and no ERROR."""
+def _is_done(out: Path, name: str, source: bytes, inventory: str) -> bool:
+    """Return whether a run of this name and experiment, on this inventory (by its digest), is over, and no ERROR.
+
+    A campaign with probes has runs of the same names as one without, and so has one on another lab.
+    """
     runs = (open_run(path.parent) for path in out.glob(f"*-{name}-*/verdict.json"))
-    return any(run.read_verdict().verdict is not Verdict.ERROR for run in runs)
+    return any(
+        run.read_experiment() == source
+        and run.read_plan().inventory == inventory
+        and run.read_verdict().verdict is not Verdict.ERROR
+        for run in runs
+    )
 
 
 def _outcome(verdict: VerdictFile) -> str:

@@ -16,7 +16,7 @@ from testbed.inventory.lab_inventory import Inventory
 __all__ = ["key"]
 
 _PRESET_SEED = 12345
-"""ECMP hash seed of the inventories that come with faultbed. It is not hashed: older snapshots of such a lab still fit."""
+"""ECMP hash seed of the inventories that come with faultbed. It is not hashed, so that older snapshots still fit."""
 
 
 def key(inventory: Inventory, built: Image, accelerator: accel.Accelerator) -> str:

@@ -13,6 +13,7 @@ from house import HOUSE
 from harness.attribution import campaign
 from harness.cli.experiments import attribution
 from harness.cli.main import cli
+from harness.experiment import run_plan
 from harness.experiment.experiment_file import decode
 from harness.findings import NOTHING
 from harness.run import loop as run
@@ -139,7 +140,7 @@ def campaign_of(monkeypatch, tmp_path):
     monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda *_, **__: None)
     monkeypatch.setattr(attribution, "hold", lambda *_, **__: contextlib.nullcontext(Reservation()))
 
-    def run(verdicts, *options):
+    def run(verdicts, *options, lab=SOFT):
         began = []
 
         def execute(decided, _inventory, *, out, **_):
@@ -148,11 +149,13 @@ def campaign_of(monkeypatch, tmp_path):
             folder = out / f"20261126T000000Z-{decided.plan.experiment}-{len(list(out.glob('*')))}"
             folder.mkdir(parents=True)
             (folder / "verdict.json").write_bytes(encode(verdict))
+            (folder / "experiment.toml").write_bytes(decided.source)
+            (folder / "plan.json").write_bytes(run_plan.encode(decided.plan))
             return SimpleNamespace(verdict=verdict)
 
         monkeypatch.setattr(attribution.run_module, "execute", execute)
         done = CliRunner().invoke(
-            cli, ["--lab", str(SOFT), "campaign", "--out", str(tmp_path), *options], standalone_mode=False
+            cli, ["--lab", str(lab), "campaign", "--out", str(tmp_path), *options], standalone_mode=False
         )
         return done, len(began)
 
@@ -181,6 +184,16 @@ def test_campaign_repeats_runs_that_were_errors_and_no_other_ones(campaign_of):
     assert campaign_of([verdict_of("ERROR")], *ONLY)[1] == 1
     assert campaign_of([verdict_of("PASS")], *ONLY)[1] == 1
     assert campaign_of([verdict_of("PASS")], *ONLY)[1] == 0
+
+
+def test_campaign_repeats_runs_that_were_made_without_probes_or_on_another_lab(campaign_of, tmp_path):
+    """The names of the runs are the same: a campaign with probes was done before it had begun."""
+    passed, other = [verdict_of("PASS")], tmp_path / "other.yml"
+    other.write_text(SOFT.read_text().replace("memory_mib: 512", "memory_mib: 640"))
+    assert campaign_of(passed, *ONLY)[1] == 1
+    assert campaign_of(passed, *ONLY, "--probe")[1] == 1
+    assert campaign_of(passed, *ONLY, lab=other)[1] == 1
+    assert campaign_of(passed, *ONLY)[1] == campaign_of(passed, *ONLY, "--probe")[1] == 0
 
 
 def test_campaign_reports_a_dirty_lab_that_cannot_be_reset(campaign_of, monkeypatch):
