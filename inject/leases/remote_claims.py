@@ -26,6 +26,20 @@ __all__ = ["refuse_remote_conflicts"]
 
 _WHOLE_HOST = 2
 """Length of the path of a whole host."""
+_CLAIMS = f"""\
+cd {REVERT_DIR} 2>/dev/null || exit 0
+for f in *.revert *.claim; do
+  [ -e "$f" ] || continue
+  stem=${{f%.*}} left=no content=
+  [ "$f" != "$stem.claim" ] || [ ! -e "$stem.revert" ] || continue
+  [ ! -e "$stem.revert" ] || left=yes
+  {{ read -r content <"$stem.claim"; }} 2>/dev/null
+  printf '%s\\t%s\\t%s\\n' "$f" "$left" "$content"
+done
+"""
+"""Prints a line for each fault in a guest: a file of it, whether it has a stored revert, and the content of its claim.
+
+A claim without a stored revert may be damaged: its holder is still writing it, or could not."""
 
 
 def refuse_remote_conflicts(lab: Lab, planned: PlannedFault, claim: Mapping[str, Any], *, where: str) -> None:
@@ -49,10 +63,21 @@ def refuse_remote_conflicts(lab: Lab, planned: PlannedFault, claim: Mapping[str,
         except Refused as error:
             raise FaultError(f"{where}: {error}") from None
     elif any(len(claimed["path"]) <= _WHOLE_HOST for claimed in claim["paths"]):
-        script = f"cat {REVERT_DIR}/*.claim 2>/dev/null; true"
-        output = lab.node(planned.target.node).run(["sh", "-c", script], timeout_s=30.0).stdout
+        output = lab.node(planned.target.node).run(["sh", "-c", _CLAIMS], timeout_s=30.0).stdout
         for line in output.splitlines():
-            with contextlib.suppress(ValueError):
-                other = json.loads(line)
-                if other.get("session") != claim["session"] and (resource := conflict(other, dict(claim))):
-                    raise FaultError(f"{where}: {resource} {holder_of(other)}")
+            path, is_left, content = line.split("\t", 2)
+            other = _decoded(content)
+            if not other and is_left == "yes":
+                raise FaultError(
+                    f"{where}: {path} on {planned.target.node} does not name what its fault holds: run `faultbed heal`"
+                )
+            if other.get("session") != claim["session"] and (resource := conflict(other, dict(claim))):
+                raise FaultError(f"{where}: {resource} {holder_of(other)}")
+
+
+def _decoded(content: str) -> dict[str, Any]:
+    """Return a claim's content; empty if it is damaged."""
+    with contextlib.suppress(ValueError):
+        fields = json.loads(content)
+        return fields if isinstance(fields, dict) else {}
+    return {}

@@ -25,6 +25,7 @@ from inject.leases.remote_claims import refuse_remote_conflicts
 from inject.node import claim as claim_module
 from inject.node.actuator import Refused
 from inject.node.claim import Claim
+from inject.node.holder import REVERT_DIR
 from testbed.backends.soft import lifecycle
 from testbed.errors import FaultError
 from testbed.node.holders import end_holder, identity, locked, read_claim
@@ -309,13 +310,14 @@ def planned_of(kind, target, **params):
     return plan(FaultSpec(kind=kind, target=target, for_s=5.0, params=params), SOFT.topology, lab_kind="soft")
 
 
-def two_places(tmp_path, there=""):
-    """A soft lab whose guests' claims are `there`."""
+def two_places(tmp_path):
+    """A soft lab whose guests have their claims and stored reverts in the folder `guest`."""
     requests = []
 
     def run(argv, **_):
         requests.append(argv)
-        return SimpleNamespace(stdout=there)
+        here = [word.replace(REVERT_DIR, str(tmp_path / "guest")) for word in argv]
+        return subprocess.run(here, check=True, capture_output=True, text=True)
 
     lab = SimpleNamespace(
         kind="soft", topology=SOFT.topology, state_dir=tmp_path, node=lambda _: SimpleNamespace(run=run)
@@ -340,16 +342,33 @@ def test_fault_in_a_guest_is_refused_during_a_reboot_by_a_different_session(tmp_
 
 @pytest.mark.parametrize("kind", ["host.reboot", "host.freeze"])
 def test_whole_host_fault_is_refused_during_a_fault_inside_the_host(tmp_path, kind):
-    inside = planned_of("gpu.throttle", "host1:gpu0", percent=50)
+    """A claim that its holder could not finish, on a full disk, hid the one that was read after it."""
+    inside, outside = planned_of("gpu.throttle", "host1:gpu0", percent=50), planned_of(kind, "host1")
     lab, request = two_places(tmp_path)
-    theirs = Injector(lab, journal=None).claim_of(inside)
-    lab, request = two_places(tmp_path, there=f"{json.dumps(theirs)}\n{{broken\n")
-    outside = planned_of(kind, "host1")
-    mine = Injector(lab, journal=None).claim_of(outside)
+    mine, theirs = (Injector(lab, journal=None).claim_of(fault) for fault in (outside, inside))
+    refuse_remote_conflicts(lab, outside, mine, where=kind)
+    guest = tmp_path / "guest"
+    guest.mkdir()
+    (guest / "a.claim").write_text('{"paths": [{"pa')
+    refuse_remote_conflicts(lab, outside, mine, where=kind)
+    (guest / "b.claim").write_text(f"{json.dumps(theirs)}\n")
     with pytest.raises(FaultError, match=r"is held by gpu\.throttle on host1:gpu0"):
         refuse_remote_conflicts(lab, outside, mine, where=kind)
     refuse_remote_conflicts(lab, outside, {**mine, "session": theirs["session"]}, where=kind)
     assert request
+
+
+@pytest.mark.parametrize("claim", [None, "", '{"paths": [{"pa'], ids=["missing", "empty", "cut off"])
+def test_whole_host_fault_is_refused_if_a_stored_revert_in_the_guest_does_not_say_what_it_holds(tmp_path, claim):
+    lab, _ = two_places(tmp_path)
+    guest = tmp_path / "guest"
+    guest.mkdir()
+    (guest / "a.revert").write_text("true\n")
+    if claim is not None:
+        (guest / "a.claim").write_text(claim)
+    planned = planned_of("host.reboot", "host1")
+    with pytest.raises(FaultError, match=r"a\.revert on host1 does not name what its fault holds"):
+        refuse_remote_conflicts(lab, planned, Injector(lab, journal=None).claim_of(planned), where="host.reboot")
 
 
 def test_fault_of_a_link_queries_no_guest(tmp_path):
