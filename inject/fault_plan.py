@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from inject.evidence.witnesses import rebooting_hosts
 from inject.kinds.catalogue import Binding, FaultKind, Fidelity, Param, kind_named
 from inject.mechanisms import rack, soft
 from inject.mechanisms.mechanism import Mechanism, Request
@@ -200,7 +201,8 @@ def plan_all(
 ) -> tuple[PlannedFault, ...]:
     """Plan the faults of one experiment together, in order.
 
-    Counters that one fault is expected to move, or to remove, are removed from the bystanders of the others.
+    Counters that one fault is expected to move, to remove or to reset by a reboot are removed from the bystanders of
+    the others.
 
     Args:
         specs: the faults as the user wrote them.
@@ -256,7 +258,7 @@ def plan_beside(
 
 
 def _without_shared_bystanders(planned: Sequence[PlannedFault]) -> tuple[PlannedFault, ...]:
-    """Remove from each fault's bystanders the counters that another fault is expected to move or to remove."""
+    """Remove from each fault's bystanders the counters that another fault is expected to move, remove or reset."""
     return tuple(
         dataclasses.replace(
             fault, must_not_move=_still_bystanders(fault, [other for other in planned if other is not fault])
@@ -268,7 +270,12 @@ def _without_shared_bystanders(planned: Sequence[PlannedFault]) -> tuple[Planned
 def _still_bystanders(fault: PlannedFault, other_faults: Sequence[PlannedFault]) -> tuple[str, ...]:
     moved = {key for other in other_faults for witness in other.must_move for key in witness.any_of}
     gone = {key.rpartition(".")[0] for other in other_faults for key, value in other.while_on if value is None}
-    return tuple(key for key in fault.must_not_move if key not in moved and key.rpartition(".")[0] not in gone)
+    rebooted = {host for other in other_faults for host in rebooting_hosts(other)}
+    return tuple(
+        key
+        for key in fault.must_not_move
+        if key not in moved and key.rpartition(".")[0] not in gone and key.partition("/")[0] not in rebooted
+    )
 
 
 def _target(spec: FaultSpec, topology: Topology, kind: FaultKind, *, where: str) -> Target:

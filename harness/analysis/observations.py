@@ -489,7 +489,6 @@ def captured_packets(run: Measurements) -> dict[str, Observation]:
 def rnic_counters(run: Measurements) -> dict[str, Observation]:
     """Return retransmission episodes, as the RNICs' own counters show them."""
     deltas = counter_deltas(run)
-    booted = counters.restarted(run.counters_before, run.counters_after)
 
     def growth(counter: str) -> Observation:
         names = counter, counters.MLX5[counter]
@@ -507,9 +506,12 @@ def rnic_counters(run: Measurements) -> dict[str, Observation]:
         partly = [
             f"{node}:{name}"
             for node, values in run.counters_before.items()
-            for name, before in values.items()
+            for name in values
             if re.split(r"[./:]", name)[-1] in names
-            and (node in booted or run.counters_after.get(node, {}).get(name, -1) < before)
+            and (
+                name not in run.counters_after.get(node, {})
+                or counters.why_reset(run.counters_before, run.counters_after, f"{node}/{name}")
+            )
         ]
         read = {name.partition(":")[0] + ":" + re.split(r"[./:]", name)[1] for name in deltas_by_counter}
         unread = [f"{rank.host}:{rank.rnic}" for rank in run.ranks if f"{rank.host}:{rank.rnic}" not in read]

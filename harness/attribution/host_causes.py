@@ -58,8 +58,8 @@ def rebooted(run: Measurements) -> list[Finding]:
     for host, fell in counters.restarted(run.counters_before, run.counters_after).items():
         if host in run.topology.host_by_name:
             was, now = run.counters_before[host], run.counters_after[host]
-            shown = ", ".join(f"{name} from {was[name]} to {now[name]}" for name in fell[:3])
-            evidence = (f"{host}: counters restarted, as after a boot: {shown}",)
+            shown = ", ".join(f"{name} from {was[name]} to {now[name]}" for name in fell[:3] if name != counters.BOOT)
+            evidence = (f"{host}: {f'counters restarted, as after a boot: {shown}' if shown else 'another boot id'}",)
             findings.append(Finding(cause="host-reboot", place="rank", name=host, confidence=0.95, evidence=evidence))
     return findings
 

@@ -21,7 +21,7 @@ import msgspec
 from inject.evidence import firing_times
 from inject.evidence.firing_times import OnTime
 from inject.kinds.kind import Fidelity
-from testbed.observe.counters import Snapshot, flat_deltas, value_at
+from testbed.observe.counters import Snapshot, flat_deltas, value_at, why_reset
 
 if TYPE_CHECKING:
     from inject.fault_plan import PlannedFault
@@ -172,7 +172,9 @@ def judge_fired(
         What fired, and every reason to doubt it (none: it is proved).
     """
     deltas = flat_deltas(before, after)
-    moved = {key: deltas[key] for witness in planned.must_move for key in witness.any_of if key in deltas}
+    own = dict.fromkeys(key for witness in planned.must_move for key in witness.any_of)
+    # A counter that came up since may have had any value before: it is named, and proves nothing.
+    moved = {key: deltas.get(key) for key in own if key in deltas or value_at(after, key) is not None}
     unknown = dict(_unknown_bystanders(planned, before, after))
     stayed = {key: None if key in unknown else deltas.get(key) for key in planned.must_not_move}
     count = int(observed.get("count") or 0)
@@ -180,10 +182,12 @@ def judge_fired(
     if count == 0:
         doubts.append("the actuator counted nothing")
     for witness in planned.must_move:
-        best = max((moved.get(key, 0) for key in witness.any_of), default=0)
+        best = max((moved.get(key) or 0 for key in witness.any_of), default=0)
         if best < witness.at_least:
             names = ", ".join(witness.any_of[:3]) + (", ..." if len(witness.any_of) > 3 else "")  # noqa: PLR2004
-            doubts.append(f"no independent witness: {names} moved by {best}, must move by {witness.at_least}")
+            unread = next((key for key in witness.any_of if key in moved and moved[key] is None), None)
+            why = "" if unread is None else f"; {unread} was not read before the fault: its increment is unknown"
+            doubts.append(f"no independent witness: {names} moved by {best}, must move by {witness.at_least}{why}")
     doubts += [f"{key} moved by {delta}: it must not" for key, delta in stayed.items() if delta]
     doubts += unknown.values()
     passed = observed.get("passed")
@@ -199,7 +203,7 @@ def judge_fired(
                     key
                     for witness in planned.must_move
                     for key in witness.any_of
-                    if moved.get(key, 0) >= witness.at_least
+                    if (moved.get(key) or 0) >= witness.at_least
                 ),
                 (key for key, value in planned.while_on if key in armed.while_on and armed.while_on[key] == value),
             ),
@@ -224,8 +228,10 @@ def _unknown_bystanders(planned: PlannedFault, before: Snapshot, after: Snapshot
         if now is None:
             how = "could not be read, neither before the fault nor after it" if was is None else "can no longer be read"
             yield key, f"{key} {how}"
-        elif was is not None and now < was and key.rpartition(".")[0] not in removed:
-            yield key, f"{key} was reset, from {was} to {now}: whether it moved before that is unknown"
+        elif was is None:
+            yield key, f"{key} was not read before the fault: whether it moved is unknown"
+        elif key.rpartition(".")[0] not in removed and (reset := why_reset(before, after, key)):
+            yield key, f"{key} {reset}: whether it moved before that is unknown"
 
 
 def _doubts_of_arming(planned: PlannedFault, armed: Armed) -> list[str]:

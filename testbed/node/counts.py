@@ -20,6 +20,7 @@ import os
 import socket
 import struct
 import time
+import zlib
 
 from testbed.node import netns
 from testbed.node.asic_ports import port_counts
@@ -69,6 +70,13 @@ _TCP = frozenset({"ActiveOpens", "PassiveOpens", "EstabResets", "RetransSegs"})
 """Counters of the IP and TCP layers that are kept (RFC 4293, RFC 4022, the kernel's IpExt): one set per namespace."""
 
 
+def _boot_id() -> str:
+    """Return the id of this boot (Documentation/admin-guide/sysctl/kernel.rst); empty where the kernel gives none."""
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        return file.read().strip()
+    return ""
+
+
 def _ahead_s() -> float:
     """Return the seconds from uptime to wall clock; only setting the wall clock changes them."""
     return time.clock_gettime(time.CLOCK_REALTIME) - time.clock_gettime(time.CLOCK_BOOTTIME)
@@ -97,6 +105,7 @@ class Place:
         self._route = netns.open_route(namespace)
         netns.enter(None)
         self._born = self._identity()
+        self._boot = zlib.crc32(f"{_boot_id()}/{self._born}".encode())
         self._names: dict[int, str] = {}
         self._seen: dict[object, bytes] = {}
         self._stats_at: dict[int, int] = {}
@@ -117,7 +126,7 @@ class Place:
         Raises:
             OSError: the namespace is gone.
         """
-        values: dict[str, int] = {}
+        values: dict[str, int] = {"kernel.boot": self._boot}
         self._names.clear()
         for _, body in self._route.dump(_GETLINK, bytes(_LINK.size)):
             index, flags = struct.unpack_from("=iI", body, 4)

@@ -17,7 +17,19 @@ from testbed.errors import LabError
 if TYPE_CHECKING:
     from testbed.lab import Lab
 
-__all__ = ["MLX5", "STATES", "Snapshot", "delta", "deltas", "flat_deltas", "read", "restarted", "value_at"]
+__all__ = [
+    "BOOT",
+    "MLX5",
+    "STATES",
+    "Snapshot",
+    "delta",
+    "deltas",
+    "flat_deltas",
+    "read",
+    "restarted",
+    "value_at",
+    "why_reset",
+]
 
 Snapshot = Mapping[str, Mapping[str, int]]
 """Counter values by node and name."""
@@ -26,10 +38,13 @@ STATES = frozenset(
     {
         *("carrier", "up", "quota_us", "mtu", "hash_policy", "stopped", "queue_bytes", "clocks_set", "power_capped"),
         *("stepped", "full", "running", "neighbours", "sm_mhz", "multipath", "steered"),
-        *("temp_c", "remap_pending", "remap_failed", "slowdown_c", "shutdown_c"),
+        *("temp_c", "remap_pending", "remap_failed", "slowdown_c", "shutdown_c", "boot"),
     }
 )
 """Last parts of names that are states: 0 or 1, a setting, a queue length, s, MHz, °C, a limit (`quota_us` -1: none)."""
+
+BOOT = "kernel.boot"
+"""A number that another boot of the machine, or another network namespace of a switch, does not have."""
 
 MLX5 = {
     "out_of_seq_request": "out_of_sequence",
@@ -86,13 +101,12 @@ def delta(before: int, after: int) -> int:
 
 
 def deltas(before: Snapshot, after: Snapshot) -> dict[str, dict[str, int]]:
-    """Return the increments by node and name of all that was read both times; for states, the differences."""
+    """Return the increments by node and name of all that was read both times; for states, the differences.
+
+    For `BOOT` that is whether there was another boot.
+    """
     return {
-        node: {
-            name: value - was[name] if _is_state(name) else delta(was[name], value)
-            for name, value in values.items()
-            if name in was
-        }
+        node: {name: _difference(name, was[name], value) for name, value in values.items() if name in was}
         for node, values in after.items()
         for was in (before.get(node, {}),)
     }
@@ -103,17 +117,52 @@ def restarted(before: Snapshot, after: Snapshot) -> dict[str, tuple[str, ...]]:
 
     All counters of such a node lack what came before the boot, also those that are higher by now.
     """
-    fell = {
-        node: tuple(
-            name
-            for name in was
-            if name.startswith(_SINCE_BOOT)
-            and not _is_state(name)
-            and after.get(node, {}).get(name, was[name]) < was[name]
-        )
-        for node, was in before.items()
-    }
-    return {node: names for node, names in fell.items() if len(names) >= _FELL}
+    return {node: names for node in before if (names := _shows_boot(before, after, node))}
+
+
+def why_reset(before: Snapshot, after: Snapshot, key: str) -> str:
+    """Say why a counter (`node/name`) that was read both times may lack a part of its increment; empty: it does not.
+
+    It does if its node has booted meanwhile, if its device was removed and created again, or if it is lower than
+    before. A counter that was 0 and is 0 shows none of this by itself.
+    """
+    node, _, name = key.partition("/")
+    was, now = before.get(node, {}), after.get(node, {})
+    if name in was and name in now and now[name] < was[name]:
+        return f"was reset, from {was[name]} to {now[name]}"
+    if names := _shows_boot(before, after, node):
+        return f"is of {node}, which has booted meanwhile ({_words(names, was, now)})"
+    device = name.rpartition(".")[0]
+    fallen = tuple(
+        other for other in _fallen(was, now) if device and other.rpartition(".")[0] == device and other != name
+    )
+    return f"is of {device}, which was reset meanwhile ({_words(fallen, was, now)})" if len(fallen) >= _FELL else ""
+
+
+def _shows_boot(before: Snapshot, after: Snapshot, node: str) -> tuple[str, ...]:
+    """Return the counters by which a node has booted between two readings; nothing: it has not."""
+    was, now = before.get(node, {}), after.get(node, {})
+    if BOOT in was and BOOT in now and was[BOOT] != now[BOOT]:
+        return (BOOT,)
+    fell = tuple(name for name in _fallen(was, now) if name.startswith(_SINCE_BOOT))
+    return fell if len(fell) >= _FELL else ()
+
+
+def _fallen(was: Mapping[str, int], now: Mapping[str, int]) -> list[str]:
+    """Return the counters of a node that are lower than before."""
+    return [name for name, value in was.items() if not _is_state(name) and now.get(name, value) < value]
+
+
+def _words(names: tuple[str, ...], was: Mapping[str, int], now: Mapping[str, int]) -> str:
+    if names == (BOOT,):
+        return "its kernel has another boot id"
+    return ", ".join(f"{name} from {was[name]} to {now[name]}" for name in names[:_FELL])
+
+
+def _difference(name: str, was: int, now: int) -> int:
+    if name == BOOT:
+        return int(was != now)
+    return now - was if _is_state(name) else delta(was, now)
 
 
 def _is_state(name: str) -> bool:
@@ -121,14 +170,14 @@ def _is_state(name: str) -> bool:
 
 
 def flat_deltas(before: Snapshot, after: Snapshot) -> dict[str, int]:
-    """Return increments as `node/name`, without states, of nodes that were read both times.
+    """Return increments as `node/name`, without states, of counters that were read both times.
 
-    A counter that appeared since counts from 0.
+    The increment of a counter that was not read before is unknown: it may have had any value.
     """
     return {
-        f"{node}/{name}": delta(before[node].get(name, 0), value)
+        f"{node}/{name}": delta(before[node][name], value)
         for node, values in after.items()
         if node in before
         for name, value in values.items()
-        if not _is_state(name)
+        if name in before[node] and not _is_state(name)
     }

@@ -11,7 +11,7 @@ end counts if it has more (the netdev of a hardware RNIC does not count RDMA). C
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from harness.record.measurements import Measurements
@@ -82,9 +82,8 @@ def link_loads(run: Measurements) -> tuple[LinkLoad, ...]:
     The shares of a rack switch's uplinks add up to 1 per direction.
     """
     topology = run.topology
-    booted = counters.restarted(run.counters_before, run.counters_after).keys()
     hosts = (link for link in topology.links if not link.is_uplink)
-    loads = [_load(run, link, booted) for link in (*topology.uplinks, *hosts)]
+    loads = [_load(run, link) for link in (*topology.uplinks, *hosts)]
     sums: dict[tuple[str, bool], float] = {}
     for load in loads:
         if load.is_uplink:
@@ -142,22 +141,22 @@ def jain(sizes: Sequence[float]) -> float | None:
     return jain_index(sizes) if len(sizes) > 1 else None
 
 
-def _load(run: Measurements, link: Link, booted: Collection[str]) -> LinkLoad:
+def _load(run: Measurements, link: Link) -> LinkLoad:
     return LinkLoad(
         name=link.name,
         is_uplink=link.is_uplink,
         # The lower end of a host link is its `b`: `Link.a` is always a switch.
-        up=_direction(run, *((link.a, link.b) if link.is_uplink else (link.b, link.a)), booted),
-        down=_direction(run, *((link.b, link.a) if link.is_uplink else (link.a, link.b)), booted),
+        up=_direction(run, *((link.a, link.b) if link.is_uplink else (link.b, link.a))),
+        down=_direction(run, *((link.b, link.a) if link.is_uplink else (link.a, link.b))),
     )
 
 
-def _direction(run: Measurements, src: Port, dst: Port, booted: Collection[str]) -> Direction:
+def _direction(run: Measurements, src: Port, dst: Port) -> Direction:
     sizes, at_least = [], False
     for port, name in ((src, "tx_bytes"), (dst, "rx_bytes")):
         key = f"{port.netdev}.{name}"
         before, after = run.counters_before.get(port.node, {}).get(key), run.counters_after.get(port.node, {}).get(key)
         if before is not None and after is not None:
             sizes.append(counters.delta(before, after))
-            at_least |= after < before or port.node in booted
+            at_least |= bool(counters.why_reset(run.counters_before, run.counters_after, f"{port.node}/{key}"))
     return Direction(src=src.node, dst=dst.node, size_bytes=max(sizes, default=None), at_least=at_least)

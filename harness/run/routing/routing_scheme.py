@@ -23,7 +23,7 @@ from inject.routing.scheme_lease import LEASE_TTL_S, REMOVAL_TIMEOUT_S, SchemeLe
 from testbed.errors import FaultbedError
 from testbed.lab import Lab
 from testbed.observe import switch_routing
-from testbed.observe.counters import Snapshot, flat_deltas, value_at
+from testbed.observe.counters import Snapshot, flat_deltas
 from testbed.routing.switch_tables import SchemeTables, scheme_tables
 
 __all__ = [
@@ -258,7 +258,7 @@ def _has_choice(lab: Lab, path: Sequence[str], counters: Collection[str]) -> boo
 def _carried(counters: Collection[str], before: Snapshot, after: Snapshot) -> int | None:
     """Return the sum of the increments of `counters` that were read both times; None: none of them was."""
     deltas = flat_deltas(before, after)
-    sent = [deltas[name] for name in counters if name in deltas and value_at(before, name) is not None]
+    sent = [deltas[name] for name in counters if name in deltas]
     return sum(sent) if sent else None
 
 

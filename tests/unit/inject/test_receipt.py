@@ -9,12 +9,16 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planned_faults import SAMPLES, SOFT_KINDS, soft
 
+from harness.proof import unproven
 from inject.evidence.firing_times import on_time_of
-from inject.evidence.receipt import Armed, Cleared, FaultReceipt, judge_fired
-from inject.fault_plan import FaultSpec, plan
+from inject.evidence.receipt import Armed, Cleared, FaultReceipt, Receipt, judge_fired
+from inject.evidence.witnesses import rebooting_hosts
+from inject.fault_plan import FaultSpec, plan, plan_all
 from inject.selection import MOST_SEED
 from testbed.inventory import lab_inventory
+from testbed.observe.counters import BOOT
 from testbed.shipped import inventories
 
 MINI = lab_inventory.load(inventories() / "soft-mini.yml").topology
@@ -121,6 +125,7 @@ def test_receipt_unreadable_counters_prove_nothing():
         ({"host1/rxe0.send_err": 7}, {WITNESS: 1}, "host1/rxe0.send_err was reset, from 7 to 0"),
         ({"host1/rxe0.send_err": 7}, {WITNESS: 1, "host1/rxe0.send_err": 3}, "was reset, from 7 to 3"),
         ({"host1/rxe0.send_err": None}, {WITNESS: 1, "host1/rxe0.send_err": None}, "could not be read"),
+        ({"host1/rxe0.send_err": None}, {WITNESS: 1}, "host1/rxe0.send_err was not read before the fault"),
     ],
 )
 def test_receipt_bystander_that_was_reset_or_never_read_is_unknown(before, after, word):
@@ -131,6 +136,58 @@ def test_receipt_bystander_that_was_reset_or_never_read_is_unknown(before, after
     assert len(doubts) == 1
     assert word in doubts[0]
     assert fired.must_not_move["host1/rxe0.send_err"] is None
+
+
+def test_receipt_bystander_that_is_zero_before_and_after_a_reboot_is_unknown():
+    """Nothing shows what it counted before: an error of the host's RNIC was lost with the boot, and it looked still."""
+    before, after = snapshot(), snapshot(**{WITNESS: 1})
+    before["host1"][BOOT], after["host1"][BOOT] = 1, 2
+    fired, doubts = judge_fired(FLAP, armed=armed_at(FLAP), observed=DONE, before=before, after=after)
+    of_host1 = {key for key in FLAP.must_not_move if key.startswith("host1/")}
+    assert of_host1
+    assert {key for key, moved in fired.must_not_move.items() if moved is None} == of_host1
+    assert len(doubts) == len(of_host1)
+    assert all("is of host1, which has booted meanwhile" in doubt for doubt in doubts)
+
+
+def test_receipt_bystander_of_a_device_that_was_reset_is_unknown():
+    before, after = snapshot(), snapshot(**{WITNESS: 1})
+    before["host1"] |= {"rxe0.sent_pkts": 5000, "rxe0.rcvd_pkts": 4000}
+    after["host1"] |= {"rxe0.sent_pkts": 10, "rxe0.rcvd_pkts": 10}
+    _, doubts = judge_fired(FLAP, armed=armed_at(FLAP), observed=DONE, before=before, after=after)
+    assert [doubt for doubt in doubts if "rxe0, which was reset meanwhile" in doubt] == list(doubts) != []
+
+
+def test_receipt_own_counter_that_was_not_read_before_the_fault_proves_nothing():
+    """It counted from 0, so that all that it had gathered since the boot was the fault's doing."""
+    before, after = without_unread({WITNESS: None}), snapshot(**{WITNESS: 40})
+    fired, doubts = judge_fired(FLAP, armed=armed_at(FLAP), observed=DONE, before=before, after=after)
+    assert (fired.witness, fired.must_move) == (None, {WITNESS: None})
+    (doubt,) = doubts
+    assert f"no independent witness: {WITNESS} moved by 0" in doubt
+    assert f"{WITNESS} was not read before the fault: its increment is unknown" in doubt
+    receipt = Receipt(
+        id=FLAP.id, kind=FLAP.kind, target=FLAP.target.text, fidelity=FLAP.fidelity, armed=Armed(ok=True), fired=fired,
+        cleared=Cleared(ok=True),
+    )  # fmt: skip
+    assert unproven(receipt) == (f"what must move did not ({WITNESS})",)
+
+
+def test_plan_of_a_fault_beside_a_reboot_has_no_bystander_on_that_host():
+    drop = FaultSpec(kind="packet.drop", target="host2:rxe0", for_s=1.0, params={"share": 0.1})
+    reboot = FaultSpec(kind="host.reboot", target="host1", at_s=20.0, for_s=2.0)
+    alone = plan(drop, SOFT, lab_kind="soft")
+    beside, _ = plan_all([drop, reboot], SOFT, lab_kind="soft")
+    assert {key for key in alone.must_not_move if key not in beside.must_not_move} == {
+        key for key in alone.must_not_move if key.startswith("host1/")
+    }
+
+
+@pytest.mark.parametrize("kind", SOFT_KINDS)
+def test_no_kind_reboots_the_host_of_its_own_bystander(kind):
+    target, params = SAMPLES[kind]
+    planned = soft(kind, target, for_s=5.0, **params)
+    assert not {key.partition("/")[0] for key in planned.must_not_move} & set(rebooting_hosts(planned))
 
 
 def without_unread(values):

@@ -6,6 +6,7 @@ import socket
 import struct
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -75,18 +76,67 @@ def test_counter_delta_is_never_negative(before, after):
 
 
 def test_increments_are_flat_and_without_states():
-    """`node/name`, states left out, a counter that has appeared since counted from 0."""
+    """`node/name`, states left out."""
     before = {"host1": {"be0.carrier": 1, "rxe0.send_err": 2}}
-    after = {"host1": {"be0.carrier": 0, "rxe0.send_err": 5, "rxe1.send_err": 1}}
-    assert counters.flat_deltas(before, after) == {"host1/rxe0.send_err": 3, "host1/rxe1.send_err": 1}
+    after = {"host1": {"be0.carrier": 0, "rxe0.send_err": 5}}
+    assert counters.flat_deltas(before, after) == {"host1/rxe0.send_err": 3}
 
 
-def test_counters_of_a_node_that_was_not_read_before_have_no_increment():
+@pytest.mark.parametrize("before", [{}, {"host1": {}}, {"host1": {"rxe1.out_of_seq_request": 1}}])
+def test_counters_that_were_not_read_before_have_no_increment(before):
     """An absent reading is no zero: what a counter has gathered since the boot would prove any fault."""
-    assert counters.flat_deltas({}, {"host1": {"rxe0.out_of_seq_request": 40}}) == {}
-    assert counters.flat_deltas({"host1": {}}, {"host1": {"rxe0.out_of_seq_request": 40}}) == {
-        "host1/rxe0.out_of_seq_request": 40
-    }
+    assert counters.flat_deltas(before, {"host1": {"rxe0.out_of_seq_request": 40}}) == {}
+
+
+SINCE_BOOT = {"ip.InDelivers": 900, "tcp.ActiveOpens": 30, "rxe0.sent_pkts": 500, "rxe0.rcvd_pkts": 400}
+IDLE = {"rxe0.send_err": 0, "rxe1.send_err": 0, "be0.tx_bytes": 7}
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "reason"),
+    [
+        ({}, "rxe0.send_err", ""),
+        (
+            {"kernel.boot": 2},
+            "rxe0.send_err",
+            "host1, which has booted meanwhile (its kernel has another boot id)",
+        ),
+        ({"ip.InDelivers": 9, "tcp.ActiveOpens": 1}, "rxe1.send_err", "booted meanwhile (ip.InDelivers from 900 to 9,"),
+        ({"ip.InDelivers": 9}, "rxe0.send_err", ""),
+        (
+            {"rxe0.sent_pkts": 1, "rxe0.rcvd_pkts": 1},
+            "rxe0.send_err",
+            "of rxe0, which was reset meanwhile (rxe0.",
+        ),
+        ({"rxe0.sent_pkts": 1, "rxe0.rcvd_pkts": 1}, "rxe1.send_err", ""),
+        ({"rxe0.sent_pkts": 1}, "rxe0.send_err", ""),
+        ({"be0.tx_bytes": 6}, "be0.tx_bytes", "was reset, from 7 to 6"),
+    ],
+)
+def test_counter_that_is_zero_twice_is_not_known_after_a_boot_or_a_reset_of_its_device(change, key, reason):
+    was = {**SINCE_BOOT, **IDLE, "kernel.boot": 1}
+    said = counters.why_reset({"host1": was}, {"host1": {**was, **change}}, f"host1/{key}")
+    assert reason in said
+    assert bool(said) is bool(reason)
+
+
+def test_boot_is_another_number_for_another_boot_or_namespace(monkeypatch):
+    def number():
+        place = counts.Place(None)
+        try:
+            return place.read()[counters.BOOT]
+        finally:
+            place.close()
+
+    first = number()
+    assert first == number()
+    monkeypatch.setattr(counts, "_boot_id", lambda: "another")
+    assert number() not in (first, 0)
+    monkeypatch.setattr(counts.Place, "_identity", lambda _: 4_026_531_840)
+    assert number() != first
+    before, after = {"host1": {counters.BOOT: 7}}, {"host1": {counters.BOOT: 3}}
+    assert counters.deltas(before, after) == {"host1": {counters.BOOT: 1}}
+    assert counters.restarted(before, after) == {"host1": (counters.BOOT,)}
 
 
 def test_xid_event_is_decoded_into_address_and_number():
