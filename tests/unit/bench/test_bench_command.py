@@ -1,4 +1,4 @@
-"""The benches' command ends like every other one: one sentence, and the right exit code."""
+"""The command `python -m bench` ends like every other command: with one sentence and the right exit code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.verdict import ExitCode
 
 
 def test_bench_missing_lab_is_one_sentence(tmp_path, monkeypatch, capsys):
-    """A missing inventory: no traceback, the file named, exit code 4."""
+    """A missing inventory is reported by its name and with exit code 4, not with a traceback."""
     missing = tmp_path / "no-such-lab.yml"
     monkeypatch.setattr(sys, "argv", ["bench", "--lab", str(missing), "flow"])
     monkeypatch.setattr(signal, "signal", lambda *_: None)  # those of this process stay

@@ -1,4 +1,4 @@
-"""The bench of fault-free runs: its pairs are far enough apart, and a job that became slower is counted."""
+"""The bench of fault-free runs: run and twin are far enough apart, and a job that became slower is counted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def iterations(blocks, *, slower=1.0):
 
 
 def test_twin_ended_long_enough_before_the_run():
-    """Blocks of 3.1 s: the seventh begins after 18.6 s, the first one that has a block that ended 15 s before."""
+    """With blocks of 3.1 s, the seventh (at 18.6 s) is the first one after a block that ended at least 15 s before."""
     assert APART_S == 15
     assert len(pairs_of(1.03 * iterations(30))) == 30 - 6
     assert pairs_of(iterations(3)) == []
@@ -30,7 +30,7 @@ def test_steady_job_has_no_wrong_fail():
 
 
 def test_run_that_becomes_slower_is_counted():
-    """Of the blocks that have a twin, those numbered 10 and 20 are slow, and their twins are not."""
+    """Two of the blocks with a twin are slow (numbers 10 and 20), and their twins are not."""
     rows = list(rows_of(pairs_of(iterations(30, slower=1.6))))
     assert rows[0][1] == rows[1][1] == "2"
     assert rows[0][-1] == MISSED

@@ -1,4 +1,4 @@
-"""The bench: its ten-minute run can be planned, and its tables say words."""
+"""The bench: its ten-minute run can be planned, and its tables show words instead of markup."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ def test_bench_ten_minute_run_has_a_fault_each_minute_and_time_to_settle():
 
 
 def test_bench_goal_is_shown_as_a_coloured_word(capsys):
-    """The text used to be `[green]reached[/green]` literally, because tables no longer interpret markup."""
+    """Tables do not interpret markup, so the word itself must be coloured: `[green]reached[/green]` was once printed as
+    is."""
     _show(Session(None), [ratio("a / b", [0.9, 1.0, 1.1], 1.0), ratio("b / a", [0.9, 0.9, 1.1], 1.0)])
     out = capsys.readouterr().out
     assert ("reached" in out, "missed" in out, "[" in out) == (True, True, False)

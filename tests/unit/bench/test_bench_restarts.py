@@ -58,7 +58,8 @@ def test_bench_ettr_counts_the_schedules_inside_the_formulas_interval(lab):
 
 
 def test_bench_ettr_of_a_schedule_that_the_formula_gives_nothing_has_no_ratio():
-    """With a slow start, an interval's work may be as long as the job: the formula says 0, which divides nothing."""
+    """With a slow start, the work between two checkpoints may be as long as the job: the formula predicts 0, so no
+    ratio exists."""
     formula = Formula(
         predicted=0.0, low=0.0, high=0.02, interruptions=3, recovery_ns=3e9, interval_ns=4e9, checkpoint_share=0.1
     )

@@ -1,4 +1,4 @@
-"""The bench of tapers: the share that the rates of a lab give, and when a measured one is decided."""
+"""The bench of tapers: the share expected from a lab's rates, and when a measured share is decided."""
 
 from __future__ import annotations
 

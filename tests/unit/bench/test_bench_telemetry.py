@@ -1,4 +1,5 @@
-"""What the bench of telemetry counts, samples that are whole inside a span and CPU time, and when it is decided."""
+"""The bench of telemetry: it counts CPU time and the samples that lie wholly inside a span; when its goal is
+decided."""
 
 import os
 import time

@@ -1,7 +1,7 @@
-"""Intervals that lie wholly beside the truth are as rare as they say: a part of `python -m bench calibration`.
+"""Intervals exclude the true value as rarely as their level says: a part of `python -m bench calibration`.
 
-Seeds are fixed. The limit of each test is what a right interval exceeds with a probability below 1e-6, and one that
-takes dependent values for independent exceeds many times over.
+Seeds are fixed. A correct interval exceeds the limit of each test with a probability below 1e-6. An interval that
+treats dependent values as independent exceeds it many times over.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def test_metric_of_few_values_is_never_decided(metric):
 
 @pytest.mark.parametrize("metric", calibration.METRICS)
 def test_metric_of_many_independent_values_has_an_interval(metric):
-    """Always refusing would be calibrated, and useless."""
+    """An interval that is never computed would never be wrong, and useless."""
     assert calibration.cell(metric, "normal", 300, 0.0, series=50).refused < 10
 
 
@@ -45,7 +45,8 @@ def test_errors_beyond_chance_miss_the_goal():
 
 
 def test_run_of_four_noisy_checks_fails_wrongly_in_one_percent_at_most():
-    """All four lie on their bounds. With intervals of 99 % each, twice as many runs fail."""
+    """All four values equal their bounds, the worst case. With four intervals of 99 % each, twice as many runs would
+    fail."""
     level, runs = confidence.level_for(4), 600
     rng = np.random.default_rng(5)
     failed = sum(

@@ -25,7 +25,7 @@ HOLD_S = 0.5
 @pytest.fixture
 def lab(qemu, tmp_path, monkeypatch):
     for module, name in ((counters, "read"), (fingerprint, "capture")):
-        monkeypatch.setattr(module, name, getattr(module, name))  # `lab_at` replaces them
+        monkeypatch.setattr(module, name, getattr(module, name))  # restores what `lab_at` replaces
     return lab_at(tmp_path)
 
 

@@ -39,7 +39,7 @@ class FullDisk:
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch):
-    """`lab_at` replaces these for good: it is made for a process of its own."""
+    """Restore the attributes that `lab_at` replaces, because it is written for its own process."""
     monkeypatch.setattr(counters, "read", counters.read)
     monkeypatch.setattr(fingerprint, "capture", fingerprint.capture)
 

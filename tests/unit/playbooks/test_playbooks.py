@@ -1,4 +1,4 @@
-"""The playbooks' own programs: what needs no node to be checked, and the action that runs them."""
+"""The playbooks' own programs, as far as they can be tested without a node, and the action that runs them."""
 
 import importlib.util
 import json
@@ -92,7 +92,7 @@ def test_rack_playbook_deadline_exceeds_the_sum_of_its_tasks(name):
 
 
 def test_ansible_lint_is_locked_and_run_by_make_lint():
-    """Linting takes most of a minute, too long for this suite; its configuration file has the profile."""
+    """Linting itself takes most of a minute, too long for this suite, so only its configuration is checked here."""
     assert "ansible-lint==" in (HOUSE / "requirements.lock").read_text()
     recipe = (HOUSE / "Makefile").read_text().partition("\nlint: ")[2].partition("\n\n")[0]
     assert "ansible-lint" in recipe
@@ -106,7 +106,7 @@ def test_rack_switch_has_every_far_prefix_over_every_uplink(program):
     result = next_hop_counts(lab[0], lab)
     assert {result[f"10.77.2.{even}/31"] for even in (0, 2, 4, 6)} == {2}
     assert result["10.78.0.2/32"] == 2  # the other RTSW, over both CTSWs
-    assert result["10.78.0.101/32"] == 1  # a CTSW is one hop away, and the way round is longer
+    assert result["10.78.0.101/32"] == 1  # a CTSW is one hop away, and the path around the ring is longer
     assert "10.77.1.0/31" not in result
 
 
@@ -146,7 +146,7 @@ class Changes:
 
 
 def qdiscs(rate, *, kind="netem"):
-    """What `tc -j qdisc show` prints of a port that is shaped so (bytes/s), and of its other queues."""
+    """Return what `tc -j qdisc show` prints for a port with these shapes (bytes/s), and for its other queues."""
     options = {"limit": 64, "delay": {"delay": 0.0005, "jitter": 0, "correlation": 0}, "rate": {"rate": rate}}
     return json.dumps(
         [

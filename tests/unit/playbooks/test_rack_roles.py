@@ -1,4 +1,5 @@
-"""Roles of rack labs: what was found is put back whatever happened between, and a SONiC switch gets what it needs."""
+"""Roles of rack labs: the settings found are restored whatever happened in between, and SONiC switches are
+configured."""
 
 import functools
 import json

@@ -1,6 +1,6 @@
-"""Switches of racks: SONiC's configuration against a file checked by hand, its way in and back; PFC by dcb on Linux.
+"""Switches of racks: SONiC's configuration against a file checked by hand, applied and restored; PFC by dcb on Linux.
 
-The tools of a switch are stand-ins that do as their documentation says. Not yet run on hardware.
+The tools of a switch are stand-ins that behave as their documentation says. Not yet run on hardware.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def test_sonic_bgp_equals_the_hand_checked_file(bgpd):
 
 
 def test_switch_announces_only_the_fabric(bgpd, linux):
-    """The switch's management network is connected too: other switches would reach it over the fabric.
+    """The switch must not announce its management network: other switches would then reach it over the fabric.
 
     Run by hand with FRR 8.4.4 in network namespaces: before, a switch two hops away had a route to 192.0.2.0/24.
     """

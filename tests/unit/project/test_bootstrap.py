@@ -1,4 +1,4 @@
-"""What a fresh machine lacks: `bootstrap` installs it, and `faultbed doctor` looks for it."""
+"""Tools that a fresh machine lacks: `bootstrap` installs them, and `faultbed doctor` checks for them."""
 
 import re
 import shlex
@@ -26,7 +26,7 @@ def test_bootstrap_installs_every_package_doctor_checks():
 
 
 def test_doctor_checks_every_tool_that_builds_the_guest():
-    """A Debian as small as a container's has no xz, say. A command is the first word after what can end another."""
+    """A Debian container has no xz, for example. Commands of a shell line are the first words after each separator."""
     text = re.sub(r"'[^']*'|\"[^\"]*\"|#.*", "x", CUSTOMIZE.read_text())
     commands = set(re.findall(r"(?:^|[;|&()]|\bdo\b)\s*([a-z][a-z0-9_]+)(?=\s)", text, re.MULTILINE))
     assert {"xz", "mke2fs", "awk"} <= commands

@@ -1,4 +1,4 @@
-"""The documentation: every command in it would be understood, every file and page that it names is there."""
+"""The documentation: every command in it can be parsed, and every file and page that it names exists."""
 
 import re
 import shlex
@@ -92,7 +92,7 @@ WHOLE = {
 
 
 def experiments():
-    """Parts of experiments on the pages, each made whole by what it does not say itself."""
+    """Return the parts of experiments on the pages, each completed to a whole experiment."""
     for path in PAGES:
         for number, part in enumerate(blocks(path, "toml")):
             rest = [text for name, text in WHOLE.items() if name not in part]

@@ -1,4 +1,4 @@
-"""The house has three floors, and imports only go down."""
+"""The packages form three layers, and imports only go down."""
 
 import ast
 import collections
@@ -58,7 +58,8 @@ def files(package: str) -> list[Path]:
 
 @pytest.mark.parametrize("package", FLOORS)
 def test_packages_import_only_downwards(package):
-    """A package imports itself and the floors below it; the two middle ones never each other."""
+    """A package imports itself and the layers below it; the two packages of the middle layer never import each
+    other."""
     wrong = [
         f"{path.relative_to(HOUSE)} imports {module}"
         for path in files(package)
@@ -69,7 +70,7 @@ def test_packages_import_only_downwards(package):
 
 
 def test_harness_packages_import_only_downwards():
-    """Rooms of the harness import only rooms before them; the modules beside them are words that all of them share."""
+    """Packages of the harness import only packages before them; loose modules beside them are shared by all."""
     rooms = {path.name for path in (HOUSE / "harness").iterdir() if (path / "__init__.py").exists()}
     assert rooms == set(ROOMS)
     wrong = [
@@ -117,7 +118,7 @@ def test_node_code_imports_only_what_a_node_has(package):
 
 
 def test_layering_check_sees_a_forbidden_import(tmp_path):
-    """The reader behind the tests above finds plain, from-, nested and type-only imports."""
+    """The function that the tests above use finds plain, from-, nested and type-only imports."""
     bad = tmp_path / "bad.py"
     bad.write_text(
         "import harness.run.loop\nfrom inject import plan\ndef f():\n    import traffic\n"

@@ -1,4 +1,4 @@
-"""What make targets run on soft labs: every test has a lab that is large enough for it, and none is forgotten."""
+"""What make targets run on soft labs: every test runs on some lab that is large enough for it."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Selection:
 
 
 def made(target: str, folder: Path, *, ends: str = "") -> subprocess.CompletedProcess[str]:
-    """Run a target with programs that print their words; `ends` is shell that sets their exit status."""
+    """Run a make target with programs that print their arguments; `ends` is shell that sets their exit status."""
     for name in ("python", "faultbed"):
         (folder / name).write_text(
             f'#!/bin/sh\nall=" {name} $*"\nprintf "%s" {name}; printf "|%s" "$@"; echo\n{ends}\n'
@@ -115,7 +115,7 @@ def test_every_test_of_soft_labs_is_run_by_a_make_target_on_a_lab_that_is_large_
     lines = [line for target in TARGETS for line in made(target, tmp_path).stdout.splitlines()]
     every = list(selections(lines))
     assert never_run(every) == []
-    # The check sees each row of the list: without the lab, something of it is not run.
+    # Each row of the list is needed: without this lab, some test is never run.
     for lab in ("soft-3rack", "soft-tapered", "soft-zones"):
         assert any(one.lab == lab for one in every)
         assert never_run([one for one in every if one.lab != lab]), lab
@@ -133,14 +133,14 @@ def test_every_test_of_soft_labs_is_run_by_a_make_target_on_a_lab_that_is_large_
     ],
 )
 def test_nightly_runs_everything_even_if_a_test_failed(ends, code, tmp_path):
-    """The history follows its experiment; a flaky test used to leave a hole in it."""
+    """The history needs the experiment of every night, so a flaky test before it must not leave a gap."""
     done = made("nightly", tmp_path, ends=ends)
     assert [line.split("|")[0] for line in done.stdout.splitlines()] == [*["python"] * 5, "faultbed"]
     assert done.returncode == code
 
 
 def test_nightly_keeps_the_results_of_each_lab(tmp_path):
-    """CI names one file for all results in PYTEST_ADDOPTS, and each command would overwrite that of the one before."""
+    """CI names one result file in PYTEST_ADDOPTS, so each command would overwrite the results of the one before."""
     for one in made("nightly", tmp_path).stdout.splitlines():
         words = one.split("|")
         lab = words[words.index("--lab") + 1] if "--lab" in words else None

@@ -1,4 +1,4 @@
-"""The pipelines of CI: every command in them exists, every level is a target, and a rack is never touched unasked."""
+"""CI pipelines: their commands exist, their levels are make targets, and only the rack's own job touches a rack."""
 
 import os
 import re
@@ -70,7 +70,7 @@ def test_pipeline_actions_are_pinned_by_commit():
 
 
 def test_pipeline_level_is_one_of_the_known_levels():
-    """The level becomes a word of a command line."""
+    """The level becomes part of a command line, so nothing else may be injected there."""
     for name in ("rack-lab", "soft-lab"):
         request = yaml.safe_load((HOUSE / f".github/workflows/{name}.yml").read_text())[True]["workflow_dispatch"]
         assert (request["inputs"]["level"]["type"], request["inputs"]["level"]["options"]) == ("choice", list(LEVELS))
@@ -91,7 +91,7 @@ def test_pipeline_inventory_of_the_rack_is_set_for_the_rack_job_only():
 @pytest.mark.parametrize("job", ["soft-lab", "rack-lab"])
 @pytest.mark.parametrize("installed", [False, True])
 def test_pipeline_gitlab_writes_its_page_after_any_failure(job, installed, tmp_path):
-    """The lines after a job, as its runner joins them (`set -eo pipefail`); there is no Makefile, so `make` fails."""
+    """The lines that follow a job run in one shell (`set -eo pipefail`). Here no Makefile exists, so `make` fails."""
     (tmp_path / "artifacts").mkdir()
     (tmp_path / "artifacts/step").write_text("make setup\n")
     if installed:
@@ -110,7 +110,7 @@ def test_pipeline_gitlab_writes_its_page_after_any_failure(job, installed, tmp_p
 
 
 def test_pipeline_keeps_runs_of_a_failed_night():
-    """The cache action alone saves after success only (its action.yml: `post-if: "success()"`)."""
+    """The plain cache action saves only after success (its action.yml: `post-if: "success()"`)."""
     steps = yaml.safe_load((HOUSE / ".github/workflows/soft-lab.yml").read_text())["jobs"]["lab"]["steps"]
     using = {step["uses"].partition("@")[0]: step for step in steps if step.get("with", {}).get("path") == "runs-kept"}
     assert set(using) == {"actions/cache/restore", "actions/cache/save"}
@@ -145,7 +145,7 @@ def test_pipeline_rack_is_reserved_checked_and_always_released():
 
 
 def test_pipeline_runs_unit_tests_on_every_supported_python():
-    """Digests of schedules are the same on all of them (test_profiles.py): a replay does not depend on whose it is."""
+    """test_profiles.py compares digests of schedules, so a replay must not depend on the version of Python."""
     promised = ["3.11", "3.12", "3.13"]
     github = yaml.safe_load((HOUSE / ".github/workflows/soft-lab.yml").read_text())["jobs"]["unit"]
     assert github["strategy"]["matrix"]["python"] == promised
@@ -165,7 +165,7 @@ def test_pipeline_keeps_results_of_a_failure():
 
 
 def summaries():
-    """(file, the command, what ran before it in that job) of every page that is written."""
+    """Return (file, command, commands before it in that job) for every summary page that a pipeline writes."""
     for path in FILES:
         for name, job in (yaml.safe_load(path.read_text()).get("jobs") or yaml.safe_load(path.read_text())).items():
             output = list(lines({name: job}))
@@ -224,7 +224,7 @@ def test_pipeline_keeps_only_the_last_runs(tmp_path):
     (tmp_path / "bin/faultbed").write_text("#!/bin/sh\necho $@\n")
     (tmp_path / "bin/faultbed").chmod(0o755)
     variables = {"RUN": f"{tmp_path}/bin/", "RUNS": tmp_path / "runs", "HISTORY": tmp_path / "kept", "KEPT": 3}
-    # `make test` runs this, too: a make beneath another one tells of the folders that it enters and leaves.
+    # Under `make test` this make runs below another one, and would print the folders that it enters and leaves.
     make = ["make", "--no-print-directory", "-o", "setup", "history"]
     argv = [*make, *(f"{name}={value}" for name, value in variables.items())]
     done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=HOUSE)

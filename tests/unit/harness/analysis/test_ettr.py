@@ -1,4 +1,4 @@
-"""Effective training time ratio: what was lost is missing, and the formula agrees where it must."""
+"""Effective training time ratio: lost time lowers it, and it agrees with the published formula where it must."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BASE = Baseline(start_ns=T0, end_ns=T0 + S, mean=1e6, floor=9e5, window_ns=S)
 
 
 def impact(lost_ns):
-    """A fault that cost so much time of a goodput of 1 MB/s."""
+    """An impact that cost this much time at a goodput of 1 MB/s."""
     return Impact(
         fired_ns=T0,
         cleared_ns=T0,
@@ -47,7 +47,7 @@ def job(count, *, stall_ns=0, at=50, ingest_ns=0):
 
 @given(count=st.integers(20, 200), stall_ms=st.integers(0, 20_000), ingest_ms=st.integers(0, 50))
 def test_ettr_loses_only_stalls_and_storage_waits(count, stall_ms, ingest_ms):
-    """Measured from iterations and predicted from the bytes that the stall withheld: both are equal."""
+    """The ratio measured from iterations equals the one predicted from the bytes that a stall withheld."""
     run = job(count, stall_ns=stall_ms * MS, at=10, ingest_ns=ingest_ms * MS)
     one = ettr(run, BASE, [impact(stall_ms * MS)], first_fault_ns=T0 + 9 * (100 + ingest_ms) * MS)
     assert one.healthy_ns == pytest.approx(100 * MS)

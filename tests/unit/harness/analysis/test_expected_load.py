@@ -1,4 +1,4 @@
-"""Bytes that links should have carried, by schedule, placement and paths: against numbers worked out by hand."""
+"""Expected bytes of links, from schedule, placement and paths: compared with numbers worked out by hand."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ring(**changes):
 
 
 def by_hand(run):
-    """Six messages of 256 KiB an operation from each host to the next one: 64 packets each, and one ACK."""
+    """Each host sends six messages of 256 KiB per operation to the next one: 64 packets each, and one ACK."""
     operations = finished_iterations(run.series)
     data, ack = 6 * (262144 + 64 * 58 + 20), 6 * 62
     return {
@@ -58,7 +58,7 @@ def test_expected_bytes_per_direction_follow_from_schedule_and_paths():
 
 @pytest.mark.parametrize("spread", ["split", "round-robin"])
 def test_expected_bytes_of_several_queue_pairs_follow_from_the_path_of_each(spread):
-    """Four queue pairs share each message: of those from host2, one goes by another spine than the rest."""
+    """Four queue pairs share each message, and one of host2's takes another spine than the rest."""
     run = ring()
     workload = dict(run.workload) | {"qps_per_peer": 4, "spread": spread}
     other = {"host2:rxe0": ("host2", "rtsw1", "ctsw2", "rtsw2", "host3")}
@@ -78,7 +78,7 @@ def test_expected_bytes_of_several_queue_pairs_follow_from_the_path_of_each(spre
 
 
 def test_expected_bytes_of_an_rnic_sum_over_its_ranks():
-    """Two rings' worth of ranks in one ring: the order of RNICs repeats, and each message has an eighth of the data."""
+    """With two ranks per RNIC, the ring passes every RNIC twice, and each message has an eighth of the data."""
     run = ring()
     ranks = tuple(msgspec.structs.replace(rank, rank=rank.rank + 4 * turn) for turn in (0, 1) for rank in run.ranks)
     connections = tuple(connection for connection in run.connections for _ in (0, 1))

@@ -1,4 +1,4 @@
-"""A slow rank is reported soon, a healthy one hardly ever, and a slowdown of all ranks names no rank."""
+"""A slow rank is reported soon, a healthy one hardly ever, and no rank is reported if all slow down together."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_fail_slow_has_at_most_one_false_alarm_in_1000_iterations(noise):
         false += len(detect(made_up(noise, 1500, rng)))
         iterations += 1500
     assert false <= iterations / MEAN_ITERATIONS
-    # What was counted does not merely look good by chance.
+    # The whole interval, not only the count, must be below the limit.
     assert share_interval(false, iterations).high < 2.5 / MEAN_ITERATIONS
 
 
@@ -110,7 +110,8 @@ def test_fail_slow_daily_curve_raises_no_alarm(day):
 
 @pytest.mark.parametrize(("ranks", "racks", "day"), some_of(RACKED, 2))
 def test_fail_slow_shifted_rack_temperatures_raise_no_alarm(ranks, racks, day):
-    """A tenth of a day apart, at 1 % noise: against all others that was up to sixty alarms."""
+    """Racks are a tenth of a day apart, at 1 % noise. Comparing a rank with those of all racks gave up to sixty
+    alarms."""
     noise = Noise(deviation=0.01, memory=0.0, long=0.0, ranks=ranks, racks=racks)
     times = made_up(noise, 3000, np.random.default_rng(2), day=day)
     assert len(detect(times, racks=noise.rack_of)) <= 3
@@ -119,7 +120,8 @@ def test_fail_slow_shifted_rack_temperatures_raise_no_alarm(ranks, racks, day):
 
 @pytest.mark.parametrize("ranks", some_of([4, 8], 1))
 def test_fail_slow_two_percent_are_detected_among_drifting_racks(ranks):
-    """At 2 % noise within 60 iterations, in racks of two and of four ranks; the half of all jobs, and more."""
+    """At 2 % noise, at least half of all jobs detect the slow rank within 60 iterations, in racks of two and of four
+    ranks."""
     noise = Noise(deviation=0.02, memory=0.0, long=0.01, ranks=ranks, racks=2)
     collected = []
     for seed in range(12):

@@ -1,4 +1,4 @@
-"""Metrics of the bystander: what they see, what they refuse to say, and that a fault of nothing is never believed."""
+"""Metrics of the bystander: their values, when they have none, and that a no-op fault never passes."""
 
 import random
 
@@ -136,7 +136,8 @@ def test_bystander_without_data_does_not_pass_a_bound_on_errors(words):
 
 @pytest.mark.parametrize(("until_s", "expected"), [(0.9, Verdict.PASS), (2.5, Verdict.FAIL), (None, Verdict.FAIL)])
 def test_bystander_gap_that_lasts_beyond_a_faults_removal_counts_whole(until_s, expected):
-    """A flow that died half a second after the removal had a gap of half a second."""
+    """If only its part before the removal counted, a flow that died half a second later would have a gap of half a
+    second."""
     last = max(acting_windows(RUN).values(), key=lambda one: one.cleared_ns)
     begin_ns = last.cleared_ns + S // 2
     end_ns = RUN.end_ns if until_s is None else last.cleared_ns + round(until_s * S)

@@ -1,4 +1,4 @@
-"""Percentiles of a flow's timed messages: their value, their interval, and what is kept of very many."""
+"""Percentiles of a flow's timed messages: value, interval, and thinning of very many times."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_latency_percentiles_cover_all_timed_messages():
 
 
 def test_latency_percentiles_of_thinned_times_count_each_message_alike():
-    """Ten of eleven messages took 10 us: that is their median, not a value between the two flows."""
+    """Ten of eleven messages took 10 us, so the median is 10 us, however few times of each flow were kept."""
     flows = [SimpleNamespace(latencies_ns=(10_000,) * 50_000), SimpleNamespace(latencies_ns=(1_000_000,) * 5_000)]
     kept = latencies_of(SimpleNamespace(flows=flows))
     assert [len(one) for one in kept] == [5_000, 500]
@@ -55,7 +55,7 @@ def test_run_without_timed_messages_has_no_percentile():
 
 
 def test_latency_interval_of_correlated_times_is_wider_or_none():
-    """A flow that is slow for a while is so for many messages: these are no trials of their own."""
+    """If a flow is slow for a while, many messages in a row are slow: they are not independent samples."""
     free = times(400)
     slow = [int(2e6 + 1e6 * np.sin(n / 40)) for n in range(400)]
     mixed = observed(slow)["latency.p50"].interval

@@ -13,7 +13,7 @@ from testbed.routing.offered_load import max_over_mean
 
 
 def counted(sizes, *, before=1000):
-    """A run whose ports counted so much: (node, `netdev.tx_bytes`) to growth."""
+    """Return a run whose port counters grew by these values, by (node, `netdev.tx_bytes`)."""
     start, end = {}, {}
     for (node, name), size in sizes.items():
         start.setdefault(node, {})[name] = before
@@ -121,7 +121,7 @@ def test_link_load_after_a_counter_reset_is_a_lower_bound():
 
 @pytest.mark.parametrize("now", [None, 40], ids=["unread", "reset"])
 def test_link_shares_and_evenness_need_all_links(now):
-    """The other uplink of rtsw1 would be all of what it sent, and the fabric even."""
+    """If one uplink is unread, the other one would look like all that rtsw1 sent, and the fabric like an even one."""
     run = counted(UPLINKS)
     port = {} if now is None else {"ctsw1.tx_bytes": now}
     left = {name: value for name, value in run.counters_after["rtsw1"].items() if name != "ctsw1.tx_bytes"}
@@ -134,7 +134,7 @@ def test_link_shares_and_evenness_need_all_links(now):
 
 
 def test_link_load_of_a_switch_that_booted_is_a_lower_bound():
-    """Its ports' counters are higher by now, but the counters that only a boot resets are not."""
+    """The ports count more than before by now, so only counters that nothing but a boot resets reveal the boot."""
     run = counted(UPLINKS)
     start = {**run.counters_before, "rtsw1": run.counters_before["rtsw1"] | {"ip.InReceives": 9, "tcp.InSegs": 9}}
     end = {**run.counters_after, "rtsw1": run.counters_after["rtsw1"] | {"ip.InReceives": 1, "tcp.InSegs": 1}}

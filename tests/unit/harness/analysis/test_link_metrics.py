@@ -20,7 +20,7 @@ SECONDS = 8
 
 
 def counted(sizes, *, scale=ZONES.rate_scale, before=1000):
-    """A run of 8 s on soft-zones whose ports sent so many bytes, by (switch, peer)."""
+    """Return a run of 8 s on soft-zones whose ports sent these bytes, by (switch, peer)."""
     start, end = {}, {}
     for (node, peer), size in sizes.items():
         start.setdefault(node, {})[f"{peer}.tx_bytes"] = before
@@ -71,7 +71,7 @@ def test_link_utilisation_is_relative_to_the_shaped_rate():
 
 
 def test_link_utilisation_is_over_the_time_of_the_warm_up_too():
-    """The ports count its bytes: two seconds of warm-up and eight of work keep a link half busy, not 5/8."""
+    """Ports also count the bytes of the warm-up. Two seconds of it and eight of work make a link half busy, not 5/8."""
     link = next(one for one in ZONES.topology.uplinks if one.name == "ctsw1:atsw1")
     half = round(link.a.speed_gbps * 1e9 / ZONES.rate_scale / 8 * (2 + SECONDS) / 2)
     run = counted(every_uplink(0, ctsw1_atsw1=half))
@@ -139,7 +139,7 @@ def unread(counted_run, node, peer):
 
 @pytest.mark.parametrize("name", ["mmr.rtsw", "mmr.rtsw1", "jfi", "link_utilisation.max", "link_utilisation.mean"])
 def test_link_metrics_with_one_uplink_unread_give_no_value(name):
-    """The rest was called even, and the busiest link that was read the busiest of all: a bound was met by ignorance."""
+    """The unread uplink may be the busiest one. The rest used to be judged alone, and bounds held for lack of data."""
     whole = counted(every_uplink(100, rtsw1_ctsw1=9000))
     assert link_metrics(whole)[name].value is not None
     result = link_metrics(unread(whole, "rtsw1", "ctsw1"))[name]

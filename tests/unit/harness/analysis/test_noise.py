@@ -1,4 +1,4 @@
-"""The noise floor of a lab comes from fault-free runs alone, and what it says widens what the judge decides by."""
+"""The noise floor of a lab comes only from fault-free runs, and widens the intervals that the judge decides by."""
 
 from __future__ import annotations
 
@@ -55,12 +55,12 @@ def test_noise_floor_recovers_the_deviation_between_runs():
 
 
 def ended(run, later_ns):
-    """The same made-up run at another time: a copy would not count."""
+    """Return the synthetic run with another end time, because a copy would not count."""
     return msgspec.structs.replace(run, end_ns=run.end_ns + later_ns)
 
 
 def test_noise_floor_of_one_run_under_several_names_is_rejected(tmp_path):
-    """Copies differ by nothing: the floor would be 0, and every difference beyond noise."""
+    """Copies do not differ, so the floor would be 0, and every difference would exceed it."""
     run = synthetic_run()
     with pytest.raises(UsageError, match="b is a copy of a"):
         noise.measure(alike({"a": run, "b": run, "c": ended(run, 1)}))

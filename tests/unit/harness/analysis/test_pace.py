@@ -1,4 +1,4 @@
-"""A machine that gets slower is no fault's doing: goodput is held against what the machine's pace lets a job carry."""
+"""Pace: a machine that becomes slower is not a fault's effect, so goodput is judged relative to the machine's pace."""
 
 import msgspec
 import numpy as np
@@ -21,7 +21,7 @@ def grid():
 
 
 def run_of(phases_ms, **changes):
-    """The synthetic run with a second for each iteration of ranks 0 to 3, whose compute phases these are."""
+    """Return the synthetic run with these compute phases; iterations of ranks 0 to 3 take a second each."""
     run = synthetic_run()
     series = tuple(
         RankSeries(
@@ -63,12 +63,13 @@ def test_pace_of_a_rack_is_not_estimated():
 
 
 def test_pace_ignores_iterations_during_a_fault():
-    """All ranks are slow during the fault: elephants take CPU, which is their effect and not the machine's."""
+    """All ranks are slow during the fault, because elephant flows take CPU. That is the fault's effect, not the
+    machine's pace."""
     run = run_of([(400, 400, 400, 400)] * 20 + [(1600, 1600, 1500, 1700)] * 20 + [(400, 400, 400, 400)] * 20)
 
     assert pace_of(run, [(T0 + 20 * S, T0 + 40 * S)]) == pytest.approx(1.0)
     assert pace_of(run) is not None
-    assert float(pace_of(run).min()) < 0.5  # had they been asked
+    assert float(pace_of(run).min()) < 0.5  # if the fault's iterations counted
 
 
 @pytest.mark.parametrize("phases", [[], [(0, 0, 0, 0)] * COUNT, [(400, 0, 0, 0)] * COUNT])
@@ -86,7 +87,8 @@ def test_pace_is_a_share_for_any_phases(phases):
 
 
 def slowed_from(run, slow_ns):
-    """Return the run with a machine that halves from then on: half the bytes, compute phases twice as long."""
+    """Return the run with a machine of half the speed from this time on: half the bytes, compute phases twice as
+    long."""
 
     def half(series):
         return msgspec.structs.replace(
@@ -105,7 +107,7 @@ def slowed_from(run, slow_ns):
 
 
 def test_pace_of_a_slower_machine_does_not_censor_a_recovered_fault():
-    """The machine halves between the first and the second fault."""
+    """The machine becomes half as fast between the first and the second fault."""
     run = synthetic_run()
     before, slow_ns = observe(run), T0 + 15 * S
     slowed = slowed_from(run, slow_ns)
@@ -168,14 +170,14 @@ def test_observe_slow_down_with_a_fault_that_ends_bounds_the_recovery_from_both_
 
 @given(st.floats(0.4, 1.0), st.floats(0.3, 0.5))
 def test_phases_that_a_slower_machine_stretches_are_no_dips(speed, silent):
-    """Iterations of 0.55 s, of which a part computes and carries nothing, and a window of two of them.
+    """Iterations take 0.55 s, part of which carries no data; the rolling window is two iterations.
 
-    Once a demonstration failed by this: the machine had 0.74 of its pace, and a window of what was one and a half of
-    its iterations held two bursts or one. Of jobs that are silent for longer, what is within a bin is not known, and a
-    window that ends there may be 5 % off.
+    A demonstration once failed because of this. At 0.74 of the machine's pace, a window covered one and a half
+    iterations, so it held either one or two bursts of data. If a job is silent for longer than a bin, a window may be 5
+    % off.
     """
     bins, fault = np.arange(600), (200, 220)
-    at = np.where(bins < fault[1], bins, fault[1] + (bins - fault[1]) * speed) / 10  # the machine's own time, in s
+    at = np.where(bins < fault[1], bins, fault[1] + (bins - fault[1]) * speed) / 10  # time of the machine, in s
     carries = np.array([np.mean((np.linspace(t, t + 0.1, 21)[:-1] % 0.55) / 0.55 >= silent) for t in at])
     machine = np.where(bins < fault[1], 1.0, speed)
     carries[fault[0] : fault[1]] *= 0.1

@@ -1,4 +1,4 @@
-"""Recovery in phases, out of marks that a run leaves."""
+"""Phases of recovery, from the events that a run recorded."""
 
 import msgspec
 import pytest
@@ -21,7 +21,7 @@ def run():
 
 @pytest.fixture(scope="module")
 def fired(run):
-    """First firings by fault, as the judge's own impacts have them."""
+    """Return the first firing of each fault, as in the judge's impacts."""
     return {fault_id: impact.fired_ns for fault_id, impact in observe(run).impacts.items()}
 
 
@@ -68,7 +68,7 @@ def test_phases_rebuild_without_end_has_no_length(run, fired):
 
 
 def test_phases_assign_each_mark_to_one_fault(run, fired):
-    """An error during the second fault is not assigned to the first."""
+    """An error that occurs during the second fault belongs to the second fault only."""
     hurt = msgspec.structs.replace(run, qps_lost=(lost_at(fired["loss"] + MS),))
     assert lengths(hurt, "uplink")["qp_error"] == 0
     assert lengths(hurt, "loss")["qp_error"] == MS
@@ -127,7 +127,7 @@ def test_phases_zero_length_is_exact(run):
 
 
 def test_phases_without_end_for_one_fault_have_no_worst_value(run, fired):
-    """The worst of the other faults would look like the worst of all."""
+    """Otherwise the worst of the other faults would be reported as the worst of all."""
     good = RebuildMark(error_ns=fired["loss"] + MS, rebuilt_ns=fired["loss"] + 2 * MS, recovered_ns=None)
     lost = msgspec.structs.replace(run, qps_lost=(lost_at(fired["loss"] + MS),), rebuild_marks=(good,))
     metrics = observe(lost).metrics

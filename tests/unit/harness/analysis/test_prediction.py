@@ -1,4 +1,4 @@
-"""What theory predicts agrees with what is known in closed form, and stands beside the measurement."""
+"""Predictions agree with closed forms, and are shown next to the measurement."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def test_prediction_queue_pair_that_dies_too_early_is_outside():
 
 
 def test_prediction_early_death_within_the_firings_uncertainty_is_not_outside():
-    """The QP died 460 ms after the observed firing; 470 is the minimum, but the fault fired up to 20 ms earlier."""
+    """The QP died 460 ms after the observed firing. The minimum is 470 ms, but the fault may have fired 20 ms
+    earlier."""
     run = synthetic_run()
     died = msgspec.structs.replace(run, qps_lost=(lost_at(run.faults[0].receipt.fired.first_ns + 460 * MS),))
     assert of(died)["first"].holds is False
@@ -85,7 +86,7 @@ def test_prediction_early_death_within_the_firings_uncertainty_is_not_outside():
 
 
 def test_prediction_uses_the_queue_pairs_own_parameters():
-    """Timeout 8 and one retry give 2 x 1.05 ms. The defaults would need 470 ms and call the death outside."""
+    """Timeout 8 and one retry give 2 x 1.05 ms. With the defaults (470 ms), the error would look too early."""
     run = synthetic_run()
     died = (lost_at(run.faults[0].receipt.fired.first_ns + 4 * MS),)
     quick = {**QpParams().to_dict(), "timeout": 8, "retry_cnt": 1}
@@ -97,7 +98,7 @@ def test_prediction_uses_the_queue_pairs_own_parameters():
 
 
 def lossy(run, *, passed, share=0.02, **more):
-    """The run with its fault of 61 hits, a `share` of what passed."""
+    """Return the run with a fault that hit 61 packets, a `share` of those that passed."""
     fault = run.faults[1]
     plan = msgspec.structs.replace(fault.plan, parameters={"share": share, **more})
     return msgspec.structs.replace(run, faults=(msgspec.structs.replace(fault, plan=plan, passed=passed),))
@@ -145,7 +146,8 @@ def sampled(at_s, value):
 
 
 def test_prediction_bounds_the_packets_that_passed():
-    """10 a tenth of a second: inside the hits at least, outside arming and removal at most, with what was dropped."""
+    """Ten packets pass every 0.1 s. The minimum is between first and last hit, the maximum from arming to removal plus
+    drops."""
     run = synthetic_run()
     start = run.faults[1].receipt.fired.first_ns / 1e9
     receipt = msgspec.structs.replace(

@@ -1,4 +1,4 @@
-"""What waits for a slow link is held against the ACK timeouts of what was sent over it."""
+"""The wait for a slow link is compared with the ACK timeouts of the flows that use it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Restarts of a job: their phases, what they cost beside the published formula, and wrong state is never a PASS."""
+"""Restarts of a job: phases, their cost compared with the published formula, and that wrong state never passes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ ITERATION_NS, EVERY = 100 * MS, 10
 
 
 def loss(iterations, **changes):
-    """A host is lost after so many iterations, noticed 4 s later; then a phase of 1 s each, and half a second."""
+    """Return a restart: a host is lost after these iterations, noticed 4 s later; then phases of 1 s each and half a
+    second."""
     at = T0 + iterations * ITERATION_NS
     made = Restart(
         number=1, reason="host3: no message from its traffic engine for 4.0 s", cause="host", hosts=("host3",),
@@ -102,7 +103,7 @@ def test_restart_interrupted_by_a_second_loss_has_only_its_first_phases():
 
 @pytest.mark.parametrize("known", [0, 1])
 def test_judge_last_restart_without_a_restored_state_passes_no_maximum_of_lost_iterations(known):
-    """A job without a spare left: how much it would have repeated is not known, and no other loss interrupted it."""
+    """A job has no spare left and ends, so the number of iterations that it would have repeated is unknown."""
     last = replace(PLAIN, number=known + 1, initialised_ns=None, restored_ns=None, caught_up_ns=None,
                    restored_iterations=None)  # fmt: skip
     run = job(*[PLAIN] * known, last)
@@ -138,7 +139,7 @@ def test_restart_times_from_the_firing_and_by_the_ranks_clocks_have_intervals():
 
 
 def test_restart_that_the_end_of_the_run_cuts_short_passes_no_maximum_of_the_total():
-    """The first outage took 8.5 s; of the second one it is only known that it was not over."""
+    """The first outage took 8.5 s. The second one was not over at the end of the run, so its length is unknown."""
     second = replace(PLAIN, number=2, progress_ns=T0 + 40 * S, noticed_ns=T0 + 41 * S, diagnosed_ns=T0 + 42 * S,
                      rescheduled_ns=None, initialised_ns=None, restored_ns=None, caught_up_ns=None,
                      restored_iterations=None)  # fmt: skip
@@ -181,7 +182,7 @@ def test_ettr_formula_covers_every_moment_of_a_loss_but_the_outermost(lost):
 
 
 def schedule(chance, losses, deviation, memory, count=160):
-    """A job that loses as many hosts after iterations drawn from `chance`, and takes 4 to 10 s to restore its state.
+    """Return a job that loses hosts after random iterations, and takes 4 to 10 s each time to restore its state.
 
     Its iterations are an AR(1) series with this relative `deviation`.
     """
@@ -207,7 +208,7 @@ def schedule(chance, losses, deviation, memory, count=160):
 @pytest.mark.parametrize(("deviation", "memory"), [(0.0, 0.0), (0.1, 0.5)])
 @pytest.mark.parametrize("losses", some_of([1, 3, 2, 5], 2))
 def test_ettr_of_random_schedules_is_in_the_formulas_interval(losses, deviation, memory):
-    """Slightly fewer than 95 %: a loss repeats whole iterations, 0 to 9 of 10, which is less than D / 2 on average."""
+    """The interval holds slightly fewer than 95 %: a loss repeats 0 to 9 iterations, on average less than D / 2."""
     chance = random.Random(losses)
     inside, known = 0, 0
     for _ in range(100):
@@ -229,7 +230,7 @@ def test_ettr_formula_of_a_job_that_is_lost_at_once_has_no_interval():
 
 
 def test_ettr_formula_counts_an_outage_once_if_the_next_loss_comes_before_progress():
-    """The second loss has the progress of the first one, from before an outage that is over."""
+    """No iteration finished between the losses, so the second loss has the progress from before the first outage."""
     first = loss(100, restored_ns=T0 + 40 * S, restored_iterations=100)
     second = replace(first, number=2, noticed_ns=T0 + 41 * S, restored_ns=T0 + 70 * S)
     run = msgspec.structs.replace(job(count=400), resilience=resilience(first, second), end_ns=T0 + 100 * S)
@@ -293,7 +294,7 @@ def test_judge_rank_without_final_state_is_no_pass(reporting, wrong, expected):
     ({"iterations": 10}, "rank 0 reported its state after 10 of 100 iterations"),
 ])  # fmt: skip
 def test_judge_missing_or_premature_final_state_is_no_pass(changes, reason):
-    """Such a state has no wrong element, because there was none to compare or because the job was not over."""
+    """Such a state has no wrong element, but only because nothing was compared or the job was not over."""
     run = job(PLAIN)
     states = tuple(replace(state, **changes) for state in run.resilience.states)
     run = msgspec.structs.replace(run, resilience=msgspec.structs.replace(run.resilience, states=states))
@@ -340,7 +341,7 @@ def test_measurements_with_restarts_round_trip():
 
 
 def test_measurements_with_restarts_twice_or_out_of_order_are_refused():
-    """Phases of a restart end with the next one's loss: they would be those of another restart."""
+    """A restart's phases end at the next restart's loss, so with this order they would belong to another restart."""
     run = job(PLAIN, replace(PLAIN, number=2))
     assert decode(encode(run)) == run
     for restarts in ((PLAIN, PLAIN), run.resilience.restarts[::-1], (replace(PLAIN, number=2),)):
@@ -379,7 +380,7 @@ def test_progress_lines_name_the_loss_the_new_places_and_the_end():
 
 
 def test_restart_total_of_an_outage_with_two_losses_counts_both():
-    """The first restart is cut short by the second loss: the job stood still from the first one on."""
+    """The second loss interrupts the first restart, so the outage lasts from the first loss on."""
     first = loss(45, initialised_ns=None, restored_ns=None, caught_up_ns=None)
     second = loss(45, number=2, noticed_ns=T0 + 20 * S, diagnosed_ns=T0 + 21 * S, rescheduled_ns=T0 + 22 * S,
                   initialised_ns=T0 + 23 * S, restored_ns=T0 + 24 * S, caught_up_ns=T0 + 25 * S)  # fmt: skip
@@ -394,7 +395,8 @@ def test_restart_is_not_charged_to_an_unrelated_fault_that_fired_later():
 
 
 def test_job_time_of_a_job_that_restarted_from_nothing_begins_with_its_workload():
-    """The series hold the last execution of each iteration: without it, the worst restart has the best job time."""
+    """Series hold only the last execution of each iteration. If job time began with them, the worst restart would have
+    the best job time."""
     run = job(loss(45, restored_iterations=0))
     twin = job().series
     metrics = observe(msgspec.structs.replace(run, twin=twin)).metrics
@@ -416,7 +418,7 @@ def test_iteration_without_one_ranks_record_is_excluded_for_all_ranks():
     def steps(*indices, at=0):
         return [SimpleNamespace(index=index, at=at) for index in indices]
 
-    killed = [steps(0, 1), steps(3, 4, at=1)]  # 2 was stored, and its record lost
+    killed = [steps(0, 1), steps(3, 4, at=1)]  # the state after iteration 2 was stored, but its record was lost
     alive = [steps(0, 1, 2, 3), steps(3, 4, at=1)]
     ranks = iterations_by_rank([killed, alive])
     assert [[one.index for one in rank] for rank in ranks] == [[0, 1, 3, 4]] * 2
@@ -425,7 +427,7 @@ def test_iteration_without_one_ranks_record_is_excluded_for_all_ranks():
 
 
 def test_phase_that_another_loss_cut_short_took_at_least_that_long():
-    """The first restart hung in `initialise` for 60 s, until it timed out; the second one took 1 s for it."""
+    """The first restart hung in `initialise` until it timed out after 60 s; the second one needed 1 s."""
     hung = loss(45, initialised_ns=None, restored_ns=None, caught_up_ns=None, restored_iterations=None)
     later_ns = 62 * S
     again = {name: getattr(PLAIN, name) + later_ns for name in PLAIN.__slots__ if name.endswith("_ns")}

@@ -84,14 +84,15 @@ def test_routing_stages_of_a_lost_link_are_carrier_next_hop_withdrawn():
 
 
 def test_routing_changes_without_a_lost_link_have_no_stages():
-    """A daemon was killed: no carrier was lost, and BGP need not be the source of the first change."""
+    """If a daemon is killed, no carrier is lost, and the first change need not come from BGP."""
     one = routing((change_at(10.5, "rtsw1", "route x", None),), {"kill": (10 * S, 12 * S)})["kill"]
     assert one.stages == ()
     assert one.stage_ns("next hop") is None
 
 
 def test_routing_route_not_changed_back_is_left_and_not_restored():
-    """The last change after the removal is not the end. A next hop's number is irrelevant."""
+    """A route that did not change back is not restored, even after its last change. The number of a next hop is
+    irrelevant."""
     changes = (*(one for one in CHANGES if one.at_ns != int(12.9 * S)), change(11.0, "nexthop 17"))
     one = routing(sorted(changes, key=lambda change: change.at_ns), {"flap": (10 * S, 12 * S)})["flap"]
     assert one.left == ("rtsw2: route 10.77.3.0/31",)
@@ -100,7 +101,8 @@ def test_routing_route_not_changed_back_is_left_and_not_restored():
 
 
 def test_routing_change_before_the_observed_firing_belongs_to_the_fault():
-    """A hop is read every 20 ms or less often, and a switch may be quicker. The change is not the previous fault's."""
+    """A hop is read at most every 20 ms, and a switch may be faster. The change still belongs to this fault, not the
+    previous."""
     changes = (change(9.99, "link ctsw1"), change(10.5, "route x"), change(19.99, "route y"))
     fired = {"cut": (10 * S, 12 * S), "next": (20 * S, 22 * S)}
     by_fault = routing(changes, fired, {"cut": 20_000_000, "next": 20_000_000})

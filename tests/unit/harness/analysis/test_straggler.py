@@ -1,4 +1,4 @@
-"""The rank that a fault slowed is named under any other load; differences by chance name no rank."""
+"""The rank that a fault slowed is named whatever else loads the machine; random differences name no rank."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ STEP_NS = 3_000_000_000
 
 
 def series(rows):
-    """One rank's iterations for each column of compute times in ms, three seconds apart."""
+    """Return one rank for each column of compute times in ms; iterations are three seconds apart."""
     return tuple(
         RankSeries(
             rank=rank,
@@ -74,7 +74,8 @@ def test_straggler_of_two_ranks_is_the_slower_one():
 
 
 def test_straggler_ignores_phases_partly_under_the_fault():
-    """One that a fault overtook at the end: with it, four slow iterations would no longer be the four slowest."""
+    """The fault began at the end of one phase. If that phase counted, the four slow iterations would not be the
+    slowest."""
     rows = [(700, 700, 700)] * 12 + [(700, 1600, 700)] + [(700, 1500, 700)] * 4
     fault = {"slow-gpu": (12 * STEP_NS + 1_200_000_000, len(rows) * STEP_NS)}
 
@@ -105,7 +106,7 @@ def test_straggler_from_noise_alone_is_rare():
     st.lists(st.integers(0, 6), min_size=1, max_size=4),
 )
 def test_chance_equals_the_enumeration_of_all_splits(before, during):
-    """Counted by hand, over rank sums; equal values count against the slow one."""
+    """All splits are counted by their rank sums; equal values count against the slow rank."""
     values = during + before
     order = sorted(range(len(values)), key=lambda at: (values[at], at))
     rank = {at: place + 1 for place, at in enumerate(order)}
@@ -116,7 +117,7 @@ def test_chance_equals_the_enumeration_of_all_splits(before, during):
 
 
 def test_chance_approximation_agrees_with_the_exact_value(monkeypatch):
-    """Where the distribution is no longer counted out, the normal one is as good."""
+    """Above the size up to which all splits are enumerated, the normal approximation is as good."""
     rng = np.random.default_rng(1)
     before = rng.standard_normal(100).tolist()
     for shift in (0.0, 0.4, 0.8):

@@ -1,4 +1,4 @@
-"""Recovery, dip and lost bytes, on series of which the right answer is known."""
+"""Recovery, dip and lost bytes, on synthetic series with a known answer."""
 
 from __future__ import annotations
 
@@ -178,11 +178,11 @@ def test_job_times_are_compared_over_the_iterations_both_finished():
     assert timeline.job_time_ratio(job(600, 50), job(600, 0)) is None
 
 
-# Censoring: what the data do not show is not claimed.
+# Censoring: values that the data do not show are bounds.
 
 
 def test_impact_data_end_before_the_dip_is_censored():
-    """A job that ends 1.2 s after a fault of 10 s fired: the dip may come with the BGP hold timer, 3 s later."""
+    """The job ends 1.2 s after the fault fired. The dip might only have come with the BGP hold timer, after 3 s."""
     one = measure(steady(11.2, noise=0.03), 10, 11.25)
 
     assert (one.censored, one.recovery_ns, one.recovered_ns) == (True, 0, None)
@@ -211,7 +211,7 @@ def test_impact_fault_that_was_never_cleared_is_censored():
 
 
 def test_impact_unsteady_fault_free_start_is_censored():
-    """A stall of its own before the fault puts the floor near 0: nothing falls below it."""
+    """A stall before the fault puts the floor near 0, so nothing could fall below it."""
     one = measure(steady(40, [(4, 5.5, 0.01), (10, 20, 0.1)]), 10, 20)
 
     assert one.censored
@@ -223,7 +223,7 @@ holes = st.lists(st.tuples(st.integers(100, 250), st.integers(1, 60), st.floats(
 
 @given(holes, st.integers(0, 80), st.integers(105, 300), st.integers(0, 40))
 def test_impact_of_truncated_data_never_contradicts_the_whole(holes, lasts, end, noise):
-    """A value that is not censored stands whatever comes later; one that is censored is not above it."""
+    """With less data, an uncensored value equals that of the whole run, and a censored one is not above it."""
     whole = steady(40, [(at / 10, (at + length) / 10, left) for at, length, left in holes], noise=noise / 1000)
     cut = series(whole.bytes[:end])
     base = timeline.baseline(whole, first_fault_ns=10 * S, window_ns=S)
@@ -243,7 +243,7 @@ def test_impact_of_truncated_data_never_contradicts_the_whole(holes, lasts, end,
         assert cut.end_ns >= part.recovered_ns + timeline.HOLD_NS
 
 
-# Several faults: each is charged for its own dip only.
+# Several faults: a dip belongs to the fault that caused it.
 
 
 def two_faults(one, first, second):
@@ -257,7 +257,8 @@ def two_faults(one, first, second):
 
 
 def test_impacts_first_dip_after_the_second_firing_is_assigned_to_neither():
-    """The first is on for 20 s and bites after 3 s; the second is harmless, and on for 1 s of that."""
+    """The first fault is active for 20 s and takes effect after 3 s; the second is harmless and active for 1 s in
+    between."""
     impacts = two_faults(steady(40, [(13, 30, 0.1)]), (10, 30), (11.5, 12.5))
 
     assert (impacts["first"].censored, impacts["first"].recovery_ns) == (True, 0)
@@ -273,7 +274,7 @@ def test_impacts_of_distant_faults_contain_only_their_own_dip():
 
 
 def test_impacts_second_fault_during_an_unrecovered_first_is_censored():
-    """The first one's outage of 25 s reaches over the second fault, which was harmless."""
+    """The outage of the first fault lasts 25 s and covers the second fault, which was harmless."""
     impacts = two_faults(steady(60, [(10, 35, 0.0)]), (10, 12), (30, 31))
 
     assert impacts["first"].censored
@@ -306,7 +307,8 @@ def test_impacts_armed_fault_without_observed_firing_is_a_suspect():
     st.integers(5, 100),
 )
 def test_impacts_dip_of_one_fault_is_never_assigned_to_the_other(at1, lasts1, at2, lasts2, delay, dips):
-    """Only the first fault does harm, from `delay` on for as long as `dips`; a hold after its end at the latest."""
+    """Only the first fault lowers goodput: from `delay` on, for `dips`, and at the latest until a hold time after its
+    end."""
     at2 = at1 + 1 + abs(at2 - at1)
     begin = min(at1 + delay, at1 + lasts1)
     one = steady(70, [(begin / 10, (begin + dips) / 10, 0.1)])
@@ -341,7 +343,7 @@ def test_baseline_reads_that_leave_too_little_is_none():
 
 
 def test_baseline_stretch_shorter_than_a_window_counts_for_the_mean_only():
-    """A read splits 9 s into 4.4 s and 3.1 s; two windows of 3.5 s fit into both together, and one into the first."""
+    """A read splits 9 s into stretches of 4.4 s and 3.1 s. A window of 3.5 s fits only into the first."""
     one = steady(30, [(6.5, 9.6, 0.8)])
     base = timeline.baseline(
         one, first_fault_ns=int(9.6 * S), window_ns=int(3.5 * S), reads=[(int(5.4 * S), int(6.4 * S))]
@@ -353,7 +355,7 @@ def test_baseline_stretch_shorter_than_a_window_counts_for_the_mean_only():
 
 @given(st.lists(st.tuples(st.integers(-20, 320), st.integers(0, 50)), max_size=6))
 def test_baseline_ignores_bytes_during_reads(reads):
-    """Other bytes in the bins of reads change neither mean nor floor."""
+    """The bytes in bins of reads change neither the mean nor the floor."""
     windows = [(at * STEP, (at + length) * STEP) for at, length in reads]
     plain = steady(30, noise=0.1)
     other = series(plain.bytes.copy())

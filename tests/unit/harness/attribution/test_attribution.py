@@ -1,4 +1,4 @@
-"""The place of a fault is found from its traces alone, and what is not the network is not called so."""
+"""The place of a fault is found from its symptoms alone, and a cause outside the network is not blamed on it."""
 
 from __future__ import annotations
 

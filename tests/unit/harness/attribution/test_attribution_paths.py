@@ -1,4 +1,4 @@
-"""Probes beside a run point at a place, and are evidence for what is already found there."""
+"""Probes during a run locate a place, or add evidence to a finding at that place."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WHILE_NS = 16_000_000_000
 
 
 def probed(place=(), times=6.0, *, lost=0.0, start=0.0, end=1.0, count=40):
-    """Probes over the made-up fabric while it ran: a place makes them slow, or loses some, for a part of that time."""
+    """Return probes over the synthetic fabric: for some time, a place delays or loses some of them."""
     rng, collected = np.random.default_rng(3), []
     for number, trip in enumerate(round_trips(count=count)):
         at = number % count / count
@@ -64,7 +64,7 @@ def test_probes_long_round_trips_without_loss_name_the_place(place, cause, kind,
     assert attribute(run) == (NOTHING,)
     top = attribute(run, (), probed(place))[0]
     text = " ".join(top.evidence)
-    # Up from one rack to a spine is down to the other: what the votes cannot tell is in the evidence.
+    # The link up from one rack and the link down to the other carry the same probes, so both are in the evidence.
     assert (top.cause, top.place) == (cause, kind)
     assert top.name == name or " -> ".join(place) in text
     assert "times what they take on like paths" in text
@@ -107,7 +107,7 @@ def test_probes_add_a_link_finding_unless_its_switch_is_certain(confidence, is_a
     ],
 )
 def test_probes_answered_by_a_host_clear_it_of_silence(place, names):
-    """Peers' timers also expire when a link delays; what probes say about that link stays."""
+    """Peers' timers also expire when a link delays packets. The finding of the probes about that link stays."""
     silent = Finding(cause="silent-host", place="rank", name="host1", confidence=0.56, evidence=("35 timers",))
     run = Network(3).run().measured(None, "")
     assert [finding.name for finding in with_probes(run, [silent], probed(place))] == names

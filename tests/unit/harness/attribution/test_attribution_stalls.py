@@ -75,7 +75,7 @@ def test_stall_describes_step_ranks_time_psn_and_hop():
 
 
 def test_stall_on_one_of_several_queue_pairs_has_the_psn_of_that_one():
-    """Each queue pair counts its segments; a QP has another number at its other end."""
+    """Each queue pair counts its own segments, and its number differs at its two ends."""
     posts = [
         entry("post", 1100, peer=1, segment=3, psn=512 + 100 * one, qpn=30 + one, connection=one) for one in (0, 1)
     ]
@@ -101,7 +101,7 @@ def test_stall_cycle_over_broken_queue_pairs_ends_at_the_root():
 
 
 def test_stall_root_without_recording_is_found_before_any_rank_waits():
-    """A rank is killed while all compute. If two are silent, the root is ambiguous."""
+    """A rank is killed while all ranks compute. If two ranks are silent, the root is ambiguous."""
     run = synthetic_run()
     flights = [Flight(rank=rank.rank, endpoint="", standing="iteration 3, compute", entries=()) for rank in run.ranks]
     assert stalls.culprit(flights[:2] + flights[3:], run).rank == 2

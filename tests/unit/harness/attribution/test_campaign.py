@@ -1,4 +1,4 @@
-"""The campaign has a run for every kind of fault at every place that it can be at, and each is a whole experiment."""
+"""The campaign has a complete experiment for every kind of fault, at places that suit the kind."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def verdict_of(word, lab_state="CLEAN"):
 
 @pytest.fixture
 def campaign_of(monkeypatch, tmp_path):
-    """Run a campaign whose runs come to these verdicts, in turn and again; the command's result and their number."""
+    """Run a campaign whose runs end with these verdicts in turn; return the command's result and the number of runs."""
     monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda *_, **__: None)
     monkeypatch.setattr(attribution, "hold", lambda *_, **__: contextlib.nullcontext(Reservation()))
 
@@ -175,7 +175,7 @@ ONLY = ("--only", "gpu.throttle", "--places", "1")
 
 @pytest.mark.parametrize(("word", "code"), [("PASS", 0), ("FAIL", 0), ("INCONCLUSIVE", 2), ("ERROR", 3)])
 def test_campaign_exit_code_is_that_of_its_runs_but_for_jobs_that_fail(campaign_of, word, code):
-    """Every campaign ended with 0, also one whose only run was an error."""
+    """Every campaign used to end with 0, even if its only run was an error."""
     done, began = campaign_of([verdict_of(word)], *ONLY)
     assert (began, done.exception, done.return_value) == (1, None, code)
 
@@ -197,7 +197,7 @@ def test_campaign_repeats_runs_that_were_made_without_probes_or_on_another_lab(c
 
 
 def test_campaign_reports_a_dirty_lab_that_cannot_be_reset(campaign_of, monkeypatch):
-    """A rack has no snapshot: the campaign ended with 0 on a DIRTY lab."""
+    """A rack has no snapshot. The campaign used to end with 0 on a DIRTY lab."""
     backend = SimpleNamespace(make_ready=lambda *_: None, reset=lambda *_: False)
     monkeypatch.setattr(attribution, "backend_of", lambda _kind: backend)
     done, _ = campaign_of([verdict_of("PASS", "DIRTY")], *ONLY)

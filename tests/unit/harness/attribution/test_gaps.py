@@ -1,4 +1,4 @@
-"""A handful of packets lost: gaps and NAKs at a few RNICs are enough to say where, and too few are not."""
+"""Loss of a few packets: gaps and NAKs at a few RNICs locate it, and too few give no finding."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_gaps_single_or_unexplained_gaps_are_no_finding():
 
 
 def counting(**more):
-    """The run, with so much more in its counters of RNICs, by host and counter."""
+    """Return the run with increments of RNIC counters, by host and counter."""
     after = {node: dict(values) for node, values in RUN.counters_after.items()}
     for name, count in more.items():
         host, _, counter = name.partition("_")

@@ -1,4 +1,4 @@
-"""Causes on a host, recognised by its own counters and by its waiting peers, and not blamed on the network."""
+"""Causes on hosts: recognised by the host's own counters and by waiting peers, and not blamed on the network."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_host_cause_waits_for_data_are_slow_storage():
 
 
 def test_host_cause_usual_waits_are_no_finding():
-    """Checkpoints that all ranks wait for each time."""
+    """All ranks wait for every checkpoint, so no wait is unusual."""
     assert attribute(fed(checkpoint_ms=2000)) == (NOTHING,)
 
 
@@ -88,7 +88,7 @@ def test_host_cause_one_long_wait_is_slow_storage_unless_the_host_stood_still():
 
 
 def test_host_cause_common_standstill_is_no_finding():
-    """The machine beneath the VMs had something else to do."""
+    """If all engines stand still at once, the machine below the VMs was busy."""
     still = tuple(
         Standstill(host=f"host{number}", start_ns=number * MS, end_ns=2000 * MS + number * MS)
         for number in (1, 2, 3, 4)
@@ -120,7 +120,8 @@ def test_host_cause_cpu_waits_are_a_busy_host_with_low_confidence():
 
 @pytest.mark.parametrize(("more", "cause"), [(0.5, "nothing"), (0.7, "busy-host")])
 def test_host_cause_busy_host_among_busy_hosts_needs_a_larger_share(more, cause):
-    """Beside probes: all wait for twice the time of the run, one a third as long again, and some."""
+    """With probes, all hosts wait for twice the time of the run; the busy one waits a little more than a third
+    longer."""
     network = Network(3).run()
     lasting_us = network.measured(None, "").end_ns - network.measured(None, "").t0_ns
     lasting_us //= 1000
@@ -131,7 +132,7 @@ def test_host_cause_busy_host_among_busy_hosts_needs_a_larger_share(more, cause)
 
 
 def test_host_cause_xid_events_name_the_gpu():
-    """By its address, and how often; one that no GPU of the inventory has is its host's."""
+    """Events are counted by the GPU's PCIe address. With an unknown address, the host is named."""
     run = synthetic_run()
     host = run.topology.hosts[0]
     gpu = host.gpus[0].name
@@ -166,7 +167,7 @@ def test_host_cause_rnr_naks_name_the_host_with_late_receives(name):
 
 
 def test_host_cause_gaps_after_late_receives_are_no_loss():
-    """What was sent after the message that found no receive is thrown away, and sent again."""
+    """The receiver discards packets after the message that found no receive, and the sender retransmits them."""
     network = Network(3).run()
     network.counts["host4", "rxe0.out_of_seq_request"] += 40
     network.counts["host2", "rxe0.rcvd_seq_err"] += 15
@@ -196,7 +197,7 @@ def test_host_cause_memory_waits_are_low_memory():
 
 
 def test_host_cause_gpu_clock_limits_are_evidence_but_no_finding():
-    """NVML counts some of it on every GPU that works hard."""
+    """NVML counts some limiting on every GPU under load."""
     run = Network(5).run().measured("gpu.throttle", "host2:gpu0", slow=1)
     before = {**run.counters_before}
     after = {**run.counters_after}

@@ -1,4 +1,4 @@
-"""What is wrong in the network is placed by carriers, routes, dead queue pairs, gaps and marks."""
+"""Network causes are located by carriers, routes, dead queue pairs, gaps and marks."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_attribution_effects_of_a_link_down_are_no_second_finding():
 
 
 def without_routes(run, *lost):
-    """A run in which switches lost routes: (who, prefix)."""
+    """Return a run in which switches lost routes, as (switch, prefix)."""
     changes = [
         Change(at_ns=run.t0_ns + 10**9, node=node, subject=f"route main unicast {prefix} metric 20 bgp", text=None)
         for node, prefix in lost
@@ -64,7 +64,7 @@ def test_attribution_withdrawn_prefixes_name_their_switch():
 
 
 def with_dead(run, pairs):
-    """A run some of whose queue pairs ran out of retries: (from, to)."""
+    """Return a run in which queue pairs ran out of retries, as (source, destination)."""
     lost = tuple(
         QpError(
             time_ns=run.t0_ns + 10**9, connection=number, endpoint=f"{src}:rxe0", peer=f"{dst}:rxe0", qpn=17 + number,
@@ -84,7 +84,7 @@ OF_HOST1 = [
 
 
 def test_attribution_black_hole_link_is_where_dead_queue_pairs_cross():
-    """A black hole produces no gap, and timers of so many peers are not unusual."""
+    """A black hole causes no gap, and its timers alone are not unusual, so the dead queue pairs must locate it."""
     (finding,) = attribute(with_dead(Network(3).run().measured(None, ""), OF_HOST1))
     assert (finding.cause, finding.name) == ("loss", "rtsw1:host1:rxe0")
     assert "ran out of retries from host1:rxe0 to host2:rxe0" in finding.evidence[-1]
@@ -97,7 +97,7 @@ def test_attribution_silent_host_kills_the_queue_pairs_towards_it():
 
 @pytest.mark.parametrize("host", HOSTS)
 def test_attribution_queue_pair_dead_on_a_lossy_link_names_that_link(host):
-    """A shallow queue once lost eight packets and one queue pair of five, and nothing was found."""
+    """A shallow queue once lost eight packets and one of five queue pairs, and attribution reported nothing."""
     network = Network(12)
     link = network.topology.rnic_link(host, "rxe0")
     crossing = [connection for connection in connections() if connection.dst == f"{host}:rxe0"]
@@ -136,7 +136,7 @@ def test_attribution_host_standstill_explains_its_dead_queue_pairs():
 
 
 def test_attribution_switch_control_traffic_is_no_loss():
-    """BGP packets enter a switch and do not leave it: thirty of them once made a link next to it the culprit."""
+    """BGP packets enter a switch and never leave it. Thirty of them once led to a link next to the switch."""
     network = Network(4).run()
     network.counts["rtsw1", "host2-rxe0.rx_packets"] += 2000
     lossy = Signs.of(network.measured(None, ""), counter_deltas(network.measured(None, ""))).lost_in
@@ -198,7 +198,7 @@ def balanced(network):
 
 
 def test_attribution_one_gap_locates_a_switchs_loss_on_one_uplink():
-    """Five packets of a queue are lost, one of them followed by another packet: its queue pair gives the path."""
+    """A queue loses five packets. Only one is followed by another packet, and its queue pair gives the path."""
     network = balanced(Network(4).run())
     (one,) = (each for each in connections() if (each.src, each.dst) == ("host1:rxe0", "host3:rxe0"))
     network.counts["rtsw1", f"{network.ports['rtsw1', 'host1']}.rx_packets"] += 5
@@ -209,7 +209,7 @@ def test_attribution_one_gap_locates_a_switchs_loss_on_one_uplink():
 
 
 def test_attribution_dead_queue_pairs_locate_a_loss_in_either_direction():
-    """A slow uplink lost data of some and ACKs of others; too few queue pairs died to suggest a dead link."""
+    """A slow uplink lost data of some queue pairs and ACKs of others; too few died to suggest a dead link."""
     network = balanced(Network(4).run())
     network.counts["rtsw1", f"{network.ports['rtsw1', 'host1']}.rx_packets"] += 198
     across = [
@@ -229,7 +229,7 @@ def test_attribution_one_or_two_missing_packets_are_no_loss():
 
 
 def test_attribution_ecn_marks_are_located_before_the_first_node_that_sees_them():
-    """Two links on the way of all marked packets: the switch between them has seen the marks already."""
+    """All marked packets cross two links. The switch between the links already received them marked."""
     network = Network(4).run()
     network.counts["host3", "ip.InCEPkts"] += 60
     for switch in network.topology.switches:
@@ -257,7 +257,7 @@ def test_attribution_indistinguishable_links_are_all_named():
 
 
 def test_attribution_pairing_of_gaps_and_naks_distinguishes_spines():
-    """Counts from VMs: over each spine, both hosts send to both others; one pair lost 9 packets."""
+    """Counters recorded on VMs: both hosts send over each spine to both other hosts, and one pair lost 9 packets."""
     network = Network(12).run()
     for host, name, count in (
         ("host1", "out_of_seq_request", 9), ("host2", "out_of_seq_request", 3),
@@ -343,7 +343,7 @@ def test_loss_of_acks_follows_their_recorded_path():
 
 
 def test_attribution_timers_and_duplicates_without_lost_packets_are_no_ack_loss():
-    """A busy host answers late: the same signs, and every packet that came into a switch went out."""
+    """A host that answers late causes the same symptoms, but every packet that entered a switch also left it."""
     network = Network(23).run()
     network.counts["host1", "rxe0.completer_retry_err"] += 80
     for host in ("host2", "host3"):

@@ -1,4 +1,4 @@
-"""Repeat offenders: what counts as a strike, how strikes decay, what is drained, and how it is handed over."""
+"""Repeat offenders: which findings count as strikes, how strikes decay, which parts are drained, and the hand-over."""
 
 import json
 import shlex
@@ -61,7 +61,7 @@ def strikes(*findings, kind=None, target=None, drills=False, ranks=("host1", "ho
 
 
 def test_host_that_a_job_lost_and_replaced_is_blamed():
-    """Its ranks moved to a spare, so that the last placement does not have it any more."""
+    """The ranks moved to a spare, so the last placement no longer contains the lost host."""
     run = measured(ranks=("host1", "host3", "host4"))
     restart = Restart(
         number=1,
@@ -100,7 +100,7 @@ def test_run_with_an_uncertain_finding_gives_no_strike(one):
 
 
 def test_run_with_injected_faults_strikes_nothing():
-    """A chaos lab would send to repair what it throttles itself."""
+    """Otherwise a lab with fault injection would send the parts that it throttles itself to repair."""
     assert strikes(finding("host3"), kind="gpu.throttle", target="host2:gpu0") == []
 
 
@@ -145,7 +145,7 @@ def outliers(*pairs):
     ],
 )
 def test_preflight_blames_the_end_that_slow_pairs_have_in_common(pairs, blamed):
-    """A bad receiver made every sender an offender, and drained hosts that are well."""
+    """One bad receiver used to make every sender an offender, and healthy hosts were drained."""
     result = strikes_of_preflight({"wrong": outliers(*pairs)}, origin="p.json", at=NOW)
     assert [one.name for one in result] == blamed
 
@@ -165,7 +165,7 @@ def test_preflight_leftovers_of_faults_are_no_strikes(check):
 
 
 def test_offenders_takes_the_time_of_a_preflight_from_its_content(tmp_path):
-    """A copy has the time of the copying: a strike of last year would count as one of today, and twice."""
+    """The time stamp of a copied file is that of the copying: an old strike would count as a new one, and twice."""
     old = {"at": "2025-11-25T10:00:00+00:00", "lab": "soft", "wrong": [{"check": "gpu", "where": "host2:gpu0"}]}
     files = []
     for name in ("p.json", "copy.json"):
@@ -206,7 +206,7 @@ def test_strike_counts_half_after_each_half_life():
     [
         ([0], "watch"),
         ([0, 0.1], "drain"),
-        ([0, 0.1, 0.2, 0.3, 0.4], "drain"),  # one bad night replaces no part
+        ([0, 0.1, 0.2, 0.3, 0.4], "drain"),  # findings of a single night replace no part
         ([0, 1, 2], "drain"),
         ([0, 1, 2, 3], "RMA"),
     ],
@@ -279,7 +279,7 @@ def test_offenders_reads_runs_and_preflights(runs, tmp_path_factory):
 
 
 def test_offenders_counts_the_copy_of_a_run_once(runs):
-    """A copied run directory is no second strike: it would drain a host that was blamed once."""
+    """A copied run directory would otherwise count as a second strike, and drain a host that was blamed once."""
     (original,) = (path for path in runs.iterdir() if path.name.endswith("-demo-2"))
     for path in runs.iterdir():
         if path != original:
@@ -326,7 +326,7 @@ HEALTHY = Health("gpu0").counts()
 
 
 def gpu_run(*, xids=(), kind=None, synthetic=False, **counters):
-    """A run after which the GPU of host2 reads so, with XID events of it in the kernel's log."""
+    """Return a run with these readings of host2's GPU at its end, and its XID events in the kernel log."""
     after = {
         host.name: {f"gpu0.{name}": value for name, value in HEALTHY.items()} for host in measured().topology.hosts
     }
@@ -341,7 +341,7 @@ def gpu_run(*, xids=(), kind=None, synthetic=False, **counters):
 
 
 def listed(*runs, strikes=(), **options):
-    """What offenders lists of runs, the last of which is the newest: name, action, and the first cause."""
+    """Return (name, action, first cause) of each offender in runs, the last of which is the newest."""
     readings = [
         reading
         for days_ago, run in enumerate(reversed(runs))

@@ -15,7 +15,7 @@ LOST = Finding(cause="loss", place="rtsw-ctsw-link", name="rtsw1:ctsw1", confide
 
 
 def captured(tmp_path, run, *, source, target):
-    """A capture with one lost packet, of a flow between two ranks, in the middle of iteration 5 of the run."""
+    """Return a capture of a flow between two ranks that loses one packet in the middle of iteration 5."""
     frames = go_back_n(count=400, losses={60}).wire.frames()
     proof = PortProof(name=frames.interfaces[0], captured=len(frames), counted=len(frames), drops=0)
     result = evidence.keep(

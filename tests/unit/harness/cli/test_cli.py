@@ -34,7 +34,7 @@ from testbed.errors import FaultbedError
         (["traffic", "flow", "--qp", "timeuot=3"], 4, ["timeuot", "did you mean timeout?"]),
         (["traffic", "collective", "--qp", "retry_cnt=7"], 4, ["retry_cnt must be 0 to 6"]),
         (["traffic", "job", "--qp", "mtu"], 4, ["--qp mtu", "timeout=18"]),
-        # What is wrong whatever the lab, also where it is down.
+        # Errors that are reported on any lab, even if it is down.
         (["traffic", "flow", "host1:rxe0", "host9:rxe0"], 4, ["host9:rxe0"]),
         (["traffic", "flow", "--check", "--verb", "write"], 4, ["bytes can be checked for"]),
         (
@@ -111,7 +111,7 @@ def test_cli_plan_is_equal_for_equal_seeds_only(faultbed):
     ],
 )
 def test_ssh_command_arguments_arrive_as_typed(words, netns, there):
-    """The shell at the other end takes apart what ssh puts together."""
+    """ssh joins its arguments into one line, which the remote shell splits again: they must be quoted."""
     assert labs.ssh_arguments(words, netns) == there
 
 
@@ -138,7 +138,7 @@ def test_help_of_every_command():
         done = CliRunner().invoke(cli, [*path, "--help"])
         assert done.exit_code == 0
         assert len(done.stdout) > 100, path
-        assert r"\b" not in done.stdout, path  # click's mark of a paragraph that keeps its lines, taken for text
+        assert r"\b" not in done.stdout, path  # click's mark for a paragraph that keeps its lines must not be printed
 
 
 def test_cli_profile_prints_the_faults_of_an_experiment(faultbed):
@@ -186,7 +186,7 @@ def test_cli_missing_package_is_one_sentence(monkeypatch, capsys):
     ],
 )
 def test_cli_unexpected_exception_is_an_error_and_not_a_fail(monkeypatch, capsys, error, words, lines):
-    """Python's own exit code for it is 1, which here means FAIL: a bound was checked and broken."""
+    """Python exits with 1 after an exception, but here 1 means FAIL: a bound was checked and violated."""
 
     @click.command()
     def broken():
@@ -204,7 +204,7 @@ def test_cli_unexpected_exception_is_an_error_and_not_a_fail(monkeypatch, capsys
 
 @pytest.mark.parametrize("group", [(), ("traffic",), ("inventory",)], ids=["faultbed", "traffic", "inventory"])
 def test_cli_list_of_commands_has_whole_sentences(group):
-    """click used to cut them within a word on a narrow terminal like this one."""
+    """click cuts sentences within a word on a narrow terminal."""
     output = CliRunner().invoke(cli, [*group, "--help"], terminal_width=60).output
     listed = output[re.search(r"\n(Commands|Lab):\n", output).end() :].partition("\n  Exit codes")[0]
     assert "..." not in listed.replace('"..."', "")
@@ -245,7 +245,8 @@ def test_cli_command_loads_no_module_of_another_command():
 
 @pytest.mark.process
 def test_cli_bisection_and_others_load_neither_run_nor_inject():
-    """Imports of a colour table and of the reader of `--for` once made these commands load all that a run needs."""
+    """Importing a colour table and the parser of `--for` once made these commands import everything that a run
+    needs."""
     users = (
         "traffic.bisecting",
         "traffic.probing",

@@ -1,7 +1,7 @@
-"""Whoever is ended in the middle of a fault, and how: Ctrl-C twice, pytest-timeout, a killed worker. Nothing is left.
+"""Processes that end in the middle of a fault, by Ctrl-C twice, pytest-timeout or SIGKILL, leave nothing behind.
 
-Real processes: the command line, pytest with our plugin and pytest-timeout, the holder and its guardian. Only what
-stands for QEMU, and the lab's machines, is ours.
+Real processes: the command line, pytest with our plugin and pytest-timeout, the holder and its guardian. Only QEMU and
+the lab's machines are stand-ins.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def test_it(armed):
 
 
 def started(tmp_path, *words, **env):
-    """A process of ours in a group of its own, as in a shell's foreground."""
+    """Start a process of faultbed in its own process group, as in a shell's foreground."""
     path = os.pathsep.join((str(HOUSE), str(SUPPORT)))
     return subprocess.Popen(
         [sys.executable, *words], cwd=tmp_path, start_new_session=True, stdout=subprocess.PIPE,
@@ -80,7 +80,7 @@ def test_second_ctrl_c_does_not_skip_the_revert(qemu, tmp_path):
 @pytest.mark.process
 @pytest.mark.parametrize("mute_s", [0.0, 1.0])
 def test_one_ctrl_c_clears_without_a_dirty_mark(qemu, tmp_path, mute_s):
-    """This also holds while the holder owes an answer, which used to be taken for the next request's."""
+    """This also holds while the holder still owes a reply, which used to be taken for the reply to the next request."""
     qemu.mute_s = mute_s
     with started(tmp_path, str(SUPPORT / "local_lab.py"), str(tmp_path)) as process:
         until(lambda: False in qemu.links, within_s=START_S)

@@ -1,4 +1,4 @@
-"""A command begins no other fault once `heal`, `reset` or `down` of another command has ended the lab's faults."""
+"""After `heal`, `reset` or `down` in another shell has ended the lab's faults, a command begins no further fault."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ with Journal(Path(sys.argv[2])) as journal, Injector(lab_at(folder), journal) as
 
 @pytest.fixture(autouse=True)
 def restored(monkeypatch):
-    """`lab_at` replaces these for good: it is made for a process of its own."""
+    """Restore the attributes that `lab_at` replaces, because it is written for its own process."""
     monkeypatch.setattr(counters, "read", counters.read)
     monkeypatch.setattr(fingerprint, "capture", fingerprint.capture)
 

@@ -134,7 +134,7 @@ def _lies(end, folder, qemu, *, rc, output, is_up):
 
 
 def campaign(command, count, monkeypatch):
-    monkeypatch.setattr(counters, "read", counters.read)  # `lab_at` replaces these
+    monkeypatch.setattr(counters, "read", counters.read)  # restores what `lab_at` replaces
     monkeypatch.setattr(fingerprint, "capture", fingerprint.capture)
     with ThreadPoolExecutor(max_workers=4) as pool:
         return [line for lines in pool.map(wrong, drawn(command, count)) for line in lines]

@@ -146,7 +146,7 @@ def test_heal_ends_a_fault_that_is_only_prepared(qemu, tmp_path):
 def test_heal_ends_a_fault_whose_holder_has_not_claimed_yet(qemu, tmp_path, monkeypatch):
     """The holder had just been started: `heal` found nothing, and the fault came after it."""
     for module, name in ((counters, "read"), (fingerprint, "capture")):
-        monkeypatch.setattr(module, name, getattr(module, name))  # `lab_at` replaces these for good
+        monkeypatch.setattr(module, name, getattr(module, name))  # restores what `lab_at` replaces
     lab, begin = lab_at(tmp_path), Lease.begin
 
     def healed_meanwhile(lease):
