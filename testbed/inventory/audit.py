@@ -276,10 +276,6 @@ def _affinity(entries: Entries) -> Iterator[Finding]:
                     what=f'no GPU "{rnic.gpu}" on this host',
                     do=f"it has {', '.join(sorted(known)) or 'none'}",
                 )
-        places = [(f"rnics[{x.name}]", x.pcie) for x in host.rnics] + [(f"gpus[{x.name}]", x.pcie) for x in host.gpus]
-        yield from repeated_values(
-            ((f"hosts.{name}.{at}.pcie", address) for at, address in places if address), "PCIe address", "each device"
-        )
 
 
 def _networks(lab: LabVars) -> Iterator[Finding]:

@@ -159,15 +159,13 @@ def _check_host_values(unique_values: _UniqueValues, mistakes: Mistakes, place: 
     for index, rnic in enumerate(host.rnics):
         at = f"{place}.rnics[{index}]"
         with mistakes.part():
-            _check_device(file, at, rnic.name, rnic.pcie)
-            unique_values.claim(f"the name {name}:", rnic.name, at)
+            _take_device(unique_values, at, name, rnic.name, rnic.pcie)
             _check_numbers(file, at, mtu=rnic.mtu, speed_gbps=rnic.speed_gbps)
             _take_netdev(file, unique_values, at, name, rnic.netdev, rnic.mac)
             _take_address(file, unique_values, f"{at}.address", rnic.address)
     for index, gpu in enumerate(host.gpus):
         with mistakes.part():
-            _check_device(file, f"{place}.gpus[{index}]", gpu.name, gpu.pcie)
-            unique_values.claim(f"the name {name}:", gpu.name, f"{place}.gpus[{index}]")
+            _take_device(unique_values, f"{place}.gpus[{index}]", name, gpu.name, gpu.pcie)
 
 
 def _check_switch_values(
@@ -209,6 +207,7 @@ def _check_carrier_values(
             _take_netdev(entries.file, unique_values, at, name, port.netdev, port.mac)
             if port.peer not in entries.hosts:
                 raise mistake(entries.file, f"{at}.peer", f'no host "{port.peer}"{near(port.peer, hosts)}')
+            unique_values.claim("the front end of", port.peer, f"{at}.peer")
 
 
 def _check_numbers(file: Path, place: str, *, mtu: int | None, speed_gbps: int | None = None) -> None:
@@ -223,13 +222,19 @@ def _shares_mac(node: HostVars | SwitchVars | CarrierVars) -> bool:
     return isinstance(node, SwitchVars) and not traits_of(node.kind).is_emulated
 
 
-def _check_device(file: Path, place: str, name: str, pcie: str | None) -> None:
-    """Reject device names and PCIe addresses that are unsafe in the commands on their machine."""
+def _take_device(unique_values: _UniqueValues, place: str, host: str, name: str, pcie: str | None) -> None:
+    """Reject device names and PCIe addresses that are unsafe in commands on their machine, or name another device."""
+    file = unique_values.file
     if not _DEVICE.fullmatch(name):
         raise mistake(file, f"{place}.name", f'not a device name "{name}": letters, digits, dots, dashes, underscores')
-    if pcie is not None and not _PCIE.fullmatch(pcie):
+    unique_values.claim(f"the name {host}:", name, place)
+    if pcie is None:
+        return
+    if not _PCIE.fullmatch(pcie):
         problem = f'not a PCIe address as the kernel writes it (0000:18:00.0, small letters) "{pcie}"'
         raise mistake(file, f"{place}.pcie", problem)
+    # Faults and counters find a device by this address.
+    unique_values.claim(f"the PCIe address {host}:", pcie, f"{place}.pcie")
 
 
 def _take_netdev(

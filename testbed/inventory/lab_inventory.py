@@ -116,7 +116,7 @@ class Inventory:
     busbw: tuple[BusbwVars, ...] = ()
     pdus: tuple[PduVars, ...] = ()
     golden: GoldenVars | None = None
-    digest: str = ""
+    digest: str = field(default="", compare=False)
 
     @property
     def machines(self) -> tuple[str, ...]:

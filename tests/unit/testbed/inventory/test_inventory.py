@@ -152,6 +152,20 @@ def put(target, **values):
                 'letters) "0000:18:00.0; reboot"'
             ),
         ),
+        (  # faults find a device by it: one of the one would have been one of the other, with a receipt
+            lambda g, v: [
+                put(device, pcie="0000:18:00.0")
+                for device in (host(g)["faultbed_rnics"][0], host(g)["faultbed_gpus"][0])
+            ],
+            "FILE: hosts.host1.gpus[0].pcie: the PCIe address host1: 0000:18:00.0 is already hosts.host1.rnics[0].pcie",
+        ),
+        (
+            lambda g, v: put(g["carriers"]["hosts"]["fabric"]["faultbed_front_end_ports"][0], peer="host2"),
+            (
+                "FILE: carriers.fabric.front_end_ports[1].peer: the front end of host2 is already "
+                "carriers.fabric.front_end_ports[0].peer"
+            ),
+        ),
         (
             lambda g, v: put(ctsw(g), faultbed_asn=65101),
             "FILE: ctsw.ctsw1.asn: ASN 65101 is already rtsw.rtsw1.asn",

@@ -382,8 +382,8 @@ CASES = [
     (
         "one PCIe address for two devices",
         lambda h: put(rnic(h, "host1", 1), pcie="0000:18:00.0"),
-        "hosts.host1.rnics[mlx5_1].pcie",
-        "already hosts.host1.rnics[mlx5_0].pcie",
+        "hosts.host1.rnics[1].pcie",
+        "already hosts.host1.rnics[0].pcie",
     ),
     (
         "PFC beside RoCE",
