@@ -23,9 +23,9 @@ demo: setup ## a real fabric comes up, carries a collective, is hurt three ways,
 setup-tests:
 	@./bootstrap --tests
 
-test: setup-tests ## everything: what needs no lab, then the rest on a soft lab of its own, by one process that owns the lab
-	@$(on_every_core) --durations 15
-	@$(RUN)python -m pytest tests/common tests/soft tests/lab tests/experiments --ignore tests/experiments/demo.toml --durations 15
+test: setup-tests ## everything: what needs no lab while a soft lab comes up, then the rest on it, by one process that owns the lab
+	@$(RUN)python -m pytest tests/common tests/soft tests/lab tests/experiments --ignore tests/experiments/demo.toml --durations 15 \
+		--meanwhile "$(on_every_core) --durations 15"
 
 unit: setup-tests ## what needs no lab, on every core, but for commands, sessions of pytest and Ansible in whole processes: those in `make test`
 	@$(on_every_core) -m "not slow and not process" --durations 15

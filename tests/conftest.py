@@ -1,5 +1,10 @@
 """Settings of all our tests."""
 
+import os
+import shlex
+import subprocess
+
+import pytest
 from hypothesis import HealthCheck, Phase, settings
 from samples import samples
 
@@ -13,3 +18,25 @@ settings.register_profile(
     phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
 )
 settings.load_profile("faultbed")
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--meanwhile", metavar="COMMAND", help="run COMMAND first, while the lab comes up; stop if it fails"
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop(session):
+    """Run the command of `--meanwhile`: unit tests, on every core, take as long as a lab that has no image yet."""
+    command = session.config.getoption("--meanwhile")
+    if not command or session.config.option.collectonly:
+        return
+    from testbed.tenancy.lab_lease import INHERITED
+
+    # The command's tests must not act as this session, which holds the lab's lease.
+    env = {name: value for name, value in os.environ.items() if name != INHERITED}
+    with session.config.pluginmanager.get_plugin("capturemanager").global_and_fixture_disabled():
+        status = subprocess.call(shlex.split(command), env=env)
+    if status:
+        pytest.exit(f"exit code {status} of: {command}", returncode=1)

@@ -7,6 +7,7 @@ import ast
 import functools
 import shlex
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,3 +147,18 @@ def test_nightly_keeps_the_results_of_each_lab(tmp_path):
         lab = words[words.index("--lab") + 1] if "--lab" in words else None
         kept = [word for word in words if word.startswith("--junitxml")]
         assert kept == ([f"--junitxml=out/junit-{lab}.xml"] if lab else []), shlex.join(words)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(("status", "code"), [(0, 0), (3, 1)])
+def test_make_test_stops_if_the_tests_that_run_while_the_lab_comes_up_fail(status, code, tmp_path):
+    (unit,) = (line for line in made("test", tmp_path).stdout.splitlines() if "tests/unit" in line)
+    words = unit.split("|")
+    assert " -m pytest tests/unit " in words[words.index("--meanwhile") + 1]
+    own = ["-m", "pytest", "-p", "no:cacheprovider", "tests/unit/project/test_layering.py", "-k", "unique"]
+    meanwhile = shlex.join([sys.executable, "-c", f"print('unit tests'); raise SystemExit({status})"])
+    done = subprocess.run(
+        [sys.executable, *own, "--meanwhile", meanwhile], capture_output=True, text=True, check=False, cwd=HOUSE
+    )
+    assert "unit tests" in done.stdout
+    assert (done.returncode, " passed" in done.stdout) == (code, status == 0), done.stdout + done.stderr
