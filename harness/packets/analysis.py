@@ -123,7 +123,8 @@ def analyse(frames: Frames, *, host_ports: Sequence[bool] | None = None) -> Anal
         host_ports = [name.count(":") == 2 for name in frames.interfaces]  # noqa: PLR2004 - see the docstring
     flows, unpaired = flows_of(packets, host_ports=host_ports)
     # Frames that are truncated, missing or in the wrong order can look like a broken rule.
-    is_exact = not (packets.cut or packets.not_decoded or frames.dropped) and back_ns <= CLOCK_STEP_NS
+    is_exact = not (packets.cut or packets.not_decoded or packets.hidden or frames.dropped)
+    is_exact = is_exact and back_ns <= CLOCK_STEP_NS
     reports = tuple(_report(packets, flow, frames.interfaces[flow.port], is_exact=is_exact) for flow in flows)
     begun_again = list(_begun_again(packets, flows, frames.interfaces))
     notes = tuple(said for said, is_known in begun_again if is_known)
@@ -173,26 +174,33 @@ def _doubts(
         yield f"{len(packets):,} RoCEv2 packets, but no request of a reliable connection: nothing to check"
     elif not any(item.responses or item.is_ambiguous for item in flows):
         yield "no response to any request was captured, so rules of responses were not checked; capture both directions"
+    yield from _unseen(frames, packets)
+    yield from _unchecked_flows(flows, unpaired)
+    if back_ns > CLOCK_STEP_NS:
+        yield (
+            f"times of one port go back by {back_ns / 1e9:.3f} s: the clock was set during the capture, or captures "
+            "were joined; the order of its packets is unknown, so no rule was checked"
+        )
+
+
+def _unseen(frames: Frames, packets: Packets) -> Iterator[str]:
+    """Yield a doubt for each kind of frame that may hold RoCEv2 packets which were not decoded."""
     if packets.cut:
         yield (
             f"{packets.cut:,} frames are cut before their RoCEv2 headers end, so no rule was checked; capture at least "
             f"{NEEDED_BYTES} bytes of each frame"
         )
     if packets.not_decoded:
+        yield (f"{packets.not_decoded:,} RoCEv2 packets are fragments and were not decoded, so no rule was checked")
+    if packets.hidden:
         yield (
-            f"{packets.not_decoded:,} RoCEv2 packets are fragments or have extension headers of IPv6 and were not "
-            "decoded, so no rule was checked"
+            f"{packets.hidden:,} frames are encrypted (IPsec, MACsec) or in a tunnel (VXLAN, Geneve, GRE, IP in IP, "
+            "MPLS, PPPoE): RoCEv2 in them was not seen, so no rule was checked; capture where they are out of it"
         )
     if frames.dropped:
         yield (
             f"{frames.dropped:,} frames were dropped when the file was captured, as its statistics say, so no rule was "
             "checked; capture headers alone, or with a larger buffer"
-        )
-    yield from _unchecked_flows(flows, unpaired)
-    if back_ns > CLOCK_STEP_NS:
-        yield (
-            f"times of one port go back by {back_ns / 1e9:.3f} s: the clock was set during the capture, or captures "
-            "were joined; the order of its packets is unknown, so no rule was checked"
         )
 
 

@@ -27,10 +27,15 @@ __all__ = ["Packets", "decode"]
 
 _ETHERNET, _RAW_IP = 1, 101
 _IPV4, _IPV6, _VLANS = 0x0800, 0x86DD, (0x8100, 0x88A8, 0x9100)
-_MOST_TAGS = 4
-_HOP_BY_HOP, _ROUTING, _FRAGMENT, _OPTIONS = 0, 43, 44, 60
-"""Extension headers of IPv6 (RFC 8200)."""
+_FRAGMENT, _AUTHENTICATION, _NOTHING = 44, 51, 59
+_EXTENSIONS = (0, 43, _FRAGMENT, _AUTHENTICATION, 60, 135, 139, 140)
+"""Extension headers of IPv6 behind which another header stands (IANA, IPv6 Extension Header Types)."""
 _UDP = 17
+_HIDING_TYPES = (0x8847, 0x8848, 0x8864, 0x88E5)
+"""EtherTypes of MPLS, PPPoE and MACsec."""
+_HIDING_PROTOCOLS, _HIDING_PORTS = (4, 41, 47, 50, _AUTHENTICATION), (4789, 6081, 8472)
+"""IPv4 and IPv6 in IP, GRE, IPsec (its authentication header is skipped behind IPv6); ports of VXLAN, Geneve, and VXLAN
+as Linux had it first."""
 _BTH_BYTES, _ICRC_BYTES, _UDP_BYTES = 12, 4, 8
 
 
@@ -38,7 +43,8 @@ _BTH_BYTES, _ICRC_BYTES, _UDP_BYTES = 12, 4, 8
 class Packets:
     """RoCEv2 packets in the order of the capture. All arrays have one length. `cut` counts truncated frames.
 
-    `not_decoded` counts RoCEv2 packets that are left out: fragments, and those behind extension headers of IPv6.
+    `not_decoded` counts RoCEv2 packets that are left out because they are fragments, `hidden` frames that may hold
+    RoCEv2 in a tunnel or encrypted.
 
         number       number of the frame in the file, from 1, as in Wireshark
         time_ns      time stamp in the file
@@ -77,6 +83,7 @@ class Packets:
     wire: Indices
     cut: int = 0
     not_decoded: int = 0
+    hidden: int = 0
 
     def __len__(self) -> int:
         return len(self.number)
@@ -86,18 +93,19 @@ class Packets:
         columns = {
             field.name: getattr(self, field.name)[selection] for field in fields(self) if field.name not in _SHARED
         }
-        return Packets(addresses=self.addresses, cut=self.cut, not_decoded=self.not_decoded, **columns)
+        return Packets(**{name: getattr(self, name) for name in _SHARED}, **columns)
 
 
-_SHARED = ("addresses", "cut", "not_decoded")
+_SHARED = ("addresses", "cut", "not_decoded", "hidden")
 
 
 def decode(frames: Frames) -> Packets:
-    """Decode the RoCEv2 packets among `frames` (UDP to port 4791 over IPv4 or IPv6, VLAN tags allowed).
+    """Decode the RoCEv2 packets among `frames` (UDP to port 4791 over IPv4 or IPv6).
 
-    Fragments, packets with extension headers of IPv6, and frames that end within their BTH are left out. `cut` counts
-    the frames that are too short to decide whether they are RoCEv2, and the RoCEv2 packets without the whole BTH, AETH
-    or RETH of their opcode. `not_decoded` counts the others.
+    VLAN tags and extension headers of IPv6 may stand before it, however many. Fragments, and frames that end within
+    their BTH are left out. `cut` counts the frames that are too short to decide whether they are RoCEv2, and the RoCEv2
+    packets without the whole BTH, AETH or RETH of their opcode. `not_decoded` counts fragmented packets, and `hidden`
+    the frames of tunnels and encrypted ones, which are not looked into.
 
     Raises:
         UsageError: an interface of the capture is neither Ethernet nor raw IP (from `Frames`).
@@ -105,15 +113,19 @@ def decode(frames: Frames) -> Packets:
     data, starts, kept = frames.data, frames.start, frames.captured
     end = starts + kept
     ip, family, too_short = _network(data, starts, kept, frames)
-    at, ip_bytes, v4 = _transport(data, ip, family)
-    not_decoded = _not_decoded(data, end, ip, family)
-    chosen = np.flatnonzero(at > 0)
+    v4, v6 = family == _IPV4, family == _IPV6
+    protocol, at, ip_bytes, part = _transport(data, end, ip, family)
+    is_udp = (protocol == _UDP) & (part != _LATER)
+    is_readable = is_udp & (at + 4 <= end)
+    # Frames that end before the UDP ports, or between extension headers, may or may not be RoCEv2.
+    is_open = too_short | (is_udp & ~is_readable) | (v6 & np.isin(protocol, _EXTENSIONS))
+    cut = int((is_open & (kept < frames.length)).sum())
+    ports = np.full(len(at), -1, dtype=np.int64)
+    ports[is_readable] = _u16(data, at[is_readable] + 2)
+    not_decoded = int(((part == _FIRST) & (ports == ROCE_PORT)).sum())
+    hidden = np.isin(family, _HIDING_TYPES) | np.isin(protocol, _HIDING_PROTOCOLS) | np.isin(ports, _HIDING_PORTS)
+    chosen = np.flatnonzero((part == _WHOLE) & (ports == ROCE_PORT))
     at = at[chosen]
-    # Frames that end before the UDP ports may or may not be RoCEv2.
-    readable = at + 4 <= end[chosen]
-    cut = int((too_short & (kept < frames.length)).sum()) + int((frames.length > kept)[chosen[~readable]].sum())
-    chosen, at = (column[readable] for column in (chosen, at))
-    chosen, at = (column[_u16(data, at + 2) == ROCE_PORT] for column in (chosen, at))
     whole = at + _UDP_BYTES + _BTH_BYTES <= end[chosen]
     cut += int((~whole).sum())
     chosen, at = (column[whole] for column in (chosen, at))
@@ -150,24 +162,8 @@ def decode(frames: Frames) -> Packets:
         wire=frames.length[chosen],
         cut=cut,
         not_decoded=not_decoded,
+        hidden=int(hidden.sum()),
     )
-
-
-def _not_decoded(data: Bytes, end: Indices, ip: Indices, family: Indices) -> int:
-    """Count first fragments of RoCEv2 packets, and RoCEv2 packets behind one extension header of IPv6."""
-    four = ip[family == _IPV4]
-    is_first = (data[four + 9] == _UDP) & ((_u16(data, four + 6) & 0x3FFF) == 0x2000)  # noqa: PLR2004 - more fragments
-    udp = four + (data[four] & 0x0F).astype(np.int64) * 4
-    fragments = is_first & (udp + 4 <= end[family == _IPV4]) & (_u16(data, udp + 2) == ROCE_PORT)
-    six = ip[family == _IPV6]
-    header, extension = data[six + 6], six + 40
-    is_fragment = header == _FRAGMENT
-    is_first = ~is_fragment | (_u16(data, extension + 2) & 0xFFF8 == 0)
-    udp = extension + np.where(is_fragment, 8, 8 + 8 * data[extension + 1].astype(np.int64))
-    inside = np.isin(header, (_HOP_BY_HOP, _ROUTING, _FRAGMENT, _OPTIONS)) & (udp + 4 <= end[family == _IPV6])
-    udp = np.where(inside, udp, six)
-    extended = inside & is_first & (data[extension] == _UDP) & (_u16(data, udp + 2) == ROCE_PORT)
-    return int(fragments.sum() + extended.sum())
 
 
 def _extended_bytes() -> Indices:
@@ -225,32 +221,57 @@ def _network(data: Bytes, starts: Indices, kept: Indices, frames: Frames) -> tup
     ether = np.flatnonzero((link == _ETHERNET) & (kept >= 14))  # noqa: PLR2004 - its header
     at = starts[ether] + 12
     kind = _u16(data, at)
-    for _ in range(_MOST_TAGS):
-        tagged = np.flatnonzero(np.isin(kind, _VLANS))
-        if not len(tagged):
-            break
+    tagged = np.arange(len(ether))
+    while len(tagged := tagged[np.isin(kind[tagged], _VLANS) & (at[tagged] + 6 <= (starts + kept)[ether[tagged]])]):
         at[tagged] += 4
         kind[tagged] = _u16(data, at[tagged])
     ip[ether], family[ether] = at + 2, kind
     header = np.where(family == _IPV4, 20, np.where(family == _IPV6, 40, 0))
-    too_short = (starts + kept < ip + header) | (ip == 0)
+    # The captured bytes of a frame may end between its VLAN tags.
+    too_short = (starts + kept < ip + header) | (ip == 0) | np.isin(family, _VLANS)
     family[too_short] = 0
     return ip, family, too_short
 
 
-def _transport(data: Bytes, ip: Indices, family: Indices) -> tuple[Indices, Indices, NDArray[np.bool_]]:
-    """Return where UDP begins (0: no unfragmented UDP), the bytes to the end of the IP packet, and if it is IPv4."""
-    at, size = np.zeros(len(ip), dtype=np.int64), np.zeros(len(ip), dtype=np.int64)
-    v4 = family == _IPV4
-    four = np.flatnonzero(v4)
+_WHOLE, _FIRST, _LATER = 0, 1, 2
+"""A packet that is no fragment, a first fragment, and one that has no header of the upper layer."""
+
+
+def _transport(
+    data: Bytes, end: Indices, ip: Indices, family: Indices
+) -> tuple[Indices, Indices, Indices, NDArray[np.int8]]:
+    """Locate what each IP packet carries.
+
+    Return its protocol (-1: no IP packet), its offset, the bytes from there to the end of the IP packet, and which
+    part of it the frame has.
+    """
+    protocol, at, size = (np.full(len(ip), -1, dtype=np.int64) for _ in range(3))
+    part = np.full(len(ip), _WHOLE, dtype=np.int8)
+    four = np.flatnonzero(family == _IPV4)
     start = ip[four]
     header = (data[start] & 0x0F).astype(np.int64) * 4
-    whole = (data[start + 9] == _UDP) & ((_u16(data, start + 6) & 0x3FFF) == 0) & (header >= 20)  # noqa: PLR2004
-    at[four], size[four] = np.where(whole, start + header, 0), _u16(data, start + 2) - header
+    protocol[four] = np.where(header >= 20, _u8(data, start + 9), -1)  # noqa: PLR2004 - its least length
+    at[four], size[four] = start + header, _u16(data, start + 2) - header
+    part[four] = _part_of(_u16(data, start + 6) & 0x1FFF, _u16(data, start + 6) & 0x2000)
     six = np.flatnonzero(family == _IPV6)
-    start = ip[six]
-    at[six], size[six] = np.where(data[start + 6] == _UDP, start + 40, 0), _u16(data, start + 4)
-    return at, size, v4
+    protocol[six], at[six], size[six] = _u8(data, ip[six] + 6), ip[six] + 40, _u16(data, ip[six] + 4)
+    rows = six
+    while len(rows := rows[np.isin(protocol[rows], _EXTENSIONS) & (at[rows] + 8 <= end[rows])]):
+        place, kind = at[rows], protocol[rows]
+        words = _u8(data, place + 1)
+        length = np.where(kind == _AUTHENTICATION, 4 * words + 8, 8 * words + 8)
+        length[kind == _FRAGMENT] = 8
+        fragments = rows[kind == _FRAGMENT]
+        offset = _u16(data, at[fragments] + 2)
+        part[fragments] = np.maximum(part[fragments], _part_of(offset & 0xFFF8, offset & 1))
+        protocol[rows] = np.where(part[rows] == _LATER, _NOTHING, _u8(data, place))
+        at[rows] += length
+        size[rows] -= length
+    return protocol, at, size, part
+
+
+def _part_of(offset: Indices, more: Indices) -> NDArray[np.int8]:
+    return np.where(offset != 0, _LATER, np.where(more != 0, _FIRST, _WHOLE)).astype(np.int8)
 
 
 def _addresses(
