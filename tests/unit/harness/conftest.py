@@ -10,7 +10,7 @@ import sys
 import pytest
 from samples import ALL
 
-# A page has several of these, each with ids of its own.
+# Excluded: a page has several of these, each with its own ids.
 SEVERAL = ("harness.report.plots.gantt_plot", "gantt_chart")
 ONE_A_PAGE = (
     "harness.report.plots.goodput_plot",
@@ -24,20 +24,20 @@ DRAWN = {}
 
 @pytest.fixture(scope="session")
 def drawn_folder(tmp_path_factory):
-    """The folder of charts that this worker and its siblings have drawn; None without siblings."""
+    """Return the folder of charts that pytest-xdist's workers share; None without other workers."""
     return tmp_path_factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else None
 
 
 @pytest.fixture
 def drawn_anew():
-    """Draw every chart of this test."""
+    """Draw every chart of this test, without the shared ones."""
 
 
 @pytest.fixture(autouse=True)
 def charts_drawn_once(request, monkeypatch, drawn_folder):
-    """Draw a chart of each kind once: a page takes a second of matplotlib, and most tests look at another part of it.
+    """Draw a chart of each kind once: a page takes a second of matplotlib, and most tests check other parts of it.
 
-    Whether a page has the chart is decided each time. `make nightly` draws the charts of all pages.
+    Each page still decides whether it has the chart. `make nightly` draws the charts of all pages.
     """
     if "drawn_anew" in request.fixturenames:
         return

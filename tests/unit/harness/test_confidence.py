@@ -1,4 +1,4 @@
-"""Intervals hold the truth as often as they say, and a verdict follows from where the bound lies to them."""
+"""Intervals contain the true value as often as their level says, and decide verdicts by where the bound lies."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.verdict import Verdict
 
 
 def noisy(rng, count, *, spread, memory=0.5, tail=0.02):
-    """Iteration times around 1: autocorrelated, skewed, now and then one that is much longer."""
+    """Return iteration times around 1: autocorrelated, skewed, some of them much longer."""
     value, noise = rng.normal(), []
     for _ in range(count):
         value = memory * value + np.sqrt(1 - memory**2) * rng.normal()
@@ -51,7 +51,7 @@ LABS = [
 
 @pytest.mark.parametrize("lab", LABS)
 def test_interval_of_fault_free_runs_rarely_fails(lab):
-    """None of 50 fault-free pairs fails a bound of 1.02; of 1.00, their true ratio, 0.5 % may on each side."""
+    """None of 50 fault-free pairs fails a bound of 1.02. At 1.00, the true ratio, 0.5 % may fail on each side."""
     rng = np.random.default_rng(5)
     actual = [one for _ in range(400) if (one := pair(rng, count=150, **lab)) is not None]
     assert len(actual) > 200
@@ -61,7 +61,7 @@ def test_interval_of_fault_free_runs_rarely_fails(lab):
 
 
 def test_interval_is_as_narrow_as_the_noise_allows():
-    """A quiet lab decides within 2 %: an interval that is always wide would never fail wrongly, and never decide."""
+    """On a quiet lab, runs are decided within 2 %. An interval that is always wide would never decide anything."""
     rng = np.random.default_rng(6)
     pairs = [pair(rng, count=150, spread=0.02, memory=0.3, drift=0.0, before=0, tail=0.0) for _ in range(20)]
     actual = [pair for pair in pairs if pair is not None]
@@ -70,7 +70,7 @@ def test_interval_is_as_narrow_as_the_noise_allows():
 
 
 def test_interval_excludes_the_faults_effect_from_the_noise():
-    """One stall is as long as ten iterations: the ratio's interval is as narrow as without it."""
+    """The fault stalls the job for ten iterations. The interval of the ratio is as narrow as without the stall."""
     rng = np.random.default_rng(7)
     run, twin = noisy(rng, 100, spread=0.02, tail=0.0), noisy(rng, 100, spread=0.02, tail=0.0)
     quiet = np.ones(100, dtype=bool)
@@ -164,7 +164,7 @@ def test_percentile_interval_has_its_nominal_coverage():
 
 
 def test_percentile_interval_counts_correlated_values_once():
-    """Tokens of one request are slow together: treated as independent, their interval often misses the truth."""
+    """Tokens of one request are slow together. Treated as independent, their interval often misses the true value."""
     rng, missed = np.random.default_rng(3), {20: 0, 20 * 30: 0}
     for _ in range(300):
         tokens = (rng.exponential(size=(20, 1)) + 0.01 * rng.normal(size=(20, 30))).ravel()
@@ -192,7 +192,7 @@ def test_interval_widening_adds_the_spread_between_runs():
 
 
 def test_student_quantiles_of_few_degrees_of_freedom_are_exact():
-    """Tables: t at 0.995. The series expansion that stood here was 27 % too low at 2 degrees of freedom."""
+    """The values are from tables of t at 0.995. An earlier series expansion was 27 % too low at 2 degrees."""
     for freedom, quantile in ((1, 63.657), (2, 9.925), (3, 5.841), (9, 3.250), (1000, 2.581)):
         assert confidence.student(freedom) == pytest.approx(quantile, abs=6e-4)
 
@@ -216,7 +216,7 @@ def test_series_whose_level_moves_has_no_interval():
 
 
 def test_interval_allows_for_a_machine_that_slows_during_the_fault():
-    """From iteration 15 on all is 20 % slower, for another reason: the bound of 1.1 is never called broken."""
+    """From iteration 15 on, another cause makes the machine 20 % slower. The bound of 1.1 must not fail."""
     rng = np.random.default_rng(4)
     quiet = np.ones(60, dtype=bool)
     quiet[15:21] = False

@@ -58,7 +58,7 @@ def test_judge_interval_decides_and_is_shown(bound, verdict):
 @pytest.mark.parametrize("value", [0.5, 1.5])
 @pytest.mark.parametrize("name", [metric.name for metric in METRICS.values() if metric.is_noisy])
 def test_judge_single_performance_value_is_inconclusive(name, value):
-    """Two iterations at half of the twin's time used to pass, and seven at a tenth more to fail."""
+    """Two iterations at half of the twin's time used to pass, and seven iterations that were 10 % slower to fail."""
     (check,) = check_expectation(at_most(name, 1.0), Observation(value=value, detail="2 iterations"), ())
     assert check.verdict is INCONCLUSIVE
     assert "too few independent values" in check.detail
@@ -79,7 +79,7 @@ def test_judge_single_performance_value_is_inconclusive(name, value):
     ],
 )
 def test_judge_percentile_needs_enough_requests(metric, bound, requests, expected):
-    """Latencies from 0.5 to 1.5 s: with few requests the median is known, and of the tail only a lower bound."""
+    """With few requests of 0.5 to 1.5 s, the median is known, and the tail has only a lower bound."""
     run = served(*(0.5 + number / (requests - 1) for number in range(requests)))
     checks = {check.name: check.verdict for check in verdict_of(run, at_most(metric, bound)).checks}
     assert checks[metric] is expected
@@ -117,7 +117,7 @@ def test_judge_share_of_requests_is_decided_by_its_interval_unless_all_are_requi
     ],
 )
 def test_judge_time_to_first_token_is_known_to_the_clocks_of_two_hosts(metric, bound, error_ms, expected):
-    """Prefill begins on one host, and the token comes on another: of 1 s, 0.6 s may be the clocks'."""
+    """Prefill begins on one host and the token arrives on another, so 0.6 s of 1 s may be the error of their clocks."""
     run = served(*([1.0] * 60), kept=1.0)
     workload = {**run.workload, "slo_ttft_ms": 1500.0}
     run = msgspec.structs.replace(run, workload=workload, clock_error_ns=error_ms * 1_000_000)
@@ -271,7 +271,7 @@ def test_judge_late_fault_reports_how_late():
 
 
 def test_judge_state_seen_while_active_is_a_proof():
-    """A stopped process moves no counter; a second reading has seen it stopped."""
+    """A stopped process moves no counter, but a second reading shows it stopped."""
     key = "host4/processes.stopped"
     receipt = broken(synthetic_run().faults[0].receipt, must_move={}, witness=key)
     armed = msgspec.structs.replace(receipt.armed, while_on={key: 1})
@@ -431,7 +431,7 @@ def test_noisy_checks_count_bounds_except_full_shares():
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("bound", [{"maximum": 3.0}, {"minimum": 3.0}])
 def test_judge_non_finite_value_is_inconclusive(value, bound):
-    """Not a number is above no maximum, so it was within each."""
+    """NaN is not above any maximum, so it used to be within every bound."""
     (check,) = check_expectation(
         Expectation(metric=METRICS["recovery.total"], **bound), Observation(value=value, detail="d"), ()
     )
@@ -440,7 +440,7 @@ def test_judge_non_finite_value_is_inconclusive(value, bound):
 
 
 def until(run, end_s):
-    """The run as it is when it ends so early."""
+    """Return the run cut off at this time."""
     end_ns = run.t0_ns + int(end_s * 1e9)
     series = [
         msgspec.structs.replace(
@@ -457,7 +457,7 @@ def until(run, end_s):
     "metric", ["goodput_min_ratio", "dip", "recovery.qp_error", "recovery.rebuild", "recovery.hold"]
 )
 def test_worst_recovery_is_unknown_if_one_fault_has_too_little_data(metric):
-    """The run ends right after its last fault began: the two before it spoke for all three."""
+    """The run ends right after its last fault began. The two faults before it used to decide for all three."""
     observation = observe(until(synthetic_run(), 33.0))
     assert set(observation.impacts) == {"uplink", "loss"}
     assert observation.metrics[metric].value is None
@@ -482,7 +482,7 @@ def test_kernel_errors_of_unfollowed_logs_are_unknown(machines, expected):
 
 
 def test_kernel_errors_of_a_log_that_could_not_be_opened_are_unknown():
-    """The machine was watched, but its /dev/kmsg was not to be read: 0 errors of it prove nothing."""
+    """The machine's /dev/kmsg could not be read, so its 0 errors prove nothing."""
     run = watched(synthetic_run(), ("host1", None), ("host2", None))
     first, second = run.watched
     run = msgspec.structs.replace(run, watched=(first, replace(second, no_log="Permission denied")))
@@ -536,7 +536,7 @@ def test_wrong_elements_are_unknown_if_a_rank_checked_no_iteration():
 
 @pytest.mark.parametrize(("after", "expected"), [(7, PASS), (2, INCONCLUSIVE), (None, INCONCLUSIVE)])
 def test_counter_that_was_reset_or_removed_is_a_lower_bound(after, expected):
-    """An RNIC that is gone at the end took its NAKs with it; so did one that began again at 0."""
+    """If an RNIC is removed or its counters restart at 0, its earlier NAKs are unknown."""
     run = synthetic_run()
     name = "rxe0.out_of_seq_request"
     left = {"host1": {} if after is None else {name: after}, "host2": {name: 0}}
@@ -559,7 +559,7 @@ def test_straggler_is_unknown_with_too_few_iterations_under_a_fault():
 
 @pytest.mark.parametrize("of", ["run", "twin"])
 def test_job_time_of_iterations_before_the_faults_is_inconclusive(of):
-    """A twin that finished a fifth of the iterations is compared over those; the first fault came later."""
+    """The twin finished only a fifth of the iterations, and the first fault came later than that."""
     run = synthetic_run()
     short = tuple(msgspec.structs.replace(one, iterations=one.iterations[:20]) for one in run.series)
     run = msgspec.structs.replace(run, **({"series": short} if of == "run" else {"twin": short}))
@@ -569,7 +569,7 @@ def test_job_time_of_iterations_before_the_faults_is_inconclusive(of):
 
 
 def test_judge_workload_that_moved_nothing_is_inconclusive_although_its_faults_are_proved():
-    """No queue pair of a silent job fails: a bound on errors would hold."""
+    """Queue pairs of a silent job do not fail, so a bound on errors would hold."""
     run = msgspec.structs.replace(synthetic_run(), qp_errors=0)
     assert verdict_of(run, at_most("qp_errors", 0)).verdict is PASS
     silent = tuple(msgspec.structs.replace(series, samples=(), iterations=()) for series in run.series)
@@ -582,7 +582,7 @@ def test_judge_workload_that_moved_nothing_is_inconclusive_although_its_faults_a
 
 @pytest.mark.parametrize("which", ["counters_before", "counters_after"])
 def test_retransmissions_of_an_rnic_whose_counters_were_never_read_are_unknown(which):
-    """The other hosts' counters did not move: of this one nothing is known, and 0 is no PASS."""
+    """The other hosts' counters did not move, but this host's are unknown, so 0 must not pass."""
     run = synthetic_run()
     run = msgspec.structs.replace(run, counters_after=run.counters_before)
     assert verdict_of(run, at_most("nak_episodes", 0)).checks[-2].verdict is PASS
@@ -593,7 +593,7 @@ def test_retransmissions_of_an_rnic_whose_counters_were_never_read_are_unknown(w
 
 
 def test_verdict_file_better_than_its_checks_is_rejected():
-    """A file that was edited, or put together from two runs."""
+    """Such a file was edited, or assembled from two runs."""
     good = verdict_of(synthetic_run(), at_most("qp_errors", 100))
     assert decode(encode(good)) == good
     assert good.verdict is PASS

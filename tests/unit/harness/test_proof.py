@@ -1,4 +1,4 @@
-"""A fault is proven by its times, too: it fired while the workload ran, and it was on for as long as planned."""
+"""Proof by time: a fault must fire while the workload runs, and stay active for as long as planned."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MINUTE = 60 * S
 
 
 def on(*spans_s, planned=None, switch_ms=1.0, **rest) -> OnTime:
-    """Times of a fault that was on from and to these moments (s), each change made within `switch_ms`."""
+    """Return the times of a fault that was active during these spans (s); each change takes `switch_ms`."""
     switch_ns = int(switch_ms * MS)
     changes = []
     for begin, end in spans_s:
@@ -73,7 +73,7 @@ def test_flaps_cleared_at_an_edge_include_the_edge_only_if_it_was_made(made, pha
 
 
 def test_measured_spans_hold_no_time_of_switching():
-    """From the change being there to its removal being begun; what was not read back to be off has no end."""
+    """A span lasts from the confirmed change to the start of its removal. Without a readback of that, it has no end."""
     changes = [(0, 10, True), (100, 130, False), (200, 220, True)]
     assert measured_spans(changes) == (((10, 100),), 60)
 
@@ -126,7 +126,7 @@ def test_every_edge_of_a_train_counts(spans_s, word):
 
 @pytest.mark.parametrize(("on_s", "good"), [(0.0, False), (0.0016, False), (0.02, False), (0.03, True), (0.12, True)])
 def test_fault_shorter_than_the_tolerance_must_be_on_for_half_of_its_window(on_s, good):
-    """100 ms exceed a window of 50 ms: a fault that was on for 1.6 ms of it used to count as proven."""
+    """The tolerance of 100 ms exceeds a window of 50 ms. A fault active for 1.6 ms of it used to count as proven."""
     reasons = why_not_as_planned(on((5, 5 + on_s), planned=[(0, 0.05)]))
     assert (reasons == ()) is good
     if not good:
@@ -135,7 +135,7 @@ def test_fault_shorter_than_the_tolerance_must_be_on_for_half_of_its_window(on_s
 
 
 def test_short_flaps_consumed_by_switching_are_not_as_planned():
-    """25 flaps of 100 ms, each on for 4 ms: slow switching excused all that was missing."""
+    """Each of 25 flaps of 100 ms was active for 4 ms. Slow switching used to excuse the difference."""
     planned = [(k * 0.2, k * 0.2 + 0.1) for k in range(25)]
     spans = [(k * 0.2, k * 0.2 + 0.004) for k in range(25)]
     (reason,) = why_not_as_planned(on(*spans, planned=planned, switch_ms=55))
@@ -147,7 +147,7 @@ def test_fault_planned_without_on_time_is_not_as_planned():
 
 
 def test_train_whose_flaps_are_all_a_little_short_is_not_as_planned():
-    """Each is within 100 ms; all together they are not within 5 %."""
+    """Each flap is within the tolerance of 100 ms, but their sum is not within 5 %."""
     planned = [(k, k + 0.5) for k in range(20)]
     spans = [(k, k + 0.42) for k in range(20)]
     assert "was on for 8.40 s of 10 s in all" in why_not_as_planned(on(*spans, planned=planned))[-1]
@@ -162,7 +162,7 @@ def test_slow_switching_beyond_what_the_mechanism_needs_leaves_the_on_time_unkno
 
 
 def test_complete_fault_has_no_on_time():
-    """One packet, a reset, a dead rank: over when it has struck, whenever it was taken away."""
+    """One dropped packet, a reset or a dead rank is complete when it has happened, whenever it is cleared."""
     assert why_not_as_planned(on((0, 1.25), planned=[(0, 60)], complete=True)) == ()
 
 
@@ -221,7 +221,7 @@ def checks_of(verdict):
 
 
 def with_uplink(run, *, plan=None, fired=None, **receipt):
-    """The run with another first fault."""
+    """Return the run with another first fault."""
     first = run.faults[0]
     replaced = msgspec.structs.replace(first.receipt, **receipt)
     if fired:
@@ -242,7 +242,7 @@ WORKLOADS = {
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_judge_fault_outside_workload_is_inconclusive(workload):
-    """Whatever ran: a fault that fired 8 s after its end has shown nothing, and what rests on it neither."""
+    """A fault that fired 8 s after the end of the workload proves nothing, and neither do checks that depend on it."""
     run = msgspec.structs.replace(synthetic_run(), workload=WORKLOADS[workload])
     at_ns = run.end_ns + 8 * S
     armed, cleared = Armed(ok=True, at_ns=at_ns), Cleared(ok=True, at_ns=at_ns + S)
@@ -262,7 +262,7 @@ def test_judge_fault_outside_workload_is_inconclusive(workload):
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("recorded", [True, False])
 def test_judge_fault_on_for_a_part_of_its_window_is_inconclusive(workload, recorded):
-    """The on time comes from the holder's times, or for an older run from the longest that its receipt allows."""
+    """The active time comes from the holder. Older runs use the longest time that their receipt allows."""
     run = msgspec.structs.replace(synthetic_run(), workload=WORKLOADS[workload])
     begin = FLAP.start + T0 / S
     on_time = on((begin, begin + 1.08), planned=[(0, 60)]) if recorded else None
@@ -273,7 +273,7 @@ def test_judge_fault_on_for_a_part_of_its_window_is_inconclusive(workload, recor
 
 
 def test_judge_workload_that_ends_under_the_fault_is_inconclusive():
-    """The holder kept it for its whole window; the job had ended before."""
+    """The holder kept the fault for its whole window, but the job had ended before."""
     run = synthetic_run(seconds=21.0)
     start = T0 / S + LOSS.start
     begun = msgspec.structs.replace(run.faults[1].receipt, on_time=on((start, start + 3.0)))
@@ -298,7 +298,7 @@ def test_judge_on_time_of_a_proven_fault_is_in_its_detail_and_in_the_verdict():
 
 @given(st.integers(0, 2**32))
 def test_judge_never_accepts_a_fault_that_does_not_fit_workload_and_plan(seed):
-    """Times at random: what is PASS lies within the workload and lasts as planned."""
+    """At random times, every fault that passes lies within the workload and lasts as planned."""
     draw = random.Random(seed)
     run = synthetic_run()
     begin, length, planned = T0 / S + draw.uniform(-20, 70), draw.uniform(0.01, 40), draw.uniform(0.01, 40)
@@ -325,7 +325,7 @@ def test_fault_within_one_of_several_workloads_is_proven():
 
 
 def test_fault_complete_by_hits_needs_all_hits_while_the_workload_runs():
-    """The last of three forged packets came after the job's end: complete, but not while it ran."""
+    """The last of three forged packets came after the job's end, so the fault was not complete while the job ran."""
     run = synthetic_run()
     first_ns, beyond_ns = run.end_ns - S, run.end_ns + 2 * S
     complete = on((first_ns / S, first_ns / S + 3), complete=True)
@@ -338,7 +338,7 @@ def test_fault_complete_by_hits_needs_all_hits_while_the_workload_runs():
 
 
 def test_train_that_was_off_while_the_workload_ran_is_not_proven():
-    """Hits before and after a workload say nothing of the time in between."""
+    """Hits before and after a workload do not prove that the fault acted in between."""
     receipt = synthetic_run().faults[0].receipt
     fired = msgspec.structs.replace(receipt.fired, count=2, first_ns=10 * S, last_ns=100 * S, between_ns=None)
     train = on((10, 11), (99, 100), planned=[(0, 1), (89, 90)])
@@ -352,7 +352,7 @@ def test_train_that_was_off_while_the_workload_ran_is_not_proven():
 
 @pytest.mark.parametrize("part", ["armed", "cleared"])
 def test_judge_fault_of_unknown_on_time_is_inconclusive(part):
-    """A receipt without times of its own, and without a moment of arming or clearing, was taken for as planned."""
+    """A receipt without any times used to count as active for the planned time."""
     check = checks_of(
         judged(with_uplink(synthetic_run(), **{part: {"armed": Armed, "cleared": Cleared}[part](ok=True)}))
     )["fired.uplink"]

@@ -1,4 +1,4 @@
-"""Durations, sizes and rates, read and written."""
+"""Durations, sizes and rates are parsed and formatted."""
 
 from __future__ import annotations
 

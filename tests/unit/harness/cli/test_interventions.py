@@ -66,7 +66,6 @@ def restored(monkeypatch):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """The state directory of a soft lab."""
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
     result = tmp_path / "labs" / "soft"
     result.mkdir(parents=True)
@@ -81,7 +80,7 @@ def qemu(folder):
 
 
 def in_another_shell(folder, name, covers=("*",)):
-    """Record an intervention as a process that is not below this one."""
+    """Record an intervention as a process that is not a child of this one."""
     before = interventions._read(folder).number
     code = (
         "import sys, pathlib; from testbed.tenancy import interventions;"
@@ -114,7 +113,7 @@ def purged_by(_):
     ids=["heal", "down", "purge"],
 )
 def test_command_with_two_faults_begins_no_second_one_after_the_lab_was_put_back(qemu, folder, tmp_path, end, reason):
-    """Real holders. The command is a process of its own, the one that puts the lab back is this one."""
+    """With real holders: a separate process runs the command, and this process restores the lab."""
     path = os.pathsep.join((str(HOUSE), str(SUPPORT)))
     command = subprocess.Popen(
         [sys.executable, "-c", TWO_FAULTS, str(folder), str(tmp_path / "journal")],
@@ -140,7 +139,7 @@ def flap():
 
 
 def test_prepared_fault_is_not_armed_after_a_heal_from_a_different_shell(qemu, folder, tmp_path):
-    """The fault's holder survives, as if `heal` could not see it yet."""
+    """`heal` did not find the holder, so the holder survives; the recorded intervention must still stop it."""
     with Journal(tmp_path / "journal") as journal, Injector(lab_at(folder), journal) as injector:
         prepared = injector.prepare(flap())
         in_another_shell(folder, "heal --panic")
@@ -153,7 +152,7 @@ def test_prepared_fault_is_not_armed_after_a_heal_from_a_different_shell(qemu, f
 
 
 def test_fault_is_armed_after_a_heal_by_the_same_process(qemu, folder, tmp_path):
-    """A test session heals and injects again, and so does a program that it starts."""
+    """A test session, or a program that it starts, may heal the lab and then inject again."""
     with Journal(tmp_path / "journal") as journal, Injector(lab_at(folder), journal) as injector:
         interventions.watch(folder)
         healed_by(folder)
@@ -172,7 +171,7 @@ def test_command_that_begins_after_a_heal_is_not_refused(folder):
 
 
 def test_hold_of_a_lab_is_the_beginning_of_a_command(folder):
-    """A heal between two runs of `run --repeat` is after the beginning of the command."""
+    """The whole `run --repeat` counts as one command, so a heal between two of its runs stops it."""
     with hold(SOFT, why="run", mode="exclusive"):
         in_another_shell(folder, "heal --panic")
         with pytest.raises(interventions.Intervened, match="soft: `faultbed heal --panic`"):
@@ -199,7 +198,7 @@ def test_own_intervention_does_not_hide_one_from_a_different_shell(folder):
 
 
 def test_intervention_on_a_full_disk_removes_the_record_and_stops_older_commands(folder, monkeypatch):
-    """`heal` goes on; the process that ran it is not in its own way, another one cannot tell and is stopped."""
+    """`heal` continues without its record. Only its own process may go on: other commands cannot rule out a heal."""
 
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -233,7 +232,7 @@ def test_command_older_than_the_intervention_record_is_refused(folder, monkeypat
 
 
 def test_intervention_is_synced_before_the_lab_changes(folder, monkeypatch):
-    """File and folder: a rename that a power failure takes back would be no record."""
+    """Both file and folder are synced, because a power failure may undo a rename, and the record with it."""
     synced, sync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(stat.S_IFMT(os.fstat(fd).st_mode)), sync(fd)))
     interventions.record(folder, "heal")
@@ -260,7 +259,7 @@ def run_with(lab, tmp_path, monkeypatch, with_faults):
 
 
 def test_run_on_a_lab_that_was_healed_meanwhile_is_an_error_of_the_run(qemu, folder, tmp_path, monkeypatch):
-    """Also when all its faults were over by then; an error is judged ERROR, so it is no PASS."""
+    """This holds even if all faults of the run were over. An error is judged ERROR, so the run cannot pass."""
     interventions.watch(folder)
     result = run_with(lab_at(folder), tmp_path, monkeypatch, lambda *_: in_another_shell(folder, "heal --panic"))
     assert len(result.errors) == 1
@@ -275,7 +274,7 @@ def test_run_on_a_lab_that_is_left_alone_has_no_error(qemu, folder, tmp_path, mo
 
 
 def test_guard_of_a_run_raises_after_another_shell_has_healed(folder):
-    """The watch over a running workload asks it twice a second, and clears all faults when it raises."""
+    """The loop that watches a running workload calls this guard twice a second, and clears all faults if it raises."""
     requests = []
     guard = loop._guard_of(lab_at(folder), lambda: requests.append(1))
     guard()
@@ -286,7 +285,7 @@ def test_guard_of_a_run_raises_after_another_shell_has_healed(folder):
 
 
 def test_run_does_not_begin_after_another_shell_has_healed(folder, monkeypatch):
-    """The second of several runs: nothing of it is done, not even its directory is made."""
+    """A later run of several does nothing and creates no directory."""
     monkeypatch.setattr(loop, "refusal", lambda *_: None)
     monkeypatch.setattr(loop, "open_lab", lambda _: contextlib.nullcontext(lab_at(folder)))
     interventions.watch(folder)

@@ -1,4 +1,4 @@
-"""What comes from files, nodes and people is shown as it is: nothing in brackets is taken for markup."""
+"""Text from files, nodes and users is printed literally: brackets are never interpreted as markup."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_progress_and_its_spinner_print_text_literally(session, place, capsys, d
 
 
 def test_json_with_nan_or_infinity_is_standard_json(capsys):
-    """Traffic that failed before its first iteration has percentiles of nothing."""
+    """Traffic that failed before its first iteration has NaN percentiles."""
     Session(None).json({"p50": float("nan"), "all": [float("inf"), 1.5], 3: (None, "NaN")})
 
     def refuse(word):

@@ -1,4 +1,4 @@
-"""A file that is nested too deep is refused by its name, and is no traceback."""
+"""A file that is nested too deeply is refused with its name, not with a traceback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the counters of RNICs say of a run, whatever RNICs they are, and whatever happened to them meanwhile."""
+"""RNIC counters of a run: names of different RNICs, resets, and RNICs that appear or disappear."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_metrics_without_counters_list_both_names():
 
 
 def test_rack_faults_use_retransmission_counters_only():
-    """The table holds refusals too: no fault of a lost packet is proved by those."""
+    """The table also holds counters of refusals, which prove no lost packet."""
     assert "rcvd_rnr_err" not in COUNTERS
     assert COUNTERS["rcvd_seq_err"] == "packet_seq_err"
 

@@ -1,4 +1,4 @@
-"""The text for Prometheus passes a strict reading of its format, and a series keeps its name and labels."""
+"""The Prometheus text passes a strict parser of its format, and each series keeps its name and labels."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_prometheus_names_mapped_to_one_metric_stay_two_series():
 
 @given(counters=COUNTERS, seed=st.randoms())
 def test_prometheus_series_do_not_depend_on_order_or_value(counters, seed):
-    """Values read again later and in another order belong to the same series."""
+    """A series keeps its name and labels if the values are read later and in another order."""
     nodes = list(counters.items())
     seed.shuffle(nodes)
     again = {node: {name: value + 1 for name, value in reversed(values.items())} for node, values in nodes}

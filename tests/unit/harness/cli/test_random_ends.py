@@ -1,7 +1,7 @@
-"""`faultbed inject` and a run, ended by a random signal at a random moment: what is said of the lab is what the lab is.
+"""`faultbed inject` and a run, ended by a random signal at a random time, report the lab's state correctly.
 
-Real processes: the command line, its holder, and the guardian of that. Only what stands for QEMU is ours, and its link
-is looked at beside everything that faultbed says. The run has a workload that only lasts (`local_run`).
+Real processes: the command line, its holder and the holder's guardian. Only QEMU is a stand-in. Its link is read
+independently of faultbed. The workload of the run only takes time (`local_run`).
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ ENDS = {
 
 @dataclass(frozen=True, kw_only=True)
 class End:
-    """What is done to one command: signals, `after_s` its start or its fault's, `apart_s` from each other.
+    """Signals to one command: the first one `after_s` after its start or its fault's, the others `apart_s` later.
 
-    The target takes `late_s` to revert, so that there is a time in which it has not.
+    The target takes `late_s` to revert, so that a command may end before the revert.
     """
 
     command: str
@@ -77,7 +77,7 @@ def drawn(command, count):
 
 
 def wrong(end):
-    """What faultbed said and was not so, after one such end; nothing when all of it was."""
+    """Yield each false statement of faultbed about the lab after one such end."""
     with tempfile.TemporaryDirectory() as name:
         qemu = Qemu(Path(name) / "qmp")
         qemu.late_s = end.late_s

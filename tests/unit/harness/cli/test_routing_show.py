@@ -1,4 +1,4 @@
-"""`routing show`: what a switch's rules, tables, groups and marks look like to a person, and what was left behind."""
+"""`routing show`: readable rules, tables, groups and marks of a switch, and leftovers of a scheme."""
 
 import contextlib
 import json

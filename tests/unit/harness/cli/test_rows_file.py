@@ -1,4 +1,4 @@
-"""Tables of what traffic measured: the same rows in either format, and a file that cannot be is refused at once."""
+"""Tables of traffic measurements: the same rows in CSV and Parquet; an impossible file name is refused at once."""
 
 from types import SimpleNamespace
 

@@ -23,7 +23,7 @@ PORTS = {f"host{number}": f"be{number % 2}.tx_bytes" for number in range(1, 9)}
 
 
 def snapshot():
-    """A lab of eight hosts: each sends 125 MB a second more than the one before; one lost packets, one link went."""
+    """Return a lab of eight hosts, each sending 125 MB/s more than the previous; one lost packets, one link is down."""
     screen = Screen(began_ns=BEGAN)
     for at_s in range(3):
         for number, (host, port) in enumerate(PORTS.items(), start=1):
@@ -126,7 +126,7 @@ def test_top_survives_a_machine_that_stops_answering(monkeypatch):
 
         def table(self, rows, *, now_ns, heard_ns):
             frames.append(now_ns)
-            # As if it had been silent for longer than anybody wants to wait here.
+            # Add the time after which a machine counts as silent, so that the test need not wait for it.
             return super().table(rows, now_ns=now_ns + SILENT_NS, heard_ns=heard_ns)
 
     monkeypatch.setattr(watching, "Screen", KillingScreen)

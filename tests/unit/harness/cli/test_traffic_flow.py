@@ -27,7 +27,8 @@ SPECS = [FlowSpec(src="host1:rxe0", dst=f"host{number}:rxe0") for number in (2, 
     ],
 )
 def test_flow_of_which_nothing_arrived_is_a_failure(sizes, outcome, code, words):
-    """On links of 3 Mb/s, messages of 64 KiB outlasted the timeouts of their QPs: nothing arrived, and exit code 0."""
+    """On links of 3 Mb/s, messages of 64 KiB outlast the QPs' timeouts and nothing arrives. The exit code was once
+    0."""
     flows = tuple(
         SimpleNamespace(spec=spec, size_bytes=size, wrong_bytes=None) for spec, size in zip(SPECS, sizes, strict=True)
     )
@@ -41,7 +42,7 @@ def test_flow_of_which_nothing_arrived_is_a_failure(sizes, outcome, code, words)
     ("checked", "code"), [(4, ExitCode.PASS), (0, ExitCode.INCONCLUSIVE), (None, ExitCode.INCONCLUSIVE)]
 )
 def test_flow_of_which_no_byte_was_checked_is_no_pass(checked, code):
-    """`--check` of nothing found no wrong byte."""
+    """`--check` finds no wrong byte if no byte arrives."""
     flow = SimpleNamespace(spec=replace(SPECS[0], check=True), size_bytes=4, checked_bytes=checked, wrong_bytes=0)
     session = SimpleNamespace(err=Console(file=io.StringIO(), width=200))
     result = SimpleNamespace(flows=(flow,), outcome="completed", where=None)

@@ -1,4 +1,4 @@
-"""`faultbed traffic job --alone`: a group whose job alone did not go well has no ratio, and the exit code says so."""
+"""`faultbed traffic job --alone`: a group whose job failed when it ran alone has no ratio, and the command fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The section [bystander]: read strictly, part of the plan, and refused where it is no bystander."""
+"""The section [bystander]: read strictly, part of the plan, and refused if it would share RNICs with the workload."""
 
 import json
 

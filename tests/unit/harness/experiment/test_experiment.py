@@ -1,4 +1,4 @@
-"""The experiment file is read into frozen types, and what is wrong in it is named with its path."""
+"""The experiment file is decoded into frozen types, and every error names its path in the file."""
 
 from __future__ import annotations
 
@@ -255,7 +255,7 @@ def test_experiment_misfit_fault_is_named_by_its_place_in_the_file(kind, target,
     [("recovery.total", '"3s"', 3.0), ("recovery.total", '"0s"', 0.0), ("iterations", "12", 12)],
 )
 def test_experiment_equals_is_in_the_metric_unit(metric, written, bound):
-    """A time that stayed text equalled no measured number: such a check could never pass."""
+    """A duration that stayed text would equal no measured number, so the check could never pass."""
     text = GOOD.replace("recovery.total", metric).replace('max = "3s"', f"equals = {written}")
     (expected,) = decode(text.encode(), source="x.toml").expectations
     assert (expected.equals, type(expected.equals)) == (bound, type(bound))

@@ -1,4 +1,4 @@
-"""Flows as the workload of an experiment: all that the command line can say, and what cannot be."""
+"""Flows as the workload of an experiment: every option of the command line, and refusals."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ ranks = ["host1:rxe0", "host1:rxe1"]
 
 @pytest.mark.parametrize(("message", "text"), INSIDE_ONE_HOST.items())
 def test_experiment_traffic_within_a_host_is_rejected_on_a_soft_lab_only(message, text):
-    """A run found it only once the lab was reset, and was an ERROR."""
+    """This used to be found only after the lab was reset, and the run was an ERROR."""
     output = refused(text)
     assert message in output
     assert "host1:rxe0 -> host1:rxe1 is inside one host" in output

@@ -1,4 +1,4 @@
-"""Jobs as the workload of an experiment: what trains, stores, infers and ranks, and what makes no sense."""
+"""Jobs as the workload of an experiment: training, storage, inference and ranking, and refusals."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def test_experiment_job_has_its_restart_policy():
     ],
 )
 def test_experiment_job_with_restarts_has_time_for_every_restart(line, waits_s):
-    """A job that waits for its host in time is not stuck; one without restarts has ten minutes."""
+    """A job that waits for a host within its limits is not stuck. A job without restarts has ten minutes."""
     plain, _, _ = SURVIVING_JOB.partition("[workload.resilience]")
     without, made = (fit(decode(text.encode(), source="job.toml"), soft_topology(), "soft") for text in (
         plain, SURVIVING_JOB + line,

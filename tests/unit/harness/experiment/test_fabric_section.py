@@ -1,4 +1,4 @@
-"""The section [fabric]: read strictly, part of the plan, and refused by name where a lab cannot do what it wants."""
+"""The section [fabric]: read strictly, part of the plan, and refused if the lab cannot apply the scheme."""
 
 import json
 import re
@@ -93,7 +93,7 @@ def test_fabric_section_rank_behind_a_single_uplink_is_rejected_by_name():
 
 
 def test_fabric_section_looks_only_at_the_rnics_of_the_workload():
-    """The second RNIC of host1 is at a switch with one uplink: it matters only when a rank has it."""
+    """The second RNIC of host1 is at a switch with one uplink, which matters only if a rank uses it."""
     topology = LABS["soft-3rack"]
     links = [link for link in topology.links if link.name != "rtsw3:ctsw2"]
     at = [link.name for link in links].index("rtsw1:host1:rxe1")

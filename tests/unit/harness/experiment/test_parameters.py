@@ -1,4 +1,4 @@
-"""Parameters of an experiment by their paths: those of a file are known, a wrong one is refused with the nearest."""
+"""Parameters of an experiment by path: all paths of a file are known, and a wrong one is refused with the nearest."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_parameter_path_accepts_the_value_already_there(content):
             for step in path.replace("[", ".[").split("."):
                 here = here[int(step[1:-1])] if step.startswith("[") else here[step]
         except (KeyError, TypeError):
-            continue  # it may stand there, and does not
+            continue  # an optional parameter that the file does not set
         text = str(here).lower() if isinstance(here, bool) else str(here)
         if not isinstance(here, list | dict):
             assert raw_of(content, **{path: text}) == raw, path
@@ -141,7 +141,7 @@ def test_weight_of_a_link_can_be_swept_by_its_name():
 
 
 def test_weights_as_a_whole_are_no_parameter():
-    """A value is a number or a text, and the weights of links are a table."""
+    """The value of a parameter is a number or a text, but the weights of links are a table."""
     text = FLOW.format("write", '[fabric]\nrouting = "weighted"\n').encode()
     assert "no such parameter" in refused(text, "fabric.weights", "3")
     assert known_paths(tomllib.loads(text.decode())).count("fabric.buckets") == 1

@@ -1,4 +1,4 @@
-"""Experiments of racks fit the example, that of both kinds fits both; on a lab of the other kind one is skipped."""
+"""Rack experiments fit the example rack, and are skipped on a lab of the other kind unless they name both kinds."""
 
 import pytest
 from house import DEMO
@@ -99,7 +99,7 @@ def test_rack_experiments_exist_and_the_demo_is_none():
 
 @pytest.fixture
 def of_the_demo(pytester, monkeypatch):
-    """A session in a folder that has the demo experiment, with the example of a rack as its lab."""
+    """Run pytest in a folder that has the demo experiment, with the example rack as its lab."""
     monkeypatch.setenv("FAULTBED_CACHE", CACHE)  # pytester's home is empty, and asking Ansible takes a while
     (pytester.path / "experiments").mkdir()
     (pytester.path / "experiments/demo.toml").write_text((FOLDER / "demo.toml").read_text())
@@ -151,7 +151,7 @@ max = 8
 
 
 def test_run_on_two_hosts_of_a_rack_ignores_other_hosts(tmp_path):
-    """Another user's losses on host3 are no witness to our faults, and a reboot of host4 does not end our run."""
+    """Another user's losses on host3 do not prove this run's faults, and a reboot of host4 does not end the run."""
     path = tmp_path / "pair.toml"
     path.write_text(PAIR)
     decided = run.decide(experiment_module.load(path), path.read_bytes(), RACK)

@@ -1,4 +1,4 @@
-"""An experiment may replay a trace: that of the plan's digest, found beside it or in a run directory, or refused."""
+"""Replay of a trace: it must have the plan's digest, and lies beside the experiment or in its run directory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Times of recovery: noise alone does not make a bound fail, and what is no noise still does."""
+"""Recovery times: noise alone does not make a bound fail, and a real effect still does."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def verdict_of(run, name):
 @pytest.mark.parametrize("name", ["recovery.total", "after_clear.total", "recovery.hold"])
 @pytest.mark.parametrize(("sd", "phi"), some_of([(0.2, 0.8), (0.1, 0.5), (0.05, 0.8), (0.2, 0.0)], 2))
 def test_recovery_from_a_harmless_fault_fails_no_bound_by_chance(name, sd, phi):
-    """Goodput went below its floor by itself in every second such run, and recovery was "12 s"."""
+    """Noise alone took goodput below its floor in every second such run, and recovery was "12 s"."""
     rng = np.random.default_rng(5)
     result = Counter(verdict_of(noisy_run(rng, sd=sd, phi=phi, start_s=15, length_s=10), name) for _ in range(60))
     assert result[Verdict.FAIL] <= most_errors(60, 0.005)
@@ -65,7 +65,7 @@ def test_recovery_from_an_outage_that_is_no_noise_fails_its_bound(start_s, sd, p
 
 
 def test_recovery_that_is_censored_by_noise_alone_fails_no_bound():
-    """The run ends under the fault: "at least 12 s" until goodput was above a floor that noise alone goes below."""
+    """The run ends during the fault, so recovery was "at least 12 s", although only noise was below the floor."""
     rng = np.random.default_rng(7)
     runs = [noisy_run(rng, sd=0.1, phi=0.5, start_s=20, length_s=19.5) for _ in range(60)]
     assert all(observe(run).metrics["recovery.total"].censored for run in runs[:5])
@@ -75,7 +75,7 @@ def test_recovery_that_is_censored_by_noise_alone_fails_no_bound():
 
 
 def test_interval_of_a_recovery_begins_where_goodput_is_no_noise():
-    """An RNIC at 70 % in noise of 20 %: it may have been back at any time, and was by its floor after 10 s."""
+    """An RNIC at 70 % with 20 % of noise may have recovered at any time; by the floor it had after 10 s."""
     rng = np.random.default_rng(8)
     recovery = observe(noisy_run(rng, sd=0.2, phi=0.5, start_s=15, length_s=10, share=0.7)).metrics["recovery.total"]
     assert recovery.interval is not None

@@ -1,4 +1,4 @@
-"""Which packets a seed chooses, as planned and as a rule. What the kernel does with the rule is tested on a lab."""
+"""Packets that a seed selects, in the plan and in the nftables rule. How the kernel applies it is tested on a lab."""
 
 import itertools
 import json
@@ -53,7 +53,7 @@ def test_selection_is_reproducible_per_seed_and_differs_between_seeds(share, see
 
 
 def test_selection_draw_is_unchanged_across_versions():
-    """A seed in a report must name the same packets next year: these were drawn by the first version."""
+    """A seed in an old report must select the same packets. These were drawn by the first version."""
     chosen = by_share(0.1, 1)
     assert (chosen.period, chosen.positions[:6]) == (10240, FIRST_DRAWN)
     assert netem_seed(1) == FIRST_NETEM_SEED
@@ -125,7 +125,7 @@ def test_fault_without_random_draws_has_no_seed(kind, params):
 
 
 def test_seed_of_the_experiment_reaches_the_rule(tmp_path):
-    """`plan.json` gave each fault a seed that nothing read: two runs of one seed dropped different packets."""
+    """Nothing used to read the seed of a fault in `plan.json`, so two runs with one seed dropped different packets."""
     from harness.run.prepare import resolve
     from testbed import shipped
     from testbed.inventory import lab_inventory
@@ -144,7 +144,7 @@ def test_seed_of_the_experiment_reaches_the_rule(tmp_path):
 
 
 def test_plan_steps_abbreviate_the_list_of_positions():
-    """A table of a thousand numbers hides the command; the whole rule is in the request."""
+    """A list of a thousand positions would hide the command. The request still has the whole rule."""
     planned = soft("packet.drop", "host1:rxe0", share=0.1)
     (step,) = planned.steps
     assert re.search(r"numgen inc mod 10240 \{ (\d+, ){8}\.\.\. \}", step.do)

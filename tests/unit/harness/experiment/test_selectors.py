@@ -1,4 +1,4 @@
-"""Selectors resolve against any inventory: the same text names each lab's own things, or says what there is."""
+"""Selectors resolve against any inventory: one text selects each lab's own parts, or the error lists known names."""
 
 from types import SimpleNamespace
 
@@ -50,7 +50,7 @@ SOFT, RACK = LABS["soft.yml"], LABS["rack-h100.example.yml"]
         ("spine[0]:uplink[1]", "ctsw1:rtsw2", "ctsw1:rtsw2"),
         ("host[0]:downlink[0]", "rtsw1:host1:rxe0", "rtsw1:host1:mlx5_0"),
         ("rtsw[1]:downlink[0]", "rtsw2:host3:rxe0", "rtsw2:host3:mlx5_0"),
-        ("host1:rxe0", "host1:rxe0", None),  # a name stands for itself
+        ("host1:rxe0", "host1:rxe0", None),  # a plain name selects itself
         ("host[0]:rxe0", "host1:rxe0", None),
     ],
 )

@@ -1,4 +1,4 @@
-"""The search finds and shrinks a planted defect, keeps it, and tells failures from what proves nothing."""
+"""The search finds, shrinks and stores a planted defect, and distinguishes failures from runs that prove nothing."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ PASSED = Outcome(verdict="PASS", failures={})
 
 @functools.cache
 def strategy(*, kinds=("link.down", "packet.drop", "gpu.xid"), workloads=("collective",), may_disrupt=None, most=4):
-    """Cases of a lab whose owner allows all faults, or short ones on some nodes only. Searches share what fits it."""
+    """Return a strategy of cases for a lab whose owner allows all faults, or only short ones on some nodes."""
     safety = None if may_disrupt is None else SafetyVars(may_disrupt=[*may_disrupt], longest_fault_s=2.0)
     return draw.cases(replace(MINI, safety=safety), kinds=kinds, workloads=workloads, most=most)
 
@@ -64,7 +64,7 @@ def overlap_on_one_host(case):
 
 
 class Fake:
-    """A lab in which a case fails the checks for which a predicate holds."""
+    """A stand-in lab. A case fails each check whose predicate holds for it."""
 
     def __init__(self, **defects):
         self.defects, self.cases = defects, []
@@ -76,7 +76,7 @@ class Fake:
 
 
 def search(tmp_path, run, *, runs=2000, seed=1, until=1, **kwargs):
-    """A search that ends after `runs`, or with the failure that is number `until`."""
+    """Run a search that ends after `runs` runs, or at failure number `until`."""
     made = Search(
         strategy=strategy(**kwargs), run=run,
         may_run=lambda: len(made.tried) < runs and len(made.failures) < until,
@@ -87,7 +87,7 @@ def search(tmp_path, run, *, runs=2000, seed=1, until=1, **kwargs):
 
 @pytest.fixture(scope="module")
 def overlap(tmp_path_factory):
-    """The search that has found and shrunk the planted defect, with its folder."""
+    """Return a search that found and shrank the planted defect, and its folder."""
     folder = tmp_path_factory.mktemp("overlap")
     made = search(folder, Fake(workload=overlap_on_one_host))
     made.go()
@@ -107,7 +107,7 @@ def test_search_planted_overlap_is_shrunk_to_two_short_faults(overlap):
 
 
 def test_search_intensity_and_time_are_shrunk_to_the_least_that_fails(tmp_path):
-    """A defect that needs a share of 0.25 and two seconds is left with these."""
+    """A defect that needs a share of 0.25 for two seconds shrinks to exactly these values."""
 
     def strong(case):
         return any(f.kind == "packet.drop" and f.params["share"] >= 0.25 and f.for_s >= 2 for f in case.faults)
@@ -157,7 +157,7 @@ def test_search_repeats_a_case_only_to_confirm_it(tmp_path):
 
 
 def test_search_resumed_replays_earlier_failures_first(overlap, tmp_path):
-    """The first run of a new search is the smallest failing case of the one before, whatever its seed."""
+    """The first run of a new search is the smallest failing case of the previous search, whatever the seed."""
     first, folder = overlap
     run = Fake(workload=overlap_on_one_host)
     again = search(shutil.copytree(folder, tmp_path / "again"), run, seed=99)
@@ -305,7 +305,7 @@ def test_outcome_intended_by_a_fault_is_excused_and_no_other(kind, checks):
 
 
 def test_outcome_fault_that_was_never_armed_excuses_nothing():
-    """The job ended before the rank was killed: what failed it is a finding."""
+    """The job ended before the rank was killed, so its failure is a finding."""
     fired = Fired(count=0, first_ns=None, last_ns=None, witness=None, must_move={}, must_not_move={})
     receipt = Receipt(
         id="a", kind="host.rank-kill", target="host1", fidelity="real", armed=Armed(ok=False), fired=fired,
@@ -379,7 +379,7 @@ def test_command_plan_draws_and_touches_nothing(tmp_path, monkeypatch):
 
 @pytest.fixture
 def fake_lab(monkeypatch, tmp_path):
-    """The command, with a lab that is up and not reserved by anybody, and runs that are made up."""
+    """Run the command with a lab that is up and not reserved, and with synthetic runs."""
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda *_, **__: None)
 
@@ -406,7 +406,7 @@ def test_fuzz_exit_code_shows_whether_failures_were_detected(fake_lab, tmp_path)
 
 
 def test_fuzz_command_whose_runs_show_nothing_is_no_pass(fake_lab):
-    """A lab on which no fault can be proven has no failure either."""
+    """If no fault can be proven, no run fails, and that must not look like a pass."""
     unproven = Outcome(verdict="INCONCLUSIVE", failures={})
     ended = fake_lab(lambda _case: unproven, "--kinds", "link.down", "--examples", "3")
     assert (ended.return_value, json.loads(ended.stdout)["verdicts"]) == (2, {"INCONCLUSIVE": 3})

@@ -1,4 +1,4 @@
-"""Copies that the network made are duplicates, and what was sent again is none, whatever it was sent again for."""
+"""Copies that the network made are duplicates; retransmissions are not, whatever caused them."""
 
 import struct
 
@@ -21,7 +21,7 @@ OWN = ("requests", "duplicates", "payload_bytes", "episodes", "violations")
 
 
 def number(wire):
-    """Give every request a number of its own, as rxe does (identification of the IPv4 header)."""
+    """Give every request its own number in the identification field of the IPv4 header, as rxe does."""
     outgoing = wire.packets[0][2]
     for place, (time_ns, content, outbound) in enumerate(wire.packets):
         if outbound == outgoing:
@@ -29,7 +29,7 @@ def number(wire):
 
 
 def double(wire, chosen, *, after=0):
-    """Copy the `chosen` requests, 1 ns later; `after`: so many packets later. How many copies there are."""
+    """Copy the `chosen` requests, 1 ns later and behind the next `after` packets. Return the number of copies."""
     outgoing = wire.packets[0][2]
     requests = [place for place, one in enumerate(wire.packets) if one[2] == outgoing]
     places = sorted({requests[one % len(requests)] for one in chosen}, reverse=True)
@@ -40,7 +40,7 @@ def double(wire, chosen, *, after=0):
 
 
 def story(flow):
-    """All but what copies change, and the numbers of frames."""
+    """Return the parts of a flow's report that copies must not change, without frame numbers."""
     actual = {name: value for name, value in msgspec.structs.asdict(flow).items() if name not in OWN}
     episodes = [
         (episode.cause, episode.psn, episode.missing, episode.resent, episode.retry, episode.signal_ns)
@@ -57,7 +57,7 @@ def story(flow):
     numbered=st.booleans(),
 )
 def test_duplicates_planted_copy_is_no_go_back(play, at, chosen, numbered):
-    """Copies a nanosecond later: each is counted as one, and the rest of the account is as it would be without."""
+    """Copies that follow after a nanosecond are counted, and do not change the rest of the report."""
     played = go_back_n(**play, at=at)
     if numbered:
         number(played.wire)
@@ -72,7 +72,7 @@ def test_duplicates_planted_copy_is_no_go_back(play, at, chosen, numbered):
 @settings(max_examples=samples(100), deadline=None)
 @given(play=plays, chosen=st.lists(st.integers(0, 10_000), min_size=1, max_size=10), after=st.integers(1, 30))
 def test_duplicates_finds_numbered_copies_at_any_delay(play, chosen, after):
-    """Behind other packets, behind a NAK, amid a going back."""
+    """The copy may come behind other packets, behind a NAK, or in the middle of a go-back."""
     played = go_back_n(**play)
     number(played.wire)
     before = only_flow(played.wire)
@@ -84,7 +84,7 @@ def test_duplicates_finds_numbered_copies_at_any_delay(play, chosen, after):
 
 
 def test_duplicates_single_copy_is_no_retransmission():
-    """The packet again, one nanosecond later: nothing was sent again, and no going back begins a phase."""
+    """The copy follows after a nanosecond. No packet was retransmitted, so no go-back starts a recovery phase."""
     wire = Wire()
     for time_ns, psn in ((0, 5), (1000, 6), (1001, 6), (2000, 7)):
         wire.request(time_ns, psn)
@@ -109,7 +109,7 @@ def test_duplicates_when_every_packet_is_doubled(numbered):
 
 
 def test_duplicates_packet_corrupted_twice_is_no_copy():
-    """`packet.corrupt` writes one number into all that it hits, and it may hit what is sent again."""
+    """`packet.corrupt` writes one number into all packets that it hits, also into a retransmission."""
     wire = Wire()
     for time_ns, psn in ((0, 5), (100, 6), (200, 7), (70 * MS, 6), (70 * MS + 100, 7), (140 * MS, 6), (141 * MS, 7)):
         wire.request(time_ns, psn)
@@ -122,7 +122,7 @@ def test_duplicates_packet_corrupted_twice_is_no_copy():
 
 
 def test_duplicates_early_timer_is_a_retransmission():
-    """rxe starts its timer before the packet that it sends again: new numbers, 3 us after it passed."""
+    """rxe starts its timer before it sends the packet, so a retransmission with a new number may follow after 3 us."""
     wire = Wire()
     for time_ns, psn in ((0, 5), (40 * MS, 6), (40 * MS + 3 * US, 6), (40 * MS + 5 * US, 7)):
         wire.request(time_ns, psn)
@@ -132,7 +132,7 @@ def test_duplicates_early_timer_is_a_retransmission():
 
 
 def test_duplicates_read_with_missing_response_is_a_retransmission():
-    """No NAK asks for it; without any response in between, nothing does, and it is a copy."""
+    """A response is missing, so a repeated READ is a retransmission without a NAK. The READ right after is a copy."""
     reth = struct.pack(">QII", 0, 0, 4096)
     read = frame(A, B, opcode=0x0C, dqpn=RQPN, psn=100, extended=reth)
     wire = Wire()
@@ -147,7 +147,7 @@ def test_duplicates_read_with_missing_response_is_a_retransmission():
 
 
 def test_duplicates_late_packet_with_copy_and_nak_answer():
-    """12 is overtaken by 13 and doubled: the NAK is answered all the same, and that is the one going back."""
+    """Packet 13 overtakes 12, and 12 is duplicated. The copy is no retransmission; the go-back after the NAK is one."""
     wire = Wire()
     for time_ns, psn in ((0, 10), (100, 11), (200, 13)):
         wire.request(time_ns, psn)
@@ -183,7 +183,7 @@ def test_episodes_loss_during_a_go_back_is_one_go_back():
 
 @pytest.mark.parametrize("twice", [False, True])
 def test_capture_that_has_every_packet_twice_hides_no_broken_rule(twice):
-    """Two captures merged into one: a packet that the sender skipped was found in each of them, and not in both."""
+    """In two merged captures, a packet that the sender skipped used to go unnoticed."""
     wire, time_ns = Wire(), 0
     packets = [(wire.request, psn, {}) for psn in range(16) if psn != 5]
     packets += [(wire.response, psn, {}) for psn in (3, 4)] + [(wire.response, 5, {"syndrome": NAK})]
@@ -210,7 +210,7 @@ def test_packets_command_counts_duplicates(tmp_path):
 
 
 def test_packets_json_of_earlier_versions_is_still_read():
-    """A `packets.json` without the count of duplicates."""
+    """Earlier versions wrote no count of duplicates."""
     analysis = analyse(go_back_n(count=20, losses=set()).wire.frames())
     content = msgspec.json.encode(analysis).replace(b',"duplicates":0', b"")
     assert msgspec.json.decode(content, type=type(analysis)) == analysis

@@ -1,4 +1,4 @@
-"""Captured packets in a run: the ring's blocks, what is kept, and what the report and the judge say of it."""
+"""Captured packets in a run: blocks of the ring, stored slices, and their use by report and judge."""
 
 import struct
 from dataclasses import replace
@@ -25,7 +25,7 @@ EPOCH = 1_700_000_000_000_000_000
 
 
 def ring_file(packets, *, per_block=3, port=0):
-    """Packets as the kernel lays them into blocks of a TPACKET_V3 ring, and the node program into its file."""
+    """Return a file of packets in TPACKET_V3 blocks, as the kernel and the node program write it."""
     content = b""
     for begin in range(0, len(packets), per_block):
         some = packets[begin : begin + per_block]
@@ -53,7 +53,7 @@ def ring_file(packets, *, per_block=3, port=0):
 
 
 def test_capture_ring_blocks_are_read_as_written():
-    """Times, directions, lengths and bytes match. Two ports are merged by time, up to the count."""
+    """Times, directions, lengths and bytes match. Two ports are merged by time, up to the counted number of packets."""
     one, two = (go_back_n(count=20, losses={3}).wire.packets for _ in range(2))
     two = [(time_ns + 500, data, outbound) for time_ns, data, outbound in two]
     content = ring_file(one) + ring_file(two, port=1)
@@ -71,7 +71,7 @@ def test_capture_ring_blocks_are_read_as_written():
 
 
 def test_capture_ring_with_a_damaged_block_is_an_error():
-    """Not a wrong answer."""
+    """A damaged block must not yield wrong packets."""
     content = ring_file(go_back_n(count=5, losses=set()).wire.packets)
     with pytest.raises(LabError, match="damaged"):
         frames_of(struct.pack("=II", 0, 50) + content, ["a"], keep=[99], shift_ns=0)
@@ -87,14 +87,14 @@ def test_capture_ring_with_a_damaged_block_is_an_error():
     ],
 )
 def test_capture_ports_resolve_from_selectors(selector, name):
-    """A switch port, or the RNIC that it faces."""
+    """A port is named as a switch port or by the RNIC that it faces."""
     result, port = port_named(soft_topology(), selector)
     assert result == name
     assert port.node == name.partition(":")[0]
 
 
 def test_capture_of_an_unknown_port_is_refused():
-    """With an example."""
+    """The error shows a valid port as an example."""
     with pytest.raises(UsageError, match="such as rtsw2:host4:rxe0"):
         port_named(soft_topology(), "host1")
 
@@ -107,7 +107,7 @@ def captured():
 
 
 def test_evidence_stores_the_capture_and_one_slice_per_fault(tmp_path):
-    """Both open as captures; `packets.json` comes back as it was."""
+    """Both files open as captures, and `packets.json` decodes to the stored analysis."""
     result = evidence.keep(captured(), tmp_path, {"loss": (1_100_000, 1_200_000)})
     assert len(capture_file.read(tmp_path / "capture.pcapng")) == result.analysis.frames
     assert 0 < len(capture_file.read(tmp_path / result.slices["loss"])) <= result.analysis.frames
@@ -144,7 +144,7 @@ def decide(ports):
 
 
 def test_capture_section_ports_are_in_the_plan():
-    """Full names, each once; a plan without a capture says nothing of it."""
+    """The plan has the full name of each port once, and no key without a capture."""
     fitted = decide('["host4:rxe0", "rtsw2:host4:rxe0", "rtsw1:ctsw1"]')
     assert fitted.capture == ("rtsw2:host4:rxe0", "rtsw1:ctsw1")
     plan = plans.plan(fitted, inventory_digest="00", version="0")
@@ -191,7 +191,7 @@ def test_capture_of_an_idle_port_has_no_count_of_broken_rules(tmp_path):
 
 
 def test_packets_command_on_a_run_with_an_idle_port_has_the_verdict_of_its_metric(tmp_path):
-    """The run was INCONCLUSIVE about its idle port, while `faultbed packets` of the same run ended with 0."""
+    """`faultbed packets` used to end with 0 for a run whose metric was INCONCLUSIVE because of an idle port."""
     from click.testing import CliRunner
 
     from harness.cli.main import cli
@@ -209,7 +209,7 @@ def test_packets_command_on_a_run_with_an_idle_port_has_the_verdict_of_its_metri
     ("broken", "bound", "verdict"), [(0, 0, "INCONCLUSIVE"), (2, 0, "FAIL"), (2, 5, "INCONCLUSIVE")]
 )
 def test_broken_rules_of_a_doubtful_capture_fail_or_are_inconclusive(broken, bound, verdict):
-    """What was found broken is; that no more is, is not known."""
+    """In a doubtful capture a violation counts, but the absence of violations proves nothing."""
     summary = PacketSummary(frames=10, missed=0, broken=broken, doubts=("the capture has no frames",))
     run = msgspec.structs.replace(synthetic_run(seconds=12.0), packets=summary)
     (expectation,) = decide('["host4:rxe0"]').expectations

@@ -1,4 +1,4 @@
-"""The go-back-N checker: silent about what keeps the rules, certain about each planted violation."""
+"""The go-back-N checker reports every planted violation, and none in a correct capture."""
 
 import msgspec
 import numpy as np
@@ -27,7 +27,7 @@ LOST_AGAIN_IN_GOING_BACK = {
 @example(play=LOST_AGAIN_IN_GOING_BACK, at="receiver")
 @given(play=plays, at=st.sampled_from(["receiver", "sender"]))
 def test_gobackn_correct_flow_breaks_no_rule(play, at):
-    """Any losses, any window, PSNs around their end: no rule is broken, and the accounts are the truth."""
+    """With any losses, any window and wrapping PSNs, no rule is broken and all counts are exact."""
     played = go_back_n(**play, at=at)
     flow = only_flow(played.wire)
     assert flow.broken == {}
@@ -129,7 +129,7 @@ PLANTED = ["nak-ahead", "nak-repeated", "nak-of-acknowledged", "ack-ahead", "ack
 
 @pytest.mark.parametrize("rule", PLANTED)
 def test_gobackn_detects_each_planted_violation(rule):
-    """A hundred captures of each kind (a fifth by default), each with the rule broken once: found in all of them."""
+    """Each rule is broken once in each of 100 captures (20 by default), and every violation is detected."""
     rng = np.random.default_rng(7)
     planted = result = 0
     while planted < samples(100):
@@ -149,7 +149,7 @@ def test_gobackn_detects_each_planted_violation(rule):
 @settings(max_examples=samples(100), deadline=None)
 @given(count=st.integers(3, 120), skip=st.integers(1, 50), at=st.integers(0, 10_000), first=st.integers(0, SPACE - 1))
 def test_gobackn_detects_skipped_psns(count, skip, at, first):
-    """Everything from some first transmission on has a PSN too high by `skip`."""
+    """From some first transmission on, all PSNs are too high by `skip`."""
     played = go_back_n(count=count, losses=set(), first_psn=first, message=1, at="sender")
     packets = played.wire.packets
     requests = [place for place, one in enumerate(packets) if not one[2]]
@@ -187,7 +187,7 @@ def test_gobackn_late_packets_count_as_reordered():
 
 
 def test_gobackn_separates_rnr_from_loss():
-    """Refused, not lost: the responder was not ready, and asks for the same PSN again."""
+    """The responder was not ready, so it refuses the packet and requests the same PSN again. No packet was lost."""
     wire = Wire()
     wire.request(0, 5)
     wire.response(100, 5)
@@ -201,7 +201,7 @@ def test_gobackn_separates_rnr_from_loss():
 
 
 def test_gobackn_nak_below_passed_psns_is_a_loss_behind_the_port():
-    """The receiver's own queue dropped it: no rule is broken, and the account says where."""
+    """The receiver's own queue dropped the packet. No rule is broken, and the report shows the loss behind the port."""
     wire = Wire()
     for index in range(6):
         wire.request(index * 100, 10 + index)
@@ -227,7 +227,7 @@ def test_gobackn_capture_that_begins_in_an_episode_breaks_no_rule():
 
 
 def test_gobackn_reads_use_one_psn_per_response_packet():
-    """READ requests of 4 packets each: the next request's PSN is 4 on, and that is no gap."""
+    """A READ of 4 packets uses 4 PSNs, so the next request's PSN is 4 higher without a gap."""
     import struct
 
     from gbn_model import B, frame
@@ -262,7 +262,7 @@ def test_congestion_pairs_marked_packets_with_cnps():
 
 
 def test_analysis_survives_encoding():
-    """Written and read back, it is the same."""
+    """The analysis is equal after encoding and decoding."""
     analysis = analyse(go_back_n(count=60, losses={9, 30}).wire.frames())
     assert msgspec.json.decode(msgspec.json.encode(analysis), type=Analysis) == analysis
 
@@ -291,7 +291,7 @@ def test_packets_command_prints_a_table_and_exits_with_the_verdict(tmp_path):
     good = go_back_n(count=64, losses={21}, window=16).wire
     write_pcapng(tmp_path / "capture.pcapng", good.frames())
     done = CliRunner().invoke(cli, ["packets", str(tmp_path)], standalone_mode=False)
-    assert done.return_value == 2  # nothing tells what the capture of this run missed
+    assert done.return_value == 2  # this run has no file that shows missed frames
     assert "the run kept no packets.json" in done.output
     done = CliRunner().invoke(cli, ["packets", str(tmp_path / "capture.pcapng")], standalone_mode=False)
     assert done.return_value == 0
@@ -311,7 +311,7 @@ def test_packets_command_prints_a_table_and_exits_with_the_verdict(tmp_path):
 @settings(max_examples=samples(40), deadline=None)
 @given(play=plays, at=st.sampled_from(["receiver", "sender"]), seed=st.integers(0, 1000))
 def test_analysis_of_unordered_frames_only_adds_a_note(play, at, seed):
-    """Queues of an RNIC are written one after the other: the times say what came first."""
+    """Frames of an RNIC's queues may be stored one queue after the other. The time stamps give the order."""
     played = go_back_n(**play, at=at)
     want = analyse(played.wire.frames())
     order = np.random.default_rng(seed).permutation(len(played.wire.packets))
@@ -332,7 +332,7 @@ def test_analysis_of_unordered_frames_only_adds_a_note(play, at, seed):
 
 
 def test_analysis_of_a_clock_set_back_has_a_doubt():
-    """By two seconds: which packets came first is not known."""
+    """The clock was set back by two seconds, so the order of packets is unknown."""
     wire = Wire()
     for time_s, psn in ((10, 1), (11, 2), (9, 3), (10, 4)):
         wire.request(time_s * 1000 * MS, psn)
@@ -342,7 +342,7 @@ def test_analysis_of_a_clock_set_back_has_a_doubt():
 
 @pytest.mark.parametrize("numbered", [False, True])
 def test_analysis_of_two_capture_points_counts_each_packet_once(numbered):
-    """Requests and responses: one gap, one NAK, one going back, as at each point alone."""
+    """Both points have all packets, but the report has one gap, one NAK and one go-back, as from a single point."""
     import struct
 
     played = go_back_n(count=64, losses={21}, window=16, message=4)
@@ -382,7 +382,7 @@ def test_packets_command_of_an_inconclusive_capture_exits_with_2(tmp_path, snap,
 @pytest.mark.parametrize("port", ["rtsw2:host4:rxe0", ""])
 @pytest.mark.parametrize("case", ["one request", "requests alone", "responses of another queue pair"])
 def test_analysis_without_any_response_has_a_doubt(port, case):
-    """Half of the rules are of responses; requests alone were "no rule broken"."""
+    """Half of the rules concern responses. A capture of requests alone used to show "no rule broken"."""
     wire = Wire(name=port)
     for index in range(1 if case == "one request" else 50):
         wire.request(2000 * index, 5 + index)
@@ -395,7 +395,7 @@ def test_analysis_without_any_response_has_a_doubt(port, case):
 
 
 def connected_twice(first, then, *, sent=50, msn=True):
-    """A sender's port: a queue pair with PSNs from `first` on, and one of the same number with PSNs from `then` on."""
+    """Analyse a sender's port with two queue pairs of one number: PSNs of the later one start at `then`."""
     wire = Wire(name="rtsw1:host1:rxe0")
     time_ns = 0
     for start in (first, then):
@@ -412,7 +412,7 @@ def connected_twice(first, then, *, sent=50, msn=True):
     [(1_000, 3_000_000), (3_000_000, 1_000), (2_000_000, SPACE - 20), (SPACE - 10, 3_000_000), (5, SPACE // 2 + 20)],
 )
 def test_gobackn_queue_pair_that_is_connected_again_breaks_no_rule(first, then):
-    """Its PSNs begin elsewhere: neither were those between skipped, nor do its ACKs go back."""
+    """The PSNs of a new connection begin anywhere, so PSNs in between were not skipped, and ACKs may be lower."""
     analysis = connected_twice(first, then)
     assert (analysis.violations, analysis.doubts) == (0, ())
     assert [flow.requests for flow in analysis.flows] == [50, 50]
@@ -421,7 +421,7 @@ def test_gobackn_queue_pair_that_is_connected_again_breaks_no_rule(first, then):
 
 
 def test_gobackn_psns_that_go_on_far_away_for_no_known_reason_are_a_doubt():
-    """A sender that skips a million PSNs is no proof of a new connection: without that, no rule is known to hold."""
+    """A jump of a million PSNs does not prove a new connection, so rules may have been broken in the gap."""
     analysis = connected_twice(1_000, 1_000_000, msn=False)
     assert analysis.violations == 0
     assert "packets are missing in between" in analysis.doubts[0]
@@ -430,7 +430,7 @@ def test_gobackn_psns_that_go_on_far_away_for_no_known_reason_are_a_doubt():
 
 @given(st.integers(1, 400), st.integers(0, SPACE - 1))
 def test_gobackn_a_go_back_never_splits_a_flow(back, first):
-    """However far a sender goes back to what it has sent, it is the same connection, also where PSNs wrap around."""
+    """A sender that goes back to any PSN it has sent is the same connection, also where PSNs wrap around."""
     wire = Wire(name="rtsw1:host1:rxe0")
     for number in range(400):
         wire.request(1000 * number, first + number, outbound=False)

@@ -125,7 +125,7 @@ def test_pairing_unmatched_responses_at_a_host_port_are_a_doubt():
 
 
 def test_first_psns_of_connections_and_rebuilds_never_repeat():
-    """300 connections, both ends, four times made; the scheme of before repeated from the 256th connection on."""
+    """300 connections are made four times, at both ends. An earlier scheme repeated from the 256th connection on."""
     psns = [first_psn(made) for made in range(1, 300 * 2 * 4 + 1)]
     assert len(set(psns)) == len(psns)
     assert 0 not in psns

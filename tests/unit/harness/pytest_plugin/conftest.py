@@ -1,4 +1,4 @@
-"""Fixtures of the tests of sessions inside a session."""
+"""Fixtures of tests that run pytest inside pytest."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ CACHE = str(cache_dir())
 
 @pytest.fixture(autouse=True)
 def ansible_cache(monkeypatch):
-    """Keep what Ansible said of inventories: pytester's home is empty, and asking again takes half a second."""
+    """Keep Ansible's cached inventories: pytester's home is empty, and reading one again takes half a second."""
     monkeypatch.setenv("FAULTBED_CACHE", CACHE)

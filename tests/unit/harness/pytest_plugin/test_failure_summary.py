@@ -1,4 +1,4 @@
-"""A test that failed says what its workload has done: outcome, the longest iterations, lost queue pairs, who waits."""
+"""The summary of a failed test: outcome, longest iterations, lost queue pairs and waiting ranks of its workload."""
 
 from __future__ import annotations
 

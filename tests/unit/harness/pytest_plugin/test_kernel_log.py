@@ -73,7 +73,7 @@ def test_broken_kernel_is_named_once_with_the_remedy(text):
     ],
 )
 def test_unhealthy_kernel_log_lines_by_kind_of_lab(text, soft, rack):
-    """VMs that starve each other report lockups of which no machine is ill."""
+    """VMs that starve each other report lockups although no machine is faulty."""
     for kind, counts in (("soft", soft), ("rack", rack)):
         assert bool(kernel_log.unhealthy([log_entry(text)], lab_kind=kind)) is counts
 
@@ -86,7 +86,7 @@ def test_unhealthy_kernel_reports_each_message_once_with_its_machine():
 
 
 class Kernels:
-    """A lab whose machines answer with what their kernels have logged since the last question."""
+    """A lab whose machines return the kernel log since the last request."""
 
     kind = "rack"
 
@@ -114,7 +114,7 @@ def test_kernel_guard_counts_only_messages_since_it_started():
 
 
 def test_watcher_returns_the_kernel_log_since_the_last_request(monkeypatch, tmp_path):
-    """The first question begins to listen; each later one has what came between."""
+    """The first request starts the listener; each later one returns the lines since the one before."""
     log = tmp_path / "kmsg"
     log.write_text("")
     monkeypatch.setattr(watch.os, "open", lambda path, flags, real=os.open: real(log, flags))
@@ -136,7 +136,7 @@ def test_watcher_returns_the_kernel_log_since_the_last_request(monkeypatch, tmp_
 
 
 def test_xid_event_of_a_driver_counts_and_a_synthetic_one_does_not():
-    """The fault's own line made `kernel.errors max = 0` fail, with every experiment that injects it."""
+    """The fault's own log line used to make `kernel.errors max = 0` fail in every experiment that injects it."""
     log = [
         log_entry(f"3 NVRM: Xid (PCI:gpu0): 79, {SYNTHETIC}"),
         log_entry("3 NVRM: Xid (PCI:0000:1b:00): 79, pid=1, GPU has fallen off the bus."),

@@ -1,4 +1,4 @@
-"""The lab that comes up while other tests run: waiting for it, its progress, and its end with the session."""
+"""Prewarming a lab while other tests run: waiting, progress, and the end with the session."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A pytest test is only as good as its faults: one whose receipt proves nothing fails. Only QEMU is a stand-in."""
+"""A pytest test fails if the receipt of its fault proves nothing. Only QEMU is a stand-in."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def still(lab, monkeypatch):
 
 @pytest.fixture
 def session(pytester, monkeypatch, forked):
-    """Run tests in a process of their own; the properties of each by its name, and pytest's result.
+    """Run tests in a separate process; return each test's properties by name, and pytest's result.
 
     The lab's folder has a short name: the path of a UNIX socket has at most 107 characters.
     """
@@ -108,7 +108,7 @@ def test_it(still, inject, kind, params):
 
 @pytest.mark.parametrize("how", ["noop", "lie"])
 def test_every_test_fails_whose_fault_has_no_action(session, how):
-    """All these tests used to pass: the receipt was a property that no code evaluated."""
+    """All these tests used to pass, because no code evaluated the receipt."""
     results, result = session(NOOP.replace("HOW", how))
     result.assert_outcomes(passed=6, errors=6)
     assert len(results) == 6
@@ -164,7 +164,7 @@ def test_it(still, inject):
 
 
 def test_rerun_test_whose_fault_did_nothing_fails_although_its_first_attempt_failed(session, pytester):
-    """The failure of the first attempt excused the no-op fault of the second one, which passed."""
+    """The first attempt's failure used to excuse the no-op fault of the second attempt, which then passed."""
     pytester.makepyfile(rerun=RERUN)
     results, result = session(FAILS_FIRST.replace("MUTATED", "True"), "-p", "rerun")
     result.assert_outcomes(passed=1, errors=1)
@@ -229,7 +229,7 @@ def test_open(inject):
 
 
 def test_window_that_a_test_names_and_cuts_short_is_not_proven(session):
-    """The test requested half a minute and cleared at once: a fault of a millisecond is not what was tested."""
+    """A test that requests a fault of half a minute and clears it at once has not tested that fault."""
     results, result = session(WINDOWS)
     result.assert_outcomes(passed=3, errors=1)
     assert "of 30 s" in receipt_of(results["test_cut"])["unproven"][0]

@@ -1,4 +1,4 @@
-"""What the pytest plugin does when its lab does not do what it should."""
+"""The pytest plugin when its lab fails, is lost, differs, or does not fit."""
 
 import datetime as dt
 import json
@@ -69,7 +69,7 @@ def test_plugin_repeats_tests_that_use_the_lab_and_slow_ones_less_often(pytester
 
 
 def test_plugin_lost_lab_is_reopened_by_the_next_test(monkeypatch):
-    """A lab that went down came back on other ports, and 29 tests ran against the old ones."""
+    """A lab that comes back may have other ports. Without reopening it, 29 tests once ran against the old ports."""
     opened = []
 
     def open_lab(inventory):
@@ -144,7 +144,7 @@ def test_two(inject):
 
 
 def test_plugin_plans_the_faults_of_one_test_together(pytester):
-    """Two throttled GPUs spoke against each other, and neither was proved."""
+    """Planned apart, each of two throttled GPUs was the other's bystander, and neither fault was proven."""
     pytester.makepyfile(test_throttles=THROTTLES)
     pytester.runpytest_inprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
@@ -177,7 +177,7 @@ def test_not_allowed(inject):
 
 
 def test_inject_of_a_fault_that_a_rack_refuses_skips_the_test(pytester):
-    """The test runs on both kinds of lab. If its fault is unsupported or not permitted, nothing was shown."""
+    """The test may run on both kinds of lab. If its fault is unsupported or forbidden there, it has shown nothing."""
     pytester.makepyfile(test_refused=REFUSED)
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider", "-rs")
     result.assert_outcomes(skipped=2)
@@ -187,7 +187,7 @@ def test_inject_of_a_fault_that_a_rack_refuses_skips_the_test(pytester):
 
 @pytest.fixture(autouse=True)
 def no_lab_ahead(monkeypatch):
-    """Sessions inside this one bring no lab up, nor do they end the one that this session has."""
+    """Inner sessions neither bring a lab up nor end this session's lab."""
     monkeypatch.setattr(pytest_lab, "prewarm", lambda _config: None)
 
 
@@ -197,7 +197,7 @@ DEBRIS = fingerprint.Fingerprint(nodes={"host1": {"link mlx5_0": "down"}})
 
 @pytest.fixture
 def rack(monkeypatch, tmp_path):
-    """A rack that looks as `rack.now` says, and keeps its state in a folder that is not there yet."""
+    """A rack whose fingerprint is `rack.now`, with a state folder that does not exist yet."""
     state = SimpleNamespace(now=CLEAN, folder=tmp_path / "state", resets=0, kernel=[])
 
     def request(_machine, _request):
@@ -265,7 +265,7 @@ def test_after(lab): ...
 
 @pytest.mark.parametrize("debris", ["Fingerprint(nodes={'host1': {'link mlx5_0': 'down'}})", "None"])
 def test_plugin_rack_left_dirty_by_a_test_takes_no_further_test(pytester, rack, debris):
-    """The next test used to take the debris as its baseline and pass, so the debris stayed unreported."""
+    """The next test used to take leftovers as its baseline and pass, so they stayed unreported."""
     pytester.makepyfile(test_x=LEAVES.format(debris=debris))
     result = on_rack(pytester)
     result.assert_outcomes(passed=1, errors=2)
@@ -275,7 +275,7 @@ def test_plugin_rack_left_dirty_by_a_test_takes_no_further_test(pytester, rack, 
 
 @pytest.mark.parametrize(("left", "outcomes"), [(CLEAN, {"passed": 1}), (DEBRIS, {"errors": 1})])
 def test_session_after_a_killed_one_compares_the_rack_with_the_earlier_baseline(pytester, rack, left, outcomes):
-    """Debris of the killed session's test is not the baseline of the next session."""
+    """Leftovers of the killed session must not become the baseline of the next session."""
     killed = in_progress.write(rack.folder, why="pytest", before=CLEAN, lease_s=0.0)
     killed.abandon()
     rack.now = left
@@ -365,7 +365,7 @@ def test_quarantine_failed_test_restores_the_lab_like_any_other(pytester, rack):
 
 
 def asked_for_experiments(pytester):
-    """Make a folder whose TOML files the project's configuration declares to be experiments."""
+    """Make a folder whose TOML files are experiments by the project's configuration."""
     pytester.makeini("[pytest]\nfaultbed_experiments = experiments\n")
     return pytester.mkdir("experiments")
 
@@ -388,7 +388,7 @@ def a_verdict(word, state):
 
 @pytest.fixture
 def experiment(pytester, rack, monkeypatch):
-    """An experiment of this session that comes to a verdict without a lab."""
+    """Replace the run of an experiment by a verdict, so that the session needs no lab."""
     asked_for_experiments(pytester).joinpath("e.toml").write_text("")
 
     def comes_to(word, state="CLEAN"):
@@ -428,7 +428,7 @@ def test_plugin_selects_experiments_by_the_kind_of_lab(pytester, experiment):
 
 
 def test_experiments_are_repeated_like_tests(pytester, experiment):
-    """`make rack-soak` ran every experiment once."""
+    """`make rack-soak` used to run every experiment only once."""
     experiment("PASS")
     on_rack(pytester, "--faultbed-repeat=3").assert_outcomes(passed=3)
     on_rack(pytester).assert_outcomes(passed=1)
@@ -495,7 +495,7 @@ def test_plugin_session_that_only_skipped_is_no_pass(pytester):
 
 @pytest.mark.process
 def test_session_of_workers_that_only_skipped_is_no_pass(pytester):
-    """The controller of pytest-xdist did not know what its workers had skipped for, and was green."""
+    """The controller of pytest-xdist does not see why its workers skip, and used to be green."""
     pytester.makepyfile(test_x=NEEDY.format(need="uplinks >= 200"))
     options = ("-p", "no:cacheprovider", "--lab=soft", "-n", "1")
     result = pytester.runpytest_subprocess(*options)
@@ -507,7 +507,7 @@ def test_session_of_workers_that_only_skipped_is_no_pass(pytester):
 
 
 def test_session_that_skips_for_the_lab_counts_the_reasons(pytester):
-    """What a lab does not fit was an S among dots: on a rack that is a third of a suite, perhaps for one reason."""
+    """On a rack a third of the tests may be skipped, perhaps for one reason, which a line of dots and S hides."""
     need = NEEDY.format(need="uplinks >= 200")
     pytester.makepyfile(test_x=need + need.replace("test_wide", "test_wider") + "def test_pure(): ...\n")
     pytester.makepyfile(test_y=NEEDY.format(need="hosts >= 300"))
@@ -541,7 +541,7 @@ def test_plugin_refuses_one_lab_for_several_processes():
 
 
 def test_plugin_without_configured_experiments_leaves_toml_files_alone(pytester):
-    """Another project's `experiments/*.toml` were collected, and failed as experiment files of ours."""
+    """`experiments/*.toml` of an unrelated project were once collected, and failed as faultbed's experiments."""
     (pytester.mkdir("experiments") / "sweep.toml").write_text("learning_rate = [0.1, 0.01]\n")
     pytester.makepyfile(test_x="def test_pure(): ...\n")
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
@@ -570,7 +570,7 @@ def test_plugin_collects_experiments_of_configured_files_and_folders(pytester, c
 
 
 def test_plugin_refuses_configured_experiments_that_do_not_exist(pytester):
-    """A folder that was renamed would take its experiments out of the suite without a word."""
+    """Otherwise renaming a folder would silently remove its experiments from the suite."""
     pytester.makeini("[pytest]\nfaultbed_experiments = renamed\n")
     result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -588,7 +588,7 @@ def pytest_unconfigure(config):
 
 @pytest.mark.process
 def test_plugin_loads_nothing_of_the_product_without_lab_tests(pytester):
-    """Every pytest session of every project with faultbed installed paid a second of CPU for our imports."""
+    """Otherwise every pytest session of a project with faultbed installed would spend a second of CPU on imports."""
     pytester.makeconftest(MODULES)
     pytester.makepyfile(test_x="def test_pure(): ...\n")
     (pytester.mkdir("experiments") / "sweep.toml").write_text("")
@@ -639,7 +639,7 @@ def test_stopped(unproven):
 
 
 def test_plugin_interrupted_session_ends_its_lab_although_a_fixture_fails(pytester, monkeypatch):
-    """Ctrl-C during a fault: the fixture failed as not proven, and five VMs kept running after the session."""
+    """After Ctrl-C during a fault, the fixture fails as not proven. Five VMs used to keep running after the session."""
     left = []
     monkeypatch.setattr(pytest_lab, "close_session", left.append)
     pytester.makepyfile(test_x=INTERRUPTED)
@@ -650,7 +650,7 @@ def test_plugin_interrupted_session_ends_its_lab_although_a_fixture_fails(pytest
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
 @pytest.mark.parametrize("failing", ["stop", "mark", "close", "down"])
 def test_close_session_with_one_failed_step_takes_all_other_steps(monkeypatch, tmp_path, failing, error):
-    """A second Ctrl-C while the lab went down left the lease, and its token in the environment."""
+    """A second Ctrl-C while the lab went down used to leave the lease, and its token in the environment."""
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
     monkeypatch.setenv(INHERITED, "outer")
     config = SimpleNamespace(stash=pytest.Stash(), getoption=lambda _name: "soft")
@@ -676,7 +676,7 @@ def test_close_session_with_one_failed_step_takes_all_other_steps(monkeypatch, t
 
 
 def test_session_lab_dropped_after_an_error_takes_its_mark_along(rack):
-    """The mark stayed, and the next test's session took it for the mark of a killed command."""
+    """Otherwise the next test's session would take the mark for that of a killed command."""
     config = SimpleNamespace(stash=pytest.Stash())
     config.stash[pytest_lab._SESSION_LAB] = rack.session_lab
     rack.session_lab.reset_if_needed(force=False)

@@ -1,6 +1,4 @@
-"""Quarantine has an end: until its date a known flake fails no session, after it the test fails; stale entries are
-errors.
-"""
+"""Quarantine ends at its date: a known flake fails no session before, and fails it after. Stale entries are errors."""
 
 import datetime as dt
 
@@ -111,7 +109,7 @@ def test_quarantine_entries_of_unselected_tests_are_not_stale(session):
 
 
 def test_quarantine_entry_without_its_file_is_an_error_for_every_selection(session):
-    """A renamed file used to hide its entries for ever."""
+    """The entries of a renamed file used to be ignored for ever."""
     gone = quarantined("test_a", TODAY).replace("test_x.py", "test_renamed.py")
     for argv in ((), ("test_x.py::test_b",), ("-k", "test_b")):
         result = session(gone, *argv)

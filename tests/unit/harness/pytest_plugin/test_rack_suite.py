@@ -1,6 +1,6 @@
-"""What `make rack-nightly` collects for a rack: tests and experiments that are not for soft labs alone.
+"""Tests and experiments that `make rack-nightly` collects for a rack.
 
-It says what is there to be run, and that its faults can be planned; none of it has run on hardware.
+This checks only which items exist and that their faults can be planned; none has run on hardware.
 """
 
 import re
@@ -66,7 +66,7 @@ def is_soft_experiment(nodeid):
 
 @pytest.mark.process
 def test_rack_nightly_collects_thirty_items_that_are_not_for_soft_labs_alone(collected):
-    """There used to be two experiments only: every module of tests/soft has the mark `soft`, so a rack skips them."""
+    """A rack skips every module of tests/soft, because it has the mark `soft`: the items must come from elsewhere."""
     ours = [item.nodeid for item in collected if "soft" not in item.marks and not is_soft_experiment(item.nodeid)]
     assert len(ours) >= LEAST, ours
     assert {name.split("/")[1] for name in ours} == {"common", "experiments"}

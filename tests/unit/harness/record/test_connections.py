@@ -28,7 +28,7 @@ def test_rebuilt_queue_pair_is_found_by_its_index():
 
 
 def test_index_of_another_pair_of_rnics_is_not_taken():
-    """Restarts place ranks anew, and number their connections anew."""
+    """A restart places ranks again and renumbers connections, so an index may belong to another pair of RNICs."""
     run = run_with(connection(0, 17, 40, "ctsw1"))
     assert connection_between(run, ("host1:rxe0", "host2:rxe0"), index=0, qpn=17) is None
 

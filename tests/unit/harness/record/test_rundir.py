@@ -1,4 +1,4 @@
-"""The run directory is made once, written whole, read back the same, and runs again from anywhere."""
+"""The run directory is created once, written completely, read back unchanged, and can be repeated from anywhere."""
 
 from __future__ import annotations
 
@@ -295,7 +295,7 @@ def test_measurements_that_contradict_themselves_are_refused(whole, edit, words)
     ],
 )
 def test_verdict_of_another_run_is_no_verdict_of_this_one(whole, changes, words):
-    """A verdict.json that was copied from another run directory."""
+    """The file was copied from another run directory."""
     verdict = whole.read_verdict()
     whole.refuse_mixed(verdict, whole.read_plan(), whole.read_measurements())
     whole.write_verdict(msgspec.structs.replace(verdict, **changes))
@@ -309,7 +309,7 @@ def git(folder, *words):
 
 
 def checkout(folder, place="."):
-    """A repository with one commit, and something that looks like this package in `place`."""
+    """Make a repository with one commit, and a stand-in for this package in `place`."""
     git(folder, "init")
     module = folder / place / "harness" / "record" / "rundir.py"
     module.parent.mkdir(parents=True)
@@ -330,7 +330,7 @@ def test_environment_of_a_modified_checkout_has_its_commit_and_a_dirty_mark(tmp_
 
 
 def test_environment_of_a_package_in_a_foreign_checkout_names_no_commit(tmp_path):
-    """A virtual environment in a project's repository; before, that project's commit was taken for faultbed's."""
+    """The package is in a virtual environment inside a project, whose commit used to be taken for faultbed's."""
     checkout(tmp_path, ".venv/lib/site-packages")
     git(tmp_path, "add", "README")
     git(tmp_path, "commit", "-m", "x")

@@ -1,4 +1,4 @@
-"""What each rank sent, also of ranks that share an RNIC."""
+"""Bytes that each rank sent, also if several ranks share an RNIC."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def bytes_of(result):
 
 
 def test_ranks_that_share_an_rnic_have_each_their_own_bytes(lab):
-    """Two groups of two ranks: each rank sends one all-reduce of 256 KiB an iteration, which is as many bytes."""
+    """In a group of two ranks, an all-reduce of 256 KiB makes each rank send 256 KiB per iteration."""
     spec = JobSpec(
         grid=(("dp", 2), ("tp", 2)), phases=(PHASE,), ranks=("host1", "host3"), ranks_per_rnic=2, iterations=3
     )
@@ -56,7 +56,7 @@ def test_an_rnic_at_the_end_of_two_flows_has_the_bytes_of_both():
 
 @pytest.mark.parametrize(("transport", "sizes"), [("rc", [100, 0]), ("uc", [0, 60]), ("ud", [0, 60])])
 def test_datagrams_count_where_they_arrive(transport, sizes):
-    """A sender of datagrams does not notice that a link is down: its bytes would hide every dip, and count twice."""
+    """A sender of datagrams does not notice a dead link. Its bytes would hide every dip, and count twice."""
     ends = {"tx": ("host1:rxe0", 100), "rx": ("host2:rxe0", 60)}
     samples = tuple(
         Sample(endpoint=name, start_ns=0, duration_ns=100, size_bytes=size, task=task)

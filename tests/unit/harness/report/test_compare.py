@@ -50,7 +50,7 @@ def test_compare_run_of_150_percent_time_is_worse_and_the_reverse_is_better():
 
 
 def test_compare_run_whose_fault_did_nothing_is_neither_better_nor_worse():
-    """A job is faster if its fault never fired: that is no merit of what was changed."""
+    """A job is faster if its fault never fires, which says nothing about the change under test."""
     a, b = synthetic_run(), synthetic_run(fired=False)
     for one, two, letter in ((a, b, "B"), (b, a, "A")):
         row = compare(one, two)[0]
@@ -62,7 +62,7 @@ def test_compare_run_whose_fault_did_nothing_is_neither_better_nor_worse():
 
 
 def test_compare_run_that_measured_the_machine_is_neither_better_nor_worse():
-    """With more load than the emulation forwards, the machine under the lab decides what each flow gets."""
+    """With more load than the emulation can forward, the machine under the lab decides the goodput of each flow."""
     run = without_faults(synthetic_run())
     crowded = msgspec.structs.replace(without_faults(synthetic_run(), 1.5), offered_bps=9e9, carried_bps=1e9)
     fitting = msgspec.structs.replace(crowded, offered_bps=1e8)
@@ -146,7 +146,7 @@ def test_regressions_value_within_earlier_runs_is_not_reported():
 
 @given(st.floats(1e-6, 1e12), st.integers(4, 12), st.sampled_from(["dip", "iterations"]))
 def test_regressions_unchanged_value_is_not_reported(value, earlier, metric):
-    """The mean of equal logarithms is not quite that logarithm: `dip 0.784, 1.00 of what it was` was once marked."""
+    """Rounding makes the mean of equal logarithms slightly different. An unchanged dip of 0.784 was once reported."""
     assert regressions([past(number, **{metric: value}) for number in range(earlier + 1)]) == ()
 
 
@@ -195,7 +195,7 @@ def test_regressions_undecided_runs_in_between_hide_no_fail():
 
 
 def test_regressions_fail_of_a_stricter_bound_is_none():
-    """A tightened bound fails what it passed before: the run is not worse."""
+    """A value that fails only because its bound was tightened is not a regression."""
     stricter = {"verdict": "FAIL", "expectations": "stricter"}
     assert regressions([past(1), past(2, **stricter)]) == ()
     (regression,) = regressions([past(1), past(2, **stricter, jct_ratio=1.0), past(3, verdict="FAIL")])
@@ -220,7 +220,7 @@ def other_plan(run):
     ids=["faults", "scheme", "machine"],
 )
 def test_history_runs_of_one_name_with_other_faults_scheme_or_machine_are_not_compared(tmp_path, change):
-    """An experiment whose fault became stronger, or that moved from TCG to KVM, shows no regression."""
+    """Runs before and after a stronger fault, or a move from TCG to KVM, cannot show a regression."""
     first, second = finished(tmp_path, synthetic_run()), finished(tmp_path, synthetic_run(seconds=51), name="later")
     one, two = history.read(history.update(tmp_path)).past
     assert one.series == two.series
@@ -249,7 +249,7 @@ def test_history_keeps_a_seed_of_64_bits(tmp_path):
 
 
 def test_history_index_of_another_version_is_rebuilt(tmp_path):
-    """CI keeps the index from night to night: with a missing column every night after an update would fail."""
+    """CI keeps the index from night to night. Without the rebuild, every night after an update would fail."""
     finished(tmp_path, synthetic_run())
     with contextlib.closing(sqlite3.connect(tmp_path / history.FILE)) as old:
         old.execute("CREATE TABLE run (name TEXT PRIMARY KEY, changed_ns INTEGER)")
@@ -289,7 +289,7 @@ def test_history_index_follows_the_runs_folder(tmp_path):
 
 
 def test_history_expects_nothing_from_runs_whose_fault_did_nothing(tmp_path):
-    """Their jobs are as fast as without faults: each run whose fault fires would be a regression."""
+    """Jobs whose fault does nothing are fast, so every run whose fault fires would look like a regression."""
     finished(tmp_path, synthetic_run(fired=False))
     (idle,) = history.read(history.update(tmp_path)).past
     assert (idle.verdict, idle.metrics) == ("INCONCLUSIVE", {})
@@ -298,7 +298,7 @@ def test_history_expects_nothing_from_runs_whose_fault_did_nothing(tmp_path):
 
 
 def test_history_leaves_out_the_copy_of_a_run(tmp_path):
-    """Five copies of one run would let expect that no run ever differs from it."""
+    """Five copies of one run would make its values look exact, and every other run a regression."""
     run = finished(tmp_path, synthetic_run())
     copy = tmp_path / f"{run.path.name}-copy"
     shutil.copytree(run.path, copy)
@@ -313,7 +313,7 @@ def test_history_unreadable_run_is_named_until_it_is_repaired(tmp_path):
     run = finished(tmp_path, synthetic_run())
     whole = (run.path / "measurements.json").read_bytes()
     (run.path / "measurements.json").write_bytes(whole[: len(whole) // 2])
-    for _ in range(2):  # the second time it is not looked at again
+    for _ in range(2):  # the second call does not read the run again
         result = history.read(history.update(tmp_path))
         assert result.past == ()
         assert "measurements.json" in result.left_out[run.path.name]

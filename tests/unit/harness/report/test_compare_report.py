@@ -190,7 +190,7 @@ def test_report_compare_command_writes_the_page_and_prints_its_path(pair, tmp_pa
 
 
 def test_report_compare_command_prints_numbers_if_no_page_can_be_written(pair):
-    """The archive is read-only: a folder stands where the page would go."""
+    """A folder in the place of the page stands for a read-only archive."""
     default = compare_report.default_path(*pair)
     default.unlink(missing_ok=True)
     default.mkdir()

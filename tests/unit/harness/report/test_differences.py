@@ -72,7 +72,7 @@ def test_differences_list_kernels_and_packages():
 
 
 def test_routing_scheme_and_its_parameters_are_a_difference():
-    """Two runs that differ only in how their switches route were "the same" to a comparison."""
+    """A comparison used to call two runs equal that differ only in their routing scheme."""
     weighted = PlannedFabric(routing="weighted", fidelity="real", parameters={"weights": {"rtsw1:ctsw1": 2.0}})
     (found,) = of_plans(PLAN, msgspec.structs.replace(PLAN, fabric=weighted))
     assert (found.what, found.a, found.b) == ("routing scheme", "—", "weighted, weights {'rtsw1:ctsw1': 2.0}")

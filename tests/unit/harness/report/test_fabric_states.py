@@ -1,4 +1,4 @@
-"""What was amiss on the fabric at which moment, and that the report draws it."""
+"""States of the fabric over time: what was wrong at each moment, and how the report draws it."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_report_switches_fabric_states_without_a_script(tmp_path):
     page = report.render(finished(tmp_path, run).path).read_text(encoding="utf-8")
 
     radios = re.findall(r'<input class="sr" type="radio" name="moment" id="(moment-\d+)"', page)
-    # Three faults: before, on and lifted each, the end; and the whole run, which is chosen first.
+    # Three faults: the moments before, during and after each, the end, and the whole run, which is selected first.
     assert radios == [f"moment-{number}" for number in range(9)]
     assert page.count(" checked>") == 1
     assert 'id="moment-0" checked>' in page

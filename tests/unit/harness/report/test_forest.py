@@ -1,4 +1,4 @@
-"""Ratios on one logarithmic axis: 1 in the middle, half and double alike, nothing outside, no end hidden."""
+"""Ratios on one logarithmic axis: 1 in the middle, half and double at equal distance, all ends visible."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_forest_row_without_a_ratio_has_no_mark():
 
 
 def test_forest_ratio_of_zero_is_beyond_the_scale():
-    """Five queue pairs lost in A and none in B."""
+    """A ratio of 0: A lost five queue pairs, and B none."""
     (mark,) = forest([row(0.0)]).marks
     assert (mark.dot, mark.below, mark.above) == (0, True, False)
 

@@ -1,4 +1,4 @@
-"""The report is one offline page made from the run directory alone, with everything in it escaped."""
+"""The report is one offline page, made only from the run directory, with all text escaped."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_report_describes_captured_packets_by_flow(tmp_path):
 
 
 def packets_of(tmp_path, frames):
-    """The section about packets of a run that captured these."""
+    """Return the section about packets of a run with this capture."""
     directory = finished(tmp_path, synthetic_run())
     proof = PortProof(name=frames.interfaces[0], captured=len(frames), counted=len(frames), drops=0)
     captured = Captured(frames=frames, proofs=(proof,), epoch_offset_ns=0, clock_error_ns=1000)

@@ -1,4 +1,4 @@
-"""The report in a real browser: it fits a phone and a screen, fetches nothing, and its moments can be chosen."""
+"""The report in a real browser: it fits phones and screens, fetches nothing, and its moments can be selected."""
 
 from __future__ import annotations
 

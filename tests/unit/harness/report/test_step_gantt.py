@@ -1,4 +1,4 @@
-"""Which bars each rank has around a fault, which of them is the stall, and whose words tell of it."""
+"""The Gantt chart around a fault: bars of each rank, which bar is the stall, and the text about it."""
 
 from __future__ import annotations
 
@@ -213,6 +213,6 @@ def test_report_has_a_gantt_chart_for_each_fault(tmp_path):
     page = report.render(finished(tmp_path, synthetic_run()).path).read_text(encoding="utf-8")
 
     assert page.count('class="gantt"') == 3
-    # Around the flap the ring stalled; under the throttle rank 1 computed for long.
+    # The ring stalled during the flap, and rank 1 computed longer during the throttle.
     assert re.search(r"iteration \d+: rank \d \(host\d:rxe0\) communicated 1\.\d+ s, its median is", page)
     assert re.search(r"rank 1 \(host2:rxe0\) computed", page)

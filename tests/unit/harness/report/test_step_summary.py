@@ -1,4 +1,4 @@
-"""The page for CI: what failed comes first, and nothing that did not run looks green."""
+"""The page for CI: failures come first, and nothing that did not run looks green."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""A long run's charts draw what stands out, and not every point."""
+"""Charts of long runs are thinned to their extremes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_extremes_of_short_data_are_all_values():
 
 @given(LENGTHS, st.floats(0.5, 50))
 def test_longest_keeps_the_longest_value_per_span(lengths, width):
-    """Each span that has any has one, and none in it is longer."""
+    """Each span with values keeps one, the longest."""
     starts, result = np.arange(float(len(lengths))), np.array(lengths)
     kept = longest(starts, result, width)
     span = np.floor(starts / width)

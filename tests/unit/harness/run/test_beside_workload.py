@@ -1,4 +1,4 @@
-"""Probes beside a run: their paths while routes change, their findings over time, and their section of the file."""
+"""Probes during a run: their paths while routes change, findings over time, and the section [probe]."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_trip_between_equal_answers_has_a_path():
 def test_trip_next_to_a_change_has_no_path(after):
     with_path, unknown = trips(sent(5, 11, 15, 35), [path_query(0, 0), path_query(10, 12), after, path_query(40, 40)])
     assert [one.echo.sent_ns for one in with_path] == [5], (
-        "while a switch answers (11) nobody knows before or after what"
+        "while a switch answers (at 11), the order of answer and change is unknown"
     )
     assert unknown == 3
 
@@ -72,7 +72,7 @@ def test_trip_after_the_last_answer_has_no_path():
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), min_size=1, max_size=40), st.lists(st.integers(0, 400)))
 def test_trips_never_have_a_path_that_no_switch_reported(schedule, times):
-    """Oracle: the last answer that ended before the trip, and the first one that began after it."""
+    """Oracle: a trip has a path only if the last answer before it and the first one after it agree."""
     every, now = [], 0
     for gap, is_other in schedule:
         every.append(path_query(now, now + 2, OTHER if is_other else THERE))
@@ -134,7 +134,7 @@ def trip(at, *, came=True, whole_ns=500, there=THERE):
 
 
 def test_one_way_counts_a_probe_and_its_answer_separately():
-    """One probe of three arrived, one was lost on its way there, and the answer to one was lost."""
+    """Of three probes one is answered, one is lost on its way, and the answer to one is lost."""
     lost_back = Trip(there=THERE, back=OTHER[::-1], echo=echo(None, 2))
     journeys = {one.path: (one.sent, one.lost) for one in one_way([trip(0), trip(1, came=False), lost_back])}
     assert journeys == {THERE: (3, 1), THERE[::-1]: (1, 0), OTHER[::-1]: (1, 1)}
@@ -146,7 +146,7 @@ def test_windows_are_whole_and_hold_the_trips_that_began_in_them():
 
 
 def test_lossy_returns_only_the_interval_of_loss():
-    """Half of 40 probes of one way are lost from 6 to 8 s, of 16 s; those of another way arrive."""
+    """Half of the probes of one path are lost from 6 to 8 s of 16 s; those of another path arrive."""
     every = [
         trip(number * S // 20, there=way, came=way == OTHER or not 120 <= number < 160 or number % 2 == 0)
         for number in range(320)
@@ -199,7 +199,7 @@ def test_path_tracker_queries_after_route_changes_but_not_after_log_lines():
 
 
 def test_run_with_probes_is_planned_with_all_hosts_of_a_rack():
-    """Two of four hosts take part in the flow; another user may have reserved the others."""
+    """Only two of four hosts take part in the flow. Another user may have reserved the others."""
     lab = load(SOFT)
     text = FLOW.format("write", "{}").replace('"host1"', '"host1:rxe0"').replace('"host3"', '"host3:rxe0"')
     for section, count in (("", 2), ("[probe]\nrate = 5", 4)):
@@ -214,7 +214,7 @@ def test_run_with_probes_is_planned_with_all_hosts_of_a_rack():
 
 
 def test_probing_without_path_answers_reports_the_reason():
-    """SONiC tells no ways: then all probes are left out, and that is not nothing lost."""
+    """SONiC reports no paths, so all probes are left out. That must not look like "no probe lost"."""
     probing = Probing(None, SimpleNamespace(close=lambda: None), SimpleNamespace(connections=()))
     probing._echoes = tuple(sent(5))
     probing._tracker.queries = [path_query(0, 0, None), path_query(10, 10, None)]

@@ -1,4 +1,4 @@
-"""Effective bisection: permutations that cross one tier, the interval of several, and what decides nothing."""
+"""Effective bisection: permutations that cross one tier, the interval of several, and inconclusive results."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_permutations_depend_on_seed_and_number():
 
 
 def test_permutation_exists_for_a_rack_with_half_of_the_rnics():
-    """Every one of its RNICs has to go out: few of all permutations do that."""
+    """All RNICs of this rack must send to other racks, which few of all permutations do."""
     hosts = soft_topology().hosts
     wide = replace(hosts[0], rnics=tuple(replace(hosts[0].rnics[0], name=f"rxe{n}") for n in range(12)))
     others = [replace(host, rack=f"rack{n + 2}", rnics=wide.rnics[:4]) for n, host in enumerate(hosts[1:])]
@@ -117,7 +117,7 @@ def test_bisection_tier_is_judged_by_its_interval(ratios, least, beyond, verdict
 
 
 def test_bisection_of_a_lab_without_rates_is_inconclusive_and_touches_nothing(monkeypatch, tmp_path):
-    """What n flows share there is the CPU of the machine: no number is printed."""
+    """Without rates, n flows share the CPU of the machine, so no number is printed."""
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
     monkeypatch.setattr("testbed.backends.soft.lifecycle.up", lambda *_: pytest.fail("the lab was touched"))
     done = CliRunner().invoke(cli, ["--lab", "soft", "bisection", "--json"], standalone_mode=False)
@@ -179,7 +179,7 @@ def test_bisection_without_use_of_the_lab_reports_no_lab_state(monkeypatch, tmp_
 @pytest.mark.parametrize(("tiers", "header"), [(2, "99 % interval"), (3, "99.333 % interval")])
 @pytest.mark.parametrize("lab_state", ["CLEAN", "DIRTY"])
 def test_bisection_table_states_the_level_of_its_intervals(monkeypatch, tmp_path, tiers, header, lab_state):
-    """With --min, each tier is a check that can fail by chance: three of them need wider intervals than 99 %."""
+    """With --min, each tier is a check that can fail by chance, so three tiers need wider intervals than 99 %."""
     names = ("rack", "zone", "fabric")[:tiers]
     results = tuple(
         judged(name, trials(0.95, 0.96, 0.97), 0.8, least=0.5, beyond="", level=level_for(tiers)) for name in names

@@ -1,4 +1,4 @@
-"""Control runs, whose faults have zero intensity, measure the harness and decide nothing about faults."""
+"""Control runs inject no fault: they measure the harness, and decide nothing about faults."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_as_control_is_never_a_pass(verdicts, whole):
 
 
 def test_as_control_keeps_everything_else_of_the_verdict():
-    """The receipt of the routing scheme was lost."""
+    """The verdict of a control run used to lose the receipt of the routing scheme."""
     verdict = msgspec.structs.replace(verdict_of(Verdict.PASS), routing=None, left_out=(LeftOut(host="h", why="w"),))
     control = as_control(verdict, COST)
     assert msgspec.structs.replace(control, verdict=verdict.verdict, checks=verdict.checks) == verdict
@@ -72,7 +72,7 @@ def test_as_control_without_a_measurement_reports_an_unknown_cost(cost):
 
 
 def test_control_run_with_good_numbers_is_inconclusive():
-    """Judged like any run whose faults did not fire, and marked on top of that."""
+    """A control run is judged like any run whose faults did not fire, and marked as a control run."""
     run = msgspec.structs.replace(synthetic_run(fired=False), is_control=True)
     plan = Plan(
         experiment="x",
@@ -97,6 +97,6 @@ def test_control_run_with_good_numbers_is_inconclusive():
 
 
 def test_repro_script_of_a_control_run_does_a_control_run():
-    """Otherwise a copy of the directory would do the faults."""
+    """Otherwise repeating a copy of the directory would inject the faults."""
     assert b"--control" in rundir.repro_script(seed=1, lab="x.yml", control=True)
     assert b"--control" not in rundir.repro_script(seed=1, lab="x.yml")

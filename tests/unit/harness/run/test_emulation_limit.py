@@ -1,4 +1,4 @@
-"""A soft lab whose links may ask for more than half of what its machine forwards shows nothing."""
+"""A soft lab whose load may exceed half of what its machine can forward gives INCONCLUSIVE."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_run_within_half_the_emulation_limit_passes():
 
 
 class World:
-    """What `carried` does to a lab, in order; `found` are what the measurements find, one after the other."""
+    """Records what `carried` does to a lab, in order. `limits` are the results of its measurements in turn."""
 
     def __init__(self, monkeypatch, tmp_path, *limits):
         self.did = []
@@ -115,7 +115,7 @@ def test_emulation_limit_is_measured_once_and_the_lab_is_reset(monkeypatch, tmp_
 
 
 def test_emulation_limit_exceeded_is_measured_again(monkeypatch, tmp_path):
-    """The machine may have been busy then: one slow minute must not make every later run INCONCLUSIVE."""
+    """The machine may have been busy meanwhile. One slow minute must not make all later runs INCONCLUSIVE."""
     world = World(monkeypatch, tmp_path, 60e6, 117e6)
     assert (world(50e6), world(50e6), world(50e6)) == (60e6, 117e6, 117e6)
     assert world.did == ["measure", "reset"] * 2
@@ -160,7 +160,7 @@ def record_state(tmp_path, key):
 
 
 def test_emulation_limit_of_another_image_does_not_count(monkeypatch, tmp_path):
-    """The key of a lab's snapshot holds its image and QEMU, which decide how much is forwarded."""
+    """The snapshot key covers the image and QEMU, which decide how much the machine can forward."""
     record_state(tmp_path, "made-of-one-image")
     world = World(monkeypatch, tmp_path, 117e6, 90e6)
     assert world(40e6) == world(40e6) == 117e6
@@ -169,7 +169,7 @@ def test_emulation_limit_of_another_image_does_not_count(monkeypatch, tmp_path):
 
 
 def test_emulation_limit_of_another_cpu_does_not_count(monkeypatch, tmp_path):
-    """A home folder moves with its user; a machine with as many slower CPUs carries less."""
+    """A home folder may move to another machine, whose CPUs may be slower although there are as many."""
     cpuinfo = tmp_path / "cpuinfo"
     monkeypatch.setattr(emulation_limit, "_CPUINFO", cpuinfo)
     cpuinfo.write_text("processor\t: 0\nmodel name\t: Xeon 1\ncpu MHz\t: 2100.0\n")

@@ -37,7 +37,7 @@ def _handler():
 
 
 class ProgressLines:
-    """Progress lines in a queue; `until` waits for one with given words."""
+    """Progress lines in a queue; `until` waits for a line with the given words."""
 
     def __init__(self):
         self.lines = queue.Queue()
@@ -49,7 +49,7 @@ class ProgressLines:
         actual, deadline = [""], time.monotonic() + 20
         while words not in actual[-1]:
             assert time.monotonic() < deadline, actual
-            with contextlib.suppress(queue.Empty):  # handlers run on this thread, when it comes back from a wait
+            with contextlib.suppress(queue.Empty):  # signal handlers run on this thread, between waits
                 actual.append(self.lines.get(timeout=0.1))
         return actual[1:]
 

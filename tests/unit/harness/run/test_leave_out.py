@@ -1,4 +1,4 @@
-"""Hosts that preflight finds unfit: which those are, what is placed without them, and that every record names them."""
+"""Hosts that preflight finds unfit: which they are, placement without them, and that every record names them."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_outlying_pairs_name_their_common_host():
 
 
 class FakeLab:
-    """A lab of which every machine answers with the facts of a healthy one; host3 does not answer at all."""
+    """A lab whose machines are all healthy, except host3, which does not answer."""
 
     def __init__(self, inventory, silent=("host3",)):
         self.inventory_model, self.topology, self.silent = inventory, inventory.topology, silent
@@ -153,7 +153,7 @@ def test_collect_records_a_silent_host_only_on_request():
 
 @pytest.fixture
 def looked(monkeypatch, tmp_path):
-    """Preflight and runs without a lab: `state` is what a look finds, `silent` who does not answer."""
+    """Preflight and runs without a lab: `state` is what preflight finds, `silent` are machines that do not answer."""
     reported = SimpleNamespace(state=healthy(), silent={}, decided=[])
 
     def look(lab, *, silent=None):
@@ -299,7 +299,7 @@ def test_preflight_reports_an_unreachable_host(looked):
 
 
 def test_preflight_of_some_hosts_checks_and_reserves_only_them(looked, monkeypatch):
-    """Somebody works on host4, which is sick, too: neither is any matter of who asks for host1 and host2."""
+    """host4 is unfit and another user's. Neither concerns a preflight of host1 and host2."""
     PLANTED["missing GID"][0](looked.state)
     measured = []
 
@@ -330,7 +330,7 @@ def test_preflight_burnin_can_exclude_hosts(looked, monkeypatch):
 
 @pytest.mark.parametrize(("untried", "ends_with"), [(("host1", "host2"), 0), (("host1", "host4"), 1)])
 def test_preflight_unmeasured_pairs_are_listed_and_fail_unless_excluded(looked, monkeypatch, untried, ends_with):
-    """Pairs of excluded hosts do not matter; for any other host the lab is not known to be correct."""
+    """Unmeasured pairs of excluded hosts do not matter. Any other unmeasured pair leaves the lab's state unknown."""
     slow = (outlier("host2", "host1"), outlier("host3", "host2"))
     left = tuple(f"{host}:rxe0" for host in untried)
     done = Burnin(pairs=(), outliers=slow, rounds=2, unmeasured=(left,))

@@ -1,4 +1,4 @@
-"""Slow ranks are named while the job runs, once an alarm, and as the report of the finished run names them."""
+"""Slow ranks are reported during the run, once per alarm, and equal those in the report of the finished run."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def events(times, start=0):
 
 
 def audit_fields(events, ranks=4):
-    """Return the lines printed for the events and the number of slow ranks at the end."""
+    """Return the progress lines for these events, and the number of slow ranks at the end."""
     lines = []
     with Online(RNICS[:ranks], soft_topology(), lines.append) as online:
         for one in events:
@@ -72,7 +72,7 @@ def audit_fields(events, ranks=4):
 
 
 def finished(times, counts):
-    """The run whose rank r has finished the first `counts[r]` iterations."""
+    """Return the run in which rank r has finished the first `counts[r]` iterations."""
     series = []
     for rank, count in enumerate(counts):
         steps = [
@@ -87,16 +87,16 @@ def finished(times, counts):
 @settings(max_examples=samples(30), deadline=None)
 @given(st.integers(2, 8), st.integers(50, 70), st.booleans(), st.randoms(use_true_random=False))
 def test_online_alarms_equal_the_finished_runs_alarms(ranks, since, in_order, random):
-    """Ranks report in any order and stop anywhere: both use the iterations that all have finished, in order."""
+    """Ranks report in any order and stop anywhere. Both analyses use, in order, the iterations that all finished."""
     times = compute_ns(ranks, 130, slow=ranks - 1, since=since, seed=random.randrange(20))
     counts = [random.randint(100, 130) for _ in range(ranks)]
     order = [(rank, index) for rank, count in enumerate(counts) for index in range(count)]
     random.shuffle(order)
-    if in_order:  # of each rank, as its own messages come
+    if in_order:  # in any order of ranks, but in order for each rank
         own = [itertools.count() for _ in range(ranks)]
         order = [(rank, next(own[rank])) for rank, _ in order]
     lines, _ = audit_fields([event(rank, index, times[index, rank]) for rank, index in order], ranks)
-    of_gpu = [range(gpu, ranks, 4) for gpu in range(min(ranks, 4))]  # both RNICs of a host have its only GPU
+    of_gpu = [range(gpu, ranks, 4) for gpu in range(min(ranks, 4))]  # both RNICs of a host use its only GPU
     racks = ["rack1" if gpu < 2 else "rack2" for gpu in range(len(of_gpu))]
     by_gpu = np.array([np.median(times[: min(counts), own], axis=1) for own in of_gpu]).T
     alarms = [replace(one, rank=rank) for one in detect(by_gpu, racks=racks) for rank in of_gpu[one.rank]]
@@ -112,7 +112,7 @@ def test_online_alarms_equal_the_finished_runs_alarms(ranks, since, in_order, ra
 
 
 def test_online_ranks_of_one_gpu_become_slow_together():
-    """One host in each of two racks, with two ranks each: both of the slow host count for a stop condition."""
+    """Two racks have one host with two ranks each. Both ranks of the slow host count for a stop condition."""
     times = compute_ns(4, 130, slow=slice(0, None, 2))
     with Online(["host1:rxe0", "host3:rxe0"] * 2, soft_topology(), lambda _: None) as online:
         for one in events(times):
@@ -195,7 +195,7 @@ def test_online_internal_error_stops_the_run():
 
 
 class Computing(RankEngine):
-    """Tells all its iterations as soon as it is started."""
+    """A workload that reports all its iterations as soon as it starts."""
 
     times = compute_ns(4, 100, slow=2)
 

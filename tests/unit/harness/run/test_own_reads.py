@@ -1,4 +1,4 @@
-"""The harness records when it reads from a lab itself: no baseline of goodput includes these times."""
+"""The harness records its own reads from the lab, and the goodput baseline excludes these times."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_run_loop_records_counter_reads_of_faults_that_could_not_be_armed(monkey
 
 
 def test_run_loop_reports_a_fault_whose_clearing_ends_in_an_exception(monkeypatch):
-    """Its thread would end without a word, and the run without its receipt."""
+    """Otherwise the clearing thread would end silently, and the run would lack the receipt."""
 
     def broken(keep_holder):
         raise RuntimeError("no such key")

@@ -1,4 +1,4 @@
-"""Several runs are decided once, by what runs differ by; and looking after each of them costs no certainty."""
+"""Pooled runs are decided by the differences between runs, and interim analyses do not raise the error rate."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def of_links(values, name):
 
 @pytest.mark.parametrize("name", ["bisection", "link_utilisation.mean", "link_utilisation.rtsw1:ctsw1"])
 def test_pool_decides_what_links_carry_although_no_run_has_an_interval_of_it(name):
-    """Several runs are what an undecided run advises: a bound that no number of runs decides is a trap."""
+    """An undecided run advises more runs, so more runs must be able to decide every bound."""
     assert of_links([0.71, 0.70, 0.69, 0.70], name).verdict is PASS
     assert of_links([0.31, 0.30, 0.29, 0.30], name).verdict is FAIL
     assert of_links([0.71, 0.30, 0.29, 0.60], name).verdict is INCONCLUSIVE
@@ -90,7 +90,7 @@ def test_every_noisy_metric_is_pooled_by_its_runs_or_has_intervals_of_its_own():
 
 @pytest.mark.parametrize("runs", [3, 20])
 def test_pool_at_its_bound_errs_no_more_often_with_more_runs(runs):
-    """The worst of 20 runs used to fail wrongly 20 times as often as one run."""
+    """The verdict of 20 runs used to be that of the worst, which fails wrongly 20 times as often as a single run."""
     rng = np.random.default_rng(3)
     actual = [pool(trials(ratios(rng, 1.05, runs)), JCT).verdict for _ in range(600)]
     assert actual.count(FAIL) <= most_errors(600, 0.005)
@@ -113,7 +113,7 @@ def test_interim_analyses_decide_a_ratio_of_110_against_105_within_ten_runs():
 
 
 def test_interim_analyses_with_a_clear_result_end_early():
-    """A ratio of 1.5 needs no ten runs."""
+    """A ratio of 1.5 does not need ten runs."""
     assert pool(trials([1.5, 1.52, 1.49, 1.5]), JCT, most=10).verdict is FAIL
     assert undecided(pool(trials([1.06, 1.02, 1.09, 1.05]), JCT, most=10))
     assert not undecided(pool(trials([1.5, 1.52, 1.49, 1.5]), JCT, most=10))
@@ -130,7 +130,7 @@ def test_interim_analyses_spend_risk_late_and_stay_within_it():
 
 
 def test_interim_analyses_tails_hold_for_normal_increments():
-    """Paths of sums that cross a boundary at any look, against what is spent."""
+    """The share of random sums that cross a boundary in any interim analysis equals the risk that is spent."""
     tail, most = 0.05, 8
     spent = alpha_spending.tails(most, tail)
     rng = np.random.default_rng(6)
@@ -187,7 +187,7 @@ def test_pool_of_two_runs_decides_only_exact_metrics():
 
 
 def test_pool_of_more_runs_does_not_decide_a_window_minimum_more_often():
-    """Each run's minimum lies below the truth by chance: their mean is not where the truth is, however many runs."""
+    """Noise puts each run's minimum below the true value, so the mean of many runs is biased, too."""
     own = Interval(low=0.85, high=1.02, method="")
     expected = [Expectation(metric=METRICS["goodput_min_ratio"], minimum=0.95)]
     many = [trial(n, [("goodput_min_ratio", 0.9 + 0.001 * (n % 3), own)]) for n in range(30)]
@@ -213,7 +213,7 @@ def test_pooled_file_round_trip():
 
 
 def test_pool_of_runs_faster_than_their_twins_is_no_pass():
-    """No fault makes a job faster: the machine was disturbed while the twins ran."""
+    """No fault makes a job faster, so the machine must have been disturbed while the twins ran."""
     result = named(pool(trials([0.79, 0.80, 0.81, 0.80, 0.79]), JCT), "jct_ratio")
     assert result.verdict is INCONCLUSIVE
     assert "the machine was disturbed" in result.detail
@@ -222,7 +222,7 @@ def test_pool_of_runs_faster_than_their_twins_is_no_pass():
 @pytest.mark.parametrize("most", [None, 10])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_pool_with_a_value_that_is_no_number_is_no_pass(value, most):
-    """An earlier look used to decide, as if the last run had not been made."""
+    """An earlier interim analysis used to decide, as if the last run did not exist."""
     check = named(pool(trials([1.0, 1.001, 1.0, 1.001, value]), JCT, most=most), "jct_ratio")
     assert check.verdict is INCONCLUSIVE
     assert "1 runs have no value" in check.detail
@@ -236,13 +236,13 @@ def test_pool_with_an_interval_that_is_no_number_is_no_pass():
 
 
 def test_pool_with_one_outlier_is_not_decided_by_it():
-    """Nine runs lie at the bound and one far above: the outlier widens the interval more than it raises it."""
+    """Nine runs equal the bound and one is far above: the outlier widens the interval more than it shifts it."""
     assert named(pool(trials([1.05] * 9 + [3.0]), JCT), "jct_ratio").verdict is INCONCLUSIVE
 
 
 @pytest.mark.parametrize("most", [None, 10])
 def test_pool_with_runs_without_a_value_is_no_pass(most):
-    """Four of eight runs could not measure the bounded metric, and the other four decided for them."""
+    """Four of eight runs could not measure the bounded metric, and the other four used to decide alone."""
     good = [1.0, 1.001, 1.0, 0.999, 1.0, 1.001, 1.0]
     result = named(pool([*trials(good), trial(20)], JCT, most=most), "jct_ratio")
     assert result.verdict is INCONCLUSIVE
@@ -253,7 +253,7 @@ def test_pool_with_runs_without_a_value_is_no_pass(most):
 
 
 def test_exact_bound_counts_beside_a_noisy_one_of_the_same_number():
-    """`min = 1` of a share is about each run, `max = 1` is not: the one is not left out for the other."""
+    """A share has an exact bound (`min = 1`), which each run decides, and a noisy one. Both must be checked."""
     share = [Expectation(metric=METRICS["slo_attainment"], minimum=1.0, maximum=1.0)]
     own = Interval(low=0.4, high=0.6, method="")
     exact = check("slo_attainment", FAIL, 0.5, 1.0, rule="observed >= bound. Words")
@@ -261,7 +261,7 @@ def test_exact_bound_counts_beside_a_noisy_one_of_the_same_number():
 
 
 def test_pool_without_a_noisy_check_needs_every_fault_proven():
-    """Two runs, and in one of them the fault never fired: that run is INCONCLUSIVE, and so are both together."""
+    """The fault never fired in one of two runs. That run is INCONCLUSIVE, and so is the pool."""
     exact = [Expectation(metric=METRICS["wrong_elements"], maximum=0)]
     good = trial(0, [], check("wrong_elements", PASS))
     bad = trial(1, [], check("wrong_elements", PASS), check("fired.loss", INCONCLUSIVE))
@@ -270,7 +270,7 @@ def test_pool_without_a_noisy_check_needs_every_fault_proven():
 
 
 def test_intervals_of_a_run_in_the_pool_share_the_risk_of_all_noisy_checks():
-    """The pool never decides more boldly than its runs: theirs are wider than 99 % where several checks are noisy."""
+    """With several noisy checks, a single run's intervals are wider than 99 %. The pool must use the same level."""
     from harness.cli.experiments.runs import _trial
 
     measured = served(*np.linspace(0.5, 1.5, 40))
@@ -282,7 +282,7 @@ def test_intervals_of_a_run_in_the_pool_share_the_risk_of_all_noisy_checks():
 
 
 def test_metric_of_routing_is_no_condition_of_a_run():
-    """`routing.converged` begins like a scheme's check; without a value its run is INCONCLUSIVE and not left out."""
+    """`routing.converged` is a metric, although its name starts like a scheme's check: its run is not left out."""
     missing = check("routing.converged", INCONCLUSIVE)
     assert why_left_out(trial(1, (), missing).verdict) is None
     assert why_left_out(trial(1, (), check("routing.spray", INCONCLUSIVE)).verdict) is not None

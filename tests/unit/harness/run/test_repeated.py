@@ -1,4 +1,4 @@
-"""Several runs of one experiment: how often each check held, with what certainty."""
+"""Several runs of one experiment: how often each check passed, with its interval."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_five_numbers_are_too_few_for_the_interval_of_a_median():
 
 @pytest.fixture
 def executed(monkeypatch, tmp_path):
-    """`faultbed run` without a lab: what it decides and in which order, and verdicts that are given to it."""
+    """`faultbed run` without a lab: records its decisions in order, and gives runs prepared verdicts."""
     seeds = []
 
     def execute(decided, inventory, *, out, progress, guard, control=False):
@@ -99,7 +99,7 @@ def test_repeat_exit_code_is_the_pool_and_a_dirty_lab_ends_it(executed):
 
 
 def test_run_until_decided_ends_when_the_pooled_runs_decide(executed):
-    """These runs are all alike: the first look that has any risk to spend decides."""
+    """All runs have equal values, so the first interim analysis that may spend risk decides."""
     done = CliRunner().invoke(cli, ["run", DEMO, "--seed", "7", "--until-decided"], standalone_mode=False)
     assert executed() == [7, 8, 9]
     assert done.return_value == 0

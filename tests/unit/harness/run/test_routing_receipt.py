@@ -1,4 +1,4 @@
-"""A routing scheme that did nothing is never a PASS: every scheme against switches that obey, ignore it, or lie."""
+"""A routing scheme that did nothing never passes: every scheme on switches that obey, ignore or falsely confirm it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ AFTER = {f"rtsw{rack}": {"ctsw1.tx_packets": 510, "ctsw2.tx_packets": 510} for r
 
 
 class FakeSchemeLease:
-    """Holder stand-in that acts as configured; with `lie` it claims a scheme that its switches do not have."""
+    """Stand-in for the holder of a scheme; with `lie` it confirms a scheme that its switches do not have."""
 
     def __init__(self, lab, tables, machine, journal, *, mutate=None):
         self.planned = SimpleNamespace(place=SimpleNamespace(node=machine))
@@ -62,7 +62,7 @@ class FakeSchemeLease:
 
 
 class Switches:
-    """The lab of three racks, whose switches answer as the scheme that they obey says; None: BGP's own ECMP."""
+    """A lab of three racks whose switches route by this scheme; None: BGP's own ECMP."""
 
     def __init__(self):
         self.topology, self.scheme, self.obeys = TOPOLOGY, None, None
@@ -177,19 +177,19 @@ def test_routing_scheme_in_effect_is_proved_and_passes(apply, scheme):
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_routing_scheme_is_not_proved_by_a_bystander(apply, scheme):
-    """The workload stays in its rack: what left by the uplinks was the bystander's, or probes'."""
+    """The workload stays in its rack, so the packets on the uplinks are those of the bystander or of probes."""
     inside, across = ("host1", "rtsw1", "host2"), ("host1", "rtsw1", "ctsw1", "rtsw2", "host3")
     receipt = apply(scheme, paths=[inside, inside[::-1]])
     assert receipt.unproven == ("no connection of the workload leaves by a port the scheme chooses among",)
     assert verdict_of(scheme, receipt).verdict is Verdict.INCONCLUSIVE
-    for known in ([inside, across], [across[::-1]], [inside, ()]):  # a sprayed connection has no one path
+    for known in ([inside, across], [across[::-1]], [inside, ()]):  # a sprayed connection has no single path
         assert apply(scheme, paths=known).unproven == ()
 
 
 @pytest.mark.parametrize("mutate", ["noop", "lie"])
 @pytest.mark.parametrize("scheme", APPLIED)
 def test_routing_scheme_without_effect_is_inconclusive(apply, scheme, mutate):
-    """With `lie` the holder claims that all is there: the kernels' own answers show that it is not."""
+    """With `lie` the holder confirms the scheme, but the answers of the kernels show that it is missing."""
     receipt = apply(scheme, mutate=mutate)
 
     assert receipt.decisions.agreed == 0
@@ -201,7 +201,7 @@ def test_routing_scheme_without_effect_is_inconclusive(apply, scheme, mutate):
 
 
 def test_routing_rules_left_by_another_scheme_are_not_ecmp(apply, monkeypatch):
-    """ECMP is nothing to apply; switches that obey another scheme are not BGP's."""
+    """ECMP needs no rules, so rules of another scheme mean that the switches do not use BGP's own ECMP."""
     left = scheme_tables(TOPOLOGY, "static-parity", fabric_of("ecmp").as_routing)
     receipt = apply("ecmp", obeys=left)
 
@@ -228,7 +228,7 @@ def test_routing_rules_left_by_another_scheme_are_not_ecmp(apply, monkeypatch):
             "only 0 packets left by the ports the scheme chooses among (at least 280 needed)",
         ),
         ("pinned", {"seconds": 600.0}, "only 3000 packets left by the ports the scheme chooses among (at least 10900"),
-        # What ports have sent since they exist is not what they sent for the workload.
+        # The absolute counters of ports are not what they sent for the workload.
         ("pinned", {"before": {}}, "only 0 packets left by the ports the scheme chooses among (at least 280 needed)"),
         ("pinned", {"after": {}}, "only 0 packets left by the ports the scheme chooses among (at least 280 needed)"),
     ],
@@ -242,7 +242,7 @@ def test_routing_scheme_not_seen_to_route_the_workload_is_inconclusive(apply, sc
 
 @pytest.mark.parametrize("scheme", ["ecmp", "static-parity", "weighted"])
 def test_routing_decisions_that_are_missing_prove_nothing(scheme, monkeypatch):
-    """One answer of four, which happened to agree, used to stand for all of them."""
+    """A single answer of four that happened to agree used to be enough."""
     lab = Switches()
     tables = scheme_tables(TOPOLOGY, scheme, Routing())
     lab.obeys = tables if tables.switches else None
@@ -292,7 +292,7 @@ def test_routing_scheme_possibly_left_behind_makes_the_lab_dirty(apply):
 
 @pytest.mark.parametrize("releases", [True, False])
 def test_routing_scheme_that_cannot_be_applied_has_a_receipt(monkeypatch, tmp_path, releases):
-    """Neither none, nor that of the fault-free twin before: what a failed application left makes the lab DIRTY."""
+    """The receipt is not missing and not the twin's. Leftovers of the failed application make the lab DIRTY."""
     monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
     lab, result = Switches(), RunData()
     decided = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")))
@@ -313,7 +313,7 @@ def test_routing_scheme_that_cannot_be_applied_has_a_receipt(monkeypatch, tmp_pa
 
 @pytest.mark.parametrize("obeyed", [True, False])
 def test_routing_scheme_that_did_not_route_the_twin_proves_nothing(monkeypatch, tmp_path, obeyed):
-    """What is compared with the twin was routed otherwise than it, though the run itself had its scheme."""
+    """The run had its scheme, but its twin was routed otherwise, so they cannot be compared."""
     monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
     lab, result = Switches(), RunData(before=BEFORE, after=AFTER, counted_s=10.0)
     decided = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")))
@@ -334,7 +334,7 @@ def test_routing_scheme_that_did_not_route_the_twin_proves_nothing(monkeypatch, 
 
 
 def test_routing_scheme_removed_while_the_twin_ran_proves_nothing(monkeypatch, tmp_path):
-    """The holder was alive, and nobody read the rules at the end of the twin."""
+    """The holder stayed alive, and the rules used not to be read at the end of the twin."""
     monkeypatch.setattr(routing_scheme, "SchemeLease", FakeSchemeLease)
     lab, result = Switches(), RunData(before=BEFORE, after=AFTER, counted_s=10.0)
     decided = SimpleNamespace(experiment=SimpleNamespace(fabric=fabric_of("pinned")))
@@ -376,7 +376,7 @@ def test_routing_scheme_is_removed_from_every_machine_when_one_removal_is_interr
 
 
 def test_least_packets_exceed_what_bgp_sends_by_itself():
-    """Keepalive and ACK are two packets a second and port, with `timers bgp 1 3`."""
+    """With `timers bgp 1 3`, keepalives and their ACKs are two packets per second and port."""
     for seconds in (0.0, 1.0, 60.0, 3600.0):
         assert routing_scheme.least_packets(6, seconds) >= 100 + 2 * 6 * seconds
 
@@ -384,7 +384,7 @@ def test_least_packets_exceed_what_bgp_sends_by_itself():
 @pytest.mark.parametrize("is_left", [True, False])
 @pytest.mark.parametrize("answers", [True, False])
 def test_scheme_lease_that_fails_while_applying_reads_back_the_removal(monkeypatch, tmp_path, answers, is_left):
-    """The switch refuses half-way: `ok` is what the holder or, without its answer, the machine shows afterwards."""
+    """The switch refuses half-way. `ok` is the state that the holder, or else the machine itself, shows afterwards."""
     requests = []
 
     def request(_lease, message):
@@ -407,7 +407,7 @@ def test_scheme_lease_that_fails_while_applying_reads_back_the_removal(monkeypat
     tables = scheme_tables(TOPOLOGY, "pinned", fabric_of("pinned").as_routing)
     with Journal(tmp_path / "journal.jsonl") as journal:
         lease = SchemeLease(lab, tables, "fabric", journal)
-        lease.lease.ttl_s, lease.lease.patience_s = -2.0, 0.0  # do not wait for the end of the lease
+        lease.lease.ttl_s, lease.lease.patience_s = -2.0, 0.0  # end the lease at once
         with pytest.raises(FaultError, match="nft refused"):
             lease.apply()
         release = lease.release()

@@ -1,4 +1,4 @@
-"""However a run ends, its faults are cleared or left to their leases, and the lab is compared or marked."""
+"""However a run ends, its faults are cleared or left to their leases, and the lab is compared or marked DIRTY."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_run_ended_by_ctrl_c_compares_the_lab_and_reports_the_result(lab, tmp_pa
 
 
 def test_run_ended_by_ctrl_c_with_a_routing_scheme_left_is_dirty(lab, tmp_path, monkeypatch):
-    """The lab looks as before, as a scheme may be seen by no fingerprint: its receipt says that it was not removed."""
+    """The fingerprint may not show the scheme, but the scheme's receipt says that it was not removed."""
 
     def with_faults(_decided, _lab, _journal, result, *_):
         decisions = RoutingDecisions(asked=1, agreed=1)
@@ -117,7 +117,7 @@ def test_run_on_an_unreachable_lab_is_not_clean(lab, tmp_path, monkeypatch):
 
 @pytest.fixture
 def soft(qemu, tmp_path, monkeypatch):
-    """A lab whose fault acts on what stands for QEMU, which no fingerprint sees."""
+    """A lab whose fault acts on the stand-in for QEMU, which no fingerprint shows."""
     monkeypatch.setattr(counters, "read", counters.read)
     monkeypatch.setattr(fingerprint, "capture", fingerprint.capture)
     monkeypatch.setattr("inject.evidence.witnesses.SETTLE_S", 0.0)
@@ -129,7 +129,7 @@ def soft(qemu, tmp_path, monkeypatch):
 
 
 def armed(lab, journal, result):
-    """A link that is down, and its injector in the run's hands as in `_with_faults`."""
+    """Take a link down, with an injector as in `_with_faults`."""
     planned = plan(FaultSpec(kind="link.down", target="host1:rxe0", for_s=60.0), SOFT.topology, lab_kind="soft")
     result.injector = Injector(lab, journal)
     prepared = result.injector.prepare(planned)
@@ -138,7 +138,7 @@ def armed(lab, journal, result):
 
 
 def refuse_the_revert(qemu):
-    """Once: the stored revert, which runs when the holder is gone, is let through."""
+    """Make the revert fail once. The stored revert, which runs when the holder is gone, succeeds."""
     answer, refusals = qemu._answer, [[{"error": {"desc": "no"}}]]
 
     def refusing(command, arguments):

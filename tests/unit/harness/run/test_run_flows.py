@@ -1,4 +1,4 @@
-"""Flows that the harness runs to measure a lab: their result and time, and the error if one of them fails."""
+"""Flows that the harness runs to measure a lab: result, time, and the error if a flow fails."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OTHER = FlowSpec(src="host3:rxe0", dst="host4:rxe0", duration_s=4.0)
 
 @pytest.fixture
 def fabric(monkeypatch):
-    """A lab whose flows come to what `outcome`, `where` and `goodput_bps` say, or raise `error`."""
+    """A lab whose flows end with `outcome`, `where` and `goodput_bps`, or raise `error`."""
     made = SimpleNamespace(outcome="finished", where=None, goodput_bps=48e6, error=None, waited_s=[], beats=0)
     running = SimpleNamespace(started_ns=5, ended_ns=9)
 

@@ -1,4 +1,4 @@
-"""The smallest part that fails is found, in few runs, and its file is the old one with less in it."""
+"""Shrinking finds the smallest failing experiment in few runs, and its file is a part of the old one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ IDS = [fault.id for fault in experiment.decode(DEMO, source="demo").faults]
 
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1)))))
 def test_smallest_keeps_exactly_the_guilty_faults(drawn):
-    """For any set of faults that must act together, that set remains, and each subset is tried once."""
+    """Exactly the faults that must act together remain, and each subset is tried at most once."""
     count, guilty = drawn
     requests = []
 
@@ -34,7 +34,7 @@ def test_smallest_keeps_exactly_the_guilty_faults(drawn):
 
 @given(st.integers(2, 7), st.data())
 def test_smallest_result_cannot_lose_any_single_fault(count, data):
-    """More faults may hide a failure: still, removing any one fault from the result makes it pass."""
+    """Even if further faults hide a failure, removing any single fault from the result makes it pass."""
     every = [some for size in range(count + 1) for some in combinations(range(count), size)]
     failing = data.draw(st.sets(st.sampled_from(every))) | {tuple(range(count))}
     left = smallest(count, lambda some: some in failing)
@@ -60,7 +60,7 @@ def test_without_keeps_the_rest_of_the_file_and_drops_expectations_of_removed_fa
 
 
 def test_without_keeps_implied_fault_ids():
-    """The second of two flaps has a number; without it the seed would draw another moment."""
+    """The second of two flaps has a number in its id, on which the seed's draws depend."""
     flap = '[[faults]]\nkind = "link.flap"\ntarget = "rtsw1:ctsw1"\nat = ["1s", "9s"]\nfor = "1s"\n'
     source = (DEMO.decode().partition("# An uplink")[0] + flap + flap).encode()
     ids = [fault.id for fault in experiment.decode(source, source="two").faults]

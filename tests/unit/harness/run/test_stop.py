@@ -1,4 +1,4 @@
-"""Stop conditions: what is seen live, when a condition holds, and what is done then."""
+"""Stop conditions: values seen live, when a condition holds, and how the run then stops."""
 
 from __future__ import annotations
 
@@ -95,11 +95,11 @@ def test_conditions_without_faults_are_refused():
 
 @given(st.lists(st.one_of(st.none(), st.floats(0, 1)), max_size=60))
 def test_stop_condition_stops_after_its_holding_time(values):
-    """One value each half second: the run stops at the first reading that completes five seconds below the bound."""
+    """With a value each half second, the run stops at the first one that completes five seconds below the bound."""
     guard, expected, run = Guard([SLOW]), None, 0
     for index, value in enumerate(values):
         run = run + 1 if value is not None and value < 0.2 else 0
-        if expected is None and run == 11:  # the first look, and ten half seconds after it
+        if expected is None and run == 11:  # the first reading, and ten half seconds after it
             expected = index * S // 2
         guard.look(index * S // 2, {"goodput_ratio": value})
     assert (guard.held.at_ns if guard.held else None) == expected
@@ -115,7 +115,7 @@ def verdict_of(*checks):
 
 
 def test_stop_condition_that_held_is_reported_with_time_and_value():
-    """The condition decides the run; the other evaluated conditions have passed."""
+    """The condition that held decides the run; the other conditions have passed."""
     guard = Guard([LOST, SLOW])
     guard.look(100 * S, {"qp_errors": 1, "goodput_ratio": 0.9})
     guard.look(102 * S, {"qp_errors": 3, "goodput_ratio": 0.1})
@@ -136,7 +136,7 @@ def test_stop_condition_without_data_proves_nothing():
 
 
 def test_guard_condition_whose_data_stop_coming_ends_the_run_as_inconclusive():
-    """Data exist at first; then none for more than a second."""
+    """Data exist at first, and then stop for more than a second."""
     guard = Guard([LOST])
     guard.look(10 * S, {"qp_errors": 0})
     guard.look(int(10.5 * S), {"qp_errors": None})
@@ -178,7 +178,7 @@ def test_live_silent_ranks_leave_goodput_and_errors_unknown():
 
 
 def test_watching_stops_when_all_ranks_are_silent():
-    """Real time: the ranks have reported once, long ago; nothing comes."""
+    """In real time: the ranks reported once, long ago, and send nothing more."""
     live = Live()
     now_ns = time.monotonic_ns()
     live.begin(start_ns=now_ns - 60 * S, fault_ns=now_ns - 30 * S)
@@ -191,7 +191,7 @@ def test_watching_stops_when_all_ranks_are_silent():
 
 
 def before_fault(sizes, *, now_s=19, events=(), **more):
-    """What is wrong a second before the first fault, at 20 s, with these bytes in each 100 ms from 0 s on."""
+    """Return the problem seen a second before the first fault (at 20 s), with these bytes in each 100 ms."""
     live = Live()
     live.begin(start_ns=0, fault_ns=20 * S)
     for name, value in more.items():
@@ -232,7 +232,7 @@ def test_live_dip_in_the_harness_own_reads_is_no_unsteady_start():
 
 
 def test_live_workload_with_long_pauses_makes_progress():
-    """Iterations that compute for 4 s: the last pause is as long as those before."""
+    """Iterations compute for 4 s, so the last pause is as long as those before."""
     assert before_fault(([0] * 40 + [500] * 5) * 4) is None
 
 
@@ -303,7 +303,7 @@ def test_watching_evaluates_conditions_by_itself_and_stops():
 
 
 def test_watching_stops_when_the_reservation_is_lost():
-    """A reservation lost inside a window used to be noticed only after it."""
+    """A reservation lost during a fault window used to be noticed only after the window."""
 
     def lost():
         raise LabError("soft is reserved by somebody else")
@@ -359,7 +359,7 @@ def test_drive_arms_nothing_when_the_run_has_stopped():
 
 
 def test_drive_workload_over_before_the_fault_is_due_arms_nothing():
-    """The fault used to be armed and cleared at once, a minute early: on for no time, and still proven."""
+    """The fault used to be armed a minute early and cleared at once: active for no time, and still proven."""
     fault, now_ns = Fault(), time.monotonic_ns()
     running = SimpleNamespace(is_over=True, ended_ns=now_ns)
     drive(fault, threading.Event(), running=running, at_ns=now_ns + 60 * S)
@@ -394,7 +394,7 @@ def test_drive_drops_a_fault_whose_workload_ends_before_its_time():
 
 
 def test_drive_arms_nothing_if_the_run_stopped_during_the_baseline():
-    """The baseline takes a while on a busy machine: what holds meanwhile counts."""
+    """On a busy machine the baseline takes a while, and a stop condition may hold before it ends."""
     stopped, fault = threading.Event(), Fault()
     fault.baseline = stopped.set
     drive(fault, stopped)

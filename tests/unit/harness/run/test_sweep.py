@@ -1,4 +1,4 @@
-"""Sweeps: points, table and resuming without repetition. An unproven point has no number."""
+"""Sweeps: points, table, and resuming without repeating runs. An unproven point has no number."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def measured(*, fired, lab_state, is_control):
 
 
 def written(decided, out, *, fired=True, error=None, lab_state="CLEAN", code=None, is_control=False, accelerator="tcg"):
-    """A run directory of a decided run, with made-up measurements and the verdict that the judge has for them."""
+    """Write a run directory with synthetic measurements, and the judge's verdict on them."""
     directory = rundir.create(
         out, experiment=decided.source, name="demo", seed=decided.plan.seed, lab="soft", started=datetime.now(UTC)
     )
@@ -74,7 +74,7 @@ def written(decided, out, *, fired=True, error=None, lab_state="CLEAN", code=Non
 
 @pytest.fixture
 def executed(monkeypatch, tmp_path):
-    """`faultbed sweep` without a lab. `acts` are what the n-th run does instead of passing."""
+    """Run `faultbed sweep` without a lab. `acts` maps the number of a run to what it does instead of passing."""
     done = SimpleNamespace(shares=[], acts={}, folder=tmp_path / "sweep")
 
     def execute(decided, inventory, *, out, progress, guard, mutate=None):
@@ -229,7 +229,7 @@ def test_finished_run_with_other_group_variables_of_the_inventory_is_not_reused(
 
 
 def test_sweep_resumed_on_a_different_machine_repeats_all_runs(executed):
-    """A time under KVM beside one under TCG is a curve of two machines."""
+    """Otherwise one curve would mix times of two machines, such as KVM and TCG."""
     executed.acts = {1: {"accelerator": "kvm"}, 2: KeyboardInterrupt()}
     swept(executed)
     done = swept(executed)
@@ -259,7 +259,7 @@ def test_sweep_truncated_verdict_is_run_again(executed):
 
 
 def test_sweep_repeats_a_run_whose_verdict_belongs_to_a_different_run(executed):
-    """A verdict.json of another seed that was copied over this one: the point would have the verdict of that run."""
+    """If the verdict.json of another seed was copied over this one, the point would get that run's verdict."""
     swept(executed)
     one, two, _ = sorted(executed.folder.glob("runs/*/verdict.json"))
     two.write_bytes(one.read_bytes().replace(b'"seed": ', b'"seed": 1'))
@@ -283,7 +283,7 @@ def test_point_whose_faults_did_nothing_is_inconclusive_and_has_no_number(execut
 
 @pytest.mark.parametrize("name", ["fired.loss", "routing.spray", "emulation"])
 def test_run_with_an_unmet_condition_has_no_number_though_its_verdict_is_fail(name):
-    """FAIL outranks INCONCLUSIVE, so the verdict alone hides that the run shows nothing."""
+    """FAIL outranks INCONCLUSIVE, so the verdict alone hides that the run proves nothing."""
     unmet = Check(name=name, verdict=Verdict.INCONCLUSIVE, observed=0, bound=1, unit="", rule="", detail="not seen")
     failed = Check(name="qp_errors", verdict=Verdict.FAIL, observed=2, bound=0, unit="", rule="", detail="")
     verdict = VerdictFile(
@@ -348,7 +348,6 @@ def test_sweep_axis_decodes_numbers_sizes_and_times():
 
 
 def made_sweep(*values, verdicts=None, model=""):
-    """A sweep of one parameter with one metric."""
     metric = "goodput_mean_ratio"
     made = tuple(
         sweep_file.SweptPoint(
@@ -417,7 +416,7 @@ def test_ready_sweep_fits_a_lab(path):
 
 
 def test_point_without_a_value_of_its_metric_is_inconclusive_with_the_reason(executed):
-    """The run passes, for no bound is on that metric; the sweep shows nothing of it."""
+    """The run passes because it has no bound on that metric, but the sweep has no value to show."""
     done = swept(executed, "--metric", "dip", "--metric", "ttft.p99")
     assert done.return_value == 2
     point = sweep_file.read(executed.folder).points[0]
@@ -436,7 +435,7 @@ def test_point_without_a_value_of_its_metric_is_inconclusive_with_the_reason(exe
     ],
 )
 def test_sweep_ended_by_an_error_records_the_lab_state_of_that_error(executed, error, state):
-    """The run that raised is not among the finished ones, so that no run of the file says DIRTY."""
+    """The run that raised is not among the finished ones, so no run in the file has the state DIRTY."""
     executed.acts = {2: error}
     swept(executed)
     result = sweep_file.read(executed.folder)
@@ -446,7 +445,7 @@ def test_sweep_ended_by_an_error_records_the_lab_state_of_that_error(executed, e
 
 
 def test_sweep_observes_a_run_no_more_often_when_later_runs_follow(executed, monkeypatch):
-    """`sweep.json` is written after every run: points whose runs are the same must not be observed again."""
+    """`sweep.json` is written after every run, and points without new runs must not be observed again."""
     reads = Counter()
     plain = rundir.RunDir.read_measurements
 

@@ -1,4 +1,4 @@
-"""A run has the same intervals in the pool of `run --repeat` and in a sweep: those that it was judged by."""
+"""A run has the same intervals in the pool of `run --repeat`, in a sweep, and in its own verdict."""
 
 from __future__ import annotations
 
