@@ -25,6 +25,7 @@ from inject.mechanisms.mechanism import Mechanism, Request
 from inject.policy.conflicts import both_claim
 from inject.selection import Selection
 from testbed.errors import Unsupported, UsageError
+from testbed.model.fault_names import slug
 from testbed.model.lab_kind import LabKind, traits_of
 from testbed.model.selectors import resolve, select_one
 from testbed.model.topology import Target, Topology
@@ -358,5 +359,4 @@ def _psn(text: str, wrong: UsageError) -> int | str:
 
 def _fault_id(index: int, kind: str, target: str, at_s: float, for_s: float, params: Mapping[str, Any]) -> str:
     content = json.dumps([index, kind, target, at_s, for_s, dict(params)], sort_keys=True)
-    slug = re.sub(r"[^a-z0-9]+", "-", f"{kind}-{target}".lower()).strip("-")[:40]
-    return f"{index}-{slug}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"
+    return f"{index}-{slug(f'{kind}-{target}')}-{hashlib.sha256(content.encode()).hexdigest()[:6]}"

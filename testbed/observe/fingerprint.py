@@ -8,8 +8,9 @@ units, processes and stored reverts (those beside QEMU under the node `controlle
 configuration.
 
 On a rack with other users, only what is reserved for this command is captured (`Lab.ours`): a whole host or switch
-except the routes that it learns, which other users' faults change; for a link, the interfaces at its ends. Other users'
-changes do not make this lab DIRTY, and a host that they reboot does not delay this command.
+except the routes that it learns, which other users' faults change; for a link, the interfaces at its ends, and units
+and stored reverts of faults on it. Other users' changes do not make this lab DIRTY, and a host that they reboot does
+not delay this command.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from testbed.model.fault_names import is_of, targets_on
 from testbed.node.settings import UNKNOWN
 from testbed.tenancy.reservation import WHOLE_LAB
 
@@ -37,6 +39,7 @@ CONTROLLER = "controller"
 """The node name of the stored reverts on this machine."""
 _OF_INTERFACES = {"link", "address", "qdisc", "filter", "neighbour", "dcb", "ethtool"}
 _OF_RDMA = {"rdma", "gid"}
+_OF_FAULTS = {"revert", "unit"}
 _LEARNT = {"bgp", "zebra"}
 _MAY_END = ("program ", "rdma resources ")
 _OF_TRAFFIC = ("program traffic.", "rdma resources ")
@@ -91,11 +94,16 @@ def part(
     if WHOLE_LAB in covers:
         return nodes
     ends = _nodes(topology, covers)
+    targets = [target for link in topology.links if link.name in covers for target in targets_on(link)]
     return {
         node: {
             subject: text
             for subject, text in facts.items()
-            if (not _is_learnt(subject) if node in covers else _of_ends(subject, ends[node]))
+            if (
+                not _is_learnt(subject)
+                if node in covers
+                else _of_ends(subject, ends[node]) or _of_fault(subject, targets)
+            )
         }
         for node, facts in nodes.items()
         if node in ends
@@ -115,6 +123,12 @@ def _nodes(topology: Topology, covers: Collection[str]) -> dict[str, set[str]]:
 
 def _is_learnt(subject: str) -> bool:
     return subject.startswith("route ") and subject.rpartition(" ")[2] in _LEARNT
+
+
+def _of_fault(subject: str, targets: Collection[str]) -> bool:
+    """Return whether it is a unit or a stored revert of a fault on one of these targets."""
+    kind, _, name = subject.partition(" ")
+    return kind in _OF_FAULTS and is_of(name, targets)
 
 
 def _of_ends(subject: str, ends: Collection[str]) -> bool:

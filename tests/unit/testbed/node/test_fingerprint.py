@@ -17,9 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from waiting import until
 
+from inject.fault_plan import FaultSpec, plan
 from testbed import shipped
 from testbed.errors import Unreachable
 from testbed.inventory import lab_inventory as inventory_module
+from testbed.model import fault_names
 from testbed.node import state
 from testbed.node.netlink import attribute
 from testbed.observe import fingerprint
@@ -309,3 +311,32 @@ def test_fingerprint_of_a_part_drops_learnt_routes_and_keeps_configuration():
     facts = {"route main unicast 10.0.0.0/8 metric 20 bgp": "via x", "frr bgpd router bgp 1 / redistribute bgp": "y"}
     partial = fingerprint.part({"rtsw1": facts}, RACK.topology, ("rtsw1",))
     assert list(partial["rtsw1"]) == ["frr bgpd router bgp 1 / redistribute bgp"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "target", "params"),
+    [
+        ("link.down", "rtsw1:ctsw1", {}),
+        ("link.down", "ctsw1:rtsw1", {}),
+        ("link.down", "rtsw1:host1:mlx5_0", {}),
+        ("link.flap", "host1:mlx5_0", {}),
+        ("rnic.reset", "host1:mlx5_0", {}),
+    ],
+)
+def test_fingerprint_of_a_link_has_the_units_and_reverts_of_faults_on_it(kind, target, params):
+    """The lab was CLEAN after a fault on a link whose target could not revert: only interfaces were compared."""
+    planned = plan(FaultSpec(kind=kind, target=target, for_s=5.0, params=params), RACK.topology, lab_kind="rack")
+    link = planned.target.link
+    instance, node = f"{planned.id}-0a1b2c", link.a.node
+    facts = {f"revert {instance}.revert": "there", f"unit faultbed-fault-{instance}.service": "failed failed"}
+    after = fingerprint.part({node: facts}, RACK.topology, (link.name,))
+    assert after == {node: facts}
+    other = next(one for one in RACK.topology.links_of(node) if one is not link and one.rnic == link.rnic)
+    assert fingerprint.part({node: facts}, RACK.topology, (other.name,)) == {node: {}}
+
+
+def test_fingerprint_of_a_link_recognises_a_fault_whose_name_is_cut_off():
+    name = "7-congestion-hash-collision-fabric-rack-01-0a1b2c-3d4e5f.revert"
+    assert fault_names.is_of(name, ["fabric-rack-01-rtsw1:ctsw1"])
+    assert not fault_names.is_of(name, ["fabric-rack-02-rtsw1:ctsw1"])
+    assert not fault_names.is_of("rejoin.lock", ["host1:rxe0"])

@@ -1,0 +1,40 @@
+"""Names of faults: the file names and units of a fault on its target say its kind and its target. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from testbed.model.topology import Link
+
+__all__ = ["is_of", "slug", "targets_on"]
+
+_LONGEST = 40
+_INSTANCE = re.compile(r"(?:faultbed-fault-)?\d+-(?P<slug>.+)-[0-9a-f]{6}-[0-9a-f]{6}(?:\.revert|\.service)?")
+
+
+def slug(text: str) -> str:
+    """Return a kind and a target, or either, as a part of a file name; it is cut off if it is long."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")[:_LONGEST]
+
+
+def targets_on(link: Link) -> tuple[str, ...]:
+    """Return the targets of faults on a link: the link from either end, and its RNIC."""
+    rnic = f"{link.b.node}:{link.rnic}"
+    return (link.name, f"{link.b.node}:{link.a.node}") if link.rnic is None else (link.name, rnic)
+
+
+def is_of(name: str, targets: Iterable[str]) -> bool:
+    """Return whether a stored revert or a unit of this name is that of a fault on one of these targets.
+
+    Of a name that is cut off, what is left of the target decides.
+    """
+    match = _INSTANCE.fullmatch(name)
+    if match is None:
+        return False
+    found = match["slug"]
+    for target in map(slug, targets):
+        least = len(target) if len(found) < _LONGEST else 1
+        if any(found.endswith(f"-{target[:length]}") for length in range(len(target), least - 1, -1)):
+            return True
+    return False
