@@ -7,7 +7,8 @@
 
 While faults are on, each condition is compared with live values at least once a second
 (`harness.run.faults.live_guard`). The first condition that holds for its time ends the faults and the run at once, as
-FAIL, or as INCONCLUSIVE if the experiment says so. A condition that could never be evaluated is INCONCLUSIVE.
+FAIL, or as INCONCLUSIVE if the experiment says so. A condition that could never be evaluated is INCONCLUSIVE, and so is
+one that was not evaluated for as long as it has to hold.
 
 Missing data end the faults, too, and the run is INCONCLUSIVE: if the value of a condition is unknown for more than
 `MISSING_NS` although it was known before, or should be known by now. An experiment without `[[stop]]` has no guard.
@@ -118,6 +119,8 @@ class Guard:
         """Why no fault was armed: what was wrong with the workload before the first one."""
         self.seen: dict[Condition, float] = {}
         """The last value of each condition that could be looked at."""
+        self.seen_ns: dict[Condition, tuple[int, int]] = {}
+        """When each of these was looked at first and last (controller, ns)."""
         self._since_ns: dict[Condition, int] = {}
         self._unknown_ns: dict[Condition, int] = {}
 
@@ -143,6 +146,7 @@ class Guard:
                     self.held = Ending(condition=condition, value=value, since_ns=since_ns, at_ns=now_ns)
             if value is not None:
                 self.seen[condition] = value
+                self.seen_ns[condition] = self.seen_ns.get(condition, (now_ns, now_ns))[0], now_ns
         return self.held
 
 
@@ -182,6 +186,9 @@ def _check(condition: Condition, guard: Guard, t0_ns: int) -> Check:
         detail = f"no data of it from {since_s:.1f} s on; at {at_s:.1f} s all faults were cleared and the run was ended"
     elif value is None:
         outcome, detail = Verdict.INCONCLUSIVE, "it could not be looked at while faults were on"
+    elif (looked_ns := guard.seen_ns[condition][1] - guard.seen_ns[condition][0]) < condition.for_ns:
+        outcome = Verdict.INCONCLUSIVE
+        detail = f"it was looked at for {looked_ns / 1e9:.1f} s, and could only have held after {lasting.strip()[4:]}"
     else:
         outcome, detail = Verdict.PASS, "never while faults were on; observed is the last value"
     return Check(

@@ -182,9 +182,18 @@ def _check_expectations(experiment: Experiment, names: LabNames) -> None:
 
 def _fit_stops(experiment: Experiment, names: LabNames) -> None:
     first_ns = min((fault.at_earliest_ns for fault in experiment.faults), default=0)
+    last_ns = max((fault.at_latest_ns + fault.duration_ns for fault in experiment.faults), default=0)
     work = experiment.workload
     computes = kind_of(work).computes(work)
     for index, condition in enumerate(experiment.stops):
+        # Goodput is compared with that before the first fault.
+        begin_ns = first_ns if condition.metric.name == "goodput_ratio" else 0
+        if condition.for_ns > last_ns - begin_ns:
+            problem = (
+                f"{condition.metric.name} would have to hold for {condition.for_ns / 1e9:g} s, but it is looked at for "
+                f"{(last_ns - begin_ns) / 1e9:g} s, until the last fault is over: it could never stop the run"
+            )
+            raise names.error(f"stop[{index}].for", problem)
         if condition.metric.name == "slow_ranks" and not computes:
             problem = "slow_ranks compares compute phases, and this workload has none (compute_units)"
             raise names.error(f"stop[{index}].metric", problem)

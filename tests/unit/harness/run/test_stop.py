@@ -35,7 +35,7 @@ duration = "30s"
 kind = "link.flap"
 target = "rtsw1:ctsw1"
 at = "8s"
-for = "1s"
+for = "9s"
 [[stop]]
 metric = "goodput_ratio"
 min = 0.2
@@ -67,6 +67,8 @@ def test_stop_conditions_are_decoded():
         ('for = "5s"\n[[stop]]', 'for = "5"\n[[stop]]', ["stop[0].for"]),
         ('for = "5s"\n[[stop]]', 'fro = "5s"\n[[stop]]', ["stop[0]", "did you mean for"]),
         ('"INCONCLUSIVE"', '"PASS"', ["stop[1].verdict", "PASS"]),
+        ('for = "9s"', 'for = "4s"', ["stop[0].for", "it is looked at for 4 s", "could never stop the run"]),
+        ('max = "10s"', 'max = "10s"\nfor = "18s"', ["stop[1].for", "it is looked at for 17 s"]),
         ('at = "8s"', 'at = "0s"', ["stop[0].metric", "fault-free start"]),
         ('"silence"\nmax = "10s"', '"slow_ranks"\nmax = 0', ["stop[1].metric", "compute_units"]),
         ('"silence"\nmax = "10s"', '"slow_ranks"\nmin = 1', ["stop[1]", "bounded by max alone"]),
@@ -114,10 +116,20 @@ def verdict_of(*checks):
     )
 
 
+def test_stop_condition_that_was_not_looked_at_for_as_long_as_it_has_to_hold_is_inconclusive():
+    """It passed with goodput at nothing all the time: two seconds of it stop nothing that needs five."""
+    guard = Guard([SLOW])
+    for at_s in (100, 101, 102):
+        guard.look(at_s * S, {"goodput_ratio": 0.0})
+    (_, slow) = judged(verdict_of(), guard, t0_ns=90 * S).checks
+    assert slow.verdict is Verdict.INCONCLUSIVE
+    assert slow.detail == "it was looked at for 2.0 s, and could only have held after 5 s"
+
+
 def test_stop_condition_that_held_is_reported_with_time_and_value():
     """The condition that held decides the run; the other conditions have passed."""
     guard = Guard([LOST, SLOW])
-    guard.look(100 * S, {"qp_errors": 1, "goodput_ratio": 0.9})
+    guard.look(96 * S, {"qp_errors": 1, "goodput_ratio": 0.9})
     guard.look(102 * S, {"qp_errors": 3, "goodput_ratio": 0.1})
     output = judged(verdict_of(), guard, t0_ns=90 * S)
     assert output.verdict is Verdict.FAIL
