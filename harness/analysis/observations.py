@@ -472,10 +472,15 @@ def captured_packets(run: Measurements) -> dict[str, Observation]:
         nothing = Observation(value=None, detail="this run captured no packets")
         return {"capture.missed": nothing, "capture.broken_rules": nothing}
     whole = f"{packets.frames:,} frames captured"
+    if packets.extra:
+        whole += f", {packets.extra:,} of them not counted by their ports, as copies are not: each may stand for a "
+        whole += "missing one"
     doubts = "; ".join(packets.doubts)
-    if packets.missed:
-        # A frame missing from the capture could look like a packet that its sender skipped.
-        broken = Observation(value=None, detail=f"{packets.missed} frames are missing from the capture")
+    if packets.missed or packets.extra:
+        # A frame missing from the capture could look like a packet that its sender skipped, a copy like one sent again.
+        why = [f"{packets.missed:,} frames are missing from the capture"] if packets.missed else []
+        why += [f"{packets.extra:,} frames of the capture were not counted by their ports"] if packets.extra else []
+        broken = Observation(value=None, detail=", and ".join(why))
     elif packets.doubts and not packets.broken:
         broken = Observation(value=None, detail=f"{whole}, but {doubts}")
     else:
@@ -483,7 +488,8 @@ def captured_packets(run: Measurements) -> dict[str, Observation]:
         broken = Observation(
             value=packets.broken, detail=f"{detail}; {doubts}" if doubts else detail, censored=bool(doubts)
         )
-    return {"capture.missed": Observation(value=packets.missed, detail=whole), "capture.broken_rules": broken}
+    missed = Observation(value=packets.missed, detail=whole, censored=bool(packets.extra))
+    return {"capture.missed": missed, "capture.broken_rules": broken}
 
 
 def rnic_counters(run: Measurements) -> dict[str, Observation]:

@@ -104,7 +104,8 @@ _TABLE = (
     Metric(
         name="capture.missed",
         unit="count",
-        meaning="Frames by the captured ports' own counters less those in the capture, and what the kernel dropped",
+        meaning="Frames by the captured ports' own counters that the capture lacks, each direction by itself, and what "
+        "the kernel dropped; at least, if the capture has frames that the ports did not count",
     ),
     Metric(
         name="capture.broken_rules",

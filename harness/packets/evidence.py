@@ -37,8 +37,13 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def missed(self) -> int:
-        """Frames that the capture and the port's counters disagree about, plus frames that the kernel dropped."""
-        return sum(abs(proof.counted - proof.captured) + proof.drops for proof in self.proofs)
+        """Frames that the ports counted and the capture lacks, plus frames that the kernel dropped."""
+        return sum(proof.missing + proof.drops for proof in self.proofs)
+
+    @property
+    def extra(self) -> int:
+        """Frames that the capture has and the ports did not count; each may stand for one that is missing."""
+        return sum(proof.extra for proof in self.proofs)
 
 
 def keep(captured: Captured, folder: Path, windows: Mapping[str, tuple[int, int]]) -> Evidence:

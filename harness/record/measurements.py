@@ -140,13 +140,15 @@ class FaultRun(msgspec.Struct, frozen=True, kw_only=True):
 class PacketSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Summary of the captured packets; `packets.json` has the details.
 
-    `frames` were captured, and the capture missed `missed`. `broken` counts violations of the rules of go-back-N. Each
-    of `goings_back` is a pair of controller times (ns): when the NAK passed or the timer ran out, and when the packet
-    passed again. `doubts` are reasons why there may be more violations than were found.
+    `frames` were captured. The capture missed `missed`, and has `extra` that the ports did not count. `broken` counts
+    violations of the rules of go-back-N. Each of `goings_back` is a pair of controller times (ns): when the NAK passed
+    or the timer ran out, and when the packet passed again. `doubts` are reasons why there may be more violations than
+    were found.
     """
 
     frames: int
     missed: int
+    extra: int = 0
     broken: int
     goings_back: tuple[tuple[int, int], ...] = ()
     doubts: tuple[str, ...] = ()

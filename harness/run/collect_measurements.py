@@ -157,6 +157,7 @@ def _packets(evidence_of_run: Evidence | None) -> PacketSummary | None:
     return PacketSummary(
         frames=evidence_of_run.analysis.frames,
         missed=evidence_of_run.missed,
+        extra=evidence_of_run.extra,
         broken=evidence_of_run.analysis.violations,
         goings_back=tuple(backs),
         doubts=evidence_of_run.analysis.doubts,

@@ -5,17 +5,18 @@ JSON lines on stdin and stdout, times in ns of this machine:
     {"do":"clock"}      {"event":"clock","monotonic_ns":N}
     {"do":"start","ports":[{"name","netns","netdev"}],"file":PATH,"snap":128,"limit_bytes":N}
                         {"event":"started","epoch_offset_ns":N}
-    {"do":"stop"}       {"event":"stopped","ports":[{"name","before","captured","counted","drops"}],"bytes":N,
-                         "epoch_offset_ns":N}
+    {"do":"stop"}       {"event":"stopped","ports":[{"name","before","captured","received","sent","drops"}],
+                         "bytes":N,"epoch_offset_ns":N}
     an error            {"event":"error","error":"..."}
 
 The kernel writes frames into a ring of blocks (packet_mmap, TPACKET_V3; linux/if_packet.h), and whole blocks are
 written to the file unchanged. Python never handles single frames, because the switch needs its CPU time for forwarding.
 The file is a sequence of blocks. Two 32-bit words precede each block: the index of its port, and its length.
 
-The proof: the port's own counters (received + sent) and the socket's count are read at the start and at the end, when
-neither moves. `counted` is the growth of the port's counters, `captured` that of the socket's count. They must be equal
-and `drops` must be 0. The first `before` frames of the file arrived before the first reading.
+The proof: the port's own counters and the socket's count are read at the start and at the end, when neither moves.
+`received` and `sent` are the growth of the port's counters, `captured` that of the socket's count. The frames of each
+direction must be as many as the port counted, and `drops` must be 0. The first `before` frames of the file arrived
+before the first reading.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class Port:
         request = (_BLOCK_BYTES, _BLOCKS, _FRAME_BYTES, size // _FRAME_BYTES, _RETIRE_MS, 0, 0)
         self.socket.setsockopt(_SOL_PACKET, _RX_RING, struct.pack("=7I", *request))
         self.ring = mmap.mmap(self.socket.fileno(), size)
-        self.next = self.seen = self.drops = self.before = self.counted = 0
+        self.next = self.seen = self.drops = self.before = 0
+        self.counted = (0, 0)
         self.socket.bind((netdev, _ETH_P_ALL))
 
     def _cut_to(self, snap: int) -> None:
@@ -125,7 +127,8 @@ class Capture:
                 "name": port.name,
                 "before": port.before,
                 "captured": frames - port.before,
-                "counted": counted - port.counted,
+                "received": counted[0] - port.counted[0],
+                "sent": counted[1] - port.counted[1],
                 "drops": port.drops,
             }
             for port, (frames, counted) in zip(self.ports, self._at_rest())  # noqa: B905 - Python 3.9
@@ -139,10 +142,13 @@ class Capture:
         self.is_over = True
         return results
 
-    def _at_rest(self) -> list[tuple[int, int]]:
-        """Return each port's frames seen and packets counted, once two readings agree, or after a deadline."""
+    def _at_rest(self) -> list[tuple[int, tuple[int, int]]]:
+        """Return each port's frames seen, and its own counters of packets received and sent.
+
+        They are read until two readings agree, or until a deadline.
+        """
         end = time.monotonic() + _PATIENCE_S
-        before: list[tuple[int, int]] = []
+        before: list[tuple[int, tuple[int, int]]] = []
         while True:
             now = [(port.count(), netns.port_packets(port.link, port.netdev)) for port in self.ports]
             if now == before or time.monotonic() > end:

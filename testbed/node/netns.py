@@ -44,8 +44,8 @@ def enter(netns: str | None) -> None:
         os.close(fd)
 
 
-def port_packets(link: Netlink, netdev: str) -> int:
-    """Return the packets that a port has received and sent, in the namespace in which `link` was opened.
+def port_packets(link: Netlink, netdev: str) -> tuple[int, int]:
+    """Return how many packets a port has received and sent, in the namespace in which `link` was opened.
 
     Raises:
         OSError: there is no such port.
@@ -53,7 +53,7 @@ def port_packets(link: Netlink, netdev: str) -> int:
     request = _IFINFO.pack(0, 0, 0, 0, 0) + attribute(_IFLA_IFNAME, netdev.encode() + b"\0")
     answer = link.request(_GETLINK, request)
     received, sent = _STATS.unpack_from(attributes(answer[_IFINFO.size :])[_IFLA_STATS64])
-    return int(received) + int(sent)
+    return int(received), int(sent)
 
 
 def open_route(netns: str | None) -> Netlink:

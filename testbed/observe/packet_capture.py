@@ -34,7 +34,17 @@ if TYPE_CHECKING:
     from testbed.model.topology import Port, Topology
     from testbed.remote.remote_node import Channel
 
-__all__ = ["SNAP_BYTES", "Captured", "Capturing", "PortProof", "frames_of", "port_named", "start"]
+__all__ = [
+    "SNAP_BYTES",
+    "Captured",
+    "Capturing",
+    "PortProof",
+    "by_direction",
+    "frames_of",
+    "port_named",
+    "port_proof",
+    "start",
+]
 
 SNAP_BYTES = 128
 LIMIT_BYTES = 192 << 20
@@ -48,17 +58,41 @@ _PREFIX_WORDS, _HEADER_BYTES = 2, 48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortProof:
-    """Frames captured between two readings of the port's counters, the counters' increment, and the kernel's drops."""
+    """Frames captured between two readings of the port's counters, the counters' increment, and the kernel's drops.
+
+    `missing` are frames that the port counted and the capture lacks, `extra` those that it has and the port did not
+    count, such as copies. Each direction of the port is compared by itself, so that they do not cancel out there.
+    """
 
     name: str
     captured: int
     counted: int
     drops: int
+    missing: int = 0
+    extra: int = 0
+
+    def __post_init__(self) -> None:
+        # Records of before the directions were compared have only the totals, whose difference is the least.
+        object.__setattr__(self, "missing", max(self.missing, self.counted - self.captured))
+        object.__setattr__(self, "extra", max(self.extra, self.captured - self.counted))
 
     @property
     def is_whole(self) -> bool:
-        """Whether no frame is missing."""
-        return self.captured == self.counted and not self.drops
+        """Whether no frame is missing, and none too many."""
+        return not (self.missing or self.extra or self.drops)
+
+
+def port_proof(name: str, *, captured: tuple[int, int], counted: tuple[int, int], drops: int) -> PortProof:
+    """Compare the frames received and sent that were captured with those that the port counted."""
+    by_direction = [had - has for has, had in zip(captured, counted, strict=True)]
+    return PortProof(
+        name=name,
+        captured=sum(captured),
+        counted=sum(counted),
+        drops=drops,
+        missing=sum(max(less, 0) for less in by_direction),
+        extra=sum(max(-less, 0) for less in by_direction),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -167,17 +201,19 @@ class Capturing:
         keep = [port["before"] + port["captured"] for port in answer["ports"]]
         names = tuple(str(port["name"]) for port in answer["ports"])
         frames = frames_of(content, names, keep=keep, shift_ns=shift_ns)
-        counts = np.bincount(frames.interface, minlength=len(names)).tolist()
+        early = frames_of(content, names, keep=[port["before"] for port in answer["ports"]], shift_ns=shift_ns)
         return Captured(
             frames=frames,
             proofs=tuple(
-                PortProof(
-                    name=str(port["name"]),
-                    captured=count - port["before"],
-                    counted=port["counted"],
+                port_proof(
+                    str(port["name"]),
+                    captured=(received, sent),
+                    counted=(port["received"], port["sent"]),
                     drops=port["drops"],
                 )
-                for port, count in zip(answer["ports"], counts, strict=True)
+                for port, (received, sent) in zip(
+                    answer["ports"], (by_direction(frames) - by_direction(early)).tolist(), strict=True
+                )
             ),
             epoch_offset_ns=epoch_ns,
             clock_error_ns=self._clock.error_ns,
@@ -197,6 +233,12 @@ class Capturing:
         if answer.get("event") == "error":
             raise LabError(f"{self._machine}: {request['do']} of a capture failed: {answer.get('error')}")
         return answer
+
+
+def by_direction(frames: Frames) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return how many frames each port has received and sent, of shape (ports, 2)."""
+    ports = len(frames.interfaces)
+    return np.bincount(2 * frames.interface.astype(np.int64) + frames.outbound, minlength=2 * ports).reshape(ports, 2)
 
 
 def frames_of(content: bytes, names: Sequence[str], *, keep: Sequence[int], shift_ns: int) -> Frames:

@@ -46,24 +46,25 @@ def packets(session: Session, *, capture: Path, frame: int | None, as_json: bool
     frames = capture_file.read(path)
     if frame is not None:
         return _explain(session, frames, frame, as_json=as_json)
-    analysis, missed = analyse(frames), 0
+    analysis, missed, extra = analyse(frames), 0, 0
     if capture.is_dir():
         analysis, account = with_idle_ports(analysis), open_run(capture).read_packets()
         if account is None:
             doubt = "the run kept no packets.json: nothing tells how many frames are missing from the capture"
             analysis = msgspec.structs.replace(analysis, doubts=(doubt, *analysis.doubts))
         else:
-            missed = account.missed
-    if missed:
-        doubt = (
-            f"{missed:,} frames that the ports counted are missing from the capture, which can look like a broken rule"
-        )
-        analysis = msgspec.structs.replace(analysis, doubts=(doubt, *analysis.doubts))
+            missed, extra = account.missed, account.extra
+    not_whole = (
+        (missed, "frames that the ports counted are missing from the capture, which can look like a broken rule"),
+        (extra, "frames of the capture were not counted by the ports: each may stand for one that is missing"),
+    )
+    doubts = tuple(f"{frames_of_port:,} {problem}" for frames_of_port, problem in not_whole if frames_of_port)
+    analysis = msgspec.structs.replace(analysis, doubts=(*doubts, *analysis.doubts))
     if as_json:
         session.json(msgspec.to_builtins(analysis))
     else:
         _show(session, analysis)
-    if analysis.violations and not missed:
+    if analysis.violations and not (missed or extra):
         return ExitCode.FAIL
     return ExitCode.INCONCLUSIVE if analysis.doubts else ExitCode.PASS
 

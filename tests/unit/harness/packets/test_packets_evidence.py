@@ -1,24 +1,32 @@
 """Captured packets in a run: blocks of the ring, stored slices, and their use by report and judge."""
 
+import base64
+import gzip
 import struct
 from dataclasses import replace
+from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from gbn_model import go_back_n
 from synthetic_run import soft_topology, synthetic_run
 
 from harness import judge
 from harness.analysis.observe import observe
+from harness.cli.main import cli
 from harness.experiment import experiment_file as experiments
 from harness.experiment import run_plan as plans
+from harness.experiment.metrics import METRICS
 from harness.packets import evidence
 from harness.record.measurements import PacketSummary
 from harness.run.collect_measurements import _packets
 from harness.run.prepare.bind_to_lab import fit
 from testbed.errors import ConfigError, LabError, UsageError
-from testbed.observe.packet_capture import Captured, PortProof, frames_of, port_named
+from testbed.observe import clock
+from testbed.observe.clock import ClockOffset
+from testbed.observe.packet_capture import Captured, Capturing, PortProof, frames_of, port_named, port_proof
 from testbed.packets import capture_file
 
 EPOCH = 1_700_000_000_000_000_000
@@ -173,6 +181,107 @@ def test_capture_with_missed_frames_has_no_count_of_broken_rules():
     assert observe(run).metrics["capture.missed"].value is None
 
 
+@pytest.mark.parametrize(
+    ("captured", "counted", "missing", "extra"),
+    [
+        ((5, 5), (5, 5), 0, 0),
+        ((5, 4), (5, 5), 1, 0),
+        ((5, 7), (5, 5), 0, 2),
+        ((3, 7), (5, 5), 2, 2),  # as many as were counted, in all
+        ((12, 12), (6, 6), 0, 12),  # every frame was mirrored twice
+    ],
+)
+def test_capture_with_more_frames_than_the_port_counted_is_not_whole(captured, counted, missing, extra):
+    """Copies were called missing, and copies of one direction made up for frames that the other one lacked."""
+    proof = port_proof("rtsw2:host4:rxe0", captured=captured, counted=counted, drops=0)
+    assert (proof.missing, proof.extra, proof.is_whole) == (missing, extra, not (missing or extra))
+    assert (proof.captured, proof.counted) == (sum(captured), sum(counted))
+    old = {"name": "a", "captured": sum(captured), "counted": sum(counted), "drops": 0}
+    read = msgspec.convert(old, PortProof)  # of a run from before the directions were compared
+    assert (read.missing, read.extra) == (max(missing - extra, 0), max(extra - missing, 0))
+
+
+@pytest.mark.parametrize(("missed", "extra"), [(0, 3), (2, 3), (2, 0)])
+def test_capture_that_is_not_whole_proves_nothing_and_says_both(tmp_path, missed, extra):
+    one = captured()
+    count = len(one.frames)
+    proof = replace(one.proofs[0], captured=count, counted=count + missed - extra, missing=missed, extra=extra)
+    result = evidence.keep(replace(one, proofs=(proof,)), tmp_path, {})
+    assert (result.missed, result.extra) == (missed, extra)
+    metrics = observe(msgspec.structs.replace(synthetic_run(seconds=12.0), packets=_packets(result))).metrics
+    (expectation,) = decide('["host4:rxe0"]').expectations
+    verdicts = {}
+    for name in ("capture.missed", "capture.broken_rules"):
+        bound = replace(expectation, metric=METRICS[name], maximum=0)
+        (check,) = judge.check_expectation(bound, metrics[name], ())
+        verdicts[name] = check.verdict
+    assert verdicts == {
+        "capture.missed": "FAIL" if missed else "INCONCLUSIVE", "capture.broken_rules": "INCONCLUSIVE"
+    }  # fmt: skip
+    broken = metrics["capture.broken_rules"].detail
+    assert (f"{missed} frames are missing" in broken) is bool(missed)
+    assert (f"{extra} frames of the capture were not counted by their ports" in broken) is bool(extra)
+    (tmp_path / "packets.json").write_bytes(evidence.write(result))
+    done = CliRunner(env={"COLUMNS": "250"}).invoke(cli, ["packets", str(tmp_path)], standalone_mode=False)
+    assert done.return_value == 2
+    assert (f"{missed} frames that the ports counted are missing" in done.output) is bool(missed)
+    assert (f"{extra} frames of the capture were not counted by the ports" in done.output) is bool(extra)
+
+
+class CapturingMachine:
+    """A machine whose capture has these frames, of which the first two came before the first reading."""
+
+    def __init__(self, packets, *, received, sent):
+        self.content, self.answers = ring_file(packets), []
+        self.port = {"name": "a", "before": 2, "captured": len(packets) - 2, "received": received, "sent": sent}
+
+    def ensure_code(self, _machine):
+        pass
+
+    def node(self, _machine):
+        return self
+
+    def python(self, module):
+        return [module]
+
+    def netns(self, node):
+        return node
+
+    def open(self, _argv):
+        return self
+
+    def send(self, request):
+        stopped = {"ports": [self.port | {"drops": 0}], "bytes": len(self.content)}
+        self.answers.append({"event": "ok", "epoch_offset_ns": EPOCH, **(stopped if request["do"] == "stop" else {})})
+
+    def receive(self, timeout_s):
+        del timeout_s
+        return self.answers.pop()
+
+    def run(self, _argv, **_):
+        return SimpleNamespace(stdout=base64.b64encode(gzip.compress(self.content)).decode())
+
+    def close(self):
+        pass
+
+
+def test_capture_compares_each_direction_without_the_frames_from_before(monkeypatch):
+    monkeypatch.setattr(clock, "measure", lambda *_, **__: ClockOffset(offset_ns=0, error_ns=1000))
+    packets = go_back_n(count=20, losses={3}).wire.packets
+    sent = sum(outbound for _, _, outbound in packets[2:])
+    received = len(packets) - 2 - sent
+    _, port = port_named(soft_topology(), "rtsw2:host4:rxe0")
+    for counted, missing, extra in (
+        ((received, sent), 0, 0),
+        ((received + 1, sent), 1, 0),
+        ((received + 1, sent - 1), 1, 1),
+    ):
+        machine = CapturingMachine(packets, received=counted[0], sent=counted[1])
+        (proof,) = Capturing(machine, "fabric", {"a": port}).stop().proofs
+        assert (proof.captured, proof.missing, proof.extra) == (len(packets) - 2, missing, extra)
+        msgspec.json.encode(proof)
+
+
 def test_capture_of_an_idle_port_has_no_count_of_broken_rules(tmp_path):
     """A port that no request passed: `max = 0` on it is INCONCLUSIVE, not PASS."""
     one = captured()
@@ -192,10 +301,6 @@ def test_capture_of_an_idle_port_has_no_count_of_broken_rules(tmp_path):
 
 def test_packets_command_on_a_run_with_an_idle_port_has_the_verdict_of_its_metric(tmp_path):
     """`faultbed packets` used to end with 0 for a run whose metric was INCONCLUSIVE because of an idle port."""
-    from click.testing import CliRunner
-
-    from harness.cli.main import cli
-
     one = captured()
     frames = replace(one.frames, interfaces=(*one.frames.interfaces, "rtsw1:ctsw1"), link_types=np.array([1, 1]))
     result = evidence.keep(replace(one, frames=frames), tmp_path, {})
