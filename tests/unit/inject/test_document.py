@@ -1,4 +1,4 @@
-"""The page of the faults is the catalogue's, and up to date."""
+"""The generated pages about faults are up to date."""
 
 from __future__ import annotations
 
@@ -25,7 +25,6 @@ def test_what_is_real_page_is_up_to_date_and_names_every_kind():
 
 
 def test_fault_page_has_every_kind_and_parameter():
-    """Nothing of the catalogue is left out."""
     text = markdown()
     assert [row[0] for row in table()] == list(CATALOGUE)
     for kind in CATALOGUE.values():

@@ -1,4 +1,4 @@
-"""The time that a fault is on, as a real holder keeps it and as its receipt judges it. Only QEMU is a stand-in."""
+"""The active time of a fault, as a real holder keeps it and its receipt judges it. Only QEMU is a stand-in."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def is_over(prepared):
 
 
 def test_holder_arm_request_too_late_is_done_in_full_and_reported(held, qemu, tmp_path):
-    """2.5 s late for a window of half a second: it was on for 1.6 ms, and counted as applied, fired and cleared."""
+    """A fault armed 2.5 s late used to be active for 1.6 ms instead of 0.5 s, and still counted as fired."""
     offset = clock.measure(held)
     prepare(held, tmp_path, window_s=HOLD_S)
     asked_ns = time.monotonic_ns() - 2_500_000_000 - offset.offset_ns
@@ -85,7 +85,7 @@ def test_fault_with_its_whole_window_is_proven(lab, injecting):
 
 @pytest.mark.parametrize("until_cleared", [False, True])
 def test_fault_cleared_early_is_proven_only_if_its_kind_ends_by_clearing(lab, injecting, until_cleared):
-    """In a run the plan says a minute; a test clears its fault when it has seen enough."""
+    """In a run, the planned minute must pass. A test may clear its fault when it has seen enough."""
     with injecting(until_cleared=until_cleared) as injector:
         prepared = injector.prepare(flap(lab, 60.0))
         prepared.arm()
@@ -98,7 +98,7 @@ def test_fault_cleared_early_is_proven_only_if_its_kind_ends_by_clearing(lab, in
 
 
 def test_flaps_cleared_midway_are_proven_only_if_their_kind_ends_by_clearing(lab, injecting, monkeypatch):
-    monkeypatch.setattr(witnesses, "SETTLE_S", 0.5)  # the 97 flaps that do not come are not waited for
+    monkeypatch.setattr(witnesses, "SETTLE_S", 0.5)  # clearing must not wait for the remaining 97 flaps
     planned = flap(lab, 60.0, period=0.6, duty=0.5)
     actual = {}
     for until_cleared in (False, True):
@@ -133,7 +133,7 @@ def test_cancelled_fault_reports_the_reason(lab, injecting):
 
 
 def test_fault_directly_after_another_waits_for_own_evidence(lab, injecting):
-    """The first fault's carrier returns while the second one's counters are compared: the cause is ambiguous."""
+    """The first fault's carrier returns while the second one's counters are compared, so the evidence is ambiguous."""
     planned, collected = flap(lab, HOLD_S), []
     with injecting() as injector:
         for hasty in (False, False, True):

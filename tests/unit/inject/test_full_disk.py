@@ -1,4 +1,4 @@
-"""A full disk takes nothing back from a promise: faults are cleared, and what could not be recorded is reported."""
+"""With a full disk, faults are still cleared, and records that could not be written are reported."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def restored(monkeypatch):
 
 @pytest.fixture
 def disk(monkeypatch):
-    """Half a line arrives before the disk is full, as on a real one."""
+    """As on a real disk, half a line is written before the disk is full."""
     return FullDisk(monkeypatch)
 
 
@@ -114,7 +114,7 @@ def test_arm_with_an_audit_that_cannot_be_written_changes_nothing(qemu, tmp_path
 
 
 def test_audit_on_a_disk_that_takes_a_part_of_a_line_is_written_whole_or_refused(tmp_path, monkeypatch):
-    """A short write is no error by itself; what a torn line announced must not be done."""
+    """A short write is not an error by itself, but a change whose record is incomplete must not be made."""
     write, takes = os.write, [5, 5]
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[: takes.pop() if takes else None]))
     audit_log.append(tmp_path, "arming", id="x")
@@ -138,7 +138,7 @@ def test_injects_of_one_kind_in_the_same_second_have_a_journal_each(tmp_path):
 
 
 def test_clear_with_witnesses_that_raise_is_not_cleared_and_gives_a_receipt(qemu, tmp_path, monkeypatch):
-    """The fault is reverted; whether the states that had to be restored are so is unknown, and that is said."""
+    """The fault is reverted, but whether all states were restored is unknown, and the receipt reports that."""
 
     def broken(*_, **__):
         raise ValueError("no such counter")
@@ -165,7 +165,7 @@ class FullFromTheNth:
     def _failing(self, real, name):
         def one(*args, **options):
             mode = str((*args[1:], options.get("mode", ""))[0])
-            is_elsewhere = threading.current_thread() is not threading.main_thread()  # what stands for QEMU
+            is_elsewhere = threading.current_thread() is not threading.main_thread()  # the stand-in for QEMU
             reads = is_elsewhere or (name == "open" and not set("wax") & set(mode))
             if not reads:
                 self.count += 1
@@ -177,18 +177,18 @@ class FullFromTheNth:
 
 
 def injected(folder):
-    """`faultbed inject` in this process on the lab in `folder`; its exit code, and what it says when it ends badly."""
+    """Run `faultbed inject` in this process on the lab in `folder`; return its exit code and its error message."""
     words = ["link.flap", "host1:rxe0", "--for", "100ms"]
     try:
         return int(faults.inject.main(words, obj=Here(folder), standalone_mode=False) or 0), ""
     except FaultbedError as error:
         return error.exit_code, str(error)
-    except OSError as error:  # the command line's one sentence (`harness.cli.ending`)
+    except OSError as error:  # the command line's error sentence (`harness.cli.ending`)
         return ExitCode.ERROR, str(error)
 
 
 def test_inject_on_a_disk_full_at_any_write_clears_and_claims_nothing_false(monkeypatch, tmp_path):
-    """For every n, the n-th write and all after it fail: the fault is cleared, the lab compared, nothing is claimed."""
+    """For every n, the n-th write and all after it fail. The fault is cleared, and no false success is reported."""
     monkeypatch.setattr(fingerprint, "SETTLE_S", 0.0)
     monkeypatch.setattr(fingerprint.settle, "__kwdefaults__", {"within_s": 0.0})
     ends = {}
@@ -212,7 +212,7 @@ def test_inject_on_a_disk_full_at_any_write_clears_and_claims_nothing_false(monk
         about = f"write {nth} of {len(ends)}: {ends[nth]}"
         assert is_up, about
         assert not left, about
-        assert not is_marked, about  # the lab is as it was
+        assert not is_marked, about  # the lab is unchanged
         assert not unfinished, about
-        assert rc in (0, 2, 3), about  # 2: what could not be recorded was not done
+        assert rc in (0, 2, 3), about  # 2: the change was not made, because it could not be recorded
         assert "No space left" in output or rc != ExitCode.ERROR, about

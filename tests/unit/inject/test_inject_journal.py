@@ -1,4 +1,4 @@
-"""The journal: what was on disk before a kill at any byte is still readable after it."""
+"""The journal: after a kill at any byte, all complete records can still be read."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def test_journal_intent_without_completion_is_pending(tmp_path):
 
 
 def test_journal_doing_records_begin_and_failure(tmp_path):
-    """The intent is there before the block runs, the error after it, and the exception goes on."""
+    """The intent is recorded before the block runs and the error after it, and the exception is raised."""
     path = tmp_path / "journal.jsonl"
     with Journal(path) as journal, pytest.raises(ZeroDivisionError), journal.doing("clear", fault="a") as outcome:
         assert [record.type for record in read(path)] == ["invoke"]

@@ -1,4 +1,4 @@
-"""Planning a fault: what fits where, what is refused with which words, and the same bytes every time."""
+"""Planning a fault: valid targets, refusals and their messages, and identical bytes for identical input."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def check_plan(planned):
 
 @given(flaps)
 def test_flap_train_edges_alternate_and_end_inside_the_window(spec):
-    """A train of flaps goes down, up, down, ... in order, and starts nothing after its window."""
+    """A flap train goes down, up, down, ... in order, and starts no flap after its window."""
     edges = plan(spec, SOFT, lab_kind="soft").request["edges"]
     assert [on for _, on in edges] == [index % 2 == 0 for index in range(len(edges))]
     times = [at for at, _ in edges]
@@ -98,7 +98,7 @@ def test_rnic_flap_acts_beside_qemu():
 
 
 def test_gpu_throttle_quota_has_a_short_period():
-    """50 % of 10 ms; the kernel's smallest quota of 1 ms makes the period longer where little is left."""
+    """The quota is 50 % of 10 ms. For small shares, the kernel's minimum quota of 1 ms makes the period longer."""
     assert soft("gpu.throttle", "host1:gpu0", percent=50).request["args"]["value"] == "5000 10000"
     assert soft("gpu.throttle", "host1:gpu0", percent="99").request["args"]["value"] == "1000 100000"
 
@@ -166,7 +166,7 @@ def test_gpu_throttle_quota_has_a_short_period():
     ],
 )
 def test_plan_error_names_its_path(kind, target, params, words):
-    """A usage error says where, what, and what would be right."""
+    """A usage error names the path, the problem and the remedy."""
     with pytest.raises(UsageError) as caught:
         soft(kind, target, **params)
     assert all(word in str(caught.value) for word in words), caught.value

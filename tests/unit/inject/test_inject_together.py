@@ -1,4 +1,4 @@
-"""Faults at one time: which collide over what they change, which go together, and who is no bystander."""
+"""Concurrent faults: which collide over a resource, which compose, and which bystanders are left out."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def sample(kind, **more):
 
 
 def collide(*specs):
-    """The refusal of two faults at one time, or None."""
+    """Return the refusal of two concurrent faults; None if they are accepted."""
     try:
         plan_all(specs, SOFT, lab_kind="soft")
     except UsageError as error:
@@ -40,15 +40,15 @@ def collide(*specs):
 
 @given(samples, samples)
 def test_collision_is_symmetric(one, two):
-    """Whichever is written first."""
+    """The order of the faults in the file does not matter."""
     assert (collide(one, two) is None) == (collide(two, one) is None)
 
 
 @pytest.mark.parametrize("kind", SOFT_KINDS)
 def test_same_fault_twice_collides_unless_its_kind_composes(kind):
-    """At one time; two faults in sequence never collide."""
+    """Only concurrent faults can collide."""
     refused = collide(sample(kind), sample(kind))
-    detour_from_port = kind == "packet.delay"  # its sample comes from the port: a table and a device of its own
+    detour_from_port = kind == "packet.delay"  # each sample is read at the port, with its own table and device
     assert (refused is None) == (kind in COMPOSE or detour_from_port), refused
     assert collide(sample(kind), sample(kind, at_s=5.0)) is None
 
@@ -127,7 +127,7 @@ def test_gpu_throttled_by_another_fault_is_no_bystander():
 
 
 def test_resource_removed_by_another_fault_is_no_bystander():
-    """A lost GPU has no counters; that they can no longer be read is not the throttle's effect."""
+    """A lost GPU has no counters. Their absence is the loss's effect, not the throttle's."""
     lost, throttle = plan_all(
         [
             FaultSpec(kind="gpu.lost", target="host1:gpu0", for_s=1.0),

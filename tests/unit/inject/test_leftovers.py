@@ -1,4 +1,4 @@
-"""What each kind of fault could leave behind is a fact of the fingerprint; a new kind without one fails here."""
+"""Possible leftovers of every kind of fault are facts of the fingerprint; a new kind must declare its facts here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from testbed.node import settings, state
 from testbed.node.gpu import health
 from testbed.observe import fingerprint
 
-# A child of the holder does the work: what is left of it is a process of that program.
+# A child of the holder does the work, so its leftover is a process of that program.
 CHILD = ("program",)
 LEFTOVERS = {
     "background": CHILD,
@@ -52,11 +52,11 @@ LEFTOVERS = {
     "tamper": ("link", "nft table", "program"),
     "vm_reset": ("rdma", "revert"),
 }
-# A line of a log: nothing is changed.
-# Values in DCGM's cache give way to the driver's own.
+# The fault only writes a log line, so nothing can be left.
+# The driver's own values replace injected ones in DCGM's cache.
 NOTHING = {"xid", "gpu.xid"}
 CACHED = {"gpu.ecc", "gpu.row-remap", "gpu.overheat"}
-# On a rack commands of the target's own: by kind.
+# On a rack the target's own commands act, so facts are listed by kind.
 BY_COMMAND = {
     "link.down": ("link",),
     "link.flap": ("link",),
@@ -77,7 +77,7 @@ BY_COMMAND = {
 
 
 def facts_made():
-    """The words with which subjects begin, of every fact that the code makes."""
+    """Return the first words of the subjects of all facts that the code can produce."""
     actual = set()
     for module in (state, settings, fingerprint, health):
         for node in ast.walk(ast.parse(inspect.getsource(module))):
@@ -97,7 +97,7 @@ def made_from(fault):
 
 
 def planned():
-    """Each kind as it is done on a soft lab, on a rack, and at a rack's Linux switches."""
+    """Return each kind as planned on a soft lab, on a rack, and at a rack's Linux switches."""
     for kind, (target, params) in SAMPLES.items():
         yield plan(FaultSpec(kind=kind, target=target, for_s=5.0, params=params), SOFT, lab_kind="soft")
     for topology, cases in ((RACK, CASES), (LINUX, [case[:3] for case in HOPS])):

@@ -1,4 +1,4 @@
-"""Schedules from a seed: the same everywhere, different from seed to seed, and each of them can be planned."""
+"""Schedules from a seed: equal on every machine, different for each seed, and always valid plans."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_profile_thousand_seeds_give_a_thousand_schedules():
     assert len(actual) >= 990
 
 
-# What some seeds give, in every Python and on every machine: a change of these is a change of everybody's replays.
+# Digests for some seeds, the same in every Python and on every machine: a change would change all replays.
 KNOWN = {
     ("llama3-54d", 0): "ed4f1de0c94a02af771241248b3bff32ee05462de787413e58b6ccaecf2afa11",
     ("llama3-54d", 7): "e5da2ce42237bc16741177727b9d3d6ea8d1ba84d2a581e6f5d0f6e9f74a03fa",
@@ -109,7 +109,7 @@ def test_profile_causes_have_their_published_frequencies():
 
 def test_profile_categories_agree_with_the_published_table_at_419_events():
     """Chi-square over the categories with an expected count of 5 or more, the rarer ones together; 40 seeds."""
-    from scipy.stats import chisquare  # half a second of CPU time, which each worker would spend
+    from scipy.stats import chisquare  # importing it takes half a second of CPU time in every worker
 
     names = {category.name: category.count for category in LLAMA3_54D}
     often = [name for name, count in names.items() if count >= 5]
@@ -134,7 +134,7 @@ def test_profile_fatal_kills_and_reboots_instead_of_hangs_and_freezes():
 
 
 def test_profile_flaps_keep_the_proportions_of_the_field():
-    """The lengths are 1, 5, 9, 30, 60 and 120 s at any compression."""
+    """The published lengths are 1, 5, 9, 30, 60 and 120 s; compression keeps their proportions."""
     specs = schedule("hpn-flaps", SOFT, seed=3, duration_s=456)
     assert sorted(round(spec.for_s) for spec in specs) == sorted(HPN_FLAPS_S)
 
@@ -148,14 +148,14 @@ def test_profile_invalid_arguments_are_rejected():
 
 @given(schedules(SOFT))
 def test_strategies_draw_compatible_schedules(specs):
-    """What a strategy gives can always be planned, all of it, in the order in which it begins."""
+    """Every drawn schedule can be planned as a whole, and is sorted by start time."""
     planned = plan_all(specs, SOFT, lab_kind="soft")
     assert [(one.kind, one.target.text, one.at_s) for one in planned] == [(x.kind, x.target, x.at_s) for x in specs]
     assert list(specs) == sorted(specs, key=lambda spec: spec.at_s)
 
 
 def test_strategies_draw_schedules_of_several_faults():
-    """What goes together is left, not one fault alone."""
+    """Schedules with several compatible faults must remain, not only single faults."""
     assert len(find(schedules(SOFT, most=6), lambda specs: len(specs) > 2)) == 3
 
 

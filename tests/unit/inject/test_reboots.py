@@ -1,6 +1,6 @@
-"""A host that reboots: reset through QMP, brought back by a program that may take long, proved by its boot id.
+"""A rebooting host: reset through QMP, brought back by a program that may take long, and proved by its boot id.
 
-QMP server and program are stand-ins behind the seams that the real ones have; the holder and its guardian are real.
+The QMP server and the program are stand-ins with the real interfaces; the holder and its guardian are real.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SOFT = inventory.load(inventories() / "soft.yml")
 
 
 def prepare(channel, tmp_path, *, back="true", **rest):
-    """`back` is shell: what bringing the host back takes; it is written down each time that it is done."""
+    """`back` is the shell command that brings the host back; each of its runs is recorded."""
     done = shlex.quote(str(tmp_path / "rejoined"))
     script = f'case "$1" in --look) echo "boot-1";; *) {back} && echo "$@" >>{done};; esac'
     args = {"host": "host1", "socket": str(tmp_path / "qmp"), "rejoin": ["sh", "-c", script, "rejoin"]}
@@ -66,7 +66,7 @@ def test_reboot_is_armed_by_qemus_event_and_over_when_the_host_is_back(held, qem
 
 @pytest.mark.parametrize("how", ["SIGKILL of the holder", "end of the controller"])
 def test_reboot_host_is_brought_back_whichever_process_dies(held, qemu, tmp_path, how):
-    """The stored revert runs once, and leaves a host alone that is still in its old boot."""
+    """The stored revert runs once, and does nothing if the host is still in its old boot."""
     prepare(held, tmp_path)
     send_request(held, "arm")
     assert (qemu.resets, rejoined(tmp_path)) == (1, [])
@@ -89,7 +89,7 @@ def test_reboot_host_that_does_not_come_back_is_not_cleared(held, tmp_path):
     assert not cleared["ok"]
     assert "no answer" in cleared["error"]
     assert (tmp_path / "t.revert").exists()
-    (tmp_path / "t.revert").write_text("true\n")  # or the guardian would try on
+    (tmp_path / "t.revert").write_text("true\n")  # otherwise the guardian would continue to retry
 
 
 def test_reboot_of_a_paused_vm_is_refused(held, qemu, tmp_path):
@@ -114,7 +114,7 @@ def test_reboot_mutant_resets_nothing(held, qemu, tmp_path, how, applied):
 
 
 class Machine:
-    """A node that answers with what it is given, one answer a question; an error is raised."""
+    """A node that returns the given answers in turn, and raises those that are errors."""
 
     name = "host1"
 
@@ -157,7 +157,7 @@ def test_connection_to_a_rebooted_host_is_closed_unless_the_host_answers(monkeyp
 
 
 def test_clearing_a_reboot_keeps_a_connection_to_the_host_that_answers():
-    """Whoever clears it does not know who has opened the connection since."""
+    """The process that clears the fault cannot know which job has opened the connection since."""
     forgotten = []
     planned = plan(FaultSpec(kind="host.reboot", target="host1", for_s=2.0), SOFT.topology, lab_kind="soft")
     fault = SimpleNamespace(planned=planned, _lab=SimpleNamespace(forget_dead=forgotten.append))

@@ -1,4 +1,4 @@
-"""What proves that a fault fired: readback, count and an independent witness, and nothing that must not have moved."""
+"""Proof that a fault fired: readback, count, an independent witness, and bystanders that did not move."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WITNESS = FLAP.must_move[0].any_of[0]
 
 
 def snapshot(**moved):
-    """All counters that decide, at 0 but for those given by `node/name`."""
+    """Return a snapshot of all relevant counters, at 0 except those given by `node/name`."""
     actual = {}
     for planned in (FLAP, DROP):
         for key in planned.reads_keys:
@@ -104,7 +104,7 @@ def test_receipt_state_from_before_the_fault_is_a_doubt():
 
 
 def test_receipt_absence_of_a_device_is_a_state():
-    """A removed device has no counters. That is a witness if it was read, and none if nothing was read."""
+    """A removed device has no counters. Their absence is a witness only if the node was read."""
     planned = dataclasses.replace(FLAP, must_move=(), while_on=(("host1/rxe0.send_err", None),))
     for looked, doubted in (({"host1/rxe0.send_err": None}, False), ({"host1/rxe0.send_err": 0}, True), ({}, True)):
         fired, doubts = judged(planned, armed=msgspec.structs.replace(armed_at(planned), while_on=looked))
@@ -113,7 +113,7 @@ def test_receipt_absence_of_a_device_is_a_state():
 
 
 def test_receipt_unreadable_counters_prove_nothing():
-    """A machine that is gone has no witness and no clean bystander."""
+    """A machine that does not answer provides neither a witness nor a clean bystander."""
     _, doubts = judged(after={})
     assert any("no independent witness" in doubt for doubt in doubts)
     assert any("can no longer be read" in doubt for doubt in doubts)
@@ -129,7 +129,7 @@ def test_receipt_unreadable_counters_prove_nothing():
     ],
 )
 def test_receipt_bystander_that_was_reset_or_never_read_is_unknown(before, after, word):
-    """A host that rebooted meanwhile counts from 0 again: what its counter did before that is no proof of stillness."""
+    """A host that rebooted counts from 0 again, so its counter does not show whether it moved before."""
     fired, doubts = judge_fired(
         FLAP, armed=armed_at(FLAP), observed=DONE, before=without_unread(before), after=without_unread(after)
     )
@@ -199,7 +199,7 @@ def without_unread(values):
 
 
 def test_receipt_fault_that_removes_a_device_may_reset_its_counters():
-    """A device that a fault removes and creates again counts from 0, which is no doubt about a bystander."""
+    """If the fault removes and recreates a device, its counters restart at 0. That is not a doubt."""
     remove = plan(FaultSpec(kind="rnic.remove", target="host1:rxe0", for_s=1.0), MINI, lab_kind="soft")
     before = {node: {} for node in remove.reads}
     for node, name in (key.split("/", 1) for key in remove.reads_keys):
@@ -210,7 +210,7 @@ def test_receipt_fault_that_removes_a_device_may_reset_its_counters():
 
 
 def test_receipt_names_the_most_specific_witness():
-    """A NAK says more than a timer: the receiver's gap is named although the sender's timers moved more."""
+    """A gap at the receiver is more specific than a timer, and is named although the sender's timers moved more."""
     moved = {"host1/rxe0.completer_retry_err": 40, "host2/rxe0.out_of_seq_request": 2}
     fired, doubts = judged(DROP, moved=moved)
     assert doubts == ()

@@ -1,4 +1,4 @@
-"""States beside a fault that say whether it was there: read too late, they say nothing."""
+"""States that show whether a fault was active: read too late, they prove nothing."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ BUSY = "host2/hogs.running"
     ],
 )
 def test_state_read_after_the_window_is_no_evidence(states, state, kept, monkeypatch):
-    """A starved host answers late: after three seconds the fault was over, and the state looked as if it never
-    acted.
-    """
+    """A starved host may answer after the fault's end, and then its state looks as if the fault never acted."""
     monkeypatch.setattr(prepared_fault, "STATES_S", 0.0)
     prepared = SimpleNamespace(
         planned=PLANNED,

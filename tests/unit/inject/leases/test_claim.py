@@ -1,4 +1,4 @@
-"""Claims on a target, with real holders: a second controller is refused, and `heal` ends what holds a fault."""
+"""Claims on a target, with real holders: a second controller is refused, and `heal` ends the holders of faults."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def prepare(channel, tmp_path, name, *, session, edges=None, paths=LINK):
 
 
 def here(tmp_path):
-    """What `heal` does on this machine."""
+    """Run the script of `heal` on this machine."""
     return heal_module._heal_local(SimpleNamespace(state_dir=tmp_path), most_s=None)
 
 
@@ -79,14 +79,14 @@ def test_claim_of_another_session_is_refused_and_names_the_holder(qemu, tmp_path
 
 
 def test_claims_of_one_session_do_not_conflict(qemu, tmp_path):
-    """An experiment may take one link down twice: both holders are ready from its beginning."""
+    """An experiment may take one link down twice, and both holders are prepared at its start."""
     with holder(tmp_path, "a") as first, holder(tmp_path, "b") as second:
         prepare(first, tmp_path, "a", session="anna")
         assert prepare(second, tmp_path, "b", session="anna")["event"] == "prepared"
 
 
 def test_claim_of_a_dead_holder_counts_until_its_revert_has_run(qemu, tmp_path):
-    """Guardian and holder are killed: nothing locks the claim, and the link is still down."""
+    """Guardian and holder are killed, so no process locks the claim, but the link is still down."""
     with holder(tmp_path, "a") as first:
         prepare(first, tmp_path, "a", session="anna")
         send_request(first, "arm")
@@ -105,7 +105,7 @@ def test_claim_of_a_dead_holder_counts_until_its_revert_has_run(qemu, tmp_path):
 
 
 def test_end_of_a_holder_whose_fault_is_over_does_not_undo_the_next_one(qemu, tmp_path):
-    """A change failed once and was reverted; when the controller releases the holder, another fault owns the link."""
+    """A holder's change failed and was reverted. When its controller releases it, another fault owns the link."""
     answer, refusals = qemu._answer, [[{"error": {"desc": "no"}}]]
     qemu._answer = lambda *words: refusals.pop() if words[0] == "set_link" and refusals else answer(*words)
     with holder(tmp_path, "b") as second:
@@ -120,7 +120,7 @@ def test_end_of_a_holder_whose_fault_is_over_does_not_undo_the_next_one(qemu, tm
 
 
 def test_heal_ends_a_flap_that_has_more_edges(qemu, tmp_path):
-    """After `heal` nothing changes the link: the holder is gone, no revert is left, and the link stays up."""
+    """After `heal` the holder is gone, no revert is left, and the link stays up."""
     with holder(tmp_path, "a") as flap:
         prepare(flap, tmp_path, "a", session="anna", edges=FLAP)
         send_request(flap, "arm")
@@ -135,7 +135,7 @@ def test_heal_ends_a_flap_that_has_more_edges(qemu, tmp_path):
 
 
 def test_heal_ends_a_fault_that_is_only_prepared(qemu, tmp_path):
-    """The fault has no stored revert, and could be armed after `heal`."""
+    """A prepared fault has no stored revert, and could otherwise be armed after `heal`."""
     with holder(tmp_path, "a") as ready:
         prepare(ready, tmp_path, "a", session="anna")
         assert here(tmp_path) == ["here: healed: ended the holder of kind-a on host1:rxe0"]
@@ -144,7 +144,7 @@ def test_heal_ends_a_fault_that_is_only_prepared(qemu, tmp_path):
 
 
 def test_heal_ends_a_fault_whose_holder_has_not_claimed_yet(qemu, tmp_path, monkeypatch):
-    """The holder had just been started: `heal` found nothing, and the fault came after it."""
+    """`heal` used to miss a holder that had just been started, and its fault came afterwards."""
     for module, name in ((counters, "read"), (fingerprint, "capture")):
         monkeypatch.setattr(module, name, getattr(module, name))  # restores what `lab_at` replaces
     lab, begin = lab_at(tmp_path), Lease.begin
@@ -179,7 +179,7 @@ def test_claim_that_is_gone_or_broken_counts_as_one_of_everything(qemu, tmp_path
 
 @pytest.mark.parametrize("how", ["removed", "emptied"])
 def test_heal_ends_a_flap_whose_claim_is_gone_or_broken(qemu, tmp_path, how):
-    """The stored revert names the holder too."""
+    """The stored revert also names the holder, so `heal` does not depend on the claim."""
     with holder(tmp_path, "a") as flap:
         prepare(flap, tmp_path, "a", session="anna", edges=FLAP)
         send_request(flap, "arm")
@@ -214,11 +214,11 @@ def test_claim_is_complete_although_the_disk_takes_parts(tmp_path, monkeypatch):
 
 
 def test_heal_waits_for_a_running_revert(tmp_path):
-    """Two processes revert: the one with the lock acts, and the other then finds nothing left to do."""
+    """If two processes revert, the one with the lock acts, and the other one then finds nothing to do."""
     folder = tmp_path / "faults"
     claim = Claim.acquire(str(folder / "a.revert"), {})
     (folder / "a.revert").write_text("exit 1")
-    # As if a guardian ran the revert: it has the lock, and is not the process that the claim names.
+    # This process stands for a guardian that runs the revert: it has the lock, and the claim names another process.
     (folder / "a.claim").write_text("{}")
     reverting = subprocess.Popen(
         [sys.executable, "-c", "import sys, os; sys.stdin.read(1); os.unlink(sys.argv[1]); os.unlink(sys.argv[2])",
@@ -236,7 +236,7 @@ def test_heal_waits_for_a_running_revert(tmp_path):
 
 
 def test_end_holder_with_a_reused_pid_kills_nothing(tmp_path):
-    """Same number, other start time: it is another process."""
+    """A process with the same id and another start time is another process."""
     claim = Claim.acquire(str(tmp_path / "a.revert"), {})
     path = tmp_path / "a.claim"
     with subprocess.Popen(["sleep", "60"]) as other:
@@ -281,7 +281,7 @@ def test_injector_claims_what_the_planner_compares(tmp_path):
 
 @pytest.mark.parametrize("how", ["reset", "down"])
 def test_reset_and_down_end_local_holders_before_the_vms(qemu, tmp_path, monkeypatch, how):
-    """A flap by hand went on at the new VMs, without a stored revert: its socket has the same path."""
+    """A manual flap used to continue on the new VMs, whose sockets have the same paths, without a stored revert."""
     states = []
     state, snapshot = SimpleNamespace(key="k", accelerator="tcg", vms={}), SimpleNamespace(key="k", complete=True)
     for name, value in {
@@ -326,7 +326,7 @@ def two_places(tmp_path):
 
 
 def test_fault_in_a_guest_is_refused_during_a_reboot_by_a_different_session(tmp_path):
-    """The reboot's claim lies beside QEMU: the guest does not know of it."""
+    """The reboot's claim is beside QEMU, so the guest itself does not show it."""
     lab, _ = two_places(tmp_path)
     outside, inside = planned_of("host.reboot", "host1"), planned_of("gpu.throttle", "host1:gpu0", percent=50)
     mine, theirs = (Injector(lab, journal=None).claim_of(fault) for fault in (inside, outside))
@@ -372,7 +372,7 @@ def test_whole_host_fault_is_refused_if_a_stored_revert_in_the_guest_does_not_sa
 
 
 def test_fault_of_a_link_queries_no_guest(tmp_path):
-    """An SSH round trip is slow under emulation, and no fault of a guest collides with its link."""
+    """An SSH round trip is slow under emulation, and no fault inside a guest can collide with a link fault."""
     lab, request = two_places(tmp_path)
     planned = planned_of("link.flap", "host1:rxe0")
     refuse_remote_conflicts(lab, planned, Injector(lab, journal=None).claim_of(planned), where="link.flap")

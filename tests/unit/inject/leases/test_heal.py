@@ -1,4 +1,4 @@
-"""Healing: what is found by its marks, what is done side by side, and what a boot has taken."""
+"""Healing: leftovers are found by their marks, machines are healed in parallel, and rebooted ones are reprovisioned."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_sweep_changes_only_what_is_marked(tmp_path):
 
 
 class Machine:
-    """A node whose answer is what `does` gives."""
+    """A node whose reply is the result of `does`."""
 
     def __init__(self, name, does):
         self.name, self._does = name, does
@@ -81,7 +81,7 @@ def lab_of(tmp_path, does):
 
 
 def test_heal_panic_reverts_everywhere_at_once(tmp_path):
-    """A stopped VM answers only after the revert beside QEMU has run, which here waits for all machines."""
+    """A stopped VM answers only after the revert beside QEMU has run, which here waits for all other machines."""
     everybody = threading.Barrier(3)
 
     def does(name, text, timeout_s):
@@ -182,7 +182,7 @@ PROCESSES = {
 
 
 def processes_healed(tmp_path, kind):
-    """Return the signals sent to each process and the messages, with processes that are files."""
+    """Return the signals sent to each process and the messages; files stand for the processes."""
     for pid, (name, state, arguments) in PROCESSES.items():
         (tmp_path / "proc" / str(pid)).mkdir(parents=True)
         (tmp_path / "proc" / str(pid) / "stat").write_text(f"{pid} ({name}) {state} 1 1 1\n")
@@ -215,7 +215,7 @@ def test_heal_leaves_and_reports_foreign_stopped_processes_on_a_rack(tmp_path):
 
 
 def test_heal_leaves_unnamed_machines_alone(tmp_path):
-    """On a rack others have them."""
+    """On a rack, other users may have reserved them."""
     requests = []
 
     def does(name, _text, _timeout_s):

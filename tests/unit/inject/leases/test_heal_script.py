@@ -1,4 +1,4 @@
-"""The script that heals a machine parses as shell and leaves alone what may belong to other users."""
+"""The script that heals a machine is valid shell, and does not touch what may belong to other users."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def healed(tmp_path, kind="soft", topology=SOFT):
 
 
 def test_heal_script_parses_and_has_every_mark(tmp_path):
-    """The script of every machine, with all its marks."""
+    """This covers the script of every machine, with all its marks."""
     text = script(healed(tmp_path), "rtsw1")
     assert_shell(text)
     assert all(mark in text for mark in ("faultbed-fault-", "faultbed_", "fbvia", "cpu.max", "faultbed-hog"))
@@ -69,6 +69,6 @@ def test_heal_script_continues_only_our_stopped_processes(tmp_path, kind, argume
             loop = re.search(r"for f in /proc/.*?\ndone\n", script(healed(tmp_path, kind, bare), "host1"), re.DOTALL)
             only = loop[0].replace("/proc/[0-9]*/stat", f"/proc/{process.pid}/stat")
             output = subprocess.run(["sh", "-c", only], capture_output=True, text=True, check=True, timeout=20).stdout
-        finally:  # a stopped one would never end by itself
+        finally:  # a stopped process would never end by itself
             process.kill()
     assert output.startswith(f"{'healed:' if goes_on else 'not ours:'} process {process.pid} (python3")

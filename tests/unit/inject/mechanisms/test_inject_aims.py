@@ -1,4 +1,4 @@
-"""Where the faults of congestion, switches and data are aimed: which host, which prefixes, which packets."""
+"""Targets of congestion, switch and data faults: hosts, prefixes and packets."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def soft(kind, target, *, for_s=1.0, topology=SOFT, **params):
 
 
 def test_background_elephants_come_from_another_rack():
-    """Across uplinks where there are some; a tenth of what was to be sent must have come, dyed."""
+    """The flows cross uplinks if the lab has any; a tenth of their packets must arrive, marked as the fault's."""
     planned = soft("congestion.background", "host1:rxe1", for_s=4.0, rate=16)
     sender = SOFT.host_by_name[planned.place.node]
     assert sender.rack != SOFT.host_by_name["host1"].rack
@@ -35,7 +35,7 @@ def test_background_elephants_come_from_another_rack():
 
 
 def test_incast_comes_from_all_other_switches_in_bursts():
-    """At least a tenth of the bursts' bytes must arrive; a lab of one switch has no sender."""
+    """At least a tenth of the bursts' bytes must arrive. A lab with one switch has no host to send them."""
     planned = soft("congestion.incast", "host1:rxe1", for_s=4.0, rate=40, period=100, duty=0.2)
     args = planned.request["args"]
     assert args["sources"] == [["rtsw2", "10.78.0.2"], ["ctsw1", "10.78.0.101"], ["ctsw2", "10.78.0.102"]]
@@ -61,7 +61,7 @@ def test_hash_collisions_of_one_switch_contradict_each_other():
 
 
 def test_shallow_queue_drops_and_declares_its_drain_time():
-    """8 packets at 20 Mbit/s, and at most that long until the last one has left."""
+    """The drain time is that of 8 packets at 20 Mbit/s."""
     args = soft("congestion.shallow-queue", "host1:rxe0").request["args"]
     assert args["queue"] == "netem limit 8 rate 20000000bit"
     assert args["count"] == "drops"
@@ -75,7 +75,7 @@ def test_slow_receiver_gets_a_share_of_a_cpu():
         assert planned.request["args"]["value"] == value
         assert planned.while_on == (("host1/ranks.quota_us", int(value.split()[0])),)
         assert planned.restored == (("host1/ranks.quota_us", None),)
-    # The counters know it under this name by its place and ending (`testbed.observe.counters`).
+    # `testbed.observe.counters` derives the name `ranks` from this folder and suffix.
     assert Path(RANKS_CGROUP).parent.name == "faultbed.slice"
     assert Path(RANKS_CGROUP).name == "faultbed-ranks.service"
 
@@ -102,7 +102,7 @@ def test_switch_reboot_takes_every_port_down():
 
 
 def test_payload_change_takes_each_packet_once():
-    """Only data, only what is not dyed yet, forwarded to a device of this fault's own."""
+    """Only data packets without the fault's mark are forwarded to the fault's own device."""
     rules = soft("data.corrupt", "host1:rxe0", every=50).request["args"]["ruleset"]
     match = 'ip ecn != ect1 udp dport 4791 @th,64,8 { 0x00-0x0b, 0x16-0x17 } counter name "passed" numgen inc mod 50 49'
     assert match in rules
@@ -118,7 +118,7 @@ def test_hash_collision_needs_more_than_one_uplink():
 
 @pytest.mark.parametrize("kind", ["link.down", "link.flap"])
 def test_link_fault_of_an_rnic_may_move_only_its_own_send_errors(kind):
-    """A packet sent as the carrier goes has no route: two of eight such faults used to be unproven for it."""
+    """A packet sent while the carrier drops has no route. Because of that, two of eight such faults were unproven."""
     every = {f"{host.name}/{rnic.name}.send_err" for host in SOFT.hosts for rnic in host.rnics}
     assert set(soft(kind, "host1:rxe0").must_not_move) == every - {"host1/rxe0.send_err"}
     assert set(soft(kind, "rtsw1:host1:rxe0").must_not_move) == every

@@ -66,12 +66,13 @@ def test_packet_fault_between_one_sender_and_one_receiver_filters_by_address(kin
 
 
 def rnics_of(witness):
-    """RNICs of a witness' counters, in the order in which they are believed."""
+    """Return the RNICs whose counters can be the witness, the most specific first."""
     return list(dict.fromkeys(key.partition(".")[0] for key in witness.any_of))
 
 
 def test_loss_is_witnessed_by_rnics_whose_packets_pass():
-    """Any RNIC's timer used to prove a loss at any link; now the link's own RNIC is first, and no other of its host."""
+    """Any RNIC's timer used to prove a loss at any link. The link's own RNIC comes first; its host's others do not
+    count."""
     at_link = rnics_of(soft("packet.drop", "host1:rxe0", share=0.1).must_move[0])
     assert at_link[0] == "host1/rxe0"
     assert "host1/rxe1" not in at_link
@@ -93,7 +94,7 @@ def test_packet_fault_at_an_rnics_own_link_may_choose_the_other_end():
 
 
 def test_drop_burst_has_the_requested_mean():
-    """Gilbert: mean loss p/(p+r), mean burst 1/r; the drops are counted where they happen."""
+    """In Gilbert's model the mean loss is p/(p+r) and the mean burst 1/r. Drops are counted at the hop that drops."""
     args = soft("packet.drop", "host1:rxe0", share=0.01, burst=4).request["args"]
     into, back = (float(word.rstrip("%")) / 100 for word in args["queue"].split("gemodel ")[1].split()[:2])
     assert into / (into + back) == pytest.approx(0.01, rel=1e-3)
@@ -146,7 +147,7 @@ def test_gilbert_elliott_impossible_parameters_are_rejected(params, message):
 
 
 def test_detour_leaves_the_queue_of_the_port_alone():
-    """A device of its own adds the delay; on egress tc redirects only packets that nftables has marked."""
+    """A separate device adds the delay. On egress, tc redirects only packets that nftables has marked."""
     planned = soft("packet.delay", "host1:rxe0", delay=20)
     commands = " ".join(step.do for step in planned.steps)
     assert "filter add dev host1-rxe0 egress" in commands
@@ -173,7 +174,7 @@ def test_detours_of_one_port_collide():
 
 
 def test_packet_drop_by_qp_and_psn_matches_once():
-    """Exactly one packet: BTH destination QP and PSN, and a count that lets the rule match a single time."""
+    """The rule matches the BTH's destination QP and PSN, and its limit lets it match only once."""
     planned = soft("packet.drop", "host1:rxe0", psn=291, qp=17)
     assert "@th,104,24 17 @th,136,24 291 numgen inc mod 2147483648 0 " in planned.request["args"]["ruleset"]
     assert planned.late_binding is None

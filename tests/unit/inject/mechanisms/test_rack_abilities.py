@@ -1,4 +1,4 @@
-"""A rack's capabilities, queried beforehand: by preflight, and per target by the holders' own code."""
+"""A rack's capabilities, queried in advance by preflight, and for each target by the holders' own code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def tools(tmp_path, monkeypatch):
 
 
 class Machines:
-    """A rack all of whose machines are this one, with the stand-ins in PATH; `silent` ones do not answer."""
+    """A rack in which this machine, with stand-ins in PATH, answers for all machines except the `silent` ones."""
 
     kind = "rack"
     topology = RACK.topology

@@ -1,6 +1,6 @@
-"""Faults on a rack lab: what is planned; its commands do, undo and read back over the tools' documented output.
+"""Faults on a rack lab: plans, and commands that apply, revert and read back, with the tools' documented output.
 
-No hardware is here: `rack_tools` stands in for the tools. What they print is what their documentation says.
+There is no hardware: the stand-ins in `rack_tools` print what the documentation of the tools says.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def shot(kind, target, **params):
 
 @pytest.fixture
 def tools(tmp_path, monkeypatch):
-    """The stand-ins, first in PATH; their state as a file."""
+    """Put the stand-ins first in PATH; return the file with their state."""
     state = rack_tools.install(tmp_path)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     monkeypatch.setattr(sonic, "ACL_POLL_WAS", str(tmp_path / "acl-poll"))
@@ -122,7 +122,7 @@ def test_rack_stored_revert_alone_restores_repeatedly(kind, target, params, tool
 
 
 def changed(before, after):
-    """What differs, without empty rows and what only counts."""
+    """Return the differences, without empty rows and counters."""
 
     def plain(state):
         tables = {name: {k: v for k, v in state[name].items() if v} for name in ("CONFIG_DB", "STATE_DB")}
@@ -177,7 +177,7 @@ def test_gpu_throttle_by_five_percent_sets_that_clock_on_a_busy_or_idle_gpu(tool
 
 @pytest.mark.parametrize("percent", [5, 50])
 def test_gpu_clocks_locked_by_another_user_are_left_alone(tools, percent):
-    """Foreign clock settings could not be restored: no tool reports what they were locked to."""
+    """Another user's clock settings could not be restored, because no tool reports the locked values."""
     tools.write_text(json.dumps({**json.loads(tools.read_text()), "lock": 1410}))
     actuator = make("commands", dict(shot("gpu.throttle", "host1:gpu0", percent=percent).request["args"]))
     with pytest.raises(Refused, match="not set by faultbed"):
@@ -225,7 +225,7 @@ def test_linux_switch_is_a_software_hop_on_the_machine_itself(kind, target, para
     [
         (("frr",), "packet.delay", "host1:mlx5_0", {"delay": 5}, "no counter of a hardware RNIC.*`direction` from"),
         (("frr",), "packet.forge", "host1:mlx5_0", {"what": "stray"}, "no counter of a hardware RNIC"),
-        # What an ASIC forwards is not counted by the kernel beside it: the far end must be Linux, too.
+        # The kernel of an ASIC switch does not count forwarded packets, so the far end must be a Linux switch, too.
         (("frr", "frr", "sonic"), "packet.delay", "rtsw1:ctsw1", {"delay": 5}, "no counter of a hardware RNIC"),
         (("frr",), "switch.bgp-kill", "rtsw1", {}, "rtsw1 runs frr, and watchfrr"),
         (("frr",), "switch.freeze", "rtsw1", {}, "rtsw1 runs frr, and watchfrr"),
@@ -300,7 +300,7 @@ def test_gpu_is_removed_from_the_bus_by_its_driver_and_rescanned(lost):
 
 
 def test_gpu_in_use_is_refused_and_never_removed_through_sysfs(lost):
-    """The driver would wait inside the kernel until the GPU is closed, and block the holder."""
+    """Otherwise the driver would wait inside the kernel until all programs close the GPU, and block the holder."""
     actuator, device, tools = lost
     assert "remove" not in json.dumps(shot("gpu.lost", "host1:gpu7").request["args"]["on"])
     state = json.loads(tools.read_text())
@@ -309,7 +309,7 @@ def test_gpu_in_use_is_refused_and_never_removed_through_sysfs(lost):
         actuator.prepare()
     tools.write_text(json.dumps(state))
     actuator.prepare()
-    tools.write_text(json.dumps(state | {"computing": [4711]}))  # it began in between
+    tools.write_text(json.dumps(state | {"computing": [4711]}))  # the program opened the GPU in between
     with pytest.raises(OSError, match="In use by another client"):
         actuator.on()
     actuator.off()
@@ -330,7 +330,7 @@ def test_late_receives_are_witnessed_by_the_rnics_of_both_ends():
 
 
 class Work:
-    """What computes, without a GPU."""
+    """Stand-in for the computation, without a GPU."""
 
     def __init__(self, *, pcie, number):
         assert (pcie, number) == ("0000:19:00.0", 0)
@@ -348,7 +348,7 @@ class Busy(Card):
 
     @pids.setter
     def pids(self, _value):
-        """Found, not set."""
+        """Ignore assignments: the processes are found."""
 
 
 @pytest.fixture
@@ -391,7 +391,7 @@ def test_gpu_neighbours_on_an_exclusive_gpu_are_refused(neighbours, card, monkey
 
 
 def test_gpu_neighbour_that_cannot_start_is_an_error_and_leaves_no_process(card, capfd):
-    """The real child process on a host without CUDA: it says why on the holder's error stream."""
+    """The real child process, on a host without CUDA, writes the reason to the holder's stderr."""
     actuator = make("gpu_neighbour", {"pcie": "0000:19:00.0", "count": 2})
     actuator.prepare()
     with pytest.raises(OSError, match="2 of 2 processes did not begin to compute"):

@@ -1,4 +1,4 @@
-"""Actuators that need no lab: processes of this machine that are stopped, killed or busy; a swinging limit."""
+"""Actuators that need no lab: stopped, killed and busy processes, limits, memory, and datagrams."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from inject.node.network.packet_rules import HopActuator, psn_of
 @pytest.fixture
 def sleeper():
     process = subprocess.Popen(["sleep", "600"])
-    # exec closes descriptors, by which Popen knows that it is done, just before it sets the name (fs/exec.c).
+    # Popen returns when exec closes its descriptors, just before the kernel sets the process name (fs/exec.c).
     until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "sleep\n")
     yield process
     process.kill()
@@ -82,7 +82,7 @@ def test_process_stored_revert_never_signals_a_reused_pid(sleeper):
 
 
 def test_process_actuator_killed_process_stays_gone(sleeper):
-    """Nothing reverts the death of a rank; cleared means that the fault no longer acts."""
+    """The death of a rank cannot be reverted. "Cleared" means that the fault no longer acts."""
     actuator = ProcessActuator(find=process_key(sleeper), how="KILL")
     actuator.prepare()
     actuator.on()
@@ -145,7 +145,7 @@ def cgroup(tmp_path):
 
 
 def test_cgroup_limit_swings_around_its_middle(cgroup):
-    """A sine that begins in the middle, rises first, and is undone like any other limit."""
+    """The limit is a sine that starts in the middle and rises first. It is reverted like any other limit."""
     actuator = CgroupActuator(cgroup=str(cgroup), value="7000 10000", swing_us=2000, wave_s=4.0)
     actuator.prepare()
     actuator.on()
@@ -182,7 +182,7 @@ def test_background_actuator_sends_datagrams_until_it_is_off():
     assert {ancillary[0][2][0] for _, ancillary, *_ in datagrams} == {1}
     assert len({came_from for *_, came_from in datagrams}) == 2
     sent = actuator.hits()
-    # The last one may have come before its sender, who is dead by now, could count it.
+    # The last datagram may have arrived before its sender, which is dead by now, could count it.
     assert sent >= 19
     assert not actuator.read()["applied"]
     assert not sender.exists(), "nobody is left who could send"
@@ -196,7 +196,7 @@ def test_background_actuator_refuses_an_address_of_another_machine():
 
 
 def test_background_bursts_are_followed_by_silence():
-    """100 ms of sending in every 300 ms, all sources in turn: what comes has gaps of about 200 ms."""
+    """All sources in turn send for 100 ms in every 300 ms, so arrivals have gaps of about 200 ms."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
         listener.bind(("127.0.0.1", 0))
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
@@ -257,7 +257,7 @@ def test_child_has_the_holders_scheduling_policy_and_other_processes_do_not():
 
 
 def test_memory_actuator_allocates_and_frees_memory(monkeypatch):
-    """No more than is available but the rest; the kernel's account of who waits is the count."""
+    """It takes all available memory except the given rest. The count is the kernel's pressure stall information."""
     stalled = iter([100, 100, 350])
     monkeypatch.setattr(memory, "_stalled_us", lambda: next(stalled))
     actuator = MemoryActuator(left_mib=memory._available_mib() - 200)
@@ -322,7 +322,7 @@ def test_psn_of_returns_the_psn_of_matching_requests_only():
 
 
 class Passing(HopActuator):
-    """A hop at which so many packets pass while a rule is made; it hits when the PSN comes after the rule."""
+    """A hop at which this many packets pass while a rule is created. The rule hits if its PSN passes afterwards."""
 
     def __init__(self, pace):
         super().__init__(netns=None, device="p", hook="egress", table="t", ruleset="drop @qp@ @psn@")

@@ -1,4 +1,4 @@
-"""A full disk: a file without a name, which ends with its process."""
+"""A full disk: the fault is an unlinked file, which disappears with its process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ sys.stdin.read()
 
 
 def filling(folder, monkeypatch):
-    """An actuator that finds one MiB left, and nothing once it has taken that."""
+    """Return an actuator on a disk with one MiB left."""
     left = [SIZE, SIZE, 0]
     monkeypatch.setattr(DiskActuator, "_free", lambda _: left.pop(0) if len(left) > 1 else left[0])
     return DiskActuator(folder=str(folder))
@@ -62,7 +62,7 @@ def test_disk_full_of_a_file_system_without_unnamed_files_has_no_name_either(tmp
 
 
 def test_disk_full_ends_with_the_killed_holder(tmp_path):
-    """Nothing runs after SIGKILL, and nothing has to."""
+    """The kernel frees the unlinked file after SIGKILL, so no revert is needed."""
     with subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as holder:

@@ -1,4 +1,4 @@
-"""Forged packets as scapy decodes them: the forged field differs, all else including the ICRC is valid."""
+"""Forged packets, decoded by scapy: the forged field differs, and all other fields and the ICRC are valid."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def icrc_is_right(frame):
 @pytest.mark.parametrize("kind", WHATS)
 @pytest.mark.parametrize("template", [ACK, DATA], ids=["ack", "data"])
 def test_forge_recomputes_lengths_checksums_and_the_icrc(kind, template):
-    """Nothing is rejected before it is looked at; and each is dyed."""
+    """A receiver must not drop forged packets for a bad checksum; each one carries the fault's mark."""
     frame = forged(kind, template)
     assert frame[IP].len == len(bytes(frame)) - 14
     assert frame[UDP].len == frame[IP].len - 20
@@ -78,7 +78,7 @@ def request(psn, *, src="10.77.1.1", dst="10.77.2.1", opcode="RC_RDMA_WRITE_MIDD
 
 
 def test_forged_nak_names_a_request_still_in_flight():
-    """The request is of the other direction and after the acknowledged one; PSNs wrap at 2^24."""
+    """The NAK names a request of the opposite direction after the acknowledged one; PSNs wrap at 2^24."""
     assert request_after(ACK, request(5)) == 5
     assert Ether(forge(ACK, "nak", 5))[BTH].psn == 5
     assert request_after(ACK, request(0xFFFFFF)) is None, "acknowledged"
@@ -105,10 +105,10 @@ def test_payload_change_flips_one_bit_under_a_valid_icrc():
 
 
 def test_payload_change_spares_headers_and_padding():
-    """A write of nothing with immediate is no data; what is padded ends before its padding."""
+    """An empty write with immediate has no data to change, and padding is not changed."""
     empty = NETWORK / BTH(opcode="RC_RDMA_WRITE_ONLY_WITH_IMMEDIATE", dqpn=17, psn=3) / Raw(bytes(20))
     assert changed(bytes(empty)) is None
-    assert changed(ACK) is not None  # nobody asks: rules take data only
+    assert changed(ACK) is not None  # never happens: the rules match data packets only
     padded = bytes(NETWORK / BTH(opcode="RC_SEND_ONLY", dqpn=17, psn=3, padcount=2) / Raw(bytes(8)))
     after = Ether(changed(padded))
     assert bytes(after[BTH].payload)[:8] == bytes([0, 0, 0, 0, 0x40, 0, 0, 0])

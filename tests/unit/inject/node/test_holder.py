@@ -1,4 +1,4 @@
-"""The holder as a real process with its guardian: whichever process dies, the revert runs.
+"""The holder and its guardian as real processes: whichever dies, the revert runs.
 
 The target is a QMP socket that records its commands; guests are covered by tests/soft.
 """
@@ -28,13 +28,13 @@ from testbed.observe import clock
 
 
 def arm(channel, qemu):
-    """The fault is there: what is looked for afterwards is its end."""
+    """Arm the fault and check that it is active, so that a later check sees its end."""
     assert send_request(channel, "arm")["readback"]["applied"]
     assert qemu.links[-1] is False
 
 
 def test_holder_arms_observes_and_clears_a_fault(held, qemu, tmp_path):
-    """Each step answers with what was seen; the stored revert exists exactly as long as the fault."""
+    """Each step replies with its readback, and the stored revert exists exactly as long as the fault."""
     stored = tmp_path / "t.revert"
     assert prepare(held, tmp_path)["event"] == "prepared"
     assert not stored.exists()
@@ -81,7 +81,7 @@ def test_holder_flap_train_keeps_its_period(held, qemu, tmp_path):
 
 
 def test_holder_reverts_at_the_end_of_its_channel(held, qemu, tmp_path):
-    """The controller's death closes its end of the pipe."""
+    """When the controller dies, its end of the pipe is closed."""
     prepare(held, tmp_path)
     arm(held, qemu)
     held.close()
@@ -90,7 +90,7 @@ def test_holder_reverts_at_the_end_of_its_channel(held, qemu, tmp_path):
 
 
 def test_holder_reverts_without_heartbeats(held, qemu, tmp_path):
-    """No beats for a lease, channel still open: the link is back."""
+    """Without heartbeats for the length of the lease, the link is restored although the channel is open."""
     prepare(held, tmp_path)
     arm(held, qemu)
     assert until(lambda: qemu.links[-1] is True, within_s=TTL_S + 2) > TTL_S / 2
@@ -112,7 +112,7 @@ def test_prepare_of_a_second_fault_does_not_change_the_link(held, qemu, tmp_path
 
 
 def test_guardian_waits_for_a_holder_that_waits_for_qemu(qemu, tmp_path):
-    """QEMU's answer comes shortly before its deadline: the holder lives, and so does its fault."""
+    """QEMU answers shortly before its deadline. The holder is alive meanwhile, and its fault must stay."""
     qemu.mute_s = 0.9 * DEADLINE_S
     lab, planned = SimpleNamespace(state_dir=tmp_path), SimpleNamespace(place=SimpleNamespace(local=True))
     channel = open_holder(lab, planned, instance="t", ttl_s=10.0)
@@ -127,7 +127,7 @@ def test_guardian_waits_for_a_holder_that_waits_for_qemu(qemu, tmp_path):
 
 
 def test_qmp_request_to_a_monitor_that_only_sends_events_ends_at_its_deadline(tmp_path):
-    """Each event would count as an answer in time; the deadline is that of the whole command."""
+    """Events are not replies, so the deadline must hold for the whole command, not for each message."""
     talking = threading.Event()
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(str(tmp_path / "qmp"))
@@ -159,7 +159,7 @@ def test_guardian_reverts_for_a_killed_or_stopped_holder(held, qemu, tmp_path, h
 
 
 def test_holder_without_its_guardian_reverts_at_once(held, qemu, tmp_path):
-    """No process could revert for it any more, so it does not wait for the end of its lease of minutes."""
+    """If the holder died next, no process could revert its fault, so it reverts without waiting for its lease."""
     prepare(held, tmp_path, ttl_s=600.0, window_s=600.0)
     arm(held, qemu)
     os.kill(held.guardian_pid, signal.SIGKILL)
@@ -169,7 +169,7 @@ def test_holder_without_its_guardian_reverts_at_once(held, qemu, tmp_path):
 
 @pytest.mark.parametrize(("how", "applied", "count"), [("noop", False, 0), ("lie", True, 1)])
 def test_mutant_does_nothing_and_shows_it_in_the_readback(held, qemu, tmp_path, how, applied, count):
-    """The readback shows an action replaced by a no-op unless the mutant lies; the link never moves."""
+    """The readback shows that the action was replaced by a no-op, unless the mutant lies. The link never changes."""
     prepare(held, tmp_path, mutate=how)
     assert send_request(held, "arm")["readback"]["applied"] is applied
     assert send_request(held, "observe")["count"] == count
@@ -178,7 +178,7 @@ def test_mutant_does_nothing_and_shows_it_in_the_readback(held, qemu, tmp_path, 
 
 
 def test_holder_refuses_the_impossible_before_any_change(held, qemu, tmp_path):
-    """An unknown device, actuator or request gets an answer, and the holder continues."""
+    """An unknown device, actuator or request gets an error reply, and the holder continues."""
     assert "Device not found" in prepare(held, tmp_path, nic="nic-be9")["error"]
     assert (
         "unknown actuator"
@@ -198,7 +198,7 @@ def test_holder_channel_that_is_closed_raises_unreachable(held):
 
 
 class SetUpFirst(Actuator):
-    """An actuator that is set up before its edge."""
+    """An actuator with a set-up before its edge."""
 
     uses_set_up = True
 
@@ -228,7 +228,7 @@ class SetUpFirst(Actuator):
 
 @pytest.fixture
 def prepared(monkeypatch, tmp_path):
-    """A holder in this process, whose actuator has a set-up."""
+    """Return a prepared holder in this process, whose actuator has a set-up."""
     monkeypatch.setattr(holder, "make", lambda name, args: SetUpFirst())
     made = holder.Holder(1, holder._Watchdog())
     request = {"actuator": "set-up", "args": {}, "edges": [[0.0, True]], "window_s": 60, "ttl_s": 60, "id": "t"}
@@ -265,12 +265,12 @@ def test_holder_failed_set_up_is_not_armed_and_leaves_nothing(prepared, monkeypa
 
 
 def test_holder_first_hit_is_not_stamped_with_the_readbacks_end():
-    """A readback takes a switch some 50 ms, in which hundreds of packets pass: all used to have the time of its end."""
+    """A readback on a switch takes 50 ms, in which hundreds of packets pass. All used to get the time of its end."""
     read_ns = []
 
     class Hop(Actuator):
         def on(self):
-            """Nothing to do."""
+            """Change nothing."""
 
         def hits(self):
             return 3
@@ -287,7 +287,7 @@ def test_holder_first_hit_is_not_stamped_with_the_readbacks_end():
 
 
 def test_holder_first_hit_lies_between_the_two_readings_around_it():
-    """A reading takes time, and so does the change: each bound uses the end that is certain."""
+    """Readings and the change take time, so each bound uses the moment that is certain."""
     counts, requests = iter([0, 0, 3, 9]), []
 
     class Hop(Actuator):
@@ -318,7 +318,7 @@ def test_holder_first_hit_lies_between_the_two_readings_around_it():
 
 
 def test_holder_edge_fires_while_it_is_applied(held, qemu, tmp_path):
-    """The first bound is before the change; QEMU takes its time to apply it."""
+    """QEMU needs time to apply a change, so the first bound is before the request."""
     prepare(held, tmp_path)
     qemu.mute_s = 0.3
     send_request(held, "arm")

@@ -1,4 +1,4 @@
-"""The guard of the management path: no fault on what people come in by. For real, in a network namespace of its own."""
+"""The guard of the management path: no fault on the interface of a user's connection. In a real network namespace."""
 
 import json
 import subprocess

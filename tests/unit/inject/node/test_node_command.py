@@ -1,4 +1,4 @@
-"""Commands of a holder: they are waited for by one who is alive, and all that goes wrong is an OSError."""
+"""Commands of a holder: waiting for them sends heartbeats, and every failure is an OSError."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from inject.node.command import call_on_heartbeat, run
 
 @pytest.fixture(autouse=True)
 def callbacks(monkeypatch):
-    """The functions that a heartbeat calls, for one test."""
+    """Return the list of functions that a heartbeat calls, and empty it after the test."""
     monkeypatch.setattr(command, "_callbacks", [])
 
 
 def test_node_command_reports_alive_while_it_waits():
-    """The kernel of a busy switch takes seconds for a device; meanwhile the watchdog used to treat the holder as
-    dead.
-    """
+    """The kernel of a busy switch takes seconds to create a device. The watchdog must not take the holder for dead."""
     messages = []
     call_on_heartbeat(lambda: messages.append(1))
     assert run(["sh", "-c", "read line; sleep 1.2; echo $line"], stdin="heard\n") == "heard\n"

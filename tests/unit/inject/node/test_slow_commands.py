@@ -1,4 +1,4 @@
-"""A holder whose commands take seconds on a busy target is not taken for dead: with real holders and guardians."""
+"""A holder whose commands take seconds on a busy target is not taken for dead. Holders and guardians are real."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LOOK = ["sh", "-c", "cat $0 2>/dev/null || echo up", "STATE"]
 
 @pytest.fixture
 def holder(tmp_path, monkeypatch):
-    """The way to talk to a holder on a machine whose `vtysh` is slow."""
+    """Return the channel of a holder on a machine whose `vtysh` is slow."""
     tool = tmp_path / "vtysh"
     tool.write_text(VTYSH)
     tool.chmod(0o755)
@@ -40,7 +40,7 @@ def holder(tmp_path, monkeypatch):
 
 
 def commands(tmp_path):
-    """Three commands, none of which is slow by itself as long as one is looked for."""
+    """Return commands that are quick one by one, but slow together."""
     state = str(tmp_path / "state")
     return {
         "on": [["sleep", "0.8"]] * 4 + [["sh", "-c", f"echo down > {state}"]],

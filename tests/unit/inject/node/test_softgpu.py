@@ -1,4 +1,4 @@
-"""The soft GPU answers work with its time, and outlives bad and vanishing clients."""
+"""The soft GPU replies to work with the time it took, and survives invalid and vanishing clients."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_softgpu_survives_a_client_that_disconnects_in_the_middle(gpu):
 
 
 def test_softgpu_serves_clients_in_turn(gpu):
-    """The GPU used to belong to its first client, and two ranks of one host waited for each other for ever."""
+    """The GPU used to serve only its first client, and two ranks of one host waited for each other for ever."""
     with connect(gpu) as one, connect(gpu) as two:
         for _ in range(3):
             assert ask(one, '{"units": 1}')["units"] == 1

@@ -1,4 +1,4 @@
-"""Memory errors, row remapping and heat of a soft GPU: registers, events, and what the GPU does about them."""
+"""Memory errors, row remapping and heat of a soft GPU: registers, events, and how the GPU reacts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ softgpu.serve(sys.argv[2])
 
 @pytest.fixture
 def registers(tmp_path, monkeypatch):
-    """The health of gpu0 in a folder of its own, with a list of the XIDs that faults write."""
+    """Return the health registers of gpu0 in a separate folder, and the list of XIDs that faults write."""
     monkeypatch.setattr(health, "FOLDER", str(tmp_path / "health"))
     written = []
     monkeypatch.setattr(synthetic_health, "write_event", lambda gpu, xid: written.append((gpu, xid)))
@@ -47,7 +47,7 @@ def actuator(kind, **params):
 
 
 def moved(before, after):
-    """What a watcher sees to have changed."""
+    """Return the changes that a watcher reports."""
     return {name: value - before[name] for name, value in after.items() if value != before[name]}
 
 
@@ -170,7 +170,7 @@ def test_gpu_heat_counts_its_slowdown_and_limits_the_cgroup(registers, tmp_path)
 
 
 def test_gpu_heat_of_a_killed_holder_is_reverted_with_its_limit(registers, tmp_path):
-    """PID 1 runs the stored script when every other process is dead: the temperature and the limit both go."""
+    """PID 1 runs the stored script when every other process is dead: both temperature and limit are restored."""
     gpu, _ = registers
     group = tmp_path / "cgroup"
     group.mkdir()

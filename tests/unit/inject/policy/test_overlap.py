@@ -1,4 +1,4 @@
-"""The witness of one fault is never the effect of another one: every pair of kinds, one of which does nothing."""
+"""The effect of one fault never proves another one: every pair of kinds, one of which does nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inject.policy.overlap import may_move, own_evidence
 
 DONE = {"count": 1_000_000, "first_ns": 10, "last_ns": 20}
 
-# Two targets for each kind, so that a kind is also beside itself: one as in the samples, one elsewhere.
+# Each kind has two targets, one as in the samples and one elsewhere, so that it is also paired with itself.
 _ELSEWHERE = {
     "host1:rxe0": "host3:rxe0",
     "rtsw1:ctsw1": "rtsw2:ctsw2",
@@ -86,7 +86,7 @@ def _ports(switch):
 
 
 def nothing_done(fault, other):
-    """The doubts about a fault that did nothing and says that it did, beside another one that did its worst."""
+    """Return the doubts about a no-op fault that claims success, next to another fault with its full effect."""
     own, shared = own_evidence(fault, [other], SOFT)
     moved = effect(other)
     keys = {key for one in (fault, other) for key in one.reads_keys}
@@ -94,7 +94,7 @@ def nothing_done(fault, other):
     for key in keys:
         node, _, name = key.partition("/")
         before.setdefault(node, {})[name] = 0
-        # Nothing that must not move is moved here: that would be another reason to doubt.
+        # No bystander moves here, because that would be another doubt.
         after.setdefault(node, {})[name] = 10**9 if key in moved and key not in own.must_not_move else 0
     looked = dict(other.while_on)
     armed = Armed(
@@ -140,7 +140,7 @@ def test_doubt_names_the_fault_that_may_have_moved_the_witness():
 
 
 def test_state_made_by_two_faults_proves_neither_and_is_restored_by_the_last():
-    """A stopped rank and stopped storage are one stopped process each, and the look counts no further than that."""
+    """A stopped rank and stopped storage each stop one process, and the readback counts only stopped processes."""
     hang, stall = soft("host.rank-hang", "host4", **LONG), soft("storage.stall", "host4", **LONG)
     own, (doubt,) = own_evidence(hang, [stall], SOFT)
     assert "host4/processes.stopped" in doubt
@@ -159,12 +159,12 @@ def test_fault_may_move_the_counters_it_declares():
 
 
 def test_limits_of_two_uplinks_to_different_spines_keep_their_own_evidence():
-    """No path crosses two spines of a zone: what one limit has marked is not counted at the other spine."""
+    """No path crosses two spines of a zone, so packets marked at one spine are not counted at the other."""
     pair = [soft("link.rate", f"rtsw1:{spine}", rate=10.0, **LONG) for spine in ("ctsw1", "ctsw2")]
     for one, two in (pair, pair[::-1]):
         assert own_evidence(one, [two], SOFT) == (one, ())
         assert not may_move(two, f"{one.target.text.partition(':')[2]}/ip.InECT1Pkts", SOFT)
-    # Packets towards one spine from two racks, and those on their way down, cross the same switches.
+    # Packets from two racks to one spine, and those on their way down, cross the same switches.
     assert may_move(soft("link.rate", "rtsw2:ctsw1", rate=10.0, **LONG), "ctsw1/ip.InECT1Pkts", SOFT)
     assert may_move(soft("link.rate", "rtsw2:ctsw1", rate=10.0, **LONG), "rtsw1/ip.InECT1Pkts", SOFT)
     assert may_move(soft("link.rate", "ctsw1:rtsw1", rate=10.0, **LONG), "rtsw1/ip.InECT1Pkts", SOFT)

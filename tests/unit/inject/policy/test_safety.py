@@ -1,4 +1,4 @@
-"""What a lab's owner allows: nothing on a rack without a word, everything on a soft lab; and who did what."""
+"""The owner's policy: a rack allows nothing by default, a soft lab everything. The audit log names users."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_safety_uplink_pattern_matches_the_names_of_both_ends():
 
 
 def test_safety_fault_done_from_another_host_needs_permission_for_that_host():
-    """Elephants to host1 are sent by a host of the other rack, which may belong to another user."""
+    """Elephant flows to host1 are sent by a host of the other rack, which another user may have reserved."""
     elephants = planned("congestion.background", "host1:mlx5_0", rate=1000)
     assert elephants.place.node == "host3"
     assert touches(elephants, RACK.topology) == ("host1:mlx5_0", "host3")
@@ -113,7 +113,7 @@ def test_safety_more_patterns_never_forbid_more(patterns, for_s):
 
 
 def together(inventory, *faults):
-    """Faults (kind, target, at, for) of one run, or why they are refused."""
+    """Check faults of one run, as (kind, target, at, for); return the reason if they are refused."""
     specs = [FaultSpec(kind=kind, target=target, at_s=at_s, for_s=for_s) for kind, target, at_s, for_s in faults]
     try:
         blast_radius.check(plan_all(specs, inventory.topology, lab_kind=inventory.kind), inventory)
@@ -126,7 +126,7 @@ RNICS = [("link.down", f"host1:mlx5_{n}", 1.0, 5.0) for n in range(3)]
 
 
 def test_safety_rack_has_one_fault_at_a_time_unless_the_policy_allows_more():
-    """A second link fault during the first is rejected; one after the other, or a link beside a GPU, is not."""
+    """A second link fault during the first is rejected. A later one, or a GPU fault at the same time, is accepted."""
     cautious = under(may_disrupt=["*"])
     assert together(cautious, RNICS[0], ("gpu.lost", "host2:gpu0", 1.0, 5.0)) is None
     assert together(cautious, RNICS[0], ("link.down", "host1:mlx5_1", 6.0, 5.0)) is None
@@ -195,7 +195,7 @@ def test_injector_checks_the_policy_before_any_action(tmp_path):
 
 
 def test_audit_log_records_failures(tmp_path, monkeypatch):
-    """A target that refuses, a fault that cannot be armed, and one whose end is unseen because of Ctrl-C."""
+    """It records a target's refusal, a fault that cannot be armed, and one whose end is unseen because of Ctrl-C."""
     monkeypatch.setattr("inject.leases.lease.Lease.begin", lambda _: None)
     monkeypatch.setattr("inject.prepared_fault.Witnesses", lambda *_: SimpleNamespace(before={}))
 

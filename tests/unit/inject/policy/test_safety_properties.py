@@ -1,4 +1,4 @@
-"""No accepted plan goes beyond its policy, or touches the management path, whatever inventory and policy there are."""
+"""With any inventory and policy, no accepted plan exceeds its policy or touches the management path."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def policies(topology: Topology):
 
 
 def accepted(specs, inventory):
-    """The faults as the policy lets them through, or None: refused."""
+    """Return the faults if the policy accepts them; None if it refuses."""
     faults = plan_all(specs, inventory.topology, lab_kind=inventory.kind)
     try:
         for fault in faults:
@@ -93,7 +93,7 @@ def accepted(specs, inventory):
 
 
 def words_of(value):
-    """All words in a request or a command, however deep."""
+    """Yield all strings in a request or a command, at any depth."""
     if isinstance(value, dict):
         return set().union(*(words_of(item) for item in value.items()), set())
     if isinstance(value, list | tuple):
@@ -102,7 +102,7 @@ def words_of(value):
 
 
 def hold(faults, inventory):
-    """The policy, written down once more from its words and without the product's functions."""
+    """Check a policy by an independent implementation of its rules."""
     policy = inventory.safety
     unsaid = math.inf if inventory.kind == "soft" else 1
     for fault in faults:
@@ -162,7 +162,7 @@ def test_policy_bounds_hold_for_ten_thousand_accepted_plans(data, soft_labs):
 
 
 def test_policy_accepts_some_plans_and_refuses_others(soft_labs):
-    """The property above would hold of a policy that refused everything, too."""
+    """The property above would also hold if everything were refused."""
     lab = soft_labs(2, 2, 1, 2)
     specs = [FaultSpec(kind="link.down", target=f"host{n}:rxe0", at_s=3.0 * n, for_s=1.0) for n in (1, 2)]
 
@@ -240,7 +240,7 @@ def test_injector_refuses_a_fault_too_soon_after_the_last_one(tmp_path, monkeypa
     ids=["too soon", "late enough", "still on", "killed long ago", "clock set back", "never armed"],
 )
 def test_injector_keeps_the_spacing_to_faults_of_other_commands(tmp_path, monkeypatch, lines, now, refused):
-    """Two calls of `faultbed inject` one after the other: each has an injector of its own."""
+    """Consecutive `faultbed inject` commands have separate injectors, but must still keep the spacing."""
     monkeypatch.setattr("inject.leases.lease.Lease.begin", lambda _: None)
     monkeypatch.setattr("inject.prepared_fault.PreparedFault.prepare_target", lambda _: {})
     state = tmp_path / "state"
