@@ -1,4 +1,4 @@
-"""NaN, infinite and oversized numbers are refused wherever a person can write one, with their place."""
+"""NaN, infinite and oversized numbers are refused wherever a user can write one, with their place."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def test_wrong_number_returns_its_path(raw, path):
 
 
 def test_wrong_number_reads_shared_containers_once():
-    """Each level of such a tree names the one below twice, as YAML aliases do: 2**60 paths, 60 containers."""
+    """Each level refers twice to the level below, as with YAML aliases: 2**60 paths, but only 60 containers."""
     tree = [1.0]
     for _ in range(60):
         tree = [tree, tree]

@@ -1,4 +1,4 @@
-"""Provisioning through ansible-runner: what becomes of events, failures, Ctrl-C and the environment."""
+"""Provisioning through ansible-runner: events, failures, Ctrl-C and the environment."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from testbed.shipped import inventories
 
 @pytest.fixture
 def closed_site(tmp_path):
-    """Site of a lab whose machines are closed ports of this machine."""
+    """Return the site of a lab whose machines are closed ports of this machine."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
@@ -89,7 +89,7 @@ def test_ansible_gets_only_the_environment_it_needs(closed_site, monkeypatch):
     monkeypatch.setenv("SSH_AUTH_SOCK", "/x")
     environment = _environment(closed_site)
     assert _is_passed_on("HOME", environment)
-    assert _is_passed_on("ANSIBLE_STDOUT_CALLBACK", environment)  # set by ansible-runner, not by the person
+    assert _is_passed_on("ANSIBLE_STDOUT_CALLBACK", environment)  # set by ansible-runner, not by the user
     assert not _is_passed_on("ANSIBLE_BECOME_PASSWORD", environment)
     assert not _is_passed_on("SSH_AUTH_SOCK", environment)
     assert environment["ANSIBLE_HOST_KEY_CHECKING"] == "True"
@@ -124,7 +124,7 @@ def test_provision_events_become_progress_and_results():
         (["runner_on_unreachable"], False, False),
         (["runner_on_ok", "runner_on_unreachable"], False, True),
         (["runner_on_failed"], False, True),
-        (["runner_on_ok"], False, True),  # a time-out: no task has failed
+        (["runner_on_ok"], False, True),  # a timeout, in which no task failed
         (["runner_on_ok", "runner_on_failed"], True, False),
     ],
 )

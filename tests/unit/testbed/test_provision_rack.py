@@ -55,7 +55,7 @@ def test_provision_only_machines_that_may_be_disrupted():
 
 @pytest.fixture
 def rack(tmp_path, monkeypatch):
-    """A rack of closed ports of this machine, whose book is kept here, with keys that need no pinning."""
+    """A rack of closed ports of this machine, with a local reservation store and keys that need no pinning."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / "home"))
     monkeypatch.setenv("FAULTBED_CACHE", CACHE)

@@ -311,7 +311,7 @@ def planned_of(kind, target, **params):
 
 
 def two_places(tmp_path):
-    """A soft lab whose guests have their claims and stored reverts in the folder `guest`."""
+    """Return a soft lab whose guests have their claims and stored reverts in the folder `guest`."""
     requests = []
 
     def run(argv, **_):

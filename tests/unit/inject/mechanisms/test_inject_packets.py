@@ -71,8 +71,7 @@ def rnics_of(witness):
 
 
 def test_loss_is_witnessed_by_rnics_whose_packets_pass():
-    """Any RNIC's timer used to prove a loss at any link. The link's own RNIC comes first; its host's others do not
-    count."""
+    """Any RNIC's timer used to prove a loss at any link. Now the link's own RNIC comes first, never its neighbours."""
     at_link = rnics_of(soft("packet.drop", "host1:rxe0", share=0.1).must_move[0])
     assert at_link[0] == "host1/rxe0"
     assert "host1/rxe1" not in at_link

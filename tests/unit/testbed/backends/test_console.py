@@ -1,10 +1,10 @@
-"""What a dead kernel said is found on its console."""
+"""The last messages of a dead kernel are found in its console log."""
 
 import pytest
 
 from testbed.backends.soft.serial_console import panic
 
-# As a guest of ours printed it, shortened: an emulated instruction had left garbage in EFLAGS.
+# Printed by a soft-lab guest, shortened: an emulated instruction had left garbage in EFLAGS.
 DOUBLE_FAULT = """[  OK  ] Reached target multi-user.target\r
 [  158.196403] traps: PANIC: double fault, error_code: 0x0\r
 [  158.205275] Oops: double fault: 0000 [#1] PREEMPT SMP NOPTI\r

@@ -35,7 +35,7 @@ def _own_home(tmp_path, monkeypatch):
 
 @contextlib.contextmanager
 def greeting(words):
-    """A server on a port of this machine that says `words` to everybody."""
+    """A server on a port of this machine that sends `words` to every client."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve():
@@ -91,7 +91,7 @@ def test_status_separates_reachable_and_unreachable_machines(tmp_path):
 
 @pytest.fixture
 def rack(tmp_path):
-    """The example rack with every machine at port 1 of this machine, which is closed. The port is that of every run."""
+    """The example rack with every machine at port 1 of this machine, which is closed."""
     shutil.copytree(inventories() / "group_vars", tmp_path / "group_vars")
     path = tmp_path / "rack.yml"
     path.write_text(re.sub(r"ansible_host: 192\.0\.2\.[0-9]+", "ansible_host: 127.0.0.1", RACK.read_text()))

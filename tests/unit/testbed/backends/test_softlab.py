@@ -1,4 +1,4 @@
-"""The soft lab's pure parts: which VMs there are, how they are wired and started."""
+"""The soft lab's pure parts: its VMs, their wiring and their QEMU arguments."""
 
 import io
 import os
@@ -137,7 +137,7 @@ def test_lab_lack_of_memory_is_reported_before_booting(monkeypatch, soft, tmp_pa
 
 
 def test_lab_lack_of_disk_space_is_reported_before_booting(monkeypatch, soft, tmp_path):
-    """This used to appear two minutes later, as an I/O error while the snapshot was taken."""
+    """Otherwise the lack appears two minutes later, as an I/O error while the snapshot is taken."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1 << 40, 1 << 40, 150 << 20))
     with pytest.raises(LabError, match=r"soft needs 1500 MiB of disk .* 150 MiB are free .*FAULTBED_HOME"):
         capacity.check_disk(soft, tmp_path)
@@ -171,7 +171,7 @@ def test_reset_of_a_lab_that_is_down_is_refused_with_the_reason(monkeypatch, sof
 
 
 def test_vm_inherits_no_open_file_of_its_parent(tmp_path):
-    """A pipe that a CI job waits for, or a lock, used to stay open as long as a VM lived."""
+    """Otherwise a VM would keep a lock, or a pipe that a CI job waits for, open as long as it runs."""
     read_end, write_end = os.pipe()
     os.set_inheritable(write_end, True)  # noqa: FBT003
     pid = vm._spawn(["sleep", "20"], tmp_path / "log")
@@ -187,7 +187,7 @@ def test_vm_inherits_no_open_file_of_its_parent(tmp_path):
 
 
 def test_vm_socket_that_is_bound_does_not_listen_yet(tmp_path):
-    """QEMU's monitor refuses connections between bind and listen; on a starved machine a client connects then."""
+    """QEMU's monitor refuses connections between bind and listen; on a starved machine, clients do connect then."""
     path = tmp_path / "monitor"
     with socket.socket(socket.AF_UNIX) as server:
         assert not vm._listens(path)
@@ -199,7 +199,7 @@ def test_vm_socket_that_is_bound_does_not_listen_yet(tmp_path):
 
 @pytest.fixture
 def heard():
-    """SIGINT as in a terminal, whatever this session was started by: jobs in the background are to ignore it."""
+    """Restore the default handling of SIGINT, because background jobs start with SIGINT ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -207,11 +207,11 @@ def heard():
 
 @pytest.mark.usefixtures("heard")
 def test_second_ctrl_c_does_not_end_the_cleanup():
-    """A second Ctrl-C used to leave half of the VMs, and the lab was not recorded as broken."""
+    """A second Ctrl-C used to leave half of the VMs running, and the lab was not recorded as broken."""
     done = []
     with pytest.raises(KeyboardInterrupt):
         try:
-            signal.raise_signal(signal.SIGINT)  # which is heard before this returns
+            signal.raise_signal(signal.SIGINT)  # Python runs the handler before `kill` returns
         except BaseException:
             with ignored_signals():
                 signal.raise_signal(signal.SIGINT)

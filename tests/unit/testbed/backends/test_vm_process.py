@@ -1,4 +1,4 @@
-"""Identity of a soft lab's QEMU processes and the place of its sockets, with real processes."""
+"""Identification of a soft lab's QEMU processes, and the folder of its sockets, with real processes."""
 
 import os
 import shutil
@@ -73,7 +73,7 @@ def qemu(tmp_path, run):
 
 
 def decoy(run, machine, *, executable=sys.executable):
-    """A process of another program that has all of QEMU's arguments on its command line."""
+    """Start another program that has all of QEMU's arguments on its command line."""
     options = vm.command_line(machine, Image(digest="0" * 12, folder=machine.folder), "tcg", snapshot=None)
     return run([executable, "-c", "print('runs', flush=True); input()", *options, f"UNIX-CONNECT:{machine.qmp}"])
 
@@ -101,7 +101,7 @@ def record(folder, child, *, name="host1"):
     ("variable", "value"), [("XDG_RUNTIME_DIR", "/run/user/4711"), ("TMPDIR", "/var/tmp"), ("XDG_RUNTIME_DIR", None)]
 )
 def test_socket_dir_other_environment_is_the_same(folder, monkeypatch, variable, value):
-    """A login shell has XDG_RUNTIME_DIR; cron, CI and sudo have not, and logging out removes it."""
+    """XDG_RUNTIME_DIR exists in a login shell, but not for cron, CI and sudo, and logging out removes its folder."""
     before = socket_dir(folder)
     monkeypatch.setenv(variable, value) if value else monkeypatch.delenv(variable, raising=False)
     assert socket_dir(folder) == before
@@ -129,7 +129,7 @@ def _fields(state):
 
 
 def test_end_recorded_qemu_from_another_environment_ends_it(mini, folder, machine, qemu, monkeypatch):
-    """A live VM counted as dead when called from cron: it was not ended, and the next start collided with it."""
+    """From cron, a live VM used to count as dead: it was not ended, and the next start collided with it."""
     monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/4711")
     child = qemu(machine)
     record(folder, child)
@@ -171,7 +171,7 @@ def test_qemu_without_a_record_is_identified_by_its_disk_and_ended(mini, folder,
 
 @pytest.mark.parametrize("is_recorded", [True, False])
 def test_vm_removed_from_the_inventory_is_ended(mini, folder, machine, qemu, is_recorded):
-    """A host removed from the inventory of a running lab: its VM stayed, and nothing knew of it any more."""
+    """Otherwise the VM of a host that was removed from a running lab's inventory would run on unnoticed."""
     earlier = Vm(
         machine=Machine(name="host9", memory_mib=512, vcpus=1, nics=()),
         folder=machine.folder.with_name("host9"),
@@ -207,11 +207,11 @@ def test_find_qemu_that_mentions_the_disk_elsewhere_is_not_ours(machine, tmp_pat
 
 
 def test_end_process_id_reused_by_another_program_signals_nothing(mini, folder, machine, run):
-    """The record says who had the id: neither another start time, nor another boot, nor another program is it."""
+    """A process with the recorded id is only ours with the same start time, boot and program."""
     child = decoy(run, machine)
     known = recorded(child)
     for wrong in (
-        known,  # the same process in every respect, but not QEMU
+        known,  # same id, start time and boot, but not QEMU
         VmState(pid=known.pid, ssh_port=1),
         VmState(pid=2**22 + 1, ssh_port=1, start_ticks=5, boot_id=known.boot_id),
     ):
@@ -252,7 +252,7 @@ def test_end_zombie_returns_at_once(machine, qemu):
 
 
 def test_up_and_reset_in_another_users_lab_are_refused(mini, folder, monkeypatch):
-    """Files of one user, root's too, could not be replaced by the other."""
+    """Neither user, root included, could later replace the files of the other."""
     monkeypatch.setattr(lifecycle.os, "getuid", lambda: folder.stat().st_uid + 1)
     for work in (lifecycle.up, lifecycle.reset):
         with pytest.raises(UsageError, match=r"the lab belongs to user \d+, this is user \d+; run the command as"):
@@ -270,7 +270,7 @@ def test_end_qemu_of_another_user_is_reported(machine, qemu, monkeypatch):
 
 
 def test_end_of_ssh_masters_leaves_other_programs_alone(tmp_path, run):
-    """Any program that named the folder of SSH's control sockets was ended: an editor, a `tail`, a shell."""
+    """Every program with the folder of SSH's control sockets in its arguments used to be ended, such as an editor."""
     control = private_dir(tmp_path / "ssh")
     innocent = run([sys.executable, "-c", "print('runs', flush=True); input()", str(control / "socket")])
     binary = tmp_path / "ssh-copy" / "ssh"

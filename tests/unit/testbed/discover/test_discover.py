@@ -1,4 +1,4 @@
-"""Discovery: the machines' answers reproduce the inventory; gaps are reported, never guessed."""
+"""Discovery: the machines' answers reproduce the inventory, and gaps are reported, never guessed."""
 
 import json
 import re
@@ -25,7 +25,7 @@ INVENTORIES = ["soft.yml", "soft-mini.yml", "soft-3rack.yml", "rack-h100.example
 
 
 def answers_of(inventory, *, lldp=False, neighbours=True, sessions=True):
-    """What each machine of a lab that is as its inventory says would answer, by tool, as those tools print it."""
+    """Return each machine's answers, by tool, in a lab that equals its inventory."""
     topology, raw = inventory.topology, yaml.safe_load(inventory.path.read_text())
     variables = {}
     _collect(raw["all"], variables)
@@ -191,7 +191,7 @@ def test_discover_keeps_pcie_speed_gpu_mtu_and_bmc_of_a_rack(tmp_path):
     inventory_draft = drafted(answers_of(inventory, lldp=True), "rack", reached)
 
     def short(value):
-        """The draft says an MTU only where it is not the lab's."""
+        """Return an MTU as the draft has it: only if it differs from the lab's."""
         usual = isinstance(value, list) and [{k: v for k, v in x.items() if (k, v) != ("mtu", 9000)} for x in value]
         return usual or value
 
@@ -207,7 +207,7 @@ def test_discover_keeps_pcie_speed_gpu_mtu_and_bmc_of_a_rack(tmp_path):
 
 @pytest.fixture
 def sonic(tmp_path):
-    """The rack example as SONiC has it: one MAC on all ports of a switch."""
+    """Return the rack example with SONiC's MACs: one for all ports of a switch."""
     tree = yaml.safe_load((shipped.inventories() / "rack-h100.example.yml").read_text())
     groups = tree["all"]["children"]["rack_h100"]["children"]
     roles = groups["switches"]["children"].values()
@@ -228,7 +228,7 @@ def test_discover_switches_with_one_mac_are_cabled_by_lldp(sonic, tmp_path):
 
 
 def as_lldpmgrd(inventory, *, hostnames):
-    """What SONiC's ports tell of themselves when ConfigDB describes them: alias and description, never the interface.
+    """Return what SONiC's ports announce if ConfigDB describes them: alias and description, never the interface.
 
     `hostnames` is what each machine calls itself; the inventory has its own names.
     """
@@ -242,7 +242,7 @@ def as_lldpmgrd(inventory, *, hostnames):
             near, far = link.end(name), link.other(name)
             if far.node in topology.switch_by_name:
                 port = {"id": {"type": "local", "value": f"etp-{far.netdev}"}, "descr": f"to {name}"}
-            else:  # lldpd on a host: the port's MAC
+            else:  # lldpd on a host announces the port's MAC
                 port = {"id": {"type": "mac", "value": far.mac}, "descr": "whatever"}
             chassis = {f"{hostnames(far.node)}.example.net": {"id": {"type": "mac", "value": "b8:59:9f:00:00:01"}}}
             messages.append({near.netdev: {"via": "LLDP", "chassis": chassis, "port": port}})
@@ -255,7 +255,7 @@ def as_lldpmgrd(inventory, *, hostnames):
 
 
 def test_discover_machines_keep_their_own_names_in_lldp(sonic, tmp_path):
-    """SONiC's aliases for ports, a host's MAC for its port, and host names that no inventory knows."""
+    """LLDP has SONiC's aliases for switch ports, MACs for host ports, and host names that the inventory lacks."""
     inventory_draft = drafted(as_lldpmgrd(sonic, hostnames=lambda name: f"DC7-{name}"), "sonic")
     assert inventory_draft.open == ()
     assert inventory_draft.cables == {"lldp": len(sonic.topology.links)}
@@ -272,8 +272,8 @@ def test_discover_sonic_port_speed_comes_from_configdb():
 
 
 def test_discover_switches_with_the_default_name_are_not_identified_by_it(sonic):
-    """All switches are called `sonic`: a host's neighbour name is ambiguous, and only what switches hear identifies
-    them.
+    """All switches are called `sonic`, so hosts' neighbour names are ambiguous. Only the switches' own neighbours
+    count.
     """
     answers = as_lldpmgrd(sonic, hostnames=lambda name: "sonic" if "tsw" in name else f"DC7-{name}")
     inventory_draft = drafted(answers, "sonic")
@@ -335,7 +335,7 @@ def test_discover_draft_lists_its_gaps_at_its_head():
 
 
 def test_discover_contradicting_ends_are_no_cable():
-    """LLDP of one end was heard through a switch that hears itself: the two ends name different far ends."""
+    """If the two ends name different far ends, no cable is assumed. A switch that hears its own LLDP can cause this."""
     answers = answers_of(SOFT)
     spaces = {name: dict(space) for name, space in answers["fabric"].spaces.items()}
     port = {each: SOFT.topology.resolve(f"rtsw1:{each}").link.other("rtsw1") for each in ("ctsw1", "ctsw2")}
@@ -345,7 +345,7 @@ def test_discover_contradicting_ends_are_no_cable():
 
 
 class Node:
-    """A machine that gives one answer, or none."""
+    """A machine that gives one answer; None: it does not answer."""
 
     def __init__(self, answer):
         self.answer = answer
@@ -358,7 +358,7 @@ class Node:
 
 @pytest.mark.parametrize("end", ["\n", "\r\n", "\x85", "\u2028"])
 def test_discover_name_with_a_line_break_stays_in_the_comment_of_its_gap(end):
-    """What an LLDP neighbour calls itself could write variables into the inventory, such as a command for SSH."""
+    """Otherwise an LLDP neighbour's name could write variables into the inventory, such as a command for SSH."""
     name = f"leaf9{end}evil: {{hosts: {{host1: {{ansible_ssh_common_args: -oProxyCommand=id}}}}}}"
     gap = Open(place="cables", what=f"leads to {name}", do="write it by hand")
     written = text(Draft(name="lab", tree={"all": {}}, open=(gap,), cables={}))
@@ -382,7 +382,7 @@ def test_discover_silent_machine_is_open_and_the_others_are_drafted():
 
 
 def test_discover_rnics_outside_the_back_end_are_set_aside_and_reported():
-    """An RNIC without an interface used to be dropped silently, and the front end's was taken for a rail."""
+    """An RNIC without an interface used to be dropped silently, and the front end's RNIC was taken for a rail."""
     answers = answers_of(SOFT)
     own = dict(answers["host1"].own)
     own["ip"] += json.dumps([_link("bond0", "02:00:00:00:00:77") | {"linkinfo": {"info_kind": "bond"}}])
@@ -406,7 +406,7 @@ def test_discover_machine_with_rnics_and_bgp_is_neither_host_nor_switch():
 
 
 def test_discover_sudo_keeps_the_address_of_the_ssh_connection():
-    """sudo takes SSH_CONNECTION from what it runs; a program's parent still has it."""
+    """sudo removes SSH_CONNECTION from the environment, but the parent of the program still has it."""
     import os
     import subprocess
 
@@ -417,7 +417,7 @@ def test_discover_sudo_keeps_the_address_of_the_ssh_connection():
 
 
 def test_discover_port_with_several_lldp_neighbours_is_cabled_to_none(sonic):
-    """The last neighbour used to win; other sources still identify the far end where they can."""
+    """The last neighbour used to win. Other sources may still identify the far end."""
     answers = answers_of(sonic, lldp=True)
     own = dict(answers["host1"].own)
     decoded = json.loads(own["lldp"])
@@ -463,7 +463,7 @@ def test_discover_answer_is_split_into_its_sections():
 
 
 def test_discover_script_is_posix_shell(tmp_path):
-    """The script also runs here: missing tools print nothing."""
+    """The script also runs on this machine, where missing tools print nothing."""
     import subprocess
 
     done = subprocess.run(["sh", "-c", SCRIPT], capture_output=True, text=True, check=False, timeout=120)
@@ -486,7 +486,7 @@ JUNK = st.sampled_from(
 
 
 def changed(data, value):
-    """A JSON value with one part of it, drawn by `data`, replaced by another one or removed."""
+    """Return a JSON value in which one part, drawn by `data`, is replaced or removed."""
     if isinstance(value, (dict, list)) and value and data.draw(st.integers(0, 3)):
         keys = list(value) if isinstance(value, dict) else list(range(len(value)))
         key = data.draw(st.sampled_from(keys))

@@ -27,7 +27,7 @@ def _own_cache(tmp_path_factory):
 
 @pytest.fixture
 def error_after(tmp_path, monkeypatch):
-    """The message that a changed soft-mini inventory is refused with; FILE stands for its path."""
+    """Return the error for a changed soft-mini inventory; FILE stands for its path."""
 
     def change(edit):
         tree = copy.deepcopy(MINI)
@@ -354,7 +354,7 @@ def test_inventory_ignores_the_users_ansible_configuration(tmp_path, monkeypatch
 @settings(deadline=None, max_examples=samples(40), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_inventory_any_broken_value_is_a_config_error_with_file_and_place(tmp_path, monkeypatch, data):
-    """Whatever replaces one leaf of the inventory: it loads, or one clear error names the file."""
+    """If any leaf of the inventory is replaced, it loads, or one clear error names the file and the place."""
     tree = copy.deepcopy(MINI)
     leaves = [
         (node, key)
@@ -383,7 +383,7 @@ def _mappings(node):
 
 
 def _listing(tree):
-    """What Ansible answers for our own presets' shape, without asking: asking costs half a second an example."""
+    """Return Ansible's listing of an inventory in the presets' shape, without the half second that Ansible takes."""
     hostvars, groups = {}, {}
 
     def walk(name, group, inherited):

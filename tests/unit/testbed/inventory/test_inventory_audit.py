@@ -32,7 +32,7 @@ def _own_cache(tmp_path_factory):
 
 @pytest.fixture
 def findings(monkeypatch):
-    """(place, what) of what is found when the variables of the rack example are edited."""
+    """Return (place, problem) of each finding after an edit of the rack example's variables."""
 
     def audit_edited(edit):
         answer = copy.deepcopy(LISTING)
@@ -47,7 +47,7 @@ def findings(monkeypatch):
 
 
 def everywhere(name, change):
-    """An edit of a lab-wide variable: the same on every node."""
+    """Return an edit that sets a variable of every node."""
 
     def edit(hosts):
         for variables in hosts.values():
@@ -77,7 +77,7 @@ def test_audit_of_shipped_inventories_finds_nothing():
 
 @pytest.mark.process
 def test_audit_accepts_one_mac_on_all_ports_of_a_switch(findings):
-    """SONiC gives all its ports the switch's."""
+    """SONiC uses the MAC of the switch for all its ports."""
 
     def as_sonic(hosts):
         for name in ("rtsw1", "rtsw2", "ctsw1"):
@@ -88,7 +88,7 @@ def test_audit_accepts_one_mac_on_all_ports_of_a_switch(findings):
 
 
 def test_audit_accepts_rails_without_uplinks(findings):
-    """No switch has an uplink: that is how it is built, and no cable is missing."""
+    """If no switch has an uplink, the lab is built that way, and no cable is missing."""
 
     def edit(hosts):
         for name in ("rtsw1", "rtsw2"):
@@ -486,7 +486,7 @@ def test_audit_reports_an_unreachable_machine(monkeypatch):
 
 @pytest.mark.process
 def test_audit_reports_an_unreachable_bmc_or_pdu(monkeypatch):
-    """The check uses the protocol in the inventory; for IPMI it sends ipmitool's own ping."""
+    """The check uses the protocol of the inventory; for IPMI it sends the same ping as ipmitool."""
     inventory = load(RACK)
     with (
         socket.create_server(("127.0.0.1", 0)) as https,
@@ -560,7 +560,7 @@ def test_schema_rejects_what_the_loader_rejects():
 
 
 def refused(value, schema):
-    """What a reader of JSON schema refuses, and that the schema is one."""
+    """Return the errors of a JSON schema validator, after it has checked the schema itself."""
     Draft202012Validator.check_schema(schema)
     return [error.message for error in Draft202012Validator(schema).iter_errors(value)]
 

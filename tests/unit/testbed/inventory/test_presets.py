@@ -1,4 +1,4 @@
-"""Presets: the inventories in the repository are what the generator writes, and they are whole."""
+"""Presets: the inventories in the repository equal the generator's output, and are complete."""
 
 import subprocess
 import sys

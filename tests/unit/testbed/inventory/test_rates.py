@@ -1,4 +1,4 @@
-"""Rates of links: speeds by tier and taper, the shapes that a soft lab gives its switch ports, and what is refused."""
+"""Rates of links: speeds by tier and taper, shapers of a soft lab's switch ports, and refusals."""
 
 import copy
 import dataclasses
@@ -232,10 +232,9 @@ def test_rates_are_plain_numbers_for_ansible():
 
 
 def used_paths(topology, lost):
-    """Every path, from the switch that has a host's prefix to a switch that learns it, when links `lost` are down.
+    """Return all paths from the switch that announces a host's prefix to switches that learn it, without `lost` links.
 
-    BGP as the lab runs it: all shortest AS paths are used, the first one is passed on, who finds its own ASN in a path
-    refuses it.
+    As in the lab, BGP uses all shortest AS paths, announces the first one, and rejects paths with the own ASN.
     """
     asn = {switch.name: switch.asn for switch in topology.switches}
     peers = {
@@ -260,7 +259,7 @@ def used_paths(topology, lost):
 
 
 def valleys(topology, lost):
-    """Paths that go down to a switch of a lower tier and then up again."""
+    """Return the paths that go down to a lower tier and then up again."""
     level = {switch.name: ("rtsw", "ctsw", "atsw").index(switch.role) for switch in topology.switches}
     for path in used_paths(topology, lost):
         steps = [level[b] - level[a] for a, b in itertools.pairwise(path)]
@@ -278,7 +277,7 @@ def test_routing_has_no_valley_when_a_link_or_spine_is_lost():
     ]
     for lost in losses:
         assert list(valleys(topology, lost)) == []
-        # Nobody loses a rack by it: each has another way up.
+        # No switch loses a rack, because each has another path up.
         origins = {path[0] for path in used_paths(topology, lost) if path[-1].startswith("rtsw")}
         assert origins == {"rtsw1", "rtsw2", "rtsw3", "rtsw4"}
     apart = dataclasses.replace(
@@ -289,7 +288,7 @@ def test_routing_has_no_valley_when_a_link_or_spine_is_lost():
 
 
 def test_tiers_that_choose_paths_have_distinct_hash_seeds():
-    """With one seed for all, every flow that rtsw1 sends to ctsw1 would go on over the same one of its uplinks."""
+    """With one seed for all tiers, ctsw1 would send all flows from rtsw1 over the same uplink."""
     zones, two = load(inventories() / "soft-zones.yml"), load(inventories() / "soft.yml")
     assert len({zones.hash_seed(name) for name in ("rtsw1", "ctsw1", "atsw1")}) == 3
     assert len({zones.hash_seed(f"ctsw{number}") for number in (1, 2, 3, 4)}) == 1

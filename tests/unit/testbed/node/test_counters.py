@@ -1,4 +1,4 @@
-"""Counters: what the kernel tells, decoded, and compared."""
+"""Counters: the kernel's values are decoded and compared."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_link_counters_report_state_and_traffic():
 
 
 def test_protocol_counters_keep_only_those_faults_move():
-    """/proc/net/snmp has names in one line and values in the next; unused protocols are skipped."""
+    """/proc/net/snmp has names in one line and values in the next. Protocols that no fault moves are skipped."""
     text = (
         "Ip: Forwarding FragFails\nIp: 1 5\nIcmp: InMsgs\nIcmp: 9\nTcp: RtoAlgorithm MaxConn ActiveOpens\nTcp: 1 -1 3\n"
     )
@@ -84,7 +84,7 @@ def test_increments_are_flat_and_without_states():
 
 @pytest.mark.parametrize("before", [{}, {"host1": {}}, {"host1": {"rxe1.out_of_seq_request": 1}}])
 def test_counters_that_were_not_read_before_have_no_increment(before):
-    """An absent reading is no zero: what a counter has gathered since the boot would prove any fault."""
+    """A missing reading is not zero. Otherwise the growth since the boot would prove any fault."""
     assert counters.flat_deltas(before, {"host1": {"rxe0.out_of_seq_request": 40}}) == {}
 
 

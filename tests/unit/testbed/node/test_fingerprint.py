@@ -1,4 +1,4 @@
-"""What a machine looks like, as the kernel tells it, and how two looks are compared."""
+"""Fingerprints: the state of a machine as the kernel reports it, and the comparison of two fingerprints."""
 
 from __future__ import annotations
 
@@ -110,12 +110,12 @@ def test_fingerprint_route_lists_its_next_hops_and_which_are_down():
 
 
 def test_fingerprint_ignores_router_advertisements():
-    """Routes from router advertisements come and go without any fault."""
+    """Routes from router advertisements appear and expire without any fault."""
     assert route(nhid=1, order=1, protocol=RA) == []
 
 
 def exception(*, mtu, flags=0x200):
-    """What ICMP taught the kernel of one address, as it stands in a dump of routes."""
+    """Return a route exception that the kernel learnt by ICMP, as in a dump of routes."""
     header = struct.pack("=BBBBBBBBI", socket.AF_INET, 32, 0, 0, 100, 3, 0, 1, flags)
     known = {10: 10} | ({2: mtu} if mtu else {})
     metrics = attribute(8, b"".join(attribute(number, struct.pack("=I", value)) for number, value in known.items()))
@@ -133,19 +133,18 @@ def test_fingerprint_has_a_learnt_path_mtu_on_rdma_interfaces():
 
 
 def test_fingerprint_keeps_both_facts_of_one_subject():
-    """Two routes to one prefix: neither hides the other."""
+    """Of two routes to one prefix, neither hides the other."""
     assert state.gathered(iter([("route x", "b"), ("route x", "a")])) == {"route x": "a and b"}
 
 
 def test_fingerprint_names_facts_that_are_gone_or_new():
-    """The facts exist on one side only."""
     one, none = Fingerprint(nodes={"host1": {"nft table netdev faultbed_x": "there"}}), Fingerprint(nodes={})
     assert fingerprint.diff(none, one) == ["host1: nft table netdev faultbed_x is new (there)"]
     assert fingerprint.diff(one, none) == ["host1: nft table netdev faultbed_x is gone (was there)"]
 
 
 def test_fingerprint_ended_program_is_no_difference_and_a_new_one_is():
-    """A manual flow that ended during a manual fault made the lab DIRTY, and heal could not restart the flow."""
+    """A manual flow that ended during a manual fault used to make the lab DIRTY, which heal could not change."""
     none, one, two = (
         Fingerprint(nodes={"host1": {"program traffic.node.engine": f"{count} running"} if count else {}})
         for count in range(3)
@@ -156,7 +155,7 @@ def test_fingerprint_ended_program_is_no_difference_and_a_new_one_is():
 
 
 def test_fingerprint_reads_this_machine():
-    """On a real kernel: every interface that sysfs has, with its MTU, and some sysctl."""
+    """On a real kernel, the fingerprint has every interface of sysfs with its MTU, and some sysctl."""
     here = state.look({"here": None})["here"]
     for device in Path("/sys/class/net").iterdir():
         if (device / "mtu").exists():
@@ -165,7 +164,7 @@ def test_fingerprint_reads_this_machine():
 
 
 def test_program_of_returns_our_module_and_ignores_the_watcher():
-    """A leftover is visible: a script that held a GPU once delayed a later job by a minute."""
+    """Leftover programs must be visible: a script that held a GPU once delayed a later job by a minute."""
     for command, program in (
         ("python3 -m traffic.node.engine", "traffic.node.engine"),
         ("/usr/bin/python3 -m inject.node.holder 0.5 17", "inject.node.holder"),
@@ -191,7 +190,7 @@ QUIET = {
 
 
 def shared(covers, nodes):
-    """What a user sees who holds `covers`, of a rack that looks so, and which machines he asks."""
+    """Return the fingerprint of a rack for a user who reserved `covers`, and the machines that were queried."""
     requests = []
 
     def request(machine, _request, **_):
@@ -209,7 +208,7 @@ def shared(covers, nodes):
 
 
 def test_fingerprint_of_a_reservation_ignores_other_users_changes():
-    """Another user's fault: a unit and a rule on the same switch, a link beside ours, routes, a rebooting host."""
+    """Another user's faults leave a unit and a rule on the same switch, change links and routes, and reboot a host."""
     link = next(link for link in RACK.topology.links if link.b.node == "host1" and link.rnic == "mlx5_0")
     nodes = {name: dict(facts) for name, facts in QUIET.items()}
     nodes["rtsw1"] = {f"link {link.a.netdev}": "UP", "link EthernetX": "UP"} | nodes["rtsw1"]
@@ -248,7 +247,7 @@ def test_dirty_mark_keeps_the_covered_nodes(tmp_path):
 
 
 def test_fingerprint_has_cpu_hogs_and_stopped_programs(tmp_path):
-    """Real processes: one that has the name of all busy processes of faults, and a program that is stopped."""
+    """With real processes: one has the name of the faults' busy processes, and a program is stopped."""
     hog = tmp_path / "faultbed-hog"
     shutil.copy(shutil.which("sleep"), hog)
     before = dict(state._process_facts())
@@ -281,7 +280,7 @@ def test_fingerprint_resources_of_an_ended_program_are_no_difference_and_more_ar
      ("kill -9 $$", "ended with -9: no message")],
 )  # fmt: skip
 def test_fingerprint_with_units_that_could_not_be_listed_is_never_equal(monkeypatch, tmp_path, script, words):
-    """No unit before and none after because systemctl failed both times: a unit that was left would be CLEAN."""
+    """If systemctl fails before and after, no unit is listed both times, and a leftover unit would look CLEAN."""
     (tmp_path / "systemctl").write_text(f"#!/bin/sh\n{script}\n")
     (tmp_path / "systemctl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
@@ -307,7 +306,7 @@ def test_fingerprint_shows_a_revert_stored_beside_qemu(tmp_path):
 
 
 def test_fingerprint_of_a_part_drops_learnt_routes_and_keeps_configuration():
-    """Others' faults change a switch's learnt routes; a line of its configuration may end with the same word."""
+    """Other users' faults change learnt routes. A line of configuration that ends with the same word must stay."""
     facts = {"route main unicast 10.0.0.0/8 metric 20 bgp": "via x", "frr bgpd router bgp 1 / redistribute bgp": "y"}
     partial = fingerprint.part({"rtsw1": facts}, RACK.topology, ("rtsw1",))
     assert list(partial["rtsw1"]) == ["frr bgpd router bgp 1 / redistribute bgp"]

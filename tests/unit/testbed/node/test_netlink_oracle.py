@@ -1,4 +1,4 @@
-"""Our few lines of netlink read what pyroute2 writes, and see on this machine what pyroute2 sees."""
+"""The netlink code of nodes decodes messages of pyroute2, and reads the same state of this machine."""
 
 import socket
 import struct
@@ -23,7 +23,7 @@ MAIN, UNICAST, BGP, ZEBRA = 254, 1, 186, 11
 
 
 def body_of(message):
-    """A message as the kernel would send it, without its head, read by ours."""
+    """Decode a message as the kernel would send it, without its header."""
     message.encode()
     ((_kind, _seq, body),) = messages(bytes(message.data))
     return body

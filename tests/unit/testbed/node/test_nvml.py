@@ -1,4 +1,4 @@
-"""GPUs by NVML: our reader and nvidia-ml-py, the real one, over a stand-in for the driver's library."""
+"""GPUs by NVML: faultbed's reader and the real nvidia-ml-py, over a stand-in for the driver's library."""
 
 import json
 
@@ -72,12 +72,12 @@ def test_nvml_counters_and_states_of_gpus_are_decoded(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("reasons", "sm_mhz", "is_set"),
     [
-        (0x0, 1980, False),  # as fast as it can
-        (0x0, 1965, False),  # or nearly
-        (0x0, 1410, True),  # locked, at work or idle: nothing says why
+        (0x0, 1980, False),  # maximum clock
+        (0x0, 1965, False),  # nearly the maximum
+        (0x0, 1410, True),  # locked, at work and idle: no reason is reported
         (0x1, 345, False),  # idle
-        (0x4, 1410, False),  # held by its power limit
-        (0x20, 1410, False),  # or by heat
+        (0x4, 1410, False),  # limited by power
+        (0x20, 1410, False),  # limited by heat
         (0x2, 1410, True),  # application clocks
         (0x6, 1200, True),
         (0x0, None, False),
@@ -105,7 +105,7 @@ def test_nvml_unsupported_fields_are_left_out_and_not_zero(monkeypatch, tmp_path
 
 
 def test_nvml_temperature_thresholds_of_hopper_follow_from_its_margin(monkeypatch, tmp_path):
-    """An H100 that `nvidia-smi -q` shows with 33 °C, T.Limit 54, slowdown at -2 and shutdown at -8."""
+    """`nvidia-smi -q` shows these values for an H100: 33 °C, T.Limit 54, slowdown at -2, shutdown at -8."""
     install(monkeypatch, tmp_path, [Card(celsius=33, limits_c=None, margin_c=54, tlimits={193: -8, 194: -2})])
     values = dict(nvml.counts(None))
     assert [values[f"gpu0.{name}"] for name in ("temp_c", "slowdown_c", "shutdown_c")] == [33, 89, 95]
@@ -137,7 +137,7 @@ def test_nvml_older_name_of_the_clock_reasons_is_supported(monkeypatch, tmp_path
 
 def test_nvml_reports_a_missing_driver_without_an_import(monkeypatch):
     monkeypatch.setattr(nvml, "_DRIVER", "/nowhere/version")
-    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)  # to import it is an error
+    monkeypatch.setitem(__import__("sys").modules, "pynvml", None)  # makes an import fail
     assert nvml.look() == {
         "driver": None,
         "why": "no NVIDIA driver is loaded (/nowhere/version does not exist)",

@@ -1,4 +1,4 @@
-"""Counters of RDMA devices as the kernel tells them over netlink: read whole, and then only what has moved."""
+"""Counters of RDMA devices over netlink: all of them at first, then only those that changed."""
 
 import base64
 import itertools

@@ -1,4 +1,4 @@
-"""Settings that a fault could leave changed: each is a fact, and what counts or ages is none."""
+"""Settings that a fault could leave changed are facts of the fingerprint; counters and aging values are not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TABLE, CHAIN, RULE, SET = 0xA01, 0xA04, 0xA07, 0xA0A
 
 
 class Kernel:
-    """A netlink socket whose dumps are given, by request."""
+    """A netlink socket with given dumps, by request."""
 
     def __init__(self, **dumps):
         self.dumps = {int(name[1:], 16): bodies for name, bodies in dumps.items()}
@@ -48,14 +48,14 @@ def nft(*rules, name=b"hop\0", family=NETDEV, policy=1, used=3):
 
 
 def test_nft_facts_count_no_packets_and_no_handles():
-    """What a rule has counted, and how often its chain is used, is no setting."""
+    """The counters of a rule and the use count of its chain are not settings."""
     one, two = (nft(expression(b"counter", bytes([count])), used=count) for count in (1, 9))
     assert one == two
     assert list(one) == ["nft table netdev hop"]
 
 
 def test_nft_facts_see_a_rule_that_changed_in_a_table_that_stays():
-    """The table is there before and after; one rule more, another limit, another order or policy is a difference."""
+    """Even if the table stays, another rule, limit, order or policy is a difference."""
     drop, limit = expression(b"immediate", b"drop"), expression(b"limit", b"7")
     fact_sets = [
         nft(drop, limit),
@@ -68,7 +68,7 @@ def test_nft_facts_see_a_rule_that_changed_in_a_table_that_stays():
 
 
 def test_nft_facts_skip_tables_of_iptables():
-    """Container engines change theirs at any time."""
+    """Container engines change their iptables rules at any time."""
     output = nft(expression(b"immediate", b"drop"), name=b"nat\0", family=IP)
     assert output == {"nft table ip nat": "there"}
 
@@ -124,7 +124,7 @@ def test_ethtool_fact_leaves_out_what_a_link_negotiates(monkeypatch):
 
 
 def test_ethtool_fact_of_an_interface_without_such_settings_is_none():
-    """Asked of a real kernel: the loopback interface has none of them, and refuses each question."""
+    """On a real kernel, the loopback interface has no such setting and refuses each request."""
     assert list(settings.ethtool_fact("lo")) == []
 
 
@@ -186,7 +186,7 @@ def test_frr_lines_include_their_enclosing_context():
 
 
 def test_frr_passwords_are_replaced_by_a_checksum():
-    """The facts appear in journals and reports; a changed password is still a difference."""
+    """Facts appear in journals and reports, so passwords must not; a changed password is still a difference."""
     texts = [
         [subject for subject, _ in settings.config_facts("bgpd", CONFIG.replace("hunter2", word).splitlines())]
         for word in ("hunter2", "other")
@@ -197,7 +197,7 @@ def test_frr_passwords_are_replaced_by_a_checksum():
 
 @contextlib.contextmanager
 def daemon(folder, name, answer):
-    """A daemon behind the socket that vtysh uses; with no answer, one that is stopped."""
+    """A daemon behind vtysh's socket; without an answer, it is a stopped one."""
     folder.mkdir(exist_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(str(folder / f"{name}.vty"))
@@ -229,7 +229,7 @@ def test_frr_facts_are_read_from_the_daemons_sockets(monkeypatch, tmp_path):
 
 
 def test_frr_facts_of_a_silent_daemon_are_unknown(monkeypatch, tmp_path):
-    """Stopped by a fault: it accepts, and is silent."""
+    """A daemon that a fault has stopped accepts the connection and sends nothing."""
     monkeypatch.setattr(settings, "_FRR", str(tmp_path))
     monkeypatch.setattr(settings, "_ANSWER_S", 0.05)
     with daemon(tmp_path / "rtsw1", "bgpd", None):
@@ -242,7 +242,7 @@ def test_frr_facts_of_a_machine_without_daemons_are_none(monkeypatch, tmp_path):
 
 
 def test_sonic_facts_show_a_row_left_in_the_configuration(monkeypatch, tmp_path):
-    """An ACL rule drops in the ASIC: the kernel does not know it."""
+    """An ACL rule is in the ASIC, so only SONiC's database shows it."""
     monkeypatch.setattr(settings, "_SONIC", str(tmp_path))
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
     tool = tmp_path / "sonic-cfggen"
@@ -264,7 +264,7 @@ def test_sonic_facts_show_a_row_left_in_the_configuration(monkeypatch, tmp_path)
 
 @pytest.mark.parametrize(("tool", "subject"), [("sonic-cfggen", "config_db"), ("vtysh", "frr vtysh")])
 def test_facts_of_a_tool_that_fails_are_unknown_and_not_none(monkeypatch, tmp_path, tool, subject):
-    """Nothing before and nothing after would be equal: an ACL rule that was left behind would be CLEAN."""
+    """If the tool fails before and after, an empty answer would be equal, and a leftover ACL rule would look CLEAN."""
     monkeypatch.setattr(settings, "_SONIC", str(tmp_path))
     monkeypatch.setattr(settings, "_FRR", str(tmp_path / "none"))
     monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
@@ -276,7 +276,7 @@ def test_facts_of_a_tool_that_fails_are_unknown_and_not_none(monkeypatch, tmp_pa
 
 
 def test_resource_facts_are_unknown_if_the_kernel_refuses_and_there_are_devices(monkeypatch, tmp_path):
-    """What is gone afterwards is no difference, so that a refusal would hide queue pairs that are left."""
+    """Missing resources are not a difference, so an empty answer after a refusal would hide leftover queue pairs."""
 
     def refuse(_family):
         raise PermissionError(1, "Operation not permitted")
@@ -311,7 +311,7 @@ def test_gpu_facts_see_power_clocks_and_modes(monkeypatch, tmp_path):
 
 
 def test_gpu_clocks_that_rise_are_not_reported_as_set(monkeypatch, tmp_path):
-    """Low without a reason in one look alone: the GPU had just begun to work."""
+    """Low clocks without a reason in one fingerprint only mean that the GPU had just begun to work."""
     card = Card(sm_mhz=345)
     install(monkeypatch, tmp_path, [card])
     monkeypatch.setattr("testbed.node.gpu.nvml.time.sleep", lambda _: setattr(card, "sm_mhz", 1980))
@@ -320,7 +320,7 @@ def test_gpu_clocks_that_rise_are_not_reported_as_set(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize(("code", "fails"), [(0, False), (-errno.ENOMEM, True)])
 def test_dump_that_the_kernel_ended_in_its_middle_is_an_error(code, fails):
-    """NLMSG_DONE has the error of a dump that broke off: what came until then is not all that there is."""
+    """NLMSG_DONE carries the error of an incomplete dump."""
     kernel, ours = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with kernel, contextlib.closing(Netlink(0)) as netlink:
         netlink._socket.close()

@@ -1,4 +1,4 @@
-"""The switch agent against a real kernel: what it writes, how it follows BGP, what it refuses, what is left of it."""
+"""The switch agent on a real kernel: its rules and tables, how it follows BGP, its refusals and its leftovers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCHEMES = ("static", "marked", "weighted", "resilient")
 
 
 def in_a_namespace(program, *words):
-    """What a program prints that runs in a network namespace of its own."""
+    """Run a program in its own network namespace, and return the JSON that it prints."""
     if subprocess.run(["unshare", "-rn", "ip", "link", "add", "up1", "type", "veth"], check=False).returncode:
         pytest.skip("no network namespaces for this user here")
     environment = {**os.environ, "PYTHONPATH": str(HOUSE)}
@@ -61,7 +61,7 @@ def test_switch_agent_kernel_routes_by_the_schemes_table(recorded):
 
 
 def test_switch_agent_route_query_returns_port_and_table(recorded):
-    """A packet without a mark, and with each of the two: by rtnetlink, as `ip route get` says it."""
+    """The query by rtnetlink equals `ip route get`, for packets without a mark and with each of two marks."""
     assert recorded["static"]["asked"] == [["up2", 1002], ["up2", 1002], ["up2", 1002]]
     assert recorded["marked"]["asked"][0][1] == 254
     assert recorded["marked"]["asked"][1:] == [["up1", 1001], ["up2", 1002]]
@@ -84,7 +84,7 @@ def test_switch_agent_withdrawn_next_hop_leaves_the_tables_of_every_scheme(recor
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_switch_agent_downed_uplink_leaves_the_tables_without_the_agent(recorded, scheme):
-    """The kernel itself removes it: packets fall back to what BGP has left before anybody has copied anything."""
+    """The kernel itself removes routes of a dead uplink, so packets use BGP's routes before the agent acts."""
     at_once = recorded[scheme]["at once"]
     named = {port.split()[0] for table in at_once["tables"].values() for hops in table.values() for port in hops}
     assert "up1" not in named
@@ -107,7 +107,7 @@ def test_switch_agent_removal_leaves_nothing_and_bgps_routes_unchanged(recorded,
 
 @pytest.fixture(scope="module")
 def carried():
-    """Packets of 48 queue pairs with one 5-tuple through a switch of two uplinks, by scheme."""
+    """Return how a switch with two uplinks forwards packets of 48 queue pairs with one 5-tuple, by scheme."""
     return in_a_namespace("switch_packets.py")
 
 
@@ -185,7 +185,7 @@ def test_switch_agent_holder_reads_back_and_stores_its_revert_first(held):
 
 
 def test_switch_agent_holder_follows_bgp_on_kernel_events(held):
-    """Without a poll: the holder wakes up by the message. Two seconds are for a machine that is busy."""
+    """The holder wakes up on a netlink message instead of polling. Two seconds allow for a busy machine."""
     assert held["lag_s"] < 2
 
 
@@ -219,7 +219,7 @@ def test_switch_agent_noop_holder_reads_back_as_not_applied(held):
 
 @pytest.fixture(scope="module")
 def killed(tmp_path_factory):
-    """Twenty kills at drawn times of the holder, its controller or a spine, beside packets that have numbers."""
+    """Kill the holder, its controller or a spine at twenty random times, while numbered packets are sent."""
     return in_a_namespace("switch_killed.py", str(tmp_path_factory.mktemp("faults")), "29", "20")
 
 
@@ -248,7 +248,7 @@ def test_next_start_after_a_kill_reaches_the_same_rules_and_the_kill_left_nothin
 
 
 def test_nft_timeout_leaves_the_state_of_the_table_unknown(monkeypatch):
-    """A table that was taken for absent stayed behind, and the removal of the scheme was reported as complete."""
+    """After the timeout, the table used to count as absent: it stayed, and the removal was reported as complete."""
 
     def hangs(*_args, **_options):
         raise subprocess.TimeoutExpired("nft", 1)

@@ -1,4 +1,4 @@
-"""The watcher as a program: requests over its pipes, on this machine."""
+"""The watcher as a real program on this machine, with requests over its pipes."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def test_watcher_answers_each_request_with_its_number(program):
 
 @pytest.mark.parametrize("line", ["no json", "[]", "{}", '{"do":"dance"}', '{"do":"counters","nodes":{"x":"no-such"}}'])
 def test_watcher_invalid_request_is_an_error_and_not_its_end(program, line):
-    """There is one clear error, and the next request is answered as usual."""
+    """The reply is one clear error, and the next request is answered as usual."""
     program.send(line)
     assert program.next()["event"] == "error"
     assert program.ask(do="clock")["event"] == "clock"
 
 
 def test_watcher_reports_a_kernel_log_that_it_cannot_follow(monkeypatch):
-    """Nothing in a log that was not opened is not the same as nothing in the log."""
+    """A log that could not be opened must not look like an empty log."""
 
     def refuse():
         raise PermissionError(1, "Operation not permitted")

@@ -19,7 +19,7 @@ DELAYS = st.integers(min_value=0, max_value=50_000_000)
     rounds=st.lists(st.tuples(st.integers(min_value=0, max_value=10**12), DELAYS, DELAYS), min_size=1, max_size=8),
 )
 def test_clock_true_offset_is_within_the_stated_error(offset, rounds):
-    """Whatever the delays in both directions, the estimate is off by no more than its stated error."""
+    """With any delays in the two directions, the error of the estimate is at most the stated one."""
     exchanges = [
         Exchange(sent_ns=at, node_ns=at + there - offset, received_ns=at + there + back) for at, there, back in rounds
     ]
@@ -52,7 +52,7 @@ def test_clock_drift_is_at_most_the_true_movement(before, moved, errors, wrong):
 
 
 class DriftingNode:
-    """A node whose clock runs too fast by `ppm`, behind a channel with unequal delays; time is made up."""
+    """A node whose clock runs too fast by `ppm`, behind a channel with unequal delays, in simulated time."""
 
     def __init__(self, monkeypatch, *, ppm, there_ns, back_ns):
         self.now_ns, self.ppm, self.there_ns, self.back_ns = 10**12, ppm, there_ns, back_ns
@@ -76,7 +76,7 @@ class DriftingNode:
     share=st.floats(0, 1),
 )
 def test_widened_offset_of_a_drifting_clock_always_covers_the_truth(ppm, minutes, there_ns, back_ns, share):
-    """A node's stamp at any moment between the two measurements, in the controller's time."""
+    """This holds for time stamps of the node at any moment between the two measurements."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         node = DriftingNode(monkeypatch, ppm=ppm, there_ns=there_ns, back_ns=back_ns)
         first = measure_by(node.ask)
@@ -91,7 +91,7 @@ def test_widened_offset_of_a_drifting_clock_always_covers_the_truth(ppm, minutes
 
 
 def test_first_offset_alone_does_not_cover_a_clock_that_drifts(monkeypatch):
-    """50 ppm over 20 minutes are 60 ms, with a round trip of 2 ms: that is what `widened` is for."""
+    """50 ppm over 20 minutes are 60 ms, far more than a round trip of 2 ms, so offsets need `widened`."""
     node = DriftingNode(monkeypatch, ppm=50, there_ns=10**6, back_ns=10**6)
     first = measure_by(node.ask)
     node.now_ns += 20 * 60 * 10**9
@@ -104,7 +104,7 @@ def test_first_offset_alone_does_not_cover_a_clock_that_drifts(monkeypatch):
 
 
 def drifting_engines(monkeypatch, lab):
-    """Engines whose hosts' clocks jump ahead by 50 ms after they were measured first."""
+    """Return engines whose hosts' clocks jump ahead by 50 ms after the first measurement."""
     engines = Engines.start(lab, ["host1", "host3"])
     plain = engine_labs.node_ns
     monkeypatch.setattr(engine_labs, "node_ns", lambda: plain() + 50_000_000)
@@ -132,7 +132,7 @@ def test_engines_widen_clocks_ignores_an_answer_of_an_earlier_round(monkeypatch)
 
 
 def test_run_clock_error_holds_the_drift_during_the_run(monkeypatch):
-    """The result of a flow says how wrong its times may be after the hosts' clocks have moved by 50 ms."""
+    """After the hosts' clocks have moved by 50 ms, the result of a flow has an error of at least that."""
     plain = engine_labs.node_ns
 
     def on_start(engine):
@@ -145,7 +145,7 @@ def test_run_clock_error_holds_the_drift_during_the_run(monkeypatch):
 
 
 def test_after_clear_interval_holds_the_error_of_the_target_clock():
-    """The removal is stamped by the clock of the target that the fault was on."""
+    """The removal is stamped with the clock of the fault's target, so its error is part of the interval."""
     run, change = synthetic_run(), msgspec.structs.replace
 
     def off(receipt):

@@ -1,4 +1,4 @@
-"""The table of GPU thresholds: which number of which reading or event watches, drains or returns a GPU."""
+"""The table of GPU thresholds: readings and events for which a GPU is watched, drained or returned to the vendor."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which links are down, by what their ends report."""
+"""Links that are down according to the reports of their ends."""
 
 from __future__ import annotations
 

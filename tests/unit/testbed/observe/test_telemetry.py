@@ -25,15 +25,15 @@ def lab():
 
 
 def test_telemetry_samples_have_times_and_cost(lab, tmp_path):
-    """Every sample within the time that was followed; files that any tool reads."""
+    """Every sample lies within the time that was followed, and the files can be read by any Parquet reader."""
     began_ns = time.monotonic_ns()
     with telemetry.start(lab, every_ms=10) as following:
-        until(lambda: following._data["here"].count >= 2)  # where nothing has moved in between, nobody else is told
+        until(lambda: following._data["here"].count >= 2)  # no listener is called for samples without changes
         recorded = following.stop()
     (machine,) = recorded.machines
     assert machine.samples >= 2
     assert machine.lost is None
-    # At most the share of a CPU that is promised, and what one sample may cost more than that.
+    # At most the promised share of a CPU, plus the cost of one sample.
     assert machine.busy_ns < (time.monotonic_ns() - began_ns) / 10
     assert recorded.samples[0].at_ns >= began_ns - machine.clock_error_ns
     telemetry_file.write(

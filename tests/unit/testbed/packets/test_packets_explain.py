@@ -1,4 +1,4 @@
-"""One frame of a capture in words: every header with its fields, and whether the ICRC is right."""
+"""Explanation of one captured frame: every header with its fields, and whether the ICRC is correct."""
 
 import dataclasses
 import json
@@ -79,7 +79,7 @@ def test_explain_of_a_frame_that_is_not_there_is_refused():
 
 
 def test_explain_of_any_bytes_never_raises_unexpectedly():
-    """Random frames, cut anywhere."""
+    """Random bytes, cut anywhere, are explained or refused."""
     rng = np.random.default_rng(5)
     for size in range(1, 130):
         content = bytearray(bytes(WRITE)[:size])

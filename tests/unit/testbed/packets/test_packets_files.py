@@ -1,4 +1,4 @@
-"""Headers and capture files: scapy's layers completed, and the bulk decoder against scapy."""
+"""Headers and capture files: our scapy layers, and the bulk decoder compared with scapy."""
 
 import struct
 from dataclasses import replace
@@ -105,15 +105,15 @@ def test_decode_returns_every_header_as_sent(packet):
 
 
 def test_opcode_names_match_scapy():
-    """One vocabulary, so that a filter written for one works with the other."""
-    # scapy has no name for reliable datagrams' bare headers that would differ, so all of its table is compared.
+    """Names are the same as scapy's, so that filters work with both."""
+    # No name differs from scapy's, so its whole table is compared.
     assert {code: opcode_name(code) for code in _bth_opcodes} == dict(_bth_opcodes)
 
 
 @settings(max_examples=samples(60), deadline=None)
 @given(sent=st.lists(packets(), min_size=1, max_size=8), kind=st.sampled_from(["pcap", "pcapng"]))
 def test_decode_agrees_with_scapy(sent, kind, tmp_path_factory):
-    """Column by column against scapy, out of a file that scapy wrote."""
+    """The file is written by scapy, and each column is compared with scapy's fields."""
     path = tmp_path_factory.mktemp("capture") / f"some.{kind}"
     writer = PcapWriter(str(path), nano=True) if kind == "pcap" else PcapNgWriter(str(path))
     for index, packet in enumerate(sent):
@@ -143,7 +143,7 @@ def test_decode_agrees_with_scapy(sent, kind, tmp_path_factory):
 
 
 def test_written_pcapng_is_read_back_and_by_scapy(tmp_path):
-    """Times, directions, interface name and lengths of pcapng as we write it."""
+    """Times, directions, interface names and lengths survive in the pcapng files that faultbed writes."""
     frames = go_back_n(count=40, losses={7}).wire.frames()
     path = tmp_path / "a.pcapng"
     write_pcapng(path, frames, comment="rtsw2 says hello")
@@ -160,7 +160,7 @@ def test_written_pcapng_is_read_back_and_by_scapy(tmp_path):
 
 
 def test_pcapng_slice_keeps_the_chosen_frames(tmp_path):
-    """`order` picks frames."""
+    """`order` selects the frames and their order."""
     frames = go_back_n(count=40, losses=set()).wire.frames()
     write_pcapng(tmp_path / "a.pcapng", frames, order=np.array([3, 4, 9]))
     assert read(tmp_path / "a.pcapng").time_ns.tolist() == frames.time_ns[[3, 4, 9]].tolist()
@@ -185,7 +185,7 @@ def test_truncated_capture_returns_its_whole_frames(tmp_path, cut):
     ],
 )
 def test_file_that_is_no_capture_is_refused(tmp_path, content, complaint):
-    """With the file's name."""
+    """The error names the file."""
     path = tmp_path / "x.pcap"
     path.write_bytes(content)
     with pytest.raises(UsageError, match=complaint):
@@ -193,7 +193,7 @@ def test_file_that_is_no_capture_is_refused(tmp_path, content, complaint):
 
 
 def test_decode_leaves_out_packets_that_are_not_roce(tmp_path):
-    """ARP, TCP, other UDP, fragments and cut frames."""
+    """These are ARP, TCP, other UDP, fragments and truncated frames."""
     path = tmp_path / "x.pcap"
     writer = PcapWriter(str(path))
     roce = ETHER / IP() / UDP(sport=50000, dport=4791) / BTH(opcode=4, dqpn=1, psn=1) / Raw(b"12345678")
@@ -254,7 +254,7 @@ def test_pcapng_times_of_any_resolution_are_exact_or_refused(resolution, offset_
         assert read(path).time_ns.tolist() == want
     except UsageError as error:
         assert "63 bits" in str(error)
-        # Refused by the largest time that the upper halves of the tick counts allow.
+        # The time stamp is refused if the upper half of its tick count alone exceeds 63 bits of ns.
         top = max(one | 0xFFFFFFFF for one in ticks) * 10**9 // per_s + offset_s * 10**9
         assert max(abs(top), abs(offset_s * 10**9)) >= 1 << 63
 
@@ -267,7 +267,7 @@ def damaged(tmp_path, content):
 
 
 def test_pcapng_with_a_damaged_length_reports_where_and_has_a_doubt(tmp_path):
-    """In the third of five packets: two are read, and the byte is named."""
+    """The damage is in the third of five packets: two packets are returned, and the doubt names the byte."""
     start, body = section() + interface(), [packet(roce(psn), psn) for psn in range(5)]
     offset = len(start) + 2 * len(body[0])
     for field, value in ((4, 0xFFFFFFFC), (4, 8), (4, 64), (4, 2 * len(body[0])), (20, 5000), (20, 0xFFFFFFFF)):
@@ -294,7 +294,7 @@ def test_pcap_with_a_damaged_length_reports_where_and_has_a_doubt(tmp_path):
 
 @pytest.mark.parametrize("kind", [2, 3, 0x46])
 def test_pcapng_with_unsupported_packet_blocks_is_refused(tmp_path, kind):
-    """Obsolete and simple packet blocks, and what may have been a packet block: not silently left out."""
+    """Obsolete and simple packet blocks, and unknown blocks that may hold packets, must not be left out silently."""
     path = tmp_path / "a.pcapng"
     path.write_bytes(section() + interface() + block(kind, bytes(28)))
     with pytest.raises(UsageError, match=f"of type {kind}"):
@@ -318,7 +318,7 @@ def test_interface_of_another_section_is_refused(tmp_path):
     kind=st.sampled_from(["pcap", "pcapng", "pcapng-be"]),
 )
 def test_reader_of_a_mutated_file_answers_or_refuses(changes, cut, kind, tmp_path_factory):
-    """Any bytes changed, any cut: an analysis or a UsageError, and no more frames than there were."""
+    """With any bytes changed and any cut, the result is an analysis or a UsageError, never more frames than before."""
     path = tmp_path_factory.mktemp("capture") / "a.cap"
     frames = go_back_n(count=12, losses={5}).wire.frames()
     order = ">" if kind == "pcapng-be" else "<"
@@ -338,7 +338,7 @@ def test_reader_of_a_mutated_file_answers_or_refuses(changes, cut, kind, tmp_pat
     except UsageError:
         return
     if cut is not None and not changes:
-        # A cut between two records cannot be seen; every other one is a doubt.
+        # A cut between two records cannot be detected; every other cut is a doubt.
         whole = analyse(read_bytes(path.with_suffix(".whole"), content))
         assert analysis.doubts or analysis.frames < whole.frames
     assert analysis.frames <= len(rows) or kind == "pcap"
@@ -374,7 +374,7 @@ def test_reader_of_one_flipped_bit_in_a_pcapng_length_never_drops_silently(place
 
 @pytest.mark.parametrize("snap", [13, 33, 41, 48, 53, 57, 65])
 def test_frames_cut_before_their_headers_end_are_a_doubt(tmp_path, snap):
-    """A snap length below 70 may hide what the rules are about: the syndrome of a NAK, the length of a READ."""
+    """A snap length below 70 may hide fields that the rules need: the syndrome of a NAK, the length of a READ."""
     frames = go_back_n(count=40, losses={7}).wire.frames(snap=snap)
     assert analyse(frames).doubts
     assert any("cut before" in doubt for doubt in analyse(frames).doubts) or analyse(frames).roce == 0
@@ -495,7 +495,7 @@ def test_packets_behind_several_vlan_tags_are_decoded(tmp_path, tags):
 
 @pytest.mark.parametrize("order", ["<", ">"])
 def test_pcapng_whose_statistics_count_dropped_frames_has_a_doubt(tmp_path, order):
-    """What the capture dropped looks like a packet that its sender skipped, or hides a NAK; totals are not added up."""
+    """A dropped frame looks like a packet that the sender skipped, or hides a NAK. Statistics blocks hold totals."""
 
     def statistics(number, *options):
         body = struct.pack(f"{order}III", number, 0, 0)
@@ -521,7 +521,7 @@ def test_pcapng_whose_statistics_count_dropped_frames_has_a_doubt(tmp_path, orde
 
 
 def test_host_port_with_one_direction_alone_has_a_doubt_beside_a_port_with_both():
-    """Its responses were never looked at, although those of the other port keep all rules."""
+    """The responses of that port were not checked, although those of the other port are correct."""
     both, one = (go_back_n(count=40, losses={7}).wire for _ in range(2))
     one.packets = [packet for packet in one.packets if packet[2] == one.packets[0][2]]
     frames, ports = both.frames(), len(both.packets) + len(one.packets)

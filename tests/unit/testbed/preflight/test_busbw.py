@@ -1,4 +1,4 @@
-"""What nccl-tests prints against a lab's table: read as it is documented, short where it is short, silent elsewhere."""
+"""The output of nccl-tests compared with a lab's table: only rows below the expected busbw are findings."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_busbw_run_is_decoded():
 
 
 def test_busbw_more_than_one_run_is_rejected():
-    """Without MPI, 32 one-rank programs used to count as one run of 32; two runs were both read as the first."""
+    """Without MPI, 32 programs of one rank used to count as a run of 32 ranks, and a second run as the first one."""
     alone = output((GIB, 0, 0, 0)).replace("Rank  1", "Rank  0")
     with pytest.raises(UsageError, match="without MPI"):
         read(alone)

@@ -22,7 +22,7 @@ SOFT = lab_inventory.load(inventories() / "soft.yml")
 
 
 def soft_state(monkeypatch, folder, **set_by_part):
-    """What watchers of a soft lab report; host2's GPU has those registers."""
+    """Return the watchers' reports of a soft lab in which host2's GPU has these registers."""
     monkeypatch.setattr(health, "FOLDER", str(folder))
     healthy = json.dumps(health.look(["gpu0"]))
     for part, values in set_by_part.items():
@@ -60,7 +60,7 @@ def test_gpu_health_breach_names_gpu_counter_threshold_and_remedy(monkeypatch, t
 
 
 def test_gpu_health_of_a_soft_host_comes_from_its_watcher(monkeypatch, tmp_path):
-    """The real watcher over a real folder of cgroups: a GPU that is gone from it is not looked at."""
+    """The real watcher reads a real folder of cgroups, and skips a GPU that is gone from it."""
     for name in ("gpu0", "gpu1"):
         (tmp_path / f"faultbed-{name}.service").mkdir()
     monkeypatch.setattr(counts, "_SLICE", str(tmp_path))

@@ -1,4 +1,4 @@
-"""Preflight: a healthy lab raises nothing, each misconfiguration is found where it is; and which pairs fall out."""
+"""Preflight: a healthy lab has no finding, each misconfiguration is found at its place, and outliers of the burn-in."""
 
 import dataclasses
 import json
@@ -48,7 +48,7 @@ def test_preflight_slow_clock_reading_is_no_skew():
 
 
 def test_preflight_rack_clock_is_read_apart_from_slow_tools(monkeypatch):
-    """A clock 2 s off used to look correct if the tools took 5 s; a skew hidden by SSH's delay is reported as
+    """A clock that is 2 s off used to look correct if the tools took 5 s. A skew within SSH's delay counts as
     unchecked.
     """
     now = [1000.0]
@@ -188,7 +188,7 @@ def test_preflight_truncated_answer_is_rejected(at):
     ],
 )
 def test_preflight_unreadable_section_is_an_error_that_names_it(section, output):
-    """Each used to be a traceback."""
+    """An unreadable section used to end in a traceback."""
     with pytest.raises(LabError, match=f"the answer to '{section}' cannot be parsed"):
         parse(f"@@node host1\n@@{section}\n{output}\n@@end\n")
 
@@ -228,7 +228,7 @@ def test_burnin_pairs_join_different_hosts_in_both_directions():
 
 
 def done_of(pairs, *, dead=()):
-    """What an attempt tells: everything before the first dead pair."""
+    """Return the results of an attempt: those of all pairs before the first dead one."""
     done = {}
     for src, dst, _ in pairs:
         if (src, dst) in dead:
@@ -259,7 +259,7 @@ def test_burnin_stops_after_a_few_dead_pairs_without_blaming_the_rest(monkeypatc
 
 
 def test_burnin_dead_rnic_is_not_tried_with_all_others(monkeypatch):
-    """Each attempt costs half a minute; three used to end the burn-in without a measurement of the other hosts."""
+    """Each dead pair costs half a minute. Three of them used to end the burn-in before other hosts were measured."""
     lab, sick = SimpleNamespace(topology=INVENTORY.topology), "host2:rxe1"
     dead = {x[:2] for x in pairs_of(INVENTORY.topology) if sick in x}
     monkeypatch.setattr(burnin, "_attempt", lambda _lab, left, _shape, _on_event: done_of(left, dead=dead))
@@ -341,7 +341,7 @@ def test_outliers_are_relative_to_the_best_quarter(rates, worse_than):
 
 
 def lab_of(hosts, sick, *, times, both_ways=True):
-    """The pairs of a rack whose host `sick` (None: no one) is so many times slower, as a receiver or both ways."""
+    """Return the pairs of a rack; host `sick` (if any) is this many times slower, as a receiver or both ways."""
     names = [f"h{number}:x" for number in range(hosts)]
     return [
         pair(src=src, dst=dst, goodput_bps=1e11 / (times if dst == sick or (both_ways and src == sick) else 1))
@@ -354,7 +354,7 @@ def lab_of(hosts, sick, *, times, both_ways=True):
 @pytest.mark.parametrize("hosts", [3, 4, 5, 32])
 @pytest.mark.parametrize("times", [1.25, 2.0, 40.0])
 def test_outliers_are_the_pairs_of_one_slow_host_among_few_hosts(hosts, times):
-    """With 3 hosts, two of three pairs include the slow host: the median was slow and no pair was an outlier."""
+    """With 3 hosts, two of three pairs include the slow host, so a median would be slow, and no pair an outlier."""
     outlying = outliers(lab_of(hosts, "h1:x", times=times), worse_than=1.15)
     assert len(outlying) == 2 * (hosts - 1)
     assert all("h1:x" in (one.pair.src, one.pair.dst) for one in outlying)

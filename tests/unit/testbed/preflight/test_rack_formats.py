@@ -1,4 +1,4 @@
-"""What the tools of racks print, as recorded from their documentation and from public logs; and what is wrong in it."""
+"""Rack tools: parsers of their documented and publicly recorded output, and the checks based on them."""
 
 import dataclasses
 import json
@@ -95,7 +95,7 @@ def test_mlxlink_colours_in_pipes_are_ignored():
 
 
 def test_mlxlink_usual_raw_ber_is_no_finding():
-    """Links of 50 Gb/s per lane and more always have errors before FEC."""
+    """Links of 50 Gb/s per lane or more always have bit errors before FEC."""
     assert (
         link_wrong(
             key_values(MLXLINK.replace("Raw Physical BER                   : 15E-255", "Raw Physical BER : 2E-9"))
@@ -135,7 +135,7 @@ def test_mlnx_qos_missing_value_is_neither_right_nor_wrong():
 
 
 def test_mlnx_qos_with_pcp_trust_needs_no_dscp_map():
-    """mlnx_qos prints no map then: every DSCP of the inventory used to be reported as wrong."""
+    """With trust pcp, mlnx_qos prints no map, and every DSCP of the inventory used to be reported as wrong."""
     have = qos("Priority trust state: pcp\n" + MLNX_QOS[MLNX_QOS.index("PFC") :])
     assert qos_wrong(have, trust="pcp", pfc=[3], priority={26: 3}) == []
     assert qos_unreported(have, trust="pcp") == []
@@ -154,7 +154,7 @@ def test_pcie_link_below_its_maximum_is_reported():
 
 
 def change(facts, index, **changed):
-    """Make one GPU of a host another."""
+    """Replace fields of one GPU of a host."""
     decoded = json.loads(facts.raw["gpu"])
     decoded["gpus"][index] |= changed
     facts.raw["gpu"] = json.dumps(decoded)
@@ -245,13 +245,13 @@ def test_rack_checks_find_each_fault_at_its_place(check, where, key, old, new):
         assert old is None or old in state["host2"].raw[key]
         state["host2"].raw[key] = new if old is None else state["host2"].raw[key].replace(old, new)
     actual = {(wrong.check, wrong.where) for wrong in run_checks(RACK, state, RACK_CHECKS)}
-    # What is narrow or old is not the golden configuration either.
+    # A narrow PCIe link and old firmware also differ from the golden configuration.
     assert actual - {("golden", where)} == {(check, where)} - {("golden", where)}
     assert check != "golden" or actual
 
 
 def test_rack_checks_of_a_host_without_tool_output_are_not_passed():
-    """Each check says so without a finding: a host used to be excluded for a tool that was never installed."""
+    """Such checks are listed as not done, without a finding. A missing tool used to exclude the host."""
     state = rack_state() | {"host1": Facts(), "rtsw1": Facts()}
     wrong = {finding.check for finding in run_checks(RACK, state, RACK_CHECKS)}
     unseen = {unchecked.check for unchecked in not_looked(RACK, state, RACK_CHECKS)}
@@ -298,7 +298,7 @@ def test_firmware_two_versions_equally_frequent_blame_no_host():
 
 
 def test_golden_configuration_detects_firmware_that_is_wrong_on_every_rnic():
-    """A majority cannot show it: `firmware` is silent, `golden` names each RNIC."""
+    """Comparing RNICs with each other (`firmware`) shows nothing, but `golden` names each RNIC."""
     state = rack_state()
     for host in RACK.topology.hosts:
         for rnic in host.rnics:
@@ -402,7 +402,7 @@ def test_switch_qos_that_cannot_be_read_is_not_checked():
 
 
 def test_switch_without_any_qos_is_wrong_at_every_port(tmp_path):
-    """ConfigDB then has no such tables and the script prints empty ones; no other table leaves the switch."""
+    """ConfigDB then has no QoS tables and the script prints empty ones. The script prints no other table."""
     state = rack_state()
     tables = {"PORT": {"Ethernet0": {}}, "TACPLUS": {"global": {"passkey": "x"}}}
     state["ctsw1"].raw["configdb"] = configdb_of(tmp_path, tables)
@@ -413,7 +413,7 @@ def test_switch_without_any_qos_is_wrong_at_every_port(tmp_path):
 
 
 def configdb_of(tmp_path, tables):
-    """What the script's own line prints on a switch with this ConfigDB, with a stand-in for sonic-cfggen."""
+    """Return the output of the script's own line for this ConfigDB, with a stand-in for sonic-cfggen."""
     lines = script(RACK, "ctsw1").split("@@raw configdb\n")[1].split("\necho @@")[0]
     tool = tmp_path / "sonic-cfggen"
     tool.write_text(f"#!/bin/sh\necho {shlex.quote(json.dumps(tables))}\n")
@@ -423,7 +423,7 @@ def configdb_of(tmp_path, tables):
 
 
 def test_switch_qos_written_by_the_role_satisfies_the_check(tmp_path):
-    """The role's own ConfigDB is decoded."""
+    """The check decodes the ConfigDB that the role itself writes."""
     import importlib.util
 
     path = shipped.playbooks() / "filter_plugins" / "faultbed_sonic.py"
@@ -439,7 +439,7 @@ def test_switch_qos_written_by_the_role_satisfies_the_check(tmp_path):
 
 
 def test_speed_check_finds_all_links_at_half_speed():
-    """A burn-in has no outlier if all pairs are equally slow."""
+    """A burn-in cannot find this, because it has no outlier if all pairs are equally slow."""
     state = rack_state()
     for facts in state.values():
         for name in [name for name in facts.raw if name.startswith("fec-")]:
@@ -483,7 +483,7 @@ def test_fec_check_of_a_driver_without_counters_is_unknown():
 
 
 def test_mlxlink_errors_from_link_training_are_no_finding():
-    """Both looks have 17 of them; only growth counts, and counters that were cleared in between are no growth."""
+    """Both readings show 17 errors. Only growth counts, and counters that were cleared in between did not grow."""
     assert fec.fec_wrong(fec.read(FIRST), fec.read(LAST)) == []
     assert fec.fec_wrong(fec.read(LAST.replace(": 17", ": 99")), fec.read(LAST)) == []
 
@@ -525,7 +525,7 @@ def test_gpu_check_reports_why_there_are_no_gpus():
 
 
 class Answering:
-    """A rack lab whose machines say what is written down, and whose watchers know their GPUs, or do not answer."""
+    """A rack lab with recorded answers of machines, and of watchers for GPUs; some do not answer."""
 
     inventory_model, topology = RACK, RACK.topology
 
@@ -587,7 +587,7 @@ def test_chrony_offset_is_decoded():
 
 @st.composite
 def spoilt(draw):
-    """Any text, or what a tool prints with a part of it cut out, or another text in its place."""
+    """Return any text, or a tool's output in which a part is cut out or replaced."""
     output = draw(st.sampled_from(["", MLXLINK, MLNX_QOS, gpu_report({}), CHRONY, FIRST]))
     begin = draw(st.integers(0, len(output)))
     return output[:begin] + draw(st.text(max_size=20)) + output[begin + draw(st.integers(0, 20)) :]
@@ -596,7 +596,7 @@ def spoilt(draw):
 @settings(max_examples=samples(500))
 @given(spoilt())
 def test_rack_parsers_accept_any_text(text):
-    """What they cannot read they leave out; of no text do they make an error, or a value that no tool tells."""
+    """Parsers leave out what they cannot read. They never raise, and never invent a value."""
     values = key_values(text)
     assert all(name == name.strip() and value.strip() for name, value in values.items())
     assert link_wrong(values) or link_unreported(values) or values["State"] == "Active"

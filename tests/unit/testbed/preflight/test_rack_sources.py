@@ -1,4 +1,4 @@
-"""Where public sources contradicted the rack's code: each test holds what the source says, and failed before.
+"""Rack code against public sources: each test states what a source says that the code once contradicted.
 
 Sources: mstflint, sonic-swss, sonic-buildimage, sonic-utilities, DMTF's Redfish schema, recorded tool outputs.
 """
@@ -58,7 +58,7 @@ def edit(tools, **fields):
 
 
 def test_rnic_port_down_at_400g_is_armed_by_its_state_line(tools):
-    """mlxlink's physical state is ETH_AN_FSM_ENABLE of a port that is up as of one that is down."""
+    """mlxlink prints the physical state ETH_AN_FSM_ENABLE both for ports that are up and for ports that are down."""
     link = actuator("link.down", "host1:mlx5_0")
     assert not link.prepare()["applied"]
     link.on()
@@ -133,14 +133,14 @@ LINUX_BOX = lab_inventory.load(inventories() / "linux-box.example.yml").topology
         ("mlx5_core", "0000:18:00.1", "False(0)", None),
         ("mlx5_core", "0000:18:00.2", "False(0)", "does not report"),  # no such setting: mlxconfig fails
         ("ice", "0000:18:00.0", "True(1)", None),
-        (None, None, "True(1)", None),  # no device of a bus, as a bridge or a VLAN
+        (None, None, "True(1)", None),  # not a bus device, such as a bridge or a VLAN
     ],
 )
 @pytest.mark.parametrize("kind", ["link.down", "link.flap"])
 def test_linux_switch_port_that_firmware_keeps_up_is_refused(
     tools, tmp_path, monkeypatch, kind, driver, function, keeps, words
 ):
-    """`ip link set down` on such a port changes nothing on the wire."""
+    """If firmware keeps a port up, `ip link set down` changes nothing on the wire."""
     edit(tools, keep_up=keeps)
     port = LINUX_BOX.resolve("box1:ctsw1").port.netdev
     if driver is not None:
@@ -163,7 +163,7 @@ def test_linux_switch_port_that_firmware_keeps_up_is_refused(
 
 
 def test_packet_drop_by_opcode_on_an_asic_is_refused_with_a_linux_switch_instead():
-    """SONiC has a match BTH_OPCODE, and reports of no ASIC whether it has it."""
+    """SONiC has a match BTH_OPCODE, but does not report whether the ASIC supports it."""
     with pytest.raises(Unsupported, match=r"BTH_OPCODE.*target a Linux switch"):
         planned("packet.drop", "host1:mlx5_0", share=1, opcode="ack")
     assert "any opcode" in MECHANISMS["packet.drop"].by
@@ -180,7 +180,7 @@ def test_second_port_of_a_card_uses_its_own_setting():
 
 
 def test_rnic_without_pcie_address_is_refused_with_the_switch_port_instead():
-    """mstflint finds `mlx5_0` or a PCI address; what current hosts call the device it does not know."""
+    """mstflint accepts `mlx5_0` or a PCI address, but not the device names of current hosts."""
     host = RACK.topology.host_by_name["host1"]
     nameless = replace(host.rnics[0], pcie=None)
     hosts = tuple(replace(x, rnics=(nameless, *x.rnics[1:])) if x is host else x for x in RACK.topology.hosts)
@@ -189,7 +189,7 @@ def test_rnic_without_pcie_address_is_refused_with_the_switch_port_instead():
 
 
 def test_inbox_host_with_mstflint_alone_can_take_its_port_down(tools, tmp_path):
-    """The distribution's package has mstlink and mstconfig, but no mlxlink."""
+    """The package of the distribution has mstlink and mstconfig, but no mlxlink."""
     for old, new in (("mlxlink", "mstlink"), ("mlxconfig", "mstconfig")):
         text = (tmp_path / old).read_text().replace('"$0"', f'"$(dirname "$0")/{old}"')
         (tmp_path / new).write_text(text)
@@ -222,7 +222,7 @@ FORBIDDEN = {"pairwise": "itertools.pairwise", "bit_count": "int.bit_count"}
 
 
 def later_than_3_9(path):
-    """What of a module Python 3.9 does not have, as far as its text tells."""
+    """Return the parts of a module's text that Python 3.9 does not support."""
     for node in ast.walk(ast.parse(path.read_text(), feature_version=(3, 9))):
         if isinstance(node, ast.Call):
             name = ast.unparse(node.func)
@@ -249,7 +249,7 @@ def interval(tools):
 
 
 def test_acl_counters_are_polled_every_second_while_any_acl_fault_is_on(tools):
-    """aclorch polls every 10 s: a fault that is shorter would count nothing. The last one that ends restores it."""
+    """aclorch polls every 10 s, so a shorter fault would count nothing. The last ACL fault restores the interval."""
     one, two = actuator("link.oneway", "host1:mlx5_0"), actuator("packet.drop", "host1:mlx5_0", share=1)
     one.prepare()
     one.on()
@@ -271,7 +271,7 @@ def test_acl_of_a_switch_that_does_not_count_acls_is_refused(tools):
 
 
 def test_acl_already_active_is_refused(tools):
-    """`^(None)?$` fitted every answer that ends in a newline."""
+    """`^(None)?$` used to match every answer that ends in a newline."""
     oneway = actuator("link.oneway", "host1:mlx5_0")
     oneway._applied = "^never$"
     oneway.on()
@@ -280,7 +280,7 @@ def test_acl_already_active_is_refused(tools):
 
 
 def test_withdraw_on_sonic_removes_the_line_of_our_own_role(tools):
-    """TSC handles only route-maps named V4 or V6; ours is FAULTBED."""
+    """TSC handles only route-maps named V4 or V6, and the role's route-map is named FAULTBED."""
     withdraw = actuator("switch.withdraw", "rtsw1")
     assert not withdraw.prepare()["applied"]
     withdraw.on()
@@ -294,7 +294,7 @@ def test_withdraw_on_sonic_removes_the_line_of_our_own_role(tools):
 
 
 def test_bgp_kill_holds_and_its_revert_is_not_stopped_by_the_start_limit(tools):
-    """The container would restart by itself after 30 s; and systemd refuses a fourth start within 20 minutes."""
+    """The container restarts by itself after 30 s, and systemd refuses a fourth start within 20 minutes."""
     for starts in (1, 3):
         edit(tools, starts=starts)
         kill = actuator("switch.bgp-kill", "rtsw1")
@@ -335,7 +335,7 @@ def test_link_rate_is_armed_by_the_asics_state_and_not_by_the_configuration(tool
     assert rate.read()["applied"]
     state = json.loads(tools.read_text())
     name = next(key for key in state["CONFIG_DB"] if key.startswith("SCHEDULER|"))
-    del state["CONFIG_DB"][name]  # the port's entry names it, and orchagent has made none
+    del state["CONFIG_DB"][name]  # the port's entry names it, but orchagent has not created it
     edit(tools, **state)
     assert not rate.read()["applied"]
 
@@ -352,7 +352,7 @@ PORTS = {"Ethernet0": ("oid:0x1", ["10", "2", "70", "5", "0", "1"]), "Ethernet8"
 
 
 def redis(path, *, cut=None):
-    """A redis of one connection with SONiC's tables, in RESP2; `cut`: it ends after so many bytes."""
+    """Serve one connection as redis with SONiC's tables (RESP2), and end it after `cut` bytes."""
     server = socket.socket(socket.AF_UNIX)
     server.bind(str(path))
     server.listen()
@@ -443,7 +443,7 @@ def test_buffer_pool_that_does_not_fit_is_reported_before_anything_is_loaded(son
 
 
 def test_preflight_gives_mlxlink_the_pci_address(tmp_path):
-    """A name such as rocep24s0 is none that mstflint finds."""
+    """mstflint does not find names such as rocep24s0."""
     lines = [line for line in collect.script(RACK, "host1").splitlines() if "raw mlxlink" in line]
     assert lines
     assert all("readlink -f" in line and "-d ${at##*/} -c" in line and "mstlink" in line for line in lines)
@@ -563,7 +563,7 @@ def test_pause_groups_are_named_on_the_asics_that_have_such_a_map(sonic_switch, 
 
 @pytest.mark.parametrize("reasons", [0x4, 0x8, 0x20, 0x40, 0x80])
 def test_gpu_already_throttled_is_not_treated_as_locked(tools, reasons):
-    """A power cap below the wanted clock read as a lock that is there, and that is ours."""
+    """If a power cap holds the clock below the requested value, the readback used to show faultbed's own lock."""
     throttle = actuator("gpu.throttle", "host1:gpu0", percent=20)
     edit(tools, reasons=reasons)
     with pytest.raises(Refused, match="not set by faultbed: 'slowed"):

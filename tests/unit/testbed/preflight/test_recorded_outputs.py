@@ -38,7 +38,7 @@ RACK = lab_inventory.load(inventories() / "rack-h100.example.yml").topology
 
 
 def of(tool, *, key=None):
-    """Outputs of a tool; with `key`, those that say that of themselves."""
+    """Return the outputs of a tool; with `key`, only those whose entry has this key."""
     return [each for each in OUTPUTS if each["file"].startswith(f"{tool}/") and (key is None or key in each)]
 
 
@@ -52,7 +52,7 @@ def text_of(one):
 
 @functools.cache
 def role(name):
-    """A role's program, outside of Ansible."""
+    """Import a role's program outside of Ansible."""
     sys.path.insert(0, str(playbooks() / "module_utils"))
     path = playbooks() / f"roles/{name}/files/{name}.py"
     spec = importlib.util.spec_from_file_location(f"recorded_{name}", path)
@@ -113,7 +113,7 @@ def test_lldpctl_outputs_are_decoded(one):
 
 
 def counted(text, rule):
-    """What the holder of an ACL fault would count of that rule; -1: nothing."""
+    """Return the count that the holder of an ACL fault would read for the rule; -1: no count."""
     shot = plan(FaultSpec(kind="link.oneway", target="host1:mlx5_0", for_s=5.0), RACK, lab_kind="rack")
     match = re.search(shot.request["args"]["count"][1].replace("DROP", re.escape(rule)), text, re.MULTILINE)
     return int(match[1]) if match else -1
@@ -200,7 +200,7 @@ def test_rdma_queue_pairs_are_decoded_or_the_fault_is_refused(one):
 
 
 def modes(text):
-    """What the role gpu_host makes of a text."""
+    """Return the modes that the role gpu_host reads in a text."""
     module = role("gpu_host")
     try:
         return dict(module.persistence(text))
@@ -219,7 +219,7 @@ def test_nvidia_smi_persistence_modes_are_decoded(one):
 
 
 def value(name, text):
-    """What a fault of a GPU reads in a text: a value to restore or to compute with; `processes`: that there is none."""
+    """Return the value that a GPU fault reads in a text, to restore it or to compute with it."""
     kind, _, item = name.partition(" ")
     params = {} if kind == "gpu.lost" else {"percent": 20}
     shot = plan(FaultSpec(kind=kind, target="host1:gpu0", for_s=5.0, params=params), RACK, lab_kind="rack")
@@ -271,7 +271,7 @@ def test_parsers_survive_truncated_and_garbled_output(text, start, end, mess, at
         assert "rdma -j link" in str(error)
     with contextlib.suppress(
         ValueError, LookupError, TypeError, AttributeError
-    ):  # those that preflight and bind handle
+    ):  # errors that preflight and bind handle
         collect._read_rdma(collect.Facts(), garbled)
         assert set(map(str, connected_qps(garbled))) <= set(re.findall(r"\d+", garbled))
     try:
@@ -283,7 +283,7 @@ def test_parsers_survive_truncated_and_garbled_output(text, start, end, mess, at
 @settings(deadline=None, max_examples=samples(100))
 @given(data=st.data())
 def test_nccl_tests_truncated_rows_never_give_other_numbers(data):
-    """A row is whole or is no row: what is left of one must not be read as a slower or faster one."""
+    """A truncated row must be ignored, because its numbers would look like a slower or faster result."""
     one = of("nccl-tests", key="busbw")[0]
     text = text_of(one)
     kept = text[: data.draw(st.integers(0, len(text)))]

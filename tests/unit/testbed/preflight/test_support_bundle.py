@@ -1,4 +1,4 @@
-"""A bundle has what the tools print, can be parsed as they are, and tells no secret and no address."""
+"""A support bundle has the tools' output in a form that the parsers accept, without secrets and addresses."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_support_commands_follow_the_machines_role():
 
 
 class Rack:
-    """A rack of which one machine answers."""
+    """A rack in which only one machine answers."""
 
     inventory_model = RACK
 

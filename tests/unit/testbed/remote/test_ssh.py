@@ -1,4 +1,4 @@
-"""Connections to machines by SSH: what is reported of a machine that does not answer."""
+"""SSH connections: the error for a machine that does not answer."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from testbed.remote.ssh import Address, SshConnection
 
 
 def test_connection_to_a_machine_that_cannot_answer_is_not_opened():
-    """QEMU accepts connections of a VM whose kernel has panicked: each used to wait 15 s for a banner."""
+    """QEMU accepts connections for a VM whose kernel has panicked, and each used to wait 15 s for a banner."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(0)
         address = Address(

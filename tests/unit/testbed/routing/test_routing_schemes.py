@@ -1,4 +1,4 @@
-"""Routing schemes: the hash, the paths, what each scheme puts on which link, and the search for conflicts."""
+"""Routing schemes: the hash, the paths, the load of each link by scheme, and the search for conflicts."""
 
 import itertools
 import json
@@ -44,7 +44,7 @@ def all_pairs(ranks):
 
 
 def three_tiers():
-    """Return a topology of two zones: RTSWs r1 to r4, two CTSWs per zone and two ATSWs. Hosts have no links."""
+    """Return a topology with two zones: RTSWs r1 to r4, two CTSWs per zone and two ATSWs. Hosts have no links."""
     switches, links = [], []
 
     def switch(name, role, zone):
@@ -109,7 +109,7 @@ def test_paths_across_zones_go_up_to_the_top_and_down():
 
 
 def test_paths_avoid_a_spine_that_lost_its_downlink():
-    """Without r2:c1, c1 could reach r2 only through another rack switch: r1 must send it nothing for r2."""
+    """Without r2:c1, c1 could reach r2 only through another rack switch, so r1 must not send it packets for r2."""
     paths = ValleyFreePaths(three_tiers(), failed=frozenset({"r2:c1"}))
     assert names(paths.next_hops("r1", "r2")) == ["r1:c2"]
     assert names(paths.next_hops("a1", "r2")) == ["c2:a1"]
@@ -160,7 +160,7 @@ def test_spray_is_even_for_any_placement():
 
 
 def test_e_ecmp_spreads_queue_pairs_that_share_one_source_port():
-    """The source port of all is one: ECMP puts all on one uplink, the hash of the destination queue pair does not."""
+    """All queue pairs have one source port, so ECMP uses one uplink. E-ECMP also hashes the destination queue pair."""
     flows = [flow(dst_qpn=number) for number in range(17, 17 + 256)]
     ecmp = uplink_mmr(LAB, offered_load(Fabric.of(LAB, scheme_named("ecmp")), flows))["rtsw1"]
     by_queue_pair = uplink_mmr(LAB, offered_load(Fabric.of(LAB, scheme_named("e-ecmp")), flows))["rtsw1"]
@@ -303,7 +303,7 @@ def test_flows_with_several_ranks_per_rnic_follow_the_repeated_order():
 
 
 def test_prediction_with_several_ranks_per_rnic_has_their_flows_and_none_inside_an_rnic():
-    """Ranks on one RNIC load no link, so a static scheme keeps its ratios; more flows make hashed ones more even."""
+    """Ranks of one RNIC load no link, so static schemes keep their ratios; more flows make hashed ones more even."""
     traffic, many = one_collective(), one_collective(ranks_per_rnic=4)
     static = {"static-parity": Routing()}
     assert predict(LAB, REPLACED, many, static) == predict(LAB, REPLACED, traffic, static)
@@ -320,7 +320,7 @@ def test_prediction_of_a_ring_with_several_ranks_per_rnic_includes_all_ranks():
 
 
 def test_flows_of_a_grid_match_what_the_job_sends():
-    """The other way to the same bytes: the programs that the ranks of such a job run, on the lab's inventory."""
+    """The flows are compared with the programs that the job's ranks really run on the lab's inventory."""
     phases = (
         JobPhase(along="dp", collective="all-reduce", size_bytes=1 << 20),
         JobPhase(along="tp", collective="all-to-all", size_bytes=1 << 16),
@@ -343,7 +343,7 @@ def test_flows_of_a_grid_match_what_the_job_sends():
 
 
 def test_groups_that_cross_racks_conflict_and_groups_inside_a_rack_do_not():
-    """Hosts 1 and 2 are one rack: a tensor-parallel group there sends nothing up."""
+    """Hosts 1 and 2 share a rack, so a tensor-parallel group on them sends nothing up."""
     ranks = [word for number in (1, 2, 3, 5) for word in ("--rank", f"host{number}")]
 
     def answer(*phases):
@@ -374,7 +374,7 @@ def test_routing_predict_prints_the_conflict_of_the_seed():
 
 
 def test_routing_predict_draws_the_spines_choice_apart_from_that_of_the_racks():
-    """Each tier of this lab has a hash seed of its own, so a spine's flows go on over both of its uplinks."""
+    """Each tier has its own hash seed, so a spine spreads its flows over both of its uplinks."""
     words = ("predict", "--scheme", "ecmp", "--scheme", "e-ecmp", "--draws", "100", "--json")
     done = CliRunner().invoke(cli, ["--lab", "soft-zones", "routing", *words], standalone_mode=False)
     by_tuple, by_queue_pair = (scheme["uplinks"]["ctsw1"] for scheme in json.loads(done.output))
@@ -425,7 +425,7 @@ def test_routing_weight_that_is_no_number_is_a_usage_error():
 
 
 def test_conflicts_write_the_experiment_that_reproduces_the_worst_placement(tmp_path):
-    """Read as an experiment and held against the lab, its bounds are around what was computed for its ranks."""
+    """The written file is a valid experiment on the lab, and its bounds enclose the values computed for its ranks."""
     path = tmp_path / "worst.toml"
     words = ["conflicts", *(word for number in (1, 2, 3, 4) for word in ("--rank", f"host{number}"))]
     done = CliRunner().invoke(cli, ["--lab", "soft-3rack", "routing", *words, "--write", str(path)])

@@ -1,4 +1,4 @@
-"""What switches need for each routing scheme: tables, rules and marks, worked out for the lab of three racks."""
+"""Tables, rules and marks of switches for each routing scheme, worked out by hand for the lab of three racks."""
 
 import pytest
 

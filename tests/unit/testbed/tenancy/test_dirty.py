@@ -1,4 +1,4 @@
-"""A lab that is not as it was refuses work until it has been healed."""
+"""A DIRTY lab refuses work until it is healed or reset."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ def lab_that_looks(monkeypatch, folder, now):
 
 
 def test_dirty_unmarked_lab_accepts_work(tmp_path):
-    """Nothing is marked, nothing is refused."""
     dirty.refuse(tmp_path, "soft")
     assert not dirty.is_marked(tmp_path)
 
 
 def test_dirty_marked_lab_refuses_work_with_the_remedy(tmp_path):
-    """One sentence has the first reason, the number of others, and both remedies; exit code 5."""
+    """The error has the first reason, the number of others, and both remedies; the exit code is 5."""
     dirty.mark(tmp_path, ["rtsw1: link ctsw1 was UP, is down", "host1: unit x is new"], BEFORE)
     with pytest.raises(DirtyLab) as caught:
         dirty.refuse(tmp_path, "soft")
@@ -47,7 +46,7 @@ def test_dirty_mark_ends_when_the_lab_looks_as_before(tmp_path, monkeypatch):
 
 
 def test_dirty_lab_whose_state_cannot_be_read_is_not_changed(tmp_path, monkeypatch):
-    """Unknown before and unknown after must not be equal: the command is refused before it begins."""
+    """Two unknown states must not count as equal, so the command is refused before it begins."""
     unread = Fingerprint(nodes={"rtsw1": {"config_db": "unknown: sonic-cfggen ended with 1"}})
     assert fingerprint.diff(unread, unread) == ["rtsw1: config_db is unknown: sonic-cfggen ended with 1"]
     with pytest.raises(LabError, match=r"config_db is unknown.*nothing was changed"):
@@ -56,7 +55,7 @@ def test_dirty_lab_whose_state_cannot_be_read_is_not_changed(tmp_path, monkeypat
 
 
 def test_dirty_first_mark_is_kept(tmp_path, monkeypatch):
-    """The lab must look as it did before the first fault."""
+    """The first mark holds the lab's state before the first fault, to which heal must return."""
     dirty.mark(tmp_path, ["first"], BEFORE)
     dirty.mark(tmp_path, ["second"], AFTER)
     assert dirty.settle(lab_that_looks(monkeypatch, tmp_path, AFTER)) != []

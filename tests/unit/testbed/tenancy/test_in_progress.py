@@ -1,4 +1,4 @@
-"""A command that changes a lab is marked before its first change; what a killed one leaves is found, and only that."""
+"""Commands mark a lab before their first change, so that leftovers of a killed command, and only those, are found."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def lab(tmp_path, monkeypatch):
     monkeypatch.setattr(fingerprint, "capture", fingerprint.capture)
     monkeypatch.setattr(fingerprint, "SETTLE_S", 0.0)
     monkeypatch.setattr(fingerprint.settle, "__kwdefaults__", {"within_s": 0.0})
-    # No lease of a fault runs here: a comparison waits for none, unless a test says so.
+    # No fault's lease runs here, so a comparison need not wait, unless a test sets a lease.
     monkeypatch.setattr(dirty.begin, "__kwdefaults__", dirty.begin.__kwdefaults__ | {"lease_s": 0.0})
     return lab_at(tmp_path)
 
 
 @pytest.fixture
 def command(tmp_path):
-    """Processes that work on the lab; what is left of them is killed."""
+    """Start commands that work on the lab; the fixture ends those that still run."""
     with contextlib.ExitStack() as stack:
 
         def start(why):
@@ -108,7 +108,7 @@ def test_admit_after_a_kill_that_left_nothing_lets_work_go_on(lab, tmp_path, com
 
 
 def test_begin_after_a_kill_that_left_something_refuses_and_marks_dirty(lab, tmp_path, command):
-    """What a killed run leaves is never the `before` of the next one."""
+    """The leftovers of a killed run never become part of the next run's baseline."""
     command("run demo").kill()
     change(tmp_path, "host1", "DOWN")
     with pytest.raises(DirtyLab, match=r"`run demo` \(process \d+\) was killed; host1: link be0 was UP, is DOWN"):
@@ -120,7 +120,7 @@ def test_begin_after_a_kill_that_left_something_refuses_and_marks_dirty(lab, tmp
 
 
 def test_begin_after_a_kill_waits_until_the_leases_have_run_out(lab, tmp_path, command, monkeypatch):
-    """The target reverts by itself within its lease: a lab that is just about to is no DIRTY one."""
+    """The target reverts by itself within its lease, so the comparison waits for that before it marks the lab DIRTY."""
     command("run demo").kill()
     (mark,) = in_progress.dead(tmp_path)
     mark.path.write_text(json.dumps({**json.loads(mark.path.read_text()), "lease_s": 60.0}))
@@ -151,7 +151,8 @@ def test_reset_removes_marks_of_dead_commands_only(lab, tmp_path, command):
 
 @pytest.mark.parametrize("first", ["A", "B"])
 def test_commands_that_overlap_leave_the_comparison_to_the_last(lab, tmp_path, command, first):
-    """A's fault is on when B begins: neither takes the other's fault for normal, or for dirt of its own."""
+    """A's fault is active when B begins. Neither may take the other's fault for the baseline or for its own
+    leftover."""
     a = command("inject A")
     change(tmp_path, "host1", "DOWN by A")
     b = command("inject B")
@@ -212,7 +213,7 @@ def test_begin_without_room_for_the_mark_changes_nothing(lab, tmp_path, monkeypa
 
 
 def test_end_without_room_for_the_dirty_mark_is_dirty_and_reports_it(lab, tmp_path, monkeypatch):
-    """The progress mark on disk becomes the dirty mark, so heal still knows how the lab looked before."""
+    """Without room for a new file, the progress mark becomes the dirty mark, so heal still knows the earlier state."""
     work = dirty.begin(lab, "run demo")
     change(tmp_path, "host1", "DOWN")
     with monkeypatch.context() as patch:
@@ -227,7 +228,7 @@ def test_end_without_room_for_the_dirty_mark_is_dirty_and_reports_it(lab, tmp_pa
 
 @pytest.mark.parametrize("why", ["full disk", "mark of another command"])
 def test_session_whose_lab_cannot_be_marked_dirty_keeps_its_running_mark(lab, tmp_path, monkeypatch, why):
-    """The session's mark used to be removed at its end, and with it all knowledge of what a test had left."""
+    """If the session's mark were removed, all knowledge of a test's leftovers would be lost."""
     keeper = SessionLab(lab=lab, work_mark=dirty.begin(lab, "pytest"))
     change(tmp_path, "host1", "DOWN")
     if why == "full disk":
@@ -242,7 +243,7 @@ def test_session_whose_lab_cannot_be_marked_dirty_keeps_its_running_mark(lab, tm
 
 
 def test_killed_commands_leftovers_survive_a_dirty_mark_by_another_command(lab, tmp_path, command, monkeypatch):
-    """The comparison waits for leases; a command on another part of a rack may end DIRTY in that time."""
+    """While the comparison waits for leases, a command on another part of the rack may end DIRTY."""
     command("inject A").kill()
     change(tmp_path, "host1", "DOWN")
     settle = fingerprint.settle
@@ -261,7 +262,7 @@ def test_killed_commands_leftovers_survive_a_dirty_mark_by_another_command(lab, 
 
 
 def test_end_is_clean_and_reports_a_mark_that_cannot_be_removed(lab, tmp_path, monkeypatch):
-    """The file system has become read-only; the lab was compared and is unchanged."""
+    """The mark cannot be removed because the file system is read-only, but the lab was compared and is unchanged."""
 
     def read_only(*_, **__):
         raise OSError(errno.EROFS, "Read-only file system", "there")
@@ -286,7 +287,7 @@ def test_progress_mark_that_cannot_be_read_makes_the_lab_dirty(lab, tmp_path):
 
 
 def test_two_dirty_commands_are_both_compared_by_heal(lab, tmp_path):
-    """The second mark is not lost behind the first: on a rack it may cover other hosts."""
+    """The second mark must not be lost, because on a rack it may cover other hosts."""
     work = dirty.begin(lab, "inject here")
     dirty.mark(tmp_path, ["host2: x"], Fingerprint(nodes={"host2": CLEAN["host2"]}, covers=("host2",)))
     change(tmp_path, "host1", "DOWN")
@@ -297,7 +298,7 @@ def test_two_dirty_commands_are_both_compared_by_heal(lab, tmp_path):
 
 
 def test_begin_excludes_the_fault_of_a_command_killed_meanwhile_from_the_baseline(lab, tmp_path, command, monkeypatch):
-    """The target reverts later: a baseline taken during the fault would then differ for ever."""
+    """The target reverts later, so a baseline taken during the fault would differ for ever."""
     a = command("inject A")
     change(tmp_path, "host1", "DOWN by A")
     look = fingerprint.capture
@@ -317,7 +318,7 @@ def test_begin_excludes_the_fault_of_a_command_killed_meanwhile_from_the_baselin
 
 
 def test_begin_excludes_the_fault_of_a_dead_uncompared_command_from_the_baseline(lab, tmp_path, command, monkeypatch):
-    """A live command on a part of the same lab prevents the comparison; the dead one's lease may still run."""
+    """A live command on another part of the lab prevents the comparison, and the dead one's lease may still run."""
     monkeypatch.setattr(fingerprint, "part", lambda nodes, _, covers: {n: f for n, f in nodes.items() if n in covers})
     (tmp_path / "working").mkdir()
     both = Fingerprint(nodes=CLEAN, covers=("host1", "host2"))
@@ -334,7 +335,7 @@ def test_begin_excludes_the_fault_of_a_dead_uncompared_command_from_the_baseline
 
 
 def test_two_simultaneous_dirty_marks_are_both_compared_by_heal(lab, tmp_path, monkeypatch):
-    """The second mark is written during the first: neither may replace the other."""
+    """The marks are written at the same time, and neither may replace the other."""
     work = dirty.begin(lab, "inject here")
     change(tmp_path, "host1", "DOWN")
     write_new, others = durable.write_new, [Fingerprint(nodes={"host2": CLEAN["host2"]}, covers=("host2",))]
@@ -363,7 +364,7 @@ def test_two_simultaneous_dirty_marks_are_both_compared_by_heal(lab, tmp_path, m
     ],
 )  # fmt: skip
 def test_marks_of_a_different_version_are_reported_and_never_count_as_clean(lab, tmp_path, strange):
-    """With fields of other types the lab is unknown; what they do say is compared."""
+    """If fields have other types, the lab's state is unknown; valid parts are still compared."""
     (tmp_path / "working").mkdir()
     (tmp_path / "working" / "1-1.json").write_text(json.dumps(strange))
     change(tmp_path, "host1", "DOWN")
@@ -376,7 +377,7 @@ def test_marks_of_a_different_version_are_reported_and_never_count_as_clean(lab,
 
 
 def test_command_in_a_different_container_with_our_process_id_is_distinct(lab, tmp_path):
-    """Process ids repeat there: its fault is not taken for normal, and its mark is not overwritten."""
+    """Another container may use the same process id. Its fault is no part of the baseline, and its mark stays."""
     theirs = dirty.begin(lab, "inject there")
     decoded = json.loads(theirs.mark.path.read_text())
     theirs.mark.path.write_text(json.dumps({**decoded, "started": decoded["started"] + 1}))
@@ -392,7 +393,7 @@ def test_command_in_a_different_container_with_our_process_id_is_distinct(lab, t
 
 
 def test_marks_of_two_processes_with_one_id_have_two_files(tmp_path):
-    """Two containers may share the folder; each counts its own marks from the beginning."""
+    """Two containers may share the state folder, and each numbers its marks from the beginning."""
     code = (
         "import os, pathlib, sys; os.getpid = lambda: 7\n"
         "from testbed.observe import fingerprint\nfrom testbed.tenancy import in_progress\n"

@@ -1,4 +1,4 @@
-"""Traffic that another command begins while a fault by hand is on is no dirt of that fault."""
+"""Traffic that another command starts during a manual fault is not a leftover of that fault."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ with hold(SOFT, ["host1"], why="traffic flow", mode="shared"):
 
 @pytest.fixture
 def left(monkeypatch):
-    """Differences of a lab with `held_by_others` at work that looks as `nodes` after it was quiet."""
+    """Return the differences of a quiet lab that now looks like `nodes`, while commands `held_by_others` run."""
     monkeypatch.setattr(fingerprint, "SETTLE_S", 0.0)
 
     def compare(nodes, held_by_others):
@@ -42,7 +42,7 @@ def left(monkeypatch):
 
 
 def test_traffic_of_a_live_command_is_no_leftover(left):
-    """`inject` for ten seconds, and a flow in another shell from the third one on: the lab was called DIRTY."""
+    """A flow in another shell began during an `inject` and outlasted it. The lab used to be called DIRTY."""
     assert left({"host1": {**QUIET.nodes["host1"], **TRAFFIC}}, ("host1",)) == []
     assert left({"host1": {**QUIET.nodes["host1"], **TRAFFIC}}, ("*",)) == []
 
@@ -53,7 +53,7 @@ def test_traffic_without_a_live_owner_is_a_leftover(left):
 
 
 def test_leftovers_beside_traffic_of_other_users_are_reported(left):
-    """A port that is down, a CPU hog and a holder are not made by traffic."""
+    """Traffic does not explain a port that is down, a CPU hog or a holder."""
     actual = {"link be0": "DOWN", "program inject.node.holder": "1 running", "hogs": "2", **TRAFFIC}
     assert [line.split(" ")[1] for line in left({"host1": actual}, ("*",))] == ["hogs", "link", "program"]
 

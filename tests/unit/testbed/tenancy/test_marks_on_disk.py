@@ -32,7 +32,7 @@ BEFORE = Fingerprint(nodes={"host1": {"link be0": "UP"}})
 
 @pytest.fixture
 def synced(monkeypatch):
-    """What was synced, in order: files and folders."""
+    """Return the files and folders that were synced, in order."""
     done, sync = [], os.fsync
     monkeypatch.setattr(os, "fsync", lambda fd: (done.append(stat.S_IFMT(os.fstat(fd).st_mode)), sync(fd)))
     return done
@@ -51,7 +51,7 @@ def test_progress_mark_is_synced_with_its_folder(tmp_path, synced):
 
 
 def test_mark_whose_folder_cannot_be_synced_is_removed(tmp_path, monkeypatch):
-    """Nothing may be changed then, so no mark is left for a later command to compare."""
+    """The command may then change nothing, so no mark may stay for a later command to compare."""
 
     def fail(_):
         raise OSError(5, "Input/output error")
@@ -106,7 +106,8 @@ def test_change_that_fails_leaves_a_mark_if_leftovers_are_possible(tmp_path, err
 
 @pytest.mark.parametrize("error", [None, LabError("no")])
 def test_change_keeps_a_mark_written_meanwhile_by_another_command(tmp_path, error):
-    """`reset` removed the mark of a slow `heal`, a run ended DIRTY, and the end of that `heal` called the lab clean."""
+    """`reset` removed the mark of a slow `heal`, and a run ended DIRTY. The end of that `heal` then marked the lab
+    clean."""
     with contextlib.suppress(LabError), dirty.changing(tmp_path, "heal"):
         dirty.clean(tmp_path)
         dirty.mark(tmp_path, ["host1: link be0 was UP, is DOWN"], BEFORE)
@@ -117,7 +118,7 @@ def test_change_keeps_a_mark_written_meanwhile_by_another_command(tmp_path, erro
 
 @pytest.fixture
 def healing(tmp_path, monkeypatch):
-    """`faultbed heal` on a soft lab whose machines are not there."""
+    """Run `faultbed heal` on a soft lab without machines."""
     monkeypatch.setenv("FAULTBED_HOME", str(tmp_path))
     folder = lab_dir("soft")
     folder.mkdir(parents=True)
@@ -179,7 +180,7 @@ def test_interrupted_provision_leaves_the_rack_dirty_until_repeated(rack, monkey
 
 
 def test_failed_provision_leaves_the_rack_dirty_until_repeated_or_torn_down(rack, monkeypatch):
-    """Some machines may be changed, and the next run used to take their state as the baseline."""
+    """Some machines may have changed, and the next run used to take their state as the baseline."""
     calls = []
 
     def fails(*_, **__):

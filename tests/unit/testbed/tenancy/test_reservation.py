@@ -1,4 +1,4 @@
-"""Reservations: one rule of conflict, a book that several users change without a server, and never two holders."""
+"""Reservations: the conflict rule, a store that several users change without a server, and never two owners."""
 
 import json
 import os
@@ -83,7 +83,7 @@ UPLINKS = {"rtsw1": frozenset({"rtsw1:ctsw1", "rtsw1:ctsw2"}), "rtsw2": frozense
     ],
 )
 def test_claims_that_together_leave_a_rack_no_uplink_conflict(first, second):
-    """Each fault leaves its rack an uplink; both together leave none."""
+    """Each fault alone leaves its rack an uplink, but both together leave none."""
     book = reserve((), first, now_s=0, never_all=UPLINKS)
     with pytest.raises(Reserved, match=r"the other uplinks of rtsw[12] may be down \(ada@x, w"):
         reserve(book, second, now_s=0, never_all=UPLINKS)
@@ -102,12 +102,12 @@ def test_claims_that_together_leave_a_rack_no_uplink_conflict(first, second):
     ],
 )
 def test_claims_that_leave_each_rack_an_uplink_coexist(first, second):
-    """A booking by itself hurts nothing; what one claim holds all of is for the policy of faults to judge."""
+    """A booking by itself cuts no uplink. If a single claim has all uplinks of a rack, the policy of faults decides."""
     assert reserve(reserve((), first, now_s=0, never_all=UPLINKS), second, now_s=0, never_all=UPLINKS)
 
 
 def test_claim_of_a_racks_last_uplink_is_refused(monkeypatch, tmp_path):
-    """`hold` checks the stored book; a soft lab belongs to its user alone."""
+    """`hold` checks the stored reservations. A soft lab has a single user, so the rule does not apply there."""
     rack = inventory_module.load(shipped.inventories() / "rack-h100.example.yml")
     store = local_store(tmp_path, lab=rack.name)
     monkeypatch.setattr(lease_module, "store_of", lambda _inventory: store)
@@ -131,7 +131,7 @@ def test_store_on_a_disk_that_hangs_is_an_error_that_says_so(tmp_path, monkeypat
 
 
 def test_dirty_part_of_a_rack_stays_reserved_until_healed(monkeypatch, tmp_path):
-    """The mark is on its owner's machine; other users learn of it when they request the lab."""
+    """The dirty mark is on its owner's machine, so only the reservation can refuse other users."""
     rack = inventory_module.load(shipped.inventories() / "rack-h100.example.yml")
     store, homes = local_store(tmp_path, lab=rack.name), {name: tmp_path / name for name in ("ada", "bob")}
     monkeypatch.setattr(lease_module, "store_of", lambda _inventory: store)
@@ -146,11 +146,11 @@ def test_dirty_part_of_a_rack_stays_reserved_until_healed(monkeypatch, tmp_path)
         working("bob", "host1").__enter__()
     with working("bob", "host2"):
         pass
-    with working("ada"), pytest.raises(Reserved):  # preflight, say: the whole lab, which is no dirtier for it
+    with working("ada"), pytest.raises(Reserved):  # for example preflight, which uses the whole lab and leaves it clean
         working("bob", "host2").__enter__()
     with working("bob", "host2"):
         pass
-    with working("ada", "host1"):  # heal, which found nothing any more
+    with working("ada", "host1"):  # heal, which finds no difference any more
         dirty.clean(lab_dir(rack.name))
     with working("bob", "host1"):
         pass
@@ -221,7 +221,7 @@ print(got)
 
 @pytest.mark.process
 def test_real_processes_on_a_real_file_exclude_each_other(tmp_path):
-    """The shell scripts, not the model: several processes at once, a directory as the witness."""
+    """The real shell scripts run in several processes at once; creating a directory detects two owners."""
     argv = [sys.executable, "-c", _HAMMER, str(tmp_path)]
     running = [
         subprocess.Popen([*argv, f"user{number}", "5"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -266,7 +266,7 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture
 def other_user(home, monkeypatch):
-    """Become another user of the same lab."""
+    """Act as another user of the same lab."""
 
     def become(name):
         monkeypatch.setattr(lease_module, "owner", lambda: name)
@@ -318,7 +318,7 @@ def test_lease_that_was_removed_raises_reservation_lost(home):
 
 
 def test_lease_that_another_user_took_over_after_the_last_refresh_is_reported_at_the_end(home, other_user):
-    """The process was stopped (SIGSTOP, or a laptop's sleep) after its last refresh, for longer than the lease."""
+    """After its last refresh, the process was stopped (SIGSTOP, or suspend) for longer than the lease."""
     with (
         pytest.raises(ReservationLost, match="not refreshed in time"),
         hold(INVENTORY, ["host1"], why="x", mode="exclusive") as mine,
@@ -335,7 +335,7 @@ def test_store_whose_machine_tells_no_time_is_an_error():
 
 
 def test_lease_interrupted_during_acquisition_does_not_block_the_owner(tmp_path, monkeypatch):
-    """The write succeeds but its answer is lost: the next attempt must not wait for its own lease."""
+    """The write succeeds, but its reply is lost. The next attempt must not wait for the owner's own lease."""
     store = local_store(tmp_path, lab="x")
     real, cuts = store.shell, []
 
@@ -424,7 +424,7 @@ def test_reserve_status_and_release_commands_work_together(faultbed, home, other
         assert "incast study" in refused.stderr
         assert len(refused.stderr.strip().splitlines()) == 1
     assert "nothing was reserved by you" in faultbed("release").stderr
-    assert "nothing was reserved by you" in faultbed("release", "--force", "host2").stderr  # spares what is beside it
+    assert "nothing was reserved by you" in faultbed("release", "--force", "host2").stderr  # does not release host1
     assert "faultbed release --force host1" in refused.stderr
     assert "incast study" in faultbed("release", "--force", "host1").stderr
     (line,) = json.loads(faultbed("audit", "--json").stdout)

@@ -1,7 +1,7 @@
-"""Never two holders: the code that reserves, in ten thousand interleavings of killed, sleeping and overtaken users.
+"""Never two owners: the reservation code in ten thousand interleavings of killed, sleeping and overtaken users.
 
-Then the two scripts themselves, which the model's jump host does step by step: killed at each of their commands, cut
-off in the middle of their input, and beside the model with the same questions.
+Then the two real scripts, which the model's jump host simulates: killed at each of their commands, with truncated
+input, and compared with the model on the same requests.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ def test_no_interleaving_has_two_holders(worlds):
         acquired += sum(user.got for user in done.users)
         lost += sum(user.lost for user in done.users)
         boots += done.jump.boots - 1
-    # They did get what they asked for, and did lose it, and the jump host did lose its power.
+    # The simulation did acquire and lose reservations, and the jump host did lose power.
     assert acquired > worlds / 2
     assert lost > worlds / 10
     assert boots > worlds
@@ -49,7 +49,7 @@ def test_no_interleaving_has_two_holders(worlds):
 @pytest.mark.usefixtures("world")
 @pytest.mark.parametrize("broken", some_of(["lock", "digest", "torn", "clock", "sleep", "sync", "dead"], 4))
 def test_model_each_exclusion_mechanism_is_needed(broken):
-    """With any one of them removed, some interleaving has two holders. Two of them are first seen after seed 200."""
+    """Without any one of the mechanisms, some interleaving has two owners. Two of these first appear after seed 200."""
     assert any(World(seed, broken).run(100).doubles for seed in range(200, 3_000))
 
 
@@ -61,7 +61,8 @@ def test_model_conflict_rule_is_needed(monkeypatch):
 
 @pytest.mark.usefixtures("world")
 def test_model_safety_margin_of_the_lease_is_needed(monkeypatch):
-    """One interleaving in six hundred shows it. The search begins shortly before the first of them."""
+    """Without the margin, one interleaving in six hundred has two owners. The search begins shortly before one of
+    them."""
     monkeypatch.setattr(lab_lease, "_SURE", 1.0)
     assert any(World(seed).run(100).doubles for seed in range(590, 3_000))
 
@@ -141,11 +142,11 @@ def test_store_write_that_hangs_does_not_block_others(tmp_path):
     store = local_store(tmp_path, lab="x")
     reading = store.read()
     argv = ["sh", "-c", _WRITE, "write", store.folder, "x", reading.digest, "0" * 64]
-    asleep = subprocess.Popen(argv, stdin=subprocess.PIPE)  # its stdin stays open: a laptop that was closed
+    asleep = subprocess.Popen(argv, stdin=subprocess.PIPE)  # its stdin stays open, as when a laptop is suspended
     try:
         began = time.monotonic()
         assert store.write((entry("mine"),), after=reading)
-        assert time.monotonic() - began < 15  # not by waiting for the lock, which takes 20 s
+        assert time.monotonic() - began < 15  # the refusal does not come from waiting for the lock, which takes 20 s
         assert asleep.poll() is None
     finally:
         asleep.send_signal(signal.SIGKILL)
@@ -156,7 +157,7 @@ def test_store_unreadable_book_is_not_an_empty_one(tmp_path):
     store = local_store(tmp_path, lab="x")
     empty = store.read()
     book = tmp_path / "reservations" / "x.json"
-    book.mkdir(parents=True)  # for root, too, a file that is there and gives an error
+    book.mkdir(parents=True)  # reading this existing file is an error even for root
     with pytest.raises(LabError, match="cannot be read"):
         store.read()
     with pytest.raises(LabError, match="cannot be written"):
