@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.analysis.timeline import Baseline, Impact, finished_iterations
+from harness.analysis.timeline import Baseline, Impact, finished_iterations, iterations_done
 from harness.confidence import LEVEL, Interval, mean_interval, noise_of, student
 from harness.record.measurements import Measurements
 
@@ -119,7 +119,9 @@ def ettr(run: Measurements, base: Baseline | None, impacts: Iterable[Impact], *,
     lengths = np.diff(np.append(begins, end_ns))
     # A loss may have another cause than an injected fault, and the iteration before it lasts until the restart.
     losses_ns = [restart.progress_ns for restart in run.resilience.restarts] if run.resilience is not None else []
-    healthy = begins + lengths <= min([first_fault_ns, *losses_ns])
+    indices = np.array([step.index for step in ordered[0]])
+    is_followed = np.diff(indices, append=indices[-1] + 1) == 1  # otherwise the record of the next one is lost
+    healthy = (begins + lengths <= min([first_fault_ns, *losses_ns])) & is_followed
     if int(healthy.sum()) < _ENOUGH:
         return None
     alone = (lengths - storage)[healthy].astype(np.float64)
@@ -128,7 +130,7 @@ def ettr(run: Measurements, base: Baseline | None, impacts: Iterable[Impact], *,
     formula = _formula(run, wall_ns=wall_ns, alone=alone, later=count - len(alone), storage_ns=waits_ns)
     lost_ns = 0.0 if base is None else sum(impact.lost_bytes / base.mean * 1e9 for impact in impacts)
     return Ettr(
-        iterations=count,
+        iterations=iterations_done(run.series),
         healthy_ns=alone_ns,
         wall_ns=wall_ns,
         lost_ns=lost_ns,

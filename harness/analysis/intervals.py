@@ -112,13 +112,15 @@ def _shares(ranks: Sequence[RankSeries], level: float) -> dict[str, Interval | N
 def _jct(run: Measurements, impacts: Mapping[str, timeline.Impact], level: float) -> Interval | None:
     if run.twin is None:
         return None
-    count = min(timeline.finished_iterations(run.series), timeline.finished_iterations(run.twin))
-    times = iteration_times(run.series, count, timeline.job_start_ns(run))
+    series, twin = timeline.paired(run.series, run.twin)
+    count = min(timeline.finished_iterations(series), timeline.finished_iterations(twin))
+    times = iteration_times(series, count, timeline.job_start_ns(run))
     if count == 0 or not (times > 0).all():
         return None
     touched = disturbed(run, impacts, times)
     before = int(np.argmax(touched)) if touched.any() else count
-    return confidence.total_ratio(times, iteration_times(run.twin, count), quiet=~touched, before=before, level=level)
+    twin_times = iteration_times(twin, count, timeline.first_start_ns(run.twin))
+    return confidence.total_ratio(times, twin_times, quiet=~touched, before=before, level=level)
 
 
 def disturbed(

@@ -75,7 +75,7 @@ def plain(run: Measurements) -> dict[str, Observation]:
         wrong = max(wrong, run.resilience.wrong_elements)
     return {
         "wrong_elements": _wrong_elements(run, wrong, iterations),
-        "iterations": Observation(value=iterations, detail=f"finished by all {len(run.series)} ranks"),
+        "iterations": Observation(value=_finished(run, iterations), detail=f"finished by all {len(run.series)} ranks"),
         "kernel.errors": _kernel(run),
         "ingest.wait": _longest([step.ingest_ns for rank in run.series for step in rank.iterations], "data"),
         "checkpoint.wait": _longest(
@@ -87,6 +87,16 @@ def plain(run: Measurements) -> dict[str, Observation]:
         "qp_errors": Observation(value=run.qp_errors, detail="completions with an error status, by the engine"),
         "rebuilds": Observation(value=run.rebuilds, detail="queue pairs connected again, as the engine reports"),
     }
+
+
+def _finished(run: Measurements, recorded: int) -> int:
+    """Return how many iterations all ranks finished. A host that is lost may take the record of its last one along."""
+    if run.resilience is None or not recorded:
+        return recorded
+    last = min(max(step.index for step in rank.iterations) for rank in run.series)
+    states = {state.rank: state.iterations for state in run.resilience.states}
+    ended = min(states.values()) if states.keys() >= {rank.rank for rank in run.series} else 0
+    return max(recorded, last + 1, ended)
 
 
 def _wrong_elements(run: Measurements, wrong: int, iterations: int) -> Observation:

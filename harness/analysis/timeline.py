@@ -41,6 +41,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 
 from harness.record.measurements import Iteration, Measurements, RankSeries, Sample
@@ -60,11 +61,14 @@ __all__ = [
     "Window",
     "baseline",
     "finished_iterations",
+    "first_start_ns",
     "goodput",
     "impact",
     "impacts",
+    "iterations_done",
     "job_start_ns",
     "job_time_ratio",
+    "paired",
     "rolling",
     "rolling_window_ns",
     "steadiness",
@@ -464,6 +468,43 @@ def finished_iterations(ranks: Sequence[RankSeries]) -> int:
     return min((len(rank.iterations) for rank in ranks), default=0)
 
 
+def iterations_done(ranks: Sequence[RankSeries]) -> int:
+    """Return the number of iterations from the first to the last of which every rank has a record.
+
+    An iteration follows the one before it, which is finished although its record may be lost.
+    """
+    indices = [{step.index for step in rank.iterations} for rank in ranks]
+    common = set.intersection(*indices) if indices else set()
+    return max(common) - min(common) + 1 if common else 0
+
+
+def first_start_ns(ranks: Sequence[RankSeries]) -> int | None:
+    """Return when the first iteration of any rank began; None: there is none."""
+    return min((step.start_ns for rank in ranks for step in rank.iterations), default=None)
+
+
+def paired(
+    run: Sequence[RankSeries], other: Sequence[RankSeries]
+) -> tuple[tuple[RankSeries, ...], tuple[RankSeries, ...]]:
+    """Return the series of two runs with the iterations that all ranks of both have.
+
+    An engine that is killed takes the record of its last iteration along. Without that, the n-th iteration of the run
+    would be compared with an earlier one of the other.
+    """
+    indices = [{step.index for step in rank.iterations} for rank in (*run, *other)]
+    common = set.intersection(*indices) if indices else set()
+    if all(of_rank == common for of_rank in indices):
+        return tuple(run), tuple(other)
+
+    def kept(ranks: Sequence[RankSeries]) -> tuple[RankSeries, ...]:
+        return tuple(
+            msgspec.structs.replace(rank, iterations=tuple(step for step in rank.iterations if step.index in common))
+            for rank in ranks
+        )
+
+    return kept(run), kept(other)
+
+
 def job_start_ns(run: Measurements) -> int | None:
     """Return when the job's time begins; None: with the first iteration of its series.
 
@@ -489,11 +530,13 @@ def job_time_ratio(
 
     `start_ns` is the start of the run's job (`job_start_ns`).
     """
+    twin_start_ns = first_start_ns(twin)
+    run, twin = paired(run, twin)
     count = min(finished_iterations(run), finished_iterations(twin))
-    if count == 0:
+    if count == 0 or twin_start_ns is None:
         return None
     begin_ns, end_ns = _span_of_first(run, count)
-    twin_begin_ns, twin_end_ns = _span_of_first(twin, count)
+    twin_begin_ns, twin_end_ns = twin_start_ns, _span_of_first(twin, count)[1]
     if twin_end_ns <= twin_begin_ns:
         return None
     run_ns = end_ns - (begin_ns if start_ns is None else start_ns)

@@ -99,13 +99,17 @@ def _doubts(run: Measurements) -> Iterator[str]:
 def _job_time(
     run_a: Measurements, run_b: Measurements, observed_a: Observed, observed_b: Observed, floor: NoiseFloor | None
 ) -> Row:
-    count = min(finished_iterations(run_a.series), finished_iterations(run_b.series))
+    series_a, series_b = timeline.paired(run_a.series, run_b.series)
+    count = min(finished_iterations(series_a), finished_iterations(series_b))
     if count == 0:
         why = "no iteration that both runs finished"
         return Row(
             metric="job time", unit="s", a=None, b=None, ratio=None, interval=None, says="not comparable", why=why
         )
-    times_a, times_b = (iteration_times(run.series, count, timeline.job_start_ns(run)) for run in (run_a, run_b))
+    times_a, times_b = (
+        iteration_times(series, count, timeline.job_start_ns(run) or timeline.first_start_ns(run.series))
+        for run, series in ((run_a, series_a), (run_b, series_b))
+    )
     interval = confidence.total_ratio(
         times_b,
         times_a,

@@ -405,6 +405,24 @@ def test_job_time_of_a_job_that_restarted_from_nothing_begins_with_its_workload(
     assert metrics["jct_ratio"].value > 2
 
 
+@pytest.mark.parametrize("lost", [0, 20, 44])
+def test_job_time_compares_equal_iterations_if_the_record_of_one_is_lost(lost):
+    """A killed engine takes its last record along: the run's n-th iteration was compared with an earlier one of the
+    twin, and a job that had finished all iterations had one too few."""
+    run, twin = job(PLAIN), job().series
+    series = tuple(
+        msgspec.structs.replace(rank, iterations=tuple(step for step in rank.iterations if step.index != lost))
+        for rank in run.series
+    )
+    whole, holed = (
+        observe(msgspec.structs.replace(run, twin=twin, series=of_run)).metrics for of_run in (run.series, series)
+    )
+    assert holed["jct_ratio"].value == pytest.approx(whole["jct_ratio"].value)
+    assert holed["jct_ratio"].value > 1
+    assert holed["iterations"].value == whole["iterations"].value
+    assert holed["ettr"].value == pytest.approx(whole["ettr"].value, rel=0.02 if lost == 0 else 1e-6)
+
+
 def test_wrong_elements_of_a_repeated_iteration_count():
     run = job(PLAIN)
     repeated = msgspec.structs.replace(run.resilience, wrong_elements=1024)
