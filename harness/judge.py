@@ -56,7 +56,7 @@ from traffic.engine.flight_recorder import Flight
 from traffic.probes.rtt import Trip
 from traffic.workloads.elastic.elastic_results import Restart
 
-__all__ = ["NO_INTERVAL", "bounds_of", "check_expectation", "is_noisy", "judge", "noisy_checks", "risk"]
+__all__ = ["COMPARISONS", "NO_INTERVAL", "bounds_of", "check_expectation", "is_noisy", "judge", "noisy_checks", "risk"]
 
 NO_INTERVAL = (
     "too few independent values to know how much of it is noise, or its level moved meanwhile: a longer run on a quiet "
@@ -157,7 +157,7 @@ def bounds_of(expectation: Expectation) -> list[tuple[str, float | int | str]]:
     return [(sign, bound) for sign, bound in bounds if bound is not None]
 
 
-_SIGNS = {"min": "observed >= bound", "max": "observed <= bound", "equals": "observed = bound"}
+COMPARISONS = {"min": "observed >= bound", "max": "observed <= bound", "equals": "observed = bound"}
 
 
 def _bound_check(
@@ -170,7 +170,7 @@ def _bound_check(
 ) -> Check:
     value = None if observation is None else observation.value
     detail = "not measured in this run" if observation is None else observation.detail
-    rule = _SIGNS[sign]
+    rule = COMPARISONS[sign]
     if value is None or observation is None:
         verdict = Verdict.INCONCLUSIVE
     elif isinstance(value, float) and not math.isfinite(value):

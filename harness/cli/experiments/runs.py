@@ -293,7 +293,7 @@ def _show_repeated(
                 f"{check.passed.low:.0%} .. {check.passed.high:.0%}",
                 _span(check.median, check.middle, check.unit),
                 " .. ".join(summary.format_value(end(check.values), check.unit) for end in (min, max) if check.values),
-                "" if check.bound is None else summary.format_value(check.bound, check.unit),
+                " .. ".join(_ends(check.bounds, check.unit)),
             )
             for check in checks_over_runs
         ],
@@ -332,6 +332,14 @@ def _bound(check: Check) -> str:
         return ""
     sign = check.rule.partition(".")[0].split()[1:2]
     return " ".join([*sign, summary.format_value(check.bound, check.unit)])
+
+
+def _ends(bounds: Sequence[float | int | str | None], unit: str) -> list[str]:
+    """Return the lowest and the highest bound of several runs, or all of them if they are no numbers."""
+    known = [bound for bound in bounds if bound is not None]
+    numbers = [bound for bound in known if not isinstance(bound, str)]
+    ends = sorted({min(numbers), max(numbers)}) if len(numbers) == len(known) > 0 else known
+    return [summary.format_value(end, unit) for end in ends]
 
 
 def _span(median: float | None, interval: Interval | None, unit: str) -> str:

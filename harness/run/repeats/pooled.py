@@ -11,7 +11,7 @@ noise within a run only adds to what runs differ by.
   by the values themselves if one of them is 0.
 * A percentile, a share or a minimum of one run is not where the truth lies on average. Its pooled interval holds both
   that of the runs' values and the mean of the runs' own intervals, so that it never decides more boldly than they do.
-* Every other check counts in each run, and the worst one stands.
+* Every other check counts in each run by the bound that it has there, and the worst one stands.
 
 A run with an error of the harness, with a fault or routing scheme that is not proven, or with more load than the
 emulation forwards, is left out, with the reason. At least `FIRST` runs, and half of all, must remain. Where no check is
@@ -23,7 +23,6 @@ faster than their twins, the machine was disturbed, and the pool decides nothing
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, TypeGuard
@@ -37,9 +36,11 @@ from harness.confidence import LEVEL, Interval, decide, level_for, student, tail
 from harness.experiment.experiment_file import Expectation
 from harness.experiment.metrics import Metric
 from harness.json_text import json_text
-from harness.judge import NO_INTERVAL, bounds_of, is_noisy, noisy_checks, risk
+from harness.judge import COMPARISONS, NO_INTERVAL, bounds_of, is_noisy, noisy_checks, risk
 from harness.run.repeats.alpha_spending import FIRST, tails
+from harness.run.repeats.repeated import Place, comparison_of, places
 from harness.verdict import Check, LabState, Verdict, VerdictFile, worst
+from testbed.errors import UsageError
 
 __all__ = [
     "UNBIASED",
@@ -110,7 +111,11 @@ def pool(trials: Sequence[Trial], expectations: Sequence[Expectation], *, most: 
     """Decide over all runs.
 
     `most` None: this is the only look. A number: runs are looked at after each one, and `most` of them at the end.
+
+    Raises:
+        UsageError: a run is of another experiment or lab, or was judged by another bound than `expectations` have.
     """
+    _refuse_others(trials, expectations)
     left_out = {trial.run_dir: why_left_out(trial.verdict) for trial in trials}
     kept = [trial for trial in trials if left_out[trial.run_dir] is None]
     noisy = noisy_checks(expectations)
@@ -120,7 +125,7 @@ def pool(trials: Sequence[Trial], expectations: Sequence[Expectation], *, most: 
         for sign, bound in bounds_of(expectation)
         if is_noisy(expectation.metric, sign, bound) and not isinstance(bound, str)
     ]
-    by_interval = {_question(check) for check in checks}
+    by_interval = {(check.name, comparison_of(check), check.bound) for check in checks}
     checks = [_enough(trials, kept, noisy), *_exact_checks(trials, left_out, by_interval), *checks]
     dirty = any(trial.verdict.lab_state == "DIRTY" for trial in trials)
     return PooledFile(
@@ -167,30 +172,52 @@ def _enough(trials: Sequence[Trial], kept: Sequence[Trial], noisy: int) -> Check
 
 
 def _exact_checks(
-    trials: Sequence[Trial], left_out: Mapping[str, str | None], by_interval: set[tuple[str, str, str]]
+    trials: Sequence[Trial],
+    left_out: Mapping[str, str | None],
+    by_interval: set[tuple[str, str, float | int | str | None]],
 ) -> tuple[Check, ...]:
     """Return the worst of each check that no interval decides; of a run that is left out, only what is wrong counts."""
-    by_question: dict[tuple[str, str, str], list[tuple[Trial, Check]]] = {}
+    by_place: dict[Place, list[tuple[Trial, Check]]] = {}
     for trial in trials:
-        for check in trial.verdict.checks:
+        for place, check in places(trial.verdict.checks):
             is_wrong = check.verdict in (Verdict.FAIL, Verdict.ERROR)
-            if _question(check) in by_interval:
+            if (check.name, comparison_of(check), check.bound) in by_interval:
                 continue
             if is_wrong or left_out[trial.run_dir] is None:
-                by_question.setdefault(_question(check), []).append((trial, check))
+                by_place.setdefault(place, []).append((trial, check))
     checks = []
-    for checks_of_runs in by_question.values():
+    for checks_of_runs in by_place.values():
         trial, check = next(
             pair for pair in checks_of_runs if pair[1].verdict is worst(check.verdict for _, check in checks_of_runs)
         )
         several = f"worst of {len(checks_of_runs)} runs, seed {trial.verdict.seed}"
+        if len({check.bound for _, check in checks_of_runs}) > 1:
+            several += ", each by its own bound"
         checks.append(msgspec.structs.replace(check, detail=f"{several}: {check.detail}" if check.detail else several))
     return tuple(checks)
 
 
-def _question(check: Check) -> tuple[str, str, str]:
-    """Return what identifies a check in all runs: its name, its comparison and its bound."""
-    return check.name, re.split(r"[.,]", check.rule)[0], str(check.bound)
+def _refuse_others(trials: Sequence[Trial], expectations: Sequence[Expectation]) -> None:
+    first = trials[0].verdict
+    expected = {
+        (expectation.metric.name, COMPARISONS[sign], bound)
+        for expectation in expectations
+        for sign, bound in bounds_of(expectation)
+    }
+    names = {name for name, _, _ in expected}
+    for trial in trials:
+        verdict = trial.verdict
+        if (verdict.experiment, verdict.lab) != (first.experiment, first.lab):
+            raise UsageError(
+                f"{trial.run_dir}: of {verdict.experiment} on {verdict.lab}, not of {first.experiment} on {first.lab}; "
+                "pool runs of one experiment on one lab"
+            )
+        for check in verdict.checks:
+            if check.name in names and (check.name, comparison_of(check), check.bound) not in expected:
+                raise UsageError(
+                    f"{trial.run_dir}: {check.name} was judged by {comparison_of(check)} with the bound {check.bound}, "
+                    "which the experiment does not have; pool runs that were judged by the same bounds"
+                )
 
 
 def _noisy_check(metric: Metric, sign: str, bound: float, kept: Sequence[Trial], noisy: int, most: int | None) -> Check:
@@ -202,7 +229,7 @@ def _noisy_check(metric: Metric, sign: str, bound: float, kept: Sequence[Trial],
     missing = len(kept) - len(observations)
     level = level_for(noisy)
     interval = _decided_by(metric, observations, most, tail_of(level)) if 2 * len(observations) >= len(kept) else None
-    rule = {"min": "observed >= bound", "max": "observed <= bound"}[sign]
+    rule = COMPARISONS[sign]
     verdict, detail = Verdict.INCONCLUSIVE, f"{len(observations)} runs; {NO_INTERVAL}"
     if len(observations) < FIRST:
         detail = f"{len(observations)} runs have a value, of at least {FIRST}"

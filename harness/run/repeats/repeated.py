@@ -1,5 +1,8 @@
 """One experiment, run several times with seeds that follow each other: how often each check passed. Pure.
 
+The bound of a check may differ from run to run, such as the load that the emulation forwards, which is measured again.
+Each run is then judged by its own.
+
 The seeds select what the experiment leaves open (times, targets), so the runs are independent trials. The share of runs
 that passed has an exact binomial interval. The median of the observed values has an interval by order statistics, which
 holds for any distribution.
@@ -7,8 +10,9 @@ holds for any distribution.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,22 +20,26 @@ import numpy as np
 from harness.confidence import Interval, percentile_interval, share_interval
 from harness.verdict import Check, Verdict, VerdictFile
 
-__all__ = ["LEVEL", "Repeated", "repeated_checks"]
+__all__ = ["LEVEL", "Place", "Repeated", "comparison_of", "places", "repeated_checks"]
 
 LEVEL = 0.95
+
+Place = tuple[str, str, int]
+"""What identifies a check in all runs: its name, its comparison, and its number among those that share both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repeated:
     """One check over all runs. `values` are the numbers that were observed, in the order of the runs.
 
+    `bounds` are the bounds that it was compared with, each once, in that order; more than one if they differ.
     `passed` is the interval of the share of runs that passed it, `middle` the interval of the median; None: too few
     numbers for one.
     """
 
     name: str
     unit: str
-    bound: float | int | str | None
+    bounds: tuple[float | int | str | None, ...]
     verdicts: Counter[Verdict] = field(default_factory=Counter)
     values: tuple[float, ...] = ()
     passed: Interval
@@ -48,11 +56,25 @@ def repeated_checks(verdicts: Sequence[VerdictFile]) -> tuple[Repeated, ...]:
 
     A run that lacks a check, because it ended in an ERROR, counts as not passed.
     """
-    checks_by_name: dict[tuple[str, str, str], list[Check]] = {}
+    by_place: dict[Place, list[Check]] = {}
     for verdict in verdicts:
-        for check in verdict.checks:
-            checks_by_name.setdefault((check.name, check.unit, str(check.bound)), []).append(check)
-    return tuple(_repeated(checks, len(verdicts)) for checks in checks_by_name.values())
+        for place, check in places(verdict.checks):
+            by_place.setdefault(place, []).append(check)
+    return tuple(_repeated(checks, len(verdicts)) for checks in by_place.values())
+
+
+def places(checks: Sequence[Check]) -> Iterator[tuple[Place, Check]]:
+    """Yield the checks of one run, each with its place."""
+    seen: Counter[tuple[str, str]] = Counter()
+    for check in checks:
+        question = check.name, comparison_of(check)
+        yield (*question, seen[question]), check
+        seen[question] += 1
+
+
+def comparison_of(check: Check) -> str:
+    """Return how a check compares, such as `observed >= bound`; the first sentence of its rule if it has no number."""
+    return re.split(r"[.,]", check.rule)[0]
 
 
 def _repeated(checks: Sequence[Check], runs: int) -> Repeated:
@@ -65,7 +87,7 @@ def _repeated(checks: Sequence[Check], runs: int) -> Repeated:
     return Repeated(
         name=checks[0].name,
         unit=checks[0].unit,
-        bound=checks[0].bound,
+        bounds=tuple(dict.fromkeys(check.bound for check in checks)),
         verdicts=verdicts,
         values=values,
         passed=share_interval(verdicts[Verdict.PASS], runs, level=LEVEL),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 from error_limits import most_errors
+from finished_run import finished
 from judged_runs import served
 
 from harness.analysis.observations import Observation
@@ -16,6 +19,7 @@ from harness.experiment.metrics import LINK_PREFIXES, METRICS, lookup
 from harness.run.repeats import alpha_spending
 from harness.run.repeats.pooled import Trial, decode, encode, is_unbiased, pool, undecided, why_left_out
 from harness.verdict import Check, Verdict, VerdictFile
+from testbed.errors import UsageError
 
 PASS, FAIL, INCONCLUSIVE, ERROR = Verdict.PASS, Verdict.FAIL, Verdict.INCONCLUSIVE, Verdict.ERROR
 SPREAD = 0.027
@@ -269,16 +273,64 @@ def test_pool_without_a_noisy_check_needs_every_fault_proven():
     assert pool([good, good], exact).verdict is PASS
 
 
-def test_intervals_of_a_run_in_the_pool_share_the_risk_of_all_noisy_checks():
+def test_intervals_of_a_run_in_the_pool_share_the_risk_of_all_noisy_checks(tmp_path):
     """With several noisy checks, a single run's intervals are wider than 99 %. The pool must use the same level."""
     from harness.cli.experiments.runs import _trial
 
     measured = served(*np.linspace(0.5, 1.5, 40))
     names = ["ttft.p50", "ttft.p99", "tpot.p50", "tpot.p99", "slo_attainment"]
     loaded = SimpleNamespace(expectations=[Expectation(metric=METRICS[name], maximum=2.0) for name in names])
-    folder = SimpleNamespace(read_measurements=lambda: measured, path="runs/1")
-    result = _trial(SimpleNamespace(run_dir=folder, verdict=trial(1).verdict), loaded)
+    result = _trial(SimpleNamespace(run_dir=finished(tmp_path, measured), verdict=trial(1).verdict), loaded)
     assert result.metrics["ttft.p50"].interval.level == level_for(len(names)) > 0.99
+
+
+def test_exact_check_whose_bound_is_measured_in_each_run_is_one_check():
+    """The load that the emulation forwards is measured again: four runs had four checks, each the worst of 1 run."""
+    loads = [
+        check("emulation", verdict, 10.0, bound, rule="observed <= bound. Words")
+        for verdict, bound in ((PASS, 20.0), (PASS, 21.0), (INCONCLUSIVE, 9.0), (PASS, 22.0))
+    ]
+    one = [Expectation(metric=METRICS["wrong_elements"], maximum=0)]
+    result = pool([trial(number, (), load, check("wrong_elements", PASS)) for number, load in enumerate(loads)], one)
+    (emulation,) = [one for one in result.checks if one.name == "emulation"]
+    assert (emulation.verdict, emulation.bound) == (PASS, 20.0), (
+        "the run that the emulation could not carry is left out"
+    )
+    assert emulation.detail.startswith("worst of 3 runs, seed 0, each by its own bound")
+    lost = check("wrong_elements", FAIL, 1, 0)
+    result = pool([trial(0, (), loads[0], check("wrong_elements", PASS)), trial(1, (), loads[1], lost)], one)
+    assert named(result, "wrong_elements").detail == "worst of 2 runs, seed 1: as said"
+
+
+def test_two_bounds_of_one_metric_are_two_checks_of_the_pool():
+    exact = [Expectation(metric=METRICS["qp_errors"], minimum=1.0, maximum=5.0)]
+    both = (
+        check("qp_errors", PASS, 2, 1.0, rule="observed >= bound. Words"),
+        check("qp_errors", PASS, 2, 5.0, rule="observed <= bound. Words"),
+    )
+    result = pool([trial(number, (), *both) for number in range(3)], exact)
+    assert [one.bound for one in result.checks if one.name == "qp_errors"] == [1.0, 5.0]
+
+
+@pytest.mark.parametrize("bound", [1.5, 1.01, None])
+def test_pool_of_runs_that_were_judged_by_another_bound_is_refused(bound):
+    """The pooled bound decided for them, and their own check stood beside it as if no interval decided it."""
+    runs = [trial(number, [("jct_ratio", 1.0, None)], check("jct_ratio", PASS, 1.0, 1.05)) for number in range(3)]
+    assert pool(runs, JCT).verdict is PASS
+    other = trial(3, [("jct_ratio", 1.0, None)], check("jct_ratio", PASS, 1.0, bound))
+    with pytest.raises(UsageError, match=r"runs/3: jct_ratio was judged by observed <= bound with the bound"):
+        pool([*runs, other], JCT)
+    turned = trial(3, [("jct_ratio", 1.0, None)], check("jct_ratio", PASS, 1.0, 1.05, rule="observed >= bound. Words"))
+    with pytest.raises(UsageError, match="judged by observed >= bound"):
+        pool([*runs, turned], JCT)
+
+
+@pytest.mark.parametrize("change", [{"experiment": "y"}, {"lab": "soft-mini"}])
+def test_pool_of_runs_of_several_experiments_or_labs_is_refused(change):
+    runs = trials([1.0, 1.0, 1.0])
+    other = replace(runs[2], verdict=msgspec.structs.replace(runs[2].verdict, **change))
+    with pytest.raises(UsageError, match=r"runs/2: of .* not of x on soft; pool runs of one experiment on one lab"):
+        pool([*runs[:2], other], JCT)
 
 
 def test_metric_of_routing_is_no_condition_of_a_run():

@@ -11,6 +11,7 @@ from finished_run import finished as written
 from synthetic_run import synthetic_run
 from verdict_files import ERROR, FAIL, PASS, verdict
 
+from harness.cli.experiments.runs import _ends
 from harness.cli.main import cli
 from harness.run.loop import Finished
 from harness.run.repeats import repeated
@@ -33,6 +34,25 @@ def test_repeated_run_without_a_check_did_not_pass_it():
     dip, harness = repeated.repeated_checks(runs)
     assert (dip.name, dip.passed.method) == ("dip", "exact binomial, 1 of 2")
     assert (harness.values, harness.median, harness.middle) == ((), None, None)
+
+
+def test_check_whose_bound_differs_from_run_to_run_is_one_check():
+    """Each run is judged by its own bound. Every bound was a check of its own, which 1 of 4 runs had passed."""
+    runs = [verdict(n, ("emulation", PASS if n else FAIL, 10.0, 9.0 + n)) for n in range(4)]
+    (one,) = repeated.repeated_checks(runs)
+    assert (one.passed.method, one.bounds) == ("exact binomial, 3 of 4", (9.0, 10.0, 11.0, 12.0))
+    assert _ends(one.bounds, "s") == ["9 s", "12 s"]
+
+
+def test_two_bounds_of_one_metric_stay_two_checks():
+    runs = [verdict(n, ("dip", PASS, 0.5, 0.2), ("dip", FAIL, 0.5, 0.4), ("loss", PASS, 0, None)) for n in range(3)]
+    first, second, third = repeated.repeated_checks(runs)
+    assert [(one.bounds, one.verdicts[PASS]) for one in (first, second, third)] == [
+        ((0.2,), 3),
+        ((0.4,), 0),
+        ((None,), 3),
+    ]
+    assert (_ends(second.bounds, ""), _ends(third.bounds, ""), _ends(("CLEAN",), "")) == (["0.4"], [], ["CLEAN"])
 
 
 def test_five_numbers_are_too_few_for_the_interval_of_a_median():
