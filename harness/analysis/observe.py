@@ -68,7 +68,7 @@ def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
         interval_of |= resolutions.resolutions_of(
             run, total.step_ns, impacts, by_phase, by_routing, firing, effects.beyond_chance
         )
-    restarts = phases_of_restarts(run.resilience, fired) if run.resilience is not None else ()
+    restarts = phases_of_restarts(run.resilience, fired, run.series) if run.resilience is not None else ()
     interval_of |= resolutions.of_restarts(run, times_by_phase(restarts), firing)
     return Observed(
         metrics={

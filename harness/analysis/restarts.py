@@ -11,8 +11,9 @@ If another loss interrupts a restart, its current phase lasted at least until th
 restart's `detect` begins when the interrupted restart's loss was noticed, or when a later fault fired. The next
 restart's total includes the interrupted restart.
 
-With several faults, `detect` begins at the first one that fired after the last iteration that all ranks finished.
-Without a fault it begins at the end of that iteration, which is at most one iteration before the loss.
+With several faults, `detect` begins at the first one that fired after the last iteration that all ranks finished,
+unless the job stood still before that. Without a fault it begins at the end of that iteration, which is at most one
+iteration before the loss.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from harness.analysis.observations import Observation
 from harness.analysis.phases import Phase
 from harness.quantities import format_duration
-from harness.record.measurements import Measurements, ResilienceRun
+from harness.record.measurements import Measurements, RankSeries, ResilienceRun
 from traffic.workloads.elastic.elastic_results import Restart
 
 __all__ = ["PHASES", "describe", "phases_of_restarts", "restart_metrics", "times_by_phase", "why_state_unknown"]
@@ -40,10 +41,12 @@ _DETAILS = {
 
 
 def phases_of_restarts(
-    run: ResilienceRun, fired: Mapping[str, tuple[int, int]]
+    run: ResilienceRun, fired: Mapping[str, tuple[int, int]], series: Sequence[RankSeries] = ()
 ) -> tuple[tuple[Restart, tuple[Phase, ...]], ...]:
     """Return each restart with its phases. `fired` maps fault ids to (first firing, removal) in controller ns.
 
+    `series` shows how long an iteration takes: a fault that fires when the job has stood still for longer is not its
+    loss.
     The phases end with the last one that the restart completed.
     """
     restarts = []
@@ -51,7 +54,7 @@ def phases_of_restarts(
     for restart in run.restarts:
         firings = [start for start, _ in fired.values() if before_ns < start <= restart.noticed_ns]
         boundaries = [
-            _loss_ns(restart, firings, before_ns),
+            _loss_ns(restart, firings, before_ns, _longest_before(series, restart.progress_ns)),
             restart.noticed_ns,
             restart.diagnosed_ns,
             restart.rescheduled_ns,
@@ -69,11 +72,27 @@ def phases_of_restarts(
     return tuple(restarts)
 
 
-def _loss_ns(restart: Restart, firings: Sequence[int], before_ns: int) -> int:
-    """Return when the loss began: at the first firing since the last progress, or at the last firing before it."""
+def _loss_ns(restart: Restart, firings: Sequence[int], before_ns: int, iteration_ns: int) -> int:
+    """Return when the loss began: at the first firing since the last progress, or at the last firing before it.
+
+    The end of an iteration is recorded a while after it. If a fault fired within an iteration before that record, and
+    none within an iteration after it, the job stood still because of the former.
+    """
     if not firings:
         return max(before_ns, restart.progress_ns)
-    return min((start for start in firings if start >= restart.progress_ns), default=max(firings))
+    after = min((start for start in firings if start >= restart.progress_ns), default=None)
+    just_before = max((start for start in firings if 0 < restart.progress_ns - start <= iteration_ns), default=None)
+    if just_before is not None and (after is None or after - restart.progress_ns > iteration_ns):
+        return just_before
+    return max(firings) if after is None else after
+
+
+def _longest_before(series: Sequence[RankSeries], time_ns: int) -> int:
+    """Return the longest iteration of any rank that ended before a time; 0: none did."""
+    return max(
+        (step.end_ns - step.start_ns for rank in series for step in rank.iterations if step.end_ns <= time_ns),
+        default=0,
+    )
 
 
 def restart_metrics(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> dict[str, Observation]:
@@ -84,7 +103,7 @@ def restart_metrics(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> 
         missing = Observation(value=None, detail="the workload is not a job with [workload.resilience]")
         return dict.fromkeys((*names, "lost_iterations", "state_errors", "initialise.time"), missing)
     return {
-        **_phase_times(phases_of_restarts(resilience, fired), run.end_ns),
+        **_phase_times(phases_of_restarts(resilience, fired, run.series), run.end_ns),
         "lost_iterations": _lost_iterations(resilience),
         "state_errors": _state_errors(run),
         "initialise.time": Observation(

@@ -88,6 +88,17 @@ def test_restart_phases_begin_at_the_firing_that_caused_the_loss():
     assert phases[0].length_ns == 4 * S, "without a fault, from the last progress"
 
 
+def test_outage_is_not_charged_to_a_fault_that_fired_when_the_job_stood_still_already():
+    """The last iteration was reported just after the first fault fired: the outage began with the second one."""
+    run = job(PLAIN)
+    first_ns, second_ns = PLAIN.progress_ns - 20 * MS, PLAIN.progress_ns + 3 * S
+    metrics = restart_metrics(run, {"freeze": (first_ns, 0), "kill": (second_ns, 0)})
+    assert metrics["restart.detect"].value == pytest.approx(4.02)
+    assert metrics["restart.total"].value == pytest.approx(8.52)
+    metrics = restart_metrics(run, {"mark": (first_ns, 0), "kill": (PLAIN.progress_ns + 50 * MS, 0)})
+    assert metrics["restart.detect"].value == pytest.approx(3.95)
+
+
 def test_restart_interrupted_by_a_second_loss_has_only_its_first_phases():
     first = replace(PLAIN, initialised_ns=None, restored_ns=None, caught_up_ns=None, restored_iterations=None)
     second = replace(PLAIN, number=2, noticed_ns=T0 + 12 * S, diagnosed_ns=T0 + 13 * S, rescheduled_ns=T0 + 14 * S,
