@@ -1,7 +1,7 @@
-"""Every command of the documentation, and where it is run: `test_docs.py` runs them, a unit test sees that none is
-missing, and that none is here that no page has any more.
+"""Every command of the documentation, and how it is tested: `test_docs.py` runs them, and a unit test checks that these
+tables and the pages have the same commands.
 
-The key is the command as the page has it. A command is in one table only.
+Keys are commands as written on the pages. Each command is in one table only.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What comes of a command: one of `codes`, `says` among what it prints, `makes` in the folder.
+    """Expected result of a command: an exit code in `codes`, the text `says` in its output, the file `makes`.
 
-    `more` are options that are added to what the page has; then, and where `codes` are not 0 alone, `why` says why.
-    `resets`: it puts the lab back into its snapshot, so that connections to it end.
+    `more` are options added to those on the page. `why` is the reason for them, or for exit codes other than 0.
+    `resets`: the command restores the lab's snapshot, which ends connections to the lab.
     """
 
     says: str

@@ -1,4 +1,4 @@
-"""What the fault tests share: one fault of each kind on this lab, the work it needs, and a cheap look at its target."""
+"""Shared parts of the fault tests: a fault of each kind, its workload, and a cheap check of its target."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ while not select.select([sys.stdin], [], [], 0)[0]:  # until its channel is clos
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A planned fault and how to see, with one cheap command, whether its target is as it was."""
+    """A planned fault, and a cheap command that shows whether its target is restored."""
 
     name: str
     planned: PlannedFault
 
     def is_restored(self, lab: Lab) -> bool:
-        """Whether nothing of the fault is in place."""
+        """Return whether the fault has left nothing on its target."""
         if self.name == "drop":
             args = self.planned.request["args"]
             listed = lab.node(args["netns"]).run(["nft", "list", "tables", "netdev"], check=False)
@@ -46,7 +46,7 @@ class Case:
 
 
 def case(lab: Lab, name: str, *, for_s: float = 3.0) -> Case:
-    """A fault of each kind, on the first thing of this lab that it fits."""
+    """Return a fault of this kind on the first suitable target of the lab."""
     uplink, hosts = lab.topology.uplinks[0], lab.topology.hosts
     spec = {
         "uplink": FaultSpec(kind="link.flap", target=uplink.name, for_s=for_s),
@@ -55,7 +55,7 @@ def case(lab: Lab, name: str, *, for_s: float = 3.0) -> Case:
             kind="packet.drop", target=f"{hosts[1].name}:{hosts[1].rnics[0].name}", for_s=for_s, params={"share": 0.2}
         ),
         "throttle": FaultSpec(kind="gpu.throttle", target=f"{hosts[0].name}:gpu0", for_s=for_s, params={"percent": 50}),
-        # Not one of KINDS: it is over when its host is back, which takes longer than any lease.
+        # Not in KINDS: this fault ends when its host is back, which takes longer than any lease.
         "reboot": FaultSpec(kind="host.reboot", target=hosts[-1].name, for_s=for_s),
     }[name]
     return Case(name=name, planned=plan(spec, lab.topology, lab_kind="soft"))
@@ -63,7 +63,7 @@ def case(lab: Lab, name: str, *, for_s: float = 3.0) -> Case:
 
 @contextlib.contextmanager
 def work(lab: Lab, name: str) -> Iterator[None]:
-    """The work without which a fault of this kind has nothing to hit."""
+    """Run the workload that a fault of this kind needs."""
     hosts = lab.topology.hosts
     if name == "drop":
         spec = FlowSpec(
@@ -92,7 +92,7 @@ def work(lab: Lab, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stored_job(lab: Lab) -> Iterator[Running[JobResult]]:
-    """A job of four hosts that needs its storage on the last one, and waits through a standstill of 90 s."""
+    """Run a job of four hosts with storage on the last one, which tolerates a standstill of 90 s."""
     spec = JobSpec(
         grid=(("dp", 4),),
         phases=(JobPhase(along="dp", collective="all-reduce", size_bytes=1 << 16),),

@@ -1,4 +1,4 @@
-"""Packets captured in the fabric, on the soft lab: nothing is missed, and they say what the counters say.
+"""Packets captured in the soft lab's fabric: none is missing, and they agree with the counters.
 
 Counts only; nothing here depends on how fast the machine is.
 """
@@ -21,15 +21,15 @@ PATIENT = QpParams(timeout=18)
 
 
 def test_lost_packet_is_one_gap_one_nak_and_one_go_back_n_in_the_capture(lab, traffic, inject, tmp_path):
-    """One data packet, named by destination QP and PSN, is lost at the port that is captured.
+    """One data packet, selected by destination QP and PSN, is lost at the captured port.
 
-    The capture holds every packet of the port by the port's own count; the lost PSN is missing once and comes when it
-    is sent again; one NAK asks for it; and of go-back-N's rules none is broken, by real RNICs.
+    The capture has every packet that the port counted. The lost PSN is missing once and arrives by retransmission, one
+    NAK requests it, and no rule of go-back-N is broken.
     """
     last = lab.topology.hosts[-1].name
     port, _ = packet_capture.port_named(lab.topology, f"{last}:rxe0")
     with packet_capture.start(lab, [port]) as running:
-        # Longer than any machine needs to get the fault in place: it is stopped when it has been hit.
+        # Longer than any machine needs to arm the fault; the flow is stopped once its packet is dropped.
         flow = traffic.flow(
             "host1:rxe0", f"{last}:rxe0", message_bytes=65536, qps=2, depth=2, duration_s=120.0, qp=PATIENT
         )
@@ -65,7 +65,7 @@ def test_lost_packet_is_one_gap_one_nak_and_one_go_back_n_in_the_capture(lab, tr
     assert (episode.cause, episode.missing, episode.retry) == ("nak", 1, 1)
     assert (hit.missing, hit.returned, hit.naks, hit.causes) == (1, 1, 1, {"nak": 1})
     assert (other.missing, other.naks, other.episodes) == (0, 0, ())
-    # The capture's clock is the controller's, within what both measurements of clocks may be wrong.
+    # Times of the capture equal the controller's within the errors of both clock measurements.
     slack_ns = captured.clock_error_ns + 50_000_000
     seen_ns = episode.gap_ns - captured.epoch_offset_ns
     assert armed.at_ns - slack_ns < seen_ns < receipt.cleared.at_ns + slack_ns
@@ -74,7 +74,7 @@ def test_lost_packet_is_one_gap_one_nak_and_one_go_back_n_in_the_capture(lab, tr
 
 @pytest.mark.slow
 def test_capture_leaves_nothing_behind_when_its_controller_is_gone(lab):
-    """The end of the SSH channel removes taps and capture file."""
+    """When the SSH channel ends, packet sockets and capture file are removed."""
     fabric = lab.carrier("rtsw1")
 
     def there():

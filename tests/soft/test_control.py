@@ -1,4 +1,4 @@
-"""Switch, host and GPU kinds on a real lab, one after the other under one flow between racks and a busy GPU."""
+"""Switch, host and GPU kinds on a real lab, in sequence, during one flow between racks and a busy GPU."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ CASES = (
     ("host.disk-full", "host4", 2.0, {}),
     ("gpu.thermal", "host1:gpu0", 2.0, {"period": 2}),
     ("gpu.noisy-neighbour", "host1:gpu0", 2.0, {"neighbours": 2}),
-    # Windows that a second look, late on a starved machine, falls into.
+    # Windows long enough for a second reading that is late on a starved machine.
     ("host.rank-hang", "host3", 15.0, {}),
     ("packet.forge", "host1:rxe0", 1.5, {"what": "nak"}),
     ("congestion.background", "host3:rxe0", 1.5, {"rate": 5}),
     ("congestion.incast", "host3:rxe0", 1.5, {"rate": 20}),
     ("congestion.shallow-queue", "host3:rxe0", 1.5, {"packets": 3, "rate": 5}),
     ("congestion.hash-collision", "rtsw1:ctsw1", 2.0, {}),
-    # The end that posts: of writes the other one's CPU knows nothing.
+    # The sending end: the receiver's CPU is not involved in writes.
     ("congestion.slow-receiver", "host1", 15.0, {}),
     ("switch.drain", "ctsw1", 2.0, {}),
     ("switch.reboot", "ctsw1", 2.0, {}),
@@ -50,7 +50,7 @@ CASES = (
     ("rnic.remove", "host2:rxe1", 15.0, {}),
     ("gpu.lost", "host2:gpu0", 15.0, {}),
     ("gpu.xid", "host2:gpu0", 2.0, {"xid": 63, "period": 0.5, "count": 3}),
-    # Last, for it is over when the host has booted.
+    # Last, because it ends only when the host has booted.
     ("host.reboot", "host2", 2.0, {}),
 )
 
@@ -60,7 +60,7 @@ LONGEST_S = 5.0
 
 @pytest.fixture
 def busy(lab):
-    """A flow between racks, light so that SSH gets its turn, whose queue pairs live through silence; and a busy GPU."""
+    """Run a light flow between racks, whose queue pairs survive silence, and a busy GPU. SSH must stay responsive."""
     one, _, three, _ = lab.topology.hosts[:4]
     running = flow_run.start(
         lab,
@@ -192,7 +192,7 @@ def test_job_on_rebooting_host_fails_and_host_returns(lab, tmp_path):
     assert receipt.cleared.ok, receipt.cleared.error
     assert result.outcome == "failed"
     assert gone.name in result.where, result.where
-    # A flow on a host that has come back carries on as any other.
+    # A flow on a host that has come back works like any other.
     with flow_run.start(lab, dataclasses.replace(spec, duration_s=2.0)) as again:
         assert again.wait(60.0).outcome == "completed"
 
@@ -216,9 +216,7 @@ def test_fault_without_action_is_never_proved(lab, tmp_path, busy):
 
 @pytest.mark.slow
 def test_fault_at_another_target_is_never_proved(lab, tmp_path, busy):
-    """Every kind acts on another target of the same type, where there is one; the planned target's receipt is not
-    proved.
-    """
+    """Every kind acts on another target of the same type, if there is one; the planned one is not proved."""
     believed = []
     others = {"host1:gpu0": "host2:gpu0", "host3": "host2", "host3:rxe0": "host2:rxe1", "rtsw1:ctsw1": "rtsw2:ctsw2"}
     others |= {
@@ -234,7 +232,7 @@ def test_fault_at_another_target_is_never_proved(lab, tmp_path, busy):
     with Journal(tmp_path / "j") as journal, Injector(lab, journal, until_cleared=True) as injector:
         for index, (kind, target, for_s, params) in enumerate(CASES):
             if kind == "host.rank-hang":
-                continue  # the other host has no rank: the holder refuses
+                continue  # the other host has no rank, so the holder refuses
             here, there = (
                 plan(
                     FaultSpec(kind=kind, target=name, for_s=for_s, params=params),

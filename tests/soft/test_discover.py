@@ -1,4 +1,4 @@
-"""Discovery on a real lab: from what its machines say, its inventory comes out again, whole."""
+"""Discovery on a real lab reproduces its whole inventory from the answers of its machines."""
 
 from __future__ import annotations
 

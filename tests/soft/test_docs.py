@@ -1,4 +1,4 @@
-"""The commands of the documentation, typed: each ends and says what its page promises. `documented.py` has them all."""
+"""Run the commands of the documentation: each ends as its page promises. `documented.py` lists them all."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ def house(tmp_path_factory):
 
 @pytest.fixture
 def folder(house, tmp_path):
-    """Where the commands are typed: what they write does not end in the checkout, nor in the next test's folder."""
+    """Return a working directory for the commands, which is neither the checkout nor used by another test."""
     return Path(shutil.copytree(house, tmp_path / "here", symlinks=True))
 
 
 @pytest.fixture
 def once(request):
-    """Run a test in the first of several rounds only."""
+    """Run a test only in the first of several rounds."""
     if getattr(request.node, "callspec", None) and request.node.callspec.params.get("_round"):
         pytest.skip("long: once, however often the others are repeated")
 
 
 def argv(text, folder):
-    """What a shell makes of a line: stand-ins for what is named in general, and the files that a pattern means."""
+    """Return the arguments of a line as a shell would, with placeholders replaced and patterns expanded."""
     words = [NAMED.get(word, word) for word in shlex.split(text)]
     assert words[0] == "faultbed"
     meant = [_files(word, folder) if "*" in word else [word] for word in words[1:]]
@@ -74,7 +74,7 @@ def of_lab(lab):
 
 @dataclass(frozen=True, kw_only=True)
 class Terminal:
-    """A command that runs, and the file that it prints to."""
+    """A running command, and the file with its output."""
 
     process: subprocess.Popen
     log: Path
@@ -87,7 +87,7 @@ class Terminal:
         return self.log.read_text(errors="replace")
 
     def wait_for_output(self, word):
-        """Wait until it has printed that."""
+        """Wait until the command has printed this text."""
         until(lambda: word in self.output() or self.is_over, within_s=PATIENCE_S)
         assert word in self.output(), self.output()
 
@@ -97,7 +97,7 @@ class Terminal:
 
 @contextlib.contextmanager
 def terminal(text, folder, env):
-    """Type a command; at the end of the block it is over, by Ctrl-C if need be."""
+    """Start a command. At the end of the block it is interrupted, if it still runs."""
     log = folder / f"said-{len(list(folder.glob('said-*')))}"
     with log.open("w") as file:
         process = subprocess.Popen(
@@ -116,7 +116,7 @@ def terminal(text, folder, env):
 
 
 def typed(text, folder, env, *, patience_s=PATIENCE_S):
-    """Type a command and wait for its end: its exit code, and what it said."""
+    """Run a command to its end; return its exit code and its output."""
     with terminal(text, folder, env) as one:
         return one.process.wait(patience_s), one.output()
 
@@ -156,10 +156,10 @@ def test_documented_long_command(once, text, lab, folder):
 
 
 def test_documented_link_flap_under_a_flow(lab, folder):
-    """Two terminals: the receipt has three parts, and the flow completes. Half of its documented minute is enough."""
+    """In two terminals: the receipt has three parts, and the flow completes. Half of its documented minute suffices."""
     env = of_lab(lab)
     with terminal(f"{FLOW} --for 30s", folder, env) as flow:
-        flow.wait_for_output("arrived")  # it moves bytes; the fault has the rest of the time to be typed and armed
+        flow.wait_for_output("arrived")  # the flow moves data; the fault must be armed in the remaining time
         with terminal(FLAP, folder, env) as fault:
             fault.wait_for_output("armed: ")
             assert not flow.is_over, "the flow was over before the link was down"
@@ -171,7 +171,8 @@ def test_documented_link_flap_under_a_flow(lab, folder):
 
 @pytest.mark.slow
 def test_documented_probe_names_the_lossy_link(lab, folder):
-    """Two terminals. The link is named with its direction; no RNIC misses a datagram: nothing is proved."""
+    """In two terminals: probes name the link and its direction. No RNIC counts lost datagrams, so the fault is
+    unproven."""
     env = of_lab(lab)
     with terminal(LOSS, folder, env) as fault:
         fault.wait_for_output("armed: ")

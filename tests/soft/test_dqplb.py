@@ -1,6 +1,6 @@
-"""Chunks over several queue pairs (`spread = "dqplb"`) where one of two uplinks is dead, or eight times slower.
+"""Segments over several queue pairs (`spread = "dqplb"`) while one of two uplinks is dead, or eight times slower.
 
-All queue pairs of a test have flow labels: a queue pair that is rebuilt keeps its UDP source port, and so its uplink.
+All queue pairs of a test have flow labels, so a rebuilt queue pair keeps its UDP source port, and thus its uplink.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FAST_MBPS, SLOW_MBPS = 16, 2
 
 
 def first_label(lab, fits):
-    """The first flow label from which on `QUEUE_PAIRS` labels fit, by the spines that they take from SRC to DST."""
+    """Return the first of `QUEUE_PAIRS` consecutive flow labels whose spines from SRC to DST satisfy `fits`."""
     address = {
         f"{host.name}:{rnic.name}": rnic.address.split("/")[0] for host in lab.topology.hosts for rnic in host.rnics
     }
@@ -46,18 +46,18 @@ def first_label(lab, fits):
 
 
 def operations(result):
-    """(begin, end) of each operation on rank 0."""
+    """Return (begin, end) of each operation on rank 0."""
     return [(one.start_ns, one.end_ns) for one in result.iterations[0]]
 
 
 @pytest.mark.parametrize("spread", ["dqplb", "split"])
 def test_job_survives_a_dead_uplink_with_dqplb_and_stalls_without(lab, traffic, inject, spread):
-    """RoCEv2 is lost on one uplink, which BGP does not notice: queue pairs die there, and again when they are rebuilt.
+    """RoCEv2 packets are lost on one uplink, unnoticed by BGP. Queue pairs die there, and again after a rebuild.
 
-    With `split`, every message needs every queue pair: the job waits until the uplink carries again. That shows what
-    `dqplb` had to overcome.
+    With `split`, every message needs every queue pair, so the job waits until the uplink works again. With `dqplb` it
+    continues.
     """
-    # Two of each rank's queue pairs use the uplink, by their data or by their ACKs; the two others do not.
+    # Two of each rank's queue pairs use the uplink, for data or for ACKs; the two others do not.
     label = first_label(lab, lambda spines: spines.count("ctsw1") == QUEUE_PAIRS // 2)
     job = traffic.collective(
         collective="all-to-all",
@@ -75,7 +75,7 @@ def test_job_survives_a_dead_uplink_with_dqplb_and_stalls_without(lab, traffic, 
         for index, ways in data_and_ack_paths(lab, job.connections).items()
         if any(("rtsw1", "ctsw1") in itertools.pairwise(way) for way in ways)
     }
-    # With `split` the job stands still once the first queue pairs are dead: others may have nothing left to lose.
+    # With `split` the job stands still once the first queue pairs are dead, so other queue pairs may survive.
     least = len(dead) if spread == "dqplb" else 1
     fault = inject("packet.drop", UPLINK, share=1.0)
     armed = fault.arm()
@@ -117,7 +117,7 @@ def test_job_survives_a_dead_uplink_with_dqplb_and_stalls_without(lab, traffic, 
 
 @contextlib.contextmanager
 def skew(inject, *, idle=None):
-    """One uplink at eight times the rate of the other; `idle` is one that the workload does not cross."""
+    """Give one uplink eight times the rate of the other; `idle` is an uplink that the workload does not use."""
     faults = [
         inject("link.rate", uplink, rate=rate, prove=uplink != idle)
         for uplink, rate in ((UPLINK, SLOW_MBPS), (OTHER, FAST_MBPS))
@@ -142,7 +142,7 @@ def sprayed(lab, tmp_path):
 
 
 def test_paths_of_unequal_rate_halve_a_sprayed_flow_and_not_a_dqplb_job(lab, traffic, inject, tmp_path):
-    """Uplinks of 16 and 2 Mb/s. Unsprayed is a queue pair on the faster one; the job's four share both."""
+    """Uplinks of 16 and 2 Mb/s: a single queue pair uses the faster one, and the job's four queue pairs share both."""
     fast = first_label(lab, lambda spines: spines[0] == "ctsw2")
     mixed = first_label(lab, lambda spines: spines.count("ctsw1") == QUEUE_PAIRS // 2)
 
@@ -175,7 +175,7 @@ def test_paths_of_unequal_rate_halve_a_sprayed_flow_and_not_a_dqplb_job(lab, tra
     with skew(inject, idle=UPLINK):
         unsprayed, single = flow("completed"), job(1, fast)
     with sprayed(lab, tmp_path), skew(inject):
-        spread = flow("completed", "recovered")  # go-back-N may take longer than the deadline of a message
+        spread = flow("completed", "recovered")  # go-back-N may exceed the deadline of a message
     with skew(inject):
         balanced = job(QUEUE_PAIRS, mixed)
     print(

@@ -1,4 +1,4 @@
-"""Size of a fault's effect, measured independently of the fault: delay, rate and share equal the parameters."""
+"""Size of a fault's effect, measured independently: delay, rate and share equal the fault's parameters."""
 
 import contextlib
 import time
@@ -26,7 +26,7 @@ def ends(lab):
 
 @pytest.fixture
 def fault_on(lab, tmp_path):
-    """Keep a fault on for as long as a measurement takes: it is proved in all but its time."""
+    """Keep a fault active during a measurement. Its receipt must be proven, except for its planned time."""
 
     @contextlib.contextmanager
     def keep(kind, target, **params):
@@ -43,7 +43,7 @@ def fault_on(lab, tmp_path):
 
 
 def median_ns(traffic, src, dst):
-    """Median time of a small message, one at a time."""
+    """Return the median time of small messages, one at a time."""
     sent = traffic.flow(
         src, dst, message_bytes=512, depth=1, messages=200, latency=True, op_deadline_s=60.0, qp=PATIENT
     )
@@ -53,7 +53,7 @@ def median_ns(traffic, src, dst):
 
 
 def test_delay_lengthens_the_median_round_trip_by_its_length(lab, traffic, fault_on):
-    """Within 10 %: the request waits in the detour, its ACK does not."""
+    """The difference is within 10 % of the delay. Only requests pass the detour, not ACKs."""
     src, dst = ends(lab)
     before = median_ns(traffic, src, dst)
     with fault_on("packet.delay", dst, delay=DELAY_MS):
@@ -62,7 +62,7 @@ def test_delay_lengthens_the_median_round_trip_by_its_length(lab, traffic, fault
 
 
 def test_link_rate_limits_the_ports_bytes_to_the_rate(lab, traffic, fault_on):
-    """Within 5 %, by the port's own count of bytes, while a flow that could send more is under way."""
+    """The rate is within 5 %, by the port's own count of bytes, during a flow that could send more."""
     src, dst = ends(lab)
     host, _, rnic = dst.partition(":")
     link = next(link for link in lab.topology.links_of(host) if link.rnic == rnic)
@@ -71,14 +71,14 @@ def test_link_rate_limits_the_ports_bytes_to_the_rate(lab, traffic, fault_on):
     unlimited = rate_of(lab, node, key, 5.0)
     assert unlimited > 1.5 * RATE_MBIT, "the flow does not fill the rate: nothing would be shown"
     with fault_on("link.rate", f"{node}:{host}:{rnic}", rate=RATE_MBIT):
-        wait_s(3.0)  # the queue fills, and the burst that tbf lets pass at once is over
+        wait_s(3.0)  # wait until the queue is full and tbf's initial burst is over
         limited = rate_of(lab, node, key, MEASURED_S)
     assert not sent.is_over
     assert limited == pytest.approx(RATE_MBIT, rel=0.05)
 
 
 def rate_of(lab, node, key, seconds):
-    """Mbit/s of a counter of bytes; each read is stamped with the middle of the time that it took."""
+    """Return the rate of a byte counter in Mbit/s. The time of a reading is the middle of its duration."""
     before, began_s = read_at(lab, node)
     wait_s(seconds)
     after, ended_s = read_at(lab, node)

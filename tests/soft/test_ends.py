@@ -1,8 +1,8 @@
-"""Commands ended by a random signal at a random moment: what faultbed says of the lab is what the lab is.
+"""Commands ended by a random signal at a random time: faultbed's statements about the lab are true.
 
-After each end the lab's fingerprint is taken beside faultbed and compared with the one before; what the command and the
-marks say is held against that. A lab that faultbed says nothing bad of and that differs is a false CLEAN; a DIRTY mark
-on a lab that is as it was is a false DIRTY, unless the end of a fault was not seen (a second signal while it cleared).
+After each end, the lab's fingerprint is taken independently of faultbed, and compared with the one before and with what
+the command and the marks report. A changed lab without a DIRTY mark is a false CLEAN. A DIRTY mark on an unchanged lab
+is a false DIRTY, unless the end of a fault was not seen (a second signal while it cleared).
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class End:
 
 
 def drawn(command: str, folder: Path) -> Iterator[End]:
-    """The ends of one command, the same ones each time."""
+    """Return the ends of one command, the same ones each time."""
     chance = random.Random(f"{SEED} {command}")
     experiment = folder / "ends.toml"
     experiment.write_text(EXPERIMENT)
@@ -110,7 +110,7 @@ def drawn(command: str, folder: Path) -> Iterator[End]:
 
 @pytest.fixture(scope="module")
 def mini() -> Iterator[Inventory]:
-    """A small lab of its own: a reset that is cut off ends its machines."""
+    """Bring up a separate small lab, because an interrupted reset ends its machines."""
     inventory = inventory_module.load(shipped.inventories() / "soft-mini.yml")
     if lifecycle.status(inventory).state == "up":
         pytest.skip("soft-mini is up already: it may be in use")
@@ -120,9 +120,9 @@ def mini() -> Iterator[Inventory]:
 
 
 def ended(inventory: Inventory, end: End, folder: Path) -> tuple[int, str]:
-    """Start the command, end it so, and give back its exit code and what it said.
+    """Start the command, end it in this way, and return its exit code and output.
 
-    The command must come to the phase: one whose words were changed would end without any signal.
+    The command must reach the phase. If its progress texts had changed, no signal would be sent.
     """
     output = folder / "said"
     argv = [sys.executable, "-c", "from harness.cli import main; main()", "--lab", str(inventory.path), *end.words]
@@ -140,20 +140,20 @@ def ended(inventory: Inventory, end: End, folder: Path) -> tuple[int, str]:
 
 
 def differences(lab: Lab, before: fingerprint.Fingerprint) -> list[str]:
-    """How the lab differs, looked at beside faultbed."""
+    """Return the differences of the lab, determined independently of faultbed."""
     return fingerprint.diff(before, fingerprint.capture(lab))
 
 
 def lies(inventory: Inventory, before: fingerprint.Fingerprint, end: End, rc: int, output: str) -> Iterator[str]:
-    """What faultbed said, or left unsaid, that is not so; afterwards the lab is as before."""
+    """Return false or missing statements of faultbed about the lab, and restore the lab."""
     folder = lab_dir(inventory.name)
     marked, unfinished = dirty.reasons(folder), [mark.name for mark in in_progress.dead(folder)]
     about = f"{end}: exit code {rc}, marked {marked}, unfinished {unfinished}, said {output!r}"
-    # A VM of a busy machine has taken more than the three seconds of `faultbed status` to greet.
+    # On a busy machine, a VM may need more than the three seconds of `faultbed status` to send its SSH banner.
     patience_s = lifecycle.PATIENCE_S["before ending"]
     was_up = (state := lifecycle.status(inventory, patience_s=patience_s).state) == "up"
     if not was_up:
-        if end.command not in ("run", "reset"):  # these two end the lab's machines, and `status` shows it
+        if end.command not in ("run", "reset"):  # these two stop the lab's machines, and `status` shows that
             yield f"the lab is {state}: {about}"
         lifecycle.up(inventory, lambda _: None)
     with open_lab(inventory) as lab:
@@ -181,7 +181,7 @@ def lies(inventory: Inventory, before: fingerprint.Fingerprint, end: End, rc: in
 
 
 def faultbed(inventory: Inventory, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end."""
+    """Run a faultbed command to its end."""
     argv = [sys.executable, "-c", "from harness.cli import main; main()", "--lab", str(inventory.path), *words]
     return subprocess.run(argv, capture_output=True, text=True, check=False, timeout=END_S)
 
@@ -195,7 +195,7 @@ def test_command_ended_at_random_reports_the_labs_true_state(mini, tmp_path, com
         before = fingerprint.capture(lab)
     collected = []
     for end in drawn(command, tmp_path):
-        if command == "heal":  # something to heal: a port that a fault has left down
+        if command == "heal":  # leave something to heal: a port that a fault took down
             with open_lab(mini) as lab:
                 lab.node("rtsw1").run(["ip", "link", "set", "dev", "ctsw1", "down"])
             dirty.mark(lab_dir(mini.name), ["rtsw1: link ctsw1 is down"], before)

@@ -1,4 +1,4 @@
-"""Experiments whose workload is a job: what its own programs can suffer, and what it measures besides goodput."""
+"""Experiments whose workload is a job: faults of its own programs, and its metrics besides goodput."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ max = 0.15
 
 
 def run(lab, tmp_path, scheme, hosts=(1, 2, 3, 4), *, more="", iterations=8, words=None, **options):
-    """Run an all-to-all under a scheme. `words` are sizes, timeouts and further lines of the experiment."""
+    """Run an all-to-all under a routing scheme. `words` are sizes, timeouts and further lines of the experiment."""
     ranks = ", ".join(f'"host{number}:rxe0"' for number in hosts)
     usual = {"size": "256KiB", "timeout": 18, "fabric": "", "workload": "", "length": f"iterations = {iterations}"}
     text = TEXT.format(scheme=scheme, ranks=ranks, **usual | (words or {})) + more
@@ -89,7 +89,7 @@ def rules(lab):
 
 
 def mmr(finished, switch):
-    """Maximum over mean of what a switch sent up, by its ports' counters."""
+    """Return the maximum over the mean of the bytes that a switch sent up, by its ports' counters."""
     measured = finished.run_dir.read_measurements()
     before, after = measured.counters_before[switch], measured.counters_after[switch]
     sent = [after[f"{port}.tx_bytes"] - before[f"{port}.tx_bytes"] for port in ("ctsw1", "ctsw2")]
@@ -118,7 +118,7 @@ def test_e_ecmp_loads_links_as_its_computed_decisions(lab, tmp_path):
 
 
 def test_e_ecmp_with_16_queue_pairs_per_peer_shares_uplinks_within_a_quarter(lab, tmp_path):
-    """Pooled over both racks and three seeds of the hash; each run's bytes are those of its computed decisions."""
+    """Results of both racks and three hash seeds are pooled. Each run's bytes agree with its computed decisions."""
     ratios = []
     for seed in (1, 2, 3):
         words = {"fabric": f"qp_hash_seed = {seed}", "workload": "qps_per_peer = 16", "size": "1MiB"}
@@ -148,7 +148,7 @@ def test_queue_pairs_with_one_source_port_take_paths_by_scheme(lab, tmp_path, sc
 
 
 def test_spray_fills_uplinks_equally_and_reorders_nothing(lab, tmp_path):
-    """Equal paths: no packet overtakes another one, so no receiver sees a gap."""
+    """Both paths are equally fast, so no packet overtakes another one, and no receiver sees a gap."""
     finished = run(lab, tmp_path, "spray", iterations=20)
     measured = finished.run_dir.read_measurements()
 
@@ -175,7 +175,7 @@ def test_routing_scheme_without_effect_is_inconclusive(lab, tmp_path, scheme, mu
 
 @pytest.mark.parametrize(("mutate", "verdict"), [(None, Verdict.PASS), ("noop", Verdict.INCONCLUSIVE)])
 def test_fault_and_its_twin_run_under_the_routing_scheme(lab, tmp_path, mutate, verdict):
-    """An uplink flaps under a static scheme: it is proved, the scheme is whole at the end, and the twin had it too."""
+    """An uplink flaps under a static scheme. The fault is proved, and run and twin have the complete scheme."""
     words = {"length": 'duration = "45s"', "workload": "qps_per_peer = 2"}
     finished = run(lab, tmp_path, "static-parity", more=FAULT, words=words, mutate=mutate)
     result = finished.verdict
@@ -215,7 +215,8 @@ def test_routing_scheme_ends_with_its_controller(lab, tmp_path):
 
 
 def test_heal_removes_a_routing_scheme_without_a_holder(lab):
-    """A rule, a table and a resilient group that a killed machine might leave: DIRTY by the fingerprint, and healed."""
+    """Leftovers of a killed machine (a rule, a table, a resilient group) make the lab DIRTY until `heal` removes
+    them."""
     before = fingerprint.capture(lab)
     for words in (
         "rule add priority 1000 protocol 251 fwmark 1001 lookup 1001",
@@ -232,7 +233,7 @@ def test_heal_removes_a_routing_scheme_without_a_holder(lab):
 
 
 def test_withdrawn_prefix_leaves_the_routing_schemes_tables(lab, tmp_path):
-    """The far rack is withdrawn by one spine: the near switch's table of that uplink loses it, the other keeps it."""
+    """One spine withdraws the far rack. The near switch's table for that uplink loses the route, the other keeps it."""
     with Journal(tmp_path / "journal.jsonl") as journal:
         lease = armed_lease(lab, journal, "pinned")
 
@@ -271,7 +272,7 @@ def test_odd_and_even_hosts_load_the_uplinks_as_computed(lab, tmp_path, hosts, r
 
 @pytest.mark.needs("hosts >= 6")
 def test_collision_of_odd_even_routing_costs_job_time_where_uplinks_are_the_bottleneck(lab, tmp_path):
-    """Host 4 was replaced by host 5: all that leaves rack 1 has one uplink, where E-ECMP gives it both."""
+    """Host 5 replaces host 4, so all traffic out of rack 1 has one uplink. E-ECMP uses both."""
     if lab.inventory_model.rate_scale is None:
         pytest.skip("needs a lab whose uplinks have a rate below that of its hosts, such as soft-tapered")
     times_s = []
@@ -293,9 +294,9 @@ def test_collision_of_odd_even_routing_costs_job_time_where_uplinks_are_the_bott
 
 @pytest.mark.needs("hosts >= 6")
 def test_collision_costs_an_all_reduce_time_by_its_algorithm(lab, tmp_path):
-    """Some points of `docs/sweeps/algorithms.toml`: ring, tree and halving-doubling, with host 4 replaced by host 5.
+    """Points of `docs/sweeps/algorithms.toml`: ring, tree and halving-doubling, with host 5 instead of host 4.
 
-    By odd/even routing all that leaves rack 1 has one uplink; halving-doubling has two flows there at the same time.
+    With odd/even routing all traffic out of rack 1 has one uplink, and halving-doubling has two flows on it at once.
     """
     if lab.inventory_model.rate_scale is None:
         pytest.skip("needs a lab whose uplinks have a rate below that of its hosts, such as soft-tapered")
@@ -335,9 +336,9 @@ FLOWS, ROUNDS = 24, 8
 
 
 def mmr_band(flows, rounds, level=0.99):
-    """The band of the mean MMR of two links over so many rounds, if each flow takes either link with equal chance.
+    """Return the range of the mean MMR of two links over rounds in which each flow takes a random link.
 
-    Exact: the fuller link of a round has max(k, flows - k) flows, with a binomial k.
+    The distribution is exact: the fuller link of a round has max(k, flows - k) flows, with a binomial k.
     """
     fuller = defaultdict(float)
     for count in range(flows + 1):
@@ -358,7 +359,7 @@ def mmr_band(flows, rounds, level=0.99):
 
 
 def test_ecmp_spreads_queue_pairs_as_balls_into_two_bins(lab):
-    """One draw may have any MMR from 1 to 2. The mean of eight draws has a band, and bytes follow the paths."""
+    """One draw may have any MMR from 1 to 2. The mean of eight draws lies in a range, and bytes follow the paths."""
     observed, differences = [], []
     for _ in range(ROUNDS):
         before = counters.read(lab, ["rtsw1"])["rtsw1"]

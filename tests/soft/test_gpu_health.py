@@ -40,7 +40,7 @@ ELSEWHERE = {"host1": "host2", "host2": "host4"}
 
 
 def receipts(lab, folder, *, mutate=None, elsewhere=False):
-    """Inject every case in turn; yield it with its receipt."""
+    """Inject every case in turn; yield each one with its receipt."""
     with (
         work(lab, "throttle"),
         Journal(folder / "journal.jsonl") as journal,
@@ -97,13 +97,13 @@ def test_gpu_health_fault_at_another_gpu_is_never_proved(lab, tmp_path):
 
 
 def listed(readings, strikes=(), *, topology):
-    """What offenders lists, by name."""
+    """Return the rows of `faultbed offenders`, by name."""
     ranking = offenders(strikes, topology, Thresholds(), now=datetime.now(UTC), readings=readings)
     return {one.name: (one.host, one.action) for one in ranking if one.action != "watch"}
 
 
 def test_preflight_reports_a_gpu_beyond_a_threshold_and_offenders_sends_it_to_repair(lab, tmp_path):
-    """The detectors see the synthetic failure as they would see a real one, and nothing after the reset."""
+    """The detectors report the synthetic failure like a real one, and nothing after the reset."""
     planned = plan(
         FaultSpec(kind="gpu.row-remap", target="host2:gpu0", for_s=120.0, params={"state": "failed"}),
         lab.topology,
@@ -133,7 +133,7 @@ def test_preflight_reports_a_gpu_beyond_a_threshold_and_offenders_sends_it_to_re
 
 @pytest.mark.slow
 def test_job_whose_gpu_has_an_uncontained_error_restarts_on_the_spare_and_its_host_is_an_offender(lab, tmp_path):
-    """XID 95 ends the rank; the job goes on on the spare from its newest checkpoint, with the right state."""
+    """XID 95 ends the rank. The job continues on the spare from its newest checkpoint, with the correct state."""
     text = (Path(__file__).parents[1] / "experiments" / "gpu-memory-error.toml").read_text()
     source = text.encode()
     decided = run.decide(decode(source, source="here.toml"), source, lab.inventory_model)

@@ -1,6 +1,6 @@
-"""A bystander beside a job: faults beside its path leave it alone, and its metrics notice faults on its path.
+"""A bystander next to a job: faults off its path do not affect it, and its metrics show faults on its path.
 
-`pytest -m "" --lab soft tests/soft/test_isolation.py -s` prints what each group of kinds did to it.
+`pytest -m "" --lab soft tests/soft/test_isolation.py -s` prints the effect of each group of kinds.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.soft
 
 
 def sockets_listening(pid):
-    """(address, port) of every TCP socket that a process listens on."""
+    """Return (address, port) of every TCP socket on which a process listens."""
     inodes = set()
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -50,7 +50,7 @@ def test_vms_listen_on_loopback_only(lab):
 
 
 def test_guest_cpus_have_no_instruction_that_tcg_emulates_badly(lab):
-    """CMPXCHG16B sooner or later panics a guest under TCG; PCLMULQDQ makes every ICRC slow."""
+    """CMPXCHG16B sooner or later panics a guest under TCG, and PCLMULQDQ makes every ICRC slow."""
     if lab.accelerator != "tcg":
         pytest.skip("the processor is a real one")
     for host in lab.topology.hosts:
@@ -84,7 +84,7 @@ def test_reset_undoes_unrecorded_changes(lab):
     assert abs(float(node.run(["date", "+%s.%N"]).stdout) - time.time()) < 60
 
 
-# Node, what is done, what undoes it, and the subject that must differ meanwhile.
+# (node, change, its reversal, subject of the fingerprint that must differ in between)
 TOUCHED = [
     ("host1", "ip link set dev be0 mtu 3000", "ip link set dev be0 mtu 4200", "link be0"),
     ("host1", "ip address add 10.99.0.1/32 dev lo", "ip address del 10.99.0.1/32 dev lo", "address lo 10.99.0.1/32"),
@@ -133,9 +133,7 @@ socket.socket(socket.AF_INET, socket.SOCK_RAW, socket.IPPROTO_ICMP).sendto(said,
 
 
 def test_no_switch_teaches_a_host_a_path_mtu(lab):
-    """A learnt path MTU used to outlive its fault by ten minutes without RDMA; if it is learnt, the fingerprint shows
-    it.
-    """
+    """A learnt path MTU outlives its fault and blocks RDMA for ten minutes. The fingerprint would show it."""
     before = fingerprint.capture(lab)
     own, far = (lab.topology.hosts[index].rnics[0].ip for index in (0, -1))
     host, learn = lab.node("host1"), ["python3", "-c", LEARN, own, far]
@@ -144,7 +142,7 @@ def test_no_switch_teaches_a_host_a_path_mtu(lab):
     try:
         host.run(["sysctl", "-qw", "net.ipv4.ip_no_pmtu_disc=0"])
         host.run(learn)
-        host.run(["ip", "route", "get", far, "from", own])  # the kernel tells of what is used
+        host.run(["ip", "route", "get", far, "from", own])  # the kernel lists only exceptions that are used
         lines = fingerprint.diff(before, fingerprint.capture(lab))
     finally:
         host.run(["sysctl", "-qw", "net.ipv4.ip_no_pmtu_disc=2"])
@@ -184,7 +182,7 @@ def test_dead_vm_is_named_and_reset_restarts_it(lab):
     """QEMU is killed, a kernel panics: status names the VM, work fails with the remedy, and reset repairs the lab."""
     first, last = lab.topology.hosts[0].name, lab.topology.hosts[-1].name
     before = fingerprint.capture(lab)
-    with contextlib.suppress(FaultbedError):  # it takes its SSH server with it
+    with contextlib.suppress(FaultbedError):  # a killed QEMU ends its SSH server
         lab.node(first).run(["sh", "-c", "echo c > /proc/sysrq-trigger"], timeout_s=5)
     pid = next(vm.pid for vm in lifecycle.status(lab.inventory_model).vms if vm.name == last)
     os.kill(pid, signal.SIGKILL)
@@ -220,7 +218,7 @@ def test_slow_vm_does_not_end_its_lab(lab):
 
 
 def renewed_for_another_version(inventory):
-    """A snapshot of another faultbed's node code is provisioned once more, and once only: its GPUs ran that code."""
+    """A snapshot with another version's node code is provisioned again exactly once, because its GPUs run that code."""
     path = lab_dir(inventory.name) / "snapshot.json"
     write(path, msgspec.structs.replace(read_snapshot(path.parent), node_code="0" * 16))
     lines: list[str] = []
@@ -233,7 +231,7 @@ def renewed_for_another_version(inventory):
 
 @pytest.mark.slow
 def test_two_labs_run_side_by_side_and_end_without_leftovers(lab):
-    """A second lab comes up beside the first one, does not touch it, and leaves no process, socket or file behind."""
+    """A second lab comes up, does not affect the first one, and leaves no process, socket or file behind."""
     if lab.name == "soft-mini":
         pytest.skip("the second lab of this test is soft-mini itself")
     other = inventory_module.load(shipped.inventories() / "soft-mini.yml")

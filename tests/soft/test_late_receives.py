@@ -26,7 +26,7 @@ SENT = {
 
 
 def hold_up(lab, folder, target, spec, mutate=None):
-    """The receipt of two seconds without receives, and the flow's result."""
+    """Return the receipt of a fault of two seconds without receives, and the flow's result."""
     with (
         flow_run.start(lab, spec) as running,
         Journal(folder / "j") as journal,
@@ -72,7 +72,7 @@ def test_sender_out_of_rnr_retries_loses_and_rebuilds_its_queue_pair(lab, tmp_pa
 @pytest.mark.slow
 @pytest.mark.parametrize(("target", "mutate"), [("host3", "noop"), ("host3", "lie"), ("host2", None)])
 def test_late_receives_without_effect_or_elsewhere_are_not_proved(lab, tmp_path, target, mutate):
-    """A host without senders gets the late receives, so no sender meets an RNR NAK."""
+    """The late receives are on a host to which no flow sends, so no sender gets an RNR NAK."""
     beside = FlowSpec(**{**SENT, "dst": "host2:rxe1", "message_bytes": 64, "rate_bps": 51200, "verb": "write"})
     with flow_run.start(lab, beside) as other:
         receipt, result = hold_up(lab, tmp_path, target, FlowSpec(**SENT), mutate)

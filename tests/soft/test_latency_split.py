@@ -1,4 +1,4 @@
-"""Parts of a collective's time on a real lab: a fault moves the part that it acts on."""
+"""Parts of a collective's time on a real lab: a fault lengthens the part on which it acts."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def measure(lab):
 
 
 def test_cpu_contention_lengthens_the_busy_parts_of_an_operation(lab, inject, measure):
-    """The stolen host enters last. Its idle time grows less: the others have long sent what it waits for."""
+    """The host without CPU time enters each operation last. It hardly waits, because the others have already sent."""
     clean_busy_ns, clean_wire_ns = measure()
     fault = inject("host.cpu-steal", lab.topology.hosts[0].name, share=0.8)
     fault.arm()

@@ -1,4 +1,4 @@
-"""Whoever dies, the target restores itself within its lease: controller or holder killed or stopped, network cut."""
+"""The target restores itself within its lease if controller or holder are killed or stopped, or the network is cut."""
 
 from __future__ import annotations
 
@@ -94,9 +94,7 @@ def test_stopped_or_killed_holder_is_reverted_by_the_target(lab, tmp_path, name,
 
 
 def test_reverted_holder_stays_idle_until_its_injector_ends(lab, tmp_path):
-    """The fault is reverted at once, the unit ends later: stopping it costs an emulated host seconds during
-    recovery.
-    """
+    """The fault is reverted at once, and the unit ends later, because stopping it costs an emulated host seconds."""
     fault = case(lab, "throttle", for_s=300.0)
     node = lab.carrier(fault.planned.place.node)
 
@@ -120,7 +118,7 @@ NETS_UP_S = 90.0
 
 
 def looking(fault):
-    """Shell for the fault's target: wait until nothing of it is left, and write down the uptime of that moment."""
+    """Return shell code for the target: wait until the fault is gone, and store the uptime of that moment."""
     planned = fault.planned
     if fault.name == "drop":
         args = planned.request["args"]
@@ -133,7 +131,7 @@ def looking(fault):
 
 @contextlib.contextmanager
 def without_management(lab, machine):
-    """Cut a machine's management link; a separate process restores it if this one dies."""
+    """Cut a machine's management link. A separate process restores it if this one dies."""
     socket, nic = str(lab.qmp_socket(machine)), lab.nic_id(machine, "mgmt0")
     late = shlex.join([*local_python(), "-m", "inject.node.qmp", socket, nic])
     timer = subprocess.Popen(["sh", "-c", f"sleep {2 * TTL_S + 30:g}; {late}"], start_new_session=True)
@@ -147,7 +145,7 @@ def without_management(lab, machine):
 
 
 def answers(lab, machine, *argv):
-    """What a machine prints; None: it does not answer (now), or has nothing to print."""
+    """Return a command's output on a machine; None: it does not answer, or prints nothing."""
     try:
         return lab.node(machine).run(list(argv), check=False, timeout_s=10).stdout or None
     except LabError:
@@ -179,7 +177,7 @@ def test_unreachable_target_restores_itself(lab, tmp_path, name):
 
 @pytest.mark.slow
 def test_host_rebooting_under_a_fault_is_never_clean(lab, tmp_path):
-    """A reset behind our back removes the fault and all that provisioning made: the lab is DIRTY and heal repairs
+    """An external reset removes the fault and everything that provisioning made. The lab is DIRTY until heal repairs
     it.
     """
     fault = case(lab, "throttle", for_s=300.0)
@@ -210,9 +208,9 @@ def test_host_rebooting_under_a_fault_is_never_clean(lab, tmp_path):
 
 @pytest.mark.slow
 def test_panic_restores_a_lab_with_three_faults_at_once(lab, tmp_path):
-    """An uplink that flaps, an RNIC without carrier, a GPU that is throttled: one call, and none of them is there.
+    """One call of `heal --panic` removes a flapping uplink, an RNIC without carrier and a GPU throttle.
 
-    How long it took is printed, and held against `PANIC_S` where guests are not emulated.
+    The time is printed, and compared with `PANIC_S` if guests are not emulated.
     """
     faults = [case(lab, name, for_s=300.0) for name in ("uplink", "rnic", "throttle")]
     with Journal(tmp_path / "j") as journal, Injector(lab, journal, ttl_s=TTL_S) as injector:

@@ -1,8 +1,8 @@
-"""A Linux box with two NICs in the way of a flow, as a switch of a rack lab: a soft host that forwards between its own.
+"""A Linux box with two NICs as a switch of a rack lab: a soft host that forwards between its two NICs.
 
-What goes between host1 and host3 takes a turn through host2, there and back: host1's side is its first NIC, the rest of
-the fabric its second. The faults are planned for a rack lab, and done on the machine itself, in no namespace. RNICs are
-rxe: their counters go by rxe's names.
+Packets between host1 and host3 pass host2 in both directions: its first NIC faces host1, its second the rest of the
+fabric. Faults are planned for a rack lab, and act on the machine itself, in no namespace. RNICs are rxe devices, with
+rxe's names of counters.
 """
 
 from __future__ import annotations
@@ -59,14 +59,14 @@ def gateway(link):
 
 @pytest.fixture
 def box(lab):
-    """The lab as a rack of which host2 is the switch; its turn is taken back in the end."""
+    """Return the lab as a rack with host2 as the switch; remove the detour at the end."""
     one, two, three, _ = lab.topology.hosts[:4]
     near, far = two.rnics[:2]
     leaf, near_link, far_link = (
         lab.topology.rnic_link(host.name, rnic.name) for host, rnic in ((one, first(one)), (two, near), (two, far))
     )
     uplinks = [link.end(leaf.a.node).netdev for link in lab.topology.links_of(leaf.a.node) if link.is_uplink]
-    turns = [  # on which machine, what comes in by which ports, for whom, goes where
+    turns = [  # (machine, incoming ports, destination, next hop)
         (leaf.a.node, [leaf.a.netdev], first(three), f"via {near.ip} dev {near_link.a.netdev}"),
         (two.name, [near.netdev], first(three), f"via {gateway(far_link)} dev {far.netdev}"),
         (leaf.a.node, uplinks, first(one), f"via {far.ip} dev {far_link.a.netdev}"),
@@ -113,7 +113,7 @@ def flow_through_it(lab):
 
 
 def planned_at(box, kind, target, params, *, index=0, for_s=WINDOW_S) -> PlannedFault:
-    """Plan a fault as on a rack, with rxe's names for the counters of a hardware RNIC."""
+    """Plan a fault as on a rack, but with rxe's names of RNIC counters."""
     spec = FaultSpec(kind=kind, target=target, for_s=for_s, params=params)
     planned = plan(spec, box, lab_kind="rack", index=index)
     assert planned.place.netns is None
@@ -133,7 +133,7 @@ def planned_at(box, kind, target, params, *, index=0, for_s=WINDOW_S) -> Planned
 
 @pytest.mark.parametrize("mutate", [None, "noop"])
 def test_packet_faults_are_exact_in_a_linux_box_of_a_rack(lab, tmp_path, box, mutate):
-    """Each is proved, and by nothing in its place is not; a single packet is a single packet."""
+    """Each fault is proved, but not if a no-op replaces its action. A fault of one packet takes exactly one."""
     proved, hits = {}, {}
     with (
         flow_through_it(lab),
@@ -154,7 +154,7 @@ def test_packet_faults_are_exact_in_a_linux_box_of_a_rack(lab, tmp_path, box, mu
 
 
 class AsRack:
-    """The lab, with the box as the switch that its topology has."""
+    """The lab with the box as the switch of its topology."""
 
     def __init__(self, lab, box):
         self.topology, self._lab = box, lab
@@ -175,7 +175,7 @@ def test_capture_on_the_box_is_complete(lab, tmp_path, box):
             prepared.arm()
             until(lambda: prepared.observe()["count"])
             receipt = prepared.clear()
-        # A NIC counts what it has sent a moment later: the ports are read at rest.
+        # A NIC counts sent packets with a delay, so ports are read at rest.
         captured = running.stop()
     assert receipt.fired.count == 1
     assert [proof.is_whole for proof in captured.proofs] == [True, True], captured.proofs

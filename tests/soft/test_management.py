@@ -1,4 +1,4 @@
-"""The guard of the management path, on a kernel with bonds and VLANs; the unit test of the same name has the rest."""
+"""The guard of the management path, on a kernel with bonds and VLANs. The unit test of this name covers the rest."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ print(json.dumps(sorted(management_interfaces())))
 def test_bond_members_below_a_management_vlan_are_guarded(lab):
     host = lab.topology.hosts[0].name
     lab.ensure_code(host)
-    # Without being told otherwise, the module makes a bond of its own in the machine's namespace.
+    # Without this option, the module creates its own bond in the machine's namespace.
     lab.node(host).run(["modprobe", "bonding", "max_bonds=0"])
     look = shlex.join(["env", f"PYTHONPATH={node_archive.archive().folder}", "python3", "-c", LOOK])
-    # sysfs shows the interfaces of whose namespace it was mounted in.
+    # sysfs shows the interfaces of the namespace in which it was mounted.
     text = f"mount -t sysfs sysfs /sys && {look}"
     output = json.loads(lab.node(host).run(["unshare", "--net", "--mount", "sh", "-c", text]).stdout)
     assert output == ["bond0", "bond0.7", "eth8", "lo", "mgmt0"], "eth9 carries nothing"

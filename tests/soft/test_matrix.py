@@ -102,13 +102,13 @@ with open_lab(Path(inventory)) as lab, Journal(Path(journal)) as written:
 
 
 def test_matrix_has_every_kind():
-    """A new kind is added here too, unless nothing can revert it."""
+    """A new kind must be added here, unless nothing can revert it."""
     on_soft = {name for name, kind in CATALOGUE.items() if "soft" in kind.fidelity}
     assert KINDS.keys() | OF_A_JOB.keys() | {"host.rank-kill"} == on_soft
 
 
 def is_gone(lab, planned):
-    """Whether no stored revert and no holder is left where the fault was, beside QEMU or on the target."""
+    """Return whether no stored revert and no holder is left, beside QEMU or on the target."""
     if planned.place.local:
         return not list(revert_dir(lab).glob("*.revert"))
     script = (
@@ -119,7 +119,7 @@ def is_gone(lab, planned):
 
 
 def killed_and_restored(lab, tmp_path, kind, phase):
-    """Let a controller begin with the fault, kill it in that phase, wait until nothing of the fault is left."""
+    """Start a controller with the fault, kill it in this phase, and wait until the fault is gone."""
     target, params = (KINDS | OF_A_JOB)[kind]
     planned = plan(FaultSpec(kind=kind, target=target, for_s=300.0, params=params), lab.topology, lab_kind="soft")
     controller = subprocess.Popen(
@@ -136,7 +136,7 @@ def killed_and_restored(lab, tmp_path, kind, phase):
         patience_s = planned.request.get("patience_s", 0.0)
         took_s = until(lambda: is_gone(lab, planned), within_s=TTL_S + 2 + patience_s)
     if patience_s:
-        lab.forget(planned.place.node)  # what led to it before its reboot
+        lab.forget(planned.place.node)  # the connection from before its reboot
     print(f"{kind} while {phase}: nothing left {took_s:.1f} s after SIGKILL")
 
 
@@ -162,5 +162,5 @@ def test_killed_controller_leaves_a_running_job_intact(lab, tmp_path, kind, phas
 
 
 def iterations(running):
-    """Return how many iterations all four ranks together have reported."""
+    """Return the number of iterations that all four ranks together have reported."""
     return sum(event.name == "iteration" for event in running.events)

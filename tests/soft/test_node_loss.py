@@ -1,4 +1,4 @@
-"""A job on a real lab survives the loss of a host: its final state is that of a job that was never interrupted."""
+"""A job on a real lab survives the loss of a host, with the final state of a job that was never interrupted."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOWS = pytest.mark.parametrize("text", [REBOOT, KILLED], ids=["reboot", "rank-ki
 
 
 def restarting(text, how):
-    """The experiment without its spare: the job restarts on the same hosts, or on fewer."""
+    """Return the experiment without its spare: the job restarts on the same hosts, or on fewer."""
     without = text.replace('spares = ["host4:rxe0"]\n', "").replace('restart = "spare"', f'restart = "{how}"')
     assert "host4:rxe0" not in without
     assert f'restart = "{how}"' in without
@@ -54,7 +54,7 @@ def finished(text, lab, tmp_path, *, restores=True):
 
 @pytest.fixture(scope="module")
 def uninterrupted():
-    """Digests of the states of an uninterrupted run, by the experiment's text; made by the first test that asks."""
+    """Return the digests of the states of an uninterrupted run of an experiment; each experiment is run once."""
     return {}
 
 
@@ -94,7 +94,7 @@ def test_job_that_waits_for_its_host_ends_in_the_uninterrupted_state(lab, tmp_pa
 
 
 def state_of_both_sizes(text, lab, restored):
-    """Digest of the state after `restored` iterations of three ranks, and the rest of two."""
+    """Return the digest of the state after `restored` iterations on three ranks and the others on two."""
     spec = job_spec(decode(text.encode(), source="here.toml").workload)
     parts = []
     for size, first, iterations in ((3, 0, restored), (2, restored, spec.iterations - restored)):
@@ -126,10 +126,10 @@ def test_job_that_shrinks_ends_in_the_state_of_both_sizes(lab, tmp_path, text):
 
 
 def test_job_goes_on_through_the_interruptions_of_a_published_run(lab, tmp_path):
-    """Causes as often as in 54 days of a training run, in two minutes: engines are killed, hosts reboot, links fail.
+    """Two minutes with the causes of 54 days of a published training run: engines are killed, hosts reboot, links fail.
 
-    host4 has the storage and is spared. A second loss of one host before it is back has nothing to end, which leaves
-    that fault unproved: the verdict may be INCONCLUSIVE, but the state is that of a job without interruptions.
+    host4 has the storage and is never lost. If a host is lost a second time before it is back, that fault has no effect
+    and is not proved. The verdict may then be INCONCLUSIVE, but the state must be that of a job without interruptions.
     """
     ranks = without_hosts(lab.inventory_model, ["host4"]).topology
     specs = schedule("llama3-54d-fatal", ranks, seed=11, duration_s=120, events=5)
@@ -150,7 +150,7 @@ def test_job_goes_on_through_the_interruptions_of_a_published_run(lab, tmp_path)
 
 
 def test_restart_that_restores_nothing_is_no_pass(lab, tmp_path):
-    """The mutation: the ranks go on from the number of the checkpoint, but with an empty state."""
+    """Mutation test: the ranks continue from the number of the checkpoint, but with an empty state."""
     verdict, measured = finished(KILLED, lab, tmp_path, restores=False)
     assert verdict.verdict is Verdict.FAIL
     assert {check.name for check in verdict.checks if check.verdict is Verdict.FAIL} == {"state", "state_errors"}

@@ -1,4 +1,4 @@
-"""A run whose injector does nothing must never look like a pass, whichever of its faults it is."""
+"""A run whose faults do nothing must never look like a pass, whichever faults it has."""
 
 import pytest
 

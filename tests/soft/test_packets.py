@@ -1,4 +1,4 @@
-"""The software hop on a real lab: every packet kind in one warm flow, exact, and no other flow's packet touched."""
+"""The software hop on a real lab: every packet kind in one running flow, exactly, without effect on other flows."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def ends(lab):
-    """Sender and receiver of the flow under test: first RNICs of the first two hosts, which share a switch."""
+    """Return sender and receiver of the flow: the first RNICs of the first two hosts, which share a switch."""
     one, two = lab.topology.hosts[:2]
     return f"{one.name}:{one.rnics[0].name}", f"{two.name}:{two.rnics[0].name}"
 
 
 @pytest.fixture
 def warm(lab):
-    """A flow that goes on until the test is over; its queue pairs outlive seconds of silence."""
+    """Run a flow until the end of the test; its queue pairs survive seconds of silence."""
     src, dst = ends(lab)
     running = flow_run.start(
         lab,
@@ -105,9 +105,9 @@ def test_every_packet_kind_is_proved_in_one_warm_flow(lab, tmp_path, warm):
 
 @pytest.mark.slow
 def test_packet_faults_lose_no_packet_of_a_bystander(lab, tmp_path):
-    """All packets of one queue pair are lost: the other one, on the same port, loses none of its thousands.
+    """All packets of one queue pair are lost. The other queue pair on the same port loses none of its thousands.
 
-    The one that is silenced waits longer for its ACK than the fault lasts, so that every retry would be the other's.
+    The silenced queue pair's ACK timeout is longer than the fault, so every retry would be the other one's.
     """
     src, dst = ends(lab)
     two = flow_run.start(
@@ -172,7 +172,7 @@ def test_drop_share_loses_the_requested_share(lab, tmp_path, warm):
     assert not warm.is_over
     came, lost = passed + receipt.fired.count, receipt.fired.count
     sigma = (came * share * (1 - share)) ** 0.5
-    # What passed before arming and after clearing is counted too: some tenths of a second of a minute.
+    # The counters also include packets before arming and after clearing: some tenths of a second of a minute.
     assert came > 2000
     assert abs(lost - came * share) <= 4 * sigma + 0.02 * came * share
 
@@ -222,8 +222,8 @@ def test_packet_kind_without_effect_is_never_proved(lab, tmp_path, warm, how):
 def test_changed_payload_is_detected_only_by_result_check(lab, tmp_path):
     """Wrong elements in the result of a collective that completes without an error of any queue pair.
 
-    Of short messages: with 1 << 18 a queue pair ended with RETRY_EXC_ERR in 2 of 7 runs (rxe counts retries from one
-    ACK to the next, which long messages seldom ask for).
+    Messages are short. With 1 << 18, a queue pair ended with RETRY_EXC_ERR in 2 of 7 runs, because rxe counts retries
+    from one ACK to the next, and long messages rarely request an ACK.
     """
     job = collective.start(
         lab, CollectiveSpec(size_bytes=1 << 16, duration_s=20.0, qp=QpParams(timeout=18, retry_cnt=6))

@@ -1,4 +1,4 @@
-"""Preflight on a real lab finds everything that is planted there; `tests/common` has a healthy one."""
+"""Preflight on a real lab finds every planted misconfiguration. `tests/common` checks a healthy lab."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ mkdir -p /run/faultbed/faults && touch /run/faultbed/faults/stray
 
 @pytest.fixture
 def put_back(lab):
-    """Reset the lab after the test: no journal recorded what these tests plant."""
+    """Reset the lab after the test, because no journal records what these tests plant."""
     yield
     lifecycle.reset(lab.inventory_model, lambda _: None)
     lab.forget_connections()
@@ -70,11 +70,11 @@ def test_preflight_finds_everything_planted(lab, put_back):
         ("soft-gpu", "host1:gpu0"),
     }
     assert expected <= actual, expected - actual
-    # What the same plants bring about elsewhere; anything beyond is a false alarm.
+    # Consequences of the planted faults at other places; any further finding is a false alarm.
     follows = {
         ("gid", f"host1:{rnic1}"),  # its device is gone
         ("route", f"host2:{host2.rnics[1].name} ({host2.rnics[1].ip})"),  # its address is gone
-        ("link", "rtsw1:ctsw1"),  # the far end of what is down
+        ("link", "rtsw1:ctsw1"),  # the far end of the link that is down
         ("bgp", "ctsw1:rtsw1"),
     }
     # Any switch may have lost a next hop with that uplink.
@@ -83,7 +83,7 @@ def test_preflight_finds_everything_planted(lab, put_back):
 
 
 def test_preflight_reports_a_stale_reservation_that_blocks_no_user(lab):
-    """A user of the same lab was killed: his reservation is reported as stale."""
+    """A killed user of the same lab leaves a reservation, which is reported as stale."""
     store = store_of(lab.inventory_model)
     dead = subprocess.run(
         [sys.executable, "-c", "from testbed.tenancy.lab_lease import this_process; print(this_process())"],
@@ -105,7 +105,7 @@ def test_preflight_reports_a_stale_reservation_that_blocks_no_user(lab):
 
 @pytest.mark.slow
 def test_burnin_names_the_slow_link(lab, put_back):
-    """A port is shaped to a hundredth: every pair towards it is an outlier, and it is what they have in common."""
+    """A port is shaped to a hundredth. Every pair towards it is an outlier, and preflight names the common end."""
     rnic = lab.topology.host_by_name["host2"].rnics[0].name
     shaper = ["tbf", "rate", "4mbit", "burst", "16kb", "limit", "4mb"]
     lab.node("rtsw1").run(["tc", "qdisc", "replace", "dev", f"host2-{rnic}", "root", *shaper])

@@ -1,4 +1,4 @@
-"""Probes on every way through a real lab: nothing found where nothing is, and the place where something is."""
+"""Probes on every path of a real lab: no finding on a healthy fabric, and the correct place of a fault."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPEC = ProbeSpec(duration_s=6.0)
 def test_probes_name_only_the_lossy_link(lab, inject, traffic):
     """First a healthy fabric; then one direction of one RNIC's link loses a fifth of all packets.
 
-    A datagram that is lost is missed by nobody but who counts: a flow is what the receipt's witness sees it by.
+    No RNIC counts lost datagrams, so a flow provides the receipt's witness.
     """
     healthy = prober.run(lab, SPEC)
     assert healthy.suspects == (), healthy.suspects
@@ -37,7 +37,7 @@ def test_probes_name_only_the_lossy_link(lab, inject, traffic):
 
 @pytest.mark.slow
 def test_probes_name_the_delaying_link_and_tell_network_from_hosts(lab, inject):
-    """A healthy fabric has no suspect. Then one direction of an RNIC's link takes 200 ms more, as no process does."""
+    """A healthy fabric has no suspect. Then one direction of an RNIC's link takes 200 ms more, unlike any process."""
     healthy = prober.run(lab, SPEC)
     assert healthy.suspects == (), healthy.suspects
     answered = sum(path.answered for path in healthy.paths)

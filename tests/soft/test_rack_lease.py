@@ -1,6 +1,6 @@
-"""A fault that is made of commands, as on a rack, under the lease of a real target: no hardware, the same holder.
+"""A fault that consists of commands, as on a rack, under the lease of a real target: the same holder, without hardware.
 
-The command makes a file on a soft host; what matters here is who takes it away when the holder or the controller dies.
+The command creates a file on a soft host. The tests check which process removes it when holder or controller die.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FILE = "/run/faultbed-commands"
 
 
 def made_of_commands(lab):
-    """A planned fault of the first host whose change is a file."""
+    """Return a planned fault of the first host whose change is a file."""
     host = lab.topology.hosts[0].name
     spec = FaultSpec(kind="host.cpu-steal", target=host, for_s=300.0, params={"share": 0.1})
     commands = Commands(

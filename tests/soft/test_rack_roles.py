@@ -1,4 +1,4 @@
-"""The Linux part of the rack lab's roles on soft hosts: converge, converge again, verify, restore."""
+"""The Linux part of the rack roles on soft hosts: apply, apply again, verify, restore."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from testbed.observe import fingerprint
 pytestmark = pytest.mark.soft
 
 WANTED = {
-    # Of the image: it has no mstflint, because no soft host has a ConnectX.
+    # The image has no mstflint, because no soft host has a ConnectX.
     "rdma_stack_packages": ["rdma-core", "ibverbs-providers", "ibverbs-utils", "python3-pyverbs", "ethtool"],
     "base_host_hugepages": 4,
     "base_host_sysctls": {"net/core/rmem_max": 16777216, "vm/zone_reclaim_mode": 0, "vm/min_free_kbytes": 8192},
-    # PTP on the front end, by software: its files only, the daemons are not in the image.
+    # PTP on the front end with software time stamps: only the files, because the image lacks the daemons.
     "time_host_ptp_netdev": "fe0",
     "time_host_ptp_hardware": False,
     "time_host_start": False,
     "faultbed_qos": {"profile": "dcqcn", "roce_dscp": 26, "cnp_dscp": 48, "pfc_priorities": [3], "dcqcn": True},
     "faultbed_dscp_map": [{"dscp": 26, "priority": 3}, {"dscp": 48, "priority": 6}],
-    # The role of Linux switches, on hosts: a soft switch has its FRR from the role fabric_switch.
+    # The role of Linux switches is tested on hosts, because a soft switch gets its FRR from the role fabric_switch.
     "rack_linux_switches": "hosts",
     "faultbed_nos": "frr",
     "faultbed_asn": 65001,

@@ -58,7 +58,7 @@ def test_fault_without_action_is_not_proved(lab, tmp_path, name, mutation):
 
 @pytest.mark.slow
 def test_drop_without_action_is_not_proved(lab, tmp_path):
-    """Retransmissions have other causes too: without a count at the hop they prove nothing."""
+    """Retransmissions have other causes, too. Without a count at the hop they prove nothing."""
     planned = case(lab, "drop", for_s=1.0).planned
     with Journal(tmp_path / "j") as journal, work(lab, "drop"), Injector(lab, journal, mutate="noop") as injector:
         prepared = injector.prepare(planned)
@@ -70,7 +70,7 @@ def test_drop_without_action_is_not_proved(lab, tmp_path):
 
 
 def test_drop_by_psn_loses_exactly_one_packet(lab, tmp_path):
-    """A PSN ahead of the receiver: one hit at the hop, and the receiver saw the gap (or the sender's timer ran out)."""
+    """The PSN is ahead of the receiver: one hit at the hop, and a gap at the receiver or a timer at the sender."""
     spec = FaultSpec(
         kind="packet.drop",
         target=case(lab, "drop").planned.target.text,
@@ -107,7 +107,7 @@ def test_flap_train_is_counted_at_both_ends(lab, tmp_path):
 
 
 def test_port_already_down_is_rejected_and_left_alone(lab, tmp_path):
-    """The state is not ours: nothing changes, not even when the holder ends."""
+    """The port's state is not faultbed's, so nothing changes, not even when the holder ends."""
     planned = case(lab, "uplink").planned
     port = planned.request["args"]["device"]
     switch = lab.node(planned.target.node)

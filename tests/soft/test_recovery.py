@@ -1,4 +1,4 @@
-"""What the counters of soft RoCE and the queues of the software fabric show of lost packets and of a busy machine."""
+"""Lost packets and a busy machine, as seen in rxe's counters and the queues of the software fabric."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ PATIENT = QpParams(timeout=18)
 
 
 def growth(lab, before, *nodes):
-    """How much each counter of some nodes moved, as `node/name`."""
+    """Return the growth of each counter of some nodes, by `node/name`."""
     return counters.flat_deltas(before, counters.read(lab, nodes))
 
 
@@ -30,11 +30,11 @@ def growth(lab, before, *nodes):
     ],
 )
 def test_lost_packet_is_one_nak_and_one_go_back_n(lab, traffic, inject, place, counted):
-    """Exactly one data packet, named by destination QP and PSN, is lost once in the fabric.
+    """Exactly one data packet, selected by destination QP and PSN, is lost once in the fabric.
 
-    The receiver sees one gap (one NAK), the sender goes back once, and no other queue pair of the port notices. Of the
-    NAK, rxe counts only one that acknowledges something (rxe_comp.c, check_ack): before the first packet of a message
-    the message before it was acknowledged by its own ACK, so that its NAK is obeyed and not counted.
+    The receiver sees one gap (one NAK), the sender goes back once, and no other queue pair of the port is affected. rxe
+    counts a NAK only if it acknowledges something (rxe_comp.c, check_ack). If the lost packet is the first of a
+    message, the message before it already had its ACK, so the NAK is obeyed and not counted.
     """
     last = lab.topology.hosts[-1].name
     flow = traffic.flow("host1:rxe0", f"{last}:rxe0", message_bytes=65536, qps=2, depth=2, duration_s=400.0, qp=PATIENT)
@@ -46,11 +46,12 @@ def test_lost_packet_is_one_nak_and_one_go_back_n(lab, traffic, inject, place, c
     start, began = sent(), time.monotonic()
     wait_s(2.0)
     packets_per_s = (sent() - start) / (time.monotonic() - began)
-    # From here on: while a flow starts, switches resolve neighbours, and may lose packets of its first burst.
+    # Counted from here on, because switches resolve neighbours while a flow starts, and may drop packets of its first
+    # burst.
     before = counters.read(lab, ["host1", last])
-    # Armed before the packet comes, however busy the machine is: a hop on which it has passed waits for nothing.
+    # The rule must be armed before the packet comes, however busy the machine is; afterwards it would wait in vain.
     for lead_s in (6, 20, 60):
-        # One that was armed too late is left alone; what is asserted of the last one is at the end.
+        # If a fault was armed too late, try another one; the assertions at the end are about the last one.
         fault = inject("packet.drop", f"{last}:rxe0", qp="any", psn="+1", prove=False)
         fault.baseline()
         ahead = (sent() + int(lead_s * packets_per_s)) // per_message * per_message + 10 * per_message + place

@@ -1,4 +1,4 @@
-"""A book of reservations on another machine, over real SSH: what a rack lab's jump host does."""
+"""Reservations stored on another machine, over real SSH, as on a rack lab's jump host."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def entry(user, now_s):
 
 
 def test_reservation_one_of_several_users_gets_the_lab_and_the_others_get_the_holders_name(lab):
-    """All try at once over SSH, on a machine with a clock of its own; leftovers are removed."""
+    """All try at once over SSH, on a machine with its own clock. Leftovers are removed."""
     node = lab.node("host1")
     store = node_store(node, lab="test-of-reservations")
 

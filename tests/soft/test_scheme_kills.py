@@ -1,7 +1,7 @@
 """A routing scheme whose holder, controller or spine dies at a drawn time: packets blackholed, and the next start.
 
-Datagrams with numbers cross the fabric all the time. What is lost while a spine dies without any scheme is BGP's own
-convergence. `tests/unit/testbed/node/test_switch_agent.py` has twenty more such kills, in one namespace.
+Numbered datagrams cross the fabric all the time. The loss when a spine dies without a scheme is that of BGP's
+convergence. `tests/unit/testbed/node/test_switch_agent.py` has twenty more kills, in one namespace.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ with open_lab(Path(sys.argv[1])) as lab, Journal(Path(sys.argv[2])) as journal:
 
 
 def spine_of(lab, src, dst, sport):
-    """The next hop that the rack switch's kernel chooses for datagrams from a source port, by ECMP."""
+    """Return the ECMP next hop that the rack switch's kernel chooses for datagrams from a source port."""
     port = lab.topology.rnic_link("host1", "rxe0").a.netdev
     words = f"route get {dst} from {src} iif {port} ipproto udp sport {sport} dport {PORT}".split()
     return lab.node("rtsw1").run(["ip", *words]).stdout.split(" dev ")[1].split()[0]
@@ -99,9 +99,9 @@ def spine_of(lab, src, dst, sport):
 
 @contextlib.contextmanager
 def stream(lab):
-    """Datagrams from rack 1 to rack 2, over ctsw1 by ECMP and by the scheme.
+    """Send datagrams from rack 1 to rack 2, over ctsw1 both by ECMP and by the scheme.
 
-    What is yielded returns {"sent", "lost"} since its last call.
+    Yield a function that returns {"sent", "lost"} since its last call.
     """
     src, dst = lab.topology.hosts[0], lab.topology.hosts[2]
     here, there = (host.rnics[0].address.split("/")[0] for host in (src, dst))
@@ -125,7 +125,7 @@ def stream(lab):
 
 
 def on_switches(lab):
-    """Rules and tables of schemes, by switch."""
+    """Return the rules and tables of routing schemes, by switch."""
     switches = switch_routing.read(lab, lab.topology.switch_by_name).switches
     return {
         name: (one["rules"], {table: routes for table, routes in one["tables"].items() if table != "main"})
@@ -153,7 +153,7 @@ def applied(lab, journal):
 
 
 def spine_dies(lab, inject, is_whole):
-    """The spine that carries the datagrams reboots; until every switch has the routes that it had before."""
+    """Reboot the spine that carries the datagrams, and wait until every switch has its earlier routes."""
     fault = inject("switch.reboot", "ctsw1")
     assert fault.arm().ok
     wait_s(DOWN_S)
@@ -174,7 +174,7 @@ def test_kills_of_holder_controller_and_spine_blackhole_no_more_than_bgp_alone(l
     lost = {"holder": [], "controller": [], "spine": [], "spine, BGP alone": []}
 
     def kill_holder(after_s):
-        """Kill the holder so long after its unit has appeared; it may have ended by then."""
+        """Kill the holder this long after its unit appeared; it may already have ended."""
         machine.run(["sh", "-c", _KILL, "kill", f"{after_s:.2f}"], check=False, timeout_s=60.0)
 
     with Journal(tmp_path / "journal.jsonl") as journal, stream(lab) as since:

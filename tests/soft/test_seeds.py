@@ -1,7 +1,7 @@
-"""The seed of a fault decides which packets it takes: by captures on both sides of the hop, on the soft lab.
+"""The seed of a fault decides which packets it drops, shown by captures on both sides of the hop on the soft lab.
 
-One small message is under way at a time, so that a lost packet is followed by itself: the order of packets at the hop
-is the same in every run, however fast the machine is.
+Only one small message is in flight, so a lost packet is followed by its retransmission, and the order of packets at the
+hop is the same in every run.
 """
 
 import numpy as np
@@ -31,8 +31,8 @@ def ends(lab):
 def offered_and_lost(lab, params, seed, journal, *, messages):
     """Run one flow through an armed fault; return (PSN, whether it was lost) of each packet in the order of the hop.
 
-    The hop is the port towards the receiver: what the sender's port takes in is offered to it, and what does not leave
-    the receiver's port before the same PSN comes again is lost.
+    The hop is the port towards the receiver. Packets that enter the sender's port are offered to it. A packet is lost
+    if it does not leave the receiver's port before its PSN is sent again.
     """
     src, dst = ends(lab)
     planned = plan(
@@ -73,7 +73,7 @@ def numbers_lost(lost):
 
 
 def test_packets_of_a_share_are_those_the_seed_selects(lab, tmp_path):
-    """Equal seeds lose the same PSNs, which are those in the plan; another seed loses others."""
+    """Equal seeds drop the same PSNs, those in the plan; another seed drops others."""
     runs = [
         offered_and_lost(lab, {"share": 0.06}, seed, tmp_path / f"{n}", messages=130)
         for n, seed in enumerate((5, 5, 6))
@@ -89,7 +89,7 @@ def test_packets_of_a_share_are_those_the_seed_selects(lab, tmp_path):
 
 @pytest.mark.slow
 def test_packets_of_bursts_are_those_the_seed_selects(lab, tmp_path):
-    """A Gilbert-Elliott channel, which netem draws with the seed: the same packets twice, and others with another."""
+    """netem draws a Gilbert-Elliott channel from the seed: the same packets twice, and others with another seed."""
     params = {"share": 0.05, "burst": 3}
     runs = [
         numbers_lost(offered_and_lost(lab, params, seed, tmp_path / f"{n}", messages=250)[1])

@@ -1,4 +1,4 @@
-"""Faults of storage on a real lab, under a job that fetches data and writes checkpoints over the front end."""
+"""Storage faults on a real lab, during a job that fetches data and writes checkpoints over the front end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CASES = (("storage.stall", 3.0, {}), ("storage.slow", 4.0, {"percent": 5}), ("st
 
 @pytest.fixture
 def busy(lab):
-    """Long enough for every case."""
+    """Run a job that is long enough for every case."""
     with stored_job(lab) as running:
         yield running
 

@@ -1,4 +1,4 @@
-"""A sweep on a lab: goodput falls with the loss, a killed sweep goes on where it ended, and no-ops show nothing."""
+"""A sweep on a lab: goodput falls with the loss, a killed sweep resumes, and no-op faults show nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the watchers tell of a lab that is being hurt."""
+"""Reports of the watchers while faults act on a lab."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PATIENCE_S = 30.0
 
 
 def test_telemetry_link_down_is_reported_by_both_switches_with_moved_routes(lab):
-    """Both ends of the link report, then the routes move, in one clock. The CPU cost stays within its share."""
+    """Both ends of the link report, then the routes change, in one clock. The CPU cost stays within its limit."""
     began_ns = time.monotonic_ns()
     heard = []
 
@@ -29,7 +29,7 @@ def test_telemetry_link_down_is_reported_by_both_switches_with_moved_routes(lab)
         lab.node("rtsw1").run(["ip", "link", "set", "ctsw1", "up"])
         lab.node("host1").run(["sh", "-c", "echo '<3>faultbed: a test of the log' > /dev/kmsg"])
         until(lambda: "host1" in moved("kernel"), within_s=PATIENCE_S)
-        # A sample of an emulated machine that is busy comes every 4 s.
+        # A busy emulated machine sends a sample every 4 s.
         until(lambda: time.monotonic_ns() - began_ns > 9e9, within_s=PATIENCE_S)
         recorded = following.stop()
     lost = [change for change in recorded.changes if change.subject == "link ctsw1" and change.node == "rtsw1"]
@@ -47,19 +47,19 @@ def test_telemetry_link_down_is_reported_by_both_switches_with_moved_routes(lab)
     for machine in recorded.machines:
         assert machine.lost is None
         assert machine.samples >= 2
-        # A five-hundredth of a CPU, or one sample in four seconds, whichever is more.
+        # The limit is 0.2 % of a CPU, or one sample in four seconds if that is more.
         assert machine.busy_ns < 0.05 * (time.monotonic_ns() - began_ns)
 
 
 def test_rnic_counters_equal_those_in_sysfs(lab):
-    """Told over another interface of the kernel's: none is missing, and with nothing under way all are equal."""
+    """Netlink and sysfs are compared: no counter is missing, and without traffic all are equal."""
     host = lab.topology.hosts[0]
     script = "cd /sys/class/infiniband && grep -H . */ports/1/hw_counters/*"
     files = {}
     for line in lab.node(host.name).run(["sh", "-c", script]).stdout.splitlines():
         path, _, value = line.rpartition(":")
         device, *_, counter = path.split("/")
-        if counter != "lifespan":  # how old a reading may be: no counter
+        if counter != "lifespan":  # maximum age of a reading, not a counter
             files[f"{device}.{counter}"] = int(value)
     reported = counters.read(lab, [host.name])[host.name]
 

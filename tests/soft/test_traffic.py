@@ -1,4 +1,4 @@
-"""Traffic whose proof needs the software fabric or the counters of soft RoCE: loss, captures, late receives, MTU."""
+"""Traffic tests that need the software fabric or rxe's counters: loss, captures, late receives, MTU."""
 
 import pytest
 
@@ -18,9 +18,9 @@ PATIENT = QpParams(timeout=18)
 
 
 def test_lossy_unreliable_flow_delivers_only_correct_bytes(lab, inject, subtests):
-    """A tenth of all packets is lost: fewer messages arrive than were sent, and every byte of those is checked.
+    """A tenth of all packets is lost. Fewer messages arrive than were sent, and every byte of them is checked.
 
-    An RC flow beside them proves the loss, because no RNIC counts packets that an unreliable QP misses.
+    A concurrent RC flow proves the loss, because no RNIC counts packets that an unreliable QP misses.
     """
     hosts = [host.name for host in lab.topology.hosts[:4]]
     src, dst = f"{hosts[0]}:rxe0", f"{hosts[-1]}:rxe0"
@@ -62,7 +62,7 @@ def test_udp_source_ports_match_their_prediction(lab, subtests):
 
 
 def test_late_receives_cause_rnr_naks_at_the_sender(lab, subtests):
-    """A patient sender waits and goes on, as the RNIC's counter says; another one loses its queue pair to it."""
+    """With rnr_retry 7 the sender waits and continues; with 0 it loses its queue pair."""
     hosts = [host.name for host in lab.topology.hosts[:4]]
     late = {"src": f"{hosts[0]}:rxe0", "dst": f"{hosts[-1]}:rxe0", "message_bytes": 4096, "messages": 40}
     patient = QpParams(timeout=18, min_rnr_timer=14, rnr_retry=7)

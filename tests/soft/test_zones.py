@@ -1,4 +1,5 @@
-"""A lab with zones and rates: taper is goodput, a lost spine makes no detour through a rack, shapers are watched.
+"""A lab with zones and rates: goodput equals the taper, a lost spine causes no detour through a rack, shapers are
+checked.
 
 Needs `pytest -m "" --lab soft-zones tests/soft/test_zones.py`; on a lab with one zone all of it is skipped.
 """
@@ -26,14 +27,14 @@ PATIENT = QpParams(timeout=20)
 
 @pytest.fixture
 def put_back(lab):
-    """The snapshot is the revert of what these tests do by hand."""
+    """Reset the lab after the test, because these tests change it by hand."""
     yield
     lifecycle.reset(lab.inventory_model, lambda _: None)
     lab.forget_connections()
 
 
 def goodput_bps(lab, pattern):
-    """Goodput of all flows of a pattern together: enough queue pairs for every link, few enough for no timeout."""
+    """Return the total goodput of a pattern's flows: enough queue pairs for every link, few enough for no timeout."""
     specs = [
         FlowSpec(src=src, dst=dst, message_bytes=16384, qps=16, depth=1, duration_s=20.0, qp=PATIENT)
         for src, dst in pairs_in(lab.topology, pattern)
@@ -57,7 +58,7 @@ def test_goodput_across_zones_is_goodput_within_zones_divided_by_the_taper(lab):
 
 
 def test_spine_does_not_reach_a_rack_through_another_spine(lab, put_back):
-    """The spine withdraws the rack's route, so all others avoid it; no session flaps."""
+    """The spine withdraws the rack's route, so all other switches avoid it, and no session flaps."""
     network = ipaddress.IPv4Interface(lab.topology.links_of("rtsw1")[0].a.address).network
 
     def next_hops(switch):

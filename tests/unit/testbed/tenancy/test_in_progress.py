@@ -151,8 +151,7 @@ def test_reset_removes_marks_of_dead_commands_only(lab, tmp_path, command):
 
 @pytest.mark.parametrize("first", ["A", "B"])
 def test_commands_that_overlap_leave_the_comparison_to_the_last(lab, tmp_path, command, first):
-    """A's fault is active when B begins. Neither may take the other's fault for the baseline or for its own
-    leftover."""
+    """A's fault is active when B begins. Neither may count the other's fault as baseline or as its own leftover."""
     a = command("inject A")
     change(tmp_path, "host1", "DOWN by A")
     b = command("inject B")

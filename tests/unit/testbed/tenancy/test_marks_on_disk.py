@@ -106,8 +106,7 @@ def test_change_that_fails_leaves_a_mark_if_leftovers_are_possible(tmp_path, err
 
 @pytest.mark.parametrize("error", [None, LabError("no")])
 def test_change_keeps_a_mark_written_meanwhile_by_another_command(tmp_path, error):
-    """`reset` removed the mark of a slow `heal`, and a run ended DIRTY. The end of that `heal` then marked the lab
-    clean."""
+    """`reset` removed the mark of a slow `heal`, and a run ended DIRTY. Then `heal` ended and marked the lab clean."""
     with contextlib.suppress(LabError), dirty.changing(tmp_path, "heal"):
         dirty.clean(tmp_path)
         dirty.mark(tmp_path, ["host1: link be0 was UP, is DOWN"], BEFORE)

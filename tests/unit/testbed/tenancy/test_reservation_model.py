@@ -61,8 +61,7 @@ def test_model_conflict_rule_is_needed(monkeypatch):
 
 @pytest.mark.usefixtures("world")
 def test_model_safety_margin_of_the_lease_is_needed(monkeypatch):
-    """Without the margin, one interleaving in six hundred has two owners. The search begins shortly before one of
-    them."""
+    """Without the margin, one interleaving in six hundred has two owners. The search begins shortly before it."""
     monkeypatch.setattr(lab_lease, "_SURE", 1.0)
     assert any(World(seed).run(100).doubles for seed in range(590, 3_000))
 

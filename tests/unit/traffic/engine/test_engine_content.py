@@ -1,4 +1,4 @@
-"""What flows carry, looked at byte by byte: on a fabric of memory moves that spoils, loses, overtakes and doubles."""
+"""Content of flows, byte by byte, on an in-memory fabric that corrupts, loses, reorders and duplicates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MS = 1_000_000
 @pytest.mark.parametrize("verb", flow_run.CHECKED["rc"])
 @pytest.mark.parametrize("size", [1, 7, 8, 512, 70_001])
 def test_checked_flow_verifies_every_byte(verb, size, monkeypatch):
-    """Also where there are few slots, and a receiver that is slow to look: no slot is used again before."""
+    """This holds with few slots and a slow receiver: a slot is never reused before its content is checked."""
     fabric = Fabric(random.Random(7), delay_ns=200_000, rnr_retry=0)
     flow_on(monkeypatch, fabric, verb=verb, check=True, message_bytes=size, messages=301, qps=3, depth=3)
     done = run_checked(fabric, verb)["tx" if verb == "read" else "rx"]
@@ -54,10 +54,10 @@ def test_verifier_after_rebuild_accepts_repeats_and_rejects_other_slots():
     for number in range(5):
         verifier.verify(content.of(3, number))
     verifier.is_rebuilt = True
-    verifier.verify(content.of(3, 3))  # its acknowledgement was lost
+    verifier.verify(content.of(3, 3))  # it is repeated, because its acknowledgement was lost
     verifier.verify(content.of(3, 4))
     verifier.is_rebuilt = True
-    verifier.verify(content.of(3, 7))  # it had not looked at two
+    verifier.verify(content.of(3, 7))  # messages 5 and 6 were never checked
     assert (verifier.checked, verifier.wrong) == (8 * 64, 0)
     verifier.verify(content.of(3, 7))
     assert verifier.wrong > 50, "one that comes twice, unasked"
@@ -81,7 +81,7 @@ def test_numbered_flow_verifies_every_arriving_byte(transport, verb, size, monke
 
 
 class Losing(Fabric):
-    """A fifth of everything, also of what tells a writer that it may go on, and what asks for that."""
+    """A fabric that loses a fifth of all messages, including credits and requests for them."""
 
     lost = 0
 
@@ -139,7 +139,7 @@ def test_numbered_flow_counts_changed_bytes(transport, verb, spoil, wrong, monke
 
 
 class LateToLook(Fabric):
-    """Fabric whose receiver sees written data 5 ms after it has landed, in order."""
+    """A fabric whose receiver sees written data 5 ms after its arrival, in order."""
 
     def spoilt(self, opcode, remote, data, imm, *rest):
         if opcode != VERBS["write-imm"] or remote is None or not (data or imm >> 31):
@@ -158,7 +158,7 @@ def test_numbered_flow_never_reuses_a_slot_before_its_check(monkeypatch):
 
 
 def test_numbered_flow_ignores_a_write_to_a_settled_slot(monkeypatch):
-    """A copy of message 1 comes when its place has message 5; message 9 is what belongs there next."""
+    """A copy of message 1 arrives while its slot holds message 5, and message 9 is the next one for that slot."""
     fabric = Fabric(random.Random(7), delay_ns=100_000, unreliable=True)
     flow_on(monkeypatch, fabric, transport="uc", verb="write", check=True, messages=8, depth=4)
     run_checked(fabric, "write")
@@ -178,7 +178,7 @@ def test_numbered_writer_without_reports_loses_its_queue_pair(monkeypatch):
     all_fields = {"transport": "uc", "verb": "write", "check": True, "op_deadline_s": 0.3}
     flow_on(monkeypatch, fabric, **all_fields, messages=100, depth=4)
     fabric.tasks["rx"].begin(0)
-    with pytest.raises(AssertionError, match="wait for each other"):  # nobody is there to make it again
+    with pytest.raises(AssertionError, match="wait for each other"):  # no controller rebuilds the connection
         fabric.run(["tx"], seconds=1.0)
     (error,) = [fields for _, event, fields in fabric.events if event == "qp_error"]
     assert error["status"] == "OP_DEADLINE"
@@ -229,7 +229,7 @@ def test_nearest_recovers_a_number_from_its_remainder(due, away):
 
 
 def test_latencies_of_a_flow_have_the_message_that_never_came_back(monkeypatch):
-    """A stall at the end would otherwise be the one wait that no percentile sees."""
+    """Otherwise no percentile would include a stall at the end."""
 
     class Stuck(Fabric):
         carried = 0

@@ -1,4 +1,4 @@
-"""A rebuilt connection: neither end waits for ever, whichever may send first and whatever happens in between."""
+"""Rebuilt connections: neither end waits for ever, whichever end sends first and whatever happens in between."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ PLACES = [Endpoint(host=f"host{number}", rnic="rxe0", address="192.0.2.1") for n
 
 
 class MadeAgain(Fabric):
-    """A fabric that loses a connection, with what is under way on it."""
+    """A fabric that loses a connection together with the messages in flight."""
 
     def make_again(self, first, last, meanwhile):
-        """Both ends join; one may send, then something happens, then the other one may."""
+        """Both ends join. One end may send, then events happen, then the other end may send."""
         self.queue = [item for item in self.queue if item[2] not in (first, last)]
         heapq.heapify(self.queue)
         for end in (first, last):
@@ -49,10 +49,10 @@ class MadeAgain(Fabric):
 
 
 class Chaos(Fabric):
-    """A fabric without time: what happens next is drawn. Connections are lost, and made again step by step.
+    """A fabric without time: the next event is drawn. Connections are lost, and rebuilt step by step.
 
-    Messages of one queue pair come in order. Of what is under way when a connection is lost, the first few still come,
-    and nobody tells the sender.
+    Messages of a queue pair arrive in order. When a connection is lost, the first few messages in flight still arrive,
+    without an ACK.
     """
 
     def __init__(self, choice, losses):
@@ -97,7 +97,7 @@ class Chaos(Fabric):
         return alive and end.generation == end.other.generation and end.other.state in ("joined", "up")
 
     def step(self, connections):
-        """One thing that can happen."""
+        """Carry out one drawn event."""
         can = [("arrive", end) for end, line in self.lines.items() if line and self.meets(end)]
         can += [("make", connection) for connection in self.steps]
         can += [("lose", connection) for connection in connections] * (self.losses > 0)
@@ -116,7 +116,7 @@ class Chaos(Fabric):
 
 
 def ranks_on(fabric, node, spec, name):
-    """The ranks of three iterations of a collective, connected; what is given back are the connections."""
+    """Connect the ranks of a collective with three iterations; return their connections."""
     schedule = schedules.build(name, spec.algorithm, cost.shape_for(4, spec.size_bytes))
     plan = rank_plan("x", spec, PLACES, schedules.programs(schedule, collective.layout(spec, 4)), iterations=3)
     for task in plan.tasks:
@@ -174,7 +174,7 @@ def test_collective_with_any_losses_and_rebuilds_ends_with_correct_results(monke
 
 @pytest.mark.parametrize("spread", ["spray", "dqplb"])
 def test_collective_with_one_queue_pair_to_a_peer_continues_after_its_rebuild(monkeypatch, spread):
-    """A message of one segment uses one of four queue pairs, so there is no other one for the segment."""
+    """A message of one segment uses one of four queue pairs, so no other queue pair can carry the segment."""
     node = modules(monkeypatch)
     spec = CollectiveSpec(
         algorithm="full-mesh", size_bytes=16, segment_bytes=512, slots=4, qps_per_peer=4, spread=spread
@@ -234,7 +234,7 @@ def test_flows_to_one_rnic_with_any_losses_end(monkeypatch, change):
 
 @pytest.fixture
 def ring(monkeypatch):
-    """Four ranks of a ring whose ranks send more than their peer has slots for; all but rank 1 have begun."""
+    """Return a ring of four ranks that send more than their peers have slots for; all but rank 1 have begun."""
     fabric = MadeAgain(random.Random(7))
     spec = CollectiveSpec(algorithm="ring", size_bytes=1 << 18, segment_bytes=4096)
     ranks_on(fabric, modules(monkeypatch), spec, "all-reduce")
@@ -245,7 +245,7 @@ def ring(monkeypatch):
 
 @pytest.mark.parametrize("first", ["sender", "receiver"])
 def test_rank_after_rebuild_continues_whichever_end_joins_first(ring, first):
-    """The last one has nothing to lose: neither credits that it could not send yet, nor those that came early."""
+    """The end that joins last must lose neither its unsent credits nor credits that arrived early."""
     late = ring.tasks["rank1"]
     receiver = late.conns[late.executor.recv_lanes[0, 0].conn_numbers[0]]
 
@@ -264,7 +264,7 @@ def test_rank_after_rebuild_continues_whichever_end_joins_first(ring, first):
 
 
 class DeadPath(Chaos):
-    """A fabric on which a lost connection is rebuilt, and then carries nothing: its path is dead."""
+    """A fabric on which a rebuilt connection carries nothing, because its path is dead."""
 
     def lose(self, connection):
         super().lose(connection)
@@ -276,7 +276,7 @@ class DeadPath(Chaos):
 
 @pytest.mark.parametrize(("name", "algorithm"), [("all-reduce", "ring"), ("all-to-all", "full-mesh")])
 def test_dqplb_finishes_on_the_other_queue_pairs_when_paths_stay_dead(monkeypatch, name, algorithm):
-    """At most three of the four queue pairs of a peer die; their segments and credits move to those that live."""
+    """At most three of a peer's four queue pairs die. Their segments and credits move to the live ones."""
     node = modules(monkeypatch)
     spec = CollectiveSpec(
         algorithm=algorithm, size_bytes=1 << 14, segment_bytes=512, slots=4, qps_per_peer=4, spread="dqplb"
@@ -302,7 +302,7 @@ def test_dqplb_finishes_on_the_other_queue_pairs_when_paths_stay_dead(monkeypatc
 
 
 class HalfDeadPath(DeadPath):
-    """A fabric on which a lost connection, once rebuilt, carries only what its sender sends: no ACK, no credit."""
+    """A fabric on which a rebuilt connection carries data of its sender, but no ACK and no credit."""
 
     credits_lost = 0
 
@@ -322,7 +322,7 @@ class HalfDeadPath(DeadPath):
 
 
 def test_dqplb_sends_no_credit_on_a_path_that_is_dead_in_one_direction(monkeypatch):
-    """The test message arrives, and its ACK does not. A credit on that queue pair would be lost without any sign."""
+    """The empty test write arrives, but its ACK does not. A credit on that queue pair would be lost silently."""
     node = modules(monkeypatch)
     spec = CollectiveSpec(
         algorithm="full-mesh", size_bytes=1 << 14, segment_bytes=512, slots=4, qps_per_peer=4, spread="dqplb"
@@ -344,7 +344,7 @@ def test_dqplb_sends_no_credit_on_a_path_that_is_dead_in_one_direction(monkeypat
 
 
 class CountedQp(RcQp):
-    """A queue pair that counts PSNs as an RNIC does: one for each packet of a write, and one for an empty write."""
+    """A queue pair that counts PSNs like an RNIC: one for each packet of a write, and one for an empty write."""
 
     def __init__(self, fabric, conn):
         super().__init__(fabric, conn)
@@ -394,7 +394,7 @@ def test_recorded_psns_of_a_rebuilt_queue_pair_match_its_packets(monkeypatch):
 
 
 class Skewed(Fabric):
-    """A fabric with one connection whose messages take eight times as long; each queue pair sends one by one."""
+    """A fabric on which messages of one connection take eight times as long; each queue pair sends one at a time."""
 
     slow = 0
 
@@ -411,7 +411,7 @@ class Skewed(Fabric):
 
 
 def test_dqplb_gives_a_slow_queue_pair_less(monkeypatch):
-    """Round-robin and spray give each a quarter, and all wait for the slow one."""
+    """Round-robin and spray give each queue pair a quarter, so all wait for the slow one."""
     node, posts = modules(monkeypatch), {}
     for spread in ("round-robin", "spray", "dqplb"):
         fabric = Skewed(random.Random(7))
@@ -429,7 +429,7 @@ def test_dqplb_gives_a_slow_queue_pair_less(monkeypatch):
 
 
 def test_connection_with_a_substitute_is_rebuilt_past_the_peer_deadline_without_a_failure():
-    """Two connections between two tasks: while one is up the job goes on, however often the other one dies."""
+    """Two tasks have two connections. While one is up, the job goes on, however often the other one dies."""
     place = SimpleNamespace(host="host1", name="host1:rxe0", address="192.0.2.1")
     tasks = tuple(SimpleNamespace(name=name, endpoint=place, spec={}) for name in ("a", "b"))
 
@@ -465,7 +465,7 @@ def test_connection_with_a_substitute_is_rebuilt_past_the_peer_deadline_without_
 
 
 def test_connection_that_fails_before_the_peer_joins_is_rebuilt():
-    """The other one would come up, have nothing to send, and hear of nothing."""
+    """Otherwise the peer would connect, have nothing to send, and never learn of the failure."""
     messages, place = [], SimpleNamespace(host="host1", name="host1:rxe0", address="192.0.2.1")
     tasks = tuple(SimpleNamespace(name=name, endpoint=place, spec={}) for name in ("a", "b"))
     plan = SimpleNamespace(tasks=tasks, connections=(ConnectionSpec(index=0, src="a", dst="b"),), peer_deadline_s=30.0)
@@ -491,7 +491,7 @@ def test_connection_that_fails_before_the_peer_joins_is_rebuilt():
 
 
 class HeldAcks(MadeAgain):
-    """A fabric that carries all data and keeps acknowledgements and credits back; `lost` names senders of lost data."""
+    """A fabric that delivers data but holds back ACKs and credits; it loses the data of senders in `lost`."""
 
     def __init__(self, choice):
         super().__init__(choice)
@@ -508,7 +508,7 @@ class HeldAcks(MadeAgain):
         super().arrive(conn, [(*message[:-1], False) for message in chain], now_ns)
 
     def release(self):
-        """Deliver everything that was held back; what that causes is held back again."""
+        """Deliver all messages that were held back; new ACKs and credits are held back again."""
         released, self.held = self.held, []
         for conn, chain in released:
             super().arrive(conn, chain, CLOCK.monotonic_ns())
@@ -519,7 +519,7 @@ class HeldAcks(MadeAgain):
 
 @pytest.mark.parametrize(("size_bytes", "ended"), [(1 << 14, [0, 1]), (1 << 20, [])])
 def test_operation_of_short_messages_ends_before_its_acknowledgements_but_not_the_last(monkeypatch, size_bytes, ended):
-    """The queue pairs of a rank that ends are destroyed, so the last operation waits for the acknowledgements."""
+    """A rank that ends destroys its queue pairs, so its last operation must wait for the acknowledgements."""
     node, fabric = modules(monkeypatch), HeldAcks(random.Random(7))
     ranks_on(fabric, node, CollectiveSpec(algorithm="full-mesh", size_bytes=size_bytes), "all-to-all")
     for task in fabric.tasks.values():
@@ -533,7 +533,7 @@ def test_operation_of_short_messages_ends_before_its_acknowledgements_but_not_th
 
 
 def test_segment_lost_after_its_operation_is_resent_with_the_original_data(monkeypatch):
-    """Rank 0 is in its last operation when its data of both operations is lost: the first is not marked as the last."""
+    """Rank 0 is in its last operation when its data of both operations is lost. The first must be resent unchanged."""
     node, fabric = modules(monkeypatch), HeldAcks(random.Random(7))
     spec = CollectiveSpec(algorithm="full-mesh", size_bytes=1 << 14)
     programs = schedules.programs(
@@ -566,7 +566,7 @@ def test_segment_lost_after_its_operation_is_resent_with_the_original_data(monke
 
 @pytest.mark.parametrize("activity", ["compute", "data", "checkpoint"])
 def test_segment_lost_while_the_rank_is_busy_is_resent_immediately(ring, activity):
-    """Its peers may wait for it meanwhile."""
+    """Otherwise its peers would wait until the rank is idle again."""
     sender = ring.tasks["rank0"]
     (lane,) = sender.executor.send_lanes.values()
     (number,) = lane.conn_numbers

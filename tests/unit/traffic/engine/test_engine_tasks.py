@@ -1,4 +1,4 @@
-"""The engine's tasks on an in-memory fabric: programs with pauses, grants, pacing and late receives."""
+"""The engine's tasks on an in-memory fabric: pauses, grants, pacing and late receives."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_ranks_replay_a_trace_in_order_with_pauses_and_correct_results(name, mon
 
 
 def test_rank_close_frees_its_memory_at_once(monkeypatch):
-    """An engine that ran several collectives used to keep all buffers until the VM killed it."""
+    """An engine that ran several collectives used to keep all buffers until the VM ran out of memory."""
     node, fabric = modules(monkeypatch), Fabric(random.Random(7))
     spec = CollectiveSpec(size_bytes=1 << 16, segment_bytes=8192)
     schedule = schedules.build("all-reduce", "ring", cost.shape_for(4, spec.size_bytes))
@@ -119,7 +119,7 @@ def test_admitted_flows_never_exceed_the_granted_chains(senders, admit, messages
 
 
 def test_queue_pairs_that_share_a_rate_send_equally(monkeypatch):
-    """The first one had it all: probes on the others never left."""
+    """The first queue pair used to take the whole rate, and probes on the others were never sent."""
     node, fabric = modules(monkeypatch), Fabric(random.Random(7))
     spec = flow_run.FlowSpec(src="host1", dst="host2", message_bytes=512, qps=4, rate_bps=512 * 8 * 400, duration_s=0.5)
     engine_spec = flow_run.engine_spec(spec)
@@ -133,7 +133,7 @@ def test_queue_pairs_that_share_a_rate_send_equally(monkeypatch):
 
 
 def test_replay_deadline_covers_all_operations_a_rank_may_wait_for(monkeypatch):
-    """Messages from rank to rank, as of a pipeline: each in time, all of them not in the time of one."""
+    """In a pipeline, each message is in time, but together they take longer than the deadline of one operation."""
     node, fabric = modules(monkeypatch), Fabric(random.Random(7), delay_ns=100 * MS)
     chain = tuple(
         Operation(
@@ -170,7 +170,7 @@ def test_receiver_with_credits_never_sends_rnr_naks(verb, monkeypatch):
 
 @pytest.mark.parametrize("verb", ["send", "write-imm"])
 def test_late_receives_delay_a_sender_that_then_continues(verb, monkeypatch):
-    """One receive at a time, each 4 ms after the message before: the sender gets RNR NAKs again and again."""
+    """A receive is posted 4 ms after the message before, so the sender repeatedly gets RNR NAKs."""
     fabric = Fabric(random.Random(7), delay_ns=100_000, rnr_retry=7 * 10**6)
     flow_on(monkeypatch, fabric, verb=verb, messages=20, late_receives_ms=4.0)
     fabric.run(["tx"])
@@ -184,19 +184,19 @@ def test_late_receives_delay_a_sender_that_then_continues(verb, monkeypatch):
 def test_sender_out_of_rnr_retries_loses_its_queue_pair(monkeypatch):
     fabric = Fabric(random.Random(7), delay_ns=100_000, rnr_retry=2)
     flow_on(monkeypatch, fabric, verb="send", messages=4, late_receives_ms=1000.0)
-    with pytest.raises(AssertionError, match="wait for each other"):  # nobody is there to make it again
+    with pytest.raises(AssertionError, match="wait for each other"):  # no controller rebuilds the connection
         fabric.run(["tx"], seconds=1.0)
     (error,) = [fields for _, event, fields in fabric.events if event == "qp_error"]
     assert (error["status"], fabric.naks) == ("RNR_RETRY_EXC_ERR", 3)
 
 
 def test_late_receive_of_a_lost_queue_pair_is_not_posted_on_its_replacement(monkeypatch):
-    """There is one at a time: the new queue pair has its own."""
+    """Only one receive is posted at a time, and the new queue pair has its own."""
     fabric = Fabric(random.Random(7), rnr_retry=0)
     flow_on(monkeypatch, fabric, verb="send", messages=4, qps=2, late_receives_ms=1.0)
     receiver = fabric.tasks["rx"]
     for conn in receiver.conns.values():
-        conn.qp.receives.clear()  # it was taken
+        conn.qp.receives.clear()  # the receive was consumed
         receiver.on_recv(conn, 0, CLOCK.monotonic_ns())
     gone = receiver.conns[0]
     gone.generation += 1
@@ -207,7 +207,7 @@ def test_late_receive_of_a_lost_queue_pair_is_not_posted_on_its_replacement(monk
 
 
 class Interfered(Fabric):
-    """A fabric on which a fault makes receives late at the third message, and goes after so many NAKs."""
+    """A fabric on which a fault makes receives late from the third message on, and ends after some NAKs."""
 
     def __init__(self, path, late_ms, naks):
         super().__init__(random.Random(7), delay_ns=100_000, rnr_retry=7 * 10**6)
@@ -227,7 +227,7 @@ class Interfered(Fabric):
             self.look()
 
     def look(self):
-        """Check the fault as the engine's next tick would; on this fabric everything could be over by then."""
+        """Check the fault file now, because this fabric could be done before the engine's next tick."""
         for task in self.tasks.values():
             task.late_receives.check_fault()
 
@@ -241,7 +241,7 @@ def late_path(tmp_path, monkeypatch):
 @pytest.mark.parametrize("late_ms", [0, 30])
 @pytest.mark.parametrize("verb", ["send", "write-imm"])
 def test_late_receives_fault_delays_a_flow_that_then_continues(verb, late_ms, late_path, monkeypatch):
-    """0: none is posted at all while the fault is there; what was held back is posted when it goes."""
+    """With 0, no receive is posted during the fault; the held-back receives are posted when it ends."""
     fabric = Interfered(late_path, late_ms, naks=40)
     flow_on(monkeypatch, fabric, verb=verb, messages=4000, qps=2, depth=4)
     fabric.run(["tx"])
@@ -288,7 +288,7 @@ def test_late_receives_without_a_valid_fault_file_delay_nothing(late_path):
 
 
 def test_late_receives_fault_and_engine_use_the_same_file():
-    """`inject` and `traffic` never import each other."""
+    """`inject` and `traffic` may not import each other, so nothing else ensures this."""
     assert latereceives.FILE == late.PATH
 
 
@@ -305,7 +305,7 @@ def test_rnr_count_reads_the_counter_names_of_each_driver(tmp_path, monkeypatch)
 
 @pytest.fixture
 def engine(monkeypatch):
-    """An engine without verbs, and what it writes to the controller."""
+    """Return an engine without verbs, and the messages that it writes to the controller."""
     modules(monkeypatch)
     monkeypatch.delitem(sys.modules, "traffic.node.engine", raising=False)
     module = importlib.import_module("traffic.node.engine")
@@ -338,7 +338,7 @@ def test_engine_with_nothing_to_do_writes_the_iterations_of_a_job_with_checkpoin
     engine.tasks["rank0"] = SimpleNamespace(keeps_checkpoints=True, slept=lambda *_: None)
     engine.emit("iteration", index=0)
     assert engine.written == []
-    engine._wait(1 << 62)  # it returns at once: there is something to write
+    engine._wait(1 << 62)  # it returns at once, because there is output to write
     assert len(engine.written) == 1
 
 

@@ -1,4 +1,4 @@
-"""The parts of an operation's time: each moment is in one part, and the right one."""
+"""Parts of an operation's time: each moment belongs to exactly one part, the right one."""
 
 from __future__ import annotations
 
@@ -88,12 +88,12 @@ def slowed(function):
 
 
 def test_rank_idle_while_the_peer_sends_no_credit_waits_for_credit(monkeypatch):
-    """Rank 1 does not begin, so it applies nothing: rank 0 fills the ring and then lacks credits."""
+    """Rank 1 does not start and returns no credits, so rank 0 fills the ring and then waits for credit."""
     fabric = ranks_of(monkeypatch, SPEC)
     sender = fabric.tasks["rank0"]
     sender.begin(CLOCK.monotonic_ns())
     sender.slept(CLOCK.monotonic_ns(), CLOCK.monotonic_ns())
-    assert not sender.executor.clock.needs_credit  # its window is full: it waits for acknowledgements
+    assert not sender.executor.clock.needs_credit  # its window is full, so it waits for acknowledgements
     fabric.drain()
     assert sender.executor.clock.needs_credit
     before, now_ns = sender.executor.clock.parts_ns[on_node.CREDIT], CLOCK.monotonic_ns()

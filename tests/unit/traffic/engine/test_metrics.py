@@ -1,4 +1,4 @@
-"""Metrics are those of nccl-tests and numpy, and time series lose no byte."""
+"""Metrics equal those of nccl-tests and numpy, and time series contain every byte."""
 
 from __future__ import annotations
 

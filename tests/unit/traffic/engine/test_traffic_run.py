@@ -1,6 +1,6 @@
-"""A run always ends in a typed outcome, and every rebuild of a QP is in its result.
+"""A run always ends with a typed outcome, and its result has every rebuild of a QP.
 
-The engines here speak the real protocol over real queues, without verbs: what is tested is the controller.
+The engines here use the real protocol over real queues, without verbs. The controller is under test.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def test_flow_without_errors_completes_with_counts():
 
 
 def test_standstill_is_reported_in_controller_time():
-    """Once it was moved by the hosts' offset twice, and what stood still before the job counted as in it."""
+    """The clock offset used to be applied twice, so standstills before the job counted as in the job."""
 
     def stood(engine):
         now_ns = node_ns()
@@ -132,7 +132,7 @@ def test_wait_times_out_and_leaves_nothing_running():
 
 
 def test_wait_error_warns_that_the_aborted_run_may_still_be_ending(monkeypatch):
-    """The run's thread is busy with an engine that is slow to answer, as at the end of a start over SSH."""
+    """The run's thread waits for an engine that answers slowly, as over SSH."""
     monkeypatch.setattr("traffic.engine.running_traffic.ABORT_TIMEOUT_S", 0.3)
     release = threading.Event()
     lab = Lab(lambda engine: engine.emit("sample", task="tx", start_ns=node_ns(), sizes=[4096, 0]))
@@ -156,7 +156,7 @@ def test_run_that_cannot_connect_does_not_start(monkeypatch):
 
 @pytest.mark.parametrize(("wrong", "outcome"), [(0, "completed"), (3, "failed")])
 def test_wrong_byte_is_a_failure_with_its_location(wrong, outcome):
-    """The receiver stops when the sender is done, and reports how many bytes it has checked."""
+    """The receiver stops when the sender is done, and reports the number of checked bytes."""
 
     class Looking(Engine):
         def done(self):
@@ -183,7 +183,7 @@ def test_wrong_byte_is_a_failure_with_its_location(wrong, outcome):
 
 
 def test_unreliable_flow_counts_what_the_receiver_reports():
-    """The receiver stops when the sender is done, and the flow ends when it has counted."""
+    """The receiver stops when the sender is done, and the flow ends with the receiver's count."""
 
     def on_start(engine):
         if engine.host == "host1":

@@ -1,4 +1,4 @@
-"""Pacing and traffic matrices, and what flows at once come to."""
+"""Pacing, traffic matrices, and the results of concurrent flows."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MS = 1_000_000
 
 
 def posted(pacer, size, until_ns, late_ns=0):
-    """Times of posts of a sender that always has something, and wakes `late_ns` late."""
+    """Return the post times of a sender that always has data, and wakes up `late_ns` late."""
     now_ns, times = 0, []
     pacer.start(0)
     while now_ns < until_ns:
@@ -40,7 +40,7 @@ def test_pacer_that_wakes_late_keeps_its_rate(size, rate_bps, late_ns):
 
 @given(on_ms=st.integers(1, 50), off_ms=st.integers(1, 50))
 def test_pacer_between_bursts_is_silent(on_ms, off_ms):
-    pacer = Pacer(rate_bps=8e9, on_ns=on_ms * MS, off_ns=off_ms * MS)  # a byte a ns
+    pacer = Pacer(rate_bps=8e9, on_ns=on_ms * MS, off_ns=off_ms * MS)  # a byte per ns
     times = posted(pacer, MS // 2, 500 * MS)
     assert all(time % ((on_ms + off_ms) * MS) < on_ms * MS for time in times)
     bursts = {time // ((on_ms + off_ms) * MS) for time in times}
@@ -99,7 +99,7 @@ def test_jain_index():
     choice=st.randoms(use_true_random=False),
 )
 def test_grants_never_exceed_the_limit_and_reach_every_sender(admit, senders, choice):
-    """Chains come in any order, senders leave and come back: grants are neither lost nor made."""
+    """Chains come in any order, and senders leave and return. Grants are neither lost nor created."""
     grants = Grants(admit)
     under_way, had = [], dict.fromkeys(range(senders), 0)
 

@@ -1,4 +1,4 @@
-"""A flow in perftest's own form: the keys that perftest 6.24 wrote on a lab of ours, in their order, and its units."""
+"""A flow in perftest's JSON: the keys, their order and units, as written by perftest 6.24 on a soft lab."""
 
 from __future__ import annotations
 

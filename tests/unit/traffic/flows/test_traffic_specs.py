@@ -1,4 +1,4 @@
-"""What cannot be meant is refused in one sentence before anything is started on any node."""
+"""Invalid specs are refused in one sentence, before anything is started on a node."""
 
 from __future__ import annotations
 

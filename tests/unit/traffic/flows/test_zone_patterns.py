@@ -1,4 +1,4 @@
-"""Patterns of flows in zones and across them: all RNICs, each sends once and receives once."""
+"""Patterns of flows in zones and across zones: every RNIC sends once and receives once."""
 
 from __future__ import annotations
 

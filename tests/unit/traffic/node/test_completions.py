@@ -1,4 +1,4 @@
-"""A completion queue takes everything that its queue pairs have posted, when they all die at once."""
+"""A completion queue holds the completions of all posted requests if all its queue pairs fail at once."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def spec_of(kind, qps, depth, size=64):
 @settings(max_examples=samples(40), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 @given(kind=st.sampled_from(sorted(KINDS)), qps=st.integers(1, 64), depth=st.integers(0, 20_000))
 def test_flow_accepted_by_the_planner_fits_into_the_completion_queue(monkeypatch, kind, qps, depth):
-    """Both ends as the engine makes them: the requests of all QPs at once."""
+    """Both ends are created as by the engine, and the requests of all QPs complete at once."""
     spec = spec_of(kind, qps, depth)
     try:
         flow_spec.check(spec)
@@ -60,7 +60,7 @@ def test_flow_default_depth_on_maximum_qps_is_accepted(kind):
 
 
 def test_flow_deeper_than_the_completion_queue_is_refused_with_the_limit():
-    """4,096 deep was accepted with a queue of 4,096, and twice as many receives."""
+    """A depth of 4,096 used to be accepted with a completion queue of 4,096, but there are twice as many receives."""
     flow_spec.check(spec_of(("rc", "send", False), 1, 4096))
     with pytest.raises(UsageError, match=r"depth 4096 on 4 QPs: up to 32896 .* has 32767 entries; use a smaller depth"):
         flow_spec.check(spec_of(("rc", "send", False), 4, 4096))

@@ -1,4 +1,4 @@
-"""Which GPU a flow or a rank uses, and the calls to the CUDA driver.
+"""The GPU that a flow or a rank uses, and the calls to the CUDA driver.
 
 The driver is a stand-in that records calls; a real one has not been run.
 """
@@ -30,7 +30,7 @@ from traffic.workloads.ranks import gpus_of, place
 
 
 class Driver:
-    """libcuda: writes through the pointers that it is given, and can refuse a call."""
+    """Stand-in for libcuda: it writes through the given pointers, and can refuse a call."""
 
     def __init__(self, refuses="", dma_buf=1, processors=1):
         self.refuses, self.attributes, self.calls = refuses, {124: dma_buf, 16: processors}, []

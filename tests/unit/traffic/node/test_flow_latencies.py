@@ -1,4 +1,4 @@
-"""Times of messages are kept over the whole run of a flow, however many messages there are."""
+"""Message times are sampled over the whole run of a flow, however many messages it has."""
 
 from traffic.node.flows.latencies import Latencies
 

@@ -1,4 +1,4 @@
-"""The pattern makes every misplaced, stale or damaged element visible, and reductions are exact in every type."""
+"""The data pattern reveals every misplaced, stale or damaged element, and reductions are exact in every type."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_pattern_part_of_a_period_verifies_exactly_its_own_elements(index, size,
 
 @st.composite
 def regions(draw):
-    """Regions of a memory of four ranks that do not overlap, some of them side by side, and the memory's length."""
+    """Return disjoint regions of the memory of four ranks, some of them adjacent, and the memory's length."""
     made, end = [], 0
     for _ in range(draw(st.integers(1, 6))):
         offset = end + draw(st.sampled_from([0, 0, 3]))
@@ -125,7 +125,7 @@ def test_pattern_has_all_its_numbers_about_equally_often(dtype, ranks):
 @pytest.mark.parametrize("dtype", sorted(elements.STORED))
 @pytest.mark.parametrize("ranks", [2, 8, 128])
 def test_count_wrong_detects_other_positions_ranks_and_iterations(dtype, ranks):
-    """Even of numbers as small as bf16 needs for 128 ranks, a good part differs."""
+    """Even with the small numbers that bf16 needs for 128 ranks, a good part of the elements differs."""
     of = Pattern(ranks, dtype, "sum")
     data = np.empty(64 * 1024, dtype=elements.STORED[dtype])
     pattern.fill(data, of.period(1, 3))
@@ -155,7 +155,7 @@ def test_bf16_conversion_rounds_to_nearest_even(value):
 
 
 def nearest(quotient, dtype):
-    """The number of a type that is nearest to a fraction, of two equally near ones the even one; by search."""
+    """Return the number of a type that is nearest to a fraction, ties to even, by search."""
     kind = np.float32 if dtype == "bf16" else elements.STORED[dtype]
     guess = kind(float(quotient))
     if dtype == "bf16":
@@ -197,7 +197,7 @@ def test_count_wrong_counts_a_flipped_sign_bit_of_zero():
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_count_wrong_sees_averages_that_are_not_rounded(dtype, monkeypatch):
-    """The arithmetic of the result is broken; the expectation is another one and notices."""
+    """The result is computed with broken arithmetic, and the independent expectation detects that."""
 
     def cut_off(array, ranks, kind):
         wide = array.astype(np.float32) if kind == "fp16" else elements._widened(array)

@@ -30,20 +30,20 @@ def test_udp_sport_is_dynamic_and_symmetric(one, two):
 
 @given(QPN, QPN, QPN, st.integers(1, (1 << 20) - 1))
 def test_udp_sport_with_a_flow_label_ignores_the_qpns(one, two, other, label):
-    """Whatever the queue pairs: all flows with one label take one port, and so one way between the same RNICs."""
+    """All flows with one label use one port, and so one path between two RNICs, whatever their queue pairs."""
     assert udp_sport(one, two, label) == udp_sport(other, one, label)
     assert 0xC000 <= udp_sport(one, two, label) <= 0xFFFF
 
 
 @pytest.mark.parametrize(("label", "sport"), [(1, 0xC001), (0x3FFF, 0xFFFF), (0x4000, 0xC001), (0xFFFFF, 0xFFC0)])
 def test_udp_sport_of_flow_labels(label, sport):
-    """The low 14 bits, and the high 6 folded into them."""
+    """The port has the low 14 bits of the label, with the high 6 bits folded in."""
     assert udp_sport(65, 66, label) == sport
 
 
 @pytest.mark.parametrize(("qpn", "sport"), [(1, 0xD872), (2, 0xF0E4), (3, 0xC956), (65, 0xF4FA)])
 def test_datagram_sport_of_queue_pairs(qpn, sport):
-    """The upper 14 of 32 bits of QPN x 0x61c88647, added to 0xc000, worked out apart from the code."""
+    """The port is 0xc000 plus the upper 14 of 32 bits of QPN x 0x61c88647, computed by hand."""
     assert datagram_sport(qpn) == sport
 
 
@@ -78,7 +78,7 @@ def test_data_paths_of_a_labelled_flow_use_the_port_of_its_label():
 
 
 def test_data_and_ack_paths_use_one_port_and_swapped_addresses():
-    """The switches hash addresses, too: ACKs may go over another spine."""
+    """Switches also hash the addresses, so ACKs may use another spine."""
     topology = lab_inventory.load(inventories() / "soft.yml").topology
     one = Connection(index=4, **MADE)
 

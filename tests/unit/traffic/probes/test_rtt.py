@@ -1,4 +1,4 @@
-"""Round trips: each end's own clock separates the network's part from the responder's, and long ones have a place."""
+"""Round trips: the clocks of both ends separate network time from responder time, and long ones are located."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_echo_separates_network_and_responder_with_any_clocks(offset, start, the
 
 
 def test_echo_distinguishes_a_lost_probe_from_a_lost_answer():
-    """Number 4 was answered so late that it had been counted as lost before."""
+    """Probe 4 was answered so late that it had already been counted as lost."""
     there, back, refused, unkept, late = echoes(
         sent=[(0, 0, 5, 0), (0, 1, 5, 0), (0, 2, 5, 0), (0, 3, 5, 9), (0, 4, 5, 0), (0, 4, 5, 99)],
         came=[(0, 1, 6, 7), (0, 2, 6, 0), (0, 4, 6, 8)],
@@ -76,7 +76,7 @@ def test_locate_in_a_uniformly_slow_fabric_names_nothing(seed, scale):
 
 
 def on_a_busy_lab(*, seed, place=(), extra_ms=0.0):
-    """One probe a queue pair in a window, as beside a job on emulated hosts: 1 to 100 ms, by whose turn it was."""
+    """Return one probe per queue pair and window, as next to a job on emulated hosts: 1 to 100 ms, by scheduling."""
     made = round_trips(seed=seed, count=1, scale=50.0, spread=1.2)
     extra_ns = int(extra_ms * 1e6)
     return [
@@ -92,7 +92,7 @@ BUSY = range(100)
 
 
 def test_locate_on_a_busy_lab_names_a_delayed_link():
-    """Seen once: 220 ms over one link and 20 ms elsewhere, and no link was named; most of the 20 ms were slow too."""
+    """With 220 ms over one link and 20 ms elsewhere, no link was once named: most of the 20 ms counted as slow."""
     place, right = ("host3:rxe0", "rtsw2"), 0
     for seed in BUSY:
         located = locate(times_of(on_a_busy_lab(seed=seed, place=place, extra_ms=200)))
@@ -106,7 +106,7 @@ def test_locate_on_a_busy_lab_without_delay_names_nothing():
 
 @given(seed=st.integers(0, 1000), factor=st.integers(2, 1000))
 def test_locate_is_independent_of_the_time_scale(seed, factor):
-    """All times so many times as long: the same places, by the same votes."""
+    """If all times are scaled, the same places are named with the same votes."""
     made = round_trips(place=("rtsw1", "ctsw1"), times=4.0, seed=seed, count=20)
     longer = [
         dataclasses.replace(one, echo=echo(one.echo.whole_ns * factor, one.echo.responder_ns * factor)) for one in made
@@ -148,7 +148,7 @@ def test_path_times_without_answers_are_none():
 
 
 class Lossy(Fabric):
-    """Every fifth probe, and every seventh answer, is lost."""
+    """A fabric that loses every fifth probe and every seventh answer."""
 
     def deliver(self, item, now_ns):
         at_ns, number, conn, chain = item
@@ -194,7 +194,7 @@ def test_echo_flow_numbers_answers_and_stamps_probes_at_both_ends(made, monkeypa
     else:
         assert 0.4 * sent < len(answered) < 0.9 * sent
     assert all(one.whole_ns >= one.responder_ns >= 0 for one in answered)
-    # The memory carries each way at once to 2 ms later; the responder does nothing but answer.
+    # Each direction takes 0 to 2 ms on this fabric, and the responder only answers probes.
     assert np.median([one.responder_ns for one in answered]) < np.median([one.whole_ns for one in answered])
 
 
@@ -225,7 +225,7 @@ def test_probe_command_shows_round_trips_and_the_source_of_timestamps():
 
 
 def test_probe_of_a_link_that_no_probe_crossed_is_no_pass():
-    """Without a single probe nothing is lost: the command used to end with 0."""
+    """Without any probe nothing is lost, and the command used to end with 0."""
     suspect = Suspect(place=("rtsw1", "ctsw1"), sent=9, lost=9, gain=50.0)
     missed = ("rtsw1 -> ctsw1",)
     codes = [probing._exit_code(result(**change)) for change in (

@@ -1,4 +1,4 @@
-"""Lossy places are located from which probes arrive, on synthetic fabrics; without loss no place is named."""
+"""Lossy places are located by the probes that arrive, on synthetic fabrics; without loss no place is named."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ RACK = {host.name: host.rack for host in SOFT.hosts}
 
 
 def sent(*, place=(), share=0.0, seed=1, count=200, background=0.0005):
-    """Probes of `faultbed probe` on the default lab, four queue pairs each, of which a place loses a share."""
+    """Return the probes of `faultbed probe` on the default lab; one place loses a share of them."""
     rng, collected = np.random.default_rng(seed), []
     for src, dst in prober.pairs(SOFT):
         one, two = (TOR[end.partition(":")[0]] for end in (src, dst))
@@ -39,7 +39,7 @@ def sent(*, place=(), share=0.0, seed=1, count=200, background=0.0005):
 def test_locate_names_the_lossy_link_and_its_direction(place, share):
     (located,) = locate(sent(place=place, share=share))
     assert place in (located.place, *located.alike)
-    # Between two racks, what goes up to a spine comes down to the other one.
+    # With two racks, every packet up to a spine goes down to the other rack.
     assert len(located.alike) <= 1
     assert located.lost / located.sent == pytest.approx(share, abs=0.05)
 
@@ -55,7 +55,7 @@ def test_locate_with_two_lossy_places_names_both():
 
 
 def test_locate_in_a_healthy_fabric_names_nothing():
-    """In 80 made-up runs, with as many losses as a busy lab may have."""
+    """This holds in 80 synthetic runs, with as many random losses as on a busy lab."""
     assert [seed for seed in range(80) if locate(sent(seed=seed, background=BACKGROUND))] == []
 
 

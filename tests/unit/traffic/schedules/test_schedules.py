@@ -1,4 +1,4 @@
-"""Schedules are proven right by the checker, for every algorithm, rank count and size, before any packet is sent."""
+"""The checker proves schedules correct for every algorithm, rank count and size, before any packet is sent."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_schedule_gives_every_rank_the_result_of_its_collective(collective, algo
 @given(data=st.data())
 @settings(max_examples=samples(25))
 def test_schedule_without_any_single_move_is_wrong(collective, algorithm, data):
-    """The checker bites: nothing in a schedule is there for nothing."""
+    """The checker notices every missing move, so schedules contain no useless one."""
     whole = build(collective, algorithm, data.draw(shapes(most=9)))
     row = data.draw(st.integers(0, len(whole.moves) - 1))
     assert schedule_check.faults(dataclasses.replace(whole, moves=np.delete(whole.moves, row)))
@@ -69,7 +69,7 @@ def test_schedule_check_detects_a_misdirected_move(collective, algorithm, data):
     else:
         moves["target"][row] = (moves["target"][row] + 1) % whole.chunks
     if field == "target" and moves["span"][row] == whole.chunks:
-        return  # all blocks, moved round by one, at every rank alike: may be right again
+        return  # if every rank shifts all blocks by one, the schedule may be correct again
     assert schedule_check.faults(dataclasses.replace(whole, moves=moves))
 
 
@@ -85,7 +85,7 @@ def test_schedule_check_explains_errors():
     assert any("sends to itself" in fault for fault in output)
 
 
-# On real numbers, in elements: programs are what the nodes get.
+# Programs, as sent to nodes, run on real numbers.
 
 
 def check_memories(made, memories, elements, reduce):
@@ -133,7 +133,7 @@ def test_programs_of_any_size_compute_the_result_and_keep_the_input(collective, 
 @given(data=st.data())
 @settings(max_examples=samples(20))
 def test_segments_in_any_event_order_with_few_slots_give_the_result(collective, algorithm, data):
-    """Whatever is slow, it neither ends in a wrong result nor in ranks that wait for each other."""
+    """No order of events leads to a wrong result or a deadlock."""
     shape = data.draw(shapes(most=7))
     schedule = build(collective, algorithm, shape)
     layout = data.draw(layouts(shape, collective, most=60))
@@ -155,7 +155,7 @@ def test_segments_in_any_event_order_with_few_slots_give_the_result(collective, 
     check_memories(made, lanes.data, longest, np.add)
 
 
-# What algorithms are known for.
+# Known properties of the algorithms.
 
 
 @given(elements=st.integers(0, 10_000), chunks=st.integers(1, 64))
@@ -170,7 +170,7 @@ def test_skewed_counts_add_up_and_are_never_zero(ranks, extra, skew):
     counts = schedules.skewed_counts(ranks + extra, ranks, skew)
     assert (counts.sum(axis=1) == ranks + extra).all()
     assert counts.min() >= 1
-    assert (np.diff(counts[0]) <= 1).all()  # the first is the hot one, but for rounding
+    assert (np.diff(counts[0]) <= 1).all()  # the first rank is the hot one, except for rounding
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 7, 8, 20])
@@ -193,7 +193,7 @@ def test_schedule_bytes_per_rank_are_optimal(algorithm):
 
 @pytest.mark.parametrize(("algorithm", "peers"), [("ring", 1), ("recursive-halving", 3), ("full-mesh", 7)])
 def test_all_reduce_uses_the_same_connections_in_both_halves(algorithm, peers):
-    """Both halves use the same pairs of ranks: fewer queue pairs, and a ring is a ring."""
+    """Reduce-scatter and all-gather use the same pairs of ranks, so fewer queue pairs are needed."""
     pairs = schedules.peers_of(programs(build("all-reduce", algorithm, Shape(ranks=8)), Layout(elements=80)))
     assert len(pairs) == 8 * peers
 
@@ -207,7 +207,7 @@ def test_double_binary_tree_has_no_rank_interior_in_both_trees(ranks):
 def test_hierarchical_sends_only_a_share_between_groups():
     made = expanded(build("all-reduce", "hierarchical", Shape(ranks=8, group=4)))
     across = made[(made["step"] >= 0) & (made["src"] // 4 != made["dst"] // 4)]
-    assert across["span"].sum() == 2 * 8  # each rank its eighth, there and back, not all eight
+    assert across["span"].sum() == 2 * 8  # each rank sends its eighth, there and back, not all eight
 
 
 @pytest.mark.parametrize("ranks", some_of([3072, 24576], 1))
@@ -234,11 +234,11 @@ def test_cost_of_a_ring_matches_the_formula():
 @given(shape=shapes())
 @settings(max_examples=samples(20))
 def test_cost_from_one_period_equals_cost_of_all_ranks(collective, algorithm, shape):
-    """Reading a schedule in its short form gives what its long form gives."""
+    """The cost of one rank's short schedule equals the cost of the schedule of all ranks."""
     short = build(collective, algorithm, shape)
     long = dataclasses.replace(short, moves=expanded(short), period=short.ranks)
     times = [cost.predict_ns(one, 1 << 20, NETWORK, group=shape.group) for one in (short, long)]
-    # A block run that goes over the end of a buffer is two messages there, one in the short form.
+    # A run of blocks that wraps around the buffer's end is two messages in the long form, and one in the short form.
     assert times[0] <= times[1] <= times[0] + short.steps * short.chunks * NETWORK.far.overhead_ns
 
 

@@ -1,4 +1,4 @@
-"""Traces of others are read as they stand, written so that they can be read, and refused in one sentence."""
+"""Public trace formats are read unchanged, written so that other tools can read them, or refused in one sentence."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_saved_trace_loads_with_the_same_operations(rows, form, tmp_path_factory
         mine = [o for o in again.operations if rank in o.members]
         if form == "param":
             assert [o.not_before_ns[o.members.index(rank)] for o in mine] == want
-        else:  # pauses, in whole microseconds, and what the operations themselves took
+        else:  # pauses in whole microseconds, and the times of the operations
             now, times = 0, []
             for one in mine:
                 now += one.pauses_ns[one.members.index(rank)]
@@ -110,12 +110,12 @@ def test_all_to_allv_splits_survive_param_and_are_rejected_by_chakra(tmp_path):
         traces.save(trace, tmp_path / "p", form="param")
 
 
-# Cut off, wrong, or not to be had.
+# Truncated, wrong and missing files.
 
 
 @given(share=st.floats(0, 0.999))
 def test_truncated_chakra_file_is_refused_or_shorter(share):
-    """Where it is cut between two nodes nothing can tell; a node that others wait for is missed, if there is one."""
+    """A cut between two nodes cannot be detected, unless another node depends on a missing one."""
     content = (TRACES / "tensor-parallel" / "layer.0.et").read_bytes()
     whole = list(wire.read_stream("whole", content))
     try:
@@ -231,7 +231,7 @@ def test_traces_that_wait_for_each_other_are_refused_with_their_records(tmp_path
 
 
 def test_traces_whose_roots_differ_are_refused(tmp_path):
-    """Rank 0 sent from itself, and rank 1 waited for rank 1: a replay of either is of no run."""
+    """Ranks 0 and 1 each name themselves as the root, so the trace does not describe a possible run."""
     for rank in range(2):
         record = {"comms": "broadcast", "in_msg_size": 4, "out_msg_size": 4, "dtype": "float32", "root": rank}
         (tmp_path / f"{rank}.json").write_text(json.dumps([{**record, "world_size": 2}]))
@@ -252,7 +252,7 @@ def test_load_of_a_path_without_a_trace_is_refused(name, message):
         traces.load(TRACES / name)
 
 
-# Made to fit.
+# Traces of other sizes, adapted to the lab.
 
 
 def test_fitted_keeps_operations_among_the_first_ranks():

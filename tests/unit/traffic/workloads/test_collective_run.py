@@ -1,6 +1,6 @@
-"""A collective ends typed for every rank, with the flight recorders of those that are left.
+"""A collective ends with a typed outcome for every rank, and with the flight recorders of surviving ranks.
 
-The engines here speak the real protocol over real queues, without verbs: what is tested is the controller.
+The engines here use the real protocol over real queues, without verbs. The controller is under test.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def test_rebuild_records_redone_segments():
     result = start(on_start).wait(20)
     assert result.outcome == "recovered"
     (rebuild,) = result.rebuilds
-    # Both ends of the fake say so; a real one only where it sends.
+    # Both fake ends report it; of real ends only the sender does.
     assert (rebuild.redone_segments, rebuild.redone_bytes) in ((3, 12288), (6, 24576))
 
 

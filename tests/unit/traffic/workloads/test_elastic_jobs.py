@@ -1,4 +1,4 @@
-"""Jobs with real engines and a real storage on this machine: a host is lost, and the result is that of no loss."""
+"""Jobs with real engines and storage on this machine: a lost host does not change the result."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ SPEC = JobSpec(
 @pytest.fixture
 def lab(tmp_path, monkeypatch):
     monkeypatch.setattr(driver.storage, "serve", served_from(tmp_path))
-    monkeypatch.setattr(loss, "SILENT_AFTER_ERROR_NS", 20 * S)  # a busy machine is no loss
+    monkeypatch.setattr(loss, "SILENT_AFTER_ERROR_NS", 20 * S)  # a busy machine must not count as a loss
     monkeypatch.setattr(rejoin, "RETRY_S", 0.3)
     made = LocalLab(tmp_path)
     yield made
@@ -51,7 +51,7 @@ def lab(tmp_path, monkeypatch):
 
 
 def served_from(tmp_path):
-    """Checkpoints of tests do not go where those of labs do."""
+    """Keep checkpoints of tests apart from those of labs."""
     plain = driver.storage.serve
     return lambda *args, **options: plain(*args, **options, folder=str(tmp_path / "checkpoints"))
 
@@ -61,13 +61,13 @@ def started(lab, spec=SPEC, *, restores=True, spares=("host5:rxe0",), **policy):
 
 
 def after(running, iterations):
-    """Wait until the job has finished so many iterations; it must not end before."""
+    """Wait until the job has finished this many iterations. It must not end earlier."""
     until(lambda: running.job.finished >= iterations or running.is_over, within_s=PATIENCE_S, every_s=0.005)
     assert running.job.finished >= iterations, running.failure
 
 
 def in_phase(running, phase):
-    """Wait for a phase of the job; it must not end before."""
+    """Wait for a phase of the job. It must not end earlier."""
     until(lambda: running.job.phase == phase or running.is_over, within_s=PATIENCE_S, every_s=0.001)
     assert running.job.phase == phase, running.failure
 
@@ -78,7 +78,7 @@ def digests(result):
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """Digests of the final state without any loss."""
+    """Return the digests of the final state of a job without a loss."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     lab = LocalLab(folder)
     try:
@@ -94,7 +94,7 @@ def uninterrupted(tmp_path_factory):
 
 
 def assert_right(result, uninterrupted, restarts=1, every=EVERY, last=SPEC.iterations - 1):
-    """`last` is the first iteration that may be the last one with a record."""
+    """Check a job's result. Its last record must be that of iteration `last` or a later one."""
     assert result.outcome == "recovered", result.where
     assert [state.wrong for state in result.states] == [0] * len(result.ranks)
     assert {state.iterations for state in result.states} == {SPEC.iterations}
@@ -102,8 +102,8 @@ def assert_right(result, uninterrupted, restarts=1, every=EVERY, last=SPEC.itera
     assert result.wrong_elements == 0
     assert len(result.restarts) == restarts
     indices = {tuple(one.index for one in ranked) for ranked in result.iterations}
-    (recorded,) = indices  # the same of every rank
-    # A killed engine may take the records of its last iterations along.
+    (recorded,) = indices  # equal for every rank
+    # A killed engine may lose the records of its last iterations.
     assert len(recorded) >= SPEC.iterations - 3 * restarts
     assert last <= recorded[-1] < SPEC.iterations
     for restart in result.restarts:
@@ -159,7 +159,7 @@ softgpu.serve(sys.argv[2])
 
 @pytest.fixture
 def gpus(tmp_path, monkeypatch):
-    """A real soft GPU for each host of the job and its spare, all with registers in a folder of this test."""
+    """Start a real soft GPU for each host of the job and its spare, with health registers in a folder of this test."""
     monkeypatch.setattr(health, "FOLDER", str(tmp_path / "health"))
     paths = {host: str(tmp_path / f"{host}.sock") for host in ("host1", "host2", "host3", "host5")}
     monkeypatch.setattr(driver, "gpus_of", lambda _lab, _spec, ranks: [{"socket": paths[rank.host]} for rank in ranks])
@@ -175,7 +175,7 @@ def gpus(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("how", ["contained", "uncontained", "lost"])
 def test_job_whose_gpu_fails_a_rank_restarts_on_the_spare_with_the_same_result(lab, uninterrupted, gpus, how):
-    """The host answers all the time, and is given up nevertheless: a GPU with an uncorrected error is to be drained."""
+    """The host answers all the time, but the job must leave it: a GPU with an uncorrected error is to be drained."""
     running = started(lab, replace(SPEC, compute_units=1))
     after(running, 50)
     if how == "lost":
@@ -191,7 +191,7 @@ def test_job_whose_gpu_fails_a_rank_restarts_on_the_spare_with_the_same_result(l
 
 
 def test_job_waits_for_a_host_that_comes_back(lab, uninterrupted, monkeypatch):
-    """Each attempt opens a new connection to the host, and events do not shorten the pauses between them."""
+    """Each attempt opens a new connection to the host, and events must not shorten the pauses between attempts."""
     attempts = []
     monkeypatch.setattr(lab, "forget", lambda host: attempts.append((time.monotonic(), host)))
     running = started(lab, restart="same", spares=())
@@ -216,7 +216,7 @@ def test_job_waits_only_once_for_a_host_that_stays_away(lab):
 
 
 def test_hosts_that_are_lost_together_share_the_time_to_come_back(lab, uninterrupted, monkeypatch):
-    """Otherwise a restart takes as many times `rejoin_s` as hosts are lost, and longer than the job may take."""
+    """Otherwise a restart would wait `rejoin_s` for each lost host, longer than the job may take."""
     patience = []
 
     def slowly(*args, patience_s, **options):
@@ -263,7 +263,7 @@ def test_loss_of_the_spare_during_the_restart_takes_the_next_one(lab, uninterrup
 
 
 def losing(lab, host, *phases):
-    """A listener of a job that kills a host when the first restart enters one of some phases."""
+    """Return a listener that kills a host when the job's first restart enters one of these phases."""
 
     def listen(event):
         if event["event"] == "restart" and event["phase"] in phases and event["restart"].number == 1:
@@ -314,7 +314,7 @@ def test_two_losses_with_one_spare_shrink_the_job_if_configured(lab):
 
 
 def test_spare_behind_a_link_that_is_down_is_not_preferred(lab):
-    """host4 and host6 are equally good for host2 otherwise, and host4 is named first."""
+    """host4 and host6 would be equally good replacements for host2, and host4 is listed first."""
     lab.cut = frozenset(link.name for link in lab.topology.links if link.name == "rtsw2:ctsw1")
     assert lab.cut
     spec = replace(SPEC, storage=replace(SPEC.storage, host="host5"))
@@ -345,7 +345,7 @@ def test_loss_of_the_storage_fails_with_the_reason(lab):
 
 
 def test_loss_before_the_first_checkpoint_restarts_from_the_beginning(lab, uninterrupted):
-    """The first checkpoint is due near the end: a busy machine finishes dozens of iterations before the kill."""
+    """The first checkpoint is due late, because a busy machine may finish dozens of iterations before the kill."""
     running = started(lab, replace(SPEC, storage=replace(SPEC.storage, every=250)))
     after(running, 3)
     lab.kill("host2")
@@ -359,7 +359,7 @@ def test_corrupt_checkpoint_is_named_and_the_one_before_is_restored(lab, uninter
     running = started(lab)
     after(running, 60)
     (folder,) = (path for path in (tmp_path / "checkpoints").iterdir() if path.is_dir())
-    lab.freeze("host6")  # nothing is stored while we look
+    lab.freeze("host6")  # no checkpoint is stored during the check
     lab.freeze("host2")
     newest = max(path.name for path in folder.glob("*.checkpoint"))
     path = folder / newest
@@ -387,7 +387,7 @@ def test_every_checkpoint_mode_restores_a_whole_set(lab, uninterrupted, mode):
 
 
 def test_restart_without_restoring_the_state_is_detected(lab, uninterrupted):
-    """The mutation: iterations go on from the checkpoint's number, with results that are right one by one."""
+    """Mutation test: iterations continue from the checkpoint's number but an empty state; each result is correct."""
     running = started(lab, restores=False)
     after(running, 60)
     lab.kill("host2")
@@ -414,12 +414,12 @@ def test_spare_on_a_host_of_the_job_is_refused(lab):
 
 
 def test_engine_standstill_before_any_task_reports_only_its_clock(lab):
-    """The controller measures the clock first, and takes any other message for a defect."""
+    """The controller measures the clock first, and any other message would be a protocol error."""
     channel = lab.node("host1").open(lab.python(engine_client.MODULE))
     channel.send({"do": "clock"})
     assert channel.receive(timeout_s=30)["event"] == "clock"
     lab.freeze("host1")
-    wait_s(0.8)  # a standstill that an engine with tasks reports
+    wait_s(0.8)  # an engine with tasks would report this standstill
     lab.thaw("host1")
     wait_s(0.3)
     channel.send({"do": "clock"})
@@ -471,7 +471,7 @@ def test_loss_while_warming_up_does_not_keep_the_caller_until_the_job_is_over(la
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_wrong_results_while_warming_up_fail_the_job_and_are_no_loss(lab, is_first):
-    """A restart hid the wrong results of the first warm-up, and nothing looked at those of the warm-up after a loss."""
+    """A restart used to hide wrong results of the first warm-up, and later warm-ups were not checked."""
     spoil, warmup = lab.folder / "spoil", 300
 
     def note(event):
@@ -503,7 +503,7 @@ def test_loss_after_the_last_checkpoint_executes_no_further_iteration(lab, unint
 
     monkeypatch.setattr(driver.ElasticRunning, "_on_done", lose_a_rank)
     result = started(lab).wait(PATIENCE_S)
-    # The storage has a rank's last checkpoint before its engine writes the record of that iteration, or is killed.
+    # The storage has a rank's last checkpoint before its engine records that iteration, or is killed.
     assert_right(result, uninterrupted, last=SPEC.iterations - 2)
     (restart,) = result.restarts
     assert (restart.restored_iterations, restart.lost_iterations) == (SPEC.iterations, 0)
@@ -523,7 +523,7 @@ def test_job_that_cannot_restart_has_the_flight_recorders_of_the_ranks_that_are_
 
 @pytest.fixture
 def interruptible():
-    """Make SIGINT a KeyboardInterrupt also where the tests were started in the background, which ignores it."""
+    """Make SIGINT raise KeyboardInterrupt even if the tests run in the background, where SIGINT is ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -556,7 +556,7 @@ def test_engines_that_are_closed_start_no_further_one(lab):
 
 
 def test_message_of_an_engine_that_was_given_up_is_discarded():
-    """The message arrives while the reading thread already waits for it."""
+    """The message arrives while the reader thread already waits for it."""
     engines = engine_client.Engines()
 
     class Channel:
@@ -574,7 +574,7 @@ def test_message_of_an_engine_that_was_given_up_is_discarded():
 
 
 def test_message_sent_before_a_ping_does_not_answer_it():
-    """An engine that was killed a moment ago is lost, although its last messages are still being read."""
+    """An engine that was just killed counts as lost, although its last messages are still being read."""
     engines, answers = engine_client.Engines(), []
 
     class Channel:
@@ -630,7 +630,7 @@ def test_job_that_shrinks_has_the_state_of_both_sizes_and_the_checkpoints_of_its
 def test_stopped_job_does_not_restart_after_the_loss_of_a_rank(lab):
     running = started(lab)
     after(running, 20)
-    lab.freeze("host2")  # so that the job is not over before the loss
+    lab.freeze("host2")  # so that the job is still running at the loss
     running.stop()
     lab.kill("host2")
     result = running.wait(PATIENCE_S)

@@ -1,4 +1,4 @@
-"""How the loss of a host is noticed, and how one joins a job again."""
+"""Detection of a lost host, and how a host joins a job again."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def lab(tmp_path):
 
 
 def test_engine_starts_only_once_its_rnics_have_their_addresses(lab):
-    """A host that has booted answers before it is provisioned."""
+    """A booted host answers before it is provisioned."""
     engines, rnics, pauses = Engines(), [endpoint(lab.topology, "host1:rxe0")], []
     lab.bare.add("host1")
 

@@ -1,4 +1,4 @@
-"""The state machine of a job that survives losses, and where its ranks go: pure, for any losses at any moment."""
+"""The pure state machine of a job that survives losses, and the placement of its ranks, for any losses at any time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ policies = st.builds(
 
 
 class Simulated:
-    """A driver without a lab: it reports what a lab would, and keeps what checkpoints there would be."""
+    """A driver without a lab: it reports simulated events, and keeps the checkpoints that a lab would have."""
 
     def __init__(self, policy, losses, every, total=40, spares=SPARES):
         self.policy, self.losses, self.every = policy, list(losses), every
@@ -175,7 +175,7 @@ def test_event_of_another_phase_is_a_defect():
     [
         ("host1:rxe0", ("host4:rxe0", "host2:rxe0"), "host2:rxe0"),  # same rack
         ("host1:rxe0", ("host4:rxe0", "host5:rxe0"), "host5:rxe0"),  # same parity
-        ("host2:rxe0", ("host3:rxe0", "host4:rxe0", "host6:rxe0"), "host4:rxe0"),  # the first of equals
+        ("host2:rxe0", ("host3:rxe0", "host4:rxe0", "host6:rxe0"), "host4:rxe0"),  # the first of equally good ones
     ],
 )
 def test_spare_of_the_same_rack_and_parity_is_chosen(lost, spares, best):
@@ -252,13 +252,13 @@ def test_job_that_can_be_restarted_is_accepted():
     check_on_lab(LAB, SPEC, Resilience(policy=Policy(without_spare="shrink"), spares=SPARES))
 
 
-# The state that is compared.
+# The compared state.
 
 RESULTS = [[0, 5000, -1, 0], [6000, 300, 1, 17]]
 
 
 def advanced(first, iterations, *, ranks=3, state=None, dtype="fp32"):
-    """A state after some iterations whose results are right, element by element and without the closed form."""
+    """Return the state after iterations with correct results, computed element by element."""
     data = pattern.Pattern(ranks, dtype, "sum")
     state = State(RESULTS) if state is None else state
     array = np.zeros(7000, dtype=STORED[dtype])
@@ -307,7 +307,7 @@ def test_restored_state_is_that_of_the_checkpoint():
 
 
 def test_history_leaves_out_placements_that_did_not_contribute_to_the_restored_checkpoint():
-    """A store of placement 0 ends late: its checkpoint is newer than any of placement 1."""
+    """A store of placement 0 ends late, so its checkpoint is newer than those of placement 1."""
     second = StateHistory().resumed(1, stored_by=0, iterations=20)
     assert second.parts == ((0, 0), (1, 20))
     assert second.resumed(2, stored_by=0, iterations=40).parts == ((0, 0), (2, 40))

@@ -1,4 +1,4 @@
-"""Several ranks on an RNIC: concurrent two-rank collectives, and how much they slow each other down."""
+"""Several ranks per RNIC: concurrent two-rank collectives, and how much they slow each other down."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_sixteen_two_rank_collectives_share_two_rnics_with_correct_results(lab):
 
 
 def test_interference_compares_each_group_with_a_run_alone_and_skips_groups_that_did_not_run():
-    """Two phases over four RNICs: groups along dp have other RNICs than those along tp."""
+    """Two phases on four RNICs: groups along dp use other RNICs than groups along tp."""
     spec = JobSpec(
         grid=(("tp", 2), ("dp", 2)), phases=(PHASE, JobPhase(along="dp", collective="all-reduce", size_bytes=4096))
     )

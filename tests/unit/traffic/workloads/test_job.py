@@ -1,4 +1,4 @@
-"""A job is its groups' collectives, each in its own words, in one program a rank."""
+"""Jobs: the collectives of all groups, in one program per rank."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_job_groups_of_a_dimension_hold_every_rank_once(sizes):
 
 
 def test_job_sixteen_two_rank_all_reduces_are_independent():
-    """The job of the seed: 32 GPUs, data parallel by two, sixteen collectives at once."""
+    """The job has 32 GPUs and data parallelism of two, so sixteen collectives run at once."""
     spec = JobSpec(
         grid=(("tp", 16), ("dp", 2)),
         phases=(JobPhase(along="dp", collective="all-reduce", size_bytes=4096, algorithm="ring"),),
@@ -76,7 +76,7 @@ def test_job_phases_are_right_whichever_rank_is_slow(sizes, names, segment, choi
 
 
 def assert_right_whoever_is_slow(made, phases, segment, choice):
-    """Run programs in any order that they allow, and hold every result against the sum of its inputs."""
+    """Run programs in any allowed order, and compare every result with the sum of its inputs."""
     longest = 10_000  # patterns of later phases begin further on
     lanes = Lanes(made, longest, segment=segment, slots=2)
     while ready := list(lanes.moves()):
@@ -109,7 +109,7 @@ def test_job_hierarchical_phase_follows_rank_placement(name, choice):
 
 @pytest.mark.parametrize("error", [{(0, 1): 1, (2, 3): 1}, {(0, 1): 2, (2, 3): 1}])
 def test_job_hierarchical_phase_without_a_hierarchy_is_rejected(error):
-    """Such a phase used to be a plain ring under that name."""
+    """Such a phase used to run as a plain ring under that name."""
     phase = JobPhase(along="dp", collective="all-reduce", size_bytes=96, algorithm="hierarchical")
     with pytest.raises(UsageError, match="hierarchical all-reduce along dp needs groups that span several hosts"):
         job.job_programs(JobSpec(grid=(("dp", 2), ("tp", 2)), phases=(phase,)), NETWORK, error.__getitem__)
@@ -128,7 +128,7 @@ RACK = cost.NETWORKS["rack"]
     ],
 )
 def test_job_auto_is_hierarchical_where_the_model_predicts_it_faster(network, together, size, chosen):
-    """Groups of eight ranks, four per host: chosen by the cost model, and never slower than the previous choice."""
+    """With groups of eight ranks, four per host, the cost model's choice is never slower than the previous one."""
     phase = JobPhase(along="dp", collective="all-reduce", size_bytes=size)
     spec = JobSpec(grid=(("dp", 8), ("tp", 2)), phases=(phase,))
     made, (algorithm,) = job.job_programs(spec, network, together=together)
@@ -149,7 +149,7 @@ def test_job_auto_is_hierarchical_where_the_model_predicts_it_faster(network, to
 @pytest.mark.parametrize("size", [4096, 65536, 262144, 1 << 20, 16 << 20])
 @pytest.mark.parametrize("name", ["all-reduce", "all-to-all", "broadcast"])
 def test_job_auto_algorithm_equals_that_of_a_collective(name, size):
-    """A collective took racks for hosts, and so full-mesh where a job took what is quicker."""
+    """A collective used to treat racks as hosts, and chose full-mesh where a job chose a faster algorithm."""
     lab = NothingStarts()
     spec = CollectiveSpec(collective=name, size_bytes=size, iterations=1)
     _, schedule, _ = collective.fit(lab, spec)
@@ -159,7 +159,7 @@ def test_job_auto_algorithm_equals_that_of_a_collective(name, size):
 
 
 def test_cost_near_and_far_traffic_share_a_single_network():
-    """A soft lab has one network, however ranks are grouped; with two networks both are used at once."""
+    """A soft lab has one network, however ranks are grouped. With two networks, both are used at once."""
     shape = cost.shape_for(4, 1 << 20, group=2)
     schedule = schedules.build("all-reduce", "full-mesh", shape)
     alike, two = (
@@ -171,7 +171,7 @@ def test_cost_near_and_far_traffic_share_a_single_network():
 
 @pytest.mark.parametrize(("kind", "alike"), [("rack", True), ("soft", False)])
 def test_job_start_uses_rank_placement_on_a_rack_only(kind, alike, monkeypatch):
-    """On a soft lab ranks of one host cannot talk to each other, so there placement is ignored."""
+    """On a soft lab, ranks of one host cannot communicate directly, so placement is ignored there."""
     lab = NothingStarts()
     lab.kind = kind
     monkeypatch.setattr(job, "begin", lambda _lab, plan, *_, **__: [task.spec["program"] for task in plan.tasks])

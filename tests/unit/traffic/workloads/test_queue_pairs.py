@@ -1,4 +1,4 @@
-"""Several queue pairs per peer, on real engines of this machine and in the plan of a run."""
+"""Several queue pairs per peer, with real engines on this machine and in the plan of a run."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_queue_pairs_with_entropy_share_flow_labels_in_turn(lab):
     ],
 )
 def test_writes_of_each_queue_pair_are_planned_by_its_spread(lab, collective_name, size_bytes, spread, sizes):
-    """Messages of fewer elements than queue pairs leave some without work: those are not created."""
+    """If a message has fewer elements than queue pairs, unused queue pairs are not created."""
     algorithm = "ring" if collective_name == "all-reduce" else "full-mesh"
     spec = CollectiveSpec(
         collective=collective_name, algorithm=algorithm, size_bytes=size_bytes, ranks=HOSTS, iterations=1,

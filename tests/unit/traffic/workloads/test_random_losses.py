@@ -1,7 +1,7 @@
-"""Jobs with real engines that lose hosts at random: none hangs, and none is passed with a wrong state.
+"""Jobs with real engines that lose hosts at random never hang, and never pass with a wrong state.
 
-A loss is a moment (after so many iterations, or in a phase of a restart), a host (of a rank, of a spare, or of the
-storage) and what happens to it. The verdict is that of the product (`harness.judge`).
+A loss has a moment (after some iterations, or in a phase of a restart), a host (of a rank, a spare or the storage) and
+an event. The verdict comes from the product (`harness.judge`).
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ POLICIES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Loss:
-    """What happens to one host: its engine or the whole host ends, or it stands still, for good or for `for_s`.
+    """The loss of one host: its engine or the whole host ends or stands still, for good or for `for_s`.
 
-    With `for_s`, a host that ended is back after that time.
+    With `for_s`, a host that ended comes back after that time.
     """
 
     moment: int | str
@@ -76,7 +76,7 @@ class Loss:
 
 
 def drawn(seed):
-    """A policy and one to three losses."""
+    """Draw a policy and one to three losses."""
     chance = random.Random(f"losses {seed}")
     policy = POLICIES[seed % len(POLICIES)]
     losses = []
@@ -95,7 +95,7 @@ def drawn(seed):
 
 
 def arrives(running, moment):
-    """Whether a job comes to a moment before it is over."""
+    """Wait until a job reaches a moment; return whether it did before its end."""
 
     def is_there():
         return running.job.phase == moment if isinstance(moment, str) else running.job.finished >= moment
@@ -139,7 +139,7 @@ def verdict_of(lab, result):
 
 
 def state_without_a_loss(lab):
-    """Digest of the final state of all ranks, in closed form."""
+    """Return the digest of the final state of all ranks, by the closed form."""
     program = job.fit(lab, SPEC)[1][0]
     part = {name: program[name] for name in ("ranks", "results", "groups")}
     words = expected([part | {"first": SPEC.warmup, "iterations": SPEC.iterations}], SPEC.dtype, SPEC.redop)

@@ -1,4 +1,4 @@
-"""Inference and ranking jobs: what their ranks do, and what is made of what they tell."""
+"""Inference and ranking jobs: programs of their ranks, and the metrics computed from their reports."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MS = 1_000_000
 
 
 class PacedEngine(RankEngine):
-    """Each phase takes as many ms as the lab says, by the number of its sends and receives' bytes or not at all."""
+    """An engine whose phases end at the times in ms that its lab gives."""
 
     def do_task(self, task, **fields):
         self.program, self.iterations = fields["spec"]["program"], fields["spec"]["iterations"]
@@ -65,7 +65,7 @@ def test_inference_split_groups_send_each_prefill_cache_to_a_decode_rank():
 
 
 def test_inference_times_are_the_slowest_ranks_and_slo_attainment_is_counted():
-    """Prefill ends after 10 ms. A token then takes 3 ms (4 ms on host2), and twice that in the second request."""
+    """Prefill takes 10 ms. Each token then takes 3 ms (4 ms on host2), and twice that in the second request."""
 
     def ends(host, index, phases):
         each = (4 if host == "host2" else 3) * (1 + index)
@@ -74,7 +74,7 @@ def test_inference_times_are_the_slowest_ranks_and_slo_attainment_is_counted():
     spec = InferenceSpec(tokens=4, requests=2, slo_ttft_ms=15, slo_tpot_ms=5)
     result = inference.run(PacedLab(ends), spec)
     assert (result.outcome, result.requests_completed, result.wrong_elements) == ("completed", 2, 0)
-    tolerance = 200 * MS  # clocks of threads that begin one after the other
+    tolerance = 200 * MS  # the threads start one after the other
     assert 14 * MS <= result.ttft_ns[0] <= 14 * MS + tolerance
     assert result.tpot_ns == ((4 * MS,) * 3, (8 * MS,) * 3)
     assert result.tpot_p50_ns == 6 * MS
@@ -89,7 +89,7 @@ def test_inference_times_are_the_slowest_ranks_and_slo_attainment_is_counted():
 def test_requests_within_the_clocks_error_of_their_objective_are_left_open(first_ms, error_ms, expected):
     kept = kept_of(
         [500 * MS, first_ms * MS, 999 * MS],
-        [(5 * MS,), (), (50 * MS, 60 * MS)],  # the third one's tokens are late: its first token does not matter
+        [(5 * MS,), (), (50 * MS, 60 * MS)],  # the third request's tokens are late, whatever its first token
         slo_ttft_ms=1000,
         slo_tpot_ms=20,
         error_ns=error_ms * MS,

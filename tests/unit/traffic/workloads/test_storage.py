@@ -1,4 +1,4 @@
-"""Storage: what is fetched and stored is checked, checkpoints block as their mode says, and its end is noticed."""
+"""Storage: data and checkpoints are verified, checkpoints block by their mode, and the server's end is detected."""
 
 from __future__ import annotations
 
@@ -106,15 +106,15 @@ def test_storage_answers_an_invalid_request_and_serves_others(server, line):
         assert json.loads(client.makefile("rb").readline())["bytes"] == 3
 
 
-def test_storage_jobs_on_one_host_conflict(server):
-    """The real server takes them, checks them and answers; it is found by its process and not by its port."""
+def test_burst_loads_the_running_storage_server(server):
+    """The burst finds the real server by its process, not by its port, and the server handles its writes."""
     fault = BurstActuator(argument=OURS, writers=3, size_bytes=100_000, period_s=0.1)
     assert (server.port in [port for _, port in listening(server.pid)]) and not fault.prepare()["applied"]
     assert fault.read()["server"].endswith(f":{server.port}")
     fault.on()
     try:
         assert fault.read()["applied"]
-        until(lambda: fault.hits() >= 6)  # twice all of them
+        until(lambda: fault.hits() >= 6)  # all of them, twice
     finally:
         fault.off()
     assert not fault.read()["applied"]
@@ -230,7 +230,7 @@ def test_rank_waiting_for_storage_reports_it():
 
 
 def stored_by(server, loop, rank, iteration, state, *, ranks=2, generation=0, **spec):
-    """One rank writes its checkpoint after an iteration, and waits until it is stored."""
+    """Store a checkpoint of one rank after an iteration."""
     spec = {"checkpoint_bytes": 64, "every": 1, "generation": generation} | spec
     feed, stored, trouble = feed_of(server, loop, rank=rank, ranks=ranks, **spec)
     feed.state = lambda: state
@@ -307,7 +307,7 @@ def test_older_checkpoints_are_removed_and_a_new_generation_replaces_the_old_one
 
 
 def test_rank_ahead_of_others_keeps_its_part_of_the_newest_complete_checkpoint(server, loop):
-    """With `async` one rank may have stored several checkpoints before another one has stored its first."""
+    """With `async`, one rank may store several checkpoints before another rank has stored its first."""
     for rank, iterations in ((0, (0, 1)), (1, (0, 1)), (0, (2, 3, 4, 5))):
         for iteration in iterations:
             stored_by(server, loop, rank, iteration, b"s")
@@ -373,7 +373,7 @@ def test_staggered_ranks_store_the_state_after_the_same_iterations(server, loop)
 
 
 def test_checkpoints_of_servers_that_start_together_are_kept(tmp_path):
-    """Each removes what killed servers left: it must not take a folder whose lock is not held yet."""
+    """Each server removes leftovers of killed servers, but must not remove a new folder that is not locked yet."""
     start = threading.Barrier(4)
 
     def serve(number):
@@ -410,7 +410,7 @@ def test_ping_of_the_storage_reads_no_checkpoint_and_notices_its_end(tmp_path, l
     stored_by(server, loop, 0, 0, b"s", ranks=1)
     (path,) = tmp_path.glob("checkpoints/*/*.checkpoint")
     path.unlink()
-    os.mkfifo(path)  # it blocks a reader until a writer comes
+    os.mkfifo(path)  # a FIFO blocks its reader until a writer opens it
     server.ping(timeout_s=10)
     lab.kill("host6")
     with pytest.raises(LabError):
@@ -426,7 +426,7 @@ def test_time_to_find_the_newest_set_grows_with_what_is_kept():
 
 
 def test_unreadable_checkpoint_is_reported_and_the_previous_one_is_restored(tmp_path, monkeypatch, server, loop):
-    """The disk fails after the first line of the checkpoint."""
+    """The disk returns errors after the first line of the checkpoint."""
     for iteration in (0, 1):
         stored_by(server, loop, 0, iteration, b"s", ranks=1)
     bad = name_of(0, 0, 2)
@@ -469,7 +469,7 @@ def test_half_written_checkpoint_is_removed_with_the_older_sets(server, loop, tm
 
 
 def test_checkpoint_that_does_not_fit_the_disk_is_refused_with_the_reason(server, tmp_path):
-    """All data is sent before the reply is read: a server that closes the connection before loses the reply."""
+    """A client reads the reply only after it has sent all data, so the server must not close the connection earlier."""
     resource.prlimit(server.pid, resource.RLIMIT_FSIZE, (100_000, 100_000))
     data = bytes(20_000_000)
     fields = {"put": len(data), "crc": 0, "rank": 0, "ranks": 1, "iterations": 1, "generation": 0}
@@ -483,7 +483,7 @@ def test_checkpoint_that_does_not_fit_the_disk_is_refused_with_the_reason(server
 
 
 def test_folder_that_cannot_be_removed_keeps_its_lock_file(tmp_path):
-    """A file in its place cannot be removed as a folder."""
+    """A file stands in place of the folder, which cannot be removed as one."""
     (tmp_path / "abandoned").write_text("")
     (tmp_path / "abandoned.lock").write_text("")
     checkpoints = Checkpoints(str(tmp_path / "job"), keep=2)
