@@ -87,7 +87,7 @@ def test_commands_are_found_only_in_shell_and_text_blocks(page, expected, tmp_pa
 
 WHOLE = {
     "[workload]": '[workload]\ncollective = "all-reduce"\nsize = "1MiB"\niterations = 9\ncompute_units = 8\n',
-    "[[faults]]": '[[faults]]\nkind = "link.flap"\ntarget = "rtsw1:ctsw1"\nat = "5s"\nfor = "1s"\n',
+    "[[faults]]": '[[faults]]\nkind = "link.flap"\ntarget = "rtsw1:ctsw1"\nat = "5s"\nfor = "10s"\n',
 }
 
 
