@@ -190,6 +190,9 @@ def judge_fired(
             doubts.append(f"no independent witness: {names} moved by {best}, must move by {witness.at_least}{why}")
     doubts += [f"{key} moved by {delta}: it must not" for key, delta in stayed.items() if delta]
     doubts += unknown.values()
+    is_complete = planned.complete_after is not None and count >= planned.complete_after
+    if observed.get("lost") and not is_complete:
+        doubts.append("something else had ended it before its time: it was no longer on when it was to be removed")
     passed = observed.get("passed")
     doubts += _doubts_of_share(planned, count, passed)
     fired = Fired(

@@ -61,6 +61,10 @@ class Actuator:
         """Return the present state; `applied` says whether the fault is on."""
         raise NotImplementedError
 
+    def is_lost(self) -> bool:
+        """Return whether something else has ended the fault; called before `off` while the fault should be on."""
+        return not self.read()["applied"]
+
     def hits(self) -> int | None:
         """Return the number of hits so far, over all `on` phases; None if edges are the hits."""
         return None

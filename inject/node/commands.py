@@ -129,6 +129,10 @@ class CommandsActuator(Actuator):
             "said": output.strip()[-200:],
         }
 
+    def is_lost(self) -> bool:
+        """Return False: what such a command prints may depend on the load, as with a clock that is locked."""
+        return False
+
     def hits(self) -> int | None:
         """Return the counter's increment; after the counter has gone with its rule, the last value that was read."""
         if self._count is None:

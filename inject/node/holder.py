@@ -62,6 +62,7 @@ class Holder:
         self.claim: Claim | None = None
         self.actuator: Actuator | None = None
         self.is_on = False
+        self.is_lost = False  # something else had ended the fault before it was to be removed
         self.is_set_up = False
         self.seen: dict[str, Any] = {"count": 0, "first_ns": None, "last_ns": None, "between_ns": None}
         self.unseen_ns = 0  # begin of the last poll without hits, or of the change before which there can be none
@@ -174,6 +175,7 @@ class Holder:
             "changes": self.changes,
             "late_ns": self.late_ns,
             "clear_ns": self.clear_ns,
+            "lost": self.is_lost,
             "patience_s": self.actuator.patience_s if self.actuator is not None else 0.0,
             "armed_at_ns": first[0],
             "armed_readback": first[2],
@@ -303,6 +305,7 @@ class Holder:
             self.sample_last()
             if self.is_on or self.failure or self.is_set_up:
                 begun_ns = time.monotonic_ns()
+                self.look_for_loss()
                 self.actuator.off()
                 self.is_set_up = False
                 off_ns, was_on, self.is_on = time.monotonic_ns(), self.is_on, False
@@ -324,6 +327,12 @@ class Holder:
         self.cleared = {"event": "cleared", "ok": is_clear, "at_ns": at_ns, "readback": readback}
         if not is_clear:
             self.cleared["error"] = self.failure or "the change is still there"
+
+    def look_for_loss(self) -> None:
+        """Note whether the fault is still on before it is removed. The look counts as time of the removal."""
+        if self.actuator is not None and self.is_on and self.done and self.done[-1][2]["applied"]:
+            with contextlib.suppress(OSError, Refused):  # the fault is removed even if its state cannot be read
+                self.is_lost = self.actuator.is_lost()
 
     def wait_s(self, now_ns: int) -> float:
         """Return the seconds until something is due."""

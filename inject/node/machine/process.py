@@ -114,6 +114,15 @@ class ProcessActuator(Actuator):
             applied = not self._over and set(states.values()) == {"gone"}
         return {"applied": applied, "netns": self._netns, "host": self._host, "states": states, "what": self._names()}
 
+    def is_lost(self) -> bool:
+        """Return whether a stopped process runs again, or a killed daemon does. A stopped one that was killed does not.
+
+        A job ends a rank that hangs: that is an effect of the fault.
+        """
+        if self._how == "STOP":
+            return any(state not in ("T", "gone") for state in self.read()["states"].values())
+        return super().is_lost()
+
     def _until_stopped(self, *, stopped: bool) -> None:
         """Wait for the signal's effect: a running thread handles it when it next enters the kernel."""
         deadline = time.monotonic() + _END_S

@@ -67,6 +67,7 @@ def test_receipt_is_proven_by_readback_count_and_witness():
         ({"armed": Armed(ok=True, readback={"device": "ctsw2"}), "moved": {WITNESS: 1}}, "armed elsewhere: device"),
         ({"observed": {**DONE, "count": 0}, "moved": {WITNESS: 1}}, "counted nothing"),
         ({"observed": {}, "moved": {WITNESS: 1}}, "counted nothing"),
+        ({"observed": {**DONE, "lost": True}, "moved": {WITNESS: 1}}, "something else had ended it before its time"),
         ({}, "no independent witness"),
         ({"moved": {WITNESS: 1, "host1/rxe0.send_err": 2}}, "host1/rxe0.send_err moved by 2"),
     ],

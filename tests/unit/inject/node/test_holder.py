@@ -333,3 +333,24 @@ def test_holder_fault_that_never_fired_has_no_firing_time(held, qemu, tmp_path):
     prepare(held, tmp_path, mutate="noop")
     send_request(held, "arm")
     assert send_request(held, "observe")["between_ns"] is None
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_holder_reports_a_fault_that_something_else_has_ended(tmp_path, ends):
+    """It was on for all of its window by its edges, although its process was killed at the beginning."""
+    one = holder.Holder(1, holder._Watchdog())
+    args = {"sources": [[None, "127.0.0.1"]], "destination": "127.0.0.1", "rate_bps": 1_000_000, "flows": 1,
+            "size_bytes": 1000}  # fmt: skip
+    request = {"actuator": "background", "args": args, "edges": [[0.0, True]], "window_s": 60, "ttl_s": 60, "id": "t"}
+    one.answer({**request, "do": "prepare", "revert_dir": str(tmp_path)})
+    assert one.answer({"do": "arm"})["readback"]["applied"]
+    try:
+        until(lambda: one.actuator.hits() > 0)
+        if ends:
+            os.kill(one.actuator._child._pid, signal.SIGKILL)
+            until(lambda: not one.actuator.read()["applied"])
+    finally:
+        cleared = one.answer({"do": "clear"})
+    assert cleared["ok"]
+    assert [on for _, on in cleared["observed"]["edges"]] == [True, False]
+    assert cleared["observed"]["lost"] is ends
