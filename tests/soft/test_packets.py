@@ -226,11 +226,12 @@ def test_changed_payload_is_detected_only_by_result_check(lab, tmp_path):
     from one ACK to the next, and long messages rarely request an ACK.
     """
     job = collective.start(
-        lab, CollectiveSpec(size_bytes=1 << 16, duration_s=20.0, qp=QpParams(timeout=18, retry_cnt=6))
+        lab, CollectiveSpec(size_bytes=1 << 16, duration_s=120.0, qp=QpParams(timeout=18, retry_cnt=6))
     )
     threading.Event().wait(3.0)
     with Journal(tmp_path / "j") as journal, Injector(lab, journal) as injector:
         _, receipt = receipt_of(injector, planned(lab, "data.corrupt", {"every": 20}, for_s=8.0))
+    job.stop()  # only now: arming takes long on a busy machine, and the job must not be over by then
     result = job.wait(120.0)
     assert receipt.proved, receipt.doubts
     assert result.qp_errors == ()
