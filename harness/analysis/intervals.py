@@ -32,6 +32,7 @@ __all__ = [
     "operation_shares",
     "operation_times",
     "ratio_of_means",
+    "times_are_mixed",
 ]
 
 
@@ -51,7 +52,7 @@ def intervals_of(
         **_shares(run.series, level),
         "ettr": None if training is None else training.interval(level),
         **({} if run.serving is None else _serving(run, run.serving, level)),
-        **_latency(run.latencies_ns, level),
+        **({} if times_are_mixed(run) else _latency(run.latencies_ns, level)),
     }
     if whole is not None:
         bits = whole.bytes_per_s * 8 / 1e9
@@ -227,6 +228,11 @@ def attainment_range(run: Measurements, serving: Serving) -> tuple[tuple[float, 
     low = max(0.0, serving.slo_attainment - kept.may_have_missed / requests)
     high = min(1.0, serving.slo_attainment + kept.may_have_kept / requests)
     return (low, high), f"{doubtful} requests are within the clocks' error of slo_ttft"
+
+
+def times_are_mixed(run: Measurements) -> bool:
+    """Return whether the times of a run are of bulk messages and of probes'; experiments with both are refused now."""
+    return bool(run.workload.get("latency") and run.workload.get("probe"))
 
 
 def _latency(flows: Sequence[Sequence[int]], level: float) -> dict[str, Interval | None]:

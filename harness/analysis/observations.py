@@ -15,7 +15,7 @@ import numpy as np
 
 from harness.analysis import timeline
 from harness.analysis.ettr import Ettr
-from harness.analysis.intervals import attainment_range, operation_shares
+from harness.analysis.intervals import attainment_range, operation_shares, times_are_mixed
 from harness.analysis.phases import ENDING, NAMES, Phase
 from harness.analysis.ranks.slow_ranks import slow_ranks
 from harness.analysis.ranks.straggler import LEVEL, slowdowns, slowest
@@ -81,7 +81,7 @@ def plain(run: Measurements) -> dict[str, Observation]:
         "checkpoint.wait": _longest(
             [step.checkpoint_ns for rank in run.series for step in rank.iterations], "checkpoints"
         ),
-        **_latency(run.latencies_ns),
+        **_latency(run),
         **_split(run.series),
         **_serving(run, run.serving),
         "qp_errors": Observation(value=run.qp_errors, detail="completions with an error status, by the engine"),
@@ -137,11 +137,15 @@ def _longest(waits_ns: Sequence[int], storage_use: str) -> Observation:
     return Observation(value=max(waits_ns) / 1e9, detail=f"longest of {len(waits_ns)} iterations of all ranks")
 
 
-def _latency(flows: Sequence[Sequence[int]]) -> dict[str, Observation]:
+def _latency(run: Measurements) -> dict[str, Observation]:
+    flows = run.latencies_ns
     times = [time_ns for times_ns in flows for time_ns in times_ns]
     if not times:
         nothing = Observation(value=None, detail="no flow timed its messages (latency, or probe)")
         return {"latency.p50": nothing, "latency.p99": nothing}
+    if times_are_mixed(run):
+        mixed = "times of the flows' own messages and of their probes' were recorded together: no percentile is of both"
+        return dict.fromkeys(("latency.p50", "latency.p99"), Observation(value=None, detail=mixed))
     detail = f"of {len(times)} timed messages of {len(flows)} flows"
     return {
         f"latency.p{share}": Observation(value=float(np.percentile(times, share)) / 1e9, detail=detail)

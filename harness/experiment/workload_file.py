@@ -293,6 +293,12 @@ def _flow(flow: _FlowFile, source: str) -> Flow:
         check(spec)
     except UsageError as error:
         raise fail(source, "workload", str(error)) from error
+    if flow.latency and flow.probe:
+        problem = (
+            "latency times the flow's own messages and probe those beside it, and latency.p50 and latency.p99 are of "
+            "one kind; leave one of them out"
+        )
+        raise fail(source, "workload", problem)
     return Flow(
         flow=spec.verb,
         src=flow.src,

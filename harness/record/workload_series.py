@@ -102,11 +102,14 @@ def serving_of(result: InferenceResult) -> Serving:
 def latencies_of(result: FlowsResult) -> tuple[tuple[int, ...], ...]:
     """Return the message times of each flow that measured them, thinned to every k-th if there are many.
 
-    All flows have the same k, so that each message counts alike in a percentile of all.
+    All flows have the same k, so that each message counts alike in a percentile of all: an engine whose memory was full
+    has thinned the times of its flow already, by a power of two.
     """
-    timed = [flow.latencies_ns for flow in result.flows if flow.latencies_ns]
-    step = -(-max(map(len, timed), default=1) // _MOST_TIMES)
-    return tuple(times_ns[::step] for times_ns in timed)
+    timed = [flow for flow in result.flows if flow.latencies_ns]
+    every = max((flow.latencies_every for flow in timed), default=1)
+    alike = [flow.latencies_ns[:: every // flow.latencies_every] for flow in timed]
+    step = -(-max(map(len, alike), default=1) // _MOST_TIMES)
+    return tuple(times_ns[::step] for times_ns in alike)
 
 
 def bystander_of(result: FlowsResult) -> BystanderRun:

@@ -121,8 +121,9 @@ class FlowResult:
     wrong_bytes: int | None = None
     echoes: tuple[Echo, ...] = ()
     latencies_ns: tuple[int, ...] = ()
-    """Times of messages: every n-th one in the order of completion, so that they fit the memory of the engine, and the
-    time so far of those that were never completed. `latency` sums them up."""
+    latencies_every: int = 1
+    """`latencies_ns` are the times of messages: every `latencies_every`-th one in the order of completion, so that they
+    fit the memory of the engine, and the time so far of those that were never completed. `latency` sums them up."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as plain data, ready for JSON, without the time of each message."""
@@ -260,14 +261,15 @@ class FlowsResult:
         return ((),) * len(self.ranks)
 
     def samples_of(self, rank: int) -> tuple[Sample, ...]:
-        """Return the samples of the goodput that one of `ranks` saw in all flows.
+        """Return the samples of the goodput that one of `ranks` saw in all flows but probes beside them.
 
-        That of RC is acknowledged at its sender. Over UC and UD only its receiver knows what has arrived.
+        That of RC is acknowledged at its sender. Over UC and UD only its receiver knows what has arrived. A probe that
+        goes on would hide that its flow stands still.
         """
         name = self.ranks[rank]
         return tuple(
             sample
-            for flow in self.flows
+            for flow in _without_probes(self.flows)
             for sample in flow.samples
             if sample.endpoint == name and (flow.spec.transport == "rc" or name == flow.spec.dst)
         )
@@ -297,6 +299,11 @@ class FlowsResult:
         return {**asdict(self), "flows": [flow.to_dict() for flow in self.flows]}
 
 
+def _without_probes(flows: Sequence[FlowResult]) -> Sequence[FlowResult]:
+    """Return the flows that are not probes; all if there are only probes."""
+    return [flow for flow in flows if not is_probe(flow.spec)] or flows
+
+
 def start_all(
     lab: TrafficLab,
     specs: Sequence[FlowSpec],
@@ -318,14 +325,13 @@ def start_all(
 
     def finish(running: Running[FlowsResult]) -> FlowsResult:
         flows = tuple(_finish(running, *pair) for pair in zip(specs, suffixes, strict=True))
-        bulk = [flow for flow in flows if not is_probe(flow.spec)] or flows
         wrong = [flow for flow in flows if flow.wrong_bytes]
         return FlowsResult(
             outcome="failed" if wrong else running.outcome,
             where=running.failure or (wrong[0].where if wrong else None),
             flows=flows,
             goodput_bps=sum(flow.goodput_bps for flow in flows),
-            jain_index=traffic_metrics.jain_index([flow.goodput_bps for flow in bulk]),
+            jain_index=traffic_metrics.jain_index([flow.goodput_bps for flow in _without_probes(flows)]),
         )
 
     return begin(lab, plan, finish, on_event, engines)
@@ -367,6 +373,7 @@ def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
         goodput_bps=traffic_metrics.goodput_bps(size, window.duration_ns),
         latency=_latency(done.get("latencies_ns") or ()),
         latencies_ns=tuple(done.get("latencies_ns") or ()),
+        latencies_every=done.get("latencies_every") or 1,
         last_value=done.get("last_value"),
         rnr=rnr_of(sent.get("rnr") or {}, errors) if spec.late_receives_ms else None,
         checked_bytes=checked.get("checked_bytes"),

@@ -346,6 +346,7 @@ class FlowSender(Task):
                 end_ns=max((lane.last_ns for lane in lanes), default=now_ns),
                 undrained=sum(len(lane.in_flight) * lane.batch for lane in lanes),
                 latencies_ns=self.latencies.values_ns if self.latencies is not None else None,
+                latencies_every=self.latencies.every if self.latencies is not None else 1,
                 rnr=self.rnr.growth() if self.rnr is not None else None,
                 last_value=int.from_bytes(self.buffer.read(8), "little") if self.verb == "atomic" else None,
                 totals=[

@@ -8,18 +8,22 @@ MAX_LATENCIES = 200_000
 
 
 class Latencies:
-    """Times of every n-th message (`values_ns`); n doubles when memory is full, so that the whole run is covered."""
+    """Times of every n-th message (`values_ns`).
+
+    n (`every`) doubles when memory is full, so that the whole run is covered.
+    """
 
     def __init__(self, limit: int = MAX_LATENCIES) -> None:
         self.values_ns: list[int] = []
-        self._limit, self._seen, self._every = limit, 0, 1
+        self.every = 1
+        self._limit, self._seen = limit, 0
 
     def add(self, took_ns: int) -> None:
         """Take in the time of one message."""
         self._seen += 1
-        if self._seen % self._every:
+        if self._seen % self.every:
             return
         self.values_ns.append(took_ns)
         if len(self.values_ns) >= self._limit:
             del self.values_ns[::2]
-            self._every *= 2
+            self.every *= 2

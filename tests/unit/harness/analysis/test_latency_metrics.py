@@ -24,6 +24,11 @@ def observed(*flows):
     return observe(msgspec.structs.replace(synthetic_run(), latencies_ns=tuple(map(tuple, flows)))).metrics
 
 
+def timed(times_ns, *, every=1):
+    """A flow that kept the time of each `every`-th message."""
+    return SimpleNamespace(latencies_ns=times_ns, latencies_every=every)
+
+
 def times(count, seed=1):
     return [int(time) for time in np.random.default_rng(seed).lognormal(np.log(2e6), 0.3, size=count)]
 
@@ -40,10 +45,30 @@ def test_latency_percentiles_cover_all_timed_messages():
 
 def test_latency_percentiles_of_thinned_times_count_each_message_alike():
     """Ten of eleven messages took 10 us, so the median is 10 us, however few times of each flow were kept."""
-    flows = [SimpleNamespace(latencies_ns=(10_000,) * 50_000), SimpleNamespace(latencies_ns=(1_000_000,) * 5_000)]
+    flows = [timed((10_000,) * 50_000), timed((1_000_000,) * 5_000)]
     kept = latencies_of(SimpleNamespace(flows=flows))
     assert [len(one) for one in kept] == [5_000, 500]
     assert observed(*kept)["latency.p50"].value == 10e-6
+
+
+def test_latency_percentiles_of_times_that_an_engine_has_thinned_count_each_message_alike():
+    """The fast flow's engine kept every 64th of 64,000 messages, the slow one's all of its 2,000: 1 of 33 is slow."""
+    kept = latencies_of(SimpleNamespace(flows=[timed((10_000,) * 1_000, every=64), timed((1_000_000,) * 2_000)]))
+    assert [len(one) for one in kept] == [1_000, 32]
+    assert observed(*kept)["latency.p50"].value == 10e-6
+
+
+def test_latency_of_bulk_messages_and_of_a_probe_in_one_record_has_no_value():
+    """A percentile of both is of neither: with many bulk messages it said nothing of the probe, and the reverse."""
+    run = msgspec.structs.replace(synthetic_run(), latencies_ns=(tuple(times(900)), tuple(times(900, seed=2))))
+    both = msgspec.structs.replace(run, workload={"flow": "write", "latency": True, "probe": True})
+    for words in ({"latency": True, "probe": False}, {"latency": False, "probe": True}):
+        one = observe(msgspec.structs.replace(run, workload={"flow": "write", **words})).metrics["latency.p99"]
+        assert one.value is not None
+        assert one.interval is not None
+    mixed = observe(both).metrics["latency.p99"]
+    assert (mixed.value, mixed.interval) == (None, None)
+    assert "no percentile is of both" in mixed.detail
 
 
 def test_run_without_timed_messages_has_no_percentile():
@@ -68,7 +93,7 @@ def test_latency_interval_needs_enough_messages_of_every_flow():
 
 
 def test_latency_many_times_are_thinned_evenly():
-    flows = [SimpleNamespace(latencies_ns=tuple(range(12_001))), SimpleNamespace(latencies_ns=())]
+    flows = [timed(tuple(range(12_001))), timed(())]
     (kept,) = latencies_of(SimpleNamespace(flows=flows))
     assert kept == tuple(range(0, 12_001, 3))
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from local_traffic import LocalLab
 
+from harness.experiment.flow_words import between
 from harness.record.workload_series import series_of
 from traffic.engine.run_results import Sample
 from traffic.flows.flow_run import FlowsResult
@@ -52,6 +53,23 @@ def test_an_rnic_at_the_end_of_two_flows_has_the_bytes_of_both():
     result = FlowsResult(outcome="completed", where=None, flows=flows, goodput_bps=0.0, jain_index=1.0)
     assert bytes_of(result) == [42, 0, 0]
     assert [len(series.samples) for series in series_of(result)] == [1, 0, 0]  # a bin twice would be refused when read
+
+
+@pytest.mark.parametrize(("transport", "stalled"), [("rc", [0, 0]), ("uc", [0, 0])])
+def test_bytes_of_a_probe_do_not_hide_that_its_flow_stands_still(transport, stalled):
+    main = FlowSpec(src="host1:rxe0", dst="host2:rxe0", transport=transport, duration_s=9.0)
+    specs = between(main, "host1:rxe0", "host2:rxe0", probe=True)
+    sizes = (0, 6400)
+    flows = tuple(
+        SimpleNamespace(
+            spec=spec,
+            samples=(Sample(endpoint="host1:rxe0", start_ns=0, duration_ns=100, size_bytes=size, task=f"tx{number}"),),
+        )
+        for number, (spec, size) in enumerate(zip(specs, sizes, strict=True))
+    )
+    result = FlowsResult(outcome="completed", where=None, flows=flows, goodput_bps=0.0, jain_index=1.0)
+    assert bytes_of(result) == stalled
+    assert bytes_of(replace(result, flows=flows[1:])) == [6400, 0], "probes alone are the workload"
 
 
 @pytest.mark.parametrize(("transport", "sizes"), [("rc", [100, 0]), ("uc", [0, 60]), ("ud", [0, 60])])
