@@ -73,7 +73,8 @@ class ProcessActuator(Actuator):
             ]
             return "; ".join(parts)
         parts = [
-            f'p=$(cat {path} 2>/dev/null); if [ -z "$p" ] || [ ! -e /proc/$p ]; then {command}; fi'
+            f'p=$(cat {path} 2>/dev/null); if [ "$(cat /proc/$p/comm 2>/dev/null)" != {_name_of(path)} ]; '
+            f"then {command}; fi"
             for path, command in self._commands
         ]
         return unless_gone(self._netns, "; ".join([*parts, "true"]))
@@ -177,9 +178,15 @@ def _restart(netns: str | None, pid: int) -> str:
     return f"sh -c {shlex.quote(inner)} </dev/null >/dev/null 2>&1"
 
 
+def _name_of(pidfile: str) -> str:
+    """Return the daemon that a pid file belongs to."""
+    return os.path.basename(pidfile).removesuffix(".pid")  # noqa: PTH119 - start-up time
+
+
 def _alive(path: str) -> bool:
+    """Return whether the daemon of a pid file runs, and not another program that has got its number since."""
     number = _read(path)
-    return bool(number) and _stat(int(number)) is not None
+    return bool(number) and _stat(int(number)) is not None and _comm(int(number)) == _name_of(path)
 
 
 def _send(pid: int, started: int, number: signal.Signals) -> None:

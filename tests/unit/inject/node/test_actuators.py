@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from waiting import until
 
 from inject.node.actuator import Refused
 from inject.node.machine import memory
+from inject.node.machine import process as process_module
 from inject.node.machine.cgroup import CgroupActuator
 from inject.node.machine.hog import HogActuator
 from inject.node.machine.memory import MemoryActuator
@@ -54,6 +57,31 @@ def test_process_actuator_stops_and_continues_a_process(sleeper):
     for _ in range(2):
         actuator.off()
         assert not actuator.read()["applied"]
+
+
+def test_killed_daemon_whose_number_another_program_has_got_is_started_again(sleeper, monkeypatch, tmp_path):
+    """Its pid file names a process that exists: the daemon passed for running, and was never started again."""
+    (tmp_path / "sw").mkdir()
+    pidfile, daemon, log = tmp_path / "sw" / "bgpd.pid", tmp_path / "bgpd", tmp_path / "log"
+    shutil.copy("/bin/sleep", daemon)
+    process = subprocess.Popen([daemon, "600"])
+    until(lambda: Path(f"/proc/{process.pid}/comm").read_text() == "bgpd\n")
+    pidfile.write_text(f"{process.pid}\n")
+    monkeypatch.setattr(process_module, "FRR_DIR", str(tmp_path))
+    monkeypatch.setattr(process_module, "enter_netns", lambda _netns: None)
+    monkeypatch.setattr(process_module, "unless_gone", lambda _netns, script: script)  # there is no namespace here
+    monkeypatch.setattr(process_module, "_restart", lambda _netns, _pid: f"echo started >> {log}")
+    actuator = ProcessActuator(find={"daemons": ["bgpd"]}, how="KILL", netns="sw", again=True)
+    assert not actuator.prepare()["applied"]
+    reaper = threading.Thread(target=process.wait)
+    reaper.start()
+    actuator.on()
+    reaper.join()
+    pidfile.write_text(f"{sleeper.pid}\n")
+    assert actuator.read()["applied"]
+    actuator.off()
+    subprocess.run(["sh", "-c", actuator.revert_script()], check=True)
+    assert log.read_text() == "started\n" * 2
 
 
 def test_process_stored_revert_continues_it_any_number_of_times(sleeper):
