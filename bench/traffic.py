@@ -42,7 +42,7 @@ SPREADS = (
     ("all-reduce", "ring", "split"),
     ("all-reduce", "ring", "round-robin"),
 )
-"""An all-to-all has one message to each peer: messages that take turns would use one queue pair."""
+"""An all-to-all has one message to each peer: it is cut in four either way."""
 SPREAD_ITERATIONS, SPREAD_REPEATS = 15, 5
 MEMORY_S = 600.0
 SETTLED_S = 60.0

@@ -20,7 +20,14 @@ from traffic.schedules.program import (
     with_own_pattern,
     with_world_ranks,
 )
-from traffic.schedules.queue_pairs import MAX_QPS_PER_PEER, OUT_OF_ORDER, SPREADS, longest_share, writes_by_queue_pair
+from traffic.schedules.queue_pairs import (
+    MAX_QPS_PER_PEER,
+    OUT_OF_ORDER,
+    SPREADS,
+    longest_message,
+    parts_for_equal_turns,
+    writes_by_queue_pair,
+)
 from traffic.schedules.schedule import Moves, Schedule, expanded
 
 __all__ = [
@@ -44,7 +51,8 @@ __all__ = [
     "expanded",
     "in_sequence",
     "input_blocks",
-    "longest_share",
+    "longest_message",
+    "parts_for_equal_turns",
     "peers_of",
     "programs",
     "results",

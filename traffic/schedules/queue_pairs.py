@@ -6,19 +6,28 @@ package.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
 from traffic.schedules.program import Program, peers_of
 
-__all__ = ["MAX_QPS_PER_PEER", "OUT_OF_ORDER", "SPREADS", "longest_share", "writes_by_queue_pair"]
+__all__ = [
+    "MAX_QPS_PER_PEER",
+    "OUT_OF_ORDER",
+    "SPREADS",
+    "longest_message",
+    "parts_for_equal_turns",
+    "writes_by_queue_pair",
+]
 
 OUT_OF_ORDER = ("spray", "dqplb")
 SPREADS = ("split", "round-robin", *OUT_OF_ORDER)
 """How the data for a peer gets on its queue pairs.
 
-`split` cuts every message into equal parts, and `round-robin` gives whole segments to the queue pairs in turn: each
-queue pair is a lane, on which segments arrive in order. With `OUT_OF_ORDER` all queue pairs are one lane, on which
+`split` cuts every message into equal parts. `round-robin` gives messages to the queue pairs in turn, and cuts them only
+as far as each queue pair needs to get the same number in every operation. With these two, each queue pair is a lane, on
+which segments arrive in order. With `OUT_OF_ORDER` all queue pairs are one lane, on which
 segments arrive in any order. `spray` gives them to the queue pairs in turn, `dqplb` (dynamic queue pair load balancing)
 each to the one that has the fewest in flight.
 """
@@ -27,10 +36,15 @@ MAX_QPS_PER_PEER = 128
 """As in NCCL (NCCL_IB_QPS_PER_CONNECTION)."""
 
 
-def longest_share(programs: Sequence[Program], qps: int) -> int:
-    """Return the elements of the longest message that each of `qps` queue pairs gets at most; 1 without messages."""
-    longest = max((count for program in programs for _, _, _, count in program["sends"]), default=1)
-    return -(-longest // qps)
+def longest_message(programs: Sequence[Program]) -> int:
+    """Return the elements of the longest message; 1 without messages."""
+    return max((count for program in programs for _, _, _, count in program["sends"]), default=1)
+
+
+def parts_for_equal_turns(programs: Sequence[Program], qps: int) -> int:
+    """Return into how many parts to cut messages that take turns, so that each of `qps` queue pairs gets as many."""
+    messages = Counter((program["rank"], dst) for program in programs for _, dst, _, _ in program["sends"])
+    return math.lcm(*(qps // math.gcd(qps, count) for count in messages.values()))
 
 
 def writes_by_queue_pair(

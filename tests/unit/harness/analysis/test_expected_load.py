@@ -56,8 +56,8 @@ def test_expected_bytes_per_direction_follow_from_schedule_and_paths():
     assert result.bytes_by_direction == pytest.approx(by_hand(run))
 
 
-@pytest.mark.parametrize("spread", ["split", "round-robin"])
-def test_expected_bytes_of_several_queue_pairs_follow_from_the_path_of_each(spread):
+@pytest.mark.parametrize(("spread", "writes"), [("split", 6), ("round-robin", 3)])
+def test_expected_bytes_of_several_queue_pairs_follow_from_the_path_of_each(spread, writes):
     """Four queue pairs share each message, and one of host2's takes another spine than the rest."""
     run = ring()
     workload = dict(run.workload) | {"qps_per_peer": 4, "spread": spread}
@@ -71,7 +71,7 @@ def test_expected_bytes_of_several_queue_pairs_follow_from_the_path_of_each(spre
     )
     result = expected_loads(ring(workload=workload, connections=connections))
     operations = finished_iterations(run.series)
-    quarter, ack = operations * 6 * (65536 + 16 * 58 + 20), operations * 6 * 62
+    quarter, ack = operations * (6 * (65536 + 16 * 58) + writes * 20), operations * writes * 62
     assert result.bytes_by_direction["rtsw1", "ctsw2"] == pytest.approx(quarter)
     assert result.bytes_by_direction["rtsw1", "ctsw1"] == pytest.approx(3 * quarter + 4 * ack)
     assert "some of the 4 queue pairs" in expected_loads(ring(workload=workload)).why

@@ -58,6 +58,7 @@ def test_queue_pairs_with_entropy_share_flow_labels_in_turn(lab):
         ("all-to-all", 1 << 18, "dqplb", [[4096] * 4] * 4),
         ("all-to-all", 32, "split", [[4], [4]]),
         ("all-reduce", 4 * 1_000, "split", [[248] * 6, [252] * 6, [248] * 6, [252] * 6]),
+        ("all-reduce", 1 << 20, "round-robin", [[131072] * 3] * 4),
     ],
 )
 def test_writes_of_each_queue_pair_are_planned_by_its_spread(lab, collective_name, size_bytes, spread, sizes):
