@@ -47,18 +47,22 @@ class LimitActuator(Actuator):
         return self.read()
 
     def revert_script(self) -> str:
-        """Return a script that moves all processes back (to the root if their group is gone) and removes the group."""
-        homes = "".join(f"echo {pid} > {ROOT}{home}/cgroup.procs 2>/dev/null; " for pid, home in self._homes.items())
+        """Return a script that moves all processes back (to the root if their group is gone) and removes the group.
+
+        It moves only what is in the group: the number of a process that has ended may be another program's by now.
+        """
+        homes = "".join(f"{pid}) h={home} ;; " for pid, home in self._homes.items())
         return (
-            f"[ ! -e {self._cgroup} ] || {{ {homes}for p in $(cat {self._cgroup}/cgroup.procs); do "
-            f"echo $p > {ROOT}/cgroup.procs; done; rmdir {self._cgroup}; }}"
+            f"[ ! -e {self._cgroup} ] || {{ for p in $(cat {self._cgroup}/cgroup.procs); do case $p in {homes}*) h= ;; "
+            f"esac; {{ echo $p > {ROOT}$h/cgroup.procs; }} 2>/dev/null || echo $p > {ROOT}/cgroup.procs; done; "
+            f"rmdir {self._cgroup}; }}"
         )
 
     def on(self) -> None:
         """Set the limit first, then move the processes."""
         self._cgroup.mkdir()
         (self._cgroup / "cpu.max").write_text(self._value, encoding="ascii")
-        for pid in self._homes:
+        for pid in self._homes.keys() & set(processes_with(self._argument)):
             with contextlib.suppress(ProcessLookupError):
                 (self._cgroup / "cgroup.procs").write_text(str(pid), encoding="ascii")
 

@@ -18,7 +18,7 @@ from house import HOUSE
 from waiting import until
 
 from inject.node.actuator import Refused
-from inject.node.machine import memory
+from inject.node.machine import limit, memory
 from inject.node.machine import process as process_module
 from inject.node.machine.cgroup import CgroupActuator
 from inject.node.machine.hog import HogActuator
@@ -131,6 +131,21 @@ def test_process_actuator_refuses_a_missing_foreign_or_stopped_process(sleeper):
     until(lambda: state(sleeper.pid) == "T")
     with pytest.raises(Refused, match="stopped already"):
         ProcessActuator(find=process_key(sleeper), how="STOP").prepare()
+
+
+def test_stored_revert_of_a_limit_moves_no_process_that_is_not_in_its_group(monkeypatch, tmp_path):
+    """Another program may have got the number of a rank that has ended: it was moved into the ranks' group."""
+    group, home = tmp_path / "limit.service", tmp_path / "ranks"
+    for folder in (tmp_path, group, home):
+        folder.mkdir(exist_ok=True)
+        (folder / "cgroup.procs").touch()
+    monkeypatch.setattr(limit, "ROOT", str(tmp_path))
+    actuator = limit.LimitActuator(argument="x", cgroup=str(group), value="max")
+    actuator._homes = {11: "/ranks", 12: "/ranks", 13: "/gone"}
+    (group / "cgroup.procs").write_text("12\n13\n")
+    subprocess.run(["sh", "-c", actuator.revert_script()], check=False, stderr=subprocess.DEVNULL)
+    assert (home / "cgroup.procs").read_text() == "12\n"
+    assert (tmp_path / "cgroup.procs").read_text() == "13\n"
 
 
 def test_hog_actuator_starts_and_ends_its_busy_processes():
