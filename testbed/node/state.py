@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import socket
 import struct
 import subprocess
@@ -319,14 +320,14 @@ def _process_facts() -> Facts:
     programs: dict[int, str] = {}
     halted: list[str] = []
     ours: dict[str, int] = {}
-    for process in Path("/proc").glob("[0-9]*/stat"):
+    for pid in filter(str.isdecimal, os.listdir("/proc")):  # a Path for each takes three times as long
         with contextlib.suppress(OSError):
             # "pid (name) state ...": proc_pid_stat(5)
-            name, _, rest = process.read_text().partition("(")[2].rpartition(")")
+            name, _, rest = _bytes_of(f"/proc/{pid}/stat").decode(errors="replace").partition("(")[2].rpartition(")")
             if name in running:
                 (stopped if rest.split()[0] == "T" else running)[name] += 1
-            elif name.startswith("python") and (program := program_of(process.with_name("cmdline").read_bytes())):
-                programs[int(process.parent.name)] = program
+            elif name.startswith("python") and (program := program_of(_bytes_of(f"/proc/{pid}/cmdline"))):
+                programs[int(pid)] = program
                 halted += [program] if rest.split()[0] == "T" else []
             elif name.startswith(_NAMED):
                 ours[name] = ours.get(name, 0) + 1
@@ -339,6 +340,11 @@ def _process_facts() -> Facts:
     yield from settings.resource_facts(programs)
     for name, count in running.items():
         yield f"daemon {name}", f"{count} running" + (f", {stopped[name]} stopped" if stopped[name] else "")
+
+
+def _bytes_of(path: str) -> bytes:
+    with open(path, "rb", buffering=0) as file:
+        return file.read()
 
 
 def program_of(command: bytes) -> str | None:
