@@ -67,6 +67,8 @@ class LabLease:
     ttl_s: float
     _sure_until: float
     _is_inherited: bool = False
+    _parent: str | None = None
+    """Process from which the lease is inherited. If it dies, others could reserve the lab: this process takes over."""
     _lost: FaultbedError | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -81,10 +83,16 @@ class LabLease:
             if self._lost is not None:
                 raise self._lost
             before_s = now_s()
-            if self._sure_until - before_s > _SKIP_STORE * self.ttl_s:
+            is_orphan = self._parent is not None and is_dead(self._parent)
+            if self._sure_until - before_s > _SKIP_STORE * self.ttl_s and not is_orphan:
                 return
+
+            def rule(now: Reading) -> reservation.Book:
+                book = reservation.refresh(now.book, self.token, until_s=now.now_s + self.ttl_s)
+                return reservation.taken_over(book, self.token, process=this_process()) if is_orphan else book
+
             try:
-                self.store.change(lambda now: reservation.refresh(now.book, self.token, until_s=now.now_s + self.ttl_s))
+                self.store.change(rule)
             except ReservationLost as error:
                 self._lost = error
                 raise
@@ -93,6 +101,8 @@ class LabLease:
                     return  # the lease is still valid; the next refresh tries again
                 self._lost = error
                 raise
+            if is_orphan:
+                self._parent, self._is_inherited = None, False
             # Counted from before the request, because the store's clock was read after it.
             self._sure_until = before_s + _SURE * self.ttl_s
 
@@ -218,12 +228,13 @@ def _acquire(
     never_all: Mapping[str, frozenset[str]] = reservation.NOTHING,
 ) -> LabLease:
     token, me, before_s = secrets.token_hex(8), owner(), now_s()
+    parent: str | None = None
 
     def rule(now: Reading) -> reservation.Book:
-        nonlocal token
+        nonlocal token, parent
         inherited = next((entry for entry in now.book if entry.token == os.environ.get(INHERITED)), None)
         if inherited is not None and (WHOLE_LAB in inherited.covers or set(covers) <= set(inherited.covers)):
-            token = inherited.token
+            token, parent = inherited.token, inherited.process
             return reservation.refresh(now.book, token, until_s=max(inherited.until_s, now.now_s + ttl_s))
         if uncovered := reservation.outside(now.book, me, covers, now_s=now.now_s):
             targets = "the whole lab" if WHOLE_LAB in uncovered else ", ".join(uncovered)
@@ -254,11 +265,13 @@ def _acquire(
             with contextlib.suppress(FaultbedError):
                 store.change(lambda now: reservation.release(now.book, token))
         raise
-    is_inherited = token == os.environ.get(INHERITED)
-    sure_until = before_s + _SURE * ttl_s
-    return LabLease(
-        store=store, token=token, covers=covers, ttl_s=ttl_s, _sure_until=sure_until, _is_inherited=is_inherited
-    )
+    lease = LabLease(
+        store=store, token=token, covers=covers, ttl_s=ttl_s, _sure_until=before_s + _SURE * ttl_s,
+        _is_inherited=token == os.environ.get(INHERITED), _parent=parent,
+    )  # fmt: skip
+    if parent is not None:
+        lease.refresh()  # the parent may have died already
+    return lease
 
 
 def now_s() -> float:

@@ -41,6 +41,7 @@ __all__ = [
     "refresh",
     "release",
     "reserve",
+    "taken_over",
 ]
 
 WHOLE_LAB = "*"
@@ -160,6 +161,11 @@ def refresh(book: Book, token: str, *, until_s: float) -> Book:
         msgspec.structs.replace(entry, until_s=max(entry.until_s, until_s)) if entry.token == token else entry
         for entry in book
     )
+
+
+def taken_over(book: Book, token: str, *, process: str) -> Book:
+    """Return the entries with one of them held by another process: the one that made it has died."""
+    return tuple(msgspec.structs.replace(entry, process=process) if entry.token == token else entry for entry in book)
 
 
 def release(book: Book, token: str) -> Book:

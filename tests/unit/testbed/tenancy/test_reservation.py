@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 
+import msgspec
 import pytest
 from house import HOUSE
 
@@ -387,6 +388,35 @@ def test_booking_admits_its_owner_and_keeps_him_inside(home, other_user):
     other_user("bob")
     with pytest.raises(Reserved, match="mine now"):
         reserve_by_hand(INVENTORY, [], for_s=60, why="all of it")
+
+
+@pytest.mark.parametrize("dies", ["before", "meanwhile"])
+def test_lease_of_a_dead_holder_is_taken_over_by_the_program_that_it_started(home, monkeypatch, other_user, dies):
+    """The session was killed and the run that it had started went on: others could reserve the lab under it."""
+    parent = subprocess.Popen(["sleep", "600"])
+    process = f"{lease_module._machine()}:{parent.pid}:{lease_module._start_of(parent.pid)}"
+    store = lease_module.store_of(INVENTORY)
+    above = entry(token="above", owner=lease_module.owner(), covers=("*",), process=process)
+    store.change(lambda now: (msgspec.structs.replace(above, until_s=now.now_s + 900),))
+    monkeypatch.setenv(lease_module.INHERITED, "above")
+
+    def end():
+        parent.kill()
+        parent.wait(timeout=10)
+
+    if dies == "before":
+        end()
+    below = hold(INVENTORY, ["host1"], why="run", mode="exclusive")
+    lease = below.__enter__()
+    if dies == "meanwhile":
+        end()
+        lease.refresh()
+    other_user("bob")
+    monkeypatch.delenv(lease_module.INHERITED)
+    with pytest.raises(Reserved, match="w, since"):
+        hold(INVENTORY, why="bob's", mode="exclusive").__enter__()
+    below.__exit__(None, None, None)
+    assert store.read().book == ()
 
 
 def test_lease_is_inherited_by_programs_of_its_holder(home, monkeypatch):
