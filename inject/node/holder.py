@@ -331,7 +331,8 @@ class Holder:
     def look_for_loss(self) -> None:
         """Note whether the fault is still on before it is removed. The look counts as time of the removal."""
         if self.actuator is not None and self.is_on and self.done and self.done[-1][2]["applied"]:
-            with contextlib.suppress(OSError, Refused):  # the fault is removed even if its state cannot be read
+            # The fault is removed even if its state cannot be read.
+            with contextlib.suppress(OSError, Refused, KeyError, ValueError):
                 self.is_lost = self.actuator.is_lost()
 
     def wait_s(self, now_ns: int) -> float:

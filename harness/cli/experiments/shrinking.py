@@ -19,7 +19,7 @@ from harness.run.repeats import shrink as shrink_module
 from harness.run.workload_kinds import kind_of
 from harness.verdict import ExitCode, Verdict
 from testbed.backends.lab_backend import backend_of
-from testbed.errors import DirtyLab, UsageError
+from testbed.errors import ConfigError, DirtyLab, UsageError
 from testbed.inventory.lab_inventory import Inventory
 from testbed.tenancy.lab_lease import hold
 
@@ -76,8 +76,15 @@ class _Search:
         return finished
 
     def fails(self, some: tuple[int, ...]) -> bool:
-        """Return whether the experiment with some of the faults fails a check that it fails with all of them."""
-        return bool(_failed(self.run(some)) & self.wanted)
+        """Return whether the experiment with some of the faults fails a check that it fails with all of them.
+
+        A part that cannot be planned does not fail: a stop condition needs a fault that is on for as long as it holds.
+        """
+        try:
+            return bool(_failed(self.run(some)) & self.wanted)
+        except ConfigError as error:
+            self.progress(f"{self.named(some)}: not run: {error}")
+            return False
 
 
 @click.command()
@@ -97,8 +104,8 @@ def shrink(session: Session, *, experiment: Path, seed: int | None, most: int, o
     """Find the fewest faults with which an EXPERIMENT that fails still fails, by running parts of it.
 
     Every run begins from the same snapshot, with the same seed. A part counts if a check is FAIL in it that was FAIL
-    with all faults; INCONCLUSIVE and ERROR do not. What is left is run once more: something that failed by chance does
-    not fail twice as easily. Each run directory has its repro.sh.
+    with all faults; INCONCLUSIVE and ERROR do not, nor does a part that cannot be planned. What is left is run once
+    more: something that failed by chance does not fail twice as easily. Each run directory has its repro.sh.
     """
     inventory = session.inventory()
     source, loaded = experiment.read_bytes(), experiment_module.load(experiment)

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.cli.experiments import shrinking
 from harness.experiment import experiment_file as experiment
 from harness.run.repeats.shrink import smallest, without
 from testbed.errors import UsageError
+from testbed.inventory import lab_inventory
 
 DEMO = house.DEMO.read_bytes()
 IDS = [fault.id for fault in experiment.decode(DEMO, source="demo").faults]
@@ -72,3 +74,17 @@ def test_without_rejects_inline_fault_tables():
     source = b'name = "a"\nfaults = [{kind = "link.flap"}]\n'
     with pytest.raises(UsageError, match="a table of its own"):
         without(source, ["link.flap"], [])
+
+
+def test_part_that_cannot_be_planned_does_not_end_the_search(tmp_path):
+    """An experiment with a stop condition was never shrunk: without any fault it is refused, after all other runs."""
+    source = DEMO + b'\n[[stop]]\nmetric = "qp_errors"\nmax = 3\n'
+    told = []
+    search = shrinking._Search(
+        source=source, experiment=experiment.decode(source, source="demo"), seed=None, out=tmp_path, most=1,
+        inventory=lab_inventory.load(house.HOUSE / "inventory" / "soft.yml"), progress=told.append, guard=lambda: None,
+        wanted=frozenset({"wrong_elements"}),
+    )  # fmt: skip
+    assert not search.fails(())
+    assert search.tried == []
+    assert "no faults: not run: demo: stop[0]" in told[0]
