@@ -36,7 +36,8 @@ SPEC = JobSpec(
     iterations=200,
     warmup=1,
     storage=Storage(host="host6", checkpoint_bytes=1 << 15, every=EVERY),
-    peer_deadline_s=5.0,
+    peer_deadline_s=PATIENCE_S,  # a busy machine is no loss
+    op_deadline_s=PATIENCE_S,
 )
 
 
@@ -467,6 +468,31 @@ def test_loss_while_warming_up_does_not_keep_the_caller_until_the_job_is_over(la
     assert (result.outcome, result.restarts[0].restored_iterations) == ("recovered", 0), result.where
     assert [state.wrong for state in result.states] == [0, 0, 0]
     assert events.count("ready") == 1
+
+
+def test_error_of_a_connection_to_the_lost_host_during_the_diagnosis_begins_no_second_restart(lab, uninterrupted):
+    """The connection manager answers it at both ends, of which one is gone. On a busy machine it comes that late."""
+    reported = []
+
+    def report_late(event):
+        if event["event"] == "restart" and event["phase"] == "diagnose":
+            until(lambda: not lab.engines_of("host2"))
+            one = next(one for one in running.connections if one.src == "host2:rxe0")
+            task = running.plan.connections[one.index].dst
+            message = {"event": "qp_error", "task": task, "conn": one.index, "generation": one.generation}
+            message |= {"at_ns": time.monotonic_ns(), "qpn": one.rqpn, "status": "RETRY_EXC_ERR"}
+            running._engines.events.put(engine_client.Event(host=one.dst.partition(":")[0], message=message))
+            reported.append(one)
+            for host in ("host1", "host3"):
+                lab.thaw(host)
+
+    running = driver.start(lab, SPEC, Resilience(policy=Policy(), spares=("host5:rxe0",)), report_late)
+    after(running, 50)
+    for host in ("host1", "host3"):  # they report nothing before the diagnosis
+        lab.freeze(host)
+    lab.kill("host2")
+    assert_right(running.wait(PATIENCE_S), uninterrupted)
+    assert len(reported) == 1
 
 
 @pytest.mark.parametrize("is_first", [True, False])
