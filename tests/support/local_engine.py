@@ -5,7 +5,8 @@ FOLDER has a socket for each RNIC's address. While it has a file `spoil`, a bit 
 the checksums of RDMA. `start_program` forks another program of a node, such as the storage.
 
 It stands behind `traffic.node.verbs`. A write moves memory in the other process and completes when that is confirmed. A
-request that nobody confirms within `RETRY_S`, as its process was killed or stopped, fails as on RDMA: RETRY_EXC_ERR.
+request that is not confirmed within `RETRY_S`, as its process was killed or stopped or has closed the queue pair,
+fails as on RDMA: RETRY_EXC_ERR. An RNIC confirms whatever its host's CPUs do: what is only slow does not fail.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from types import SimpleNamespace
 
 RETRY_S = 0.4
 HEAD = struct.Struct("<BIIQQIIB")  # what, destination QP, source QP, wr_id, address, size, imm, signalled
-WRITE, ACK = 0, 1
+WRITE, ACK, REFUSED = 0, 1, 2
 RETRY_EXC = 12
 _STARTING = threading.Lock()
 
@@ -142,7 +143,12 @@ class Rnic:
         opcode, dst, src, wr_id, address, _size, imm, signalled = head
         qp = self.qps.get(dst)
         if qp is None or not qp.up:
-            return  # nobody confirms it
+            if opcode == WRITE:  # nobody confirms it
+                stream.send(HEAD.pack(REFUSED, src, dst, wr_id, 0, 0, 0, signalled))
+            return
+        if opcode == REFUSED:
+            qp.is_refused = True
+            return
         if opcode == ACK:
             while qp.pending and qp.pending[0][0] != wr_id:
                 qp.pending.popleft()
@@ -152,7 +158,7 @@ class Rnic:
                     self.done.append(SimpleNamespace(status=0, wr_id=wr_id, qp_num=dst, imm_data=0))
             return
         if payload:
-            if Path(f"{self.folder}/spoil").exists():
+            if os.access(f"{self.folder}/spoil", os.F_OK):
                 payload = bytes([payload[0] ^ 1]) + payload[1:]
             ctypes.memmove(address, payload, len(payload))
         receive = qp.receives.popleft()
@@ -186,18 +192,30 @@ class Rnic:
         """What the timer of a real RNIC does; called by the engine's tick."""
         now = time.monotonic()
         for qp in list(self.qps.values()):
-            if qp.pending and now - qp.pending[0][2] > RETRY_S:
+            if qp.pending and now - qp.pending[0][2] > RETRY_S and (qp.is_refused or self.is_away(qp.peer["address"])):
                 wr_id, _, _ = qp.pending[0]
                 qp.pending.clear()
                 qp.up = False
                 self.done.append(SimpleNamespace(status=RETRY_EXC, wr_id=wr_id, qp_num=qp.qpn, imm_data=0))
                 os.eventfd_write(self.tick, 1)
 
+    def is_away(self, address):
+        """Whether the process of another RNIC is gone, or stopped."""
+        stream = self.peers.get(address)
+        if stream is None or stream.dead:
+            return True
+        peer = struct.unpack("3i", stream.sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[0]
+        try:
+            state = Path(f"/proc/{peer}/stat").read_text().rpartition(") ")[2][0]
+        except OSError:
+            return True
+        return state in "TZX"
+
 
 class RcQp:
     def __init__(self, rnic, *, sends, receives, psn, params):
         del sends, receives, params
-        self.rnic, self.psn, self.up, self.peer = rnic, psn, False, None
+        self.rnic, self.psn, self.up, self.peer, self.is_refused = rnic, psn, False, None, False
         rnic.next_qpn += 1
         self.qpn = rnic.next_qpn
         rnic.qps[self.qpn] = self

@@ -46,7 +46,8 @@ SPEC = JobSpec(
     iterations=200,
     warmup=1,
     storage=Storage(host=STORAGE, checkpoint_bytes=1 << 15, every=20),
-    peer_deadline_s=5.0,
+    peer_deadline_s=PATIENCE_S,  # a busy machine is no loss
+    op_deadline_s=PATIENCE_S,
 )
 WORKLOAD = {
     "grid": [["dp", 3]],
