@@ -29,6 +29,7 @@ __all__ = [
     "FaultbedError",
     "Interrupted",
     "LabError",
+    "RecordError",
     "RevertFailed",
     "Unreachable",
     "Unsupported",
@@ -50,6 +51,12 @@ class UsageError(FaultbedError):
 
 class ConfigError(UsageError):
     """A file is wrong; the message carries the file and the path inside it."""
+
+
+class RecordError(UsageError):
+    """A file of a run was edited, damaged or written by another version; the message carries the file and the field."""
+
+    exit_code = 3
 
 
 class LabError(FaultbedError):

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 
 from harness.experiment.run_plan import ScheduledFault
+from harness.record.plausible import refuse_addresses, refuse_large_numbers
 from harness.verdict import LabState, LeftOut, RoutingReceipt
 from inject.evidence.receipt import Receipt
 from testbed.model.lab_kind import LabKind
@@ -345,9 +346,11 @@ def decode(content: bytes) -> Measurements:
     Raises:
         msgspec.ValidationError: not measurements of schema 1.
         ValueError: they name a machine or an RNIC that their own topology has not, have a record twice or of another
-            time than the run's, lack a rank, or last for more than a month.
+            time than the run's, lack a rank, last for more than a month, or have a value that no run has.
     """
+    refuse_large_numbers(content)
     measured = msgspec.json.decode(content, type=Measurements)
+    refuse_addresses(measured.topology)
     _refuse_contradictions(measured)
     return measured
 
@@ -372,8 +375,20 @@ def _refuse_contradictions(run: Measurements) -> None:
     _refuse_other_times(run.series, run.t0_ns, run.end_ns)
     if run.resilience is not None:
         _refuse_restarts(run.resilience)
+    if run.serving is not None:
+        _refuse_serving(run.serving)
     if run.bystander is not None:
         _refuse_samples("bystander", run.bystander.samples, run.sample_ns)
+
+
+def _refuse_serving(serving: Serving) -> None:
+    """Raise ValueError if a request has a time of only one kind, or more requests kept their SLO than there are."""
+    if len(serving.tpot_ns) != len(serving.ttft_ns):
+        raise ValueError(
+            f"serving.tpot_ns: of {len(serving.tpot_ns)} requests, but serving.ttft_ns is of {len(serving.ttft_ns)}"
+        )
+    if serving.slo_attainment is not None and not 0 <= serving.slo_attainment <= 1:
+        raise ValueError(f"serving.slo_attainment: {serving.slo_attainment} is no share")
 
 
 def _refuse_loose_links(topology: Topology) -> None:

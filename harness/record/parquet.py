@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from testbed.errors import UsageError
+from testbed.errors import RecordError
 
 __all__ = ["read"]
 
@@ -16,7 +16,7 @@ def read(path: Path, schema: pa.Schema) -> pa.Table:
     """Return the columns of `schema`, in its order and types, with the file's own metadata.
 
     Raises:
-        UsageError: no such file, not Parquet, cut short, a column is missing or of another type, or has nothing where
+        RecordError: no such file, not Parquet, cut short, a column is missing or of another type, or has nothing where
             the schema wants a value.
     """
     try:
@@ -24,7 +24,7 @@ def read(path: Path, schema: pa.Schema) -> pa.Table:
         chosen = table.select(schema.names).cast(schema.with_metadata(table.schema.metadata))
         chosen.validate(full=True)
     except (OSError, KeyError, ValueError, pa.ArrowException) as error:
-        raise UsageError(
+        raise RecordError(
             f"{path}: cannot be read: {error}; copy the run directory again, or remove the file"
         ) from error
     return chosen

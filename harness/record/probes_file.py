@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from harness.record import parquet
-from testbed.errors import UsageError
+from testbed.errors import RecordError
 from traffic.probes.results import ProbeTrips
 from traffic.probes.rtt import STAMPS, Echo, Trip
 
@@ -61,7 +61,7 @@ def read(path: Path) -> ProbeTrips:
     """Read a file that `write` has written.
 
     Raises:
-        UsageError: the file is missing or has another format, or a probe is repeated.
+        RecordError: the file is missing or has another format, or a probe is repeated.
     """
     table = parquet.read(path, PROBES_SCHEMA)
     metadata, columns = table.schema.metadata, table.to_pydict()
@@ -80,11 +80,11 @@ def read(path: Path) -> ProbeTrips:
     counts = Counter(trips)
     if repeated := next((trip.echo for trip, count in counts.items() if count > 1), None):
         problem = f"the probe of connection {repeated.connection} at {repeated.sent_ns} ns is there twice"
-        raise UsageError(f"{path}: {problem}; copy the run directory again")
+        raise RecordError(f"{path}: {problem}; copy the run directory again")
     try:
         return ProbeTrips(trips=trips, unknown=int(metadata[b"unknown"]), trouble=metadata[b"trouble"].decode() or None)
     except (TypeError, KeyError, ValueError) as error:
-        raise UsageError(
+        raise RecordError(
             f"{path}: cannot be read: its metadata is not that of probes ({error!r}); copy the run directory again, or "
             "remove the file"
         ) from error

@@ -48,7 +48,7 @@ from harness.record import code
 from harness.record import measurements as measurements_file
 from harness.record.measurements import Environment, Measurements
 from harness.verdict import LeftOut, VerdictFile
-from testbed.errors import UsageError
+from testbed.errors import RecordError, UsageError
 from testbed.observe.telemetry import Recorded
 from traffic.engine.flight_recorder import Flight
 from traffic.probes.results import ProbeTrips
@@ -75,7 +75,8 @@ T = TypeVar("T")
 class RunDir:
     """Paths, writers and readers of one run directory.
 
-    Readers raise UsageError, with the file's name, where it is missing or not what was written.
+    Readers raise UsageError, with the file's name, where it is missing. They raise RecordError where it is not what was
+    written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -193,7 +194,7 @@ class RunDir:
         """Refuse files of several runs in one directory.
 
         Raises:
-            UsageError: the verdict is of another experiment, seed, lab, or other faults than the plan or measurements.
+            RecordError: the verdict is of another experiment, seed, lab, or other faults than the plan or measurements.
         """
         pairs = (
             ("experiment", verdict.experiment, "plan.json", plan.experiment),
@@ -209,7 +210,7 @@ class RunDir:
         for field, judged, name, recorded in pairs:
             if judged != recorded:
                 two = f"{field} {judged}, but {recorded} in {name}: they are of two runs"
-                raise UsageError(f"{self.path / 'verdict.json'}: {two}; copy the run directory again")
+                raise RecordError(f"{self.path / 'verdict.json'}: {two}; copy the run directory again")
 
     def read_environment(self) -> Environment:
         """Read `environment.json`."""
@@ -220,7 +221,7 @@ class RunDir:
         try:
             return decode(content)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
-            raise UsageError(
+            raise RecordError(
                 f"{self.path / name}: not as this version writes it: {error}; copy the run directory again, or read it "
                 "with the version that environment.json names"
             ) from error

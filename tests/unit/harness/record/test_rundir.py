@@ -11,13 +11,16 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from finished_run import finished
 from synthetic_run import T0, synthetic_run
 
+from harness.cli.main import cli
 from harness.record import code, rundir
 from harness.record.samples_file import SAMPLES_SCHEMA
 from harness.report import run_page
-from testbed.errors import UsageError
+from harness.verdict import ExitCode
+from testbed.errors import FaultbedError, UsageError
 from testbed.observe.telemetry import Change, Recorded, Sample
 from traffic.engine.flight_recorder import Entry, Flight
 from traffic.probes.results import ProbeTrips
@@ -233,6 +236,10 @@ def add_bystander(run, samples):
     run["bystander"] = {"src": "host1:rxe1", "dst": "host2:rxe1", "samples": samples}
 
 
+def add_serving(run, tpot_ns, attained):
+    run["serving"] = {"ttft_ns": [9], "tpot_ns": tpot_ns, "slo_attainment": attained}
+
+
 def test_probes_recorded_twice_are_refused(whole):
     echo = Echo(connection=3, sent_ns=T0 + 5, came=True, whole_ns=9, responder_ns=2)
     trip = Trip(there=("host1:rxe0", "host2:rxe0"), back=("host2:rxe0", "host1:rxe0"), echo=echo)
@@ -274,6 +281,29 @@ def test_probes_recorded_twice_are_refused(whole):
         (lambda run: run["series"][2]["samples"][3].__setitem__(1, -5), "series: rank 2: .* less than 0 bytes"),
         (lambda run: add_bystander(run, [[0, 1], [0, 1]]), "bystander: the sample at 0 ns is there twice"),
         (lambda run: run.update(t0_ns=run["t0_ns"] + 10**13, end_ns=run["end_ns"] + 10**13), "they are of another run"),
+        (
+            lambda run: run["series"][1]["iterations"][4].update(start_ns=2**63),
+            r"series\[1\]\.iterations\[4\]\.start_ns: 92",
+        ),
+        (lambda run: run["series"][1]["samples"][4].__setitem__(1, 2**63 - 1), r"series\[1\]\.samples\[4\]\[1\]: 92"),
+        (lambda run: run.update(clock_error_ns=-(2**63)), "clock_error_ns: -92.* is beyond any time or count"),
+        (lambda run: run["summary"].update(busbw_gbps=1e308), r"summary\.busbw_gbps: 1e\+308 is beyond"),
+        (
+            lambda run: run["counters_after"].update(host1={"rxe0.sent_pkts": 2**64}),
+            r"counters_after\.host1\.rxe0\.sent_pkts: 18446744073709551616 is beyond",
+        ),
+        (
+            lambda run: run["topology"]["hosts"][1]["rnics"][0].update(address="10.77.1.300/31"),
+            r"topology\.hosts\[1\]\.rnics\[0\]\.address: '10.77.1.300/31' is no address",
+        ),
+        (lambda run: run["topology"]["switches"][2].update(loopback=""), r"switches\[2\]\.loopback: '' is no address"),
+        (
+            lambda run: run["topology"]["links"][0]["a"].update(address="x"),
+            r"links\[0\]\.a\.address: 'x' is no address",
+        ),
+        (lambda run: add_serving(run, [[5], []], 1.0), "serving.tpot_ns: of 2 requests, but serving.ttft_ns is of 1"),
+        (lambda run: add_serving(run, [[5]], 1.5), "serving.slo_attainment: 1.5 is no share"),
+        (lambda run: run["topology"]["hosts"][0].update(front_end_address="::1::"), "front_end_address: '::1::' is no"),
     ],
 )
 def test_measurements_that_contradict_themselves_are_refused(whole, edit, words):
@@ -283,6 +313,28 @@ def test_measurements_that_contradict_themselves_are_refused(whole, edit, words)
 
     with pytest.raises(UsageError, match=rf"measurements\.json: .*{words}"):
         whole.read_measurements()
+
+
+def test_measurements_with_counters_of_64_bits_are_read(whole):
+    """A driver may give all ones for what it does not count."""
+    content = json.loads((whole.path / "measurements.json").read_text())
+    content["counters_after"].setdefault("host1", {})["rxe0.other"] = 2**64 - 1
+    (whole.path / "measurements.json").write_text(json.dumps(content))
+    assert whole.read_measurements().counters_after["host1"]["rxe0.other"] == 2**64 - 1
+
+
+@pytest.mark.parametrize("command", [["report"], ["noise", "--out", "floor.json"], ["attribute"]])
+def test_command_on_damaged_measurements_is_one_sentence_and_an_error(whole, command):
+    content = json.loads((whole.path / "measurements.json").read_text())
+    content["series"][1]["iterations"][4]["comm_ns"] = 2**63
+    (whole.path / "measurements.json").write_text(json.dumps(content))
+    done = CliRunner().invoke(cli, [*command, str(whole.path)], standalone_mode=False)
+    assert isinstance(done.exception, FaultbedError), done.exception
+    assert done.exception.exit_code == ExitCode.ERROR
+    assert "measurements.json: not as this version writes it: series[1].iterations[4].comm_ns: 922" in str(
+        done.exception
+    )
+    assert "\n" not in str(done.exception)
 
 
 @pytest.mark.parametrize(

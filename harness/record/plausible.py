@@ -1,0 +1,69 @@
+"""Values of `measurements.json` that no run has: numbers that are no time or count, addresses that are none. Pure.
+
+A file that was edited, assembled or damaged is refused with the field, before its readers compute with it.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from testbed.model.topology import Topology
+
+__all__ = ["refuse_addresses", "refuse_large_numbers"]
+
+_MOST = 10**18
+"""Beyond any time of a machine (31 years in ns) and any number of bytes, and far from the ends of 64 bits."""
+_MOST_COUNTER = 2**64 - 1
+_COUNTERS = ("counters_before", "counters_after")
+_LONG = re.compile(rb"[0-9]{19}|[0-9][eE]\+?[0-9]{2}")
+
+
+def refuse_large_numbers(content: bytes) -> None:
+    """Raise ValueError, with the path, for a number of which no sum or difference fits 64 bits.
+
+    Counters of a kernel may have 64 bits.
+    """
+    if _LONG.search(content) is None:  # of most files: they are not walked
+        return
+    for path, value in _numbers(msgspec.json.decode(content), ""):
+        most = _MOST_COUNTER if path.startswith(_COUNTERS) else _MOST
+        if not -most <= value <= most:
+            raise ValueError(f"{path}: {value} is beyond any time or count of a run")
+
+
+def _numbers(value: Any, path: str) -> Iterator[tuple[str, int | float]]:
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _numbers(item, f"{path}.{name}" if path else name)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _numbers(item, f"{path}[{index}]")
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield path, value
+
+
+def refuse_addresses(topology: Topology) -> None:
+    """Raise ValueError for an address in the topology that is none."""
+    for text, path in _addresses(topology):
+        try:
+            ipaddress.ip_interface(text)
+        except ValueError as error:
+            raise ValueError(f"topology.{path}: {text!r} is no address") from error
+
+
+def _addresses(topology: Topology) -> Iterator[tuple[str, str]]:
+    for host_number, host in enumerate(topology.hosts):
+        yield host.front_end_address, f"hosts[{host_number}].front_end_address"
+        for number, rnic in enumerate(host.rnics):
+            yield rnic.address, f"hosts[{host_number}].rnics[{number}].address"
+    for number, switch in enumerate(topology.switches):
+        yield switch.loopback, f"switches[{number}].loopback"
+    for number, link in enumerate(topology.links):
+        for end, port in (("a", link.a), ("b", link.b)):
+            if port.address is not None:
+                yield port.address, f"links[{number}].{end}.address"
