@@ -35,23 +35,25 @@ class Lanes:
         self.data = memories(made, elements)
         self.wire = {(src, *lane): [] for src, plan in enumerate(self.plans) for lane in plan.sends}
         assert self.wire.keys() == {(src, dst, qp) for dst, plan in enumerate(self.plans) for src, qp in plan.recvs}
+        self.lanes = {
+            (src, dst, qp): (self.plans[src].sends[dst, qp], self.plans[dst].recvs[src, qp])
+            for src, dst, qp in self.wire
+        }
         self.sent = dict.fromkeys(self.wire, 0)
         self.applied = dict.fromkeys(self.wire, 0)
 
     def met(self, rank, segment):
-        return all(self.applied[p, rank, qp] >= n for (p, qp), n in segment.received) and all(
-            self.sent[rank, p, qp] >= n for (p, qp), n in segment.acked
-        )
+        for (peer, qp), number in segment.received:
+            if self.applied[peer, rank, qp] < number:
+                return False
+        return all(self.sent[rank, peer, qp] >= number for (peer, qp), number in segment.acked)
 
     def moves(self):
-        for key in self.wire:
-            src, dst, qp = key
-            lane = self.plans[src].sends[dst, qp]
-            room = self.sent[key] - self.applied[key] < self.slots
-            if room and self.sent[key] < len(lane) and self.met(src, lane[self.sent[key]]):
+        for key, (sends, recvs) in self.lanes.items():
+            sent, applied = self.sent[key], self.applied[key]
+            if sent - applied < self.slots and sent < len(sends) and self.met(key[0], sends[sent]):
                 yield "send", *key
-            lane = self.plans[dst].recvs[src, qp]
-            if self.wire[key] and self.met(dst, lane[self.applied[key]]):
+            if self.wire[key] and self.met(key[1], recvs[applied]):
                 yield "apply", *key
 
     def do(self, action, src, dst, qp):
