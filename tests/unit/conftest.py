@@ -15,6 +15,8 @@ from qmp_server import Qemu
 from inject.leases.channels import LocalChannel
 from testbed.shipped import playbooks
 
+gc.disable()  # until all is collected: imports leave little behind, and each pass looks through all that is there
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
@@ -28,6 +30,7 @@ def pytest_collection_finish():
     """Leave what is imported and collected out of garbage collection: to look through it takes a tenth of all time."""
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
+    gc.enable()
 
 
 @pytest.fixture(scope="module")
