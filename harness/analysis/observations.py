@@ -176,7 +176,7 @@ def _serving(run: Measurements, serving: Serving | None) -> dict[str, Observatio
             value = float(np.percentile(times, share)) / 1e9 if times else None
             metrics[f"{name}.p{share}"] = Observation(value=value, detail=f"of {len(times)} {unit}")
     kept = serving.slo_attainment
-    detail = "no SLO was given" if kept is None else f"{len(serving.ttft_ns)} requests were over, of those asked for"
+    detail = "no SLO was given" if kept is None else f"{len(serving.ttft_ns)} requests finished, of those requested"
     between, doubt = attainment_range(run, serving) or (None, "")
     detail = f"{detail}; {doubt}" if doubt else detail
     metrics["slo_attainment"] = Observation(value=kept, detail=detail, between=between)
@@ -290,7 +290,7 @@ def recovery_phases(
             length_ns, fault_id, detail = max(lengths)
             metrics[f"recovery.{name}"] = Observation(value=length_ns / 1e9, detail=f"{fault_id}: {detail}")
             continue
-        why = "nothing shows it: no going back at a captured port" if by_phase else _why_no_impact(base)
+        why = "unknown: no go-back at a captured port" if by_phase else _why_no_impact(base)
         metrics[f"recovery.{name}"] = Observation(value=None, detail=why if run.faults else "no fault in this run")
     return metrics
 
@@ -443,7 +443,7 @@ def routing_stages(run: Measurements, by_routing: Mapping[str, Routing]) -> dict
         ]
         why = "routing did not change for any fault" if run.watched else "the lab was not watched"
         if lost:
-            why = f"nothing is known of {lost[0].name} from some time on: {lost[0].lost}"
+            why = f"{lost[0].name} sent no more data from some time on: {lost[0].lost}"
         if overflown is not None:
             why = f"changes on {overflown.node} were lost: more came than were read ({overflown.text})"
         metrics[f"routing.{name}"] = Observation(value=None, detail=why)
@@ -519,7 +519,7 @@ def rnic_counters(run: Measurements) -> dict[str, Observation]:
             if re.split(r"[./:]", name)[-1] in names
         }
         if not deltas_by_counter:
-            return Observation(value=None, detail=f"no RNIC gave its {' or '.join(names)} before and after the run")
+            return Observation(value=None, detail=f"no RNIC reported {' or '.join(names)} before and after the run")
         moved = [f"{name} +{delta}" for name, delta in deltas_by_counter.items() if delta]
         detail = ", ".join(moved) or "moved nowhere"
         # Counts from before a reset or a boot, or of an RNIC that was removed, are unknown.

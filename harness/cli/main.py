@@ -83,7 +83,7 @@ def cli(ctx: click.Context, lab: Path | None) -> None:
 
     \b
     First steps:
-      faultbed doctor                              what is missing on this machine
+      faultbed doctor                              check the prerequisites of this machine
       faultbed up                                  a lab of soft-RoCE VMs: hosts, switches, BGP, ECMP
       faultbed run tests/experiments/demo.toml     a job, three faults, a verdict, a report
       faultbed down

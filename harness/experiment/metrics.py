@@ -50,21 +50,21 @@ _RECOVERY = (
 _AFTER_CLEAR = "Time from the fault's removal until goodput is back; 0 when it was back before"
 
 _PHASES = {
-    "detect": "From the first firing until an end noticed: a NAK or a timer at a captured port, or a dead queue pair",
-    "retransmit": "From there until the lost packet passed a captured port again",
+    "detect": "From the first firing until an end reacted: a NAK or timer at a captured port, or a dead queue pair",
+    "retransmit": "From detection until the lost packet passed a captured port again",
     "qp_error": "From the first firing until the first completion with an error; 0 when no queue pair died",
     "rebuild": "From that error until the last dead queue pair was connected again; 0 if none had to be",
-    "first_data": "From there until data was through the new queue pairs",
-    "hold": "From the last of these marks until goodput was back for good",
+    "first_data": "From the rebuild until data arrived over the new queue pairs",
+    "hold": "From the last of these events until goodput was back and stayed",
 }
 
 _RESTART = {
     "detect": "From the fault's first firing (without one: from the last iteration) until the loss was noticed",
-    "diagnose": "From there until it was known which hosts were lost, and whether to the network",
-    "reschedule": "From there until the other ranks were stopped and all ranks had a place again",
-    "initialise": "From there until all ranks had engines, memory and connections",
-    "restore": "From there until all ranks had the state of the newest good checkpoint",
-    "catch_up": "From there until all iterations that were finished before were finished again",
+    "diagnose": "From then until the lost hosts were known, and whether their network was lost",
+    "reschedule": "From then until the other ranks were stopped and all ranks had a place again",
+    "initialise": "From then until all ranks had engines, memory and connections",
+    "restore": "From then until all ranks had the state of the newest intact checkpoint",
+    "catch_up": "From then until all iterations that were finished before were finished again",
     "total": "From the fault's first firing until all iterations that were finished before were finished again",
 }
 
@@ -121,7 +121,7 @@ _TABLE = (
     Metric(
         name="kernel.errors",
         unit="count",
-        meaning="Errors and warnings of its own code that the kernels of all machines wrote to their logs",
+        meaning="Errors, and warnings of kernel code, in the kernel logs of all machines",
     ),
     Metric(
         name="ingest.wait",
@@ -260,7 +260,7 @@ _TABLE = (
         name="straggler",
         unit="host",
         about_faults=True,
-        meaning="Host whose compute phase grew most against its own fault-free start, if it stands out",
+        meaning="Host whose compute phase grew most since its fault-free start, if chance does not explain it",
     ),
     Metric(
         name="routing.detected",
@@ -272,7 +272,7 @@ _TABLE = (
         name="routing.next-hop",
         unit="s",
         about_faults=True,
-        meaning="From a fault's first firing to the first route led away from a link by who had lost it; the worst",
+        meaning="From a fault's first firing to the first route that a switch moved off a link that it lost; the worst",
     ),
     Metric(
         name="routing.withdrawn",
@@ -284,7 +284,7 @@ _TABLE = (
         name="routing.converged",
         unit="s",
         about_faults=True,
-        meaning="From a fault's first firing to the last route that changed before it was lifted; the worst",
+        meaning="From a fault's first firing to the last route that changed before its removal; the worst",
     ),
     Metric(
         name="routing.restored",
@@ -296,7 +296,7 @@ _TABLE = (
         name="slow_rank",
         unit="host",
         about_faults=True,
-        meaning="Host of the rank whose compute phase an online detector found slow against the others, most of all",
+        meaning="Host of the rank whose compute phase an online detector found slowest compared with the others",
     ),
     Metric(
         name="slow_rank.iterations",
@@ -330,13 +330,13 @@ _LINKS = (
     Metric(
         name="link_bytes.error",
         unit="ratio",
-        meaning="Largest difference of a link's bytes to those that schedule, placement and ECMP let expect",
+        meaning="Largest difference between a link's bytes and those expected from schedule, placement and ECMP",
     ),
     Metric(
         name="bisection",
         unit="ratio",
         is_noisy=True,
-        meaning="Bytes that the uplinks of the highest tier sent up over what they can carry in the workload's time",
+        meaning="Bytes that the uplinks of the highest tier sent up over their capacity during the workload",
     ),
 )
 
@@ -350,13 +350,13 @@ LINK_PREFIXES = {
     "mmr.": Metric(
         name="mmr.",
         unit="ratio",
-        meaning="Maximum over mean of the bytes that uplinks sent up: of all switches of a tier, or of one switch",
+        meaning="Maximum over mean of the bytes that the uplinks of a tier, or of one switch, sent up",
     ),
     "link_utilisation.": Metric(
         name="link_utilisation.",
         unit="ratio",
         is_noisy=True,
-        meaning="Bytes of a link between switches, its busier direction, over what it can carry in the workload's time",
+        meaning="Bytes of the busier direction of a link between switches over its capacity during the workload",
     ),
 }
 """Metrics of each tier, switch or link: the prefix, then the name (`harness.analysis.links.link_metrics`)."""

@@ -62,13 +62,13 @@ _TABLE = (
         name="kernel.broken",
         unit="count",
         bound="max",
-        meaning="Machines whose kernel has reported a bug of its own",
+        meaning="Machines whose kernel has reported its own bug",
     ),
     Metric(
         name="slow_ranks",
         unit="count",
         bound="max",
-        meaning="Ranks that compute slower than before, as the online detector names them now",
+        meaning="Ranks that compute slower than before, as named by the online detector",
     ),
 )
 METRICS: Mapping[str, Metric] = {metric.name: metric for metric in _TABLE}

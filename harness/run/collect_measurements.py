@@ -126,7 +126,7 @@ def measurements_of(decided: Decided, lab: Lab, data: RunData) -> Measurements:
         kernel=tuple(change for change in data.recorded.changes if change.subject == "kernel"),
         watched=data.recorded.machines,
         reads=tuple(sorted(data.reads)),
-        failure=None if result is None or result.outcome != "failed" else result.where or "nobody knows where",
+        failure=None if result is None or result.outcome != "failed" else result.where or "unknown place",
         errors=tuple(data.errors),
         **{name: getattr(data, name) for name in _COPIED},
         **(kind_of(work).measured(work, result) if result else {}),

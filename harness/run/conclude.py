@@ -92,7 +92,7 @@ def not_recorded(decided: Decided, lab: Lab, run_dir: RunDir, data: RunData, err
     """Return the error of a run that was done and could not be written down, with all that is known of it."""
     faults = data.injector.end_sentence if data.injector is not None else ""
     lab_said = f"the lab is {data.lab_state}" + "".join(f": {line}" for line in data.lab_diff[:1])
-    problems = "; ".join(filter(None, (*data.errors, f"the run could not be written down: {ends.describe(error)}")))
+    problems = "; ".join(filter(None, (*data.errors, f"the run could not be recorded: {ends.describe(error)}")))
     check = Check(
         name="error", verdict=Verdict.ERROR, observed=None, bound=None, unit="", rule="no error", detail=problems
     )

@@ -22,7 +22,7 @@ def as_control(verdict: VerdictFile, jct_ratio: Observation | None) -> VerdictFi
     `jct_ratio` is the job's time against the fault-free twin, as it was measured.
     """
     if jct_ratio is None or jct_ratio.value is None:
-        cost = f"its cost is not known: {'not measured' if jct_ratio is None else jct_ratio.detail}"
+        cost = f"its cost is unknown: {'not measured' if jct_ratio is None else jct_ratio.detail}"
     else:
         interval = (
             f"; {jct_ratio.interval}" if jct_ratio.interval is not None else ", too few iterations for an interval"

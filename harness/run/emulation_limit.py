@@ -42,7 +42,7 @@ _SHAPE: Mapping[str, Any] = MappingProxyType({
     "qps": 16, "depth": 1, "message_bytes": 16 << 10, "qp": QpParams(timeout=18),
 })  # fmt: skip
 """Of each flow: so few packets in flight that a queue without a shaper (1,000 packets) loses none."""
-_NOT_KNOWN = "what the emulation carries is not known: {why}; try it again on a quiet machine"
+_NOT_KNOWN = "the emulation's capacity is unknown: {why}; repeat the run on a quiet machine"
 _CPUINFO = Path("/proc/cpuinfo")
 Progress = Callable[[str], None]
 
@@ -112,7 +112,7 @@ def carried(lab: Lab, offered: float, to_snapshot: Callable[[], None], progress:
     known = _read(path, key)
     if known is not None and not exceeds_headroom(offered, known.carried_bps):
         return known
-    progress("measuring what the emulation carries without shapers")
+    progress("measuring the emulation's capacity without shapers")
     try:
         measured = measure(lab, key)
     finally:

@@ -16,7 +16,7 @@ from testbed.tenancy.dirty import Outcome, Work
 
 __all__ = ["describe", "finish", "interrupted", "reraise", "show_unforeseen"]
 
-_NOT_COMPARED = "the lab was not compared with what it was before: the next command does that first"
+_NOT_COMPARED = "the lab was not compared with its state before: the next command does that first"
 
 
 def finish(

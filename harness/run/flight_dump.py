@@ -48,12 +48,12 @@ def to_each(*handlers: OnEvent) -> OnEvent:
 def _write(event: dict[str, Any], folder: Path, stem: str, report: Callable[[str], None]) -> None:
     flights, silent = event["flights"], event["silent"]
     if not flights and not silent:
-        report("asked for flight recorders (SIGUSR1): only ranks have them, and this workload has none")
+        report("flight recorders were requested (SIGUSR1), but only ranks have them, and this workload has none")
         return
     for flight in flights:
         report(f"rank {flight.rank} on {flight.endpoint}: {flight.standing}")
     if silent:
-        report(f"nothing was heard of {', '.join(silent)}")
+        report(f"no reply from {', '.join(silent)}")
     if not flights:
         return
     number = 1

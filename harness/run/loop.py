@@ -189,9 +189,9 @@ def _guarded(
     if work is None:
         if interrupt is not None:
             raise interrupt
-        data.lab_state, data.lab_diff = "DIRTY", ("not compared: the lab could not be looked at before the run",)
+        data.lab_state, data.lab_diff = "DIRTY", ("not compared: the lab's state before the run could not be read",)
     else:
-        progress("comparing the lab with what it was before")
+        progress("comparing the lab with its state before")
         left = routing_scheme.not_removed(data.routing)
         if interrupt is not None:
             ends.reraise(interrupt, lab, work, data.injector, left)

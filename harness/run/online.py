@@ -70,7 +70,7 @@ class Online:
                         f"slower since iteration {alarm.since}; found at iteration {alarm.iteration}"
                     )
         except Exception as error:  # noqa: BLE001  # a defect of ours must not leave faults unguarded
-            self._error = FaultbedError(f"slow ranks are no longer looked for: {type(error).__name__}: {error}")
+            self._error = FaultbedError(f"slow ranks are no longer detected: {type(error).__name__}: {error}")
             self._say(str(self._error))
 
     def _say(self, text: str) -> None:

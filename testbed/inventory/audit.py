@@ -194,9 +194,11 @@ def _safety(entries: Entries, names: set[str]) -> Iterator[Finding]:
     for field in ("most_links", "most_hosts", "most_switches"):
         most = getattr(lab.safety, field)
         if most is not None and most < 1:
-            problem = f"{most}: nothing could ever be hurt"
+            problem = f"{most}: no fault would ever be allowed"
             yield Finding(
-                place=f"all.safety.{field}", what=problem, do="give 1 or more; may_disrupt says what, if anything"
+                place=f"all.safety.{field}",
+                what=problem,
+                do="give 1 or more, and limit targets by may_disrupt",
             )
 
 

@@ -33,9 +33,9 @@ _ERRORS = 3
 @json_option
 @pass_session
 def attribute(session: Session, *, run_dirs: tuple[Path, ...], as_json: bool) -> None:
-    """Say where the trouble of each run came from, without looking at its faults; then hold it against them.
+    """Locate the cause of trouble in each run without its fault plan, then compare it with the faults.
 
-    RUN_DIRS with faults that provably fired are the truth: precision, recall and the confusion matrix are over them.
+    Precision, recall and the confusion matrix are computed over the RUN_DIRS whose faults provably fired.
     """
     runs = [
         (run.path, run.read_measurements(), run.read_flights(), run.read_probes().trips)
@@ -98,34 +98,34 @@ def _square(matrix: Counter[tuple[str, str]]) -> tuple[tuple[str, ...], list[tup
 
 @click.command()
 @click.option("--only", multiple=True, metavar="KIND", help="Only faults of this kind; repeatable.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Draws the places and how strong faults are.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of places and strengths of faults.")
 @click.option(
-    "--places", type=click.IntRange(min=1), default=3, show_default=True, help="Of each kind, at most so many places."
+    "--places", type=click.IntRange(min=1), default=3, show_default=True, help="Maximum number of places for each kind."
 )
 @click.option(
     "--probe",
     is_flag=True,
-    help="Probe the fabric beside the job, as [probe] does; also delays, which only probes can place.",
+    help="Probe the fabric during the job, as [probe] does; adds delays, which only probes can locate.",
 )
-@click.option("--plan", "only_plan", is_flag=True, help="List the runs, and do nothing.")
+@click.option("--plan", "only_plan", is_flag=True, help="List the runs without running them.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("runs/campaign"),
     show_default=True,
-    help="Folder of run directories; a run that is there already, of this lab and these options, is not repeated.",
+    help="Folder of run directories; an existing run of this lab and these options is not repeated.",
 )
 @pass_session
 def campaign(
     session: Session, *, only: tuple[str, ...], seed: int, places: int, probe: bool, only_plan: bool, out: Path
 ) -> int:
-    """Run short experiments, each kind of fault at several places: the truth that attribution is held against.
+    """Run short experiments with each kind of fault at several places, as ground truth for attribution.
 
-    About half a minute a run, one of each kind in turn. It may be ended at any time and goes on where it was;
-    another seed is another campaign. `attribute` on what is below --out has the score.
+    A run takes about half a minute; kinds take turns. The command can be ended at any time, and resumes. Another seed
+    is another campaign. `attribute` on the runs below --out prints the score.
 
-    Exit codes: 0 every run shows something, be it that the job did not survive; 2 a run of this call is INCONCLUSIVE;
-    3 one is an ERROR, which the next call repeats; 5 the lab is DIRTY.
+    Exit codes: 0 every run is PASS or FAIL (a job may not survive its fault); 2 a run of this call is INCONCLUSIVE; 3 a
+    run is an ERROR, which the next call repeats; 5 the lab is DIRTY.
     """
     inventory = session.inventory()
     every = campaign_module.labels(inventory.topology, lab_kind=inventory.kind, seed=seed, places=places, probe=probe)

@@ -27,13 +27,15 @@ _Row = TypeVar("_Row")
 @click.option("--runs", type=click.Path(file_okay=False, path_type=Path), help="A folder of run directories.")
 @click.option("--step", "steps", multiple=True, metavar="NAME=OUTCOME", help="How a step of the job ended; repeatable.")
 @click.option(
-    "--preflight", type=click.Path(dir_okay=False, path_type=Path), help="What `faultbed preflight --out` wrote."
+    "--preflight",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Output file of `faultbed preflight --out`.",
 )
 @click.option(
     "--history",
     "kept",
     type=click.Path(file_okay=False, path_type=Path),
-    help="The folder of runs of earlier days, these too: what got worse is told.",
+    help="Folder with earlier runs and these, to list regressions.",
 )
 @click.option(
     "--to", type=click.Path(dir_okay=False, path_type=Path), help="Append to this file ($GITHUB_STEP_SUMMARY)."
@@ -52,9 +54,8 @@ def summary(
 ) -> None:
     """Write a page of Markdown about JUnit files and runs: failures first, then flakes and quarantine.
 
-    What did not run is said to be no pass, and the page is written also when a job ended before its tests: then it
-    names the step (--step) and what preflight found. A file that is cut short is named. Ends with 0 whatever it tells:
-    the job has its own exit code.
+    Tests that did not run are never shown as passed. If a job ended before its tests, the page names the step (--step)
+    and the findings of preflight. Truncated files are named. The exit code is always 0, because the job has its own.
     """
     verdicts, unfinished, broken = step_summary.read_verdicts(runs) if runs else ([], [], [])
     cases = [case for path in junit for case in _or_none(step_summary.read_junit, (path,), broken)]

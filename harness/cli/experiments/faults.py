@@ -48,14 +48,14 @@ OBSERVE_S = 0.5
 
 @click.command()
 @click.argument("kind", required=False)
-@click.option("--here", is_flag=True, help="Ask the lab's machines what they can do and undo. Nothing is changed.")
+@click.option("--here", is_flag=True, help="Query which faults the machines can apply and revert. Changes nothing.")
 @json_option
 @pass_session
 def faults(session: Session, *, kind: str | None, here: bool, as_json: bool) -> None:
-    """List the kinds of faults; with a KIND (or the beginning of one), what it takes and what proves it.
+    """List the kinds of faults; with a KIND (or its beginning), show its parameters and its proof.
 
-    --here says target by target what can be done on this lab, what cannot, and why; on a rack by the release, ASIC,
-    firmware and tools that its machines have.
+    --here lists for each target of this lab which kinds are possible, and why others are not; on a rack by the release,
+    ASIC, firmware and tools of its machines.
     """
     kinds = list(catalogue.CATALOGUE.values())
     if kind is not None:
@@ -73,7 +73,7 @@ def faults(session: Session, *, kind: str | None, here: bool, as_json: bool) -> 
         return
     if kind is None:
         session.table(("kind", "targets", "fidelity", "reverted by", "what it does"), fault_page.table())
-        session.out.print("faultbed faults KIND tells the parameters of one, and what proves it")
+        session.out.print("`faultbed faults KIND` shows the parameters and the proof of a kind")
         return
     for known in kinds:
         _show_kind(session, known)
@@ -89,13 +89,13 @@ def faults(session: Session, *, kind: str | None, here: bool, as_json: bool) -> 
 @click.option(
     "--seed",
     type=click.IntRange(0, MOST_SEED),
-    help="Which packets it takes: the same seed takes the same ones. Without: drawn, and shown.",
+    help="Selects the packets that it hits. Default: random, and printed.",
 )
 @click.option("--plan", "only_plan", is_flag=True, help="Print every command and its revert, and do nothing.")
 @click.option(
-    "--journal", type=click.Path(dir_okay=False, path_type=Path), help="Where intents are written down first."
+    "--journal", type=click.Path(dir_okay=False, path_type=Path), help="Journal of intents, written before each change."
 )
-@click.option("--confirm", metavar="KIND", help="The same KIND again, for one that nothing can revert.")
+@click.option("--confirm", metavar="KIND", help="Repeat KIND to confirm an irreversible fault.")
 @json_option
 @pass_session
 def inject(
@@ -113,12 +113,12 @@ def inject(
     journal: Path | None,
     as_json: bool,
 ) -> int:
-    """Do one fault by hand, and show its receipt: armed, fired, cleared.
+    """Inject one fault, and show its receipt: armed, fired, cleared.
 
     KIND is one of `faultbed faults`; TARGET is named as in `faultbed status`: rtsw1:ctsw1 (an uplink),
     rtsw1:host1:rxe0 (a switch port), host1:rxe0 (an RNIC), host1:gpu0; or by a selector that fits any lab: uplink[0],
-    host[1]:gpu[0]. The target reverts by itself when this command dies. Ends with 0 when the fault provably fired, 2
-    when not, 5 when the lab is not as it was.
+    host[1]:gpu[0]. The target reverts by itself if this command dies. Exits with 0 if the fault provably fired, with 2
+    if not, and with 5 if the lab has changed.
     """
     inventory = session.inventory()
     params = _params([*settings, *([f"qp={qp}"] if qp else []), *([f"psn={psn}"] if psn else [])])
@@ -159,16 +159,14 @@ def inject(
 
 @click.command()
 @click.argument("machines", nargs=-1, metavar="[MACHINE]...")
-@click.option(
-    "--panic", is_flag=True, help="Only end faults, on every machine at once, in seconds; look at nothing else."
-)
+@click.option("--panic", is_flag=True, help="Only end faults, on all machines at once, within seconds.")
 @json_option
 @pass_session
 def heal(session: Session, *, machines: tuple[str, ...], panic: bool, as_json: bool) -> int:
-    """Find and revert what faults left behind, by their marks, without any journal.
+    """Find leftovers of faults by their marks, without any journal, and revert them.
 
-    On MACHINEs of a rack (without any, everywhere): others may use the rest meanwhile. A DIRTY lab is then compared
-    with what it was before: it ends with 0 and takes work again when it is as it was, and with 5 when something is
+    MACHINEs limit this to a part of a rack, while other users work on the rest. A DIRTY lab is then compared with its
+    state before: the command exits with 0 and the lab accepts work again if they are equal, and with 5 if something is
     left.
     """
     inventory = session.inventory()
@@ -323,9 +321,7 @@ def _show_plan(session: Session, planned: PlannedFault, *, as_json: bool) -> Non
     moves = " and ".join(" or ".join(witness.any_of) for witness in planned.must_move)
     reads = " and ".join(f"{name} reads {value}" for name, value in planned.while_on)
     proofs = [f"this moves: {moves}"] * bool(moves) + [f"meanwhile {reads}"] * bool(reads)
-    session.out.print(
-        f"fired when {', and '.join(proofs) or 'it reads back so; nothing else can tell'}", soft_wrap=True
-    )
+    session.out.print(f"fired when {', and '.join(proofs) or 'the readback is the only evidence'}", soft_wrap=True)
     session.out.print(f"and this does not: {', '.join(planned.must_not_move) or 'nothing is named'}", soft_wrap=True)
 
 

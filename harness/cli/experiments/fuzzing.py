@@ -39,7 +39,7 @@ _SHOWN = 10
 
 @click.command()
 @click.option("--for", "budget", metavar="TIME", help=f"Stop after this time, such as 8m.  [default: {_DEFAULT_TIME}]")
-@click.option("--examples", type=click.IntRange(min=1), help="Stop after so many runs, those of shrinking included.")
+@click.option("--examples", type=click.IntRange(min=1), help="Stop after this number of runs, shrinking included.")
 @click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Decides what is drawn.")
 @click.option(
     "--kinds", multiple=True, metavar="PATTERN", help="Fault kinds to draw, such as 'link.*'. Repeatable. Default: all."
@@ -57,7 +57,7 @@ _SHOWN = 10
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("runs/fuzz"),
     show_default=True,
-    help="Folder of run directories, of what is found, and of the database that is replayed first.",
+    help="Folder of run directories, of failures, and of the database of failures to replay first.",
 )
 @json_option
 @pass_session
@@ -74,15 +74,15 @@ def fuzz(
     out: Path,
     as_json: bool,
 ) -> int:
-    """Search for workloads and fault schedules that fail, and shrink each one to the smallest that still fails.
+    """Search for workloads and fault schedules that fail, and shrink each to the smallest that still fails.
 
-    A case fails if a check is FAIL or ERROR, or if the lab is DIRTY afterwards. Kinds that are there to end a job, or
-    to corrupt its data, may do that. A fault that is not proven is counted, and is no failure.
+    A case fails if a check is FAIL or ERROR, or if the lab is DIRTY afterwards. Kinds that are meant to end a job or to
+    corrupt its data may do so. An unproven fault is counted, but is not a failure.
 
-    Each way to fail becomes a folder under --out with experiment.toml and repro.sh. What failed before is replayed
-    first. Ctrl-C clears the faults and reports what was found so far.
+    Each kind of failure gets a folder under --out with experiment.toml and repro.sh. Earlier failures are replayed
+    first. Ctrl-C clears the faults and reports the failures so far.
 
-    Exit codes: 0 nothing found, 1 found, 2 no run came to PASS or FAIL, 3 error, 5 DIRTY lab.
+    Exit codes: 0 no failure, 1 failures, 2 no run was PASS or FAIL, 3 error, 5 DIRTY lab.
     """
     inventory = session.inventory()
     search = _search(

@@ -37,9 +37,9 @@ _RUN_DIR = click.Path(file_okay=False, path_type=Path)
 @json_option
 @pass_session
 def noise(session: Session, *, run_dirs: tuple[Path, ...], out: Path | None, as_json: bool) -> None:
-    """Measure a lab's noise floor (A/A) from fault-free runs of one experiment, and keep it.
+    """Measure a lab's noise floor (A/A) from fault-free runs of one experiment, and store it.
 
-    RUN_DIRS are runs without faults, or any runs with a fault-free twin. The judge widens intervals by what it finds.
+    RUN_DIRS are runs without faults, or any runs with a fault-free twin. The judge widens intervals by this floor.
     """
     runs = {str(path): (directory := open_run(path), directory.read_measurements()) for path in run_dirs}
     floor = noise_module.measure(
@@ -79,12 +79,12 @@ def noise(session: Session, *, run_dirs: tuple[Path, ...], out: Path | None, as_
 @json_option
 @pass_session
 def history(session: Session, *, runs: Path, last: int, as_json: bool) -> None:
-    """List runs, oldest first, and mark what got worse against earlier runs of the same plan.
+    """List runs, oldest first, and mark regressions against earlier runs of the same plan.
 
     Runs whose seed, faults, workload, routing scheme, inventory or kind of machine differ are not compared; verdicts
     only if the expectations are the same, too.
 
-    The index (.history.sqlite in the folder) is brought up to date first; it may be removed at any time.
+    The index (.history.sqlite in the folder) is updated first. You can remove it at any time.
     """
     index = history_module.read(history_module.update(runs))
     past = index.past

@@ -56,17 +56,23 @@ _HAND_OVERS = ("slurm", "kubernetes", "hostfile")
 )
 @click.option("--drain", default=1.5, show_default=True, type=FiniteRange(0.01), help="Drain from this score on.")
 @click.option(
-    "--rma", default=3.0, show_default=True, type=FiniteRange(0.01), help="Send to repair from this score on."
+    "--rma", default=3.0, show_default=True, type=FiniteRange(0.01), help="Score from which a part is sent to repair."
 )
-@click.option("--half-life", default="7d", show_default=True, help="After this long a strike counts half.")
-@click.option("--drills", is_flag=True, help="Count runs with injected faults as well, less what those faults explain.")
+@click.option("--half-life", default="7d", show_default=True, help="Time after which a strike counts half.")
+@click.option(
+    "--drills",
+    is_flag=True,
+    help="Also count runs with injected faults, less what those explain.",
+)
 @click.option(
     "--rehearse",
     is_flag=True,
-    help="Count runs with injected faults as if nothing had been injected, to rehearse what follows an error.",
+    help="Count findings in runs with injected faults as real, to rehearse the reaction to an error.",
 )
 @click.option(
-    "--hand-over", type=click.Choice(_HAND_OVERS), help="Print what drains the hosts, for a scheduler; nothing is run."
+    "--hand-over",
+    type=click.Choice(_HAND_OVERS),
+    help="Print a scheduler's drain commands, and run nothing.",
 )
 @json_option
 @pass_session
@@ -83,11 +89,11 @@ def offenders_command(
     hand_over: str | None,
     as_json: bool,
 ) -> None:
-    """List what runs and preflights blame again and again: watch it, drain it, or send it to repair (RMA).
+    """List parts that runs and preflights blame repeatedly: watch, drain or send to repair (RMA).
 
     A strike is one confident finding of a run without injected faults, or one wrong result of a preflight. Its weight
-    halves with --half-life. RMA needs strikes on as many days as --rma has whole strikes. Hosts without a rank in a run
-    are not blamed by it. A GPU whose newest reading has reached a threshold (docs/gpu-thresholds.md) is drained or sent
+    halves with --half-life. RMA needs strikes on different days, as many as --rma rounded down. A run does not blame
+    hosts without a rank. A GPU whose newest reading has reached a threshold (docs/gpu-thresholds.md) is drained or sent
     to repair at once.
     """
     if rehearse and hand_over:

@@ -33,12 +33,12 @@ _MOST_ROWS = 20
 def packets(session: Session, *, capture: Path, frame: int | None, as_json: bool) -> int:
     """Check RoCEv2 packets against go-back-N: a CAPTURE (pcap or pcapng), or a run directory with one.
 
-    Per flow: what was missing, what was sent again and why (NAK, RNR or timer), and which rules were broken. Ends with
-    1 when one was, and with 2 when the capture cannot prove that none was: empty, damaged, cut too short, or of queue
-    pairs that cannot be told apart.
+    For each flow: missing packets, retransmissions with their cause (NAK, RNR or timer), and broken rules. Exits with 1
+    if a rule is broken, and with 2 if the capture cannot prove that none is: it is empty, damaged, cut too short, or
+    its queue pairs cannot be distinguished.
 
-    With --explain: every header of one frame and whether its ICRC is right, by scapy; ends with 1 where it is wrong,
-    and with 2 where the frame has none or is cut.
+    With --explain: every header of one frame and whether its ICRC is correct, by scapy. Exits with 1 if it is wrong,
+    and with 2 if the frame has none or is truncated.
     """
     path = capture / CAPTURE if capture.is_dir() else capture
     if capture.is_dir() and not path.exists():
@@ -50,7 +50,7 @@ def packets(session: Session, *, capture: Path, frame: int | None, as_json: bool
     if capture.is_dir():
         analysis, account = with_idle_ports(analysis), open_run(capture).read_packets()
         if account is None:
-            doubt = "the run kept no packets.json: nothing tells how many frames are missing from the capture"
+            doubt = "the run kept no packets.json: the number of frames missing from the capture is unknown"
             analysis = msgspec.structs.replace(analysis, doubts=(doubt, *analysis.doubts))
         else:
             missed, extra = account.missed, account.extra

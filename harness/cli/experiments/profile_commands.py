@@ -19,12 +19,10 @@ __all__ = ["COMMANDS"]
 
 @click.command()
 @click.argument("name", required=False)
-@click.option(
-    "--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Decides what is left to chance."
-)
-@click.option("--for", "duration", default="60s", show_default=True, metavar="TIME", help="What it is compressed into.")
-@click.option("--events", type=click.IntRange(min=1), help="How many faults to expect; default: the profile's own.")
-@click.option("--after", default="0s", show_default=True, metavar="TIME", help="Without a fault at the start.")
+@click.option("--seed", type=click.IntRange(min=0), default=1, show_default=True, help="Seed of all random choices.")
+@click.option("--for", "duration", default="60s", show_default=True, metavar="TIME", help="Length of the schedule.")
+@click.option("--events", type=click.IntRange(min=1), help="Expected number of faults; default: the profile's.")
+@click.option("--after", default="0s", show_default=True, metavar="TIME", help="Fault-free time at the start.")
 @click.option("--without", multiple=True, metavar="HOST", help="No fault of this host or its links. Repeatable.")
 @json_option
 @pass_session
@@ -39,7 +37,7 @@ def profile(
     without: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Write a schedule of faults as they come in the field: the `[[faults]]` of an experiment. Touches no lab.
+    """Write a fault schedule with published failure rates: the `[[faults]]` of an experiment. Touches no lab.
 
     Without a NAME, lists the profiles. The same seed gives the same schedule, with the same SHA-256.
     """

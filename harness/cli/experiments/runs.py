@@ -42,8 +42,8 @@ _MOST = 10
 
 @click.command()
 @click.argument("experiment", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--seed", type=SEED, help="Decide what is left to chance by this, not by the file's seed.")
-@click.option("--plan", "only_plan", is_flag=True, help="Print what would be done, with every revert, and do nothing.")
+@click.option("--seed", type=SEED, help="Seed of all random choices, instead of the file's.")
+@click.option("--plan", "only_plan", is_flag=True, help="Print every step and every revert, and do nothing.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
@@ -56,28 +56,26 @@ _MOST = 10
     default=1,
     show_default=True,
     type=click.IntRange(1, 1000),
-    help="Run it so many times, each with the seed after the one before, and decide once over all of them.",
+    help="Number of runs, with consecutive seeds; they are decided together.",
 )
 @click.option(
     "--until-decided",
     is_flag=True,
-    help="Run it again, each time with the next seed, until all runs together are inside or outside every bound.",
+    help="Repeat with consecutive seeds until all runs together are inside or outside every bound.",
 )
 @click.option(
     "--most",
     type=click.IntRange(alpha_spending.FIRST, alpha_spending.MOST),
-    help=f"Of --until-decided: runs at most. More cost a little power each.  [default: {_MOST}]",
+    help=f"Maximum number of runs of --until-decided. A higher one lowers the power slightly.  [default: {_MOST}]",
 )
 @click.option(
-    "--without", multiple=True, metavar="HOST", help="Do without this host; ranks are placed on the others. Repeatable."
+    "--without", multiple=True, metavar="HOST", help="Exclude this host; ranks are placed on the others. Repeatable."
 )
-@click.option(
-    "--leave-out", is_flag=True, help="Look first (preflight without burn-in), and do without the hosts that are unfit."
-)
+@click.option("--leave-out", is_flag=True, help="Run preflight without burn-in first, and exclude unfit hosts.")
 @click.option(
     "--control",
     is_flag=True,
-    help="Arm every fault with zero intensity: measures what the harness itself costs. Never a PASS.",
+    help="Arm every fault with zero intensity, to measure the cost of the harness. Never a PASS.",
 )
 @json_option
 @pass_session
@@ -98,10 +96,10 @@ def run(
 ) -> int:
     """Run an EXPERIMENT: steady state, faults, recovery, verdict.
 
-    The lab goes back to its snapshot before, and is compared with it afterwards. Everything is kept in a run directory
-    under --out; its report.html is one file that works offline.
+    The lab is reset to its snapshot before, and compared with it afterwards. All results are in a run directory under
+    --out; its report.html is one file that works offline.
 
-    `kill -USR1 PID` while the workload runs: what the flight recorders of its ranks hold goes into the run directory.
+    `kill -USR1 PID` during the workload writes the flight recorders of its ranks into the run directory.
     """
     inventory = session.inventory()
     source, loaded = experiment.read_bytes(), experiment_module.load(experiment)
@@ -208,19 +206,19 @@ def _execute_all(
 
 @click.command()
 @click.argument("run_dirs", nargs=-1, required=True, type=click.Path(file_okay=False, path_type=Path))
-@click.option("--compare", is_flag=True, help="Hold the second of two runs against the first, with intervals.")
+@click.option("--compare", is_flag=True, help="Compare the second of two runs with the first, with intervals.")
 @click.option(
     "--html",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Where the page of a comparison goes. Default: compare-with-<A>.html in B's directory.",
+    help="Path of the comparison page. Default: compare-with-<A>.html in B's directory.",
 )
 @json_option
 @pass_session
 def report(session: Session, *, run_dirs: tuple[Path, ...], compare: bool, html: Path | None, as_json: bool) -> None:
-    """Write the report of a finished run again, from what its directory holds, and say how it ended.
+    """Render the report of a finished run again from its directory, and print its verdict.
 
-    With --compare, RUN_DIRS are two runs, A and B, of one experiment with one seed: what B does better or worse,
-    printed, and drawn on one page (HTML, one file that works offline).
+    With --compare, RUN_DIRS are two runs, A and B, of one experiment with one seed. The differences of B are printed,
+    and drawn on one page (an HTML file that works offline).
     """
     if compare:
         if len(run_dirs) != PAIR:

@@ -89,23 +89,23 @@ class _Search:
 
 @click.command()
 @click.argument("experiment", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--seed", type=SEED, help="As of `run`: of the run that failed.")
+@click.option("--seed", type=SEED, help="Seed of the run that failed.")
 @click.option("--most", default=40, show_default=True, type=click.IntRange(min=1), help="Runs, at most.")
 @click.option(
     "--out",
     type=click.Path(file_okay=False, path_type=Path),
     default=Path("runs"),
     show_default=True,
-    help="Folder of run directories; NAME-smallest.toml comes there, too.",
+    help="Folder of run directories and of NAME-smallest.toml.",
 )
 @json_option
 @pass_session
 def shrink(session: Session, *, experiment: Path, seed: int | None, most: int, out: Path, as_json: bool) -> int:
-    """Find the fewest faults with which an EXPERIMENT that fails still fails, by running parts of it.
+    """Find the fewest faults with which a failing EXPERIMENT still fails, by running parts of it.
 
-    Every run begins from the same snapshot, with the same seed. A part counts if a check is FAIL in it that was FAIL
-    with all faults; INCONCLUSIVE and ERROR do not, nor does a part that cannot be planned. What is left is run once
-    more: something that failed by chance does not fail twice as easily. Each run directory has its repro.sh.
+    Every run begins from the same snapshot, with the same seed. A part fails if a check is FAIL that was FAIL with all
+    faults; INCONCLUSIVE, ERROR and parts that cannot be planned do not count. The result is run once more, to exclude a
+    failure by chance. Each run directory has its repro.sh.
     """
     inventory = session.inventory()
     source, loaded = experiment.read_bytes(), experiment_module.load(experiment)

@@ -61,11 +61,11 @@ def sweep(
     out: Path | None,
     as_json: bool,
 ) -> int:
-    """Run an EXPERIMENT at every combination of some values, and print and plot its metrics over them.
+    """Run an EXPERIMENT at every combination of parameter values; print and plot its metrics.
 
-    Each point is a run as `faultbed run` makes it, in a run directory of its own. A point that is INCONCLUSIVE or ERROR
-    is shown as such, without a number. The exit code is that of the worst point. After Ctrl-C or a kill, the same
-    command goes on where it ended; a run that was not finished, ended in ERROR, or left the lab DIRTY is made again.
+    Each point is a run like that of `faultbed run`, with its own run directory. A point that is INCONCLUSIVE or ERROR
+    has no number. The exit code is that of the worst point. After Ctrl-C or a kill, the same command resumes. It
+    repeats a run that was not finished, ended in ERROR, or left the lab DIRTY.
     """
     inventory = session.inventory()
     out = out or Path("runs") / f"sweep-{experiment.stem}"

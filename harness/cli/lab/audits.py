@@ -45,7 +45,7 @@ def audit(session: Session, *, last: int, as_json: bool) -> None:
 @json_option
 @pass_session
 def power_cycle(session: Session, *, host: str, as_json: bool) -> None:
-    """Print what would power-cycle HOST by its BMC; nothing is run.
+    """Print the commands that would power-cycle HOST by its BMC, and run nothing.
 
     Allowed only by the inventory's faultbed_safety, while the lab is DIRTY, and for a host without another
     reservation. Not yet run on hardware.

@@ -26,7 +26,7 @@ __all__ = ["COMMANDS"]
 
 @click.group(cls=Commands)
 def inventory() -> None:
-    """Look at an inventory, or make one from live machines."""
+    """Check an inventory, or write one from live machines."""
 
 
 @inventory.command()
@@ -34,11 +34,11 @@ def inventory() -> None:
 @json_option
 @pass_session
 def check(session: Session, *, reach: bool, as_json: bool) -> int:
-    """Find everything wrong in the inventory of --lab: each finding with its place and what to do.
+    """List all errors of the inventory of --lab, each with its place and its remedy.
 
-    Duplicate addresses, cabling that does not match, an MTU that shrinks on the way, addresses outside the IP plan, a
-    QoS profile that contradicts itself. Ends with 0 when nothing is wrong, 1 when something is, 4 when the file is no
-    inventory at all.
+    For example duplicate addresses, contradicting cables, an MTU that narrows along a path, addresses outside the IP
+    plan, or a contradictory QoS profile. Exits with 0 without findings, with 1 with findings, and with 4 if the file is
+    not an inventory.
     """
     path = session.inventory_path()
     findings = audit.audit(path)

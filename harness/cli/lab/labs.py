@@ -35,7 +35,7 @@ __all__ = ["COMMANDS", "ssh_arguments"]
 @json_option
 @pass_session
 def doctor(session: Session, *, as_json: bool) -> int:
-    """Look for what would go wrong later: tools, memory, disk, KVM, the lab's own state. Changes nothing."""
+    """Check the prerequisites: tools, memory, disk, KVM, and the lab's own state. Changes nothing."""
     findings = doctor_module.examine(session.inventory())
     if as_json:
         session.json([dataclasses.asdict(finding) for finding in findings])
@@ -73,10 +73,10 @@ def up(session: Session, *, fresh: bool) -> None:
 @json_option
 @pass_session
 def status(session: Session, *, as_json: bool) -> int:
-    """Show the lab as it is now. Ends with 0 when it is up, 3 when it is down or broken.
+    """Show the current state of the lab. Exits with 0 if it is up, with 3 if it is down or broken.
 
-    Soft lab: its VMs. Rack lab: which machines answer SSH and have a pinned host key, without a login. Both: why
-    it is DIRTY, if it is, and who holds or has reserved what.
+    Soft lab: its VMs. Rack lab: which machines answer SSH and have a pinned host key, without a login. Both:
+    reservations and their owners, and the reason if the lab is DIRTY.
     """
     inventory = session.inventory()
     if not traits_of(inventory.kind).is_emulated:
@@ -158,7 +158,7 @@ def _show_dirty(session: Session, reasons: tuple[str, ...], unfinished: tuple[st
 @click.command()
 @pass_session
 def reset(session: Session) -> None:
-    """Put the running lab back into its snapshot (seconds): every test starts from the same state."""
+    """Restore the running lab's snapshot within seconds, so that every test starts from the same state."""
     inventory = session.inventory()
     backend = backend_of(inventory.kind)
     backend.check_can_start(inventory)
@@ -170,7 +170,7 @@ def reset(session: Session) -> None:
 @click.option("--purge", is_flag=True, help="Remove the lab's snapshot too; the next up boots and provisions.")
 @pass_session
 def down(session: Session, *, purge: bool) -> None:
-    """End the lab: no process, no socket and no file of it stays, but its snapshot for the next up."""
+    """End the lab and remove its processes, sockets and files. Only its snapshot stays, for the next `up`."""
     inventory = session.inventory()
     backend = backend_of(inventory.kind)
     backend.check_can_start(inventory)

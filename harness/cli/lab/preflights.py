@@ -26,13 +26,13 @@ __all__ = ["COMMANDS"]
 
 @click.command()
 @click.argument("hosts", nargs=-1)
-@click.option("--no-burn-in", is_flag=True, help="Only look; measure nothing.")
+@click.option("--no-burn-in", is_flag=True, help="Check without measuring pairs of RNICs.")
 @click.option(
     "--leave-out",
     is_flag=True,
     help="End with 0 if the lab is right without the hosts that are named to be left out (also: that do not answer).",
 )
-@click.option("--list", "only_list", is_flag=True, help="Show the checks: how each looks, what is right; do nothing.")
+@click.option("--list", "only_list", is_flag=True, help="List the checks with their method and expected state.")
 @click.option(
     "--busbw",
     type=click.Path(dir_okay=False, path_type=Path),
@@ -55,15 +55,15 @@ def preflight(
     out: Path | None,
     as_json: bool,
 ) -> int:
-    """Is the lab what its inventory says, and as fast between all pairs? Changes nothing.
+    """Compare the lab with its inventory, and all pairs of RNICs with each other. Changes nothing.
 
-    Links, MTU on both ends, GIDs, queues, hash policy, routes, BGP, ECMP width, clocks, leftovers, stale
-    reservations; then latency and bandwidth of every pair of RNICs, told when a pair falls out of its kind.
-    Ends with 0 when nothing is wrong, 1 when something is. What could not be looked at is told with the reason. Hosts
-    that something is wrong at are named; `faultbed run --leave-out`, or --without HOST, does without them.
+    Checks links, MTU on both ends, GIDs, queues, hash policy, routes, BGP, ECMP width, clocks, leftovers and stale
+    reservations. Then measures latency and bandwidth of every pair of RNICs, and lists outliers. Exits with 0 without
+    findings, else with 1. Checks that were not possible are listed with the reason. Unfit hosts are named; `faultbed
+    run --leave-out`, or --without HOST, excludes them.
 
-    With HOSTS only these, their cables and the fabric are looked at, and the burn-in is of pairs among them: on a lab
-    that others use, only they are reserved for it. Faults of others in the fabric are told as what they are: leftovers.
+    With HOSTS, only these, their cables and the fabric are checked, only pairs among them are measured, and only they
+    are reserved. Active faults of other users in the fabric are reported as leftovers.
     """
     inventory = session.inventory()
     if busbw is not None:
@@ -182,10 +182,10 @@ def _show_not_looked(session: Session, result: preflight_module.Preflight) -> No
 )
 @pass_session
 def support_bundle(session: Session, *, out: Path) -> None:
-    """Collect what the tools of a lab's machines print into one file to send. Changes nothing.
+    """Collect the output of the lab's tools into one file to send. Changes nothing.
 
-    Addresses, MACs, serial numbers and UUIDs are replaced, and lines that name a password or a key are left out. Look
-    into it before you send it. Not yet run on hardware.
+    Addresses, MACs, serial numbers and UUIDs are replaced, and lines that name a password or a key are left out. Review
+    the file before you send it. Not yet run on hardware.
     """
     with open_lab(session.inventory()) as lab:
         texts = support_bundle_module.gather(lab)

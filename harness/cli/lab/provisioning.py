@@ -27,20 +27,19 @@ _PROVISION = "provision"
 
 @click.command()
 @click.argument("machines", nargs=-1, metavar="[MACHINE]...")
-@click.option("--check", is_flag=True, help="Only tell what would be changed; nothing is.")
+@click.option("--check", is_flag=True, help="Print what would be changed, and change nothing.")
 @click.option("--tags", metavar="ROLE[,ROLE]...", default="", help="Only these roles of playbooks/rack.yml.")
-@click.option("--teardown", is_flag=True, help="Put back what provisioning found on the machines.")
+@click.option("--teardown", is_flag=True, help="Restore the settings from before provisioning.")
 @json_option
 @pass_session
 def provision(
     session: Session, *, machines: tuple[str, ...], check: bool, tags: str, teardown: bool, as_json: bool
 ) -> None:
-    """Bring a rack's MACHINEs (hosts and switches; without any, all) to what the inventory says, by Ansible.
+    """Configure a rack's MACHINEs (hosts and switches; default: all) as in the inventory, by Ansible.
 
-    Each machine keeps a record of what was found there; --teardown puts that back. The machines are reserved while it
-    lasts and must be among those that faultbed_safety.may_disrupt names (--check asks only for the reservation);
-    `faultbed audit` tells of it later. A soft lab is provisioned by `faultbed up`: here it can only be checked.
-    Not yet run on hardware.
+    Each machine keeps a record of its earlier settings, which --teardown restores. The machines are reserved meanwhile,
+    and faultbed_safety.may_disrupt must name them (--check needs only the reservation). `faultbed audit` lists the
+    change. A soft lab is provisioned by `faultbed up`; this command can only check it. Not yet run on hardware.
     """
     inventory = session.inventory()
     roles = tuple(word.strip() for word in tags.split(",") if word.strip())

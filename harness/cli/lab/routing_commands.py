@@ -118,8 +118,8 @@ def routing_predict(
 ) -> None:
     """Print the maximum/mean ratio (MMR) of every switch's uplinks under each scheme.
 
-    1 is even; 2 means that the busiest uplink carries twice its fair share, so that a collective bound by it takes
-    twice as long. Schemes that hash are drawn: mean, and 1st to 99th percentile over sets of queue pair numbers.
+    1 is even; 2 means that the busiest uplink carries twice its fair share, so a collective limited by it takes twice
+    as long. For schemes with a hash: mean, and 1st to 99th percentile over random queue pair numbers.
     """
     inventory = session.inventory()
     topology = inventory.topology
@@ -174,7 +174,7 @@ def routing_conflicts(
     as_json: bool,
     **job: Any,
 ) -> None:
-    """Search every replacement of a job's hosts for the placement that a static scheme shares worst."""
+    """Find the replacement of a job's hosts with the worst load balance under a static scheme."""
     inventory = session.inventory()
     topology = inventory.topology
     placed, traffic = _job(inventory, **job)
@@ -227,7 +227,7 @@ def routing_conflicts(
 @json_option
 @pass_session
 def routing_show(session: Session, *, switches: tuple[str, ...], as_json: bool) -> None:
-    """Show by which rules and next hops SWITCHES (default: all) route now: a scheme's, and BGP's own.
+    """Show the current rules and next hops of SWITCHES (default: all): a scheme's, and BGP's own.
 
     \b
       faultbed --lab soft-3rack routing show rtsw1

@@ -22,7 +22,7 @@ __all__ = ["COMMANDS", "entries_of", "show_entries", "to_json"]
 @click.command()
 @click.argument("names", nargs=-1)
 @click.option("--for", "duration", default="1h", show_default=True, metavar="TIME", help="How long: 30m, 2h.")
-@click.option("--why", default="no reason given", metavar="TEXT", help="What others read who find it reserved.")
+@click.option("--why", default="no reason given", metavar="TEXT", help="Reason that other users see in their refusal.")
 @json_option
 @pass_session
 def reserve(session: Session, *, names: tuple[str, ...], duration: str, why: str, as_json: bool) -> None:
@@ -47,9 +47,9 @@ def reserve(session: Session, *, names: tuple[str, ...], duration: str, why: str
 @json_option
 @pass_session
 def release(session: Session, *, names: tuple[str, ...], force: bool, as_json: bool) -> None:
-    """Give back what was reserved by hand.
+    """End reservations that were made by `reserve`.
 
-    With NAMES (hosts, switches, links), only what covers one of these: --force then spares all others.
+    With NAMES (hosts, switches, links), only reservations that cover one of them, also with --force.
     """
     inventory = session.inventory()
     wanted = reservation.covered(inventory.topology, names)

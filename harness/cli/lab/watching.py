@@ -27,7 +27,7 @@ _ALL = 60
 @click.command()
 @click.argument("nodes", nargs=-1)
 @click.option("--name", "pattern", default="*", show_default=True, help="Only counters that match, such as 'rxe*'.")
-@click.option("--changed", "seconds", type=FiniteRange(0.1), help="Only what moves within so many seconds.")
+@click.option("--changed", "seconds", type=FiniteRange(0.1), help="Only counters that change within this time, in s.")
 @click.option("--prometheus", is_flag=True, help="Print the text format of Prometheus.")
 @json_option
 @pass_session
@@ -74,10 +74,10 @@ def _moved(before: dict[str, dict[str, int]], after: dict[str, dict[str, int]]) 
 
 
 @click.command()
-@click.option("--for", "seconds", type=FiniteRange(0.5), help="End after so many seconds. Default: Ctrl-C.")
+@click.option("--for", "seconds", type=FiniteRange(0.5), help="End after this number of seconds. Default: at Ctrl-C.")
 @pass_session
 def top(session: Session, *, seconds: float | None) -> None:
-    """Watch the lab live: rates of its ports, counters of trouble, links and routes as they change."""
+    """Watch the lab live: rates of ports, error counters, and changes of links and routes."""
     screen = Screen(began_ns=time.monotonic_ns())
     until = None if seconds is None else time.monotonic() + seconds
     with (

@@ -58,7 +58,7 @@ _OF_RANKS = (
         default=0,
         show_default=True,
         type=click.IntRange(0),
-        help="A low-entropy set: all queue pairs share so many UDP source ports; 0: each has its own.",
+        help="Number of UDP source ports that all queue pairs share (low entropy); 0: each has its own.",
     ),
     qp_option,
 )
@@ -76,5 +76,5 @@ ranks_per_rnic_option = click.option(
     default=1,
     show_default=True,
     type=click.IntRange(1, MAX_RANKS),
-    help="So many times as many ranks: the order of RNICs repeats.",
+    help="Ranks on each RNIC; the order of RNICs repeats.",
 )

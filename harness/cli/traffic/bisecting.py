@@ -64,8 +64,8 @@ def bisection(
 
     Effective bisection is aggregate ÷ (n x solo), for each tier that the flows cross: within racks, across racks of a
     zone, across zones. 1 is full bisection. Without --min, a tier with an interval is a PASS. A soft lab whose links
-    have no rates, or may ask for more than half of what its emulation carries, is INCONCLUSIVE: there, the machine
-    decides. A soft lab is reset to its snapshot first.
+    have no rates, or whose load may exceed half of what its emulation can carry, is INCONCLUSIVE, because the machine
+    would limit the flows. A soft lab is reset to its snapshot first.
     """
     inventory = session.inventory()
     spec = BisectionSpec(

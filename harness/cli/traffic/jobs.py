@@ -50,15 +50,18 @@ T = TypeVar("T")
     help="A collective of all groups along a dimension; repeatable, in order.",
 )
 @click.option(
-    "--rank", "ranks", multiple=True, help="An RNIC, in rank order; repeatable. Default: the first of every host."
+    "--rank",
+    "ranks",
+    multiple=True,
+    help="RNIC of a rank, in rank order; repeatable. Default: the first of each host.",
 )
 @click.option("--iterations", default=10, show_default=True, type=click.IntRange(1))
 @click.option("--dtype", default="fp32", show_default=True, type=click.Choice(tuple(ITEM_BYTES)))
 @click.option(
-    "--compute", "compute_units", default=0, type=click.IntRange(0), help="GPU work before each iteration, in units."
+    "--compute", "compute_units", default=0, type=click.IntRange(0), help="Units of GPU work before each iteration."
 )
-@click.option("--storage", default="", metavar="HOST", help="Serves data and takes checkpoints, over the front end.")
-@click.option("--ingest", default="", metavar="SIZE", help="Data that every rank fetches for each iteration, ahead.")
+@click.option("--storage", default="", metavar="HOST", help="Host for data and checkpoints, over the front end.")
+@click.option("--ingest", default="", metavar="SIZE", help="Data that every rank prefetches for each iteration.")
 @click.option(
     "--checkpoint",
     default="",
@@ -96,7 +99,7 @@ def job(
     as_json: bool,
     **queue_pairs: Any,
 ) -> int:
-    """A training job on a grid of ranks: compute, then collectives along its dimensions, group beside group."""
+    """Run a training job on a grid of ranks: compute, then concurrent collectives along its dimensions."""
     spec = JobSpec(
         grid=parsed("--grid", parse_grid, grid),
         phases=tuple(parsed("--phase", parse_phase, text) for text in phases),

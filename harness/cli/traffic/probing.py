@@ -26,15 +26,15 @@ _SHOWN = 12
 @json_option
 @pass_session
 def probe(session: Session, *, duration: str, rate: float, qps: int, as_json: bool) -> int:
-    """Send datagrams over every link, both ways; say where they are lost, and where they take long.
+    """Send datagrams over every link in both directions, and locate loss and delay.
 
-    Exit code 1: they are lost somewhere; 2: no place loses more than chance, but no probe crossed some link. Places
-    that are slow are told, and do not change it.
+    Exit code 1: a place loses datagrams; 2: no place loses more than chance, but no probe crossed some link. Slow
+    places are listed and do not change the exit code.
 
-    From each RNIC to one in every rack, on so many queue pairs that ECMP spreads them; the way of each is asked of the
-    switches' kernels. A place is named when what its probes lost is explained by it much better than by chance. Each
-    probe is answered, so that the network's round trip is told apart from what the responder's process took; a place is
-    slow when most of what crosses it takes more than twice what paths of as many hops take in the same run.
+    Each RNIC sends to one RNIC in every rack, on several queue pairs, which ECMP spreads. The switches' kernels report
+    the path of each queue pair. A place is named if it explains the lost probes much better than chance. Each probe is
+    answered, which separates the network's round trip from the time of the responder's process. A place is slow if most
+    probes that cross it take more than twice as long as those on paths of equal length.
     """
     spec = ProbeSpec(duration_s=parse_duration(duration), per_s=rate, qps=qps)
     inventory = session.inventory()

@@ -35,15 +35,18 @@ PLAN_COLUMNS = ("record", "collective", "algorithm", "size(B)", "ranks", "waits"
 @click.argument("path", metavar="TRACE", type=click.Path(path_type=Path))
 @click.option("--format", "form", type=click.Choice(traces.FORMATS), help="Default: by the names of the files.")
 @click.option("--groups", type=click.Path(path_type=Path), help="Ranks of process groups (JSON), for Chakra traces.")
-@click.option("--dry-run", is_flag=True, help="Say what would be done, and do nothing.")
+@click.option("--dry-run", is_flag=True, help="Print what would be replayed, and do nothing.")
 @click.option("--speed", default=1.0, show_default=True, type=FiniteRange(0, min_open=True), help="Of the pauses.")
-@click.option("--no-compute", is_flag=True, help="No pauses: one operation follows the other.")
+@click.option("--no-compute", is_flag=True, help="Leave out the pauses between operations.")
 @click.option("--scale", default=1.0, show_default=True, type=FiniteRange(0, min_open=True), help="Of all sizes.")
-@click.option("--shrink", is_flag=True, help="Of a trace of more ranks than RNICs, what its first ranks do together.")
-@click.option("--skip-unsupported", is_flag=True, help="Replay the rest of a trace that has what is not there here.")
+@click.option("--shrink", is_flag=True, help="Replay only the first ranks of a trace with more ranks than RNICs.")
+@click.option("--skip-unsupported", is_flag=True, help="Skip records that cannot be replayed.")
 @click.option("--repeat", default=1, show_default=True, type=click.IntRange(1), help="How many times.")
 @click.option(
-    "--rank", "rnics", multiple=True, help="An RNIC, in rank order; repeatable. Default: the first of every host."
+    "--rank",
+    "rnics",
+    multiple=True,
+    help="RNIC of a rank, in rank order; repeatable. Default: the first of each host.",
 )
 @queue_pair_options
 @json_option
@@ -66,12 +69,12 @@ def replay_command(
     as_json: bool,
     **queue_pairs: Any,
 ) -> int:
-    """Replay what a job communicated.
+    """Replay the recorded communication of a job.
 
     TRACE is a PARAM comms trace (a file, or a folder of <rank>.json), or a Chakra execution trace (a folder of
     <name>.<rank>.et).
 
-    Every element is checked. What a trace has that is not replayed is told by file and record.
+    Every element is checked. Records that cannot be replayed are listed by file and record.
     """
     inventory = session.inventory()
     named = rnics or tuple(host.name for host in inventory.topology.hosts if host.rnics)

@@ -25,12 +25,15 @@ __all__ = ["inference_command", "ranking_command"]
 
 T = TypeVar("T")
 RANK = click.option(
-    "--rank", "ranks", multiple=True, help="An RNIC, in rank order; repeatable. Default: the first of every host."
+    "--rank",
+    "ranks",
+    multiple=True,
+    help="RNIC of a rank, in rank order; repeatable. Default: the first of each host.",
 )
 
 
 @traffic.command("inference")
-@click.option("--prefill-ranks", default=0, type=click.IntRange(0), help="The first so many ranks only prefill.")
+@click.option("--prefill-ranks", default=0, type=click.IntRange(0), help="Number of ranks that only prefill.")
 @click.option("--prefill", default="4MiB", show_default=True, help="Bytes all-reduced by the prefill of a request.")
 @click.option("--kv", default="1MiB", show_default=True, help="KV cache from a prefill rank to a decode rank.")
 @click.option("--decode", default="64KiB", show_default=True, help="Bytes all-reduced for each token.")

@@ -86,9 +86,10 @@ TELL_EVERY_S = 2.0
 
 @click.group(cls=Commands)
 def traffic() -> None:
-    """Make traffic without faults, and measure it as perftest and nccl-tests do.
+    """Run traffic without faults, and measure it like perftest and nccl-tests.
 
-    `kill -USR1 PID` while ranks run: what their flight recorders hold goes to a file here, which is named; they go on.
+    `kill -USR1 PID` while ranks run writes their flight recorders to a file in this directory and prints its name. The
+    ranks continue.
     """
 
 
@@ -98,7 +99,7 @@ def traffic() -> None:
 @click.option(
     "--pattern",
     type=click.Choice((*PATTERNS, *ZONE_PATTERNS)),
-    help="Many flows instead, between the first RNICs of all hosts (in-zone, across-zones: between all RNICs).",
+    help="Run many flows between the first RNICs of all hosts (in-zone, across-zones: between all RNICs).",
 )
 @click.option("--verb", default="write", show_default=True, type=click.Choice(VERBS))
 @click.option("--transport", default="rc", show_default=True, type=click.Choice(tuple(TRANSPORTS)))
@@ -109,12 +110,12 @@ def traffic() -> None:
     "--entropy",
     default=0,
     type=click.IntRange(0),
-    help="A low-entropy set: all QPs share so many UDP source ports; 0: each has its own.",
+    help="Number of UDP source ports that all QPs share (low entropy); 0: each has its own.",
 )
 @click.option("--depth", default=0, type=click.IntRange(0), help="Outstanding messages a QP; 0 chooses by size.")
-@click.option("--admit", default=0, type=click.IntRange(0), help="Receivers grant so many chains; 0: none do.")
-@click.option("--rate", default=0.0, type=FiniteRange(0), help="Payload, Mb/s a flow; 0: all it can.")
-@click.option("--on", metavar="TIME", help="Burst for so long, then be silent for --off; again and again.")
+@click.option("--admit", default=0, type=click.IntRange(0), help="Chains that a receiver grants at a time; 0: none.")
+@click.option("--rate", default=0.0, type=FiniteRange(0), help="Payload rate of each flow in Mb/s; 0: no limit.")
+@click.option("--on", metavar="TIME", help="Length of each burst; --off is the pause after it.")
 @click.option("--off", metavar="TIME", help="See --on.")
 @click.option(
     "--memory",
@@ -129,8 +130,8 @@ def traffic() -> None:
     metavar="TIME",
     help="Slow receivers of send and write-imm: one receive at a time, so long after the last came (RNR NAKs).",
 )
-@click.option("--check", is_flag=True, help="Look at every byte that comes (not of write and atomic over rc).")
-@click.option("--probe", is_flag=True, help="Beside each flow a probe: 64 B writes, one at a time, 100 a second.")
+@click.option("--check", is_flag=True, help="Verify every byte that arrives (not for write and atomic over rc).")
+@click.option("--probe", is_flag=True, help="Add a probe to each flow: 64 B writes, one at a time, 100 per second.")
 @click.option("--for", "duration", default="5s", show_default=True, metavar="TIME", help="How long.")
 @qp_option
 @out_option
@@ -156,7 +157,7 @@ def flow(
 ) -> int:
     """Flow from SRC to DST (RNICs, such as host1:rxe0 or rnic[0]), or a whole --pattern of flows.
 
-    Without names: from the first host to the last one, which is in another rack where there is more than one.
+    Without names, the flow goes from the first host to the last one, in another rack if there are several.
     """
     inventory = session.inventory()
     if pattern is not None and src is not None:
@@ -260,14 +261,17 @@ def _flow_row(result: FlowResult) -> tuple[str, ...]:
 @click.option("--skew", default=0.0, show_default=True, type=FiniteRange(0), help="Of all-to-allv (Zipf exponent).")
 @click.option("--in-place", is_flag=True, help="One buffer for input and output.")
 @click.option(
-    "--rank", "ranks", multiple=True, help="An RNIC, in rank order; repeatable. Default: the first of every host."
+    "--rank",
+    "ranks",
+    multiple=True,
+    help="RNIC of a rank, in rank order; repeatable. Default: the first of each host.",
 )
 @click.option("--iterations", default=10, show_default=True, type=click.IntRange(1))
 @click.option(
     "--warmup", default=WARMUP, show_default=True, type=click.IntRange(0), help="Iterations before, uncounted."
 )
 @click.option(
-    "--compute", "compute_units", default=0, type=click.IntRange(0), help="GPU work before each iteration, in units."
+    "--compute", "compute_units", default=0, type=click.IntRange(0), help="Units of GPU work before each iteration."
 )
 @ranks_per_rnic_option
 @queue_pair_options
@@ -297,7 +301,7 @@ def collective(
     as_json: bool,
     **queue_pairs: Any,
 ) -> int:
-    """A collective over one rank an RNIC, every element of every result checked (columns as in nccl-tests)."""
+    """Run a collective with one rank per RNIC, and check every element of its results (nccl-tests' columns)."""
     spec = CollectiveSpec(
         collective=name,
         algorithm=algorithm,

@@ -202,7 +202,7 @@ class Watching:
             try:
                 self.look()
             except Exception as error:  # noqa: BLE001  # a defect of ours must not leave faults unguarded
-                self.error = FaultbedError(f"stop conditions could not be looked at: {type(error).__name__}: {error}")
+                self.error = FaultbedError(f"stop conditions could not be evaluated: {type(error).__name__}: {error}")
                 self.stopped.set()
 
     def look(self) -> None:

@@ -109,7 +109,7 @@ def excluded_hosts(
     Raises:
         LabError: something is wrong that is no host's, or a switch does not answer.
     """
-    progress("preflight: which hosts are fit")
+    progress("preflight: checking which hosts are fit")
     silent: dict[str, str] = {}
     with open_lab(without_hosts(inventory, [exclusion.host for exclusion in already])) as lab:
         state = look(lab, silent=silent)

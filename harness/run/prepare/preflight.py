@@ -31,9 +31,9 @@ ALL_CHECKS = (*CHECKS, GPU_HEALTH, *RACK_CHECKS)
 RESERVATIONS, BURNIN = "reservations", "burn-in"
 
 _FATAL = frozenset({"link", "address", "rdma", "gid", "route"})
-_DO_REACH = "look at its power, its BMC and its management cable; its RNICs and GPUs could not be looked at"
-_UNTRIED = "not tried: an end of it, or too many other pairs, were dead by then"
-_DO_BURNIN = "the end that its outliers have in common is the suspect: its cable, its port, its qdisc"
+_DO_REACH = "check its power, its BMC and its management cable; its RNICs and GPUs were not checked"
+_UNTRIED = "not tried, because one of its ends, or too many other pairs, were dead"
+_DO_BURNIN = "the common end of the outliers is the suspect: check its cable, its port and its qdisc"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +134,7 @@ def _burn_in(lab: Lab, out: set[str], progress: Callable[[str], None]) -> tuple[
             on_event=lambda _event: lab.heartbeat(),
         )
     except LabError as error:
-        do = "mend what the other checks have found first, then run the burn-in again"
+        do = "repair the findings of the other checks first, then run the burn-in again"
         wanted = "every pair connects"
         return None, [Wrong(check=BURNIN, where=inventory.name, found=str(error), wanted=wanted, do=do)]
     return done, [_as_wrong(outlier) for outlier in done.outliers]
@@ -146,7 +146,7 @@ def _untried(inventory: Inventory, done: Burnin, out: set[str]) -> list[Wrong]:
     if not left:
         return []
     observed = f"{len(left)} pairs were not measured: too many others were dead"
-    do = "mend the dead ones or do without their hosts, then run the burn-in again"
+    do = "repair the dead pairs or exclude their hosts, then run the burn-in again"
     return [Wrong(check=BURNIN, where=inventory.name, found=observed, wanted="every pair measured", do=do)]
 
 

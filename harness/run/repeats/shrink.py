@@ -85,7 +85,7 @@ def without(source: bytes, ids: Sequence[str], keep: Sequence[int]) -> bytes:
             kept.append(piece)
     text_without = "".join(kept)
     if [fault.get("id") for fault in tomllib.loads(text_without).get("faults", ())] != [ids[number] for number in keep]:
-        raise ConfigError("the file is written in a way that its faults cannot be taken away one by one")
+        raise ConfigError("the faults of this file cannot be removed one by one")
     return text_without.encode()
 
 

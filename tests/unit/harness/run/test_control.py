@@ -68,7 +68,7 @@ def test_as_control_without_a_measurement_reports_an_unknown_cost(cost):
     (check,) = as_control(verdict_of(), cost).checks
 
     assert check.observed is None
-    assert "its cost is not known" in check.detail
+    assert "its cost is unknown" in check.detail
 
 
 def test_control_run_with_good_numbers_is_inconclusive():

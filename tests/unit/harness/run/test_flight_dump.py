@@ -118,7 +118,7 @@ def test_flight_dump_names_ranks_that_do_not_answer_in_time(tmp_path, monkeypatc
     with run_with(progress, tmp_path, MuteLab(lambda engine: None)):
         ask()
         lines = progress.until("flights-asked-1.json")
-    assert "nothing was heard of host3:rxe0" in lines
+    assert "no reply from host3:rxe0" in lines
     assert lines[-1].startswith("flight recorders of 3 ranks")
 
 

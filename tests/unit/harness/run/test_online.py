@@ -190,7 +190,7 @@ def test_online_internal_error_stops_the_run():
     with Watching(Guard([]), live, lambda: None) as watching:
         assert watching.stopped.wait(20)
     (line,) = lines
-    assert line.startswith("slow ranks are no longer looked for: TypeError")
+    assert line.startswith("slow ranks are no longer detected: TypeError")
     assert line in str(watching.error)
 
 

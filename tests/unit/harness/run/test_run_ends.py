@@ -223,6 +223,6 @@ def test_run_that_cannot_be_recorded_reports_the_final_state_of_faults_and_lab(t
     decided = SimpleNamespace(plan=SimpleNamespace(experiment="demo", seed=1))
     error = not_recorded(decided, SimpleNamespace(name="soft"), loop.RunDir(tmp_path), result, FULL)
     assert type(error) is kind
-    output = f"{tmp_path}: the run could not be written down: samples.parquet: No space left on device; "
+    output = f"{tmp_path}: the run could not be recorded: samples.parquet: No space left on device; "
     assert str(error).startswith(f"{output}2 faults cleared and verified; the lab is {state}")
     assert loop.RunDir(tmp_path).read_verdict().lab_state == state

@@ -71,9 +71,9 @@ def test_run_flows_with_a_failed_flow_is_an_error_with_its_place(fabric, specs, 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"outcome": "failed", "where": "QP 3: retry exceeded"}, "QP 3: retry exceeded; try it again"),
-        ({"goodput_bps": 0.0}, "nothing came through in 8 s; try it again"),
-        ({"error": LabError("host1: no engine")}, "host1: no engine; try it again"),
+        ({"outcome": "failed", "where": "QP 3: retry exceeded"}, "QP 3: retry exceeded; repeat the run"),
+        ({"goodput_bps": 0.0}, "nothing came through in 8 s; repeat the run"),
+        ({"error": LabError("host1: no engine")}, "host1: no engine; repeat the run"),
     ],
 )
 def test_emulation_limit_is_not_measured_by_flows_that_fail(fabric, changes, message):
@@ -89,10 +89,10 @@ def test_emulation_limit_is_the_goodput_of_all_rnics(fabric):
 
 def test_bisection_on_an_emulation_of_unknown_capacity_is_inconclusive(fabric, monkeypatch):
     def carried(*_):
-        raise NotMeasured("what the emulation carries is not known: QP 3")
+        raise NotMeasured("the emulation's capacity is unknown: QP 3")
 
     monkeypatch.setattr(emulation_limit, "carried", carried)
     lines = []
     assert "the emulation's capacity could not be measured" in bisection_run._beyond(fabric.lab, lines.append)
-    assert lines == ["what the emulation carries is not known: QP 3"]
+    assert lines == ["the emulation's capacity is unknown: QP 3"]
     assert emulation_headroom.exceeds_headroom(1.0, None)
