@@ -106,6 +106,7 @@ class Engines:
         self._clock_sent_ns: dict[str, int] = {}
         self._exchanges: dict[str, list[clock.Exchange]] = {}
         self._clock_replied = threading.Condition()
+        self._gone: set[str] = set()
         self.heard_ns: dict[str, int] = {}
         """When the last message of each host arrived, in controller ns."""
         self.answered: dict[str, int] = {}
@@ -167,6 +168,7 @@ class Engines:
         lab.ensure_code(host)
         channel = lab.node(host).open(lab.python(module))
         self._channels[host] = channel
+        self._gone.discard(host)
         if self._is_closing:  # `close` may have passed before it could see this channel
             channel.close()
         self._require_open(host)
@@ -203,6 +205,10 @@ class Engines:
                 continue
             if message.get("event") == GONE:
                 self.events.put(Event(host=host, message=message))
+                with self._clock_replied:
+                    self._gone.add(host)
+                    self._clock_sent_ns.pop(host, None)
+                    self._clock_replied.notify_all()
                 return
             self.heard_ns[host] = time.monotonic_ns()
             if message.get("event") == "clock":
@@ -231,7 +237,7 @@ class Engines:
     def widen_clocks(self, *, rounds: int = CLOCK_ROUNDS, timeout_s: float = CLOCK_TIMEOUT_S) -> None:
         """Measure all clocks again. The error of each offset then includes the drift since the last measurement.
 
-        An engine that does not answer in time keeps its previous offset.
+        An engine that does not answer in time keeps its previous offset. One that is gone is not waited for.
         """
         deadline = time.monotonic() + timeout_s
         with self._clock_replied:
@@ -240,9 +246,13 @@ class Engines:
                 self._clock_sent_ns.clear()
                 self._clock_seq += 1
                 for host, channel in self._channels.items():
-                    with contextlib.suppress(FaultbedError):
-                        self._clock_sent_ns[host] = time.monotonic_ns()
+                    if host in self._gone:
+                        continue
+                    self._clock_sent_ns[host] = time.monotonic_ns()
+                    try:
                         channel.send({"do": "clock", "seq": self._clock_seq})
+                    except FaultbedError:
+                        del self._clock_sent_ns[host]
                 left_s = deadline - time.monotonic()
                 if not self._clock_replied.wait_for(lambda: not self._clock_sent_ns, timeout=max(0.0, left_s)):
                     break

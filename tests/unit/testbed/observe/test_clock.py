@@ -1,11 +1,14 @@
 """Clock offsets between the controller and its nodes."""
 
+import time
+
 import engine_labs
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from synthetic_run import synthetic_run
+from waiting import until
 
 from harness.analysis.observe import observe
 from testbed.observe.clock import ClockOffset, Exchange, drifted_ns, estimate, measure_by, renewed, widened
@@ -129,6 +132,23 @@ def test_engines_widen_clocks_ignores_an_answer_of_an_earlier_round(monkeypatch)
         channel.out.put({"event": "clock", "monotonic_ns": engine_labs.node_ns() - 10**10, "seq": 0})
         engines.widen_clocks(timeout_s=20.0)
         assert engines.offsets["host1"].error_ns < before.error_ns + 10**9
+
+
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_engines_widen_clocks_does_not_wait_for_an_engine_that_is_gone(monkeypatch, when):
+    with drifting_engines(monkeypatch, engine_labs.Lab(lambda _: None)) as engines:
+        before = dict(engines.offsets)
+        engine = engines._channels["host3"]
+        if when == "before":
+            engine.do_quit()
+            until(lambda: engines._gone)
+        else:
+            monkeypatch.setattr(engine, "send", lambda _message: engine.do_quit())
+        began = time.monotonic()
+        engines.widen_clocks(timeout_s=60.0)
+        assert time.monotonic() - began < 30
+        assert engines.offsets["host1"].error_ns >= 50_000_000
+        assert engines.offsets["host3"] == before["host3"]
 
 
 def test_run_clock_error_holds_the_drift_during_the_run(monkeypatch):
