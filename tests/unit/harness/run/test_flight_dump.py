@@ -114,6 +114,7 @@ class MuteLab(RankLab):
 
 def test_flight_dump_names_ranks_that_do_not_answer_in_time(tmp_path, monkeypatch):
     monkeypatch.setattr("traffic.engine.running_traffic.DUMP_TIMEOUT_NS", 300_000_000)
+    monkeypatch.setattr("traffic.engine.running_traffic.POSTMORTEM_TIMEOUT_S", 0.3)  # when the run is abandoned
     progress = ProgressLines()
     with run_with(progress, tmp_path, MuteLab(lambda engine: None)):
         ask()

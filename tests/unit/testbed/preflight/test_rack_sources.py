@@ -273,7 +273,7 @@ def test_acl_of_a_switch_that_does_not_count_acls_is_refused(tools):
 def test_acl_already_active_is_refused(tools):
     """`^(None)?$` used to match every answer that ends in a newline."""
     oneway = actuator("link.oneway", "host1:mlx5_0")
-    oneway._applied = "^never$"
+    oneway._applied, oneway._settle_s = "^never$", 0.2
     oneway.on()
     with pytest.raises(Refused, match="unexpected state"):
         oneway.prepare()
