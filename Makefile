@@ -16,7 +16,7 @@ OUT =
 setup:
 	@./bootstrap
 
-demo: setup ## a real fabric comes up, carries a collective, is hurt three ways, recovers and is judged
+demo: setup ## a real fabric comes up, carries a collective, survives three faults, and is judged
 	@$(RUN)faultbed up
 	@$(RUN)faultbed run tests/experiments/demo.toml
 

@@ -95,7 +95,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--faultbed-quarantine",
         metavar="FILE",
-        help="known flaky tests with the day on which each must be mended (default: faultbed_quarantine of the "
+        help="known flaky tests with the date by which each must be fixed (default: faultbed_quarantine of the "
         "configuration file; harness/pytest_plugin/quarantine.py has the format)",
     )
     group.addoption("--faultbed-runs", metavar="DIR", default="runs", help="folder of run directories of experiments")
@@ -262,7 +262,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     entry = item.stash.get(EXPIRED, None)
     if entry is not None:
         pytest.fail(
-            f"its quarantine ended on {entry.until} ({entry.why}): mend it, remove it, or give a new day and reason",
+            f"its quarantine ended on {entry.until} ({entry.why}): fix the test, remove the entry, or give a new date",
             pytrace=False,
         )
 

@@ -59,7 +59,7 @@ def read(path: Path, *, today: dt.date) -> tuple[Entry, ...]:
     for index, entry in enumerate(entries):
         at = f"{path}: quarantine[{index}]"
         if not entry.why.strip():
-            raise ConfigError(f"{at}.why: say what is known about the flake, so that it can be mended")
+            raise ConfigError(f"{at}.why: write what is known about the flake")
         if entry.until - today > LONGEST:
             raise ConfigError(f"{at}.until: {entry.until} is more than {LONGEST.days} days away; take a nearer day")
         if any(other.test == entry.test for other in entries[:index]):

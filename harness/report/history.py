@@ -188,7 +188,7 @@ def _worse(metric: str, value: float, earlier: Sequence[float]) -> str:
     if sign * (math.log(value) - middle) <= reach + _ROUNDING:
         return ""
     return (
-        f"{value:.3g}, {value / math.exp(middle):.2f} of what it was; {len(logs)} earlier runs let expect "
+        f"{value:.3g}, {value / math.exp(middle):.2f} times the earlier value; {len(logs)} earlier runs suggest "
         f"{'at least' if sign < 0 else 'at most'} {math.exp(middle + sign * reach):.3g}"
     )
 

@@ -225,7 +225,7 @@ def markdown(
         lines += [_verdict_row(verdict) for verdict in shown]
         lines += [f"| | … and {len(verdicts) - len(shown)} more | | | | |"] * (len(verdicts) > len(shown)) + [""]
     lines += _section("Runs without a verdict: killed, or still running", [_code(name) for name in unfinished])
-    lines += _section("Worse than earlier runs let expect", [_plain(text) for text in worse])
+    lines += _section("Regressions against earlier runs", [_plain(text) for text in worse])
     lines += _section("Failures", [_case_line(case) for case in bad])
     lines += _section(
         "Flaky: passed and failed in this session",

@@ -160,7 +160,7 @@ def test_receipt_bystander_of_a_device_that_was_reset_is_unknown():
 
 
 def test_receipt_own_counter_that_was_not_read_before_the_fault_proves_nothing():
-    """It counted from 0, so that all that it had gathered since the boot was the fault's doing."""
+    """The counter used to count from 0, so its growth since the boot proved the fault."""
     before, after = without_unread({WITNESS: None}), snapshot(**{WITNESS: 40})
     fired, doubts = judge_fired(FLAP, armed=armed_at(FLAP), observed=DONE, before=before, after=after)
     assert (fired.witness, fired.must_move) == (None, {WITNESS: None})

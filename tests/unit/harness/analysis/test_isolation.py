@@ -198,7 +198,8 @@ def test_bystander_makes_bytes_of_links_unpredictable_and_round_trips():
     ],
 )
 def test_qp_error_of_the_bystander_within_the_clocks_error_of_the_arming_decides_nothing(apart_ms, error_ms, verdict):
-    """It was taken for one of the fault-free start, or charged to the fault, by 20 ms that a clock may be wrong by."""
+    """An error of 20 ms in a clock decides whether this QP error is before or during the fault, so it decides
+    nothing."""
     run = with_bystander(steady, qp_errors=(FIRST.start_ns + apart_ms * MS,))
     receipts = [fault.receipt for fault in run.faults]
     own_ns = max(receipt.armed.clock_error_ns or 0 for receipt in receipts if receipt is not None)

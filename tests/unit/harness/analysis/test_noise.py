@@ -116,7 +116,7 @@ def test_noise_floor_of_other_conditions_is_not_measured_and_not_used(tmp_path, 
 
 
 def test_noise_floor_of_an_older_version_is_not_used(tmp_path):
-    """It says neither the routing scheme nor the machine that it was measured with."""
+    """The older format does not contain the routing scheme and the machine of its runs."""
     old = {"schema": 1, "lab": "soft", "workload": CONDITIONS.workload, "iterations": 5, "sources": [], "spreads": {}}
     (tmp_path / noise.FILE).write_bytes(msgspec.json.encode(old))
     reasons = []

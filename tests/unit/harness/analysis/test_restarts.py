@@ -235,7 +235,7 @@ def test_ettr_of_random_schedules_is_in_the_formulas_interval(losses, deviation,
 
 
 def test_ettr_formula_of_a_job_that_is_lost_at_once_has_no_interval():
-    """Of four fault-free iterations nobody knows how much they vary."""
+    """Four fault-free iterations are too few to estimate their variation."""
     one = ettr(job(loss(4, restored_iterations=0)), None, (), first_fault_ns=T0 + 4 * ITERATION_NS)
     assert one is None or one.formula.holds(one.ratio) is None
 

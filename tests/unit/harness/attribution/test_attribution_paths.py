@@ -163,5 +163,5 @@ def test_probes_in_the_run_directory_reach_the_command_and_the_page(tmp_path):
     assert "times what they take on like paths" in page
     assert "were lost between" in page
     assert "<b>Not whole:</b> host2 is gone" in page
-    assert "3 more have no way that is known" in page
+    assert "3 more have no known path" in page
     assert 'aria-labelledby="h-probes"' in page

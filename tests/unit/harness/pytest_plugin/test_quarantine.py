@@ -50,7 +50,7 @@ def test_quarantine_matches_any_node_id(nodeid):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ('[[quarantine]]\ntest="a"\nwhy=" "\nuntil={day}', "say what is known"),
+        ('[[quarantine]]\ntest="a"\nwhy=" "\nuntil={day}', "write what is known"),
         ('[[quarantine]]\ntest="a"\nwhy="w"\nuntil={far}', "more than 60 days away"),
         ('[[quarantine]]\ntest="a"\nwhy="w"', "until"),
         ('[[quarantine]]\ntest="a"\nwhy="w"\nuntil={day}\nowner="x"', "owner"),
@@ -94,7 +94,7 @@ def test_quarantine_before_its_end_failure_is_xfailed(session):
 def test_quarantine_after_its_end_even_a_passing_test_fails(session):
     result = session(quarantined("test_b", TODAY - DAY))
     result.assert_outcomes(errors=1, failed=2)
-    result.stdout.fnmatch_lines(["*its quarantine ended on*slow clock*mend it*"])
+    result.stdout.fnmatch_lines(["*its quarantine ended on*slow clock*fix the test*"])
 
 
 def test_quarantine_entry_without_its_test_is_an_error(session):

@@ -134,7 +134,7 @@ STEADY = [past(number, jct_ratio=value) for number, value in enumerate([1.10, 1.
 def test_regressions_value_beyond_earlier_runs_is_reported():
     (regression,) = regressions([*STEADY, past(9, jct_ratio=1.6)])
     assert (regression.run, regression.metric) == ("run-09", "jct_ratio")
-    assert "1.45 of what it was; 5 earlier runs let expect at most 1.1" in regression.words
+    assert "1.45 times the earlier value; 5 earlier runs suggest at most 1.1" in regression.words
 
 
 def test_regressions_value_within_earlier_runs_is_not_reported():

@@ -244,5 +244,5 @@ def test_step_summary_lists_regressions_of_this_run(tmp_path, monkeypatch):
     (tmp_path / "runs" / "tonight").mkdir(parents=True)
     (tmp_path / "kept").mkdir()
     page = invoked("--runs", tmp_path / "runs", "--history", tmp_path / "kept")
-    assert page.endswith("### Worse than earlier runs let expect\n\n- tonight: dip 0.5, was 0.1\n")
+    assert page.endswith("### Regressions against earlier runs\n\n- tonight: dip 0.5, was 0.1\n")
     assert "Worse" not in invoked("--runs", tmp_path / "runs", "--history", tmp_path / "none")

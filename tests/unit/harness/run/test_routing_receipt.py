@@ -421,8 +421,9 @@ def test_report_names_the_routing_scheme_and_why_it_is_not_proved(apply, tmp_pat
     html = report.render_html(finished(tmp_path, replace(synthetic_run(), routing=receipt)))
     text = " ".join("".join(parsed(html).text).split())
 
-    assert "e-ecmp (emulated, qp_hash_seed 1): before the workload the switches' kernels decided as the scheme" in text
-    assert f"in {receipt.decisions.agreed} of {receipt.decisions.asked} questions; 1,200 packets were marked" in text
+    queried = f"{receipt.decisions.agreed} of {receipt.decisions.asked} queried decisions of the switches' kernels"
+    assert f"e-ecmp (emulated, qp_hash_seed 1): before the workload, {queried}" in text
+    assert "agreed with the scheme; 1,200 packets were marked" in text
     assert "Not proved: <script>" in text
     assert "<script>alert(1)" not in html
     assert "queue pairs and their paths" in text

@@ -117,7 +117,7 @@ def verdict_of(*checks):
 
 
 def test_stop_condition_that_was_not_looked_at_for_as_long_as_it_has_to_hold_is_inconclusive():
-    """It passed with goodput at nothing all the time: two seconds of it stop nothing that needs five."""
+    """Goodput was 0, but for two seconds only, and the condition must hold for five. It used to pass."""
     guard = Guard([SLOW])
     for at_s in (100, 101, 102):
         guard.look(at_s * S, {"goodput_ratio": 0.0})

@@ -60,7 +60,7 @@ def test_process_actuator_stops_and_continues_a_process(sleeper):
 
 
 def test_killed_daemon_whose_number_another_program_has_got_is_started_again(sleeper, monkeypatch, tmp_path):
-    """Its pid file names a process that exists: the daemon passed for running, and was never started again."""
+    """The pid in the daemon's pid file belongs to another program. The daemon used to count as running."""
     (tmp_path / "sw").mkdir()
     pidfile, daemon, log = tmp_path / "sw" / "bgpd.pid", tmp_path / "bgpd", tmp_path / "log"
     shutil.copy("/bin/sleep", daemon)

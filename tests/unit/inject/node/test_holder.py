@@ -337,7 +337,7 @@ def test_holder_fault_that_never_fired_has_no_firing_time(held, qemu, tmp_path):
 
 @pytest.mark.parametrize("ends", [True, False])
 def test_holder_reports_a_fault_that_something_else_has_ended(tmp_path, ends):
-    """It was on for all of its window by its edges, although its process was killed at the beginning."""
+    """The fault's process is killed early, but by its edges the fault was active for its whole window."""
     one = holder.Holder(1, holder._Watchdog())
     args = {"sources": [[None, "127.0.0.1"]], "destination": "127.0.0.1", "rate_bps": 1_000_000, "flows": 1,
             "size_bytes": 1000}  # fmt: skip

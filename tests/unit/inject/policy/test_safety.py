@@ -195,7 +195,7 @@ def test_injector_checks_the_policy_before_any_action(tmp_path):
 
 
 def test_audit_log_records_failures(tmp_path, monkeypatch):
-    """It records a target's refusal, a fault that cannot be armed, and one whose end is unseen because of Ctrl-C."""
+    """Recorded are a target's refusal, a fault that cannot be armed, and one whose end is unseen because of Ctrl-C."""
     monkeypatch.setattr("inject.leases.lease.Lease.begin", lambda _: None)
     monkeypatch.setattr("inject.prepared_fault.Witnesses", lambda *_: SimpleNamespace(before={}))
 
