@@ -410,7 +410,7 @@ def _refuse_restarts(run: ResilienceRun) -> None:
 
 
 def _refuse_series(name: str, several: Sequence[RankSeries], run: Measurements) -> None:
-    """Raise ValueError if something is there twice, or counts below 0."""
+    """Raise ValueError if something is there twice, counts below 0, or lasts for more than a month."""
     if twice := _twice(series.rank for series in several):
         raise ValueError(f"{name}: rank {twice[0]} is there twice")
     for series in several:
@@ -418,6 +418,13 @@ def _refuse_series(name: str, several: Sequence[RankSeries], run: Measurements) 
             raise ValueError(f"{name}: iteration {twice[0]} of rank {series.rank} is there twice")
         if any(step.wrong < 0 for step in series.iterations):
             raise ValueError(f"{name}: rank {series.rank} has less than 0 wrong elements")
+        ends = [(step.end_ns, step.index) for step in series.iterations]
+        starts = [(step.start_ns, step.index) for step in series.iterations]
+        if ends and max(ends)[0] - min(starts)[0] > _LONGEST_NS:
+            raise ValueError(
+                f"{name}: iteration {max(ends)[1]} of rank {series.rank} ends more than a month after iteration "
+                f"{min(starts)[1]} begins: no run lasts so long"
+            )
         restarts = len(run.resilience.restarts) if run.resilience is not None else 0
         _refuse_samples(f"{name}: rank {series.rank}", series.samples, run.sample_ns, restarts=restarts)
 

@@ -269,6 +269,10 @@ def test_probes_recorded_twice_are_refused(whole):
             lambda run: run["series"][1]["iterations"].append(run["series"][1]["iterations"][4]),
             "series: iteration 4 of",
         ),
+        (
+            lambda run: run["twin"][1]["iterations"][4].update(start_ns=10**18),
+            "twin: iteration 4 of rank 1 ends more than a month after iteration 0 begins",
+        ),
         (lambda run: run["series"].pop(), "series: rank 3 is missing"),
         (lambda run: run["faults"].append(run["faults"][0]), "faults: .* is there twice"),
         (lambda run: run["series"][1]["iterations"][4].update(wrong=-1), "series: rank 1 has less than 0 wrong"),
