@@ -27,7 +27,7 @@ _LEAST = 2
 """Minimum number of gaps; a single one may come from a route change."""
 _LEAST_SHARE = 0.5
 _NEAR = 3.0
-"""Links whose log-likelihoods differ by less cannot be told apart."""
+"""Links whose log-likelihoods differ by less cannot be distinguished."""
 _STRAY = 0.02
 """Share of gaps and NAKs that may have another reason."""
 

@@ -79,7 +79,7 @@ class Session:
         def line(text: str) -> None:
             also()
             at = f"{time.monotonic() - started:6.1f} s"
-            with contextlib.suppress(OSError):  # a terminal that is gone must not end what is being told
+            with contextlib.suppress(OSError):  # a terminal that is gone must not stop the report of an error
                 self.err.print(Text.assemble((at, "dim"), f"  {text}"), soft_wrap=True)
 
         if not self.err.is_terminal:

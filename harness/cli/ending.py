@@ -77,5 +77,5 @@ def _say(text: str) -> None:
 
 
 def _as_interrupt(number: int, frame: FrameType | None) -> Any:  # noqa: ARG001 (signal's signature)
-    # One way out for every way of being asked to stop, so that every clean-up runs.
+    # Every request to stop becomes one exception, so that every cleanup runs.
     raise KeyboardInterrupt

@@ -37,11 +37,11 @@ class Search:
     Args:
         strategy: the cases.
         run: runs a case. An exception of it ends the search, and is raised by `go`.
-        may_run: asked before every run; False ends the search.
+        may_run: called before every run; False ends the search.
         database: folder of what failed in earlier searches; None: nothing is replayed, nor kept.
         key: names the strategy in the database: what another strategy has drawn cannot be replayed.
         seed: decides what is drawn.
-        progress: told each run.
+        progress: called with a line about each run.
     """
 
     strategy: st.SearchStrategy[Case]

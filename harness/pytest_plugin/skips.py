@@ -12,7 +12,7 @@ __all__ = ["hear_worker", "reasons", "skip", "summary_lines", "tell_controller"]
 
 _REASONS: pytest.StashKey[list[str]] = pytest.StashKey()
 _SKIPS, _HAS_RUN = "faultbed_skips", "faultbed_has_run"
-"""What a worker of pytest-xdist tells its controller."""
+"""Results that a worker of pytest-xdist sends to its controller."""
 
 
 def skip(config: pytest.Config, reason: str) -> NoReturn:
@@ -33,7 +33,7 @@ def tell_controller(config: pytest.Config, *, has_run: bool) -> None:
 
 
 def hear_worker(config: pytest.Config, output: Mapping[str, Any]) -> bool:
-    """Take over the reasons of a worker; return whether it has run a test. A worker that crashed tells nothing."""
+    """Take over the reasons of a worker; return whether it has run a test. A worker that crashed sends none."""
     config.stash.setdefault(_REASONS, []).extend(output.get(_SKIPS, ()))
     return bool(output.get(_HAS_RUN, False))
 

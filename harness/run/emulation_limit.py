@@ -102,7 +102,7 @@ def carried(lab: Lab, offered: float, to_snapshot: Callable[[], None], progress:
         lab: a soft lab in its snapshot's state, that is ours alone.
         offered: what the workload may send, in bits/s.
         to_snapshot: puts the lab back into its snapshot.
-        progress: told what is being done.
+        progress: called with each progress line.
 
     Raises:
         NotMeasured: a flow failed, or nothing came through. The lab is in its snapshot's state again.

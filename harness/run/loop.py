@@ -71,8 +71,8 @@ def execute(
         decided: from `decide`.
         inventory: the lab; a soft one must be up.
         out: folder of run directories.
-        progress: told what is being done.
-        guard: asked before the lab is touched and while the workload comes forward; raises when the lab is not ours.
+        progress: called with each progress line.
+        guard: called before the lab is changed and while the workload progresses; raises if the lab is not ours.
         mutate: make every fault a no-op; for the tests that prove that such a run is never a PASS.
         control: arm every fault with zero intensity, to measure what the harness itself costs (`harness.run.control`).
         mutate_routing: make the routing scheme a no-op, as `mutate` does with faults.
@@ -116,7 +116,7 @@ def execute(
             data.errors.append(f"{journal.path}: {ends.describe(journal.failure)}; what was done is not all recorded")
         try:
             return conclude(decided, lab, run_dir, data, floor)
-        except Exception as error:  # a full disk, or a defect of ours: the lab's state is told all the same
+        except Exception as error:  # a full disk or an internal error: report the lab's state nevertheless
             raise not_recorded(decided, lab, run_dir, data, error) from error
         except KeyboardInterrupt as error:
             lab_sentence = f"the lab was compared before: {data.lab_state}; {run_dir.path} has no verdict"

@@ -1,6 +1,6 @@
 """The shell program by which discovery queries a machine, and its output in sections.
 
-The program knows nothing of the machine: it asks each tool that may be there, in the machine's own network namespace
+The program knows nothing of the machine: it runs each tool that may exist, in the machine's own network namespace
 and in every named one (soft switches live in those), and changes nothing.
 """
 

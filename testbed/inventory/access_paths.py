@@ -174,4 +174,4 @@ def _network(text: str) -> ipaddress.IPv4Network | None:
     try:
         return ipaddress.IPv4Network(text)
     except ValueError:
-        return None  # told with the plan
+        return None  # reported with the plan

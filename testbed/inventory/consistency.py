@@ -1,7 +1,7 @@
 """Check that the nodes of an inventory fit together, and build the topology.
 
 Every reference must lead somewhere, every name, address and MAC be one node's alone, and both ends of a link
-must say the same. The first thing wrong is told with its place in the file. Interfaces have a MAC of their own, but for
+must say the same. The first error is reported with its place in the file. Interfaces have a MAC of their own, but for
 those of a switch that is a machine: SONiC gives all its ports the switch's MAC.
 """
 

@@ -83,7 +83,7 @@ def _hidden(entries: Entries) -> Iterator[Finding]:
     for origin in with_hosts:
         passed, order = {origin: {asns[origin]}}, [origin]
         refused: set[str] = set()
-        for name in order:  # what BGP tells on is its best path, one of the shortest (RFC 4271, 9.1)
+        for name in order:  # BGP announces its best path, one of the shortest (RFC 4271, 9.1)
             for peer in sorted(peers[name] - passed.keys()):
                 if asns[peer] in passed[name]:
                     refused.add(peer)

@@ -26,7 +26,7 @@ from testbed.remote.remote_node import Node
 __all__ = ["FAR_ADDRESS", "Facts", "Interface", "look", "parse", "script"]
 
 FAR_ADDRESS = "192.0.2.1"
-"""An address that is nowhere (RFC 5737): asked for, it shows which way a source's own table sends."""
+"""An unused address (RFC 5737): the route to it shows the next hop of a source's own table."""
 
 _MARK = "@@"
 _SYSCTLS = "net.ipv4.ip_forward net.ipv4.fib_multipath_hash_policy net.ipv4.fib_multipath_hash_seed"
@@ -58,7 +58,7 @@ echo {_MARK}raw configdb
 {{ sonic-cfggen -d --print-data | python3 -c {shlex.quote(_PICK)} PORT_QOS_MAP DSCP_TO_TC_MAP; }} 2>&1"""
 """Of all of ConfigDB, which has passwords too, what a check reads. A table that is not there is empty."""
 _QDISC = f"echo {_MARK}qdisc; tc -j qdisc show"
-"""Not asked on racks, where nothing is concluded from it."""
+"""Not queried on racks, where no check uses it."""
 _ON_MACHINE = f"""\
 echo {_MARK}clock; date +%s.%N
 echo {_MARK}rdma; rdma -j link show

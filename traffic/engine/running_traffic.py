@@ -280,7 +280,7 @@ class Running(Generic[Result]):
         self.ended_ns = time.monotonic_ns()
         try:
             if self.failure is not None:
-                with contextlib.suppress(FaultbedError):  # an engine that is gone while its peers are asked
+                with contextlib.suppress(FaultbedError):  # an engine that is gone while its peers are queried
                     self._collect_flights()
             self._serve_dump_request(self.ended_ns, at_end=True)
             self._engines.widen_clocks()

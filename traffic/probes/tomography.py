@@ -64,7 +64,7 @@ class Suspect(Place):
     """A place that loses probes: a link (near end, far end, in the direction of the data) or a node.
 
     `sent` and `lost` count the probes across it. `alike` are places that the same probes cross, so that they cannot be
-    told apart. Between two racks, the uplink to a spine in one and the downlink in the other are alike.
+    distinguished. Between two racks, the uplink to a spine in one and the downlink in the other are alike.
     """
 
     place: tuple[str, ...]

@@ -34,7 +34,7 @@ _DEFAULT_TIME = "10m"
 _WORKLOADS = ("collective", "flow", "pattern")
 """Those of `harness.fuzz.draw`, which imports hypothesis."""
 _SHOWN = 10
-"""Cases that `--plan` shows, unless told otherwise."""
+"""Default number of cases that `--plan` shows."""
 
 
 @click.command()

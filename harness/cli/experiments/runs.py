@@ -37,7 +37,7 @@ from testbed.tenancy.lab_lease import LabLease, hold
 __all__ = ["COMMANDS"]
 
 _MOST = 10
-"""Runs that `--until-decided` makes at most, unless told otherwise."""
+"""Default maximum number of runs of `--until-decided`."""
 
 
 @click.command()

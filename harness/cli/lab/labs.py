@@ -121,7 +121,7 @@ def _rack_status(session: Session, inventory: Inventory, *, as_json: bool) -> in
     now_s = 0.0
     try:
         entries, now_s = entries_of(inventory)
-    except LabError as error:  # the rest of what is known is told all the same
+    except LabError as error:  # print the rest of the state nevertheless
         unread = str(error)
     if as_json:
         reservations = None if unread else [to_json(entry, now_s) for entry in entries]

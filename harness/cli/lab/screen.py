@@ -27,7 +27,7 @@ TELL_MS = 2000
 SILENT_NS = 10_000_000_000
 """Samples come every `TELL_MS`, under emulation every 4 s."""
 _STALE_NS = 6_000_000_000
-"""A port that has not moved for so long carries nothing; an emulated machine tells its samples 4 s apart."""
+"""A port without changes for this long carries nothing; an emulated machine sends a sample every 4 s."""
 _RECENT = 8
 _LEAST = 4
 _FRAME = 8

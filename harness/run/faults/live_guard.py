@@ -28,7 +28,7 @@ __all__ = ["LOOK_S", "Live", "Watching"]
 LOOK_S = 0.5
 """How often it is looked at."""
 LAG_NS = 1_000_000_000
-"""Samples of traffic are told twice a second: what is older than this has come."""
+"""Samples of traffic arrive twice a second, so all samples older than this have arrived."""
 WINDOW_NS = 1_000_000_000
 SILENT_NS = 5_000_000_000
 """Time without a byte, before the first fault, from which the workload counts as not making progress."""

@@ -264,7 +264,7 @@ def status(inventory: Inventory, *, patience_s: float = PATIENCE_S["look"]) -> S
 def patient_status(
     inventory: Inventory, progress: Progress, *, patience_s: float = PATIENCE_S["before broken"]
 ) -> Status:
-    """Query the state of a lab. VMs that run without an answer are asked again, for up to `patience_s`."""
+    """Query the state of a lab. Running VMs that do not answer are queried again, for up to `patience_s`."""
     now = status(inventory)
     silent = [one.name for one in now.vms if one.alive and not one.ssh and not one.panic]
     if not silent:
