@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -31,23 +32,38 @@ __all__ = [
     "storage",
 ]
 
-_OUTSTANDING = 5
-"""A wait is long from this multiple of the usual one."""
-_STORAGE_ALL, _STORAGE_ONE = 0.75, 0.6
-"""Confidence of long waits for storage: of most ranks, of fewer ranks."""
-_HANG_NS, _HUNG = 1_000_000_000, 0.9
-"""Minimum standstill, and the confidence. Other work on the machine can cause shorter standstills."""
-_WAITED, _BUSY = ((1.5, 0.3), (1.3, 0.6)), 0.45
-"""Thresholds (ratio, share) of a busy host, and the confidence.
+_LONG_WAIT_RATIO = 5
+"""A wait for storage is long from this multiple of the usual one."""
+_STORAGE_OF_MOST_RANKS, _STORAGE_OF_FEWER_RANKS = 0.75, 0.6
+"""Confidence that storage is the cause if most ranks waited long, and if fewer did."""
+_HANG_NS = 1_000_000_000
+"""Minimum standstill of a hung rank. Other work on the machine can cause shorter ones."""
+_HUNG_CONFIDENCE = 0.9
 
-A host is busy if its programs waited for a CPU more than `ratio` times as long as on the other hosts, and the excess is
-more than `share` of the run (concurrent waits add up). The second pair is for runs in which all hosts wait, for example
-with probes. For comparison: the holder of a fault alone causes (1.3, 0.2) on an emulated host.
+
+class _CpuWait(NamedTuple):
+    """A host is busy if its programs waited for a CPU `ratio` times as long as on the other hosts, or longer.
+
+    The excess must also be more than `share_of_run`; waits of several programs at once add up.
+    """
+
+    ratio: float
+    share_of_run: float
+
+
+_BUSY_HOST = (_CpuWait(ratio=1.5, share_of_run=0.3), _CpuWait(ratio=1.3, share_of_run=0.6))
+"""Either is enough. The second one is for runs in which all hosts wait, for example with probes.
+
+For comparison: the holder of a fault alone causes a ratio of 1.3 and a share of 0.2 on an emulated host.
 """
-_STALLED_US, _SHORT = 200_000, 0.8
-"""Minimum excess wait for memory, and the confidence."""
-_RNR, _RNRS, _LATE = "send_rnr_err", 3, 0.85
-"""Minimum number of RNR NAKs from which a host's receives count as late, and the confidence."""
+_BUSY_CONFIDENCE = 0.45
+_STALLED_US = 200_000
+"""Minimum excess wait for memory of a host that is short of it."""
+_SHORT_CONFIDENCE = 0.8
+_RNR_NAKS_SENT = "send_rnr_err"
+_LEAST_RNR_NAKS = 3
+"""Number of RNR NAKs from which a host's receives count as late."""
+_LATE_CONFIDENCE = 0.85
 _HOLDS = {"power_capped_us": "its power limit", "thermal_slowdown_us": "heat", "power_brake_us": "a power brake"}
 """Counters of a GPU's clocks (testbed.node.gpu.nvml) and their meaning. Not yet run on hardware."""
 
@@ -158,7 +174,9 @@ def stood_still(run: Measurements, down: Sequence[Finding]) -> list[Finding]:
         if longest_ns < _HANG_NS:
             continue
         words = f"the traffic engine on {host} did not run for {longest_ns / 1e9:.1f} s, while the others did"
-        findings.append(Finding(cause="hung-rank", place="rank", name=host, confidence=_HUNG, evidence=(words,)))
+        findings.append(
+            Finding(cause="hung-rank", place="rank", name=host, confidence=_HUNG_CONFIDENCE, evidence=(words,))
+        )
     return findings
 
 
@@ -203,7 +221,7 @@ def storage(run: Measurements) -> list[Finding]:
         ),
     ):
         usual_ns = float(np.median([wait_ns for _, wait_ns in waits])) if waits else 0.0
-        long = {rank: wait_ns for rank, wait_ns in waits if wait_ns > max(_OUTSTANDING * usual_ns, length_ns / 2)}
+        long = {rank: wait_ns for rank, wait_ns in waits if wait_ns > max(_LONG_WAIT_RATIO * usual_ns, length_ns / 2)}
         waited |= long.keys()
         if long:
             ranks, longest_ns = "1 rank" if len(long) == 1 else f"{len(long)} ranks", max(long.values())
@@ -213,7 +231,7 @@ def storage(run: Measurements) -> list[Finding]:
     if not waited:
         return []
     # Slow storage may also show on few ranks: a waiting rank keeps the others from requesting data.
-    sure = _STORAGE_ALL if len(waited) >= len(run.series) / 2 else _STORAGE_ONE
+    sure = _STORAGE_OF_MOST_RANKS if len(waited) >= len(run.series) / 2 else _STORAGE_OF_FEWER_RANKS
     return [Finding(cause="slow-storage", place="storage", name=host, confidence=sure, evidence=tuple(evidence))]
 
 
@@ -231,16 +249,17 @@ def busy(run: Measurements, deltas: Deltas, known: set[str]) -> list[Finding]:
     usual_us = float(np.median([us for host, us in waits.items() if host != worst]))
     beyond_us, run_us = waits[worst] - usual_us, (run.end_ns - run.t0_ns) / 1e3
     if worst in known or not any(
-        waits[worst] >= times * usual_us and beyond_us > least * run_us for times, least in _WAITED
+        waits[worst] >= busy_host.ratio * usual_us and beyond_us > busy_host.share_of_run * run_us
+        for busy_host in _BUSY_HOST
     ):
         return []
     words = f"{worst}: programs waited {waits[worst] / 1e6:.1f} s for a CPU, on the other hosts {usual_us / 1e6:.1f} s"
-    return [Finding(cause="busy-host", place="rank", name=worst, confidence=_BUSY, evidence=(words,))]
+    return [Finding(cause="busy-host", place="rank", name=worst, confidence=_BUSY_CONFIDENCE, evidence=(words,))]
 
 
 def late_receives(run: Measurements, deltas: Deltas) -> list[Finding]:
     """Return hosts whose RNICs had no receive posted for arriving messages, which a correct program avoids."""
-    names = (_RNR, MLX5[_RNR])
+    names = (_RNR_NAKS_SENT, MLX5[_RNR_NAKS_SENT])
     sent = {
         host.name: sum(deltas.get(host.name, {}).get(f"{rnic.name}.{name}", 0) for rnic in host.rnics for name in names)
         for host in run.topology.hosts
@@ -250,11 +269,11 @@ def late_receives(run: Measurements, deltas: Deltas) -> list[Finding]:
             cause="late-receives",
             place="rank",
             name=host,
-            confidence=_LATE,
+            confidence=_LATE_CONFIDENCE,
             evidence=(f"{host}: sent {count:,} RNR NAKs, because no receive was posted",),
         )
         for host, count in sent.items()
-        if count >= _RNRS
+        if count >= _LEAST_RNR_NAKS
     ]
 
 
@@ -270,7 +289,7 @@ def low_memory(run: Measurements, deltas: Deltas) -> list[Finding]:
             cause="low-memory",
             place="rank",
             name=host,
-            confidence=_SHORT,
+            confidence=_SHORT_CONFIDENCE,
             evidence=(f"{host}: programs waited {us / 1e6:.2f} s for memory, on most hosts {usual_us / 1e6:.2f} s",),
         )
         for host, us in stalled.items()
