@@ -4,8 +4,8 @@
 RUN = .venv/bin/
 # Compiled modules are kept: what tests start by the hundred would compile all of ours each time.
 export PYTHONDONTWRITEBYTECODE =
-# More than cores: unit tests wait for 195 s altogether, for a window or for the end of a process.
-WORKERS = $(shell expr $$(nproc) + 4)
+# More than cores: unit tests wait for 155 s altogether, for a window or for the end of a process.
+WORKERS = $(shell expr $$(nproc) + 3)
 on_every_core = $(RUN)python -m pytest tests/unit -n $(WORKERS) --dist worksteal
 RUNS = runs
 # Where `make history` keeps runs of earlier days, and how many; a folder for what CI keeps of a level, if there is one.
