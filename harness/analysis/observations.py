@@ -239,9 +239,10 @@ def _recovery(fault_id: str, impact: timeline.Impact, prefix: str, slowest: floa
     value_ns = impact.recovery_ns if prefix == "recovery" else impact.after_clear_ns
     if impact.censored:
         detail = f"{fault_id}: at least {format_duration(value_ns)}: {impact.reason}"
-    elif impact.most_ns is not None:
-        most_ns = impact.most_ns[0 if prefix == "recovery" else 1]
-        detail = f"{fault_id}: {format_duration(value_ns)} to {format_duration(most_ns)}: {impact.reason}"
+    elif (slow_down := impact.slow_down) is not None:
+        slowed_ns = slow_down.recovery_ns if prefix == "recovery" else slow_down.after_clear_ns
+        longest = "longer" if slowed_ns is None else format_duration(slowed_ns)
+        detail = f"{fault_id}: {format_duration(value_ns)} to {longest}: {slow_down.reason}"
     elif impact.recovery_ns == 0:
         detail = f"{fault_id}: goodput never left its noise floor"
     else:
@@ -249,7 +250,7 @@ def _recovery(fault_id: str, impact: timeline.Impact, prefix: str, slowest: floa
             f"{fault_id}: goodput back {format_duration(impact.recovery_ns)} after it fired, "
             f"{format_bytes(impact.lost_bytes)} not carried"
         )
-    if slowest < _SLOW and impact.recovery_ns and not impact.reason:
+    if slowest < _SLOW and impact.recovery_ns and impact.slow_down is None and not impact.reason:
         detail += f"; measured against the machine's pace, which fell to {slowest:.2f} of that before the faults"
     return Observation(value=value_ns / 1e9, detail=detail, censored=impact.censored)
 
@@ -306,14 +307,12 @@ def dips(
     if not impacts:
         missing = Observation(value=None, detail=_why_no_impact(base))
         return {"goodput_min_ratio": missing, "dip": missing}
-    doubtful = {fault_id: impact for fault_id, impact in impacts.items() if impact.slowed_ratio is not None}
-    if doubtful:
-        fault_id, impact = next(iter(doubtful.items()))
-        unknown = Observation(
-            value=None,
-            detail=f"under {fault_id} between {impact.slowed_ratio:.2f} and {impact.min_ratio:.2f}: {impact.reason}",
-        )
-        return {"goodput_min_ratio": unknown, "dip": unknown}
+    for fault_id, impact in impacts.items():
+        if (slow_down := impact.slow_down) is not None:
+            least = "0.00" if slow_down.min_ratio is None else f"{slow_down.min_ratio:.2f}"
+            detail = f"under {fault_id} between {least} and {impact.min_ratio:.2f}: {slow_down.reason}"
+            unknown = Observation(value=None, detail=detail)
+            return {"goodput_min_ratio": unknown, "dip": unknown}
     fault_id, impact = min(impacts.items(), key=lambda item: item[1].min_ratio)
     detail = f"under {fault_id}, against the mean of the fault-free start"
     return {
@@ -333,9 +332,9 @@ def goodput_mean_ratio(
     if whole is None or base is None or not impacts or missing:
         fault_prefix = f"{missing[0]}: " if missing else ""
         return Observation(value=None, detail=f"{fault_prefix}{_why_no_impact(base)}")
-    doubtful = next((fault_id for fault_id, impact in impacts.items() if impact.slowed_ratio is not None), None)
-    if doubtful is not None:
-        return Observation(value=None, detail=f"under {doubtful}: {impacts[doubtful].reason}")
+    for fault_id, impact in impacts.items():
+        if impact.slow_down is not None:
+            return Observation(value=None, detail=f"under {fault_id}: {impact.slow_down.reason}")
     ratios = {
         fault_id: float(timeline.while_acting(whole, impact).mean()) / base.mean for fault_id, impact in impacts.items()
     }

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.analysis.timeline import Goodput, Impact, Window
+from harness.analysis.timeline import Goodput, Impact, SlowDown, Window
 from harness.record.measurements import Iteration, Measurements
 from testbed.model.lab_kind import traits_of
 
@@ -84,27 +84,34 @@ def _compute_phases(run: Measurements, fired: Collection[_Window]) -> tuple[NDAr
 def doubt_slow_downs(
     run: Measurements, steady: Mapping[str, Impact], raw: Mapping[str, Impact], windows: Mapping[str, Window]
 ) -> dict[str, Impact]:
-    """Return `steady`, with recoveries marked as doubtful if the machine may have slowed down because of the fault.
+    """Return `steady`, each with a `SlowDown` if the machine may have slowed down because of the fault.
 
     `steady` are the impacts on steadied goodput, `raw` those on measured goodput. If both agree, the machine's pace
-    made no difference. Otherwise the pace must be the same before and after the fault. If measured goodput recovered
-    later, `Impact.most_ns` says when; if it did not recover, the recovery is censored.
+    made no difference. Otherwise the pace must be the same before and after the fault. If it is not and measured
+    goodput did not recover, the recovery is censored.
     """
     begin, phases = _compute_phases(run, [(window.start_ns, window.cleared_ns) for window in windows.values()])
     checked = {}
     for fault_id, impact in steady.items():
         unsteadied = raw.get(fault_id)
-        agrees = unsteadied is not None and not unsteadied.censored and unsteadied.recovery_ns <= impact.recovery_ns
+        recovered = unsteadied if unsteadied is not None and not unsteadied.censored else None
+        agrees = recovered is not None and recovered.recovery_ns <= impact.recovery_ns
         growth = None if agrees or impact.censored else _slower_since(begin, phases, windows, fault_id)
         checked[fault_id] = impact
         if growth is None:
             continue
-        if unsteadied is not None and not unsteadied.censored:
-            most_ns = (unsteadied.recovery_ns, unsteadied.after_clear_ns)
-            checked[fault_id] = replace(impact, reason=growth, slowed_ratio=unsteadied.min_ratio, most_ns=most_ns)
+        if recovered is not None:
+            slow_down = SlowDown(
+                reason=growth,
+                min_ratio=recovered.min_ratio,
+                recovery_ns=recovered.recovery_ns,
+                after_clear_ns=recovered.after_clear_ns,
+            )
+            checked[fault_id] = replace(impact, slow_down=slow_down)
         else:
-            slowed = None if unsteadied is None else min(unsteadied.min_ratio, impact.min_ratio)
-            checked[fault_id] = replace(impact, recovered_ns=None, censored=True, reason=growth, slowed_ratio=slowed)
+            lowest = None if unsteadied is None else min(unsteadied.min_ratio, impact.min_ratio)
+            slow_down = SlowDown(reason=growth, min_ratio=lowest)
+            checked[fault_id] = replace(impact, recovered_ns=None, censored=True, reason=growth, slow_down=slow_down)
     return checked
 
 

@@ -119,9 +119,10 @@ def _recoveries(
                 length_ns, firing = impact.after_clear_ns, Firing(early_ns=off_ns, late_ns=off_ns)
             least, most = firing.since(length_ns, error_ns) if length_ns else (0, 0)
             least = firing.since(max(0, length_ns - _by_chance_ns(impact, sure, fault_id)), error_ns)[0] if least else 0
-            if impact.most_ns is not None:
-                longest_ns = impact.most_ns[0 if prefix == "recovery" else 1]
-                most = firing.since(longest_ns, error_ns)[1] if longest_ns > length_ns else most
+            if (slow_down := impact.slow_down) is not None:
+                slowed_ns = slow_down.recovery_ns if prefix == "recovery" else slow_down.after_clear_ns
+                if slowed_ns is not None and slowed_ns > length_ns:
+                    most = firing.since(slowed_ns, error_ns)[1]
             spans[fault_id] = (least, most)
         of = "one bin, the clocks' error, when the fault was seen to fire, and what may be noise of goodput"
         for name, group in (*((name, [span]) for name, span in spans.items()), ("total", [*spans.values()])):

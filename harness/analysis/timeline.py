@@ -58,6 +58,7 @@ __all__ = [
     "Goodput",
     "Impact",
     "JobTime",
+    "SlowDown",
     "Window",
     "baseline",
     "finished_iterations",
@@ -154,6 +155,20 @@ class Window:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SlowDown:
+    """All ranks became slower with a fault, by the fault or by the machine under a soft lab: which one is not proven.
+
+    `reason` says what was seen. If it was the fault, then `min_ratio` is the lowest rolling goodput over the baseline's
+    mean (None: unknown), and `recovery_ns` and `after_clear_ns` are as in `Impact` (None: goodput did not recover).
+    """
+
+    reason: str
+    min_ratio: float | None = None
+    recovery_ns: int | None = None
+    after_clear_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Impact:
     """Effect of one fault on goodput. Times in controller ns; `recovered_ns` is None if censored.
 
@@ -162,8 +177,7 @@ class Impact:
     baseline's mean. `lost_bytes` is what the baseline's mean would have carried until recovery, minus what was carried.
     `dip_ns` is the start of the first window below the floor; None without one. `acted_until_ns` is the end of the dip,
     whichever fault caused it, or the end of the data that show it; `is_back` is False in the latter case.
-    `slowed_ratio` is `min_ratio` if the fault, and not the machine under a soft lab, slowed all ranks; None if the
-    machine's pace did not change with the fault.
+    All numbers assume that `slow_down`, if there is one, was the machine's.
     """
 
     fired_ns: int
@@ -178,15 +192,13 @@ class Impact:
     dip_ns: int | None = None
     acted_until_ns: int = 0
     is_back: bool = True
-    slowed_ratio: float | None = None
-    most_ns: tuple[int, int] | None = None
-    """Longest recovery and time after the removal, if the fault or the machine may have slowed all ranks."""
+    slow_down: SlowDown | None = None
 
     @property
     def end_ns(self) -> int:
         """Last moment at which the fault is known to have affected goodput."""
-        longest_ns = self.recovery_ns if self.most_ns is None else max(self.recovery_ns, self.most_ns[0])
-        return max(self.cleared_ns, self.fired_ns + longest_ns, self.acted_until_ns)
+        slowed_ns = self.slow_down.recovery_ns if self.slow_down is not None else None
+        return max(self.cleared_ns, self.fired_ns + max(self.recovery_ns, slowed_ns or 0), self.acted_until_ns)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

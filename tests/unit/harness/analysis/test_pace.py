@@ -160,10 +160,10 @@ def test_observe_slow_down_with_a_fault_that_ends_bounds_the_recovery_from_both_
     impact, metric = observation.impacts["loss"], observation.metrics["recovery.loss"]
 
     assert not metric.censored
-    assert impact.most_ns is not None
-    assert impact.most_ns[0] >= impact.recovery_ns + 5 * S
+    assert impact.slow_down is not None
+    assert impact.slow_down.recovery_ns >= impact.recovery_ns + 5 * S
     assert metric.interval.low <= impact.recovery_ns / 1e9
-    assert metric.interval.high >= impact.most_ns[0] / 1e9
+    assert metric.interval.high >= impact.slow_down.recovery_ns / 1e9
     assert "all ranks compute" in metric.detail
     assert observation.metrics["goodput_min_ratio"].value is None
 
