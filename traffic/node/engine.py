@@ -36,6 +36,7 @@ import time
 
 from traffic.node.completions import reject_overrun
 from traffic.node.flows.late import LateReceives
+from traffic.node.ready_files import handle_ready
 from traffic.node.task import Conn, Task
 from traffic.node.verbs import Rnic
 
@@ -126,8 +127,7 @@ class Engine:
         woke_ns = time.monotonic_ns()
         for task in self.tasks.values():
             task.slept(slept_ns, woke_ns)
-        for key, _ in ready:
-            key.data()
+        handle_ready(self.selector, ready)
         if self.writes_soon and not ready:
             self._write()
 
