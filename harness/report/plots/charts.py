@@ -148,7 +148,8 @@ def svg(figure: Figure, prefix: str, *, narrow: bool, top_in: float) -> str:
     text = re.sub(r"url\(#", f"url(#{prefix}-", text)
     text = re.sub(r'xlink:href="#', f'href="#{prefix}-', text)
     text = re.sub(r"font-family: [^;\"]*", "font-family: inherit", text)
-    text = re.sub(r"(\d\.\d\d)\d+", r"\1", text)
+    # Coordinates need no more digits; the text between elements keeps its own.
+    text = re.sub(r"<[^>]+>", lambda element: re.sub(r"(\d\.\d\d)\d+", r"\1", element[0]), text)
     return _exchange(text, _INKS)
 
 

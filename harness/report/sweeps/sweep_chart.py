@@ -30,10 +30,13 @@ from harness.report.sweeps.sweep_text import is_shown, state
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["axis_values", "sweep_chart"]
+__all__ = ["COLOURS", "MARKERS", "axis_values", "sweep_chart"]
 
-_COLOURS = (GOODPUT, OTHER, COMPUTE, STORAGE, COMM)
-_MARKERS = "os^Dv"
+COLOURS = (GOODPUT, OTHER, COMPUTE, STORAGE, COMM, MUTED)
+MARKERS = "os^DvPX"
+"""One more than colours: a line differs from the others in one of the two, up to 42 lines."""
+_LETTER_IN, _HANDLE_IN, _LEGEND_LINE_IN, _TITLE_IN = 0.065, 0.6, 0.2, 0.25
+"""Sizes in inches: a letter of the legend, what stands before its text, one of its lines, the title of a row."""
 _WIDE = 20.0
 """Largest over smallest value from which an axis is logarithmic."""
 _MARGIN = 0.06
@@ -74,9 +77,10 @@ def sweep_chart(sweep: SweepFile) -> Chart | None:
     def draw(width: float, *, narrow: bool) -> str:
         lines = _lines(sweep)
         height = (1.9 if narrow else 2.4) * len(rows)
-        legend_in = 0.0 if len(lines) == 1 else 0.2 * len(lines) if narrow else 0.3
-        figure = Figure(figsize=(width, height + legend_in + 0.5))
-        stack = figure.subplots(len(rows), 1, sharex=True, squeeze=False, gridspec_kw={"hspace": 0.25})[:, 0]
+        columns = max(1, int((width - 1) / (_LETTER_IN * max(len(words) for words, _ in lines) + _HANDLE_IN)))
+        legend_in = 0.0 if len(lines) == 1 else _LEGEND_LINE_IN * (1 + math.ceil(len(lines) / columns))
+        figure = Figure(figsize=(width, height + legend_in + _TITLE_IN + 0.5))
+        stack = figure.subplots(len(rows), 1, sharex=True, squeeze=False, gridspec_kw={"hspace": 0.3})[:, 0]
         for axes, metric in zip(stack, rows, strict=True):
             _row(axes, metric, lines, at)
             if is_log:
@@ -86,27 +90,29 @@ def sweep_chart(sweep: SweepFile) -> Chart | None:
             axes.minorticks_off()
         stack[-1].set_xlabel(last.path)
         if len(lines) > 1:
-            stack[0].legend(
-                loc="lower left", bbox_to_anchor=(0, 1.02), ncols=1 if narrow else len(lines), frameon=False, fontsize=8
-            )
-        return svg(figure, f"sweep-{'narrow' if narrow else 'wide'}", narrow=narrow, top_in=0.1 + legend_in)
+            figure.legend(
+                *stack[0].get_legend_handles_labels(), loc="upper left", bbox_to_anchor=(0, 1), ncols=columns,
+                title=", ".join(over.path for over in sweep.over[:-1]), alignment="left", frameon=False, fontsize=8,
+                title_fontsize=8,
+            )  # fmt: skip
+        return svg(figure, f"sweep-{'narrow' if narrow else 'wide'}", narrow=narrow, top_in=0.1 + legend_in + _TITLE_IN)
 
     return both_widths(draw)
 
 
 def _lines(sweep: SweepFile) -> list[tuple[str, list[SweptPoint]]]:
-    """Return the points by the values of all parameters but the last, with these values in words."""
+    """Return the points by the values of all parameters but the last, with these values as text."""
     last = sweep.over[-1].path
     lines: dict[str, list[SweptPoint]] = {}
     for point in sweep.points:
-        words = ", ".join(f"{path}={value}" for path, value in point.parameters.items() if path != last)
+        words = ", ".join(value for path, value in point.parameters.items() if path != last)
         lines.setdefault(words, []).append(point)
     return list(lines.items())
 
 
 def _row(axes: Axes, metric: str, lines: Sequence[tuple[str, Sequence[SweptPoint]]], at: dict[str, float]) -> None:
     for index, (words, points) in enumerate(lines):
-        colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
+        colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
         positions = [at[list(point.parameters.values())[-1]] for point in points]
         shown = [(x, value) for x, point in zip(positions, points, strict=True) if (value := _number(point, metric))]
         # A line over a gap would show what was not measured: it is broken there.
@@ -129,7 +135,10 @@ def _row(axes: Axes, metric: str, lines: Sequence[tuple[str, Sequence[SweptPoint
                     transform=axes.get_xaxis_transform(), gid=state(point),
                 )  # fmt: skip
     unit = next((value.unit for _, points in lines for point in points if (value := _number(point, metric))), "")
-    axes.set_ylabel(metric if unit in ("ratio", "count", "") else f"{metric}, {unit}")
+    axes.set_title(
+        metric if unit in ("ratio", "count", "") else f"{metric}, {unit}", loc="left", fontsize=9, color=MUTED
+    )
+    axes.yaxis.set_major_formatter(lambda height, _position: f"{height:g}")  # no factor above the axis
     # An interval that says next to nothing must not press all others flat: it goes on beyond the top.
     tops = [top for _, points in lines for point in points if (value := _number(point, metric)) for top in _tops(value)]
     axes.set_ylim(0, _ROOM * max(tops) if max(tops) > 0 else 1.0)

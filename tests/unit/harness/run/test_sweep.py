@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
+import re
 from collections import Counter
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -24,7 +26,7 @@ from harness.experiment.metrics import METRICS
 from harness.experiment.parameters import parse
 from harness.record import rundir, sweep_file
 from harness.report.sweeps import sweep_text
-from harness.report.sweeps.sweep_chart import axis_values, sweep_chart
+from harness.report.sweeps.sweep_chart import COLOURS, MARKERS, axis_values, sweep_chart
 from harness.report.sweeps.sweep_page import render_html
 from harness.run.loop import Finished
 from harness.run.repeats.pooled import Trial, why_left_out
@@ -380,6 +382,24 @@ def test_sweep_page_shows_the_prediction_and_escapes_text():
     assert "<script>" not in html
     assert "0.50 at most" in text
     assert "0.6 (0.54 .. 0.66)" in text
+
+
+@pytest.mark.usefixtures("drawn_anew")
+def test_sweep_chart_names_every_line_and_every_tick_of_small_values():
+    """Ticks of 0.001 and 0.002 were both "0.00", the legend ran out of the picture, and line 6 looked like line 1."""
+    one = made_sweep(0.0008, 0.0019, 0.0025)
+    other = msgspec.structs.replace(one.over[0], path="fabric.routing", values=tuple("abcdef"))
+    points = [
+        msgspec.structs.replace(point, parameters={"fabric.routing": value} | point.parameters)
+        for value in other.values
+        for point in one.points
+    ]
+    sweep = msgspec.structs.replace(one, over=(other, *one.over), points=tuple(points))
+    for svg in (sweep_chart(sweep).wide, sweep_chart(sweep).narrow):
+        texts = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
+        assert {"0.001", "0.002", "fabric.routing", *other.values} <= set(texts)
+    looks = list(zip(itertools.cycle(COLOURS), itertools.cycle(MARKERS), range(42), strict=False))
+    assert len({look[:2] for look in looks}) == 42
 
 
 def test_sweep_page_without_numbers_has_no_plot():
