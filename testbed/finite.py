@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from testbed.errors import UsageError
+from testbed.leaves import leaves
 
 __all__ = ["require_finite", "what_is_wrong", "wrong_number"]
 
@@ -28,11 +28,8 @@ def what_is_wrong(value: object) -> str | None:
 
 
 def wrong_number(raw: object) -> tuple[str, str] | None:
-    """Return path and fault of the first unusable number in decoded TOML, YAML or JSON; None: there is none.
-
-    Containers that occur more than once (YAML aliases) are read once.
-    """
-    return _search(raw, "", set())
+    """Return path and fault of the first unusable number in decoded TOML, YAML or JSON; None: there is none."""
+    return next(((path, wrong) for path, value in leaves(raw) if (wrong := what_is_wrong(value))), None)
 
 
 def require_finite(spec: Any) -> None:
@@ -44,20 +41,3 @@ def require_finite(spec: Any) -> None:
     for field in dataclasses.fields(spec):
         if wrong := what_is_wrong(getattr(spec, field.name)):
             raise UsageError(f"{field.name}: {wrong}")
-
-
-def _search(raw: object, path: str, seen: set[int]) -> tuple[str, str] | None:
-    if isinstance(raw, Mapping):
-        parts = [(f"{path}.{key}" if path else str(key), value) for key, value in raw.items()]
-    elif isinstance(raw, list | tuple):
-        parts = [(f"{path}[{index}]", value) for index, value in enumerate(raw)]
-    else:
-        wrong = what_is_wrong(raw)
-        return None if wrong is None else (path, wrong)
-    if id(raw) in seen:
-        return None
-    seen.add(id(raw))
-    for at, value in parts:
-        if unusable := _search(value, at, seen):
-            return unusable
-    return None

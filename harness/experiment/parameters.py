@@ -18,7 +18,7 @@ import itertools
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +28,7 @@ from harness.experiment.workload_file import KEYS as WORKLOAD_KEYS
 from harness.experiment.workload_file import kinds_in
 from inject.kinds.catalogue import CATALOGUE
 from testbed.errors import ConfigError, UsageError
+from testbed.leaves import leaves
 from testbed.suggestions import first_of, nearest
 from traffic.engine.task_specs import QpParams
 
@@ -75,7 +76,7 @@ def parse(text: str) -> Parameter:
 
 def known_paths(raw: Mapping[str, Any]) -> tuple[str, ...]:
     """Every path of an experiment file (as TOML gives it) that has a value, or may have one."""
-    paths = [*_leaves(raw, "")]
+    paths = [path for path, _ in leaves(raw)]
     work = raw.get("workload")
     if isinstance(work, Mapping):
         for kind in kinds_in(work)[:1]:
@@ -151,14 +152,3 @@ def _place(raw: dict[str, Any], path: str, value: Scalar, source: str) -> None:
             section = section[step]
         else:
             section = section.setdefault(step, {})
-
-
-def _leaves(value: Any, path: str) -> Iterator[str]:
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _leaves(inner, f"{path}.{key}" if path else key)
-    elif isinstance(value, list):
-        for index, inner in enumerate(value):
-            yield from _leaves(inner, f"{path}[{index}]")
-    else:
-        yield path

@@ -8,10 +8,10 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 
+from testbed.leaves import leaves
 from testbed.model.topology import Topology
 
 __all__ = ["refuse_addresses", "refuse_large_numbers"]
@@ -30,21 +30,12 @@ def refuse_large_numbers(content: bytes) -> None:
     """
     if _LONG.search(content) is None:  # of most files: they are not walked
         return
-    for path, value in _numbers(msgspec.json.decode(content), ""):
+    for path, value in leaves(msgspec.json.decode(content)):
+        if not isinstance(value, int | float):
+            continue
         most = _MOST_COUNTER if path.startswith(_COUNTERS) else _MOST
         if not -most <= value <= most:
             raise ValueError(f"{path}: {value} is beyond any time or count of a run")
-
-
-def _numbers(value: Any, path: str) -> Iterator[tuple[str, int | float]]:
-    if isinstance(value, dict):
-        for name, item in value.items():
-            yield from _numbers(item, f"{path}.{name}" if path else name)
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield from _numbers(item, f"{path}[{index}]")
-    elif isinstance(value, int | float) and not isinstance(value, bool):
-        yield path, value
 
 
 def refuse_addresses(topology: Topology) -> None:

@@ -25,11 +25,12 @@ OUT_OF_ORDER = ("spray", "dqplb")
 SPREADS = ("split", "round-robin", *OUT_OF_ORDER)
 """How the data for a peer gets on its queue pairs.
 
-`split` cuts every message into equal parts. `round-robin` gives messages to the queue pairs in turn, and cuts them only
-as far as each queue pair needs to get the same number in every operation. With these two, each queue pair is a lane, on
-which segments arrive in order. With `OUT_OF_ORDER` all queue pairs are one lane, on which
-segments arrive in any order. `spray` gives them to the queue pairs in turn, `dqplb` (dynamic queue pair load balancing)
-each to the one that has the fewest in flight.
+`split` cuts every message into equal parts, one for each queue pair. `round-robin` gives messages to the queue pairs in
+turn. It cuts them only if their number is no multiple of the number of queue pairs, which would otherwise carry unequal
+shares. With these two, each queue pair is a lane, on which segments arrive in order.
+
+With `OUT_OF_ORDER` all queue pairs are one lane, on which segments arrive in any order. `spray` gives them to the queue
+pairs in turn, `dqplb` (dynamic queue pair load balancing) each to the one that has the fewest in flight.
 """
 
 MAX_QPS_PER_PEER = 128
@@ -42,7 +43,7 @@ def longest_message(programs: Sequence[Program]) -> int:
 
 
 def parts_for_equal_turns(programs: Sequence[Program], qps: int) -> int:
-    """Return into how many parts to cut messages that take turns, so that each of `qps` queue pairs gets as many."""
+    """Return into how many parts to cut each message so that all `qps` queue pairs get the same number of parts."""
     messages = Counter((program["rank"], dst) for program in programs for _, dst, _, _ in program["sends"])
     return math.lcm(*(qps // math.gcd(qps, count) for count in messages.values()))
 

@@ -206,7 +206,7 @@ def _segment_bytes(spec: RanksSpec, programs: Sequence[schedules.Program]) -> in
 
 
 def _parts_of_a_message(spec: RanksSpec, programs: Sequence[schedules.Program]) -> int:
-    """Return into how many segments the longest message is cut, at least, so that all queue pairs are used equally.
+    """Return the least number of segments of the longest message with which all queue pairs are used equally.
 
     Each segment more costs a completion at both ends: a ring with messages of 256 KiB in four parts took 1.3 times as
     long as with whole ones.
