@@ -185,11 +185,12 @@ def judge_fired(
         best = max((moved.get(key) or 0 for key in witness.any_of), default=0)
         if best < witness.at_least:
             names = ", ".join(witness.any_of[:3]) + (", ..." if len(witness.any_of) > 3 else "")  # noqa: PLR2004
-            unread = next((key for key in witness.any_of if key in moved and moved[key] is None), None)
+            unread = next((key for key in witness.any_of if before and key in moved and moved[key] is None), None)
             why = "" if unread is None else f"; {unread} was not read before the fault: its increment is unknown"
             doubts.append(f"no independent witness: {names} moved by {best}, must move by {witness.at_least}{why}")
     doubts += [f"{key} moved by {delta}: it must not" for key, delta in stayed.items() if delta]
-    doubts += unknown.values()
+    # Of a fault that was not armed no counter is read before: one sentence says so, not one for each counter.
+    doubts += unknown.values() if before or not unknown else ["no counter was read before the fault"]
     is_complete = planned.complete_after is not None and count >= planned.complete_after
     if observed.get("lost") and not is_complete:
         doubts.append("something else had ended it before its time: it was no longer on when it was to be removed")

@@ -159,6 +159,15 @@ def test_receipt_bystander_of_a_device_that_was_reset_is_unknown():
     assert [doubt for doubt in doubts if "rxe0, which was reset meanwhile" in doubt] == list(doubts) != []
 
 
+def test_receipt_of_a_fault_that_was_never_armed_does_not_list_every_counter():
+    """A run that is stopped reads no counters before the faults that are still to come: one reason is enough."""
+    armed = Armed(ok=False, error="the run was stopped")
+    _, doubts = judge_fired(FLAP, armed=armed, observed={}, before={}, after=snapshot())
+    assert FLAP.must_not_move
+    assert "no counter was read before the fault" in doubts
+    assert not [doubt for doubt in doubts if "was not read" in doubt]
+
+
 def test_receipt_own_counter_that_was_not_read_before_the_fault_proves_nothing():
     """The counter used to count from 0, so its growth since the boot proved the fault."""
     before, after = without_unread({WITNESS: None}), snapshot(**{WITNESS: 40})
