@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
@@ -11,13 +11,13 @@ import numpy as np
 
 from harness.packets import gobackn
 from harness.packets.congestion_signals import Congestion, congestion
+from harness.packets.doubts import Capture, doubts, psn_jumps
 from harness.packets.duplicates import without_copies
 from harness.packets.episodes import Episode, episodes
-from harness.packets.flows import Flow, Side, Unpaired, flows_of
+from harness.packets.flows import Flow, Side, flows_of
 from harness.packets.gobackn import Violation
-from testbed.packets.bth import PSN_SPACE, distance, is_nak, is_rnr
+from testbed.packets.bth import is_nak, is_rnr
 from testbed.packets.columns import decode
-from testbed.suggestions import first_of
 
 if TYPE_CHECKING:
     from testbed.packets.capture_file import Frames
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Analysis", "FlowReport", "analyse"]
 
-NEEDED_BYTES = 70
-CLOCK_STEP_NS = 1_000_000_000
-"""A packet this far behind a later one of the same port means that the clock was set, not that the order is off."""
-_NAMED = 8
 KEPT = 1000
 """Episodes, and violations, that are listed individually for each flow; all are counted."""
 
@@ -117,32 +113,36 @@ def analyse(frames: Frames, *, host_ports: Sequence[bool] | None = None) -> Anal
     Raises:
         UsageError: the capture has too many addresses and ports to sort (`flows_of`).
     """
-    decoded = decode(frames)
-    packets, late, back_ns = _in_time_order(decoded)
+    packets, late, behind_ns = _in_time_order(decode(frames))
     if host_ports is None:
         host_ports = [name.count(":") == 2 for name in frames.interfaces]  # noqa: PLR2004 - see the docstring
     flows, unpaired = flows_of(packets, host_ports=host_ports)
-    # Frames that are truncated, missing or in the wrong order can look like a broken rule.
-    is_exact = not (packets.cut or packets.not_decoded or packets.hidden or frames.dropped)
-    is_exact = is_exact and back_ns <= CLOCK_STEP_NS
-    reports = tuple(_report(packets, flow, frames.interfaces[flow.port], is_exact=is_exact) for flow in flows)
-    begun_again = list(_begun_again(packets, flows, frames.interfaces))
-    notes = tuple(said for said, is_known in begun_again if is_known)
+    pairs = [(flow, without_copies(packets, flow)) for flow in flows]
+    capture = Capture(
+        frames=frames,
+        packets=packets,
+        behind_ns=behind_ns,
+        host_ports=host_ports,
+        flows=flows,
+        doubled=[whole for whole, single in pairs if single.is_doubled and whole.side != "between"],
+        unpaired=unpaired,
+    )
+    jumps = psn_jumps(capture)
+    notes = [jump.sentence for jump in jumps if jump.is_reconnected]
     if late:
-        notes += (
-            f"{late:,} packets come after later ones in the file, by up to {back_ns / 1e9:.6f} s: sorted by time",
+        notes.append(
+            f"{late:,} packets come after later ones in the file, by up to {behind_ns / 1e9:.6f} s: sorted by time"
         )
     return Analysis(
         frames=len(frames),
         roce=len(packets),
         ports=frames.interfaces,
-        flows=reports,
-        doubts=(
-            *_doubts(frames, packets, reports, [item for item in unpaired if host_ports[item.port]], back_ns),
-            *_one_way(frames, packets, [number for number, is_host in enumerate(host_ports) if is_host]),
-            *(said for said, is_known in begun_again if not is_known),
+        flows=tuple(
+            _report(packets, whole, flow, frames.interfaces[flow.port], check_rules=capture.has_all_packets_in_order)
+            for whole, flow in pairs
         ),
-        notes=notes,
+        doubts=doubts(capture, jumps),
+        notes=tuple(notes),
     )
 
 
@@ -161,124 +161,12 @@ def _in_time_order(packets: Packets) -> tuple[Packets, int, int]:
     return packets.take(np.argsort(packets.time_ns, kind="stable")), late, most
 
 
-def _doubts(
-    frames: Frames, packets: Packets, flows: Sequence[FlowReport], unpaired: Sequence[Unpaired], back_ns: int
-) -> Iterator[str]:
-    if frames.damage:
-        yield f"the file is damaged at {frames.damage}"
-    if not len(frames):
-        yield "the capture has no frames"
-    elif not len(packets):
-        yield f"none of {len(frames):,} frames can be decoded as RoCEv2 (UDP port 4791 over IPv4 or IPv6)"
-    elif not flows:
-        yield f"{len(packets):,} RoCEv2 packets, but no request of a reliable connection: nothing to check"
-    elif not any(item.responses or item.is_ambiguous for item in flows):
-        yield "no response to any request was captured, so rules of responses were not checked; capture both directions"
-    yield from _unseen(frames, packets)
-    yield from _unchecked_flows(flows, unpaired)
-    if back_ns > CLOCK_STEP_NS:
-        yield (
-            f"times of one port go back by {back_ns / 1e9:.3f} s: the clock was set during the capture, or captures "
-            "were joined; the order of its packets is unknown, so no rule was checked"
-        )
-
-
-def _unseen(frames: Frames, packets: Packets) -> Iterator[str]:
-    """Yield a doubt for each kind of frame that may hold RoCEv2 packets which were not decoded."""
-    if packets.cut:
-        yield (
-            f"{packets.cut:,} frames are cut before their RoCEv2 headers end, so no rule was checked; capture at least "
-            f"{NEEDED_BYTES} bytes of each frame"
-        )
-    if packets.not_decoded:
-        yield (f"{packets.not_decoded:,} RoCEv2 packets are fragments and were not decoded, so no rule was checked")
-    if packets.hidden:
-        yield (
-            f"{packets.hidden:,} frames are encrypted (IPsec, MACsec) or in a tunnel (VXLAN, Geneve, GRE, IP in IP, "
-            "MPLS, PPPoE): RoCEv2 in them was not seen, so no rule was checked; capture where they are out of it"
-        )
-    if frames.dropped:
-        yield (
-            f"{frames.dropped:,} frames were dropped when the file was captured, as its statistics say, so no rule was "
-            "checked; capture headers alone, or with a larger buffer"
-        )
-
-
-def _one_way(frames: Frames, packets: Packets, host_ports: Sequence[int]) -> Iterator[str]:
-    """Yield a doubt for each host port where only one direction was captured, if another port has both."""
-    directions = {number: set(packets.outbound[packets.port == number].tolist()) - {-1} for number in host_ports}
-    if not any(len(sides) > 1 for sides in directions.values()):
-        return  # no response was captured at all, which `_doubts` reports
-    for number, sides in directions.items():
-        if len(sides) == 1:
-            captured_side = "left the port towards the host" if sides == {1} else "came in from the host"
-            yield f"{frames.interfaces[number]}: all packets {captured_side}: responses were not checked there"
-
-
-def _begun_again(packets: Packets, flows: Sequence[Flow], ports: Sequence[str]) -> Iterator[tuple[str, bool]]:
-    """Yield a sentence for each flow that does not continue the PSNs of its queue pair, and if the reason is known.
-
-    A responder's message sequence number (MSN) only goes back when its queue pair is connected again.
-    """
-    last: dict[tuple[int, str, str, int], Flow] = {}
-    for flow in flows:
-        key = flow.port, flow.src, flow.dst, flow.dqpn
-        before = last.get(key)
-        last[key] = flow
-        if before is None:
-            continue
-        first, final = packets.msn[flow.responses], packets.msn[before.responses]
-        first, final = first[first >= 0][:1], final[final >= 0][-1:]
-        is_known = bool(len(first) and len(final) and distance(first, final)[0] < 0)
-        name = f"{flow.src} -> {flow.dst} QP {flow.dqpn}{f' at {ports[flow.port]}' if ports[flow.port] else ''}"
-        jump = f"PSNs continue at {int(flow.psn[0]) % PSN_SPACE:,} instead of {_after(before):,}"
-        yield (
-            (f"{name}: connected again under the same number ({jump})", True)
-            if is_known
-            else (
-                f"{name}: {jump}: it was connected again, or packets are missing in between; the gap was not checked",
-                False,
-            )
-        )
-
-
-def _after(flow: Flow) -> int:
-    return int((flow.psn + flow.span).max()) % PSN_SPACE
-
-
-def _unchecked_flows(flows: Sequence[FlowReport], unpaired: Sequence[Unpaired]) -> Iterator[str]:
-    for flow in flows:
-        if flow.is_doubled:
-            yield (
-                f"{flow.src} -> {flow.dst} QP {flow.dqpn} at {flow.port}: the capture has each packet twice, as if "
-                "captured at two points, so rules that hold only at a host's port were not checked"
-            )
-    for port, src, dst in dict.fromkeys((item.port, item.src, item.dst) for item in flows if item.is_ambiguous):
-        qpns = sorted(
-            item.dqpn for item in flows if item.is_ambiguous and (item.port, item.src, item.dst) == (port, src, dst)
-        )
-        yield (
-            f"{src} -> {dst}{f' at {port}' if port else ''}: responses match more than one of the QPs "
-            f"{first_of(qpns, _NAMED)} (equal UDP source ports, PSNs within one window), so rules of responses "
-            "were not checked"
-        )
-    for item in unpaired:
-        yield (
-            f"{item.responses:,} responses from {item.src} to QP {item.dqpn} of {item.dst} match no requests at this "
-            "port and were not checked"
-        )
-
-
-def _report(packets: Packets, whole: Flow, port: str, *, is_exact: bool) -> FlowReport:
-    flow = without_copies(packets, whole)
+def _report(packets: Packets, whole: Flow, flow: Flow, port: str, *, check_rules: bool) -> FlowReport:
+    """Check `flow`, which is `whole` without the copies that the network made, and count both."""
     tracked = gobackn.track(packets, flow)
-    go_backs, broken = (
-        list(episodes(packets, flow, tracked)),
-        gobackn.violations(packets, flow, tracked) if is_exact else [],
-    )
-    if flow.is_ambiguous:
-        # Without its responses the reason for a retransmission is unknown.
-        go_backs = []
+    # Without its responses the reason for a retransmission is unknown.
+    go_backs = [] if flow.is_ambiguous else list(episodes(packets, flow, tracked))
+    broken = gobackn.violations(packets, flow, tracked) if check_rules else []
     syndrome = packets.syndrome[flow.responses]
     missing = int((flow.psn[tracked.jumps] - tracked.top[tracked.jumps - 1]).sum())
     late = _late(flow, tracked)
