@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from bench.rows import Row, mark
 from harness.analysis.ettr import Ettr, ettr
-from harness.analysis.restarts import phases_of_restarts
+from harness.analysis.restarts import timed_restarts
 from harness.record.measurements import Measurements
 from harness.record.workload_series import ranks_of, resilience_of, series_of
 from testbed.errors import LabError
@@ -155,7 +155,6 @@ def end_of(lab: Lab, result: ElasticResult, quiet: ElasticResult, *, mode: Mode,
         ),
     }
     resilience = resilience_of(result)
-    phases_by_restart = phases_of_restarts(resilience, {})
     run = Measurements(
         lab=lab.name,
         lab_kind=lab.kind,
@@ -171,7 +170,7 @@ def end_of(lab: Lab, result: ElasticResult, quiet: ElasticResult, *, mode: Mode,
     )
     return JobEnd(
         wrong="; ".join(problem for problem, is_so in problems.items() if is_so) or None,
-        phases_ns={phase.name: phase.length_ns for _, phases in phases_by_restart for phase in phases},
+        phases_ns={phase.name: phase.length_ns for timed in timed_restarts(resilience, {}) for phase in timed.phases},
         lost_iterations=max((restart.lost_iterations or 0 for restart in result.restarts), default=0),
         ettr=ettr(run, None, (), first_fault_ns=run.end_ns),
     )

@@ -33,7 +33,7 @@ from harness.analysis.links import emulation_headroom
 from harness.analysis.noise import NoiseFloor, allow_for
 from harness.analysis.observations import Observation, disturbed
 from harness.analysis.observe import Observed
-from harness.analysis.restarts import describe, why_state_unknown
+from harness.analysis.restarts import why_state_unknown
 from harness.attribution.attribute import attribute
 from harness.confidence import Interval, decide, tail_of
 from harness.experiment.experiment_file import Expectation
@@ -360,15 +360,15 @@ def _restart_checks(observed: Observed, *, failed: bool) -> list[Check]:
     """Return one check for each restart of a job. A restart that the job's end cut short proves nothing."""
     return [
         Check(
-            name=f"restart.{restart.number}",
-            verdict=_restart_verdict(restart, is_last=restart.number == len(observed.restarts), failed=failed),
-            observed=None if restart.caught_up_ns is None else (restart.caught_up_ns - phases[0].start_ns) / 1e9,
+            name=f"restart.{timed.restart.number}",
+            verdict=_restart_verdict(timed.restart, is_last=timed is observed.restarts[-1], failed=failed),
+            observed=None if timed.restart.caught_up_ns is None else timed.length_ns / 1e9,
             bound=None,
             unit="s",
             rule="The job caught up after this restart, or another loss interrupted it",
-            detail=describe(restart, phases),
+            detail=timed.describe(),
         )
-        for restart, phases in observed.restarts
+        for timed in observed.restarts
     ]
 
 

@@ -15,11 +15,10 @@ from harness.analysis.links.link_metrics import link_metrics
 from harness.analysis.observations import Observation
 from harness.analysis.phases import Phase, phases
 from harness.analysis.resolutions import Firing
-from harness.analysis.restarts import phases_of_restarts, restart_metrics, times_by_phase
+from harness.analysis.restarts import TimedRestart, lengths, restart_metrics, timed_restarts
 from harness.analysis.routing import Routing, routing
 from harness.confidence import LEVEL
 from harness.record.measurements import Measurements
-from traffic.workloads.elastic.elastic_results import Restart
 
 if TYPE_CHECKING:
     import numpy as np
@@ -46,7 +45,7 @@ class Observed:
     routing: Mapping[str, Routing]
     firing: Mapping[str, Firing]
     training: Ettr | None = None
-    restarts: tuple[tuple[Restart, tuple[Phase, ...]], ...] = ()
+    restarts: tuple[TimedRestart, ...] = ()
     pace: NDArray[np.float64] | None = None
 
 
@@ -68,8 +67,8 @@ def observe(run: Measurements, *, level: float = LEVEL) -> Observed:
         interval_of |= resolutions.resolutions_of(
             run, total.step_ns, impacts, by_phase, by_routing, firing, effects.beyond_chance
         )
-    restarts = phases_of_restarts(run.resilience, fired, run.series) if run.resilience is not None else ()
-    interval_of |= resolutions.of_restarts(run, times_by_phase(restarts), firing)
+    restarts = timed_restarts(run.resilience, fired, run.series) if run.resilience is not None else ()
+    interval_of |= resolutions.of_restarts(run, lengths(restarts, run.end_ns), firing)
     return Observed(
         metrics={
             **{name: replace(observation, interval=interval_of.get(name)) for name, observation in metrics.items()},

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from harness import confidence
 from harness.analysis.phases import Phase
+from harness.analysis.restarts import Length
 from harness.analysis.routing import TIMES, Routing
 from harness.analysis.timeline import HEALTHY_SHARE, Baseline, Goodput, Impact
 from harness.confidence import Interval, resolution
@@ -178,9 +179,9 @@ def _routing(run: Measurements, by_routing: Mapping[str, Routing], fired: Mappin
 
 
 def of_restarts(
-    run: Measurements, times: Mapping[str, Sequence[tuple[int, str]]], fired: Mapping[str, Firing]
+    run: Measurements, lengths: Mapping[str, Sequence[Length]], fired: Mapping[str, Firing]
 ) -> dict[str, Interval]:
-    """Return the intervals of the times of restarts: `times` (ns) by phase, as `restarts.times_by_phase` has them.
+    """Return the intervals of the times of restarts: `lengths` are as `restarts.lengths` returns them.
 
     The controller takes both ends of the phases that are not in the result, so they are exact.
     """
@@ -191,11 +192,11 @@ def of_restarts(
     timings = {"detect": firing, "restore": Firing(), "catch_up": Firing(), "total": firing}
     return {
         f"restart.{name}": _interval(
-            [timing.since(length_ns, run.clock_error_ns) for length_ns, _ in times[name]],
+            [timing.since(length.ns, run.clock_error_ns) for length in known],
             of="the clocks' error and when the fault was seen to fire" if timing is firing else "the clocks' error",
         )
         for name, timing in timings.items()
-        if times.get(name)
+        if (known := [length for length in lengths.get(name, ()) if not length.is_open])
     }
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from harness.analysis.observations import Observation
 from harness.analysis.phases import Phase
@@ -27,7 +28,7 @@ from harness.quantities import format_duration
 from harness.record.measurements import Measurements, RankSeries, ResilienceRun
 from traffic.workloads.elastic.elastic_results import Restart
 
-__all__ = ["PHASES", "describe", "phases_of_restarts", "restart_metrics", "times_by_phase", "why_state_unknown"]
+__all__ = ["PHASES", "Length", "TimedRestart", "lengths", "restart_metrics", "timed_restarts", "why_state_unknown"]
 
 PHASES = ("detect", "diagnose", "reschedule", "initialise", "restore", "catch_up")
 _DETAILS = {
@@ -40,36 +41,103 @@ _DETAILS = {
 }
 
 
-def phases_of_restarts(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedRestart:
+    """A restart with the phases that it completed, of which `detect` is always there.
+
+    `interrupted` is the phase that another loss interrupted, until that loss was noticed; None: no phase was.
+    """
+
+    restart: Restart
+    phases: tuple[Phase, ...]
+    interrupted: Phase | None = None
+
+    @property
+    def title(self) -> str:
+        """Number, cause and lost hosts."""
+        return f"restart {self.restart.number} ({_cause_and_hosts(self.restart)})"
+
+    @property
+    def length_ns(self) -> int:
+        """Time of all completed phases."""
+        return self.phases[-1].end_ns - self.phases[0].start_ns
+
+    def describe(self) -> str:
+        """Describe it in one line: lost hosts, reason, moved ranks, length of each phase, repeated iterations."""
+        restart = self.restart
+        moved = [f"{old} -> {new}" for old, new in zip(restart.before, restart.after, strict=False) if old != new]
+        if len(restart.after) not in (0, len(restart.before)):
+            moved = [f"{len(restart.before)} ranks -> {len(restart.after)} ranks"]
+        lost = restart.lost_iterations
+        repeated = f"{lost} iterations repeated, resumed after {restart.restored_iterations} iterations"
+        words = [
+            f"lost {_cause_and_hosts(restart)}",
+            f"reason: {restart.reason}",
+            *moved,
+            ", ".join(f"{phase.name} {format_duration(phase.length_ns)}" for phase in self.phases),
+            *([] if lost is None else [repeated]),
+            *(f"checkpoint {name} rejected: {reason}" for name, reason in restart.rejected),
+        ]
+        return "; ".join(words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Length:
+    """How long a phase or an outage took, and of which restart it is. `is_open`: it took at least that long."""
+
+    ns: int
+    of: str
+    is_open: bool = False
+
+
+def timed_restarts(
     run: ResilienceRun, fired: Mapping[str, tuple[int, int]], series: Sequence[RankSeries] = ()
-) -> tuple[tuple[Restart, tuple[Phase, ...]], ...]:
-    """Return each restart with its phases. `fired` maps fault ids to (first firing, removal) in controller ns.
+) -> tuple[TimedRestart, ...]:
+    """Return the job's restarts with their phases. `fired` maps fault ids to (first firing, removal) in controller ns.
 
     `series` shows how long an iteration takes: a fault that fires when the job has stood still for longer is not its
     loss.
-    The phases end with the last one that the restart completed.
     """
-    restarts = []
+    timed = []
     before_ns = 0
-    for restart in run.restarts:
+    for restart, later in itertools.zip_longest(run.restarts, run.restarts[1:]):
         firings = [start for start, _ in fired.values() if before_ns < start <= restart.noticed_ns]
-        boundaries = [
-            _loss_ns(restart, firings, before_ns, _longest_before(series, restart.progress_ns)),
-            restart.noticed_ns,
-            restart.diagnosed_ns,
-            restart.rescheduled_ns,
-            restart.initialised_ns,
-            restart.restored_ns,
-            restart.caught_up_ns,
-        ]
-        phases = []
-        for name, start, end in zip(PHASES, boundaries, boundaries[1:], strict=False):
-            if start is None or end is None:
-                break
-            phases.append(Phase(name=name, start_ns=start, end_ns=end, detail=_DETAILS[name]))
-        restarts.append((restart, tuple(phases)))
+        loss_ns = _loss_ns(restart, firings, before_ns, _longest_before(series, restart.progress_ns))
+        phases = _completed_phases(restart, loss_ns)
+        timed.append(TimedRestart(restart=restart, phases=phases, interrupted=_interrupted_phase(phases, later)))
         before_ns = restart.noticed_ns
-    return tuple(restarts)
+    return tuple(timed)
+
+
+def _completed_phases(restart: Restart, loss_ns: int) -> tuple[Phase, ...]:
+    boundaries = (
+        loss_ns,
+        restart.noticed_ns,
+        restart.diagnosed_ns,
+        restart.rescheduled_ns,
+        restart.initialised_ns,
+        restart.restored_ns,
+        restart.caught_up_ns,
+    )
+    phases = []
+    for name, start_ns, end_ns in zip(PHASES, boundaries, boundaries[1:], strict=False):
+        if start_ns is None or end_ns is None:
+            break
+        phases.append(Phase(name=name, start_ns=start_ns, end_ns=end_ns, detail=_DETAILS[name]))
+    return tuple(phases)
+
+
+def _interrupted_phase(completed: Sequence[Phase], later: Restart | None) -> Phase | None:
+    """Return the phase that the next loss interrupted; None: there was no other loss, or the restart was complete."""
+    if later is None or len(completed) == len(PHASES):
+        return None
+    start_ns = completed[-1].end_ns
+    return Phase(
+        name=PHASES[len(completed)],
+        start_ns=start_ns,
+        end_ns=max(start_ns, later.noticed_ns),
+        detail="another loss interrupted it",
+    )
 
 
 def _loss_ns(restart: Restart, firings: Sequence[int], before_ns: int, iteration_ns: int) -> int:
@@ -95,6 +163,32 @@ def _longest_before(series: Sequence[RankSeries], time_ns: int) -> int:
     )
 
 
+def lengths(restarts: Sequence[TimedRestart], end_ns: int) -> dict[str, list[Length]]:
+    """Return the lengths of the phases by name, and as `total` those of the outages, in a run that ended at `end_ns`.
+
+    An outage lasts from a loss until the job has caught up, over all restarts that this takes.
+    """
+    found: dict[str, list[Length]] = {}
+    outage_start_ns: int | None = None
+    for timed in restarts:
+        for phase in timed.phases:
+            found.setdefault(phase.name, []).append(Length(ns=phase.length_ns, of=timed.title))
+        if (cut := timed.interrupted) is not None:
+            # A phase that timed out also ends this way, so it may be the longest one.
+            at_least = Length(ns=cut.length_ns, of=f"{timed.title}, until another loss interrupted it", is_open=True)
+            found.setdefault(cut.name, []).append(at_least)
+        outage_start_ns = timed.phases[0].start_ns if outage_start_ns is None else outage_start_ns
+        if timed.restart.caught_up_ns is not None:
+            outage = Length(ns=timed.restart.caught_up_ns - outage_start_ns, of=timed.title)
+            found.setdefault("total", []).append(outage)
+            outage_start_ns = None
+    if outage_start_ns is not None:
+        last = f"restart {restarts[-1].restart.number}: not caught up"
+        outage = Length(ns=max(0, end_ns - outage_start_ns), of=last, is_open=True)
+        found.setdefault("total", []).append(outage)
+    return found
+
+
 def restart_metrics(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> dict[str, Observation]:
     """Return the metrics of restarts, lost iterations and the final state; without values if the job cannot restart."""
     names = [f"restart.{name}" for name in (*PHASES, "total")]
@@ -102,8 +196,11 @@ def restart_metrics(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> 
     if resilience is None:
         missing = Observation(value=None, detail="the workload is not a job with [workload.resilience]")
         return dict.fromkeys((*names, "lost_iterations", "state_errors", "initialise.time"), missing)
+    found = lengths(timed_restarts(resilience, fired, run.series), run.end_ns)
+    without = "no restart reached this phase" if resilience.restarts else "the job was not restarted"
     return {
-        **_phase_times(phases_of_restarts(resilience, fired, run.series), run.end_ns),
+        **{f"restart.{name}": _longest(found.get(name, ()), without) for name in PHASES},
+        "restart.total": _longest_outage(found.get("total", ()), without),
         "lost_iterations": _lost_iterations(resilience),
         "state_errors": _state_errors(run),
         "initialise.time": Observation(
@@ -113,68 +210,17 @@ def restart_metrics(run: Measurements, fired: Mapping[str, tuple[int, int]]) -> 
     }
 
 
-def times_by_phase(restarts: Sequence[tuple[Restart, tuple[Phase, ...]]]) -> dict[str, list[tuple[int, str]]]:
-    """Return (duration in ns, description of the restart) by phase; `total` has the durations of whole outages."""
-    durations_by_phase: dict[str, list[tuple[int, str]]] = {}
-    outage_ns: int | None = None
-    for restart, phases in restarts:
-        label = f"restart {restart.number} ({_cause_and_hosts(restart)})"
-        for phase in phases:
-            durations_by_phase.setdefault(phase.name, []).append((phase.length_ns, label))
-        outage_ns = phases[0].start_ns if outage_ns is None else outage_ns
-        if restart.caught_up_ns is not None:
-            durations_by_phase.setdefault("total", []).append((restart.caught_up_ns - outage_ns, label))
-            outage_ns = None
-    return durations_by_phase
+def _longest(found: Sequence[Length], without: str) -> Observation:
+    """Return the longest one in seconds; `without` says why there is none."""
+    longest = max(found, key=lambda length: (length.ns, not length.is_open, length.of), default=None)
+    if longest is None:
+        return Observation(value=None, detail=without)
+    return Observation(value=longest.ns / 1e9, detail=longest.of, censored=longest.is_open)
 
 
-def _interrupted(restarts: Sequence[tuple[Restart, tuple[Phase, ...]]]) -> dict[str, list[tuple[int, str]]]:
-    """Return (ns until another loss interrupted it, description of the restart) of each interrupted phase, by phase.
-
-    A phase that timed out also ends this way, so an interrupted phase may be the longest one.
-    """
-    lasted_by_phase: dict[str, list[tuple[int, str]]] = {}
-    for (restart, phases), (then, _) in itertools.pairwise(restarts):
-        if phases and len(phases) < len(PHASES):
-            label = f"restart {restart.number} ({_cause_and_hosts(restart)}), until another loss interrupted it"
-            lasted_ns = max(0, then.noticed_ns - phases[-1].end_ns)
-            lasted_by_phase.setdefault(PHASES[len(phases)], []).append((lasted_ns, label))
-    return lasted_by_phase
-
-
-def _phase_times(restarts: Sequence[tuple[Restart, tuple[Phase, ...]]], end_ns: int) -> dict[str, Observation]:
-    """Return the longest time of each phase over all restarts, in seconds, with the restart that took it."""
-    durations_by_phase = times_by_phase(restarts)
-    # If the run ended during an outage, this is a lower bound of its length.
-    open_ns = _open_outage_ns(restarts, end_ns)
-    if open_ns is not None:
-        durations_by_phase.setdefault("total", []).append((open_ns, f"restart {restarts[-1][0].number}: not caught up"))
-    interrupted = _interrupted(restarts)
-    missing_reason = "the job was not restarted" if not restarts else "no restart reached this phase"
-    metrics = {}
-    for name in (*PHASES, "total"):
-        slowest = max(durations_by_phase.get(name, ()), default=None)
-        cut = max(interrupted.get(name, ()), default=None)
-        if cut is not None and (slowest is None or cut[0] > slowest[0]):
-            metrics[f"restart.{name}"] = Observation(value=cut[0] / 1e9, detail=cut[1], censored=True)
-            continue
-        metrics[f"restart.{name}"] = (
-            Observation(value=None, detail=missing_reason)
-            if slowest is None
-            else Observation(
-                value=slowest[0] / 1e9, detail=slowest[1], censored=name == "total" and open_ns is not None
-            )
-        )
-    return metrics
-
-
-def _open_outage_ns(restarts: Sequence[tuple[Restart, tuple[Phase, ...]]], end_ns: int) -> int | None:
-    """Return how long the last outage had lasted when the run ended; None: the job had caught up."""
-    since_ns = None
-    for restart, phases in restarts:
-        since_ns = phases[0].start_ns if since_ns is None else since_ns
-        since_ns = None if restart.caught_up_ns is not None else since_ns
-    return None if since_ns is None else max(0, end_ns - since_ns)
+def _longest_outage(outages: Sequence[Length], without: str) -> Observation:
+    """Return the longest outage: a lower bound if the run ended during an outage, which might have become longer."""
+    return replace(_longest(outages, without), censored=any(outage.is_open for outage in outages))
 
 
 def _cause_and_hosts(restart: Restart) -> str:
@@ -232,25 +278,3 @@ def why_state_unknown(run: Measurements) -> str:
     if early := [state for state in states if isinstance(planned, int) and state.iterations != planned]:
         return f"rank {early[0].rank} reported its state after {early[0].iterations} of {planned} iterations"
     return ""
-
-
-def describe(restart: Restart, phases: Sequence[Phase]) -> str:
-    """Describe a restart in one line: lost hosts, reason, moved ranks, length of each phase, repeated iterations."""
-    moved = [f"{old} -> {new}" for old, new in zip(restart.before, restart.after, strict=False) if old != new]
-    if len(restart.after) not in (0, len(restart.before)):
-        moved = [f"{len(restart.before)} ranks -> {len(restart.after)} ranks"]
-    times = ", ".join(f"{phase.name} {format_duration(phase.length_ns)}" for phase in phases)
-    lost = restart.lost_iterations
-    words = [
-        f"lost {_cause_and_hosts(restart)}",
-        f"reason: {restart.reason}",
-        *moved,
-        times,
-        *(
-            []
-            if lost is None
-            else [f"{lost} iterations repeated, resumed after {restart.restored_iterations} iterations"]
-        ),
-        *(f"checkpoint {name} rejected: {reason}" for name, reason in restart.rejected),
-    ]
-    return "; ".join(words)

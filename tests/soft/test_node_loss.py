@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from harness.analysis.observe import observe
-from harness.analysis.restarts import describe
 from harness.experiment import toml_text
 from harness.experiment.experiment_file import decode
 from harness.run import loop as run
@@ -46,8 +45,8 @@ def finished(text, lab, tmp_path, *, restores=True):
     done = run.execute(decided, lab.inventory_model, out=tmp_path, progress=print)
     lab.forget_connections()
     measured = done.run_dir.read_measurements()
-    for restart, phases in observe(measured).restarts:
-        print(describe(restart, phases))
+    for timed in observe(measured).restarts:
+        print(timed.describe())
     print(observe(measured).metrics["ettr"])
     return done.verdict, measured
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.analysis.phases import Phase
-from harness.analysis.restarts import describe
+from harness.analysis.restarts import TimedRestart
 from harness.report.plots.recovery_bars import PhaseBar
 from harness.verdict import Check
 from traffic.workloads.elastic.elastic_results import Restart
@@ -24,23 +23,21 @@ class RestartBar:
     phases: tuple[PhaseBar, ...]
 
 
-def restart_bars(
-    restarts: Sequence[tuple[Restart, tuple[Phase, ...]]], checks: Sequence[Check]
-) -> tuple[RestartBar, ...]:
+def restart_bars(restarts: Sequence[TimedRestart], checks: Sequence[Check]) -> tuple[RestartBar, ...]:
     """Return the bars of all restarts, all on one scale."""
     bounds = {
         check.name: float(check.bound)
         for check in checks
         if check.name.startswith("restart.") and isinstance(check.bound, int | float) and "<=" in check.rule
     }
-    whole_ns = max((phases[-1].end_ns - phases[0].start_ns for _, phases in restarts if phases), default=0) or 1
-    return tuple(_bar(restart, phases, bounds, whole_ns) for restart, phases in restarts)
+    whole_ns = max((timed.length_ns for timed in restarts), default=0) or 1
+    return tuple(_bar(timed, bounds, whole_ns) for timed in restarts)
 
 
-def _bar(restart: Restart, phases: Sequence[Phase], bounds: Mapping[str, float], whole_ns: int) -> RestartBar:
-    begin_ns = phases[0].start_ns if phases else restart.noticed_ns
+def _bar(timed: TimedRestart, bounds: Mapping[str, float], whole_ns: int) -> RestartBar:
+    begin_ns = timed.phases[0].start_ns
     bars = []
-    for phase in phases:
+    for phase in timed.phases:
         bound_s = bounds.get(f"restart.{phase.name}")
         left = 100 * (phase.start_ns - begin_ns) / whole_ns
         bound_left = None if bound_s is None else left + 100 * bound_s * 1e9 / whole_ns
@@ -55,8 +52,8 @@ def _bar(restart: Restart, phases: Sequence[Phase], bounds: Mapping[str, float],
             )
         )
     return RestartBar(
-        restart=restart,
-        words=describe(restart, phases),
-        length_ns=phases[-1].end_ns - begin_ns if phases else 0,
+        restart=timed.restart,
+        words=timed.describe(),
+        length_ns=timed.length_ns,
         phases=tuple(bars),
     )

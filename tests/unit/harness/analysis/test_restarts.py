@@ -16,7 +16,7 @@ from harness import judge
 from harness.analysis.ettr import ettr
 from harness.analysis.observe import observe
 from harness.analysis.prediction import predictions
-from harness.analysis.restarts import PHASES, describe, phases_of_restarts, restart_metrics
+from harness.analysis.restarts import PHASES, TimedRestart, restart_metrics, timed_restarts
 from harness.experiment.experiment_file import Expectation
 from harness.experiment.metrics import METRICS
 from harness.experiment.run_plan import Plan
@@ -79,13 +79,11 @@ def job(*restarts, count=100, wrong=0, lengths_ns=lambda: ITERATION_NS):
 
 
 def test_restart_phases_begin_at_the_firing_that_caused_the_loss():
-    ((_, phases),) = phases_of_restarts(
-        resilience(PLAIN), {"early": (T0 + S, T0 + 2 * S), "loss": (T0 + 5 * S + S // 2, 0)}
-    )
-    assert [phase.name for phase in phases] == list(PHASES)
-    assert [phase.length_ns / S for phase in phases] == [3.0, 1.0, 1.0, 1.0, 1.0, 0.5]
-    ((_, phases),) = phases_of_restarts(resilience(PLAIN), {})
-    assert phases[0].length_ns == 4 * S, "without a fault, from the last progress"
+    (timed,) = timed_restarts(resilience(PLAIN), {"early": (T0 + S, T0 + 2 * S), "loss": (T0 + 5 * S + S // 2, 0)})
+    assert [phase.name for phase in timed.phases] == list(PHASES)
+    assert [phase.length_ns / S for phase in timed.phases] == [3.0, 1.0, 1.0, 1.0, 1.0, 0.5]
+    (timed,) = timed_restarts(resilience(PLAIN), {})
+    assert timed.phases[0].length_ns == 4 * S, "without a fault, from the last progress"
 
 
 def test_outage_is_not_charged_to_a_fault_that_fired_when_the_job_stood_still_already():
@@ -103,9 +101,9 @@ def test_restart_interrupted_by_a_second_loss_has_only_its_first_phases():
     first = replace(PLAIN, initialised_ns=None, restored_ns=None, caught_up_ns=None, restored_iterations=None)
     second = replace(PLAIN, number=2, noticed_ns=T0 + 12 * S, diagnosed_ns=T0 + 13 * S, rescheduled_ns=T0 + 14 * S,
                      initialised_ns=T0 + 15 * S, restored_ns=T0 + 16 * S, caught_up_ns=T0 + 17 * S)  # fmt: skip
-    restarts = phases_of_restarts(resilience(first, second), {})
-    assert [phase.name for phase in restarts[0][1]] == ["detect", "diagnose", "reschedule"]
-    assert restarts[1][1][0].start_ns == first.noticed_ns
+    restarts = timed_restarts(resilience(first, second), {})
+    assert [phase.name for phase in restarts[0].phases] == ["detect", "diagnose", "reschedule"]
+    assert restarts[1].phases[0].start_ns == first.noticed_ns
     metrics = observe(job(first, second)).metrics
     assert metrics["restart.catch_up"].value == 1.0
     assert metrics["lost_iterations"].value == 5
@@ -343,7 +341,8 @@ def test_judge_restart_that_another_loss_interrupted_passes():
 
 def test_judge_names_rejected_checkpoints():
     one = replace(PLAIN, rejected=(("g0-rank1-after00000050.checkpoint", "corrupt: checksum mismatch"),))
-    assert "checkpoint g0-rank1-after00000050.checkpoint rejected: corrupt: checksum mismatch" in describe(one, ())
+    described = TimedRestart(restart=one, phases=()).describe()
+    assert "checkpoint g0-rank1-after00000050.checkpoint rejected: corrupt: checksum mismatch" in described
 
 
 def test_measurements_with_restarts_round_trip():
@@ -401,8 +400,8 @@ def test_restart_total_of_an_outage_with_two_losses_counts_both():
 
 def test_restart_is_not_charged_to_an_unrelated_fault_that_fired_later():
     fired = {"loss": (T0 + 5 * S, 0), "flap": (T0 + 8 * S, T0 + 8 * S + MS)}
-    ((_, phases),) = phases_of_restarts(resilience(PLAIN), fired)
-    assert phases[0].start_ns == T0 + 5 * S
+    (timed,) = timed_restarts(resilience(PLAIN), fired)
+    assert timed.phases[0].start_ns == T0 + 5 * S
 
 
 def test_job_time_of_a_job_that_restarted_from_nothing_begins_with_its_workload():
