@@ -106,70 +106,89 @@ class Ettr:
         return replace(noise, low=share * noise.low, high=share * noise.high)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Iterations:
+    """Iterations that all ranks finished, over all ranks.
+
+    `alone_ns` are the lengths of the fault-free ones, without their waits for storage. `wait_ns` is the mean wait for
+    storage of all of them, `later` the number of those that are not fault-free, `wall_ns` the time of all of them.
+    """
+
+    alone_ns: NDArray[np.float64]
+    later: int
+    wait_ns: float
+    wall_ns: int
+
+    @property
+    def healthy_ns(self) -> float:
+        """Mean length of a fault-free iteration."""
+        return float(self.alone_ns.mean())
+
+    @property
+    def wait_share(self) -> float:
+        """Wait for storage per fault-free iteration: w / D of the formula."""
+        return self.wait_ns / self.healthy_ns
+
+
 def ettr(run: Measurements, base: Baseline | None, impacts: Iterable[Impact], *, first_fault_ns: int) -> Ettr | None:
     """Measure and predict the ratio; None without iterations, or with too few before the first fault."""
+    iterations = _iterations(run, first_fault_ns)
+    if iterations is None or len(iterations.alone_ns) < _ENOUGH:
+        return None
+    lost_ns = 0.0 if base is None else sum(impact.lost_bytes / base.mean * 1e9 for impact in impacts)
+    return Ettr(
+        iterations=iterations_done(run.series),
+        healthy_ns=iterations.healthy_ns,
+        wall_ns=iterations.wall_ns,
+        lost_ns=lost_ns,
+        storage_ns=iterations.wait_ns,
+        predicted=None if base is None else (1 - lost_ns / iterations.wall_ns) / (1 + iterations.wait_share),
+        alone_ns=tuple(iterations.alone_ns.tolist()),
+        formula=_formula(run, iterations),
+    )
+
+
+def _iterations(run: Measurements, first_fault_ns: int) -> _Iterations | None:
+    """Return the iterations that all ranks finished; None: there are none."""
     count = finished_iterations(run.series)
     if not count:
         return None
     ordered = [sorted(rank_series.iterations, key=lambda step: step.index)[:count] for rank_series in run.series]
     begins = np.array([[step.start_ns for step in rank] for rank in ordered]).min(axis=0)
     end_ns = int(max(rank[-1].end_ns for rank in ordered))
-    storage = np.array([[step.ingest_ns + step.checkpoint_ns for step in rank] for rank in ordered]).max(axis=0)
+    waits = np.array([[step.ingest_ns + step.checkpoint_ns for step in rank] for rank in ordered]).max(axis=0)
     # An iteration extends to the start of the next one, so that the time between them counts.
     lengths = np.diff(np.append(begins, end_ns))
     # A loss may have another cause than an injected fault, and the iteration before it lasts until the restart.
     losses_ns = [restart.progress_ns for restart in run.resilience.restarts] if run.resilience is not None else []
     indices = np.array([step.index for step in ordered[0]])
     is_followed = np.diff(indices, append=indices[-1] + 1) == 1  # otherwise the record of the next one is lost
-    healthy = (begins + lengths <= min([first_fault_ns, *losses_ns])) & is_followed
-    if int(healthy.sum()) < _ENOUGH:
-        return None
-    alone = (lengths - storage)[healthy].astype(np.float64)
-    alone_ns, wall_ns = float(alone.mean()), end_ns - int(begins[0])
-    waits_ns = float(storage.mean())
-    formula = _formula(run, wall_ns=wall_ns, alone=alone, later=count - len(alone), storage_ns=waits_ns)
-    lost_ns = 0.0 if base is None else sum(impact.lost_bytes / base.mean * 1e9 for impact in impacts)
-    return Ettr(
-        iterations=iterations_done(run.series),
-        healthy_ns=alone_ns,
-        wall_ns=wall_ns,
-        lost_ns=lost_ns,
-        storage_ns=waits_ns,
-        predicted=None if base is None else (1 - lost_ns / wall_ns) / (1 + waits_ns / alone_ns),
-        alone_ns=tuple(alone.tolist()),
-        formula=formula,
+    is_healthy = (begins + lengths <= min([first_fault_ns, *losses_ns])) & is_followed
+    return _Iterations(
+        alone_ns=(lengths - waits)[is_healthy].astype(np.float64),
+        later=count - int(is_healthy.sum()),
+        wait_ns=float(waits.mean()),
+        wall_ns=end_ns - int(begins[0]),
     )
 
 
-def _formula(
-    run: Measurements, *, wall_ns: int, alone: NDArray[np.float64], later: int, storage_ns: float
-) -> Formula | None:
-    """Return the published formula; None if no restart restored the job's state.
-
-    `alone` are the fault-free iterations, `later` the number of the other ones.
-    """
-    restarts = [] if run.resilience is None else run.resilience.restarts
-    recoveries, restored_ns = [], 0
-    for restart in restarts:
-        if restart.restored_ns is not None:
-            # If no iteration finished since the last restore, `progress_ns` is still that of the loss before.
-            recoveries.append(restart.restored_ns - max(restart.progress_ns, restored_ns))
-            restored_ns = restart.restored_ns
+def _formula(run: Measurements, iterations: _Iterations) -> Formula | None:
+    """Return the published formula; None if no restart restored the job's state, or there are no checkpoints."""
+    recoveries_ns = _recoveries(run)
     every = (run.workload.get("storage") or {}).get("every")
-    if not recoveries or not every:
+    if not recoveries_ns or not every:
         return None
-    iteration_ns = float(alone.mean())
-    count, interval_ns = len(recoveries), int(every) * iteration_ns
-    share = storage_ns / iteration_ns
-    recovery_ns = sum(recoveries) / count
+    count, interval_ns = len(recoveries_ns), int(every) * iterations.healthy_ns
+    recovery_ns = sum(recoveries_ns) / count
 
     def ratio(lost_share: float) -> float:
+        """Return the formula's ratio if each loss costs this share of the work between two checkpoints."""
         lost_ns = count * (recovery_ns + lost_share * interval_ns)
-        return max(0.0, 1 - lost_ns / wall_ns) / (1 + share)
+        return max(0.0, 1 - lost_ns / iterations.wall_ns) / (1 + iterations.wait_share)
 
     # The mean of n values that are uniform over [0, 1]: exact for one, and close to normal for more.
     half = _UNIFORM_HALF if count == 1 else min(_UNIFORM_HALF, _NORMAL * math.sqrt(1 / (12 * count)))
-    predicted, noise = ratio(0.5), _reach_of_noise(alone, later)
+    predicted, noise = ratio(0.5), _reach_of_noise(iterations.alone_ns, iterations.later)
     low = high = None
     if noise is not None:
         low = max(0.0, predicted - math.hypot(predicted - ratio(0.5 + half), predicted * noise))
@@ -181,8 +200,19 @@ def _formula(
         interruptions=count,
         recovery_ns=recovery_ns,
         interval_ns=interval_ns,
-        checkpoint_share=share,
+        checkpoint_share=iterations.wait_share,
     )
+
+
+def _recoveries(run: Measurements) -> list[int]:
+    """Return the time from each loss until the job's state was restored, in ns, of the restarts that restored it."""
+    recoveries, restored_ns = [], 0
+    for restart in () if run.resilience is None else run.resilience.restarts:
+        if restart.restored_ns is not None:
+            # If no iteration finished since the last restore, `progress_ns` is still that of the loss before.
+            recoveries.append(restart.restored_ns - max(restart.progress_ns, restored_ns))
+            restored_ns = restart.restored_ns
+    return recoveries
 
 
 def _reach_of_noise(alone: NDArray[np.float64], later: int) -> float | None:
