@@ -1,4 +1,4 @@
-"""Traffic beside the workload of an experiment: its probes, and its bystander."""
+"""What goes on beside the workload of an experiment, in its fault-free twin too: capture, probes, and bystander."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 
 from harness.experiment.experiment_file import Experiment
 from testbed.lab import Lab
+from testbed.observe import packet_capture
+from testbed.observe.packet_capture import Capturing
 from testbed.observe.telemetry import Change
 from traffic.engine.running_traffic import Running
 from traffic.flows import flow_run
@@ -15,10 +17,25 @@ from traffic.flows.flow_run import FlowsResult
 from traffic.probes import prober
 from traffic.probes.prober import Probing
 
-__all__ = ["bystander", "forward_changes", "probing", "stop_bystander"]
+__all__ = ["bystander", "capturing", "forward_changes", "probing", "stop_bystander"]
 
 _END_S = 30.0
 """How long a bystander may take to complete what is in flight when it is stopped."""
+
+
+def capturing(
+    experiment: Experiment, lab: Lab, progress: Callable[[str], None] = lambda _text: None
+) -> AbstractContextManager[Capturing | None]:
+    """Capture the experiment's ports while the block lasts; None: it captures none.
+
+    Raises:
+        UsageError: there is no such port, or its switch does not forward in its kernel.
+        LabError: a machine could not capture.
+    """
+    if not experiment.capture:
+        return contextlib.nullcontext()
+    progress(f"capturing at {', '.join(experiment.capture)}")
+    return packet_capture.start(lab, experiment.capture)
 
 
 def probing(

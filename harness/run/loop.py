@@ -42,7 +42,7 @@ from testbed.inventory.lab_inventory import Inventory
 from testbed.inventory.subset import without_hosts
 from testbed.lab import Lab, open_lab
 from testbed.model.lab_kind import traits_of
-from testbed.observe import counters, packet_capture, telemetry
+from testbed.observe import counters, telemetry
 from testbed.observe.machine_load import MachineLoad
 from testbed.tenancy import audit_log, dirty, interventions
 from testbed.tenancy.dirty import Work
@@ -264,9 +264,10 @@ def _run_twin(
 ) -> tuple[tuple[RankSeries, ...], MachineLoad]:
     """Run the same workload from the same snapshot, without faults; return it and how busy the controller was."""
     progress("fault-free twin: the same workload from the same snapshot")
-    # Watched, probed and with the bystander, as the run is: their ratio must not hold what that costs.
+    # Watched, captured, probed and with the bystander, as the run is: their ratio must not hold what that costs.
     with (
         journal.doing("twin", workload=decided.plan.workload),
+        beside_workload.capturing(decided.experiment, lab),
         beside_workload.probing(decided.experiment, lab),
         beside_workload.bystander(decided.experiment, lab),
         telemetry.start(lab),
@@ -297,12 +298,10 @@ def _with_faults(
     mutate: Mutation | None,
     on_flights: OnEvent,
 ) -> None:
-    ports, live = decided.experiment.capture, Live()
+    live = Live()
     data.injector = Injector(lab, journal, mutate=mutate)
     with data.injector as injector, contextlib.ExitStack() as taps:
-        if ports:
-            progress(f"capturing at {', '.join(ports)}")
-            capturing = taps.enter_context(packet_capture.start(lab, ports))
+        capturing = taps.enter_context(beside_workload.capturing(decided.experiment, lab, progress))
         if decided.faults:
             progress(f"preparing {len(decided.faults)} faults on their targets")
         ready = prepare_all(injector, decided.faults)
@@ -345,7 +344,7 @@ def _with_faults(
         if probing is not None:
             probing.stop()
             data.probed = probing.collected()
-        if ports:
+        if capturing is not None:
             progress("fetching the captured packets")
             data.captured = capturing.stop()
         data.after = counters.read(lab)

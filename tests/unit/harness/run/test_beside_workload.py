@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import random
@@ -220,3 +221,35 @@ def test_probing_without_path_answers_reports_the_reason():
     probing._tracker.queries = [path_query(0, 0, None), path_query(10, 10, None)]
     probing._tracker.failure = "rtsw1: SONiC tells no ways"
     assert probing.collected() == ProbeTrips(trips=(), unknown=1, trouble="rtsw1: SONiC tells no ways")
+
+
+def test_twin_runs_under_the_same_capture_probes_and_bystander_as_the_run(monkeypatch):
+    """A twin without the capture was faster, so that `jct_ratio` held the cost of the capture."""
+    beside = []
+
+    @contextlib.contextmanager
+    def going_on(name):
+        beside.append(name)
+        yield SimpleNamespace(name=name)
+        beside.remove(name)
+
+    during = []
+    monkeypatch.setattr(loop.beside_workload.packet_capture, "start", lambda _lab, ports: going_on(f"capture {ports}"))
+    monkeypatch.setattr(loop.beside_workload.prober, "start", lambda _lab, _probe: going_on("probes"))
+    monkeypatch.setattr(loop.beside_workload.prober, "pairs", lambda _topology: [])
+    monkeypatch.setattr(loop.beside_workload.flow_run, "start_all", lambda _lab, _flows: going_on("bystander"))
+    monkeypatch.setattr(loop.telemetry, "start", lambda _lab: going_on("watchers"))
+    result = SimpleNamespace(outcome="completed")
+    running = SimpleNamespace(wait=lambda _patience: during.extend(beside) or result)
+    monkeypatch.setattr(loop.workload, "start", lambda *_: running)
+    monkeypatch.setattr(loop.workload, "patience_s", lambda *_: 1.0)
+    monkeypatch.setattr(loop, "series_of", lambda _result: ())
+    experiment = SimpleNamespace(
+        capture=("rtsw1:ctsw1",), probe=object(), bystander=SimpleNamespace(src="host2:rxe0", dst="host4:rxe0")
+    )
+    decided = SimpleNamespace(experiment=experiment, plan=SimpleNamespace(workload="collective"))
+    journal = SimpleNamespace(doing=lambda *_args, **_facts: contextlib.nullcontext())
+    lab = SimpleNamespace(topology=None)
+    loop._run_twin(decided, lab, journal, lambda _text: None, lambda _event: None)
+    assert sorted(during) == ["bystander", "capture ('rtsw1:ctsw1',)", "probes", "watchers"]
+    assert beside == []
