@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.analysis.links import emulation_headroom
 from harness.analysis.links.effective_bisection import Trial, bisection_of, ratio
-from harness.analysis.links.link_metrics import link_metrics
+from harness.analysis.links.link_metrics import uplink_use
 from harness.confidence import Interval, decide, level_for
 from harness.record.measurements import Measurements
 from harness.run import emulation_limit, ends
@@ -26,7 +26,7 @@ from traffic.engine.task_specs import QpParams
 from traffic.flows.flow_run import FlowSpec
 from traffic.flows.permutations import Tier, permutation
 
-__all__ = ["BisectionSpec", "TierBisection", "has_rates", "judged", "measure"]
+__all__ = ["BisectionSpec", "TierBisection", "has_rates", "judged", "measure", "used_uplinks"]
 
 Progress = Callable[[str], None]
 QP = QpParams(timeout=20)
@@ -52,8 +52,9 @@ class BisectionSpec:
 class TierBisection:
     """Effective bisection across one tier. `value` None, or without an `interval`: `detail` says why.
 
-    `utilisation` is the metric `bisection` of the same seconds, the mean of all permutations: what the uplinks of the
-    highest tier sent over what they can carry. None: those links have no rate.
+    `utilisation` is what the uplinks that these flows cross sent over what they can carry, in the same seconds, the
+    mean of all permutations: uplinks of racks where flows stay in a zone, those of the highest tier where they cross
+    zones. None: those links have no rate, or no flow leaves its rack.
     """
 
     tier: Tier
@@ -152,8 +153,8 @@ def _tier(lab: Lab, tier: Tier, spec: BisectionSpec, beyond: str, progress: Prog
     for number in range(0 if beyond else spec.permutations):
         pairs = permutation(lab.topology, tier, seed=spec.seed, number=number)
         progress(f"{tier}: permutation {number + 1} of {spec.permutations}, {len(pairs)} flows")
-        together, share = _goodput(lab, _flows(pairs, spec, seconds=spec.seconds))
-        alone, _ = _goodput(lab, _flows(pairs[number % len(pairs) :][:1], spec, seconds=spec.seconds / 2))
+        together, share = _goodput(lab, tier, _flows(pairs, spec, seconds=spec.seconds))
+        alone, _ = _goodput(lab, tier, _flows(pairs[number % len(pairs) :][:1], spec, seconds=spec.seconds / 2))
         trials.append(Trial(flows=len(pairs), aggregate_bps=together, solo_bps=alone))
         progress(f"{tier}: {together / 1e6:.3g} Mb/s together, {alone / 1e6:.3g} Mb/s alone")
         shares += [] if share is None else [share]
@@ -170,8 +171,8 @@ def _flows(pairs: Sequence[tuple[str, str]], spec: BisectionSpec, *, seconds: fl
     ]
 
 
-def _goodput(lab: Lab, specs: Sequence[FlowSpec]) -> tuple[float, float | None]:
-    """Return what flows got together, and the metric `bisection` of that time."""
+def _goodput(lab: Lab, tier: Tier, specs: Sequence[FlowSpec]) -> tuple[float, float | None]:
+    """Return what flows across a tier got together, and how far they used its uplinks."""
     before = counters.read(lab)
     result, window = run_flows(lab, specs)
     after = counters.read(lab)
@@ -182,5 +183,12 @@ def _goodput(lab: Lab, specs: Sequence[FlowSpec]) -> tuple[float, float | None]:
         counters_before={node: dict(values) for node, values in before.items()},
         counters_after={node: dict(values) for node, values in after.items()},
     )  # fmt: skip
-    value = link_metrics(run)["bisection"].value
-    return result.goodput_bps, float(value) if isinstance(value, int | float) else None
+    return result.goodput_bps, used_uplinks(run, tier)
+
+
+def used_uplinks(run: Measurements, tier: Tier) -> float | None:
+    """Return how far the uplinks that flows across a tier use were used; None: unknown, or they use none. Pure."""
+    if tier == "rack":
+        return None
+    value = uplink_use(run, "rtsw" if tier == "zone" else None).value
+    return float(value) if isinstance(value, int | float) else None

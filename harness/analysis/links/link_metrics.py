@@ -25,7 +25,7 @@ from testbed.model.lab_kind import traits_of
 from testbed.model.topology import SwitchRole, Topology
 from testbed.routing.offered_load import max_over_mean
 
-__all__ = ["carried_at_most", "link_metrics", "names"]
+__all__ = ["carried_at_most", "link_metrics", "names", "uplink_use"]
 
 _TIERS: tuple[SwitchRole, ...] = ("rtsw", "ctsw")
 
@@ -60,15 +60,14 @@ def carried_at_most(run: Measurements) -> Mapping[str, float]:
 
 def link_metrics(run: Measurements) -> dict[str, Observation]:
     """Return all metrics of links."""
-    loads = [load for load in link_loads(run) if load.is_uplink]
+    tiers = _by_tier(run)
+    loads = [load for of_tier in tiers.values() for load in of_tier]
     most = carried_at_most(run)
-    roles = {switch.name: switch.role for switch in run.topology.switches}
-    tiers = {tier: [load for load in loads if roles[load.up.src] == tier] for tier in _TIERS}
     by_place: dict[str, list[LinkLoad]] = {str(tier): of_tier for tier, of_tier in tiers.items()}
     metrics = {
         "link_bytes.error": _error(run, loads),
         "jfi": _spread("jfi", tiers["rtsw"]),
-        "bisection": _bisection(tiers, most),
+        "bisection": uplink_use(run),
     }
     for name in names(run.topology):
         kind, _, place = name.partition(".")
@@ -77,6 +76,13 @@ def link_metrics(run: Measurements) -> dict[str, Observation]:
         else:
             metrics[name] = _utilisation(place, loads, most)
     return metrics
+
+
+def _by_tier(run: Measurements) -> dict[SwitchRole, list[LinkLoad]]:
+    """Return the uplinks of each tier of switches that has some above it."""
+    roles = {switch.name: switch.role for switch in run.topology.switches}
+    loads = [load for load in link_loads(run) if load.is_uplink]
+    return {tier: [load for load in loads if roles[load.up.src] == tier] for tier in _TIERS}
 
 
 def _error(run: Measurements, loads: Sequence[LinkLoad]) -> Observation:
@@ -148,11 +154,16 @@ def _utilisation(place: str, loads: Sequence[LinkLoad], most: Mapping[str, float
     return Observation(value=shares[busiest], detail=f"{busiest}, its busier direction")
 
 
-def _bisection(tiers: Mapping[SwitchRole, Sequence[LinkLoad]], most: Mapping[str, float]) -> Observation:
-    tier = next((name for name in reversed(_TIERS) if tiers[name]), None)
-    loads = [load for load in tiers[tier] if load.name in most] if tier else []
+def uplink_use(run: Measurements, tier: SwitchRole | None = None) -> Observation:
+    """Return the bytes that the uplinks of a tier of switches sent up over their capacity; None: the highest tier."""
+    of_tier = _by_tier(run)
+    tier = tier or next((name for name in reversed(_TIERS) if of_tier[name]), None)
+    if tier is None:
+        return Observation(value=None, detail="there are no links between switches")
+    most = carried_at_most(run)
+    loads = [load for load in of_tier[tier] if load.name in most]
     if not loads:
-        return Observation(value=None, detail=_NO_SPEED if tier else "there are no links between switches")
+        return Observation(value=None, detail=_NO_SPEED)
     if why := _doubt([load.up for load in loads]):
         return Observation(value=None, detail=why)
     sent = sum(load.up.size_bytes or 0 for load in loads)

@@ -10,6 +10,7 @@ from synthetic_run import synthetic_run
 from harness.analysis.links.link_metrics import carried_at_most, link_metrics, names
 from harness.analysis.observe import observe
 from harness.experiment.metrics import lookup
+from harness.run.bisection_run import used_uplinks
 from harness.run.prepare.bind_to_lab import fit
 from testbed.errors import ConfigError
 from testbed.inventory.lab_inventory import load
@@ -157,3 +158,16 @@ def test_link_utilisation_after_a_counter_reset_gives_no_value():
     run = counted(every_uplink(100), before=1000)
     run.counters_after["rtsw1"]["ctsw1.tx_bytes"] = 5
     assert link_metrics(run)["link_utilisation.max"].value is None
+
+
+@pytest.mark.parametrize(("tier", "used"), [("rack", None), ("zone", 0.5), ("fabric", 0.0)])
+def test_bisection_reports_the_use_of_the_uplinks_that_the_flows_cross(tier, used):
+    """Flows within a zone use the uplinks of its racks. The table used to say 0.00 of those above the zones."""
+    most = {link.name: link.a.speed_gbps * 1e9 / ZONES.rate_scale / 8 * SECONDS for link in ZONES.topology.uplinks}
+    halves = {
+        (link.a.node, link.b.node): round(most[link.name] / 2)
+        for link in ZONES.topology.uplinks
+        if link.a.node.startswith("rtsw")
+    }
+    share = used_uplinks(counted(every_uplink(0) | halves), tier)
+    assert share == (used if used is None else pytest.approx(used, rel=1e-3))
