@@ -14,6 +14,7 @@ import numpy as np
 
 from harness import confidence
 from harness.analysis import timeline
+from harness.analysis.ranks.storage_reads import reads_of
 from harness.confidence import LEVEL, Interval
 from harness.record.measurements import Measurements, RankSeries, Serving
 from traffic.engine.latency_split import PARTS
@@ -50,6 +51,7 @@ def intervals_of(
         "jct_ratio": _jct(run, impacts, level),
         "busbw.mean": _busbw(run, level),
         **_shares(run.series, level),
+        "ingest.p99_ratio": reads_of(run.series).interval(level),
         "ettr": None if training is None else training.interval(level),
         **({} if run.serving is None else _serving(run, run.serving, level)),
         **({} if times_are_mixed(run) else _latency(run.latencies_ns, level)),

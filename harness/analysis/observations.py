@@ -18,6 +18,7 @@ from harness.analysis.ettr import Ettr
 from harness.analysis.intervals import attainment_range, operation_shares, times_are_mixed
 from harness.analysis.phases import ENDING, NAMES, Phase
 from harness.analysis.ranks.slow_ranks import slow_ranks
+from harness.analysis.ranks.storage_reads import reads_of
 from harness.analysis.ranks.straggler import LEVEL, slowdowns, slowest
 from harness.analysis.routing import TIMES, Routing
 from harness.confidence import Interval
@@ -69,7 +70,7 @@ class Observation:
 
 def plain(run: Measurements) -> dict[str, Observation]:
     """Return counts that need no baseline, waits for storage, and service level metrics of an inference job."""
-    iterations = timeline.finished_iterations(run.series)
+    iterations, reads = timeline.finished_iterations(run.series), reads_of(run.series)
     wrong = sum(step.wrong for rank in run.series for step in rank.iterations)
     if run.resilience is not None:  # a series holds the last execution of each iteration
         wrong = max(wrong, run.resilience.wrong_elements)
@@ -78,6 +79,7 @@ def plain(run: Measurements) -> dict[str, Observation]:
         "iterations": Observation(value=_finished(run, iterations), detail=f"finished by all {len(run.series)} ranks"),
         "kernel.errors": _kernel(run),
         "ingest.wait": _longest([step.ingest_ns for rank in run.series for step in rank.iterations], "data"),
+        "ingest.p99_ratio": Observation(value=reads.p99_ratio, detail=reads.describe()),
         "checkpoint.wait": _longest(
             [step.checkpoint_ns for rank in run.series for step in rank.iterations], "checkpoints"
         ),

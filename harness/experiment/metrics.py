@@ -129,6 +129,13 @@ _TABLE = (
         meaning="Longest time that a rank waited for the data of an iteration from storage",
     ),
     Metric(
+        name="ingest.p99_ratio",
+        unit="ratio",
+        is_noisy=True,
+        meaning="Time to read the data of an iteration from storage while any rank stores a checkpoint, over that of "
+        "the other reads: ratio of their 99th percentiles",
+    ),
+    Metric(
         name="checkpoint.wait",
         unit="s",
         meaning="Longest time that a rank waited for a checkpoint to be stored",

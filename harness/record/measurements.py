@@ -76,8 +76,9 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
     """One iteration of one rank.
 
     The rank computes (`compute_ns`), waits for its neighbours (`wait_ns`) and communicates (`comm_ns`). With storage it
-    first waits for its data (`ingest_ns`) and at the end for its checkpoint (`checkpoint_ns`). `wrong` counts wrong
-    elements of the result. `split_ns` are the parts of its collectives (`traffic.engine.latency_split`), if recorded.
+    first waits for its data (`ingest_ns`) and at the end for its checkpoint (`checkpoint_ns`). Those data were read
+    within `read_ns`, from `read_from_ns` after the start on (negative: before it). `wrong` counts wrong elements of the
+    result. `split_ns` are the parts of its collectives (`traffic.engine.latency_split`), if recorded.
     """
 
     index: int
@@ -88,6 +89,8 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
     wrong: int = 0
     ingest_ns: int = 0
     checkpoint_ns: int = 0
+    read_from_ns: int = 0
+    read_ns: int = 0
     split_ns: tuple[int, ...] = ()
 
     @property
@@ -97,11 +100,12 @@ class Iteration(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankSeries(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything one rank did over time."""
+    """Everything one rank did over time. `stored_ns`: from when to when each of its checkpoints was being stored."""
 
     rank: int
     samples: tuple[Sample, ...] = ()
     iterations: tuple[Iteration, ...] = ()
+    stored_ns: tuple[tuple[int, int], ...] = ()
 
 
 class Connection(msgspec.Struct, frozen=True, kw_only=True):

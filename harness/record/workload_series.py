@@ -22,6 +22,7 @@ from traffic.probes.ecmp_entropy import sport_of
 from traffic.workloads.collective import CollectiveResult
 from traffic.workloads.elastic.elastic_results import ElasticResult
 from traffic.workloads.inference import InferenceResult
+from traffic.workloads.job import JobResult
 from traffic.workloads.ranks_result import RanksResult
 
 __all__ = [
@@ -59,9 +60,16 @@ def series_of(result: Result) -> tuple[RankSeries, ...]:
             rank=index,
             samples=_summed(result.samples_of(index)),
             iterations=tuple(_iteration(item) for item in result.iterations[index]),
+            stored_ns=_stored(result, index),
         )
         for index in range(len(result.ranks))
     )
+
+
+def _stored(result: Result, rank: int) -> tuple[tuple[int, int], ...]:
+    if not isinstance(result, JobResult):
+        return ()
+    return tuple((item.start_ns, item.end_ns) for item in result.checkpoints if item.rank == rank)
 
 
 def connections_of(
@@ -154,5 +162,7 @@ def _iteration(item: TrafficIteration) -> Iteration:
         wrong=item.wrong_elements,
         ingest_ns=item.ingest_ns,
         checkpoint_ns=item.checkpoint_ns,
+        read_from_ns=item.read_from_ns,
+        read_ns=item.read_ns,
         split_ns=item.split_ns,
     )

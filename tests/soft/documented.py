@@ -167,7 +167,7 @@ LONG = {
     ),
     (
         f"{_SWEEP}/checkpoint.toml --over workload.storage.checkpoint=4MiB:10:sync,4MiB:10:staggered,4MiB:10:async "
-        "--metric ingest.wait --metric checkpoint.wait --out runs/checkpoint"
+        "--metric ingest.wait --metric ingest.p99_ratio --metric checkpoint.wait --out runs/checkpoint"
     ): Expected(says="3 points (3 PASS)", makes="runs/checkpoint/sweep.json", resets=True),
     (
         f"{_SWEEP}/loss.toml --over workload.size=4KiB,64KiB,1MiB --over "

@@ -84,7 +84,8 @@ class Iteration:
     parts of `traffic.engine.latency_split`; it is empty if the engine did not report it.
 
     With storage, the wait for data (`ingest_ns`) comes before the compute phase, and the wait for a checkpoint
-    (`checkpoint_ns`) after the collective. Both lie between `start_ns` and `end_ns`.
+    (`checkpoint_ns`) after the collective. Both lie between `start_ns` and `end_ns`. The data were read within
+    `read_ns`, from `read_from_ns` after the start on (negative: before it, as data are read an iteration ahead).
     """
 
     index: int
@@ -98,6 +99,8 @@ class Iteration:
     paused_ns: tuple[int, ...] = ()
     ingest_ns: int = 0
     checkpoint_ns: int = 0
+    read_from_ns: int = 0
+    read_ns: int = 0
     split_ns: tuple[int, ...] = ()
 
 

@@ -48,6 +48,8 @@ def iterations_of(running: Running[Any], task: str, *, generation: int | None = 
             paused_ns=tuple(event.message.get("paused_ns", ())),
             ingest_ns=event.message.get("ingest_ns", 0),
             checkpoint_ns=event.message.get("checkpoint_ns", 0),
+            read_from_ns=event.message.get("read_from_ns", 0),
+            read_ns=event.message.get("read_ns", 0),
             split_ns=tuple(event.message.get("split_ns", ())),
         )
         for event in running.events

@@ -17,7 +17,7 @@ from traffic.workloads.ranks_result import RanksResult
 __all__ = ["FORMATS", "check", "of_flows", "of_ranks", "write"]
 
 FORMATS = (".csv", ".parquet")
-_ITERATION = ("compute_ns", "comm_ns", "wait_ns", "ingest_ns", "checkpoint_ns", "wrong_elements")
+_ITERATION = ("compute_ns", "comm_ns", "wait_ns", "ingest_ns", "read_ns", "checkpoint_ns", "wrong_elements")
 Rows = Sequence[Mapping[str, Any]]
 
 

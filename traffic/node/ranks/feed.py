@@ -153,7 +153,8 @@ class Feed:
 
     `spec` is `traffic.workloads.storage_service.Storage` as plain data, with `address`, `port`, `ranks` and
     `generation`. `state()` returns a copy of the rank's state. `ingest_ns` is how long the rank has waited for the data
-    of this iteration, `checkpoint_ns` how long for its checkpoint. `stored(fields)` is called for every stored
+    of this iteration, `checkpoint_ns` how long for its checkpoint. `read_ns` is when the read of that data began and
+    ended (node's clock), most of it during the iteration before. `stored(fields)` is called for every stored
     checkpoint: after which iteration it was written, the iterations that it holds, start_ns, end_ns and waited_ns.
     """
 
@@ -170,11 +171,12 @@ class Feed:
         self.rank, self.spec, self.state, self.stored = rank, spec, state, stored
         self._copied: tuple[int, bytes] = (0, b"")
         self.ingest_ns = self.checkpoint_ns = 0
+        self.read_ns = (0, 0)
         self._clients: list[StorageClient] = []
         self._reader = self._client(selector, on_error) if spec["ingest_bytes"] else None
         self._writer = self._client(selector, on_error) if spec["checkpoint_bytes"] else None
         self._on_batch: Callable[[], None] | None = None
-        self._batch_wanted_ns = 0
+        self._batch_wanted_ns = self._read_begun_ns = self._read_ended_ns = 0
         self._on_writer_idle: Callable[[], None] | None = None
         self._on_idle: Callable[[], None] | None = None
 
@@ -191,8 +193,7 @@ class Feed:
     def begin(self, iterations: int = 0) -> None:
         """Fetch the data of the first iteration; so many `iterations` are done already."""
         self._copied = (iterations, self.state())
-        if self._reader is not None:
-            self._reader.get(self.spec["ingest_bytes"], self._on_fetched)
+        self._read()
 
     def batch(self, then: Callable[[], None]) -> None:
         """Call `then` when the data of this iteration has arrived, and start to fetch the data of the next one."""
@@ -202,14 +203,26 @@ class Feed:
             return
         self._on_batch, self._batch_wanted_ns = then, time.monotonic_ns()
         if not self._reader.is_busy:
-            self._on_fetched()
+            self._hand_over()
 
-    def _on_fetched(self) -> None:
+    def _read(self) -> None:
+        if self._reader is not None:
+            self._read_begun_ns = time.monotonic_ns()
+            self._reader.get(self.spec["ingest_bytes"], self._on_read)
+
+    def _on_read(self) -> None:
+        self._read_ended_ns = time.monotonic_ns()
+        if self._on_batch is not None:
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Let the rank go on with the data that was read, and read those of the next iteration."""
         then, self._on_batch = self._on_batch, None
-        if then is not None and self._reader is not None:
-            self.ingest_ns = time.monotonic_ns() - self._batch_wanted_ns
-            self._reader.get(self.spec["ingest_bytes"], self._on_fetched)
-            then()
+        assert then is not None  # noqa: S101  # both callers have one
+        self.ingest_ns = time.monotonic_ns() - self._batch_wanted_ns
+        self.read_ns = (self._read_begun_ns, self._read_ended_ns)
+        self._read()
+        then()
 
     def _is_due(self, iteration: int) -> bool:
         every = self.spec["every"]

@@ -376,8 +376,17 @@ class RankTask(Task):
             self._next_iteration()
 
     def _report_iteration(self, end_ns: int, wrong: int) -> None:
-        ingest_ns, checkpoint_ns = (self.feed.ingest_ns, self.feed.checkpoint_ns) if self.feed is not None else (0, 0)
-        executor = self.executor
+        executor, feed = self.executor, self.feed
+        checkpoint_ns = 0 if feed is None else feed.checkpoint_ns
+        storage = {}
+        if feed is not None:
+            begun_ns, ended_ns = feed.read_ns
+            storage = {
+                "ingest_ns": feed.ingest_ns,
+                "checkpoint_ns": checkpoint_ns,
+                "read_from_ns": begun_ns - self.start_ns,
+                "read_ns": ended_ns - begun_ns,
+            }
         self.emit(
             "iteration",
             task=self.name,
@@ -385,14 +394,13 @@ class RankTask(Task):
             start_ns=self.start_ns,
             end_ns=end_ns + checkpoint_ns,
             compute_ns=self.compute_ns,
-            ingest_ns=ingest_ns,
-            checkpoint_ns=checkpoint_ns,
             comm_ns=end_ns - executor.start_ns,
             wait_ns=max(0, executor.first_data_ns - executor.start_ns),
             phases_ns=executor.phases_ns,
             paused_ns=executor.gate.paused_ns,
             split_ns=executor.parts_ns,
             wrong=wrong,
+            **storage,
         )
 
     # Storage.

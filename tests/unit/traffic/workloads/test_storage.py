@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
@@ -153,9 +154,12 @@ def test_feed_prefetches_the_next_batch(server, loop):
     assert began == [], "the first one has to come"
     loop.until(lambda: began)
     assert feed.ingest_ns > 0
+    first = feed.read_ns
     loop.until(lambda: not feed._reader.is_busy)
+    before_ns = time.monotonic_ns()
     feed.batch(lambda: began.append(2))
     assert began == [1, 2], "this one is there already"
+    assert 0 < first[0] < first[1] <= feed.read_ns[0] < feed.read_ns[1] < before_ns, "read ahead, without a wait"
     assert trouble == []
     feed.close()
 

@@ -1,0 +1,85 @@
+"""Reads of training data beside checkpoints: which they are, the ratio of their percentiles, and its interval."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+from synthetic_run import synthetic_run
+
+from harness.analysis.observe import observe
+from harness.analysis.ranks.storage_reads import reads_of
+from harness.record.measurements import Iteration, RankSeries
+
+MS = 1_000_000
+
+
+def rank(reads_ms, *, number=0, stored_ms=(), length_ms=100):
+    """Return a rank whose read of iteration i takes `reads_ms[i]`, from the start of iteration i - 1 on."""
+    steps = tuple(
+        Iteration(
+            index=index,
+            start_ns=index * length_ms * MS,
+            compute_ns=length_ms * MS,
+            comm_ns=0,
+            wait_ns=0,
+            read_from_ns=-length_ms * MS,
+            read_ns=round(read_ms * MS),
+        )
+        for index, read_ms in enumerate(reads_ms)
+    )
+    stored_ns = tuple((start * MS, end * MS) for start, end in stored_ms)
+    return RankSeries(rank=number, iterations=steps, stored_ns=stored_ns)
+
+
+def test_read_counts_as_beside_checkpoints_of_any_rank_if_they_overlap():
+    """The read of iteration 3 lasts from 200 to 250 ms; a checkpoint that begins at its end is not beside it."""
+    reader = rank([50, 50, 50, 50, 50])
+    storing = rank([], number=1, stored_ms=[(240, 245), (150, 200)])
+    reads = reads_of([reader, storing])
+    assert [len(times) for times in reads.beside] == [1, 0]
+    assert [len(times) for times in reads.alone] == [4, 0]
+    assert reads_of([reader, rank([], number=1, stored_ms=[(250, 260)])]).p99_ratio is None
+
+
+def test_p99_ratio_is_that_of_percentiles():
+    stored = [(index * 100 - 60, index * 100 - 50) for index in range(100) if index % 2]
+    reader = rank([30 if index % 2 else 10 for index in range(100)], stored_ms=[])
+    assert reads_of([reader, rank([], number=1, stored_ms=stored)]).p99_ratio is None, "stored after the reads ended"
+    stored = [(start - 30, end) for start, end in stored]
+    assert reads_of([reader, rank([], number=1, stored_ms=stored)]).p99_ratio == pytest.approx(3.0)
+
+
+def test_ratio_of_equal_reads_lies_in_its_interval():
+    """Reads that checkpoints do not delay: 1 is in the 99 % interval in at least 97 of 100 made-up runs."""
+    generator, held, known = np.random.default_rng(7), 0, 0
+    stored = [(index * 100 - 95, index * 100 - 5) for index in range(1200) if index % 2]
+    for _ in range(100):
+        reader = rank(20 + generator.exponential(5, 1200))
+        interval = reads_of([reader, rank([], number=1, stored_ms=stored)]).interval()
+        known += interval is not None
+        held += interval is not None and interval.low <= 1 <= interval.high
+    assert known >= 80, "noise that looks dependent by chance gives no interval"
+    assert held >= known - 3
+
+
+def test_few_reads_bound_the_ratio_on_one_side_at_most():
+    reader = rank(20 + np.random.default_rng(3).exponential(5, 60))
+    stored = [(index * 100 - 95, index * 100 - 5) for index in range(60) if index % 2]
+    interval = reads_of([reader, rank([], number=1, stored_ms=stored)]).interval()
+    assert interval is None or interval.high == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("series", "words"),
+    [
+        ([rank([0, 0])], "the job reads no data from storage"),
+        ([rank([5, 5])], "none of 2 reads was beside a checkpoint"),
+        ([rank([5, 5], stored_ms=[(-200, 500)])], "each of 2 reads was beside a checkpoint"),
+    ],
+)
+def test_metric_says_why_it_has_no_value(series, words):
+    run = msgspec.structs.replace(synthetic_run(fired=False), series=tuple(series))
+    observed = observe(run).metrics["ingest.p99_ratio"]
+    assert observed.value is None
+    assert words in observed.detail
