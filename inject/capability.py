@@ -116,7 +116,10 @@ def _query(lab: Lab, node: str, faults: Sequence[PlannedFault]) -> list[Ability]
     except (LabError, ValueError) as error:
         return _unknown(faults, str(error))
     if len(answers) != len(faults):
-        return _unknown(faults, f"{node} answered {len(answers)} of {len(faults)}: {done.stderr.strip()[-200:]}")
+        return _unknown(
+            faults,
+            f"{node}: {len(answers)} of {len(faults)} checks answered; retry. stderr: {done.stderr.strip()[-200:]}",
+        )
     return [
         Ability(
             kind=fault.kind,

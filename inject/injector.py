@@ -118,7 +118,9 @@ class Injector:
             safety.check(planned, self.lab.inventory_model, confirmed=self.confirmed)
             with self._opening:
                 if self._is_closed:
-                    raise FaultError(f"{planned.kind} on {planned.target.text}: the command is ending")
+                    raise FaultError(
+                        f"{planned.kind} on {planned.target.text}: not started, because this command is ending"
+                    )
                 active = [*(open_fault.planned for open_fault in self._open), planned]
                 blast_radius.check(active, self.lab.inventory_model)
                 safety.check_spacing(active, self.lab.inventory_model)
@@ -145,7 +147,10 @@ class Injector:
     @property
     def not_cleared(self) -> tuple[str, ...]:
         """One sentence for each fault that may still be in place; each of them makes the lab DIRTY."""
-        unseen = (f"{fault}: its end was not observed, its target reverts by itself" for fault in self.abandoned)
+        unseen = (
+            f"{fault}: its end was not observed; its target reverts it when the lease expires"
+            for fault in self.abandoned
+        )
         return (*not_cleared(self.receipts), *unseen)
 
     def _check_last_end(self, planned: PlannedFault) -> None:

@@ -260,7 +260,10 @@ class PreparedFault:
         deadline = time.monotonic() + self.planned.for_s + ANSWER_S
         while self.observe()["state"] != "over":
             if time.monotonic() > deadline:
-                raise FaultError(f"{self.lease.where}: its window of {self.planned.for_s:g} s is not over; clear it")
+                raise FaultError(
+                    f"{self.lease.where}: its window of {self.planned.for_s:g} s ended {ANSWER_S:g} s ago, and it is "
+                    "still on; clear it"
+                )
             self.lease.pause(0.1)
 
     # The revert

@@ -61,7 +61,7 @@ def _disks() -> list[Finding]:
     wanted = {
         "disk for images": (cache_dir(), 0 if image.cached() else image.NEEDED_MIB, "FAULTBED_CACHE"),
         "disk for labs": (home_dir(), _STATE_MIB, "FAULTBED_HOME"),
-        "disk for building": (Path(tempfile.gettempdir()), 0 if image.cached() else image.NEEDED_MIB, "TMPDIR"),
+        "disk for the build": (Path(tempfile.gettempdir()), 0 if image.cached() else image.NEEDED_MIB, "TMPDIR"),
     }
     findings = []
     for check, (folder, needed, variable) in wanted.items():
@@ -98,7 +98,7 @@ def _accelerator() -> Finding:
         return Finding(
             what="KVM",
             state="note",
-            found="no usable /dev/kvm: VMs are emulated (TCG), slower but with all functions",
+            found="no usable /dev/kvm: VMs are emulated (TCG), which is slower and supports everything",
         )
     if remembered is None:
         return Finding(what="KVM", state="note", found="/dev/kvm opens; `faultbed up` verifies it with a boot")

@@ -47,8 +47,8 @@ _LEAST = 0.5
 _SWITCHING_NS = 2_000_000_000
 
 RULE = (
-    f"on as planned within {_FLOOR_NS / 1e6:g} ms or {_SHARE:.0%}, whichever is more, and for {_LEAST:.0%} of it at "
-    "least, while the workload ran"
+    f"on for the planned time, within {_FLOOR_NS / 1e6:g} ms or {_SHARE:.0%}, whichever is larger; on for at least "
+    f"{_LEAST:.0%} of it; only time while the workload ran counts"
 )
 """The rule as printed in reports."""
 
@@ -207,14 +207,15 @@ def why_not_as_planned(on_time: OnTime, workload: Span | None = None) -> tuple[s
     during = "" if measured == on_time.measured else " while the workload ran"
     if len(measured) != len(planned):
         if len(planned) == 1:
-            return (f"was on for {_seconds(total_ns)} of {_seconds(planned_ns)}{during}",)
-        on_for = f"for {_seconds(total_ns)} of {_seconds(planned_ns)}"
-        return (f"was on {len(measured)} times of {len(planned)}, {on_for}{during}",)
+            return (f"was on for {_seconds(total_ns)} of the planned {_seconds(planned_ns)}{during}",)
+        on_for = f"for {_seconds(total_ns)} of the planned {_seconds(planned_ns)}"
+        return (f"was on {len(measured)} of {len(planned)} planned times, {on_for}{during}",)
     wrong = [*_wrong_spans(measured, planned, during), *_wrong_spans(_gaps(measured), _gaps(planned), during, "off")]
     if len(planned) > 1 and abs(total_ns - planned_ns) > tolerance_ns(planned_ns) + on_time.changing_ns:
-        wrong.append(f"was on for {_seconds(total_ns)} of {_seconds(planned_ns)} in all{during}")
+        wrong.append(f"was on for {_seconds(total_ns)} of the planned {_seconds(planned_ns)} in all{during}")
     if not wrong and not on_time.until_cleared and total_ns < _LEAST * planned_ns:
-        wrong.append(f"was on for {_seconds(total_ns)} of {_seconds(planned_ns)}{during}, which is less than half")
+        on_for = f"was on for {_seconds(total_ns)} of the planned {_seconds(planned_ns)}{during}"
+        wrong.append(f"{on_for}, which is less than {_LEAST:.0%}")
     allowed_ns = 2 * len(planned) * (_SWITCHING_NS + on_time.switching_ns)
     if on_time.changing_ns > allowed_ns:
         wrong.append(
@@ -252,7 +253,7 @@ def why_outside(between_ns: Span, workload: Span) -> str | None:
 
 def _wrong_spans(measured: Sequence[Span], planned: Sequence[Span], during: str, word: str = "on") -> list[str]:
     wrong = [
-        f"{word} for {_seconds(real[1] - real[0])} of {_seconds(want[1] - want[0])}"
+        f"{word} for {_seconds(real[1] - real[0])} of the planned {_seconds(want[1] - want[0])}"
         for real, want in zip(measured, planned, strict=True)
         if abs((real[1] - real[0]) - (want[1] - want[0])) > tolerance_ns(want[1] - want[0])
     ]
@@ -260,7 +261,7 @@ def _wrong_spans(measured: Sequence[Span], planned: Sequence[Span], during: str,
         return []
     if len(planned) == 1:
         return [f"was {wrong[0]}{during}"]
-    return [f"was {word} too long or too short {len(wrong)} times of {len(planned)}{during}; the first: {wrong[0]}"]
+    return [f"was {word} too long or too short {len(wrong)} of {len(planned)} times{during}; the first: {wrong[0]}"]
 
 
 def _total(spans: Sequence[Span]) -> int:

@@ -147,7 +147,7 @@ def end_sentence(receipts: Sequence[Receipt], abandoned: Sequence[str], *, ttl_s
     cleared = sum(receipt.cleared.ok for receipt in receipts)
     parts = [f"{cleared} {'fault' if cleared == 1 else 'faults'} cleared and verified"] if cleared else []
     parts += not_cleared(receipts)
-    parts += [f"{fault} left to its {ttl_s:g} s lease" for fault in abandoned]
+    parts += [f"{fault} reverts when its lease of {ttl_s:g} s expires" for fault in abandoned]
     return "; ".join(parts)
 
 
@@ -187,13 +187,15 @@ def judge_fired(
             names = ", ".join(witness.any_of[:3]) + (", ..." if len(witness.any_of) > 3 else "")  # noqa: PLR2004
             unread = next((key for key in witness.any_of if before and key in moved and moved[key] is None), None)
             why = "" if unread is None else f"; {unread} was not read before the fault: its increment is unknown"
-            doubts.append(f"no independent witness: {names} moved by {best}, must move by {witness.at_least}{why}")
-    doubts += [f"{key} moved by {delta}: it must not" for key, delta in stayed.items() if delta]
+            doubts.append(
+                f"no independent witness: {names} moved by {best}, at least {witness.at_least} is required{why}"
+            )
+    doubts += [f"{key} moved by {delta}, and must not move" for key, delta in stayed.items() if delta]
     # Of a fault that was not armed no counter is read before: one sentence says so, not one for each counter.
     doubts += unknown.values() if before or not unknown else ["no counter was read before the fault"]
     is_complete = planned.complete_after is not None and count >= planned.complete_after
     if observed.get("lost") and not is_complete:
-        doubts.append("something else had ended it before its time: it was no longer on when it was to be removed")
+        doubts.append("something else removed it early: it was no longer on at the end of its window")
     passed = observed.get("passed")
     doubts += _doubts_of_share(planned, count, passed)
     fired = Fired(
@@ -247,7 +249,7 @@ def _doubts_of_arming(planned: PlannedFault, armed: Armed) -> list[str]:
         for key, value in planned.shows.items()
         if armed.readback.get(key) not in (value, [value])
     ]
-    late = "could not be read before the fault was over: give it a longer window"
+    late = "could not be read before the fault was over; lengthen its window"
     return elsewhere + [
         f"{key} was {armed.while_on[key]} while the fault was on, planned was {value}"
         if key in armed.while_on
@@ -266,7 +268,7 @@ def _doubts_of_states_before(planned: PlannedFault, before: Snapshot) -> list[st
     if planned.of_workload:
         return []
     return [
-        f"{key} was {value} before the fault already: it proves nothing"
+        f"{key} was already {value} before the fault, so it proves nothing"
         for key, value in planned.while_on
         if value is not None and value_at(before, key) == value
     ]

@@ -105,7 +105,7 @@ _XID = described(
             default=79,
         ),
         Param(name="period", type="number", unit="s", summary="time from event to event", low=0.05, high=3600),
-        Param(name="count", type="integer", unit="", summary="number of events at most", low=1, high=100_000),
+        Param(name="count", type="integer", unit="", summary="maximum number of events", low=1, high=100_000),
     ),
     fidelity={"soft": "modelled"},
     armed_by="the event, read back from where monitoring reads it: the kernel's log, or DCGM",

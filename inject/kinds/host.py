@@ -90,7 +90,7 @@ _HANG = described(
 
 _MEMORY = described(
     name="host.memory-pressure",
-    summary="a process takes the host's available memory up to a rest; the kernel kills it first if memory runs out",
+    summary="a process takes the host's memory except `left`; if memory runs out, the kernel kills this process first",
     binding={"host": "unit"},
     params=(
         Param(

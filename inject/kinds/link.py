@@ -50,7 +50,7 @@ _FLAP = described(
             high=0.99,
             default=0.5,
         ),
-        Param(name="count", type="integer", unit="", summary="number of flaps at most", low=1, high=100_000),
+        Param(name="count", type="integer", unit="", summary="maximum number of flaps", low=1, high=100_000),
     ),
     fidelity={"soft": "emulated"},
     armed_by=_FLAGS,

@@ -69,7 +69,8 @@ def refuse_remote_conflicts(lab: Lab, planned: PlannedFault, claim: Mapping[str,
             other = _decoded(content)
             if not other and is_left == "yes":
                 raise FaultError(
-                    f"{where}: {path} on {planned.target.node} does not name what its fault holds: run `faultbed heal`"
+                    f"{where}: the claim {path} on {planned.target.node} does not name what its fault changes; "
+                    "run `faultbed heal`"
                 )
             if other.get("session") != claim["session"] and (resource := conflict(other, dict(claim))):
                 raise FaultError(f"{where}: {resource} {holder_of(other)}")

@@ -59,7 +59,7 @@ class Claim:
                     rest = rest[os.write(fd, rest) :]
             except BlockingIOError:
                 os.close(fd)
-                raise Refused(f"{path} is locked by another process: run `faultbed heal`") from None
+                raise Refused(f"{path} is locked by another process; run `faultbed heal`") from None
             except BaseException:
                 os.close(fd)
                 raise
@@ -74,7 +74,9 @@ class Claim:
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.stat(self._path), os.fstat(self._fd)):
                 return
-        raise Refused(f"{self._path} was removed, so that its fault must not begin; start the fault again")
+        raise Refused(
+            f"{self._path}: this fault's claim was removed, so other sessions cannot see the fault; start it again"
+        )
 
     def release(self) -> None:
         """Release the claim: nothing of the fault is left. Safe to call twice."""
@@ -125,7 +127,7 @@ def _refuse_conflict(path: str, content: dict[str, Any]) -> None:
             os.unlink(path)
         return
     if not other:
-        raise Refused(f"{path} does not name what its fault holds: run `faultbed heal`")
+        raise Refused(f"{path}: this claim does not name what its fault changes; run `faultbed heal`")
     if is_held and other.get("session") == content.get("session"):
         return
     if resource := conflict(other, content):

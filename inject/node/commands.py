@@ -78,11 +78,13 @@ class CommandsActuator(Actuator):
             names = need.split("|")
             program = next((name for name in names if shutil.which(name)), None)
             if program is None:
-                raise Refused(f"there is no {' and no '.join(names)} here; install it, or choose another target")
+                raise Refused(f"{' or '.join(names)} is not installed here; install it, or choose another target")
             self._known[names[0]] = program
         guarded = ({self._guard} if self._guard else set()) | (on_device(self._device) if self._device else set())
         if carries := sorted(guarded & management_interfaces() if guarded else ()):
-            raise Refused(f"{', '.join(carries)} carries the management connection: never a target")
+            raise Refused(
+                f"{', '.join(carries)} carries the management connection and is never a target; choose another"
+            )
         for unfilled, pattern, missing in self._able:
             require(self._filled(unfilled), pattern, missing)
         for name, (unfilled, pattern) in self._remember.items():

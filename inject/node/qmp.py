@@ -31,7 +31,7 @@ class QmpActuator(Actuator):
     def prepare(self) -> dict[str, Any]:
         """Refuse the management interface, and a VM whose QMP does not answer or does not know the device."""
         if self._netdev.endswith("/mgmt0"):
-            raise Refused(f"{self._netdev} carries the management connection: never a target")
+            raise Refused(f"{self._netdev} carries the management connection and is never a target; choose another")
         # A query only, which fails for an unknown device: another fault may hold this link down.
         execute(self._socket, "query-rx-filter", {"name": self._nic})
         return self.read()

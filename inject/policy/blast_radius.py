@@ -74,7 +74,7 @@ def _check_moment(at_once: Sequence[PlannedFault], inventory: Inventory, when: s
         if len(names) > allowed:
             raise Forbidden(
                 f"{faults}: {len(names)} {sort} would be affected {when} ({', '.join(sorted(names))}); "
-                f"{inventory.name} allows {allowed:g} (faultbed_safety.most_{sort}): run them one after the other"
+                f"{inventory.name} allows {allowed:g} (faultbed_safety.most_{sort}); begin fewer faults at once"
             )
     if inventory.may_lose_all_uplinks:
         return

@@ -83,8 +83,8 @@ def own_evidence(
 
 def _doubt(key: str, other: PlannedFault) -> str:
     return (
-        f"{NOT_OWN}: {key} may have been moved by {other.kind} on {other.target.text}, which was on then or shortly "
-        "before; move the two further apart"
+        f"{NOT_OWN}: {other.kind} on {other.target.text} may have moved {key}, because it was on then or shortly "
+        "before; leave more time between the two faults"
     )
 
 

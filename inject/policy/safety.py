@@ -51,23 +51,26 @@ def check(planned: PlannedFault, inventory: Inventory, *, confirmed: Collection[
         allowed = ", ".join(policy.may_disrupt) or "nothing"
         raise Forbidden(
             f"{fault_text}: {inventory.name} does not allow {planned.target.text} to be disrupted; "
-            f"faultbed_safety.may_disrupt allows {allowed}"
+            f"faultbed_safety.may_disrupt allows {allowed}; choose another target"
         )
     other = other_host(planned, inventory.topology)
     if other and not any(fnmatchcase(other, pattern) for pattern in policy.may_disrupt):
         raise Forbidden(
             f"{fault_text}: it runs on {other}, and {inventory.name} does not allow {other} to be disrupted "
-            "(faultbed_safety.may_disrupt)"
+            "(faultbed_safety.may_disrupt); choose another target"
         )
     if planned.for_s > policy.longest_fault_s:
         raise Forbidden(
             f"{fault_text}: {planned.for_s:g} s exceeds the {policy.longest_fault_s:g} s that {inventory.name} allows "
-            "(faultbed_safety.longest_fault_s)"
+            "(faultbed_safety.longest_fault_s); shorten it"
         )
     if CATALOGUE[planned.kind].reversible or policy.irreversible == "allow":
         return
     if policy.irreversible == "never":
-        raise Forbidden(f"{fault_text}: nothing can revert it, and {inventory.name} allows no such kind")
+        raise Forbidden(
+            f"{fault_text}: nothing can revert it, and {inventory.name} does not allow that "
+            "(faultbed_safety.irreversible: never); choose another kind"
+        )
     if planned.kind not in confirmed:
         raise Forbidden(
             f"{fault_text}: nothing can revert it; confirm it by hand (`faultbed inject … --confirm "
@@ -103,7 +106,7 @@ def refuse_spacing(earlier: str, later: PlannedFault, apart_s: float, inventory:
     raise Forbidden(
         f"{later.kind} on {later.target.text}: it would begin {relation} {earlier}; "
         f"{inventory.name} requires {policy_of(inventory).min_spacing_s:g} s between faults "
-        "(faultbed_safety.min_spacing_s): start it later"
+        "(faultbed_safety.min_spacing_s); start it later"
     )
 
 

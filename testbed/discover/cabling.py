@@ -24,7 +24,7 @@ from testbed.discover.facts import Interface, LldpPeer, Machine, Space
 __all__ = ["Cable", "End", "Node", "cables", "nodes_of", "unknown_ends"]
 
 _DEFAULT_HOSTNAMES = frozenset({"localhost", "sonic", "cumulus", "debian", "ubuntu"})
-"""Hostnames of machines that were never given one: all such switches of a lab share it."""
+"""Default hostnames. Machines with one of these cannot be told apart by name."""
 
 End = tuple[str, str]
 """One end of a cable: the node and its interface."""

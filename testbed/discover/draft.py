@@ -129,34 +129,35 @@ def draft(
 def _leave_cables(lab: _Lab, contradictions: Iterable[tuple[End, str]], silent: Mapping[str, str]) -> None:
     """Leave open the machines that did not answer, and the ends of cables that are unknown."""
     for name, why in silent.items():
-        lab.leave(
-            name, f"was not queried: {why}", "it is left out, and with it its cables: query it again when it answers"
-        )
+        lab.leave(name, f"was not queried: {why}", "it and its cables are left out; query it again when it answers")
     for (node, dev), problem in contradictions:
-        lab.leave(f"{node}:{dev}", problem, "look at the cable, at both ends")
+        lab.leave(f"{node}:{dev}", problem, "check both ends of the cable")
     for (node, dev), problem in unknown_ends(lab.nodes, lab.cables):
         lab.leave(f"{node}:{dev}", problem, "run lldpd on both ends and query again, or write the cable by hand")
     for node, machine in ((name, lab.machines[name]) for name in lab.nodes if name in lab.machines):
         for dev in sorted(machine.crowded.keys() & lab.nodes[node].ports.keys()):
-            problem = f"hears several by LLDP: {'; '.join(machine.crowded[dev])}"
-            lab.leave(f"{node}:{dev}", problem, "look what is between, such as a switch that passes LLDP on")
+            problem = f"receives LLDP of several neighbours: {'; '.join(machine.crowded[dev])}"
+            lab.leave(f"{node}:{dev}", problem, "find what is between, such as a switch that forwards LLDP")
 
 
 def _neither(machine: Machine) -> tuple[str, str]:
-    """Return what a machine is that is neither host nor switch, and what to do about it."""
+    """Return why a machine counts as neither host nor switch, and what to do about it."""
     if machine.rdma:
-        problem = "has RNICs and speaks BGP: a host that routes, or a switch (a Linux box in the way)?"
-        return problem, "it is left out: write it by hand, into the group of what it is"
+        problem = "has RNICs and speaks BGP, so it may be a host that routes or a Linux switch"
+        return problem, "it is left out; write it by hand, as a host or as a switch"
     aside = f": {'; '.join(f'{rnic}: {why}' for rnic, why in machine.aside.items())}" if machine.aside else ""
-    return f"is neither a host (no RNIC{aside}) nor a switch (no BGP)", "it is left out: look at it"
+    return (
+        f"is neither a host (no RNIC{aside}) nor a switch (no BGP)",
+        "it is left out; check its RNICs or its BGP daemon",
+    )
 
 
 def text(drafted: Draft) -> str:
-    """Return the inventory file: a head that lists what is open, then YAML."""
+    """Return the inventory file: comment lines that list the open points, then YAML."""
     counts = ", ".join(f"{count} by {by}" for by, count in drafted.cables.items()) or "none"
     lines = [
-        f"# {drafted.name}: a draft, written by `faultbed inventory discover` from what the machines said.",
-        f"# Cables found: {counts}. `faultbed --lab THIS_FILE inventory check` tells what does not fit.",
+        f"# {drafted.name}: a draft, written by `faultbed inventory discover` from the answers of the machines.",
+        f"# Cables found: {counts}. `faultbed --lab THIS_FILE inventory check` reports contradictions.",
     ]
     if drafted.open:
         lines.append("# OPEN, to be filled in by hand:")
@@ -177,7 +178,9 @@ def _host(lab: _Lab, host: Machine) -> dict[str, Any]:
     entry["faultbed_front_end"] = _front_end(lab, host)
     entry["faultbed_rnics"] = [_rnic(lab, host, rnic, dev) for rnic, dev in sorted(host.rdma, key=_natural_pair)]
     for rnic, why in host.aside.items():
-        lab.leave(f"hosts.{host.name}.rnics[{rnic}]", why, "it is left out; write it by hand if the fabric has it")
+        lab.leave(
+            f"hosts.{host.name}.rnics[{rnic}]", why, "it is left out; write it by hand if it belongs to the fabric"
+        )
     entry["faultbed_gpus"] = [
         *({"name": gpu.name_on_host, "kind": gpu.kind, "pcie": gpu.pcie} for gpu in host.gpus),
         *({"name": name, "kind": "soft"} for name in host.soft_gpus),
@@ -188,7 +191,7 @@ def _host(lab: _Lab, host: Machine) -> dict[str, Any]:
 def _management(lab: _Lab, machine: Machine) -> dict[str, str] | None:
     port = machine.own.interfaces.get(machine.came_in_by or "")
     if port is None:
-        lab.leave(f"{machine.name}.management", "no interface has the address that SSH came in by", "write it by hand")
+        lab.leave(f"{machine.name}.management", "no interface has the address that SSH uses", "write it by hand")
         return None
     return {"netdev": port.name, "mac": port.mac}
 
@@ -201,29 +204,33 @@ def _front_end(lab: _Lab, host: Machine) -> dict[str, str] | None:
     place = f"hosts.{host.name}.front_end"
     if len(chosen) != 1:
         names = ", ".join(x.name for x in chosen) or "none has an address"
-        lab.leave(place, f"which interface is the front end's ({names})?", "write netdev, mac and address by hand")
+        lab.leave(place, f"the front end's interface is unknown ({names})", "write netdev, mac and address by hand")
         return None
     if chosen[0].name == host.came_in_by and not traits_of(lab.kind).is_emulated:
-        lab.leave(place, f"only {chosen[0].name} was found, which SSH uses too", "let it be, if that is so")
+        lab.leave(place, f"only {chosen[0].name} was found, which SSH uses too", "keep it if that is right")
     return {"netdev": chosen[0].name, "mac": chosen[0].mac, "address": chosen[0].addresses[0]}
 
 
 def _rnic(lab: _Lab, host: Machine, rnic: str, dev: str) -> dict[str, Any]:
     place, port = f"hosts.{host.name}.rnics[{rnic}]", host.own.interfaces.get(dev)
     if port is None:
-        problem = f"its interface {dev} is no Ethernet interface of the machine's own network namespace"
+        problem = f"its interface {dev} is not an Ethernet interface of the machine's own network namespace"
         lab.leave(place, problem, "write it by hand")
         return {"name": rnic, "netdev": dev}
     entry: dict[str, Any] = {"name": rnic, "netdev": dev, "mac": port.mac}
     if len(port.addresses) == 1:
         entry["address"] = port.addresses[0]
     else:
-        lab.leave(f"{place}.address", f"{dev} has {len(port.addresses)} IPv4 addresses", "give it one, or write it")
+        lab.leave(
+            f"{place}.address",
+            f"{dev} has {len(port.addresses)} IPv4 addresses",
+            "give it exactly one, or write it by hand",
+        )
     cable = lab.cables.get((host.name, dev))
     if cable is None or not lab.nodes[cable.far[0]].is_switch:
         heard = host.lldp.get(dev)
-        problem = "no switch that was queried is known to be at the other end"
-        problem += f"; by LLDP it hears {heard.description}" if heard else ""
+        problem = "none of the queried switches is known to be at the other end"
+        problem += f"; LLDP reports {heard.description}" if heard else ""
         lab.leave(
             f"{place}.switch", problem, "query the switch too, run lldpd on both ends, or write switch and gateway"
         )
@@ -232,7 +239,7 @@ def _rnic(lab: _Lab, host: Machine, rnic: str, dev: str) -> dict[str, Any]:
     gateway = far.addresses[0].partition("/")[0] if far.addresses else host.own.gateways.get(dev)
     entry |= {"gateway": gateway, "switch": cable.far[0]} if gateway else {"switch": cable.far[0]}
     if gateway is None:
-        lab.leave(f"{place}.gateway", f"{':'.join(cable.far)} has no address, {dev} no route", "write it by hand")
+        lab.leave(f"{place}.gateway", f"{':'.join(cable.far)} has no address, and {dev} no route", "write it by hand")
     entry |= _port_extras(lab, host, port)
     if pcie := host.rnic_pcie.get(rnic):
         entry["pcie"] = pcie
@@ -241,7 +248,9 @@ def _rnic(lab: _Lab, host: Machine, rnic: str, dev: str) -> dict[str, Any]:
             entry["gpu"] = gpu.name_on_host
         elif host.gpus:
             lab.leave(
-                f"{place}.gpu", "no single GPU is nearest below a common PCIe switch", "`lspci -tv` shows the tree"
+                f"{place}.gpu",
+                "no single GPU is nearest below a common PCIe switch",
+                "choose one; `lspci -tv` shows the tree",
             )
     return entry
 
@@ -277,7 +286,7 @@ def _switch(lab: _Lab, name: str, zone: str | None) -> dict[str, Any]:
         entry["faultbed_loopback"] = loopbacks[0]
     else:
         place = f"{name}.loopback"
-        lab.leave(place, f"its loopback has {len(loopbacks)} addresses beside 127/8", "write the router's own")
+        lab.leave(place, f"its loopback has {len(loopbacks)} addresses beside 127/8", "write the router's own one")
     entry["faultbed_ports"] = _switch_ports(lab, node, machine)
     return entry
 
@@ -292,8 +301,8 @@ def _switch_ports(lab: _Lab, node: Node, machine: Machine | None) -> list[dict[s
         entry: dict[str, Any] = {"netdev": dev, "mac": port.mac, "peer": far.name}
         if far.is_switch:
             if port.addresses:
-                place, do = f"{node.name}:{dev}", "faultbed's roles make uplinks unnumbered"
-                lab.leave(place, f"an uplink with the address {port.addresses[0]}, which is left out", do)
+                place, do = f"{node.name}:{dev}", "remove it there, too: faultbed's roles use unnumbered uplinks"
+                lab.leave(place, f"this uplink has the address {port.addresses[0]}, which is left out", do)
             to_switches.append(entry | _port_extras(lab, machine, port))
             continue
         host = lab.machines[far.name]
@@ -301,7 +310,7 @@ def _switch_ports(lab: _Lab, node: Node, machine: Machine | None) -> list[dict[s
         if port.addresses:
             entry["address"] = port.addresses[0]
         else:
-            lab.leave(f"{node.name}:{dev}", "a host port without an address of its own", "write it by hand")
+            lab.leave(f"{node.name}:{dev}", "this host port has no address", "write it by hand")
         to_hosts.append(entry | _port_extras(lab, machine, port))
     to_hosts.sort(key=lambda port: (_natural(port["peer"]), _natural(port["rnic"])))
     return to_hosts + sorted(to_switches, key=lambda port: _natural(port["peer"]))
@@ -324,7 +333,7 @@ def _carrier(lab: _Lab, carrier: Machine) -> dict[str, Any]:
             if len(peers) == 1:
                 ports.append({"netdev": port.name, "mac": port.mac, "peer": peers.pop()})
             else:
-                problem = "the bridge has heard no host's front end by this port"
+                problem = "the bridge has learned no single host's front end at this port"
                 lab.leave(f"carriers.{carrier.name}:{port.name}", problem, "write its peer by hand")
     entry: dict[str, Any] = dict(lab.reached.get(carrier.name, {}))
     entry["faultbed_vm"] = {"memory_mib": carrier.memory_mib, "vcpus": carrier.cpus}
@@ -346,7 +355,9 @@ def _roles(lab: _Lab) -> dict[str, str]:
         roles[name] = "rtsw" if name in rtsws else "ctsw" if name in ctsws else "atsw"
         if not peers:
             lab.leave(
-                name, "no cable of this switch was found", "query the switch at its other end too; run lldpd there"
+                name,
+                "no cable of this switch was found",
+                "query the switches at its other ends too, and run lldpd there",
             )
     return roles
 

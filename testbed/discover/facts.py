@@ -211,11 +211,13 @@ def _take_rdma(machine: Machine, body: str) -> None:
         rnic = rnic.partition("/")[0]  # up to 2018 iproute2 printed mlx5_0/1 here, with the port (rdma/link.c)
         port = machine.own.interfaces.get(str(dev))
         if not dev:
-            machine.aside[rnic] = "it has no interface: InfiniBand, a representor, or in another network namespace"
+            machine.aside[rnic] = (
+                "it has no Ethernet interface: it is InfiniBand, a representor, or in another network namespace"
+            )
         elif dev == machine.came_in_by:
-            machine.aside[rnic] = f"SSH comes in by {dev}: it is taken for the front end's"
+            machine.aside[rnic] = f"SSH uses {dev}, which is therefore taken for the front end"
         elif port is not None and port.kind == "bond":
-            machine.aside[rnic] = f"{dev} is a bond, and an RNIC of an inventory has one cable"
+            machine.aside[rnic] = f"{dev} is a bond, but an inventory has exactly one cable for each RNIC"
         else:
             rnics.append((rnic, str(dev)))
     machine.rdma = tuple(rnics)
@@ -232,8 +234,8 @@ def _output_of(section: str, place: str) -> Iterator[None]:
         yield
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise LabError(
-            f"{place}: {_TOOL_OF[section]} prints what cannot be read ({type(error).__name__}: {error}); run it by "
-            "hand: its version may not be supported"
+            f"{place}: {_TOOL_OF[section]} prints output that cannot be read ({type(error).__name__}: {error}); "
+            "run it by hand: its version may not be supported"
         ) from error
 
 

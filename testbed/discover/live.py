@@ -25,7 +25,7 @@ def parse_seed(text: str) -> tuple[str, Management]:
     """
     match = _SEED.fullmatch(text)
     if match is None:
-        raise UsageError(f'"{text}" names no machine: write NAME=[USER@]ADDRESS[:PORT], such as host1=192.0.2.11')
+        raise UsageError(f'"{text}" names no machine; write NAME=[USER@]ADDRESS[:PORT], such as host1=192.0.2.11')
     return match["name"], Management(
         netdev=None,
         mac=None,

@@ -126,8 +126,8 @@ def _shared(paths: list[_AccessPath]) -> Iterator[Finding]:
         if clashes:
             yield Finding(
                 place=path.place,
-                what=f"{path.kind} at {_bare(path.address)} is already {clashes[0].place}",
-                do="give each an address of its own; otherwise commands for one reach the other",
+                what=f"{path.kind} at {_bare(path.address)} is already used at {clashes[0].place}",
+                do="give each its own address; otherwise commands for one reach the other",
             )
         first.setdefault(_bare(path.address), []).append(path)
 

@@ -69,10 +69,10 @@ def audit(path: Path) -> list[Finding]:
         with mistakes.part():
             shapes_of(with_speeds(topology, lab, path), lab, path)
     mistaken = [
-        Finding(place=raised.place, what=raised.what, do="correct it there, or the other end that it names")
+        Finding(place=raised.place, what=raised.what, do="correct this value, or the other one that the message names")
         for raised in mistakes.found
     ]
-    # What does not fit together is not measured for how well it fits.
+    # The further rules are meaningful only for an inventory without contradictions.
     if mistaken:
         return mistaken
     variables: Mapping[str, Mapping[str, Any]] = answer["_meta"]["hostvars"]
@@ -108,7 +108,7 @@ def _doors(inventory: Inventory) -> Iterator[_Door]:
             place=f"{name}.ansible_host",
             address=path.address or name,
             ports=(path.port or 22,),
-            do="look at the machine's power and its management cable, or correct the address",
+            do="check the machine's power and its management cable, or correct the address",
         )
     for name, bmc in inventory.bmcs.items():
         ipmi = bmc.protocol == "ipmi"
@@ -116,7 +116,7 @@ def _doors(inventory: Inventory) -> Iterator[_Door]:
             place=f"hosts.{name}.bmc.address",
             address=bmc.address,
             ports=(_IPMI_PORT if ipmi else _REDFISH_PORT,),
-            do="look at its cable, its VLAN and its service (Redfish or IPMI), or correct address and protocol",
+            do="check its cable, its VLAN and its service (Redfish or IPMI), or correct address and protocol",
             rmcp=ipmi,
         )
     for pdu in inventory.pdus:
@@ -124,7 +124,7 @@ def _doors(inventory: Inventory) -> Iterator[_Door]:
             place=f"all.pdus[{pdu.name}].address",
             address=pdu.address,
             ports=_PDU_PORTS,
-            do="look at its cable and its VLAN, or correct the address",
+            do="check its cable and its VLAN, or correct the address",
         )
 
 
@@ -180,25 +180,23 @@ def _safety(entries: Entries, names: set[str]) -> Iterator[Finding]:
         return
     for index, pattern in enumerate(lab.safety.may_disrupt):
         if not fnmatch.filter(names, pattern):
-            problem, do = (
-                f'"{pattern}" is the name of nothing here',
-                "write names as `faultbed faults` takes them: host1:*",
-            )
+            problem = f'"{pattern}" matches no target of this lab'
+            do = "write target names as in `faultbed inject`, such as host1:*"
             yield Finding(place=f"all.safety.may_disrupt[{index}]", what=problem, do=do)
     if not 0 < lab.safety.longest_fault_s < math.inf:
-        problem = f"{lab.safety.longest_fault_s:g} s is no bound on a fault"
+        problem = f"{lab.safety.longest_fault_s:g} s does not limit how long a fault lasts"
         yield Finding(place="all.safety.longest_fault_s", what=problem, do="give seconds, above 0")
     if not 0 <= lab.safety.min_spacing_s < math.inf:
-        problem = f"{lab.safety.min_spacing_s:g} s is no spacing of faults"
+        problem = f"{lab.safety.min_spacing_s:g} s is not a time between faults"
         yield Finding(place="all.safety.min_spacing_s", what=problem, do="give seconds, 0 or more")
     for field in ("most_links", "most_hosts", "most_switches"):
         most = getattr(lab.safety, field)
         if most is not None and most < 1:
-            problem = f"{most}: no fault would ever be allowed"
+            problem = f"{most} would allow no fault at all"
             yield Finding(
                 place=f"all.safety.{field}",
                 what=problem,
-                do="give 1 or more, and limit targets by may_disrupt",
+                do="give 1 or more; to protect targets, use may_disrupt",
             )
 
 
@@ -211,7 +209,7 @@ def _mtu_chain(entries: Entries, lab: LabVars) -> Iterator[Finding]:
         if mtu < needed:
             yield Finding(
                 place=f"hosts.{name}.rnics[{rnic}].mtu",
-                what=f"{mtu} bytes hold no RDMA MTU of {RDMA_MTU_BYTES}: with headers that takes {needed}",
+                what=f"{mtu} bytes are too few for an RDMA MTU of {RDMA_MTU_BYTES}, which takes {needed} with headers",
                 do=f"set faultbed_mtu to at least {needed} (soft labs use 4200, racks 9000)",
             )
         if traits_of(lab.kind).is_emulated and mtu != lab.mtu:
@@ -226,7 +224,7 @@ def _mtu_chain(entries: Entries, lab: LabVars) -> Iterator[Finding]:
             if mtu < wanted:
                 yield Finding(
                     place=at,
-                    what=f"{mtu} bytes, but {port.peer} may send {wanted}: the path narrows here",
+                    what=f"{mtu} bytes, but packets from {port.peer} may have {wanted}",
                     do=f"set it to {wanted} or more, on both ends of the cable",
                 )
             elif port.rnic is None and (far := _far_mtu(entries, name, port.peer, lab.mtu)) != mtu:
@@ -265,7 +263,7 @@ def _speeds(entries: Entries) -> Iterator[Finding]:
     for placed_speeds in ends.values():
         if len({speed for _, speed in placed_speeds}) > 1:
             (near, near_gbps), (far, far_gbps) = placed_speeds
-            yield Finding(place=near, what=f"{near_gbps} Gb/s, but {far} says {far_gbps}", do="a cable has one speed")
+            yield Finding(place=near, what=f"{near_gbps} Gb/s, but {far} is {far_gbps}", do="give both ends one speed")
 
 
 def _affinity(entries: Entries) -> Iterator[Finding]:
@@ -276,7 +274,7 @@ def _affinity(entries: Entries) -> Iterator[Finding]:
                 yield Finding(
                     place=f"hosts.{name}.rnics[{rnic.name}].gpu",
                     what=f'no GPU "{rnic.gpu}" on this host',
-                    do=f"it has {', '.join(sorted(known)) or 'none'}",
+                    do=f"choose one of: {', '.join(sorted(known)) or 'none; leave gpu out'}",
                 )
 
 
@@ -297,7 +295,9 @@ def _networks(lab: LabVars) -> Iterator[Finding]:
                 )
         parsed.append((index, prefix))
         if network.vlan is not None and network.vlan not in _VLANS:
-            yield Finding(place=f"all.networks[{index}].vlan", what=f"{network.vlan} is no VLAN", do="1 to 4094")
+            yield Finding(
+                place=f"all.networks[{index}].vlan", what=f"{network.vlan} is not a VLAN", do="give 1 to 4094"
+            )
     vlans = ((f"all.networks[{i}].vlan", str(x.vlan)) for i, x in enumerate(lab.networks) if x.vlan is not None)
     yield from repeated_values(vlans, "VLAN", "each network")
 
@@ -309,7 +309,7 @@ def _ip_plan(entries: Entries, lab: LabVars) -> Iterator[Finding]:
         try:
             plan[network.use].append(ipaddress.IPv4Network(network.prefix))
         except ValueError:
-            continue  # told by _networks
+            continue  # reported by _networks
     for place, use, address in _addresses(entries):
         try:
             ip = ipaddress.IPv4Interface(address).ip
@@ -339,9 +339,9 @@ def _dscp_map(lab: LabVars) -> Iterator[Finding]:
     for index, line in enumerate(lab.dscp_map):
         at = f"all.dscp_map[{index}]"
         if line.dscp not in _DSCPS:
-            yield Finding(place=f"{at}.dscp", what=f"{line.dscp} is no DSCP", do="a DSCP is 0 to 63 (RFC 2474)")
+            yield Finding(place=f"{at}.dscp", what=f"{line.dscp} is not a DSCP", do="give 0 to 63 (RFC 2474)")
         if line.priority not in _PRIORITIES:
-            yield Finding(place=f"{at}.priority", what=f"{line.priority} is no priority", do="a priority is 0 to 7")
+            yield Finding(place=f"{at}.priority", what=f"{line.priority} is not a priority", do="give 0 to 7")
     yield from repeated_values(
         ((f"all.dscp_map[{i}].dscp", str(x.dscp)) for i, x in enumerate(lab.dscp_map)), "DSCP", "each"
     )
@@ -350,14 +350,13 @@ def _dscp_map(lab: LabVars) -> Iterator[Finding]:
 def _busbw(lab: LabVars) -> Iterator[Finding]:
     for index, line in enumerate(lab.busbw):
         if line.collective not in _COLLECTIVES:
-            problem, do = (
-                f'no collective "{line.collective}": no run is ever held to this line',
-                ", ".join(_COLLECTIVES),
-            )
-            yield Finding(place=f"all.busbw[{index}].collective", what=problem, do=f"there are {do}")
+            problem = f'no collective "{line.collective}", so this line is never compared with a run'
+            do = f"choose one of {', '.join(_COLLECTIVES)}"
+            yield Finding(place=f"all.busbw[{index}].collective", what=problem, do=do)
         if line.ranks < 2 or line.size_bytes < 1 or not 0 < line.at_least_gbytes_per_s < math.inf:  # noqa: PLR2004
-            problem = f"{line.ranks} ranks, {line.size_bytes} bytes, {line.at_least_gbytes_per_s:g} GB/s bound nothing"
-            yield Finding(place=f"all.busbw[{index}]", what=problem, do="2 ranks or more, a size and a rate above 0")
+            problem = f"{line.ranks} ranks, {line.size_bytes} bytes, {line.at_least_gbytes_per_s:g} GB/s is no bound"
+            do = "give 2 ranks or more, a size above 0 and a rate above 0"
+            yield Finding(place=f"all.busbw[{index}]", what=problem, do=do)
 
 
 def _qos(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
@@ -370,30 +369,30 @@ def _qos(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
     if roce is not None and qos.pfc_priorities and roce not in qos.pfc_priorities:
         yield Finding(
             place="all.qos.pfc_priorities",
-            what=f"RoCE travels in priority {roce}, which is not paused: PFC protects {qos.pfc_priorities} instead",
-            do=f"pause {roce}, or map DSCP {qos.roce_dscp} to a priority that is paused",
+            what=f"RoCE is in priority {roce}, but PFC pauses only {qos.pfc_priorities}",
+            do=f"add {roce}, or map DSCP {qos.roce_dscp} to one of those priorities",
         )
     if cnp is not None and cnp in qos.pfc_priorities:
         yield Finding(
             place="all.qos.cnp_dscp",
-            what=f"CNPs travel in priority {cnp}, which PFC pauses: congestion would hold up its own notification",
+            what=f"CNPs are in priority {cnp}, which PFC pauses, so that congestion would delay them",
             do="map the CNP DSCP to a priority of its own, with strict scheduling",
         )
     for priority_paused in qos.pfc_priorities:
         if priority_paused not in _PRIORITIES:
-            problem = f"{priority_paused} is no priority"
-            yield Finding(place="all.qos.pfc_priorities", what=problem, do="a priority is 0 to 7")
+            problem = f"{priority_paused} is not a priority"
+            yield Finding(place="all.qos.pfc_priorities", what=problem, do="give 0 to 7")
     if qos.dcqcn and qos.ecn is None:
         yield Finding(
             place="all.qos.ecn",
-            what="DCQCN is on, but no switch marks: without ECN it never slows anybody down",
+            what="DCQCN is on, but no switch marks ECN, so that no sender slows down",
             do="give ecn with min_kib, max_kib and max_percent, or turn dcqcn off",
         )
     if qos.ecn is not None and not 0 < qos.ecn.min_kib < qos.ecn.max_kib:
-        problem = f"marks from {qos.ecn.min_kib} KiB up to {qos.ecn.max_kib} KiB"
-        yield Finding(place="all.qos.ecn", what=problem, do="min_kib must be below max_kib, both above 0")
+        problem = f"min_kib is {qos.ecn.min_kib}, max_kib {qos.ecn.max_kib}"
+        yield Finding(place="all.qos.ecn", what=problem, do="give both above 0, and min_kib below max_kib")
     if qos.ecn is not None and not 0 < qos.ecn.max_percent <= 100:  # noqa: PLR2004 (percent)
-        yield Finding(place="all.qos.ecn.max_percent", what=f"{qos.ecn.max_percent} %", do="1 to 100")
+        yield Finding(place="all.qos.ecn.max_percent", what=f"{qos.ecn.max_percent} %", do="give 1 to 100")
 
 
 def _classes(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
@@ -403,17 +402,18 @@ def _classes(lab: LabVars, qos: QosVars) -> Iterator[Finding]:
     if cnp is not None and cnp == roce and cnp not in qos.pfc_priorities:
         yield Finding(
             place="all.qos.cnp_dscp",
-            what=f"CNPs travel in priority {cnp}, as RoCE data does: they wait behind what they are to slow down",
+            what=f"CNPs and RoCE data share priority {cnp}, so that CNPs wait behind data",
             do="map the CNP DSCP to a priority of its own, with strict scheduling",
         )
     if unmarked in qos.pfc_priorities:
         yield Finding(
             place="all.qos.pfc_priorities",
-            what=f"unmarked traffic (DSCP 0) travels in priority {unmarked}, which is paused: TCP would pause RoCE",
-            do="map DSCP 0 to another priority, or do not pause this one",
+            what=f"unmarked traffic (DSCP 0) is in priority {unmarked}, which PFC pauses, so that TCP would pause RoCE",
+            do=f"map DSCP 0 to another priority, or remove {unmarked}",
         )
     if qos.pfc_watchdog_ms is not None and qos.pfc_watchdog_ms <= 0:
-        problem, do = f"{qos.pfc_watchdog_ms} ms: every pause is a storm", "give 100 or more, or leave it out for none"
+        problem = f"{qos.pfc_watchdog_ms} ms: the watchdog would take every pause for a storm"
+        do = "give 100 or more, or leave it out to have no watchdog"
         yield Finding(place="all.qos.pfc_watchdog_ms", what=problem, do=do)
 
 
@@ -422,21 +422,25 @@ def _buffer(qos: QosVars) -> Iterator[Finding]:
     if buffer is None:
         return
     if not qos.pfc_priorities:
-        problem = "lossless buffers, but no priority is paused: switches keep their own"
-        yield Finding(place="all.qos.buffer", what=problem, do="pause a priority, or take buffer out")
+        problem = "sizes of lossless buffers are given, but PFC pauses no priority"
+        yield Finding(place="all.qos.buffer", what=problem, do="give pfc_priorities, or remove buffer")
     if min(buffer.xon_kib, buffer.xoff_kib) <= 0:
-        problem = f"reserves {buffer.xon_kib} KiB, headroom {buffer.xoff_kib} KiB"
+        problem = f"xon_kib is {buffer.xon_kib}, xoff_kib (headroom) {buffer.xoff_kib}"
         yield Finding(
-            place="all.qos.buffer", what=problem, do="both must be above 0: without headroom a pause loses packets"
+            place="all.qos.buffer",
+            what=problem,
+            do="give both above 0: without headroom, packets are lost after a pause",
         )
     for field, alpha in (("alpha", buffer.alpha), ("egress_alpha", buffer.egress_alpha)):
         if alpha not in _ALPHAS:
-            yield Finding(place=f"all.qos.buffer.{field}", what=f"a share of 2^{alpha}", do="-8 to 7, as in dynamic_th")
+            yield Finding(
+                place=f"all.qos.buffer.{field}", what=f"{alpha} is not an alpha", do="give -8 to 7, as in dynamic_th"
+            )
 
 
 def _golden(golden: GoldenVars) -> Iterator[Finding]:
     if golden.pcie_speed_gts is not None and golden.pcie_speed_gts not in _PCIE_GTS:
-        problem = f"{golden.pcie_speed_gts:g} GT/s is no speed of PCIe"
-        yield Finding(place="all.golden.pcie_speed_gts", what=problem, do="32 is generation 5, 16 generation 4")
+        problem = f"{golden.pcie_speed_gts:g} GT/s is not a PCIe speed"
+        yield Finding(place="all.golden.pcie_speed_gts", what=problem, do="give 32 (generation 5), 16 (generation 4)")
     if golden.pcie_width is not None and golden.pcie_width not in _PCIE_WIDTHS:
-        yield Finding(place="all.golden.pcie_width", what=f"{golden.pcie_width} lanes", do="1, 2, 4, 8, 16 or 32")
+        yield Finding(place="all.golden.pcie_width", what=f"{golden.pcie_width} lanes", do="give 1, 2, 4, 8, 16 or 32")

@@ -23,6 +23,8 @@ def repeated_values(placed: Iterable[tuple[str, str]], kind: str, owners: str) -
     for place, value in placed:
         if value in first:
             yield Finding(
-                place=place, what=f"{kind} {value} is already {first[value]}", do=f"{owners} must have one of its own"
+                place=place,
+                what=f"{kind} {value} is already used at {first[value]}",
+                do=f"give {owners} one of its own",
             )
         first.setdefault(value, place)

@@ -60,7 +60,7 @@ class Entries:
 
 
 class _UniqueValues:
-    """What must be one place's alone, or one owner's, where an owner may use it at several places."""
+    """Values that may occur at one place only, or at several places of one owner."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -69,7 +69,7 @@ class _UniqueValues:
     def claim(self, kind: str, value: str, place: str, *, owner: str | None = None) -> None:
         first, whose = self._by.setdefault((kind, value), (place, owner or place))
         if whose != (owner or place):
-            raise mistake(self.file, place, f"{kind} {value} is already {first}")
+            raise mistake(self.file, place, f"{kind} {value} is already used at {first}; give another one")
 
 
 def build_topology(entries: Entries, mistakes: Mistakes | None = None) -> Topology:
@@ -131,13 +131,15 @@ def _host(name: str, host: HostVars) -> Host:
 
 
 def _check_values(entries: Entries, mistakes: Mistakes) -> None:
-    """Each value by itself, and that nothing is used twice."""
+    """Check each value by itself, and that no value is used twice."""
     file, unique_values = entries.file, _UniqueValues(entries.file)
     for place, node in entries.placed():
         name = place.partition(".")[2]
         with mistakes.part():
             if not _NAME.fullmatch(name):
-                raise mistake(file, place, "a name is small letters, digits and dashes, and starts with a letter")
+                raise mistake(
+                    file, place, "a name must consist of small letters, digits and dashes, and start with a letter"
+                )
             _check_numbers(file, place, mtu=node.mtu)
             if node.management is not None:
                 at, way_in, shared = f"{place}.management", node.management, _shares_mac(node)
@@ -181,7 +183,7 @@ def _check_switch_values(
         unique_values.claim("ASN", str(switch.asn), f"{place}.asn", owner=sharers)
         if switch.netns is not None:
             if not _NETNS.fullmatch(switch.netns):
-                words = f'"{switch.netns}" is no namespace; use letters, digits, and - _ . (63 at most)'
+                words = f'"{switch.netns}" is not a namespace name; use at most 63 letters, digits, and - _ .'
                 raise mistake(file, f"{place}.netns", words)
             unique_values.claim(f"namespace on {switch.carrier}", switch.netns, f"{place}.netns")
         _take_address(file, unique_values, f"{place}.loopback", switch.loopback)
@@ -192,7 +194,9 @@ def _check_switch_values(
             check_queue(file, at, queue_kib=port.queue_kib, delay_us=port.delay_us)
             _take_netdev(file, unique_values, at, name, port.netdev, port.mac, shared=_shares_mac(switch))
             if (port.rnic is None) != (port.address is None):
-                raise mistake(file, at, "a host port has both rnic and address, an uplink neither")
+                raise mistake(
+                    file, at, "only one of rnic and address is given; a host port needs both, an uplink neither"
+                )
             if port.address is not None:
                 _take_address(file, unique_values, f"{at}.address", port.address)
 
@@ -226,12 +230,14 @@ def _take_device(unique_values: _UniqueValues, place: str, host: str, name: str,
     """Reject device names and PCIe addresses that are unsafe in commands on their machine, or name another device."""
     file = unique_values.file
     if not _DEVICE.fullmatch(name):
-        raise mistake(file, f"{place}.name", f'not a device name "{name}": letters, digits, dots, dashes, underscores')
+        raise mistake(
+            file, f"{place}.name", f'"{name}" is not a device name; use letters, digits, dots, dashes, underscores'
+        )
     unique_values.claim(f"the name {host}:", name, place)
     if pcie is None:
         return
     if not _PCIE.fullmatch(pcie):
-        problem = f'not a PCIe address as the kernel writes it (0000:18:00.0, small letters) "{pcie}"'
+        problem = f'"{pcie}" is not a PCIe address; write it as the kernel does, in small letters: 0000:18:00.0'
         raise mistake(file, f"{place}.pcie", problem)
     # Faults and counters find a device by this address.
     unique_values.claim(f"the PCIe address {host}:", pcie, f"{place}.pcie")
@@ -241,10 +247,10 @@ def _take_netdev(
     file: Path, unique_values: _UniqueValues, place: str, node: str, netdev: str, mac: str, *, shared: bool = False
 ) -> None:
     if not _NETDEV.fullmatch(netdev):
-        raise mistake(file, f"{place}.netdev", f'not an interface name of 1 to 15 characters "{netdev}"')
+        raise mistake(file, f"{place}.netdev", f'"{netdev}" is not an interface name of 1 to 15 characters')
     unique_values.claim(f"the interface {node}", netdev, f"{place}.netdev")
     if not _MAC.fullmatch(mac) or int(mac[:2], 16) & 1:
-        raise mistake(file, f"{place}.mac", f'not a unicast MAC in small letters "{mac}"')
+        raise mistake(file, f"{place}.mac", f'"{mac}" is not a unicast MAC in small letters')
     unique_values.claim("MAC", mac, f"{place}.mac", owner=node if shared else None)
 
 
@@ -252,9 +258,9 @@ def _take_address(file: Path, unique_values: _UniqueValues, place: str, address:
     try:
         interface = ipaddress.IPv4Interface(address)
     except ValueError:
-        raise mistake(file, place, f'not an interface address "{address}"') from None
+        raise mistake(file, place, f'"{address}" is not an interface address; write one such as 10.0.0.1/31') from None
     if "/" not in address:
-        raise mistake(file, place, f'the prefix length is missing, write "{address}/31" or what it is')
+        raise mistake(file, place, f'the prefix length is missing; write it, as in "{address}/31"')
     unique_values.claim("address", str(interface.ip), place)
 
 
@@ -269,16 +275,20 @@ def _check_soft(entries: Entries, mistakes: Mistakes) -> None:
 def _check_soft_node(entries: Entries, place: str, node: HostVars | SwitchVars | CarrierVars) -> None:
     file = entries.file
     if isinstance(node, HostVars) and node.vm is None:
-        raise mistake(file, place, "faultbed_vm is missing: a soft lab needs memory_mib and vcpus")
+        raise mistake(file, place, "faultbed_vm is missing; a soft lab needs its memory_mib and vcpus")
     if isinstance(node, SwitchVars):
         if node.carrier is None or node.netns is None:
             name = "carrier" if node.carrier is None else "netns"
-            raise mistake(file, place, f"faultbed_{name} is missing: a soft switch is a namespace on a carrier")
+            raise mistake(
+                file,
+                place,
+                f"faultbed_{name} is missing; a soft switch is a namespace on a carrier VM, so it needs both",
+            )
         if node.carrier not in entries.carriers:
             tail = near(node.carrier, list(entries.carriers))
             raise mistake(file, f"{place}.carrier", f'no carrier "{node.carrier}"{tail}')
     elif node.management is None:
-        raise mistake(file, place, "faultbed_management is missing: the netdev and MAC that SSH comes in by")
+        raise mistake(file, place, "faultbed_management is missing; give the netdev and MAC that SSH uses")
 
 
 def _host_link(entries: Entries, switch: str, index: int, port: PortVars) -> Link:
@@ -326,7 +336,7 @@ def _port(switch: str, port: PortVars, mtu: int, speed_gbps: int | None) -> Port
 
 def _check_ends(file: Path, near_place: str, port: PortVars, far_place: str, rnic: RnicVars, switch: str) -> None:
     if rnic.switch != switch:
-        raise mistake(file, near_place, f"a cable to {far_place}, which says that its switch is {rnic.switch}")
+        raise mistake(file, near_place, f"the peer is {far_place}, but that RNIC names {rnic.switch} as its switch")
     near, far = ipaddress.IPv4Interface(str(port.address)), ipaddress.IPv4Interface(rnic.address)
     if near.network != far.network:
         raise mistake(
@@ -350,7 +360,11 @@ def _check_rnics(entries: Entries, host_links: list[Link], mistakes: Mistakes) -
                     tail = near(rnic.switch, list(entries.switches))
                     raise mistake(entries.file, f"{place}.switch", f'no switch "{rnic.switch}"{tail}')
                 if count != 1:
-                    raise mistake(entries.file, place, f"{count} ports of {rnic.switch} lead here, there must be one")
+                    raise mistake(
+                        entries.file,
+                        place,
+                        f"{count} ports of {rnic.switch} name this RNIC as their peer; exactly one must",
+                    )
 
 
 def _uplink(entries: Entries, name: str, index: int, port: PortVars) -> list[Link]:
@@ -362,13 +376,15 @@ def _uplink(entries: Entries, name: str, index: int, port: PortVars) -> list[Lin
         other_switches = [other for other in entries.switches if other != name]
         raise mistake(file, f"{place}.peer", f'no other switch "{port.peer}"{near(port.peer, other_switches)}')
     if sum(other.peer == port.peer for other in switch.ports) > 1:
-        raise mistake(file, place, f"{name} has two uplinks to {port.peer}; one is all that a link's name can tell")
+        raise mistake(
+            file, place, f"{name} has two uplinks to {port.peer}, which would have the same link name; remove one"
+        )
     peer_role, peer = entries.switches[port.peer]
     back = next((other for other in peer.ports if other.peer == name and other.rnic is None), None)
     if back is None:
-        raise mistake(file, place, f"a cable to {port.peer}, which has no port with peer {name}")
+        raise mistake(file, place, f"the peer is {port.peer}, but that switch has no port with peer {name}; add it")
     if peer.asn == switch.asn:
-        raise mistake(file, place, f"{name} and {port.peer} have one ASN, {peer.asn}; eBGP needs two that differ")
+        raise mistake(file, place, f"{name} and {port.peer} both have ASN {peer.asn}; eBGP needs different ones")
     order = list(entries.switches)
     if (_LEVEL[role], order.index(name)) > (_LEVEL[peer_role], order.index(port.peer)):
         return []

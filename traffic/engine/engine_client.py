@@ -182,7 +182,7 @@ class Engines:
 
     def _require_open(self, host: str) -> None:
         if self._is_closing:
-            raise LabError(f"{host}: no traffic engine is started any more: the run is over")
+            raise LabError(f"{host}: no traffic engine is started, because the run is over")
 
     def send(self, host: str, message: Mapping[str, Any]) -> None:
         """Send a request to one host's engine.
@@ -192,7 +192,7 @@ class Engines:
         """
         channel = self._channels.get(host)
         if channel is None:
-            raise LabError(f"{host}: no traffic engine runs there any more")
+            raise LabError(f"{host}: its traffic engine no longer runs")
         channel.send(message)
 
     def _pump(self, host: str) -> None:
@@ -325,10 +325,10 @@ def endpoint(topology: Topology, name: str) -> Endpoint:
     if target.kind == "host":
         rnics = topology.host_by_name[target.node].rnics
         if not rnics:
-            raise UsageError(f"{name} has no RNIC")
+            raise UsageError(f"{name} has no RNIC; name a host that has one")
         return Endpoint(host=target.node, rnic=rnics[0].name, address=rnics[0].ip)
     if target.rnic is None:
-        raise UsageError(f'"{name}" is a {target.kind}: traffic runs between RNICs, as in host1:rxe0')
+        raise UsageError(f'"{name}" is a {target.kind}, and traffic runs between RNICs; name one, such as host1:rxe0')
     return Endpoint(host=target.node, rnic=target.rnic.name, address=target.rnic.ip)
 
 

@@ -222,7 +222,7 @@ class Running(Generic[Result]):
         if not self._handle_events_until(
             lambda: not self._manager.down,
             SETUP_TIMEOUT_S,
-            lambda: f"no connection {', '.join(self._manager.down)} after {SETUP_TIMEOUT_S:.0f} s",
+            lambda: f"not connected after {SETUP_TIMEOUT_S:.0f} s: {', '.join(self._manager.down)}",
         ):
             raise LabError(f"{self.plan.what} did not start: {self.failure}")
         self._publish("qps", time.monotonic_ns(), connections=list(self.connections))
@@ -416,7 +416,7 @@ class Running(Generic[Result]):
         self._progress_ns = now_ns
         self.started_ns = max(self.started_ns, message["at_ns"])
         if message["wrong"]:
-            self.failure = f"{host}, {message['task']}: {message['wrong']} wrong elements already while warming up"
+            self.failure = f"{host}, {message['task']}: {message['wrong']} wrong elements in the warm-up"
         elif self._warming_up == {message["task"]}:
             self._publish("ready", self.started_ns)
         self._warming_up.discard(message["task"])
@@ -507,7 +507,8 @@ def begin(
         _refuse_local(lab, plan)
         hosts = tuple(dict.fromkeys(task.endpoint.host for task in plan.tasks))
         if engines is not None and not set(hosts) <= set(engines.hosts):
-            raise UsageError(f"{plan.what}: the engines given to it run only on {', '.join(engines.hosts)}")
+            lacking = ", ".join(host for host in hosts if host not in engines.hosts)
+            raise UsageError(f"{plan.what}: the given engines do not run on {lacking}; start engines there, too")
         owns_engines = engines is None
         engines = engines or Engines.start(lab, hosts)
         undo.callback(engines.close)

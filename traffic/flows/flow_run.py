@@ -200,7 +200,7 @@ def _plan(lab: TrafficLab, title: str, specs: Sequence[FlowSpec], suffixes: Sequ
     turns = itertools.count()
     admits = {(spec.dst, spec.admit) for spec in specs if spec.admit}
     if len({dst for dst, _ in admits}) < len(admits):
-        raise UsageError("all admitted flows to an RNIC must have the same number of grants")
+        raise UsageError("all admitted flows to an RNIC must have the same number of grants; give them one value")
     for spec, suffix in zip(specs, suffixes, strict=True):
         ends = _tasks(lab, spec, suffix)
         tasks += ends

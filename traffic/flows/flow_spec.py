@@ -190,11 +190,11 @@ def _check_qps(spec: FlowSpec) -> None:
     if spec.messages is not None and spec.messages < spec.qps:
         raise UsageError(f"{spec.messages} messages cannot be spread over {spec.qps} QPs")
     if spec.depth < 0 or spec.chain < 0 or (spec.depth and spec.chain > spec.depth):
-        raise UsageError(f"chain ({spec.chain}) cannot be longer than depth ({spec.depth}), nor either be negative")
+        raise UsageError(f"chain ({spec.chain}) must be 0 to depth ({spec.depth}), and depth at least 0")
     needed = spec.qps * requests_a_qp(shape(spec)[0])
     if needed > CQ_ENTRIES:
         raise UsageError(
-            f"depth {spec.depth} on {spec.qps} QPs: up to {needed} requests complete at once when they die, and the "
+            f"depth {spec.depth} on {spec.qps} QPs: up to {needed} requests complete at once if the QPs fail, and the "
             f"completion queue of an RNIC has {CQ_ENTRIES} entries; use a smaller depth or fewer QPs"
         )
     check_entropy(spec.entropy)

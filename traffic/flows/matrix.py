@@ -70,7 +70,7 @@ def pairs_in(topology: Topology, pattern: str) -> tuple[tuple[str, str], ...]:
         return tuple(pair for ends in members for pair in pairs("permutation", ends))
     if len(members) < MIN_ENDS or len({len(ends) for ends in members}) > 1:
         sizes = ", ".join(f"{name} has {len(zones[name])} RNICs" for name in sorted(zones))
-        raise UsageError(f"across-zones needs two zones or more, all of one size; {sizes}")
+        raise UsageError(f"across-zones needs at least two zones with the same number of RNICs; {sizes}")
     after = [*members[1:], members[0]]
     return tuple(
         pair for ends, next_ends in zip(members, after, strict=True) for pair in zip(ends, next_ends, strict=True)

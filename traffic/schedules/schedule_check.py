@@ -97,7 +97,7 @@ def _explained(schedule: Schedule, wrong_blocks: list[tuple[int, int, int]]) -> 
         expected = "the reduction over all ranks" if source == ALL else f"what rank {source} has for it"
         has = ""
         if counts is not None:
-            parts = ", ".join(f"{n} times rank {of}'s" for of, n in enumerate(counts[rank, block]) if n)
+            parts = ", ".join(f"{n} times the input of rank {of}" for of, n in enumerate(counts[rank, block]) if n)
             has = f"; it has {parts or 'no input'}"
         yield f"rank {rank} does not end with {expected} in block {block}{has}"
     if len(wrong_blocks) > MOST_SENTENCES:

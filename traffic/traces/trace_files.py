@@ -82,7 +82,7 @@ def _ending(file: Path) -> str:
 def _files(path: Path) -> dict[int, Path]:
     if path.is_file():
         if _ending(path) not in ENDINGS:
-            raise UsageError(f"{path}: the name is not that of a trace, which ends with {', '.join(ENDINGS)}")
+            raise UsageError(f"{path}: the name of a trace ends with {' or '.join(ENDINGS)}; rename the file")
         if ENDINGS[_ending(path)] == "chakra":
             raise UsageError(f"{path}: a Chakra trace has one file per rank; name their folder")
         return {0: path}

@@ -62,6 +62,6 @@ def resolve(request: Request) -> Mechanism:
         by = MECHANISMS[request.kind].by if request.kind in MECHANISMS else ""
         raise Unsupported(
             f"{request.where}: {request.kind} on a {request.target.kind} is not supported on this lab"
-            + (f"; on a rack lab it fits: {', '.join(fits)}" if fits else f"; it needs {by}" if by else "")
+            + (f"; on a rack lab its targets are: {', '.join(fits)}" if fits else f"; it needs {by}" if by else "")
         )
     return mechanism(request)

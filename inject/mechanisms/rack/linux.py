@@ -75,7 +75,7 @@ def resolve(request: Request) -> Mechanism:
     if request.kind not in _KINDS:
         raise Unsupported(f"{lacks}, and {_SUPERVISED.get(request.kind, 'only SONiC has a mechanism')}")
     if not switch.forwards_in_kernel and request.kind not in _OF_ANY_LINUX:
-        raise Unsupported(f"{lacks}, and its ASIC forwards: no packet passes its kernel")
+        raise Unsupported(f"{lacks}, and its ASIC forwards packets, not its kernel; target another switch")
     if request.kind in ("link.down", "link.flap"):
         return _down(request)
     mechanism = soft.resolve(request)

@@ -45,7 +45,9 @@ class GpuNeighbourActuator(Actuator):
         except nvml.NoNvml as error:
             raise Refused(f"no NVIDIA GPU at {self._pcie}: {error}") from None
         if mode != "Default":
-            raise Refused(f"GPU {self._pcie} allows no neighbours: its compute mode is {mode} (nvidia-smi -c)")
+            raise Refused(
+                f"GPU {self._pcie} does not share its time: its compute mode is {mode}; set it by `nvidia-smi -c 0`"
+            )
         if left := busy_processes():
             raise Refused(f"{len(left)} busy processes of an earlier fault still run; run `faultbed heal`")
         return self.read()

@@ -33,7 +33,7 @@ class _Register(Actuator):
     def prepare(self) -> dict[str, Any]:
         """Refuse registers that are set already, and a kernel log that cannot be written."""
         if (state := self._health.state(self.part)) is not None:
-            raise Refused(f"{self._gpu}: its {self.part} has {state} already; run `faultbed heal`")
+            raise Refused(f"{self._gpu}: its {self.part} is already set to {state}; run `faultbed heal`")
         require_log()
         return self.read()
 
@@ -128,7 +128,9 @@ class GpuHeatActuator(_Register):
 
     def prepare(self) -> dict[str, Any]:
         if self._celsius <= IDLE_C:
-            raise Refused(f"{self._gpu}: {self._celsius} °C is no heat: it has {IDLE_C} °C when idle")
+            raise Refused(
+                f"{self._gpu}: {self._celsius} °C is not hot, it has {IDLE_C} °C when idle; choose a higher temperature"
+            )
         if self._effect is not None:
             self._effect.prepare()
         return super().prepare()

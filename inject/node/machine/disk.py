@@ -29,7 +29,9 @@ class DiskActuator(Actuator):
     def prepare(self) -> dict[str, Any]:
         """Refuse a file system that is full already."""
         if self._free() < _LEFT_BYTES:
-            raise Refused(f"the file system of {self._folder} is full already, by no fault; free space there first")
+            raise Refused(
+                f"the file system of {self._folder} is already full, and not because of a fault; free space there first"
+            )
         return self.read()
 
     def revert_script(self) -> str:

@@ -46,7 +46,7 @@ class LinkActuator(Actuator):
         if not state["up"]:
             raise Refused(f"{self._device} is already down, by no known fault; bring it up, or run `faultbed heal`")
         if self._netns is None and self._device in management_interfaces():
-            raise Refused(f"{self._device} carries the management connection: never a target")
+            raise Refused(f"{self._device} carries the management connection and is never a target; choose another")
         if self._able:
             require(*self._able)
         return state

@@ -80,7 +80,7 @@ class HopActuator(Actuator):
         """Load libnftables in the namespace, and let the kernel check the rules in a dry run."""
         enter_netns(self._netns)
         if self._netns is None and self._device in management_interfaces():
-            raise Refused(f"{self._device} carries the management connection: never a target")
+            raise Refused(f"{self._device} carries the management connection and is never a target; choose another")
         try:
             import nftables  # noqa: PLC0415 - the distribution's, and only needed here
         except ImportError:

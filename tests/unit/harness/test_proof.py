@@ -95,11 +95,11 @@ def test_on_time_beyond_100_ms_or_5_percent_is_not_as_planned(on_s, planned_s, g
     reasons = why_not_as_planned(on((5, 5 + on_s), planned=[(0, planned_s)]))
     assert (reasons == ()) is good
     if not good:
-        assert f"of {planned_s:.4g}"[:4] in reasons[0]
+        assert f"of the planned {planned_s:.4g}"[:16] in reasons[0]
 
 
 def test_why_not_as_planned_names_the_times():
-    assert why_not_as_planned(on((0, 1.25), planned=[(0, 60)])) == ("was on for 1.25 s of 60 s",)
+    assert why_not_as_planned(on((0, 1.25), planned=[(0, 60)])) == ("was on for 1.25 s of the planned 60 s",)
     assert why_outside((int(20 * S), int(20 * S)), (0, 12 * S)) == "fired 8.00 s after the workload ended"
 
 
@@ -107,16 +107,16 @@ def test_why_not_as_planned_names_the_times():
     ("spans_s", "word"),
     [
         ([(0, 0.5), (1, 1.5), (2, 2.5)], None),
-        ([(0, 0.5), (1, 1.5)], "was on 2 times of 3"),
+        ([(0, 0.5), (1, 1.5)], "was on 2 of 3 planned times"),
         (
             [(0, 0.5), (1, 1.2), (2, 2.5)],
-            "was on too long or too short 1 times of 3; the first: on for 0.20 s of 0.50 s",
+            "was on too long or too short 1 of 3 times; the first: on for 0.20 s of the planned 0.50 s",
         ),
         (
             [(0, 0.5), (1, 1.5), (1.8, 2.3)],
-            "was off too long or too short 1 times of 2; the first: off for 0.30 s of 0.50 s",
+            "was off too long or too short 1 of 2 times; the first: off for 0.30 s of the planned 0.50 s",
         ),
-        ([(0, 0.5), (1, 1.5), (2, None)], "was on 2 times of 3"),
+        ([(0, 0.5), (1, 1.5), (2, None)], "was on 2 of 3 planned times"),
     ],
 )
 def test_every_edge_of_a_train_counts(spans_s, word):
@@ -130,7 +130,7 @@ def test_fault_shorter_than_the_tolerance_must_be_on_for_half_of_its_window(on_s
     reasons = why_not_as_planned(on((5, 5 + on_s), planned=[(0, 0.05)]))
     assert (reasons == ()) is good
     if not good:
-        assert "of 0.05 s, which is less than half" in reasons[0]
+        assert "of the planned 0.05 s, which is less than 50%" in reasons[0]
     assert why_not_as_planned(on((5, 5 + on_s), planned=[(0, 0.05)], until_cleared=True)) == ()
 
 
@@ -139,7 +139,7 @@ def test_short_flaps_consumed_by_switching_are_not_as_planned():
     planned = [(k * 0.2, k * 0.2 + 0.1) for k in range(25)]
     spans = [(k * 0.2, k * 0.2 + 0.004) for k in range(25)]
     (reason,) = why_not_as_planned(on(*spans, planned=planned, switch_ms=55))
-    assert reason == "was on for 0.10 s of 2.50 s, which is less than half"
+    assert reason == "was on for 0.10 s of the planned 2.50 s, which is less than 50%"
 
 
 def test_fault_planned_without_on_time_is_not_as_planned():
@@ -150,7 +150,7 @@ def test_train_whose_flaps_are_all_a_little_short_is_not_as_planned():
     """Each flap is within the tolerance of 100 ms, but their sum is not within 5 %."""
     planned = [(k, k + 0.5) for k in range(20)]
     spans = [(k, k + 0.42) for k in range(20)]
-    assert "was on for 8.40 s of 10 s in all" in why_not_as_planned(on(*spans, planned=planned))[-1]
+    assert "was on for 8.40 s of the planned 10 s in all" in why_not_as_planned(on(*spans, planned=planned))[-1]
 
 
 def test_slow_switching_beyond_what_the_mechanism_needs_leaves_the_on_time_unknown():
@@ -169,8 +169,9 @@ def test_complete_fault_has_no_on_time():
 def test_time_outside_the_workload_does_not_count():
     long = on((0, 60))
     assert why_not_as_planned(long, (-S, MINUTE)) == ()
-    assert why_not_as_planned(long, (-S, int(12.5 * S))) == ("was on for 12.5 s of 60 s while the workload ran",)
-    assert why_not_as_planned(long, (-9 * S, -S)) == ("was on for 0.00 s of 60 s while the workload ran",)
+    (reason,) = why_not_as_planned(long, (-S, int(12.5 * S)))
+    assert reason == "was on for 12.5 s of the planned 60 s while the workload ran"
+    assert why_not_as_planned(long, (-9 * S, -S)) == ("was on for 0.00 s of the planned 60 s while the workload ran",)
 
 
 @pytest.mark.parametrize(
@@ -269,7 +270,7 @@ def test_judge_fault_on_for_a_part_of_its_window_is_inconclusive(workload, recor
     short = with_uplink(run, plan={"duration_ns": 60 * S}, on_time=on_time)
     check = checks_of(judged(short))["fired.uplink"]
     assert check.verdict is Verdict.INCONCLUSIVE
-    assert "of 60 s" in check.detail
+    assert "of the planned 60 s" in check.detail
 
 
 def test_judge_workload_that_ends_under_the_fault_is_inconclusive():
@@ -282,7 +283,7 @@ def test_judge_workload_that_ends_under_the_fault_is_inconclusive():
     )
     check = checks_of(judged(run))["fired.loss"]
     assert check.verdict is Verdict.INCONCLUSIVE
-    assert check.detail == "was on for 1.62 s of 3.00 s while the workload ran"
+    assert check.detail == "was on for 1.62 s of the planned 3.00 s while the workload ran"
 
 
 def test_judge_on_time_of_a_proven_fault_is_in_its_detail_and_in_the_verdict():

@@ -94,7 +94,7 @@ def test_fault_cleared_early_is_proven_only_if_its_kind_ends_by_clearing(lab, in
     assert receipt.doubts == ()
     assert receipt.proved is until_cleared
     if not until_cleared:
-        assert "of 60 s" in receipt.unproven[0]
+        assert "of the planned 60 s" in receipt.unproven[0]
 
 
 def test_flaps_cleared_midway_are_proven_only_if_their_kind_ends_by_clearing(lab, injecting, monkeypatch):
@@ -107,7 +107,7 @@ def test_flaps_cleared_midway_are_proven_only_if_their_kind_ends_by_clearing(lab
             prepared.arm()
             until(lambda one=prepared: one.observe()["count"] == 3, within_s=20)
             actual[until_cleared] = prepared.clear()
-    assert "was on 3 times of 100" in actual[False].unproven[-1]
+    assert "was on 3 of 100 planned times" in actual[False].unproven[-1]
     assert actual[True].on_time.planned_ns < 2 * S
     assert not [reason for reason in actual[True].unproven if "was o" in reason]
 

@@ -67,7 +67,7 @@ def test_receipt_is_proven_by_readback_count_and_witness():
         ({"armed": Armed(ok=True, readback={"device": "ctsw2"}), "moved": {WITNESS: 1}}, "armed elsewhere: device"),
         ({"observed": {**DONE, "count": 0}, "moved": {WITNESS: 1}}, "counted nothing"),
         ({"observed": {}, "moved": {WITNESS: 1}}, "counted nothing"),
-        ({"observed": {**DONE, "lost": True}, "moved": {WITNESS: 1}}, "something else had ended it before its time"),
+        ({"observed": {**DONE, "lost": True}, "moved": {WITNESS: 1}}, "something else removed it early"),
         ({}, "no independent witness"),
         ({"moved": {WITNESS: 1, "host1/rxe0.send_err": 2}}, "host1/rxe0.send_err moved by 2"),
     ],
@@ -259,7 +259,7 @@ SECOND = 1_000_000_000
         ({}, None),
         ({"cleared": Cleared(ok=False, error="the port is still down")}, "not cleared: the port is still down"),
         ({"on_time": on_time_of(((0, 60 * SECOND),), [(0, 0, True), (SECOND, SECOND, False)])}, "was on for 1.00 s of"),
-        ({"on_time": on_time_of(((0, 60 * SECOND),), [(0, 0, True)])}, "was on for 0.00 s of 60 s"),
+        ({"on_time": on_time_of(((0, 60 * SECOND),), [(0, 0, True)])}, "was on for 0.00 s of the planned 60 s"),
     ],
 )
 def test_receipt_not_cleared_or_not_on_as_planned_proves_nothing(change, reason):

@@ -64,7 +64,7 @@ def test_states_while_on_of_window_that_ends_meanwhile_are_the_last_within_it():
 
 
 @pytest.mark.parametrize(
-    ("while_on", "doubt"), [({}, "give it a longer window"), ({BUSY: 0}, "was 0 while the fault was on")]
+    ("while_on", "doubt"), [({}, "lengthen its window"), ({BUSY: 0}, "was 0 while the fault was on")]
 )
 def test_receipt_distinguishes_a_wrong_state_from_an_unread_one(while_on, doubt):
     armed = Armed(ok=True, readback={"applied": True, **PLANNED.shows}, while_on=while_on)

@@ -225,7 +225,7 @@ def host_of(rnic: str) -> str:
 def _lost(state: JobState, event: Lost, policy: Policy) -> JobState:
     restarts = state.restarts + 1
     if restarts > policy.most_restarts:
-        reason = f"{event.reason}; the job was restarted {policy.most_restarts} times already, and it may not be again"
+        reason = f"{event.reason}; the job has been restarted {policy.most_restarts} times, which is its limit"
         return replace(state, phase="failed", reason=reason)
     return replace(state, phase="diagnose", restarts=restarts, reason=event.reason)
 

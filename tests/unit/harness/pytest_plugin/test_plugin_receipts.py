@@ -232,7 +232,7 @@ def test_window_that_a_test_names_and_cuts_short_is_not_proven(session):
     """A test that requests a fault of half a minute and clears it at once has not tested that fault."""
     results, result = session(WINDOWS)
     result.assert_outcomes(passed=3, errors=1)
-    assert "of 30 s" in receipt_of(results["test_cut"])["unproven"][0]
+    assert "of the planned 30 s" in receipt_of(results["test_cut"])["unproven"][0]
     assert {name: one["faultbed_exit_code"] for name, one in results.items()} == {
         "test_cut": "2", "test_full": "0", "test_open": "0",
     }  # fmt: skip

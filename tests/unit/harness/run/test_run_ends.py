@@ -186,7 +186,7 @@ def test_run_with_a_second_ctrl_c_while_it_clears_is_marked_and_claims_nothing(s
     with pytest.raises(Interrupted) as caught:
         run(soft.lab, tmp_path, monkeypatch, with_faults)
     assert caught.value.exit_code == 5
-    assert "link.down on host1:rxe0 left to its 10 s lease; the lab is DIRTY" in str(caught.value)
+    assert "link.down on host1:rxe0 reverts when its lease of 10 s expires; the lab is DIRTY" in str(caught.value)
     assert "cleared" not in str(caught.value)
     assert "its end was not observed" in dirty.reasons(tmp_path)[0]
 

@@ -172,7 +172,7 @@ def test_claim_that_is_gone_or_broken_counts_as_one_of_everything(qemu, tmp_path
         claim.unlink() if how == "removed" else os.truncate(claim, 0)
         refused = prepare(second, tmp_path, "b", session="ben")
         assert refused["refused"]
-        assert "a.claim does not name what its fault holds: run `faultbed heal`" in refused["error"]
+        assert "a.claim: this claim does not name what its fault changes; run `faultbed heal`" in refused["error"]
         assert send_request(first, "clear")["ok"]
         assert prepare(second, tmp_path, "b", session="ben")["event"] == "prepared"
 
@@ -199,7 +199,7 @@ def test_fault_whose_claim_is_gone_does_not_begin(qemu, tmp_path):
         (tmp_path / "faults" / "a.claim").unlink()
         refused = send_request(ready, "arm")
         assert refused["refused"]
-        assert "a.claim was removed" in refused["error"]
+        assert "a.claim: this fault's claim was removed" in refused["error"]
         assert list((tmp_path / "faults").iterdir()) == []
     assert qemu.links == []
 
@@ -367,7 +367,7 @@ def test_whole_host_fault_is_refused_if_a_stored_revert_in_the_guest_does_not_sa
     if claim is not None:
         (guest / "a.claim").write_text(claim)
     planned = planned_of("host.reboot", "host1")
-    with pytest.raises(FaultError, match=r"a\.revert on host1 does not name what its fault holds"):
+    with pytest.raises(FaultError, match=r"a\.revert on host1 does not name what its fault changes"):
         refuse_remote_conflicts(lab, planned, Injector(lab, journal=None).claim_of(planned), where="host.reboot")
 
 

@@ -144,7 +144,7 @@ def test_rack_fault_already_present_is_refused(kind, target, params, tools):
 
 def test_rack_fault_without_tool_or_capability_is_refused(tools):
     args = dict(shot("link.oneway", "host1:mlx5_0").request["args"])
-    with pytest.raises(Refused, match="there is no no-such-tool"):
+    with pytest.raises(Refused, match="no-such-tool is not installed here"):
         CommandsActuator(**args | {"needs": ["no-such-tool"]}).prepare()
     state = json.loads(tools.read_text())
     state["STATE_DB"]["ACL_STAGE_CAPABILITY_TABLE|EGRESS"]["action_list"] = "COUNTER"

@@ -76,5 +76,5 @@ def test_disk_full_ends_with_the_killed_holder(tmp_path):
 
 def test_disk_full_of_a_full_file_system_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(DiskActuator, "_free", lambda _: 0)
-    with pytest.raises(Refused, match="full already, by no fault"):
+    with pytest.raises(Refused, match="already full, and not because of a fault"):
         DiskActuator(folder=str(tmp_path)).prepare()

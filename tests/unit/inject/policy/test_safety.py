@@ -64,7 +64,7 @@ def test_safety_irreversible_fault_needs_confirmation():
     with pytest.raises(Forbidden, match="nothing can revert"):
         safety.check(kill, RACK, confirmed=["host.rank-hang"])
     safety.check(kill, under(may_disrupt=["host1"], irreversible="allow"))
-    with pytest.raises(Forbidden, match="no such kind"):
+    with pytest.raises(Forbidden, match="choose another kind"):
         safety.check(kill, under(may_disrupt=["*"], irreversible="never"), confirmed=["host.rank-kill"])
 
 

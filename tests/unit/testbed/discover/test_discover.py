@@ -281,7 +281,7 @@ def test_discover_switches_with_the_default_name_are_not_identified_by_it(sonic)
     deaf = {"host1": answers["host1"]}
     whats = [one.what for one in drafted(deaf, "sonic").open if one.place == "hosts.host1.rnics[mlx5_0].switch"]
     assert len(whats) == 1
-    assert "by LLDP it hears sonic.example.net (etp-Ethernet0, to host1)" in whats[0]
+    assert "LLDP reports sonic.example.net (etp-Ethernet0, to host1)" in whats[0]
 
 
 def test_discover_mac_of_several_ports_identifies_none(sonic):
@@ -392,8 +392,8 @@ def test_discover_rnics_outside_the_back_end_are_set_aside_and_reported():
     inventory_draft = drafted(answers | {"host1": Answers(own=own)})
     actual = {one.place.removeprefix("hosts.host1."): one.what for one in inventory_draft.open}
     assert set(actual) == {"rnics[mlx5_7]", "rnics[mlx5_8]", "rnics[mlx5_bond_0]"}
-    assert "no interface" in actual["rnics[mlx5_7]"]
-    assert "SSH comes in" in actual["rnics[mlx5_8]"]
+    assert "no Ethernet interface" in actual["rnics[mlx5_7]"]
+    assert "SSH uses" in actual["rnics[mlx5_8]"]
     assert "bond" in actual["rnics[mlx5_bond_0]"]
     host = inventory_draft.tree["all"]["children"]["hosts"]["hosts"]["host1"]
     assert [rnic["name"] for rnic in host["faultbed_rnics"]] == ["rxe0", "rxe1"]
@@ -521,7 +521,7 @@ def test_discover_unexpected_structure_is_an_error_that_names_the_tool(data):
     try:
         machine = machine_of("m", replace(whole, own={**whole.own, section: text}))
     except LabError as error:
-        assert re.match(r"m: [a-z -]+.* prints what cannot be read", str(error))
+        assert re.match(r"m: [a-z -]+.* prints output that cannot be read", str(error))
         return
     before = machine_of("m", whole)
     assert {name for name, _ in machine.rdma} <= {name for name, _ in before.rdma} | {"", "N/A", "\x1b[31m"}

@@ -63,15 +63,18 @@ def put(target, **values):
     [
         (
             lambda g, v: put(host(g)["faultbed_rnics"][0], address="10.77.1.1/330"),
-            'FILE: hosts.host1.rnics[0].address: not an interface address "10.77.1.1/330"',
+            (
+                'FILE: hosts.host1.rnics[0].address: "10.77.1.1/330" is not an interface address; write one such as '
+                "10.0.0.1/31"
+            ),
         ),
         (
             lambda g, v: put(host(g)["faultbed_rnics"][0], address="10.77.1.1"),
-            'FILE: hosts.host1.rnics[0].address: the prefix length is missing, write "10.77.1.1/31" or what it is',
+            'FILE: hosts.host1.rnics[0].address: the prefix length is missing; write it, as in "10.77.1.1/31"',
         ),
         (
             lambda g, v: put(host(g)["faultbed_rnics"][1], switch="rtws1"),
-            "FILE: rtsw.rtsw1.ports[1]: a cable to hosts.host1.rnics[1], which says that its switch is rtws1",
+            "FILE: rtsw.rtsw1.ports[1]: the peer is hosts.host1.rnics[1], but that RNIC names rtws1 as its switch",
         ),
         (
             lambda g, v: [
@@ -105,51 +108,66 @@ def put(target, **values):
         ),
         (
             lambda g, v: put(host(g, "host2")["faultbed_rnics"][0], mac="02:fb:01:01:01:00"),
-            "FILE: hosts.host2.rnics[0].mac: MAC 02:fb:01:01:01:00 is already hosts.host1.rnics[0].mac",
+            (
+                "FILE: hosts.host2.rnics[0].mac: MAC 02:fb:01:01:01:00 is already used at hosts.host1.rnics[0].mac; "
+                "give another one"
+            ),
         ),
         (
             lambda g, v: put(host(g)["faultbed_rnics"][0], mac="03:fb:01:01:01:00"),
-            'FILE: hosts.host1.rnics[0].mac: not a unicast MAC in small letters "03:fb:01:01:01:00"',
+            'FILE: hosts.host1.rnics[0].mac: "03:fb:01:01:01:00" is not a unicast MAC in small letters',
         ),
         (
             lambda g, v: put(host(g, "host2")["faultbed_rnics"][0], address="10.77.1.1/31"),
-            "FILE: hosts.host2.rnics[0].address: address 10.77.1.1 is already hosts.host1.rnics[0].address",
+            (
+                "FILE: hosts.host2.rnics[0].address: address 10.77.1.1 is already used at "
+                "hosts.host1.rnics[0].address; give another one"
+            ),
         ),
         (
             lambda g, v: put(host(g)["faultbed_rnics"][1], name="rxe0"),
-            "FILE: hosts.host1.rnics[1]: the name host1: rxe0 is already hosts.host1.rnics[0]",
+            (
+                "FILE: hosts.host1.rnics[1]: the name host1: rxe0 is already used at hosts.host1.rnics[0]; give "
+                "another one"
+            ),
         ),
         (
             lambda g, v: put(host(g)["faultbed_rnics"][1], netdev="be0"),
-            "FILE: hosts.host1.rnics[1].netdev: the interface host1 be0 is already hosts.host1.rnics[0].netdev",
+            (
+                "FILE: hosts.host1.rnics[1].netdev: the interface host1 be0 is already used at "
+                "hosts.host1.rnics[0].netdev; give another one"
+            ),
         ),
         *(
             (
                 lambda g, v, netdev=netdev: put(host(g)["faultbed_rnics"][0], netdev=netdev),
-                f'FILE: hosts.host1.rnics[0].netdev: not an interface name of 1 to 15 characters "{netdev}"',
+                f'FILE: hosts.host1.rnics[0].netdev: "{netdev}" is not an interface name of 1 to 15 characters',
             )
             for netdev in ("be0;reboot", "$(reboot)", "`id`", "-be0")
         ),
         *(
             (
                 lambda g, v, netns=netns: put(rtsw(g), faultbed_netns=netns),
-                f'FILE: rtsw.rtsw1.netns: "{netns}" is no namespace; use letters, digits, and - _ . (63 at most)',
+                f'FILE: rtsw.rtsw1.netns: "{netns}" is not a namespace name; use at most 63 letters, digits, and - _ .',
             )
             for netns in ("rtsw1;reboot", "$(reboot)", "../rtsw1", "-rtsw1", "a b")
         ),
         (
             lambda g, v: put(rtsw(g), faultbed_netns="ctsw1"),
-            "FILE: ctsw.ctsw1.netns: namespace on fabric ctsw1 is already rtsw.rtsw1.netns",
+            "FILE: ctsw.ctsw1.netns: namespace on fabric ctsw1 is already used at rtsw.rtsw1.netns; give another one",
         ),
         (
             lambda g, v: put(host(g)["faultbed_rnics"][0], name="rxe0;id"),
-            'FILE: hosts.host1.rnics[0].name: not a device name "rxe0;id": letters, digits, dots, dashes, underscores',
+            (
+                'FILE: hosts.host1.rnics[0].name: "rxe0;id" is not a device name; use letters, digits, dots, dashes, '
+                "underscores"
+            ),
         ),
         (
             lambda g, v: put(host(g)["faultbed_rnics"][0], pcie="0000:18:00.0; reboot"),
             (
-                "FILE: hosts.host1.rnics[0].pcie: not a PCIe address as the kernel writes it (0000:18:00.0, small "
-                'letters) "0000:18:00.0; reboot"'
+                'FILE: hosts.host1.rnics[0].pcie: "0000:18:00.0; reboot" is not a PCIe address; write it as the kernel '
+                "does, in small letters: 0000:18:00.0"
             ),
         ),
         (  # faults find a device by it: one of the one would have been one of the other, with a receipt
@@ -157,30 +175,33 @@ def put(target, **values):
                 put(device, pcie="0000:18:00.0")
                 for device in (host(g)["faultbed_rnics"][0], host(g)["faultbed_gpus"][0])
             ],
-            "FILE: hosts.host1.gpus[0].pcie: the PCIe address host1: 0000:18:00.0 is already hosts.host1.rnics[0].pcie",
+            (
+                "FILE: hosts.host1.gpus[0].pcie: the PCIe address host1: 0000:18:00.0 is already used at "
+                "hosts.host1.rnics[0].pcie; give another one"
+            ),
         ),
         (
             lambda g, v: put(g["carriers"]["hosts"]["fabric"]["faultbed_front_end_ports"][0], peer="host2"),
             (
-                "FILE: carriers.fabric.front_end_ports[1].peer: the front end of host2 is already "
-                "carriers.fabric.front_end_ports[0].peer"
+                "FILE: carriers.fabric.front_end_ports[1].peer: the front end of host2 is already used at "
+                "carriers.fabric.front_end_ports[0].peer; give another one"
             ),
         ),
         (
             lambda g, v: put(ctsw(g), faultbed_asn=65101),
-            "FILE: ctsw.ctsw1.asn: ASN 65101 is already rtsw.rtsw1.asn",
+            "FILE: ctsw.ctsw1.asn: ASN 65101 is already used at rtsw.rtsw1.asn; give another one",
         ),
         (
             lambda g, v: put(rtsw(g)["faultbed_ports"][0], netdev="a-very-long-name-1"),
-            'FILE: rtsw.rtsw1.ports[0].netdev: not an interface name of 1 to 15 characters "a-very-long-name-1"',
+            'FILE: rtsw.rtsw1.ports[0].netdev: "a-very-long-name-1" is not an interface name of 1 to 15 characters',
         ),
         (
             lambda g, v: ctsw(g)["faultbed_ports"].clear(),
-            "FILE: rtsw.rtsw1.ports[4]: a cable to ctsw1, which has no port with peer rtsw1",
+            "FILE: rtsw.rtsw1.ports[4]: the peer is ctsw1, but that switch has no port with peer rtsw1; add it",
         ),
         (
             lambda g, v: rtsw(g)["faultbed_ports"].pop(0),
-            "FILE: hosts.host1.rnics[0]: 0 ports of rtsw1 lead here, there must be one",
+            "FILE: hosts.host1.rnics[0]: 0 ports of rtsw1 name this RNIC as their peer; exactly one must",
         ),
         (
             lambda g, v: put(host(g)["faultbed_rnics"][0], adress="x"),
@@ -222,7 +243,10 @@ def put(target, **values):
         ),
         (
             lambda g, v: rtsw(g).pop("faultbed_netns"),
-            "FILE: rtsw.rtsw1: faultbed_netns is missing: a soft switch is a namespace on a carrier",
+            (
+                "FILE: rtsw.rtsw1: faultbed_netns is missing; a soft switch is a namespace on a carrier VM, so it "
+                "needs both"
+            ),
         ),
         (
             lambda g, v: put(v, faultbed_kind="cloud"),

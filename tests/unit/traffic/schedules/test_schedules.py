@@ -76,7 +76,7 @@ def test_schedule_check_detects_a_misdirected_move(collective, algorithm, data):
 def test_schedule_check_explains_errors():
     good = build("all-reduce", "ring", Shape(ranks=3))
     lacking = dataclasses.replace(good, moves=good.moves[:-1])
-    assert "it has 1 times rank" in schedule_check.faults(lacking)[0]
+    assert "it has 1 times the input of rank" in schedule_check.faults(lacking)[0]
     twice = dataclasses.replace(good, moves=np.append(good.moves, good.moves[-1:]))
     assert any("twice" in fault for fault in schedule_check.faults(twice))
     lost = good.moves.copy()

@@ -513,7 +513,7 @@ def test_wrong_results_while_warming_up_fail_the_job_and_are_no_loss(lab, is_fir
         lab.kill("host2")
     result = running.wait(PATIENCE_S)
     assert result.outcome == "failed"
-    assert "wrong elements already while warming up" in result.where
+    assert "wrong elements in the warm-up" in result.where
     assert len(result.restarts) == (0 if is_first else 1)
 
 
@@ -575,7 +575,7 @@ def test_job_whose_start_is_interrupted_starts_no_further_engine(lab):
 def test_engines_that_are_closed_start_no_further_one(lab):
     engines = engine_client.Engines.start(lab, ["host1"])
     engines.close()
-    with pytest.raises(LabError, match="host2: no traffic engine is started any more"):
+    with pytest.raises(LabError, match="host2: no traffic engine is started, because"):
         engines.add(lab, ["host2"])
     assert "host2" not in lab.processes
     until(lambda: nothing_runs_on(lab))

@@ -162,7 +162,7 @@ def test_job_that_is_lost_too_often_fails():
     for _ in range(2):
         state = lose(state, policy, "host2")
     state = machine.step(state, Lost(reason="host2 again"), policy)
-    assert (state.phase, "restarted 2 times already" in state.reason) == ("failed", True)
+    assert (state.phase, "restarted 2 times, which is its limit" in state.reason) == ("failed", True)
 
 
 def test_event_of_another_phase_is_a_defect():
