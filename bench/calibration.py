@@ -160,7 +160,7 @@ def _mean_ratio(rng: np.random.Generator, shape: Shape, count: int, memory: floa
         if clean is None or hurt is None:
             yield None, 0.6
         else:
-            yield confidence.ratio_interval(hurt, clean, float(values.mean() / before.mean())), 0.6
+            yield confidence.ratio_interval(hurt, clean, (float(values.mean()), float(before.mean()))), 0.6
 
 
 def _jct(rng: np.random.Generator, shape: Shape, count: int, memory: float, series: int) -> _Pairs:

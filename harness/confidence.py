@@ -336,34 +336,37 @@ def resolution(low: float, high: float, *, of: str) -> Interval:
     return Interval(low=max(0.0, low), high=high, method=of, level=1.0)
 
 
-def widened(interval: Interval, log_sd: float, *, freedom: int, source: str) -> Interval:
-    """Return the interval, wider by how much the value differs from run to run.
+def widened(interval: Interval, value: float, log_sd: float, *, freedom: int, source: str) -> Interval:
+    """Return the interval of `value`, wider by how much the value differs from run to run.
 
-    `log_sd` is the deviation of its logarithm, with so many degrees of `freedom`.
+    `log_sd` is the deviation of its logarithm, with so many degrees of `freedom`. Each end is moved by itself: an
+    interval that reaches far in one direction need not reach far in the other one.
     """
-    reach = student(freedom, interval.level) * log_sd
-    middle = math.sqrt(interval.low * interval.high) if interval.low > 0 else interval.high
-    if middle <= 0:
+    if value <= 0:
         return interval
-
-    def far(edge: float) -> float:
-        return math.exp(math.hypot(math.log(edge / middle), reach)) if edge > 0 else math.inf
-
+    reach = student(freedom, interval.level) * log_sd
+    up = math.hypot(_log_reach(interval.high, value), reach)
     return Interval(
-        low=middle / far(interval.low),
-        high=middle * far(interval.high),
+        low=value / math.exp(math.hypot(_log_reach(value, interval.low), reach)) if interval.low > 0 else 0.0,
+        high=value * math.exp(up),
         level=interval.level,
         method=f"{interval.method}; widened by {source}",
     )
 
 
-def ratio_interval(over: Interval, under: Interval, ratio: float) -> Interval | None:
-    """Return the interval of a ratio from those of both values; None: one interval reaches 0."""
-    if min(over.low, under.low, ratio) <= 0:
+def ratio_interval(over: Interval, under: Interval, values: tuple[float, float]) -> Interval | None:
+    """Return the interval of a ratio from those of both values, `values`; None: one interval reaches 0.
+
+    Each end of the ratio comes from the two ends that lead to it: an interval need not reach as far up as down, least
+    of all that of a high percentile (MOVER, of the logarithms: Zou and Donner 2008, Statistics in Medicine 27:1693).
+    """
+    if min(over.low, under.low, *values) <= 0:
         return None
-    low = math.hypot(*(math.log(interval.high / interval.low) / 2 for interval in (over, under)))
+    (value, base), ratio = values, values[0] / values[1]
+    down = math.hypot(_log_reach(value, over.low), _log_reach(under.high, base))
+    up = math.hypot(_log_reach(over.high, value), _log_reach(base, under.low))
     words = f"both intervals: {over.method}"
-    return Interval(low=ratio / math.exp(low), high=ratio * math.exp(low), method=words)
+    return Interval(low=ratio / math.exp(down), high=ratio * math.exp(up), method=words)
 
 
 def share_interval(count: int, total: int, *, level: float = LEVEL, independent: float | None = None) -> Interval:
@@ -415,6 +418,11 @@ def percentile_bounds(
     places = " and ".join([*([] if first < 0 else [f"{first + 1}"]), *([] if last >= independent else [f"{last + 1}"])])
     words = f"order statistics {places} of {independent}" if places else f"{independent} are too few for either end"
     return Interval(low=low, high=high, level=level, method=words)
+
+
+def _log_reach(above: float, below: float) -> float:
+    """Return how far one end of an interval is from its value, as a logarithm; 0 if the value lies beyond it."""
+    return max(math.log(above / below), 0.0)
 
 
 def _dependence(memory: float, count: int) -> float:

@@ -287,5 +287,6 @@ def ratio_of_means(
     over = confidence.mean_interval(under_fault, of="bins under the fault", level=level)
     if over is None or under is None:
         return None
-    interval = confidence.ratio_interval(over, under, ratio)
+    mean = float(under_fault.mean())
+    interval = confidence.ratio_interval(over, under, (mean, mean / ratio if ratio else 0.0))
     return None if interval is None else replace(interval, level=level)

@@ -183,8 +183,15 @@ def allow_for(observed: Observed, floor: NoiseFloor | None) -> Observed:
     job_time_ratio, spread = observed.metrics.get("jct_ratio"), floor.spreads.get("job_time") if floor else None
     if job_time_ratio is None or job_time_ratio.interval is None or spread is None:
         return observed
-    source = f"the lab's noise floor of {spread.runs} fault-free runs"
-    interval = widened(job_time_ratio.interval, math.sqrt(2) * spread.log_sd, freedom=spread.runs - 1, source=source)
+    if not isinstance(job_time_ratio.value, int | float):
+        return observed
+    interval = widened(
+        job_time_ratio.interval,
+        job_time_ratio.value,
+        math.sqrt(2) * spread.log_sd,
+        freedom=spread.runs - 1,
+        source=f"the lab's noise floor of {spread.runs} fault-free runs",
+    )
     return replace(observed, metrics={**observed.metrics, "jct_ratio": replace(job_time_ratio, interval=interval)})
 
 

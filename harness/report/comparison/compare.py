@@ -117,8 +117,8 @@ def _job_time(
         quiet_control=~disturbed(run_a, observed_a.impacts, times_a),
         before=0,
     )
-    own, interval = interval, _widened("job time", interval, floor)
     ratio = float(times_b.sum() / times_a.sum())
+    own, interval = interval, _widened("job time", ratio, interval, floor)
     return Row(
         metric="job time",
         unit="s",
@@ -152,20 +152,20 @@ def _row(name: str, unit: str, left: Observation, right: Observation, floor: Noi
         return replace(row, ratio=ratio)
     if math.inf in (left.interval.high, right.interval.high):
         return replace(row, ratio=ratio, why="too few values for an upper end of the interval")
-    own = confidence.ratio_interval(right.interval, left.interval, ratio)
-    interval = _widened(name, own, floor)
+    own = confidence.ratio_interval(right.interval, left.interval, (float(right.value), float(left.value)))
+    interval = _widened(name, ratio, own, floor)
     why = str(interval) if interval else "one of the intervals reaches to 0"
     return replace(row, ratio=ratio, interval=interval, own=own, says=_outcome(name, interval), why=why)
 
 
-def _widened(name: str, interval: Interval | None, floor: NoiseFloor | None) -> Interval | None:
+def _widened(name: str, ratio: float, interval: Interval | None, floor: NoiseFloor | None) -> Interval | None:
     """Widen an interval by the variation between runs, if the lab's noise floor covers the metric."""
     spread = floor.spreads.get(_FLOOR.get(name, "")) if floor else None
     if interval is None or spread is None:
         return interval
     source = f"the lab's noise floor of {spread.runs} fault-free runs"
     return confidence.widened(
-        interval, math.sqrt(_RUNS.get(name, 2)) * spread.log_sd, freedom=spread.runs - 1, source=source
+        interval, ratio, math.sqrt(_RUNS.get(name, 2)) * spread.log_sd, freedom=spread.runs - 1, source=source
     )
 
 

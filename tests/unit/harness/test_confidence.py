@@ -185,10 +185,36 @@ def test_percentile_interval_beyond_the_extreme_values_is_open():
 
 
 def test_interval_widening_adds_the_spread_between_runs():
-    interval = confidence.widened(Interval(low=0.99, high=1.01, method="m"), 0.05, freedom=9, source="noise floor")
+    interval = confidence.widened(Interval(low=0.99, high=1.01, method="m"), 1.0, 0.05, freedom=9, source="noise floor")
     assert interval.high == pytest.approx(np.exp(np.hypot(0.01, 3.2498 * 0.05)), rel=1e-3)
     assert interval.low == pytest.approx(1 / interval.high, rel=1e-3)
     assert "noise floor" in interval.method
+
+
+def test_interval_widening_moves_the_near_end_as_far_as_the_far_one():
+    """A run slower than its twin from the start has a wide lower side, which says nothing of the upper one."""
+    interval = confidence.widened(Interval(low=0.76, high=1.02, method="m"), 1.0, 0.05, freedom=9, source="noise floor")
+    assert interval.high == pytest.approx(np.exp(np.hypot(np.log(1.02), 3.2498 * 0.05)), rel=1e-3)
+    assert interval.low == pytest.approx(np.exp(-np.hypot(np.log(0.76), 3.2498 * 0.05)), rel=1e-3)
+
+
+def test_ratio_of_percentiles_that_reach_far_up_rarely_shows_a_difference_that_is_not_there():
+    """One message in 110 waits for a retransmission timer, so that P99 is fast in one run and slow in the next one."""
+    rng, shown = np.random.default_rng(4), 0
+    for _ in range(400):
+        runs = [np.where(rng.random(600) < 1 / 110, 70.0, 1.0) + rng.random(600) for _ in range(2)]
+        over, under = (confidence.percentile_bounds(run, 99, independent=600, least=0.0) for run in runs)
+        values = tuple(float(np.percentile(run, 99)) for run in runs)
+        ratio = confidence.ratio_interval(over, under, values)
+        shown += ratio is not None and (ratio.low > 1 or ratio.high < 1)
+    assert shown <= 8  # 2 %
+
+
+def test_ratio_interval_has_the_reach_of_the_ends_that_lead_to_it():
+    even, upward = Interval(low=1.0, high=1.0, method=""), Interval(low=0.9, high=8.0, method="")
+    assert confidence.ratio_interval(upward, even, (1.0, 1.0)).high == pytest.approx(8.0)
+    assert confidence.ratio_interval(upward, even, (1.0, 1.0)).low == pytest.approx(0.9)
+    assert confidence.ratio_interval(even, upward, (1.0, 1.0)).low == pytest.approx(1 / 8)
 
 
 def test_student_quantiles_of_few_degrees_of_freedom_are_exact():
