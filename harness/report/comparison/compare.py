@@ -1,7 +1,8 @@
 """Compare two runs of one experiment: another firmware, another configuration, the same seed. Pure.
 
 Each performance metric has the ratio B over A with its 99 % interval. It is *worse* or *better* only if the whole
-interval says so. Otherwise *no difference shown* is reported, with the largest difference that the interval could hide.
+interval says so, and *higher* or *lower* where neither is better. Otherwise *no difference shown* is reported, with the
+largest difference that the interval could hide.
 Job time is compared over the iterations that both runs finished. A recovery happened once in each run, so one pair of
 them predicts nothing.
 
@@ -34,11 +35,23 @@ from harness.report.comparison.differences import of_plans, words
 
 __all__ = ["HIGHER_IS_BETTER", "Outcome", "Row", "compare", "differences"]
 
-Outcome = Literal["better", "worse", "no difference shown", "not comparable"]
+Outcome = Literal["better", "worse", "higher", "lower", "no difference shown", "not comparable"]
 HIGHER_IS_BETTER = frozenset(
-    {"goodput.mean", "busbw.mean", "goodput_min_ratio", "goodput_mean_ratio", "iterations", "ettr", "slo_attainment"}
+    {
+        "goodput.mean",
+        "busbw.mean",
+        "goodput_min_ratio",
+        "goodput_mean_ratio",
+        "bystander.goodput_ratio",
+        "iterations",
+        "ettr",
+        "slo_attainment",
+    }
 )
-"""For all other metrics, less is better."""
+"""For all other metrics but `_NEITHER`, less is better."""
+_NEITHER = ("split.", "bisection", "link_utilisation.")
+"""Prefixes of metrics that are only higher or lower: how full links are, and shares of a whole, which grow when another
+share gets better."""
 _FLOOR = {"job time": "job_time", "goodput.mean": "job_time", "jct_ratio": "job_time", "busbw.mean": "collective"}
 """The spread of a noise floor that applies to a metric; a rate varies like the time that it is measured over."""
 _RUNS = {"jct_ratio": 4}
@@ -182,8 +195,9 @@ def _of_counts(left: Observation, right: Observation) -> Outcome:
 def _outcome(name: str, interval: Interval | None) -> Outcome:
     if interval is None:
         return "not comparable"
-    if interval.low > 1:
-        return "better" if name in HIGHER_IS_BETTER else "worse"
-    if interval.high < 1:
-        return "worse" if name in HIGHER_IS_BETTER else "better"
-    return "no difference shown"
+    if interval.low <= 1 <= interval.high:
+        return "no difference shown"
+    is_higher = interval.low > 1
+    if name.startswith(_NEITHER):
+        return "higher" if is_higher else "lower"
+    return "better" if is_higher == (name in HIGHER_IS_BETTER) else "worse"

@@ -167,7 +167,8 @@ def origin_ns(side: Side) -> int | None:
 def headline(rows: Sequence[Row]) -> str:
     """Return how B compares, in a few words and never beyond what the intervals show."""
     by_says: Mapping[str, list[str]] = {
-        outcome: [row.metric for row in rows if row.says == outcome] for outcome in ("worse", "better")
+        outcome: [row.metric for row in rows if row.says == outcome]
+        for outcome in ("worse", "better", "higher", "lower")
     }
     worse, better = by_says["worse"], by_says["better"]
     if worse and better:
@@ -176,6 +177,8 @@ def headline(rows: Sequence[Row]) -> str:
         return f"B is worse in {first_of(worse, _NAMED)}"
     if better:
         return f"B is better in {first_of(better, _NAMED)}"
+    if differ := [*by_says["higher"], *by_says["lower"]]:
+        return f"B is neither better nor worse, and differs in {first_of(differ, _NAMED)}"
     return "No difference shown between A and B"
 
 

@@ -22,6 +22,7 @@ from synthetic_run import synthetic_run
 from harness.analysis.noise import NoiseFloor, Spread
 from harness.cli.main import cli
 from harness.confidence import Interval
+from harness.experiment.metrics import METRICS
 from harness.experiment.run_plan import Plan, PlannedFabric
 from harness.record.measurements import Serving
 from harness.report import history
@@ -173,11 +174,25 @@ def test_compare_percentile_without_upper_bound_is_not_compared():
     )
 
 
-@pytest.mark.parametrize("name", ["ettr", "slo_attainment", "goodput.mean"])
+@pytest.mark.parametrize("name", ["ettr", "slo_attainment", "goodput.mean", "bystander.goodput_ratio"])
 def test_compare_lower_share_of_success_is_worse(name):
     assert _outcome(name, Interval(low=0.6, high=0.8, method="")) == "worse"
     assert _outcome(name, Interval(low=1.1, high=1.3, method="")) == "better"
     assert _outcome("dip", Interval(low=0.6, high=0.8, method="")) == "better"
+
+
+def test_compare_share_of_a_whole_is_neither_better_nor_worse():
+    """If the wire gets twice as fast, the share of copying grows although nothing got slower."""
+    assert _outcome("split.copy", Interval(low=1.1, high=1.3, method="")) == "higher"
+    assert _outcome("split.wire", Interval(low=0.6, high=0.8, method="")) == "lower"
+
+
+def test_compare_knows_the_good_direction_of_every_metric_with_an_interval():
+    less_is_better = {"dip", "jct_ratio", "ingest.p99_ratio"}
+    for name, metric in METRICS.items():
+        says = _outcome(name, Interval(low=1.1, high=1.3, method=""))
+        if metric.is_noisy and says == "worse" and metric.unit != "s":
+            assert name in less_is_better
 
 
 def test_regressions_pass_turned_fail_is_reported():
