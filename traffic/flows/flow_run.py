@@ -86,7 +86,10 @@ class Latency:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowResult:
-    """Result of a flow. `goodput_bps` counts acknowledged payload from the start to the last completion.
+    """Result of a flow.
+
+    `goodput_bps` counts acknowledged payload from the start to the last completion, or to the flow's end if it stood
+    still before.
 
     `sent` are the messages that the sender completed, `sent_totals` the same by QP. Over RC these have arrived. Over UC
     and UD, `messages`, `size_bytes`, `goodput_bps` and `totals` count what arrived. `messages` are whole messages, even
@@ -352,7 +355,8 @@ def _finish(running: Running[Any], spec: FlowSpec, suffix: str) -> FlowResult:
         )
     if not done:  # the flow failed, so only its samples are known
         window = Window(start_ns=running.started_ns, end_ns=running.ended_ns)
-        size = sum(sample.size_bytes for sample in samples)
+        arriving = task if spec.transport == "rc" else f"rx{suffix}"
+        size = sum(sample.size_bytes for sample in samples if sample.task == arriving)
     else:
         window = Window(start_ns=done["start_ns"], end_ns=done["end_ns"])
         size = sum(item["messages"] for item in done["totals"]) * part_bytes

@@ -343,7 +343,7 @@ class FlowSender(Task):
                 "done",
                 task=self.name,
                 start_ns=self.started_ns,
-                end_ns=max((lane.last_ns for lane in lanes), default=now_ns),
+                end_ns=self._measured_until(now_ns),
                 undrained=sum(len(lane.in_flight) * lane.batch for lane in lanes),
                 latencies_ns=self.latencies.values_ns if self.latencies is not None else None,
                 latencies_every=self.latencies.every if self.latencies is not None else 1,
@@ -360,6 +360,13 @@ class FlowSender(Task):
                 ],
                 **self.extra_results(),
             )
+
+    def _measured_until(self, now_ns: int) -> int:
+        """Return the end of the time over which goodput counts; a flow that stood still at its end is no faster one."""
+        if any(lane.in_flight for lane in self.lanes.values()):
+            return now_ns
+        last_ns = max((lane.last_ns for lane in self.lanes.values()), default=now_ns)
+        return last_ns if self.stopping_ns is None else max(last_ns, self.stopping_ns)
 
     def close(self) -> None:
         super().close()

@@ -132,6 +132,45 @@ def test_queue_pairs_that_share_a_rate_send_equally(monkeypatch):
     assert min(sent) > 0.5 * max(sent), sent
 
 
+class Silent(Fabric):
+    """A fabric that carries nothing after a time: its queue pairs retry, and their requests are never completed."""
+
+    def __init__(self, silent_from_ns):
+        super().__init__(random.Random(7))
+        self.silent_from_ns = silent_from_ns
+
+    def carry(self, qp, chain):
+        if CLOCK.monotonic_ns() < self.silent_from_ns:
+            super().carry(qp, chain)
+
+
+@pytest.mark.parametrize("change", [{"qps": 1}, {"qps": 2, "verb": "send"}])
+def test_flow_that_stands_still_at_its_end_counts_that_time(change, monkeypatch):
+    """The rate used to be that of the time before: a flow that was dead for most of its time looked fast."""
+    fabric = Silent(CLOCK.monotonic_ns() + 10**9)
+    flow_on(monkeypatch, fabric, depth=4, chain=2, duration_s=5.0, **change)
+    fabric.run(["tx"])
+    (done,) = [fields for _, event, fields in fabric.events if event == "done"]
+    assert done["end_ns"] - done["start_ns"] >= 5e9
+    assert 0 < max(total["last_ns"] for total in done["totals"]) - done["start_ns"] < 1.2e9, "or nothing was shown"
+
+
+def test_flow_that_is_never_acknowledged_has_a_window(monkeypatch):
+    fabric = Silent(0)
+    flow_on(monkeypatch, fabric, duration_s=1.0)
+    fabric.run(["tx"])
+    (done,) = [fields for _, event, fields in fabric.events if event == "done"]
+    assert 1e9 <= done["end_ns"] - done["start_ns"] < 5e9
+
+
+def test_flow_of_messages_ends_with_its_last_one(monkeypatch):
+    fabric = Fabric(random.Random(7))
+    flow_on(monkeypatch, fabric, messages=40)
+    fabric.run(["tx"])
+    (done,) = [fields for _, event, fields in fabric.events if event == "done"]
+    assert done["end_ns"] == max(total["last_ns"] for total in done["totals"])
+
+
 def test_replay_deadline_covers_all_operations_a_rank_may_wait_for(monkeypatch):
     """In a pipeline, each message is in time, but together they take longer than the deadline of one operation."""
     node, fabric = modules(monkeypatch), Fabric(random.Random(7), delay_ns=100 * MS)

@@ -209,3 +209,16 @@ def test_unreliable_flow_counts_what_the_receiver_reports():
     result = CountingLab(on_start).start(transport="ud", verb="send").wait(10)
     assert (result.outcome, result.sent, result.messages, result.size_bytes) == ("completed", 10, 7, 7 * 4096)
     assert Lab(lambda engine: engine.done()).start().wait(10).sent == 10
+
+
+def test_failed_unreliable_flow_counts_arrived_bytes_once():
+    """Both ends report samples: what the sender sent is no goodput, least of all beside what arrived of it."""
+
+    def on_start(engine):
+        task, sizes = ("tx", [8192, 4096]) if engine.host == "host1" else ("rx", [4096, 0])
+        engine.emit("sample", task=task, start_ns=node_ns(), sizes=sizes)
+        if engine.host == "host3":  # the second one to start
+            engine.emit("error", error="out of memory", where="rx")
+
+    result = Lab(on_start).start(transport="ud", verb="send").wait(10)
+    assert (result.outcome, result.size_bytes) == ("failed", 4096)
