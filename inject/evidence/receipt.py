@@ -55,6 +55,8 @@ class Fired(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     `between_ns` are two moments between which it fired first, including the clock error; None: it never fired.
     `passed` is the number of packets from which a share, or every n-th, was taken; None: the fault selects none.
     `selection` says how the seed decided which packets were taken; None: nothing was drawn.
+    `unseen` is the reason why nothing shows whether something else ended the fault before it was removed; None: its
+    holder looked.
     """
 
     count: int
@@ -66,6 +68,7 @@ class Fired(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     between_ns: tuple[int, int] | None = None
     passed: int | None = None
     selection: str | None = None
+    unseen: str | None = None
 
 
 class Cleared(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,7 +198,9 @@ def judge_fired(
     doubts += unknown.values() if before or not unknown else ["no counter was read before the fault"]
     is_complete = planned.complete_after is not None and count >= planned.complete_after
     if observed.get("lost") and not is_complete:
-        doubts.append("something else removed it early: it was no longer on at the end of its window")
+        doubts.append("something else removed it early: its holder saw that it was no longer on")
+    elif (unread := observed.get("unread")) and not is_complete:
+        doubts.append(f"its state could not be read just before it was removed: {unread}")
     passed = observed.get("passed")
     doubts += _doubts_of_share(planned, count, passed)
     fired = Fired(
@@ -219,6 +224,7 @@ def judge_fired(
         must_not_move=stayed,
         passed=passed,
         selection=str(planned.selection) if planned.selection else None,
+        unseen=None if is_complete else observed.get("unseen"),
     )
     return fired, tuple(doubts)
 

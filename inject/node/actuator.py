@@ -26,6 +26,12 @@ class Actuator:
     patience_s: float = 0.0
     uses_set_up = False
     """Whether `set_up` changes something, so that `off` must follow even without `on`."""
+    look_s: float | None = None
+    """How often `is_lost` is called while the fault is on, if that costs a few system calls; None: only at its end."""
+    unseen: str | None = None
+    """Why nothing shows whether something else has ended the fault, for its receipt; None: `is_lost` knows."""
+    was_lost = False
+    """Set by an `off` that also reads the state before its change, because a read of its own would take too long."""
 
     @property
     def files(self) -> list[int]:
@@ -62,7 +68,10 @@ class Actuator:
         raise NotImplementedError
 
     def is_lost(self) -> bool:
-        """Return whether something else has ended the fault; called before `off` while the fault should be on."""
+        """Return whether something else has ended the fault; called before `off` while the fault should be on.
+
+        An actuator that cannot know sets `unseen`.
+        """
         return not self.read()["applied"]
 
     def hits(self) -> int | None:

@@ -39,6 +39,10 @@ class CommandsActuator(Actuator):
         count: a command and a pattern whose first group is a number that rises with each hit; None: edges are the hits.
         settle_s: deadline for `look` to show a change.
         command_s: deadline of one command; a daemon of a switch takes longer than 30 s to restart.
+        lost: pattern of the output of `look` that shows for certain that the fault is no longer on; Python alone
+            evaluates it. None: there is no such output.
+        unclear: what an output that matches neither `applied` nor `lost` may be due to, for the receipt; None: it shows
+            that something else has ended the fault.
         shows: constants of the readback, which identify the target.
     """
 
@@ -59,11 +63,14 @@ class CommandsActuator(Actuator):
         shows: dict[str, Any],
         device: str | None = None,
         command_s: float = 30.0,
+        lost: str | None = None,
+        unclear: str | None = None,
     ) -> None:
         self._on, self._off, self._look = on, off, look
         self._applied, self._normal = applied, normal
         self._needs, self._able, self._remember = needs, able, remember
         self._device = device
+        self._lost, self._unclear = lost, unclear
         self._guard, self._count, self._settle_s, self._shows = guard, count, settle_s, shows
         self._known: dict[str, str] = {}
         self._start_count = 0
@@ -132,7 +139,13 @@ class CommandsActuator(Actuator):
         }
 
     def is_lost(self) -> bool:
-        """Return False: what such a command prints may depend on the load, as with a clock that is locked."""
+        """Return whether `look` no longer shows the fault; what it prints may depend on the load (`unclear`)."""
+        output = self._output()
+        if match_lines(self._pattern(self._applied), output):
+            return False
+        if self._unclear is None or (self._lost is not None and match_lines(self._pattern(self._lost), output)):
+            return True
+        self.unseen = self._unclear
         return False
 
     def hits(self) -> int | None:

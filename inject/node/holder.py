@@ -63,6 +63,9 @@ class Holder:
         self.actuator: Actuator | None = None
         self.is_on = False
         self.is_lost = False  # something else had ended the fault before it was to be removed
+        self.unread: str | None = None  # why its state could not be read just before it was removed
+        self.next_look_ns = 0
+        self.is_ending = False  # `off` was called: whatever is gone now was not ended by something else
         self.is_set_up = False
         self.seen: dict[str, Any] = {"count": 0, "first_ns": None, "last_ns": None, "between_ns": None}
         self.unseen_ns = 0  # begin of the last poll without hits, or of the change before which there can be none
@@ -176,6 +179,8 @@ class Holder:
             "late_ns": self.late_ns,
             "clear_ns": self.clear_ns,
             "lost": self.is_lost,
+            "unread": self.unread,
+            "unseen": self.actuator.unseen if self.actuator is not None else None,
             "patience_s": self.actuator.patience_s if self.actuator is not None else 0.0,
             "armed_at_ns": first[0],
             "armed_readback": first[2],
@@ -210,8 +215,11 @@ class Holder:
             self.tick(begin_ns)
             self.sample(begin_ns)
             end_ns = time.monotonic_ns()
-            # At most a twentieth of the time: polling must not slow down what it measures.
-            self.next_poll_ns = end_ns + max(int(self.actuator.poll_s * 1e9), 19 * (end_ns - begin_ns))
+            self.next_poll_ns = _next(begin_ns, end_ns, self.actuator.poll_s)
+        if self.is_on and self.actuator is not None and self.actuator.look_s and now_ns >= self.next_look_ns:
+            begin_ns = time.monotonic_ns()
+            self.look_for_loss()
+            self.next_look_ns = _next(begin_ns, time.monotonic_ns(), self.actuator.look_s)
 
     def tick(self, now_ns: int) -> None:
         """Let an actuator whose change varies over time follow its course."""
@@ -233,7 +241,7 @@ class Holder:
         try:
             begun_ns = time.monotonic_ns()
             if on:
-                self.is_on = True
+                self.is_on, self.is_ending = True, False
                 self.unseen_ns = now_ns = begun_ns
                 self.actuator.on()
                 done_ns = time.monotonic_ns()
@@ -242,7 +250,7 @@ class Holder:
             else:
                 self.sample_last()
                 begun_ns = time.monotonic_ns()
-                self.actuator.off()
+                self.remove()
                 now_ns = done_ns = time.monotonic_ns()
                 self.is_on = False
             readback = self.actuator.read()
@@ -305,8 +313,7 @@ class Holder:
             self.sample_last()
             if self.is_on or self.failure or self.is_set_up:
                 begun_ns = time.monotonic_ns()
-                self.look_for_loss()
-                self.actuator.off()
+                self.remove()
                 self.is_set_up = False
                 off_ns, was_on, self.is_on = time.monotonic_ns(), self.is_on, False
                 if was_on:
@@ -328,12 +335,33 @@ class Holder:
         if not is_clear:
             self.cleared["error"] = self.failure or "the change is still there"
 
+    def remove(self) -> None:
+        """Turn the fault off, after a look whether it is still on. The look counts as time of the removal."""
+        if self.actuator is None:
+            return
+        should_be_on = self.is_on_by_readback and not self.is_ending
+        self.look_for_loss()
+        self.is_ending = True
+        self.actuator.off()
+        self.is_lost = self.is_lost or (should_be_on and self.actuator.was_lost)
+
+    @property
+    def is_on_by_readback(self) -> bool:
+        """Whether the fault should be on, and was when the last change was read back."""
+        return bool(self.is_on and self.done and self.done[-1][2]["applied"])
+
     def look_for_loss(self) -> None:
-        """Note whether the fault is still on before it is removed. The look counts as time of the removal."""
-        if self.actuator is not None and self.is_on and self.done and self.done[-1][2]["applied"]:
-            # The fault is removed even if its state cannot be read.
-            with contextlib.suppress(OSError, Refused, KeyError, ValueError):
-                self.is_lost = self.actuator.is_lost()
+        """Note whether something else has ended the fault; a later look does not take that back.
+
+        The fault is removed even if its state cannot be read: that alone is noted then.
+        """
+        if self.actuator is None or not self.is_on_by_readback or self.is_ending or self.actuator.unseen:
+            return
+        try:
+            self.is_lost = bool(self.actuator.is_lost()) or self.is_lost
+            self.unread = None
+        except (OSError, Refused, KeyError, ValueError) as error:
+            self.unread = f"{error}" or type(error).__name__
 
     def wait_s(self, now_ns: int) -> float:
         """Return the seconds until something is due."""
@@ -343,6 +371,8 @@ class Holder:
             moments.append(self.end_ns)
             if self.is_on and self.actuator is not None and self.actuator.poll_s:
                 moments.append(self.next_poll_ns)
+            if self.is_on and self.actuator is not None and self.actuator.look_s:
+                moments.append(self.next_look_ns)
         return max(0.0, (min(moments) - now_ns) / 1e9)
 
     # The stored revert
@@ -364,6 +394,11 @@ class Holder:
         """Remove the stored revert: the change is gone."""
         if self.revert_file and os.path.exists(self.revert_file):  # noqa: PTH110
             os.unlink(self.revert_file)  # noqa: PTH108
+
+
+def _next(begin_ns: int, end_ns: int, every_s: float) -> int:
+    """Return when to read again: at most a twentieth of the time, not to slow down what is measured."""
+    return end_ns + max(int(every_s * 1e9), 19 * (end_ns - begin_ns))
 
 
 class _Watchdog:

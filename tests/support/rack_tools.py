@@ -119,13 +119,16 @@ def do_counterpoll(state, argv):
 def do_vtysh(state, argv):
     """FRR's shell, in the bgp container: one line of bgpd's configuration."""
     words = [word for word in argv if word not in ("-c", "-d", "bgpd")]
-    if words == ["show running-config"]:
-        return "router bgp 65101\n address-family ipv4 unicast\n" + (
+    printed = None
+    if words[0] == "show running-config":
+        printed = "router bgp 65101\n address-family ipv4 unicast\n" + (
             "  redistribute connected\n" if state["redistributes"] else ""
         )
-    assert words[:2] == ["configure terminal", "router bgp 65101"], words
-    state["redistributes"] = {"no redistribute connected": False, "redistribute connected": True}[words[-1]]
-    return None
+        words = words[1:]
+    if words:
+        assert words[:2] == ["configure terminal", "router bgp 65101"], words
+        state["redistributes"] = {"no redistribute connected": False, "redistribute connected": True}[words[-1]]
+    return printed
 
 
 def do_config(state, argv):

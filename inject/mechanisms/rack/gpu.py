@@ -100,7 +100,7 @@ def _throttle(request: Request) -> Mechanism:
         f"{{ low = $2 <= {limit} + {_STEP_MHZ}; none = $1 ~ /^0x0+$/; bit = substr($1, length($1)) ~ /[2367abefABEF]/; "
         "tail = substr($1, length($1) - 1); sick = tail ~ /[4-9a-fA-F]$/ || tail ~ /^[2-9a-fA-F]/; "
         f"held = bit || low && !sick && (none || $3 >= {_BUSY_PERCENT}); locked = none && $2 < {{max}} * {TOP_SHARE}; "
-        'print (held ? "held" : low && sick ? "slowed" : locked ? "locked" : "free"), $0 }'
+        'print (held ? "held" : low && sick ? "slowed" : locked ? "locked" : "free"), (low ? "low" : "high"), $0 }'
     )
     # A clock that is still rising has no reason either: it has arrived at the next reading.
     once = f"w=$({query} | awk -F', *' '{judge}')"
@@ -113,6 +113,8 @@ def _throttle(request: Request) -> Mechanism:
         look=("sh", "-c", look),
         applied="^held",
         normal="^free",
+        lost="^[a-z]+ high",
+        unclear="an idle or a hot GPU has a low clock, too: only a busy one shows that its clock is still locked",
     )
     return _on_gpu(request, commands, bus, state="clocks_set")
 
@@ -233,6 +235,7 @@ def _injected(
         look=look,
         applied=f"^GPU +{entity} +{values[field]}( |$)",
         normal=f"^GPU +{entity} +{normal}( |$)",
+        unclear=None if offset_s == (0, 0) else "DCGM's own reading replaces a value at the end of its window",
     )
     claims = f"{request.target.node}/{request.target.gpu.name if request.target.gpu else bus}/dcgm"
     return by_commands(request, commands, node=request.target.node, claims=claims, shows={"gpu": bus}, edges=edges)

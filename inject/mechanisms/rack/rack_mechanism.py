@@ -78,6 +78,8 @@ class Commands:
     count: tuple[Sequence[str], str] | None = None
     settle_s: float = 5.0
     command_s: float = 30.0
+    lost: str | None = None
+    unclear: str | None = None
 
     def args(self, shows: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments as JSON data."""
@@ -95,6 +97,7 @@ class Commands:
             "count": [list(self.count[0]), self.count[1]] if self.count else None,
             "settle_s": self.settle_s,
             "command_s": self.command_s,
+            **({} if self.unclear is None else {"lost": self.lost, "unclear": self.unclear}),
             "shows": shows,
         }
 

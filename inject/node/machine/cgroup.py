@@ -21,6 +21,7 @@ class CgroupActuator(Actuator):
     """
 
     poll_s = 0.05
+    look_s = 0.2
 
     def __init__(self, *, cgroup: str, value: str, swing_us: int = 0, wave_s: float = 0.0) -> None:
         self._cgroup, self._value, self._swing_us, self._wave_s = cgroup, value, swing_us, wave_s

@@ -16,6 +16,7 @@ __all__ = ["BgpResetActuator", "FrrActuator"]
 
 # A session may be coming back after the previous fault.
 _SESSION_S = 10.0
+_SHOW = "show running-config"
 
 
 class FrrActuator(Actuator):
@@ -41,27 +42,31 @@ class FrrActuator(Actuator):
         """Return a script that restores the line; a namespace or daemon that is gone has no configuration."""
         # bgpd returns an error if the line to remove does not exist, which is no failure here.
         tolerant = " || true" if self._add else ""
-        change = shlex.join(self._argv(add=not self._add))
+        change = shlex.join(self._argv(*self._change(add=not self._add)))
         return unless_gone(self._netns, f"{change} >/dev/null{tolerant}")
 
     def on(self) -> None:
-        run(self._argv(add=self._add))
+        run(self._argv(*self._change(add=self._add)))
 
     def off(self) -> None:
-        run(self._argv(add=not self._add))
+        """Restore the line; the same vtysh prints the configuration before, which shows whether the fault is on."""
+        self.was_lost = not self._is_applied(run(self._argv(_SHOW, *self._change(add=not self._add))))
 
     def is_lost(self) -> bool:
-        """Return False: to read the configuration takes as long as to change it, and would lengthen the fault."""
+        """Return False: a vtysh of its own takes as long as the change, and would lengthen the fault; `off` looks."""
         return False
 
     def read(self) -> dict[str, Any]:
         """Report whether the running configuration has the line."""
-        running = run([*vtysh(self._netns).split(), "-c", "show running-config"])
-        has_line = any(line.strip() == self._line for line in running.splitlines())
-        return {"applied": has_line is self._add, "netns": self._netns, "line": self._line}
+        return {"applied": self._is_applied(run(self._argv(_SHOW))), "netns": self._netns, "line": self._line}
 
-    def _argv(self, *, add: bool) -> list[str]:
-        commands = ["configure terminal", *self._path, self._line if add else f"no {self._line}"]
+    def _is_applied(self, running: str) -> bool:
+        return any(line.strip() == self._line for line in running.splitlines()) is self._add
+
+    def _change(self, *, add: bool) -> list[str]:
+        return ["configure terminal", *self._path, self._line if add else f"no {self._line}"]
+
+    def _argv(self, *commands: str) -> list[str]:
         return [*vtysh(self._netns).split(), *(word for command in commands for word in ("-c", command))]
 
 

@@ -68,6 +68,7 @@ def test_receipt_is_proven_by_readback_count_and_witness():
         ({"observed": {**DONE, "count": 0}, "moved": {WITNESS: 1}}, "counted nothing"),
         ({"observed": {}, "moved": {WITNESS: 1}}, "counted nothing"),
         ({"observed": {**DONE, "lost": True}, "moved": {WITNESS: 1}}, "something else removed it early"),
+        ({"observed": {**DONE, "unread": "no device"}, "moved": {WITNESS: 1}}, "could not be read just before it was"),
         ({}, "no independent witness"),
         ({"moved": {WITNESS: 1, "host1/rxe0.send_err": 2}}, "host1/rxe0.send_err moved by 2"),
     ],
@@ -308,3 +309,11 @@ def test_receipt_correct_hop_is_never_in_doubt(share, passed, seed):
     observed = {"count": count, "first_ns": 10, "last_ns": 20, "passed": passed}
     _, doubts = judged(planned, observed=observed, moved={planned.must_move[0].any_of[0]: 1})
     assert [doubt for doubt in doubts if "were hit" in doubt] == []
+
+
+def test_receipt_says_in_words_what_nothing_shows():
+    """No readback shows whether something else ended the fault: that is no doubt, and not silence either."""
+    fired, doubts = judged(observed={**DONE, "unseen": "QEMU does not report it"}, moved={WITNESS: 1})
+    assert doubts == ()
+    assert fired.unseen == "QEMU does not report it"
+    assert judged(moved={WITNESS: 1})[0].unseen is None

@@ -424,3 +424,46 @@ def test_rack_user_other_than_root_uses_sudo(tmp_path):
     with Lab(model, {"host1": address("faultbed"), "host2": address("root")}, accelerator=None) as lab:
         assert lab.node("host1")._prefix == ("sudo", "-n", "--")
         assert lab.node("host2")._prefix == ()
+
+
+OF_A_WINDOW = ("gpu.ecc", "gpu.row-remap", "gpu.overheat")
+
+
+@pytest.mark.parametrize(("kind", "target", "params"), COMMANDED)
+def test_rack_fault_that_another_program_has_ended_is_lost_or_its_receipt_says_why_not(kind, target, params, tools):
+    """An operator brings the port up, restarts BGP or resets the clocks in the middle: nothing noticed."""
+    actuator = make("commands", dict(shot(kind, target, **params).request["args"]))
+    before = json.loads(tools.read_text())
+    actuator.prepare()
+    actuator.on()
+    assert actuator.is_lost() is False
+    assert actuator.unseen is None
+    tools.write_text(json.dumps(before))
+    if kind in OF_A_WINDOW:
+        assert actuator.is_lost() is False
+        assert "DCGM" in actuator.unseen
+    else:
+        assert actuator.is_lost() is True
+
+
+def test_idle_gpu_does_not_show_whether_its_clocks_are_still_locked(tools):
+    """Its clock is low without a lock, too: neither lost nor silently believed."""
+    actuator = make("commands", dict(shot("gpu.throttle", "host1:gpu0", percent=50).request["args"]))
+    actuator.prepare()
+    actuator.on()
+    tools.write_text(json.dumps({**json.loads(tools.read_text()), "lock": None, "busy": False}))
+    assert actuator.is_lost() is False
+    assert "only a busy one shows" in actuator.unseen
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_frr_line_that_another_program_has_restored_is_lost(tools, ends):
+    """The look is part of the command that restores the line, so that it costs no time of its own."""
+    actuator = make("frr", dict(shot("switch.withdraw", "rtsw1").request["args"]))
+    actuator.prepare()
+    actuator.on()
+    if ends:
+        tools.write_text(json.dumps({**json.loads(tools.read_text()), "redistributes": True}))
+    actuator.off()
+    assert actuator.was_lost is ends
+    assert actuator.read()["applied"] is False

@@ -354,3 +354,106 @@ def test_holder_reports_a_fault_that_something_else_has_ended(tmp_path, ends):
     assert cleared["ok"]
     assert [on for _, on in cleared["observed"]["edges"]] == [True, False]
     assert cleared["observed"]["lost"] is ends
+
+
+class Switched(Actuator):
+    """A fault that is a word in memory, which a test can change as another program would."""
+
+    look_s = 0.01
+
+    def __init__(self, **_):
+        self.word, self.error = "off", None
+
+    def prepare(self):
+        return self.read()
+
+    def revert_script(self):
+        return "true"
+
+    def on(self):
+        self.word = "on"
+
+    def off(self):
+        self.word = "off"
+
+    def read(self):
+        if self.error:
+            raise OSError(self.error)
+        return {"applied": self.word == "on"}
+
+
+@pytest.fixture
+def switched(monkeypatch, tmp_path):
+    """Return a function that prepares a holder of a `Switched` fault with these edges."""
+
+    def prepare_switched(edges=((0.0, True),), **attributes):
+        monkeypatch.setattr(holder, "make", lambda name, args: Switched())
+        one = holder.Holder(1, holder._Watchdog())
+        request = {"actuator": "x", "args": {}, "edges": edges, "window_s": 60, "ttl_s": 60, "id": "t"}
+        assert one.answer({**request, "do": "prepare", "revert_dir": str(tmp_path)})["event"] == "prepared"
+        for name, value in attributes.items():
+            setattr(one.actuator, name, value)
+        return one
+
+    return prepare_switched
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_holder_looks_for_loss_before_each_off_edge_of_a_train(switched, ends):
+    """The train ends in its off phase: the holder used to look only while the fault was on at the end."""
+    one = switched([[0.0, True], [1.0, False]], look_s=None)
+    assert one.answer({"do": "arm"})["readback"]["applied"]
+    if ends:
+        one.actuator.word = "off"
+    one.due(one.start_ns + 10**9)
+    observed = one.answer({"do": "clear"})["observed"]
+    assert [on for _, on in observed["edges"]] == [True, False]
+    assert observed["lost"] is ends
+
+
+def test_holder_sees_a_fault_that_is_removed_and_put_back(switched):
+    """At the end it is on again, and its edges are those of the plan."""
+    one = switched()
+    one.answer({"do": "arm"})
+    one.actuator.word = "off"
+    until(lambda: one.due(time.monotonic_ns()) or one.is_lost)
+    one.actuator.word = "on"
+    one.due(time.monotonic_ns() + 10**9)
+    assert one.answer({"do": "clear"})["observed"]["lost"] is True
+
+
+def test_holder_reports_a_state_that_cannot_be_read_before_the_removal(switched):
+    """An unknown state used to count as on."""
+    one = switched()
+    one.answer({"do": "arm"})
+    one.actuator.error = "no such device"
+    one.look_for_loss()
+    one.actuator.error = None
+    one.look_for_loss()
+    assert one.unread is None, "a later look has read it"
+    one.actuator.error = "no such device"
+    observed = one.answer({"do": "clear"})["observed"]
+    assert (observed["lost"], observed["unread"]) == (False, "no such device")
+
+
+def test_holder_does_not_blame_others_for_what_its_own_failed_removal_has_ended(switched, monkeypatch):
+    one = switched()
+    one.answer({"do": "arm"})
+
+    def fails():
+        one.actuator.word = "off"
+        raise OSError("timeout")
+
+    monkeypatch.setattr(one.actuator, "off", fails)
+    assert not one.answer({"do": "clear"})["ok"]
+    monkeypatch.undo()
+    cleared = one.answer({"do": "clear"})
+    assert cleared["ok"]
+    assert cleared["observed"]["lost"] is False
+
+
+def test_holder_says_why_nothing_shows_the_state_of_a_link_in_qemu(held, qemu, tmp_path):
+    prepare(held, tmp_path)
+    arm(held, qemu)
+    observed = send_request(held, "clear")["observed"]
+    assert (observed["lost"], observed["unseen"]) == (False, "QEMU does not report a link's state")
