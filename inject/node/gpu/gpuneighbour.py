@@ -86,6 +86,10 @@ class GpuNeighbourActuator(Actuator):
             raise OSError(str(error)) from None
         return {"applied": bool(running), "gpu": self._pcie, "processes": len(running), "computing": computing}
 
+    def is_lost(self) -> bool:
+        """Return whether any of the processes has ended, or no longer computes on the GPU."""
+        return self.read()["computing"] < len(self._others)
+
     def hits(self) -> int:
         """Return the number of kernels completed so far."""
         return _QUEUED * sum(other.count for other in self._others)

@@ -25,6 +25,7 @@ class _Register(Actuator):
     """Sets registers of one part of a GPU, and resets them."""
 
     part = ""
+    look_s = 0.2
 
     def __init__(self, gpu: str) -> None:
         self._gpu = gpu
@@ -161,3 +162,7 @@ class GpuHeatActuator(_Register):
         register = super().read()
         effect = self._effect.read() if self._effect is not None else {}
         return {**effect, **register, "applied": register["applied"] or effect.get("applied", False)}
+
+    def is_lost(self) -> bool:
+        """Return whether the temperature or its effect is gone; each of them is part of the fault."""
+        return super().read()["applied"] is False or (self._effect is not None and self._effect.is_lost())

@@ -64,6 +64,12 @@ class DiskActuator(Actuator):
             "left_bytes": self._free(),
         }
 
+    def is_lost(self) -> bool:
+        """Return whether the file system has free space again, because something else was deleted."""
+        from testbed.node.counts import is_full  # noqa: PLC0415 - start-up time
+
+        return self._file < 0 or not is_full(self._folder)
+
     def close(self) -> None:
         self.off()
 

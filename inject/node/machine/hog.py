@@ -60,6 +60,10 @@ class HogActuator(Actuator):
         inside = running & _members(self._cgroup) if self._cgroup else running
         return {"applied": bool(inside), "hogs": len(running), "inside": len(inside), "cgroup": self._cgroup}
 
+    def is_lost(self) -> bool:
+        """Return whether any of the processes has ended or left the cgroup."""
+        return self.read()["inside"] < len(self._hogs)
+
     def _work(self, hog: Child) -> None:
         with open("/proc/self/comm", "w", encoding="ascii") as comm:  # noqa: PTH123 - start-up time
             comm.write(NAME)

@@ -34,6 +34,7 @@ class LimitActuator(Actuator):
         self._argument, self._cgroup, self._value = argument, Path(cgroup), value
         self._homes: dict[int, str] = {}
         self._throttled = 0
+        self._limit = ""
 
     def prepare(self) -> dict[str, Any]:
         """Refuse a machine without such a process, or with an existing group."""
@@ -62,6 +63,7 @@ class LimitActuator(Actuator):
         """Set the limit first, then move the processes."""
         self._cgroup.mkdir()
         (self._cgroup / "cpu.max").write_text(self._value, encoding="ascii")
+        self._limit = (self._cgroup / "cpu.max").read_text(encoding="ascii").strip()
         for pid in self._homes.keys() & set(processes_with(self._argument)):
             with contextlib.suppress(ProcessLookupError):
                 (self._cgroup / "cgroup.procs").write_text(str(pid), encoding="ascii")
@@ -89,6 +91,16 @@ class LimitActuator(Actuator):
             "cpu.max": (self._cgroup / "cpu.max").read_text(encoding="ascii").strip(),
             "processes": len((self._cgroup / "cgroup.procs").read_text(encoding="ascii").split()),
         }
+
+    def is_lost(self) -> bool:
+        """Return whether the limit was changed, or a process that still runs was moved out of the group.
+
+        Processes that have ended took their limit along: a job ends them.
+        """
+        if not self._cgroup.exists() or (self._cgroup / "cpu.max").read_text(encoding="ascii").strip() != self._limit:
+            return True
+        inside = {int(pid) for pid in (self._cgroup / "cgroup.procs").read_text(encoding="ascii").split()}
+        return bool(self._homes.keys() & set(processes_with(self._argument)) - inside)
 
     def hits(self) -> int:
         """Return the number of periods in which the group was throttled."""

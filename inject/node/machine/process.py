@@ -33,6 +33,8 @@ class ProcessActuator(Actuator):
     command line) or {"pid": number, "comm": name}.
     """
 
+    look_s = 0.2
+
     def __init__(
         self,
         *,
@@ -118,11 +120,11 @@ class ProcessActuator(Actuator):
     def is_lost(self) -> bool:
         """Return whether a stopped process runs again, or a killed daemon does. A stopped one that was killed does not.
 
-        A job ends a rank that hangs: that is an effect of the fault.
+        A job ends a rank that hangs: that is an effect of the fault. One daemon that runs again is enough.
         """
         if self._how == "STOP":
             return any(state not in ("T", "gone") for state in self.read()["states"].values())
-        return super().is_lost()
+        return any(_alive(path) for path, _ in self._commands) if self._again else super().is_lost()
 
     def _until_stopped(self, *, stopped: bool) -> None:
         """Wait for the signal's effect: a running thread handles it when it next enters the kernel."""

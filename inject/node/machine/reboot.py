@@ -14,6 +14,8 @@ __all__ = ["RebootActuator"]
 class RebootActuator(Actuator):
     """Kills `daemons` of the switch `netns` and takes `ports` down; `off` brings up the ports, then the daemons."""
 
+    look_s = 0.5
+
     def __init__(self, *, netns: str, ports: list[str], daemons: list[str]) -> None:
         self._netns = netns
         self._daemons = ProcessActuator(find={"daemons": daemons}, how="KILL", netns=netns, again=True)
@@ -53,6 +55,10 @@ class RebootActuator(Actuator):
             "ports_down": sum(down),
             "states": daemons["states"],
         }
+
+    def is_lost(self) -> bool:
+        """Return whether any daemon runs again, or any port is up: a switch that reboots has neither."""
+        return any(part.is_lost() for part in self._parts)
 
     def close(self) -> None:
         """Close the sockets."""

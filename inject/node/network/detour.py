@@ -54,6 +54,7 @@ class DetourActuator(HopActuator):
         self._route: Netlink | None = None
         self._is_set_up = self._is_guest = False
         self._past: dict[str, int] = {}
+        self._options = b""
 
     def prepare(self) -> dict[str, Any]:
         """Refuse what the hop refuses, a port with a foreign filter, and a leftover device."""
@@ -98,6 +99,7 @@ class DetourActuator(HopActuator):
             redirection = REDIRECTION.format(prio=prio, mark=self._mark, via=self._via)
             lines += [f"filter add dev {self._device} egress {redirection}"]
         run(["tc", "-batch", "-"], stdin="\n".join(lines) + "\n")
+        self._options = self._root().get(_TCA_OPTIONS, b"")
 
     def on(self) -> None:
         """Add the rule that sends packets on the detour."""
@@ -138,6 +140,12 @@ class DetourActuator(HopActuator):
         elif exists:
             state["applied"] = True
         return state
+
+    def is_lost(self) -> bool:
+        """Return whether rule, queue or redirection are gone, or the queue's parameters were changed."""
+        if not self.read()["applied"] or self._root().get(_TCA_OPTIONS, b"") != self._options:
+            return True
+        return self._hook == "egress" and self._via not in run(["tc", "filter", "show", "dev", self._device, "egress"])
 
     def hits(self) -> int:
         """Return the packets sent on the detour, or what its queue did to them."""

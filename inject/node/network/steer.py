@@ -96,6 +96,10 @@ class SteerActuator(Actuator):
             "routes": len(routes),
         }
 
+    def is_lost(self) -> bool:
+        """Return whether the rule or a route of its table is gone: packets then take the main table's next hops."""
+        return not self._rules() or len(self._routes()) < len(self._route_specs)
+
     def _rules(self) -> list[dict[str, Any]]:
         rules: list[dict[str, Any]] = json.loads(run(["ip", "-j", "-4", "rule", "show", "priority", PRIORITY]) or "[]")
         return rules

@@ -81,6 +81,10 @@ class TamperActuator(HopActuator):
         state["applied"] = bool(state["applied"] and exists) if self._has_table else exists or bool(state["applied"])
         return state
 
+    def is_lost(self) -> bool:
+        """Return whether rule, device or child are gone. Without its child the device drops packets unchanged."""
+        return not (self.read()["applied"] and self._child.is_running())
+
     def hits(self) -> int:
         """Return the packets changed and sent on so far."""
         return self._child.count
