@@ -295,7 +295,13 @@ class PreparedFault:
                 cleared=cleared,
                 edges=tuple((at, on) for at, on in observed.get("edges", ())),
                 doubts=doubts,
-                on_time=on_time_of_fault(self.planned, observed, count=fired.count, until_cleared=self.until_cleared),
+                on_time=on_time_of_fault(
+                    self.planned,
+                    observed,
+                    count=fired.count,
+                    until_cleared=self.until_cleared,
+                    drifted_ns=self.lease.drifted_ns,
+                ),
             )
             outcome |= {"receipt": receipt.to_json(), "doubts": list(doubts)}
         self._injector.audit("cleared" if cleared.ok else "not cleared", self.planned, detail=cleared.error or "")

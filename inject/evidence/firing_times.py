@@ -65,7 +65,8 @@ class OnTime:
     `tolerance_ns` is the allowed difference. `changing_ns` is how long changes and removals took together;
     `switching_ns` is how long the mechanism may need for each. `complete`: the fault has hit as often as planned, so
     that its phases do not matter. `late_ns` is how much later than requested it began. `until_cleared`: it was planned
-    to last until it was cleared.
+    to last until it was cleared. `drifted_ns` is by how much at least its target's clock and the controller's moved
+    apart meanwhile: the phases are in time of the target, which stands still while a VM is paused.
     """
 
     planned_ns: int
@@ -78,6 +79,7 @@ class OnTime:
     complete: bool = False
     late_ns: int = 0
     until_cleared: bool = False
+    drifted_ns: int = 0
 
 
 def on_time_of(
@@ -88,6 +90,7 @@ def on_time_of(
     complete: bool = False,
     late_ns: int = 0,
     until_cleared: bool = False,
+    drifted_ns: int = 0,
 ) -> OnTime:
     """Compare planned phases with the changes that a holder has read back (`measured_spans`)."""
     measured, changing_ns = measured_spans(changes)
@@ -103,10 +106,13 @@ def on_time_of(
         complete=complete,
         late_ns=late_ns,
         until_cleared=until_cleared,
+        drifted_ns=drifted_ns,
     )
 
 
-def on_time_of_fault(planned: PlannedFault, observed: Mapping[str, Any], *, count: int, until_cleared: bool) -> OnTime:
+def on_time_of_fault(
+    planned: PlannedFault, observed: Mapping[str, Any], *, count: int, until_cleared: bool, drifted_ns: int = 0
+) -> OnTime:
     """Return a fault's on-time from its holder's observation (`inject.node.holder`) and its `count` of hits.
 
     With `until_cleared` the window ends when the fault is cleared, if that is before its planned end.
@@ -127,6 +133,7 @@ def on_time_of_fault(planned: PlannedFault, observed: Mapping[str, Any], *, coun
         complete=planned.complete_after is not None and count >= planned.complete_after,
         late_ns=observed.get("late_ns", 0),
         until_cleared=is_shortened,
+        drifted_ns=drifted_ns,
     )
 
 
@@ -221,6 +228,11 @@ def why_not_as_planned(on_time: OnTime, workload: Span | None = None) -> tuple[s
         wrong.append(
             f"took {_seconds(on_time.changing_ns)} to switch on and off, more than the {_seconds(allowed_ns)} "
             "allowed: it is unknown how long it was on"
+        )
+    if on_time.drifted_ns > on_time.tolerance_ns:
+        wrong.append(
+            f"its target's clock and the controller's moved {_seconds(on_time.drifted_ns)} apart meanwhile (a VM that "
+            "was paused, or loaded from a snapshot): it is unknown how long it was on"
         )
     return tuple(wrong)
 

@@ -37,6 +37,8 @@ class Lease:
         self.ttl_s = ttl_s
         self.patience_s = float(planned.request.get("patience_s", 0.0))
         self.offset = clock.ClockOffset(offset_ns=0, error_ns=0)
+        self.drifted_ns = 0
+        """By how much at least the target's clock had moved since it was armed, when the fault was cleared."""
         self._measured_s = time.monotonic()
         place = planned.place
         self.where = f"{planned.kind} on {planned.target_text} ({'here' if place.local else place.node})"
@@ -78,7 +80,9 @@ class Lease:
     def widen_clock(self) -> None:
         """Measure the clock offset at the end; the error of its times covers both measurements from then on."""
         with contextlib.suppress(FaultbedError):  # a holder that is gone gives no second measurement
-            self.offset = clock.widened(self.offset, self._clock())
+            now = self._clock()
+            self.drifted_ns = clock.drifted_ns(self.offset, now)
+            self.offset = clock.widened(self.offset, now)
 
     def _clock(self) -> clock.ClockOffset:
         return clock.measure_by(lambda: int(self.request({"do": "clock"})["monotonic_ns"]), rounds=3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import pytest
@@ -148,3 +149,18 @@ def test_fault_directly_after_another_waits_for_own_evidence(lab, injecting):
     assert second.armed.at_ns - first.cleared.at_ns >= TAIL_S * S
     assert "no evidence of its own" in hurried.unproven[0]
     assert "link.flap on host1:rxe0" in hurried.unproven[0]
+
+
+@pytest.mark.parametrize("paused_s", [0.0, 5.0])
+def test_fault_of_a_vm_that_was_paused_meanwhile_is_not_proven(lab, injecting, qemu, monkeypatch, paused_s):
+    """Its holder counted 0.5 s by a clock that stood still: by everything else it was on for 5.5 s."""
+    with injecting() as injector:
+        fault = injector.prepare(flap(lab, HOLD_S))
+        fault.arm()
+        until(lambda: is_over(fault), within_s=10)
+        now = fault.lease._clock()
+        later = dataclasses.replace(now, offset_ns=now.offset_ns + round(paused_s * S))
+        monkeypatch.setattr(fault.lease, "_clock", lambda: later)
+        receipt = fault.clear()
+    apart = [reason for reason in receipt.unproven if "moved 5.00 s apart" in reason]
+    assert bool(apart) is bool(paused_s)
