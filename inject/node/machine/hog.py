@@ -62,7 +62,7 @@ class HogActuator(Actuator):
 
     def is_lost(self) -> bool:
         """Return whether any of the processes has ended or left the cgroup."""
-        return self.read()["inside"] < len(self._hogs)
+        return int(self.read()["inside"]) < len(self._hogs)
 
     def _work(self, hog: Child) -> None:
         with open("/proc/self/comm", "w", encoding="ascii") as comm:  # noqa: PTH123 - start-up time
