@@ -7,6 +7,7 @@ proof. As a program (`python -m inject.node.qmp SOCKET NIC`) this module brings 
 from __future__ import annotations
 
 import json
+import shlex
 import socket
 import sys
 import time
@@ -39,7 +40,7 @@ class QmpActuator(Actuator):
         return self.read()
 
     def revert_script(self) -> str:
-        return " ".join([*(f"'{word}'" for word in self._python), "-m", "inject.node.qmp", self._socket, self._nic])
+        return shlex.join([*self._python, "-m", "inject.node.qmp", self._socket, self._nic])
 
     def on(self) -> None:
         heartbeat()

@@ -9,6 +9,8 @@ import contextlib
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from types import SimpleNamespace
@@ -16,12 +18,14 @@ from types import SimpleNamespace
 import pytest
 from held import holder_pid, send_request
 from holder_requests import TTL_S, prepare
+from house import HOUSE
+from qmp_server import Qemu
 from waiting import until
 
 from inject.leases.channels import open_holder
 from inject.node import holder
 from inject.node.actuator import Actuator
-from inject.node.qmp import DEADLINE_S
+from inject.node.qmp import DEADLINE_S, QmpActuator
 from inject.node.qmp import execute as qmp_execute
 from testbed.errors import Unreachable
 from testbed.observe import clock
@@ -156,6 +160,20 @@ def test_guardian_reverts_for_a_killed_or_stopped_holder(held, qemu, tmp_path, h
     os.kill(holder_pid(held), how)
     until(lambda: qemu.links[-1] is True, within_s=TTL_S + 2)
     until(lambda: not (tmp_path / "t.revert").exists(), within_s=2)
+
+
+@pytest.mark.parametrize("folder", ["my labs", "o'brien"])
+def test_stored_revert_of_a_link_works_from_folders_with_any_name(tmp_path, folder):
+    """A space or an apostrophe in the path of the socket, or of our own code, broke the only revert that was left."""
+    (tmp_path / folder).mkdir()
+    server = Qemu(tmp_path / folder / "qmp")
+    python = ["env", f"PYTHONPATH={HOUSE}:{tmp_path / folder}", sys.executable, "-P"]
+    actuator = QmpActuator(
+        host="host1", netdev="be0", socket=str(tmp_path / folder / "qmp"), nic="nic-be0", python=python
+    )
+    subprocess.run(["sh", "-c", actuator.revert_script()], check=True, timeout=30)
+    server.close()
+    assert server.links == [True]
 
 
 def test_holder_without_its_guardian_reverts_at_once(held, qemu, tmp_path):
