@@ -111,6 +111,8 @@ def locked(lab: Path) -> Iterator[None]:
                 f"another faultbed (process {handle.read().strip() or 'unknown'}) is starting, resetting or stopping "
                 f"this lab; wait for it (the lock is {handle.name})"
             ) from None
+        if not (lab / "lock").exists() or not os.path.samestat((lab / "lock").stat(), os.fstat(handle.fileno())):
+            raise LabError(f"{lab} was removed (`faultbed down --purge`) while this command began; run it again")
         handle.truncate(0)
         handle.write(str(os.getpid()))
         handle.flush()

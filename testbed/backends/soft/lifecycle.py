@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import secrets
 import shutil
 import time
 from collections.abc import Callable, Mapping
@@ -62,6 +64,9 @@ PATIENCE_S = {"look": 3.0, "before broken": 15.0, "before ending": 60.0}
 
 VMs of a busy machine have taken more than three seconds.
 """
+
+_PURGED = ".purged-"
+_UNUSABLE = re.compile(r"""[\s,%"'\\`{}]""")
 
 Progress = Callable[[str], None]
 
@@ -134,6 +139,7 @@ def up(inventory: Inventory, progress: Progress, *, fresh: bool = False) -> str:
     """
     folder = lab_dir(inventory.name)
     _check_owner(folder)
+    _check_path(folder)
     private_dir(folder)
     with locked(folder):
         running = read_state(folder)
@@ -178,10 +184,20 @@ def down(inventory: Inventory) -> bool:
 
 
 def purge(inventory: Inventory) -> bool:
-    """End a lab and remove everything of it, including its snapshot."""
-    existed = down(inventory) or lab_dir(inventory.name).exists()
-    shutil.rmtree(lab_dir(inventory.name), ignore_errors=True)
-    interventions.forget(lab_dir(inventory.name))
+    """End a lab and remove everything of it, including its snapshot.
+
+    Its folder is renamed first: an `up` that begins while the old files are being removed has a folder of its own.
+    """
+    folder = lab_dir(inventory.name)
+    existed = folder.exists()
+    if existed:
+        with locked(folder):
+            interventions.record(folder, "down")
+            _end_all(inventory, folder)
+            folder.rename(folder.with_name(f".{folder.name}{_PURGED}{secrets.token_hex(4)}"))
+    for old in folder.parent.glob(f".{folder.name}{_PURGED}*"):
+        shutil.rmtree(old, ignore_errors=True)
+    interventions.forget(folder)
     return existed
 
 
@@ -198,16 +214,22 @@ def reset(inventory: Inventory, progress: Progress) -> None:
     """
     folder = lab_dir(inventory.name)
     _check_owner(folder)
-    state = read_state(folder) if folder.exists() else None
-    if state is None:
+    if not folder.exists():
         raise LabError(f"{inventory.name} is not up; start it with `faultbed up`")
-    snapshot = read_snapshot(folder)
-    if snapshot is None or not snapshot.complete or snapshot.key != state.key:
-        raise DirtyLab(f"{inventory.name} has no snapshot to restore; run `faultbed up --fresh` to build the lab again")
-    built = image.cached()
-    if built is None:
-        raise LabError(f"the VM image of {inventory.name} is gone from {image.images_dir()}; run `faultbed up --fresh`")
     with locked(folder):
+        state = read_state(folder)
+        if state is None:
+            raise LabError(f"{inventory.name} is not up; start it with `faultbed up`")
+        snapshot = read_snapshot(folder)
+        if snapshot is None or not snapshot.complete or snapshot.key != state.key:
+            raise DirtyLab(
+                f"{inventory.name} has no snapshot to restore; run `faultbed up --fresh` to build the lab again"
+            )
+        built = image.cached()
+        if built is None:
+            raise LabError(
+                f"the VM image of {inventory.name} is gone from {image.images_dir()}; run `faultbed up --fresh`"
+            )
         progress("restoring the snapshot")
         interventions.record(folder, "reset")
         try:
@@ -449,6 +471,18 @@ def _check_owner(folder: Path) -> None:
         raise UsageError(
             f"{folder}: the lab belongs to user {owner}, this is user {os.getuid()}; run the command as user {owner} "
             f"(`sudo -u '#{owner}'`)"
+        )
+
+
+def _check_path(folder: Path) -> None:
+    """Refuse a state folder whose path QEMU's options, ssh's options or a shell would split or expand.
+
+    Raises:
+        UsageError: its path has such a character.
+    """
+    if match := _UNUSABLE.search(str(folder)):
+        raise UsageError(
+            f"{folder}: QEMU and ssh cannot use a path with {match[0]!r}; set FAULTBED_HOME to a folder without it"
         )
 
 

@@ -1,5 +1,6 @@
 """Identification of a soft lab's QEMU processes, and the folder of its sockets, with real processes."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -10,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 
 from testbed import directories, provision, shipped
-from testbed.backends.soft import fleet, lifecycle, vm, vm_process
+from testbed.backends.soft import fleet, lab_state, lifecycle, vm, vm_process
 from testbed.backends.soft.image import Image
-from testbed.backends.soft.lab_state import LabState, VmState, read_state, sockets_of, write
+from testbed.backends.soft.lab_state import LabState, Snapshot, VmState, read_state, sockets_of, write
 from testbed.backends.soft.vm import Vm
 from testbed.backends.soft.wiring import Machine, machines
 from testbed.directories import private_dir, socket_dir
@@ -191,6 +192,66 @@ def test_purge_damaged_files_removes_the_lab(mini, folder):
         (folder / name).write_text("{")
     assert lifecycle.purge(mini)
     assert not folder.exists()
+
+
+def test_purge_leaves_a_lab_alone_that_comes_up_while_old_files_are_removed(mini, folder, monkeypatch):
+    """Gigabytes take a while to remove, and the lock was no longer held: the new VMs lost their record and disks."""
+    (folder / "vms").mkdir()
+    real = lifecycle.shutil.rmtree
+
+    def slow(path, **options):
+        if ".purged-" in str(path) or path == folder:
+            with lab_state.locked(private_dir(folder)):
+                (folder / "state.json").write_text("{}")
+        real(path, **options)
+
+    monkeypatch.setattr(lifecycle.shutil, "rmtree", slow)
+    assert lifecycle.purge(mini)
+    assert (folder / "state.json").exists()
+    assert [path.name for path in folder.parent.iterdir()] == [folder.name]
+
+
+def test_lock_of_a_lab_that_was_purged_meanwhile_is_refused(tmp_path, monkeypatch):
+    """It would lock a file that no other command can see."""
+    real = lab_state.fcntl.flock
+
+    def purged(handle, how):
+        (tmp_path / "lab").rename(tmp_path / "gone")
+        real(handle, how)
+
+    monkeypatch.setattr(lab_state.fcntl, "flock", purged)
+    with pytest.raises(LabError, match=r"was removed .* run it again"), lab_state.locked(tmp_path / "lab"):
+        pass
+
+
+def test_reset_of_a_lab_that_another_command_has_just_ended_starts_nothing(mini, folder, monkeypatch):
+    """The record was read before the lock: `down` in another shell ended the lab, and `reset` started it again."""
+    state = LabState(inventory=str(MINI), key="k", accelerator="tcg", image="i", vms={}, ready=True)
+    write(folder / "state.json", state)
+    write(folder / "snapshot.json", Snapshot(key="k", host_keys={}, complete=True))
+    monkeypatch.setattr(lifecycle.image, "cached", lambda: Image(digest="i", folder=folder))
+    started, real = [], lifecycle.locked
+
+    @contextlib.contextmanager
+    def after_down(path):
+        lifecycle._end_all(mini, folder)
+        with real(path):
+            yield
+
+    monkeypatch.setattr(lifecycle, "locked", after_down)
+    monkeypatch.setattr(lifecycle, "_resume", lambda *_, **__: started.append("VMs"))
+    with pytest.raises(LabError, match="is not up"):
+        lifecycle.reset(mini, lambda _: None)
+    assert started == []
+
+
+@pytest.mark.parametrize("name", ["my labs", "a,b", "o'brien", "100%", "{x}"])
+def test_up_with_a_state_folder_that_qemu_or_ssh_would_split_is_refused(tmp_path, monkeypatch, name):
+    """The lab booted, and Ansible could not log in: `No closing quotation`, `percent_dollar_expand: failed`."""
+    monkeypatch.setenv("FAULTBED_HOME", str(tmp_path / name))
+    monkeypatch.setattr(lifecycle.image, "build", lambda _: pytest.fail("VMs would boot"))
+    with pytest.raises(UsageError, match="set FAULTBED_HOME to a folder without it"):
+        lifecycle.up(inventory_module.load(MINI), lambda _: None)
 
 
 def test_find_qemu_that_mentions_the_disk_elsewhere_is_not_ours(machine, tmp_path, run):
