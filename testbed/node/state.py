@@ -65,6 +65,8 @@ _PERMANENT = 0x80
 _ROOT, _CLSACT = 0xFFFFFFFF, 0xFFFFFFF1
 _HOOKS = {0xFFFFFFF2: "ingress", 0xFFFFFFF3: "egress"}
 _TCMSG = struct.Struct("=B3xiIII")
+ROUTE_SETTINGS = "settings of "
+"""Prefix of a fact about a route; the route's subject follows."""
 _SHAPED = "prio"
 """Kind of the queue in front of a shaped port's filters (playbooks/module_utils/faultbed_shapes.py)."""
 _NETEM_RATE, _NETEM_RATE64, _NETEM_LATENCY64 = 6, 8, 10
@@ -102,6 +104,7 @@ def network_facts() -> Facts:
         soft = {netdev for _, netdev in _rdma_netdevs()}
         for _, body in route.dump(_GETROUTE, bytes(12)):
             yield from route_facts(body, names)
+            yield from _route_settings(body, names)
             yield from path_mtu_facts(body, names, soft)
         for _, body in route.dump(_GETRULE, bytes(12)):
             yield _rule(body)
@@ -204,6 +207,16 @@ def route_facts(body: bytes, names: dict[int, str]) -> Facts:
     if protocol == _KERNEL:
         subject += f" dev {names.get(hops[0][1])}"
     yield f"{subject} {_PROTOCOLS.get(protocol, protocol)}", ", ".join(hop_texts)
+
+
+def _route_settings(body: bytes, names: dict[int, str]) -> Facts:
+    """Yield the preferred source and the metrics (MTU, window, ...) of a route that has any."""
+    attrs = attributes(body[12:])
+    words = [f"src {socket.inet_ntop(body[0], attrs[7])}"] if 7 in attrs else []  # noqa: PLR2004 (RTA_PREFSRC)
+    words += [f"metric {kind} {_number(raw)}" for kind, raw in sorted(attributes(attrs.get(8, b"")).items())]
+    if words:
+        for subject, _ in route_facts(body, names):
+            yield f"{ROUTE_SETTINGS}{subject}", " ".join(words)
 
 
 def path_mtu_facts(body: bytes, names: dict[int, str], soft: Collection[str]) -> Facts:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 from testbed.model.fault_names import is_of, targets_on
 from testbed.node.settings import UNKNOWN
+from testbed.node.state import ROUTE_SETTINGS
 from testbed.tenancy.reservation import WHOLE_LAB
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def _nodes(topology: Topology, covers: Collection[str]) -> dict[str, set[str]]:
 
 
 def _is_learnt(subject: str) -> bool:
-    return subject.startswith("route ") and subject.rpartition(" ")[2] in _LEARNT
+    return subject.removeprefix(ROUTE_SETTINGS).startswith("route ") and subject.rpartition(" ")[2] in _LEARNT
 
 
 def _of_fault(subject: str, targets: Collection[str]) -> bool:

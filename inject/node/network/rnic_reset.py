@@ -37,8 +37,12 @@ class RnicResetActuator(LinkActuator):
             words = [route["dst"], f"dev {self._device}", f"table {route.get('table', 'main')}"]
             words += [f"via {route['gateway']}"] if "gateway" in route else [f"scope {route.get('scope', 'link')}"]
             words += [
-                f"{name} {route[key]}" for name, key in (("proto", "protocol"), ("metric", "metric")) if key in route
+                f"{name} {route[key]}"
+                for name, key in (("proto", "protocol"), ("metric", "metric"), ("src", "prefsrc"))
+                if key in route
             ]
+            words += [f"{name} {value}" for metrics in route.get("metrics", ()) for name, value in metrics.items()]
+            words += ["onlink"] if "onlink" in route.get("flags", ()) else []
             self._routes.append(" ".join(words))
         return state
 

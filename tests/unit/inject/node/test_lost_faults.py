@@ -5,15 +5,12 @@ A readback that shows any part (`applied`) is right for a revert, and wrong for 
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from house import HOUSE
+from own_namespace import answer_of
 from waiting import until
 
 from inject.node.actuator import Actuator
@@ -63,11 +60,7 @@ print(json.dumps(seen))
 
 def test_steered_prefix_without_its_rule_or_one_of_its_routes_is_lost():
     """The routes that were left showed a fault that steered nothing any more."""
-    shell = ["unshare", "-rn", sys.executable, "-c", STEER]
-    done = subprocess.run(
-        shell, capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": str(HOUSE)}
-    )
-    assert json.loads(done.stdout) == {
+    assert answer_of(STEER) == {
         "nothing": [True, False], "rule": [True, True], "route": [True, True],
         "link down": [True, False], "link up": [False, True],
     }  # fmt: skip
