@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from harness.experiment.experiment_file import Experiment
 from harness.run import loop as run_module
 from harness.run.loop import Finished
 from harness.run.repeats import shrink as shrink_module
+from harness.run.repeats.repeated import Place, places
 from harness.run.workload_kinds import kind_of
 from harness.verdict import ExitCode, Verdict
 from testbed.backends.lab_backend import backend_of
@@ -40,7 +41,7 @@ class _Search:
     most: int
     progress: Callable[[str], None]
     guard: Callable[[], None]
-    wanted: frozenset[str] = frozenset()
+    wanted: frozenset[Place] = frozenset()
     tried: list[tuple[tuple[int, ...], Finished]] = field(default_factory=list)
 
     @property
@@ -125,11 +126,24 @@ def shrink(session: Session, *, experiment: Path, seed: int | None, most: int, o
         whole = search.run(tuple(range(len(loaded.faults))))
         search.wanted = _failed(whole)
         if not search.wanted:
-            session.out.print(
+            why = (
                 f"{loaded.name} does not fail: {whole.verdict.verdict}, see {whole.report}. Name the seed with which "
-                "it did (--seed).",
-                soft_wrap=True,
+                "it did (--seed)."
             )
+            if as_json:
+                session.json(
+                    {
+                        "experiment": loaded.name,
+                        "failed": [],
+                        "smallest": None,
+                        "again": False,
+                        "file": None,
+                        "why": why,
+                        "runs": _runs(search),
+                    }
+                )
+            else:
+                session.out.print(why, soft_wrap=True)
             return ExitCode.INCONCLUSIVE
         left = shrink_module.smallest(len(loaded.faults), search.fails)
         again = search.run(left)
@@ -140,9 +154,25 @@ def shrink(session: Session, *, experiment: Path, seed: int | None, most: int, o
     return ExitCode.PASS if _failed(again) & search.wanted else ExitCode.INCONCLUSIVE
 
 
-def _failed(finished: Finished) -> frozenset[str]:
-    checks = {check.name for check in finished.verdict.checks if check.verdict is Verdict.FAIL}
-    return frozenset(checks - _LOST)
+def _failed(finished: Finished) -> frozenset[Place]:
+    """Return the checks that failed. A metric that is too high where it was too low has not failed in the same way."""
+    failed = {place for place, check in places(finished.verdict.checks) if check.verdict is Verdict.FAIL}
+    return frozenset(place for place in failed if place[0] not in _LOST)
+
+
+def _names(failed: Iterable[Place]) -> list[str]:
+    return sorted({name for name, *_ in failed})
+
+
+def _runs(search: _Search) -> list[dict[str, object]]:
+    return [
+        {
+            "faults": [search.ids[number] for number in some],
+            "verdict": finished.verdict.verdict,
+            "run_dir": finished.run_dir.path,
+        }
+        for some, finished in search.tried
+    ]
 
 
 def _show(
@@ -153,18 +183,11 @@ def _show(
         session.json(
             {
                 "experiment": search.experiment.name,
-                "failed": sorted(search.wanted),
+                "failed": _names(search.wanted),
                 "smallest": [search.ids[number] for number in left],
                 "again": fails_again,
                 "file": target,
-                "runs": [
-                    {
-                        "faults": [search.ids[number] for number in some],
-                        "verdict": finished.verdict.verdict,
-                        "run_dir": finished.run_dir.path,
-                    }
-                    for some, finished in search.tried
-                ],
+                "runs": _runs(search),
             }
         )
         return
@@ -174,7 +197,7 @@ def _show(
             (
                 search.named(some),
                 str(finished.verdict.verdict),
-                ", ".join(sorted(_failed(finished) & search.wanted)),
+                ", ".join(_names(_failed(finished) & search.wanted)),
                 str(finished.run_dir.path),
             )
             for some, finished in search.tried

@@ -13,11 +13,12 @@ import tomllib
 from collections.abc import Callable, Sequence
 
 from harness.experiment.metrics import lookup
-from testbed.errors import ConfigError, UsageError
+from testbed.errors import UsageError
 
 __all__ = ["smallest", "without"]
 
-_HEADER = re.compile(r"^\[", re.MULTILINE)
+_HEADER = re.compile(r"^\[(?!\[?\s*(?:faults|expect)\s*\.)", re.MULTILINE)
+"""A section of the file. One within a fault, such as `[faults.set]`, belongs to the fault above it."""
 _FAULT, _EXPECT = "[[faults]]", "[[expect]]"
 
 
@@ -59,7 +60,8 @@ def without(source: bytes, ids: Sequence[str], keep: Sequence[int]) -> bytes:
         keep: which faults stay, ascending.
 
     Raises:
-        UsageError: faults or expectations are not written as tables of their own (`[[faults]]`).
+        UsageError: faults or expectations are not written as tables of their own (`[[faults]]`), so that the rest would
+            be another experiment.
     """
     text = source.decode()
     starts = [match.start() for match in _HEADER.finditer(text)]
@@ -84,8 +86,13 @@ def without(source: bytes, ids: Sequence[str], keep: Sequence[int]) -> bytes:
         else:
             kept.append(piece)
     text_without = "".join(kept)
-    if [fault.get("id") for fault in tomllib.loads(text_without).get("faults", ())] != [ids[number] for number in keep]:
-        raise ConfigError("the faults of this file cannot be removed one by one")
+    wanted = [{**whole["faults"][number], "id": ids[number]} for number in keep]
+    try:
+        is_right = tomllib.loads(text_without).get("faults", []) == wanted
+    except tomllib.TOMLDecodeError:
+        is_right = False
+    if not is_right:  # it would be another experiment, whose failure says nothing about this one
+        raise UsageError("the faults of this file cannot be removed one by one; write each as a section [[faults]]")
     return text_without.encode()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from itertools import combinations
+from types import SimpleNamespace
 
 import house
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from harness.cli.experiments import shrinking
 from harness.experiment import experiment_file as experiment
 from harness.run.repeats.shrink import smallest, without
+from harness.verdict import Check, Verdict, VerdictFile
 from testbed.errors import UsageError
 from testbed.inventory import lab_inventory
 
@@ -70,6 +72,66 @@ def test_without_keeps_implied_fault_ids():
     assert left.id == ids[1] != ids[0]
 
 
+TWO = b"""name = "a"
+[workload]
+collective = "all-reduce"
+size = "1MiB"
+duration = "20s"
+[[faults]]
+id = "first"
+kind = "packet.drop"
+target = "rtsw1:ctsw1"
+at = "5s"
+for = "2s"
+[[faults]]
+id = "second"
+kind = "packet.drop"
+target = "rtsw1:ctsw2"
+at = "9s"
+for = "2s"
+[faults.set]
+share = 0.5
+[[expect]]
+metric = "wrong_elements"
+max = 0
+"""
+
+
+def test_without_takes_the_parameters_of_a_removed_fault_along():
+    """The intensity of the second fault used to stay, as that of the first one."""
+    ((first,), (second,)) = (tomllib.loads(without(TWO, ["first", "second"], [n]).decode())["faults"] for n in (0, 1))
+    assert (first["id"], second["id"]) == ("first", "second")
+    assert "set" not in first
+    assert second["set"] == {"share": 0.5}
+    assert b"wrong_elements" in without(TWO, ["first", "second"], [])
+
+
+def test_without_refuses_to_make_another_experiment():
+    """A line within a text that looks like a section cannot be told from one."""
+    odd = TWO.replace(b'id = "second"', b'id = "second"\nnote = """\n[faults]\n"""')
+    with pytest.raises(UsageError, match="cannot be removed one by one"):
+        without(odd, ["first", "second"], [0])
+
+
+def verdict_of(*checks):
+    file = VerdictFile(
+        experiment="a", seed=1, lab="soft", verdict=Verdict.FAIL, checks=checks, faults=(), lab_state="CLEAN"
+    )
+    return SimpleNamespace(verdict=file)
+
+
+def test_part_that_fails_at_the_other_bound_does_not_fail_as_the_whole():
+    def check(sign, verdict):
+        return Check(
+            name="goodput_min_ratio", verdict=verdict, observed=0.5, bound=1, unit="", rule=f"observed {sign} bound. X"
+        )
+
+    whole = shrinking._failed(verdict_of(check(">=", Verdict.FAIL), check("<=", Verdict.PASS)))
+    part = shrinking._failed(verdict_of(check(">=", Verdict.PASS), check("<=", Verdict.FAIL)))
+    assert whole
+    assert not whole & part
+
+
 def test_without_rejects_inline_fault_tables():
     source = b'name = "a"\nfaults = [{kind = "link.flap"}]\n'
     with pytest.raises(UsageError, match="a table of its own"):
@@ -83,7 +145,7 @@ def test_part_that_cannot_be_planned_does_not_end_the_search(tmp_path):
     search = shrinking._Search(
         source=source, experiment=experiment.decode(source, source="demo"), seed=None, out=tmp_path, most=1,
         inventory=lab_inventory.load(house.HOUSE / "inventory" / "soft.yml"), progress=told.append, guard=lambda: None,
-        wanted=frozenset({"wrong_elements"}),
+        wanted=frozenset({("wrong_elements", "observed <= bound", 0)}),
     )  # fmt: skip
     assert not search.fails(())
     assert search.tried == []
