@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 from rich.text import Text
 
+from harness.check_places import Place, places
 from harness.cli.context import Session, json_option, pass_session
 from harness.cli.options.numbers import SEED
 from harness.experiment import experiment_file as experiment_module
@@ -16,7 +17,6 @@ from harness.experiment.experiment_file import Experiment
 from harness.run import loop as run_module
 from harness.run.loop import Finished
 from harness.run.repeats import shrink as shrink_module
-from harness.run.repeats.repeated import Place, places
 from harness.run.workload_kinds import kind_of
 from harness.verdict import ExitCode, Verdict
 from testbed.backends.lab_backend import backend_of

@@ -7,13 +7,13 @@ unpaired.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from harness.analysis.links.link_load import LinkLoad
 from harness.analysis.observe import Observed
 from harness.analysis.timeline import Impact
+from harness.check_places import places
 from harness.experiment.run_plan import Plan
 from harness.record.measurements import FaultRun, Measurements
 from harness.report.comparison.compare import Row
@@ -45,7 +45,6 @@ __all__ = [
 ]
 
 _NAMED = 3
-_Named = TypeVar("_Named", Check, LinkLoad)
 """Number of metrics named in the headline; the table has all."""
 
 
@@ -115,8 +114,14 @@ class LoadPair:
 
 
 def check_pairs(checks_a: Sequence[Check], checks_b: Sequence[Check]) -> tuple[CheckPair, ...]:
-    """Return every check of either run: changed verdicts first, then in A's order, then checks that only B has."""
-    pairs = [CheckPair(name=name, a=check_a, b=check_b) for name, check_a, check_b in _paired(checks_a, checks_b)]
+    """Return every check of either run: changed verdicts first, then in A's order, then checks that only B has.
+
+    Two bounds of one metric are two checks.
+    """
+    mine, others = dict(places(checks_a)), dict(places(checks_b))
+    pairs = [
+        CheckPair(name=place[0], a=mine.get(place), b=others.get(place)) for place in dict.fromkeys((*mine, *others))
+    ]
     return tuple(sorted(pairs, key=lambda pair: not pair.changed))
 
 
@@ -143,19 +148,12 @@ def recovery_pairs(side_a: Side, side_b: Side) -> tuple[RecoveryPair, ...]:
 def load_pairs(loads_a: Sequence[LinkLoad], loads_b: Sequence[LinkLoad]) -> tuple[LoadPair, ...]:
     """Return every link of either run, those between switches first."""
     uplinks = {load.name for load in (*loads_a, *loads_b) if load.is_uplink}
+    mine, others = ({load.name: load for load in loads} for loads in (loads_a, loads_b))
     pairs = [
-        LoadPair(name=name, is_uplink=name in uplinks, a=load_a, b=load_b)
-        for name, load_a, load_b in _paired(loads_a, loads_b)
+        LoadPair(name=name, is_uplink=name in uplinks, a=mine.get(name), b=others.get(name))
+        for name in dict.fromkeys((*mine, *others))
     ]
     return tuple(sorted(pairs, key=lambda pair: not pair.is_uplink))
-
-
-def _paired(items_a: Sequence[_Named], items_b: Sequence[_Named]) -> Iterator[tuple[str, _Named | None, _Named | None]]:
-    """Yield each name of either run with what each run has of it, in A's order."""
-    mine: dict[str, _Named] = {item.name: item for item in items_a}
-    others: dict[str, _Named] = {item.name: item for item in items_b}
-    for name in dict.fromkeys((*mine, *others)):
-        yield name, mine.get(name), others.get(name)
 
 
 def origin_ns(side: Side) -> int | None:

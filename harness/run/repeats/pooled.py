@@ -31,6 +31,7 @@ import msgspec
 import numpy as np
 
 from harness.analysis.observations import Observation, disturbed
+from harness.check_places import Place, comparison_of, places
 from harness.conditions import unmet
 from harness.confidence import LEVEL, Interval, decide, level_for, student, tail_of
 from harness.experiment.experiment_file import Expectation
@@ -38,7 +39,6 @@ from harness.experiment.metrics import Metric
 from harness.json_text import json_text
 from harness.judge import COMPARISONS, NO_INTERVAL, bounds_of, is_noisy, noisy_checks, risk
 from harness.run.repeats.alpha_spending import FIRST, tails
-from harness.run.repeats.repeated import Place, comparison_of, places
 from harness.verdict import Check, LabState, Verdict, VerdictFile, worst
 from testbed.errors import UsageError
 

@@ -10,22 +10,19 @@ holds for any distribution.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
+from harness.check_places import Place, places
 from harness.confidence import Interval, percentile_interval, share_interval
 from harness.verdict import Check, Verdict, VerdictFile
 
-__all__ = ["LEVEL", "Place", "Repeated", "comparison_of", "places", "repeated_checks"]
+__all__ = ["LEVEL", "Repeated", "repeated_checks"]
 
 LEVEL = 0.95
-
-Place = tuple[str, str, int]
-"""What identifies a check in all runs: its name, its comparison, and its number among those that share both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,20 +58,6 @@ def repeated_checks(verdicts: Sequence[VerdictFile]) -> tuple[Repeated, ...]:
         for place, check in places(verdict.checks):
             by_place.setdefault(place, []).append(check)
     return tuple(_repeated(checks, len(verdicts)) for checks in by_place.values())
-
-
-def places(checks: Sequence[Check]) -> Iterator[tuple[Place, Check]]:
-    """Yield the checks of one run, each with its place."""
-    seen: Counter[tuple[str, str]] = Counter()
-    for check in checks:
-        question = check.name, comparison_of(check)
-        yield (*question, seen[question]), check
-        seen[question] += 1
-
-
-def comparison_of(check: Check) -> str:
-    """Return how a check compares, such as `observed >= bound`; the first sentence of its rule if it has no number."""
-    return re.split(r"[.,]", check.rule)[0]
 
 
 def _repeated(checks: Sequence[Check], runs: int) -> Repeated:

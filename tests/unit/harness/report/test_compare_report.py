@@ -18,6 +18,7 @@ from harness.cli.main import cli
 from harness.report.comparison import compare_page as compare_report
 from harness.report.comparison import compared_runs
 from harness.report.comparison.compare import compare
+from harness.verdict import Check
 from testbed.errors import UsageError
 
 
@@ -75,6 +76,26 @@ def test_compare_page_lists_the_changed_check_first_with_its_reason(html):
     assert section.index("jct_ratio") < section.index("fired.uplink")
     assert "B too long" in section
     assert "The verdict went from PASS to FAIL" in text
+
+
+def test_compare_page_shows_both_bounds_of_one_metric():
+    """The second bound of a metric used to hide the first one, even if that one failed."""
+
+    def checks(least):
+        common = {"name": "goodput_min_ratio", "observed": 0.4, "unit": "ratio"}
+        return (
+            Check(**common, verdict=least, bound=0.5, rule="observed >= bound. X"),
+            Check(**common, verdict="PASS", bound=0.9, rule="observed <= bound. X"),
+        )
+
+    pairs = compared_runs.check_pairs(checks("PASS"), checks("FAIL"))
+    assert [(pair.a.verdict, pair.b.verdict, pair.a.bound) for pair in pairs] == [
+        ("PASS", "FAIL", 0.5),
+        ("PASS", "PASS", 0.9),
+    ]
+    assert [(pair.a, pair.b is None) for pair in compared_runs.check_pairs(checks("PASS")[:1], ())] == [
+        (checks("PASS")[0], True)
+    ]
 
 
 def test_compare_page_recoveries_and_phases_share_a_scale(pair):
