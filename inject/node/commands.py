@@ -39,8 +39,8 @@ class CommandsActuator(Actuator):
         count: a command and a pattern whose first group is a number that rises with each hit; None: edges are the hits.
         settle_s: deadline for `look` to show a change.
         command_s: deadline of one command; a daemon of a switch takes longer than 30 s to restart.
-        lost: pattern of the output of `look` that shows for certain that the fault is no longer on; Python alone
-            evaluates it. None: there is no such output.
+        lost: pattern of the output of `look` that shows for certain that the fault, or a part of it, is no longer on,
+            even if `applied` matches as well; Python alone evaluates it. None: there is no such output.
         unclear: what an output that matches neither `applied` nor `lost` may be due to, for the receipt; None: it shows
             that something else has ended the fault.
         shows: constants of the readback, which identify the target.
@@ -141,9 +141,11 @@ class CommandsActuator(Actuator):
     def is_lost(self) -> bool:
         """Return whether `look` no longer shows the fault; what it prints may depend on the load (`unclear`)."""
         output = self._output()
+        if self._lost is not None and match_lines(self._pattern(self._lost), output):
+            return True
         if match_lines(self._pattern(self._applied), output):
             return False
-        if self._unclear is None or (self._lost is not None and match_lines(self._pattern(self._lost), output)):
+        if self._unclear is None:
             return True
         self.unseen = self._unclear
         return False

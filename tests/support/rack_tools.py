@@ -31,6 +31,7 @@ START = {
     },
     "asic": "broadcom",
     "bgpd": "S",
+    "zebra": "S",
     "starts": 1,
     "redistributes": True,
     "port": "Active",
@@ -157,12 +158,16 @@ def do_docker(state, argv):
         if state["bgpd"] is None:
             sys.exit(1)
         return "42"
+    if program == "pkill" and rest[-1] == "zebra":
+        state["zebra"] = {"-STOP": "T", "-CONT": "S"}[rest[0]]
+        return None
     if program == "pkill":
         state["bgpd"] = {"-KILL": None, "-STOP": "T", "-CONT": "S"}[rest[0]]
         if rest[0] == "-KILL" and state["CONFIG_DB"]["FEATURE|bgp"]["auto_restart"] == "enabled":
             state["bgpd"] = "S"  # supervisor-proc-exit-listener ends the container, and systemd starts it again
         return None
-    return f"State:\t{state['bgpd']} (said by /proc)"
+    words = {"T": "stopped", "S": "sleeping"}
+    return "".join(f"State:\t{state[name]} ({words[state[name]]})\n" for name in ("bgpd", "zebra"))
 
 
 def do_systemctl(state, argv):

@@ -113,7 +113,7 @@ def _throttle(request: Request) -> Mechanism:
         look=("sh", "-c", look),
         applied="^held",
         normal="^free",
-        lost="^[a-z]+ high",
+        lost="^(free|locked|slowed) high",
         unclear="an idle or a hot GPU has a low clock, too: only a busy one shows that its clock is still locked",
     )
     return _on_gpu(request, commands, bus, state="clocks_set")

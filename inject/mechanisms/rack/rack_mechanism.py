@@ -97,7 +97,7 @@ class Commands:
             "count": [list(self.count[0]), self.count[1]] if self.count else None,
             "settle_s": self.settle_s,
             "command_s": self.command_s,
-            **({} if self.unclear is None else {"lost": self.lost, "unclear": self.unclear}),
+            **{name: text for name, text in (("lost", self.lost), ("unclear", self.unclear)) if text is not None},
             "shows": shows,
         }
 

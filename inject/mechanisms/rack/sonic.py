@@ -369,15 +369,17 @@ def _bgp_kill(request: Request) -> Mechanism:
 
 
 def _freeze(request: Request) -> Mechanism:
+    look = "for d in bgpd zebra; do grep ^State: /proc/$(pgrep -x $d)/status || exit 1; done"
     signals = [("docker", "exec", "bgp", "pkill", "-{}", "-x", name) for name in ("bgpd", "zebra")]
     commands = Commands(
         needs=("docker",),
         able=(ONE_ASIC,),
         on=[tuple(word.replace("{}", "STOP") for word in words) for words in signals],
         off=[tuple(word.replace("{}", "CONT") for word in words) for words in signals],
-        look=("docker", "exec", "bgp", "sh", "-c", "grep ^State: /proc/$(pgrep -x bgpd)/status"),
+        look=("docker", "exec", "bgp", "sh", "-c", look),
         applied="^State:.*T",
         normal="^State:.*[SRD]",
+        lost="^State:[^(]*[SRD]",
     )
     return _bgp(request, ("bgpd", "zebra"), "STOP", commands)
 

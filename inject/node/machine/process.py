@@ -120,10 +120,12 @@ class ProcessActuator(Actuator):
     def is_lost(self) -> bool:
         """Return whether a stopped process runs again, or a killed daemon does. A stopped one that was killed does not.
 
-        A job ends a rank that hangs: that is an effect of the fault. One daemon that runs again is enough.
+        A job ends a rank that hangs: that is an effect of the fault. A stopped daemon that is killed is another fault:
+        its sessions end at once, and a new one may run in its place. One daemon that runs again is enough.
         """
         if self._how == "STOP":
-            return any(state not in ("T", "gone") for state in self.read()["states"].values())
+            stopped = ("T",) if "daemons" in self._find else ("T", "gone")
+            return any(state not in stopped for state in self.read()["states"].values())
         return any(_alive(path) for path, _ in self._commands) if self._again else super().is_lost()
 
     def _until_stopped(self, *, stopped: bool) -> None:

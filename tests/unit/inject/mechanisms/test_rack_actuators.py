@@ -467,3 +467,15 @@ def test_frr_line_that_another_program_has_restored_is_lost(tools, ends):
     actuator.off()
     assert actuator.was_lost is ends
     assert actuator.read()["applied"] is False
+
+
+@pytest.mark.parametrize("daemon", ["bgpd", "zebra"])
+def test_frozen_switch_of_which_one_daemon_runs_again_is_lost(tools, daemon):
+    """The readback looked at bgpd alone."""
+    actuator = make("commands", dict(shot("switch.freeze", "rtsw1").request["args"]))
+    actuator.prepare()
+    actuator.on()
+    assert not actuator.is_lost()
+    tools.write_text(json.dumps({**json.loads(tools.read_text()), daemon: "S"}))
+    assert actuator.is_lost()
+    assert actuator.read()["applied"], "a revert must not stop here"

@@ -118,6 +118,17 @@ def test_rebooted_switch_of_which_one_daemon_runs_again_is_lost(tmp_path, monkey
     assert (reboot.read()["applied"], reboot.is_lost()) == (True, True)
 
 
+@pytest.mark.parametrize(("find", "lost"), [({"daemons": ["bgpd"]}, True), ({"argument": "x"}, False)])
+def test_frozen_daemon_that_was_killed_is_lost_and_a_hanging_rank_is_not(monkeypatch, find, lost):
+    """A supervisor that replaces a frozen daemon ends the freeze; a job that ends a hanging rank is its effect."""
+    frozen = process.ProcessActuator(find=find, how="STOP")
+    frozen._started = {1: 1}
+    monkeypatch.setattr(process, "_stat", lambda _: ("T", 1))
+    assert not frozen.is_lost()
+    monkeypatch.setattr(process, "_stat", lambda _: None)
+    assert frozen.is_lost() is lost
+
+
 def test_full_disk_on_which_something_else_was_deleted_is_lost(tmp_path, monkeypatch):
     disk = DiskActuator(folder=str(tmp_path))
     disk._file = os.open(tmp_path, os.O_TMPFILE | os.O_RDWR)
